@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from sbkit.base.errors import BAD_INPUT, FAILED, SbkitError
-from sbkit.base.process import Parser, run_main
+from sbkit.base.process import Parser, import_own, run_main
 from sbkit.base.text import __version__, printable, printable_json
-from sbkit.inference.bundle.own_parts import import_own
 
 Argument = tuple[str, dict[str, Any]]
 Command = Callable[[argparse.Namespace], int | None]

@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -36,10 +36,16 @@ def run(*arguments: str) -> None:
 
 
 def exact(folder: Path, finished: Path, arguments: Sequence[str]) -> None:
-    """Train with several accumulations, and test a run that is finished."""
+    """Train with several accumulations, two ranks also stopped once; test a finished run."""
     for accumulation in ACCUMULATIONS:
         output = folder / f"{world_size()}x{accumulation}"
         run(*arguments, f"--output_folder={output}", f"--grad_accumulation_factor={accumulation}")
+    if world_size() == 2:
+        drawing = [*arguments, "--dropout=0.15"]
+        run(*drawing, f"--output_folder={folder / 'whole'}")
+        with patch.object(AsrBrain, "on_fit_batch_end", after("signalled")), suppress(SystemExit):
+            run(*drawing, f"--output_folder={folder / 'resumed'}")
+        run(*drawing, f"--output_folder={folder / 'resumed'}")
     output = folder / f"test-{world_size()}"
     if rank() == 0:
         shutil.copytree(finished, output)
@@ -80,12 +86,7 @@ def full(brain: AsrBrain) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
 
 
-AFTER_BATCH = {
-    "signalled": signalled,
-    "hanging": hanging,
-    "full": full,
-    "quiet": lambda brain: None,
-}
+AFTER_BATCH = {"signalled": signalled, "hanging": hanging, "full": full}
 
 
 def main() -> None:

@@ -41,7 +41,6 @@ from sbkit.decoding.decoder import DECODER_FILE, BeamDecoder
 from sbkit.decoding.greedy import best_tokens, merge_repeats
 from sbkit.decoding.tune import TuningUtterance, limit_tokens, tune, used_weights
 from sbkit.distributed.ranks import gather_over_ranks, rank
-from sbkit.distributed.rendezvous import read_number
 from sbkit.evaluate.wer import Scored, Scores
 from sbkit.logs.log import log
 from sbkit.models.asr import AsrModel
@@ -83,7 +82,7 @@ class RunDecoding:
             self.search = self._choose_weights(self.search, utterances, sets, ping)
         ping = partial(brain.watchdog.ping, "confidence", brain.optimizer_step)
         aligners = self._fit_confidences(utterances, sets, ping)
-        share = usable_cores() // read_number(os.environ, "LOCAL_WORLD_SIZE", default="1")
+        share = usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         self._pools = {
             name: DecoderPool(
                 CtcDecoder.of(None if name == GREEDY else self.search, aligner), processes=share

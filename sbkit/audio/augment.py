@@ -5,7 +5,6 @@ The masks come from torch's generator, which the Brain seeds before every micro-
 were drawn when the epoch was planned.
 """
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,17 +19,11 @@ from sbkit.audio.lengths import length_mask
 from sbkit.base.errors import SbkitError
 from sbkit.config.ranges import AT_LEAST_NONE, SHARE
 
-SIGNATURES = {  # by key of the YAML
-    "wave_augment": "forward(audio, lengths) -> (audio, lengths), with audio (B, S)",
-    "spec_augment": "forward(features, lengths) -> features, with features (B, T, M)",
-}
-
 
 class Augmentation:
     """The augmentation that a YAML declares, of any task with audio; but for speed, in training.
 
-    Raises SbkitError for a part that takes no lengths in samples or frames, and for `spec_augment`
-    of a model without features.
+    Raises SbkitError for SpeechBrain's, and for `spec_augment` of a model without features.
     """
 
     def __init__(self, hparams: Any, *, features: object | None) -> None:
@@ -38,8 +31,9 @@ class Augmentation:
 
         ``features``: what computes them, None for a model without.
         """
-        self._wave = _augmentation(hparams, "wave_augment")
-        self._spec = _augmentation(hparams, "spec_augment")
+        self._wave, self._spec = (
+            _augmentation(hparams, key) for key in ("wave_augment", "spec_augment")
+        )
         if self._spec is not None and features is None:
             raise SbkitError(
                 "`spec_augment` must have features to hide, but this model's `encoder` takes "
@@ -61,22 +55,12 @@ class Augmentation:
 
 
 def _augmentation(hparams: Any, key: str) -> Callable[..., Any] | None:
-    """Return an augmentation of the hparams; raise SbkitError where it takes something else."""
     part: Callable[..., Any] | None = getattr(hparams, key, None)
-    if part is None:
-        return None
     called = getattr(part, "forward", part)
-    signed, came = inspect.signature(called), ""
-    if called.__module__.startswith("speechbrain.") and "lengths" in signed.parameters:
-        came = "SpeechBrain's takes lengths as fractions, not in samples or frames"
-    try:
-        signed.bind("audio or features", "lengths")
-    except TypeError:
-        came = f"its forward takes ({', '.join(signed.parameters)})"
-    if came:
+    if called is not None and called.__module__.startswith("speechbrain."):
         raise SbkitError(
-            f"`{key}` must have {SIGNATURES[key]}, but {came}. Change it, or wrap it in a module "
-            "that has."
+            f"`{key}` must take lengths in samples or frames, but SpeechBrain's takes fractions. "
+            "Wrap it in a module with forward(x, lengths)."
         )
     return part
 

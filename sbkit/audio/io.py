@@ -1,11 +1,13 @@
 """Audio files of any kind, as mono int16 samples of one rate.
 
 file -> blocks (S, channels) float32 -> (S,) mono -> resampled -> int16
+
+libsndfile reads a file that was cut short up to its end, and for most formats at most logs that
+the header declared more: what the header says of the length is compared with what is there.
 """
 
 import os
 import re
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,6 @@ import numpy.typing as npt
 import soundfile
 
 from sbkit.audio.resample import Signal, resample_blocks
-from sbkit.audio.truncation import UNCHECKED, UNKNOWN, holds_several, is_truncated
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import SAMPLE_RATE
 
@@ -28,23 +29,24 @@ BLOCK_SECONDS = 60.0  # longer than what is trained on; 35 MB at 48 kHz stereo
 BLOCK_VALUES = 1 << 24  # samples of all channels in a block; 64 MB
 SUFFIXES = (  # of files that are looked for in folders
     *(".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3"),
-    *(".aiff", ".aif", ".au", ".caf", ".rf64", ".sph", ".w64"),
+    *(".aiff", ".aif", ".au", ".caf", ".sph", ".w64"),
 )
+# Formats of which it is seen that a file is cut short.
+FORMATS = ("WAV", "WAVEX", "FLAC", "OGG", "MP3", "AIFF", "AU", "CAF", "NIST", "W64")
+MP3_PADDING = 2 * 1152  # samples: an encoder's delay and its last, partly filled frame
+STREAMED = 0x7FFF_0000  # a length at or above this was unknown to the program that wrote it
+UNKNOWN = 1 << 40  # frames; at 768 kHz more than two weeks, and so no length at all
+LONGEST_OGG_PAGE = 65_307  # bytes (RFC 3533)
 
-# How other containers begin (offset, bytes), which hold audio that libsndfile does not decode.
-FOREIGN = {
-    "MP4 or M4A": (4, b"ftyp"),
-    "WMA": (0, b"\x30\x26\xb2\x75"),
-    "Matroska or WebM": (0, b"\x1a\x45\xdf\xa3"),
-    "AMR": (0, b"#!AMR"),
-}
+# "<name> : <declared bytes> (should be <bytes that are there>)", for chunks that hold audio.
+_CHUNK = re.compile(r"^ *(?:data|SSND|riff|Data Size) *: (\d+) \(should be (\d+)\)", re.MULTILINE)
 
 
 class AudioError(SbkitError):
     """An audio file that cannot be read.
 
     Attributes:
-        reason: what it is, in a few words that can be counted: "missing", "empty", "cut short" ...
+        reason: what it is, in a few words that can be counted: "missing", "cut short" ...
     """
 
     def __init__(self, reason: str, sentence: str) -> None:
@@ -65,7 +67,7 @@ def read_audio(path: Path | str, sample_rate: int = SAMPLE_RATE) -> Samples:
     """Read any format soundfile knows, at any rate, as (S,) int16; channels are averaged.
 
     Raises:
-        AudioError: the file is missing, empty, cut short or no audio.
+        AudioError: the file is missing, cut short or no audio.
     """
     content = bytearray()  # grows in place, so that a long file is in memory once
     for block in stream_audio(path, sample_rate):
@@ -81,10 +83,13 @@ def stream_audio(
     That a file is cut short, or is too loud, may be known at its end only.
 
     Raises:
-        AudioError: the file is missing, empty, cut short or no audio.
+        AudioError: the file is missing, cut short or no audio.
     """
     path = Path(path)
-    _check_file(path)
+    if not path.is_file():
+        raise AudioError(
+            "missing", f"{path} must be an audio file, but is missing or no file. Correct the path."
+        )
     try:
         with _Reader(os.fsencode(path)) as file:  # a name of other bytes than UTF-8, too
             _check_header(path, file)
@@ -99,11 +104,10 @@ def stream_audio(
 def declared_seconds(path: Path | str) -> float:
     """Return how long a file says that it is, 0 where it cannot be read; for a progress bar."""
     try:
-        _check_file(Path(path))
-        info = soundfile.info(os.fsencode(path))
-    except (AudioError, OSError, RuntimeError):
+        info = soundfile.info(os.fsencode(path)) if Path(path).is_file() else None
+    except RuntimeError:
         return 0.0
-    return float(info.duration) if info.frames < UNKNOWN else 0.0
+    return float(info.duration) if info is not None and info.frames < UNKNOWN else 0.0
 
 
 def convert_array(
@@ -116,24 +120,17 @@ def convert_array(
     Raises:
         AudioError: it is empty, of another type or shape, or not finite.
     """
-    if sample_rate is None or not LOWEST_RATE <= sample_rate <= HIGHEST_RATE:
-        raise AudioError(
-            "sample rate out of range",
-            f"An array must come with its sample rate, from {LOWEST_RATE} to {HIGHEST_RATE} Hz, "
-            f"but came with {sample_rate}. Pass `sample_rate`.",
-        )
+    if sample_rate is None:
+        raise AudioError("no sample rate", "An array must come with its rate. Pass `sample_rate`.")
+    _check_rate("the array", sample_rate)
     samples = np.asarray(array)
-    if samples.ndim not in (1, 2) or not samples.size or samples.dtype.kind not in "if":
+    is_known = samples.dtype == np.int16 or samples.dtype.kind == "f"
+    if samples.ndim not in (1, 2) or not samples.size or not is_known:
         raise AudioError(
             "not audio",
-            "An array of audio must hold numbers in the shape (samples,) or (samples, channels), "
-            f"but is {samples.dtype} of the shape {samples.shape}. Convert it.",
-        )
-    if samples.dtype.kind == "i" and samples.dtype != np.int16:
-        raise AudioError(
-            "samples out of range",
-            f"An array of whole numbers must be of int16, but is of {samples.dtype}. Convert it to "
-            "int16, or to floats between -1 and 1.",
+            "An array of audio must hold int16, or floats between -1 and 1, in the shape "
+            f"(samples,) or (samples, channels), but is {samples.dtype} of the shape "
+            f"{samples.shape}. Convert it.",
         )
     scale = FULL_SCALE if samples.dtype == np.int16 else 1
     floats = samples.reshape(len(samples), -1).astype(np.float32) / np.float32(scale)
@@ -155,33 +152,18 @@ class _Reader(soundfile.SoundFile):  # type: ignore[misc]
         return False
 
 
-def _check_file(path: Path) -> None:
-    def refuse(reason: str, what: str, todo: str) -> AudioError:
-        return AudioError(reason, f"{path} must be an audio file, but it {what}. {todo}")
-
-    try:
-        status = path.stat()
-    except FileNotFoundError as error:
-        raise refuse("missing", "is missing", "Correct the path.") from error
-    except (OSError, ValueError) as error:  # a loop of links, a folder that may not be entered
-        reason = getattr(error, "strerror", None) or str(error)
-        raise refuse("unreachable", f"cannot be reached ({reason})", "Repair the path.") from error
-    if stat.S_ISDIR(status.st_mode):
-        raise refuse("a folder", "is a folder", "Correct the path.")
-    if not stat.S_ISREG(status.st_mode):
-        raise refuse("no regular file", "is a pipe or a device", "Write its audio to a file.")
-    if status.st_size == 0:
-        raise refuse("empty", "is empty", "Replace it.")
+def _check_rate(name: Path | str, rate: int) -> None:
+    if not LOWEST_RATE <= rate <= HIGHEST_RATE:
+        raise AudioError(
+            "sample rate out of range",
+            f"A sample rate must be from {LOWEST_RATE} to {HIGHEST_RATE} Hz, but {name} declares "
+            f"{rate} Hz. Replace it.",
+        )
 
 
 def _check_header(path: Path, file: soundfile.SoundFile) -> None:
-    if not LOWEST_RATE <= file.samplerate <= HIGHEST_RATE:
-        raise AudioError(
-            "sample rate out of range",
-            f"A sample rate must be from {LOWEST_RATE} to {HIGHEST_RATE} Hz, but {path} declares "
-            f"{file.samplerate} Hz. Replace the file.",
-        )
-    if file.format in UNCHECKED:
+    _check_rate(path, file.samplerate)
+    if file.format not in FORMATS:
         raise AudioError(
             "format that cannot be checked",
             f"An audio file must be of a format whose header shows a truncated file, but {path} is "
@@ -198,62 +180,77 @@ def _mono_blocks(path: Path, file: soundfile.SoundFile, seconds: float) -> Itera
         _check_values(path, block)
         total += len(block)
         yield block.mean(axis=1)
-    if is_truncated(path, file, total):
+    if _is_truncated(path, file, total):
         raise _cut_short(path)
-    if holds_several(path, file.format):
-        raise AudioError(
-            "several recordings",
-            f"An audio file must hold one recording, but {path} holds several, of which only the "
-            "first can be read. Join their samples, or give them one by one.",
-        )
     if not total:
         raise AudioError(
-            "no samples",
-            f"An audio file must hold samples, but {path} has none. Replace it.",
+            "no samples", f"An audio file must hold samples, but {path} has none. Replace it."
         )
 
 
 def _check_values(path: Path | str, block: npt.NDArray[np.float32]) -> None:
     peak = float(np.abs(block).max())
-    if not np.isfinite(peak):
-        raise AudioError(
-            "samples that are not finite",
-            f"Audio samples must be finite, but {path} holds NaN or infinity. Replace it.",
-        )
-    if peak >= HIGHEST_PEAK:
+    if not peak < HIGHEST_PEAK:  # NaN, too
         raise AudioError(
             "samples out of range",
             f"Samples stored as floats must lie between -1 and 1, but those of {path} reach "
-            f"{peak:g}, as integers would. Divide them by the full scale of their format (32768 "
-            "for 16 bits).",
+            f"{peak:g}. Divide integers by the full scale of their format (32768 for 16 bits).",
         )
+
+
+def _is_truncated(path: Path, file: soundfile.SoundFile, frames_read: int) -> bool:
+    """Return whether a file, read to its end, lacks some of what its header declares."""
+    padding = MP3_PADDING if file.format == "MP3" else 0
+    chunks = _CHUNK.findall(file.extra_info)
+    return (
+        frames_read + padding < file.frames < UNKNOWN
+        or any(int(there) < int(declared) < STREAMED for declared, there in chunks)
+        or (file.format == "OGG" and _ogg_is_truncated(path))
+        or (file.format == "NIST" and _nist_is_truncated(path))
+    )
+
+
+def _ogg_is_truncated(path: Path) -> bool:
+    """Return whether the last ogg page is incomplete: libsndfile drops such a page in silence.
+
+    A page is a header of 27 bytes, the last of which counts its segments, a table with the size of
+    each, and their bytes (RFC 3533).
+    """
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 2 * LONGEST_OGG_PAGE))
+        tail = file.read()
+    page = tail[tail.rfind(b"OggS") :]
+    if len(page) < 27 or len(page) < 27 + page[26]:
+        return True
+    return len(page) < 27 + page[26] + sum(page[27 : 27 + page[26]])
+
+
+def _nist_is_truncated(path: Path) -> bool:
+    """Compare a NIST/SPHERE header with the file's size.
+
+    The header is text: "NIST_1A", its own size in bytes, then a line "name -type value" per field.
+    """
+    with path.open("rb") as file:
+        header = file.read(1024).decode("latin-1")
+    size = int(header.split("\n")[1])
+    fields = dict(re.findall(r"^(\w+) -\w+ (\S+)", header, re.MULTILINE))
+    names = ("sample_count", "channel_count", "sample_n_bytes")
+    count, channels, width = (int(fields.get(name, 1)) for name in names)
+    return path.stat().st_size < size + count * channels * width
 
 
 def _describe(path: Path, error: Exception) -> AudioError:
     """Distinguish no audio from a file that began well; only the second can be repaired."""
     if re.search("lost sync|malformed", getattr(error, "error_string", str(error))):
         return _cut_short(path)
-    if isinstance(error, OSError | MemoryError):
-        reason = getattr(error, "strerror", None) or "not enough memory"
+    if isinstance(error, OSError | MemoryError) or not os.access(path, os.R_OK):
         return AudioError(
-            "unreachable", f"{path} must be readable, but is not: {reason}. Repair that."
+            "unreachable", f"{path} must be readable, but is not ({error}). Repair that."
         )
-    try:
-        with path.open("rb") as file:
-            start = file.read(16)
-    except OSError as failure:
-        return _describe(path, failure)
-    for name, (offset, magic) in FOREIGN.items():
-        if start[offset : offset + len(magic)] == magic:
-            return AudioError(
-                "another container",
-                f"{path} must be wav, flac, ogg, opus or mp3, but is {name}. Convert it, for "
-                "example to flac.",
-            )
     return AudioError(
         "not audio",
         f"{path} must be audio (wav, flac, ogg, opus, mp3 ...), but its content is not recognized "
-        "as audio. Replace it.",
+        "as audio. Replace it, or convert it to flac.",
     )
 
 

@@ -21,10 +21,9 @@ are taken, evenly. In a YAML:
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -41,8 +40,7 @@ LONGEST_IMPULSE = 2  # seconds of a room's impulse response
 MOST_FILES = LONGEST_TOTAL // LONGEST_IMPULSE  # a shorter piece of noise would repeat audibly
 
 
-@dataclass(frozen=True)
-class Clips:
+class Clips(NamedTuple):
     """Clips one after another: samples (sum of lengths,) of int16, starts (N,), lengths (N,)."""
 
     samples: Tensor
@@ -54,14 +52,21 @@ class FromFolder(nn.Module):
     """What adds the sound of files of a folder to utterances, each with a chance of ``prob``.
 
     Attributes:
-        files: those that are taken.
+        files: those that are taken, evenly.
     """
 
     RANGES: ClassVar = {"prob": SHARE}
 
     def __init__(self, *, folder: str, prob: float, sample_rate: int) -> None:
         super().__init__()
-        self.files = take_evenly(audio_files(folder))
+        found = audio_below(Path(folder))
+        if not found:
+            raise SbkitError(
+                f"The folder of noises or rooms must hold audio files ({', '.join(SUFFIXES[:6])} "
+                f"...), but {folder} holds none. Correct `folder`."
+            )
+        taken = min(len(found), MOST_FILES)
+        self.files = tuple(found[place * len(found) // taken] for place in range(taken))
         self.prob, self.sample_rate = prob, sample_rate
 
 
@@ -138,26 +143,6 @@ class AddReverb(FromFolder):
         wet = wet * (wanted / given.clamp(min=1.0)).sqrt().unsqueeze(1)
         changed = (draws[1] < self.prob) & (given > 0)
         return torch.where(changed.unsqueeze(1), wet, audio), lengths
-
-
-def audio_files(folder: str) -> tuple[Path, ...]:
-    """Return the audio files below a folder, in order; raise SbkitError where there are none."""
-    path = Path(folder)
-    found = tuple(audio_below(path))
-    if not found:
-        came = "holds none" if path.is_dir() else "is missing"
-        raise SbkitError(
-            "The folder of noises or rooms must hold audio files "
-            f"({', '.join(SUFFIXES[:6])} ...), but {folder} {came}. Correct `folder`."
-        )
-    return found
-
-
-def take_evenly(files: tuple[Path, ...]) -> tuple[Path, ...]:
-    """Return all files, or MOST_FILES of more, evenly; `sbkit check` names how many were found."""
-    if len(files) <= MOST_FILES:
-        return files
-    return tuple(files[place * len(files) // MOST_FILES] for place in range(MOST_FILES))
 
 
 @lru_cache(maxsize=8)

@@ -10,10 +10,11 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from io import TextIOWrapper
+from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -62,6 +63,26 @@ def require_package(name: str, *, extra: str) -> Any:
             f"The package {name.partition('.')[0].replace('_', '-')} must be installed for this, "
             f"but cannot be imported ({error}). Install it: pip install 'sbkit[{extra}]'"
         ) from error
+
+
+def import_own(names: Sequence[str]) -> frozenset[str]:
+    """Import the modules that `--import` names, with the working folder searched last.
+
+    Nothing else is ever imported because a file names it. Return the names; raises SbkitError for a
+    module that cannot be imported.
+    """
+    if names and str(Path.cwd()) not in sys.path:  # the installed command does not look there
+        sys.path.append(str(Path.cwd()))
+    for name in names:
+        try:
+            import_module(name)
+        except Exception as error:  # a module of the user's may fail in any way
+            raise SbkitError(
+                f"--import must name a module that can be imported, but `{name}` raised "
+                f"{type(error).__name__} ({error}). Start in the folder of {name}.py, or put it on "
+                "PYTHONPATH."
+            ) from error
+    return frozenset(names)
 
 
 def run_main(main: Callable[[], int | None]) -> NoReturn:

@@ -11,7 +11,7 @@ from sbkit.check.finding import Finding, words_of
 from sbkit.check.planned_run import PlannedRun
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.declaration import CHECKPOINTS, RESOLVED
-from sbkit.checkpoint.listing import newest_described
+from sbkit.checkpoint.folder import newest_described
 from sbkit.checkpoint.weights import check_weights
 from sbkit.config.document import read_document
 from sbkit.config.hparams import save_resolved

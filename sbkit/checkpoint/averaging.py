@@ -15,8 +15,7 @@ from pathlib import Path
 
 from speechbrain.utils.checkpoints import Checkpoint
 
-from sbkit.base.files import read_regular, to_json, write_text_atomically
-from sbkit.checkpoint.integrity import LARGEST, reading
+from sbkit.base.files import to_json, write_text_atomically
 
 FILE = "averaged.json"  # in the folder of the checkpoints
 
@@ -42,26 +41,16 @@ class Averaged:
         return f"tested: {what} of {len(self.of)} (on validation, lower is better: {tried})"
 
 
-def sizes_of(count: int) -> list[int]:
-    """List how many are tried: all, half of them, and so on, down to one."""
-    return [count >> times for times in range(count.bit_length())]
-
-
 def choose(ranked: Sequence[Checkpoint], score: Callable[[int], float]) -> Averaged:
     """Score the means of the first checkpoints and take the best; of equal ones the most averaged.
 
     score(count): the error of the mean of the ``count`` first on the validation set, such as CER:
     lower is better, NaN the worst. It is called at most log2(len(ranked)) + 1 times.
     """
-    scores = {count: score(count) for count in sizes_of(len(ranked))} if len(ranked) > 1 else {}
-
-    def rank(count: int) -> tuple[float, int]:
-        value = scores[count]
-        return (math.inf if math.isnan(value) else value, -count)
-
-    best = min(scores, key=rank, default=1)
-    if scores and rank(best)[0] == math.inf:
-        best = 1  # nothing could be scored
+    halves = [len(ranked) >> times for times in range(len(ranked).bit_length())]
+    scores = {count: score(count) for count in halves} if len(ranked) > 1 else {}
+    scored = [count for count in scores if not math.isnan(scores[count])]
+    best = min(scored, key=lambda count: (scores[count], -count), default=1)
     names = tuple(each.path.name for each in ranked)
     return Averaged(names[:best], names, {str(count): value for count, value in scores.items()})
 
@@ -72,14 +61,9 @@ def write_averaged(folder: Path, averaged: Averaged) -> None:
 
 
 def read_averaged(folder: Path) -> Averaged | None:
-    """Read the choice, None where none was made; raises SbkitError for a file of another form."""
+    """Read the choice, None where none was made."""
     file = folder / FILE
     if not file.is_file():
         return None
-    must, fix = "name the averaged checkpoints", "Remove it: the same command then chooses again."
-    with reading(file, must=must, fix=fix):
-        record = json.loads(read_regular(file.resolve(), largest=LARGEST, what="The choice"))
-        names, of = tuple(record["checkpoints"]), tuple(record["of"])
-        if not names or of[: len(names)] != names:
-            raise ValueError("what is averaged is not the first of what was there")
-        return Averaged(names, of, dict(record["scores"]))
+    record = json.loads(file.read_text(encoding="utf-8"))
+    return Averaged(tuple(record["checkpoints"]), tuple(record["of"]), record["scores"])

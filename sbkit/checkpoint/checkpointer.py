@@ -13,24 +13,24 @@ from typing import Any
 
 from speechbrain.utils.checkpoints import DEFAULT_SAVE_HOOKS, METAFNAME, Checkpoint
 from speechbrain.utils.checkpoints import Checkpointer as SpeechBrainCheckpointer
+from speechbrain.utils.distributed import MainProcessContext
+from torch.optim import Optimizer
 
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.averaging import Averaged, choose, read_averaged, write_averaged
 from sbkit.checkpoint.comparison import check_same_model
-from sbkit.checkpoint.integrity import checksum, find_damage
-from sbkit.checkpoint.listing import by_number, describe, has_checksums, without_meta
-from sbkit.checkpoint.lock import hold
-from sbkit.checkpoint.recovery import recover
-from sbkit.checkpoint.staging import (
-    main_process_only,
+from sbkit.checkpoint.folder import (
+    checkpoint_folders,
+    describe,
+    hold,
     publish,
     remove_unfinished,
     staging_path,
 )
-from sbkit.checkpoint.weights import average, check_weights, modules_of
+from sbkit.checkpoint.integrity import CHECKSUMS, find_damage, reading
+from sbkit.checkpoint.weights import average, check_weights, modules_of, restore_declared
 from sbkit.distributed.ranks import gather_over_ranks, leave_together, main_rank_first, rank
 from sbkit.logs.log import log
-from sbkit.text.tokenizer import Tokenizer
 
 # Of a checkpoint's meta file: the metric that chooses the best one, the text table, the task
 RANKED_BY, NORMALIZER, TASK = "ranked_by", "normalizer", "task"
@@ -42,13 +42,8 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
     Reading leaves the folder as it is, also while a run is training in it.
     """
 
-    def __init__(
-        self, checkpoints_dir: str | Path, *, tokenizer: Tokenizer | None = None, **options: Any
-    ) -> None:
-        """Accept SpeechBrain's options, and the tokenizer that the checkpoints belong to.
-
-        Raises SbkitError for a recoverable that cannot be saved.
-        """
+    def __init__(self, checkpoints_dir: str | Path, **options: Any) -> None:
+        """Take SpeechBrain's options; raises SbkitError for a recoverable that cannot be saved."""
         super().__init__(checkpoints_dir, **options)
         for name, each in self.recoverables.items():
             if name not in self.custom_save_hooks and not isinstance(each, (*DEFAULT_SAVE_HOOKS,)):
@@ -56,11 +51,9 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
                     f"Recoverables must be modules or other objects that SpeechBrain can save, but "
                     f"`{name}` is a {type(each).__name__}. Take it out of the recoverables."
                 )
-        self.tokenizer_file = None if tokenizer is None else tokenizer.model_file
-        self._identity = {} if tokenizer is None else {"tokenizer": checksum(tokenizer.model_file)}
+        self.optional_recoverables = dict.fromkeys(self.recoverables, False)  # SpeechBrain forgets
         self._is_claimed = False
-        self.normalizer: Mapping[str, Any] | None = None  # `table_to_store` of its transcripts
-        self.task: str | None = None  # the dotted path of what the recipe names
+        self.meta: dict[str, Any] = {}  # written into every checkpoint
         self._logged: set[str] = set()
 
     # -- saving -------------------------------------------------------------------------------
@@ -85,7 +78,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         trouble: SbkitError | None = None
         try:
             if rank() == 0:
-                with main_process_only():
+                with MainProcessContext():  # else it waits for a rank that failed
                     checkpoint = publish(super().save_checkpoint(*arguments, **options))
         except (OSError, RuntimeError) as error:  # torch.save raises the latter on a full disk
             trouble = SbkitError(
@@ -117,30 +110,37 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         self.load_checkpoint(best[0])
         return best[0]
 
-    def find_checkpoints(self, **keys: Any) -> list[Checkpoint]:
-        """Rank by a number of the meta file; NaN comes last."""
-        ranked: list[Checkpoint] = super().find_checkpoints(**by_number(**keys))
+    def find_checkpoints(
+        self, *, max_key: str | None = None, min_key: str | None = None, **keys: Any
+    ) -> list[Checkpoint]:
+        """Rank by a number of the meta file; NaN, as of data without labels, comes last."""
+        if key := max_key or min_key:
+
+            def rank_by_key(each: Checkpoint) -> float:
+                value = float(each.meta[key])
+                return -math.inf if math.isnan(value) else value if max_key else -value
+
+            also = keys.pop("ckpt_predicate", None) or bool
+            keys["ckpt_predicate"] = lambda each: key in each.meta and also(each)
+            keys["importance_key"] = rank_by_key
+        ranked: list[Checkpoint] = super().find_checkpoints(**keys)
         return ranked
 
     def find_whole(self, count: int, **keys: Any) -> list[Checkpoint]:
         """Find the ``count`` best undamaged checkpoints, and say which better ones are damaged.
 
-        Raises SbkitError when there are checkpoints and all of them are damaged, when one of
-        those found was trained with another tokenizer.
+        Raises SbkitError when there are checkpoints and all of them are damaged.
         """
-        ranked = self.find_checkpoints(**keys)
-        nameless = list(without_meta(self.checkpoints_dir))
-        for folder in nameless:
-            self._log_once(f"{folder} is skipped: its {METAFNAME} cannot be read.")
-        whole = list(islice(filter(self._is_whole, ranked), count))
-        if (ranked or nameless) and not whole:
+        folders = checkpoint_folders(self.checkpoints_dir)
+        for folder in folders:
+            if describe(folder) is None:
+                self._log_once(f"{folder} is skipped: its {METAFNAME} cannot be read.")
+        whole = list(islice(filter(self._is_whole, self.find_checkpoints(**keys)), count))
+        if folders and not whole:
             raise SbkitError(
                 f"At least one checkpoint in {self.checkpoints_dir} must be whole, but all "
-                f"{len(ranked) + len(nameless)} are damaged. Restore one, or move the folder away "
-                "to start over."
+                f"{len(folders)} are damaged. Restore one, or move the folder away to start over."
             )
-        for checkpoint in whole:
-            self._check_tokenizer(checkpoint)
         return whole
 
     def load_average(
@@ -206,28 +206,25 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         super().load_checkpoint(checkpoint)
 
     def check_same_model(self) -> None:
-        """Claim the folder, and refuse one of another model or tokenizer, before it is used."""
+        """Claim the folder, and refuse one of another model, before it is used."""
         self.claim()
         for checkpoint in self.find_whole(1):
             check_weights(self, checkpoint)
 
     # -- inside -------------------------------------------------------------------------------
 
-    def _check_tokenizer(self, checkpoint: Checkpoint) -> None:
-        ours = self._identity.get("tokenizer")
-        if ours is not None and checkpoint.meta.get("tokenizer", ours) != ours:
-            raise SbkitError(
-                f"The tokenizer of {checkpoint.path} must be the one that is declared, but "
-                f"{self.tokenizer_file} is another: what the model writes would be read as other "
-                "letters. Put its file back, or choose another output_folder."
-            )
-
     def _call_load_hooks(self, checkpoint: Checkpoint) -> None:
-        for fact in recover(self, checkpoint):
-            self._log_once(fact)
+        """Load every recoverable; optimizers with their moments and the declared parameters."""
+        optimizers = [each for each in self.recoverables.values() if isinstance(each, Optimizer)]
+        declared = [[dict(group) for group in each.param_groups] for each in optimizers]
+        fix = f"Restore it, or move {checkpoint.path} away to go on from the one before."
+        with reading(checkpoint.path, fix=fix):
+            super()._call_load_hooks(checkpoint)
+        for each, groups in zip(optimizers, declared, strict=True):
+            restore_declared(each, groups, of=checkpoint.path)
 
     def _is_whole(self, checkpoint: Checkpoint) -> bool:
-        if not has_checksums(checkpoint):
+        if not (checkpoint.path / CHECKSUMS).exists():
             self._log_once(
                 f"{checkpoint.path} has no checksums, as SpeechBrain leaves it; it is taken."
             )
@@ -254,14 +251,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         """Date it later than all that are there, whatever the clock says: the order is progress."""
         latest = max((each.meta["unixtime"] for each in self.list_checkpoints()), default=0.0)
         date = {"unixtime": max(time.time(), math.nextafter(latest, math.inf))}
-        belongs = {NORMALIZER: self.normalizer, TASK: self.task}
-        known = {name: each for name, each in belongs.items() if each is not None}
-        # No safe reader of YAML knows numbers of NumPy's and torch's.
-        plain = {
-            name: each.item() if getattr(each, "ndim", None) == 0 else each
-            for name, each in (meta or {}).items()
-        }
-        added = {**date, **self._identity, **known, **plain}
+        added = {**date, **self.meta, **(meta or {})}
         written: Mapping[str, Any] = super()._save_checkpoint_metafile(file, added, end_of_epoch)
         return written
 

@@ -29,11 +29,7 @@ def check_finite(weights: Mapping[str, Any], *, of: str, parameters: Container[s
 
 
 def check_same_model(saved: Mapping[str, Any], wanted: Mapping[str, Any], *, of: str) -> None:
-    """Refuse weights of another model, or ones that cannot be computed with.
-
-    The first differences are named with their sizes. ``wanted`` may be on the meta device.
-    Raises SbkitError.
-    """
+    """Raise SbkitError for weights of another model; the first differences are named with sizes."""
     differences = [
         f"{key}: {size_in(saved, key)} saved, {size_in(wanted, key)} declared"
         for key in sorted({*saved, *wanted})
@@ -46,20 +42,6 @@ def check_same_model(saved: Mapping[str, Any], wanted: Mapping[str, Any], *, of:
             f"({listed(differences, by='; ')}). Use the YAML they were trained with, or another "
             "folder."
         )
-    unfit = [key for key in wanted if not is_finite_as(saved[key], wanted[key])]
-    if unfit:
-        raise SbkitError(
-            f"The weights in {of} must be finite, but {len(unfit)} of {len(saved)} tensors hold "
-            f"numbers that are not ({listed(unfit)}). Restore them, or go on from an earlier "
-            "checkpoint."
-        )
-
-
-def is_finite_as(saved: Any, wanted: Any) -> bool:
-    """Return whether a saved tensor is finite, or stands for one that is not, such as a mask."""
-    if not isinstance(wanted, torch.Tensor) or saved.isfinite().all():
-        return True
-    return not (wanted.is_meta or wanted.isfinite().all())
 
 
 def size_in(tensors: Mapping[str, Any], key: str) -> str:

@@ -14,8 +14,9 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import read_regular, write_text_atomically
 
 CHECKSUMS = "checksums.json"
-LARGEST = 1 << 24  # bytes of what describes a checkpoint
-UNREADABLE = (OSError, ValueError, RecursionError, SbkitError)
+LARGEST = 1 << 24  # bytes of a list of checksums
+# A file, what it is written in, or what it holds: no mapping, or not what is looked up in it.
+UNREADABLE = (OSError, ValueError, RecursionError, LookupError, TypeError, SbkitError)
 
 
 def checksum(file: Path) -> str:
@@ -47,20 +48,17 @@ def check_unchanged(contents: Mapping[str, bytes], checksums: bytes, *, of: Path
 
 def find_damage(folder: Path) -> str | None:
     """Compare all files of a folder with their checksums; return None when all is well."""
-    try:
-        expected = _read_checksums(folder)
-        unknown = sorted(_files(folder) - expected.keys())
-        if unknown:
-            return f"{unknown[0]} has no checksum"
-        for name, digest in expected.items():
-            if not (folder / name).is_file():  # a device would never end, and a pipe never begin
-                return f"{name} is not there"
-            if checksum(folder / name) != digest:
-                return f"{name} is not what was written"
-    except PermissionError:
-        raise
-    except UNREADABLE as error:
-        return f"it cannot be read ({error})"
+    expected = listed_checksums(folder)
+    if not expected:
+        return f"its {CHECKSUMS} cannot be read"
+    unknown = sorted(_files(folder) - expected.keys())
+    if unknown:
+        return f"{unknown[0]} has no checksum"
+    for name, digest in expected.items():
+        if not (folder / name).is_file():  # a device would never end, and a pipe never begin
+            return f"{name} is not there"
+        if checksum(folder / name) != digest:
+            return f"{name} is not what was written"
     return None
 
 
@@ -77,7 +75,9 @@ def reading(
     except SbkitError:
         raise
     except Exception as error:
-        what = str(error).partition("\n")[0].partition(". ")[0]  # torch's go on to bad advice
+        what = " ".join(
+            str(error).partition("\n")[0].partition(". ")[0].split()
+        )  # torch's go on to bad advice
         fix = fix or f"Restore it, or move {file.parent} away to go on from the one before."
         raise SbkitError(
             f"{file} must {must}, but cannot be read ({type(error).__name__}: {what}). {fix}"
@@ -92,17 +92,7 @@ def _files(folder: Path) -> set[str]:
 def listed_checksums(folder: Path) -> Mapping[str, str]:
     """Return the digest of each file; none where no list can be read."""
     try:
-        return _read_checksums(folder)
+        listed = read_regular(folder / CHECKSUMS, largest=LARGEST, what="The checksums")
+        return {**json.loads(listed)}
     except UNREADABLE:
         return {}
-
-
-def _read_checksums(folder: Path) -> Mapping[str, str]:
-    """Read the digest of each file; raises one of UNREADABLE when there is no such list."""
-    file = folder / CHECKSUMS
-    if not file.is_file():
-        raise ValueError(f"it has no {CHECKSUMS}")
-    expected = json.loads(read_regular(file.resolve(), largest=LARGEST, what="The checksums"))
-    if not isinstance(expected, dict) or any(Path(name).name != name for name in expected):
-        raise ValueError(f"{CHECKSUMS} lists something else than the folder's files")
-    return expected

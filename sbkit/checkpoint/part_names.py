@@ -23,17 +23,10 @@ def part_names(hparams: Mapping[str, Any]) -> list[str]:
 def part_names_in(root: CommentedMap) -> list[str]:
     """Name the parts likewise from a resolved YAML, in which an alias is the node itself."""
     keys = {id(node): str(key) for key, node in root.items()}
-    listed = listed_nodes(root.get("model"))
-    return [keys.get(id(node), str(number)) for number, node in enumerate(listed)]
-
-
-def listed_nodes(arguments: object) -> Sequence[object]:
-    """Return the nodes of the parts that a YAML gives a ModuleList, by place or as `modules`."""
-    if isinstance(arguments, CommentedMap):
-        listed = arguments.get("modules")
-    else:
-        listed = arguments[0] if isinstance(arguments, list) and arguments else None
-    return listed if isinstance(listed, list) else ()
+    arguments = root.get("model")  # by place, or as `modules`
+    is_map = isinstance(arguments, CommentedMap)
+    listed = arguments.get("modules") if is_map else arguments and arguments[0]
+    return [keys.get(id(node), str(number)) for number, node in enumerate(listed or ())]
 
 
 def to_part_name(name: str, parts: Sequence[str]) -> str:

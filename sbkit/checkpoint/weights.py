@@ -1,4 +1,4 @@
-"""The weights in checkpoints: read and averaged."""
+"""What checkpoints hold: weights, read and averaged, and the state of optimizers."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,10 +14,18 @@ from speechbrain.utils.checkpoints import (
     torch_recovery,
 )
 from torch import nn
+from torch.optim import Optimizer
 
 from sbkit.base.errors import SbkitError
+from sbkit.base.text import listed
 from sbkit.checkpoint.comparison import check_finite, check_same_model
 from sbkit.checkpoint.integrity import reading
+
+# What schedules write into the groups, SpeechBrain's and torch's: they go on from what they wrote.
+SCHEDULED = {"lr", "initial_lr", "prev_lr", "max_lr", "min_lr", "base_momentum", "max_momentum"}
+CYCLED = {"momentum", "betas"}  # by schedules that leave a `base_momentum`
+
+Groups = Sequence[Mapping[str, Any]]
 
 
 def modules_of(checkpointer: Checkpointer) -> dict[str, nn.Module]:
@@ -84,3 +92,20 @@ def _file_of(checkpoint: Checkpoint, name: str) -> Path:
         )
     file: Path = checkpoint.paramfiles[name]
     return file
+
+
+def restore_declared(optimizer: Optimizer, declared: Groups, *, of: Path) -> None:
+    """Give an optimizer that was loaded the hyperparameters that are declared, but for scheduled.
+
+    Raises SbkitError where the loaded state is that of another class of optimizers.
+    """
+    for group, own in zip(optimizer.param_groups, declared, strict=True):
+        gone, new = group.keys() - own.keys() - SCHEDULED, own.keys() - group.keys()
+        if gone and new:  # either alone may come with another torch
+            raise SbkitError(
+                f"The optimizer in {of} must be the declared one, but was saved with "
+                f"{listed(sorted(gone))}, and is declared with {listed(sorted(new))}. Use the YAML "
+                "that it was trained with, or another output_folder."
+            )
+        kept = {"params", *SCHEDULED, *(CYCLED if "base_momentum" in group else ())}
+        group.update({name: value for name, value in own.items() if name not in kept})

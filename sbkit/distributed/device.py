@@ -11,7 +11,6 @@ import torch
 from torch.amp.grad_scaler import GradScaler
 
 from sbkit.base.errors import SbkitError
-from sbkit.distributed.rendezvous import read_number
 
 Count = Callable[[str], int]  # of the devices of a type that a machine has
 
@@ -131,8 +130,8 @@ def find_device(device: torch.device, count: Count = count_here) -> torch.device
     """Add the number of a device that is there: that of the local rank, unless it has one."""
     if device.type == "cpu":
         return torch.device("cpu")
-    local_rank = read_number(os.environ, "LOCAL_RANK", default="0")
-    local_ranks = read_number(os.environ, "LOCAL_WORLD_SIZE", default="1")
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if device.index not in (None, local_rank) and local_ranks > 1:
         raise SbkitError(
             f"`device` must have no number when torchrun starts {local_ranks} processes, so that "

@@ -1,10 +1,14 @@
-"""Ranks: how many there are, and the collective operations on them."""
+"""Ranks: how they meet, how many there are, and the collective operations on them."""
 
+import ctypes
 import gc
 import os
+import signal
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from importlib import import_module
 from typing import Any
 
@@ -12,11 +16,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import Store, _abort_process_group
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
-from sbkit.base.errors import BAD_INPUT
+from sbkit.base.errors import BAD_INPUT, SbkitError
 from sbkit.base.process import AFTER_THE_FIRST, exit_code
-from sbkit.distributed.rendezvous import LOOK_AGAIN, is_single_process, join
+
+TIMEOUT = "SBKIT_RENDEZVOUS_SECONDS"
+# Once together, a rank may wait for hours while another prepares the data; a rank that hangs in
+# training is found by its heartbeat.
+TOGETHER = timedelta(hours=24)
+BACKENDS = {"cuda": "cpu:gloo,cuda:nccl", "xpu": "cpu:gloo,xpu:xccl"}  # objects travel by the CPU
+LOOK_AGAIN = 0.1  # seconds
 
 _is_single = False
 _store: Store | None = None  # where the processes have met
@@ -51,7 +62,7 @@ def process_group(device: torch.device) -> Iterator[None]:
     After an error the group is aborted: NCCL would wait for ranks that never come.
     """
     global _store
-    if is_single_process(os.environ):
+    if "RANK" not in os.environ and os.environ.get("WORLD_SIZE", "1") == "1":
         yield
         return
     # Imported before there is a group: its functions keep the group of their import as a default
@@ -59,7 +70,7 @@ def process_group(device: torch.device) -> Iterator[None]:
     # interpreter's end: "terminate called without an active exception", now and then.
     import_module("torch.distributed.nn")
 
-    _store, leave = join(device), dist.destroy_process_group
+    _store, leave = _join(device), dist.destroy_process_group
     try:
         yield
     except (Exception, KeyboardInterrupt):  # not where all leave: one may still be saving
@@ -70,6 +81,40 @@ def process_group(device: torch.device) -> Iterator[None]:
         gc.collect()  # what is in a cycle would hold the group too
         _store = None
         leave()
+
+
+def _join(device: torch.device) -> Store:
+    """Meet the other processes, form a group with them, and return the store that they met in.
+
+    Raises SbkitError when they do not all come in time.
+    """
+    if sys.platform == "linux":  # a killed agent of torchrun would leave its ranks training on
+        set_parent_death_signal = 1  # of linux/prctl.h
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
+    seconds = float(os.environ.get(TIMEOUT, "120"))
+    timeout = timedelta(seconds=seconds)
+    try:
+        store: Store
+        store, number, count = next(rendezvous("env://", timeout=timeout))
+        dist.init_process_group(
+            BACKENDS.get(device.type, "gloo"),
+            store=store,
+            rank=number,
+            world_size=count,
+            timeout=timeout,
+            device_id=None if device.type == "cpu" else device,
+        )
+    except (OSError, RuntimeError, ValueError) as error:
+        rank, host, port = map(os.environ.get, ("RANK", "MASTER_ADDR", "MASTER_PORT"))
+        why = " ".join(str(error).split()).removesuffix(".")
+        raise SbkitError(
+            f"All processes of a run must meet at {host}:{port} within {seconds:g} s, but rank "
+            f"{rank} did not meet them ({why}). Start the same command by torchrun on every node, "
+            f"let the port through, or raise {TIMEOUT}."
+        ) from error
+    assert dist.group.WORLD is not None
+    dist.group.WORLD.set_timeout(TOGETHER)
+    return store
 
 
 def _take_group_from_reducers() -> None:

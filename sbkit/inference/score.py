@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Any
 
 import datasets
 
@@ -19,10 +19,8 @@ from sbkit.base.files import require_writable, to_json, write_text_atomically
 from sbkit.base.text import __version__, plural
 from sbkit.data.batches.batch import user_columns
 from sbkit.data.corpora.columns import filled_rows
-from sbkit.data.corpora.manifest import Manifest
 from sbkit.data.corpora.own_manifest import read_manifests
 from sbkit.data.corpora.release import read_release
-from sbkit.data.corpora.tables import TEXT_COLUMNS, read_table
 from sbkit.data.storage.audio_cache import default_cache
 from sbkit.data.storage.audio_store import read_clips
 from sbkit.data.storage.prepare import prepare_split
@@ -35,7 +33,7 @@ from sbkit.inference.bundle.export import export_run
 from sbkit.inference.formats.held_out import find_held_out, read_whole_clips
 from sbkit.inference.runtime.model import naming_audio
 from sbkit.inference.runtime.torch_model import load_bundle
-from sbkit.tasks.task import Scorer
+from sbkit.tasks.task import Scorer, Task
 from sbkit.train.evaluation import clips_of
 
 SCORES = "scores.json"
@@ -91,12 +89,15 @@ def score_model(
     scored: dict[str, datasets.Dataset] = {}
     with open_model(model, own) as opened:
         bundle = opened.with_decoder(options.decoder).with_hotwords(options.hotwords)
-        scorer = _scorer_of(bundle, options)
+        scorer = _scorer_of(bundle.task, options)
         score = partial(scorer.score, bundle, label=options.label, times=options.out is not None)
         for name, prepared in _prepare(bundle, model, sources, options):
-            rows = scored[name] = _labelled(prepared, bundle, options)
-            results = score_rows(bundle, rows, score)
-            entries[name] = _report(name, rows, results, bundle, options)
+            rows = prepared
+            if scorer.target == "label" and options.label is not None:
+                rows = _labelled(prepared, bundle, options.label)
+            scored[name], results = rows, score_rows(bundle, rows, score)
+            if options.out is not None:
+                entries[name] = _report(options.out, name, rows, results, bundle, options)
             left = len(prepared) - len(rows)
             without = f", without {left} whose {options.label} is empty" if left else ""
             yield f"{name}: {scorer.describe(results)}, {plural(len(rows), 'utterance')}{without}"
@@ -109,20 +110,22 @@ def score_model(
 
 
 def _report(
-    name: str, rows: datasets.Dataset, results: Sequence[Any], bundle: Bundle, options: ScoreOptions
+    folder: Path,
+    name: str,
+    rows: datasets.Dataset,
+    results: Sequence[Any],
+    bundle: Bundle,
+    options: ScoreOptions,
 ) -> dict[str, Any]:
-    """Write the reports of a source where a folder is named for them, and return its figures."""
-    if options.out is None:
-        return {}
-    scorer, rate = _scorer_of(bundle, options), bundle.config.sample_rate
-    entry: dict[str, Any] = {"utterances": len(rows), **scorer.report(options.out, name, results)}
-    if options.report_by:
-        known = {each: rows[each][:] for each in options.report_by if each in rows.column_names}
-        clips = read_clips(rows, range(len(rows)))
-        columns = slice_columns(options.report_by, known, rows["samples"][:], rate, clips)
-        slices = measure_slices(options.report_by, columns, results, scorer.measure)
-        write_slices(options.out / f"report_by_{name}.tsv", slices)
-        entry["report_by"] = slices
+    """Write the reports of a source, and return its figures."""
+    scorer, report_by = _scorer_of(bundle.task, options), options.report_by
+    entry: dict[str, Any] = {"utterances": len(rows), **scorer.report(folder, name, results)}
+    if report_by:
+        known = {each: rows[each][:] for each in report_by if each in rows.column_names}
+        rate, clips = bundle.config.sample_rate, read_clips(rows, range(len(rows)))
+        columns = slice_columns(report_by, known, rows["samples"][:], rate, clips)
+        entry["report_by"] = measure_slices(report_by, columns, results, scorer.measure)
+        write_slices(folder / f"report_by_{name}.tsv", entry["report_by"])
     return entry
 
 
@@ -177,8 +180,14 @@ def _prepare(
     bundle: Bundle, model: Path, sources: Sequence[Path], options: ScoreOptions
 ) -> Iterator[tuple[str, datasets.Dataset]]:
     """Yield each source by its name as training prepares it; without any, a run's test sets."""
+    names = [source.stem or source.resolve().stem for source in sources]
+    if len({*names}) < len(names):
+        raise SbkitError(
+            "Files to score must have different names, because their reports have them, but two "
+            "have the same. Score them one after the other, each with an --out of its own."
+        )
     if sources:
-        for name, source in _named(sources).items():
+        for name, source in zip(names, sources, strict=True):
             yield name, prepare_source(bundle, source, options, name)
         return
     if (model / CONFIG).exists():
@@ -186,39 +195,35 @@ def _prepare(
             f"A bundle must be given the data to score it on, but {model} stands alone, and it "
             "knows of no test set, as a run does. Name a table: sbkit score BUNDLE test.csv"
         )
-    for name, rows in find_held_out(model).sets.items():
+    for name, rows in find_held_out(model).items():
         _require_columns(rows, options, name)
         yield name, rows
-
-
-def _named(sources: Sequence[Path]) -> dict[str, Path]:
-    """Name each source by its file, so that its reports can be."""
-    named = {source.stem or source.resolve().stem: source for source in sources}
-    if len(named) < len(sources):
-        raise SbkitError(
-            "Files to score must have different names, because their reports have them, but two "
-            "have the same. Score them one after the other, each with an --out of its own."
-        )
-    return named
 
 
 def prepare_source(
     bundle: Bundle, source: Path, options: ScoreOptions, name: str
 ) -> datasets.Dataset:
     """Decode and normalize a source as training does; rows without text stay, as in a test set."""
-    language = bundle.config.language or "und"
-    has_text = _target(bundle) == "text"
+    language, scorer = bundle.config.language or "und", bundle.task.scorer
+    has_text = scorer is not None and scorer.target == "text"
+    columns: dict[str, Any] = {
+        "path_column": options.path_column,
+        "text_column": options.text_column if has_text else False,
+    }
+    if source.suffix == ".tsv" and (source.parent / "clips").is_dir():
+        manifest = read_release(source, language, columns)
+    else:
+        manifest = read_manifests([source], language=language, **columns)
     prepared = prepare_split(
-        _read(source, options, language, has_text=has_text),
+        manifest,
         split=name,
         normalize=bundle.normalizer() if has_text else str,
         sample_rate=bundle.config.sample_rate,
         cache_folder=default_cache(),
         keep_empty=True,
     )
-    rows = prepared.dataset
-    _require_columns(rows, options, name)
-    return rows
+    _require_columns(prepared.dataset, options, name)
+    return prepared.dataset
 
 
 def _require_columns(rows: datasets.Dataset, options: ScoreOptions, name: str) -> None:
@@ -231,12 +236,10 @@ def _require_columns(rows: datasets.Dataset, options: ScoreOptions, name: str) -
         )
 
 
-def _labelled(rows: datasets.Dataset, bundle: Bundle, options: ScoreOptions) -> datasets.Dataset:
+def _labelled(rows: datasets.Dataset, bundle: Bundle, label: str) -> datasets.Dataset:
     """Return the rows of a classifier's data that have a label; there must be one it knows."""
-    label = options.label
-    if _target(bundle) != "label" or label is None:
-        return rows
-    filled, known = filled_rows(rows, label), bundle.config.labels or ()
+    filled, labels = filled_rows(rows, label), bundle.task.labels
+    known = () if labels is None else labels.names(bundle.labels)
     labelled = rows if len(filled) == len(rows) else rows.select(filled)
     if {*known}.isdisjoint(map(str, labelled[label])):
         raise SbkitError(
@@ -245,19 +248,6 @@ def _labelled(rows: datasets.Dataset, bundle: Bundle, options: ScoreOptions) -> 
             "another column."
         )
     return labelled
-
-
-def _read(source: Path, options: ScoreOptions, language: str, *, has_text: bool) -> Manifest:
-    is_release = source.suffix == ".tsv" and (source.parent / "clips").is_dir()
-    if is_release and not has_text:
-        has_text = not {*TEXT_COLUMNS}.isdisjoint(map(str.lower, read_table(source).columns))
-    text_column: str | Literal[False] | None = options.text_column if has_text else False
-    if is_release:
-        knobs = {"path_column": options.path_column, "text_column": text_column}
-        return read_release(source, language, knobs)
-    return read_manifests(
-        [source], path_column=options.path_column, text_column=text_column, language=language
-    )
 
 
 def score_rows(
@@ -271,21 +261,16 @@ def score_rows(
     return [found[row] for row in range(len(rows))]
 
 
-def _target(bundle: Bundle) -> str | None:
-    return None if bundle.task.scorer is None else bundle.task.scorer.target
-
-
-def _scorer_of(bundle: Bundle, options: ScoreOptions) -> Scorer:
-    """Return how the bundle's task is scored; raises SbkitError where a label is missing."""
-    scorer = bundle.task.scorer
-    if scorer is None:
+def _scorer_of(task: Task, options: ScoreOptions) -> Scorer:
+    """Return how a task is scored; raises SbkitError where a label is missing."""
+    if task.scorer is None:
         raise SbkitError(
-            f"A model must be of a task with a `scorer` to be scored, but {bundle.config.task} has "
-            "none. Add one to the task."
+            f"A model must be of a task with a `scorer` to be scored, but {task.name} has none. "
+            "Add one to the task."
         )
-    if scorer.target == "label" and options.label is None:
+    if task.scorer.target == "label" and options.label is None:
         raise SbkitError(
             "`--label` must name the column of a classifier's right answers, but is missing. "
             "Pass --label=language, or another column of the data."
         )
-    return scorer
+    return task.scorer

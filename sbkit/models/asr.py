@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from sbkit.base.errors import SbkitError
 from sbkit.models.encoder import AcousticModel, SpecAugment, make_encoder
+from sbkit.models.parts import token_embedding
 from sbkit.text.vocabulary import Vocabulary
 
 
@@ -58,7 +59,7 @@ class AsrModel(AcousticModel):
         super().__init__(model=model, encoder=made, heads=heads)
         for name, head in heads.items():
             vocabulary.check_head(name=name, outputs=head_size(head))
-        embedding = made.token_embedding()
+        embedding = token_embedding(made.part.module)
         if embedding is not None:
             vocabulary.check_embedding(name=made.part.NAME, rows=embedding.num_embeddings)
         self.vocabulary = vocabulary

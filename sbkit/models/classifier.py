@@ -8,7 +8,9 @@ from torch import Tensor, nn
 from sbkit.base.errors import SbkitError
 from sbkit.models.asr import head_size
 from sbkit.models.encoder import AcousticModel, SpecAugment, make_encoder
-from sbkit.models.signatures import POOLING_SIGNATURES, lengths_argument, raise_signature_error
+from sbkit.models.parts import absolute, lengths_argument, raise_signature_error
+
+POOLING = "forward(x, lengths) -> y, with x (B, U, D), lengths (B,) and y (B, D')"
 
 
 class UtteranceClassifier(AcousticModel):
@@ -32,9 +34,8 @@ class UtteranceClassifier(AcousticModel):
             encoder=make_encoder({**parts, "CNN": CNN, "Transformer": Transformer}),
             heads={"pooling": pooling, "label_lin": label_lin},
         )
-        takes = lengths_argument(pooling.forward, part="pooling", signatures=POOLING_SIGNATURES)
-        if takes.form != "absolute":
-            raise_signature_error("pooling", POOLING_SIGNATURES, "its forward takes no `lengths`")
+        if lengths_argument(pooling.forward, part="pooling", signatures=POOLING)[1] is not absolute:
+            raise_signature_error("pooling", POOLING, "its forward takes no `lengths`")
         outputs = head_size(label_lin)
         if outputs != classes:
             raise SbkitError(

@@ -11,7 +11,7 @@ YAML.
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,17 +19,12 @@ from torch import Tensor, nn
 from sbkit.audio.lengths import pad_to_bucket
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import SAMPLE_RATE
-from sbkit.models.parts import (
-    FeatureExtractor,
-    FrontEnd,
-    TransformerPart,
-    WaveformPart,
-    scaled,
-    token_embedding,
-)
-from sbkit.models.subsampling import Subsampling, as_evaluated, find_subsampling
+from sbkit.models.parts import FeatureExtractor, FrontEnd, TransformerPart, WaveformPart
+from sbkit.models.subsampling import Subsampling, as_evaluated
 
 ENCODER, COMPOSED = "encoder", ("compute_features", "CNN", "Transformer")  # keys of the YAML
+
+TAKE_AUDIO = ("compute_features", ENCODER, "wave_augment")
 
 SpecAugment = Callable[[Tensor, Tensor], Tensor]  # (B, T, M), (B,) -> (B, T, M)
 
@@ -38,13 +33,10 @@ class Encoder:
     """An encoder of audio: (B, S) in the scale of int16, (B,) -> (B, U, D), (B,).
 
     modules: those of the YAML by their keys; part: the last, which returns the states, and may
-    decode; features: what computes features, where a part does; subsampled_by: the key of the part
-    that leaves fewer frames.
+    decode; features: what computes features, where a part does.
     """
 
     features: FeatureExtractor | None = None
-    subsampled_by: ClassVar[str]
-    TAKES: ClassVar[str]  # what that part is given, for an error
 
     def __init__(self, part: TransformerPart, modules: Mapping[str, nn.Module]) -> None:
         self.part, self.modules = part, modules
@@ -59,50 +51,21 @@ class Encoder:
         """Encode."""
         return self.part.encode(*self.inputs(audio, audio_lengths))
 
-    def declared_lengths(self, audio_lengths: Tensor) -> Tensor | None:
-        """Count frames by what the parts declare: (B,) -> (B,); None where one declares nothing."""
-        raise NotImplementedError
-
     @cached_property
     def subsampling(self) -> Subsampling:
         """How many frames audio has: by what the parts declare, else by running them on silence.
 
         Raises SbkitError where they keep no constant stride.
         """
-        return find_subsampling(
-            self._count, part=self.subsampled_by, unit="samples", shortest=SAMPLE_RATE
-        )
+        raise NotImplementedError
 
-    def _count(self, samples: int) -> int:
-        declared = self.declared_lengths(torch.tensor([samples]))
-        return self.count_encoded(samples) if declared is None else int(declared)
-
-    def count_encoded(self, samples: int) -> int:
-        """Run silence of so many samples, and count its frames."""
+    def _silence(self, samples: int) -> Tensor:
         tensors = (each for module in self.modules.values() for each in module.parameters())
-        device = next(tensors, torch.empty(0)).device
-        with as_evaluated(device, *self.modules.values()):
-            silence = torch.zeros(1, samples, device=device)
-            try:
-                return int(self._encoded_lengths(silence, torch.tensor([samples])))
-            except (RuntimeError, ValueError, TypeError, IndexError) as error:
-                raise SbkitError(
-                    f"`{self.subsampled_by}` must take {self.TAKES}, but fails on silence "
-                    f"({type(error).__name__}: {error}). Correct it, or what it is given."
-                ) from error
-
-    def _encoded_lengths(self, audio: Tensor, audio_lengths: Tensor) -> Tensor:
-        return self(audio, audio_lengths)[1]
-
-    def token_embedding(self) -> nn.Embedding | None:
-        """Return the embedding that is given tokens, if there is one."""
-        return token_embedding(self.part.module)
+        return torch.zeros(1, samples, device=next(tensors, torch.empty(0)).device)
 
 
 class FeatureEncoder(Encoder):
     """Features, front-end and Transformer, called in their order."""
-
-    subsampled_by, TAKES = FrontEnd.NAME, "features of as many mel bins as `compute_features` has"
 
     def __init__(
         self,
@@ -139,33 +102,31 @@ class FeatureEncoder(Encoder):
         """Encode features: (B, T, M), (B,) -> (B, U, D), (B,)."""
         return self.part.encode(*self.subsample(features, frame_lengths))
 
-    def declared_lengths(self, audio_lengths: Tensor) -> Tensor | None:
-        """Count frames by what features and front-end declare."""
-        frames = self.features.declared_lengths(audio_lengths)
-        return None if frames is None else self.front_end.declared_lengths(frames)
-
-    def _encoded_lengths(self, audio: Tensor, audio_lengths: Tensor) -> Tensor:
-        return self.inputs(audio, audio_lengths)[1]  # the Transformer keeps their number
+    @cached_property
+    def subsampling(self) -> Subsampling:
+        """How many frames features and front-end leave."""
+        audio = self._silence(SAMPLE_RATE)
+        with as_evaluated(audio.device, *self.modules.values()):
+            features, _ = self.features(audio, torch.tensor([SAMPLE_RATE]))
+        return self.features.subsampling(audio).then(self.front_end.subsampling(features))
 
 
 class WaveformEncoder(Encoder):
     """One part that takes audio."""
 
-    subsampled_by, TAKES = ENCODER, "audio (B, S)"
-
     def __init__(self, encoder: nn.Module) -> None:
-        self.waveform = WaveformPart(encoder)
-        super().__init__(self.waveform, {ENCODER: encoder})
+        super().__init__(WaveformPart(encoder), {ENCODER: encoder})
 
     def inputs(
         self, audio: Tensor, audio_lengths: Tensor, spec_augment: SpecAugment | None = None
     ) -> tuple[Tensor, Tensor]:
         """Convert audio to the scale that the part declares: -> (B, S), (B,)."""
-        return scaled(audio, self.waveform.scale), audio_lengths
+        return self.part.scaled(audio), audio_lengths
 
-    def declared_lengths(self, audio_lengths: Tensor) -> Tensor | None:
-        """Count frames as the part declares."""
-        return self.part.declared_lengths(audio_lengths)
+    @cached_property
+    def subsampling(self) -> Subsampling:
+        """How many frames the part leaves."""
+        return self.part.subsampling(self._silence(SAMPLE_RATE))
 
 
 def encoder_parts(hparams: Mapping[str, Any]) -> dict[str, nn.Module]:
@@ -190,19 +151,14 @@ def make_encoder(parts: Mapping[str, nn.Module | None], *, padding: int = 0) -> 
     return FeatureEncoder(**given, padding=padding)
 
 
-def copy_encoder(hparams: Mapping[str, Any]) -> Encoder:
-    """Make the encoder of a YAML of copies, which may be run without a trace in its parts."""
+def measure_subsampling(hparams: Mapping[str, Any]) -> Subsampling:
+    """Return how many frames the encoder of a YAML makes of audio, by running copies of its parts.
+
+    Raises SbkitError where they keep no constant stride.
+    """
     parts = encoder_parts(hparams)
     run = {key: part for key, part in parts.items() if key != TransformerPart.NAME}
-    return make_encoder(parts | deepcopy(run))
-
-
-def measure_subsampling(hparams: Mapping[str, Any]) -> Subsampling:
-    """Return how many frames the encoder of a YAML makes of audio; raises SbkitError."""
-    encoder = make_encoder(encoder_parts(hparams))
-    if encoder.declared_lengths(torch.tensor([SAMPLE_RATE])) is None:
-        encoder = copy_encoder(hparams)
-    return encoder.subsampling
+    return make_encoder(parts | deepcopy(run)).subsampling
 
 
 class AcousticModel:
@@ -250,3 +206,21 @@ def require_registered(model: nn.ModuleList, parts: Mapping[str, nn.Module]) -> 
                 f"({name}.{strays[0]} and {len(strays) - 1} more tensors are left out). "
                 f"Add `!ref <{name}>` to the torch.nn.ModuleList."
             )
+
+
+def require_rate(parts: Mapping[str, Any], sample_rate: int) -> None:
+    """Check that no module of the parts that take audio is made for another rate, in Hz.
+
+    Raises:
+        SbkitError: one says in its `sample_rate` that it is.
+    """
+    for name in TAKE_AUDIO:
+        part = parts.get(name)
+        for module in part.modules() if isinstance(part, nn.Module) else ():
+            made_for = getattr(module, "sample_rate", None)
+            if isinstance(made_for, int | float) and made_for != sample_rate:
+                raise SbkitError(
+                    f"`{name}` must be made for the audio's {sample_rate} Hz, but its "
+                    f"{type(module).__name__} is made for {made_for} Hz. Write `sample_rate: !ref "
+                    "<sample_rate>` in it."
+                )

@@ -3,14 +3,17 @@
 Legend: B utterances, S samples, T frames of features, U frames of the encoder, L tokens, M features
 of a frame, D model width.
 
-How a module is called follows from its signature (`sbkit/models/signatures.py`). It declares, by
-attributes of its class or of itself:
+How a module is called follows from its signature. It takes lengths in one of these forms:
+``lengths`` (B,) are absolute integers, on the CPU in training; ``wav_len`` or ``wav_lens`` are
+SpeechBrain's fractions of the padded length, and so is ``lengths`` where SpeechBrain's own code
+defines ``forward``; ``src_key_padding_mask`` (B, U) is PyTorch's, true past the end of an
+utterance; ``attention_mask`` (B, U) is Hugging Face's, 1 within it. What takes no lengths gets
+none. A module declares, by attributes of its class or of itself:
 
 - ``audio_scale``: the largest amplitude of the audio that it takes: 1.0 as wav2vec 2 has it, or
   that of int16, 32768, as Kaldi has it, which is what it gets otherwise;
 - ``precision = "fp32"``: autocast leaves it alone;
-- ``frame_lengths(lengths)`` or ``output_lengths(lengths)``: how many frames it makes of inputs of
-  these lengths, (B,) -> (B,);
+- ``frame_lengths(lengths)``: how many frames it makes of inputs of these lengths, (B,) -> (B,);
 - ``samples_per_frame``, of a module that takes audio: the samples from one frame to the next.
   Without ``frame_lengths``, n samples have n // samples_per_frame frames.
 
@@ -19,10 +22,9 @@ Where a module declares no lengths and returns none, they are those of silence, 
 
 import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -30,26 +32,63 @@ from torch import Tensor, nn
 from sbkit.audio.io import FULL_SCALE
 from sbkit.audio.lengths import length_mask, to_relative
 from sbkit.base.errors import SbkitError
-from sbkit.base.text import plural
 from sbkit.base.units import SAMPLE_RATE
-from sbkit.models.signatures import (
-    ENCODER_SIGNATURES,
-    FEATURE_SIGNATURES,
-    FRONT_END_SIGNATURES,
-    TRANSFORMER_SIGNATURES,
-    check_batch_first,
-    described,
-    first_tensor,
-    lengths_argument,
-    raise_signature_error,
-)
 from sbkit.models.subsampling import Subsampling, as_evaluated, find_subsampling
 from sbkit.models.transformer import raise_no_decoder
 
 # Children that only decoding runs: sbkit's three, and SpeechBrain's embedding of tokens.
 DECODING_MODULES = ("embedding", "decoder", "decoder_norm", "custom_tgt_module")
 TOKEN_EMBEDDINGS = ("token_embedding", "embedding", "custom_tgt_module")
-RELATIVE_POSITIONS = "RelPosMHAXL"  # SpeechBrain's attention that is given positions from outside
+
+LengthsForm = Callable[[Tensor, Tensor], Tensor]
+"""Given x (B, U, ...) and absolute lengths (B,), return what a module takes."""
+
+
+def absolute(x: Tensor, lengths: Tensor) -> Tensor:
+    """Return the lengths as they are."""
+    return lengths
+
+
+def relative(x: Tensor, lengths: Tensor) -> Tensor:
+    """Return fractions of the padded length: (B,)."""
+    return to_relative(lengths, x.shape[1]).to(x.device, non_blocking=True)
+
+
+FORMS: dict[str, LengthsForm] = {  # by the name of an argument
+    **dict.fromkeys(("lengths", "audio_lengths", "frame_lengths"), absolute),
+    **dict.fromkeys(("wav_len", "wav_lens"), relative),
+    "src_key_padding_mask": lambda x, lengths: ~length_mask(lengths, x.shape[1], x.device),
+    "attention_mask": lambda x, lengths: length_mask(lengths, x.shape[1], x.device).long(),
+}
+
+
+def lengths_argument(
+    method: Callable[..., Any], *, part: str, signatures: str, others: tuple[str, ...] = ()
+) -> tuple[str, LengthsForm | None]:
+    """Read from its signature how a method takes lengths; ``others`` are known arguments.
+
+    Raises SbkitError when it needs an argument that sbkit does not know.
+    """
+    parameters = {
+        name: each
+        for name, each in inspect.signature(method).parameters.items()
+        if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+    }
+    names = list(parameters)[1:]  # the first takes the data
+    required = [name for name in names if parameters[name].default is inspect.Parameter.empty]
+    if any(name not in (*FORMS, *others) for name in required):
+        called = getattr(method, "__name__", "forward")
+        raise_signature_error(part, signatures, f"its {called} takes ({', '.join(parameters)})")
+    name = next((name for name in FORMS if name in names), "")
+    is_relative = name == "lengths" and method.__module__.startswith("speechbrain.")
+    return name, relative if is_relative else FORMS.get(name)
+
+
+def raise_signature_error(part: str, signatures: str, came: str) -> NoReturn:
+    """Raise the sentence that says what a part must be."""
+    raise SbkitError(
+        f"`{part}` must have {signatures}, but {came}. Change it, or wrap it in a module that has."
+    )
 
 
 class Part:
@@ -64,37 +103,46 @@ class Part:
     METHOD: ClassVar[str] = "forward"  # that is called, where the module has it
 
     def __init__(self, module: nn.Module) -> None:
-        check_batch_first(module, self.NAME)
-        self.module: Any = module
-        self._found: Subsampling | None = None  # by trial
-        self._signed: Callable[..., Any] = getattr(module, self.METHOD, None) or module.forward
-        self._method = module if self._signed == module.forward else self._signed
-        self._takes = lengths_argument(
-            self._signed, part=self.NAME, signatures=self.SIGNATURES, others=self.OTHERS
-        )
+        is_torchs = type(module).__module__.startswith("torch.")
+        if is_torchs and any(getattr(m, "batch_first", True) is False for m in module.modules()):
+            raise SbkitError(
+                f"`{self.NAME}` must take the batch first, (B, U, D), but {type(module).__name__} "
+                "takes time first. Add `batch_first: True` to it."
+            )
         if getattr(module, "precision", "fp32") != "fp32":
             raise SbkitError(
                 f"`precision` of `{self.NAME}` must be fp32, where autocast is to leave it alone, "
                 f"but is {module.precision!r}. Take it out for the precision of the run."
             )
+        self.module: Any = module
+        self._found: Subsampling | None = None
+        self._signed: Callable[..., Any] = getattr(module, self.METHOD, None) or module.forward
+        self._method = module if self._signed == module.forward else self._signed
+        self._argument, self._form = lengths_argument(
+            self._signed, part=self.NAME, signatures=self.SIGNATURES, others=self.OTHERS
+        )
+        self._scale = getattr(module, "audio_scale", FULL_SCALE) / FULL_SCALE
 
     @property
     def accepts_lengths(self) -> bool:
         """Return whether it takes lengths as sbkit's do, so that padding changes nothing."""
-        return self._takes.form == "absolute"
+        return self._form is absolute
 
     def declared_lengths(self, lengths: Tensor) -> Tensor | None:
         """Return the frames of inputs of these lengths as the module declares them: (B,) -> (B,).
 
         None where it declares nothing.
         """
-        for name in ("frame_lengths", "output_lengths"):
-            if callable(declared := getattr(self.module, name, None)):
-                counted: Tensor = declared(lengths)
-                return counted
+        if callable(declared := getattr(self.module, "frame_lengths", None)):
+            counted: Tensor = declared(lengths)
+            return counted
         if isinstance(step := getattr(self.module, "samples_per_frame", None), int):
             return lengths // step
         return None
+
+    def scaled(self, audio: Tensor) -> Tensor:
+        """Convert audio to float32, in the scale that the module declares."""
+        return audio.float() if self._scale == 1.0 else audio.float() * self._scale
 
     def _uncast(self, x: Tensor) -> tuple[AbstractContextManager[Any], Tensor]:
         """Turn autocast off for a module that declares fp32, and give it float32."""
@@ -104,89 +152,76 @@ class Part:
 
     def run(self, x: Tensor, lengths: Tensor, **more: Any) -> tuple[Tensor, Tensor]:
         """Return the frames (B, U, ...), and how many of them each utterance has (B,)."""
-        context, x = self._uncast(x)
-        with context:
-            output = self._method(x, **self._takes.of(x, lengths), **more)
-        y = first_tensor(output, part=self.NAME, signatures=self.SIGNATURES)
+        output, y = self._call(x, lengths, **more)
         if y.ndim not in self.NDIMS or y.shape[0] != x.shape[0]:
-            came = f"it returns {described(y)} for {plural(x.shape[0], 'utterance')}"
-            raise_signature_error(self.NAME, self.SIGNATURES, came)
+            self._refuse(f"it returns a tensor of shape {tuple(y.shape)} for {tuple(x.shape)}")
         return y, self._frame_lengths(x, y, lengths, output)
+
+    def _call(self, x: Tensor, lengths: Tensor, **more: Any) -> tuple[Any, Tensor]:
+        """Return what the module does, and the tensor in it: alone, first, or the last states."""
+        context, x = self._uncast(x)
+        if self._form is not None:
+            more[self._argument] = self._form(x, lengths)
+        with context:
+            output = self._method(x, **more)
+        y = output[0] if isinstance(output, tuple | list) and output else output
+        y = y.get("last_hidden_state") if isinstance(y, Mapping) else y
+        y = getattr(y, "last_hidden_state", y)
+        if not isinstance(y, Tensor):
+            self._refuse(f"it returns an object of type {type(y).__name__}")
+        return output, y
+
+    def _refuse(self, came: str) -> NoReturn:
+        raise_signature_error(self.NAME, self.SIGNATURES, came)
 
     def _frame_lengths(self, x: Tensor, y: Tensor, lengths: Tensor, output: Any) -> Tensor:
         """Return the lengths that came beside y, or are declared, or are found by trial."""
         second: Any = output[1] if isinstance(output, tuple) and len(output) > 1 else None
         are_lengths = isinstance(second, Tensor) and not second.is_floating_point()
-        if are_lengths and second.shape == y.shape[:1]:
-            found: Tensor | None = second
-        else:
-            found = self.declared_lengths(lengths)
+        came = are_lengths and second.shape == y.shape[:1]
+        found: Tensor | None = second if came else self.declared_lengths(lengths)
         if found is None:
-            return self._measured(x).count(lengths).clamp(max=y.shape[1])
-        self._compare(y, found)
+            return self.subsampling(x).count(lengths).clamp(max=y.shape[1])
+        on_host = found.device.type == "cpu" and not torch.compiler.is_exporting()
+        if on_host and (longest := max(found.tolist(), default=0)) > y.shape[1]:
+            what = f"it returns {y.shape[1]} frames and has lengths up to {longest}"
+            self._refuse(f"{what}: count what its strides leave")
         return found
 
-    def _compare(self, y: Tensor, lengths: Tensor) -> None:
-        """Refuse lengths beyond the frames, where the host has them and no exporter traces."""
-        if lengths.device.type != "cpu" or torch.compiler.is_exporting() or not len(lengths):
-            return
-        if (longest := int(lengths.max())) > y.shape[1]:
-            came = f"it returns {y.shape[1]} frames and has lengths up to {longest}"
-            what = f"{came}: count what its strides leave"
-            raise_signature_error(self.NAME, self.SIGNATURES, what)
+    def subsampling(self, x: Tensor) -> Subsampling:
+        """How many frames it makes: as it declares, else of silence like x (B, S, ...); once.
 
-    def _measured(self, x: Tensor) -> Subsampling:
-        """Measure, once, what it leaves of silent inputs (1, S, ...) like x."""
+        Raises SbkitError where it keeps no constant stride.
+        """
+
+        def count(length: int) -> int:
+            lengths = torch.tensor([length], device="cpu")
+            declared = self.declared_lengths(lengths)
+            if declared is not None:
+                return int(declared)
+            return self._call(x.new_zeros(1, length, *x.shape[2:]), lengths)[1].shape[1]
+
         if self._found is None:
             with as_evaluated(x.device, self.module):
-                self._found = self._measure(x)
+                self._found = find_subsampling(
+                    count, part=self.NAME, unit=self.UNIT, shortest=self.SHORTEST
+                )
         return self._found
-
-    def _measure(self, x: Tensor) -> Subsampling:
-        def count(length: int) -> int:
-            silence = x.new_zeros(1, length, *x.shape[2:])
-            lengths = torch.tensor([length], device="cpu")
-            output = self._method(silence, **self._takes.of(silence, lengths))
-            return first_tensor(output, part=self.NAME, signatures=self.SIGNATURES).shape[1]
-
-        shortest = self.SHORTEST
-        for factor in (4, 4):  # a kernel may be longer than what is tried first
-            try:
-                count(shortest)
-            except RuntimeError:
-                shortest *= factor
-        return find_subsampling(count, part=self.NAME, unit=self.UNIT, shortest=shortest)
-
-
-def scale_of(module: nn.Module, name: str) -> float:
-    """Return the factor from int16's scale to the one that a module declares."""
-    declared: Any = getattr(module, "audio_scale", FULL_SCALE)
-    if not isinstance(declared, int | float) or not declared > 0:
-        raise SbkitError(
-            f"`audio_scale` of `{name}` must be the largest amplitude that it takes, such as 1.0 "
-            f"or {FULL_SCALE}, but is {declared!r}. Correct it in its class."
-        )
-    return declared / FULL_SCALE
-
-
-def scaled(audio: Tensor, scale: float) -> Tensor:
-    """Convert audio to float32, in the scale that is declared."""
-    return audio.float() if scale == 1.0 else audio.float() * scale
 
 
 class FeatureExtractor(Part):
     """Compute features in float32, zero past each length: (B, S), (B,) -> (B, T, M), (B,)."""
 
-    NAME, SIGNATURES = "compute_features", FEATURE_SIGNATURES
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__(module)
-        self._scale = scale_of(module, self.NAME)
+    NAME = "compute_features"
+    SIGNATURES = (
+        "forward(audio, lengths) -> (features, lengths), or forward(audio) -> features, with audio "
+        "(B, S), features (B, T, M) and lengths (B,) in whole samples and frames"
+    )
 
     def __call__(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Compute them, whatever the autocast state."""
         with torch.autocast(audio.device.type, enabled=False):
-            features, frame_lengths = self.run(scaled(audio, self._scale), audio_lengths)
+            features, frame_lengths = self.run(self.scaled(audio), audio_lengths)
         features = features.float()
         mask = length_mask(frame_lengths, features.shape[1], features.device)
         return features * mask.unsqueeze(-1), frame_lengths
@@ -195,8 +230,12 @@ class FeatureExtractor(Part):
 class FrontEnd(Part):
     """Subsample features: (B, T, M), (B,) -> (B, U, D), (B,)."""
 
-    NAME, SIGNATURES, NDIMS = "CNN", FRONT_END_SIGNATURES, (3, 4)
-    UNIT, SHORTEST = "frames", 100  # one second
+    NAME, NDIMS = "CNN", (3, 4)
+    SIGNATURES = (
+        "forward(features, lengths) -> (x, lengths), or forward(features) -> x, with features "
+        "(B, T, M), x (B, U, D) or (B, U, C, F) and lengths (B,) in whole frames"
+    )
+    UNIT, SHORTEST = "frames", 400  # four seconds, longer than a kernel
 
     def __call__(self, features: Tensor, frame_lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Call the module; raises SbkitError when what it returns has another shape."""
@@ -213,33 +252,29 @@ class TransformerPart(Part):
     without it, the usual names count.
     """
 
-    NAME, SIGNATURES = "Transformer", TRANSFORMER_SIGNATURES
-    METHOD = "encode"
-    OTHERS: ClassVar[tuple[str, ...]] = ("pad_idx", "pos_embs")
+    NAME, METHOD = "Transformer", "encode"
+    SIGNATURES = (
+        "encode(x, lengths) -> y, SpeechBrain's encode(src, wav_len, pad_idx) -> y, "
+        "forward(x, lengths) -> y, or forward(x) -> y, with x and y (B, U, D), or y the first of a "
+        "tuple, and lengths (B,) in whole frames"
+    )
+    OTHERS: ClassVar[tuple[str, ...]] = ("pad_idx",)
 
     def __init__(self, module: nn.Module, *, padding: int = 0) -> None:
         """Wrap the module; ``padding`` is the token that pads rows, for SpeechBrain's decoder."""
         super().__init__(module)
         self._padding = padding
-        parameters = inspect.signature(self._signed).parameters
-        self._pads = "pad_idx" in parameters
-        self._positions = (
-            "pos_embs" in parameters and getattr(module, "attention_type", "") == RELATIVE_POSITIONS
-        )
+        self._pads = "pad_idx" in inspect.signature(self._signed).parameters
         if self._pads:  # its decoder gives PyTorch a mask of bool beside one of float
             warnings.filterwarnings("ignore", "Support for mismatched key_padding_mask")
 
     def encode(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Encode; raises SbkitError when the module returns another number of frames."""
-        more: dict[str, Any] = {"pad_idx": self._padding} if self._pads else {}
-        if self._positions:
-            more["pos_embs"] = _positions(x.shape[-1], x.device)(x)
-        return self.run(x, lengths, **more)
+        return self.run(x, lengths, **({"pad_idx": self._padding} if self._pads else {}))
 
     def _frame_lengths(self, x: Tensor, y: Tensor, lengths: Tensor, output: Any) -> Tensor:
         if y.shape[:2] != x.shape[:2]:
-            came = f"it makes {described(y)} of x of shape {tuple(x.shape)}"
-            raise_signature_error(self.NAME, self.SIGNATURES, came)
+            self._refuse(f"it makes a tensor of shape {tuple(y.shape)} of x of {tuple(x.shape)}")
         return lengths
 
     def encode_with_intermediate(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -263,8 +298,7 @@ class TransformerPart(Part):
         if self._pads:
             if not hasattr(self.module, "decoder"):
                 raise_no_decoder()
-            fractions = to_relative(lengths, x.shape[1]).to(x.device, non_blocking=True)
-            states, decoded = self.module(x, tokens, fractions, self._padding)
+            states, decoded = self.module(x, tokens, relative(x, lengths), self._padding)
             return states, lengths, decoded
         states, lengths = self.encode(x, lengths)
         return states, lengths, self.decode(tokens, states, lengths)
@@ -296,13 +330,12 @@ class TransformerPart(Part):
 class WaveformPart(TransformerPart):
     """Encode audio: (B, S) in the scale that it declares, (B,) -> (B, U, D), (B,)."""
 
-    NAME, SIGNATURES = "encoder", ENCODER_SIGNATURES
-    OTHERS = ()
+    NAME, OTHERS = "encoder", ()
+    SIGNATURES = (
+        "forward(audio, audio_lengths) -> (states, frame_lengths), or forward(audio) -> states, "
+        "with audio (B, S), states (B, U, D) and lengths (B,) in whole samples and frames"
+    )
     _frame_lengths = Part._frame_lengths
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__(module)
-        self.scale = scale_of(module, self.NAME)
 
 
 def token_embedding(part: Any) -> nn.Embedding | None:
@@ -315,12 +348,3 @@ def token_embedding(part: Any) -> nn.Embedding | None:
             if isinstance(module, nn.Embedding):
                 return module
     return None
-
-
-@lru_cache(maxsize=8)
-def _positions(d_model: int, device: torch.device) -> nn.Module:
-    """Make SpeechBrain's relative positions, which learn nothing."""
-    from speechbrain.nnet.attention import RelPosEncXL
-
-    made: nn.Module = RelPosEncXL(d_model).to(device)
-    return made

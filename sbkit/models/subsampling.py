@@ -34,6 +34,10 @@ class Subsampling:
         # Clipped first: integer division rounds to zero in ONNX, and down in torch.
         return (lengths + self.offset).clip(min=0) // self.stride
 
+    def then(self, other: "Subsampling") -> "Subsampling":
+        """Return what is left after both, this one first."""
+        return Subsampling(self.stride * other.stride, self.offset + other.offset * self.stride)
+
 
 def find_subsampling(
     count: Callable[[int], int], *, part: str, unit: str, shortest: int

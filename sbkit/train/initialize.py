@@ -20,7 +20,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import read_regular
 from sbkit.base.text import listed
 from sbkit.checkpoint.checkpointer import Checkpointer
-from sbkit.checkpoint.comparison import is_finite_as, size_in
+from sbkit.checkpoint.comparison import size_in
 from sbkit.checkpoint.declaration import CHECKPOINTS, RESOLVED
 from sbkit.checkpoint.integrity import CHECKSUMS, check_unchanged, reading
 from sbkit.checkpoint.part_names import part_names_in, tensors_by_part, to_part_name
@@ -151,7 +151,9 @@ def _fault(theirs: Mapping[str, Any], ours: Mapping[str, Tensor], name: str) -> 
     there, here = size_in(theirs, name), size_in(ours, name)
     if there != here:
         return f"{there} there, {here} here"
-    return None if is_finite_as(theirs[name], ours[name]) else "not finite there"
+    value, is_learned = theirs[name], isinstance(ours[name], nn.Parameter)
+    unfit = ~value.isfinite() if is_learned else value.isnan()  # a buffer may be a mask
+    return "not finite there" if unfit.any() else None
 
 
 def _of(names: list[str]) -> str:

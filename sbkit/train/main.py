@@ -9,7 +9,7 @@ from sbkit.base.machine import describe_allocator, describe_waiting
 from sbkit.check.batch_seconds import find_batch_seconds
 from sbkit.check.check import check_before_training
 from sbkit.checkpoint.declaration import RESOLVED
-from sbkit.checkpoint.lock import hold
+from sbkit.checkpoint.folder import hold
 from sbkit.config.hparams import parse_command, save_resolved
 from sbkit.data.report import write_data_report
 from sbkit.distributed.device import describe_products

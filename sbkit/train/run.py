@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 
-from sbkit.audio.rate import require_rate
-from sbkit.checkpoint.checkpointer import Checkpointer
+from sbkit.checkpoint.checkpointer import NORMALIZER, TASK, Checkpointer
 from sbkit.checkpoint.declaration import CHECKPOINTS, Declaration
-from sbkit.checkpoint.listing import newest_described
+from sbkit.checkpoint.folder import newest_described
 from sbkit.config.hparams import load_hparams, read_knobs
 from sbkit.config.ranges import RANGES, require_in_range
 from sbkit.data.batches.batch import user_columns
@@ -22,6 +21,7 @@ from sbkit.data.corpora.splits import Splits
 from sbkit.distributed.device import Count, Placement, count_here, resolve
 from sbkit.evaluate.slices import require_columns
 from sbkit.logs.log import log
+from sbkit.models.encoder import require_rate
 from sbkit.text.normalize import table_to_store
 from sbkit.text.tokenizer import Tokenizer
 from sbkit.train.brain import Brain
@@ -103,9 +103,9 @@ class Run:
         if "sample_rate" in hparams:
             require_rate(hparams, hparams["sample_rate"])
         if isinstance(checkpointer := hparams["checkpointer"], Checkpointer):
-            checkpointer.task = self.recipe.task.name
+            checkpointer.meta[TASK] = self.recipe.task.name
             if isinstance(self.labels, Tokenizer):
-                checkpointer.normalizer = table_to_store(self.knobs["language"])
+                checkpointer.meta[NORMALIZER] = table_to_store(self.knobs["language"])
         return hparams
 
     @cached_property

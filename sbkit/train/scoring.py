@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from torch import nn
 
 from sbkit.checkpoint.declaration import CHECKPOINTS
-from sbkit.checkpoint.listing import newest_described
+from sbkit.checkpoint.folder import newest_described
 from sbkit.distributed.ranks import gather_over_ranks, rank
 from sbkit.logs.log import log
 from sbkit.logs.metric import LOSS, BestKey, Metrics, as_words, best_key

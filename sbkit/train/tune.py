@@ -5,7 +5,7 @@ from pathlib import Path
 
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.declaration import RESOLVED
-from sbkit.checkpoint.lock import hold
+from sbkit.checkpoint.folder import hold
 from sbkit.config.hparams import parse_command
 from sbkit.distributed.ranks import main_rank_first, process_group, rank
 from sbkit.logs.log import log

@@ -11,9 +11,8 @@ import soundfile
 import torch
 from torchaudio.transforms import Resample
 
-from sbkit.audio.io import AudioError, read_audio, stream_audio
+from sbkit.audio.io import FORMATS, AudioError, read_audio, stream_audio
 from sbkit.audio.resample import resample_by_numpy
-from sbkit.audio.truncation import UNCHECKED
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import SAMPLE_RATE
 
@@ -106,17 +105,14 @@ def test_a_wav_whose_writer_could_not_know_its_length_is_read(tmp_path: Path) ->
 Spoil = Callable[[Path], object]
 SPOILED: dict[str, tuple[Spoil, str]] = {
     "missing": (lambda file: None, "is missing"),
-    "a pipe": (os.mkfifo, "is a pipe or a device"),
-    "a link to itself": (lambda file: file.symlink_to(file), "cannot be reached"),
-    "m4a": (lambda file: file.write_bytes(b"\0\0\0\x20ftypM4A " * 99), "is MP4 or M4A. Convert it"),
-    "a folder": (lambda file: file.mkdir(), "is a folder"),
-    "empty": (lambda file: file.touch(), "is empty"),
+    "a pipe": (os.mkfifo, "is missing or no file"),
+    "a folder": (lambda file: file.mkdir(), "is missing or no file"),
+    "empty": (lambda file: file.touch(), "not recognized as audio"),
     "text": (lambda file: file.write_text("no audio at all\n" * 99), "not recognized as audio"),
     "noise": (
         lambda file: file.write_bytes(np.random.default_rng(0).bytes(9999)),
         "not recognized as audio",
     ),
-    "zeros": (lambda file: file.write_bytes(bytes(9999)), "not recognized as audio"),
 }
 
 
@@ -134,17 +130,11 @@ def test_what_is_no_audio_is_refused_by_name(tmp_path: Path, kind: str, spoiled:
 def test_no_samples_and_no_numbers_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SbkitError, match="must hold samples"):
         read_audio(write(tmp_path / "none.wav", np.zeros(0)))
-    for value in (np.nan, np.inf):
-        with pytest.raises(SbkitError, match="must be finite"):
-            read_audio(write(tmp_path / "nan.wav", np.full(99, value), subtype="FLOAT"))
-
-
-def test_floats_in_the_range_of_integers_are_refused(tmp_path: Path) -> None:
-    """Clipped, they would be square waves."""
-    file = write(tmp_path / "a.wav", 32767 * tone(SAMPLE_RATE), subtype="FLOAT")
-    with pytest.raises(AudioError, match=r"between -1 and 1, but .* reach 16383") as caught:
-        read_audio(file)
-    assert caught.value.reason == "samples out of range"
+    for value in (np.nan, np.inf, 32767):  # integers would be clipped to square waves
+        file = write(tmp_path / "a.wav", np.full(99, float(value)), subtype="FLOAT")
+        with pytest.raises(AudioError, match=f"between -1 and 1, but .* reach {value}") as caught:
+            read_audio(file)
+        assert caught.value.reason == "samples out of range"
 
 
 @pytest.mark.parametrize("rate", [1, 3_999, 768_001, 2**31 - 1])
@@ -179,10 +169,9 @@ def test_a_flac_of_unknown_length_is_read_to_its_end(tmp_path: Path) -> None:
 
 
 def encodings() -> Iterator[tuple[str, str]]:
-    """List what soundfile writes; headerless kinds cannot be opened by name."""
-    for kind in soundfile.available_formats():
-        if kind not in ("RAW", "SD2"):
-            yield from ((kind, subtype) for subtype in soundfile.available_subtypes(kind))
+    """List what soundfile writes of the formats that are read, and one that is not."""
+    for kind in (*FORMATS, "RF64"):
+        yield from ((kind, subtype) for subtype in soundfile.available_subtypes(kind))
 
 
 @pytest.mark.parametrize(("kind", "subtype"), list(encodings()))
@@ -199,7 +188,7 @@ def test_half_of_a_file_is_never_taken_for_a_whole_one(
             continue
     else:
         pytest.skip(f"libsndfile writes no {kind} of {subtype}")
-    if kind in UNCHECKED:
+    if kind not in FORMATS:
         with pytest.raises(SbkitError, match="whose header shows a truncated file"):
             read_audio(file)
         return
@@ -228,24 +217,3 @@ def test_blocks_are_resampled_like_the_whole(tmp_path: Path, rate: int) -> None:
         joined = np.concatenate(blocks)
         assert len(joined) == len(expected)
         assert np.abs(joined.astype(int) - expected).max() <= 1
-
-
-@pytest.mark.parametrize("suffix", ["ogg", "opus", "mp3", "flac"])
-def test_recordings_joined_byte_by_byte_are_refused(suffix: str, tmp_path: Path) -> None:
-    contents = []
-    for rate, channels in ((16_000, 1), (44_100, 2)):
-        file = tmp_path / f"{rate}.{suffix}"
-        noise = np.random.default_rng(rate).integers(-3000, 3000, (rate, channels))
-        soundfile.write(
-            file,
-            noise.astype(np.int16),
-            rate if suffix != "opus" else 48_000,
-            format="OGG" if suffix == "opus" else suffix.upper(),
-            subtype="OPUS" if suffix == "opus" else None,
-        )
-        assert len(read_audio(file)) > 0
-        contents.append(file.read_bytes())
-    (tmp_path / f"joined.{suffix}").write_bytes(b"".join(contents))
-    with pytest.raises(AudioError, match="must hold one recording") as refused:
-        read_audio(tmp_path / f"joined.{suffix}")
-    assert refused.value.reason == "several recordings"

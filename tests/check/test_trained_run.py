@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 HOLDER = """
 import sys, time
 from pathlib import Path
-from sbkit.checkpoint.lock import hold
+from sbkit.checkpoint.folder import hold
 hold(Path(sys.argv[1]))
 print("held", flush=True)
 time.sleep(300)

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-from sbkit.base.errors import SbkitError
-from sbkit.checkpoint.averaging import FILE
 from sbkit.checkpoint.checkpointer import RANKED_BY, Checkpointer
 from tests.checkpoint.saves import checkpointer, line, save
 
@@ -95,11 +93,3 @@ def test_more_training_makes_another_choice(tmp_path: Path) -> None:
     assert [each.meta["CER"] for each in Checkpointer(tmp_path).find_averaged(**KEYS)] == [0.1]
     scored = Scored(tmp_path, lambda value: abs(value - 0.15))
     assert (scored.load(2), scored.weight) == (2, 0.15)
-
-
-@pytest.mark.parametrize("text", ["", '{"checkpoints": ["a"], "of": ["b"], "scores": {}}'])
-def test_a_malformed_choice_is_a_sentence(tmp_path: Path, text: str) -> None:
-    save(tmp_path, 0.4)
-    (tmp_path / FILE).write_text(text)
-    with pytest.raises(SbkitError, match="must name the averaged checkpoints, but cannot be read"):
-        Checkpointer(tmp_path).find_averaged(**KEYS)

@@ -1,6 +1,7 @@
 """A checkpoint is whole or absent, whatever happens while it is written or afterwards."""
 
 import json
+import os
 import signal
 import time
 from pathlib import Path
@@ -10,10 +11,8 @@ from torch import nn
 
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.checkpointer import Checkpointer
+from sbkit.checkpoint.folder import UNFINISHED
 from sbkit.checkpoint.integrity import CHECKSUMS, find_damage
-from sbkit.checkpoint.staging import UNFINISHED
-from sbkit.inference.bundle.export import best_checkpoints
-from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 from tests import processes
 from tests.checkpoint.saves import checkpointer, line, recovered, save
 from tests.shortage import largest_file
@@ -125,25 +124,20 @@ def test_a_full_disk_leaves_the_one_before_and_nothing_else(tmp_path: Path, size
     assert find_damage(before.path) is None
 
 
-def tokenizer_of(file: Path, text: str) -> Tokenizer:
-    return ensure_tokenizer(model_file=file, kind="char", vocab_size=None, texts=lambda: [text])
+def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited_for, rename = set[str](), Path.rename
 
+    def wait(descriptor: int) -> None:
+        waited_for.add(Path(f"/proc/self/fd/{descriptor}").readlink().name)
 
-def test_another_tokenizer_of_the_same_size_is_refused(tmp_path: Path) -> None:
-    ours, others = (tokenizer_of(tmp_path / name, name) for name in ("abc", "xyz"))
-    assert ours.vocab_size == others.vocab_size
-    folder = tmp_path / "saves"
-    for value in (1.0, 2.0):
-        keeper = checkpointer(folder, line(value), tokenizer=ours)
-        keeper.save_checkpoint(meta={"CER": value})
-    checkpointer(folder, line(0.0), tokenizer=ours).check_same_model()
-    assert len(best_checkpoints(folder)) == 1
+    def renamed(path: Path, target: Path) -> Path:
+        assert {path.name, *(each.name for each in path.iterdir())} <= waited_for
+        waited_for.add("renamed")
+        return rename(path, target)
 
-    other = checkpointer(folder, line(0.0), tokenizer=others)
-    for use in (
-        other.check_same_model,
-        other.recover_if_possible,
-        lambda: other.load_average(2),
-    ):
-        with pytest.raises(SbkitError, match=f"tokenizer of .* {others.model_file} is another"):
-            use()
+    monkeypatch.setattr(os, "fsync", wait)
+    monkeypatch.setattr(Path, "rename", renamed)
+    save(tmp_path, 1.0)
+    assert "renamed" in waited_for

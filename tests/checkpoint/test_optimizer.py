@@ -50,48 +50,22 @@ def in_two_groups(model: nn.Module) -> Optimizer:
     return AdamW([{"params": [weight]}, {"params": [bias], "weight_decay": 0.0}], lr=0.1)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        over(Adam),
-        over(AdamW),
-        over(SGD, momentum=0.9),
-        over(SGD),
-        in_two_groups,
-    ],
-)
-def test_the_same_optimizer_goes_on_bit_for_bit(
-    tmp_path: Path, make: Make, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("make", [over(Adam), over(SGD, momentum=0.9), in_two_groups])
+def test_the_same_optimizer_goes_on_bit_for_bit(tmp_path: Path, make: Make) -> None:
     model, optimizer = saved(tmp_path, make)
     again, other = recovered(tmp_path, make)
     assert str(other.state_dict()) == str(optimizer.state_dict())
     for each in (model, optimizer), (again, other):
         step(*each)
     assert torch.equal(again.weight, model.weight)
-    assert "declared" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("before", "now", "said"),
-    [
-        (over(AdamW), over(AdamW, weight_decay=0.5), "weight_decay: 0.5, 0.01 when it was saved"),
-        (over(Adam), over(Adam, betas=(0.8, 0.9)), "betas: (0.8, 0.9), (0.9, 0.999) when"),
-    ],
-)
-def test_what_is_declared_takes_effect_and_is_said(
-    tmp_path: Path, before: Make, now: Make, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    _, optimizer = saved(tmp_path, before)
-    model, other = recovered(tmp_path, now)
-    declared = now(nn.Linear(3, 2)).param_groups[0]
-    scheduled = {"params": [*model.parameters()], "lr": 0.25}
-    assert {**other.param_groups[0], **scheduled} == {**declared, **scheduled}
-    assert other.param_groups[0]["lr"] == 0.25  # the schedule's
+def test_what_is_declared_takes_effect(tmp_path: Path) -> None:
+    _, optimizer = saved(tmp_path, over(Adam))
+    model, other = recovered(tmp_path, over(Adam, betas=(0.8, 0.9)))
+    group = other.param_groups[0]
+    assert (group["betas"], group["lr"]) == ((0.8, 0.9), 0.25)  # the latter is the schedule's
     assert str(other.state_dict()["state"]) == str(optimizer.state_dict()["state"])
-    out = capsys.readouterr().out
-    assert "`optimizer` goes on as it is declared now" in out
-    assert said in out
     step(model, other)
 
 
@@ -114,13 +88,13 @@ def test_a_schedule_keeps_what_it_wrote(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("before", "now", "said"),
     [
-        (over(AdamW), in_two_groups, r"groups of 2 parameters .* declared with 1 \+ 1"),
-        (over(AdamW), over(SGD), "amsgrad, betas, .* declared with 2 and dampening"),
+        (over(AdamW), in_two_groups, "hold what training saved, .* different number of parameter"),
+        (over(AdamW), over(SGD), "be the declared one, .* amsgrad, betas, .* with dampening"),
     ],
 )
 def test_another_optimizer_is_refused_in_a_sentence(
     tmp_path: Path, before: Make, now: Make, said: str
 ) -> None:
     saved(tmp_path, before)
-    with pytest.raises(SbkitError, match=f"must be the declared one, but was saved with .*{said}"):
+    with pytest.raises(SbkitError, match=f"must {said}"):
         recovered(tmp_path, now)

@@ -12,7 +12,15 @@ from ruamel.yaml.constructor import BaseConstructor
 
 from sbkit.base.errors import SbkitError
 from sbkit.config.build import clean_ruamel
-from sbkit.config.hparams import load_hparams, parse_overrides, read_knobs, save_resolved
+from sbkit.config.document import nearest, read_document
+from sbkit.config.hparams import (
+    load_hparams,
+    parse_command,
+    parse_overrides,
+    read_knobs,
+    save_resolved,
+)
+from tests.runs import ROOT
 
 YAML = """\
 seed: 3407
@@ -297,3 +305,25 @@ def test_manifests_of_several_splits_are_named_on_the_command_line(tmp_path: Pat
 def test_a_manifest_without_name_or_file_is_refused(text: str) -> None:
     with pytest.raises(SbkitError, match="must come with NAME=FILE"):
         parse_overrides(["--manifest", text])
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("epochs", "number_of_epochs"),
+        ("batch_size", "batch_seconds"),
+        ("speedz", "speeds"),
+        ("temperature", None),
+        ("lm_weight", None),
+    ],
+)
+def test_only_what_is_near_is_offered(word: str, meant: str | None) -> None:
+    assert nearest(word, read_document(ROOT / "hparams/ctc.yaml").root) == meant
+
+
+@pytest.mark.parametrize("arguments", [["-h"], ["a.yaml", "--help"]])
+def test_help_is_printed(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        parse_command(arguments)
+    assert left.value.code == 0
+    assert capsys.readouterr().out.startswith("usage: train.py FILE.yaml")

@@ -93,7 +93,7 @@ def test_a_rank_that_fails_does_not_wait_for_what_others_never_send(
 ) -> None:
     left = list[str]()
     monkeypatch.setenv("RANK", "0")
-    monkeypatch.setattr(ranks, "join", lambda device: None)
+    monkeypatch.setattr(ranks, "_join", lambda device: None)
     monkeypatch.setattr(ranks.dist, "destroy_process_group", lambda: left.append("waited"))
     monkeypatch.setattr(ranks, "_abort_process_group", lambda: left.append("aborted"))
     expected = nullcontext() if error is None else pytest.raises(type(error))

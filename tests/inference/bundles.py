@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from safetensors.torch import load, save
 
+from sbkit.checkpoint.checkpointer import NORMALIZER, TASK
+from sbkit.checkpoint.declaration import Declaration
 from sbkit.checkpoint.integrity import write_checksums
 from sbkit.config.hparams import load_hparams, save_resolved
 from sbkit.inference.bundle.export import export_run
@@ -45,8 +47,11 @@ def make_run(
     torch.manual_seed(0)
     hparams = load_hparams(yaml, overrides)
     change(hparams)
-    hparams["checkpointer"].normalizer = table_to_store("en")
-    hparams["checkpointer"].task = SPEECH_RECOGNITION.name
+    hparams["checkpointer"].meta = {
+        NORMALIZER: table_to_store("en"),
+        TASK: SPEECH_RECOGNITION.name,
+    }
+    Declaration.of(yaml, overrides, label_file=folder / "tokenizer.model").write(folder)
     save_resolved(folder / "hyperparams.yaml", yaml, overrides)
     hparams["checkpointer"].save_checkpoint(meta={"epoch": 1, "CER": 50.0, "WER": 90.0})
     return folder

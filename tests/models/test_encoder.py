@@ -1,16 +1,20 @@
 """The seam of encoders: audio in, states and their lengths out, whoever wrote the part."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import soundfile
 import torch
 from torch import Tensor, nn
 
-from sbkit.audio.augment import Augmentation, SpecAugment
+from sbkit.audio.augment import Augmentation, Compose, SpecAugment
+from sbkit.audio.fbank import Fbank
+from sbkit.audio.noise import AddNoise
 from sbkit.base.errors import SbkitError
 from sbkit.models.asr import AsrModel
-from sbkit.models.encoder import make_encoder
+from sbkit.models.encoder import make_encoder, require_rate
 from sbkit.models.subsampling import Subsampling
 from sbkit.text.vocabulary import Vocabulary
 
@@ -58,7 +62,7 @@ def test_frames_are_declared_and_not_found_by_trial() -> None:
 
 def test_an_encoder_with_fewer_frames_than_it_declares_is_refused() -> None:
     encoder = make_encoder({"encoder": Waveforms(samples_per_frame=5)})
-    with pytest.raises(SbkitError, match="returns 160 frames and has lengths up to 320"):
+    with pytest.raises(SbkitError, match="returns 160 frames and has lengths up to 320: count"):
         encoder(AUDIO, LENGTHS)
 
 
@@ -104,3 +108,13 @@ def test_a_recognizer_of_waveforms_trains_ctc_and_has_no_features() -> None:
 def test_one_encoder_or_its_three_parts(keys: tuple[str, ...]) -> None:
     with pytest.raises(SbkitError, match="must have `encoder`, which takes audio, or `compute_fe"):
         make_encoder({key: Waveforms() for key in keys})
+
+
+def test_parts_for_another_rate_are_refused_however_deep_they_lie(tmp_path: Path) -> None:
+    soundfile.write(tmp_path / "a.wav", [0.1] * 99, 16_000)
+    features = nn.Sequential(nn.Identity(), Fbank(sample_rate=8000))
+    noise = Compose(parts=[AddNoise(folder=str(tmp_path), sample_rate=8000)])
+    for name, part in (("compute_features", features), ("wave_augment", noise)):
+        require_rate({name: part}, 8000)
+        with pytest.raises(SbkitError, match=f"`{name}` must be .* 16000 Hz, but its .* 8000 Hz"):
+            require_rate({name: part}, 16_000)

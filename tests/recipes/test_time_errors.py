@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 import soundfile
 
-from recipes.FestvoxRu.time_errors import compare_times, fit_offsets, read_truth, time_source
+from recipes.FestvoxRu.time_errors import align, compare_times, fit_offsets, read_truth, time_source
 from sbkit.base.errors import SbkitError
 from sbkit.decoding.alignment import WordOffsets
 from sbkit.decoding.decoder import BeamDecoder
 from sbkit.decoding.frames import LogProbs
 from sbkit.decoding.greedy import best_tokens
-from sbkit.decoding.spelling import SPACE
 from sbkit.inference.bundle.bundle import Bundle
 from sbkit.inference.runtime.model import Encoded
 from sbkit.inference.runtime.torch_model import TorchModel, load_bundle
+from sbkit.text.tokenizer import SPACE
 from sbkit.text.word import Word
 from tests.decoding.spoken import train_models
 from tests.inference.bundles import make_bundle
@@ -86,7 +86,7 @@ def recognize(loaded: Bundle, words: str | None = None) -> tuple[Word, ...]:
     with encoding(loaded):
         if words is None:
             return loaded.recognize(clip, times=True)[0].words
-        return loaded.align(clip, [words])[0]
+        return align(loaded, clip, [words])[0]
 
 
 def test_one_text_has_the_same_times_whichever_decoder_wrote_it(

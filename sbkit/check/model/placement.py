@@ -9,7 +9,6 @@ from sbkit.check.finding import Finding, words_of
 from sbkit.check.planned_run import PlannedRun
 from sbkit.data.batches.sampler import TrainSampler
 from sbkit.distributed.device import check_precision, choose_device, find_device, parse_device
-from sbkit.distributed.rendezvous import read_number
 
 CHECK = "placement"
 MOST_EMPTY = 0.1  # share of the micro-batches that may hold no utterance of their own
@@ -55,5 +54,5 @@ def check_shares(planned: PlannedRun) -> Iterator[Finding]:
 def count_processes(planned: PlannedRun) -> int:
     """Count the processes: torchrun's, or one for each device of the machine meant."""
     if planned.target is None:
-        return read_number(os.environ, "WORLD_SIZE", default="1")
+        return int(os.environ.get("WORLD_SIZE", "1"))
     return max(1, planned.count(parse_device(planned.target).type))

@@ -8,7 +8,6 @@
 
 Loading it is safe whoever made it: every file is read once, as a regular file, and what was hashed
 is what is parsed; weights are safetensors; and only classes of `sbkit.config.allowed` are built.
-Checksums find accidents, they are no signature.
 """
 
 import sys
@@ -26,7 +25,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import read_regular
 from sbkit.base.machine import usable_cores
 from sbkit.base.text import printable
-from sbkit.checkpoint.integrity import CHECKSUMS, check_unchanged
+from sbkit.checkpoint.integrity import CHECKSUMS, check_unchanged, reading
 from sbkit.decoding.attention import AttentionDecoder
 from sbkit.decoding.confidence import GREEDY, WordAligner
 from sbkit.decoding.ctc_decoder import (
@@ -41,21 +40,12 @@ from sbkit.decoding.language_models import load_language_models
 from sbkit.inference.bundle.config import BundleConfig, parse_config
 from sbkit.inference.runtime.model import Encoded
 from sbkit.lm.ngram import NgramModel
-from sbkit.lm.storage import LARGEST_FILE as LARGEST_LANGUAGE_MODEL
 from sbkit.tasks.task import Task, load_task
-from sbkit.text.normalize import NORMALIZER_VERSION, normalize
+from sbkit.text.normalize import normalize
 from sbkit.text.tokenizer import Tokenizer
-from sbkit.text.word import Word
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
-RESOLVED = "hyperparams.yaml"  # of a run
-LARGEST = {  # bytes
-    CONFIG: 1 << 22,
-    CHECKSUMS: 1 << 16,
-    WEIGHTS: 1 << 36,
-    LANGUAGE_MODELS: LARGEST_LANGUAGE_MODEL,
-}
-LARGEST_LABELS = 1 << 25  # bytes; a tokenizer of 250 000 pieces has 4 MB
+LARGEST = {True: 1 << 36, False: 1 << 25}  # bytes: of safetensors, and of other files
 
 
 @dataclass(frozen=True)
@@ -99,20 +89,6 @@ class Bundle:
             begin=begin,
             attention=self._attention(encoded),
         )
-
-    def align(self, clips: Sequence[Samples], texts: Sequence[str]) -> list[tuple[Word, ...]]:
-        """Time the words of normalized texts that are known, one for each clip.
-
-        Raises:
-            SbkitError: a text is longer than its clip can hold.
-        """
-        encode, aligner = self.tokenizer.encode, self.decoder_pool.decoder.aligner
-        aligner = replace(aligner, confidence=None)
-        rows = zip(clips, self.model.encode(clips), texts, strict=True)
-        return [
-            aligner.align(encoded.log_probs, encode(text), samples=len(clip))
-            for clip, encoded, text in rows
-        ]
 
     def _attention(self, encoded: Encoded) -> AttentionDecoder | None:
         """Return the attention decoder of a clip, where it takes part."""
@@ -186,27 +162,12 @@ class Bundle:
                 "`--hotwords` must name phrases in the letters of the model's language, but "
                 f"{named[:100]} has none. Correct the list."
             )
-        if not self.config.has_words:
-            print(
-                f"note: {self.config.language} writes no spaces between words, so that only a "
-                "hotword that stands alone is expected.",
-                file=sys.stderr,
-            )
         decoder = self.decoder.with_hotwords(phrases)
         return replace(self, decoder=decoder, refused_hotwords=refused)
 
     def normalizer(self) -> Callable[[str], str]:
-        """Return what normalizes a text as the transcripts that the model was trained on.
-
-        A note on standard error says where this sbkit has other rules.
-        """
-        version, table = self.config.normalizer or (NORMALIZER_VERSION, None)
-        if version != NORMALIZER_VERSION:
-            print(
-                f"note: the model's transcripts were normalized by version {version} of the rules, "
-                f"and texts are now by version {NORMALIZER_VERSION}, with the model's own table.",
-                file=sys.stderr,
-            )
+        """Return what normalizes a text as the transcripts that the model was trained on."""
+        _, table = self.config.normalizer or (None, None)
         return partial(normalize, language=self.config.language or "und", table=table)
 
     @property
@@ -231,18 +192,25 @@ def read_bundle(folder: Path, *names: str, own: frozenset[str] = frozenset()) ->
     ``own`` names modules of the user's, one of which may hold the task.
     Raises SbkitError when a file is missing or damaged, or the task is not here.
     """
-    _require_folder(folder)
+    if not (folder / CONFIG).exists():
+        raise SbkitError(
+            f"A bundle must be a folder with {CONFIG} and {CHECKSUMS}, but {folder} is none. Make "
+            "one of a run: sbkit export RUN --out BUNDLE"
+        )
     contents = {CONFIG: _read(folder, CONFIG)}
-    config = parse_config(contents[CONFIG], of=str(folder / CONFIG))
+    config = parse_config(contents[CONFIG], of=folder / CONFIG)
     task = load_task(config.task, own=own)
     contents |= {name: _read(folder, name) for name in names}
-    if task.label_file is not None:
-        contents[task.label_file] = _read(folder, task.label_file)
+    if task.labels is not None:
+        contents[task.labels.name] = _read(folder, task.labels.name)
     if config.decoder is not None:
         contents[LANGUAGE_MODELS] = _read(folder, LANGUAGE_MODELS)
     check_unchanged(contents, _read(folder, CHECKSUMS), of=folder)
-    labels = _load_labels(config, task, contents, folder)
-    decoder = _load_decoder(config, labels, contents, folder)
+    labels = None
+    if task.labels is not None:
+        labels = task.labels.read(folder / task.labels.name, contents[task.labels.name])
+    with reading(folder / CONFIG, must="describe the decoder", fix="Export it again."):
+        decoder = _load_decoder(config, labels, contents, folder)
     lm = None if decoder is None else decoder.language_models.words
     bundle = Bundle(config, task, labels, decoder=decoder, lm=lm)
     return ReadBundle(bundle, contents.get(WEIGHTS, b""))
@@ -254,40 +222,17 @@ def language_of(model: Path) -> str:
     That of another folder is "und".
     """
     if (model / CONFIG).is_file():
-        return parse_config(_read(model, CONFIG), of=str(model / CONFIG)).language or "und"
-    from sbkit.config.hparams import read_knobs  # a server that only runs bundles reads no YAML
+        return parse_config(_read(model, CONFIG), of=model / CONFIG).language or "und"
+    from sbkit.checkpoint.declaration import RESOLVED  # imports what a server lacks
+    from sbkit.config.hparams import read_knobs
 
     file = model / RESOLVED
     return str(read_knobs(file, {}).get("language", "und")) if file.is_file() else "und"
 
 
-def _require_folder(folder: Path) -> None:
-    there = (folder / CONFIG).is_symlink() or (folder / CONFIG).exists()
-    if not folder.is_dir() or not there:
-        raise SbkitError(
-            f"A bundle must be a folder with {CONFIG} and {CHECKSUMS}, but {folder} is none. Make "
-            "one of a run: sbkit export RUN --out BUNDLE"
-        )
-
-
 def _read(folder: Path, name: str) -> bytes:
-    largest = LARGEST.get(name, LARGEST_LABELS)
+    largest = LARGEST[name.endswith(".safetensors")]
     return read_regular(folder / name, largest=largest, what=f"A bundle's {name}")
-
-
-def _load_labels(
-    config: BundleConfig, task: Task, contents: Mapping[str, bytes], folder: Path
-) -> Any:
-    if task.labels is None:
-        return None
-    file = folder / task.labels.name
-    labels = task.labels.read(file, contents[file.name])
-    if config.labels != tuple(task.labels.names(labels)):
-        raise SbkitError(
-            f"`labels` in {folder / CONFIG} must be those of {file.name}, but are others. Export "
-            "it again."
-        )
-    return labels
 
 
 def _load_decoder(

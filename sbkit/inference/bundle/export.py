@@ -15,36 +15,36 @@ from typing import Any
 from ruamel.yaml.comments import CommentedMap
 from safetensors.torch import save
 from speechbrain.utils.checkpoints import Checkpoint
-from torch.nn import ModuleList
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import to_json
+from sbkit.base.files import building, fsync_tree, require_writable, to_json
 from sbkit.base.text import listed, versions
 from sbkit.base.units import SAMPLE_RATE
 from sbkit.checkpoint.checkpointer import NORMALIZER, TASK, Checkpointer
 from sbkit.checkpoint.declaration import CHECKPOINTS, RESOLVED, read_declaration
-from sbkit.checkpoint.declaration import FILE as DECLARATION
-from sbkit.checkpoint.integrity import checksum, write_checksums
-from sbkit.checkpoint.part_names import listed_nodes
+from sbkit.checkpoint.integrity import checksum, find_damage, write_checksums
+from sbkit.checkpoint.part_names import part_names_in
 from sbkit.checkpoint.weights import average
-from sbkit.config.allowed import find
 from sbkit.config.document import read_document, tag_of
 from sbkit.decoding.confidence import CONFIDENCE_FILE
 from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS
-from sbkit.evaluate.run_results import SUMMARY
 from sbkit.inference.bundle.bundle import CONFIG, WEIGHTS
 from sbkit.inference.bundle.config import FORMAT
 from sbkit.inference.bundle.model_card import LICENCE_UNKNOWN, model_card
 from sbkit.inference.bundle.module_spec import to_plain
-from sbkit.inference.bundle.place import CARD, HUB, replacing, require_free
-from sbkit.inference.formats.held_out import HeldOut, find_held_out
 from sbkit.inference.formats.parity import Grid
 from sbkit.inference.formats.traced import TrainedModel
-from sbkit.inference.formats.write import Certificates, require_formats, write_formats
+from sbkit.inference.formats.write import (
+    HUB,
+    Certificates,
+    require_formats,
+    write_formats,
+    write_hub,
+)
 from sbkit.inference.runtime.torch_model import load_bundle
 from sbkit.tasks.task import Task, load_task
 
-KNOBS = ("language", "token_type")  # of the YAML, said again in the bundle
+CARD = "README.md"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class ExportOptions:
     """What is written besides the bundle itself.
 
     Attributes:
-        formats: names of `sbkit.inference.formats.write.WRITERS`.
+        formats: names of `sbkit.inference.bundle.model_card.FORMATS`.
         licence: of the model, for its card.
         grid: on which formats are compared with the trained model.
     """
@@ -70,41 +70,83 @@ def export_run(
     ``own`` names modules of the user's that hold parts of the model, or its task. A format that
     misses its limits is not written; its certificate, which is returned, says why.
     Raises SbkitError when ``run`` is no run folder, has no good checkpoint, or names what is not
-    on the list, and when ``out`` exists and is not a bundle.
+    on the list, and when ``out`` holds anything but an earlier bundle, which is replaced.
     """
-    options = options or ExportOptions()
+    options, out = options or ExportOptions(), out.resolve()
     require_formats(options.formats)
-    _require_run(run)
-    require_free(out)
+    if not (run / RESOLVED).is_file():
+        raise SbkitError(
+            f"A run must be a folder with {RESOLVED}, but {run} is none. "
+            "Name the folder that training printed, such as results/ctc/en/3407."
+        )
+    _require_free(out)
     contents, config = _contents(run, own)
-    with replacing(out) as beside:
+    require_writable(out.parent, option="--out")
+    with building(out) as beside:
         for name, content in contents.items():
             (beside / name).write_bytes(content)
         write_checksums(beside)
         bundle = load_bundle(beside, own=own)  # what cannot be loaded is not exported
         certificates: Certificates = {}
-        if options.formats:
-            certificates = write_formats(
-                TrainedModel(bundle, own), beside, options.formats, _held_out(run), options.grid
-            )
-        card = model_card(run, bundle.task, config, certificates, licence=options.licence)
-        _write_into_both(beside, CARD, card)
+        if compared := [name for name in options.formats if name != HUB]:
+            trained = TrainedModel(bundle, own)
+            certificates = write_formats(trained, run, beside, compared, options.grid)
+        formats = [name for name in options.formats if _is_written(certificates.get(name))]
+        card = model_card(run, bundle.task, config, formats, licence=options.licence)
+        (beside / CARD).write_text(card, encoding="utf-8")
+        write_checksums(beside)
+        if HUB in options.formats:
+            write_hub(beside)
+        fsync_tree(beside)
+        shutil.rmtree(out, ignore_errors=True)
     return certificates
+
+
+def _is_written(certificates: Mapping[str, Any] | None) -> bool:
+    return certificates is None or any(each["written"] for each in certificates.values())
+
+
+def _require_free(out: Path) -> None:
+    """Raise SbkitError unless a folder is new, or empty, or a bundle as it was exported."""
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    why: str | None = "it is no bundle"
+    if (out / CONFIG).is_file():
+        folders = [out, *(each for each in out.iterdir() if each.is_dir())]
+        found = ((each.name, find_damage(each)) for each in folders)
+        why = next((f"in {name}, {damage}" for name, damage in found if damage), None)
+    if why is not None:
+        raise SbkitError(
+            f"--out must be a new folder, or an earlier bundle as it was exported, but {out} holds "
+            f"something else: {why}. Choose another folder."
+        )
 
 
 def _contents(run: Path, own: frozenset[str]) -> tuple[dict[str, bytes], dict[str, Any]]:
     """Collect the files of a bundle, and its configuration."""
     best = best_checkpoints(run / CHECKPOINTS)
-    task = _task_of(best[0], own)
-    root = read_document(run / RESOLVED).root
-    contents, labels = _read_labels(run, task, best[0])
+    meta, root = best[0].meta, read_document(run / RESOLVED).root
+    if TASK not in meta:
+        raise SbkitError(
+            f"A checkpoint must name the task of its run to be exported, but {best[0].path} does "
+            "not. Train with train.py and a recipe, which names it."
+        )
+    task = load_task(meta[TASK], own=own)
+    contents, labels = _read_labels(run, task)
     described = plain_parts(root, {task.labels.key: labels} if task.labels else {}, task)
     decoder = _read_json(run / DECODER_FILE)  # that the test was run with
+    if decoder is not None:
+        contents[LANGUAGE_MODELS] = (run / LANGUAGE_MODELS).read_bytes()
+    elif "decoder" in root and (run / LANGUAGE_MODELS).exists():
+        print(
+            "note: the weights of this run's decoder are not chosen yet, so that it decodes "
+            f"greedily. Finish the run, or choose them: sbkit tune {run}",
+            file=sys.stderr,
+        )
     config = {
         "format": FORMAT,
         "task": task.name,
         "sample_rate": root.get("sample_rate", SAMPLE_RATE),
-        "labels": task.labels and task.labels.names(labels),
         **described,
         "decoder": decoder,
         "confidence": _read_json(run / CONFIDENCE_FILE),
@@ -112,77 +154,23 @@ def _contents(run: Path, own: frozenset[str]) -> tuple[dict[str, bytes], dict[st
             {name: each.meta[name] for name in ("epoch", *task.metrics) if name in each.meta}
             for each in best
         ],
-        NORMALIZER: best[0].meta.get(NORMALIZER),
+        NORMALIZER: meta.get(NORMALIZER),
         "versions": versions(),
-        **{name: str(root[name]) for name in KNOBS if name in root},
+        **({"language": str(root["language"])} if "language" in root else {}),
     }
     contents[CONFIG] = (to_json(config, indent=1) + "\n").encode()
-    if "transcribe" in task.commands:
-        _note_untuned(run, config, has_decoder="decoder" in root)
-    if decoder is not None:
-        contents[LANGUAGE_MODELS] = (run / LANGUAGE_MODELS).read_bytes()
     weights = average(best, "model")
     contents[WEIGHTS] = save({name: value.clone() for name, value in weights.items()})
     return contents, config
 
 
-def _task_of(checkpoint: Checkpoint, own: frozenset[str]) -> Task:
-    """Import the task that a checkpoint was trained for."""
-    name = checkpoint.meta.get(TASK)
-    if not isinstance(name, str):
-        raise SbkitError(
-            f"A checkpoint must name the task of its run to be exported, but {checkpoint.path} "
-            "does not. Train with train.py and a recipe, which names it."
-        )
-    return load_task(name, own=own)
-
-
-def _note_untuned(run: Path, config: Mapping[str, Any], *, has_decoder: bool) -> None:
-    """Print what a recognizer lacks that is chosen when its training ends.
-
-    Raises SbkitError for a tested run that would decode otherwise than it was tested.
-    """
-    if has_decoder and config["decoder"] is None and (run / LANGUAGE_MODELS).exists():
-        if (run / SUMMARY).exists():
-            raise SbkitError(
-                f"A run that was tested with language models must hold {DECODER_FILE}, but {run} "
-                f"does not, and would decode greedily. Write it again: sbkit tune {run}"
-            )
-        lacking = "the weights of this run's decoder are not chosen yet, so that it decodes "
-        lacking += "greedily. Finish the run, or choose them"
-    elif config["confidence"] is None:
-        lacking = f"this run has no {CONFIDENCE_FILE}, so that its words get no confidences. "
-        lacking += "Finish the run, or fit them"
-    else:
-        return
-    print(f"note: {lacking}: sbkit tune {run}", file=sys.stderr)
-
-
-def _held_out(run: Path) -> HeldOut | str:
-    """Find the run's test sets, or say why they are not there."""
-    try:
-        return find_held_out(run)
-    except SbkitError as error:
-        return str(error)
-
-
 def change_config(bundle: Path, **values: object) -> None:
-    """Write a bundle, and its copy for a hub, again with other values in config.json.
-
-    It is written whole or not at all.
-    """
-    config = json.loads((bundle / CONFIG).read_text(encoding="utf-8"))
-    with replacing(bundle) as beside:
-        shutil.copytree(bundle, beside, dirs_exist_ok=True)
-        _write_into_both(beside, CONFIG, to_json(config | values, indent=1) + "\n")
-        load_bundle(beside)
-
-
-def _write_into_both(bundle: Path, name: str, text: str) -> None:
-    """Write a file of a bundle, and of its copy for a hub where there is one."""
+    """Change values in config.json of a bundle, and of its copy for a hub where there is one."""
     for folder in (bundle, bundle / HUB):
         if (folder / CONFIG).exists():
-            (folder / name).write_text(text, encoding="utf-8")
+            config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+            text = to_json(config | values, indent=1) + "\n"
+            (folder / CONFIG).write_text(text, encoding="utf-8")
             write_checksums(folder)
 
 
@@ -209,9 +197,9 @@ def plain_parts(root: CommentedMap, objects: Mapping[str, object], task: Task) -
     Raises SbkitError when a part is made of something else than a description, or is none of the
     model's.
     """
-    owned, taken = _owned(root), inspect.signature(task.import_model()).parameters
+    owned, taken = part_names_in(root), inspect.signature(task.import_model()).parameters
     takes_any = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in taken.values())
-    strange = [] if takes_any else [name for name in owned if name not in taken]
+    strange = [name for name in owned if name not in (root if takes_any else taken)]
     if strange:
         raise SbkitError(
             f"`model` must list the parts that {task.model_class} takes, each under a key of its "
@@ -225,34 +213,15 @@ def plain_parts(root: CommentedMap, objects: Mapping[str, object], task: Task) -
     return {"model": owned, "parts": parts}
 
 
-def _owned(root: CommentedMap) -> list[str]:
-    """Name the parts that the ModuleList owns."""
-    node = root.get("model")
-    if find(tag_of(node).removeprefix("!new:")) is not ModuleList:
-        raise SbkitError(
-            f"`model` must be a torch.nn.ModuleList, but is {tag_of(node) or 'something else'}. "
-            "Write `model: !new:torch.nn.ModuleList`."
-        )
-    by_node = {id(value): name for name, value in root.items() if tag_of(value)}
-    return [by_node.get(id(each), "another part") for each in listed_nodes(node)]
-
-
-def _read_labels(run: Path, task: Task, best: Checkpoint) -> tuple[dict[str, bytes], Any]:
+def _read_labels(run: Path, task: Task) -> tuple[dict[str, bytes], Any]:
     """Read the file of labels that the model was trained with: as a bundle has it, and as labels.
 
-    Raises SbkitError where it is gone, or another one.
+    Raises SbkitError where it is another one.
     """
     if task.labels is None:
         return {}, None
     file = run / task.labels.name
-    if not file.is_file():
-        raise SbkitError(
-            f"A run must hold the file of labels that it was trained with, but {file} is gone. Put "
-            "it back: what the model predicts goes by its names."
-        )
-    declared = read_declaration(run) if (run / DECLARATION).is_file() else None
-    expected = best.meta.get("tokenizer") if declared is None else declared.labels
-    if expected not in (None, checksum(file)):
+    if read_declaration(run).labels != checksum(file):
         raise SbkitError(
             f"{file} must be the one that the run was trained with, but is another: what the model "
             "predicts would go by other names. Put it back."
@@ -264,11 +233,3 @@ def _read_labels(run: Path, task: Task, best: Checkpoint) -> tuple[dict[str, byt
 def _read_json(file: Path) -> Any:
     """Read what training wrote beside its checkpoints; None where it wrote nothing."""
     return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
-
-
-def _require_run(run: Path) -> None:
-    if not (run / RESOLVED).is_file():
-        raise SbkitError(
-            f"A run must be a folder with {RESOLVED}, but {run} is none. "
-            "Name the folder that training printed, such as results/ctc/en/3407."
-        )

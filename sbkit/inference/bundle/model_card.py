@@ -5,7 +5,7 @@ and from what training wrote into the run folder; what is not known there is cal
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +37,11 @@ def model_card(
     run: Path,
     task: Task,
     config: Mapping[str, Any],
-    certificates: Mapping[str, Mapping[str, Any]],
+    formats: Sequence[str],
     *,
     licence: str = LICENCE_UNKNOWN,
 ) -> str:
-    """Write the card of a run's bundle, with the certificates of its formats."""
+    """Write the card of a run's bundle; ``formats`` are those that lie beside it."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         trim_blocks=True,
@@ -57,25 +57,18 @@ def model_card(
         sample_rate=config["sample_rate"],
         parts=", ".join(f"`{printable(str(part['new']))}`" for part in config["parts"].values()),
         splits=_read_json(run / DATA_REPORT).get("splits"),
-        results=[*_results(task, config, summary)],
+        results=[*_results(task, summary)],
         summary=summary,
         command=_command(run),
-        certificates=certificates,
-        uses=FORMATS,
-        formats=[
-            f"{name} {precision} | {_agreement(found)}"
-            for name, several in certificates.items()
-            for precision, found in several.items()
-        ],
+        formats={name: FORMATS[name] for name in formats},
     )
 
 
-def _results(
-    task: Task, config: Mapping[str, Any], summary: Mapping[str, Any]
-) -> Iterator[dict[str, Any]]:
+def _results(task: Task, summary: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield a row for each test set, decoder and metric; the chosen decoder's are for the head."""
     for split, result in summary.get("test", {}).items():
-        for decoder, figures in _by_decoder(task, config, result):
+        greedy = result.get("greedy", {})
+        for decoder, figures in ((result.get("decoder", ""), result), ("greedy", greedy)):
             for name, metric in task.metrics.items():
                 if name in figures:
                     yield {
@@ -87,15 +80,6 @@ def _results(
                         "interval": _interval(figures.get(f"{name}_interval"), metric),
                         "is_chosen": figures is result,
                     }
-
-
-def _by_decoder(
-    task: Task, config: Mapping[str, Any], result: Mapping[str, Any]
-) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    decoder = result.get("decoder", "beam" if config.get("decoder") else "greedy")
-    yield (decoder if "transcribe" in task.commands else "", result)
-    if "greedy" in result:
-        yield "greedy", result["greedy"]
 
 
 def _value(value: float, metric: Metric) -> str:
@@ -117,36 +101,10 @@ def _facts(value: Mapping[str, object] | str | None) -> str:
 
 def _command(run: Path) -> str:
     """Find the command that began the run: its log begins with date, time and command."""
-    file = run / TEXT_LOG
-    if not file.is_file():
+    if not (run / TEXT_LOG).is_file():
         return "(unknown: the run folder has no log)"
-    with file.open(encoding="utf-8", errors="replace") as lines:
-        words = lines.readline().rstrip("\n").split(" ", 2)
-    return words[2] if len(words) == 3 else "(unknown)"
-
-
-def _agreement(found: Mapping[str, Any]) -> str:
-    if "grid" not in found:
-        return f"not written: {printable(found['reasons'][0])} | |"
-    grid, clips = found["grid"], found["held_out"]
-    tokens = f"{grid['utterances_with_other_tokens']} of {grid['utterances']} utterances"
-    difference = f"{grid['largest_difference']:.1e}" + ("" if found["written"] else ", not written")
-    return f"{difference} | {tokens} | {_words(clips)}"
-
-
-def _words(clips: Mapping[str, Any]) -> str:
-    if "error_rates" not in clips:
-        return "not compared: they are not there"
-    trained = clips["error_rates_of_the_trained_model"]
-    rates = ", ".join(
-        f"{rate} {100 * figures[rate]:.2f} % ({decoder}; trained model "
-        f"{100 * trained[decoder][rate]:.2f} %)"
-        for decoder, figures in clips["error_rates"].items()
-        for rate in ["WER" if "WER" in figures else "CER"]
-    )
-    return (
-        f"{rates}; other words in {clips['transcripts_with_other_words']} of {clips['utterances']}"
-    )
+    with (run / TEXT_LOG).open(encoding="utf-8", errors="replace") as lines:
+        return lines.readline().rstrip("\n").split(" ", 2)[-1]
 
 
 def _read_json(file: Path) -> dict[str, Any]:

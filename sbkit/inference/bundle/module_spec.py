@@ -5,8 +5,8 @@ a partial `!name:` likewise. Reading it back builds what stands on the list of
 `sbkit.config.allowed` for bundles, and nothing else.
 """
 
-import functools
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
@@ -68,7 +68,7 @@ def _attribute(node: object, key: str, objects: Mapping[int, object]) -> Plain:
 def names_of(plain: Plain) -> Iterator[tuple[str, str]]:
     """List the kind and the name of everything that plain data would build."""
     if (kind := _kind_of(plain)) is not None:
-        yield kind, plain[kind]
+        yield kind, str(plain[kind])
         plain = plain[ARGUMENTS]
     below = plain.values() if isinstance(plain, dict) else plain
     for each in below if isinstance(plain, dict | list) else ():
@@ -78,16 +78,16 @@ def names_of(plain: Plain) -> Iterator[tuple[str, str]]:
 def build(plain: Plain, *, own: frozenset[str] = frozenset()) -> Any:
     """Build what plain data describes: modules and activations of the list, and plain values.
 
-    ``own`` names modules of the user's, imported by --import. Nothing is built where anything else
-    is named. Raises SbkitError for that, and for arguments that a class does not take.
+    ``own`` names modules of the user's, imported by --import. Raises SbkitError, and builds
+    nothing, where anything else is named.
     """
     for kind, name in names_of(plain):
-        reason = refusal(f"!{kind}", str(name), own=own)
+        reason = refusal(f"!{kind}", name, own=own)
         if reason is not None:
             raise SbkitError(
                 f"A model must be built of modules on sbkit's list, but {name} {reason}. If it is "
                 f"a class of yours, or of somebody whom you trust, pass --import "
-                f"{str(name).rpartition('.')[0] or 'MODULE'}."
+                f"{name.rpartition('.')[0] or 'MODULE'}."
             )
     return _build(plain)
 
@@ -99,31 +99,14 @@ def _build(plain: Plain) -> Any:
         return plain
     if plain.keys() == {"tuple"}:
         return tuple(_build(plain["tuple"]))
-    kind = _kind_of(plain)
-    if kind is None:
+    if (kind := _kind_of(plain)) is None:
         return {name: _build(item) for name, item in plain.items()}
-    return _construct(kind, plain[kind], plain[ARGUMENTS])
-
-
-def _construct(kind: str, name: str, arguments: Plain) -> Any:
-    made: Any = find(name)
-    given = _build(arguments)
-    try:
-        make = (
-            functools.partial(made, **given)
-            if isinstance(given, dict)
-            else functools.partial(made, *given)
-        )
-        if kind == "name":
-            return make if given else made
-        return make()
-    except SbkitError:
-        raise
-    except Exception as error:  # whatever a constructor makes of what it is given
-        raise SbkitError(
-            f"A part must be built from its arguments, but {name} raised {type(error).__name__} "
-            f"({str(error)[:200]}). Correct them where it was declared, and export it again."
-        ) from error
+    made: Any = find(plain[kind])
+    given = _build(plain[ARGUMENTS])
+    make = partial(made, **given) if isinstance(given, dict) else partial(made, *given)
+    if kind == "name":
+        return make if given else made
+    return make()
 
 
 def _kind_of(plain: Plain) -> str | None:

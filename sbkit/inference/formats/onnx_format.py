@@ -12,12 +12,11 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.process import require_package
 from sbkit.checkpoint.integrity import listed_checksums
 from sbkit.inference.bundle.bundle import WEIGHTS
-from sbkit.inference.formats.parity import EXACT, QUANTIZED, Candidate
+from sbkit.inference.formats.parity import Candidate
 from sbkit.inference.formats.traced import TrainedModel, quietly, shortest
 from sbkit.inference.runtime.onnx_runtime import FILES, MADE_OF, OnnxModel
 
 OPSET = 18  # 17 gives an invalid model; every runtime of the last years has 18
-PREPROCESSED = ("onnx.quant.pre_process", "onnxruntime.quant")  # else the quantizer complains
 
 
 def write_onnx(trained: TrainedModel, folder: Path) -> Sequence[Candidate]:
@@ -33,12 +32,11 @@ def write_onnx(trained: TrainedModel, folder: Path) -> Sequence[Candidate]:
     model = make_onnx(program, ["audio", "audio_lengths"], ["log_probs", "frame_lengths"])
     save_onnx(model, folder / FILES["fp32"], metadata)
     _quantize(model, folder / FILES["int8"], metadata)
-    limits = {"fp32": EXACT, "int8": QUANTIZED}
     return [
         Candidate(
             name=precision,
             files=(file,),
-            limits=limits[precision],
+            is_exact=precision == "fp32",
             log_probs=OnnxModel((folder / file).read_bytes()).log_probs,
         )
         for precision, file in FILES.items()
@@ -48,7 +46,7 @@ def write_onnx(trained: TrainedModel, folder: Path) -> Sequence[Candidate]:
 def make_onnx(program: ExportedProgram, inputs: Sequence[str], outputs: Sequence[str]) -> Any:
     """Translate a traced graph to ONNX, check it, and remove its traces of paths.
 
-    Raises SbkitError when it cannot be translated, or a size was taken for a constant.
+    Raises SbkitError when it cannot be translated.
     """
     onnx = require_package("onnx", extra="export")
     require_package("onnxscript", extra="export")
@@ -72,7 +70,6 @@ def make_onnx(program: ExportedProgram, inputs: Sequence[str], outputs: Sequence
             f"{type(error).__name__} ({str(error)[:300]}). Leave the format out, or change that "
             "part."
         ) from error
-    _require_dynamic(model)
     return model
 
 
@@ -93,7 +90,6 @@ def _quantize(model: Any, file: Path, metadata: Mapping[str, Any]) -> None:
     onnx = require_package("onnx", extra="export")
     quantization: Any = require_package("onnxruntime.quantization", extra="export")
     _narrow(model)
-    onnx.helper.set_model_props(model, dict([PREPROCESSED]))
     with quietly():
         quantization.quantize_dynamic(
             model,
@@ -145,16 +141,3 @@ def _strip(model: Any) -> None:
         for each in [function, *function.node]:
             each.ClearField("metadata_props")
             each.ClearField("doc_string")
-
-
-def _require_dynamic(model: Any) -> None:
-    """Refuse a graph whose batch or length was taken for a constant of the example."""
-    for each in [*model.graph.input, *model.graph.output]:
-        sizes = each.type.tensor_type.shape.dim
-        fixed = [place for place, size in enumerate(sizes[:2]) if size.HasField("dim_value")]
-        if fixed:
-            raise SbkitError(
-                f"The ONNX model must take any batch and length, but `{each.name}` has a fixed "
-                f"size of {sizes[fixed[0]].dim_value}. Leave the format out, or take `len()` and "
-                "`.item()` out of the model's forward."
-            )

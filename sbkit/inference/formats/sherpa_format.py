@@ -23,7 +23,7 @@ from sbkit.base.units import SAMPLE_RATE, shift_samples
 from sbkit.decoding.word_graph import MOST_ACTIVE, GraphSearch
 from sbkit.inference.bundle.bundle import Bundle
 from sbkit.inference.formats.onnx_format import make_onnx, save_onnx
-from sbkit.inference.formats.parity import EXACT, WORD_ERROR_RATE, Candidate
+from sbkit.inference.formats.parity import Candidate
 from sbkit.inference.formats.traced import EXAMPLE, TrainedModel, WaveformModel, trace
 from sbkit.inference.runtime.onnx_runtime import Counts, Floats, LogProbs, OnnxModel
 from sbkit.text.tokenizer import Tokenizer
@@ -32,7 +32,6 @@ TOKENS, GRAPH = "tokens.txt", "HLG.fst"
 BLANK = "<blk>"  # the name by which it is looked for
 N_MELS = 80  # features of the model type
 MODEL, MODEL_TYPE = "model.onnx", "fire-red-asr-2-ctc"
-LIMITS = replace(EXACT, word_error_rate=WORD_ERROR_RATE)
 
 
 class FeatureModel(WaveformModel):
@@ -73,7 +72,6 @@ def write_sherpa(trained: TrainedModel, folder: Path) -> Sequence[Candidate]:
     plain = Candidate(
         name=MODEL_TYPE,
         files=(MODEL,),
-        limits=LIMITS,
         log_probs=partial(_log_probs, network, session),
         transcribe=partial(_transcribe, recognizer),
     )

@@ -7,7 +7,6 @@ Legend: B utterances, S samples, U frames, V vocabulary.
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from sbkit.audio.lengths import to_relative
 from sbkit.base.process import require_package
 from sbkit.inference.bundle.config import Plain
 from sbkit.inference.bundle.module_spec import ARGUMENTS, KINDS, build
-from sbkit.inference.formats.parity import EXACT, WORD_ERROR_RATE, Candidate
+from sbkit.inference.formats.parity import Candidate
 from sbkit.inference.formats.traced import TrainedModel, WaveformModel, trained_log_probs
 from sbkit.inference.runtime.onnx_runtime import Floats
 from sbkit.models.asr import AsrModel
@@ -75,7 +74,6 @@ def write_speechbrain(trained: TrainedModel, folder: Path) -> Sequence[Candidate
         Candidate(
             name="fp32",
             files=(YAML, WEIGHTS, TOKENIZER),
-            limits=replace(EXACT, word_error_rate=WORD_ERROR_RATE),
             log_probs=partial(trained_log_probs, loaded.mods.encoder.waveform),
             transcribe=partial(_transcribe, loaded),
         )

@@ -17,18 +17,17 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import to_json
 from sbkit.base.text import versions
 from sbkit.checkpoint.integrity import write_checksums
-from sbkit.inference.bundle.place import PARITY
-from sbkit.inference.formats.held_out import HeldOut
+from sbkit.inference.formats.held_out import find_held_out
 from sbkit.inference.formats.onnx_format import write_onnx
-from sbkit.inference.formats.parity import EXACT, Candidate, Grid, certificate, compare
+from sbkit.inference.formats.parity import Candidate, Grid, HeldOut, compare
 from sbkit.inference.formats.sherpa_format import write_sherpa
 from sbkit.inference.formats.speechbrain_format import write_speechbrain
-from sbkit.inference.formats.traced import TrainedModel, WaveformModel, quietly, trained_log_probs
-from sbkit.inference.runtime.torch_model import load_bundle
+from sbkit.inference.formats.traced import TrainedModel, quietly, trained_log_probs
 
 Writer = Callable[[TrainedModel, Path], Sequence[Candidate]]
 Certificates = Mapping[str, Mapping[str, Any]]  # by format and candidate
 
+PARITY, HUB = "parity.json", "hub"
 PROGRAM = "model.pt2"  # of torch.export, which runs with torch alone
 LARGE = "".join(  # what .gitattributes says to a model hub
     f"{pattern} filter=lfs diff=lfs merge=lfs -text\n" for pattern in ("*.safetensors", "*.model")
@@ -40,26 +39,19 @@ def write_torch(trained: TrainedModel, folder: Path) -> Sequence[Candidate]:
     torch.export.save(trained.program, folder / PROGRAM)
     loaded = torch.export.load(folder / PROGRAM).module()
     return [
-        Candidate(
-            name="fp32",
-            files=(PROGRAM,),
-            limits=EXACT,
-            log_probs=partial(trained_log_probs, loaded),
-        )
+        Candidate(name="fp32", files=(PROGRAM,), log_probs=partial(trained_log_probs, loaded)),
     ]
 
 
-def write_hub(trained: TrainedModel, folder: Path) -> Sequence[Candidate]:
-    """Copy the bundle that the folder lies in, and load the copy."""
-    for file in sorted(folder.parent.iterdir()):
+def write_hub(bundle: Path) -> None:
+    """Copy a finished bundle into a folder of its own, to upload."""
+    folder = bundle / HUB
+    folder.mkdir()
+    for file in bundle.iterdir():
         if file.is_file():
             shutil.copyfile(file, folder / file.name)
     (folder / ".gitattributes").write_text(LARGE, encoding="utf-8")
     write_checksums(folder)
-    loaded = load_bundle(folder, own=trained.own)
-    names = tuple(sorted(each.name for each in folder.iterdir()))
-    log_probs = partial(trained_log_probs, WaveformModel(loaded.model.network).eval())
-    return [Candidate(name="fp32", files=names, limits=EXACT, log_probs=log_probs)]
 
 
 WRITERS: Mapping[str, Writer] = {
@@ -67,27 +59,25 @@ WRITERS: Mapping[str, Writer] = {
     "torch": write_torch,
     "sherpa-onnx": write_sherpa,
     "speechbrain": write_speechbrain,
-    "hub": write_hub,
 }
 PACKAGES = ("onnx", "onnxscript", "onnxruntime", "sherpa-onnx")
 
 
 def require_formats(names: Sequence[str]) -> None:
     """Raise SbkitError for a name that is no format."""
-    unknown = [name for name in names if name not in WRITERS]
+    unknown = [name for name in names if name not in (*WRITERS, HUB)]
     if unknown:
         raise SbkitError(
-            f"`--formats` must name some of {', '.join(WRITERS)}, with commas, but has "
+            f"`--formats` must name some of {', '.join((*WRITERS, HUB))}, with commas, but has "
             f"{unknown[0]!r}. Correct it."
         )
 
 
 def write_formats(
-    trained: TrainedModel, folder: Path, names: Sequence[str], held_out: HeldOut | str, grid: Grid
+    trained: TrainedModel, run: Path, folder: Path, names: Sequence[str], grid: Grid
 ) -> Certificates:
     """Write formats into a bundle's folder, each with its certificate.
 
-    ``held_out`` may be why the run's test sets are not there.
     Raises SbkitError for a model that does not transcribe.
     """
     if "transcribe" not in trained.bundle.task.commands:
@@ -95,6 +85,10 @@ def write_formats(
             "`--formats` must be of a model that transcribes, but this one is a "
             f"{trained.bundle.task.model_name}. Leave it out."
         )
+    try:
+        held_out: HeldOut | str = find_held_out(run)
+    except SbkitError as error:
+        held_out = str(error)
     written: dict[str, Sequence[Candidate]] = {}
     certificates: dict[str, dict[str, Any]] = {}
     for name in names:
@@ -105,30 +99,26 @@ def write_formats(
         except SbkitError as error:
             certificates[name] = {"all": {"written": False, "reasons": [str(error)]}}
     candidates = [each for several in written.values() for each in several]
-    clips = None if isinstance(held_out, str) else held_out
-    by_candidate = {id(each.candidate): each for each in compare(trained, candidates, grid, clips)}
+    certified = [
+        each.certificate(grid, held_out) for each in compare(trained, candidates, grid, held_out)
+    ]
+    found = iter(certified)
     for name, several in written.items():
-        found = [by_candidate[id(each)] for each in several]
-        certificates[name] = {
-            each.candidate.name: certificate(each, grid, held_out) for each in found
-        }
+        certificates[name] = {each.name: next(found) for each in several}
     for name in names:
-        kept = [each for each in written.get(name, ()) if not by_candidate[id(each)].reasons()]
-        _keep(folder / name, written.get(name, ()), kept, certificates[name])
+        _keep(folder / name, written.get(name, ()), certificates[name])
     return certificates
 
 
-def _keep(
-    folder: Path, written: Sequence[Candidate], kept: Sequence[Candidate], certified: Any
-) -> None:
+def _keep(folder: Path, written: Sequence[Candidate], certified: Mapping[str, Any]) -> None:
     """Remove what missed its limits, and write the certificate."""
-    if not kept:
+    missed = [each for each in written if not certified[each.name]["written"]]
+    if len(missed) == len(written):
         shutil.rmtree(folder)
         folder.mkdir()
-    for each in written:
-        if each not in kept:
-            for file in each.files:
-                (folder / file).unlink(missing_ok=True)
+    else:
+        for file in (file for each in missed for file in each.files):
+            (folder / file).unlink()
     said = {"versions": versions(PACKAGES), "compared_with_the_trained_model": certified}
     (folder / PARITY).write_text(to_json(said, indent=1) + "\n", encoding="utf-8")
     write_checksums(folder)
