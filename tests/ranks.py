@@ -86,12 +86,7 @@ def full(brain: AsrBrain) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
 
 
-AFTER_BATCH = {
-    "signalled": signalled,
-    "hanging": hanging,
-    "full": full,
-    "quiet": lambda brain: None,
-}
+AFTER_BATCH = {"signalled": signalled, "hanging": hanging, "full": full}
 
 
 def main() -> None:

@@ -4,7 +4,6 @@ It is the pattern of SpeechBrain's own CTC recipes, on a model of 9,000 paramete
 dynamic items of a csv file, in batches by duration; lengths are relative; the loss is a mean.
 """
 
-import csv
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +82,6 @@ lr_annealing: !new:speechbrain.nnet.schedulers.NoamScheduler
 epoch_counter: !new:speechbrain.utils.epoch_loop.EpochCounter
     limit: !ref <number_of_epochs>
 error_rate_computer: !name:speechbrain.utils.metric_stats.ErrorRateStats
-train_logger: !new:speechbrain.utils.train_logger.FileTrainLogger
-    save_file: !ref <output_folder>/train_log.txt
 checkpointer: !new:speechbrain.utils.checkpoints.Checkpointer
     checkpoints_dir: !ref <save_folder>
     recoverables:
@@ -131,49 +128,30 @@ def make_asr(base: type[sb.Brain]) -> type[sb.Brain]:
         def on_stage_end(
             self, stage: sb.Stage, stage_loss: float, epoch: int | None = None
         ) -> None:
-            stage_stats = {"loss": stage_loss}
-            if stage == sb.Stage.TRAIN:
-                self.train_stats = stage_stats
-                return
-            stage_stats["WER"] = self.wer_metric.summarize("error_rate")
             if stage == sb.Stage.VALID:
-                self.hparams.train_logger.log_stats(
-                    stats_meta={"epoch": epoch, "lr": self.hparams.lr_annealing.current_lr},
-                    train_stats=self.train_stats,
-                    valid_stats=stage_stats,
-                )
+                wer = self.wer_metric.summarize("error_rate")
                 self.checkpointer.save_and_keep_only(
-                    meta={"WER": stage_stats["WER"], "epoch": epoch}, min_keys=["WER"]
-                )
-            else:
-                self.hparams.train_logger.log_stats(
-                    stats_meta={"Epoch loaded": self.hparams.epoch_counter.current},
-                    test_stats=stage_stats,
+                    meta={"WER": wer, "epoch": epoch}, min_keys=["WER"]
                 )
 
     return ASR
 
 
 def load_recipe(release: Path, output: Path, **overrides: Any) -> dict[str, Any]:
-    """Read the hyperparameters, and write the csv files that they are of."""
+    """Read the hyperparameters, for the data of a release."""
     output.mkdir(parents=True, exist_ok=True)
-    for split, name in SPLITS.items():
-        write_csv(release, name, output / f"{split}.csv")
     hparams: dict[str, Any] = load_hyperpyyaml(HPARAMS, {"output_folder": str(output), **overrides})
-    return hparams
+    return {**hparams, "release": release}
 
 
-def write_csv(release: Path, name: str, file: Path) -> None:
+def list_clips(release: Path, name: str) -> dict[str, dict[str, Any]]:
     """List a split as SpeechBrain's preparations do."""
-    with file.open("w", encoding="utf-8", newline="") as lines:
-        table = csv.writer(lines)
-        table.writerow(["ID", "duration", "wav", "words"])
-        for row in rows_of(release / f"{name}.tsv"):
-            clip = release / "clips" / row["path"]
-            words = "".join(
-                each for each in row["sentence"].lower() if each.isalpha() or each == " "
-            )
-            table.writerow([clip.stem, soundfile.info(clip).duration, clip, words])
+    clips = {}
+    for row in rows_of(release / f"{name}.tsv"):
+        clip = release / "clips" / row["path"]
+        words = "".join(each for each in row["sentence"].lower() if each.isalpha() or each == " ")
+        clips[clip.stem] = {"duration": soundfile.info(clip).duration, "wav": clip, "words": words}
+    return clips
 
 
 def dataio_prepare(hparams: dict[str, Any]) -> tuple[dict[str, DynamicItemDataset], CTCTextEncoder]:
@@ -183,28 +161,25 @@ def dataio_prepare(hparams: dict[str, Any]) -> tuple[dict[str, DynamicItemDatase
 
     @takes("wav")
     @provides("sig")
-    def audio_pipeline(wav: str) -> torch.Tensor:
+    def audio_pipeline(wav: Path) -> torch.Tensor:
         return torch.from_numpy(soundfile.read(wav, dtype="float32")[0])
 
     @takes("words")
-    @provides("words", "char_list", "tokens")
+    @provides("char_list", "tokens")
     def text_pipeline(words: str) -> Any:
-        yield words
-        char_list = list(words)
-        yield char_list
-        yield torch.LongTensor(label_encoder.encode_sequence(char_list))
+        yield list(words)
+        yield torch.LongTensor(label_encoder.encode_sequence(list(words)))
 
-    folder = Path(hparams["output_folder"])
     data = {
-        split: DynamicItemDataset.from_csv(
-            str(folder / f"{split}.csv"),
+        split: DynamicItemDataset(
+            list_clips(hparams["release"], name),
             dynamic_items=[audio_pipeline, text_pipeline],
             output_keys=["id", "sig", "words", "char_list", "tokens"],
         )
-        for split in SPLITS
+        for split, name in SPLITS.items()
     }
     label_encoder.load_or_create(
-        path=folder / "label_encoder.txt",
+        path=Path(hparams["output_folder"]) / "label_encoder.txt",
         from_didatasets=list(data.values()),
         output_key="char_list",
         special_labels={"blank_label": hparams["blank_index"]},

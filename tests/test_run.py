@@ -1,19 +1,14 @@
 """One road, walked from end to end: train, stop, resume, score, export, transcribe."""
 
-import json
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import soundfile
 import torch
-import torchaudio.functional
 
 from sbkit.base.errors import SbkitError
-from sbkit.checkpoint.averaging import read_averaged
 from sbkit.cli import run as sbkit
 from sbkit.config.document import read_document
 from sbkit.config.hparams import parse_command
@@ -23,7 +18,6 @@ from sbkit.evaluate.run_results import read_clips
 from sbkit.evaluate.utterances import hash_references, read_utterances
 from sbkit.inference.runtime.torch_model import load_bundle
 from sbkit.logs.log import Record, read_log
-from sbkit.models.transformer import Transformer
 from sbkit.text.normalize import normalize
 from sbkit.train.run import Run
 from tests.runs import (
@@ -39,7 +33,6 @@ from tests.runs import (
 YAMLS = sorted((ROOT / "hparams").glob("*.yaml"))
 RECOGNIZERS = [yaml for yaml in YAMLS if "recipes.asr." in yaml.read_text(encoding="utf-8")]
 SPEECHBRAINS_MASKS = pytest.mark.filterwarnings("ignore:Support for mismatched:UserWarning")
-TIMES = ("rtfx", "waiting")  # no two runs share them
 
 
 @pytest.fixture(scope="module")
@@ -60,9 +53,7 @@ def finished(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def figures(run: Path, kind: str) -> list[Record]:
-    """Give what a run logged, without what depends on the clock."""
-    records = [each for each in read_log(run / "train_log.jsonl") if each["kind"] == kind]
-    return [{name: value for name, value in each.items() if name not in TIMES} for each in records]
+    return [each for each in read_log(run / "train_log.jsonl") if each["kind"] == kind]
 
 
 def hypothesis_of(run: Path, clip: str) -> str:
@@ -100,35 +91,21 @@ def test_a_run_leaves_everything_in_its_folder(finished: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_text_log_tells_all_that_was_said(finished: Path) -> None:
+def test_its_logs_tell_every_step_every_epoch_and_the_test(finished: Path) -> None:
+    steps, epochs = figures(finished, "step"), figures(finished, "epoch")
+    assert [each["step"] for each in steps] == list(range(1, len(steps) + 1))
+    assert [each["epoch"] for each in epochs] == [1, 2, 3, 4]
+    assert epochs[-1]["loss"] < epochs[0]["loss"]
+    assert len(figures(finished, "test")) == 1
     lines = (finished / "train.log").read_text().splitlines()
     assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d .", line) for line in lines)
     said = [line[20:] for line in lines]
     assert said[0].startswith("train.py hparams/ctc.yaml --data_folder=")
-    assert [each for each in said if each.startswith("note: ")]
-    epochs = [each for each in said if each.startswith("epoch ")]
-    assert [each.split()[1] for each in epochs] == ["1/4", "2/4", "3/4", "4/4"]
-    assert f"run folder: {finished}" in said
-    averaged = read_averaged(finished / "checkpoints")
-    assert averaged is not None
-    weights = {1: "best checkpoint"}.get(
-        count := len(averaged.checkpoints), f"mean of {count} checkpoints"
-    )
+    assert len([each for each in said if each.startswith("epoch ")]) == 4
     plain = r"CER \d+\.\d % \(\d+ / 69 characters\), WER \d+\.\d % \(\d+ / 13 words\)"
     score = plain.replace(r"\)", r"; \d+\.\d to \d+\.\d, only 4 clips\)")  # of one speaker
-    line = f"test: {score}; greedily {score}, 4 utterances, {weights}"
-    assert re.fullmatch(line, said[-1])
-
-
-@pytest.mark.slow
-def test_its_log_tells_every_step_every_epoch_and_the_test(finished: Path) -> None:
-    steps, epochs = figures(finished, "step"), figures(finished, "epoch")
-    assert [each["step"] for each in steps] == list(range(1, len(steps) + 1))
-    assert [each["epoch"] for each in epochs] == [1, 2, 3, 4]
-    assert len(steps) > 4 * 2
-    assert epochs[-1]["loss"] < epochs[0]["loss"]
-    assert all(each["CER"] is not None and each["valid_loss"] > 0 for each in epochs)
-    assert len(figures(finished, "test")) == 1
+    weights = r"(best checkpoint|mean of \d checkpoints)"
+    assert re.fullmatch(f"test: {score}; greedily {score}, 4 utterances, {weights}", said[-1])
 
 
 @pytest.mark.slow
@@ -193,11 +170,6 @@ def learned(asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory) ->
     return folder
 
 
-@pytest.mark.slow
-def test_it_learns_eight_utterances_by_heart(learned: Path) -> None:
-    assert read_json(learned / "run" / "summary.json")["test"]["test"]["CER"] < 0.05
-
-
 @pytest.fixture(scope="module")
 def bundle(learned: Path) -> Path:
     assert sbkit(["export", str(learned / "run"), "--out", str(learned / "bundle")]) == 0
@@ -205,32 +177,20 @@ def bundle(learned: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_the_bundle_hears_what_the_test_heard(
+def test_it_learns_by_heart_and_its_bundle_hears_the_same(
     learned: Path, bundle: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    assert read_json(learned / "run" / "summary.json")["test"]["test"]["CER"] < 0.05
     clips = sorted((learned / "release" / "clips").iterdir())
     assert sbkit(["transcribe", str(bundle), *map(str, clips)]) == 0
     heard = dict(line.split("\t") for line in capsys.readouterr().out.splitlines())
     assert heard == {str(clip): hypothesis_of(learned / "run", clip.stem) for clip in clips}
-    assert all(heard.values())
-
-
-def as_it_is(audio: torch.Tensor, rate: int) -> torch.Tensor:
-    return audio
-
-
-def in_stereo(audio: torch.Tensor, rate: int) -> torch.Tensor:
-    return torch.stack([audio, audio], 1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["run", "bundle"])
 def test_a_model_is_scored_elsewhere_as_its_run_was(
-    model: str,
-    learned: Path,
-    bundle: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    model: str, learned: Path, bundle: Path, tmp_path: Path
 ) -> None:
     files = {file: file.stat().st_mtime_ns for file in (learned / "run").rglob("*")}
     command = ["score", str(learned / model), str(learned / "release/test.tsv")]
@@ -239,30 +199,21 @@ def test_a_model_is_scored_elsewhere_as_its_run_was(
     command += ["--out", str(tmp_path)]
     with pytest.raises(SbkitError, match="but test has no `client_id`. It has"):
         sbkit([*command, "--report-by", "client_id"])
-    capsys.readouterr()
     assert sbkit([*command, "--report-by", "speaker", "--report-by", "length"]) == 0
     trained = read_json(learned / "run" / "summary.json")["test"]["test"]
     written = read_json(tmp_path / "scores.json")
     scored = written["test"]["test"]
     assert written["decoder"] == trained["decoder"]
-    reported = scored.pop("report_by")
-    assert sum(each["utterances"] for each in reported["length"].values()) == trained["utterances"]
-    slices = reported["speaker"]
+    for slices in scored.pop("report_by").values():
+        assert sum(each["utterances"] for each in slices.values()) == trained["utterances"]
     assert scored == {
         name: value for name, value in trained.items() if name not in ("greedy", "decoder")
     }
     (compared,) = compare_runs(learned / "run", tmp_path).test
     assert (compared.rates["WER"].difference, compared.changed) == (0, ())
-    assert sum(each["utterances"] for each in slices.values()) == trained["utterances"]
-    assert capsys.readouterr().out.startswith(f"test: CER {100 * trained['CER']:.1f} % (")
-    report = (tmp_path / "wer_test.txt").read_text()
-    assert report == (learned / "run" / "wer_test.txt").read_text()
-    utterances = (tmp_path / "utterances_test.jsonl").read_text()
-    assert utterances == (learned / "run" / "utterances_test.jsonl").read_text()
-    assert {file: file.stat().st_mtime_ns for file in (learned / "run").rglob("*")} == files
-    clips = read_clips(tmp_path / "report.html")
-    assert len(clips["test"]) == trained["utterances"]
-    assert clips == read_clips(learned / "run" / "report.html")
+    for name in ("wer_test.txt", "utterances_test.jsonl"):
+        assert (tmp_path / name).read_text() == (learned / "run" / name).read_text()
+    assert read_clips(tmp_path / "report.html") == read_clips(learned / "run" / "report.html")
     with pytest.raises(SbkitError, match="must be a folder without scores"):
         sbkit(command)
     alone = ["score", str(learned / model), "--out", str(tmp_path / "alone")]
@@ -295,20 +246,16 @@ def test_a_trained_run_gets_another_decoder(
             == 0
         )
     decoder = read_json(run / "decoder.json")
-    assert decoder["attention"] == "joint"
-    assert decoder["chosen_on"] == ["dev"]
+    assert (decoder["attention"], decoder["chosen_on"]) == ("joint", ["dev"])
     assert decoder["beam_size"] == 4
     assert 0 <= decoder["CER"] <= 1
     confidence = read_json(run / "confidence.json")
     assert confidence["beam"]["weights"] is None  # dev has too few words
-    assert confidence["beam"]["words"] > 0
     sbkit(["export", str(run), "--out", str(tmp_path / "bundle")])
-    sbkit(["export", str(run), "--out", str(tmp_path / "bundle")])  # in the place of the first
     bundle = load_bundle(tmp_path / "bundle")
     assert bundle.decoder is not None
     assert bundle.decoder.weights.plain() == decoder["weights"]
     assert bundle.decoder.attention == "joint"
-    assert isinstance(bundle.transcribe([torch.randn(8000) * 1000])[0], str)
     models = bundle.decoder.language_models
     assert models.words is not None
     assert (models.words.order, models.tokens) == (2, None)
@@ -318,14 +265,12 @@ def test_a_trained_run_gets_another_decoder(
         sbkit(["tune", str(run), "--decoder=graph", "--word-lm-order=2"])
     with one_thread():
         sbkit(["tune", str(run), "--decoder=graph", "--attention=none", "--word-lm-order=2"])
-    sbkit(["export", str(run), "--out", str(tmp_path / "bundle")])
+    sbkit(["export", str(run), "--out", str(tmp_path / "bundle")])  # in the place of the first
     bundle = load_bundle(tmp_path / "bundle").with_decoder("graph")
     assert bundle.decoder is not None
     assert isinstance(bundle.decoder.search, GraphSearch)
     recognized = bundle.recognize([torch.randn(8000) * 1000], times=True)[0]
     assert [word.text for word in recognized.words] == recognized.text.split()
-    with pytest.raises(SbkitError, match="weights that were chosen for it"):
-        bundle.with_decoder("beam")
     with pytest.raises(SbkitError, match="Hotwords must have the beam search"):
         bundle.with_hotwords("a")
     with pytest.raises(SbkitError, match="holds no run"):
@@ -335,50 +280,7 @@ def test_a_trained_run_gets_another_decoder(
         sbkit(["tune", str(tmp_path / "moved")])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "rate", "shaped"),
-    [
-        ("talk.wav", 8_000, as_it_is),
-        ("talk.opus", 48_000, in_stereo),
-    ],
-)
-def test_the_bundle_takes_any_audio(
-    learned: Path,
-    bundle: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    name: str,
-    rate: int,
-    shaped: Callable[[torch.Tensor, int], torch.Tensor],
-) -> None:
-    clip = min((learned / "release" / "clips").iterdir())
-    samples, source = soundfile.read(clip, dtype="float32")
-    audio = torchaudio.functional.resample(torch.from_numpy(samples), source, rate)
-    kind = {"format": "OGG", "subtype": "OPUS"} if name.endswith("opus") else {}
-    soundfile.write(tmp_path / name, shaped(audio, rate).numpy(), rate, **kind)
-    assert sbkit(["transcribe", str(bundle), str(tmp_path / name), "--format", "json"]) == 0
-    transcript = json.loads(capsys.readouterr().out)
-    assert transcript["file"] == str(tmp_path / name)
-    assert transcript["seconds"] == pytest.approx(len(samples) / source, abs=0.1)
-    assert len(transcript["text"]) > 5
-
-
 # -- other models --------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_pure_ctc_does_not_run_the_decoder(
-    workplace: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: Any) -> None:
-        raise AssertionError("the decoder was run")
-
-    monkeypatch.setattr(Transformer, "decode", refuse)
-    options = ("--number_of_epochs=1", "--check=False")  # the check tries what is off, too
-    assert workplace.train_here(tmp_path, "--ctc_weight=1.0", *options) == 0
-    with pytest.raises(AssertionError, match="the decoder was run"):
-        workplace.train_here(tmp_path / "joint", *options)
 
 
 @pytest.mark.slow
@@ -429,26 +331,4 @@ def test_every_yaml_takes_a_step(
     assert len(still) < 0.1 * len(after)
 
 
-@pytest.mark.parametrize("yaml", RECOGNIZERS, ids=lambda yaml: yaml.stem)
-def test_every_yaml_has_the_knobs_of_the_one_recipe(yaml: Path) -> None:
-    """In one order, but for what SpeechBrain's Transformer does not do."""
-    knobs = list(read_document(ROOT / "hparams/ctc.yaml").root)
-    if yaml.stem == "ctc_speechbrain":
-        knobs.remove("gradient_checkpointing")
-    assert list(read_document(yaml).root) == knobs
-
-
 # -- two processes -------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.ddp
-def test_two_processes_train_pure_ctc(workplace: Workplace, tmp_path: Path) -> None:
-    """The decoder that is not run has no gradient for DDP to wait for."""
-    options = ("--ctc_weight=1.0", "--number_of_epochs=2")
-    done = workplace.train_forked(tmp_path, *options, ranks=2)
-    assert done.returncode == 0, done.stderr
-    assert "no gradient" not in done.stdout  # what the YAML turns off needs no note
-    log = (tmp_path / "train.log").read_text()
-    assert log.count("run folder: ") == done.stdout.count("run folder: ") == 1
-    assert read_json(tmp_path / "summary.json")["test"]["test"]["utterances"] == 4

@@ -28,6 +28,7 @@ from sbkit.distributed.ranks import gather_over_ranks, rank
 from sbkit.evaluate.slices import slice_columns
 from sbkit.logs.log import log
 from sbkit.logs.metric import best_key
+from sbkit.logs.progress import Progress
 from sbkit.train.buffers import agree_on_buffers
 from sbkit.train.evaluation import (
     evaluate_splits,
@@ -317,14 +318,15 @@ class Brain(StepBrain):
         return reading
 
     def _open_metrics(self, epochs: Any, train_set: Any) -> None:
-        total_epochs = getattr(epochs, "limit", None) or length_of(epochs) or 0
+        total = getattr(epochs, "limit", None) or length_of(epochs) or 0
         steps = -(-(length_of(train_set) or 0) // self.grad_accumulation_factor)
+        progress = Progress(
+            total_epochs=total, total_steps=total * steps, metrics=type(self).metrics
+        )
         self._training_metrics.open(
             self._run_folder,
+            progress,
             resume_step=self.optimizer_step,
-            total_epochs=total_epochs,
-            total_steps=total_epochs * steps,
-            metrics=type(self).metrics,
             within_epoch=self.step > 0,
         )
 

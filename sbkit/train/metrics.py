@@ -13,7 +13,6 @@ from torch import Tensor
 from sbkit.distributed.device import widest_float
 from sbkit.distributed.ranks import leave_together, rank, sum_over_ranks, world_size
 from sbkit.logs.log import EpochFigures, Figures, RunLog, StepFigures
-from sbkit.logs.metric import Metrics
 from sbkit.logs.progress import Progress
 from sbkit.models.loss import Loss
 
@@ -132,14 +131,7 @@ class TrainingMetrics:
         self._progress = Progress(total_epochs=0, total_steps=0)
 
     def open(
-        self,
-        folder: Path | None,
-        *,
-        resume_step: int,
-        total_epochs: int,
-        total_steps: int,
-        metrics: Metrics | None = None,
-        within_epoch: bool = False,
+        self, folder: Path | None, progress: Progress, *, resume_step: int, within_epoch: bool
     ) -> None:
         """Open the log where the run stands: behind the checkpoint that it starts from.
 
@@ -150,9 +142,7 @@ class TrainingMetrics:
                 self._log = RunLog(
                     folder, resume_step=resume_step, within_epoch=within_epoch, keep_test=True
                 )
-        self._progress = Progress(
-            total_epochs=total_epochs, total_steps=total_steps, metrics=metrics
-        )
+        self._progress = progress
 
     def close(self) -> None:
         """Close the log and the progress bar."""

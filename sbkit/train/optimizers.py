@@ -30,29 +30,18 @@ Groups = Iterable[nn.Parameter] | Sequence[dict[str, Any]]
 Named = Mapping[str, nn.Parameter]
 
 
-class Frozen:
-    """The modules of `freeze`: without gradient, and in evaluation mode in training too.
+def freeze(paths: Iterable[str], hparams: Mapping[str, Any]) -> list[nn.Module]:
+    """Take the gradients of parameters away, and return the modules that were named.
 
-    Their dropout is off and their batch normalization keeps its statistics: what does not learn
-    computes the same for training as for inference.
+    They belong into evaluation mode in training too: what does not learn computes the same for
+    training as for inference, without dropout and with the statistics that it has.
+    Raises SbkitError for a path that leads nowhere, or what is no list.
     """
-
-    def __init__(self, paths: Iterable[str], hparams: Mapping[str, Any]) -> None:
-        """Find the modules and take their parameters' gradients away.
-
-        Raises SbkitError for a path that leads nowhere, or what is no list.
-        """
-        _check_knob("freeze", paths, (list, tuple), "a list of paths in `model`", hparams)
-        self._modules = list[nn.Module]()
-        for path in paths:
-            for parameter in _parameters_at(path, hparams, "freeze"):
-                parameter.requires_grad_(False)
-            self._modules += [each for name, each in _modules(hparams) if name == path]
-
-    def eval(self) -> None:
-        """Put the frozen modules into evaluation mode."""
-        for module in self._modules:
-            module.eval()
+    _check_knob("freeze", paths, (list, tuple), "a list of paths in `model`", hparams)
+    for path in paths:
+        for parameter in _parameters_at(path, hparams, "freeze"):
+            parameter.requires_grad_(False)
+    return [each for name, each in (_modules(hparams) if paths else ()) if name in paths]
 
 
 def make_optimizers(
@@ -202,4 +191,4 @@ def _parameters_at(path: str, hparams: Mapping[str, Any], knob: str) -> list[nn.
             f"{did_you_mean(path, [*modules, *named])} Its parts are "
             f"{', '.join(part_names(hparams))}."
         )
-    return [each for name, each in named.items() if name == path or name.startswith(f"{path}.")]
+    return [each for name, each in named.items() if is_at(name, path)]

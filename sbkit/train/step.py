@@ -34,7 +34,7 @@ from sbkit.train.buffers import RunningStatistics
 from sbkit.train.compiling import compile_blocks
 from sbkit.train.ddp import DdpStep, ForwardLoss
 from sbkit.train.nonfinite import NonFiniteRecorder, explained_memory
-from sbkit.train.optimizers import Frozen, make_optimizers, named_parameters, with_lr_scale
+from sbkit.train.optimizers import freeze, make_optimizers, named_parameters, with_lr_scale
 from sbkit.train.options import check_hooks, declared_options
 from sbkit.train.schedule import check_schedule, set_rate
 from sbkit.train.scoring import Scoring
@@ -71,7 +71,7 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
         declared = hparams or {}
         check_hooks(type(self), has_own_step=self._has_own_step())
         check_schedule(declared)
-        self._frozen = Frozen(declared.get("freeze") or (), declared)
+        self._frozen = freeze(declared.get("freeze") or (), declared)
         if opt_class is not None:
             opt_class = with_lr_scale(opt_class, declared.get("lr_scale") or {}, declared)
         super().__init__(modules, opt_class, hparams, options, checkpointer)
@@ -261,7 +261,8 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
     def train_mode(self) -> None:
         """Put the modules into training mode, but what is frozen into that of evaluation."""
         self.modules.train()
-        self._frozen.eval()
+        for module in self._frozen:
+            module.eval()
 
     def placed(self, batch: Any) -> Any:
         """Return a batch on the device of the model."""

@@ -54,7 +54,7 @@ class RankConsensus:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._steps, self._next = 0, 0
-        self._since: tuple[int, float] | None = None  # the last question: step and time
+        self._since = (0, -math.inf)  # the last question: step and time
 
     def ask(self, *, stop: bool, save: bool, at_once: bool = False) -> tuple[bool, bool]:
         """Agree after a step whether to stop and to save; every rank calls this after every step.
@@ -66,18 +66,12 @@ class RankConsensus:
             return stop, save
         if self._steps < self._next and not at_once:
             return False, False
-        answers = gather_over_ranks((stop, save, self._pace()))
-        stops, saves, paces = zip(*answers, strict=True)
+        step, started = self._since
         self._since = (self._steps, self._clock())
+        pace = (self._since[1] - started) / (self._steps - step)  # seconds; infinite at first
+        stops, saves, paces = zip(*gather_over_ranks((stop, save, pace)), strict=True)
         self._next = self._steps + min(MOST_STEPS, max(1, int(AGREE_EVERY / max(*paces, 1e-3))))
         return any(stops), any(saves)
-
-    def _pace(self) -> float:
-        """Return the seconds of a step since the last question; infinite before the first."""
-        if self._since is None:
-            return math.inf
-        before, started = self._since
-        return (self._clock() - started) / (self._steps - before)
 
 
 class SaveOrLeave:

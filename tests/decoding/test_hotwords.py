@@ -13,9 +13,9 @@ from sbkit.decoding.hotwords import (
     reward_phrases,
 )
 from sbkit.decoding.prefix_beam import PrefixBeamSearch
-from tests.decoding.by_definition import BEAM_OF_16, CHARACTERS, spelling
+from tests.decoding.by_definition import BEAM_OF_16, CHARACTERS, LettersTokenizer
 
-SPELLING = spelling(CHARACTERS)
+SPELLING = LettersTokenizer(CHARACTERS)
 IDS = {letter: number for number, letter in enumerate(CHARACTERS)}
 
 
@@ -26,7 +26,7 @@ def by_length(phrases: Sequence[str], reward: float) -> dict[str, float]:
 
 def credits(phrases: Sequence[str], text: str, reward: float = 10.0) -> list[float]:
     """List reward and credit after each character and after the end."""
-    scorer = HotwordScorer(rewards=by_length(phrases, reward), spelling=SPELLING)
+    scorer = HotwordScorer(rewards=by_length(phrases, reward), tokenizer=SPELLING)
     state, totals = scorer.start(), [0.0]
     for letter in text.replace(" ", "▁"):
         score, state = scorer.step(state, IDS[letter])
@@ -80,7 +80,7 @@ def test_long_phrases_of_short_lists_are_expected_most() -> None:
 
 
 def decode(phrases: Sequence[str], reward: float, log_probs: np.ndarray) -> list[Hypothesis]:
-    hotwords = HotwordScorer(rewards=by_length(phrases, reward), spelling=SPELLING)
+    hotwords = HotwordScorer(rewards=by_length(phrases, reward), tokenizer=SPELLING)
     unbiased = PrefixBeamSearch(settings=BEAM_OF_16)
     biased = PrefixBeamSearch(settings=BEAM_OF_16, scorer=hotwords)
     return hotwords.choose(unbiased.decode(log_probs), biased.decode(log_probs))
@@ -106,7 +106,7 @@ def test_a_list_that_is_not_said_changes_nothing() -> None:
 
 def test_phrases_are_found_between_the_borders_of_words() -> None:
     rewards = dict.fromkeys(("ab", "a b", "b"), 1.0)
-    hotwords = HotwordScorer(rewards=rewards, spelling=SPELLING)
+    hotwords = HotwordScorer(rewards=rewards, tokenizer=SPELLING)
     assert hotwords.find([IDS[each] for each in "ab"]) == {"ab"}
     assert hotwords.find([IDS[each] for each in "▁a▁b▁"]) == {"a b", "b"}
     assert hotwords.find([]) == frozenset()

@@ -41,10 +41,10 @@ def test_tokens_are_those_of_a_tokenizer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "options", "what"),
     [
-        (b"", [], "has none"),
-        (b"\xff\xfe", [], "cannot be read"),
+        (b"", [], "at least one word"),
+        (b"\xff\xfe", [], "must be UTF-8"),
         (b"\\data\\\nngram 1=1", [], "is an ARPA file"),
-        (b"a b", ["--tokenizer", "nowhere"], "`--tokenizer` must be a run"),
+        (b"a b", ["--tokenizer", "nowhere"], "The tokenizer, a sentencepiece model"),
     ],
 )
 def test_what_gives_no_model_is_refused(

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from sbkit.decoding.word_scorer import WordScorer, make_lexicon
-from tests.decoding.by_definition import CHARACTERS, random_model, spelling
+from tests.decoding.by_definition import CHARACTERS, LettersTokenizer, random_model
 
 MODEL = random_model(("aa", "ab", "bb"), seed=5)
 SPACE, A, B = 1, 2, 3  # of CHARACTERS
@@ -14,8 +14,8 @@ SPACE, A, B = 1, 2, 3  # of CHARACTERS
 def scorer_of(pieces: tuple[str, ...] = CHARACTERS, words: Sequence[str] = ()) -> WordScorer:
     return WordScorer(
         lm=MODEL,
-        lexicon=make_lexicon(MODEL, spelling(pieces)),
-        spelling=spelling(pieces),
+        lexicon=make_lexicon(MODEL, LettersTokenizer(pieces)),
+        tokenizer=LettersTokenizer(pieces),
         lm_weight=1.0,
         word_bonus=0.25,
         unknown_word_score=-7.0,
@@ -43,9 +43,3 @@ def test_a_word_begun_pays_its_best_unigram_at_once_and_the_rest_at_its_end() ->
     assert added[1] == pytest.approx(unigrams["ab"] - max(unigrams.values()))
     assert added[2] == pytest.approx(log_prob("ab") - unigrams["ab"])
     assert sum(added[:3]) == pytest.approx(log_prob("ab") + 0.25)
-
-
-def test_a_spelling_pays_for_the_unknown_word_when_it_leaves_the_lexicon() -> None:
-    added = scores(scorer_of(), [B, A, A, SPACE])  # no word begins with "ba"
-    assert added[0] + added[1] == pytest.approx(log_prob("<unk>") + 0.25 - 7)
-    assert added[2:4] == [0, 0]

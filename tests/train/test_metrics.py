@@ -1,5 +1,7 @@
-"""A log that cannot be written ends the run on every rank, on one of them with the reason."""
+"""A meter adds and starts anew; a log that cannot be written ends the run on every rank."""
 
+import math
+from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import patch
 
@@ -8,14 +10,65 @@ import torch
 
 from sbkit.base.errors import BAD_INPUT
 from sbkit.logs.log import read_log
-from sbkit.train.metrics import ZERO, TrainingMetrics
+from sbkit.logs.progress import Progress
+from sbkit.models.loss import Loss
+from sbkit.train.metrics import ZERO, Meter, MetricTotals, TrainingMetrics
 
-WHERE = {"total_epochs": 2, "total_steps": 20}
+CPU = torch.device("cpu")
 
 
-def opened(folder: Path | None, **options: int) -> TrainingMetrics:
-    metrics = TrainingMetrics(torch.device("cpu"))
-    metrics.open(folder, **{"resume_step": 0, **WHERE, **options})
+def test_sums_are_added_and_then_forgotten() -> None:
+    meter = Meter(CPU)
+    meter.add(Loss(torch.tensor([2.0, 4.0], requires_grad=True), torch.tensor([1, 2])), 1.5)
+    meter.add(Loss(torch.tensor([6.0]), torch.tensor([3.0])), 2.0)
+    reading = meter.read()
+    assert (reading.loss_sum, reading.labels, reading.audio_seconds) == (12.0, 6.0, 3.5)
+    assert reading.loss == 2.0
+    assert (meter.read().loss_sum, meter.read().audio_seconds) == (0.0, 0.0)
+
+
+def test_a_million_small_sums_lose_nothing() -> None:
+    meter = Meter(CPU)
+    meter.add(Loss(torch.tensor([2.0**24]), torch.tensor([1])), 0.0)
+    for _ in range(100):
+        meter.add(Loss(torch.tensor([1.0]), torch.tensor([1])), 0.0)
+    assert meter.read().loss_sum == 2**24 + 100  # float32 would have stayed at 2**24
+
+
+def test_waiting_for_a_batch_is_told_from_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+
+    def slow_batches() -> Iterator[int]:
+        for number in range(3):
+            now[0] += 4.0
+            yield number
+
+    meter = Meter(CPU)
+    for _ in meter.timed(slow_batches()):
+        now[0] += 1.0
+    assert list(meter.timed(iter([]))) == []
+    reading = meter.read()
+    assert (reading.waiting_seconds, reading.wall_seconds) == (12.0, 15.0)
+    assert reading.waiting == 0.8
+
+
+def test_readings_add_up() -> None:
+    total = ZERO + MetricTotals(6.0, 3.0, 10.0, 2.0, 0.5) + MetricTotals(2.0, 1.0, 20.0, 4.0, 1.0)
+    assert total == MetricTotals(8.0, 4.0, 30.0, 6.0, 1.5)
+    assert (total.loss, total.rtfx, total.waiting) == (2.0, 5.0, 0.25)
+
+
+def test_nothing_has_no_loss_and_no_speed() -> None:
+    assert math.isnan(ZERO.loss)
+    assert (ZERO.rtfx, ZERO.waiting) == (0.0, 0.0)
+
+
+def opened(
+    folder: Path | None, *, resume_step: int = 0, within_epoch: bool = False
+) -> TrainingMetrics:
+    metrics, progress = TrainingMetrics(CPU), Progress(total_epochs=2, total_steps=20)
+    metrics.open(folder, progress, resume_step=resume_step, within_epoch=within_epoch)
     return metrics
 
 
