@@ -28,23 +28,10 @@ def test_importing_the_command_line_imports_nothing_heavy(module: str) -> None:
     assert (done.stdout.strip(), done.stderr) == ("[]", "")
 
 
-def test_help_names_the_commands() -> None:
-    done = python("import sys; sys.argv = ['sbkit', '--help']; from sbkit.cli import main; main()")
-    assert done.returncode == 0
-    assert "export" in done.stdout
-    assert "transcribe" in done.stdout
-
-
 def test_the_package_can_be_run_as_a_module() -> None:
     command = [sys.executable, "-m", "sbkit", "--version"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, f"sbkit {__version__}\n")
-
-
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        run(["--version"])
-    assert capsys.readouterr().out == f"sbkit {__version__}\n"
 
 
 @pytest.mark.parametrize(

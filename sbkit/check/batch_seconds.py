@@ -104,17 +104,25 @@ def _find(planned: PlannedRun, parts: int) -> FittingBatch:
     parts: micro-batches of a step. Raises MissingPartError where the run cannot be built.
     """
     device, batches = planned.placement.device, Batches(planned)
-    least, most = math.ceil(batches.longest), batches.total / LEAST_STEPS / parts
+    most = batches.total / LEAST_STEPS / parts
     if device.type == "cpu":
-        return FittingBatch(max(least, min(ON_CPU, int(most))), "more is not faster on the CPU")
+        seconds = max(math.ceil(batches.longest), min(ON_CPU, int(most)))
+        return FittingBatch(seconds, "more is not faster on the CPU")
     if device.type != "cuda":
         raise SbkitError(
             f"`{KNOB}` must be a number where the free memory is not known, but is {AUTO} on "
             f"{device}. Pass --{KNOB}=NUMBER."
         )
+    return try_steps(planned, batches, most=most, free=torch.cuda.mem_get_info(device)[0])
+
+
+def try_steps(planned: PlannedRun, batches: "Batches", *, most: float, free: int) -> FittingBatch:
+    """Find the largest batch whose real steps fit into the free bytes.
+
+    Raises MissingPartError: a step fails anywhere.
+    """
     if dry_run(planned).broken:
         raise MissingPartError(KNOB)
-    free = int(torch.cuda.mem_get_info(device)[0])
     with real_steps(planned) as steps:
 
         def peak_of(seconds: int) -> int | None:
@@ -125,6 +133,7 @@ def _find(planned: PlannedRun, parts: int) -> FittingBatch:
                 return None
             return steps.peak
 
+        least = math.ceil(batches.longest)
         found = largest_fitting(peak_of, least=least, most=most, free=free)
     if found is None:
         raise SbkitError(

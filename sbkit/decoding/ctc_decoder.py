@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from sbkit.base.errors import SbkitError
 from sbkit.decoding.attention import AttentionDecoder
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 MANY_FRAMES = 5000  # 200 s, after which processes are started; each takes half a second for it
 MOST_PROCESSES = 16  # each has language models and caches of its own, 0.1 GB of the default run
-
-Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -1,7 +1,6 @@
 """A step whose loss or gradient is not finite: which utterances it had.
 
-Of a micro-batch only the names and lengths are kept until the host looks at the step's flags, so
-memory does not grow with the size of a batch.
+Of a micro-batch only names and lengths are kept until the host looks at the step's flags.
 """
 
 from collections import deque
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import to_json, write_text_atomically
-from sbkit.data.batches.batch import Batch, TextBatch
+from sbkit.data.batches.batch import Batch
 from sbkit.distributed.ranks import rank
 from sbkit.logs.log import log
 
@@ -26,15 +25,14 @@ MOST_SEEN = 1024  # micro-batches of a step; a recipe without an optimizer never
 
 @dataclass(frozen=True)
 class Step:
-    """A step that the host has not looked at yet.
+    """A step that the host has not looked at yet: its micro-batches with their summed losses ().
 
-    batches: its utterances by name and length, and their summed loss (), on the device.
     flags (2,), on the device: losses that are not finite, over all ranks; 1 if it was skipped.
     """
 
     epoch: int
     step: int
-    batches: tuple[tuple[dict[str, Any], Tensor], ...]
+    batches: list[tuple[dict[str, Any], Tensor]]
     flags: Tensor
 
 
@@ -53,7 +51,7 @@ class NonFiniteRecorder:
 
     def end_step(self, step: int, flags: Tensor) -> None:
         """Add a step of the micro-batches recorded since the last one."""
-        self._steps.append(Step(self.epoch, step, tuple(self._batches), flags))
+        self._steps.append(Step(self.epoch, step, list(self._batches), flags))
         self._batches.clear()
 
     def flush(self, *, overflow_is_usual: bool) -> tuple[int, int]:
@@ -85,18 +83,17 @@ class NonFiniteRecorder:
 
     def _write(self, step: Step, what: str) -> None:
         """Write down this rank's part; with a loss to blame, only the ranks that have it."""
-        finite = [bool(lost.isfinite()) for _, lost in step.batches]
-        if self._folder is None or (what == "loss" and finite and all(finite)):
+        batches = [
+            described | {"loss_is_finite": bool(lost.isfinite())}
+            for described, lost in step.batches
+        ]
+        is_fine = batches and all(each["loss_is_finite"] for each in batches)
+        if self._folder is None or (what == "loss" and is_fine):
             return
         file = self._folder / f"step-{step.step}-rank-{rank()}.json"
-        batches = [
-            described | {"loss_is_finite": good}
-            for (described, _), good in zip(step.batches, finite, strict=True)
-        ]
         place = {"epoch": step.epoch, "step": step.step, "rank": rank()}
         file.parent.mkdir(parents=True, exist_ok=True)
-        record = {"what": what, **place, "micro_batches": batches}
-        write_text_atomically(file, to_json(record, indent=1))
+        write_text_atomically(file, to_json({"what": what, **place, "micro_batches": batches}))
         log(f"step {step.step} was skipped: its {what} is not finite; its utterances are in {file}")
 
 
@@ -111,8 +108,6 @@ def describe(batch: Any) -> dict[str, Any]:
     described: dict[str, Any] = {"ids": ids_of(batch)}
     if isinstance(batch, Batch):
         described["samples"] = batch.audio_lengths.tolist()
-    if isinstance(batch, TextBatch):
-        described["labels"] = batch.token_lengths.tolist()
     return described
 
 

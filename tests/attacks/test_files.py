@@ -32,11 +32,9 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # -- tables ---------------------------------------------------------------------------------------
 
 TABLES = {
-    "a column twice.csv": f"{ESCAPE},{ESCAPE}\na,b\n",
     "no path.csv": f"{ESCAPE},text\na,b\n",
     "an id that is a path.csv": "id,path,text\n../../mine/kept,a.wav,hi\n",
     "numbers.jsonl": '{"path": "a.wav", "text": 1e999, "offset": NaN, "duration": -1e308}\n',
-    "no text.csv": "\0\0\0",
 }
 
 

@@ -4,11 +4,16 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
+from recipes.asr.recipe import ASR
 from sbkit.base.errors import SbkitError
-from sbkit.check.batch_seconds import find_batch_seconds, largest_fitting
+from sbkit.check.batch_seconds import Batches, find_batch_seconds, largest_fitting, try_steps
+from sbkit.check.cost import RealSteps
+from sbkit.check.planned_run import PlannedRun
+from sbkit.config.hparams import parse_command
 from tests.check.harness import healthy_workplace
-from tests.runs import ROOT, Workplace, read_json
+from tests.runs import ROOT, Workplace, one_thread, read_json
 
 YAML = ROOT / "hparams" / "ctc.yaml"
 ROOM = 1000  # bytes that are free, of which 900 may be taken
@@ -51,6 +56,25 @@ def test_a_run_that_cannot_be_built_is_left_to_the_check(
     assert find_batch_seconds(YAML, overrides) == overrides | {"batch_seconds": 60.0}
     said = capsys.readouterr().out
     assert said.startswith("batch_seconds: auto -> 60 (no step can be tried: see the errors of ")
+
+
+def test_steps_are_tried_until_memory_ends(
+    asterisk_english: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / "cache"))
+    workplace = healthy_workplace(asterisk_english, tmp_path / "workplace")
+    command = parse_command(workplace.arguments(tmp_path / "run"))
+    with one_thread(), PlannedRun(*command, recipe=ASR) as planned:
+        batches = Batches(planned)
+        found = try_steps(planned, batches, most=9, free=1 << 50)
+        assert found.seconds == 9
+
+        def out_of_memory(*_: object) -> float:
+            raise torch.OutOfMemoryError
+
+        monkeypatch.setattr(RealSteps, "take", out_of_memory)
+        with pytest.raises(SbkitError, match="must be at least the longest utterance"):
+            try_steps(planned, batches, most=9, free=1 << 50)
 
 
 def test_a_run_keeps_the_number_that_it_began_with(

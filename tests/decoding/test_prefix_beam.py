@@ -18,13 +18,13 @@ from tests.decoding.by_definition import (
     CHARACTERS,
     PIECES,
     SETTINGS,
+    LettersTokenizer,
     best_of,
     count_rewards,
     enumerate_paths,
     random_matrices,
     random_model,
     sentence_log_prob,
-    spelling,
     words_of,
 )
 
@@ -52,8 +52,8 @@ def word_model(pieces: tuple[str, ...]) -> tuple[Scorer, Definition]:
     model = random_model(WORDS, seed=2)
     scorer = WordScorer(
         lm=model,
-        lexicon=make_lexicon(model, spelling(pieces)),
-        spelling=spelling(pieces),
+        lexicon=make_lexicon(model, LettersTokenizer(pieces)),
+        tokenizer=LettersTokenizer(pieces),
         lm_weight=0.8,
         word_bonus=0.5,
         unknown_word_score=-1.5,
@@ -69,9 +69,9 @@ def word_model(pieces: tuple[str, ...]) -> tuple[Scorer, Definition]:
 
 
 def hotwords(pieces: tuple[str, ...]) -> tuple[Scorer, Definition]:
-    phrases = [each for each in PHRASES if spelling(pieces).letters(each)]
+    phrases = [each for each in PHRASES if LettersTokenizer(pieces).letters(each)]
     rewards = {phrase: 2.5 * min(1.0, len(phrase) / 4) for phrase in phrases}
-    scorer = HotwordScorer(rewards=rewards, spelling=spelling(pieces))
+    scorer = HotwordScorer(rewards=rewards, tokenizer=LettersTokenizer(pieces))
     return scorer, lambda tokens: 2.5 * count_rewards(words_of(tokens, pieces), phrases)
 
 

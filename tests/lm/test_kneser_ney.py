@@ -10,7 +10,7 @@ import pytest
 
 from sbkit.base.errors import SbkitError
 from sbkit.lm.arpa import read_arpa
-from sbkit.lm.kneser_ney import FALLBACK, estimate_discounts, train
+from sbkit.lm.kneser_ney import FALLBACK, train
 from sbkit.lm.ngram import BEGIN, NO_HISTORY, NgramModel
 from tests.decoding.by_definition import state_after
 
@@ -107,8 +107,7 @@ def test_a_text_is_read_once_and_counted() -> None:
     [
         ([["a"]], 0, "order of a language model must be from 1 to 10, but is 0"),
         ([["a"]], 11, "but is 11"),
-        ([], 2, "must hold at least one word, but its 0 sentences hold none"),
-        ([[], []], 2, "its 2 sentences hold none"),
+        ([[], []], 2, "must hold at least one word, but its sentences hold none"),
     ],
 )
 def test_what_no_model_can_be_made_of_is_refused(

@@ -1,7 +1,7 @@
 """Everything that can be reached from some objects, each once, by its shortest path.
 
-The walk follows modules, containers, partials and attributes. What it does not reach, such as a
-closure, is found by the dry run where a step uses it.
+The walk follows modules, containers, partials and attributes. What it does not reach, such as what
+a closure learns, is found by the dry run.
 """
 
 import types

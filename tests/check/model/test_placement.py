@@ -18,10 +18,7 @@ YAML = ROOT / "hparams" / "ctc.yaml"
     [
         ("cuda:8", None, "cuda:0"),
         ("cuda:8", "cuda:7", "cuda:7"),
-        ("cuda", "cuda", "cuda:0"),
         ("cpu", None, "cpu"),
-        ("xpu:2", "xpu:1", "xpu:1"),
-        ("mps", "mps", "mps"),
     ],
 )
 def test_a_machine_that_is_meant_is_asked(target: str, device: str | None, placed: str) -> None:
