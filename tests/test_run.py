@@ -36,11 +36,6 @@ SPEECHBRAINS_MASKS = pytest.mark.filterwarnings("ignore:Support for mismatched:U
 
 
 @pytest.fixture(scope="module")
-def workplace(asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory) -> Workplace:
-    return make_workplace(asterisk_english, tmp_path_factory.mktemp("workplace"))
-
-
-@pytest.fixture(scope="module")
 def finished(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run of four epochs that nothing disturbed."""
     folder = tmp_path_factory.mktemp("runs") / "finished"

@@ -17,7 +17,6 @@ from sbkit.decoding.language_models import (
     is_arpa,
     load_language_models,
     read_sentences,
-    unknown_share,
 )
 from sbkit.logs.log import log
 from sbkit.text.tokenizer import Tokenizer
@@ -40,7 +39,7 @@ def prepare_language_models(knobs: Mapping[str, Any], splits: Splits, tokenizer:
     arpa = given if given is not None and is_arpa(given) else None
     text = given if arpa is None else None
     if text is not None:
-        next(read_sentences(text, knobs["language"]))
+        next(read_sentences(text, knobs["language"]), None)
     evaluated = splits.evaluated()
     trained_on = [each for name, each in splits.fingerprints.items() if name not in evaluated]
 
@@ -71,5 +70,6 @@ def prepare_language_models(knobs: Mapping[str, Any], splits: Splits, tokenizer:
     if words is None:
         return
     for name, split in splits.evaluated().items():
-        share = unknown_share(words, take_columns(split, "text")["text"].to_pylist())
+        spoken = " ".join(take_columns(split, "text")["text"].to_pylist()).split()
+        share = sum(word not in words for word in spoken) / max(1, len(spoken))
         log(f"{name}: the language model does not know {share:.1%} of the words")

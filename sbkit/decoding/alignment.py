@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from sbkit.base.errors import SbkitError
 from sbkit.decoding.frames import LogProbs
-from sbkit.decoding.spelling import SPACE
+from sbkit.text.tokenizer import SPACE
 
 LARGEST_OFFSET = 25.0  # frames of 40 ms: a second
 

@@ -10,7 +10,6 @@ Legend: U frames, V vocabulary, W words of an utterance, N words of a set, K fea
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -19,7 +18,6 @@ import numpy.typing as npt
 from sbkit.base.units import samples_to_seconds
 from sbkit.decoding.alignment import TimedWord, WordOffsets, frames_needed, time_words
 from sbkit.decoding.frames import Hypothesis, LogProbs
-from sbkit.decoding.spelling import Spelling
 from sbkit.evaluate.calibration import Calibration, measure_calibration
 from sbkit.evaluate.wer import right_words
 from sbkit.lm.ngram import UNKNOWN, NgramModel
@@ -311,7 +309,7 @@ class WordAligner:
         features = features_of_audio(log_probs, words)
         features["agreement"] = agreement(
             texts,
-            [self._spelling.words(each.tokens) for each in beam],
+            [self.tokenizer.words(each.tokens) for each in beam],
             [each.score for each in beam],
         )
         if self.lm is not None:
@@ -325,7 +323,7 @@ class WordAligner:
         """
         spelled = self.tokenizer.encode(self.tokenizer.decode(list(tokens)))
         tokens = spelled if frames_needed(spelled) <= len(log_probs) else tokens
-        blank, pieces = self.tokenizer.vocabulary.blank, self._spelling.texts
+        blank, pieces = self.tokenizer.vocabulary.blank, self.tokenizer.texts
         return tuple(time_words(log_probs, tokens, pieces=pieces, blank=blank))
 
     def _in_seconds(self, words: Sequence[TimedWord], samples: int) -> tuple[Word, ...]:
@@ -334,7 +332,3 @@ class WordAligner:
             Word(word.text, *(samples_to_seconds(each, self.sample_rate) for each in span))
             for word, span in zip(words, spans, strict=True)
         )
-
-    @cached_property
-    def _spelling(self) -> Spelling:
-        return Spelling.of(self.tokenizer)

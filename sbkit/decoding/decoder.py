@@ -20,7 +20,6 @@ from sbkit.decoding.joint_beam import JointBeamSearch
 from sbkit.decoding.language_models import LanguageModels, load_language_models
 from sbkit.decoding.prefix_beam import BeamState, PrefixBeamSearch
 from sbkit.decoding.scorer import Scorer, SumOfScorers, TokenScorer
-from sbkit.decoding.spelling import Spelling
 from sbkit.decoding.word_graph import PACKAGES, GraphSearch, make_graph
 from sbkit.decoding.word_scorer import LexiconNode, WordScorer, make_lexicon
 from sbkit.text.tokenizer import Tokenizer
@@ -180,21 +179,17 @@ class BeamDecoder:
     # -- how its parts are built --------------------------------------------------------------
 
     @cached_property
-    def _spelling(self) -> Spelling:
-        return Spelling.of(self.tokenizer)
-
-    @cached_property
     def _lexicon(self) -> LexiconNode:
         """Make the tree of the known words; an empty one for a graph, and without such a model."""
         words = self.language_models.words
         if words is None or self.kind == "graph":
             return LexiconNode()
-        return make_lexicon(words, self._spelling)
+        return make_lexicon(words, self.tokenizer)
 
     @cached_property
     def _hotwords(self) -> HotwordScorer:
-        rewards = reward_phrases(self.phrases, self._spelling)
-        return HotwordScorer(rewards=rewards, spelling=self._spelling)
+        rewards = reward_phrases(self.phrases, self.tokenizer)
+        return HotwordScorer(rewards=rewards, tokenizer=self.tokenizer)
 
     @cached_property
     def search(self) -> Search:
@@ -219,7 +214,7 @@ class BeamDecoder:
             )
         graph = make_graph(
             words=words,
-            spelling=self._spelling,
+            tokenizer=self.tokenizer,
             blank=special.blank,
             scale=weights.word,
             word_bonus=weights.word_bonus,
@@ -252,7 +247,7 @@ class BeamDecoder:
                 WordScorer(
                     lm=models.words,
                     lexicon=self._lexicon,
-                    spelling=self._spelling,
+                    tokenizer=self.tokenizer,
                     lm_weight=weights.word,
                     word_bonus=weights.word_bonus,
                     unknown_word_score=weights.unknown,

@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 from sbkit.base.files import read_text
 from sbkit.decoding.frames import Hypothesis
-from sbkit.decoding.spelling import SPACE, Spelling
-from sbkit.text.tokenizer import Tokenizer
+from sbkit.text.tokenizer import SPACE, Tokenizer
 
 # How much likelier a phrase is than other text, as natural logarithms: more for a longer phrase,
 # which seldom fits the audio by chance, and less for one of a longer list.
@@ -78,9 +77,9 @@ class HotwordScorer:
     so that the beam keeps it; the credit is taken back where the text goes on otherwise.
     """
 
-    def __init__(self, *, rewards: Mapping[str, float], spelling: Spelling) -> None:
-        self._texts, self._spelling = spelling.texts, spelling
-        self._letters = {phrase: spelling.letters(phrase) for phrase in rewards}
+    def __init__(self, *, rewards: Mapping[str, float], tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._letters = {phrase: tokenizer.letters(phrase) for phrase in rewards}
         self._root = _build({self._letters[phrase]: each for phrase, each in rewards.items()})
         self._before_word = self._root.children[SPACE]
 
@@ -91,7 +90,7 @@ class HotwordScorer:
     def step(self, state: PhraseState, token: int) -> tuple[float, Hashable]:
         """Return reward and change of credit of the characters of a token, and the state."""
         total = 0.0
-        for letter in self._texts[token]:
+        for letter in self._tokenizer.texts[token]:
             if letter != SPACE or state.in_word:
                 score, state = self._spell(state, letter)
                 total += score
@@ -106,7 +105,7 @@ class HotwordScorer:
 
     def find(self, tokens: Sequence[int]) -> frozenset[str]:
         """Return the phrases that a token sequence contains, from word begin to word end."""
-        text = _between_spaces(SPACE.join(self._spelling.words(tokens)))
+        text = _between_spaces(SPACE.join(self._tokenizer.words(tokens)))
         pairs = self._letters.items()
         return frozenset(phrase for phrase, each in pairs if _between_spaces(each) in text)
 
@@ -128,10 +127,10 @@ class HotwordScorer:
         return score, PhraseState(after, letter != SPACE)
 
 
-def reward_phrases(phrases: Collection[str], spelling: Spelling) -> dict[str, float]:
+def reward_phrases(phrases: Collection[str], tokenizer: Tokenizer) -> dict[str, float]:
     """Return the reward of each phrase of a list, by its letters and the length of the list."""
     share = math.log(max(1, len(phrases)))
-    letters = {phrase: min(LETTERS, len(spelling.letters(phrase))) for phrase in phrases}
+    letters = {phrase: min(LETTERS, len(tokenizer.letters(phrase))) for phrase in phrases}
     return {
         phrase: max(0.0, REWARD + REWARD_OF_LETTER * count - share)
         for phrase, count in letters.items()

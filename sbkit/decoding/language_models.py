@@ -13,13 +13,12 @@ from pathlib import Path
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import read_lines, require_writable
-from sbkit.decoding.spelling import SPACE, Spelling
 from sbkit.lm.arpa import START, read_arpa, write_arpa
 from sbkit.lm.kneser_ney import Trained, train
 from sbkit.lm.ngram import SPECIAL, NgramModel
 from sbkit.lm.storage import load, parse, save
 from sbkit.text.normalize import NORMALIZER_VERSION, normalize
-from sbkit.text.tokenizer import Tokenizer
+from sbkit.text.tokenizer import SPACE, Tokenizer
 
 WORDS, TOKENS = "words", "tokens"
 PREAMBLE = 1000  # lines at most that stand above an ARPA file's data, such as IRSTLM's
@@ -60,7 +59,7 @@ def ensure_language_models(
         return []
     models, said = dict[str, NgramModel](), list[str]()
     if arpa is not None:
-        models = _take_arpa(arpa, orders, Spelling.of(tokenizer))
+        models = _take_arpa(arpa, orders, tokenizer)
         said += [f"language model of {name}: {arpa}" for name in models]
     sentences = [text for text in texts() if text.strip()]
     unspelled = _check_spelled(Counter(" ".join(sentences).split()), tokenizer)
@@ -97,14 +96,16 @@ def is_arpa(file: Path) -> bool:
     return file.suffix == ".arpa" or any(line.strip() == START for line in lines)
 
 
-def _take_arpa(file: Path, orders: Mapping[str, int], spelling: Spelling) -> dict[str, NgramModel]:
+def _take_arpa(
+    file: Path, orders: Mapping[str, int], tokenizer: Tokenizer
+) -> dict[str, NgramModel]:
     """Read the declared model of words or of tokens; raise SbkitError for any other."""
     model = read_arpa(file)
-    words, pieces = model.words[len(SPECIAL) :], {*spelling.texts}
+    words, pieces = model.words[len(SPECIAL) :], {*tokenizer.texts}
     if any(SPACE in word for word in words):
         name, known = TOKENS, len(pieces.intersection(words))
     else:
-        name, known = WORDS, sum(map(bool, map(spelling.letters, words)))
+        name, known = WORDS, sum(map(bool, map(tokenizer.letters, words)))
     if model.order != orders[name]:
         raise SbkitError(
             f"`{name[:-1]}_lm_order` must be that of the ARPA file, but is {orders[name]}, and "
@@ -165,34 +166,17 @@ def load_language_models(
     return LanguageModels(models.get(WORDS), models.get(TOKENS))
 
 
-def unknown_share(model: NgramModel, texts: Sequence[str]) -> float:
-    """Return the share of words in some texts that a model does not know."""
-    words = [word for text in texts for word in text.split()]
-    return sum(model.id_of(word) == 0 for word in words) / max(1, len(words))
-
-
 def read_sentences(file: Path, language: str) -> Iterator[str]:
-    """Yield the normalized sentences of a text.
-
-    Raises SbkitError where it cannot be read, is not UTF-8, or holds no sentence.
-    """
-    count = 0
+    """Yield the normalized sentences of a text; raise SbkitError where it is no UTF-8."""
     try:
         for line in read_lines(file, what="The text of a language model"):
             if text := normalize(line.decode("utf-8-sig"), language):
-                count += 1
                 yield text
     except UnicodeDecodeError as error:
-        raise _no_text(file, f"cannot be read ({error})") from error
-    if not count:
-        raise _no_text(file, "has none")
-
-
-def _no_text(file: Path, why: str) -> SbkitError:
-    return SbkitError(
-        f"A language model must be made of UTF-8 text, a sentence on each line, but {file} {why}. "
-        "Name another text."
-    )
+        raise SbkitError(
+            f"The text of a language model must be UTF-8, but {file} is not ({error}). Name "
+            "another text."
+        ) from error
 
 
 def train_texts(
@@ -208,14 +192,17 @@ def train_texts(
     if out.resolve() in map(Path.resolve, texts):
         raise SbkitError(f"`--out` must be a new file, but {out} is a text. Name another one.")
     for file in filter(is_arpa, texts):
-        raise _no_text(file, "is an ARPA file")
+        raise SbkitError(
+            f"A language model must be made of text, but {file} is an ARPA file. Name a text."
+        )
     require_writable(out.parent, option="--out")
     sentences = chain.from_iterable(read_sentences(file, language) for file in texts)
     if tokenizer is None:
         trained = train(map(str.split, sentences), order=order)
         said = [describe_model(WORDS, order, trained)]
     else:
-        spell, words = _open_tokenizer(tokenizer), Counter[str]()
+        file = tokenizer / "tokenizer.model" if tokenizer.is_dir() else tokenizer
+        spell, words = Tokenizer(model_file=file), Counter[str]()
 
         def pieces() -> Iterator[list[str]]:
             for text in sentences:
@@ -226,13 +213,3 @@ def train_texts(
         said = [describe_model(TOKENS, order, trained), *_check_spelled(words, spell)]
     write_arpa(trained.model, out)
     return "\n".join(said)
-
-
-def _open_tokenizer(named: Path) -> Tokenizer:
-    file = named / "tokenizer.model" if named.is_dir() else named
-    if not file.is_file():
-        raise SbkitError(
-            f"`--tokenizer` must be a run, a bundle or a sentencepiece model, but {named} has "
-            "none. Name the folder that training or export printed."
-        )
-    return Tokenizer(model_file=file)

@@ -22,9 +22,9 @@ import numpy as np
 from sbkit.base.errors import SbkitError
 from sbkit.base.process import require_package
 from sbkit.decoding.frames import BeamSettings, Hypothesis, LogProbs, check_log_probs
-from sbkit.decoding.spelling import SPACE, Spelling
 from sbkit.lm.kneser_ney import train
 from sbkit.lm.ngram import SPECIAL, UNKNOWN, NgramModel, make_automaton
+from sbkit.text.tokenizer import SPACE, Tokenizer
 
 UNKNOWN_ORDER = 3  # n-grams of the tokens in unknown words
 MOST_TOKENS = 2000  # the arcs between 1000 take 0.6 GB while it is made, between 1500 1.4 GB
@@ -49,7 +49,7 @@ class Marks(NamedTuple):
 def make_graph(
     *,
     words: NgramModel,
-    spelling: Spelling,
+    tokenizer: Tokenizer,
     blank: int,
     scale: float,
     word_bonus: float,
@@ -63,13 +63,13 @@ def make_graph(
     Raises SbkitError where kaldifst is missing, or the graph is too large.
     """
     fst = require_package("kaldifst", extra="graph")
-    if len(spelling.pieces) > MOST_TOKENS:
+    if tokenizer.vocab_size > MOST_TOKENS:
         raise SbkitError(
             f"A word graph must have at most {MOST_TOKENS} tokens, because it grows with their "
-            f"square, but this tokenizer has {len(spelling.pieces)}. Take --decoder beam."
+            f"square, but this tokenizer has {tokenizer.vocab_size}. Take --decoder beam."
         )
-    marks = Marks(*range(len(spelling.pieces) + 1, len(spelling.pieces) + 4))
-    lexicon = LexiconArcs(words, spelling, scale, marks)
+    marks = Marks(*range(tokenizer.vocab_size + 1, tokenizer.vocab_size + 4))
+    lexicon = LexiconArcs(words, tokenizer, scale, marks)
     lower = _compile(0, lexicon.arcs, [(0, 0.0), (1, 0.0)])
     fst.arcsort(lower, sort_type="olabel")
     upper = _grammar(words, scale, word_bonus, unknown)
@@ -128,10 +128,10 @@ class LexiconArcs:
     weighed by n-grams of those that spell the known words.
     """
 
-    def __init__(self, model: NgramModel, spelling: Spelling, scale: float, marks: Marks) -> None:
+    def __init__(self, model: NgramModel, tokenizer: Tokenizer, scale: float, marks: Marks) -> None:
         self.arcs, self.tokens = list[Arc](), set[int]()
         self._states = 2
-        self._spelling, self._scale, self._marks = spelling, scale, marks
+        self._tokenizer, self._scale, self._marks = tokenizer, scale, marks
         known = list(model.words[len(SPECIAL) :])
         for begin in (0, 1):
             self.arcs.append((begin, begin, marks.backoff, len(model.words) + 1, 0.0))
@@ -143,10 +143,10 @@ class LexiconArcs:
 
     def _spell(self, word: str, *, later: bool) -> list[int]:
         """Spell a word as the first of a text or a later one; nothing where that cannot be."""
-        tokens = list(self._spelling.spell(word))
+        tokens = list(self._tokenizer.encode(word))
         if later:
-            tokens = list(self._spelling.spell(f"{word} {word}"))[len(tokens) :]
-        return [] if any(each in self._spelling.special for each in tokens) else tokens
+            tokens = list(self._tokenizer.encode(f"{word} {word}"))[len(tokens) :]
+        return [] if {*self._tokenizer.vocabulary.special} & {*tokens} else tokens
 
     def _add_word(self, begin: int, tokens: Sequence[int], label: int) -> None:
         source = begin
@@ -180,7 +180,7 @@ class LexiconArcs:
         self._states = 1 + max(max(arc[:2]) for arc in self.arcs)
 
     def _begins_word(self, token: int) -> bool:
-        return self._spelling.pieces[token].startswith(SPACE)
+        return self._tokenizer.texts[token].startswith(SPACE)
 
 
 # ---- H: labels in are tokens + 1

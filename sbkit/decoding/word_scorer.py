@@ -7,8 +7,8 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from math import inf
 
-from sbkit.decoding.spelling import SPACE, Spelling
 from sbkit.lm.ngram import END, NO_HISTORY, UNKNOWN, NgramModel
+from sbkit.text.tokenizer import SPACE, Tokenizer
 
 
 @dataclass(eq=False, slots=True)
@@ -53,9 +53,9 @@ def _copy(node: LexiconNode) -> LexiconNode:
     return LexiconNode(dict(node.children), node.best, node.word)
 
 
-def make_lexicon(lm: NgramModel, spelling: Spelling) -> LexiconNode:
+def make_lexicon(lm: NgramModel, tokenizer: Tokenizer) -> LexiconNode:
     """Return the words of a language model that the recognizer can spell, as a tree."""
-    spelled = ((spelling.letters(word), lm.id_of(word)) for word in lm.words[END + 1 :])
+    spelled = ((tokenizer.letters(word), lm.id_of(word)) for word in lm.words[END + 1 :])
     entries = [
         (letters, word, lm.score(NO_HISTORY, word)[0])
         for letters, word in spelled
@@ -84,17 +84,17 @@ class WordScorer:
         *,
         lm: NgramModel,
         lexicon: LexiconNode,
-        spelling: Spelling,
+        tokenizer: Tokenizer,
         lm_weight: float = 1.0,
         word_bonus: float = 0.0,
         unknown_word_score: float = -12.0,
         added_words: Iterable[str] = (),
     ) -> None:
-        self._lm, self._texts = lm, spelling.texts
+        self._lm, self._texts = lm, tokenizer.texts
         self._lm_weight, self._word_bonus = lm_weight, word_bonus
         self._unknown_word_score = unknown_word_score
         value = lm.score(NO_HISTORY, UNKNOWN)[0]
-        spelled = (spelling.letters(word) for word in added_words)
+        spelled = (tokenizer.letters(word) for word in added_words)
         added = [(letters, UNKNOWN, value) for letters in spelled if letters]
         self._root = extend_lexicon(lexicon, added)
 

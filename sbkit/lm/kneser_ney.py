@@ -13,15 +13,13 @@ Legend: T tokens, V words, N n-grams of one order.
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from sbkit.base.errors import SbkitError
 from sbkit.lm.ngram import BEGIN, END, LARGEST_ORDER, SPECIAL, Floats, Grams, Ints, NgramModel
-
-Bools = npt.NDArray[np.bool_]
 
 FALLBACK = (0.0, 0.5, 1.0, 1.5)  # lmplz's --discount_fallback
 LEAST = float(np.finfo(np.float32).tiny)  # stands for a weight of zero, which has no logarithm
@@ -39,15 +37,6 @@ class Trained:
     fallback_orders: tuple[int, ...]
     sentences: int
     tokens: int
-
-
-@dataclass(frozen=True, eq=False)
-class Text:
-    """Sentences one after the other: ids (T,), each sentence between `<s>` and `</s>`."""
-
-    words: tuple[str, ...]
-    ids: Ints
-    sentences: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,46 +66,45 @@ def train(sentences: Iterable[Sequence[str]], *, order: int) -> Trained:
             f"The order of a language model must be from 1 to {LARGEST_ORDER}, but is {order}. "
             "Take 3 for words, 6 for characters."
         )
-    text = read_text(sentences)
-    counted = count(text, order)
+    words, ids = read_text(sentences)
+    counted = count(ids, len(words), order)
+    sentence_count = int((ids == END).sum())
     discounts = [estimate_discounts(each.counts) for each in counted]
     return Trained(
-        model=NgramModel(text.words, smooth(counted, [each or FALLBACK for each in discounts])),
+        model=NgramModel(words, smooth(counted, [each or FALLBACK for each in discounts])),
         fallback_orders=tuple(n for n, each in enumerate(discounts, start=1) if each is None),
-        sentences=text.sentences,
-        tokens=len(text.ids) - 2 * text.sentences,
+        sentences=sentence_count,
+        tokens=len(ids) - 2 * sentence_count,
     )
 
 
-def read_text(sentences: Iterable[Sequence[str]]) -> Text:
-    """Number the words of sentences, 4 bytes a word, and keep each different word once.
+def read_text(sentences: Iterable[Sequence[str]]) -> tuple[tuple[str, ...], Ints]:
+    """Number the words of sentences, and keep each different word once: -> words (V,), ids (T,).
 
-    Raises SbkitError for no words.
+    Each sentence is between `<s>` and `</s>`. Raises SbkitError for no words.
     """
     seen: defaultdict[str, int] = defaultdict()
     seen.default_factory = seen.__len__
     for word in SPECIAL:
         seen[word]
-    stream, count = array("i"), 0
+    stream = array("i")  # 4 bytes a word
     for sentence in sentences:
         stream.append(BEGIN)
         stream.extend(map(seen.__getitem__, sentence))
         stream.append(END)
-        count += 1
     if len(seen) == len(SPECIAL):
         raise SbkitError(
-            f"A text to train on must hold at least one word, but its {count} sentences hold none. "
-            "Check the file and the normalizer."
+            "A text to train on must hold at least one word, but its sentences hold none. Check "
+            "the file and the normalizer."
         )
     own = sorted(list(seen)[len(SPECIAL) :])
     renumbered = np.arange(len(seen))
     renumbered[[seen[word] for word in own]] = np.arange(len(SPECIAL), len(seen))
-    return Text((*SPECIAL, *own), renumbered[np.frombuffer(stream, np.intc)], count)
+    return (*SPECIAL, *own), renumbered[np.frombuffer(stream, np.intc)]
 
 
-def count(text: Text, order: int) -> list[Counted]:
-    """Count the n-grams of all orders up to one."""
-    ids, size = text.ids, len(text.words)
+def count(ids: Ints, size: int, order: int) -> list[Counted]:
+    """Count the n-grams of all orders up to one, of so many words: (T,)."""
     times = np.bincount(ids, minlength=size)
     times[BEGIN] = 0  # it is never predicted
     nothing = np.zeros(size, np.int64)
@@ -130,20 +118,14 @@ def count(text: Text, order: int) -> list[Counted]:
         keys, first, inverse, times = np.unique(
             all_keys, return_index=True, return_inverse=True, return_counts=True
         )
-        suffixes = rows[ends[first]]
-        counted[-1] = _count_neighbours(counted[-1], suffixes, begins)
+        suffixes, lower = rows[ends[first]], counted[-1]
+        before = np.bincount(suffixes, minlength=len(lower.keys))  # different words before
+        counted[-1] = replace(lower, counts=np.where(begins, lower.times, before))
         counted.append(Counted(keys, keys // size, suffixes, times, times))
         begins = begins[keys // size]
         rows = np.zeros_like(rows)
         rows[ends] = inverse
     return counted
-
-
-def _count_neighbours(lower: Counted, suffixes: Ints, begins: Bools) -> Counted:
-    """Replace the counts of an order by those of different words before, except after `<s>`."""
-    before = np.bincount(suffixes, minlength=len(lower.keys))
-    counts = np.where(begins, lower.times, before)
-    return Counted(lower.keys, lower.prefixes, lower.suffixes, lower.times, counts)
 
 
 def estimate_discounts(counts: Ints) -> tuple[float, ...] | None:

@@ -75,9 +75,6 @@ _PLAIN = {"æ": "ae", "œ": "oe", "ß": "ss", "ø": "o", "ł": "l", "đ": "d", "
 _PLAIN |= {_DOTLESS_I: "i", "ħ": "h"}
 _INITIALS = re.compile(r"(?<!\w)([^\W\d_])\.(?=[^\W\d_](?!\w))")  # the dots of "U.S.A." and "p.m."
 _QUOTES = re.compile(r"'{2,}")
-# Of so many marks on a letter the rest is dropped: to sort a million takes half an hour. No
-# letter has more in the Stream-Safe Text Format of Unicode (UAX #15).
-_MARKS = re.compile(r"([^\w\s]{30})[^\w\s]+")
 # Forms of one letter that differ in width or place only, and the ligatures "ﬀ" to "ﬗ" and "ĳ".
 _SAME_LETTER = ("<wide>", "<narrow>", "<initial>", "<medial>", "<final>", "<isolated>")
 _LIGATURES = re.compile("[\N{LATIN SMALL LIGATURE FF}-\N{ARMENIAN SMALL LIGATURE MEN XEH}Ĳĳ]")
@@ -189,7 +186,7 @@ class _Table(dict[int, str]):
 
 def _compose(text: str) -> str:
     """Drop characters without width, and compose letters with the marks that then follow them."""
-    return unicodedata.normalize("NFC", _MARKS.sub(r"\1", text.translate(_WIDE)))
+    return unicodedata.normalize("NFC", text.translate(_WIDE))
 
 
 @cache

@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 
 import sentencepiece
@@ -12,6 +13,7 @@ from sbkit.text.vocabulary import Vocabulary
 
 KINDS = ("char", "bpe", "unigram")
 LARGEST_MODEL = 1 << 25  # bytes; 250 000 pieces take 4 MB
+SPACE = "▁"  # as sentencepiece writes it
 LONGEST_SENTENCE = 1 << 20  # bytes; sentencepiece drops longer ones in silence, at 4192 by default
 
 
@@ -45,12 +47,28 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Turn ids into text, without the special tokens."""
-        special = self.vocabulary.special
-        text: str = self._pieces.decode([label for label in ids if label not in special])
-        return " ".join(text.split())
+        return " ".join(self.words(ids))
+
+    def words(self, ids: Sequence[int]) -> list[str]:
+        """Return the words that ids spell, however they are cut into tokens."""
+        return "".join(map(self.texts.__getitem__, ids)).replace(SPACE, " ").split()
+
+    def letters(self, text: str) -> str:
+        """Return the characters that a model writes for a text, "" where it cannot spell it.
+
+        Words are separated by one `▁`; none begins or ends the text.
+        """
+        ids = self.encode(text)
+        return "" if {*self.vocabulary.special} & {*ids} else SPACE.join(self.words(ids))
+
+    @cached_property
+    def texts(self) -> tuple[str, ...]:
+        """Return what each token adds to a text, nothing for a special one."""
+        special, pieces = self.vocabulary.special, self.pieces()
+        return tuple("" if label in special else text for label, text in enumerate(pieces))
 
     def pieces(self) -> list[str]:
-        """List the tokens in the order of their ids; `▁` stands for a space."""
+        """List the tokens in the order of their ids."""
         return [self.piece(label) for label in range(self.vocab_size)]
 
     def piece(self, label: int) -> str:

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import groupby, product
 from math import inf, log
+from types import SimpleNamespace
 
 import numpy as np
 import numpy.typing as npt
 
 from sbkit.decoding.frames import BeamSettings
-from sbkit.decoding.spelling import Spelling
 from sbkit.lm.ngram import NO_HISTORY, NgramModel
+from sbkit.text.tokenizer import Tokenizer
 
 CHARACTERS = ("<blank>", "▁", "a", "b")  # three letters, one of them the space
 PIECES = ("<blank>", "▁a", "b", "▁")  # a word begins with a space, or goes on
@@ -20,21 +21,27 @@ SETTINGS = BeamSettings(vocab_size=4, beam_size=1 << 20)  # as good as without b
 BEAM_OF_16 = BeamSettings(vocab_size=4, beam_size=16)
 
 
-def spelling(pieces: Sequence[str]) -> Spelling:
-    """Spell the longest piece first, as sentencepiece does with so few."""
+class LettersTokenizer(Tokenizer):
+    """Spell the longest piece first, as sentencepiece does with so few; one id is special."""
 
-    def spell(text: str) -> list[int]:
+    vocabulary = SimpleNamespace(special=(0,), size=4)  # type: ignore[assignment]
+
+    def __init__(self, pieces: Sequence[str]) -> None:
+        self._known = pieces
+
+    def pieces(self) -> list[str]:
+        return [*self._known]
+
+    def encode(self, text: str) -> list[int]:
         rest = text.replace(" ", "▁")
-        rest = rest if pieces == CHARACTERS else f"▁{rest}"
+        rest = rest if self._known == CHARACTERS else f"▁{rest}"
         ids = []
         while rest:
-            known = [n for n, piece in enumerate(pieces) if n and rest.startswith(piece)]
-            token = max(known, key=lambda n: len(pieces[n]), default=0)
-            rest = rest[len(pieces[token]) if known else 1 :]
+            known = [n for n, piece in enumerate(self._known) if n and rest.startswith(piece)]
+            token = max(known, key=lambda n: len(self._known[n]), default=0)
+            rest = rest[len(self._known[token]) if known else 1 :]
             ids.append(token)
         return ids
-
-    return Spelling(pieces=pieces, spell=spell, special=(0,))
 
 
 @dataclass(frozen=True)

@@ -105,12 +105,3 @@ def test_words_follow_each_other_whatever_the_offsets() -> None:
         assert (np.diff(bounds) >= 0).all()
         assert bounds.min() >= 0
         assert bounds.max() <= 60 * STEP
-
-
-@pytest.mark.parametrize(
-    "value",
-    [{"first": 1}, {"start": "1", "end": 2}, {"start": 0, "end": 99}, {"start": 0, "end": np.nan}],
-)
-def test_what_is_no_pair_of_offsets_is_refused(value: object) -> None:
-    with pytest.raises((TypeError, ValueError)):
-        WordOffsets.of(value)

@@ -15,7 +15,6 @@ from sbkit.decoding.confidence import (
     features_of_audio,
     features_of_language,
     fit_confidence,
-    fit_logistic,
     label_words,
 )
 from sbkit.decoding.frames import Hypothesis
@@ -68,20 +67,6 @@ def test_a_language_model_says_what_it_knows() -> None:
     assert found["lm"][0] == lm.score(lm.start, lm.id_of("call"))[0]
     after = features_of_language(lm, ["call", "the"])["lm"][1]
     assert after > found["lm"][2]  # what stands before counts
-
-
-# -- the logistic function -----------------------------------------------------------------------
-
-
-def test_the_prior_is_that_of_the_ridge() -> None:
-    """At the maximum the gradient of the penalized likelihood is zero."""
-    random = np.random.default_rng(0)
-    features = random.standard_normal((200, 3))
-    right = random.random(200) < 1 / (1 + np.exp(-features @ [1.0, -2.0, 0.0] - 0.5))
-    bias, weights = fit_logistic(features, right, prior=2.0)
-    residuals = right - 1 / (1 + np.exp(-features @ weights - bias))
-    assert (features.T @ residuals).tolist() == pytest.approx((2.0 * weights).tolist(), abs=1e-6)
-    assert residuals.sum() == pytest.approx(0, abs=1e-6)
 
 
 # -- fitting -------------------------------------------------------------------------------------
@@ -144,21 +129,6 @@ def test_features_that_tell_nothing_give_no_confidence() -> None:
     assert str(fitted).startswith("none, since it says too little of words it was not fitted to")
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        None,
-        {"entropy": 1.0},
-        {"bias": float("nan")},
-        {"bias": 0.0, "entropy": 1e9},
-        {"bias": 0.0, "__class__": 1.0},
-    ],
-)
-def test_what_is_no_confidence_is_refused(values: object) -> None:
-    with pytest.raises((KeyError, TypeError, ValueError)):
-        Confidence.of(values)  # type: ignore[arg-type]
-
-
 # -- words ---------------------------------------------------------------------------------------
 
 
@@ -188,14 +158,6 @@ def test_a_word_that_was_hardly_heard_is_less_sure(tokenizer: Tokenizer) -> None
     assert office.confidence is None
     assert "confidence" not in office.plain()
     assert aligner.align(log_probs[:0], [], samples=0) == ()
-
-
-def test_special_tokens_are_no_words(tokenizer: Tokenizer) -> None:
-    tokens = [*tokenizer.encode("call"), tokenizer.vocabulary.unk]
-    log_probs = np.log(np.full((12, tokenizer.vocab_size), 1 / tokenizer.vocab_size))
-    aligner = WordAligner(tokenizer=tokenizer, samples_per_frame=640, sample_rate=16_000)
-    (word,) = aligner.align(log_probs, tokens, samples=12 * 640)
-    assert word.text == "call"
 
 
 def test_the_evidence_of_an_utterance_is_judged_by_its_reference(tokenizer: Tokenizer) -> None:

@@ -18,13 +18,13 @@ from tests.decoding.by_definition import (
     CHARACTERS,
     PIECES,
     SETTINGS,
+    LettersTokenizer,
     best_of,
     count_rewards,
     enumerate_paths,
     random_matrices,
     random_model,
     sentence_log_prob,
-    spelling,
     words_of,
 )
 
@@ -52,8 +52,8 @@ def word_model(pieces: tuple[str, ...]) -> tuple[Scorer, Definition]:
     model = random_model(WORDS, seed=2)
     scorer = WordScorer(
         lm=model,
-        lexicon=make_lexicon(model, spelling(pieces)),
-        spelling=spelling(pieces),
+        lexicon=make_lexicon(model, LettersTokenizer(pieces)),
+        tokenizer=LettersTokenizer(pieces),
         lm_weight=0.8,
         word_bonus=0.5,
         unknown_word_score=-1.5,
@@ -69,9 +69,9 @@ def word_model(pieces: tuple[str, ...]) -> tuple[Scorer, Definition]:
 
 
 def hotwords(pieces: tuple[str, ...]) -> tuple[Scorer, Definition]:
-    phrases = [each for each in PHRASES if spelling(pieces).letters(each)]
+    phrases = [each for each in PHRASES if LettersTokenizer(pieces).letters(each)]
     rewards = {phrase: 2.5 * min(1.0, len(phrase) / 4) for phrase in phrases}
-    scorer = HotwordScorer(rewards=rewards, spelling=spelling(pieces))
+    scorer = HotwordScorer(rewards=rewards, tokenizer=LettersTokenizer(pieces))
     return scorer, lambda tokens: 2.5 * count_rewards(words_of(tokens, pieces), phrases)
 
 
@@ -162,6 +162,22 @@ def test_a_bounded_beam_keeps_the_best_prefixes_of_each_frame(size: int) -> None
             expected, key=expected.__getitem__, reverse=True
         )
         assert [each.score for each in found] == pytest.approx(sorted(expected.values())[::-1])
+
+
+def test_a_word_begun_pays_its_best_unigram_at_once_and_the_rest_at_its_end() -> None:
+    model = random_model(("aa", "ab", "bb"), seed=5)
+
+    def log_prob(word: str, history: tuple[int, ...] = ()) -> float:
+        return model.score(history, model.id_of(word))[0]
+
+    tokenizer = LettersTokenizer(CHARACTERS)
+    lexicon = make_lexicon(model, tokenizer)
+    scorer = WordScorer(lm=model, lexicon=lexicon, tokenizer=tokenizer, word_bonus=0.25)
+    begun, second, end = steps_of(scorer, (2, 3, 1))  # "ab "
+    best = max(log_prob("aa"), log_prob("ab"))
+    assert begun == pytest.approx(best + 0.25)
+    assert second == pytest.approx(log_prob("ab") - best)
+    assert end == pytest.approx(log_prob("ab", (1,)) - log_prob("ab"))
 
 
 def test_tokens_below_the_threshold_are_not_appended_but_the_best_one_is() -> None:

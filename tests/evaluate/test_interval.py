@@ -39,16 +39,6 @@ def test_an_interval_over_speakers_holds_the_true_rate_in_95_percent() -> None:
     assert by_clip < 900  # clips of one speaker are no independent evidence
 
 
-def test_an_interval_of_a_difference_holds_the_true_one() -> None:
-    random, held = np.random.default_rng(1), 0
-    for seed in range(500):
-        (a, totals), hard = simulate(random, mean=0.2), random.random(480) < 0.5
-        b = np.where(hard, a, random.binomial(a, 0.8))  # a tenth fewer errors, in the same places
-        interval = rate_interval(a - b, totals, SPEAKERS, draws=500, seed=seed)
-        held += holds(interval, 0.02)
-    assert 0.93 * 500 <= held <= 0.97 * 500
-
-
 def test_the_same_clips_in_another_order_have_the_same_interval() -> None:
     errors, totals = simulate(np.random.default_rng(3), mean=0.2)
     order = np.random.default_rng(4).permutation(480)
@@ -95,9 +85,6 @@ SET += [Scored(f"bob{n}", "a b", "a c", speaker="bob") for n in range(10)]
 def test_the_line_of_a_test_set_names_what_was_drawn() -> None:
     words = "WER 25.0 % (10 / 40 words; 0.0 to 50.0, only 2 speakers)"
     assert describe_results(SET).endswith(f", {words}")
-    clips = describe_results([Scored(each.id, each.reference, each.hypothesis) for each in SET])
-    assert clips.endswith(", WER 25.0 % (10 / 40 words; 15.0 to 35.0, 20 clips)")
-    assert clips.startswith("CER 16.7 % (10 / 60 characters; 10.0 to 23.3, 20 clips), ")
     assert describe_results(SET[:1]).endswith("(0 / 2 words; no interval over 1 clip)")
 
 

@@ -75,17 +75,13 @@ def test_noise_is_estimated_from_the_clip() -> None:
     samples = [*map(len, clips), 0]
     found = slice_columns(["noise"], {}, samples, 16_000, iter([*clips, clips[0][:0]]))
     assert found == [("00 to 10 dB",), ("20 to 30 dB",), ("40 to 50 dB",), ("",)]
-    named: dict[str, list[str]] = {"noise": ["street"]}
-    assert slice_columns(["noise"], named, [1], 16_000) == [("street",)]
 
 
 @pytest.mark.parametrize(
     ("report_by", "sentence"),
     [
         (["accent"], "columns of the test sets, but b has no `accent`. It has speaker, length."),
-        (["audio"], "but a has no `audio`. It has accent, speaker, length."),
         ("speaker", "must be a list of columns, but is 'speaker'"),
-        ([1], r"must be a list of columns, but is \[1\]"),
     ],
 )
 def test_a_column_that_is_not_there_is_refused(report_by: object, sentence: str) -> None:

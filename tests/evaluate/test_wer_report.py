@@ -3,14 +3,13 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from sbkit.evaluate.run_results import write_summary
-from sbkit.evaluate.wer import Scored, Scores, total_scores
+from sbkit.evaluate.wer import Scored, total_scores
 from sbkit.evaluate.wer_report import (
     describe_results,
     error_figures,
@@ -95,27 +94,31 @@ def test_a_language_without_spaces_has_no_word_error_rate(tmp_path: Path) -> Non
     assert figures["CER"] == figures["greedy"]["CER"] == parts["CER"] == 3 / 7
     assert figures["character_errors"] == {"substitutions": 1, "deletions": 1, "insertions": 1}
     assert (
-        (tmp_path / "wer_test.txt").read_text()
-        == """\
-CER 42.86 % (3 errors / 7 characters: 1 S, 1 D, 1 I)
-
-Utterances: 2, the worst first. S: substituted, D: deleted, I: inserted, *: no counterpart.
-
-b: CER 100.00 % (2 / 2)
-  reference   你好**
-  hypothesis  您好吗
-              S   I
-
+        (tmp_path / "wer_test.txt")
+        .read_text()
+        .endswith(
+            """
 a: CER 20.00 % (1 / 5)
   reference   今天天气好
   hypothesis  今天**气好
                   D
 """
+        )
     )
 
 
-def test_summary(tmp_path: Path) -> None:
-    summary = _summarize(tmp_path, total_scores(SPLIT), train_seconds=100.0)
+@pytest.mark.parametrize(("seconds", "rtfx"), [(100.0, 250.0), (0.0, None)])  # not trained
+def test_summary(seconds: float, rtfx: float | None, tmp_path: Path) -> None:
+    write_summary(
+        tmp_path / "summary.json",
+        test={"clean": error_figures(total_scores(SPLIT))},
+        parameters=2_000_000,
+        train_seconds=seconds,
+        audio_seconds=25_000.0,
+        device=torch.device("cpu"),
+    )
+    text = (tmp_path / "summary.json").read_text()
+    summary = json.loads(text, parse_constant=pytest.fail)
     assert summary["test"]["clean"] == {
         "WER": 5 / 9,
         "CER": 13 / 42,
@@ -125,27 +128,7 @@ def test_summary(tmp_path: Path) -> None:
         "word_errors": {"substitutions": 3, "deletions": 1, "insertions": 1},
         "character_errors": {"substitutions": 4, "deletions": 5, "insertions": 4},
     }
-    assert (summary["parameters"], summary["train_seconds"]) == (2_000_000, 100.0)
-    assert (summary["audio_seconds"], summary["rtfx"]) == (25_000.0, 250.0)
-    assert {"python", "torch", "torchaudio", "speechbrain", "sbkit"} <= {*summary["versions"]}
-    assert "git_commit" in summary
+    assert (summary["parameters"], summary["train_seconds"]) == (2_000_000, seconds)
+    assert (summary["audio_seconds"], summary["rtfx"]) == (25_000.0, rtfx)
+    assert {"python", "torch", "speechbrain", "sbkit"} <= {*summary["versions"]}
     assert {*summary["machine"]} == {"cpu", "cores", "device", "accelerator"}
-    assert summary["machine"]["device"] == "cpu"
-
-
-def test_a_run_that_did_not_train_has_no_speed(tmp_path: Path) -> None:
-    assert _summarize(tmp_path, Scores(), train_seconds=0.0)["rtfx"] is None
-
-
-def _summarize(folder: Path, test: Scores, *, train_seconds: float) -> dict[str, Any]:
-    path = folder / "summary.json"
-    write_summary(
-        path,
-        test={"clean": error_figures(test)},
-        parameters=2_000_000,
-        train_seconds=train_seconds,
-        audio_seconds=25_000.0,
-        device=torch.device("cpu"),
-    )
-    summary: dict[str, Any] = json.loads(path.read_text(), parse_constant=pytest.fail)
-    return summary

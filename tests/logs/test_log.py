@@ -33,6 +33,7 @@ def test_lines_are_json_and_on_disk_before_the_run_ends(tmp_path: Path) -> None:
     run_log.write(FinalFigures(epoch=1, step=10, split="test", metrics={"WER": 0.8}))
     lines = (tmp_path / "train_log.jsonl").read_text().splitlines()  # while the log is still open
     run_log.close()
+    assert _tensorboard(tmp_path, "test/WER") == [(10, pytest.approx(0.8))]
     step, epoch, test = map(json.loads, lines)
     assert (step["kind"], step["step"], step["ctc_loss"], step["loss"]) == ("step", 10, 1.5, None)
     assert (epoch["kind"], epoch["CER"], epoch["valid_loss"]) == ("epoch", 0.5, None)
@@ -87,15 +88,6 @@ def test_a_full_disk_is_told_once_and_with_the_file(tmp_path: Path) -> None:
     assert caught.value.filename == str(tmp_path / "train_log.jsonl")
     with largest_file(size):
         run_log.close()  # would hide the error that ends the run
-
-
-def test_each_test_set_has_its_own_curve_of_tensorboard(tmp_path: Path) -> None:
-    run_log = RunLog(tmp_path)
-    for split, wer in (("test-clean", 0.25), ("test-other", 0.5)):
-        run_log.write(FinalFigures(epoch=1, step=10, split=split, metrics={"WER": wer}))
-    run_log.close()
-    for split, wer in (("test-clean", 0.25), ("test-other", 0.5)):
-        assert _tensorboard(tmp_path, f"{split}/WER") == [(10, wer)]
 
 
 @pytest.mark.parametrize(("rank", "printed"), [(None, "hello\n"), ("0", "hello\n"), ("1", "")])

@@ -3,6 +3,7 @@
 import io
 import itertools
 import sys
+from typing import Any
 
 import pytest
 
@@ -33,22 +34,10 @@ def show_an_epoch() -> None:
         clock=lambda: float(next(seconds)),
     )
     for step in (10, 20):
-        progress.step(
-            StepFigures(
-                epoch=1, step=step, loss=1.234, learning_rate=2e-3, rtfx=250.0, waiting=0.03
-            )
-        )
+        same: dict[str, Any] = {"epoch": 1, "step": step, "loss": 1.234, "rtfx": 250.0}
+        progress.step(StepFigures(**same, learning_rate=2e-3, waiting=0.03))
     print("saved", flush=True)
-    progress.epoch(
-        EpochFigures(
-            epoch=1,
-            step=20,
-            loss=1.234,
-            rtfx=250.0,
-            valid_loss=1.5,
-            metrics={"CER": 0.321, "WER": 0.71},
-        )
-    )
+    progress.epoch(EpochFigures(**same, valid_loss=1.5, metrics={"CER": 0.321, "WER": 0.71}))
     progress.close()
 
 

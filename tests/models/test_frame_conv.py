@@ -6,7 +6,7 @@ from torch import nn
 
 from sbkit.models.frame_conv import FrameConv
 
-LAYERS = [(80, 32, 5, 2, 1), (32, 32, 15, 1, 32), (16, 16, 15, 1, 16), (1, 4, 3, 1, 1)]
+LAYERS = [(80, 32, 5, 2, 1), (32, 32, 15, 1, 32)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -32,10 +32,3 @@ def test_autocast_to_bfloat16_returns() -> None:
     layer = FrameConv(16, 16, 15, padding=7, groups=16)
     with torch.autocast("cpu", torch.bfloat16):
         assert layer(torch.randn(2, 34, 16)).dtype == torch.bfloat16
-
-
-def test_another_padding_takes_effect() -> None:
-    layer, x = FrameConv(3, 3, 5, padding=2, padding_mode="reflect"), torch.randn(2, 9, 3)
-    plain = nn.Conv1d.forward(layer, x.transpose(1, 2)).transpose(1, 2)
-    assert torch.equal(layer(x), plain)
-    assert FrameConv(3, 3, 5, padding="same")(x).shape == x.shape

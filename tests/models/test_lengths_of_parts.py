@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 from speechbrain.augment.augmenter import Augmenter
-from speechbrain.lobes.models.convolution import ConvolutionFrontEnd
 from speechbrain.lobes.models.CRDNN import CRDNN
 from speechbrain.nnet import RNN
 from torch import Tensor, nn
@@ -34,46 +33,23 @@ def conv(stride: int = 2, kernel: int = 3, **options: Any) -> nn.Module:
     return nn.Conv1d(MELS, MELS, kernel, stride, **options)
 
 
-def lobe(padding: str) -> nn.Module:
-    return ConvolutionFrontEnd(
-        input_shape=(1, 100, MELS),
-        num_blocks=2,
-        num_layers_per_block=1,
-        out_channels=[2, 2],
-        kernel_sizes=[3, 3],
-        strides=[2, 2],
-        residuals=[False, False],
-        padding=padding,
-    )
-
-
-def crdnn(pooling: int) -> nn.Module:
-    return CRDNN(
+FRONT_ENDS = {
+    "unpadded": Plain(conv(), conv()),
+    "asymmetric": Plain(conv(3, 4, padding=1), conv(2, 5)),
+    "one long kernel": Plain(conv(4, 151)),
+    "pooling up": Plain(conv(1, padding=1), nn.AvgPool1d(4, ceil_mode=True)),
+    "CRDNN, pooling 3": CRDNN(
         input_shape=(1, 100, MELS),
         cnn_blocks=1,
         cnn_channels=[2],
         time_pooling=True,
-        time_pooling_size=pooling,
+        time_pooling_size=3,
         rnn_class=RNN.LSTM,
         rnn_layers=1,
         rnn_neurons=4,
         dropout=0.0,
         dnn_blocks=0,
-    )
-
-
-FRONT_ENDS = {
-    "unpadded": Plain(conv(), conv()),
-    "padded": Plain(conv(padding=1), conv(padding=1)),
-    "asymmetric": Plain(conv(3, 4, padding=1), conv(2, 5)),
-    "one long kernel": Plain(conv(4, 151)),
-    "pooling down": Plain(conv(1, padding=1), nn.MaxPool1d(4)),
-    "pooling up": Plain(conv(1, padding=1), nn.AvgPool1d(4, ceil_mode=True)),
-    "no stride": Plain(conv(1, padding=1)),
-    "SpeechBrain, same": lobe("same"),
-    "SpeechBrain, valid": lobe("valid"),
-    "CRDNN, pooling 4": crdnn(4),
-    "CRDNN, pooling 3": crdnn(3),
+    ),
 }
 
 
@@ -82,7 +58,7 @@ FRONT_ENDS = {
 def test_counted_frames_are_those_encoded_alone_and_in_a_batch(name: str) -> None:
     part = FRONT_ENDS[name].eval()
     front_end = FrontEnd(part)
-    for frames in (*range(160, 176), 238, 400, 998):
+    for frames in (*range(160, 172), 400, 998):
         alone = part(torch.randn(1, frames, MELS)).shape[1]
         x, counted = front_end(torch.randn(2, 998, MELS), torch.tensor([998, frames]))
         assert counted.tolist() == [x.shape[1], alone], frames
@@ -150,9 +126,6 @@ ENCODERS = {
         nn.TransformerEncoderLayer(MELS, 2, 16, batch_first=True), 1, enable_nested_tensor=False
     ),
     "SpeechBrain LSTM": RNN.LSTM(hidden_size=8, input_size=MELS, bidirectional=True),
-    "CRDNN": CRDNN(
-        input_size=MELS, cnn_blocks=0, rnn_layers=1, rnn_neurons=4, dnn_neurons=8, dropout=0.0
-    ),
 }
 
 
@@ -165,7 +138,7 @@ def test_a_plain_module_is_an_encoder(name: str) -> None:
     states, _ = encoder.encode(x, lengths)
     assert states.shape[:2] == (2, 40)
     assert states.isfinite().all()
-    if name not in ("torch LSTM", "CRDNN"):  # which cannot know what is padding
+    if name != "torch LSTM":  # which cannot know what is padding
         x[1, 17:] = 100.0
         torch.testing.assert_close(encoder.encode(x, lengths)[0][1, :17], states[1, :17])
 
@@ -179,7 +152,6 @@ class NoEncoder(nn.Module):
     ("part", "words"),
     [
         (NoEncoder(), r"must have encode\(x, lengths\) .* takes \(query, key, value\)"),
-        (nn.LSTM(MELS, 4), "must take the batch first"),
         (nn.Sequential(nn.TransformerEncoderLayer(MELS, 2, 8)), "must take the batch first"),
         (FRONT_ENDS["unpadded"], r"it makes a tensor of shape \(2, 9, 20\) of x"),
     ],

@@ -62,13 +62,6 @@ def test_an_impossible_utterance_weighs_nothing_and_the_others_keep_their_gradie
     torch.testing.assert_close(grad[2:3], alone.grad)
 
 
-def test_half_precision_scores_are_summed_in_float32() -> None:
-    log_probs = scores(1, 6, 4).detach().bfloat16()
-    one = torch.tensor([1])
-    assert ctc(log_probs, 6 * one, one[None], one, BLANK).sums.dtype == torch.float32
-    assert attention_loss(log_probs[:, :2], one[None], one, EOS, 0.1).sums.dtype == torch.float32
-
-
 def by_hand(logits: Tensor, labels: list[int], smoothing: float) -> Tensor:
     """Add up the cross entropies of the labels and the end: (L + 1, V) -> ()."""
     total = torch.zeros(())

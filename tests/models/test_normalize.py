@@ -49,7 +49,3 @@ def test_a_bin_that_never_varies_becomes_zero_and_finite() -> None:
 def test_nothing_to_measure_is_said() -> None:
     with pytest.raises(SbkitError, match="at least one frame"):
         GlobalNorm(n_mels=5).set_statistics(torch.zeros(2, 5), torch.tensor(0))
-
-
-def test_half_precision_features_are_normalized_in_full() -> None:
-    assert measured()(torch.zeros(1, 5, dtype=torch.bfloat16)).dtype == torch.float32

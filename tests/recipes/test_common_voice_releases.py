@@ -8,7 +8,6 @@ import pytest
 from recipes.CommonVoice import corpus as common_voice
 from recipes.corpora import corpus_of
 from sbkit.base.errors import SbkitError
-from sbkit.data.corpora.release import split_names
 from tests.recipes.test_common_voice import make_release, write_tsv
 
 VOTES = "up_votes\tdown_votes\tage\tgender"
@@ -63,14 +62,13 @@ def test_a_release_of_any_version_is_read(
 ) -> None:
     monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / "cache"))
     top = tmp_path / f"cv-corpus-{version}.0"
-    release = release_of(top / "en", version, splits=("train", "dev", "test"))
+    release_of(top / "en", version, splits=("train", "dev", "test"))
     knobs = {"data_folder": top, "language": "en", "splits": None}
     if packed:
         knobs["data_folder"] = tmp_path / f"cv-corpus-{version}.0-en.tar.gz"
         with tarfile.open(knobs["data_folder"], "w:gz") as tar:
             tar.add(top, top.name)
     assert common_voice.recognizes(top)
-    assert split_names(release) == ("dev", *sorted(MORE[1:]), "test", "train", "validated")
     corpus = corpus_of(knobs)
     assert corpus.splits(knobs) == common_voice.ROLES
     for split in ("train", "dev", "test"):
@@ -90,8 +88,8 @@ def test_a_delta_release_has_no_splits_of_its_own_and_says_so(tmp_path: Path) ->
     for split in ("train", "dev", "test"):
         (release / f"{split}.tsv").unlink()
     knobs = {"data_folder": release.parent, "language": "en", "splits": None}
-    missing = r"has no train\.tsv, dev\.tsv, test\.tsv.*among invalidated, other, v.*--splits"
+    missing = r"has no train\.tsv, dev\.tsv, test\.tsv.*among .*invalidated, other, .*--splits"
     with pytest.raises(SbkitError, match=missing):
         common_voice.splits(knobs)
-    with pytest.raises(SbkitError, match=r"'test' is none of them.*validated, or \[\] for none"):
+    with pytest.raises(SbkitError, match=r"'test' is none of them.*, or \[\] for none"):
         common_voice.splits(knobs | {"splits": {"train": "validated", "valid": "other"}})

@@ -17,10 +17,10 @@ from sbkit.decoding.alignment import WordOffsets
 from sbkit.decoding.decoder import BeamDecoder
 from sbkit.decoding.frames import LogProbs
 from sbkit.decoding.greedy import best_tokens
-from sbkit.decoding.spelling import SPACE
 from sbkit.inference.bundle.bundle import Bundle
 from sbkit.inference.runtime.model import Encoded
 from sbkit.inference.runtime.torch_model import TorchModel, load_bundle
+from sbkit.text.tokenizer import SPACE
 from sbkit.text.word import Word
 from tests.decoding.spoken import train_models
 from tests.inference.bundles import make_bundle

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from sbkit.data.corpora.release import read_release
-from sbkit.data.storage.audio_cache import default_cache
 from sbkit.text.normalize import (
     NORMALIZER_VERSION,
     ORTHOGRAPHIES,
@@ -78,26 +77,11 @@ def test_a_language_keeps_its_own_letters(language: str) -> None:
     assert normalize(letters.upper().replace("SS", "ß"), language) == letters
 
 
-# Of all texts of validated.tsv, one a line, as version 1 of the normalizer wrote them.
-DIGESTS = {
-    "en": "ff219231bba757c8",
-    "es": "9b384178e3e4a943",
-    "fr": "fdb6600066be2243",
-    "it": "bdb255e2df9f63ac",
-    "ru": "91c1f43ebcdd93ba",
-}
-
-
-@pytest.mark.parametrize("language", DIGESTS)
-def test_the_default_corpus_keeps_its_texts(language: str, asterisk_english: Path) -> None:
-    """Read those languages that are in the cache; English always is."""
-    releases = sorted(default_cache().glob(f"asterisk-prompts/*/{language}/validated.tsv"))
-    if not releases:
-        pytest.skip("not in the cache")
-    texts = [
-        normalize(clip.sentence, language) for clip in read_release(releases[-1], language).clips
-    ]
-    assert hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16] == DIGESTS[language]
+def test_the_default_corpus_keeps_its_texts(asterisk_english: Path) -> None:
+    """All texts of validated.tsv, one a line, are as version 1 of the normalizer wrote them."""
+    clips = read_release(asterisk_english / "validated.tsv", "en").clips
+    texts = "\n".join(normalize(clip.sentence, "en") for clip in clips)
+    assert hashlib.sha256(texts.encode()).hexdigest().startswith("ff219231bba757c8")
 
 
 @pytest.mark.parametrize("language", [*ORTHOGRAPHIES, "xx", "ja"])
@@ -126,9 +110,3 @@ def test_dropped_symbols_are_counted() -> None:
     assert describe_dropped(texts, "en") == note.format("2 €, 1 ½, 1 №")
     assert describe_dropped(texts, "sw") == note.format("2 €, 1 %, 1 ½, 1 №, 1 &")
     assert describe_dropped(Counter('"Yes," she said - twice.'), "en") is None
-
-
-def test_marks_without_end_take_no_time() -> None:
-    marks = "\N{COMBINING ACUTE ACCENT}\N{COMBINING DOT BELOW}"
-    assert normalize(f"a{marks * 100_000} b", "und") == normalize(f"a{marks * 15} b", "und")
-    assert normalize(f"ti{marks}ng", "vi") == normalize(f"ti{marks[::-1]}ng", "vi")

@@ -40,6 +40,9 @@ def test_text_of_three_scripts_comes_back(tmp_path: Path, kind: str, vocab_size:
         tokenizer.vocabulary.check_targets(ids, of=text)
         assert tokenizer.vocabulary.unk not in ids
         assert tokenizer.decode(ids) == text
+        assert tokenizer.words([0, 1, *ids, 2, 3]) == text.split()  # special tokens leave no trace
+        assert tokenizer.letters(text) == "▁".join(text.split())
+    assert tokenizer.letters("fox ñ") == ""
 
 
 @pytest.mark.parametrize(("kind", "vocab_size"), KINDS)
@@ -52,19 +55,6 @@ def test_an_unseen_character_is_unk_and_never_blank(
         assert tokenizer.vocabulary.unk in ids
         assert not {0, 2, 3} & set(ids)
     assert tokenizer.decode(tokenizer.encode("fox ñ fox")) == "fox fox"
-
-
-@pytest.mark.parametrize(("kind", "vocab_size"), [("char", None), ("bpe", 20), ("unigram", 16)])
-def test_text_that_looks_like_special_tokens_is_harmless(
-    tmp_path: Path, kind: str, vocab_size: Any
-) -> None:
-    texts = ["a▁b <unk>", "<blank> </s>", "a b c d e k l n s u"] * 5
-    tokenizer = train(tmp_path, kind, vocab_size, texts)
-    assert tokenizer.vocabulary == Vocabulary(size=tokenizer.vocab_size)
-    for text, heard in [("a▁b", "a b"), ("<unk>", "unk"), ("<blank> </s>", "blank s")]:
-        ids = tokenizer.encode(text)
-        assert not {0, 2, 3} & set(ids)
-        assert tokenizer.decode(ids) == heard
 
 
 @pytest.mark.parametrize(("kind", "vocab_size"), KINDS)

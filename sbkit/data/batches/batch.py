@@ -27,8 +27,7 @@ from sbkit.data.batches.plan import Example
 from sbkit.data.batches.sampler import EvalSampler, TrainSampler
 from sbkit.data.corpora.manifest import RESERVED_COLUMNS
 from sbkit.data.storage.audio_store import read_rows
-from sbkit.decoding.spelling import SPACE
-from sbkit.text.tokenizer import Tokenizer
+from sbkit.text.tokenizer import SPACE, Tokenizer
 
 LEAVE = signal.SIGUSR2  # what a worker still answers to
 OWN = frozenset(RESERVED_COLUMNS) - {"sentence"}  # of a row; the rest travels as it is

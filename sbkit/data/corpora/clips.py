@@ -70,7 +70,8 @@ class Clips:
     @property
     def ids(self) -> list[str]:
         """Return the id of every clip."""
-        return self._values("id")
+        ids: list[str] = self.own["id"].to_pylist()
+        return ids
 
     @property
     def paths(self) -> Iterator[str]:
@@ -80,11 +81,8 @@ class Clips:
     @property
     def sentences(self) -> list[str]:
         """Return the transcript of every clip."""
-        return self._values("sentence")
-
-    def _values(self, name: str) -> list[Any]:
-        values: list[Any] = self.own[name].to_pylist()
-        return values
+        sentences: list[str] = self.own["sentence"].to_pylist()
+        return sentences
 
     def renamed(self, ids: Sequence[str]) -> "Clips":
         """Return the clips with other ids."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sbkit.base.errors import SbkitError
 from sbkit.data.corpora.clips import Clip, Clips
@@ -71,15 +72,13 @@ def distinct(clips: Clips, bad_rows: Sequence[BadRow], *bases: Path) -> Manifest
     A clip that is listed again is a bad row. Clips of different files that share an id are called
     by their path, relative to the first of ``bases`` where it lies.
     """
-    bad, seen, once = [*bad_rows], set[str](), list[int]()
-    for place, path in enumerate(clips.paths):
-        if path in seen:
-            detail = f"a row before it names {Path(path).name}"
-            bad.append(BadRow(clips[place].id, "clip listed twice", detail))
-        else:
-            seen.add(path)
-            once.append(place)
-    clips = clips.take(once) if len(once) < len(clips) else clips
+    bad, once = [*bad_rows], dict[str, int]()
+    if len(pc.unique(clips.own["path"])) < len(clips):
+        for place, path in enumerate(clips.paths):
+            if once.setdefault(path, place) != place:
+                detail = f"a row before it names {Path(path).name}"
+                bad.append(BadRow(clips[place].id, "clip listed twice", detail))
+        clips = clips.take([*once.values()])
     return Manifest(clips.renamed(_unique_ids(clips, bases)), tuple(bad))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from sbkit.base.errors import SbkitError
 from sbkit.data.corpora.manifest import Manifest, join_manifests
 from sbkit.data.corpora.own_manifest import Located, read_rows
-from sbkit.data.corpora.tables import PATH_COLUMNS, read_table
+from sbkit.data.corpora.tables import read_table
 from sbkit.data.storage.archive import unpacked
 from sbkit.text.languages import check_language
 
@@ -82,10 +82,8 @@ def find_release(data_folder: str | Path | None, language: str, splits: Sequence
         "Pass --data_folder=FOLDER of a Common Voice release, which holds "
         f"{', '.join(f'{split}.tsv' for split in splits or ('train', 'dev', 'test'))} and clips/."
     )
-    if not data_folder:
-        raise SbkitError(f"data_folder must name a folder, but is not set. {todo}")
-    named = unpacked(Path(data_folder).expanduser().absolute())
-    if not named.is_dir():
+    named = unpacked(Path(data_folder or "").expanduser().absolute())
+    if not data_folder or not named.is_dir():
         raise SbkitError(f"data_folder must be a folder, but {named} is not one. {todo}")
     release = named
     if not any(named.glob("*.tsv")) and (named / language).is_dir():
@@ -103,14 +101,5 @@ def find_release(data_folder: str | Path | None, language: str, splits: Sequence
 
 
 def split_names(release: Path) -> tuple[str, ...]:
-    """Return the names of the TSVs that list clips; those of other releases' facts are left out."""
-    return tuple(sorted(tsv.stem for tsv in release.glob("*.tsv") if _lists_clips(tsv)))
-
-
-def _lists_clips(tsv: Path) -> bool:
-    """Check for a path in the header: ``reported.tsv`` and ``clip_durations.tsv`` have none."""
-    if not tsv.is_file():
-        return False
-    with tsv.open("rb") as file:
-        header = file.readline(10_000).decode(errors="replace").lower()
-    return any(column in header for column in PATH_COLUMNS)
+    """Return the names of the TSVs of a release."""
+    return tuple(sorted(tsv.stem for tsv in release.glob("*.tsv")))

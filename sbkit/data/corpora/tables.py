@@ -16,7 +16,6 @@ from pyarrow import csv as arrow_csv
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.text import listed
-from sbkit.config.document import nearest
 from sbkit.data.corpora.manifest import BadRow
 
 PATH_COLUMNS = (
@@ -111,16 +110,10 @@ def find_column(table: Table, named: str | None, usual: Sequence[str], knob: str
     )
     if found:
         return found
-    columns = listed(table.columns, most=SHOWN)
-    if named:
-        near = nearest(named.lower(), lower)
-        raise SbkitError(
-            f"`{knob}` must name a column of {table.file}, but {named!r} is not one of {columns}. "
-            f"Pass --{knob}={lower[near] if near else 'NAME'} or another of them."
-        )
+    wanted = f"the column {named!r}" if named else f"one of the columns {', '.join(usual)}"
     raise SbkitError(
-        f"The first line of {table.file} must name one of the columns {', '.join(usual)}, but "
-        f"names {columns}. Name another column with --{knob}, or add the line."
+        f"The first line of {table.file} must name {wanted}, but names "
+        f"{listed(table.columns, most=SHOWN)}. Name another column with --{knob}, or add the line."
         + " For data without transcripts, pass --text_column=False."
         * (knob == "text_column")
     )
@@ -173,7 +166,7 @@ def _read_delimited(file: Path, first: str, number: int) -> Table:
     return Table(
         file,
         named.select([name for name in names if name]),
-        np.setdiff1d(numbers, [row.number for row in invalid]),
+        np.setdiff1d(numbers, [row.number for row in invalid]) if invalid else numbers,
         bad,
     )
 

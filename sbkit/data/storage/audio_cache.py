@@ -10,7 +10,6 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -42,6 +41,7 @@ CORPUS_FILE = "corpus.json"  # in a folder of the cache: whose audio it holds
 BLOCK_CLIPS = 1000  # of 5 s at 16 kHz they are 160 MB
 BLOCK_BYTES = 200_000_000  # of their files
 KEY = "clip"  # the column of a shard's table that says which state of which file a clip was
+STATE = r"\t\d+\t\d+$"  # the end of a key: size and time of change
 PASSING = ("missing", "unreachable")  # reasons that may be gone tomorrow
 
 
@@ -68,111 +68,55 @@ class StoredAudio(NamedTuple):
     errors: dict[int, AudioError]
 
 
-@dataclass(frozen=True)
-class AudioCache:
-    """The shards of one corpus folder, at one sample rate (Hz) and in one store."""
+def prepare_audio(
+    paths: pa.ChunkedArray, *, sample_rate: int, cache_folder: Path, store: str, title: str
+) -> StoredAudio:
+    """Return where the audio of clips is, after decoding those that are not in the cache yet.
 
-    corpus: Path
-    sample_rate: int
-    store: str
-    folder: Path
+    All clips have one folder in the cache, by the corpus folder that they have in common.
 
-    @staticmethod
-    def of(
-        paths: pa.ChunkedArray, sample_rate: int, cache_folder: Path, store: str = "pcm"
-    ) -> "AudioCache":
-        """Return the cache of the folder that all clips have in common."""
-        parents = {path[: path.rfind("/") + 1] for path in decode_paths(paths)}  # "/" for the root
-        corpus = Path(os.path.commonpath([Path(os.path.abspath(each)) for each in parents]))  # noqa: PTH100
-        identity = f"{CACHE_VERSION}\n{corpus}\n{sample_rate}\n{store}"
-        key = hashlib.sha256(os.fsencode(identity)).hexdigest()[:12]
-        name = f"{corpus.parent.name}-{corpus.name}-{key}".lstrip("-.")
-        folder = cache_folder.expanduser() / AUDIO_FOLDER / name
-        return AudioCache(corpus, sample_rate, store, folder)
-
-    def prepare(self, paths: pa.ChunkedArray, *, title: str) -> StoredAudio:
-        """Return where the audio of each clip is, after decoding those that are not there yet.
-
-        Raises:
-            SbkitError: the cache cannot be written, or its disk is full.
-        """
-        files, listing = _Files(paths), Listing(self.folder)
-        listing.look()
-        if missing := files.rows.keys() - listing.known:
-            with self._write_access(), decoding_progress(title, len(missing)) as count:
-                facts = {"sample_rate": self.sample_rate, "store": self.store}
-                describe_folder(self.folder, self.corpus, **facts)
-                works = [
-                    (block[0] + block[-1], partial(self._decode, files, block, listing, count))
-                    for block in files.blocks()
-                    if not missing.isdisjoint(block)
-                ]
-                share_work(self.folder, works)
-                listing.look()
-        return self._locate(files, listing)
-
-    def _decode(
-        self, files: "_Files", block: Sequence[str], listing: "Listing", count: Callable[[], None]
-    ) -> None:
-        """Decode a block, less what others have done, into a shard."""
-        listing.look()
-        keys = [key for key in block if key not in listing.known]
-        if not keys:
-            return
-        paths = [files.path(key) for key in keys]
-        with closing(ShardWriter(self.folder)) as writer:
-            kept, errors = writer.decode(
-                (path.name for path in paths),
-                paths,
-                self.sample_rate,
-                store=self.store,
-                count=count,
-            )
-            found = {keys[place]: error for place, error in errors.items()}
-            listing.add_unreadable(found)
-            bad = [
-                (key, error.reason, str(error))
-                for key, error in found.items()
-                if error.reason not in PASSING
+    Raises:
+        SbkitError: the cache cannot be written, or its disk is full.
+    """
+    if not len(paths):
+        return StoredAudio(NO_AUDIO, {})
+    parents = {path[: path.rfind("/") + 1] for path in decode_paths(paths)}  # "/" for the root
+    corpus = Path(os.path.commonpath([Path(os.path.abspath(each)) for each in parents]))  # noqa: PTH100
+    identity = f"{CACHE_VERSION}\n{corpus}\n{sample_rate}\n{store}"
+    key = hashlib.sha256(os.fsencode(identity)).hexdigest()[:12]
+    name = f"{corpus.parent.name}-{corpus.name}-{key}".lstrip("-.")
+    cache = _Cache(cache_folder.expanduser() / AUDIO_FOLDER / name, sample_rate, store)
+    files = _Files(paths)
+    cache.look()
+    if missing := files.rows.keys() - cache.known:
+        with _write_access(cache.folder), decoding_progress(title, len(missing)) as count:
+            describe_folder(cache.folder, corpus)
+            works = [
+                (block[0] + block[-1], partial(cache.decode, files, block, count))
+                for block in files.blocks()
+                if not missing.isdisjoint(block)
             ]
-            columns = {KEY: pa.array([keys[place] for place in kept], pa.string())}
-            writer.publish(Storage(str(self.folder)), uuid4().hex, columns, left_out=bad)
+            share_work(cache.folder, works)
+            cache.look()
+    return cache.locate(files)
 
-    def _locate(self, files: "_Files", listing: "Listing") -> StoredAudio:
-        errors, rows, keys = dict(files.errors), list[int](), list[str]()
-        for key, row in files.known:
-            if key in listing.unreadable:
-                errors[row] = listing.unreadable[key]
-            else:
-                rows.append(row)
-                keys.append(key)
-        stored = listing.places(self.sample_rate)
-        table = stored.take(pc.index_in(pa.array(keys, pa.string()), value_set=stored[KEY]))
-        table = table.drop_columns([KEY])
-        if self.store == "none":
-            own = files.column.take(pa.array(rows, pa.int64())).cast(pa.string())
-            fields = dict(zip(PLACE.names, table[AUDIO].combine_chunks().flatten(), strict=True))
-            columns = [*(fields | {"file": own.combine_chunks()}).values()]
-            places = pa.StructArray.from_arrays(columns, fields=list(PLACE))
-            table = table.set_column(table.column_names.index(AUDIO), AUDIO, places)
-        return StoredAudio(table, errors)
 
-    @contextmanager
-    def _write_access(self) -> Iterator[None]:
-        """Make the folder and hold a shared lock on it; clean up first if no process has it."""
-        with writing(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            lock = os.open(self.folder, os.O_RDONLY)
-            try:
-                if try_lock(lock, without_locks=False):
-                    remove_leftovers(self.folder)
-                    for audio in self.folder.glob("*.arrow"):
-                        if not audio.with_suffix(".parquet").is_file():
-                            audio.unlink()
-                share_lock(lock)
-                yield
-            finally:
-                os.close(lock)
+@contextmanager
+def _write_access(folder: Path) -> Iterator[None]:
+    """Make a folder and hold a shared lock on it; clean up first if no process has it."""
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder, os.O_RDONLY)
+        try:
+            if try_lock(lock, without_locks=False):
+                remove_leftovers(folder)
+                for audio in folder.glob("*.arrow"):
+                    if not audio.with_suffix(".parquet").is_file():
+                        audio.unlink()
+            share_lock(lock)
+            yield
+        finally:
+            os.close(lock)
 
 
 class _Files:
@@ -212,21 +156,21 @@ class _Files:
         return [[*dict.fromkeys(key for key, _ in part)] for part in parts]
 
 
-class Listing:
-    """What the shards of a folder hold; each table is read once.
+class _Cache:
+    """The shards of one corpus folder, at one sample rate (Hz) and in one store.
 
     unreadable: by its key, why a file holds no usable audio; known: all keys, these included.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, sample_rate: int, store: str) -> None:
+        self.folder, self._sample_rate, self._store = folder, sample_rate, store
         self._tables: dict[Path, pa.Table] = {}
         self.unreadable: dict[str, AudioError] = {}
         self.known = set[str]()
 
     def look(self) -> None:
         """Read the tables that are new."""
-        for file in sorted({*self._folder.glob("*.parquet")} - self._tables.keys()):
+        for file in sorted({*self.folder.glob("*.parquet")} - self._tables.keys()):
             audio = file.with_suffix(".arrow")
             try:
                 table, facts = read_table(file.read_bytes())
@@ -239,25 +183,54 @@ class Listing:
                 continue
             self._tables[file] = table
             self.known.update(table[KEY].to_pylist())
-            self.add_unreadable({key: AudioError(*why) for key, *why in facts.left_out})
+            self._add_unreadable({key: AudioError(*why) for key, *why in facts.left_out})
 
-    def add_unreadable(self, found: Mapping[str, AudioError]) -> None:
-        """Note files that hold no usable audio."""
+    def _add_unreadable(self, found: Mapping[str, AudioError]) -> None:
         self.unreadable |= found
         self.known.update(found)
 
-    def places(self, sample_rate: int) -> pa.Table:
-        """Return the key, samples, digest and place of every clip."""
+    def decode(self, files: _Files, block: Sequence[str], count: Callable[[], None]) -> None:
+        """Decode a block, less what others have done, into a shard."""
+        self.look()
+        keys = [key for key in block if key not in self.known]
+        if not keys:
+            return
+        paths = [files.path(key) for key in keys]
+        names = (path.name for path in paths)
+        with closing(ShardWriter(self.folder)) as writer:
+            kept, errors = writer.decode(
+                names, paths, self._sample_rate, store=self._store, count=count
+            )
+            self._add_unreadable({keys[place]: error for place, error in errors.items()})
+            bad = [
+                (keys[place], error.reason, str(error))
+                for place, error in errors.items()
+                if error.reason not in PASSING
+            ]
+            columns = {KEY: pa.array([keys[place] for place in kept], pa.string())}
+            writer.publish(Storage(str(self.folder)), uuid4().hex, columns, left_out=bad)
+
+    def locate(self, files: _Files) -> StoredAudio:
+        """Return where the audio of files is."""
+        errors, keys = dict(files.errors), list[str]()
+        for key, row in files.known:
+            if key in self.unreadable:
+                errors[row] = self.unreadable[key]
+            else:
+                keys.append(key)
         parts = [NO_AUDIO]
         for file, table in self._tables.items():
-            audio = str(file.with_suffix(".arrow"))
-            stored = to_stored(table, audio, shard=0, sample_rate=sample_rate)
+            audio = pa.repeat(str(file.with_suffix(".arrow")), len(table))
+            if self._store == "none":
+                audio = pc.replace_substring_regex(table[KEY].combine_chunks(), STATE, "")
+            stored = to_stored(table, audio, shard=0, sample_rate=self._sample_rate)
             parts.append(stored.add_column(0, KEY, table[KEY]))
-        return pa.concat_tables(parts)
+        stored = pa.concat_tables(parts)
+        rows = pc.index_in(pa.array(keys, pa.string()), value_set=stored[KEY])
+        return StoredAudio(stored.take(rows).drop_columns([KEY]), errors)
 
 
-def describe_folder(folder: Path, corpus: Path, **facts: object) -> None:
+def describe_folder(folder: Path, corpus: Path) -> None:
     """Note whose audio a folder of the cache holds, unless that is noted."""
     if not (folder / CORPUS_FILE).is_file():
-        text = json.dumps({"folder": str(corpus), **facts})
-        write_text_atomically(folder / CORPUS_FILE, text + "\n")
+        write_text_atomically(folder / CORPUS_FILE, json.dumps({"folder": str(corpus)}) + "\n")

@@ -22,7 +22,7 @@ import soundfile
 
 from sbkit.audio.io import Samples, read_audio
 from sbkit.base.errors import SbkitError
-from sbkit.data.storage.filesystem import ByteRange, read_ranges
+from sbkit.data.storage.filesystem import read_ranges
 
 STORES = ("pcm", "flac", "none")
 AUDIO = "audio"  # the column
@@ -94,9 +94,7 @@ def read_clips(
 def _read(places: Sequence[dict[str, Any]]) -> list[Samples]:
     """Read the clips of several places, those of shards in one request."""
     ranges = [
-        ByteRange(each["file"], each["start"], each["size"])
-        for each in places
-        if each["start"] is not None
+        (each["file"], each["start"], each["size"]) for each in places if each["start"] is not None
     ]
     stored = iter(read_ranges(ranges))
     return [

@@ -21,13 +21,7 @@ READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-@dataclass(frozen=True)
-class ByteRange:
-    """A part of a file, which is named by its URL."""
-
-    file: str
-    start: int
-    size: int
+ByteRange = tuple[str, int, int]  # URL of a file, first byte, number of bytes
 
 
 @dataclass(frozen=True)
@@ -107,21 +101,20 @@ def read_ranges(ranges: Sequence[ByteRange]) -> list[bytes]:
     """
     if not ranges:
         return []
-    system, _ = _file_system(ranges[0].file)
-    paths = {each: _file_system(each)[1] for each in {part.file for part in ranges}}
-    with _reaching(ranges[0].file):  # no name is taken for a pattern
+    files, starts, sizes = zip(*ranges, strict=True)
+    paths = {each: _file_system(each) for each in {*files}}
+    system, _ = paths[files[0]]
+    ends = [start + size for start, size in zip(starts, sizes, strict=True)]
+    with _reaching(files[0]):
         contents: list[bytes] = system.cat_ranges(
-            [paths[each.file] for each in ranges],
-            [each.start for each in ranges],
-            [each.start + each.size for each in ranges],
-            on_error="raise",
+            [paths[each][1] for each in files], list(starts), ends, on_error="raise"
         )
-    for content, each in zip(contents, ranges, strict=True):
-        if len(content) != each.size:
+    for file, content, size in zip(files, contents, sizes, strict=True):
+        if len(content) != size:
             raise SbkitError(
-                f"{each.file} must be whole, and its server must know ranges of bytes, but "
-                f"{len(content)} bytes came for {each.size}. Copy it again, or remove it and "
-                "prepare the shards again, or take another server."
+                f"{file} must be whole, and its server must know ranges of bytes, but "
+                f"{len(content)} bytes came for {size}. Copy it again, or remove it and prepare "
+                "the shards again, or take another server."
             )
     return contents
 

@@ -18,7 +18,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.data.corpora.clips import Clips
 from sbkit.data.corpora.manifest import Manifest, free_name
 from sbkit.data.corpora.splits import Excluded
-from sbkit.data.storage.audio_cache import NO_AUDIO, AudioCache, StoredAudio
+from sbkit.data.storage.audio_cache import StoredAudio, prepare_audio
 from sbkit.data.storage.audio_store import AUDIO
 
 MAX_LOST = 0.05  # share of a split's rows that may be unusable before the run is refused
@@ -65,12 +65,14 @@ def prepare_split(
     with_text = clips.take(spoken)
     if manifest.stored is not None:
         stored, errors = StoredAudio(manifest.stored.take(pa.array(spoken)), {})
-    elif len(spoken):
-        paths = with_text.own["path"]
-        cache = AudioCache.of(paths, sample_rate, cache_folder, store)
-        stored, errors = cache.prepare(paths, title=f"Decoding {split}")
     else:
-        stored, errors = StoredAudio(NO_AUDIO, {})
+        stored, errors = prepare_audio(
+            with_text.own["path"],
+            sample_rate=sample_rate,
+            cache_folder=cache_folder,
+            store=store,
+            title=f"Decoding {split}",
+        )
     lost = [Excluded(split, row.id, row.reason, row.detail) for row in manifest.bad_rows]
     lost += [
         Excluded(split, with_text[row].id, UNREADABLE, str(error)) for row, error in errors.items()

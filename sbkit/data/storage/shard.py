@@ -33,7 +33,6 @@ from sbkit.data.storage.filesystem import Storage
 from sbkit.logs.log import log
 
 BATCH_BYTES = 16_000_000  # of audio in a record batch, whose values must stay below 2 GB
-BATCH_ROWS = 100
 CLAIM = ".claim-"  # begins the name of the lock file of some work
 FACTS = b"sbkit"  # the key of a table's metadata that holds its `ShardFacts`
 _SCHEMA = Features({AUDIO: Audio()}).arrow_schema
@@ -93,8 +92,7 @@ class ShardWriter:
 
     def _add(self, name: str, audio: bytes) -> None:
         """Add the audio of a clip, which goes to the disk with its record batch."""
-        full = sum(len(each["bytes"]) for each in self._batch) + len(audio) > BATCH_BYTES
-        if self._batch and (full or len(self._batch) >= BATCH_ROWS):
+        if len(audio) + sum(len(each["bytes"]) for each in self._batch) > BATCH_BYTES:
             self._flush()
         self._batch.append({"bytes": audio, "path": name})
         self._crcs.append(zlib.crc32(audio))
@@ -171,12 +169,12 @@ def read_table(content: bytes) -> tuple[pa.Table, ShardFacts]:
     return table.replace_schema_metadata(None), facts
 
 
-def to_stored(table: pa.Table, file: str, *, shard: int, sample_rate: int) -> pa.Table:
-    """Return the samples, digest and `PLACE` of each row of a shard, whose audio is in ``file``."""
+def to_stored(table: pa.Table, files: pa.Array, *, shard: int, sample_rate: int) -> pa.Table:
+    """Return the samples, digest and `PLACE` of each row of a shard, given its audio's file."""
     audio = table[AUDIO].combine_chunks()
     columns = {name: audio.field(name) for name in ("start", "size", "crc32")}
-    for name, value in (("file", file), ("shard", shard), ("sample_rate", sample_rate)):
-        columns[name] = pa.repeat(value, len(table))
+    columns |= {"file": files, "shard": pa.repeat(shard, len(table))}
+    columns["sample_rate"] = pa.repeat(sample_rate, len(table))
     places = pa.StructArray.from_arrays([columns[each.name] for each in PLACE], fields=list(PLACE))
     return pa.table({"samples": table["samples"], "digest": audio.field("digest"), AUDIO: places})
 

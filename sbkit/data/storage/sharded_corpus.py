@@ -36,7 +36,6 @@ class Index:
     """
 
     sample_rate: int
-    store: str
     roles: Mapping[str, Sequence[str]]
     splits: Mapping[str, Sequence[str]]
 
@@ -80,7 +79,7 @@ def read(knobs: Mapping[str, Any], split: str) -> Manifest:
     for number, name in enumerate(index.splits[split]):
         table, facts = open_table(storage, name)
         bad.extend(BadRow(*each) for each in facts.left_out)
-        file = storage.file(f"{name}.arrow")
+        file = pa.repeat(storage.file(f"{name}.arrow"), len(table))
         audio = to_stored(table, file, shard=first + number, sample_rate=index.sample_rate)
         # The plan of an epoch depends on the shard's number, too.
         digests = pc.binary_join_element_wise(audio["digest"], str(number), "@")

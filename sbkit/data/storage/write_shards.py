@@ -43,7 +43,6 @@ from sbkit.data.storage.sharded_corpus import (
     INDEX,
     Index,
     open_table,
-    read_index,
     write_index,
 )
 from sbkit.logs.log import log
@@ -108,8 +107,8 @@ def write_shards(
         roles: the splits of train, valid and test.
 
     Raises:
-        SbkitError: other shards are there, the place cannot be written to, a disk is full, or more
-            of a split is left out than a run may do without.
+        SbkitError: the place cannot be written to, a disk is full, or more of a split is left out
+            than a run may do without.
     """
     if options.store == "none":
         raise SbkitError(
@@ -126,7 +125,6 @@ def write_shards(
             else _manifest_units(split, source, options)
             for split, source in sources.items()
         }
-        _check_same(storage, units, roles)
         every = [unit for some in units.values() for unit in some]
         write = partial(_write_unit, storage, options, scratch)
         if storage.folder is not None:
@@ -185,24 +183,6 @@ def _file_facts(path: str) -> tuple[int, int]:
     except (OSError, ValueError):
         return 0, 0
     return status.st_size, status.st_mtime_ns
-
-
-def _check_same(
-    storage: Storage, units: Mapping[str, Sequence[Unit]], roles: Mapping[str, Sequence[str]]
-) -> None:
-    """Raise SbkitError where there is an index of other shards."""
-    if storage.sizes([INDEX]) == [None]:
-        return
-    index = read_index(storage)
-    there = {
-        split: {name.rpartition("-")[0] for name in names} for split, names in index.splits.items()
-    }
-    meant = {split: {unit.name for unit in some} for split, some in units.items()}
-    if (there, index.roles) != (meant, {role: list(names) for role, names in roles.items()}):
-        raise SbkitError(
-            f"{storage.url} must be empty or hold shards of the same data, made in the same way, "
-            f"but its {INDEX} names others. Name another place, or remove that file."
-        )
 
 
 def _write_unit(storage: Storage, options: ShardOptions, scratch: Path, unit: Unit) -> None:
@@ -313,7 +293,7 @@ def _finish(
         log(f"{split}: {clips} clips, {hours:.2f} h, {plural(len(shards), 'shard')}")
         for reason, number in Counter(each.reason for each in lost).items():
             log(f"{split}: {number} left out, {reason}")
-    index = Index(options.sample_rate, options.store, roles, splits)
+    index = Index(options.sample_rate, roles, splits)
     folder = storage.folder
     with claimed(folder, INDEX, wait=True) if folder else nullcontext():
         write_index(storage, index)

@@ -4,9 +4,11 @@ Legend: B clips, S samples, U frames, V tokens or labels.
 """
 
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property, partial
+from importlib import import_module
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from sbkit.decoding.attention import Counts, Floats
 from sbkit.distributed.device import DTYPES, Placement
 from sbkit.inference.bundle.bundle import WEIGHTS, Bundle, ReadBundle, read_bundle
 from sbkit.inference.bundle.module_spec import build
-from sbkit.inference.runtime.compiled import Compilation, CompiledBlocks
+from sbkit.inference.runtime.compiled import Compilation, keep_device_guard, own_cuda_graphs
 from sbkit.inference.runtime.model import (
     Batch,
     Effective,
@@ -34,7 +36,9 @@ from sbkit.inference.runtime.model import (
     run_batches,
 )
 from sbkit.models.encoder import require_rate
+from sbkit.train.compiling import find_blocks
 
+WARM_UPS = 3  # of a shape: CUDA graphs run once as they are, are recorded, and are replayed
 CPU = Placement(torch.device("cpu"), "fp32")
 PRECISIONS = {dtype: name for name, dtype in DTYPES.items()}
 MATRICES = (nn.Linear, nn.Conv1d, nn.Conv2d)  # whose outputs have the precision of the products
@@ -53,11 +57,8 @@ class TorchModel:
         parts: Iterable[nn.Module],
         sample_rate: int,
         placement: Placement = CPU,
-        compilation: Compilation | None = None,
     ) -> None:
         """Move the model to its device, run it, and read back where and how it ran.
-
-        With a ``compilation`` it is compiled, and warmed up.
 
         Raises:
             SbkitError: that is not what was asked for.
@@ -66,13 +67,8 @@ class TorchModel:
         self._placement, self._rate = placement, sample_rate
         for part in (network.model, *parts):
             part.to(placement.device)
-        self._blocks: CompiledBlocks | None = None
         with naming_audio("a second of silence"):
             found = self._read_back()
-            if compilation is not None:
-                self._blocks = CompiledBlocks(network.model, compilation, placement.device)
-                self._blocks.warm_up(self._run_silence)
-                found = replace(found, compiled=compilation.mode)
         self.effective = require_effective(
             found, device=str(placement.device), precision=placement.precision
         )
@@ -80,29 +76,21 @@ class TorchModel:
     @cached_property
     def samples_per_frame(self) -> int:
         """How many samples go by from one frame of CTC to the next."""
-        with self._uncompiled():
-            count: int = self.network.samples_per_frame
-        return count
+        return int(self.network.samples_per_frame)
 
+    @torch.inference_mode()
     def encode(self, clips: Sequence[Samples]) -> list[Encoded]:
-        """Run the encoder on clips in one batch; where it is compiled, in batches of its table."""
-        blocks = self._blocks
-        if blocks is None:
-            return self._score(*self._as_batch(clips))
-        found: list[Encoded] = []
-        for start in range(0, len(clips), blocks.most_clips):
-            few = clips[start : start + blocks.most_clips]
-            batch = self._as_batch(few, blocks)
-            found += blocks.call(partial(self._score, *batch))[: len(few)]
-        return found
+        """Run the encoder on clips in one batch: (S,) of int16 each."""
+        with self._placement.autocast():
+            states, frames = self.network.encode(*self._as_batch(clips))
+            rows: Tensor = self.network.ctc_log_probs(states).cpu()
+        found = zip(rows, states, frames.tolist(), strict=True)
+        return [Encoded(row[:count].numpy(), state[:count]) for row, state, count in found]
 
     def encode_batches(self, batches: Sequence[Batch]) -> list[list[Encoded]]:
-        """Run the encoder on several batches; on the CPU at once, each in a thread.
-
-        Not where it is compiled, which one thread has to run.
-        """
+        """Run the encoder on several batches; on the CPU at once, each in a thread."""
         on_cpu = self._placement.device.type == "cpu"
-        threads = torch.get_num_threads() if on_cpu and self._blocks is None else 1
+        threads = torch.get_num_threads() if on_cpu else 1
         prepare = partial(torch.set_num_threads, 1)
         try:
             return run_batches(self.encode, batches, threads=threads, prepare=prepare)
@@ -110,29 +98,10 @@ class TorchModel:
             torch.set_num_threads(torch.get_num_threads())
 
     @torch.inference_mode()
-    def _score(self, audio: Tensor, audio_lengths: Tensor) -> list[Encoded]:
-        """Run the encoder on a padded batch: (B, S), (B,)."""
-        with self._placement.autocast():
-            states, frames = self.network.encode(audio, audio_lengths)
-            rows: Tensor = self.network.ctc_log_probs(states).cpu()
-        if self._blocks is not None:
-            states = states.clone()  # CUDA graphs write the next batch's to the same place
-        found = zip(rows, states, frames.tolist(), strict=True)
-        return [Encoded(row[:count].numpy(), state[:count]) for row, state, count in found]
-
-    @torch.inference_mode()
     def decoder_log_probs(self, states: Tensor, tokens: Counts) -> Floats:
         """Ask the attention decoder about tokens: (U, D), (N, L) -> (N, L + 1, V)."""
-        with self._uncompiled():
-            scores: Floats = self.network.score_tokens(states, tokens)
-            return scores
-
-    def _uncompiled(self) -> AbstractContextManager[object]:
-        """Run compiled blocks as they are, for shapes that a batch does not have."""
-        return nullcontext() if self._blocks is None else torch.compiler.set_stance("force_eager")
-
-    def _run_silence(self, clips: int, seconds: float) -> None:
-        self.encode([np.zeros(round(seconds * self._rate), np.int16)] * clips)
+        scores: Floats = self.network.score_tokens(states, tokens)
+        return scores
 
     @torch.inference_mode()
     def predict(self, clips: Sequence[Samples]) -> Any:
@@ -145,21 +114,17 @@ class TorchModel:
         log_probs: Tensor = self.predict(clips)
         return log_probs.float().exp().cpu().numpy()
 
-    def _as_batch(
-        self, clips: Sequence[Samples], blocks: CompiledBlocks | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Pad clips to one length, in the scale of int16: (S,) each -> (B, S), (B,).
-
-        For compiled blocks to a shape of theirs: rows that are added are silent.
-        """
-        shape = (len(clips), max(map(len, clips)))
-        if blocks is not None:
-            shape = blocks.padded(*shape, self._rate)
+    def _as_batch(self, clips: Sequence[Samples]) -> tuple[Tensor, Tensor]:
+        """Pad clips to one length, in the scale of int16: (S,) each -> (B, S), (B,)."""
+        shape = self._padded_shape(len(clips), max(map(len, clips)))
         audio, lengths = torch.zeros(shape), torch.full(shape[:1], shape[1])
         for place, clip in enumerate(clips):
             audio[place, : len(clip)] = torch.from_numpy(np.asarray(clip, np.float32))
             lengths[place] = len(clip)
         return audio.to(self._placement.device), lengths
+
+    def _padded_shape(self, clips: int, samples: int) -> tuple[int, int]:
+        return clips, samples
 
     def _read_back(self) -> Effective:
         """Run a second of silence, and note on what and in which types it is computed."""
@@ -184,6 +149,75 @@ class TorchModel:
             device=" and ".join(devices) or str(self._placement.device),
             precision=" and ".join(precisions) or self._placement.precision,
         )
+
+
+class CompiledModel(TorchModel):
+    """A model whose repeated blocks are compiled for a closed table of shapes; it has one thread.
+
+    Compiling takes seconds a shape. So every shape is compiled while the model is loaded, clips are
+    padded to the next one, and what would be compiled later is an error of torch.
+    """
+
+    def __init__(self, network: Any, *, compilation: Compilation, **options: Any) -> None:
+        """Make a model as its base does, compile its blocks, and run each shape of the table."""
+        self._compilation, self._stance = compilation, "default"
+        super().__init__(network, **options)
+        mode = {}
+        if compilation.backend == "inductor":
+            own_cuda_graphs()
+            mode["mode"] = compilation.mode
+        keep_device_guard()
+        dynamo: Any = import_module("torch._dynamo")
+        dynamo.config.recompile_limit = 1000  # of a class of blocks; here the table limits it
+        for block in chain.from_iterable(map(find_blocks, network.model)):
+            block.compile(backend=compilation.backend, dynamic=False, **mode)
+        for clips, seconds in product(compilation.clips, compilation.seconds):
+            silence = np.zeros(round(seconds * self._rate), np.int16)
+            for _ in range(WARM_UPS):
+                self.encode([silence] * clips)
+        self._stance = "fail_on_recompile"
+        self.effective = replace(self.effective, compiled=compilation.mode)
+
+    def _padded_shape(self, clips: int, samples: int) -> tuple[int, int]:
+        """Return the shape of the table that holds a batch; rows that are added are silent."""
+        lengths = sorted(round(each * self._rate) for each in self._compilation.seconds)
+        return (
+            next(each for each in sorted(self._compilation.clips) if each >= clips),
+            next((each for each in lengths if each >= samples), samples),
+        )
+
+    def encode(self, clips: Sequence[Samples]) -> list[Encoded]:
+        """Run the encoder on clips, in batches of the table.
+
+        Raises:
+            RuntimeError: a clip is longer than what was compiled.
+        """
+        found, most = list[Encoded](), max(self._compilation.clips)
+        for start in range(0, len(clips), most):
+            few = clips[start : start + most]
+            if self._compilation.mode == "reduce-overhead":
+                # Else each block is a step of its own, whose graph may overwrite its own input.
+                torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+            with torch.compiler.set_stance(self._stance):
+                encoded = super().encode(few)[: len(few)]
+            # CUDA graphs write the states of the next batch to the same place.
+            found += [Encoded(each.log_probs, each.states.clone()) for each in encoded]
+        return found
+
+    def encode_batches(self, batches: Sequence[Batch]) -> list[list[Encoded]]:
+        """Run the encoder on one batch after the other."""
+        return [self.encode(batch) for batch in batches]
+
+    @cached_property
+    def samples_per_frame(self) -> int:
+        """How many samples go by from one frame of CTC to the next."""
+        with torch.compiler.set_stance("force_eager"):  # its shapes are no batch's
+            return super().samples_per_frame
+
+    def decoder_log_probs(self, states: Tensor, tokens: Counts) -> Floats:
+        """Ask the attention decoder about tokens: (U, D), (N, L) -> (N, L + 1, V)."""
+        with torch.compiler.set_stance("force_eager"):
+            return super().decoder_log_probs(states, tokens)
 
 
 def load_bundle(folder: Path, *, own: frozenset[str] = frozenset()) -> Bundle:
@@ -216,13 +250,8 @@ def load_torch(
     names = {name for name, _ in modules.named_parameters()}
     check_finite(weights, of=str(file), parameters=names)
     modules.load_state_dict(weights)
-    return TorchModel(
-        model,
-        parts=parts,
-        sample_rate=bundle.config.sample_rate,
-        placement=placement,
-        compilation=compilation,
-    )
+    make = TorchModel if compilation is None else partial(CompiledModel, compilation=compilation)
+    return make(model, parts=parts, sample_rate=bundle.config.sample_rate, placement=placement)
 
 
 def _assemble(bundle: Bundle, own: frozenset[str]) -> tuple[Any, list[nn.Module]]:

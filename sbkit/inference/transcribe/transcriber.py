@@ -21,11 +21,11 @@ from sbkit.base.machine import return_freed_memory, usable_cores
 from sbkit.base.text import listed, printable
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.decoding.ctc_decoder import DecoderInput, Recognized
-from sbkit.decoding.spelling import SPACE
 from sbkit.inference.bundle.bundle import Bundle
 from sbkit.inference.runtime.model import Effective, Encoded, ModelThread, naming_audio
 from sbkit.inference.runtime.runtimes import open_model
 from sbkit.inference.transcribe.pieces import Cutter, Piece, find_gap
+from sbkit.text.tokenizer import SPACE
 from sbkit.text.word import Word
 
 BATCH_SECONDS = 60.0  # of padded audio

