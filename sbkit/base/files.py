@@ -33,28 +33,21 @@ def naming(path: Path) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-@contextmanager
-def written_beside(path: Path) -> Iterator[Path]:
-    """Yield another name to write a file to, and rename it to ``path`` once that is done.
+def write_bytes_atomically(path: Path, content: bytes) -> None:
+    """Write a file that is whole whenever it is there: beside, and renamed.
 
     A reader sees the old file or the new, never a part; after an error the old one.
     """
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with naming(path):
         try:
-            beside.unlink(missing_ok=True)  # of a killed process
-            yield beside
+            with beside.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
             beside.replace(path)
         finally:
             beside.unlink(missing_ok=True)
-
-
-def write_bytes_atomically(path: Path, content: bytes) -> None:
-    """Write a file that is whole whenever it is there."""
-    with written_beside(path) as beside, beside.open("xb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def write_text_atomically(path: Path, text: str) -> None:

@@ -1,7 +1,6 @@
 """Text for people: numbers and names, characters that move no cursor, versions and commits."""
 
 import json
-import os
 import platform
 import subprocess
 import unicodedata
@@ -15,7 +14,6 @@ SHOWN = 3  # names, unless a sentence has room for more
 JOINERS = "\u200c\u200d"  # invisible, and part of words in Persian and Hindi
 HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
 PACKAGES = ("torch", "torchaudio", "speechbrain", "datasets", "sentencepiece", "numpy", "sbkit")
-OF_HOOKS = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
 
 
 def plural(count: int, word: str, words: str = "") -> str:
@@ -75,11 +73,9 @@ def git_commit(folder: Path) -> str | None:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    # git sets them for its hooks, and they name the checkout of the hook.
-    own = {name: value for name, value in os.environ.items() if name not in OF_HOOKS}
     command = ["git", "-C", str(folder), *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True, env=own)
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return None
     return done.stdout.strip()

@@ -8,8 +8,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from io import StringIO
+from operator import getitem
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -36,7 +37,7 @@ from sbkit.config.document import (
 )
 from sbkit.config.overrides import apply_overrides
 from sbkit.config.ranges import ranges_of, refusal, require_in_range
-from sbkit.config.references import holds_object, plain_value, resolve_references, value_at
+from sbkit.config.references import holds_object, plain_value, resolve_references
 
 OPTION = re.compile(r"--(?P<path>[^=]+)(?:=(?P<value>.*))?", re.DOTALL)
 PATH = re.compile(r"[^.\[\]\s]+(?:\.[^.\[\]\s]+|\[[^.\[\]\s]+\])*")
@@ -112,7 +113,7 @@ class Resolved:
             if isinstance(node, CommentedMap) and tag_of(node).startswith(BUILDER_TAGS):
                 ranges = ranges_of(tag_of(node).partition(":")[2])
                 for name in (each for each in ranges if each in node):
-                    value = plain_value(value_at(self.tree, (*keys, name)))
+                    value = plain_value(reduce(getitem, (*keys, name), self.tree))
                     is_whole = REFERENCE.fullmatch(text_of(node[name]))
                     named = referenced(node[name])[0] if is_whole else (*keys, name)
                     if not (holds_object(value) or value in ranges[name] or named in seen):

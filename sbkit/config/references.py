@@ -107,14 +107,6 @@ def _reach(root: CommentedMap, keys: Keys, where: str) -> object:
     return node
 
 
-def value_at(root: CommentedMap, keys: Keys) -> Any:
-    """Return the node at a path of keys that is there."""
-    node: Any = root
-    for key in keys:
-        node = node[key]
-    return node
-
-
 def plain_value(node: Any) -> Any:
     """Turn a resolved node into Python's own values; what would build an object is `OBJECT`."""
     if tag_of(node):

@@ -46,12 +46,12 @@ def declare(
     text: str = YAML,
     *,
     data: Mapping[str, str] | None = DATA,
+    labels: bytes = b"abc",
     **overrides: object,
 ) -> Declaration:
     yaml, tokenizer = folder / "run.yaml", folder / "tokenizer.model"
     yaml.write_text(text)
-    if not tokenizer.exists():
-        tokenizer.write_bytes(b"abc")
+    tokenizer.write_bytes(labels)
     return Declaration.of(yaml, overrides, data=data, label_file=tokenizer)
 
 
@@ -96,6 +96,7 @@ def test_a_rank_of_other_data_is_refused_by_all(
 @pytest.mark.parametrize(
     ("change", "said"),
     [
+        ({"labels": b"xyz"}, "1 thing differs (the file of labels: "),
         ({"language": "de"}, "1 thing differs (language: en when it began, de now)"),
         ({"data": {**DATA, "train": "c" * 64}}, "the data of `train`: aaaa"),
         ({"data": {"train": "a" * 64}}, "the data of `test`"),

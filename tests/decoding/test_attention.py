@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from torch import nn
 
 from sbkit.base.errors import SbkitError
 from sbkit.decoding import joint_beam
@@ -17,11 +16,7 @@ from sbkit.decoding.decoder import BeamDecoder
 from sbkit.decoding.joint_beam import JointBeamSearch
 from sbkit.decoding.prefix_beam import PrefixBeamSearch
 from sbkit.decoding.scorer import NOTHING, Scorer, TokenScorer
-from sbkit.models.asr import AsrModel
-from sbkit.models.frontend import ConvFrontEnd
 from sbkit.models.loss import attention_loss
-from sbkit.models.transformer import Transformer
-from sbkit.text.vocabulary import Vocabulary
 from tests.decoding.by_definition import (
     BEAM_OF_16,
     CHARACTERS,
@@ -32,8 +27,7 @@ from tests.decoding.by_definition import (
     random_model,
     sentence_log_prob,
 )
-
-V = 9
+from tests.models.test_asr import asr_model, ours
 
 
 class RandomDecoder(AttentionDecoder):
@@ -105,29 +99,10 @@ def test_rescoring_all_hypotheses_finds_the_best_of_all() -> None:
     assert rescore([], RandomDecoder(0), 1.0) == []
 
 
-def tiny() -> AsrModel:
-    torch.manual_seed(0)
-    features = nn.Identity()
-    parts: dict[str, nn.Module] = {
-        "CNN": ConvFrontEnd(n_mels=8, channels=4, d_model=16, normalize=nn.Identity()),
-        "Transformer": Transformer(
-            d_model=16, nhead=2, d_ffn=16, num_encoder_layers=1, num_decoder_layers=2, vocab_size=V
-        ),
-        "ctc_lin": nn.Linear(16, V),
-        "seq_lin": nn.Linear(16, V),
-    }
-    model = nn.ModuleList(parts.values()).eval()
-    return AsrModel(
-        model=model,
-        compute_features=features,
-        **parts,
-        vocabulary=Vocabulary(V),  # type: ignore[arg-type]
-    )
-
-
 @torch.no_grad()
 def test_a_text_is_scored_as_in_training_and_as_token_by_token() -> None:
-    model = tiny()
+    torch.manual_seed(0)
+    model = asr_model(ours())
     states, lengths = torch.randn(2, 7, 16), torch.tensor([7, 4])
     tokens, counts = torch.tensor([[4, 5, 6], [8, 0, 0]]), torch.tensor([3, 1])
     logits = model.decoder_log_probs(tokens, states, lengths)

@@ -124,16 +124,6 @@ def test_ranks_that_share_a_set_choose_alike(tuning_of_all: Tuning) -> None:
     assert tune(decoder, heard[::2], add=add).weights == every.weights
 
 
-def test_only_weights_of_models_that_are_there_are_chosen(
-    tmp_path: Path, tokenizer: Tokenizer
-) -> None:
-    for words, tokens, names in ((2, 0, {"word", "unknown", "word_bonus"}), (0, 0, set())):
-        file = trained(tmp_path, tokenizer, words=words, tokens=tokens)
-        decoder = BeamDecoder(tokenizer=tokenizer, language_models=file)
-        assert set(used_weights(decoder)) == names
-        assert decoder.nbest(misheard(tokenizer, 1)[0].log_probs)
-
-
 def test_models_are_trained_once_and_again_for_another_text(
     tmp_path: Path, tokenizer: Tokenizer
 ) -> None:

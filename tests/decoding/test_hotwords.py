@@ -67,16 +67,11 @@ def test_credit_grows_with_the_phrase_and_is_taken_back() -> None:
 def test_long_phrases_of_short_lists_are_expected_most() -> None:
     """Each letter counts, up to ten; a list shares what is expected of it among its phrases."""
     letters = [*map("".join, itertools.product("ab", repeat=3))]
-    (one,) = reward_phrases(["ab" * 3], SPELLING).values()
-    (longer,) = reward_phrases(["ab" * 4], SPELLING).values()
-    assert longer - one == pytest.approx(2 * REWARD_OF_LETTER)
-    assert reward_phrases(["ab" * 5], SPELLING)["ab" * 5] == pytest.approx(
-        reward_phrases(["ab" * 9], SPELLING)["ab" * 9]
-    )
+    rewards = [reward_phrases([text], SPELLING)[text] for text in ("ab" * 3, "ab" * 4, "ab" * 9)]
+    assert rewards[1] - rewards[0] == pytest.approx(2 * REWARD_OF_LETTER)
+    assert rewards[2] - rewards[0] == pytest.approx(4 * REWARD_OF_LETTER)
     many = reward_phrases([*letters, "ab" * 3], SPELLING)
-    assert one - many["ab" * 3] == pytest.approx(np.log(9))
-    thousand = [*map("".join, itertools.product("ab", repeat=10))]
-    assert reward_phrases(["a", *thousand], SPELLING)["a"] == 0.0
+    assert rewards[0] - many["ab" * 3] == pytest.approx(np.log(9))
 
 
 def decode(phrases: Sequence[str], reward: float, log_probs: np.ndarray) -> list[Hypothesis]:
@@ -102,11 +97,3 @@ def test_a_list_that_is_not_said_changes_nothing() -> None:
     assert decode(["aaaaa", "ba ba"], 6.0, log_probs) == unbiased
     assert decode(["ab ab"], 6.0, log_probs) != unbiased
     assert decode(["ab"], 12.0, log_probs) == unbiased  # it says so once, as it did before
-
-
-def test_phrases_are_found_between_the_borders_of_words() -> None:
-    rewards = dict.fromkeys(("ab", "a b", "b"), 1.0)
-    hotwords = HotwordScorer(rewards=rewards, tokenizer=SPELLING)
-    assert hotwords.find([IDS[each] for each in "ab"]) == {"ab"}
-    assert hotwords.find([IDS[each] for each in "▁a▁b▁"]) == {"a b", "b"}
-    assert hotwords.find([]) == frozenset()

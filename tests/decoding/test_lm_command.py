@@ -57,36 +57,20 @@ def test_what_gives_no_model_is_refused(
     assert not out.exists()
 
 
-def text_for_tokens_of(folder: Path, trained_on: str) -> tuple[Path, Path]:
-    """Make a tokenizer of letters in a folder; name a text, and an ARPA file, beside it."""
-    char_tokenizer(folder, [trained_on])
-    return folder / "a.txt", folder / "tokens.arpa"
-
-
-def test_the_text_is_normalized_as_the_transcripts_of_the_tokenizer_were(
+def test_the_text_is_normalized_and_spelled_as_the_transcripts_of_the_tokenizer_were(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A run of English writes naive; without a language the ï would be lost."""
-    text, out = text_for_tokens_of(tmp_path, "a naive bird")
-    text.write_text("A naïve bird\n" * 9)
+    char_tokenizer(tmp_path, ["a naive bird"])
+    text, out = tmp_path / "a.txt", tmp_path / "tokens.arpa"
     command = ["lm", str(text), "--tokenizer", str(tmp_path), "--out", str(out)]
     (tmp_path / "hyperparams.yaml").write_text("language: en\n")
-    assert sbkit(command) == 0
-    assert "no token spells" not in capsys.readouterr().out
-    assert sbkit([*command, "--language=und"]) == 0
-    assert "33.3% of its words have letters that no token spells" in capsys.readouterr().out
-
-
-def test_a_text_that_the_tokens_do_not_spell_is_refused_and_its_share_is_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Of Cyrillic letters the tokens of English would keep the spaces alone."""
-    text, out = text_for_tokens_of(tmp_path, "the bird sings")
-    command = ["lm", str(text), "--tokenizer", str(tmp_path), "--out", str(out)]
     text.write_text("птица поёт\n" * 9)
     with pytest.raises(SbkitError, match="tokens spell, but 100.0% of its words"):
         sbkit(command)
     assert not out.exists()
-    text.write_text("the bird sings птица\n" * 9)
+    text.write_text("A naïve bird\n" * 9)
     assert sbkit(command) == 0
-    assert "25.0% of its words have letters that no token spells" in capsys.readouterr().out
+    assert "no token spells" not in capsys.readouterr().out
+    assert sbkit([*command, "--language=und"]) == 0
+    assert "33.3% of its words have letters that no token spells" in capsys.readouterr().out

@@ -164,6 +164,22 @@ def test_a_bounded_beam_keeps_the_best_prefixes_of_each_frame(size: int) -> None
         assert [each.score for each in found] == pytest.approx(sorted(expected.values())[::-1])
 
 
+def test_a_word_begun_pays_its_best_unigram_at_once_and_the_rest_at_its_end() -> None:
+    model = random_model(("aa", "ab", "bb"), seed=5)
+
+    def log_prob(word: str, history: tuple[int, ...] = ()) -> float:
+        return model.score(history, model.id_of(word))[0]
+
+    tokenizer = LettersTokenizer(CHARACTERS)
+    lexicon = make_lexicon(model, tokenizer)
+    scorer = WordScorer(lm=model, lexicon=lexicon, tokenizer=tokenizer, word_bonus=0.25)
+    begun, second, end = steps_of(scorer, (2, 3, 1))  # "ab "
+    best = max(log_prob("aa"), log_prob("ab"))
+    assert begun == pytest.approx(best + 0.25)
+    assert second == pytest.approx(log_prob("ab") - best)
+    assert end == pytest.approx(log_prob("ab", (1,)) - log_prob("ab"))
+
+
 def test_tokens_below_the_threshold_are_not_appended_but_the_best_one_is() -> None:
     log_probs = np.log([[0.1, 0.2, 0.4, 0.3], [0.97, 0.01, 0.01, 0.01]])
     some = make_frames(log_probs, replace(SETTINGS, token_threshold=float(np.log(0.25))))

@@ -10,7 +10,7 @@ import pytest
 
 from sbkit.base.errors import SbkitError
 from sbkit.lm.arpa import read_arpa
-from sbkit.lm.kneser_ney import FALLBACK, estimate_discounts, train
+from sbkit.lm.kneser_ney import FALLBACK, train
 from sbkit.lm.ngram import BEGIN, NO_HISTORY, NgramModel
 from tests.decoding.by_definition import state_after
 
@@ -83,14 +83,6 @@ def test_probabilities_sum_to_one_in_every_context(order: int) -> None:
             assert sum_of_probabilities(model, state_after(model, *history)) == pytest.approx(
                 1, abs=1e-6
             ), history
-
-
-def test_discounts_are_those_of_the_formula_or_none() -> None:
-    assert estimate_discounts(np.repeat([1, 2, 3, 4, 9], [6, 3, 2, 1, 5])) == pytest.approx(
-        (0, 1 - 2 * 0.5 * 3 / 6, 2 - 3 * 0.5 * 2 / 3, 3 - 4 * 0.5 * 1 / 2)
-    )
-    assert estimate_discounts(np.array([1, 1, 2, 4])) is None  # no 3
-    assert estimate_discounts(np.repeat([1, 2, 3, 4], [6, 3, 1, 9])) is None  # D3 < 0
 
 
 def test_an_order_that_falls_back_takes_the_discounts_that_it_says() -> None:

@@ -86,14 +86,6 @@ WORDS = ("<unk>", "<s>", "</s>", "a", "b")
 UNIGRAMS = grams([0, 1, 2, 3, 4], [-4, -9, -1, -1, -2], [0, -0.5, 0, 0, -0.25])
 
 
-def test_a_back_off_without_longer_ngrams_stays_in_the_state() -> None:
-    model = NgramModel(WORDS, (UNIGRAMS, grams([1 * 5 + 3], [-0.1], [0])))
-    assert model.score(model.start, 3) == (pytest.approx(-0.1), NO_HISTORY)
-    log_prob, after_b = model.score(model.start, 4)
-    assert (log_prob, after_b) == (-2.5, 1 + 4)
-    assert model.score(after_b, 3) == (-1.25, NO_HISTORY)
-
-
 def test_an_ngram_may_be_there_without_its_first_word() -> None:
     """`<s> a b` is, `a b` is not: from there it backs off to `b`."""
     bigrams, trigrams = grams([1 * 5 + 3], [-0.1], [-0.125]), grams([0 * 5 + 4], [-0.5], [0])
