@@ -171,7 +171,7 @@ def test_what_has_no_label_is_left_out_and_said(
         file.write_text("\n".join(lines) + "\n")
     run = tmp_path / "run"
     assert train_here(tmp_path / "release", run) == 0
-    assert "1 of 12 rows in train" in capsys.readouterr().out
+    assert "1 row is left out (no label)" in capsys.readouterr().out
     left_out = (run / "left_out.tsv").read_text().splitlines()[1:]
     assert [line.split("\t")[0] for line in left_out] == [*COUNTS]
     assert all(line.endswith("\tno label\tpace is empty") for line in left_out)
