@@ -8,7 +8,6 @@ import json
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ from sbkit.inference.bundle.bundle import CONFIG, WEIGHTS
 from sbkit.inference.bundle.config import FORMAT
 from sbkit.inference.bundle.model_card import LICENCE_UNKNOWN, model_card
 from sbkit.inference.bundle.module_spec import to_plain
-from sbkit.inference.formats.parity import Grid
+from sbkit.inference.formats.parity import WHOLE, Grid
 from sbkit.inference.formats.traced import TrainedModel
 from sbkit.inference.formats.write import (
     HUB,
@@ -47,33 +46,25 @@ from sbkit.tasks.task import Task, load_task
 CARD = "README.md"
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExportOptions:
-    """What is written besides the bundle itself.
-
-    Attributes:
-        formats: names of `sbkit.inference.bundle.model_card.FORMATS`.
-        licence: of the model, for its card.
-        grid: on which formats are compared with the trained model.
-    """
-
-    formats: Sequence[str] = ()
-    licence: str = LICENCE_UNKNOWN
-    grid: Grid = field(default_factory=Grid)
-
-
 def export_run(
-    run: Path, out: Path, options: ExportOptions | None = None, *, own: frozenset[str] = frozenset()
+    run: Path,
+    out: Path,
+    *,
+    formats: Sequence[str] = (),
+    licence: str = LICENCE_UNKNOWN,
+    grid: Grid = WHOLE,
+    own: frozenset[str] = frozenset(),
 ) -> Certificates:
     """Write the best checkpoint of a run as a bundle, whole or not at all, and its formats.
 
+    ``licence`` is for the model's card; formats are compared with the trained model on ``grid``;
     ``own`` names modules of the user's that hold parts of the model, or its task. A format that
     misses its limits is not written; its certificate, which is returned, says why.
     Raises SbkitError when ``run`` is no run folder, has no good checkpoint, or names what is not
     on the list, and when ``out`` holds anything but an earlier bundle, which is replaced.
     """
-    options, out = options or ExportOptions(), out.resolve()
-    require_formats(options.formats)
+    require_formats(formats)
+    out = out.resolve()
     if not (run / RESOLVED).is_file():
         raise SbkitError(
             f"A run must be a folder with {RESOLVED}, but {run} is none. "
@@ -88,14 +79,14 @@ def export_run(
         write_checksums(beside)
         bundle = load_bundle(beside, own=own)  # what cannot be loaded is not exported
         certificates: Certificates = {}
-        if compared := [name for name in options.formats if name != HUB]:
+        if compared := [name for name in formats if name != HUB]:
             trained = TrainedModel(bundle, own)
-            certificates = write_formats(trained, run, beside, compared, options.grid)
-        formats = [name for name in options.formats if _is_written(certificates.get(name))]
-        card = model_card(run, bundle.task, config, formats, licence=options.licence)
+            certificates = write_formats(trained, run, beside, compared, grid)
+        there = [name for name in formats if _is_written(certificates.get(name))]
+        card = model_card(run, bundle.task, config, there, licence=licence)
         (beside / CARD).write_text(card, encoding="utf-8")
         write_checksums(beside)
-        if HUB in options.formats:
+        if HUB in formats:
             write_hub(beside)
         fsync_tree(beside)
         shutil.rmtree(out, ignore_errors=True)

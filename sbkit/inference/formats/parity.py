@@ -94,6 +94,9 @@ class Grid:
                         yield _case(audio, batch, seconds, padding, sample_rate)
 
 
+WHOLE = Grid()
+
+
 def _case(source: Floats, batch: int, seconds: float, padding: str, rate: int) -> Case:
     longest = seconds_to_samples(seconds, rate)
     shares = np.linspace(1.0, 0.4, batch) if padding != "none" else np.ones(batch)

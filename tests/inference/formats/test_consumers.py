@@ -27,7 +27,7 @@ from sbkit.checkpoint.integrity import find_damage
 from sbkit.decoding.decoder import BeamDecoder
 from sbkit.decoding.word_graph import GraphSearch
 from sbkit.inference.bundle.bundle import Bundle
-from sbkit.inference.bundle.export import ExportOptions, export_run
+from sbkit.inference.bundle.export import export_run
 from sbkit.inference.formats.held_out import find_held_out, read_whole_clips
 from sbkit.inference.formats.parity import Grid
 from sbkit.inference.formats.sherpa_format import load_with_graph
@@ -59,7 +59,7 @@ def louder(hparams: Any) -> None:
 @pytest.fixture(scope="module")
 def folder(run: Path) -> Path:
     """Export all formats; the exporter compares them with the clips, too."""
-    export_run(run, run.parent / "bundle", ExportOptions(formats=[*WRITERS, HUB], grid=SMALL))
+    export_run(run, run.parent / "bundle", formats=[*WRITERS, HUB], grid=SMALL)
     return run.parent / "bundle"
 
 
