@@ -13,15 +13,20 @@ from typing import Any, ClassVar, Self
 from sbkit.base.errors import SbkitError
 from sbkit.base.process import require_package
 from sbkit.config.ranges import AT_LEAST_ONE
-from sbkit.decoding.attention import AttentionDecoder, rescore
+from sbkit.decoding.attention import AttentionDecoder, JointBeamSearch, rescore
 from sbkit.decoding.frames import BeamSettings, Hypothesis, LogProbs
 from sbkit.decoding.hotwords import HotwordScorer, reward_phrases
-from sbkit.decoding.joint_beam import JointBeamSearch
 from sbkit.decoding.language_models import LanguageModels, load_language_models
 from sbkit.decoding.prefix_beam import BeamState, PrefixBeamSearch
-from sbkit.decoding.scorer import Scorer, SumOfScorers, TokenScorer
+from sbkit.decoding.scorer import (
+    LexiconNode,
+    Scorer,
+    SumOfScorers,
+    TokenScorer,
+    WordScorer,
+    make_lexicon,
+)
 from sbkit.decoding.word_graph import PACKAGES, GraphSearch, make_graph
-from sbkit.decoding.word_scorer import LexiconNode, WordScorer, make_lexicon
 from sbkit.text.tokenizer import Tokenizer
 
 Search = PrefixBeamSearch | JointBeamSearch | GraphSearch
