@@ -6,6 +6,7 @@ and again, so `LazyAutomaton` keeps them.
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import inf
 from typing import Any, Protocol
 
@@ -180,6 +181,7 @@ def _copy(node: LexiconNode) -> LexiconNode:
     return LexiconNode(dict(node.children), node.best, node.word)
 
 
+@lru_cache(maxsize=2)  # decoders with other weights share it
 def make_lexicon(lm: NgramModel, tokenizer: Tokenizer) -> LexiconNode:
     """Return the words of a language model that the recognizer can spell, as a tree."""
     spelled = ((tokenizer.letters(word), lm.id_of(word)) for word in lm.words[END + 1 :])
