@@ -18,6 +18,7 @@ from torch import Tensor
 
 from recipes.AsteriskPrompts.prepare import prepare_prompts
 from sbkit.data.storage.audio_cache import default_cache
+from tests.runs import Workplace, make_workplace
 
 # A million objects are there once all is imported, and stay. Looking through them took 4.5 s until
 # then, and a tenth of the time of tests that train.
@@ -95,6 +96,12 @@ def asterisk_english(shared_folder: Path) -> Path:
     """Return the release folder of the English prompts, which one worker fetches."""
     with locked(shared_folder / "asterisk_english.lock"):
         return prepare_prompts(language="en", cache_folder=default_cache())
+
+
+@pytest.fixture(scope="session")
+def workplace(asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory) -> Workplace:
+    """Return a release of 24 prompts, which no test changes, and a cache for it."""
+    return make_workplace(asterisk_english, tmp_path_factory.mktemp("workplace"))
 
 
 @pytest.fixture(scope="session")

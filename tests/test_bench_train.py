@@ -50,8 +50,8 @@ def test_both_sides_train_in_turns(
     assert max(sizes) / min(sizes) < 1.01
     for side in names:
         assert len(re.findall(rf"round \d {side}: \d+ RTFx", printed)) == 2
-    header, first, *_ = printed.partition("RTFx      update     padding")[2].splitlines()
-    assert header.split() == ["waiting", "memory", "GB", "TFLOP/s"]
+    header, first, *_ = printed.partition("rtfx      update     padding")[2].splitlines()
+    assert header.split() == ["waiting", "memory", "tflops"]
     assert float(first.split()[-1]) > 0
     assert re.search(r"sbkit to the better one of SpeechBrain's: \d+\.\d\d", printed)
     assert re.search(r"to dev CER 9.0: \d+\.\d times as fast", printed)

@@ -9,16 +9,11 @@ from safetensors.torch import load_file
 from sbkit.base.errors import BAD_INPUT
 from sbkit.checkpoint.averaging import read_averaged
 from sbkit.cli import run as sbkit
-from tests.runs import Workplace, last_parameters, make_workplace, read_json
+from tests.runs import Workplace, last_parameters, read_json
 
 pytestmark = pytest.mark.slow
 
 ONE = ("--check=False", "--number_of_epochs=1")
-
-
-@pytest.fixture(scope="module")
-def workplace(asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory) -> Workplace:
-    return make_workplace(asterisk_english, tmp_path_factory.mktemp("workplace"))
 
 
 @pytest.fixture(scope="module")

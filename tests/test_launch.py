@@ -17,14 +17,9 @@ from sbkit.base.errors import ASKED_TO_STOP, BAD_INPUT
 from sbkit.base.machine import usable_cores
 from sbkit.logs.log import Record, read_log
 from tests.processes import Process
-from tests.runs import ROOT, Workplace, make_workplace
+from tests.runs import ROOT, Workplace
 
 LAUNCH = ROOT / "tools" / "launch"
-
-
-@pytest.fixture(scope="module")
-def workplace(asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory) -> Workplace:
-    return make_workplace(asterisk_english, tmp_path_factory.mktemp("workplace"))
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import torch
 
 from sbkit.checkpoint.checkpointer import Checkpointer
 from tests.processes import Process
-from tests.runs import TINY, make_workplace
+from tests.runs import TINY, Workplace
 from tools import prove_resume
 from tools.prove_resume import differences, main
 
@@ -43,13 +43,12 @@ def test_it_sees_a_bit(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_run_killed_twice_ends_as_one_that_was_not(
-    asterisk_english: Path,
+    workplace: Workplace,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The seed's moments are late in a run, so that none is trained for nothing."""
-    workplace = make_workplace(asterisk_english, tmp_path)
     knobs = [
         "hparams/ctc.yaml",
         f"--data_folder={workplace.release}",

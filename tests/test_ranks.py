@@ -12,7 +12,7 @@ from sbkit.logs.log import read_log
 from tests import processes
 from tests.faulty import noisy_clip, noisy_workplace, write_fragile
 from tests.ranks import ACCUMULATIONS
-from tests.runs import ROOT, Workplace, last_parameters, make_workplace, read_json
+from tests.runs import ROOT, Workplace, last_parameters, read_json
 
 pytestmark = [pytest.mark.slow, pytest.mark.ddp]
 
@@ -20,12 +20,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.ddp]
 # itself is off, what the plan of an epoch draws (joins, speeds) is on.
 PLAIN = ("--dropout=0.0", "--time_masks=0", "--freq_masks=0", "--log_every=1", "--check=false")
 SGD = ("--lr=0.05", "--max_grad_norm=1000.0", "--number_of_epochs=2", "--average_checkpoints=1")
-
-
-@pytest.fixture(scope="module")
-def workplace(asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory) -> Workplace:
-    """A release of 24 prompts."""
-    return make_workplace(asterisk_english, tmp_path_factory.mktemp("ranks"))
 
 
 def start(

@@ -36,11 +36,6 @@ SPEECHBRAINS_MASKS = pytest.mark.filterwarnings("ignore:Support for mismatched:U
 
 
 @pytest.fixture(scope="module")
-def workplace(asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory) -> Workplace:
-    return make_workplace(asterisk_english, tmp_path_factory.mktemp("workplace"))
-
-
-@pytest.fixture(scope="module")
 def finished(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run of four epochs that nothing disturbed."""
     folder = tmp_path_factory.mktemp("runs") / "finished"
@@ -209,8 +204,7 @@ def test_a_model_is_scored_elsewhere_as_its_run_was(
     assert scored == {
         name: value for name, value in trained.items() if name not in ("greedy", "decoder")
     }
-    (compared,) = compare_runs(learned / "run", tmp_path).test
-    assert (compared.rates["WER"].difference, compared.changed) == (0, ())
+    assert compare_runs(learned / "run", tmp_path)["test"]["test"]["changed"] == []
     for name in ("wer_test.txt", "utterances_test.jsonl"):
         assert (tmp_path / name).read_text() == (learned / "run" / name).read_text()
     assert read_clips(tmp_path / "report.html") == read_clips(learned / "run" / "report.html")

@@ -14,7 +14,7 @@ import torch
 from speechbrain import Stage
 
 import sbkit
-from tests.runs import make_workplace, one_thread
+from tests.runs import Workplace, one_thread
 from tests.speechbrain_recipe import load_recipe, make_asr, run
 
 pytestmark = pytest.mark.slow
@@ -77,12 +77,7 @@ def _one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def release(asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_workplace(asterisk_english, tmp_path_factory.mktemp("workplace")).release
-
-
-@pytest.fixture(scope="module")
-def train(release: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Trace]:
+def train(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Trace]:
     """Run the recipe over a Brain, in a new folder or one that was stopped."""
 
     def train(
@@ -95,7 +90,7 @@ def train(release: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[.
         **run_opts: Any,
     ) -> Trace:
         output = folder or tmp_path_factory.mktemp("run")
-        hparams = load_recipe(release, output)
+        hparams = load_recipe(workplace.release, output)
         trace = Trace()
         asr = traced(vary(make_asr(base)), trace, stop_at=stop_at)
         try:

@@ -20,19 +20,12 @@ from sbkit.train import run as run_steps
 from tests.runs import (
     Workplace,
     last_parameters,
-    make_workplace,
     read_json,
 )
 
 pytestmark = pytest.mark.slow
 
 EPOCHS = 3
-
-
-@pytest.fixture(scope="module")
-def workplace(asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory) -> Workplace:
-    """A release of 24 prompts."""
-    return make_workplace(asterisk_english, tmp_path_factory.mktemp("stopping"))
 
 
 @pytest.fixture(scope="module")

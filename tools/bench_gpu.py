@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import soundfile
 
 CLIPS, RATE = {"train": 1500, "dev": 20, "test": 20}, 16_000
@@ -101,7 +100,8 @@ def run(part: Part) -> str:
 def make_release(folder: Path, clips: dict[str, int]) -> Path:
     """Write a release of noise that comes and goes, with sentences of words that nobody knows."""
     random = np.random.default_rng(0)
-    words = make_words(random)
+    counts = random.integers(2, 5, LEXICON)  # syllables of a word
+    words = ["".join(random.choice(SYLLABLES, count)) for count in counts]
     loudness = np.abs(np.sin(np.arange(60 * RATE) * 2 * np.pi * 4 / RATE))
     noise = (random.standard_normal(len(loudness)) * loudness * 0.1).astype(np.float32)
     (folder / "clips").mkdir(parents=True)
@@ -120,12 +120,6 @@ def make_release(folder: Path, clips: dict[str, int]) -> Path:
                 rows.append(f"{file.name}\t{sentence}")
         (folder / f"{split}.tsv").write_text("\n".join(rows) + "\n", encoding="utf-8")
     return folder
-
-
-def make_words(random: np.random.Generator) -> npt.NDArray[np.str_]:
-    """Make words of two to four syllables."""
-    counts = random.integers(2, 5, LEXICON)
-    return np.array(["".join(random.choice(SYLLABLES, count)) for count in counts])
 
 
 if __name__ == "__main__":

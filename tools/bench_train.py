@@ -15,6 +15,7 @@ GPU of the table below, MFU is their share of what it could do in bfloat16.
 
 import argparse
 import json
+import math
 import os
 import resource
 import signal
@@ -149,22 +150,14 @@ def compare(options: argparse.Namespace, more: Sequence[str], folder: Path) -> N
 
 def table(sides: Sequence[Side]) -> str:
     """Write the medians, and how many times faster the first side is than the best other one."""
-    columns = {
-        "RTFx": "rtfx",
-        "update": "update",
-        "padding": "padding",
-        "waiting": "waiting",
-        "memory GB": "memory",
-        "TFLOP/s": "tflops",
-    }
-    peak = peak_of(sides[0].facts["name"])
-    if peak is not None:
+    device = sides[0].facts["name"].split()
+    for peak in [each for name, each in PEAKS.items() if name in device]:
         for side in sides:
             side.rounds = [{**each, "mfu": each["tflops"] / peak} for each in side.rounds]
-        columns["MFU"] = "mfu"
+    columns = [name for name in sides[0].rounds[0] if name != "seconds"]
     lines = [f"{'':20}" + "".join(f"{name:>12}" for name in columns)]
     for side in sides:
-        figures = (f"{side.median(key):12.3g}" for key in columns.values())
+        figures = (f"{side.median(name):12.3g}" for name in columns)
         lines.append(f"{side.name:20}" + "".join(figures))
     if len(sides) == 1:
         return "\n".join(lines)
@@ -172,32 +165,20 @@ def table(sides: Sequence[Side]) -> str:
     return "\n".join([*lines, f"sbkit to the better one of SpeechBrain's: {ratio:.2f}"])
 
 
-def peak_of(device: str) -> float | None:
-    """Return what a GPU of this name could do in bfloat16, in TFLOP/s, where it is known."""
-    found = (peak for name, peak in PEAKS.items() if name in device.split())
-    return next(found, None)
-
-
 def race(sides: Sequence[Side], limit: float, seconds: float) -> None:
-    """Train the first side and the fastest other one on in turns of so many seconds.
+    """Train the first side, and then the fastest other one, until its dev CER is below the limit.
 
-    Ends when both have a dev CER below the limit, or the other one has had LONGEST times as long.
+    The other one is given LONGEST times as long.
     """
-    racers = [sides[0], *sorted(sides[1:], key=lambda side: -side.median("rtfx"))[:1]]
-    took = [sum(each["seconds"] for each in side.rounds) for side in racers]
-    done = [False for _ in racers]
-    while not all(done):
-        for place, side in enumerate(racers):
-            if done[place]:
-                continue
-            took[place] += side.ask(seconds=seconds)["seconds"]
+    took: list[float] = []
+    for side in [sides[0], *sorted(sides[1:], key=lambda side: -side.median("rtfx"))[:1]]:
+        cer, spent = math.inf, sum(each["seconds"] for each in side.rounds)
+        while cer >= limit and (not took or spent < LONGEST * took[0]):
+            spent += side.ask(seconds=seconds)["seconds"]
             cer = side.ask(evaluate=1)["cer"]
-            done[place] = cer < limit
-            print(f"{side.name}: dev CER {cer:.3f} after {took[place]:.0f} s", flush=True)
-        if done[0] and took[-1] > LONGEST * took[0]:
-            print(f"{racers[-1].name}: {LONGEST} times as long, and given up", flush=True)
-            break
-    if len(racers) > 1:
+            print(f"{side.name}: dev CER {cer:.3f} after {spent:.0f} s", flush=True)
+        took.append(spent)
+    if len(took) > 1:
         print(f"to dev CER {limit}: {took[1] / took[0]:.1f} times as fast", flush=True)
 
 
@@ -258,8 +239,8 @@ def train(side: Any, seconds: float, flops: float, *, on_gpu: bool) -> dict[str,
         "update": audio / updates,
         "padding": 1 - audio / padded,
         "waiting": waiting / took,
+        "memory": memory,  # GB
         "tflops": flops * padded / took / 1e12,
-        "memory": memory,
     }
 
 

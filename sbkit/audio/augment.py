@@ -162,20 +162,18 @@ class SpecAugment(nn.Module):
         _, frames, bins = features.shape
         widest = (lengths * self.max_time_fraction).floor().clamp(max=self.time_width)
         device = features.device
-        times = [_random_spans(widest, lengths, frames, device) for _ in range(self.time_masks)]
+        times, bands = (
+            torch.zeros(1, size, dtype=torch.bool, device=device) for size in (frames, bins)
+        )
+        for _ in range(self.time_masks):
+            times = times | _random_spans(widest, lengths, frames, device)
         widest, whole = torch.full_like(lengths, self.freq_width), torch.full_like(lengths, bins)
-        bands = [_random_spans(widest, whole, bins, device) for _ in range(self.freq_masks)]
-        hidden = _any(times, device).unsqueeze(2) | _any(bands, device).unsqueeze(1)
+        for _ in range(self.freq_masks):
+            bands = bands | _random_spans(widest, whole, bins, device)
+        hidden = times.unsqueeze(2) | bands.unsqueeze(1)
         mask = length_mask(lengths, frames, device).unsqueeze(2)  # true within
         mean = (features * mask).sum((0, 1)) / lengths.sum()
         return torch.where(hidden & mask, mean, features)
-
-
-def _any(masks: list[Tensor], device: torch.device) -> Tensor:
-    """Unite masks; none hides nothing."""
-    if not masks:
-        return torch.zeros(1, 1, dtype=torch.bool, device=device)
-    return torch.stack(masks).any(0)
 
 
 def _random_spans(widest: Tensor, lengths: Tensor, size: int, device: torch.device) -> Tensor:

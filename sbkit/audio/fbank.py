@@ -60,22 +60,21 @@ class Fbank(nn.Module):
         exact = not self.training and audio.device.type == "cpu"
         with torch.autocast(audio.device.type, enabled=False):
             audio = audio.to(torch.float64 if exact else torch.float32)
-            features = self._log_mel(pad_to_window(audio, self.sample_rate))
+            missing = window_samples(self.sample_rate) - audio.shape[-1]
+            if missing > 0:  # so that a frame exists
+                audio = nn.functional.pad(audio, (0, missing))
+            features = self._mel(audio).clamp(min=EPSILON).log()
         frames = frame_counts(lengths, self.sample_rate)
         mask = length_mask(frames, features.shape[1], features.device)  # true within
         return features * mask.unsqueeze(-1), frames
 
-    def _log_mel(self, audio: Tensor) -> Tensor:
-        products = None
-        if audio.dtype == torch.float64:  # also where they are not used: a tracer cannot make them
-            products = mel_products(self.n_mels, self.sample_rate)
-        is_exported = products is not None and torch.compiler.is_exporting()
-        mel = products(audio) if products and is_exported else self._mel(audio)  # (B, T, M)
-        log_mel: Tensor = mel.clamp(min=EPSILON).log()
-        return log_mel
-
     def _mel(self, audio: Tensor) -> Tensor:
+        """Compute the energies of mel bins: (B, S) -> (B, T, M)."""
         rate = self.sample_rate
+        if audio.dtype == torch.float64:
+            products = mel_products(self.n_mels, rate)  # made also where unused: a tracer cannot
+            if products is not None and torch.compiler.is_exporting():
+                return products(audio)
         windows = audio.unfold(-1, window_samples(rate), shift_samples(rate))  # -> (B, T, 400)
         if audio.dtype == torch.float32 or torch.compiler.is_exporting():
             squares = self._squares(windows)
@@ -111,12 +110,6 @@ def frame_counts(audio_lengths: Tensor, sample_rate: int = SAMPLE_RATE) -> Tenso
     window, shift = window_samples(sample_rate), shift_samples(sample_rate)
     # Clamped first: division of whole numbers rounds to zero in ONNX, and down in torch.
     return (audio_lengths - window + shift).clamp(min=0) // shift
-
-
-def pad_to_window(audio: Tensor, sample_rate: int = SAMPLE_RATE) -> Tensor:
-    """Lengthen audio that is shorter than one window with zeros, so that a frame exists."""
-    missing = window_samples(sample_rate) - audio.shape[-1]
-    return nn.functional.pad(audio, (0, missing)) if missing > 0 else audio
 
 
 @lru_cache(maxsize=8)

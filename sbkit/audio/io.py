@@ -120,9 +120,8 @@ def convert_array(
     Raises:
         AudioError: it is empty, of another type or shape, or not finite.
     """
-    if sample_rate is None:
-        raise AudioError("no sample rate", "An array must come with its rate. Pass `sample_rate`.")
-    _check_rate("the array", sample_rate)
+    rate = sample_rate or 0
+    _check_rate("the array", rate)
     samples = np.asarray(array)
     is_known = samples.dtype == np.int16 or samples.dtype.kind == "f"
     if samples.ndim not in (1, 2) or not samples.size or not is_known:
@@ -136,7 +135,7 @@ def convert_array(
     floats = samples.reshape(len(samples), -1).astype(np.float32) / np.float32(scale)
     _check_values("the array", floats)
     mono = floats.mean(axis=1)
-    yield from map(_to_int16, resample_blocks([mono], sample_rate, new_rate))
+    yield from map(_to_int16, resample_blocks([mono], rate, new_rate))
 
 
 def _to_int16(block: Signal) -> Samples:
@@ -220,9 +219,7 @@ def _ogg_is_truncated(path: Path) -> bool:
         file.seek(max(0, path.stat().st_size - 2 * LONGEST_OGG_PAGE))
         tail = file.read()
     page = tail[tail.rfind(b"OggS") :]
-    if len(page) < 27 or len(page) < 27 + page[26]:
-        return True
-    return len(page) < 27 + page[26] + sum(page[27 : 27 + page[26]])
+    return len(page) < 27 or len(page) < 27 + page[26] + sum(page[27 : 27 + page[26]])
 
 
 def _nist_is_truncated(path: Path) -> bool:

@@ -57,7 +57,7 @@ class FromFolder(nn.Module):
 
     RANGES: ClassVar = {"prob": SHARE}
 
-    def __init__(self, *, folder: str, prob: float, sample_rate: int) -> None:
+    def __init__(self, *, folder: str, prob: float = 0.3, sample_rate: int = SAMPLE_RATE) -> None:
         super().__init__()
         found = audio_below(Path(folder))
         if not found:
@@ -87,11 +87,6 @@ class AddNoise(FromFolder):
         sample_rate: int = SAMPLE_RATE,
     ) -> None:
         super().__init__(folder=folder, prob=prob, sample_rate=sample_rate)
-        if len(snr_db) != 2 or snr_db[0] > snr_db[1]:
-            raise SbkitError(
-                "`snr_db` of AddNoise must be the lowest and the highest ratio in decibels, such "
-                f"as [5, 20], but is {list(snr_db)}. Correct it."
-            )
         self.low, self.high = map(float, snr_db)
 
     def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -121,9 +116,6 @@ class AddReverb(FromFolder):
     The direct sound stays in its place and the power of the utterance stays what it was. What
     rings past the end of an utterance is cut. Source: Ko et al. 2017.
     """
-
-    def __init__(self, *, folder: str, prob: float = 0.3, sample_rate: int = SAMPLE_RATE) -> None:
-        super().__init__(folder=folder, prob=prob, sample_rate=sample_rate)
 
     def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Draw a room for every utterance, and convolve in the frequency domain."""

@@ -117,11 +117,12 @@ def measure_cost(planned: PlannedRun) -> Cost:
 class RealSteps:
     """Steps of a Brain with its optimizers: forward, backward, update."""
 
-    def __init__(self, brain: Any, planned: PlannedRun) -> None:
-        self.brain = brain
+    def __init__(self, planned: PlannedRun) -> None:
+        self.brain: Any = planned.build_again()
         self._loader: Any = planned.loaders.train
         self._accumulates = int(planned.knobs.get("grad_accumulation_factor", 1)) > 1
-        brain.init_optimizers()
+        self.brain.on_stage_start(Stage.TRAIN, 1)
+        self.brain.init_optimizers()
 
     def load(self, batch: MicroBatch) -> Any:
         """Read a planned batch."""
@@ -173,14 +174,18 @@ class RealSteps:
 def real_steps(planned: PlannedRun) -> Iterator[RealSteps]:
     """Yield steps of a Brain of its own, on the device and in the precision of the run."""
     device = planned.placement.device
+    is_cuda = device.type == "cuda"
+    if is_cuda:
+        torch.cuda.reset_peak_memory_stats(device)
     with preserve_rng(device):
-        brain = planned.build_again()
-        brain.on_stage_start(Stage.TRAIN, 1)
-        yield RealSteps(brain, planned)
-    del brain
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+        steps = RealSteps(planned)
+        try:
+            yield steps
+        finally:
+            del steps.brain  # and its memory, which training needs
+            gc.collect()
+            if is_cuda:
+                torch.cuda.empty_cache()
 
 
 def padded(batch: MicroBatch) -> int:

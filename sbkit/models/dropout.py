@@ -4,8 +4,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sbkit.base.errors import SbkitError
-
 _SEEDS = 2**63 - 1
 _STEPS = 1 << 16  # a decision is one of 65536 values, so a rate is met to 1 part in 65536
 
@@ -20,10 +18,6 @@ class Dropout(nn.Module):
 
     def __init__(self, p: float) -> None:
         super().__init__()
-        if not 0.0 <= p < 1.0:
-            raise SbkitError(
-                f"`dropout` must be at least 0 and below 1, but is {p}. Try a share such as 0.1."
-            )
         self.p = p
 
     def forward(self, x: Tensor) -> Tensor:

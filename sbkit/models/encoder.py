@@ -30,7 +30,7 @@ SpecAugment = Callable[[Tensor, Tensor], Tensor]  # (B, T, M), (B,) -> (B, T, M)
 
 
 class Encoder:
-    """An encoder of audio: (B, S) in the scale of int16, (B,) -> (B, U, D), (B,).
+    """An encoder of audio, of one part: (B, S) in the scale of int16, (B,) -> (B, U, D), (B,).
 
     modules: those of the YAML by their keys; part: the last, which returns the states, and may
     decode; features: what computes features, where a part does.
@@ -44,8 +44,8 @@ class Encoder:
     def inputs(
         self, audio: Tensor, audio_lengths: Tensor, spec_augment: SpecAugment | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Compute what the last part is given."""
-        raise NotImplementedError
+        """Compute what the last part is given, here audio in its scale: -> (B, S), (B,)."""
+        return self.part.scaled(audio), audio_lengths
 
     def __call__(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Encode."""
@@ -57,28 +57,20 @@ class Encoder:
 
         Raises SbkitError where they keep no constant stride.
         """
-        raise NotImplementedError
+        return self.part.subsampling(self._silence())
 
-    def _silence(self, samples: int) -> Tensor:
+    def _silence(self) -> Tensor:
         tensors = (each for module in self.modules.values() for each in module.parameters())
-        return torch.zeros(1, samples, device=next(tensors, torch.empty(0)).device)
+        return torch.zeros(1, SAMPLE_RATE, device=next(tensors, torch.empty(0)).device)
 
 
 class FeatureEncoder(Encoder):
     """Features, front-end and Transformer, called in their order."""
 
-    def __init__(
-        self,
-        *,
-        compute_features: nn.Module,
-        CNN: nn.Module,
-        Transformer: nn.Module,
-        padding: int = 0,
-    ) -> None:
-        modules = {"compute_features": compute_features, "CNN": CNN, "Transformer": Transformer}
-        super().__init__(TransformerPart(Transformer, padding=padding), modules)
-        self.features: FeatureExtractor = FeatureExtractor(compute_features)
-        self.front_end = FrontEnd(CNN)
+    def __init__(self, modules: Mapping[str, nn.Module], *, padding: int = 0) -> None:
+        super().__init__(TransformerPart(modules["Transformer"], padding=padding), modules)
+        self.features: FeatureExtractor = FeatureExtractor(modules["compute_features"])
+        self.front_end = FrontEnd(modules["CNN"])
 
     def inputs(
         self, audio: Tensor, audio_lengths: Tensor, spec_augment: SpecAugment | None = None
@@ -105,28 +97,10 @@ class FeatureEncoder(Encoder):
     @cached_property
     def subsampling(self) -> Subsampling:
         """How many frames features and front-end leave."""
-        audio = self._silence(SAMPLE_RATE)
+        audio = self._silence()
         with as_evaluated(audio.device, *self.modules.values()):
             features, _ = self.features(audio, torch.tensor([SAMPLE_RATE]))
         return self.features.subsampling(audio).then(self.front_end.subsampling(features))
-
-
-class WaveformEncoder(Encoder):
-    """One part that takes audio."""
-
-    def __init__(self, encoder: nn.Module) -> None:
-        super().__init__(WaveformPart(encoder), {ENCODER: encoder})
-
-    def inputs(
-        self, audio: Tensor, audio_lengths: Tensor, spec_augment: SpecAugment | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Convert audio to the scale that the part declares: -> (B, S), (B,)."""
-        return self.part.scaled(audio), audio_lengths
-
-    @cached_property
-    def subsampling(self) -> Subsampling:
-        """How many frames the part leaves."""
-        return self.part.subsampling(self._silence(SAMPLE_RATE))
 
 
 def encoder_parts(hparams: Mapping[str, Any]) -> dict[str, nn.Module]:
@@ -141,14 +115,14 @@ def make_encoder(parts: Mapping[str, nn.Module | None], *, padding: int = 0) -> 
     """
     given = {key: part for key, part in parts.items() if part is not None}
     if {*given} == {ENCODER}:
-        return WaveformEncoder(given[ENCODER])
+        return Encoder(WaveformPart(given[ENCODER]), given)
     if {*given} != {*COMPOSED}:
         raise SbkitError(
             f"A model must have `{ENCODER}`, which takes audio, or `compute_features`, `CNN` and "
             f"`Transformer`, but has {' and '.join(f'`{key}`' for key in given) or 'neither'}. "
             "Declare the one or the others."
         )
-    return FeatureEncoder(**given, padding=padding)
+    return FeatureEncoder(given, padding=padding)
 
 
 def measure_subsampling(hparams: Mapping[str, Any]) -> Subsampling:

@@ -34,7 +34,6 @@ from sbkit.audio.lengths import length_mask, to_relative
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import SAMPLE_RATE
 from sbkit.models.subsampling import Subsampling, as_evaluated, find_subsampling
-from sbkit.models.transformer import raise_no_decoder
 
 # Children that only decoding runs: sbkit's three, and SpeechBrain's embedding of tokens.
 DECODING_MODULES = ("embedding", "decoder", "decoder_norm", "custom_tgt_module")
@@ -296,8 +295,6 @@ class TransformerPart(Part):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Encode, and decode (B, L) tokens: -> (B, U, D), (B,), (B, L, D)."""
         if self._pads:
-            if not hasattr(self.module, "decoder"):
-                raise_no_decoder()
             states, decoded = self.module(x, tokens, relative(x, lengths), self._padding)
             return states, lengths, decoded
         states, lengths = self.encode(x, lengths)

@@ -10,7 +10,7 @@ Sources: Gulati et al. 2020 (Conformer), Su et al. 2021 (rotary positions).
 
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from typing import ClassVar, NoReturn
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -55,7 +55,11 @@ class Transformer(nn.Module):
         gradient_checkpointing: bool = False,
     ) -> None:
         super().__init__()
-        _check_sizes(d_model, nhead, encoder_module, kernel_size)
+        if encoder_module not in ("conformer", "transformer"):
+            raise SbkitError(
+                f"`encoder_module` must be conformer or transformer, but is {encoder_module!r}. "
+                "Choose one of the two."
+            )
         width = {"d_model": d_model, "nhead": nhead, "d_ffn": d_ffn}
         block: Callable[[], nn.Module] = {
             "conformer": lambda: ConformerBlock(**width, kernel_size=kernel_size, dropout=dropout),
@@ -109,7 +113,10 @@ class Transformer(nn.Module):
         Raises SbkitError when there are no decoder layers.
         """
         if not self.decoder:
-            raise_no_decoder()
+            raise SbkitError(
+                "`num_decoder_layers` must be at least 1 while ctc_weight is below 1.0, but is 0. "
+                "Raise it, or set --ctc_weight=1.0 to train CTC alone."
+            )
         mask = length_mask(lengths, states.shape[1], states.device)
         x = self.dropout(self.embedding(tokens))
         for block in self.decoder:
@@ -283,14 +290,6 @@ class Convolution(nn.Module):
         return self.dropout.add(x, self.out_proj(y))
 
 
-def raise_no_decoder() -> NoReturn:
-    """Raise SbkitError where a decoder is to be trained and there is none."""
-    raise SbkitError(
-        "`num_decoder_layers` must be at least 1 while ctc_weight is below 1.0, but is 0. "
-        "Raise it, or set --ctc_weight=1.0 to train CTC alone."
-    )
-
-
 def rotary_angles(length: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return what `rotate` multiplies the two channels of a pair with: 2 x (U, 1, 1, D/H).
 
@@ -321,21 +320,3 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     """
     turned: Tensor = x * cosine + x.roll(x.shape[-1] // 2, -1) * sine
     return turned.to(x.dtype)
-
-
-def _check_sizes(d_model: int, nhead: int, encoder_module: str, kernel_size: int) -> None:
-    if encoder_module not in ("conformer", "transformer"):
-        raise SbkitError(
-            f"`encoder_module` must be conformer or transformer, but is {encoder_module!r}. "
-            "Choose one of the two."
-        )
-    if d_model % (2 * nhead):
-        raise SbkitError(
-            f"`d_model` must be a multiple of twice `nhead` (rotary positions turn pairs), but "
-            f"they are {d_model} and {nhead}. Change one of them."
-        )
-    if kernel_size % 2 == 0:
-        raise SbkitError(
-            "`kernel_size` must be odd, so that a frame sits in its middle, but is "
-            f"{kernel_size}. Add or take one."
-        )

@@ -101,14 +101,13 @@ class Task:
 
     def import_model(self) -> Any:
         """Import the class that a bundle is rebuilt as; raises SbkitError where there is none."""
-        module, _, name = (self.model_class or "").rpartition(".")
-        try:
-            return getattr(import_module(module), name)
-        except (ValueError, ImportError, AttributeError) as error:
+        if self.model_class is None:
             raise SbkitError(
-                f"The task {self.name} must name its `model_class` by a dotted path for runs to be "
-                f"exported, but has {self.model_class} ({error}). Correct it in the task."
-            ) from error
+                f"The task {self.name} must name its `model_class` for runs to be exported, but "
+                "has none. Add it to the task."
+            )
+        module, _, name = self.model_class.rpartition(".")
+        return getattr(import_module(module), name)
 
 
 def load_task(name: str, *, own: frozenset[str] = frozenset()) -> Task:

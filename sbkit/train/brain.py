@@ -40,12 +40,8 @@ from sbkit.train.evaluation import (
 )
 from sbkit.train.metrics import ZERO, MetricTotals, TrainingMetrics
 from sbkit.train.nonfinite import ids_of
-from sbkit.train.position import (
-    length_of,
-    mark_last,
-    share_of_steps,
-)
 from sbkit.train.profiling import profiled
+from sbkit.train.schedule import length_of, mark_last, share_of_steps
 from sbkit.train.scoring import stops_early
 from sbkit.train.step import StepBrain, as_loss
 from sbkit.train.stopping import SaveOrLeave

@@ -8,6 +8,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from importlib import import_module
+from itertools import chain
 from typing import Any
 
 import torch
@@ -28,12 +29,8 @@ def compile_blocks(modules: Iterable[nn.Module], device: torch.device) -> Counte
     Not as SpeechBrain has it, a compiled wrapper for each of the Brain's modules: nobody calls a
     ModuleList.
     """
-    parts = [
-        part
-        for module in modules
-        for part in (module if isinstance(module, nn.ModuleList) else [module])
-    ]
-    blocks = [block for part in parts for block in find_blocks(part)]
+    lists = (each if isinstance(each, nn.ModuleList) else [each] for each in modules)
+    blocks = [block for part in chain.from_iterable(lists) for block in find_blocks(part)]
     compiler: Any = import_module("torch._dynamo")
     compiler.config.recompile_limit = MOST
     if device.type == "cpu":

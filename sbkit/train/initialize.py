@@ -8,7 +8,6 @@ or JSON as text; nothing of the other folder is built.
 
 import json
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +29,7 @@ from sbkit.models.parts import token_embedding
 from sbkit.tasks.task import Task
 
 BUNDLE_CONFIG, BUNDLE_WEIGHTS = "config.json", "model.safetensors"
-LARGEST_CONFIG, LARGEST_WEIGHTS = 1 << 22, 1 << 36  # bytes
-LARGEST_LABELS = 1 << 25  # bytes
+LARGEST, LARGEST_WEIGHTS = 1 << 25, 1 << 36  # bytes
 SHOWN = 4  # names in a line
 
 
@@ -84,7 +82,7 @@ def _has_same_labels(source: Path, hparams: Mapping[str, Any], task: Task) -> bo
     file = source / task.labels.name
     if not file.exists():
         return False
-    content = read_regular(file, largest=LARGEST_LABELS, what=f"The labels in {source}")
+    content = read_regular(file, largest=LARGEST, what=f"The labels in {source}")
     return task.labels.names(task.labels.read(file, content)) == task.labels.names(labels)
 
 
@@ -100,31 +98,29 @@ def read_named_weights(source: Path) -> dict[str, Tensor]:
 
     Raises SbkitError.
     """
-    if (source / BUNDLE_WEIGHTS).is_file():
-        weights, parts = _read_bundle(source)
-    elif (source / CHECKPOINTS).is_dir():
-        weights, parts = _read_run(source)
-    else:
-        raise SbkitError(
-            f"`init_from` must name a run folder with {CHECKPOINTS}/ or a bundle with "
-            f"{BUNDLE_WEIGHTS}, but {source} is neither. Name such a folder, or null to start from "
-            "nothing."
-        )
+    fix = "Name another, or null to start from nothing."
+    with reading(source, must="be a run folder or a bundle for `init_from`", fix=fix):
+        if (source / BUNDLE_WEIGHTS).is_file():
+            weights, parts = _read_bundle(source)
+        elif (source / CHECKPOINTS).is_dir():
+            weights, parts = _read_run(source)
+        else:
+            raise SbkitError(
+                f"`init_from` must name a run folder with {CHECKPOINTS}/ or a bundle with "
+                f"{BUNDLE_WEIGHTS}, but {source} is neither. {fix}"
+            )
     return {to_part_name(name, parts): each for name, each in weights.items()}
 
 
 def _read_bundle(source: Path) -> tuple[dict[str, Tensor], list[str]]:
-    with _reading(source):
-        parts = json.loads(_read(source / BUNDLE_CONFIG, LARGEST_CONFIG))["model"]
-        content = _read(source / BUNDLE_WEIGHTS, LARGEST_WEIGHTS)
-        sums = _read(source / CHECKSUMS, LARGEST_CONFIG)
-        check_unchanged({BUNDLE_WEIGHTS: content}, sums, of=source)
-        return load_safetensors(content), parts
+    parts = json.loads(_read(source / BUNDLE_CONFIG))["model"]
+    content = _read(source / BUNDLE_WEIGHTS, LARGEST_WEIGHTS)
+    check_unchanged({BUNDLE_WEIGHTS: content}, _read(source / CHECKSUMS), of=source)
+    return load_safetensors(content), parts
 
 
 def _read_run(source: Path) -> tuple[dict[str, Tensor], list[str]]:
-    with _reading(source):
-        parts = part_names_in(read_document(source / RESOLVED).root)
+    parts = part_names_in(read_document(source / RESOLVED).root)
     checkpointer = Checkpointer(source / CHECKPOINTS)
     best = checkpointer.find_averaged() or checkpointer.find_whole(1)
     if not best:
@@ -135,15 +131,7 @@ def _read_run(source: Path) -> tuple[dict[str, Tensor], list[str]]:
     return average(best, "model"), parts
 
 
-def _reading(source: Path) -> AbstractContextManager[None]:
-    return reading(
-        source,
-        must="be a run folder or a bundle for `init_from`",
-        fix="Name another, or null to start from nothing.",
-    )
-
-
-def _read(file: Path, largest: int) -> bytes:
+def _read(file: Path, largest: int = LARGEST) -> bytes:
     return read_regular(file, largest=largest, what=f"A bundle's {file.name}")
 
 

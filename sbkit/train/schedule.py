@@ -1,7 +1,8 @@
-"""Learning rate as a function of how far the run is: nothing to save, nothing to restore."""
+"""How far a run is, and the learning rate that follows from it: nothing to save or restore."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, pairwise
 from typing import Any, ClassVar
 
 from torch.optim import Optimizer
@@ -61,3 +62,34 @@ class WarmupCosine:
             return progress / self.warmup_fraction
         fallen = (progress - self.warmup_fraction) / (1 - self.warmup_fraction)
         return 0.5 * (1 + math.cos(math.pi * min(1.0, fallen)))
+
+
+def mark_last(
+    batches: Iterable[Any], *, count: int | None, done: int
+) -> Iterator[tuple[Any, bool]]:
+    """Yield each batch and whether it is the last of an epoch of which ``done`` were already seen.
+
+    Where the number is not known, one batch is read ahead. That would do everywhere, but a loader
+    that saves its place would be one too far.
+    """
+    if count is not None:
+        yield from ((batch, number == count) for number, batch in enumerate(batches, done + 1))
+        return
+    for batch, following in pairwise(chain(batches, [None])):
+        yield batch, following is None
+
+
+def length_of(batches: Any) -> int | None:
+    """Count the batches of a loader, None where it does not know."""
+    try:
+        return len(batches)
+    except TypeError:
+        return None
+
+
+def share_of_steps(done: int, count: int | None, accumulation: int) -> float:
+    """Return how much of an epoch lies before the step of the next micro-batch.
+
+    In steps: a schedule that counted micro-batches would depend on the accumulation.
+    """
+    return (done // accumulation) / -(-count // accumulation) if count else 0.0

@@ -10,7 +10,7 @@ from sbkit.base.errors import BAD_INPUT
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.logs.metric import Metric, best_key
 from sbkit.train.scoring import BEST_EPOCH, first_best_epoch, is_finished
-from tests.runs import Workplace, make_workplace
+from tests.runs import Workplace
 
 LOWER, HIGHER = {"CER": Metric()}, {"accuracy": Metric(lower_is_better=False)}
 
@@ -39,10 +39,9 @@ def test_epochs_are_counted_from_the_best(metrics: dict[str, Metric], tmp_path: 
 
 @pytest.mark.slow
 def test_a_run_that_went_on_and_was_ended_in_its_test_is_tested_again(
-    asterisk_english: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    workplace: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The results of the shorter run are not kept as those of the longer one."""
-    workplace: Workplace = make_workplace(asterisk_english, tmp_path)
     summary = tmp_path / "run" / "summary.json"
     assert workplace.train_here(tmp_path / "run", "--number_of_epochs=1") == 0
     assert summary.is_file()
@@ -56,3 +55,14 @@ def test_a_run_that_went_on_and_was_ended_in_its_test_is_tested_again(
     assert not summary.exists()
     assert workplace.train_here(tmp_path / "run", "--number_of_epochs=2") == 0
     assert summary.is_file()
+
+
+@pytest.mark.slow
+def test_a_run_that_stopped_early_stays_ended(
+    workplace: Workplace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for said in ("CER has not improved for 1 epochs", "the results in"):
+        assert workplace.train_here(tmp_path, "--lr=0.0", "--early_stopping=1") == 0
+        out = capsys.readouterr().out
+        assert said in out
+        assert "epoch 3/4" not in out

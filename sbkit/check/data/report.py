@@ -29,11 +29,13 @@ def check_report(planned: PlannedRun) -> Iterator[Finding]:
     for each in facts["left_out"]:
         if each["reason"] in outside | unusable:
             shown = (f"{item['id']} ({item['detail']})" for item in each["examples"])
+            count = each["utterances"]
             yield planned.finding(
                 CHECK,
                 "max_seconds" if each["reason"] in outside else KEY,
-                declared=f"the rows of {each['split']} must be usable",
-                effect=f"{each['utterances']:,} are left out ({each['reason']}): {listed(shown)}",
+                declared=f"every row of {each['split']} must be usable",
+                effect=f"{plural(count, 'row')} {'is' if count == 1 else 'are'} left out "
+                f"({each['reason']}): {listed(shown)}",
                 fix="Repair these rows or clips, or widen `min_seconds` and `max_seconds`.",
                 stops=False,
             )

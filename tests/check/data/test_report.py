@@ -56,8 +56,10 @@ def test_what_is_left_out_is_counted_with_its_reason(folder: Path) -> None:
     splits = replace(splits_of(*NOBODY), excluded=lost, out_of_range=outside)
     with subject_of(splits, folder / "run") as planned:
         unusable, long = check_report(planned)
-    assert unusable.effect.startswith("2 are left out (unreadable audio): bad0 (it is empty), bad1")
-    assert long.effect.startswith("8 are left out (longer than 9 s): long0 (12.00 s), ")
+    assert unusable.effect.startswith(
+        "2 rows are left out (unreadable audio): bad0 (it is empty), bad1"
+    )
+    assert long.effect.startswith("8 rows are left out (longer than 9 s): long0 (12.00 s), ")
     assert long.where == planned.place("max_seconds")
 
 

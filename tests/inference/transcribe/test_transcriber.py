@@ -142,7 +142,7 @@ def test_an_error_of_the_model_names_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("array", "rate", "says"),
     [
-        (np.zeros(100), None, "must come with its rate"),
+        (np.zeros(100), None, "must be from 4000 to 768000 Hz"),
         (np.zeros(100), 3, "must be from 4000 to 768000 Hz"),
         (np.zeros(0), RATE, "but is float64 of the shape"),
         (np.zeros((2, 2, 2)), RATE, "of the shape"),
