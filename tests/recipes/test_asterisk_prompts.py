@@ -109,8 +109,6 @@ def test_the_split_of_a_text_never_changes(text: str, split: str) -> None:
             "a: più\n".encode("latin-1") + "b: più\n".encode(),
             [Prompt("a", "più"), Prompt("b", "più")],
         ),
-        (b"no colon\n;x: y\na: b: c", [Prompt("a", "b: c")]),
-        (b"", []),
     ],
 )
 def test_prompts_are_read_from_text(content: bytes, expected: list[Prompt]) -> None:

@@ -132,7 +132,7 @@ def test_data_without_transcripts_is_read(tmp_path: Path) -> None:
     [
         ("a,b\n1,2\n", {}, "names a, b. Name another column with --"),
         ("LJ1|hi|hi\nLJ2|yo|yo\n", {}, "first line of .* hi comes twice.*or add that line"),
-        ("path,said\n1,2\n", {"text_column": "sad"}, "the column 'sad', but names path, said"),
+        ("path,said\n1,2\n", {"text_column": "sad"}, "the columns sad, but names path, said"),
         ("[{}]", {}, "one object on each line, but line 1 is none"),
     ],
 )
@@ -255,25 +255,6 @@ def test_a_dataset_that_holds_its_audio_is_read(
     assert not first[0].path.exists()
 
 
-@pytest.mark.parametrize("kind", ["of one name", "bytes alone"])
-def test_clips_that_a_dataset_holds_have_ids_of_no_place(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    audio = [encoded("WAV", np.full(800, each, np.int16)) for each in (1, 2)]
-    held = audio if kind == "bytes alone" else [{"bytes": each, "path": "a.wav"} for each in audio]
-    ids = []
-    for place in ("here", "there"):
-        monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / place / "cache"))
-        source = tmp_path / place / "saved"
-        datasets.Dataset.from_dict({"audio": held, "text": ["a", "b"]}).save_to_disk(str(source))
-        knobs = {"manifest": {"train": str(source)}, "language": "en"}
-        clips = corpus_of(knobs).read(knobs, "train").clips
-        assert [read_audio(clip.path)[0] for clip in clips] == [1, 2]
-        ids.append([clip.id for clip in clips])
-    assert ids[0] == ids[1]
-    assert not any(each.startswith("/") for each in ids[0])
-
-
 def test_the_mapping_names_splits_and_roles(tmp_path: Path) -> None:
     for name in ("a.csv", "b.csv"):
         (tmp_path / name).write_text(f"path,text\n{name}.wav,hi\n")
@@ -292,11 +273,9 @@ def test_the_mapping_names_splits_and_roles(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("manifest", "words"),
     [
-        ("a.csv", "must map the names of splits to files"),
         ({"train": "a.csv"}, "none for dev. Add --manifest dev=FILE"),
         ({"train": "a", "dev": "b", "other": "c"}, "Write test-other"),
         ({"train": "a", "dev": {"x": "b"}, "test": {"x": "c"}}, "'x' comes twice"),
-        ({"train": "a", "dev": {"../x": "b"}}, "made of letters, digits"),
         ({"train": {"a": "a"}, "dev": {"train": "b"}}, "called train must be trained on"),
         ({"train": [], "dev": "b"}, "must be a file or a list of files"),
     ],

@@ -96,7 +96,7 @@ def test_what_is_no_manifest_is_refused(tmp_path: Path, case: str) -> None:
 
 
 def test_a_missing_manifest_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SbkitError, match="is missing"):
+    with pytest.raises(SbkitError, match="is none"):
         read_manifest(tmp_path / "train.tsv")
 
 

@@ -157,18 +157,6 @@ def test_the_fingerprint_is_of_the_data_and_not_of_its_place(tmp_path: Path) -> 
     assert prepare(tmp_path, clips).fingerprint == prepare(tmp_path, copied).fingerprint
 
 
-def test_clips_of_one_id_and_rows_of_one_clip_stay_apart(tmp_path: Path) -> None:
-    clips = make_clips(tmp_path / "clips", 4)
-    rows = [
-        Clip("same", clips[0].path, "first"),
-        Clip("same", clips[1].path, "second"),
-        Clip("other", clips[0].path, "third"),
-        Clip("other", clips[0].path, "fourth"),
-        clips[3],
-    ]
-    assert_holds(prepare(tmp_path, rows), rows)
-
-
 def test_a_selection_reads_and_travels_like_any_dataset(tmp_path: Path) -> None:
     clips = make_clips(tmp_path / "clips", 120)[::-1]
     prepared = prepare(tmp_path, clips).dataset
