@@ -34,10 +34,6 @@ class Dropout(nn.Module):
             return torch.addcmul(x, y, self._factors(y, weight))
         return torch.add(x, self(y), alpha=weight)
 
-    def extra_repr(self) -> str:
-        """Show the rate when the module is printed."""
-        return f"p={self.p}"
-
     def _factors(self, x: Tensor, weight: float = 1.0) -> Tensor:
         """Draw for each element of x zero, or the weight over the share that is kept."""
         dropped = min(round(self.p * _STEPS), _STEPS - 1)
