@@ -140,7 +140,7 @@ def test_a_bundle_classifies_and_does_not_transcribe(
     [
         ("--label=colour", "`label` must name a column of the manifest"),
         ("--label=id", "Every label must be one of the 12 classes of the training set"),
-        ("--nhead=99", "nhead"),
+        ("--nhead=99", "`Transformer.encoder.0.attention`"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(
