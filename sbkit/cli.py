@@ -171,11 +171,12 @@ def _cache(options: argparse.Namespace) -> None:
     IMPORT,
 )
 def _export(options: argparse.Namespace) -> int:
-    from sbkit.inference.bundle.export import ExportOptions, export_run
+    from sbkit.inference.bundle.export import export_run
 
     formats = [name.strip() for name in options.formats.split(",") if name.strip()]
-    wanted = ExportOptions(formats=formats, licence=options.license)
-    certificates = export_run(options.run, options.out, wanted, own=options.own)
+    certificates = export_run(
+        options.run, options.out, formats=formats, licence=options.license, own=options.own
+    )
     missed = [
         f"{name} ({kind}) is not written: {reason.rstrip('.')}."
         for name, several in certificates.items()

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -83,12 +83,13 @@ def test_export_hands_over_both_folders_and_the_formats(
     calls: list[tuple[Path, Path, list[str], str]] = []
     module = ModuleType("sbkit.inference.bundle.export")
 
-    def export_run(run: Path, out: Path, wanted: SimpleNamespace, **own: object) -> Any:
-        calls.append((run, out, wanted.formats, wanted.licence))
-        return {"onnx": {"int8": {"reasons": ["too far"]}}} if wanted.formats else {}
+    def export_run(
+        run: Path, out: Path, *, formats: list[str], licence: str, own: frozenset[str]
+    ) -> Any:
+        calls.append((run, out, formats, licence))
+        return {"onnx": {"int8": {"reasons": ["too far"]}}} if formats else {}
 
     monkeypatch.setattr(module, "export_run", export_run, raising=False)
-    monkeypatch.setattr(module, "ExportOptions", SimpleNamespace, raising=False)
     monkeypatch.setitem(sys.modules, "sbkit.inference.bundle.export", module)
     assert run(["export", "results/1", "--out", "model"]) == 0
     more = ["--formats", "onnx, torch", "--license", "mit"]

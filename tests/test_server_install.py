@@ -48,10 +48,10 @@ def copy_source(folder: Path) -> Path:
 
 @pytest.mark.slow
 def test_a_server_transcribes_without_torch(tmp_path: Path) -> None:
-    from sbkit.inference.bundle.export import ExportOptions, export_run
+    from sbkit.inference.bundle.export import export_run
 
     run = make_run(tmp_path / "run")
-    export_run(run, tmp_path / "bundle", ExportOptions(formats=["onnx"]))
+    export_run(run, tmp_path / "bundle", formats=["onnx"])
     noise = np.random.default_rng(0).normal(0, 0.1, 44_100)
     soundfile.write(tmp_path / "talk.flac", noise, 44_100)
     source = copy_source(tmp_path / "source")

@@ -19,7 +19,6 @@ from sbkit.data.corpora.corpus import read_listed
 from sbkit.evaluate.wer import Scored, total_scores
 from sbkit.train.run import Run
 from tools import bench_speechbrain as theirs
-from tools.bench_speechbrain import Clip
 
 MP3_RATE = 48_000
 COPIES = 8  # of a training clip; with one, SpeechBrain's 200 buckets make updates of 8 s
@@ -126,12 +125,11 @@ class Theirs:
             ctc_weight=knobs["ctc_weight"],
         )
         self.brain.modules.train()
-        clips = {split: list(_clips(run, split)) for split in ("train", "dev")}
-        data = {name: theirs.make_dataset(each, self._tokenizer) for name, each in clips.items()}
+        train, self._dev_items = _items(run, "train"), _items(run, "dev")
         workers, seconds = knobs["num_workers"], knobs["batch_seconds"]
-        self._train = theirs.make_loader(data["train"], seconds, workers)
-        self._dev = theirs.make_loader(data["dev"], knobs["eval_batch_seconds"], workers)
-        self._texts = {clip.id: clip.text for clip in clips["dev"]}
+        data = [theirs.make_dataset(each, self._tokenizer) for each in (train, self._dev_items)]
+        self._train = theirs.make_loader(data[0], seconds, workers)
+        self._dev = theirs.make_loader(data[1], knobs["eval_batch_seconds"], workers)
         self.batches = self._batches()
 
     def _batches(self) -> Iterator[Any]:
@@ -150,15 +148,19 @@ class Theirs:
     def cer(self) -> float:
         """Return the character error rate of the first validation set, greedy."""
         found = theirs.transcribe(self.brain, self._dev, self._tokenizer)
-        return total_scores(Scored(each, self._texts[each], text) for each, text in found).cer
+        return total_scores(
+            Scored(each, self._dev_items[each]["text"], text) for each, text in found
+        ).cer
 
 
-def _clips(run: Run, split: str) -> Iterator[Clip]:
-    """Yield the clips that sbkit has in a split, with their files, normalized texts and seconds."""
+def _items(run: Run, split: str) -> dict[str, dict[str, Any]]:
+    """Return the clips that sbkit has in a split, with their normalized texts, by name."""
     listed = read_listed(corpus_of(run.knobs), run.knobs, split)
     paths = {clip.id: clip.path for clip in listed.clips}
     rows = run.splits.named()[split]
     ids, texts = (take_columns(rows, name)[name].to_pylist() for name in ("id", "text"))
-    rate = run.knobs["sample_rate"]
-    for name, text, samples in zip(ids, texts, sample_counts(rows).tolist(), strict=True):
-        yield Clip(name, paths[name], text, samples / rate)
+    seconds = sample_counts(rows) / run.knobs["sample_rate"]
+    return {
+        name: {"wav": str(paths[name]), "text": text, "duration": length}
+        for name, text, length in zip(ids, texts, seconds.tolist(), strict=True)
+    }

@@ -5,10 +5,9 @@ ConvolutionFrontEnd, Conformer encoder and Transformer decoder, joint CTC and at
 and Noam. The text and its tokenizer are sbkit's, so that both learn the same labels.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import partial
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import speechbrain as sb
 import torch
@@ -31,15 +30,6 @@ from sbkit.text.tokenizer import Tokenizer
 
 BLANK, UNKNOWN, BOS, EOS = 0, 1, 2, 3  # of sbkit's tokenizers
 RATE = 16_000
-
-
-class Clip(NamedTuple):
-    """One utterance for both sides; seconds of audio."""
-
-    id: str
-    path: Path
-    text: str
-    seconds: float
 
 
 class Joint(sb.Brain):  # type: ignore[misc]
@@ -121,8 +111,8 @@ def modules_of_size(knobs: Mapping[str, Any], vocab_size: int, parameters: int) 
     return make_modules(knobs, vocab_size, width)
 
 
-def make_dataset(clips: Sequence[Clip], tokenizer: Tokenizer) -> Any:
-    """Decode, resample and encode when an item is asked for."""
+def make_dataset(items: Mapping[str, Any], tokenizer: Tokenizer) -> Any:
+    """Decode, resample and encode when an item is asked for; it has wav, text and duration."""
 
     def audio(wav: str) -> Tensor:
         info = sb.dataio.dataio.read_audio_info(wav)
@@ -134,10 +124,6 @@ def make_dataset(clips: Sequence[Clip], tokenizer: Tokenizer) -> Any:
         yield torch.LongTensor([*ids, EOS])
         yield torch.LongTensor(ids)
 
-    items = {
-        each.id: {"wav": str(each.path), "text": each.text, "duration": each.seconds}
-        for each in clips
-    }
     made: Any = sb.utils.data_pipeline
     labels = ("tokens_bos", "tokens_eos", "tokens")
     pipelines = [

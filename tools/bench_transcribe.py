@@ -41,12 +41,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.side:
         serve(options)
-    else:
-        compare(options)
-
-
-def compare(options: argparse.Namespace) -> None:
-    """Run all sides in turns, and print what each reached."""
+        return
     arguments = [str(options.bundle), str(options.data)]
     sides = [Side(name, arguments, {}, MODULE) for name in SIDES]
     try:

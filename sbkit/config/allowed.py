@@ -1,17 +1,17 @@
 """The classes and activations that a bundle may name, by exact name.
 
-A name may lie: `speechbrain.core.os.system` is `posix.system`. So a name is resolved to its object,
-and the object must be one of this list, under the name of the module that defines it. Resolving
-imports only modules of the list, since an import runs code, and runs no property or `__getattr__`.
+A name may mislead: `speechbrain.core.os.system` is `posix.system`. So a bundle names everything as
+the module does that defines it, and nothing is imported before its name was found on this list.
 
 Nothing is listed by prefix. Each entry was read: building and calling it only computes on tensors;
 none opens a file, a connection or a pickle.
 """
 
 import inspect
+import pydoc
 import sys
 from importlib import import_module
-from types import ModuleType
+from typing import Any
 
 from torch import nn
 
@@ -103,70 +103,32 @@ ALLOWED = {  # the tags that may name each
     for module, names in table.items()
     for name in names.split()
 }
-HOMES = {name.rpartition(".")[0] for name in ALLOWED}
-IMPORTED = {".".join(home.split(".")[:end]) for home in HOMES for end in range(1, 9)}
+PACKAGES = {name.partition(".")[0] for name in ALLOWED}
 
 
-def refusal(kind: str, name: str, *, own: frozenset[str] = frozenset()) -> str | None:
-    """Return why a bundle may not name something by `!new` or `!name`; None when it may.
+def canonical(name: str) -> str:
+    """Return the name that a class or function has in the module that defines it.
+
+    Another package's stays as it is: nothing of it is imported.
+    """
+    found = pydoc.locate(name) if name.partition(".")[0] in PACKAGES else None
+    home, own = (getattr(found, each, None) for each in ("__module__", "__qualname__"))
+    return f"{home}.{own}" if home and own else name
+
+
+def is_allowed(kind: str, name: str, *, own: frozenset[str] = frozenset()) -> bool:
+    """Return whether a bundle may name something by `!new` or `!name`.
 
     ``own`` names modules that the user imported by `--import`, whose torch.nn.Module classes are
     allowed.
     """
-    found = find(name)
-    if found is None:
-        return "names nothing on the list"
-    home = home_of(found)
-    if home is None:
-        return "is no class or function, which is not on the list"
-    is_made = kind != "!new" or isinstance(found, type)
-    if not (kind in ALLOWED.get(home, ()) and is_made) and not _is_own(kind, found, own):
-        return f"is {home}, which is not on the list"
-    return None
+    module, _, last = name.rpartition(".")
+    found = vars(sys.modules[module]).get(last) if module in own else None
+    is_own = inspect.isclass(found) and issubclass(found, nn.Module) and found.__module__ in own
+    return is_own or kind in ALLOWED.get(name, ())
 
 
-def find(name: str) -> object | None:
-    """Resolve a dotted name as HyperPyYAML does, but import only modules of the list."""
-    first, *rest = name.split(".")
-    found: object | None = _module(first)
-    for end, part in enumerate(rest, start=2):
-        prefix = ".".join(name.split(".")[:end])
-        inside = _module(prefix) if isinstance(found, ModuleType) else None
-        found = inside or _held(found, part)
-        if found is None:
-            return None
-    return found
-
-
-def home_of(found: object) -> str | None:
-    """Return the full name of a class or function; None for anything else, or a false name."""
-    if isinstance(found, ModuleType) or not callable(found):
-        return None
-    module, name = getattr(found, "__module__", None), getattr(found, "__qualname__", None)
-    if not (isinstance(module, str) and isinstance(name, str)):
-        return None
-    there: object | None = sys.modules.get(module)
-    for part in name.split("."):
-        there = _held(there, part)
-    return f"{module}.{name}" if there is found else None
-
-
-def _is_own(kind: str, found: object, own: frozenset[str]) -> bool:
-    is_module = isinstance(found, type) and issubclass(found, nn.Module)
-    return is_module and kind in ("!new", "!name") and found.__module__ in own
-
-
-def _module(name: str) -> ModuleType | None:
-    """Return a module that is imported already, or that the list lets one import."""
-    if name not in sys.modules and name in IMPORTED:
-        try:
-            return import_module(name)
-        except ImportError:
-            return None
-    return sys.modules.get(name)
-
-
-def _held(holder: object, name: str) -> object | None:
-    """Look an attribute up without running a `__getattr__` or a property."""
-    found: object | None = inspect.getattr_static(holder, name, None)
-    return found.__func__ if isinstance(found, staticmethod | classmethod) else found
+def load(name: str) -> Any:
+    """Import what an allowed name names."""
+    module, _, last = name.rpartition(".")
+    return getattr(import_module(module), last)

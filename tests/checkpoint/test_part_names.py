@@ -27,4 +27,7 @@ def test_by_place_or_by_name_and_also_without_arguments(listed: str, tmp_path: P
     assert part_names_in(root) == ["CNN", "Transformer", "ctc_lin"]
     plain = plain_parts(root, {}, SPEECH_RECOGNITION)
     assert plain["model"] == ["CNN", "Transformer", "ctc_lin"]
-    assert plain["parts"]["Transformer"] == {"new": "torch.nn.Identity", "arguments": {}}
+    assert plain["parts"]["Transformer"] == {
+        "new": "torch.nn.modules.linear.Identity",
+        "arguments": {},
+    }

@@ -8,7 +8,6 @@ import json
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +29,9 @@ from sbkit.decoding.confidence import CONFIDENCE_FILE
 from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS
 from sbkit.inference.bundle.bundle import CONFIG, WEIGHTS
 from sbkit.inference.bundle.config import FORMAT
-from sbkit.inference.bundle.model_card import LICENCE_UNKNOWN, model_card
+from sbkit.inference.bundle.model_card import LICENCE_UNKNOWN, model_card, read_json
 from sbkit.inference.bundle.module_spec import to_plain
-from sbkit.inference.formats.parity import Grid
+from sbkit.inference.formats.parity import WHOLE, Grid
 from sbkit.inference.formats.traced import TrainedModel
 from sbkit.inference.formats.write import (
     HUB,
@@ -47,33 +46,25 @@ from sbkit.tasks.task import Task, load_task
 CARD = "README.md"
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExportOptions:
-    """What is written besides the bundle itself.
-
-    Attributes:
-        formats: names of `sbkit.inference.bundle.model_card.FORMATS`.
-        licence: of the model, for its card.
-        grid: on which formats are compared with the trained model.
-    """
-
-    formats: Sequence[str] = ()
-    licence: str = LICENCE_UNKNOWN
-    grid: Grid = field(default_factory=Grid)
-
-
 def export_run(
-    run: Path, out: Path, options: ExportOptions | None = None, *, own: frozenset[str] = frozenset()
+    run: Path,
+    out: Path,
+    *,
+    formats: Sequence[str] = (),
+    licence: str = LICENCE_UNKNOWN,
+    grid: Grid = WHOLE,
+    own: frozenset[str] = frozenset(),
 ) -> Certificates:
     """Write the best checkpoint of a run as a bundle, whole or not at all, and its formats.
 
+    ``licence`` is for the model's card; formats are compared with the trained model on ``grid``;
     ``own`` names modules of the user's that hold parts of the model, or its task. A format that
     misses its limits is not written; its certificate, which is returned, says why.
     Raises SbkitError when ``run`` is no run folder, has no good checkpoint, or names what is not
     on the list, and when ``out`` holds anything but an earlier bundle, which is replaced.
     """
-    options, out = options or ExportOptions(), out.resolve()
-    require_formats(options.formats)
+    require_formats(formats)
+    out = out.resolve()
     if not (run / RESOLVED).is_file():
         raise SbkitError(
             f"A run must be a folder with {RESOLVED}, but {run} is none. "
@@ -88,14 +79,14 @@ def export_run(
         write_checksums(beside)
         bundle = load_bundle(beside, own=own)  # what cannot be loaded is not exported
         certificates: Certificates = {}
-        if compared := [name for name in options.formats if name != HUB]:
+        if compared := [name for name in formats if name != HUB]:
             trained = TrainedModel(bundle, own)
-            certificates = write_formats(trained, run, beside, compared, options.grid)
-        formats = [name for name in options.formats if _is_written(certificates.get(name))]
-        card = model_card(run, bundle.task, config, formats, licence=options.licence)
+            certificates = write_formats(trained, run, beside, compared, grid)
+        there = [name for name in formats if _is_written(certificates.get(name))]
+        card = model_card(run, bundle.task, config, there, licence=licence)
         (beside / CARD).write_text(card, encoding="utf-8")
         write_checksums(beside)
-        if HUB in options.formats:
+        if HUB in formats:
             write_hub(beside)
         fsync_tree(beside)
         shutil.rmtree(out, ignore_errors=True)
@@ -134,7 +125,7 @@ def _contents(run: Path, own: frozenset[str]) -> tuple[dict[str, bytes], dict[st
     task = load_task(meta[TASK], own=own)
     contents, labels = _read_labels(run, task)
     described = plain_parts(root, {task.labels.key: labels} if task.labels else {}, task)
-    decoder = _read_json(run / DECODER_FILE)  # that the test was run with
+    decoder = read_json(run / DECODER_FILE)  # that the test was run with
     if decoder is not None:
         contents[LANGUAGE_MODELS] = (run / LANGUAGE_MODELS).read_bytes()
     elif "decoder" in root and (run / LANGUAGE_MODELS).exists():
@@ -149,7 +140,7 @@ def _contents(run: Path, own: frozenset[str]) -> tuple[dict[str, bytes], dict[st
         "sample_rate": root.get("sample_rate", SAMPLE_RATE),
         **described,
         "decoder": decoder,
-        "confidence": _read_json(run / CONFIDENCE_FILE),
+        "confidence": read_json(run / CONFIDENCE_FILE),
         "checkpoints": [
             {name: each.meta[name] for name in ("epoch", *task.metrics) if name in each.meta}
             for each in best
@@ -228,8 +219,3 @@ def _read_labels(run: Path, task: Task) -> tuple[dict[str, bytes], Any]:
         )
     content = file.read_bytes()
     return {file.name: content}, task.labels.read(file, content)
-
-
-def _read_json(file: Path) -> Any:
-    """Read what training wrote beside its checkpoints; None where it wrote nothing."""
-    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None

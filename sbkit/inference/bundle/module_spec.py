@@ -1,8 +1,8 @@
 """Objects as plain data: from a resolved YAML to JSON, and from JSON to modules.
 
-`!new:torch.nn.Linear {in_features: 2}` becomes `{"new": "torch.nn.Linear", "arguments": {...}}`,
-a partial `!name:` likewise. Reading it back builds what stands on the list of
-`sbkit.config.allowed` for bundles, and nothing else.
+`!new:torch.nn.Linear {in_features: 2}` becomes `{"new": ..., "arguments": {...}}`, with the class's
+name in the module that defines it; a partial `!name:` likewise. Reading it back builds what stands
+on the list of `sbkit.config.allowed` for bundles, and nothing else.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,7 @@ from typing import Any
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
 from sbkit.base.errors import SbkitError
-from sbkit.config.allowed import find, refusal
+from sbkit.config.allowed import canonical, is_allowed, load
 from sbkit.config.document import TUPLE, read_tuple, tag_of
 from sbkit.inference.bundle.config import Plain
 
@@ -33,7 +33,7 @@ def to_plain(node: object, *, key: str, objects: Mapping[int, object]) -> Plain:
     if tag.startswith(("!new:", "!name:")):
         kind, name = tag[1:].split(":", 1)
         arguments: object = {} if not isinstance(node, CommentedMap | CommentedSeq) else node
-        return {kind: name, ARGUMENTS: _children(arguments, key, objects)}
+        return {kind: canonical(name), ARGUMENTS: _children(arguments, key, objects)}
     if tag and tag != "!tuple":
         raise SbkitError(
             f"`{key}` must be made of !new:, !name: and plain values to be exported, but holds "
@@ -82,11 +82,10 @@ def build(plain: Plain, *, own: frozenset[str] = frozenset()) -> Any:
     nothing, where anything else is named.
     """
     for kind, name in names_of(plain):
-        reason = refusal(f"!{kind}", name, own=own)
-        if reason is not None:
+        if not is_allowed(f"!{kind}", name, own=own):
             raise SbkitError(
-                f"A model must be built of modules on sbkit's list, but {name} {reason}. If it is "
-                f"a class of yours, or of somebody whom you trust, pass --import "
+                f"A model must be built of modules on sbkit's list, but {name} is not on it. If it "
+                f"is a class of yours, or of somebody whom you trust, pass --import "
                 f"{name.rpartition('.')[0] or 'MODULE'}."
             )
     return _build(plain)
@@ -101,7 +100,7 @@ def _build(plain: Plain) -> Any:
         return tuple(_build(plain["tuple"]))
     if (kind := _kind_of(plain)) is None:
         return {name: _build(item) for name, item in plain.items()}
-    made: Any = find(plain[kind])
+    made = load(plain[kind])
     given = _build(plain[ARGUMENTS])
     make = partial(made, **given) if isinstance(given, dict) else partial(made, *given)
     if kind == "name":
