@@ -67,7 +67,7 @@ def average(checkpoints: Sequence[Checkpoint], name: str) -> dict[str, Any]:
     One after the other in float64, so memory holds two models however many there are.
     Raises SbkitError when they are not all of one model.
     """
-    first, *others = (_file_of(checkpoint, name) for checkpoint in checkpoints)
+    first, *others = (checkpoint.paramfiles[name] for checkpoint in checkpoints)
     mean = read_weights(first)
     types = {
         key: value.dtype
@@ -82,16 +82,6 @@ def average(checkpoints: Sequence[Checkpoint], name: str) -> dict[str, Any]:
         for key in types:
             mean[key] += weights[key]
     return mean | {key: (mean[key] / len(checkpoints)).to(types[key]) for key in types}
-
-
-def _file_of(checkpoint: Checkpoint, name: str) -> Path:
-    if name not in checkpoint.paramfiles:
-        raise SbkitError(
-            f"A checkpoint must hold the weights of `{name}`, but {checkpoint.path} does not. Name "
-            "the recoverable as it was named in training."
-        )
-    file: Path = checkpoint.paramfiles[name]
-    return file
 
 
 def restore_declared(optimizer: Optimizer, declared: Groups, *, of: Path) -> None:

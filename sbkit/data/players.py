@@ -9,8 +9,6 @@ import io
 from collections.abc import Sequence
 
 import datasets
-import numpy as np
-import numpy.typing as npt
 import soundfile
 
 from sbkit.base.errors import SbkitError
@@ -19,13 +17,6 @@ from sbkit.data.storage.audio_store import read_clips
 
 RATES = (8_000, 11_025, 12_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000)  # Hz, of MPEG
 COMPRESSION = 0.9  # of libsndfile, from 0 to 1
-
-
-def encode_mp3(samples: npt.NDArray[np.int16], sample_rate: int) -> str:
-    """Encode mono audio at one of RATES, (S,), as MP3 in base64."""
-    content = io.BytesIO()
-    soundfile.write(content, samples, sample_rate, format="MP3", compression_level=COMPRESSION)
-    return base64.b64encode(content.getvalue()).decode()
 
 
 def encode_clips(
@@ -52,7 +43,9 @@ def encode_clips(
             (audio,) = read_clips(split, [row_of[id]])
         except SbkitError:
             continue
-        encoded = encode_mp3(audio[: int(longest * sample_rate)], sample_rate)
+        content, cut = io.BytesIO(), audio[: int(longest * sample_rate)]
+        soundfile.write(content, cut, sample_rate, format="MP3", compression_level=COMPRESSION)
+        encoded = base64.b64encode(content.getvalue()).decode()
         budget -= len(encoded)
         if budget < 0:
             break

@@ -1,7 +1,7 @@
 """Real files of every kind, whole and damaged, read back as 16 kHz samples."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -51,13 +51,6 @@ def test_every_kind_and_rate_gives_the_same_tone(tmp_path: Path, kind: str, rate
     assert np.sqrt(np.mean(inner**2)) == pytest.approx(0.5 * 32768 / np.sqrt(2), rel=0.05)
 
 
-@pytest.mark.parametrize("rate", [15_985, 16_001, 22_051, 47_999])
-def test_odd_rates_cost_little_memory_and_pitch(tmp_path: Path, rate: int) -> None:
-    samples = read_audio(write(tmp_path / "a.wav", tone(rate), rate))
-    assert len(samples) == pytest.approx(SECONDS * SAMPLE_RATE, rel=5e-4)
-    assert loudest_hertz(samples) == pytest.approx(440, abs=1)
-
-
 @pytest.mark.parametrize(("old", "new"), [(3, 1), (441, 160), (1, 2), (441, 320)])
 def test_without_torch_resampling_is_the_same(old: int, new: int) -> None:
     signal = np.random.default_rng(0).normal(0, 0.1, 70_001).astype(np.float32)
@@ -71,18 +64,6 @@ def test_sixteen_bits_come_back_exactly(tmp_path: Path, kind: str) -> None:
     file = tmp_path / f"a.{kind}"
     soundfile.write(file, truth, SAMPLE_RATE)
     assert np.array_equal(read_audio(file), truth)
-
-
-@pytest.mark.parametrize("subtype", ["PCM_U8", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW"])
-def test_every_sample_format_of_wav(tmp_path: Path, subtype: str) -> None:
-    samples = read_audio(write(tmp_path / "a.wav", tone(SAMPLE_RATE), subtype=subtype))
-    assert np.abs(samples - 32768 * tone(SAMPLE_RATE)).max() < 0.02 * 32768
-
-
-def test_channels_are_averaged(tmp_path: Path) -> None:
-    stereo = np.stack([tone(SAMPLE_RATE), np.zeros(SECONDS * SAMPLE_RATE)], axis=1)
-    samples = read_audio(write(tmp_path / "a.wav", stereo))
-    assert np.abs(samples - 32768 * tone(SAMPLE_RATE) / 2).max() <= 1
 
 
 def test_too_loud_is_clipped_not_wrapped(tmp_path: Path) -> None:
@@ -137,29 +118,21 @@ def test_no_samples_and_no_numbers_are_refused(tmp_path: Path) -> None:
         assert caught.value.reason == "samples out of range"
 
 
-@pytest.mark.parametrize("rate", [1, 3_999, 768_001, 2**31 - 1])
+@pytest.mark.parametrize("rate", [3_999, 768_001])
 def test_a_rate_that_no_recording_has_is_refused(tmp_path: Path, rate: int) -> None:
-    file = write(tmp_path / "a.wav", tone(SAMPLE_RATE))
-    content = bytearray(file.read_bytes())
-    content[24:28] = rate.to_bytes(4, "little")
-    file.write_bytes(content)
+    file = write(tmp_path / "a.wav", tone(SAMPLE_RATE), rate)
     with pytest.raises(SbkitError, match=f"from 4000 to 768000 Hz, but .* declares {rate} Hz"):
         read_audio(file)
 
 
-def set_flac_length(file: Path, frames: int) -> Path:
-    """Change the 36 bits of a FLAC's header that count its samples; 0 stands for unknown."""
-    content = bytearray(file.read_bytes())
-    content[21] = content[21] & 0xF0 | frames >> 32
-    content[22:26] = (frames & 0xFFFF_FFFF).to_bytes(4, "big")
-    file.write_bytes(content)
-    return file
-
-
 def test_a_flac_of_unknown_length_is_read_to_its_end(tmp_path: Path) -> None:
     truth = np.random.default_rng(0).integers(-9999, 9999, 50_000).astype(np.int16)
-    soundfile.write(tmp_path / "a.flac", truth, SAMPLE_RATE)
-    file = set_flac_length(tmp_path / "a.flac", 0)
+    file = tmp_path / "a.flac"
+    soundfile.write(file, truth, SAMPLE_RATE)
+    content = bytearray(file.read_bytes())
+    content[21] &= 0xF0  # 36 bits of the header count its samples; 0 stands for unknown
+    content[22:26] = bytes(4)
+    file.write_bytes(content)
     assert np.array_equal(read_audio(file), truth)
     blocks = list(stream_audio(file, block_seconds=1))
     assert [len(block) for block in blocks] == [16_000, 16_000, 16_000, 2_000]
@@ -168,37 +141,27 @@ def test_a_flac_of_unknown_length_is_read_to_its_end(tmp_path: Path) -> None:
         read_audio(file)
 
 
-def encodings() -> Iterator[tuple[str, str]]:
-    """List what soundfile writes of the formats that are read, and one that is not."""
-    for kind in (*FORMATS, "RF64"):
-        yield from ((kind, subtype) for subtype in soundfile.available_subtypes(kind))
-
-
-@pytest.mark.parametrize(("kind", "subtype"), list(encodings()))
-def test_half_of_a_file_is_never_taken_for_a_whole_one(
-    tmp_path: Path, kind: str, subtype: str
-) -> None:
-    noise = 0.1 * np.random.default_rng(0).standard_normal(80_000)
-    file = tmp_path / "a"
-    for rate in (16_000, 44_100, 8_000):
-        try:
-            soundfile.write(file, noise, rate, format=kind, subtype=subtype)
-            break
-        except soundfile.LibsndfileError:
-            continue
-    else:
-        pytest.skip(f"libsndfile writes no {kind} of {subtype}")
-    if kind not in FORMATS:
+@pytest.mark.parametrize("kind", [*FORMATS, "OPUS", "RF64"])
+def test_half_of_a_file_is_never_taken_for_a_whole_one(tmp_path: Path, kind: str) -> None:
+    file, noise = tmp_path / "a", 0.1 * np.random.default_rng(0).standard_normal(80_000)
+    subtype = "OPUS" if kind == "OPUS" else None
+    soundfile.write(file, noise, 16_000, format="OGG" if subtype else kind, subtype=subtype)
+    if kind == "RF64":
         with pytest.raises(SbkitError, match="whose header shows a truncated file"):
             read_audio(file)
         return
-    rate = soundfile.info(file).samplerate  # of some kinds the nearest one that it can express
-    assert len(read_audio(file)) >= 80_000 * SAMPLE_RATE // rate
+    assert len(read_audio(file)) >= 80_000
     whole = file.read_bytes()
     for size in (len(whole) // 10, len(whole) // 2, len(whole) - 3_000):
         file.write_bytes(whole[:size])
         with pytest.raises(SbkitError, match="a must be"):
             read_audio(file)
+
+
+def test_an_odd_rate_costs_little_memory_and_pitch(tmp_path: Path) -> None:
+    samples = read_audio(write(tmp_path / "a.wav", tone(22_051), 22_051))
+    assert len(samples) == pytest.approx(SECONDS * SAMPLE_RATE, rel=5e-4)
+    assert loudest_hertz(samples) == pytest.approx(440, abs=1)
 
 
 @pytest.mark.parametrize("rate", [8_000, 11_025, 16_000, 22_050, 44_100, 48_000])

@@ -1,6 +1,5 @@
 """A checkpoint is whole or absent, whatever happens while it is written or afterwards."""
 
-import json
 import os
 import signal
 import time
@@ -12,7 +11,7 @@ from torch import nn
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.folder import UNFINISHED
-from sbkit.checkpoint.integrity import CHECKSUMS, find_damage
+from sbkit.checkpoint.integrity import find_damage
 from tests import processes
 from tests.checkpoint.saves import checkpointer, line, recovered, save
 from tests.shortage import largest_file
@@ -52,15 +51,6 @@ def test_a_score_that_is_not_finite_ranks_last(tmp_path: Path) -> None:
 def test_what_cannot_be_saved_is_no_recoverable(tmp_path: Path) -> None:
     with pytest.raises(SbkitError, match="Recoverables must be modules .* but `lr` is a float"):
         Checkpointer(tmp_path, recoverables={"model": nn.Linear(2, 2), "lr": 0.1})
-
-
-def test_a_saved_checkpoint_is_named_complete_and_checksummed(tmp_path: Path) -> None:
-    (path,) = save(tmp_path, 1.0)
-    assert list(tmp_path.iterdir()) == [path]
-    names = {file.name for file in path.iterdir()}
-    assert names == {"CKPT.yaml", "model.ckpt", CHECKSUMS}
-    assert set(json.loads((path / CHECKSUMS).read_text())) == names - {CHECKSUMS}
-    assert find_damage(path) is None
 
 
 def test_a_checkpoint_with_a_name_takes_the_place_of_the_one_before(tmp_path: Path) -> None:

@@ -55,12 +55,12 @@ def declare(
     return Declaration.of(yaml, overrides, data=data, label_file=tokenizer)
 
 
-def begun(folder: Path, epoch: int = 1, **meta: Any) -> Path:
+def begun(folder: Path) -> Path:
     """Begin a run and save one checkpoint of it."""
     run = folder / "run"
     checkpointer = Checkpointer(run / "checkpoints", recoverables={"model": nn.Linear(1, 1)})
     declare(folder).write(run)
-    checkpointer.save_checkpoint(meta={"epoch": epoch, **meta})
+    checkpointer.save_checkpoint()
     return run
 
 

@@ -8,9 +8,7 @@ import torch
 from torch import nn
 
 from sbkit.base.errors import SbkitError
-from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.comparison import check_same_model
-from sbkit.checkpoint.weights import average
 from tests.checkpoint.saves import checkpointer, cut, line, recovered, save
 
 
@@ -51,12 +49,6 @@ def test_checkpoints_of_two_models_are_not_averaged(tmp_path: Path) -> None:
     checkpointer(tmp_path, line(0.1, rows=5)).save_checkpoint()
     with pytest.raises(SbkitError, match="bias: 2 saved, 5 declared"):
         checkpointer(tmp_path, line(0.0, rows=5)).load_average(2)
-
-
-def test_weights_that_no_checkpoint_holds_are_named(tmp_path: Path) -> None:
-    save(tmp_path, 0.4)
-    with pytest.raises(SbkitError, match="must hold the weights of `encoder`"):
-        average(Checkpointer(tmp_path).find_whole(1), "encoder")
 
 
 @pytest.mark.parametrize(

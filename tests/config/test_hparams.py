@@ -122,7 +122,6 @@ def test_both_readings_agree_and_the_saved_file_is_what_took_effect(path: Path) 
         (["--a=1e-3"], {"a": 0.001}),
         (["--a", "-1"], {"a": -1}),
         (["--a=-.5"], {"a": -0.5}),
-        (["--a=no"], {"a": "no"}),
         (["--a=x # y: z"], {"a": "x # y: z"}),
         (["--a=a=b"], {"a": "a=b"}),
         (["--a='1'"], {"a": "1"}),
@@ -147,7 +146,6 @@ def test_the_command_line_is_read(arguments: list[str], expected: dict[str, obje
     ("argument", "says"),
     [
         ("lr", "must be --key=value, but `lr` came"),
-        ("-lr=3", "must be --key=value"),
         ("--", "must be --key=value"),
         ("--a[b=3", "must be --key=value"),
         ("--a=", "must come with a plain value, but has none"),
@@ -168,7 +166,6 @@ def test_a_malformed_argument_is_refused(argument: str, says: str) -> None:
         ("--batch_seconds=12", "batch_seconds", 12.0),
         ("--batch_seconds=12", "double", 24.0),
         ("--seed=1e3", "seed", 1000),
-        ("--limit=7", "limit", 7),
         ("--mixed", "mixed", True),
         ("--double=3", "double", 3.0),
         ("--betas=[0.8, 0.9]", "betas", [0.8, 0.9]),
@@ -188,12 +185,10 @@ def test_an_override_takes_effect(path: Path, argument: str, key: str, expected:
 @pytest.mark.parametrize(
     ("argument", "says"),
     [
-        ("--batch_secnds=3", "`--batch_secnds` must name a key of {path}"),
         ("--batch_secnds=3", "Did you mean `batch_seconds`?"),
         ("--augment.masks.tim=1", "Did you mean `augment.masks.time`?"),
         ("--augment.speeds.2=1", "none of that name under `augment.speeds`"),
         ("--numerator=1", "Did you mean `ratio.numerator`?"),
-        ("--ratio.numeratr=1", "Did you mean `ratio.numerator`?"),
         ("--later.other=1", "add it in the YAML"),
         ("--ratio=3", "must stay the object of {path}:18"),
         ("--modules=3", "must be a mapping"),
@@ -201,12 +196,10 @@ def test_an_override_takes_effect(path: Path, argument: str, key: str, expected:
         ("--also.numerator=3", "refers to <ratio>"),
         ("--batch_seconds=abc", "must be a number, as in {path}:3, but is 'abc' (text)"),
         ("--seed=1.5", "must be a whole number"),
-        ("--seed=null", "must be a whole number"),
         ("--mixed=no", "must be true or false"),
         ("--language.x=1", "must be text"),
         ("--augment.speeds=1", "must be a list"),
         ("--augment.speeds=[a]", "a list of values that are each a number"),
-        ("--ratio.numerator=abc", "must be a whole number"),
     ],
 )
 def test_an_override_that_would_not_take_effect_is_refused(

@@ -35,7 +35,3 @@ def test_a_budget_is_kept(split: datasets.Dataset) -> None:
     (size,) = map(len, encode_clips(split, ["a"], **options).values())
     assert [*encode_clips(split, ["a", "b"], budget=size, **options)] == ["a"]
     assert encode_clips(split, ["a", "b"], budget=size - 1, **options) == {}
-
-
-def test_a_rate_without_mp3_has_no_clips(split: datasets.Dataset) -> None:
-    assert encode_clips(split, ["a"], sample_rate=7_000, longest=30.0) == {}

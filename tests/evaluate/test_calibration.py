@@ -12,23 +12,6 @@ def measured(said: list[float], right: list[bool]) -> Calibration:
     return calibration
 
 
-def draw(count: int = 20_000) -> tuple[list[float], list[bool]]:
-    """Draw words that are right as often as is said of them."""
-    random = np.random.default_rng(0)
-    said = random.uniform(0.02, 0.98, count)
-    return said.tolist(), (random.random(count) < said).tolist()
-
-
-def test_probabilities_that_are_so_are_calibrated() -> None:
-    said, right = draw()
-    calibration = measured(said, right)
-    assert calibration.ECE < 0.015
-    assert pytest.approx(0.27, abs=0.02) == calibration.NCE  # 1 - mean entropy, of p uniform
-    assert pytest.approx(0.82, abs=0.02) == calibration.AUC
-    assert calibration.words == len(said)
-    assert calibration.right == sum(right)
-
-
 def test_figures_of_four_words_by_hand() -> None:
     """H is 4 bits, of which what is said of the words is subtracted."""
     calibration = measured([0.8, 0.2, 0.4, 0.8], [True, True, False, False])

@@ -102,13 +102,6 @@ def test_both_stand_side_by_side_on_a_page(
     assert [run["errors"] for run in better["u09"]["runs"]] == [9, 2]
 
 
-def test_a_run_does_not_differ_from_itself() -> None:
-    same = compare("test", read_pair("level", "a"), read_pair("level", "a"))
-    interval = same["WER"]["difference_interval"]
-    assert [same["WER"]["difference"], interval["low"], interval["high"]] == [0, 0, 0]
-    assert (same["changed"], same["MAPSSWE"]["z"], same["MAPSSWE"]["p"]) == ([], 0.0, 1.0)
-
-
 def test_without_words_characters_are_compared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

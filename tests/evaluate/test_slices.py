@@ -23,7 +23,7 @@ def mean(results: Any) -> dict[str, float]:
     return {"mean": sum(results) / len(results)}
 
 
-def test_each_value_of_each_column_is_measured_by_itself() -> None:
+def test_each_value_of_each_column_is_measured_by_itself(tmp_path: Path) -> None:
     slices = measure_slices(["speaker", "language"], COLUMNS, [1, 2, 3, 6], mean)
     assert slices == {
         "speaker": {
@@ -36,11 +36,8 @@ def test_each_value_of_each_column_is_measured_by_itself() -> None:
             "fr": {"utterances": 2, "mean": 4.5},
         },
     }
-
-
-def test_an_interval_has_two_columns(tmp_path: Path) -> None:
-    figures = {"WER": 0.5, "WER_interval": {"low": 0.4, "high": None, "unit": "clip"}}
-    write_slices(tmp_path / "by.tsv", {"speaker": {"ann": figures}})
+    interval = {"low": 0.4, "high": None, "unit": "clip"}
+    write_slices(tmp_path / "by.tsv", {"speaker": {"ann": {"WER": 0.5, "WER_interval": interval}}})
     head, row = (tmp_path / "by.tsv").read_text().splitlines()
     assert head.split("\t") == ["column", "value", "WER", "WER_low", "WER_high"]
     assert row.split("\t") == ["speaker", "ann", "0.5", "0.4", "None"]

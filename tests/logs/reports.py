@@ -1,10 +1,12 @@
 """A small report, with a clip that can be heard and a transcript that is hostile."""
 
+import base64
+import io
 from pathlib import Path
 
 import numpy as np
+import soundfile
 
-from sbkit.data.players import encode_mp3
 from sbkit.evaluate.compare import compare
 from sbkit.evaluate.report import Known, write_report
 from sbkit.evaluate.run_results import RunResults
@@ -60,8 +62,9 @@ def results(name: str, scored: list[Scored]) -> RunResults:
 def tone() -> str:
     """Make two seconds of audio, of which the second is silent."""
     seconds = np.arange(32_000) / 16_000
-    audio = np.where(seconds < 1, 8000 * np.sin(2 * np.pi * 1000 * seconds), 0)
-    return encode_mp3(audio.astype(np.int16), 16_000)
+    content, audio = io.BytesIO(), np.where(seconds < 1, np.sin(2 * np.pi * 1000 * seconds) / 4, 0)
+    soundfile.write(content, audio, 16_000, format="MP3")
+    return base64.b64encode(content.getvalue()).decode()
 
 
 def write_example(folder: Path, *, runs: int = 1) -> Path:

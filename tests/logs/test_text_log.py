@@ -10,7 +10,6 @@ from sbkit.base.errors import SbkitError
 from sbkit.logs.log import EpochFigures, log, quiet
 from sbkit.logs.progress import Progress
 from sbkit.logs.text_log import TextLog
-from tests.shortage import largest_file
 
 
 def kept(folder: Path) -> list[str]:
@@ -71,15 +70,3 @@ def test_the_last_line_says_why_it_ended(error: BaseException, last: str, tmp_pa
         text_log.open()
         raise error
     assert kept(tmp_path)[-1] == last
-
-
-def test_a_full_disk_ends_the_log_and_not_the_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with TextLog(tmp_path, title="call") as text_log:
-        text_log.open()
-        with largest_file((tmp_path / "train.log").stat().st_size):
-            log("one")
-            log("two")
-    assert capsys.readouterr().out == "one\ntwo\n"
-    assert kept(tmp_path)[0] == "call"

@@ -5,7 +5,7 @@ import pytest
 import torch
 from speechbrain.lobes.features import Fbank as SpeechBrainFbank
 from speechbrain.lobes.models.convolution import ConvolutionFrontEnd
-from torch import Tensor, nn
+from torch import nn
 
 from sbkit.audio.fbank import Fbank
 from sbkit.models.encoder import measure_subsampling
@@ -36,23 +36,10 @@ def measure(features: nn.Module, cnn: nn.Module) -> Subsampling:
     return measure_subsampling(parts)
 
 
-class EveryOther(nn.Module):
-    """Drops every second frame of another front-end."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        x, lengths = self.inner(features, lengths)
-        return x[:, ::2], (lengths + 1) // 2
-
-
 @pytest.mark.parametrize(
     ("features", "cnn", "milliseconds"),
     [
         (Fbank(), ours(), 40),
-        (Fbank(), EveryOther(ours()), 80),
         (Fbank(), lobes(2, 2, 2), 80),
         (SpeechBrainFbank(n_mels=80), lobes(2, 1), 20),
     ],

@@ -79,16 +79,11 @@ def test_gradients_reach_every_parameter(kind: str) -> None:
         assert parameter.grad.any(), name
 
 
-BAD_SIZES: list[tuple[dict[str, Any], str]] = [
-    ({"encoder_module": "branchformer"}, "conformer or transformer, but is 'branchformer'"),
-    ({"num_decoder_layers": 1}, "num_decoder_layers is 1, but is null"),
-]
-
-
-@pytest.mark.parametrize(("changes", "words"), BAD_SIZES)
-def test_sizes_that_do_not_fit_are_refused(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(SbkitError, match=words):
-        transformer(**changes)
+def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(SbkitError, match="conformer or transformer, but is 'branchformer'"):
+        transformer(encoder_module="branchformer")
+    with pytest.raises(SbkitError, match="num_decoder_layers is 1, but is null"):
+        transformer(num_decoder_layers=1)
 
 
 def test_exported_attention_is_made_of_products_and_the_same() -> None:

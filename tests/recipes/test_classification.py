@@ -4,15 +4,11 @@ import csv
 import shutil
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
 import soundfile
-from matplotlib.figure import Figure
 
-from recipes.classification import confusion
-from recipes.classification.confusion import draw
 from recipes.prepare import prepare_labelled
 from sbkit.base.errors import BAD_INPUT, SbkitError
 from sbkit.cli import run as sbkit
@@ -139,8 +135,7 @@ def test_a_bundle_classifies_and_does_not_transcribe(
     ("option", "words"),
     [
         ("--label=colour", "`label` must name a column of the manifest"),
-        ("--label=id", "Every label must be one of the 12 classes of the training set"),
-        ("--nhead=99", "`Transformer.encoder.0.attention`"),
+        ("--nhead=99", "fails in `Transformer.encoder.0.attention`"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(
@@ -148,15 +143,6 @@ def test_what_cannot_be_is_one_sentence(
 ) -> None:
     assert train_here(release, tmp_path, option) == BAD_INPUT
     assert words in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_labels_in_another_order_are_refused(finished: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(finished, run)
-    (run / "labels.txt").write_text("slow\nquick\n")
-    with pytest.raises(SbkitError, match="must be the one that the run was trained with"):
-        sbkit(["export", str(run), "--out", str(tmp_path / "bundle")])
 
 
 @pytest.mark.slow
@@ -218,16 +204,3 @@ def test_a_label_that_only_a_test_set_has_is_refused_before_training(tmp_path: P
     knobs = knobs_of(tmp_path, train="a=quick b=slow", dev="c=slow", test="d=slow e=fast")
     with pytest.raises(SbkitError, match=r"2 classes .*quick, slow\), but e of test has 'fast'"):
         prepare_labelled(knobs)
-
-
-def test_of_many_classes_those_with_most_errors_are_drawn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(confusion, "MOST_DRAWN", 4)
-    counts = np.diag(np.full(9, 3))
-    counts[8, 5] = 1
-    with patch.object(Figure, "savefig", autospec=True, side_effect=Figure.savefig) as saved:
-        draw(tmp_path / "many.png", counts, list("abcdefghi"))
-    (axes,) = saved.call_args.args[0].axes
-    assert [each.get_text() for each in axes.get_yticklabels()] == ["a", "b", "f", "i"]
-    assert [each.get_text() for each in axes.texts[-4:]] == ["0", "0", "1", "3"]

@@ -102,16 +102,6 @@ def test_where_nothing_is_left_to_train_on_the_reason_is_said(tmp_path: Path) ->
         prepare_transcripts(knobs)
 
 
-def test_a_bad_row_is_left_out_and_the_run_goes_on(tmp_path: Path) -> None:
-    release = make_release(tmp_path / "en", count=20)
-    with (release / "dev.tsv").open("a", encoding="utf-8") as file:
-        file.write("ann\t../../secret.flac\tEscaped\n")
-    prepared = prepare(data_folder=release, language="en", cache_folder=tmp_path / "cache")
-    assert prepared.excluded == [
-        Excluded("dev", "row 22", "path outside the clips folder", "../../secret.flac")
-    ]
-
-
 def test_a_release_without_clips_is_refused(tmp_path: Path) -> None:
     release = make_release(tmp_path / "en")
     (release / "clips").rename(tmp_path / "moved")

@@ -132,7 +132,7 @@ def test_data_without_transcripts_is_read(tmp_path: Path) -> None:
     [
         ("a,b\n1,2\n", {}, "names a, b. Name another column with --"),
         ("LJ1|hi|hi\nLJ2|yo|yo\n", {}, "first line of .* hi comes twice.*or add that line"),
-        ("path,said\n1,2\n", {"text_column": "sad"}, "the column 'sad', but names path, said"),
+        ("path,said\n1,2\n", {"text_column": "sad"}, "the columns sad, but names path, said"),
         ("[{}]", {}, "one object on each line, but line 1 is none"),
     ],
 )
@@ -152,29 +152,19 @@ def kaldi(folder: Path, **files: str) -> Mapping[str, object]:
 
 def test_a_folder_of_kaldi_is_read(tmp_path: Path) -> None:
     wav = "u1 /x/a.flac\nu2 b.flac\nu3 c.flac\n"
-    text = "u1 hello there\nu2 yes\nu4 no\n"
-    knobs = kaldi(tmp_path / "k", wav=wav, text=text, utt2spk="u1 ann\nu2 bob\n")
+    text, english = "u1 hello there\nu2 yes\nu4 no\n", {"language": "en"}
+    knobs = kaldi(
+        tmp_path / "k", wav=wav, text=text, utt2spk="u1 ann\nu2 bob\n", spk2gender="ann f"
+    )
     manifest = corpus_of(knobs).read(knobs, "train")
     assert [*manifest.clips] == [
-        Clip("u1", Path("/x/a.flac"), "hello there", {"speaker": "ann", "language": "en"}),
-        Clip("u2", tmp_path / "k/b.flac", "yes", {"speaker": "bob", "language": "en"}),
+        Clip("u1", Path("/x/a.flac"), "hello there", english | {"speaker": "ann", "gender": "f"}),
+        Clip("u2", tmp_path / "k/b.flac", "yes", english | {"speaker": "bob", "gender": ""}),
     ]
     assert manifest.bad_rows == (
         BadRow("wav.scp line 3", "no transcript", "text has no line for u3"),
         BadRow("u4", "no audio file", "text has a line for it, wav.scp has none"),
     )
-
-
-def test_the_gender_of_kaldis_speakers_is_that_of_their_clips(tmp_path: Path) -> None:
-    knobs = kaldi(
-        tmp_path / "k",
-        wav="u1 a.wav\nu2 b.wav",
-        text="u1 hi\nu2 yes",
-        utt2spk="u1 ann\nu2 bob",
-        spk2gender="ann f",
-    )
-    clips = corpus_of(knobs).read(knobs, "train").clips
-    assert [clip.columns["gender"] for clip in clips] == ["f", ""]
 
 
 @pytest.mark.parametrize(
@@ -191,15 +181,6 @@ def test_a_folder_of_kaldi_that_cannot_be_read_is_refused(
     knobs = kaldi(tmp_path / "k", **files)
     with pytest.raises(SbkitError, match=words):
         corpus_of(knobs).read(knobs, "train")
-
-
-def test_a_saved_dataset_is_read(tmp_path: Path) -> None:
-    rows = {"path": [str(tmp_path / "a.wav")], "text": ["hi"], "speaker": ["ann"], "age": [30]}
-    datasets.Dataset.from_dict(rows).save_to_disk(str(tmp_path / "saved"))
-    knobs = {"manifest": {"train": str(tmp_path / "saved")}, "language": "en"}
-    (clip,) = corpus_of(knobs).read(knobs, "train").clips
-    assert clip.path == tmp_path / "a.wav"
-    assert clip.columns == {"speaker": "ann", "age": "30", "language": "en"}
 
 
 @pytest.mark.parametrize("source", ["saved", "rows.parquet"])
@@ -255,25 +236,6 @@ def test_a_dataset_that_holds_its_audio_is_read(
     assert not first[0].path.exists()
 
 
-@pytest.mark.parametrize("kind", ["of one name", "bytes alone"])
-def test_clips_that_a_dataset_holds_have_ids_of_no_place(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    audio = [encoded("WAV", np.full(800, each, np.int16)) for each in (1, 2)]
-    held = audio if kind == "bytes alone" else [{"bytes": each, "path": "a.wav"} for each in audio]
-    ids = []
-    for place in ("here", "there"):
-        monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / place / "cache"))
-        source = tmp_path / place / "saved"
-        datasets.Dataset.from_dict({"audio": held, "text": ["a", "b"]}).save_to_disk(str(source))
-        knobs = {"manifest": {"train": str(source)}, "language": "en"}
-        clips = corpus_of(knobs).read(knobs, "train").clips
-        assert [read_audio(clip.path)[0] for clip in clips] == [1, 2]
-        ids.append([clip.id for clip in clips])
-    assert ids[0] == ids[1]
-    assert not any(each.startswith("/") for each in ids[0])
-
-
 def test_the_mapping_names_splits_and_roles(tmp_path: Path) -> None:
     for name in ("a.csv", "b.csv"):
         (tmp_path / name).write_text(f"path,text\n{name}.wav,hi\n")
@@ -292,11 +254,9 @@ def test_the_mapping_names_splits_and_roles(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("manifest", "words"),
     [
-        ("a.csv", "must map the names of splits to files"),
         ({"train": "a.csv"}, "none for dev. Add --manifest dev=FILE"),
         ({"train": "a", "dev": "b", "other": "c"}, "Write test-other"),
         ({"train": "a", "dev": {"x": "b"}, "test": {"x": "c"}}, "'x' comes twice"),
-        ({"train": "a", "dev": {"../x": "b"}}, "made of letters, digits"),
         ({"train": {"a": "a"}, "dev": {"train": "b"}}, "called train must be trained on"),
         ({"train": [], "dev": "b"}, "must be a file or a list of files"),
     ],

@@ -92,20 +92,10 @@ def test_lines_and_files_without_a_partner_are_bad_rows(root: Path) -> None:
     assert isinstance(manifest.bad_rows[0], BadRow)
 
 
-def test_the_knob_splits_names_others(root: Path) -> None:
-    own = knobs(root, splits={"train": "train-other-500", "test": ["test-other"]})
-    assert corpus_of(own).splits(own) == {
-        "train": ("train-other-500",),
-        "valid": ("dev-clean",),
-        "test": ("test-other",),
-    }
-
-
 @pytest.mark.parametrize(
     ("splits", "words"),
     [
         ({"train": "train-960"}, r"'train-960' is none of them. Choose among: dev-clean, test-cl"),
-        ({"test": "dev-clean"}, r"'dev-clean' is in `splits.valid` and in `splits.test`"),
         ({"valid": []}, "must name at least one split"),
         ("train", "`splits` must map train, valid, test"),
     ],

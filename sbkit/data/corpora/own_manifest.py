@@ -62,19 +62,16 @@ def _read_source(
 ) -> Manifest:
     if is_kaldi(source):
         return collect(_read_kaldi(source, language, transcripts=text_column is not False))
-    table = _open_table(source)
-    return read_rows(table, path_column, text_column, language, partial(locate, table.file.parent))
-
-
-def _open_table(source: Path) -> Table:
     if is_saved_dataset(source):
-        return read_saved_dataset(source)
-    if source.is_dir():
+        table = read_saved_dataset(source)
+    elif source.is_dir():
         raise SbkitError(
             f"A manifest that is a folder must be Kaldi's (wav.scp and text) or a dataset saved by "
             f"datasets.save_to_disk, but {source} is neither. Name a file in it."
         )
-    return read_table(source)
+    else:
+        table = read_table(source)
+    return read_rows(table, path_column, text_column, language, partial(locate, table.file.parent))
 
 
 def read_rows(
@@ -98,7 +95,7 @@ def read_rows(
     """
     path = find_column(table, path_column, PATH_COLUMNS, "path_column")
     text = find_text_column(table, text_column)
-    lower = {column.lower(): column for column in table.columns}
+    lower = {column.lower(): column for column in table.rows.column_names}
     id = next((lower[name] for name in ID_COLUMNS if name in lower), "")
     kept, ids, paths, bad = list[int](), list[str](), list[bytes](), [*table.bad_rows]
     values = (_values(table, column) for column in (path, id, "offset"))
@@ -118,7 +115,9 @@ def read_rows(
     rows = table.rows if len(kept) == len(table.rows) else table.rows.take(pa.array(kept, "int64"))
     sentences = rows[text].fill_null("") if text else pa.array([""] * len(kept), pa.string())
     own = {"id": pa.array(ids, pa.string()), "path": pa.array(paths, pa.binary())}
-    columns = {new: rows[old] for old, new in open_names(table.columns, (path, text, id)).items()}
+    columns = {
+        new: rows[old] for old, new in open_names(table.rows.column_names, (path, text, id)).items()
+    }
     spoken = columns.get("language", pa.nulls(len(kept), pa.string()))
     columns["language"] = spoken.fill_null(language)
     return Manifest(Clips(pa.table({**own, "sentence": sentences}), pa.table(columns)), tuple(bad))
@@ -126,7 +125,11 @@ def read_rows(
 
 def _values(table: Table, column: str) -> Iterable[str]:
     """Return the texts of a column, or of none."""
-    return table.rows[column].fill_null("").to_pylist() if column in table.columns else repeat("")
+    return (
+        table.rows[column].fill_null("").to_pylist()
+        if column in table.rows.column_names
+        else repeat("")
+    )
 
 
 def locate(folder: Path, name: str) -> Located:

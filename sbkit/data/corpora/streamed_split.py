@@ -44,18 +44,18 @@ class StreamedSplit:
             SbkitError: the file cannot be read, or lacks a column.
         """
         with _reading(file):
-            for rows in islice(_read(file), start, None):
+            for rows, first in islice(_read(file), start, None):
                 with TemporaryDirectory(dir=scratch) as folder:
-                    table = rows if isinstance(rows, Table) else _to_table(rows, file, folder)
-                    yield self._read_part(table, file, Path(folder))
+                    yield self._read_part(rows, first, file, Path(folder))
 
-    def _read_part(self, table: Table, file: str, folder: Path) -> Manifest:
+    def _read_part(self, rows: Any, first: int, file: str, folder: Path) -> Manifest:
+        save = partial(_save, folder)
+        table = rows if isinstance(rows, Table) else to_table(rows, Path(file), save, first)
         columns = self.path_column, self.text_column, self.language
         found = Manifest((), tuple(table.bad_rows))
         if len(table.rows):
             found = read_rows(table, *columns, partial(_fetch, file, folder))
-        name = Path(file).name
-        bad = tuple(replace(row, id=f"{name} {row.id}") for row in found.bad_rows)
+        bad = tuple(replace(row, id=f"{Path(file).name} {row.id}") for row in found.bad_rows)
         return Manifest(found.clips, bad)
 
 
@@ -75,22 +75,17 @@ def file_state(file: str) -> str:
         return str(system.ukey(path))
 
 
-def _read(file: str) -> Iterator[Any]:
-    """Yield some rows of a file at a time: of parquet, as they are stored, and their number."""
+def _read(file: str) -> Iterator[tuple[Any, int]]:
+    """Yield some rows at a time, of parquet as they are stored, and the number of the first."""
     if file.endswith(".jsonl"):
         with fsspec.open(file, "rt", encoding="utf-8-sig") as lines:
-            yield from read_objects(Path(file), lines, ROWS_AT_ONCE)
+            yield from ((table, 1) for table in read_objects(Path(file), lines, ROWS_AT_ONCE))
         return
     with fsspec.open(file, "rb") as stream:
         first = 1
         for batch in pq.ParquetFile(stream).iter_batches(ROWS_AT_ONCE):
             yield batch, first
             first += len(batch)
-
-
-def _to_table(rows: Any, file: str, folder: str) -> Table:
-    batch, first = rows
-    return to_table(batch, Path(file), partial(_save, Path(folder)), first)
 
 
 def _save(folder: Path, content: bytes, path: str) -> Path:

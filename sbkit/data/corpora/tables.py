@@ -41,17 +41,11 @@ class Table:
     numbers: Sequence[int] | npt.NDArray[np.int64]
     bad_rows: Sequence[BadRow] = ()
 
-    @property
-    def columns(self) -> list[str]:
-        """Return the names of the columns."""
-        names: list[str] = self.rows.column_names
-        return names
-
 
 def join_tables(parts: Iterable[Table], file: Path) -> Table:
     """Return the rows of all parts of a file; in JSON Lines, not all have all columns."""
     read = list(parts)
-    rows = [part.rows for part in read if part.columns]
+    rows = [part.rows for part in read if part.rows.column_names]
     return Table(
         file,
         pa.concat_tables(rows, promote_options="default") if rows else pa.table({}),
@@ -71,8 +65,7 @@ def read_table(file: Path) -> Table:
         SbkitError: the file is missing, empty, not UTF-8, not a table or has no row.
     """
     if not file.is_file():
-        state = "is not a file" if file.exists() else "is missing"
-        raise SbkitError(f"A manifest must be a file of text, but {file} {state}. Check its path.")
+        raise SbkitError(f"A manifest must be a file of text, but {file} is none. Check its path.")
     try:
         with file.open(encoding="utf-8-sig") as lines:
             numbered = enumerate(lines, start=1)
@@ -87,7 +80,7 @@ def read_table(file: Path) -> Table:
             table = join_tables(read_objects(file, lines), file)
     except UnicodeDecodeError as error:
         raise _wrong_encoding(file, error) from error
-    if not table.columns:
+    if not table.rows.column_names:
         fault = table.bad_rows[0].detail if table.bad_rows else "it is empty"
         raise SbkitError(
             f"{file} must be JSON Lines, one object on each line, but line 1 is none ({fault}). "
@@ -104,16 +97,14 @@ def find_column(table: Table, named: str | None, usual: Sequence[str], knob: str
     Raises:
         SbkitError: there is no such column.
     """
-    lower = {column.lower(): column for column in table.columns}
-    found = next(
-        (lower[n.lower()] for n in ([named] if named else usual) if n.lower() in lower), ""
-    )
+    columns, names = table.rows.column_names, [named] if named else usual
+    lower = {column.lower(): column for column in columns}
+    found = next((lower[name.lower()] for name in names if name.lower() in lower), "")
     if found:
         return found
-    wanted = f"the column {named!r}" if named else f"one of the columns {', '.join(usual)}"
     raise SbkitError(
-        f"The first line of {table.file} must name {wanted}, but names "
-        f"{listed(table.columns, most=SHOWN)}. Name another column with --{knob}, or add the line."
+        f"The first line of {table.file} must name one of the columns {', '.join(names)}, but "
+        f"names {listed(columns, most=SHOWN)}. Name another column with --{knob}, or add the line."
         + " For data without transcripts, pass --text_column=False."
         * (knob == "text_column")
     )

@@ -76,9 +76,6 @@ def _extract(archive: Path, folder: Path) -> None:
 
 def _innermost(folder: Path) -> Path:
     """Go down as long as a folder holds one folder and nothing else."""
-    while True:
-        with os.scandir(folder) as entries:
-            inside = [each for each in entries if each.name != CORPUS_FILE]
-        if len(inside) != 1 or not inside[0].is_dir() or inside[0].name == "clips":
-            return folder
-        folder = Path(inside[0].path)
+    inside = [each for each in folder.iterdir() if each.name != CORPUS_FILE]
+    is_alone = len(inside) == 1 and inside[0].is_dir() and inside[0].name != "clips"
+    return _innermost(inside[0]) if is_alone else folder

@@ -49,8 +49,7 @@ def default_cache() -> Path:
     """Return ``$SBKIT_CACHE``, else ``$XDG_CACHE_HOME/sbkit``, else ``~/.cache/sbkit``."""
     if own := os.environ.get("SBKIT_CACHE"):
         return Path(own)
-    shared = os.environ.get("XDG_CACHE_HOME")
-    return (Path(shared) if shared else Path.home() / ".cache") / "sbkit"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sbkit"
 
 
 NO_AUDIO = pa.schema(

@@ -35,18 +35,15 @@ class Entry:
 
 def list_entries(cache_folder: Path) -> list[Entry]:
     """List what is in the cache."""
-    return [
-        _read_entry(folder)
-        for name in (AUDIO_FOLDER, EMBEDDED_FOLDER)
-        for folder in sorted((cache_folder / name).glob("*"))
-        if folder.is_dir() and not folder.is_symlink()  # a link may lead out of the cache
-    ]
-
-
-def _read_entry(folder: Path) -> Entry:
-    file = folder / CORPUS_FILE
-    corpus = Path(json.loads(file.read_text())["folder"]) if file.is_file() else None
-    return Entry(folder, corpus, sum(each.lstat().st_size for each in folder.rglob("*")))
+    entries = []
+    for name in (AUDIO_FOLDER, EMBEDDED_FOLDER):
+        for folder in sorted((cache_folder / name).glob("*")):
+            if folder.is_dir() and not folder.is_symlink():  # a link may lead out of the cache
+                file = folder / CORPUS_FILE
+                corpus = Path(json.loads(file.read_text())["folder"]) if file.is_file() else None
+                size = sum(each.lstat().st_size for each in folder.rglob("*"))
+                entries.append(Entry(folder, corpus, size))
+    return entries
 
 
 def remove(entry: Entry) -> bool:

@@ -96,7 +96,10 @@ def read(knobs: Mapping[str, Any], split: str) -> Manifest:
             )
     # A shard has the columns of its own clips: in JSON Lines, not all rows have all of them.
     joined = pa.concat_tables(tables, promote_options="default")
-    return Manifest(_clips(joined), tuple(bad), pa.concat_tables(stored))
+    ids = _unique(joined["id"])
+    own = pa.table({"id": ids, "path": ids.cast(pa.binary()), "sentence": joined["sentence"]})
+    clips = Clips(own, joined.drop_columns(["id", "sentence"]))
+    return Manifest(clips, tuple(bad), pa.concat_tables(stored))
 
 
 def read_index(storage: Storage) -> Index:
@@ -135,12 +138,6 @@ def open_table(storage: Storage, name: str) -> tuple[pa.Table, ShardFacts]:
             f"({str(error)[:100]}). Copy it again, or remove it and prepare the shards again: only "
             "what is missing is written."
         ) from error
-
-
-def _clips(table: pa.Table) -> Clips:
-    ids = _unique(table["id"])
-    own = pa.table({"id": ids, "path": ids.cast(pa.binary()), "sentence": table["sentence"]})
-    return Clips(own, table.drop_columns(["id", "sentence"]))
 
 
 def _unique(ids: pa.ChunkedArray) -> pa.ChunkedArray:

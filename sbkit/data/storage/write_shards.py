@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import astuple, dataclass
 from functools import partial
-from itertools import count, islice
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -168,12 +168,12 @@ def _manifest_units(split: str, manifest: Manifest, options: ShardOptions) -> li
         part = Manifest(some, manifest.bad_rows if number == 0 else ())
         content = [*some.own.to_pylist(), *some.columns.to_pylist()]
         name = options.name(split, part.bad_rows, [facts[row] for row in chosen.tolist()], content)
-        units.append(Unit(name, partial(_only, part)))
+        units.append(Unit(name, partial(_from, [part])))
     return units
 
 
-def _only(part: Manifest, start: int) -> Iterator[Manifest]:
-    return islice([part], start, None)
+def _from(parts: Sequence[Manifest], start: int) -> Iterator[Manifest]:
+    return iter(parts[start:])
 
 
 def _file_facts(path: str) -> tuple[int, int]:
@@ -206,7 +206,7 @@ def _write_unit(storage: Storage, options: ShardOptions, scratch: Path, unit: Un
                 left_out += map(astuple, part.bad_rows)
                 left_out += [(some.ids[n], UNREADABLE, str(why)) for n, why in errors.items()]
                 part, done = next(parts, None), done + 1
-            joined, name = Clips.join(clips), _shard_name(unit, number)
+            joined, name = Clips.join(clips), f"{unit.name}-{number:03d}"
             others = {free_name(n): joined.columns[n] for n in joined.columns.column_names}
             columns = {"id": joined.own["id"], "sentence": joined.own["sentence"], **others}
             last = part is None
@@ -224,15 +224,10 @@ class Finished(NamedTuple):
     facts: ShardFacts
 
 
-def _shard_name(unit: Unit, number: int) -> str:
-    """Return the name of the files of one shard of a unit, without their endings."""
-    return f"{unit.name}-{number:03d}"
-
-
 def _finished(storage: Storage, unit: Unit) -> Iterator[Finished]:
     """Yield the shards of a unit that are there, from the first on."""
     for number in count():
-        name = _shard_name(unit, number)
+        name = f"{unit.name}-{number:03d}"
         there, size = storage.sizes([f"{name}.parquet", f"{name}.arrow"])
         if there is None:
             return

@@ -11,7 +11,7 @@ is what is parsed; weights are safetensors; and only classes of `sbkit.config.al
 """
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -167,8 +167,8 @@ class Bundle:
 
     def normalizer(self) -> Callable[[str], str]:
         """Return what normalizes a text as the transcripts that the model was trained on."""
-        _, table = self.config.normalizer or (None, None)
-        return partial(normalize, language=self.config.language or "und", table=table)
+        language, table = self.config.language or "und", self.config.normalizer
+        return partial(normalize, language=language, table=table)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -206,12 +206,23 @@ def read_bundle(folder: Path, *names: str, own: frozenset[str] = frozenset()) ->
     if config.decoder is not None:
         contents[LANGUAGE_MODELS] = _read(folder, LANGUAGE_MODELS)
     check_unchanged(contents, _read(folder, CHECKSUMS), of=folder)
-    labels = None
+    labels: Any = None
+    decoder, lm = None, None
     if task.labels is not None:
         labels = task.labels.read(folder / task.labels.name, contents[task.labels.name])
-    with reading(folder / CONFIG, must="describe the decoder", fix="Export it again."):
-        decoder = _load_decoder(config, labels, contents, folder)
-    lm = None if decoder is None else decoder.language_models.words
+    if (chosen := config.decoder) is not None:
+        file = folder / LANGUAGE_MODELS
+        models = load_language_models(file, labels, contents[LANGUAGE_MODELS])
+        with reading(folder / CONFIG, must="describe the decoder", fix="Export it again."):
+            decoder = BeamDecoder(
+                tokenizer=labels,
+                language_models=models,
+                beam_size=chosen["beam_size"],
+                weights=chosen["weights"],
+                attention=chosen.get("attention"),
+                kind=chosen.get("kind", KINDS[0]),
+            )
+        lm = models.words
     bundle = Bundle(config, task, labels, decoder=decoder, lm=lm)
     return ReadBundle(bundle, contents.get(WEIGHTS, b""))
 
@@ -233,22 +244,3 @@ def language_of(model: Path) -> str:
 def _read(folder: Path, name: str) -> bytes:
     largest = LARGEST[name.endswith(".safetensors")]
     return read_regular(folder / name, largest=largest, what=f"A bundle's {name}")
-
-
-def _load_decoder(
-    config: BundleConfig,
-    labels: Any,
-    contents: Mapping[str, bytes],
-    folder: Path,
-) -> BeamDecoder | None:
-    if config.decoder is None:
-        return None
-    file = folder / LANGUAGE_MODELS
-    return BeamDecoder(
-        tokenizer=labels,
-        language_models=load_language_models(file, labels, contents[LANGUAGE_MODELS]),
-        beam_size=config.decoder["beam_size"],
-        weights=config.decoder["weights"],
-        attention=config.decoder.get("attention"),
-        kind=config.decoder.get("kind", KINDS[0]),
-    )

@@ -22,8 +22,8 @@ class BundleConfig:
 
     task: the dotted path of its `sbkit.tasks.task.Task`; model: the parts that the one ModuleList
     owns, in order; parts: every part as plain data; language: of the transcripts; normalizer: the
-    version and the table that wrote them, by which references and hotwords are written, too, None
-    for this sbkit's of the language; decoder: its kind, beam size, weights, how the attention
+    table that wrote them, by which references and hotwords are written, too, None for this sbkit's
+    of the language; decoder: its kind, beam size, weights, how the attention
     decoder takes part, and what they reached on the validation set, None for greedy decoding;
     confidence: by decoder, what turns features of words into probabilities; word_offsets: from the
     frames of tokens to when words are said.
@@ -34,7 +34,7 @@ class BundleConfig:
     model: tuple[str, ...]
     parts: Mapping[str, Plain]
     language: str | None = None
-    normalizer: tuple[int, Orthography] | None = None
+    normalizer: Orthography | None = None
     decoder: Mapping[str, Any] | None = None
     confidence: Mapping[str, Confidence] = field(default_factory=dict)
     word_offsets: WordOffsets = field(default_factory=WordOffsets)
@@ -62,7 +62,7 @@ def parse_config(content: bytes, *, of: Path) -> BundleConfig:
             model=tuple(values["model"]),
             parts=dict(values["parts"]),
             language=values.get("language"),
-            normalizer=None if normalizer is None else read_stored_table(normalizer),
+            normalizer=None if normalizer is None else read_stored_table(normalizer)[1],
             decoder=values.get("decoder"),
             confidence={
                 name: Confidence.of(each["weights"])

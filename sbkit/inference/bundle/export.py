@@ -29,7 +29,7 @@ from sbkit.decoding.confidence import CONFIDENCE_FILE
 from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS
 from sbkit.inference.bundle.bundle import CONFIG, WEIGHTS
 from sbkit.inference.bundle.config import FORMAT
-from sbkit.inference.bundle.model_card import LICENCE_UNKNOWN, model_card
+from sbkit.inference.bundle.model_card import LICENCE_UNKNOWN, model_card, read_json
 from sbkit.inference.bundle.module_spec import to_plain
 from sbkit.inference.formats.parity import WHOLE, Grid
 from sbkit.inference.formats.traced import TrainedModel
@@ -125,7 +125,7 @@ def _contents(run: Path, own: frozenset[str]) -> tuple[dict[str, bytes], dict[st
     task = load_task(meta[TASK], own=own)
     contents, labels = _read_labels(run, task)
     described = plain_parts(root, {task.labels.key: labels} if task.labels else {}, task)
-    decoder = _read_json(run / DECODER_FILE)  # that the test was run with
+    decoder = read_json(run / DECODER_FILE)  # that the test was run with
     if decoder is not None:
         contents[LANGUAGE_MODELS] = (run / LANGUAGE_MODELS).read_bytes()
     elif "decoder" in root and (run / LANGUAGE_MODELS).exists():
@@ -140,7 +140,7 @@ def _contents(run: Path, own: frozenset[str]) -> tuple[dict[str, bytes], dict[st
         "sample_rate": root.get("sample_rate", SAMPLE_RATE),
         **described,
         "decoder": decoder,
-        "confidence": _read_json(run / CONFIDENCE_FILE),
+        "confidence": read_json(run / CONFIDENCE_FILE),
         "checkpoints": [
             {name: each.meta[name] for name in ("epoch", *task.metrics) if name in each.meta}
             for each in best
@@ -219,8 +219,3 @@ def _read_labels(run: Path, task: Task) -> tuple[dict[str, bytes], Any]:
         )
     content = file.read_bytes()
     return {file.name: content}, task.labels.read(file, content)
-
-
-def _read_json(file: Path) -> Any:
-    """Read what training wrote beside its checkpoints; None where it wrote nothing."""
-    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None

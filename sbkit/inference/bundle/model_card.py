@@ -49,14 +49,14 @@ def model_card(
         keep_trailing_newline=True,
     )
     environment.filters |= {"printable": printable, "facts": _facts}
-    summary = _read_json(run / SUMMARY)
+    summary, data = (read_json(run / name) or {} for name in (SUMMARY, DATA_REPORT))
     return environment.get_template("card.md.j2").render(
         task=task,
         language=str(config.get("language") or "und"),
         licence=licence,
         sample_rate=config["sample_rate"],
         parts=", ".join(f"`{printable(str(part['new']))}`" for part in config["parts"].values()),
-        splits=_read_json(run / DATA_REPORT).get("splits"),
+        splits=data.get("splits"),
         results=[*_results(task, summary)],
         summary=summary,
         command=_command(run),
@@ -107,6 +107,6 @@ def _command(run: Path) -> str:
         return lines.readline().rstrip("\n").split(" ", 2)[-1]
 
 
-def _read_json(file: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    return found
+def read_json(file: Path) -> Any:
+    """Read what training wrote into a run folder; None where it wrote nothing."""
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None

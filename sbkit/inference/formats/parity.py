@@ -10,6 +10,7 @@ of the trained model.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from itertools import product
 from typing import Any
 
 import datasets
@@ -17,7 +18,7 @@ import numpy as np
 
 from sbkit.audio.io import FULL_SCALE
 from sbkit.base.text import printable
-from sbkit.base.units import samples_to_seconds, seconds_to_samples
+from sbkit.base.units import seconds_to_samples
 from sbkit.decoding.confidence import GREEDY
 from sbkit.decoding.greedy import best_tokens
 from sbkit.evaluate.wer import Scores, count_errors
@@ -30,8 +31,7 @@ from sbkit.inference.runtime.onnx_runtime import Counts, Floats, LogProbs
 
 HeldOut = Mapping[str, datasets.Dataset]
 PADDINGS = ("none", "ragged", "beyond")
-MORE = 1.0  # seconds past the longest, in "beyond"
-NOISE_SECONDS = 60.0
+MORE = 1.0  # seconds past the longest, in "beyond", and a sample: no round number
 DIFFERENCE = 1e-4  # of log-probabilities, of a format that computes in float32
 WORD_ERROR_RATE = 0.01  # difference on held-out clips; CER in a language without words
 
@@ -85,38 +85,23 @@ class Grid:
     seconds: tuple[float, ...] = (0.3, 2.0, 10.0, 40.0)
 
     def cases(self, sample_rate: int) -> Iterator[Case]:
-        """Cut the cases out of noise, which is repeated as often as it takes."""
-        audio = _noise(sample_rate)
-        for batch in self.batches:
-            for seconds in self.seconds:
-                for padding in PADDINGS:
-                    if padding != "ragged" or batch > 1:
-                        yield _case(audio, batch, seconds, padding, sample_rate)
+        """Yield every combination, filled with noise that grows and fades four times a second."""
+        random = np.random.default_rng(0)
+        for batch, seconds, padding in product(self.batches, self.seconds, PADDINGS):
+            if padding == "ragged" and batch == 1:
+                continue
+            longest = seconds_to_samples(seconds, sample_rate)
+            shares = np.linspace(1.0, 0.4, batch) if padding != "none" else np.ones(batch)
+            lengths = (longest * shares).astype(np.int64)
+            more = seconds_to_samples(MORE, sample_rate) + 1 if padding == "beyond" else 0
+            audio = np.zeros((batch, longest + more), np.float32)
+            for row, length in zip(audio, lengths, strict=True):
+                loudness = 0.05 + 0.05 * np.sin(np.arange(length) * (8 * np.pi / sample_rate))
+                row[:length] = loudness * random.standard_normal(length)
+            yield Case(audio, lengths, f"{batch} x {seconds:g} s, padding: {padding}")
 
 
 WHOLE = Grid()
-
-
-def _case(source: Floats, batch: int, seconds: float, padding: str, rate: int) -> Case:
-    longest = seconds_to_samples(seconds, rate)
-    shares = np.linspace(1.0, 0.4, batch) if padding != "none" else np.ones(batch)
-    lengths = (longest * shares).astype(np.int64)
-    more = seconds_to_samples(MORE, rate) + 1 if padding == "beyond" else 0  # of no round number
-    audio = np.zeros((batch, longest + more), np.float32)
-    for row, length in enumerate(lengths):
-        begin = row * len(source) // batch
-        audio[row, :length] = np.take(source, np.arange(begin, begin + length), mode="wrap")
-    what = f"{batch} x {samples_to_seconds(longest, rate):g} s, padding: {padding}"
-    return Case(audio, lengths, what)
-
-
-def _noise(sample_rate: int) -> Floats:
-    """Make noise that grows and fades four times a second: (S,)."""
-    count = seconds_to_samples(NOISE_SECONDS, sample_rate)
-    loudness = 0.5 + 0.5 * np.sin(np.arange(count) * (8 * np.pi / sample_rate))
-    drawn = np.random.default_rng(0).standard_normal(count) * loudness
-    made: Floats = (0.1 * drawn).clip(-1, 1).astype(np.float32)
-    return made
 
 
 def _held_out_case(clips: WholeClips) -> Case:

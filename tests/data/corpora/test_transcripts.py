@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch.nn.functional import ctc_loss
 
-from sbkit.data.corpora.columns import sample_counts, take_columns
 from sbkit.data.corpora.transcripts import read_transcripts
 from sbkit.models.subsampling import Subsampling
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
@@ -50,14 +49,6 @@ def test_a_label_that_no_loss_may_see_is_marked(tokenizer: Tokenizer) -> None:
     broken = Broken(model_file=tokenizer.model_file)
     found = read_transcripts(store(TEXTS, range(5)), broken)
     assert found.refused.tolist() == [True, True, True, False, False]
-
-
-def test_a_selection_is_read_in_its_order(tokenizer: Tokenizer) -> None:
-    chosen = store(TEXTS, range(5)).select([3, 0])
-    assert read_transcripts(chosen, tokenizer).characters.tolist() == [6, 5]
-    assert sample_counts(chosen).tolist() == [3, 0]
-    columns = take_columns(chosen, "id", "text").to_pydict()
-    assert columns == {"id": ["3", "0"], "text": ["aab bb", "hello"]}
 
 
 def test_what_lacks_frames_is_what_ctc_cannot_align(tokenizer: Tokenizer) -> None:

@@ -2,12 +2,10 @@
 
 import io
 import json
-import os
 import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
@@ -30,7 +28,7 @@ from sbkit.data.batches.plan import MicroBatch
 from sbkit.data.batches.sampler import TrainSampler
 from sbkit.data.corpora import streamed_split
 from sbkit.data.corpora.clips import Clip
-from sbkit.data.corpora.columns import sample_counts, shard_numbers, take_columns
+from sbkit.data.corpora.columns import sample_counts, shard_numbers
 from sbkit.data.corpora.manifest import BadRow, Manifest
 from sbkit.data.corpora.streamed_split import StreamedSplit, streamed_files
 from sbkit.data.storage import audio_store, decode
@@ -41,8 +39,8 @@ from sbkit.data.storage.shard import ShardWriter
 from sbkit.data.storage.sharded_corpus import INDEX, Index
 from sbkit.data.storage.write_shards import ShardOptions, share, write_shards
 from tests import processes
+from tests.data.storage import test_prepare
 from tests.runs import ROOT
-from tests.shortage import largest_file
 
 OPTIONS = ShardOptions(sample_rate=16_000, store="pcm", shard_bytes=20_000, seed=7)
 ROLES = {"train": ["train"], "valid": ["dev"], "test": []}
@@ -50,13 +48,7 @@ ROLES = {"train": ["train"], "valid": ["dev"], "test": []}
 
 def make_clips(folder: Path, count: int = 24) -> list[Clip]:
     """Write clips of 0.1, 0.2, 0.3, 0.1 ... seconds of noise."""
-    folder.mkdir(exist_ok=True)
-    clips = []
-    for n in range(count):
-        noise = 0.1 * np.random.default_rng(n).standard_normal(1600 * (n % 3 + 1))
-        soundfile.write(folder / f"clip{n}.wav", noise, 16_000)
-        clips.append(Clip(f"clip{n}", folder / f"clip{n}.wav", f"Clip {n}!", {"age": str(n)}))
-    return clips
+    return test_prepare.make_clips(folder, count)
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +90,7 @@ def test_what_was_listed_is_read_again_from_any_file_system(
         assert index is not None and len(index.splits["train"]) > 4
         splits = prepare_transcripts(knobs(each))
         names = splits.train.column_names
-        assert names == ["id", "text", "sentence", "samples", "age", "audio"]
+        assert names == ["id", "text", "sentence", "samples", "speaker", "age", "audio"]
         rows = {row["id"]: row for row in read_rows(splits.train, range(24))}
         assert sorted(rows) == sorted(clip.id for clip in clips)
         assert list(rows) != [clip.id for clip in clips]  # in another order
@@ -108,19 +100,6 @@ def test_what_was_listed_is_read_again_from_any_file_system(
             assert np.array_equal(row["audio"], read_audio(clip.path))
         assert [(each.id, each.reason) for each in splits.excluded] == [("line 9", "no path")]
         assert set(splits.valid) == {"dev"}
-
-
-def test_a_column_that_few_clips_have_is_empty_for_the_others(
-    clips: list[Clip], place: str
-) -> None:
-    """As of JSON Lines, whose objects need not have all the same keys."""
-    first, *others = (replace(clip, columns={}) for clip in clips)
-    rare = {"note": "loud", "digest": "0xab"}  # one of them with a name that shards use
-    index = write(place, [replace(first, columns=rare), *others])
-    assert index is not None and len(index.splits["train"]) > 4
-    rows = take_columns(train_of(place), "id", *rare).to_pylist()
-    assert sorted(each["note"] for each in rows) == [""] * 23 + ["loud"]
-    assert {"id": first.id, **rare} in rows
 
 
 def sampler(
@@ -275,12 +254,9 @@ write(sys.argv[2], make_clips(Path(sys.argv[1])))
 
 def test_a_killed_process_loses_its_current_shard(tmp_path: Path, decoded: list[str]) -> None:
     clips = make_clips(tmp_path / "clips")
-    stamps = [clip.path.stat() for clip in clips]
     target = tmp_path / "shards"
     done = processes.run(["-c", KILLED, tmp_path / "clips", target], timeout=120)
     assert done.returncode == -signal.SIGKILL
-    for clip, stamp in zip(clips, stamps, strict=True):
-        os.utime(clip.path, ns=(stamp.st_atime_ns, clip.path.stat().st_mtime_ns))
     assert not (target / INDEX).exists()
     kept = {file: file.stat().st_ino for file in target.glob("train-*-*.*")}
     assert len(kept) == 4
@@ -470,26 +446,6 @@ def test_what_cannot_be_is_refused_in_a_sentence(
         SbkitError, match=r"must be parquet or JSON Lines in UTF-8, but cannot be read"
     ):
         write_streamed(str(tmp_path / "other"), tmp_path / "stream")
-
-
-def test_a_full_disk_keeps_the_shards_that_are_finished(clips: list[Clip], tmp_path: Path) -> None:
-    signal_before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    longer = [*clips, Clip("long", tmp_path / "long.wav", "Long.", {"age": "1"})]
-    soundfile.write(tmp_path / "long.wav", np.zeros(100_000), 16_000)
-    folder = tmp_path / "shards"
-    try:
-        with (
-            largest_file(150_000),
-            pytest.raises(SbkitError, match="must have room for prepared data"),
-        ):
-            write(str(folder), longer)
-    finally:
-        signal.signal(signal.SIGXFSZ, signal_before)
-    kept = set(folder.glob("*.arrow"))
-    assert not list(folder.glob(".*.tmp"))
-    write(str(folder), longer)
-    assert kept < set(folder.glob("*.arrow"))
-    assert len(train_of(str(folder))) == 25
 
 
 def test_parts_of_a_stream_may_have_other_columns(tmp_path: Path, place: str) -> None:
