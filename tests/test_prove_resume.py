@@ -18,25 +18,20 @@ from tools.prove_resume import differences, main
 STEP_2 = {"kind": "step", "epoch": 1, "step": 2, "loss": 0.5, "rtfx": 100.0}
 
 
-def save(run: Path, model: torch.nn.Module) -> Path:
+def save(run: Path, model: torch.nn.Module, **figures: float) -> Path:
     """Leave a folder as a run does that has ended."""
-    run.mkdir()
     Checkpointer(run / "checkpoints", recoverables={"model": model}).save_checkpoint()
-    (run / "train_log.jsonl").write_text(json.dumps(STEP_2) + "\n")
+    (run / "train_log.jsonl").write_text(json.dumps({**STEP_2, **figures}) + "\n")
     return run
 
 
 def test_it_sees_a_bit(tmp_path: Path) -> None:
     model = torch.nn.Linear(3, 2)
-    one, same = save(tmp_path / "one", model), save(tmp_path / "same", model)
-    (same / "train_log.jsonl").write_text(json.dumps({**STEP_2, "rtfx": 3.0}) + "\n")
-    assert differences(one, same) == []
-
+    one = save(tmp_path / "one", model)
+    assert differences(one, save(tmp_path / "same", model, rtfx=3.0)) == []
     with torch.no_grad():
         model.bias[0] = torch.nextafter(model.bias[0], torch.tensor(9.0))
-    other = save(tmp_path / "other", model)
-    (other / "train_log.jsonl").write_text(json.dumps({**STEP_2, "loss": 0.5 + 2**-53}) + "\n")
-    loss, parameter = differences(other, one)
+    loss, parameter = differences(save(tmp_path / "other", model, loss=0.5 + 2**-53), one)
     assert "0.5000000000000001" in loss
     assert parameter == "bias"
 

@@ -107,7 +107,7 @@ def test_its_logs_tell_every_step_every_epoch_and_the_test(finished: Path) -> No
 def test_its_summary_scores_every_test_utterance(finished: Path, workplace: Workplace) -> None:
     summary = read_json(finished / "summary.json")
     test, (logged,) = summary["test"]["test"], figures(finished, "test")
-    rows = rows_of(workplace.release / "test.tsv")
+    train, rows = (rows_of(workplace.release / f"{name}.tsv") for name in ("train", "test"))
     assert test["utterances"] == len(rows) == 4
     assert test["words"] == sum(len(normalize(row["sentence"], "en").split()) for row in rows)
     assert 0 < test["CER"] <= 1.5
@@ -117,8 +117,9 @@ def test_its_summary_scores_every_test_utterance(finished: Path, workplace: Work
         for name, value in last_parameters(finished).items()
         if "normalize" not in name
     )
-    assert summary["audio_seconds"] == pytest.approx(4 * train_seconds(workplace), abs=0.1)
-    assert summary["rtfx"] > 0
+    clips = [soundfile.info(workplace.release / "clips" / each["path"]) for each in train]
+    seconds = sum(clip.duration for clip in clips)
+    assert summary["audio_seconds"] == pytest.approx(4 * seconds, abs=0.1)
     assert summary["versions"]["torch"] == torch.__version__.split("+")[0]
     utterances = read_utterances(finished / "utterances_test.jsonl")
     assert test["references"] == hash_references(utterances)
@@ -128,11 +129,6 @@ def test_its_summary_scores_every_test_utterance(finished: Path, workplace: Work
         assert heard.hypothesis == hypothesis_of(finished, heard.id)
         clip = soundfile.info(workplace.release / "clips" / row["path"])
         assert heard.seconds == pytest.approx(clip.duration, abs=1e-3)
-
-
-def train_seconds(workplace: Workplace) -> float:
-    rows = rows_of(workplace.release / "train.tsv")
-    return sum(soundfile.info(workplace.release / "clips" / row["path"]).duration for row in rows)
 
 
 @pytest.mark.slow
@@ -234,11 +230,9 @@ def test_a_trained_run_gets_another_decoder(
     decoder = read_json(run / "decoder.json")
     assert (decoder["attention"], decoder["chosen_on"]) == ("rescore", ["dev"])
     monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
+    joint = ("--word-lm-order=2", "--beam-size=4", "--attention=joint")
     with one_thread():
-        assert (
-            sbkit(["tune", str(run), "--word-lm-order=2", "--beam-size=4", "--attention=joint"])
-            == 0
-        )
+        assert sbkit(["tune", str(run), *joint]) == 0
     decoder = read_json(run / "decoder.json")
     assert (decoder["attention"], decoder["chosen_on"]) == ("joint", ["dev"])
     assert decoder["beam_size"] == 4
@@ -255,8 +249,6 @@ def test_a_trained_run_gets_another_decoder(
     assert (models.words.order, models.tokens) == (2, None)
     with pytest.raises(SbkitError, match="weights that were chosen for it"):
         bundle.with_decoder("graph")
-    with one_thread(), pytest.raises(SbkitError, match="must do without the attention decoder"):
-        sbkit(["tune", str(run), "--decoder=graph", "--word-lm-order=2"])
     with one_thread():
         sbkit(["tune", str(run), "--decoder=graph", "--attention=none", "--word-lm-order=2"])
     sbkit(["export", str(run), "--out", str(tmp_path / "bundle")])  # in the place of the first
@@ -265,8 +257,6 @@ def test_a_trained_run_gets_another_decoder(
     assert isinstance(bundle.decoder.search, GraphSearch)
     recognized = bundle.recognize([torch.randn(8000) * 1000], times=True)[0]
     assert [word.text for word in recognized.words] == recognized.text.split()
-    with pytest.raises(SbkitError, match="Hotwords must have the beam search"):
-        bundle.with_hotwords("a")
     with pytest.raises(SbkitError, match="holds no run"):
         sbkit(["tune", str(tmp_path / "bundle")])
     run.rename(tmp_path / "moved")

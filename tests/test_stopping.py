@@ -9,19 +9,15 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-import torch
 
 from recipes.asr.brain import AsrBrain
 from sbkit.base.errors import ASKED_TO_STOP
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.data.storage import decode
-from sbkit.logs.log import Record, read_log
+from sbkit.logs.log import read_log
 from sbkit.train import run as run_steps
-from tests.runs import (
-    Workplace,
-    last_parameters,
-    read_json,
-)
+from tests.runs import Workplace, read_json
+from tools.prove_resume import differences
 
 pytestmark = pytest.mark.slow
 
@@ -69,20 +65,8 @@ def signalled_in(place: tuple[Any, str], sent: signal.Signals) -> Iterator[None]
         yield
 
 
-def trace(run: Path) -> list[Record]:
-    """Give what the log says, but for what the clock has a part in."""
-    clocks = ("rtfx", "waiting")
-    return [
-        {key: value for key, value in record.items() if key not in clocks}
-        for record in read_log(run / "train_log.jsonl")
-    ]
-
-
 def assert_same_run(run: Path, whole: Path) -> None:
-    assert trace(run) == trace(whole)
-    expected = last_parameters(whole)
-    for name, value in last_parameters(run).items():
-        assert torch.equal(value, expected[name]), name
+    assert not differences(run, whole)
     assert read_json(run / "summary.json")["test"] == read_json(whole / "summary.json")["test"]
 
 
@@ -127,8 +111,10 @@ def test_a_run_goes_on_at_the_same_step_with_another_accumulation(
     with signalled(signal.SIGTERM, hook="on_fit_batch_end", at_step=7):  # within an epoch
         assert train(workplace, tmp_path, "--grad_accumulation_factor=1") == ASKED_TO_STOP
     assert train(workplace, tmp_path, "--grad_accumulation_factor=2") == 0
-    ended = [[each["step"], each["epoch"]] for each in trace(tmp_path) if each["kind"] == "step"]
-    wanted = [[each["step"], each["epoch"]] for each in trace(whole) if each["kind"] == "step"]
+    ended, wanted = (
+        [[each["step"], each["epoch"]] for each in read_log(run / "train_log.jsonl")]
+        for run in (tmp_path, whole)
+    )
     assert ended == wanted
 
 

@@ -13,15 +13,19 @@ from typing import Any, ClassVar, Self
 from sbkit.base.errors import SbkitError
 from sbkit.base.process import require_package
 from sbkit.config.ranges import AT_LEAST_ONE
-from sbkit.decoding.attention import AttentionDecoder, rescore
+from sbkit.decoding.attention import AttentionDecoder, JointBeamSearch, rescore
 from sbkit.decoding.frames import BeamSettings, Hypothesis, LogProbs
 from sbkit.decoding.hotwords import HotwordScorer, reward_phrases
-from sbkit.decoding.joint_beam import JointBeamSearch
 from sbkit.decoding.language_models import LanguageModels, load_language_models
 from sbkit.decoding.prefix_beam import BeamState, PrefixBeamSearch
-from sbkit.decoding.scorer import Scorer, SumOfScorers, TokenScorer
+from sbkit.decoding.scorer import (
+    Scorer,
+    SumOfScorers,
+    TokenScorer,
+    WordScorer,
+    make_lexicon,
+)
 from sbkit.decoding.word_graph import PACKAGES, GraphSearch, make_graph
-from sbkit.decoding.word_scorer import LexiconNode, WordScorer, make_lexicon
 from sbkit.text.tokenizer import Tokenizer
 
 Search = PrefixBeamSearch | JointBeamSearch | GraphSearch
@@ -112,8 +116,8 @@ class BeamDecoder:
         self.phrases: tuple[str, ...] = ()  # hotwords
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out searches and lexicon, whose trees are too deep for pickle."""
-        built = {"search", "_biased", "_hotwords", "_lexicon"}
+        """Leave out searches, whose trees are too deep for pickle."""
+        built = {"search", "_biased", "_hotwords"}
         return {name: value for name, value in vars(self).items() if name not in built}
 
     @property
@@ -130,10 +134,11 @@ class BeamDecoder:
 
     def with_weights(self, weights: Weights, *, beam_size: int | None = None) -> "BeamDecoder":
         """Return the same decoder with other weights, and perhaps another beam."""
-        lexicon = self._lexicon  # also loads the language models, before they are copied
-        beam_size = beam_size or self.beam_size
         return self._copy(
-            weights=weights, needs_tuning=False, beam_size=beam_size, _lexicon=lexicon
+            weights=weights,
+            needs_tuning=False,
+            beam_size=beam_size or self.beam_size,
+            language_models=self.language_models,  # loaded before they are copied
         )
 
     def with_attention(self, attention: str | None) -> "BeamDecoder":
@@ -177,14 +182,6 @@ class BeamDecoder:
             )
 
     # -- how its parts are built --------------------------------------------------------------
-
-    @cached_property
-    def _lexicon(self) -> LexiconNode:
-        """Make the tree of the known words; an empty one for a graph, and without such a model."""
-        words = self.language_models.words
-        if words is None or self.kind == "graph":
-            return LexiconNode()
-        return make_lexicon(words, self.tokenizer)
 
     @cached_property
     def _hotwords(self) -> HotwordScorer:
@@ -246,7 +243,7 @@ class BeamDecoder:
             scorers.append(
                 WordScorer(
                     lm=models.words,
-                    lexicon=self._lexicon,
+                    lexicon=make_lexicon(models.words, self.tokenizer),
                     tokenizer=self.tokenizer,
                     lm_weight=weights.word,
                     word_bonus=weights.word_bonus,

@@ -22,7 +22,7 @@ from sbkit.text.tokenizer import SPACE, Tokenizer
 
 WORDS, TOKENS = "words", "tokens"
 PREAMBLE = 1000  # lines at most that stand above an ARPA file's data, such as IRSTLM's
-SPELLED_SHARE = 0.5  # of the words of a text or an ARPA file; another spelling has hardly any
+SPELLED_SHARE = 0.5  # of the letters of a text, or the words of an ARPA file
 
 
 @dataclass(frozen=True)
@@ -75,14 +75,16 @@ def ensure_language_models(
 
 
 def _check_spelled(words: Counter[str], tokenizer: Tokenizer) -> list[str]:
-    """Return the share of a text that the tokens cannot spell, where there is any.
+    """Return the share of words that the tokens cannot spell, where there is any.
 
-    Raises SbkitError for half of it: the text is in the letters of another language.
+    Raises SbkitError where half of all letters are in no token: they are of another language.
     """
-    unknown = tokenizer.vocabulary.unk
-    lost = sum(count for word, count in words.items() if unknown in tokenizer.encode(word))
+    known = {*"".join(tokenizer.texts)}
+    missing = {word: sum(letter not in known for letter in word) for word in words}
+    lost = sum(words[word] for word in missing if missing[word])
     said = f"{lost / max(1, words.total()):.1%} of its words have letters that no token spells"
-    if lost > SPELLED_SHARE * words.total():
+    letters = sum(len(word) * count for word, count in words.items())
+    if sum(missing[word] * words[word] for word in words) > SPELLED_SHARE * letters:
         raise SbkitError(
             "A language model must be of a text that the recognizer's tokens spell, but "
             f"{said}. Train it on a text in the letters of train."

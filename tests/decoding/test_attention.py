@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from sbkit.base.errors import SbkitError
-from sbkit.decoding import joint_beam
-from sbkit.decoding.attention import AttentionDecoder, rescore
+from sbkit.decoding import attention as attention_decoding
+from sbkit.decoding.attention import AttentionDecoder, JointBeamSearch, rescore
 from sbkit.decoding.decoder import BeamDecoder
-from sbkit.decoding.joint_beam import JointBeamSearch
 from sbkit.decoding.prefix_beam import PrefixBeamSearch
 from sbkit.decoding.scorer import NOTHING, Scorer, TokenScorer
 from sbkit.models.loss import attention_loss
@@ -54,7 +53,7 @@ class RandomDecoder(AttentionDecoder):
 def test_a_joint_beam_without_bounds_is_enumeration_and_with_16_nearly(
     has_lm: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(joint_beam, "HOPELESS", inf)
+    monkeypatch.setattr(attention_decoding, "HOPELESS", inf)
     model = random_model(CHARACTERS[1:], seed=1)
     scorer: Scorer = NOTHING
     if has_lm:
@@ -137,6 +136,6 @@ def test_what_is_given_up_as_hopeless_would_not_have_been_the_best() -> None:
         attention = RandomDecoder(seed)
         beam = search.decode(log_probs, attention)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(joint_beam, "HOPELESS", inf)
+            patch.setattr(attention_decoding, "HOPELESS", inf)
             every = search.decode(log_probs, attention)
         assert beam[0] == every[0]

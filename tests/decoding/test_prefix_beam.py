@@ -11,8 +11,14 @@ from sbkit.base.errors import SbkitError
 from sbkit.decoding.frames import make_frames
 from sbkit.decoding.hotwords import HotwordScorer
 from sbkit.decoding.prefix_beam import PrefixBeamSearch, log_add
-from sbkit.decoding.scorer import NOTHING, Scorer, SumOfScorers, TokenScorer
-from sbkit.decoding.word_scorer import WordScorer, make_lexicon
+from sbkit.decoding.scorer import (
+    NOTHING,
+    Scorer,
+    SumOfScorers,
+    TokenScorer,
+    WordScorer,
+    make_lexicon,
+)
 from tests.decoding.by_definition import (
     BEAM_OF_16,
     CHARACTERS,

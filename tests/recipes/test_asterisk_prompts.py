@@ -172,11 +172,6 @@ def test_a_failed_download_is_told_in_apts_words(
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_language_without_prompts_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SbkitError, match=r"one of en, es, fr, it, ru .*but is 'xx'"):
-        prepare_prompts(language="xx", cache_folder=tmp_path)
-
-
 def test_the_real_english_prompts(asterisk_english: Path) -> None:
     clips = all_clips(asterisk_english)
     assert len(clips) > 500

@@ -135,7 +135,7 @@ def test_a_bundle_classifies_and_does_not_transcribe(
     ("option", "words"),
     [
         ("--label=colour", "`label` must name a column of the manifest"),
-        ("--nhead=99", "nhead"),
+        ("--nhead=99", "fails in `Transformer.encoder.0.attention`"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(

@@ -18,15 +18,6 @@ HEADERS = {  # of train.tsv, by the version that brought them
     "22": "client_id\tpath\tsentence_id\tsentence\tsentence_domain\t"
     f"{VOTES}\taccents\tvariant\tlocale\tsegment",
 }
-BESIDE = {  # files that list no clips to train on, with their first lines
-    "reported.tsv": "sentence_id\tsentence\tlocale\treason\nab12\tA b.\ten\tgrammar-or-spelling",
-    "clip_durations.tsv": "clip\tduration[ms]\ntrain0.mp3\t100",
-    "times.txt": "train0.mp3\t100",
-    "validated_sentences.tsv": "sentence_id\tsentence\tsentence_domain\tsource\tis_used\t"
-    "clips_count\nab12\tA b.\t\tself\t1\t2",
-    "unvalidated_sentences.tsv": "sentence_id\tsentence\tsentence_domain\tsource\n"
-    "ab13\tC d.\t\tself",
-}
 MORE = ("validated", "invalidated", "other")  # tables of clips beside the splits
 
 
@@ -50,8 +41,6 @@ def release_of(folder: Path, version: str, *, splits: tuple[str, ...]) -> Path:
             }
             rows.append("\t".join(known.get(name, "") for name in names))
         write_tsv(release, split, [HEADERS[version], *rows])
-    for name, text in BESIDE.items():
-        (release / name).write_text(text + "\n", encoding="utf-8")
     return release
 
 

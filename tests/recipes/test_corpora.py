@@ -152,29 +152,19 @@ def kaldi(folder: Path, **files: str) -> Mapping[str, object]:
 
 def test_a_folder_of_kaldi_is_read(tmp_path: Path) -> None:
     wav = "u1 /x/a.flac\nu2 b.flac\nu3 c.flac\n"
-    text = "u1 hello there\nu2 yes\nu4 no\n"
-    knobs = kaldi(tmp_path / "k", wav=wav, text=text, utt2spk="u1 ann\nu2 bob\n")
+    text, english = "u1 hello there\nu2 yes\nu4 no\n", {"language": "en"}
+    knobs = kaldi(
+        tmp_path / "k", wav=wav, text=text, utt2spk="u1 ann\nu2 bob\n", spk2gender="ann f"
+    )
     manifest = corpus_of(knobs).read(knobs, "train")
     assert [*manifest.clips] == [
-        Clip("u1", Path("/x/a.flac"), "hello there", {"speaker": "ann", "language": "en"}),
-        Clip("u2", tmp_path / "k/b.flac", "yes", {"speaker": "bob", "language": "en"}),
+        Clip("u1", Path("/x/a.flac"), "hello there", english | {"speaker": "ann", "gender": "f"}),
+        Clip("u2", tmp_path / "k/b.flac", "yes", english | {"speaker": "bob", "gender": ""}),
     ]
     assert manifest.bad_rows == (
         BadRow("wav.scp line 3", "no transcript", "text has no line for u3"),
         BadRow("u4", "no audio file", "text has a line for it, wav.scp has none"),
     )
-
-
-def test_the_gender_of_kaldis_speakers_is_that_of_their_clips(tmp_path: Path) -> None:
-    knobs = kaldi(
-        tmp_path / "k",
-        wav="u1 a.wav\nu2 b.wav",
-        text="u1 hi\nu2 yes",
-        utt2spk="u1 ann\nu2 bob",
-        spk2gender="ann f",
-    )
-    clips = corpus_of(knobs).read(knobs, "train").clips
-    assert [clip.columns["gender"] for clip in clips] == ["f", ""]
 
 
 @pytest.mark.parametrize(
@@ -191,15 +181,6 @@ def test_a_folder_of_kaldi_that_cannot_be_read_is_refused(
     knobs = kaldi(tmp_path / "k", **files)
     with pytest.raises(SbkitError, match=words):
         corpus_of(knobs).read(knobs, "train")
-
-
-def test_a_saved_dataset_is_read(tmp_path: Path) -> None:
-    rows = {"path": [str(tmp_path / "a.wav")], "text": ["hi"], "speaker": ["ann"], "age": [30]}
-    datasets.Dataset.from_dict(rows).save_to_disk(str(tmp_path / "saved"))
-    knobs = {"manifest": {"train": str(tmp_path / "saved")}, "language": "en"}
-    (clip,) = corpus_of(knobs).read(knobs, "train").clips
-    assert clip.path == tmp_path / "a.wav"
-    assert clip.columns == {"speaker": "ann", "age": "30", "language": "en"}
 
 
 @pytest.mark.parametrize("source", ["saved", "rows.parquet"])

@@ -103,13 +103,6 @@ def test_one_text_has_the_same_times_whichever_decoder_wrote_it(
     assert recognize(loaded, "hello there there") == found
 
 
-def test_the_offsets_are_those_of_the_bundle(bundle: Path) -> None:
-    loaded = load_bundle(bundle)
-    config = replace(loaded.config, word_offsets=WordOffsets(0.0, 1.0))
-    first = recognize(replace(loaded, config=config))[0]
-    assert (first.start, first.end) == (pytest.approx(10 * FRAME), pytest.approx(20 * FRAME))
-
-
 def test_errors_are_of_the_words_that_are_right() -> None:
     truth = [Word("a", 0.0, 1.0), Word("b", 1.0, 2.0), Word("c", 2.0, 3.0)]
     found = [Word("a", 0.04, 1.2), Word("x", 1.3, 1.4), Word("y", 1.4, 1.5), Word("c", 1.91, 3.0)]

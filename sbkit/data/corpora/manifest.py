@@ -14,10 +14,7 @@ from sbkit.data.storage.audio_store import AUDIO
 from sbkit.text.languages import primary
 
 # What sbkit calls its own columns: those of a prepared split, then what a batch adds.
-RESERVED_COLUMNS = (
-    *("id", "text", "sentence", "samples", AUDIO),
-    *("percent", "weight"),
-)
+RESERVED_COLUMNS = ("id", "text", "sentence", "samples", AUDIO, "percent", "weight")
 SPEAKER_COLUMNS = ("speaker", "client_id", "speaker_id", "spk_id", "spk")
 
 

@@ -8,7 +8,6 @@ import datasets
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
 from sbkit.audio.augment import SpeedGroup
 from sbkit.base.errors import SbkitError
@@ -51,13 +50,6 @@ def collate(store: datasets.Dataset, tokenizer: Tokenizer, rows: list[int]) -> T
     """Read rows and put them side by side."""
     examples = [Example((row,), SAMPLES[row]) for row in rows]
     return TextCollate(tokenizer)(UtteranceDataset(store).__getitems__(examples))
-
-
-def test_a_loader_that_torch_plans_reads_rows(
-    store: datasets.Dataset, tokenizer: Tokenizer
-) -> None:
-    loader = DataLoader(UtteranceDataset(store), batch_size=2, collate_fn=TextCollate(tokenizer))
-    assert [batch.ids for batch in loader] == [["clip0", "clip1"], ["clip2", "clip3"], ["clip4"]]
 
 
 def test_rows_side_by_side(store: datasets.Dataset, tokenizer: Tokenizer) -> None:

@@ -122,14 +122,6 @@ def test_padding_is_little_in_a_small_corpus(concat_prob: float) -> None:
         assert heard / sum(map(padded, batches)) >= 0.96
 
 
-def test_the_shares_of_a_step_are_alike() -> None:
-    samples = [(row % 17 + 1) * SECOND // 2 for row in range(300)]
-    ranks = micro_batches(samples, world_size=3, accumulation=2)
-    for micro in zip(*ranks, strict=True):
-        counts = [len(batch) for batch in micro]
-        assert max(counts) - min(counts) <= 1
-
-
 def test_a_placeholder_stands_in_where_there_are_fewer_rows_than_ranks() -> None:
     ranks = micro_batches([3 * SECOND, SECOND], world_size=3, accumulation=1)
     long, short = Example((0,), 3 * SECOND), Example((1,), SECOND)

@@ -69,13 +69,6 @@ def test_a_bad_row_is_noted_and_the_others_stay(
     assert manifest.bad_rows == (BadRow("row 3", reason, detail),)
 
 
-def test_an_object_without_a_path_is_a_bad_row(tmp_path: Path) -> None:
-    rows = '{"path": "a.mp3", "sentence": "yes"}\n{"sentence": "no"}\n'
-    manifest = read_manifest(write(tmp_path, rows))
-    assert [clip.id for clip in manifest.clips] == ["a"]
-    assert manifest.bad_rows == (BadRow("row 2", "no path", "the field of the path is empty"),)
-
-
 REFUSED: dict[str, tuple[str | bytes, str]] = {
     "empty": ("", "is empty"),
     "an empty spreadsheet": (",,\n,,\n", "is empty"),

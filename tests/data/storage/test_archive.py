@@ -86,14 +86,3 @@ def test_links_and_devices_are_not_unpacked(tmp_path: Path) -> None:
         "train.tsv"
     ]
     assert not [each for each in unpacked(archive).iterdir() if each.name.startswith("entry")]
-
-
-def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    archive = pack(tmp_path)
-
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("shutil.copyfileobj", full)
-    with pytest.raises(SbkitError, match="must have room for prepared data.* SBKIT_CACHE"):
-        unpacked(archive)

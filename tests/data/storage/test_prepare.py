@@ -170,12 +170,6 @@ def test_a_selection_reads_and_travels_like_any_dataset(tmp_path: Path) -> None:
         assert np.array_equal(row["audio"], np.concatenate(parts))
 
 
-def test_nothing_at_all_is_an_empty_dataset(tmp_path: Path) -> None:
-    prepared = prepare(tmp_path, [])
-    assert len(prepared.dataset) == 0
-    assert {"id", "text", "sentence", "samples", "audio"} == set(prepared.dataset.column_names)
-
-
 def cut(file: Path) -> None:
     """Keep the first half of a file."""
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
@@ -228,17 +222,6 @@ def test_a_shard_that_is_not_whole_is_prepared_again(
     if damage != "no table":
         (line,) = capsys.readouterr().out.splitlines()
         assert line.startswith(f"{file} is damaged (")
-
-
-def test_audio_that_changed_on_the_disk_is_noticed_when_it_is_read(tmp_path: Path) -> None:
-    clips = make_clips(tmp_path / "clips", 2)
-    dataset = prepare(tmp_path, clips).dataset
-    (file,) = shards_of(tmp_path)
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
-    with pytest.raises(SbkitError, match=r"arrow must hold what was prepared, but is damaged"):
-        list(read_rows(dataset, range(2)))
 
 
 @pytest.mark.parametrize("limit", [{"BLOCK_CLIPS": 5}, {"BLOCK_BYTES": 30_000}])

@@ -41,7 +41,6 @@ from sbkit.data.storage.write_shards import ShardOptions, share, write_shards
 from tests import processes
 from tests.data.storage import test_prepare
 from tests.runs import ROOT
-from tests.shortage import largest_file
 
 OPTIONS = ShardOptions(sample_rate=16_000, store="pcm", shard_bytes=20_000, seed=7)
 ROLES = {"train": ["train"], "valid": ["dev"], "test": []}
@@ -447,26 +446,6 @@ def test_what_cannot_be_is_refused_in_a_sentence(
         SbkitError, match=r"must be parquet or JSON Lines in UTF-8, but cannot be read"
     ):
         write_streamed(str(tmp_path / "other"), tmp_path / "stream")
-
-
-def test_a_full_disk_keeps_the_shards_that_are_finished(clips: list[Clip], tmp_path: Path) -> None:
-    signal_before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    longer = [*clips, Clip("long", tmp_path / "long.wav", "Long.", {"age": "1"})]
-    soundfile.write(tmp_path / "long.wav", np.zeros(100_000), 16_000)
-    folder = tmp_path / "shards"
-    try:
-        with (
-            largest_file(150_000),
-            pytest.raises(SbkitError, match="must have room for prepared data"),
-        ):
-            write(str(folder), longer)
-    finally:
-        signal.signal(signal.SIGXFSZ, signal_before)
-    kept = set(folder.glob("*.arrow"))
-    assert not list(folder.glob(".*.tmp"))
-    write(str(folder), longer)
-    assert kept < set(folder.glob("*.arrow"))
-    assert len(train_of(str(folder))) == 25
 
 
 def test_parts_of_a_stream_may_have_other_columns(tmp_path: Path, place: str) -> None:
