@@ -21,7 +21,6 @@ from sbkit.config.document import (
 )
 from sbkit.config.references import resolve_references
 
-OBJECT = "an object"
 ATTRIBUTE = "!apply:getattr"  # what HyperPyYAML makes of `!ref <tokenizer.vocab_size>`
 AUTO = {"batch_seconds": "auto"}  # a word that a number may give way to, and the other way round
 
@@ -50,13 +49,13 @@ def kind(value: object) -> str:
         Sequence: "a list",
         date: "a date",
     }
-    return next((name for each, name in kinds.items() if isinstance(value, each)), OBJECT)
+    return next((name for each, name in kinds.items() if isinstance(value, each)), "an object")
 
 
 def converted(default: object, value: object) -> object:
     """Return the value as one of the default's kind; raises TypeError where it is of another."""
     wanted, came = kind(default), kind(value)
-    if came == OBJECT:
+    if came == "an object":
         raise TypeError("a plain value")
     if wanted == "a number" and isinstance(value, int) and came == "a whole number":
         return float(value)

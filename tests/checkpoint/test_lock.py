@@ -40,7 +40,6 @@ def training(folder: Path) -> Iterator[Process]:
 
 def test_a_second_run_is_refused_until_the_first_is_killed(tmp_path: Path) -> None:
     saves = tmp_path / "saves"
-    save(tmp_path / "other", 1.0)
     with training(saves) as first:
         for second in (Checkpointer(saves).check_same_model, lambda: save(saves, 1.0)):
             with pytest.raises(SbkitError, match=f"One run at a time may save to {saves}"):
