@@ -80,7 +80,7 @@ def read_clips(folder: Path, data: Path) -> tuple[Clips, list[str]]:
 
     bundle = load_bundle(folder).with_decoder("greedy")
     rows = prepare_source(bundle, data, ScoreOptions(), data.stem)
-    clips = [clip for batch in read_whole_clips(rows, RATE) for clip in batch.audio]
+    clips = [row["audio"] for batch in read_whole_clips(rows, RATE) for row in batch.values()]
     return clips, [text for batch in batches(clips) for text in bundle.transcribe(batch)]
 
 

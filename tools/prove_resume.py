@@ -116,9 +116,8 @@ def parameters(run: Path) -> dict[str, torch.Tensor]:
 def with_frequent_saves(yaml: Path, folder: Path) -> Path:
     """Write a YAML that saves every other step; the interval has no knob on the command line."""
     text = yaml.read_text(encoding="utf-8")
-    often = re.sub(r"(?m)^ckpt_interval_minutes:.*", "ckpt_interval_steps: 2", text)
     copy = folder / yaml.name
-    copy.write_text(often, encoding="utf-8")
+    copy.write_text(re.sub(r"(?m)^ckpt_interval_minutes:.*", "ckpt_interval_steps: 2", text))
     return copy
 
 

@@ -15,8 +15,6 @@ from sbkit.base.process import run_main
 from sbkit.config.hparams import parse_command, read_knobs
 from sbkit.text.normalize import normalize
 
-WORTH_HEARING = 5  # words
-
 
 def folder(arguments: Sequence[str]) -> str:
     """Name the folder that a training command will write to."""
@@ -24,7 +22,7 @@ def folder(arguments: Sequence[str]) -> str:
 
 
 def clip(arguments: Sequence[str]) -> str:
-    """Name a clip of the test split and, after a tab, its normalized reference."""
+    """Name the clip of the test split with the longest text and, after a tab, that normalized."""
     # These import torch and datasets, which take seconds, and nothing else here needs them.
     from recipes.AsteriskPrompts.prepare import prepare_prompts
     from sbkit.data.corpora.release import find_release, read_release
@@ -36,8 +34,7 @@ def clip(arguments: Sequence[str]) -> str:
         language=language, cache_folder=default_cache()
     )
     clips = read_release(find_release(release, language) / "test.tsv", language).clips
-    long = (each for each in clips if len(each.sentence.split()) >= WORTH_HEARING)
-    chosen = next(long, clips[0])
+    chosen = max(clips, key=lambda each: len(each.sentence))
     return f"{chosen.path}\t{normalize(chosen.sentence, language)}"
 
 

@@ -9,12 +9,13 @@ import numpy as np
 
 from recipes.asr.language_models import prepare_language_models
 from recipes.prepare import print_data
+from sbkit.base.text import plural
 from sbkit.data.batches.batch import TextCollate
 from sbkit.data.batches.loaders import Loaders, make_loaders
 from sbkit.data.batches.sampler import fastest_percent
 from sbkit.data.corpora.columns import count_characters, read_texts, take_columns
 from sbkit.data.corpora.splits import Excluded, Splits
-from sbkit.data.corpora.transcripts import Transcripts, read_transcripts
+from sbkit.data.corpora.transcripts import read_transcripts
 from sbkit.distributed.device import Placement
 from sbkit.distributed.ranks import rank
 from sbkit.logs.log import log
@@ -48,7 +49,7 @@ def make_asr_loaders(
     splits = leave_out_impossible(splits, tokenizer, subsampling, hparams["speeds"])
     print_data(splits, hparams)
     if rank() == 0:
-        _tell(splits, tokenizer, subsampling, hparams["language"])
+        _log_texts(splits, tokenizer, subsampling, hparams["language"])
     collate = TextCollate(tokenizer, hparams["sample_rate"])
     return make_loaders(splits, hparams, collate=collate, placement=placement)
 
@@ -74,24 +75,21 @@ def leave_out_impossible(
     return replace(splits, train=splits.train.select(kept), excluded=[*splits.excluded, *left_out])
 
 
-def _tell(splits: Splits, tokenizer: Tokenizer, subsampling: Subsampling, language: str) -> None:
+def _log_texts(
+    splits: Splits, tokenizer: Tokenizer, subsampling: Subsampling, language: str
+) -> None:
+    """Log how texts are normalized, and how many to be scored no model could write."""
     log(describe_normalizer(language))
     characters = count_characters(read_texts(splits.train, "sentence"))
     if dropped := describe_dropped(characters, language):
         log(f"note: in train, {dropped}.")
     for name, split in splits.evaluated().items():
-        _tell_unwritable(name, read_transcripts(split, tokenizer), subsampling)
-
-
-def _tell_unwritable(name: str, transcripts: Transcripts, subsampling: Subsampling) -> None:
-    """Print how many transcripts no model could write; they are kept, and count as errors."""
-    reasons = {
-        "with characters that the training text never showed": transcripts.unknown.sum(),
-        "with more text than the frames of the audio can hold": len(
-            transcripts.lacking(subsampling)
-        ),
-    }
-    for reason, count in reasons.items():
-        if count:
-            noun = "transcript" if count == 1 else "transcripts"
-            log(f"{name}: {count} {noun} {reason}; what cannot be written counts as errors")
+        transcripts = read_transcripts(split, tokenizer)
+        unknown, long = transcripts.unknown.sum(), len(transcripts.lacking(subsampling))
+        for count, reason in (
+            (unknown, "with characters that the training text never showed"),
+            (long, "with more text than the frames of the audio can hold"),
+        ):
+            if count:
+                several = plural(count, "transcript")
+                log(f"{name}: {several} {reason}; what cannot be written counts as errors")

@@ -255,9 +255,10 @@ def score_rows(
 ) -> list[Any]:
     """Score every utterance, the shortest first, in the order of the rows."""
     found: dict[int, Any] = {}
-    for clips in read_whole_clips(rows, bundle.config.sample_rate):
-        with naming_audio(", ".join(row["id"] for row in clips.rows[:3])):
-            found |= zip(clips.places, score(clips.rows, clips.audio), strict=True)
+    for batch in read_whole_clips(rows, bundle.config.sample_rate):
+        few = [*batch.values()]
+        with naming_audio(", ".join(row["id"] for row in few[:3])):
+            found |= zip(batch, score(few, [row["audio"] for row in few]), strict=True)
     return [found[row] for row in range(len(rows))]
 
 

@@ -46,8 +46,11 @@ class NonFiniteRecorder:
         self.epoch = 0
 
     def record(self, batch: Any, lost: Tensor) -> None:
-        """Remember a micro-batch of the step to come."""
-        self._batches.append((describe(batch), lost.detach()))
+        """Remember the utterances of a micro-batch of the step to come, and their lengths."""
+        described: dict[str, Any] = {"ids": ids_of(batch)}
+        if isinstance(batch, Batch):
+            described["samples"] = batch.audio_lengths.tolist()
+        self._batches.append((described, lost.detach()))
 
     def end_step(self, step: int, flags: Tensor) -> None:
         """Add a step of the micro-batches recorded since the last one."""
@@ -101,14 +104,6 @@ def ids_of(batch: Any) -> list[str]:
     """Name the utterances of a batch, sbkit's or SpeechBrain's; others may have none."""
     ids = batch.ids if isinstance(batch, Batch) else getattr(batch, "id", None)
     return [str(each) for each in ids] if isinstance(ids, list) else []
-
-
-def describe(batch: Any) -> dict[str, Any]:
-    """Name the utterances of a batch and their lengths, as far as its kind tells."""
-    described: dict[str, Any] = {"ids": ids_of(batch)}
-    if isinstance(batch, Batch):
-        described["samples"] = batch.audio_lengths.tolist()
-    return described
 
 
 @contextmanager

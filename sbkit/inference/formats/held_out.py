@@ -3,14 +3,12 @@
 Formats are compared on them, and `sbkit score` scores them.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import datasets
 
-from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.declaration import RESOLVED
 from sbkit.config.hparams import read_knobs
@@ -22,25 +20,17 @@ from sbkit.train.recipe import load_recipe
 BATCH_SECONDS = 120.0  # of padded audio
 
 
-@dataclass(frozen=True)
-class WholeClips:
-    """Some utterances: their places in the data, all that is known of them, and (S,) of int16."""
-
-    places: tuple[int, ...]
-    rows: Sequence[Mapping[str, Any]]
-    audio: list[Samples]
-
-
-def read_whole_clips(rows: datasets.Dataset, sample_rate: int) -> Iterator[WholeClips]:
-    """Yield every utterance, the shortest first."""
+def read_whole_clips(
+    rows: datasets.Dataset, sample_rate: int
+) -> Iterator[dict[int, Mapping[str, Any]]]:
+    """Yield batches of utterances, the shortest first: by their places, with `audio` (S,) int16."""
     reader = UtteranceDataset(rows)
     batches = EvalSampler(
         samples=sample_counts(rows), batch_seconds=BATCH_SECONDS, sample_rate=sample_rate
     )
     for batch in batches:
-        chosen = reader.__getitems__(batch)
-        audio = [row["audio"] for row in chosen]
-        yield WholeClips(tuple(row for each in batch for row in each.rows), chosen, audio)
+        places = (row for each in batch for row in each.rows)
+        yield dict(zip(places, reader.__getitems__(batch), strict=True))
 
 
 def find_held_out(run: Path) -> Mapping[str, datasets.Dataset]:

@@ -24,7 +24,7 @@ from sbkit.decoding.greedy import best_tokens
 from sbkit.evaluate.wer import Scores, count_errors
 from sbkit.evaluate.wer_report import error_figures
 from sbkit.inference.bundle.bundle import Bundle
-from sbkit.inference.formats.held_out import WholeClips, read_whole_clips
+from sbkit.inference.formats.held_out import read_whole_clips
 from sbkit.inference.formats.traced import TrainedModel, trained_log_probs
 from sbkit.inference.runtime.model import naming_audio
 from sbkit.inference.runtime.onnx_runtime import Counts, Floats, LogProbs
@@ -104,12 +104,12 @@ class Grid:
 WHOLE = Grid()
 
 
-def _held_out_case(clips: WholeClips) -> Case:
-    lengths = np.array([len(each) for each in clips.audio], np.int64)
-    audio = np.zeros((len(lengths), lengths.max()), np.float32)
-    for row, each in zip(audio, clips.audio, strict=True):
-        row[: len(each)] = each / np.float32(FULL_SCALE)
-    return Case(audio, lengths, f"{len(audio)} held-out clips", clips.rows)
+def _held_out_case(rows: Sequence[Mapping[str, Any]]) -> Case:
+    lengths = np.array([len(each["audio"]) for each in rows], np.int64)
+    audio = np.zeros((len(rows), lengths.max()), np.float32)
+    for row, length, each in zip(audio, lengths, rows, strict=True):
+        row[:length] = each["audio"] / np.float32(FULL_SCALE)
+    return Case(audio, lengths, f"{len(rows)} held-out clips", rows)
 
 
 @dataclass
@@ -258,7 +258,8 @@ def compare(
 def _cases(grid: Grid, held_out: HeldOut | str, rate: int) -> Iterator[Case]:
     yield from grid.cases(rate)
     for rows in () if isinstance(held_out, str) else held_out.values():
-        yield from map(_held_out_case, read_whole_clips(rows, rate))
+        for batch in read_whole_clips(rows, rate):
+            yield _held_out_case([*batch.values()])
 
 
 def _rows(found: LogProbs) -> list[Floats]:

@@ -74,12 +74,6 @@ def shortest(program: ExportedProgram) -> int:
     return int(program.range_constraints[symbol].lower)
 
 
-def example_audio(sample_rate: int) -> tuple[Tensor, Tensor]:
-    """Make a second of noise of three lengths: (B, S), (B,)."""
-    noise = torch.randn(EXAMPLE, sample_rate, generator=torch.Generator().manual_seed(0)) / 10
-    return noise, torch.tensor([sample_rate, sample_rate * 3 // 4, sample_rate // 2])
-
-
 @contextmanager
 def quietly() -> Iterator[None]:
     """Hide the warnings, log lines and failed graphs that exporters print."""
@@ -107,8 +101,10 @@ class TrainedModel:
 
     @cached_property
     def program(self) -> ExportedProgram:
-        """Trace it."""
-        return trace(self.waveform, *example_audio(self.bundle.config.sample_rate))
+        """Trace it on a second of noise of three lengths."""
+        rate = self.bundle.config.sample_rate
+        noise = torch.randn(EXAMPLE, rate, generator=torch.Generator().manual_seed(0)) / 10
+        return trace(self.waveform, noise, torch.tensor([rate, rate * 3 // 4, rate // 2]))
 
 
 @torch.inference_mode()

@@ -71,6 +71,11 @@ class TrainsAnother(AsrBrain):
         self.optimizers_dict = {"all": self.optimizer}
 
 
+class Unmade(AsrBrain):
+    def init_optimizers(self) -> None:
+        raise ValueError("Invalid beta parameter")
+
+
 class WithoutDecoder(AsrBrain):
     def compute_objectives(self, predictions: Predictions, batch: Batch, stage: Stage) -> Loss:
         without = replace(predictions, logits=None)
@@ -170,6 +175,16 @@ OWNERSHIP = [
                 ("EpochCounter, Adam would be in",),
             ),
         ),
+    ),
+    Mutation(
+        name="an optimizer that cannot be made",
+        recipe=brain(Unmade),
+        expected=(Expected("ownership", "opt_class", ("ValueError: Invalid beta",)),),
+    ),
+    Mutation(
+        name="loaders that cannot be made",
+        recipe=lambda recipe: replace(recipe, make_loaders=lambda *parts: parts[9]),
+        expected=(Expected("loaders", ".yaml:1", ("`loaders` of the run", "IndexError")),),
     ),
     Mutation(
         name="a parameter in two groups",
