@@ -8,10 +8,12 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from sbkit.base.errors import BAD_INPUT, FAILED, SbkitError
+from sbkit.base.machine import PRECISIONS
 from sbkit.base.process import Parser, import_own, run_main
 from sbkit.base.text import __version__, printable, printable_json
 
@@ -291,8 +293,12 @@ def _compare(options: argparse.Namespace) -> None:
     choice("--format", "text", "txt", "json", "srt", "vtt", "tsv", default="text"),
     path("--out", "DIR", "write a file for each there, instead of printing"),
     text("--device", "DEVICE", "cpu, cuda, cuda:N or auto (the default)", default="auto"),
-    choice("--runtime", "torch", "onnx", default="torch"),
-    choice("--precision", "fp32", "bf16", "fp16", "int8", default="fp32"),
+    choice("--runtime", *PRECISIONS, default="torch"),
+    choice(
+        *("--precision", *dict.fromkeys(chain(*PRECISIONS.values()))),
+        help="; ".join(f"{name}: {', '.join(each)}" for name, each in PRECISIONS.items()),
+        default="fp32",
+    ),
     choice("--compile", "default", "reduce-overhead", help="compile the model first"),
     DECODER,
     HOTWORDS,
