@@ -2,18 +2,24 @@
 
 import io
 import json
+import re
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import soundfile
 
 from sbkit.base.errors import FILES_FAILED, SbkitError
 from sbkit.cli import run
+from sbkit.inference.transcribe.classify import Classification
 from sbkit.inference.transcribe.command import find_audio
 from sbkit.inference.transcribe.transcriber import Transcriber
+from sbkit.text.word import Word
+from tests.inference.bundles import ROOT
 from tests.inference.tones import RATE, speak, tone_transcriber
 
 Captured = pytest.CaptureFixture[str]
@@ -107,6 +113,29 @@ def test_json_has_the_words_and_what_it_ran_on(talks: Path, capsys: Captured) ->
     assert found["seconds"] == pytest.approx(0.6)
     assert [each["text"] for each in found["words"]] == ["a", "fox"]
     assert found["effective"]["device"] == "cpu"
+
+
+def fields(value: Any, name: str = "") -> Iterator[str]:
+    """Yield the names of all that an object of JSON holds, as `words.text`."""
+    if isinstance(value, list):
+        for each in value:
+            yield from fields(each, name)
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            yield (below := f"{name}.{key}".lstrip("."))
+            yield from fields(each, below)
+
+
+def test_every_field_of_json_is_in_the_readme(talks: Path, capsys: Captured) -> None:
+    assert run(["transcribe", "model", "talks", "--format", "json"]) == 0
+    found = [{*fields(json.loads(line))} for line in capsys.readouterr().out.splitlines()]
+    sure = fields({"words": Word("a", 0, 1, confidence=0.5).plain()})
+    label = {*fields(Classification(talks, "quick", 0.5, 1.0).plain())}
+    text = (ROOT / "sbkit/inference/README.md").read_text("utf-8")
+    tables = text.partition("## From Python")[0].split("| field | |")[1:]
+    told = [{*re.findall(r"^\| `([\w.]+)` \|", table, re.MULTILINE)} for table in tables]
+    assert [found[0] | {*sure}, label] == told
+    assert found == 3 * found[:1]
 
 
 def test_each_gets_a_file_of_its_own(talks: Path, capsys: Captured) -> None:
