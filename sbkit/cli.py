@@ -270,23 +270,32 @@ def _score(options: argparse.Namespace) -> None:
 
 @command(
     "compare",
-    "test whether two runs differ",
+    "test whether two runs differ, or find the best of several",
     path("a", "RUN_A", "a run, or a folder of scores"),
     path("b", "RUN_B", "another one"),
+    path("more", "RUN", "others: a table of all, with the best marked", nargs="*"),
     flag("--json", "print the figures as JSON"),
-    path("--html", "FILE", "write a page of both, too"),
+    path("--html", "FILE", "write a page of two, too"),
 )
 def _compare(options: argparse.Namespace) -> None:
     from sbkit.base.files import to_json
-    from sbkit.evaluate import compare
+    from sbkit.evaluate import compare, ranking
 
-    compared = compare.compare_runs(options.a, options.b)
+    if options.more and options.html is not None:
+        raise SbkitError("`--html` must come with two runs, but there are more. Leave it out.")
+    if options.more:
+        compared = ranking.rank_runs([options.a, options.b, *options.more])
+        lines = ranking.describe_ranking(compared)
+    else:
+        compared = compare.compare_runs(options.a, options.b)
+        lines = compare.describe_comparison(compared)
     if options.html is not None:
         compare.write_comparison(options.html, compared)
-    if options.json:
-        print(printable_json(to_json(compared, indent=2)))
-    else:
-        print("\n".join(map(printable, compare.describe_comparison(compared))))
+    print(
+        printable_json(to_json(compared, indent=2))
+        if options.json
+        else "\n".join(map(printable, lines))
+    )
 
 
 @command(
