@@ -4,8 +4,10 @@ Each command imports what it needs when it runs, so that ``sbkit --help`` answer
 """
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -286,7 +288,7 @@ def _compare(options: argparse.Namespace) -> None:
     "transcribe audio files",
     BUNDLE,
     text("files", "FILE", "audio, folders, patterns, - for standard input", nargs="+"),
-    choice("--format", "text", "json", "srt", "vtt", default="text"),
+    choice("--format", "text", "txt", "json", "srt", "vtt", "tsv", default="text"),
     path("--out", "DIR", "write a file for each there, instead of printing"),
     text("--device", "DEVICE", "cpu, cuda, cuda:N or auto (the default)", default="auto"),
     choice("--runtime", "torch", "onnx", default="torch"),
@@ -307,6 +309,7 @@ def _transcribe(options: argparse.Namespace) -> int:
     "print which label audio files have",
     BUNDLE,
     path("files", "FILE", "wav, flac, mp3...", nargs="+"),
+    choice("--format", "text", "json", default="text"),
     IMPORT,
 )
 def _classify(options: argparse.Namespace) -> int:
@@ -317,6 +320,9 @@ def _classify(options: argparse.Namespace) -> int:
         if isinstance(result, SbkitError):
             print(result, file=sys.stderr)
             code = BAD_INPUT
+        elif options.format == "json":
+            plain = {**asdict(result), "file": str(result.file)}
+            print(printable_json(json.dumps(plain, ensure_ascii=False)), flush=True)
         else:
             named = f"{printable(str(result.file))}\t" if len(options.files) > 1 else ""
             print(f"{named}{result}", flush=True)

@@ -2,11 +2,15 @@
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import reduce
+from operator import getitem
 from pathlib import Path
+from typing import Any
 
 import yaml
+from hyperpyyaml.core import recursive_update
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.constructor import RoundTripConstructor
@@ -16,6 +20,7 @@ from sbkit.base.errors import SbkitError
 Keys = tuple[str | int, ...]
 
 REFERENCE_TAGS = ("!ref", "!copy")
+INCLUDE_TAG = "!include:"
 BUILDER_TAGS = ("!new:", "!name:", "!module:", "!apply:")
 REFERENCE = re.compile(r"<([^>]*)>")
 TUPLE = re.compile(r"\(.*\)")
@@ -80,17 +85,20 @@ def walk(node: object, keys: Keys = ()) -> Iterator[tuple[Keys, object]]:
 
 @dataclass(frozen=True)
 class Document:
-    """One file."""
+    """One file, with the trees of the files it includes; included: those, by their keys."""
 
     path: Path
     text: str
     root: CommentedMap
+    included: dict[Keys, "Document"] = field(default_factory=dict)
 
     def place(self, keys: Keys) -> str:
         """Return the file and the line of a key, as far down as the file goes."""
         node: object = self.root
         line = 0
-        for key in keys:
+        for depth, key in enumerate(keys):
+            if keys[:depth] in self.included:
+                return self.included[keys[:depth]].place(keys[depth:])
             if not isinstance(node, CommentedMap | CommentedSeq):
                 break
             line = (node.lc.data or {}).get(key, [line])[0]
@@ -126,7 +134,27 @@ def read_document(path: Path) -> Document:
             f"{path} must consist of `key: value` lines, but at its root there is {what}. "
             "Put every part under a key of its own."
         )
-    return Document(path, text, root)
+    document = Document(path, text, root)
+    for keys, node in [*walk(root)]:
+        if tag_of(node).startswith(INCLUDE_TAG):
+            _include(document, keys, node)
+    return document
+
+
+def _include(document: Document, keys: Keys, node: object) -> None:
+    """Put the tree of a file in the place of ``!include:FILE``; keys beside the tag override it."""
+    inner = read_document(document.path.parent / tag_of(node).removeprefix(INCLUDE_TAG))
+    above = f"{keys[0]}{''.join(f'[{key}]' for key in keys[1:])}"
+    nodes: dict[int, Any] = {id(each): each for _, each in walk(inner.root)}  # an alias once
+    for each in nodes.values():
+        if tag_of(each) in REFERENCE_TAGS:  # to keys of its own file
+            each.value = re.sub(r"<([^].[>]+)", rf"<{above}[\1]", each.value)
+    try:
+        recursive_update(inner.root, node if isinstance(node, CommentedMap) else {}, True)
+    except KeyError as error:
+        raise SbkitError(f"`{dotted(keys)}` ({document.place(keys)}): {error.args[0]}.") from error
+    reduce(getitem, keys[:-1], document.root)[keys[-1]] = inner.root
+    document.included[keys] = inner
 
 
 def read_yaml_text(path: Path) -> str:

@@ -47,10 +47,6 @@ def resolve_references(document: Document, *, are_filled: bool = True) -> Commen
             for key in [*node] if isinstance(node, CommentedMap) else range(len(node)):
                 node[key] = resolve(node[key], (*keys, key))
         where = f"`{dotted(keys)}: {tag_of(node)} {text_of(node)}` ({document.place(keys)})"
-        if tag_of(node).startswith("!include:"):
-            raise SbkitError(
-                f"{where} must stand in this file itself. Copy the keys that it names."
-            )
         if tag_of(node) == PLACEHOLDER_TAG and are_filled:
             raise SbkitError(f"{where} must be given a value. Pass --{dotted(keys)}=...")
         if tag_of(node) == PLACEHOLDER_TAG:

@@ -217,7 +217,6 @@ def test_an_override_that_would_not_take_effect_is_refused(
         ("- 1", "must consist of `key: value` lines"),
         ("", "there is nothing"),
         ("!include:other.yaml", "at its root there is !include:other.yaml"),
-        ("a: !include:other.yaml", "must stand in this file itself"),
         ("a: !PLACEHOLDER\n", "`a: !PLACEHOLDER ` ({path}:1) must be given a value. Pass --a=..."),
         ("size: 1\na: !ref <siz>", "there is no `siz`. Did you mean `size`?"),
         ("a: !ref size", "Write it in angle brackets: `!ref <key>`"),
@@ -264,6 +263,65 @@ def test_a_missing_file_names_the_nearest(path: Path) -> None:
     assert refusal(path.with_name("other"), {}).endswith(
         "No such file or directory). Check its name."
     )
+
+
+class TestInclude:
+    """A file inside a file; its references name its own keys."""
+
+    @pytest.fixture
+    def path(self, tmp_path: Path) -> Path:
+        (tmp_path / "deep.yaml").write_text("# sizes\n\nsize: 1\nhalf: !ref <size> / 2\n")
+        (tmp_path / "inner.yaml").write_text(
+            "# a model\nsize: 1\nmust: !PLACEHOLDER\ntwice: !ref <size> * 2\nmany: [1, 2]\n"
+            "deep: !include:deep.yaml  # below\n    size: !ref <size>\n"
+        )
+        path = tmp_path / "outer.yaml"
+        path.write_text(
+            "seed: 4\ninner: !include:inner.yaml  # more\n  must: !ref <seed>\n"
+            "seen: !ref <inner[twice]>\n"
+        )
+        return path
+
+    def test_it_is_read_overridden_and_saved(self, path: Path) -> None:
+        inner = {"size": 1, "must": 4, "twice": 2, "many": [1, 2], "deep": {"size": 1, "half": 0.5}}
+        assert knobs(path)["inner"] == load_hparams(path, {})["inner"] == inner
+        arguments = ("--inner.size=5", "--inner.must=3", "--inner.many.0=3", "--inner.deep.size=8")
+        found = knobs(path, *arguments)
+        inner = {"size": 5, "must": 3, "twice": 10, "many": [3, 2], "deep": {"size": 8, "half": 4}}
+        assert found == {"seed": 4, "inner": inner, "seen": 10}
+        saved = path.with_name("hyperparams.yaml")
+        save_resolved(saved, path, parse_overrides(arguments))
+        assert "!include" not in saved.read_text()
+        assert read_knobs(saved, {}) == load_hparams(saved, {}) == found
+
+    @pytest.mark.parametrize(
+        ("argument", "says"),
+        [
+            ("--inner.sise=3", "Did you mean `inner.size`?"),
+            ("--inner.size=abc", "`--inner.size` must be a whole number"),
+            ("--inner=3", "must be a mapping"),
+        ],
+    )
+    def test_a_wrong_override_is_refused(self, path: Path, argument: str, says: str) -> None:
+        assert says in refusal(path, parse_overrides([argument]))
+
+    @pytest.mark.parametrize(
+        ("old", "new", "says"),
+        [
+            ("must: !ref", "mist: !ref", "'mist' not found in: ['size', 'must'"),
+            ("  must: !ref <seed>\n", "", "`inner.must: !PLACEHOLDER ` ({inner}:3) must be given"),
+            ("inner.yaml", "none.yaml", "must be readable"),
+            ("inner[twice]", "inner[twise]", "Did you mean `twice`?"),
+        ],
+    )
+    def test_a_wrong_file_is_refused(self, path: Path, old: str, new: str, says: str) -> None:
+        path.write_text(path.read_text().replace(old, new))
+        assert says.format(inner=path.with_name("inner.yaml")) in refusal(path, {})
+
+    def test_a_failing_object_is_named_in_its_own_file(self, path: Path) -> None:
+        inner = path.with_name("inner.yaml")
+        inner.write_text(inner.read_text() + "bad: !new:fractions.Fraction [1, 0]\n")
+        assert f"`inner.bad` ({inner}:8)" in refusal(path, {})
 
 
 def test_a_constructor_that_refuses_in_a_sentence_keeps_it(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """A second task: utterances are classified by a column, with everything that training has."""
 
 import csv
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,10 @@ def test_a_bundle_classifies_and_does_not_transcribe(
     assert [file for file, _, _ in found] == clips
     assert all(label in ("quick", "slow") for _, label, _ in found)
     assert all(0.5 <= float(probability) <= 1 for *_, probability in found)
+    assert sbkit(["classify", str(tmp_path / "bundle"), clips[0], "--format", "json"]) == 0
+    plain = json.loads(capsys.readouterr().out)
+    assert (plain["file"], plain["label"], plain["probability"] >= 0.5) == (*found[0][:2], True)
+    assert plain["seconds"] == pytest.approx(soundfile.info(clips[0]).duration, abs=0.1)
     assert sbkit(["doctor", str(tmp_path / "bundle")]) == 0
     assert "torch fp32: runs on torch, cpu" in capsys.readouterr().out
     with pytest.raises(SbkitError, match="Use: sbkit classify"):

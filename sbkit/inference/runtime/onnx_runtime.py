@@ -188,5 +188,5 @@ def _read_back(session: Any, provider: str) -> Effective:
         runtime="onnx",
         device=f"cuda:{number}" if on_gpu else "cpu",
         precision=" and ".join(sorted(precisions, reverse=True)),
-        nodes=Counter(name for name, _ in nodes),
+        nodes=dict(Counter(name for name, _ in nodes)),  # `asdict` copies no Counter
     )

@@ -12,6 +12,7 @@ import numpy as np
 from sbkit.audio.io import stream_audio
 from sbkit.base.errors import SbkitError
 from sbkit.base.text import printable
+from sbkit.base.units import samples_to_seconds
 from sbkit.inference.bundle.bundle import Bundle
 from sbkit.inference.runtime.model import naming_audio
 from sbkit.inference.runtime.torch_model import load_bundle
@@ -27,6 +28,7 @@ class Classification:
     file: Path
     label: str
     probability: float
+    seconds: float
 
     def __str__(self) -> str:
         """Write the label and its probability."""
@@ -49,11 +51,12 @@ def classify_files(
 def _classify(bundle: Bundle, file: Path) -> Classification:
     """Return the most probable label of the pieces of a file, each weighted by its length."""
     labels, rate = bundle.labels.names, bundle.config.sample_rate
-    total, samples = np.zeros(len(labels)), 0  # (V,)
+    total, samples, seconds = np.zeros(len(labels)), 0, 0.0  # (V,)
     for piece in Cutter(rate, shortest=SHORTEST).pieces(stream_audio(file, rate)):
         with naming_audio(file):
             (probabilities,) = bundle.classify([piece.samples])  # (V,)
         total += len(piece.samples) * probabilities
         samples += len(piece.samples)
+        seconds = samples_to_seconds(piece.start + len(piece.samples), rate)
     best = int(total.argmax())
-    return Classification(file, printable(labels[best]), float(total[best] / samples))
+    return Classification(file, printable(labels[best]), float(total[best] / samples), seconds)

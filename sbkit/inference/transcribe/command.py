@@ -19,10 +19,12 @@ from sbkit.base.errors import BAD_INPUT, SbkitError
 from sbkit.base.files import require_writable, write_text_atomically
 from sbkit.base.machine import usable_cores
 from sbkit.base.text import printable, printable_json
-from sbkit.inference.transcribe.subtitles import to_srt, to_vtt
+from sbkit.inference.transcribe.subtitles import to_srt, to_tsv, to_vtt
 from sbkit.inference.transcribe.transcriber import Transcriber, Transcript
 
 STANDARD_INPUT = "-"
+TEXT = ("text", "txt")  # two names of one format
+OF_WORDS = {"srt": to_srt, "vtt": to_vtt, "tsv": to_tsv}  # each file is of one recording
 
 
 def transcribe(options: argparse.Namespace) -> int:
@@ -47,7 +49,7 @@ def transcribe(options: argparse.Namespace) -> int:
                 compile=options.compile,
                 decoder=options.decoder,
                 hotwords=options.hotwords,
-                times=options.format != "text",
+                times=options.format not in TEXT,
                 own=options.own,
             )
         )
@@ -104,7 +106,7 @@ def _check_output(options: argparse.Namespace, files: Sequence[Path]) -> None:
                 "Files must have different names to be written to one folder, but two have the "
                 "same. Transcribe them one after the other, each with an --out of its own."
             )
-    elif len(files) > 1 and options.format in ("srt", "vtt"):
+    elif len(files) > 1 and options.format in OF_WORDS:
         raise SbkitError(
             f"A file of {options.format} must be of one recording, but there are {len(files)}. "
             "Pass --out DIR, where each has its own."
@@ -116,14 +118,14 @@ def _write(transcript: Transcript, options: argparse.Namespace, *, named: bool) 
     file, text = str(transcript.file), str(transcript)
     if options.format == "json":
         text = printable_json(json.dumps(transcript.plain(), ensure_ascii=False))
-    elif options.format != "text":
-        text = {"srt": to_srt, "vtt": to_vtt}[options.format](transcript.words)
+    elif options.format in OF_WORDS:
+        text = OF_WORDS[options.format](transcript.words)
     elif named and options.out is None:
         text = f"{printable(file)}\t{text}"
     if options.out is None:
         print(text, flush=True)
     else:
-        suffix = "txt" if options.format == "text" else options.format
+        suffix = "txt" if options.format in TEXT else options.format
         write_text_atomically(options.out / f"{Path(file).stem}.{suffix}", text + "\n")
 
 

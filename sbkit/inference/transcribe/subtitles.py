@@ -1,4 +1,4 @@
-"""Words in time as subtitles, SubRip (.srt) and WebVTT.
+"""Words in time as subtitles, SubRip (.srt) and WebVTT, or as a table.
 
 Lines, width and durations are those of Netflix's Timed Text Style Guide (General Requirements):
 two lines of 42 characters, from five sixths of a second to seven seconds.
@@ -78,6 +78,12 @@ def to_vtt(words: Sequence[Word]) -> str:
     """Write WebVTT, in which three characters mean something."""
     blocks = (f"{_time(each, '.')}\n{_escaped(_text(each))}\n" for each in subtitles(words))
     return "\n".join(["WEBVTT\n", *blocks])
+
+
+def to_tsv(words: Sequence[Word]) -> str:
+    """Write a table with a row for each word, its times in seconds."""
+    rows = (f"{each.start:.3f}\t{each.end:.3f}\t{each.text}" for each in words)
+    return "\n".join(["start\tend\tword", *rows])
 
 
 def _lines(cue: Sequence[Word]) -> list[str]:

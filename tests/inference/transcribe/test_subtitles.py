@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from sbkit.inference.transcribe.subtitles import cues, subtitles, to_srt, to_vtt
+from sbkit.inference.transcribe.subtitles import cues, subtitles, to_srt, to_tsv, to_vtt
 from sbkit.text.word import Word
 
 
@@ -43,10 +43,11 @@ def test_a_sentence_without_spaces_is_shown_as_it_is_said() -> None:
     assert all(each.end - each.start <= 7.0 and len(each.lines) <= 2 for each in found)
 
 
-def test_subrip_and_webvtt() -> None:
+def test_subrip_webvtt_and_tables() -> None:
     words = spoken(("a<b", 3661.5, 3662.0), ("c&d", 3662.0004, 3662.9996))
     assert to_srt(words) == "1\n01:01:01,500 --> 01:01:03,000\na<b c&d\n"
     assert to_vtt(words) == ("WEBVTT\n\n01:01:01.500 --> 01:01:03.000\na&lt;b c&amp;d\n")
+    assert to_tsv(words) == "start\tend\tword\n3661.500\t3662.000\ta<b\n3662.000\t3663.000\tc&d"
     assert to_srt([]) == ""
     assert to_vtt([]) == "WEBVTT\n"
     assert re.fullmatch(r"1\n[\d:,]+ --> [\d:,]+\nw0\n", to_srt(evenly(1, 1.0, "w")))
