@@ -1,12 +1,12 @@
 """Put small faults into modules, one at a time, and count those that their tests notice.
 
-python -m tools.mutate [MODULE.py or FOLDER ...] [--sample 200] [--seed 0] [--jobs 2]
+python -m tools.mutate [MODULE.py or FOLDER ...] [--sample 200] [--seed 0] [--jobs 2] [--slow]
 
 The faults are those of cosmic-ray (another operator, comparison, number, constant, a loop that
 never runs ...), drawn so that every place of the code is equally likely. Each runs in a copy of
-the checkout: first the tests of the module's folder that import it and are not slow, then every
-test that imports it. Prints a table by folder, and the change of each fault that no test noticed:
-a person says which of them mean the same as before.
+the checkout: first the tests of the module's folder that import it, then every test that imports
+it; with --slow also those that take more than ten seconds. Prints a table by folder, and the change
+of each fault that no test noticed: a person says which of them mean the same as before.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import ast
 import difflib
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -33,7 +35,8 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.process import run_main
 
 FOLDERS = ("audio", "models", "decoding", "checkpoint", "train", "data/batches", "evaluate")
-LIMIT = 300  # seconds of one call of pytest: a fault may loop for ever, which is noticed
+LIMIT = 600  # seconds of one call of pytest: a fault may loop for ever, which is noticed
+QUICK, ALL = "not slow and not ddp and not browser", "not browser"
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,14 @@ class Fault:
     def apply(self, source: str) -> str:
         """Return the source with the fault in it."""
         return str(mutate_code(source, get_operator(self.operator)(), self.occurrence))
+
+    def is_code(self) -> bool:
+        """Return whether Python can read it: any test would notice what it cannot."""
+        try:
+            ast.parse(self.apply(self.module.read_text(encoding="utf-8")))
+        except SyntaxError:
+            return False
+        return True
 
     def diff(self, source: str) -> str:
         """Write the changed lines."""
@@ -64,17 +75,19 @@ def main() -> int:
     parser.add_argument("--sample", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--slow", action="store_true")
     options = parser.parse_args()
     faults = draw(options.modules, options.sample, random.Random(options.seed))
     copies: SimpleQueue[Path] = SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
         for number in range(options.jobs):
-            copies.put(copy_checkout(Path(folder, str(number))))
+            copies.put(copy := copy_checkout(Path(folder, str(number))))
+        check_tests({fault.module for fault in faults}, copy)
 
         def is_noticed(fault: Fault) -> bool:
             copy = copies.get()
             try:
-                noticed = try_fault(fault, copy)
+                noticed = try_fault(fault, copy, marks=ALL if options.slow else QUICK)
             finally:
                 copies.put(copy)
             print("noticed" if noticed else "MISSED ", f"{fault.module}:{fault.line}", flush=True)
@@ -99,8 +112,10 @@ def draw(modules: Iterable[Path], count: int, chance: random.Random) -> list[Fau
         if not all(file.is_file() for file in files) or not files:
             raise SbkitError(f"A module must be a file of this checkout, but {module} is not.")
         places += [place for file in files for place in faults_by_place(file)]
-    drawn = chance.sample(places, min(count, len(places)))
-    return [chance.choice(alternatives) for alternatives in drawn]
+    chance.shuffle(places)
+    drawn = (chance.sample(alternatives, len(alternatives)) for alternatives in places)
+    faults = (next(filter(Fault.is_code, each), None) for each in drawn)
+    return list(islice(filter(None, faults), count))
 
 
 def faults_by_place(module: Path) -> list[list[Fault]]:
@@ -143,43 +158,49 @@ def copy_checkout(folder: Path) -> Path:
     return folder
 
 
-def try_fault(fault: Fault, copy: Path) -> bool:
-    """Put a fault into a copy of the checkout and run the tests of its module."""
+def check_tests(modules: Iterable[Path], copy: Path) -> None:
+    """Raise SbkitError where tests of modules fail in a copy of the checkout without a fault."""
+    tests = sorted({test for module in modules for test in tests_of(module)[0]})
+    if tests and not _pass(copy, tests, QUICK):
+        raise SbkitError(
+            "Tests must pass before faults are put in, but some fail in a copy of what git lists. "
+            "Add new files to git, and run them."
+        )
+
+
+def try_fault(fault: Fault, copy: Path, *, marks: str) -> bool:
+    """Put a fault into a copy of the checkout and return whether tests of its module notice it."""
     source = fault.module.read_text(encoding="utf-8")
+    near, all_of_them = tests_of(fault.module)
     (copy / fault.module).write_text(fault.apply(source), encoding="utf-8")
     try:
-        near, all_of_them = tests_of(fault.module)
-        quick = near and not _pass(copy, near, "not slow and not ddp and not browser")
-        return bool(quick) or not _pass(copy, all_of_them, "not browser")
+        if near and not _pass(copy, near, QUICK):
+            return True
+        if _pass(copy, all_of_them, marks):
+            return False
     finally:
         (copy / fault.module).write_text(source, encoding="utf-8")
+    return _pass(copy, all_of_them, marks)  # else they fail without it, too
 
 
 def tests_of(module: Path) -> tuple[list[str], list[str]]:
     """Return the tests that import a module: those of its folder, and all; the nearest first."""
-    name = ".".join(module.with_suffix("").parts)
+    package, name = ".".join(module.parent.parts), module.stem
+    imports = re.compile(rf"from {package}(\.{name} import| import .*\b{name}\b)")
+    tests = sorted(Path("tests").rglob("test_*.py"))
+    tests = [test for test in tests if imports.search(test.read_text(encoding="utf-8"))]
     mirror = Path("tests", *module.parent.parts[1:])
-    tests = [
-        test
-        for test in sorted(Path("tests").rglob("test_*.py"))
-        if f"from {name} import" in test.read_text(encoding="utf-8")
-    ]
     near = [test for test in tests if test.parent == mirror] or sorted(mirror.glob("test_*.py"))
-    near.sort(key=lambda test: test.stem != f"test_{module.stem}")
-    return [str(test) for test in near], [
-        str(test) for test in [*near, *set(tests).difference(near)]
-    ]
+    near.sort(key=lambda test: test.stem != f"test_{name}")
+    far = [test for test in tests if test not in near]
+    return [*map(str, near)], [*map(str, [*near, *far])]
 
 
 def _pass(copy: Path, tests: Sequence[str], marks: str) -> bool:
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", marks]
     environment = {**os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"}
-    try:
-        done = subprocess.run(
-            [*command, *tests], cwd=copy, env=environment, capture_output=True, timeout=LIMIT
-        )
-    except subprocess.TimeoutExpired:
-        return False
+    limited = ["timeout", "--signal=KILL", str(LIMIT), *command, *tests]  # its children, too
+    done = subprocess.run(limited, cwd=copy, env=environment, capture_output=True)
     return done.returncode in (0, 5)  # 5: none of them was chosen
 
 
