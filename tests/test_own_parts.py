@@ -17,7 +17,7 @@ from sbkit.base.errors import BAD_INPUT, SbkitError
 from sbkit.base.process import run_main
 from sbkit.decoding.decoder import BeamDecoder
 from tests import processes
-from tests.runs import ROOT, TINY, Workplace, make_workplace, read_json
+from tests.runs import ROOT, TINY, Workplace, read_json
 
 HERE = ROOT / "tests/own_parts"
 IMPORTED = ("--import", "my_parts", "--import", "my_models")
@@ -52,11 +52,6 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "own.yaml").write_text(own_yaml("parts.yaml"))
     (folder / "waveforms.yaml").write_text(own_yaml("waveforms.yaml", OF_FEATURES, ["n_mels"]))
     return folder
-
-
-@pytest.fixture(scope="module")
-def workplace(asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory) -> Workplace:
-    return make_workplace(asterisk_english, tmp_path_factory.mktemp("workplace"))
 
 
 def run(workplace: Workplace, cwd: Path, *command: object) -> subprocess.CompletedProcess[str]:
