@@ -31,6 +31,7 @@ from sbkit.inference.bundle.bundle import CONFIG, WEIGHTS
 from sbkit.inference.bundle.config import FORMAT
 from sbkit.inference.bundle.model_card import LICENCE_UNKNOWN, model_card, read_json
 from sbkit.inference.bundle.module_spec import to_plain
+from sbkit.inference.bundle.own_modules import distributions, source_files
 from sbkit.inference.formats.parity import WHOLE, Grid
 from sbkit.inference.formats.traced import TrainedModel
 from sbkit.inference.formats.write import (
@@ -124,6 +125,8 @@ def _contents(run: Path, own: frozenset[str]) -> tuple[dict[str, bytes], dict[st
         )
     task = load_task(meta[TASK], own=own)
     contents, labels = _read_labels(run, task)
+    sources = source_files(own)
+    contents |= sources
     described = plain_parts(root, {task.labels.key: labels} if task.labels else {}, task)
     decoder = read_json(run / DECODER_FILE)  # that the test was run with
     if decoder is not None:
@@ -146,7 +149,8 @@ def _contents(run: Path, own: frozenset[str]) -> tuple[dict[str, bytes], dict[st
             for each in best
         ],
         NORMALIZER: meta.get(NORMALIZER),
-        "versions": versions(),
+        "versions": versions(distributions(own, sources)),
+        **({"own": sorted(own)} if own else {}),
         **({"language": str(root["language"])} if "language" in root else {}),
     }
     contents[CONFIG] = (to_json(config, indent=1) + "\n").encode()

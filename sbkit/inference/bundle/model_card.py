@@ -60,6 +60,8 @@ def model_card(
         results=[*_results(task, summary)],
         summary=summary,
         command=_command(run),
+        own=[printable(name) for name in config.get("own", ())],
+        versions=config.get("versions"),
         formats={name: FORMATS[name] for name in formats},
     )
 
