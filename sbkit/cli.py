@@ -274,8 +274,11 @@ def _score(options: argparse.Namespace) -> None:
 )
 def _compare(options: argparse.Namespace) -> None:
     from sbkit.base.files import to_json
+    from sbkit.checkpoint.measured import require_measured
     from sbkit.evaluate import compare
 
+    for folder in (options.a, options.b):
+        require_measured(folder)
     compared = compare.compare_runs(options.a, options.b)
     if options.html is not None:
         compare.write_comparison(options.html, compared)

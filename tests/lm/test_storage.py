@@ -36,6 +36,15 @@ def test_a_file_keeps_its_models(tmp_path: Path) -> None:
         assert sentence_log_prob(models["words"], words) == sentence_log_prob(model, words)
 
 
+def test_equal_models_are_equal_files(tmp_path: Path) -> None:
+    models = {"words": train(SENTENCES, order=2).model}
+    about = {f"{name}_of": "x" for name in "abcdefgh"}
+    files = [tmp_path / f"{number}.safetensors" for number in range(5)]
+    for file in files:
+        save(models, file, metadata=about)
+    assert len({each.read_bytes() for each in files}) == 1
+
+
 def change(file: Path, name: str, array: np.ndarray[Any, Any], **orders: object) -> None:
     arrays = safetensors.numpy.load_file(file) | {name: array}
     about = {"orders": json.dumps({"words": 3, "tokens": 2} | orders)}
