@@ -4,14 +4,14 @@ Each command imports what it needs when it runs, so that ``sbkit --help`` answer
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from sbkit.base.errors import BAD_INPUT, FAILED, SbkitError
+from sbkit.base.errors import FAILED, SbkitError
+from sbkit.base.machine import PRECISIONS
 from sbkit.base.process import Parser, import_own, run_main
 from sbkit.base.text import __version__, printable, printable_json
 
@@ -96,6 +96,12 @@ HOTWORDS = text(
     *("--hotwords", "FILE|WORDS"),
     help="phrases to expect: a file, one on each line, or a list with commas",
 )
+FILES = text("files", "FILE", "audio, folders, patterns, - for standard input", nargs="+")
+RAW_RATE = text(
+    *("--raw-rate", "HZ", "of standard input without a header: 16 bits, little-endian, mono"),
+    type=int,
+)
+ERRORS = path("--errors", "FILE", "write a line of JSON there for each file that failed")
 IMPORT = text(
     *("--import", "MODULE", "a module of your own that parts of the model are in; repeatable"),
     dest="imports",
@@ -287,12 +293,18 @@ def _compare(options: argparse.Namespace) -> None:
     "transcribe",
     "transcribe audio files",
     BUNDLE,
-    text("files", "FILE", "audio, folders, patterns, - for standard input", nargs="+"),
+    FILES,
+    RAW_RATE,
     choice("--format", "text", "txt", "json", "srt", "vtt", "tsv", default="text"),
     path("--out", "DIR", "write a file for each there, instead of printing"),
+    ERRORS,
     text("--device", "DEVICE", "cpu, cuda, cuda:N or auto (the default)", default="auto"),
-    choice("--runtime", "torch", "onnx", default="torch"),
-    choice("--precision", "fp32", "bf16", "fp16", "int8", default="fp32"),
+    choice("--runtime", *PRECISIONS, default="torch"),
+    choice(
+        *("--precision", *dict.fromkeys(chain(*PRECISIONS.values()))),
+        help="; ".join(f"{name}: {', '.join(each)}" for name, each in PRECISIONS.items()),
+        default="fp32",
+    ),
     choice("--compile", "default", "reduce-overhead", help="compile the model first"),
     DECODER,
     HOTWORDS,
@@ -308,25 +320,16 @@ def _transcribe(options: argparse.Namespace) -> int:
     "classify",
     "print which label audio files have",
     BUNDLE,
-    path("files", "FILE", "wav, flac, mp3...", nargs="+"),
+    FILES,
+    RAW_RATE,
     choice("--format", "text", "json", default="text"),
+    ERRORS,
     IMPORT,
 )
 def _classify(options: argparse.Namespace) -> int:
-    from sbkit.inference.transcribe.classify import classify_files
+    from sbkit.inference.transcribe.classify import classify
 
-    code = 0
-    for result in classify_files(options.bundle, options.files, own=options.own):
-        if isinstance(result, SbkitError):
-            print(result, file=sys.stderr)
-            code = BAD_INPUT
-        elif options.format == "json":
-            plain = {**asdict(result), "file": str(result.file)}
-            print(printable_json(json.dumps(plain, ensure_ascii=False)), flush=True)
-        else:
-            named = f"{printable(str(result.file))}\t" if len(options.files) > 1 else ""
-            print(f"{named}{result}", flush=True)
-    return code
+    return classify(options)
 
 
 @command(

@@ -395,6 +395,10 @@ def spoil(file: Path) -> None:
     file.write_bytes(content)
 
 
+def quote_rate(index: Path) -> None:
+    index.write_text(index.read_text().replace("16000", '"16000"'))
+
+
 FAULTS: dict[str, Callable[[Path], object]] = {
     r"arrow must be as it was written, but is missing": lambda f: one(f, "train*.arrow").unlink(),
     r"parquet must be reachable, but is not: FileNotFound": lambda f: one(f, "*.parquet").unlink(),
@@ -404,6 +408,7 @@ FAULTS: dict[str, Callable[[Path], object]] = {
     r"arrow must hold what was prepared, but is damaged": lambda f: spoil(one(f, "train*.arrow")),
     r"parquet must be as it was written, but is damaged": lambda f: spoil(one(f, "t*.parquet")),
     r"must be the index that `sbkit prepare --shards` writes": lambda f: cut_short(f / INDEX),
+    r"sample_rate must be an int, but is a str, '16000'": lambda f: quote_rate(f / INDEX),
 }
 
 
