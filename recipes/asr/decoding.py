@@ -242,6 +242,12 @@ def _declared_search(hparams: Any) -> BeamDecoder | None:
                 "decoder."
             )
         return None
+    if type(search) is not BeamDecoder:
+        raise SbkitError(
+            "`decoder` must be a sbkit.decoding.decoder.BeamDecoder, which a bundle can hold, but "
+            f"is a {type(search).__name__}. Take that, or leave `decoder` out and decode in "
+            "`score` of a Brain of your own."
+        )
     if hparams.ctc_weight == 1:  # the attention decoder is not trained
         if search.attention == "joint":
             raise SbkitError(

@@ -164,7 +164,7 @@ def report_test(brain: Any, results: Results) -> None:
     draw_curves(folder / LOG_FILE, folder / "curves.png", metrics_of(type(brain)))
     rows = ("utterance",) if type(brain).metrics else ("loss", "losses")
     for name, each in results.items():
-        log(f"{name}: {brain.describe(each)}, {plural(len(each), *rows)}, {weights}")
+        log(f"{name}: {brain.described(each)}, {plural(len(each), *rows)}, {weights}")
 
 
 def clips_of(
