@@ -26,8 +26,17 @@ from sbkit.logs.metric import LOSS, best_key
 from sbkit.models.loss import Loss
 from sbkit.train.buffers import agree_on_buffers
 from sbkit.train.nonfinite import explained_memory
+from sbkit.train.schedule import length_of
 from sbkit.train.scoring import BEST_EPOCH, first_best_epoch, metrics_of
 from sbkit.train.step import as_loss
+
+PHASES = {  # what a batch is for, as it is shown
+    "valid": "validating",
+    "test": "testing",
+    "averaging": "averaging checkpoints",
+    "decoding": "encoding the validation sets",
+    "measure": "measuring features",
+}
 
 Results = dict[str, list[Any]]  # of each split, one for every utterance
 
@@ -109,7 +118,13 @@ def log_validation(brain: Any, results: Results, loss: float, epoch: int) -> Non
     """Log and show the metrics of an epoch, and save it with them; every rank calls it."""
     values, best = measure_splits(brain.measured, results), best_key(metrics_of(type(brain)))
     figures = {name: value for name, value in values.items() if name not in LOSS}
-    brain._training_metrics.log_epoch(epoch, brain.optimizer_step, valid_loss=loss, values=figures)
+    brain._training_metrics.log_epoch(
+        epoch,
+        brain.optimizer_step,
+        valid_loss=loss,
+        values=figures,
+        ending=partial(_seconds_of_ending, brain),
+    )
     if brain.checkpointer is None:
         return
     first = first_best_epoch(brain.checkpointer, best, epoch=epoch, value=values[best.name])
@@ -119,6 +134,20 @@ def log_validation(brain: Any, results: Results, loss: float, epoch: int) -> Non
         max_keys=[key] if (key := best.max_key) else [],
         min_keys=[key] if (key := best.min_key) else [],
     )
+
+
+def _seconds_of_ending(brain: Any, validation: float) -> float:
+    """Estimate what follows the last epoch of a run, by the seconds that a validation takes."""
+    if brain.loaders is None:  # what is called after `fit` is not known
+        return 0.0
+    valid, test = (
+        sum(length_of(each) or 0 for each in loaders.values())
+        for loaders in (brain.loaders.valid, brain.loaders.test)
+    )
+    averaged = int(brain._declared("average_checkpoints", 1))
+    means = averaged.bit_length() if averaged > 1 else 0  # that are validated
+    share = test / max(valid, 1)  # of a validation that the test takes
+    return validation * (means + share) + float(brain.seconds_of_ending(share))
 
 
 def report_test(brain: Any, results: Results) -> None:
