@@ -38,7 +38,8 @@ ELSEWHERE = (  # commands that other tests run: how they begin
     ),
     "torchrun train.py hparams/ctc.yaml --corpus=recipes.FestvoxRu.corpus",
     *("python -m tools.bench_times", "python -m tools.show row", "python -m tools.bench_train"),
-    *("python -m tools.bench_gpu", "python -m tools.mutate", "python -m tools.bench_transcribe"),
+    "python -m tools.mutate",
+    *("python -m tools.bench_gpu", "python -m tools.bench_transcribe"),
     *("sbkit transcribe --runtime onnx", "sbkit score RUN", "sbkit tune RUN", "sbkit cache"),
     *("sbkit prepare YAML --shards", "sbkit export RUN", "sbkit classify "),
 )
