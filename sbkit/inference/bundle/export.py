@@ -125,8 +125,7 @@ def _contents(run: Path, own: frozenset[str]) -> tuple[dict[str, bytes], dict[st
         )
     task = load_task(meta[TASK], own=own)
     contents, labels = _read_labels(run, task)
-    sources = source_files(own)
-    contents |= sources
+    contents |= (sources := source_files(own))
     described = plain_parts(root, {task.labels.key: labels} if task.labels else {}, task)
     decoder = read_json(run / DECODER_FILE)  # that the test was run with
     if decoder is not None:
@@ -137,7 +136,7 @@ def _contents(run: Path, own: frozenset[str]) -> tuple[dict[str, bytes], dict[st
             f"greedily. Finish the run, or choose them: sbkit tune {run}",
             file=sys.stderr,
         )
-    contents[WEIGHTS] = to_safetensors(best)
+    weights = contents[WEIGHTS] = to_safetensors(best)
     confidence, models = read_json(run / CONFIDENCE_FILE), contents.get(LANGUAGE_MODELS)
     config = {
         "format": FORMAT,
@@ -147,10 +146,7 @@ def _contents(run: Path, own: frozenset[str]) -> tuple[dict[str, bytes], dict[st
         "decoder": decoder,
         "confidence": confidence,
         MEASURED: measured_with(
-            weights=contents[WEIGHTS],
-            decoder=decoder,
-            language_models=models,
-            confidence=confidence,
+            weights=weights, decoder=decoder, language_models=models, confidence=confidence
         ),
         "checkpoints": [
             {name: each.meta[name] for name in ("epoch", *task.metrics) if name in each.meta}
