@@ -7,12 +7,13 @@ Legend: B utterances, U frames of 40 ms, D model width, V vocabulary.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import datasets
 import torch
 from speechbrain import Stage
 from torch import Tensor
@@ -22,6 +23,7 @@ from sbkit.base.files import to_json, write_text_atomically
 from sbkit.base.machine import usable_cores
 from sbkit.base.units import samples_to_seconds
 from sbkit.data.batches.batch import TextBatch
+from sbkit.data.corpora.columns import sample_counts
 from sbkit.decoding.attention import AttentionDecoder
 from sbkit.decoding.confidence import (
     CONFIDENCE_FILE,
@@ -39,7 +41,14 @@ from sbkit.decoding.ctc_decoder import (
 )
 from sbkit.decoding.decoder import DECODER_FILE, BeamDecoder
 from sbkit.decoding.greedy import best_tokens, merge_repeats
-from sbkit.decoding.tune import TuningUtterance, limit_tokens, tune, used_weights
+from sbkit.decoding.tune import (
+    ENOUGH,
+    POINTS,
+    TuningUtterance,
+    limit_tokens,
+    tune,
+    used_weights,
+)
 from sbkit.distributed.ranks import gather_over_ranks, rank
 from sbkit.evaluate.wer import Scored, Scores
 from sbkit.logs.log import log
@@ -47,6 +56,7 @@ from sbkit.models.asr import AsrModel
 from sbkit.text.normalize import separates_words
 from sbkit.train.evaluation import start_validation
 
+SECONDS_PER_TOKEN = 3e-3  # for all weights that are tried, on a core (November 2026)
 ORDERS = ("word_lm_order", "token_lm_order")  # of the search's language models
 
 
@@ -89,6 +99,21 @@ class RunDecoding:
             )
             for name, aligner in aligners.items()
         }
+
+    def seconds_to_fit(self, valid: Iterable[datasets.Dataset], test_share: float) -> float:
+        """Estimate how long `fit` takes, and the search of the test sets, beside the model.
+
+        test_share: how much the test sets hold of what the validation sets do.
+        """
+        if self.search is None:
+            return 0.0
+        samples = sum(int(sample_counts(each).sum()) for each in valid)
+        frames = samples / self._model.samples_per_frame  # with about a likely token in each
+        once = min(frames, ENOUGH) + test_share * frames / usable_cores()
+        tried = min(frames, ENOUGH) if self.search.needs_tuning else 0.0
+        return SECONDS_PER_TOKEN * (
+            tried + 2 * once / POINTS
+        )  # the beam of a test is twice as wide
 
     @torch.no_grad()
     def encode_validation(self, brain: Any) -> Iterator[TuningUtterance]:

@@ -73,6 +73,13 @@ class Scoring:
         """Write the metrics of a test set for the screen; a recipe may add the counts."""
         return ", ".join(as_words(metrics_of(type(self)), self.measure(results)))
 
+    def seconds_of_ending(self, test_share: float) -> float:
+        """Estimate what the recipe itself does after the last epoch, beside running the model.
+
+        test_share: how much the test sets hold of what the validation sets do.
+        """
+        return 0.0
+
     def described(self, results: Sequence[Any]) -> str:
         """Write what `describe` does, and the metrics that a class below its own has added."""
         owner: Any = next(each for each in type(self).__mro__ if "describe" in vars(each))
