@@ -23,14 +23,7 @@ from sbkit.base.machine import usable_cores
 from sbkit.base.units import samples_to_seconds
 from sbkit.data.batches.batch import TextBatch
 from sbkit.decoding.attention import AttentionDecoder
-from sbkit.decoding.confidence import (
-    CONFIDENCE_FILE,
-    GREEDY,
-    LabeledWords,
-    WordAligner,
-    fit_confidence,
-    label_words,
-)
+from sbkit.decoding.confidence import CONFIDENCE_FILE, GREEDY, WordAligner
 from sbkit.decoding.ctc_decoder import (
     CtcDecoder,
     DecoderInput,
@@ -38,11 +31,17 @@ from sbkit.decoding.ctc_decoder import (
     Recognized,
 )
 from sbkit.decoding.decoder import DECODER_FILE, BeamDecoder
-from sbkit.decoding.greedy import best_tokens, merge_repeats
-from sbkit.decoding.tune import TuningUtterance, limit_tokens, tune, used_weights
+from sbkit.decoding.greedy import merge_repeats
+from sbkit.decoding.tune import (
+    TuningUtterance,
+    fit_confidences,
+    fit_weights,
+    limit_tokens,
+    tokens_to_try,
+    used_weights,
+)
 from sbkit.distributed.ranks import gather_over_ranks, rank
 from sbkit.evaluate.wer import Scored, Scores
-from sbkit.logs.log import log
 from sbkit.models.asr import AsrModel
 from sbkit.text.normalize import separates_words
 from sbkit.train.evaluation import start_validation
@@ -75,7 +74,8 @@ class RunDecoding:
 
         Both are written into the run folder.
         """
-        utterances = limit_tokens(self.encode_validation(brain))
+        most = tokens_to_try(brain._training_metrics.audio_seconds)
+        utterances = limit_tokens(self.encode_validation(brain), most)
         sets = list(valid_sets(brain))
         ping = partial(brain.watchdog.ping, "tuning", brain.optimizer_step)
         if self.search is not None:
@@ -106,10 +106,10 @@ class RunDecoding:
         log_probs = predictions.log_probs.float().cpu().numpy()
         frames = predictions.frame_lengths
         attention = self._attention(predictions.states, frames)
-        rows = zip(batch.texts, log_probs, frames.tolist(), attention, strict=True)
+        rows = zip(batch.ids, batch.texts, log_probs, frames.tolist(), attention, strict=True)
         return [
-            TuningUtterance(row[:count].copy(), text, each)  # a view keeps the whole batch
-            for text, row, count, each in rows
+            TuningUtterance(row[:count].copy(), text, each, name)  # a view keeps the whole batch
+            for name, text, row, count, each in rows
         ]
 
     def _choose_weights(
@@ -120,18 +120,11 @@ class RunDecoding:
         ping: Any,
     ) -> BeamDecoder:
         """Return the search with the weights that its YAML declares, or the best it can find."""
-        names = ("kind", "beam_size", "attention")
-        record: dict[str, Any] = {name: getattr(search, name) for name in names}
+        chosen: dict[str, Any] = {}
         if search.needs_tuning and any(used_weights(search)):
-            tuned = tune(search, utterances, by_words=self.by_words, add=_add, ping=ping)
-            search = search.with_weights(tuned.weights)
-            record |= {"chosen_on": list(sets), **tuned.plain()}
-            chosen = tuned.weights.plain()
-            said = ", ".join(f"{name} {chosen[name]:g}" for name in used_weights(search))
-            if search.language_models.words is not None and not search.weights.word:
-                said += ", without the model of words, which the language does not separate"
-            log(f"decoder: {said} (chosen on {', '.join(sets)})")
-        self._write(DECODER_FILE, {**record, "weights": search.weights.plain()})
+            wanted = {"sets": sets, "by_words": self.by_words, "add": _add, "ping": ping}
+            search, chosen = fit_weights(search, utterances, **wanted)
+        self._write(DECODER_FILE, search.plain() | chosen)
         return search
 
     def _fit_confidences(
@@ -145,23 +138,7 @@ class RunDecoding:
             sample_rate=hparams.sample_rate,
             lm=None if search is None else search.language_models.words,
         )
-        labeled: dict[str, list[LabeledWords]] = {name: [] for name in (GREEDY, self.kind)}
-        for each in utterances:
-            ping()
-            tokens = best_tokens(each.log_probs, hparams.tokenizer.vocabulary.blank)
-            found = aligner.extract_features(each.log_probs, tokens)
-            labeled[GREEDY].append(label_words(found, each.text))
-            if search is not None:
-                beam = search.nbest(each.log_probs, each.attention)
-                found = aligner.extract_features(each.log_probs, beam[0].tokens, beam)
-                labeled[search.kind].append(label_words(found, each.text))
-        fitted = {
-            name: fit_confidence([each for share in gather_over_ranks(own) for each in share])
-            for name, own in labeled.items()
-        }
-        source = ", ".join(sets) or "no validation set"
-        for name, fit in fitted.items():
-            log(f"confidence of words, {name}: {fit} ({source})")
+        fitted = fit_confidences(aligner, search, utterances, sets=sets, ping=ping)
         self._write(CONFIDENCE_FILE, {name: fit.plain() for name, fit in fitted.items()})
         return {name: replace(aligner, confidence=fit.confidence) for name, fit in fitted.items()}
 

@@ -120,6 +120,11 @@ class BeamDecoder:
         built = {"search", "_biased", "_hotwords"}
         return {name: value for name, value in vars(self).items() if name not in built}
 
+    def plain(self) -> dict[str, Any]:
+        """Return what describes it in `decoder.json` and in a bundle."""
+        names = ("kind", "beam_size", "attention")
+        return {**{name: getattr(self, name) for name in names}, "weights": self.weights.plain()}
+
     @property
     def hotwords(self) -> frozenset[str]:
         """Return the words of the hotword phrases."""

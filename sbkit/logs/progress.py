@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from sbkit.logs.log import EpochFigures, StepFigures, is_first_rank, keep
+from sbkit.logs.log import EpochFigures, StepFigures, is_first_rank, keep, log
 from sbkit.logs.metric import Metrics, as_words
 
 
@@ -81,3 +81,30 @@ class Progress:
         (first_step, first_time), (step, now) = self._points[0], self._points[-1]
         seconds_per_step = (now - first_time) / max(step - first_step, 1)
         return seconds_per_step * max(self._total_steps - step, 0)
+
+
+class Countdown:
+    """Log how much of long work is done and how long the rest will take, every few seconds."""
+
+    def __init__(
+        self,
+        what: str,
+        total: int,
+        *,
+        every: float = 15.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Start now; ``total`` is the number of steps."""
+        self._what, self._total, self._every, self._clock = what, total, every, clock
+        self._begun = self._said = clock()
+        self._done = 0
+
+    def step(self) -> None:
+        """Count one more step."""
+        self._done += 1
+        now = self._clock()
+        if now - self._said >= self._every and self._done < self._total:
+            self._said = now
+            left = (now - self._begun) / self._done * (self._total - self._done)
+            share = 100 * self._done // self._total
+            log(f"{self._what}: {share} % done, {timedelta(seconds=round(left))} left")
