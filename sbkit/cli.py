@@ -192,30 +192,24 @@ def _export(options: argparse.Namespace) -> int:
 
 @command(
     "tune",
-    "choose the weights of a run's decoder on its validation sets",
-    RUN,
+    "fit another decoder to a validation set, and keep the better one",
+    path("model", "RUN|BUNDLE", "a run folder or a bundle"),
     path("--lm-text", "TEXT|ARPA", "of the language models"),
     text("--word-lm-order", "N", "n-grams of words; 0: none", type=int),
     text("--token-lm-order", "N", "of tokens; 0: none", type=int),
-    choice("--decoder", "beam", "graph", help="of the run from now on"),
+    choice("--decoder", "beam", "graph", help="graph: faster, with the model of words alone"),
     text("--beam-size", "N", "hypotheses", type=int),
     choice("--attention", "rescore", "joint", "none", help="of a trained attention decoder"),
+    path("--data", "TABLE", "the validation set (default: those of the run)"),
+    path("--out", "DIR", "write a bundle with the new decoder there (default: into the run)"),
+    flag("--force", "replace the decoder of the run even if the new one is no better"),
+    IMPORT,
 )
 def _tune(options: argparse.Namespace) -> None:
-    from sbkit.train.tune import tune_run
+    from sbkit.inference.tune import TuneOptions, tune_model
 
-    given = {
-        "lm_text": options.lm_text,
-        "word_lm_order": options.word_lm_order,
-        "token_lm_order": options.token_lm_order,
-        "beam_size": options.beam_size,
-        "decoder.beam_size": options.beam_size,  # of which the run's own YAML has the value
-        "decoder_type": options.decoder,
-        "decoder.kind": options.decoder,
-        "attention_decoding": options.attention,
-        "decoder.attention": options.attention,
-    }
-    tune_run(options.run, {key: value for key, value in given.items() if value is not None})
+    wanted = {each: getattr(options, each) for each in TuneOptions.__dataclass_fields__}
+    tune_model(options.model, TuneOptions(**wanted), own=options.own)
 
 
 @command(

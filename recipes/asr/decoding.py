@@ -123,7 +123,8 @@ class RunDecoding:
         chosen: dict[str, Any] = {}
         if search.needs_tuning and any(used_weights(search)):
             wanted = {"sets": sets, "by_words": self.by_words, "add": _add, "ping": ping}
-            search, chosen = fit_weights(search, utterances, **wanted)
+            search, tuned = fit_weights(search, utterances, **wanted)
+            chosen = {"chosen_on": list(sets), **tuned.plain()}
         self._write(DECODER_FILE, search.plain() | chosen)
         return search
 

@@ -141,11 +141,16 @@ def tune(
             "The weights of a decoder must be chosen on a validation set, but it is empty. Write "
             "them into the YAML, or name a set."
         )
-    smooth = _fit(points, np.array([each.cer + (each.wer if by_words else 0) for each in found]))
+    smooth = _fit(points, np.array([error_of(each, by_words=by_words) for each in found]))
     best = _weights_at(names, ranges, points[smooth.argsort(kind="stable")[:AVERAGED]].mean(0))
     best_found = decoder.with_weights(best)
     (reached,) = add([count_all_errors(best_found, utterances, decoder.tokenizer, moved_on)])
     return Tuned(best, reached, reached.utterances, by_words)
+
+
+def error_of(scores: Scores, *, by_words: bool) -> float:
+    """Return what weights are chosen by: the sum of both error rates, or that of characters."""
+    return scores.cer + (scores.wer if by_words else 0)
 
 
 def _make_quick(decoder: BeamDecoder) -> BeamDecoder:
@@ -282,8 +287,8 @@ def fit_weights(
     by_words: bool,
     add: Add = list,
     ping: Ping = int,
-) -> tuple[BeamDecoder, dict[str, Any]]:
-    """Return the search with the best weights, and what is written about them."""
+) -> tuple[BeamDecoder, Tuned]:
+    """Return the search with the best weights, and what they reach."""
     log(f"decoder: {POINTS} weights are tried on {_count(utterances)} ({', '.join(sets)})")
     tuned = tune(search, utterances, by_words=by_words, add=add, ping=ping)
     search = search.with_weights(tuned.weights)
@@ -292,7 +297,7 @@ def fit_weights(
     if search.language_models.words is not None and not search.weights.word:
         said += ", without the model of words, which the language does not separate"
     log(f"decoder: {said} (chosen on {', '.join(sets)})")
-    return search, {"chosen_on": list(sets), **tuned.plain()}
+    return search, tuned
 
 
 def fit_confidences(
