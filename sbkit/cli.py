@@ -4,14 +4,14 @@ Each command imports what it needs when it runs, so that ``sbkit --help`` answer
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from sbkit.base.errors import BAD_INPUT, FAILED, SbkitError
+from sbkit.base.errors import FAILED, SbkitError
+from sbkit.base.machine import PRECISIONS
 from sbkit.base.process import Parser, import_own, run_main
 from sbkit.base.text import __version__, printable, printable_json
 
@@ -96,6 +96,12 @@ HOTWORDS = text(
     *("--hotwords", "FILE|WORDS"),
     help="phrases to expect: a file, one on each line, or a list with commas",
 )
+FILES = text("files", "FILE", "audio, folders, patterns, - for standard input", nargs="+")
+RAW_RATE = text(
+    *("--raw-rate", "HZ", "of standard input without a header: 16 bits, little-endian, mono"),
+    type=int,
+)
+ERRORS = path("--errors", "FILE", "write a line of JSON there for each file that failed")
 IMPORT = text(
     *("--import", "MODULE", "a module of your own that parts of the model are in; repeatable"),
     dest="imports",
@@ -258,35 +264,50 @@ def _score(options: argparse.Namespace) -> None:
 
 @command(
     "compare",
-    "test whether two runs differ",
+    "test whether two runs differ, or find the best of several",
     path("a", "RUN_A", "a run, or a folder of scores"),
     path("b", "RUN_B", "another one"),
+    path("more", "RUN", "others: a table of all, with the best marked", nargs="*"),
     flag("--json", "print the figures as JSON"),
-    path("--html", "FILE", "write a page of both, too"),
+    path("--html", "FILE", "write a page of two, too"),
 )
 def _compare(options: argparse.Namespace) -> None:
     from sbkit.base.files import to_json
-    from sbkit.evaluate import compare
+    from sbkit.evaluate import compare, ranking
 
-    compared = compare.compare_runs(options.a, options.b)
+    if options.more and options.html is not None:
+        raise SbkitError("`--html` must come with two runs, but there are more. Leave it out.")
+    if options.more:
+        compared = ranking.rank_runs([options.a, options.b, *options.more])
+        lines = ranking.describe_ranking(compared)
+    else:
+        compared = compare.compare_runs(options.a, options.b)
+        lines = compare.describe_comparison(compared)
     if options.html is not None:
         compare.write_comparison(options.html, compared)
-    if options.json:
-        print(printable_json(to_json(compared, indent=2)))
-    else:
-        print("\n".join(map(printable, compare.describe_comparison(compared))))
+    print(
+        printable_json(to_json(compared, indent=2))
+        if options.json
+        else "\n".join(map(printable, lines))
+    )
 
 
 @command(
     "transcribe",
     "transcribe audio files",
     BUNDLE,
-    text("files", "FILE", "audio, folders, patterns, - for standard input", nargs="+"),
+    FILES,
+    RAW_RATE,
     choice("--format", "text", "txt", "json", "srt", "vtt", "tsv", default="text"),
     path("--out", "DIR", "write a file for each there, instead of printing"),
+    ERRORS,
     text("--device", "DEVICE", "cpu, cuda, cuda:N or auto (the default)", default="auto"),
-    choice("--runtime", "torch", "onnx", default="torch"),
-    choice("--precision", "fp32", "bf16", "fp16", "int8", default="fp32"),
+    choice("--runtime", *PRECISIONS, default="torch"),
+    choice(
+        *("--precision", *dict.fromkeys(chain(*PRECISIONS.values()))),
+        help="; ".join(f"{name}: {', '.join(each)}" for name, each in PRECISIONS.items()),
+        default="fp32",
+    ),
     choice("--compile", "default", "reduce-overhead", help="compile the model first"),
     DECODER,
     HOTWORDS,
@@ -302,25 +323,16 @@ def _transcribe(options: argparse.Namespace) -> int:
     "classify",
     "print which label audio files have",
     BUNDLE,
-    path("files", "FILE", "wav, flac, mp3...", nargs="+"),
+    FILES,
+    RAW_RATE,
     choice("--format", "text", "json", default="text"),
+    ERRORS,
     IMPORT,
 )
 def _classify(options: argparse.Namespace) -> int:
-    from sbkit.inference.transcribe.classify import classify_files
+    from sbkit.inference.transcribe.classify import classify
 
-    code = 0
-    for result in classify_files(options.bundle, options.files, own=options.own):
-        if isinstance(result, SbkitError):
-            print(result, file=sys.stderr)
-            code = BAD_INPUT
-        elif options.format == "json":
-            plain = {**asdict(result), "file": str(result.file)}
-            print(printable_json(json.dumps(plain, ensure_ascii=False)), flush=True)
-        else:
-            named = f"{printable(str(result.file))}\t" if len(options.files) > 1 else ""
-            print(f"{named}{result}", flush=True)
-    return code
+    return classify(options)
 
 
 @command(

@@ -13,7 +13,6 @@ from tests import processes
 from tests.runs import (
     ROOT,
     Workplace,
-    make_workplace,
     read_json,
     rows_of,
     write_tsv,
@@ -22,11 +21,6 @@ from tests.runs import (
 ONE_EPOCH = "--number_of_epochs=1"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone")
 Captured = pytest.CaptureFixture[str]
-
-
-@pytest.fixture(scope="module")
-def workplace(asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory) -> Workplace:
-    return make_workplace(asterisk_english, tmp_path_factory.mktemp("workplace"))
 
 
 @pytest.fixture

@@ -10,17 +10,12 @@ import soundfile
 from sbkit.base.errors import BAD_INPUT
 from sbkit.evaluate.slices import EMPTY
 from sbkit.logs.log import read_log
-from tests.runs import Workplace, make_workplace, prompts, read_json, rows_of
+from tests.runs import Workplace, prompts, read_json, rows_of
 
 LIBRISPEECH = {
     **{"train-clean-100": "train", "train-other-500": "train"},
     **{"dev-clean": "dev", "dev-other": "dev", "test-clean": "test", "test-other": "test"},
 }
-
-
-@pytest.fixture(scope="module")
-def workplace(asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory) -> Workplace:
-    return make_workplace(asterisk_english, tmp_path_factory.mktemp("workplace"))
 
 
 def write_librispeech(asterisk: Path, root: Path) -> None:

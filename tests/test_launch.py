@@ -324,7 +324,7 @@ def test_a_command_that_cannot_be(command: list[str], said: str) -> None:
         [str(LAUNCH / command[0]), *command[1:]],
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=120,
     )
     assert done.returncode == BAD_INPUT
     assert said in done.stderr
@@ -353,6 +353,6 @@ def test_a_launcher_finds_the_environment_of_the_checkout(tmp_path: Path) -> Non
         env={"PATH": f"{tmp_path}/bin:/usr/bin:/bin"},
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=120,
     )
     assert done.stderr.endswith("--standalone own.py own.yaml --seed=1\n"), done.stderr

@@ -12,7 +12,7 @@ import train
 from sbkit.base.errors import BAD_INPUT
 from sbkit.base.process import run_main
 from tests import processes
-from tests.runs import ROOT, TINY, Workplace, make_workplace, read_json
+from tests.runs import ROOT, TINY, Workplace, read_json
 
 MODELS = '''
 """A front-end without lengths whose layers round down, a plain LSTM, and an encoder of audio."""
@@ -132,11 +132,6 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
     features = (*DROPPED, "compute_features", "spec_augment")
     (folder / "waveforms.yaml").write_text(own_yaml(WAVEFORMS, features, OF_FEATURES))
     return folder
-
-
-@pytest.fixture(scope="module")
-def workplace(asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory) -> Workplace:
-    return make_workplace(asterisk_english, tmp_path_factory.mktemp("workplace"))
 
 
 def run(workplace: Workplace, cwd: Path, *command: object) -> subprocess.CompletedProcess[str]:

@@ -111,7 +111,7 @@ def test_a_rank_that_is_asked_to_stop_takes_the_others_along(
 def test_a_full_disk_stops_every_rank_with_one_sentence(
     workplace: Workplace, tmp_path: Path
 ) -> None:
-    arguments = without_folder(workplace.arguments(tmp_path, "--check=false", "--stall_seconds=9"))
+    arguments = without_folder(workplace.arguments(tmp_path, "--check=false"))
     done = start(2, "full", tmp_path, arguments, workplace)
     assert done.stderr.count("A checkpoint must be written whole") == 1
     assert (tmp_path / "code-1").read_text() == str(BAD_INPUT)
@@ -120,7 +120,7 @@ def test_a_full_disk_stops_every_rank_with_one_sentence(
 def test_a_hang_is_named_by_every_rank_and_the_job_ends(
     workplace: Workplace, tmp_path: Path
 ) -> None:
-    arguments = without_folder(workplace.arguments(tmp_path, "--check=false", "--stall_seconds=4"))
+    arguments = without_folder(workplace.arguments(tmp_path, "--check=false"))
     done = start(2, "hanging", tmp_path, arguments, workplace)
     assert done.returncode != 0
     for rank in (0, 1):

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import soundfile
 
+from sbkit.base import errors
 from sbkit.cli import run as sbkit
 from tests import processes
 from tests.runs import ROOT, TINY, make_workplace, rows_of, train_here
@@ -176,10 +177,10 @@ def test_the_commands_run_in_their_order(
         assert (trained / "subtitles/talk.vtt").read_text("utf-8").startswith("WEBVTT")
         capsys.readouterr()
         exec(blocks(readme.read_text("utf-8"), "python")[0], {})
-        assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[1::2]] == [
-            "talk.mp3",
-            "call.wav",
-        ]
+        lines = capsys.readouterr().out.splitlines()
+        assert [line.split()[0] for line in lines[1:5:2]] == ["talk.mp3", "call.wav"]
+        assert [line.split()[0] for line in lines[5:7]] == ["talk.mp3", "call.wav"]
+        assert lines[7:] == ["gone.wav failed"]
 
 
 @pytest.mark.slow
@@ -229,6 +230,12 @@ def test_every_command_is_in_a_block_or_named_with_its_test(readme: Path) -> Non
 def test_the_tools_are_there_to_be_run(tool: str) -> None:
     assert os.access(ROOT / "tools" / tool, os.X_OK)
     subprocess.run(["bash", "-n", ROOT / "tools" / tool], check=True)
+
+
+def test_every_exit_code_is_in_the_table() -> None:
+    text = (ROOT / "sbkit/train/README.md").read_text("utf-8").split("| exit code |")[1]
+    codes = {code for code in vars(errors).values() if isinstance(code, int)}
+    assert {*map(int, re.findall(r"^\| (\d+) \|", text, re.MULTILINE))} == {0, *codes}
 
 
 def test_every_path_that_is_named_is_there() -> None:

@@ -1,5 +1,6 @@
 """The first of the two README commands, on a small model; and what it shows of a run."""
 
+import importlib
 import subprocess
 import sys
 from dataclasses import replace
@@ -8,12 +9,26 @@ from pathlib import Path
 import pytest
 import torch
 
+from sbkit.base.errors import SbkitError
 from sbkit.evaluate.run_results import write_summary
 from sbkit.evaluate.wer import Scored
 from sbkit.evaluate.wer_report import result_figures
 from tests.runs import ROOT, TINY
 from tools import show
 
+SUMS = """def double(number):
+    return number + number
+
+
+def twice(number):
+    return number + number  # unheard
+"""
+SUMS_TEST = """from house.sums import double
+
+
+def test_the_double():
+    assert double(3) == 6
+"""
 IN_OWN_ENVIRONMENT = Path(sys.prefix) == ROOT / ".venv"
 
 
@@ -64,3 +79,26 @@ def test_the_folder_is_where_the_command_would_write() -> None:
     yaml = str(ROOT / "hparams/ctc.yaml")
     assert show.folder([yaml, "--seed=5"]) == "results/ctc/en/5"
     assert show.folder([yaml, "--output_folder=there"]) == "there"
+
+
+def test_a_fault_that_no_test_notices_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("cosmic_ray")
+    mutate = importlib.import_module("tools.mutate")
+    module, test = tmp_path / "house/sums.py", tmp_path / "tests/test_sums.py"
+    for file, text in ((module, SUMS), (test, SUMS_TEST)):
+        file.parent.mkdir()
+        file.write_text(text)
+    subprocess.run("git init -q && git add house tests", cwd=tmp_path, shell=True, check=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["mutate", "house", "--jobs=1"])
+    assert mutate.main() == 0
+    seen = capsys.readouterr().out
+    assert {*seen.splitlines()[:2]} == {"noticed house/sums.py:2", "MISSED  house/sums.py:6"}
+    assert "| all | 2 | 1 | 50% |" in seen
+    assert "house/sums.py:6\n-    return number + number  # unheard\n+    return number " in seen
+
+    test.write_text(SUMS_TEST.replace("6", "7"))
+    with pytest.raises(SbkitError, match="Tests must pass before faults are put in"):
+        mutate.main()

@@ -3,7 +3,8 @@
 from sbkit.base.text import printable
 
 FAILED = 1  # as Python leaves after a traceback
-BAD_INPUT = 2
+BAD_INPUT = 2  # an option, too
+FILES_FAILED = 3  # some of those to transcribe or classify; the others are written
 STALLED = 70  # EX_SOFTWARE
 ASKED_TO_STOP = 75  # EX_TEMPFAIL, "try again": everything is saved, the same command goes on
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it

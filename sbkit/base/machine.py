@@ -38,6 +38,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+PRECISIONS = {"torch": ("fp32", "bf16", "fp16"), "onnx": ("fp32", "int8")}  # of each runtime
 CGROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
 

@@ -56,8 +56,8 @@ class Cost:
             ("steps per epoch", f"{self.steps_per_epoch:,}"),
             ("memory at its peak", _megabytes(self.peak_bytes)),
             ("seconds of the largest step", f"{self.seconds_of_step:,.2f}"),
-            ("seconds per epoch", f"{self.seconds_per_epoch:,.1f}"),
-            ("hours of the run", f"{self.seconds_of_run / 3600:,.2f}"),
+            ("seconds per epoch", f"about {self.seconds_per_epoch:,.1f}, of the measured step"),
+            ("hours of all epochs", f"about {self.seconds_of_run / 3600:,.2f}"),
             ("a checkpoint", _megabytes(self.checkpoint_bytes)),
             (f"disk of the run, {self.checkpoints} checkpoints", _megabytes(self.disk_bytes)),
         ]

@@ -170,13 +170,17 @@ def _unit(figures: Mapping[str, Any]) -> str:
     return "word" if "WER" in figures else "character"
 
 
+def describe_p(p: float) -> str:
+    """Write how probable a difference is by chance."""
+    return f"p {p:.3f}" if p >= 0.001 else "p < 0.001"
+
+
 def describe_test(figures: Mapping[str, Any]) -> str:
     """Write the result of MAPSSWE, or why there is none."""
     test = figures["MAPSSWE"]
     if test["p"] is None:
         return f"no test: {test['reason']}"
-    p = f"p {test['p']:.3f}" if test["p"] >= 0.001 else "p < 0.001"
-    mean, z = test["mean"], test["z"]
+    p, mean, z = describe_p(test["p"]), test["mean"], test["z"]
     found = f"{test['segments']} segments, A - B {mean:+.3f} errors each, Z {z:.3f}, {p}"
     if test["p"] >= LEVEL:
         return f"{found}: no significant difference"

@@ -34,7 +34,17 @@ def save(models: Mapping[str, NgramModel], file: Path, *, metadata: Mapping[str,
             }
     orders = {name: model.order for name, model in models.items()}
     about = {"orders": json.dumps(orders), **metadata}
-    write_bytes_atomically(file, safetensors.numpy.save(arrays, metadata=about))
+    write_bytes_atomically(file, _in_order(safetensors.numpy.save(arrays, metadata=about)))
+
+
+def _in_order(content: bytes) -> bytes:
+    """Sort the metadata: safetensors writes it in any order, and equal runs make equal files."""
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    written = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    written += b" " * (-len(written) % 8)  # the arrays begin at a multiple of 8
+    return len(written).to_bytes(8, "little") + written + content[8 + length :]
 
 
 def load(file: Path) -> tuple[dict[str, NgramModel], dict[str, str]]:

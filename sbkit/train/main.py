@@ -12,7 +12,7 @@ from sbkit.checkpoint.declaration import RESOLVED
 from sbkit.checkpoint.folder import hold
 from sbkit.config.hparams import parse_command, save_resolved
 from sbkit.data.report import write_data_report
-from sbkit.distributed.device import describe_products
+from sbkit.distributed.device import describe_products, note_precision
 from sbkit.distributed.ranks import main_rank_first, process_group, rank
 from sbkit.evaluate.run_results import SUMMARY
 from sbkit.logs.log import log
@@ -32,6 +32,8 @@ def train(arguments: Sequence[str]) -> None:
     ):
         waiting = describe_waiting(torch.get_num_threads())
         log(f"{device}: {waiting}; {describe_allocator()}{describe_products(device)}")
+        if note := note_precision(run.placement):
+            log(note)
         overrides = find_batch_seconds(run.yaml_file, run.overrides, recipe=run.recipe)
         run = Run(run.yaml_file, overrides, recipe=run.recipe)  # `batch_seconds: auto` is a number
         prepare(run)

@@ -1,5 +1,6 @@
 """`profile: True`: what ten steps of the first epoch spend their time on, by torch's profiler."""
 
+import os
 import time
 from collections.abc import Iterator
 from itertools import islice
@@ -26,6 +27,8 @@ def profiled(batches: Iterator[Batched], folder: Path, device: torch.device) -> 
     yield from islice(batches, WARM_UP)
     is_gpu = device.type == "cuda"
     waiting, steps = 0.0, 0
+    if not is_gpu:  # the library under torch's profiler reports an error for each GPU not there
+        os.environ.setdefault("KINETO_LOG_LEVEL", "5")
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if is_gpu else [])]
     with profile(activities=activities, acc_events=True) as profiler:
         began = asked = time.perf_counter()

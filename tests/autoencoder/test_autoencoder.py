@@ -1,29 +1,27 @@
-"""A task whose output is neither text nor a label trains, is tested, exported and run.
+"""A task whose output is neither text nor a label trains, resumes, is tested, exported and run.
 
 It stands in this folder alone; sbkit has no line of it.
 """
 
 import os
+import signal
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import pytest
+import torch
 
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import ASKED_TO_STOP, SbkitError
 from sbkit.cli import run as sbkit
 from sbkit.inference.runtime.torch_model import load_bundle
 from sbkit.logs.log import read_log
-from tests.autoencoder.autoencoder import LOG_MEL_CODING, Autoencoder
-from tests.runs import ROOT, Workplace, make_workplace, read_json, train_here
+from tests.autoencoder.autoencoder import LOG_MEL_CODING, Autoencoder, AutoencoderBrain
+from tests.runs import ROOT, Workplace, last_parameters, read_json, train_here
 
 HOME = "tests.autoencoder.autoencoder"
 OWN = ("--import", HOME)
-
-
-@pytest.fixture(scope="module")
-def workplace(asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory) -> Workplace:
-    return make_workplace(asterisk_english, tmp_path_factory.mktemp("autoencoder"))
 
 
 def train(workplace: Workplace, run: Path, *options: str) -> int:
@@ -45,6 +43,23 @@ def test_it_is_trained_logged_and_tested(trained: Path) -> None:
     assert epochs[-1]["valid_loss"] < epochs[0]["valid_loss"]
     tested = read_json(trained / "summary.json")["test"]["test"]
     assert tested["loss"] == pytest.approx(epochs[-1]["valid_loss"], rel=0.5)
+
+
+def test_a_run_that_is_stopped_resumes_to_the_same_weights(
+    trained: Path, workplace: Workplace, tmp_path: Path
+) -> None:
+    fit_batch = AutoencoderBrain.fit_batch
+
+    def stopping(brain: AutoencoderBrain, batch: Any) -> Any:
+        if brain.optimizer_step == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return fit_batch(brain, batch)
+
+    with patch.object(AutoencoderBrain, "fit_batch", stopping):
+        assert train(workplace, tmp_path) == ASKED_TO_STOP
+    assert train(workplace, tmp_path) == 0
+    there, here = last_parameters(trained), last_parameters(tmp_path)
+    assert all(torch.equal(there[name], here[name]) for name in there)
 
 
 def test_it_is_exported_and_run_from_its_bundle(

@@ -1,6 +1,7 @@
 """What a run takes is measured by real steps, which leave nothing behind."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -95,7 +96,11 @@ def test_the_command_prints_it_unless_another_machine_is_meant(
         assert run(["check", "--json", *arguments]) == 0
         told = json.loads(capsys.readouterr().out.splitlines()[-1])
         assert run(["check", *arguments]) == 0
-        assert "memory at its peak" in capsys.readouterr().out
+        shown = capsys.readouterr().out
+        assert "memory at its peak" in shown
+        assert re.search(r"seconds per epoch +about [\d.]+, of the measured step\n", shown)
+        assert re.search(r"hours of all epochs +about [\d.]+\n", shown)
+        assert re.search(r"disk of the run, 12 checkpoints +[\d.]+ MB\n", shown)
         assert run(["check", "--target=cuda:2", *arguments]) == 0
         assert capsys.readouterr().out == "Nothing found.\n"
     assert told["findings"] == []

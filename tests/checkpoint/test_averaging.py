@@ -88,3 +88,6 @@ def test_more_training_makes_another_choice(tmp_path: Path) -> None:
     assert [each.meta["CER"] for each in Checkpointer(tmp_path).find_averaged(**KEYS)] == [0.1]
     scored = Scored(tmp_path, lambda value: abs(value - 0.15))
     assert (scored.load(2), scored.weight) == (2, 0.15)
+    save(tmp_path, 0.05)
+    scored = Scored(tmp_path, lambda value: abs(value - 0.05))
+    assert (scored.load(2), scored.weight) == (1, 0.05)

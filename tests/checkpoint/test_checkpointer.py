@@ -81,7 +81,7 @@ def test_a_clock_that_goes_back_loses_nothing(
 
 
 def test_a_kill_while_saving_leaves_the_one_before_and_nothing_else(tmp_path: Path) -> None:
-    done = processes.run(["-c", KILLED_WHILE_SAVING, tmp_path / "saves"], timeout=60)
+    done = processes.run(["-c", KILLED_WHILE_SAVING, tmp_path / "saves"])
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert len(list((tmp_path / "saves").iterdir())) == 2  # one of them unfinished
     model = nn.Linear(3, 2)

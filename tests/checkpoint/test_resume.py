@@ -8,17 +8,12 @@ import speechbrain as sb
 
 import sbkit
 from sbkit.checkpoint.checkpointer import Checkpointer
-from tests.runs import Workplace, make_workplace, one_thread
+from tests.runs import Workplace, one_thread
 from tests.speechbrain_recipe import load_recipe, make_asr, run
 
 pytestmark = pytest.mark.slow
 
 Captured = pytest.CaptureFixture[str]
-
-
-@pytest.fixture(scope="module")
-def workplace(asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory) -> Workplace:
-    return make_workplace(asterisk_english, tmp_path_factory.mktemp("workplace"))
 
 
 def test_a_tokenizer_of_an_attempt_that_saved_nothing_is_named(

@@ -34,6 +34,13 @@ def test_the_best_checkpoints_are_averaged(tmp_path: Path) -> None:
     torch.testing.assert_close(model.weight, torch.full((2, 3), 0.3))
 
 
+def test_a_mean_is_rounded_once(tmp_path: Path) -> None:
+    save(tmp_path, 1.0, 1.0, 2.0**24)  # in float32 that plus one is itself
+    model = line(0.0)
+    checkpointer(tmp_path, model).load_average(3)
+    assert torch.equal(model.weight, torch.full((2, 3), (2**24 + 2) / 3))
+
+
 def test_whole_numbers_are_not_averaged(tmp_path: Path) -> None:
     norm = nn.BatchNorm1d(2)
     for count in (3, 8):

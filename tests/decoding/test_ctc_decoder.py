@@ -100,7 +100,7 @@ def test_a_program_needs_no_main_block_and_need_not_close_it(
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=240,
         check=False,
     )
     assert (done.stdout, done.stderr) == (f"{len(TEXTS)}\n", "")

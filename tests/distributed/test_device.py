@@ -10,6 +10,7 @@ from sbkit.distributed.device import (
     Placement,
     check_precision,
     describe_products,
+    note_precision,
     parse_device,
     resolve,
 )
@@ -32,6 +33,12 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pretend that torch sees no accelerator."""
     for backend in (torch.cuda, torch.mps, torch.xpu):
         monkeypatch.setattr(backend, "is_available", lambda: False)
+
+
+def test_a_precision_that_may_cost_time_is_noted_before_training() -> None:
+    assert "may train slower than fp32" in str(note_precision(resolve("cpu", "bf16")))
+    for device, precision in (("cpu", "fp32"), ("cuda:0", "bf16")):
+        assert note_precision(Placement(torch.device(device), precision)) is None
 
 
 def test_a_string_of_an_allowed_form_is_a_device() -> None:

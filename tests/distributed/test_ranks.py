@@ -105,7 +105,7 @@ def test_a_rank_that_fails_does_not_wait_for_what_others_never_send(
 
 @pytest.mark.ddp
 def test_two_ranks_wait_fail_share_and_add(tmp_path: Path) -> None:
-    done = processes.run(["-c", TWO_RANKS, tmp_path], ranks=2, timeout=60)
+    done = processes.run(["-c", TWO_RANKS, tmp_path], ranks=2)
     assert done.returncode == 0, done.stderr
     both = {
         "found": True,

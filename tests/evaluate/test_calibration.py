@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sbkit.evaluate.calibration import Calibration, measure_calibration
+from sbkit.evaluate.calibration import Calibration, measure_calibration, reliability_bins
 
 
 def measured(said: list[float], right: list[bool]) -> Calibration:
@@ -27,3 +27,11 @@ def test_words_that_are_all_alike_cannot_be_told_apart() -> None:
     assert (calibration.AUC, calibration.NCE) == (None, None)
     assert pytest.approx(0.8) == calibration.ECE
     assert measure_calibration([], []) is None
+
+
+def test_a_bin_is_a_tenth() -> None:
+    said = [tenth / 10 + inside for tenth in range(10) for inside in (0.01, 0.09)]
+    bins = reliability_bins(said, [True, False] * 10)
+    assert [each.words for each in bins] == [2] * 10
+    assert [each.confidence for each in bins] == pytest.approx(np.arange(0.05, 1, 0.1))
+    assert {each.right for each in bins} == {0.5}

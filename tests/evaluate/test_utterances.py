@@ -48,6 +48,12 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert read_utterances(tmp_path / "utterances_test.jsonl") == [SET[1], SET[0]]
 
 
+def test_a_transcript_of_any_length_is_read_back(tmp_path: Path) -> None:
+    long = [Scored("a", "hold the line " * 25_000, "told line")]
+    write_utterances(tmp_path / "utterances_test.jsonl", long)
+    assert read_utterances(tmp_path / "utterances_test.jsonl") == long
+
+
 def test_what_is_no_utterance_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "broken.jsonl").write_text('{"id": "a", "words": []}')
     with pytest.raises(SbkitError, match=r"broken.jsonl must have .*'reference'"):

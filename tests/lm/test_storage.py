@@ -36,6 +36,17 @@ def test_a_file_keeps_its_models(tmp_path: Path) -> None:
         assert sentence_log_prob(models["words"], words) == sentence_log_prob(model, words)
 
 
+def test_equal_models_make_equal_bytes(tmp_path: Path) -> None:
+    about = {name: name for name in "abcdefgh"}
+    models = {"words": train(SENTENCES, order=2).model}
+    contents = set()
+    for number in range(3):
+        save(models, tmp_path / f"{number}.safetensors", metadata=about)
+        contents.add((tmp_path / f"{number}.safetensors").read_bytes())
+    assert len(contents) == 1
+    assert about.items() <= load(tmp_path / "0.safetensors")[1].items()
+
+
 def change(file: Path, name: str, array: np.ndarray[Any, Any], **orders: object) -> None:
     arrays = safetensors.numpy.load_file(file) | {name: array}
     about = {"orders": json.dumps({"words": 3, "tokens": 2} | orders)}

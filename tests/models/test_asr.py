@@ -8,6 +8,7 @@ import torch
 from speechbrain.lobes.models.convolution import ConvolutionFrontEnd
 from speechbrain.lobes.models.transformer.TransformerASR import TransformerASR
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from sbkit.audio.fbank import Fbank
 from sbkit.base.errors import SbkitError
@@ -172,6 +173,39 @@ def test_states_are_decoded_later_as_in_training(family: Callable[..., Parts], k
         )
         together = out.logits[[row], : count + 1].log_softmax(-1)
         torch.testing.assert_close(alone, together, rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["conformer", "transformer"])
+def test_a_clip_has_the_same_scores_alone_and_beside_longer_ones(
+    kind: str, prompts: list[Tensor]
+) -> None:
+    torch.manual_seed(0)
+    model = asr_model(ours(kind))
+    model.model.eval()
+    tokens = [torch.randint(4, LABELS.size, (n % 7 + 1,)) for n in range(32)]
+
+    def score(rows: range) -> list[tuple[Tensor, Tensor]]:
+        """Return the scores (U, V) and (L + 1, V) of both heads for each clip, without padding."""
+        audio, labels = [prompts[n] for n in rows], [tokens[n] for n in rows]
+        out = model.run(
+            pad_sequence(audio, batch_first=True),
+            torch.tensor([len(clip) for clip in audio]),
+            tokens=pad_sequence(labels, batch_first=True),
+            return_intermediate=False,
+        )
+        assert out.logits is not None
+        counts = zip(out.log_probs, out.frame_lengths, out.logits, labels, strict=True)
+        return [(x[:frames], y[: len(label) + 1]) for x, frames, y, label in counts]
+
+    together = score(range(32))
+    assert len({len(log_probs) for log_probs, _ in together}) > 20  # many lengths, much padding
+    for size in (1, 8):
+        for start in range(0, 32, size):
+            rows = range(start, start + size)
+            torch.testing.assert_close(
+                score(rows), together[start : start + size], rtol=0, atol=1e-5
+            )
 
 
 @pytest.mark.parametrize("left_out", ["CNN", "Transformer", "ctc_lin", "seq_lin"])

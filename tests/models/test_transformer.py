@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sbkit.base.errors import SbkitError
-from sbkit.models.transformer import SelfAttention, Transformer
+from sbkit.models.transformer import ConformerBlock, SelfAttention, Transformer
 
 KINDS = ["conformer", "transformer"]
 SIZES: dict[str, Any] = {"d_model": 16, "nhead": 2, "d_ffn": 24, "num_encoder_layers": 2}
@@ -51,6 +51,18 @@ def test_attention_hears_distances_and_not_places() -> None:
     inside = torch.ones(1, 7, dtype=torch.bool)
     late = attention(torch.cat([silence, x], 1), torch.cat([~inside[:, :3], inside], 1))
     torch.testing.assert_close(late[:, 3:], attention(x, inside), rtol=0.0, atol=1e-5)
+
+
+def test_a_conformer_block_has_half_a_feed_forward_at_either_end() -> None:
+    torch.manual_seed(0)
+    block = ConformerBlock(d_model=16, nhead=2, d_ffn=24, kernel_size=3, dropout=0.0)
+    for between in (block.attention, block.convolution):
+        for parameter in between.out_proj.parameters():
+            nn.init.zeros_(parameter)
+    x = torch.randn(1, 7, 16)
+    half = (x + block.feed_forward1(x)) / 2  # which adds to x what it makes of it
+    expected = (half + block.feed_forward2(half)) / 2
+    torch.testing.assert_close(block(x, torch.ones(1, 7, dtype=torch.bool)), expected)
 
 
 @pytest.mark.parametrize("kind", KINDS)

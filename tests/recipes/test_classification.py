@@ -11,7 +11,7 @@ import pytest
 import soundfile
 
 from recipes.prepare import prepare_labelled
-from sbkit.base.errors import BAD_INPUT, SbkitError
+from sbkit.base.errors import BAD_INPUT, FILES_FAILED, SbkitError
 from sbkit.cli import run as sbkit
 from sbkit.logs.log import read_log
 from tests import runs
@@ -129,6 +129,11 @@ def test_a_bundle_classifies_and_does_not_transcribe(
     plain = json.loads(capsys.readouterr().out)
     assert (plain["file"], plain["label"], plain["probability"] >= 0.5) == (*found[0][:2], True)
     assert plain["seconds"] == pytest.approx(soundfile.info(clips[0]).duration, abs=0.1)
+    listed = tmp_path / "errors.jsonl"
+    both = ["classify", str(tmp_path / "bundle"), "gone.wav", clips[0], "--errors", str(listed)]
+    assert sbkit(both) == FILES_FAILED
+    assert capsys.readouterr().err.endswith(f"1 written, 1 failed; the errors are in {listed}\n")
+    assert json.loads(listed.read_text())["file"] == "gone.wav"
     assert sbkit(["doctor", str(tmp_path / "bundle")]) == 0
     assert "torch fp32: runs on torch, cpu" in capsys.readouterr().out
     with pytest.raises(SbkitError, match="Use: sbkit classify"):

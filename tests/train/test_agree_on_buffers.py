@@ -32,7 +32,7 @@ with process_group(torch.device("cpu")):
 
 @pytest.mark.ddp
 def test_statistics_are_averaged_and_all_others_are_those_of_rank_0() -> None:
-    done = processes.run(["-c", TWO_RANKS], ranks=2, timeout=120)
+    done = processes.run(["-c", TWO_RANKS], ranks=2)
     assert done.returncode == 0, done.stderr
     first, second = json.loads(done.stdout)
     assert first == second

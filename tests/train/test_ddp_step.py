@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.ddp]
 
 
 def test_parts_that_take_turns_learn_as_on_one_process() -> None:
-    done = processes.run(["-m", "tests.train.sharing"], ranks=2, timeout=120)
+    done = processes.run(["-m", "tests.train.sharing"], ranks=2)
     assert (done.returncode, done.stderr) == (0, "")
     shared, alone = json.loads(done.stdout), train()
     assert shared.keys() == alone.keys()

@@ -220,7 +220,7 @@ main()
 
 @pytest.mark.ddp
 def test_steps_are_shared_among_processes_as_in_speechbrain() -> None:
-    done = processes.run(["-c", TWO_RANKS], ranks=2, timeout=60)
+    done = processes.run(["-c", TWO_RANKS], ranks=2)
     assert done.returncode == 0, done.stderr
     one, two = json.loads(done.stdout.splitlines()[-1])
     own, wanted, plain, wanted_plain = one

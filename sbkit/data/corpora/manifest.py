@@ -76,18 +76,15 @@ def distinct(clips: Clips, bad_rows: Sequence[BadRow], *bases: Path) -> Manifest
                 detail = f"a row before it names {Path(path).name}"
                 bad.append(BadRow(clips[place].id, "clip listed twice", detail))
         clips = clips.take([*once.values()])
-    return Manifest(clips.renamed(_unique_ids(clips, bases)), tuple(bad))
-
-
-def _unique_ids(clips: Clips, bases: Sequence[Path]) -> list[str]:
-    ids = clips.ids
-    if len(set(ids)) == len(ids):
-        return ids
-    counts = Counter(ids)
-    return [
-        id if counts[id] == 1 else _by_path(Path(path), bases)
-        for id, path in zip(ids, clips.paths, strict=True)
-    ]
+    if len(pc.unique(clips.own["id"])) < len(clips):
+        ids, counts = clips.ids, Counter(clips.ids)
+        clips = clips.renamed(
+            [
+                id if counts[id] == 1 else _by_path(Path(path), bases)
+                for id, path in zip(ids, clips.paths, strict=True)
+            ]
+        )
+    return Manifest(clips, tuple(bad))
 
 
 def _by_path(path: Path, bases: Sequence[Path]) -> str:

@@ -48,9 +48,9 @@ def read_releases(
 
 
 def _read_tsv(tsv: Path, language: str, knobs: Mapping[str, Any]) -> Manifest:
-    locate = partial(_locate, tsv.parent / "clips")
+    folder = tsv.parent / "clips"
     columns = knobs.get("path_column"), knobs.get("text_column")
-    return read_rows(read_table(tsv), *columns, language, locate)
+    return read_rows(read_table(tsv), *columns, language, partial(_locate, folder), folder)
 
 
 def _locate(folder: Path, name: str) -> Located:

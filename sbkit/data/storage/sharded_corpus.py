@@ -113,7 +113,11 @@ def read_index(storage: Storage) -> Index:
         values = json.loads(content)
         if values.pop("format") != FORMAT:
             raise ValueError("another format")
-        return Index(**values)
+        index = Index(**values)
+        if type(index.sample_rate) is not int:
+            kind = type(index.sample_rate).__name__
+            raise TypeError(f"sample_rate must be an int, but is a {kind}, {index.sample_rate!r}")
+        return index
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise SbkitError(
             f"{storage.file(INDEX)} must be the index that `sbkit prepare --shards` writes, but is "

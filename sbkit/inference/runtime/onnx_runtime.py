@@ -93,11 +93,6 @@ class OnnxModel:
         Raises SbkitError when it is missing, damaged, or does not run on the device.
         """
         folder = bundle / FOLDER
-        if precision not in FILES:
-            raise SbkitError(
-                f"The precision of an ONNX model must be fp32 or int8, but is {precision!r}."
-                " Choose one of them."
-            )
         name = FILES[precision]
         if not (folder / name).exists():
             raise SbkitError(

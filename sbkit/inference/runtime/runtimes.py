@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sbkit.base.errors import SbkitError
+from sbkit.base.machine import PRECISIONS
 from sbkit.checkpoint.integrity import listed_checksums
 from sbkit.inference.bundle.bundle import WEIGHTS, Bundle, ReadBundle, read_bundle
 from sbkit.inference.runtime.model import ModelThread, require_effective
@@ -33,6 +34,12 @@ def open_model(
     Raises:
         SbkitError: the bundle is damaged, or the device, runtime or precision is not there.
     """
+    if runtime in PRECISIONS and precision not in PRECISIONS[runtime]:
+        known = "; ".join(f"{name}: {', '.join(each)}" for name, each in PRECISIONS.items())
+        raise SbkitError(
+            f"`--precision` must be one that the runtime has ({known}), but is {precision} with "
+            f"{runtime}. Choose one of them, or pass another --runtime."
+        )
     read = read_bundle(folder, *([WEIGHTS] if runtime == "torch" else []), own=own)
     if runtime == "torch":
         make = partial(_load_torch, read, folder, device, precision, compile, own)

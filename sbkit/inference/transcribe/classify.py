@@ -1,21 +1,25 @@
-"""From audio files to labels, with an exported bundle.
+"""The command `sbkit classify`: from audio files to labels, with an exported bundle.
 
 Legend: V labels.
 """
 
+import argparse
+import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from sbkit.audio.io import stream_audio
 from sbkit.base.errors import SbkitError
-from sbkit.base.text import printable
+from sbkit.base.text import printable, printable_json
 from sbkit.base.units import samples_to_seconds
 from sbkit.inference.bundle.bundle import Bundle
 from sbkit.inference.runtime.model import naming_audio
 from sbkit.inference.runtime.torch_model import load_bundle
+from sbkit.inference.transcribe.command import conclude, find_audio, open_errors, write_each
 from sbkit.inference.transcribe.pieces import Cutter
 
 SHORTEST = 20.0  # seconds of a piece: one sentence is too short for a label
@@ -33,6 +37,28 @@ class Classification:
     def __str__(self) -> str:
         """Write the label and its probability."""
         return f"{self.label}\t{self.probability:.4f}"
+
+    def plain(self) -> dict[str, Any]:
+        """Return plain data, for JSON."""
+        return {**asdict(self), "file": str(self.file)}
+
+
+def classify(options: argparse.Namespace) -> int:
+    """Classify the files; one that is no audio does not stop the others. Return the exit code."""
+
+    def write(found: Classification) -> None:
+        text = f"{printable(str(found.file))}\t{found}" if len(files) > 1 else str(found)
+        if options.format == "json":
+            text = printable_json(json.dumps(found.plain(), ensure_ascii=False))
+        print(text, flush=True)
+
+    with (
+        find_audio(options.files, options.raw_rate) as files,
+        open_errors(options.errors) as errors,
+    ):
+        results = classify_files(options.bundle, files, own=options.own)
+        failed = write_each(files, results, write, errors)
+    return conclude(files, failed, options.errors)
 
 
 def classify_files(

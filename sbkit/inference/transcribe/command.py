@@ -1,28 +1,44 @@
-"""The command `sbkit transcribe`: the files that it reads, and what it prints."""
+"""The command `sbkit transcribe`: the files that it reads, and what it prints.
+
+What is left of a file that failed is a sentence, a line of ``--errors`` and the exit code.
+"""
 
 import argparse
 import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from glob import glob, has_magic
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TextIO, TypeVar
 
+import soundfile
 from rich.console import Console
 from rich.progress import Progress
 
-from sbkit.audio.io import audio_below, declared_seconds
-from sbkit.base.errors import BAD_INPUT, SbkitError
+from sbkit.audio.io import (
+    HIGHEST_RATE,
+    LOWEST_RATE,
+    AudioError,
+    audio_below,
+    declared_seconds,
+    stream_audio,
+)
+from sbkit.base.errors import FILES_FAILED, SbkitError
 from sbkit.base.files import require_writable, write_text_atomically
 from sbkit.base.machine import usable_cores
 from sbkit.base.text import printable, printable_json
 from sbkit.inference.transcribe.subtitles import to_srt, to_tsv, to_vtt
 from sbkit.inference.transcribe.transcriber import Transcriber, Transcript
 
+Result = TypeVar("Result")
+
 STANDARD_INPUT = "-"
+RAW_BYTES = 1 << 20  # of 16-bit samples that are copied at a time
 TEXT = ("text", "txt")  # two names of one format
 OF_WORDS = {"srt": to_srt, "vtt": to_vtt, "tsv": to_tsv}  # each file is of one recording
 
@@ -36,10 +52,10 @@ def transcribe(options: argparse.Namespace) -> int:
     # oneDNN keeps what it compiles for each shape of a batch, 70 kB, 1024 times; a batch needs four
     # of them, and in an hour hardly any shape comes twice: 60 MB.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(16 * usable_cores()))
-    code = 0
     with ExitStack() as stack:
-        files = stack.enter_context(find_audio(options.files))
+        files = stack.enter_context(find_audio(options.files, options.raw_rate))
         _check_output(options, files)
+        errors = stack.enter_context(open_errors(options.errors))
         transcriber = stack.enter_context(
             Transcriber.load(
                 options.bundle,
@@ -55,34 +71,69 @@ def transcribe(options: argparse.Namespace) -> int:
         )
         print(f"running on {transcriber.effective}", file=sys.stderr)
         on_seconds = stack.enter_context(_progress_bar(files))
-        for result in transcriber.stream(files, on_seconds=on_seconds):
-            if isinstance(result, SbkitError):
-                print(result, file=sys.stderr)
-                code = BAD_INPUT
-            else:
-                _write(result, options, named=len(files) > 1)
-    return code
+        results = transcriber.stream(files, on_seconds=on_seconds)
+        write = partial(_write, options=options, named=len(files) > 1)
+        failed = write_each(files, results, write, errors)
+    return conclude(files, failed, options.errors)
+
+
+def open_errors(file: Path | None) -> AbstractContextManager[TextIO | None]:
+    """Open what ``--errors`` names, early: without a place for it nothing is read."""
+    return nullcontext() if file is None else file.open("w", encoding="utf-8")
+
+
+def write_each(
+    files: Sequence[Path],
+    results: Iterable[Result | SbkitError],
+    write: Callable[[Result], object],
+    errors: TextIO | None,
+) -> int:
+    """Write the result of each file, or print its error; return how many failed."""
+    failed = 0
+    for file, result in zip(files, results, strict=True):
+        if not isinstance(result, SbkitError):
+            write(result)
+            continue
+        failed += 1
+        print(result, file=sys.stderr)
+        if errors is not None:
+            line = json.dumps({"file": str(file), "error": str(result)}, ensure_ascii=False)
+            print(printable_json(line), file=errors, flush=True)
+    return failed
+
+
+def conclude(files: Sequence[Path], failed: int, errors: Path | None) -> int:
+    """Print how many files were written, where there are several; return the exit code."""
+    if len(files) > 1:
+        place = "above" if errors is None else f"in {printable(str(errors))}"
+        where = f"; the errors are {place}" if failed else ""
+        print(f"{len(files) - failed} written, {failed} failed{where}", file=sys.stderr)
+    return FILES_FAILED if failed else 0
 
 
 @contextmanager
-def find_audio(arguments: Sequence[str]) -> Iterator[list[Path]]:
+def find_audio(arguments: Sequence[str], raw_rate: int | None = None) -> Iterator[list[Path]]:
     """List the files that arguments name, in their order; a folder's and a pattern's are sorted.
 
     Folders are searched to any depth for files with the suffix of an audio format. Standard input
     is written to a file first, which is removed in the end, since audio cannot be read from a pipe.
-    Missing files are listed too; reading them raises the error.
+    Missing files are listed too; reading them raises the error. ``raw_rate`` is that of standard
+    input, where it is samples without a header.
 
     Raises:
-        SbkitError: a folder or a pattern has no audio.
+        SbkitError: a folder or a pattern has no audio, or standard input is none.
     """
+    if raw_rate is not None and STANDARD_INPUT not in arguments:
+        raise SbkitError(
+            "`--raw-rate` must come with standard input, but no FILE is -. Pass -, or leave it out."
+        )
     found: list[Path] = []
     with ExitStack() as closing:
         for argument in arguments:
             path = Path(argument)
             if argument == STANDARD_INPUT:
                 path = Path(closing.enter_context(TemporaryDirectory()), "stdin")
-                with path.open("wb") as content:
-                    shutil.copyfileobj(sys.stdin.buffer, content)
+                _save_standard_input(path, raw_rate)
             below = [path]
             if path.is_dir():
                 below = audio_below(path)
@@ -95,6 +146,32 @@ def find_audio(arguments: Sequence[str]) -> Iterator[list[Path]]:
                 )
             found += below
         yield found
+
+
+def _save_standard_input(file: Path, raw_rate: int | None) -> None:
+    """Write standard input to a file; raises SbkitError where that can be no audio."""
+    if raw_rate is None:
+        with file.open("wb") as content:
+            shutil.copyfileobj(sys.stdin.buffer, content)
+        try:
+            next(stream_audio(file, block_seconds=0.1))
+        except AudioError as error:
+            if error.reason != "not audio":  # the others are the file's
+                return
+            raise SbkitError(
+                "Standard input must be audio with a header, but is not recognized as any. Pipe "
+                "WAV, or give --raw-rate HZ for samples of 16 bits (little-endian, mono)."
+            ) from error
+        return
+    if not LOWEST_RATE <= raw_rate <= HIGHEST_RATE:
+        raise SbkitError(
+            f"`--raw-rate` must be from {LOWEST_RATE} to {HIGHEST_RATE} Hz, but is {raw_rate}. "
+            "Pass the rate at which the samples were recorded."
+        )
+    # A WAV of more than 4 GB cannot say its length.
+    with soundfile.SoundFile(file, "w", raw_rate, 1, "PCM_16", format="W64") as audio:
+        while block := sys.stdin.buffer.read(RAW_BYTES):
+            audio.buffer_write(block[: len(block) // 2 * 2], "int16")
 
 
 def _check_output(options: argparse.Namespace, files: Sequence[Path]) -> None:

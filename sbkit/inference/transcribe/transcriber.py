@@ -63,6 +63,18 @@ class Transcript:
         }
 
 
+class BatchError(SbkitError):
+    """Some of several could not be read; ``results`` has the transcript or the error of each."""
+
+    def __init__(self, results: Sequence[Transcript | SbkitError]) -> None:
+        errors = [each for each in results if isinstance(each, SbkitError)]
+        super().__init__(
+            f"All of a batch must be audio, but {len(errors)} of {len(results)} cannot be read. "
+            f"The transcripts of the others are in `results`. The first error: {errors[0]}"
+        )
+        self.results = tuple(results)
+
+
 @dataclass(frozen=True)
 class _QueuedPiece:
     """A piece of a source, or the error that ends it; name: of the source, None for an array."""
@@ -131,7 +143,9 @@ class Transcriber(AbstractContextManager["Transcriber"]):
         Raises:
             SbkitError: the file is no audio, or the array no finite samples.
         """
-        (transcript,) = self.transcribe_batch([audio], sample_rate)
+        (transcript,) = self.stream([audio], sample_rate)
+        if isinstance(transcript, SbkitError):
+            raise transcript
         return transcript
 
     def transcribe_batch(
@@ -140,13 +154,12 @@ class Transcriber(AbstractContextManager["Transcriber"]):
         """Transcribe several as `transcribe` does, in batches of similar length.
 
         Raises:
-            SbkitError: one of them cannot be read.
+            BatchError: some cannot be read; its ``results`` have the transcripts of the others.
         """
-        found = list[Transcript]()
-        for each in self.stream(audios, sample_rate):
-            if isinstance(each, SbkitError):
-                raise each
-            found.append(each)
+        results = list(self.stream(audios, sample_rate))
+        found = [each for each in results if isinstance(each, Transcript)]
+        if len(found) < len(results):
+            raise BatchError(results)
         return found
 
     def stream(

@@ -50,6 +50,23 @@ def folder(tmp_path: Path) -> Iterator[Path]:
         yield tmp_path
 
 
+@pytest.mark.parametrize(("rows", "advice"), [(60, "need nothing done"), (3, "Correct these")])
+def test_a_rare_foreign_character_is_no_fault_of_a_corpus(
+    rows: int, advice: str, folder: Path
+) -> None:
+    texts = ["the fox café", *["the quick fox"] * (rows - 1)]
+    test = make_store(
+        Utterance(f"test{n}", text, text, "", len(TONE), TONE.tobytes())
+        for n, text in enumerate(texts)
+    )
+    splits = replace(splits_of(*NOBODY), valid={}, test={"test": test})
+    with subject_of(splits, folder / "run") as planned:
+        (finding,) = check_labels(planned)
+    assert f"1 of {rows} in test" in finding.effect
+    assert advice in finding.fix
+    assert not finding.stops
+
+
 def test_what_is_left_out_is_counted_with_its_reason(folder: Path) -> None:
     lost = [Excluded("train", f"bad{n}", "unreadable audio", "it is empty") for n in range(2)]
     outside = [Excluded("train", f"long{n}", "longer than 9 s", "12.00 s") for n in range(8)]

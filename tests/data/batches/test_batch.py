@@ -158,7 +158,7 @@ def test_a_process_that_leaves_in_mid_epoch_leaves_no_worker_and_does_not_wait_f
 ) -> None:
     store.save_to_disk(tmp_path / "store")
     command = [sys.executable, "-c", READING, str(tmp_path / "store"), str(tokenizer.model_file)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert (done.returncode, done.stderr) == (75, "")
 
 

@@ -100,6 +100,18 @@ def test_the_file_tells_the_extension_that_a_name_lacks(tmp_path: Path) -> None:
     assert [clip.path.name for clip in clips] == ["a.flac", "b.mp3"]
 
 
+def test_whole_columns_are_read_as_rows_are(tmp_path: Path) -> None:
+    names = ["a.mp3", "x/y-1/b.c.wav", "A_2.flac"]
+    rows = ["path\tsentence", *(f"{name}\t" for name in names)]
+    plain = read_manifest(write(tmp_path, "\n".join(rows)))
+    by_row = read_manifest(write(tmp_path, "\n".join([*rows, "é.mp3\t"])))
+    assert [*plain.clips] == [*by_row.clips][:3]
+    assert [(each.id, each.path) for each in by_row.clips] == [
+        (id, tmp_path / "clips" / name)
+        for id, name in zip(["a", "b.c", "A_2", "é"], [*names, "é.mp3"], strict=True)
+    ]
+
+
 def test_a_clip_listed_twice_is_a_bad_row_and_ids_are_unique(tmp_path: Path) -> None:
     rows = "path\tsentence\na.wav\thi\na.flac\tyo\nb.mp3\tme\na.wav\thi\n"
     manifest = read_manifest(write(tmp_path, rows))

@@ -11,9 +11,12 @@ import pytest
 import torch
 
 from sbkit.base.errors import SbkitError
+from sbkit.base.machine import PRECISIONS
 from sbkit.checkpoint.integrity import write_checksums
 from sbkit.cli import run
+from sbkit.distributed.device import DTYPES
 from sbkit.inference.runtime import runtimes
+from sbkit.inference.runtime.onnx_runtime import FILES
 from sbkit.inference.runtime.runtimes import open_model
 from tests.inference.bundles import edit_weights, make_bundle
 
@@ -156,7 +159,7 @@ def test_torch_without_a_gpu_names_the_cause_too(
     ("wanted", "says"),
     [
         ({"device": "mps"}, "must be auto, cpu, cuda or cuda:N"),
-        ({"precision": "bf16"}, "must be fp32 or int8"),
+        ({"precision": "bf16"}, "but is bf16 with onnx"),
         ({"compile": "default"}, "compiles nothing"),
     ],
 )
@@ -166,6 +169,18 @@ def test_what_onnx_cannot_be_asked_for(
     stand_in(monkeypatch)
     with pytest.raises(SbkitError, match=says):
         effective(bundle, **wanted)
+
+
+def test_help_and_errors_have_one_list_of_precisions(
+    bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = "torch: fp32, bf16, fp16; onnx: fp32, int8"
+    assert {"torch": (*DTYPES,), "onnx": (*FILES,)} == PRECISIONS
+    with pytest.raises(SbkitError, match=f"the runtime has \\({known}\\), but is int8 with torch"):
+        open_model(bundle, precision="int8")
+    with pytest.raises(SystemExit):
+        run(["transcribe", "--help"])
+    assert known in " ".join(capsys.readouterr().out.split())
 
 
 def test_an_onnx_model_of_other_weights_is_refused(

@@ -2,18 +2,24 @@
 
 import io
 import json
+import re
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import soundfile
 
-from sbkit.base.errors import BAD_INPUT, SbkitError
+from sbkit.base.errors import FILES_FAILED, SbkitError
 from sbkit.cli import run
+from sbkit.inference.transcribe.classify import Classification
 from sbkit.inference.transcribe.command import find_audio
 from sbkit.inference.transcribe.transcriber import Transcriber
+from sbkit.text.word import Word
+from tests.inference.bundles import ROOT
 from tests.inference.tones import RATE, speak, tone_transcriber
 
 Captured = pytest.CaptureFixture[str]
@@ -60,14 +66,23 @@ def test_standard_input(talks: Path, monkeypatch: pytest.MonkeyPatch, capsys: Ca
     assert run(["transcribe", "model", "-"]) == 0
     assert capsys.readouterr().out == "the dog\n"
     assert not list(talks.glob("tmp*"))
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"no audio")))
-    assert run(["transcribe", "model", "-"]) == BAD_INPUT
-    assert (
-        capsys.readouterr()
-        .err.splitlines()[1]
-        .partition("stdin")[2]
-        .startswith(" must be audio (wav")
-    )
+
+
+def test_raw_samples_are_taken_at_the_rate_that_is_given(
+    talks: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    samples, _ = soundfile.read(talks / "talks/b.flac", dtype="int16")
+    content = io.BytesIO(samples.astype("<i2").tobytes() + b"\0")  # and half of one more
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=content))
+    with pytest.raises(SbkitError, match=r"Pipe WAV, or give --raw-rate HZ"):
+        run(["transcribe", "model", "-"])
+    with pytest.raises(SbkitError, match="must be from 4000 to 768000 Hz, but is 16"):
+        run(["transcribe", "model", "-", "--raw-rate", "16"])
+    with pytest.raises(SbkitError, match="must come with standard input"):
+        run(["transcribe", "model", "talks/a.wav", "--raw-rate", str(RATE)])
+    content.seek(0)
+    assert run(["transcribe", "model", "-", "--raw-rate", str(RATE)]) == 0
+    assert capsys.readouterr().out == "the dog\n"
 
 
 def test_all_that_can_be_is_printed_and_the_code_tells_of_the_rest(
@@ -77,11 +92,18 @@ def test_all_that_can_be_is_printed_and_the_code_tells_of_the_rest(
     out, error = capsys.readouterr()
     assert (out, error) == ("a fox\n", "running on tones, cpu, fp32\n")
     files = ["gone.wav", "talks/notes.txt", "talks/b.flac", "talks/a.wav"]
-    assert run(["transcribe", "model", *files]) == BAD_INPUT
+    assert run(["transcribe", "model", *files, "--errors", "errors.jsonl"]) == FILES_FAILED
     out, error = capsys.readouterr()
     assert out == "talks/b.flac\tthe dog\ntalks/a.wav\ta fox\n"
-    gone, notes = error.splitlines()[1:]
+    gone, notes, end = error.splitlines()[1:]
     assert (files[0] in gone, files[1] in notes) == (True, True)
+    assert end == "2 written, 2 failed; the errors are in errors.jsonl"
+    listed = [json.loads(line) for line in (talks / "errors.jsonl").read_text().splitlines()]
+    assert listed == [{"file": files[0], "error": gone}, {"file": files[1], "error": notes}]
+    assert run(["transcribe", "model", *files[2:]]) == 0
+    assert capsys.readouterr().err.splitlines()[1] == "2 written, 0 failed"
+    with pytest.raises(FileNotFoundError, match="none/errors"):
+        run(["transcribe", "model", *files, "--errors", "none/errors"])
 
 
 def test_json_has_the_words_and_what_it_ran_on(talks: Path, capsys: Captured) -> None:
@@ -91,6 +113,29 @@ def test_json_has_the_words_and_what_it_ran_on(talks: Path, capsys: Captured) ->
     assert found["seconds"] == pytest.approx(0.6)
     assert [each["text"] for each in found["words"]] == ["a", "fox"]
     assert found["effective"]["device"] == "cpu"
+
+
+def fields(value: Any, name: str = "") -> Iterator[str]:
+    """Yield the names of all that an object of JSON holds, as `words.text`."""
+    if isinstance(value, list):
+        for each in value:
+            yield from fields(each, name)
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            yield (below := f"{name}.{key}".lstrip("."))
+            yield from fields(each, below)
+
+
+def test_every_field_of_json_is_in_the_readme(talks: Path, capsys: Captured) -> None:
+    assert run(["transcribe", "model", "talks", "--format", "json"]) == 0
+    found = [{*fields(json.loads(line))} for line in capsys.readouterr().out.splitlines()]
+    sure = fields({"words": Word("a", 0, 1, confidence=0.5).plain()})
+    label = {*fields(Classification(talks, "quick", 0.5, 1.0).plain())}
+    text = (ROOT / "sbkit/inference/README.md").read_text("utf-8")
+    tables = text.partition("## From Python")[0].split("| field | |")[1:]
+    told = [{*re.findall(r"^\| `([\w.]+)` \|", table, re.MULTILINE)} for table in tables]
+    assert [found[0] | {*sure}, label] == told
+    assert found == 3 * found[:1]
 
 
 def test_each_gets_a_file_of_its_own(talks: Path, capsys: Captured) -> None:

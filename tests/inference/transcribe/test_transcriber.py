@@ -14,7 +14,11 @@ from sbkit.base.errors import SbkitError
 from sbkit.decoding.decoder import BeamDecoder
 from sbkit.inference.runtime.model import Encoded
 from sbkit.inference.score import describe_decoding
-from sbkit.inference.transcribe.transcriber import CPU_BATCH_SECONDS, Transcriber
+from sbkit.inference.transcribe.transcriber import (
+    CPU_BATCH_SECONDS,
+    BatchError,
+    Transcriber,
+)
 from tests.decoding.spoken import train_models
 from tests.inference.bundles import make_bundle
 from tests.inference.tones import RATE, ToneModel, silence, speak, tone_bundle, tone_transcriber
@@ -154,6 +158,16 @@ def test_an_error_of_the_model_names_the_file(tmp_path: Path) -> None:
     says = f"with {tmp_path / 'loud.wav'} the model raised RuntimeError \\(too loud\\)"
     with pytest.raises(SbkitError, match=says):
         transcriber.transcribe(tmp_path / "loud.wav")
+
+
+def test_one_broken_file_loses_no_other(tmp_path: Path) -> None:
+    transcriber, tokenizer, _ = tone_transcriber(tmp_path)
+    spoken = [speak(tokenizer, each) for each in SENTENCES[:2]]
+    with pytest.raises(BatchError, match=r"1 of 3 cannot .* error: .*gone.wav must be") as failed:
+        transcriber.transcribe_batch([spoken[0], tmp_path / "gone.wav", spoken[1]], RATE)
+    first, gone, second = failed.value.results
+    assert [str(first), str(second)] == [*SENTENCES[:2]]
+    assert isinstance(gone, SbkitError)
 
 
 @pytest.mark.parametrize(

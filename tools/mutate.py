@@ -1,0 +1,222 @@
+"""Put small faults into modules, one at a time, and count those that their tests notice.
+
+python -m tools.mutate [MODULE.py or FOLDER ...] [--sample 200] [--seed 0] [--jobs 2] [--slow]
+
+The faults are those of cosmic-ray (another operator, comparison, number, constant, a loop that
+never runs ...), drawn so that every place of the code is equally likely. Each runs in a copy of
+the checkout: first the tests of the module's folder that import it, then every test that imports
+it; with --slow also those that take more than ten seconds. Prints a table by folder, and the change
+of each fault that no test noticed: a person says which of them mean the same as before.
+"""
+
+import argparse
+import ast
+import difflib
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from queue import SimpleQueue
+
+from cosmic_ray.ast import ast_nodes, get_ast
+from cosmic_ray.mutating import mutate_code
+from cosmic_ray.plugins import get_operator, operator_names
+
+from sbkit.base.errors import SbkitError
+from sbkit.base.process import run_main
+
+FOLDERS = ("audio", "models", "decoding", "checkpoint", "train", "data/batches", "evaluate")
+LIMIT = 600  # seconds of one call of pytest: a fault may loop for ever, which is noticed
+QUICK, ALL = "not slow and not ddp and not browser", "not browser"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A change of one place of a module, by an operator of cosmic-ray and its count of places."""
+
+    module: Path
+    operator: str
+    occurrence: int
+    line: int
+
+    def apply(self, source: str) -> str:
+        """Return the source with the fault in it."""
+        return str(mutate_code(source, get_operator(self.operator)(), self.occurrence))
+
+    def is_code(self) -> bool:
+        """Return whether Python can read it: any test would notice what it cannot."""
+        try:
+            ast.parse(self.apply(self.module.read_text(encoding="utf-8")))
+        except SyntaxError:
+            return False
+        return True
+
+    def diff(self, source: str) -> str:
+        """Write the changed lines."""
+        lines = difflib.unified_diff(source.splitlines(), self.apply(source).splitlines(), n=0)
+        changed = [line for line in lines if line[:1] in "+-" and line[:3] not in ("+++", "---")]
+        return "\n".join([f"{self.module}:{self.line}", *changed])
+
+
+def main() -> int:
+    """Draw the faults, try them, and print what came of them."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    default = [Path("sbkit", folder) for folder in FOLDERS]
+    parser.add_argument("modules", nargs="*", type=Path, default=default)
+    parser.add_argument("--sample", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--slow", action="store_true")
+    options = parser.parse_args()
+    faults = draw(options.modules, options.sample, random.Random(options.seed))
+    copies: SimpleQueue[Path] = SimpleQueue()
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(options.jobs):
+            copies.put(copy := copy_checkout(Path(folder, str(number))))
+        check_tests({fault.module for fault in faults}, copy)
+
+        def is_noticed(fault: Fault) -> bool:
+            copy = copies.get()
+            try:
+                noticed = try_fault(fault, copy, marks=ALL if options.slow else QUICK)
+            finally:
+                copies.put(copy)
+            print("noticed" if noticed else "MISSED ", f"{fault.module}:{fault.line}", flush=True)
+            return noticed
+
+        with ThreadPoolExecutor(options.jobs) as pool:
+            noticed = list(pool.map(is_noticed, faults))
+    print(as_table(faults, noticed))
+    for fault in (each for each, seen in zip(faults, noticed, strict=True) if not seen):
+        print(f"\n{fault.diff(fault.module.read_text(encoding='utf-8'))}")
+    return 0
+
+
+def draw(modules: Iterable[Path], count: int, chance: random.Random) -> list[Fault]:
+    """Draw places of the modules without repetition, and one fault for each.
+
+    Raises SbkitError: a module is not in the working folder.
+    """
+    places = []
+    for module in modules:
+        files = sorted(module.rglob("*.py")) if module.is_dir() else [module]
+        if not all(file.is_file() for file in files) or not files:
+            raise SbkitError(f"A module must be a file of this checkout, but {module} is not.")
+        places += [place for file in files for place in faults_by_place(file)]
+    chance.shuffle(places)
+    drawn = (chance.sample(alternatives, len(alternatives)) for alternatives in places)
+    faults = (next(filter(Fault.is_code, each), None) for each in drawn)
+    return list(islice(filter(None, faults), count))
+
+
+def faults_by_place(module: Path) -> list[list[Fault]]:
+    """Return the faults of each place of a module; annotations have none."""
+    source = module.read_text(encoding="utf-8")
+    annotated = set(_annotated_places(ast.parse(source)))
+    nodes = list(ast_nodes(get_ast(source)))
+    places: dict[tuple[str, tuple[int, int]], list[Fault]] = defaultdict(list)
+    for name in operator_names():
+        operator_class = get_operator(name)
+        if operator_class.arguments():
+            continue  # those need to be told what to replace
+        operator = operator_class()
+        positions = (place for node in nodes for place in operator.mutation_positions(node))
+        for occurrence, (start, _) in enumerate(positions):
+            if start not in annotated:
+                fault = Fault(module, name, occurrence, start[0])
+                places[name.split("_")[0], start].append(fault)
+    return list(places.values())
+
+
+def _annotated_places(tree: ast.AST) -> Iterator[tuple[int, int]]:
+    for node in ast.walk(tree):
+        for hint in (getattr(node, "annotation", None), getattr(node, "returns", None)):
+            if isinstance(hint, ast.expr) and hint.end_lineno and hint.end_col_offset:
+                for line in range(hint.lineno, hint.end_lineno + 1):
+                    first = hint.col_offset if line == hint.lineno else 0
+                    last = hint.end_col_offset if line == hint.end_lineno else 200
+                    yield from ((line, column) for column in range(first, last))
+
+
+def copy_checkout(folder: Path) -> Path:
+    """Copy the files that git knows into a folder."""
+    files = subprocess.run(
+        ["git", "ls-files", "-z"], check=True, capture_output=True, text=True
+    ).stdout.split("\0")
+    for file in filter(None, files):
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, folder / file)
+    return folder
+
+
+def check_tests(modules: Iterable[Path], copy: Path) -> None:
+    """Raise SbkitError where tests of modules fail in a copy of the checkout without a fault."""
+    tests = sorted({test for module in modules for test in tests_of(module)[0]})
+    if tests and not _pass(copy, tests, QUICK):
+        raise SbkitError(
+            "Tests must pass before faults are put in, but some fail in a copy of what git lists. "
+            "Add new files to git, and run them."
+        )
+
+
+def try_fault(fault: Fault, copy: Path, *, marks: str) -> bool:
+    """Put a fault into a copy of the checkout and return whether tests of its module notice it."""
+    source = fault.module.read_text(encoding="utf-8")
+    near, all_of_them = tests_of(fault.module)
+    (copy / fault.module).write_text(fault.apply(source), encoding="utf-8")
+    try:
+        if near and not _pass(copy, near, QUICK):
+            return True
+        if _pass(copy, all_of_them, marks):
+            return False
+    finally:
+        (copy / fault.module).write_text(source, encoding="utf-8")
+    return _pass(copy, all_of_them, marks)  # else they fail without it, too
+
+
+def tests_of(module: Path) -> tuple[list[str], list[str]]:
+    """Return the tests that import a module: those of its folder, and all; the nearest first."""
+    package, name = ".".join(module.parent.parts), module.stem
+    imports = re.compile(rf"from {package}(\.{name} import| import .*\b{name}\b)")
+    tests = sorted(Path("tests").rglob("test_*.py"))
+    tests = [test for test in tests if imports.search(test.read_text(encoding="utf-8"))]
+    mirror = Path("tests", *module.parent.parts[1:])
+    near = [test for test in tests if test.parent == mirror] or sorted(mirror.glob("test_*.py"))
+    near.sort(key=lambda test: test.stem != f"test_{name}")
+    far = [test for test in tests if test not in near]
+    return [*map(str, near)], [*map(str, [*near, *far])]
+
+
+def _pass(copy: Path, tests: Sequence[str], marks: str) -> bool:
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", marks]
+    environment = {**os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"}
+    limited = ["timeout", "--signal=KILL", str(LIMIT), *command, *tests]  # its children, too
+    done = subprocess.run(limited, cwd=copy, env=environment, capture_output=True)
+    return done.returncode in (0, 5)  # 5: none of them was chosen
+
+
+def as_table(faults: Sequence[Fault], noticed: Sequence[bool]) -> str:
+    """Count the faults of each folder, and those that were noticed."""
+    counts, seen = Counter[str](), Counter[str]()
+    for fault, each in zip(faults, noticed, strict=True):
+        for folder in (str(fault.module.parent), "all"):
+            counts[folder] += 1
+            seen[folder] += each
+    rows = [
+        f"| {folder} | {count} | {seen[folder]} | {seen[folder] / count:.0%} |"
+        for folder, count in sorted(counts.items(), key=lambda item: (item[0] == "all", item[0]))
+    ]
+    return "\n".join(["| | faults | noticed | |", "|---|---|---|---|", *rows])
+
+
+if __name__ == "__main__":
+    run_main(main)
