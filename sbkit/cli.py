@@ -6,6 +6,7 @@ Each command imports what it needs when it runs, so that ``sbkit --help`` answer
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -87,10 +88,11 @@ def choice(name: str, *choices: str, help: str = "", default: str | None = None)
 
 YAML = path("yaml", "YAML", "as given to train.py")
 RUN = path("run", "RUN", "a run folder, as training names it")
-BUNDLE = path("bundle", "BUNDLE", "an exported folder")
+BUNDLE = path("bundle", "BUNDLE|RUN", "an exported folder, or a run folder")
 DECODER = choice(
     *("--decoder", "greedy", "beam", "graph"),
-    help="beam or graph: with language models; the default is the one that the model has",
+    help="beam or graph: with language models; the default is the one that the model has, and "
+    "another must be tuned first: sbkit tune MODEL --decoder graph",
 )
 HOTWORDS = text(
     *("--hotwords", "FILE|WORDS"),
@@ -316,7 +318,8 @@ def _compare(options: argparse.Namespace) -> None:
 def _transcribe(options: argparse.Namespace) -> int:
     from sbkit.inference.transcribe.command import transcribe
 
-    return transcribe(options)
+    with _opened(options) as options.bundle:
+        return transcribe(options)
 
 
 @command(
@@ -332,7 +335,17 @@ def _transcribe(options: argparse.Namespace) -> int:
 def _classify(options: argparse.Namespace) -> int:
     from sbkit.inference.transcribe.classify import classify
 
-    return classify(options)
+    with _opened(options) as options.bundle:
+        return classify(options)
+
+
+def _opened(options: argparse.Namespace) -> AbstractContextManager[Path]:
+    """Name the bundle, or make one of a run, for which more is imported."""
+    if not (options.bundle / "hyperparams.yaml").is_file():
+        return nullcontext(options.bundle)
+    from sbkit.inference.bundle.export import as_bundle
+
+    return as_bundle(options.bundle, options.own)
 
 
 @command(

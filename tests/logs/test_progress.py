@@ -9,7 +9,7 @@ import pytest
 
 from sbkit.logs.log import EpochFigures, StepFigures
 from sbkit.logs.metric import Metric
-from sbkit.logs.progress import Progress
+from sbkit.logs.progress import Countdown, Progress
 
 LIVE = "epoch 1/2 step 20 loss 1.234 lr 2.0e-03 250 RTFx waiting 3 % 0:00:20 left"
 EPOCH = (
@@ -70,3 +70,17 @@ def test_other_ranks_show_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     show_an_epoch()
     assert terminal.getvalue() == "saved\n"
+
+
+def test_long_work_says_how_far_it_is_every_fifteen_seconds(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    seconds = itertools.count(step=5)  # a step takes five
+    countdown = Countdown("decoder", 10, clock=lambda: float(next(seconds)))
+    for _ in range(10):
+        countdown.step()
+    assert capsys.readouterr().out.splitlines() == [
+        "decoder: 30 % done, 0:00:35 left",
+        "decoder: 60 % done, 0:00:20 left",
+        "decoder: 90 % done, 0:00:05 left",
+    ]
