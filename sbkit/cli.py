@@ -104,6 +104,7 @@ RAW_RATE = text(
     type=int,
 )
 ERRORS = path("--errors", "FILE", "write a line of JSON there for each file that failed")
+QUIET = flag("--quiet", "show no progress")
 IMPORT = text(
     *("--import", "MODULE", "a module of your own that parts of the model are in; repeatable"),
     dest="imports",
@@ -254,6 +255,7 @@ def _train_lm(options: argparse.Namespace) -> None:
     text("--text-column", "COLUMN", "of the transcripts"),
     DECODER,
     HOTWORDS,
+    QUIET,
     IMPORT,
 )
 def _score(options: argparse.Namespace) -> None:
@@ -275,10 +277,13 @@ def _score(options: argparse.Namespace) -> None:
 )
 def _compare(options: argparse.Namespace) -> None:
     from sbkit.base.files import to_json
+    from sbkit.checkpoint.measured import require_measured
     from sbkit.evaluate import compare, ranking
 
     if options.more and options.html is not None:
         raise SbkitError("`--html` must come with two runs, but there are more. Leave it out.")
+    for folder in (options.a, options.b, *options.more):
+        require_measured(folder)
     if options.more:
         compared = ranking.rank_runs([options.a, options.b, *options.more])
         lines = ranking.describe_ranking(compared)
@@ -313,6 +318,7 @@ def _compare(options: argparse.Namespace) -> None:
     choice("--compile", "default", "reduce-overhead", help="compile the model first"),
     DECODER,
     HOTWORDS,
+    QUIET,
     IMPORT,
 )
 def _transcribe(options: argparse.Namespace) -> int:
@@ -330,6 +336,7 @@ def _transcribe(options: argparse.Namespace) -> int:
     RAW_RATE,
     choice("--format", "text", "json", default="text"),
     ERRORS,
+    QUIET,
     IMPORT,
 )
 def _classify(options: argparse.Namespace) -> int:

@@ -1,136 +1,56 @@
 """A user's own parts and recipe, in files beside a YAML that lies outside of the checkout."""
 
+import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
 
 import train
-from sbkit.base.errors import BAD_INPUT
+from recipes.asr.decoding import RunDecoding
+from sbkit.base.errors import BAD_INPUT, SbkitError
 from sbkit.base.process import run_main
+from sbkit.decoding.decoder import BeamDecoder
 from tests import processes
 from tests.runs import ROOT, TINY, Workplace, read_json
 
-MODELS = '''
-"""A front-end without lengths whose layers round down, a plain LSTM, and an encoder of audio."""
-
-import torch
-from torch import nn
-from torch.nn.functional import pad, silu
-
-
-class FrontEnd(nn.Module):
-    def __init__(self, n_mels: int, d_model: int) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(
-            nn.Conv1d(n_mels, d_model, 3, 2), nn.ReLU(), nn.Conv1d(d_model, d_model, 3, 2)
-        )
-
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
-        return self.layers(features.transpose(1, 2) / 10).transpose(1, 2)
-
-
-class Encoder(nn.Module):
-    def __init__(self, d_model: int) -> None:
-        super().__init__()
-        self.lstm = nn.LSTM(d_model, d_model, batch_first=True)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.lstm(x)[0]
-
-
-class Waveforms(nn.Module):
-    """Two strided convolutions over audio, and a layer that autocast is to leave alone."""
-
-    audio_scale = 1.0
-    precision = "fp32"
-
-    def __init__(self, d_model: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv1d(1, d_model, 400, 160)
-        self.conv2 = nn.Conv1d(d_model, d_model, 4, 4)
-        self.norm = nn.LayerNorm(d_model)
-
-    def frame_lengths(self, audio_lengths: torch.Tensor) -> torch.Tensor:
-        return (audio_lengths + 639) // 640
-
-    def forward(self, audio: torch.Tensor, audio_lengths: torch.Tensor) -> dict[str, torch.Tensor]:
-        padded = pad(audio, (0, 880)).unsqueeze(1)
-        x = self.conv2(silu(self.conv1(padded))).transpose(1, 2)
-        return {"last_hidden_state": self.norm(x)}
-'''
-
-RECIPE = '''
-"""The recognizer of sbkit, which says hello."""
-
-from dataclasses import replace
-
-from recipes.asr.recipe import ASR
-
-
-def prepare_splits(knobs):
-    print("hello from", knobs["greeting"])
-    return ASR.prepare_splits(knobs)
-
-
-MINE = replace(ASR, prepare_splits=prepare_splits)
-'''
-
-DROPPED = ("Transformer", "seq_lin", "CNN", "model")
-OWN = """
-CNN: !new:own_parts_of_a_test.FrontEnd
-    n_mels: !ref <n_mels>
-    d_model: !ref <d_model>
-
-Transformer: !new:own_parts_of_a_test.Encoder
-    d_model: !ref <d_model>
-
-model: !new:torch.nn.ModuleList
-    - [!ref <CNN>, !ref <Transformer>, !ref <ctc_lin>]
-"""
+HERE = ROOT / "tests/own_parts"
+IMPORTED = ("--import", "my_parts", "--import", "my_models")
 UNUSED = ("cnn_channels", "nhead", "d_ffn", "num_encoder_layers", "num_decoder_layers")
-UNUSED += ("encoder_module", "kernel_size", "dropout", "label_smoothing")
+UNUSED += ("encoder_module", "kernel_size", "dropout", "gradient_checkpointing")
+UNUSED += ("label_smoothing", "warmup_fraction")
+UNUSED += ("time_masks", "time_width", "max_time_fraction", "freq_masks", "freq_width")
+OF_FEATURES = ("CNN", "Transformer", "compute_features", "spec_augment")
 
 
-WAVEFORMS = """
-encoder: !new:own_parts_of_a_test.Waveforms
-    d_model: !ref <d_model>
-
-model: !new:torch.nn.ModuleList
-    - [!ref <encoder>, !ref <ctc_lin>]
-"""
-OF_FEATURES = ("n_mels", "time_masks", "time_width", "max_time_fraction", "freq_masks")
-OF_FEATURES += ("freq_width",)
-
-
-def own_yaml(parts: str = OWN, dropped: Sequence[str] = DROPPED, unused: Sequence[str] = ()) -> str:
-    """Write ctc.yaml with parts of one's own in place of some of its blocks."""
-    text = (ROOT / "hparams/ctc.yaml").read_text(encoding="utf-8")
-    knobs, objects = text.split("# ======== objects\n")
-    lines = [
-        line for line in knobs.splitlines() if line.partition(":")[0] not in (*UNUSED, *unused)
-    ]
-    blocks = [
-        block for block in objects.split("\n\n") if block.strip().split(":")[0] not in dropped
-    ]
-    before, after = blocks[:2], blocks[2:]
-    head = "\n".join(lines).replace("recipes.asr.recipe.ASR", "own_recipe_of_a_test.MINE")
-    head = head.replace("inter_ctc_weight: 0.3", "inter_ctc_weight: 0.0")
-    return head + "\ngreeting: a test\n" + "\n\n".join([*before, parts.strip(), *after]) + "\n"
+def own_yaml(name: str, dropped: Sequence[str] = (), unused: Sequence[str] = ()) -> str:
+    """Write ctc.yaml with the blocks of a file of own parts in place of some of its own."""
+    own = (HERE / name).read_text(encoding="utf-8").strip()
+    replaced = {"seq_lin", *dropped, *re.findall(r"^(\w+):", own, re.MULTILINE)}
+    knobs, objects = (ROOT / "hparams/ctc.yaml").read_text(encoding="utf-8").split("# ========")
+    knobs = re.sub(rf"(?m)^({'|'.join((*UNUSED, *unused))}):.*\n", "", knobs)
+    knobs = knobs.replace("recipes.asr.recipe.ASR", "my_recipe.MINE")
+    knobs = knobs.replace("corpus: null", "corpus: my_corpus")
+    knobs = knobs.replace("inter_ctc_weight: 0.3", "inter_ctc_weight: 0.0")
+    blocks = objects.split("\n\n")[1:]
+    kept = [each for each in blocks if each.strip().partition(":")[0] not in replaced]
+    before, after = kept[:2], kept[2:]  # the model is made of the tokenizer
+    return "\n\n".join([knobs, *before, *after[:1], own, *after[1:]]) + "\n"
 
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of the user's."""
     folder = tmp_path_factory.mktemp("own")
-    (folder / "own_parts_of_a_test.py").write_text(MODELS)
-    (folder / "own_recipe_of_a_test.py").write_text(RECIPE)
-    (folder / "own.yaml").write_text(own_yaml())
-    features = (*DROPPED, "compute_features", "spec_augment")
-    (folder / "waveforms.yaml").write_text(own_yaml(WAVEFORMS, features, OF_FEATURES))
+    for file in HERE.glob("my_*.py"):
+        shutil.copy(file, folder)
+    (folder / "own.yaml").write_text(own_yaml("parts.yaml"))
+    (folder / "waveforms.yaml").write_text(own_yaml("waveforms.yaml", OF_FEATURES, ["n_mels"]))
     return folder
 
 
@@ -146,27 +66,28 @@ def test_own_parts_are_checked_trained_exported_and_transcribe(
     sizes = [each for each in TINY if each.split("=")[0][2:] not in (*UNUSED, "ctc_weight")]
     options = [*sizes, f"--data_folder={workplace.release}", f"--output_folder={tmp_path / 'run'}"]
     checked = run(workplace, tmp_path, "-m", "sbkit", "check", own / yaml, *options)
-    assert "error:" not in checked.stdout, checked.stdout + checked.stderr
+    assert checked.returncode == 0, checked.stdout + checked.stderr
     trained = run(
         workplace, tmp_path, ROOT / "train.py", own / yaml, *options, "--number_of_epochs=1"
     )
     assert trained.returncode == 0, trained.stderr
-    assert "hello from a test" in trained.stdout
-    assert read_json(tmp_path / "run/summary.json")["test"]["test"]["utterances"] == 4
+    (last,) = re.findall("^test: CER.*", trained.stdout, re.MULTILINE)
+    tested = read_json(tmp_path / "run/summary.json")["test"]["test"]
+    assert tested["utterances"] == 4
+    assert f", exact {100 * tested['exact']:.1f} %, 4 utterances" in last
 
     export = ("-m", "sbkit", "export", tmp_path / "run", "--out", tmp_path / "bundle")
-    imported = ("--import", "own_parts_of_a_test")
     refused = run(workplace, own, *export)
     assert refused.returncode == BAD_INPUT
-    assert "own_parts_of_a_test" in refused.stderr and "--import" in refused.stderr
-    assert run(workplace, own, *export, *imported).returncode == 0
+    assert "--import my_" in refused.stderr
+    assert run(workplace, own, *export, *IMPORTED).returncode == 0
 
     clip = next((workplace.release / "clips").iterdir())
     transcribe = ("-m", "sbkit", "transcribe", tmp_path / "bundle", clip)
     refused = run(workplace, own, *transcribe)
     assert refused.returncode == BAD_INPUT
-    assert "--import own_parts_of_a_test" in refused.stderr
-    assert run(workplace, own, *transcribe, *imported).returncode == 0
+    assert "--import my_" in refused.stderr
+    assert run(workplace, own, *transcribe, *IMPORTED).returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -191,10 +112,38 @@ def test_a_recipe_that_is_none_is_one_sentence(
 ) -> None:
     yaml = tmp_path / "own.yaml"
     (tmp_path / "raising_recipe_of_a_test.py").write_text("1 / 0\n")
-    yaml.write_text((own / "own.yaml").read_text().replace("own_recipe_of_a_test.MINE", name))
+    yaml.write_text((own / "own.yaml").read_text().replace("my_recipe.MINE", name))
     with patch.object(sys, "argv", ["train.py", str(yaml)]), pytest.raises(SystemExit) as left:
         run_main(train.main)
     assert left.value.code == BAD_INPUT
     error = capsys.readouterr().err
     assert words in error
     assert len(error.splitlines()) == 1
+
+
+def test_a_decoder_of_another_class_which_no_bundle_could_hold_is_refused() -> None:
+    class Mine(BeamDecoder):
+        """A search of one's own."""
+
+    search = Mine(tokenizer=None, language_models="lm.safetensors")  # type: ignore[arg-type]
+    with pytest.raises(SbkitError, match="`decoder` must be .*BeamDecoder, .* but is a Mine"):
+        RunDecoding(SimpleNamespace(decoder=search, ctc_weight=1.0), None)  # type: ignore[arg-type]
+
+
+def test_the_table_of_parts_has_every_kind_with_a_tested_example() -> None:
+    """The examples lie in YAMLs of hparams and in files that this test and its neighbors train."""
+    text = (ROOT / "hparams/README.md").read_text("utf-8").partition("## Parts")[2]
+    rows = [each.strip("| ").split(" | ") for each in text.splitlines() if each.startswith("| `")]
+    examples = {row[0]: row[-1] for row in rows if len(row) == 3}
+    tested = {f"tests/own_parts/{file.name}" for file in HERE.iterdir() if file.is_file()}
+    tested |= {f"hparams/{file.name}" for file in (ROOT / "hparams").glob("*.yaml")}
+    tested.add("tests/train/adversarial.py")
+    for keys, files in examples.items():
+        named = re.findall(r"`([^`]+)`", files)
+        assert named and {*named} <= tested
+        for key in re.findall(r"`(\w+)`", keys):
+            kinds = {"recipe": "Recipe|replace", "corpus": "def read"}
+            found = re.compile(kinds.get(key, rf"\b{key}\b"))
+            assert any(found.search((ROOT / file).read_text("utf-8")) for file in named), key
+    kinds = "recipe metrics corpus decoder Transformer encoder wave_augment spec_augment opt_class"
+    assert {*kinds.split(), "lr_schedule"} <= {*re.findall(r"`(\w+)`", " ".join(examples))}

@@ -11,6 +11,7 @@ import re
 import shlex
 import subprocess
 import sys
+from difflib import unified_diff
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,6 @@ from sbkit.cli import run as sbkit
 from tests import processes
 from tests.runs import ROOT, TINY, make_workplace, rows_of, train_here
 from tests.test_corpora import write_librispeech
-from tests.test_own_parts import MODELS, OWN, own_yaml
 
 FOLDERS = ("", "recipes", "recipes/asr", "hparams", "sbkit/inference", "sbkit/train", "tools")
 CORPORA = ("AsteriskPrompts", "CommonVoice", "FestvoxRu", "LibriSpeech", "OwnData")
@@ -38,6 +38,7 @@ ELSEWHERE = (  # commands that other tests run: how they begin
     ),
     "torchrun train.py hparams/ctc.yaml --corpus=recipes.FestvoxRu.corpus",
     *("python -m tools.bench_times", "python -m tools.show row", "python -m tools.bench_train"),
+    "python -m tools.mutate",
     *("python -m tools.bench_gpu", "python -m tools.bench_transcribe"),
     *("sbkit transcribe --runtime onnx", "sbkit score RUN", "sbkit tune RUN", "sbkit cache"),
     *("sbkit prepare YAML --shards", "sbkit export RUN", "sbkit classify DIR"),
@@ -190,28 +191,44 @@ def test_parts_recipe_and_noise_of_the_readme_train(checkout: Path, data: Path) 
     for block in model.split("\n\n"):
         assert block.strip() in (ROOT / "hparams/ctc.yaml").read_text("utf-8")
     text = (ROOT / "hparams/README.md").read_text("utf-8")
-    (encoder, noise), (part,) = blocks(text, "yaml"), blocks(text, "python")
+    (noam, cycle, noise), (part,) = blocks(text, "yaml"), blocks(text, "python")
     (brain,) = blocks((ROOT / "sbkit/train/README.md").read_text("utf-8"), "python")
     ast.parse(brain)
     (checkout / "my_models.py").write_text(part)
     (checkout / "my_recipe.py").write_text(recipe)
-    (checkout / "own_parts_of_a_test.py").write_text(MODELS)
-    own = next(each for each in OWN.split("\n\n") if each.startswith("Transformer"))
-    yaml = own_yaml().replace(own, encoder.strip()).replace("greeting: a test\n", "")
-    yaml = yaml.replace("own_recipe_of_a_test.MINE", "my_recipe.MINE")
+    yaml = (ROOT / "tests/own_parts/encoder.yaml").read_text("utf-8")
+    yaml = yaml.replace("recipes.asr.recipe.ASR", "my_recipe.MINE")
+    yaml = re.sub(r"(?m)^warmup_fraction:.*\n", "", yaml)
     noise = noise.replace("/data/musan/noise", str(data / "release/clips"))
-    (checkout / "mine.yaml").write_text(f"{yaml}\n{noise}")
+    (schedule,) = re.findall(r"^lr_schedule:.*\n(?: .*\n)*", yaml, re.MULTILINE)
+    (checkout / "mine.yaml").write_text(f"{yaml.replace(schedule, '')}\n{cycle}\n{noise}")
+    (checkout / "noam.yaml").write_text(yaml.replace(schedule, noam))
     options = ["--device=cpu", "--d_model=16", "--batch_seconds=6", "--number_of_epochs=1"]
     options.append("--output_folder=results/mine")
     folder = f"--data_folder={data / 'release'}"
+    assert execute(["sbkit", "check", "noam.yaml", folder, *options]) == 0
     assert execute(["python", "train.py", "mine.yaml", folder, *options]) == 0
+
+
+def test_the_pages_show_the_files_that_tests_train() -> None:
+    here, text = ROOT / "tests/own_parts", (ROOT / "hparams/README.md").read_text("utf-8")
+    before, after = (
+        file.read_text("utf-8").splitlines()
+        for file in (ROOT / "hparams/ctc.yaml", here / "encoder.yaml")
+    )
+    changes = [*unified_diff(before, after, n=0, lineterm="")][2:]
+    assert blocks(text, "diff") == ["".join(f"{x}\n" for x in changes if x[:2] != "@@")]
+    assert blocks(text, "python") == [(here / "my_models.py").read_text("utf-8")]
+    assert blocks(READMES[0].read_text("utf-8"), "python") == [
+        (here / "my_recipe.py").read_text("utf-8")
+    ]
 
 
 @pytest.mark.parametrize("readme", READMES, ids=lambda readme: readme.parent.name)
 def test_every_command_is_in_a_block_or_named_with_its_test(readme: Path) -> None:
     text = readme.read_text("utf-8")
     fences = re.findall(r"^```(.*)$", text, re.MULTILINE)
-    assert {*fences[::2]} <= {"sh", "yaml", "python"}
+    assert {*fences[::2]} <= {"sh", "yaml", "python", "diff"}
     known = {*commands(readme), *FORMS}
     indented = re.findall(r"^ {4}(.+)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.M)
     inline = re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))

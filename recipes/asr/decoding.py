@@ -7,12 +7,13 @@ Legend: B utterances, U frames of 40 ms, D model width, V vocabulary.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import datasets
 import torch
 from speechbrain import Stage
 from torch import Tensor
@@ -22,6 +23,7 @@ from sbkit.base.files import to_json, write_text_atomically
 from sbkit.base.machine import usable_cores
 from sbkit.base.units import samples_to_seconds
 from sbkit.data.batches.batch import TextBatch
+from sbkit.data.corpora.columns import sample_counts
 from sbkit.decoding.attention import AttentionDecoder
 from sbkit.decoding.confidence import CONFIDENCE_FILE, GREEDY, WordAligner
 from sbkit.decoding.ctc_decoder import (
@@ -33,6 +35,7 @@ from sbkit.decoding.ctc_decoder import (
 from sbkit.decoding.decoder import DECODER_FILE, BeamDecoder
 from sbkit.decoding.greedy import merge_repeats
 from sbkit.decoding.tune import (
+    POINTS,
     TuningUtterance,
     fit_confidences,
     fit_weights,
@@ -46,6 +49,8 @@ from sbkit.models.asr import AsrModel
 from sbkit.text.normalize import separates_words
 from sbkit.train.evaluation import start_validation
 
+SECONDS_PER_TOKEN = 3e-3  # for all weights that are tried, on a core (November 2026)
+TOKENS_PER_FRAME = 3  # that are likely, in the default validation set
 ORDERS = ("word_lm_order", "token_lm_order")  # of the search's language models
 
 
@@ -64,6 +69,7 @@ class RunDecoding:
 
     def __init__(self, hparams: Any, model: AsrModel) -> None:
         self._hparams, self._model = hparams, model
+        self._quiet = bool(getattr(hparams, "noprogressbar", False))
         self.search = _declared_search(hparams)
         self.kind = GREEDY if self.search is None else self.search.kind
         self.by_words = separates_words(getattr(hparams, "language", "und"))
@@ -89,6 +95,24 @@ class RunDecoding:
             )
             for name, aligner in aligners.items()
         }
+
+    def seconds_to_fit(
+        self, valid: Iterable[datasets.Dataset], test_share: float, trained_seconds: float
+    ) -> float:
+        """Estimate how long `fit` takes, and the search of the test sets, beside the model.
+
+        test_share: how much the test sets hold of what the validation sets do; trained_seconds: of
+        audio, when training ends.
+        """
+        if self.search is None:
+            return 0.0
+        samples = sum(int(sample_counts(each).sum()) for each in valid)
+        tokens = TOKENS_PER_FRAME * samples / self._model.samples_per_frame
+        fitted = min(tokens, tokens_to_try(trained_seconds))
+        once = fitted + test_share * tokens / usable_cores()
+        tried = fitted if self.search.needs_tuning else 0.0
+        # The beam of a test is twice as wide.
+        return SECONDS_PER_TOKEN * (tried + 2 * once / POINTS)
 
     @torch.no_grad()
     def encode_validation(self, brain: Any) -> Iterator[TuningUtterance]:
@@ -122,8 +146,15 @@ class RunDecoding:
         """Return the search with the weights that its YAML declares, or the best it can find."""
         chosen: dict[str, Any] = {}
         if search.needs_tuning and any(used_weights(search)):
-            wanted = {"sets": sets, "by_words": self.by_words, "add": _add, "ping": ping}
-            search, tuned = fit_weights(search, utterances, **wanted)
+            search, tuned = fit_weights(
+                search,
+                utterances,
+                sets=sets,
+                by_words=self.by_words,
+                add=_add,
+                ping=ping,
+                quiet=self._quiet,
+            )
             chosen = {"chosen_on": list(sets), **tuned.plain()}
         self._write(DECODER_FILE, search.plain() | chosen)
         return search
@@ -139,7 +170,9 @@ class RunDecoding:
             sample_rate=hparams.sample_rate,
             lm=None if search is None else search.language_models.words,
         )
-        fitted = fit_confidences(aligner, search, utterances, sets=sets, ping=ping)
+        fitted = fit_confidences(
+            aligner, search, utterances, sets=sets, ping=ping, quiet=self._quiet
+        )
         self._write(CONFIDENCE_FILE, {name: fit.plain() for name, fit in fitted.items()})
         return {name: replace(aligner, confidence=fit.confidence) for name, fit in fitted.items()}
 
@@ -220,6 +253,12 @@ def _declared_search(hparams: Any) -> BeamDecoder | None:
                 "decoder."
             )
         return None
+    if type(search) is not BeamDecoder:
+        raise SbkitError(
+            "`decoder` must be a sbkit.decoding.decoder.BeamDecoder, which a bundle can hold, but "
+            f"is a {type(search).__name__}. Take that, or leave `decoder` out and decode in "
+            "`score` of a Brain of your own."
+        )
     if hparams.ctc_weight == 1:  # the attention decoder is not trained
         if search.attention == "joint":
             raise SbkitError(

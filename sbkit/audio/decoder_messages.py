@@ -20,6 +20,7 @@ from sbkit.base.text import printable
 
 LINE_BUFFERED = 1  # _IOLBF of stdio.h
 LONGEST = 4096  # bytes of a line
+DROPPED = object()
 _reading = threading.local()  # name: of the file that this thread decodes
 
 _Write: Any = ctypes.CFUNCTYPE(
@@ -39,11 +40,11 @@ class _Functions(ctypes.Structure):
 
 
 @contextmanager
-def named_messages(file: Path) -> Iterator[None]:
-    """Put a file's name before what is printed while this thread decodes it."""
+def named_messages(file: Path | None) -> Iterator[None]:
+    """Put a file's name before what is printed while this thread decodes it; None: drop that."""
     _redirect()
     before = getattr(_reading, "name", None)
-    _reading.name = file
+    _reading.name = file or DROPPED
     try:
         yield
     finally:
@@ -73,7 +74,7 @@ def _write(cookie: object, start: Any, size: int) -> int:
     content, name = start[:size], getattr(_reading, "name", None)
     if name is None:
         os.write(2, content)
-    else:
+    elif name is not DROPPED:
         line = content.decode(errors="replace").rstrip("\n")
         with suppress(OSError, ValueError):  # nobody reads it any more
             sys.stderr.write(printable(f"{name}: {line}") + "\n")  # at once, unlike print

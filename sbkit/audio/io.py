@@ -106,7 +106,7 @@ def declared_seconds(path: Path | str) -> float:
     """Return how long a file says that it is, 0 where it cannot be read; for a progress bar."""
     path = Path(path)
     try:
-        with named_messages(path):
+        with named_messages(None):  # whoever reads the file says it
             info = soundfile.info(os.fsencode(path)) if path.is_file() else None
     except RuntimeError:
         return 0.0

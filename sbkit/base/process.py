@@ -150,7 +150,7 @@ def _sentence_of(error: Exception) -> SbkitError | None:
     if LOST.search(str(error)):
         return SbkitError(
             "All processes of a run must live as long as it does, but another one ended "
-            f"({what[-100:]}). The same command goes on from the last checkpoint."
+            f"({what[-100:]}). The same command continues from the last checkpoint."
         )
     if isinstance(error, MemoryError) or any(map(str(error).__contains__, SHORTAGE)):
         return SbkitError(

@@ -30,7 +30,7 @@ from sbkit.distributed.ranks import gather_over_ranks
 from sbkit.evaluate.wer import Scores, count_errors
 from sbkit.lm.ngram import NgramModel
 from sbkit.logs.log import log
-from sbkit.logs.progress import Countdown
+from sbkit.logs.progress import shown
 from sbkit.text.tokenizer import Tokenizer
 
 TRIED: Mapping[str, tuple[float, float]] = {  # from the least to the most
@@ -126,15 +126,9 @@ def tune(
     ranges = [(TRIED_OF_GRAPH if decoder.kind == "graph" else TRIED)[name] for name in names]
     narrow, quick = min(decoder.beam_size, NARROW), _make_quick(decoder)
     errors = list[Scores]()
-    progress = Countdown("decoder", (POINTS + 1) * len(utterances))
-
-    def moved_on() -> None:
-        ping()
-        progress.step()
-
     for point in points:
         tried = quick.with_weights(_weights_at(names, ranges, point), beam_size=narrow)
-        errors.append(count_all_errors(tried, utterances, decoder.tokenizer, moved_on))
+        errors.append(count_all_errors(tried, utterances, decoder.tokenizer, ping))
     found = add(errors)
     if not found[0].utterances:
         raise SbkitError(
@@ -144,7 +138,7 @@ def tune(
     smooth = _fit(points, np.array([error_of(each, by_words=by_words) for each in found]))
     best = _weights_at(names, ranges, points[smooth.argsort(kind="stable")[:AVERAGED]].mean(0))
     best_found = decoder.with_weights(best)
-    (reached,) = add([count_all_errors(best_found, utterances, decoder.tokenizer, moved_on)])
+    (reached,) = add([count_all_errors(best_found, utterances, decoder.tokenizer, ping)])
     return Tuned(best, reached, reached.utterances, by_words)
 
 
@@ -287,10 +281,14 @@ def fit_weights(
     by_words: bool,
     add: Add = list,
     ping: Ping = int,
+    quiet: bool = False,
 ) -> tuple[BeamDecoder, Tuned]:
     """Return the search with the best weights, and what they reach."""
     log(f"decoder: {POINTS} weights are tried on {_count(utterances)} ({', '.join(sets)})")
-    tuned = tune(search, utterances, by_words=by_words, add=add, ping=ping)
+    decoded = (POINTS + 1) * len(utterances)
+    with shown("trying weights of the decoder", decoded, quiet=quiet) as advance:
+        moved = _both(ping, advance)
+        tuned = tune(search, utterances, by_words=by_words, add=add, ping=moved)
     search = search.with_weights(tuned.weights)
     chosen = tuned.weights.plain()
     said = ", ".join(f"{name} {chosen[name]:g}" for name in used_weights(search))
@@ -307,22 +305,21 @@ def fit_confidences(
     *,
     sets: Sequence[str],
     ping: Ping = int,
+    quiet: bool = False,
 ) -> dict[str, FittedConfidence]:
     """Fit the confidences of words, of greedy decoding and of a search, on all ranks alike."""
-    log(f"confidence: {_count(utterances)} are decoded")
-    progress = Countdown("confidence", len(utterances))
     tokenizer = aligner.tokenizer
     labeled = {GREEDY: list[LabeledWords]()} | ({} if search is None else {search.kind: []})
-    for each in utterances:
-        ping()
-        progress.step()
-        tokens = best_tokens(each.log_probs, tokenizer.vocabulary.blank)
-        found = aligner.extract_features(each.log_probs, tokens)
-        labeled[GREEDY].append(label_words(found, each.text))
-        if search is not None:
-            beam = search.nbest(each.log_probs, each.attention)
-            found = aligner.extract_features(each.log_probs, beam[0].tokens, beam)
-            labeled[search.kind].append(label_words(found, each.text))
+    with shown("fitting the confidence of words", len(utterances), quiet=quiet) as advance:
+        for each in utterances:
+            _both(ping, advance)()
+            tokens = best_tokens(each.log_probs, tokenizer.vocabulary.blank)
+            found = aligner.extract_features(each.log_probs, tokens)
+            labeled[GREEDY].append(label_words(found, each.text))
+            if search is not None:
+                beam = search.nbest(each.log_probs, each.attention)
+                found = aligner.extract_features(each.log_probs, beam[0].tokens, beam)
+                labeled[search.kind].append(label_words(found, each.text))
     fitted = {
         name: fit_confidence([each for share in gather_over_ranks(own) for each in share])
         for name, own in labeled.items()
@@ -330,6 +327,14 @@ def fit_confidences(
     for name, fit in fitted.items():
         log(f"confidence of words, {name}: {fit} ({', '.join(sets) or 'no validation set'})")
     return fitted
+
+
+def _both(ping: Ping, advance: Callable[[float], None]) -> Ping:
+    def moved() -> None:
+        ping()
+        advance(1)
+
+    return moved
 
 
 def _count(utterances: Sequence[TuningUtterance]) -> str:

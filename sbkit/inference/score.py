@@ -16,8 +16,9 @@ import datasets
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import require_writable, to_json, write_text_atomically
 from sbkit.base.text import __version__, plural
+from sbkit.checkpoint.measured import Measured, describe_record, settings_of
 from sbkit.data.batches.batch import user_columns
-from sbkit.data.corpora.columns import filled_rows
+from sbkit.data.corpora.columns import filled_rows, sample_counts
 from sbkit.data.corpora.own_manifest import read_manifests
 from sbkit.data.corpora.release import read_release
 from sbkit.data.storage.audio_cache import default_cache
@@ -27,11 +28,13 @@ from sbkit.decoding.confidence import GREEDY
 from sbkit.evaluate.report import REPORT, Known, write_report
 from sbkit.evaluate.run_results import read_results
 from sbkit.evaluate.slices import measure_slices, require_columns, slice_columns, write_slices
+from sbkit.evaluate.utterances import MEASURED
 from sbkit.inference.bundle.bundle import CONFIG, Bundle
 from sbkit.inference.bundle.export import as_bundle
 from sbkit.inference.formats.held_out import find_held_out, read_whole_clips
 from sbkit.inference.runtime.model import naming_audio
 from sbkit.inference.runtime.torch_model import load_bundle
+from sbkit.logs.progress import shown
 from sbkit.tasks.task import Scorer, Task
 from sbkit.train.evaluation import clips_of
 
@@ -49,6 +52,7 @@ class ScoreOptions:
         path_column, text_column: of the tables; None for the usual names.
         decoder: greedy, beam or graph; None for the model's own.
         hotwords: phrases to expect, or a file of them.
+        quiet: show no progress.
     """
 
     out: Path | None = None
@@ -58,6 +62,7 @@ class ScoreOptions:
     text_column: str | None = None
     decoder: str | None = None
     hotwords: str | None = None
+    quiet: bool = False
 
 
 def score_model(
@@ -94,7 +99,8 @@ def score_model(
             rows = prepared
             if scorer.target == "label" and options.label is not None:
                 rows = _labelled(prepared, bundle, options.label)
-            scored[name], results = rows, score_rows(bundle, rows, score)
+            scored[name] = rows
+            results = score_rows(bundle, rows, score, title=f"scoring {name}", quiet=options.quiet)
             if options.out is not None:
                 entries[name] = _report(options.out, name, rows, results, bundle, options)
             left = len(prepared) - len(rows)
@@ -102,9 +108,8 @@ def score_model(
             yield f"{name}: {scorer.describe(results)}, {plural(len(rows), 'utterance')}{without}"
     if options.out is not None:
         _write_page(options.out, entries, scored, bundle, model)
-        text = to_json(
-            {"model": str(model), **describe_decoding(bundle), "test": entries}, indent=2
-        )
+        record = {MEASURED: record_of(bundle), "test": entries}
+        text = to_json({"model": str(model), **describe_decoding(bundle), **record}, indent=2)
         write_text_atomically(options.out / SCORES, text + "\n")
 
 
@@ -143,6 +148,13 @@ def describe_decoding(bundle: Bundle) -> dict[str, Any]:
     return described
 
 
+def record_of(bundle: Bundle) -> Measured:
+    """Return the record of a bundle with the decoder that was asked for."""
+    found = bundle.decoder
+    settings = None if found is None else {**vars(found), "weights": found.weights.plain()}
+    return {**(bundle.config.measured_with or {}), "decoder": settings_of(settings)}
+
+
 def _write_page(
     out: Path,
     entries: Mapping[str, Any],
@@ -160,7 +172,7 @@ def _write_page(
         known=None
         if words is None
         else Known(words=words, source="the words of the language model"),
-        notes=[f"{model.name}, sbkit {__version__}"],
+        notes=[f"{model.name}, sbkit {__version__}", describe_record(record_of(bundle))],
     )
 
 
@@ -246,14 +258,22 @@ def _labelled(rows: datasets.Dataset, bundle: Bundle, label: str) -> datasets.Da
 
 
 def score_rows(
-    bundle: Bundle, rows: datasets.Dataset, score: Callable[..., list[Any]]
+    bundle: Bundle,
+    rows: datasets.Dataset,
+    score: Callable[..., list[Any]],
+    *,
+    title: str = "scoring",
+    quiet: bool = False,
 ) -> list[Any]:
     """Score every utterance, the shortest first, in the order of the rows."""
     found: dict[int, Any] = {}
-    for batch in read_whole_clips(rows, bundle.config.sample_rate):
-        few = [*batch.values()]
-        with naming_audio(", ".join(row["id"] for row in few[:3])):
-            found |= zip(batch, score(few, [row["audio"] for row in few]), strict=True)
+    with shown(title, float(sample_counts(rows).sum()), quiet=quiet) as advance:
+        for batch in read_whole_clips(rows, bundle.config.sample_rate):
+            few = [*batch.values()]
+            clips = [row["audio"] for row in few]
+            with naming_audio(", ".join(row["id"] for row in few[:3])):
+                found |= zip(batch, score(few, clips), strict=True)
+            advance(sum(map(len, clips)))
     return [found[row] for row in range(len(rows))]
 
 

@@ -27,6 +27,7 @@ from sbkit.base.files import (
 from sbkit.base.units import seconds_to_samples
 from sbkit.checkpoint.declaration import RESOLVED
 from sbkit.checkpoint.folder import hold
+from sbkit.checkpoint.measured import measured_with, read_json
 from sbkit.config.ranges import require_in_range
 from sbkit.data.corpora.columns import sample_counts
 from sbkit.decoding.attention import AttentionDecoder
@@ -44,7 +45,7 @@ from sbkit.decoding.decoder import (
 from sbkit.decoding.language_models import (
     TOKENS,
     WORDS,
-    LanguageModels,
+    digest_of,
     load_language_models,
     replace_language_models,
 )
@@ -58,15 +59,17 @@ from sbkit.decoding.tune import (
     order_of,
     used_weights,
 )
+from sbkit.evaluate.utterances import MEASURED
 from sbkit.evaluate.wer import Scores
-from sbkit.inference.bundle.bundle import CONFIG, Bundle
-from sbkit.inference.bundle.export import CARD, change_config, export_run, require_free
-from sbkit.inference.bundle.model_card import read_json
+from sbkit.inference.bundle.bundle import CONFIG, WEIGHTS, Bundle
+from sbkit.inference.bundle.export import CARD, as_bundle, change_config, require_free
 from sbkit.inference.formats.held_out import read_whole_clips
 from sbkit.inference.runtime.model import Encoded
-from sbkit.inference.score import ScoreOptions, open_model, prepare_source
+from sbkit.inference.runtime.torch_model import load_bundle
+from sbkit.inference.score import ScoreOptions, prepare_source
+from sbkit.lm.storage import save
 from sbkit.logs.log import log
-from sbkit.logs.progress import Countdown
+from sbkit.logs.progress import shown
 from sbkit.train.run import Run
 
 TOKENIZER = "tokenizer.model"
@@ -113,7 +116,8 @@ def tune_model(model: Path, options: TuneOptions, *, own: frozenset[str] = froze
     """
     is_bundle = (model / CONFIG).exists()
     _check_options(model, options, is_bundle=is_bundle)
-    with open_model(model, own) as bundle, TemporaryDirectory() as folder:
+    with as_bundle(model, own) as source, TemporaryDirectory() as folder:
+        bundle = load_bundle(source, own=own)
         if "transcribe" not in bundle.task.commands:
             raise SbkitError(
                 f"A model must be of a recognizer to be tuned, but {model} is none. Leave it."
@@ -127,13 +131,13 @@ def tune_model(model: Path, options: TuneOptions, *, own: frozenset[str] = froze
         search = _declare_search(bundle, run, options, new / LANGUAGE_MODELS)
         is_better = _fit(bundle, search, _validation_sets(bundle, run, options), new)
         if options.out is not None:
-            _write_bundle(model, new, options.out, own, is_bundle=is_bundle)
+            _copy_bundle(source, new, options.out.resolve())
             log(f"written with the new decoder: {options.out}")
         elif is_better or options.force:
             _replace(model, new)
             log(
-                f"{model} has the new decoder; the one before is in {model / EARLIER}. Its results "
-                f"were measured with that: measure again with sbkit score {model}"
+                f"{model} has the new decoder; the one before is in {model / EARLIER}, and the "
+                f"results are of that one. Measure again: sbkit score {model} --out DIR"
             )
         else:
             log(
@@ -189,6 +193,8 @@ def _make_language_models(
             "The language models of a bundle must be of a text, since it has no transcripts, but "
             "--lm-text is missing. Name a text or an ARPA file."
         )
+    if not file.exists():
+        save({}, file, metadata={"tokenizer": digest_of(bundle.tokenizer)})
 
 
 def _declare_search(
@@ -217,9 +223,7 @@ def _declare_search(
     }
     declared |= {name: value for name, value in given.items() if value is not None}
     require_in_range({"beam_size": declared["beam_size"]}, BeamDecoder.RANGES)
-    models = LanguageModels(None, None)
-    if language_models.is_file():
-        models = load_language_models(language_models, bundle.tokenizer)
+    models = load_language_models(language_models, bundle.tokenizer)
     search = BeamDecoder(tokenizer=bundle.tokenizer, language_models=models, **declared)
     search.check_graph()
     if not any(used_weights(search)):
@@ -279,10 +283,9 @@ def _fit(
         sample_rate=bundle.config.sample_rate,
         lm=search.language_models.words,
     )
-    ping = Countdown("before", len(utterances)).step
-    before = count_all_errors(
-        CtcDecoder.of(old, aligner).search, utterances, search.tokenizer, ping
-    )
+    had = CtcDecoder.of(old, aligner).search
+    with shown("decoding as before", len(utterances)) as advance:
+        before = count_all_errors(had, utterances, bundle.tokenizer, lambda: advance(1))
     kind = GREEDY if old is None else old.kind
     log(f"before ({kind}): {_describe(before, by_words)} ({', '.join(names)})")
     search, chosen = fit_weights(search, utterances, sets=names, by_words=by_words)
@@ -322,19 +325,6 @@ def _replace(run: Path, new: Path) -> None:
             write_bytes_atomically(run / name, (new / name).read_bytes())
 
 
-def _write_bundle(
-    model: Path, new: Path, out: Path, own: frozenset[str], *, is_bundle: bool
-) -> None:
-    if is_bundle:
-        _copy_bundle(model, new, out.resolve())
-        return
-    for file in model.resolve().iterdir():  # a run that has the new decoder's files
-        if file.name not in (*DECODER_FILES, TOKENIZER):
-            (new / file.name).symlink_to(file)
-    shutil.copyfile(model / TOKENIZER, new / TOKENIZER)
-    export_run(new, out, own=own)
-
-
 def _copy_bundle(bundle: Path, new: Path, out: Path) -> None:
     """Copy a bundle with another decoder; formats that the decoder has a part in are left out."""
     with building(out) as beside:
@@ -345,12 +335,18 @@ def _copy_bundle(bundle: Path, new: Path, out: Path) -> None:
                 shutil.copytree(each, beside / each.name)
             else:
                 log(f"{each.name} is left out, since it may be of the decoder before")
-        if (new / LANGUAGE_MODELS).exists():
-            shutil.copyfile(new / LANGUAGE_MODELS, beside / LANGUAGE_MODELS)
+        shutil.copyfile(new / LANGUAGE_MODELS, beside / LANGUAGE_MODELS)
         decoder, confidence = (read_json(new / name) for name in (DECODER_FILE, CONFIDENCE_FILE))
         if (card := beside / CARD).is_file():
             card.write_text(_without_results(card.read_text(encoding="utf-8")), encoding="utf-8")
-        change_config(beside, decoder=decoder, confidence=confidence)  # and the checksums
+        record = measured_with(
+            weights=(beside / WEIGHTS).read_bytes(),
+            decoder=decoder,
+            language_models=(beside / LANGUAGE_MODELS).read_bytes(),
+            confidence=confidence,
+        )
+        changed = {"decoder": decoder, "confidence": confidence, MEASURED: record}
+        change_config(beside, **changed)  # and the checksums
         fsync_tree(beside)
         shutil.rmtree(out, ignore_errors=True)
 
@@ -358,5 +354,5 @@ def _copy_bundle(bundle: Path, new: Path, out: Path) -> None:
 def _without_results(card: str) -> str:
     """Take out of a model's card what was measured with the decoder before."""
     card = re.sub(r"^model-index:\n(?:[ -] .*\n)*", "", card, count=1, flags=re.M)
-    results = "## Results\n\nNot measured with this decoder, which `sbkit tune` chose.\n\n"
+    results = "## Results\n\nNot measured with this decoder: `sbkit score FOLDER test.csv`\n\n"
     return re.sub(r"^## Results\n.*?(?=^## |\Z)", results, card, count=1, flags=re.M | re.S)

@@ -1,23 +1,91 @@
-"""Progress of a training run: a live line on a terminal, and a line for each epoch."""
+"""How far long work is, and how long it will take: live on a terminal, in a file by lines.
+
+Where a line is no epoch's, a file gets one each minute.
+"""
 
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 
 from rich.console import Console
 from rich.live import Live
+from rich.progress import Progress as Bar
 from rich.text import Text
 
-from sbkit.logs.log import EpochFigures, StepFigures, is_first_rank, keep, log
+from sbkit.base.text import printable
+from sbkit.logs.log import EpochFigures, StepFigures, is_first_rank, keep
 from sbkit.logs.metric import Metrics, as_words
+
+LINE_EVERY = 60.0  # seconds between two lines in a file
+SHOW_EVERY = 0.2  # seconds between two looks at a bar
+
+Clock = Callable[[], float]
+
+
+@contextmanager
+def shown(
+    title: str, total: float | None, *, quiet: bool = False, clock: Clock = time.perf_counter
+) -> Iterator[Callable[[float], None]]:
+    """Show how much of some work is done: a bar on a terminal, lines in a file; rank 0 only.
+
+    Yields what is called with how much was done since; ``total`` is in the same unit, None where it
+    is not known. Standard output may be the result, so all goes to standard error.
+    """
+    # What is piped away does not pass the terminal.
+    console, on_terminal = Console(stderr=True), sys.stdout.isatty()
+    is_off = quiet or not is_first_rank()
+    bar = Bar(
+        console=console,
+        transient=True,
+        auto_refresh=False,  # as of the live line of `Progress`
+        redirect_stdout=on_terminal,
+        disable=is_off or not console.is_terminal,
+    )
+    began = said = clock()
+    seen, done = began - SHOW_EVERY, 0.0
+
+    def advance(by: float) -> None:
+        nonlocal done, said, seen
+        done, now = done + by, clock()
+        if now - seen >= SHOW_EVERY:
+            seen = now
+            bar.update(task, completed=done, refresh=True)
+        if now - said >= LINE_EVERY and not is_off:
+            said = now
+            _tell(f"{title}: {_share(done, total, now - began)}", is_shown=not bar.disable)
+
+    with bar:
+        task = bar.add_task(title, total=total or None)
+        yield advance
+
+
+def _share(done: float, total: float | None, seconds: float) -> str:
+    """Write how much is done, and how long the rest will take at the same pace."""
+    if not total or not 0 < done <= total:
+        return f"{done:,.0f} done"
+    return f"{done / total:.0%} done, about {_as_time(seconds * (total - done) / done)} left"
+
+
+def _tell(line: str, *, is_shown: bool) -> None:
+    """Write a line into the text log, and on standard error where nothing else shows it."""
+    keep(line)
+    if not is_shown:
+        print(printable(line), file=sys.stderr, flush=True)
+
+
+def _as_time(seconds: float) -> timedelta:
+    return timedelta(seconds=round(seconds))
 
 
 class Progress:
     """Show a live line on a terminal, and one plain line per epoch anywhere; rank 0 only.
 
-    ``total_steps`` is the last step of the whole run, from which the time left is estimated.
+    ``total_steps`` is the last step of the whole run, from which the time left is estimated: of
+    the training to come at the pace of the last steps, the validations to come, each as long as the
+    last one, and what follows them.
     """
 
     def __init__(
@@ -26,7 +94,7 @@ class Progress:
         total_epochs: int,
         total_steps: int,
         metrics: Metrics | None = None,
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Clock = time.perf_counter,
     ) -> None:
         """Print nothing yet: the live line appears with the first step."""
         first = is_first_rank()
@@ -42,69 +110,87 @@ class Progress:
         )
         self._total_epochs, self._metrics = total_epochs, metrics or {}
         self._total_steps, self._clock = total_steps, clock
-        self._points: deque[tuple[int, float]] = deque(maxlen=50)  # step, seconds
+        self._points: deque[tuple[int, float]] = deque(maxlen=50)  # step, seconds of training
+        self._paused: float | None = None  # since when nothing is trained
+        self._elsewhere = 0.0  # seconds in which nothing was trained
+        self._validation: float | None = None  # seconds of the last one
+        self._ending = 0.0  # seconds, an estimate
+        self._said = clock()
+
+    def pause(self) -> None:
+        """Stop the clock of training, and remove the live line."""
+        self._paused = self._clock()
+        self._live.stop()
+
+    def go_on(self) -> None:
+        """Start the clock of training again, where it stands still."""
+        if self._paused is not None:
+            self._elsewhere += self._clock() - self._paused
+            self._paused = None
 
     def step(self, figures: StepFigures) -> None:
-        """Update the live line."""
-        self._points.append((figures.step, self._clock()))
-        waiting = f"waiting {100 * figures.waiting:.0f} %"
-        line = self._line(figures, f"lr {figures.learning_rate:.1e}", after=[waiting])
+        """Update the live line; where there is none, print it once in a while."""
+        now = self._clock()
+        self._points.append((figures.step, now - self._elsewhere))
+        left = self._left(figures, validations=self._total_epochs - figures.epoch + 1)
+        words = [f"lr {figures.learning_rate:.1e}"]
+        line = self._line(figures, words, [f"waiting {100 * figures.waiting:.0f} %"], left)
         self._live.start()
         self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
+        if now - self._said >= LINE_EVERY:
+            self._said = now
+            self._print(line, is_shown=self._live.console.is_terminal)
 
-    def epoch(self, figures: EpochFigures) -> None:
-        """Print the line of an epoch, and write it to the text log."""
+    def epoch(
+        self, figures: EpochFigures, ending: Callable[[float], float] = lambda _: 0.0
+    ) -> None:
+        """Print the line of an epoch, and write it to the text log.
+
+        ending: from the seconds of a validation to those that follow the last one.
+        """
+        self._said = self._clock()
+        if self._paused is not None:
+            self._validation = self._said - self._paused
+            self._ending = ending(self._validation)
+        left = self._left(figures, validations=self._total_epochs - figures.epoch)
         valid = [] if figures.valid_loss is None else [f"valid loss {figures.valid_loss:.3f}"]
-        line = self._line(figures, *valid, *as_words(self._metrics, figures.metrics))
-        if is_first_rank():
-            keep(line)
-        self._live.console.print(line, markup=False, soft_wrap=True)
+        words = [*valid, *as_words(self._metrics, figures.metrics)]
+        self._print(self._line(figures, words, [], left), is_shown=False)
 
     def close(self) -> None:
         """Remove the live line."""
         self._live.stop()
 
+    def _print(self, line: str, *, is_shown: bool) -> None:
+        if is_first_rank():
+            keep(line)
+        if not is_shown:
+            self._live.console.print(line, markup=False, soft_wrap=True)
+
     def _line(
-        self, figures: StepFigures | EpochFigures, *words: str, after: Sequence[str] = ()
+        self,
+        figures: StepFigures | EpochFigures,
+        words: Sequence[str],
+        after: Sequence[str],
+        left: Sequence[str],
     ) -> str:
-        seconds = self._seconds_left()
         skipped = [f"{figures.skipped} skipped"] if figures.skipped else []
-        left = [] if seconds is None else [f"{timedelta(seconds=round(seconds))} left"]
         head = f"epoch {figures.epoch}/{self._total_epochs} step {figures.step}"
         known = [f"{figures.rtfx:.0f} RTFx", *after, *skipped, *left]
         return " ".join([head, f"loss {figures.loss:.3f}", *words, *known])
 
-    def _seconds_left(self) -> float | None:
-        """Estimate the time left at the pace of the last 50 points, None before there are two."""
+    def _left(self, figures: StepFigures | EpochFigures, *, validations: int) -> list[str]:
+        """Estimate the time left at the pace of the last 50 points; nothing before there are two.
+
+        Before the first validation only that of training is known: there will be more.
+        """
         if len(self._points) < 2:
-            return None
+            return []
         (first_step, first_time), (step, now) = self._points[0], self._points[-1]
         seconds_per_step = (now - first_time) / max(step - first_step, 1)
-        return seconds_per_step * max(self._total_steps - step, 0)
-
-
-class Countdown:
-    """Log how much of long work is done and how long the rest will take, every few seconds."""
-
-    def __init__(
-        self,
-        what: str,
-        total: int,
-        *,
-        every: float = 15.0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """Start now; ``total`` is the number of steps."""
-        self._what, self._total, self._every, self._clock = what, total, every, clock
-        self._begun = self._said = clock()
-        self._done = 0
-
-    def step(self) -> None:
-        """Count one more step."""
-        self._done += 1
-        now = self._clock()
-        if now - self._said >= self._every and self._done < self._total:
-            self._said = now
-            left = (now - self._begun) / self._done * (self._total - self._done)
-            share = 100 * self._done // self._total
-            log(f"{self._what}: {share} % done, {timedelta(seconds=round(left))} left")
+        training = seconds_per_step * max(self._total_steps - figures.step, 0)
+        if self._validation is None:
+            return [f"> {_as_time(training)} left"]
+        return [
+            f"{_as_time(training + max(validations, 0) * self._validation + self._ending)} left"
+        ]

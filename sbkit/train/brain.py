@@ -28,9 +28,10 @@ from sbkit.distributed.ranks import gather_over_ranks, rank
 from sbkit.evaluate.slices import slice_columns
 from sbkit.logs.log import log
 from sbkit.logs.metric import best_key
-from sbkit.logs.progress import Progress
+from sbkit.logs.progress import Progress, shown
 from sbkit.train.buffers import agree_on_buffers
 from sbkit.train.evaluation import (
+    PHASES,
     evaluate_splits,
     gather_results,
     log_validation,
@@ -209,6 +210,7 @@ class Brain(StepBrain):
         self._read()
         self.zero_grad(set_to_none=True)
         self._steps_of_epoch = self.step
+        self._training_metrics.end_epoch()
         self.on_stage_end(Stage.TRAIN, self._training_metrics.so_far.loss, epoch)
         self.avg_train_loss, self.step = 0.0, 0
 
@@ -282,9 +284,12 @@ class Brain(StepBrain):
 
     def pinging(self, batches: Iterable[Any], phase: str) -> Iterator[Any]:
         """Yield batches, and ping the watchdog at each, outside the training loop."""
-        for batch in batches:
-            self.watchdog.ping(phase, self.optimizer_step, ids_of(batch))
-            yield batch
+        quiet, title = self.noprogressbar, PHASES.get(phase, phase)
+        with shown(title, length_of(batches), quiet=quiet) as advance:
+            for batch in batches:
+                self.watchdog.ping(phase, self.optimizer_step, ids_of(batch))
+                yield batch
+                advance(1)
 
     def _choose_epoch(self, train_set: Any, epoch: int) -> None:
         """Set on the sampler the epoch and, after a resume, where in it the run stands."""

@@ -10,9 +10,7 @@ from speechbrain import Stage
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from sbkit.distributed.ranks import (
-    from_main_rank,
-)
+from sbkit.distributed.ranks import from_main_rank
 
 Forward = Callable[[Any, Stage], Any]
 Objective = Callable[[Any, Any, Stage], Any]

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import datasets
@@ -12,6 +13,7 @@ from speechbrain import Stage
 
 from sbkit.base.text import __version__, plural
 from sbkit.checkpoint.checkpointer import RANKED_BY
+from sbkit.checkpoint.measured import describe_record, record_of_run
 from sbkit.data.corpora.columns import take_columns
 from sbkit.data.players import encode_clips
 from sbkit.distributed.ranks import gather_over_ranks, rank
@@ -24,8 +26,17 @@ from sbkit.logs.metric import LOSS, best_key
 from sbkit.models.loss import Loss
 from sbkit.train.buffers import agree_on_buffers
 from sbkit.train.nonfinite import explained_memory
+from sbkit.train.schedule import length_of
 from sbkit.train.scoring import BEST_EPOCH, first_best_epoch, metrics_of
 from sbkit.train.step import as_loss
+
+PHASES = {  # what a batch is for, as it is shown
+    "valid": "validating",
+    "test": "testing",
+    "averaging": "averaging checkpoints",
+    "decoding": "encoding the validation sets",
+    "measure": "measuring features",
+}
 
 Results = dict[str, list[Any]]  # of each split, one for every utterance
 
@@ -107,7 +118,13 @@ def log_validation(brain: Any, results: Results, loss: float, epoch: int) -> Non
     """Log and show the metrics of an epoch, and save it with them; every rank calls it."""
     values, best = measure_splits(brain.measured, results), best_key(metrics_of(type(brain)))
     figures = {name: value for name, value in values.items() if name not in LOSS}
-    brain._training_metrics.log_epoch(epoch, brain.optimizer_step, valid_loss=loss, values=figures)
+    brain._training_metrics.log_epoch(
+        epoch,
+        brain.optimizer_step,
+        valid_loss=loss,
+        values=figures,
+        ending=partial(_seconds_of_ending, brain),
+    )
     if brain.checkpointer is None:
         return
     first = first_best_epoch(brain.checkpointer, best, epoch=epoch, value=values[best.name])
@@ -119,6 +136,20 @@ def log_validation(brain: Any, results: Results, loss: float, epoch: int) -> Non
     )
 
 
+def _seconds_of_ending(brain: Any, validation: float) -> float:
+    """Estimate what follows the last epoch of a run, by the seconds that a validation takes."""
+    if brain.loaders is None:  # what is called after `fit` is not known
+        return 0.0
+    valid, test = (
+        sum(length_of(each) or 0 for each in loaders.values())
+        for loaders in (brain.loaders.valid, brain.loaders.test)
+    )
+    averaged = int(brain._declared("average_checkpoints", 1))
+    means = averaged.bit_length() if averaged > 1 else 0  # that are validated
+    share = test / max(valid, 1)  # of a validation that the test takes
+    return validation * (means + share) + float(brain.seconds_of_ending(share))
+
+
 def report_test(brain: Any, results: Results) -> None:
     """Write the reports of the test sets, the summary and the curves; print the scores."""
     columns = gather_results(brain._columns)
@@ -126,15 +157,11 @@ def report_test(brain: Any, results: Results) -> None:
     if rank() > 0 or folder is None:
         return
     values = {name: brain.measured(each) for name, each in results.items()}
-    run_log = RunLog(folder, resume_step=brain.optimizer_step)
-    epochs, step = brain.hparams.epoch_counter.limit, brain.optimizer_step
-    for name, metrics in values.items():
-        run_log.write(FinalFigures(epoch=epochs, step=step, split=name, metrics=metrics))
-    run_log.close()
     entries = {
         name: {**values[name], **(brain.report(name, each, folder) or {})}
         for name, each in results.items()
     }
+    _log_test(brain, folder, values, {name: each.get("decoder") for name, each in entries.items()})
     if report_by := getattr(brain.hparams, "report_by", []):
         for name, each in results.items():
             slices = measure_slices(report_by, columns[name], each, brain.measure_slice)
@@ -142,6 +169,7 @@ def report_test(brain: Any, results: Results) -> None:
             entries[name]["report_by"] = slices
     weights = f"mean of {brain.averaged} checkpoints" if brain.averaged > 1 else "best checkpoint"
     parameters = sum(each.numel() for each in brain.modules.parameters())
+    size, record = f"{parameters / 1e6:.1f} M parameters", record_of_run(folder)
     read, splits = read_results(folder, entries), brain.loaders and brain.loaders.splits
     write_report(
         folder / REPORT,
@@ -151,7 +179,7 @@ def report_test(brain: Any, results: Results) -> None:
         else lambda *_: {},  # a Brain that no Run made knows no data
         metrics=metrics_of(type(brain)),
         known=_known_words(splits.train) if splits and read.utterances else None,
-        notes=[f"{parameters / 1e6:.1f} M parameters, {weights}, sbkit {__version__}"],
+        notes=[f"{size}, {weights}, sbkit {__version__}", describe_record(record)],
     )
     write_summary(
         folder / SUMMARY,
@@ -160,11 +188,28 @@ def report_test(brain: Any, results: Results) -> None:
         train_seconds=brain._training_metrics.train_seconds,
         audio_seconds=brain._training_metrics.audio_seconds,
         device=brain.device,
+        measured_with=record,
     )
     draw_curves(folder / LOG_FILE, folder / "curves.png", metrics_of(type(brain)))
     rows = ("utterance",) if type(brain).metrics else ("loss", "losses")
     for name, each in results.items():
-        log(f"{name}: {brain.describe(each)}, {plural(len(each), *rows)}, {weights}")
+        log(f"{name}: {brain.described(each)}, {plural(len(each), *rows)}, {weights}")
+
+
+def _log_test(
+    brain: Any,
+    folder: Path,
+    values: Mapping[str, Mapping[str, float]],
+    decoders: Mapping[str, str | None],
+) -> None:
+    run_log, step = RunLog(folder, resume_step=brain.optimizer_step), brain.optimizer_step
+    epoch = brain.hparams.epoch_counter.limit
+    for name, metrics in values.items():
+        figures = FinalFigures(
+            epoch=epoch, step=step, split=name, metrics=metrics, decoder=decoders[name]
+        )
+        run_log.write(figures)
+    run_log.close()
 
 
 def clips_of(

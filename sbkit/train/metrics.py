@@ -1,7 +1,7 @@
 """The loss and the speed of a run: added up, saved with it, logged and shown."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -157,6 +157,11 @@ class TrainingMetrics:
         self.meter.read()
         self.meter.resume(self.unread)
         self.unread = ZERO
+        self._progress.go_on()
+
+    def end_epoch(self) -> None:
+        """Note that what comes now is no training."""
+        self._progress.pause()
 
     def read(self) -> MetricTotals:
         """Read the meter and add it up."""
@@ -184,9 +189,18 @@ class TrainingMetrics:
             self._progress.step(figures)
 
     def log_epoch(
-        self, epoch: int, step: int, *, valid_loss: float, values: Mapping[str, float]
+        self,
+        epoch: int,
+        step: int,
+        *,
+        valid_loss: float,
+        values: Mapping[str, float],
+        ending: Callable[[float], float] = lambda _: 0.0,
     ) -> None:
-        """Write an epoch's figures to the log and the screen; every rank calls it."""
+        """Write an epoch's figures to the log and the screen; every rank calls it.
+
+        ending: from the seconds of a validation to those that follow the last one.
+        """
         figures = EpochFigures(
             epoch=epoch,
             step=step,
@@ -197,7 +211,7 @@ class TrainingMetrics:
             metrics=values,
         )
         self._write(figures)
-        self._progress.epoch(figures)
+        self._progress.epoch(figures, ending)
 
     def _write(self, figures: Figures) -> None:
         with _together():

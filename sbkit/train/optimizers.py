@@ -24,8 +24,8 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.text import listed
 from sbkit.checkpoint.part_names import part_names, to_part_name
 from sbkit.config.document import did_you_mean
+from sbkit.train.schedule import SCHEDULERS
 
-SCHEDULERS = "speechbrain.nnet.schedulers"  # where they are defined
 Groups = Iterable[nn.Parameter] | Sequence[dict[str, Any]]
 Named = Mapping[str, nn.Parameter]
 
@@ -125,7 +125,7 @@ def with_lr_scale(
     without weight decay, are split, and keep what they declare. A schedule sets a group's rate to
     its own times ``group.get("lr_scale", 1.0)``.
     Raises SbkitError for a path that leads nowhere, what is no mapping, or a scheduler of
-    SpeechBrain's, all of which set one rate for all groups.
+    SpeechBrain's that the recipe steps itself: all of them set one rate for all groups.
     """
     _check_knob("lr_scale", scales, Mapping, "a mapping of paths in `model` to numbers", hparams)
     scale_of: dict[int, float] = {}
@@ -133,11 +133,11 @@ def with_lr_scale(
         for parameter in _parameters_at(path, hparams, "lr_scale"):
             scale_of[id(parameter)] = float(scale)
     for name, each in hparams.items() if scale_of else ():
-        if type(each).__module__ == SCHEDULERS:
+        if name != "lr_schedule" and type(each).__module__ == SCHEDULERS:
             raise SbkitError(
                 f"`lr_scale` must come with a schedule that keeps the rates of parts apart, but "
-                f"`{name}` ({type(each).__name__}) sets one rate for all. Take "
-                "sbkit.train.schedule.WarmupCosine as `lr_schedule`, or a scheduler of torch's."
+                f"`{name}` ({type(each).__name__}) sets one rate for all. Call it `lr_schedule`, "
+                "so that sbkit steps it, or take a scheduler of torch's."
             )
 
     def make(groups: Groups) -> Any:

@@ -1,37 +1,132 @@
 """How far a run is, and the learning rate that follows from it: nothing to save or restore."""
 
+import inspect
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import deepcopy
 from itertools import chain, pairwise
 from typing import Any, ClassVar
 
+import torch
+from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from sbkit.base.errors import SbkitError
 from sbkit.config.ranges import SHARE
 
-
-def check_schedule(hparams: Mapping[str, Any]) -> None:
-    """Raise SbkitError for a `lr_schedule` that is no function of progress, as SpeechBrain's."""
-    schedule = hparams.get("lr_schedule")
-    if schedule is None:
-        return
-    counts = hasattr(hparams.get("epoch_counter"), "limit")
-    rate = isinstance(hparams.get("lr"), int | float) or hparams.get("optimizers")
-    if not (counts and rate and _gives_factor(schedule)):
-        raise SbkitError(
-            "`lr_schedule` must be a function from the progress of the run, 0 to 1, to a factor of "
-            "the number `lr`, of at least 0, beside an `epoch_counter`, but is a "
-            f" {type(schedule).__name__}. Take sbkit.train.schedule.WarmupCosine, or call "
-            "a scheduler that the recipe steps by another name, such as `lr_annealing`."
-        )
+SCHEDULERS = "speechbrain.nnet.schedulers"  # where SpeechBrain's are defined
+PARTS = 10_000  # of a run, of each of which a schedule of torch's with `total_steps` has a rate
+# The factor of `lr` from the progress of the run, and its step and epoch from 1.
+Schedule = Callable[[float, int, int], float]
 
 
-def _gives_factor(schedule: Any) -> bool:
-    try:
-        return bool(0 <= schedule(0.5) < math.inf)
-    except Exception:  # a scheduler takes its optimizer, and fails on a number in any way
-        return False
+def read_schedule(hparams: Mapping[str, Any]) -> Schedule | None:
+    """Return the factor of `lr` that `lr_schedule` gives in a step; None where there is none.
+
+    Raises SbkitError for what is neither a function of progress nor a scheduler that can be called
+    with nothing but the steps and epochs before, as one that waits for a metric.
+    """
+    declared = hparams.get("lr_schedule")
+    if declared is None:
+        return None
+    why, rate = "", hparams.get("lr")
+    if hasattr(hparams.get("epoch_counter"), "limit") and (
+        _is_rate(rate) or "optimizers" in hparams
+    ):
+        try:
+            schedule = _adapt(declared, rate)
+            if 0 <= schedule(0.5, 2, 1) < math.inf:
+                return schedule
+        except Exception as error:  # a scheduler that waits for something else fails in any way
+            why = f", which raised {type(error).__name__} ({error})"
+    made = getattr(declared, "func", declared)
+    raise SbkitError(
+        "`lr_schedule` must be a function from the progress of the run, 0 to 1, to a factor of the "
+        "number `lr`, of at least 0, or a scheduler of SpeechBrain's or torch's that sets the rate "
+        "alone and needs no metric, beside an `epoch_counter`, but is a "
+        f"{getattr(made, '__name__', type(made).__name__)}{why}. Correct it, take "
+        "`!new:sbkit.train.schedule.WarmupCosine`, or call a scheduler that the recipe steps "
+        "itself by another name, such as `lr_annealing`."
+    )
+
+
+def _is_rate(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _adapt(declared: Any, rate: Any) -> Schedule:
+    """Return a schedule of sbkit's, SpeechBrain's or torch's as a function of the place in a run.
+
+    The rates of SpeechBrain's and torch's are divided by `lr`. In step n a scheduler that takes an
+    optimizer has been called n times, or one of torch's n - 1 times; in epoch n one that takes the
+    epoch has been called after epoch n - 1.
+    """
+    kind = getattr(declared, "func", declared)
+    if isinstance(kind, type) and issubclass(kind, LRScheduler):
+        return _adapt_torch(declared, float(rate))
+    if type(declared).__module__ != SCHEDULERS:
+        return lambda progress, step, epoch: declared(progress)
+    takes = tuple(inspect.signature(declared).parameters)
+    if takes == ("current_epoch",):
+        return lambda progress, step, epoch: declared(epoch - 1)[1] / float(rate)
+    if takes not in (("opt",), ("opt", "num_updates")):
+        raise TypeError(f"it is called with {' and '.join(takes)}")
+
+    def begin(optimizer: Optimizer) -> Callable[[int], object]:
+        scheduler = deepcopy(declared)  # the recipe may call its own
+        if len(takes) == 1:
+            return lambda number: scheduler(optimizer)
+        return lambda number: scheduler(optimizer, number)
+
+    called = _Called(begin, float(rate))
+    return lambda progress, step, epoch: called.factor(step)
+
+
+def _adapt_torch(declared: Any, rate: float) -> Schedule:
+    """Return torch's scheduler over the optimizer's steps; a `total_steps` is the whole run."""
+    has_length = "total_steps" in inspect.signature(declared).parameters
+    told = {"total_steps", "epochs", "steps_per_epoch"} & {*getattr(declared, "keywords", ())}
+    if has_length and told:
+        raise TypeError(f"{min(told)} is the length of the run, which sbkit knows: leave it out")
+
+    def begin(optimizer: Optimizer) -> Callable[[int], object]:
+        length = {"total_steps": PARTS} if has_length else {}
+        scheduler = declared(optimizer, **length)
+        return lambda number: number == 1 or (optimizer.step(), scheduler.step())
+
+    called = _Called(begin, rate)
+    if has_length:
+        return lambda progress, step, epoch: called.factor(1 + int(progress * (PARTS - 1)))
+    return lambda progress, step, epoch: called.factor(step)
+
+
+class _Rate(Optimizer):
+    """Have a rate for a scheduler to set, and nothing else, such as a momentum."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__([nn.Parameter(torch.zeros(1))], {"lr": rate})
+
+    def step(self, closure: Any = None) -> Any:
+        """Do nothing."""
+
+
+class _Called:
+    """Call a scheduler once for every step up to the present one: nothing to save or restore."""
+
+    def __init__(self, begin: Callable[[Optimizer], Callable[[int], object]], rate: float) -> None:
+        self._begin, self._rate, self._calls = begin, rate, 0
+        self._optimizer = _Rate(rate)
+
+    def factor(self, step: int) -> float:
+        """Return the share of the rate in a step, from 1."""
+        if self._calls == 0 or step < self._calls:
+            self._optimizer, self._calls = _Rate(self._rate), 0
+            self._call = self._begin(self._optimizer)
+        while self._calls < step:
+            self._calls += 1
+            self._call(self._calls)
+        return float(self._optimizer.param_groups[0]["lr"]) / self._rate
 
 
 def set_rate(optimizers: Iterable[Optimizer], factor: float, rate: float | None) -> None:

@@ -73,6 +73,20 @@ class Scoring:
         """Write the metrics of a test set for the screen; a recipe may add the counts."""
         return ", ".join(as_words(metrics_of(type(self)), self.measure(results)))
 
+    def seconds_of_ending(self, test_share: float) -> float:
+        """Estimate what the recipe itself does after the last epoch, beside running the model.
+
+        test_share: how much the test sets hold of what the validation sets do.
+        """
+        return 0.0
+
+    def described(self, results: Sequence[Any]) -> str:
+        """Write what `describe` does, and the metrics that a class below its own has added."""
+        owner: Any = next(each for each in type(self).__mro__ if "describe" in vars(each))
+        added = type(self).metrics.keys() - owner.metrics.keys() if owner.metrics else ()
+        values = {name: value for name, value in self.measured(results).items() if name in added}
+        return ", ".join([self.describe(results), *as_words(type(self).metrics, values)])
+
     @property
     def inactive(self) -> tuple[nn.Module, ...]:
         """Return the modules that the present knobs turn off, which need no gradient."""

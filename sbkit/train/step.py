@@ -36,7 +36,7 @@ from sbkit.train.ddp import DdpStep, ForwardLoss
 from sbkit.train.nonfinite import NonFiniteRecorder, explained_memory
 from sbkit.train.optimizers import freeze, make_optimizers, named_parameters, with_lr_scale
 from sbkit.train.options import check_hooks, declared_options
-from sbkit.train.schedule import check_schedule, set_rate
+from sbkit.train.schedule import read_schedule, set_rate
 from sbkit.train.scoring import Scoring
 
 ONLY = "loss"  # the name of a loss that has none
@@ -70,7 +70,7 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
         options["device"] = str(placement.device)
         declared = hparams or {}
         check_hooks(type(self), has_own_step=self._has_own_step())
-        check_schedule(declared)
+        self._schedule = read_schedule(declared)
         self._frozen = freeze(declared.get("freeze") or (), declared)
         if opt_class is not None:
             opt_class = with_lr_scale(opt_class, declared.get("lr_scale") or {}, declared)
@@ -133,15 +133,14 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
     def _set_rate_and_seed(self) -> None:
         """Set the rate and the seed from the place in the run: a resumed run needs nothing else.
 
-        The rate where the YAML has `lr_schedule`, a function of the progress of the run; the seed
-        where sbkit's sampler plans the batches.
+        The rate where the YAML has `lr_schedule`; the seed where sbkit's sampler plans the batches.
         """
         epochs = self._declared("epoch_counter", None)
-        schedule = self._declared("lr_schedule", None)
-        if schedule is not None:
+        if self._schedule is not None:
             progress = (epochs.current - 1 + self.epoch_share) / epochs.limit
+            factor = self._schedule(progress, self.optimizer_step + 1, epochs.current)
             rate = None if self._declared("optimizers", None) else self.hparams.lr
-            set_rate(self._active_optimizers().values(), schedule(progress), rate)
+            set_rate(self._active_optimizers().values(), factor, rate)
         if self._is_planned:
             seed_step(self.hparams.seed, epoch=epochs.current, step=self.step)
 

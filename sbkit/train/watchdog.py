@@ -92,7 +92,7 @@ class Watchdog(NullWatchdog):
             "stands still. Where they were when they last moved:\n"
             + "\n".join(f"  rank {each} {self._last_place(each)}" for each in range(world_size()))
             + "\nFix what holds it up, or raise `stall_seconds` if it was only slow. The same "
-            f"command goes on from the last checkpoint. What rank {rank()} is doing:\n"
+            f"command continues from the last checkpoint. What rank {rank()} is doing:\n"
         )
         os.write(STDERR, words.encode())
         faulthandler.dump_traceback(STDERR)

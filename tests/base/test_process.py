@@ -55,7 +55,7 @@ def test_what_a_user_cannot_fix_is_raised(raised: Exception) -> None:
         (
             RuntimeError("[gloo/transport/tcp/pair.cc:538] Read [::1]: Connection reset by peer"),
             FAILED,
-            "The same command goes on from the last checkpoint",
+            "The same command continues from the last checkpoint",
         ),
     ],
     ids=lambda value: type(value).__name__,

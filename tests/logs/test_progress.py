@@ -1,31 +1,27 @@
 """A person at a terminal sees a live line; a file gets one plain line per epoch."""
 
-import io
 import itertools
 import sys
 from typing import Any
 
 import pytest
 
-from sbkit.logs.log import EpochFigures, StepFigures
+from sbkit.logs.log import EpochFigures, StepFigures, sent_to
 from sbkit.logs.metric import Metric
-from sbkit.logs.progress import Countdown, Progress
+from sbkit.logs.progress import Progress, shown
+from tests.logs.terminal import Terminal
 
-LIVE = "epoch 1/2 step 20 loss 1.234 lr 2.0e-03 250 RTFx waiting 3 % 0:00:20 left"
+LIVE = "epoch 1/2 step 20 loss 1.234 lr 2.0e-03 250 RTFx waiting 3 % > 0:00:20 left"
 EPOCH = (
-    "epoch 1/2 step 20 loss 1.234 valid loss 1.500 CER 32.1 % WER 71.0 % 250 RTFx 0:00:20 left\n"
+    "epoch 1/2 step 20 loss 1.234 valid loss 1.500 CER 32.1 % WER 71.0 % 250 RTFx 0:01:15 left\n"
 )
 
 
-class Terminal(io.StringIO):
-    """A standard output that says it is a terminal."""
-
-    def isatty(self) -> bool:
-        return True
-
-
 def show_an_epoch() -> None:
-    """Train two logged points of ten steps and ten seconds each, then validate."""
+    """Train two logged points of ten steps and ten seconds each, then validate for ten.
+
+    What is left is an epoch of training for 20 s, a validation for 10 s, and the end of the run.
+    """
     seconds = itertools.count(step=10)
     progress = Progress(
         total_epochs=2,
@@ -37,7 +33,9 @@ def show_an_epoch() -> None:
         same: dict[str, Any] = {"epoch": 1, "step": step, "loss": 1.234, "rtfx": 250.0}
         progress.step(StepFigures(**same, learning_rate=2e-3, waiting=0.03))
     print("saved", flush=True)
-    progress.epoch(EpochFigures(**same, valid_loss=1.5, metrics={"CER": 0.321, "WER": 0.71}))
+    progress.pause()
+    figures = EpochFigures(**same, valid_loss=1.5, metrics={"CER": 0.321, "WER": 0.71})
+    progress.epoch(figures, ending=lambda validation: 4.5 * validation)
     progress.close()
 
 
@@ -64,23 +62,36 @@ def test_a_terminal_gets_a_live_line_and_keeps_the_rest(monkeypatch: pytest.Monk
     assert sys.stdout is terminal
 
 
+def test_other_work_says_each_minute_in_a_file_how_long_it_will_take(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    seconds = itertools.count(step=25)
+    kept = list[str]()
+    with sent_to(kept.append), shown("testing", 8, clock=lambda: float(next(seconds))) as advance:
+        for _ in range(8):
+            advance(1)
+    said = ["testing: 38% done, about 0:02:05 left", "testing: 75% done, about 0:00:50 left"]
+    assert kept == said
+    told = capsys.readouterr()
+    assert (told.out, told.err.splitlines()) == ("", said)
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_other_work_has_a_bar_on_a_terminal(quiet: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    seconds = itertools.count(step=25)
+    with shown("testing", 8, quiet=quiet, clock=lambda: float(next(seconds))) as advance:
+        advance(4)
+    assert ("testing" in terminal.getvalue()) is not quiet
+    assert ("50%" in terminal.getvalue()) is not quiet
+    assert "done" not in terminal.getvalue()
+
+
 def test_other_ranks_show_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
     monkeypatch.setenv("RANK", "1")
     show_an_epoch()
     assert terminal.getvalue() == "saved\n"
-
-
-def test_long_work_says_how_far_it_is_every_fifteen_seconds(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    seconds = itertools.count(step=5)  # a step takes five
-    countdown = Countdown("decoder", 10, clock=lambda: float(next(seconds)))
-    for _ in range(10):
-        countdown.step()
-    assert capsys.readouterr().out.splitlines() == [
-        "decoder: 30 % done, 0:00:35 left",
-        "decoder: 60 % done, 0:00:20 left",
-        "decoder: 90 % done, 0:00:05 left",
-    ]

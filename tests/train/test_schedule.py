@@ -2,14 +2,22 @@
 
 import math
 from functools import partial
+from itertools import islice
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from speechbrain.nnet.schedulers import NoamScheduler
+import torch
+from speechbrain.nnet import schedulers
+from speechbrain.utils.checkpoints import Checkpointer
+from speechbrain.utils.epoch_loop import EpochCounter
+from torch.optim import lr_scheduler as torch_schedulers
 from torch.optim.lr_scheduler import OneCycleLR
 
 from sbkit.base.errors import SbkitError
-from sbkit.train.schedule import WarmupCosine, check_schedule
+from sbkit.train.schedule import WarmupCosine, read_schedule
+from tests.train.test_speechbrain_ways import MeanBrain, batches, brain_of
 
 HALF = math.sqrt(0.5)
 FACTORS: list[tuple[WarmupCosine, float, float]] = [
@@ -31,15 +39,85 @@ def test_the_factor_at_a_share_of_the_run(
     assert schedule(progress) == pytest.approx(factor, abs=1e-12)
 
 
-def test_a_scheduler_of_another_kind_is_refused_in_a_sentence() -> None:
-    """SpeechBrain's takes its optimizer, and torch's is made of one."""
-    counter = SimpleNamespace(limit=3)
-    for scheduler in (
-        NoamScheduler(0.1, 100),
-        partial(OneCycleLR, max_lr=0.1),
-        "cosine",
-        lambda progress: -progress,
+def declared(schedule: Any, **knobs: Any) -> dict[str, Any]:
+    counter = SimpleNamespace(limit=4, current=1)
+    return {"lr": 0.1, "epoch_counter": counter, "lr_schedule": schedule, **knobs}
+
+
+def test_a_scheduler_that_cannot_be_adapted_is_refused_in_a_sentence() -> None:
+    """What it lacks is said: a metric of validation, a length that is the run's, a momentum."""
+    for scheduler, words in (
+        (schedulers.NewBobScheduler(0.1), "NewBobScheduler.*called with metric_value"),
+        (schedulers.ReduceLROnPlateau(), "called with optim_list and current_epoch"),
+        (partial(torch_schedulers.ReduceLROnPlateau, patience=1), "raised TypeError .*metrics"),
+        (partial(OneCycleLR, max_lr=0.1), "OneCycleLR.*`cycle_momentum` option"),
+        (partial(OneCycleLR, max_lr=0.1, total_steps=9), "total_steps is the length of the run"),
+        ("cosine", "is a str"),
+        (lambda progress: -progress, "is a <lambda>\\."),
     ):
-        declared = {"lr": 0.1, "epoch_counter": counter, "lr_schedule": scheduler}
-        with pytest.raises(SbkitError, match="`lr_schedule` must be a function from the progress"):
-            check_schedule(declared)
+        with pytest.raises(SbkitError, match="`lr_schedule` must be a function.*" + words):
+            read_schedule(declared(scheduler))
+
+
+def factors(schedule: Any, steps: int = 8, epochs: int = 4) -> list[float]:
+    """Return the factor in each step of a run."""
+    read = read_schedule(declared(schedule))
+    assert read is not None
+    per_epoch = steps // epochs
+    return [read(step / steps, step + 1, step // per_epoch + 1) for step in range(steps)]
+
+
+def test_schedulers_of_speechbrain_give_their_rates_step_by_step() -> None:
+    noam, optimizer = schedulers.NoamScheduler(0.1, 3), torch.optim.SGD([torch.zeros(1)], lr=0.1)
+    expected = [noam(optimizer)[1] for _ in range(8)]
+    assert [0.1 * each for each in factors(schedulers.NoamScheduler(0.1, 3))] == expected
+    stages = schedulers.TriStageLRSchedule(0.1, 2, 2, 4, 8)
+    assert factors(stages)[1:4] == pytest.approx([1.0, 1.0, 1.0])
+    halved = schedulers.StepScheduler(0.1, decay_factor=0.5, decay_drop=1)
+    assert factors(halved) == pytest.approx([0.5, 0.5, 0.25, 0.25, 0.125, 0.125, 0.0625, 0.0625])
+
+
+def test_schedulers_of_torch_go_by_steps_and_one_cycle_lasts_the_run() -> None:
+    falling = partial(torch_schedulers.ExponentialLR, gamma=0.5)
+    assert factors(falling)[:3] == [1.0, 0.5, 0.25]
+    cycle = factors(partial(OneCycleLR, max_lr=0.1, cycle_momentum=False, pct_start=0.5), 1000)
+    assert cycle[0] == pytest.approx(0.04, rel=1e-3)
+    assert cycle[500] == pytest.approx(1.0, rel=1e-3)
+    assert cycle[-1] < 1e-3
+
+
+class Fitting(MeanBrain):
+    """Note the rate of every step."""
+
+    def on_fit_batch_end(self, *_: Any) -> None:
+        self.hparams.rates.append(self.optimizer.param_groups[0]["lr"])
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        schedulers.NoamScheduler(0.1, 3),
+        partial(OneCycleLR, max_lr=0.1, cycle_momentum=False),
+        partial(torch_schedulers.CosineAnnealingLR, T_max=5),
+    ],
+    ids=["noam", "one-cycle", "cosine"],
+)
+def test_a_resumed_run_goes_on_with_the_same_rates_and_weights(
+    schedule: Any, tmp_path: Path
+) -> None:
+    def run(folder: Path, epochs: int) -> tuple[list[float], torch.Tensor]:
+        counter = EpochCounter(limit=4)
+        knobs = declared(schedule, epoch_counter=counter, rates=[])
+        kept = Checkpointer(folder, {"epochs": counter})
+        brain = brain_of(Fitting, hparams=knobs, kept=kept)
+        kept.add_recoverable("model", brain.modules.model)
+        brain.fit(islice(counter, epochs) if epochs < 4 else counter, batches(3))
+        kept.save_checkpoint()
+        return brain.hparams.rates, brain.modules.model.weight.detach()
+
+    whole, weights = run(tmp_path / "whole", 4)
+    first, _ = run(tmp_path / "stopped", 2)
+    rest, resumed = run(tmp_path / "stopped", 4)
+    assert len(whole) == 12 and len({*whole}) > 4
+    assert first + rest == whole
+    assert torch.equal(resumed, weights)

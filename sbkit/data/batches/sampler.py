@@ -35,7 +35,7 @@ class TrainSampler(Sampler[MicroBatch]):
 
     An utterance is joined to the next one drawn with probability ``concat_prob``, which puts words
     into more contexts than the few sentences of a small corpus do, and is played at one of the
-    ``speeds``. ``shards`` are the numbers of the shards that the rows lie in, of which
+    ``speeds``. ``shards`` are the numbers of the shards of the rows, of which
     ``shuffle_shards`` are shuffled together.
     """
 

@@ -41,7 +41,7 @@ def sample_counts(split: datasets.Dataset) -> npt.NDArray[np.int64]:
 
 
 def shard_numbers(split: datasets.Dataset) -> npt.NDArray[np.int64]:
-    """Return the number of the shard that the audio of every row lies in; 0 for the cache's."""
+    """Return the number of the shard that holds the audio of every row; 0 for the cache's."""
     places = take_columns(split, AUDIO)[AUDIO]
     numbers: npt.NDArray[np.int64] = pc.struct_field(places, "shard").to_numpy()
     return numbers

@@ -31,7 +31,7 @@ class BadRow:
 class Manifest:
     """The rows of one split, in the order of its corpus.
 
-    stored: of clips whose audio lies in shards already: samples, digest and place of each.
+    stored: of clips whose audio is in shards already: samples, digest and place of each.
     """
 
     clips: Sequence[Clip] | Clips

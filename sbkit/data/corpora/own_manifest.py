@@ -33,7 +33,7 @@ COLUMNS = {"utt2spk": "speaker", "utt2lang": "language", "utt2gender": "gender"}
 ID_COLUMNS = ("id", "utt_id", "utterance_id", "key")
 
 PLAIN = r"^\w[\w-]*(?:[./]\w[\w-]*)*\.\w+$"  # the name of a file below a folder
-NO_STEM = r"^.*/|\.\w+$"  # the parts of such a name that are none of its stem
+NOT_STEM = r"^.*/|\.\w+$"  # what such a name has beside its stem
 
 TextColumn = str | Literal[False] | None
 Located = str | tuple[str, str]  # a path, or the reason and the detail why there is none
@@ -125,7 +125,7 @@ def _plain_clips(names: pa.ChunkedArray, folder: Path) -> dict[str, pa.Array]:
         return {}
     base, slash = pa.scalar(os.fsencode(folder), pa.binary()), pa.scalar(b"/", pa.binary())
     paths = pc.binary_join_element_wise(base, names.cast(pa.binary()), slash)
-    return {"id": pc.replace_substring_regex(names, NO_STEM, ""), "path": paths}
+    return {"id": pc.replace_substring_regex(names, NOT_STEM, ""), "path": paths}
 
 
 def _find_clips(

@@ -173,12 +173,7 @@ def _parse(
         return "skip"
 
     names = [str(place) for place in range(count)]
-    read = arrow_csv.ReadOptions(
-        column_names=names,
-        skip_rows=header,
-        block_size=BLOCK_BYTES,
-        use_threads=False,  # else the rows have no numbers
-    )
+    read = arrow_csv.ReadOptions(column_names=names, skip_rows=header, block_size=BLOCK_BYTES)
     is_quoted = delimiter != "\t"
     parse = arrow_csv.ParseOptions(
         delimiter=delimiter,
@@ -189,7 +184,12 @@ def _parse(
     texts = dict.fromkeys(names, pa.string())
     convert = arrow_csv.ConvertOptions(column_types=texts, strings_can_be_null=False)
     try:
-        return arrow_csv.read_csv(file, read, parse, convert), invalid
+        table = arrow_csv.read_csv(file, read, parse, convert)
+        if invalid:  # once more: threads give rows no numbers
+            invalid.clear()
+            read.use_threads = False
+            table = arrow_csv.read_csv(file, read, parse, convert)
+        return table, invalid
     except pa.ArrowInvalid as error:
         if "UTF8" in str(error):
             raise _wrong_encoding(file, error) from error

@@ -1,4 +1,4 @@
-"""List what lies in the cache of prepared data, and remove what no corpus needs any more."""
+"""List what is in the cache of prepared data, and remove what no corpus needs any more."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Decode many clips on all cores, with a progress bar."""
+"""Decode many clips on all cores, and show how many are done."""
 
 import hashlib
 from collections import deque
@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from rich.console import Console
-from rich.progress import Progress
 
 from sbkit.audio.io import AudioError, read_audio
 from sbkit.base.machine import usable_cores
 from sbkit.data.storage.audio_store import encode
-from sbkit.logs.log import is_first_rank
+from sbkit.logs.progress import shown
 
 CLIPS_AHEAD = 8  # per thread, decoded before they are written
 
@@ -70,8 +68,6 @@ def decode_clip(path: Path, sample_rate: int, store: str = "pcm") -> Decoded:
 
 @contextmanager
 def decoding_progress(title: str, total: int) -> Iterator[Callable[[], None]]:
-    """Show a progress bar on a terminal; yield what counts one clip."""
-    console = Console(stderr=True, quiet=not is_first_rank())
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(title, total=total)
-        yield lambda: bar.advance(task)
+    """Show how many clips are decoded; yield what counts one."""
+    with shown(title, total) as advance:
+        yield lambda: advance(1)

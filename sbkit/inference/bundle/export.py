@@ -14,7 +14,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ruamel.yaml.comments import CommentedMap
-from safetensors.torch import save
 from speechbrain.utils.checkpoints import Checkpoint
 
 from sbkit.base.errors import SbkitError
@@ -24,14 +23,15 @@ from sbkit.base.units import SAMPLE_RATE
 from sbkit.checkpoint.checkpointer import NORMALIZER, TASK, Checkpointer
 from sbkit.checkpoint.declaration import CHECKPOINTS, RESOLVED, read_declaration
 from sbkit.checkpoint.integrity import checksum, find_damage, write_checksums
+from sbkit.checkpoint.measured import measured_with, read_json, to_safetensors
 from sbkit.checkpoint.part_names import part_names_in
-from sbkit.checkpoint.weights import average
 from sbkit.config.document import read_document, tag_of
 from sbkit.decoding.confidence import CONFIDENCE_FILE
 from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS
+from sbkit.evaluate.utterances import MEASURED
 from sbkit.inference.bundle.bundle import CONFIG, WEIGHTS
 from sbkit.inference.bundle.config import FORMAT
-from sbkit.inference.bundle.model_card import LICENCE_UNKNOWN, model_card, read_json
+from sbkit.inference.bundle.model_card import LICENCE_UNKNOWN, model_card
 from sbkit.inference.bundle.module_spec import to_plain
 from sbkit.inference.formats.parity import WHOLE, Grid
 from sbkit.inference.formats.traced import TrainedModel
@@ -147,13 +147,21 @@ def _contents(run: Path, own: frozenset[str]) -> tuple[dict[str, bytes], dict[st
             f"greedily. Finish the run, or choose them: sbkit tune {run}",
             file=sys.stderr,
         )
+    contents[WEIGHTS] = to_safetensors(best)
+    confidence, models = read_json(run / CONFIDENCE_FILE), contents.get(LANGUAGE_MODELS)
     config = {
         "format": FORMAT,
         "task": task.name,
         "sample_rate": root.get("sample_rate", SAMPLE_RATE),
         **described,
         "decoder": decoder,
-        "confidence": read_json(run / CONFIDENCE_FILE),
+        "confidence": confidence,
+        MEASURED: measured_with(
+            weights=contents[WEIGHTS],
+            decoder=decoder,
+            language_models=models,
+            confidence=confidence,
+        ),
         "checkpoints": [
             {name: each.meta[name] for name in ("epoch", *task.metrics) if name in each.meta}
             for each in best
@@ -163,8 +171,6 @@ def _contents(run: Path, own: frozenset[str]) -> tuple[dict[str, bytes], dict[st
         **({"language": str(root["language"])} if "language" in root else {}),
     }
     contents[CONFIG] = (to_json(config, indent=1) + "\n").encode()
-    weights = average(best, "model")
-    contents[WEIGHTS] = save({name: value.clone() for name, value in weights.items()})
     return contents, config
 
 

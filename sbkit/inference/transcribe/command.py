@@ -17,8 +17,6 @@ from tempfile import TemporaryDirectory
 from typing import TextIO, TypeVar
 
 import soundfile
-from rich.console import Console
-from rich.progress import Progress
 
 from sbkit.audio.io import (
     HIGHEST_RATE,
@@ -34,6 +32,7 @@ from sbkit.base.machine import usable_cores
 from sbkit.base.text import printable, printable_json
 from sbkit.inference.transcribe.subtitles import to_srt, to_tsv, to_vtt
 from sbkit.inference.transcribe.transcriber import Transcriber, Transcript
+from sbkit.logs.progress import shown
 
 Result = TypeVar("Result")
 
@@ -69,8 +68,10 @@ def transcribe(options: argparse.Namespace) -> int:
                 own=options.own,
             )
         )
-        print(f"running on {transcriber.effective}", file=sys.stderr)
-        on_seconds = stack.enter_context(_progress_bar(files))
+        if not options.quiet:
+            print(f"running on {transcriber.effective}", file=sys.stderr)
+        bar = show_seconds("transcribing", files, quiet=options.quiet)
+        on_seconds = stack.enter_context(bar)
         results = transcriber.stream(files, on_seconds=on_seconds)
         write = partial(_write, options=options, named=len(files) > 1)
         failed = write_each(files, results, write, errors)
@@ -206,15 +207,9 @@ def _write(transcript: Transcript, options: argparse.Namespace, *, named: bool) 
         write_text_atomically(options.out / f"{Path(file).stem}.{suffix}", text + "\n")
 
 
-@contextmanager
-def _progress_bar(files: Sequence[Path]) -> Iterator[Callable[[float], object]]:
-    """Show how much of the audio is done, where standard error is a terminal."""
-    # What is piped away does not pass the terminal.
-    console, on_terminal = Console(stderr=True), sys.stdout.isatty()
-    is_off = not console.is_terminal
-    with Progress(
-        console=console, transient=True, redirect_stdout=on_terminal, disable=is_off
-    ) as progress:
-        seconds = 0.0 if is_off else sum(map(declared_seconds, files))
-        task = progress.add_task("", total=seconds)
-        yield lambda done: progress.advance(task, done)
+def show_seconds(
+    title: str, files: Sequence[Path], *, quiet: bool
+) -> AbstractContextManager[Callable[[float], object]]:
+    """Show how many seconds of the audio are done; yields what is called with those since."""
+    seconds = None if quiet else sum(map(declared_seconds, files))
+    return shown(title, seconds, quiet=quiet)

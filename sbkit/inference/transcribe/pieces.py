@@ -32,7 +32,7 @@ BELOW_SPEECH, ABOVE_NOISE, LEAST_RANGE, SILENCE = 35.0, 6.0, 15.0, 10.0  # dB
 
 @dataclass(frozen=True)
 class Piece:
-    """Audio that a model takes at once, and where it lies in its source.
+    """Audio that a model takes at once, and where it is in its source.
 
     samples: (S,) of int16, of no other memory, so that the block that it is cut from can go; start:
     its first sample in the source; overlap: how many of its last samples the piece after it has,

@@ -21,6 +21,7 @@ from sbkit.inference.transcribe.transcriber import Transcriber
 from sbkit.text.word import Word
 from tests.inference.bundles import ROOT
 from tests.inference.tones import RATE, speak, tone_transcriber
+from tests.logs.terminal import Terminal
 
 Captured = pytest.CaptureFixture[str]
 
@@ -104,6 +105,19 @@ def test_all_that_can_be_is_printed_and_the_code_tells_of_the_rest(
     assert capsys.readouterr().err.splitlines()[1] == "2 written, 0 failed"
     with pytest.raises(FileNotFoundError, match="none/errors"):
         run(["transcribe", "model", *files, "--errors", "none/errors"])
+
+
+def test_a_terminal_shows_how_much_is_done_unless_it_shall_be_quiet(
+    talks: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for more, says in (([], True), (["--quiet"], False)):
+        terminal = Terminal()
+        with monkeypatch.context() as patched:
+            patched.setattr(sys, "stderr", terminal)
+            patched.setenv("TERM", "xterm")
+            assert run(["transcribe", "model", "talks/a.wav", *more]) == 0
+        assert ("transcribing" in terminal.getvalue()) is says
+        assert ("running on" in terminal.getvalue()) is says
 
 
 def test_json_has_the_words_and_what_it_ran_on(talks: Path, capsys: Captured) -> None:

@@ -1,0 +1,21 @@
+"""A corpus of one's own: the tables and clips of a release, read in a few lines."""
+
+import csv
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sbkit.data.corpora.clips import Clip
+from sbkit.data.corpora.manifest import Manifest, collect
+
+
+def splits(knobs: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
+    return {"train": ("train",), "valid": ("dev",), "test": ("test",)}
+
+
+def read(knobs: Mapping[str, Any], split: str) -> Manifest:
+    folder = Path(knobs["data_folder"])
+    with (folder / f"{split}.tsv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file, delimiter="\t"))
+    clips = folder / "clips"
+    return collect(Clip(row["path"], clips / row["path"], row["sentence"]) for row in rows)

@@ -1,0 +1,76 @@
+"""Parts of one's own: a front-end, an encoder of audio, augmentations, optimizer and schedule.
+
+The front-end says nothing of lengths, and its layers round down.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad, silu
+
+
+class FrontEnd(nn.Module):
+    def __init__(self, n_mels: int, d_model: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv1d(n_mels, d_model, 3, 2), nn.ReLU(), nn.Conv1d(d_model, d_model, 3, 2)
+        )
+
+    def forward(self, features: Tensor) -> Any:
+        return self.layers(features.transpose(1, 2) / 10).transpose(1, 2)
+
+
+class Waveforms(nn.Module):
+    """Two strided convolutions over audio, and a layer that autocast is to leave alone."""
+
+    audio_scale = 1.0
+    precision = "fp32"
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv1d(1, d_model, 400, 160)
+        self.conv2 = nn.Conv1d(d_model, d_model, 4, 4)
+        self.norm = nn.LayerNorm(d_model)
+
+    def frame_lengths(self, audio_lengths: Tensor) -> Tensor:
+        return (audio_lengths + 639) // 640
+
+    def forward(self, audio: Tensor, audio_lengths: Tensor) -> dict[str, Tensor]:
+        padded = pad(audio, (0, 880)).unsqueeze(1)
+        x = self.conv2(silu(self.conv1(padded))).transpose(1, 2)
+        return {"last_hidden_state": self.norm(x)}
+
+
+class Volume(nn.Module):
+    """A `wave_augment`."""
+
+    def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        return audio * (0.5 + torch.rand(len(audio), 1, device=audio.device)), lengths
+
+
+class HideBeginning(nn.Module):
+    """A `spec_augment`."""
+
+    def forward(self, features: Tensor, lengths: Tensor) -> Tensor:
+        return torch.cat([torch.zeros_like(features[:, :2]), features[:, 2:]], dim=1)
+
+
+class SignDescent(torch.optim.Optimizer):
+    """An `opt_class`."""
+
+    def __init__(self, params: Iterable[Any], lr: float, weight_decay: float = 0.0) -> None:
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.add_(parameter.grad.sign(), alpha=-group["lr"])
+
+
+def falling(progress: float) -> float:
+    """An `lr_schedule`."""
+    return 1.0 - progress

@@ -1,0 +1,16 @@
+from dataclasses import replace
+
+from recipes.asr.brain import AsrBrain
+from recipes.asr.recipe import ASR
+from sbkit.logs.metric import Metric
+
+
+class MyBrain(AsrBrain):
+    metrics = {**AsrBrain.metrics, "exact": Metric(lower_is_better=False)}
+
+    def measure(self, results):
+        exact = [each.hypothesis == each.reference for each in results]
+        return {**super().measure(results), "exact": sum(exact) / max(1, len(exact))}
+
+
+MINE = replace(ASR, brain=MyBrain)
