@@ -45,7 +45,8 @@ def run(arguments: Sequence[str]) -> int:
     if more and YAML not in taken:
         parser.error(f"unrecognized arguments: {' '.join(more)}")
     options.overrides = more
-    options.own = import_own(getattr(options, "imports", ()))
+    folder = getattr(options, "bundle", None) or getattr(options, "model", None)
+    options.own = import_own(getattr(options, "imports", ()), folder)
     try:
         return command(options) or 0
     except ModuleNotFoundError as error:
@@ -281,10 +282,13 @@ def _score(options: argparse.Namespace) -> None:
 )
 def _compare(options: argparse.Namespace) -> None:
     from sbkit.base.files import to_json
+    from sbkit.checkpoint.measured import require_measured
     from sbkit.evaluate import compare, ranking
 
     if options.more and options.html is not None:
         raise SbkitError("`--html` must come with two runs, but there are more. Leave it out.")
+    for folder in (options.a, options.b, *options.more):
+        require_measured(folder)
     if options.more:
         compared = ranking.rank_runs([options.a, options.b, *options.more])
         lines = ranking.describe_ranking(compared)

@@ -195,6 +195,8 @@ def test_a_model_is_scored_elsewhere_as_its_run_was(
     written = read_json(tmp_path / "scores.json")
     scored = written["test"]["test"]
     assert written["decoder"] == trained["decoder"]
+    summary = read_json(learned / "run" / "summary.json")
+    assert written["measured_with"] == summary["measured_with"]
     for slices in scored.pop("report_by").values():
         assert sum(each["utterances"] for each in slices.values()) == trained["utterances"]
     assert scored == {

@@ -10,7 +10,17 @@ from sbkit.data.corpora.release import read_releases
 from sbkit.data.storage.audio_cache import default_cache
 from sbkit.text.languages import language_tags
 
-__all__ = ["read", "splits"]
+__all__ = ["about", "read", "splits"]
+
+# As the copyright file of each package has it.
+LICENCES = {"en": "CC-BY-SA-3.0", "es": "CC-BY-SA-3.0", "fr": "CC-BY-SA-3.0"}
+LICENCES |= {"it": "CC-BY-3.0", "ru": "CC-BY-3.0"}
+
+
+def about(knobs: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return its name and its licence, for a model's card."""
+    licences = dict.fromkeys(LICENCES[each] for each in language_tags(knobs["language"]))
+    return {"name": "Asterisk prompts", "licence": " and ".join(licences)}
 
 
 def read(knobs: Mapping[str, Any], split: str) -> Manifest:

@@ -11,7 +11,12 @@ from sbkit.data.corpora.release import read_release
 from sbkit.data.storage.audio_cache import default_cache
 from sbkit.text.languages import language_tags
 
-__all__ = ["read", "splits"]
+__all__ = ["about", "read", "splits"]
+
+
+def about(knobs: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return its name and its licence, for a model's card."""
+    return {"name": "festvox-ru", "licence": "BSD-like"}
 
 
 def read(knobs: Mapping[str, Any], split: str) -> Manifest:

@@ -34,16 +34,19 @@ NAME = "data_report"
 LONGEST_PLAYED = 20  # seconds of an example
 
 
-def measure_data(splits: Splits, *, sample_rate: int, language: object) -> dict[str, Any]:
+def measure_data(
+    splits: Splits, *, sample_rate: int, language: object, corpus: object = None
+) -> dict[str, Any]:
     """Measure all splits; looks at no audio.
 
-    Returns plain data: for each split utterances, hours, speakers, a histogram of seconds and
-    counts of characters; what is left out, by reason with examples; and for each pair of splits
-    how many values they share.
+    Returns plain data: ``corpus``, its name and licence; for each split utterances, hours,
+    speakers, a histogram of seconds and counts of characters; what is left out, by reason with
+    examples; and for each pair of splits how many values they share.
     """
     named = splits.named()
     by_words = separates_words(str(language))  # of several languages or none, too
     return {
+        "corpus": corpus,
         "language": language,
         "normalizer": NORMALIZER_VERSION,
         "sample_rate": sample_rate,
@@ -125,13 +128,13 @@ def _shared(named: Mapping[str, datasets.Dataset]) -> Iterator[dict[str, Any]]:
 
 
 def write_data_report(
-    splits: Splits, folder: Path, *, sample_rate: int, language: object
+    splits: Splits, folder: Path, *, sample_rate: int, language: object, corpus: object = None
 ) -> tuple[Path, Path]:
     """Write ``data_report.json`` and ``data_report.html``; return both paths.
 
     Examples of what is left out for its length can be played.
     """
-    facts = measure_data(splits, sample_rate=sample_rate, language=language)
+    facts = measure_data(splits, sample_rate=sample_rate, language=language, corpus=corpus)
     folder.mkdir(parents=True, exist_ok=True)
     data, page = folder / f"{NAME}.json", folder / f"{NAME}.html"
     write_text_atomically(data, to_json(facts, indent=2) + "\n")

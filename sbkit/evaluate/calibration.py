@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 BINS = 10  # of confidences, of equal width
+MANY = 10_000  # words: of 394, the AUC's 95 % interval is 0.86 to 0.94, one digit
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
@@ -43,8 +44,9 @@ class Calibration:
 
     def __str__(self) -> str:
         """Write the figures in one line."""
-        figures = (("AUC", self.AUC), ("NCE", self.NCE), ("ECE", self.ECE))
-        text = ", ".join(f"{name} {value:.2f}" for name, value in figures if value is not None)
+        digits = 2 if self.words >= MANY else 1
+        figures = (("AUC", self.AUC, digits), ("NCE", self.NCE, digits), ("ECE", self.ECE, 2))
+        text = ", ".join(f"{name} {of:.{n}f}" for name, of, n in figures if of is not None)
         return f"{text} ({self.right} right / {self.words} words)"
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sbkit.base.files import to_json, write_text_atomically
-from sbkit.evaluate.calibration import reliability_bins
+from sbkit.evaluate.calibration import measure_calibration, reliability_bins
 from sbkit.evaluate.run_results import RunResults
 from sbkit.evaluate.wer import Scored, WordPairs, have_words, mark_pair
 from sbkit.evaluate.wer_report import judge_words
@@ -97,7 +97,8 @@ def _section(
     left = ALL_BYTES // share - sum(sizes[len(chosen) - 1 : len(chosen)])
     found = clips(name, [each[0].id for each in chosen[: CLIPS // share]], left)
     pairs = [[each.pairs for each in run] for run in zip(*utterances, strict=True)]
-    reliability = [reliability_bins(*judge_words(each.utterances[name])) for each in runs]
+    judged = [judge_words(each.utterances[name]) for each in runs]
+    reliability = [reliability_bins(*each) for each in judged]
     section = {
         "name": name,
         "utterances": len(utterances),
@@ -106,6 +107,7 @@ def _section(
         "errors": confusions(pairs),
         "unknown": unknown_words(pairs[0], known.words) if known and pairs else [],
         "reliability": reliability,
+        "calibration": [measure_calibration(*each) for each in judged],
         "calibrated": any(reliability),
     }
     return section, [row(each, found) for each in sorted(chosen, key=lambda each: each[0].id)]

@@ -13,6 +13,7 @@ from sbkit.audio.io import Samples
 from sbkit.audio.levels import estimate_snr
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import write_text_atomically
+from sbkit.base.text import printable
 from sbkit.base.units import samples_to_seconds
 
 Measure = Callable[[Sequence[Any]], Mapping[str, Any]]
@@ -99,6 +100,14 @@ def _flat(figures: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
+def _cell(value: object) -> str:
+    """Write a cell that clears no screen and that no spreadsheet computes; "" for None."""
+    if not isinstance(value, str):
+        return "" if value is None else str(value)
+    text = printable(" ".join(value.split()))
+    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
+
+
 def write_slices(file: Path, slices: Slices) -> None:
     """Write a TSV: a line for each value of each column."""
     rows = [
@@ -107,5 +116,5 @@ def write_slices(file: Path, slices: Slices) -> None:
         for value, figures in values.items()
     ]
     lines = [list(rows[0])] if rows else []
-    lines += [[" ".join(str(each).split()) for each in row.values()] for row in rows]
+    lines += [[*map(_cell, row.values())] for row in rows]
     write_text_atomically(file, "".join("\t".join(line) + "\n" for line in lines))

@@ -17,6 +17,7 @@ import datasets
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import require_writable, to_json, write_text_atomically
 from sbkit.base.text import __version__, plural
+from sbkit.checkpoint.measured import Measured, describe_record, settings_of
 from sbkit.data.batches.batch import user_columns
 from sbkit.data.corpora.columns import filled_rows, sample_counts
 from sbkit.data.corpora.own_manifest import read_manifests
@@ -28,6 +29,7 @@ from sbkit.decoding.confidence import GREEDY
 from sbkit.evaluate.report import REPORT, Known, write_report
 from sbkit.evaluate.run_results import read_results
 from sbkit.evaluate.slices import measure_slices, require_columns, slice_columns, write_slices
+from sbkit.evaluate.utterances import MEASURED
 from sbkit.inference.bundle.bundle import CONFIG, Bundle
 from sbkit.inference.bundle.export import export_run
 from sbkit.inference.formats.held_out import find_held_out, read_whole_clips
@@ -107,9 +109,8 @@ def score_model(
             yield f"{name}: {scorer.describe(results)}, {plural(len(rows), 'utterance')}{without}"
     if options.out is not None:
         _write_page(options.out, entries, scored, bundle, model)
-        text = to_json(
-            {"model": str(model), **describe_decoding(bundle), "test": entries}, indent=2
-        )
+        record = {MEASURED: record_of(bundle), "test": entries}
+        text = to_json({"model": str(model), **describe_decoding(bundle), **record}, indent=2)
         write_text_atomically(options.out / SCORES, text + "\n")
 
 
@@ -148,6 +149,13 @@ def describe_decoding(bundle: Bundle) -> dict[str, Any]:
     return described
 
 
+def record_of(bundle: Bundle) -> Measured:
+    """Return the record of a bundle with the decoder that was asked for."""
+    found = bundle.decoder
+    settings = None if found is None else {**vars(found), "weights": found.weights.plain()}
+    return {**(bundle.config.measured_with or {}), "decoder": settings_of(settings)}
+
+
 def _write_page(
     out: Path,
     entries: Mapping[str, Any],
@@ -165,7 +173,7 @@ def _write_page(
         known=None
         if words is None
         else Known(words=words, source="the words of the language model"),
-        notes=[f"{model.name}, sbkit {__version__}"],
+        notes=[f"{model.name}, sbkit {__version__}", describe_record(record_of(bundle))],
     )
 
 

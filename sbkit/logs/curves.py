@@ -55,20 +55,21 @@ def curves_of(records: Sequence[Record], metrics: Metrics) -> Iterator[Curve]:
         for xs, ys in _points(epochs, "epoch", name):
             yield Curve(BY_EPOCH, label, xs, ys, color, "marked")
     tests = {test["split"]: test for test in _of_kind(records, "test")}  # the latest of each
+    decoders = {split: test.get("decoder") for split, test in tests.items()}
+    greedily = " (greedy)" if any(decoders.values()) else ""  # as every epoch is validated
     for color, name in enumerate(_names(epochs, metrics), start=3):
         metric = metrics[base_name(name)]
         scale, unit = (100, " %") if metric.is_fraction else (1, "")
         best = min if metric.lower_is_better else max
         for xs, ys in _points(epochs, "epoch", name, scale=scale):
-            yield Curve(
-                METRICS, f"valid {name}, best {best(ys):.4g}{unit}", xs, ys, color, "marked"
-            )
+            label = f"valid {name}{greedily}, best {best(ys):.4g}{unit}"
+            yield Curve(METRICS, label, xs, ys, color, "marked")
         for split, test in tests.items():
             if test.get(name) is not None:
                 value = scale * test[name]
-                yield Curve(
-                    METRICS, f"{split} {name}, {value:.4g}{unit}", (), [value], color, "level"
-                )
+                how = f" ({decoders[split]})" if decoders[split] else ""
+                label = f"{split} {name}{how}, {value:.4g}{unit}"
+                yield Curve(METRICS, label, (), [value], color, "level")
 
 
 def _of_kind(records: Sequence[Record], kind: str) -> list[Record]:

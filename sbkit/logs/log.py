@@ -108,10 +108,11 @@ class EpochFigures(Figures):
 
 @dataclass(frozen=True, kw_only=True)
 class FinalFigures(Figures):
-    """Metrics of a test set."""
+    """Metrics of a test set; ``decoder`` is None where the task has none."""
 
     kind: ClassVar[str] = "test"
     split: str
+    decoder: str | None = None
 
 
 def read_log(path: Path) -> list[Record]:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import datasets
@@ -12,6 +13,7 @@ from speechbrain import Stage
 
 from sbkit.base.text import __version__, plural
 from sbkit.checkpoint.checkpointer import RANKED_BY
+from sbkit.checkpoint.measured import describe_record, record_of_run
 from sbkit.data.corpora.columns import take_columns
 from sbkit.data.players import encode_clips
 from sbkit.distributed.ranks import gather_over_ranks, rank
@@ -155,15 +157,11 @@ def report_test(brain: Any, results: Results) -> None:
     if rank() > 0 or folder is None:
         return
     values = {name: brain.measured(each) for name, each in results.items()}
-    run_log = RunLog(folder, resume_step=brain.optimizer_step)
-    epochs, step = brain.hparams.epoch_counter.limit, brain.optimizer_step
-    for name, metrics in values.items():
-        run_log.write(FinalFigures(epoch=epochs, step=step, split=name, metrics=metrics))
-    run_log.close()
     entries = {
         name: {**values[name], **(brain.report(name, each, folder) or {})}
         for name, each in results.items()
     }
+    _log_test(brain, folder, values, {name: each.get("decoder") for name, each in entries.items()})
     if report_by := getattr(brain.hparams, "report_by", []):
         for name, each in results.items():
             slices = measure_slices(report_by, columns[name], each, brain.measure_slice)
@@ -171,6 +169,7 @@ def report_test(brain: Any, results: Results) -> None:
             entries[name]["report_by"] = slices
     weights = f"mean of {brain.averaged} checkpoints" if brain.averaged > 1 else "best checkpoint"
     parameters = sum(each.numel() for each in brain.modules.parameters())
+    size, record = f"{parameters / 1e6:.1f} M parameters", record_of_run(folder)
     read, splits = read_results(folder, entries), brain.loaders and brain.loaders.splits
     write_report(
         folder / REPORT,
@@ -180,7 +179,7 @@ def report_test(brain: Any, results: Results) -> None:
         else lambda *_: {},  # a Brain that no Run made knows no data
         metrics=metrics_of(type(brain)),
         known=_known_words(splits.train) if splits and read.utterances else None,
-        notes=[f"{parameters / 1e6:.1f} M parameters, {weights}, sbkit {__version__}"],
+        notes=[f"{size}, {weights}, sbkit {__version__}", describe_record(record)],
     )
     write_summary(
         folder / SUMMARY,
@@ -189,11 +188,28 @@ def report_test(brain: Any, results: Results) -> None:
         train_seconds=brain._training_metrics.train_seconds,
         audio_seconds=brain._training_metrics.audio_seconds,
         device=brain.device,
+        measured_with=record,
     )
     draw_curves(folder / LOG_FILE, folder / "curves.png", metrics_of(type(brain)))
     rows = ("utterance",) if type(brain).metrics else ("loss", "losses")
     for name, each in results.items():
         log(f"{name}: {brain.described(each)}, {plural(len(each), *rows)}, {weights}")
+
+
+def _log_test(
+    brain: Any,
+    folder: Path,
+    values: Mapping[str, Mapping[str, float]],
+    decoders: Mapping[str, str | None],
+) -> None:
+    run_log, step = RunLog(folder, resume_step=brain.optimizer_step), brain.optimizer_step
+    epoch = brain.hparams.epoch_counter.limit
+    for name, metrics in values.items():
+        figures = FinalFigures(
+            epoch=epoch, step=step, split=name, metrics=metrics, decoder=decoders[name]
+        )
+        run_log.write(figures)
+    run_log.close()
 
 
 def clips_of(

@@ -1,5 +1,7 @@
 """Figures of confidences: as by definition, and good only for those that say what is so."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -19,7 +21,9 @@ def test_figures_of_four_words_by_hand() -> None:
     assert pytest.approx((4 + bits) / 4) == calibration.NCE
     assert pytest.approx((1 + 0.5 + 0 + 0) / 4) == calibration.AUC
     assert pytest.approx((abs(1.6 - 1) + 0.8 + 0.4) / 4) == calibration.ECE
-    assert str(calibration) == "AUC 0.38, NCE -0.43, ECE 0.45 (2 right / 4 words)"
+    assert str(calibration) == "AUC 0.4, NCE -0.4, ECE 0.45 (2 right / 4 words)"
+    many = replace(calibration, words=10_000)  # enough for a second decimal
+    assert str(many).startswith("AUC 0.38, NCE -0.43, ECE 0.45")
 
 
 def test_words_that_are_all_alike_cannot_be_told_apart() -> None:

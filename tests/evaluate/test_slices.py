@@ -37,10 +37,13 @@ def test_each_value_of_each_column_is_measured_by_itself(tmp_path: Path) -> None
         },
     }
     interval = {"low": 0.4, "high": None, "unit": "clip"}
-    write_slices(tmp_path / "by.tsv", {"speaker": {"ann": {"WER": 0.5, "WER_interval": interval}}})
-    head, row = (tmp_path / "by.tsv").read_text().splitlines()
+    names = ("ann", "=cmd|' /C calc'!A0", "a\x1b[2Jb")  # a formula, and a cleared screen
+    figures = {"WER": 0.5, "WER_interval": interval}
+    write_slices(tmp_path / "by.tsv", {"speaker": dict.fromkeys(names, figures)})
+    head, row, *hostile = (tmp_path / "by.tsv").read_text().splitlines()
     assert head.split("\t") == ["column", "value", "WER", "WER_low", "WER_high"]
-    assert row.split("\t") == ["speaker", "ann", "0.5", "0.4", "None"]
+    assert row.split("\t") == ["speaker", "ann", "0.5", "0.4", ""]
+    assert [each.split("\t")[1] for each in hostile] == ["'=cmd|' /C calc'!A0", r"a\x1b[2Jb"]
 
 
 def test_lengths_are_grouped_unless_the_data_says_them() -> None:

@@ -74,7 +74,7 @@ def test_confidences_are_compared_with_what_was_said() -> None:
     }
     assert figures["greedy"]["confidence"]["ECE"] == pytest.approx(0.4)
     assert describe_results([beam]).endswith(
-        "; confidence AUC 1.00, NCE 0.76, ECE 0.15 (1 right / 2 words)"
+        "; confidence AUC 1.0, NCE 0.8, ECE 0.15 (1 right / 2 words)"
     )
     assert "confidence" not in result_figures(SPLIT)
 

@@ -21,7 +21,9 @@ VALIDATED = EpochFigures(
     epoch=2, step=99, loss=1.0, rtfx=200.0, valid_loss=1.2, metrics={"CER": 0.3, "WER": 0.7}
 )
 DIVERGED = StepFigures(epoch=1, step=100, loss=float("nan"), learning_rate=1, rtfx=1, waiting=0)
-TEST = FinalFigures(epoch=2, step=99, split="test", metrics={"CER": 0.25, "WER": 0.625})
+TEST = FinalFigures(
+    epoch=2, step=99, split="test", metrics={"CER": 0.25, "WER": 0.625}, decoder="beam"
+)
 METRICS = {"CER": Metric(), "WER": Metric()}
 
 Drawn = dict[str, list[str]]
@@ -42,7 +44,10 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> Drawn:
 
 
 LOSSES = ["as logged", "running mean"]
-ERROR_RATES = ["valid CER, best 30 %", "test CER, 25 %", "valid WER, best 70 %", "test WER, 62.5 %"]
+ERROR_RATES = [
+    *("valid CER (greedy), best 30 %", "test CER (beam), 25 %"),
+    *("valid WER (greedy), best 70 %", "test WER (beam), 62.5 %"),
+]
 
 
 def test_panels(tmp_path: Path, drawn: Drawn) -> None:

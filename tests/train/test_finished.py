@@ -39,12 +39,15 @@ def test_epochs_are_counted_from_the_best(metrics: dict[str, Metric], tmp_path: 
 
 @pytest.mark.slow
 def test_a_run_that_went_on_and_was_ended_in_its_test_is_tested_again(
-    workplace: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    workplace: Workplace,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The results of the shorter run are not kept as those of the longer one."""
+    """The results of the shorter run are kept, but not as those of the longer one."""
     summary = tmp_path / "run" / "summary.json"
     assert workplace.train_here(tmp_path / "run", "--number_of_epochs=1") == 0
-    assert summary.is_file()
+    of_one_epoch = summary.read_bytes()
 
     def fail(*_: object) -> None:
         raise OSError(errno.EIO, "Input/output error", "disk")
@@ -53,6 +56,8 @@ def test_a_run_that_went_on_and_was_ended_in_its_test_is_tested_again(
         context.setattr("sbkit.train.brain.Brain.evaluate", fail)
         assert workplace.train_here(tmp_path / "run", "--number_of_epochs=2") == BAD_INPUT
     assert not summary.exists()
+    assert "after epoch 1 are kept as summary-1.json" in capsys.readouterr().out
+    assert summary.with_name("summary-1.json").read_bytes() == of_one_epoch
     assert workplace.train_here(tmp_path / "run", "--number_of_epochs=2") == 0
     assert summary.is_file()
 

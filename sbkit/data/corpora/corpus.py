@@ -1,6 +1,7 @@
 """What a corpus can do: name its splits, and list the rows of one."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 from sbkit.base.errors import SbkitError
@@ -18,6 +19,18 @@ class Corpus(Protocol):
     def read(self, knobs: Mapping[str, Any], split: str) -> Manifest | StreamedSplit:
         """Return the rows of one split, or what streams them."""
         ...
+
+
+def describe_corpus(corpus: Corpus | None, knobs: Mapping[str, Any]) -> dict[str, str | None]:
+    """Return the name and the licence of a corpus: what its function `about` says, if it has one.
+
+    The name is else that of the module or folder, and the licence None, for unknown.
+    """
+    about = getattr(getattr(corpus, "module", corpus), "about", None)
+    if about is not None:
+        return {**about(knobs)}
+    named = knobs.get("corpus") or knobs.get("data_folder")
+    return {"name": named and Path(str(named)).name, "licence": None}
 
 
 def read_listed(corpus: Corpus, knobs: Mapping[str, Any], split: str) -> Manifest:

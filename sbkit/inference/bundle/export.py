@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from ruamel.yaml.comments import CommentedMap
-from safetensors.torch import save
 from speechbrain.utils.checkpoints import Checkpoint
 
 from sbkit.base.errors import SbkitError
@@ -22,15 +21,17 @@ from sbkit.base.units import SAMPLE_RATE
 from sbkit.checkpoint.checkpointer import NORMALIZER, TASK, Checkpointer
 from sbkit.checkpoint.declaration import CHECKPOINTS, RESOLVED, read_declaration
 from sbkit.checkpoint.integrity import checksum, find_damage, write_checksums
+from sbkit.checkpoint.measured import measured_with, read_json, to_safetensors
 from sbkit.checkpoint.part_names import part_names_in
-from sbkit.checkpoint.weights import average
 from sbkit.config.document import read_document, tag_of
 from sbkit.decoding.confidence import CONFIDENCE_FILE
 from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS
+from sbkit.evaluate.utterances import MEASURED
 from sbkit.inference.bundle.bundle import CONFIG, WEIGHTS
 from sbkit.inference.bundle.config import FORMAT
-from sbkit.inference.bundle.model_card import LICENCE_UNKNOWN, model_card, read_json
+from sbkit.inference.bundle.model_card import LICENCE_UNKNOWN, model_card
 from sbkit.inference.bundle.module_spec import to_plain
+from sbkit.inference.bundle.own_modules import distributions, source_files
 from sbkit.inference.formats.parity import WHOLE, Grid
 from sbkit.inference.formats.traced import TrainedModel
 from sbkit.inference.formats.write import (
@@ -124,6 +125,7 @@ def _contents(run: Path, own: frozenset[str]) -> tuple[dict[str, bytes], dict[st
         )
     task = load_task(meta[TASK], own=own)
     contents, labels = _read_labels(run, task)
+    contents |= (sources := source_files(own))
     described = plain_parts(root, {task.labels.key: labels} if task.labels else {}, task)
     decoder = read_json(run / DECODER_FILE)  # that the test was run with
     if decoder is not None:
@@ -134,24 +136,28 @@ def _contents(run: Path, own: frozenset[str]) -> tuple[dict[str, bytes], dict[st
             f"greedily. Finish the run, or choose them: sbkit tune {run}",
             file=sys.stderr,
         )
+    weights = contents[WEIGHTS] = to_safetensors(best)
+    confidence, models = read_json(run / CONFIDENCE_FILE), contents.get(LANGUAGE_MODELS)
     config = {
         "format": FORMAT,
         "task": task.name,
         "sample_rate": root.get("sample_rate", SAMPLE_RATE),
         **described,
         "decoder": decoder,
-        "confidence": read_json(run / CONFIDENCE_FILE),
+        "confidence": confidence,
+        MEASURED: measured_with(
+            weights=weights, decoder=decoder, language_models=models, confidence=confidence
+        ),
         "checkpoints": [
             {name: each.meta[name] for name in ("epoch", *task.metrics) if name in each.meta}
             for each in best
         ],
         NORMALIZER: meta.get(NORMALIZER),
-        "versions": versions(),
+        "versions": versions(distributions(own, sources)),
+        **({"own": sorted(own)} if own else {}),
         **({"language": str(root["language"])} if "language" in root else {}),
     }
     contents[CONFIG] = (to_json(config, indent=1) + "\n").encode()
-    weights = average(best, "model")
-    contents[WEIGHTS] = save({name: value.clone() for name, value in weights.items()})
     return contents, config
 
 

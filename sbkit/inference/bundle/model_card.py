@@ -4,7 +4,7 @@
 and from what training wrote into the run folder; what is not known there is called unknown.
 """
 
-import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,17 @@ from typing import Any
 import jinja2
 
 from sbkit.base.text import printable
+from sbkit.checkpoint.declaration import RESOLVED
+from sbkit.checkpoint.measured import read_json, what_differs
+from sbkit.config.hparams import read_knobs
 from sbkit.evaluate.run_results import DATA_REPORT, SUMMARY
+from sbkit.evaluate.utterances import MEASURED
 from sbkit.logs.metric import Metric
 from sbkit.logs.text_log import TEXT_LOG
 from sbkit.tasks.task import Task
 
 LICENCE_UNKNOWN = "unknown"
+ABSOLUTE = re.compile(r"(?:(?<=[\s=,:'\"\[{])|^)/(?:[^/\s]+/)+")  # the folders of a path
 FORMATS = {  # by the name of its folder: how it is loaded
     "onnx": "onnxruntime: `audio` (B, S) float32 between -1 and 1 and `audio_lengths` (B,) int64 "
     "give `log_probs` (B, U, V) and `frame_lengths`; pad shorter audio to `min_samples`, which is "
@@ -50,16 +55,23 @@ def model_card(
     )
     environment.filters |= {"printable": printable, "facts": _facts}
     summary, data = (read_json(run / name) or {} for name in (SUMMARY, DATA_REPORT))
+    differs = summary and what_differs(summary.get(MEASURED), config.get(MEASURED))
     return environment.get_template("card.md.j2").render(
         task=task,
         language=str(config.get("language") or "und"),
         licence=licence,
         sample_rate=config["sample_rate"],
         parts=", ".join(f"`{printable(str(part['new']))}`" for part in config["parts"].values()),
+        corpus=data.get("corpus") or {},
+        base_model=_base_model(run),
         splits=data.get("splits"),
-        results=[*_results(task, summary)],
+        results=[] if differs else [*_results(task, summary)],
+        differs=differs,
+        run=_names(str(run)),
         summary=summary,
         command=_command(run),
+        own=[printable(name) for name in config.get("own", ())],
+        versions=config.get("versions"),
         formats={name: FORMATS[name] for name in formats},
     )
 
@@ -104,9 +116,16 @@ def _command(run: Path) -> str:
     if not (run / TEXT_LOG).is_file():
         return "(unknown: the run folder has no log)"
     with (run / TEXT_LOG).open(encoding="utf-8", errors="replace") as lines:
-        return lines.readline().rstrip("\n").split(" ", 2)[-1]
+        return _names(lines.readline().rstrip("\n").split(" ", 2)[-1])
 
 
-def read_json(file: Path) -> Any:
-    """Read what training wrote into a run folder; None where it wrote nothing."""
-    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+def _names(command: str) -> str:
+    """Leave the folders out of absolute paths: they are of one machine, and may name its user."""
+    return ABSOLUTE.sub("", command)
+
+
+def _base_model(run: Path) -> str | None:
+    """Name the run or bundle that a fine-tuned one began with."""
+    knobs = read_knobs(run / RESOLVED, {}) if (run / RESOLVED).is_file() else {}
+    source = knobs.get("init_from")
+    return None if source is None else _names(str(source))

@@ -28,14 +28,21 @@ SUMMARY: dict[str, Any] = {
         }
     },
 }
-REPORT = {"splits": {"train": {"utterances": 419, "hours": 0.301, "speakers": 1}}}
+REPORT = {
+    "corpus": {"name": "Asterisk prompts", "licence": "CC-BY-SA-3.0"},
+    "splits": {"train": {"utterances": 419, "hours": 0.301, "speakers": 1}},
+}
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     (tmp_path / "summary.json").write_text(json.dumps(SUMMARY))
     (tmp_path / "data_report.json").write_text(json.dumps(REPORT))
-    (tmp_path / "train.log").write_text("2026-11-21 08:23:38 train.py hparams/ctc.yaml\nmore\n")
+    (tmp_path / "train.log").write_text(
+        "2026-11-21 08:23:38 train.py hparams/ctc.yaml --init_from=/home/ann/runs/base "
+        "--manifest train=/data/a.csv --data_folder=s3://bucket/x\nmore\n"
+    )
+    (tmp_path / "hyperparams.yaml").write_text("init_from: /home/ann/runs/base\n")
     return tmp_path
 
 
@@ -44,11 +51,17 @@ def test_a_card_says_data_results_licences_and_command(run: Path) -> None:
     head = yaml.safe_load(card.split("---\n")[1])
     assert head["language"] == "no" and head["license"] == "cc-by-4.0"
     assert head["model-index"][0]["results"][0]["metrics"] == [{"type": "wer", "value": 0.2575}]
+    (data,) = [each["dataset"] for each in head["model-index"][0]["results"]]
+    assert data == {"name": "Asterisk prompts", "type": "asterisk-prompts", "split": "test"}
     for line in (
         "| train | 419 | 0.30 | 1 |",
         "| test | beam | WER | 25.75 % | 19.00 to 34.10 (65 clips) |",
         "| test | greedy | WER | 39.50 % | unknown |",
-        "    train.py hparams/ctc.yaml",
+        "    train.py hparams/ctc.yaml --init_from=base --manifest train=a.csv "
+        "--data_folder=s3://bucket/x",
+        "- fine-tuned from: base",
+        "- corpus: Asterisk prompts",
+        "- licence of the corpus: CC-BY-SA-3.0",
         "- model: cc-by-4.0",
         "- commit: c6bb4af8",
     ):
