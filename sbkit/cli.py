@@ -46,7 +46,8 @@ def run(arguments: Sequence[str]) -> int:
     if more and YAML not in taken:
         parser.error(f"unrecognized arguments: {' '.join(more)}")
     options.overrides = more
-    options.own = import_own(getattr(options, "imports", ()))
+    folder = getattr(options, "bundle", None) or getattr(options, "model", None)
+    options.own = import_own(getattr(options, "imports", ()), folder)
     try:
         return command(options) or 0
     except ModuleNotFoundError as error:

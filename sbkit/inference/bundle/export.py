@@ -33,6 +33,7 @@ from sbkit.inference.bundle.bundle import CONFIG, WEIGHTS
 from sbkit.inference.bundle.config import FORMAT
 from sbkit.inference.bundle.model_card import LICENCE_UNKNOWN, model_card
 from sbkit.inference.bundle.module_spec import to_plain
+from sbkit.inference.bundle.own_modules import distributions, source_files
 from sbkit.inference.formats.parity import WHOLE, Grid
 from sbkit.inference.formats.traced import TrainedModel
 from sbkit.inference.formats.write import (
@@ -137,6 +138,7 @@ def _contents(run: Path, own: frozenset[str]) -> tuple[dict[str, bytes], dict[st
         )
     task = load_task(meta[TASK], own=own)
     contents, labels = _read_labels(run, task)
+    contents |= (sources := source_files(own))
     described = plain_parts(root, {task.labels.key: labels} if task.labels else {}, task)
     decoder = read_json(run / DECODER_FILE)  # that the test was run with
     if decoder is not None:
@@ -147,7 +149,7 @@ def _contents(run: Path, own: frozenset[str]) -> tuple[dict[str, bytes], dict[st
             f"greedily. Finish the run, or choose them: sbkit tune {run}",
             file=sys.stderr,
         )
-    contents[WEIGHTS] = to_safetensors(best)
+    weights = contents[WEIGHTS] = to_safetensors(best)
     confidence, models = read_json(run / CONFIDENCE_FILE), contents.get(LANGUAGE_MODELS)
     config = {
         "format": FORMAT,
@@ -157,17 +159,15 @@ def _contents(run: Path, own: frozenset[str]) -> tuple[dict[str, bytes], dict[st
         "decoder": decoder,
         "confidence": confidence,
         MEASURED: measured_with(
-            weights=contents[WEIGHTS],
-            decoder=decoder,
-            language_models=models,
-            confidence=confidence,
+            weights=weights, decoder=decoder, language_models=models, confidence=confidence
         ),
         "checkpoints": [
             {name: each.meta[name] for name in ("epoch", *task.metrics) if name in each.meta}
             for each in best
         ],
         NORMALIZER: meta.get(NORMALIZER),
-        "versions": versions(),
+        "versions": versions(distributions(own, sources)),
+        **({"own": sorted(own)} if own else {}),
         **({"language": str(root["language"])} if "language" in root else {}),
     }
     contents[CONFIG] = (to_json(config, indent=1) + "\n").encode()
