@@ -23,7 +23,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -35,7 +35,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.process import run_main
 
 FOLDERS = ("audio", "models", "decoding", "checkpoint", "train", "data/batches", "evaluate")
-LIMIT = 600  # seconds of one call of pytest: a fault may loop for ever, which is noticed
+LIMIT = 300  # seconds of one call of pytest: a fault may loop for ever, which is noticed
 QUICK, ALL = "not slow and not ddp and not browser", "not browser"
 
 
@@ -82,22 +82,22 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         for number in range(options.jobs):
             copies.put(copy := copy_checkout(Path(folder, str(number))))
-        check_tests({fault.module for fault in faults}, copy)
 
-        def is_noticed(fault: Fault) -> bool:
+        def find_noticing(fault: Fault) -> list[str]:
             copy = copies.get()
             try:
-                noticed = try_fault(fault, copy, marks=ALL if options.slow else QUICK)
+                found = try_fault(fault, copy, marks=ALL if options.slow else QUICK)
             finally:
                 copies.put(copy)
-            print("noticed" if noticed else "MISSED ", f"{fault.module}:{fault.line}", flush=True)
-            return noticed
+            print("noticed" if found else "MISSED ", f"{fault.module}:{fault.line}", flush=True)
+            return found
 
         with ThreadPoolExecutor(options.jobs) as pool:
-            noticed = list(pool.map(is_noticed, faults))
-    print(as_table(faults, noticed))
-    for fault in (each for each, seen in zip(faults, noticed, strict=True) if not seen):
-        print(f"\n{fault.diff(fault.module.read_text(encoding='utf-8'))}")
+            noticing = list(pool.map(find_noticing, faults))
+        print(as_table(faults, list(map(bool, noticing))))
+        for fault in (each for each, found in zip(faults, noticing, strict=True) if not found):
+            print(f"\n{fault.diff(fault.module.read_text(encoding='utf-8'))}")
+        check_tests(sorted(set(chain(*noticing))), copy)
     return 0
 
 
@@ -158,29 +158,24 @@ def copy_checkout(folder: Path) -> Path:
     return folder
 
 
-def check_tests(modules: Iterable[Path], copy: Path) -> None:
-    """Raise SbkitError where tests of modules fail in a copy of the checkout without a fault."""
-    tests = sorted({test for module in modules for test in tests_of(module)[0]})
-    if tests and not _pass(copy, tests, QUICK):
-        raise SbkitError(
-            "Tests must pass before faults are put in, but some fail in a copy of what git lists. "
-            "Add new files to git, and run them."
-        )
-
-
-def try_fault(fault: Fault, copy: Path, *, marks: str) -> bool:
-    """Put a fault into a copy of the checkout and return whether tests of its module notice it."""
+def try_fault(fault: Fault, copy: Path, *, marks: str) -> list[str]:
+    """Put a fault into a copy of the checkout and return the tests of its module that notice it."""
     source = fault.module.read_text(encoding="utf-8")
     near, all_of_them = tests_of(fault.module)
     (copy / fault.module).write_text(fault.apply(source), encoding="utf-8")
     try:
-        if near and not _pass(copy, near, QUICK):
-            return True
-        if _pass(copy, all_of_them, marks):
-            return False
+        return (near and failing(copy, near, QUICK)) or failing(copy, all_of_them, marks)
     finally:
         (copy / fault.module).write_text(source, encoding="utf-8")
-    return _pass(copy, all_of_them, marks)  # else they fail without it, too
+
+
+def check_tests(tests: Sequence[str], copy: Path) -> None:
+    """Raise SbkitError where one of the tests that noticed a fault fails without one, too."""
+    if tests and (failed := failing(copy, tests, ALL)):
+        raise SbkitError(
+            f"Tests must pass without a fault to tell of one, but {', '.join(failed)} fails in a "
+            "copy of what git lists. Add new files to git, and run it."
+        )
 
 
 def tests_of(module: Path) -> tuple[list[str], list[str]]:
@@ -196,12 +191,15 @@ def tests_of(module: Path) -> tuple[list[str], list[str]]:
     return [*map(str, near)], [*map(str, [*near, *far])]
 
 
-def _pass(copy: Path, tests: Sequence[str], marks: str) -> bool:
+def failing(copy: Path, tests: Sequence[str], marks: str) -> list[str]:
+    """Run tests in a copy of the checkout and return the first that fails, all where they hang."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", marks]
     environment = {**os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"}
     limited = ["timeout", "--signal=KILL", str(LIMIT), *command, *tests]  # its children, too
-    done = subprocess.run(limited, cwd=copy, env=environment, capture_output=True)
-    return done.returncode in (0, 5)  # 5: none of them was chosen
+    done = subprocess.run(limited, cwd=copy, env=environment, capture_output=True, text=True)
+    if done.returncode in (0, 5):  # 5: none of them was chosen
+        return []
+    return re.findall(r"(?m)^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout) or [*tests]
 
 
 def as_table(faults: Sequence[Fault], noticed: Sequence[bool]) -> str:
