@@ -131,8 +131,8 @@ class Bundle:
         if name not in (None, kind):
             raise SbkitError(
                 f"`--decoder {name}` must have language models and weights that were chosen for "
-                f"it, but this bundle's are of {kind or 'none'}. Export the run again after: sbkit "
-                f"tune RUN --decoder {name}"
+                f"it, but this model's are of {kind or 'none'}. Tune it first: sbkit tune RUN "
+                f"--decoder {name}, or sbkit tune BUNDLE --decoder {name} --data dev.csv --out NEW"
             )
         if self.decoder is not None:
             self.decoder.check_graph()

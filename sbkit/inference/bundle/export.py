@@ -7,8 +7,10 @@ import inspect
 import json
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from ruamel.yaml.comments import CommentedMap
@@ -71,7 +73,7 @@ def export_run(
             f"A run must be a folder with {RESOLVED}, but {run} is none. "
             "Name the folder that training printed, such as results/ctc/en/3407."
         )
-    _require_free(out)
+    require_free(out)
     contents, config = _contents(run, own)
     require_writable(out.parent, option="--out")
     with building(out) as beside:
@@ -94,11 +96,22 @@ def export_run(
     return certificates
 
 
+@contextmanager
+def as_bundle(model: Path, own: frozenset[str] = frozenset()) -> Iterator[Path]:
+    """Name the folder of a bundle, or make one of a run in a temporary folder."""
+    if (model / CONFIG).exists() or not (model / RESOLVED).is_file():
+        yield model
+        return
+    with TemporaryDirectory() as folder:
+        export_run(model, Path(folder, "bundle"), own=own)
+        yield Path(folder, "bundle")
+
+
 def _is_written(certificates: Mapping[str, Any] | None) -> bool:
     return certificates is None or any(each["written"] for each in certificates.values())
 
 
-def _require_free(out: Path) -> None:
+def require_free(out: Path) -> None:
     """Raise SbkitError unless a folder is new, or empty, or a bundle as it was exported."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
