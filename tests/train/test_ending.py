@@ -51,7 +51,7 @@ def test_a_run_says_what_it_does_from_first_to_last(
     assert list(dict.fromkeys(title for title, end, _ in ends if end)) == [
         *("Decoding train", "Decoding dev", "Decoding test", "checking the run"),
         *("measuring features", "validating", "averaging checkpoints"),
-        *("encoding the validation sets", "testing"),
+        *("encoding the validation sets", "fitting the confidence of words", "testing"),
     ]
     steps = [line for line in out.splitlines() if " lr " in line]
     first, *others = (line for line in steps if line.startswith("epoch 1/2"))
