@@ -6,6 +6,7 @@ Each command imports what it needs when it runs, so that ``sbkit --help`` answer
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,8 @@ def run(arguments: Sequence[str]) -> int:
     if more and YAML not in taken:
         parser.error(f"unrecognized arguments: {' '.join(more)}")
     options.overrides = more
-    options.own = import_own(getattr(options, "imports", ()))
+    folder = getattr(options, "bundle", None) or getattr(options, "model", None)
+    options.own = import_own(getattr(options, "imports", ()), folder)
     try:
         return command(options) or 0
     except ModuleNotFoundError as error:
@@ -87,10 +89,11 @@ def choice(name: str, *choices: str, help: str = "", default: str | None = None)
 
 YAML = path("yaml", "YAML", "as given to train.py")
 RUN = path("run", "RUN", "a run folder, as training names it")
-BUNDLE = path("bundle", "BUNDLE", "an exported folder")
+BUNDLE = path("bundle", "BUNDLE|RUN", "an exported folder, or a run folder")
 DECODER = choice(
     *("--decoder", "greedy", "beam", "graph"),
-    help="beam or graph: with language models; the default is the one that the model has",
+    help="beam or graph: with language models; the default is the one that the model has, and "
+    "another must be tuned first: sbkit tune MODEL --decoder graph",
 )
 HOTWORDS = text(
     *("--hotwords", "FILE|WORDS"),
@@ -199,30 +202,24 @@ def _export(options: argparse.Namespace) -> int:
 
 @command(
     "tune",
-    "choose the weights of a run's decoder on its validation sets",
-    RUN,
+    "fit another decoder to a validation set, and keep the better one",
+    path("model", "RUN|BUNDLE", "a run folder or a bundle"),
     path("--lm-text", "TEXT|ARPA", "of the language models"),
     text("--word-lm-order", "N", "n-grams of words; 0: none", type=int),
     text("--token-lm-order", "N", "of tokens; 0: none", type=int),
-    choice("--decoder", "beam", "graph", help="of the run from now on"),
+    choice("--decoder", "beam", "graph", help="graph: faster, with the model of words alone"),
     text("--beam-size", "N", "hypotheses", type=int),
     choice("--attention", "rescore", "joint", "none", help="of a trained attention decoder"),
+    path("--data", "TABLE", "the validation set (default: those of the run)"),
+    path("--out", "DIR", "write a bundle with the new decoder there (default: into the run)"),
+    flag("--force", "replace the decoder of the run even if the new one is no better"),
+    IMPORT,
 )
 def _tune(options: argparse.Namespace) -> None:
-    from sbkit.train.tune import tune_run
+    from sbkit.inference.tune import TuneOptions, tune_model
 
-    given = {
-        "lm_text": options.lm_text,
-        "word_lm_order": options.word_lm_order,
-        "token_lm_order": options.token_lm_order,
-        "beam_size": options.beam_size,
-        "decoder.beam_size": options.beam_size,  # of which the run's own YAML has the value
-        "decoder_type": options.decoder,
-        "decoder.kind": options.decoder,
-        "attention_decoding": options.attention,
-        "decoder.attention": options.attention,
-    }
-    tune_run(options.run, {key: value for key, value in given.items() if value is not None})
+    wanted = {each: getattr(options, each) for each in TuneOptions.__dataclass_fields__}
+    tune_model(options.model, TuneOptions(**wanted), own=options.own)
 
 
 @command(
@@ -328,7 +325,8 @@ def _compare(options: argparse.Namespace) -> None:
 def _transcribe(options: argparse.Namespace) -> int:
     from sbkit.inference.transcribe.command import transcribe
 
-    return transcribe(options)
+    with _opened(options) as options.bundle:
+        return transcribe(options)
 
 
 @command(
@@ -345,7 +343,17 @@ def _transcribe(options: argparse.Namespace) -> int:
 def _classify(options: argparse.Namespace) -> int:
     from sbkit.inference.transcribe.classify import classify
 
-    return classify(options)
+    with _opened(options) as options.bundle:
+        return classify(options)
+
+
+def _opened(options: argparse.Namespace) -> AbstractContextManager[Path]:
+    """Name the bundle, or make one of a run, for which more is imported."""
+    if not (options.bundle / "hyperparams.yaml").is_file():
+        return nullcontext(options.bundle)
+    from sbkit.inference.bundle.export import as_bundle
+
+    return as_bundle(options.bundle, options.own)
 
 
 @command(

@@ -135,3 +135,13 @@ def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:
 def test_an_unknown_name_of_sbkit_is_an_attribute_error() -> None:
     done = python("import sbkit; sbkit.Brian")
     assert "module 'sbkit' has no attribute 'Brian'" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["transcribe", "score"])
+def test_help_says_that_another_decoder_must_be_tuned_first(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        run([name, "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "another must be tuned first: sbkit tune MODEL --decoder graph" in said

@@ -16,6 +16,7 @@ from recipes.asr.decoding import RunDecoding
 from sbkit.base.errors import BAD_INPUT, SbkitError
 from sbkit.base.process import run_main
 from sbkit.decoding.decoder import BeamDecoder
+from sbkit.inference.bundle.own_modules import distributions
 from tests import processes
 from tests.runs import ROOT, TINY, Workplace, read_json
 
@@ -82,12 +83,34 @@ def test_own_parts_are_checked_trained_exported_and_transcribe(
     assert "--import my_" in refused.stderr
     assert run(workplace, own, *export, *IMPORTED).returncode == 0
 
+    bundle = tmp_path / "bundle"
+    files = ("my_models.py", "my_parts.py")
+    assert [(bundle / name).read_text() for name in files] == [
+        (HERE / name).read_text() for name in files
+    ]
+    card = (bundle / "README.md").read_text()
+    assert "    sbkit transcribe FOLDER talk.wav --import my_models --import my_parts\n" in card
+    assert "of its author's: my_models, my_parts." in card
+
     clip = next((workplace.release / "clips").iterdir())
     transcribe = ("-m", "sbkit", "transcribe", tmp_path / "bundle", clip)
     refused = run(workplace, own, *transcribe)
     assert refused.returncode == BAD_INPUT
     assert "--import my_" in refused.stderr
-    assert run(workplace, own, *transcribe, *IMPORTED).returncode == 0
+    here, elsewhere = (run(workplace, cwd, *transcribe, *IMPORTED) for cwd in (own, tmp_path))
+    assert here.returncode == elsewhere.returncode == 0, elsewhere.stderr
+    assert here.stdout == elsewhere.stdout
+    assert "my_parts" not in here.stderr
+    assert f"--import my_parts: running {bundle / 'my_parts.py'}" in elsewhere.stderr
+    (bundle / "my_parts.py").write_text("class Encoder: ...")
+    refused = run(workplace, own, *transcribe, *IMPORTED)
+    assert refused.returncode == BAD_INPUT
+    assert "my_parts.py is not what was written" in refused.stderr
+
+
+def test_the_packages_that_own_modules_import_are_named_for_their_versions() -> None:
+    source = b"import os, yaml.nodes\nfrom numpy import array\nfrom . import other\nimport mine\n"
+    assert distributions(["torch.nn"], {"mine.py": source}) == ["PyYAML", "numpy", "torch"]
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ ELSEWHERE = (  # commands that other tests run: how they begin
     "python -m tools.mutate",
     *("python -m tools.bench_gpu", "python -m tools.bench_transcribe"),
     *("sbkit transcribe --runtime onnx", "sbkit score RUN", "sbkit tune RUN", "sbkit cache"),
-    *("sbkit prepare YAML --shards", "sbkit export RUN", "sbkit classify DIR"),
+    *("sbkit prepare YAML --shards", "sbkit export RUN", "sbkit classify "),
 )
 # What a machine without GPUs and without these corpora puts in place of the README's words.
 HERE = {"--nproc_per_node=8": "--nproc_per_node=2", "--language=fr": "--language=en"}
@@ -268,6 +268,6 @@ def test_every_key_of_the_yamls_is_in_their_readme_with_its_default() -> None:
         text = (ROOT / f"hparams/{file}.yaml").read_text("utf-8").split("# ====")[0]
         for key, value in re.findall(r"^(\w+): (?:!ref )?(.*?)(?:\s+# .*)?$", text, re.MULTILINE):
             declared.setdefault(key, value)
-    text = (ROOT / "hparams/README.md").read_text("utf-8").split("## Objects")[0]
+    text = (ROOT / "hparams/README.md").read_text("utf-8").split("## Parts")[0]
     rows = re.findall(r"^\| `(\w+)` \| `(.*?)`", text, re.MULTILINE)
     assert dict(rows) == declared

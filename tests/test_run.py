@@ -173,9 +173,10 @@ def test_it_learns_by_heart_and_its_bundle_hears_the_same(
 ) -> None:
     assert read_json(learned / "run" / "summary.json")["test"]["test"]["CER"] < 0.05
     clips = sorted((learned / "release" / "clips").iterdir())
-    assert sbkit(["transcribe", str(bundle), *map(str, clips)]) == 0
-    heard = dict(line.split("\t") for line in capsys.readouterr().out.splitlines())
-    assert heard == {str(clip): hypothesis_of(learned / "run", clip.stem) for clip in clips}
+    for model in (bundle, learned / "run"):
+        assert sbkit(["transcribe", str(model), *map(str, clips)]) == 0
+        heard = dict(line.split("\t") for line in capsys.readouterr().out.splitlines())
+        assert heard == {str(clip): hypothesis_of(learned / "run", clip.stem) for clip in clips}
 
 
 @pytest.mark.slow
@@ -220,21 +221,38 @@ def test_a_model_is_scored_elsewhere_as_its_run_was(
 
 @pytest.mark.slow
 def test_a_trained_run_gets_another_decoder(
-    workplace: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    workplace: Workplace,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Language models are made, weights chosen on dev, and the export has both.
 
     And the attention decoder, which was trained here, takes part in another way.
     """
-    run = tmp_path / "run"
+    run, old = tmp_path / "run", tmp_path / "old"
     joint = ("--ctc_weight=0.5", "--num_decoder_layers=1", "--attention_decoding=rescore")
     assert workplace.train_here(run, "--number_of_epochs=1", *joint) == 0
     decoder = read_json(run / "decoder.json")
     assert (decoder["attention"], decoder["chosen_on"]) == ("rescore", ["dev"])
     monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
-    joint = ("--word-lm-order=2", "--beam-size=4", "--attention=joint")
+    shutil.copytree(run, old)
+    command = ["tune", str(run), "--word-lm-order=2", "--beam-size=4", "--attention=joint"]
+    capsys.readouterr()
+    with one_thread(), monkeypatch.context() as patch:
+        patch.setattr("sbkit.inference.tune.error_of", lambda *_, **__: 1.0)
+        assert sbkit(command) == 0
+    said = capsys.readouterr().out
+    rates = r"CER \S+ % \(\d+ / \d+ characters\), WER \S+ % \(\d+ / \d+ words\) \(dev\)"
+    assert re.search(rf"^before \(beam\): {rates}\n(.*\n)*after \(beam\): {rates}$", said, re.M)
+    assert "keeps its decoder, since the new one is no better" in said
+    assert "goes on" not in said
+    assert "removed" not in said
+    assert files_of(run) == files_of(old)
     with one_thread():
-        assert sbkit(["tune", str(run), *joint]) == 0
+        assert sbkit([*command, "--force"]) == 0
+    for name in ("decoder.json", "confidence.json", "lm.safetensors"):  # the way back
+        assert (run / "earlier_decoder" / name).read_bytes() == (old / name).read_bytes()
     decoder = read_json(run / "decoder.json")
     assert (decoder["attention"], decoder["chosen_on"]) == ("joint", ["dev"])
     assert decoder["beam_size"] == 4
@@ -249,21 +267,55 @@ def test_a_trained_run_gets_another_decoder(
     models = bundle.decoder.language_models
     assert models.words is not None
     assert (models.words.order, models.tokens) == (2, None)
-    with pytest.raises(SbkitError, match="weights that were chosen for it"):
+    with pytest.raises(SbkitError, match="Tune it first: sbkit tune RUN --decoder graph, or sbkit"):
         bundle.with_decoder("graph")
-    with one_thread():
-        sbkit(["tune", str(run), "--decoder=graph", "--attention=none", "--word-lm-order=2"])
-    sbkit(["export", str(run), "--out", str(tmp_path / "bundle")])  # in the place of the first
-    bundle = load_bundle(tmp_path / "bundle").with_decoder("graph")
-    assert bundle.decoder is not None
-    assert isinstance(bundle.decoder.search, GraphSearch)
-    recognized = bundle.recognize([torch.randn(8000) * 1000], times=True)[0]
-    assert [word.text for word in recognized.words] == recognized.text.split()
-    with pytest.raises(SbkitError, match="holds no run"):
-        sbkit(["tune", str(tmp_path / "bundle")])
-    run.rename(tmp_path / "moved")
-    with pytest.raises(SbkitError, match="where it was trained"):
-        sbkit(["tune", str(tmp_path / "moved")])
+
+
+@pytest.mark.slow
+def test_runs_and_bundles_are_tuned_to_new_bundles(
+    workplace: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also a run that was moved; the model stays as it is."""
+    run, talks, dev = tmp_path / "moved", tmp_path / "talks.txt", workplace.release / "dev.tsv"
+    assert workplace.train_here(tmp_path / "run", "--number_of_epochs=1", "--ctc_weight=1.0") == 0
+    (tmp_path / "run").rename(run)
+    talks.write_text("it is a pleasure to be here\nto be or not to be\n")
+    monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
+    sbkit(["export", str(run), "--out", str(tmp_path / "bundle")])
+    graph = ("--decoder=graph", "--word-lm-order=2")
+    made = {"bundle": ["--lm-text", str(talks), "--data", str(dev)], "moved": []}
+    for model, options in made.items():
+        before, out = files_of(tmp_path / model), tmp_path / f"{model}-tuned"
+        command = ["tune", str(tmp_path / model), *options, *graph]
+        if model == "bundle":
+            with pytest.raises(
+                SbkitError, match="must be tuned on data that is named, .*--out NEW"
+            ):
+                sbkit(command)
+        with one_thread():
+            sbkit([*command, "--out", str(out)])
+        assert files_of(tmp_path / model) == before
+        bundle = load_bundle(out).with_decoder("graph")
+        assert bundle.decoder is not None
+        assert isinstance(bundle.decoder.search, GraphSearch)
+        recognized = bundle.recognize([torch.randn(8000) * 1000], times=True)[0]
+        assert [word.text for word in recognized.words] == recognized.text.split()
+    card = (tmp_path / "bundle-tuned/README.md").read_text()
+    assert "Not measured with this decoder" in card
+    assert "model-index" not in card
+    assert "% |" not in card
+    with pytest.raises(SbkitError, match="must have a language model to be tuned, but there is no"):
+        sbkit(["tune", str(run)])
+    with pytest.raises(SbkitError, match="`--attention joint` must have an attention decoder that"):
+        sbkit(["tune", str(run), "--attention=joint", "--word-lm-order=2"])
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {
+        str(each.relative_to(folder)): each.read_bytes()
+        for each in folder.rglob("*.*")
+        if each.is_file()
+    }
 
 
 # -- other models --------------------------------------------------------------------------------

@@ -25,14 +25,7 @@ from sbkit.base.units import samples_to_seconds
 from sbkit.data.batches.batch import TextBatch
 from sbkit.data.corpora.columns import sample_counts
 from sbkit.decoding.attention import AttentionDecoder
-from sbkit.decoding.confidence import (
-    CONFIDENCE_FILE,
-    GREEDY,
-    LabeledWords,
-    WordAligner,
-    fit_confidence,
-    label_words,
-)
+from sbkit.decoding.confidence import CONFIDENCE_FILE, GREEDY, WordAligner
 from sbkit.decoding.ctc_decoder import (
     CtcDecoder,
     DecoderInput,
@@ -40,23 +33,24 @@ from sbkit.decoding.ctc_decoder import (
     Recognized,
 )
 from sbkit.decoding.decoder import DECODER_FILE, BeamDecoder
-from sbkit.decoding.greedy import best_tokens, merge_repeats
+from sbkit.decoding.greedy import merge_repeats
 from sbkit.decoding.tune import (
-    ENOUGH,
     POINTS,
     TuningUtterance,
+    fit_confidences,
+    fit_weights,
     limit_tokens,
-    tune,
+    tokens_to_try,
     used_weights,
 )
 from sbkit.distributed.ranks import gather_over_ranks, rank
 from sbkit.evaluate.wer import Scored, Scores
-from sbkit.logs.log import log
 from sbkit.models.asr import AsrModel
 from sbkit.text.normalize import separates_words
 from sbkit.train.evaluation import start_validation
 
 SECONDS_PER_TOKEN = 3e-3  # for all weights that are tried, on a core (November 2026)
+TOKENS_PER_FRAME = 3  # that are likely, in the default validation set
 ORDERS = ("word_lm_order", "token_lm_order")  # of the search's language models
 
 
@@ -75,6 +69,7 @@ class RunDecoding:
 
     def __init__(self, hparams: Any, model: AsrModel) -> None:
         self._hparams, self._model = hparams, model
+        self._quiet = bool(getattr(hparams, "noprogressbar", False))
         self.search = _declared_search(hparams)
         self.kind = GREEDY if self.search is None else self.search.kind
         self.by_words = separates_words(getattr(hparams, "language", "und"))
@@ -85,7 +80,8 @@ class RunDecoding:
 
         Both are written into the run folder.
         """
-        utterances = limit_tokens(self.encode_validation(brain))
+        most = tokens_to_try(brain._training_metrics.audio_seconds)
+        utterances = limit_tokens(self.encode_validation(brain), most)
         sets = list(valid_sets(brain))
         ping = partial(brain.watchdog.ping, "tuning", brain.optimizer_step)
         if self.search is not None:
@@ -100,20 +96,23 @@ class RunDecoding:
             for name, aligner in aligners.items()
         }
 
-    def seconds_to_fit(self, valid: Iterable[datasets.Dataset], test_share: float) -> float:
+    def seconds_to_fit(
+        self, valid: Iterable[datasets.Dataset], test_share: float, trained_seconds: float
+    ) -> float:
         """Estimate how long `fit` takes, and the search of the test sets, beside the model.
 
-        test_share: how much the test sets hold of what the validation sets do.
+        test_share: how much the test sets hold of what the validation sets do; trained_seconds: of
+        audio, when training ends.
         """
         if self.search is None:
             return 0.0
         samples = sum(int(sample_counts(each).sum()) for each in valid)
-        frames = samples / self._model.samples_per_frame  # with about a likely token in each
-        once = min(frames, ENOUGH) + test_share * frames / usable_cores()
-        tried = min(frames, ENOUGH) if self.search.needs_tuning else 0.0
-        return SECONDS_PER_TOKEN * (
-            tried + 2 * once / POINTS
-        )  # the beam of a test is twice as wide
+        tokens = TOKENS_PER_FRAME * samples / self._model.samples_per_frame
+        fitted = min(tokens, tokens_to_try(trained_seconds))
+        once = fitted + test_share * tokens / usable_cores()
+        tried = fitted if self.search.needs_tuning else 0.0
+        # The beam of a test is twice as wide.
+        return SECONDS_PER_TOKEN * (tried + 2 * once / POINTS)
 
     @torch.no_grad()
     def encode_validation(self, brain: Any) -> Iterator[TuningUtterance]:
@@ -131,10 +130,10 @@ class RunDecoding:
         log_probs = predictions.log_probs.float().cpu().numpy()
         frames = predictions.frame_lengths
         attention = self._attention(predictions.states, frames)
-        rows = zip(batch.texts, log_probs, frames.tolist(), attention, strict=True)
+        rows = zip(batch.ids, batch.texts, log_probs, frames.tolist(), attention, strict=True)
         return [
-            TuningUtterance(row[:count].copy(), text, each)  # a view keeps the whole batch
-            for text, row, count, each in rows
+            TuningUtterance(row[:count].copy(), text, each, name)  # a view keeps the whole batch
+            for name, text, row, count, each in rows
         ]
 
     def _choose_weights(
@@ -145,18 +144,19 @@ class RunDecoding:
         ping: Any,
     ) -> BeamDecoder:
         """Return the search with the weights that its YAML declares, or the best it can find."""
-        names = ("kind", "beam_size", "attention")
-        record: dict[str, Any] = {name: getattr(search, name) for name in names}
+        chosen: dict[str, Any] = {}
         if search.needs_tuning and any(used_weights(search)):
-            tuned = tune(search, utterances, by_words=self.by_words, add=_add, ping=ping)
-            search = search.with_weights(tuned.weights)
-            record |= {"chosen_on": list(sets), **tuned.plain()}
-            chosen = tuned.weights.plain()
-            said = ", ".join(f"{name} {chosen[name]:g}" for name in used_weights(search))
-            if search.language_models.words is not None and not search.weights.word:
-                said += ", without the model of words, which the language does not separate"
-            log(f"decoder: {said} (chosen on {', '.join(sets)})")
-        self._write(DECODER_FILE, {**record, "weights": search.weights.plain()})
+            search, tuned = fit_weights(
+                search,
+                utterances,
+                sets=sets,
+                by_words=self.by_words,
+                add=_add,
+                ping=ping,
+                quiet=self._quiet,
+            )
+            chosen = {"chosen_on": list(sets), **tuned.plain()}
+        self._write(DECODER_FILE, search.plain() | chosen)
         return search
 
     def _fit_confidences(
@@ -170,23 +170,9 @@ class RunDecoding:
             sample_rate=hparams.sample_rate,
             lm=None if search is None else search.language_models.words,
         )
-        labeled: dict[str, list[LabeledWords]] = {name: [] for name in (GREEDY, self.kind)}
-        for each in utterances:
-            ping()
-            tokens = best_tokens(each.log_probs, hparams.tokenizer.vocabulary.blank)
-            found = aligner.extract_features(each.log_probs, tokens)
-            labeled[GREEDY].append(label_words(found, each.text))
-            if search is not None:
-                beam = search.nbest(each.log_probs, each.attention)
-                found = aligner.extract_features(each.log_probs, beam[0].tokens, beam)
-                labeled[search.kind].append(label_words(found, each.text))
-        fitted = {
-            name: fit_confidence([each for share in gather_over_ranks(own) for each in share])
-            for name, own in labeled.items()
-        }
-        source = ", ".join(sets) or "no validation set"
-        for name, fit in fitted.items():
-            log(f"confidence of words, {name}: {fit} ({source})")
+        fitted = fit_confidences(
+            aligner, search, utterances, sets=sets, ping=ping, quiet=self._quiet
+        )
         self._write(CONFIDENCE_FILE, {name: fit.plain() for name, fit in fitted.items()})
         return {name: replace(aligner, confidence=fit.confidence) for name, fit in fitted.items()}
 

@@ -15,14 +15,17 @@ from contextlib import contextmanager
 from importlib import import_module
 from io import TextIOWrapper
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
 from sbkit.base.errors import ASKED_TO_STOP, BAD_INPUT, FAILED, INTERRUPTED, PIPE_CLOSED, SbkitError
+from sbkit.base.files import read_regular
 from sbkit.base.machine import ThreadWaiting
+from sbkit.base.text import printable
 
 Handler = Callable[[int, FrameType | None], Any]
 
+LARGEST_SOURCE = 1 << 24  # bytes of a module
 AFTER_THE_FIRST = 10.0  # seconds; beside busy processes one rank was more than 3 s late
 ASKING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 FIXES = {  # what the operating system says of a file, and what to do about it
@@ -65,8 +68,8 @@ def require_package(name: str, *, extra: str) -> Any:
         ) from error
 
 
-def import_own(names: Sequence[str]) -> frozenset[str]:
-    """Import the modules that `--import` names, with the working folder searched last.
+def import_own(names: Sequence[str], bundle: Path | None = None) -> frozenset[str]:
+    """Import the modules that `--import` names; the working folder, then a bundle, come last.
 
     Nothing else is ever imported because a file names it. Return the names; raises SbkitError for a
     module that cannot be imported.
@@ -75,7 +78,7 @@ def import_own(names: Sequence[str]) -> frozenset[str]:
         sys.path.append(str(Path.cwd()))
     for name in names:
         try:
-            import_module(name)
+            _import_own(name, None if bundle is None else bundle / f"{name}.py")
         except Exception as error:  # a module of the user's may fail in any way
             raise SbkitError(
                 f"--import must name a module that can be imported, but `{name}` raised "
@@ -83,6 +86,25 @@ def import_own(names: Sequence[str]) -> frozenset[str]:
                 "PYTHONPATH."
             ) from error
     return frozenset(names)
+
+
+def _import_own(name: str, beside: Path | None) -> None:
+    """Import a module, or else run the source that lies in a bundle by its name."""
+    try:
+        import_module(name)
+    except ModuleNotFoundError as error:
+        is_itself = f"{name}.".startswith(f"{error.name}.")  # not what it imports
+        if beside is None or not beside.exists() or not is_itself:
+            raise
+        source = read_regular(beside, largest=LARGEST_SOURCE, what="A module")
+        print(f"--import {name}: running {printable(str(beside))}", file=sys.stderr)
+        module = sys.modules[name] = ModuleType(name)
+        module.__file__ = str(beside)
+        try:
+            exec(compile(source, str(beside), "exec"), vars(module))
+        except BaseException:
+            del sys.modules[name]
+            raise
 
 
 def run_main(main: Callable[[], int | None]) -> NoReturn:

@@ -21,6 +21,7 @@ from sbkit.check.model.unused import check_unused
 from sbkit.check.planned_run import PARTS, MissingPartError, PlannedRun
 from sbkit.distributed.ranks import single_rank
 from sbkit.logs.log import log
+from sbkit.logs.progress import shown
 from sbkit.train.run import Run
 
 Check = Callable[[PlannedRun], Iterable[Finding]]
@@ -60,7 +61,11 @@ def check_planned_run(planned: PlannedRun, checks: Iterable[Check] = CHECKS) -> 
         with suppress(MissingPartError):
             getattr(planned, name)
     chosen = [each for each in checks if each in UNBUILT or not found]
-    found = [finding for check in chosen for finding in _run(check, planned)]
+    found = []
+    with shown("checking the run", len(chosen)) as advance:
+        for check in chosen:
+            found += _run(check, planned)
+            advance(1)
     stopping = {finding.where for finding in found if finding.stops}
     faults = [
         from_error(error, name, planned)

@@ -31,6 +31,7 @@ from sbkit.text.tokenizer import Tokenizer
 Search = PrefixBeamSearch | JointBeamSearch | GraphSearch
 BeamStates = tuple[BeamState, ...]  # of the search, and of the one with hotwords
 KINDS = ("beam", "graph")
+BEAM_SIZE = 32
 LARGEST_WEIGHT = 1e3
 LIKELY = -6.0  # log-probability of tokens that are tried
 MOST_TOKENS = 12  # of a frame; a model that has learned little has many likely ones
@@ -96,7 +97,7 @@ class BeamDecoder:
         *,
         tokenizer: Tokenizer,
         language_models: str | Path | LanguageModels,
-        beam_size: int = 32,
+        beam_size: int = BEAM_SIZE,
         weights: Mapping[str, float] | Weights | None = None,
         attention: str | None = None,
         kind: str = KINDS[0],
@@ -119,6 +120,11 @@ class BeamDecoder:
         """Leave out searches, whose trees are too deep for pickle."""
         built = {"search", "_biased", "_hotwords"}
         return {name: value for name, value in vars(self).items() if name not in built}
+
+    def plain(self) -> dict[str, Any]:
+        """Return what describes it in `decoder.json` and in a bundle."""
+        names = ("kind", "beam_size", "attention")
+        return {**{name: getattr(self, name) for name in names}, "weights": self.weights.plain()}
 
     @property
     def hotwords(self) -> frozenset[str]:

@@ -74,6 +74,33 @@ def ensure_language_models(
     return said + unspelled
 
 
+def replace_language_models(
+    file: Path, text: Path, orders: Mapping[str, int], *, language: str, tokenizer: Tokenizer
+) -> list[str]:
+    """Make the language models of a file again, of a text; return messages about them.
+
+    ``orders`` are those that change. An ARPA file takes the place of the one model that it is of.
+    """
+    models = load(file)[0] if file.exists() else {}
+    wanted = {WORDS: 0, TOKENS: 0, **{name: each.order for name, each in models.items()}, **orders}
+    file.unlink(missing_ok=True)
+    if is_arpa(text):
+        models |= _take_arpa(text, wanted, tokenizer)
+        save(
+            {name: each for name, each in models.items() if wanted[name]},
+            file,
+            metadata={"made_of": text.name, "tokenizer": digest_of(tokenizer)},
+        )
+        return [f"language model: {text}"]
+    return ensure_language_models(
+        file,
+        source=text.name,
+        orders=wanted,
+        texts=partial(read_sentences, text, language),
+        tokenizer=tokenizer,
+    )
+
+
 def _check_spelled(words: Counter[str], tokenizer: Tokenizer) -> list[str]:
     """Return the share of words that the tokens cannot spell, where there is any.
 

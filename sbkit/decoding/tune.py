@@ -1,8 +1,10 @@
-"""Choose the weights of a search on a validation set.
+"""Fit a search to a validation set: the weights of its models, and the confidences of its words.
 
-log-probabilities and texts of the set -> errors with some weights -> the best weights
+log-probabilities and texts of the set -> a sample -> errors with some weights -> the best weights
+-> features of the words that are then decoded -> confidences
 """
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -10,12 +12,26 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sbkit.base.errors import SbkitError
+from sbkit.base.text import plural
 from sbkit.decoding.attention import AttentionDecoder, Floats
+from sbkit.decoding.confidence import (
+    GREEDY,
+    FittedConfidence,
+    LabeledWords,
+    WordAligner,
+    fit_confidence,
+    label_words,
+)
 from sbkit.decoding.decoder import LIKELY, BeamDecoder, Weights
 from sbkit.decoding.frames import LogProbs
+from sbkit.decoding.greedy import GreedySearch, best_tokens
 from sbkit.decoding.language_models import LanguageModels
+from sbkit.distributed.ranks import gather_over_ranks
 from sbkit.evaluate.wer import Scores, count_errors
 from sbkit.lm.ngram import NgramModel
+from sbkit.logs.log import log
+from sbkit.logs.progress import shown
+from sbkit.text.tokenizer import Tokenizer
 
 TRIED: Mapping[str, tuple[float, float]] = {  # from the least to the most
     "word": (0.2, 1.0),
@@ -34,20 +50,32 @@ AVERAGED = 12
 NARROW = 16  # the beam that they are tried with: in half the time of 32
 RIDGE = 1.0
 MOST_NGRAMS = 100_000  # in a graph that weights are tried with: 4 s to make each
-ENOUGH = 60_000  # tokens that a rank tries with each of the weights: 2 minutes for all of them
+ENOUGH = 60_000  # tokens of a sample over all ranks, the most; one takes 3 ms with all weights
+FEW = 5_000  # the least: 15 s
+# A tenth of the training time of the default run: two cores train on 130 s of audio in a second.
+TOKENS_PER_SECOND = 0.2
 
 Add = Callable[[Sequence[Scores]], list[Scores]]
+Ping = Callable[[], object]
+Order = tuple[str, str]
 
 
 class TuningUtterance(NamedTuple):
     """An utterance of the validation set: its log-probabilities (U, V), and its reference text.
 
-    attention: its attention decoder, for a search that uses it.
+    attention: its attention decoder, for a search that uses it; id: chooses whether it is in a
+    sample.
     """
 
     log_probs: LogProbs
     text: str
     attention: AttentionDecoder | None = None
+    id: str = ""
+
+    @property
+    def order(self) -> Order:
+        """Return its place in the order in which a sample is filled."""
+        return order_of(self.id), self.text
 
 
 @dataclass(frozen=True)
@@ -78,7 +106,7 @@ def tune(
     *,
     by_words: bool = True,
     add: Add = list,
-    ping: Callable[[], object] = int,
+    ping: Ping = int,
 ) -> Tuned:
     """Choose weights by the sum of word and character error rate; without words, by the latter.
 
@@ -100,17 +128,23 @@ def tune(
     errors = list[Scores]()
     for point in points:
         tried = quick.with_weights(_weights_at(names, ranges, point), beam_size=narrow)
-        errors.append(_errors(tried, utterances, ping))
+        errors.append(count_all_errors(tried, utterances, decoder.tokenizer, ping))
     found = add(errors)
     if not found[0].utterances:
         raise SbkitError(
             "The weights of a decoder must be chosen on a validation set, but it is empty. Write "
             "them into the YAML, or name a set."
         )
-    smooth = _fit(points, np.array([each.cer + (each.wer if by_words else 0) for each in found]))
+    smooth = _fit(points, np.array([error_of(each, by_words=by_words) for each in found]))
     best = _weights_at(names, ranges, points[smooth.argsort(kind="stable")[:AVERAGED]].mean(0))
-    (reached,) = add([_errors(decoder.with_weights(best), utterances, ping)])
+    best_found = decoder.with_weights(best)
+    (reached,) = add([count_all_errors(best_found, utterances, decoder.tokenizer, ping)])
     return Tuned(best, reached, reached.utterances, by_words)
+
+
+def error_of(scores: Scores, *, by_words: bool) -> float:
+    """Return what weights are chosen by: the sum of both error rates, or that of characters."""
+    return scores.cer + (scores.wer if by_words else 0)
 
 
 def _make_quick(decoder: BeamDecoder) -> BeamDecoder:
@@ -171,29 +205,137 @@ def used_weights(decoder: BeamDecoder) -> Iterator[str]:
         yield "attention"
 
 
-def limit_tokens(utterances: Iterable[TuningUtterance]) -> list[TuningUtterance]:
-    """Keep utterances spread evenly over the set, of at most ``ENOUGH`` tokens together.
+# ---- a sample of the validation set
 
-    Of a larger set, every second one is kept, or every fourth and so on. The others are dropped as
-    they come, because the log-probabilities of a large set do not fit into memory.
+
+def order_of(name: str) -> str:
+    """Return where an utterance stands in the order in which a sample is filled, by its id."""
+    return hashlib.sha256(name.encode()).hexdigest()
+
+
+def tokens_to_try(trained_seconds: float) -> int:
+    """Return how many tokens a sample has, so that fitting takes a tenth of the training time.
+
+    It is computed from the audio that was trained on, not from the time it took, so that the same
+    run has the same sample on any machine and any number of ranks.
     """
-    kept, counts, stride = list[TuningUtterance](), list[int](), 1
-    for number, each in enumerate(utterances):
-        if number % stride:
-            continue
+    return min(ENOUGH, max(FEW, round(TOKENS_PER_SECOND * trained_seconds)))
+
+
+def limit_tokens(
+    utterances: Iterable[TuningUtterance], most: int = ENOUGH
+) -> list[TuningUtterance]:
+    """Keep this rank's part of a sample with at most so many tokens over all ranks.
+
+    A set that has no more is kept whole; of a larger one, the same utterances on any number of
+    ranks. The others are dropped as they come, because the log-probabilities of a large set do not
+    fit into memory.
+    """
+    kept, counts = list[TuningUtterance](), dict[Order, int]()
+    for each in utterances:
         kept.append(each)
-        counts.append(int((each.log_probs > LIKELY).sum()))
-        while sum(counts) > ENOUGH and len(kept) > 1:
-            kept, counts, stride = kept[::2], counts[::2], 2 * stride
-    return kept
+        counts[each.order] = int((each.log_probs > LIKELY).sum())
+        if sum(counts.values()) > 2 * most:
+            last = _last_within(counts.items(), most)
+            kept = [each for each in kept if each.order <= last]
+            counts = {each.order: counts[each.order] for each in kept}
+    everyone = [pair for share in gather_over_ranks([*counts.items()]) for pair in share]
+    last = _last_within(everyone, most)
+    return [each for each in kept if each.order <= last]
 
 
-def _errors(
-    decoder: BeamDecoder, utterances: Sequence[TuningUtterance], ping: Callable[[], object]
+def _last_within(counts: Iterable[tuple[Order, int]], most: int) -> Order:
+    """Return the last of the utterances in order that have no more tokens together."""
+    total, last = 0, ("", "")
+    for order, count in sorted(counts):
+        total += count
+        if total > most and last != ("", ""):
+            break
+        last = order
+    return last
+
+
+def count_all_errors(
+    search: BeamDecoder | GreedySearch,
+    utterances: Sequence[TuningUtterance],
+    tokenizer: Tokenizer,
+    ping: Ping = int,
 ) -> Scores:
+    """Decode utterances, and count their errors; ``ping`` is called before each."""
     scores = Scores()
     for each in utterances:
         ping()
-        tokens = decoder.nbest(each.log_probs, each.attention)[0].tokens
-        scores += count_errors(each.text, decoder.tokenizer.decode(tokens))
+        tokens = list(search.nbest(each.log_probs, each.attention)[0].tokens)
+        scores += count_errors(each.text, tokenizer.decode(tokens))
     return scores
+
+
+# ---- all that is fitted to it
+
+
+def fit_weights(
+    search: BeamDecoder,
+    utterances: Sequence[TuningUtterance],
+    *,
+    sets: Sequence[str],
+    by_words: bool,
+    add: Add = list,
+    ping: Ping = int,
+    quiet: bool = False,
+) -> tuple[BeamDecoder, Tuned]:
+    """Return the search with the best weights, and what they reach."""
+    log(f"decoder: {POINTS} weights are tried on {_count(utterances)} ({', '.join(sets)})")
+    decoded = (POINTS + 1) * len(utterances)
+    with shown("trying weights of the decoder", decoded, quiet=quiet) as advance:
+        moved = _both(ping, advance)
+        tuned = tune(search, utterances, by_words=by_words, add=add, ping=moved)
+    search = search.with_weights(tuned.weights)
+    chosen = tuned.weights.plain()
+    said = ", ".join(f"{name} {chosen[name]:g}" for name in used_weights(search))
+    if search.language_models.words is not None and not search.weights.word:
+        said += ", without the model of words, which the language does not separate"
+    log(f"decoder: {said} (chosen on {', '.join(sets)})")
+    return search, tuned
+
+
+def fit_confidences(
+    aligner: WordAligner,
+    search: BeamDecoder | None,
+    utterances: Sequence[TuningUtterance],
+    *,
+    sets: Sequence[str],
+    ping: Ping = int,
+    quiet: bool = False,
+) -> dict[str, FittedConfidence]:
+    """Fit the confidences of words, of greedy decoding and of a search, on all ranks alike."""
+    tokenizer = aligner.tokenizer
+    labeled = {GREEDY: list[LabeledWords]()} | ({} if search is None else {search.kind: []})
+    with shown("fitting the confidence of words", len(utterances), quiet=quiet) as advance:
+        for each in utterances:
+            _both(ping, advance)()
+            tokens = best_tokens(each.log_probs, tokenizer.vocabulary.blank)
+            found = aligner.extract_features(each.log_probs, tokens)
+            labeled[GREEDY].append(label_words(found, each.text))
+            if search is not None:
+                beam = search.nbest(each.log_probs, each.attention)
+                found = aligner.extract_features(each.log_probs, beam[0].tokens, beam)
+                labeled[search.kind].append(label_words(found, each.text))
+    fitted = {
+        name: fit_confidence([each for share in gather_over_ranks(own) for each in share])
+        for name, own in labeled.items()
+    }
+    for name, fit in fitted.items():
+        log(f"confidence of words, {name}: {fit} ({', '.join(sets) or 'no validation set'})")
+    return fitted
+
+
+def _both(ping: Ping, advance: Callable[[float], None]) -> Ping:
+    def moved() -> None:
+        ping()
+        advance(1)
+
+    return moved
+
+
+def _count(utterances: Sequence[TuningUtterance]) -> str:
+    return plural(sum(gather_over_ranks(len(utterances))), "utterance")

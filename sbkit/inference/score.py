@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import datasets
@@ -31,7 +30,7 @@ from sbkit.evaluate.run_results import read_results
 from sbkit.evaluate.slices import measure_slices, require_columns, slice_columns, write_slices
 from sbkit.evaluate.utterances import MEASURED
 from sbkit.inference.bundle.bundle import CONFIG, Bundle
-from sbkit.inference.bundle.export import export_run
+from sbkit.inference.bundle.export import as_bundle
 from sbkit.inference.formats.held_out import find_held_out, read_whole_clips
 from sbkit.inference.runtime.model import naming_audio
 from sbkit.inference.runtime.torch_model import load_bundle
@@ -180,12 +179,8 @@ def _write_page(
 @contextmanager
 def open_model(model: Path, own: frozenset[str] = frozenset()) -> Iterator[Bundle]:
     """Load a bundle, or make one of a run in a temporary folder."""
-    if (model / CONFIG).exists():
-        yield load_bundle(model, own=own)
-        return
-    with TemporaryDirectory() as folder:
-        export_run(model, Path(folder, "bundle"), own=own)
-        yield load_bundle(Path(folder, "bundle"), own=own)
+    with as_bundle(model, own) as folder:
+        yield load_bundle(folder, own=own)
 
 
 def _prepare(

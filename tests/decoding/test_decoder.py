@@ -86,15 +86,26 @@ def test_chosen_weights_make_fewer_errors_than_none(tuning_of_all: Tuning) -> No
     assert len(pings) >= 64 * 6  # at each utterance: all of them may take longer than a hang may
 
 
-def test_of_a_large_set_every_second_or_fourth_utterance_is_kept(
-    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_of_a_large_set_any_number_of_ranks_keeps_the_same_sample(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, ranks: int
 ) -> None:
     (each,) = misheard(tokenizer, 1)
-    monkeypatch.setattr(tuning, "ENOUGH", 8 * int((each.log_probs > tuning.LIKELY).sum()))
-    for count, step in ((8, 1), (100, 16)):
-        every = (each._replace(text=str(number)) for number in range(count))
-        kept = [int(one.text) for one in limit_tokens(every)]
-        assert kept == list(range(0, count, step))
+    tokens = int((each.log_probs > tuning.LIKELY).sum())
+    every = [each._replace(id=str(number)) for number in range(100)]
+    shares = [every[rank::ranks] for rank in range(ranks)]
+    counts = [[(each.order, tokens) for each in share] for share in shares]
+    monkeypatch.setattr(tuning, "gather_over_ranks", lambda own: counts)
+    for most, few in ((8, 8), (8.5, 8), (100, 100)):
+        kept = [limit_tokens(share, int(most * tokens)) for share in shares]
+        found = {one.id for share in kept for one in share}
+        assert found == {one.id for one in sorted(every, key=lambda one: one.order)[:few]}
+
+
+def test_fitting_takes_a_tenth_of_the_training_time_whatever_the_set() -> None:
+    """The default run trains on 67,234 s of audio, and its 8,630 tokens of dev are all tried."""
+    found = [tuning.tokens_to_try(seconds) for seconds in (0, 67_234, 1e9)]
+    assert found == [tuning.FEW, 13_447, tuning.ENOUGH]
 
 
 def test_without_spaces_between_words_their_model_takes_no_part(tuning_of_all: Tuning) -> None:

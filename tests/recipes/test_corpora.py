@@ -22,6 +22,7 @@ from recipes.OwnData import corpus as own_data
 from sbkit.audio.io import read_audio
 from sbkit.base.errors import SbkitError
 from sbkit.data.corpora.clips import Clip
+from sbkit.data.corpora.corpus import describe_corpus
 from sbkit.data.corpora.manifest import BadRow, Manifest
 from sbkit.data.storage.cache import list_entries, remove
 
@@ -64,6 +65,16 @@ def test_what_leads_to_no_corpus_is_refused(
         knobs = {**knobs, "data_folder": folder.replace("FOLDER", str(tmp_path))}
     with pytest.raises(SbkitError, match=words):
         corpus_of(knobs)
+
+
+def test_a_card_names_the_corpus_and_its_licence() -> None:
+    """An own one says both by its function `about`; else the data's folder names it."""
+    several = describe_corpus(asterisk_prompts, {"language": ["en", "es", "ru"]})
+    assert several == {"name": "Asterisk prompts", "licence": "CC-BY-SA-3.0 and CC-BY-3.0"}
+    own: Any = SimpleNamespace(about=lambda knobs: {"name": "mine", "licence": "mit"})
+    assert describe_corpus(OwnCorpus(own), {"corpus": "my.corpus"})["name"] == "mine"
+    for knobs, name in (({"data_folder": "/data/cv-fr/"}, "cv-fr"), ({}, None)):
+        assert describe_corpus(common_voice, knobs) == {"name": name, "licence": None}
 
 
 def test_the_knob_splits_applies_to_a_corpus_of_ones_own() -> None:

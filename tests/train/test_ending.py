@@ -1,10 +1,16 @@
-"""What is left of a run includes what follows its last epoch."""
+"""A run says what it does from first to last, and what is left includes what follows it."""
 
+import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from sbkit.logs import progress
 from sbkit.train.evaluation import _seconds_of_ending
 from sbkit.train.scoring import Scoring
+from tests.runs import Workplace
 
 
 class Recipe(Scoring):
@@ -28,3 +34,28 @@ def test_what_follows_a_fit_of_ones_own_is_not_known() -> None:
     brain = Recipe()
     brain.loaders = None
     assert _seconds_of_ending(brain, 6.0) == 0
+
+
+def test_a_run_says_what_it_does_from_first_to_last(
+    workplace: Workplace,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(progress, "LINE_EVERY", 0.0)  # not once a minute, but whenever it is asked
+    fresh, more = Workplace(workplace.release, tmp_path / "cache"), ("--log_every=1",)
+    epochs = "--number_of_epochs=2"
+    assert fresh.train_here(tmp_path / "run", epochs, "--average_checkpoints=2", *more) == 0
+    out, error = capsys.readouterr()
+    ends = [line.partition(": 100% done, about 0:00:00 left") for line in error.splitlines()]
+    assert list(dict.fromkeys(title for title, end, _ in ends if end)) == [
+        *("Decoding train", "Decoding dev", "Decoding test", "checking the run"),
+        *("measuring features", "validating", "averaging checkpoints"),
+        *("encoding the validation sets", "fitting the confidence of words", "testing"),
+    ]
+    steps = [line for line in out.splitlines() if " lr " in line]
+    first, *others = (line for line in steps if line.startswith("epoch 1/2"))
+    assert not first.endswith("left")
+    assert all(re.search(r" > \d:\d\d:\d\d left$", line) for line in others)
+    others = [line for line in out.splitlines() if line.startswith("epoch 2/2")]
+    assert all(re.search(r"% \d:\d\d:\d\d left$|RTFx \d:\d\d:\d\d left$", line) for line in others)

@@ -46,6 +46,7 @@ from sbkit.data.storage.sharded_corpus import (
     write_index,
 )
 from sbkit.logs.log import log
+from sbkit.logs.progress import shown
 
 SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(kB|MB|GB)")
 BYTES = {"kB": 10**3, "MB": 10**6, "GB": 10**9}
@@ -126,14 +127,26 @@ def write_shards(
             for split, source in sources.items()
         }
         every = [unit for some in units.values() for unit in some]
-        write = partial(_write_unit, storage, options, scratch)
-        if storage.folder is not None:
-            share_work(storage.folder, [(unit.name, partial(write, unit)) for unit in every])
-        else:
-            place, of = share(os.environ)
-            for unit in every[place::of]:
-                write(unit)
+        _write_units(storage, options, scratch, every)
         return _finish(storage, options, units, roles)
+
+
+def _write_units(
+    storage: Storage, options: ShardOptions, scratch: Path, units: Sequence[Unit]
+) -> None:
+    """Write what is missing of units, on a disk with locks whichever no other process writes."""
+    place, of = (0, 1) if storage.folder else share(os.environ)
+    with shown("writing shards", len(units[place::of])) as advance:
+
+        def write(unit: Unit) -> None:
+            _write_unit(storage, options, scratch, unit)
+            advance(1)
+
+        if storage.folder is not None:
+            share_work(storage.folder, [(unit.name, partial(write, unit)) for unit in units])
+            return
+        for unit in units[place::of]:
+            write(unit)
 
 
 def _stream_units(

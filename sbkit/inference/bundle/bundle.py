@@ -4,6 +4,7 @@
     model.safetensors  the weights of the one ModuleList
     tokenizer.model    the labels of its task, where it has any: of a recognizer, sentencepiece
     lm.safetensors     the language models of its decoder, where it has any
+    MODULE.py          the source of parts of the user's, which only `--import MODULE` runs
     checksums.json     SHA-256 of the other files
 
 Loading it is safe whoever made it: every file is read once, as a regular file, and what was hashed
@@ -130,8 +131,8 @@ class Bundle:
         if name not in (None, kind):
             raise SbkitError(
                 f"`--decoder {name}` must have language models and weights that were chosen for "
-                f"it, but this bundle's are of {kind or 'none'}. Export the run again after: sbkit "
-                f"tune RUN --decoder {name}"
+                f"it, but this model's are of {kind or 'none'}. Tune it first: sbkit tune RUN "
+                f"--decoder {name}, or sbkit tune BUNDLE --decoder {name} --data dev.csv --out NEW"
             )
         if self.decoder is not None:
             self.decoder.check_graph()
@@ -203,6 +204,9 @@ def read_bundle(folder: Path, *names: str, own: frozenset[str] = frozenset()) ->
     contents |= {name: _read(folder, name) for name in names}
     if task.labels is not None:
         contents[task.labels.name] = _read(folder, task.labels.name)
+    for name in (f"{each}.py" for each in own):
+        if (folder / name).exists():
+            contents[name] = _read(folder, name)
     if config.decoder is not None:
         contents[LANGUAGE_MODELS] = _read(folder, LANGUAGE_MODELS)
     check_unchanged(contents, _read(folder, CHECKSUMS), of=folder)

@@ -7,8 +7,10 @@ import inspect
 import json
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from ruamel.yaml.comments import CommentedMap
@@ -31,6 +33,7 @@ from sbkit.inference.bundle.bundle import CONFIG, WEIGHTS
 from sbkit.inference.bundle.config import FORMAT
 from sbkit.inference.bundle.model_card import LICENCE_UNKNOWN, model_card
 from sbkit.inference.bundle.module_spec import to_plain
+from sbkit.inference.bundle.own_modules import distributions, source_files
 from sbkit.inference.formats.parity import WHOLE, Grid
 from sbkit.inference.formats.traced import TrainedModel
 from sbkit.inference.formats.write import (
@@ -70,7 +73,7 @@ def export_run(
             f"A run must be a folder with {RESOLVED}, but {run} is none. "
             "Name the folder that training printed, such as results/ctc/en/3407."
         )
-    _require_free(out)
+    require_free(out)
     contents, config = _contents(run, own)
     require_writable(out.parent, option="--out")
     with building(out) as beside:
@@ -93,11 +96,22 @@ def export_run(
     return certificates
 
 
+@contextmanager
+def as_bundle(model: Path, own: frozenset[str] = frozenset()) -> Iterator[Path]:
+    """Name the folder of a bundle, or make one of a run in a temporary folder."""
+    if (model / CONFIG).exists() or not (model / RESOLVED).is_file():
+        yield model
+        return
+    with TemporaryDirectory() as folder:
+        export_run(model, Path(folder, "bundle"), own=own)
+        yield Path(folder, "bundle")
+
+
 def _is_written(certificates: Mapping[str, Any] | None) -> bool:
     return certificates is None or any(each["written"] for each in certificates.values())
 
 
-def _require_free(out: Path) -> None:
+def require_free(out: Path) -> None:
     """Raise SbkitError unless a folder is new, or empty, or a bundle as it was exported."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
@@ -124,6 +138,7 @@ def _contents(run: Path, own: frozenset[str]) -> tuple[dict[str, bytes], dict[st
         )
     task = load_task(meta[TASK], own=own)
     contents, labels = _read_labels(run, task)
+    contents |= (sources := source_files(own))
     described = plain_parts(root, {task.labels.key: labels} if task.labels else {}, task)
     decoder = read_json(run / DECODER_FILE)  # that the test was run with
     if decoder is not None:
@@ -134,7 +149,7 @@ def _contents(run: Path, own: frozenset[str]) -> tuple[dict[str, bytes], dict[st
             f"greedily. Finish the run, or choose them: sbkit tune {run}",
             file=sys.stderr,
         )
-    contents[WEIGHTS] = to_safetensors(best)
+    weights = contents[WEIGHTS] = to_safetensors(best)
     confidence, models = read_json(run / CONFIDENCE_FILE), contents.get(LANGUAGE_MODELS)
     config = {
         "format": FORMAT,
@@ -144,17 +159,15 @@ def _contents(run: Path, own: frozenset[str]) -> tuple[dict[str, bytes], dict[st
         "decoder": decoder,
         "confidence": confidence,
         MEASURED: measured_with(
-            weights=contents[WEIGHTS],
-            decoder=decoder,
-            language_models=models,
-            confidence=confidence,
+            weights=weights, decoder=decoder, language_models=models, confidence=confidence
         ),
         "checkpoints": [
             {name: each.meta[name] for name in ("epoch", *task.metrics) if name in each.meta}
             for each in best
         ],
         NORMALIZER: meta.get(NORMALIZER),
-        "versions": versions(),
+        "versions": versions(distributions(own, sources)),
+        **({"own": sorted(own)} if own else {}),
         **({"language": str(root["language"])} if "language" in root else {}),
     }
     contents[CONFIG] = (to_json(config, indent=1) + "\n").encode()

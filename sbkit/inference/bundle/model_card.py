@@ -70,6 +70,8 @@ def model_card(
         run=_names(str(run)),
         summary=summary,
         command=_command(run),
+        own=[printable(name) for name in config.get("own", ())],
+        versions=config.get("versions"),
         formats={name: FORMATS[name] for name in formats},
     )
 
