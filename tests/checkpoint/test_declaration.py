@@ -72,6 +72,8 @@ def test_what_may_change_is_taken_and_said(tmp_path: Path) -> None:
     said = declare(tmp_path, number_of_epochs=9, lr=0.5).check_continues(run)
     assert said is not None
     assert "number_of_epochs: 4 when it began, 9 now; lr: 0.1 when it began, 0.5 now" in said
+    of_optimizer = YAML.replace("lr: !ref <lr>", "lr: !ref <lr>\n    momentum: 0.9")
+    assert declare(tmp_path, of_optimizer).check_continues(run) is None
     said = declare(tmp_path, compile=True, profile=True).check_continues(run)
     assert said is not None
     assert said.endswith(

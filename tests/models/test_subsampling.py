@@ -12,7 +12,7 @@ from sbkit.models.encoder import measure_subsampling
 from sbkit.models.frontend import ConvFrontEnd
 from sbkit.models.normalize import GlobalNorm
 from sbkit.models.parts import FeatureExtractor, FrontEnd
-from sbkit.models.subsampling import Subsampling
+from sbkit.models.subsampling import Subsampling, find_subsampling
 
 
 def ours() -> nn.Module:
@@ -56,6 +56,15 @@ def test_frames_are_those_that_the_parts_give(
             audio = torch.zeros(1, int(samples))
             _, frames = subsample(*compute(audio, torch.tensor([samples])))
             assert int(frames) == expected
+
+
+@pytest.mark.parametrize(("stride", "offset"), [(1, 0), (7, 3), (33, -5), (50, 0), (90, 20)])
+def test_any_constant_stride_is_found(stride: int, offset: int) -> None:
+    def count(length: int) -> int:
+        return (length + offset) // stride
+
+    found = find_subsampling(count, part="CNN", unit="samples", shortest=100)
+    assert found == Subsampling(stride, offset)
 
 
 def test_nothing_is_left_of_almost_no_audio() -> None:

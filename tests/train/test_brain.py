@@ -97,7 +97,7 @@ def test_the_rate_is_that_of_the_share_of_the_run_before_the_step() -> None:
     epochs, rates = EpochCounter(2), list[float]()
     brain = LineBrain(
         modules={"model": line()},
-        opt_class=lambda parameters: torch.optim.SGD(parameters, lr=6.0),
+        opt_class=lambda parameters: torch.optim.SGD(parameters, lr=1.0),
         hparams={"lr": 6.0, "lr_schedule": lambda progress: progress, "epoch_counter": epochs},
         run_opts={"device": "cpu", "grad_accumulation_factor": 2},
     )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sbkit.base.errors import SbkitError
-from sbkit.data.batches.plan import Example, MicroBatch
+from sbkit.data.batches.plan import Example, MicroBatch, cut_runs
 from sbkit.data.batches.sampler import (
     LONG_ENOUGH,
     EvalSampler,
@@ -223,3 +223,9 @@ def test_what_a_batch_would_not_hold_at_its_speed_is_played_at_its_own() -> None
 def test_speeds_that_cannot_be_kept_are_refused(speeds: Any) -> None:
     with pytest.raises(SbkitError, match="`speeds` must be"):
         to_percents(speeds)
+
+
+def test_a_run_is_as_long_as_its_capacity_lets_it_be() -> None:
+    assert cut_runs([1] * 10, 4) == [4, 8, 10]
+    assert cut_runs([1, 1, 2, 2, 9, 1], 4) == [2, 4, 5, 6]  # one alone may be longer
+    assert cut_runs([], 4) == []
