@@ -102,10 +102,7 @@ class AsrBrain(Brain):
 
     def seconds_of_ending(self, test_share: float) -> float:
         """Estimate how long the weights and confidences are fitted, and the test sets searched."""
-        valid = () if self.loaders is None else self.loaders.splits.valid.values()
-        epochs = self.hparams.epoch_counter
-        trained = self._training_metrics.audio_seconds / max(epochs.current, 1) * epochs.limit
-        return self.decoding.seconds_to_fit(valid, test_share, trained)
+        return self.decoding.seconds_to_fit(self, test_share)
 
     def measure_slice(self, results: Sequence[Scored]) -> Mapping[str, Any]:
         """Return both rates with their intervals."""

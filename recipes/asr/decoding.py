@@ -7,13 +7,12 @@ Legend: B utterances, U frames of 40 ms, D model width, V vocabulary.
 """
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import datasets
 import torch
 from speechbrain import Stage
 from torch import Tensor
@@ -96,16 +95,16 @@ class RunDecoding:
             for name, aligner in aligners.items()
         }
 
-    def seconds_to_fit(
-        self, valid: Iterable[datasets.Dataset], test_share: float, trained_seconds: float
-    ) -> float:
+    def seconds_to_fit(self, brain: Any, test_share: float) -> float:
         """Estimate how long `fit` takes, and the search of the test sets, beside the model.
 
-        test_share: how much the test sets hold of what the validation sets do; trained_seconds: of
-        audio, when training ends.
+        test_share: how much the test sets hold of what the validation sets do.
         """
-        if self.search is None:
+        if self.search is None or brain.loaders is None:
             return 0.0
+        valid, epochs = brain.loaders.splits.valid.values(), brain.hparams.epoch_counter
+        seconds_so_far = brain._training_metrics.audio_seconds  # of audio
+        trained_seconds = seconds_so_far / max(epochs.current, 1) * epochs.limit
         samples = sum(int(sample_counts(each).sum()) for each in valid)
         tokens = TOKENS_PER_FRAME * samples / self._model.samples_per_frame
         fitted = min(tokens, tokens_to_try(trained_seconds))

@@ -2,17 +2,15 @@
 
 import shlex
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 
 from sbkit.base.machine import describe_allocator, describe_waiting
 from sbkit.check.batch_seconds import find_batch_seconds
 from sbkit.check.check import check_before_training
-from sbkit.checkpoint.declaration import CHECKPOINTS, RESOLVED
-from sbkit.checkpoint.folder import hold, newest_described
+from sbkit.checkpoint.declaration import RESOLVED
+from sbkit.checkpoint.folder import hold
 from sbkit.config.hparams import parse_command, save_resolved
-from sbkit.data.corpora.corpus import describe_corpus
 from sbkit.data.report import write_data_report
 from sbkit.distributed.device import describe_products, note_precision
 from sbkit.distributed.ranks import main_rank_first, process_group, rank
@@ -78,25 +76,8 @@ def begin(run: Run, text_log: TextLog, *, was_finished: bool) -> None:
             run.declare().write(run.folder)
             save_resolved(run.folder / RESOLVED, run.yaml_file, run.overrides)
             if not was_finished:
-                set_aside(run.folder)
-            rate, language = run.knobs["sample_rate"], run.knobs.get("language")
-            corpus = run.recipe.corpus and run.recipe.corpus(run.knobs)
-            about = describe_corpus(corpus, run.knobs)
-            facts = {"sample_rate": rate, "language": language, "corpus": about}
-            write_data_report(run.loaders.splits, run.folder, **facts)
-
-
-def set_aside(folder: Path) -> None:
-    """Keep the summary of a run that goes on beside the one to come: it is of an earlier model."""
-    if not (summary := folder / SUMMARY).is_file():
-        return
-    newest = newest_described(folder / CHECKPOINTS)
-    epoch = newest.meta.get("epoch", 0) if newest else 0
-    kept = summary.rename(summary.with_stem(f"{summary.stem}-{epoch}"))
-    log(
-        f"The figures after epoch {epoch} are kept as {kept.name}. The report, the utterances and "
-        "the decoder are replaced by those of the next test."
-    )
+                run.set_results_aside()
+            write_data_report(run.loaders.splits, run.folder, **run.facts_of_data)
 
 
 def test(run: Run, brain: Brain, *, was_finished: bool) -> None:

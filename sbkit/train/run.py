@@ -17,8 +17,10 @@ from sbkit.config.hparams import load_hparams, read_knobs
 from sbkit.config.ranges import RANGES, require_in_range
 from sbkit.data.batches.batch import user_columns
 from sbkit.data.batches.loaders import Loaders
+from sbkit.data.corpora.corpus import describe_corpus
 from sbkit.data.corpora.splits import Splits
 from sbkit.distributed.device import Count, Placement, count_here, resolve
+from sbkit.evaluate.run_results import SUMMARY
 from sbkit.evaluate.slices import require_columns
 from sbkit.logs.log import log
 from sbkit.models.encoder import require_rate
@@ -125,6 +127,28 @@ class Run:
             self.folder,
             number_of_epochs=self.hparams["epoch_counter"].limit,
             patience=self.knobs.get("early_stopping", 0),
+        )
+
+    @property
+    def facts_of_data(self) -> dict[str, Any]:
+        """Return the sample rate, language and corpus of the data, for its report."""
+        corpus = self.recipe.corpus and self.recipe.corpus(self.knobs)
+        return {
+            "sample_rate": self.knobs["sample_rate"],
+            "language": self.knobs.get("language"),
+            "corpus": describe_corpus(corpus, self.knobs),
+        }
+
+    def set_results_aside(self) -> None:
+        """Rename the summary of a run that is trained further: it is of an earlier model."""
+        if not (summary := self.folder / SUMMARY).is_file():
+            return
+        newest = newest_described(self.folder / CHECKPOINTS)
+        epoch = newest.meta.get("epoch", 0) if newest else 0
+        kept = summary.rename(summary.with_stem(f"{summary.stem}-{epoch}"))
+        log(
+            f"The figures after epoch {epoch} are kept as {kept.name}. The report, the utterances "
+            "and the decoder are replaced by those of the next test."
         )
 
     def load_initial_weights(self) -> None:
