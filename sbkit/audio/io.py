@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 import soundfile
 
-from sbkit.audio.decoder_messages import named_messages
 from sbkit.audio.resample import Signal, resample_blocks
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import SAMPLE_RATE
@@ -92,7 +91,7 @@ def stream_audio(
             "missing", f"{path} must be an audio file, but is missing or no file. Correct the path."
         )
     try:
-        with _Reader(path) as file:
+        with _Reader(os.fsencode(path)) as file:
             _check_header(path, file)
             blocks = _mono_blocks(path, file, block_seconds)
             yield from map(_to_int16, resample_blocks(blocks, file.samplerate, sample_rate))
@@ -106,8 +105,7 @@ def declared_seconds(path: Path | str) -> float:
     """Return how long a file says that it is, 0 where it cannot be read; for a progress bar."""
     path = Path(path)
     try:
-        with named_messages(None):  # whoever reads the file says it
-            info = soundfile.info(os.fsencode(path)) if path.is_file() else None
+        info = soundfile.info(os.fsencode(path)) if path.is_file() else None
     except RuntimeError:
         return 0.0
     return float(info.duration) if info is not None and info.frames < UNKNOWN else 0.0
@@ -148,16 +146,6 @@ def _to_int16(block: Signal) -> Samples:
 
 class _Reader(soundfile.SoundFile):  # type: ignore[misc]
     """A file that is read from its start to its end."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        with named_messages(path):
-            super().__init__(os.fsencode(path))  # a name of other bytes than UTF-8, too
-
-    def read(self, *arguments: Any, **options: Any) -> Any:
-        """Read the next frames."""
-        with named_messages(self._path):
-            return super().read(*arguments, **options)
 
     def seekable(self) -> bool:
         """Deny it: soundfile seeks after each read, which fails where the length is unknown."""

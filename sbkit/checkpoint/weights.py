@@ -85,7 +85,7 @@ def average(checkpoints: Sequence[Checkpoint], name: str) -> dict[str, Any]:
 
 
 def restore_declared(optimizer: Optimizer, declared: Groups, *, of: Path) -> None:
-    """Give an optimizer that was loaded the hyperparameters that are declared, but for scheduled.
+    """Set the declared hyperparameters of an optimizer that was loaded, but for scheduled ones.
 
     Raises SbkitError where the loaded state is that of another class of optimizers.
     """

@@ -313,7 +313,7 @@ def _describe(scores: Scores, by_words: bool) -> str:
 
 
 def _replace(run: Path, new: Path) -> None:
-    """Give a run the files of a decoder, and keep those before; killed midway, it has none."""
+    """Replace the decoder of a run, and keep the files before; a run killed midway has none."""
     earlier = run / EARLIER
     shutil.rmtree(earlier, ignore_errors=True)
     earlier.mkdir()

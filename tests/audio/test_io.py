@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -50,25 +49,6 @@ def test_every_kind_and_rate_gives_the_same_tone(tmp_path: Path, kind: str, rate
     assert loudest_hertz(samples) == pytest.approx(440, abs=2)
     inner = samples[4000:-4000].astype(np.float64)  # opus rings where a tone starts
     assert np.sqrt(np.mean(inner**2)) == pytest.approx(0.5 * 32768 / np.sqrt(2), rel=0.05)
-
-
-def test_what_a_decoder_prints_comes_with_the_name_of_the_file(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """libmpg123 prints what it skips, and knows no name; threads decode several files at once."""
-    files = [write(tmp_path / f"{n}.mp3", tone(SAMPLE_RATE)) for n in range(4)]
-    for file in files:
-        content = bytearray(file.read_bytes())
-        content[2000:2400] = bytes(400)
-        file.write_bytes(content)
-    with ThreadPoolExecutor(4) as pool:
-        read = [pool.submit(read_audio, file) for file in files]
-    assert all(isinstance(each.exception(), AudioError) for each in read)
-    lines = capfd.readouterr().err.splitlines()
-    said = [sorted(line.partition(": ")[2] for line in lines if str(f) in line) for f in files]
-    assert len(said[0]) > 0
-    assert said == 4 * [said[0]]
-    assert sum(map(len, said)) == len(lines)
 
 
 @pytest.mark.parametrize(("old", "new"), [(3, 1), (441, 160), (1, 2), (441, 320)])
