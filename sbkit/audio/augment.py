@@ -177,10 +177,13 @@ class SpecAugment(nn.Module):
 
 
 def _random_spans(widest: Tensor, lengths: Tensor, size: int, device: torch.device) -> Tensor:
-    """Mark one stretch a row, of a width and a place drawn evenly: (B,), (B,) -> (B, size)."""
-    draws = torch.rand(2, len(lengths), device=lengths.device)
-    width = draws[0] * widest
-    start = draws[1] * (lengths - width)
+    """Mark one stretch a row: (B,), (B,) -> (B, size).
+
+    Every width from 0 to ``widest`` is equally likely, and then every place inside.
+    """
+    draws = torch.rand(2, len(lengths), device=lengths.device)  # below 1
+    width = (draws[0] * (widest + 1)).floor()
+    start = (draws[1] * (lengths - width + 1)).floor()
     edges = torch.stack([start, start + width]).to(device, non_blocking=True).unsqueeze(2)
     positions = torch.arange(size, device=device)
     return (positions >= edges[0]) & (positions < edges[1])

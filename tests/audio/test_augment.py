@@ -1,5 +1,6 @@
 """Augmentation stays inside the utterances and inside what is declared."""
 
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -79,8 +80,25 @@ def test_one_time_mask_is_one_stretch_of_every_width_up_to_the_declared() -> Non
     rows = hidden[:, :, 0].int()
     assert set(rows.sum(1).tolist()) == set(range(11))
     assert int((rows.diff(dim=1) == 1).sum(1).max()) <= 1
-    assert rows[:, :30].any()
-    assert rows[:, -30:].any()
+
+
+@pytest.mark.parametrize(
+    "options", [{**TIME_ONLY, "time_masks": 1}, {**FREQ_ONLY, "freq_masks": 1}]
+)
+def test_every_place_of_a_mask_is_equally_likely(options: dict[str, int]) -> None:
+    """Also the first and the last; of 6 places at most 3 are hidden."""
+    torch.manual_seed(0)
+    count, frames = 40_000, 1 if options["time_masks"] == 0 else 6
+    features, lengths = spectrogram([frames] * count, bins=7 - frames)
+    augment = SpecAugment(**{**options, "time_width": 3, "freq_width": 3, "max_time_fraction": 0.5})
+    rows = hidden_by(augment, features, lengths).reshape(count, 6).int()
+    places = Counter(map(tuple, rows.tolist()))
+    expected = {(0,) * 6: count / 4}
+    for width in (1, 2, 3):
+        for first in range(7 - width):
+            row = tuple(int(first <= place < first + width) for place in range(6))
+            expected[row] = count / 4 / (7 - width)
+    assert places == pytest.approx(expected, rel=0.1)
 
 
 def test_what_is_hidden_is_the_mean_of_what_is_inside() -> None:
