@@ -33,8 +33,9 @@ from sbkit.models.loss import Loss
 from sbkit.train.buffers import RunningStatistics
 from sbkit.train.compiling import compile_blocks
 from sbkit.train.ddp import DdpStep, ForwardLoss
+from sbkit.train.freezing import Freezing
 from sbkit.train.nonfinite import NonFiniteRecorder, explained_memory
-from sbkit.train.optimizers import freeze, make_optimizers, named_parameters, with_lr_scale
+from sbkit.train.optimizers import make_optimizers, named_parameters, with_lr_scale
 from sbkit.train.options import check_hooks, declared_options
 from sbkit.train.schedule import read_schedule, set_rate
 from sbkit.train.scoring import Scoring
@@ -68,12 +69,13 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
         check_precision(placement.device.type, eval_precision, key="eval_precision")
         evaluation = Placement(placement.device, eval_precision)
         options["device"] = str(placement.device)
+        options.setdefault("find_unused_parameters", not self._has_own_step())
         declared = hparams or {}
         check_hooks(type(self), has_own_step=self._has_own_step())
         self._schedule = read_schedule(declared)
-        self._frozen = freeze(declared.get("freeze") or (), declared)
+        self._freezing = Freezing(declared)
         if opt_class is not None:
-            opt_class = with_lr_scale(opt_class, declared.get("lr_scale") or {}, declared)
+            opt_class = with_lr_scale(opt_class, declared)
         super().__init__(modules, opt_class, hparams, options, checkpointer)
         if hparams is not None:
             self.hparams = KnobAttributes(**hparams)
@@ -93,7 +95,7 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
         graph = ForwardLoss(
             modules=self.modules, forward=self.compute_forward, objectives=self.compute_objectives
         )
-        self.ddp_step = DdpStep(graph, self.device)
+        self.ddp_step = DdpStep(graph, self.device, find_unused=self.find_unused_parameters)
         self.step, self.optimizer_step, self.nonfinite_count = 0, 0, 0
         self.epoch_share = 0.0
         self._is_last = False  # micro-batch of its epoch
@@ -124,6 +126,7 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
         self._counts = counts if self._counts is None else self._counts + counts
         self._nonfinite.record(batch, total)
         if self.should_step:
+            self.ddp_step.check_all_used()
             self._normalize()
             self.optimizers_step()
             self.modules.zero_grad(set_to_none=True)  # a frozen optimizer's would add up
@@ -157,6 +160,8 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
             if isinstance(objective, Mapping):
                 groups = self.optimizers_dict[name].param_groups
                 parameters = [p for group in groups for p in group["params"] if p.requires_grad]
+                if not parameters:  # all frozen for a time
+                    continue
             torch.autograd.backward(
                 self.scaler.scale(total), inputs=parameters, retain_graph=number < len(totals)
             )
@@ -260,8 +265,14 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
     def train_mode(self) -> None:
         """Put the modules into training mode, but what is frozen into that of evaluation."""
         self.modules.train()
-        for module in self._frozen:
-            module.eval()
+        self._freezing.set_mode()
+
+    def freeze_parts(self) -> None:
+        """Freeze and unfreeze for the coming step; the ranks then share what learns in it."""
+        if self._freezing.advance(self.optimizer_step):
+            self.train_mode()
+            if self.ddp_step.is_shared:
+                self.ddp_step.renew(self.inactive)
 
     def placed(self, batch: Any) -> Any:
         """Return a batch on the device of the model."""
