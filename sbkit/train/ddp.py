@@ -78,15 +78,20 @@ class DdpStep:
         warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
         silenced: Any = _Silenced
         silenced.apply(self._with_reducer(nn.Linear(1, 1, device=self._device)), self._device)
-        self.renew(inactive)
+        self._wrap(inactive)
 
     def renew(self, inactive: Iterable[nn.Module] = ()) -> None:
-        """Share the gradients of what learns now: between two steps it may become more.
+        """Share the gradients of what learns from now on, between two steps of several ranks."""
+        if self.is_shared:
+            self.unwrap()
+            self._wrap(inactive)
+
+    def _wrap(self, inactive: Iterable[nn.Module]) -> None:
+        """Make the reducer of what learns.
 
         ``inactive`` modules are turned off: frozen, the host does not wait for the device to learn
         that no rank used them.
         """
-        self.unwrap()
         for part in inactive:
             part.requires_grad_(False)
         self._wrapped = self._with_reducer(self._graph)

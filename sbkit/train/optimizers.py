@@ -1,4 +1,4 @@
-"""Which parameters learn, at which rate and by which optimizer, by the paths of their modules.
+"""Which parameters learn at which rate and by which optimizer, by their paths, and how it steps.
 
 A path begins with a key of the YAML and goes on as in PyTorch: `CNN`, `Transformer.encoder.0`,
 `Transformer.encoder.0.norm.weight`.
@@ -13,11 +13,14 @@ generator, nor the other way round. A single loss moves all. Of `parts`, `*` sta
 the optimizer without `parts` has the rest.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from sbkit.base.errors import SbkitError
@@ -215,3 +218,39 @@ def parameters_at(path: str, hparams: Mapping[str, Any], knob: str) -> list[nn.P
             f"{', '.join(part_names(hparams))}."
         )
     return [each for name, each in named.items() if is_at(name, path)]
+
+
+def clip(optimizer: Optimizer, max_norm: float) -> Tensor:
+    """Clip the groups of an optimizer by one norm over all of them; return the norm before: ().
+
+    Each optimizer by its own, as SpeechBrain does: that of a pretrained encoder, say, is not held
+    back by the gradients of a new head. A ``max_norm`` that is not positive clips nothing; PyTorch
+    would reverse the gradient.
+    """
+    limit = max_norm if max_norm > 0 else math.inf
+    return nn.utils.clip_grad_norm_(list(with_gradient(optimizer)), limit)
+
+
+def step_unless(skipped: Tensor, optimizer: Optimizer, scaler: GradScaler) -> None:
+    """Step, unless the gradient is not finite; then parameters and optimizer stay as they are.
+
+    skipped (): on the device. A fused optimizer reads it there, by the protocol that GradScaler has
+    with it; for another one the host has to wait for it, which costs nothing on the CPU.
+    """
+    if scaler.is_enabled():
+        for found in scaler._found_inf_per_device(optimizer).values():
+            found.copy_(skipped)  # by itself it looks at the gradients of this optimizer alone
+        scaler.step(optimizer)
+    elif getattr(optimizer, "_step_supports_amp_scaling", False):
+        device: Any = optimizer
+        device.grad_scale, device.found_inf = None, skipped.to(torch.float32)
+        scaler.step(optimizer)
+        del device.grad_scale, device.found_inf
+    elif not bool(skipped):
+        scaler.step(optimizer)
+
+
+def with_gradient(optimizer: Optimizer) -> Iterator[nn.Parameter]:
+    """Yield the parameters that have a gradient, over all groups."""
+    for group in optimizer.param_groups:
+        yield from (each for each in group["params"] if each.grad is not None)

@@ -8,8 +8,7 @@ the global batch. The host does not wait for the device: whether a step was skip
 then. SpeechBrain's hooks of a step keep their names and order.
 """
 
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from functools import reduce
 from pathlib import Path
@@ -20,7 +19,6 @@ import torch
 import torch.distributed as dist
 from speechbrain import Stage
 from torch import Tensor, nn
-from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -34,8 +32,16 @@ from sbkit.train.buffers import RunningStatistics
 from sbkit.train.compiling import compile_blocks
 from sbkit.train.ddp import DdpStep, ForwardLoss
 from sbkit.train.freezing import Freezing
+from sbkit.train.moving_average import MovingAverage
 from sbkit.train.nonfinite import NonFiniteRecorder, explained_memory
-from sbkit.train.optimizers import make_optimizers, named_parameters, with_lr_scale
+from sbkit.train.optimizers import (
+    clip,
+    make_optimizers,
+    named_parameters,
+    step_unless,
+    with_gradient,
+    with_lr_scale,
+)
 from sbkit.train.options import check_hooks, declared_options
 from sbkit.train.schedule import read_schedule, set_rate
 from sbkit.train.scoring import Scoring
@@ -89,6 +95,9 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
     def _make_step(self) -> None:
         """Make what a step consists of besides the modules and their optimizers."""
         self._statistics = RunningStatistics(self.modules)
+        self.moving_average = MovingAverage(self.modules, self._declared("ema_decay", 0.0))
+        if self.checkpointer is not None and self.moving_average.decay:
+            self.checkpointer.add_recoverable("moving_average", self.moving_average)
         self._nonfinite = NonFiniteRecorder(self._run_folder)
         self._counts: Tensor | None = None  # (losses, 2) of the current step, on this rank
         self._bad = torch.zeros((), device=self.device)  # losses of it that are not finite, of all
@@ -141,7 +150,8 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
         epochs = self._declared("epoch_counter", None)
         if self._schedule is not None:
             progress = (epochs.current - 1 + self.epoch_share) / epochs.limit
-            factor = self._schedule(progress, self.optimizer_step + 1, epochs.current)
+            place = (progress, self.optimizer_step + 1, epochs.current)
+            factor = self._schedule(*place, self._training_metrics.validations)
             rate = None if self._declared("optimizers", None) else self.hparams.lr
             set_rate(self._active_optimizers().values(), factor, rate)
         if self._is_planned:
@@ -224,6 +234,7 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
         self.optimizer_step += 1
+        self.moving_average.update(self.optimizer_step, skipped)
         self._nonfinite.end_step(self.optimizer_step, torch.stack([self._bad, skipped]))
         if self.device_type == "cpu":  # nothing to wait for, and the weights are still the step's
             self._read_skipped()
@@ -264,6 +275,7 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
 
     def train_mode(self) -> None:
         """Put the modules into training mode, but what is frozen into that of evaluation."""
+        self.moving_average.apply(False)
         self.modules.train()
         self._freezing.set_mode()
 
@@ -271,8 +283,7 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
         """Freeze and unfreeze for the coming step; the ranks then share what learns in it."""
         if self._freezing.advance(self.optimizer_step):
             self.train_mode()
-            if self.ddp_step.is_shared:
-                self.ddp_step.renew(self.inactive)
+            self.ddp_step.renew(self.inactive)
 
     def placed(self, batch: Any) -> Any:
         """Return a batch on the device of the model."""
@@ -350,42 +361,6 @@ def detached(objective: Any) -> Any:
     if isinstance(objective, Mapping):
         return {name: each.detach() for name, each in objective.items()}
     return objective.detach()
-
-
-def clip(optimizer: Optimizer, max_norm: float) -> Tensor:
-    """Clip the groups of an optimizer by one norm over all of them; return the norm before: ().
-
-    Each optimizer by its own, as SpeechBrain does: that of a pretrained encoder, say, is not held
-    back by the gradients of a new head. A ``max_norm`` that is not positive clips nothing; PyTorch
-    would reverse the gradient.
-    """
-    limit = max_norm if max_norm > 0 else math.inf
-    return nn.utils.clip_grad_norm_(list(with_gradient(optimizer)), limit)
-
-
-def step_unless(skipped: Tensor, optimizer: Optimizer, scaler: GradScaler) -> None:
-    """Step, unless the gradient is not finite; then parameters and optimizer stay as they are.
-
-    skipped (): on the device. A fused optimizer reads it there, by the protocol that GradScaler has
-    with it; for another one the host has to wait for it, which costs nothing on the CPU.
-    """
-    if scaler.is_enabled():
-        for found in scaler._found_inf_per_device(optimizer).values():
-            found.copy_(skipped)  # by itself it looks at the gradients of this optimizer alone
-        scaler.step(optimizer)
-    elif getattr(optimizer, "_step_supports_amp_scaling", False):
-        device: Any = optimizer
-        device.grad_scale, device.found_inf = None, skipped.to(torch.float32)
-        scaler.step(optimizer)
-        del device.grad_scale, device.found_inf
-    elif not bool(skipped):
-        scaler.step(optimizer)
-
-
-def with_gradient(optimizer: Optimizer) -> Iterator[nn.Parameter]:
-    """Yield the parameters that have a gradient, over all groups."""
-    for group in optimizer.param_groups:
-        yield from (each for each in group["params"] if each.grad is not None)
 
 
 def training_loss(brain: Any, batch: Any) -> Loss:
