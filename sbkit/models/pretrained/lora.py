@@ -24,6 +24,8 @@ class LoraLinear(nn.Linear):
     lora_scale (): alpha / R, so that a state_dict alone says what the change is.
     """
 
+    lora_scale: Tensor
+
     def __init__(self, layer: nn.Linear, *, rank: int, alpha: float) -> None:
         super().__init__(layer.in_features, layer.out_features, device="meta")
         self.weight, self.bias = layer.weight, layer.bias
