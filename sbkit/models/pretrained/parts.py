@@ -50,6 +50,7 @@ WAVEFORMS = Family(
 FAMILIES = {  # by the `model_type` of a `config.json`
     "wav2vec2": WAVEFORMS,
     "hubert": WAVEFORMS,
+    "wavlm": WAVEFORMS,
 }
 
 
