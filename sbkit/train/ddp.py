@@ -95,6 +95,7 @@ class DdpStep:
         for part in inactive:
             part.requires_grad_(False)
         self._wrapped = self._with_reducer(self._graph)
+        each: Any
         for name, each in self._graph.parts.named_parameters():
             if each.requires_grad and not self._find_unused:
                 self._names[id(each)] = name

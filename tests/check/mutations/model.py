@@ -287,7 +287,9 @@ UNUSED = [
     Mutation(
         name="freezing that ends after the run",
         options=("--freeze={CNN: 1, Transformer: 10000}",),
-        expected=(Expected("unused", "freeze", ("of Transformer must end", "nothing of it"), False),),
+        expected=(
+            Expected("unused", "freeze", ("of Transformer must end", "nothing of it"), False),
+        ),
     ),
     Mutation(
         name="a layer that never runs, frozen for a time",
