@@ -138,7 +138,8 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
         epochs = self._declared("epoch_counter", None)
         if self._schedule is not None:
             progress = (epochs.current - 1 + self.epoch_share) / epochs.limit
-            factor = self._schedule(progress, self.optimizer_step + 1, epochs.current)
+            place = (progress, self.optimizer_step + 1, epochs.current)
+            factor = self._schedule(*place, self._training_metrics.validations)
             rate = None if self._declared("optimizers", None) else self.hparams.lr
             set_rate(self._active_optimizers().values(), factor, rate)
         if self._is_planned:
