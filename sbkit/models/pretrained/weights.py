@@ -36,7 +36,8 @@ def check_weights(folder: Path, config: Mapping[str, Any]) -> None:
     Raises SbkitError where names or shapes differ, and for a model larger than the memory.
     """
     with torch.device("meta"):
-        parts = [PretrainedFrontEnd(config=config), PretrainedEncoder(config=config)]
+        encoder = PretrainedEncoder(config=config, mask_time_prob=0.0)
+        parts = [PretrainedFrontEnd(config=config), encoder]
     with _opened(folder) as stored:
         ours = _tensors(parts, stored)
         _require_none(folder, {name: _fault(stored, name, each) for name, each in ours.items()})
@@ -66,7 +67,11 @@ def load_weights(folder: Path, objects: Iterable[object]) -> str:
             tensor.copy_(value)
         left = [name for name in stored if name not in ours]
     said = f"pretrained {folder}: {len(ours)} tensors are loaded"
-    return f"{said}; {len(left)} more are not used: {listed(left, most=SHOWN)}." if left else f"{said}."
+    return (
+        f"{said}; {len(left)} more are not used: {listed(left, most=SHOWN)}."
+        if left
+        else f"{said}."
+    )
 
 
 @contextmanager
@@ -93,7 +98,7 @@ def _tensors(parts: Iterable[nn.Module], stored: Stored) -> dict[str, Tensor]:
         for name, tensor in part.state_dict(keep_vars=True).items():
             head, _, rest = name.partition(".")
             if head == "body" and "lora_" not in rest:
-                ours[f"{part.prefix}{rest}"] = tensor
+                ours[f"{getattr(part, 'prefix', '')}{rest}"] = tensor
     prefix = max(PREFIXES, key=lambda each: sum(f"{each}{name}" in stored for name in ours))
     return {f"{prefix}{name}": tensor for name, tensor in ours.items()}
 
