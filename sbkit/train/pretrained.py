@@ -26,17 +26,17 @@ def with_encoder_config(yaml_file: Path, overrides: Mapping[str, object]) -> dic
     YAML itself gives, of an encoder that begins with random weights.
     Raises SbkitError for what cannot be loaded, and for a model that does not fit into the memory.
     """
-    knobs = read_knobs(yaml_file, overrides)
-    if CONFIG not in knobs:
-        return dict(overrides)
-    named, given = knobs.get(KNOB), knobs[CONFIG]
+    known, knobs = overrides.get(CONFIG), read_knobs(yaml_file, overrides)
+    if CONFIG not in knobs or (isinstance(known, Mapping) and "source" in known):
+        return dict(overrides)  # nothing to do, or done
     run = Path(knobs["output_folder"])
     if newest_described(run / CHECKPOINTS) is not None:
         return {**overrides, CONFIG: read_declaration(run).values[CONFIG]}
-    if named is None and given is None:
+    named, given = knobs.get(KNOB), knobs[CONFIG]
+    if named is None and not isinstance(given, Mapping):
         raise SbkitError(
             f"`{KNOB}` must name the folder of a pretrained encoder, but is null. Pass "
-            f"--{KNOB}=FOLDER, or the sizes of one that begins with random weights as `{CONFIG}`."
+            f"--{KNOB}=FOLDER, or as `{CONFIG}` a mapping: an encoder of random weights."
         )
     config = complete_config(given, of=f"`{CONFIG}`") if named is None else _read(named, given)
     if config["sample_rate"] != knobs["sample_rate"]:
@@ -48,7 +48,7 @@ def with_encoder_config(yaml_file: Path, overrides: Mapping[str, object]) -> dic
     return {**overrides, CONFIG: config}
 
 
-def _read(named: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
+def _read(named: str, given: object) -> dict[str, Any]:
     config = read_encoder_config(named)
     if given is None:
         check_weights(find_folder(named), config)

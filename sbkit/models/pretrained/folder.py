@@ -7,7 +7,6 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -118,12 +117,10 @@ def _shard(folder: Path, name: str) -> Path:
 
 def hash_weights(folder: Path) -> str:
     """Return the SHA-256 of the file of tensors; of shards, that of their hashes in hexadecimal."""
-    files = weight_files(folder)
-    digests = [_digest(each, each.stat().st_mtime_ns, each.stat().st_size) for each in files]
-    return digests[0] if len(files) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
-
-
-@cache
-def _digest(file: Path, modified: int, size: int) -> str:
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
+    digests = []
+    for file in weight_files(folder):
+        with file.open("rb") as content:
+            digests.append(hashlib.file_digest(content, "sha256").hexdigest())
+    return (
+        digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
+    )
