@@ -9,6 +9,7 @@ from sbkit.audio.fbank import Fbank
 from sbkit.base.units import shift_samples, window_samples
 from sbkit.models.asr import AsrModel
 from sbkit.models.chunks import StreamState
+from sbkit.models.encoder import COMPOSED
 from sbkit.models.frontend import STRIDE, ConvFrontEnd
 from sbkit.models.transformer import Transformer
 
@@ -20,17 +21,20 @@ class StreamingModel:
         step: samples from one chunk to the next.
         window: samples that a chunk is computed of, which are more by what two neighbouring
             windows of the features share.
+        shortest: samples that have a frame.
     """
 
-    def __init__(self, model: AsrModel, chunk: int) -> None:
-        """Take a model for which `chunk_of` found that its chunks have so many frames."""
-        self._model, parts = model, model.encoder.modules
-        self._features, self._front_end, self._encoder = (
-            parts[name] for name in ("compute_features", "CNN", "Transformer")
-        )
-        rate = self._features.sample_rate
-        self.step = chunk * STRIDE**2 * shift_samples(rate)
-        self.window = self.step - shift_samples(rate) + window_samples(rate)
+    def __init__(
+        self, model: AsrModel, features: Fbank, front_end: ConvFrontEnd, encoder: Transformer
+    ) -> None:
+        """Take a model and its parts, as `streaming_model` finds them."""
+        self._model, self._features = model, features
+        self._front_end, self._encoder = front_end, encoder
+        assert encoder.streaming is not None and encoder.streaming.chunk is not None
+        shift = shift_samples(features.sample_rate)
+        self.shortest = window_samples(features.sample_rate)
+        self.step = encoder.streaming.chunk * STRIDE**2 * shift
+        self.window = self.step - shift + self.shortest
 
     def start(self) -> StreamState:
         """Return the state of one session before its first sample."""
@@ -49,11 +53,18 @@ class StreamingModel:
         return self._model.ctc_log_probs(states), lengths, state
 
 
-def chunk_of(model: object) -> int | None:
-    """Return the frames of a chunk, or None for a model that takes whole clips alone."""
+def streaming_model(model: object) -> StreamingModel | None:
+    """Return what runs a model chunk by chunk, or None for one that takes whole clips alone."""
     parts = model.encoder.modules if isinstance(model, AsrModel) else {}
-    kinds = {"compute_features": Fbank, "CNN": ConvFrontEnd, "Transformer": Transformer}
-    if any(not isinstance(parts.get(name), kind) for name, kind in kinds.items()):
-        return None
-    streaming = parts["Transformer"].streaming
-    return streaming.chunk if streaming is not None and parts["CNN"].is_causal else None
+    features, front_end, encoder = map(parts.get, COMPOSED)
+    if (
+        isinstance(model, AsrModel)
+        and isinstance(features, Fbank)
+        and isinstance(front_end, ConvFrontEnd)
+        and isinstance(encoder, Transformer)
+        and front_end.is_causal
+        and encoder.streaming is not None
+        and encoder.streaming.chunk is not None
+    ):
+        return StreamingModel(model, features, front_end, encoder)
+    return None

@@ -10,7 +10,7 @@ Sources: Gulati et al. 2020 (Conformer), Su et al. 2021 (rotary positions).
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
-from typing import ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -120,7 +120,8 @@ class Transformer(nn.Module):
         """Return what it keeps before the first chunk of one session, by names of StreamState."""
         assert self.streaming is not None
         device = self.encoder_norm.weight.device
-        states = [block.start(self.streaming.left) for block in self.encoder]
+        blocks = cast("Any", self.encoder)
+        states = [block.start(self.streaming.left) for block in blocks]
         stacked = (torch.stack(each).unsqueeze(0).to(device) for each in zip(*states, strict=True))
         frames = torch.zeros(1, dtype=torch.int64, device=device)
         return dict(zip(BlockState._fields, stacked, strict=True)) | {"frames": frames}
@@ -136,8 +137,8 @@ class Transformer(nn.Module):
         mask = length_mask(lengths, x.shape[1], device)  # (B, U)
         was_seen = torch.arange(left, device=device) >= left - state.frames.unsqueeze(1)  # (B, L)
         visible = torch.cat([was_seen, mask], 1)[:, None, None]  # (B, 1, 1, L + U)
-        after = list[BlockState]()
-        for number, block in enumerate(self.encoder):
+        after, blocks = list[BlockState](), cast("Any", self.encoder)
+        for number, block in enumerate(blocks):
             past = BlockState(state.attention[:, number], state.convolution[:, number])
             x, kept = block.forward_chunk(x, Chunks(visible, x.shape[1]), mask, past)
             after.append(kept)
@@ -276,9 +277,8 @@ class SelfAttention(nn.Module):
         positions may begin anew in each chunk.
         """
         heads = self.qkv_proj(self.norm(x)).unflatten(-1, (3, self.nhead, -1))
-        query, new = heads.split((1, 2), dim=2)
-        seen = torch.cat([past, new], 1)  # (B, L + U, 2, H, D/H)
-        key, value = seen.split(1, dim=2)
+        query, seen = heads[:, :, :1], torch.cat([past, heads[:, :, 1:]], 1)
+        key, value = seen[:, :, :1], seen[:, :, 1:]  # (B, L + U, 1, H, D/H)
         left = past.shape[1]
         cosine, sine = rotary_angles(left + x.shape[1], heads.shape[-1], x.device)
         query, key = rotate(query, cosine[left:], sine[left:]), rotate(key, cosine, sine)
@@ -402,8 +402,8 @@ class Convolution(nn.Module):
         frames, left = y.shape[1], self.depthwise_conv.kernel_size[0] // 2
         padded = nn.functional.pad(y, (0, 0, left, -frames % chunk))
         windows = padded.unfold(1, left + chunk, chunk)  # (B, chunks, D, K + chunk)
-        convolved = self.depthwise_conv(windows.flatten(0, 1).transpose(1, 2))[:, left:]
-        return convolved.unflatten(0, windows.shape[:2]).flatten(1, 2)[:, :frames]
+        convolved: Tensor = self.depthwise_conv(windows.flatten(0, 1).transpose(1, 2))[:, left:]
+        return convolved.reshape(len(y), -1, y.shape[2])[:, :frames]
 
     def _add(self, x: Tensor, y: Tensor) -> Tensor:
         y = silu(self.depthwise_norm(y))

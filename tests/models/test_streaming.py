@@ -14,7 +14,7 @@ from sbkit.models.asr import AsrModel
 from sbkit.models.chunks import Streaming, StreamState
 from sbkit.models.frontend import ConvFrontEnd
 from sbkit.models.normalize import GlobalNorm
-from sbkit.models.streaming import StreamingModel, chunk_of
+from sbkit.models.streaming import StreamingModel, streaming_model
 from sbkit.models.transformer import Transformer
 from sbkit.text.vocabulary import Vocabulary
 
@@ -46,10 +46,10 @@ def declared(chunk: int, left: int) -> dict[str, int]:
     return {"chunk_ms": 40 * chunk, "left_ms": 40 * left, "lookahead_ms": 0}
 
 
-def streaming_model(model: AsrModel) -> StreamingModel:
-    chunk = chunk_of(model)
-    assert chunk is not None
-    return StreamingModel(model, chunk)
+def streaming_of(model: AsrModel) -> StreamingModel:
+    found = streaming_model(model)
+    assert found is not None
+    return found
 
 
 def feed(stream: StreamingModel, clip: Tensor, state: StreamState) -> tuple[Tensor, StreamState]:
@@ -82,7 +82,7 @@ def test_chunks_are_the_whole_clip_under_a_mask(
     kind: str, chunk: int, left: int, kernel: int
 ) -> None:
     model = make_model(declared(chunk, left), encoder_module=kind, kernel_size=kernel)
-    stream = streaming_model(model)
+    stream = streaming_of(model)
     for seconds in (0.01, 0.026, 0.1, 0.64, 0.655, 1.234, 3.0):
         clip = noise(round(16_000 * seconds))
         whole, frames = model.predict(clip.unsqueeze(0), torch.tensor([len(clip)]))
@@ -93,9 +93,11 @@ def test_chunks_are_the_whole_clip_under_a_mask(
 
 @torch.inference_mode()
 def test_sessions_of_any_age_go_on_in_one_batch_and_from_what_was_saved() -> None:
-    stream = streaming_model(make_model(declared(4, 6), kernel_size=5))
-    clips = [noise(stream.step * count + 3000, seed) for seed, count in enumerate((1, 2, 5))]
-    halves = [feed_whole_chunks(stream, clip, count - 1) for count, clip in zip((1, 2, 5), clips)]
+    stream = streaming_of(make_model(declared(4, 6), kernel_size=5))
+    halves = [
+        feed_whole_chunks(stream, noise(stream.step * count + 3000, count), count - 1)
+        for count in (1, 2, 5)
+    ]
     batch = StreamState.stack([state for state, _ in halves])
     saved = safetensors.torch.load(safetensors.torch.save(dict(vars(batch))))
     rests = [rest[: stream.window] for _, rest in halves]
@@ -177,4 +179,4 @@ def test_what_is_no_cut_is_refused() -> None:
     for each, match in wrong:
         with pytest.raises(SbkitError, match=match):
             Streaming.of(each)
-    assert chunk_of(make_model(None)) is None
+    assert streaming_model(make_model(None)) is None
