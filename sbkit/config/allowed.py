@@ -48,6 +48,7 @@ MODULES = {
     "sbkit.models.frontend": "ConvFrontEnd",
     "sbkit.models.normalize": "GlobalNorm",
     "sbkit.models.pooling": "AttentiveStatisticsPooling",
+    "sbkit.models.pretrained.parts": "PretrainedEncoder PretrainedFeatures PretrainedFrontEnd",
     "sbkit.models.transformer": "ConformerBlock Convolution CrossAttention DecoderBlock "
     "FeedForward SelfAttention Transformer TransformerBlock",
     "speechbrain.augment.freq_domain": "RandomShift SpectrogramDrop Warping",
