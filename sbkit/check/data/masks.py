@@ -1,4 +1,4 @@
-"""Whether masks of a pretrained encoder fit into what they hide: a clip shorter than one has none."""
+"""Whether masks of a pretrained encoder fit: what is shorter than one has none."""
 
 from collections.abc import Iterator
 
