@@ -46,8 +46,12 @@ def attend(
     mask (B, U): true within an utterance; bias (B, H, U, U): added to the scores.
     """
     allowed = mask[:, None, None, :]
-    if bias is not None:
-        bias = bias.to(query.dtype)
-        allowed = torch.where(allowed, bias, torch.finfo(bias.dtype).min)
-    out = scaled_dot_product_attention(query, key, value, attn_mask=allowed, dropout_p=dropout)
+    if bias is not None or torch.compiler.is_exporting():
+        added = query.new_zeros(()) if bias is None else bias.to(query.dtype)
+        allowed = torch.where(allowed, added, torch.finfo(query.dtype).min)
+    if torch.compiler.is_exporting():  # PyTorch's guard of rows without frames is slow in ONNX
+        scores = torch.matmul(query, key.transpose(-1, -2)) * query.shape[-1] ** -0.5 + allowed
+        out = torch.matmul(scores.softmax(-1), value)
+    else:
+        out = scaled_dot_product_attention(query, key, value, attn_mask=allowed, dropout_p=dropout)
     return out.transpose(1, 2).flatten(2)

@@ -147,12 +147,14 @@ class ConvLayer(nn.Module):
         mean = (windows * mask).sum(1, keepdim=True, dtype=wide) / count  # (B, 1, K)
         centred = (windows - mean) * mask
         covariance = centred.mT @ centred / count  # (B, K, K)
-        weight, norm = self.conv.weight.squeeze(1).T.to(wide), self.layer_norm  # (K, C)
-        variance = (weight * (covariance @ weight)).sum(1, keepdim=True)  # (B, 1, C)
-        scale = norm.weight * (variance + norm.eps).rsqrt()
-        bias = 0.0 if self.conv.bias is None else self.conv.bias
-        shift = norm.bias + scale * (bias - (mean @ weight + bias))
-        return torch.baddbmm(shift.to(audio.dtype), windows, (weight * scale).to(audio.dtype))
+        weight, norm = self.conv.weight.squeeze(1).to(wide), self.layer_norm  # (C, K)
+        bias = 0.0 if self.conv.bias is None else self.conv.bias.unsqueeze(1)
+        # Weights on the left: onnxruntime would have the others in int8.
+        variance = (weight @ covariance * weight).sum(2, keepdim=True)  # (B, C, 1)
+        scale = norm.weight.unsqueeze(1) * (variance + norm.eps).rsqrt()
+        shift = norm.bias.unsqueeze(1) + scale * (bias - (weight @ mean.mT + bias))
+        folded = (weight * scale).mT.to(audio.dtype)  # (B, K, C)
+        return torch.baddbmm(shift.mT.to(audio.dtype), windows, folded)
 
 
 class FeatureProjection(nn.Module):
