@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.ddp]
 # itself is off, what the plan of an epoch draws (joins, speeds) is on.
 PLAIN = ("--dropout=0.0", "--time_masks=0", "--freq_masks=0", "--log_every=1", "--check=false")
 SGD = ("--lr=0.05", "--max_grad_norm=1000.0", "--number_of_epochs=2", "--average_checkpoints=1")
+SGD += ("--ema_decay=0.5",)
 
 
 def start(

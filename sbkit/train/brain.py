@@ -365,7 +365,8 @@ class Brain(StepBrain):
         agree_on_buffers(self.modules)  # the file has those of one rank
         self._read_skipped()
         self._training_metrics.unread = self._training_metrics.meter.peek()
-        super()._save_intra_epoch_ckpt()
+        with self.moving_average.applied():
+            super()._save_intra_epoch_ckpt()
         self._training_metrics.unread = ZERO
 
     @mark_as_saver  # type: ignore[untyped-decorator]

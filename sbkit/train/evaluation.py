@@ -51,6 +51,7 @@ def evaluate_splits(
     """
     brain._results, brain._columns = ({name: [] for name in loaders} for _ in range(2))
     brain.modules.eval()
+    brain.moving_average.apply()
     agree_on_buffers(brain.modules)
     losses: list[Loss] = []
     for brain._split, loader in loaders.items():

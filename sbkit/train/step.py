@@ -33,6 +33,7 @@ from sbkit.models.loss import Loss
 from sbkit.train.buffers import RunningStatistics
 from sbkit.train.compiling import compile_blocks
 from sbkit.train.ddp import DdpStep, ForwardLoss
+from sbkit.train.moving_average import MovingAverage
 from sbkit.train.nonfinite import NonFiniteRecorder, explained_memory
 from sbkit.train.optimizers import freeze, make_optimizers, named_parameters, with_lr_scale
 from sbkit.train.options import check_hooks, declared_options
@@ -87,6 +88,9 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
     def _make_step(self) -> None:
         """Make what a step consists of besides the modules and their optimizers."""
         self._statistics = RunningStatistics(self.modules)
+        self.moving_average = MovingAverage(self.modules, self._declared("ema_decay", 0.0))
+        if self.checkpointer is not None and self.moving_average.decay:
+            self.checkpointer.add_recoverable("moving_average", self.moving_average)
         self._nonfinite = NonFiniteRecorder(self._run_folder)
         self._counts: Tensor | None = None  # (losses, 2) of the current step, on this rank
         self._bad = torch.zeros((), device=self.device)  # losses of it that are not finite, of all
@@ -220,6 +224,7 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
         self.optimizer_step += 1
+        self.moving_average.update(self.optimizer_step, skipped)
         self._nonfinite.end_step(self.optimizer_step, torch.stack([self._bad, skipped]))
         if self.device_type == "cpu":  # nothing to wait for, and the weights are still the step's
             self._read_skipped()
@@ -260,6 +265,7 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
 
     def train_mode(self) -> None:
         """Put the modules into training mode, but what is frozen into that of evaluation."""
+        self.moving_average.apply(False)
         self.modules.train()
         for module in self._frozen:
             module.eval()

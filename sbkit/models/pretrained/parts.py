@@ -22,6 +22,7 @@ from sbkit.config.ranges import AT_LEAST_ONE, SHARE, Range
 from sbkit.models.pretrained.blocks import Dropouts
 from sbkit.models.pretrained.fastconformer import FastConformer, StridedConvs
 from sbkit.models.pretrained.log_mel import ParakeetFeatures, W2vBertFeatures
+from sbkit.models.pretrained.lora import add_adapters
 from sbkit.models.pretrained.masks import hide
 from sbkit.models.pretrained.w2v_bert import StackedFrames, W2vBert
 from sbkit.models.pretrained.wav2vec2 import ConvEncoder, NormalizedAudio, Wav2Vec2
@@ -49,9 +50,7 @@ class Family:
 WAVEFORMS = Family(
     features=NormalizedAudio, front_end=ConvEncoder, body=Wav2Vec2, prefix="feature_extractor."
 )
-W2V_BERT = Family(
-    features=W2vBertFeatures, front_end=StackedFrames, body=W2vBert, prefix="front_end."
-)
+W2V_BERT = Family(features=W2vBertFeatures, front_end=StackedFrames, body=W2vBert, prefix="")
 PARAKEET = Family(
     features=ParakeetFeatures,
     front_end=StridedConvs,
@@ -64,6 +63,7 @@ FAMILIES = {  # by the `model_type` of a `config.json`
     "hubert": WAVEFORMS,
     "wav2vec2-bert": W2V_BERT,
     "parakeet_encoder": PARAKEET,
+    "wavlm": WAVEFORMS,
 }
 
 
@@ -116,7 +116,8 @@ class PretrainedEncoder(nn.Module):
 
     layers: so many of the first ones; null: all; `weighted`: all, and what each returns is summed
     by learned weights. intermediate_layer: the number of that whose output an inter-CTC loss reads;
-    null: the one in the middle.
+    null: the one in the middle. lora: {rank: 8, alpha: 16, projections: [q_proj, v_proj]} freezes
+    the weights of the encoder, and trains adapters of its Linear layers of these names; null: none.
 
     In training, not in evaluation: dropout; ``layerdrop``, the chance that a layer is left out;
     masks of time and of channels, of which each hides spans of a length until they make up a share
@@ -152,6 +153,7 @@ class PretrainedEncoder(nn.Module):
         mask_channel_prob: float = 0.5,
         mask_channel_length: int = 64,
         gradient_checkpointing: bool = False,
+        lora: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         family = FAMILIES[config["model_type"]]
@@ -170,6 +172,8 @@ class PretrainedEncoder(nn.Module):
         self.channel_masks = (mask_channel_prob, mask_channel_length)
         if mask_time_prob > 0 and family.mask_vector:
             self.body.masked_spec_embed = nn.Parameter(torch.zeros(config["hidden_size"]))
+        if lora is not None:
+            add_adapters(self.body, **lora)
         if layers == WEIGHTED:  # of what goes into the first layer, too
             self.layer_weights = nn.Parameter(torch.zeros(count + 1))
         self.layerdrop, self.gradient_checkpointing = layerdrop, gradient_checkpointing

@@ -114,17 +114,16 @@ class ConvLayer(nn.Module):
         nn.init.kaiming_normal_(self.conv.weight)
         self.norm = norm
         if norm == "group":
-            self.layer_norm: nn.Module = ClipNorm(out_channels)
+            self.layer_norm: Any = nn.GroupNorm(out_channels, out_channels)
         elif norm == "layer":
             self.layer_norm = nn.LayerNorm(out_channels)
         self.activation = ACTIVATIONS[activation]
 
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Convolve."""
-        x, lengths = self.conv(x), self.frame_lengths(lengths)
-        if self.norm == "group":
-            x = self.layer_norm(x, lengths)
-        elif self.norm == "layer":
+        lengths = self.frame_lengths(lengths)
+        x = self._normalized(x.squeeze(-1), lengths) if self.norm == "group" else self.conv(x)
+        if self.norm == "layer":
             x = self.layer_norm(x)
         return self.activation(x), lengths
 
@@ -133,24 +132,27 @@ class ConvLayer(nn.Module):
         left = lengths - self.conv.kernel_size[0] + self.conv.stride[0]
         return left.clamp(min=0) // self.conv.stride[0]  # clipped first, as ONNX rounds to zero
 
+    def _normalized(self, audio: Tensor, lengths: Tensor) -> Tensor:
+        """Convolve and normalize each channel over a clip's own frames: (B, S), (B,) -> (B, T, C).
 
-class ClipNorm(nn.GroupNorm):
-    """Normalize each channel over the frames of its own clip: (B, T, C), (B,) -> (B, T, C).
-
-    PyTorch's takes padding along, so that a clip depends on its batch (fairseq issue #3227).
-    """
-
-    def __init__(self, channels: int) -> None:
-        super().__init__(channels, channels)
-
-    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:  # type: ignore[override]
-        """Normalize."""
-        mask = length_mask(lengths, x.shape[1], x.device).unsqueeze(-1)
+        PyTorch's group norm takes padding along (fairseq issue #3227). Of a linear map, mean and
+        variance follow from mean and covariance of its input, here of K samples, and both go into
+        the weights: (B, T, C) is written once. In float64, as the variance may be a small
+        difference.
+        """
+        windows = audio.unfold(1, self.conv.kernel_size[0], self.conv.stride[0])  # (B, T, K)
+        mask = length_mask(lengths, windows.shape[1], audio.device).unsqueeze(-1)
         count = mask.sum(1, keepdim=True).clamp(min=1)
-        mean = (x * mask).sum(1, keepdim=True) / count
-        variance = ((x - mean) * mask).square().sum(1, keepdim=True) / count
-        scale = self.weight * (variance + self.eps).rsqrt()
-        return torch.addcmul(self.bias - mean * scale, x, scale)
+        wide = torch.float32 if audio.device.type == "mps" else torch.float64
+        mean = (windows * mask).sum(1, keepdim=True, dtype=wide) / count  # (B, 1, K)
+        centred = (windows - mean) * mask
+        covariance = centred.mT @ centred / count  # (B, K, K)
+        weight, norm = self.conv.weight.squeeze(1).T.to(wide), self.layer_norm  # (K, C)
+        variance = (weight * (covariance @ weight)).sum(1, keepdim=True)  # (B, 1, C)
+        scale = norm.weight * (variance + norm.eps).rsqrt()
+        bias = 0.0 if self.conv.bias is None else self.conv.bias
+        shift = norm.bias + scale * (bias - (mean @ weight + bias))
+        return torch.baddbmm(shift.to(audio.dtype), windows, (weight * scale).to(audio.dtype))
 
 
 class FeatureProjection(nn.Module):
@@ -195,7 +197,7 @@ class Wav2Vec2(nn.Module):
         return projected
 
     def begin(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Add positions; return what all blocks share, too: (B, U, D), (B, U) -> (B, U, D)."""
+        """Add positions: (B, U, D), (B, U) -> (B, U, D), and WavLM's bias, (H, U, U)."""
         return self.encoder.begin(x, mask)
 
     def finish(self, x: Tensor) -> Tensor:
@@ -213,15 +215,28 @@ class Blocks(nn.Module):
         self.pos_conv_embed = PositionalConv(config)
         self.layer_norm = nn.LayerNorm(config["hidden_size"], eps=config["layer_norm_eps"])
         self.dropout = Dropout(dropouts.hidden)
+        is_wavlm = config["model_type"] == "wavlm"
+        attention = GatedAttention if is_wavlm else Attention
         self.layers = nn.ModuleList(
-            Block(config, dropouts) for _ in range(config["num_hidden_layers"])
+            Block(config, dropouts, attention(config, dropouts.attention))
+            for _ in range(config["num_hidden_layers"])
         )
+        if is_wavlm:
+            self._first_attention.rel_attn_embed = RelativePositions(config)
+
+    @property
+    def _first_attention(self) -> Any:
+        """Return the attention in whose name a file has the positions that all blocks share."""
+        first: Any = self.layers[0]
+        return first.attention
 
     def begin(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor | None]:
         """Add positions, which see zeros past the end of an utterance."""
         x = x * mask.unsqueeze(-1)
         x = x + self.pos_conv_embed(x)
-        return self.dropout(x if self.norm_first else self.layer_norm(x)), None
+        positions = getattr(self._first_attention, "rel_attn_embed", None)
+        bias = None if positions is None else positions(x.shape[1])
+        return self.dropout(x if self.norm_first else self.layer_norm(x)), bias
 
 
 class PositionalConv(nn.Module):
@@ -244,11 +259,11 @@ class PositionalConv(nn.Module):
 class Block(nn.Module):
     """Attention, feed-forward: (B, U, D), (B, U) -> (B, U, D)."""
 
-    def __init__(self, config: Config, dropouts: Dropouts) -> None:
+    def __init__(self, config: Config, dropouts: Dropouts, attention: nn.Module) -> None:
         super().__init__()
         width, eps = config["hidden_size"], config["layer_norm_eps"]
         self.norm_first: bool = config["do_stable_layer_norm"]
-        self.attention = Attention(config, dropouts.attention)
+        self.attention = attention
         self.dropout = Dropout(dropouts.hidden)
         self.layer_norm = nn.LayerNorm(width, eps=eps)
         self.feed_forward = FeedForward(config, dropouts)
@@ -281,9 +296,56 @@ class Attention(nn.Module):
             project(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, H, U, D/H)
             for project in (self.q_proj, self.k_proj, self.v_proj)
         )
-        heard = attend(query, key, value, mask, dropout=self.p if self.training else 0.0)
-        attended: Tensor = self.out_proj(heard)
+        bias, dropout = self.bias(x, context), self.p if self.training else 0.0
+        attended: Tensor = self.out_proj(
+            attend(query, key, value, mask, bias=bias, dropout=dropout)
+        )
         return attended
+
+    def bias(self, x: Tensor, context: Tensor | None) -> Tensor | None:
+        """Return what is added to the scores, here nothing."""
+        return None
+
+
+class GatedAttention(Attention):
+    """Attention with a bias by relative position, which each query scales (WavLM, section 3.2)."""
+
+    def __init__(self, config: Config, dropout: float) -> None:
+        super().__init__(config, dropout)
+        self.gru_rel_pos_const = nn.Parameter(torch.ones(1, self.heads, 1, 1))
+        self.gru_rel_pos_linear = nn.Linear(config["hidden_size"] // self.heads, 8)
+
+    def bias(self, x: Tensor, context: Tensor | None) -> Tensor | None:
+        """Scale the bias of all blocks: (B, U, D), (H, U, U) -> (B, H, U, U)."""
+        assert context is not None
+        heads = x.view(*x.shape[:2], self.heads, -1).transpose(1, 2)  # (B, H, U, D/H)
+        gates = self.gru_rel_pos_linear(heads).unflatten(-1, (2, 4)).sum(-1).sigmoid()
+        update, reset = gates.split(1, dim=-1)  # (B, H, U, 1)
+        scaled: Tensor = (update * (reset * self.gru_rel_pos_const - 1) + 2) * context
+        return scaled
+
+
+class RelativePositions(nn.Embedding):
+    """The bias of each head by relative position, which has a bucket: -> (H, U, U).
+
+    Half of the buckets are for frames to the left. Of each half, half are for one distance each,
+    the others for ranges that grow up to ``max_bucket_distance`` frames (Raffel et al. 2020, T5).
+    """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config["num_buckets"], config["num_attention_heads"])
+        self.max_distance: int = config["max_bucket_distance"]
+
+    def forward(self, frames: int) -> Tensor:  # type: ignore[override]
+        """Look up the bias of every frame for every other."""
+        at = torch.arange(frames, device=self.weight.device)
+        right = at.unsqueeze(0) - at.unsqueeze(1)  # (U, U), frames from the query to the key
+        distance, buckets = right.abs(), self.num_embeddings // 2
+        near = buckets // 2
+        growth = (distance.clamp(min=near) / near).log() / math.log(self.max_distance / near)
+        far = (near + growth * (buckets - near)).long().clamp(max=buckets - 1)
+        bucket = torch.where(distance < near, distance, far) + (right > 0) * buckets
+        return super().forward(bucket).permute(2, 0, 1)
 
 
 class FeedForward(nn.Module):

@@ -21,6 +21,9 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("wav2vec2", {"do_stable_layer_norm": True, "conv_bias": True}),
     ("hubert", {}),
     ("hubert", LARGE),
+    ("hubert", {"feat_proj_layer_norm": False}),
+    ("wavlm", {}),
+    ("wavlm", LARGE),
 ]
 SMALL = {
     "scale_input": False,
