@@ -88,7 +88,7 @@ def distance_scores(query: Tensor, keys: Tensor) -> Tensor:
     keys: of each of `distances`. Row i of the product has those of its frames from U - 1 - i on,
     which is U - 1 from the first row's begin, and then every 2U - 1.
     """
-    length = query.shape[2]
-    scores = (query @ keys.transpose(-1, -2)).flatten(2)  # (B, H, U * 2U)
-    scores = scores[..., length - 1 : -1].unflatten(2, (length, 2 * length - 1))
-    return scores[..., :length] * query.shape[-1] ** -0.5
+    length, scale = query.shape[2], query.shape[3] ** -0.5
+    scores = (query * scale @ keys.transpose(-1, -2)).flatten(2)  # (B, H, U * 2U)
+    rows: Tensor = scores[..., length - 1 : -1].reshape(*query.shape[:3], 2 * length - 1)
+    return rows[..., :length]

@@ -56,7 +56,10 @@ class StridedConvs(nn.Module):
                 x = x * length_mask(lengths, x.shape[2], x.device)[:, None, :, None]
                 lengths = self._strided(lengths)
             x = layer(x)
-        return self.linear(x.transpose(1, 2).flatten(2)), lengths  # (B, C, U, M / 8) -> (B, U, D)
+        projected: Tensor = self.linear(
+            x.transpose(1, 2).flatten(2)
+        )  # (B, C, U, M / 8) -> (B, U, D)
+        return projected, lengths
 
     def frame_lengths(self, lengths: Tensor) -> Tensor:
         """Count the frames that are left: (B,) -> (B,)."""
@@ -65,7 +68,7 @@ class StridedConvs(nn.Module):
         return lengths
 
     def _strided(self, lengths: Tensor) -> Tensor:
-        left = lengths + 2 * self.padding - self.kernel + self.stride
+        left: Tensor = lengths + 2 * self.padding - self.kernel + self.stride
         return left.clamp(min=0) // self.stride  # clipped first, as ONNX rounds to zero
 
 

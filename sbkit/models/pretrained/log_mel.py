@@ -45,8 +45,8 @@ class LogMel(nn.Module):
 
     def energies(self, windows: Tensor, taper: float) -> Tensor:
         """Compute mel energies in a power of Hann's window: (B, T, W) -> (B, T, M) of float32."""
-        like = {"dtype": windows.dtype, "device": windows.device}
-        hann = torch.hann_window(windows.shape[-1], periodic=False, **like)
+        size, kind, device = windows.shape[-1], windows.dtype, windows.device
+        hann = torch.hann_window(size, periodic=False, dtype=kind, device=device)
         spectra = torch.fft.rfft(windows * hann**taper, self.n_fft)
         return torch.view_as_real(spectra).square().sum(-1).float() @ self.filters
 
@@ -91,7 +91,8 @@ class ParakeetFeatures(LogMel):
     """Compute them around every shift, normalized over a clip: (B, S) in +-1 -> (B, T, M), (B,)."""
 
     def __init__(self, config: Config) -> None:
-        self.size, self.shift = config["win_length"], config["hop_length"]  # samples
+        self.size: int = config["win_length"]  # samples
+        self.shift: int = config["hop_length"]
         self.preemphasis: float = config["preemphasis"]
         filters = slaney_filters(config["num_mel_bins"], config["n_fft"], config["sample_rate"])
         super().__init__(filters)
@@ -115,8 +116,8 @@ class ParakeetFeatures(LogMel):
 def kaldi_filters(n_mels: int, sample_rate: int) -> Reals:
     """Return triangles of equal width on Kaldi's mel scale, from 20 Hz on: (K, M)."""
     bins = np.linspace(0, sample_rate / 2, fft_samples(sample_rate) // 2 + 1)
-    mel, ends = (1127 * np.log1p(each / 700) for each in (bins, np.array([LOWEST_HZ, bins[-1]])))
-    return _triangles(mel, np.linspace(*ends, n_mels + 2))
+    mel, lowest = 1127 * np.log1p(bins / 700), 1127 * np.log1p(LOWEST_HZ / 700)
+    return _triangles(mel, np.linspace(lowest, mel[-1], n_mels + 2))
 
 
 def slaney_filters(n_mels: int, n_fft: int, sample_rate: int) -> Reals:
@@ -128,7 +129,8 @@ def slaney_filters(n_mels: int, n_fft: int, sample_rate: int) -> Reals:
     mel = np.linspace(0, highest, n_mels + 2)
     edges = np.where(mel < 15, mel * 200 / 3, 1000 * 6.4 ** ((mel - 15) / 27))
     filters = _triangles(np.linspace(0, sample_rate / 2, n_fft // 2 + 1), edges)
-    return filters * 2 / (edges[2:] - edges[:-2])
+    filters *= 2 / (edges[2:] - edges[:-2])
+    return filters
 
 
 def _triangles(bins: Reals, edges: Reals) -> Reals:
@@ -136,4 +138,5 @@ def _triangles(bins: Reals, edges: Reals) -> Reals:
     widths = np.diff(edges)
     rise = (bins[:, None] - edges[:-2]) / widths[:-1]
     fall = (edges[2:] - bins[:, None]) / widths[1:]
-    return np.minimum(rise, fall).clip(min=0)
+    filters: Reals = np.minimum(rise, fall).clip(min=0)
+    return filters
