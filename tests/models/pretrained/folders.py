@@ -61,6 +61,8 @@ CONFIGS["parakeet_encoder"] = {
     "num_mel_bins": 80,
     "scale_input": True,
 }
+# A frame of 20 ms, as those of large models, which a run is quick with.
+FRAMES = {"conv_dim": [16] * 3, "conv_kernel": [20, 8, 8], "conv_stride": [10, 8, 4]}
 PREPROCESSOR: dict[str, Any] = {
     "feature_extractor_type": "Wav2Vec2FeatureExtractor",
     "feature_size": 1,
