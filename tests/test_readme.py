@@ -265,7 +265,7 @@ def test_every_path_that_is_named_is_there() -> None:
 
 def test_every_key_of_the_yamls_is_in_their_readme_with_its_default() -> None:
     declared: dict[str, str] = {}
-    for file in ("ctc", "ctc_large", "ctc_speechbrain", "language_id"):
+    for file in ("ctc", "ctc_streaming", "ctc_large", "ctc_speechbrain", "language_id"):
         text = (ROOT / f"hparams/{file}.yaml").read_text("utf-8").split("# ====")[0]
         for key, value in re.findall(r"^(\w+): (?:!ref )?(.*?)(?:\s+# .*)?$", text, re.MULTILINE):
             declared.setdefault(key, value)

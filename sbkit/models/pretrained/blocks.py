@@ -3,12 +3,15 @@
 Legend: B utterances, U frames, H heads, D/H channels of a head.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import gelu, relu, scaled_dot_product_attention, silu
+
+Config = Mapping[str, Any]  # sizes, by their names in a `config.json`
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {  # by the names in a `config.json`
     "gelu": gelu,

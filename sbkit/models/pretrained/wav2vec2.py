@@ -158,9 +158,8 @@ class ConvLayer(nn.Module):
 class FeatureProjection(nn.Module):
     """Normalize features, and project them to the width of the encoder: (B, U, C) -> (B, U, D)."""
 
-    def __init__(self, config: Config, dropout: float) -> None:
+    def __init__(self, config: Config, channels: int, dropout: float) -> None:
         super().__init__()
-        channels = config["conv_dim"][-1]
         if config.get("feat_proj_layer_norm", True):
             self.layer_norm: nn.Module = nn.LayerNorm(channels, eps=config["layer_norm_eps"])
         else:
@@ -182,7 +181,9 @@ class Wav2Vec2(nn.Module):
 
     def __init__(self, config: Config, dropouts: Dropouts) -> None:
         super().__init__()
-        self.feature_projection = FeatureProjection(config, dropouts.projection)
+        self.feature_projection = FeatureProjection(
+            config, config["conv_dim"][-1], dropouts.projection
+        )
         self.encoder = Blocks(config, dropouts)
 
     @property
