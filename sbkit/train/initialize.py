@@ -119,14 +119,14 @@ def encoder_config_of(source: Path) -> dict[str, Any] | None:
 
     Raises SbkitError.
     """
+    found: dict[str, Any] | None = None
     with reading(source, must=SOURCE, fix=FIX):
         if (source / BUNDLE_WEIGHTS).is_file():
             parts = json.loads(_read(source / BUNDLE_CONFIG))["parts"]
-            found = parts.get("Transformer", {}).get("arguments", {})
-            return found.get("config")
-        if (source / RESOLVED).is_file():
-            return read_declaration(source).values.get("encoder_config")
-    return None
+            found = parts.get("Transformer", {}).get("arguments", {}).get("config")
+        elif (source / RESOLVED).is_file():
+            found = read_declaration(source).values.get("encoder_config")
+    return found
 
 
 def _read_bundle(source: Path) -> tuple[dict[str, Tensor], list[str]]:
