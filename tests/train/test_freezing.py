@@ -1,5 +1,6 @@
 """Parts that do not learn, always or for some steps: as if they were not there, and then as any."""
 
+import json
 import re
 import signal
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from sbkit.train.freezing import Freezing
 from tests import processes
 from tests.models.pretrained.folders import make_parts, tiny_config
 from tests.runs import Workplace
+from tests.train import fine_tuning
 from tools.prove_resume import differences
 
 
@@ -193,6 +195,18 @@ def test_a_frozen_encoder_keeps_no_activations(
 
     assert saved(0) == [(2 * 20, 24)]
     assert len(saved(1)) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.ddp
+def test_two_processes_fine_tune_as_one() -> None:
+    """With LayerDrop, masks and checkpointing, and DDP looks for no unused parameters."""
+    done = processes.run(["-m", "tests.train.fine_tuning"], ranks=2)
+    assert (done.returncode, done.stderr) == (0, "")
+    shared, alone = json.loads(done.stdout), fine_tuning.train()
+    assert shared.keys() == alone.keys()
+    for name, values in alone.items():
+        assert shared[name] == pytest.approx(values, rel=1e-5, abs=1e-6), name
 
 
 # -- runs of train.py ------------------------------------------------------------------------------

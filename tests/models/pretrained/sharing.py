@@ -1,76 +1,57 @@
-"""Fine-tune an encoder with all that is random, frozen for a time: on several ranks, or in one.
-
-`torchrun -m tests.models.pretrained.sharing wavlm`. What is drawn follows from the micro-batch.
-"""
+"""Steps of pretrained encoders that ranks share: `torchrun -m tests.models.pretrained.sharing`."""
 
 import json
 import sys
 from typing import Any
 
 import torch
-from speechbrain import Stage
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.nn.parallel import DistributedDataParallel
 
-from sbkit.distributed.ranks import process_group, rank, world_size
-from sbkit.models.loss import Loss
-from sbkit.train.brain import Brain
+from sbkit.distributed.ranks import process_group, rank
 from tests.models.pretrained.folders import make_parts, tiny_config
 
-STEPS, PARTS, FROZEN = 5, 2, 2  # PARTS: micro-batches of a step
-KNOBS = {
-    **{"layerdrop": 0.5, "dropout": 0.1, "mask_time_length": 2, "mask_channel_length": 4},
-    **{"layers": "weighted", "gradient_checkpointing": True},
-}
+STEPS = 3
+KNOBS = {"layerdrop": 0.5, "dropout": 0.2, "mask_channel_length": 4, "gradient_checkpointing": True}
+ADAPTED = "wavlm with adapters"
 
 
-class EncoderBrain(Brain):
-    """Lose the squares of what a head makes of the states."""
+class Step(nn.Module):
+    """The sum of the squares of an encoder's states, of clips that a rank draws."""
 
-    def compute_forward(self, batch: Any, stage: Stage) -> Tensor:
-        """Encode: (B, S), (B,) -> (B, U, D)."""
-        audio, lengths, seed = batch
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        lora = {"rank": 2, "projections": ["q_proj", "v_proj"]} if kind == ADAPTED else None
+        config = tiny_config(kind.split()[0])
+        self.front_end, self.encoder = make_parts(config, **KNOBS, lora=lora)
+        self.train()
+
+    def forward(self, seed: int) -> Tensor:
+        """Draw clips, layers, masks and dropout."""
         torch.manual_seed(seed)
-        front_end, encoder, head = self.modules["model"]
-        x, frames = front_end(audio.unsqueeze(-1), lengths)
-        scores: Tensor = head(encoder.encode(x, frames))
-        return scores
-
-    def compute_objectives(self, predictions: Tensor, batch: Any, stage: Stage) -> Loss:
-        """Sum over a clip."""
-        return Loss(predictions.square().sum((1, 2)), torch.ones(len(predictions)))
+        x, frames = self.front_end(torch.randn(2, 2000, 1), torch.tensor([2000, 1500]))
+        states: Tensor = self.encoder.encode(x, frames)
+        return states.square().sum()
 
 
-def train(model_type: str) -> dict[str, list[float]]:
-    """Return the parameters after a few steps."""
-    front_end, encoder = make_parts(tiny_config(model_type), **KNOBS)
-    parts = {"CNN": front_end, "Transformer": encoder, "head": nn.Linear(24, 3)}
-    model = nn.ModuleList(parts.values())
-    audio = torch.randn(STEPS * PARTS, 2, 1000)
-    batches = [(each, torch.tensor([1000, 700]), seed) for seed, each in enumerate(audio)]
-    brain = EncoderBrain(
-        modules={"model": model},
-        opt_class=lambda parameters: torch.optim.SGD(parameters, lr=0.01),
-        hparams={
-            **parts,
-            "model": model,
-            "freeze": {"CNN": "always", "Transformer": FROZEN},
-            "find_unused_parameters": False,
-            "stall_seconds": 0,
-        },
-        run_opts={
-            "device": "cpu",
-            "noprogressbar": True,
-            "grad_accumulation_factor": PARTS // world_size(),
-        },
-    )
-    mine = batches[rank() :: world_size()]
-    brain.fit(range(1), DataLoader(mine, batch_size=None))  # type: ignore[arg-type]
-    return {name: each.flatten().tolist() for name, each in model.named_parameters()}
+def gradients(model: nn.Module, seed: int) -> list[Any]:
+    """Add up the gradients of some steps."""
+    model.zero_grad()
+    for step in range(STEPS):
+        model(seed + step).backward()
+    return [each.grad.flatten().tolist() for each in model.parameters() if each.grad is not None]
+
+
+def main() -> None:
+    """Print the gradients of all families, as they are after all-reduce, on rank 0."""
+    with process_group(torch.device("cpu")):
+        shared = {
+            each: gradients(DistributedDataParallel(Step(each)), 10 * rank())
+            for each in ("wav2vec2", "wavlm", ADAPTED)
+        }
+        if rank() == 0:
+            json.dump(shared, sys.stdout)
 
 
 if __name__ == "__main__":
-    with process_group(torch.device("cpu")):
-        trained = train(sys.argv[1])
-        if rank() == 0:
-            json.dump(trained, sys.stdout)
+    main()
