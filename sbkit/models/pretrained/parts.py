@@ -20,6 +20,7 @@ from sbkit.audio.lengths import length_mask
 from sbkit.base.errors import SbkitError
 from sbkit.config.ranges import AT_LEAST_ONE, SHARE, Range
 from sbkit.models.pretrained.blocks import Dropouts
+from sbkit.models.pretrained.lora import add_adapters
 from sbkit.models.pretrained.masks import hide
 from sbkit.models.pretrained.wav2vec2 import ConvEncoder, NormalizedAudio, Wav2Vec2
 
@@ -102,7 +103,8 @@ class PretrainedEncoder(nn.Module):
 
     layers: so many of the first ones; null: all; `weighted`: all, and what each returns is summed
     by learned weights. intermediate_layer: the number of that whose output an inter-CTC loss reads;
-    null: the one in the middle.
+    null: the one in the middle. lora: {rank: 8, alpha: 16, projections: [q_proj, v_proj]} freezes
+    the weights of the encoder, and trains adapters of its Linear layers of these names; null: none.
 
     In training, not in evaluation: dropout; ``layerdrop``, the chance that a layer is left out;
     masks of time and of channels, of which each hides spans of a length until they make up a share
@@ -138,6 +140,7 @@ class PretrainedEncoder(nn.Module):
         mask_channel_prob: float = 0.5,
         mask_channel_length: int = 64,
         gradient_checkpointing: bool = False,
+        lora: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         family = FAMILIES[config["model_type"]]
@@ -156,6 +159,8 @@ class PretrainedEncoder(nn.Module):
         self.channel_masks = (mask_channel_prob, mask_channel_length)
         if mask_time_prob > 0 and family.mask_vector:
             self.body.masked_spec_embed = nn.Parameter(torch.zeros(config["hidden_size"]))
+        if lora is not None:
+            add_adapters(self.body, **lora)
         if layers == WEIGHTED:  # of what goes into the first layer, too
             self.layer_weights = nn.Parameter(torch.zeros(count + 1))
         self.layerdrop, self.gradient_checkpointing = layerdrop, gradient_checkpointing
