@@ -8,8 +8,7 @@ It has a place for a pretrained encoder and one linear head, and for nothing els
 imported here alone, and only to compare what was written with the trained model.
 """
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path

@@ -39,7 +39,8 @@ class NormalizedModel(WaveformModel):
         audio = audio * (variance + share * (1 - variance)).rsqrt()
         lengths = torch.full_like(audio[:, 0], audio.shape[1], dtype=torch.int64)
         states, _ = self.model.encoder.encode_features(audio.unsqueeze(-1), lengths)
-        return self.model.ctc_log_probs(states)
+        log_probs: Tensor = self.model.ctc_log_probs(states)
+        return log_probs
 
 
 def takes_waveforms(features: Any) -> bool:
