@@ -46,6 +46,7 @@ MODULES = {
     "sbkit.models.dropout": "Dropout",
     "sbkit.models.frame_conv": "FrameConv",
     "sbkit.models.frontend": "ConvFrontEnd",
+    "sbkit.models.linear_stack": "LinearStack",
     "sbkit.models.normalize": "GlobalNorm",
     "sbkit.models.pooling": "AttentiveStatisticsPooling",
     "sbkit.models.pretrained.parts": "PretrainedEncoder PretrainedFeatures PretrainedFrontEnd",

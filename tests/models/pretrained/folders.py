@@ -32,6 +32,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "hubert": {**WAVEFORMS, "feat_proj_layer_norm": True, "conv_pos_batch_norm": False},
     "wavlm": {**WAVEFORMS, "num_buckets": 32, "max_bucket_distance": 80},
 }
+# A frame of 20 ms, as those of large models, which a run is quick with.
+FRAMES = {"conv_dim": [16] * 3, "conv_kernel": [20, 8, 8], "conv_stride": [10, 8, 4]}
 PREPROCESSOR = {
     "feature_extractor_type": "Wav2Vec2FeatureExtractor",
     "feature_size": 1,
