@@ -58,20 +58,18 @@ def write_huggingface(trained: TrainedModel, folder: Path) -> Sequence[Candidate
     Raises SbkitError for what no class of transformers has a place for.
     """
     transformers = require_package("transformers", extra="export")
-    bundle, modules = trained.bundle, trained.bundle.model.network.encoder.modules
-    front_end, encoder = modules.get("CNN"), modules.get("Transformer")
-    head = bundle.model.network.ctc_lin
-    _require_place(front_end, encoder, head)
+    bundle, network = trained.bundle, trained.bundle.model.network
+    _require_place(network)
+    encoder = network.encoder.modules["Transformer"]
     config = bundle.config.parts["Transformer"]["arguments"]["config"]
     kin = KIN[config["model_type"]]
-    tensors = _tensors(kin, front_end, encoder, head)
-    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    save_file(_tensors(kin, network), folder / WEIGHTS, metadata={"format": "pt"})
     vocabulary = bundle.tokenizer.vocabulary
     settings = {
         **{name: value for name, value in config.items() if name not in OURS},
         "architectures": [kin.name],
         "num_hidden_layers": len(encoder.body.layers),
-        "mask_time_prob": encoder.frame_masks[0] if _has_mask_vector(encoder) else 0.0,
+        "mask_time_prob": encoder.frame_masks[0],  # above 0, the file has `masked_spec_embed`
         "vocab_size": vocabulary.size,
         "pad_token_id": vocabulary.blank,
         "bos_token_id": vocabulary.bos,
@@ -101,14 +99,15 @@ def write_huggingface(trained: TrainedModel, folder: Path) -> Sequence[Candidate
     ]
 
 
-def _require_place(front_end: object, encoder: object, head: nn.Module) -> None:
+def _require_place(network: Any) -> None:
+    front_end, encoder = (network.encoder.modules.get(name) for name in ("CNN", "Transformer"))
     why = None
     if not (isinstance(front_end, PretrainedFrontEnd) and isinstance(encoder, PretrainedEncoder)):
-        why = "its CNN and its Transformer are not those of a pretrained encoder"
+        why = "its encoder is another"
     elif hasattr(encoder, "layer_weights"):
-        why = "it sums the layers of its encoder by weights"
-    elif type(head) is not nn.Linear:
-        why = f"its ctc_lin is a {type(head).__name__}"
+        why = "it takes a mean of the encoder's layers"
+    elif [*network.linear_stack.parameters()] or type(network.ctc_lin) is not nn.Linear:
+        why = "more than that follows the encoder"
     if why is not None:
         raise SbkitError(
             "A model for transformers must be a pretrained encoder and one torch.nn.Linear, as its "
@@ -116,20 +115,16 @@ def _require_place(front_end: object, encoder: object, head: nn.Module) -> None:
         )
 
 
-def _has_mask_vector(encoder: PretrainedEncoder) -> bool:
-    return hasattr(encoder.body, "masked_spec_embed")
-
-
-def _tensors(
-    kin: Kin, front_end: PretrainedFrontEnd, encoder: PretrainedEncoder, head: nn.Linear
-) -> dict[str, Tensor]:
-    found = {
-        kin.prefix + prefix + name.removeprefix("body."): tensor
-        for part, prefix in ((front_end, front_end.prefix), (encoder, ""))
-        for name, tensor in part.state_dict().items()
-    }
-    bias = head.weight.new_zeros(len(head.weight)) if head.bias is None else head.bias
-    found |= {f"{kin.head}weight": head.weight, f"{kin.head}bias": bias}
+def _tensors(kin: Kin, network: Any) -> dict[str, Tensor]:
+    """Return the weights under the names of transformers."""
+    found = {}
+    for part in (network.encoder.modules["CNN"], network.encoder.modules["Transformer"]):
+        prefix = kin.prefix + getattr(part, "prefix", "")
+        for name, tensor in part.state_dict().items():
+            found[prefix + name.removeprefix("body.")] = tensor
+    weight, bias = network.ctc_lin.weight, network.ctc_lin.bias
+    found[f"{kin.head}weight"] = weight
+    found[f"{kin.head}bias"] = weight.new_zeros(len(weight)) if bias is None else bias
     return {name: tensor.detach().cpu().contiguous() for name, tensor in found.items()}
 
 

@@ -51,7 +51,9 @@ def trace(module: nn.Module, *example: Tensor) -> ExportedProgram:
     """
     free: tuple[Any, ...] = ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC}, {0: Dim.DYNAMIC})[: len(example)]
     keep_device_guard()
-    module.requires_grad_(False)  # ONNX's exporter gives an attention bias that has it other strides
+    module.requires_grad_(
+        False
+    )  # ONNX's exporter gives an attention bias that has it other strides
     with torch.no_grad(), quietly():
         try:
             module(*example)  # measures what is measured once, and fills caches with real tensors
