@@ -27,6 +27,7 @@ LAYERS = (
     "data",
     "train",
     "inference",
+    "live",
     "check",
     "main",
     "cli",

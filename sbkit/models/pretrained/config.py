@@ -34,18 +34,14 @@ Config = dict[str, Any]
 
 def _sizes(hidden: int, layers: int, heads: int, intermediate: int) -> Config:
     return {
-        "hidden_size": hidden,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "intermediate_size": intermediate,
-        **{"layer_norm_eps": 1e-5, "attention_dropout": 0.1, "activation_dropout": 0.1},
-        **{"sample_rate": SAMPLE_RATE, "do_normalize": True},
+        **{"hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads},
+        **{"intermediate_size": intermediate, "sample_rate": SAMPLE_RATE, "do_normalize": True},
     }
 
 
 WAV2VEC2: Config = {
     **_sizes(768, 12, 12, 3072),
-    **{"hidden_act": "gelu", "hidden_dropout": 0.1, "feat_proj_dropout": 0.0},
+    **{"hidden_act": "gelu", "layer_norm_eps": 1e-5, "do_stable_layer_norm": False},
     **{"feat_extract_norm": "group", "feat_extract_activation": "gelu", "conv_bias": False},
     **{
         "conv_dim": [512] * 7,
@@ -53,23 +49,21 @@ WAV2VEC2: Config = {
         "conv_kernel": [10] + [3] * 4 + [2] * 2,
     },
     **{"num_conv_pos_embeddings": 128, "num_conv_pos_embedding_groups": 16},
-    "do_stable_layer_norm": False,
 }
 W2V_BERT: Config = {
     **_sizes(1024, 24, 16, 4096),
-    **{"hidden_act": "swish", "hidden_dropout": 0.0, "feat_proj_dropout": 0.0},
-    **{"attention_dropout": 0.0, "activation_dropout": 0.0, "conformer_conv_dropout": 0.1},
+    **{"hidden_act": "swish", "layer_norm_eps": 1e-5, "conv_depthwise_kernel_size": 31},
     **{"feature_projection_input_dim": 160, "num_mel_bins": 80, "stride": 2},
     **{"left_max_position_embeddings": 64, "right_max_position_embeddings": 8},
-    **{"position_embeddings_type": "relative_key", "conv_depthwise_kernel_size": 31},
+    "position_embeddings_type": "relative_key",
 }
 PARAKEET: Config = {
     **_sizes(1024, 24, 8, 4096),
-    **{"hidden_act": "silu", "dropout": 0.1, "dropout_positions": 0.0, "scale_input": True},
-    **{"attention_bias": True, "convolution_bias": True, "conv_kernel_size": 9},
-    **{"subsampling_factor": 8, "subsampling_conv_channels": 256},
-    **{"subsampling_conv_kernel_size": 3, "subsampling_conv_stride": 2},
-    **{"num_mel_bins": 80, "n_fft": 512, "win_length": 400, "hop_length": 160, "preemphasis": 0.97},
+    **{"hidden_act": "silu", "attention_bias": True, "convolution_bias": True},
+    **{"scale_input": True, "conv_kernel_size": 9, "subsampling_factor": 8},
+    **{"subsampling_conv_channels": 256, "subsampling_conv_kernel_size": 3},
+    **{"subsampling_conv_stride": 2, "num_mel_bins": 80, "n_fft": 512, "win_length": 400},
+    **{"hop_length": 160, "preemphasis": 0.97},
 }
 FAMILIES: dict[str, Config] = {  # by model_type
     "wav2vec2": WAV2VEC2,

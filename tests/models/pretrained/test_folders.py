@@ -13,7 +13,8 @@ from torch import Tensor
 from sbkit.base.errors import SbkitError
 from sbkit.models.pretrained import weights
 from sbkit.models.pretrained.config import read_encoder_config
-from sbkit.models.pretrained.parts import PretrainedEncoder, PretrainedFrontEnd
+from sbkit.models.pretrained.parts import FAMILIES as PARTS
+from sbkit.models.pretrained.parts import PretrainedEncoder, PretrainedFeatures, PretrainedFrontEnd
 from sbkit.models.pretrained.weights import check_weights, load_weights
 from tests.models.pretrained.folders import make_folder, make_parts
 
@@ -239,3 +240,15 @@ def test_the_card_tells_the_licence(folder: Path) -> None:
     assert read_encoder_config(folder)["source"]["licence"] == "unknown"
     (folder / "README.md").write_text("---\nlanguage: it\nlicense: apache-2.0\n---\n# license: x\n")
     assert read_encoder_config(folder)["source"]["licence"] == "apache-2.0"
+
+
+@pytest.mark.parametrize("model_type", PARTS)
+def test_the_modules_need_all_that_is_kept_of_a_config(model_type: str, tmp_path: Path) -> None:
+    config = read_encoder_config(make_folder(tmp_path, model_type))
+    made_by = (PretrainedFeatures, PretrainedFrontEnd, PretrainedEncoder)
+    # What is only compared, has a default, is of another family, or is of the run.
+    others = ("position_embeddings_type", "feat_proj_layer_norm", "do_normalize", "source")
+    for key in config.keys() - others:
+        less = {name: value for name, value in config.items() if name != key}
+        with pytest.raises(KeyError, match=key):
+            _ = [part(config=less) for part in made_by]
