@@ -40,6 +40,7 @@ ELSEWHERE = (  # commands that other tests run: how they begin
     *("python -m tools.bench_times", "python -m tools.show row", "python -m tools.bench_train"),
     "python -m tools.mutate",
     *("python -m tools.bench_gpu", "python -m tools.bench_transcribe"),
+    "python -m tools.bench_live",
     *("sbkit transcribe --runtime onnx", "sbkit score RUN", "sbkit tune RUN", "sbkit cache"),
     *("sbkit prepare YAML --shards", "sbkit export RUN", "sbkit classify "),
 )
