@@ -403,7 +403,8 @@ class Convolution(nn.Module):
         Windows of each chunk and the K frames before it took 1.5 times as long as this.
         """
         convolve, frames = self.depthwise_conv, y.shape[1]
-        width, convolved = convolve.kernel_size[0] // 2, convolve(y)
+        width = convolve.kernel_size[0] // 2
+        convolved: Tensor = convolve(y)
         left = chunk - torch.arange(frames, device=y.device) % chunk  # frames to the end: (U,)
         padded = nn.functional.pad(y, (0, 0, 0, width))
         for ahead in range(1, width + 1):
