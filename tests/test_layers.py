@@ -27,6 +27,7 @@ LAYERS = (
     "data",
     "train",
     "inference",
+    "serve",
     "check",
     "main",
     "cli",
