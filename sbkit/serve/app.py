@@ -4,10 +4,13 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass
+from http import HTTPStatus
 from typing import Any, TypeVar
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
+from starlette.datastructures import FormData
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -17,12 +20,11 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.text import __version__
 from sbkit.inference.transcribe.transcriber import Transcript
 from sbkit.serve.answers import answer, event
-from sbkit.serve.errors import HANDLERS, as_api_error
+from sbkit.serve.errors import HANDLERS, ApiError, as_api_error, too_large
 from sbkit.serve.fields import parse_fields, unknown_model
-from sbkit.serve.limits import Admission, KeyGuard, Limits
+from sbkit.serve.limits import READY, Admission, KeyGuard, Limits, State
 from sbkit.serve.metrics import Observed
 from sbkit.serve.recognizer import Recognizer
-from sbkit.serve.state import READY, State
 
 Found = AsyncGenerator[str | Transcript]
 TRANSCRIPTIONS = "/v1/audio/transcriptions"
@@ -39,6 +41,7 @@ class Service:
     """
 
     recognizer: Recognizer
+    limits: Limits
     names: Sequence[str]
     created: int
     declared: dict[str, str]
@@ -46,7 +49,8 @@ class Service:
 
     async def transcriptions(self, request: Request) -> Response:
         """Transcribe the file of a form."""
-        async with request.form(**FORM) as form:
+        form = await self._receive(request)
+        try:
             language = self.recognizer.language
             fields = parse_fields(form, names=self.names, language=language)
             found = self.recognizer.transcribe(fields)
@@ -55,6 +59,24 @@ class Service:
                 return StreamingResponse(_events(first, found), media_type="text/event-stream")
             transcript = await _until_disconnected(request, _last(found))
             return answer(transcript, fields, language)
+        finally:
+            await form.close()
+
+    async def _receive(self, request: Request) -> FormData:
+        """Receive a form within the limits of its bytes and its time."""
+        try:
+            async with asyncio.timeout(self.limits.receive_seconds):
+                return await request.form(**FORM)
+        except TimeoutError:
+            raise ApiError(
+                HTTPStatus.REQUEST_TIMEOUT,
+                f"A request must arrive within {self.limits.receive_seconds:g} s, but did not. "
+                "Send less, or compressed audio.",
+            ) from None
+        except HTTPException as error:
+            if error.status_code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+                raise too_large(f"{self.limits.max_mb:g} MB") from None
+            raise
 
     async def models(self, request: Request) -> Response:
         """List the names of the model."""
@@ -73,16 +95,14 @@ class Service:
 
     async def ready(self, request: Request) -> Response:
         """Answer whether requests are taken, and what was asked for and what runs."""
-        effective = asdict(self.recognizer.effective)
-        status = 200 if self.state.phase == READY else 503
         body = {
             "status": self.state.phase,
             "model": self.names[0],
             "sbkit": __version__,
             "declared": self.declared,
-            "effective": effective,
+            "effective": asdict(self.recognizer.effective),
         }
-        return JSONResponse(body, status)
+        return JSONResponse(body, 200 if self.state.phase == READY else 503)
 
     async def metrics(self, request: Request) -> Response:
         """Write the figures for Prometheus."""
@@ -92,21 +112,17 @@ class Service:
         return {"id": name, "object": "model", "created": self.created, "owned_by": "sbkit"}
 
 
-def make_app(service: Service, *, limits: Limits, keys: Sequence[str]) -> Starlette:
+def make_app(service: Service, *, keys: Sequence[str]) -> Starlette:
     """Make the application; keys: those that clients may have, none for all clients."""
-    metrics = service.recognizer.metrics
-    metrics.show(
-        "sbkit_requests_in_flight",
-        "requests that arrive, wait or are transcribed",
-        lambda: service.state.in_flight,
-    )
-    admission = Middleware(Admission, limits=limits, state=service.state)
+    metrics, state, limits = service.recognizer.metrics, service.state, service.limits
+    metrics.show("requests_in_flight", "that arrive, wait or run", lambda: state.in_flight)
     guarded = [
         Route(
             TRANSCRIPTIONS.removeprefix("/v1"),
             service.transcriptions,
             methods=["POST"],
-            middleware=[admission],
+            middleware=[Middleware(Admission, limits=limits, state=state)],
+            max_body_size=limits.max_bytes,
         ),
         Route("/models", service.models),
         Route("/models/{name:path}", service.model),

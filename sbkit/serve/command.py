@@ -7,7 +7,7 @@ import socket
 import sys
 import threading
 from asyncio import Transport
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import fields
 from time import monotonic
 from types import FrameType
@@ -27,9 +27,8 @@ from sbkit.inference.transcribe.transcriber import (
     open_recognizer,
 )
 from sbkit.serve.app import Service, make_app
-from sbkit.serve.limits import Limits, read_keys
+from sbkit.serve.limits import DRAINING, READY, WARMING, Limits, State, read_keys
 from sbkit.serve.recognizer import Recognizer
-from sbkit.serve.state import DRAINING, READY, WARMING, State
 
 ALIASES = ("gpt-transcribe", "gpt-4o-transcribe", "gpt-4o-mini-transcribe", "whisper-1")
 FIRST_REQUEST = 10.0  # seconds, within which a connection sends its header
@@ -60,13 +59,15 @@ def serve(options: argparse.Namespace) -> None:
         with closing(Recognizer(bundle, shapes=shapes, wait=wait, limits=limits)) as recognizer:
             service = Service(
                 recognizer=recognizer,
+                limits=limits,
                 names=(options.name, *(options.alias or ALIASES)),
                 created=int((options.bundle / CONFIG).stat().st_mtime),
                 declared=declared,
                 state=State(),
             )
-            app = make_app(service, limits=limits, keys=keys)
-            server = Server(app, service, grace_seconds=options.grace_seconds)
+            server = Server(
+                make_app(service, keys=keys), service, grace_seconds=options.grace_seconds
+            )
             server.run(sockets=[listening])
     server.conclude()
 
@@ -79,9 +80,11 @@ def bind(host: str, port: int) -> socket.socket:
     """
     try:
         (family, kind, _, _, address), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        made = socket.socket(family, kind)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(address)
+        with ExitStack() as failing:
+            made = failing.enter_context(socket.socket(family, kind))
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            made.bind(address)
+            failing.pop_all()
     except (OSError, OverflowError) as error:
         raise SbkitError(
             f"`--host` and `--port` must be an address that is free here, but {host}:{port} is not "
@@ -157,8 +160,9 @@ class Server(uvicorn.Server):
             self._service.recognizer.warm_up()
         except Exception as error:  # of the model, the device or its memory
             self._state.failure = error
-        if self._state.phase == WARMING:
-            self._state.phase = READY
+        else:
+            if self._state.phase == WARMING:
+                self._state.phase = READY
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to stop; a second signal ends the grace time."""

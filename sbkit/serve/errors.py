@@ -10,7 +10,7 @@ from starlette.types import ExceptionHandler
 
 from sbkit.base.errors import SbkitError
 
-CLIENT_GONE = 499  # which nobody reads; metrics count it, as nginx does
+CLIENT_GONE = 499  # nobody reads it; metrics count it, as nginx's do
 AGAIN = {"Retry-After": "1"}  # seconds
 
 
@@ -32,18 +32,19 @@ class ApiError(SbkitError):
     def plain(self) -> dict[str, dict[str, str | None]]:
         """Return the body; its type is that which the API has for the status."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
-        if self.status == HTTPStatus.TOO_MANY_REQUESTS:
-            kind = "rate_limit_error"
+        kind = "rate_limit_error" if self.status == HTTPStatus.TOO_MANY_REQUESTS else kind
         return {
             "error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}
         }
 
 
-class UnavailableError(ApiError):
-    """The server is not ready yet, stops, or takes too long."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(HTTPStatus.SERVICE_UNAVAILABLE, message, headers=AGAIN)
+def too_large(most: str) -> ApiError:
+    """Return the error over a file with more than so many bytes or seconds."""
+    return ApiError(
+        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+        f"`file` must have at most {most}, but has more. Send it in parts.",
+        param="file",
+    )
 
 
 def as_api_error(error: Exception) -> ApiError:
@@ -54,26 +55,20 @@ def as_api_error(error: Exception) -> ApiError:
         return ApiError(
             error.status_code,
             f"A request must be one of this API, but is not ({error.detail}). Correct it.",
-            headers=error.headers,
         )
     return ApiError(
         HTTPStatus.INTERNAL_SERVER_ERROR,
-        "The server must answer every request, but failed over this one. Its log says why.",
+        "A request must have an answer, but the server failed over this one. Its log says why.",
     )
 
 
-def _answer_error(_: Request, error: Exception) -> Response:
+def _answer(_: Request, error: Exception) -> Response:
+    if isinstance(error, ClientDisconnect):
+        return Response(status_code=CLIENT_GONE)
     found = as_api_error(error)
     return JSONResponse(found.plain(), found.status, headers=found.headers)
 
 
-def _answer_nobody(_: Request, error: Exception) -> Response:
-    return Response(status_code=CLIENT_GONE)
-
-
-HANDLERS: Mapping[type[Exception], ExceptionHandler] = {
-    ApiError: _answer_error,
-    HTTPException: _answer_error,
-    ClientDisconnect: _answer_nobody,
-    Exception: _answer_error,
-}
+HANDLERS: Mapping[type[Exception], ExceptionHandler] = dict.fromkeys(
+    (ApiError, HTTPException, ClientDisconnect, Exception), _answer
+)

@@ -92,7 +92,7 @@ def _check_languages(asked: Sequence[Any], language: str | None) -> None:
     """Refuse languages that are not the model's; und, which says nothing, is any."""
     own, tags = primary(language or "und"), [str(each) for each in asked if each]
     if tags and own != "und" and own not in map(primary, tags):
-        raise _bad("language", f"that of the model, {own},", listed(tags))
+        raise _bad("language", f"{own}, as the model has it", listed(tags))
 
 
 def _check_temperature(value: str) -> None:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 from prometheus_client import (
     CollectorRegistry,
@@ -18,7 +19,7 @@ from sbkit.serve.errors import CLIENT_GONE
 
 LATENCIES = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 300.0)
 CLIPS = (1, 2, 4, 8, 16, 32, 64)
-SECONDS = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0)
+SECONDS = (1, 2, 5, 10, 20, 30, 60)
 
 
 class Metrics:
@@ -26,47 +27,33 @@ class Metrics:
 
     def __init__(self, *, sample_rate: int) -> None:
         """Make them all, at zero."""
-        self._rate = sample_rate
-        self.registry = registry = CollectorRegistry()
-        ProcessCollector(registry=registry)
-        self.requests = Counter(
-            "sbkit_requests", "requests for transcripts", ["status"], registry=registry
-        )
+        self._rate, self._registry = sample_rate, CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        own: dict[str, Any] = {"namespace": "sbkit", "registry": self._registry}
+        self.requests = Counter("requests", "for transcripts", ["status"], **own)
         self.latency = Histogram(
-            "sbkit_request_seconds",
-            "from the header of a request to the end of its answer",
-            buckets=LATENCIES,
-            registry=registry,
+            "request_seconds", "from header to end of answer", buckets=LATENCIES, **own
         )
-        self.audio = Counter(
-            "sbkit_audio_seconds", "of audio that was transcribed", registry=registry
-        )
-        self.batch_clips = Histogram(
-            "sbkit_batch_clips", "clips of a batch", buckets=CLIPS, registry=registry
-        )
-        self.batch_seconds = Histogram(
-            "sbkit_batch_seconds",
-            "of padded audio in a batch",
-            buckets=SECONDS,
-            registry=registry,
-        )
+        self.audio = Counter("audio_seconds", "transcribed", **own)
+        self.clips = Histogram("batch_clips", "clips of a batch", buckets=CLIPS, **own)
+        self.seconds = Histogram("batch_seconds", "with padding", buckets=SECONDS, **own)
 
     def on_batch(self, clips: int, samples: int) -> None:
-        """Count a batch and its audio, padding included."""
-        self.batch_clips.observe(clips)
-        self.batch_seconds.observe(samples_to_seconds(samples, self._rate))
+        """Count a batch of clips of so many samples each, with their padding."""
+        self.clips.observe(clips)
+        self.seconds.observe(clips * samples_to_seconds(samples, self._rate))
 
     def show(self, name: str, help: str, read: Callable[[], float]) -> None:
-        """Add a figure that is read when it is asked for."""
-        Gauge(name, help, registry=self.registry).set_function(read)
+        """Add a figure that is read when Prometheus asks."""
+        Gauge(name, help, namespace="sbkit", registry=self._registry).set_function(read)
 
     def write(self) -> bytes:
         """Write all in the text format of Prometheus."""
-        return generate_latest(self.registry)
+        return generate_latest(self._registry)
 
 
 class Observed:
-    """Count the requests of a route by status, those whose clients have gone as 499."""
+    """Count the requests of a route by status; those whose clients have gone as 499."""
 
     def __init__(self, app: ASGIApp, *, path: str, metrics: Metrics) -> None:
         self._app, self._path, self._metrics = app, path, metrics
