@@ -322,13 +322,21 @@ def _compare(options: argparse.Namespace) -> None:
     *RUNNING,
     DECODER,
     HOTWORDS,
+    flag("--live", "print the text of one FILE, - or mic (a microphone) as it comes"),
+    text("--pace", "X", "with --live, of a file: 1 for real time (default: at once)", type=float),
     QUIET,
     IMPORT,
 )
 def _transcribe(options: argparse.Namespace) -> int:
-    from sbkit.inference.transcribe.command import transcribe
-
+    if options.pace is not None and not options.live:
+        raise SbkitError("`--pace` must come with --live, but does not. Add it, or leave it out.")
     with _opened(options) as options.bundle:
+        if options.live:
+            from sbkit.live.command import transcribe_live
+
+            return transcribe_live(options)
+        from sbkit.inference.transcribe.command import transcribe
+
         return transcribe(options)
 
 

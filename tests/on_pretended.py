@@ -27,10 +27,12 @@ SMALL = ("--number_of_epochs=2", "--num_encoder_layers=1", "--average_checkpoint
 THERE = ("--device=pretended", *SMALL)
 UNREAD = ("--log_every=1000", "--check=false")
 FP16 = ("--precision=fp16", "--eval_precision=fp16")
+STREAMING = "hparams/ctc_streaming.yaml"  # which draws the size of its chunks
 MODELS = {
     "ctc": ("hparams/ctc.yaml", "--ctc_weight=1.0", "--num_decoder_layers=0"),
     "joint": ("hparams/ctc.yaml",),
     "lobes": ("hparams/ctc_speechbrain.yaml", "--cnn_channels=8"),
+    "streaming": (STREAMING, "--ctc_weight=1.0", "--num_decoder_layers=0"),
 }
 
 pytestmark = SPEECHBRAINS_MASKS
@@ -115,15 +117,20 @@ def test_a_step_that_waits_is_found_out(workplace: Workplace, tmp_path: Path) ->
     assert steps == [["_local_scalar_dense"]] * len(steps) != []
 
 
-@pytest.mark.parametrize("precision", [(), FP16], ids=["fp32", "fp16"])
+@pytest.mark.parametrize(
+    ("yaml", "precision"),
+    [("hparams/ctc.yaml", ()), ("hparams/ctc.yaml", FP16), (STREAMING, ())],
+    ids=["fp32", "fp16", "streaming"],
+)
 def test_a_run_that_was_stopped_within_an_epoch_goes_on_to_the_same_digits(
-    precision: tuple[str, ...], workplace: Workplace, tmp_path: Path
+    yaml: str, precision: tuple[str, ...], workplace: Workplace, tmp_path: Path
 ) -> None:
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    assert workplace.train_here(whole, *THERE, *precision) == 0  # with its check
+    options = (*THERE, *precision)
+    assert workplace.train_here(whole, *options, yaml=yaml) == 0  # with its check
     with stopped_after(4):
-        assert workplace.train_here(stopped, *THERE, *precision) == ASKED_TO_STOP
-    assert workplace.train_here(stopped, *THERE, *precision) == 0
+        assert workplace.train_here(stopped, *options, yaml=yaml) == ASKED_TO_STOP
+    assert workplace.train_here(stopped, *options, yaml=yaml) == 0
     assert losses(stopped) == losses(whole)
     expected = last_parameters(whole)
     assert all(torch.equal(expected[name], each) for name, each in last_parameters(stopped).items())

@@ -27,6 +27,7 @@ LAYERS = (
     "data",
     "train",
     "inference",
+    "live",
     "serve",
     "check",
     "main",

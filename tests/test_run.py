@@ -20,6 +20,7 @@ from sbkit.inference.runtime.torch_model import load_bundle
 from sbkit.logs.log import Record, read_log
 from sbkit.text.normalize import normalize
 from sbkit.train.run import Run
+from tests.models.pretrained.folders import FRAMES, make_folder
 from tests.runs import (
     ROOT,
     Workplace,
@@ -342,7 +343,7 @@ def test_speechbrains_parts_train_export_and_transcribe(
 def test_every_yaml_takes_a_step(
     yaml: Path, workplace: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At its own size; only the batch is small, and the tokens those of a small text."""
+    """At its own size, but for a pretrained encoder; the batch and the text are small."""
     monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
     small = ("--batch_seconds=4", "--num_workers=0", "--device=cpu")
     kind, release = read_document(yaml).root.get("token_type"), workplace.release
@@ -353,6 +354,8 @@ def test_every_yaml_takes_a_step(
     folders = (f"--data_folder={release}", f"--output_folder={tmp_path}")
     others = {"unigram": ("--vocab_size=50",), None: ("--language=[en]", "--label=sentence")}
     pieces = others.get(kind, ())
+    if "pretrained" in read_document(yaml).root:
+        pieces = (f"--pretrained={make_folder(tmp_path / 'tiny', **FRAMES)}",)
     file, overrides = parse_command([str(yaml), *small, *folders, *pieces])
     run = Run(file, overrides)
     hparams = run.hparams

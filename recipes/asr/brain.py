@@ -36,6 +36,7 @@ class AsrBrain(Brain):
             **encoder_parts(vars(self.hparams)),
             ctc_lin=self.hparams.ctc_lin,
             seq_lin=getattr(self.hparams, "seq_lin", None),
+            linear_stack=getattr(self.hparams, "linear_stack", None),
             vocabulary=self.tokenizer.vocabulary,
         )
         self.asr_model.to(self.device)

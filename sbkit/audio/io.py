@@ -94,7 +94,7 @@ def stream_audio(
         with _Reader(os.fsencode(path)) as file:
             _check_header(path, file)
             blocks = _mono_blocks(path, file, block_seconds)
-            yield from map(_to_int16, resample_blocks(blocks, file.samplerate, sample_rate))
+            yield from map(to_int16, resample_blocks(blocks, file.samplerate, sample_rate))
     except AudioError:
         raise
     except Exception as error:  # whatever a damaged file does to a library, it is this file's
@@ -136,10 +136,11 @@ def convert_array(
     floats = samples.reshape(len(samples), -1).astype(np.float32) / np.float32(scale)
     _check_values("the array", floats)
     mono = floats.mean(axis=1)
-    yield from map(_to_int16, resample_blocks([mono], rate, new_rate))
+    yield from map(to_int16, resample_blocks([mono], rate, new_rate))
 
 
-def _to_int16(block: Signal) -> Samples:
+def to_int16(block: Signal) -> Samples:
+    """Round samples between -1 and 1 to int16: (S,) -> (S,)."""
     scaled = np.rint(block * FULL_SCALE)
     return np.clip(scaled, -FULL_SCALE, FULL_SCALE - 1).astype(np.int16)
 

@@ -30,6 +30,7 @@ memory (`tools/bench_train` has the model; alternating rounds, November 2026):
 import ctypes
 import os
 import re
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -41,6 +42,7 @@ from typing import Any
 PRECISIONS = {"torch": ("fp32", "bf16", "fp16"), "onnx": ("fp32", "int8")}  # of each runtime
 CGROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
+MEMORY = Path("/proc/meminfo")
 
 # Of the allocator: options of mallopt(3) and madvise(2), sizes in bytes.
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
@@ -78,6 +80,16 @@ def affine_cores() -> int:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # no Linux
         return os.cpu_count() or 1
+
+
+def available_memory() -> int:
+    """Count the bytes that this process may still take; as many as there can be without /proc."""
+    limits = (file.read_text().strip() for file in _of_cgroups("memory.max"))
+    found = [int(limit) for limit in limits if limit != "max"]
+    if MEMORY.exists():
+        free = re.search(r"^MemAvailable: +(\d+) kB$", MEMORY.read_text(), re.MULTILINE)
+        found += [1024 * int(free[1])] if free else []
+    return min(found, default=sys.maxsize)
 
 
 def _of_cgroups(name: str) -> Iterator[Path]:

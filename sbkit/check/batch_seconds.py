@@ -63,6 +63,7 @@ def find_batch_seconds(
             f"tried on this one. Pass --{KNOB}=NUMBER."
         )
     run = Run(yaml_file, overrides, recipe=recipe)
+    overrides = run.overrides
     run.check_ranges()
     if run.is_begun:
         before = float(read_declaration(run.folder).values[KNOB])

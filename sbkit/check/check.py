@@ -17,7 +17,7 @@ from sbkit.check.model.dependence import check_causality, check_padding
 from sbkit.check.model.dry_run import check_shapes, check_state
 from sbkit.check.model.ownership import check_optimizers, check_ownership
 from sbkit.check.model.placement import check_placement, check_shares
-from sbkit.check.model.unused import check_unused
+from sbkit.check.model.unused import check_freezing, check_unused
 from sbkit.check.planned_run import PARTS, MissingPartError, PlannedRun
 from sbkit.distributed.ranks import single_rank
 from sbkit.logs.log import log
@@ -41,6 +41,7 @@ CHECKS: tuple[Check, ...] = (
     check_report,
     check_silence,
     check_unused,
+    check_freezing,
     check_cost,
     check_run_folder,
     check_initial_weights,

@@ -163,10 +163,11 @@ class RealSteps:
 
     @property
     def saved_bytes(self) -> int:
-        """Count the bytes of a checkpoint: the model, and what the optimizers keep."""
+        """Count the bytes of a checkpoint: the model, its average, what the optimizers keep."""
         modules, optimizers = self.brain.modules, (self.brain.optimizers_dict or {}).values()
         states = [state for each in optimizers for state in each.state.values()]
         kept = [value for each in states for value in each.values() if isinstance(value, Tensor)]
+        kept += self.brain.moving_average.others.values()
         return sum(each.nbytes for each in (*modules.parameters(), *modules.buffers(), *kept))
 
 

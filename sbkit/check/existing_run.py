@@ -4,7 +4,6 @@ The folder is only read. A model can be exported when each of its parts is plain
 """
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from sbkit.base.errors import SbkitError
 from sbkit.check.finding import Finding, words_of
@@ -18,7 +17,6 @@ from sbkit.config.hparams import save_resolved
 from sbkit.inference.bundle.export import plain_parts
 from sbkit.logs.log import quiet
 from sbkit.tasks.task import load_task
-from sbkit.train.initialize import initialize_from
 
 
 def check_run_folder(planned: PlannedRun) -> tuple[Finding, ...]:
@@ -35,10 +33,10 @@ def check_run_folder(planned: PlannedRun) -> tuple[Finding, ...]:
 
 
 def check_initial_weights(planned: PlannedRun) -> tuple[Finding, ...]:
-    """Refuse, as training does, an `init_from` that has no weights of the model."""
-    source = planned.knobs.get("init_from")
-    if source and newest_described(planned.run_folder / CHECKPOINTS) is None:
-        initialize_from(Path(str(source)), planned.hparams, planned.recipe.task)
+    """Refuse, as training does, `pretrained` and `init_from` without the weights of the model."""
+    if newest_described(planned.run_folder / CHECKPOINTS) is None:
+        with quiet():  # training logs what is loaded
+            planned.load_initial_weights()
     return ()
 
 

@@ -138,8 +138,8 @@ class Declaration:
     def _with(self, before: "Declaration", allowed: set[str]) -> Mapping[str, Any]:
         """Resolve the YAML with the knobs that may change as the run began with them."""
         both = before.values.keys() & self.values.keys() & allowed - {"output_folder"}
-        changed = _compare(before.values, self.values)
-        restored = {name: was for name, was, _ in changed if name in both}
+        was, now = before.values, self.values
+        restored = {name: was[name] for name in both if was[name] != now[name]}
         if self.source is None or not restored:
             return self.values
         yaml_file, overrides = self.source
@@ -189,10 +189,12 @@ def _leaves(node: object, keys: Keys, seen: dict[int, str]) -> Iterator[tuple[st
 
 
 def _compare(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Change]:
-    """Yield what differs, in the order in which it is declared now."""
+    """Yield what differs, in the order in which it is declared now; of mappings, by its key."""
     for name in [*now, *(each for each in before if each not in now)]:
         was, value = before.get(name, "nothing"), now.get(name, "nothing")
-        if was != value:
+        if isinstance(was, Mapping) and isinstance(value, Mapping):
+            yield from ((f"{name}.{key}", a, b) for key, a, b in _compare(was, value))
+        elif was != value:
             yield name, was, value
 
 

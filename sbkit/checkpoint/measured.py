@@ -21,6 +21,7 @@ from sbkit.decoding.confidence import CONFIDENCE_FILE
 from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS
 from sbkit.evaluate.run_results import SUMMARY
 from sbkit.evaluate.utterances import MEASURED
+from sbkit.models.pretrained.lora import merge_adapters
 
 SAID = {
     "weights": "these weights",
@@ -64,8 +65,9 @@ def settings_of(decoder: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def to_safetensors(best: Sequence[Checkpoint]) -> bytes:
-    """Average the model of checkpoints; the same checkpoints give the same bytes."""
-    return save({name: value.clone() for name, value in average(best, "model").items()})
+    """Average the model of checkpoints, adapters merged; the same ones give the same bytes."""
+    merged = merge_adapters(average(best, "model"))
+    return save({name: value.clone() for name, value in merged.items()})
 
 
 def record_of_run(run: Path) -> Measured | None:

@@ -46,8 +46,10 @@ MODULES = {
     "sbkit.models.dropout": "Dropout",
     "sbkit.models.frame_conv": "FrameConv",
     "sbkit.models.frontend": "ConvFrontEnd",
+    "sbkit.models.linear_stack": "LinearStack",
     "sbkit.models.normalize": "GlobalNorm",
     "sbkit.models.pooling": "AttentiveStatisticsPooling",
+    "sbkit.models.pretrained.parts": "PretrainedEncoder PretrainedFeatures PretrainedFrontEnd",
     "sbkit.models.transformer": "ConformerBlock Convolution CrossAttention DecoderBlock "
     "FeedForward SelfAttention Transformer TransformerBlock",
     "speechbrain.augment.freq_domain": "RandomShift SpectrogramDrop Warping",

@@ -74,6 +74,7 @@ RANGES = {  # of what every run has; a class declares those of its arguments as 
     "log_every": Range(low=1, whole=True, advice="Pass 1 to log every step."),
     "nonfinite_patience": Range(low=0, whole=True, advice="Pass 0 to stop at the first such step."),
     "stall_seconds": Range(low=0, high=DAY, advice="Pass 0 for no watch."),
+    "ema_decay": SHARE,
     "average_checkpoints": Range(low=1, whole=True, advice="Pass 1 to take the best alone."),
     "ckpt_interval_minutes": Range(advice="Pass 0 to save after an epoch only."),  # as below 0
     "lr": NOT_NEGATIVE,

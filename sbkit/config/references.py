@@ -67,6 +67,8 @@ def _follow(root: CommentedMap, node: object, where: str) -> object:
     is_whole = REFERENCE.fullmatch(text) is not None
     for keys in referenced(node):
         target = _reach(root, keys, where)
+        if target is None and is_whole:
+            return None  # of what becomes known when a run begins, such as `encoder_config`
         if tag_of(target) in REFERENCE_TAGS:
             raise SbkitError(
                 f"{where} must name what is resolved, but that is itself resolved later. Move "
@@ -95,8 +97,10 @@ def _follow(root: CommentedMap, node: object, where: str) -> object:
 def _reach(root: CommentedMap, keys: Keys, where: str) -> object:
     node: object = root
     for key in keys:
-        if not isinstance(node, CommentedMap) or key not in node:
-            near = did_you_mean(str(key), node if isinstance(node, CommentedMap) else ())
+        if node is None:
+            return None
+        if not isinstance(node, dict) or key not in node:
+            near = did_you_mean(str(key), node if isinstance(node, dict) else ())
             advice = near or " Correct the name."
             raise SbkitError(f"{where} must reach a key, but there is no `{key}`.{advice}")
         node = node[key]

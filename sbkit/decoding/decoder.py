@@ -297,6 +297,10 @@ class BeamDecoder:
         pairs = zip(self._prefix_searches(), states, strict=True)
         return tuple(search.advance(state, log_probs) for search, state in pairs)
 
+    def copy(self, states: BeamStates) -> BeamStates:
+        """Return a state that stays as it is when this one goes on."""
+        return tuple(state.copy() for state in states)
+
     def finish(
         self, states: BeamStates, attention: AttentionDecoder | None = None
     ) -> list[Hypothesis]:

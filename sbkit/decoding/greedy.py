@@ -64,6 +64,10 @@ class GreedySearch:
         score = state.score + float(log_probs.max(1).sum())
         return GreedyState(int(best[-1]), (*state.tokens, *tokens), score)
 
+    def copy(self, state: GreedyState) -> GreedyState:
+        """Return a state that stays as it is when this one goes on."""
+        return state
+
     def finish(self, state: GreedyState, attention: object = None) -> Sequence[Hypothesis]:
         """Return the one hypothesis; its score is that of the best alignment."""
         return [Hypothesis(tokens=state.tokens, score=state.score, ctc_score=state.score)]

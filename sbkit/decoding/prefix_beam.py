@@ -7,7 +7,7 @@ in its last token, after Graves (2012, "Sequence transduction with recurrent neu
 Hannun et al. (2014, arXiv 1408.2873). What the scorers add depends on the prefix alone.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import exp, inf, log1p
 from operator import attrgetter, itemgetter
 from typing import NamedTuple
@@ -58,6 +58,18 @@ class BeamState(NamedTuple):
 
     frames: int
     beam: list[Prefix]
+
+    def copy(self) -> "BeamState":
+        """Return a state that stays as it is when this one goes on."""
+        made, waiting = dict[int, Prefix](), [*self.beam]
+        while waiting:
+            each = waiting.pop()
+            if id(each) not in made:
+                made[id(each)] = replace(each)
+                waiting += each.children.values()
+        for each in made.values():
+            each.children = {token: made[id(child)] for token, child in each.children.items()}
+        return BeamState(self.frames, [made[id(each)] for each in self.beam])
 
 
 Extension = tuple[float, float, Prefix, int, Arc | None]

@@ -1,4 +1,4 @@
-"""A recognizer: (encoder of audio) -> ctc_lin, and (decoder of the encoder's part) -> seq_lin.
+"""A recognizer: encoder of audio -> linear_stack -> ctc_lin; decoder of the encoder -> seq_lin.
 
 Legend: B utterances, S samples, U frames of the encoder, L tokens, D model width, V vocabulary.
 
@@ -37,7 +37,8 @@ class AsrModel(AcousticModel):
     """Call the parts of a recognizer in their order.
 
     Parts may be sbkit's, SpeechBrain's or the user's; the encoder is ``encoder``, or
-    ``compute_features``, ``CNN`` and ``Transformer``. Without ``seq_lin`` it does CTC alone.
+    ``compute_features``, ``CNN`` and ``Transformer``. Without ``seq_lin`` it does CTC alone, and
+    without ``linear_stack`` nothing stands between encoder and ``ctc_lin``.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class AsrModel(AcousticModel):
         vocabulary: Vocabulary,
         ctc_lin: nn.Module,
         seq_lin: nn.Module | None = None,
+        linear_stack: nn.Module | None = None,
         encoder: nn.Module | None = None,
         compute_features: nn.Module | None = None,
         CNN: nn.Module | None = None,
@@ -56,7 +58,8 @@ class AsrModel(AcousticModel):
         parts |= {"CNN": CNN, "Transformer": Transformer}
         made = make_encoder(parts, padding=vocabulary.blank)
         heads = {"ctc_lin": ctc_lin} | ({} if seq_lin is None else {"seq_lin": seq_lin})
-        super().__init__(model=model, encoder=made, heads=heads)
+        stack = {} if linear_stack is None else {"linear_stack": linear_stack}
+        super().__init__(model=model, encoder=made, heads=heads | stack)
         for name, head in heads.items():
             vocabulary.check_head(name=name, outputs=head_size(head))
         embedding = token_embedding(made.part.module)
@@ -65,6 +68,7 @@ class AsrModel(AcousticModel):
         self.vocabulary = vocabulary
         self.ctc_lin = ctc_lin
         self.seq_lin = seq_lin
+        self.linear_stack = nn.Identity() if linear_stack is None else linear_stack
 
     def run(
         self,
@@ -108,7 +112,7 @@ class AsrModel(AcousticModel):
 
     def ctc_log_probs(self, states: Tensor) -> Tensor:
         """Score every token at every frame, in float32: (B, U, D) -> (B, U, V)."""
-        scores: Tensor = self.ctc_lin(states)
+        scores: Tensor = self.ctc_lin(self.linear_stack(states))
         return scores.float().log_softmax(-1)
 
     def decoder_log_probs(self, tokens: Tensor, states: Tensor, frame_lengths: Tensor) -> Tensor:

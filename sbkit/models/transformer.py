@@ -8,9 +8,9 @@ an utterance does not depend on what it is padded or batched with.
 Sources: Gulati et al. 2020 (Conformer), Su et al. 2021 (rotary positions).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
-from typing import ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from sbkit.audio.lengths import length_mask
 from sbkit.base.errors import SbkitError
 from sbkit.config.ranges import AT_LEAST_NONE, AT_LEAST_ONE, SHARE
+from sbkit.models.chunks import BlockState, Chunks, Streaming, StreamState, last_frames
 from sbkit.models.dropout import Dropout
 from sbkit.models.frame_conv import FrameConv
 
@@ -31,6 +32,9 @@ class Transformer(nn.Module):
 
     With ``gradient_checkpointing`` the backward pass computes the activations of each block of the
     encoder again, with the same random numbers: less memory, a third more time.
+    ``streaming``, as {chunk_ms: 640, left_ms: 2560, lookahead_ms: 0}, cuts what frames see: into
+    chunks of random sizes in training, of this size after it. `forward_chunk` computes the same
+    chunk by chunk.
     """
 
     RANGES: ClassVar = {
@@ -53,6 +57,7 @@ class Transformer(nn.Module):
         dropout: float = 0.1,
         vocab_size: int | None = None,
         gradient_checkpointing: bool = False,
+        streaming: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__()
         if encoder_module not in ("conformer", "transformer"):
@@ -67,6 +72,7 @@ class Transformer(nn.Module):
         }[encoder_module]
         self.d_model = d_model
         self.gradient_checkpointing = gradient_checkpointing
+        self.streaming = None if streaming is None else Streaming.of(streaming)
         self.dropout = Dropout(dropout)
         self.encoder = nn.ModuleList(block() for _ in range(num_encoder_layers))
         self.encoder_norm = nn.LayerNorm(d_model)
@@ -100,11 +106,46 @@ class Transformer(nn.Module):
         """Run the blocks, and yield the input and the output of each."""
         again = self.gradient_checkpointing and self.training and torch.is_grad_enabled()
         mask = length_mask(lengths, x.shape[1], x.device)  # (B, U)
+        chunks: Chunks | None = None
+        if self.streaming is not None:
+            chunks = (self.streaming.draw() if self.training else self.streaming).cut(mask)
         x = self.dropout(x)
         yield x
         for block in self.encoder:
-            x = checkpoint(block, x, mask, use_reentrant=False) if again else block(x, mask)
+            given = (x, mask, chunks)
+            x = checkpoint(block, *given, use_reentrant=False) if again else block(*given)
             yield x
+
+    def start(self) -> dict[str, Tensor]:
+        """Return what it keeps before the first chunk of one session, by names of StreamState."""
+        assert self.streaming is not None
+        device = self.encoder_norm.weight.device
+        blocks = cast("Any", self.encoder)
+        states = [block.start(self.streaming.left) for block in blocks]
+        stacked = (torch.stack(each).unsqueeze(0).to(device) for each in zip(*states, strict=True))
+        frames = torch.zeros(1, dtype=torch.int64, device=device)
+        return dict(zip(BlockState._fields, stacked, strict=True)) | {"frames": frames}
+
+    def forward_chunk(
+        self, x: Tensor, lengths: Tensor, state: StreamState
+    ) -> tuple[Tensor, StreamState]:
+        """Encode a chunk of each session, (B, U, D), after all that its state has seen.
+
+        lengths (B,): of a session that goes on, they are the whole chunk.
+        """
+        left, device = state.attention.shape[2], x.device
+        mask = length_mask(lengths, x.shape[1], device)  # (B, U)
+        was_seen = torch.arange(left, device=device) >= left - state.frames.unsqueeze(1)  # (B, L)
+        visible = torch.cat([was_seen, mask], 1)[:, None, None]  # (B, 1, 1, L + U)
+        after, blocks = list[BlockState](), cast("Any", self.encoder)
+        for number, block in enumerate(blocks):
+            past = BlockState(state.attention[:, number], state.convolution[:, number])
+            x, kept = block.forward_chunk(x, Chunks(visible, x.shape[1]), mask, past)
+            after.append(kept)
+        attention, convolution = (torch.stack(each, 1) for each in zip(*after, strict=True))
+        frames = state.frames + lengths.to(device)
+        more = {"attention": attention, "convolution": convolution, "frames": frames}
+        return self.encoder_norm(x), StreamState(**{**vars(state), **more})
 
     def decode(self, tokens: Tensor, states: Tensor, lengths: Tensor) -> Tensor:
         """Decode with teacher forcing: (B, L) tokens, (B, U, D), (B,) frames -> (B, L, D).
@@ -137,13 +178,26 @@ class ConformerBlock(nn.Module):
         self.convolution = Convolution(d_model=d_model, kernel_size=kernel_size, dropout=dropout)
         self.feed_forward2 = FeedForward(d_model=d_model, d_ffn=d_ffn, dropout=dropout)
 
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor, chunks: Chunks | None = None) -> Tensor:
         """Apply the parts in their order; ``mask`` (B, U) is true within an utterance."""
         x = self.feed_forward1(x, weight=0.5)
-        x = self.attention(x, mask)
-        x = self.convolution(x, mask)
+        x = self.attention(x, mask if chunks is None else chunks.visible)
+        x = self.convolution(x, mask, None if chunks is None else chunks.size)
         added: Tensor = self.feed_forward2(x, weight=0.5)
         return added
+
+    def start(self, left: int) -> BlockState:
+        """Return what is kept before the first chunk: (L, 2, H, D/H), (K, D)."""
+        return BlockState(self.attention.start(left), self.convolution.start())
+
+    def forward_chunk(
+        self, x: Tensor, chunk: Chunks, mask: Tensor, past: BlockState
+    ) -> tuple[Tensor, BlockState]:
+        """Apply the parts to the frames of a chunk, after those that ``past`` keeps."""
+        x = self.feed_forward1(x, weight=0.5)
+        x, attention = self.attention.forward_chunk(x, chunk.visible, past.attention)
+        x, convolution = self.convolution.forward_chunk(x, mask, past.convolution)
+        return self.feed_forward2(x, weight=0.5), BlockState(attention, convolution)
 
 
 class TransformerBlock(nn.Module):
@@ -154,11 +208,22 @@ class TransformerBlock(nn.Module):
         self.attention = SelfAttention(d_model=d_model, nhead=nhead, dropout=dropout)
         self.feed_forward = FeedForward(d_model=d_model, d_ffn=d_ffn, dropout=dropout)
 
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor, chunks: Chunks | None = None) -> Tensor:
         """Apply the parts in their order; ``mask`` (B, U) is true within an utterance."""
-        x = self.attention(x, mask)
+        x = self.attention(x, mask if chunks is None else chunks.visible)
         added: Tensor = self.feed_forward(x)
         return added
+
+    def start(self, left: int) -> BlockState:
+        """Return what is kept before the first chunk: (L, 2, H, D/H), and no frame."""
+        return BlockState(self.attention.start(left), torch.zeros(0, self.attention.d_model))
+
+    def forward_chunk(
+        self, x: Tensor, chunk: Chunks, mask: Tensor, past: BlockState
+    ) -> tuple[Tensor, BlockState]:
+        """Apply the parts to the frames of a chunk, after those that ``past`` keeps."""
+        x, attention = self.attention.forward_chunk(x, chunk.visible, past.attention)
+        return self.feed_forward(x), BlockState(attention, past.convolution)
 
 
 class DecoderBlock(nn.Module):
@@ -183,18 +248,47 @@ class SelfAttention(nn.Module):
 
     def __init__(self, *, d_model: int, nhead: int, dropout: float) -> None:
         super().__init__()
-        self.nhead = nhead
+        self.nhead, self.d_model = nhead, d_model
         self.norm = nn.LayerNorm(d_model)
         self.qkv_proj = nn.Linear(d_model, 3 * d_model)
         self.out_proj = nn.Linear(d_model, d_model)
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """Attend where ``mask`` (B, U) is true, or without one to what came before."""
+        """Attend where ``mask`` (B, U) or (B, 1, U, U) is true, or without one to what was before.
+
+        The second says it for each frame that attends.
+        """
         heads = self.qkv_proj(self.norm(x)).unflatten(-1, (3, self.nhead, -1))  # (B, U, 3, H, D/H)
         cosine, sine = rotary_angles(x.shape[1], heads.shape[-1], x.device)
         both, value = heads.split((2, 1), dim=2)  # the gradient of a split is one copy
         query, key = rotate(both, cosine, sine).unbind(2)
+        mask = mask[:, None, None, :] if mask is not None and mask.ndim == 2 else mask
+        return self._attend(x, query, key, value.squeeze(2), mask)
+
+    def start(self, left: int) -> Tensor:
+        """Return what is kept before the first chunk: (L, 2, H, D/H)."""
+        return torch.zeros(left, 2, self.nhead, self.d_model // self.nhead)
+
+    def forward_chunk(self, x: Tensor, mask: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
+        """Attend to the past, (B, L, 2, H, D/H), and the chunk, where ``mask`` is true.
+
+        mask: (B, 1, 1, L + U). Keys are kept before rotation: distances are what counts, so that
+        positions may begin anew in each chunk.
+        """
+        heads = self.qkv_proj(self.norm(x)).unflatten(-1, (3, self.nhead, -1))
+        query, seen = heads[:, :, :1], torch.cat([past, heads[:, :, 1:]], 1)
+        key, value = seen[:, :, :1], seen[:, :, 1:]  # (B, L + U, 1, H, D/H)
+        left = past.shape[1]
+        cosine, sine = rotary_angles(left + x.shape[1], heads.shape[-1], x.device)
+        query, key = rotate(query, cosine[left:], sine[left:]), rotate(key, cosine, sine)
+        out = self._attend(x, query.squeeze(2), key.squeeze(2), value.squeeze(2), mask)
+        return out, last_frames(seen, left)
+
+    def _attend(
+        self, x: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
+    ) -> Tensor:
+        """Add to x what its queries find: (B, U, H, D/H) each, of keys and values perhaps more."""
         is_exported = mask is not None and torch.compiler.is_exporting()
         attend: Callable[..., Tensor] = (
             _attend_by_products if is_exported else scaled_dot_product_attention
@@ -202,8 +296,8 @@ class SelfAttention(nn.Module):
         out = attend(
             query.transpose(1, 2),  # (B, H, U, D/H)
             key.transpose(1, 2),
-            value.squeeze(2).transpose(1, 2),
-            attn_mask=None if mask is None else mask[:, None, None, :],
+            value.transpose(1, 2),
+            attn_mask=mask,
             is_causal=mask is None,
         )
         return self.dropout.add(x, self.out_proj(out.transpose(1, 2).flatten(2)))
@@ -283,10 +377,36 @@ class Convolution(nn.Module):
         self.out_proj = nn.Linear(d_model, d_model)
         self.dropout = Dropout(dropout)
 
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """Convolve; frames where ``mask`` (B, U) is false count as zero."""
+    def forward(self, x: Tensor, mask: Tensor, chunk: int | None = None) -> Tensor:
+        """Convolve; frames where ``mask`` (B, U) is false count as zero.
+
+        So do, for a frame, those after its ``chunk`` of so many frames.
+        """
         y = nn.functional.glu(self.pointwise_conv1(self.norm(x))) * mask.unsqueeze(-1)
-        y = silu(self.depthwise_norm(self.depthwise_conv(y)))
+        y = self.depthwise_conv(y) if chunk is None else self._convolve_chunks(y, chunk)
+        return self._add(x, y)
+
+    def start(self) -> Tensor:
+        """Return what is kept before the first chunk: (K, D)."""
+        width = self.depthwise_conv
+        return torch.zeros(width.kernel_size[0] // 2, width.in_channels)
+
+    def forward_chunk(self, x: Tensor, mask: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
+        """Convolve a chunk after the frames that are kept, (B, K, D)."""
+        y = nn.functional.glu(self.pointwise_conv1(self.norm(x))) * mask.unsqueeze(-1)
+        seen, left = torch.cat([past, y], 1), past.shape[1]
+        return self._add(x, self.depthwise_conv(seen)[:, left:]), last_frames(seen, left)
+
+    def _convolve_chunks(self, y: Tensor, chunk: int) -> Tensor:
+        """Convolve each chunk with the K frames before it: (B, U, D) -> (B, U, D)."""
+        frames, left = y.shape[1], self.depthwise_conv.kernel_size[0] // 2
+        padded = nn.functional.pad(y, (0, 0, left, -frames % chunk))
+        windows = padded.unfold(1, left + chunk, chunk)  # (B, chunks, D, K + chunk)
+        convolved: Tensor = self.depthwise_conv(windows.flatten(0, 1).transpose(1, 2))[:, left:]
+        return convolved.reshape(len(y), -1, y.shape[2])[:, :frames]
+
+    def _add(self, x: Tensor, y: Tensor) -> Tensor:
+        y = silu(self.depthwise_norm(y))
         return self.dropout.add(x, self.out_proj(y))
 
 

@@ -16,11 +16,14 @@ from sbkit.text.word import Word
 
 def answer(transcript: Transcript, fields: Fields, language: str | None) -> Response:
     """Write a transcript in the format that is asked for."""
-    if fields.format == "json":
-        return JSONResponse({"text": transcript.text, "usage": _usage(transcript)})
+    if fields.format in TEXTS:
+        return PlainTextResponse(TEXTS[fields.format](transcript))
+    usage = {"type": "duration", "seconds": math.ceil(transcript.seconds)}
+    content = {"text": transcript.text, "usage": usage}
     if fields.format == "verbose_json":
-        return JSONResponse(_verbose(transcript, fields.granularities, language))
-    return PlainTextResponse(TEXTS[fields.format](transcript))
+        content |= _times(transcript, fields.granularities)
+        content |= {"task": "transcribe", "language": language or "und"}
+    return JSONResponse(content)
 
 
 TEXTS: Mapping[str, Callable[[Transcript], str]] = {
@@ -35,20 +38,8 @@ def event(name: str, **content: Any) -> str:
     return f"data: {json.dumps({'type': name, **content}, ensure_ascii=False)}\n\n"
 
 
-def _usage(transcript: Transcript) -> dict[str, Any]:
-    return {"type": "duration", "seconds": math.ceil(transcript.seconds)}
-
-
-def _verbose(
-    transcript: Transcript, granularities: Sequence[str], language: str | None
-) -> dict[str, Any]:
-    content = {
-        "task": "transcribe",
-        "language": language or "und",
-        "duration": round(transcript.seconds, 3),
-        "text": transcript.text,
-        "usage": _usage(transcript),
-    }
+def _times(transcript: Transcript, granularities: Sequence[str]) -> dict[str, Any]:
+    content: dict[str, Any] = {"duration": round(transcript.seconds, 3)}
     if "segment" in granularities:
         content["segments"] = [
             _segment(number, cue) for number, cue in enumerate(cues(transcript.words))

@@ -11,7 +11,6 @@ from contextlib import ExitStack, closing
 from dataclasses import fields
 from time import monotonic
 from types import FrameType
-from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -19,7 +18,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from sbkit.base.errors import ASKED_TO_STOP, SbkitError
 from sbkit.base.process import AskedToStop
-from sbkit.inference.bundle.bundle import CONFIG, Bundle
+from sbkit.inference.bundle.bundle import CONFIG
 from sbkit.inference.runtime.shapes import Shapes
 from sbkit.inference.transcribe.transcriber import (
     BATCH_SECONDS,
@@ -55,7 +54,9 @@ def serve(options: argparse.Namespace) -> None:
             own=options.own,
             **declared,
         )
-        shapes, wait = choose_shapes(bundle, options), options.max_wait_ms / 1000
+        on_cpu, wait = bundle.model.effective.device == "cpu", options.max_wait_ms / 1000
+        most = options.max_batch_seconds or (CPU_BATCH_SECONDS if on_cpu else BATCH_SECONDS)
+        shapes = Shapes.of(bundle.config.sample_rate, batch_seconds=most)
         with closing(Recognizer(bundle, shapes=shapes, wait=wait, limits=limits)) as recognizer:
             service = Service(
                 recognizer=recognizer,
@@ -91,21 +92,6 @@ def bind(host: str, port: int) -> socket.socket:
             f"({error}). Choose another one."
         ) from error
     return made
-
-
-def choose_shapes(bundle: Bundle, options: argparse.Namespace) -> Shapes:
-    """Return the table of shapes: that of the compiler where the model is compiled."""
-    on_cpu = bundle.model.effective.device == "cpu"
-    table: dict[str, Any] = {}
-    if options.compile is not None:
-        from sbkit.inference.runtime.compiled import Compilation  # imports torch
-
-        table = {"clips": Compilation.clips, "seconds": Compilation.seconds}
-    return Shapes.of(
-        bundle.config.sample_rate,
-        batch_seconds=options.max_batch_seconds or (CPU_BATCH_SECONDS if on_cpu else BATCH_SECONDS),
-        **table,
-    )
 
 
 class Protocol(H11Protocol):

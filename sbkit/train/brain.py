@@ -178,6 +178,7 @@ class Brain(StepBrain):
         if self.step == 0:
             self.nonfinite_count = 0
         self.train_mode()
+        self.freeze_parts()
         self.zero_grad(set_to_none=True)
         self._choose_epoch(train_set, epoch)
         count = length_of(train_set)
@@ -199,7 +200,8 @@ class Brain(StepBrain):
             objective = self.fit_batch(batch)
             seconds = batch.seconds if isinstance(batch, Batch) else 0.0
             self._training_metrics.meter.add(as_loss(objective), seconds)
-            has_stepped = self.optimizer_step > steps_before
+            if has_stepped := self.optimizer_step > steps_before:
+                self.freeze_parts()
             if has_stepped and self.optimizer_step % log_every == 0:
                 self._log_step(epoch, live=enable)
             if self.debug and self.step >= self.debug_batches:
@@ -365,7 +367,8 @@ class Brain(StepBrain):
         agree_on_buffers(self.modules)  # the file has those of one rank
         self._read_skipped()
         self._training_metrics.unread = self._training_metrics.meter.peek()
-        super()._save_intra_epoch_ckpt()
+        with self.moving_average.applied():
+            super()._save_intra_epoch_ckpt()
         self._training_metrics.unread = ZERO
 
     @mark_as_saver  # type: ignore[untyped-decorator]

@@ -7,9 +7,12 @@ from typing import Any
 
 import torch
 from speechbrain import Stage
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
 
+from sbkit.base.errors import SbkitError
+from sbkit.base.text import listed
 from sbkit.distributed.ranks import from_main_rank
 
 Forward = Callable[[Any, Stage], Any]
@@ -38,16 +41,20 @@ class ForwardLoss(nn.Module):
 class DdpStep:
     """A step of this process alone until it is shared: then DDP adds up its gradients.
 
-    A parameter that no rank used in a step has no gradient, as on one process; one that only some
-    ranks used has a gradient of zero on the others.
+    With ``find_unused`` a parameter that no rank used in a step has no gradient, as on one process;
+    one that only some ranks used has a gradient of zero on the others. Without, all use all.
     """
 
-    def __init__(self, graph: ForwardLoss, device: torch.device) -> None:
-        self._graph, self._device = graph, device
+    def __init__(self, graph: ForwardLoss, device: torch.device, *, find_unused: bool) -> None:
+        self._graph, self._device, self._find_unused = graph, device, find_unused
         self._wrapped: DistributedDataParallel | None = None
+        self._hooks: list[RemovableHandle] = []
+        self._names: dict[int, str] = {}  # of the parameters that have a part in every batch
+        self._unused: dict[int, str] = {}  # those that had none in this one, so far
 
     def __call__(self, batch: Any) -> tuple[Any, Any]:
         """Return the recipe's predictions and its loss."""
+        self._unused = dict(self._names)
         objective = (self._wrapped or self._graph)(batch)
         outputs, self._graph.outputs = self._graph.outputs, None
         return outputs, objective
@@ -60,21 +67,54 @@ class DdpStep:
     def share(self, inactive: Iterable[nn.Module] = ()) -> None:
         """Share the step among the ranks, which begin with the weights of rank 0.
 
-        On GPUs batch normalization sees the batch of all ranks. ``inactive`` modules are turned
-        off: frozen, the host does not wait for the device to learn that no rank used them.
+        On GPUs batch normalization sees the batch of all ranks.
         """
         if self._device.type == "cuda":
             share_batch_norms(self._graph)
         with torch.no_grad():
             for each in (*self._graph.parameters(), *self._graph.buffers()):
                 from_main_rank(each)
-        for part in inactive:
-            part.requires_grad_(False)
         # Of a gradient of another stride over an axis of size one, as a depthwise convolution has.
         warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
         silenced: Any = _Silenced
         silenced.apply(self._with_reducer(nn.Linear(1, 1, device=self._device)), self._device)
+        self._wrap(inactive)
+
+    def renew(self, inactive: Iterable[nn.Module] = ()) -> None:
+        """Share the gradients of what learns from now on, between two steps of several ranks."""
+        if self.is_shared:
+            self.unwrap()
+            self._wrap(inactive)
+
+    def _wrap(self, inactive: Iterable[nn.Module]) -> None:
+        """Make the reducer of what learns.
+
+        ``inactive`` modules are turned off: frozen, the host does not wait for the device to learn
+        that no rank used them.
+        """
+        for part in inactive:
+            part.requires_grad_(False)
         self._wrapped = self._with_reducer(self._graph)
+        each: Any
+        for name, each in self._graph.parts.named_parameters():
+            if each.requires_grad and not self._find_unused:
+                self._names[id(each)] = name
+                self._hooks += [each.register_post_accumulate_grad_hook(self._note_used)]
+
+    def _note_used(self, parameter: Tensor) -> None:
+        self._unused.pop(id(parameter), None)
+
+    def check_all_used(self) -> None:
+        """Raise SbkitError for a parameter that DDP waits for, and that the batch has not used.
+
+        DDP would say so in the next step only, when the others had stepped without its bucket.
+        """
+        if self._unused:
+            raise SbkitError(
+                "Every parameter must take part in every step while `find_unused_parameters` is "
+                f"false, but {listed(self._unused.values())} had no gradient. Pass "
+                "--find_unused_parameters=True, or freeze what does not learn."
+            )
 
     def _with_reducer(self, module: nn.Module) -> DistributedDataParallel:
         return DistributedDataParallel(
@@ -82,13 +122,16 @@ class DdpStep:
             device_ids=None if self._device.type == "cpu" else [self._device],
             broadcast_buffers=False,
             init_sync=False,
-            find_unused_parameters=True,
+            find_unused_parameters=self._find_unused,
             gradient_as_bucket_view=True,
         )
 
     def unwrap(self) -> None:
         """Drop the reducer: one that outlives its group ends some runs with SIGABRT."""
         self._wrapped = None
+        self._names = {}
+        while self._hooks:
+            self._hooks.pop().remove()
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Leave gradients on this rank while a batch is still being accumulated."""

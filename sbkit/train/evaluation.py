@@ -26,7 +26,7 @@ from sbkit.logs.metric import LOSS, best_key
 from sbkit.models.loss import Loss
 from sbkit.train.buffers import agree_on_buffers
 from sbkit.train.nonfinite import explained_memory
-from sbkit.train.schedule import length_of
+from sbkit.train.schedule import Validation, length_of
 from sbkit.train.scoring import BEST_EPOCH, first_best_epoch, metrics_of
 from sbkit.train.step import as_loss
 
@@ -51,6 +51,7 @@ def evaluate_splits(
     """
     brain._results, brain._columns = ({name: [] for name in loaders} for _ in range(2))
     brain.modules.eval()
+    brain.moving_average.apply()
     agree_on_buffers(brain.modules)
     losses: list[Loss] = []
     for brain._split, loader in loaders.items():
@@ -117,6 +118,8 @@ def measure_splits(
 def log_validation(brain: Any, results: Results, loss: float, epoch: int) -> None:
     """Log and show the metrics of an epoch, and save it with them; every rank calls it."""
     values, best = measure_splits(brain.measured, results), best_key(metrics_of(type(brain)))
+    error = -values[best.name] if best.max_key else values[best.name]
+    brain._training_metrics.validations.append(Validation(loss, error))
     figures = {name: value for name, value in values.items() if name not in LOSS}
     brain._training_metrics.log_epoch(
         epoch,

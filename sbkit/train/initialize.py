@@ -26,6 +26,7 @@ from sbkit.checkpoint.part_names import part_names_in, tensors_by_part, to_part_
 from sbkit.checkpoint.weights import average
 from sbkit.config.document import read_document
 from sbkit.models.parts import token_embedding
+from sbkit.models.pretrained.lora import merge_adapters
 from sbkit.tasks.task import Task
 
 BUNDLE_CONFIG, BUNDLE_WEIGHTS = "config.json", "model.safetensors"
@@ -128,7 +129,7 @@ def _read_run(source: Path) -> tuple[dict[str, Tensor], list[str]]:
             f"`init_from` must name a run with a whole checkpoint, but {source} has none. Train it "
             "first, or name another."
         )
-    return average(best, "model"), parts
+    return merge_adapters(average(best, "model")), parts
 
 
 def _read(file: Path, largest: int = LARGEST) -> bytes:

@@ -15,6 +15,7 @@ from sbkit.distributed.ranks import leave_together, rank, sum_over_ranks, world_
 from sbkit.logs.log import EpochFigures, Figures, RunLog, StepFigures
 from sbkit.logs.progress import Progress
 from sbkit.models.loss import Loss
+from sbkit.train.schedule import Validation
 
 Batched = TypeVar("Batched")
 
@@ -120,6 +121,7 @@ class TrainingMetrics:
         so_far: readings of this epoch.
         unread: what the meter held when the run was saved within an epoch.
         train_seconds, audio_seconds: of the whole run.
+        validations: all of the run, for a schedule that goes by them.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -127,6 +129,7 @@ class TrainingMetrics:
         self.so_far = ZERO
         self.train_seconds, self.audio_seconds = 0.0, 0.0
         self.unread = ZERO
+        self.validations: list[Validation] = []
         self._log: RunLog | None = None  # of the first rank
         self._progress = Progress(total_epochs=0, total_steps=0)
 
@@ -227,6 +230,7 @@ class TrainingMetrics:
             "unread": vars(self.unread),
             "train_seconds": self.train_seconds,
             "audio_seconds": self.audio_seconds,
+            "validations": self.validations,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -235,6 +239,7 @@ class TrainingMetrics:
         self.unread = MetricTotals(**state.get("unread", vars(ZERO)))
         self.train_seconds = state.get("train_seconds", 0.0)
         self.audio_seconds = state.get("audio_seconds", 0.0)
+        self.validations = [Validation(*each) for each in state.get("validations", ())]
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Which parameters learn, at which rate and by which optimizer, by the paths of their modules.
+"""Which parameters learn at which rate and by which optimizer, by their paths, and how it steps.
 
 A path begins with a key of the YAML and goes on as in PyTorch: `CNN`, `Transformer.encoder.0`,
 `Transformer.encoder.0.norm.weight`.
@@ -13,35 +13,27 @@ generator, nor the other way round. A single loss moves all. Of `parts`, `*` sta
 the optimizer without `parts` has the rest.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.text import listed
 from sbkit.checkpoint.part_names import part_names, to_part_name
 from sbkit.config.document import did_you_mean
+from sbkit.config.ranges import Range
 from sbkit.train.schedule import SCHEDULERS
 
 Groups = Iterable[nn.Parameter] | Sequence[dict[str, Any]]
 Named = Mapping[str, nn.Parameter]
 
-
-def freeze(paths: Iterable[str], hparams: Mapping[str, Any]) -> list[nn.Module]:
-    """Take the gradients of parameters away, and return the modules that were named.
-
-    They belong into evaluation mode in training too: what does not learn computes the same for
-    training as for inference, without dropout and with the statistics that it has.
-    Raises SbkitError for a path that leads nowhere, or what is no list.
-    """
-    _check_knob("freeze", paths, (list, tuple), "a list of paths in `model`", hparams)
-    for path in paths:
-        for parameter in _parameters_at(path, hparams, "freeze"):
-            parameter.requires_grad_(False)
-    return [each for name, each in (_modules(hparams) if paths else ()) if name in paths]
+NUMBER = Range(advice="Pass 1 for the rate of the run.")
 
 
 def make_optimizers(
@@ -63,8 +55,7 @@ def make_optimizers(
             vectors = [each for each in parameters if each.ndim == 1]
             others = [each for each in parameters if each.ndim != 1]
             groups = [{"params": vectors, "weight_decay": 0.0}, {"params": others}]
-        scales = hparams.get("lr_scale") or {}
-        made[name] = with_lr_scale(declared[name]["opt_class"], scales, hparams)(groups)
+        made[name] = with_lr_scale(declared[name]["opt_class"], hparams)(groups)
     return made
 
 
@@ -117,21 +108,16 @@ def is_at(name: str, path: str) -> bool:
 
 
 def with_lr_scale(
-    opt_class: Callable[[Groups], Any], scales: Mapping[str, float], hparams: Mapping[str, Any]
+    opt_class: Callable[[Groups], Any], hparams: Mapping[str, Any]
 ) -> Callable[[Groups], Any]:
     """Return ``opt_class`` with groups whose rate is scaled: each has an `lr_scale`.
 
-    The longest path decides where several lead to a parameter. Groups that come in, such as those
-    without weight decay, are split, and keep what they declare. A schedule sets a group's rate to
-    its own times ``group.get("lr_scale", 1.0)``.
+    Groups that come in, such as those without weight decay, are split, and keep what they declare.
+    A schedule sets a group's rate to its own times ``group.get("lr_scale", 1.0)``.
     Raises SbkitError for a path that leads nowhere, what is no mapping, or a scheduler of
     SpeechBrain's that the recipe steps itself: all of them set one rate for all groups.
     """
-    _check_knob("lr_scale", scales, Mapping, "a mapping of paths in `model` to numbers", hparams)
-    scale_of: dict[int, float] = {}
-    for path, scale in sorted(scales.items(), key=lambda item: item[0].count(".")):
-        for parameter in _parameters_at(path, hparams, "lr_scale"):
-            scale_of[id(parameter)] = float(scale)
+    scale_of = _scales(hparams)
     for name, each in hparams.items() if scale_of else ():
         if name != "lr_schedule" and type(each).__module__ == SCHEDULERS:
             raise SbkitError(
@@ -149,6 +135,31 @@ def with_lr_scale(
     return make if scale_of else opt_class
 
 
+def _scales(hparams: Mapping[str, Any]) -> dict[int, float]:
+    """Return the factors of the rate by the ids of their parameters.
+
+    The longest path of `lr_scale` decides where several lead to a parameter. `layer_decay` names
+    lists of layers: the rate of layer i of n, from 0, is multiplied by its factor n - i times, so
+    that the last layer is slower than a new head, and the first one the slowest.
+    Source: Clark et al. 2020 (ELECTRA).
+    """
+    must = "a mapping of paths in `model` to numbers"
+    scales, decays = (read_paths(knob, hparams, must=must) for knob in ("lr_scale", "layer_decay"))
+    scale_of = {
+        id(parameter): float(scales[path])
+        for path in sorted(scales, key=depth)
+        for parameter in parameters_at(path, hparams, "lr_scale")
+    }
+    for path, factor in decays.items():
+        names = [name for name, _ in named_modules(hparams) if fnmatchcase(name, f"{path}.[0-9]*")]
+        layers = [name for name in names if depth(name) == depth(path) + 1] or [f"{path}.0"]
+        for number, layer in enumerate(layers):
+            for parameter in parameters_at(layer, hparams, "layer_decay"):
+                scale = scale_of.get(id(parameter), 1.0)
+                scale_of[id(parameter)] = scale * factor ** (len(layers) - number)
+    return scale_of
+
+
 def split_groups(groups: Groups, scale_of: Mapping[int, float]) -> Iterator[dict[str, Any]]:
     """Split each group by the scales of its parameters; those without one come first."""
     listed: list[Any] = list(groups)
@@ -163,28 +174,43 @@ def split_groups(groups: Groups, scale_of: Mapping[int, float]) -> Iterator[dict
                 yield {**group, "params": parameters, "lr_scale": scale}
 
 
-def _check_knob(knob: str, value: Any, kind: Any, must: str, hparams: Mapping[str, Any]) -> None:
-    """Raise SbkitError for what a recipe of SpeechBrain's may mean by the name of a knob."""
-    is_of_paths = isinstance(value, kind) and all(isinstance(each, str) for each in value)
+def read_paths(
+    knob: str, hparams: Mapping[str, Any], *, must: str, values: Range = NUMBER
+) -> Mapping[str, Any]:
+    """Return what a knob says of each path, nothing where there is no such knob.
+
+    Raises SbkitError for what a recipe of SpeechBrain's may mean by its name.
+    """
+    value = hparams.get(knob) or {}
+    is_of_paths = isinstance(value, Mapping) and all(
+        isinstance(path, str) and each in values for path, each in value.items()
+    )
     if value and not (is_of_paths and isinstance(hparams.get("model"), nn.Module)):
         raise SbkitError(
             f"`{knob}` must be {must}, but is {value!r}, and `model` is "
             f"{type(hparams.get('model')).__name__}. Correct it, or give a knob of the recipe's "
             "own another name."
         )
+    return value
 
 
-def _modules(hparams: Mapping[str, Any]) -> Iterator[tuple[str, nn.Module]]:
+def depth(path: str) -> int:
+    """Return how far below its part a module is."""
+    return path.count(".")
+
+
+def named_modules(hparams: Mapping[str, Any]) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the modules of the model by their paths."""
     parts, model = part_names(hparams), hparams["model"]
     for name, module in model.named_modules(remove_duplicate=False):  # two parts may share one
         if name:
             yield to_part_name(f"{name}.", parts).rstrip("."), module
 
 
-def _parameters_at(path: str, hparams: Mapping[str, Any], knob: str) -> list[nn.Parameter]:
+def parameters_at(path: str, hparams: Mapping[str, Any], knob: str) -> list[nn.Parameter]:
     """List the parameters at or below a path; a module may have none."""
     named = named_parameters(hparams["model"], hparams)
-    modules = [name for name, _ in _modules(hparams)]
+    modules = [name for name, _ in named_modules(hparams)]
     if path not in modules and path not in named:
         raise SbkitError(
             f"`{knob}` must name modules of the model by their path, but there is no `{path}`."
@@ -192,3 +218,39 @@ def _parameters_at(path: str, hparams: Mapping[str, Any], knob: str) -> list[nn.
             f"{', '.join(part_names(hparams))}."
         )
     return [each for name, each in named.items() if is_at(name, path)]
+
+
+def clip(optimizer: Optimizer, max_norm: float) -> Tensor:
+    """Clip the groups of an optimizer by one norm over all of them; return the norm before: ().
+
+    Each optimizer by its own, as SpeechBrain does: that of a pretrained encoder, say, is not held
+    back by the gradients of a new head. A ``max_norm`` that is not positive clips nothing; PyTorch
+    would reverse the gradient.
+    """
+    limit = max_norm if max_norm > 0 else math.inf
+    return nn.utils.clip_grad_norm_(list(with_gradient(optimizer)), limit)
+
+
+def step_unless(skipped: Tensor, optimizer: Optimizer, scaler: GradScaler) -> None:
+    """Step, unless the gradient is not finite; then parameters and optimizer stay as they are.
+
+    skipped (): on the device. A fused optimizer reads it there, by the protocol that GradScaler has
+    with it; for another one the host has to wait for it, which costs nothing on the CPU.
+    """
+    if scaler.is_enabled():
+        for found in scaler._found_inf_per_device(optimizer).values():
+            found.copy_(skipped)  # by itself it looks at the gradients of this optimizer alone
+        scaler.step(optimizer)
+    elif getattr(optimizer, "_step_supports_amp_scaling", False):
+        device: Any = optimizer
+        device.grad_scale, device.found_inf = None, skipped.to(torch.float32)
+        scaler.step(optimizer)
+        del device.grad_scale, device.found_inf
+    elif not bool(skipped):
+        scaler.step(optimizer)
+
+
+def with_gradient(optimizer: Optimizer) -> Iterator[nn.Parameter]:
+    """Yield the parameters that have a gradient, over all groups."""
+    for group in optimizer.param_groups:
+        yield from (each for each in group["params"] if each.grad is not None)

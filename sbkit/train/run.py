@@ -24,10 +24,13 @@ from sbkit.evaluate.run_results import SUMMARY
 from sbkit.evaluate.slices import require_columns
 from sbkit.logs.log import log
 from sbkit.models.encoder import require_rate
+from sbkit.models.pretrained.folder import find_folder
+from sbkit.models.pretrained.weights import load_weights
 from sbkit.text.normalize import table_to_store
 from sbkit.text.tokenizer import Tokenizer
 from sbkit.train.brain import Brain
 from sbkit.train.initialize import initialize_from
+from sbkit.train.pretrained import with_encoder_config
 from sbkit.train.recipe import Recipe, load_recipe
 from sbkit.train.scoring import is_finished
 
@@ -35,7 +38,7 @@ from sbkit.train.scoring import is_finished
 class Run:
     """A YAML with its overrides, and what training makes of it, step by step.
 
-    Raises SbkitError: the YAML cannot be read.
+    Raises SbkitError: the YAML cannot be read, or the pretrained encoder that it names.
     """
 
     def __init__(
@@ -47,8 +50,8 @@ class Run:
         count: Count = count_here,
     ) -> None:
         """Read the YAML; ``recipe`` stands in for the one that it names."""
-        self.yaml_file, self.overrides = yaml_file, dict(overrides)
-        self.knobs: dict[str, Any] = read_knobs(yaml_file, overrides)
+        self.yaml_file, self.overrides = yaml_file, with_encoder_config(yaml_file, overrides)
+        self.knobs: dict[str, Any] = read_knobs(yaml_file, self.overrides)
         self._recipe, self._count = recipe, count
 
     @property
@@ -152,9 +155,12 @@ class Run:
         )
 
     def load_initial_weights(self) -> None:
-        """Load what fits of `init_from`, unless the run has weights of its own."""
-        source = self.knobs.get("init_from")
-        if source and not self.is_begun:
+        """Load `pretrained`, and what fits of `init_from`, unless the run has its own weights."""
+        if self.is_begun:
+            return
+        if named := self.knobs.get("pretrained"):
+            log(load_weights(find_folder(named), self.hparams.values()))
+        if source := self.knobs.get("init_from"):
             for line in initialize_from(Path(source), self.hparams, self.recipe.task):
                 log(line)
 

@@ -2,10 +2,10 @@
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from itertools import chain, pairwise
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import nn
@@ -13,19 +13,32 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from sbkit.base.errors import SbkitError
-from sbkit.config.ranges import SHARE
+from sbkit.config.ranges import AT_LEAST_NONE, NOT_NEGATIVE, SHARE, Range
 
 SCHEDULERS = "speechbrain.nnet.schedulers"  # where SpeechBrain's are defined
 PARTS = 10_000  # of a run, of each of which a schedule of torch's with `total_steps` has a rate
-# The factor of `lr` from the progress of the run, and its step and epoch from 1.
-Schedule = Callable[[float, int, int], float]
+
+
+class Validation(NamedTuple):
+    """What a validation came to: the mean loss, and what chooses the best checkpoint.
+
+    error: lower is better; of a metric of which more is better, the negative.
+    """
+
+    loss: float
+    error: float
+
+
+Validations = Sequence[Validation]  # of the run so far
+# The factor of `lr` from the progress of the run, its step and epoch from 1, and its validations.
+Schedule = Callable[[float, int, int, Validations], float]
 
 
 def read_schedule(hparams: Mapping[str, Any]) -> Schedule | None:
     """Return the factor of `lr` that `lr_schedule` gives in a step; None where there is none.
 
     Raises SbkitError for what is neither a function of progress nor a scheduler that can be called
-    with nothing but the steps and epochs before, as one that waits for a metric.
+    with nothing but the steps and epochs before, as one of others that waits for a metric.
     """
     declared = hparams.get("lr_schedule")
     if declared is None:
@@ -36,7 +49,7 @@ def read_schedule(hparams: Mapping[str, Any]) -> Schedule | None:
     ):
         try:
             schedule = _adapt(declared, rate)
-            if 0 <= schedule(0.5, 2, 1) < math.inf:
+            if 0 <= schedule(0.5, 2, 1, ()) < math.inf:
                 return schedule
         except Exception as error:  # a scheduler that waits for something else fails in any way
             why = f", which raised {type(error).__name__} ({error})"
@@ -45,8 +58,8 @@ def read_schedule(hparams: Mapping[str, Any]) -> Schedule | None:
         "`lr_schedule` must be a function from the progress of the run, 0 to 1, to a factor of the "
         "number `lr`, of at least 0, or a scheduler of SpeechBrain's or torch's that sets the rate "
         "alone and needs no metric, beside an `epoch_counter`, but is a "
-        f"{getattr(made, '__name__', type(made).__name__)}{why}. Correct it, take "
-        "`!new:sbkit.train.schedule.WarmupCosine`, or call a scheduler that the recipe steps "
+        f"{getattr(made, '__name__', type(made).__name__)}{why}. Correct it, take WarmupCosine, "
+        "TriStage or NewBob of sbkit.train.schedule, or call a scheduler that the recipe steps "
         "itself by another name, such as `lr_annealing`."
     )
 
@@ -65,11 +78,13 @@ def _adapt(declared: Any, rate: Any) -> Schedule:
     kind = getattr(declared, "func", declared)
     if isinstance(kind, type) and issubclass(kind, LRScheduler):
         return _adapt_torch(declared, float(rate))
+    if isinstance(declared, NewBob):
+        return lambda progress, step, epoch, validations: declared(validations)
     if type(declared).__module__ != SCHEDULERS:
-        return lambda progress, step, epoch: declared(progress)
+        return lambda progress, step, epoch, validations: declared(progress)
     takes = tuple(inspect.signature(declared).parameters)
     if takes == ("current_epoch",):
-        return lambda progress, step, epoch: declared(epoch - 1)[1] / float(rate)
+        return lambda progress, step, epoch, validations: declared(epoch - 1)[1] / float(rate)
     if takes not in (("opt",), ("opt", "num_updates")):
         raise TypeError(f"it is called with {' and '.join(takes)}")
 
@@ -80,7 +95,7 @@ def _adapt(declared: Any, rate: Any) -> Schedule:
         return lambda number: scheduler(optimizer, number)
 
     called = _Called(begin, float(rate))
-    return lambda progress, step, epoch: called.factor(step)
+    return lambda progress, step, epoch, validations: called.factor(step)
 
 
 def _adapt_torch(declared: Any, rate: float) -> Schedule:
@@ -97,8 +112,10 @@ def _adapt_torch(declared: Any, rate: float) -> Schedule:
 
     called = _Called(begin, rate)
     if has_length:
-        return lambda progress, step, epoch: called.factor(1 + int(progress * (PARTS - 1)))
-    return lambda progress, step, epoch: called.factor(step)
+        return lambda progress, step, epoch, validations: called.factor(
+            1 + int(progress * (PARTS - 1))
+        )
+    return lambda progress, step, epoch, validations: called.factor(step)
 
 
 class _Rate(Optimizer):
@@ -157,6 +174,88 @@ class WarmupCosine:
             return progress / self.warmup_fraction
         fallen = (progress - self.warmup_fraction) / (1 - self.warmup_fraction)
         return 0.5 * (1 + math.cos(math.pi * min(1.0, fallen)))
+
+
+class TriStage:
+    """Rise in a line over ``warmup_fraction`` of the run, hold, then fall exponentially to its end.
+
+    initial_factor, final_factor: of `lr`, in the first step and after the last.
+    Source: Park et al. 2019; the defaults are those of wav2vec 2.0's fine-tuning (Baevski et al.
+    2020). Raises SbkitError where nothing is left to fall in.
+    """
+
+    RANGES: ClassVar = {
+        **dict.fromkeys(("warmup_fraction", "hold_fraction", "initial_factor"), SHARE),
+        "final_factor": Range(low=1e-9, high=1, advice="An exponential never falls to 0."),
+    }
+
+    def __init__(
+        self,
+        *,
+        warmup_fraction: float = 0.1,
+        hold_fraction: float = 0.4,
+        initial_factor: float = 0.01,
+        final_factor: float = 0.05,
+    ) -> None:
+        self.falls_from = warmup_fraction + hold_fraction
+        if self.falls_from >= 1:
+            raise SbkitError(
+                "`warmup_fraction` and `hold_fraction` must leave a share of the run in which the "
+                f"rate falls, but add up to {self.falls_from:g}. Lower one."
+            )
+        self.warmup_fraction = warmup_fraction
+        self.initial_factor, self.final_factor = initial_factor, final_factor
+
+    def __call__(self, progress: float) -> float:
+        """Return the factor at a share of the run."""
+        if progress < self.warmup_fraction:
+            risen = progress / self.warmup_fraction
+            return self.initial_factor + (1 - self.initial_factor) * risen
+        fallen = (progress - self.falls_from) / (1 - self.falls_from)
+        return math.pow(self.final_factor, min(1.0, max(0.0, fallen)))
+
+
+class NewBob:
+    """Multiply the rate by ``annealing_factor`` after a validation that was hardly better.
+
+    improvement_threshold: the relative improvement over the validation before that is enough;
+    patient: so many that were hardly better are passed over first; metric: loss, or error, which is
+    what chooses the best checkpoint. The factor follows from the validations of the run so far,
+    which its checkpoints hold. Source: SpeechBrain's NewBobScheduler.
+    """
+
+    RANGES: ClassVar = {
+        "annealing_factor": SHARE,
+        "improvement_threshold": NOT_NEGATIVE,
+        "patient": AT_LEAST_NONE,
+    }
+
+    def __init__(
+        self,
+        *,
+        annealing_factor: float = 0.8,
+        improvement_threshold: float = 0.0025,
+        patient: int = 0,
+        metric: str = "loss",
+    ) -> None:
+        if metric not in Validation._fields:
+            raise SbkitError(
+                f"`metric` of NewBob must be {' or '.join(Validation._fields)}, but is {metric!r}. "
+                "Choose one of the two."
+            )
+        self.annealing_factor, self.improvement_threshold = annealing_factor, improvement_threshold
+        self.patient, self.metric = patient, metric
+
+    def __call__(self, validations: Validations) -> float:
+        """Return the factor after these validations."""
+        factor, left = 1.0, self.patient
+        values = [getattr(each, self.metric) for each in validations]
+        for before, value in pairwise(values):
+            improvement = (before - value) / abs(before) if before else 0.0
+            if improvement < self.improvement_threshold:
+                factor *= 1.0 if left else self.annealing_factor
+                left = left - 1 if left else self.patient
+        return factor
 
 
 def mark_last(

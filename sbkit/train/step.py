@@ -8,8 +8,7 @@ the global batch. The host does not wait for the device: whether a step was skip
 then. SpeechBrain's hooks of a step keep their names and order.
 """
 
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from functools import reduce
 from pathlib import Path
@@ -20,7 +19,6 @@ import torch
 import torch.distributed as dist
 from speechbrain import Stage
 from torch import Tensor, nn
-from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -33,8 +31,17 @@ from sbkit.models.loss import Loss
 from sbkit.train.buffers import RunningStatistics
 from sbkit.train.compiling import compile_blocks
 from sbkit.train.ddp import DdpStep, ForwardLoss
+from sbkit.train.freezing import Freezing
+from sbkit.train.moving_average import MovingAverage
 from sbkit.train.nonfinite import NonFiniteRecorder, explained_memory
-from sbkit.train.optimizers import freeze, make_optimizers, named_parameters, with_lr_scale
+from sbkit.train.optimizers import (
+    clip,
+    make_optimizers,
+    named_parameters,
+    step_unless,
+    with_gradient,
+    with_lr_scale,
+)
 from sbkit.train.options import check_hooks, declared_options
 from sbkit.train.schedule import read_schedule, set_rate
 from sbkit.train.scoring import Scoring
@@ -68,12 +75,13 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
         check_precision(placement.device.type, eval_precision, key="eval_precision")
         evaluation = Placement(placement.device, eval_precision)
         options["device"] = str(placement.device)
+        options.setdefault("find_unused_parameters", not self._has_own_step())
         declared = hparams or {}
         check_hooks(type(self), has_own_step=self._has_own_step())
         self._schedule = read_schedule(declared)
-        self._frozen = freeze(declared.get("freeze") or (), declared)
+        self._freezing = Freezing(declared)
         if opt_class is not None:
-            opt_class = with_lr_scale(opt_class, declared.get("lr_scale") or {}, declared)
+            opt_class = with_lr_scale(opt_class, declared)
         super().__init__(modules, opt_class, hparams, options, checkpointer)
         if hparams is not None:
             self.hparams = KnobAttributes(**hparams)
@@ -87,13 +95,16 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
     def _make_step(self) -> None:
         """Make what a step consists of besides the modules and their optimizers."""
         self._statistics = RunningStatistics(self.modules)
+        self.moving_average = MovingAverage(self.modules, self._declared("ema_decay", 0.0))
+        if self.checkpointer is not None and self.moving_average.decay:
+            self.checkpointer.add_recoverable("moving_average", self.moving_average)
         self._nonfinite = NonFiniteRecorder(self._run_folder)
         self._counts: Tensor | None = None  # (losses, 2) of the current step, on this rank
         self._bad = torch.zeros((), device=self.device)  # losses of it that are not finite, of all
         graph = ForwardLoss(
             modules=self.modules, forward=self.compute_forward, objectives=self.compute_objectives
         )
-        self.ddp_step = DdpStep(graph, self.device)
+        self.ddp_step = DdpStep(graph, self.device, find_unused=self.find_unused_parameters)
         self.step, self.optimizer_step, self.nonfinite_count = 0, 0, 0
         self.epoch_share = 0.0
         self._is_last = False  # micro-batch of its epoch
@@ -124,6 +135,7 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
         self._counts = counts if self._counts is None else self._counts + counts
         self._nonfinite.record(batch, total)
         if self.should_step:
+            self.ddp_step.check_all_used()
             self._normalize()
             self.optimizers_step()
             self.modules.zero_grad(set_to_none=True)  # a frozen optimizer's would add up
@@ -138,7 +150,8 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
         epochs = self._declared("epoch_counter", None)
         if self._schedule is not None:
             progress = (epochs.current - 1 + self.epoch_share) / epochs.limit
-            factor = self._schedule(progress, self.optimizer_step + 1, epochs.current)
+            place = (progress, self.optimizer_step + 1, epochs.current)
+            factor = self._schedule(*place, self._training_metrics.validations)
             rate = None if self._declared("optimizers", None) else self.hparams.lr
             set_rate(self._active_optimizers().values(), factor, rate)
         if self._is_planned:
@@ -157,6 +170,8 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
             if isinstance(objective, Mapping):
                 groups = self.optimizers_dict[name].param_groups
                 parameters = [p for group in groups for p in group["params"] if p.requires_grad]
+                if not parameters:  # all frozen for a time
+                    continue
             torch.autograd.backward(
                 self.scaler.scale(total), inputs=parameters, retain_graph=number < len(totals)
             )
@@ -219,6 +234,7 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
         self.optimizer_step += 1
+        self.moving_average.update(self.optimizer_step, skipped)
         self._nonfinite.end_step(self.optimizer_step, torch.stack([self._bad, skipped]))
         if self.device_type == "cpu":  # nothing to wait for, and the weights are still the step's
             self._read_skipped()
@@ -259,9 +275,15 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
 
     def train_mode(self) -> None:
         """Put the modules into training mode, but what is frozen into that of evaluation."""
+        self.moving_average.apply(False)
         self.modules.train()
-        for module in self._frozen:
-            module.eval()
+        self._freezing.set_mode()
+
+    def freeze_parts(self) -> None:
+        """Freeze and unfreeze for the coming step; the ranks then share what learns in it."""
+        if self._freezing.advance(self.optimizer_step):
+            self.train_mode()
+            self.ddp_step.renew(self.inactive)
 
     def placed(self, batch: Any) -> Any:
         """Return a batch on the device of the model."""
@@ -339,42 +361,6 @@ def detached(objective: Any) -> Any:
     if isinstance(objective, Mapping):
         return {name: each.detach() for name, each in objective.items()}
     return objective.detach()
-
-
-def clip(optimizer: Optimizer, max_norm: float) -> Tensor:
-    """Clip the groups of an optimizer by one norm over all of them; return the norm before: ().
-
-    Each optimizer by its own, as SpeechBrain does: that of a pretrained encoder, say, is not held
-    back by the gradients of a new head. A ``max_norm`` that is not positive clips nothing; PyTorch
-    would reverse the gradient.
-    """
-    limit = max_norm if max_norm > 0 else math.inf
-    return nn.utils.clip_grad_norm_(list(with_gradient(optimizer)), limit)
-
-
-def step_unless(skipped: Tensor, optimizer: Optimizer, scaler: GradScaler) -> None:
-    """Step, unless the gradient is not finite; then parameters and optimizer stay as they are.
-
-    skipped (): on the device. A fused optimizer reads it there, by the protocol that GradScaler has
-    with it; for another one the host has to wait for it, which costs nothing on the CPU.
-    """
-    if scaler.is_enabled():
-        for found in scaler._found_inf_per_device(optimizer).values():
-            found.copy_(skipped)  # by itself it looks at the gradients of this optimizer alone
-        scaler.step(optimizer)
-    elif getattr(optimizer, "_step_supports_amp_scaling", False):
-        device: Any = optimizer
-        device.grad_scale, device.found_inf = None, skipped.to(torch.float32)
-        scaler.step(optimizer)
-        del device.grad_scale, device.found_inf
-    elif not bool(skipped):
-        scaler.step(optimizer)
-
-
-def with_gradient(optimizer: Optimizer) -> Iterator[nn.Parameter]:
-    """Yield the parameters that have a gradient, over all groups."""
-    for group in optimizer.param_groups:
-        yield from (each for each in group["params"] if each.grad is not None)
 
 
 def training_loss(brain: Any, batch: Any) -> Loss:

@@ -10,7 +10,8 @@ import pytest
 from recipes.asr.recipe import ASR
 from sbkit.check.knobs import names_read_by, unread
 from sbkit.config.document import read_document
-from sbkit.train.run import Run
+from sbkit.config.hparams import read_knobs
+from sbkit.train.recipe import load_recipe
 from tests.runs import ROOT
 
 CODE = """
@@ -58,7 +59,7 @@ def test_a_file_beside_the_users_recipe_reads_its_knobs(
     "yaml", sorted((ROOT / "hparams").glob("*.yaml")), ids=lambda yaml: yaml.stem
 )
 def test_every_knob_is_read(yaml: Path, tmp_path: Path) -> None:
-    names = names_read_by(Run(yaml, {"data_folder": None}).recipe)
+    names = names_read_by(load_recipe(read_knobs(yaml, {"data_folder": None}), yaml))
     assert list(unread(read_document(yaml), names)) == []
     odd = tmp_path / "odd.yaml"
     odd.write_text(yaml.read_text(encoding="utf-8") + "\nforgotten_knob: 3\n", encoding="utf-8")

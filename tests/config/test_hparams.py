@@ -38,6 +38,7 @@ betas: (0.9, 0.98)
 sizes: !tuple (3, 4)
 limit: null
 free: {}
+freeze: {CNN: always}
 third: !ref <ratio[numerator]>
 
 ratio: !new:fractions.Fraction
@@ -67,6 +68,7 @@ KNOBS = {
     "sizes": (3, 4),
     "limit": None,
     "free": {},
+    "freeze": {"CNN": "always"},
     "third": 3,
 }
 
@@ -171,6 +173,9 @@ def test_a_malformed_argument_is_refused(argument: str, says: str) -> None:
         ("--betas=[0.8, 0.9]", "betas", [0.8, 0.9]),
         ("--betas=(0.8, 0.9)", "betas", (0.8, 0.9)),
         ("--free.new=1", "free", {"new": 1}),
+        ("--freeze={CNN: 5, Transformer: 9}", "freeze", {"CNN": 5, "Transformer": 9}),
+        ("--freeze=[Transformer]", "freeze", ["Transformer"]),
+        ("--freeze.CNN=5", "freeze", {"CNN": 5}),
         ("--augment.masks.time=3", "augment", {"speeds": [0.9, 1.0], "masks": {"time": 3}}),
         ("--augment.speeds.1=2.0", "augment", {"speeds": [0.9, 2.0], "masks": {"time": 2}}),
         ("--ratio.numerator=4", "third", 4),
@@ -190,7 +195,7 @@ def test_an_override_takes_effect(path: Path, argument: str, key: str, expected:
         ("--augment.speeds.2=1", "none of that name under `augment.speeds`"),
         ("--numerator=1", "Did you mean `ratio.numerator`?"),
         ("--later.other=1", "add it in the YAML"),
-        ("--ratio=3", "must stay the object of {path}:18"),
+        ("--ratio=3", "must stay the object of {path}:19"),
         ("--modules=3", "must be a mapping"),
         ("--modules.ratio=3", "must stay the object"),
         ("--also.numerator=3", "refers to <ratio>"),

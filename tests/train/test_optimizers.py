@@ -1,4 +1,4 @@
-"""Parts that do not learn, and parts that learn slower, by their paths."""
+"""Parts that learn slower, by their paths."""
 
 from typing import Any
 
@@ -11,8 +11,7 @@ from torch.utils.data import DataLoader
 
 from sbkit.base.errors import SbkitError
 from sbkit.train.brain import Brain
-from sbkit.train.ddp import share_batch_norms
-from sbkit.train.optimizers import freeze, with_lr_scale
+from sbkit.train.optimizers import with_lr_scale
 
 
 def parts() -> dict[str, Any]:
@@ -46,51 +45,21 @@ def fit(**knobs: Any) -> tuple[Line, dict[str, torch.Tensor], dict[str, torch.Te
     return brain, before, hparams["model"].state_dict()
 
 
-def test_a_frozen_part_stays_as_it_is_with_its_statistics() -> None:
-    _, before, after = fit(freeze=["CNN"])
-    for name, tensor in after.items():
-        assert torch.equal(tensor, before[name]) is name.startswith("0."), name
-
-
-def test_a_layer_of_a_part_can_be_frozen() -> None:
-    _, before, after = fit(freeze=["CNN.0", "head.bias"])
-    same = {name for name, tensor in after.items() if torch.equal(tensor, before[name])}
-    assert same == {"0.0.weight", "0.0.bias", "1.bias"}
-
-
-def test_a_part_that_another_one_holds_too_is_found_under_its_own_name() -> None:
-    hparams = parts()
-    hparams["CNN"].append(hparams["head"])
-    freeze(["head"], hparams)
-    assert not hparams["head"].weight.requires_grad
-
-
-def test_a_frozen_normalization_that_ranks_share_stays_so() -> None:
-    """Torch's `convert_sync_batchnorm` put another module in its place, which went on learning."""
-    hparams, x = parts(), torch.randn(4, 2)
-    (norm,) = freeze(["CNN.1"], hparams)
-    expected = hparams["CNN"].eval()(x)
-    share_batch_norms(hparams["model"])
-    assert torch.equal(hparams["CNN"](x), expected)
-    assert isinstance(norm, nn.SyncBatchNorm) and hparams["CNN"][1] is norm
-
-
 @pytest.mark.parametrize(
     ("path", "said"),
     [("CNNs", "Did you mean `CNN`"), ("CNN.9", "there is no `CNN.9`"), ("model", "are CNN, head")],
 )
 def test_a_path_that_leads_nowhere_is_refused(path: str, said: str) -> None:
-    with pytest.raises(SbkitError, match=f"`freeze` must name modules .*{said}"):
-        freeze([path], parts())
-    with pytest.raises(SbkitError, match=f"`lr_scale` must name modules .*{said}"):
-        with_lr_scale(SGD, {path: 0.1}, parts())
+    for knob, value in {"freeze": [path], "lr_scale": {path: 0.1}}.items():
+        with pytest.raises(SbkitError, match=f"`{knob}` must name modules .*{said}"):
+            fit(**{knob: value})
 
 
 def test_a_scheduler_that_sets_one_rate_for_all_is_refused() -> None:
     annealing = {"lr_annealing": NewBobScheduler(0.1)}
     with pytest.raises(SbkitError, match=r"`lr_annealing` \(NewBobScheduler\) sets one rate"):
-        with_lr_scale(SGD, {"CNN": 0.1}, parts() | annealing)
-    assert with_lr_scale(SGD, {}, parts() | annealing) is SGD
+        with_lr_scale(SGD, parts() | annealing | {"lr_scale": {"CNN": 0.1}})
+    assert with_lr_scale(SGD, parts() | annealing) is SGD
 
 
 def test_rates_go_by_the_longest_path_and_keep_their_groups() -> None:
@@ -107,3 +76,14 @@ def test_rates_go_by_the_longest_path_and_keep_their_groups() -> None:
     ]
     counted = sum(len(group["params"]) for group in groups)
     assert counted == len(list(brain.modules.parameters()))
+
+
+def test_layers_learn_the_slower_the_farther_they_are_from_the_head() -> None:
+    brain, _, _ = fit(lr_scale={"CNN": 0.5}, layer_decay={"CNN": 0.1})
+    rates = [group["lr"] for group in brain.optimizer.param_groups]
+    assert rates == pytest.approx([1.0, 0.5e-3, 0.5e-2])  # of the head, CNN.0 of 3, CNN.1
+
+
+def test_layers_are_those_of_a_list() -> None:
+    with pytest.raises(SbkitError, match=r"`layer_decay` must .* there is no `head.0`"):
+        fit(layer_decay={"head": 0.1})

@@ -16,11 +16,11 @@ from torch.optim import lr_scheduler as torch_schedulers
 from torch.optim.lr_scheduler import OneCycleLR
 
 from sbkit.base.errors import SbkitError
-from sbkit.train.schedule import WarmupCosine, read_schedule
+from sbkit.train.schedule import NewBob, TriStage, Validation, WarmupCosine, read_schedule
 from tests.train.test_speechbrain_ways import MeanBrain, batches, brain_of
 
 HALF = math.sqrt(0.5)
-FACTORS: list[tuple[WarmupCosine, float, float]] = [
+FACTORS: list[tuple[WarmupCosine | TriStage, float, float]] = [
     (WarmupCosine(warmup_fraction=0.2), 0.0, 0.0),
     (WarmupCosine(warmup_fraction=0.2), 0.1, 0.5),
     (WarmupCosine(warmup_fraction=0.2), 0.2, 1.0),
@@ -29,14 +29,44 @@ FACTORS: list[tuple[WarmupCosine, float, float]] = [
     (WarmupCosine(warmup_fraction=0.2), 1.0, 0.0),
     (WarmupCosine(warmup_fraction=0.2), 1.3, 0.0),
     (WarmupCosine(warmup_fraction=0.0), 0.0, 1.0),
+    (TriStage(), 0.0, 0.01),
+    (TriStage(), 0.05, 0.505),
+    (TriStage(), 0.1, 1.0),
+    (TriStage(), 0.5, 1.0),
+    (TriStage(), 0.75, math.sqrt(0.05)),
+    (TriStage(), 1.0, 0.05),
+    (TriStage(), 1.3, 0.05),
+    (TriStage(warmup_fraction=0.0, hold_fraction=0.0, final_factor=0.01), 0.5, 0.1),
 ]
 
 
 @pytest.mark.parametrize(("schedule", "progress", "factor"), FACTORS)
 def test_the_factor_at_a_share_of_the_run(
-    schedule: WarmupCosine, progress: float, factor: float
+    schedule: WarmupCosine | TriStage, progress: float, factor: float
 ) -> None:
     assert schedule(progress) == pytest.approx(factor, abs=1e-12)
+
+
+def test_stages_without_a_fall_and_an_unknown_metric_are_refused() -> None:
+    with pytest.raises(SbkitError, match="but add up to 1. Lower one"):
+        TriStage(warmup_fraction=0.1, hold_fraction=0.9)
+    with pytest.raises(SbkitError, match="must be loss or error, but is 'WER'"):
+        NewBob(metric="WER")
+
+
+VALIDATIONS = (4.0, 3.0, 2.999, 2.9985, 2.0, 2.5, math.nan, 2.4, 2.4, 0.0, 0.0, 1.0)
+
+
+@pytest.mark.parametrize("patient", [0, 2])
+def test_newbob_anneals_as_speechbrains_does(patient: int) -> None:
+    theirs = schedulers.NewBobScheduler(1.0, 0.8, 0.0025, patient)
+    ours = NewBob(patient=patient, metric="error")
+    so_far: list[Validation] = []
+    for value in VALIDATIONS:
+        so_far.append(Validation(loss=1.0, error=value))
+        assert ours(so_far) == theirs(value)[1]
+    # A metric of which more is better comes as its negative.
+    assert NewBob(metric="error")([Validation(0.0, -0.5), Validation(0.0, -0.6)]) == 1.0
 
 
 def declared(schedule: Any, **knobs: Any) -> dict[str, Any]:
@@ -64,7 +94,7 @@ def factors(schedule: Any, steps: int = 8, epochs: int = 4) -> list[float]:
     read = read_schedule(declared(schedule))
     assert read is not None
     per_epoch = steps // epochs
-    return [read(step / steps, step + 1, step // per_epoch + 1) for step in range(steps)]
+    return [read(step / steps, step + 1, step // per_epoch + 1, ()) for step in range(steps)]
 
 
 def test_schedulers_of_speechbrain_give_their_rates_step_by_step() -> None:
@@ -99,8 +129,9 @@ class Fitting(MeanBrain):
         schedulers.NoamScheduler(0.1, 3),
         partial(OneCycleLR, max_lr=0.1, cycle_momentum=False),
         partial(torch_schedulers.CosineAnnealingLR, T_max=5),
+        NewBob(improvement_threshold=0.9),
     ],
-    ids=["noam", "one-cycle", "cosine"],
+    ids=["noam", "one-cycle", "cosine", "newbob"],
 )
 def test_a_resumed_run_goes_on_with_the_same_rates_and_weights(
     schedule: Any, tmp_path: Path
@@ -111,13 +142,13 @@ def test_a_resumed_run_goes_on_with_the_same_rates_and_weights(
         kept = Checkpointer(folder, {"epochs": counter})
         brain = brain_of(Fitting, hparams=knobs, kept=kept)
         kept.add_recoverable("model", brain.modules.model)
-        brain.fit(islice(counter, epochs) if epochs < 4 else counter, batches(3))
+        brain.fit(islice(counter, epochs) if epochs < 4 else counter, batches(3), batches(2))
         kept.save_checkpoint()
         return brain.hparams.rates, brain.modules.model.weight.detach()
 
     whole, weights = run(tmp_path / "whole", 4)
     first, _ = run(tmp_path / "stopped", 2)
     rest, resumed = run(tmp_path / "stopped", 4)
-    assert len(whole) == 12 and len({*whole}) > 4
+    assert len(whole) == 12 and len({*whole}) >= 3
     assert first + rest == whole
     assert torch.equal(resumed, weights)

@@ -1,6 +1,6 @@
 """Parts of the model that no step trains."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from torch import nn
 
@@ -9,6 +9,8 @@ from sbkit.check.model.dry_run import dry_run, inactive
 from sbkit.check.model.walk import reached
 from sbkit.check.planned_run import PlannedRun
 from sbkit.config.document import Keys, dotted
+from sbkit.data.batches.sampler import TrainSampler
+from sbkit.train.freezing import ALWAYS, KNOB
 
 CHECK = "unused"
 
@@ -38,6 +40,24 @@ def check_unused(planned: PlannedRun) -> Iterator[Finding]:
             "gradient and stays as it was made",
             fix="Use it in the recipe, or take it out of the YAML. What a knob turns off belongs "
             "into `inactive` of the Brain.",
+        )
+
+
+def check_freezing(planned: PlannedRun) -> Iterator[Finding]:
+    """Find what `freeze` frees after the last step only: more steps than a small corpus has."""
+    declared, sampler = planned.knobs.get(KNOB), planned.loaders.train.batch_sampler
+    if not (isinstance(declared, Mapping) and isinstance(sampler, TrainSampler)):
+        return
+    steps = len(sampler.steps()) * planned.knobs["number_of_epochs"]
+    late = [path for path, end in declared.items() if end != ALWAYS and end >= steps]
+    if late:
+        yield planned.finding(
+            CHECK,
+            KNOB,
+            declared=f"`freeze` of {', '.join(late)} must end within the run",
+            effect=f"the run has about {steps:,} steps, so that nothing of it ever learns",
+            fix=f"Lower its steps, or write `{ALWAYS}`.",
+            stops=False,
         )
 
 

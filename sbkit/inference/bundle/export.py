@@ -32,7 +32,7 @@ from sbkit.evaluate.utterances import MEASURED
 from sbkit.inference.bundle.bundle import CONFIG, WEIGHTS
 from sbkit.inference.bundle.config import FORMAT
 from sbkit.inference.bundle.model_card import LICENCE_UNKNOWN, model_card
-from sbkit.inference.bundle.module_spec import to_plain
+from sbkit.inference.bundle.module_spec import ARGUMENTS, to_plain
 from sbkit.inference.bundle.own_modules import distributions, source_files
 from sbkit.inference.formats.parity import WHOLE, Grid
 from sbkit.inference.formats.traced import TrainedModel
@@ -44,9 +44,11 @@ from sbkit.inference.formats.write import (
     write_hub,
 )
 from sbkit.inference.runtime.torch_model import load_bundle
+from sbkit.models.pretrained.parts import PretrainedEncoder
 from sbkit.tasks.task import Task, load_task
 
 CARD = "README.md"
+ADAPTED = f"{PretrainedEncoder.__module__}.{PretrainedEncoder.__name__}"
 
 
 def export_run(
@@ -219,7 +221,10 @@ def plain_parts(root: CommentedMap, objects: Mapping[str, object], task: Task) -
     others = [name for name in taken if name != "model" and tag_of(root.get(name))]
     by_node = {id(root.get(key)): made for key, made in objects.items() if made is not None}
     names = dict.fromkeys([*owned, *others])
-    parts = {name: to_plain(root[name], key=name, objects=by_node) for name in names}
+    parts: Any = {name: to_plain(root[name], key=name, objects=by_node) for name in names}
+    for each in parts.values():
+        if each.get("new") == ADAPTED and "lora" in each[ARGUMENTS]:
+            each[ARGUMENTS]["lora"] = None  # its weights have the adapters merged
     return {"model": owned, "parts": parts}
 
 

@@ -54,6 +54,7 @@ def model_card(
         keep_trailing_newline=True,
     )
     environment.filters |= {"printable": printable, "facts": _facts}
+    knobs = read_knobs(run / RESOLVED, {}) if (run / RESOLVED).is_file() else {}
     summary, data = (read_json(run / name) or {} for name in (SUMMARY, DATA_REPORT))
     differs = summary and what_differs(summary.get(MEASURED), config.get(MEASURED))
     return environment.get_template("card.md.j2").render(
@@ -63,7 +64,8 @@ def model_card(
         sample_rate=config["sample_rate"],
         parts=", ".join(f"`{printable(str(part['new']))}`" for part in config["parts"].values()),
         corpus=data.get("corpus") or {},
-        base_model=_base_model(run),
+        base_model=_base_model(knobs),
+        ema_decay=knobs.get("ema_decay"),
         splits=data.get("splits"),
         results=[] if differs else [*_results(task, summary)],
         differs=differs,
@@ -124,8 +126,7 @@ def _names(command: str) -> str:
     return ABSOLUTE.sub("", command)
 
 
-def _base_model(run: Path) -> str | None:
+def _base_model(knobs: Mapping[str, Any]) -> str | None:
     """Name the run or bundle that a fine-tuned one began with."""
-    knobs = read_knobs(run / RESOLVED, {}) if (run / RESOLVED).is_file() else {}
     source = knobs.get("init_from")
     return None if source is None else _names(str(source))

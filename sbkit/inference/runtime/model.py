@@ -43,6 +43,19 @@ class Encoded:
         return Encoded(self.log_probs[first:end], states)
 
 
+@dataclass(frozen=True)
+class ChunkSizes:
+    """The samples of a chunk, of a model that is run chunk by chunk.
+
+    step: from one chunk to the next; window: that a chunk is computed of, ``step`` and some of the
+    next one's; shortest: that have a frame, where a session ends.
+    """
+
+    step: int
+    window: int
+    shortest: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Effective:
     """Where and how a model runs, as it was found after creation.

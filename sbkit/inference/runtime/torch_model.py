@@ -23,12 +23,14 @@ from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.comparison import check_finite, check_same_model
 from sbkit.decoding.attention import Counts, Floats
+from sbkit.decoding.frames import LogProbs
 from sbkit.distributed.device import DTYPES, Placement
 from sbkit.inference.bundle.bundle import WEIGHTS, Bundle, ReadBundle, read_bundle
 from sbkit.inference.bundle.module_spec import build
 from sbkit.inference.runtime.compiled import Compilation, keep_device_guard, own_cuda_graphs
 from sbkit.inference.runtime.model import (
     Batch,
+    ChunkSizes,
     Effective,
     Encoded,
     naming_audio,
@@ -36,7 +38,9 @@ from sbkit.inference.runtime.model import (
     run_batches,
 )
 from sbkit.inference.runtime.shapes import padded_length
+from sbkit.models.chunks import StreamState
 from sbkit.models.encoder import require_rate
+from sbkit.models.streaming import StreamingModel, streaming_model
 from sbkit.train.compiling import find_blocks
 
 WARM_UPS = 3  # of a shape: CUDA graphs run once as they are, are recorded, and are replayed
@@ -86,7 +90,7 @@ class TorchModel:
     def encode(self, clips: Sequence[Samples]) -> list[Encoded]:
         """Run the encoder on clips in one batch: (S,) of int16 each."""
         with self._placement.autocast():
-            states, frames = self.network.encode(*self._as_batch(clips))
+            states, frames = self.network.encode(*self._as_batch(clips, self._shape_of(clips)))
             rows: Tensor = self.network.ctc_log_probs(states).cpu()
         found = zip(rows, states, frames.tolist(), strict=True)
         return [Encoded(row[:count].numpy(), state[:count]) for row, state, count in found]
@@ -101,6 +105,34 @@ class TorchModel:
         finally:  # threads to come begin with what was set last in any
             torch.set_num_threads(torch.get_num_threads())
 
+    @cached_property
+    def _streaming(self) -> StreamingModel | None:
+        return streaming_model(self.network)
+
+    @property
+    def chunks(self) -> ChunkSizes | None:
+        """The samples of a chunk; None for a model that takes whole clips alone."""
+        found = self._streaming
+        return None if found is None else ChunkSizes(found.step, found.window, found.shortest)
+
+    def start(self) -> StreamState:
+        """Return the state of one session before its first sample."""
+        assert self._streaming is not None
+        return self._streaming.start()
+
+    @torch.inference_mode()
+    def advance(
+        self, chunks: Sequence[Samples], states: Sequence[StreamState]
+    ) -> list[tuple[LogProbs, StreamState]]:
+        """Run one chunk of each session in one batch: (S,) of int16 each -> (U, V), its state."""
+        assert self._streaming is not None
+        state, shape = StreamState.stack(states), (len(chunks), max(map(len, chunks)))
+        with self._placement.autocast():
+            batch = self._as_batch(chunks, shape)
+            rows, frames, after = self._streaming.forward_chunk(*batch, state)
+        found = zip(rows.cpu(), frames.tolist(), after.rows(), strict=True)
+        return [(row[:count].numpy(), each) for row, count, each in found]
+
     @torch.inference_mode()
     def decoder_log_probs(self, states: Tensor, tokens: Counts) -> Floats:
         """Ask the attention decoder about tokens: (U, D), (N, L) -> (N, L + 1, V)."""
@@ -111,16 +143,18 @@ class TorchModel:
     def predict(self, clips: Sequence[Samples]) -> Any:
         """Return what the task's model predicts of clips in one batch: (S,) of int16 each."""
         with self._placement.autocast():
-            return self.network.predict(*self._as_batch(clips))
+            return self.network.predict(*self._as_batch(clips, self._shape_of(clips)))
 
     def probabilities(self, clips: Sequence[Samples]) -> npt.NDArray[np.float32]:
         """Compute the probability of each label: (S,) of int16 each -> (B, V)."""
         log_probs: Tensor = self.predict(clips)
         return log_probs.float().exp().cpu().numpy()
 
-    def _as_batch(self, clips: Sequence[Samples]) -> tuple[Tensor, Tensor]:
+    def _shape_of(self, clips: Sequence[Samples]) -> tuple[int, int]:
+        return self._padded_shape(len(clips), max(map(len, clips)))
+
+    def _as_batch(self, clips: Sequence[Samples], shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
         """Pad clips to one length, in the scale of int16: (S,) each -> (B, S), (B,)."""
-        shape = self._padded_shape(len(clips), max(map(len, clips)))
         audio, lengths = torch.zeros(shape), torch.full(shape[:1], shape[1])
         for place, clip in enumerate(clips):
             audio[place, : len(clip)] = torch.from_numpy(np.asarray(clip, np.float32))

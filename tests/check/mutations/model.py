@@ -284,6 +284,27 @@ UNUSED = [
             Expected("unused", "seq_lin", ("does not reach the loss",)),
         ),
     ),
+    Mutation(
+        name="freezing that ends after the run",
+        options=("--freeze={CNN: 1, Transformer: 10000}",),
+        expected=(
+            Expected("unused", "freeze", ("of Transformer must end", "nothing of it"), False),
+        ),
+    ),
+    Mutation(
+        name="a layer that never runs, frozen for a time",
+        recipe=brain(SpareLayer),
+        options=("--freeze={CNN: 1}",),
+        expected=(Expected("unused", "CNN", ("`CNN.spare`", "is never run")),),
+    ),
+    *(
+        Mutation(
+            name=f"a path of {knob} that leads nowhere",
+            options=(f"--{knob}={{CNNs: 1}}",),
+            expected=(Expected("brain", knob, ("must name modules", "`CNN")),),
+        )
+        for knob in ("freeze", "lr_scale", "layer_decay")
+    ),
 ]
 
 CNN = "!new:sbkit.models.frontend.ConvFrontEnd"

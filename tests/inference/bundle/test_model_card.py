@@ -42,7 +42,7 @@ def run(tmp_path: Path) -> Path:
         "2026-11-21 08:23:38 train.py hparams/ctc.yaml --init_from=/home/ann/runs/base "
         "--manifest train=/data/a.csv --data_folder=s3://bucket/x\nmore\n"
     )
-    (tmp_path / "hyperparams.yaml").write_text("init_from: /home/ann/runs/base\n")
+    (tmp_path / "hyperparams.yaml").write_text("init_from: /home/ann/runs/base\nema_decay: 0.999\n")
     return tmp_path
 
 
@@ -60,6 +60,7 @@ def test_a_card_says_data_results_licences_and_command(run: Path) -> None:
         "    train.py hparams/ctc.yaml --init_from=base --manifest train=a.csv "
         "--data_folder=s3://bucket/x",
         "- fine-tuned from: base",
+        "- weights: an exponential moving average over the steps of training, of decay 0.999",
         "- corpus: Asterisk prompts",
         "- licence of the corpus: CC-BY-SA-3.0",
         "- model: cc-by-4.0",

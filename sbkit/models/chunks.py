@@ -1,0 +1,130 @@
+"""The chunks of a streaming encoder: what a frame sees, and what is kept from chunk to chunk.
+
+Legend: B utterances, U frames of 40 ms, L frames of left context, N blocks, K frames that a
+convolution sees to one side, H heads, D model width, M mel bins, C channels.
+
+A frame sees its own chunk to its end, and the L frames before it; convolutions see K frames before
+and to the end of the chunk. So a chunk needs nothing of what follows it, and computing a clip chunk
+by chunk is computing it at once under a mask. Without chunks it is the encoder of whole clips.
+Sources: Zhang et al. 2020, arXiv 2012.05481 (one model for many chunk sizes, drawn in training); Li
+et al. 2023, arXiv 2304.09325 (convolutions that end with the chunk).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from sbkit.base.errors import SbkitError
+
+FRAME_MS = 40  # of the front-end: four shifts of 10 ms
+KEYS = ("chunk_ms", "left_ms", "lookahead_ms")
+WHOLE_SHARE = 0.3  # of the micro-batches in training that see whole clips
+
+
+class Chunks(NamedTuple):
+    """The chunks of a batch: visible (B, 1, U, U), which frames each frame attends to; size."""
+
+    visible: Tensor
+    size: int
+
+
+@dataclass(frozen=True)
+class Streaming:
+    """How an encoder is cut, in frames; ``chunk``: None for whole clips."""
+
+    chunk: int | None
+    left: int
+
+    @classmethod
+    def of(cls, declared: Mapping[str, object]) -> Self:
+        """Read `streaming` of a YAML; raise SbkitError for what cannot be.
+
+        `lookahead_ms` is there to be said: chunks of this encoder see nothing of the next one, so
+        that a longer chunk is how a model sees more of what follows.
+        """
+        chunk, left, lookahead = (declared.get(key) for key in KEYS)
+        whole = all(isinstance(each, int) and each % FRAME_MS == 0 for each in (chunk, left))
+        if declared.keys() != {*KEYS} or not whole or lookahead != 0:
+            raise SbkitError(
+                f"`streaming` must have chunk_ms and left_ms in multiples of {FRAME_MS}, the "
+                f"duration of a frame, and lookahead_ms: 0, but is {dict(declared)}. Correct it; "
+                "for more context to the right, raise chunk_ms."
+            )
+        assert isinstance(chunk, int) and isinstance(left, int)
+        if chunk < FRAME_MS or left < 0:
+            raise SbkitError(
+                f"`streaming` must have chunk_ms of at least {FRAME_MS} and left_ms of at least "
+                f"0, but has {chunk} and {left}. Correct it."
+            )
+        return cls(chunk // FRAME_MS, left // FRAME_MS)
+
+    def draw(self) -> "Streaming":
+        """Draw the cut of a micro-batch in training: whole clips, or half to twice the chunk.
+
+        From torch's generator on the CPU, which the Brain seeds by the place in the run.
+        """
+        if self.chunk is None or float(torch.rand((), device="cpu")) < WHOLE_SHARE:
+            return Streaming(None, self.left)
+        shortest, longest = max(1, self.chunk // 2), 2 * self.chunk
+        drawn = torch.randint(shortest, longest + 1, (), device="cpu")
+        return Streaming(int(drawn), self.left)
+
+    def cut(self, mask: Tensor) -> Chunks | None:
+        """Cut a batch: mask (B, U), true within an utterance; None for whole clips.
+
+        A frame beyond an utterance attends to itself, since a row without any frame is NaN on
+        some devices.
+        """
+        if self.chunk is None:
+            return None
+        place = torch.arange(mask.shape[1], device=mask.device)
+        first = (place // self.chunk * self.chunk).unsqueeze(1)  # (U, 1)
+        near = (place >= first - self.left) & (place < first + self.chunk)  # (U, U)
+        visible = near & mask.unsqueeze(1) | (place == place.unsqueeze(1))
+        return Chunks(visible.unsqueeze(1), self.chunk)
+
+
+class BlockState(NamedTuple):
+    """What a block keeps: attention (B, L, 2, H, D/H), convolution (B, K, D)."""
+
+    attention: Tensor
+    convolution: Tensor
+
+
+@dataclass(frozen=True)
+class StreamState:
+    """Where sessions stand, one a row; no tensor is ever changed, so a copy is the state itself.
+
+    frames (B,): encoded so far; features (B, 3, M): the last normalized ones; hidden (B, 3, C):
+    the last frames between the two convolutions of the front-end; attention (B, N, L, 2, H, D/H):
+    keys before they are rotated, and values; convolution (B, N, K, D): the last frames after each
+    gate. `vars(state)` are plain tensors to save, and ``StreamState(**tensors)`` has them again.
+    """
+
+    frames: Tensor
+    features: Tensor
+    hidden: Tensor
+    attention: Tensor
+    convolution: Tensor
+
+    @classmethod
+    def stack(cls, states: Sequence["StreamState"]) -> "StreamState":
+        """Put sessions into one batch, whatever their ages."""
+        names = [each.name for each in fields(cls)]
+        return cls(**{name: torch.cat([getattr(each, name) for each in states]) for name in names})
+
+    def rows(self) -> list["StreamState"]:
+        """Return the state of each session by itself, with storage of its own."""
+        tensors = {name: tensor.split(1) for name, tensor in vars(self).items()}
+        return [
+            StreamState(**{name: rows[row].clone() for name, rows in tensors.items()})
+            for row in range(len(self.frames))
+        ]
+
+
+def last_frames(x: Tensor, count: int) -> Tensor:
+    """Return the last frames, also none: (B, U, ...) -> (B, count, ...)."""
+    return x[:, x.shape[1] - count :]

@@ -1,0 +1,1 @@
+"""Pretrained encoders of speech, as the modules of a YAML."""

@@ -1,0 +1,238 @@
+"""A pretrained encoder as three modules of a YAML: features, front-end and Transformer.
+
+Legend: B utterances, S samples, T frames of features, U frames of the encoder, M features of a
+frame, C channels, D width.
+
+Each has one argument in common, `config`: the sizes that are read from the folder of the pretrained
+model, by the names that they have in its `config.json`. What is of one family stands in ``body``,
+whose tensors have the names of the file; what all families share in training stands here.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from sbkit.audio.lengths import length_mask
+from sbkit.base.errors import SbkitError
+from sbkit.config.ranges import AT_LEAST_ONE, SHARE, Range
+from sbkit.models.pretrained.blocks import Dropouts
+from sbkit.models.pretrained.lora import add_adapters
+from sbkit.models.pretrained.masks import hide
+from sbkit.models.pretrained.wav2vec2 import ConvEncoder, NormalizedAudio, Wav2Vec2
+
+Config = Mapping[str, Any]
+
+WEIGHTED = "weighted"  # in the place of a number of layers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """The modules of one kind of pretrained encoder.
+
+    prefix: of the names of the front-end's tensors in a file; mask_vector: whether a file has what
+    stands in the place of hidden frames.
+    """
+
+    features: Callable[[Config], nn.Module]
+    front_end: Callable[[Config], nn.Module]
+    body: Callable[[Config, Dropouts], nn.Module]
+    prefix: str
+    mask_vector: bool = True
+
+
+WAVEFORMS = Family(
+    features=NormalizedAudio, front_end=ConvEncoder, body=Wav2Vec2, prefix="feature_extractor."
+)
+FAMILIES = {  # by the `model_type` of a `config.json`
+    "wav2vec2": WAVEFORMS,
+    "hubert": WAVEFORMS,
+    "wavlm": WAVEFORMS,
+}
+
+
+class PretrainedFeatures(nn.Module):
+    """Compute what the encoder was trained on: (B, S), (B,) -> (B, T, M), (B,).
+
+    For wav2vec 2.0 and its like that is audio, normalized, as (B, S, 1).
+    """
+
+    audio_scale = 1.0
+
+    def __init__(self, *, config: Config) -> None:
+        super().__init__()
+        self.sample_rate: int = config["sample_rate"]  # Hz
+        self.body: Any = FAMILIES[config["model_type"]].features(config)
+
+    def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute them."""
+        features, frames = self.body(audio, lengths)
+        return features, frames
+
+    def frame_lengths(self, lengths: Tensor) -> Tensor:
+        """Count the frames of audio: (B,) -> (B,)."""
+        counted: Tensor = self.body.frame_lengths(lengths)
+        return counted
+
+
+class PretrainedFrontEnd(nn.Module):
+    """Subsample features: (B, T, M), (B,) -> (B, U, C), (B,)."""
+
+    def __init__(self, *, config: Config) -> None:
+        super().__init__()
+        family = FAMILIES[config["model_type"]]
+        self.prefix = family.prefix
+        self.body: Any = family.front_end(config)
+
+    def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Subsample."""
+        x, frames = self.body(features, lengths)
+        return x, frames
+
+    def frame_lengths(self, lengths: Tensor) -> Tensor:
+        """Count the frames that are left: (B,) -> (B,)."""
+        counted: Tensor = self.body.frame_lengths(lengths)
+        return counted
+
+
+class PretrainedEncoder(nn.Module):
+    """Encode frames: (B, U, C), (B,) -> (B, U, D).
+
+    layers: so many of the first ones; null: all; `weighted`: all, and what each returns is summed
+    by learned weights. intermediate_layer: the number of that whose output an inter-CTC loss reads;
+    null: the one in the middle. lora: {rank: 8, alpha: 16, projections: [q_proj, v_proj]} freezes
+    the weights of the encoder, and trains adapters of its Linear layers of these names; null: none.
+
+    In training, not in evaluation: dropout; ``layerdrop``, the chance that a layer is left out;
+    masks of time and of channels, of which each hides spans of a length until they make up a share
+    of a clip, overlaps counted twice; and ``gradient_checkpointing``, with which the backward pass
+    computes the activations of each layer again, with the same random numbers.
+    """
+
+    RANGES: ClassVar = {
+        **dict.fromkeys(("mask_time_prob", "mask_channel_prob", "layerdrop", "dropout"), SHARE),
+        **dict.fromkeys(("attention_dropout", "activation_dropout", "feat_proj_dropout"), SHARE),
+        **dict.fromkeys(("mask_time_length", "mask_channel_length"), AT_LEAST_ONE),
+        "layers": Range(
+            low=1, whole=True, or_null=True, word=WEIGHTED, advice="Pass null for all layers."
+        ),
+        "intermediate_layer": Range(
+            low=1, whole=True, or_null=True, advice="Pass null for the one in the middle."
+        ),
+    }
+
+    def __init__(
+        self,
+        *,
+        config: Config,
+        layers: int | str | None = None,
+        intermediate_layer: int | None = None,
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        activation_dropout: float = 0.1,
+        feat_proj_dropout: float = 0.0,
+        layerdrop: float = 0.1,
+        mask_time_prob: float = 0.65,
+        mask_time_length: int = 10,
+        mask_channel_prob: float = 0.5,
+        mask_channel_length: int = 64,
+        gradient_checkpointing: bool = False,
+        lora: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        family = FAMILIES[config["model_type"]]
+        count = layers if isinstance(layers, int) else config["num_hidden_layers"]
+        _require_layer("layers", count, config["num_hidden_layers"])
+        self.intermediate_layer = count // 2 if intermediate_layer is None else intermediate_layer
+        _require_layer("intermediate_layer", self.intermediate_layer, count)
+        dropouts = Dropouts(
+            projection=feat_proj_dropout,
+            hidden=dropout,
+            activation=activation_dropout,
+            attention=attention_dropout,
+        )
+        self.body: Any = family.body({**config, "num_hidden_layers": count}, dropouts)
+        self.frame_masks = (mask_time_prob, mask_time_length)
+        self.channel_masks = (mask_channel_prob, mask_channel_length)
+        if mask_time_prob > 0 and family.mask_vector:
+            self.body.masked_spec_embed = nn.Parameter(torch.zeros(config["hidden_size"]))
+        if lora is not None:
+            add_adapters(self.body, **lora)
+        if layers == WEIGHTED:  # of what goes into the first layer, too
+            self.layer_weights = nn.Parameter(torch.zeros(count + 1))
+        self.layerdrop, self.gradient_checkpointing = layerdrop, gradient_checkpointing
+
+    def encode(self, x: Tensor, lengths: Tensor) -> Tensor:
+        """Encode frames: (B, U, C), (B,) -> (B, U, D)."""
+        return self._encoded(x, lengths)[1]
+
+    def encode_with_intermediate(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Encode, and return first the states after a layer in the middle: -> 2 x (B, U, D).
+
+        Both through the same norm, so that one head can read either (Lee and Watanabe 2021).
+        """
+        middle, states = self._encoded(x, lengths)
+        return self.body.finish(middle), states
+
+    def _encoded(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the states after a layer in the middle, as they are, and those to predict from."""
+        weights = getattr(self, "layer_weights", None)
+        shares = None if weights is None else weights.softmax(0)
+        middle = last = x
+        summed: Tensor | None = None
+        for number, last in enumerate(self._states(x, lengths)):
+            if number == self.intermediate_layer:
+                middle = last
+            if shares is not None:
+                share = shares[number] * self.body.finish(last)
+                summed = share if summed is None else summed + share
+        return middle, self.body.finish(last) if summed is None else summed
+
+    def _states(self, x: Tensor, lengths: Tensor) -> Iterator[Tensor]:
+        """Yield what goes into the first layer, and what comes out of each."""
+        mask = length_mask(lengths, x.shape[1], x.device)  # (B, U)
+        x = self.body.project(x)
+        if self.training:
+            vector = getattr(self.body, "masked_spec_embed", None)
+            x = hide(
+                x, lengths, frames=self.frame_masks, channels=self.channel_masks, vector=vector
+            )
+        x, context = self.body.begin(x, mask)
+        yield x
+        again = self.gradient_checkpointing and self.training and torch.is_grad_enabled()
+        for layer, is_dropped in zip(self.body.layers, self._draw_dropped(), strict=True):
+            if is_dropped:
+                x = _leave_out(layer, x)
+            elif again:
+                x = checkpoint(layer, x, mask, context, use_reentrant=False)
+            else:
+                x = layer(x, mask, context)
+            yield x
+
+    def _draw_dropped(self) -> list[bool]:
+        """Draw which layers are left out, on the CPU."""
+        if not self.training or self.layerdrop == 0:
+            return [False] * len(self.body.layers)
+        dropped: list[bool] = (torch.rand(len(self.body.layers)) < self.layerdrop).tolist()
+        return dropped
+
+
+def _leave_out(layer: nn.Module, x: Tensor) -> Tensor:
+    """Return x, which depends on the parameters of a layer without changing with them.
+
+    Their gradient is zero in the place of none: ranks leave out different layers, and DDP waits for
+    every gradient.
+    """
+    total = sum(each.sum() for each in layer.parameters() if each.requires_grad)
+    return x + 0 * total
+
+
+def _require_layer(name: str, number: int, count: int) -> None:
+    if not 1 <= number <= count:
+        raise SbkitError(
+            f"`{name}` must be the number of a layer, 1 to {count}, but is {number}. Choose one of "
+            "these."
+        )

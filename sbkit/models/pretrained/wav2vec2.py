@@ -1,0 +1,366 @@
+"""wav2vec 2.0, HuBERT and WavLM, with the names that tensors have in their files.
+
+Legend: B utterances, S samples, T frames of a convolution, U frames of 20 ms, C channels, D width,
+H heads.
+
+Sources: Baevski et al. 2020 (wav2vec 2.0), Hsu et al. 2021 (HuBERT), Chen et al. 2022 (WavLM: a
+bias of attention by relative position, gated by the query). XLS-R and MMS are wav2vec 2.0. Each
+convolution normalizes over channels (`layer`), or the first one over time (`group`); blocks
+normalize what they add to (`do_stable_layer_norm`), or its sum.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+from torch.nn.utils.parametrizations import weight_norm
+
+from sbkit.audio.lengths import length_mask
+from sbkit.models.dropout import Dropout
+from sbkit.models.frame_conv import FrameConv
+from sbkit.models.pretrained.blocks import ACTIVATIONS, Dropouts, attend
+
+Config = Mapping[str, Any]
+
+LEAST_VARIANCE = 1e-7  # added to that of a clip
+
+
+class NormalizedAudio(nn.Module):
+    """Give each clip mean 0 and variance 1 over its own samples: (B, S), (B,) -> (B, S, 1), (B,).
+
+    Where ``do_normalize`` is false the audio stays as it is.
+    """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.do_normalize: bool = config["do_normalize"]
+
+    def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Normalize."""
+        if not self.do_normalize:
+            return audio.unsqueeze(-1), lengths
+        mask = length_mask(lengths, audio.shape[1], audio.device)
+        count = mask.sum(1, keepdim=True).clamp(min=1)
+        centred = (audio - (audio * mask).sum(1, keepdim=True) / count) * mask
+        variance = centred.square().sum(1, keepdim=True) / count
+        return (centred * (variance + LEAST_VARIANCE).rsqrt()).unsqueeze(-1), lengths
+
+    def frame_lengths(self, lengths: Tensor) -> Tensor:
+        """Return the lengths: a frame is a sample."""
+        return lengths
+
+
+class ConvEncoder(nn.Module):
+    """Convolve audio without padding: (B, S, 1), (B,) -> (B, U, C), (B,).
+
+    A frame is one whose samples all lie within its clip, so padding is not seen.
+    """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        widths, norm = [1, *config["conv_dim"]], config["feat_extract_norm"]
+        sizes = list(zip(config["conv_kernel"], config["conv_stride"], strict=True))
+        self.conv_layers = nn.ModuleList(
+            ConvLayer(
+                widths[at],
+                widths[at + 1],
+                kernel=kernel,
+                stride=stride,
+                bias=config["conv_bias"],
+                norm="none" if at and config["feat_extract_norm"] == "group" else norm,
+                activation=config["feat_extract_activation"],
+            )
+            for at, (kernel, stride) in enumerate(sizes)
+        )
+        self.shortest = 1  # audio that makes a frame, in samples
+        for kernel, stride in reversed(sizes):
+            self.shortest = (self.shortest - 1) * stride + kernel
+
+    def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Convolve; audio shorter than a frame has none, beside the padding that is returned."""
+        if x.shape[1] < self.shortest:
+            x = pad(x, (0, 0, 0, self.shortest - x.shape[1]))
+        for layer in self.conv_layers:
+            x, lengths = layer(x, lengths)
+        return x, lengths
+
+    def frame_lengths(self, lengths: Tensor) -> Tensor:
+        """Count the frames of audio: (B,) -> (B,)."""
+        layer: Any
+        for layer in self.conv_layers:
+            lengths = layer.frame_lengths(lengths)
+        return lengths
+
+
+class ConvLayer(nn.Module):
+    """A strided convolution, a norm and an activation: (B, T, C), (B,) -> (B, T', C'), (B,)."""
+
+    def __init__(
+        self,
+        channels: int,
+        out_channels: int,
+        *,
+        kernel: int,
+        stride: int,
+        bias: bool,
+        norm: str,
+        activation: str,
+    ) -> None:
+        super().__init__()
+        self.conv = FrameConv(channels, out_channels, kernel, stride, bias=bias)
+        nn.init.kaiming_normal_(self.conv.weight)
+        self.norm = norm
+        if norm == "group":
+            self.layer_norm: Any = nn.GroupNorm(out_channels, out_channels)
+        elif norm == "layer":
+            self.layer_norm = nn.LayerNorm(out_channels)
+        self.activation = ACTIVATIONS[activation]
+
+    def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Convolve."""
+        lengths = self.frame_lengths(lengths)
+        x = self._normalized(x.squeeze(-1), lengths) if self.norm == "group" else self.conv(x)
+        if self.norm == "layer":
+            x = self.layer_norm(x)
+        return self.activation(x), lengths
+
+    def frame_lengths(self, lengths: Tensor) -> Tensor:
+        """Count the frames that are left of lengths: (B,) -> (B,)."""
+        left = lengths - self.conv.kernel_size[0] + self.conv.stride[0]
+        return left.clamp(min=0) // self.conv.stride[0]  # clipped first, as ONNX rounds to zero
+
+    def _normalized(self, audio: Tensor, lengths: Tensor) -> Tensor:
+        """Convolve and normalize each channel over a clip's own frames: (B, S), (B,) -> (B, T, C).
+
+        PyTorch's group norm takes padding along (fairseq issue #3227). Of a linear map, mean and
+        variance follow from mean and covariance of its input, here of K samples, and both go into
+        the weights: (B, T, C) is written once. In float64, as the variance may be a small
+        difference.
+        """
+        windows = audio.unfold(1, self.conv.kernel_size[0], self.conv.stride[0])  # (B, T, K)
+        mask = length_mask(lengths, windows.shape[1], audio.device).unsqueeze(-1)
+        count = mask.sum(1, keepdim=True).clamp(min=1)
+        wide = torch.float32 if audio.device.type == "mps" else torch.float64
+        mean = (windows * mask).sum(1, keepdim=True, dtype=wide) / count  # (B, 1, K)
+        centred = (windows - mean) * mask
+        covariance = centred.mT @ centred / count  # (B, K, K)
+        weight, norm = self.conv.weight.squeeze(1).T.to(wide), self.layer_norm  # (K, C)
+        variance = (weight * (covariance @ weight)).sum(1, keepdim=True)  # (B, 1, C)
+        scale = norm.weight * (variance + norm.eps).rsqrt()
+        bias = 0.0 if self.conv.bias is None else self.conv.bias
+        shift = norm.bias + scale * (bias - (mean @ weight + bias))
+        return torch.baddbmm(shift.to(audio.dtype), windows, (weight * scale).to(audio.dtype))
+
+
+class FeatureProjection(nn.Module):
+    """Normalize features, and project them to the width of the encoder: (B, U, C) -> (B, U, D)."""
+
+    def __init__(self, config: Config, dropout: float) -> None:
+        super().__init__()
+        channels = config["conv_dim"][-1]
+        if config.get("feat_proj_layer_norm", True):
+            self.layer_norm: nn.Module = nn.LayerNorm(channels, eps=config["layer_norm_eps"])
+        else:
+            self.layer_norm = nn.Identity()
+        self.projection = nn.Linear(channels, config["hidden_size"])
+        self.dropout = Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Project."""
+        projected: Tensor = self.dropout(self.projection(self.layer_norm(x)))
+        return projected
+
+
+class Wav2Vec2(nn.Module):
+    """Blocks of attention over features that know their place by a convolution.
+
+    `project`, `begin`, each of `layers` and `finish` are called in this order.
+    """
+
+    def __init__(self, config: Config, dropouts: Dropouts) -> None:
+        super().__init__()
+        self.feature_projection = FeatureProjection(config, dropouts.projection)
+        self.encoder = Blocks(config, dropouts)
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        """Return the blocks, each called with (x, mask, context)."""
+        return self.encoder.layers
+
+    def project(self, x: Tensor) -> Tensor:
+        """Project features, of which some may be masked then: (B, U, C) -> (B, U, D)."""
+        projected: Tensor = self.feature_projection(x)
+        return projected
+
+    def begin(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Add positions: (B, U, D), (B, U) -> (B, U, D), and WavLM's bias, (H, U, U)."""
+        return self.encoder.begin(x, mask)
+
+    def finish(self, x: Tensor) -> Tensor:
+        """Normalize what a block returns, where blocks do not: (B, U, D) -> (B, U, D)."""
+        finished: Tensor = self.encoder.layer_norm(x) if self.encoder.norm_first else x
+        return finished
+
+
+class Blocks(nn.Module):
+    """The part of the file that is called `encoder`."""
+
+    def __init__(self, config: Config, dropouts: Dropouts) -> None:
+        super().__init__()
+        self.norm_first: bool = config["do_stable_layer_norm"]
+        self.pos_conv_embed = PositionalConv(config)
+        self.layer_norm = nn.LayerNorm(config["hidden_size"], eps=config["layer_norm_eps"])
+        self.dropout = Dropout(dropouts.hidden)
+        is_wavlm = config["model_type"] == "wavlm"
+        attention = GatedAttention if is_wavlm else Attention
+        self.layers = nn.ModuleList(
+            Block(config, dropouts, attention(config, dropouts.attention))
+            for _ in range(config["num_hidden_layers"])
+        )
+        if is_wavlm:
+            self._first_attention.rel_attn_embed = RelativePositions(config)
+
+    @property
+    def _first_attention(self) -> Any:
+        """Return the attention in whose name a file has the positions that all blocks share."""
+        first: Any = self.layers[0]
+        return first.attention
+
+    def begin(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Add positions, which see zeros past the end of an utterance."""
+        x = x * mask.unsqueeze(-1)
+        x = x + self.pos_conv_embed(x)
+        positions = getattr(self._first_attention, "rel_attn_embed", None)
+        bias = None if positions is None else positions(x.shape[1])
+        return self.dropout(x if self.norm_first else self.layer_norm(x)), bias
+
+
+class PositionalConv(nn.Module):
+    """Tell frames their place by a wide convolution: (B, U, D) -> (B, U, D)."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        width, kernel = config["hidden_size"], config["num_conv_pos_embeddings"]
+        groups = config["num_conv_pos_embedding_groups"]
+        conv = FrameConv(width, width, kernel, padding=kernel // 2, groups=groups)
+        nn.init.normal_(conv.weight, std=2 / math.sqrt(kernel * width))
+        self.conv = weight_norm(conv, dim=2)
+        self.activation = ACTIVATIONS[config["feat_extract_activation"]]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Convolve; an even kernel leaves a frame more than there were."""
+        return self.activation(self.conv(x)[:, : x.shape[1]])
+
+
+class Block(nn.Module):
+    """Attention, feed-forward: (B, U, D), (B, U) -> (B, U, D)."""
+
+    def __init__(self, config: Config, dropouts: Dropouts, attention: nn.Module) -> None:
+        super().__init__()
+        width, eps = config["hidden_size"], config["layer_norm_eps"]
+        self.norm_first: bool = config["do_stable_layer_norm"]
+        self.attention = attention
+        self.dropout = Dropout(dropouts.hidden)
+        self.layer_norm = nn.LayerNorm(width, eps=eps)
+        self.feed_forward = FeedForward(config, dropouts)
+        self.final_layer_norm = nn.LayerNorm(width, eps=eps)
+
+    def forward(self, x: Tensor, mask: Tensor, context: Tensor | None) -> Tensor:
+        """Apply both; ``mask`` (B, U) is true within an utterance."""
+        if self.norm_first:
+            x = self.dropout.add(x, self.attention(self.layer_norm(x), mask, context))
+            return self.dropout.add(x, self.feed_forward(self.final_layer_norm(x)))
+        x = self.layer_norm(self.dropout.add(x, self.attention(x, mask, context)))
+        normed: Tensor = self.final_layer_norm(self.dropout.add(x, self.feed_forward(x)))
+        return normed
+
+
+class Attention(nn.Module):
+    """Attend to all frames of an utterance: (B, U, D), (B, U) -> (B, U, D)."""
+
+    def __init__(self, config: Config, dropout: float) -> None:
+        super().__init__()
+        width = config["hidden_size"]
+        self.heads: int = config["num_attention_heads"]
+        self.p = dropout
+        self.q_proj, self.k_proj = nn.Linear(width, width), nn.Linear(width, width)
+        self.v_proj, self.out_proj = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor, mask: Tensor, context: Tensor | None) -> Tensor:
+        """Attend where ``mask`` (B, U) is true."""
+        query, key, value = (
+            project(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, H, U, D/H)
+            for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        bias, dropout = self.bias(x, context), self.p if self.training else 0.0
+        attended: Tensor = self.out_proj(
+            attend(query, key, value, mask, bias=bias, dropout=dropout)
+        )
+        return attended
+
+    def bias(self, x: Tensor, context: Tensor | None) -> Tensor | None:
+        """Return what is added to the scores, here nothing."""
+        return None
+
+
+class GatedAttention(Attention):
+    """Attention with a bias by relative position, which each query scales (WavLM, section 3.2)."""
+
+    def __init__(self, config: Config, dropout: float) -> None:
+        super().__init__(config, dropout)
+        self.gru_rel_pos_const = nn.Parameter(torch.ones(1, self.heads, 1, 1))
+        self.gru_rel_pos_linear = nn.Linear(config["hidden_size"] // self.heads, 8)
+
+    def bias(self, x: Tensor, context: Tensor | None) -> Tensor | None:
+        """Scale the bias of all blocks: (B, U, D), (H, U, U) -> (B, H, U, U)."""
+        assert context is not None
+        heads = x.view(*x.shape[:2], self.heads, -1).transpose(1, 2)  # (B, H, U, D/H)
+        gates = self.gru_rel_pos_linear(heads).unflatten(-1, (2, 4)).sum(-1).sigmoid()
+        update, reset = gates.split(1, dim=-1)  # (B, H, U, 1)
+        scaled: Tensor = (update * (reset * self.gru_rel_pos_const - 1) + 2) * context
+        return scaled
+
+
+class RelativePositions(nn.Embedding):
+    """The bias of each head by relative position, which has a bucket: -> (H, U, U).
+
+    Half of the buckets are for frames to the left. Of each half, half are for one distance each,
+    the others for ranges that grow up to ``max_bucket_distance`` frames (Raffel et al. 2020, T5).
+    """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config["num_buckets"], config["num_attention_heads"])
+        self.max_distance: int = config["max_bucket_distance"]
+
+    def forward(self, frames: int) -> Tensor:  # type: ignore[override]
+        """Look up the bias of every frame for every other."""
+        at = torch.arange(frames, device=self.weight.device)
+        right = at.unsqueeze(0) - at.unsqueeze(1)  # (U, U), frames from the query to the key
+        distance, buckets = right.abs(), self.num_embeddings // 2
+        near = buckets // 2
+        growth = (distance.clamp(min=near) / near).log() / math.log(self.max_distance / near)
+        far = (near + growth * (buckets - near)).long().clamp(max=buckets - 1)
+        bucket = torch.where(distance < near, distance, far) + (right > 0) * buckets
+        return super().forward(bucket).permute(2, 0, 1)
+
+
+class FeedForward(nn.Module):
+    """Project up, and down again: (B, U, D) -> (B, U, D)."""
+
+    def __init__(self, config: Config, dropouts: Dropouts) -> None:
+        super().__init__()
+        width, inner = config["hidden_size"], config["intermediate_size"]
+        self.intermediate_dense = nn.Linear(width, inner)
+        self.activation = ACTIVATIONS[config["hidden_act"]]
+        self.dropout = Dropout(dropouts.activation)
+        self.output_dense = nn.Linear(inner, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply both."""
+        projected: Tensor = self.output_dense(
+            self.dropout(self.activation(self.intermediate_dense(x)))
+        )
+        return projected

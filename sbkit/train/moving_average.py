@@ -1,0 +1,70 @@
+"""An exponential moving average of the weights, which a run is validated, tested and exported with.
+
+Source: Polyak and Juditsky 1992; the decay is lower in the first steps, as in TensorFlow's
+`ExponentialMovingAverage`, so that the weights that a run began with are soon forgotten.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from speechbrain.utils.checkpoints import mark_as_loader, mark_as_saver, register_checkpoint_hooks
+from torch import Tensor, nn
+
+
+@register_checkpoint_hooks
+class MovingAverage:
+    """Average what learns, and exchange it with the weights of the modules and back.
+
+    A parameter joins with the first step that it learns in. With a ``decay`` of 0 there is none.
+    The modules of a checkpoint have the averages, and the file of this has the weights themselves.
+
+    Attributes:
+        others: the averages, or the weights while the averages are applied, by the parameter's
+            number.
+    """
+
+    def __init__(self, modules: nn.Module, decay: float) -> None:
+        self._modules, self.decay = modules, decay
+        self.others: dict[int, Tensor] = {}
+        self._is_applied = False
+
+    @torch.no_grad()
+    def update(self, step: int, skipped: Tensor) -> None:
+        """Add the weights after a step, from 1, unless it was ``skipped`` (), on the device."""
+        share = 1 - min(self.decay, (1 + step) / (10 + step))
+        weight = torch.where(skipped, 0.0, share)
+        for number, parameter in enumerate(self._modules.parameters()) if self.decay else ():
+            if number in self.others:
+                self.others[number].lerp_(parameter, weight.to(parameter.dtype))
+            elif parameter.requires_grad:
+                self.others[number] = parameter.clone()
+
+    @torch.no_grad()
+    def apply(self, to: bool = True) -> None:
+        """Give the modules the averages, or with ``to`` false their weights back."""
+        if to is self._is_applied:
+            return
+        for number, parameter in enumerate(self._modules.parameters()):
+            if number in self.others:
+                other, self.others[number] = self.others[number], parameter.clone()
+                parameter.copy_(other)
+        self._is_applied = to
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Apply the averages meanwhile."""
+        before = self._is_applied
+        self.apply()
+        yield
+        self.apply(before)
+
+    @mark_as_saver  # type: ignore[untyped-decorator]
+    def _save(self, path: Path) -> None:
+        torch.save({"others": self.others, "is_applied": self._is_applied}, path)
+
+    @mark_as_loader  # type: ignore[untyped-decorator]
+    def _load(self, path: Path, end_of_epoch: bool) -> None:
+        saved = torch.load(path, "cpu", weights_only=True)
+        self.others, self._is_applied = saved["others"], saved["is_applied"]

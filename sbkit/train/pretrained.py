@@ -1,0 +1,60 @@
+"""The pretrained encoder of a run: its sizes become plain data of the YAML when the run begins.
+
+`pretrained` names a folder, and `encoder_config` becomes what it says. So the resolved YAML, the
+declaration and the bundle hold every size, and a run that has begun needs the folder no more.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sbkit.base.errors import SbkitError
+from sbkit.checkpoint.declaration import CHECKPOINTS, read_declaration
+from sbkit.checkpoint.folder import newest_described
+from sbkit.config.hparams import read_knobs
+from sbkit.models.pretrained.config import complete_config, read_encoder_config
+from sbkit.models.pretrained.folder import find_folder
+from sbkit.models.pretrained.weights import check_weights
+
+KNOB, CONFIG = "pretrained", "encoder_config"
+
+
+def with_encoder_config(yaml_file: Path, overrides: Mapping[str, object]) -> dict[str, object]:
+    """Return the overrides with the sizes of the encoder, in a YAML that has `encoder_config`.
+
+    They are those that the run began with; else those of the folder; without one, those that the
+    YAML itself gives, of an encoder that begins with random weights.
+    Raises SbkitError for what cannot be loaded, and for a model that does not fit into the memory.
+    """
+    known, knobs = overrides.get(CONFIG), read_knobs(yaml_file, overrides)
+    if CONFIG not in knobs or (isinstance(known, Mapping) and "source" in known):
+        return dict(overrides)  # nothing to do, or done
+    run = Path(knobs["output_folder"])
+    if newest_described(run / CHECKPOINTS) is not None:
+        return {**overrides, CONFIG: read_declaration(run).values[CONFIG]}
+    named, given = knobs.get(KNOB), knobs[CONFIG]
+    if named is None and not isinstance(given, Mapping):
+        raise SbkitError(
+            f"`{KNOB}` must name the folder of a pretrained encoder, but is null. Pass "
+            f"--{KNOB}=FOLDER, or as `{CONFIG}` a mapping: an encoder of random weights."
+        )
+    config = complete_config(given, of=f"`{CONFIG}`") if named is None else _read(named, given)
+    if config["sample_rate"] != knobs["sample_rate"]:
+        raise SbkitError(
+            f"`sample_rate` must be the {config['sample_rate']} Hz that the encoder was trained on "
+            f"(its preprocessor_config.json), but is {knobs['sample_rate']}. Take an encoder of "
+            f"that rate, or pass --sample_rate={config['sample_rate']}."
+        )
+    return {**overrides, CONFIG: config}
+
+
+def _read(named: str, given: object) -> dict[str, Any]:
+    config = read_encoder_config(named)
+    if given is None:
+        check_weights(find_folder(named), config)
+    elif given != config:
+        raise SbkitError(
+            f"`{CONFIG}` must be null, or what `{KNOB}` says, but {named} says something else. "
+            "Take one of the two out."
+        )
+    return config

@@ -1,0 +1,50 @@
+"""A model of tones that is run chunk by chunk, and bundles of it: no torch."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from sbkit.audio.io import Samples
+from sbkit.decoding.decoder import BeamDecoder
+from sbkit.decoding.frames import LogProbs
+from sbkit.inference.runtime.model import ChunkSizes, ModelThread
+from sbkit.live.endpoint import EndpointRules
+from sbkit.live.recognizer import LiveRecognizer
+from sbkit.text.tokenizer import Tokenizer
+from tests.decoding.spoken import train_models
+from tests.inference.tones import STEP, ToneModel, tone_bundle
+
+CHUNK = 16 * STEP
+
+
+class LiveToneModel(ToneModel):
+    """Hear tones in chunks; the state counts them."""
+
+    chunks = ChunkSizes(CHUNK, CHUNK, STEP)
+
+    def start(self) -> int:
+        return 0
+
+    def advance(self, chunks: Sequence[Samples], states: Sequence[int]) -> list[Any]:
+        self.batches.append([len(chunk) / STEP for chunk in chunks])
+        found: list[LogProbs] = [self._hear(chunk) for chunk in chunks]
+        return [(each, state + 1) for each, state in zip(found, states, strict=True)]
+
+
+def live_tones(
+    folder: Path, *, texts: Sequence[str] = (), rules: EndpointRules | None = None, **decoder: Any
+) -> tuple[LiveRecognizer, Tokenizer, LiveToneModel]:
+    """Make a recognizer of tones; with texts, it has a beam and language models of them."""
+    bundle, tokenizer, _ = tone_bundle(folder)
+    model = LiveToneModel(tokenizer.vocab_size, tokenizer.vocabulary.blank)
+    bundle = replace(bundle, model=ModelThread(lambda: model))
+    if texts:
+        train_models(folder / "lm.safetensors", tokenizer, texts)
+        beam = BeamDecoder(
+            tokenizer=tokenizer,
+            language_models=folder / "lm.safetensors",
+            **{"weights": {}, **decoder},
+        )
+        bundle = replace(bundle, decoder=beam)
+    return LiveRecognizer(bundle=bundle, rules=rules), tokenizer, model

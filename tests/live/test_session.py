@@ -1,0 +1,155 @@
+"""A session says of a stream what is in it, however its samples come."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sbkit.audio.io import Samples
+from sbkit.base.errors import SbkitError
+from sbkit.live.endpoint import EndpointRules
+from sbkit.live.recognizer import LiveRecognizer
+from sbkit.live.session import Endpoint, Event, Final, Partial, Session, advance_batch
+from tests.inference.tones import LETTER, RATE, STEP, silence, speak, tone_bundle
+from tests.live.live_tones import live_tones
+
+TEXTS = ("the quick brown fox", "jumps over a lazy dog", "the dog")
+BEAM: dict[str, Any] = {"texts": [*TEXTS, "a fox over the dog"]}
+
+
+def cut(audio: Samples, seed: int) -> Iterator[Samples]:
+    """Cut audio at random, into pieces from none to some thousand samples."""
+    random = np.random.default_rng(seed)
+    while len(audio):
+        size = int(random.choice([0, 1, 7, 500, 3000, 30_000]))
+        yield audio[:size]
+        audio = audio[size:]
+
+
+def run(recognizer: LiveRecognizer, pieces: Sequence[Samples] | Iterator[Samples]) -> list[Event]:
+    session = Session(recognizer)
+    return [*(event for each in pieces for event in session.push(each)), *session.finish()]
+
+
+def finals(events: Sequence[Event]) -> list[Final]:
+    return [each for each in events if isinstance(each, Final)]
+
+
+@pytest.mark.parametrize("decoder", [{}, BEAM], ids=["greedy", "beam"])
+def test_events_do_not_depend_on_how_audio_is_cut(decoder: dict[str, Any], tmp_path: Path) -> None:
+    recognizer, tokenizer, _ = live_tones(tmp_path, **decoder)
+    spoken = [each for text in TEXTS for each in (speak(tokenizer, text), silence(1.3))]
+    audio = np.concatenate([*spoken, silence(2.6)])
+    expected = run(recognizer, [audio])
+    assert [each.text for each in finals(expected)] == [*TEXTS]
+    for seed in range(5):
+        events = run(recognizer, cut(audio, seed))
+        assert [each.text for each in finals(events)] == [*TEXTS]
+        assert [replace(each, seconds=0.0) for each in events] == [
+            replace(each, seconds=0.0) for each in expected
+        ]
+        assert [each.seconds for each in events] == [each.seconds for each in expected]
+    starts = np.cumsum([0, *map(len, spoken)]) / RATE
+    for final, start, text in zip(finals(expected), starts[:-1:2], TEXTS, strict=True):
+        assert [word.text for word in final.words] == text.split()
+        assert final.words[0].start == pytest.approx(start, abs=0.05)
+        begins = [start + 0.12 * place for place in _places(text)]
+        assert [each.start for each in final.words] == pytest.approx(begins, abs=0.13)
+    rules = [each.rule for each in expected if isinstance(each, Endpoint)]
+    assert rules == ["silence"] * 3 + ["nothing"]
+
+
+def _places(text: str) -> list[int]:
+    return [0, *(place + 1 for place, letter in enumerate(text) if letter == " ")]
+
+
+def test_a_long_utterance_is_ended_and_goes_on_in_the_next(tmp_path: Path) -> None:
+    recognizer, tokenizer, _ = live_tones(tmp_path, rules=EndpointRules(longest=1.5))
+    events = run(recognizer, [speak(tokenizer, "jumps over a lazy dog")])
+    assert [each.rule for each in events if isinstance(each, Endpoint)] == ["longest"]
+    first, second = finals(events)
+    assert first.end == second.start == pytest.approx(1.5, abs=0.05)
+    assert f"{first.text}{second.text}".replace(" ", "") == "jumpsoveralazydog"
+
+
+def test_text_so_far_grows_and_says_what_will_stay(tmp_path: Path) -> None:
+    recognizer, tokenizer, _ = live_tones(tmp_path, **BEAM)
+    events = run(recognizer, [speak(tokenizer, "the quick brown fox")])
+    partial = [each for each in events if isinstance(each, Partial)]
+    assert [each.seconds for each in partial] == sorted(each.seconds for each in partial)
+    assert partial[-1].text == finals(events)[0].text == "the quick brown fox"
+    for one, other in zip(partial, partial[1:], strict=False):
+        stable = one.text.split()[: one.stable]
+        assert other.text.split()[: one.stable] == stable
+        assert one.stable <= other.stable < len(other.text.split())
+    assert max(each.stable for each in partial) == 3
+    assert partial[0].plain().keys() == {"event", "seconds", "text", "stable"}
+
+
+@pytest.mark.parametrize("decoder", [{}, BEAM], ids=["greedy", "beam"])
+def test_two_continuations_of_one_session(decoder: dict[str, Any], tmp_path: Path) -> None:
+    recognizer, tokenizer, _ = live_tones(tmp_path, **decoder)
+    texts = ("the quick brown fox", "the quick dog")
+    spoken = [speak(tokenizer, text) for text in texts]
+    shared = LETTER * STEP * len("the quick")
+    session = Session(recognizer)
+    session.push(np.concatenate([spoken[0][:shared], silence(0.2)]))
+    copies = [session.copy() for _ in texts]
+    for one, audio in zip(copies, spoken, strict=True):
+        one.push(audio[shared:])
+    assert [finals(one.finish())[0].text for one in copies] == [*texts]
+    assert finals(session.finish())[0].text == "the quick"
+
+
+def test_sessions_of_any_age_are_one_batch_and_say_the_same(tmp_path: Path) -> None:
+    recognizer, tokenizer, model = live_tones(tmp_path, **BEAM)
+    clips = [speak(tokenizer, text) for text in TEXTS]
+    alone = [run(recognizer, [clip]) for clip in clips]
+    model.batches.clear()
+    sessions, together = [Session(recognizer) for _ in clips], [list[Event]() for _ in clips]
+    ends = [*range(0, 40_000, 9_000), None]
+    for start, end in pairwise(ends):
+        for number, (session, clip) in enumerate(zip(sessions, clips, strict=True)):
+            late = None if end is None else end - 2_000 * number
+            session.feed(
+                clip[max(0, (start or 0) - 2_000 * number) : late if late is None else max(0, late)]
+            )
+            session.is_finished = end is None
+        for events, more in zip(together, advance_batch(sessions), strict=True):
+            events += more
+    assert [finals(each)[0].text for each in together] == [finals(each)[0].text for each in alone]
+    assert max(map(len, model.batches)) == 3
+    assert advance_batch([]) == []
+
+
+def test_hotwords_are_searched_as_it_comes(tmp_path: Path) -> None:
+    recognizer, tokenizer, _ = live_tones(tmp_path, **BEAM)
+    search = recognizer.decoder.search
+    assert not isinstance(search, type(None))
+    biased = replace(recognizer.decoder, search=search.with_hotwords(["lazy fox"]))  # type: ignore[union-attr]
+    recognizer.decoder = biased
+    events = run(recognizer, cut(speak(tokenizer, "a lazy fox"), 0))
+    assert finals(events)[0].text == "a lazy fox"
+
+
+def test_what_cannot_be_live_is_refused(tmp_path: Path) -> None:
+    bundle, _, _ = tone_bundle(tmp_path)
+    with pytest.raises(SbkitError, match="must have a model that is run chunk by chunk"):
+        LiveRecognizer(bundle=bundle)
+    for options, match in (
+        ({"kind": "graph"}, "decoded by prefix beam search or greedily"),
+        ({"attention": "rescore"}, "without the attention decoder"),
+    ):
+        with pytest.raises(SbkitError, match=match):
+            live_tones(tmp_path, **BEAM, **options)
+    recognizer, _, _ = live_tones(tmp_path)
+    session = Session(recognizer)
+    with pytest.raises(SbkitError, match="given float64 of the shape"):
+        session.push(np.zeros(3))  # type: ignore[arg-type]
+    assert session.finish() == []
+    with pytest.raises(SbkitError, match="after that"):
+        session.push(silence(0.1))

@@ -1,0 +1,83 @@
+"""Folders of tiny pretrained models as `save_pretrained` leaves them, without transformers."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from sbkit.models.pretrained.parts import PretrainedEncoder, PretrainedFrontEnd
+
+WAVEFORMS = {
+    "hidden_size": 24,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 32,
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-5,
+    "feat_extract_norm": "group",
+    "feat_extract_activation": "gelu",
+    "conv_dim": [16, 16, 16],
+    "conv_kernel": [10, 3, 2],
+    "conv_stride": [5, 4, 2],
+    "conv_bias": False,
+    "num_conv_pos_embeddings": 16,
+    "num_conv_pos_embedding_groups": 4,
+    "do_stable_layer_norm": False,
+}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "wav2vec2": WAVEFORMS,
+    "hubert": {**WAVEFORMS, "feat_proj_layer_norm": True, "conv_pos_batch_norm": False},
+    "wavlm": {**WAVEFORMS, "num_buckets": 32, "max_bucket_distance": 80},
+}
+# A frame of 20 ms, as those of large models, which a run is quick with.
+FRAMES = {"conv_dim": [16] * 3, "conv_kernel": [20, 8, 8], "conv_stride": [10, 8, 4]}
+PREPROCESSOR = {
+    "feature_extractor_type": "Wav2Vec2FeatureExtractor",
+    "feature_size": 1,
+    "sampling_rate": 16_000,
+    "padding_value": 0.0,
+    "do_normalize": True,
+    "return_attention_mask": False,
+}
+
+
+def tiny_config(model_type: str = "wav2vec2", **config: Any) -> dict[str, Any]:
+    """Return what `encoder_config` of a YAML is for the folder of the same arguments."""
+    read = {"do_normalize": True, "sample_rate": 16_000, "model_type": model_type}
+    return {**CONFIGS[model_type], **read, **config}
+
+
+def make_parts(
+    config: dict[str, Any], **knobs: Any
+) -> tuple[PretrainedFrontEnd, PretrainedEncoder]:
+    """Make front-end and encoder of random weights, also where they begin as 0 or 1."""
+    torch.manual_seed(0)
+    front_end = PretrainedFrontEnd(config=config)
+    encoder = PretrainedEncoder(config=config, **knobs)
+    for part in (front_end, encoder):
+        for parameter in part.parameters():
+            parameter.data += 0.1 * torch.randn_like(parameter)
+    return front_end.eval(), encoder.eval()
+
+
+def file_tensors(front_end: PretrainedFrontEnd, encoder: PretrainedEncoder) -> dict[str, Tensor]:
+    """Return the tensors of parts by the names of a file."""
+    return {
+        prefix + name.removeprefix("body."): tensor.contiguous()
+        for part, prefix in ((front_end, front_end.prefix), (encoder, ""))
+        for name, tensor in part.state_dict().items()
+    }
+
+
+def make_folder(path: Path, model_type: str = "wav2vec2", **config: Any) -> Path:
+    """Write config.json, model.safetensors and preprocessor_config.json of a tiny random model."""
+    path.mkdir(parents=True, exist_ok=True)
+    written = {**CONFIGS[model_type], "model_type": model_type, **config}
+    (path / "config.json").write_text(json.dumps(written))
+    (path / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR))
+    tensors = file_tensors(*make_parts(tiny_config(model_type, **config)))
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    return path

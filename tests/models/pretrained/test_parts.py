@@ -1,0 +1,153 @@
+"""Pretrained encoders know where a clip ends, and train as the field does."""
+
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sbkit.base.errors import SbkitError
+from sbkit.inference.formats.traced import trace
+from sbkit.models.pretrained.parts import PretrainedEncoder, PretrainedFeatures
+from tests.models.pretrained.folders import make_parts, tiny_config
+
+VARIANTS = [
+    tiny_config(family, feat_extract_norm=norm, do_stable_layer_norm=stable, conv_bias=stable)
+    for family, norm, stable in product(
+        ("wav2vec2", "hubert", "wavlm"), ("group", "layer"), (False, True)
+    )
+]
+PLAIN: dict[str, Any] = {
+    "layerdrop": 0.0,
+    "activation_dropout": 0.0,
+    "mask_time_prob": 0.0,
+    "mask_channel_prob": 0.0,
+}
+
+
+def name_of(config: dict[str, Any]) -> str:
+    norm, stable = config.get("feat_extract_norm", ""), config.get("do_stable_layer_norm", "")
+    return f"{config['model_type']}-{norm}-{stable}"
+
+
+def encode(config: dict[str, Any], parts: Any, audio: Tensor, *lengths: int) -> Tensor:
+    """Compute states (B, U, D)."""
+    features, counted = PretrainedFeatures(config=config)(audio, torch.tensor(lengths))
+    x, counted = parts[0](features, counted)
+    states: Tensor = parts[1].encode(x, counted)
+    return states
+
+
+@pytest.mark.parametrize("config", VARIANTS, ids=name_of)
+@torch.no_grad()
+def test_a_clip_is_the_same_alone_and_beside_a_longer_one(config: dict[str, Any]) -> None:
+    parts = make_parts(config)
+    lengths = torch.tensor([3000, 801, 47, 3])
+    audio = torch.randn(4, 3000)
+    together = encode(config, parts, audio, *lengths)  # what lies beyond a clip is not zero
+    assert together.isfinite().all()
+    for row, length in enumerate(lengths):
+        alone = encode(config, parts, audio[row : row + 1, :length], length)[0]
+        counted = int(parts[0].frame_lengths(length))
+        assert counted == length // 40
+        torch.testing.assert_close(together[row, :counted], alone[:counted], rtol=0.0, atol=1e-5)
+
+
+@pytest.mark.parametrize("config", VARIANTS, ids=name_of)
+def test_every_parameter_gets_a_gradient(config: dict[str, Any]) -> None:
+    knobs = {"layers": "weighted", "layerdrop": 0.5, "attention_dropout": 0.1, "dropout": 0.1}
+    parts = make_parts(config, **knobs)
+    for part in parts:
+        part.train()
+    encode(config, parts, torch.randn(2, 3000), 3000, 900).square().sum().backward()
+    for part in parts:
+        for name, parameter in part.named_parameters():
+            assert parameter.grad is not None and parameter.grad.isfinite().all(), name
+
+
+def trained(config: dict[str, Any], **knobs: Any) -> tuple[Tensor, list[Tensor]]:
+    """Return the states of a training step of a fixed seed, and the encoder's gradients."""
+    front_end, encoder = make_parts(config, **knobs)
+    encoder.train()
+    torch.manual_seed(3)
+    states = encode(config, (front_end, encoder), torch.randn(2, 3000), 3000, 2100)
+    states.square().sum().backward()
+    return states, [each.grad for each in encoder.parameters() if each.grad is not None]
+
+
+@pytest.mark.parametrize("model_type", ["wav2vec2", "wavlm"])
+def test_gradient_checkpointing_changes_nothing(model_type: str) -> None:
+    config = tiny_config(model_type, num_hidden_layers=5)
+    knobs = {"dropout": 0.2, "attention_dropout": 0.2, "layerdrop": 0.4, "mask_channel_length": 5}
+    plain = trained(config, **knobs)
+    torch.testing.assert_close(
+        trained(config, **knobs, gradient_checkpointing=True), plain, rtol=0.0, atol=0.0
+    )
+
+
+def test_an_evaluation_draws_nothing() -> None:
+    config = tiny_config()
+    parts = make_parts(config, dropout=0.5, attention_dropout=0.5, layerdrop=0.9)
+    audio, before = torch.randn(1, 2000), torch.get_rng_state()
+    states = encode(config, parts, audio, 2000)
+    assert torch.equal(torch.get_rng_state(), before)
+    plain = make_parts(config, **PLAIN)
+    plain[1].load_state_dict(parts[1].state_dict(), strict=False)
+    torch.testing.assert_close(encode(config, plain, audio, 2000), states, rtol=0.0, atol=0.0)
+
+
+def test_fewer_layers_are_the_first_ones_and_can_be_weighted() -> None:
+    config = tiny_config(do_stable_layer_norm=True)
+    whole = make_parts(config, **PLAIN)
+    two = make_parts(config, **PLAIN, layers=2)
+    weighted = make_parts(config, **PLAIN, layers="weighted", intermediate_layer=2)
+    for part in (two[1], weighted[1]):
+        part.load_state_dict(whole[1].state_dict(), strict=False)
+    x, lengths = torch.randn(1, 9, 16), torch.tensor([9])
+    body = whole[1].body
+    h, _ = body.begin(body.project(x), torch.ones(1, 9, dtype=torch.bool))
+    states = [h] + [
+        h := layer(h, torch.ones(1, 9, dtype=torch.bool), None) for layer in body.layers
+    ]
+    finished = [body.finish(each) for each in states]
+    assert len(two[1].body.layers) == 2
+    expected = {
+        whole[1]: (finished[1], finished[3]),
+        two[1]: (finished[1], finished[2]),
+        weighted[1]: (
+            finished[2],
+            sum(s * f for s, f in zip(weighted[1].layer_weights.softmax(0), finished, strict=True)),
+        ),
+    }
+    for encoder, both in expected.items():
+        torch.testing.assert_close(encoder.encode_with_intermediate(x, lengths), both)
+        torch.testing.assert_close(encoder.encode(x, lengths), both[1])
+
+
+@pytest.mark.parametrize("knobs", [{"layers": 4}, {"layers": 2, "intermediate_layer": 3}])
+def test_a_layer_that_is_not_there_is_refused(knobs: dict[str, int]) -> None:
+    with pytest.raises(SbkitError, match=f"`{[*knobs][-1]}` must be the number of a layer, 1 to "):
+        PretrainedEncoder(config=tiny_config(), **knobs)
+
+
+@pytest.mark.parametrize("config", [VARIANTS[0], VARIANTS[-1]], ids=name_of)
+def test_a_graph_takes_any_batch_and_length(config: dict[str, Any]) -> None:
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = nn.ModuleList([PretrainedFeatures(config=config), *make_parts(config)])
+
+        def forward(self, audio: Tensor, audio_lengths: Tensor) -> Tensor:
+            x, lengths = self.parts[0](audio, audio_lengths)
+            x, lengths = self.parts[1](x, lengths)
+            return self.parts[2].encode(x, lengths)
+
+    model = Whole().eval()
+    graph = trace(model, torch.randn(3, 4000), torch.tensor([4000, 3000, 2000])).module()
+    for batch, samples in ((1, 4000), (2, 1234), (5, 9000)):
+        audio, lengths = torch.randn(batch, samples), torch.randint(500, samples, (batch,))
+        lengths[0] = samples
+        torch.testing.assert_close(
+            graph(audio, lengths), model(audio, lengths), rtol=0.0, atol=1e-5
+        )

@@ -1,0 +1,193 @@
+"""Chunk by chunk, a recognizer computes what it computes of the whole clip at once."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from sbkit.audio.fbank import Fbank
+from sbkit.base.errors import SbkitError
+from sbkit.models.asr import AsrModel
+from sbkit.models.chunks import Streaming, StreamState
+from sbkit.models.frontend import ConvFrontEnd
+from sbkit.models.normalize import GlobalNorm
+from sbkit.models.streaming import StreamingModel, streaming_model
+from sbkit.models.transformer import Transformer
+from sbkit.text.vocabulary import Vocabulary
+from tests.runs import ROOT
+
+SIZES: dict[str, Any] = {"d_model": 16, "nhead": 2, "d_ffn": 24, "num_encoder_layers": 3}
+
+
+def make_model(streaming: dict[str, int] | None, **changes: Any) -> AsrModel:
+    """Make a small recognizer whose outputs are far apart, in eval mode."""
+    torch.manual_seed(0)
+    norm = GlobalNorm(n_mels=20)
+    norm.mean.fill_(5)
+    norm.std.fill_(4)
+    parts: dict[str, nn.Module] = {
+        "CNN": ConvFrontEnd(
+            normalize=norm, n_mels=20, channels=12, d_model=16, streaming=streaming
+        ),
+        "Transformer": Transformer(**{**SIZES, "streaming": streaming, **changes}),
+        "ctc_lin": nn.Linear(16, 9),
+    }
+    parts["ctc_lin"].weight.data *= 10
+    vocabulary = Vocabulary(size=9, blank=0, unk=1, bos=2, eos=3)
+    model = nn.ModuleList(parts.values()).eval()
+    features = Fbank(n_mels=20).eval()
+    return AsrModel(model=model, vocabulary=vocabulary, compute_features=features, **parts)
+
+
+def declared(chunk: int, left: int) -> dict[str, int]:
+    """Write chunk and left context, in frames, as a YAML does."""
+    return {"chunk_ms": 40 * chunk, "left_ms": 40 * left, "lookahead_ms": 0}
+
+
+def streaming_of(model: AsrModel) -> StreamingModel:
+    found = streaming_model(model)
+    assert found is not None
+    return found
+
+
+def feed(stream: StreamingModel, clip: Tensor, state: StreamState) -> tuple[Tensor, StreamState]:
+    """Run a clip to its end."""
+    found = [torch.zeros(0, 9)]
+    while len(clip) >= 400:
+        piece = clip[: stream.window]
+        rows, lengths, state = stream.forward_chunk(
+            piece.unsqueeze(0), torch.tensor([len(piece)]), state
+        )
+        found.append(rows[0, : lengths[0]])
+        if len(piece) < stream.window:
+            break
+        clip = clip[stream.step :]
+    return torch.cat(found), state
+
+
+def noise(samples: int, seed: int = 0) -> Tensor:
+    """Make noise that grows and fades."""
+    drawn = torch.randn(samples, generator=torch.Generator().manual_seed(seed))
+    return 3000 * drawn * torch.arange(samples).div(1500).sin()
+
+
+@pytest.mark.parametrize("kind", ["conformer", "transformer"])
+@pytest.mark.parametrize(
+    ("chunk", "left", "kernel"), [(4, 8, 5), (1, 3, 7), (3, 0, 3), (40, 2, 15)]
+)
+@torch.inference_mode()
+def test_chunks_are_the_whole_clip_under_a_mask(
+    kind: str, chunk: int, left: int, kernel: int
+) -> None:
+    model = make_model(declared(chunk, left), encoder_module=kind, kernel_size=kernel)
+    stream = streaming_of(model)
+    for seconds in (0.01, 0.026, 0.1, 0.64, 0.655, 1.234, 3.0):
+        clip = noise(round(16_000 * seconds))
+        whole, frames = model.predict(clip.unsqueeze(0), torch.tensor([len(clip)]))
+        found, state = feed(stream, clip, stream.start())
+        assert len(found) == frames[0] == state.frames[0]
+        torch.testing.assert_close(found, whole[0, : len(found)], rtol=0.0, atol=1e-4)
+
+
+@torch.inference_mode()
+def test_sessions_of_any_age_go_on_in_one_batch_and_from_what_was_saved() -> None:
+    stream = streaming_of(make_model(declared(4, 6), kernel_size=5))
+    halves = [
+        feed_whole_chunks(stream, noise(stream.step * count + 3000, count), count - 1)
+        for count in (1, 2, 5)
+    ]
+    batch = StreamState.stack([state for state, _ in halves])
+    saved = safetensors.torch.load(safetensors.torch.save(dict(vars(batch))))
+    rests = [rest[: stream.window] for _, rest in halves]
+    lengths = torch.tensor([len(rest) for rest in rests])
+    rows, frames, after = stream.forward_chunk(torch.stack(rests), lengths, StreamState(**saved))
+    for row, count, one, (state, rest) in zip(rows, frames, after.rows(), halves, strict=True):
+        alone, _, alone_after = stream.forward_chunk(
+            rest[None, : stream.window], lengths[:1], state
+        )
+        torch.testing.assert_close(row[:count], alone[0], rtol=0.0, atol=1e-4)
+        continued, _ = feed(stream, rest[stream.step :], one)
+        expected, _ = feed(stream, rest[stream.step :], alone_after)
+        torch.testing.assert_close(continued, expected, rtol=0.0, atol=1e-4)
+
+
+def feed_whole_chunks(
+    stream: StreamingModel, clip: Tensor, count: int
+) -> tuple[StreamState, Tensor]:
+    state = stream.start()
+    for _ in range(count):
+        _, _, state = stream.forward_chunk(
+            clip[None, : stream.window], torch.tensor([stream.window]), state
+        )
+        clip = clip[stream.step :]
+    return state, clip
+
+
+def test_a_later_chunk_never_changes_an_earlier_frame() -> None:
+    model = make_model(declared(4, 8), kernel_size=7)
+    clip = noise(32_000)
+    other = clip.clone()
+    other[16 * 640 + 240 :] = noise(32_000 - 16 * 640 - 240, seed=1)
+    both = model.predict(torch.stack([clip, other]), torch.tensor([32_000, 32_000]))[0]
+    torch.testing.assert_close(both[0, :16], both[1, :16], rtol=0.0, atol=1e-5)
+    assert not torch.isclose(both[0, 16:], both[1, 16:]).all(-1).any()
+
+
+def test_training_draws_chunks_and_is_the_whole_clip_model_without_them() -> None:
+    streaming = Streaming.of(declared(16, 64))
+    torch.manual_seed(0)
+    drawn = [streaming.draw().chunk for _ in range(400)]
+    cut = [each for each in drawn if each is not None]
+    assert {*cut} == {*range(8, 33)} and 0.2 < 1 - len(cut) / len(drawn) < 0.4
+    torch.manual_seed(0)
+    assert [streaming.draw().chunk for _ in range(400)] == drawn
+    x, lengths = torch.randn(2, 30, 16), torch.tensor([30, 11])
+    sizes = {**SIZES, "kernel_size": 5, "dropout": 0.0}
+    torch.manual_seed(0)
+    plain = Transformer(**sizes)
+    cutting = Transformer(**sizes, streaming=declared(4, 4))
+    cutting.load_state_dict(plain.state_dict())
+    expected = plain.encode(x, lengths)
+    torch.manual_seed(0)
+    same = [torch.equal(cutting.encode(x, lengths), expected) for _ in range(20)]
+    assert 0 < sum(same) < 20
+
+
+@pytest.mark.parametrize("kind", ["conformer", "transformer"])
+def test_padding_changes_nothing_and_gradients_reach_every_parameter(kind: str) -> None:
+    torch.manual_seed(0)
+    sizes = {**SIZES, "kernel_size": 5, "dropout": 0.0, "encoder_module": kind}
+    model = Transformer(**sizes, streaming=declared(3, 4)).eval()
+    x, lengths = torch.randn(3, 11, 16), torch.tensor([11, 5, 0])
+    together = model.encode(x, lengths)
+    torch.testing.assert_close(
+        together[1:2, :5], model.encode(x[1:2, :5], lengths[1:2]), rtol=0.0, atol=1e-5
+    )
+    (together[0] * torch.randn(11, 16)).sum().backward()
+    assert all(each.grad is not None and each.grad.isfinite().all() for each in model.parameters())
+
+
+def test_what_is_no_cut_is_refused() -> None:
+    wrong: Sequence[tuple[dict[str, int], str]] = (
+        (declared(4, 8) | {"chunk_ms": 100}, "multiples of 40"),
+        (declared(0, 8), "at least 40"),
+        (declared(4, 8) | {"lookahead_ms": 80}, "lookahead_ms: 0"),
+        ({"chunk_ms": 640}, "must have chunk_ms and left_ms"),
+    )
+    for each, match in wrong:
+        with pytest.raises(SbkitError, match=match):
+            Streaming.of(each)
+    assert streaming_model(make_model(None)) is None
+
+
+def test_the_yaml_is_that_of_whole_clips_with_one_key_more() -> None:
+    pages = [
+        (ROOT / f"hparams/{name}.yaml").read_text("utf-8") for name in ("ctc", "ctc_streaming")
+    ]
+    whole, cut = (page.partition("# Knobs")[2].splitlines() for page in pages)
+    kept = [line for line in cut if "streaming" not in line]
+    assert kept == [line for line in whole if not line.startswith("output_folder:")]
+    assert len(cut) - len(kept) == 4  # with the output folder

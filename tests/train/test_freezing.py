@@ -1,0 +1,236 @@
+"""Parts that do not learn, always or for some steps: as if they were not there, and then as any."""
+
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.optim import AdamW
+from torch.utils.data import DataLoader
+
+from sbkit.base.errors import SbkitError
+from sbkit.checkpoint.checkpointer import Checkpointer
+from sbkit.models.frontend import ConvFrontEnd
+from sbkit.models.normalize import GlobalNorm
+from sbkit.models.transformer import Transformer
+from sbkit.train.brain import Brain
+from sbkit.train.ddp import share_batch_norms
+from sbkit.train.freezing import Freezing
+from tests import processes
+from tests.runs import Workplace
+from tools.prove_resume import differences
+
+
+def parts() -> dict[str, Any]:
+    cnn = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Dropout(0.5))
+    head = nn.Linear(3, 1)
+    return {"CNN": cnn, "head": head, "model": nn.ModuleList([cnn, head])}
+
+
+State = dict[str, torch.Tensor]
+
+
+class Line(Brain):
+    """Fit a line, and note the state after each step."""
+
+    def compute_forward(self, batch: Any, stage: Any) -> Any:
+        model = self.modules["model"]
+        return model[1](model[0](batch))
+
+    def compute_objectives(self, predictions: Any, batch: Any, stage: Any) -> Any:
+        return predictions.square().mean()
+
+    def on_fit_batch_end(self, *_: Any) -> None:
+        self.states.append(state_of(self.modules["model"]))
+
+
+def state_of(model: nn.Module) -> State:
+    return {name: each.clone() for name, each in model.state_dict().items()}
+
+
+def fit(*, batches: int = 1, accumulation: int = 1, **knobs: Any) -> tuple[Line, list[State]]:
+    """Train; return the state before and after each micro-batch."""
+    torch.manual_seed(0)
+    hparams = {**parts(), **knobs}
+    brain = Line(
+        modules={"model": hparams["model"]},
+        opt_class=lambda groups: AdamW(groups, lr=0.1, weight_decay=0.1),
+        hparams=hparams,
+        run_opts={
+            "device": "cpu",
+            "noprogressbar": True,
+            "remove_vector_weight_decay": True,
+            "grad_accumulation_factor": accumulation,
+        },
+    )
+    brain.states = [state_of(hparams["model"])]
+    brain.fit(range(1, 2), DataLoader(list(torch.randn(batches, 4, 2)), batch_size=None))  # type: ignore[arg-type]
+    return brain, brain.states
+
+
+def moved(before: State, after: State) -> set[str]:
+    return {name for name in after if not torch.equal(before[name], after[name])}
+
+
+def test_a_frozen_part_stays_as_it_is_with_its_statistics() -> None:
+    _, (before, after) = fit(freeze=["CNN"])
+    assert moved(before, after) == {"1.weight", "1.bias"}
+
+
+def test_a_layer_of_a_part_can_be_frozen() -> None:
+    _, (before, after) = fit(freeze=["CNN.0", "head.bias"])
+    assert {"0.0.weight", "0.0.bias", "1.bias"} == before.keys() - moved(before, after)
+
+
+def test_the_longest_path_decides() -> None:
+    _, (before, after) = fit(freeze={"CNN.0": 0, "CNN": "always"})
+    assert moved(before, after) == {"0.0.weight", "0.0.bias", "1.weight", "1.bias"}
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_part_that_is_frozen_for_some_steps_then_learns(accumulation: int) -> None:
+    """And no step is cut: a frozen part joins in with the first micro-batch of one."""
+    frozen, both = {"1.weight", "1.bias"}, set(parts()["model"].state_dict())
+    brain, states = fit(
+        freeze={"CNN": 2}, batches=4 * accumulation, accumulation=accumulation, max_grad_norm=-1
+    )
+    steps = states[::accumulation]
+    changes = [moved(*pair) for pair in zip(steps, steps[1:], strict=False)]
+    assert changes == [frozen, frozen, both, both]
+    within = [moved(*pair) & frozen for pair in zip(states, states[1:], strict=False)]
+    assert within == [*[set()] * (accumulation - 1), frozen] * 4
+    late, early = (brain.optimizer.state[part.weight]["step"] for part in (net(brain), head(brain)))
+    assert (late, early) == (2, 4)
+    decays = [group["weight_decay"] for group in brain.optimizer.param_groups]
+    assert decays == [0.0, 0.1]
+
+
+def net(brain: Line) -> Any:
+    return brain.modules["model"][0][0]
+
+
+def head(brain: Line) -> Any:
+    return brain.modules["model"][1]
+
+
+def test_what_an_adapter_has_frozen_stays_so() -> None:
+    """As LoRA does with the weights below it: freezing ends for what was to learn alone."""
+    hparams = {**parts(), "freeze": {"CNN": 1}}
+    hparams["CNN"][0].requires_grad_(False)
+    freezing = Freezing(hparams)
+    assert [freezing.advance(step) for step in (0, 0, 1, 2)] == [True, False, True, False]
+    assert not hparams["CNN"][0].weight.requires_grad
+    assert hparams["CNN"][1].weight.requires_grad
+
+
+def test_a_part_that_another_one_holds_too_is_found_under_its_own_name() -> None:
+    hparams = parts()
+    hparams["CNN"].append(hparams["head"])
+    Freezing(hparams | {"freeze": ["head"]})
+    assert not hparams["head"].weight.requires_grad
+
+
+def test_a_frozen_normalization_that_ranks_share_stays_so() -> None:
+    """Torch's `convert_sync_batchnorm` put another module in its place, which went on learning."""
+    hparams, x = parts(), torch.randn(4, 2)
+    freezing = Freezing(hparams | {"freeze": ["CNN.1"]})
+    expected = hparams["CNN"].eval()(x)
+    norm = hparams["CNN"][1]
+    share_batch_norms(hparams["model"])
+    freezing.set_mode()
+    assert torch.equal(hparams["CNN"](x), expected)
+    assert isinstance(norm, nn.SyncBatchNorm) and hparams["CNN"][1] is norm
+
+
+@pytest.mark.parametrize("freeze", [{"CNN": "ever"}, {"CNN": -1}, {"CNN": 1.5}, "CNN", [1]])
+def test_what_says_no_steps_is_refused(freeze: Any) -> None:
+    with pytest.raises(
+        SbkitError, match="`freeze` must be a list of paths .* number of steps, but"
+    ):
+        fit(freeze=freeze)
+
+
+def test_a_frozen_encoder_keeps_no_activations() -> None:
+    """Front-end and encoder save nothing for a backward pass; only the head does, of its input."""
+    norm = GlobalNorm(n_mels=8)
+    cnn = ConvFrontEnd(normalize=norm, n_mels=8, channels=4, d_model=16)
+    encoder = Transformer(
+        d_model=16, nhead=2, d_ffn=16, num_encoder_layers=2, gradient_checkpointing=True
+    )
+    head = nn.Linear(16, 5)
+    model = nn.ModuleList([cnn, encoder, head])
+    hparams = {"CNN": cnn, "Transformer": encoder, "head": head, "model": model}
+    freezing = Freezing(hparams | {"freeze": {"CNN": "always", "Transformer": 1}})
+    x, lengths = torch.randn(2, 80, 8), torch.tensor([80, 50])
+
+    def saved(step: int) -> list[torch.Size]:
+        freezing.advance(step)
+        model.train()
+        freezing.set_mode()
+        sizes = list[torch.Size]()
+        with saved_tensors_hooks(lambda t: sizes.append(t.shape) or t, lambda t: t):
+            states, frames = cnn(x, lengths)
+            head(encoder.encode(states, frames)).sum()
+        return sizes
+
+    assert saved(0) == [(2 * 20, 16)]
+    assert len(saved(1)) > 1
+
+
+# -- runs of train.py ------------------------------------------------------------------------------
+
+ENDS = 8  # steps, within the second epoch
+KILLED = """
+import os, signal, train
+from recipes.asr.brain import AsrBrain
+
+def kill(brain, *_):
+    if brain.optimizer_step == int(os.environ["KILLED_AT"]):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+AsrBrain.on_fit_batch_end = kill
+train.main()
+"""
+
+
+@pytest.mark.slow
+def test_a_run_killed_around_the_step_where_freezing_ends_ends_as_one_that_was_not(
+    workplace: Workplace, tmp_path: Path
+) -> None:
+    """Weights, the optimizer's state and every figure are the same, bit for bit."""
+    yaml = tmp_path / "often.yaml"
+    text = Path("hparams/ctc.yaml").read_text(encoding="utf-8")
+    yaml.write_text(re.sub(r"(?m)^ckpt_interval_minutes:.*", "ckpt_interval_steps: 1", text))
+    freeze = f"--freeze={{CNN: always, Transformer: {ENDS}}}"
+    options = ("--check=false", "--number_of_epochs=2", freeze)
+
+    def train(run: Path, killed_at: int) -> int:
+        command = ["-c", KILLED, *workplace.arguments(run, *options, yaml=str(yaml))]
+        done = processes.run(command, SBKIT_CACHE=workplace.cache, KILLED_AT=killed_at)
+        assert done.returncode in (0, -signal.SIGKILL), done.stderr
+        return done.returncode
+
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert train(whole, 0) == 0
+    for step in (ENDS, ENDS + 1, ENDS + 2):  # before it is saved: it goes on with the one before
+        assert train(killed, step) == -signal.SIGKILL
+    assert train(killed, 0) == 0
+    assert not differences(killed, whole)
+    mine, theirs = map(states_of, (killed, whole))
+    assert mine.keys() == theirs.keys()
+    for number, state in mine.items():
+        assert all(torch.equal(each, theirs[number][name]) for name, each in state.items())
+    taken = {int(state["step"]) for state in mine.values()}
+    assert len(taken) == 2 and max(taken) - min(taken) == ENDS
+
+
+def states_of(run: Path) -> dict[int, State]:
+    """Read what the optimizer has of each parameter that has learned."""
+    last = Checkpointer(run / "checkpoints").find_checkpoint()
+    assert last is not None
+    states: dict[int, State] = torch.load(last.path / "optimizer.ckpt", weights_only=True)["state"]
+    return states

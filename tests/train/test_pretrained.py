@@ -1,0 +1,201 @@
+"""One road on a pretrained encoder: train on one and two processes, stop, resume, export."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from sbkit.base.errors import SbkitError
+from sbkit.cli import run as sbkit
+from sbkit.config.hparams import read_knobs, save_resolved
+from sbkit.inference.runtime.torch_model import load_bundle
+from sbkit.logs.log import read_log
+from sbkit.models.pretrained.config import FAMILIES, read_encoder_config
+from sbkit.train.run import Run
+from tests import processes
+from tests.models.pretrained.folders import FRAMES, make_folder
+from tests.runs import (
+    ROOT,
+    Workplace,
+    last_parameters,
+    read_json,
+    rows_of,
+    stopped_after,
+    train_here,
+)
+
+YAML = ROOT / "hparams/ctc_pretrained.yaml"
+SMALL = (
+    "--device=cpu",
+    "--batch_seconds=6",
+    "--number_of_epochs=3",
+    "--log_every=1",
+    "--lr=0.01",
+    "--num_linear_layers=1",
+    "--layerdrop=0.3",
+    "--mask_channel_length=4",
+    "--inter_ctc_weight=0.3",
+    "--word_lm_order=0",
+    "--token_lm_order=0",
+)
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = make_folder(tmp_path_factory.mktemp("hub") / "tiny", **FRAMES)
+    (folder / "README.md").write_text("---\nlicense: mit\n---\n")
+    return folder
+
+
+def command(workplace: Workplace, pretrained: Path, run: Path, *options: str) -> list[str]:
+    folders = (f"--data_folder={workplace.release}", f"--output_folder={run}")
+    return ["train.py", str(YAML), *folders, f"--pretrained={pretrained}", *SMALL, *options]
+
+
+@pytest.fixture(scope="module")
+def finished(
+    workplace: Workplace, pretrained: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """The folder of a run that nothing disturbed."""
+    run = tmp_path_factory.mktemp("runs") / "finished"
+    assert train_here(command(workplace, pretrained, run), workplace.cache) == 0
+    return run
+
+
+@pytest.mark.slow
+def test_a_run_names_what_it_began_with(finished: Path, pretrained: Path) -> None:
+    config = read_encoder_config(pretrained)
+    assert config["source"]["licence"] == "mit"
+    assert read_json(finished / "declaration.json")["values"]["encoder_config"] == config
+    assert read_knobs(finished / "hyperparams.yaml", {})["encoder_config"] == config
+    assert "tensors are loaded." in (finished / "train.log").read_text()
+    epochs = [each for each in read_log(finished / "train_log.jsonl") if each["kind"] == "epoch"]
+    assert epochs[-1]["loss"] < epochs[0]["loss"]
+
+
+@pytest.mark.slow
+def test_what_is_frozen_stays_and_the_rest_learns(finished: Path, pretrained: Path) -> None:
+    before = load_file(pretrained / "model.safetensors")
+    after = last_parameters(finished)
+    frozen = [name for name in after if name.startswith("0.")]
+    for name in frozen:
+        assert torch.equal(after[name], before[name.replace("0.body", "feature_extractor")]), name
+    learned = [name for name in after if name.startswith("1.body.encoder")]
+    assert frozen and learned
+    for name in learned:
+        assert not torch.equal(after[name], before[name.removeprefix("1.body.")]), name
+
+
+@pytest.mark.slow
+def test_a_stopped_run_needs_the_folder_no_more(
+    finished: Path, workplace: Workplace, pretrained: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(pretrained, tmp_path / "tiny"))
+    started = command(workplace, folder, tmp_path / "run")
+    with stopped_after(5):
+        train_here(started, workplace.cache)
+    assert list((tmp_path / "run/checkpoints").iterdir())
+    shutil.rmtree(folder)
+    assert train_here(started, workplace.cache) == 0
+    expected = last_parameters(finished)
+    for name, value in last_parameters(tmp_path / "run").items():
+        assert torch.equal(value, expected[name]), name
+
+
+@pytest.mark.slow
+@pytest.mark.ddp
+def test_two_processes_learn_what_one_does(
+    workplace: Workplace, pretrained: Path, tmp_path: Path
+) -> None:
+    """What a rank draws for itself is off; descent is plain, which shows a wrong scale."""
+    sgd = "opt_class: !name:torch.optim.SGD\n    lr: !ref <lr>\n"
+    (yaml := tmp_path / "sgd.yaml").write_text(
+        re.sub(r"^opt_class: (.+\n)(    .+\n)+", sgd, YAML.read_text(), flags=re.MULTILINE)
+    )
+    drawn = ("layerdrop", "dropout", "activation_dropout", "mask_time_prob", "mask_channel_prob")
+    options = [*(f"--{each}=0.0" for each in drawn), "--max_grad_norm=1000.0", "--freeze=[]"]
+    one, two = (
+        command(workplace, pretrained, tmp_path / name, *options, "--number_of_epochs=1")
+        for name in ("one", "two")
+    )
+    one[1] = two[1] = str(yaml)
+    assert train_here(one, workplace.cache) == 0
+    done = processes.run(two, ranks=2, SBKIT_CACHE=workplace.cache)
+    assert done.returncode == 0, done.stderr
+    expected = last_parameters(tmp_path / "one")
+    for name, value in last_parameters(tmp_path / "two").items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-5, msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.ddp
+def test_two_processes_draw_masks_and_layers_for_themselves(
+    workplace: Workplace, pretrained: Path, tmp_path: Path
+) -> None:
+    words = command(workplace, pretrained, tmp_path / "run", "--gradient_checkpointing=True")
+    done = processes.run([*words, "--number_of_epochs=1"], ranks=2, SBKIT_CACHE=workplace.cache)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_its_bundle_transcribes_what_the_run_did(
+    finished: Path, workplace: Workplace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle = tmp_path / "bundle"
+    assert sbkit(["export", str(finished), "--out", str(bundle)]) == 0
+    clips = [
+        workplace.release / "clips" / row["path"] for row in rows_of(workplace.release / "test.tsv")
+    ]
+    capsys.readouterr()
+    assert sbkit(["transcribe", str(bundle), *map(str, clips), "--decoder", "greedy"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == len(clips)
+    assert load_bundle(bundle).model is not None
+
+
+@pytest.mark.slow
+def test_check_finds_nothing_in_a_healthy_folder(
+    workplace: Workplace, pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
+    words = command(workplace, pretrained, tmp_path / "run")[1:]
+    assert sbkit(["check", *words]) == 0
+    assert not (tmp_path / "run").exists()
+
+
+# -- what is refused before anything is prepared ---------------------------------------------------
+
+
+def test_a_run_without_an_encoder_is_refused() -> None:
+    with pytest.raises(SbkitError, match="`pretrained` must name the folder .* but is null"):
+        Run(YAML, {})
+
+
+def test_an_encoder_of_another_rate_is_refused(pretrained: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(pretrained, tmp_path / "tiny"))
+    file = folder / "preprocessor_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"sampling_rate": 8000}))
+    with pytest.raises(SbkitError, match="`sample_rate` must be the 8000 Hz .* but is 16000"):
+        Run(YAML, {"pretrained": str(folder)})
+
+
+def test_a_resolved_yaml_needs_the_same_folder(pretrained: Path, tmp_path: Path) -> None:
+    run = Run(YAML, {"pretrained": str(pretrained), "output_folder": str(tmp_path)})
+    save_resolved(tmp_path / "resolved.yaml", run.yaml_file, run.overrides)
+    again = Run(tmp_path / "resolved.yaml", {})
+    assert again.knobs == run.knobs
+    other = make_folder(tmp_path / "tiny", **FRAMES, do_stable_layer_norm=True)
+    with pytest.raises(SbkitError, match="`encoder_config` must be null, or what `pretrained`"):
+        Run(tmp_path / "resolved.yaml", {"pretrained": str(other)})
+
+
+def test_sizes_alone_are_an_encoder_of_random_weights() -> None:
+    sizes = {"model_type": "hubert", "hidden_size": 48, **FRAMES}
+    run = Run(YAML, {"encoder_config": sizes})
+    config = run.knobs["encoder_config"]
+    assert config.keys() == {"model_type", "source", *FAMILIES["hubert"]}
+    assert (config["hidden_size"], config["num_hidden_layers"], config["source"]) == (48, 12, None)
