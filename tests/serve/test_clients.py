@@ -1,7 +1,11 @@
 """What OpenAI's client, curl and front-ends ask of the server, they get."""
 
+import argparse
 import json
+import re
+import shlex
 import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -12,6 +16,7 @@ import numpy as np
 import openai
 import pytest
 
+from sbkit.cli import COMMANDS, run
 from sbkit.decoding.decoder import BeamDecoder
 from sbkit.decoding.frames import LogProbs
 from sbkit.inference.runtime.model import ModelThread
@@ -20,6 +25,7 @@ from tests.inference.tones import APART, LOWEST, RATE, STEP, ToneModel, speak, t
 from tests.inference.tones import silence as pause
 from tests.serve.server import Served, served, silence, wait_for, wav
 
+README = Path(__file__).parents[2] / "sbkit/serve/README.md"
 TEXT = "the quick brown fox"
 
 
@@ -87,6 +93,31 @@ def test_curl(here: Served, tmp_path: Path) -> None:
     command = ["curl", "-sS", url, "-F", "file=@talk.wav", "-F", "model=whisper-1"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, check=True)
     assert json.loads(done.stdout)["text"] == TEXT
+
+
+def test_the_readme(here: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its commands are taken, and what it asks of a server is answered."""
+    monkeypatch.chdir(tmp_path)
+    Path("talk.mp3").write_bytes(here.say(TEXT))
+    taken: list[argparse.Namespace] = []
+    monkeypatch.setattr("sbkit.serve.command.serve", taken.append)
+    text = README.read_text("utf-8").replace("http://127.0.0.1:8000", here.url)
+    (shell,), (python,) = (
+        re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+        for language in ("sh", "python")
+    )
+    *commands, curl = map(shlex.split, shell.splitlines())
+    for command in commands:
+        run(command[1:])
+    assert [each.port for each in taken] == [8000, 9000]
+    done = subprocess.run(curl, capture_output=True, check=True)
+    assert json.loads(done.stdout)["text"] == TEXT
+    said = subprocess.run(
+        [sys.executable, "-c", python.replace("my-model", "tones")], capture_output=True, check=True
+    )
+    assert said.stdout.decode() == f"{TEXT}\n"
+    options = {name for name, _ in COMMANDS["serve"][2] if name.startswith("--")}
+    assert not [each for each in options if f"`{each}`" not in text]
 
 
 def test_the_model_has_its_name_and_aliases(here: Served) -> None:
