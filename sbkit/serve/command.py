@@ -7,7 +7,7 @@ import socket
 import sys
 import threading
 from asyncio import Transport
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import fields
 from time import monotonic
 from types import FrameType
@@ -74,24 +74,15 @@ def serve(options: argparse.Namespace) -> None:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Take an address before the model is loaded; nobody can connect until it is listened on.
-
-    Raises:
-        SbkitError: it is in use, or none of this machine.
-    """
+    """Take an address, before the model is loaded; raises SbkitError where it is not free."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        (family, kind, _, _, address), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        with ExitStack() as failing:
-            made = failing.enter_context(socket.socket(family, kind))
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            made.bind(address)
-            failing.pop_all()
+        return socket.create_server((host, port), family=family)
     except (OSError, OverflowError) as error:
         raise SbkitError(
             f"`--host` and `--port` must be an address that is free here, but {host}:{port} is not "
             f"({error}). Choose another one."
         ) from error
-    return made
 
 
 class Protocol(H11Protocol):
@@ -164,7 +155,7 @@ class Server(uvicorn.Server):
 
     def conclude(self) -> None:
         """Raise what ended the server, for the exit code."""
-        if self._state.failure is not None:
+        if self._asked is None and self._state.failure is not None:
             raise self._state.failure
         if self._asked == signal.SIGINT:
             raise KeyboardInterrupt
