@@ -20,7 +20,7 @@ from sbkit.base.files import read_regular
 from sbkit.base.text import listed
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.comparison import size_in
-from sbkit.checkpoint.declaration import CHECKPOINTS, RESOLVED
+from sbkit.checkpoint.declaration import CHECKPOINTS, RESOLVED, read_declaration
 from sbkit.checkpoint.integrity import CHECKSUMS, check_unchanged, reading
 from sbkit.checkpoint.part_names import part_names_in, tensors_by_part, to_part_name
 from sbkit.checkpoint.weights import average
@@ -31,6 +31,8 @@ from sbkit.tasks.task import Task
 
 BUNDLE_CONFIG, BUNDLE_WEIGHTS = "config.json", "model.safetensors"
 LARGEST, LARGEST_WEIGHTS = 1 << 25, 1 << 36  # bytes
+SOURCE = "be a run folder or a bundle for `init_from`"
+FIX = "Name another, or null to start from nothing."
 SHOWN = 4  # names in a line
 
 
@@ -99,8 +101,7 @@ def read_named_weights(source: Path) -> dict[str, Tensor]:
 
     Raises SbkitError.
     """
-    fix = "Name another, or null to start from nothing."
-    with reading(source, must="be a run folder or a bundle for `init_from`", fix=fix):
+    with reading(source, must=SOURCE, fix=FIX):
         if (source / BUNDLE_WEIGHTS).is_file():
             weights, parts = _read_bundle(source)
         elif (source / CHECKPOINTS).is_dir():
@@ -108,9 +109,24 @@ def read_named_weights(source: Path) -> dict[str, Tensor]:
         else:
             raise SbkitError(
                 f"`init_from` must name a run folder with {CHECKPOINTS}/ or a bundle with "
-                f"{BUNDLE_WEIGHTS}, but {source} is neither. {fix}"
+                f"{BUNDLE_WEIGHTS}, but {source} is neither. {FIX}"
             )
     return {to_part_name(name, parts): each for name, each in weights.items()}
+
+
+def encoder_config_of(source: Path) -> dict[str, Any] | None:
+    """Read the sizes of the pretrained encoder that a bundle or a run has, None where it has none.
+
+    Raises SbkitError.
+    """
+    found: dict[str, Any] | None = None
+    with reading(source, must=SOURCE, fix=FIX):
+        if (source / BUNDLE_WEIGHTS).is_file():
+            parts = json.loads(_read(source / BUNDLE_CONFIG))["parts"]
+            found = parts.get("Transformer", {}).get("arguments", {}).get("config")
+        elif (source / RESOLVED).is_file():
+            found = read_declaration(source).values.get("encoder_config")
+    return found
 
 
 def _read_bundle(source: Path) -> tuple[dict[str, Tensor], list[str]]:

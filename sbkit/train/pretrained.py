@@ -15,6 +15,7 @@ from sbkit.config.hparams import read_knobs
 from sbkit.models.pretrained.config import complete_config, read_encoder_config
 from sbkit.models.pretrained.folder import find_folder
 from sbkit.models.pretrained.weights import check_weights
+from sbkit.train.initialize import encoder_config_of
 
 KNOB, CONFIG = "pretrained", "encoder_config"
 
@@ -23,7 +24,7 @@ def with_encoder_config(yaml_file: Path, overrides: Mapping[str, object]) -> dic
     """Return the overrides with the sizes of the encoder, in a YAML that has `encoder_config`.
 
     They are those that the run began with; else those of the folder; without one, those that the
-    YAML itself gives, of an encoder that begins with random weights.
+    YAML itself gives, of an encoder that begins with random weights, or those of `init_from`.
     Raises SbkitError for what cannot be loaded, and for a model that does not fit into the memory.
     """
     known, knobs = overrides.get(CONFIG), read_knobs(yaml_file, overrides)
@@ -33,6 +34,8 @@ def with_encoder_config(yaml_file: Path, overrides: Mapping[str, object]) -> dic
     if newest_described(run / CHECKPOINTS) is not None:
         return {**overrides, CONFIG: read_declaration(run).values[CONFIG]}
     named, given = knobs.get(KNOB), knobs[CONFIG]
+    if named is None and given is None and (source := knobs.get("init_from")):
+        given = encoder_config_of(Path(source))
     if named is None and not isinstance(given, Mapping):
         raise SbkitError(
             f"`{KNOB}` must name the folder of a pretrained encoder, but is null. Pass "

@@ -3,12 +3,15 @@
 Legend: B utterances, U frames, H heads, D/H channels of a head.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import gelu, relu, scaled_dot_product_attention, silu
+
+Config = Mapping[str, Any]  # sizes, by their names in a `config.json`
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {  # by the names in a `config.json`
     "gelu": gelu,
@@ -46,8 +49,12 @@ def attend(
     mask (B, U): true within an utterance; bias (B, H, U, U): added to the scores.
     """
     allowed = mask[:, None, None, :]
-    if bias is not None:
-        bias = bias.to(query.dtype)
-        allowed = torch.where(allowed, bias, torch.finfo(bias.dtype).min)
-    out = scaled_dot_product_attention(query, key, value, attn_mask=allowed, dropout_p=dropout)
+    if bias is not None or torch.compiler.is_exporting():
+        added = query.new_zeros(()) if bias is None else bias.to(query.dtype)
+        allowed = torch.where(allowed, added, torch.finfo(query.dtype).min)
+    if torch.compiler.is_exporting():  # PyTorch's guard of rows without frames is slow in ONNX
+        scores = torch.matmul(query, key.transpose(-1, -2)) * query.shape[-1] ** -0.5 + allowed
+        out = torch.matmul(scores.softmax(-1), value)
+    else:
+        out = scaled_dot_product_attention(query, key, value, attn_mask=allowed, dropout_p=dropout)
     return out.transpose(1, 2).flatten(2)

@@ -20,8 +20,11 @@ from sbkit.audio.lengths import length_mask
 from sbkit.base.errors import SbkitError
 from sbkit.config.ranges import AT_LEAST_ONE, SHARE, Range
 from sbkit.models.pretrained.blocks import Dropouts
+from sbkit.models.pretrained.fastconformer import FastConformer, StridedConvs
+from sbkit.models.pretrained.log_mel import ParakeetFeatures, W2vBertFeatures
 from sbkit.models.pretrained.lora import add_adapters
 from sbkit.models.pretrained.masks import hide
+from sbkit.models.pretrained.w2v_bert import StackedFrames, W2vBert
 from sbkit.models.pretrained.wav2vec2 import ConvEncoder, NormalizedAudio, Wav2Vec2
 
 Config = Mapping[str, Any]
@@ -47,9 +50,19 @@ class Family:
 WAVEFORMS = Family(
     features=NormalizedAudio, front_end=ConvEncoder, body=Wav2Vec2, prefix="feature_extractor."
 )
+W2V_BERT = Family(features=W2vBertFeatures, front_end=StackedFrames, body=W2vBert, prefix="")
+PARAKEET = Family(
+    features=ParakeetFeatures,
+    front_end=StridedConvs,
+    body=FastConformer,
+    prefix="subsampling.",
+    mask_vector=False,
+)
 FAMILIES = {  # by the `model_type` of a `config.json`
     "wav2vec2": WAVEFORMS,
     "hubert": WAVEFORMS,
+    "wav2vec2-bert": W2V_BERT,
+    "parakeet_encoder": PARAKEET,
     "wavlm": WAVEFORMS,
 }
 

@@ -147,20 +147,21 @@ class ConvLayer(nn.Module):
         mean = (windows * mask).sum(1, keepdim=True, dtype=wide) / count  # (B, 1, K)
         centred = (windows - mean) * mask
         covariance = centred.mT @ centred / count  # (B, K, K)
-        weight, norm = self.conv.weight.squeeze(1).T.to(wide), self.layer_norm  # (K, C)
-        variance = (weight * (covariance @ weight)).sum(1, keepdim=True)  # (B, 1, C)
-        scale = norm.weight * (variance + norm.eps).rsqrt()
-        bias = 0.0 if self.conv.bias is None else self.conv.bias
-        shift = norm.bias + scale * (bias - (mean @ weight + bias))
-        return torch.baddbmm(shift.to(audio.dtype), windows, (weight * scale).to(audio.dtype))
+        weight, norm = self.conv.weight.squeeze(1).to(wide), self.layer_norm  # (C, K)
+        bias = 0.0 if self.conv.bias is None else self.conv.bias.unsqueeze(1)
+        # Weights on the left: onnxruntime would have the others in int8.
+        variance = (weight @ covariance * weight).sum(2, keepdim=True)  # (B, C, 1)
+        scale = norm.weight.unsqueeze(1) * (variance + norm.eps).rsqrt()
+        shift = norm.bias.unsqueeze(1) + scale * (bias - (weight @ mean.mT + bias))
+        folded = (weight * scale).mT.to(audio.dtype)  # (B, K, C)
+        return torch.baddbmm(shift.mT.to(audio.dtype), windows, folded)
 
 
 class FeatureProjection(nn.Module):
     """Normalize features, and project them to the width of the encoder: (B, U, C) -> (B, U, D)."""
 
-    def __init__(self, config: Config, dropout: float) -> None:
+    def __init__(self, config: Config, channels: int, dropout: float) -> None:
         super().__init__()
-        channels = config["conv_dim"][-1]
         if config.get("feat_proj_layer_norm", True):
             self.layer_norm: nn.Module = nn.LayerNorm(channels, eps=config["layer_norm_eps"])
         else:
@@ -182,7 +183,9 @@ class Wav2Vec2(nn.Module):
 
     def __init__(self, config: Config, dropouts: Dropouts) -> None:
         super().__init__()
-        self.feature_projection = FeatureProjection(config, dropouts.projection)
+        self.feature_projection = FeatureProjection(
+            config, config["conv_dim"][-1], dropouts.projection
+        )
         self.encoder = Blocks(config, dropouts)
 
     @property

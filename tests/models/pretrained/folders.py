@@ -32,9 +32,38 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "hubert": {**WAVEFORMS, "feat_proj_layer_norm": True, "conv_pos_batch_norm": False},
     "wavlm": {**WAVEFORMS, "num_buckets": 32, "max_bucket_distance": 80},
 }
+CONFIGS["wav2vec2-bert"] = {
+    "hidden_size": 24,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 32,
+    "hidden_act": "swish",
+    "layer_norm_eps": 1e-5,
+    "feature_projection_input_dim": 40,
+    "position_embeddings_type": "relative_key",
+    "left_max_position_embeddings": 12,
+    "right_max_position_embeddings": 3,
+    "conv_depthwise_kernel_size": 5,
+}
+CONFIGS["parakeet_encoder"] = {
+    "hidden_size": 24,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 32,
+    "hidden_act": "silu",
+    "attention_bias": True,
+    "convolution_bias": True,
+    "conv_kernel_size": 5,
+    "subsampling_factor": 8,
+    "subsampling_conv_channels": 8,
+    "subsampling_conv_kernel_size": 3,
+    "subsampling_conv_stride": 2,
+    "num_mel_bins": 80,
+    "scale_input": True,
+}
 # A frame of 20 ms, as those of large models, which a run is quick with.
 FRAMES = {"conv_dim": [16] * 3, "conv_kernel": [20, 8, 8], "conv_stride": [10, 8, 4]}
-PREPROCESSOR = {
+PREPROCESSOR: dict[str, Any] = {
     "feature_extractor_type": "Wav2Vec2FeatureExtractor",
     "feature_size": 1,
     "sampling_rate": 16_000,
@@ -42,11 +71,31 @@ PREPROCESSOR = {
     "do_normalize": True,
     "return_attention_mask": False,
 }
+PREPROCESSORS: dict[str, dict[str, Any]] = {
+    "wav2vec2-bert": {
+        "feature_extractor_type": "SeamlessM4TFeatureExtractor",
+        "feature_size": 20,
+        "num_mel_bins": 20,
+        "sampling_rate": 16_000,
+        "padding_value": 1,
+        "stride": 2,
+    },
+    "parakeet_encoder": {
+        "feature_extractor_type": "ParakeetFeatureExtractor",
+        "feature_size": 80,
+        "sampling_rate": 16_000,
+        "n_fft": 512,
+        "win_length": 400,
+        "hop_length": 160,
+        "preemphasis": 0.97,
+    },
+}
 
 
 def tiny_config(model_type: str = "wav2vec2", **config: Any) -> dict[str, Any]:
     """Return what `encoder_config` of a YAML is for the folder of the same arguments."""
     read = {"do_normalize": True, "sample_rate": 16_000, "model_type": model_type}
+    read |= PREPROCESSORS.get(model_type, {})
     return {**CONFIGS[model_type], **read, **config}
 
 
@@ -60,6 +109,8 @@ def make_parts(
     for part in (front_end, encoder):
         for parameter in part.parameters():
             parameter.data += 0.1 * torch.randn_like(parameter)
+        for buffer in part.buffers():  # the statistics of batch norm
+            buffer.data += torch.rand(buffer.shape).to(buffer.dtype)
     return front_end.eval(), encoder.eval()
 
 
@@ -77,7 +128,9 @@ def make_folder(path: Path, model_type: str = "wav2vec2", **config: Any) -> Path
     path.mkdir(parents=True, exist_ok=True)
     written = {**CONFIGS[model_type], "model_type": model_type, **config}
     (path / "config.json").write_text(json.dumps(written))
-    (path / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR))
+    (path / "preprocessor_config.json").write_text(
+        json.dumps(PREPROCESSORS.get(model_type, PREPROCESSOR))
+    )
     tensors = file_tensors(*make_parts(tiny_config(model_type, **config)))
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
     return path

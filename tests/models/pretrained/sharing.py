@@ -13,14 +13,17 @@ from tests.models.pretrained.folders import make_parts, tiny_config
 
 STEPS = 3
 KNOBS = {"layerdrop": 0.5, "dropout": 0.2, "mask_channel_length": 4, "gradient_checkpointing": True}
+ADAPTED = "wavlm with adapters"
 
 
 class Step(nn.Module):
     """The sum of the squares of an encoder's states, of clips that a rank draws."""
 
-    def __init__(self, model_type: str) -> None:
+    def __init__(self, kind: str) -> None:
         super().__init__()
-        self.front_end, self.encoder = make_parts(tiny_config(model_type), **KNOBS)
+        lora = {"rank": 2, "projections": ["q_proj", "v_proj"]} if kind == ADAPTED else None
+        config = tiny_config(kind.split()[0])
+        self.front_end, self.encoder = make_parts(config, **KNOBS, lora=lora)
         self.train()
 
     def forward(self, seed: int) -> Tensor:
@@ -44,7 +47,7 @@ def main() -> None:
     with process_group(torch.device("cpu")):
         shared = {
             each: gradients(DistributedDataParallel(Step(each)), 10 * rank())
-            for each in ("wav2vec2", "wavlm")
+            for each in ("wav2vec2", "wavlm", ADAPTED)
         }
         if rank() == 0:
             json.dump(shared, sys.stdout)

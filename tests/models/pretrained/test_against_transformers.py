@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModel
+from transformers import AutoFeatureExtractor, AutoModel
 
 from sbkit.models.pretrained.parts import (
     PretrainedFeatures,
@@ -25,6 +25,13 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("wavlm", {}),
     ("wavlm", LARGE),
 ]
+SMALL = {
+    "scale_input": False,
+    "attention_bias": False,
+    "convolution_bias": False,
+    "subsampling_factor": 4,
+    "conv_kernel_size": 9,
+}
 
 
 def clip(samples: int) -> Tensor:
@@ -54,3 +61,39 @@ def test_states_are_those_of_transformers(
         torch.testing.assert_close(
             states(full, audio, lengths, *parts), expected, rtol=0.0, atol=1e-5
         )
+
+
+@pytest.mark.parametrize(
+    ("model_type", "config", "atol"),
+    [
+        ("wav2vec2-bert", {}, 1e-5),
+        ("parakeet_encoder", {}, 1e-4),  # its extractor computes spectra in float32
+        ("parakeet_encoder", SMALL, 1e-4),
+    ],
+)
+@torch.no_grad()
+def test_features_and_states_of_conformers_are_those_of_transformers(
+    model_type: str, config: dict[str, Any], atol: float, tmp_path: Path
+) -> None:
+    folder = make_folder(tmp_path, model_type, **config)
+    theirs = AutoModel.from_pretrained(folder).eval()
+    extract = AutoFeatureExtractor.from_pretrained(folder)
+    full = tiny_config(model_type, **config)
+    front_end, encoder = make_parts(full)
+    features = PretrainedFeatures(config=full).eval()
+    assert theirs.state_dict().keys() == file_tensors(front_end, encoder).keys()
+    for samples in (5000, 16_000, 24_321):
+        audio = clip(samples) * torch.linspace(1, 30, samples).sin()
+        inputs = extract(audio[0].numpy(), sampling_rate=16_000, return_tensors="pt")
+        ours, frames = features(audio, torch.tensor([samples]))
+        expected = inputs["input_features"].reshape(1, -1, full["num_mel_bins"])[:, : int(frames)]
+        torch.testing.assert_close(ours[:, : int(frames)], expected, rtol=0.0, atol=atol)
+        x, frames = front_end(expected, frames)
+        expected = theirs(**inputs).last_hidden_state[:, : int(frames)]
+        assert x.shape[1] == frames == theirs_frames(theirs, inputs)
+        torch.testing.assert_close(encoder.encode(x, frames), expected, rtol=0.0, atol=1e-5)
+
+
+def theirs_frames(theirs: Any, inputs: Any) -> int:
+    mask = getattr(theirs(**inputs), "attention_mask", inputs["attention_mask"])
+    return int(mask.sum())

@@ -1,0 +1,142 @@
+"""Log-mel features as the extractors of w2v-BERT and Parakeet compute them.
+
+Legend: B utterances, S samples, T frames of 10 ms, W samples of a window, K frequencies, M mel
+bins.
+
+Filters and windows are made in float64, as theirs are: with those of `Fbank`, torchaudio's of
+float32, the quietest bins of real speech were up to 0.02 from w2v-BERT's, and with these 2e-6. A
+trained model on the CPU makes its spectra in float64, as `Fbank` does; Parakeet's extractor, which
+does not, is up to 1e-4 off in such bins.
+"""
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from sbkit.audio.fbank import EPSILON, LOWEST_HZ, PREEMPHASIS, fft_samples, frame_counts
+from sbkit.audio.io import FULL_SCALE
+from sbkit.audio.lengths import length_mask
+from sbkit.base.units import shift_samples, window_samples
+from sbkit.models.pretrained.blocks import Config
+
+Reals = npt.NDArray[np.float64]
+
+POVEY, HANN = 0.85, 1.0  # powers of Hann's window
+LEAST_VARIANCE = 1e-7  # added to that of a mel bin of w2v-BERT's
+LEAST_DEVIATION = 1e-5  # added to that of a mel bin of Parakeet's
+LEAST_ENERGY = 2.0**-24  # added to that of a mel bin of Parakeet's
+
+
+class LogMel(nn.Module):
+    """What both compute of windows; ``filters`` (K, M) is a constant, and in no checkpoint."""
+
+    filters: Tensor
+
+    def __init__(self, filters: Reals) -> None:
+        super().__init__()
+        self.n_fft = 2 * (len(filters) - 1)
+        self.register_buffer("filters", torch.from_numpy(filters).float(), persistent=False)
+
+    def precise(self, audio: Tensor) -> Tensor:
+        """Return audio in the type that its spectra are made in."""
+        return audio.double() if not self.training and audio.device.type == "cpu" else audio.float()
+
+    def energies(self, windows: Tensor, taper: float) -> Tensor:
+        """Compute mel energies in a power of Hann's window: (B, T, W) -> (B, T, M) of float32."""
+        size, kind, device = windows.shape[-1], windows.dtype, windows.device
+        hann = torch.hann_window(size, periodic=False, dtype=kind, device=device)
+        spectra = torch.fft.rfft(windows * hann**taper, self.n_fft)
+        return torch.view_as_real(spectra).square().sum(-1).float() @ self.filters
+
+
+def centre(features: Tensor, frames: Tensor) -> tuple[Tensor, Tensor]:
+    """Subtract from each bin its mean over a clip's own frames: (B, T, M), (B,) -> (B, T, M).
+
+    Returns the variances, unbiased, too: (B, 1, M). What lies past a clip is zero.
+    """
+    mask = length_mask(frames, features.shape[1], features.device).unsqueeze(-1)
+    count = mask.sum(1, keepdim=True)
+    centred = (features - (features * mask).sum(1, keepdim=True) / count.clamp(min=1)) * mask
+    return centred, centred.square().sum(1, keepdim=True) / (count - 1).clamp(min=1)
+
+
+class W2vBertFeatures(LogMel):
+    """Compute Kaldi's features, normalized over a clip: (B, S) in +-1, (B,) -> (B, T, M), (B,)."""
+
+    def __init__(self, config: Config) -> None:
+        self.rate: int = config["sample_rate"]  # Hz
+        super().__init__(kaldi_filters(config["num_mel_bins"], self.rate))
+
+    def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute them of whole windows, without their mean and with pre-emphasis."""
+        size = window_samples(self.rate)
+        if audio.shape[1] < size:  # so that a frame exists
+            audio = pad(audio, (0, size - audio.shape[1]))
+        windows = self.precise(audio * FULL_SCALE).unfold(1, size, shift_samples(self.rate))
+        windows = windows - windows.mean(-1, keepdim=True)
+        before = torch.cat([windows[..., :1], windows[..., :-1]], -1)
+        features = self.energies(windows - PREEMPHASIS * before, POVEY).clamp(min=EPSILON).log()
+        frames = self.frame_lengths(lengths)
+        centred, variance = centre(features, frames)
+        return centred * (variance + LEAST_VARIANCE).rsqrt(), frames
+
+    def frame_lengths(self, lengths: Tensor) -> Tensor:
+        """Count the whole windows: (B,) -> (B,)."""
+        return frame_counts(lengths, self.rate)
+
+
+class ParakeetFeatures(LogMel):
+    """Compute them around every shift, normalized over a clip: (B, S) in +-1 -> (B, T, M), (B,)."""
+
+    def __init__(self, config: Config) -> None:
+        self.size: int = config["win_length"]  # samples
+        self.shift: int = config["hop_length"]
+        self.preemphasis: float = config["preemphasis"]
+        filters = slaney_filters(config["num_mel_bins"], config["n_fft"], config["sample_rate"])
+        super().__init__(filters)
+
+    def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute them of audio with pre-emphasis, zero beyond the ends of a clip."""
+        audio = self.precise(audio)
+        audio = audio - self.preemphasis * pad(audio[:, :-1], (1, 0))
+        audio = audio * length_mask(lengths, audio.shape[1], audio.device)
+        windows = pad(audio, (self.size // 2, self.size // 2)).unfold(1, self.size, self.shift)
+        features = (self.energies(windows, HANN) + LEAST_ENERGY).log()
+        frames = self.frame_lengths(lengths)
+        centred, variance = centre(features, frames)
+        return centred / (variance.sqrt() + LEAST_DEVIATION), frames
+
+    def frame_lengths(self, lengths: Tensor) -> Tensor:
+        """Count the windows but the last, half of which lies beyond the end: (B,) -> (B,)."""
+        return lengths // self.shift
+
+
+def kaldi_filters(n_mels: int, sample_rate: int) -> Reals:
+    """Return triangles of equal width on Kaldi's mel scale, from 20 Hz on: (K, M)."""
+    bins = np.linspace(0, sample_rate / 2, fft_samples(sample_rate) // 2 + 1)
+    mel, lowest = 1127 * np.log1p(bins / 700), 1127 * np.log1p(LOWEST_HZ / 700)
+    return _triangles(mel, np.linspace(lowest, mel[-1], n_mels + 2))
+
+
+def slaney_filters(n_mels: int, n_fft: int, sample_rate: int) -> Reals:
+    """Return triangles of equal area on the mel scale of Slaney's Auditory Toolbox: (K, M).
+
+    It is linear up to 1000 Hz, which is 15 mel; beyond, 27 mel are a factor of 6.4.
+    """
+    highest = 15 + 27 * np.log(sample_rate / 2000) / np.log(6.4)
+    mel = np.linspace(0, highest, n_mels + 2)
+    edges = np.where(mel < 15, mel * 200 / 3, 1000 * 6.4 ** ((mel - 15) / 27))
+    filters = _triangles(np.linspace(0, sample_rate / 2, n_fft // 2 + 1), edges)
+    filters *= 2 / (edges[2:] - edges[:-2])
+    return filters
+
+
+def _triangles(bins: Reals, edges: Reals) -> Reals:
+    """Return filters that rise from each edge to the next, and fall to the one after: (K, M)."""
+    widths = np.diff(edges)
+    rise = (bins[:, None] - edges[:-2]) / widths[:-1]
+    fall = (edges[2:] - bins[:, None]) / widths[1:]
+    filters: Reals = np.minimum(rise, fall).clip(min=0)
+    return filters

@@ -1,0 +1,80 @@
+"""Adapters of a pretrained encoder, by the real commands: trained, exported, and left behind."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from sbkit.audio.io import read_audio
+from sbkit.cli import run as sbkit
+from sbkit.config.hparams import load_hparams
+from sbkit.inference.runtime.torch_model import load_bundle
+from sbkit.models.asr import AsrModel
+from sbkit.models.encoder import encoder_parts
+from tests.models.pretrained.folders import make_folder
+from tests.runs import ROOT, Workplace, last_parameters, read_json, train_here
+
+pytestmark = pytest.mark.slow
+
+YAML = ROOT / "hparams/ctc_pretrained.yaml"
+LORA = "--lora={rank: 2, alpha: 8, projections: [q_proj, v_proj]}"
+ONE = ("--device=cpu", "--check=False", "--number_of_epochs=1", "--batch_seconds=6", "--lr=0.05")
+PLAIN = ("--word_lm_order=0", "--token_lm_order=0", "--average_checkpoints=1", "--ema_decay=0.9")
+
+
+def train(workplace: Workplace, run: Path, *options: str) -> int:
+    folders = (f"--data_folder={workplace.release}", f"--output_folder={run}")
+    return train_here(["train.py", str(YAML), *folders, *ONE, *PLAIN, *options], workplace.cache)
+
+
+def test_they_are_merged_on_export_and_a_new_vocabulary_keeps_the_encoder(
+    workplace: Workplace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, run, bundle = (tmp_path / name for name in ("source", "run", "bundle"))
+    make_folder(source)
+    options = (f"--pretrained={source}", LORA, "--freeze=[CNN]", "--check=True")
+    assert train(workplace, run, *options) == 0
+    assert sbkit(["export", str(run), "--out", str(bundle)]) == 0
+    pretrained, exported = (load_file(each / "model.safetensors") for each in (source, bundle))
+    layer = "encoder.layers.0.attention"
+    for name, is_adapted in (("q_proj", True), ("k_proj", False)):
+        weight = f"{layer}.{name}.weight"
+        assert torch.equal(pretrained[weight], exported[f"1.body.{weight}"]) is not is_adapted
+    assert not [name for name in exported if "lora" in name]
+    card = (bundle / "README.md").read_text()
+    assert "moving average over the steps of training, of decay 0.9" in card
+
+    clips = sorted((workplace.release / "clips").glob("*"))[:2]
+    samples = [torch.from_numpy(read_audio(clip)).float() for clip in clips]
+    lengths = torch.tensor([*map(len, samples)])
+    audio = torch.nn.utils.rnn.pad_sequence(samples, batch_first=True)
+    merged, unmerged = load_bundle(bundle).model.network, trained_model(run)
+    with torch.inference_mode():
+        one, other = (
+            each.ctc_log_probs(each.encode(audio, lengths)[0]) for each in (merged, unmerged)
+        )
+    torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
+
+    capsys.readouterr()
+    tokens = ("--token_type=bpe", "--vocab_size=40", "--lr=0.0")
+    for number, begun in enumerate((bundle, run)):
+        again = tmp_path / f"again-{number}"
+        assert train(workplace, again, f"--init_from={begun}", *tokens) == 0
+        assert "ctc_lin.weight (" in capsys.readouterr().out
+        named = read_json(again / "declaration.json")["values"]["encoder_config"]["source"]
+        assert named["name"] == source.name
+        kept = last_parameters(again)
+        assert all(torch.equal(kept[name], exported[name]) for name in exported if "body" in name)
+
+
+def trained_model(run: Path) -> AsrModel:
+    """Load what a run was tested with, adapters and all."""
+    hparams = load_hparams(run / "hyperparams.yaml", {})
+    hparams["model"].load_state_dict(last_parameters(run))
+    hparams["model"].eval()
+    heads = {name: hparams[name] for name in ("linear_stack", "ctc_lin", "seq_lin")}
+    vocabulary = hparams["tokenizer"].vocabulary
+    return AsrModel(
+        model=hparams["model"], **encoder_parts(hparams), **heads, vocabulary=vocabulary
+    )
