@@ -80,8 +80,9 @@ def save_recognizer(path: Path, model_type: str, **config: Any) -> Any:
     else:
         made = AutoConfig.for_model(model_type, **sizes, vocab_size=7)
     recognizer = AutoModelForCTC.from_config(made).eval()
-    for each in (*recognizer.parameters(), *recognizer.buffers()):
-        each.data += (0.1 * torch.rand(each.shape)).to(each.dtype)
+    torch.manual_seed(0)
+    for tensor in recognizer.state_dict().values():  # the statistics of batch norm, too
+        tensor += (0.1 * torch.randn(tensor.shape)).to(tensor.dtype)
     recognizer.save_pretrained(path, max_shard_size="20KB")
     (path / "preprocessor_config.json").write_text(json.dumps(PREPROCESSORS[model_type]))
     return getattr(recognizer, "encoder", recognizer.base_model)
