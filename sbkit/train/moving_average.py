@@ -66,5 +66,6 @@ class MovingAverage:
 
     @mark_as_loader  # type: ignore[untyped-decorator]
     def _load(self, path: Path, end_of_epoch: bool) -> None:
-        saved = torch.load(path, "cpu", weights_only=True)
+        device = next(self._modules.parameters()).device
+        saved = torch.load(path, device, weights_only=True)
         self.others, self._is_applied = saved["others"], saved["is_applied"]
