@@ -114,6 +114,10 @@ BAD: dict[str, tuple[Change, str]] = {
     "groups": (config_of(num_conv_pos_embedding_groups=7), "`num_conv_pos_embedding_groups`"),
     "kernels": (config_of(conv_kernel=[10, 3]), "3 in `conv_dim`, 3 in `conv_stride`, 2 in"),
     "no kernels": (config_of(conv_kernel=[]), "`conv_kernel` of .* a list of whole numbers"),
+    "stacked": (
+        config_of(model_type="wav2vec2-bert", feature_projection_input_dim=80),
+        r"must be `num_mel_bins` times `stride` of preprocessor_config.json, 160, but is 80",
+    ),
     "stride": (config_of(conv_stride=[5, 0, 2]), "`conv_stride` of .* a list of whole numbers"),
     "size": (config_of(hidden_size=1 << 40), "`hidden_size` of .* numbers from 1 to 65536"),
     "text": (config_of(hidden_size="24"), "`hidden_size` of .* but is 24"),
