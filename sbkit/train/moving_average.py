@@ -33,9 +33,11 @@ class MovingAverage:
     @torch.no_grad()
     def update(self, step: int, skipped: Tensor) -> None:
         """Add the weights after a step, from 1, unless it was ``skipped`` (), on the device."""
+        if not self.decay:
+            return
         share = 1 - min(self.decay, (1 + step) / (10 + step))
         weight = torch.where(skipped, 0.0, share)
-        for number, parameter in enumerate(self._modules.parameters()) if self.decay else ():
+        for number, parameter in enumerate(self._modules.parameters()):
             if number in self.others:
                 self.others[number].lerp_(parameter, weight.to(parameter.dtype))
             elif parameter.requires_grad:

@@ -66,12 +66,8 @@ def load_weights(folder: Path, objects: Iterable[object]) -> str:
                 _require_none(folder, {name: "not finite"})
             tensor.copy_(value)
         left = [name for name in stored if name not in ours]
-    said = f"pretrained {folder}: {len(ours)} tensors are loaded"
-    return (
-        f"{said}; {len(left)} more are not used: {listed(left, most=SHOWN)}."
-        if left
-        else f"{said}."
-    )
+    unused = f"; not used: {listed(left, most=SHOWN)}" if left else ""
+    return f"pretrained {folder}: {len(ours)} tensors are loaded{unused}."
 
 
 @contextmanager
