@@ -116,6 +116,10 @@ BAD: dict[str, tuple[Change, str]] = {
     "no kernels": (config_of(conv_kernel=[]), "`conv_kernel` of .* a list, each a whole number"),
     "stride": (config_of(conv_stride=[5, 0, 2]), "`conv_stride` of .* a list, each a whole number"),
     "size": (config_of(hidden_size=1 << 40), "`hidden_size` of .* a whole number from 1 to 65536"),
+    "stacked": (
+        config_of(model_type="wav2vec2-bert", feature_projection_input_dim=80),
+        r"must be `num_mel_bins` times `stride` of preprocessor_config.json, 160, but is 80",
+    ),
     "text": (config_of(hidden_size="24"), "`hidden_size` of .* but is 24"),
     "activation": (config_of(hidden_act="mish"), "`hidden_act` of .* gelu or relu .* is mish"),
     "norm": (config_of(feat_extract_norm="batch"), "`feat_extract_norm` of .* group or layer"),
