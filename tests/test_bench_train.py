@@ -10,6 +10,7 @@ import torch
 
 from sbkit.config.hparams import load_hparams, parse_command
 from sbkit.text.tokenizer import ensure_tokenizer
+from tests.models.pretrained.folders import FRAMES, make_folder
 from tests.runs import ROOT, Workplace, make_workplace
 from tools import bench_train
 from tools.bench_gpu import (
@@ -49,11 +50,32 @@ def test_both_sides_train_in_turns(
     assert len(sizes) == 2
     assert max(sizes) / min(sizes) < 1.01
     for side in names:
-        assert len(re.findall(rf"round \d {side}: \d+ RTFx", printed)) == 2
+        assert len(re.findall(rf"round \d {side}: [\d.]+ RTFx", printed)) == 2
     header, first, *_ = printed.partition("rtfx      update     padding")[2].splitlines()
     assert header.split() == ["waiting", "memory", "tflops"]
     assert float(first.split()[-1]) > 0
-    assert re.search(r"sbkit to the better one of SpeechBrain's: \d+\.\d\d", printed)
+    assert re.search(r"sbkit to the best of the others: \d+\.\d\d", printed)
+    assert re.search(r"to dev CER 9.0: \d+\.\d times as fast", printed)
+
+
+@pytest.mark.slow
+def test_all_sides_fine_tune_in_turns(
+    asterisk_english: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    workplace: Workplace = make_workplace(asterisk_english, tmp_path)
+    monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
+    folder = make_folder(tmp_path / "base", **FRAMES)
+    options = ("--rounds=1", "--seconds=0.3", "--to-cer=9", f"--data_folder={workplace.release}")
+    given = ("--yaml", "hparams/ctc_pretrained.yaml", f"--pretrained={folder}", "--batch_seconds=6")
+    monkeypatch.setattr(sys, "argv", ["bench_train", *options, *given])
+    bench_train.main()
+    printed = capsys.readouterr().out
+    for side in ("sbkit", "speechbrain", "huggingface"):
+        assert re.search(rf"round 1 {side}: [\d.]+ RTFx", printed)
+    assert re.search(r"sbkit to the best of the others: \d+\.\d\d", printed)
     assert re.search(r"to dev CER 9.0: \d+\.\d times as fast", printed)
 
 

@@ -1,4 +1,4 @@
-"""The two sides of `tools/bench_train`: sbkit as train.py runs it, and SpeechBrain's recipe."""
+"""Two sides of `tools/bench_train`: sbkit as train.py runs it, and SpeechBrain's recipe."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
@@ -25,19 +25,25 @@ COPIES = 8  # of a training clip; with one, SpeechBrain's 200 buckets make updat
 
 
 def make_side(
-    name: str, yaml: Path, more: Sequence[str], joint: Mapping[str, Any], folder: Path
-) -> "Ours | Theirs":
-    """Prepare the corpus and the labels of both sides, and make one of them.
+    name: str, yaml: Path, more: Sequence[str], sizes: Mapping[str, Any], folder: Path
+) -> Any:
+    """Prepare the corpus and the labels of all sides, and make one of them.
 
-    Both have ``batches`` of one epoch after the other, and ``brain``, a Brain.
+    Each has ``batches`` of one epoch after the other, and ``model``.
     """
     _, overrides = parse_command([str(yaml), *more])
-    overrides = {**joint, "output_folder": str(folder / name), **overrides}
+    overrides = {**sizes, "output_folder": str(folder / name), **overrides}
     if not overrides.get("data_folder"):
         overrides["data_folder"] = str(convert(folder / "release"))
     run = Run(yaml, overrides)
     _ = run.hparams
-    return Ours(run) if name == "sbkit" else Theirs(run)
+    if name == "sbkit":
+        return Ours(run)
+    if "pretrained" not in run.knobs:
+        return Theirs(run)
+    from tools.bench_pretrained import FineTunedTheirs, HuggingFace  # with transformers
+
+    return FineTunedTheirs(run) if name == "speechbrain" else HuggingFace(run)
 
 
 def convert(release: Path) -> Path:
@@ -75,7 +81,8 @@ class Ours:
         self._run, self.brain = run, run.make_brain()
         self.brain.loaders = run.loaders
         self.brain.on_fit_start()
-        self.brain.modules.train()
+        self.brain.train_mode()
+        self.model = self.brain.modules
         self.batches = self._batches()
 
     def _batches(self) -> Iterator[Any]:
@@ -103,7 +110,7 @@ class Ours:
             with torch.no_grad(), brain.evaluation_ctx:
                 outputs = brain.compute_forward(batch, Stage.VALID)
             scored += brain.score(outputs, batch)
-        brain.modules.train()
+        brain.train_mode()
         return total_scores(scored).cer
 
 
@@ -115,22 +122,31 @@ class Theirs:
     """Train as SpeechBrain's `Brain.fit` does, on the same clips and labels."""
 
     def __init__(self, run: Run) -> None:
-        knobs, device = run.knobs, run.placement.device
         self._tokenizer = run.labels
+        self.brain = self.make_brain(run)
+        self.model = self.brain.modules.train()
+        train, self._dev_items = items_of(run, "train"), items_of(run, "dev")
+        evaluated = {**run.knobs, "batch_seconds": run.knobs["eval_batch_seconds"]}
+        self._train, self._dev = (
+            self.make_loader(theirs.make_dataset(items, self._tokenizer), knobs)
+            for items, knobs in ((train, run.knobs), (self._dev_items, evaluated))
+        )
+        self.batches = self._batches()
+
+    def make_brain(self, run: Run) -> Any:
+        """Make a Brain with as many parameters as that of the run."""
+        knobs, vocab_size = run.knobs, self._tokenizer.vocabulary.size
         parameters = sum(each.numel() for each in run.hparams["model"].parameters())
-        self.brain = theirs.make_brain(
-            theirs.modules_of_size(knobs, self._tokenizer.vocabulary.size, parameters),
-            device=str(device),
+        return theirs.make_brain(
+            theirs.modules_of_size(knobs, vocab_size, parameters),
+            device=str(run.placement.device),
             precision=knobs["precision"],
             ctc_weight=knobs["ctc_weight"],
         )
-        self.brain.modules.train()
-        train, self._dev_items = _items(run, "train"), _items(run, "dev")
-        workers, seconds = knobs["num_workers"], knobs["batch_seconds"]
-        data = [theirs.make_dataset(each, self._tokenizer) for each in (train, self._dev_items)]
-        self._train = theirs.make_loader(data[0], seconds, workers)
-        self._dev = theirs.make_loader(data[1], knobs["eval_batch_seconds"], workers)
-        self.batches = self._batches()
+
+    def make_loader(self, dataset: Any, knobs: Mapping[str, Any]) -> Any:
+        """Batch by seconds."""
+        return theirs.make_loader(dataset, knobs["batch_seconds"], knobs["num_workers"])
 
     def _batches(self) -> Iterator[Any]:
         for epoch in count(1):
@@ -153,7 +169,7 @@ class Theirs:
         ).cer
 
 
-def _items(run: Run, split: str) -> dict[str, dict[str, Any]]:
+def items_of(run: Run, split: str) -> dict[str, dict[str, Any]]:
     """Return the clips that sbkit has in a split, with their normalized texts, by name."""
     listed = read_listed(corpus_of(run.knobs), run.knobs, split)
     paths = {clip.id: clip.path for clip in listed.clips}

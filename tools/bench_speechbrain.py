@@ -114,10 +114,6 @@ def modules_of_size(knobs: Mapping[str, Any], vocab_size: int, parameters: int) 
 def make_dataset(items: Mapping[str, Any], tokenizer: Tokenizer) -> Any:
     """Decode, resample and encode when an item is asked for; it has wav, text and duration."""
 
-    def audio(wav: str) -> Tensor:
-        info = sb.dataio.dataio.read_audio_info(wav)
-        return torch.Tensor(Resample(info.sample_rate, RATE)(sb.dataio.dataio.read_audio(wav)))
-
     def text(words: str) -> Iterator[Tensor]:
         ids = tokenizer.encode(words)
         yield torch.LongTensor([BOS, *ids])
@@ -127,10 +123,16 @@ def make_dataset(items: Mapping[str, Any], tokenizer: Tokenizer) -> Any:
     made: Any = sb.utils.data_pipeline
     labels = ("tokens_bos", "tokens_eos", "tokens")
     pipelines = [
-        made.takes("wav")(made.provides("sig")(audio)),
+        made.takes("wav")(made.provides("sig")(decode)),
         made.takes("text")(made.provides(*labels)(text)),
     ]
     return DynamicItemDataset(items, pipelines, ["id", "sig", *labels, "duration"])
+
+
+def decode(wav: str) -> Tensor:
+    """Read a file, and resample it as the recipe does."""
+    info = sb.dataio.dataio.read_audio_info(wav)
+    return torch.Tensor(Resample(info.sample_rate, RATE)(sb.dataio.dataio.read_audio(wav)))
 
 
 def make_loader(dataset: Any, seconds: float, workers: int) -> Any:

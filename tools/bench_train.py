@@ -1,11 +1,15 @@
-"""Train sbkit and SpeechBrain's CommonVoice recipe in alternating rounds, and compare them.
+"""Train sbkit and others in alternating rounds, and compare them.
 
 python -m tools.bench_train [--rounds 5] [--seconds 20] [--to-cer 0.5] [--alone] [--yaml FILE]
     [--key=value of the YAML ...]
 
-The same corpus (48 kHz mp3; without --data_folder the default corpus is converted), labels, number
-of parameters within 1 %, greatest seconds of audio in an update, and precision. Both sides are
-processes of this one; a side that has not its turn is stopped, so that none of its threads spins.
+The others are SpeechBrain's CommonVoice transformer recipe, or, of hparams/ctc_pretrained.yaml, its
+CTC recipe and Hugging Face's script, all with a wav2vec 2.0 `base` of random weights (--pretrained
+names another) and clips of at most 10 s. The same corpus (48 kHz mp3; without --data_folder the
+default corpus is converted), labels, precision, number of parameters within 1 % (4 % beside the CTC
+recipe, for its linear layers), and greatest seconds of audio in an update (mean ones of these two,
+which count clips). All sides are processes of this one; a side that has not its turn is stopped, so
+that none of its threads spins.
 Prints RTFx (seconds of audio trained on per second) by round, the medians and their ratio; update
 is the mean of the seconds of audio in one, which are fewer where a corpus is small: SpeechBrain's
 200 buckets fill only with many clips, and small batches are slower. TFLOP/s are those of
@@ -34,7 +38,12 @@ SIDES = {  # what is compared, and the variables that each needs: sbkit chooses 
     "speechbrain active": {WAITING: "active"},
     "speechbrain passive": {WAITING: "passive"},
 }
-YAML = "hparams/ctc.yaml"
+YAML, FINE_TUNING = "hparams/ctc.yaml", "hparams/ctc_pretrained.yaml"
+FINE_TUNING_SIDES = {
+    "sbkit": {},
+    "speechbrain": {WAITING: "active"},
+    "huggingface": {WAITING: "active"},
+}
 JOINT = {  # of that YAML: the joint model of 2.8 million parameters
     "num_encoder_layers": 4,
     "num_decoder_layers": 2,
@@ -44,6 +53,12 @@ JOINT = {  # of that YAML: the joint model of 2.8 million parameters
     "vocab_size": 100,
     "batch_seconds": 60.0,
     "number_of_epochs": 11,  # of a corpus that lists every clip eight times
+}
+BASE = {  # of the other YAML: all compute all layers
+    "layerdrop": 0.0,
+    "batch_seconds": 32.0,
+    "max_seconds": 10.0,
+    "number_of_epochs": 11,
 }
 LONGEST = 6  # times that the other side may take to a dev CER, of the first one's
 PEAKS = {"H200": 989, "H100": 989, "A100": 312, "L40S": 362, "L4": 121}  # TFLOP/s, dense, by NVIDIA
@@ -56,7 +71,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="of training in a round")
     parser.add_argument("--to-cer", type=float, help="train on until dev CER is below this")
     parser.add_argument("--yaml", default=YAML, help="another one is trained as it stands")
-    parser.add_argument("--alone", action="store_true", help="without SpeechBrain")
+    parser.add_argument("--alone", action="store_true", help="without the others")
     parser.add_argument("--side", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options, more = parser.parse_known_args()
@@ -127,16 +142,23 @@ def take_turns(sides: Sequence[Side], rounds: int, **question: float) -> None:
             answer = side.ask(**question)
             if number:
                 side.rounds.append(answer)
-                print(f"round {number} {side.name}: {answer['rtfx']:.0f} RTFx", flush=True)
+                print(f"round {number} {side.name}: {answer["rtfx"]:.3g} RTFx", flush=True)
 
 
 def compare(options: argparse.Namespace, more: Sequence[str], folder: Path) -> None:
     """Run all sides in turns, and print the results."""
     arguments = ["--yaml", options.yaml, "--folder", str(folder), *more]
+    compared = SIDES
+    if options.yaml == FINE_TUNING:
+        compared = FINE_TUNING_SIDES
+        if not any(each.startswith(("--pretrained=", "--encoder_config=")) for each in more):
+            from tools.bench_pretrained import save_base
+
+            arguments.append(f"--pretrained={save_base(folder / 'base')}")
     sides = list[Side]()
     try:
-        for name in list(SIDES)[: 1 if options.alone else None]:
-            side = Side(name, arguments, SIDES[name])
+        for name in list(compared)[: 1 if options.alone else None]:
+            side = Side(name, arguments, compared[name])
             sides.append(side)  # which is stopped, and would stay so after an error of the next
             print(f"{name}: {side.facts['parameters']:,} parameters, {side.facts['device']}")
         take_turns(sides, options.rounds, seconds=options.seconds)
@@ -162,7 +184,7 @@ def table(sides: Sequence[Side]) -> str:
     if len(sides) == 1:
         return "\n".join(lines)
     ratio = sides[0].median("rtfx") / max(side.median("rtfx") for side in sides[1:])
-    return "\n".join([*lines, f"sbkit to the better one of SpeechBrain's: {ratio:.2f}"])
+    return "\n".join([*lines, f"sbkit to the best of the others: {ratio:.2f}"])
 
 
 def race(sides: Sequence[Side], limit: float, seconds: float) -> None:
@@ -196,10 +218,10 @@ def serve(options: argparse.Namespace, more: Sequence[str]) -> None:
 
         from tools.bench_sides import make_side
 
-        sizes = {**(JOINT if options.yaml == YAML else {}), "check": False}
+        sizes = {**{YAML: JOINT, FINE_TUNING: BASE}.get(options.yaml, {}), "check": False}
         side = make_side(options.side, Path(options.yaml), more, sizes, options.folder)
-        parameters = sum(each.numel() for each in side.brain.modules.parameters())
-        device = torch.device(side.brain.device)
+        parameters = sum(each.numel() for each in side.model.parameters())
+        device = next(side.model.parameters()).device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         facts = {"parameters": parameters, "device": str(device), "name": name}
         print(json.dumps(facts), flush=True)
