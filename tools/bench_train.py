@@ -142,7 +142,7 @@ def take_turns(sides: Sequence[Side], rounds: int, **question: float) -> None:
             answer = side.ask(**question)
             if number:
                 side.rounds.append(answer)
-                print(f"round {number} {side.name}: {answer["rtfx"]:.3g} RTFx", flush=True)
+                print(f"round {number} {side.name}: {answer['rtfx']:.3g} RTFx", flush=True)
 
 
 def compare(options: argparse.Namespace, more: Sequence[str], folder: Path) -> None:
