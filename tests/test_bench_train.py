@@ -9,7 +9,9 @@ import soundfile
 import torch
 
 from sbkit.config.hparams import load_hparams, parse_command
+from sbkit.models.pretrained.parts import PretrainedEncoder
 from sbkit.text.tokenizer import ensure_tokenizer
+from sbkit.train.pretrained import with_encoder_config
 from tests.models.pretrained.folders import FRAMES, make_folder
 from tests.runs import ROOT, Workplace, make_workplace
 from tools import bench_train
@@ -19,6 +21,7 @@ from tools.bench_gpu import (
     SECONDS,
     TESTS,
     Part,
+    fine_tunings,
     make_release,
     parts,
     run,
@@ -112,6 +115,16 @@ def test_what_a_gpu_is_measured_with_is_of_the_size_that_it_says(tmp_path: Path)
     assert 29e6 < sum(each.numel() for each in model.parameters()) < 31e6
 
 
+def test_a_large_encoder_is_fine_tuned_in_all_ways(tmp_path: Path) -> None:
+    for part in fine_tunings([]):
+        yaml, overrides = parse_command(part.command[part.command.index("--yaml") + 1 :])
+        knobs = with_encoder_config(ROOT / yaml, {**overrides, "output_folder": str(tmp_path)})
+        with torch.device("meta"):
+            encoder = PretrainedEncoder(config=knobs["encoder_config"], lora=knobs.get("lora"))
+        assert 305e6 < sum(each.numel() for each in encoder.parameters()) < 315e6
+    assert knobs["lora"] and knobs["precision"] == "bf16"
+
+
 def test_a_part_that_fails_or_hangs_is_said_and_stops_nothing() -> None:
     python = (sys.executable, "-c")
     failed = run(Part("a test", (*python, "print('seen'); raise SystemExit(3)"), 60))
@@ -120,7 +133,8 @@ def test_a_part_that_fails_or_hangs_is_said_and_stops_nothing() -> None:
     assert run(Part("another", hung, 1)).startswith("another (exit code -9, ")
     large = parts(["--data_folder=x", "--seconds=8"], Path("run"))[1]
     assert list(large.command[-3:]) == ["--yaml", "hparams/ctc_large.yaml", "--precision=bf16"]
-    assert sum(part.limit for part in parts([], Path("run"))) < 570  # and the release takes 20
+    for chosen in (parts([], Path("run")), fine_tunings([])):
+        assert sum(part.limit for part in chosen) < 570  # and the release takes 20
 
 
 def test_all_tests_of_a_gpu_are_run_there() -> None:

@@ -1,10 +1,13 @@
 """Everything about speed that only a machine with a GPU can show, in one call of ten minutes.
 
-python -m tools.bench_gpu [--data_folder=RELEASE] [--seconds 8]
+python -m tools.bench_gpu [--fine_tuning] [--data_folder=RELEASE] [--seconds 8]
 
 The tests that need a GPU; ctc_large in bfloat16 beside SpeechBrain's recipe; a Conformer CTC of 30
-million parameters; where its step spends its time. Without a release it makes one of noise, which
-trains as fast as speech does. A part that fails is said, and the others run. The tables come last.
+million parameters; where its step spends its time. With --fine_tuning, in their place, an encoder
+of XLS-R's 300 million parameters, of random weights, in bfloat16: as hparams/ctc_pretrained.yaml
+trains it, with its activations computed again, and by adapters alone. Without a release it makes
+one of noise, which trains as fast as speech does. A part that fails is said, and the others run.
+The tables come last.
 """
 
 import argparse
@@ -22,6 +25,7 @@ from typing import NamedTuple
 import numpy as np
 import soundfile
 
+BENCH = (sys.executable, "-m", "tools.bench_train", "--rounds=2")
 CLIPS, RATE = {"train": 1500, "dev": 20, "test": 20}, 16_000
 TESTS = ("tests/test_gpu.py", "tests/checkpoint/test_rng.py")
 COPIES = 8  # of a training clip: 16 hours, so that loaders seldom begin an epoch
@@ -35,6 +39,18 @@ CONFORMER = (  # 30 million parameters
     *("--cnn_channels=128", "--num_decoder_layers=0", "--ctc_weight=1.0", "--token_type=char"),
     *("--vocab_size=null", "--precision=bf16"),
 )
+
+XLS_R = (  # 300 million; 200 s take about 25 GB
+    *("--yaml", "hparams/ctc_pretrained.yaml", "--precision=bf16", "--batch_seconds=200"),
+    "--encoder_config={model_type: wav2vec2, hidden_size: 1024, num_hidden_layers: 24, "
+    "num_attention_heads: 16, intermediate_size: 4096, do_stable_layer_norm: True, "
+    "feat_extract_norm: layer, conv_bias: True}",
+)
+FINE_TUNINGS = {
+    "all but the convolutions": (),
+    "gradient checkpointing": ("--gradient_checkpointing=True",),
+    "adapters": ("--lora={rank: 8, projections: [q_proj, v_proj]}",),
+}
 
 
 class Part(NamedTuple):
@@ -50,11 +66,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--data_folder", type=Path, help="a release of Common Voice")
     parser.add_argument("--seconds", type=float, default=8.0, help="of training in a round")
+    parser.add_argument("--fine_tuning", action="store_true", help="measure that alone")
     options, more = parser.parse_known_args()
     with tempfile.TemporaryDirectory() as folder:
         release = options.data_folder or make_release(Path(folder) / "release", CLIPS)
         each = [f"--data_folder={release}", f"--seconds={options.seconds}", read_ahead(), *more]
-        ends = [run(part) for part in parts(each, Path(folder) / "run")]
+        chosen = fine_tunings(each) if options.fine_tuning else parts(each, Path(folder) / "run")
+        ends = [run(part) for part in chosen]
     print("\n\n".join(["", *ends]))
 
 
@@ -67,7 +85,7 @@ def read_ahead() -> str:
 def parts(each: Sequence[str], folder: Path) -> list[Part]:
     """List what is run; ``each`` are options of all that train."""
     python = (sys.executable, "-m")
-    bench = (*python, "tools.bench_train", "--rounds=2", *each)
+    bench = (*BENCH, *each)
     large, conformer = "hparams/ctc_large.yaml", "hparams/ctc.yaml"
     knobs = [option for option in each if not option.startswith("--seconds")]
     short = (
@@ -83,6 +101,12 @@ def parts(each: Sequence[str], folder: Path) -> list[Part]:
         Part("Conformer CTC, 30 M", (*bench, "--alone", "--batch_seconds=1600", *CONFORMER), 70),
         Part("its profile", (sys.executable, *profiled), 70),
     ]
+
+
+def fine_tunings(each: Sequence[str]) -> list[Part]:
+    """List the ways to train a large encoder; ``each`` are options of all."""
+    bench = (*BENCH, "--alone", *XLS_R, *each)
+    return [Part(f"XLS-R, 300 M: {way}", (*bench, *how), 170) for way, how in FINE_TUNINGS.items()]
 
 
 def run(part: Part) -> str:

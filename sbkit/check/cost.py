@@ -40,6 +40,7 @@ class Cost:
     """
 
     parameters: int
+    trained: int  # of them, once nothing is frozen for a time
     steps_per_epoch: int
     peak_bytes: int
     seconds_of_step: float  # the one of the largest batch
@@ -52,7 +53,7 @@ class Cost:
     def __str__(self) -> str:
         """Write the figures for a person."""
         rows = [
-            ("parameters", f"{self.parameters:,}"),
+            ("parameters", f"{self.parameters:,}, of which {self.trained:,} are trained"),
             ("steps per epoch", f"{self.steps_per_epoch:,}"),
             ("memory at its peak", _megabytes(self.peak_bytes)),
             ("seconds of the largest step", f"{self.seconds_of_step:,.2f}"),
@@ -103,6 +104,7 @@ def measure_cost(planned: PlannedRun) -> Cost:
         checkpoints = int(planned.knobs.get("average_checkpoints", 1)) + BESIDE_KEPT
         return Cost(
             parameters=sum(each.numel() for each in planned.model.parameters()),
+            trained=steps.trained,
             steps_per_epoch=steps_per_epoch,
             peak_bytes=steps.peak,
             seconds_of_step=round(step, 3),
@@ -160,6 +162,12 @@ class RealSteps:
         if self.brain.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.brain.device)
         return KILOBYTE * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    @property
+    def trained(self) -> int:
+        """Count the parameters that learn."""
+        parameters = self.brain.modules.parameters()
+        return sum(each.numel() for each in parameters if each.requires_grad)
 
     @property
     def saved_bytes(self) -> int:
