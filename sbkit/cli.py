@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sbkit.base.errors import FAILED, SbkitError
-from sbkit.base.machine import PRECISIONS
+from sbkit.base.machine import PRECISIONS, keep_freed_memory
 from sbkit.base.process import Parser, import_own, run_main
 from sbkit.base.text import __version__, printable, printable_json
 
@@ -133,6 +133,7 @@ IMPORT = text(
     flag("--strict", "leave with 1 for notes too"),
 )
 def _check(options: argparse.Namespace) -> int:
+    keep_freed_memory()  # as training does, whose memory is measured
     from sbkit.check.command import check_file
 
     return check_file(

@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 from speechbrain import Stage
-from torch import Tensor
+from torch import Tensor, nn
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import nearest_existing
+from sbkit.base.machine import return_freed_memory
 from sbkit.check.finding import Finding
 from sbkit.check.model.dry_run import dry_run
 from sbkit.check.model.placement import count_processes
@@ -121,6 +122,7 @@ class RealSteps:
 
     def __init__(self, planned: PlannedRun) -> None:
         self.brain: Any = planned.build_again()
+        self._beside = _tensor_bytes(planned.model)  # the plan's own weights
         self._loader: Any = planned.loaders.train
         self._accumulates = int(planned.knobs.get("grad_accumulation_factor", 1)) > 1
         self.brain.on_stage_start(Stage.TRAIN, 1)
@@ -158,10 +160,10 @@ class RealSteps:
 
     @property
     def peak(self) -> int:
-        """Return the most bytes held so far."""
+        """Return the most bytes held so far, without what training holds only once."""
         if self.brain.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.brain.device)
-        return KILOBYTE * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return KILOBYTE * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - self._beside
 
     @property
     def trained(self) -> int:
@@ -172,11 +174,11 @@ class RealSteps:
     @property
     def saved_bytes(self) -> int:
         """Count the bytes of a checkpoint: the model, its average, what the optimizers keep."""
-        modules, optimizers = self.brain.modules, (self.brain.optimizers_dict or {}).values()
+        optimizers = (self.brain.optimizers_dict or {}).values()
         states = [state for each in optimizers for state in each.state.values()]
         kept = [value for each in states for value in each.values() if isinstance(value, Tensor)]
         kept += self.brain.moving_average.others.values()
-        return sum(each.nbytes for each in (*modules.parameters(), *modules.buffers(), *kept))
+        return _tensor_bytes(self.brain.modules) + sum(each.nbytes for each in kept)
 
 
 @contextmanager
@@ -186,6 +188,8 @@ def real_steps(planned: PlannedRun) -> Iterator[RealSteps]:
     is_cuda = device.type == "cuda"
     if is_cuda:
         torch.cuda.reset_peak_memory_stats(device)
+    gc.collect()
+    return_freed_memory()  # of the checks before, which would count
     with preserve_rng(device):
         steps = RealSteps(planned)
         try:
@@ -210,6 +214,10 @@ def _plan(planned: PlannedRun) -> tuple[list[MicroBatch], int]:
     parts = count_processes(planned) * int(planned.knobs.get("grad_accumulation_factor", 1))
     steps = [split_batch(step, parts)[:: count_processes(planned)] for step in sampler.steps()]
     return [each for step in steps for each in step], len(steps)
+
+
+def _tensor_bytes(module: nn.Module) -> int:
+    return sum(each.nbytes for each in (*module.parameters(), *module.buffers()))
 
 
 def _megabytes(count: float) -> str:

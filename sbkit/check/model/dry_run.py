@@ -124,6 +124,7 @@ def _dry_run(planned: PlannedRun) -> DryRun:
         except Exception as error:  # whatever a part raises
             broken = StepFailure(trace.inside[-1] if trace.inside else (), error)
         trained = {id(each) for each in brain.modules.parameters() if each.grad is not None}
+        brain.modules.zero_grad(set_to_none=True)  # as large as the model
         if broken is None:
             made, unsaved = _not_in_a_checkpoint(planned, batch)
     return DryRun(broken=broken, ran=trace.ran, trained=trained, made=made, unsaved=unsaved)
