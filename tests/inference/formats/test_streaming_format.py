@@ -1,4 +1,4 @@
-"""A streaming model by onnxruntime: the log-probabilities and the events of torch, without torch."""
+"""A streaming model by onnxruntime has the log-probabilities and events of torch, without torch."""
 
 import subprocess
 import sys
