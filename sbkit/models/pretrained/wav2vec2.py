@@ -20,7 +20,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from sbkit.audio.lengths import length_mask
 from sbkit.models.dropout import Dropout
-from sbkit.models.frame_conv import FrameConv
+from sbkit.models.frame_conv import FrameConv, StridedConv
 from sbkit.models.pretrained.blocks import ACTIVATIONS, Dropouts, attend
 
 Config = Mapping[str, Any]
@@ -110,7 +110,7 @@ class ConvLayer(nn.Module):
         activation: str,
     ) -> None:
         super().__init__()
-        self.conv = FrameConv(channels, out_channels, kernel, stride, bias=bias)
+        self.conv = StridedConv(channels, out_channels, kernel, stride, bias=bias)
         nn.init.kaiming_normal_(self.conv.weight)
         self.norm = norm
         if norm == "group":
