@@ -99,6 +99,16 @@ HOTWORDS = text(
     *("--hotwords", "FILE|WORDS"),
     help="phrases to expect: a file, one on each line, or a list with commas",
 )
+RUNNING = (
+    text("--device", "DEVICE", "cpu, cuda, cuda:N or auto (the default)", default="auto"),
+    choice("--runtime", *PRECISIONS, default="torch"),
+    choice(
+        *("--precision", *dict.fromkeys(chain(*PRECISIONS.values()))),
+        help="; ".join(f"{name}: {', '.join(each)}" for name, each in PRECISIONS.items()),
+        default="fp32",
+    ),
+    choice("--compile", "default", "reduce-overhead", help="compile the model first"),
+)
 FILES = text("files", "FILE", "audio, folders, patterns, - for standard input", nargs="+")
 RAW_RATE = text(
     *("--raw-rate", "HZ", "of standard input without a header: 16 bits, little-endian, mono"),
@@ -309,14 +319,7 @@ def _compare(options: argparse.Namespace) -> None:
     choice("--format", "text", "txt", "json", "srt", "vtt", "tsv", default="text"),
     path("--out", "DIR", "write a file for each there, instead of printing"),
     ERRORS,
-    text("--device", "DEVICE", "cpu, cuda, cuda:N or auto (the default)", default="auto"),
-    choice("--runtime", *PRECISIONS, default="torch"),
-    choice(
-        *("--precision", *dict.fromkeys(chain(*PRECISIONS.values()))),
-        help="; ".join(f"{name}: {', '.join(each)}" for name, each in PRECISIONS.items()),
-        default="fp32",
-    ),
-    choice("--compile", "default", "reduce-overhead", help="compile the model first"),
+    *RUNNING,
     DECODER,
     HOTWORDS,
     flag("--live", "print the text of one FILE, - or mic (a microphone) as it comes"),
@@ -335,6 +338,36 @@ def _transcribe(options: argparse.Namespace) -> int:
         from sbkit.inference.transcribe.command import transcribe
 
         return transcribe(options)
+
+
+@command(
+    "serve",
+    "answer the requests of OpenAI's clients for transcripts",
+    BUNDLE,
+    text("--host", "HOST", "to listen on (default: 127.0.0.1)", default="127.0.0.1"),
+    text("--port", "N", "(default: 8000; 0: a free one)", type=int, default=8000),
+    text("--alias", "NAME", "that clients may have for the model; repeatable", action="append"),
+    path("--api-key-file", "FILE", "the keys that clients may have, one on each line"),
+    *RUNNING,
+    text("--max-batch-seconds", "S", "of padded audio in a batch", type=float),
+    text("--max-wait-ms", "MS", "to wait for others (default: 10)", type=float, default=10.0),
+    text("--max-mb", "N", "of a request (default: 25)", type=float),
+    text("--max-seconds", "S", "of its audio (default: 7200)", type=float),
+    text("--max-concurrent", "N", "requests transcribed at a time (default: 32)", type=int),
+    text("--max-queue", "N", "requests that wait beside them (default: 128)", type=int),
+    text("--receive-seconds", "S", "for a request to arrive (default: 60)", type=float),
+    text("--answer-seconds", "S", "until its answer (default: 600)", type=float),
+    text("--grace-seconds", "S", "to finish after SIGTERM (default: 30)", type=float, default=30.0),
+    DECODER,
+    HOTWORDS,
+    IMPORT,
+)
+def _serve(options: argparse.Namespace) -> None:
+    from sbkit.serve.command import serve
+
+    options.name = options.bundle.resolve().name
+    with _opened(options) as options.bundle:
+        serve(options)
 
 
 @command(

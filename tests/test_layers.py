@@ -28,6 +28,7 @@ LAYERS = (
     "train",
     "inference",
     "live",
+    "serve",
     "check",
     "main",
     "cli",

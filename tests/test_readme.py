@@ -23,7 +23,16 @@ from tests import processes
 from tests.runs import ROOT, TINY, make_workplace, rows_of, train_here
 from tests.test_corpora import write_librispeech
 
-FOLDERS = ("", "recipes", "recipes/asr", "hparams", "sbkit/inference", "sbkit/train", "tools")
+FOLDERS = (
+    "",
+    "recipes",
+    "recipes/asr",
+    "hparams",
+    "sbkit/inference",
+    "sbkit/serve",
+    "sbkit/train",
+    "tools",
+)
 CORPORA = ("AsteriskPrompts", "CommonVoice", "FestvoxRu", "LibriSpeech", "OwnData")
 READMES = tuple(
     ROOT / folder / "README.md"
@@ -40,6 +49,8 @@ ELSEWHERE = (  # commands that other tests run: how they begin
     *("python -m tools.bench_times", "python -m tools.show row", "python -m tools.bench_train"),
     "python -m tools.mutate",
     *("python -m tools.bench_gpu", "python -m tools.bench_transcribe"),
+    "python -m tools.bench_live",
+    *("sbkit serve my-model", "curl http://127.0.0.1:8000/", "python -m tools.bench_serve"),
     *("sbkit transcribe --runtime onnx", "sbkit score RUN", "sbkit tune RUN", "sbkit cache"),
     *("sbkit prepare YAML --shards", "sbkit export RUN", "sbkit classify "),
 )
@@ -263,12 +274,23 @@ def test_every_path_that_is_named_is_there() -> None:
     assert not sorted(path for path in paths if not (ROOT / path).exists())
 
 
+def knobs_of(name: str) -> dict[str, str]:
+    """Return the keys above the objects of a YAML, with their defaults as they are written."""
+    text = (ROOT / f"hparams/{name}.yaml").read_text("utf-8").split("# ====")[0]
+    return dict(re.findall(r"^(\w+): (?:!ref )?(.*?)(?:\s+# .*)?$", text, re.MULTILINE))
+
+
+def rows_of_page(page: str) -> dict[str, str]:
+    """Return the keys of a page's table with their defaults."""
+    text = (ROOT / "hparams" / page).read_text("utf-8").split("\n## Parts")[0]
+    return dict(re.findall(r"^\| `(\w+)` \| `(.*?)`", text, re.MULTILINE))
+
+
 def test_every_key_of_the_yamls_is_in_their_readme_with_its_default() -> None:
     declared: dict[str, str] = {}
-    for file in ("ctc", "ctc_streaming", "ctc_large", "ctc_speechbrain", "language_id"):
-        text = (ROOT / f"hparams/{file}.yaml").read_text("utf-8").split("# ====")[0]
-        for key, value in re.findall(r"^(\w+): (?:!ref )?(.*?)(?:\s+# .*)?$", text, re.MULTILINE):
-            declared.setdefault(key, value)
-    text = (ROOT / "hparams/README.md").read_text("utf-8").split("## Parts")[0]
-    rows = re.findall(r"^\| `(\w+)` \| `(.*?)`", text, re.MULTILINE)
-    assert dict(rows) == declared
+    for name in ("ctc", "ctc_streaming", "ctc_large", "ctc_speechbrain", "language_id"):
+        declared = knobs_of(name) | declared
+    assert rows_of_page("README.md") == declared
+    plain, pretrained = knobs_of("ctc"), knobs_of("ctc_pretrained")
+    own = {key: value for key, value in pretrained.items() if plain.get(key) != value}
+    assert rows_of_page("ctc_pretrained.md") == own

@@ -9,6 +9,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.check.cost import check_cost
 from sbkit.check.data.alignment import check_alignment
 from sbkit.check.data.labels import check_labels
+from sbkit.check.data.masks import check_masks
 from sbkit.check.data.report import check_report, check_silence
 from sbkit.check.existing_run import check_export, check_initial_weights, check_run_folder
 from sbkit.check.finding import Finding, words_of
@@ -34,6 +35,7 @@ CHECKS: tuple[Check, ...] = (
     check_shares,
     check_labels,
     check_alignment,
+    check_masks,
     check_shapes,
     check_state,
     check_causality,

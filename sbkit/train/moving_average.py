@@ -33,9 +33,11 @@ class MovingAverage:
     @torch.no_grad()
     def update(self, step: int, skipped: Tensor) -> None:
         """Add the weights after a step, from 1, unless it was ``skipped`` (), on the device."""
+        if not self.decay:
+            return
         share = 1 - min(self.decay, (1 + step) / (10 + step))
         weight = torch.where(skipped, 0.0, share)
-        for number, parameter in enumerate(self._modules.parameters()) if self.decay else ():
+        for number, parameter in enumerate(self._modules.parameters()):
             if number in self.others:
                 self.others[number].lerp_(parameter, weight.to(parameter.dtype))
             elif parameter.requires_grad:
@@ -66,5 +68,6 @@ class MovingAverage:
 
     @mark_as_loader  # type: ignore[untyped-decorator]
     def _load(self, path: Path, end_of_epoch: bool) -> None:
-        saved = torch.load(path, "cpu", weights_only=True)
+        device = next(self._modules.parameters()).device
+        saved = torch.load(path, device, weights_only=True)
         self.others, self._is_applied = saved["others"], saved["is_applied"]

@@ -15,6 +15,7 @@ from sbkit.base.machine import (
     SETTINGS,
     ThreadWaiting,
     affine_cores,
+    available_memory,
     describe_waiting,
     prepare_waiting,
     usable_cores,
@@ -49,6 +50,24 @@ def test_the_tightest_quota_of_all_groups_above_counts(
     for group, limit in limits.items():
         (groups / group / "cpu.max").write_text(limit + "\n")
     assert usable_cores() == cores
+
+
+@pytest.mark.parametrize(
+    ("limits", "free"),
+    [
+        ({"": "max", "jobs": "900", "jobs/mine": "max"}, 900),
+        ({"jobs": "9000000"}, 2048000),
+        ({}, 2048000),
+    ],
+)
+def test_the_tightest_limit_of_memory_counts(
+    groups: Path, limits: dict[str, str], free: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for group, limit in limits.items():
+        (groups / group / "memory.max").write_text(limit + "\n")
+    (groups / "meminfo").write_text("MemTotal:  9000 kB\nMemAvailable:   2000 kB\n")
+    monkeypatch.setattr(machine, "MEMORY", groups / "meminfo")
+    assert available_memory() == free
 
 
 FAULTS = """

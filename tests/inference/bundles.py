@@ -11,7 +11,7 @@ from safetensors.torch import load, save
 from sbkit.checkpoint.checkpointer import NORMALIZER, TASK
 from sbkit.checkpoint.declaration import Declaration
 from sbkit.checkpoint.integrity import write_checksums
-from sbkit.config.hparams import load_hparams, save_resolved
+from sbkit.config.hparams import load_hparams, read_knobs, save_resolved
 from sbkit.inference.bundle.export import export_run
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 from sbkit.text.normalize import table_to_store
@@ -43,7 +43,9 @@ def make_run(
         vocab_size=None,
         texts=lambda: ["hello there", "a quick brown fox"],
     )
-    overrides = {**SIZES, "output_folder": str(folder), **knobs}
+    there = read_knobs(yaml, {})
+    sizes = {name: value for name, value in SIZES.items() if name in there}
+    overrides = {**sizes, "output_folder": str(folder), **knobs}
     torch.manual_seed(0)
     hparams = load_hparams(yaml, overrides)
     change(hparams)

@@ -1,4 +1,7 @@
-"""Train a model whose parts take turns: `torchrun -m tests.train.sharing`, or in one process."""
+"""Train a model whose parts take turns: `torchrun -m tests.train.sharing`, or in one process.
+
+With the word `used` it says that they do not.
+"""
 
 import json
 import sys
@@ -36,7 +39,7 @@ class TurnsBrain(Brain):
         return Loss(predictions.square(), torch.ones_like(predictions))
 
 
-def train() -> dict[str, list[float]]:
+def train(*, find_unused: bool = True) -> dict[str, list[float]]:
     """Give the parameters after a few steps; the second rank's rows are of another language."""
     torch.manual_seed(0)
     modules = {
@@ -53,7 +56,7 @@ def train() -> dict[str, list[float]]:
     brain = TurnsBrain(
         modules=modules,
         opt_class=lambda parameters: torch.optim.AdamW(parameters, lr=0.1, weight_decay=0.1),
-        hparams={"stall_seconds": 0},
+        hparams={"stall_seconds": 0, "find_unused_parameters": find_unused},
         run_opts={"device": "cpu", "noprogressbar": True, "grad_accumulation_factor": 2},
     )
     brain.fit(range(1), DataLoader(batches, batch_size=None))  # type: ignore[arg-type]
@@ -63,6 +66,6 @@ def train() -> dict[str, list[float]]:
 
 if __name__ == "__main__":
     with process_group(torch.device("cpu")):
-        trained = train()
+        trained = train(find_unused=sys.argv[1:] != ["used"])
         if rank() == 0:
             json.dump(trained, sys.stdout)

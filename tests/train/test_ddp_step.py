@@ -1,6 +1,7 @@
 """On two ranks: parts of a model that take turns."""
 
 import json
+import re
 
 import pytest
 
@@ -17,3 +18,10 @@ def test_parts_that_take_turns_learn_as_on_one_process() -> None:
     assert shared.keys() == alone.keys()
     for name, values in alone.items():
         assert shared[name] == pytest.approx(values, rel=1e-5, abs=1e-6), name
+
+
+def test_parts_that_take_turns_and_are_not_to_are_named_in_the_same_step() -> None:
+    done = processes.run(["-m", "tests.train.sharing", "used"], ranks=2)
+    assert done.returncode != 0
+    said = "Every parameter must take part in every step .* but head1.weight, head1.bias, late"
+    assert re.search(said, done.stderr)

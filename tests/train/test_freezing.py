@@ -1,7 +1,9 @@
 """Parts that do not learn, always or for some steps: as if they were not there, and then as any."""
 
+import json
 import re
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,9 @@ from sbkit.train.brain import Brain
 from sbkit.train.ddp import share_batch_norms
 from sbkit.train.freezing import Freezing
 from tests import processes
+from tests.models.pretrained.folders import make_parts, tiny_config
 from tests.runs import Workplace
+from tests.train import fine_tuning
 from tools.prove_resume import differences
 
 
@@ -154,18 +158,30 @@ def test_what_says_no_steps_is_refused(freeze: Any) -> None:
         fit(freeze=freeze)
 
 
-def test_a_frozen_encoder_keeps_no_activations() -> None:
-    """Front-end and encoder save nothing for a backward pass; only the head does, of its input."""
+def small_encoder() -> list[nn.Module]:
     norm = GlobalNorm(n_mels=8)
-    cnn = ConvFrontEnd(normalize=norm, n_mels=8, channels=4, d_model=16)
-    encoder = Transformer(
-        d_model=16, nhead=2, d_ffn=16, num_encoder_layers=2, gradient_checkpointing=True
-    )
-    head = nn.Linear(16, 5)
-    model = nn.ModuleList([cnn, encoder, head])
-    hparams = {"CNN": cnn, "Transformer": encoder, "head": head, "model": model}
-    freezing = Freezing(hparams | {"freeze": {"CNN": "always", "Transformer": 1}})
-    x, lengths = torch.randn(2, 80, 8), torch.tensor([80, 50])
+    width: Any = {"d_model": 24, "nhead": 2, "d_ffn": 16, "num_encoder_layers": 2}
+    front_end = ConvFrontEnd(normalize=norm, n_mels=8, channels=4, d_model=24)
+    return [front_end, Transformer(**width, gradient_checkpointing=True)]
+
+
+def pretrained_encoder() -> list[nn.Module]:
+    return [
+        *make_parts(tiny_config(conv_bias=True), gradient_checkpointing=True, layers="weighted")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("parts", "x"),
+    [(small_encoder, torch.randn(2, 80, 8)), (pretrained_encoder, torch.randn(2, 800, 1))],
+)
+def test_a_frozen_encoder_keeps_no_activations(
+    parts: Callable[[], list[nn.Module]], x: torch.Tensor
+) -> None:
+    """For a backward pass nothing is saved but what the head is given."""
+    model = nn.ModuleList([*parts(), nn.Linear(24, 5)])
+    hparams = dict(zip(("CNN", "Transformer", "head"), model, strict=True))
+    freezing = Freezing({**hparams, "model": model, "freeze": {"CNN": "always", "Transformer": 1}})
 
     def saved(step: int) -> list[torch.Size]:
         freezing.advance(step)
@@ -173,12 +189,24 @@ def test_a_frozen_encoder_keeps_no_activations() -> None:
         freezing.set_mode()
         sizes = list[torch.Size]()
         with saved_tensors_hooks(lambda t: sizes.append(t.shape) or t, lambda t: t):
-            states, frames = cnn(x, lengths)
-            head(encoder.encode(states, frames)).sum()
+            states, frames = hparams["CNN"](x, torch.tensor([x.shape[1], x.shape[1] // 2]))
+            hparams["head"](hparams["Transformer"].encode(states, frames)).sum()
         return sizes
 
-    assert saved(0) == [(2 * 20, 16)]
+    assert saved(0) == [(2 * 20, 24)]
     assert len(saved(1)) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.ddp
+def test_two_processes_fine_tune_as_one() -> None:
+    """With LayerDrop, masks and checkpointing, and DDP looks for no unused parameters."""
+    done = processes.run(["-m", "tests.train.fine_tuning"], ranks=2)
+    assert (done.returncode, done.stderr) == (0, "")
+    shared, alone = json.loads(done.stdout), fine_tuning.train()
+    assert shared.keys() == alone.keys()
+    for name, values in alone.items():
+        assert shared[name] == pytest.approx(values, rel=1e-5, abs=1e-6), name
 
 
 # -- runs of train.py ------------------------------------------------------------------------------

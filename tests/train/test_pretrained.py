@@ -158,13 +158,22 @@ def test_its_bundle_transcribes_what_the_run_did(
 
 
 @pytest.mark.slow
-def test_check_finds_nothing_in_a_healthy_folder(
-    workplace: Workplace, pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_check_knows_the_masks_and_leaves_nothing(
+    workplace: Workplace,
+    pretrained: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
     words = command(workplace, pretrained, tmp_path / "run")[1:]
     assert sbkit(["check", *words]) == 0
     assert not (tmp_path / "run").exists()
+    assert "[masks]" not in capsys.readouterr().out
+    sbkit(["check", *words, "--mask_time_length=75", "--mask_channel_length=25"])
+    said = capsys.readouterr().out
+    assert re.search(r"note: every utterance must have the 75 frames of a mask .* in train", said)
+    assert "note: a mask must be at most as wide as the encoder (24 channels), but is 25" in said
 
 
 # -- what is refused before anything is prepared ---------------------------------------------------

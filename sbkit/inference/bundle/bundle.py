@@ -12,7 +12,7 @@ is what is parsed; weights are safetensors; and only classes of `sbkit.config.al
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -146,24 +146,30 @@ class Bundle:
         """
         if named is None:
             return self
-        tokenizer = self.tokenizer
         if self.decoder is None:
             raise SbkitError(
                 "`--hotwords` must have a decoder with language models, but this one is greedy. "
                 "Export a run that has them, and do not pass --decoder greedy."
             )
-        spell = self.normalizer()
-        named_phrases = read_hotwords(named)
-        phrases, refused = normalize_hotwords(named_phrases, normalize=spell, tokenizer=tokenizer)
-        for phrase in refused:
+        expecting = self.expecting(read_hotwords(named))
+        for phrase in expecting.refused_hotwords:
             what = f"the hotword {printable(phrase[:100])} is left out"
             print(f"{what}: the model has no tokens to spell it.", file=sys.stderr)
-        if not phrases:
+        if expecting.decoder is None or not expecting.decoder.phrases:
             raise SbkitError(
                 "`--hotwords` must name phrases in the letters of the model's language, but "
                 f"{named[:100]} has none. Correct the list."
             )
-        decoder = self.decoder.with_hotwords(phrases)
+        return expecting
+
+    def expecting(self, texts: Iterable[str]) -> "Bundle":
+        """Return the bundle with more phrases to expect, where its decoder can expect any."""
+        if self.decoder is None:
+            return self
+        phrases, refused = normalize_hotwords(
+            texts, normalize=self.normalizer(), tokenizer=self.tokenizer
+        )
+        decoder = self.decoder.with_hotwords([*self.decoder.phrases, *phrases])
         return replace(self, decoder=decoder, refused_hotwords=refused)
 
     def normalizer(self) -> Callable[[str], str]:

@@ -31,13 +31,14 @@ from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS
 from sbkit.evaluate.utterances import MEASURED
 from sbkit.inference.bundle.bundle import CONFIG, WEIGHTS
 from sbkit.inference.bundle.config import FORMAT
-from sbkit.inference.bundle.model_card import LICENCE_UNKNOWN, model_card
+from sbkit.inference.bundle.model_card import LICENCE_UNKNOWN, TRANSFORMERS, model_card
 from sbkit.inference.bundle.module_spec import ARGUMENTS, to_plain
 from sbkit.inference.bundle.own_modules import distributions, source_files
 from sbkit.inference.formats.parity import WHOLE, Grid
 from sbkit.inference.formats.traced import TrainedModel
 from sbkit.inference.formats.write import (
     HUB,
+    HUGGINGFACE,
     Certificates,
     require_formats,
     write_formats,
@@ -90,6 +91,10 @@ def export_run(
         there = [name for name in formats if _is_written(certificates.get(name))]
         card = model_card(run, bundle.task, config, there, licence=licence)
         (beside / CARD).write_text(card, encoding="utf-8")
+        if HUGGINGFACE in there:
+            card = model_card(run, bundle.task, config, [], licence=licence, library=TRANSFORMERS)
+            (beside / HUGGINGFACE / CARD).write_text(card, encoding="utf-8")
+            write_checksums(beside / HUGGINGFACE)
         write_checksums(beside)
         if HUB in formats:
             write_hub(beside)

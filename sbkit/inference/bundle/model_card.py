@@ -22,6 +22,7 @@ from sbkit.logs.text_log import TEXT_LOG
 from sbkit.tasks.task import Task
 
 LICENCE_UNKNOWN = "unknown"
+SBKIT, TRANSFORMERS = "sbkit", "transformers"
 ABSOLUTE = re.compile(r"(?:(?<=[\s=,:'\"\[{])|^)/(?:[^/\s]+/)+")  # the folders of a path
 FORMATS = {  # by the name of its folder: how it is loaded
     "onnx": "onnxruntime: `audio` (B, S) float32 between -1 and 1 and `audio_lengths` (B,) int64 "
@@ -30,9 +31,12 @@ FORMATS = {  # by the name of its folder: how it is loaded
     "torch": '`torch.export.load("model.pt2").module()` takes and gives the same. Load only files '
     "that you trust.",
     "sherpa-onnx": '`OfflineRecognizer.from_fire_red_asr_ctc(model="model.onnx", '
-    'tokens="tokens.txt")` computes the features that the model was trained with. Where `HLG.fst` '
+    'tokens="tokens.txt")`, or `from_omnilingual_asr_ctc` of a model with a pretrained encoder, '
+    "computes the features that the model was trained with. Where `HLG.fst` "
     "is, `OfflineRecognizerConfig` of `sherpa_onnx.offline_recognizer` takes it beside the model, "
     'as `ctc_fst_decoder_config=OfflineCtcFstDecoderConfig(graph="HLG.fst", max_active=3000)`.',
+    "huggingface": '`transformers.pipeline("automatic-speech-recognition", model=FOLDER)`, without '
+    "sbkit.",
     "speechbrain": "`EncoderASR.from_hparams(source=FOLDER, savedir=None)`, beside sbkit.",
     "hub": "a copy of the bundle to upload.",
 }
@@ -45,8 +49,12 @@ def model_card(
     formats: Sequence[str],
     *,
     licence: str = LICENCE_UNKNOWN,
+    library: str = SBKIT,
 ) -> str:
-    """Write the card of a run's bundle; ``formats`` are those that lie beside it."""
+    """Write the card of a run's bundle; ``formats`` are those that lie beside it.
+
+    ``library``: what loads the model; TRANSFORMERS for the format of that name.
+    """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         trim_blocks=True,
@@ -59,12 +67,14 @@ def model_card(
     differs = summary and what_differs(summary.get(MEASURED), config.get(MEASURED))
     return environment.get_template("card.md.j2").render(
         task=task,
+        library=library,
         language=str(config.get("language") or "und"),
         licence=licence,
         sample_rate=config["sample_rate"],
         parts=", ".join(f"`{printable(str(part['new']))}`" for part in config["parts"].values()),
         corpus=data.get("corpus") or {},
         base_model=_base_model(knobs),
+        encoder=_pretrained_encoder(config),
         ema_decay=knobs.get("ema_decay"),
         splits=data.get("splits"),
         results=[] if differs else [*_results(task, summary)],
@@ -130,3 +140,10 @@ def _base_model(knobs: Mapping[str, Any]) -> str | None:
     """Name the run or bundle that a fine-tuned one began with."""
     source = knobs.get("init_from")
     return None if source is None else _names(str(source))
+
+
+def _pretrained_encoder(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Find name, licence and SHA-256 of the weights that the encoder began with."""
+    arguments = config["parts"].get("Transformer", {}).get("arguments", {})
+    source = (arguments.get("config") or {}).get("source")
+    return source if isinstance(source, Mapping) else None

@@ -30,6 +30,7 @@ from sbkit.inference.runtime.model import naming_audio
 from sbkit.inference.runtime.onnx_runtime import Counts, Floats, LogProbs
 
 HeldOut = Mapping[str, datasets.Dataset]
+Run = Callable[[Floats, Counts], LogProbs]  # of audio (B, S) between -1 and 1, and lengths (B,)
 PADDINGS = ("none", "ragged", "beyond")
 MORE = 1.0  # seconds past the longest, in "beyond", and a sample: no round number
 DIFFERENCE = 1e-4  # of log-probabilities, of a format that computes in float32
@@ -40,15 +41,15 @@ WORD_ERROR_RATE = 0.01  # difference on held-out clips; CER in a language withou
 class Candidate:
     """A written format, or one of its precisions, as whoever uses it would run it.
 
-    name: within its format; files: what is removed where it misses its limits; log_probs: of audio
-    (B, S) between -1 and 1 and lengths (B,); is_exact: whether log-probabilities and tokens must be
-    those of the trained model, not error rates alone; transcribe: clips (S,) of such audio, where
-    its user has a decoder of its own; decoder: the bundle's that this one is to be like.
+    name: within its format; files: what is removed where it misses its limits; log_probs: runs it;
+    is_exact: whether log-probabilities and tokens must be those of the trained model, not error
+    rates alone; transcribe: clips (S,) of such audio, where its user has a decoder of its own;
+    decoder: the bundle's that this one is to be like.
     """
 
     name: str
     files: Sequence[str]
-    log_probs: Callable[[Floats, Counts], LogProbs]
+    log_probs: Run
     is_exact: bool = True
     transcribe: Callable[[Sequence[Floats]], list[str]] | None = None
     decoder: str = GREEDY

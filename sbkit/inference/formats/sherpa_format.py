@@ -2,8 +2,9 @@
 
 sherpa-onnx computes features itself, by settings that follow from the model type. Those of
 `fire-red-asr-2-ctc` are sbkit's: whole windows, filters up to half the sample rate, the scale of
-int16. Where the bundle's decoder is a word graph, `HLG.fst` is written, too. A special token
-(<unk>), which sbkit leaves out of a text, is written by its name.
+int16. A pretrained encoder of waveforms becomes an `omnilingual-asr-ctc`. Where the bundle's
+decoder is a word graph, `HLG.fst` is written, too. A special token (<unk>), which sbkit leaves out
+of a text, is written by its name.
 """
 
 from collections.abc import Sequence
@@ -23,7 +24,12 @@ from sbkit.base.units import SAMPLE_RATE, shift_samples
 from sbkit.decoding.word_graph import MOST_ACTIVE, GraphSearch
 from sbkit.inference.bundle.bundle import Bundle
 from sbkit.inference.formats.onnx_format import make_onnx, save_onnx
-from sbkit.inference.formats.parity import Candidate
+from sbkit.inference.formats.parity import Candidate, Run
+from sbkit.inference.formats.sherpa_waveform import (
+    OMNILINGUAL,
+    takes_waveforms,
+    write_waveform_model,
+)
 from sbkit.inference.formats.traced import EXAMPLE, TrainedModel, WaveformModel, trace
 from sbkit.inference.runtime.onnx_runtime import Counts, Floats, LogProbs, OnnxModel
 from sbkit.text.tokenizer import Tokenizer
@@ -31,7 +37,7 @@ from sbkit.text.tokenizer import Tokenizer
 TOKENS, GRAPH = "tokens.txt", "HLG.fst"
 BLANK = "<blk>"  # the name by which it is looked for
 N_MELS = 80  # features of the model type
-MODEL, MODEL_TYPE = "model.onnx", "fire-red-asr-2-ctc"
+MODEL, FIRE_RED = "model.onnx", "fire-red-asr-2-ctc"
 
 
 class FeatureModel(WaveformModel):
@@ -46,33 +52,23 @@ class FeatureModel(WaveformModel):
 def write_sherpa(trained: TrainedModel, folder: Path) -> Sequence[Candidate]:
     """Write the model and its tokens, and the graph of the bundle's decoder if it has one.
 
-    Raises SbkitError for a model of other features than 80 log-mel bins of 16 kHz.
+    Raises SbkitError for a model of other features than 80 log-mel bins, or normalized audio, of 16
+    kHz.
     """
     sherpa = require_package("sherpa_onnx", extra="export")
     bundle = trained.bundle
-    _require_features(bundle)
+    if takes_waveforms(bundle.model.network.encoder.modules.get("compute_features")):
+        model_type, make = OMNILINGUAL, sherpa.OfflineRecognizer.from_omnilingual_asr_ctc
+        log_probs = write_waveform_model(trained, folder / MODEL)
+    else:
+        model_type, make = FIRE_RED, sherpa.OfflineRecognizer.from_fire_red_asr_ctc
+        log_probs = _write_feature_model(bundle, folder / MODEL)
     (folder / TOKENS).write_text(_tokens(bundle.tokenizer), encoding="utf-8")
-    frames = 100 * EXAMPLE
-    lengths = torch.tensor([frames, frames - 20, frames // 2])
-    network = bundle.model.network
-    program = trace(FeatureModel(network), torch.zeros(EXAMPLE, frames, N_MELS), lengths)
-    graph = make_onnx(program, ["x", "x_lens"], ["log_probs", "log_probs_lens"])
-    metadata = {
-        "model_type": MODEL_TYPE,
-        "vocab_size": bundle.tokenizer.vocab_size,
-        "subsampling_factor": bundle.model.samples_per_frame // shift_samples(SAMPLE_RATE),
-        "cmvn_mean": ",".join(["0"] * N_MELS),  # our graph normalizes by itself
-        "cmvn_inv_stddev": ",".join(["1"] * N_MELS),
-    }
-    save_onnx(graph, folder / MODEL, metadata)
-    recognizer = sherpa.OfflineRecognizer.from_fire_red_asr_ctc(
-        model=str(folder / MODEL), tokens=str(folder / TOKENS)
-    )
-    session = OnnxModel((folder / MODEL).read_bytes())
+    recognizer = make(model=str(folder / MODEL), tokens=str(folder / TOKENS))
     plain = Candidate(
-        name=MODEL_TYPE,
+        name=model_type,
         files=(MODEL,),
-        log_probs=partial(_log_probs, network, session),
+        log_probs=log_probs,
         transcribe=partial(_transcribe, recognizer),
     )
     search = None if bundle.decoder is None else bundle.decoder.search
@@ -81,25 +77,45 @@ def write_sherpa(trained: TrainedModel, folder: Path) -> Sequence[Candidate]:
     search.graph.write(str(folder / GRAPH))
     with_graph = replace(
         plain,
-        name=f"{MODEL_TYPE}, {GRAPH}",
+        name=f"{model_type}, {GRAPH}",
         files=(GRAPH,),
-        transcribe=partial(_transcribe, load_with_graph(folder)),
+        transcribe=partial(_transcribe, load_with_graph(folder, model_type)),
         decoder="graph",
     )
     return [plain, with_graph]
 
 
-def load_with_graph(folder: Path) -> Any:
+def load_with_graph(folder: Path, model_type: str) -> Any:
     """Load the model with the graph, for which sherpa-onnx has no public method."""
     made = require_package("sherpa_onnx", extra="export").offline_recognizer
-    model = made.OfflineModelConfig(
-        fire_red_asr_ctc=made.OfflineFireRedAsrCtcModelConfig(model=str(folder / MODEL)),
-        tokens=str(folder / TOKENS),
-    )
+    model = made.OfflineModelConfig(tokens=str(folder / TOKENS))
+    if model_type == OMNILINGUAL:
+        model.omnilingual.model = str(folder / MODEL)
+    else:
+        model.fire_red_asr_ctc.model = str(folder / MODEL)
     graph = made.OfflineCtcFstDecoderConfig(graph=str(folder / GRAPH), max_active=MOST_ACTIVE)
     return made._Recognizer(
         made.OfflineRecognizerConfig(model_config=model, ctc_fst_decoder_config=graph)
     )
+
+
+def _write_feature_model(bundle: Bundle, file: Path) -> Run:
+    """Write a model of features, and return what runs it; raises SbkitError for other features."""
+    _require_features(bundle)
+    frames = 100 * EXAMPLE
+    lengths = torch.tensor([frames, frames - 20, frames // 2])
+    network = bundle.model.network
+    program = trace(FeatureModel(network), torch.zeros(EXAMPLE, frames, N_MELS), lengths)
+    graph = make_onnx(program, ["x", "x_lens"], ["log_probs", "log_probs_lens"])
+    metadata = {
+        "model_type": FIRE_RED,
+        "vocab_size": bundle.tokenizer.vocab_size,
+        "subsampling_factor": bundle.model.samples_per_frame // shift_samples(SAMPLE_RATE),
+        "cmvn_mean": ",".join(["0"] * N_MELS),  # our graph normalizes by itself
+        "cmvn_inv_stddev": ",".join(["1"] * N_MELS),
+    }
+    save_onnx(graph, file, metadata)
+    return partial(_log_probs, network, OnnxModel(file.read_bytes()))
 
 
 def _require_features(bundle: Bundle) -> None:

@@ -45,12 +45,15 @@ class WaveformModel(nn.Module):
 
 
 def trace(module: nn.Module, *example: Tensor) -> ExportedProgram:
-    """Trace a module of data (B, S, ...) and lengths (B,) for any B and S.
+    """Trace a module of data (B, S, ...), and lengths (B,) if it takes them, for any B and S.
 
     Raises SbkitError when it cannot be traced, or only for the sizes of the example.
     """
-    free: tuple[Any, Any] = ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC}, {0: Dim.DYNAMIC})
+    free: tuple[Any, ...] = ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC}, {0: Dim.DYNAMIC})[: len(example)]
     keep_device_guard()
+    module.requires_grad_(
+        False
+    )  # ONNX's exporter gives an attention bias that has it other strides
     with torch.no_grad(), quietly():
         try:
             module(*example)  # measures what is measured once, and fills caches with real tensors

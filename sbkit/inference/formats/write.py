@@ -18,6 +18,7 @@ from sbkit.base.files import to_json
 from sbkit.base.text import versions
 from sbkit.checkpoint.integrity import write_checksums
 from sbkit.inference.formats.held_out import find_held_out
+from sbkit.inference.formats.huggingface_format import write_huggingface
 from sbkit.inference.formats.onnx_format import write_onnx
 from sbkit.inference.formats.parity import Candidate, Grid, HeldOut, compare
 from sbkit.inference.formats.sherpa_format import write_sherpa
@@ -27,7 +28,7 @@ from sbkit.inference.formats.traced import TrainedModel, quietly, trained_log_pr
 Writer = Callable[[TrainedModel, Path], Sequence[Candidate]]
 Certificates = Mapping[str, Mapping[str, Any]]  # by format and candidate
 
-PARITY, HUB = "parity.json", "hub"
+PARITY, HUB, HUGGINGFACE = "parity.json", "hub", "huggingface"
 PROGRAM = "model.pt2"  # of torch.export, which runs with torch alone
 LARGE = "".join(  # what .gitattributes says to a model hub
     f"{pattern} filter=lfs diff=lfs merge=lfs -text\n" for pattern in ("*.safetensors", "*.model")
@@ -58,9 +59,10 @@ WRITERS: Mapping[str, Writer] = {
     "onnx": write_onnx,
     "torch": write_torch,
     "sherpa-onnx": write_sherpa,
+    HUGGINGFACE: write_huggingface,
     "speechbrain": write_speechbrain,
 }
-PACKAGES = ("onnx", "onnxscript", "onnxruntime", "sherpa-onnx")
+PACKAGES = ("onnx", "onnxscript", "onnxruntime", "sherpa-onnx", "transformers")
 
 
 def require_formats(names: Sequence[str]) -> None:

@@ -15,10 +15,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
+import numpy as np
+
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.decoding.attention import Counts, Floats
 from sbkit.decoding.frames import LogProbs
+from sbkit.inference.runtime.shapes import Shapes
 
 Batch = Sequence[Samples]
 Result = TypeVar("Result")
@@ -135,6 +138,16 @@ class ModelThread:
     def decoder_log_probs(self, states: Any, tokens: Counts) -> Floats:
         """Ask the attention decoder about tokens: (U, D), (N, L) -> (N, L + 1, V)."""
         return self.call(lambda model: model.decoder_log_probs(states, tokens))
+
+    def warm_up(self, shapes: Shapes) -> None:
+        """Run each shape of a table, to the lengths of which clips are padded from then on."""
+
+        def run(model: Any) -> None:
+            model.lengths = shapes.lengths
+            for clips, samples in shapes.pairs():
+                model.encode([np.zeros(samples, np.int16)] * clips)
+
+        self.call(run)
 
     def close(self) -> None:
         """End the thread, and with it the model."""

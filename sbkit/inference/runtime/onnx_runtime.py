@@ -25,6 +25,7 @@ from sbkit.base.machine import usable_cores
 from sbkit.base.process import require_package
 from sbkit.checkpoint.integrity import CHECKSUMS, check_unchanged
 from sbkit.inference.runtime.model import Batch, Effective, Encoded, run_batches
+from sbkit.inference.runtime.shapes import padded_length
 
 FOLDER = "onnx"  # of a bundle
 MADE_OF = "weights"  # in the metadata: the SHA-256 of the bundle's
@@ -54,7 +55,10 @@ class OnnxModel:
     Attributes:
         effective: where its nodes run, and in which precision.
         metadata: of the file: sample_rate, min_samples, samples_per_frame, blank, weights.
+        lengths: samples that batches are padded to; none: to their longest clip.
     """
+
+    lengths: Sequence[int] = ()
 
     def __init__(self, content: bytes, *, device: str = "cpu") -> None:
         """Make a session of a file's bytes, on cpu, cuda (the first GPU) or cuda:N.
@@ -125,7 +129,8 @@ class OnnxModel:
     def encode(self, clips: Sequence[Samples]) -> list[Encoded]:
         """Run the encoder on clips in one batch: (S,) of int16 each."""
         lengths = np.array([len(clip) for clip in clips])
-        audio = np.zeros((len(clips), lengths.max()), np.int16)
+        longest = padded_length(int(lengths.max()), self.lengths)
+        audio = np.zeros((len(clips), longest), np.int16)
         for row, clip in zip(audio, clips, strict=True):
             row[: len(clip)] = clip
         found = self.log_probs(audio, lengths)

@@ -37,6 +37,7 @@ from sbkit.inference.runtime.model import (
     require_effective,
     run_batches,
 )
+from sbkit.inference.runtime.shapes import padded_length
 from sbkit.models.chunks import StreamState
 from sbkit.models.encoder import require_rate
 from sbkit.models.streaming import StreamingModel, streaming_model
@@ -51,8 +52,11 @@ MATRICES = (nn.Linear, nn.Conv1d, nn.Conv2d)  # whose outputs have the precision
 class TorchModel:
     """A model on its device, which is given clips and gives arrays.
 
-    network: the model of a task, such as an AsrModel; parts: all modules that it calls.
+    network: the model of a task, such as an AsrModel; parts: all modules that it calls; lengths:
+    samples that batches are padded to, none for their longest clip.
     """
+
+    lengths: Sequence[int] = ()
 
     def __init__(
         self,
@@ -101,7 +105,7 @@ class TorchModel:
         finally:  # threads to come begin with what was set last in any
             torch.set_num_threads(torch.get_num_threads())
 
-    @cached_property
+    @property
     def _streaming(self) -> StreamingModel | None:
         return streaming_model(self.network)
 
@@ -158,7 +162,7 @@ class TorchModel:
         return audio.to(self._placement.device), lengths
 
     def _padded_shape(self, clips: int, samples: int) -> tuple[int, int]:
-        return clips, samples
+        return clips, padded_length(samples, self.lengths)
 
     def _read_back(self) -> Effective:
         """Run a second of silence, and note on what and in which types it is computed."""
@@ -217,7 +221,7 @@ class CompiledModel(TorchModel):
         lengths = sorted(round(each * self._rate) for each in self._compilation.seconds)
         return (
             next(each for each in sorted(self._compilation.clips) if each >= clips),
-            next((each for each in lengths if each >= samples), samples),
+            padded_length(samples, lengths),
         )
 
     def encode(self, clips: Sequence[Samples]) -> list[Encoded]:

@@ -87,9 +87,12 @@ class _QueuedPiece:
 class Transcriber(AbstractContextManager["Transcriber"]):
     """Transcribe files and arrays; made by `Transcriber.load`."""
 
-    def __init__(self, *, bundle: Bundle, times: bool = True) -> None:
-        """Take a bundle whose model has a thread of its own."""
+    def __init__(
+        self, *, bundle: Bundle, times: bool = True, pool_seconds: float = POOL_SECONDS
+    ) -> None:
+        """Take a bundle whose model has a thread of its own; pool_seconds: what is read ahead."""
         self._bundle, self._pool, self._times = bundle, bundle.decoder_pool, times
+        self._pool_seconds = pool_seconds
         self._thread: ModelThread = bundle.model
         self._rate = bundle.config.sample_rate
         tokenizer = bundle.tokenizer
@@ -121,21 +124,17 @@ class Transcriber(AbstractContextManager["Transcriber"]):
         Raises:
             SbkitError: the bundle is damaged, or the device, runtime or precision is not there.
         """
-        bundle = open_model(
+        bundle = open_recognizer(
             Path(folder),
+            decoder=decoder,
+            hotwords=hotwords,
             device=device,
             runtime=runtime,
             precision=precision,
             compile=compile,
             own=own,
         )
-        try:
-            ready = bundle.with_decoder(decoder).with_hotwords(hotwords)
-            _require_runtime_for_decoder(ready, runtime)
-            return cls(bundle=ready, times=times)
-        except BaseException:
-            bundle.model.close()
-            raise
+        return cls(bundle=bundle, times=times)
 
     def transcribe(self, audio: Audio, sample_rate: int | None = None) -> Transcript:
         """Transcribe a file, or an array at ``sample_rate``: (S,) or (S, channels).
@@ -168,13 +167,15 @@ class Transcriber(AbstractContextManager["Transcriber"]):
         sample_rate: int | None = None,
         *,
         on_seconds: Callable[[float], object] | None = None,
+        on_text: Callable[[str], object] | None = None,
     ) -> Iterator[Transcript | SbkitError]:
         """Yield the transcript of each file or array, or its error, in their order.
 
-        on_seconds: called with the seconds of audio that were decoded since it was called last.
+        on_seconds: called with the seconds of audio that were decoded since it was called last;
+        on_text: with the text of each piece, as soon as it is known.
         """
         found, cut = list[Recognized](), 0
-        for pool in _pools(self._cut(audios, sample_rate), self._rate):
+        for pool in _pools(self._cut(audios, sample_rate), self._rate, self._pool_seconds):
             decoded, cut = self._recognize(pool, cut)
             for part in pool:
                 if isinstance(part.piece, SbkitError):
@@ -182,6 +183,8 @@ class Transcriber(AbstractContextManager["Transcriber"]):
                     found = []
                     continue
                 found.append(next(decoded))
+                if on_text is not None:
+                    on_text(printable(found[-1].text))
                 if on_seconds is not None:
                     on_seconds(self._seconds(part.piece.next_start - part.piece.start))
                 if part.is_last:
@@ -271,6 +274,21 @@ class Transcriber(AbstractContextManager["Transcriber"]):
         return samples_to_seconds(samples, self._rate)
 
 
+def open_recognizer(
+    folder: Path, *, decoder: str | None = None, hotwords: str | None = None, **options: Any
+) -> Bundle:
+    """Open a bundle that transcribes, its model in a new thread; see `Transcriber.load`."""
+    bundle = open_model(folder, **options)
+    try:
+        ready = bundle.with_decoder(decoder).with_hotwords(hotwords)
+        _require_runtime_for_decoder(ready, bundle.model.effective.runtime)
+        ready.task.require("transcribe")
+        return ready
+    except BaseException:
+        bundle.model.close()
+        raise
+
+
 def _require_runtime_for_decoder(bundle: Bundle, runtime: str) -> None:
     """Raise SbkitError for a decoder that needs what the runtime does not have."""
     if runtime != "torch" and bundle.decoder is not None and bundle.decoder.attention is not None:
@@ -281,10 +299,12 @@ def _require_runtime_for_decoder(bundle: Bundle, runtime: str) -> None:
         )
 
 
-def _pools(parts: Iterable[_QueuedPiece], sample_rate: int) -> Iterator[list[_QueuedPiece]]:
-    """Collect parts until they hold POOL_SECONDS of audio."""
+def _pools(
+    parts: Iterable[_QueuedPiece], sample_rate: int, seconds: float
+) -> Iterator[list[_QueuedPiece]]:
+    """Collect parts until they hold so much audio."""
     pool: list[_QueuedPiece] = []
-    left = most = seconds_to_samples(POOL_SECONDS, sample_rate)
+    left = most = seconds_to_samples(seconds, sample_rate)
     for part in parts:
         pool.append(part)
         left -= len(part.piece.samples) if isinstance(part.piece, Piece) else sample_rate

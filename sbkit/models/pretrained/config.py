@@ -18,6 +18,7 @@ from sbkit.base.files import read_regular
 from sbkit.base.text import listed
 from sbkit.base.units import SAMPLE_RATE
 from sbkit.config.document import did_you_mean
+from sbkit.config.ranges import NOT_NEGATIVE, Range
 from sbkit.models.pretrained.folder import (
     CARD,
     CONFIG,
@@ -34,42 +35,33 @@ Config = dict[str, Any]
 
 def _sizes(hidden: int, layers: int, heads: int, intermediate: int) -> Config:
     return {
-        "hidden_size": hidden,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "intermediate_size": intermediate,
-        **{"layer_norm_eps": 1e-5, "attention_dropout": 0.1, "activation_dropout": 0.1},
-        **{"sample_rate": SAMPLE_RATE, "do_normalize": True},
+        **{"hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads},
+        **{"intermediate_size": intermediate, "sample_rate": SAMPLE_RATE, "do_normalize": True},
     }
 
 
 WAV2VEC2: Config = {
     **_sizes(768, 12, 12, 3072),
-    **{"hidden_act": "gelu", "hidden_dropout": 0.1, "feat_proj_dropout": 0.0},
+    **{"hidden_act": "gelu", "layer_norm_eps": 1e-5, "do_stable_layer_norm": False},
     **{"feat_extract_norm": "group", "feat_extract_activation": "gelu", "conv_bias": False},
-    **{
-        "conv_dim": [512] * 7,
-        "conv_stride": [5] + [2] * 6,
-        "conv_kernel": [10] + [3] * 4 + [2] * 2,
-    },
-    **{"num_conv_pos_embeddings": 128, "num_conv_pos_embedding_groups": 16},
-    "do_stable_layer_norm": False,
+    **{"conv_dim": [512] * 7, "conv_stride": [5, 2, 2, 2, 2, 2, 2]},
+    **{"conv_kernel": [10, 3, 3, 3, 3, 2, 2], "num_conv_pos_embeddings": 128},
+    "num_conv_pos_embedding_groups": 16,
 }
 W2V_BERT: Config = {
     **_sizes(1024, 24, 16, 4096),
-    **{"hidden_act": "swish", "hidden_dropout": 0.0, "feat_proj_dropout": 0.0},
-    **{"attention_dropout": 0.0, "activation_dropout": 0.0, "conformer_conv_dropout": 0.1},
+    **{"hidden_act": "swish", "layer_norm_eps": 1e-5, "conv_depthwise_kernel_size": 31},
     **{"feature_projection_input_dim": 160, "num_mel_bins": 80, "stride": 2},
     **{"left_max_position_embeddings": 64, "right_max_position_embeddings": 8},
-    **{"position_embeddings_type": "relative_key", "conv_depthwise_kernel_size": 31},
+    "position_embeddings_type": "relative_key",
 }
 PARAKEET: Config = {
     **_sizes(1024, 24, 8, 4096),
-    **{"hidden_act": "silu", "dropout": 0.1, "dropout_positions": 0.0, "scale_input": True},
-    **{"attention_bias": True, "convolution_bias": True, "conv_kernel_size": 9},
-    **{"subsampling_factor": 8, "subsampling_conv_channels": 256},
-    **{"subsampling_conv_kernel_size": 3, "subsampling_conv_stride": 2},
-    **{"num_mel_bins": 80, "n_fft": 512, "win_length": 400, "hop_length": 160, "preemphasis": 0.97},
+    **{"hidden_act": "silu", "attention_bias": True, "convolution_bias": True},
+    **{"scale_input": True, "conv_kernel_size": 9, "subsampling_factor": 8},
+    **{"subsampling_conv_channels": 256, "subsampling_conv_kernel_size": 3},
+    **{"subsampling_conv_stride": 2, "num_mel_bins": 80, "n_fft": 512, "win_length": 400},
+    **{"hop_length": 160, "preemphasis": 0.97},
 }
 FAMILIES: dict[str, Config] = {  # by model_type
     "wav2vec2": WAV2VEC2,
@@ -85,7 +77,7 @@ WORDS = {
     "feat_extract_norm": ("group", "layer"),
     "position_embeddings_type": ("relative_key",),
 }
-MOST = 1 << 16  # of any size
+SIZE = Range(low=1, high=1 << 16, whole=True, advice="Take another model.")
 MULTIPLE = ("num_attention_heads", "num_conv_pos_embedding_groups")  # hidden_size is one of each
 PARALLEL = ("conv_dim", "conv_stride", "conv_kernel")
 PREPROCESSOR, PROCESSOR = "preprocessor_config.json", "processor_config.json"
@@ -163,24 +155,17 @@ def _is_like(default: Any, value: Any, name: str) -> bool:
     if name in WORDS:
         return value in WORDS[name]
     if isinstance(default, list):
-        return isinstance(value, list) and bool(value) and all(map(_is_size, value))
+        return isinstance(value, list) and bool(value) and all(each in SIZE for each in value)
     if isinstance(default, bool):
         return isinstance(value, bool)
-    if isinstance(default, int):
-        return _is_size(value)
-    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
-
-
-def _is_size(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST
+    return value in (SIZE if isinstance(default, int) else NOT_NEGATIVE)
 
 
 def _wanted(default: Any, name: str) -> str:
     if name in WORDS:
         return " or ".join(WORDS[name])
-    numbers = f"whole numbers from 1 to {MOST}"
-    kinds = {list: f"a list of {numbers}", bool: "true or false", int: f"one of the {numbers}"}
-    return kinds.get(type(default), "a number of at least 0")
+    kinds = {list: f"a list, each {SIZE}", bool: "true or false", int: str(SIZE)}
+    return kinds.get(type(default), str(NOT_NEGATIVE))
 
 
 def _check_sizes(config: Config, of: str) -> None:
@@ -191,6 +176,13 @@ def _check_sizes(config: Config, of: str) -> None:
                 f"`hidden_size` of {of} must be a multiple of `{name}` ({config[name]}), but is "
                 f"{hidden}. Take a model whose {CONFIG} is its own."
             )
+    stacked = config.get("num_mel_bins", 1) * config.get("stride", 0)
+    if stacked and stacked != config["feature_projection_input_dim"]:
+        raise SbkitError(
+            f"`feature_projection_input_dim` of {of} must be `num_mel_bins` times `stride` of "
+            f"{PREPROCESSOR}, {stacked}, but is {config['feature_projection_input_dim']}. Take "
+            "both files of one model."
+        )
     lengths = {name: len(config[name]) for name in PARALLEL if name in config}
     if len({*lengths.values()}) > 1:
         came = listed(f"{count} in `{name}`" for name, count in lengths.items())

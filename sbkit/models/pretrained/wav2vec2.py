@@ -11,7 +11,6 @@ normalize what they add to (`do_stable_layer_norm`), or its sum.
 
 import math
 from collections import OrderedDict
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -22,9 +21,13 @@ from torch.nn.utils.parametrizations import weight_norm
 from sbkit.audio.lengths import length_mask
 from sbkit.models.dropout import Dropout
 from sbkit.models.frame_conv import FrameConv, StridedConv
-from sbkit.models.pretrained.blocks import ACTIVATIONS, Dropouts, attend
-
-Config = Mapping[str, Any]
+from sbkit.models.pretrained.blocks import (
+    ACTIVATIONS,
+    Attention,
+    Config,
+    Dropouts,
+    FeedForward,
+)
 
 LEAST_VARIANCE = 1e-7  # added to that of a clip
 
@@ -256,7 +259,7 @@ class Block(nn.Module):
         self.attention = attention
         self.dropout = Dropout(dropouts.hidden)
         self.layer_norm = nn.LayerNorm(width, eps=eps)
-        self.feed_forward = FeedForward(config, dropouts)
+        self.feed_forward = FeedForward(config, dropouts.activation)
         self.final_layer_norm = nn.LayerNorm(width, eps=eps)
 
     def forward(self, x: Tensor, mask: Tensor, context: Tensor | None) -> Tensor:
@@ -269,34 +272,6 @@ class Block(nn.Module):
         return normed
 
 
-class Attention(nn.Module):
-    """Attend to all frames of an utterance: (B, U, D), (B, U) -> (B, U, D)."""
-
-    def __init__(self, config: Config, dropout: float) -> None:
-        super().__init__()
-        width = config["hidden_size"]
-        self.heads: int = config["num_attention_heads"]
-        self.p = dropout
-        self.q_proj, self.k_proj = nn.Linear(width, width), nn.Linear(width, width)
-        self.v_proj, self.out_proj = nn.Linear(width, width), nn.Linear(width, width)
-
-    def forward(self, x: Tensor, mask: Tensor, context: Tensor | None) -> Tensor:
-        """Attend where ``mask`` (B, U) is true."""
-        query, key, value = (
-            project(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, H, U, D/H)
-            for project in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        bias, dropout = self.bias(x, context), self.p if self.training else 0.0
-        attended: Tensor = self.out_proj(
-            attend(query, key, value, mask, bias=bias, dropout=dropout)
-        )
-        return attended
-
-    def bias(self, x: Tensor, context: Tensor | None) -> Tensor | None:
-        """Return what is added to the scores, here nothing."""
-        return None
-
-
 class GatedAttention(Attention):
     """Attention with a bias by relative position, which each query scales (WavLM, section 3.2)."""
 
@@ -305,14 +280,15 @@ class GatedAttention(Attention):
         self.gru_rel_pos_const = nn.Parameter(torch.ones(1, self.heads, 1, 1))
         self.gru_rel_pos_linear = nn.Linear(config["hidden_size"] // self.heads, 8)
 
-    def bias(self, x: Tensor, context: Tensor | None) -> Tensor | None:
+    def place(
+        self, query: Tensor, x: Tensor, context: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
         """Scale the bias of all blocks: (B, U, D), (H, U, U) -> (B, H, U, U)."""
         assert context is not None
         heads = x.view(*x.shape[:2], self.heads, -1).transpose(1, 2)  # (B, H, U, D/H)
         gates = self.gru_rel_pos_linear(heads).unflatten(-1, (2, 4)).sum(-1).sigmoid()
         update, reset = gates.split(1, dim=-1)  # (B, H, U, 1)
-        scaled: Tensor = (update * (reset * self.gru_rel_pos_const - 1) + 2) * context
-        return scaled
+        return query, (update * (reset * self.gru_rel_pos_const - 1) + 2) * context
 
 
 class RelativePositions(nn.Embedding):
@@ -336,22 +312,3 @@ class RelativePositions(nn.Embedding):
         far = (near + growth * (buckets - near)).long().clamp(max=buckets - 1)
         bucket = torch.where(distance < near, distance, far) + (right > 0) * buckets
         return super().forward(bucket).permute(2, 0, 1)
-
-
-class FeedForward(nn.Module):
-    """Project up, and down again: (B, U, D) -> (B, U, D)."""
-
-    def __init__(self, config: Config, dropouts: Dropouts) -> None:
-        super().__init__()
-        width, inner = config["hidden_size"], config["intermediate_size"]
-        self.intermediate_dense = nn.Linear(width, inner)
-        self.activation = ACTIVATIONS[config["hidden_act"]]
-        self.dropout = Dropout(dropouts.activation)
-        self.output_dense = nn.Linear(inner, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply both."""
-        projected: Tensor = self.output_dense(
-            self.dropout(self.activation(self.intermediate_dense(x)))
-        )
-        return projected

@@ -13,7 +13,8 @@ from torch import Tensor
 from sbkit.base.errors import SbkitError
 from sbkit.models.pretrained import weights
 from sbkit.models.pretrained.config import read_encoder_config
-from sbkit.models.pretrained.parts import PretrainedEncoder, PretrainedFrontEnd
+from sbkit.models.pretrained.parts import FAMILIES as PARTS
+from sbkit.models.pretrained.parts import PretrainedEncoder, PretrainedFeatures, PretrainedFrontEnd
 from sbkit.models.pretrained.weights import check_weights, load_weights
 from tests.models.pretrained.folders import make_folder, make_parts
 
@@ -112,9 +113,13 @@ BAD: dict[str, tuple[Change, str]] = {
     "heads": (config_of(num_attention_heads=5), r"multiple of `num_attention_heads` \(5\), but is"),
     "groups": (config_of(num_conv_pos_embedding_groups=7), "`num_conv_pos_embedding_groups`"),
     "kernels": (config_of(conv_kernel=[10, 3]), "3 in `conv_dim`, 3 in `conv_stride`, 2 in"),
-    "no kernels": (config_of(conv_kernel=[]), "`conv_kernel` of .* a list of whole numbers"),
-    "stride": (config_of(conv_stride=[5, 0, 2]), "`conv_stride` of .* a list of whole numbers"),
-    "size": (config_of(hidden_size=1 << 40), "`hidden_size` of .* numbers from 1 to 65536"),
+    "no kernels": (config_of(conv_kernel=[]), "`conv_kernel` of .* a list, each a whole number"),
+    "stride": (config_of(conv_stride=[5, 0, 2]), "`conv_stride` of .* a list, each a whole number"),
+    "size": (config_of(hidden_size=1 << 40), "`hidden_size` of .* a whole number from 1 to 65536"),
+    "stacked": (
+        config_of(model_type="wav2vec2-bert", feature_projection_input_dim=80),
+        r"must be `num_mel_bins` times `stride` of preprocessor_config.json, 160, but is 80",
+    ),
     "text": (config_of(hidden_size="24"), "`hidden_size` of .* but is 24"),
     "activation": (config_of(hidden_act="mish"), "`hidden_act` of .* gelu or relu .* is mish"),
     "norm": (config_of(feat_extract_norm="batch"), "`feat_extract_norm` of .* group or layer"),
@@ -131,6 +136,10 @@ BAD: dict[str, tuple[Change, str]] = {
     "shard elsewhere": (shard_elsewhere, "but has no ../other/model.safetensors"),
     "link": (linked, "must be a file of its folder, but leads out of it, to .*elsewhere"),
     "tensor missing": (renamed(Q_PROJ, "x"), rf"1 are missing or others: {Q_PROJ} \(missing\)"),
+    "no mask": (
+        renamed("masked_spec_embed", "x"),
+        r"masked_spec_embed \(missing\). Pass --mask_time_prob=0",
+    ),
     "not finite": (
         weights_of(lambda each: each | {Q_PROJ: each[Q_PROJ] / 0}),
         rf"{Q_PROJ} \(not finite\)",
@@ -190,6 +199,22 @@ def test_every_form_of_the_files_is_read(change: Change, folder: Path) -> None:
     assert sum(each.numel() for each in before) == sum(each.numel() for each in expected)
 
 
+def test_an_encoder_inside_a_model_with_a_head_is_read(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, "parakeet_encoder")
+    before = read(folder)
+    inner = json.loads((folder / "config.json").read_text())
+    whole = {"model_type": "parakeet_ctc", "vocab_size": 9, "encoder_config": inner}
+    (folder / "config.json").write_text(json.dumps(whole))
+    weights_of(
+        lambda tensors: (
+            {f"encoder.{n}": t for n, t in tensors.items()}
+            | {"ctc_head.weight": torch.zeros(9, 24, 1)}
+        )
+    )(folder)
+    for one, two in zip(before, read(folder), strict=True):
+        assert torch.equal(one, two)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_weights_of_half_precision_become_float32(dtype: torch.dtype, folder: Path) -> None:
     before = read(folder)
@@ -203,7 +228,7 @@ def test_what_nobody_uses_is_said(folder: Path) -> None:
     weights_of(lambda tensors: tensors | {"quantizer.codevectors": torch.zeros(3)})(folder)
     parts = make_parts(read_encoder_config(folder))
     line = load_weights(folder, parts)
-    assert line.endswith("tensors are loaded; 1 more are not used: quantizer.codevectors.")
+    assert line.endswith("tensors are loaded; not used: quantizer.codevectors.")
 
 
 def test_memory_stays_that_of_the_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,3 +264,15 @@ def test_the_card_tells_the_licence(folder: Path) -> None:
     assert read_encoder_config(folder)["source"]["licence"] == "unknown"
     (folder / "README.md").write_text("---\nlanguage: it\nlicense: apache-2.0\n---\n# license: x\n")
     assert read_encoder_config(folder)["source"]["licence"] == "apache-2.0"
+
+
+@pytest.mark.parametrize("model_type", PARTS)
+def test_the_modules_need_all_that_is_kept_of_a_config(model_type: str, tmp_path: Path) -> None:
+    config = read_encoder_config(make_folder(tmp_path, model_type))
+    made_by = (PretrainedFeatures, PretrainedFrontEnd, PretrainedEncoder)
+    # What is only compared, has a default, is of another family, or is of the run.
+    others = ("position_embeddings_type", "feat_proj_layer_norm", "do_normalize", "source")
+    for key in config.keys() - others:
+        less = {name: value for name, value in config.items() if name != key}
+        with pytest.raises(KeyError, match=key):
+            _ = [part(config=less) for part in made_by]

@@ -1,0 +1,200 @@
+"""The folder that transformers loads without code of ours: `Wav2Vec2ForCTC` or its kin.
+
+    config.json, model.safetensors    the model, under the names of transformers
+    preprocessor_config.json          what it is to do with audio
+    vocab.json or tokenizer.json      the tokens, and tokenizer_config.json their class
+
+It has a place for a pretrained encoder and one linear head, and for nothing else. transformers is
+imported here alone, and only to compare what was written with the trained model.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from sbkit.base.errors import SbkitError
+from sbkit.base.files import to_json
+from sbkit.base.process import require_package
+from sbkit.inference.formats.huggingface_tokenizer import write_tokenizer
+from sbkit.inference.formats.parity import Candidate
+from sbkit.inference.formats.traced import TrainedModel
+from sbkit.inference.runtime.onnx_runtime import Counts, Floats, LogProbs
+from sbkit.models.pretrained.parts import PretrainedEncoder, PretrainedFrontEnd
+
+CONFIG, WEIGHTS, PREPROCESSOR = "config.json", "model.safetensors", "preprocessor_config.json"
+OTHERS = (  # of `encoder_config`, which are of no `config.json`
+    *("source", "do_normalize", "sample_rate"),
+    *("stride", "n_fft", "win_length", "hop_length", "preemphasis"),
+)
+
+Config = Mapping[str, Any]
+
+
+def _waveforms(config: Config) -> dict[str, Any]:
+    return {
+        "feature_extractor_type": "Wav2Vec2FeatureExtractor",
+        "processor_class": "Wav2Vec2Processor",
+        "do_normalize": config["do_normalize"],
+        "return_attention_mask": config["feat_extract_norm"] == "layer",
+        "feature_size": 1,
+        "padding_value": 0.0,
+    }
+
+
+def _stacked_mels(config: Config) -> dict[str, Any]:
+    return {
+        "feature_extractor_type": "SeamlessM4TFeatureExtractor",
+        "processor_class": "Wav2Vec2BertProcessor",
+        "feature_size": config["num_mel_bins"],
+        "num_mel_bins": config["num_mel_bins"],
+        "stride": config["stride"],
+        "padding_value": 1,
+    }
+
+
+def _mels(config: Config) -> dict[str, Any]:
+    return {
+        "feature_extractor_type": "ParakeetFeatureExtractor",
+        "processor_class": "ParakeetProcessor",
+        "feature_size": config["num_mel_bins"],
+        **{name: config[name] for name in ("n_fft", "win_length", "hop_length", "preemphasis")},
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kin:
+    """A class of transformers that is an encoder with a head for CTC.
+
+    prefix: of the names of the encoder's tensors; processor: what its file says of a model;
+    is_nested: the encoder's sizes stand under `encoder_config`, and the head is a convolution.
+    """
+
+    name: str
+    prefix: str
+    processor: Callable[[Config], dict[str, Any]] = _waveforms
+    is_nested: bool = False
+
+
+KIN = {  # by the `model_type` of the encoder
+    "wav2vec2": Kin(name="Wav2Vec2ForCTC", prefix="wav2vec2."),
+    "hubert": Kin(name="HubertForCTC", prefix="hubert."),
+    "wavlm": Kin(name="WavLMForCTC", prefix="wavlm."),
+    "wav2vec2-bert": Kin(
+        name="Wav2Vec2BertForCTC", prefix="wav2vec2_bert.", processor=_stacked_mels
+    ),
+    "parakeet_encoder": Kin(
+        name="ParakeetForCTC", prefix="encoder.", processor=_mels, is_nested=True
+    ),
+}
+
+
+def write_huggingface(trained: TrainedModel, folder: Path) -> Sequence[Candidate]:
+    """Write the model and its processor, and let transformers load them.
+
+    Raises SbkitError for what no class of transformers has a place for.
+    """
+    bundle, network = trained.bundle, trained.bundle.model.network
+    _require_place(network)
+    transformers = require_package("transformers", extra="export")
+    config = bundle.config.parts["Transformer"]["arguments"]["config"]
+    kin = KIN[config["model_type"]]
+    save_file(_tensors(kin, network), folder / WEIGHTS, metadata={"format": "pt"})
+    settings = _settings(kin, config, network)
+    processor = {**kin.processor(config), "sampling_rate": config["sample_rate"]}
+    for name, content in ((CONFIG, settings), (PREPROCESSOR, processor)):
+        (folder / name).write_text(to_json(content, indent=1) + "\n", encoding="utf-8")
+    written = write_tokenizer(bundle.tokenizer, folder)
+    loaded = transformers.pipeline("automatic-speech-recognition", model=str(folder), device="cpu")
+    return [
+        Candidate(
+            name=kin.name,
+            files=(CONFIG, WEIGHTS, PREPROCESSOR, *written),
+            log_probs=partial(_log_probs, loaded, network.encoder.modules),
+            transcribe=partial(_transcribe, loaded),
+        )
+    ]
+
+
+def _require_place(network: Any) -> None:
+    front_end, encoder = (network.encoder.modules.get(name) for name in ("CNN", "Transformer"))
+    why = None
+    if not (isinstance(front_end, PretrainedFrontEnd) and isinstance(encoder, PretrainedEncoder)):
+        why = "its encoder is another"
+    elif hasattr(encoder, "layer_weights"):
+        why = "it takes a mean of the encoder's layers"
+    elif [*network.linear_stack.parameters()] or type(network.ctc_lin) is not nn.Linear:
+        why = "more than that follows the encoder"
+    if why is not None:
+        raise SbkitError(
+            "A model for transformers must be a pretrained encoder and one torch.nn.Linear, as its "
+            f"classes for CTC are, but {why}. Leave the format out."
+        )
+
+
+def _settings(kin: Kin, config: Config, network: Any) -> dict[str, Any]:
+    encoder, vocabulary = network.encoder.modules["Transformer"], network.vocabulary
+    sizes = {
+        **{name: value for name, value in config.items() if name not in OTHERS},
+        "num_hidden_layers": len(encoder.body.layers),
+        "mask_time_prob": encoder.frame_masks[0],  # above 0, the file has `masked_spec_embed`
+    }
+    return {
+        **({"model_type": "parakeet_ctc", "encoder_config": sizes} if kin.is_nested else sizes),
+        "architectures": [kin.name],
+        "vocab_size": vocabulary.size,
+        "pad_token_id": vocabulary.blank,
+        "bos_token_id": vocabulary.bos,
+        "eos_token_id": vocabulary.eos,
+        "dtype": "float32",
+    }
+
+
+def _tensors(kin: Kin, network: Any) -> dict[str, Tensor]:
+    """Return the weights under the names of transformers."""
+    found = {}
+    for part in (network.encoder.modules["CNN"], network.encoder.modules["Transformer"]):
+        prefix = kin.prefix + getattr(part, "prefix", "")
+        for name, tensor in part.state_dict().items():
+            found[prefix + name.removeprefix("body.")] = tensor
+    weight, bias = network.ctc_lin.weight, network.ctc_lin.bias
+    head = "ctc_head" if kin.is_nested else "lm_head"
+    found[f"{head}.weight"] = weight.unsqueeze(-1) if kin.is_nested else weight
+    found[f"{head}.bias"] = weight.new_zeros(len(weight)) if bias is None else bias
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in found.items()}
+
+
+@torch.inference_mode()
+def _log_probs(
+    pipeline: Any, modules: Mapping[str, Any], audio: Floats, lengths: Counts
+) -> LogProbs:
+    """Run the model on one clip after the other, as the pipeline does: padding changes some.
+
+    Some feature extractors pad even one clip, by a frame, which is left out.
+    """
+    frames = torch.from_numpy(lengths)
+    for name in ("compute_features", "CNN"):
+        frames = modules[name].frame_lengths(frames)
+    rows = []
+    for row, length, count in zip(audio, lengths, frames.tolist(), strict=True):
+        inputs = pipeline.feature_extractor(
+            row[:length],
+            sampling_rate=pipeline.feature_extractor.sampling_rate,
+            return_tensors="pt",
+            return_attention_mask=True,
+        )
+        rows.append(pipeline.model(**inputs).logits[0, :count].log_softmax(-1))
+    found = np.array([len(row) for row in rows])
+    return LogProbs(pad_sequence(rows, batch_first=True).numpy(), found)
+
+
+def _transcribe(pipeline: Any, clips: Sequence[Floats]) -> list[str]:
+    rate = pipeline.feature_extractor.sampling_rate
+    return [pipeline({"raw": clip, "sampling_rate": rate})["text"] for clip in clips]

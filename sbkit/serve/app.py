@@ -1,0 +1,179 @@
+"""The application: transcripts, models, health and metrics, as routes of Starlette."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
+from contextlib import aclosing
+from dataclasses import asdict, dataclass
+from http import HTTPStatus
+from typing import Any, TypeVar
+
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
+from starlette.datastructures import FormData
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+
+from sbkit.base.errors import SbkitError
+from sbkit.base.text import __version__
+from sbkit.inference.transcribe.transcriber import Transcript
+from sbkit.serve.answers import answer, event
+from sbkit.serve.errors import HANDLERS, ApiError, as_api_error, too_large
+from sbkit.serve.fields import parse_fields, unknown_model
+from sbkit.serve.limits import READY, Admission, KeyGuard, Limits, State
+from sbkit.serve.metrics import Observed
+from sbkit.serve.recognizer import Recognizer
+
+Found = AsyncGenerator[str | Transcript]
+TRANSCRIPTIONS = "/v1/audio/transcriptions"
+FORM = {"max_files": 1, "max_fields": 100, "max_part_size": 1 << 16}  # bytes of a field
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Service:
+    """What the routes answer from.
+
+    names: of the model, its own first; created: when its bundle was, in seconds since 1970;
+    declared: what was asked for of device, runtime and precision.
+    """
+
+    recognizer: Recognizer
+    limits: Limits
+    names: Sequence[str]
+    created: int
+    declared: dict[str, str]
+    state: State
+
+    async def transcriptions(self, request: Request) -> Response:
+        """Transcribe the file of a form."""
+        form = await self._receive(request)
+        try:
+            language = self.recognizer.language
+            fields = parse_fields(form, names=self.names, language=language)
+            found = self.recognizer.transcribe(fields)
+            if fields.is_streamed:
+                first = await _until_disconnected(request, anext(found))
+                return StreamingResponse(_events(first, found), media_type="text/event-stream")
+            transcript = await _until_disconnected(request, _last(found))
+            return answer(transcript, fields, language)
+        finally:
+            await form.close()
+
+    async def _receive(self, request: Request) -> FormData:
+        """Receive a form within the limits of its bytes and its time."""
+        try:
+            async with asyncio.timeout(self.limits.receive_seconds):
+                return await request.form(**FORM)
+        except TimeoutError:
+            raise ApiError(
+                HTTPStatus.REQUEST_TIMEOUT,
+                f"A request must arrive within {self.limits.receive_seconds:g} s, but did not. "
+                "Send less, or compressed audio.",
+            ) from None
+        except HTTPException as error:
+            if error.status_code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+                raise too_large(f"{self.limits.max_mb:g} MB") from None
+            raise
+
+    async def models(self, request: Request) -> Response:
+        """List the names of the model."""
+        return JSONResponse({"object": "list", "data": [*map(self._model, self.names)]})
+
+    async def model(self, request: Request) -> Response:
+        """Describe the model by one of its names."""
+        name = request.path_params["name"]
+        if name not in self.names:
+            raise unknown_model(name, self.names)
+        return JSONResponse(self._model(name))
+
+    async def live(self, request: Request) -> Response:
+        """Answer that the process is there."""
+        return JSONResponse({"status": "live"})
+
+    async def ready(self, request: Request) -> Response:
+        """Answer whether requests are taken, and what was asked for and what runs."""
+        body = {
+            "status": self.state.phase,
+            "model": self.names[0],
+            "sbkit": __version__,
+            "declared": self.declared,
+            "effective": asdict(self.recognizer.effective),
+        }
+        return JSONResponse(body, 200 if self.state.phase == READY else 503)
+
+    async def metrics(self, request: Request) -> Response:
+        """Write the figures for Prometheus."""
+        return Response(self.recognizer.metrics.write(), media_type=CONTENT_TYPE_LATEST)
+
+    def _model(self, name: str) -> dict[str, Any]:
+        return {"id": name, "object": "model", "created": self.created, "owned_by": "sbkit"}
+
+
+def make_app(service: Service, *, keys: Sequence[str]) -> Starlette:
+    """Make the application; keys: those that clients may have, none for all clients."""
+    metrics, state, limits = service.recognizer.metrics, service.state, service.limits
+    metrics.show("requests_in_flight", "that arrive, wait or run", lambda: state.in_flight)
+    guarded = [
+        Route(
+            TRANSCRIPTIONS.removeprefix("/v1"),
+            service.transcriptions,
+            methods=["POST"],
+            middleware=[Middleware(Admission, limits=limits, state=state)],
+            max_body_size=limits.max_bytes,
+        ),
+        Route("/models", service.models),
+        Route("/models/{name:path}", service.model),
+    ]
+    routes = [
+        Mount("/v1", routes=guarded, middleware=[Middleware(KeyGuard, keys=keys)]),
+        Route("/health/live", service.live),
+        Route("/health/ready", service.ready),
+        Route("/metrics", service.metrics),
+    ]
+    observed = Middleware(Observed, path=TRANSCRIPTIONS, metrics=metrics)
+    return Starlette(routes=routes, middleware=[observed], exception_handlers=HANDLERS)
+
+
+async def _until_disconnected(request: Request, result: Awaitable[Result]) -> Result:
+    """Wait for a result, but no longer than the client does; raises ClientDisconnect."""
+    task, gone = asyncio.ensure_future(result), asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
+        return task.result()
+    finally:
+        gone.cancel()
+        task.cancel()
+        await asyncio.wait((task,))
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _last(found: Found) -> Transcript:
+    async with aclosing(found):
+        while isinstance(item := await anext(found), str):
+            pass
+    return item
+
+
+async def _events(item: str | Transcript, found: Found) -> AsyncIterator[str]:
+    """Write server-sent events; item: the first of what is found."""
+    text = ""
+    async with aclosing(found):
+        try:
+            while isinstance(item, str):
+                if item:
+                    more = f" {item}" if text else item
+                    text += more
+                    yield event("transcript.text.delta", delta=more)
+                item = await anext(found)
+            yield event("transcript.text.done", text=item.text)
+        except SbkitError as error:
+            yield event("error", **as_api_error(error).plain())

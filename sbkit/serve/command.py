@@ -1,0 +1,162 @@
+"""The command `sbkit serve`: load a bundle, listen, warm up, answer, and stop in order."""
+
+import argparse
+import resource
+import signal
+import socket
+import sys
+import threading
+from asyncio import Transport
+from contextlib import closing
+from dataclasses import fields
+from time import monotonic
+from types import FrameType
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from sbkit.base.errors import ASKED_TO_STOP, SbkitError
+from sbkit.base.process import AskedToStop
+from sbkit.inference.bundle.bundle import CONFIG
+from sbkit.inference.runtime.shapes import Shapes
+from sbkit.inference.transcribe.transcriber import (
+    BATCH_SECONDS,
+    CPU_BATCH_SECONDS,
+    open_recognizer,
+)
+from sbkit.serve.app import Service, make_app
+from sbkit.serve.limits import DRAINING, READY, WARMING, Limits, State, read_keys
+from sbkit.serve.recognizer import Recognizer
+
+ALIASES = ("gpt-transcribe", "gpt-4o-transcribe", "gpt-4o-mini-transcribe", "whisper-1")
+FIRST_REQUEST = 10.0  # seconds, within which a connection sends its header
+CUT_OFF = 1  # seconds between the end of the grace time and that of the connections
+
+
+def serve(options: argparse.Namespace) -> None:
+    """Serve a bundle until a signal ends it.
+
+    Raises:
+        SbkitError: the bundle cannot be used, or the options do not fit.
+        AskedToStop: SIGTERM came; what was queued is finished, or the grace time over.
+    """
+    given = {each.name: getattr(options, each.name) for each in fields(Limits)}
+    limits = Limits(**{name: value for name, value in given.items() if value is not None})
+    keys = [] if options.api_key_file is None else read_keys(options.api_key_file)
+    declared = {name: getattr(options, name) for name in ("device", "runtime", "precision")}
+    with closing(bind(options.host, options.port)) as listening:
+        bundle = open_recognizer(
+            options.bundle,
+            decoder=options.decoder,
+            hotwords=options.hotwords,
+            compile=options.compile,
+            own=options.own,
+            **declared,
+        )
+        on_cpu, wait = bundle.model.effective.device == "cpu", options.max_wait_ms / 1000
+        most = options.max_batch_seconds or (CPU_BATCH_SECONDS if on_cpu else BATCH_SECONDS)
+        shapes = Shapes.of(bundle.config.sample_rate, batch_seconds=most)
+        with closing(Recognizer(bundle, shapes=shapes, wait=wait, limits=limits)) as recognizer:
+            service = Service(
+                recognizer=recognizer,
+                limits=limits,
+                names=(options.name, *(options.alias or ALIASES)),
+                created=int((options.bundle / CONFIG).stat().st_mtime),
+                declared=declared,
+                state=State(),
+            )
+            server = Server(
+                make_app(service, keys=keys), service, grace_seconds=options.grace_seconds
+            )
+            server.run(sockets=[listening])
+    server.conclude()
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Take an address, before the model is loaded; raises SbkitError where it is not free."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except (OSError, OverflowError) as error:
+        raise SbkitError(
+            f"`--host` and `--port` must be an address that is free here, but {host}:{port} is not "
+            f"({error}). Choose another one."
+        ) from error
+
+
+class Protocol(H11Protocol):
+    """Close a connection that sends no request: uvicorn waits for the first one for ever."""
+
+    def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
+        """Begin to wait for the header of a request."""
+        super().connection_made(transport)
+        self.loop.call_later(FIRST_REQUEST, self._close_unused)
+
+    def _close_unused(self) -> None:
+        if self.cycle is None and self.transport.get_protocol() is self:
+            self.transport.close()
+
+
+class Server(uvicorn.Server):
+    """Listen, warm up, and stop as asked: not ready, what is queued is finished, then the end."""
+
+    def __init__(self, app: ASGIApp, service: Service, *, grace_seconds: float) -> None:
+        """Take an application and what it answers from."""
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=Protocol,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                log_level="error",
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=CUT_OFF,
+            )
+        )
+        self._service, self._state, self._grace = service, service.state, grace_seconds
+        self._asked: int | None = None  # the signal
+        self._until = 0.0
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, say where, and begin to warm up."""
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a file for each connection
+        await super().startup(sockets)
+        for each in sockets or []:
+            host, port = each.getsockname()[:2]
+            where = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+            print(f"serving {self._service.names[0]} at {where}", file=sys.stderr)
+        print(f"running on {self._service.recognizer.effective}", file=sys.stderr, flush=True)
+        threading.Thread(target=self._warm_up, name="warm-up", daemon=True).start()
+
+    def _warm_up(self) -> None:
+        try:
+            self._service.recognizer.warm_up()
+        except Exception as error:  # of the model, the device or its memory
+            self._state.failure = error
+        else:
+            if self._state.phase == WARMING:
+                self._state.phase = READY
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to stop; a second signal ends the grace time."""
+        grace = self._grace if self._asked is None else 0.0
+        self._until = monotonic() + grace
+        self._asked, self._state.phase = sig, DRAINING
+
+    async def on_tick(self, counter: int) -> bool:
+        """Return whether to leave, ten times a second."""
+        if self._asked is not None and (not self._state.in_flight or monotonic() > self._until):
+            return True
+        return self._state.failure is not None or await super().on_tick(counter)
+
+    def conclude(self) -> None:
+        """Raise what ended the server, for the exit code."""
+        if self._asked is None and self._state.failure is not None:
+            raise self._state.failure
+        if self._asked == signal.SIGINT:
+            raise KeyboardInterrupt
+        raise AskedToStop(ASKED_TO_STOP)

@@ -1,0 +1,141 @@
+"""A server in a thread of this process, which hears the tones of tests/inference/tones.py."""
+
+import io
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+import httpx2
+import numpy as np
+import soundfile
+from openai import OpenAI
+
+from sbkit.audio.io import Samples
+from sbkit.inference.bundle.bundle import Bundle
+from sbkit.inference.runtime.model import Encoded
+from sbkit.inference.runtime.shapes import Shapes
+from sbkit.serve.app import TRANSCRIPTIONS, Service, make_app
+from sbkit.serve.command import Server, bind
+from sbkit.serve.limits import READY, WARMING, Limits, State
+from sbkit.serve.recognizer import Recognizer
+from sbkit.text.tokenizer import Tokenizer
+from tests.inference.tones import RATE, ToneModel, speak, tone_bundle
+
+SHAPES = Shapes.of(RATE, batch_seconds=10.0, clips=(1, 2, 4, 8), seconds=(1.0, 2.0, 5.0, 30.0))
+Made = tuple[Bundle, Tokenizer, ToneModel]
+
+
+@dataclass
+class Served:
+    """A server, its model, and clients of it."""
+
+    url: str
+    model: ToneModel
+    tokenizer: Tokenizer
+    server: Server
+    state: State
+    thread: threading.Thread
+
+    @cached_property
+    def client(self) -> httpx2.Client:
+        return httpx2.Client(base_url=self.url, timeout=30.0)
+
+    @cached_property
+    def openai(self) -> OpenAI:
+        return OpenAI(
+            base_url=f"{self.url}/v1", api_key="a key", max_retries=0, http_client=self.client
+        )
+
+    def get(self, path: str) -> httpx2.Response:
+        return self.client.get(path)
+
+    def post(self, audio: bytes | None = None, **more: Any) -> httpx2.Response:
+        """Post a form with a file, or what is given in its place."""
+        form = {} if audio is None else {"files": {"file": ("talk.wav", audio)}}
+        return self.client.post(TRANSCRIPTIONS, **form, **more)
+
+    def say(self, text: str) -> bytes:
+        return wav(speak(self.tokenizer, text))
+
+    def metric(self, name: str) -> float:
+        lines = self.get("/metrics").text.splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
+
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        """Keep the model busy with its first batch until the end of the block."""
+        leave, encode = threading.Event(), self.model.encode
+
+        def wait(clips: Sequence[Samples]) -> list[Encoded]:
+            leave.wait()
+            return encode(clips)
+
+        self.model.encode = wait  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            leave.set()
+            self.model.encode = encode  # type: ignore[method-assign]
+
+
+def wav(samples: Samples) -> bytes:
+    file = io.BytesIO()
+    soundfile.write(file, samples, RATE, format="WAV")
+    return file.getvalue()
+
+
+def silence(seconds: float) -> bytes:
+    return wav(np.zeros(round(seconds * RATE), np.int16))
+
+
+def wait_for(condition: Any) -> None:
+    """Wait until something holds."""
+    until = monotonic() + 20
+    while not condition():
+        assert monotonic() < until
+        sleep(0.01)
+
+
+@contextmanager
+def served(
+    folder: Path,
+    *,
+    made: Made | None = None,
+    keys: Sequence[str] = (),
+    phase: str = READY,
+    language: str | None = None,
+    **limits: Any,
+) -> Iterator[Served]:
+    """Serve until the end of the block, which begins in a phase."""
+    bundle, tokenizer, model = made or tone_bundle(folder)
+    bundle = replace(bundle, config=replace(bundle.config, language=language))
+    bounds, state = Limits(**limits), State()
+    recognizer = Recognizer(bundle, shapes=SHAPES, wait=0.01, limits=bounds)
+    service = Service(
+        recognizer=recognizer,
+        limits=bounds,
+        names=("tones", "whisper-1"),
+        created=0,
+        declared={"device": "auto"},
+        state=state,
+    )
+    listening = bind("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    server = Server(make_app(service, keys=keys), service, grace_seconds=20.0)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    try:
+        wait_for(lambda: server.started and state.phase == (READY if phase != WARMING else phase))
+        found = Served(url, model, tokenizer, server, state, thread)
+        yield found
+        found.client.close()
+    finally:
+        server.should_exit = True
+        thread.join()
+        recognizer.close()
+        listening.close()

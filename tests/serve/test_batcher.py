@@ -1,0 +1,145 @@
+"""Pieces of many callers run together, each is answered to its own caller, and none waits long."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextvars import copy_context
+
+import numpy as np
+import pytest
+
+from sbkit.audio.io import Samples
+from sbkit.inference.runtime.model import Batch, Effective, Encoded, ModelThread, run_batches
+from sbkit.inference.runtime.shapes import Shapes
+from sbkit.serve.batcher import Batcher, cancelled
+from tests.serve.server import wait_for
+
+SECOND = 100  # samples
+SHAPES = Shapes.of(SECOND, batch_seconds=8.0, clips=(1, 2, 4), seconds=(1.0, 2.0, 4.0, 8.0))
+
+
+class Echo:
+    """Answer the first sample of a clip, and note batches; a clip of -1 is a fault."""
+
+    samples_per_frame = 1
+    lengths: Sequence[int] = ()
+
+    def __init__(self) -> None:
+        self.effective = Effective(runtime="echo", device="cuda:0", precision="fp32")
+        self.batches: list[list[int]] = []
+        self.go = threading.Event()
+        self.go.set()
+        self.inside = threading.Event()
+
+    def encode(self, clips: Sequence[Samples]) -> list[Encoded]:
+        self.inside.set()
+        self.go.wait()
+        self.batches.append([int(clip[0]) for clip in clips])
+        if any(clip[0] < 0 for clip in clips):
+            raise ZeroDivisionError
+        return [Encoded(clip[:1].astype(np.float64)) for clip in clips]
+
+    def encode_batches(self, batches: Sequence[Batch]) -> list[list[Encoded]]:
+        return run_batches(self.encode, batches)
+
+
+@pytest.fixture
+def echo() -> Echo:
+    return Echo()
+
+
+@pytest.fixture
+def batcher(echo: Echo) -> Iterator[Batcher]:
+    made = Batcher(
+        ModelThread(lambda: echo), shapes=SHAPES, wait_seconds=0.01, on_batch=lambda *_: None
+    )
+    yield made
+    echo.go.set()
+    made.close()
+
+
+def clip(number: int, seconds: float = 1.0) -> Samples:
+    return np.full(round(seconds * SECOND), number, np.int16)
+
+
+def ask(batcher: Batcher, *clips: Samples) -> list[int]:
+    (found,) = batcher.encode_batches([clips])
+    return [int(each.log_probs[0]) for each in found]
+
+
+def test_many_callers_get_their_own_answers_from_common_batches(
+    echo: Echo, batcher: Batcher
+) -> None:
+    with ThreadPoolExecutor(32) as callers:
+        echo.go.clear()
+        found = callers.map(lambda n: ask(batcher, clip(n), clip(100 + n, 2.0)), range(32))
+        wait_for(lambda: len(batcher) >= 56)
+        echo.go.set()
+        assert list(found) == [[n, 100 + n] for n in range(32)]
+    assert max(map(len, echo.batches)) == 4
+    assert all(len({number // 100 for number in batch}) == 1 for batch in echo.batches)
+
+
+def test_a_short_request_passes_a_long_one_that_came_first(echo: Echo, batcher: Batcher) -> None:
+    with ThreadPoolExecutor(2) as callers:
+        echo.go.clear()
+        long = callers.submit(ask, batcher, *(clip(n, 8.0) for n in range(6)))
+        echo.inside.wait()
+        short = callers.submit(ask, batcher, clip(50, 8.0))
+        wait_for(lambda: len(batcher) == 6)
+        echo.go.set()
+        assert (long.result(), short.result()) == ([*range(6)], [50])
+    assert echo.batches == [[0], [1], [50], [2], [3], [4], [5]]
+
+
+def test_what_is_cancelled_does_not_run(echo: Echo, batcher: Batcher) -> None:
+    end = threading.Event()
+
+    def ask_cancelled() -> list[int]:
+        cancelled.set(end)
+        return ask(batcher, clip(7))
+
+    with ThreadPoolExecutor(3) as callers:
+        echo.go.clear()
+        first = callers.submit(ask, batcher, clip(1))
+        echo.inside.wait()
+        gone = callers.submit(copy_context().run, ask_cancelled)
+        other = callers.submit(ask, batcher, clip(2))
+        wait_for(lambda: len(batcher) == 2)
+        end.set()
+        echo.go.set()
+        assert (first.result(), other.result()) == ([1], [2])
+        with pytest.raises(CancelledError):
+            gone.result()
+    assert echo.batches == [[1], [2]]
+
+
+def test_the_fault_of_a_piece_is_that_of_its_caller(echo: Echo, batcher: Batcher) -> None:
+    with ThreadPoolExecutor(3) as callers:
+        echo.go.clear()
+        callers.submit(ask, batcher, clip(1))
+        echo.inside.wait()
+        found = [callers.submit(ask, batcher, clip(n)) for n in (-1, 3)]
+        wait_for(lambda: len(batcher) == 2)
+        echo.go.set()
+        with pytest.raises(ZeroDivisionError):
+            found[0].result()
+        assert found[1].result() == [3]
+
+
+def test_nothing_waits_for_what_is_closed(echo: Echo, batcher: Batcher) -> None:
+    with ThreadPoolExecutor(2) as callers:
+        echo.go.clear()
+        first = callers.submit(ask, batcher, clip(1))
+        echo.inside.wait()
+        waiting = callers.submit(ask, batcher, clip(2))
+        wait_for(lambda: len(batcher) == 1)
+        closing = threading.Thread(target=batcher.close)
+        closing.start()
+        with pytest.raises(CancelledError):
+            waiting.result()
+        echo.go.set()
+        closing.join()
+        assert first.result() == [1]
+    with pytest.raises(CancelledError):
+        ask(batcher, clip(3))

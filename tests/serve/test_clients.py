@@ -1,0 +1,189 @@
+"""What OpenAI's client, curl and front-ends ask of the server, they get."""
+
+import argparse
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+
+from sbkit.cli import COMMANDS, run
+from sbkit.decoding.decoder import BeamDecoder
+from sbkit.decoding.frames import LogProbs
+from sbkit.inference.runtime.model import ModelThread
+from tests.decoding.spoken import train_models
+from tests.inference.tones import APART, LOWEST, RATE, STEP, ToneModel, speak, tone_bundle
+from tests.inference.tones import silence as pause
+from tests.serve.server import Served, served, silence, wait_for, wav
+
+README = Path(__file__).parents[2] / "sbkit/serve/README.md"
+TEXT = "the quick brown fox"
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with served(tmp_path_factory.mktemp("served")) as found:
+        yield found
+
+
+def create(here: Served, audio: bytes, **more: Any) -> Any:
+    client: Any = here.openai.audio.transcriptions
+    return client.create(**{"model": "whisper-1", "file": ("talk.wav", audio), **more})
+
+
+@pytest.mark.parametrize(
+    ("format", "expected"),
+    [
+        ("text", f"{TEXT}\n"),
+        ("srt", f"1\n00:00:00,000 --> 00:00:02,240\n{TEXT}\n"),
+        ("vtt", f"WEBVTT\n\n00:00:00.000 --> 00:00:02.240\n{TEXT}\n"),
+    ],
+)
+def test_formats_of_text(here: Served, format: str, expected: str) -> None:
+    assert create(here, here.say(TEXT), response_format=format) == expected
+
+
+def test_json_has_the_text_and_verbose_json_what_is_asked_for(here: Served) -> None:
+    audio = here.say(TEXT)
+    plain = create(here, audio, model="tones", temperature=0.2, extra_body={"nonsense": "1"})
+    assert (plain.text, plain.usage.seconds) == (TEXT, 3)
+    verbose = create(here, audio, response_format="verbose_json")
+    assert (verbose.text, verbose.duration, verbose.words) == (TEXT, pytest.approx(2.28), None)
+    (segment,) = verbose.segments
+    assert (segment.text, segment.start, segment.end) == (TEXT, 0.0, pytest.approx(2.24))
+    both = create(
+        here, audio, response_format="verbose_json", timestamp_granularities=["word", "segment"]
+    )
+    assert [word.word for word in both.words] == TEXT.split()
+    assert both.words[1].start == pytest.approx(0.48)
+    assert len(both.segments) == 1
+
+
+def test_events_bring_the_text_bit_by_bit(here: Served) -> None:
+    texts = ["the dog jumps over a lazy fox " * 3] * 12
+    spoken = [(speak(here.tokenizer, each.strip()), pause(1.0)) for each in texts]
+    audio = np.concatenate([each for pair in spoken for each in pair])
+    *deltas, done = create(here, wav(audio), stream=True)
+    assert {each.type for each in deltas} == {"transcript.text.delta"}
+    assert len(deltas) > 1
+    assert done.type == "transcript.text.done"
+    assert done.text == "".join(each.delta for each in deltas) == "".join(texts).strip()
+
+
+def test_a_second_of_silence_is_an_empty_text(here: Served) -> None:
+    """Front-ends send it first, to see whether the server is there."""
+    assert create(here, silence(1.0)).text == ""
+    assert [each.type for each in create(here, silence(1.0), stream=True)][-1:] == [
+        "transcript.text.done"
+    ]
+
+
+def test_curl(here: Served, tmp_path: Path) -> None:
+    (tmp_path / "talk.wav").write_bytes(here.say(TEXT))
+    url = f"{here.url}/v1/audio/transcriptions"
+    command = ["curl", "-sS", url, "-F", "file=@talk.wav", "-F", "model=whisper-1"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, check=True)
+    assert json.loads(done.stdout)["text"] == TEXT
+
+
+def test_the_readme(here: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its commands are taken, and what it asks of a server is answered."""
+    monkeypatch.chdir(tmp_path)
+    Path("talk.mp3").write_bytes(here.say(TEXT))
+    taken: list[argparse.Namespace] = []
+    monkeypatch.setattr("sbkit.serve.command.serve", taken.append)
+    text = README.read_text("utf-8").replace("http://127.0.0.1:8000", here.url)
+    (shell,), (python,) = (
+        re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+        for language in ("sh", "python")
+    )
+    *commands, curl = map(shlex.split, shell.splitlines())
+    for command in commands:
+        run(command[1:])
+    assert [each.port for each in taken] == [8000, 9000]
+    done = subprocess.run(curl, capture_output=True, check=True)
+    assert json.loads(done.stdout)["text"] == TEXT
+    said = subprocess.run(
+        [sys.executable, "-c", python.replace("my-model", "tones")], capture_output=True, check=True
+    )
+    assert said.stdout.decode() == f"{TEXT}\n"
+    options = {name for name, _ in COMMANDS["serve"][2] if name.startswith("--")}
+    assert not [each for each in options if f"`{each}`" not in text]
+
+
+def test_the_model_has_its_name_and_aliases(here: Served) -> None:
+    assert [each.id for each in here.openai.models.list()] == ["tones", "whisper-1"]
+    assert here.openai.models.retrieve("tones").owned_by == "sbkit"
+    with pytest.raises(openai.NotFoundError, match="must be one of this server"):
+        here.openai.models.retrieve("another")
+
+
+def test_everyone_gets_the_text_of_his_own_audio_and_batches_hold_several(here: Served) -> None:
+    words = TEXT.split()
+    texts = [f"{words[n % 4]} {words[n // 4]}" for n in range(16)]
+    before = here.metric("sbkit_batch_clips_count")
+    with ThreadPoolExecutor(16) as clients:
+        with here.busy():
+            found = clients.map(lambda text: create(here, here.say(text)).text, texts)
+            wait_for(lambda: here.state.in_flight == 16)
+            wait_for(lambda: here.metric("sbkit_queued_pieces") >= 8)
+        assert list(found) == texts
+    assert here.metric("sbkit_batch_clips_count") - before < 16
+    assert max(map(len, here.model.batches)) > 1
+
+
+def test_health_and_metrics(here: Served) -> None:
+    assert here.get("/health/live").status_code == 200
+    ready = here.get("/health/ready")
+    assert ready.status_code == 200
+    found = ready.json()
+    assert (found["status"], found["model"]) == ("ready", "tones")
+    assert (found["declared"]["device"], found["effective"]["device"]) == ("auto", "cpu")
+    before = here.metric('sbkit_requests_total{status="200"}'), here.metric("sbkit_audio_seconds_t")
+    create(here, silence(2.0))
+    assert here.metric('sbkit_requests_total{status="200"}') == before[0] + 1
+    assert here.metric("sbkit_audio_seconds_t") == pytest.approx(before[1] + 2)
+    assert here.metric("sbkit_request_seconds_count") > 0
+    assert here.metric("process_resident_memory_bytes") > 0
+
+
+class Unsure(ToneModel):
+    """Find neighbouring letters nearly as likely as the loudest frequency."""
+
+    def _hear(self, clip: Any) -> LogProbs:
+        frames = clip[: len(clip) // STEP * STEP].reshape(-1, STEP).astype(np.float64)
+        hertz = np.abs(np.fft.rfft(frames * np.hanning(STEP))).argmax(1) * RATE / STEP
+        place = (hertz - LOWEST) / APART
+        scores = -2 * np.abs(place[:, None] - np.arange(self._vocab_size))
+        scores[np.abs(frames).mean(1) < 500] = -20.0
+        scores[np.abs(frames).mean(1) < 500, self._blank] = 0.0
+        found: LogProbs = scores - np.log(np.exp(scores).sum(1, keepdims=True))
+        return found
+
+
+def test_the_prompt_is_what_is_expected_where_there_are_language_models(
+    here: Served, tmp_path: Path
+) -> None:
+    bundle, tokenizer, _ = tone_bundle(tmp_path)
+    train_models(tmp_path / "lm.safetensors", tokenizer, [TEXT], tokens=0)
+    decoder = BeamDecoder(
+        tokenizer=tokenizer, language_models=tmp_path / "lm.safetensors", weights={}
+    )
+    model = Unsure(tokenizer.vocab_size, tokenizer.vocabulary.blank)
+    made = replace(bundle, decoder=decoder, model=ModelThread(lambda: model)), tokenizer, model
+    bundle.model.close()
+    audio = wav(speak(tokenizer, "the fix"))
+    with served(tmp_path, made=made) as unsure:
+        plain = create(unsure, audio).text
+        assert create(unsure, audio, prompt="We speak of: the fix, /etc/passwd").text == "the fix"
+        assert create(unsure, audio, prompt="/etc/hosts.txt").text == plain
+    assert create(here, here.say(TEXT), prompt="ignored, as it cannot help").text == TEXT

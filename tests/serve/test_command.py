@@ -1,0 +1,96 @@
+"""`sbkit serve` as it is typed: the same text as `sbkit transcribe`, and an end in order."""
+
+import os
+import re
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import numpy as np
+import pytest
+
+from sbkit.base.errors import ASKED_TO_STOP, INTERRUPTED, SbkitError
+from sbkit.cli import run
+from sbkit.inference.bundle.export import export_run
+from sbkit.inference.transcribe.transcriber import Transcriber
+from tests import processes
+from tests.inference.bundles import make_run
+from tests.serve.server import wait_for, wav
+
+RATE = 16_000
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bundle")
+    export_run(make_run(folder / "run"), folder / "tiny")
+    return folder / "tiny"
+
+
+@pytest.fixture(scope="module")
+def with_onnx(bundle: Path) -> Path:
+    export_run(bundle.parent / "run", bundle.parent / "onnx/tiny", formats=["onnx"])
+    return bundle.parent / "onnx/tiny"
+
+
+@contextmanager
+def serving(bundle: Path, *options: str) -> Iterator[tuple[httpx2.Client, Any]]:
+    """Start the command, and yield a client of it once it is ready, and its process."""
+    words = ["-m", "sbkit", "serve", bundle, "--port", "0", "--device", "cpu", *options]
+    process = processes.Process(words)
+    try:
+        wait_for(lambda: "running on" in process.written()[1])
+        (url,) = re.findall(r"serving tiny at (\S+)", process.written()[1])
+        with httpx2.Client(base_url=url, timeout=30.0) as client:
+            wait_for(lambda: client.get("/health/ready").status_code == 200)
+            yield client, process
+    finally:
+        process.kill()
+
+
+@pytest.mark.ddp
+@pytest.mark.slow
+@pytest.mark.parametrize("runtime", ["torch", "onnx"])
+def test_it_answers_what_transcribe_does_and_leaves_when_asked(
+    with_onnx: Path, runtime: str
+) -> None:
+    random = np.random.default_rng(0)
+    clips = [random.integers(-9000, 9000, RATE * n).astype(np.int16) for n in (1, 3, 4, 35)]
+    with Transcriber.load(with_onnx, runtime=runtime, device="cpu") as transcriber:
+        expected = [each.text for each in transcriber.transcribe_batch(clips, RATE)]
+    with serving(with_onnx, "--runtime", runtime) as (client, process):
+        ready = client.get("/health/ready").json()
+        assert (ready["declared"]["runtime"], ready["effective"]["runtime"]) == (runtime, runtime)
+        assert bool(ready["effective"]["nodes"]) == (runtime == "onnx")
+        found = [
+            client.post("/v1/audio/transcriptions", files={"file": wav(clip)}).json()["text"]
+            for clip in clips
+        ]
+        assert found == expected
+        assert any(found)
+        process.terminate()
+        assert process.wait(20) == ASKED_TO_STOP, process.written()[1]
+        assert "Traceback" not in process.written()[1]
+
+
+@pytest.mark.ddp
+def test_control_c(bundle: Path) -> None:
+    with serving(bundle) as (_, process):
+        os.kill(process.pid, signal.SIGINT)
+        assert process.wait(20) == INTERRUPTED
+
+
+def test_it_does_not_start_where_it_cannot(bundle: Path) -> None:
+    for runtime in ("torch", "onnx"):
+        with pytest.raises(SbkitError, match=f"must be a GPU that {runtime} can use"):
+            run(["serve", str(bundle), "--port", "0", "--device", "cuda", "--runtime", runtime])
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        with pytest.raises(SbkitError, match="must be an address that is free here"):
+            run(["serve", str(bundle), "--port", port])
+    with pytest.raises(SbkitError, match="must be an address"):
+        run(["serve", str(bundle), "--host", "nowhere.invalid"])

@@ -1,0 +1,248 @@
+"""Bad requests, too many, too large and too slow: one sentence each, and the others go on."""
+
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from time import sleep
+from typing import Any
+
+import openai
+import pytest
+
+from sbkit.base.errors import SbkitError
+from sbkit.serve.limits import WARMING, read_keys
+from sbkit.serve.recognizer import Recognizer
+from tests.serve.server import Served, served, silence, wait_for
+
+SOME = silence(0.5)
+JSON = {"content": b"{}", "headers": {"Content-Type": "application/json"}}
+BOUNDARY = {"Content-Type": "multipart/form-data; boundary=x"}
+PART = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\n'
+
+
+def chunks() -> Iterator[bytes]:
+    yield PART
+    for _ in range(30):
+        yield bytes(100_000)
+
+
+CASES: dict[str, tuple[int, str, dict[str, Any]]] = {
+    "nothing": (415, "must be a form", {}),
+    "JSON": (415, "but is application/json", JSON),
+    "no file": (400, "`file` must be an audio file, but is missing", {"files": {"x": b"1"}}),
+    "a file that is a field": (400, "but is a text", {"data": {"file": "x"}, "files": {"x": SOME}}),
+    "two files": (400, "Too many files", {"files": [("file", SOME), ("file", SOME)]}),
+    "no boundary": (400, "Missing boundary", {"headers": {"Content-Type": "multipart/form-data"}}),
+    "half a form": (400, "`file` must be", {"content": PART[:40], "headers": BOUNDARY}),
+    "no form": (400, "Invalid multipart", {"content": b"rubbish", "headers": BOUNDARY}),
+    "a long field": (
+        400,
+        "exceeded maximum size",
+        {"audio": SOME, "data": {"prompt": "x" * (1 << 17)}},
+    ),
+    "no bytes": (422, "its content is not recognized as audio", {"audio": b""}),
+    "text": (422, "file must be audio", {"audio": b"hello" * 1000}),
+    "half a WAV": (422, "truncated or damaged", {"audio": SOME[: len(SOME) // 2]}),
+    "a header alone": (422, "truncated or damaged", {"audio": SOME[:44]}),
+    "too long": (413, "at most 20 s of audio", {"audio": silence(20.1)}),
+    "too large": (413, "at most 2 MB", {"audio": bytes(2_100_000)}),
+    "too large, in chunks": (413, "at most 2 MB", {"content": chunks(), "headers": BOUNDARY}),
+    "another model": (404, "tones, whisper-1", {"audio": SOME, "data": {"model": "x"}}),
+    "another language": (
+        400,
+        "`language` must be en, as the model has it, but is fr",
+        {"audio": SOME, "data": {"language": "fr"}},
+    ),
+    "no temperature": (400, "from 0 to 1", {"audio": SOME, "data": {"temperature": "hot"}}),
+    "another format": (400, "json or text", {"audio": SOME, "data": {"response_format": "xml"}}),
+    "times of no format": (
+        400,
+        "with verbose_json, but is word with json",
+        {"audio": SOME, "data": {"timestamp_granularities[]": "word"}},
+    ),
+    "events of subtitles": (
+        400,
+        "`stream` must be false with srt",
+        {"audio": SOME, "data": {"response_format": "srt", "stream": "true"}},
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("limited")
+    with served(folder, language="en", max_mb=2.0, max_seconds=20.0) as found:
+        yield found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bad_requests_get_a_sentence(here: Served, name: str) -> None:
+    status, words, request = CASES[name]
+    found = here.post(**request)
+    assert found.status_code == status, found.text
+    error = found.json()["error"]
+    assert words in error["message"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error"
+    assert here.post(here.say("a fox")).json()["text"] == "a fox"
+
+
+def test_a_language_with_a_region_or_none_is_taken(here: Served) -> None:
+    for language in ("en-US", "en", ""):
+        assert here.post(SOME, data={"language": language}).status_code == 200
+
+
+def test_what_is_not_there(here: Served) -> None:
+    for path in ("/nowhere", "/v1/nowhere"):
+        found = here.get(path)
+        assert (found.status_code, found.json()["error"]["type"]) == (404, "invalid_request_error")
+    assert here.get("/v1/audio/transcriptions").status_code == 405
+
+
+def test_a_header_that_says_less_than_there_is_does_not_help(
+    here: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sbkit.serve.recognizer.declared_seconds", lambda _: 0.0)
+    found = here.post(silence(21.0))
+    assert (found.status_code, "20 s of audio" in found.text) == (413, True)
+
+
+def test_a_fault_of_the_model_is_one_of_the_server(
+    here: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(here.model, "encode", lambda clips: 1 // 0)
+    found = here.post(SOME)
+    assert (found.status_code, found.json()["error"]["type"]) == (500, "server_error")
+    assert "ZeroDivisionError" not in found.text
+
+
+def connect(here: Served) -> socket.socket:
+    host, _, port = here.url.removeprefix("http://").partition(":")
+    return socket.create_connection((host, int(port)))
+
+
+HEAD = (
+    b"POST /v1/audio/transcriptions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n"
+    b"Content-Type: multipart/form-data; boundary=x\r\n\r\n"
+)
+
+
+def test_a_slow_body_and_a_late_answer(tmp_path: Path) -> None:
+    with served(tmp_path, receive_seconds=0.2, answer_seconds=1.5) as here:
+        with connect(here) as slow:
+            slow.sendall(HEAD + PART)
+            answer = b""
+            while b"}}" not in answer:
+                answer += slow.recv(10_000)
+            assert answer.startswith(b"HTTP/1.1 408")
+            assert b"within 0.2 s" in answer
+        with here.busy():
+            late = here.post(SOME)
+        assert (late.status_code, late.headers["retry-after"]) == (503, "1")
+        assert here.post(SOME).status_code == 200
+
+
+def test_too_many_at_a_time(tmp_path: Path) -> None:
+    with (
+        served(tmp_path, max_concurrent=1, max_queue=2) as here,
+        ThreadPoolExecutor(3) as clients,
+    ):
+        with here.busy():
+            first = [clients.submit(here.post, here.say(text)) for text in ("a dog", "a fox", "a")]
+            wait_for(lambda: here.state.in_flight == 3)
+            with pytest.raises(openai.RateLimitError, match="At most 3 requests") as refused:
+                here.openai.audio.transcriptions.create(model="tones", file=("a.wav", SOME))
+            assert refused.value.response.headers["retry-after"] == "1"
+        assert [each.result().json()["text"] for each in first] == ["a dog", "a fox", "a"]
+        assert here.post(SOME).status_code == 200
+        assert here.state.in_flight == 0
+
+
+def test_a_client_that_goes_costs_nothing_more(tmp_path: Path) -> None:
+    with served(tmp_path) as here, ThreadPoolExecutor(2) as clients:
+        with here.busy():
+            first = clients.submit(here.post, here.say("fox"))
+            wait_for(lambda: here.metric("sbkit_queued_pieces") == 0 and here.state.in_flight)
+            sleep(0.1)
+            for data in ({}, {"stream": "true"}):
+                with pytest.raises(Exception, match="timed out"):
+                    here.post(silence(3.0), data=data, timeout=0.3)
+            wait_for(lambda: here.metric('sbkit_requests_total{status="499"}') == 2)
+        assert first.result().json()["text"] == "fox"
+        assert here.post(here.say("dog")).json()["text"] == "dog"
+        assert not [batch for batch in here.model.batches if batch == [3.0]]
+
+
+def test_a_connection_without_a_request_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sbkit.serve.command.FIRST_REQUEST", 0.2)
+    with served(tmp_path) as here, connect(here) as idle, connect(here) as slow:
+        slow.sendall(HEAD[:30])
+        assert (idle.recv(100), slow.recv(100)) == (b"", b"")
+        assert here.post(SOME).status_code == 200
+
+
+def test_a_key_is_asked_for_where_there_are_some(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("one\n\ntwo\n")
+    with served(tmp_path, keys=read_keys(file)) as here:
+        for key, status in (("Bearer one", 200), ("bearer two", 200), ("Bearer on", 401)):
+            assert here.post(SOME, headers={"Authorization": key}).status_code == status
+        assert here.post(SOME, headers={"Authorization": "Basic one"}).status_code == 401
+        assert here.post(SOME).status_code == 401
+        assert here.get("/v1/models").json()["error"]["code"] == "invalid_api_key"
+        with pytest.raises(openai.AuthenticationError):
+            here.openai.models.list()
+        assert here.get("/health/ready").status_code == 200
+    file.write_text("\n")
+    with pytest.raises(SbkitError, match="must have keys"):
+        read_keys(file)
+
+
+def test_it_is_not_ready_before_it_is_warm_nor_while_it_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave, warm_up = threading.Event(), Recognizer.warm_up
+    monkeypatch.setattr(Recognizer, "warm_up", lambda each: leave.wait() and warm_up(each))
+    with served(tmp_path, phase=WARMING) as here, ThreadPoolExecutor(1) as clients:
+        assert here.get("/health/ready").json()["status"] == "warming up"
+        assert here.post(SOME).status_code == 503
+        leave.set()
+        wait_for(lambda: here.get("/health/ready").status_code == 200)
+        assert sorted({clip for batch in here.model.batches for clip in batch}) == [1, 2, 5, 30]
+        with here.busy():
+            queued = clients.submit(here.post, here.say("the last fox"))
+            wait_for(lambda: here.state.in_flight)
+            here.server.handle_exit(signal.SIGTERM, None)
+            ready = here.get("/health/ready")
+            assert (ready.status_code, ready.json()["status"]) == (503, "draining")
+            assert here.get("/health/live").status_code == 200
+            refused = here.post(SOME)
+            assert (refused.status_code, "is draining" in refused.text) == (503, True)
+        assert queued.result().json()["text"] == "the last fox"
+        here.thread.join(20)
+        assert not here.thread.is_alive()
+
+
+def test_what_is_not_finished_within_the_grace_time_is_told(tmp_path: Path) -> None:
+    with served(tmp_path) as here, ThreadPoolExecutor(1) as clients, here.busy():
+        queued = clients.submit(here.post, here.say("a fox"))
+        wait_for(lambda: here.state.in_flight)
+        for _ in range(2):  # the second signal ends the grace time
+            here.server.handle_exit(signal.SIGTERM, None)
+        assert queued.result().status_code == 503
+
+
+def test_a_warm_up_that_fails_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: object) -> None:
+        raise MemoryError("none is left")
+
+    monkeypatch.setattr("sbkit.serve.recognizer.Recognizer.warm_up", fail)
+    with served(tmp_path, phase=WARMING) as here:
+        here.thread.join(20)
+        with pytest.raises(MemoryError):
+            here.server.conclude()

@@ -1,0 +1,76 @@
+"""Fine-tune an encoder with all that is random, frozen for a time: on several ranks, or in one.
+
+`torchrun -m tests.train.fine_tuning`. What is drawn follows from the micro-batch.
+"""
+
+import json
+import sys
+from typing import Any
+
+import torch
+from speechbrain import Stage
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from sbkit.distributed.ranks import process_group, rank, world_size
+from sbkit.models.loss import Loss
+from sbkit.train.brain import Brain
+from tests.models.pretrained.folders import make_parts, tiny_config
+
+STEPS, PARTS, FROZEN = 5, 2, 2  # PARTS: micro-batches of a step
+KNOBS = {
+    **{"layerdrop": 0.5, "dropout": 0.1, "mask_time_length": 2, "mask_channel_length": 4},
+    **{"layers": "weighted", "gradient_checkpointing": True},
+}
+
+
+class EncoderBrain(Brain):
+    """Lose the squares of what a head makes of the states."""
+
+    def compute_forward(self, batch: Any, stage: Stage) -> Tensor:
+        """Encode: (B, S), (B,) -> (B, U, D)."""
+        audio, lengths, seed = batch
+        torch.manual_seed(seed)
+        front_end, encoder, head = self.modules["model"]
+        x, frames = front_end(audio.unsqueeze(-1), lengths)
+        scores: Tensor = head(encoder.encode(x, frames))
+        return scores
+
+    def compute_objectives(self, predictions: Tensor, batch: Any, stage: Stage) -> Loss:
+        """Sum over a clip."""
+        return Loss(predictions.square().sum((1, 2)), torch.ones(len(predictions)))
+
+
+def train() -> dict[str, list[float]]:
+    """Return the parameters after a few steps."""
+    front_end, encoder = make_parts(tiny_config("wavlm"), **KNOBS)
+    parts = {"CNN": front_end, "Transformer": encoder, "head": nn.Linear(24, 3)}
+    model = nn.ModuleList(parts.values())
+    audio = torch.randn(STEPS * PARTS, 2, 1000)
+    batches = [(each, torch.tensor([1000, 700]), seed) for seed, each in enumerate(audio)]
+    brain = EncoderBrain(
+        modules={"model": model},
+        opt_class=lambda parameters: torch.optim.SGD(parameters, lr=0.01),
+        hparams={
+            **parts,
+            "model": model,
+            "freeze": {"CNN": "always", "Transformer": FROZEN},
+            "find_unused_parameters": False,
+            "stall_seconds": 0,
+        },
+        run_opts={
+            "device": "cpu",
+            "noprogressbar": True,
+            "grad_accumulation_factor": PARTS // world_size(),
+        },
+    )
+    mine = batches[rank() :: world_size()]
+    brain.fit(range(1), DataLoader(mine, batch_size=None))  # type: ignore[arg-type]
+    return {name: each.flatten().tolist() for name, each in model.named_parameters()}
+
+
+if __name__ == "__main__":
+    with process_group(torch.device("cpu")):
+        trained = train()
+        if rank() == 0:
+            json.dump(trained, sys.stdout)

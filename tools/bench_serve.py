@@ -1,0 +1,275 @@
+"""Measure `sbkit serve` with many clients, or torment it with bad ones.
+
+python -m tools.bench_serve BUNDLE AUDIO [--runtime onnx] [--clients 32] [--seconds 60] [--rounds 3]
+python -m tools.bench_serve BUNDLE AUDIO --soak [--clients 64] [--seconds 300]
+
+AUDIO is a folder of clips. In each round come many clients, then one, then the plain loop of
+`sbkit transcribe`, in this process. Prints seconds of audio per second (RTFx), latencies, and the
+mean batch. With --soak a third of the clients' requests is good, the others stall, abort or send
+rubbish; prints the good answers that are wrong or lost, and the memory after the warm-up and at the
+end. The exit code is 1 where an answer is wrong.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import re
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import mean, median
+from urllib.request import urlopen
+
+from sbkit.audio.io import audio_below, declared_seconds
+from sbkit.base.process import exit_code
+from sbkit.inference.transcribe.transcriber import Transcriber
+
+HEADER = (
+    "POST /v1/audio/transcriptions HTTP/1.1\r\nHost: here\r\nContent-Length: {}\r\n"
+    "Content-Type: multipart/form-data; boundary=x\r\n\r\n"
+)
+PART = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
+END = b"\r\n--x--\r\n"
+SETTLED = 0.2  # of a soak, after which memory is measured first
+
+
+@dataclass(frozen=True)
+class Clip:
+    """A request and the text that it must be answered with."""
+
+    request: bytes
+    seconds: float
+    text: str
+
+
+@dataclass
+class Found:
+    """What clients found: how many seconds each good answer took, and its audio has."""
+
+    latencies: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+    kinds: Counter[str] = field(default_factory=Counter)
+
+
+class Connection:
+    """A client's connection, which is opened again after it was closed."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def send(self, content: bytes) -> None:
+        """Send bytes."""
+        if self._streams is None:
+            self._streams = await asyncio.open_connection("127.0.0.1", self._port)
+        self._streams[1].write(content)
+        await self._streams[1].drain()
+
+    async def receive(self) -> tuple[int, bytes]:
+        """Receive a response: its status and its body."""
+        assert self._streams is not None
+        header = await self._streams[0].readuntil(b"\r\n\r\n")
+        length = re.search(rb"content-length: (\d+)", header.lower())
+        body = await self._streams[0].readexactly(int(length[1])) if length else b""
+        return int(header.split()[1]), body
+
+    def close(self) -> None:
+        """Close it at once, whatever is on its way."""
+        if self._streams is not None:
+            self._streams[1].transport.abort()
+            self._streams = None
+
+
+def main() -> int:
+    """Measure, and return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("audio", type=Path)
+    parser.add_argument("--runtime", default="torch")
+    parser.add_argument("--clients", type=int)
+    parser.add_argument("--seconds", type=float)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--soak", action="store_true")
+    options = parser.parse_args()
+    options.clients = options.clients or (64 if options.soak else 32)
+    options.seconds = options.seconds or (300.0 if options.soak else 60.0)
+    files = audio_below(options.audio)
+    load = {"runtime": options.runtime, "device": "cpu", "times": False}
+    with Transcriber.load(options.bundle, **load) as transcriber:
+        clips = [
+            Clip(as_request(file.read_bytes()), declared_seconds(file), found.text)
+            for file, found in zip(files, transcriber.transcribe_batch(files), strict=True)
+        ]
+        print(f"{len(clips)} clips of {mean(clip.seconds for clip in clips):.1f} s", flush=True)
+        with serving(options) as port:
+            if options.soak:
+                return soak(port, clips, options)
+            return measure(port, clips, options, lambda: transcriber.transcribe_batch(files))
+
+
+@contextmanager
+def serving(options: argparse.Namespace) -> Iterator[int]:
+    """Start the server, and yield its port once it is ready."""
+    command = [sys.executable, "-m", "sbkit", "serve", str(options.bundle), "--port", "0"]
+    command += ["--device", "cpu", "--runtime", options.runtime]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stderr is not None
+            port = int(server.stderr.readline().rpartition(":")[2])
+            print(server.stderr.readline().strip(), flush=True)
+            while True:
+                with suppress(OSError), urlopen(f"http://127.0.0.1:{port}/health/ready"):
+                    break
+                time.sleep(0.1)
+            yield port
+        finally:
+            server.terminate()
+
+
+def as_request(content: bytes) -> bytes:
+    """Write a whole request with a file."""
+    body = PART + content + END
+    return HEADER.format(len(body)).encode() + body
+
+
+def measure(
+    port: int, clips: Sequence[Clip], options: argparse.Namespace, loop: Callable[[], object]
+) -> int:
+    """Alternate between many clients, one client and the plain loop; print the medians."""
+    rates: dict[str, list[float]] = {"many": [], "one": [], "loop": []}
+    wrong = 0
+    for _ in range(options.rounds):
+        for name, clients in (("many", options.clients), ("one", 1)):
+            before = batches(port)
+            found = asyncio.run(run_clients(port, clips, clients, options.seconds, ask))
+            rates[name].append(found.seconds / options.seconds)
+            wrong += found.kinds.total() - found.kinds["right"]
+            print(describe(f"{clients} clients", found, options.seconds, before, batches(port)))
+        began, seconds = time.perf_counter(), 0.0
+        while time.perf_counter() - began < options.seconds:
+            loop()
+            seconds += sum(clip.seconds for clip in clips)
+        rates["loop"].append(seconds / (time.perf_counter() - began))
+        print(f"plain loop: {rates['loop'][-1]:.0f} RTFx", flush=True)
+    many, one, plain = (median(each) for each in rates.values())
+    print(f"many clients: {many / one:.2f} times one client, {many / plain:.2f} times the loop")
+    return int(wrong > 0)
+
+
+def batches(port: int) -> tuple[float, float, float]:
+    """Return how many batches there were, and their clips and seconds."""
+    return (
+        metric(port, "sbkit_batch_clips_count"),
+        metric(port, "sbkit_batch_clips_sum"),
+        metric(port, "sbkit_batch_seconds_sum"),
+    )
+
+
+def metric(port: int, name: str) -> float:
+    """Read a figure of the server."""
+    with urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+        found = re.search(rf"^{name} (\S+)$", answer.read().decode(), re.MULTILINE)
+    assert found is not None
+    return float(found[1])
+
+
+def describe(
+    name: str,
+    found: Found,
+    seconds: float,
+    before: Sequence[float],
+    after: Sequence[float],
+) -> str:
+    """Write what a round has found."""
+    ordered = sorted(found.latencies) or [0.0]
+    parts = [ordered[int(share * (len(ordered) - 1))] for share in (0.5, 0.95, 0.99)]
+    count, clips, padded = (end - begin for begin, end in zip(before, after, strict=True))
+    return (
+        f"{name}: {found.seconds / seconds:.0f} RTFx, {len(ordered) / seconds:.1f} answers/s, "
+        f"latency p50 {1e3 * parts[0]:.0f}, p95 {1e3 * parts[1]:.0f}, p99 {1e3 * parts[2]:.0f} ms, "
+        f"batches of {clips / max(1, count):.1f} clips and {padded / max(1, count):.1f} s; "
+        f"{dict(found.kinds)}"
+    )
+
+
+async def run_clients(
+    port: int, clips: Sequence[Clip], clients: int, seconds: float, act: Callable[..., object]
+) -> Found:
+    """Let clients act until the time is over; each has a connection of its own."""
+    found, until = Found(), time.perf_counter() + seconds
+
+    async def client(number: int) -> None:
+        choose, connection = random.Random(number), Connection(port)
+        while time.perf_counter() < until:
+            await act(connection, choose.choice(clips), found, choose)  # type: ignore[misc]
+        connection.close()
+
+    await asyncio.gather(*map(client, range(clients)))
+    return found
+
+
+async def ask(connection: Connection, clip: Clip, found: Found, _: random.Random) -> None:
+    """Ask for a transcript, and compare it."""
+    began = time.perf_counter()
+    try:
+        await connection.send(clip.request)
+        status, body = await connection.receive()
+    except (OSError, EOFError):
+        connection.close()
+        found.kinds["lost"] += 1
+        return
+    found.latencies.append(time.perf_counter() - began)
+    if status == 200:
+        right = json.loads(body)["text"] == clip.text
+        found.seconds += clip.seconds
+        found.kinds["right" if right else "wrong"] += 1
+    else:
+        found.kinds[str(status)] += 1
+
+
+async def torment(connection: Connection, clip: Clip, found: Found, choose: random.Random) -> None:
+    """Ask as `ask` does, or do something bad."""
+    kind = choose.choice(("good", "good", "connect", "stall", "abort", "rubbish"))
+    if kind == "good":
+        await ask(connection, clip, found, choose)
+        return
+    with suppress(OSError, EOFError):
+        if kind == "rubbish":
+            await connection.send(as_request(choose.randbytes(choose.randrange(50_000))))
+            await connection.receive()
+        elif kind == "connect":
+            await connection.send(choose.randbytes(20))
+        else:
+            part = choose.randrange(len(clip.request)) if kind == "stall" else None
+            await connection.send(clip.request[:part])
+            await asyncio.sleep(choose.uniform(0, 2 if kind == "stall" else 0.1))
+    found.kinds[kind] += 1
+    connection.close()
+
+
+def soak(port: int, clips: Sequence[Clip], options: argparse.Namespace) -> int:
+    """Torment the server, and print what has become of the good requests and of its memory."""
+    parts = (SETTLED * options.seconds, (1 - SETTLED) * options.seconds)
+    memory, total = [], Counter[str]()
+    for seconds in parts:
+        found = asyncio.run(run_clients(port, clips, options.clients, seconds, torment))
+        total += found.kinds
+        memory.append(metric(port, "process_resident_memory_bytes") / 1e6)
+    print(f"{options.seconds:g} s of {options.clients} clients: {dict(total)}")
+    print(f"memory: {memory[0]:.0f} MB, at the end {memory[1]:.0f} MB")
+    bad = {"connect", "stall", "abort", "rubbish", "right"}
+    return int(bool(total.keys() - bad))
+
+
+if __name__ == "__main__":
+    try:
+        code = main()
+    except KeyboardInterrupt as error:
+        code = exit_code(error)
+    sys.exit(code)

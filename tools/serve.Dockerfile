@@ -1,0 +1,16 @@
+# `sbkit serve` by ONNX Runtime, without torch:
+#
+#     docker build -f tools/serve.Dockerfile -t sbkit-serve .
+#     docker run --read-only --tmpfs /tmp -v "$PWD/my-model:/model:ro" -p 127.0.0.1:8000:8000 sbkit-serve
+FROM python:3.12-slim AS build
+COPY . /source
+RUN pip wheel --no-deps --wheel-dir /wheels /source
+
+FROM python:3.12-slim
+COPY tools/runtime.txt tools/serve.txt /tools/
+RUN pip install --no-cache-dir -r /tools/runtime.txt -r /tools/serve.txt
+RUN --mount=from=build,source=/wheels,target=/wheels pip install --no-cache-dir --no-deps /wheels/*.whl
+USER 65534:65534
+EXPOSE 8000
+HEALTHCHECK CMD ["python", "-c", "from urllib.request import urlopen; urlopen('http://127.0.0.1:8000/health/ready')"]
+ENTRYPOINT ["sbkit", "serve", "/model", "--runtime", "onnx", "--host", "0.0.0.0"]
