@@ -105,7 +105,7 @@ def test_a_saved_conformer_has_its_features_and_states(
     features = PretrainedFeatures(config=read).eval()
     front_end, encoder = make_parts(read)
     said = load_weights(tmp_path, [front_end, encoder])
-    assert re.search(r"; 2 more are not used: \w+_head.bias, \w+_head.weight", said), said
+    assert re.search(r"; not used: \w+_head.bias, \w+_head.weight", said), said
     for samples in (5000, 16_000, 24_321):
         audio = clip(samples) * torch.linspace(1, 30, samples).sin()
         inputs = extract(audio[0].numpy(), sampling_rate=16_000, return_tensors="pt")
