@@ -136,6 +136,10 @@ BAD: dict[str, tuple[Change, str]] = {
     "shard elsewhere": (shard_elsewhere, "but has no ../other/model.safetensors"),
     "link": (linked, "must be a file of its folder, but leads out of it, to .*elsewhere"),
     "tensor missing": (renamed(Q_PROJ, "x"), rf"1 are missing or others: {Q_PROJ} \(missing\)"),
+    "no mask": (
+        renamed("masked_spec_embed", "x"),
+        r"masked_spec_embed \(missing\). Pass --mask_time_prob=0",
+    ),
     "not finite": (
         weights_of(lambda each: each | {Q_PROJ: each[Q_PROJ] / 0}),
         rf"{Q_PROJ} \(not finite\)",
@@ -193,6 +197,22 @@ def test_every_form_of_the_files_is_read(change: Change, folder: Path) -> None:
         each for part in make_parts(read_encoder_config(folder)) for each in part.parameters()
     ]
     assert sum(each.numel() for each in before) == sum(each.numel() for each in expected)
+
+
+def test_an_encoder_inside_a_model_with_a_head_is_read(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, "parakeet_encoder")
+    before = read(folder)
+    inner = json.loads((folder / "config.json").read_text())
+    whole = {"model_type": "parakeet_ctc", "vocab_size": 9, "encoder_config": inner}
+    (folder / "config.json").write_text(json.dumps(whole))
+    weights_of(
+        lambda tensors: (
+            {f"encoder.{n}": t for n, t in tensors.items()}
+            | {"ctc_head.weight": torch.zeros(9, 24, 1)}
+        )
+    )(folder)
+    for one, two in zip(before, read(folder), strict=True):
+        assert torch.equal(one, two)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
