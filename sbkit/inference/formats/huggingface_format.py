@@ -8,7 +8,7 @@ It has a place for a pretrained encoder and one linear head, and for nothing els
 imported here alone, and only to compare what was written with the trained model.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,25 +30,69 @@ from sbkit.inference.runtime.onnx_runtime import Counts, Floats, LogProbs
 from sbkit.models.pretrained.parts import PretrainedEncoder, PretrainedFrontEnd
 
 CONFIG, WEIGHTS, PREPROCESSOR = "config.json", "model.safetensors", "preprocessor_config.json"
-OURS = ("do_normalize", "sample_rate", "source")  # of `encoder_config`, and of no `config.json`
+OTHERS = (  # of `encoder_config`, which are of no `config.json`
+    *("source", "do_normalize", "sample_rate"),
+    *("stride", "n_fft", "win_length", "hop_length", "preemphasis"),
+)
+
+Config = Mapping[str, Any]
+
+
+def _waveforms(config: Config) -> dict[str, Any]:
+    return {
+        "feature_extractor_type": "Wav2Vec2FeatureExtractor",
+        "processor_class": "Wav2Vec2Processor",
+        "do_normalize": config["do_normalize"],
+        "return_attention_mask": config["feat_extract_norm"] == "layer",
+        "feature_size": 1,
+        "padding_value": 0.0,
+    }
+
+
+def _stacked_mels(config: Config) -> dict[str, Any]:
+    return {
+        "feature_extractor_type": "SeamlessM4TFeatureExtractor",
+        "processor_class": "Wav2Vec2BertProcessor",
+        "feature_size": config["num_mel_bins"],
+        "num_mel_bins": config["num_mel_bins"],
+        "stride": config["stride"],
+        "padding_value": 1,
+    }
+
+
+def _mels(config: Config) -> dict[str, Any]:
+    return {
+        "feature_extractor_type": "ParakeetFeatureExtractor",
+        "processor_class": "ParakeetProcessor",
+        "feature_size": config["num_mel_bins"],
+        **{name: config[name] for name in ("n_fft", "win_length", "hop_length", "preemphasis")},
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kin:
     """A class of transformers that is an encoder with a head for CTC.
 
-    prefix: of the names of the encoder's tensors; head: of the head's.
+    prefix: of the names of the encoder's tensors; processor: what its file says of a model;
+    is_nested: the encoder's sizes stand under `encoder_config`, and the head is a convolution.
     """
 
     name: str
     prefix: str
-    head: str = "lm_head."
+    processor: Callable[[Config], dict[str, Any]] = _waveforms
+    is_nested: bool = False
 
 
 KIN = {  # by the `model_type` of the encoder
     "wav2vec2": Kin(name="Wav2Vec2ForCTC", prefix="wav2vec2."),
     "hubert": Kin(name="HubertForCTC", prefix="hubert."),
     "wavlm": Kin(name="WavLMForCTC", prefix="wavlm."),
+    "wav2vec2-bert": Kin(
+        name="Wav2Vec2BertForCTC", prefix="wav2vec2_bert.", processor=_stacked_mels
+    ),
+    "parakeet_encoder": Kin(
+        name="ParakeetForCTC", prefix="encoder.", processor=_mels, is_nested=True
+    ),
 }
 
 
@@ -57,34 +101,14 @@ def write_huggingface(trained: TrainedModel, folder: Path) -> Sequence[Candidate
 
     Raises SbkitError for what no class of transformers has a place for.
     """
-    transformers = require_package("transformers", extra="export")
     bundle, network = trained.bundle, trained.bundle.model.network
     _require_place(network)
-    encoder = network.encoder.modules["Transformer"]
+    transformers = require_package("transformers", extra="export")
     config = bundle.config.parts["Transformer"]["arguments"]["config"]
     kin = KIN[config["model_type"]]
     save_file(_tensors(kin, network), folder / WEIGHTS, metadata={"format": "pt"})
-    vocabulary = bundle.tokenizer.vocabulary
-    settings = {
-        **{name: value for name, value in config.items() if name not in OURS},
-        "architectures": [kin.name],
-        "num_hidden_layers": len(encoder.body.layers),
-        "mask_time_prob": encoder.frame_masks[0],  # above 0, the file has `masked_spec_embed`
-        "vocab_size": vocabulary.size,
-        "pad_token_id": vocabulary.blank,
-        "bos_token_id": vocabulary.bos,
-        "eos_token_id": vocabulary.eos,
-        "dtype": "float32",
-    }
-    processor = {
-        "feature_extractor_type": "Wav2Vec2FeatureExtractor",
-        "processor_class": "Wav2Vec2Processor",
-        "sampling_rate": config["sample_rate"],
-        "do_normalize": config["do_normalize"],
-        "return_attention_mask": config["feat_extract_norm"] == "layer",
-        "feature_size": 1,
-        "padding_value": 0.0,
-    }
+    settings = _settings(kin, config, network)
+    processor = {**kin.processor(config), "sampling_rate": config["sample_rate"]}
     for name, content in ((CONFIG, settings), (PREPROCESSOR, processor)):
         (folder / name).write_text(to_json(content, indent=1) + "\n", encoding="utf-8")
     written = write_tokenizer(bundle.tokenizer, folder)
@@ -93,7 +117,7 @@ def write_huggingface(trained: TrainedModel, folder: Path) -> Sequence[Candidate
         Candidate(
             name=kin.name,
             files=(CONFIG, WEIGHTS, PREPROCESSOR, *written),
-            log_probs=partial(_log_probs, loaded),
+            log_probs=partial(_log_probs, loaded, network.encoder.modules),
             transcribe=partial(_transcribe, loaded),
         )
     ]
@@ -115,6 +139,24 @@ def _require_place(network: Any) -> None:
         )
 
 
+def _settings(kin: Kin, config: Config, network: Any) -> dict[str, Any]:
+    encoder, vocabulary = network.encoder.modules["Transformer"], network.vocabulary
+    sizes = {
+        **{name: value for name, value in config.items() if name not in OTHERS},
+        "num_hidden_layers": len(encoder.body.layers),
+        "mask_time_prob": encoder.frame_masks[0],  # above 0, the file has `masked_spec_embed`
+    }
+    return {
+        **({"model_type": "parakeet_ctc", "encoder_config": sizes} if kin.is_nested else sizes),
+        "architectures": [kin.name],
+        "vocab_size": vocabulary.size,
+        "pad_token_id": vocabulary.blank,
+        "bos_token_id": vocabulary.bos,
+        "eos_token_id": vocabulary.eos,
+        "dtype": "float32",
+    }
+
+
 def _tensors(kin: Kin, network: Any) -> dict[str, Tensor]:
     """Return the weights under the names of transformers."""
     found = {}
@@ -123,25 +165,34 @@ def _tensors(kin: Kin, network: Any) -> dict[str, Tensor]:
         for name, tensor in part.state_dict().items():
             found[prefix + name.removeprefix("body.")] = tensor
     weight, bias = network.ctc_lin.weight, network.ctc_lin.bias
-    found[f"{kin.head}weight"] = weight
-    found[f"{kin.head}bias"] = weight.new_zeros(len(weight)) if bias is None else bias
+    head = "ctc_head" if kin.is_nested else "lm_head"
+    found[f"{head}.weight"] = weight.unsqueeze(-1) if kin.is_nested else weight
+    found[f"{head}.bias"] = weight.new_zeros(len(weight)) if bias is None else bias
     return {name: tensor.detach().cpu().contiguous() for name, tensor in found.items()}
 
 
 @torch.inference_mode()
-def _log_probs(pipeline: Any, audio: Floats, lengths: Counts) -> LogProbs:
-    """Run the model on one clip after the other, as the pipeline does: padding changes some."""
+def _log_probs(
+    pipeline: Any, modules: Mapping[str, Any], audio: Floats, lengths: Counts
+) -> LogProbs:
+    """Run the model on one clip after the other, as the pipeline does: padding changes some.
+
+    Some feature extractors pad even one clip, by a frame, which is left out.
+    """
+    frames = torch.from_numpy(lengths)
+    for name in ("compute_features", "CNN"):
+        frames = modules[name].frame_lengths(frames)
     rows = []
-    for row, length in zip(audio, lengths, strict=True):
+    for row, length, count in zip(audio, lengths, frames.tolist(), strict=True):
         inputs = pipeline.feature_extractor(
             row[:length],
             sampling_rate=pipeline.feature_extractor.sampling_rate,
             return_tensors="pt",
             return_attention_mask=True,
         )
-        rows.append(pipeline.model(**inputs).logits[0].log_softmax(-1))
-    frames = np.array([len(row) for row in rows])
-    return LogProbs(pad_sequence(rows, batch_first=True).numpy(), frames)
+        rows.append(pipeline.model(**inputs).logits[0, :count].log_softmax(-1))
+    found = np.array([len(row) for row in rows])
+    return LogProbs(pad_sequence(rows, batch_first=True).numpy(), found)
 
 
 def _transcribe(pipeline: Any, clips: Sequence[Floats]) -> list[str]:
