@@ -1,6 +1,7 @@
 """The command `sbkit serve`: load a bundle, listen, warm up, answer, and stop in order."""
 
 import argparse
+import gc
 import resource
 import signal
 import socket
@@ -17,6 +18,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from sbkit.base.errors import ASKED_TO_STOP, INTERRUPTED, SbkitError
+from sbkit.base.machine import share_free_memory
 from sbkit.inference.bundle.bundle import CONFIG
 from sbkit.inference.runtime.shapes import Shapes
 from sbkit.inference.transcribe.transcriber import (
@@ -39,6 +41,7 @@ def serve(options: argparse.Namespace) -> int:
     Raises:
         SbkitError: the bundle cannot be used, or the options do not fit.
     """
+    share_free_memory()
     given = {each.name: getattr(options, each.name) for each in fields(Limits)}
     limits = Limits(**{name: value for name, value in given.items() if value is not None})
     keys = [] if options.api_key_file is None else read_keys(options.api_key_file)
@@ -64,6 +67,8 @@ def serve(options: argparse.Namespace) -> int:
                 declared=declared,
                 state=State(),
             )
+            gc.freeze()  # what is here stays; cycles of requests are looked for in what comes
+            gc.collect()
             server = Server(service, keys=keys, grace_seconds=options.grace_seconds)
             server.run(sockets=[listening])
     return server.exit_code()
