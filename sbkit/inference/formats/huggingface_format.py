@@ -24,7 +24,7 @@ from sbkit.base.files import to_json
 from sbkit.base.process import require_package
 from sbkit.inference.formats.huggingface_tokenizer import write_tokenizer
 from sbkit.inference.formats.parity import Candidate
-from sbkit.inference.formats.traced import TrainedModel
+from sbkit.inference.formats.traced import TrainedModel, quietly
 from sbkit.inference.runtime.onnx_runtime import Counts, Floats, LogProbs
 from sbkit.models.pretrained.parts import PretrainedEncoder, PretrainedFrontEnd
 
@@ -146,6 +146,7 @@ def _tensors(kin: Kin, network: Any) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().contiguous() for name, tensor in found.items()}
 
 
+@quietly()  # WavLM's attention warns of its own masks
 @torch.inference_mode()
 def _log_probs(
     pipeline: Any, modules: Mapping[str, Any], audio: Floats, lengths: Counts
@@ -170,6 +171,7 @@ def _log_probs(
     return LogProbs(pad_sequence(rows, batch_first=True).numpy(), found)
 
 
+@quietly()
 def _transcribe(pipeline: Any, clips: Sequence[Floats]) -> list[str]:
     rate = pipeline.feature_extractor.sampling_rate
     return [pipeline({"raw": clip, "sampling_rate": rate})["text"] for clip in clips]
