@@ -53,7 +53,9 @@ class ConvFrontEnd(nn.Module):
         """Normalize and convolve twice."""
         x = _mask_padding(self.normalize(features), lengths)
         before = (self.start() if self.is_causal else {}).values()
-        x, lengths, _ = self._convolve(x, lengths, [each.expand(len(x), -1, -1) for each in before])
+        x, lengths, _ = self._convolve(
+            x, lengths, [each.expand(x.shape[0], -1, -1) for each in before]
+        )
         return x, lengths
 
     def start(self) -> dict[str, Tensor]:

@@ -126,6 +126,12 @@ def test_everything_else_is_refused_with_both_values(
     assert {file: file.read_bytes() for file in run.rglob("*") if file.is_file()} == before
 
 
+def test_of_a_mapping_what_differs_is_named(tmp_path: Path) -> None:
+    text = YAML + "encoder_config: {size: 2, source: {name: base, sha256: HASH}}\n"
+    one, two = (declare(tmp_path, text.replace("HASH", each)) for each in ("aa", "bb"))
+    assert list(two.differences(one)) == [("encoder_config.source.sha256", "aa", "bb")]
+
+
 def test_the_resolved_yaml_declares_the_same_run(tmp_path: Path) -> None:
     run = begun(tmp_path)
     text = resolve(tmp_path / "run.yaml", {}).text

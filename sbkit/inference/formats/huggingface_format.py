@@ -8,11 +8,10 @@ It has a place for a pretrained encoder and one linear head, and for nothing els
 imported here alone, and only to compare what was written with the trained model.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,30 +24,39 @@ from sbkit.base.files import to_json
 from sbkit.base.process import require_package
 from sbkit.inference.formats.huggingface_tokenizer import write_tokenizer
 from sbkit.inference.formats.parity import Candidate
-from sbkit.inference.formats.traced import TrainedModel
+from sbkit.inference.formats.traced import TrainedModel, quietly
 from sbkit.inference.runtime.onnx_runtime import Counts, Floats, LogProbs
 from sbkit.models.pretrained.parts import PretrainedEncoder, PretrainedFrontEnd
 
 CONFIG, WEIGHTS, PREPROCESSOR = "config.json", "model.safetensors", "preprocessor_config.json"
-OURS = ("do_normalize", "sample_rate", "source")  # of `encoder_config`, and of no `config.json`
+NOT_SIZES = ("source", "do_normalize", "sample_rate")  # of `encoder_config`, not of `config.json`
+AUDIO = (
+    *("do_normalize", "num_mel_bins", "stride"),
+    *("n_fft", "win_length", "hop_length", "preemphasis"),
+)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Kin:
-    """A class of transformers that is an encoder with a head for CTC.
-
-    prefix: of the names of the encoder's tensors; head: of the head's.
-    """
+class Kin(NamedTuple):
+    """A class of transformers that is an encoder with a head for CTC, and what goes with it."""
 
     name: str
-    prefix: str
-    head: str = "lm_head."
+    prefix: str  # of the names of the encoder's tensors
+    processor: str = "Wav2Vec2Processor"
+    features: str = "Wav2Vec2FeatureExtractor"
 
 
+PARAKEET = Kin("ParakeetForCTC", "encoder.", "ParakeetProcessor", "ParakeetFeatureExtractor")
 KIN = {  # by the `model_type` of the encoder
-    "wav2vec2": Kin(name="Wav2Vec2ForCTC", prefix="wav2vec2."),
-    "hubert": Kin(name="HubertForCTC", prefix="hubert."),
-    "wavlm": Kin(name="WavLMForCTC", prefix="wavlm."),
+    "wav2vec2": Kin("Wav2Vec2ForCTC", "wav2vec2."),
+    "hubert": Kin("HubertForCTC", "hubert."),
+    "wavlm": Kin("WavLMForCTC", "wavlm."),
+    "wav2vec2-bert": Kin(
+        "Wav2Vec2BertForCTC",
+        "wav2vec2_bert.",
+        "Wav2Vec2BertProcessor",
+        "SeamlessM4TFeatureExtractor",
+    ),
+    "parakeet_encoder": PARAKEET,
 }
 
 
@@ -57,35 +65,14 @@ def write_huggingface(trained: TrainedModel, folder: Path) -> Sequence[Candidate
 
     Raises SbkitError for what no class of transformers has a place for.
     """
-    transformers = require_package("transformers", extra="export")
     bundle, network = trained.bundle, trained.bundle.model.network
     _require_place(network)
-    encoder = network.encoder.modules["Transformer"]
+    transformers = require_package("transformers", extra="export")
     config = bundle.config.parts["Transformer"]["arguments"]["config"]
     kin = KIN[config["model_type"]]
     save_file(_tensors(kin, network), folder / WEIGHTS, metadata={"format": "pt"})
-    vocabulary = bundle.tokenizer.vocabulary
-    settings = {
-        **{name: value for name, value in config.items() if name not in OURS},
-        "architectures": [kin.name],
-        "num_hidden_layers": len(encoder.body.layers),
-        "mask_time_prob": encoder.frame_masks[0],  # above 0, the file has `masked_spec_embed`
-        "vocab_size": vocabulary.size,
-        "pad_token_id": vocabulary.blank,
-        "bos_token_id": vocabulary.bos,
-        "eos_token_id": vocabulary.eos,
-        "dtype": "float32",
-    }
-    processor = {
-        "feature_extractor_type": "Wav2Vec2FeatureExtractor",
-        "processor_class": "Wav2Vec2Processor",
-        "sampling_rate": config["sample_rate"],
-        "do_normalize": config["do_normalize"],
-        "return_attention_mask": config["feat_extract_norm"] == "layer",
-        "feature_size": 1,
-        "padding_value": 0.0,
-    }
-    for name, content in ((CONFIG, settings), (PREPROCESSOR, processor)):
+    settings = {CONFIG: _model_settings(kin, network, config), PREPROCESSOR: _audio(kin, config)}
+    for name, content in settings.items():
         (folder / name).write_text(to_json(content, indent=1) + "\n", encoding="utf-8")
     written = write_tokenizer(bundle.tokenizer, folder)
     loaded = transformers.pipeline("automatic-speech-recognition", model=str(folder), device="cpu")
@@ -93,7 +80,7 @@ def write_huggingface(trained: TrainedModel, folder: Path) -> Sequence[Candidate
         Candidate(
             name=kin.name,
             files=(CONFIG, WEIGHTS, PREPROCESSOR, *written),
-            log_probs=partial(_log_probs, loaded),
+            log_probs=partial(_log_probs, loaded, network.encoder.modules),
             transcribe=partial(_transcribe, loaded),
         )
     ]
@@ -115,6 +102,36 @@ def _require_place(network: Any) -> None:
         )
 
 
+def _audio(kin: Kin, config: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "feature_extractor_type": kin.features,
+        "processor_class": kin.processor,
+        "sampling_rate": config["sample_rate"],
+        "feature_size": config.get("num_mel_bins", 1),
+        "padding_value": 0.0,
+        "return_attention_mask": config.get("feat_extract_norm") != "group",
+        **{name: config[name] for name in AUDIO if name in config},
+    }
+
+
+def _model_settings(kin: Kin, network: Any, config: Mapping[str, Any]) -> dict[str, Any]:
+    encoder, vocabulary = network.encoder.modules["Transformer"], network.vocabulary
+    sizes = {
+        **{name: value for name, value in config.items() if name not in NOT_SIZES},
+        "num_hidden_layers": len(encoder.body.layers),
+        "mask_time_prob": encoder.frame_masks[0],  # above 0, the file has `masked_spec_embed`
+    }
+    return {
+        **({"model_type": "parakeet_ctc", "encoder_config": sizes} if kin is PARAKEET else sizes),
+        "architectures": [kin.name],
+        "vocab_size": vocabulary.size,
+        "pad_token_id": vocabulary.blank,
+        "bos_token_id": vocabulary.bos,
+        "eos_token_id": vocabulary.eos,
+        "dtype": "float32",
+    }
+
+
 def _tensors(kin: Kin, network: Any) -> dict[str, Tensor]:
     """Return the weights under the names of transformers."""
     found = {}
@@ -123,27 +140,38 @@ def _tensors(kin: Kin, network: Any) -> dict[str, Tensor]:
         for name, tensor in part.state_dict().items():
             found[prefix + name.removeprefix("body.")] = tensor
     weight, bias = network.ctc_lin.weight, network.ctc_lin.bias
-    found[f"{kin.head}weight"] = weight
-    found[f"{kin.head}bias"] = weight.new_zeros(len(weight)) if bias is None else bias
+    head = "ctc_head" if kin is PARAKEET else "lm_head"
+    found[f"{head}.weight"] = weight.unsqueeze(-1) if kin is PARAKEET else weight  # a convolution
+    found[f"{head}.bias"] = weight.new_zeros(len(weight)) if bias is None else bias
     return {name: tensor.detach().cpu().contiguous() for name, tensor in found.items()}
 
 
+@quietly()  # WavLM's attention warns of its own masks
 @torch.inference_mode()
-def _log_probs(pipeline: Any, audio: Floats, lengths: Counts) -> LogProbs:
-    """Run the model on one clip after the other, as the pipeline does: padding changes some."""
+def _log_probs(
+    pipeline: Any, modules: Mapping[str, Any], audio: Floats, lengths: Counts
+) -> LogProbs:
+    """Run the model on one clip after the other, as the pipeline does: padding changes some.
+
+    Some feature extractors pad even one clip, by a frame, which is left out.
+    """
+    frames = torch.from_numpy(lengths)
+    for name in ("compute_features", "CNN"):
+        frames = modules[name].frame_lengths(frames)
     rows = []
-    for row, length in zip(audio, lengths, strict=True):
+    for row, length, count in zip(audio, lengths, frames.tolist(), strict=True):
         inputs = pipeline.feature_extractor(
             row[:length],
             sampling_rate=pipeline.feature_extractor.sampling_rate,
             return_tensors="pt",
             return_attention_mask=True,
         )
-        rows.append(pipeline.model(**inputs).logits[0].log_softmax(-1))
-    frames = np.array([len(row) for row in rows])
-    return LogProbs(pad_sequence(rows, batch_first=True).numpy(), frames)
+        rows.append(pipeline.model(**inputs).logits[0, :count].log_softmax(-1))
+    found = np.array([len(row) for row in rows])
+    return LogProbs(pad_sequence(rows, batch_first=True).numpy(), found)
 
 
+@quietly()
 def _transcribe(pipeline: Any, clips: Sequence[Floats]) -> list[str]:
     rate = pipeline.feature_extractor.sampling_rate
     return [pipeline({"raw": clip, "sampling_rate": rate})["text"] for clip in clips]

@@ -105,7 +105,7 @@ class TorchModel:
         finally:  # threads to come begin with what was set last in any
             torch.set_num_threads(torch.get_num_threads())
 
-    @cached_property
+    @property
     def _streaming(self) -> StreamingModel | None:
         return streaming_model(self.network)
 

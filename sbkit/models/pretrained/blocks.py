@@ -1,6 +1,6 @@
 """What the families of pretrained encoders have in common.
 
-Legend: B utterances, U frames, H heads, D/H channels of a head.
+Legend: B utterances, U frames, D width, H heads.
 """
 
 from collections.abc import Callable, Mapping
@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import gelu, relu, scaled_dot_product_attention, silu
+
+from sbkit.models.dropout import Dropout
 
 Config = Mapping[str, Any]  # sizes, by their names in a `config.json`
 
@@ -58,3 +60,70 @@ def attend(
     else:
         out = scaled_dot_product_attention(query, key, value, attn_mask=allowed, dropout_p=dropout)
     return out.transpose(1, 2).flatten(2)
+
+
+class Attention(nn.Module):
+    """Attend to all frames of an utterance: (B, U, D), (B, U) -> (B, U, D).
+
+    names: of the projections of query, key, value and output in the files.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        dropout: float,
+        names: tuple[str, str, str, str] = ("q_proj", "k_proj", "v_proj", "out_proj"),
+        *,
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        self.heads: int = config["num_attention_heads"]
+        self.p, self.names = dropout, names
+        for name in names:
+            self.add_module(name, nn.Linear(config["hidden_size"], config["hidden_size"], bias))
+
+    def forward(self, x: Tensor, mask: Tensor, context: Tensor | None) -> Tensor:
+        """Attend where ``mask`` (B, U) is true."""
+        *projections, out_proj = (getattr(self, name) for name in self.names)
+        query, key, value = (
+            project(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, H, U, D/H)
+            for project in projections
+        )
+        query, bias = self.place(query, x, context)
+        dropout = self.p if self.training else 0.0
+        attended: Tensor = out_proj(attend(query, key, value, mask, bias=bias, dropout=dropout))
+        return attended
+
+    def place(
+        self, query: Tensor, x: Tensor, context: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the query, and what positions add to the scores, here nothing."""
+        return query, None
+
+
+class FeedForward(nn.Module):
+    """Project up, and down again: (B, U, D) -> (B, U, D).
+
+    names: of the two projections in the files.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        dropout: float,
+        names: tuple[str, str] = ("intermediate_dense", "output_dense"),
+        *,
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        width, inner = config["hidden_size"], config["intermediate_size"]
+        self.names = names
+        self.add_module(names[0], nn.Linear(width, inner, bias))
+        self.activation, self.dropout = ACTIVATIONS[config["hidden_act"]], Dropout(dropout)
+        self.add_module(names[1], nn.Linear(inner, width, bias))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply both."""
+        up, down = (getattr(self, name) for name in self.names)
+        projected: Tensor = down(self.dropout(self.activation(up(x))))
+        return projected

@@ -176,6 +176,13 @@ def _check_sizes(config: Config, of: str) -> None:
                 f"`hidden_size` of {of} must be a multiple of `{name}` ({config[name]}), but is "
                 f"{hidden}. Take a model whose {CONFIG} is its own."
             )
+    stacked = config.get("num_mel_bins", 1) * config.get("stride", 0)
+    if stacked and stacked != config["feature_projection_input_dim"]:
+        raise SbkitError(
+            f"`feature_projection_input_dim` of {of} must be `num_mel_bins` times `stride` of "
+            f"{PREPROCESSOR}, {stacked}, but is {config['feature_projection_input_dim']}. Take "
+            "both files of one model."
+        )
     lengths = {name: len(config[name]) for name in PARALLEL if name in config}
     if len({*lengths.values()}) > 1:
         came = listed(f"{count} in `{name}`" for name, count in lengths.items())

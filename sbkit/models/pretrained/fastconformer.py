@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from sbkit.audio.lengths import length_mask
 from sbkit.models.dropout import Dropout
-from sbkit.models.pretrained.blocks import ACTIVATIONS, Config, Dropouts, attend
+from sbkit.models.pretrained.blocks import Attention, Config, Dropouts, FeedForward
 from sbkit.models.pretrained.conformer import (
     ConformerLayer,
     Convolution,
@@ -106,68 +106,43 @@ def frequencies(width: int, device: torch.device) -> Tensor:
 def _layer(config: Config, dropouts: Dropouts) -> ConformerLayer:
     width, side = config["hidden_size"], (config["conv_kernel_size"] - 1) // 2
     norm = ("norm", FrozenBatchNorm(width))
+
+    def feed_forward() -> FeedForward:
+        names, bias = ("linear1", "linear2"), config["attention_bias"]
+        return FeedForward(config, dropouts.activation, names, bias=bias)
+
     return ConformerLayer(
         dropouts.hidden,
         norm_feed_forward1=nn.LayerNorm(width),
-        feed_forward1=FeedForward(config, dropouts.activation),
+        feed_forward1=feed_forward(),
         norm_self_att=nn.LayerNorm(width),
-        self_attn=Attention(config, dropouts.attention),
+        self_attn=SinusoidAttention(config, dropouts.attention),
         norm_conv=nn.LayerNorm(width),
         conv=Convolution(config, side, side, norm, bias=config["convolution_bias"]),
         norm_feed_forward2=nn.LayerNorm(width),
-        feed_forward2=FeedForward(config, dropouts.activation),
+        feed_forward2=feed_forward(),
         norm_out=nn.LayerNorm(width),
     )
 
 
-class FeedForward(nn.Module):
-    """Project up, and down again: (B, U, D) -> (B, U, D)."""
+class SinusoidAttention(Attention):
+    """Attention that sinusoids of the distance add to, with one bias of the query for each."""
 
     def __init__(self, config: Config, dropout: float) -> None:
-        super().__init__()
-        width, inner = config["hidden_size"], config["intermediate_size"]
-        self.linear1 = nn.Linear(width, inner, bias=config["attention_bias"])
-        self.activation = ACTIVATIONS[config["hidden_act"]]
-        self.dropout = Dropout(dropout)
-        self.linear2 = nn.Linear(inner, width, bias=config["attention_bias"])
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply both."""
-        projected: Tensor = self.linear2(self.dropout(self.activation(self.linear1(x))))
-        return projected
-
-
-class Attention(nn.Module):
-    """Attend by what frames hold and by sinusoids of their distance: (B, U, D) -> (B, U, D)."""
-
-    def __init__(self, config: Config, dropout: float) -> None:
-        super().__init__()
-        width, bias = config["hidden_size"], config["attention_bias"]
-        self.heads: int = config["num_attention_heads"]
-        self.p = dropout
-        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (
-            nn.Linear(width, width, bias=bias) for _ in range(4)
-        )
+        names = ("q_proj", "k_proj", "v_proj", "o_proj")
+        super().__init__(config, dropout, names, bias=config["attention_bias"])
+        width = config["hidden_size"]
         self.relative_k_proj = nn.Linear(width, width, bias=False)
         self.bias_u = nn.Parameter(torch.zeros(self.heads, width // self.heads))
         self.bias_v = nn.Parameter(torch.zeros(self.heads, width // self.heads))
 
-    def forward(self, x: Tensor, mask: Tensor, sinusoids: Tensor) -> Tensor:
-        """Attend where ``mask`` (B, U) is true; sinusoids (2U, D): of each distance."""
-        query, key, value, by_distance = (
-            project(y).unflatten(-1, (self.heads, -1)).transpose(-2, -3)  # (B, H, U, D/H)
-            for project, y in (
-                (self.q_proj, x),
-                (self.k_proj, x),
-                (self.v_proj, x),
-                (self.relative_k_proj, sinusoids),
-            )
-        )
-        bias = distance_scores(query + self.bias_v.unsqueeze(1), by_distance)
-        query = query + self.bias_u.unsqueeze(1)
-        dropout = self.p if self.training else 0.0
-        attended: Tensor = self.o_proj(attend(query, key, value, mask, bias=bias, dropout=dropout))
-        return attended
+    def place(
+        self, query: Tensor, x: Tensor, context: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Score distances; context (2U, D): sinusoids of each."""
+        keys = self.relative_k_proj(context).unflatten(-1, (self.heads, -1)).transpose(0, 1)
+        scores = distance_scores(query + self.bias_v.unsqueeze(1), keys)  # keys (H, 2U, D/H)
+        return query + self.bias_u.unsqueeze(1), scores
 
 
 class FrozenBatchNorm(nn.Module):

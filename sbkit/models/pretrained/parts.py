@@ -19,15 +19,13 @@ from torch.utils.checkpoint import checkpoint
 from sbkit.audio.lengths import length_mask
 from sbkit.base.errors import SbkitError
 from sbkit.config.ranges import AT_LEAST_ONE, SHARE, Range
-from sbkit.models.pretrained.blocks import Dropouts
+from sbkit.models.pretrained.blocks import Config, Dropouts
 from sbkit.models.pretrained.fastconformer import FastConformer, StridedConvs
 from sbkit.models.pretrained.log_mel import ParakeetFeatures, W2vBertFeatures
 from sbkit.models.pretrained.lora import add_adapters
 from sbkit.models.pretrained.masks import hide
 from sbkit.models.pretrained.w2v_bert import StackedFrames, W2vBert
 from sbkit.models.pretrained.wav2vec2 import ConvEncoder, NormalizedAudio, Wav2Vec2
-
-Config = Mapping[str, Any]
 
 WEIGHTED = "weighted"  # in the place of a number of layers
 

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from sbkit.models.dropout import Dropout
-from sbkit.models.pretrained.blocks import Config, Dropouts, attend
+from sbkit.models.pretrained.blocks import Attention, Config, Dropouts, FeedForward
 from sbkit.models.pretrained.conformer import (
     ConformerLayer,
     Convolution,
     distance_scores,
     distances,
 )
-from sbkit.models.pretrained.wav2vec2 import FeatureProjection, FeedForward
+from sbkit.models.pretrained.wav2vec2 import FeatureProjection
 
 
 class StackedFrames(nn.Module):
@@ -81,41 +81,30 @@ def _layer(config: Config, dropouts: Dropouts) -> ConformerLayer:
     return ConformerLayer(
         dropouts.hidden,
         ffn1_layer_norm=norm(),
-        ffn1=FeedForward(config, dropouts),
+        ffn1=FeedForward(config, dropouts.activation),
         self_attn_layer_norm=norm(),
-        self_attn=Attention(config, dropouts.attention),
+        self_attn=ShawAttention(config, dropouts.attention),
         conv_norm=nn.Identity(),  # it has its own
         conv_module=CausalConvolution(config),
         ffn2_layer_norm=norm(),
-        ffn2=FeedForward(config, dropouts),
+        ffn2=FeedForward(config, dropouts.activation),
         final_layer_norm=norm(),
     )
 
 
-class Attention(nn.Module):
-    """Attend by what frames hold and by embeddings of their distance: (B, U, D) -> (B, U, D)."""
+class ShawAttention(Attention):
+    """Attention that embeddings of the distance add to."""
 
     def __init__(self, config: Config, dropout: float) -> None:
-        super().__init__()
-        width, self.heads = config["hidden_size"], config["num_attention_heads"]
-        self.p = dropout
-        self.linear_q, self.linear_k = nn.Linear(width, width), nn.Linear(width, width)
-        self.linear_v, self.linear_out = nn.Linear(width, width), nn.Linear(width, width)
-        farthest = config["left_max_position_embeddings"] + config["right_max_position_embeddings"]
-        self.distance_embedding = nn.Embedding(farthest + 1, width // self.heads)
+        super().__init__(config, dropout, ("linear_q", "linear_k", "linear_v", "linear_out"))
+        count = config["left_max_position_embeddings"] + config["right_max_position_embeddings"] + 1
+        self.distance_embedding = nn.Embedding(count, config["hidden_size"] // self.heads)
 
-    def forward(self, x: Tensor, mask: Tensor, rows: Tensor) -> Tensor:
-        """Attend where ``mask`` (B, U) is true; rows (2U,): of the embedding of each distance."""
-        query, key, value = (
-            project(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, H, U, D/H)
-            for project in (self.linear_q, self.linear_k, self.linear_v)
-        )
-        bias = distance_scores(query, self.distance_embedding(rows).unsqueeze(0))
-        dropout = self.p if self.training else 0.0
-        attended: Tensor = self.linear_out(
-            attend(query, key, value, mask, bias=bias, dropout=dropout)
-        )
-        return attended
+    def place(
+        self, query: Tensor, x: Tensor, context: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Score distances; context (2U,): the row of the embeddings for each."""
+        return query, distance_scores(query, self.distance_embedding(context).unsqueeze(0))
 
 
 class CausalConvolution(Convolution):

@@ -10,7 +10,7 @@ normalize what they add to (`do_stable_layer_norm`), or its sum.
 """
 
 import math
-from collections.abc import Mapping
+from collections import OrderedDict
 from typing import Any
 
 import torch
@@ -20,10 +20,14 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from sbkit.audio.lengths import length_mask
 from sbkit.models.dropout import Dropout
-from sbkit.models.frame_conv import FrameConv
-from sbkit.models.pretrained.blocks import ACTIVATIONS, Dropouts, attend
-
-Config = Mapping[str, Any]
+from sbkit.models.frame_conv import FrameConv, StridedConv
+from sbkit.models.pretrained.blocks import (
+    ACTIVATIONS,
+    Attention,
+    Config,
+    Dropouts,
+    FeedForward,
+)
 
 LEAST_VARIANCE = 1e-7  # added to that of a clip
 
@@ -110,7 +114,7 @@ class ConvLayer(nn.Module):
         activation: str,
     ) -> None:
         super().__init__()
-        self.conv = FrameConv(channels, out_channels, kernel, stride, bias=bias)
+        self.conv = StridedConv(channels, out_channels, kernel, stride, bias=bias)
         nn.init.kaiming_normal_(self.conv.weight)
         self.norm = norm
         if norm == "group":
@@ -157,22 +161,19 @@ class ConvLayer(nn.Module):
         return torch.baddbmm(shift.mT.to(audio.dtype), windows, folded)
 
 
-class FeatureProjection(nn.Module):
+class FeatureProjection(nn.Sequential):
     """Normalize features, and project them to the width of the encoder: (B, U, C) -> (B, U, D)."""
 
     def __init__(self, config: Config, channels: int, dropout: float) -> None:
-        super().__init__()
-        if config.get("feat_proj_layer_norm", True):
-            self.layer_norm: nn.Module = nn.LayerNorm(channels, eps=config["layer_norm_eps"])
-        else:
-            self.layer_norm = nn.Identity()
-        self.projection = nn.Linear(channels, config["hidden_size"])
-        self.dropout = Dropout(dropout)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Project."""
-        projected: Tensor = self.dropout(self.projection(self.layer_norm(x)))
-        return projected
+        norm = nn.LayerNorm(channels, eps=config["layer_norm_eps"])
+        is_normed = config.get("feat_proj_layer_norm", True)
+        super().__init__(
+            OrderedDict(
+                layer_norm=norm if is_normed else nn.Identity(),
+                projection=nn.Linear(channels, config["hidden_size"]),
+                dropout=Dropout(dropout),
+            )
+        )
 
 
 class Wav2Vec2(nn.Module):
@@ -183,13 +184,29 @@ class Wav2Vec2(nn.Module):
 
     def __init__(self, config: Config, dropouts: Dropouts) -> None:
         super().__init__()
-        self.feature_projection = FeatureProjection(
-            config, config["conv_dim"][-1], dropouts.projection
+        width, channels = config["hidden_size"], config["conv_dim"][-1]
+        eps = config["layer_norm_eps"]
+        self.norm_first: bool = config["do_stable_layer_norm"]
+        self.feature_projection = FeatureProjection(config, channels, dropouts.projection)
+        is_wavlm = config["model_type"] == "wavlm"
+        attention = GatedAttention if is_wavlm else Attention
+        blocks = [
+            Block(config, dropouts, attention(config, dropouts.attention))
+            for _ in range(config["num_hidden_layers"])
+        ]
+        if is_wavlm:  # what all share has the name of the first
+            blocks[0].attention.rel_attn_embed = RelativePositions(config)
+        self.encoder: Any = nn.ModuleDict(
+            {
+                "pos_conv_embed": PositionalConv(config),
+                "layer_norm": nn.LayerNorm(width, eps=eps),
+                "dropout": Dropout(dropouts.hidden),
+                "layers": nn.ModuleList(blocks),
+            }
         )
-        self.encoder = Blocks(config, dropouts)
 
     @property
-    def layers(self) -> nn.ModuleList:
+    def layers(self) -> Any:
         """Return the blocks, each called with (x, mask, context)."""
         return self.encoder.layers
 
@@ -199,46 +216,20 @@ class Wav2Vec2(nn.Module):
         return projected
 
     def begin(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Add positions: (B, U, D), (B, U) -> (B, U, D), and WavLM's bias, (H, U, U)."""
-        return self.encoder.begin(x, mask)
+        """Add positions, which see zeros past the end of an utterance.
+
+        (B, U, D), (B, U) -> (B, U, D), and WavLM's bias of attention, (H, U, U).
+        """
+        x = x * mask.unsqueeze(-1)
+        x = x + self.encoder.pos_conv_embed(x)
+        positions = getattr(self.layers[0].attention, "rel_attn_embed", None)
+        bias = None if positions is None else positions(x.shape[1])
+        return self.encoder.dropout(x if self.norm_first else self.encoder.layer_norm(x)), bias
 
     def finish(self, x: Tensor) -> Tensor:
         """Normalize what a block returns, where blocks do not: (B, U, D) -> (B, U, D)."""
-        finished: Tensor = self.encoder.layer_norm(x) if self.encoder.norm_first else x
+        finished: Tensor = self.encoder.layer_norm(x) if self.norm_first else x
         return finished
-
-
-class Blocks(nn.Module):
-    """The part of the file that is called `encoder`."""
-
-    def __init__(self, config: Config, dropouts: Dropouts) -> None:
-        super().__init__()
-        self.norm_first: bool = config["do_stable_layer_norm"]
-        self.pos_conv_embed = PositionalConv(config)
-        self.layer_norm = nn.LayerNorm(config["hidden_size"], eps=config["layer_norm_eps"])
-        self.dropout = Dropout(dropouts.hidden)
-        is_wavlm = config["model_type"] == "wavlm"
-        attention = GatedAttention if is_wavlm else Attention
-        self.layers = nn.ModuleList(
-            Block(config, dropouts, attention(config, dropouts.attention))
-            for _ in range(config["num_hidden_layers"])
-        )
-        if is_wavlm:
-            self._first_attention.rel_attn_embed = RelativePositions(config)
-
-    @property
-    def _first_attention(self) -> Any:
-        """Return the attention in whose name a file has the positions that all blocks share."""
-        first: Any = self.layers[0]
-        return first.attention
-
-    def begin(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Add positions, which see zeros past the end of an utterance."""
-        x = x * mask.unsqueeze(-1)
-        x = x + self.pos_conv_embed(x)
-        positions = getattr(self._first_attention, "rel_attn_embed", None)
-        bias = None if positions is None else positions(x.shape[1])
-        return self.dropout(x if self.norm_first else self.layer_norm(x)), bias
 
 
 class PositionalConv(nn.Module):
@@ -268,7 +259,7 @@ class Block(nn.Module):
         self.attention = attention
         self.dropout = Dropout(dropouts.hidden)
         self.layer_norm = nn.LayerNorm(width, eps=eps)
-        self.feed_forward = FeedForward(config, dropouts)
+        self.feed_forward = FeedForward(config, dropouts.activation)
         self.final_layer_norm = nn.LayerNorm(width, eps=eps)
 
     def forward(self, x: Tensor, mask: Tensor, context: Tensor | None) -> Tensor:
@@ -281,34 +272,6 @@ class Block(nn.Module):
         return normed
 
 
-class Attention(nn.Module):
-    """Attend to all frames of an utterance: (B, U, D), (B, U) -> (B, U, D)."""
-
-    def __init__(self, config: Config, dropout: float) -> None:
-        super().__init__()
-        width = config["hidden_size"]
-        self.heads: int = config["num_attention_heads"]
-        self.p = dropout
-        self.q_proj, self.k_proj = nn.Linear(width, width), nn.Linear(width, width)
-        self.v_proj, self.out_proj = nn.Linear(width, width), nn.Linear(width, width)
-
-    def forward(self, x: Tensor, mask: Tensor, context: Tensor | None) -> Tensor:
-        """Attend where ``mask`` (B, U) is true."""
-        query, key, value = (
-            project(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, H, U, D/H)
-            for project in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        bias, dropout = self.bias(x, context), self.p if self.training else 0.0
-        attended: Tensor = self.out_proj(
-            attend(query, key, value, mask, bias=bias, dropout=dropout)
-        )
-        return attended
-
-    def bias(self, x: Tensor, context: Tensor | None) -> Tensor | None:
-        """Return what is added to the scores, here nothing."""
-        return None
-
-
 class GatedAttention(Attention):
     """Attention with a bias by relative position, which each query scales (WavLM, section 3.2)."""
 
@@ -317,14 +280,15 @@ class GatedAttention(Attention):
         self.gru_rel_pos_const = nn.Parameter(torch.ones(1, self.heads, 1, 1))
         self.gru_rel_pos_linear = nn.Linear(config["hidden_size"] // self.heads, 8)
 
-    def bias(self, x: Tensor, context: Tensor | None) -> Tensor | None:
+    def place(
+        self, query: Tensor, x: Tensor, context: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
         """Scale the bias of all blocks: (B, U, D), (H, U, U) -> (B, H, U, U)."""
         assert context is not None
         heads = x.view(*x.shape[:2], self.heads, -1).transpose(1, 2)  # (B, H, U, D/H)
         gates = self.gru_rel_pos_linear(heads).unflatten(-1, (2, 4)).sum(-1).sigmoid()
         update, reset = gates.split(1, dim=-1)  # (B, H, U, 1)
-        scaled: Tensor = (update * (reset * self.gru_rel_pos_const - 1) + 2) * context
-        return scaled
+        return query, (update * (reset * self.gru_rel_pos_const - 1) + 2) * context
 
 
 class RelativePositions(nn.Embedding):
@@ -348,22 +312,3 @@ class RelativePositions(nn.Embedding):
         far = (near + growth * (buckets - near)).long().clamp(max=buckets - 1)
         bucket = torch.where(distance < near, distance, far) + (right > 0) * buckets
         return super().forward(bucket).permute(2, 0, 1)
-
-
-class FeedForward(nn.Module):
-    """Project up, and down again: (B, U, D) -> (B, U, D)."""
-
-    def __init__(self, config: Config, dropouts: Dropouts) -> None:
-        super().__init__()
-        width, inner = config["hidden_size"], config["intermediate_size"]
-        self.intermediate_dense = nn.Linear(width, inner)
-        self.activation = ACTIVATIONS[config["hidden_act"]]
-        self.dropout = Dropout(dropouts.activation)
-        self.output_dense = nn.Linear(inner, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply both."""
-        projected: Tensor = self.output_dense(
-            self.dropout(self.activation(self.intermediate_dense(x)))
-        )
-        return projected

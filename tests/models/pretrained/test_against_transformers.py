@@ -1,17 +1,24 @@
 """The encoders compute what transformers does, on clips alone; all that imports it stands here."""
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoFeatureExtractor, AutoModel
+from transformers import AutoConfig, AutoFeatureExtractor, AutoModel, AutoModelForCTC
 
-from sbkit.models.pretrained.parts import (
-    PretrainedFeatures,
+from sbkit.models.pretrained.config import read_encoder_config
+from sbkit.models.pretrained.parts import PretrainedEncoder, PretrainedFeatures, PretrainedFrontEnd
+from sbkit.models.pretrained.weights import load_weights
+from tests.models.pretrained.folders import (
+    CONFIGS,
+    PREPROCESSORS,
+    make_folder,
+    make_parts,
 )
-from tests.models.pretrained.folders import file_tensors, make_folder, make_parts, tiny_config
 
 LARGE = {"feat_extract_norm": "layer", "do_stable_layer_norm": True, "conv_bias": True}
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
@@ -51,9 +58,10 @@ def test_states_are_those_of_transformers(
 ) -> None:
     folder = make_folder(tmp_path, model_type, **config)
     theirs = AutoModel.from_pretrained(folder).eval()
-    full = tiny_config(model_type, **config)
-    parts = make_parts(full)
-    assert theirs.state_dict().keys() == file_tensors(*parts).keys()
+    theirs.save_pretrained(folder)
+    full = read_encoder_config(folder)
+    parts = [each(config=full).eval() for each in (PretrainedFrontEnd, PretrainedEncoder)]
+    assert load_weights(folder, parts).endswith(f"{len(theirs.state_dict())} tensors are loaded.")
     for samples in (1000, 4321):
         audio, lengths = clip(samples), torch.tensor([samples])
         normal = (audio - audio.mean()) / (audio.var(correction=0) + 1e-7).sqrt()
@@ -61,6 +69,22 @@ def test_states_are_those_of_transformers(
         torch.testing.assert_close(
             states(full, audio, lengths, *parts), expected, rtol=0.0, atol=1e-5
         )
+
+
+def save_recognizer(path: Path, model_type: str, **config: Any) -> Any:
+    """Save a tiny recognizer of random weights in shards, and return its encoder."""
+    sizes = {**CONFIGS[model_type], **config}
+    if model_type == "parakeet_encoder":
+        made = AutoConfig.for_model("parakeet_ctc", encoder_config=sizes, vocab_size=7)
+    else:
+        made = AutoConfig.for_model(model_type, **sizes, vocab_size=7)
+    recognizer = AutoModelForCTC.from_config(made).eval()
+    torch.manual_seed(0)
+    for tensor in recognizer.state_dict().values():  # the statistics of batch norm, too
+        tensor += (0.1 * torch.randn(tensor.shape)).to(tensor.dtype)
+    recognizer.save_pretrained(path, max_shard_size="20KB")
+    (path / "preprocessor_config.json").write_text(json.dumps(PREPROCESSORS[model_type]))
+    return getattr(recognizer, "encoder", recognizer.base_model)
 
 
 @pytest.mark.parametrize(
@@ -72,28 +96,25 @@ def test_states_are_those_of_transformers(
     ],
 )
 @torch.no_grad()
-def test_features_and_states_of_conformers_are_those_of_transformers(
+def test_a_saved_conformer_has_its_features_and_states(
     model_type: str, config: dict[str, Any], atol: float, tmp_path: Path
 ) -> None:
-    folder = make_folder(tmp_path, model_type, **config)
-    theirs = AutoModel.from_pretrained(folder).eval()
-    extract = AutoFeatureExtractor.from_pretrained(folder)
-    full = tiny_config(model_type, **config)
-    front_end, encoder = make_parts(full)
-    features = PretrainedFeatures(config=full).eval()
-    assert theirs.state_dict().keys() == file_tensors(front_end, encoder).keys()
+    theirs = save_recognizer(tmp_path, model_type, **config)
+    extract = AutoFeatureExtractor.from_pretrained(tmp_path)
+    read = read_encoder_config(tmp_path)
+    features = PretrainedFeatures(config=read).eval()
+    front_end, encoder = make_parts(read)
+    said = load_weights(tmp_path, [front_end, encoder])
+    assert re.search(r"; not used: \w+_head.bias, \w+_head.weight", said), said
     for samples in (5000, 16_000, 24_321):
         audio = clip(samples) * torch.linspace(1, 30, samples).sin()
         inputs = extract(audio[0].numpy(), sampling_rate=16_000, return_tensors="pt")
         ours, frames = features(audio, torch.tensor([samples]))
-        expected = inputs["input_features"].reshape(1, -1, full["num_mel_bins"])[:, : int(frames)]
+        expected = inputs["input_features"].reshape(1, -1, read["num_mel_bins"])[:, : int(frames)]
         torch.testing.assert_close(ours[:, : int(frames)], expected, rtol=0.0, atol=atol)
         x, frames = front_end(expected, frames)
-        expected = theirs(**inputs).last_hidden_state[:, : int(frames)]
-        assert x.shape[1] == frames == theirs_frames(theirs, inputs)
+        output = theirs(**inputs)
+        within = output.get("attention_mask", inputs["attention_mask"])
+        assert x.shape[1] == frames == within.sum()
+        expected = output.last_hidden_state[:, : int(frames)]
         torch.testing.assert_close(encoder.encode(x, frames), expected, rtol=0.0, atol=1e-5)
-
-
-def theirs_frames(theirs: Any, inputs: Any) -> int:
-    mask = getattr(theirs(**inputs), "attention_mask", inputs["attention_mask"])
-    return int(mask.sum())

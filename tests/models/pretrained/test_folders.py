@@ -116,6 +116,10 @@ BAD: dict[str, tuple[Change, str]] = {
     "no kernels": (config_of(conv_kernel=[]), "`conv_kernel` of .* a list, each a whole number"),
     "stride": (config_of(conv_stride=[5, 0, 2]), "`conv_stride` of .* a list, each a whole number"),
     "size": (config_of(hidden_size=1 << 40), "`hidden_size` of .* a whole number from 1 to 65536"),
+    "stacked": (
+        config_of(model_type="wav2vec2-bert", feature_projection_input_dim=80),
+        r"must be `num_mel_bins` times `stride` of preprocessor_config.json, 160, but is 80",
+    ),
     "text": (config_of(hidden_size="24"), "`hidden_size` of .* but is 24"),
     "activation": (config_of(hidden_act="mish"), "`hidden_act` of .* gelu or relu .* is mish"),
     "norm": (config_of(feat_extract_norm="batch"), "`feat_extract_norm` of .* group or layer"),
@@ -132,6 +136,10 @@ BAD: dict[str, tuple[Change, str]] = {
     "shard elsewhere": (shard_elsewhere, "but has no ../other/model.safetensors"),
     "link": (linked, "must be a file of its folder, but leads out of it, to .*elsewhere"),
     "tensor missing": (renamed(Q_PROJ, "x"), rf"1 are missing or others: {Q_PROJ} \(missing\)"),
+    "no mask": (
+        renamed("masked_spec_embed", "x"),
+        r"masked_spec_embed \(missing\). Pass --mask_time_prob=0",
+    ),
     "not finite": (
         weights_of(lambda each: each | {Q_PROJ: each[Q_PROJ] / 0}),
         rf"{Q_PROJ} \(not finite\)",
@@ -189,6 +197,22 @@ def test_every_form_of_the_files_is_read(change: Change, folder: Path) -> None:
         each for part in make_parts(read_encoder_config(folder)) for each in part.parameters()
     ]
     assert sum(each.numel() for each in before) == sum(each.numel() for each in expected)
+
+
+def test_an_encoder_inside_a_model_with_a_head_is_read(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, "parakeet_encoder")
+    before = read(folder)
+    inner = json.loads((folder / "config.json").read_text())
+    whole = {"model_type": "parakeet_ctc", "vocab_size": 9, "encoder_config": inner}
+    (folder / "config.json").write_text(json.dumps(whole))
+    weights_of(
+        lambda tensors: (
+            {f"encoder.{n}": t for n, t in tensors.items()}
+            | {"ctc_head.weight": torch.zeros(9, 24, 1)}
+        )
+    )(folder)
+    for one, two in zip(before, read(folder), strict=True):
+        assert torch.equal(one, two)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -1,0 +1,59 @@
+"""What `tools.bench_live` counts, and its table and plot of a model that learned nothing."""
+
+import csv
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+
+from sbkit.live.session import Endpoint, Final, Partial
+from sbkit.text.word import Word
+from tests.inference.bundles import ROOT, make_run
+from tools import bench_live
+
+
+def test_delays_and_what_was_taken_back() -> None:
+    said = Word("a", 0.0, 0.3), Word("fox", 0.4, 0.9)
+    final = Final(seconds=2.0, text="a fox", start=0.0, end=2.0, words=said)
+    found = bench_live.Found()
+    texts = ("an", 0), ("a fo", 1), ("a dog", 1), ("a fox", 0)
+    events = [
+        Partial(seconds=0.5 * place, text=text, stable=stable)
+        for place, (text, stable) in enumerate(texts, 1)
+    ]
+    bench_live.add_delays(found, [*events, final])
+    assert found.latencies == pytest.approx([1.0 - 0.3, 2.0 - 0.9])
+    assert (found.taken_back, found.stable_taken_back) == (3, 0)  # an, fo, dog
+    bench_live.add_endpoint(found, [Endpoint(seconds=2.1, rule="silence"), final])
+    assert found.endpoints == pytest.approx([1.2])
+
+
+def test_the_table_and_the_plot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def loud(hparams: dict[str, Any]) -> None:
+        hparams["ctc_lin"].weight.data *= 30
+
+    monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / "cache"))
+    run = make_run(
+        tmp_path / "run", ROOT / "hparams/ctc_streaming.yaml", loud, num_decoder_layers=0
+    )
+    random = np.random.default_rng(0)
+    with (tmp_path / "test.csv").open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["path", "sentence"])
+        for number in range(2):
+            audio = random.normal(0, 0.1, 20_000 + 9_000 * number)
+            soundfile.write(tmp_path / f"{number}.wav", audio, 16_000)
+            rows.writerow([f"{number}.wav", "a fox"])
+    options = ["--chunks", "320,1280", "--whole", str(run), "--plot", str(tmp_path / "live.png")]
+    monkeypatch.setattr(sys, "argv", ["bench_live", str(run), str(tmp_path / "test.csv"), *options])
+    bench_live.main()
+    table = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()]
+    table = [row for row in table if len(row) == len(bench_live.COLUMNS)]
+    assert [row[0] for row in table[2:]] == ["whole-clip model", "320 ms", "1280 ms", "whole clip"]
+    assert {row[1] for row in table[2:]} == {"greedy"}
+    assert (tmp_path / "live.png").read_bytes()[:4] == b"\x89PNG"
