@@ -6,8 +6,8 @@ python -m tools.bench_serve BUNDLE AUDIO --soak [--clients 64] [--seconds 300]
 AUDIO is a folder of clips. In each round come many clients, then one, then the plain loop of
 `sbkit transcribe`, in this process. Prints seconds of audio per second (RTFx), latencies, and the
 mean batch. With --soak a third of the clients' requests is good, the others stall, abort or send
-rubbish; prints the good answers that are wrong or lost, and the memory after the warm-up and at the
-end. The exit code is 1 where an answer is wrong.
+rubbish; prints the good answers that are wrong or lost, and the memory as time goes by. The exit
+code is 1 where an answer is wrong.
 """
 
 import argparse
@@ -36,7 +36,7 @@ HEADER = (
 )
 PART = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
 END = b"\r\n--x--\r\n"
-SETTLED = 0.2  # of a soak, after which memory is measured first
+PARTS = 10  # of a soak, after each of which memory is measured
 
 
 @dataclass(frozen=True)
@@ -255,14 +255,15 @@ async def torment(connection: Connection, clip: Clip, found: Found, choose: rand
 
 def soak(port: int, clips: Sequence[Clip], options: argparse.Namespace) -> int:
     """Torment the server, and print what has become of the good requests and of its memory."""
-    parts = (SETTLED * options.seconds, (1 - SETTLED) * options.seconds)
-    memory, total = [], Counter[str]()
-    for seconds in parts:
+    memory, total, seconds = list[float](), Counter[str](), options.seconds / PARTS
+    for _ in range(PARTS):
         found = asyncio.run(run_clients(port, clips, options.clients, seconds, torment))
         total += found.kinds
         memory.append(metric(port, "process_resident_memory_bytes") / 1e6)
     print(f"{options.seconds:g} s of {options.clients} clients: {dict(total)}")
-    print(f"memory: {memory[0]:.0f} MB, at the end {memory[1]:.0f} MB")
+    print(
+        f"memory in MB, of {PARTS} parts of the time: {', '.join(f'{each:.0f}' for each in memory)}"
+    )
     bad = {"connect", "stall", "abort", "rubbish", "right"}
     return int(bool(total.keys() - bad))
 
