@@ -18,6 +18,19 @@ from tests.inference.bundles import ROOT, certificate, make_bundle, make_run
 
 def louder(hparams: dict[str, Any]) -> None:
     hparams["ctc_lin"].weight.data *= 30
+    hparams["ctc_lin"].bias.data[1:4] = -100  # sherpa-onnx writes special tokens by their names
+
+
+@pytest.mark.slow
+def test_sherpas_online_recognizer_writes_the_same(asterisk_english: Path, tmp_path: Path) -> None:
+    sizes = {"num_decoder_layers": 0, "d_model": 64, "cnn_channels": 24}
+    run = make_run(tmp_path / "run", ROOT / "hparams/ctc_streaming.yaml", louder, **sizes)
+    grid = Grid(batches=(1, 2), seconds=(0.02, 0.655, 1.3))
+    export_run(run, tmp_path / "bundle", formats=["sherpa-onnx"], grid=grid)
+    found = certificate(tmp_path / "bundle", "sherpa-onnx")["wenet_ctc, online"]
+    assert found["written"] and found["held_out"]["utterances"] == 65
+    assert found["held_out"]["utterances_with_other_tokens"] == 0
+    assert found["held_out"]["transcripts_with_other_words"] == 0
 
 
 @pytest.mark.slow
