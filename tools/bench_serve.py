@@ -92,6 +92,7 @@ def main() -> int:
     parser.add_argument("bundle", type=Path)
     parser.add_argument("audio", type=Path)
     parser.add_argument("--runtime", default="torch")
+    parser.add_argument("--decoder", help="greedy, or the bundle's own")
     parser.add_argument("--clients", type=int)
     parser.add_argument("--seconds", type=float)
     parser.add_argument("--rounds", type=int, default=3)
@@ -100,8 +101,8 @@ def main() -> int:
     options.clients = options.clients or (64 if options.soak else 32)
     options.seconds = options.seconds or (300.0 if options.soak else 60.0)
     files = audio_below(options.audio)
-    load = {"runtime": options.runtime, "device": "cpu", "times": False}
-    with Transcriber.load(options.bundle, **load) as transcriber:
+    load = {"runtime": options.runtime, "decoder": options.decoder, "device": "cpu"}
+    with Transcriber.load(options.bundle, times=False, **load) as transcriber:
         clips = [
             Clip(as_request(file.read_bytes()), declared_seconds(file), found.text)
             for file, found in zip(files, transcriber.transcribe_batch(files), strict=True)
@@ -118,6 +119,7 @@ def serving(options: argparse.Namespace) -> Iterator[int]:
     """Start the server, and yield its port once it is ready."""
     command = [sys.executable, "-m", "sbkit", "serve", str(options.bundle), "--port", "0"]
     command += ["--device", "cpu", "--runtime", options.runtime]
+    command += ["--decoder", options.decoder] if options.decoder else []
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         try:
             assert server.stderr is not None
