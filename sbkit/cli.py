@@ -13,7 +13,7 @@ from typing import Any
 
 from sbkit.base.errors import FAILED, SbkitError
 from sbkit.base.machine import PRECISIONS, keep_freed_memory
-from sbkit.base.process import Parser, import_own, run_main
+from sbkit.base.process import Parser, import_own, require_package, run_main
 from sbkit.base.text import __version__, printable, printable_json
 
 Argument = tuple[str, dict[str, Any]]
@@ -363,12 +363,14 @@ def _transcribe(options: argparse.Namespace) -> int:
     HOTWORDS,
     IMPORT,
 )
-def _serve(options: argparse.Namespace) -> None:
+def _serve(options: argparse.Namespace) -> int:
+    for name in ("starlette", "uvicorn", "python_multipart", "prometheus_client"):
+        require_package(name, extra="serve")
     from sbkit.serve.command import serve
 
     options.name = options.bundle.resolve().name
     with _opened(options) as options.bundle:
-        serve(options)
+        return serve(options)
 
 
 @command(

@@ -49,6 +49,7 @@ def test_a_run_killed_twice_ends_as_one_that_was_not(
         f"--data_folder={workplace.release}",
         *TINY,
         "--number_of_epochs=2",
+        "--freeze={CNN: always, Transformer: 8}",
         "--check=false",
     ]
 

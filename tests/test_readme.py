@@ -20,6 +20,7 @@ import soundfile
 from sbkit.base import errors
 from sbkit.cli import run as sbkit
 from tests import processes
+from tests.models.pretrained.folders import FRAMES, make_folder
 from tests.runs import ROOT, TINY, make_workplace, rows_of, train_here
 from tests.test_corpora import write_librispeech
 
@@ -57,8 +58,13 @@ ELSEWHERE = (  # commands that other tests run: how they begin
 # What a machine without GPUs and without these corpora puts in place of the README's words.
 HERE = {"--nproc_per_node=8": "--nproc_per_node=2", "--language=fr": "--language=en"}
 HERE |= {"--language=it": "--language=en", "--language=[fr]": "--language=[en]"}
+HERE |= {"results/ctc_pretrained/it/3407": "results/asr_pretrained"}
 # The test's release has one language, so language_id.yaml is to tell another column.
 SMALL = ("--device=cpu", "--language=[en]", "--label=gender", "--d_model=16", "--nhead=2")
+OWN_SIZES = {  # of the YAMLs that lack knobs of ctc.yaml
+    "hparams/language_id.yaml": SMALL,
+    "hparams/ctc_pretrained.yaml": ("--device=cpu", "--batch_seconds=6", "--word_lm_order=0"),
+}
 FORMS = ("torchrun --standalone train.py ...", "torchrun --nproc_per_node=8 train.py ...")
 COMMAND = re.compile(r"(torchrun|python|sbkit|sbatch|tools/(demo|test|launch/\w+\.sh))( |$)")
 
@@ -101,6 +107,7 @@ def workplace(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     audio, rate = soundfile.read(min(clips.iterdir()))
     soundfile.write(tmp_path / "talk.mp3", audio, rate)
     soundfile.write(tmp_path / "call.wav", audio, rate)
+    make_folder(tmp_path / "FOLDER", **FRAMES)
     (tmp_path / "talks.txt").write_text("Good evening.\nIt is a pleasure to be here.\n")
     for split in ("train", "dev", "test"):
         rows = rows_of(data / f"release/{split}.tsv")
@@ -132,7 +139,7 @@ def adapt(command: str, data: Path) -> list[str]:
     words = [word.replace("=/data/LibriSpeech", f"={data / 'LibriSpeech'}") for word in words]
     if {"train.py", "check"} & {*words}:
         own = {word.split("=")[0] for word in words}
-        sizes = SMALL if "hparams/language_id.yaml" in words else TINY
+        sizes = next((OWN_SIZES[word] for word in words if word in OWN_SIZES), TINY)
         options = [*sizes, "--number_of_epochs=1"]
         if "--manifest" not in words:
             options.append(f"--data_folder={data / 'release'}")
@@ -167,7 +174,8 @@ def run_commands(readme: Path, data: Path) -> None:
             expected = (0, 1) if " check " in command else (0,)
             words = adapt(command, data)
             if "train.py" in words and readme != READMES[0] and "--output_folder" not in command:
-                words.append(f"--output_folder=results/{readme.parent.name}")
+                base = "_pretrained" if "hparams/ctc_pretrained.yaml" in words else ""
+                words.append(f"--output_folder=results/{readme.parent.name}{base}")
             assert execute(words) in expected, command
 
 

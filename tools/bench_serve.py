@@ -6,8 +6,8 @@ python -m tools.bench_serve BUNDLE AUDIO --soak [--clients 64] [--seconds 300]
 AUDIO is a folder of clips. In each round come many clients, then one, then the plain loop of
 `sbkit transcribe`, in this process. Prints seconds of audio per second (RTFx), latencies, and the
 mean batch. With --soak a third of the clients' requests is good, the others stall, abort or send
-rubbish; prints the good answers that are wrong or lost, and the memory after the warm-up and at the
-end. The exit code is 1 where an answer is wrong.
+rubbish; prints the good answers that are wrong or lost, and the memory as time goes by. The exit
+code is 1 where an answer is wrong.
 """
 
 import argparse
@@ -36,7 +36,7 @@ HEADER = (
 )
 PART = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
 END = b"\r\n--x--\r\n"
-SETTLED = 0.2  # of a soak, after which memory is measured first
+PARTS = 10  # of a soak, after each of which memory is measured
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,7 @@ def main() -> int:
     parser.add_argument("bundle", type=Path)
     parser.add_argument("audio", type=Path)
     parser.add_argument("--runtime", default="torch")
+    parser.add_argument("--decoder", help="greedy, or the bundle's own")
     parser.add_argument("--clients", type=int)
     parser.add_argument("--seconds", type=float)
     parser.add_argument("--rounds", type=int, default=3)
@@ -100,8 +101,8 @@ def main() -> int:
     options.clients = options.clients or (64 if options.soak else 32)
     options.seconds = options.seconds or (300.0 if options.soak else 60.0)
     files = audio_below(options.audio)
-    load = {"runtime": options.runtime, "device": "cpu", "times": False}
-    with Transcriber.load(options.bundle, **load) as transcriber:
+    load = {"runtime": options.runtime, "decoder": options.decoder, "device": "cpu"}
+    with Transcriber.load(options.bundle, times=False, **load) as transcriber:
         clips = [
             Clip(as_request(file.read_bytes()), declared_seconds(file), found.text)
             for file, found in zip(files, transcriber.transcribe_batch(files), strict=True)
@@ -118,6 +119,7 @@ def serving(options: argparse.Namespace) -> Iterator[int]:
     """Start the server, and yield its port once it is ready."""
     command = [sys.executable, "-m", "sbkit", "serve", str(options.bundle), "--port", "0"]
     command += ["--device", "cpu", "--runtime", options.runtime]
+    command += ["--decoder", options.decoder] if options.decoder else []
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         try:
             assert server.stderr is not None
@@ -255,14 +257,15 @@ async def torment(connection: Connection, clip: Clip, found: Found, choose: rand
 
 def soak(port: int, clips: Sequence[Clip], options: argparse.Namespace) -> int:
     """Torment the server, and print what has become of the good requests and of its memory."""
-    parts = (SETTLED * options.seconds, (1 - SETTLED) * options.seconds)
-    memory, total = [], Counter[str]()
-    for seconds in parts:
+    memory, total, seconds = list[float](), Counter[str](), options.seconds / PARTS
+    for _ in range(PARTS):
         found = asyncio.run(run_clients(port, clips, options.clients, seconds, torment))
         total += found.kinds
         memory.append(metric(port, "process_resident_memory_bytes") / 1e6)
     print(f"{options.seconds:g} s of {options.clients} clients: {dict(total)}")
-    print(f"memory: {memory[0]:.0f} MB, at the end {memory[1]:.0f} MB")
+    print(
+        f"memory in MB, of {PARTS} parts of the time: {', '.join(f'{each:.0f}' for each in memory)}"
+    )
     bad = {"connect", "stall", "abort", "rubbish", "right"}
     return int(bool(total.keys() - bad))
 

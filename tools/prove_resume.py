@@ -27,6 +27,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.process import run_main
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.folder import UNFINISHED
+from sbkit.config.document import read_document
 from sbkit.logs.log import LOG_FILE, Record, read_log
 
 ROOT = Path(__file__).parents[1]
@@ -121,6 +122,12 @@ def with_frequent_saves(yaml: Path, folder: Path) -> Path:
     return copy
 
 
+def known(options: Sequence[str], yaml: Path) -> list[str]:
+    """Return the options whose keys a YAML has: not each model has a `d_model`."""
+    keys = read_document(yaml).root
+    return [each for each in options if each.strip("-").partition("=")[0] in keys]
+
+
 def main() -> int:
     """Print a line for each kill and difference, and the verdict; return 1 for a difference."""
     parser = argparse.ArgumentParser("prove_resume", description="Kill, resume and compare a run.")
@@ -130,7 +137,8 @@ def main() -> int:
     options = parser.parse_args()
     dice, folder = random.Random(options.seed), Path(tempfile.mkdtemp(prefix="prove_resume_"))
     yaml, *knobs = options.training or [YAML]
-    arguments = (str(with_frequent_saves(ROOT / yaml, folder)), *SMALL, *knobs)
+    copy = with_frequent_saves(ROOT / yaml, folder)
+    arguments = (str(copy), *known(SMALL, copy), *knobs)
     reference, began = folder / "never_stopped", time.monotonic()
     finish(start(arguments, reference), reference)
     seconds = time.monotonic() - began

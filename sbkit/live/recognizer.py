@@ -74,7 +74,7 @@ class LiveRecognizer(AbstractContextManager["LiveRecognizer"]):
             raise SbkitError(
                 "`--live` must have a model that is run chunk by chunk, of a YAML with "
                 f"`streaming`, but this one, by {self.effective.runtime}, takes whole clips alone. "
-                "Train hparams/ctc_streaming.yaml and take --runtime torch, or leave out --live."
+                "Train hparams/ctc_streaming.yaml, or leave out --live."
             )
         return sizes
 
@@ -83,22 +83,17 @@ class LiveRecognizer(AbstractContextManager["LiveRecognizer"]):
         cls,
         folder: Path | str,
         *,
-        device: str = "auto",
-        runtime: str = "torch",
-        precision: str = "fp32",
         decoder: str | None = None,
         hotwords: str | None = None,
         rules: EndpointRules | None = None,
-        own: frozenset[str] = frozenset(),
+        **options: Any,
     ) -> Self:
-        """Load a bundle with the options of `Transcriber.load`, and the rules of endpoints.
+        """Load a bundle; decoder and hotwords as for a Transcriber, options as for `open_model`.
 
         Raises:
             SbkitError: it cannot be used, here or for speech that comes in pieces.
         """
-        bundle = open_model(
-            Path(folder), device=device, runtime=runtime, precision=precision, own=own
-        )
+        bundle = open_model(Path(folder), live=True, **options)
         try:
             return cls(bundle=bundle.with_decoder(decoder).with_hotwords(hotwords), rules=rules)
         except BaseException:

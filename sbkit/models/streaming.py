@@ -28,7 +28,7 @@ class StreamingModel:
         self, model: AsrModel, features: Fbank, front_end: ConvFrontEnd, encoder: Transformer
     ) -> None:
         """Take a model and its parts, as `streaming_model` finds them."""
-        self._model, self._features = model, features
+        self._model, self.features = model, features
         self._front_end, self._encoder = front_end, encoder
         assert encoder.streaming is not None and encoder.streaming.chunk is not None
         shift = shift_samples(features.sample_rate)
@@ -47,7 +47,13 @@ class StreamingModel:
 
         audio_lengths: ``window``, or less of a session that ends with this chunk.
         """
-        features, lengths = self._features(audio, audio_lengths)
+        features, lengths = self.features(audio, audio_lengths)
+        return self.forward_features(features, lengths, state)
+
+    def forward_features(
+        self, features: Tensor, lengths: Tensor, state: StreamState
+    ) -> tuple[Tensor, Tensor, StreamState]:
+        """Score every token at every frame of a chunk of features: (B, T, M), (B,) -> same."""
         x, lengths, state = self._front_end.forward_chunk(features, lengths, state)
         states, state = self._encoder.forward_chunk(x, lengths, state)
         return self._model.ctc_log_probs(states), lengths, state

@@ -70,7 +70,8 @@ class Transformer(nn.Module):
             "conformer": lambda: ConformerBlock(**width, kernel_size=kernel_size, dropout=dropout),
             "transformer": lambda: TransformerBlock(**width, dropout=dropout),
         }[encoder_module]
-        self.d_model = d_model
+        self.d_model, self.nhead = d_model, nhead
+        self.reach = kernel_size // 2 if encoder_module == "conformer" else 0  # of a convolution
         self.gradient_checkpointing = gradient_checkpointing
         self.streaming = None if streaming is None else Streaming.of(streaming)
         self.dropout = Dropout(dropout)
@@ -119,12 +120,13 @@ class Transformer(nn.Module):
     def start(self) -> dict[str, Tensor]:
         """Return what it keeps before the first chunk of one session, by names of StreamState."""
         assert self.streaming is not None
-        device = self.encoder_norm.weight.device
-        blocks = cast("Any", self.encoder)
-        states = [block.start(self.streaming.left) for block in blocks]
-        stacked = (torch.stack(each).unsqueeze(0).to(device) for each in zip(*states, strict=True))
-        frames = torch.zeros(1, dtype=torch.int64, device=device)
-        return dict(zip(BlockState._fields, stacked, strict=True)) | {"frames": frames}
+        zeros, blocks = self.encoder_norm.weight.new_zeros, len(self.encoder)
+        heads = (self.nhead, self.d_model // self.nhead)
+        return {
+            "frames": zeros(1, dtype=torch.int64),
+            "attention": zeros(1, blocks, self.streaming.left, 2, *heads),
+            "convolution": zeros(1, blocks, self.reach, self.d_model),
+        }
 
     def forward_chunk(
         self, x: Tensor, lengths: Tensor, state: StreamState
@@ -186,10 +188,6 @@ class ConformerBlock(nn.Module):
         added: Tensor = self.feed_forward2(x, weight=0.5)
         return added
 
-    def start(self, left: int) -> BlockState:
-        """Return what is kept before the first chunk: (L, 2, H, D/H), (K, D)."""
-        return BlockState(self.attention.start(left), self.convolution.start())
-
     def forward_chunk(
         self, x: Tensor, chunk: Chunks, mask: Tensor, past: BlockState
     ) -> tuple[Tensor, BlockState]:
@@ -213,10 +211,6 @@ class TransformerBlock(nn.Module):
         x = self.attention(x, mask if chunks is None else chunks.visible)
         added: Tensor = self.feed_forward(x)
         return added
-
-    def start(self, left: int) -> BlockState:
-        """Return what is kept before the first chunk: (L, 2, H, D/H), and no frame."""
-        return BlockState(self.attention.start(left), torch.zeros(0, self.attention.d_model))
 
     def forward_chunk(
         self, x: Tensor, chunk: Chunks, mask: Tensor, past: BlockState
@@ -248,7 +242,7 @@ class SelfAttention(nn.Module):
 
     def __init__(self, *, d_model: int, nhead: int, dropout: float) -> None:
         super().__init__()
-        self.nhead, self.d_model = nhead, d_model
+        self.nhead = nhead
         self.norm = nn.LayerNorm(d_model)
         self.qkv_proj = nn.Linear(d_model, 3 * d_model)
         self.out_proj = nn.Linear(d_model, d_model)
@@ -265,10 +259,6 @@ class SelfAttention(nn.Module):
         query, key = rotate(both, cosine, sine).unbind(2)
         mask = mask[:, None, None, :] if mask is not None and mask.ndim == 2 else mask
         return self._attend(x, query, key, value.squeeze(2), mask)
-
-    def start(self, left: int) -> Tensor:
-        """Return what is kept before the first chunk: (L, 2, H, D/H)."""
-        return torch.zeros(left, 2, self.nhead, self.d_model // self.nhead)
 
     def forward_chunk(self, x: Tensor, mask: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
         """Attend to the past, (B, L, 2, H, D/H), and the chunk, where ``mask`` is true.
@@ -385,11 +375,6 @@ class Convolution(nn.Module):
         y = nn.functional.glu(self.pointwise_conv1(self.norm(x))) * mask.unsqueeze(-1)
         y = self.depthwise_conv(y) if chunk is None else self._convolve_chunks(y, chunk)
         return self._add(x, y)
-
-    def start(self) -> Tensor:
-        """Return what is kept before the first chunk: (K, D)."""
-        width = self.depthwise_conv
-        return torch.zeros(width.kernel_size[0] // 2, width.in_channels)
 
     def forward_chunk(self, x: Tensor, mask: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
         """Convolve a chunk after the frames that are kept, (B, K, D)."""

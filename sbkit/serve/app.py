@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass
-from http import HTTPStatus
 from typing import Any, TypeVar
 
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -47,8 +46,29 @@ class Service:
     declared: dict[str, str]
     state: State
 
-    async def transcriptions(self, request: Request) -> Response:
-        """Transcribe the file of a form."""
+    def app(self, keys: Sequence[str]) -> Starlette:
+        """Make the application; keys: those that clients may have, none for all clients."""
+        figures, state, limits = self.recognizer.metrics, self.state, self.limits
+        figures.show("requests_in_flight", "that arrive, wait or run", lambda: state.in_flight)
+        transcriptions = Route(
+            TRANSCRIPTIONS.removeprefix("/v1"),
+            self._transcriptions,
+            methods=["POST"],
+            middleware=[Middleware(Admission, limits=limits, state=state)],
+            max_body_size=limits.max_bytes,
+        )
+        models = Route("/models", self._models), Route("/models/{name:path}", self._one_model)
+        guard = Middleware(KeyGuard, keys=keys)
+        routes = [
+            Mount("/v1", routes=[transcriptions, *models], middleware=[guard]),
+            Route("/health/live", self._live),
+            Route("/health/ready", self._ready),
+            Route("/metrics", self._metrics),
+        ]
+        observed = Middleware(Observed, path=TRANSCRIPTIONS, metrics=figures)
+        return Starlette(routes=routes, middleware=[observed], exception_handlers=HANDLERS)
+
+    async def _transcriptions(self, request: Request) -> Response:
         form = await self._receive(request)
         try:
             language = self.recognizer.language
@@ -68,33 +88,27 @@ class Service:
             async with asyncio.timeout(self.limits.receive_seconds):
                 return await request.form(**FORM)
         except TimeoutError:
-            raise ApiError(
-                HTTPStatus.REQUEST_TIMEOUT,
-                f"A request must arrive within {self.limits.receive_seconds:g} s, but did not. "
-                "Send less, or compressed audio.",
-            ) from None
+            within = f"within {self.limits.receive_seconds:g} s"
+            told = f"A request must arrive {within}, but did not. Send less, or compress it."
+            raise ApiError(408, told) from None
         except HTTPException as error:
-            if error.status_code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+            if error.status_code == 413:
                 raise too_large(f"{self.limits.max_mb:g} MB") from None
             raise
 
-    async def models(self, request: Request) -> Response:
-        """List the names of the model."""
+    async def _models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [*map(self._model, self.names)]})
 
-    async def model(self, request: Request) -> Response:
-        """Describe the model by one of its names."""
+    async def _one_model(self, request: Request) -> Response:
         name = request.path_params["name"]
         if name not in self.names:
             raise unknown_model(name, self.names)
         return JSONResponse(self._model(name))
 
-    async def live(self, request: Request) -> Response:
-        """Answer that the process is there."""
+    async def _live(self, request: Request) -> Response:
         return JSONResponse({"status": "live"})
 
-    async def ready(self, request: Request) -> Response:
-        """Answer whether requests are taken, and what was asked for and what runs."""
+    async def _ready(self, request: Request) -> Response:
         body = {
             "status": self.state.phase,
             "model": self.names[0],
@@ -104,37 +118,11 @@ class Service:
         }
         return JSONResponse(body, 200 if self.state.phase == READY else 503)
 
-    async def metrics(self, request: Request) -> Response:
-        """Write the figures for Prometheus."""
+    async def _metrics(self, request: Request) -> Response:
         return Response(self.recognizer.metrics.write(), media_type=CONTENT_TYPE_LATEST)
 
     def _model(self, name: str) -> dict[str, Any]:
         return {"id": name, "object": "model", "created": self.created, "owned_by": "sbkit"}
-
-
-def make_app(service: Service, *, keys: Sequence[str]) -> Starlette:
-    """Make the application; keys: those that clients may have, none for all clients."""
-    metrics, state, limits = service.recognizer.metrics, service.state, service.limits
-    metrics.show("requests_in_flight", "that arrive, wait or run", lambda: state.in_flight)
-    guarded = [
-        Route(
-            TRANSCRIPTIONS.removeprefix("/v1"),
-            service.transcriptions,
-            methods=["POST"],
-            middleware=[Middleware(Admission, limits=limits, state=state)],
-            max_body_size=limits.max_bytes,
-        ),
-        Route("/models", service.models),
-        Route("/models/{name:path}", service.model),
-    ]
-    routes = [
-        Mount("/v1", routes=guarded, middleware=[Middleware(KeyGuard, keys=keys)]),
-        Route("/health/live", service.live),
-        Route("/health/ready", service.ready),
-        Route("/metrics", service.metrics),
-    ]
-    observed = Middleware(Observed, path=TRANSCRIPTIONS, metrics=metrics)
-    return Starlette(routes=routes, middleware=[observed], exception_handlers=HANDLERS)
 
 
 async def _until_disconnected(request: Request, result: Awaitable[Result]) -> Result:

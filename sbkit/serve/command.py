@@ -1,23 +1,24 @@
 """The command `sbkit serve`: load a bundle, listen, warm up, answer, and stop in order."""
 
 import argparse
+import gc
 import resource
 import signal
 import socket
 import sys
 import threading
 from asyncio import Transport
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import fields
 from time import monotonic
 from types import FrameType
 
 import uvicorn
-from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from sbkit.base.errors import ASKED_TO_STOP, SbkitError
-from sbkit.base.process import AskedToStop
+from sbkit.base.errors import ASKED_TO_STOP, INTERRUPTED, SbkitError
+from sbkit.base.machine import share_free_memory
 from sbkit.inference.bundle.bundle import CONFIG
 from sbkit.inference.runtime.shapes import Shapes
 from sbkit.inference.transcribe.transcriber import (
@@ -25,7 +26,7 @@ from sbkit.inference.transcribe.transcriber import (
     CPU_BATCH_SECONDS,
     open_recognizer,
 )
-from sbkit.serve.app import Service, make_app
+from sbkit.serve.app import Service
 from sbkit.serve.limits import DRAINING, READY, WARMING, Limits, State, read_keys
 from sbkit.serve.recognizer import Recognizer
 
@@ -34,13 +35,13 @@ FIRST_REQUEST = 10.0  # seconds, within which a connection sends its header
 CUT_OFF = 1  # seconds between the end of the grace time and that of the connections
 
 
-def serve(options: argparse.Namespace) -> None:
-    """Serve a bundle until a signal ends it.
+def serve(options: argparse.Namespace) -> int:
+    """Serve a bundle until a signal ends it, and return the exit code.
 
     Raises:
         SbkitError: the bundle cannot be used, or the options do not fit.
-        AskedToStop: SIGTERM came; what was queued is finished, or the grace time over.
     """
+    share_free_memory()
     given = {each.name: getattr(options, each.name) for each in fields(Limits)}
     limits = Limits(**{name: value for name, value in given.items() if value is not None})
     keys = [] if options.api_key_file is None else read_keys(options.api_key_file)
@@ -66,11 +67,11 @@ def serve(options: argparse.Namespace) -> None:
                 declared=declared,
                 state=State(),
             )
-            server = Server(
-                make_app(service, keys=keys), service, grace_seconds=options.grace_seconds
-            )
+            gc.freeze()  # what is here stays; cycles of requests are looked for in what comes
+            gc.collect()
+            server = Server(service, keys=keys, grace_seconds=options.grace_seconds)
             server.run(sockets=[listening])
-    server.conclude()
+    return server.exit_code()
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -101,11 +102,11 @@ class Protocol(H11Protocol):
 class Server(uvicorn.Server):
     """Listen, warm up, and stop as asked: not ready, what is queued is finished, then the end."""
 
-    def __init__(self, app: ASGIApp, service: Service, *, grace_seconds: float) -> None:
-        """Take an application and what it answers from."""
+    def __init__(self, service: Service, *, keys: Sequence[str], grace_seconds: float) -> None:
+        """Take what the routes answer from, and the keys that clients may have."""
         super().__init__(
             uvicorn.Config(
-                app,
+                service.app(keys),
                 http=Protocol,
                 ws="none",
                 lifespan="off",
@@ -153,10 +154,8 @@ class Server(uvicorn.Server):
             return True
         return self._state.failure is not None or await super().on_tick(counter)
 
-    def conclude(self) -> None:
-        """Raise what ended the server, for the exit code."""
+    def exit_code(self) -> int:
+        """Return the code of the signal that ended the server, or raise what failed."""
         if self._asked is None and self._state.failure is not None:
             raise self._state.failure
-        if self._asked == signal.SIGINT:
-            raise KeyboardInterrupt
-        raise AskedToStop(ASKED_TO_STOP)
+        return INTERRUPTED if self._asked == signal.SIGINT else ASKED_TO_STOP

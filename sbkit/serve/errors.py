@@ -1,7 +1,6 @@
 """Answers other than 200, in the form of OpenAI's API: {"error": {message, type, param, code}}."""
 
 from collections.abc import Mapping
-from http import HTTPStatus
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -11,40 +10,28 @@ from starlette.types import ExceptionHandler
 from sbkit.base.errors import SbkitError
 
 CLIENT_GONE = 499  # nobody reads it; metrics count it, as nginx's do
-AGAIN = {"Retry-After": "1"}  # seconds
+CODES = {401: "invalid_api_key", 404: "not_found", 429: "rate_limit_exceeded"}
+AGAIN = {status: {"Retry-After": "1"} for status in (429, 503)}  # seconds
 
 
 class ApiError(SbkitError):
     """An answer of another status than 200; param: the field that is at fault."""
 
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        param: str | None = None,
-        code: str | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, status: int, message: str, param: str | None = None) -> None:
         super().__init__(message)
-        self.status, self.param, self.code, self.headers = status, param, code, headers
+        self.status, self.param = status, param
 
     def plain(self) -> dict[str, dict[str, str | None]]:
-        """Return the body; its type is that which the API has for the status."""
+        """Return the body; type and code are those which the API has for the status."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
-        kind = "rate_limit_error" if self.status == HTTPStatus.TOO_MANY_REQUESTS else kind
-        return {
-            "error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}
-        }
+        kind = "rate_limit_error" if self.status == 429 else kind
+        content = {"message": str(self), "type": kind, "param": self.param}
+        return {"error": {**content, "code": CODES.get(self.status)}}
 
 
 def too_large(most: str) -> ApiError:
     """Return the error over a file with more than so many bytes or seconds."""
-    return ApiError(
-        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-        f"`file` must have at most {most}, but has more. Send it in parts.",
-        param="file",
-    )
+    return ApiError(413, f"`file` must have at most {most}, but has more. Send parts.", "file")
 
 
 def as_api_error(error: Exception) -> ApiError:
@@ -52,21 +39,16 @@ def as_api_error(error: Exception) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, HTTPException):
-        return ApiError(
-            error.status_code,
-            f"A request must be one of this API, but is not ({error.detail}). Correct it.",
-        )
-    return ApiError(
-        HTTPStatus.INTERNAL_SERVER_ERROR,
-        "A request must have an answer, but the server failed over this one. Its log says why.",
-    )
+        told = f"A request must be one of this API, but is not ({error.detail}). Correct it."
+        return ApiError(error.status_code, told)
+    return ApiError(500, "A request must be answered, but the server failed; its log says why.")
 
 
 def _answer(_: Request, error: Exception) -> Response:
     if isinstance(error, ClientDisconnect):
         return Response(status_code=CLIENT_GONE)
     found = as_api_error(error)
-    return JSONResponse(found.plain(), found.status, headers=found.headers)
+    return JSONResponse(found.plain(), found.status, headers=AGAIN.get(found.status))
 
 
 HANDLERS: Mapping[type[Exception], ExceptionHandler] = dict.fromkeys(

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from http import HTTPStatus
 from typing import Any
 
 from starlette.datastructures import FormData, UploadFile
@@ -72,13 +71,9 @@ def parse_fields(form: FormData, *, names: Sequence[str], language: str | None) 
 
 def unknown_model(name: str, names: Sequence[str]) -> ApiError:
     """Return the error over a model that is not served."""
-    return ApiError(
-        HTTPStatus.NOT_FOUND,
-        f"`model` must be one of this server ({listed(names, most=10)}), but is {name[:100]}. "
-        "Choose one of them.",
-        param="model",
-        code="model_not_found",
-    )
+    known = listed(names, most=10)
+    told = f"`model` must be one of {known}, but is {name[:100]}. Choose one of them."
+    return ApiError(404, told, "model")
 
 
 def _choose(form: FormData, name: str, choices: Sequence[str], *, default: str) -> str:
@@ -112,8 +107,4 @@ def _phrases(prompt: str) -> tuple[str, ...]:
 
 
 def _bad(name: str, must: str, came: str) -> ApiError:
-    return ApiError(
-        HTTPStatus.BAD_REQUEST,
-        f"`{name}` must be {must}, but is {came[:100]}. Correct it.",
-        param=name,
-    )
+    return ApiError(400, f"`{name}` must be {must}, but is {came[:100]}. Correct it.", name)

@@ -5,7 +5,6 @@ import hmac
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from http import HTTPStatus
 from pathlib import Path
 
 from starlette.datastructures import Headers
@@ -13,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import read_text
-from sbkit.serve.errors import AGAIN, ApiError, too_large
+from sbkit.serve.errors import ApiError, too_large
 
 LARGEST_KEYS = 1 << 20  # bytes of a file of keys
 WARMING, READY, DRAINING = "warming up", "ready", "draining"
@@ -52,11 +51,8 @@ class State:
     def require_ready(self) -> None:
         """Raise ApiError in another phase."""
         if self.phase != READY:
-            raise ApiError(
-                HTTPStatus.SERVICE_UNAVAILABLE,
-                f"The server must be ready to take audio, but is {self.phase}. Try again later.",
-                headers=AGAIN,
-            )
+            told = f"The server must be ready to take audio, but is {self.phase}. Try again later."
+            raise ApiError(503, told)
 
 
 def read_keys(file: Path) -> list[str]:
@@ -82,10 +78,9 @@ class KeyGuard:
         found = sum([hmac.compare_digest(given, each) for each in self._digests])
         if self._digests and not found:
             raise ApiError(
-                HTTPStatus.UNAUTHORIZED,
+                401,
                 "A request must have a key of this server, but has none or another one. Send the "
                 "header `Authorization: Bearer KEY`.",
-                code="invalid_api_key",
             )
         await self._app(scope, receive, send)
 
@@ -111,10 +106,9 @@ class Admission:
                 await self._app(scope, receive, send)
         except TimeoutError:
             raise ApiError(
-                HTTPStatus.SERVICE_UNAVAILABLE,
+                503,
                 f"An answer must be there within {limits.answer_seconds:g} s, but is not. Try "
                 "again later, or with less audio.",
-                headers=AGAIN,
             ) from None
         except asyncio.CancelledError:
             state.require_ready()  # where the grace time is over
@@ -126,7 +120,7 @@ class Admission:
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "multipart/form-data":
             raise ApiError(
-                HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+                415,
                 f"A request must be a form (multipart/form-data), but is {kind or 'of no type'}. "
                 "Send the audio in its field `file`.",
             )
@@ -134,9 +128,5 @@ class Admission:
             raise too_large(f"{self._limits.max_mb:g} MB")
         most = self._limits.max_concurrent + self._limits.max_queue
         if self._state.in_flight >= most:
-            raise ApiError(
-                HTTPStatus.TOO_MANY_REQUESTS,
-                f"At most {most} requests must be in flight, but so many are. Try again later.",
-                code="rate_limit_exceeded",
-                headers=AGAIN,
-            )
+            told = f"At most {most} requests must be in flight, but so many are. Try again later."
+            raise ApiError(429, told)

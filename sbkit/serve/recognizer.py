@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from http import HTTPStatus
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -96,7 +95,7 @@ class Recognizer:
             (found,) = transcriber.stream([file], on_seconds=self._counter(), on_text=on_text)
         if isinstance(found, AudioError):
             told = str(found).replace(f"{folder}/", "")
-            raise ApiError(HTTPStatus.UNPROCESSABLE_ENTITY, told, param="file")
+            raise ApiError(422, told, "file")
         if isinstance(found, SbkitError):
             raise found
         return found

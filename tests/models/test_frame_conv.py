@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from sbkit.models.frame_conv import FrameConv
+from sbkit.models.frame_conv import FrameConv, StridedConv
 
 LAYERS = [(80, 32, 5, 2, 1), (32, 32, 15, 1, 32)]
 
@@ -32,3 +32,20 @@ def test_autocast_to_bfloat16_returns() -> None:
     layer = FrameConv(16, 16, 15, padding=7, groups=16)
     with torch.autocast("cpu", torch.bfloat16):
         assert layer(torch.randn(2, 34, 16)).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("channels", "kernel", "stride", "bias"),
+    [(1, 10, 5, False), (4, 3, 2, True), (4, 2, 2, False), (4, 7, 3, True), (4, 2, 3, False)],
+)
+def test_a_strided_one_by_matrices_computes_what_pytorch_does(
+    channels: int, kernel: int, stride: int, bias: bool
+) -> None:
+    torch.manual_seed(0)
+    conv = StridedConv(channels, 6, kernel, stride, bias=bias)
+    x = torch.randn(2, 41, channels, requires_grad=True)
+    ours, theirs = conv(x), nn.Conv1d.forward(conv, x.transpose(1, 2)).transpose(1, 2)
+    torch.testing.assert_close(ours, theirs)
+    weights, loss = (x, *conv.parameters()), torch.randn_like(ours)
+    both = (torch.autograd.grad((each * loss).sum(), weights) for each in (ours, theirs))
+    torch.testing.assert_close(*both)

@@ -19,7 +19,7 @@ from sbkit.audio.io import Samples
 from sbkit.inference.bundle.bundle import Bundle
 from sbkit.inference.runtime.model import Encoded
 from sbkit.inference.runtime.shapes import Shapes
-from sbkit.serve.app import TRANSCRIPTIONS, Service, make_app
+from sbkit.serve.app import TRANSCRIPTIONS, Service
 from sbkit.serve.command import Server, bind
 from sbkit.serve.limits import READY, WARMING, Limits, State
 from sbkit.serve.recognizer import Recognizer
@@ -126,7 +126,7 @@ def served(
     )
     listening = bind("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-    server = Server(make_app(service, keys=keys), service, grace_seconds=20.0)
+    server = Server(service, keys=keys, grace_seconds=20.0)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
     try:

@@ -245,4 +245,4 @@ def test_a_warm_up_that_fails_ends_it(tmp_path: Path, monkeypatch: pytest.Monkey
     with served(tmp_path, phase=WARMING) as here:
         here.thread.join(20)
         with pytest.raises(MemoryError):
-            here.server.conclude()
+            here.server.exit_code()

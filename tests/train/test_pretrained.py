@@ -36,6 +36,7 @@ SMALL = (
     "--log_every=1",
     "--lr=0.01",
     "--num_linear_layers=1",
+    "--freeze={CNN: always, Transformer: 5}",
     "--layerdrop=0.3",
     "--mask_channel_length=4",
     "--inter_ctc_weight=0.3",
@@ -91,7 +92,7 @@ def test_what_is_frozen_stays_and_the_rest_learns(finished: Path, pretrained: Pa
 
 
 @pytest.mark.slow
-def test_a_stopped_run_needs_the_folder_no_more(
+def test_a_run_that_stopped_where_freezing_ends_needs_the_folder_no_more(
     finished: Path, workplace: Workplace, pretrained: Path, tmp_path: Path
 ) -> None:
     folder = Path(shutil.copytree(pretrained, tmp_path / "tiny"))

@@ -8,11 +8,10 @@ It has a place for a pretrained encoder and one linear head, and for nothing els
 imported here alone, and only to compare what was written with the trained model.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,74 +24,39 @@ from sbkit.base.files import to_json
 from sbkit.base.process import require_package
 from sbkit.inference.formats.huggingface_tokenizer import write_tokenizer
 from sbkit.inference.formats.parity import Candidate
-from sbkit.inference.formats.traced import TrainedModel
+from sbkit.inference.formats.traced import TrainedModel, quietly
 from sbkit.inference.runtime.onnx_runtime import Counts, Floats, LogProbs
 from sbkit.models.pretrained.parts import PretrainedEncoder, PretrainedFrontEnd
 
 CONFIG, WEIGHTS, PREPROCESSOR = "config.json", "model.safetensors", "preprocessor_config.json"
-OTHERS = (  # of `encoder_config`, which are of no `config.json`
-    *("source", "do_normalize", "sample_rate"),
-    *("stride", "n_fft", "win_length", "hop_length", "preemphasis"),
+NOT_SIZES = ("source", "do_normalize", "sample_rate")  # of `encoder_config`, not of `config.json`
+AUDIO = (
+    *("do_normalize", "num_mel_bins", "stride"),
+    *("n_fft", "win_length", "hop_length", "preemphasis"),
 )
 
-Config = Mapping[str, Any]
 
-
-def _waveforms(config: Config) -> dict[str, Any]:
-    return {
-        "feature_extractor_type": "Wav2Vec2FeatureExtractor",
-        "processor_class": "Wav2Vec2Processor",
-        "do_normalize": config["do_normalize"],
-        "return_attention_mask": config["feat_extract_norm"] == "layer",
-        "feature_size": 1,
-        "padding_value": 0.0,
-    }
-
-
-def _stacked_mels(config: Config) -> dict[str, Any]:
-    return {
-        "feature_extractor_type": "SeamlessM4TFeatureExtractor",
-        "processor_class": "Wav2Vec2BertProcessor",
-        "feature_size": config["num_mel_bins"],
-        "num_mel_bins": config["num_mel_bins"],
-        "stride": config["stride"],
-        "padding_value": 1,
-    }
-
-
-def _mels(config: Config) -> dict[str, Any]:
-    return {
-        "feature_extractor_type": "ParakeetFeatureExtractor",
-        "processor_class": "ParakeetProcessor",
-        "feature_size": config["num_mel_bins"],
-        **{name: config[name] for name in ("n_fft", "win_length", "hop_length", "preemphasis")},
-    }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Kin:
-    """A class of transformers that is an encoder with a head for CTC.
-
-    prefix: of the names of the encoder's tensors; processor: what its file says of a model;
-    is_nested: the encoder's sizes stand under `encoder_config`, and the head is a convolution.
-    """
+class Kin(NamedTuple):
+    """A class of transformers that is an encoder with a head for CTC, and what goes with it."""
 
     name: str
-    prefix: str
-    processor: Callable[[Config], dict[str, Any]] = _waveforms
-    is_nested: bool = False
+    prefix: str  # of the names of the encoder's tensors
+    processor: str = "Wav2Vec2Processor"
+    features: str = "Wav2Vec2FeatureExtractor"
 
 
+PARAKEET = Kin("ParakeetForCTC", "encoder.", "ParakeetProcessor", "ParakeetFeatureExtractor")
 KIN = {  # by the `model_type` of the encoder
-    "wav2vec2": Kin(name="Wav2Vec2ForCTC", prefix="wav2vec2."),
-    "hubert": Kin(name="HubertForCTC", prefix="hubert."),
-    "wavlm": Kin(name="WavLMForCTC", prefix="wavlm."),
+    "wav2vec2": Kin("Wav2Vec2ForCTC", "wav2vec2."),
+    "hubert": Kin("HubertForCTC", "hubert."),
+    "wavlm": Kin("WavLMForCTC", "wavlm."),
     "wav2vec2-bert": Kin(
-        name="Wav2Vec2BertForCTC", prefix="wav2vec2_bert.", processor=_stacked_mels
+        "Wav2Vec2BertForCTC",
+        "wav2vec2_bert.",
+        "Wav2Vec2BertProcessor",
+        "SeamlessM4TFeatureExtractor",
     ),
-    "parakeet_encoder": Kin(
-        name="ParakeetForCTC", prefix="encoder.", processor=_mels, is_nested=True
-    ),
+    "parakeet_encoder": PARAKEET,
 }
 
 
@@ -107,9 +71,8 @@ def write_huggingface(trained: TrainedModel, folder: Path) -> Sequence[Candidate
     config = bundle.config.parts["Transformer"]["arguments"]["config"]
     kin = KIN[config["model_type"]]
     save_file(_tensors(kin, network), folder / WEIGHTS, metadata={"format": "pt"})
-    settings = _settings(kin, config, network)
-    processor = {**kin.processor(config), "sampling_rate": config["sample_rate"]}
-    for name, content in ((CONFIG, settings), (PREPROCESSOR, processor)):
+    settings = {CONFIG: _model_settings(kin, network, config), PREPROCESSOR: _audio(kin, config)}
+    for name, content in settings.items():
         (folder / name).write_text(to_json(content, indent=1) + "\n", encoding="utf-8")
     written = write_tokenizer(bundle.tokenizer, folder)
     loaded = transformers.pipeline("automatic-speech-recognition", model=str(folder), device="cpu")
@@ -139,15 +102,27 @@ def _require_place(network: Any) -> None:
         )
 
 
-def _settings(kin: Kin, config: Config, network: Any) -> dict[str, Any]:
+def _audio(kin: Kin, config: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "feature_extractor_type": kin.features,
+        "processor_class": kin.processor,
+        "sampling_rate": config["sample_rate"],
+        "feature_size": config.get("num_mel_bins", 1),
+        "padding_value": 0.0,
+        "return_attention_mask": config.get("feat_extract_norm") != "group",
+        **{name: config[name] for name in AUDIO if name in config},
+    }
+
+
+def _model_settings(kin: Kin, network: Any, config: Mapping[str, Any]) -> dict[str, Any]:
     encoder, vocabulary = network.encoder.modules["Transformer"], network.vocabulary
     sizes = {
-        **{name: value for name, value in config.items() if name not in OTHERS},
+        **{name: value for name, value in config.items() if name not in NOT_SIZES},
         "num_hidden_layers": len(encoder.body.layers),
         "mask_time_prob": encoder.frame_masks[0],  # above 0, the file has `masked_spec_embed`
     }
     return {
-        **({"model_type": "parakeet_ctc", "encoder_config": sizes} if kin.is_nested else sizes),
+        **({"model_type": "parakeet_ctc", "encoder_config": sizes} if kin is PARAKEET else sizes),
         "architectures": [kin.name],
         "vocab_size": vocabulary.size,
         "pad_token_id": vocabulary.blank,
@@ -165,12 +140,13 @@ def _tensors(kin: Kin, network: Any) -> dict[str, Tensor]:
         for name, tensor in part.state_dict().items():
             found[prefix + name.removeprefix("body.")] = tensor
     weight, bias = network.ctc_lin.weight, network.ctc_lin.bias
-    head = "ctc_head" if kin.is_nested else "lm_head"
-    found[f"{head}.weight"] = weight.unsqueeze(-1) if kin.is_nested else weight
+    head = "ctc_head" if kin is PARAKEET else "lm_head"
+    found[f"{head}.weight"] = weight.unsqueeze(-1) if kin is PARAKEET else weight  # a convolution
     found[f"{head}.bias"] = weight.new_zeros(len(weight)) if bias is None else bias
     return {name: tensor.detach().cpu().contiguous() for name, tensor in found.items()}
 
 
+@quietly()  # WavLM's attention warns of its own masks
 @torch.inference_mode()
 def _log_probs(
     pipeline: Any, modules: Mapping[str, Any], audio: Floats, lengths: Counts
@@ -195,6 +171,7 @@ def _log_probs(
     return LogProbs(pad_sequence(rows, batch_first=True).numpy(), found)
 
 
+@quietly()
 def _transcribe(pipeline: Any, clips: Sequence[Floats]) -> list[str]:
     rate = pipeline.feature_extractor.sampling_rate
     return [pipeline({"raw": clip, "sampling_rate": rate})["text"] for clip in clips]

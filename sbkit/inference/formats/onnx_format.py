@@ -1,6 +1,7 @@
 """ONNX: waveforms in, log-probabilities out, in float32 and with matrices in int8."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,16 @@ from sbkit.base.process import require_package
 from sbkit.checkpoint.integrity import listed_checksums
 from sbkit.inference.bundle.bundle import WEIGHTS
 from sbkit.inference.formats.parity import Candidate
+from sbkit.inference.formats.streaming_format import STATE, chunk_candidate, trace_chunk
 from sbkit.inference.formats.traced import TrainedModel, quietly, shortest
 from sbkit.inference.runtime.onnx_runtime import FILES, MADE_OF, OnnxModel
+from sbkit.inference.runtime.onnx_stream import OnnxStream
 
 OPSET = 18  # 17 gives an invalid model; every runtime of the last years has 18
 
 
 def write_onnx(trained: TrainedModel, folder: Path) -> Sequence[Candidate]:
-    """Write ``model.onnx`` and ``model.int8.onnx``."""
+    """Write ``model.onnx`` and ``model.int8.onnx``, and those of chunks of a streaming model."""
     program, bundle = trained.program, trained.bundle
     metadata = {
         "sample_rate": bundle.config.sample_rate,
@@ -32,6 +35,9 @@ def write_onnx(trained: TrainedModel, folder: Path) -> Sequence[Candidate]:
     model = make_onnx(program, ["audio", "audio_lengths"], ["log_probs", "frame_lengths"])
     save_onnx(model, folder / FILES["fp32"], metadata)
     _quantize(model, folder / FILES["int8"], metadata)
+    chunks = list[Candidate]()
+    if bundle.model.chunks is not None:
+        chunks = _write_chunks(trained, folder, metadata | asdict(bundle.model.chunks))
     return [
         Candidate(
             name=precision,
@@ -40,7 +46,20 @@ def write_onnx(trained: TrainedModel, folder: Path) -> Sequence[Candidate]:
             log_probs=OnnxModel((folder / file).read_bytes()).log_probs,
         )
         for precision, file in FILES.items()
-    ]
+    ] + chunks
+
+
+def _write_chunks(
+    trained: TrainedModel, folder: Path, metadata: Mapping[str, Any]
+) -> list[Candidate]:
+    """Write one chunk of a streaming model, with its state, in both precisions."""
+    program = trace_chunk(trained.bundle.model.network)
+    state = [*STATE]
+    outputs = ["log_probs", "frame_lengths", *(f"next_{name}" for name in state)]
+    model = make_onnx(program, ["audio", "audio_lengths", *state], outputs)
+    save_onnx(model, folder / OnnxStream.files["fp32"], metadata)
+    _quantize(model, folder / OnnxStream.files["int8"], metadata)
+    return [chunk_candidate(folder, precision) for precision in OnnxStream.files]
 
 
 def make_onnx(program: ExportedProgram, inputs: Sequence[str], outputs: Sequence[str]) -> Any:

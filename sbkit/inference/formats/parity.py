@@ -44,7 +44,8 @@ class Candidate:
     name: within its format; files: what is removed where it misses its limits; log_probs: runs it;
     is_exact: whether log-probabilities and tokens must be those of the trained model, not error
     rates alone; transcribe: clips (S,) of such audio, where its user has a decoder of its own;
-    decoder: the bundle's that this one is to be like.
+    decoder: the bundle's that this one is to be like; prepare: what it needs
+    done to audio first, also for the trained model.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Candidate:
     is_exact: bool = True
     transcribe: Callable[[Sequence[Floats]], list[str]] | None = None
     decoder: str = GREEDY
+    prepare: Callable[["Case"], "Case"] | None = None
 
     @property
     def limits(self) -> dict[str, Any]:
@@ -252,7 +254,11 @@ def compare(
         with naming_audio(case.what):
             expected = trained_log_probs(trained.waveform, case.audio, case.lengths)
         for each in compared:
-            each.add(case, expected)
+            if (prepare := each.candidate.prepare) is None:
+                each.add(case, expected)
+                continue
+            other = prepare(case)
+            each.add(other, trained_log_probs(trained.waveform, other.audio, other.lengths))
     return compared
 
 

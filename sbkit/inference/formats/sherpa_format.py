@@ -25,6 +25,7 @@ from sbkit.decoding.word_graph import MOST_ACTIVE, GraphSearch
 from sbkit.inference.bundle.bundle import Bundle
 from sbkit.inference.formats.onnx_format import make_onnx, save_onnx
 from sbkit.inference.formats.parity import Candidate, Run
+from sbkit.inference.formats.sherpa_online import write_online
 from sbkit.inference.formats.sherpa_waveform import (
     OMNILINGUAL,
     takes_waveforms,
@@ -71,9 +72,12 @@ def write_sherpa(trained: TrainedModel, folder: Path) -> Sequence[Candidate]:
         log_probs=log_probs,
         transcribe=partial(_transcribe, recognizer),
     )
+    found = [plain]
+    if bundle.model.chunks is not None:
+        found.append(write_online(trained, folder, folder / TOKENS))
     search = None if bundle.decoder is None else bundle.decoder.search
     if not isinstance(search, GraphSearch):
-        return [plain]
+        return found
     search.graph.write(str(folder / GRAPH))
     with_graph = replace(
         plain,
@@ -82,7 +86,7 @@ def write_sherpa(trained: TrainedModel, folder: Path) -> Sequence[Candidate]:
         transcribe=partial(_transcribe, load_with_graph(folder, model_type)),
         decoder="graph",
     )
-    return [plain, with_graph]
+    return [*found, with_graph]
 
 
 def load_with_graph(folder: Path, model_type: str) -> Any:

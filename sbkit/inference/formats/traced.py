@@ -44,12 +44,16 @@ class WaveformModel(nn.Module):
         return log_probs, frames
 
 
-def trace(module: nn.Module, *example: Tensor) -> ExportedProgram:
+def trace(
+    module: nn.Module, *example: Tensor, free: tuple[Any, ...] | None = None
+) -> ExportedProgram:
     """Trace a module of data (B, S, ...), and lengths (B,) if it takes them, for any B and S.
+
+    free: other dimensions than these that are to be free, as torch.export takes them.
 
     Raises SbkitError when it cannot be traced, or only for the sizes of the example.
     """
-    free: tuple[Any, ...] = ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC}, {0: Dim.DYNAMIC})[: len(example)]
+    free = free or ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC}, {0: Dim.DYNAMIC})[: len(example)]
     keep_device_guard()
     module.requires_grad_(
         False

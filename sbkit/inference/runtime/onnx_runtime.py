@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -56,8 +56,10 @@ class OnnxModel:
         effective: where its nodes run, and in which precision.
         metadata: of the file: sample_rate, min_samples, samples_per_frame, blank, weights.
         lengths: samples that batches are padded to; none: to their longest clip.
+        files: its name in ``onnx/`` of a bundle, by precision.
     """
 
+    files: ClassVar = FILES
     lengths: Sequence[int] = ()
 
     def __init__(self, content: bytes, *, device: str = "cpu") -> None:
@@ -97,7 +99,7 @@ class OnnxModel:
         Raises SbkitError when it is missing, damaged, or does not run on the device.
         """
         folder = bundle / FOLDER
-        name = FILES[precision]
+        name = cls.files[precision]
         if not (folder / name).exists():
             raise SbkitError(
                 f"A bundle must hold {FOLDER}/{name} to be run by onnxruntime, but {bundle} does "

@@ -12,6 +12,7 @@ from sbkit.checkpoint.integrity import listed_checksums
 from sbkit.inference.bundle.bundle import WEIGHTS, Bundle, ReadBundle, read_bundle
 from sbkit.inference.runtime.model import ModelThread, require_effective
 from sbkit.inference.runtime.onnx_runtime import MADE_OF, PROVIDERS, OnnxModel, available_providers
+from sbkit.inference.runtime.onnx_stream import OnnxStream
 
 AUTO, FIRST_GPU = "auto", "cuda:0"
 DRIVER = "libcuda.so.1"  # which comes with the driver, never with a wheel
@@ -24,12 +25,14 @@ def open_model(
     runtime: str = "torch",
     precision: str = "fp32",
     compile: str | None = None,
+    live: bool = False,
     own: frozenset[str] = frozenset(),
 ) -> Bundle:
     """Read a bundle and make its model in a new thread, which is then its ``model``.
 
     device: cpu, cuda, cuda:N or auto; runtime: torch or onnx; precision: fp32, bf16, fp16 or int8;
-    compile: a mode of torch.compile, None for none; own: modules of the user's.
+    compile: a mode of torch.compile, None for none; live: to be run chunk by chunk, for which onnx
+    has another file; own: modules of the user's.
 
     Raises:
         SbkitError: the bundle is damaged, or the device, runtime or precision is not there.
@@ -45,7 +48,7 @@ def open_model(
         make = partial(_load_torch, read, folder, device, precision, compile, own)
     elif runtime == "onnx" and compile is None:
         read.bundle.task.require("transcribe")  # classifiers are not exported to ONNX
-        make = partial(_load_onnx, folder, device, precision)
+        make = partial(_load_onnx, folder, device, precision, OnnxStream if live else OnnxModel)
     else:
         raise SbkitError(
             "`runtime` must be torch or onnx, which compiles nothing, but is "
@@ -72,11 +75,11 @@ def _load_torch(
     return load_torch(read, folder, own=own, placement=placement, compilation=compilation)
 
 
-def _load_onnx(folder: Path, device: str, precision: str) -> OnnxModel:
+def _load_onnx(folder: Path, device: str, precision: str, kind: type[OnnxModel]) -> OnnxModel:
     _require_cuda(device, "onnx")
     if device == AUTO:
         device = "cpu" if why_no_cuda("onnx") else FIRST_GPU
-    model = OnnxModel.load(folder, device=device, precision=precision)
+    model = kind.load(folder, device=device, precision=precision)
     if model.metadata.get(MADE_OF) != listed_checksums(folder).get(WEIGHTS):
         raise SbkitError(
             f"An ONNX model must be made of the weights of its bundle, but the one in {folder} is "

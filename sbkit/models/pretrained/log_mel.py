@@ -9,6 +9,8 @@ trained model on the CPU makes its spectra in float64, as `Fbank` does; Parakeet
 does not, is up to 1e-4 off in such bins.
 """
 
+from functools import lru_cache
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -45,9 +47,8 @@ class LogMel(nn.Module):
 
     def energies(self, windows: Tensor, taper: float) -> Tensor:
         """Compute mel energies in a power of Hann's window: (B, T, W) -> (B, T, M) of float32."""
-        size, kind, device = windows.shape[-1], windows.dtype, windows.device
-        hann = torch.hann_window(size, periodic=False, dtype=kind, device=device)
-        spectra = torch.fft.rfft(windows * hann**taper, self.n_fft)
+        window = hann_window(windows.shape[-1], taper, windows.dtype, windows.device)
+        spectra = torch.fft.rfft(windows * window, self.n_fft)
         return torch.view_as_real(spectra).square().sum(-1).float() @ self.filters
 
 
@@ -111,6 +112,12 @@ class ParakeetFeatures(LogMel):
     def frame_lengths(self, lengths: Tensor) -> Tensor:
         """Count the windows but the last, half of which lies beyond the end: (B,) -> (B,)."""
         return lengths // self.shift
+
+
+@lru_cache(maxsize=8)  # a constant in an exported graph
+def hann_window(size: int, taper: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return a power of the symmetric Hann window: (W,)."""
+    return torch.hann_window(size, periodic=False, dtype=dtype, device=device) ** taper
 
 
 def kaldi_filters(n_mels: int, sample_rate: int) -> Reals:

@@ -10,6 +10,7 @@ normalize what they add to (`do_stable_layer_norm`), or its sum.
 """
 
 import math
+from collections import OrderedDict
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from sbkit.audio.lengths import length_mask
 from sbkit.models.dropout import Dropout
-from sbkit.models.frame_conv import FrameConv
+from sbkit.models.frame_conv import FrameConv, StridedConv
 from sbkit.models.pretrained.blocks import (
     ACTIVATIONS,
     Attention,
@@ -113,7 +114,7 @@ class ConvLayer(nn.Module):
         activation: str,
     ) -> None:
         super().__init__()
-        self.conv = FrameConv(channels, out_channels, kernel, stride, bias=bias)
+        self.conv = StridedConv(channels, out_channels, kernel, stride, bias=bias)
         nn.init.kaiming_normal_(self.conv.weight)
         self.norm = norm
         if norm == "group":
@@ -160,22 +161,19 @@ class ConvLayer(nn.Module):
         return torch.baddbmm(shift.mT.to(audio.dtype), windows, folded)
 
 
-class FeatureProjection(nn.Module):
+class FeatureProjection(nn.Sequential):
     """Normalize features, and project them to the width of the encoder: (B, U, C) -> (B, U, D)."""
 
     def __init__(self, config: Config, channels: int, dropout: float) -> None:
-        super().__init__()
-        if config.get("feat_proj_layer_norm", True):
-            self.layer_norm: nn.Module = nn.LayerNorm(channels, eps=config["layer_norm_eps"])
-        else:
-            self.layer_norm = nn.Identity()
-        self.projection = nn.Linear(channels, config["hidden_size"])
-        self.dropout = Dropout(dropout)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Project."""
-        projected: Tensor = self.dropout(self.projection(self.layer_norm(x)))
-        return projected
+        norm = nn.LayerNorm(channels, eps=config["layer_norm_eps"])
+        is_normed = config.get("feat_proj_layer_norm", True)
+        super().__init__(
+            OrderedDict(
+                layer_norm=norm if is_normed else nn.Identity(),
+                projection=nn.Linear(channels, config["hidden_size"]),
+                dropout=Dropout(dropout),
+            )
+        )
 
 
 class Wav2Vec2(nn.Module):
@@ -186,13 +184,29 @@ class Wav2Vec2(nn.Module):
 
     def __init__(self, config: Config, dropouts: Dropouts) -> None:
         super().__init__()
-        self.feature_projection = FeatureProjection(
-            config, config["conv_dim"][-1], dropouts.projection
+        width, channels = config["hidden_size"], config["conv_dim"][-1]
+        eps = config["layer_norm_eps"]
+        self.norm_first: bool = config["do_stable_layer_norm"]
+        self.feature_projection = FeatureProjection(config, channels, dropouts.projection)
+        is_wavlm = config["model_type"] == "wavlm"
+        attention = GatedAttention if is_wavlm else Attention
+        blocks = [
+            Block(config, dropouts, attention(config, dropouts.attention))
+            for _ in range(config["num_hidden_layers"])
+        ]
+        if is_wavlm:  # what all share has the name of the first
+            blocks[0].attention.rel_attn_embed = RelativePositions(config)
+        self.encoder: Any = nn.ModuleDict(
+            {
+                "pos_conv_embed": PositionalConv(config),
+                "layer_norm": nn.LayerNorm(width, eps=eps),
+                "dropout": Dropout(dropouts.hidden),
+                "layers": nn.ModuleList(blocks),
+            }
         )
-        self.encoder = Blocks(config, dropouts)
 
     @property
-    def layers(self) -> nn.ModuleList:
+    def layers(self) -> Any:
         """Return the blocks, each called with (x, mask, context)."""
         return self.encoder.layers
 
@@ -202,46 +216,20 @@ class Wav2Vec2(nn.Module):
         return projected
 
     def begin(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Add positions: (B, U, D), (B, U) -> (B, U, D), and WavLM's bias, (H, U, U)."""
-        return self.encoder.begin(x, mask)
+        """Add positions, which see zeros past the end of an utterance.
+
+        (B, U, D), (B, U) -> (B, U, D), and WavLM's bias of attention, (H, U, U).
+        """
+        x = x * mask.unsqueeze(-1)
+        x = x + self.encoder.pos_conv_embed(x)
+        positions = getattr(self.layers[0].attention, "rel_attn_embed", None)
+        bias = None if positions is None else positions(x.shape[1])
+        return self.encoder.dropout(x if self.norm_first else self.encoder.layer_norm(x)), bias
 
     def finish(self, x: Tensor) -> Tensor:
         """Normalize what a block returns, where blocks do not: (B, U, D) -> (B, U, D)."""
-        finished: Tensor = self.encoder.layer_norm(x) if self.encoder.norm_first else x
+        finished: Tensor = self.encoder.layer_norm(x) if self.norm_first else x
         return finished
-
-
-class Blocks(nn.Module):
-    """The part of the file that is called `encoder`."""
-
-    def __init__(self, config: Config, dropouts: Dropouts) -> None:
-        super().__init__()
-        self.norm_first: bool = config["do_stable_layer_norm"]
-        self.pos_conv_embed = PositionalConv(config)
-        self.layer_norm = nn.LayerNorm(config["hidden_size"], eps=config["layer_norm_eps"])
-        self.dropout = Dropout(dropouts.hidden)
-        is_wavlm = config["model_type"] == "wavlm"
-        attention = GatedAttention if is_wavlm else Attention
-        self.layers = nn.ModuleList(
-            Block(config, dropouts, attention(config, dropouts.attention))
-            for _ in range(config["num_hidden_layers"])
-        )
-        if is_wavlm:
-            self._first_attention.rel_attn_embed = RelativePositions(config)
-
-    @property
-    def _first_attention(self) -> Any:
-        """Return the attention in whose name a file has the positions that all blocks share."""
-        first: Any = self.layers[0]
-        return first.attention
-
-    def begin(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Add positions, which see zeros past the end of an utterance."""
-        x = x * mask.unsqueeze(-1)
-        x = x + self.pos_conv_embed(x)
-        positions = getattr(self._first_attention, "rel_attn_embed", None)
-        bias = None if positions is None else positions(x.shape[1])
-        return self.dropout(x if self.norm_first else self.layer_norm(x)), bias
 
 
 class PositionalConv(nn.Module):
