@@ -15,6 +15,7 @@ from typing import Any
 
 import speechbrain as sb
 import torch
+import transformers
 from speechbrain.augment.augmenter import Augmenter
 from speechbrain.augment.time_domain import DropChunk, DropFreq, SpeedPerturb
 from speechbrain.dataio.batch import PaddedBatch
@@ -25,7 +26,6 @@ from speechbrain.nnet.losses import ctc_loss
 from speechbrain.nnet.normalization import BatchNorm1d
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
-from transformers import Wav2Vec2Config, Wav2Vec2FeatureExtractor, Wav2Vec2ForCTC, Wav2Vec2Model
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from sbkit.evaluate.wer import Scored, total_scores
@@ -33,6 +33,7 @@ from sbkit.train.run import Run
 from tools.bench_sides import Theirs, items_of
 from tools.bench_speechbrain import BLANK, RATE, decode
 
+library: Any = transformers  # without the types that it lacks
 DROPPED = 0.15  # by the linear layers
 NEURONS = 1024  # of each of them
 NO_DROPOUT = ("attention_dropout", "activation_dropout", "hidden_dropout", "feat_proj_dropout")
@@ -40,8 +41,8 @@ NO_DROPOUT = ("attention_dropout", "activation_dropout", "hidden_dropout", "feat
 
 def save_base(folder: Path) -> Path:
     """Save a wav2vec 2.0 `base` of 95 million random weights, whose layers are never left out."""
-    Wav2Vec2Model(Wav2Vec2Config(layerdrop=0.0)).save_pretrained(folder)
-    Wav2Vec2FeatureExtractor(return_attention_mask=False).save_pretrained(folder)
+    library.Wav2Vec2Model(library.Wav2Vec2Config(layerdrop=0.0)).save_pretrained(folder)
+    library.Wav2Vec2FeatureExtractor(return_attention_mask=False).save_pretrained(folder)
     return folder
 
 
@@ -145,7 +146,7 @@ class FineTunedTheirs(Theirs):
 
 def clips_in_batch(seconds: Sequence[float], knobs: Mapping[str, Any]) -> int:
     """Count the clips of the mean length that `batch_seconds` holds."""
-    return max(1, round(knobs["batch_seconds"] * len(seconds) / sum(seconds)))
+    return max(1, round(float(knobs["batch_seconds"]) * len(seconds) / sum(seconds)))
 
 
 # -- Hugging Face ------------------------------------------------------------------------------
@@ -159,8 +160,8 @@ class HuggingFace:
 
     def __init__(self, run: Run) -> None:
         knobs, self._tokenizer, folder = run.knobs, run.labels, run.knobs["pretrained"]
-        self._extractor = Wav2Vec2FeatureExtractor.from_pretrained(folder)
-        self.model: Any = Wav2Vec2ForCTC.from_pretrained(
+        self._extractor = library.Wav2Vec2FeatureExtractor.from_pretrained(folder)
+        self.model: Any = library.Wav2Vec2ForCTC.from_pretrained(
             folder,
             vocab_size=self._tokenizer.vocabulary.size,
             pad_token_id=BLANK,
@@ -179,7 +180,7 @@ class HuggingFace:
         items = items_of(run, "train")
         seconds = [item["duration"] for item in items.values()]
         clips = clips_in_batch(seconds, knobs)
-        self._loader = DataLoader(
+        self._loader: Any = DataLoader(
             [*items.values()],  # type: ignore[arg-type]
             batch_size=clips,
             sampler=LengthGroupedSampler(clips, lengths=[int(each * RATE) for each in seconds]),

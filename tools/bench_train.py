@@ -60,6 +60,7 @@ BASE = {  # of the other YAML: all compute all layers
     "max_seconds": 10.0,
     "number_of_epochs": 11,
 }
+KNOBS: dict[str, dict[str, Any]] = {YAML: JOINT, FINE_TUNING: BASE}
 LONGEST = 6  # times that the other side may take to a dev CER, of the first one's
 PEAKS = {"H200": 989, "H100": 989, "A100": 312, "L40S": 362, "L4": 121}  # TFLOP/s, dense, by NVIDIA
 
@@ -218,7 +219,7 @@ def serve(options: argparse.Namespace, more: Sequence[str]) -> None:
 
         from tools.bench_sides import make_side
 
-        sizes = {**{YAML: JOINT, FINE_TUNING: BASE}.get(options.yaml, {}), "check": False}
+        sizes = {**KNOBS.get(options.yaml, {}), "check": False}
         side = make_side(options.side, Path(options.yaml), more, sizes, options.folder)
         parameters = sum(each.numel() for each in side.model.parameters())
         device = next(side.model.parameters()).device
