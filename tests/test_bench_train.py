@@ -26,7 +26,7 @@ from tools.bench_gpu import (
     parts,
     run,
 )
-from tools.bench_sides import make_side
+from tools.bench_sides import Ours, make_side
 from tools.bench_train import SIDES
 
 SMALL = ("--d_model=16", "--nhead=2", "--d_ffn=256", "--cnn_channels=64", "--token_type=char")
@@ -89,7 +89,7 @@ def test_sbkit_learns_at_the_rates_of_its_run(
     monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
     _, overrides = parse_command(["x.yaml", *SMALL, f"--data_folder={workplace.release}"])
     sizes = {**overrides, "number_of_epochs": 2, "warmup_fraction": 0.5, "check": False}
-    side = make_side("sbkit", ROOT / "hparams" / "ctc.yaml", [], sizes, tmp_path)
+    side = make_side(Ours, ROOT / "hparams" / "ctc.yaml", [], sizes, tmp_path)
     rates = []
     for epoch in (1, 2):
         for _ in range(len(side.brain.loaders.train)):

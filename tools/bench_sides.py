@@ -1,6 +1,6 @@
 """Two sides of `tools/bench_train`: sbkit as train.py runs it, and SpeechBrain's recipe."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -25,25 +25,23 @@ COPIES = 8  # of a training clip; with one, SpeechBrain's 200 buckets make updat
 
 
 def make_side(
-    name: str, yaml: Path, more: Sequence[str], sizes: Mapping[str, Any], folder: Path
+    make: Callable[[Run], Any],
+    yaml: Path,
+    more: Sequence[str],
+    sizes: Mapping[str, Any],
+    folder: Path,
 ) -> Any:
     """Prepare the corpus and the labels of all sides, and make one of them.
 
     Each has ``batches`` of one epoch after the other, and ``model``.
     """
     _, overrides = parse_command([str(yaml), *more])
-    overrides = {**sizes, "output_folder": str(folder / name), **overrides}
+    overrides = {**sizes, "output_folder": str(folder / make.__name__), **overrides}
     if not overrides.get("data_folder"):
         overrides["data_folder"] = str(convert(folder / "release"))
     run = Run(yaml, overrides)
     _ = run.hparams
-    if name == "sbkit":
-        return Ours(run)
-    if "pretrained" not in run.knobs:
-        return Theirs(run)
-    from tools.bench_pretrained import FineTunedTheirs, HuggingFace  # with transformers
-
-    return FineTunedTheirs(run) if name == "speechbrain" else HuggingFace(run)
+    return make(run)
 
 
 def convert(release: Path) -> Path:

@@ -217,10 +217,16 @@ def serve(options: argparse.Namespace, more: Sequence[str]) -> None:
         import torch
         from torch.utils.flop_counter import FlopCounterMode
 
-        from tools.bench_sides import make_side
+        from tools.bench_sides import Ours, Theirs, make_side
+
+        made: dict[str, Any] = {"sbkit": Ours, "speechbrain": Theirs}
+        if options.yaml == FINE_TUNING and options.side != "sbkit":  # which is spared transformers
+            from tools.bench_pretrained import FineTunedTheirs, HuggingFace
+
+            made = {"speechbrain": FineTunedTheirs, "huggingface": HuggingFace}
 
         sizes = {**KNOBS.get(options.yaml, {}), "check": False}
-        side = make_side(options.side, Path(options.yaml), more, sizes, options.folder)
+        side = make_side(made[options.side], Path(options.yaml), more, sizes, options.folder)
         parameters = sum(each.numel() for each in side.model.parameters())
         device = next(side.model.parameters()).device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
