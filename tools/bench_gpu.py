@@ -40,7 +40,7 @@ CONFORMER = (  # 30 million parameters
     *("--vocab_size=null", "--precision=bf16"),
 )
 
-XLS_R = (  # 300 million; 200 s take about 25 GB
+XLS_R = (  # 300 million parameters
     *("--yaml", "hparams/ctc_pretrained.yaml", "--precision=bf16", "--batch_seconds=200"),
     "--encoder_config={model_type: wav2vec2, hidden_size: 1024, num_hidden_layers: 24, "
     "num_attention_heads: 16, intermediate_size: 4096, do_stable_layer_norm: True, "

@@ -45,7 +45,7 @@ class MovingAverage:
 
     @torch.no_grad()
     def apply(self, to: bool = True) -> None:
-        """Give the modules the averages, or with ``to`` false their weights back."""
+        """Put the averages into the modules, or with ``to`` false their weights back."""
         if to is self._is_applied:
             return
         for number, parameter in enumerate(self._modules.parameters()):

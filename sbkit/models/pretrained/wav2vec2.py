@@ -33,9 +33,9 @@ LEAST_VARIANCE = 1e-7  # added to that of a clip
 
 
 class NormalizedAudio(nn.Module):
-    """Give each clip mean 0 and variance 1 over its own samples: (B, S), (B,) -> (B, S, 1), (B,).
+    """Normalize each clip to mean 0 and variance 1: (B, S), (B,) -> (B, S, 1), (B,).
 
-    Where ``do_normalize`` is false the audio stays as it is.
+    Over its own samples; where ``do_normalize`` is false the audio stays as it is.
     """
 
     def __init__(self, config: Config) -> None:
@@ -233,7 +233,7 @@ class Wav2Vec2(nn.Module):
 
 
 class PositionalConv(nn.Module):
-    """Tell frames their place by a wide convolution: (B, U, D) -> (B, U, D)."""
+    """Compute positions by a wide convolution: (B, U, D) -> (B, U, D)."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
