@@ -130,11 +130,17 @@ def faults_by_place(module: Path) -> list[list[Fault]]:
             continue  # those need to be told what to replace
         operator = operator_class()
         positions = (place for node in nodes for place in operator.mutation_positions(node))
-        for occurrence, (start, _) in enumerate(positions):
-            if start not in annotated:
+        for occurrence, (start, end) in enumerate(positions):
+            if start not in annotated and not _is_separator(source, start, end):
                 fault = Fault(module, name, occurrence, start[0])
                 places[name.split("_")[0], start].append(fault)
     return list(places.values())
+
+
+def _is_separator(source: str, start: tuple[int, int], end: tuple[int, int]) -> bool:
+    """Return whether it is the `*` or `/` of a signature, which cosmic-ray takes for an operator."""
+    line = source.splitlines()[start[0] - 1]
+    return line[start[1] : end[1]] in ("*", "/") and line[end[1] : end[1] + 1] in (",", ")")
 
 
 def _annotated_places(tree: ast.AST) -> Iterator[tuple[int, int]]:
