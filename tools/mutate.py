@@ -138,7 +138,7 @@ def faults_by_place(module: Path) -> list[list[Fault]]:
 
 
 def _is_separator(source: str, start: tuple[int, int], end: tuple[int, int]) -> bool:
-    """Return whether it is the `*` or `/` of a signature, which cosmic-ray takes for an operator."""
+    """Return whether it is the `*` or `/` of a signature, which cosmic-ray takes for operators."""
     line = source.splitlines()[start[0] - 1]
     return line[start[1] : end[1]] in ("*", "/") and line[end[1] : end[1] + 1] in (",", ")")
 
