@@ -5,8 +5,9 @@ python -m tools.mutate [MODULE.py or FOLDER ...] [--sample 200] [--seed 0] [--jo
 The faults are those of cosmic-ray (another operator, comparison, number, constant, a loop that
 never runs ...), drawn so that every place of the code is equally likely. Each runs in a copy of
 the checkout: first the tests of the module's folder that import it, then every test that imports
-it; with --slow also those that take more than ten seconds. Prints a table by folder, and the change
-of each fault that no test noticed: a person says which of them mean the same as before.
+it and those of whole runs; with --slow also those that take more than ten seconds. Prints a table
+by folder, and the change of each fault that no test noticed: a person says which of them mean the
+same as before.
 """
 
 import argparse
@@ -36,6 +37,7 @@ from sbkit.base.process import run_main
 
 FOLDERS = ("audio", "models", "decoding", "checkpoint", "train", "data/batches", "evaluate")
 LIMIT = 300  # seconds of one call of pytest: a fault may loop for ever, which is noticed
+WHOLE_RUNS = Path("tests/test_run.py")
 QUICK, ALL = "not slow and not ddp and not browser", "not browser"
 
 
@@ -185,7 +187,7 @@ def check_tests(tests: Sequence[str], copy: Path) -> None:
 
 
 def tests_of(module: Path) -> tuple[list[str], list[str]]:
-    """Return the tests that import a module: those of its folder, and all; the nearest first."""
+    """Return the tests of a module that are in its folder, and all, the nearest first."""
     package, name = ".".join(module.parent.parts), module.stem
     imports = re.compile(rf"from {package}(\.{name} import| import .*\b{name}\b)")
     tests = sorted(Path("tests").rglob("test_*.py"))
@@ -193,7 +195,7 @@ def tests_of(module: Path) -> tuple[list[str], list[str]]:
     mirror = Path("tests", *module.parent.parts[1:])
     near = [test for test in tests if test.parent == mirror] or sorted(mirror.glob("test_*.py"))
     near.sort(key=lambda test: test.stem != f"test_{name}")
-    far = [test for test in tests if test not in near]
+    far = [test for test in [*tests, WHOLE_RUNS] if test not in near]
     return [*map(str, near)], [*map(str, [*near, *far])]
 
 
