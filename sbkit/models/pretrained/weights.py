@@ -76,7 +76,7 @@ def _matched(folder: Path, parts: Iterable[nn.Module]) -> tuple[dict[str, Tensor
     for path in weight_files(folder):
         with reading(path, must=WHOLE, fix=AGAIN):
             file: Any = safe_open(path, framework="pt")
-            stored |= {_renamed(name): file.get_slice(name) for name in file.keys()}
+            stored |= {_renamed(name): file.get_slice(name) for name in [*file.keys()]}
     ours = _tensors(parts, stored)
     _require_none(folder, {name: _fault(stored, name, each) for name, each in ours.items()})
     return ours, stored
