@@ -49,7 +49,7 @@ def open_model(
         make = partial(_load_torch, read, folder, device, precision, compile, own)
     elif runtime == "onnx" and compile is None:
         read.bundle.task.require("transcribe")  # classifiers are not exported to ONNX
-        load = {None: load_both, True: OnnxStream.load, False: OnnxModel.load}[live]
+        load = load_both if live is None else (OnnxStream if live else OnnxModel).load
         make = partial(_load_onnx, folder, device, precision, load)
     else:
         raise SbkitError(
