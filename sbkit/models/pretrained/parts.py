@@ -144,16 +144,9 @@ class PretrainedEncoder(nn.Module):
             there = Range(low=1, high=most, whole=True, advice="Choose one of these layers.")
             require_in_range({name: number}, {name: there})
         self.intermediate_layer = middle
-        self.body: Any = family.body(
-            {
-                **config,
-                "num_hidden_layers": count,
-                "hidden_dropout": dropout,
-                "attention_dropout": attention_dropout,
-                "activation_dropout": activation_dropout,
-                "feat_proj_dropout": feat_proj_dropout,
-            }
-        )
+        rates = {"hidden_dropout": dropout, "feat_proj_dropout": feat_proj_dropout}
+        rates |= {"attention_dropout": attention_dropout, "activation_dropout": activation_dropout}
+        self.body: Any = family.body({**config, **rates, "num_hidden_layers": count})
         self.frame_masks = (mask_time_prob, mask_time_length)
         self.channel_masks = (mask_channel_prob, mask_channel_length)
         if mask_time_prob > 0 and family.mask_vector:
