@@ -87,8 +87,10 @@ class Session:
     events are does not depend on how the audio is cut into pieces.
     """
 
-    def __init__(self, recognizer: LiveRecognizer) -> None:
+    def __init__(self, recognizer: LiveRecognizer, *, start: int = 0) -> None:
+        """Begin; start: the place of its first sample in what the times of events are of."""
         self.recognizer, self.state = recognizer, recognizer.start()
+        self._start = start
         self.is_finished = False
         self._fed: tuple[Samples, ...] = ()  # samples that no chunk was looked for in
         self._received = 0  # samples
@@ -196,13 +198,13 @@ class Session:
         best, *_ = beam = self._beam()
         if words := self._words(best):
             log_probs = np.concatenate(utterance.log_probs)
-            tokens, start = list(best.tokens), self._samples(first)
+            tokens, start = list(best.tokens), self._samples(self._start + first)
             timed = live.decoder.aligner.align(log_probs, tokens, beam, samples=end - first)
             yield Final(
                 seconds=self._now,
                 text=printable(" ".join(words)),
                 start=start,
-                end=self._samples(end),
+                end=self._samples(self._start + end),
                 words=tuple(
                     replace(word.later(start), text=printable(word.text)) for word in timed
                 ),
@@ -226,7 +228,7 @@ class Session:
         """The end of the audio that the chunks so far are computed of, in seconds."""
         chunks = self.recognizer.chunks
         end = (self._chunks - 1) * chunks.step + chunks.window
-        return self._samples(min(end, self._received))
+        return self._samples(self._start + min(end, self._received))
 
 
 def advance_batch(sessions: Sequence[Session]) -> list[list[Event]]:
