@@ -19,6 +19,7 @@ from sbkit.inference.runtime.torch_model import load_torch
 from sbkit.live.pipeline import Pipeline
 from sbkit.live.recognizer import LiveRecognizer
 from sbkit.live.session import Final, Session, advance_batch
+from tests import processes
 from tests.inference.bundles import ROOT, make_run
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler
@@ -31,7 +32,8 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("compiled")
     yaml = ROOT / "hparams/ctc_streaming.yaml"
-    export_run(make_run(folder / "run", yaml, loud, num_decoder_layers=0), folder / "bundle")
+    sizes = {"num_decoder_layers": 0, "encoder_module": "transformer"}
+    export_run(make_run(folder / "run", yaml, loud, **sizes), folder / "bundle")
     return folder / "bundle"
 
 
@@ -54,20 +56,20 @@ def talk(live: LiveRecognizer, clip: Samples, texts: list[str]) -> None:
     Pipeline(live, str.upper, on_event=keep).run(np.array_split(clip, 1 + len(clip) // 5000))
 
 
-def test_three_threads_and_new_shapes_compile_nothing_and_give_the_same_text(bundle: Path) -> None:
+def compare(bundle: Path, **options: Any) -> None:
+    """Let three threads talk to a compiled recognizer, and compare with one that is not."""
     clips = [noise(seed, size) for seed, size in enumerate((9_000, 31_234, 60_123))]
+    expected, found = ([list[str]() for _ in clips] for _ in range(2))
     with recognizer(bundle) as plain:
-        expected = [list[str]() for _ in clips]
         for clip, texts in zip(clips, expected, strict=True):
             talk(plain, clip, texts)
     assert all(expected)
     before = counters["stats"]["unique_graphs"]
-    compilation = Compilation(mode="default", backend="eager", clips=(1, 3), live=True)
+    compilation = Compilation(live=True, **options)
     with recognizer(bundle, compilation) as compiled:
         warm = counters["stats"]["unique_graphs"]
         assert warm > before
-        assert compiled.effective.compiled == "default"
-        found = [list[str]() for _ in clips]
+        assert compiled.effective.compiled == options["mode"]
         talking = [
             threading.Thread(target=talk, args=(compiled, *each))
             for each in zip(clips, found, strict=True)
@@ -84,3 +86,25 @@ def test_three_threads_and_new_shapes_compile_nothing_and_give_the_same_text(bun
         for events in advance_batch(sessions):
             assert [each.text for each in events if isinstance(each, Final)] == expected[1]
     assert counters["stats"]["unique_graphs"] == warm
+
+
+def test_three_threads_and_new_shapes_compile_nothing_and_give_the_same_text(bundle: Path) -> None:
+    compare(bundle, mode="default", backend="eager", clips=(1, 3))
+
+
+REAL = """
+import sys
+from pathlib import Path
+from tests.live.test_compiled import compare
+from tests.train.test_compiling import write_no_vectors
+
+write_no_vectors()
+compare(Path(sys.argv[1]), mode="reduce-overhead", clips=(3,))
+print("the same", flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_real_compiler_gives_the_same(bundle: Path) -> None:
+    done = processes.run(["-c", REAL, bundle], timeout=500)
+    assert "the same" in done.stdout, done.stderr
