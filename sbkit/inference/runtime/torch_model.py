@@ -207,15 +207,17 @@ class CompiledModel(TorchModel):
         keep_device_guard()
         dynamo: Any = import_module("torch._dynamo")
         dynamo.config.recompile_limit = 1000  # of a class of blocks; here the table limits it
-        is_live = compilation.live and self._streaming is not None
+        compile = {"backend": compilation.backend, "dynamic": False, **mode}
+        is_live = compilation.live is not False and self._streaming is not None
         for block in chain.from_iterable(map(find_blocks, network.model)):
-            options = {"backend": compilation.backend, "dynamic": False, **mode}
-            if not is_live:
-                block.compile(**options)
-            elif hasattr(block, "forward_chunk"):
-                block.forward_chunk = torch.compile(block.forward_chunk, **options)
+            block.compile(**compile)
+            if is_live and hasattr(block, "forward_chunk"):
+                block.forward_chunk = torch.compile(block.forward_chunk, **compile)
         for _ in range(WARM_UPS):
-            self._warm_up_chunks() if is_live else self._warm_up_clips()
+            if is_live:
+                self._warm_up_chunks()
+            if not (is_live and compilation.live):
+                self._warm_up_clips()
         self._stance = "fail_on_recompile"
         self.effective = replace(self.effective, compiled=compilation.mode)
 
