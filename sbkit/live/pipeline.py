@@ -69,11 +69,12 @@ class Pipeline:
         """
         self._recognizer, self._reply, self._on_event = recognizer, answer, on_event
         self._detector, self._synthesizer, self._player = detector, synthesizer, player
-        self._voice = None if detector is None else detector.start()
+        self._voice: Any = None if detector is None else detector.start()
         self._session, self._received = Session(recognizer), 0  # samples
         self._clock, self._changed = clock, threading.Condition()
         self._turn: Turn | None = None  # that is open
-        self._is_closed, self._failure = False, None
+        self._failure: SbkitError | None = None
+        self._is_closed = False
         stages: dict[str, Work] = {} if detector is None else {"voice activity": self._detect}
         stages |= {"recognizer": self._recognize, "answer": self._answer}
         if synthesizer is not None:

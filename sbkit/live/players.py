@@ -28,7 +28,8 @@ class FilePlayer:
 
     def __init__(self, path: Path | str) -> None:
         """Name the file."""
-        self._path, self._file = Path(path), None
+        self._path = Path(path)
+        self._file: soundfile.SoundFile | None = None
 
     def play(self, samples: Samples, sample_rate: int) -> None:
         """Write a block (S,) of int16."""
@@ -53,7 +54,8 @@ class Speakers:
 
     def __init__(self) -> None:
         """Look for PortAudio, and raise SbkitError where it is not there."""
-        self._sounddevice, self._stream = require_sounddevice(), None
+        self._sounddevice = require_sounddevice()
+        self._stream: Any = None
         self._left, self._end = b"", 0.0  # not yet taken; seconds at which what was taken ends
         self._changed = threading.Condition()
 

@@ -207,8 +207,9 @@ class CompiledModel(TorchModel):
         keep_device_guard()
         dynamo: Any = import_module("torch._dynamo")
         dynamo.config.recompile_limit = 1000  # of a class of blocks; here the table limits it
-        compile = {"backend": compilation.backend, "dynamic": False, **mode}
+        compile: Any = {"backend": compilation.backend, "dynamic": False, **mode}
         is_live = compilation.live is not False and self._streaming is not None
+        block: Any
         for block in chain.from_iterable(map(find_blocks, network.model)):
             block.compile(**compile)
             if is_live and hasattr(block, "forward_chunk"):
