@@ -137,6 +137,12 @@ class Session:
             )
         self._fed, self._received = (*self._fed, samples), self._received + len(samples)
 
+    @property
+    def is_due(self) -> bool:
+        """Check whether `advance_batch` has anything to do for it."""
+        held = len(self.state.samples) + sum(map(len, self._fed))
+        return self.is_finished or held >= self.recognizer.chunks.window
+
     def take(self) -> Samples:
         """Return what was fed since this was called last."""
         fed, self._fed = self._fed, ()
