@@ -36,7 +36,8 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.process import run_main
 
 FOLDERS = ("audio", "models", "decoding", "checkpoint", "train", "data/batches", "evaluate")
-LIMIT = 300  # seconds of one call of pytest: a fault may loop for ever, which is noticed
+LIMIT = 300  # seconds of a processor for one call of pytest: what loops for ever is noticed
+WAITING = 1800  # seconds by the clock: so is what waits for ever, on a busy machine, too
 WHOLE_RUNS = Path("tests/test_run.py")
 QUICK, ALL = "not slow and not ddp and not browser", "not browser"
 
@@ -203,8 +204,9 @@ def failing(copy: Path, tests: Sequence[str], marks: str) -> list[str]:
     """Run tests in a copy of the checkout and return the first that fails, all where they hang."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", marks]
     environment = {**os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"}
-    limited = ["timeout", "--signal=KILL", str(LIMIT), *command, *tests]  # its children, too
-    done = subprocess.run(limited, cwd=copy, env=environment, capture_output=True, text=True)
+    limits = ["timeout", "--signal=KILL", str(WAITING), "prlimit", f"--cpu={LIMIT}"]
+    command = [*limits, *command, *tests]  # its children, too
+    done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True)
     if done.returncode in (0, 5):  # 5: none of them was chosen
         return []
     return re.findall(r"(?m)^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout) or [*tests]
