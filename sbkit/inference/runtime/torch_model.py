@@ -38,9 +38,9 @@ from sbkit.inference.runtime.model import (
     run_batches,
 )
 from sbkit.inference.runtime.shapes import padded_length
-from sbkit.models.chunks import StreamState
+from sbkit.models.chunks import ChunkState
 from sbkit.models.encoder import require_rate
-from sbkit.models.streaming import StreamingModel, streaming_model
+from sbkit.models.streaming import ChunkedModel, streaming_model
 from sbkit.train.compiling import find_blocks
 
 WARM_UPS = 3  # of a shape: CUDA graphs run once as they are, are recorded, and are replayed
@@ -106,7 +106,7 @@ class TorchModel:
             torch.set_num_threads(torch.get_num_threads())
 
     @property
-    def _streaming(self) -> StreamingModel | None:
+    def _streaming(self) -> ChunkedModel | None:
         return streaming_model(self.network)
 
     @property
@@ -115,18 +115,18 @@ class TorchModel:
         found = self._streaming
         return None if found is None else ChunkSizes(found.step, found.window, found.shortest)
 
-    def start(self) -> StreamState:
+    def start(self) -> ChunkState:
         """Return the state of one session before its first sample."""
         assert self._streaming is not None
         return self._streaming.start()
 
     @torch.inference_mode()
     def advance(
-        self, chunks: Sequence[Samples], states: Sequence[StreamState]
-    ) -> list[tuple[LogProbs, StreamState]]:
+        self, chunks: Sequence[Samples], states: Sequence[ChunkState]
+    ) -> list[tuple[LogProbs, ChunkState]]:
         """Run one chunk of each session in one batch: (S,) of int16 each -> (U, V), its state."""
         assert self._streaming is not None
-        state, shape = StreamState.stack(states), (len(chunks), max(map(len, chunks)))
+        state, shape = type(states[0]).stack(states), (len(chunks), max(map(len, chunks)))
         with self._placement.autocast():
             batch = self._as_batch(chunks, shape)
             rows, frames, after = self._streaming.forward_chunk(*batch, state)
