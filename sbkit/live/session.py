@@ -16,6 +16,7 @@ from sbkit.base.text import printable
 from sbkit.base.units import samples_to_seconds
 from sbkit.decoding.confidence import agreement
 from sbkit.decoding.frames import Hypothesis, LogProbs
+from sbkit.live.endpoint import EndpointRules
 from sbkit.live.recognizer import LiveRecognizer
 from sbkit.text.word import Word
 
@@ -87,8 +88,10 @@ class Session:
     events are does not depend on how the audio is cut into pieces.
     """
 
-    def __init__(self, recognizer: LiveRecognizer) -> None:
+    def __init__(self, recognizer: LiveRecognizer, rules: EndpointRules | None = None) -> None:
+        """Begin; rules: when an utterance ends, by default those of the recognizer."""
         self.recognizer, self.state = recognizer, recognizer.start()
+        self._rules = recognizer.rules if rules is None else rules
         self.is_finished = False
         self._fed: tuple[Samples, ...] = ()  # samples that no chunk was looked for in
         self._received = 0  # samples
@@ -150,7 +153,7 @@ class Session:
             utterance = self._utterance
             utterance.silence = utterance.silence + 1 if is_silent else 0
             utterance.is_spoken |= not is_silent
-            rule = self.recognizer.rules.met(
+            rule = self._rules.met(
                 is_spoken=utterance.is_spoken,
                 silence=self._seconds(utterance.silence),
                 seconds=self._seconds(utterance.frames + frame - done),
