@@ -323,6 +323,7 @@ def _compare(options: argparse.Namespace) -> None:
     *RUNNING,
     DECODER,
     HOTWORDS,
+    text("--vad", "BUNDLE|silero", "what finds pauses: a detector of voice activity"),
     flag("--live", "print the text of one FILE, - or mic (a microphone) as it comes"),
     text("--pace", "X", "with --live, of a file: 1 for real time (default: at once)", type=float),
     QUIET,
@@ -332,6 +333,11 @@ def _transcribe(options: argparse.Namespace) -> int:
     if options.pace is not None and not options.live:
         raise SbkitError("`--pace` must come with --live, but does not. Add it, or leave it out.")
     with _opened(options) as options.bundle:
+        options.detector = None
+        if options.vad is not None:
+            from sbkit.inference.vad import VoiceDetector
+
+            options.detector = VoiceDetector.load(options.vad, runtime=options.runtime)
         if options.live:
             from sbkit.live.command import transcribe_live
 

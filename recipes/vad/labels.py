@@ -7,6 +7,7 @@ transcript, near an aligned word, so that breath and clicks are none. Short paus
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -100,17 +101,22 @@ def find_speech(samples: Samples, sample_rate: int, words: Sequence[Word] | None
             first, end = (word.start - NEAR) * WINDOWS, (word.end + NEAR) * WINDOWS
             near[max(0, round(first)) : round(end)] = True
         speech &= near
-    spoken = np.flatnonzero(speech)
-    for before, after in zip(spoken, spoken[1:], strict=False):
+    return bridge_pauses(speech)
+
+
+def bridge_pauses(speech: Frames) -> Frames:
+    """Take short pauses for speech, as in the closure of a consonant: (W,) -> (W,)."""
+    bridged = speech.copy()
+    for before, after in pairwise(np.flatnonzero(speech)):
         if after - before <= SHORT_PAUSE * WINDOWS:
-            speech[before:after] = True
-    return speech
+            bridged[before:after] = True
+    return bridged
 
 
 def read_speech(value: str, windows: int) -> Frames:
     """Read the column's value of a clip: -> (W,)."""
     speech = np.zeros(windows, np.bool_)
     for part in value.split():
-        start, _, end = part.partition("-")
-        speech[round(float(start) * WINDOWS) : round(float(end) * WINDOWS)] = True
+        start, end = (round(float(each) * WINDOWS) for each in part.split("-"))
+        speech[start:end] = True
     return speech

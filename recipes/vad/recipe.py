@@ -8,7 +8,6 @@ from recipes.corpora import corpus_of
 from recipes.prepare import RANGES, print_data
 from recipes.vad.brain import VoiceActivityBrain, collate
 from recipes.vad.labels import prepare_speech
-from recipes.vad.noises import prepare_noises
 from sbkit.data.batches.loaders import Loaders, make_loaders
 from sbkit.data.corpora.splits import Splits
 from sbkit.distributed.device import Placement
@@ -28,7 +27,7 @@ def make_speech_loaders(
 VAD = Recipe(
     task=VOICE_ACTIVITY,
     prepare_splits=prepare_speech,
-    prepare_labels=prepare_noises,
+    prepare_labels=lambda knobs, splits: None,
     make_loaders=make_speech_loaders,
     brain=VoiceActivityBrain,
     corpus=corpus_of,

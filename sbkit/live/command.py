@@ -37,7 +37,8 @@ def transcribe_live(options: argparse.Namespace) -> int:
     ) as recognizer:
         if not options.quiet:
             print(f"running on {recognizer.effective}", file=sys.stderr)
-        session, show = Session(recognizer), Display(options.format == "json", options.quiet)
+        session = Session(recognizer, detector=options.detector)
+        show = Display(options.format == "json", options.quiet)
         (source,) = options.files
         for block in live_blocks(
             source, recognizer.sample_rate, raw_rate=options.raw_rate, pace=options.pace or 0.0

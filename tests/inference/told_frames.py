@@ -1,11 +1,11 @@
 """A model of voice activity that is told: a frame's first sample is its probability of speech."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from sbkit.audio.io import Samples
-from sbkit.inference.vad import Probabilities
 
 ONE = 32767  # of int16: certainly speech
 
@@ -18,7 +18,7 @@ class ToldFrames:
     def start(self) -> int:
         return 0
 
-    def advance(self, samples: Samples, state: int) -> tuple[Probabilities, int]:
+    def advance(self, samples: Samples, state: int) -> tuple[Any, int]:
         frames = samples[: -self.overlap].reshape(-1, self.step)[:, 0]
         return frames / ONE, state + len(frames)
 

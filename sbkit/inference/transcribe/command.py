@@ -65,6 +65,7 @@ def transcribe(options: argparse.Namespace) -> int:
                 decoder=options.decoder,
                 hotwords=options.hotwords,
                 times=options.format not in TEXT,
+                detector=options.detector,
                 own=options.own,
             )
         )
