@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from speechbrain import Stage
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from recipes.vad.labels import SPEECH, read_speech
@@ -21,7 +22,7 @@ from sbkit.data.batches.batch import Batch, collate_audio
 from sbkit.logs.metric import Metrics
 from sbkit.models.loss import Loss
 from sbkit.models.voice_activity import VoiceActivityModel
-from sbkit.tasks.voice_activity import VOICE_ACTIVITY, FrameCounts, frame_errors
+from sbkit.tasks.voice_activity import DELAY, VOICE_ACTIVITY, FrameCounts, frame_errors
 from sbkit.train.brain import Brain
 from sbkit.train.feature_statistics import measure_on_start
 
@@ -85,13 +86,15 @@ class VoiceActivityBrain(Brain):
         noise, snr_db = self._pink[places].expand_as(audio), torch.tensor(EVAL_SNR_DB)
         if training:
             audio, (low, high) = draw_level(audio), hparams.snr_db
-            noise, is_noisy = draw_noise(audio), draws[1] < hparams.noise_prob
+            noise = draw_noise(spoken._replace(audio=audio))
+            is_noisy = draws[1] < hparams.noise_prob
             snr_db = torch.where(is_noisy, low + draws[2] * (high - low), torch.inf)
         log_probs, frames = self.detector.predict(
             add_noise(spoken._replace(audio=audio), noise, snr_db), lengths
         )
         mask = length_mask(frames, log_probs.shape[1], log_probs.device)
-        return Scored(log_probs, spoken.speech[:, : log_probs.shape[1]], mask)
+        speech = pad(spoken.speech, (DELAY, 0))[:, : log_probs.shape[1]]
+        return Scored(log_probs, speech, mask)
 
     def compute_objectives(self, scored: Scored, batch: SpeechBatch, stage: Stage) -> Loss:
         """Sum the negative log-likelihood of the frames of each utterance."""

@@ -12,6 +12,7 @@ from torch.nn.functional import pad
 GAIN_DB = (-20.0, 10.0)  # how loud a clip becomes
 STEEPEST = 2.0  # of coloured noise: brown; 0 is white, 1 pink
 TALKERS = (4, 12)  # of babble, at least and at most
+BABBLE = 0.6  # the share of noises that is babble
 
 
 class Spoken(NamedTuple):
@@ -42,14 +43,18 @@ def draw_level(audio: Tensor) -> Tensor:
     return audio * gain.to(audio.device)
 
 
-def draw_noise(audio: Tensor) -> Tensor:
-    """Draw for each clip coloured noise, or babble of the batch's own clips: (B, S) -> (B, S)."""
+def draw_noise(spoken: Spoken) -> Tensor:
+    """Draw for each clip coloured noise, or babble of the speech of the batch: -> (B, S)."""
+    audio, speech = spoken
     noise = coloured(torch.randn(audio.shape[1]), STEEPEST * float(torch.rand(()))).to(audio.device)
-    talkers = torch.randperm(len(audio))[: torch.randint(TALKERS[0], TALKERS[1] + 1, ())]
-    level = audio.square().mean(1, keepdim=True).sqrt().clamp(min=1e-3)
-    shifts = torch.randint(audio.shape[1], (len(talkers),)).tolist()
-    babble = sum((audio / level)[n].roll(shift) for n, shift in zip(talkers, shifts, strict=True))
-    is_babble = torch.rand(len(audio), 1).to(audio.device) < 0.5
+    windows = audio.unflatten(1, (speech.shape[1], -1))
+    level = windows.square().mean((1, 2), keepdim=True).sqrt().clamp(min=1e-3)
+    said = (windows / level)[speech].flatten()  # without silence, one clip after the other
+    talkers = int(torch.randint(TALKERS[0], TALKERS[1] + 1, ()))
+    starts = torch.randint(max(1, len(said)), (talkers,)).tolist()
+    places = torch.arange(audio.shape[1], device=audio.device)
+    babble = sum(said[(places + start) % len(said)] for start in starts) if len(said) else noise
+    is_babble = torch.rand(len(audio), 1).to(audio.device) < BABBLE
     return torch.where(is_babble, babble, noise)
 
 

@@ -19,7 +19,7 @@ State = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]  # recurrent, an
 class SileroFrames:
     """A session of its ONNX graph; raises SbkitError without the package."""
 
-    sample_rate, step, overlap = 16_000, 512, 0
+    sample_rate, step, overlap, delay = 16_000, 512, 0, 0
 
     def __init__(self) -> None:
         runtime = require_package("onnxruntime", extra=SILERO)

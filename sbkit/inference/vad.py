@@ -17,6 +17,7 @@ from sbkit.base.units import samples_to_seconds
 from sbkit.inference.bundle.bundle import Bundle
 from sbkit.inference.runtime.runtimes import open_model
 from sbkit.inference.silero import SILERO, SileroFrames
+from sbkit.tasks.voice_activity import DELAY
 
 
 class Segment(NamedTuple):
@@ -73,9 +74,9 @@ class VoiceDetector:
     """Find speech by a model of frames, which any number of streams and threads may share.
 
     model: has ``sample_rate``; ``step``, the samples from one frame to the next; ``overlap``, those
-    of the next that a frame needs; ``start()``, which returns a state that nothing changes; and
-    ``advance(samples, state)``, which takes U * step + overlap samples, and returns U probabilities
-    and the state after them.
+    of the next that a frame needs; ``delay``, by how many frames its output is later; ``start()``,
+    which returns a state that nothing changes; and ``advance(samples, state)``, which takes U *
+    step + overlap samples, and returns U probabilities and the state after them.
     """
 
     model: Any
@@ -143,14 +144,15 @@ class VoiceDetector:
             state = replace(state, first=None)
         if state.first is None:
             return None, state
-        now, last = self._seconds(state.frames), self._seconds(state.last)
-        begin = self._seconds(state.first)
-        if not state.is_speech and last - begin >= rules.shortest - 1e-9:
-            event = SpeechEvent("started", max(state.end, begin - rules.padding), now)
+        now, last = self._seconds(state.frames), state.last
+        if not state.is_speech and self._seconds(last - state.first) >= rules.shortest:
+            begin = self._seconds(max(0, state.first - self.model.delay)) - rules.padding
+            event = SpeechEvent("started", max(state.end, begin), now)
             return event, replace(state, is_speech=True)
-        if state.is_speech and now - last >= rules.hang_over - 1e-9:
-            event = SpeechEvent("stopped", last + rules.padding, now)
-            return event, replace(state, first=None, is_speech=False, end=event.seconds)
+        if state.is_speech and self._seconds(state.frames - last) >= rules.hang_over:
+            end = self._seconds(max(0, last - self.model.delay)) + rules.padding
+            event = SpeechEvent("stopped", end, now)
+            return event, replace(state, first=None, is_speech=False, end=end)
         return None, state
 
     def _seconds(self, frames: int) -> float:
@@ -164,7 +166,7 @@ class BundleFrames:
         bundle.task.require("transcribe --vad")
         self._thread, self.sample_rate = bundle.model, bundle.config.sample_rate
         sizes = self._thread.call(lambda model: model.chunks)
-        self.step, self.overlap = sizes.step, sizes.window - sizes.step
+        self.step, self.overlap, self.delay = sizes.step, sizes.window - sizes.step, DELAY
         # The graph of ONNX has one frame, since its exporter unrolls a GRU.
         self._at_once = bundle.model.effective.runtime == "torch"
 

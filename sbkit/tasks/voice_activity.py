@@ -6,6 +6,7 @@ from typing import NamedTuple
 from sbkit.logs.metric import Metric
 from sbkit.tasks.task import Task
 
+DELAY = 4  # frames that the model has heard after the one that it judges
 MISS_WEIGHT = 0.75  # of misses in DCF, the detection cost of NIST's OpenSAT
 
 

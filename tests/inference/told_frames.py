@@ -13,7 +13,7 @@ ONE = 32767  # of int16: certainly speech
 class ToldFrames:
     """Frames of 20 ms, each with 15 ms of the next one; the state counts them."""
 
-    sample_rate, step, overlap = 16_000, 320, 240
+    sample_rate, step, overlap, delay = 16_000, 320, 240, 0
 
     def start(self) -> int:
         return 0
