@@ -167,9 +167,8 @@ class Comparison:
             self.failure = f"it must run on {case.what}, but raised {reason}"
             return
         agreement = self.clips if case.rows else self.grid
-        blank = self.bundle.tokenizer.vocabulary.blank
-        agreement.add(expected, found, blank=blank, what=case.what)
-        if case.rows:
+        agreement.add(expected, found, blank=self.bundle.blank, what=case.what)
+        if case.rows and self.bundle.labels is not None:
             self._score(case, expected, found)
 
     def _score(self, case: Case, expected: LogProbs, found: LogProbs) -> None:

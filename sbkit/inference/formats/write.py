@@ -80,11 +80,11 @@ def write_formats(
 ) -> Certificates:
     """Write formats into a bundle's folder, each with its certificate.
 
-    Raises SbkitError for a model that does not transcribe.
+    Raises SbkitError for a model whose output is not one for each frame.
     """
-    if "transcribe" not in trained.bundle.task.commands:
+    if not any(each.startswith("transcribe") for each in trained.bundle.task.commands):
         raise SbkitError(
-            "`--formats` must be of a model that transcribes, but this one is a "
+            "`--formats` must be of a model that `sbkit transcribe` takes, but this one is a "
             f"{trained.bundle.task.model_name}. Leave it out."
         )
     try:

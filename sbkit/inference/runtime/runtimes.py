@@ -48,7 +48,8 @@ def open_model(
     if runtime == "torch":
         make = partial(_load_torch, read, folder, device, precision, compile, own)
     elif runtime == "onnx" and compile is None:
-        read.bundle.task.require("transcribe")  # classifiers are not exported to ONNX
+        if not live:
+            read.bundle.task.require("transcribe")  # classifiers are not exported to ONNX
         load = load_both if live is None else (OnnxStream if live else OnnxModel).load
         make = partial(_load_onnx, folder, device, precision, load)
     else:
