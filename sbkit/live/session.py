@@ -94,14 +94,17 @@ class Session:
         self,
         recognizer: LiveRecognizer,
         rules: EndpointRules | None = None,
+        *,
+        start: int = 0,
         detector: VoiceDetector | None = None,
     ) -> None:
         """Begin; rules: when an utterance ends, by default those of the recognizer.
 
+        start: the place of its first sample in the stream that the times of events are of;
         detector: tells what silence is, by default frames without a token.
         """
         self.recognizer, self.state = recognizer, recognizer.start()
-        self._rules = recognizer.rules if rules is None else rules
+        self._rules, self._start = recognizer.rules if rules is None else rules, start
         self._detector, self._turns = detector, list[float]()  # when speech was found or ended
         if detector is not None:
             detector.require_rate(recognizer.sample_rate)
@@ -149,6 +152,12 @@ class Session:
         if self._detector is not None:
             events, self._voice = self._detector.push(samples, self._voice)
             self._turns += [each.known for each in events]
+
+    @property
+    def is_due(self) -> bool:
+        """Check whether `advance_batch` has anything to do for it."""
+        held = len(self.state.samples) + sum(map(len, self._fed))
+        return self.is_finished or held >= self.recognizer.chunks.window
 
     def take(self) -> Samples:
         """Return what was fed since this was called last."""
@@ -225,13 +234,13 @@ class Session:
         best, *_ = beam = self._beam()
         if words := self._words(best):
             log_probs = np.concatenate(utterance.log_probs)
-            tokens, start = list(best.tokens), self._samples(first)
+            tokens, start = list(best.tokens), self._samples(self._start + first)
             timed = live.decoder.aligner.align(log_probs, tokens, beam, samples=end - first)
             yield Final(
                 seconds=self._now,
                 text=printable(" ".join(words)),
                 start=start,
-                end=self._samples(end),
+                end=self._samples(self._start + end),
                 words=tuple(
                     replace(word.later(start), text=printable(word.text)) for word in timed
                 ),
@@ -255,7 +264,7 @@ class Session:
         """The end of the audio that the chunks so far are computed of, in seconds."""
         chunks = self.recognizer.chunks
         end = (self._chunks - 1) * chunks.step + chunks.window
-        return self._samples(min(end, self._received))
+        return self._samples(self._start + min(end, self._received))
 
 
 def advance_batch(sessions: Sequence[Session]) -> list[list[Event]]:
