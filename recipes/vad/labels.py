@@ -98,8 +98,8 @@ def find_speech(samples: Samples, sample_rate: int, words: Sequence[Word] | None
     if words is not None:
         near = np.zeros_like(speech)
         for word in words:
-            first, end = (word.start - NEAR) * WINDOWS, (word.end + NEAR) * WINDOWS
-            near[max(0, round(first)) : round(end)] = True
+            first = max(0, round((word.start - NEAR) * WINDOWS))
+            near[first : round((word.end + NEAR) * WINDOWS)] = True
         speech &= near
     return bridge_pauses(speech)
 

@@ -28,7 +28,7 @@ def in_silence(audio: Tensor, speech: Tensor, lead: Tensor, *, more: int, window
     Takes audio (B, S) and speech (B, U), zero past each length; ``window``: its samples.
     """
     audio = pad(audio, (0, more * window + -audio.shape[1] % window))
-    windows = audio.unflatten(1, (-1, window))  # (B, U', 320)
+    windows = audio.view(len(audio), -1, window)  # (B, U', 320)
     speech = pad(speech, (0, windows.shape[1] - speech.shape[1]))
     places = torch.arange(windows.shape[1], device=audio.device) - lead.unsqueeze(1)
     places = places % windows.shape[1]
@@ -47,7 +47,7 @@ def draw_noise(spoken: Spoken) -> Tensor:
     """Draw for each clip coloured noise, or babble of the speech of the batch: -> (B, S)."""
     audio, speech = spoken
     noise = coloured(torch.randn(audio.shape[1]), STEEPEST * float(torch.rand(()))).to(audio.device)
-    windows = audio.unflatten(1, (speech.shape[1], -1))
+    windows = audio.view(*speech.shape, -1)
     level = windows.square().mean((1, 2), keepdim=True).sqrt().clamp(min=1e-3)
     said = (windows / level)[speech].flatten()  # without silence, one clip after the other
     talkers = int(torch.randint(TALKERS[0], TALKERS[1] + 1, ()))
@@ -62,7 +62,8 @@ def coloured(white: Tensor, slope: float) -> Tensor:
     """Make the power of noise (S,) fall with the frequency to a power: 1 for pink noise."""
     spectrum = torch.fft.rfft(white)
     places = torch.arange(1, len(spectrum) + 1)
-    return torch.fft.irfft(spectrum / places ** (slope / 2), n=len(white))
+    noise: Tensor = torch.fft.irfft(spectrum / places ** (slope / 2), n=len(white))
+    return noise
 
 
 def add_noise(spoken: Spoken, noise: Tensor, snr_db: Tensor) -> Tensor:

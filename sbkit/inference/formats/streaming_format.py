@@ -46,7 +46,7 @@ def trace_chunk(model: Any) -> tuple[ExportedProgram, list[str]]:
     """
     stream = streaming_model(model)
     assert stream is not None
-    start = stream.start()
+    start: Any = stream.start()
     state = vars(type(start).stack([start] * EXAMPLE))
     noise = torch.randn(EXAMPLE, stream.window, generator=torch.Generator().manual_seed(0)) / 10
     lengths = torch.tensor([stream.window, stream.window, stream.window // 2])

@@ -126,7 +126,7 @@ class TorchModel:
     ) -> list[tuple[LogProbs, ChunkState]]:
         """Run one chunk of each session in one batch: (S,) of int16 each -> (U, V), its state."""
         assert self._streaming is not None
-        state = type(states[0]).stack(states)
+        state: Any = type(states[0]).stack(states)
         shape = (len(chunks), max(self._streaming.window, *map(len, chunks)))
         with self._placement.autocast():
             batch = self._as_batch(chunks, shape)
