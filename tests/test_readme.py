@@ -37,7 +37,12 @@ FOLDERS = (
 CORPORA = ("AsteriskPrompts", "CommonVoice", "FestvoxRu", "LibriSpeech", "OwnData")
 READMES = tuple(
     ROOT / folder / "README.md"
-    for folder in (*FOLDERS, "recipes/classification", *(f"recipes/{each}" for each in CORPORA))
+    for folder in (
+        *FOLDERS,
+        "recipes/classification",
+        "recipes/vad",
+        *(f"recipes/{each}" for each in CORPORA),
+    )
 )
 ELSEWHERE = (  # commands that other tests run: how they begin
     *("tools/demo", "tools/test", "tools/launch/one_node.sh", "tools/launch/several_nodes.sh"),
@@ -47,6 +52,7 @@ ELSEWHERE = (  # commands that other tests run: how they begin
         "python -m recipes.FestvoxRu.prepare",
     ),
     "torchrun train.py hparams/ctc.yaml --corpus=recipes.FestvoxRu.corpus",
+    *("torchrun train.py hparams/vad.yaml", "python -m tools.bench_vad", "pip install "),
     *("python -m tools.bench_times", "python -m tools.show row", "python -m tools.bench_train"),
     "python -m tools.mutate",
     *("python -m tools.bench_gpu", "python -m tools.bench_transcribe"),
@@ -296,7 +302,7 @@ def rows_of_page(page: str) -> dict[str, str]:
 
 def test_every_key_of_the_yamls_is_in_their_readme_with_its_default() -> None:
     declared: dict[str, str] = {}
-    for name in ("ctc", "ctc_streaming", "ctc_large", "ctc_speechbrain", "language_id"):
+    for name in ("ctc", "ctc_streaming", "ctc_large", "ctc_speechbrain", "language_id", "vad"):
         declared = knobs_of(name) | declared
     assert rows_of_page("README.md") == declared
     plain, pretrained = knobs_of("ctc"), knobs_of("ctc_pretrained")

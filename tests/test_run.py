@@ -346,15 +346,16 @@ def test_every_yaml_takes_a_step(
     """At its own size, but for a pretrained encoder; the batch and the text are small."""
     monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
     small = ("--batch_seconds=4", "--num_workers=0", "--device=cpu")
-    kind, release = read_document(yaml).root.get("token_type"), workplace.release
-    if kind is None:  # a classifier, here of sentences: no split may have classes of its own
+    root, release = read_document(yaml).root, workplace.release
+    if "label" in root:  # a classifier, here of sentences: no split may have classes of its own
         release = Path(shutil.copytree(release, tmp_path / "release"))
         for split in ("dev", "test"):
             shutil.copy2(release / "train.tsv", release / f"{split}.tsv")
     folders = (f"--data_folder={release}", f"--output_folder={tmp_path}")
-    others = {"unigram": ("--vocab_size=50",), None: ("--language=[en]", "--label=sentence")}
-    pieces = others.get(kind, ())
-    if "pretrained" in read_document(yaml).root:
+    pieces = ("--vocab_size=50",) if root.get("token_type") == "unigram" else ()
+    if "label" in root:
+        pieces = ("--language=[en]", "--label=sentence")
+    if "pretrained" in root:
         pieces = (f"--pretrained={make_folder(tmp_path / 'tiny', **FRAMES)}",)
     file, overrides = parse_command([str(yaml), *small, *folders, *pieces])
     run = Run(file, overrides)

@@ -44,8 +44,8 @@ class SpeechRules:
     speech has ended; padding: added on both sides, at most ``hang_over``.
     """
 
-    onset: float = 0.5
-    offset: float = 0.35
+    onset: float = 0.75
+    offset: float = 0.5
     shortest: float = 0.1
     hang_over: float = 0.3
     padding: float = 0.05
@@ -90,7 +90,7 @@ class VoiceDetector:
             SbkitError: it is no detector, or cannot be used here.
         """
         if str(name) == SILERO:
-            return cls(SileroFrames())
+            return cls(SileroFrames(), SpeechRules(onset=0.5, offset=0.35))
         return cls(BundleFrames(open_model(Path(name), live=True, **options)))
 
     def require_rate(self, sample_rate: int) -> None:
