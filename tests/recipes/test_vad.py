@@ -4,15 +4,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile
 import torch
 
-from recipes.vad.labels import find_speech, read_speech
+from recipes.vad.labels import find_speech, prepare_speech, read_speech
 from recipes.vad.noise import add_noise, coloured, draw_noise, in_silence
-from sbkit.audio.io import Samples
+from sbkit.audio.io import Samples, read_audio
 from sbkit.base.errors import SbkitError
 from sbkit.cli import run as sbkit
+from sbkit.config.hparams import read_knobs
 from sbkit.inference.vad import SpeechEvent, VoiceDetector
 from sbkit.text.word import Word
+from tests.inference.bundles import make_bundle
 from tests.runs import Workplace, prompts, read_json, train_here
 
 SMALL = ("--device=cpu", "--batch_seconds=6", "--number_of_epochs=2", "--log_every=1")
@@ -60,17 +63,14 @@ def run(workplace: Workplace, out: Path, *options: str) -> int:
     return train_here(["train.py", "hparams/vad.yaml", *folders, *SMALL, *options], workplace.cache)
 
 
-def test_an_aligner_must_be_a_recognizer(workplace: Workplace, tmp_path: Path) -> None:
+def test_an_aligner_must_be_a_recognizer(
+    workplace: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
+    given = {"data_folder": str(workplace.release), "aligner": str(tmp_path / "none")}
+    knobs = read_knobs(Path("hparams/vad.yaml"), {}) | given
     with pytest.raises(SbkitError, match="`aligner` must be .* Train it first: torchrun train.py"):
-        raise_of(workplace, tmp_path)
-
-
-def raise_of(workplace: Workplace, folder: Path) -> None:
-    from recipes.vad.labels import prepare_speech
-    from sbkit.config.hparams import read_knobs
-
-    given = {"data_folder": str(workplace.release), "aligner": str(folder / "none")}
-    prepare_speech(read_knobs(Path("hparams/vad.yaml"), {}) | given)
+        prepare_speech(knobs)
 
 
 @pytest.fixture(scope="module")
@@ -87,10 +87,8 @@ def bundle(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 @pytest.mark.slow
 def test_a_bundle_detects_the_same_in_pieces_and_by_onnx(
-    bundle: Path, asterisk_english: Path
+    bundle: Path, asterisk_english: Path, tmp_path: Path
 ) -> None:
-    from sbkit.audio.io import read_audio
-
     clips = [read_audio(clip, RATE) for clip, _ in list(prompts(asterisk_english, "test"))[:3]]
     audio = np.concatenate([np.pad(each, 4000) for each in clips])
     detector = VoiceDetector.load(bundle)
@@ -109,6 +107,10 @@ def test_a_bundle_detects_the_same_in_pieces_and_by_onnx(
             events += made
         times = [x.seconds for x in [*events, *each.finish(state)]]
         assert list(zip(times[::2], times[1::2], strict=True)) == expected
+    soundfile.write(tmp_path / "talk.wav", audio, RATE)
+    talk = [str(make_bundle(tmp_path)), str(tmp_path / "talk.wav")]
+    for name in (str(bundle), "silero"):
+        assert sbkit(["transcribe", *talk, "--vad", name, "--decoder", "greedy"]) == 0
     with pytest.raises(SbkitError, match="Use: sbkit transcribe --vad"):
         sbkit(["classify", str(bundle), "any.wav"])
     with pytest.raises(SbkitError, match="must take audio at the 8000 Hz of the recognizer"):
