@@ -42,8 +42,13 @@ class EncoderBrain(Brain):
 
 
 def train() -> dict[str, list[float]]:
-    """Return the parameters after a few steps."""
-    front_end, encoder = make_parts(tiny_config("wavlm"), **KNOBS)
+    """Return the parameters after a few steps, of a whole encoder and of adapters."""
+    whole, adapted = ({}, {"lora": {"rank": 2, "projections": ["q_proj", "v_proj"]}})
+    return _train("whole", **whole) | _train("adapted", **adapted)
+
+
+def _train(kind: str, **knobs: Any) -> dict[str, list[float]]:
+    front_end, encoder = make_parts(tiny_config("wavlm"), **KNOBS, **knobs)
     parts = {"CNN": front_end, "Transformer": encoder, "head": nn.Linear(24, 3)}
     model = nn.ModuleList(parts.values())
     audio = torch.randn(STEPS * PARTS, 2, 1000)
@@ -66,7 +71,8 @@ def train() -> dict[str, list[float]]:
     )
     mine = batches[rank() :: world_size()]
     brain.fit(range(1), DataLoader(mine, batch_size=None))  # type: ignore[arg-type]
-    return {name: each.flatten().tolist() for name, each in model.named_parameters()}
+    named = model.named_parameters()
+    return {f"{kind} {name}": each.flatten().tolist() for name, each in named}
 
 
 if __name__ == "__main__":

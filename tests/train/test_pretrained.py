@@ -134,16 +134,6 @@ def test_two_processes_learn_what_one_does(
 
 
 @pytest.mark.slow
-@pytest.mark.ddp
-def test_two_processes_draw_masks_and_layers_for_themselves(
-    workplace: Workplace, pretrained: Path, tmp_path: Path
-) -> None:
-    words = command(workplace, pretrained, tmp_path / "run", "--gradient_checkpointing=True")
-    done = processes.run([*words, "--number_of_epochs=1"], ranks=2, SBKIT_CACHE=workplace.cache)
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.slow
 def test_its_bundle_transcribes_what_the_run_did(
     finished: Path, workplace: Workplace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
