@@ -43,7 +43,7 @@ LARGE = {"feat_extract_norm": "layer", "do_stable_layer_norm": True, "conv_bias"
 MODELS: dict[str, dict[str, Any]] = {
     "wav2vec2": {},
     "hubert": LARGE,
-    "wavlm": {"do_normalize": False},
+    "wavlm": {"do_normalize": False, "num_hidden_layers": 1},
 }
 FORMATS = {  # each at least once; sherpa-onnx would normalize the audio of the last
     "wav2vec2": ["sherpa-onnx", "huggingface"],
