@@ -1,6 +1,7 @@
 """The runtimes of a bundle: torch or onnxruntime is imported in the thread that makes the model."""
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,13 @@ from sbkit.base.machine import PRECISIONS
 from sbkit.checkpoint.integrity import listed_checksums
 from sbkit.inference.bundle.bundle import WEIGHTS, Bundle, ReadBundle, read_bundle
 from sbkit.inference.runtime.model import ModelThread, require_effective
-from sbkit.inference.runtime.onnx_runtime import MADE_OF, PROVIDERS, OnnxModel, available_providers
+from sbkit.inference.runtime.onnx_runtime import (
+    MADE_OF,
+    PROVIDERS,
+    OnnxGraphs,
+    OnnxModel,
+    available_providers,
+)
 from sbkit.inference.runtime.onnx_stream import OnnxStream
 
 AUTO, FIRST_GPU = "auto", "cuda:0"
@@ -45,10 +52,16 @@ def open_model(
         )
     read = read_bundle(folder, *([WEIGHTS] if runtime == "torch" else []), own=own)
     if runtime == "torch":
-        make = partial(_load_torch, read, folder, device, precision, compile, own)
+        make: Callable[[], Any] = partial(
+            _load_torch, read, folder, device, precision, compile, own
+        )
     elif runtime == "onnx" and compile is None:
-        read.bundle.task.require("transcribe")  # classifiers are not exported to ONNX
-        make = partial(_load_onnx, folder, device, precision, OnnxStream if live else OnnxModel)
+        load = (OnnxStream if live else OnnxModel).load
+        if graphs := [*read.bundle.task.graphs]:
+            load = partial(OnnxGraphs.load, graphs)
+        else:
+            read.bundle.task.require("transcribe")  # classifiers are not exported to ONNX
+        make = partial(_load_onnx, folder, device, precision, load)
     else:
         raise SbkitError(
             "`runtime` must be torch or onnx, which compiles nothing, but is "
@@ -75,11 +88,11 @@ def _load_torch(
     return load_torch(read, folder, own=own, placement=placement, compilation=compilation)
 
 
-def _load_onnx(folder: Path, device: str, precision: str, kind: type[OnnxModel]) -> OnnxModel:
+def _load_onnx(folder: Path, device: str, precision: str, load: Callable[..., Any]) -> Any:
     _require_cuda(device, "onnx")
     if device == AUTO:
         device = "cpu" if why_no_cuda("onnx") else FIRST_GPU
-    model = kind.load(folder, device=device, precision=precision)
+    model = load(folder, device=device, precision=precision)
     if model.metadata.get(MADE_OF) != listed_checksums(folder).get(WEIGHTS):
         raise SbkitError(
             f"An ONNX model must be made of the weights of its bundle, but the one in {folder} is "
