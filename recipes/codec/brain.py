@@ -81,7 +81,7 @@ class CodecBrain(Brain):
     def __init__(self, **options: Any) -> None:
         """Accept SpeechBrain's options."""
         super().__init__(**options)
-        parts = {name: getattr(self.hparams, name, None) for name in PARTS}
+        parts: dict[str, Any] = {name: getattr(self.hparams, name, None) for name in PARTS}
         self.codec = CodecModel(model=self.modules["model"], **parts)
         self._dying: list[int] = []
 

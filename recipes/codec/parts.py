@@ -34,7 +34,8 @@ def fourier_basis(window: int, device: torch.device) -> Tensor:
     at = torch.arange(window, dtype=torch.float64)
     angles = at.unsqueeze(1) * torch.arange(window // 2 + 1) * (2 * torch.pi / window)
     hann = torch.hann_window(window, dtype=torch.float64).unsqueeze(1)
-    return (torch.cat([angles.cos(), -angles.sin()], 1) * hann).float().to(device)
+    basis = torch.cat([angles.cos(), -angles.sin()], 1) * hann
+    return basis.float().to(device)
 
 
 @lru_cache(maxsize=8)
@@ -69,19 +70,21 @@ class LogMel(nn.Module):
         hop, window, side = self.hop, OVERLAP * self.hop, EDGE * self.hop // 2
         frames = PER_CODE * ((audio.shape[1] + self.frame - 1) // self.frame)  # T
         padded = pad(audio, (side, side + self.frame))[:, : (frames + OVERLAP - 1) * hop]
-        hops = padded.unflatten(1, (frames + OVERLAP - 1, hop))
+        hops = padded.reshape(audio.shape[0], -1, hop)
         windows = torch.cat([hops[:, each : each + frames] for each in range(OVERLAP)], 2)
         real, imaginary = (windows @ fourier_basis(window, audio.device)).chunk(2, 2)  # (B, T, F)
         magnitudes = (real.square() + imaginary.square() + FLOOR**2).sqrt()
         filters = mel_filters(window // 2 + 1, self.n_mels, self.sample_rate, audio.device)
         features = (magnitudes @ filters).clamp(min=FLOOR).log()  # (B, T, M)
-        return features.unflatten(1, (-1, PER_CODE)).flatten(2), self.frame_lengths(lengths)
+        pairs = features.reshape(audio.shape[0], -1, PER_CODE * self.n_mels)
+        return pairs, self.frame_lengths(lengths)
 
 
 @lru_cache(maxsize=8)
 def mel_filters(frequencies: int, n_mels: int, sample_rate: int, device: torch.device) -> Tensor:
     """Return triangles on the mel scale, from 20 Hz to half the sample rate: (F, M)."""
-    return melscale_fbanks(frequencies, 20.0, sample_rate / 2, n_mels, sample_rate).to(device)
+    filters: Tensor = melscale_fbanks(frequencies, 20.0, sample_rate / 2, n_mels, sample_rate)
+    return filters.to(device)
 
 
 class ConvNeXtBlock(nn.Module):
@@ -99,8 +102,8 @@ class ConvNeXtBlock(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         """Add to x; what is past the end of an utterance is not seen."""
-        inner: Tensor = self.norm(self.conv(x * mask))
-        return x + self.scale * self.down(gelu(self.up(inner)))
+        inner: Tensor = self.down(gelu(self.up(self.norm(self.conv(x * mask)))))
+        return x + self.scale * inner
 
 
 def blocks(count: int, d_model: int, d_ffn: int) -> nn.ModuleList:
@@ -196,7 +199,7 @@ class Decoder(nn.Module):
         x = states
         for block in self.blocks:
             x = block(x, mask)
-        x = self.upsample(x).unflatten(2, (PER_CODE, -1)).flatten(1, 2)  # (B, T, D)
+        x = self.upsample(x).reshape(x.shape[0], -1, x.shape[2])  # (B, T, D)
         fine = mask.repeat_interleave(PER_CODE, 1)
         for block in self.fine_blocks:
             x = block(x, fine)
@@ -208,10 +211,10 @@ class Decoder(nn.Module):
         magnitudes, angles = spectra.chunk(2, 2)  # (B, T, F)
         magnitudes = magnitudes.clamp(max=LOUDEST).exp() * mask
         parts = torch.cat([magnitudes * angles.cos(), magnitudes * angles.sin()], 2)
-        windows = (parts @ inverse_basis(self.window, parts.device)).unflatten(2, (OVERLAP, -1))
-        shifted = [
-            pad(windows[:, :, n], (0, 0, n, OVERLAP - 1 - n)) for n in range(OVERLAP)
-        ]  # (B, T + 3, hop)
+        windows = parts @ inverse_basis(self.window, parts.device)
+        hops = windows.reshape(*windows.shape[:2], OVERLAP, -1)
+        # Each window's hops, one hop further than those before: -> (B, T + 3, hop)
+        shifted = [pad(hops[:, :, n], (0, 0, n, OVERLAP - 1 - n)) for n in range(OVERLAP)]
         side = EDGE * self.hop // 2
         return torch.stack(shifted).sum(0).flatten(1)[:, side:-side]
 

@@ -56,7 +56,7 @@ def open_model(
             _load_torch, read, folder, device, precision, compile, own
         )
     elif runtime == "onnx" and compile is None:
-        load = (OnnxStream if live else OnnxModel).load
+        load: Callable[..., Any] = (OnnxStream if live else OnnxModel).load
         if graphs := [*read.bundle.task.graphs]:
             load = partial(OnnxGraphs.load, graphs)
         else:
