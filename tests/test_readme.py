@@ -303,7 +303,7 @@ def rows_of_page(page: str) -> dict[str, str]:
 
 def test_every_key_of_the_yamls_is_in_their_readme_with_its_default() -> None:
     declared: dict[str, str] = {}
-    for name in ("ctc", "ctc_streaming", "ctc_large", "ctc_speechbrain", "language_id"):
+    for name in ("ctc", "ctc_streaming", "ctc_large", "ctc_speechbrain", "language_id", "codec"):
         declared = knobs_of(name) | declared
     assert rows_of_page("README.md") == declared
     plain, pretrained = knobs_of("ctc"), knobs_of("ctc_pretrained")

@@ -4,7 +4,7 @@ Legend: S samples, U frames, V vocabulary. The model runs in a thread of its own
 any other that has `chunks`, `start` and `advance`: this file imports none.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,9 +67,10 @@ class LiveRecognizer(AbstractContextManager["LiveRecognizer"]):
                 "--decoder greedy, or tune another: sbkit tune RUN --attention none"
             )
         search.start()  # a word graph takes whole clips, too
+        self._start = LiveState(self._call(lambda model: model.start()))
 
     def _chunk_sizes(self) -> ChunkSizes:
-        sizes = self._thread.call(lambda model: getattr(model, "chunks", None))
+        sizes = self._call(lambda model: getattr(model, "chunks", None))
         if not isinstance(sizes, ChunkSizes):
             raise SbkitError(
                 "`--live` must have a model that is run chunk by chunk, of a YAML with "
@@ -102,7 +103,7 @@ class LiveRecognizer(AbstractContextManager["LiveRecognizer"]):
 
     def start(self) -> LiveState:
         """Return the state of a session before its first sample."""
-        return LiveState(self._thread.call(lambda model: model.start()))
+        return self._start
 
     def forward_chunk(
         self,
@@ -134,7 +135,10 @@ class LiveRecognizer(AbstractContextManager["LiveRecognizer"]):
         return list(zip(found, states, strict=True))
 
     def _advance(self, chunks: Sequence[Samples], states: Sequence[Any]) -> Any:
-        return self._thread.call(lambda model: model.advance(chunks, states))
+        return self._call(lambda model: model.advance(chunks, states))
+
+    def _call(self, use: Callable[[Any], Any]) -> Any:
+        return self._thread.call(lambda model: use(getattr(model, "stream", None) or model))
 
     def close(self) -> None:
         """End the thread of the model."""

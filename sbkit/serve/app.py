@@ -13,7 +13,8 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Mount, Route
+from starlette.routing import Mount, Route, WebSocketRoute
+from starlette.websockets import WebSocket
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.text import __version__
@@ -23,6 +24,7 @@ from sbkit.serve.errors import HANDLERS, ApiError, as_api_error, too_large
 from sbkit.serve.fields import parse_fields, unknown_model
 from sbkit.serve.limits import READY, Admission, KeyGuard, Limits, State
 from sbkit.serve.metrics import Observed
+from sbkit.serve.realtime import RealtimeSession
 from sbkit.serve.recognizer import Recognizer
 
 Found = AsyncGenerator[str | Transcript]
@@ -50,6 +52,7 @@ class Service:
         """Make the application; keys: those that clients may have, none for all clients."""
         figures, state, limits = self.recognizer.metrics, self.state, self.limits
         figures.show("requests_in_flight", "that arrive, wait or run", lambda: state.in_flight)
+        figures.show("sessions_open", "realtime ones", lambda: state.sessions)
         transcriptions = Route(
             TRANSCRIPTIONS.removeprefix("/v1"),
             self._transcriptions,
@@ -57,10 +60,11 @@ class Service:
             middleware=[Middleware(Admission, limits=limits, state=state)],
             max_body_size=limits.max_bytes,
         )
+        realtime = WebSocketRoute("/realtime", self._realtime)
         models = Route("/models", self._models), Route("/models/{name:path}", self._one_model)
         guard = Middleware(KeyGuard, keys=keys)
         routes = [
-            Mount("/v1", routes=[transcriptions, *models], middleware=[guard]),
+            Mount("/v1", routes=[transcriptions, realtime, *models], middleware=[guard]),
             Route("/health/live", self._live),
             Route("/health/ready", self._ready),
             Route("/metrics", self._metrics),
@@ -73,12 +77,12 @@ class Service:
         try:
             language = self.recognizer.language
             fields = parse_fields(form, names=self.names, language=language)
-            found = self.recognizer.transcribe(fields)
             if fields.is_streamed:
+                found = self.recognizer.transcribe(fields)
                 first = await _until_disconnected(request, anext(found))
                 return StreamingResponse(_events(first, found), media_type="text/event-stream")
-            transcript = await _until_disconnected(request, _last(found))
-            return answer(transcript, fields, language)
+            whole = self.recognizer.transcript(fields)
+            return answer(await _until_disconnected(request, whole), fields, language)
         finally:
             await form.close()
 
@@ -95,6 +99,20 @@ class Service:
             if error.status_code == 413:
                 raise too_large(f"{self.limits.max_mb:g} MB") from None
             raise
+
+    async def _realtime(self, socket: WebSocket) -> None:
+        self.state.require_ready()
+        if (model := socket.query_params.get("model", self.names[0])) not in self.names:
+            raise unknown_model(model, self.names)
+        if self.state.sessions >= self.limits.max_sessions:
+            told = f"At most {self.limits.max_sessions} sessions must be open, but so many are. "
+            raise ApiError(429, f"{told}Try again later.")
+        self.state.sessions += 1
+        self.recognizer.metrics.sessions.inc()
+        try:
+            await RealtimeSession(socket, self.recognizer, self.names, self.state).run()
+        finally:
+            self.state.sessions -= 1
 
     async def _models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [*map(self._model, self.names)]})
@@ -142,13 +160,6 @@ async def _until_disconnected(request: Request, result: Awaitable[Result]) -> Re
 async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-async def _last(found: Found) -> Transcript:
-    async with aclosing(found):
-        while isinstance(item := await anext(found), str):
-            pass
-    return item
 
 
 async def _events(item: str | Transcript, found: Found) -> AsyncIterator[str]:

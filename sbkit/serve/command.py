@@ -16,6 +16,7 @@ from types import FrameType
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from sbkit.base.errors import ASKED_TO_STOP, INTERRUPTED, SbkitError
 from sbkit.base.machine import share_free_memory
@@ -32,6 +33,7 @@ from sbkit.serve.recognizer import Recognizer
 
 ALIASES = ("gpt-transcribe", "gpt-4o-transcribe", "gpt-4o-mini-transcribe", "whisper-1")
 FIRST_REQUEST = 10.0  # seconds, within which a connection sends its header
+PING_SECONDS = 20.0  # from a pong to the next ping, and within which it is answered
 CUT_OFF = 1  # seconds between the end of the grace time and that of the connections
 
 
@@ -53,6 +55,7 @@ def serve(options: argparse.Namespace) -> int:
             hotwords=options.hotwords,
             compile=options.compile,
             own=options.own,
+            live=None,
             **declared,
         )
         on_cpu, wait = bundle.model.effective.device == "cpu", options.max_wait_ms / 1000
@@ -99,6 +102,15 @@ class Protocol(H11Protocol):
             self.transport.close()
 
 
+class Socket(WebSocketsSansIOProtocol):
+    """Drop a client that answers no ping: uvicorn waits for it to read all before it closes."""
+
+    def keepalive_timeout(self) -> None:
+        """End the connection now."""
+        super().keepalive_timeout()
+        self.transport.abort()
+
+
 class Server(uvicorn.Server):
     """Listen, warm up, and stop as asked: not ready, what is queued is finished, then the end."""
 
@@ -108,7 +120,10 @@ class Server(uvicorn.Server):
             uvicorn.Config(
                 service.app(keys),
                 http=Protocol,
-                ws="none",
+                ws=Socket,
+                ws_per_message_deflate=False,
+                ws_ping_interval=PING_SECONDS,
+                ws_ping_timeout=PING_SECONDS,
                 lifespan="off",
                 log_config=None,
                 log_level="error",
@@ -150,8 +165,10 @@ class Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Return whether to leave, ten times a second."""
-        if self._asked is not None and (not self._state.in_flight or monotonic() > self._until):
-            return True
+        if self._asked is not None:
+            self._state.stopping.set()
+            if not self._state.in_flight + self._state.sessions or monotonic() > self._until:
+                return True
         return self._state.failure is not None or await super().on_tick(counter)
 
     def exit_code(self) -> int:

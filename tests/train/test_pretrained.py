@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -203,9 +204,13 @@ def test_a_resolved_yaml_needs_the_same_folder(pretrained: Path, tmp_path: Path)
         Run(tmp_path / "resolved.yaml", {"pretrained": str(other)})
 
 
-def test_sizes_alone_are_an_encoder_of_random_weights() -> None:
-    sizes = {"model_type": "hubert", "hidden_size": 48, **FRAMES}
-    run = Run(YAML, {"encoder_config": sizes})
+@pytest.mark.parametrize(("given", "width"), [({}, 768), ({"hidden_size": 48, **FRAMES}, 48)])
+def test_sizes_alone_are_an_encoder_of_random_weights(given: dict[str, Any], width: int) -> None:
+    run = Run(YAML, {"encoder_config": {"model_type": "hubert", **given}})
     config = run.knobs["encoder_config"]
     assert config.keys() == {"model_type", "source", *FAMILIES["hubert"]}
-    assert (config["hidden_size"], config["num_hidden_layers"], config["source"]) == (48, 12, None)
+    assert (config["hidden_size"], config["num_hidden_layers"], config["source"]) == (
+        width,
+        12,
+        None,
+    )

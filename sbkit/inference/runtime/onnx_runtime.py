@@ -60,10 +60,12 @@ class OnnxModel:
         metadata: of the file: sample_rate, min_samples, samples_per_frame, blank, weights.
         lengths: samples that batches are padded to; none: to their longest clip.
         files: its name in ``onnx/`` of a bundle, by precision.
+        stream: the session of a chunk, where one was loaded beside this of whole clips.
     """
 
     files: ClassVar = FILES
     lengths: Sequence[int] = ()
+    stream: "OnnxModel | None" = None
 
     def __init__(self, content: bytes, *, device: str = "cpu") -> None:
         """Make a session of a file's bytes, on cpu, cuda (the first GPU) or cuda:N.

@@ -19,7 +19,7 @@ from sbkit.inference.runtime.onnx_runtime import (
     OnnxModel,
     available_providers,
 )
-from sbkit.inference.runtime.onnx_stream import OnnxStream
+from sbkit.inference.runtime.onnx_stream import OnnxStream, load_both
 
 AUTO, FIRST_GPU = "auto", "cuda:0"
 DRIVER = "libcuda.so.1"  # which comes with the driver, never with a wheel
@@ -32,14 +32,14 @@ def open_model(
     runtime: str = "torch",
     precision: str = "fp32",
     compile: str | None = None,
-    live: bool = False,
+    live: bool | None = False,
     own: frozenset[str] = frozenset(),
 ) -> Bundle:
     """Read a bundle and make its model in a new thread, which is then its ``model``.
 
     device: cpu, cuda, cuda:N or auto; runtime: torch or onnx; precision: fp32, bf16, fp16 or int8;
     compile: a mode of torch.compile, None for none; live: to be run chunk by chunk, for which onnx
-    has another file; own: modules of the user's.
+    has another file, None for both where it is there; own: modules of the user's.
 
     Raises:
         SbkitError: the bundle is damaged, or the device, runtime or precision is not there.
@@ -53,10 +53,12 @@ def open_model(
     read = read_bundle(folder, *([WEIGHTS] if runtime == "torch" else []), own=own)
     if runtime == "torch":
         make: Callable[[], Any] = partial(
-            _load_torch, read, folder, device, precision, compile, own
+            _load_torch, read, folder, device, precision, compile, live, own
         )
     elif runtime == "onnx" and compile is None:
-        load: Callable[..., Any] = (OnnxStream if live else OnnxModel).load
+        load: Callable[..., Any] = (
+            load_both if live is None else (OnnxStream if live else OnnxModel).load
+        )
         if graphs := [*read.bundle.task.graphs]:
             load = partial(OnnxGraphs.load, graphs)
         else:
@@ -76,6 +78,7 @@ def _load_torch(
     device: str,
     precision: str,
     compile: str | None,
+    live: bool | None,
     own: frozenset[str],
 ) -> Any:
     from sbkit.distributed.device import resolve
@@ -84,7 +87,7 @@ def _load_torch(
 
     _require_cuda(device, "torch")
     placement = resolve(None if device == AUTO else device, precision)
-    compilation = None if compile is None else Compilation(mode=compile)
+    compilation = None if compile is None else Compilation(mode=compile, live=live)
     return load_torch(read, folder, own=own, placement=placement, compilation=compilation)
 
 
