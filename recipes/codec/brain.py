@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-import torch
 from speechbrain import Stage
 from torch import Tensor, nn
 
@@ -15,7 +14,7 @@ from recipes.codec import statistics
 from recipes.codec.losses import mel_distance, spectral_distance
 from recipes.codec.parts import CodecModel
 from recipes.codec.statistics import CodedUtterance
-from sbkit.audio.io import FULL_SCALE, Samples
+from sbkit.audio.io import FULL_SCALE
 from sbkit.audio.lengths import length_mask
 from sbkit.data.batches.batch import Batch
 from sbkit.distributed.ranks import rank
@@ -44,33 +43,6 @@ def code(codec: CodecModel, audio: Tensor, lengths: Tensor) -> Decoded:
     decoded, codes, _ = codec.forward(audio, lengths)
     decoded = decoded * length_mask(lengths, audio.shape[1], audio.device)
     return Decoded(audio, decoded, codes, *mel_distance(codec.features, decoded, audio, lengths))
-
-
-def score(
-    codec: CodecModel, outputs: Decoded, ids: Sequence[str], speakers: Sequence[str]
-) -> list[CodedUtterance]:
-    """Return what figures are computed of, for each utterance."""
-    space, codes = codec.quantizer.space, outputs.codes.cpu().numpy()
-    rows = zip(
-        ids, speakers, outputs.distance.tolist(), codes, outputs.frames.tolist(), strict=True
-    )
-    return [
-        CodedUtterance(name, speaker, distance / count, space.check(row[:count], of=name), space)
-        for name, speaker, distance, row, count in rows
-    ]
-
-
-def score_rows(
-    bundle: Any, rows: Sequence[Mapping[str, Any]], clips: list[Samples], **_: Any
-) -> list[CodedUtterance]:
-    """Code the clips of rows by a bundle's model, one by one."""
-    codec, found = bundle.model.network, list[CodedUtterance]()
-    for row, clip in zip(rows, clips, strict=True):
-        audio = torch.from_numpy(clip.astype("float32")).unsqueeze(0)
-        with torch.inference_mode():
-            outputs = code(codec, audio, torch.tensor([len(clip)]))
-        found += score(codec, outputs, [row["id"]], [str(row.get("speaker", ""))])
-    return found
 
 
 class CodecBrain(Brain):
@@ -123,8 +95,14 @@ class CodecBrain(Brain):
         return {"generator": made, "discriminator": Loss(told * batch.weights, batch.weights)}
 
     def score(self, outputs: Decoded, batch: Batch) -> list[CodedUtterance]:
-        """Keep the codes of each utterance, and how far its features are apart."""
-        return score(self.codec, outputs, batch.ids, batch.speakers)
+        """Keep how far the features of each utterance are apart, and its codes."""
+        space, codes = self.codec.quantizer.space, outputs.codes.cpu().numpy()
+        distances, frames = outputs.distance.tolist(), outputs.frames.tolist()
+        rows = zip(batch.ids, distances, codes, frames, strict=True)
+        return [
+            CodedUtterance(distance / count, space.check(row[:count], of=name), space)
+            for name, distance, row, count in rows
+        ]
 
     def measure(self, results: Sequence[CodedUtterance]) -> Mapping[str, float]:
         """Return the mel distance and the figures of the codes; note codebooks whose codes die."""

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import soundfile
 
 from recipes.codec.space import Coded, Codes, CodeSpace, read_codes, write_codes
-from sbkit.audio.io import FULL_SCALE, Samples, convert_array, stream_audio, to_int16
+from sbkit.audio.io import FULL_SCALE, Samples, convert_array, read_audio, to_int16
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import require_writable, write_bytes_atomically
 from sbkit.checkpoint.integrity import listed_checksums
@@ -74,21 +74,16 @@ class Codec(AbstractContextManager["Codec"]):
         Raises:
             SbkitError: the file is no audio, or the array no finite samples.
         """
-        rate, lengths = self.sample_rate, list[int]()
+        rate = self.sample_rate
         if isinstance(audio, Path | str):
-            blocks = stream_audio(audio, rate)
+            samples = read_audio(audio, rate)
         else:
-            blocks = convert_array(audio, sample_rate, rate)
-
-        def counted() -> Iterator[Samples]:
-            for block in blocks:
-                lengths.append(len(block))
-                yield block
-
-        codes = [*self.encode_stream(counted())]
-        if not codes:
-            raise SbkitError("Audio must have at least one sample, but has none. Check the file.")
-        return Coded(np.concatenate(codes), sum(lengths))
+            samples = np.concatenate([*convert_array(audio, sample_rate, rate)])
+        if not len(samples):
+            raise SbkitError(
+                f"Audio must have at least one sample, but {audio} has none. Check it."
+            )
+        return Coded(np.concatenate([*self.encode_stream([samples])]), len(samples))
 
     def encode_stream(self, blocks: Iterable[Samples]) -> Iterator[Codes]:
         """Yield the codes (U, G) of blocks (S,) of int16 at the codec's rate, as they are known."""

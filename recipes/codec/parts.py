@@ -29,6 +29,7 @@ KERNEL = 7  # frames that a block sees
 
 
 @lru_cache(maxsize=8)
+@torch.inference_mode(False)  # else training could not use what a bundle has cached
 def fourier_basis(window: int, device: torch.device) -> Tensor:
     """Return what a Hann window of samples is multiplied by for its spectrum: (window, 2 F)."""
     at = torch.arange(window, dtype=torch.float64)
@@ -39,6 +40,7 @@ def fourier_basis(window: int, device: torch.device) -> Tensor:
 
 
 @lru_cache(maxsize=8)
+@torch.inference_mode(False)
 def inverse_basis(window: int, device: torch.device) -> Tensor:
     """Return what makes windows of spectra, which add up to the signal: (2 F, window)."""
     twice = torch.full((window // 2 + 1,), 2.0)
@@ -81,6 +83,7 @@ class LogMel(nn.Module):
 
 
 @lru_cache(maxsize=8)
+@torch.inference_mode(False)
 def mel_filters(frequencies: int, n_mels: int, sample_rate: int, device: torch.device) -> Tensor:
     """Return triangles on the mel scale, from 20 Hz to half the sample rate: (F, M)."""
     filters: Tensor = melscale_fbanks(frequencies, 20.0, sample_rate / 2, n_mels, sample_rate)

@@ -23,10 +23,8 @@ FEW = 0.5  # of the codes that as many draws would reach, were all as frequent
 
 
 class CodedUtterance(NamedTuple):
-    """The mean difference of an utterance's log-mel features, their frames, and its codes."""
+    """The mean difference of an utterance's log-mel features, and its codes."""
 
-    id: str
-    speaker: str
     distance: float
     codes: Codes
     space: CodeSpace

@@ -1,22 +1,8 @@
 """The task of a codec: audio to codes and back. It imports no torch, which ONNX does without."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 from recipes.codec.codec import decode_file, encode_file
-from recipes.codec.statistics import METRICS, CodedUtterance, describe, measure, report
-from sbkit.audio.io import Samples
-from sbkit.tasks.task import Graph, Scorer, Task
-
-
-def score_rows(
-    bundle: Any, rows: Sequence[Mapping[str, Any]], clips: list[Samples], **_: Any
-) -> list[CodedUtterance]:
-    """Code the clips of rows by a bundle's model in torch."""
-    from recipes.codec import brain
-
-    return brain.score_rows(bundle, rows, clips)
-
+from recipes.codec.statistics import METRICS
+from sbkit.tasks.task import Graph, Task
 
 CODEC = Task(
     name="recipes.codec.task.CODEC",
@@ -37,7 +23,4 @@ CODEC = Task(
             arguments=lambda run, audio, lengths: run("encode", audio, lengths)[:1],
         ),
     },
-    scorer=Scorer(
-        target="audio", score=score_rows, measure=measure, describe=describe, report=report
-    ),
 )

@@ -16,7 +16,7 @@ from torch import nn
 
 from recipes.codec.brain import CodecBrain
 from recipes.codec.codec import Codec, windows
-from recipes.codec.parts import FiniteScalarQuantizer
+from recipes.codec.parts import FiniteScalarQuantizer, fourier_basis
 from recipes.codec.recipe import CODEC
 from recipes.codec.space import HEADER, Coded, CodeSpace, read_codes, write_codes
 from recipes.codec.statistics import CodedUtterance, dying, measure
@@ -109,11 +109,11 @@ def test_it_is_trained_and_its_codes_are_counted(trained: Path) -> None:
 def test_figures_of_codes() -> None:
     space = CodeSpace(2, (2, 2))
     codes = np.array([[0, 3], [1, 3], [0, 3], [1, 3]])
-    found = measure([CodedUtterance("a", "", 2.0, codes, space)])
+    found = measure([CodedUtterance(2.0, codes, space)])
     assert (found["usage_0"], found["perplexity_0"], found["entropy_0"]) == (0.5, 2.0, 1.0)
     assert (found["usage_1"], found["perplexity_1"], found["entropy_1"]) == (0.25, 1.0, 0.0)
     assert (found["mel_distance"], found["usage"]) == (2.0, 0.375)
-    many = CodedUtterance("a", "", 2.0, np.tile(codes, (9, 1)), space)
+    many = CodedUtterance(2.0, np.tile(codes, (9, 1)), space)
     assert dying([many], measure([many])) == [1]  # all four could have come, and one did
 
 
@@ -162,6 +162,13 @@ def test_blocks_give_what_the_whole_gives(codec: Codec, bundle: Path, clip: Path
     with Codec.load(bundle, device="cpu") as whole:  # in one window
         assert np.array_equal(whole.encode(samples, RATE).codes, coded.codes)
         assert np.abs(whole.decode(coded).astype(int) - audio).max() <= 1
+
+
+def test_training_follows_a_bundle_in_one_process() -> None:
+    fourier_basis.cache_clear()
+    with torch.inference_mode():
+        basis = fourier_basis(8, torch.device("cpu"))
+    (torch.ones(8, requires_grad=True) @ basis).sum().backward()
 
 
 def test_windows_do_not_depend_on_the_blocks() -> None:
