@@ -7,7 +7,7 @@ import wave
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -77,18 +77,22 @@ def _pcm(read: Callable[[int], bytes], rate: int, *, channels: int) -> Iterator[
         yield values.astype(np.float32).mean(1) / np.float32(FULL_SCALE)
 
 
-def _microphone(sample_rate: int) -> Iterator[Samples]:
-    """Record until Ctrl-C."""
+def require_sounddevice() -> Any:
+    """Import sounddevice; raises SbkitError where it, or PortAudio, is not there."""
     try:
-        sounddevice = require_package("sounddevice", extra="mic")
+        return require_package("sounddevice", extra="mic")
     except OSError as error:  # its wheels for Linux have no PortAudio
         raise SbkitError(
-            f"A microphone must be read by PortAudio, but there is none ({error}). Install it, on "
-            "Debian: apt-get install libportaudio2"
+            f"Microphone and loudspeaker must be used by PortAudio, but there is none ({error}). "
+            "Install it, on Debian: apt-get install libportaudio2"
         ) from error
+
+
+def _microphone(sample_rate: int) -> Iterator[Samples]:
+    """Record until Ctrl-C."""
     recorded: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     blocksize = seconds_to_samples(BLOCK_SECONDS, sample_rate)
-    stream = sounddevice.RawInputStream(
+    stream = require_sounddevice().RawInputStream(
         samplerate=sample_rate,
         blocksize=blocksize,
         channels=1,

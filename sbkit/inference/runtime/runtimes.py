@@ -46,7 +46,7 @@ def open_model(
         )
     read = read_bundle(folder, *([WEIGHTS] if runtime == "torch" else []), own=own)
     if runtime == "torch":
-        make = partial(_load_torch, read, folder, device, precision, compile, own)
+        make = partial(_load_torch, read, folder, device, precision, compile, live, own)
     elif runtime == "onnx" and compile is None:
         read.bundle.task.require("transcribe")  # classifiers are not exported to ONNX
         load = load_both if live is None else (OnnxStream if live else OnnxModel).load
@@ -65,6 +65,7 @@ def _load_torch(
     device: str,
     precision: str,
     compile: str | None,
+    live: bool | None,
     own: frozenset[str],
 ) -> Any:
     from sbkit.distributed.device import resolve
@@ -73,7 +74,7 @@ def _load_torch(
 
     _require_cuda(device, "torch")
     placement = resolve(None if device == AUTO else device, precision)
-    compilation = None if compile is None else Compilation(mode=compile)
+    compilation = None if compile is None else Compilation(mode=compile, live=live)
     return load_torch(read, folder, own=own, placement=placement, compilation=compilation)
 
 
