@@ -55,6 +55,7 @@ def serve(options: argparse.Namespace) -> int:
         most = options.max_batch_seconds or (CPU_BATCH_SECONDS if on_cpu else BATCH_SECONDS)
         shapes = Shapes.of(bundle.config.sample_rate, batch_seconds=most)
         with closing(Recognizer(bundle, shapes=shapes, wait=wait, limits=limits)) as recognizer:
+            readme = options.bundle / "README.md"
             service = Service(
                 recognizer=recognizer,
                 limits=limits,
@@ -62,6 +63,7 @@ def serve(options: argparse.Namespace) -> int:
                 created=int((options.bundle / CONFIG).stat().st_mtime),
                 declared=declared,
                 state=State(),
+                readme=readme.read_text("utf-8", "replace") if readme.is_file() else "",
             )
             gc.freeze()  # what is here stays; cycles of requests are looked for in what comes
             gc.collect()
