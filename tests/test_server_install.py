@@ -69,6 +69,7 @@ def test_a_server_transcribes_without_torch(tmp_path: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.partition("/")[0] for name in names if ".dist-info" not in name} == {"sbkit"}
     assert any(name.endswith("page.js") for name in names)
+    assert "sbkit/serve/page.html" in names
 
     call(sys.executable, "-m", "venv", tmp_path / "server", cwd=tmp_path)
     scripts = tmp_path / "server/bin"

@@ -26,7 +26,6 @@ from sbkit.inference.runtime.model import Effective, Encoded, ModelThread, namin
 from sbkit.inference.runtime.runtimes import open_model
 from sbkit.inference.transcribe.pieces import Cutter, Piece, find_gap
 from sbkit.inference.vad import VoiceDetector
-from sbkit.text.tokenizer import SPACE
 from sbkit.text.word import Word
 
 BATCH_SECONDS = 60.0  # of padded audio
@@ -104,9 +103,6 @@ class Transcriber(AbstractContextManager["Transcriber"]):
         self._cutter = Cutter(self._rate, self._thread.samples_per_frame, detector=detector)
         if detector is not None:
             detector.require_rate(self._rate)
-        tokenizer = bundle.tokenizer
-        spaces = (number for number, each in enumerate(tokenizer.pieces()) if each == SPACE)
-        self._silent = (tokenizer.vocabulary.blank, *spaces)
         self.effective = self._thread.effective
 
     @classmethod
@@ -262,7 +258,7 @@ class Transcriber(AbstractContextManager["Transcriber"]):
         step, end, cut = self._thread.samples_per_frame, len(encoded.log_probs), 0
         if piece.overlap:
             following = (piece.next_start - piece.start) // step
-            end = find_gap(encoded.log_probs, end - following, self._silent)
+            end = find_gap(encoded.log_probs, end - following, self._bundle.tokenizer.silent)
             cut = end - following
         whole = end == len(encoded.log_probs)
         samples = len(piece.samples) - first * step if whole else (end - first) * step
