@@ -15,7 +15,7 @@ import pytest
 import soundfile
 
 from sbkit.base.errors import ASKED_TO_STOP
-from tests.inference.bundles import make_run
+from tests.inference.bundles import SMALL, UNHEARD, make_run
 
 ROOT = Path(__file__).parents[1]
 LIMIT = 300e6  # bytes; the image has those of Python beside it, some 130 MB
@@ -58,8 +58,8 @@ def copy_source(folder: Path) -> Path:
 def test_a_server_transcribes_without_torch(tmp_path: Path) -> None:
     from sbkit.inference.bundle.export import export_run
 
-    run = make_run(tmp_path / "run")
-    export_run(run, tmp_path / "bundle", formats=["onnx"])
+    run = make_run(tmp_path / "run", **UNHEARD)
+    export_run(run, tmp_path / "bundle", formats=["onnx"], grid=SMALL)
     noise = np.random.default_rng(0).normal(0, 0.1, 44_100)
     soundfile.write(tmp_path / "talk.flac", noise, 44_100)
     source = copy_source(tmp_path / "source")

@@ -13,11 +13,14 @@ from sbkit.checkpoint.declaration import Declaration
 from sbkit.checkpoint.integrity import write_checksums
 from sbkit.config.hparams import load_hparams, read_knobs, save_resolved
 from sbkit.inference.bundle.export import export_run
+from sbkit.inference.formats.parity import Grid
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 from sbkit.text.normalize import table_to_store
 from sbkit.text.tokenizer import ensure_tokenizer
 
 ROOT = Path(__file__).parents[2]
+SMALL = Grid(batches=(1, 3), seconds=(0.3, 2.0))
+UNHEARD = {"data_folder": "/nowhere"}  # of a run whose formats are compared on noise alone
 SIZES: dict[str, object] = {
     "cnn_channels": 8,
     "d_model": 16,

@@ -18,7 +18,7 @@ from sbkit.cli import run
 from sbkit.inference.bundle.export import export_run
 from sbkit.inference.transcribe.transcriber import Transcriber
 from tests import processes
-from tests.inference.bundles import make_run
+from tests.inference.bundles import SMALL, UNHEARD, make_run
 from tests.serve.server import wait_for, wav
 
 RATE = 16_000
@@ -27,14 +27,16 @@ RATE = 16_000
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bundle")
-    export_run(make_run(folder / "run"), folder / "tiny")
+    export_run(make_run(folder / "run", **UNHEARD), folder / "tiny")
     return folder / "tiny"
 
 
 @pytest.fixture(scope="module")
 def with_onnx(bundle: Path) -> Path:
-    export_run(bundle.parent / "run", bundle.parent / "onnx/tiny", formats=["onnx"])
-    return bundle.parent / "onnx/tiny"
+    """Export it for onnxruntime; what is compared stands in test_consumers.py."""
+    onnx = bundle.parent / "onnx/tiny"
+    export_run(bundle.parent / "run", onnx, formats=["onnx"], grid=SMALL)
+    return onnx
 
 
 @contextmanager

@@ -43,6 +43,7 @@ SMALL = (
     "--word_lm_order=0",
     "--token_lm_order=0",
 )
+ONE = ("--number_of_epochs=1", "--check=false")
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +99,7 @@ def test_a_run_that_stopped_where_freezing_ends_needs_the_folder_no_more(
     folder = Path(shutil.copytree(pretrained, tmp_path / "tiny"))
     started = command(workplace, folder, tmp_path / "run")
     with stopped_after(5):
-        train_here(started, workplace.cache)
+        train_here([*started, "--check=false"], workplace.cache)
     assert list((tmp_path / "run/checkpoints").iterdir())
     shutil.rmtree(folder)
     assert train_here(started, workplace.cache) == 0
@@ -120,7 +121,7 @@ def test_two_processes_learn_what_one_does(
     drawn = ("layerdrop", "dropout", "activation_dropout", "mask_time_prob", "mask_channel_prob")
     options = [*(f"--{each}=0.0" for each in drawn), "--max_grad_norm=1000.0", "--freeze=[]"]
     one, two = (
-        command(workplace, pretrained, tmp_path / name, *options, "--number_of_epochs=1")
+        command(workplace, pretrained, tmp_path / name, *options, *ONE)
         for name in ("one", "two")
     )
     one[1] = two[1] = str(yaml)
@@ -138,7 +139,7 @@ def test_two_processes_draw_masks_and_layers_for_themselves(
     workplace: Workplace, pretrained: Path, tmp_path: Path
 ) -> None:
     words = command(workplace, pretrained, tmp_path / "run", "--gradient_checkpointing=True")
-    done = processes.run([*words, "--number_of_epochs=1"], ranks=2, SBKIT_CACHE=workplace.cache)
+    done = processes.run([*words, *ONE], ranks=2, SBKIT_CACHE=workplace.cache)
     assert done.returncode == 0, done.stderr
 
 

@@ -26,18 +26,16 @@ from sbkit.decoding.word_graph import GraphSearch
 from sbkit.inference.bundle.bundle import Bundle
 from sbkit.inference.bundle.export import export_run
 from sbkit.inference.formats.held_out import find_held_out, read_whole_clips
-from sbkit.inference.formats.parity import Grid
 from sbkit.inference.formats.sherpa_format import FIRE_RED, load_with_graph
 from sbkit.inference.formats.write import HUB, HUGGINGFACE, WRITERS
 from sbkit.inference.runtime.onnx_runtime import OnnxModel
 from sbkit.inference.runtime.torch_model import load_bundle
 from tests.decoding.spoken import train_models
-from tests.inference.bundles import ROOT, certificate, make_run
+from tests.inference.bundles import ROOT, SMALL, certificate, make_run
 from tools import bench_transcribe
 from tools.bench_transcribe import BASE, SIDES
 
 pytestmark = pytest.mark.slow
-SMALL = Grid(batches=(1, 3), seconds=(0.3, 2.0))
 FORMATS = [name for name in WRITERS if name != HUGGINGFACE]
 Clips = list[Samples]
 

@@ -13,7 +13,7 @@ from sbkit.inference.bundle.export import export_run
 from sbkit.inference.formats.parity import Grid
 from sbkit.live.recognizer import LiveRecognizer
 from sbkit.live.session import Session, advance_batch
-from tests.inference.bundles import ROOT, certificate, make_bundle, make_run
+from tests.inference.bundles import ROOT, UNHEARD, certificate, make_bundle, make_run
 
 
 def louder(hparams: dict[str, Any]) -> None:
@@ -36,7 +36,7 @@ def test_sherpas_online_recognizer_writes_the_same(asterisk_english: Path, tmp_p
 @pytest.mark.slow
 def test_its_chunks_are_written_compared_and_run_live(tmp_path: Path) -> None:
     yaml, bundle = ROOT / "hparams/ctc_streaming.yaml", tmp_path / "bundle"
-    run = make_run(tmp_path / "run", yaml, louder, num_decoder_layers=0)
+    run = make_run(tmp_path / "run", yaml, louder, num_decoder_layers=0, **UNHEARD)
     grid = Grid(batches=(1, 3), seconds=(0.02, 0.3, 2.0))
     export_run(run, bundle, formats=["onnx"], grid=grid)
     found = certificate(bundle, "onnx")["streaming, fp32"]
