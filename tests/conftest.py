@@ -18,6 +18,7 @@ from torch import Tensor
 
 from recipes.AsteriskPrompts.prepare import prepare_prompts
 from sbkit.data.storage.audio_cache import default_cache
+from tests.inference.bundles import export_all
 from tests.runs import Workplace, make_workplace
 
 # A million objects are there once all is imported, and stay. Looking through them took 4.5 s until
@@ -96,6 +97,16 @@ def asterisk_english(shared_folder: Path) -> Path:
     """Return the release folder of the English prompts, which one worker fetches."""
     with locked(shared_folder / "asterisk_english.lock"):
         return prepare_prompts(language="en", cache_folder=default_cache())
+
+
+@pytest.fixture(scope="session")
+def exported(shared_folder: Path, asterisk_english: Path) -> Path:
+    """Return a bundle in all formats, which one worker writes and no test changes."""
+    bundle = shared_folder / "exported/tiny"
+    with locked(shared_folder / "exported.lock"):
+        if not bundle.exists():
+            export_all(bundle.parent)
+    return bundle
 
 
 @pytest.fixture(scope="session")

@@ -64,7 +64,12 @@ HERE |= {"onnx,sherpa-onnx,huggingface": "hub"}  # test_huggingface.py writes th
 SMALL = ("--device=cpu", "--language=[en]", "--label=gender", "--d_model=16", "--nhead=2")
 OWN_SIZES = {  # of the YAMLs that lack knobs of ctc.yaml
     "hparams/language_id.yaml": SMALL,
-    "hparams/ctc_pretrained.yaml": ("--device=cpu", "--batch_seconds=6", "--word_lm_order=0", "--token_lm_order=0"),
+    "hparams/ctc_pretrained.yaml": (
+        "--device=cpu",
+        "--batch_seconds=6",
+        "--word_lm_order=0",
+        "--token_lm_order=0",
+    ),
 }
 FORMS = ("torchrun --standalone train.py ...", "torchrun --nproc_per_node=8 train.py ...")
 COMMAND = re.compile(r"(torchrun|python|sbkit|sbatch|tools/(demo|test|launch/\w+\.sh))( |$)")

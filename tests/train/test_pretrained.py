@@ -121,8 +121,7 @@ def test_two_processes_learn_what_one_does(
     drawn = ("layerdrop", "dropout", "activation_dropout", "mask_time_prob", "mask_channel_prob")
     options = [*(f"--{each}=0.0" for each in drawn), "--max_grad_norm=1000.0", "--freeze=[]"]
     one, two = (
-        command(workplace, pretrained, tmp_path / name, *options, *ONE)
-        for name in ("one", "two")
+        command(workplace, pretrained, tmp_path / name, *options, *ONE) for name in ("one", "two")
     )
     one[1] = two[1] = str(yaml)
     assert train_here(one, workplace.cache) == 0

@@ -24,7 +24,6 @@ from sbkit.inference.runtime.torch_model import load_bundle
 from tests.inference.bundles import SMALL, certificate, make_run
 
 
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory, asterisk_english: Path) -> Path:
     return make_run(tmp_path_factory.mktemp("formats") / "run")
