@@ -35,14 +35,17 @@ def pytest_collection_finish() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sort for several workers, so that none ends late.
 
-    First come the modules with tests of several processes, which one worker runs, then those with
-    the most long tests.
+    First come the modules with tests of several processes, which one worker runs, then those whose
+    slow tests take longest.
     """
     if "PYTEST_XDIST_WORKER" not in os.environ:
         return
     together = {item.path for item in items if item.get_closest_marker("ddp")}
-    long = Counter(item.path for item in items if item.get_closest_marker("slow"))
-    items.sort(key=lambda item: (item.path not in together, -long[item.path]))
+    seconds = Counter[Path]()
+    for item in items:
+        for slow in item.iter_markers("slow"):
+            seconds[item.path] += slow.args[0] if slow.args else 10
+    items.sort(key=lambda item: (item.path not in together, -seconds[item.path]))
 
 
 @cache

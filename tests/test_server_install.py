@@ -53,7 +53,7 @@ def copy_source(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.slow(40)
 def test_a_server_transcribes_without_torch(exported: Path, tmp_path: Path) -> None:
     noise = np.random.default_rng(0).normal(0, 0.1, 44_100)
     soundfile.write(tmp_path / "talk.flac", noise, 44_100)

@@ -32,7 +32,7 @@ def test_the_double():
 IN_OWN_ENVIRONMENT = Path(sys.prefix) == ROOT / ".venv"
 
 
-@pytest.mark.slow
+@pytest.mark.slow(30)
 @pytest.mark.skipif(not IN_OWN_ENVIRONMENT, reason="tools/demo would make .venv: run tools/test")
 def test_the_demo_trains_scores_exports_and_transcribes(
     workplace: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
