@@ -55,17 +55,6 @@ def test_librispeech_trains_and_has_a_report_for_each_test_set(
 
 
 @pytest.mark.slow
-def test_one_of_its_test_sets_can_be_named(
-    asterisk_english: Path, workplace: Workplace, tmp_path: Path
-) -> None:
-    write_librispeech(asterisk_english, tmp_path / "LibriSpeech")
-    folder = f"--data_folder={tmp_path / 'LibriSpeech'}"
-    splits = '--splits={"test": "test-other", "valid": ["dev-clean"]}'
-    assert workplace.train_here(tmp_path / "run", folder, splits, *UNCHECKED) == 0
-    assert list(read_json(tmp_path / "run/summary.json")["test"]) == ["test-other"]
-
-
-@pytest.mark.slow
 def test_tables_of_ones_own_train(workplace: Workplace, tmp_path: Path) -> None:
     clips = workplace.release / "clips"
     rows = {
