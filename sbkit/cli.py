@@ -356,6 +356,7 @@ def _transcribe(options: argparse.Namespace) -> int:
     text("--max-seconds", "S", "of its audio (default: 7200)", type=float),
     text("--max-concurrent", "N", "requests transcribed at a time (default: 32)", type=int),
     text("--max-queue", "N", "requests that wait beside them (default: 128)", type=int),
+    text("--max-sessions", "N", "realtime ones (default: 64)", type=int),
     text("--receive-seconds", "S", "for a request to arrive (default: 60)", type=float),
     text("--answer-seconds", "S", "until its answer (default: 600)", type=float),
     text("--grace-seconds", "S", "to finish after SIGTERM (default: 30)", type=float, default=30.0),
@@ -364,7 +365,7 @@ def _transcribe(options: argparse.Namespace) -> int:
     IMPORT,
 )
 def _serve(options: argparse.Namespace) -> int:
-    for name in ("starlette", "uvicorn", "python_multipart", "prometheus_client"):
+    for name in ("starlette", "uvicorn", "websockets", "python_multipart", "prometheus_client"):
         require_package(name, extra="serve")
     from sbkit.serve.command import serve
 
@@ -389,6 +390,20 @@ def _classify(options: argparse.Namespace) -> int:
 
     with _opened(options) as options.bundle:
         return classify(options)
+
+
+CODING = (BUNDLE, path("file", "FILE", "to read"), path("--out", "FILE", "to write", required=True))
+
+
+@command("encode", "write audio as codes", *CODING, *RUNNING, IMPORT)
+@command("decode", "write the audio of codes", *CODING, *RUNNING, IMPORT)
+def _run_of_task(options: argparse.Namespace) -> int:
+    from sbkit.inference.bundle.bundle import read_bundle
+
+    with _opened(options) as options.bundle:
+        task = read_bundle(options.bundle, own=options.own).bundle.task
+        task.require(options.name)
+        return task.runs[options.name](options)
 
 
 def _opened(options: argparse.Namespace) -> AbstractContextManager[Path]:

@@ -64,6 +64,7 @@ def test_a_server_transcribes_without_torch(exported: Path, tmp_path: Path) -> N
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.partition("/")[0] for name in names if ".dist-info" not in name} == {"sbkit"}
     assert any(name.endswith("page.js") for name in names)
+    assert "sbkit/serve/page.html" in names
 
     call(sys.executable, "-m", "venv", "--without-pip", tmp_path / "server", cwd=tmp_path)
     pip = (sys.executable, "-m", "pip", "--python", tmp_path / "server")

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torchaudio.compliance.kaldi import get_mel_banks
 
-from sbkit.audio.lengths import length_mask
+from sbkit.audio.lengths import count_windows, length_mask
 from sbkit.audio.mel_products import FEWEST, MelProducts
 from sbkit.base.units import SAMPLE_RATE, shift_samples, window_samples
 from sbkit.config.ranges import Range
@@ -107,9 +107,7 @@ def fft_samples(sample_rate: int) -> int:
 
 def frame_counts(audio_lengths: Tensor, sample_rate: int = SAMPLE_RATE) -> Tensor:
     """Count the whole windows in lengths of audio: (B,) samples -> (B,) frames."""
-    window, shift = window_samples(sample_rate), shift_samples(sample_rate)
-    # Clamped first: division of whole numbers rounds to zero in ONNX, and down in torch.
-    return (audio_lengths - window + shift).clamp(min=0) // shift
+    return count_windows(audio_lengths, window_samples(sample_rate), shift_samples(sample_rate))
 
 
 @lru_cache(maxsize=8)

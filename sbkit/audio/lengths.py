@@ -19,6 +19,12 @@ def length_mask(lengths: Tensor, max_length: int, device: torch.device) -> Tenso
     return positions < lengths.to(device, non_blocking=True).unsqueeze(1)
 
 
+def count_windows(lengths: Tensor, size: int, shift: int) -> Tensor:
+    """Count the windows of a size, one every shift, that lie within lengths: (B,) -> (B,)."""
+    # Clamped first: division of whole numbers rounds to zero in ONNX, and down in torch.
+    return (lengths - size + shift).clamp(min=0) // shift
+
+
 def to_relative(lengths: Tensor, max_length: int) -> Tensor:
     """Convert absolute lengths into SpeechBrain's fractions of the padded length: (B,) -> (B,)."""
     return lengths / max_length

@@ -9,62 +9,91 @@ from fractions import Fraction
 from functools import cache
 from importlib.util import find_spec
 from itertools import chain, pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 Signal = npt.NDArray[np.float32]  # (S,)
+END: Signal = np.empty(0, np.float32)
 
 ZEROS = 6  # zero crossings of the windowed sinc on each side, as torchaudio's Resample has
 ROLLOFF = 0.99  # of the lower Nyquist frequency, likewise
 CHUNK = 1 << 16  # frames convolved at a time: 11 MB from 48 kHz to 16 kHz
 
 
+Convolve = Callable[[Signal, int, int], Signal]  # a whole signal, old and new rate
+
+
 def resample_blocks(blocks: Iterable[Signal], rate: int, new_rate: int) -> Iterator[Signal]:
     """Resample a mono signal that comes in blocks (S,) -> (S',), and yield it in blocks.
 
-    A signal of one block is resampled whole. Of longer ones each block is resampled together with
-    as much of its neighbours as the kernel is long.
+    A signal of one block is resampled whole.
+    """
+    resampler = Resampler(rate, new_rate, _fastest())
+    for block, following in pairwise(chain(blocks, [END])):
+        found = resampler.push(block, is_last=following is END)
+        if found.size:
+            yield found
+
+
+class Resampler:
+    """Resample a mono signal whose blocks are pushed, each with its neighbours' next samples.
+
+    Of them it takes as many as the kernel is long, so that what comes out lags by some samples.
 
     The exact kernel of a rate like 22 051 Hz takes gigabytes. The nearest ratio of small numbers
     is exact for the usual rates, and within 0.05 % for any.
     """
-    new, old = Fraction(new_rate, rate).limit_denominator(1000).as_integer_ratio()
-    if new == old:
-        yield from blocks
-        return
-    convolve = _resampler(old, new)
-    context = (_half_width(old, new) // old + 2) * old
-    held = end_of_signal = np.empty(0, np.float32)
-    skipped = 0  # samples at the start of what is held that only lead in
-    for block, following in pairwise(chain(blocks, [end_of_signal])):
-        is_last = following is end_of_signal
-        held = np.concatenate([held, block]) if held.size else block
-        end = len(held) if is_last else (len(held) - context) // old * old
-        if end <= skipped:
-            continue
-        yield convolve(held)[skipped // old * new : -(-end * new // old)]
-        kept = max(0, end - context)
-        held, skipped = held[kept:], end - kept
+
+    def __init__(self, rate: int, new_rate: int, convolve: Convolve | None = None) -> None:
+        """Begin with the first sample; convolve: by default without torch."""
+        ratio = Fraction(new_rate, rate).limit_denominator(1000)
+        self._new, self._old = ratio.as_integer_ratio()
+        self._convolve = resample_by_numpy if convolve is None else convolve
+        self._context = (_half_width(self._old, self._new) // self._old + 2) * self._old
+        self._held, self._skipped = END, 0  # samples at the start of it that only lead in
+
+    def push(self, block: Signal, *, is_last: bool = False) -> Signal:
+        """Return what a further block makes known: (S,) -> (S',); the last one ends the signal."""
+        old, new = self._old, self._new
+        if new == old:
+            return block
+        held = np.concatenate([self._held, block]) if self._held.size else block
+        end = len(held) if is_last else (len(held) - self._context) // old * old
+        if end <= self._skipped:
+            self._held = held
+            return END
+        found = self._convolve(held, old, new)[self._skipped // old * new : -(-end * new // old)]
+        kept = max(0, end - self._context)
+        self._held, self._skipped = held[kept:], end - kept
+        return found
 
 
 def _half_width(old: int, new: int) -> int:
     return math.ceil(ZEROS * old / (min(old, new) * ROLLOFF))
 
 
-@cache
-def _resampler(old: int, new: int) -> Callable[[Signal], Signal]:
-    """Return what makes ``new`` samples of ``old``: torchaudio's transform where it is installed.
+def _fastest() -> Convolve:
+    """Return torchaudio's transform where it is installed.
 
     A server that only runs bundles has no torch; there numpy convolves with the same kernel.
     """
-    if find_spec("torchaudio") is None:
-        return lambda signal: resample_by_numpy(signal, old, new)
+    return resample_by_numpy if find_spec("torchaudio") is None else _resample_by_torch
+
+
+def _resample_by_torch(signal: Signal, old: int, new: int) -> Signal:
     import torch
+
+    found = _transform(old, new)(torch.from_numpy(signal)).numpy()
+    return np.asarray(found, np.float32)
+
+
+@cache
+def _transform(old: int, new: int) -> Any:
     from torchaudio.transforms import Resample
 
-    transform = Resample(old, new)
-    return lambda signal: np.asarray(transform(torch.from_numpy(signal)).numpy(), np.float32)
+    return Resample(old, new)
 
 
 @cache

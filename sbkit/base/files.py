@@ -183,6 +183,25 @@ def read_regular(path: Path, *, largest: int, what: str) -> bytes:
     return content
 
 
+@contextmanager
+def reading(file: Path | str, *, must: str, fix: str) -> Iterator[None]:
+    """Raise SbkitError for a file that its reader cannot make sense of, whatever error that is.
+
+    must, fix: what it must be, and what to do, where it is not.
+    """
+    try:
+        yield
+    except SbkitError:
+        raise
+    except Exception as error:
+        what = " ".join(
+            str(error).partition("\n")[0].partition(". ")[0].split()
+        )  # torch's go on to bad advice
+        raise SbkitError(
+            f"{file} must {must}, but cannot be read ({type(error).__name__}: {what}). {fix}"
+        ) from error
+
+
 def read_text(path: Path, *, largest: int, what: str) -> list[str]:
     """Read the lines of a text in UTF-8, of a file or of what a link leads to, as `read_regular`.
 

@@ -17,6 +17,7 @@ from speechbrain.utils.distributed import MainProcessContext
 from torch.optim import Optimizer
 
 from sbkit.base.errors import SbkitError
+from sbkit.base.files import reading
 from sbkit.checkpoint.averaging import Averaged, choose, read_averaged, write_averaged
 from sbkit.checkpoint.comparison import check_same_model
 from sbkit.checkpoint.folder import (
@@ -27,7 +28,7 @@ from sbkit.checkpoint.folder import (
     remove_unfinished,
     staging_path,
 )
-from sbkit.checkpoint.integrity import CHECKSUMS, find_damage, reading
+from sbkit.checkpoint.integrity import CHECKSUMS, SAVED, find_damage
 from sbkit.checkpoint.weights import average, check_weights, modules_of, restore_declared
 from sbkit.distributed.ranks import gather_over_ranks, leave_together, main_rank_first, rank
 from sbkit.logs.log import log
@@ -218,7 +219,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         optimizers = [each for each in self.recoverables.values() if isinstance(each, Optimizer)]
         declared = [[dict(group) for group in each.param_groups] for each in optimizers]
         fix = f"Restore it, or move {checkpoint.path} away to go on from the one before."
-        with reading(checkpoint.path, fix=fix):
+        with reading(checkpoint.path, must=SAVED, fix=fix):
             super()._call_load_hooks(checkpoint)
         for each, groups in zip(optimizers, declared, strict=True):
             restore_declared(each, groups, of=checkpoint.path)

@@ -6,14 +6,14 @@ what reads it.
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import read_regular, write_text_atomically
+from sbkit.base.files import read_regular, reading, write_text_atomically
 
 CHECKSUMS = "checksums.json"
+SAVED = "hold what training saved"  # what a file of a checkpoint must
 LARGEST = 1 << 24  # bytes of a list of checksums
 # A file, what it is written in, or what it holds: no mapping, or not what is looked up in it.
 UNREADABLE = (OSError, ValueError, RecursionError, LookupError, TypeError, SbkitError)
@@ -60,28 +60,6 @@ def find_damage(folder: Path) -> str | None:
         if checksum(folder / name) != digest:
             return f"{name} is not what was written"
     return None
-
-
-@contextmanager
-def reading(
-    file: Path, *, must: str = "hold what training saved", fix: str | None = None
-) -> Iterator[None]:
-    """Raise SbkitError for a file that its reader cannot make sense of, whatever error that is.
-
-    must, fix: what it must be, and what to do, where it is none of a checkpoint's.
-    """
-    try:
-        yield
-    except SbkitError:
-        raise
-    except Exception as error:
-        what = " ".join(
-            str(error).partition("\n")[0].partition(". ")[0].split()
-        )  # torch's go on to bad advice
-        fix = fix or f"Restore it, or move {file.parent} away to go on from the one before."
-        raise SbkitError(
-            f"{file} must {must}, but cannot be read ({type(error).__name__}: {what}). {fix}"
-        ) from error
 
 
 def _files(folder: Path) -> set[str]:

@@ -17,9 +17,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from sbkit.base.errors import SbkitError
+from sbkit.base.files import reading
 from sbkit.base.text import listed
 from sbkit.checkpoint.comparison import check_finite, check_same_model
-from sbkit.checkpoint.integrity import reading
+from sbkit.checkpoint.integrity import SAVED
 
 # What schedules write into the groups, SpeechBrain's and torch's: they go on from what they wrote.
 SCHEDULED = {"lr", "initial_lr", "prev_lr", "max_lr", "min_lr", "base_momentum", "max_momentum"}
@@ -45,7 +46,8 @@ def read_weights(file: Path) -> dict[str, Any]:
 
     Raises SbkitError when the file holds something else, tensors without numbers, or NaN.
     """
-    with reading(file):
+    fix = f"Restore it, or move {file.parent} away to go on from the one before."
+    with reading(file, must=SAVED, fix=fix):
         weights = torch.load(file, "cpu", weights_only=True)
         if not isinstance(weights, Mapping):
             raise ValueError(f"it holds a {type(weights).__name__}")

@@ -16,6 +16,7 @@ from sbkit.base.text import printable
 from sbkit.base.units import samples_to_seconds
 from sbkit.decoding.confidence import agreement
 from sbkit.decoding.frames import Hypothesis, LogProbs
+from sbkit.live.endpoint import EndpointRules
 from sbkit.live.recognizer import LiveRecognizer
 from sbkit.text.word import Word
 
@@ -87,8 +88,15 @@ class Session:
     events are does not depend on how the audio is cut into pieces.
     """
 
-    def __init__(self, recognizer: LiveRecognizer) -> None:
+    def __init__(
+        self, recognizer: LiveRecognizer, rules: EndpointRules | None = None, *, start: int = 0
+    ) -> None:
+        """Begin; rules: when an utterance ends, by default those of the recognizer.
+
+        start: the place of its first sample in the stream that the times of events are of.
+        """
         self.recognizer, self.state = recognizer, recognizer.start()
+        self._rules, self._start = recognizer.rules if rules is None else rules, start
         self.is_finished = False
         self._fed: tuple[Samples, ...] = ()  # samples that no chunk was looked for in
         self._received = 0  # samples
@@ -129,6 +137,12 @@ class Session:
             )
         self._fed, self._received = (*self._fed, samples), self._received + len(samples)
 
+    @property
+    def is_due(self) -> bool:
+        """Check whether `advance_batch` has anything to do for it."""
+        held = len(self.state.samples) + sum(map(len, self._fed))
+        return self.is_finished or held >= self.recognizer.chunks.window
+
     def take(self) -> Samples:
         """Return what was fed since this was called last."""
         fed, self._fed = self._fed, ()
@@ -150,7 +164,7 @@ class Session:
             utterance = self._utterance
             utterance.silence = utterance.silence + 1 if is_silent else 0
             utterance.is_spoken |= not is_silent
-            rule = self.recognizer.rules.met(
+            rule = self._rules.met(
                 is_spoken=utterance.is_spoken,
                 silence=self._seconds(utterance.silence),
                 seconds=self._seconds(utterance.frames + frame - done),
@@ -196,13 +210,13 @@ class Session:
         best, *_ = beam = self._beam()
         if words := self._words(best):
             log_probs = np.concatenate(utterance.log_probs)
-            tokens, start = list(best.tokens), self._samples(first)
+            tokens, start = list(best.tokens), self._samples(self._start + first)
             timed = live.decoder.aligner.align(log_probs, tokens, beam, samples=end - first)
             yield Final(
                 seconds=self._now,
                 text=printable(" ".join(words)),
                 start=start,
-                end=self._samples(end),
+                end=self._samples(self._start + end),
                 words=tuple(
                     replace(word.later(start), text=printable(word.text)) for word in timed
                 ),
@@ -226,7 +240,7 @@ class Session:
         """The end of the audio that the chunks so far are computed of, in seconds."""
         chunks = self.recognizer.chunks
         end = (self._chunks - 1) * chunks.step + chunks.window
-        return self._samples(min(end, self._received))
+        return self._samples(self._start + min(end, self._received))
 
 
 def advance_batch(sessions: Sequence[Session]) -> list[list[Event]]:

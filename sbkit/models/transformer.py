@@ -14,12 +14,13 @@ from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention, silu
+from torch.nn.functional import silu
 from torch.utils.checkpoint import checkpoint
 
 from sbkit.audio.lengths import length_mask
 from sbkit.base.errors import SbkitError
 from sbkit.config.ranges import AT_LEAST_NONE, AT_LEAST_ONE, SHARE
+from sbkit.models.attention import attend
 from sbkit.models.chunks import BlockState, Chunks, Streaming, StreamState, last_frames
 from sbkit.models.dropout import Dropout
 from sbkit.models.frame_conv import FrameConv
@@ -279,31 +280,8 @@ class SelfAttention(nn.Module):
         self, x: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
     ) -> Tensor:
         """Add to x what its queries find: (B, U, H, D/H) each, of keys and values perhaps more."""
-        is_exported = mask is not None and torch.compiler.is_exporting()
-        attend: Callable[..., Tensor] = (
-            _attend_by_products if is_exported else scaled_dot_product_attention
-        )
-        out = attend(
-            query.transpose(1, 2),  # (B, H, U, D/H)
-            key.transpose(1, 2),
-            value.transpose(1, 2),
-            attn_mask=mask,
-            is_causal=mask is None,
-        )
-        return self.dropout.add(x, self.out_proj(out.transpose(1, 2).flatten(2)))
-
-
-def _attend_by_products(
-    query: Tensor, key: Tensor, value: Tensor, *, attn_mask: Tensor, is_causal: bool
-) -> Tensor:
-    """Attend as PyTorch does, in an exported graph.
-
-    ONNX would have PyTorch's guard of rows without any frame, which no clip has: 8 % of the time.
-    """
-    least = torch.finfo(query.dtype).min
-    bias = torch.where(attn_mask, 0.0, least)  # (B, 1, 1, U)
-    scores = torch.matmul(query, key.transpose(-1, -2)) * query.shape[-1] ** -0.5 + bias
-    return torch.matmul(scores.softmax(-1), value)
+        query, key, value = (each.transpose(1, 2) for each in (query, key, value))
+        return self.dropout.add(x, self.out_proj(attend(query, key, value, mask)))
 
 
 class CrossAttention(nn.Module):
@@ -323,8 +301,8 @@ class CrossAttention(nn.Module):
         query = self.q_proj(self.norm(x)).unflatten(-1, (self.nhead, -1)).transpose(1, 2)
         heads = self.kv_proj(states).unflatten(-1, (2, self.nhead, -1))
         key, value = heads.permute(2, 0, 3, 1, 4)  # 2 x (B, H, U, D/H)
-        out = scaled_dot_product_attention(query, key, value, attn_mask=mask[:, None, None, :])
-        return self.dropout.add(x, self.out_proj(out.transpose(1, 2).flatten(2)))
+        attended = attend(query, key, value, mask[:, None, None, :])
+        return self.dropout.add(x, self.out_proj(attended))
 
 
 class FeedForward(nn.Sequential):

@@ -1,9 +1,13 @@
 """The application: transcripts, models, health and metrics, as routes of Starlette."""
 
 import asyncio
+import re
+from base64 import b64encode
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass
+from hashlib import sha256
+from importlib.resources import files
 from typing import Any, TypeVar
 
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -12,17 +16,20 @@ from starlette.datastructures import FormData
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Mount, Route
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route, WebSocketRoute
+from starlette.websockets import WebSocket
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.text import __version__
+from sbkit.base.units import samples_to_seconds
 from sbkit.inference.transcribe.transcriber import Transcript
 from sbkit.serve.answers import answer, event
 from sbkit.serve.errors import HANDLERS, ApiError, as_api_error, too_large
 from sbkit.serve.fields import parse_fields, unknown_model
 from sbkit.serve.limits import READY, Admission, KeyGuard, Limits, State
 from sbkit.serve.metrics import Observed
+from sbkit.serve.realtime import RealtimeSession
 from sbkit.serve.recognizer import Recognizer
 
 Found = AsyncGenerator[str | Transcript]
@@ -36,7 +43,7 @@ class Service:
     """What the routes answer from.
 
     names: of the model, its own first; created: when its bundle was, in seconds since 1970;
-    declared: what was asked for of device, runtime and precision.
+    declared: what was asked for of device, runtime and precision; readme: of the bundle.
     """
 
     recognizer: Recognizer
@@ -45,11 +52,13 @@ class Service:
     created: int
     declared: dict[str, str]
     state: State
+    readme: str = ""
 
     def app(self, keys: Sequence[str]) -> Starlette:
         """Make the application; keys: those that clients may have, none for all clients."""
         figures, state, limits = self.recognizer.metrics, self.state, self.limits
         figures.show("requests_in_flight", "that arrive, wait or run", lambda: state.in_flight)
+        figures.show("sessions_open", "realtime ones", lambda: state.sessions)
         transcriptions = Route(
             TRANSCRIPTIONS.removeprefix("/v1"),
             self._transcriptions,
@@ -57,10 +66,13 @@ class Service:
             middleware=[Middleware(Admission, limits=limits, state=state)],
             max_body_size=limits.max_bytes,
         )
+        realtime = WebSocketRoute("/realtime", self._realtime)
         models = Route("/models", self._models), Route("/models/{name:path}", self._one_model)
         guard = Middleware(KeyGuard, keys=keys)
         routes = [
-            Mount("/v1", routes=[transcriptions, *models], middleware=[guard]),
+            Mount("/v1", routes=[transcriptions, realtime, *models], middleware=[guard]),
+            Route("/", self._page),
+            Route("/card", self._card),
             Route("/health/live", self._live),
             Route("/health/ready", self._ready),
             Route("/metrics", self._metrics),
@@ -73,12 +85,12 @@ class Service:
         try:
             language = self.recognizer.language
             fields = parse_fields(form, names=self.names, language=language)
-            found = self.recognizer.transcribe(fields)
             if fields.is_streamed:
+                found = self.recognizer.transcribe(fields)
                 first = await _until_disconnected(request, anext(found))
                 return StreamingResponse(_events(first, found), media_type="text/event-stream")
-            transcript = await _until_disconnected(request, _last(found))
-            return answer(transcript, fields, language)
+            whole = self.recognizer.transcript(fields)
+            return answer(await _until_disconnected(request, whole), fields, language)
         finally:
             await form.close()
 
@@ -96,6 +108,20 @@ class Service:
                 raise too_large(f"{self.limits.max_mb:g} MB") from None
             raise
 
+    async def _realtime(self, socket: WebSocket) -> None:
+        self.state.require_ready()
+        if (model := socket.query_params.get("model", self.names[0])) not in self.names:
+            raise unknown_model(model, self.names)
+        if self.state.sessions >= self.limits.max_sessions:
+            told = f"At most {self.limits.max_sessions} sessions must be open, but so many are. "
+            raise ApiError(429, f"{told}Try again later.")
+        self.state.sessions += 1
+        self.recognizer.metrics.sessions.inc()
+        try:
+            await RealtimeSession(socket, self.recognizer, self.names, self.state).run()
+        finally:
+            self.state.sessions -= 1
+
     async def _models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [*map(self._model, self.names)]})
 
@@ -104,6 +130,35 @@ class Service:
         if name not in self.names:
             raise unknown_model(name, self.names)
         return JSONResponse(self._model(name))
+
+    async def _page(self, request: Request) -> Response:
+        """Send the page, whose policy lets it ask this server alone, for what it has in itself."""
+        content = files("sbkit.serve").joinpath("page.html").read_bytes()
+        own = [
+            re.search(b"<%s>(.*?)</" % each, content, re.DOTALL) for each in (b"style", b"script")
+        ]
+        style, script = (b64encode(sha256(each[1]).digest()).decode() for each in own if each)
+        policy = (
+            f"default-src 'none'; style-src 'sha256-{style}'; script-src 'sha256-{script}' blob:; "
+            "connect-src 'self'; media-src blob:; img-src data:; base-uri 'none'; "
+            "form-action 'none'; frame-ancestors 'none'"
+        )
+        headers = {"Content-Security-Policy": policy, "Cache-Control": "no-cache"}
+        return HTMLResponse(content, headers=headers)
+
+    async def _card(self, request: Request) -> Response:
+        """Describe the model, for the page."""
+        live, at = self.recognizer.live, self.recognizer.sample_rate
+        content = {
+            "name": self.names[0],
+            "status": self.state.phase,
+            "language": self.recognizer.language,
+            "sample_rate": at,
+            "chunk_seconds": live and samples_to_seconds(live.chunks.step, at),
+            "effective": asdict(self.recognizer.effective),
+            "readme": self.readme,
+        }
+        return JSONResponse(content)
 
     async def _live(self, request: Request) -> Response:
         return JSONResponse({"status": "live"})
@@ -142,13 +197,6 @@ async def _until_disconnected(request: Request, result: Awaitable[Result]) -> Re
 async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-async def _last(found: Found) -> Transcript:
-    async with aclosing(found):
-        while isinstance(item := await anext(found), str):
-            pass
-    return item
 
 
 async def _events(item: str | Transcript, found: Found) -> AsyncIterator[str]:

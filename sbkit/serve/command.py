@@ -16,11 +16,13 @@ from types import FrameType
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from sbkit.base.errors import ASKED_TO_STOP, INTERRUPTED, SbkitError
 from sbkit.base.machine import share_free_memory
 from sbkit.inference.bundle.bundle import CONFIG
 from sbkit.inference.runtime.shapes import Shapes
+from sbkit.inference.transcribe.command import running
 from sbkit.inference.transcribe.transcriber import (
     BATCH_SECONDS,
     CPU_BATCH_SECONDS,
@@ -32,6 +34,7 @@ from sbkit.serve.recognizer import Recognizer
 
 ALIASES = ("gpt-transcribe", "gpt-4o-transcribe", "gpt-4o-mini-transcribe", "whisper-1")
 FIRST_REQUEST = 10.0  # seconds, within which a connection sends its header
+PING_SECONDS = 20.0  # from a pong to the next ping, and within which it is answered
 CUT_OFF = 1  # seconds between the end of the grace time and that of the connections
 
 
@@ -47,18 +50,12 @@ def serve(options: argparse.Namespace) -> int:
     keys = [] if options.api_key_file is None else read_keys(options.api_key_file)
     declared = {name: getattr(options, name) for name in ("device", "runtime", "precision")}
     with closing(bind(options.host, options.port)) as listening:
-        bundle = open_recognizer(
-            options.bundle,
-            decoder=options.decoder,
-            hotwords=options.hotwords,
-            compile=options.compile,
-            own=options.own,
-            **declared,
-        )
+        bundle = open_recognizer(options.bundle, live=None, **running(options))
         on_cpu, wait = bundle.model.effective.device == "cpu", options.max_wait_ms / 1000
         most = options.max_batch_seconds or (CPU_BATCH_SECONDS if on_cpu else BATCH_SECONDS)
         shapes = Shapes.of(bundle.config.sample_rate, batch_seconds=most)
         with closing(Recognizer(bundle, shapes=shapes, wait=wait, limits=limits)) as recognizer:
+            readme = options.bundle / "README.md"
             service = Service(
                 recognizer=recognizer,
                 limits=limits,
@@ -66,6 +63,7 @@ def serve(options: argparse.Namespace) -> int:
                 created=int((options.bundle / CONFIG).stat().st_mtime),
                 declared=declared,
                 state=State(),
+                readme=readme.read_text("utf-8", "replace") if readme.is_file() else "",
             )
             gc.freeze()  # what is here stays; cycles of requests are looked for in what comes
             gc.collect()
@@ -99,6 +97,15 @@ class Protocol(H11Protocol):
             self.transport.close()
 
 
+class Socket(WebSocketsSansIOProtocol):
+    """Drop a client that answers no ping: uvicorn waits for it to read all before it closes."""
+
+    def keepalive_timeout(self) -> None:
+        """End the connection now."""
+        super().keepalive_timeout()
+        self.transport.abort()
+
+
 class Server(uvicorn.Server):
     """Listen, warm up, and stop as asked: not ready, what is queued is finished, then the end."""
 
@@ -108,7 +115,10 @@ class Server(uvicorn.Server):
             uvicorn.Config(
                 service.app(keys),
                 http=Protocol,
-                ws="none",
+                ws=Socket,
+                ws_per_message_deflate=False,
+                ws_ping_interval=PING_SECONDS,
+                ws_ping_timeout=PING_SECONDS,
                 lifespan="off",
                 log_config=None,
                 log_level="error",
@@ -150,8 +160,10 @@ class Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Return whether to leave, ten times a second."""
-        if self._asked is not None and (not self._state.in_flight or monotonic() > self._until):
-            return True
+        if self._asked is not None:
+            self._state.stopping.set()
+            if not self._state.in_flight + self._state.sessions or monotonic() > self._until:
+                return True
         return self._state.failure is not None or await super().on_tick(counter)
 
     def exit_code(self) -> int:

@@ -17,21 +17,24 @@ AGAIN = {status: {"Retry-After": "1"} for status in (429, 503)}  # seconds
 class ApiError(SbkitError):
     """An answer of another status than 200; param: the field that is at fault."""
 
-    def __init__(self, status: int, message: str, param: str | None = None) -> None:
+    def __init__(
+        self, status: int, message: str, param: str | None = None, *, code: str | None = None
+    ) -> None:
         super().__init__(message)
         self.status, self.param = status, param
+        self.code = CODES.get(status) if code is None else code
 
     def plain(self) -> dict[str, dict[str, str | None]]:
         """Return the body; type and code are those which the API has for the status."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         kind = "rate_limit_error" if self.status == 429 else kind
         content = {"message": str(self), "type": kind, "param": self.param}
-        return {"error": {**content, "code": CODES.get(self.status)}}
+        return {"error": {**content, "code": self.code}}
 
 
-def too_large(most: str) -> ApiError:
-    """Return the error over a file with more than so many bytes or seconds."""
-    return ApiError(413, f"`file` must have at most {most}, but has more. Send parts.", "file")
+def too_large(most: str, name: str = "file") -> ApiError:
+    """Return the error over a file, or audio, with more than so many bytes or seconds."""
+    return ApiError(413, f"`{name}` must have at most {most}, but has more. Send parts.", name)
 
 
 def as_api_error(error: Exception) -> ApiError:

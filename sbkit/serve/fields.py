@@ -45,26 +45,28 @@ def parse_fields(form: FormData, *, names: Sequence[str], language: str | None) 
     """
     file = form.get("file")
     if not isinstance(file, UploadFile):
-        raise _bad("file", "an audio file", "missing" if file is None else "a text")
+        raise wrong_field("file", "an audio file", "missing" if file is None else "a text")
     model = form.get("model", names[0])
     if model not in names:
         raise unknown_model(str(model), names)
-    _check_languages([*form.getlist("language"), *form.getlist("languages[]")], language)
+    check_languages([*form.getlist("language"), *form.getlist("languages[]")], language)
     _check_temperature(str(form.get("temperature", "0")))
     format = _choose(form, "response_format", FORMATS, default="json")
     granularities = form.getlist("timestamp_granularities[]")
     for each in granularities:
         if each not in GRANULARITIES or format != "verbose_json":
             came = f"{each} with {format}"
-            raise _bad("timestamp_granularities[]", "word or segment, with verbose_json", came)
+            raise wrong_field(
+                "timestamp_granularities[]", "word or segment, with verbose_json", came
+            )
     is_streamed = _choose(form, "stream", ("false", "true"), default="false") == "true"
     if is_streamed and format not in STREAMED:
-        raise _bad("stream", f"false with {format}, or the format json", "true")
+        raise wrong_field("stream", f"false with {format}, or the format json", "true")
     return Fields(
         file=file,
         format=format,
         granularities=[str(each) for each in granularities] or GRANULARITIES[:1],
-        phrases=_phrases(str(form.get("prompt", ""))),
+        phrases=phrases_of(str(form.get("prompt", ""))),
         is_streamed=is_streamed,
     )
 
@@ -79,15 +81,15 @@ def unknown_model(name: str, names: Sequence[str]) -> ApiError:
 def _choose(form: FormData, name: str, choices: Sequence[str], *, default: str) -> str:
     value = str(form.get(name, default)).lower()
     if value not in choices:
-        raise _bad(name, " or ".join(choices), value)
+        raise wrong_field(name, " or ".join(choices), value)
     return value
 
 
-def _check_languages(asked: Sequence[Any], language: str | None) -> None:
+def check_languages(asked: Sequence[Any], language: str | None) -> None:
     """Refuse languages that are not the model's; und, which says nothing, is any."""
     own, tags = primary(language or "und"), [str(each) for each in asked if each]
     if tags and own != "und" and own not in map(primary, tags):
-        raise _bad("language", f"{own}, as the model has it", listed(tags))
+        raise wrong_field("language", f"{own}, as the model has it", listed(tags))
 
 
 def _check_temperature(value: str) -> None:
@@ -97,14 +99,15 @@ def _check_temperature(value: str) -> None:
     except ValueError:
         fits = False
     if not fits:
-        raise _bad("temperature", "from 0 to 1", value)
+        raise wrong_field("temperature", "from 0 to 1", value)
 
 
-def _phrases(prompt: str) -> tuple[str, ...]:
+def phrases_of(prompt: str) -> tuple[str, ...]:
     """Cut a prompt at punctuation and line ends."""
     parts = (each.strip() for each in re.split(r"[,;:.!?\n]+", prompt))
     return tuple(dict.fromkeys(filter(None, parts)))[:MOST_PHRASES]
 
 
-def _bad(name: str, must: str, came: str) -> ApiError:
+def wrong_field(name: str, must: str, came: str) -> ApiError:
+    """Return the error over a field with another value than it must have."""
     return ApiError(400, f"`{name}` must be {must}, but is {came[:100]}. Correct it.", name)

@@ -3,7 +3,7 @@
 import asyncio
 import hmac
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from sbkit.base.files import read_text
 from sbkit.serve.errors import ApiError, too_large
 
 LARGEST_KEYS = 1 << 20  # bytes of a file of keys
+KEY = "openai-insecure-api-key."
 WARMING, READY, DRAINING = "warming up", "ready", "draining"
 
 
@@ -24,6 +25,7 @@ class Limits:
 
     max_mb: of a body, in 10^6 bytes (OpenAI takes 25); max_seconds: of audio; max_concurrent:
     requests that are transcribed at a time; max_queue: those that arrive or wait beside them;
+    max_sessions: realtime sessions, and their audio is limited turn by turn;
     receive_seconds: within which a body arrives; answer_seconds: within which its answer is sent.
     """
 
@@ -31,6 +33,7 @@ class Limits:
     max_seconds: float = 7200.0
     max_concurrent: int = 32
     max_queue: int = 128
+    max_sessions: int = 64
     receive_seconds: float = 60.0
     answer_seconds: float = 600.0
 
@@ -42,10 +45,15 @@ class Limits:
 
 @dataclass
 class State:
-    """The phase of a server, its requests in flight, and what has ended its warm-up."""
+    """The phase of a server, its requests in flight, and what has ended its warm-up.
+
+    sessions: realtime ones that are open; stopping: set where they are to end.
+    """
 
     phase: str = WARMING
     in_flight: int = 0
+    sessions: int = 0
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
     failure: BaseException | None = None
 
     def require_ready(self) -> None:
@@ -65,7 +73,10 @@ def read_keys(file: Path) -> list[str]:
 
 
 class KeyGuard:
-    """Let pass what has one of the keys as its bearer token; everything, where there are none."""
+    """Let pass what has one of the keys; everything, where there are none.
+
+    It is the bearer token, or of a WebSocket a subprotocol: browsers set no other header.
+    """
 
     def __init__(self, app: ASGIApp, *, keys: Sequence[str]) -> None:
         self._app, self._digests = app, [_digest(each) for each in keys]
@@ -73,7 +84,9 @@ class KeyGuard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on, or raise ApiError."""
         scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-        given = _digest(key.strip() if scheme.lower() == "bearer" else "")
+        offered = [each for each in scope.get("subprotocols", ()) if each.startswith(KEY)]
+        key = key.strip() if scheme.lower() == "bearer" else "".join(offered).removeprefix(KEY)
+        given = _digest(key)
         # All are compared, each in a time that does not depend on what is equal.
         found = sum([hmac.compare_digest(given, each) for each in self._digests])
         if self._digests and not found:

@@ -35,6 +35,8 @@ class Metrics:
             "request_seconds", "from header to end of answer", buckets=LATENCIES, **own
         )
         self.audio = Counter("audio_seconds", "transcribed", **own)
+        self.sessions = Counter("sessions", "realtime ones that were open", **own)
+        self.streams = Histogram("stream_batch", "sessions of a batch", buckets=CLIPS, **own)
         self.clips = Histogram("batch_clips", "clips of a batch", buckets=CLIPS, **own)
         self.seconds = Histogram("batch_seconds", "with padding", buckets=SECONDS, **own)
 

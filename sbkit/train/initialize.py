@@ -16,12 +16,12 @@ from safetensors.torch import load as load_safetensors
 from torch import Tensor, nn
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import read_regular
+from sbkit.base.files import read_regular, reading
 from sbkit.base.text import listed
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.comparison import size_in
 from sbkit.checkpoint.declaration import CHECKPOINTS, RESOLVED, read_declaration
-from sbkit.checkpoint.integrity import CHECKSUMS, check_unchanged, reading
+from sbkit.checkpoint.integrity import CHECKSUMS, check_unchanged
 from sbkit.checkpoint.part_names import part_names_in, tensors_by_part, to_part_name
 from sbkit.checkpoint.weights import average
 from sbkit.config.document import read_document

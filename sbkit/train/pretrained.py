@@ -23,25 +23,22 @@ KNOB, CONFIG = "pretrained", "encoder_config"
 def with_encoder_config(yaml_file: Path, overrides: Mapping[str, object]) -> dict[str, object]:
     """Return the overrides with the sizes of the encoder, in a YAML that has `encoder_config`.
 
-    They are those that the run began with; else those of the folder; without one, those that the
-    YAML itself gives, of an encoder that begins with random weights, or those of `init_from`.
+    They are those that the run began with; else those of the folder; without one, those that are
+    given, of an encoder that begins with random weights, or those of `init_from`.
     Raises SbkitError for what cannot be loaded, and for a model that does not fit into the memory.
     """
-    known, knobs = overrides.get(CONFIG), read_knobs(yaml_file, overrides)
-    if CONFIG not in knobs or (isinstance(known, Mapping) and "source" in known):
-        return dict(overrides)  # nothing to do, or done
+    given = overrides.get(CONFIG)
+    if isinstance(given, Mapping) and "source" in given:
+        return dict(overrides)  # done
+    if isinstance(given, Mapping) and "model_type" in given:  # the YAML refers to sizes in it
+        overrides = {**overrides, CONFIG: complete_config(given, of=f"`{CONFIG}`")}
+    knobs = read_knobs(yaml_file, overrides)
+    if CONFIG not in knobs:
+        return dict(overrides)
     run = Path(knobs["output_folder"])
     if newest_described(run / CHECKPOINTS) is not None:
         return {**overrides, CONFIG: read_declaration(run).values[CONFIG]}
-    named, given = knobs.get(KNOB), knobs[CONFIG]
-    if named is None and given is None and (source := knobs.get("init_from")):
-        given = encoder_config_of(Path(source))
-    if named is None and not isinstance(given, Mapping):
-        raise SbkitError(
-            f"`{KNOB}` must name the folder of a pretrained encoder, but is null. Pass "
-            f"--{KNOB}=FOLDER, or as `{CONFIG}` a mapping: an encoder of random weights."
-        )
-    config = complete_config(given, of=f"`{CONFIG}`") if named is None else _read(named, given)
+    config = _config_of(knobs)
     if config["sample_rate"] != knobs["sample_rate"]:
         raise SbkitError(
             f"`sample_rate` must be the {config['sample_rate']} Hz that the encoder was trained on "
@@ -51,7 +48,17 @@ def with_encoder_config(yaml_file: Path, overrides: Mapping[str, object]) -> dic
     return {**overrides, CONFIG: config}
 
 
-def _read(named: str, given: object) -> dict[str, Any]:
+def _config_of(knobs: Mapping[str, Any]) -> dict[str, Any]:
+    named, given = knobs.get(KNOB), knobs[CONFIG]
+    if named is None:
+        if given is None and (source := knobs.get("init_from")):
+            given = encoder_config_of(Path(source))
+        if isinstance(given, Mapping):
+            return complete_config(given, of=f"`{CONFIG}`")
+        raise SbkitError(
+            f"`{KNOB}` must name the folder of a pretrained encoder, but is null. Pass "
+            f"--{KNOB}=FOLDER, or as `{CONFIG}` a mapping: an encoder of random weights."
+        )
     config = read_encoder_config(named)
     if given is None:
         check_weights(find_folder(named), config)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import soundfile
 
+from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.cli import run
 from sbkit.inference.bundle.export import export_run
@@ -119,6 +120,7 @@ def test_a_terminal_has_one_line_of_text_so_far(monkeypatch: pytest.MonkeyPatch)
         (["a.wav", "b.wav"], "must have one FILE"),
         (["a.wav", "--format", "srt"], "1, srt"),
         (["a.wav", "--out", "there"], "--out"),
+        (["-", "--raw-rate", "16"], "but standard input declares 16 Hz"),
         (["gone.wav"], "is missing"),
     ],
 )
@@ -156,6 +158,17 @@ def test_a_bundle_transcribes_live_what_it_transcribes_of_the_whole_clip(
     exec(blocks(page, "python")[1], shown)
     assert expected[1].text in capsys.readouterr().out
     assert len(shown["events"]) == 3
+    soundfile.write("question.wav", clips[1], RATE)
+    exec(blocks(page, "python")[2], {"voice": Beep()})
+    assert f"Answer(seconds=1.25, text='You said: {expected[1].text}')" in capsys.readouterr().out
+    assert soundfile.info("answer.wav").frames == 800
+
+
+class Beep:
+    """Say anything in a tenth of a second."""
+
+    def speak(self, text: str) -> tuple[list[Samples], int]:
+        return [np.full(400, 1000, np.int16)] * 2, 8000
 
 
 def test_a_bundle_of_whole_clips_is_refused(tmp_path: Path) -> None:

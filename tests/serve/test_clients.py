@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 import openai
 import pytest
+import soundfile
 
+from sbkit.audio.resample import resample_by_numpy
 from sbkit.cli import COMMANDS, run
 from sbkit.decoding.decoder import BeamDecoder
 from sbkit.decoding.frames import LogProbs
@@ -102,7 +104,7 @@ def test_the_readme(here: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     taken: list[argparse.Namespace] = []
     monkeypatch.setattr("sbkit.serve.command.serve", taken.append)
     text = README.read_text("utf-8").replace("http://127.0.0.1:8000", here.url)
-    (shell,), (python,) = (
+    (shell,), scripts = (
         re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
         for language in ("sh", "python")
     )
@@ -112,10 +114,12 @@ def test_the_readme(here: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert [each.port for each in taken] == [8000, 9000]
     done = subprocess.run(curl, capture_output=True, check=True)
     assert json.loads(done.stdout)["text"] == TEXT
-    said = subprocess.run(
-        [sys.executable, "-c", python.replace("my-model", "tones")], capture_output=True, check=True
-    )
-    assert said.stdout.decode() == f"{TEXT}\n"
+    resampled = resample_by_numpy(speak(here.tokenizer, TEXT) / np.float32(32768), 2, 3)
+    soundfile.write("talk-24k.wav", resampled, 24_000)
+    for python in scripts:
+        words = [sys.executable, "-c", python.replace("my-model", "tones")]
+        said = subprocess.run(words, capture_output=True, check=True)
+        assert said.stdout.decode() == f"{TEXT}\n"
     options = {name for name, _ in COMMANDS["serve"][2] if name.startswith("--")}
     assert not [each for each in options if f"`{each}`" not in text]
 

@@ -4,7 +4,6 @@ It is read part by part into shards, and never in memory or on the disk as a who
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -15,7 +14,7 @@ from typing import Any, Literal
 import fsspec
 import pyarrow.parquet as pq
 
-from sbkit.base.errors import SbkitError
+from sbkit.base.files import reading
 from sbkit.data.corpora.manifest import Manifest
 from sbkit.data.corpora.own_manifest import Located, locate, read_rows
 from sbkit.data.corpora.saved_dataset import ROWS_AT_ONCE, file_in, to_table
@@ -23,6 +22,7 @@ from sbkit.data.corpora.tables import Table, read_objects
 from sbkit.data.storage.filesystem import Storage
 
 SUFFIXES = (".parquet", ".jsonl")
+MUST = "be parquet or JSON Lines in UTF-8"
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class StreamedSplit:
         Raises:
             SbkitError: the file cannot be read, or lacks a column.
         """
-        with _reading(file):
+        with reading(file, must=MUST, fix="Correct it."):
             for rows, first in islice(_read(file), start, None):
                 with TemporaryDirectory(dir=scratch) as folder:
                     yield self._read_part(rows, first, file, Path(folder))
@@ -70,7 +70,7 @@ def streamed_files(source: str) -> list[str]:
 
 def file_state(file: str) -> str:
     """Return what changes when a file does; raises SbkitError where it is not there."""
-    with _reading(file):
+    with reading(file, must=MUST, fix="Correct it."):
         system, path = fsspec.url_to_fs(file)
         return str(system.ukey(path))
 
@@ -110,17 +110,3 @@ def _fetch(file: str, folder: Path, name: str) -> Located:
             return str(_save(folder, stream.read(), name))
     except FileNotFoundError:
         return "no audio file", name
-
-
-@contextmanager
-def _reading(file: str) -> Iterator[None]:
-    """Turn what damage ends in into one sentence; libraries have errors of many kinds."""
-    try:
-        yield
-    except SbkitError:
-        raise
-    except Exception as error:
-        raise SbkitError(
-            f"{file} must be parquet or JSON Lines in UTF-8, but cannot be read "
-            f"({type(error).__name__}: {str(error)[:200]}). Correct it."
-        ) from error

@@ -23,10 +23,10 @@ import numpy.typing as npt
 
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import read_regular
+from sbkit.base.files import read_regular, reading
 from sbkit.base.machine import usable_cores
 from sbkit.base.text import printable
-from sbkit.checkpoint.integrity import CHECKSUMS, check_unchanged, reading
+from sbkit.checkpoint.integrity import CHECKSUMS, check_unchanged
 from sbkit.decoding.attention import AttentionDecoder
 from sbkit.decoding.confidence import GREEDY, WordAligner
 from sbkit.decoding.ctc_decoder import (

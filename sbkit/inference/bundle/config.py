@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sbkit.checkpoint.integrity import reading
+from sbkit.base.files import reading
 from sbkit.decoding.alignment import WordOffsets
 from sbkit.decoding.confidence import Confidence
 from sbkit.evaluate.utterances import MEASURED

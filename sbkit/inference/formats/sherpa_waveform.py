@@ -23,7 +23,7 @@ from sbkit.inference.formats.onnx_format import make_onnx, save_onnx
 from sbkit.inference.formats.parity import Run
 from sbkit.inference.formats.traced import EXAMPLE, TrainedModel, WaveformModel, trace
 from sbkit.inference.runtime.onnx_runtime import Counts, Floats, LogProbs
-from sbkit.models.pretrained.wav2vec2 import LEAST_VARIANCE, NormalizedAudio
+from sbkit.models.pretrained.features import LEAST_VARIANCE, NormalizedAudio
 
 OMNILINGUAL = "omnilingual-asr-ctc"
 ADDED = 1e-5  # to the variance, by sherpa-onnx

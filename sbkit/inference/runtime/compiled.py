@@ -14,13 +14,15 @@ import torch
 class Compilation:
     """How a model is compiled, and for what shapes: each number of clips with each length.
 
-    mode: default or reduce-overhead; backend: of torch.compile.
+    mode: default or reduce-overhead; backend: of torch.compile; live: chunks of so many sessions in
+    place of clips, None for both.
     """
 
     mode: str
     clips: tuple[int, ...] = (1, 4)
     seconds: tuple[float, ...] = (5.0, 15.0, 30.0)
     backend: str = "inductor"
+    live: bool | None = False
 
 
 def own_cuda_graphs() -> None:

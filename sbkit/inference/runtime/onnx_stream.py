@@ -5,6 +5,7 @@ Legend: B sessions, S samples, U frames, V vocabulary.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy.typing as npt
 
 from sbkit.audio.io import FULL_SCALE, Samples
 from sbkit.inference.runtime.model import ChunkSizes
-from sbkit.inference.runtime.onnx_runtime import Counts, Floats, LogProbs, OnnxModel
+from sbkit.inference.runtime.onnx_runtime import FOLDER, Counts, Floats, LogProbs, OnnxModel
 
 State = Mapping[str, npt.NDArray[Any]]  # (B, ...) each
 TYPES = {"tensor(float)": np.float32, "tensor(int64)": np.int64}
@@ -54,3 +55,14 @@ class OnnxStream(OnnxModel):
             (found.log_probs[n, :count], {name: each[n : n + 1] for name, each in after.items()})
             for n, count in enumerate(found.lengths.tolist())
         ]
+
+
+def load_both(bundle: Path, *, device: str, precision: str) -> OnnxModel:
+    """Load the model of whole clips, and beside it that of chunks where the bundle has one.
+
+    Raises SbkitError when the first is missing, or either is damaged or does not run on the device.
+    """
+    model = OnnxModel.load(bundle, device=device, precision=precision)
+    if (bundle / FOLDER / OnnxStream.files[precision]).exists():
+        model.stream = OnnxStream.load(bundle, device=device, precision=precision)
+    return model

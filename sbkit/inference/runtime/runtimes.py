@@ -1,6 +1,7 @@
 """The runtimes of a bundle: torch or onnxruntime is imported in the thread that makes the model."""
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,8 +12,14 @@ from sbkit.base.machine import PRECISIONS
 from sbkit.checkpoint.integrity import listed_checksums
 from sbkit.inference.bundle.bundle import WEIGHTS, Bundle, ReadBundle, read_bundle
 from sbkit.inference.runtime.model import ModelThread, require_effective
-from sbkit.inference.runtime.onnx_runtime import MADE_OF, PROVIDERS, OnnxModel, available_providers
-from sbkit.inference.runtime.onnx_stream import OnnxStream
+from sbkit.inference.runtime.onnx_runtime import (
+    MADE_OF,
+    PROVIDERS,
+    OnnxGraphs,
+    OnnxModel,
+    available_providers,
+)
+from sbkit.inference.runtime.onnx_stream import OnnxStream, load_both
 
 AUTO, FIRST_GPU = "auto", "cuda:0"
 DRIVER = "libcuda.so.1"  # which comes with the driver, never with a wheel
@@ -25,14 +32,14 @@ def open_model(
     runtime: str = "torch",
     precision: str = "fp32",
     compile: str | None = None,
-    live: bool = False,
+    live: bool | None = False,
     own: frozenset[str] = frozenset(),
 ) -> Bundle:
     """Read a bundle and make its model in a new thread, which is then its ``model``.
 
     device: cpu, cuda, cuda:N or auto; runtime: torch or onnx; precision: fp32, bf16, fp16 or int8;
     compile: a mode of torch.compile, None for none; live: to be run chunk by chunk, for which onnx
-    has another file; own: modules of the user's.
+    has another file, None for both where it is there; own: modules of the user's.
 
     Raises:
         SbkitError: the bundle is damaged, or the device, runtime or precision is not there.
@@ -45,10 +52,18 @@ def open_model(
         )
     read = read_bundle(folder, *([WEIGHTS] if runtime == "torch" else []), own=own)
     if runtime == "torch":
-        make = partial(_load_torch, read, folder, device, precision, compile, own)
+        make: Callable[[], Any] = partial(
+            _load_torch, read, folder, device, precision, compile, live, own
+        )
     elif runtime == "onnx" and compile is None:
-        read.bundle.task.require("transcribe")  # classifiers are not exported to ONNX
-        make = partial(_load_onnx, folder, device, precision, OnnxStream if live else OnnxModel)
+        load: Callable[..., Any] = (
+            load_both if live is None else (OnnxStream if live else OnnxModel).load
+        )
+        if graphs := [*read.bundle.task.graphs]:
+            load = partial(OnnxGraphs.load, graphs)
+        else:
+            read.bundle.task.require("transcribe")  # classifiers are not exported to ONNX
+        make = partial(_load_onnx, folder, device, precision, load)
     else:
         raise SbkitError(
             "`runtime` must be torch or onnx, which compiles nothing, but is "
@@ -63,6 +78,7 @@ def _load_torch(
     device: str,
     precision: str,
     compile: str | None,
+    live: bool | None,
     own: frozenset[str],
 ) -> Any:
     from sbkit.distributed.device import resolve
@@ -71,15 +87,15 @@ def _load_torch(
 
     _require_cuda(device, "torch")
     placement = resolve(None if device == AUTO else device, precision)
-    compilation = None if compile is None else Compilation(mode=compile)
+    compilation = None if compile is None else Compilation(mode=compile, live=live)
     return load_torch(read, folder, own=own, placement=placement, compilation=compilation)
 
 
-def _load_onnx(folder: Path, device: str, precision: str, kind: type[OnnxModel]) -> OnnxModel:
+def _load_onnx(folder: Path, device: str, precision: str, load: Callable[..., Any]) -> Any:
     _require_cuda(device, "onnx")
     if device == AUTO:
         device = "cpu" if why_no_cuda("onnx") else FIRST_GPU
-    model = kind.load(folder, device=device, precision=precision)
+    model = load(folder, device=device, precision=precision)
     if model.metadata.get(MADE_OF) != listed_checksums(folder).get(WEIGHTS):
         raise SbkitError(
             f"An ONNX model must be made of the weights of its bundle, but the one in {folder} is "

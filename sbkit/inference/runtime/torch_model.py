@@ -3,8 +3,8 @@
 Legend: B clips, S samples, U frames, V tokens or labels.
 """
 
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
 from importlib import import_module
@@ -126,7 +126,7 @@ class TorchModel:
     ) -> list[tuple[LogProbs, StreamState]]:
         """Run one chunk of each session in one batch: (S,) of int16 each -> (U, V), its state."""
         assert self._streaming is not None
-        state, shape = StreamState.stack(states), (len(chunks), max(map(len, chunks)))
+        state, shape = StreamState.stack(states), (len(chunks), self._streaming.window)
         with self._placement.autocast():
             batch = self._as_batch(chunks, shape)
             rows, frames, after = self._streaming.forward_chunk(*batch, state)
@@ -144,6 +144,19 @@ class TorchModel:
         """Return what the task's model predicts of clips in one batch: (S,) of int16 each."""
         with self._placement.autocast():
             return self.network.predict(*self._as_batch(clips, self._shape_of(clips)))
+
+    @property
+    def settings(self) -> Any:
+        """The plain data that callers of the graphs need."""
+        return self.network.settings
+
+    @torch.inference_mode()
+    def run(self, graph: str, *arrays: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
+        """Run a graph of the task: arrays in, arrays out."""
+        tensors = (torch.from_numpy(each).to(self._placement.device) for each in arrays)
+        with self._placement.autocast():
+            found = getattr(self.network, graph)(*tensors)
+        return [each.cpu().numpy() for each in found]
 
     def probabilities(self, clips: Sequence[Samples]) -> npt.NDArray[np.float32]:
         """Compute the probability of each label: (S,) of int16 each -> (B, V)."""
@@ -207,22 +220,48 @@ class CompiledModel(TorchModel):
         keep_device_guard()
         dynamo: Any = import_module("torch._dynamo")
         dynamo.config.recompile_limit = 1000  # of a class of blocks; here the table limits it
+        compile: Any = {"backend": compilation.backend, "dynamic": False, **mode}
+        is_live = compilation.live is not False and self._streaming is not None
+        block: Any
         for block in chain.from_iterable(map(find_blocks, network.model)):
-            block.compile(backend=compilation.backend, dynamic=False, **mode)
-        for clips, seconds in product(compilation.clips, compilation.seconds):
-            silence = np.zeros(round(seconds * self._rate), np.int16)
-            for _ in range(WARM_UPS):
-                self.encode([silence] * clips)
+            block.compile(**compile)
+            if is_live and hasattr(block, "forward_chunk"):
+                block.forward_chunk = torch.compile(block.forward_chunk, **compile)
+        for _ in range(WARM_UPS):
+            if is_live:
+                self._warm_up_chunks()
+            if not (is_live and compilation.live):
+                self._warm_up_clips()
         self._stance = "fail_on_recompile"
         self.effective = replace(self.effective, compiled=compilation.mode)
+
+    def _warm_up_clips(self) -> None:
+        for clips, seconds in product(self._compilation.clips, self._compilation.seconds):
+            self.encode([np.zeros(round(seconds * self._rate), np.int16)] * clips)
+
+    def _warm_up_chunks(self) -> None:
+        assert self.chunks is not None
+        for sessions in self._compilation.clips:
+            self.advance(
+                [np.zeros(self.chunks.window, np.int16)] * sessions, [self.start()] * sessions
+            )
+
+    def _rows(self, clips: int) -> int:
+        return next(each for each in sorted(self._compilation.clips) if each >= clips)
 
     def _padded_shape(self, clips: int, samples: int) -> tuple[int, int]:
         """Return the shape of the table that holds a batch; rows that are added are silent."""
         lengths = sorted(round(each * self._rate) for each in self._compilation.seconds)
-        return (
-            next(each for each in sorted(self._compilation.clips) if each >= clips),
-            padded_length(samples, lengths),
-        )
+        return self._rows(clips), padded_length(samples, lengths)
+
+    @contextmanager
+    def _step(self) -> Iterator[None]:
+        """Run what was compiled, and compile nothing more once it is warm."""
+        if self._compilation.mode == "reduce-overhead":
+            # Else each block is a step of its own, whose graph may overwrite its own input.
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+        with torch.compiler.set_stance(self._stance):
+            yield
 
     def encode(self, clips: Sequence[Samples]) -> list[Encoded]:
         """Run the encoder on clips, in batches of the table.
@@ -233,13 +272,22 @@ class CompiledModel(TorchModel):
         found, most = list[Encoded](), max(self._compilation.clips)
         for start in range(0, len(clips), most):
             few = clips[start : start + most]
-            if self._compilation.mode == "reduce-overhead":
-                # Else each block is a step of its own, whose graph may overwrite its own input.
-                torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
-            with torch.compiler.set_stance(self._stance):
+            with self._step():
                 encoded = super().encode(few)[: len(few)]
             # CUDA graphs write the states of the next batch to the same place.
             found += [Encoded(each.log_probs, each.states.clone()) for each in encoded]
+        return found
+
+    def advance(
+        self, chunks: Sequence[Samples], states: Sequence[StreamState]
+    ) -> list[tuple[LogProbs, StreamState]]:
+        """Run one chunk of each session, in batches of the table, as its base does."""
+        found, most = list[tuple[LogProbs, StreamState]](), max(self._compilation.clips)
+        for start in range(0, len(chunks), most):
+            few = list(zip(chunks, states, strict=True))[start : start + most]
+            padded = few + few[:1] * (self._rows(len(few)) - len(few))
+            with self._step():
+                found += super().advance(*zip(*padded, strict=True))[: len(few)]
         return found
 
     def encode_batches(self, batches: Sequence[Batch]) -> list[list[Encoded]]:

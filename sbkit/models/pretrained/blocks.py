@@ -1,19 +1,19 @@
 """What the families of pretrained encoders have in common.
 
-Legend: B utterances, U frames, D width, H heads.
+Legend: B utterances, U frames, C channels, D width, H heads.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu, relu, scaled_dot_product_attention, silu
+from torch.nn.functional import gelu, relu, silu
 
+from sbkit.models.attention import attend
 from sbkit.models.dropout import Dropout
 
-Config = Mapping[str, Any]  # sizes, by their names in a `config.json`
+Config = Mapping[str, Any]  # sizes and dropout rates, by their names in a `config.json`
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {  # by the names in a `config.json`
     "gelu": gelu,
@@ -21,45 +21,52 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {  # by the names in a `con
     "silu": silu,
     "swish": silu,
 }
+Placed = tuple[Tensor, Tensor | None]  # a query, and what positions add to its scores
+LAYER_NORM_EPS = 1e-5  # of families whose files do not say it
 
 
-@dataclass(frozen=True, kw_only=True)
-class Dropouts:
-    """The dropout rates of an encoder.
+def layer_norm(config: Config) -> nn.LayerNorm:
+    """Make a norm over the width of an encoder."""
+    return nn.LayerNorm(config["hidden_size"], eps=config.get("layer_norm_eps", LAYER_NORM_EPS))
 
-    projection: of what the projected features are; hidden: of what a block adds; activation:
-    within a feed-forward; attention: of attention weights.
+
+class Body(nn.Module):
+    """An encoder without its front-end, whose tensors have the names of its file.
+
+    `project`, `begin`, each of `layers` and `finish` are called in this order.
     """
 
-    projection: float = 0.0
-    hidden: float = 0.0
-    activation: float = 0.0
-    attention: float = 0.0
+    encoder: Any
+    feature_projection: Any
+
+    @property
+    def layers(self) -> Any:
+        """Return the layers, each called with (x, mask, context)."""
+        return self.encoder.layers
+
+    def project(self, x: Tensor) -> Tensor:
+        """Project features, of which some may be masked then: (B, U, C) -> (B, U, D)."""
+        projected: Tensor = self.feature_projection(x)
+        return projected
+
+    def finish(self, x: Tensor) -> Tensor:
+        """Return x, which its layer has normalized."""
+        return x
 
 
-def attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor,
-    *,
-    bias: Tensor | None = None,
-    dropout: float = 0.0,
-) -> Tensor:
-    """Attend to the frames of each utterance: 3 x (B, H, U, D/H) -> (B, U, H * D/H).
+class FeatureProjection(nn.Sequential):
+    """Normalize features, and project them to the width of the encoder: (B, U, C) -> (B, U, D)."""
 
-    mask (B, U): true within an utterance; bias (B, H, U, U): added to the scores.
-    """
-    allowed = mask[:, None, None, :]
-    if bias is not None or torch.compiler.is_exporting():
-        added = query.new_zeros(()) if bias is None else bias.to(query.dtype)
-        allowed = torch.where(allowed, added, torch.finfo(query.dtype).min)
-    if torch.compiler.is_exporting():  # PyTorch's guard of rows without frames is slow in ONNX
-        scores = torch.matmul(query, key.transpose(-1, -2)) * query.shape[-1] ** -0.5 + allowed
-        out = torch.matmul(scores.softmax(-1), value)
-    else:
-        out = scaled_dot_product_attention(query, key, value, attn_mask=allowed, dropout_p=dropout)
-    return out.transpose(1, 2).flatten(2)
+    def __init__(self, config: Config, channels: int) -> None:
+        norm = nn.LayerNorm(channels, eps=config["layer_norm_eps"])
+        is_normed = config.get("feat_proj_layer_norm", True)
+        super().__init__(
+            OrderedDict(
+                layer_norm=norm if is_normed else nn.Identity(),
+                projection=nn.Linear(channels, config["hidden_size"]),
+                dropout=Dropout(config["feat_proj_dropout"]),
+            )
+        )
 
 
 class Attention(nn.Module):
@@ -68,18 +75,13 @@ class Attention(nn.Module):
     names: of the projections of query, key, value and output in the files.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        dropout: float,
-        names: tuple[str, str, str, str] = ("q_proj", "k_proj", "v_proj", "out_proj"),
-        *,
-        bias: bool = True,
-    ) -> None:
+    names = ("q_proj", "k_proj", "v_proj", "out_proj")
+
+    def __init__(self, config: Config, *, bias: bool = True) -> None:
         super().__init__()
         self.heads: int = config["num_attention_heads"]
-        self.p, self.names = dropout, names
-        for name in names:
+        self.p: float = config["attention_dropout"]
+        for name in self.names:
             self.add_module(name, nn.Linear(config["hidden_size"], config["hidden_size"], bias))
 
     def forward(self, x: Tensor, mask: Tensor, context: Tensor | None) -> Tensor:
@@ -91,12 +93,11 @@ class Attention(nn.Module):
         )
         query, bias = self.place(query, x, context)
         dropout = self.p if self.training else 0.0
-        attended: Tensor = out_proj(attend(query, key, value, mask, bias=bias, dropout=dropout))
-        return attended
+        attended = attend(query, key, value, mask[:, None, None, :], bias=bias, dropout=dropout)
+        projected: Tensor = out_proj(attended)
+        return projected
 
-    def place(
-        self, query: Tensor, x: Tensor, context: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
+    def place(self, query: Tensor, x: Tensor, context: Tensor | None) -> Placed:
         """Return the query, and what positions add to the scores, here nothing."""
         return query, None
 
@@ -110,7 +111,6 @@ class FeedForward(nn.Module):
     def __init__(
         self,
         config: Config,
-        dropout: float,
         names: tuple[str, str] = ("intermediate_dense", "output_dense"),
         *,
         bias: bool = True,
@@ -119,7 +119,8 @@ class FeedForward(nn.Module):
         width, inner = config["hidden_size"], config["intermediate_size"]
         self.names = names
         self.add_module(names[0], nn.Linear(width, inner, bias))
-        self.activation, self.dropout = ACTIVATIONS[config["hidden_act"]], Dropout(dropout)
+        self.activation = ACTIVATIONS[config["hidden_act"]]
+        self.dropout = Dropout(config["activation_dropout"])
         self.add_module(names[1], nn.Linear(inner, width, bias))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -9,24 +9,23 @@ only those that the modules of this folder read are kept. Beside them:
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import read_regular
-from sbkit.base.text import listed
 from sbkit.base.units import SAMPLE_RATE
 from sbkit.config.document import did_you_mean
 from sbkit.config.ranges import NOT_NEGATIVE, Range
 from sbkit.models.pretrained.folder import (
-    CARD,
     CONFIG,
     LARGEST,
+    SNAPSHOTS,
     file_in,
     find_folder,
     hash_weights,
-    name_of,
+    home_of,
     read_json,
 )
 
@@ -70,7 +69,12 @@ FAMILIES: dict[str, Config] = {  # by model_type
     "wav2vec2-bert": W2V_BERT,
     "parakeet_encoder": PARAKEET,
 }
-UNSUPPORTED = ("add_adapter", "adapter_attn_dim", "conv_pos_batch_norm")  # unless false or null
+UNSUPPORTED = {  # unless false or null
+    "auto_map": "null: it asks for code of its author, which is not run",
+    "add_adapter": "false: such models are not supported",
+    "adapter_attn_dim": "null: such models are not supported",
+    "conv_pos_batch_norm": "false: such models are not supported",
+}
 WORDS = {
     "hidden_act": ("gelu", "relu", "silu", "swish"),
     "feat_extract_activation": ("gelu", "relu", "silu", "swish"),
@@ -79,9 +83,7 @@ WORDS = {
 }
 SIZE = Range(low=1, high=1 << 16, whole=True, advice="Take another model.")
 MULTIPLE = ("num_attention_heads", "num_conv_pos_embedding_groups")  # hidden_size is one of each
-PARALLEL = ("conv_dim", "conv_stride", "conv_kernel")
-PREPROCESSOR, PROCESSOR = "preprocessor_config.json", "processor_config.json"
-UNKNOWN = "unknown"
+PREPROCESSOR, PROCESSOR, CARD = "preprocessor_config.json", "processor_config.json", "README.md"
 
 
 def read_encoder_config(named: str | Path) -> Config:
@@ -97,15 +99,12 @@ def read_encoder_config(named: str | Path) -> Config:
             f"`pretrained` must be a folder with {CONFIG}, but {folder} has none. Name the folder "
             "that save_pretrained or a download left."
         )
-    if "auto_map" in whole:
-        raise SbkitError(
-            f"{folder / CONFIG} must describe a model of transformers' own, but its `auto_map` "
-            "asks for code of its author, which is not run. Take another model."
-        )
-    inner = whole.get("encoder_config")
-    settings = inner if isinstance(inner, Mapping) else whole
-    config = complete_config({**settings, **_audio(folder)}, of=str(folder / CONFIG))
-    source = {"name": name_of(folder), "licence": _licence(folder), "sha256": hash_weights(folder)}
+    inner = whole.get("encoder_config") or {}  # of a model with a head
+    config = complete_config({**whole, **inner, **_audio(folder)}, of=str(folder / CONFIG))
+    name = folder.resolve().name
+    if folder.parent.name == SNAPSHOTS:
+        name = home_of(folder).name.removeprefix("models--").replace("--", "/")
+    source = {"name": name, "licence": _licence(folder), "sha256": hash_weights(folder)}
     return config | {"source": source}
 
 
@@ -120,29 +119,53 @@ def complete_config(settings: Mapping[str, Any], *, of: str) -> Config:
             f"`model_type` of {of} must be {', '.join(FAMILIES)}, but is {family}."
             f"{did_you_mean(str(family), FAMILIES)} Take a model of one of these families."
         )
-    for name in UNSUPPORTED:
-        if settings.get(name):
-            raise SbkitError(
-                f"`{name}` of {of} must be false or null, but is {settings[name]}: such a "
-                f"{family} is not supported. Take a model without it."
-            )
     config = {name: settings.get(name, each) for name, each in FAMILIES[family].items()}
-    for name, default in FAMILIES[family].items():
-        if not _is_like(default, config[name], name):
-            raise SbkitError(
-                f"`{name}` of {of} must be {_wanted(default, name)}, but is {config[name]}. "
-                "Correct it, or take another model."
-            )
-    _check_sizes(config, of)
+    for name, must in _faults({**settings, **config}, FAMILIES[family]):
+        came = config.get(name, settings.get(name))
+        raise SbkitError(
+            f"`{name}` of {of} must be {must}, but is {came}. Correct it, or take another model."
+        )
     return {"model_type": family, **config, "source": settings.get("source")}
+
+
+def _faults(settings: Mapping[str, Any], defaults: Config) -> Iterator[tuple[str, str]]:
+    """Yield what is not as it must be, and how that is."""
+    yield from ((name, must) for name, must in UNSUPPORTED.items() if settings.get(name))
+    for name, default in defaults.items():
+        must, is_met = _rule(name, default, settings[name])
+        if not is_met:
+            yield name, must
+    for name in MULTIPLE:
+        if settings["hidden_size"] % settings.get(name, 1):
+            yield "hidden_size", f"a multiple of `{name}` ({settings[name]})"
+    for name in ("conv_kernel", "conv_stride"):
+        if len(settings.get(name, ())) != (count := len(settings.get("conv_dim", ()))):
+            yield name, f"a list as long as `conv_dim` ({count})"
+    if "feature_projection_input_dim" in defaults:
+        stacked = settings["num_mel_bins"] * settings["stride"]
+        if settings["feature_projection_input_dim"] != stacked:
+            must = f"`num_mel_bins` times `stride` of {PREPROCESSOR}, {stacked}"
+            yield "feature_projection_input_dim", must
+
+
+def _rule(name: str, default: Any, value: Any) -> tuple[str, bool]:
+    """Say what a value must be by its name or its default, and whether it is that."""
+    if name in WORDS:
+        return " or ".join(WORDS[name]), value in WORDS[name]
+    if isinstance(default, bool):
+        return "true or false", isinstance(value, bool)
+    if isinstance(default, list):
+        is_list = isinstance(value, list) and bool(value)
+        return f"a list, each {SIZE}", is_list and all(each in SIZE for each in value)
+    allowed = SIZE if isinstance(default, int) else NOT_NEGATIVE
+    return str(allowed), value in allowed
 
 
 def _audio(folder: Path) -> Config:
     """Read how features are made of audio; transformers 5 writes it into the processor's file."""
-    found = read_json(folder, PREPROCESSOR)
-    if found is None:
-        found = (read_json(folder, PROCESSOR) or {}).get("feature_extractor")
-    if not isinstance(found, Mapping) or "sampling_rate" not in found:
+    processor = read_json(folder, PROCESSOR) or {}
+    found = read_json(folder, PREPROCESSOR) or processor.get("feature_extractor") or {}
+    if "sampling_rate" not in found:
         raise SbkitError(
             f"{folder} must hold {PREPROCESSOR}, which says the rate of the audio and whether it "
             "is normalized, but has none that does. Download it, or save the model's feature "
@@ -151,52 +174,10 @@ def _audio(folder: Path) -> Config:
     return {**found, "sample_rate": found["sampling_rate"]}
 
 
-def _is_like(default: Any, value: Any, name: str) -> bool:
-    if name in WORDS:
-        return value in WORDS[name]
-    if isinstance(default, list):
-        return isinstance(value, list) and bool(value) and all(each in SIZE for each in value)
-    if isinstance(default, bool):
-        return isinstance(value, bool)
-    return value in (SIZE if isinstance(default, int) else NOT_NEGATIVE)
-
-
-def _wanted(default: Any, name: str) -> str:
-    if name in WORDS:
-        return " or ".join(WORDS[name])
-    kinds = {list: f"a list, each {SIZE}", bool: "true or false", int: str(SIZE)}
-    return kinds.get(type(default), str(NOT_NEGATIVE))
-
-
-def _check_sizes(config: Config, of: str) -> None:
-    hidden = config["hidden_size"]
-    for name in MULTIPLE:
-        if hidden % config.get(name, 1):
-            raise SbkitError(
-                f"`hidden_size` of {of} must be a multiple of `{name}` ({config[name]}), but is "
-                f"{hidden}. Take a model whose {CONFIG} is its own."
-            )
-    stacked = config.get("num_mel_bins", 1) * config.get("stride", 0)
-    if stacked and stacked != config["feature_projection_input_dim"]:
-        raise SbkitError(
-            f"`feature_projection_input_dim` of {of} must be `num_mel_bins` times `stride` of "
-            f"{PREPROCESSOR}, {stacked}, but is {config['feature_projection_input_dim']}. Take "
-            "both files of one model."
-        )
-    lengths = {name: len(config[name]) for name in PARALLEL if name in config}
-    if len({*lengths.values()}) > 1:
-        came = listed(f"{count} in `{name}`" for name, count in lengths.items())
-        raise SbkitError(
-            f"The convolutions of {of} must have a width, a stride and a kernel each, but there "
-            f"are {came}. Take a model whose {CONFIG} is its own."
-        )
-
-
 def _licence(folder: Path) -> str:
     """Find the licence in the front matter of the model card."""
-    if (file := file_in(folder, CARD)) is None:
-        return UNKNOWN
-    text = read_regular(file, largest=LARGEST, what="A model card").decode(errors="replace")
-    front = re.match(r"---\s*\n(.*?)\n---", text, re.DOTALL)
-    found = re.search(r"^license:\s*(\S+)", front[1], re.MULTILINE) if front else None
-    return found[1].strip("'\"") if found else UNKNOWN
+    found = None
+    if (file := file_in(folder, CARD)) is not None:
+        text = read_regular(file, largest=LARGEST, what="A model card").decode(errors="replace")
+        found = re.match(r"---\s*\n(?:(?!---).*\n)*?license:\s*(\S+)", text)
+    return found[1].strip("'\"") if found else "unknown"

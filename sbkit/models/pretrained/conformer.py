@@ -1,18 +1,36 @@
-"""What the pretrained Conformers have in common.
+"""w2v-BERT 2.0, and FastConformer, the encoder of Parakeet, with the names of their files' tensors.
 
-Legend: B utterances, U frames, D width, H heads.
+Legend: B utterances, T frames of 10 ms, U frames of 20 ms (w2v-BERT) or 80 ms, M mel bins, C
+channels, D width, H heads.
 
-Sources: Gulati et al. 2020 (Conformer), Dai et al. 2019 (Transformer-XL, appendix B: scores of all
-distances from one product).
+Sources: Gulati et al. 2020 (Conformer), Chung et al. 2021 (w2v-BERT), Seamless Communication 2023
+(2.0), Rekesh et al. 2023 (FastConformer), Shaw et al. 2018 (embeddings of distances), Dai et al.
+2019 (Transformer-XL: sinusoids of distances, a bias of the query for them and for what frames hold,
+and the scores of all distances from one product).
 """
+
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import glu, linear, pad
 
+from sbkit.audio.lengths import count_windows, length_mask
 from sbkit.models.dropout import Dropout
 from sbkit.models.frame_conv import FrameConv
-from sbkit.models.pretrained.blocks import ACTIVATIONS, Config
+from sbkit.models.pretrained.blocks import (
+    ACTIVATIONS,
+    Attention,
+    Body,
+    Config,
+    FeatureProjection,
+    FeedForward,
+    Placed,
+    layer_norm,
+)
+
+SINUSOID_BASE = 10_000.0
+LEAST_VARIANCE = 1e-5  # added to that of a channel by FrozenBatchNorm
 
 
 class ConformerLayer(nn.Module):
@@ -21,12 +39,12 @@ class ConformerLayer(nn.Module):
     parts: these nine in the order of their calls, by the names that they have in the files.
     """
 
-    def __init__(self, dropout: float, **parts: nn.Module) -> None:
+    def __init__(self, config: Config, parts: dict[str, nn.Module]) -> None:
         super().__init__()
         self.names = tuple(parts)
         for name, part in parts.items():
             self.add_module(name, part)
-        self.dropout = Dropout(dropout)
+        self.dropout = Dropout(config["hidden_dropout"])
 
     def forward(self, x: Tensor, mask: Tensor, context: Tensor) -> Tensor:
         """Apply them: (B, U, D), (B, U), what tells distances -> (B, U, D)."""
@@ -53,10 +71,10 @@ class Convolution(nn.Module):
         width = config["hidden_size"]
         self.sides, self.norm_name = (left, right), norm[0]
         self.activation = ACTIVATIONS[config["hidden_act"]]
-        self.pointwise_conv1 = PointwiseConv(width, 2 * width, bias=bias)
+        self.pointwise_conv1 = PointwiseConv(width, 2 * width, 1, bias=bias)
         self.depthwise_conv = FrameConv(width, width, left + 1 + right, groups=width, bias=bias)
         self.add_module(*norm)
-        self.pointwise_conv2 = PointwiseConv(width, width, bias=bias)
+        self.pointwise_conv2 = PointwiseConv(width, width, 1, bias=bias)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         """Convolve; what lies beyond the ends of an utterance counts as zero."""
@@ -68,9 +86,6 @@ class Convolution(nn.Module):
 
 class PointwiseConv(nn.Conv1d):
     """A linear layer of each frame, as a convolution in its file: (B, U, D) -> (B, U, D')."""
-
-    def __init__(self, width: int, out_width: int, *, bias: bool) -> None:
-        super().__init__(width, out_width, 1, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Project."""
@@ -92,3 +107,220 @@ def distance_scores(query: Tensor, keys: Tensor) -> Tensor:
     scores = (query * scale @ keys.transpose(-1, -2)).flatten(2)  # (B, H, U * 2U)
     rows: Tensor = scores[..., length - 1 : -1].reshape(*query.shape[:3], 2 * length - 1)
     return rows[..., :length]
+
+
+class StackedFrames(nn.Module):
+    """Put neighbouring frames side by side: (B, T, M), (B,) -> (B, U, 2M), (B,)."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.stride: int = config["stride"]
+
+    def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Stack; the last frame is left out where it has no neighbour."""
+        if features.shape[1] < self.stride:  # so that a frame exists
+            features = pad(features, (0, 0, 0, self.stride - features.shape[1]))
+        end = features.shape[1] - self.stride + 1
+        nth = [features[:, at : end + at : self.stride] for at in range(self.stride)]
+        return torch.cat(nth, -1), self.frame_lengths(lengths)
+
+    def frame_lengths(self, lengths: Tensor) -> Tensor:
+        """Count what is left: (B,) -> (B,)."""
+        return lengths // self.stride
+
+
+class W2vBert(Body):
+    """Conformer layers over stacked frames."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.nearest = -config["left_max_position_embeddings"]
+        self.farthest = config["right_max_position_embeddings"]
+        self.feature_projection = FeatureProjection(config, config["feature_projection_input_dim"])
+        self.dropout = Dropout(config["hidden_dropout"])
+        self.encoder = nn.Module()
+        self.encoder.layers = nn.ModuleList(
+            ConformerLayer(config, _w2v_bert_parts(config))
+            for _ in range(config["num_hidden_layers"])
+        )
+
+    def begin(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the row of the embeddings for each distance, too: -> (B, U, D), (2U,)."""
+        ahead = -distances(x.shape[1], x.device)
+        return self.dropout(x), ahead.clamp(self.nearest, self.farthest) - self.nearest
+
+
+def _w2v_bert_parts(config: Config) -> dict[str, nn.Module]:
+    return {
+        "ffn1_layer_norm": layer_norm(config),
+        "ffn1": FeedForward(config),
+        "self_attn_layer_norm": layer_norm(config),
+        "self_attn": ShawAttention(config),
+        "conv_norm": nn.Identity(),  # it has its own
+        "conv_module": CausalConvolution(config),
+        "ffn2_layer_norm": layer_norm(config),
+        "ffn2": FeedForward(config),
+        "final_layer_norm": layer_norm(config),
+    }
+
+
+class ShawAttention(Attention):
+    """Attention that embeddings of the distance add to."""
+
+    names = ("linear_q", "linear_k", "linear_v", "linear_out")
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        count = config["left_max_position_embeddings"] + config["right_max_position_embeddings"] + 1
+        self.distance_embedding = nn.Embedding(count, config["hidden_size"] // self.heads)
+
+    def place(self, query: Tensor, x: Tensor, context: Tensor | None) -> Placed:
+        """Score distances; context (2U,): the row of the embeddings for each."""
+        return query, distance_scores(query, self.distance_embedding(context).unsqueeze(0))
+
+
+class CausalConvolution(Convolution):
+    """Normalize, and convolve with what lies before: (B, U, D), (B, U) -> (B, U, D)."""
+
+    def __init__(self, config: Config) -> None:
+        norm = ("depthwise_layer_norm", layer_norm(config))
+        super().__init__(config, config["conv_depthwise_kernel_size"] - 1, 0, norm, bias=False)
+        self.layer_norm = layer_norm(config)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        """Apply both."""
+        return super().forward(self.layer_norm(x), mask)
+
+
+class StridedConvs(nn.Module):
+    """Subsample by strided convolutions of the spectrogram: (B, T, M), (B,) -> (B, U, D), (B,).
+
+    What lies past an utterance is zero before each. All but the first are depthwise, and followed
+    by one that mixes channels.
+    """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        channels = config["subsampling_conv_channels"]
+        self.kernel: int = config["subsampling_conv_kernel_size"]
+        self.stride: int = config["subsampling_conv_stride"]
+        self.padding = (self.kernel - 1) // 2
+        self.count = int(config["subsampling_factor"]).bit_length() - 1  # its power of two
+        sizes = {"kernel_size": self.kernel, "stride": self.stride, "padding": self.padding}
+        self.layers = nn.ModuleList([nn.Conv2d(1, channels, **sizes), nn.ReLU()])
+        for _ in range(self.count - 1):
+            depthwise = nn.Conv2d(channels, channels, **sizes, groups=channels)
+            self.layers += [depthwise, nn.Conv2d(channels, channels, 1), nn.ReLU()]
+        bins = config["num_mel_bins"] // self.stride**self.count
+        self.linear = nn.Linear(channels * bins, config["hidden_size"])
+
+    def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Convolve, and project what is left of a spectrum."""
+        x = features.unsqueeze(1)  # (B, 1, T, M)
+        for layer in self.layers:
+            if isinstance(layer, nn.Conv2d) and layer.kernel_size != (1, 1):
+                x = x * length_mask(lengths, x.shape[2], x.device)[:, None, :, None]
+                lengths = self._strided(lengths)
+            x = layer(x)
+        x = x.transpose(1, 2).flatten(2)  # (B, C, U, M / 8) -> (B, U, C * M / 8)
+        return self.linear(x), lengths
+
+    def frame_lengths(self, lengths: Tensor) -> Tensor:
+        """Count the frames that are left: (B,) -> (B,)."""
+        for _ in range(self.count):
+            lengths = self._strided(lengths)
+        return lengths
+
+    def _strided(self, lengths: Tensor) -> Tensor:
+        return count_windows(lengths + 2 * self.padding, self.kernel, self.stride)
+
+
+class FastConformer(nn.Module):
+    """Conformer layers over subsampled frames; called as a `Body` is."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.scale = config["hidden_size"] ** 0.5 if config["scale_input"] else 1.0
+        self.dropout = Dropout(config["hidden_dropout"])
+        self.layers = nn.ModuleList(
+            ConformerLayer(config, _parakeet_parts(config))
+            for _ in range(config["num_hidden_layers"])
+        )
+
+    def project(self, x: Tensor) -> Tensor:
+        """Scale frames, which the front-end has projected: (B, U, D) -> (B, U, D)."""
+        return x * self.scale
+
+    def begin(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Return sinusoids of each distance, too: -> (B, U, D), (2U, D)."""
+        behind = distances(x.shape[1], x.device)
+        angles = behind.unsqueeze(1) * frequencies(x.shape[2], x.device)
+        return self.dropout(x), torch.stack([angles.sin(), angles.cos()], -1).flatten(1)
+
+    def finish(self, x: Tensor) -> Tensor:
+        """Return x, which its layer has normalized."""
+        return x
+
+
+@lru_cache(maxsize=8)
+def frequencies(width: int, device: torch.device) -> Tensor:
+    """Return those of the sinusoids, in radians of a frame: (D / 2,)."""
+    return 1 / SINUSOID_BASE ** (torch.arange(0, width, 2, device=device) / width)
+
+
+def _parakeet_parts(config: Config) -> dict[str, nn.Module]:
+    side, bias = (config["conv_kernel_size"] - 1) // 2, config["convolution_bias"]
+    names, forward_bias = ("linear1", "linear2"), config["attention_bias"]
+    norm = ("norm", FrozenBatchNorm(config["hidden_size"]))
+    return {
+        "norm_feed_forward1": layer_norm(config),
+        "feed_forward1": FeedForward(config, names, bias=forward_bias),
+        "norm_self_att": layer_norm(config),
+        "self_attn": SinusoidAttention(config),
+        "norm_conv": layer_norm(config),
+        "conv": Convolution(config, side, side, norm, bias=bias),
+        "norm_feed_forward2": layer_norm(config),
+        "feed_forward2": FeedForward(config, names, bias=forward_bias),
+        "norm_out": layer_norm(config),
+    }
+
+
+class SinusoidAttention(Attention):
+    """Attention that sinusoids of the distance add to, with one bias of the query for each."""
+
+    names = ("q_proj", "k_proj", "v_proj", "o_proj")
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config, bias=config["attention_bias"])
+        width = config["hidden_size"]
+        self.relative_k_proj = nn.Linear(width, width, bias=False)
+        self.bias_u = nn.Parameter(torch.zeros(self.heads, width // self.heads))
+        self.bias_v = nn.Parameter(torch.zeros(self.heads, width // self.heads))
+
+    def place(self, query: Tensor, x: Tensor, context: Tensor | None) -> Placed:
+        """Score distances; context (2U, D): sinusoids of each."""
+        keys = self.relative_k_proj(context).unflatten(-1, (self.heads, -1)).transpose(0, 1)
+        scores = distance_scores(query + self.bias_v.unsqueeze(1), keys)  # keys (H, 2U, D/H)
+        return query + self.bias_u.unsqueeze(1), scores
+
+
+class FrozenBatchNorm(nn.Module):
+    """Normalize by the statistics of pretraining, also in training: (B, U, D) -> (B, U, D).
+
+    By those of a batch, an utterance would depend on what it is batched with, and the weights on
+    the number of processes. ``weight`` and ``bias`` learn.
+    """
+
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
+        for name, buffer in nn.BatchNorm1d(width).named_buffers():
+            self.register_buffer(name, buffer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scale and shift each channel."""
+        scale = self.weight * (self.running_var + LEAST_VARIANCE).rsqrt()
+        return torch.addcmul(self.bias - self.running_mean * scale, x, scale)

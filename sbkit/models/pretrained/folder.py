@@ -5,19 +5,18 @@ Its files are read as data. Nothing in it is executed, and no connection is open
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import read_regular
+from sbkit.base.files import read_regular, reading
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-CARD = "README.md"
+SNAPSHOTS = "snapshots"  # the folder of a model in the hub's cache that has one for each commit
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 LARGEST = 1 << 25  # bytes of a JSON file or of a model card
-AGAIN = "Download it again."
+WHOLE, AGAIN = "be a whole file", "Download it again."
 
 
 def find_folder(named: str) -> Path:
@@ -38,11 +37,9 @@ def find_folder(named: str) -> Path:
     )
 
 
-def name_of(folder: Path) -> str:
-    """Return the id of a model in the hub's cache, else the name of its folder."""
-    if folder.parent.name == "snapshots":
-        return folder.parents[1].name.removeprefix("models--").replace("--", "/")
-    return folder.resolve().name
+def home_of(folder: Path) -> Path:
+    """Return what holds all files of a folder: itself, or that of a model in the hub's cache."""
+    return folder.parents[1] if folder.parent.name == SNAPSHOTS else folder.resolve()
 
 
 def file_in(folder: Path, name: str) -> Path | None:
@@ -50,16 +47,12 @@ def file_in(folder: Path, name: str) -> Path | None:
 
     Raises SbkitError for a link that leads elsewhere or nowhere, and for what is no file.
     """
-    path = folder / name
+    path, real = folder / name, (folder / name).resolve()
     if not (path.is_symlink() or path.exists()):
         return None
-    real, homes = path.resolve(), [folder.resolve()]
-    if folder.parent.name == "snapshots":
-        homes.append(folder.parents[1].resolve() / "blobs")
-    why = "" if real.is_file() else "is no file, or half a download"
-    if not any(real.is_relative_to(home) for home in homes):
-        why = f"leads out of it, to {real}"
-    if why:
+    is_within = real.is_relative_to(home_of(folder).resolve())
+    if not (is_within and real.is_file()):
+        why = "is no file, or half a download" if is_within else f"leads out of it, to {real}"
         raise SbkitError(f"{path} must be a file of its folder, but {why}. {AGAIN}")
     return real
 
@@ -68,24 +61,8 @@ def read_json(folder: Path, name: str) -> dict[str, Any] | None:
     """Read a file of settings, None where it is not there; raises SbkitError."""
     if (file := file_in(folder, name)) is None:
         return None
-    with reading(folder / name):
-        values = json.loads(read_regular(file, largest=LARGEST, what=f"The {name}"))
-        if not isinstance(values, dict):
-            raise ValueError("it is no object")
-    return {str(key): value for key, value in values.items()}
-
-
-@contextmanager
-def reading(file: Path) -> Iterator[None]:
-    """Raise SbkitError for a file that its reader cannot make sense of."""
-    try:
-        yield
-    except SbkitError:
-        raise
-    except Exception as error:  # json's, and those of safetensors, which has its own
-        raise SbkitError(
-            f"{file} must be a whole file, but cannot be read ({error}). {AGAIN}"
-        ) from error
+    with reading(folder / name, must=WHOLE, fix=AGAIN):
+        return {**json.loads(read_regular(file, largest=LARGEST, what=f"The {name}"))}
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -93,34 +70,26 @@ def weight_files(folder: Path) -> list[Path]:
 
     Pickles are refused: reading one runs what it holds.
     """
-    if (file := file_in(folder, WEIGHTS)) is not None:
-        return [file]
-    if (index := read_json(folder, INDEX)) is not None:
-        named = index.get("weight_map")
-        names = sorted(map(str, named.values())) if isinstance(named, Mapping) else []
-        return [_shard(folder, name) for name in dict.fromkeys(names)]
-    came = next((f"only {name}" for name in PICKLES if (folder / name).exists()), "neither")
-    raise SbkitError(
-        f"{folder} must hold {WEIGHTS} or {INDEX}, but has {came}. Download them, or load the "
-        "model with transformers, which you trust for it, and call its save_pretrained."
-    )
-
-
-def _shard(folder: Path, name: str) -> Path:
-    file = file_in(folder, name) if name == Path(name).name else None
-    if file is None:
+    names = [WEIGHTS]
+    if (index := read_json(folder, INDEX)) is not None and file_in(folder, WEIGHTS) is None:
+        with reading(folder / INDEX, must=WHOLE, fix=AGAIN):
+            names = sorted({*index["weight_map"].values()})
+    files = {name: file_in(folder, name) for name in names}
+    if missing := [name for name, file in files.items() if file is None]:
+        pickles = [name for name in PICKLES if (folder / name).exists()]
+        came = f"only {pickles[0]}" if pickles and index is None else f"no {missing[0]}"
         raise SbkitError(
-            f"{folder} must hold every file that {INDEX} names, but has no {name}. {AGAIN}"
+            f"{folder} must hold {WEIGHTS}, or {INDEX} and every file that it names, but has "
+            f"{came}. Download them again, or load the model with transformers, which you trust "
+            "for it, and call its save_pretrained."
         )
-    return file
+    return [file for file in files.values() if file is not None]
 
 
 def hash_weights(folder: Path) -> str:
-    """Return the SHA-256 of the file of tensors; of shards, that of their hashes in hexadecimal."""
-    digests = []
+    """Return the SHA-256 of the tensors' file, or of those of all shards in their order."""
+    digest = hashlib.sha256()
     for file in weight_files(folder):
         with file.open("rb") as content:
-            digests.append(hashlib.file_digest(content, "sha256").hexdigest())
-    return (
-        digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
-    )
+            hashlib.file_digest(content, lambda: digest)
+    return digest.hexdigest()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from sbkit.base.errors import SbkitError
-from sbkit.config.ranges import AT_LEAST_ONE, refusal
+from sbkit.config.ranges import AT_LEAST_ONE, require_in_range
 
 SCALE = ".lora_scale"  # how the name of an adapter's constant ends, beside its two matrices
 
@@ -48,8 +48,7 @@ def add_adapters(
     The name is the last of a layer's path; ``alpha``, of the change, is ``rank`` if not given.
     Raises SbkitError for a name that no layer has.
     """
-    if rank not in AT_LEAST_ONE:
-        raise SbkitError(refusal("rank", rank, AT_LEAST_ONE))
+    require_in_range({"rank": rank}, {"rank": AT_LEAST_ONE})
     module.requires_grad_(False)
     layers = {name: each for name, each in module.named_modules() if isinstance(each, nn.Linear)}
     names = {name.rpartition(".")[2] for name in layers}

@@ -9,30 +9,26 @@ whose tensors have the names of the file; what all families share in training st
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from sbkit.audio.lengths import length_mask
-from sbkit.base.errors import SbkitError
-from sbkit.config.ranges import AT_LEAST_ONE, SHARE, Range
-from sbkit.models.pretrained.blocks import Config, Dropouts
-from sbkit.models.pretrained.fastconformer import FastConformer, StridedConvs
-from sbkit.models.pretrained.log_mel import ParakeetFeatures, W2vBertFeatures
+from sbkit.config.ranges import AT_LEAST_ONE, SHARE, Range, require_in_range
+from sbkit.models.pretrained.blocks import Config
+from sbkit.models.pretrained.conformer import FastConformer, StackedFrames, StridedConvs, W2vBert
+from sbkit.models.pretrained.features import NormalizedAudio, ParakeetFeatures, W2vBertFeatures
 from sbkit.models.pretrained.lora import add_adapters
 from sbkit.models.pretrained.masks import hide
-from sbkit.models.pretrained.w2v_bert import StackedFrames, W2vBert
-from sbkit.models.pretrained.wav2vec2 import ConvEncoder, NormalizedAudio, Wav2Vec2
+from sbkit.models.pretrained.wav2vec2 import ConvEncoder, Wav2Vec2
 
 WEIGHTED = "weighted"  # in the place of a number of layers
 
 
-@dataclass(frozen=True, kw_only=True)
-class Family:
-    """The modules of one kind of pretrained encoder.
+class Family(NamedTuple):
+    """The modules of one kind of pretrained encoder, each made of its config.
 
     prefix: of the names of the front-end's tensors in a file; mask_vector: whether a file has what
     stands in the place of hidden frames.
@@ -40,32 +36,38 @@ class Family:
 
     features: Callable[[Config], nn.Module]
     front_end: Callable[[Config], nn.Module]
-    body: Callable[[Config, Dropouts], nn.Module]
+    body: Callable[[Config], nn.Module]
     prefix: str
     mask_vector: bool = True
 
 
-WAVEFORMS = Family(
-    features=NormalizedAudio, front_end=ConvEncoder, body=Wav2Vec2, prefix="feature_extractor."
-)
-W2V_BERT = Family(features=W2vBertFeatures, front_end=StackedFrames, body=W2vBert, prefix="")
-PARAKEET = Family(
-    features=ParakeetFeatures,
-    front_end=StridedConvs,
-    body=FastConformer,
-    prefix="subsampling.",
-    mask_vector=False,
-)
+WAVEFORMS = Family(NormalizedAudio, ConvEncoder, Wav2Vec2, "feature_extractor.")
 FAMILIES = {  # by the `model_type` of a `config.json`
-    "wav2vec2": WAVEFORMS,
-    "hubert": WAVEFORMS,
-    "wav2vec2-bert": W2V_BERT,
-    "parakeet_encoder": PARAKEET,
-    "wavlm": WAVEFORMS,
+    **dict.fromkeys(("wav2vec2", "hubert", "wavlm"), WAVEFORMS),
+    "wav2vec2-bert": Family(W2vBertFeatures, StackedFrames, W2vBert, ""),
+    "parakeet_encoder": Family(
+        ParakeetFeatures, StridedConvs, FastConformer, "subsampling.", mask_vector=False
+    ),
 }
 
 
-class PretrainedFeatures(nn.Module):
+class Part(nn.Module):
+    """What makes frames of samples or of frames, as a family does it: (B, ...), (B,) -> same."""
+
+    body: Any
+
+    def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute them."""
+        frames, frame_lengths = self.body(x, lengths)
+        return frames, frame_lengths
+
+    def frame_lengths(self, lengths: Tensor) -> Tensor:
+        """Count the frames of lengths: (B,) -> (B,)."""
+        counted: Tensor = self.body.frame_lengths(lengths)
+        return counted
+
+
+class PretrainedFeatures(Part):
     """Compute what the encoder was trained on: (B, S), (B,) -> (B, T, M), (B,).
 
     For wav2vec 2.0 and its like that is audio, normalized, as (B, S, 1).
@@ -76,37 +78,17 @@ class PretrainedFeatures(nn.Module):
     def __init__(self, *, config: Config) -> None:
         super().__init__()
         self.sample_rate: int = config["sample_rate"]  # Hz
-        self.body: Any = FAMILIES[config["model_type"]].features(config)
-
-    def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute them."""
-        features, frames = self.body(audio, lengths)
-        return features, frames
-
-    def frame_lengths(self, lengths: Tensor) -> Tensor:
-        """Count the frames of audio: (B,) -> (B,)."""
-        counted: Tensor = self.body.frame_lengths(lengths)
-        return counted
+        self.body = FAMILIES[config["model_type"]].features(config)
 
 
-class PretrainedFrontEnd(nn.Module):
+class PretrainedFrontEnd(Part):
     """Subsample features: (B, T, M), (B,) -> (B, U, C), (B,)."""
 
     def __init__(self, *, config: Config) -> None:
         super().__init__()
         family = FAMILIES[config["model_type"]]
         self.prefix = family.prefix
-        self.body: Any = family.front_end(config)
-
-    def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Subsample."""
-        x, frames = self.body(features, lengths)
-        return x, frames
-
-    def frame_lengths(self, lengths: Tensor) -> Tensor:
-        """Count the frames that are left: (B,) -> (B,)."""
-        counted: Tensor = self.body.frame_lengths(lengths)
-        return counted
+        self.body = family.front_end(config)
 
 
 class PretrainedEncoder(nn.Module):
@@ -155,17 +137,16 @@ class PretrainedEncoder(nn.Module):
     ) -> None:
         super().__init__()
         family = FAMILIES[config["model_type"]]
-        count = layers if isinstance(layers, int) else config["num_hidden_layers"]
-        _require_layer("layers", count, config["num_hidden_layers"])
-        self.intermediate_layer = count // 2 if intermediate_layer is None else intermediate_layer
-        _require_layer("intermediate_layer", self.intermediate_layer, count)
-        dropouts = Dropouts(
-            projection=feat_proj_dropout,
-            hidden=dropout,
-            activation=activation_dropout,
-            attention=attention_dropout,
-        )
-        self.body: Any = family.body({**config, "num_hidden_layers": count}, dropouts)
+        depth = config["num_hidden_layers"]
+        count = layers if isinstance(layers, int) else depth
+        middle = max(1, count // 2) if intermediate_layer is None else intermediate_layer
+        for name, number, most in (("layers", count, depth), ("intermediate_layer", middle, count)):
+            there = Range(low=1, high=most, whole=True, advice="Choose one of these layers.")
+            require_in_range({name: number}, {name: there})
+        self.intermediate_layer = middle
+        rates = {"hidden_dropout": dropout, "feat_proj_dropout": feat_proj_dropout}
+        rates |= {"attention_dropout": attention_dropout, "activation_dropout": activation_dropout}
+        self.body: Any = family.body({**config, **rates, "num_hidden_layers": count})
         self.frame_masks = (mask_time_prob, mask_time_length)
         self.channel_masks = (mask_channel_prob, mask_channel_length)
         if mask_time_prob > 0 and family.mask_vector:
@@ -239,11 +220,3 @@ def _leave_out(layer: nn.Module, x: Tensor) -> Tensor:
     """
     total = sum(each.sum() for each in layer.parameters() if each.requires_grad)
     return x + 0 * total
-
-
-def _require_layer(name: str, number: int, count: int) -> None:
-    if not 1 <= number <= count:
-        raise SbkitError(
-            f"`{name}` must be the number of a layer, 1 to {count}, but is {number}. Choose one of "
-            "these."
-        )

@@ -10,7 +10,6 @@ normalize what they add to (`do_stable_layer_norm`), or its sum.
 """
 
 import math
-from collections import OrderedDict
 from typing import Any
 
 import torch
@@ -18,43 +17,19 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from torch.nn.utils.parametrizations import weight_norm
 
-from sbkit.audio.lengths import length_mask
+from sbkit.audio.lengths import count_windows, length_mask
 from sbkit.models.dropout import Dropout
 from sbkit.models.frame_conv import FrameConv, StridedConv
 from sbkit.models.pretrained.blocks import (
     ACTIVATIONS,
     Attention,
+    Body,
     Config,
-    Dropouts,
+    FeatureProjection,
     FeedForward,
+    Placed,
+    layer_norm,
 )
-
-LEAST_VARIANCE = 1e-7  # added to that of a clip
-
-
-class NormalizedAudio(nn.Module):
-    """Normalize each clip to mean 0 and variance 1: (B, S), (B,) -> (B, S, 1), (B,).
-
-    Over its own samples; where ``do_normalize`` is false the audio stays as it is.
-    """
-
-    def __init__(self, config: Config) -> None:
-        super().__init__()
-        self.do_normalize: bool = config["do_normalize"]
-
-    def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Normalize."""
-        if not self.do_normalize:
-            return audio.unsqueeze(-1), lengths
-        mask = length_mask(lengths, audio.shape[1], audio.device)
-        count = mask.sum(1, keepdim=True).clamp(min=1)
-        centred = (audio - (audio * mask).sum(1, keepdim=True) / count) * mask
-        variance = centred.square().sum(1, keepdim=True) / count
-        return (centred * (variance + LEAST_VARIANCE).rsqrt()).unsqueeze(-1), lengths
-
-    def frame_lengths(self, lengths: Tensor) -> Tensor:
-        """Return the lengths: a frame is a sample."""
-        return lengths
 
 
 class ConvEncoder(nn.Module):
@@ -65,20 +40,8 @@ class ConvEncoder(nn.Module):
 
     def __init__(self, config: Config) -> None:
         super().__init__()
-        widths, norm = [1, *config["conv_dim"]], config["feat_extract_norm"]
         sizes = list(zip(config["conv_kernel"], config["conv_stride"], strict=True))
-        self.conv_layers = nn.ModuleList(
-            ConvLayer(
-                widths[at],
-                widths[at + 1],
-                kernel=kernel,
-                stride=stride,
-                bias=config["conv_bias"],
-                norm="none" if at and config["feat_extract_norm"] == "group" else norm,
-                activation=config["feat_extract_activation"],
-            )
-            for at, (kernel, stride) in enumerate(sizes)
-        )
+        self.conv_layers = nn.ModuleList(ConvLayer(config, at) for at in range(len(sizes)))
         self.shortest = 1  # audio that makes a frame, in samples
         for kernel, stride in reversed(sizes):
             self.shortest = (self.shortest - 1) * stride + kernel
@@ -100,41 +63,37 @@ class ConvEncoder(nn.Module):
 
 
 class ConvLayer(nn.Module):
-    """A strided convolution, a norm and an activation: (B, T, C), (B,) -> (B, T', C'), (B,)."""
+    """A strided convolution, a norm and an activation: (B, T, C), (B,) -> (B, T', C'), (B,).
 
-    def __init__(
-        self,
-        channels: int,
-        out_channels: int,
-        *,
-        kernel: int,
-        stride: int,
-        bias: bool,
-        norm: str,
-        activation: str,
-    ) -> None:
+    number: which one of the encoder it is, from 0.
+    """
+
+    def __init__(self, config: Config, number: int) -> None:
         super().__init__()
-        self.conv = StridedConv(channels, out_channels, kernel, stride, bias=bias)
+        before, channels = (1, *config["conv_dim"])[number : number + 2]
+        kernel, stride = config["conv_kernel"][number], config["conv_stride"][number]
+        self.conv = StridedConv(before, channels, kernel, stride, bias=config["conv_bias"])
         nn.init.kaiming_normal_(self.conv.weight)
-        self.norm = norm
-        if norm == "group":
-            self.layer_norm: Any = nn.GroupNorm(out_channels, out_channels)
-        elif norm == "layer":
-            self.layer_norm = nn.LayerNorm(out_channels)
-        self.activation = ACTIVATIONS[activation]
+        self.layer_norm: Any = None
+        if config["feat_extract_norm"] == "layer":
+            self.layer_norm = nn.LayerNorm(channels)
+        elif number == 0:
+            self.layer_norm = nn.GroupNorm(channels, channels)
+        self.activation = ACTIVATIONS[config["feat_extract_activation"]]
 
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Convolve."""
         lengths = self.frame_lengths(lengths)
-        x = self._normalized(x.squeeze(-1), lengths) if self.norm == "group" else self.conv(x)
-        if self.norm == "layer":
-            x = self.layer_norm(x)
+        if isinstance(self.layer_norm, nn.GroupNorm):
+            x = self._normalized(x.squeeze(-1), lengths)
+        else:
+            x = self.conv(x)
+            x = x if self.layer_norm is None else self.layer_norm(x)
         return self.activation(x), lengths
 
     def frame_lengths(self, lengths: Tensor) -> Tensor:
         """Count the frames that are left of lengths: (B,) -> (B,)."""
-        left = lengths - self.conv.kernel_size[0] + self.conv.stride[0]
-        return left.clamp(min=0) // self.conv.stride[0]  # clipped first, as ONNX rounds to zero
+        return count_windows(lengths, self.conv.kernel_size[0], self.conv.stride[0])
 
     def _normalized(self, audio: Tensor, lengths: Tensor) -> Tensor:
         """Convolve and normalize each channel over a clip's own frames: (B, S), (B,) -> (B, T, C).
@@ -161,59 +120,22 @@ class ConvLayer(nn.Module):
         return torch.baddbmm(shift.mT.to(audio.dtype), windows, folded)
 
 
-class FeatureProjection(nn.Sequential):
-    """Normalize features, and project them to the width of the encoder: (B, U, C) -> (B, U, D)."""
+class Wav2Vec2(Body):
+    """Blocks of attention over features that know their place by a convolution."""
 
-    def __init__(self, config: Config, channels: int, dropout: float) -> None:
-        norm = nn.LayerNorm(channels, eps=config["layer_norm_eps"])
-        is_normed = config.get("feat_proj_layer_norm", True)
-        super().__init__(
-            OrderedDict(
-                layer_norm=norm if is_normed else nn.Identity(),
-                projection=nn.Linear(channels, config["hidden_size"]),
-                dropout=Dropout(dropout),
-            )
-        )
-
-
-class Wav2Vec2(nn.Module):
-    """Blocks of attention over features that know their place by a convolution.
-
-    `project`, `begin`, each of `layers` and `finish` are called in this order.
-    """
-
-    def __init__(self, config: Config, dropouts: Dropouts) -> None:
+    def __init__(self, config: Config) -> None:
         super().__init__()
-        width, channels = config["hidden_size"], config["conv_dim"][-1]
-        eps = config["layer_norm_eps"]
         self.norm_first: bool = config["do_stable_layer_norm"]
-        self.feature_projection = FeatureProjection(config, channels, dropouts.projection)
-        is_wavlm = config["model_type"] == "wavlm"
-        attention = GatedAttention if is_wavlm else Attention
-        blocks = [
-            Block(config, dropouts, attention(config, dropouts.attention))
-            for _ in range(config["num_hidden_layers"])
-        ]
-        if is_wavlm:  # what all share has the name of the first
-            blocks[0].attention.rel_attn_embed = RelativePositions(config)
-        self.encoder: Any = nn.ModuleDict(
-            {
-                "pos_conv_embed": PositionalConv(config),
-                "layer_norm": nn.LayerNorm(width, eps=eps),
-                "dropout": Dropout(dropouts.hidden),
-                "layers": nn.ModuleList(blocks),
-            }
+        self.feature_projection = FeatureProjection(config, config["conv_dim"][-1])
+        self.encoder = nn.Module()
+        self.encoder.pos_conv_embed = PositionalConv(config)
+        self.encoder.layer_norm = layer_norm(config)
+        self.encoder.dropout = Dropout(config["hidden_dropout"])
+        self.encoder.layers = nn.ModuleList(
+            Block(config) for _ in range(config["num_hidden_layers"])
         )
-
-    @property
-    def layers(self) -> Any:
-        """Return the blocks, each called with (x, mask, context)."""
-        return self.encoder.layers
-
-    def project(self, x: Tensor) -> Tensor:
-        """Project features, of which some may be masked then: (B, U, C) -> (B, U, D)."""
-        projected: Tensor = self.feature_projection(x)
-        return projected
+        if config["model_type"] == "wavlm":  # what all share has the name of the first
+            self.layers[0].attention.rel_attn_embed = RelativePositions(config)
 
     def begin(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor | None]:
         """Add positions, which see zeros past the end of an utterance.
@@ -252,15 +174,15 @@ class PositionalConv(nn.Module):
 class Block(nn.Module):
     """Attention, feed-forward: (B, U, D), (B, U) -> (B, U, D)."""
 
-    def __init__(self, config: Config, dropouts: Dropouts, attention: nn.Module) -> None:
+    def __init__(self, config: Config) -> None:
         super().__init__()
-        width, eps = config["hidden_size"], config["layer_norm_eps"]
         self.norm_first: bool = config["do_stable_layer_norm"]
-        self.attention = attention
-        self.dropout = Dropout(dropouts.hidden)
-        self.layer_norm = nn.LayerNorm(width, eps=eps)
-        self.feed_forward = FeedForward(config, dropouts.activation)
-        self.final_layer_norm = nn.LayerNorm(width, eps=eps)
+        is_wavlm = config["model_type"] == "wavlm"
+        self.attention = GatedAttention(config) if is_wavlm else Attention(config)
+        self.dropout = Dropout(config["hidden_dropout"])
+        self.layer_norm = layer_norm(config)
+        self.feed_forward = FeedForward(config)
+        self.final_layer_norm = layer_norm(config)
 
     def forward(self, x: Tensor, mask: Tensor, context: Tensor | None) -> Tensor:
         """Apply both; ``mask`` (B, U) is true within an utterance."""
@@ -275,14 +197,12 @@ class Block(nn.Module):
 class GatedAttention(Attention):
     """Attention with a bias by relative position, which each query scales (WavLM, section 3.2)."""
 
-    def __init__(self, config: Config, dropout: float) -> None:
-        super().__init__(config, dropout)
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
         self.gru_rel_pos_const = nn.Parameter(torch.ones(1, self.heads, 1, 1))
         self.gru_rel_pos_linear = nn.Linear(config["hidden_size"] // self.heads, 8)
 
-    def place(
-        self, query: Tensor, x: Tensor, context: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
+    def place(self, query: Tensor, x: Tensor, context: Tensor | None) -> Placed:
         """Scale the bias of all blocks: (B, U, D), (H, U, U) -> (B, H, U, U)."""
         assert context is not None
         heads = x.view(*x.shape[:2], self.heads, -1).transpose(1, 2)  # (B, H, U, D/H)

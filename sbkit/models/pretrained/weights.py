@@ -4,8 +4,7 @@ The files are mapped, and read tensor by tensor, so that memory stays that of th
 has beside the model of the files, such as an adapter, is left as it was made.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,10 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from sbkit.base.errors import SbkitError
+from sbkit.base.files import reading
 from sbkit.base.machine import available_memory
 from sbkit.base.text import listed
-from sbkit.models.pretrained.folder import AGAIN, reading, weight_files
+from sbkit.models.pretrained.folder import AGAIN, WHOLE, weight_files
 from sbkit.models.pretrained.parts import PretrainedEncoder, PretrainedFrontEnd
 
 PREFIXES = ("", "wav2vec2.", "hubert.", "wavlm.", "wav2vec2_bert.", "encoder.")  # of head models
@@ -28,7 +28,7 @@ NUMBERS = ("F64", "F32", "F16", "BF16")
 MASK = "masked_spec_embed"  # what stands in the place of hidden frames
 SHOWN = 4  # names in a sentence
 
-Stored = Mapping[str, tuple[Any, str]]  # by the name today, an open file and the name in it
+Stored = dict[str, Any]  # what is to be read of a file, by the name that a tensor has today
 
 
 def check_weights(folder: Path, config: Mapping[str, Any]) -> None:
@@ -39,9 +39,7 @@ def check_weights(folder: Path, config: Mapping[str, Any]) -> None:
     with torch.device("meta"):
         encoder = PretrainedEncoder(config=config, mask_time_prob=0.0)
         parts = [PretrainedFrontEnd(config=config), encoder]
-    with _opened(folder) as stored:
-        ours = _tensors(parts, stored)
-        _require_none(folder, {name: _fault(stored, name, each) for name, each in ours.items()})
+    ours, _ = _matched(folder, parts)
     needed, free = sum(each.nbytes for each in ours.values()), available_memory()
     if needed > free:
         raise SbkitError(
@@ -57,30 +55,31 @@ def load_weights(folder: Path, objects: Iterable[object]) -> str:
     Raises SbkitError for a tensor that is missing, of another shape, or not finite.
     """
     parts = [each for each in objects if isinstance(each, PretrainedFrontEnd | PretrainedEncoder)]
-    with _opened(folder) as stored, torch.no_grad():
-        ours = _tensors(parts, stored)
-        _require_none(folder, {name: _fault(stored, name, each) for name, each in ours.items()})
+    ours, stored = _matched(folder, parts)
+    with torch.no_grad():
         for name, tensor in ours.items():
-            file, there = stored[name]
-            value = file.get_tensor(there)
+            value = stored[name][...]
             if value.is_floating_point() and not value.isfinite().all():
                 _require_none(folder, {name: "not finite"})
             tensor.copy_(value)
-        left = [name for name in stored if name not in ours]
+    left = [name for name in stored if name not in ours]
     unused = f"; not used: {listed(left, most=SHOWN)}" if left else ""
     return f"pretrained {folder}: {len(ours)} tensors are loaded{unused}."
 
 
-@contextmanager
-def _opened(folder: Path) -> Iterator[Stored]:
-    """Open the files; raises SbkitError for one that is not whole."""
-    stored: dict[str, tuple[Any, str]] = {}
-    with ExitStack() as stack:
-        for path in weight_files(folder):
-            with reading(path):
-                file = stack.enter_context(safe_open(path, framework="pt"))
-                stored |= {_renamed(name): (file, name) for name in file.keys()}  # noqa: SIM118
-        yield stored
+def _matched(folder: Path, parts: Iterable[nn.Module]) -> tuple[dict[str, Tensor], Stored]:
+    """Return our tensors by their names in the files, and those there by their names today.
+
+    Raises SbkitError for a file that is not whole, and for a tensor that is missing or another.
+    """
+    stored: Stored = {}
+    for path in weight_files(folder):
+        with reading(path, must=WHOLE, fix=AGAIN):
+            file: Any = safe_open(path, framework="pt")
+            stored |= {_renamed(name): file.get_slice(name) for name in [*file.keys()]}
+    ours = _tensors(parts, stored)
+    _require_none(folder, {name: _fault(stored, name, each) for name, each in ours.items()})
+    return ours, stored
 
 
 def _renamed(name: str) -> str:
@@ -103,9 +102,7 @@ def _tensors(parts: Iterable[nn.Module], stored: Stored) -> dict[str, Tensor]:
 def _fault(stored: Stored, name: str, ours: Tensor) -> str | None:
     if name not in stored:
         return "missing"
-    file, there = stored[name]
-    found = file.get_slice(there)
-    shape, kind = tuple(found.get_shape()), found.get_dtype()
+    shape, kind = tuple(stored[name].get_shape()), stored[name].get_dtype()
     if shape != tuple(ours.shape):
         return f"{shape}, not {tuple(ours.shape)}"
     return None if kind in NUMBERS or not ours.is_floating_point() else f"of {kind}"

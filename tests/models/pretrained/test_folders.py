@@ -112,7 +112,10 @@ BAD: dict[str, tuple[Change, str]] = {
     "remote code": (config_of(auto_map={"AutoModel": "x.Y"}), "code of its author, which is not"),
     "heads": (config_of(num_attention_heads=5), r"multiple of `num_attention_heads` \(5\), but is"),
     "groups": (config_of(num_conv_pos_embedding_groups=7), "`num_conv_pos_embedding_groups`"),
-    "kernels": (config_of(conv_kernel=[10, 3]), "3 in `conv_dim`, 3 in `conv_stride`, 2 in"),
+    "kernels": (
+        config_of(conv_kernel=[10, 3]),
+        r"`conv_kernel` of .* as long as `conv_dim` \(3\), but",
+    ),
     "no kernels": (config_of(conv_kernel=[]), "`conv_kernel` of .* a list, each a whole number"),
     "stride": (config_of(conv_stride=[5, 0, 2]), "`conv_stride` of .* a list, each a whole number"),
     "size": (config_of(hidden_size=1 << 40), "`hidden_size` of .* a whole number from 1 to 65536"),
@@ -129,7 +132,7 @@ BAD: dict[str, tuple[Change, str]] = {
     "half a config": (lambda f: (f / "config.json").write_text("{"), "cannot be read"),
     "no rate": (without("preprocessor_config.json"), "must hold preprocessor_config.json"),
     "pickle": (pickled, "but has only pytorch_model.bin. Download"),
-    "no weights": (without("model.safetensors"), "but has neither"),
+    "no weights": (without("model.safetensors"), "but has no model.safetensors. Download"),
     "half a download": (cut, "model.safetensors must be a whole file"),
     "no LFS": (pointer, "model.safetensors must be a whole file"),
     "shard missing": (shard_missing, "but has no model-00002-of-00002.safetensors"),
@@ -182,7 +185,6 @@ GOOD: dict[str, Change] = {
             for n, t in tensors.items()
         }
     ),
-    "shards": shards,
     "transformers 5": processor,
 }
 
@@ -199,22 +201,6 @@ def test_every_form_of_the_files_is_read(change: Change, folder: Path) -> None:
     assert sum(each.numel() for each in before) == sum(each.numel() for each in expected)
 
 
-def test_an_encoder_inside_a_model_with_a_head_is_read(tmp_path: Path) -> None:
-    folder = make_folder(tmp_path, "parakeet_encoder")
-    before = read(folder)
-    inner = json.loads((folder / "config.json").read_text())
-    whole = {"model_type": "parakeet_ctc", "vocab_size": 9, "encoder_config": inner}
-    (folder / "config.json").write_text(json.dumps(whole))
-    weights_of(
-        lambda tensors: (
-            {f"encoder.{n}": t for n, t in tensors.items()}
-            | {"ctc_head.weight": torch.zeros(9, 24, 1)}
-        )
-    )(folder)
-    for one, two in zip(before, read(folder), strict=True):
-        assert torch.equal(one, two)
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_weights_of_half_precision_become_float32(dtype: torch.dtype, folder: Path) -> None:
     before = read(folder)
@@ -222,13 +208,6 @@ def test_weights_of_half_precision_become_float32(dtype: torch.dtype, folder: Pa
     for one, two in zip(before, read(folder), strict=True):
         assert two.dtype == torch.float32
         assert torch.equal(one.to(dtype).float(), two)
-
-
-def test_what_nobody_uses_is_said(folder: Path) -> None:
-    weights_of(lambda tensors: tensors | {"quantizer.codevectors": torch.zeros(3)})(folder)
-    parts = make_parts(read_encoder_config(folder))
-    line = load_weights(folder, parts)
-    assert line.endswith("tensors are loaded; not used: quantizer.codevectors.")
 
 
 def test_memory_stays_that_of_the_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

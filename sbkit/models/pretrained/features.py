@@ -1,4 +1,4 @@
-"""Log-mel features as the extractors of w2v-BERT and Parakeet compute them.
+"""What pretrained encoders are given, as the extractors of their families compute it.
 
 Legend: B utterances, S samples, T frames of 10 ms, W samples of a window, K frequencies, M mel
 bins.
@@ -17,28 +17,65 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from sbkit.audio.fbank import EPSILON, LOWEST_HZ, PREEMPHASIS, fft_samples, frame_counts
+from sbkit.audio.fbank import EPSILON, LOWEST_HZ, PREEMPHASIS, fft_samples
 from sbkit.audio.io import FULL_SCALE
-from sbkit.audio.lengths import length_mask
+from sbkit.audio.lengths import count_windows, length_mask
 from sbkit.base.units import shift_samples, window_samples
 from sbkit.models.pretrained.blocks import Config
 
 Reals = npt.NDArray[np.float64]
 
 POVEY, HANN = 0.85, 1.0  # powers of Hann's window
-LEAST_VARIANCE = 1e-7  # added to that of a mel bin of w2v-BERT's
+LEAST_VARIANCE = 1e-7  # added to that of audio, and of a mel bin of w2v-BERT's
 LEAST_DEVIATION = 1e-5  # added to that of a mel bin of Parakeet's
 LEAST_ENERGY = 2.0**-24  # added to that of a mel bin of Parakeet's
 
 
+def centre(x: Tensor, lengths: Tensor, *, correction: int = 1) -> tuple[Tensor, Tensor]:
+    """Subtract the mean over a clip's own frames, and return the variance, too.
+
+    (B, T, M), (B,) -> (B, T, M), (B, 1, M). What lies past a clip is zero.
+    """
+    mask = length_mask(lengths, x.shape[1], x.device).unsqueeze(-1)
+    count = mask.sum(1, keepdim=True)
+    centred = (x - (x * mask).sum(1, keepdim=True) / count.clamp(min=1)) * mask
+    return centred, centred.square().sum(1, keepdim=True) / (count - correction).clamp(min=1)
+
+
+class NormalizedAudio(nn.Module):
+    """Normalize each clip to mean 0 and variance 1: (B, S), (B,) -> (B, S, 1), (B,).
+
+    Over its own samples; where ``do_normalize`` is false the audio stays as it is.
+    """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.do_normalize: bool = config["do_normalize"]
+
+    def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Normalize."""
+        x = audio.unsqueeze(-1)
+        if self.do_normalize:
+            centred, variance = centre(x, lengths, correction=0)
+            x = centred * (variance + LEAST_VARIANCE).rsqrt()
+        return x, lengths
+
+    def frame_lengths(self, lengths: Tensor) -> Tensor:
+        """Return the lengths: a frame is a sample."""
+        return lengths
+
+
 class LogMel(nn.Module):
-    """What both compute of windows; ``filters`` (K, M) is a constant, and in no checkpoint."""
+    """Mel energies of windows, every ``shift`` samples one of ``size``.
+
+    ``filters`` (K, M) is a constant, and in no checkpoint.
+    """
 
     filters: Tensor
 
-    def __init__(self, filters: Reals) -> None:
+    def __init__(self, filters: Reals, *, size: int, shift: int) -> None:
         super().__init__()
-        self.n_fft = 2 * (len(filters) - 1)
+        self.size, self.shift, self.n_fft = size, shift, 2 * (len(filters) - 1)
         self.register_buffer("filters", torch.from_numpy(filters).float(), persistent=False)
 
     def precise(self, audio: Tensor) -> Tensor:
@@ -47,35 +84,24 @@ class LogMel(nn.Module):
 
     def energies(self, windows: Tensor, taper: float) -> Tensor:
         """Compute mel energies in a power of Hann's window: (B, T, W) -> (B, T, M) of float32."""
-        window = hann_window(windows.shape[-1], taper, windows.dtype, windows.device)
+        window = hann_window(self.size, taper, windows.dtype, windows.device)
         spectra = torch.fft.rfft(windows * window, self.n_fft)
         return torch.view_as_real(spectra).square().sum(-1).float() @ self.filters
-
-
-def centre(features: Tensor, frames: Tensor) -> tuple[Tensor, Tensor]:
-    """Subtract from each bin its mean over a clip's own frames: (B, T, M), (B,) -> (B, T, M).
-
-    Returns the variances, unbiased, too: (B, 1, M). What lies past a clip is zero.
-    """
-    mask = length_mask(frames, features.shape[1], features.device).unsqueeze(-1)
-    count = mask.sum(1, keepdim=True)
-    centred = (features - (features * mask).sum(1, keepdim=True) / count.clamp(min=1)) * mask
-    return centred, centred.square().sum(1, keepdim=True) / (count - 1).clamp(min=1)
 
 
 class W2vBertFeatures(LogMel):
     """Compute Kaldi's features, normalized over a clip: (B, S) in +-1, (B,) -> (B, T, M), (B,)."""
 
     def __init__(self, config: Config) -> None:
-        self.rate: int = config["sample_rate"]  # Hz
-        super().__init__(kaldi_filters(config["num_mel_bins"], self.rate))
+        rate = config["sample_rate"]  # Hz
+        filters = kaldi_filters(config["num_mel_bins"], rate)
+        super().__init__(filters, size=window_samples(rate), shift=shift_samples(rate))
 
     def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Compute them of whole windows, without their mean and with pre-emphasis."""
-        size = window_samples(self.rate)
-        if audio.shape[1] < size:  # so that a frame exists
-            audio = pad(audio, (0, size - audio.shape[1]))
-        windows = self.precise(audio * FULL_SCALE).unfold(1, size, shift_samples(self.rate))
+        if audio.shape[1] < self.size:  # so that a frame exists
+            audio = pad(audio, (0, self.size - audio.shape[1]))
+        windows = self.precise(audio * FULL_SCALE).unfold(1, self.size, self.shift)
         windows = windows - windows.mean(-1, keepdim=True)
         before = torch.cat([windows[..., :1], windows[..., :-1]], -1)
         features = self.energies(windows - PREEMPHASIS * before, POVEY).clamp(min=EPSILON).log()
@@ -85,18 +111,16 @@ class W2vBertFeatures(LogMel):
 
     def frame_lengths(self, lengths: Tensor) -> Tensor:
         """Count the whole windows: (B,) -> (B,)."""
-        return frame_counts(lengths, self.rate)
+        return count_windows(lengths, self.size, self.shift)
 
 
 class ParakeetFeatures(LogMel):
     """Compute them around every shift, normalized over a clip: (B, S) in +-1 -> (B, T, M), (B,)."""
 
     def __init__(self, config: Config) -> None:
-        self.size: int = config["win_length"]  # samples
-        self.shift: int = config["hop_length"]
-        self.preemphasis: float = config["preemphasis"]
         filters = slaney_filters(config["num_mel_bins"], config["n_fft"], config["sample_rate"])
-        super().__init__(filters)
+        super().__init__(filters, size=config["win_length"], shift=config["hop_length"])
+        self.preemphasis: float = config["preemphasis"]
 
     def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Compute them of audio with pre-emphasis, zero beyond the ends of a clip."""

@@ -1,0 +1,271 @@
+"""Realtime transcription over a WebSocket, with the events of OpenAI's API.
+
+    audio in base64 -> samples at the model's rate -> what is said in a turn -> deltas, a transcript
+
+A turn ends where the client commits it, or at an endpoint of the live session.
+"""
+
+import asyncio
+import io
+import json
+from base64 import b64decode
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import uuid4
+
+import soundfile
+from starlette.types import Message
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from sbkit.audio.io import to_int16
+from sbkit.audio.resample import END, Resampler, Signal
+from sbkit.base.errors import SbkitError
+from sbkit.base.units import samples_to_seconds
+from sbkit.live.session import Event, Final, Partial
+from sbkit.serve.errors import ApiError, as_api_error, too_large
+from sbkit.serve.fields import wrong_field
+from sbkit.serve.limits import State
+from sbkit.serve.options import Options, take
+from sbkit.serve.recognizer import Recognizer
+
+BLOCK = 24_000  # bytes that are decoded at a time, so that a long message lets others pass
+SHORTEST = 0.1  # seconds of a turn that a client commits
+PROTOCOL = "realtime"  # of those that a browser offers
+BUFFER, TRANSCRIPTION = "input_audio_buffer", "conversation.item.input_audio_transcription"
+GOING_AWAY, FAILED = 1001, 1011  # codes of closing
+
+
+@dataclass
+class Item:
+    """What a client knows of a turn.
+
+    begin: in seconds of the session; shown: all deltas; is_open: whether its speech was announced.
+    """
+
+    begin: float
+    finals: list[Final] = field(default_factory=list)
+    shown: str = ""
+    is_open: bool = False
+    id: str = field(default_factory=lambda: f"item_{uuid4().hex}")
+
+    def text(self, more: str = "") -> str:
+        """Return the text of all that ended in it, and of what goes on."""
+        return " ".join(filter(None, [*(each.text for each in self.finals), more]))
+
+
+class RealtimeSession:
+    """The session of a client; times are in seconds from its first sample."""
+
+    def __init__(
+        self, socket: WebSocket, recognizer: Recognizer, names: Sequence[str], state: State
+    ) -> None:
+        """Take a WebSocket that is not accepted yet; names: of the model."""
+        self._socket, self._recognizer, self._names = socket, recognizer, names
+        self._limits, self._rate = recognizer.limits, recognizer.sample_rate
+        self._stopping = asyncio.ensure_future(state.stopping.wait())
+        self._id, self._samples = f"sess_{uuid4().hex}", 0
+        self._last_item: str | None = None
+
+    async def run(self) -> None:
+        """Answer the client's events until it leaves, sends nothing for long, or the server stops.
+
+        What it has sent of a turn until then is transcribed.
+        """
+        offered = self._socket.scope["subprotocols"]
+        await self._socket.accept(PROTOCOL if PROTOCOL in offered else None)
+        try:
+            await self._choose({})
+            await self._send("session.created", session=self._plain())
+            while (message := await self._receive()) is not None:
+                await self._answer(message)
+            if self._is_heard:
+                with suppress(ApiError):  # too short
+                    await self._commit()
+            await self._socket.close(GOING_AWAY, "The server stops, or nothing came for long.")
+        except WebSocketDisconnect:
+            pass
+        except Exception as error:
+            with suppress(WebSocketDisconnect):
+                await self._fail(error)
+                await self._socket.close(FAILED, "The server failed; its log says why.")
+            raise
+        finally:
+            self._stopping.cancel()
+
+    async def _receive(self) -> Message | None:
+        """Return what the client sends next, None where it is not waited for any longer."""
+        coming = asyncio.ensure_future(self._socket.receive())
+        most, either = self._limits.answer_seconds, asyncio.FIRST_COMPLETED
+        try:
+            await asyncio.wait((coming, self._stopping), timeout=most, return_when=either)
+        finally:
+            coming.cancel()  # unless it is done
+        if not coming.done():
+            return None
+        if coming.result()["type"] == "websocket.disconnect":
+            raise WebSocketDisconnect
+        return coming.result()
+
+    async def _answer(self, message: Message) -> None:
+        event: dict[str, Any] = {}
+        try:
+            event = _parse(message)
+            match take(event, "type", str):
+                case "session.update":
+                    await self._update(take(event, "session", dict))
+                case "input_audio_buffer.append":
+                    await self._append(take(event, "audio", str))
+                case "input_audio_buffer.commit":
+                    await self._commit()
+                case "input_audio_buffer.clear":
+                    self._begin()
+                    await self._send(f"{BUFFER}.cleared")
+                case other:
+                    raise wrong_field("type", "an event of transcription sessions", other)
+        except ApiError as error:
+            await self._fail(error, event.get("event_id"))
+
+    async def _update(self, session: dict[str, Any]) -> None:
+        if (kind := take(session, "type", str) or "transcription") != "transcription":
+            raise wrong_field("type", "transcription", kind)
+        if self._is_heard:
+            must = "between turns: commit or clear the audio first"
+            raise wrong_field("session.update", must, "within one")
+        given = take(take(session, "audio", dict), "input", dict)
+        await self._choose({**self._options.plain, **given})
+        await self._send("session.updated", session=self._plain())
+
+    async def _choose(self, given: dict[str, Any]) -> None:
+        self._options = Options.parse(given, self._names, self._recognizer)
+        self._speech = await self._recognizer.speech(self._options.phrases, self._options.rules)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin a turn."""
+        self._heard = self._speech(self._samples)
+        self._resampler = Resampler(self._options.format[1], self._rate)
+        self._item = Item(self._now)
+
+    async def _append(self, audio: str) -> None:
+        try:
+            content = b64decode(audio, validate=True)
+        except ValueError:
+            raise wrong_field("audio", "base64", "not") from None
+        subtype, rate, width = self._options.format
+        if len(content) % width:
+            raise wrong_field("audio", "of whole samples of 16 bits", f"{len(content)} bytes")
+        kind = {"format": "RAW", "subtype": subtype, "samplerate": rate, "channels": 1}
+        most = min(self._limits.max_seconds, self._limits.max_bytes / 2 / self._rate)
+        for at in range(0, len(content), BLOCK):
+            if self._now - self._item.begin > most:
+                raise too_large(f"{most:g} s of audio in a turn", "audio")
+            block = io.BytesIO(content[at : at + BLOCK])
+            await self._hear(soundfile.read(block, dtype="float32", **kind)[0])
+            await asyncio.sleep(0)  # others are served
+
+    async def _hear(self, signal: Signal, *, is_last: bool = False) -> None:
+        samples = to_int16(self._resampler.push(signal, is_last=is_last))
+        self._samples += len(samples)
+        if self._recognizer.live is not None:  # else it is counted as a file
+            self._recognizer.metrics.audio.inc(len(samples) / self._rate)
+        self._heard.feed(samples)
+        self._heard.is_finished = is_last
+        for event in await self._recognizer.advance(self._heard):
+            await self._tell(event, is_last=is_last)
+
+    async def _tell(self, event: Event, *, is_last: bool) -> None:
+        """Send what an event adds to the text; the rules end a turn, and is_last others."""
+        item, by_rules = self._item, self._options.rules is not None
+        if isinstance(event, Final):
+            item.finals.append(event)
+            text = stable = item.text()
+        elif isinstance(event, Partial):
+            words = event.text.split()
+            text, stable = item.text(event.text), item.text(" ".join(words[: event.stable]))
+        else:
+            return
+        if text and by_rules and not item.is_open:
+            item.is_open, start = True, round(1000 * event.seconds)
+            await self._send(f"{BUFFER}.speech_started", item_id=item.id, audio_start_ms=start)
+        more = stable[len(item.shown) :] if stable.startswith(item.shown) else ""
+        item.shown += more
+        await self._send_text("delta", delta=more, hypothesis=text)
+        if isinstance(event, Final) and by_rules and not is_last:
+            await self._end(event.end)
+            await self._complete(event.end)
+
+    async def _commit(self) -> None:
+        """End the turn here."""
+        if self._now - self._item.begin < SHORTEST:
+            told = f"A turn must have {SHORTEST:g} s of audio, but has less. Append more."
+            raise ApiError(400, told, code="input_audio_buffer_commit_empty")
+        await self._end(self._now)
+        try:
+            await self._hear(END, is_last=True)
+        except SbkitError as error:
+            await self._send_text("failed", error=as_api_error(error).plain()["error"])
+        else:
+            await self._complete(self._now)
+        self._begin()
+
+    async def _end(self, end: float) -> None:
+        item = self._item
+        if item.is_open:
+            ms = round(1000 * end)
+            await self._send(f"{BUFFER}.speech_stopped", item_id=item.id, audio_end_ms=ms)
+        before, self._last_item = self._last_item, item.id
+        await self._send(f"{BUFFER}.committed", item_id=item.id, previous_item_id=before)
+
+    async def _complete(self, end: float) -> None:
+        """Send the transcript of the turn, and begin to wait for the next one."""
+        item = self._item
+        words = [word.plain() for each in item.finals for word in each.words]
+        await self._send_text(
+            "completed",
+            transcript=item.text(),
+            usage={"type": "duration", "seconds": round(end - item.begin, 3)},
+            words=[{"word": each.pop("text"), **each} for each in words],
+        )
+        self._item = Item(end)
+
+    async def _fail(self, error: Exception, event: object = None) -> None:
+        content = as_api_error(error).plain()["error"]
+        await self._send("error", error={**content, "event_id": event})
+
+    async def _send_text(self, kind: str, **content: Any) -> None:
+        about = {"item_id": self._item.id, "content_index": 0}
+        await self._send(f"{TRANSCRIPTION}.{kind}", **about, **content)
+
+    async def _send(self, kind: str, **content: Any) -> None:
+        event = {"type": kind, "event_id": f"event_{uuid4().hex}", **content}
+        await self._socket.send_text(json.dumps(event, ensure_ascii=False))
+
+    def _plain(self) -> dict[str, Any]:
+        """Return the options that are in effect."""
+        kind = {"id": self._id, "object": "realtime.transcription_session", "type": "transcription"}
+        return {**kind, "audio": {"input": self._options.plain}}
+
+    @property
+    def _now(self) -> float:
+        return samples_to_seconds(self._samples, self._rate)
+
+    @property
+    def _is_heard(self) -> bool:
+        """Check whether a turn is being spoken."""
+        return self._item.is_open or (self._options.rules is None and self._now > self._item.begin)
+
+
+def _parse(message: Message) -> dict[str, Any]:
+    """Read an event of a client; raises ApiError."""
+    must, text = "an event as JSON in a text frame", message.get("text")
+    if text is None:
+        raise wrong_field("message", must, "binary; append audio in base64")
+    try:
+        event = json.loads(text)
+    except (ValueError, RecursionError):
+        event = None
+    if not isinstance(event, dict):
+        raise wrong_field("message", must, text)
+    return event

@@ -1,0 +1,70 @@
+"""Voice activity: the same segments however audio is cut, and rules that do what they say."""
+
+import copy
+
+import numpy as np
+import pytest
+
+from sbkit.audio.io import Samples
+from sbkit.inference.vad import SpeechEvent, SpeechRules, VoiceDetector
+from tests.inference.told_frames import ToldFrames, is_speech, tell
+
+BARE = SpeechRules(shortest=0.1, hang_over=0.3, padding=0.0)
+
+
+def find(audio: Samples, **rules: float) -> list[tuple[float, float]]:
+    detector = VoiceDetector(ToldFrames(), SpeechRules(**{**vars(BARE), **rules}))
+    return [(round(start, 3), round(end, 3)) for start, end in detector.speech_segments(audio)]
+
+
+@pytest.mark.parametrize(
+    ("runs", "rules", "expected"),
+    [
+        ((1.0, 1.0, 1.0), {}, [(1.0, 2.0)]),
+        ((1.0, 1.0, 0.2, 1.0, 1.0), {}, [(1.0, 3.2)]),  # a pause that is shorter than the hang-over
+        ((1.0, 1.0, 0.4, 1.0, 1.0), {}, [(1.0, 2.0), (2.4, 3.4)]),
+        ((1.0, 0.08, 1.0), {}, []),  # a click
+        ((1.0, 0.08, 1.0), {"shortest": 0.06}, [(1.0, 1.08)]),
+        ((1.0, 1.0, 1.0), {"padding": 0.2}, [(0.8, 2.2)]),
+        ((0.1, 1.0, 0.4, 1.0, 0.1), {"padding": 0.3}, [(0.0, 1.4), (1.4, 2.6)]),
+        ((1.0,), {}, []),
+        ((0.0, 1.0), {}, [(0.0, 1.0)]),  # it goes on to the last sample
+    ],
+)
+def test_rules(
+    runs: tuple[float, ...], rules: dict[str, float], expected: list[tuple[float, float]]
+) -> None:
+    assert find(tell(*is_speech(*runs)), **rules) == expected
+
+
+def test_speech_begins_at_the_onset_and_goes_on_above_the_offset() -> None:
+    audio = tell((1, 0.0), (1, 0.4), (1, 0.6), (1, 0.4), (1, 0.3))
+    assert find(audio) == [(2.0, 4.0)]
+    assert find(audio, onset=0.3) == [(1.0, 4.0)]
+    assert find(audio, onset=0.7) == []
+
+
+def test_pieces_of_any_size_make_known_the_same_as_the_whole_clip() -> None:
+    random = np.random.default_rng(0)
+    levels = np.repeat(random.random(300), random.integers(1, 20, 300))
+    audio = np.repeat((32767 * levels).astype(np.int16), 320)[:-77]
+    detector = VoiceDetector(ToldFrames())
+    whole, end = detector.push(audio, detector.start())
+    assert len(whole) > 20
+    for size in (1, 100, 320, 5000):
+        events, state = list[SpeechEvent](), detector.start()
+        for first in range(0, len(audio), size):
+            made, state = detector.push(audio[first : first + size], state)
+            events += made
+        assert events == whole and detector.finish(state) == detector.finish(end)
+
+
+def test_a_copy_goes_on_by_itself_and_events_tell_when_they_are_known() -> None:
+    detector = VoiceDetector(ToldFrames(), BARE)
+    events, state = detector.push(tell((1, 0.0), (1, 1.0)), detector.start())
+    assert events == [SpeechEvent("started", 1.0, 1.1)]
+    kept = copy.deepcopy(state)
+    stopped, _ = detector.push(tell((1, 0.0)), state)
+    assert stopped == [SpeechEvent("stopped", 2.0, 2.3)]
+    assert detector.push(tell((1, 0.0)), kept)[0] == stopped
+    assert detector.finish(kept) == [SpeechEvent("stopped", 2.0, 2.0)]

@@ -1,0 +1,110 @@
+"""The fault that it all began with: a compiled recognizer that is called from other threads."""
+
+import threading
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch._dynamo.utils import counters
+
+from sbkit.audio.io import Samples
+from sbkit.inference.bundle.bundle import WEIGHTS, read_bundle
+from sbkit.inference.bundle.export import export_run
+from sbkit.inference.runtime.compiled import Compilation
+from sbkit.inference.runtime.model import ModelThread
+from sbkit.inference.runtime.torch_model import load_torch
+from sbkit.live.pipeline import Pipeline
+from sbkit.live.recognizer import LiveRecognizer
+from sbkit.live.session import Final, Session, advance_batch
+from tests import processes
+from tests.inference.bundles import ROOT, make_run
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    def loud(hparams: dict[str, Any]) -> None:
+        hparams["ctc_lin"].weight.data *= 30
+
+    folder = tmp_path_factory.mktemp("compiled")
+    yaml = ROOT / "hparams/ctc_streaming.yaml"
+    sizes = {"num_decoder_layers": 0, "encoder_module": "transformer"}
+    export_run(make_run(folder / "run", yaml, loud, **sizes), folder / "bundle")
+    return folder / "bundle"
+
+
+def recognizer(folder: Path, compilation: Compilation | None = None) -> LiveRecognizer:
+    read = read_bundle(folder, WEIGHTS)
+    thread = ModelThread(partial(load_torch, read, folder, compilation=compilation))
+    return LiveRecognizer(bundle=replace(read.bundle, model=thread))
+
+
+def noise(seed: int, samples: int) -> Samples:
+    return (3000 * np.random.default_rng(seed).normal(size=samples)).astype(np.int16)
+
+
+def talk(live: LiveRecognizer, clip: Samples, texts: list[str]) -> None:
+    """Run a clip through a pipeline, and keep its final texts."""
+
+    def keep(event: object) -> None:
+        texts.extend([event.text] if isinstance(event, Final) else [])
+
+    Pipeline(live, str.upper, on_event=keep).run(np.array_split(clip, 1 + len(clip) // 5000))
+
+
+def compare(bundle: Path, **options: Any) -> None:
+    """Let three threads talk to a compiled recognizer, and compare with one that is not."""
+    clips = [noise(seed, size) for seed, size in enumerate((9_000, 31_234, 60_123))]
+    expected, found = ([list[str]() for _ in clips] for _ in range(2))
+    with recognizer(bundle) as plain:
+        for clip, texts in zip(clips, expected, strict=True):
+            talk(plain, clip, texts)
+    assert all(expected)
+    before = counters["stats"]["unique_graphs"]
+    compilation = Compilation(live=True, **options)
+    with recognizer(bundle, compilation) as compiled:
+        warm = counters["stats"]["unique_graphs"]
+        assert warm > before
+        assert compiled.effective.compiled == options["mode"]
+        talking = [
+            threading.Thread(target=talk, args=(compiled, *each))
+            for each in zip(clips, found, strict=True)
+        ]
+        for thread in talking:
+            thread.start()
+        for thread in talking:
+            thread.join()
+        assert found == expected
+        sessions = [Session(compiled) for _ in range(5)]  # more, and less, than the table has
+        for session in sessions:
+            session.feed(clips[1])
+            session.is_finished = True
+        for events in advance_batch(sessions):
+            assert [each.text for each in events if isinstance(each, Final)] == expected[1]
+    assert counters["stats"]["unique_graphs"] == warm
+
+
+def test_three_threads_and_new_shapes_compile_nothing_and_give_the_same_text(bundle: Path) -> None:
+    compare(bundle, mode="default", backend="eager", clips=(1, 3))
+
+
+REAL = """
+import sys
+from pathlib import Path
+from tests.live.test_compiled import compare
+from tests.train.test_compiling import write_no_vectors
+
+write_no_vectors()
+compare(Path(sys.argv[1]), mode="reduce-overhead", clips=(3,))
+print("the same", flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_real_compiler_gives_the_same(bundle: Path) -> None:
+    done = processes.run(["-c", REAL, bundle], timeout=500)
+    assert "the same" in done.stdout, done.stderr

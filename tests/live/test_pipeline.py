@@ -1,0 +1,469 @@
+"""A conversation through the pipeline: answers are heard, and stop when somebody speaks."""
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sbkit.audio.io import Samples
+from sbkit.base.errors import SbkitError
+from sbkit.inference.vad import SpeechRules, VoiceDetector
+from sbkit.live.pipeline import Pipeline
+from sbkit.live.recognizer import LiveRecognizer
+from sbkit.live.session import Final, Partial
+from sbkit.live.turn import Answer, Turn
+from sbkit.text.tokenizer import Tokenizer
+from tests.inference.tones import RATE, silence, speak
+from tests.live.live_tones import live_tones
+
+WITHIN = 60.0  # seconds: who waits longer has failed
+VOICE_RATE = 8
+
+
+class Voice:
+    """Say each word of a text in a block: its letters' codes."""
+
+    def speak(self, text: str) -> tuple[Iterator[Samples], int]:
+        blocks = (np.frombuffer(word.encode(), np.uint8) for word in text.split())
+        return (block.astype(np.int16) for block in blocks), VOICE_RATE
+
+
+class Loudspeaker:
+    """Play without a clock: words are heard at once, or the one with `until` never ends."""
+
+    def __init__(self, until: str | None = None) -> None:
+        self.heard, self._until, self._is_playing = list[str](), until, False
+        self.changed = threading.Condition()
+
+    def play(self, samples: Samples, sample_rate: int) -> None:
+        assert sample_rate == VOICE_RATE
+        with self.changed:
+            self.heard.append(bytes(samples.astype(np.uint8)).decode())
+            self._is_playing = self._until == self.heard[-1]
+            self.changed.notify_all()
+
+    def wait(self, seconds: float) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: not self._is_playing, WITHIN)
+
+    def stop(self) -> None:
+        with self.changed:
+            self._is_playing = False
+            self.changed.notify_all()
+
+    def await_word(self, word: str) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: word in self.heard, WITHIN)
+
+
+class Events(list[Any]):
+    """What was delivered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._changed = threading.Condition()
+
+    def __call__(self, event: object) -> None:
+        with self._changed:
+            self.append(event)
+            self._changed.notify_all()
+
+    def await_turns(self, count: int) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.of(Turn)) == count, WITHIN)
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        return [each for each in self if isinstance(each, kind)]
+
+    def texts(self, kind: type[Any]) -> list[str]:
+        return [each.text for each in self.of(kind)]
+
+
+@pytest.fixture
+def tones(tmp_path: Path) -> Iterator[tuple[LiveRecognizer, Tokenizer]]:
+    before = threading.active_count()
+    recognizer, tokenizer, _ = live_tones(tmp_path)
+    with recognizer:
+        yield recognizer, tokenizer
+    assert threading.active_count() == before
+
+
+def blocks(*audio: Samples) -> Iterator[Samples]:
+    """Cut audio into blocks of a tenth of a second."""
+    whole = np.concatenate(audio)
+    yield from np.split(whole, range(RATE // 10, len(whole), RATE // 10))
+
+
+def say(tokenizer: Tokenizer, *texts: str) -> Iterator[Samples]:
+    """Say texts, each with a pause that ends it, and the chunk that it is in."""
+    return blocks(*(each for text in texts for each in (speak(tokenizer, text), silence(2.0))))
+
+
+def test_what_is_said_is_answered_and_heard(tones: Any) -> None:
+    recognizer, tokenizer = tones
+    events, player = Events(), Loudspeaker()
+    Pipeline(
+        recognizer, "you said {}".format, synthesizer=Voice(), player=player, on_event=events
+    ).run(say(tokenizer, "the dog"))
+    assert player.heard == ["you", "said", "the", "dog"]
+    assert [type(each).__name__ for each in events if not isinstance(each, Partial)] == [
+        *("Endpoint", "Final", "Answer", "Turn")
+    ]
+    assert events.of(Answer)[0].plain().keys() == {"event", "seconds", "text"}
+
+
+@pytest.mark.parametrize("answer", [lambda text: None, lambda text: iter(()), lambda text: "fine"])
+def test_an_answer_may_be_none_and_sound_may_be_left_out(
+    answer: Callable[[str], Any], tones: Any
+) -> None:
+    recognizer, tokenizer = tones
+    events = Events()
+
+    def source() -> Iterator[Samples]:
+        for number, text in enumerate(("the dog", "a fox"), 1):
+            yield from say(tokenizer, text)
+            events.await_turns(number)
+
+    Pipeline(recognizer, answer, on_event=events).run(source())
+    assert events.texts(Final) == events.texts(Turn) == ["the dog", "a fox"]
+    assert len(events.of(Answer)) == (2 if answer("") == "fine" else 0)
+
+
+def test_the_trace_has_the_delay_that_each_stage_adds(tones: Any) -> None:
+    recognizer, tokenizer = tones
+    now, events = [100.0], Events()
+
+    def answer(text: str) -> Iterator[str]:
+        now[0] += 2.0
+        yield "one"
+        yield "more"
+
+    class SlowVoice(Voice):
+        def speak(self, text: str) -> tuple[Iterator[Samples], int]:
+            now[0] += 0.5 if text == "one" else 0.0
+            return super().speak(text)
+
+    Pipeline(
+        recognizer,
+        answer,
+        synthesizer=SlowVoice(),
+        player=Loudspeaker(),
+        on_event=events,
+        clock=lambda: now[0],
+    ).run(say(tokenizer, "the dog"))
+    (turn,), (final,) = events.of(Turn), events.of(Final)
+    waited = turn.delays["endpoint"]
+    assert 1.2 <= waited < 1.2 + 0.7  # the rule, the rest of the chunk and of the block
+    assert final.end - final.words[-1].end <= waited
+    assert turn.delays == {"endpoint": waited, "recognizer": 0.0, "answer": 2.0, "sound": 0.5}
+    assert str(
+        turn
+    ) == f"endpoint {1000 * waited:.0f} + recognizer 0 + answer 2000 + sound 500 = " + (
+        f"{1000 * (waited + 2.5):.0f} ms"
+    )
+    delays = {**turn.delays, "endpoint": round(waited, 3)}
+    assert turn.plain() == {
+        "event": "turn",
+        "text": "the dog",
+        "interrupted": False,
+        "delays": delays,
+    }
+
+
+class Told:
+    """A model of frames that hears what is loud."""
+
+    sample_rate, step, overlap = RATE, RATE // 100, 0
+
+    def start(self) -> None:
+        return None
+
+    def advance(self, samples: Samples, state: None) -> tuple[Any, None]:
+        return np.abs(samples.reshape(-1, self.step)).max(1) > 100, None
+
+
+def test_a_detector_ends_turns_sooner_and_times_go_on(tones: Any) -> None:
+    recognizer, tokenizer = tones
+    detector = VoiceDetector(Told(), SpeechRules(hang_over=0.3))
+    events, pause = Events(), silence(0.6)
+    audio = [speak(tokenizer, "the dog"), pause, speak(tokenizer, "a fox"), pause]
+    Pipeline(recognizer, lambda text: None, detector=detector, on_event=events).run(blocks(*audio))
+    assert events.texts(Turn) == ["the dog", "a fox"]
+    assert max(turn.delays["endpoint"] for turn in events.of(Turn)) < 0.6
+    second = events.of(Final)[1].words[0]
+    assert second.start == pytest.approx(sum(map(len, audio[:2])) / RATE, abs=0.1)
+
+
+@pytest.mark.parametrize("detector", [None, VoiceDetector(Told())])
+def test_who_speaks_stops_the_answer(detector: VoiceDetector | None, tones: Any) -> None:
+    recognizer, tokenizer = tones
+    events, player, was_closed = Events(), Loudspeaker(until="one"), threading.Event()
+
+    def answer(text: str) -> Iterator[str]:
+        try:
+            while text == "the dog":
+                yield "zero one two"
+        finally:
+            was_closed.set()
+        yield "bye"
+
+    def source() -> Iterator[Samples]:
+        yield from say(tokenizer, "the dog")
+        player.await_word("one")
+        yield from blocks(speak(tokenizer, "a quick fox"))
+        assert was_closed.wait(WITHIN)  # while it goes on
+        yield silence(2.0)
+
+    Pipeline(
+        recognizer,
+        answer,
+        detector=detector,
+        synthesizer=Voice(),
+        player=player,
+        on_event=events,
+    ).run(source())
+    assert player.heard == ["zero", "one", "bye"]
+    assert [(each.text, each.is_interrupted) for each in events.of(Turn)] == [
+        ("the dog", True),
+        ("a quick fox", False),
+    ]
+    assert str(events.of(Turn)[0]).endswith(" ms, interrupted")
+    first = next(place for place, each in enumerate(events) if isinstance(each, Turn))
+    assert [each.text for each in events[first:] if isinstance(each, Answer)] == ["bye"]
+
+
+def test_speech_without_words_stops_the_answer_where_a_detector_hears_it(tones: Any) -> None:
+    recognizer, tokenizer = tones
+    events, player = Events(), Loudspeaker(until="one")
+
+    def source() -> Iterator[Samples]:
+        yield from say(tokenizer, "the dog")
+        player.await_word("one")
+        yield np.full(RATE // 2, 200, np.int16)
+        events.await_turns(1)
+
+    Pipeline(
+        recognizer,
+        lambda text: "zero one two",
+        detector=VoiceDetector(Told()),
+        synthesizer=Voice(),
+        player=player,
+        on_event=events,
+    ).run(source())
+    assert player.heard == ["zero", "one"]
+    assert [each.is_interrupted for each in events.of(Turn)] == [True]
+
+
+def test_what_is_made_while_somebody_speaks_is_dropped_and_what_waits_is_not_begun(
+    tones: Any,
+) -> None:
+    recognizer, tokenizer = tones
+    events, player, asked, made = Events(), Loudspeaker(), list[str](), list[str]()
+    making, go_on = threading.Event(), threading.Event()
+
+    def answer(text: str) -> Iterator[str]:
+        asked.append(text)
+        yield "early"
+        if text == "the dog":
+            assert go_on.wait(WITHIN)
+            yield "late"
+
+    class SlowVoice(Voice):
+        def speak(self, text: str) -> tuple[Iterator[Samples], int]:
+            blocks, rate = super().speak(f"{text} 1 2 3")
+            return self._make(blocks, asked[-1]), rate
+
+        def _make(self, blocks: Iterator[Samples], question: str) -> Iterator[Samples]:
+            for block in blocks:
+                making.set()
+                assert go_on.wait(WITHIN)
+                made.append(question)
+                yield block
+
+    def source() -> Iterator[Samples]:
+        yield from say(tokenizer, "the dog")
+        assert making.wait(WITHIN)
+        for count, text in enumerate(("a fox", "jumps"), 1):  # one waits for the other
+            yield from say(tokenizer, text)
+            events.await_turns(count)
+        go_on.set()
+
+    Pipeline(recognizer, answer, synthesizer=SlowVoice(), player=player, on_event=events).run(
+        source()
+    )
+    assert asked == ["the dog", "jumps"]
+    assert events.texts(Answer) == ["early", "early"]
+    assert made == ["the dog", *["jumps"] * 4]
+    assert player.heard == ["early", "1", "2", "3"]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_nothing_of_an_interrupted_turn_is_heard_or_delivered(seed: int, tones: Any) -> None:
+    """However the threads are scheduled: every word of an answer names its turn."""
+    recognizer, tokenizer = tones
+    random, ended, player = np.random.default_rng(seed), set[str](), Loudspeaker()
+    wrong, names = list[str](), (f"{number:03d}" for number in range(1000))
+    of_turn = dict[int, str]()
+
+    def answer(text: str) -> Iterator[str]:
+        name = next(names)
+        of_turn[id(pipeline._turn)] = name
+        yield from [f"{name} {name}"] * 30
+
+    class Checked(Loudspeaker):
+        def play(self, samples: Samples, sample_rate: int) -> None:
+            super().play(samples, sample_rate)
+            check(self.heard[-1])
+
+    def check(word: str) -> None:
+        wrong.extend([word] if word in ended else [])
+
+    def on_event(event: Any) -> None:
+        if isinstance(event, Answer):
+            check(event.text.split()[0])
+        if isinstance(event, Turn):
+            ended.add(of_turn.pop(id(event), ""))
+
+    def source() -> Iterator[Samples]:
+        for block in say(tokenizer, *("the dog", "a fox") * 5):
+            yield block
+            if random.random() < 0.1:
+                pipeline.interrupt()
+
+    player = Checked()
+    pipeline = Pipeline(recognizer, answer, synthesizer=Voice(), player=player, on_event=on_event)
+    pipeline.run(source())
+    assert player.heard
+    assert not wrong
+
+
+class Broken(Loudspeaker):
+    def play(self, samples: Samples, sample_rate: int) -> None:
+        raise OSError("no device")
+
+
+class Mute:
+    def speak(self, text: str) -> tuple[Iterable[Samples], int]:
+        raise ValueError("no voice")
+
+
+class Deaf(Told):
+    def advance(self, samples: Samples, state: None) -> tuple[Any, None]:
+        raise ValueError("no frames")
+
+
+def fail(text: object) -> str:
+    raise ValueError(text)
+
+
+def endless(tokenizer: Tokenizer) -> Iterator[Samples]:
+    """Say something again and again."""
+    while True:
+        yield from say(tokenizer, "the dog")
+
+
+@pytest.mark.parametrize(
+    ("stages", "match"),
+    [
+        ({"detector": VoiceDetector(Deaf())}, r"the voice activity raised ValueError \(no frames"),
+        ({"answer": fail}, r"the answer raised ValueError \(the dog\)"),
+        ({"synthesizer": Mute()}, "the synthesizer raised ValueError"),
+        ({"player": Broken()}, r"the player raised OSError \(no device\)"),
+        ({"on_event": fail}, "the recognizer raised ValueError"),
+    ],
+)
+def test_a_stage_that_fails_ends_all_and_is_named(
+    stages: dict[str, Any], match: str, tones: Any
+) -> None:
+    recognizer, tokenizer = tones
+    given = {"answer": str.upper, "synthesizer": Voice(), "player": Loudspeaker(), **stages}
+    pipeline = Pipeline(recognizer, **given)
+    with pytest.raises(SbkitError, match=match) as found:
+        pipeline.run(endless(tokenizer))
+    assert isinstance(found.value.__cause__, ValueError | OSError)
+    with pytest.raises(SbkitError, match=match):
+        pipeline.close()
+
+
+@pytest.mark.parametrize("state", ["begun", "answering", "playing", "full", "of itself"])
+def test_a_pipeline_may_be_closed_in_any_state(state: str, tones: Any) -> None:
+    recognizer, tokenizer = tones
+    reached, go_on = threading.Event(), threading.Event()
+    player = Loudspeaker(until="zero" if state in ("playing", "full") else None)
+
+    def answer(text: str) -> Iterator[str]:
+        if state == "answering":
+            reached.set()
+            assert go_on.wait(WITHIN)
+        yield from ["zero one two"] * (1 if state == "playing" else 40)
+
+    def on_event(event: object) -> None:
+        if state == "of itself" and isinstance(event, Answer):
+            pipeline.close()
+            pipeline.close()
+
+    def source() -> Iterator[Samples]:
+        if state in ("playing", "full"):
+            yield from say(tokenizer, "the dog")
+            player.await_word("zero")
+            reached.set()
+            while True:
+                yield silence(0.1)
+        if state == "begun":
+            reached.set()
+        yield from endless(tokenizer)
+
+    pipeline = Pipeline(recognizer, answer, synthesizer=Voice(), player=player, on_event=on_event)
+    runner = threading.Thread(target=pipeline.run, args=[source()])
+    runner.start()
+    if state != "of itself":
+        assert reached.wait(WITHIN)
+        closer = threading.Thread(target=pipeline.close)
+        closer.start()
+        go_on.set()
+        closer.join(WITHIN)
+    runner.join(WITHIN)
+    assert not runner.is_alive()
+    pipeline.close()
+
+
+def test_one_that_was_closed_before_takes_nothing(tones: Any) -> None:
+    recognizer, tokenizer = tones
+    events = Events()
+    pipeline = Pipeline(recognizer, str.upper, on_event=events)
+    pipeline.close()
+    pipeline.run(endless(tokenizer))
+    assert events == []
+
+
+def test_what_a_source_raises_reaches_the_caller(tones: Any) -> None:
+    recognizer, tokenizer = tones
+
+    def source() -> Iterator[Samples]:
+        yield from say(tokenizer, "the dog")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Pipeline(recognizer, str.upper).run(source())
+
+
+def test_blocks_may_come_from_another_thread(tones: Any) -> None:
+    recognizer, tokenizer = tones
+    received, events = SimpleQueue[bytes | None](), Events()
+
+    def receive() -> None:
+        for block in say(tokenizer, "the dog"):
+            received.put(block.astype("<i2").tobytes())
+        received.put(None)
+
+    receiver = threading.Thread(target=receive)
+    receiver.start()
+    Pipeline(recognizer, str.upper, on_event=events).run(
+        np.frombuffer(each, "<i2") for each in iter(received.get, None)
+    )
+    receiver.join()
+    assert events.texts(Answer) == ["THE DOG"]

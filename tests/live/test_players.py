@@ -1,0 +1,96 @@
+"""What plays: a file, and PortAudio with a device that the test moves."""
+
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+
+from sbkit.live.players import FilePlayer, Speakers
+
+RATE, LATENCY = 8_000, 0.25  # seconds from a sample that is taken to its sound
+
+
+class Stream:
+    """An output of PortAudio: `move` takes what it plays in so many samples."""
+
+    latency = LATENCY
+
+    def __init__(self, *, samplerate: int, callback: Any, channels: int, dtype: str) -> None:
+        assert (channels, dtype) == (1, "int16")
+        self.samplerate, self.time, self.calls = samplerate, 10.0, list[str]()
+        self._callback = callback
+
+    def move(self, samples: int) -> list[int]:
+        out = bytearray(2 * samples)
+        self._callback(memoryview(out), samples, None, None)
+        self.time += samples / self.samplerate
+        return list(np.frombuffer(out, np.int16))
+
+    def start(self) -> None:
+        self.calls.append("start")
+
+    def abort(self) -> None:
+        self.calls.append("abort")
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+@pytest.fixture
+def streams(monkeypatch: pytest.MonkeyPatch) -> list[Stream]:
+    made = list[Stream]()
+
+    def open_stream(**options: Any) -> Stream:
+        made.append(Stream(**options))
+        return made[-1]
+
+    monkeypatch.setitem(sys.modules, "sounddevice", SimpleNamespace(RawOutputStream=open_stream))
+    return made
+
+
+def test_a_loudspeaker_waits_by_its_clock(streams: list[Stream]) -> None:
+    speakers = Speakers()
+    speakers.wait(0.0)  # nothing is left
+    speakers.play(np.arange(1, 3001, dtype=np.int16), RATE)
+    speakers.play(np.arange(3001, 4001, dtype=np.int16), RATE)
+    speakers.wait(0.5 + LATENCY)
+    (stream,) = streams
+    waiting = threading.Thread(target=speakers.wait, args=[0.1])
+    waiting.start()
+    assert stream.move(2500) == [*range(1, 2501)]
+    assert stream.move(2500) == [*range(2501, 4001), *[0] * 1000]
+    assert waiting.is_alive()  # 0.125 s of the delay are left
+    stream.time += 0.05
+    waiting.join(60)
+    assert not waiting.is_alive()
+
+
+def test_what_is_left_is_dropped(streams: list[Stream]) -> None:
+    speakers = Speakers()
+    speakers.play(np.ones(4000, np.int16), RATE)
+    (stream,) = streams
+    stream.move(100)
+    speakers.stop()
+    speakers.wait(0.0)
+    assert not any(stream.move(100))
+    assert stream.calls == ["start", "abort", "start"]
+    speakers.play(np.ones(1, np.int16), 2 * RATE)
+    assert stream.calls[-1] == "close"
+    assert streams[1].samplerate == 2 * RATE
+    speakers.close()
+
+
+def test_a_file_has_what_was_played(tmp_path: Path) -> None:
+    player = FilePlayer(tmp_path / "answer.wav")
+    for block in (np.arange(5, dtype=np.int16), np.arange(3, dtype=np.int16)):
+        player.play(block, RATE)
+        player.wait(0.0)
+    player.stop()
+    player.close()
+    samples, rate = soundfile.read(tmp_path / "answer.wav", dtype="int16")
+    assert (samples.tolist(), rate) == ([0, 1, 2, 3, 4, 0, 1, 2], RATE)

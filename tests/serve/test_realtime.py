@@ -1,0 +1,359 @@
+"""Realtime sessions: OpenAI's client, and any other, gets the text of its own turns."""
+
+import base64
+import io
+import json
+import signal
+import socket
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+from websockets.exceptions import ConnectionClosed, ConnectionClosedError, InvalidStatus
+from websockets.sync.client import connect
+
+from sbkit.audio.io import Samples
+from sbkit.audio.resample import resample_by_numpy
+from sbkit.inference.runtime.model import ModelThread
+from sbkit.serve.limits import DRAINING
+from tests.inference.tones import silence, speak, tone_bundle
+from tests.live.live_tones import LiveToneModel
+from tests.serve.server import Made, Served, served, wait_for
+
+TEXT = "the quick brown fox"
+pytestmark = pytest.mark.timeout(60)  # for events that do not come
+COMMITTED = {"audio": {"input": {"turn_detection": None}}, "type": "transcription"}
+
+
+def live_bundle(folder: Path) -> Made:
+    bundle, tokenizer, _ = tone_bundle(folder)
+    model = LiveToneModel(tokenizer.vocab_size, tokenizer.vocabulary.blank)
+    bundle.model.close()
+    return replace(bundle, model=ModelThread(lambda: model)), tokenizer, model
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("live")
+    with served(folder, made=live_bundle(folder), language="en", max_seconds=20.0) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with served(tmp_path_factory.mktemp("whole")) as found:
+        yield found
+
+
+def at_24k(samples: Samples) -> bytes:
+    signal = resample_by_numpy(samples.astype(np.float32), 2, 3)
+    return np.rint(signal).clip(-32768, 32767).astype("<i2").tobytes()
+
+
+def send(session: Any, audio: bytes, *, pieces: int = 7) -> None:
+    for piece in np.array_split(np.frombuffer(audio, "<i2"), pieces):
+        session.input_audio_buffer.append(audio=base64.b64encode(piece.tobytes()).decode())
+
+
+def until(session: Any, end: str) -> list[Any]:
+    events = [session.recv()]
+    while not events[-1].type.endswith(end):
+        events.append(session.recv())
+    return events
+
+
+def short(events: Sequence[Any]) -> list[str]:
+    return [each.type.rpartition(".")[2] for each in events]
+
+
+@pytest.mark.parametrize("kind", ["live", "whole"])
+def test_a_turn_that_the_client_commits(kind: str, request: pytest.FixtureRequest) -> None:
+    here: Served = request.getfixturevalue(kind)
+    with here.openai.realtime.connect(extra_query={"intent": "transcription"}) as session:
+        created = session.recv()
+        assert created.type == "session.created"
+        assert created.session.type == "transcription"
+        session.session.update(session=COMMITTED)
+        assert session.recv().session.audio.input.turn_detection is None
+        previous = None
+        for text in (TEXT, "a lazy dog"):
+            send(session, at_24k(speak(here.tokenizer, text)))
+            session.input_audio_buffer.commit()
+            events = until(session, "completed")
+            *_, completed = events
+            assert completed.transcript == text
+            assert completed.usage.seconds == pytest.approx(0.12 * len(text), abs=0.01)
+            assert [each["word"] for each in completed.words] == text.split()
+            deltas = [each.delta for each in events if each.type.endswith("delta")]
+            assert "".join(deltas) == text
+            assert (len(list(filter(None, deltas))) > 1) == (kind == "live")
+            (committed,) = [each for each in events if each.type.endswith("committed")]
+            assert (committed.previous_item_id, committed.item_id) == (previous, completed.item_id)
+            previous = completed.item_id
+
+
+def test_the_server_ends_turns_at_endpoints(live: Served) -> None:
+    texts = (TEXT, "a lazy dog")
+    spoken = [each for text in texts for each in (speak(live.tokenizer, text), silence(1.3))]
+    with live.openai.realtime.connect() as session:
+        detection = session.recv().session.audio.input.turn_detection
+        assert (detection.type, detection.silence_duration_ms) == ("server_vad", 1200)
+        send(session, at_24k(np.concatenate([silence(1.0), *spoken, silence(0.64)])))
+        begin = 1.0
+        for text in texts:
+            started, *deltas, stopped, committed, completed = until(session, "completed")
+            assert short([started, stopped, committed]) == [
+                "speech_started",
+                "speech_stopped",
+                "committed",
+            ]
+            assert set(short(deltas)) == {"delta"}
+            assert len({each.item_id for each in (started, *deltas, stopped, completed)}) == 1
+            assert completed.transcript == deltas[-1].hypothesis == text
+            assert completed.words[0]["start"] == pytest.approx(begin, abs=0.06)
+            end = begin + 0.12 * len(text)
+            assert begin < started.audio_start_ms / 1000 < end + 0.7
+            assert stopped.audio_end_ms / 1000 == pytest.approx(end + 1.2, abs=0.1)
+            begin = end + 1.3
+        session.input_audio_buffer.clear()
+        assert session.recv().type == "input_audio_buffer.cleared"
+        detection = {"type": "server_vad", "silence_duration_ms": 400}
+        session.session.update(
+            session={"type": "transcription", "audio": {"input": {"turn_detection": detection}}}
+        )
+        assert session.recv().session.audio.input.turn_detection.silence_duration_ms == 400
+        send(session, at_24k(np.concatenate([speak(live.tokenizer, TEXT), silence(1.2)])))
+        assert until(session, "completed")[-1].transcript == TEXT
+
+
+@pytest.mark.parametrize("kind", ["audio/pcmu", "audio/pcma"])
+def test_telephone_audio(live: Served, kind: str) -> None:
+    """Its letters are below 4 kHz."""
+    audio = io.BytesIO()
+    signal = resample_by_numpy(speak(live.tokenizer, "a rude bird") / np.float32(32768), 2, 1)
+    subtype = {"audio/pcmu": "ULAW", "audio/pcma": "ALAW"}[kind]
+    soundfile.write(audio, signal, 8000, format="RAW", subtype=subtype)
+    given = {"format": {"type": kind}, "turn_detection": None}
+    with live.openai.realtime.connect() as session:
+        session.session.update(session={"type": "transcription", "audio": {"input": given}})
+        session.input_audio_buffer.append(audio=base64.b64encode(audio.getvalue()).decode())
+        session.input_audio_buffer.commit()
+        assert until(session, "completed")[-1].transcript == "a rude bird"
+
+
+def test_sessions_of_many_are_one_batch_and_each_gets_his_own_text(live: Served) -> None:
+    words = TEXT.split()
+    texts = [f"{words[n % 4]} {words[n // 4]} {words[n % 3]}" for n in range(16)]
+    live.model.batches.clear()
+
+    def say(text: str) -> str:
+        with live.openai.realtime.connect() as session:
+            session.session.update(session=COMMITTED)
+            send(session, at_24k(speak(live.tokenizer, text)))
+            session.input_audio_buffer.commit()
+            found: str = until(session, "completed")[-1].transcript
+            return found
+
+    with ThreadPoolExecutor(16) as clients:
+        assert list(clients.map(say, texts)) == texts
+    assert max(map(len, live.model.batches)) > 1
+    assert live.metric("sbkit_stream_batch_sum") > live.metric("sbkit_stream_batch_count")
+    assert live.metric("sbkit_sessions_total") >= 16
+    assert live.metric("sbkit_audio_seconds_total") > 16
+    wait_for(lambda: live.metric("sbkit_sessions_open") == 0)
+
+
+def update(**given: Any) -> str:
+    return json.dumps({"type": "session.update", "session": {"audio": {"input": given}}})
+
+
+def append(audio: Any) -> str:
+    return json.dumps({"type": "input_audio_buffer.append", "audio": audio})
+
+
+BAD: dict[str, tuple[str | bytes, str]] = {
+    "audio as it is": (b"\0" * 960, "in a text frame, but is binary; append audio in base64"),
+    "a text": ("hello", "an event as JSON in a text frame, but is hello"),
+    "a list": ("[]", "an event as JSON"),
+    "deep JSON": ("[" * 100_000, "an event as JSON"),
+    "no type": ("{}", "`type` must be an event of transcription sessions"),
+    "another event": (json.dumps({"type": "response.create"}), "but is response.create"),
+    "no base64": (append("?" * 8), "`audio` must be base64"),
+    "no text": (append([1]), "`audio` must be a text"),
+    "half a sample": (append("AAAA"), "whole samples of 16 bits, but is 3 bytes"),
+    "too little": (json.dumps({"type": "input_audio_buffer.commit"}), "0.1 s of audio"),
+    "another session": (
+        json.dumps({"type": "session.update", "session": {"type": "realtime"}}),
+        "`type` must be transcription, but is realtime",
+    ),
+    "another rate": (update(format={"type": "audio/pcm", "rate": 16000}), "must be 24000"),
+    "another format": (update(format={"type": "audio/opus"}), "audio/pcm, audio/pcmu"),
+    "another model": (update(transcription={"model": "x"}), "tones, whisper-1"),
+    "another language": (update(transcription={"language": "fr"}), "`language` must be en"),
+    "another detection": (update(turn_detection={"type": "semantic_vad"}), "server_vad or null"),
+    "no silence": (
+        update(turn_detection={"type": "server_vad", "silence_duration_ms": -1}),
+        "from 1 to 60000",
+    ),
+    "no object": (update(turn_detection="server_vad"), "must be an object"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_event_gets_a_sentence_and_the_session_goes_on(live: Served, name: str) -> None:
+    event, words = BAD[name]
+    with live.openai.realtime.connect() as session:
+        session.session.update(session=COMMITTED)
+        until(session, "updated")
+        session._connection.send(event)
+        (error,) = until(session, "error")
+        assert words in error.error.message
+        assert error.error.type == "invalid_request_error"
+        send(session, at_24k(speak(live.tokenizer, "a fox")))
+        session.input_audio_buffer.commit()
+        assert until(session, "completed")[-1].transcript == "a fox"
+
+
+def test_another_format_within_a_turn_is_refused_by_the_id_of_its_event(live: Served) -> None:
+    with live.openai.realtime.connect() as session:
+        session.session.update(session=COMMITTED)
+        send(session, at_24k(speak(live.tokenizer, "a fox")), pieces=1)
+        given = {"audio": {"input": {"format": {"type": "audio/pcmu"}}}, "type": "transcription"}
+        session.session.update(session=given, event_id="mine")
+        error = until(session, "error")[-1].error
+        assert (error.event_id, "commit or clear the audio first" in error.message) == (
+            "mine",
+            True,
+        )
+        session.input_audio_buffer.commit()
+        assert until(session, "completed")[-1].transcript == "a fox"
+
+
+def test_a_model_of_whole_clips_has_no_endpoints(whole: Served) -> None:
+    with whole.openai.realtime.connect() as session:
+        assert session.recv().session.audio.input.turn_detection is None
+        detection: Any = {"turn_detection": {"type": "server_vad"}}
+        session.session.update(session={"type": "transcription", "audio": {"input": detection}})
+        assert "null, as the model takes whole clips" in session.recv().error.message
+
+
+@pytest.mark.parametrize("kind", ["live", "whole"])
+def test_a_turn_has_a_longest_duration(kind: str, tmp_path: Path) -> None:
+    made = live_bundle(tmp_path) if kind == "live" else None
+    with (
+        served(tmp_path, made=made, max_seconds=2.0) as here,
+        here.openai.realtime.connect() as session,
+    ):
+        session.session.update(session=COMMITTED)
+        send(session, at_24k(silence(3.2)), pieces=1)
+        assert "at most 2 s of audio in a turn" in until(session, "error")[-1].error.message
+        session.input_audio_buffer.commit()
+        end = "completed" if kind == "live" else "failed"
+        assert until(session, end)
+
+
+def test_what_is_refused_before_a_session(tmp_path: Path) -> None:
+    with served(tmp_path, keys=["one"], max_sessions=1) as here:
+        url = here.url.replace("http", "ws") + "/v1/realtime"
+        for query, protocols, status in (
+            ("", ["realtime"], 401),
+            ("", ["realtime", "openai-insecure-api-key.two"], 401),
+            ("?model=another", ["realtime", "openai-insecure-api-key.one"], 404),
+        ):
+            with (
+                pytest.raises(InvalidStatus) as refused,
+                connect(url + query, subprotocols=protocols),
+            ):
+                pass
+            assert refused.value.response.status_code == status
+            assert json.loads(refused.value.response.body)["error"]["message"]
+        with connect(url, subprotocols=["realtime", "openai-insecure-api-key.one"]) as first:
+            assert first.subprotocol == "realtime"
+            headers = {"Authorization": "Bearer one"}
+            with pytest.raises(InvalidStatus) as refused, connect(url, additional_headers=headers):
+                pass
+            assert refused.value.response.status_code == 429
+        wait_for(lambda: here.state.sessions == 0)
+        here.state.phase = DRAINING
+        with pytest.raises(InvalidStatus) as refused, connect(url, additional_headers=headers):
+            pass
+        assert refused.value.response.status_code == 503
+
+
+def test_a_message_that_is_too_large_closes_its_session_alone(live: Served) -> None:
+    with live.openai.realtime.connect() as session, live.openai.realtime.connect() as other:
+        with pytest.raises(ConnectionClosedError) as closed:
+            session._connection.send(append("A" * (17 << 20)))
+            until(session, "never")
+        assert closed.value.rcvd is not None
+        assert (closed.value.rcvd.code, "limit" in closed.value.rcvd.reason) == (1009, True)
+        until(other, "created")
+        other.session.update(session=COMMITTED)
+        send(other, at_24k(speak(live.tokenizer, "a fox")))
+        other.input_audio_buffer.commit()
+        assert until(other, "completed")[-1].transcript == "a fox"
+
+
+def test_a_client_that_never_reads_is_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sbkit.serve.command.PING_SECONDS", 0.2)
+    made = live_bundle(tmp_path)
+    with served(tmp_path, made=made) as here, ThreadPoolExecutor(1) as clients:
+        host, _, port = here.url.removeprefix("http://").partition(":")
+        with socket.create_connection((host, int(port))) as deaf:
+            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            handshake = (
+                "GET /v1/realtime HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\n"
+                "Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+                "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+            )
+            deaf.sendall(handshake.encode())
+            frame = b"\x81\x82\0\0\0\0{}"  # an event without a type, with a mask of zeros
+
+            def flood() -> None:
+                with suppress(OSError):
+                    while True:
+                        deaf.sendall(frame * 1000)
+
+            sent = clients.submit(flood)
+            wait_for(lambda: here.state.sessions == 1)
+            wait_for(lambda: here.state.sessions == 0)
+            sent.result(20)
+        with here.openai.realtime.connect() as session:
+            until(session, "created")
+
+
+def test_what_was_said_is_transcribed_before_the_server_stops(tmp_path: Path) -> None:
+    with served(tmp_path, made=live_bundle(tmp_path)) as here:
+        with here.openai.realtime.connect() as session:
+            send(session, at_24k(speak(here.tokenizer, TEXT)))
+            until(session, "delta")
+            here.server.handle_exit(signal.SIGTERM, None)
+            assert until(session, "completed")[-1].transcript == TEXT
+            with pytest.raises(ConnectionClosed) as closed:
+                session.recv()
+            assert closed.value.rcvd is not None
+            assert closed.value.rcvd.code == 1001
+        here.thread.join(20)
+        assert not here.thread.is_alive()
+
+
+def test_a_fault_of_the_model_ends_the_session(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with served(tmp_path, made=live_bundle(tmp_path)) as here:
+        here.model.advance = lambda *_: 1 // 0  # type: ignore[attr-defined]
+        with here.openai.realtime.connect() as session:
+            send(session, at_24k(speak(here.tokenizer, TEXT)))
+            error = until(session, "error")[-1].error
+            assert (error.type, "ZeroDivision" in error.message) == ("server_error", False)
+            with pytest.raises(ConnectionClosedError, match="1011"):
+                session.recv()
+        wait_for(lambda: "ZeroDivisionError" in caplog.text)
