@@ -392,6 +392,20 @@ def _classify(options: argparse.Namespace) -> int:
         return classify(options)
 
 
+CODING = (BUNDLE, path("file", "FILE", "to read"), path("--out", "FILE", "to write", required=True))
+
+
+@command("encode", "write audio as codes", *CODING, *RUNNING, IMPORT)
+@command("decode", "write the audio of codes", *CODING, *RUNNING, IMPORT)
+def _run_of_task(options: argparse.Namespace) -> int:
+    from sbkit.inference.bundle.bundle import read_bundle
+
+    with _opened(options) as options.bundle:
+        task = read_bundle(options.bundle, own=options.own).bundle.task
+        task.require(options.name)
+        return task.runs[options.name](options)
+
+
 def _opened(options: argparse.Namespace) -> AbstractContextManager[Path]:
     """Name the bundle, or make one of a run, for which more is imported."""
     if not (options.bundle / "hyperparams.yaml").is_file():

@@ -37,7 +37,12 @@ FOLDERS = (
 CORPORA = ("AsteriskPrompts", "CommonVoice", "FestvoxRu", "LibriSpeech", "OwnData")
 READMES = tuple(
     ROOT / folder / "README.md"
-    for folder in (*FOLDERS, "recipes/classification", *(f"recipes/{each}" for each in CORPORA))
+    for folder in (
+        *FOLDERS,
+        "recipes/classification",
+        "recipes/codec",
+        *(f"recipes/{each}" for each in CORPORA),
+    )
 )
 ELSEWHERE = (  # commands that other tests run: how they begin
     *("tools/demo", "tools/test", "tools/launch/one_node.sh", "tools/launch/several_nodes.sh"),
@@ -50,7 +55,7 @@ ELSEWHERE = (  # commands that other tests run: how they begin
     *("python -m tools.bench_times", "python -m tools.show row", "python -m tools.bench_train"),
     "python -m tools.mutate",
     *("python -m tools.bench_gpu", "python -m tools.bench_transcribe"),
-    "python -m tools.bench_live",
+    *("python -m tools.bench_live", "python -m tools.bench_codec"),
     *("sbkit serve my-model", "curl http://127.0.0.1:8000/", "python -m tools.bench_serve"),
     *("sbkit transcribe --runtime onnx", "sbkit score RUN", "sbkit tune RUN", "sbkit cache"),
     *("sbkit prepare YAML --shards", "sbkit export RUN", "sbkit classify "),
@@ -59,10 +64,12 @@ ELSEWHERE = (  # commands that other tests run: how they begin
 HERE = {"--nproc_per_node=8": "--nproc_per_node=2", "--language=fr": "--language=en"}
 HERE |= {"--language=it": "--language=en", "--language=[fr]": "--language=[en]"}
 HERE |= {"results/ctc_pretrained/it/3407": "results/asr_pretrained"}
+HERE |= {"results/codec/en/3407": "results/codec"}
 # The test's release has one language, so language_id.yaml is to tell another column.
 SMALL = ("--device=cpu", "--language=[en]", "--label=gender", "--d_model=16", "--nhead=2")
 OWN_SIZES = {  # of the YAMLs that lack knobs of ctc.yaml
     "hparams/language_id.yaml": SMALL,
+    "hparams/codec.yaml": ("--device=cpu", "--d_model=16", "--d_ffn=32"),
     "hparams/ctc_pretrained.yaml": ("--device=cpu", "--batch_seconds=6", "--word_lm_order=0"),
 }
 FORMS = ("torchrun --standalone train.py ...", "torchrun --nproc_per_node=8 train.py ...")
@@ -296,7 +303,7 @@ def rows_of_page(page: str) -> dict[str, str]:
 
 def test_every_key_of_the_yamls_is_in_their_readme_with_its_default() -> None:
     declared: dict[str, str] = {}
-    for name in ("ctc", "ctc_streaming", "ctc_large", "ctc_speechbrain", "language_id"):
+    for name in ("ctc", "ctc_streaming", "ctc_large", "ctc_speechbrain", "language_id", "codec"):
         declared = knobs_of(name) | declared
     assert rows_of_page("README.md") == declared
     plain, pretrained = knobs_of("ctc"), knobs_of("ctc_pretrained")

@@ -145,6 +145,19 @@ class TorchModel:
         with self._placement.autocast():
             return self.network.predict(*self._as_batch(clips, self._shape_of(clips)))
 
+    @property
+    def settings(self) -> Any:
+        """The plain data that callers of the graphs need."""
+        return self.network.settings
+
+    @torch.inference_mode()
+    def run(self, graph: str, *arrays: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
+        """Run a graph of the task: arrays in, arrays out."""
+        tensors = (torch.from_numpy(each).to(self._placement.device) for each in arrays)
+        with self._placement.autocast():
+            found = getattr(self.network, graph)(*tensors)
+        return [each.cpu().numpy() for each in found]
+
     def probabilities(self, clips: Sequence[Samples]) -> npt.NDArray[np.float32]:
         """Compute the probability of each label: (S,) of int16 each -> (B, V)."""
         log_probs: Tensor = self.predict(clips)
