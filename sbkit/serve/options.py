@@ -14,6 +14,7 @@ FORMATS = {  # of audio: what libsndfile calls it, samples a second, bytes of a 
     "audio/pcmu": ("ULAW", 8_000, 1),
     "audio/pcma": ("ALAW", 8_000, 1),
 }
+LONGEST_PROMPT = 1 << 16  # characters, with keywords
 KINDS = {dict: "an object", str: "a text", list: "a list", int: "a whole number"}
 
 
@@ -52,7 +53,11 @@ class Options:
         rules = None if recognizer.live is None else recognizer.live.rules
         if "turn_detection" in given:
             rules = _parse_rules(given, rules)
-        phrases = [take(spoken, "prompt", str), *map(str, take(spoken, "keywords", list))]
+        phrases = "\n".join(
+            [take(spoken, "prompt", str), *map(str, take(spoken, "keywords", list))]
+        )
+        if len(phrases) > LONGEST_PROMPT:
+            raise wrong_field("prompt", f"at most {LONGEST_PROMPT} characters", "longer")
         silence = rules and round(1000 * rules.silence)
         plain = {
             "format": {"type": kind, "rate": rate},
@@ -60,7 +65,7 @@ class Options:
             "turn_detection": rules and {"type": "server_vad", "silence_duration_ms": silence},
             "noise_reduction": None,
         }
-        return cls(plain, FORMATS[kind], phrases_of("\n".join(phrases)), rules)
+        return cls(plain, FORMATS[kind], phrases_of(phrases), rules)
 
 
 def _parse_rules(given: Mapping[str, Any], rules: EndpointRules | None) -> EndpointRules | None:

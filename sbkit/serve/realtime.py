@@ -240,7 +240,7 @@ class RealtimeSession:
 
     async def _send(self, kind: str, **content: Any) -> None:
         event = {"type": kind, "event_id": f"event_{uuid4().hex}", **content}
-        await self._socket.send_text(json.dumps(event, ensure_ascii=False))
+        await self._socket.send_text(json.dumps(event))  # ASCII: half a character may come back
 
     def _plain(self) -> dict[str, Any]:
         """Return the options that are in effect."""

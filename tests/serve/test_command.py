@@ -1,5 +1,7 @@
 """`sbkit serve` as it is typed: the same text as `sbkit transcribe`, and an end in order."""
 
+import base64
+import io
 import os
 import re
 import signal
@@ -12,13 +14,15 @@ from typing import Any
 import httpx2
 import numpy as np
 import pytest
+import soundfile
+from openai import OpenAI
 
 from sbkit.base.errors import ASKED_TO_STOP, INTERRUPTED, SbkitError
 from sbkit.cli import run
 from sbkit.inference.bundle.export import export_run
 from sbkit.inference.transcribe.transcriber import Transcriber
 from tests import processes
-from tests.inference.bundles import make_run
+from tests.inference.bundles import ROOT, make_run
 from tests.serve.server import wait_for, wav
 
 RATE = 16_000
@@ -35,6 +39,17 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def with_onnx(bundle: Path) -> Path:
     export_run(bundle.parent / "run", bundle.parent / "onnx/tiny", formats=["onnx"])
     return bundle.parent / "onnx/tiny"
+
+
+@pytest.fixture(scope="module")
+def streaming(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    def loud(hparams: dict[str, Any]) -> None:
+        hparams["ctc_lin"].weight.data *= 30
+
+    folder, yaml = tmp_path_factory.mktemp("streaming"), ROOT / "hparams/ctc_streaming.yaml"
+    run_folder = make_run(folder / "run", yaml, loud, num_decoder_layers=0)
+    export_run(run_folder, folder / "tiny", formats=["onnx"])
+    return folder / "tiny"
 
 
 @contextmanager
@@ -75,6 +90,34 @@ def test_it_answers_what_transcribe_does_and_leaves_when_asked(
         process.terminate()
         assert process.wait(20) == ASKED_TO_STOP, process.written()[1]
         assert process.written()[1].count("\n") == 2
+
+
+@pytest.mark.ddp
+@pytest.mark.slow
+@pytest.mark.parametrize("runtime", ["torch", "onnx"])
+def test_a_streaming_bundle_says_the_same_live_as_of_the_file(
+    streaming: Path, runtime: str
+) -> None:
+    clip = (3000 * np.random.default_rng(0).normal(size=60_000)).astype("<i2")
+    file = io.BytesIO()
+    soundfile.write(file, clip, 24_000, format="WAV")
+    with serving(streaming, "--runtime", runtime) as (client, process):
+        assert client.get("/card").json()["chunk_seconds"] == 0.64
+        answer = client.post("/v1/audio/transcriptions", files={"file": file.getvalue()})
+        openai = OpenAI(base_url=f"{client.base_url}/v1", api_key="none")
+        by_client: Any = {"audio": {"input": {"turn_detection": None}}, "type": "transcription"}
+        with openai.realtime.connect() as session:
+            session.session.update(session=by_client)
+            for piece in np.array_split(clip, 50):
+                audio = base64.b64encode(piece.tobytes()).decode()
+                session.input_audio_buffer.append(audio=audio)
+            session.input_audio_buffer.commit()
+            events = iter(session)
+            while (event := next(events)).type.rpartition(".")[2] != "completed":
+                assert event.type != "error"
+            assert event.transcript == answer.json()["text"] != ""
+            process.terminate()
+            assert process.wait(20) == ASKED_TO_STOP
 
 
 @pytest.mark.ddp

@@ -25,7 +25,6 @@ from sbkit.inference.bundle.bundle import Bundle
 from sbkit.inference.runtime.model import Effective, Encoded, ModelThread, naming_audio
 from sbkit.inference.runtime.runtimes import open_model
 from sbkit.inference.transcribe.pieces import Cutter, Piece, find_gap
-from sbkit.text.tokenizer import SPACE
 from sbkit.text.word import Word
 
 BATCH_SECONDS = 60.0  # of padded audio
@@ -95,9 +94,6 @@ class Transcriber(AbstractContextManager["Transcriber"]):
         self._pool_seconds = pool_seconds
         self._thread: ModelThread = bundle.model
         self._rate = bundle.config.sample_rate
-        tokenizer = bundle.tokenizer
-        spaces = (number for number, each in enumerate(tokenizer.pieces()) if each == SPACE)
-        self._silent = (tokenizer.vocabulary.blank, *spaces)
         self.effective = self._thread.effective
 
     @classmethod
@@ -252,7 +248,7 @@ class Transcriber(AbstractContextManager["Transcriber"]):
         step, end, cut = self._thread.samples_per_frame, len(encoded.log_probs), 0
         if piece.overlap:
             following = (piece.next_start - piece.start) // step
-            end = find_gap(encoded.log_probs, end - following, self._silent)
+            end = find_gap(encoded.log_probs, end - following, self._bundle.tokenizer.silent)
             cut = end - following
         whole = end == len(encoded.log_probs)
         samples = len(piece.samples) - first * step if whole else (end - first) * step
