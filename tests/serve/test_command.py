@@ -22,23 +22,10 @@ from sbkit.cli import run
 from sbkit.inference.bundle.export import export_run
 from sbkit.inference.transcribe.transcriber import Transcriber
 from tests import processes
-from tests.inference.bundles import ROOT, make_run
+from tests.inference.bundles import ROOT, SMALL, UNHEARD, make_bundle, make_run
 from tests.serve.server import wait_for, wav
 
 RATE = 16_000
-
-
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("bundle")
-    export_run(make_run(folder / "run"), folder / "tiny")
-    return folder / "tiny"
-
-
-@pytest.fixture(scope="module")
-def with_onnx(bundle: Path) -> Path:
-    export_run(bundle.parent / "run", bundle.parent / "onnx/tiny", formats=["onnx"])
-    return bundle.parent / "onnx/tiny"
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +34,8 @@ def streaming(tmp_path_factory: pytest.TempPathFactory) -> Path:
         hparams["ctc_lin"].weight.data *= 30
 
     folder, yaml = tmp_path_factory.mktemp("streaming"), ROOT / "hparams/ctc_streaming.yaml"
-    run_folder = make_run(folder / "run", yaml, loud, num_decoder_layers=0)
-    export_run(run_folder, folder / "tiny", formats=["onnx"])
+    run_folder = make_run(folder / "run", yaml, loud, num_decoder_layers=0, **UNHEARD)
+    export_run(run_folder, folder / "tiny", formats=["onnx"], grid=SMALL)
     return folder / "tiny"
 
 
@@ -71,13 +58,13 @@ def serving(bundle: Path, *options: str) -> Iterator[tuple[httpx2.Client, Any]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("runtime", ["torch", "onnx"])
 def test_it_answers_what_transcribe_does_and_leaves_when_asked(
-    with_onnx: Path, runtime: str
+    exported: Path, runtime: str
 ) -> None:
     random = np.random.default_rng(0)
     clips = [random.integers(-9000, 9000, RATE * n).astype(np.int16) for n in (1, 3, 4, 35)]
-    with Transcriber.load(with_onnx, runtime=runtime, device="cpu") as transcriber:
+    with Transcriber.load(exported, runtime=runtime, device="cpu") as transcriber:
         expected = [each.text for each in transcriber.transcribe_batch(clips, RATE)]
-    with serving(with_onnx, "--runtime", runtime) as (client, process):
+    with serving(exported, "--runtime", runtime) as (client, process):
         ready = client.get("/health/ready").json()
         assert (ready["declared"]["runtime"], ready["effective"]["runtime"]) == (runtime, runtime)
         assert bool(ready["effective"]["nodes"]) == (runtime == "onnx")
@@ -121,13 +108,14 @@ def test_a_streaming_bundle_says_the_same_live_as_of_the_file(
 
 
 @pytest.mark.ddp
-def test_control_c(bundle: Path) -> None:
-    with serving(bundle) as (_, process):
+def test_control_c(exported: Path) -> None:
+    with serving(exported) as (_, process):
         os.kill(process.pid, signal.SIGINT)
         assert process.wait(20) == INTERRUPTED
 
 
-def test_it_does_not_start_where_it_cannot(bundle: Path) -> None:
+def test_it_does_not_start_where_it_cannot(tmp_path: Path) -> None:
+    bundle = make_bundle(tmp_path)
     for runtime in ("torch", "onnx"):
         with pytest.raises(SbkitError, match=f"must be a GPU that {runtime} can use"):
             run(["serve", str(bundle), "--port", "0", "--device", "cuda", "--runtime", runtime])
