@@ -5,7 +5,7 @@ python -m tools.bench_codec RUN [--recognizer BUNDLE] [--language it] [--corpus 
 RUN is a folder of `hparams/codec.yaml`. With `--language` or `--corpus` the test clips are those of
 another corpus, which the recognizer must know. Opus is libsndfile's, in an Ogg file whose bytes
 count; codec2 is taken where c2enc and c2dec are installed, STOI and PESQ by the extra [metrics].
-Each mean over clips has its 95 % interval, drawn by clips.
+RTFx is by the seconds of one core. Each mean over clips has its 95 % interval, drawn by clips.
 """
 
 import argparse
@@ -59,9 +59,9 @@ def main() -> None:
     recognize = None if options.recognizer is None else recognizer(options.recognizer)
     with as_bundle(options.run) as folder, Codec.load(folder, device="cpu") as codec:
         for name, coder in coders(codec):
-            begun = time.perf_counter()
+            begun = time.process_time()
             coded = [coder(row["audio"]) for row in rows]
-            speed = seconds / (time.perf_counter() - begun)
+            speed = seconds / (time.process_time() - begun)
             kbits = sum(size for _, size in coded) * 8 / seconds / 1000
             figures = judge(rows, [audio for audio, _ in coded], recognize)
             print(f"| {name} | {kbits:.2f} | {' | '.join(figures)} | {speed:.0f} |", flush=True)
