@@ -323,6 +323,7 @@ def _compare(options: argparse.Namespace) -> None:
     *RUNNING,
     DECODER,
     HOTWORDS,
+    text("--vad", "BUNDLE|silero", "what finds pauses: a detector of voice activity"),
     flag("--live", "print the text of one FILE, - or mic (a microphone) as it comes"),
     text("--pace", "X", "with --live, of a file: 1 for real time (default: at once)", type=float),
     QUIET,
@@ -332,6 +333,11 @@ def _transcribe(options: argparse.Namespace) -> int:
     if options.pace is not None and not options.live:
         raise SbkitError("`--pace` must come with --live, but does not. Add it, or leave it out.")
     with _opened(options) as options.bundle:
+        options.detector = None
+        if options.vad is not None:
+            from sbkit.inference.vad import VoiceDetector
+
+            options.detector = VoiceDetector.load(options.vad, runtime=options.runtime)
         if options.live:
             from sbkit.live.command import transcribe_live
 
@@ -390,6 +396,20 @@ def _classify(options: argparse.Namespace) -> int:
 
     with _opened(options) as options.bundle:
         return classify(options)
+
+
+CODING = (BUNDLE, path("file", "FILE", "to read"), path("--out", "FILE", "to write", required=True))
+
+
+@command("encode", "write audio as codes", *CODING, *RUNNING, IMPORT)
+@command("decode", "write the audio of codes", *CODING, *RUNNING, IMPORT)
+def _run_of_task(options: argparse.Namespace) -> int:
+    from sbkit.inference.bundle.bundle import read_bundle
+
+    with _opened(options) as options.bundle:
+        task = read_bundle(options.bundle, own=options.own).bundle.task
+        task.require(options.name)
+        return task.runs[options.name](options)
 
 
 def _opened(options: argparse.Namespace) -> AbstractContextManager[Path]:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from recipes.AsteriskPrompts.prepare import prepare_prompts
 from sbkit.data.storage.audio_cache import default_cache
+from tests.inference.bundles import export_all
 from tests.runs import Workplace, make_workplace
 
 # A million objects are there once all is imported, and stay. Looking through them took 4.5 s until
@@ -34,14 +35,17 @@ def pytest_collection_finish() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sort for several workers, so that none ends late.
 
-    First come the modules with tests of several processes, which one worker runs, then those with
-    the most long tests.
+    First come the modules with tests of several processes, which one worker runs, then those whose
+    slow tests take longest.
     """
     if "PYTEST_XDIST_WORKER" not in os.environ:
         return
     together = {item.path for item in items if item.get_closest_marker("ddp")}
-    long = Counter(item.path for item in items if item.get_closest_marker("slow"))
-    items.sort(key=lambda item: (item.path not in together, -long[item.path]))
+    seconds = Counter[Path]()
+    for item in items:
+        for slow in item.iter_markers("slow"):
+            seconds[item.path] += slow.args[0] if slow.args else 10
+    items.sort(key=lambda item: (item.path not in together, -seconds[item.path]))
 
 
 @cache
@@ -96,6 +100,16 @@ def asterisk_english(shared_folder: Path) -> Path:
     """Return the release folder of the English prompts, which one worker fetches."""
     with locked(shared_folder / "asterisk_english.lock"):
         return prepare_prompts(language="en", cache_folder=default_cache())
+
+
+@pytest.fixture(scope="session")
+def exported(shared_folder: Path, asterisk_english: Path) -> Path:
+    """Return a bundle in all formats, which one worker writes and no test changes."""
+    bundle = shared_folder / "exported/tiny"
+    with locked(shared_folder / "exported.lock"):
+        if not bundle.exists():
+            export_all(bundle.parent)
+    return bundle
 
 
 @pytest.fixture(scope="session")

@@ -29,7 +29,6 @@ UNREAD = ("--log_every=1000", "--check=false")
 FP16 = ("--precision=fp16", "--eval_precision=fp16")
 STREAMING = "hparams/ctc_streaming.yaml"  # which draws the size of its chunks
 MODELS = {
-    "ctc": ("hparams/ctc.yaml", "--ctc_weight=1.0", "--num_decoder_layers=0"),
     "joint": ("hparams/ctc.yaml",),
     "lobes": ("hparams/ctc_speechbrain.yaml", "--cnn_channels=8"),
     "streaming": (STREAMING, "--ctc_weight=1.0", "--num_decoder_layers=0"),
@@ -88,7 +87,7 @@ def losses(run: Path) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("model", "precision", "close"),  # relative, after 13 steps
+    ("model", "precision", "close"),  # relative, after 6 steps
     [*((model, (), 1e-5) for model in MODELS), ("joint", FP16, 5e-3)],
 )
 def test_a_run_has_the_losses_of_the_cpu_and_no_step_waits(
@@ -119,8 +118,8 @@ def test_a_step_that_waits_is_found_out(workplace: Workplace, tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("yaml", "precision"),
-    [("hparams/ctc.yaml", ()), ("hparams/ctc.yaml", FP16), (STREAMING, ())],
-    ids=["fp32", "fp16", "streaming"],
+    [("hparams/ctc.yaml", FP16), (STREAMING, ())],
+    ids=["fp16", "streaming"],
 )
 def test_a_run_that_was_stopped_within_an_epoch_goes_on_to_the_same_digits(
     yaml: str, precision: tuple[str, ...], workplace: Workplace, tmp_path: Path

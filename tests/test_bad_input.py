@@ -145,7 +145,7 @@ def test_transcripts_that_no_model_could_write(
 @pytest.fixture(scope="module")
 def trained(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("trained") / "run"
-    assert workplace.train_here(run, "--number_of_epochs=2") == 0
+    assert workplace.train_here(run, "--number_of_epochs=2", "--check=false") == 0
     return run
 
 
@@ -189,7 +189,7 @@ def test_a_checkpoint_cut_short_is_passed_over(
     cut_short(last / "model.ckpt")
     good = contents(first)
     capsys.readouterr()
-    assert workplace.train_here(run, "--number_of_epochs=2") == 0
+    assert workplace.train_here(run, "--number_of_epochs=2", "--check=false") == 0
     out = capsys.readouterr().out
     assert f"{last} is skipped: model.ckpt" in out
     assert "epoch 2/2" in out

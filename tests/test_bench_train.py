@@ -33,7 +33,7 @@ SMALL = ("--d_model=16", "--nhead=2", "--d_ffn=256", "--cnn_channels=64", "--tok
 SMALL += ("--vocab_size=null", "--num_encoder_layers=1", "--num_decoder_layers=1")
 
 
-@pytest.mark.slow
+@pytest.mark.slow(30)
 def test_both_sides_train_in_turns(
     asterisk_english: Path,
     tmp_path: Path,
@@ -61,7 +61,7 @@ def test_both_sides_train_in_turns(
     assert re.search(r"to dev CER 9.0: \d+\.\d times as fast", printed)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(30)
 def test_all_sides_fine_tune_in_turns(
     asterisk_english: Path,
     tmp_path: Path,

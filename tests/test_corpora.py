@@ -12,6 +12,7 @@ from sbkit.evaluate.slices import EMPTY
 from sbkit.logs.log import read_log
 from tests.runs import Workplace, prompts, read_json, rows_of
 
+UNCHECKED = ("--number_of_epochs=1", "--check=false")
 LIBRISPEECH = {
     **{"train-clean-100": "train", "train-other-500": "train"},
     **{"dev-clean": "dev", "dev-other": "dev", "test-clean": "test", "test-other": "test"},
@@ -54,18 +55,6 @@ def test_librispeech_trains_and_has_a_report_for_each_test_set(
 
 
 @pytest.mark.slow
-def test_one_of_its_test_sets_can_be_named(
-    asterisk_english: Path, workplace: Workplace, tmp_path: Path
-) -> None:
-    write_librispeech(asterisk_english, tmp_path / "LibriSpeech")
-    folder = f"--data_folder={tmp_path / 'LibriSpeech'}"
-    options = (folder, "--number_of_epochs=1", "--check=false")
-    splits = '--splits={"test": "test-other", "valid": ["dev-clean"]}'
-    assert workplace.train_here(tmp_path / "run", *options, splits) == 0
-    assert list(read_json(tmp_path / "run/summary.json")["test"]) == ["test-other"]
-
-
-@pytest.mark.slow
 def test_tables_of_ones_own_train(workplace: Workplace, tmp_path: Path) -> None:
     clips = workplace.release / "clips"
     rows = {
@@ -86,7 +75,7 @@ def test_tables_of_ones_own_train(workplace: Workplace, tmp_path: Path) -> None:
     for name, file in (("train", "a.csv"), ("dev", "b.tsv"), ("test", "c.jsonl")):
         tables += ["--manifest", f"{name}={tmp_path / file}"]
     run = tmp_path / "run"
-    options = ("--data_folder=null", "--number_of_epochs=1", "--report_by=[reader]")
+    options = ("--data_folder=null", *UNCHECKED, "--report_by=[reader]")
     assert workplace.train_here(run, *options, *tables) == 0
     test = read_json(run / "summary.json")["test"]["test"]
     assert test["utterances"] == 4
@@ -97,8 +86,7 @@ def test_tables_of_ones_own_train(workplace: Workplace, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_model_of_8_khz_trains(workplace: Workplace, tmp_path: Path) -> None:
-    options = ("--sample_rate=8000", "--number_of_epochs=1")
-    assert workplace.train_here(tmp_path, *options) == 0
+    assert workplace.train_here(tmp_path, "--sample_rate=8000", *UNCHECKED) == 0
     seconds = read_json(tmp_path / "summary.json")["audio_seconds"]
     rows = rows_of(workplace.release / "train.tsv")
     clips = [workplace.release / "clips" / row["path"] for row in rows]

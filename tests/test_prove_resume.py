@@ -36,7 +36,7 @@ def test_it_sees_a_bit(tmp_path: Path) -> None:
     assert parameter == "bias"
 
 
-@pytest.mark.slow
+@pytest.mark.slow(20)
 def test_a_run_killed_twice_ends_as_one_that_was_not(
     workplace: Workplace,
     tmp_path: Path,

@@ -22,7 +22,6 @@ from sbkit.cli import run as sbkit
 from tests import processes
 from tests.models.pretrained.folders import FRAMES, make_folder
 from tests.runs import ROOT, TINY, make_workplace, rows_of, train_here
-from tests.test_corpora import write_librispeech
 
 FOLDERS = (
     "",
@@ -37,7 +36,13 @@ FOLDERS = (
 CORPORA = ("AsteriskPrompts", "CommonVoice", "FestvoxRu", "LibriSpeech", "OwnData")
 READMES = tuple(
     ROOT / folder / "README.md"
-    for folder in (*FOLDERS, "recipes/classification", *(f"recipes/{each}" for each in CORPORA))
+    for folder in (
+        *FOLDERS,
+        "recipes/classification",
+        "recipes/vad",
+        "recipes/codec",
+        *(f"recipes/{each}" for each in CORPORA),
+    )
 )
 ELSEWHERE = (  # commands that other tests run: how they begin
     *("tools/demo", "tools/test", "tools/launch/one_node.sh", "tools/launch/several_nodes.sh"),
@@ -47,10 +52,13 @@ ELSEWHERE = (  # commands that other tests run: how they begin
         "python -m recipes.FestvoxRu.prepare",
     ),
     "torchrun train.py hparams/ctc.yaml --corpus=recipes.FestvoxRu.corpus",
+    *("torchrun train.py hparams/vad.yaml", "python -m tools.bench_vad"),
+    *("pip install ", "sbkit transcribe my-model talk.mp3 --vad"),
+    "torchrun train.py hparams/ctc.yaml --data_folder=/data/LibriSpeech",
     *("python -m tools.bench_times", "python -m tools.show row", "python -m tools.bench_train"),
     "python -m tools.mutate",
     *("python -m tools.bench_gpu", "python -m tools.bench_transcribe"),
-    "python -m tools.bench_live",
+    *("python -m tools.bench_live", "python -m tools.bench_codec"),
     *("sbkit serve my-model", "curl http://127.0.0.1:8000/", "python -m tools.bench_serve"),
     *("sbkit transcribe --runtime onnx", "sbkit score RUN", "sbkit tune RUN", "sbkit cache"),
     *("sbkit prepare YAML --shards", "sbkit export RUN", "sbkit classify "),
@@ -59,11 +67,20 @@ ELSEWHERE = (  # commands that other tests run: how they begin
 HERE = {"--nproc_per_node=8": "--nproc_per_node=2", "--language=fr": "--language=en"}
 HERE |= {"--language=it": "--language=en", "--language=[fr]": "--language=[en]"}
 HERE |= {"results/ctc_pretrained/it/3407": "results/asr_pretrained"}
+HERE |= {"results/codec/en/3407": "results/codec"}
+HERE |= {"onnx,sherpa-onnx,huggingface": "hub"}  # test_huggingface.py writes those
 # The test's release has one language, so language_id.yaml is to tell another column.
 SMALL = ("--device=cpu", "--language=[en]", "--label=gender", "--d_model=16", "--nhead=2")
+ENGLISH = (*TINY, "--language=en")
 OWN_SIZES = {  # of the YAMLs that lack knobs of ctc.yaml
     "hparams/language_id.yaml": SMALL,
-    "hparams/ctc_pretrained.yaml": ("--device=cpu", "--batch_seconds=6", "--word_lm_order=0"),
+    "hparams/codec.yaml": ("--device=cpu", "--d_model=16", "--d_ffn=32"),
+    "hparams/ctc_pretrained.yaml": (
+        "--device=cpu",
+        "--batch_seconds=6",
+        "--word_lm_order=0",
+        "--token_lm_order=0",
+    ),
 }
 FORMS = ("torchrun --standalone train.py ...", "torchrun --nproc_per_node=8 train.py ...")
 COMMAND = re.compile(r"(torchrun|python|sbkit|sbatch|tools/(demo|test|launch/\w+\.sh))( |$)")
@@ -81,10 +98,9 @@ def commands(readme: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def data(asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a small release of Common Voice, one of LibriSpeech, and tables of one's own."""
+    """Make a small release of Common Voice."""
     folder = tmp_path_factory.mktemp("data")
     release = make_workplace(asterisk_english, folder).release
-    write_librispeech(asterisk_english, folder / "LibriSpeech")
     for table in release.glob("*.tsv"):
         rows = [
             {**row, "client_id": "ab"[n % 2], "gender": ("female", "male")[n % 2]}
@@ -136,10 +152,9 @@ def adapt(command: str, data: Path) -> list[str]:
     """Make a README command small enough to run here; its words and their order stay."""
     words = [HERE.get(word, word) for word in shlex.split(command)]
     words = [re.sub(r"=/data/cv\S+", f"={data / 'release'}", word) for word in words]
-    words = [word.replace("=/data/LibriSpeech", f"={data / 'LibriSpeech'}") for word in words]
     if {"train.py", "check"} & {*words}:
         own = {word.split("=")[0] for word in words}
-        sizes = next((OWN_SIZES[word] for word in words if word in OWN_SIZES), TINY)
+        sizes = next((OWN_SIZES[word] for word in words if word in OWN_SIZES), ENGLISH)
         options = [*sizes, "--number_of_epochs=1"]
         if "--manifest" not in words:
             options.append(f"--data_folder={data / 'release'}")
@@ -166,33 +181,47 @@ def execute(words: list[str]) -> int:
     return train_here(words[start:], Path(os.environ["SBKIT_CACHE"]))
 
 
-def run_commands(readme: Path, data: Path) -> None:
-    """Run the commands of a README in their order."""
+def run_commands(readme: Path, data: Path, done: set[frozenset[str]]) -> None:
+    """Run the commands of a README in their order, a training once on all pages."""
     for command in filter(None, commands(readme)):
         if not command.startswith(ELSEWHERE):
             # `check` notes that a corpus this small does not fill eight GPUs.
             expected = (0, 1) if " check " in command else (0,)
             words = adapt(command, data)
+            what = frozenset(each for each in words if not each.startswith("--output_folder="))
+            if "train.py" in words and what in done:
+                continue
+            done.add(what)
             if "train.py" in words and readme != READMES[0] and "--output_folder" not in command:
                 base = "_pretrained" if "hparams/ctc_pretrained.yaml" in words else ""
                 words.append(f"--output_folder=results/{readme.parent.name}{base}")
             assert execute(words) in expected, command
 
 
+@pytest.fixture(scope="module")
+def done() -> set[frozenset[str]]:
+    """What was run, each as its words."""
+    return set()
+
+
 @pytest.fixture
-def trained(checkout: Path, data: Path) -> Path:
+def trained(checkout: Path, data: Path, done: set[frozenset[str]]) -> Path:
     """Run the commands of README.md, whose run and bundle the others take."""
-    if not (checkout / "my-model").exists():
-        run_commands(READMES[0], data)
+    if not done:
+        run_commands(READMES[0], data, done)
     return checkout
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("readme", READMES[1:], ids=lambda readme: readme.parent.name)
 def test_the_commands_run_in_their_order(
-    readme: Path, trained: Path, data: Path, capsys: pytest.CaptureFixture[str]
+    readme: Path,
+    trained: Path,
+    data: Path,
+    done: set[frozenset[str]],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    run_commands(readme, data)
+    run_commands(readme, data, done)
     if readme.parent.name == "inference":
         assert (trained / "subtitles/talk.vtt").read_text("utf-8").startswith("WEBVTT")
         capsys.readouterr()
@@ -296,7 +325,8 @@ def rows_of_page(page: str) -> dict[str, str]:
 
 def test_every_key_of_the_yamls_is_in_their_readme_with_its_default() -> None:
     declared: dict[str, str] = {}
-    for name in ("ctc", "ctc_streaming", "ctc_large", "ctc_speechbrain", "language_id"):
+    shared = ("ctc", "ctc_streaming", "ctc_large", "ctc_speechbrain")
+    for name in (*shared, "language_id", "vad", "codec"):
         declared = knobs_of(name) | declared
     assert rows_of_page("README.md") == declared
     plain, pretrained = knobs_of("ctc"), knobs_of("ctc_pretrained")

@@ -15,7 +15,6 @@ import pytest
 import soundfile
 
 from sbkit.base.errors import ASKED_TO_STOP
-from tests.inference.bundles import make_run
 
 ROOT = Path(__file__).parents[1]
 LIMIT = 300e6  # bytes; the image has those of Python beside it, some 130 MB
@@ -54,12 +53,8 @@ def copy_source(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.slow
-def test_a_server_transcribes_without_torch(tmp_path: Path) -> None:
-    from sbkit.inference.bundle.export import export_run
-
-    run = make_run(tmp_path / "run")
-    export_run(run, tmp_path / "bundle", formats=["onnx"])
+@pytest.mark.slow(40)
+def test_a_server_transcribes_without_torch(exported: Path, tmp_path: Path) -> None:
     noise = np.random.default_rng(0).normal(0, 0.1, 44_100)
     soundfile.write(tmp_path / "talk.flac", noise, 44_100)
     source = copy_source(tmp_path / "source")
@@ -69,22 +64,24 @@ def test_a_server_transcribes_without_torch(tmp_path: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.partition("/")[0] for name in names if ".dist-info" not in name} == {"sbkit"}
     assert any(name.endswith("page.js") for name in names)
+    assert "sbkit/serve/page.html" in names
 
-    call(sys.executable, "-m", "venv", tmp_path / "server", cwd=tmp_path)
+    call(sys.executable, "-m", "venv", "--without-pip", tmp_path / "server", cwd=tmp_path)
+    pip = (sys.executable, "-m", "pip", "--python", tmp_path / "server")
     scripts = tmp_path / "server/bin"
     lists = ["-r", "/tools/runtime.txt", "-r", "/tools/serve.txt"]
     assert f"pip install --no-cache-dir {' '.join(lists)}\n" in DOCKERFILE
     assert "pip install --no-cache-dir --no-deps /wheels/*.whl\n" in DOCKERFILE
     here = [each.replace("/tools", f"{ROOT}/tools") for each in lists]
     for what in (here, ["--no-deps", wheel]):
-        installed = call(scripts / "python", "-m", "pip", "install", "-q", *what, cwd=tmp_path)
+        installed = call(*pip, "install", "-q", *what, cwd=tmp_path)
         assert installed.returncode == 0, installed.stderr
     (packages,) = (tmp_path / "server/lib").glob("python*/site-packages")
     size = sum(each.stat().st_size for each in packages.rglob("*") if each.is_file())
     assert size < LIMIT
     assert not [name for name in HEAVY if (packages / name).exists()]
 
-    command = [scripts / "sbkit", "transcribe", tmp_path / "bundle", tmp_path / "talk.flac"]
+    command = [scripts / "sbkit", "transcribe", exported, tmp_path / "talk.flac"]
     found = call(*command, "--runtime", "onnx", "--format", "json", cwd=tmp_path)
     assert found.returncode == 0, found.stderr
     assert json.loads(found.stdout)["effective"]["runtime"] == "onnx"
@@ -92,7 +89,7 @@ def test_a_server_transcribes_without_torch(tmp_path: Path) -> None:
     assert refused.returncode == 2, refused.stderr
     assert "needs the package" in refused.stderr
     assert "Traceback" not in refused.stderr
-    serve_without_torch(scripts / "sbkit", tmp_path / "bundle", tmp_path / "talk.flac")
+    serve_without_torch(scripts / "sbkit", exported, tmp_path / "talk.flac")
     print(f"{size / 1e6:.0f} MB")
 
 

@@ -13,7 +13,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.evaluate.run_results import write_summary
 from sbkit.evaluate.wer import Scored
 from sbkit.evaluate.wer_report import result_figures
-from tests.runs import ROOT, TINY
+from tests.runs import ROOT, Workplace
 from tools import show
 
 SUMS = """def double(number):
@@ -32,13 +32,15 @@ def test_the_double():
 IN_OWN_ENVIRONMENT = Path(sys.prefix) == ROOT / ".venv"
 
 
-@pytest.mark.slow
+@pytest.mark.slow(30)
 @pytest.mark.skipif(not IN_OWN_ENVIRONMENT, reason="tools/demo would make .venv: run tools/test")
-def test_the_demo_trains_scores_exports_and_transcribes(tmp_path: Path) -> None:
-    options = [option for option in TINY if "batch_seconds" not in option] + ["--max_seconds=1"]
-    command = [ROOT / "tools/demo", f"--output_folder={tmp_path / 'run'}", *options]
+def test_the_demo_trains_scores_exports_and_transcribes(
+    workplace: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
+    _, *options = workplace.arguments(tmp_path / "run", "--number_of_epochs=1", "--check=false")
     done = subprocess.run(
-        [*command, "--number_of_epochs=1"], cwd=tmp_path, capture_output=True, text=True
+        [ROOT / "tools/demo", *options], cwd=tmp_path, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Warning" not in done.stderr

@@ -8,7 +8,7 @@ import pytest
 from tests import processes
 
 
-@pytest.mark.slow
+@pytest.mark.slow(60)
 def test_all_that_a_stand_in_for_a_gpu_shows() -> None:
     there = "ignore:Module already imported"  # plugins are there, before pytest looks at them
     command = ["-m", "pytest", "-q", "--show-capture=no", "-W", there, "tests/on_pretended.py"]

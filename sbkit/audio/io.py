@@ -122,7 +122,7 @@ def convert_array(
         AudioError: it is empty, of another type or shape, or not finite.
     """
     rate = sample_rate or 0
-    _check_rate("the array", rate)
+    check_rate("the array", rate)
     samples = np.asarray(array)
     is_known = samples.dtype == np.int16 or samples.dtype.kind == "f"
     if samples.ndim not in (1, 2) or not samples.size or not is_known:
@@ -153,17 +153,18 @@ class _Reader(soundfile.SoundFile):  # type: ignore[misc]
         return False
 
 
-def _check_rate(name: Path | str, rate: int) -> None:
+def check_rate(name: Path | str, rate: int) -> None:
+    """Raise AudioError for a rate in Hz that no recording has; ``name`` says whose it is."""
     if not LOWEST_RATE <= rate <= HIGHEST_RATE:
         raise AudioError(
             "sample rate out of range",
             f"A sample rate must be from {LOWEST_RATE} to {HIGHEST_RATE} Hz, but {name} declares "
-            f"{rate} Hz. Replace it.",
+            f"{rate} Hz. Correct that.",
         )
 
 
 def _check_header(path: Path, file: soundfile.SoundFile) -> None:
-    _check_rate(path, file.samplerate)
+    check_rate(path, file.samplerate)
     if file.format not in FORMATS:
         raise AudioError(
             "format that cannot be checked",

@@ -25,6 +25,7 @@ from sbkit.base.text import printable
 
 Handler = Callable[[int, FrameType | None], Any]
 
+RECIPES = Path(__file__).parents[2] / "recipes"  # of the checkout that this sbkit is of
 LARGEST_SOURCE = 1 << 24  # bytes of a module
 AFTER_THE_FIRST = 10.0  # seconds; beside busy processes one rank was more than 3 s late
 ASKING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
@@ -71,8 +72,8 @@ def require_package(name: str, *, extra: str) -> Any:
 def import_own(names: Sequence[str], bundle: Path | None = None) -> frozenset[str]:
     """Import the modules that `--import` names; the working folder, then a bundle, come last.
 
-    Nothing else is ever imported because a file names it. Return the names; raises SbkitError for a
-    module that cannot be imported.
+    Beside these and sbkit's recipes nothing is ever imported because a file names it. Return the
+    names; raises SbkitError for a module that cannot be imported.
     """
     if names and str(Path.cwd()) not in sys.path:  # the installed command does not look there
         sys.path.append(str(Path.cwd()))
@@ -86,6 +87,15 @@ def import_own(names: Sequence[str], bundle: Path | None = None) -> frozenset[st
                 "PYTHONPATH."
             ) from error
     return frozenset(names)
+
+
+def is_recipe(module: str) -> bool:
+    """Return whether a module is of the recipes beside sbkit, which are as trusted as sbkit is.
+
+    An installed sbkit has none beside it.
+    """
+    top, *below = module.split(".")
+    return top == RECIPES.name and RECIPES.joinpath(*below).with_suffix(".py").is_file()
 
 
 def _import_own(name: str, beside: Path | None) -> None:

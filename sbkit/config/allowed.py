@@ -9,11 +9,12 @@ none opens a file, a connection or a pickle.
 
 import inspect
 import pydoc
-import sys
 from importlib import import_module
 from typing import Any
 
 from torch import nn
+
+from sbkit.base.process import is_recipe
 
 # Left out on purpose: what takes any callable (ParameterDict), what has no size of its own (Lazy*),
 # and what talks to other processes.
@@ -122,12 +123,13 @@ def is_allowed(kind: str, name: str, *, own: frozenset[str] = frozenset()) -> bo
     """Return whether a bundle may name something by `!new` or `!name`.
 
     ``own`` names modules that the user imported by `--import`, whose torch.nn.Module classes are
-    allowed.
+    allowed, as are those of the recipes beside sbkit.
     """
     module, _, last = name.rpartition(".")
-    found = vars(sys.modules[module]).get(last) if module in own else None
-    is_own = inspect.isclass(found) and issubclass(found, nn.Module) and found.__module__ in own
-    return is_own or kind in ALLOWED.get(name, ())
+    if not (module in own or is_recipe(module)):
+        return kind in ALLOWED.get(name, ())
+    found = vars(import_module(module)).get(last)
+    return inspect.isclass(found) and issubclass(found, nn.Module) and found.__module__ == module
 
 
 def load(name: str) -> Any:

@@ -1,37 +1,23 @@
 """Voice activity: where speech is, of a whole clip, or as it comes in pieces of any size.
 
-    samples -> a model's probability of speech, frame by frame -> events: started, stopped
-
-Legend: S samples, U frames of the model.
+samples -> a model's probability of speech, frame by frame -> events: started, stopped
 """
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple, Protocol
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from sbkit.audio.io import Samples
+from sbkit.base.errors import SbkitError
 from sbkit.base.units import samples_to_seconds
-
-Probabilities = npt.NDArray[np.floating[Any]]
-
-
-class FrameModel(Protocol):
-    """What gives each frame its probability of speech, and holds nothing of a stream.
-
-    step: samples from one frame to the next; overlap: that a frame needs of the next one's.
-    """
-
-    sample_rate: int
-    step: int
-    overlap: int
-
-    def start(self) -> Any:
-        """Return the state of one stream before its first sample, which nothing changes."""
-
-    def advance(self, samples: Samples, state: Any) -> tuple[Probabilities, Any]:
-        """Compute U frames of U * step + overlap samples, and the state after them."""
+from sbkit.inference.bundle.bundle import Bundle
+from sbkit.inference.runtime.runtimes import open_model
+from sbkit.inference.silero import SILERO, SileroFrames
+from sbkit.tasks.voice_activity import DELAY
 
 
 class Segment(NamedTuple):
@@ -54,12 +40,12 @@ class SpeechRules:
     """From probabilities to segments.
 
     onset: the probability at which speech may begin; offset: below it, speech may end. Seconds:
-    shortest: of speech without a frame below ``offset``, to count; hang_over: without a frame of
-    speech, after which it has ended; padding: added on both sides, at most ``hang_over``.
+    shortest: of frames above ``offset`` that count; hang_over: without such a frame, after which
+    speech has ended; padding: added on both sides, at most ``hang_over``.
     """
 
-    onset: float = 0.5
-    offset: float = 0.35
+    onset: float = 0.75
+    offset: float = 0.5
     shortest: float = 0.1
     hang_over: float = 0.3
     padding: float = 0.05
@@ -85,10 +71,36 @@ class SpeechState:
 
 @dataclass(frozen=True)
 class VoiceDetector:
-    """Find speech by a model of frames; any number of streams, and of threads, may share it."""
+    """Find speech by a model of frames, which any number of streams and threads may share.
 
-    model: FrameModel
+    model: has ``sample_rate``; ``step``, the samples from one frame to the next; ``overlap``, those
+    of the next that a frame needs; ``delay``, by how many frames its output is later; ``start()``,
+    which returns a state that nothing changes; and ``advance(samples, state)``, which takes U *
+    step + overlap samples, and returns U probabilities and the state after them.
+    """
+
+    model: Any
     rules: SpeechRules = field(default_factory=SpeechRules)
+
+    @classmethod
+    def load(cls, name: Path | str, **options: Any) -> Self:
+        """Load a bundle, with the options of `open_model`, or "silero", the package silero-vad.
+
+        Raises:
+            SbkitError: it is no detector, or cannot be used here.
+        """
+        if str(name) == SILERO:
+            return cls(SileroFrames(), SpeechRules(onset=0.5, offset=0.35))
+        return cls(BundleFrames(open_model(Path(name), live=True, **options)))
+
+    def require_rate(self, sample_rate: int) -> None:
+        """Raise SbkitError for audio of another rate, in Hz, than the model's."""
+        if sample_rate != self.model.sample_rate:
+            raise SbkitError(
+                f"A detector of voice activity must take audio at the {sample_rate} Hz of the "
+                f"recognizer, but this one takes {self.model.sample_rate} Hz. Train it with "
+                f"--sample_rate={sample_rate}."
+            )
 
     def start(self) -> SpeechState:
         """Return the state of a stream before its first sample."""
@@ -97,16 +109,15 @@ class VoiceDetector:
     def push(self, samples: Samples, state: SpeechState) -> tuple[list[SpeechEvent], SpeechState]:
         """Take samples (S,) of int16, and return what they make known, and the state after them."""
         step, waiting = self.model.step, np.concatenate([state.samples, samples])
-        frames = (len(waiting) - self.model.overlap) // step
-        if frames <= 0:
-            return [], replace(state, samples=waiting)
-        taken = waiting[: frames * step + self.model.overlap]
-        probabilities, kept = self.model.advance(taken, state.model)
-        state = replace(state, model=kept, samples=waiting[frames * step :])
-        events = list[SpeechEvent]()
-        for probability in probabilities.tolist():
-            event, state = self._read(probability, state)
-            events += [] if event is None else [event]
+        frames = max(0, (len(waiting) - self.model.overlap) // step)
+        state, events = replace(state, samples=waiting[frames * step :]), list[SpeechEvent]()
+        if frames:
+            taken = waiting[: frames * step + self.model.overlap]
+            probabilities, kept = self.model.advance(taken, state.model)
+            state = replace(state, model=kept)
+            for probability in probabilities.tolist():
+                event, state = self._read(probability, state)
+                events += [] if event is None else [event]
         return events, state
 
     def finish(self, state: SpeechState) -> list[SpeechEvent]:
@@ -125,23 +136,55 @@ class VoiceDetector:
         self, probability: float, state: SpeechState
     ) -> tuple[SpeechEvent | None, SpeechState]:
         """Take one frame."""
-        rules, frames, first = self.rules, state.frames + 1, state.first
-        last, now = state.last, self._seconds(frames)
+        rules, place, first = self.rules, state.frames, state.first
+        state = replace(state, frames=place + 1)
         if probability >= (rules.onset if first is None else rules.offset):
-            first, last = (frames - 1 if first is None else first), frames
+            state = replace(state, first=place if first is None else first, last=place + 1)
         elif not state.is_speech:
-            first = None
-        after = replace(state, frames=frames, first=first, last=last)
-        if first is None:
-            return None, after
-        if not state.is_speech and self._seconds(last - first) >= rules.shortest:
-            begin = max(state.end, self._seconds(first) - rules.padding)
-            return SpeechEvent("started", begin, now), replace(after, is_speech=True)
-        if state.is_speech and self._seconds(frames - last) >= rules.hang_over:
-            end = self._seconds(last) + rules.padding
-            after = replace(after, first=None, is_speech=False, end=end)
-            return SpeechEvent("stopped", end, now), after
-        return None, after
+            state = replace(state, first=None)
+        if state.first is None:
+            return None, state
+        now, last = self._seconds(state.frames), state.last
+        if not state.is_speech and self._seconds(last - state.first) >= rules.shortest:
+            begin = self._seconds(max(0, state.first - self.model.delay)) - rules.padding
+            event = SpeechEvent("started", max(state.end, begin), now)
+            return event, replace(state, is_speech=True)
+        if state.is_speech and self._seconds(state.frames - last) >= rules.hang_over:
+            end = self._seconds(max(0, last - self.model.delay)) + rules.padding
+            event = SpeechEvent("stopped", end, now)
+            return event, replace(state, first=None, is_speech=False, end=end)
+        return None, state
 
     def _seconds(self, frames: int) -> float:
         return samples_to_seconds(frames * self.model.step, self.model.sample_rate)
+
+
+class BundleFrames:
+    """The model of a bundle, in its thread, as a VoiceDetector takes it."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        bundle.task.require("transcribe --vad")
+        self._thread, self.sample_rate = bundle.model, bundle.config.sample_rate
+        sizes = self._thread.call(lambda model: model.chunks)
+        self.step, self.overlap, self.delay = sizes.step, sizes.window - sizes.step, DELAY
+        # The graph of ONNX has one frame, since its exporter unrolls a GRU.
+        self._at_once = bundle.model.effective.runtime == "torch"
+
+    def start(self) -> Any:
+        """Return the state of a stream before its first sample."""
+        return self._thread.call(lambda model: model.start())
+
+    def advance(self, samples: Samples, state: Any) -> tuple[npt.NDArray[np.float32], Any]:
+        """Compute U frames: (S,) -> (U,), and the state after them."""
+        found: tuple[npt.NDArray[np.float32], Any] = self._thread.call(
+            partial(self._run, samples, state)
+        )
+        return found
+
+    def _run(self, samples: Samples, state: Any, model: Any) -> tuple[npt.NDArray[np.float32], Any]:
+        size = len(samples) if self._at_once else self.step + self.overlap
+        found = list[npt.NDArray[np.float32]]()
+        for first in range(0, len(samples) - self.overlap, size - self.overlap):
+            [(log_probs, state)] = model.advance([samples[first : first + size]], [state])
+            found.append(np.exp(log_probs[:, 1]))
+        return np.concatenate(found), state

@@ -9,6 +9,7 @@ from typing import TextIO
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.text import printable_json
+from sbkit.inference.transcribe.command import TEXT, running
 from sbkit.live.recognizer import LiveRecognizer
 from sbkit.live.session import Event, Final, Partial, Session
 from sbkit.live.sources import live_blocks
@@ -26,31 +27,22 @@ def transcribe_live(options: argparse.Namespace) -> int:
         SbkitError: the bundle or the source cannot be used, or the options do not fit.
     """
     _check_options(options)
-    with LiveRecognizer.load(
-        options.bundle,
-        device=options.device,
-        runtime=options.runtime,
-        precision=options.precision,
-        decoder=options.decoder,
-        hotwords=options.hotwords,
-        own=options.own,
-    ) as recognizer:
+    with LiveRecognizer.load(options.bundle, **running(options)) as recognizer:
         if not options.quiet:
             print(f"running on {recognizer.effective}", file=sys.stderr)
-        session, show = Session(recognizer), Display(options.format == "json", options.quiet)
+        session = Session(recognizer, detector=options.detector)
+        show = Display(options.format == "json", options.quiet)
         (source,) = options.files
-        for block in live_blocks(
-            source, recognizer.sample_rate, raw_rate=options.raw_rate, pace=options.pace or 0.0
-        ):
+        rate, pace = recognizer.sample_rate, options.pace or 0.0
+        for block in live_blocks(source, rate, raw_rate=options.raw_rate, pace=pace):
             show(session.push(block))
         show(session.finish())
     return 0
 
 
 def _check_options(options: argparse.Namespace) -> None:
-    given = {"--out": options.out, "--errors": options.errors, "--compile": options.compile}
-    strange = [name for name, value in given.items() if value is not None]
-    if len(options.files) != 1 or strange or options.format not in ("text", "txt", "json"):
+    strange = [f"--{name}" for name in ("out", "errors") if getattr(options, name) is not None]
+    if len(options.files) != 1 or strange or options.format not in (*TEXT, "json"):
         raise SbkitError(
             "`--live` must have one FILE, - or mic, and --format text or json, but has "
             f"{len(options.files)}, {options.format}{''.join(f' and {x}' for x in strange)}. "

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import soundfile
 
 from sbkit.audio.io import Samples
+from sbkit.base.units import samples_to_seconds
 from sbkit.live.sources import require_sounddevice
 
 
@@ -50,17 +51,17 @@ class FilePlayer:
 
 
 class Speakers:
-    """Play with PortAudio, whose clock says what has been heard; to be closed."""
+    """Play with PortAudio, by its clock; to be closed."""
 
     def __init__(self) -> None:
         """Look for PortAudio, and raise SbkitError where it is not there."""
         self._sounddevice = require_sounddevice()
         self._stream: Any = None
-        self._left, self._end = b"", 0.0  # not yet taken; seconds at which what was taken ends
+        self._left, self._end = b"", 0.0  # bytes for the device; when all is heard, in its seconds
         self._changed = threading.Condition()
 
     def play(self, samples: Samples, sample_rate: int) -> None:
-        """Take a block (S,) of int16; another rate than before ends what is left of that."""
+        """Take a block (S,) of int16; one of another rate drops what is left."""
         if self._stream is None or self._stream.samplerate != sample_rate:
             self.close()
             self._stream = self._sounddevice.RawOutputStream(
@@ -68,12 +69,14 @@ class Speakers:
             )
             self._stream.start()
         with self._changed:
+            begin = max(self._end, self._stream.time + self._stream.latency)
             self._left += samples.tobytes()
+            self._end = begin + samples_to_seconds(len(samples), sample_rate)
 
     def wait(self, seconds: float) -> None:
         """Return when no more than so much is left to be heard, or `stop` is called."""
         with self._changed:
-            while (more := self._seconds_left() - seconds) > 0:
+            while self._end and (more := self._end - self._stream.time - seconds) > 0:
                 self._changed.wait(more)
 
     def stop(self) -> None:
@@ -91,16 +94,7 @@ class Speakers:
         if self._stream is not None:
             self._stream.close()
 
-    def _seconds_left(self) -> float:
-        if self._stream is None:
-            return 0.0
-        left = len(self._left) / 2 / self._stream.samplerate
-        return float(left + max(0.0, self._end - self._stream.time))
-
-    def _fill(self, out: Any, frames: int, clock: Any, _: object) -> None:
+    def _fill(self, out: Any, *_: object) -> None:
         with self._changed:
-            taken, self._left = self._left[: 2 * frames], self._left[2 * frames :]
-            out[:] = taken.ljust(2 * frames, b"\0")
-            if taken:
-                self._end = clock.outputBufferDacTime + frames / self._stream.samplerate
-            self._changed.notify_all()
+            taken, self._left = self._left[: len(out)], self._left[len(out) :]
+        out[:] = taken.ljust(len(out), b"\0")

@@ -19,9 +19,8 @@ from sbkit.decoding.decoder import BeamDecoder
 from sbkit.decoding.frames import LogProbs
 from sbkit.inference.bundle.bundle import Bundle
 from sbkit.inference.runtime.model import ChunkSizes, ModelThread
-from sbkit.inference.runtime.runtimes import open_model
+from sbkit.inference.transcribe.transcriber import open_recognizer
 from sbkit.live.endpoint import EndpointRules
-from sbkit.text.tokenizer import SPACE
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,6 @@ class LiveRecognizer(AbstractContextManager["LiveRecognizer"]):
     Attributes:
         chunks: the samples of a chunk.
         decoder: the search, and what times words.
-        silent: the tokens that are no speech, blank and space.
     """
 
     def __init__(self, *, bundle: Bundle, rules: EndpointRules | None = None) -> None:
@@ -56,9 +54,7 @@ class LiveRecognizer(AbstractContextManager["LiveRecognizer"]):
         self.chunks = self._chunk_sizes()
         self.samples_per_frame = self._thread.samples_per_frame
         self.decoder: CtcDecoder = bundle.decoder_pool.decoder
-        tokenizer = bundle.tokenizer
-        spaces = (number for number, each in enumerate(tokenizer.pieces()) if each == SPACE)
-        self.silent = (tokenizer.vocabulary.blank, *spaces)
+        self.silent = bundle.tokenizer.silent
         search = self.decoder.search
         if isinstance(search, BeamDecoder) and search.attention is not None:
             raise SbkitError(
@@ -81,22 +77,16 @@ class LiveRecognizer(AbstractContextManager["LiveRecognizer"]):
 
     @classmethod
     def load(
-        cls,
-        folder: Path | str,
-        *,
-        decoder: str | None = None,
-        hotwords: str | None = None,
-        rules: EndpointRules | None = None,
-        **options: Any,
+        cls, folder: Path | str, *, rules: EndpointRules | None = None, **options: Any
     ) -> Self:
-        """Load a bundle; decoder and hotwords as for a Transcriber, options as for `open_model`.
+        """Load a bundle; options: as for `Transcriber.load`, but ``times``.
 
         Raises:
             SbkitError: it cannot be used, here or for speech that comes in pieces.
         """
-        bundle = open_model(Path(folder), live=True, **options)
+        bundle = open_recognizer(Path(folder), live=True, **options)
         try:
-            return cls(bundle=bundle.with_decoder(decoder).with_hotwords(hotwords), rules=rules)
+            return cls(bundle=bundle, rules=rules)
         except BaseException:
             bundle.model.close()
             raise

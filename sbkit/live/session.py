@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
@@ -16,6 +17,7 @@ from sbkit.base.text import printable
 from sbkit.base.units import samples_to_seconds
 from sbkit.decoding.confidence import agreement
 from sbkit.decoding.frames import Hypothesis, LogProbs
+from sbkit.inference.vad import VoiceDetector
 from sbkit.live.endpoint import EndpointRules
 from sbkit.live.recognizer import LiveRecognizer
 from sbkit.text.word import Word
@@ -89,14 +91,24 @@ class Session:
     """
 
     def __init__(
-        self, recognizer: LiveRecognizer, rules: EndpointRules | None = None, *, start: int = 0
+        self,
+        recognizer: LiveRecognizer,
+        rules: EndpointRules | None = None,
+        *,
+        start: int = 0,
+        detector: VoiceDetector | None = None,
     ) -> None:
         """Begin; rules: when an utterance ends, by default those of the recognizer.
 
-        start: the place of its first sample in the stream that the times of events are of.
+        start: the place of its first sample in the stream that the times of events are of;
+        detector: tells what silence is, by default frames without a token.
         """
         self.recognizer, self.state = recognizer, recognizer.start()
         self._rules, self._start = recognizer.rules if rules is None else rules, start
+        self._detector, self._turns = detector, list[float]()  # when speech was found or ended
+        if detector is not None:
+            detector.require_rate(recognizer.sample_rate)
+            self._voice = detector.start()
         self.is_finished = False
         self._fed: tuple[Samples, ...] = ()  # samples that no chunk was looked for in
         self._received = 0  # samples
@@ -106,6 +118,7 @@ class Session:
     def copy(self) -> "Session":
         """Return a session that goes on from here by itself."""
         made, utterance = copy(self), self._utterance
+        made._turns = [*self._turns]
         made._utterance = replace(
             utterance,
             search=self.recognizer.decoder.search.copy(utterance.search),
@@ -136,6 +149,9 @@ class Session:
                 f"{' after that' * self.is_finished}. Convert them, or begin another session."
             )
         self._fed, self._received = (*self._fed, samples), self._received + len(samples)
+        if self._detector is not None:
+            events, self._voice = self._detector.push(samples, self._voice)
+            self._turns += [each.known for each in events]
 
     @property
     def is_due(self) -> bool:
@@ -158,12 +174,13 @@ class Session:
 
     def _read_chunk(self, log_probs: LogProbs) -> Iterator[Event]:
         """Decode a chunk up to each endpoint in it."""
-        silent = np.isin(log_probs.argmax(1), self.recognizer.silent)
+        blank = np.isin(log_probs.argmax(1), self.recognizer.silent)
+        silent = blank if self._detector is None else self._unvoiced(len(blank))
         done = 0
-        for frame, is_silent in enumerate(silent.tolist(), 1):
+        for frame, (is_blank, is_silent) in enumerate(zip(blank, silent, strict=True), 1):
             utterance = self._utterance
             utterance.silence = utterance.silence + 1 if is_silent else 0
-            utterance.is_spoken |= not is_silent
+            utterance.is_spoken |= not is_blank
             rule = self._rules.met(
                 is_spoken=utterance.is_spoken,
                 silence=self._seconds(utterance.silence),
@@ -177,6 +194,13 @@ class Session:
         if done < len(log_probs):
             self._decode(log_probs[done:])
             yield from self._show()
+
+    def _unvoiced(self, frames: int) -> npt.NDArray[np.bool_]:
+        """Return which of the next frames the detector takes for silence, by what it knew then."""
+        first = self._utterance.first + self._utterance.frames
+        ends = [self._seconds(first + each) for each in range(1, frames + 1)]
+        unvoiced: npt.NDArray[np.bool_] = np.searchsorted(self._turns, ends, "right") % 2 == 0
+        return unvoiced
 
     def _begin(self, frame: int) -> Utterance:
         return Utterance(frame, self.recognizer.decoder.search.start())

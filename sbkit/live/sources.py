@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from sbkit.audio.io import FULL_SCALE, Samples, stream_audio, to_int16
+from sbkit.audio.io import FULL_SCALE, Samples, check_rate, stream_audio, to_int16
 from sbkit.audio.resample import Signal, resample_blocks
 from sbkit.base.errors import SbkitError
 from sbkit.base.process import require_package
@@ -36,6 +36,7 @@ def live_blocks(
         return _microphone(sample_rate)
     if name == STANDARD_INPUT:
         blocks, rate = _standard_input(sys.stdin.buffer, raw_rate)
+        check_rate("standard input", rate)
         return map(to_int16, resample_blocks(blocks, rate, sample_rate))
     blocks_of_file = stream_audio(Path(name), sample_rate, BLOCK_SECONDS)
     return _paced(blocks_of_file, sample_rate, pace) if pace else blocks_of_file
@@ -54,13 +55,12 @@ def _paced(blocks: Iterable[Samples], sample_rate: int, pace: float) -> Iterator
 def _standard_input(content: BinaryIO, raw_rate: int | None) -> tuple[Iterator[Signal], int]:
     """Return blocks of 16-bit samples as they are piped, channels averaged, and their rate."""
     if raw_rate is not None:
-        return _pcm(content.read, raw_rate, channels=1), raw_rate
+        return _pcm(lambda frames: content.read(2 * frames), raw_rate, channels=1), raw_rate
     with suppress(wave.Error, EOFError):
         file = wave.open(content)  # noqa: SIM115, standard input is not ours to close
-        rate, channels = file.getframerate(), file.getnchannels()
+        rate = file.getframerate()
         if file.getsampwidth() == 2:
-            wide = 2 * channels
-            return _pcm(lambda size: file.readframes(size // wide), rate, channels=channels), rate
+            return _pcm(file.readframes, rate, channels=file.getnchannels()), rate
     raise SbkitError(
         "Standard input must be WAV of 16 bits, or samples of 16 bits (little-endian, mono) with "
         "--raw-rate HZ, to be transcribed as it comes, but is neither. Convert it: ffmpeg -i ... "
@@ -69,11 +69,10 @@ def _standard_input(content: BinaryIO, raw_rate: int | None) -> tuple[Iterator[S
 
 
 def _pcm(read: Callable[[int], bytes], rate: int, *, channels: int) -> Iterator[Signal]:
-    """Yield blocks (S,) of little-endian int16 that ``read`` gives, a number of bytes at a time."""
-    size = 2 * channels * seconds_to_samples(BLOCK_SECONDS, rate)
-    while block := read(size):
-        whole = len(block) // (2 * channels) * 2 * channels
-        values = np.frombuffer(block[:whole], "<i2").reshape(-1, channels)
+    """Yield blocks (S,) of the little-endian int16 that ``read`` gives by frames."""
+    while block := read(seconds_to_samples(BLOCK_SECONDS, rate)):
+        count = len(block) // (2 * channels) * channels
+        values = np.frombuffer(block, "<i2", count).reshape(-1, channels)
         yield values.astype(np.float32).mean(1) / np.float32(FULL_SCALE)
 
 

@@ -6,6 +6,7 @@ what comes from data, and a policy (CSP) forbids every request and every other s
 
 import base64
 import hashlib
+from functools import cache
 from importlib.resources import files
 
 import jinja2
@@ -30,6 +31,18 @@ OPTIONAL = {  # what a page may show, and its value where it does not
 
 def render_page(*, title: str, **content: object) -> str:
     """Fill in the template; sections without content are left out."""
+    style, code = _read("page.css"), _read("page.js")
+    policy = (
+        f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(code)}; "
+        "img-src data:; media-src data:; base-uri 'none'; form-action 'none'"
+    )
+    values = {"title": title, "policy": policy, "style": style, "code": code}
+    return _template().render(OPTIONAL | content, **values)
+
+
+@cache
+def _template() -> jinja2.Template:
+    """Compile the template once: a run writes two pages."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("sbkit.logs", FOLDER),
         autoescape=True,
@@ -38,13 +51,7 @@ def render_page(*, title: str, **content: object) -> str:
         undefined=jinja2.StrictUndefined,
     )
     environment.policies |= {"json.dumps_function": to_json, "json.dumps_kwargs": {}}
-    style, code = _read("page.css"), _read("page.js")
-    policy = (
-        f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(code)}; "
-        "img-src data:; media-src data:; base-uri 'none'; form-action 'none'"
-    )
-    page = environment.get_template("page.html.j2")
-    return page.render({**OPTIONAL, **content}, title=title, policy=policy, style=style, code=code)
+    return environment.get_template("page.html.j2")
 
 
 def _read(name: str) -> str:

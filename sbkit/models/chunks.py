@@ -95,13 +95,32 @@ class BlockState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class StreamState:
+class ChunkState:
     """Where sessions stand, one a row; no tensor is ever changed, so a copy is the state itself.
+
+    `vars(state)` are plain tensors to save, and the class makes the state of them again.
+    """
+
+    @classmethod
+    def stack(cls, states: Sequence[Self]) -> Self:
+        """Put sessions into one batch, whatever their ages."""
+        names = [each.name for each in fields(cls)]
+        return cls(**{name: torch.cat([getattr(each, name) for each in states]) for name in names})
+
+    def rows(self) -> list[Self]:
+        """Return the state of each session by itself, with storage of its own."""
+        split = (tensor.split(1) for tensor in vars(self).values())
+        return [type(self)(*(each.clone() for each in row)) for row in zip(*split, strict=True)]
+
+
+@dataclass(frozen=True)
+class StreamState(ChunkState):
+    """What the encoder of a recognizer keeps.
 
     frames (B,): encoded so far; features (B, 3, M): the last normalized ones; hidden (B, 3, C):
     the last frames between the two convolutions of the front-end; attention (B, N, L, 2, H, D/H):
     keys before they are rotated, and values; convolution (B, N, K, D): the last frames after each
-    gate. `vars(state)` are plain tensors to save, and ``StreamState(**tensors)`` has them again.
+    gate.
     """
 
     frames: Tensor
@@ -109,20 +128,6 @@ class StreamState:
     hidden: Tensor
     attention: Tensor
     convolution: Tensor
-
-    @classmethod
-    def stack(cls, states: Sequence["StreamState"]) -> "StreamState":
-        """Put sessions into one batch, whatever their ages."""
-        names = [each.name for each in fields(cls)]
-        return cls(**{name: torch.cat([getattr(each, name) for each in states]) for name in names})
-
-    def rows(self) -> list["StreamState"]:
-        """Return the state of each session by itself, with storage of its own."""
-        tensors = {name: tensor.split(1) for name, tensor in vars(self).items()}
-        return [
-            StreamState(**{name: rows[row].clone() for name, rows in tensors.items()})
-            for row in range(len(self.frames))
-        ]
 
 
 def last_frames(x: Tensor, count: int) -> Tensor:

@@ -12,6 +12,7 @@ from sbkit.models.chunks import StreamState
 from sbkit.models.encoder import COMPOSED
 from sbkit.models.frontend import STRIDE, ConvFrontEnd
 from sbkit.models.transformer import Transformer
+from sbkit.models.voice_activity import VoiceActivityModel
 
 
 class StreamingModel:
@@ -59,8 +60,13 @@ class StreamingModel:
         return self._model.ctc_log_probs(states), lengths, state
 
 
-def streaming_model(model: object) -> StreamingModel | None:
+ChunkedModel = StreamingModel | VoiceActivityModel
+
+
+def streaming_model(model: object) -> ChunkedModel | None:
     """Return what runs a model chunk by chunk, or None for one that takes whole clips alone."""
+    if isinstance(model, VoiceActivityModel):
+        return model
     parts = model.encoder.modules if isinstance(model, AsrModel) else {}
     features, front_end, encoder = map(parts.get, COMPOSED)
     if (

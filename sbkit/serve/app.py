@@ -1,9 +1,13 @@
 """The application: transcripts, models, health and metrics, as routes of Starlette."""
 
 import asyncio
+import re
+from base64 import b64encode
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass
+from hashlib import sha256
+from importlib.resources import files
 from typing import Any, TypeVar
 
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -12,12 +16,13 @@ from starlette.datastructures import FormData
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.text import __version__
+from sbkit.base.units import samples_to_seconds
 from sbkit.inference.transcribe.transcriber import Transcript
 from sbkit.serve.answers import answer, event
 from sbkit.serve.errors import HANDLERS, ApiError, as_api_error, too_large
@@ -38,7 +43,7 @@ class Service:
     """What the routes answer from.
 
     names: of the model, its own first; created: when its bundle was, in seconds since 1970;
-    declared: what was asked for of device, runtime and precision.
+    declared: what was asked for of device, runtime and precision; readme: of the bundle.
     """
 
     recognizer: Recognizer
@@ -47,6 +52,7 @@ class Service:
     created: int
     declared: dict[str, str]
     state: State
+    readme: str = ""
 
     def app(self, keys: Sequence[str]) -> Starlette:
         """Make the application; keys: those that clients may have, none for all clients."""
@@ -65,6 +71,8 @@ class Service:
         guard = Middleware(KeyGuard, keys=keys)
         routes = [
             Mount("/v1", routes=[transcriptions, realtime, *models], middleware=[guard]),
+            Route("/", self._page),
+            Route("/card", self._card),
             Route("/health/live", self._live),
             Route("/health/ready", self._ready),
             Route("/metrics", self._metrics),
@@ -122,6 +130,35 @@ class Service:
         if name not in self.names:
             raise unknown_model(name, self.names)
         return JSONResponse(self._model(name))
+
+    async def _page(self, request: Request) -> Response:
+        """Send the page, whose policy lets it ask this server alone, for what it has in itself."""
+        content = files("sbkit.serve").joinpath("page.html").read_bytes()
+        own = [
+            re.search(b"<%s>(.*?)</" % each, content, re.DOTALL) for each in (b"style", b"script")
+        ]
+        style, script = (b64encode(sha256(each[1]).digest()).decode() for each in own if each)
+        policy = (
+            f"default-src 'none'; style-src 'sha256-{style}'; script-src 'sha256-{script}' blob:; "
+            "connect-src 'self'; media-src blob:; img-src data:; base-uri 'none'; "
+            "form-action 'none'; frame-ancestors 'none'"
+        )
+        headers = {"Content-Security-Policy": policy, "Cache-Control": "no-cache"}
+        return HTMLResponse(content, headers=headers)
+
+    async def _card(self, request: Request) -> Response:
+        """Describe the model, for the page."""
+        live, at = self.recognizer.live, self.recognizer.sample_rate
+        content = {
+            "name": self.names[0],
+            "status": self.state.phase,
+            "language": self.recognizer.language,
+            "sample_rate": at,
+            "chunk_seconds": live and samples_to_seconds(live.chunks.step, at),
+            "effective": asdict(self.recognizer.effective),
+            "readme": self.readme,
+        }
+        return JSONResponse(content)
 
     async def _live(self, request: Request) -> Response:
         return JSONResponse({"status": "live"})

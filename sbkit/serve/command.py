@@ -22,6 +22,7 @@ from sbkit.base.errors import ASKED_TO_STOP, INTERRUPTED, SbkitError
 from sbkit.base.machine import share_free_memory
 from sbkit.inference.bundle.bundle import CONFIG
 from sbkit.inference.runtime.shapes import Shapes
+from sbkit.inference.transcribe.command import running
 from sbkit.inference.transcribe.transcriber import (
     BATCH_SECONDS,
     CPU_BATCH_SECONDS,
@@ -49,19 +50,12 @@ def serve(options: argparse.Namespace) -> int:
     keys = [] if options.api_key_file is None else read_keys(options.api_key_file)
     declared = {name: getattr(options, name) for name in ("device", "runtime", "precision")}
     with closing(bind(options.host, options.port)) as listening:
-        bundle = open_recognizer(
-            options.bundle,
-            decoder=options.decoder,
-            hotwords=options.hotwords,
-            compile=options.compile,
-            own=options.own,
-            live=None,
-            **declared,
-        )
+        bundle = open_recognizer(options.bundle, live=None, **running(options))
         on_cpu, wait = bundle.model.effective.device == "cpu", options.max_wait_ms / 1000
         most = options.max_batch_seconds or (CPU_BATCH_SECONDS if on_cpu else BATCH_SECONDS)
         shapes = Shapes.of(bundle.config.sample_rate, batch_seconds=most)
         with closing(Recognizer(bundle, shapes=shapes, wait=wait, limits=limits)) as recognizer:
+            readme = options.bundle / "README.md"
             service = Service(
                 recognizer=recognizer,
                 limits=limits,
@@ -69,6 +63,7 @@ def serve(options: argparse.Namespace) -> int:
                 created=int((options.bundle / CONFIG).stat().st_mtime),
                 declared=declared,
                 state=State(),
+                readme=readme.read_text("utf-8", "replace") if readme.is_file() else "",
             )
             gc.freeze()  # what is here stays; cycles of requests are looked for in what comes
             gc.collect()

@@ -7,12 +7,14 @@ from typing import Any, Self
 from sbkit.base.text import listed
 from sbkit.live.endpoint import EndpointRules
 from sbkit.serve.fields import check_languages, phrases_of, unknown_model, wrong_field
+from sbkit.serve.recognizer import Recognizer
 
 FORMATS = {  # of audio: what libsndfile calls it, samples a second, bytes of a sample
     "audio/pcm": ("PCM_16", 24_000, 2),
     "audio/pcmu": ("ULAW", 8_000, 1),
     "audio/pcma": ("ALAW", 8_000, 1),
 }
+LONGEST_PROMPT = 1 << 16  # characters, with keywords
 KINDS = {dict: "an object", str: "a text", list: "a list", int: "a whole number"}
 
 
@@ -20,23 +22,18 @@ KINDS = {dict: "an object", str: "a text", list: "a list", int: "a whole number"
 class Options:
     """The options of a session.
 
-    plain: all of them, as ``audio.input`` of OpenAI's API; phrases: to expect; rules: by which
-    turns end, None where the client commits them.
+    plain: all of them, as ``audio.input`` of OpenAI's API; format: one of FORMATS; phrases: to
+    expect; rules: by which turns end, None where the client commits them.
     """
 
     plain: Mapping[str, Any]
+    format: tuple[str, int, int]
     phrases: tuple[str, ...]
     rules: EndpointRules | None
 
     @classmethod
-    def parse(
-        cls,
-        given: Mapping[str, Any],
-        names: Sequence[str],
-        language: str | None,
-        rules: EndpointRules | None,
-    ) -> Self:
-        """Read ``audio.input``; names, language: of the model; rules: None for whole clips alone.
+    def parse(cls, given: Mapping[str, Any], names: Sequence[str], recognizer: Recognizer) -> Self:
+        """Read ``audio.input``; names: of the model.
 
         Raises:
             ApiError: a field has another value than the API or the model allows.
@@ -45,16 +42,22 @@ class Options:
         kind = take(audio, "type", str) or "audio/pcm"
         if kind not in FORMATS:
             raise wrong_field("format", listed(FORMATS), kind)
-        _, rate, _ = FORMATS[kind]
+        rate = FORMATS[kind][1]
         if (take(audio, "rate", int) or rate) != rate:
             raise wrong_field("rate", f"{rate} with {kind}", str(audio["rate"]))
         model = take(spoken, "model", str) or names[0]
         if model not in names:
             raise unknown_model(model, names)
-        check_languages([take(spoken, "language", str), *take(spoken, "languages", list)], language)
+        languages = [take(spoken, "language", str), *take(spoken, "languages", list)]
+        check_languages(languages, recognizer.language)
+        rules = None if recognizer.live is None else recognizer.live.rules
         if "turn_detection" in given:
             rules = _parse_rules(given, rules)
-        phrases = [take(spoken, "prompt", str), *map(str, take(spoken, "keywords", list))]
+        phrases = "\n".join(
+            [take(spoken, "prompt", str), *map(str, take(spoken, "keywords", list))]
+        )
+        if len(phrases) > LONGEST_PROMPT:
+            raise wrong_field("prompt", f"at most {LONGEST_PROMPT} characters", "longer")
         silence = rules and round(1000 * rules.silence)
         plain = {
             "format": {"type": kind, "rate": rate},
@@ -62,7 +65,7 @@ class Options:
             "turn_detection": rules and {"type": "server_vad", "silence_duration_ms": silence},
             "noise_reduction": None,
         }
-        return cls(plain, phrases_of("\n".join(phrases)), rules)
+        return cls(plain, FORMATS[kind], phrases_of(phrases), rules)
 
 
 def _parse_rules(given: Mapping[str, Any], rules: EndpointRules | None) -> EndpointRules | None:

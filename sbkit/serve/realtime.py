@@ -9,7 +9,7 @@ import asyncio
 import io
 import json
 from base64 import b64decode
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,7 +27,7 @@ from sbkit.live.session import Event, Final, Partial
 from sbkit.serve.errors import ApiError, as_api_error, too_large
 from sbkit.serve.fields import wrong_field
 from sbkit.serve.limits import State
-from sbkit.serve.options import FORMATS, Options, take
+from sbkit.serve.options import Options, take
 from sbkit.serve.recognizer import Recognizer
 
 BLOCK = 24_000  # bytes that are decoded at a time, so that a long message lets others pass
@@ -63,7 +63,8 @@ class RealtimeSession:
     ) -> None:
         """Take a WebSocket that is not accepted yet; names: of the model."""
         self._socket, self._recognizer, self._names = socket, recognizer, names
-        self._state, self._limits, self._rate = state, recognizer.limits, recognizer.sample_rate
+        self._limits, self._rate = recognizer.limits, recognizer.sample_rate
+        self._stopping = asyncio.ensure_future(state.stopping.wait())
         self._id, self._samples = f"sess_{uuid4().hex}", 0
         self._last_item: str | None = None
 
@@ -77,10 +78,11 @@ class RealtimeSession:
         try:
             await self._choose({})
             await self._send("session.created", session=self._plain())
-            async for message in self._messages():
+            while (message := await self._receive()) is not None:
                 await self._answer(message)
-            if self._is_heard and self._now - self._item.begin >= SHORTEST:
-                await self._commit()
+            if self._is_heard:
+                with suppress(ApiError):  # too short
+                    await self._commit()
             await self._socket.close(GOING_AWAY, "The server stops, or nothing came for long.")
         except WebSocketDisconnect:
             pass
@@ -89,22 +91,22 @@ class RealtimeSession:
                 await self._fail(error)
                 await self._socket.close(FAILED, "The server failed; its log says why.")
             raise
+        finally:
+            self._stopping.cancel()
 
-    async def _messages(self) -> AsyncIterator[Message]:
-        stopping = asyncio.ensure_future(self._state.stopping.wait())
+    async def _receive(self) -> Message | None:
+        """Return what the client sends next, None where it is not waited for any longer."""
+        coming = asyncio.ensure_future(self._socket.receive())
         most, either = self._limits.answer_seconds, asyncio.FIRST_COMPLETED
         try:
-            while True:
-                coming = asyncio.ensure_future(self._socket.receive())
-                await asyncio.wait((coming, stopping), timeout=most, return_when=either)
-                if not coming.done():
-                    coming.cancel()
-                    return
-                if coming.result()["type"] == "websocket.disconnect":
-                    raise WebSocketDisconnect
-                yield coming.result()
+            await asyncio.wait((coming, self._stopping), timeout=most, return_when=either)
         finally:
-            stopping.cancel()
+            coming.cancel()  # unless it is done
+        if not coming.done():
+            return None
+        if coming.result()["type"] == "websocket.disconnect":
+            raise WebSocketDisconnect
+        return coming.result()
 
     async def _answer(self, message: Message) -> None:
         event: dict[str, Any] = {}
@@ -136,17 +138,14 @@ class RealtimeSession:
         await self._send("session.updated", session=self._plain())
 
     async def _choose(self, given: dict[str, Any]) -> None:
-        live, language = self._recognizer.live, self._recognizer.language
-        rules = None if live is None else live.rules
-        self._options = Options.parse(given, self._names, language, rules)
-        self._format = FORMATS[self._options.plain["format"]["type"]]
+        self._options = Options.parse(given, self._names, self._recognizer)
         self._speech = await self._recognizer.speech(self._options.phrases, self._options.rules)
         self._begin()
 
     def _begin(self) -> None:
         """Begin a turn."""
-        self._heard, self._begun = self._speech(), self._now
-        self._resampler = Resampler(self._format[1], self._rate)
+        self._heard = self._speech(self._samples)
+        self._resampler = Resampler(self._options.format[1], self._rate)
         self._item = Item(self._now)
 
     async def _append(self, audio: str) -> None:
@@ -154,7 +153,7 @@ class RealtimeSession:
             content = b64decode(audio, validate=True)
         except ValueError:
             raise wrong_field("audio", "base64", "not") from None
-        subtype, rate, width = self._format
+        subtype, rate, width = self._options.format
         if len(content) % width:
             raise wrong_field("audio", "of whole samples of 16 bits", f"{len(content)} bytes")
         kind = {"format": "RAW", "subtype": subtype, "samplerate": rate, "channels": 1}
@@ -188,14 +187,14 @@ class RealtimeSession:
         else:
             return
         if text and by_rules and not item.is_open:
-            item.is_open, start = True, _ms(self._begun + event.seconds)
+            item.is_open, start = True, round(1000 * event.seconds)
             await self._send(f"{BUFFER}.speech_started", item_id=item.id, audio_start_ms=start)
         more = stable[len(item.shown) :] if stable.startswith(item.shown) else ""
         item.shown += more
         await self._send_text("delta", delta=more, hypothesis=text)
         if isinstance(event, Final) and by_rules and not is_last:
-            await self._end(end := self._begun + event.end)
-            await self._complete(end)
+            await self._end(event.end)
+            await self._complete(event.end)
 
     async def _commit(self) -> None:
         """End the turn here."""
@@ -214,14 +213,15 @@ class RealtimeSession:
     async def _end(self, end: float) -> None:
         item = self._item
         if item.is_open:
-            await self._send(f"{BUFFER}.speech_stopped", item_id=item.id, audio_end_ms=_ms(end))
+            ms = round(1000 * end)
+            await self._send(f"{BUFFER}.speech_stopped", item_id=item.id, audio_end_ms=ms)
         before, self._last_item = self._last_item, item.id
         await self._send(f"{BUFFER}.committed", item_id=item.id, previous_item_id=before)
 
     async def _complete(self, end: float) -> None:
         """Send the transcript of the turn, and begin to wait for the next one."""
         item = self._item
-        words = [word.later(self._begun).plain() for each in item.finals for word in each.words]
+        words = [word.plain() for each in item.finals for word in each.words]
         await self._send_text(
             "completed",
             transcript=item.text(),
@@ -240,7 +240,7 @@ class RealtimeSession:
 
     async def _send(self, kind: str, **content: Any) -> None:
         event = {"type": kind, "event_id": f"event_{uuid4().hex}", **content}
-        await self._socket.send_text(json.dumps(event, ensure_ascii=False))
+        await self._socket.send_text(json.dumps(event))  # ASCII: half a character may come back
 
     def _plain(self) -> dict[str, Any]:
         """Return the options that are in effect."""
@@ -255,10 +255,6 @@ class RealtimeSession:
     def _is_heard(self) -> bool:
         """Check whether a turn is being spoken."""
         return self._item.is_open or (self._options.rules is None and self._now > self._item.begin)
-
-
-def _ms(seconds: float) -> int:
-    return round(1000 * seconds)
 
 
 def _parse(message: Message) -> dict[str, Any]:

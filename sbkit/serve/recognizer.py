@@ -17,6 +17,7 @@ from starlette.datastructures import UploadFile
 
 from sbkit.audio.io import AudioError, Samples, declared_seconds
 from sbkit.base.errors import SbkitError
+from sbkit.base.units import samples_to_seconds
 from sbkit.inference.bundle.bundle import Bundle
 from sbkit.inference.runtime.shapes import Shapes
 from sbkit.inference.transcribe.transcriber import Transcriber, Transcript
@@ -35,9 +36,10 @@ POOL_SECONDS = 60.0  # of a request that are read ahead; batches are made of all
 
 @dataclass
 class Clip:
-    """What is said in a turn, fed as a `Session` is, for a model that takes whole clips."""
+    """What is said in a turn, made and fed as a `Session` is, for a model of whole clips."""
 
     phrases: tuple[str, ...]
+    start: int
     parts: list[Samples] = field(default_factory=list)
     is_finished: bool = False
 
@@ -111,12 +113,14 @@ class Recognizer:
 
     async def speech(
         self, phrases: tuple[str, ...], rules: EndpointRules | None
-    ) -> Callable[[], Session | Clip]:
-        """Return what makes turns, with phrases to expect; rules: of a session's endpoints."""
+    ) -> Callable[[int], Session | Clip]:
+        """Return what makes turns of their first sample's place; rules: of a session's ends."""
         live = self.live
         if live is not None and phrases:
             live = await asyncio.to_thread(lambda: self._live(self._expecting(phrases)))
-        return lambda: Clip(phrases) if live is None else Session(live, rules)
+        return lambda start: (
+            Clip(phrases, start) if live is None else Session(live, rules, start=start)
+        )
 
     async def advance(self, turn: Session | Clip) -> Sequence[Event]:
         """Run what a turn was fed, and return what it makes known: of a clip once it is finished.
@@ -133,8 +137,10 @@ class Recognizer:
         file.seek(0)
         fields = Fields(file=UploadFile(file), format="verbose_json", phrases=turn.phrases)
         found = await self.transcript(fields)
-        end = {"seconds": found.seconds, "start": 0.0, "end": found.seconds}
-        return [Final(text=found.text, words=found.words, **end)] if found.text else ()
+        start = samples_to_seconds(turn.start, self.sample_rate)
+        end, words = start + found.seconds, tuple(word.later(start) for word in found.words)
+        final = Final(seconds=end, text=found.text, start=start, end=end, words=words)
+        return [final] if found.text else ()
 
     def close(self) -> None:
         """Cancel what waits, and end all threads and processes."""

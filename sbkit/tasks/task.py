@@ -4,6 +4,7 @@ sbkit's own tasks stand beside this file. A task of the user's is an object of t
 module of his own: `Recipe(task=...)` names it, and bundles store its dotted path.
 """
 
+import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sbkit.base.errors import SbkitError
+from sbkit.base.process import is_recipe
 from sbkit.logs.metric import LOSS, Metrics
 
 BUILT_IN = "sbkit.tasks."  # modules that a bundle may name without --import
@@ -57,6 +59,23 @@ class Scorer:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Graph:
+    """A method of a task's model that runs elsewhere, too: arrays in, arrays out.
+
+    Of each array the first two dimensions are free, such as batch and time.
+
+    Attributes:
+        inputs, outputs: their names, in order.
+        arguments: its arrays for a batch of audio, which written forms of it are compared with:
+            from `run(name, *arrays)` of the trained model, audio (B, S) between -1 and 1, lengths.
+    """
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    arguments: Callable[[Callable[..., Sequence[Any]], Any, Any], Sequence[Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Task:
     """What a model predicts from a batch, how that is scored, and how its bundle is rebuilt.
 
@@ -72,6 +91,10 @@ class Task:
         heads: keys of the parts with an output for each label.
         metrics: by name, as the Brain has them; the loss for a Brain without any.
         commands: those that take its bundles, such as `transcribe`.
+        runs: the functions of those that the task itself runs, from their options to the exit code.
+        graphs: the methods of its model that a bundle's ONNX and torch programs hold, by name,
+            where these are not a recognizer's; the model then has `settings`, the plain data that
+            whoever calls them needs.
         scorer: without one, `sbkit score` refuses the bundle.
     """
 
@@ -83,6 +106,8 @@ class Task:
     heads: tuple[str, ...] = ()
     metrics: Metrics = field(default_factory=lambda: LOSS)
     commands: tuple[str, ...] = ()
+    runs: Mapping[str, Callable[[argparse.Namespace], int]] = field(default_factory=dict)
+    graphs: Mapping[str, Graph] = field(default_factory=dict)
     scorer: Scorer | None = None
 
     @property
@@ -111,13 +136,13 @@ class Task:
 
 
 def load_task(name: str, *, own: frozenset[str] = frozenset()) -> Task:
-    """Import the task of a dotted path: one of sbkit's, or of the modules ``own`` of the user's.
+    """Import the task of a dotted path: of sbkit, its recipes, or the user's modules ``own``.
 
     Importing a module runs it, so nothing else is imported.
     Raises SbkitError: it is of another module, or there is no such task.
     """
     module, _, attribute = name.rpartition(".")
-    if not name.startswith(BUILT_IN) and module not in own:
+    if not (name.startswith(BUILT_IN) or module in own or is_recipe(module)):
         raise SbkitError(
             f"The task of a model must be one of sbkit's, because importing a module runs it, but "
             f"is {name}. If you trust that module, pass --import {module}."

@@ -67,6 +67,12 @@ class Tokenizer:
         special, pieces = self.vocabulary.special, self.pieces()
         return tuple("" if label in special else text for label, text in enumerate(pieces))
 
+    @cached_property
+    def silent(self) -> tuple[int, ...]:
+        """Return the tokens that are no speech: blank, and space where it is one."""
+        spaces = (label for label, text in enumerate(self.pieces()) if text == SPACE)
+        return self.vocabulary.blank, *spaces
+
     def pieces(self) -> list[str]:
         """List the tokens in the order of their ids."""
         return [self.piece(label) for label in range(self.vocab_size)]

@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 from speechbrain import Stage
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.hooks import RemovableHandle
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.text import listed
@@ -48,13 +47,9 @@ class DdpStep:
     def __init__(self, graph: ForwardLoss, device: torch.device, *, find_unused: bool) -> None:
         self._graph, self._device, self._find_unused = graph, device, find_unused
         self._wrapped: DistributedDataParallel | None = None
-        self._hooks: list[RemovableHandle] = []
-        self._names: dict[int, str] = {}  # of the parameters that have a part in every batch
-        self._unused: dict[int, str] = {}  # those that had none in this one, so far
 
     def __call__(self, batch: Any) -> tuple[Any, Any]:
         """Return the recipe's predictions and its loss."""
-        self._unused = dict(self._names)
         objective = (self._wrapped or self._graph)(batch)
         outputs, self._graph.outputs = self._graph.outputs, None
         return outputs, objective
@@ -95,24 +90,18 @@ class DdpStep:
         for part in inactive:
             part.requires_grad_(False)
         self._wrapped = self._with_reducer(self._graph)
-        each: Any
-        for name, each in self._graph.parts.named_parameters():
-            if each.requires_grad and not self._find_unused:
-                self._names[id(each)] = name
-                self._hooks += [each.register_post_accumulate_grad_hook(self._note_used)]
-
-    def _note_used(self, parameter: Tensor) -> None:
-        self._unused.pop(id(parameter), None)
 
     def check_all_used(self) -> None:
-        """Raise SbkitError for a parameter that DDP waits for, and that the batch has not used.
+        """Raise SbkitError for a parameter that DDP waits for, and that the step has not used.
 
         DDP would say so in the next step only, when the others had stepped without its bucket.
         """
-        if self._unused:
+        named = self._graph.parts.named_parameters()
+        unused = [name for name, each in named if each.requires_grad and each.grad is None]
+        if unused and self.is_shared and not self._find_unused:
             raise SbkitError(
                 "Every parameter must take part in every step while `find_unused_parameters` is "
-                f"false, but {listed(self._unused.values())} had no gradient. Pass "
+                f"false, but {listed(unused)} had no gradient. Pass "
                 "--find_unused_parameters=True, or freeze what does not learn."
             )
 
@@ -129,9 +118,6 @@ class DdpStep:
     def unwrap(self) -> None:
         """Drop the reducer: one that outlives its group ends some runs with SIGABRT."""
         self._wrapped = None
-        self._names = {}
-        while self._hooks:
-            self._hooks.pop().remove()
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Leave gradients on this rank while a batch is still being accumulated."""

@@ -9,7 +9,7 @@ from sbkit.audio.io import Samples
 from sbkit.inference.vad import SpeechEvent, SpeechRules, VoiceDetector
 from tests.inference.told_frames import ToldFrames, is_speech, tell
 
-BARE = SpeechRules(shortest=0.1, hang_over=0.3, padding=0.0)
+BARE = SpeechRules(onset=0.5, offset=0.35, shortest=0.1, hang_over=0.3, padding=0.0)
 
 
 def find(audio: Samples, **rules: float) -> list[tuple[float, float]]:

@@ -1,11 +1,11 @@
 """A model of voice activity that is told: a frame's first sample is its probability of speech."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from sbkit.audio.io import Samples
-from sbkit.inference.vad import Probabilities
 
 ONE = 32767  # of int16: certainly speech
 
@@ -13,12 +13,12 @@ ONE = 32767  # of int16: certainly speech
 class ToldFrames:
     """Frames of 20 ms, each with 15 ms of the next one; the state counts them."""
 
-    sample_rate, step, overlap = 16_000, 320, 240
+    sample_rate, step, overlap, delay = 16_000, 320, 240, 0
 
     def start(self) -> int:
         return 0
 
-    def advance(self, samples: Samples, state: int) -> tuple[Probabilities, int]:
+    def advance(self, samples: Samples, state: int) -> tuple[Any, int]:
         frames = samples[: -self.overlap].reshape(-1, self.step)[:, 0]
         return frames / ONE, state + len(frames)
 

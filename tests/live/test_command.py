@@ -120,6 +120,7 @@ def test_a_terminal_has_one_line_of_text_so_far(monkeypatch: pytest.MonkeyPatch)
         (["a.wav", "b.wav"], "must have one FILE"),
         (["a.wav", "--format", "srt"], "1, srt"),
         (["a.wav", "--out", "there"], "--out"),
+        (["-", "--raw-rate", "16"], "but standard input declares 16 Hz"),
         (["gone.wav"], "is missing"),
     ],
 )

@@ -177,7 +177,7 @@ def test_the_trace_has_the_delay_that_each_stage_adds(tones: Any) -> None:
 class Told:
     """A model of frames that hears what is loud."""
 
-    sample_rate, step, overlap = RATE, RATE // 100, 0
+    sample_rate, step, overlap, delay = RATE, RATE // 100, 0, 0
 
     def start(self) -> None:
         return None
@@ -234,6 +234,71 @@ def test_who_speaks_stops_the_answer(detector: VoiceDetector | None, tones: Any)
     assert str(events.of(Turn)[0]).endswith(" ms, interrupted")
     first = next(place for place, each in enumerate(events) if isinstance(each, Turn))
     assert [each.text for each in events[first:] if isinstance(each, Answer)] == ["bye"]
+
+
+def test_speech_without_words_stops_the_answer_where_a_detector_hears_it(tones: Any) -> None:
+    recognizer, tokenizer = tones
+    events, player = Events(), Loudspeaker(until="one")
+
+    def source() -> Iterator[Samples]:
+        yield from say(tokenizer, "the dog")
+        player.await_word("one")
+        yield np.full(RATE // 2, 200, np.int16)
+        events.await_turns(1)
+
+    Pipeline(
+        recognizer,
+        lambda text: "zero one two",
+        detector=VoiceDetector(Told()),
+        synthesizer=Voice(),
+        player=player,
+        on_event=events,
+    ).run(source())
+    assert player.heard == ["zero", "one"]
+    assert [each.is_interrupted for each in events.of(Turn)] == [True]
+
+
+def test_what_is_made_while_somebody_speaks_is_dropped_and_what_waits_is_not_begun(
+    tones: Any,
+) -> None:
+    recognizer, tokenizer = tones
+    events, player, asked, made = Events(), Loudspeaker(), list[str](), list[str]()
+    making, go_on = threading.Event(), threading.Event()
+
+    def answer(text: str) -> Iterator[str]:
+        asked.append(text)
+        yield "early"
+        if text == "the dog":
+            assert go_on.wait(WITHIN)
+            yield "late"
+
+    class SlowVoice(Voice):
+        def speak(self, text: str) -> tuple[Iterator[Samples], int]:
+            blocks, rate = super().speak(f"{text} 1 2 3")
+            return self._make(blocks, asked[-1]), rate
+
+        def _make(self, blocks: Iterator[Samples], question: str) -> Iterator[Samples]:
+            for block in blocks:
+                making.set()
+                assert go_on.wait(WITHIN)
+                made.append(question)
+                yield block
+
+    def source() -> Iterator[Samples]:
+        yield from say(tokenizer, "the dog")
+        assert making.wait(WITHIN)
+        for count, text in enumerate(("a fox", "jumps"), 1):  # one waits for the other
+            yield from say(tokenizer, text)
+            events.await_turns(count)
+        go_on.set()
+
+    Pipeline(recognizer, answer, synthesizer=SlowVoice(), player=player, on_event=events).run(
+        source()
+    )
+    assert asked == ["the dog", "jumps"]
+    assert events.texts(Answer) == ["early", "early"]
+    assert made == ["the dog", *["jumps"] * 4]
+    assert player.heard == ["early", "1", "2", "3"]
 
 
 @pytest.mark.parametrize("seed", range(4))

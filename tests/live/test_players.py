@@ -18,15 +18,16 @@ RATE, LATENCY = 8_000, 0.25  # seconds from a sample that is taken to its sound
 class Stream:
     """An output of PortAudio: `move` takes what it plays in so many samples."""
 
+    latency = LATENCY
+
     def __init__(self, *, samplerate: int, callback: Any, channels: int, dtype: str) -> None:
         assert (channels, dtype) == (1, "int16")
-        self.samplerate, self.time, self.calls = samplerate, 0.0, list[str]()
+        self.samplerate, self.time, self.calls = samplerate, 10.0, list[str]()
         self._callback = callback
 
     def move(self, samples: int) -> list[int]:
         out = bytearray(2 * samples)
-        clock = SimpleNamespace(outputBufferDacTime=self.time + LATENCY)
-        self._callback(memoryview(out), samples, clock, None)
+        self._callback(memoryview(out), samples, None, None)
         self.time += samples / self.samplerate
         return list(np.frombuffer(out, np.int16))
 
@@ -55,16 +56,16 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> list[Stream]:
 def test_a_loudspeaker_waits_by_its_clock(streams: list[Stream]) -> None:
     speakers = Speakers()
     speakers.wait(0.0)  # nothing is left
-    speakers.play(np.arange(1, 4001, dtype=np.int16), RATE)
-    speakers.wait(0.5)
+    speakers.play(np.arange(1, 3001, dtype=np.int16), RATE)
+    speakers.play(np.arange(3001, 4001, dtype=np.int16), RATE)
+    speakers.wait(0.5 + LATENCY)
     (stream,) = streams
-    waiting = threading.Thread(target=speakers.wait, args=[0.0])
+    waiting = threading.Thread(target=speakers.wait, args=[0.1])
     waiting.start()
-    assert stream.move(3000)[-1] == 3000
-    assert stream.move(3000) == [*range(3001, 4001), *[0] * 2000]
-    assert waiting.is_alive()
-    stream.time += LATENCY
-    stream.move(1)
+    assert stream.move(2500) == [*range(1, 2501)]
+    assert stream.move(2500) == [*range(2501, 4001), *[0] * 1000]
+    assert waiting.is_alive()  # 0.125 s of the delay are left
+    stream.time += 0.05
     waiting.join(60)
     assert not waiting.is_alive()
 

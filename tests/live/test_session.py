@@ -11,9 +11,11 @@ import pytest
 
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
+from sbkit.inference.vad import SpeechRules, VoiceDetector
 from sbkit.live.endpoint import EndpointRules
 from sbkit.live.recognizer import LiveRecognizer
 from sbkit.live.session import Endpoint, Event, Final, Partial, Session, advance_batch
+from tests.inference.told_frames import ToldFrames
 from tests.inference.tones import LETTER, RATE, STEP, silence, speak, tone_bundle
 from tests.live.live_tones import live_tones
 
@@ -65,6 +67,34 @@ def test_events_do_not_depend_on_how_audio_is_cut(decoder: dict[str, Any], tmp_p
 
 def _places(text: str) -> list[int]:
     return [0, *(place + 1 for place, letter in enumerate(text) if letter == " ")]
+
+
+@pytest.mark.parametrize("size", [1000, 100_000])
+def test_a_detector_tells_what_silence_is(size: int, tmp_path: Path) -> None:
+    """Humming after the words is no token, and no silence: the utterance ends after it."""
+    recognizer, tokenizer, _ = live_tones(tmp_path)
+    audio = np.concatenate([speak(tokenizer, "the dog"), silence(4.0)])
+    end = len(speak(tokenizer, "the dog")) / RATE + 1.0
+    detector = VoiceDetector(SpeechUntil(end), SpeechRules(hang_over=0.3))
+    session, events = Session(recognizer, detector=detector), list[Event]()
+    for first in range(0, len(audio), size):
+        events += session.push(audio[first : first + size])
+    (endpoint,) = (each for each in events if isinstance(each, Endpoint) and each.rule == "silence")
+    assert [each.text for each in finals(events)] == ["the dog"]
+    assert finals(events)[0].end == pytest.approx(end + 0.3 + 1.2, abs=0.05)
+    assert endpoint.seconds >= finals(events)[0].end
+
+
+class SpeechUntil(ToldFrames):
+    """Speech from the first frame to a moment, whatever is heard."""
+
+    def __init__(self, end: float) -> None:
+        self.end = end
+
+    def advance(self, samples: Samples, state: int) -> tuple[Any, int]:
+        frames = len(samples) // self.step
+        after = state + frames
+        return (np.arange(state, after) * self.step < self.end * RATE).astype(float), after
 
 
 def test_a_long_utterance_is_ended_and_goes_on_in_the_next(tmp_path: Path) -> None:

@@ -166,7 +166,7 @@ def test_what_has_no_label_is_left_out_and_said(
         lines[last] = lines[last].rpartition("\t")[0] + "\t"
         file.write_text("\n".join(lines) + "\n")
     run = tmp_path / "run"
-    assert train_here(tmp_path / "release", run) == 0
+    assert train_here(tmp_path / "release", run, "--number_of_epochs=1") == 0
     assert "1 row is left out (no label)" in capsys.readouterr().out
     left_out = (run / "left_out.tsv").read_text().splitlines()[1:]
     assert [line.split("\t")[0] for line in left_out] == [*COUNTS]

@@ -46,6 +46,8 @@ def test_the_roles_are_the_splits_that_are_there(root: Path) -> None:
             "valid": ("dev-clean",),
             "test": ("test-clean", "test-other"),
         }
+    named = knobs(root, splits={"test": "test-other", "valid": ["dev-clean"]})
+    assert corpus_of(named).splits(named)["test"] == ("test-other",)
 
 
 @pytest.mark.parametrize("chapter", ["84", "part/1/84/7"])

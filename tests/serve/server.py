@@ -109,6 +109,7 @@ def served(
     keys: Sequence[str] = (),
     phase: str = READY,
     language: str | None = None,
+    readme: str = "",
     **limits: Any,
 ) -> Iterator[Served]:
     """Serve until the end of the block, which begins in a phase."""
@@ -123,6 +124,7 @@ def served(
         created=0,
         declared={"device": "auto"},
         state=state,
+        readme=readme,
     )
     listening = bind("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"

@@ -1,5 +1,7 @@
 """`sbkit serve` as it is typed: the same text as `sbkit transcribe`, and an end in order."""
 
+import base64
+import io
 import os
 import re
 import signal
@@ -12,29 +14,29 @@ from typing import Any
 import httpx2
 import numpy as np
 import pytest
+import soundfile
+from openai import OpenAI
 
 from sbkit.base.errors import ASKED_TO_STOP, INTERRUPTED, SbkitError
 from sbkit.cli import run
 from sbkit.inference.bundle.export import export_run
 from sbkit.inference.transcribe.transcriber import Transcriber
 from tests import processes
-from tests.inference.bundles import make_run
+from tests.inference.bundles import ROOT, SMALL, UNHEARD, make_bundle, make_run
 from tests.serve.server import wait_for, wav
 
 RATE = 16_000
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("bundle")
-    export_run(make_run(folder / "run"), folder / "tiny")
+def streaming(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    def loud(hparams: dict[str, Any]) -> None:
+        hparams["ctc_lin"].weight.data *= 30
+
+    folder, yaml = tmp_path_factory.mktemp("streaming"), ROOT / "hparams/ctc_streaming.yaml"
+    run_folder = make_run(folder / "run", yaml, loud, num_decoder_layers=0, **UNHEARD)
+    export_run(run_folder, folder / "tiny", formats=["onnx"], grid=SMALL)
     return folder / "tiny"
-
-
-@pytest.fixture(scope="module")
-def with_onnx(bundle: Path) -> Path:
-    export_run(bundle.parent / "run", bundle.parent / "onnx/tiny", formats=["onnx"])
-    return bundle.parent / "onnx/tiny"
 
 
 @contextmanager
@@ -56,13 +58,13 @@ def serving(bundle: Path, *options: str) -> Iterator[tuple[httpx2.Client, Any]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("runtime", ["torch", "onnx"])
 def test_it_answers_what_transcribe_does_and_leaves_when_asked(
-    with_onnx: Path, runtime: str
+    exported: Path, runtime: str
 ) -> None:
     random = np.random.default_rng(0)
     clips = [random.integers(-9000, 9000, RATE * n).astype(np.int16) for n in (1, 3, 4, 35)]
-    with Transcriber.load(with_onnx, runtime=runtime, device="cpu") as transcriber:
+    with Transcriber.load(exported, runtime=runtime, device="cpu") as transcriber:
         expected = [each.text for each in transcriber.transcribe_batch(clips, RATE)]
-    with serving(with_onnx, "--runtime", runtime) as (client, process):
+    with serving(exported, "--runtime", runtime) as (client, process):
         ready = client.get("/health/ready").json()
         assert (ready["declared"]["runtime"], ready["effective"]["runtime"]) == (runtime, runtime)
         assert bool(ready["effective"]["nodes"]) == (runtime == "onnx")
@@ -78,13 +80,42 @@ def test_it_answers_what_transcribe_does_and_leaves_when_asked(
 
 
 @pytest.mark.ddp
-def test_control_c(bundle: Path) -> None:
-    with serving(bundle) as (_, process):
+@pytest.mark.slow
+@pytest.mark.parametrize("runtime", ["torch", "onnx"])
+def test_a_streaming_bundle_says_the_same_live_as_of_the_file(
+    streaming: Path, runtime: str
+) -> None:
+    clip = (3000 * np.random.default_rng(0).normal(size=60_000)).astype("<i2")
+    file = io.BytesIO()
+    soundfile.write(file, clip, 24_000, format="WAV")
+    with serving(streaming, "--runtime", runtime) as (client, process):
+        assert client.get("/card").json()["chunk_seconds"] == 0.64
+        answer = client.post("/v1/audio/transcriptions", files={"file": file.getvalue()})
+        openai = OpenAI(base_url=f"{client.base_url}/v1", api_key="none")
+        by_client: Any = {"audio": {"input": {"turn_detection": None}}, "type": "transcription"}
+        with openai.realtime.connect() as session:
+            session.session.update(session=by_client)
+            for piece in np.array_split(clip, 50):
+                audio = base64.b64encode(piece.tobytes()).decode()
+                session.input_audio_buffer.append(audio=audio)
+            session.input_audio_buffer.commit()
+            events = iter(session)
+            while (event := next(events)).type.rpartition(".")[2] != "completed":
+                assert event.type != "error"
+            assert event.transcript == answer.json()["text"] != ""
+            process.terminate()
+            assert process.wait(20) == ASKED_TO_STOP
+
+
+@pytest.mark.ddp
+def test_control_c(exported: Path) -> None:
+    with serving(exported) as (_, process):
         os.kill(process.pid, signal.SIGINT)
         assert process.wait(20) == INTERRUPTED
 
 
-def test_it_does_not_start_where_it_cannot(bundle: Path) -> None:
+def test_it_does_not_start_where_it_cannot(tmp_path: Path) -> None:
+    bundle = make_bundle(tmp_path)
     for runtime in ("torch", "onnx"):
         with pytest.raises(SbkitError, match=f"must be a GPU that {runtime} can use"):
             run(["serve", str(bundle), "--port", "0", "--device", "cuda", "--runtime", runtime])

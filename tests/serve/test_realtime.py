@@ -20,11 +20,14 @@ from websockets.sync.client import connect
 
 from sbkit.audio.io import Samples
 from sbkit.audio.resample import resample_by_numpy
+from sbkit.decoding.decoder import BeamDecoder
 from sbkit.inference.runtime.model import ModelThread
 from sbkit.serve.limits import DRAINING
+from tests.decoding.spoken import train_models
 from tests.inference.tones import silence, speak, tone_bundle
 from tests.live.live_tones import LiveToneModel
 from tests.serve.server import Made, Served, served, wait_for
+from tests.serve.test_clients import Unsure
 
 TEXT = "the quick brown fox"
 pytestmark = pytest.mark.timeout(60)  # for events that do not come
@@ -201,6 +204,11 @@ BAD: dict[str, tuple[str | bytes, str]] = {
         update(turn_detection={"type": "server_vad", "silence_duration_ms": -1}),
         "from 1 to 60000",
     ),
+    "half a character": (
+        '{"type": "\\ud800", "event_id": "\\ud800"}',
+        "an event of transcription sessions",
+    ),
+    "a long prompt": (update(transcription={"prompt": "x" * 70_000}), "at most 65536 characters"),
     "no object": (update(turn_detection="server_vad"), "must be an object"),
 }
 
@@ -357,3 +365,26 @@ def test_a_fault_of_the_model_ends_the_session(
             with pytest.raises(ConnectionClosedError, match="1011"):
                 session.recv()
         wait_for(lambda: "ZeroDivisionError" in caplog.text)
+
+
+class LiveUnsure(Unsure, LiveToneModel):
+    """Hear neighbouring letters nearly alike, in chunks."""
+
+
+def test_the_prompt_is_what_is_expected(tmp_path: Path) -> None:
+    bundle, tokenizer, _ = tone_bundle(tmp_path)
+    bundle.model.close()
+    train_models(tmp_path / "lm.safetensors", tokenizer, [TEXT], tokens=0)
+    models = tmp_path / "lm.safetensors"
+    decoder = BeamDecoder(tokenizer=tokenizer, language_models=models, weights={})
+    model = LiveUnsure(tokenizer.vocab_size, tokenizer.vocabulary.blank)
+    made = replace(bundle, decoder=decoder, model=ModelThread(lambda: model)), tokenizer, model
+    with served(tmp_path, made=made) as here, here.openai.realtime.connect() as session:
+        texts = list[str]()
+        for expected in ({}, {"prompt": "We speak of: cog"}, {"keywords": ["cog"]}):
+            given: Any = {"turn_detection": None, "transcription": expected}
+            session.session.update(session={"type": "transcription", "audio": {"input": given}})
+            send(session, at_24k(speak(tokenizer, "dog")))
+            session.input_audio_buffer.commit()
+            texts.append(until(session, "completed")[-1].transcript)
+    assert texts == ["dog", "cog", "cog"]

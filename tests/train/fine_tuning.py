@@ -42,8 +42,13 @@ class EncoderBrain(Brain):
 
 
 def train() -> dict[str, list[float]]:
-    """Return the parameters after a few steps."""
-    front_end, encoder = make_parts(tiny_config("wavlm"), **KNOBS)
+    """Return the parameters after a few steps, of a whole encoder, and of adapters and CNN."""
+    lora = {"rank": 2, "projections": ["q_proj", "v_proj"]}
+    return _train({"CNN": "always", "Transformer": FROZEN}, None) | _train({"CNN": FROZEN}, lora)
+
+
+def _train(freeze: dict[str, Any], lora: dict[str, Any] | None) -> dict[str, list[float]]:
+    front_end, encoder = make_parts(tiny_config("wavlm"), **KNOBS, lora=lora)
     parts = {"CNN": front_end, "Transformer": encoder, "head": nn.Linear(24, 3)}
     model = nn.ModuleList(parts.values())
     audio = torch.randn(STEPS * PARTS, 2, 1000)
@@ -54,7 +59,7 @@ def train() -> dict[str, list[float]]:
         hparams={
             **parts,
             "model": model,
-            "freeze": {"CNN": "always", "Transformer": FROZEN},
+            "freeze": freeze,
             "find_unused_parameters": False,
             "stall_seconds": 0,
         },
@@ -66,7 +71,8 @@ def train() -> dict[str, list[float]]:
     )
     mine = batches[rank() :: world_size()]
     brain.fit(range(1), DataLoader(mine, batch_size=None))  # type: ignore[arg-type]
-    return {name: each.flatten().tolist() for name, each in model.named_parameters()}
+    named = model.named_parameters()
+    return {f"{name} by {freeze}": each.flatten().tolist() for name, each in named}
 
 
 if __name__ == "__main__":

@@ -71,7 +71,7 @@ def write_no_vectors() -> None:
     config.cpp.vec_isa_ok = False
 
 
-@pytest.mark.slow
+@pytest.mark.slow(30)
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")  # of the compiler
 def test_a_compiled_run_has_the_losses_of_one_that_is_not() -> None:
     plain, before = train()

@@ -46,7 +46,8 @@ def test_a_run_that_went_on_and_was_ended_in_its_test_is_tested_again(
 ) -> None:
     """The results of the shorter run are kept, but not as those of the longer one."""
     summary = tmp_path / "run" / "summary.json"
-    assert workplace.train_here(tmp_path / "run", "--number_of_epochs=1") == 0
+    one, two = (("--check=false", f"--number_of_epochs={epochs}") for epochs in (1, 2))
+    assert workplace.train_here(tmp_path / "run", *one) == 0
     of_one_epoch = summary.read_bytes()
 
     def fail(*_: object) -> None:
@@ -54,11 +55,11 @@ def test_a_run_that_went_on_and_was_ended_in_its_test_is_tested_again(
 
     with monkeypatch.context() as context:
         context.setattr("sbkit.train.brain.Brain.evaluate", fail)
-        assert workplace.train_here(tmp_path / "run", "--number_of_epochs=2") == BAD_INPUT
+        assert workplace.train_here(tmp_path / "run", *two) == BAD_INPUT
     assert not summary.exists()
     assert "after epoch 1 are kept as summary-1.json" in capsys.readouterr().out
     assert summary.with_name("summary-1.json").read_bytes() == of_one_epoch
-    assert workplace.train_here(tmp_path / "run", "--number_of_epochs=2") == 0
+    assert workplace.train_here(tmp_path / "run", *two) == 0
     assert summary.is_file()
 
 
@@ -66,8 +67,9 @@ def test_a_run_that_went_on_and_was_ended_in_its_test_is_tested_again(
 def test_a_run_that_stopped_early_stays_ended(
     workplace: Workplace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    options = ("--lr=0.0", "--early_stopping=1", "--check=false")
     for said in ("CER has not improved for 1 epochs", "the results in"):
-        assert workplace.train_here(tmp_path, "--lr=0.0", "--early_stopping=1") == 0
+        assert workplace.train_here(tmp_path, *options) == 0
         out = capsys.readouterr().out
         assert said in out
         assert "epoch 3/4" not in out

@@ -12,6 +12,8 @@ from sbkit.config.hparams import load_hparams
 from sbkit.inference.runtime.torch_model import load_bundle
 from sbkit.models.asr import AsrModel
 from sbkit.models.encoder import encoder_parts
+from sbkit.train.initialize import read_named_weights
+from sbkit.train.run import Run
 from tests.models.pretrained.folders import make_folder
 from tests.runs import ROOT, Workplace, last_parameters, read_json, train_here
 
@@ -35,6 +37,8 @@ def test_they_are_merged_on_export_and_a_new_vocabulary_keeps_the_encoder(
     make_folder(source)
     options = (f"--pretrained={source}", LORA, "--freeze=[CNN]", "--check=True")
     assert train(workplace, run, *options) == 0
+    named = read_json(run / "declaration.json")["values"]["encoder_config"]["source"]
+    assert named["name"] == source.name
     assert sbkit(["export", str(run), "--out", str(bundle)]) == 0
     pretrained, exported = (load_file(each / "model.safetensors") for each in (source, bundle))
     layer = "encoder.layers.0.attention"
@@ -58,14 +62,16 @@ def test_they_are_merged_on_export_and_a_new_vocabulary_keeps_the_encoder(
 
     capsys.readouterr()
     tokens = ("--token_type=bpe", "--vocab_size=40", "--lr=0.0")
-    for number, begun in enumerate((bundle, run)):
-        again = tmp_path / f"again-{number}"
-        assert train(workplace, again, f"--init_from={begun}", *tokens) == 0
-        assert "ctc_lin.weight (" in capsys.readouterr().out
-        named = read_json(again / "declaration.json")["values"]["encoder_config"]["source"]
-        assert named["name"] == source.name
-        kept = last_parameters(again)
-        assert all(torch.equal(kept[name], exported[name]) for name in exported if "body" in name)
+    again = tmp_path / "again"
+    assert train(workplace, again, f"--init_from={run}", *tokens) == 0
+    assert "ctc_lin.weight (" in capsys.readouterr().out
+    kept = last_parameters(again)
+    assert all(torch.equal(kept[name], exported[name]) for name in exported if "body" in name)
+    for begun in (bundle, run):
+        assert Run(YAML, {"init_from": str(begun)}).knobs["encoder_config"]["source"] == named
+    of_bundle, of_run = map(read_named_weights, (bundle, run))
+    assert of_bundle.keys() == of_run.keys()
+    assert all(torch.equal(of_bundle[name], of_run[name]) for name in of_run)
 
 
 def trained_model(run: Path) -> AsrModel:

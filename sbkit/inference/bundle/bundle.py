@@ -178,6 +178,11 @@ class Bundle:
         return partial(normalize, language=language, table=table)
 
     @property
+    def blank(self) -> int:
+        """Return the label of a frame without a token, or without speech."""
+        return 0 if self.labels is None else int(self.tokenizer.vocabulary.blank)
+
+    @property
     def tokenizer(self) -> Tokenizer:
         """Return the tokenizer; raises SbkitError for a model that does not transcribe."""
         self.task.require("transcribe")

@@ -5,17 +5,16 @@
     vocab.json or tokenizer.json      the tokens, and tokenizer_config.json their class
 
 It has a place for a pretrained encoder and one linear head, and for nothing else. transformers is
-imported here alone, and only to compare what was written with the trained model.
+imported here alone: it writes its own form, and runs it to be compared with the trained model.
 """
 
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
@@ -29,39 +28,21 @@ from sbkit.inference.runtime.onnx_runtime import Counts, Floats, LogProbs
 from sbkit.models.pretrained.parts import PretrainedEncoder, PretrainedFrontEnd
 
 CONFIG, WEIGHTS, PREPROCESSOR = "config.json", "model.safetensors", "preprocessor_config.json"
+PARAKEET = "parakeet_encoder"
 NOT_SIZES = ("source", "do_normalize", "sample_rate")  # of `encoder_config`, not of `config.json`
 AUDIO = (
     *("do_normalize", "num_mel_bins", "stride"),
     *("n_fft", "win_length", "hop_length", "preemphasis"),
 )
-
-
-class Kin(NamedTuple):
-    """A class of transformers that is an encoder with a head for CTC, and what goes with it."""
-
-    name: str
-    prefix: str  # of the names of the encoder's tensors
-    processor: str = "Wav2Vec2Processor"
-    features: str = "Wav2Vec2FeatureExtractor"
-
-
-PARAKEET = Kin("ParakeetForCTC", "encoder.", "ParakeetProcessor", "ParakeetFeatureExtractor")
-KIN = {  # by the `model_type` of the encoder
-    "wav2vec2": Kin("Wav2Vec2ForCTC", "wav2vec2."),
-    "hubert": Kin("HubertForCTC", "hubert."),
-    "wavlm": Kin("WavLMForCTC", "wavlm."),
-    "wav2vec2-bert": Kin(
-        "Wav2Vec2BertForCTC",
-        "wav2vec2_bert.",
-        "Wav2Vec2BertProcessor",
-        "SeamlessM4TFeatureExtractor",
-    ),
-    "parakeet_encoder": PARAKEET,
+PROCESSORS = {  # the classes of processor and features, of the `model_type` of an encoder
+    "wav2vec2-bert": ("Wav2Vec2BertProcessor", "SeamlessM4TFeatureExtractor"),
+    PARAKEET: ("ParakeetProcessor", "ParakeetFeatureExtractor"),
 }
+OF_WAVEFORMS = ("Wav2Vec2Processor", "Wav2Vec2FeatureExtractor")
 
 
 def write_huggingface(trained: TrainedModel, folder: Path) -> Sequence[Candidate]:
-    """Write the model and its processor, and let transformers load them.
+    """Let transformers write the model, add its processor, and let transformers load them.
 
     Raises SbkitError for what no class of transformers has a place for.
     """
@@ -69,16 +50,16 @@ def write_huggingface(trained: TrainedModel, folder: Path) -> Sequence[Candidate
     _require_place(network)
     transformers = require_package("transformers", extra="export")
     config = bundle.config.parts["Transformer"]["arguments"]["config"]
-    kin = KIN[config["model_type"]]
-    save_file(_tensors(kin, network), folder / WEIGHTS, metadata={"format": "pt"})
-    settings = {CONFIG: _model_settings(kin, network, config), PREPROCESSOR: _audio(kin, config)}
-    for name, content in settings.items():
-        (folder / name).write_text(to_json(content, indent=1) + "\n", encoding="utf-8")
+    settings = transformers.AutoConfig.for_model(**_model_settings(network, config))
+    model = transformers.AutoModelForCTC.from_config(settings)
+    model.load_state_dict(_tensors(model, network))
+    model.save_pretrained(folder)
+    (folder / PREPROCESSOR).write_text(to_json(_audio(config), indent=1) + "\n", encoding="utf-8")
     written = write_tokenizer(bundle.tokenizer, folder)
     loaded = transformers.pipeline("automatic-speech-recognition", model=str(folder), device="cpu")
     return [
         Candidate(
-            name=kin.name,
+            name=type(model).__name__,
             files=(CONFIG, WEIGHTS, PREPROCESSOR, *written),
             log_probs=partial(_log_probs, loaded, network.encoder.modules),
             transcribe=partial(_transcribe, loaded),
@@ -102,10 +83,11 @@ def _require_place(network: Any) -> None:
         )
 
 
-def _audio(kin: Kin, config: Mapping[str, Any]) -> dict[str, Any]:
+def _audio(config: Mapping[str, Any]) -> dict[str, Any]:
+    processor, features = PROCESSORS.get(config["model_type"], OF_WAVEFORMS)
     return {
-        "feature_extractor_type": kin.features,
-        "processor_class": kin.processor,
+        "feature_extractor_type": features,
+        "processor_class": processor,
         "sampling_rate": config["sample_rate"],
         "feature_size": config.get("num_mel_bins", 1),
         "padding_value": 0.0,
@@ -114,36 +96,36 @@ def _audio(kin: Kin, config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _model_settings(kin: Kin, network: Any, config: Mapping[str, Any]) -> dict[str, Any]:
+def _model_settings(network: Any, config: Mapping[str, Any]) -> dict[str, Any]:
     encoder, vocabulary = network.encoder.modules["Transformer"], network.vocabulary
     sizes = {
         **{name: value for name, value in config.items() if name not in NOT_SIZES},
         "num_hidden_layers": len(encoder.body.layers),
         "mask_time_prob": encoder.frame_masks[0],  # above 0, the file has `masked_spec_embed`
     }
+    if config["model_type"] == PARAKEET:
+        sizes = {"model_type": "parakeet_ctc", "encoder_config": sizes}
     return {
-        **({"model_type": "parakeet_ctc", "encoder_config": sizes} if kin is PARAKEET else sizes),
-        "architectures": [kin.name],
+        **sizes,
         "vocab_size": vocabulary.size,
         "pad_token_id": vocabulary.blank,
         "bos_token_id": vocabulary.bos,
         "eos_token_id": vocabulary.eos,
-        "dtype": "float32",
     }
 
 
-def _tensors(kin: Kin, network: Any) -> dict[str, Tensor]:
-    """Return the weights under the names of transformers."""
-    found = {}
+def _tensors(model: Any, network: Any) -> dict[str, Tensor]:
+    """Return the weights under the names of a model of transformers."""
+    is_parakeet, found = hasattr(model, "ctc_head"), {}
+    prefix = "encoder" if is_parakeet else model.base_model_prefix
     for part in (network.encoder.modules["CNN"], network.encoder.modules["Transformer"]):
-        prefix = kin.prefix + getattr(part, "prefix", "")
         for name, tensor in part.state_dict().items():
-            found[prefix + name.removeprefix("body.")] = tensor
+            found[f"{prefix}.{getattr(part, 'prefix', '')}{name.removeprefix('body.')}"] = tensor
     weight, bias = network.ctc_lin.weight, network.ctc_lin.bias
-    head = "ctc_head" if kin is PARAKEET else "lm_head"
-    found[f"{head}.weight"] = weight.unsqueeze(-1) if kin is PARAKEET else weight  # a convolution
-    found[f"{head}.bias"] = weight.new_zeros(len(weight)) if bias is None else bias
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in found.items()}
+    bias = weight.new_zeros(len(weight)) if bias is None else bias
+    if is_parakeet:  # the head is a convolution
+        return found | {"ctc_head.weight": weight.unsqueeze(-1), "ctc_head.bias": bias}
+    return found | {"lm_head.weight": weight, "lm_head.bias": bias}
 
 
 @quietly()  # WavLM's attention warns of its own masks

@@ -14,7 +14,7 @@ from sbkit.base.process import require_package
 from sbkit.checkpoint.integrity import listed_checksums
 from sbkit.inference.bundle.bundle import WEIGHTS
 from sbkit.inference.formats.parity import Candidate
-from sbkit.inference.formats.streaming_format import STATE, chunk_candidate, trace_chunk
+from sbkit.inference.formats.streaming_format import chunk_candidate, trace_chunk
 from sbkit.inference.formats.traced import TrainedModel, quietly, shortest
 from sbkit.inference.runtime.onnx_runtime import FILES, MADE_OF, OnnxModel
 from sbkit.inference.runtime.onnx_stream import OnnxStream
@@ -23,21 +23,27 @@ OPSET = 18  # 17 gives an invalid model; every runtime of the last years has 18
 
 
 def write_onnx(trained: TrainedModel, folder: Path) -> Sequence[Candidate]:
-    """Write ``model.onnx`` and ``model.int8.onnx``, and those of chunks of a streaming model."""
-    program, bundle = trained.program, trained.bundle
+    """Write ``model.onnx`` and ``model.int8.onnx``, and those of chunks of a streaming model.
+
+    A detector of voice activity has that of a chunk alone, of one frame: a GRU is unrolled.
+    """
+    bundle = trained.bundle
     metadata = {
         "sample_rate": bundle.config.sample_rate,
-        "min_samples": shortest(program),
         "samples_per_frame": bundle.model.samples_per_frame,
-        "blank": bundle.tokenizer.vocabulary.blank,
+        "blank": bundle.blank,
         MADE_OF: listed_checksums(folder.parent).get(WEIGHTS, ""),
     }
-    model = make_onnx(program, ["audio", "audio_lengths"], ["log_probs", "frame_lengths"])
-    save_onnx(model, folder / FILES["fp32"], metadata)
-    _quantize(model, folder / FILES["int8"], metadata)
     chunks = list[Candidate]()
     if bundle.model.chunks is not None:
         chunks = _write_chunks(trained, folder, metadata | asdict(bundle.model.chunks))
+    if bundle.labels is None:
+        return chunks
+    program = trained.program
+    metadata["min_samples"] = shortest(program)
+    model = make_onnx(program, ["audio", "audio_lengths"], ["log_probs", "frame_lengths"])
+    save_onnx(model, folder / FILES["fp32"], metadata)
+    _quantize(model, folder / FILES["int8"], metadata)
     return [
         Candidate(
             name=precision,
@@ -52,12 +58,13 @@ def write_onnx(trained: TrainedModel, folder: Path) -> Sequence[Candidate]:
 def _write_chunks(
     trained: TrainedModel, folder: Path, metadata: Mapping[str, Any]
 ) -> list[Candidate]:
-    """Write one chunk of a streaming model, with its state, in both precisions."""
-    program = trace_chunk(trained.bundle.model.network)
-    state = [*STATE]
+    """Write one chunk of a streaming model, with its state, a recognizer's in both precisions."""
+    program, state = trace_chunk(trained.bundle.model.network)
     outputs = ["log_probs", "frame_lengths", *(f"next_{name}" for name in state)]
     model = make_onnx(program, ["audio", "audio_lengths", *state], outputs)
     save_onnx(model, folder / OnnxStream.files["fp32"], metadata)
+    if trained.bundle.labels is None:
+        return [chunk_candidate(folder, "fp32")]
     _quantize(model, folder / OnnxStream.files["int8"], metadata)
     return [chunk_candidate(folder, precision) for precision in OnnxStream.files]
 

@@ -167,9 +167,8 @@ class Comparison:
             self.failure = f"it must run on {case.what}, but raised {reason}"
             return
         agreement = self.clips if case.rows else self.grid
-        blank = self.bundle.tokenizer.vocabulary.blank
-        agreement.add(expected, found, blank=blank, what=case.what)
-        if case.rows:
+        agreement.add(expected, found, blank=self.bundle.blank, what=case.what)
+        if case.rows and self.bundle.labels is not None:
             self._score(case, expected, found)
 
     def _score(self, case: Case, expected: LogProbs, found: LogProbs) -> None:
@@ -250,7 +249,7 @@ def compare(
 ) -> list[Comparison]:
     """Run every candidate and the trained model on the same audio."""
     compared = [Comparison(each, trained.bundle) for each in candidates]
-    for case in _cases(grid, held_out, trained.bundle.config.sample_rate):
+    for case in cases(grid, held_out, trained.bundle.config.sample_rate):
         with naming_audio(case.what):
             expected = trained_log_probs(trained.waveform, case.audio, case.lengths)
         for each in compared:
@@ -262,7 +261,8 @@ def compare(
     return compared
 
 
-def _cases(grid: Grid, held_out: HeldOut | str, rate: int) -> Iterator[Case]:
+def cases(grid: Grid, held_out: HeldOut | str, rate: int) -> Iterator[Case]:
+    """Yield the batches of the grid, and those of the held-out clips where they are there."""
     yield from grid.cases(rate)
     for rows in () if isinstance(held_out, str) else held_out.values():
         for batch in read_whole_clips(rows, rate):

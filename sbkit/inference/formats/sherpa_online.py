@@ -115,7 +115,7 @@ def write_online(trained: TrainedModel, folder: Path, tokens: Path) -> Candidate
     """Write the model; raises SbkitError where WeNet's caches cannot hold its state."""
     network, bundle = trained.bundle.model.network, trained.bundle
     stream = streaming_model(network)
-    assert stream is not None
+    assert isinstance(stream, StreamingModel)
     module, sizes = OnlineModel(network, stream).eval(), bundle.model.chunks
     chunk, left = stream.step // bundle.model.samples_per_frame, module.start.attention.shape[2]
     if not module.fits or left % chunk:

@@ -3,9 +3,9 @@
 Legend: B sessions, S samples of a chunk, U frames, V vocabulary.
 """
 
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,44 +17,46 @@ from sbkit.inference.formats.parity import Candidate
 from sbkit.inference.formats.traced import EXAMPLE, trace
 from sbkit.inference.runtime.onnx_runtime import Counts, Floats, LogProbs
 from sbkit.inference.runtime.onnx_stream import OnnxStream, State
-from sbkit.models.asr import AsrModel
-from sbkit.models.chunks import StreamState
-from sbkit.models.streaming import StreamingModel, streaming_model
-
-STATE = tuple(each.name for each in fields(StreamState))
+from sbkit.models.streaming import ChunkedModel, streaming_model
 
 
 class ChunkModel(nn.Module):
     """A chunk as one module: audio (B, S) between -1 and 1, (B,), state -> (B, U, V), (B,), state.
 
-    The state is the tensors of a StreamState, in their order.
+    The state is the tensors of the model's ChunkState, in their order.
     """
 
-    def __init__(self, stream: StreamingModel, parts: nn.ModuleList) -> None:
+    def __init__(self, stream: ChunkedModel, parts: nn.ModuleList) -> None:
         super().__init__()
         self.parts, self.stream = parts, stream  # the first owns every parameter
+        self.kind: Any = type(stream.start())
 
     def forward(self, audio: Tensor, audio_lengths: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
         """Score every token at every frame."""
         log_probs, frames, after = self.stream.forward_chunk(
-            audio * FULL_SCALE, audio_lengths, StreamState(*state)
+            audio * FULL_SCALE, audio_lengths, self.kind(*state)
         )
-        return log_probs, frames, *(getattr(after, name) for name in STATE)
+        return log_probs, frames, *vars(after).values()
 
 
-def trace_chunk(model: AsrModel) -> ExportedProgram:
-    """Trace a chunk for any number of sessions; raises SbkitError where that fails."""
+def trace_chunk(model: Any) -> tuple[ExportedProgram, list[str]]:
+    """Trace a chunk for any number of sessions; return also the names of its state's tensors.
+
+    Raises SbkitError where it cannot be traced.
+    """
     stream = streaming_model(model)
     assert stream is not None
-    state = StreamState.stack([stream.start()] * EXAMPLE)
+    start: Any = stream.start()
+    state = vars(type(start).stack([start] * EXAMPLE))
     noise = torch.randn(EXAMPLE, stream.window, generator=torch.Generator().manual_seed(0)) / 10
     lengths = torch.tensor([stream.window, stream.window, stream.window // 2])
     rows = {0: Dim.DYNAMIC}
-    return trace(
+    program = trace(
         ChunkModel(stream, model.model).eval(),
-        *(noise, lengths, *(getattr(state, name) for name in STATE)),
-        free=(rows, rows, tuple(rows for _ in STATE)),
+        *(noise, lengths, *state.values()),
+        free=(rows, rows, tuple(rows for _ in state)),
     )
+    return program, [*state]
 
 
 def chunk_candidate(folder: Path, precision: str) -> Candidate:

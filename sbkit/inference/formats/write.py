@@ -17,6 +17,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import to_json
 from sbkit.base.text import versions
 from sbkit.checkpoint.integrity import write_checksums
+from sbkit.inference.formats.graphs import WrittenGraph, write_graphs
 from sbkit.inference.formats.held_out import find_held_out
 from sbkit.inference.formats.huggingface_format import write_huggingface
 from sbkit.inference.formats.onnx_format import write_onnx
@@ -28,7 +29,7 @@ from sbkit.inference.formats.traced import TrainedModel, quietly, trained_log_pr
 Writer = Callable[[TrainedModel, Path], Sequence[Candidate]]
 Certificates = Mapping[str, Mapping[str, Any]]  # by format and candidate
 
-PARITY, HUB, HUGGINGFACE = "parity.json", "hub", "huggingface"
+PARITY, HUB, HUGGINGFACE, ONNX = "parity.json", "hub", "huggingface", "onnx"
 PROGRAM = "model.pt2"  # of torch.export, which runs with torch alone
 LARGE = "".join(  # what .gitattributes says to a model hub
     f"{pattern} filter=lfs diff=lfs merge=lfs -text\n" for pattern in ("*.safetensors", "*.model")
@@ -56,7 +57,7 @@ def write_hub(bundle: Path) -> None:
 
 
 WRITERS: Mapping[str, Writer] = {
-    "onnx": write_onnx,
+    ONNX: write_onnx,
     "torch": write_torch,
     "sherpa-onnx": write_sherpa,
     HUGGINGFACE: write_huggingface,
@@ -80,17 +81,25 @@ def write_formats(
 ) -> Certificates:
     """Write formats into a bundle's folder, each with its certificate.
 
-    Raises SbkitError for a model that does not transcribe.
+    Raises SbkitError for a model of neither frames nor graphs.
     """
-    if "transcribe" not in trained.bundle.task.commands:
+    task = trained.bundle.task
+    of_frames = any(each.startswith("transcribe") for each in task.commands)
+    if not of_frames and not (task.graphs and [*names] == [ONNX]):
         raise SbkitError(
-            "`--formats` must be of a model that transcribes, but this one is a "
-            f"{trained.bundle.task.model_name}. Leave it out."
+            "`--formats` must be of a model that transcribes, or onnx of one whose task has "
+            f"`graphs`, but is {', '.join(names)} of a {task.model_name}. Leave it out."
         )
     try:
         held_out: HeldOut | str = find_held_out(run)
     except SbkitError as error:
         held_out = str(error)
+    if task.graphs:
+        (folder / ONNX).mkdir()
+        graphs = write_graphs(trained, folder / ONNX, grid, held_out)
+        of_graphs = {each.name: each.certificate() for each in graphs}
+        _keep(folder / ONNX, graphs, of_graphs)
+        return {ONNX: of_graphs}
     written: dict[str, Sequence[Candidate]] = {}
     certificates: dict[str, dict[str, Any]] = {}
     for name in names:
@@ -112,7 +121,9 @@ def write_formats(
     return certificates
 
 
-def _keep(folder: Path, written: Sequence[Candidate], certified: Mapping[str, Any]) -> None:
+def _keep(
+    folder: Path, written: Sequence[Candidate | WrittenGraph], certified: Mapping[str, Any]
+) -> None:
     """Remove what missed its limits, and write the certificate."""
     missed = [each for each in written if not certified[each.name]["written"]]
     if len(missed) == len(written):

@@ -7,11 +7,13 @@ onnxruntime falls back to the CPU with a warning at most; and so are the number 
 precision of the nodes.
 """
 
+import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -29,6 +31,7 @@ from sbkit.inference.runtime.shapes import padded_length
 
 FOLDER = "onnx"  # of a bundle
 MADE_OF = "weights"  # in the metadata: the SHA-256 of the bundle's
+SETTINGS = "settings"  # likewise: JSON, of a task's graphs
 FILES = {"fp32": "model.onnx", "int8": "model.int8.onnx"}
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 DEVICE = re.compile("(cpu(?!:)|cuda)(?::(0|[1-9][0-9]?))?")
@@ -96,21 +99,8 @@ class OnnxModel:
 
     @classmethod
     def load(cls, bundle: Path, *, device: str = "cpu", precision: str = "fp32") -> Self:
-        """Load ``onnx/`` of a bundle; what was hashed is what is parsed.
-
-        Raises SbkitError when it is missing, damaged, or does not run on the device.
-        """
-        folder = bundle / FOLDER
-        name = cls.files[precision]
-        if not (folder / name).exists():
-            raise SbkitError(
-                f"A bundle must hold {FOLDER}/{name} to be run by onnxruntime, but {bundle} does "
-                "not. Export it: sbkit export RUN --out DIR --formats onnx"
-            )
-        content = read_regular(folder / name, largest=LARGEST, what="An ONNX model")
-        sums = read_regular(folder / CHECKSUMS, largest=1 << 16, what="A list of checksums")
-        check_unchanged({name: content}, sums, of=folder)
-        return cls(content, device=device)
+        """Load ``onnx/`` of a bundle, as `read_graph` does; raises SbkitError."""
+        return cls(read_graph(bundle, cls.files[precision]), device=device)
 
     def log_probs(self, audio: npt.NDArray[Any], lengths: npt.NDArray[Any]) -> LogProbs:
         """Compute log-probabilities: (B, S), (B,) -> (B, U, V), (B,).
@@ -121,9 +111,15 @@ class OnnxModel:
         missing = self._min_samples - audio.shape[1]
         padded = np.pad(audio, ((0, 0), (0, missing))) if missing > 0 else audio
         inputs = (padded.astype(np.float32) / np.float32(scale), lengths.astype(np.int64))
+        return LogProbs(*self.run(*inputs))
+
+    def run(self, *arrays: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
+        """Compute the outputs of the graph from its inputs, in their order."""
         names = (each.name for each in self._session.get_inputs())
-        found = self._session.run(None, dict(zip(names, inputs, strict=True)))
-        return LogProbs(found[0], found[1])
+        found: list[npt.NDArray[Any]] = self._session.run(
+            None, dict(zip(names, arrays, strict=True))
+        )
+        return found
 
     @property
     def samples_per_frame(self) -> int:
@@ -145,6 +141,54 @@ class OnnxModel:
         """Run the encoder on several batches; on the CPU at once, each in a thread."""
         threads = usable_cores() if self.effective.device == "cpu" else 1
         return run_batches(self.encode, batches, threads=threads)
+
+
+def read_graph(bundle: Path, name: str) -> bytes:
+    """Read a file of ``onnx/`` of a bundle; what was hashed is what is returned.
+
+    Raises SbkitError when it is missing or damaged.
+    """
+    folder = bundle / FOLDER
+    if not (folder / name).exists():
+        raise SbkitError(
+            f"A bundle must hold {FOLDER}/{name} to be run by onnxruntime, but {bundle} does "
+            "not. Export it: sbkit export RUN --out DIR --formats onnx"
+        )
+    content = read_regular(folder / name, largest=LARGEST, what="An ONNX model")
+    sums = read_regular(folder / CHECKSUMS, largest=1 << 16, what="A list of checksums")
+    check_unchanged({name: content}, sums, of=folder)
+    return content
+
+
+class OnnxGraphs:
+    """The graphs of a task, each in a session of its own, with the interface of `TorchModel`.
+
+    Attributes:
+        effective: where the nodes of all run.
+        metadata: of their files.
+        settings: the plain data that callers of the graphs need.
+    """
+
+    def __init__(self, models: Mapping[str, OnnxModel]) -> None:
+        """Take the session of each graph."""
+        self._models = models
+        first = next(iter(models.values()))
+        nodes = sum((Counter(each.effective.nodes) for each in models.values()), Counter[str]())
+        self.effective = replace(first.effective, nodes=dict(nodes))
+        self.metadata = first.metadata
+        self.settings = json.loads(first.metadata[SETTINGS])
+
+    @classmethod
+    def load(
+        cls, graphs: Iterable[str], bundle: Path, *, device: str = "cpu", precision: str = "fp32"
+    ) -> Self:
+        """Load the graphs of a bundle, which are in fp32; raises SbkitError."""
+        contents = {name: read_graph(bundle, f"{name}.onnx") for name in graphs}
+        return cls({name: OnnxModel(each, device=device) for name, each in contents.items()})
+
+    def run(self, graph: str, *arrays: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
+        """Run a graph of the task: arrays in, arrays out."""
+        return self._models[graph].run(*arrays)
 
 
 def available_providers() -> list[str]:

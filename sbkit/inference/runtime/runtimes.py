@@ -12,7 +12,13 @@ from sbkit.base.machine import PRECISIONS
 from sbkit.checkpoint.integrity import listed_checksums
 from sbkit.inference.bundle.bundle import WEIGHTS, Bundle, ReadBundle, read_bundle
 from sbkit.inference.runtime.model import ModelThread, require_effective
-from sbkit.inference.runtime.onnx_runtime import MADE_OF, PROVIDERS, OnnxModel, available_providers
+from sbkit.inference.runtime.onnx_runtime import (
+    MADE_OF,
+    PROVIDERS,
+    OnnxGraphs,
+    OnnxModel,
+    available_providers,
+)
 from sbkit.inference.runtime.onnx_stream import OnnxStream, load_both
 
 AUTO, FIRST_GPU = "auto", "cuda:0"
@@ -46,10 +52,17 @@ def open_model(
         )
     read = read_bundle(folder, *([WEIGHTS] if runtime == "torch" else []), own=own)
     if runtime == "torch":
-        make = partial(_load_torch, read, folder, device, precision, compile, live, own)
+        make: Callable[[], Any] = partial(
+            _load_torch, read, folder, device, precision, compile, live, own
+        )
     elif runtime == "onnx" and compile is None:
-        read.bundle.task.require("transcribe")  # classifiers are not exported to ONNX
-        load = load_both if live is None else (OnnxStream if live else OnnxModel).load
+        load: Callable[..., Any] = (
+            load_both if live is None else (OnnxStream if live else OnnxModel).load
+        )
+        if graphs := [*read.bundle.task.graphs]:
+            load = partial(OnnxGraphs.load, graphs)
+        elif not live:
+            read.bundle.task.require("transcribe")  # classifiers are not exported to ONNX
         make = partial(_load_onnx, folder, device, precision, load)
     else:
         raise SbkitError(
@@ -78,9 +91,7 @@ def _load_torch(
     return load_torch(read, folder, own=own, placement=placement, compilation=compilation)
 
 
-def _load_onnx(
-    folder: Path, device: str, precision: str, load: Callable[..., OnnxModel]
-) -> OnnxModel:
+def _load_onnx(folder: Path, device: str, precision: str, load: Callable[..., Any]) -> Any:
     _require_cuda(device, "onnx")
     if device == AUTO:
         device = "cpu" if why_no_cuda("onnx") else FIRST_GPU

@@ -38,9 +38,9 @@ from sbkit.inference.runtime.model import (
     run_batches,
 )
 from sbkit.inference.runtime.shapes import padded_length
-from sbkit.models.chunks import StreamState
+from sbkit.models.chunks import ChunkState
 from sbkit.models.encoder import require_rate
-from sbkit.models.streaming import StreamingModel, streaming_model
+from sbkit.models.streaming import ChunkedModel, streaming_model
 from sbkit.train.compiling import find_blocks
 
 WARM_UPS = 3  # of a shape: CUDA graphs run once as they are, are recorded, and are replayed
@@ -106,7 +106,7 @@ class TorchModel:
             torch.set_num_threads(torch.get_num_threads())
 
     @property
-    def _streaming(self) -> StreamingModel | None:
+    def _streaming(self) -> ChunkedModel | None:
         return streaming_model(self.network)
 
     @property
@@ -115,18 +115,19 @@ class TorchModel:
         found = self._streaming
         return None if found is None else ChunkSizes(found.step, found.window, found.shortest)
 
-    def start(self) -> StreamState:
+    def start(self) -> ChunkState:
         """Return the state of one session before its first sample."""
         assert self._streaming is not None
         return self._streaming.start()
 
     @torch.inference_mode()
     def advance(
-        self, chunks: Sequence[Samples], states: Sequence[StreamState]
-    ) -> list[tuple[LogProbs, StreamState]]:
+        self, chunks: Sequence[Samples], states: Sequence[ChunkState]
+    ) -> list[tuple[LogProbs, ChunkState]]:
         """Run one chunk of each session in one batch: (S,) of int16 each -> (U, V), its state."""
         assert self._streaming is not None
-        state, shape = StreamState.stack(states), (len(chunks), self._streaming.window)
+        state: Any = type(states[0]).stack(states)
+        shape = (len(chunks), max(self._streaming.window, *map(len, chunks)))
         with self._placement.autocast():
             batch = self._as_batch(chunks, shape)
             rows, frames, after = self._streaming.forward_chunk(*batch, state)
@@ -144,6 +145,19 @@ class TorchModel:
         """Return what the task's model predicts of clips in one batch: (S,) of int16 each."""
         with self._placement.autocast():
             return self.network.predict(*self._as_batch(clips, self._shape_of(clips)))
+
+    @property
+    def settings(self) -> Any:
+        """The plain data that callers of the graphs need."""
+        return self.network.settings
+
+    @torch.inference_mode()
+    def run(self, graph: str, *arrays: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
+        """Run a graph of the task: arrays in, arrays out."""
+        tensors = (torch.from_numpy(each).to(self._placement.device) for each in arrays)
+        with self._placement.autocast():
+            found = getattr(self.network, graph)(*tensors)
+        return [each.cpu().numpy() for each in found]
 
     def probabilities(self, clips: Sequence[Samples]) -> npt.NDArray[np.float32]:
         """Compute the probability of each label: (S,) of int16 each -> (B, V)."""
@@ -266,10 +280,10 @@ class CompiledModel(TorchModel):
         return found
 
     def advance(
-        self, chunks: Sequence[Samples], states: Sequence[StreamState]
-    ) -> list[tuple[LogProbs, StreamState]]:
+        self, chunks: Sequence[Samples], states: Sequence[ChunkState]
+    ) -> list[tuple[LogProbs, ChunkState]]:
         """Run one chunk of each session, in batches of the table, as its base does."""
-        found, most = list[tuple[LogProbs, StreamState]](), max(self._compilation.clips)
+        found, most = list[tuple[LogProbs, ChunkState]](), max(self._compilation.clips)
         for start in range(0, len(chunks), most):
             few = list(zip(chunks, states, strict=True))[start : start + most]
             padded = few + few[:1] * (self._rows(len(few)) - len(few))

@@ -14,18 +14,11 @@ from functools import partial
 from glob import glob, has_magic
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TextIO, TypeVar
+from typing import Any, TextIO, TypeVar
 
 import soundfile
 
-from sbkit.audio.io import (
-    HIGHEST_RATE,
-    LOWEST_RATE,
-    AudioError,
-    audio_below,
-    declared_seconds,
-    stream_audio,
-)
+from sbkit.audio.io import AudioError, audio_below, check_rate, declared_seconds, stream_audio
 from sbkit.base.errors import FILES_FAILED, SbkitError
 from sbkit.base.files import require_writable, write_text_atomically
 from sbkit.base.machine import usable_cores
@@ -38,6 +31,7 @@ Result = TypeVar("Result")
 
 STANDARD_INPUT = "-"
 RAW_BYTES = 1 << 20  # of 16-bit samples that are copied at a time
+RUNNING = ("device", "runtime", "precision", "compile", "decoder", "hotwords", "own")
 TEXT = ("text", "txt")  # two names of one format
 OF_WORDS = {"srt": to_srt, "vtt": to_vtt, "tsv": to_tsv}  # each file is of one recording
 
@@ -58,14 +52,9 @@ def transcribe(options: argparse.Namespace) -> int:
         transcriber = stack.enter_context(
             Transcriber.load(
                 options.bundle,
-                device=options.device,
-                runtime=options.runtime,
-                precision=options.precision,
-                compile=options.compile,
-                decoder=options.decoder,
-                hotwords=options.hotwords,
                 times=options.format not in TEXT,
-                own=options.own,
+                detector=options.detector,
+                **running(options),
             )
         )
         if not options.quiet:
@@ -76,6 +65,11 @@ def transcribe(options: argparse.Namespace) -> int:
         write = partial(_write, options=options, named=len(files) > 1)
         failed = write_each(files, results, write, errors)
     return conclude(files, failed, options.errors)
+
+
+def running(options: argparse.Namespace) -> dict[str, Any]:
+    """Return what the options say of the model and its decoder, for `open_recognizer`."""
+    return {name: getattr(options, name) for name in RUNNING}
 
 
 def open_errors(file: Path | None) -> AbstractContextManager[TextIO | None]:
@@ -164,11 +158,7 @@ def _save_standard_input(file: Path, raw_rate: int | None) -> None:
                 "WAV, or give --raw-rate HZ for samples of 16 bits (little-endian, mono)."
             ) from error
         return
-    if not LOWEST_RATE <= raw_rate <= HIGHEST_RATE:
-        raise SbkitError(
-            f"`--raw-rate` must be from {LOWEST_RATE} to {HIGHEST_RATE} Hz, but is {raw_rate}. "
-            "Pass the rate at which the samples were recorded."
-        )
+    check_rate("`--raw-rate`", raw_rate)
     # A WAV of more than 4 GB cannot say its length.
     with soundfile.SoundFile(file, "w", raw_rate, 1, "PCM_16", format="W64") as audio:
         while block := sys.stdin.buffer.read(RAW_BYTES):

@@ -1,5 +1,6 @@
 """Audio in pieces that a model can take: cut in pauses, and with an overlap where there is none.
 
+Pauses are what is quiet, or what a detector of voice activity leaves between speech.
 Audio comes in blocks, and no more than a piece and a block is held. The place of a cut depends only
 on the 30 s before it, so that the size of the blocks changes nothing.
 
@@ -17,8 +18,9 @@ import numpy as np
 
 from sbkit.audio.io import Samples
 from sbkit.audio.levels import WINDOWS, level_range, window_levels
-from sbkit.base.units import seconds_to_samples
+from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.decoding.frames import LogProbs
+from sbkit.inference.vad import SpeechEvent, VoiceDetector
 
 LONGEST = 30.0  # seconds; attention grows with the square of the length
 SHORTEST = 1.0  # seconds of a piece before a long pause ends it
@@ -53,12 +55,14 @@ class Piece:
 class Cutter:
     """Cut a stream of samples into pieces.
 
-    multiple: of samples, by which the starts of overlapping pieces differ; shortest: seconds.
+    multiple: of samples, by which the starts of overlapping pieces differ; shortest: seconds;
+    detector: finds the pauses, None for those by level.
     """
 
     sample_rate: int
     multiple: int = 1
     shortest: float = SHORTEST
+    detector: VoiceDetector | None = None
 
     def pieces(self, blocks: Iterable[Samples]) -> Iterator[Piece]:
         """Yield the pieces of blocks, (S,) each; the last one holds what is left, if only nothing.
@@ -68,15 +72,16 @@ class Cutter:
         which the next piece holds.
         """
         held = np.empty(0, np.int16)
-        piece = Piece(held, 0)
+        piece, pauses = Piece(held, 0), Pauses(self.detector, self.sample_rate)
         for block in blocks:
+            pauses.add(block)
             held = np.concatenate([held, block])
             while len(held) > self._longest:
-                piece = self._first(held, after=piece)
+                piece = self._first(held, pauses, after=piece)
                 yield piece
                 held = held[len(piece.samples) - piece.overlap :]
         while True:
-            piece = self._first(held, after=piece)
+            piece = self._first(held, pauses, after=piece)
             yield piece
             held = held[len(piece.samples) :]
             if not len(held):
@@ -86,14 +91,14 @@ class Cutter:
     def _longest(self) -> int:
         return seconds_to_samples(LONGEST, self.sample_rate)
 
-    def _first(self, held: Samples, *, after: Piece) -> Piece:
+    def _first(self, held: Samples, found: "Pauses", *, after: Piece) -> Piece:
         """Take the first piece of what is held, which follows another one."""
         start, ahead, goes_on = after.next_start, held[: self._longest], len(held) > self._longest
         window = self.sample_rate // WINDOWS
         count, least = len(ahead) // window, max(self.shortest * WINDOWS, after.overlap / window)
         pauses = [  # how long each is, and where it is cut: in its middle, or MARGIN before its end
             (end - first, end - min((end - first) // 2, round(MARGIN * WINDOWS)))
-            for first, end in find_pauses(ahead, window)
+            for first, end in found.within(ahead, start)
             if (goes_on or end < count) and (first > 0 or end - first == count)
         ]
         pauses = [(length, cut) for length, cut in pauses if cut >= least]
@@ -107,6 +112,37 @@ class Cutter:
             return Piece(held[: cut * window].copy(), start)
         following = self._longest - seconds_to_samples(OVERLAP, self.sample_rate)
         return Piece(ahead, start, self._longest - following // self.multiple * self.multiple)
+
+
+class Pauses:
+    """The pauses of one source, which is given block by block."""
+
+    def __init__(self, detector: VoiceDetector | None, sample_rate: int) -> None:
+        self._detector, self._rate = detector, sample_rate
+        self._state = None if detector is None else detector.start()
+        self._events: list[SpeechEvent] = []
+
+    def add(self, block: Samples) -> None:
+        """Take the next block (S,)."""
+        if self._detector is not None and self._state is not None:
+            events, self._state = self._detector.push(block, self._state)
+            self._events += events
+
+    def within(self, samples: Samples, start: int) -> list[list[int]]:
+        """Find what these samples (S,) tell of pauses, in windows: as `find_pauses`.
+
+        start: the first of them in the source.
+        """
+        window, rate = self._rate // WINDOWS, self._rate
+        if self._detector is None:
+            return find_pauses(samples, window)
+        end = samples_to_seconds(start + len(samples), rate)
+        times = [0.0, *(each.seconds for each in self._events if each.known <= end), end]
+        edges = np.rint((np.array(times[: len(times) // 2 * 2]) * rate - start) / window)
+        pauses: list[list[int]] = (
+            edges.clip(0, len(samples) // window).astype(int).reshape(-1, 2).tolist()
+        )
+        return [[first, after] for first, after in pauses if after > first]
 
 
 def find_pauses(samples: Samples, window: int) -> list[list[int]]:

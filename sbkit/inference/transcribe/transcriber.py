@@ -25,7 +25,7 @@ from sbkit.inference.bundle.bundle import Bundle
 from sbkit.inference.runtime.model import Effective, Encoded, ModelThread, naming_audio
 from sbkit.inference.runtime.runtimes import open_model
 from sbkit.inference.transcribe.pieces import Cutter, Piece, find_gap
-from sbkit.text.tokenizer import SPACE
+from sbkit.inference.vad import VoiceDetector
 from sbkit.text.word import Word
 
 BATCH_SECONDS = 60.0  # of padded audio
@@ -88,16 +88,21 @@ class Transcriber(AbstractContextManager["Transcriber"]):
     """Transcribe files and arrays; made by `Transcriber.load`."""
 
     def __init__(
-        self, *, bundle: Bundle, times: bool = True, pool_seconds: float = POOL_SECONDS
+        self,
+        *,
+        bundle: Bundle,
+        times: bool = True,
+        pool_seconds: float = POOL_SECONDS,
+        detector: VoiceDetector | None = None,
     ) -> None:
         """Take a bundle whose model has a thread of its own; pool_seconds: what is read ahead."""
         self._bundle, self._pool, self._times = bundle, bundle.decoder_pool, times
         self._pool_seconds = pool_seconds
         self._thread: ModelThread = bundle.model
         self._rate = bundle.config.sample_rate
-        tokenizer = bundle.tokenizer
-        spaces = (number for number, each in enumerate(tokenizer.pieces()) if each == SPACE)
-        self._silent = (tokenizer.vocabulary.blank, *spaces)
+        self._cutter = Cutter(self._rate, self._thread.samples_per_frame, detector=detector)
+        if detector is not None:
+            detector.require_rate(self._rate)
         self.effective = self._thread.effective
 
     @classmethod
@@ -112,6 +117,7 @@ class Transcriber(AbstractContextManager["Transcriber"]):
         decoder: str | None = None,
         hotwords: str | None = None,
         times: bool = True,
+        detector: VoiceDetector | None = None,
         own: frozenset[str] = frozenset(),
     ) -> Self:
         """Load a bundle and its model; ``effective`` says what it runs on, which is what was asked.
@@ -119,7 +125,8 @@ class Transcriber(AbstractContextManager["Transcriber"]):
         device: cpu, cuda, cuda:N or auto; runtime: torch or onnx; precision: fp32, bf16, fp16, or
         int8 of onnx; compile: default or reduce-overhead, None for not at all; decoder: greedy,
         beam or graph, None for the bundle's own; hotwords: phrases with commas, or a file of them;
-        times: whether words are timed; own: modules of the user's that the bundle may use.
+        times: whether words are timed; detector: of the pauses in which long audio is cut; own:
+        modules of the user's that the bundle may use.
 
         Raises:
             SbkitError: the bundle is damaged, or the device, runtime or precision is not there.
@@ -134,7 +141,7 @@ class Transcriber(AbstractContextManager["Transcriber"]):
             compile=compile,
             own=own,
         )
-        return cls(bundle=bundle, times=times)
+        return cls(bundle=bundle, times=times, detector=detector)
 
     def transcribe(self, audio: Audio, sample_rate: int | None = None) -> Transcript:
         """Transcribe a file, or an array at ``sample_rate``: (S,) or (S, channels).
@@ -202,7 +209,6 @@ class Transcriber(AbstractContextManager["Transcriber"]):
 
     def _cut(self, audios: Iterable[Audio], sample_rate: int | None) -> Iterator[_QueuedPiece]:
         """Read and cut one source after the other; one that cannot be read ends in its error."""
-        cutter = Cutter(self._rate, self._thread.samples_per_frame)
         for audio in audios:
             name: str | None = None
             if isinstance(audio, Path | str):
@@ -210,7 +216,7 @@ class Transcriber(AbstractContextManager["Transcriber"]):
             else:
                 blocks = convert_array(audio, sample_rate, self._rate)
             try:
-                for piece, following in pairwise(chain(cutter.pieces(blocks), [None])):
+                for piece, following in pairwise(chain(self._cutter.pieces(blocks), [None])):
                     assert piece is not None
                     yield _QueuedPiece(name, piece, is_last=following is None)
             except SbkitError as error:
@@ -252,7 +258,7 @@ class Transcriber(AbstractContextManager["Transcriber"]):
         step, end, cut = self._thread.samples_per_frame, len(encoded.log_probs), 0
         if piece.overlap:
             following = (piece.next_start - piece.start) // step
-            end = find_gap(encoded.log_probs, end - following, self._silent)
+            end = find_gap(encoded.log_probs, end - following, self._bundle.tokenizer.silent)
             cut = end - following
         whole = end == len(encoded.log_probs)
         samples = len(piece.samples) - first * step if whole else (end - first) * step

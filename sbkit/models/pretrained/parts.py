@@ -139,7 +139,7 @@ class PretrainedEncoder(nn.Module):
         family = FAMILIES[config["model_type"]]
         depth = config["num_hidden_layers"]
         count = layers if isinstance(layers, int) else depth
-        middle = count // 2 if intermediate_layer is None else intermediate_layer
+        middle = max(1, count // 2) if intermediate_layer is None else intermediate_layer
         for name, number, most in (("layers", count, depth), ("intermediate_layer", middle, count)):
             there = Range(low=1, high=most, whole=True, advice="Choose one of these layers.")
             require_in_range({name: number}, {name: there})

@@ -11,13 +11,11 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from zipfile import ZipFile
 
 import numpy as np
 import pytest
 import soundfile
-import torch
 
 from sbkit.audio.io import Samples
 from sbkit.checkpoint.integrity import find_damage
@@ -26,50 +24,29 @@ from sbkit.decoding.word_graph import GraphSearch
 from sbkit.inference.bundle.bundle import Bundle
 from sbkit.inference.bundle.export import export_run
 from sbkit.inference.formats.held_out import find_held_out, read_whole_clips
-from sbkit.inference.formats.parity import Grid
 from sbkit.inference.formats.sherpa_format import FIRE_RED, load_with_graph
-from sbkit.inference.formats.write import HUB, HUGGINGFACE, WRITERS
+from sbkit.inference.formats.write import HUGGINGFACE, WRITERS
 from sbkit.inference.runtime.onnx_runtime import OnnxModel
 from sbkit.inference.runtime.torch_model import load_bundle
 from tests.decoding.spoken import train_models
-from tests.inference.bundles import ROOT, certificate, make_run
+from tests.inference.bundles import ROOT, certificate
 from tools import bench_transcribe
 from tools.bench_transcribe import BASE, SIDES
 
 pytestmark = pytest.mark.slow
-SMALL = Grid(batches=(1, 3), seconds=(0.3, 2.0))
 FORMATS = [name for name in WRITERS if name != HUGGINGFACE]
 Clips = list[Samples]
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory, asterisk_english: Path) -> Path:
-    """Make a run whose model says something: its head is louder than that of a new one."""
-    return make_run(tmp_path_factory.mktemp("formats") / "run", change=louder)
-
-
-def louder(hparams: Any) -> None:
-    with torch.no_grad():
-        hparams["ctc_lin"].weight.mul_(30)
-        hparams["ctc_lin"].bias[1:4] = -100  # sherpa-onnx writes special tokens by their names
+def bundle(exported: Path) -> Bundle:
+    return load_bundle(exported)
 
 
 @pytest.fixture(scope="module")
-def folder(run: Path) -> Path:
-    """Export all formats; the exporter compares them with the clips, too."""
-    export_run(run, run.parent / "bundle", formats=[*FORMATS, HUB], grid=SMALL)
-    return run.parent / "bundle"
-
-
-@pytest.fixture(scope="module")
-def bundle(folder: Path) -> Bundle:
-    return load_bundle(folder)
-
-
-@pytest.fixture(scope="module")
-def clips(run: Path) -> Clips:
+def clips(exported: Path) -> Clips:
     """Load every clip of the test set, the shortest first."""
-    (rows,) = find_held_out(run).values()
+    (rows,) = find_held_out(exported.parent / "run").values()
     return [row["audio"] for batch in read_whole_clips(rows, 16_000) for row in batch.values()]
 
 
@@ -81,9 +58,9 @@ def expected(bundle: Bundle, clips: Clips) -> list[str]:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_format_is_written_with_its_certificate(folder: Path, name: str) -> None:
-    assert find_damage(folder / name) is None
-    for precision, found in certificate(folder, name).items():
+def test_a_format_is_written_with_its_certificate(exported: Path, name: str) -> None:
+    assert find_damage(exported / name) is None
+    for precision, found in certificate(exported, name).items():
         assert found["written"] and not found["reasons"]
         assert found["grid"]["utterances"] == 1 * 2 * 2 + 3 * 2 * 3
         assert found["held_out"]["utterances"] == sum(found["held_out"]["sets"].values()) == 65
@@ -96,9 +73,9 @@ def test_a_format_is_written_with_its_certificate(folder: Path, name: str) -> No
 
 
 def test_onnxruntime_hears_the_same_words(
-    folder: Path, bundle: Bundle, clips: Clips, expected: list[str]
+    exported: Path, bundle: Bundle, clips: Clips, expected: list[str]
 ) -> None:
-    model, tokenizer = OnnxModel.load(folder), bundle.tokenizer
+    model, tokenizer = OnnxModel.load(exported), bundle.tokenizer
     short = np.zeros(10, np.int16)
     texts = [*expected, *bundle.transcribe([short])]
     for clip, text in zip([*clips, short], texts, strict=True):
@@ -109,14 +86,14 @@ def test_onnxruntime_hears_the_same_words(
 
 
 def test_the_command_runs_onnx_without_importing_torch(
-    folder: Path, bundle: Bundle, clips: Clips, tmp_path: Path
+    exported: Path, bundle: Bundle, clips: Clips, tmp_path: Path
 ) -> None:
     soundfile.write(tmp_path / "clip.wav", clips[-1], 16_000)
     code = (
         "import sys; from sbkit.cli import run; run(sys.argv[1:]); "
         "assert not {'torch', 'speechbrain', 'datasets'} & set(sys.modules)"
     )
-    words = ["transcribe", folder, tmp_path / "clip.wav", "--runtime", "onnx"]
+    words = ["transcribe", exported, tmp_path / "clip.wav", "--runtime", "onnx"]
     done = subprocess.run(
         [sys.executable, "-c", code, *words], capture_output=True, text=True, check=False, cwd=ROOT
     )
@@ -125,7 +102,7 @@ def test_the_command_runs_onnx_without_importing_torch(
 
 
 def test_sherpa_onnx_hears_the_same_words_with_the_graph(
-    folder: Path, bundle: Bundle, clips: Clips, expected: list[str], tmp_path: Path
+    exported: Path, bundle: Bundle, clips: Clips, expected: list[str], tmp_path: Path
 ) -> None:
     """Of a language model whose words the model hears by chance; the graph is the bundle's."""
     tokenizer = bundle.tokenizer
@@ -138,7 +115,7 @@ def test_sherpa_onnx_hears_the_same_words_with_the_graph(
         kind="graph",
     )
     for name in ("model.onnx", "tokens.txt"):
-        shutil.copyfile(folder / "sherpa-onnx" / name, tmp_path / name)
+        shutil.copyfile(exported / "sherpa-onnx" / name, tmp_path / name)
     assert isinstance(decoder.search, GraphSearch)
     decoder.search.graph.write(str(tmp_path / "HLG.fst"))
     recognizer, decoding = load_with_graph(tmp_path, FIRE_RED), replace(bundle, decoder=decoder)
@@ -161,12 +138,12 @@ def data(asterisk_english: Path, tmp_path: Path) -> Path:
 
 
 def test_sides_are_timed_in_turns(
-    folder: Path, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    exported: Path, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Two of them, each a process of its own."""
     sides = ("torch", BASE)
     monkeypatch.setattr(bench_transcribe, "SIDES", sides)
-    monkeypatch.setattr(sys, "argv", ["bench", str(folder), str(data), "--rounds=1"])
+    monkeypatch.setattr(sys, "argv", ["bench", str(exported), str(data), "--rounds=1"])
     bench_transcribe.main()
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in lines[:2]] == [f"round 1 {name}" for name in sides]
@@ -176,31 +153,33 @@ def test_sides_are_timed_in_turns(
 
 
 @pytest.mark.parametrize("name", SIDES)
-def test_every_side_that_is_timed_hears_the_same_words(name: str, folder: Path, data: Path) -> None:
-    clips, expected = bench_transcribe.read_clips(folder, data)
-    heard = bench_transcribe.MAKERS[name](folder)(clips)
+def test_every_side_that_is_timed_hears_the_same_words(
+    name: str, exported: Path, data: Path
+) -> None:
+    clips, expected = bench_transcribe.read_clips(exported, data)
+    heard = bench_transcribe.MAKERS[name](exported)(clips)
     assert len(heard) == 8
     same = [one.split() == two.split() for one, two in zip(heard, expected, strict=True)]
     assert all(same) or name == "onnx-int8"
 
 
-def test_a_hub_folder_is_a_bundle_with_its_card(folder: Path, clips: Clips) -> None:
-    hub = load_bundle(folder / "hub")
-    assert hub.transcribe(clips[:3]) == load_bundle(folder).transcribe(clips[:3])
-    assert (folder / "hub/README.md").read_text() == (folder / "README.md").read_text()
-    assert "*.safetensors filter=lfs" in (folder / "hub/.gitattributes").read_text()
+def test_a_hub_folder_is_a_bundle_with_its_card(exported: Path, clips: Clips) -> None:
+    hub = load_bundle(exported / "hub")
+    assert hub.transcribe(clips[:3]) == load_bundle(exported).transcribe(clips[:3])
+    assert (exported / "hub/README.md").read_text() == (exported / "README.md").read_text()
+    assert "*.safetensors filter=lfs" in (exported / "hub/.gitattributes").read_text()
 
 
-def test_no_path_of_this_machine_is_in_a_format(folder: Path) -> None:
+def test_no_path_of_this_machine_is_in_a_format(exported: Path) -> None:
     here = str(Path(__file__).parents[3]).encode()
-    for file in folder.rglob("*"):
+    for file in exported.rglob("*"):
         if file.suffix == ".pt2":
             with ZipFile(file) as archive:
                 assert not [name for name in archive.namelist() if here in archive.read(name)]
         assert not file.is_file() or here not in file.read_bytes(), file
 
 
-def test_all_is_replaced(run: Path, folder: Path, tmp_path: Path) -> None:
-    again = Path(shutil.copytree(folder, tmp_path / "bundle"))
-    export_run(run, again)
+def test_all_is_replaced(exported: Path, tmp_path: Path) -> None:
+    again = Path(shutil.copytree(exported, tmp_path / "bundle"))
+    export_run(exported.parent / "run", again)
     assert not (again / "onnx").exists()

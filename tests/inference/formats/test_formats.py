@@ -21,9 +21,7 @@ from sbkit.inference.formats.traced import TrainedModel, trace
 from sbkit.inference.formats.write import HUB, WRITERS
 from sbkit.inference.runtime.onnx_runtime import LogProbs
 from sbkit.inference.runtime.torch_model import load_bundle
-from tests.inference.bundles import certificate, make_run
-
-SMALL = Grid(batches=(1, 3), seconds=(0.3, 2.0))
+from tests.inference.bundles import SMALL, certificate, make_run
 
 
 @pytest.fixture(scope="module")

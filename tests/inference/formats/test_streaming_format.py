@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,15 +12,10 @@ from sbkit.inference.bundle.export import export_run
 from sbkit.inference.formats.parity import Grid
 from sbkit.live.recognizer import LiveRecognizer
 from sbkit.live.session import Session, advance_batch
-from tests.inference.bundles import ROOT, certificate, make_bundle, make_run
+from tests.inference.bundles import ROOT, UNHEARD, certificate, louder, make_bundle, make_run
 
 
-def louder(hparams: dict[str, Any]) -> None:
-    hparams["ctc_lin"].weight.data *= 30
-    hparams["ctc_lin"].bias.data[1:4] = -100  # sherpa-onnx writes special tokens by their names
-
-
-@pytest.mark.slow
+@pytest.mark.slow(20)
 def test_sherpas_online_recognizer_writes_the_same(asterisk_english: Path, tmp_path: Path) -> None:
     sizes = {"num_decoder_layers": 0, "d_model": 64, "cnn_channels": 24}
     run = make_run(tmp_path / "run", ROOT / "hparams/ctc_streaming.yaml", louder, **sizes)
@@ -33,10 +27,10 @@ def test_sherpas_online_recognizer_writes_the_same(asterisk_english: Path, tmp_p
     assert found["held_out"]["transcripts_with_other_words"] == 0
 
 
-@pytest.mark.slow
+@pytest.mark.slow(20)
 def test_its_chunks_are_written_compared_and_run_live(tmp_path: Path) -> None:
     yaml, bundle = ROOT / "hparams/ctc_streaming.yaml", tmp_path / "bundle"
-    run = make_run(tmp_path / "run", yaml, louder, num_decoder_layers=0)
+    run = make_run(tmp_path / "run", yaml, louder, num_decoder_layers=0, **UNHEARD)
     grid = Grid(batches=(1, 3), seconds=(0.02, 0.3, 2.0))
     export_run(run, bundle, formats=["onnx"], grid=grid)
     found = certificate(bundle, "onnx")["streaming, fp32"]

@@ -144,7 +144,7 @@ print("the same", flush=True)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.slow(30)
 def test_a_real_compiler_gives_the_same(bundle: Path) -> None:
     done = processes.run(["-c", REAL, bundle], timeout=500)
     assert "the same" in done.stdout, done.stderr

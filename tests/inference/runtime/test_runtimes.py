@@ -1,6 +1,7 @@
 """Asked for CUDA and not getting it is an error that names the cause; what is there is told."""
 
 import json
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -54,9 +55,14 @@ class SessionOptions:
         """Take an entry."""
 
 
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_bundle(tmp_path_factory.mktemp("healthy"))
+
+
 @pytest.fixture
-def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    made = make_bundle(tmp_path)
+def bundle(healthy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    made = Path(shutil.copytree(healthy, tmp_path / "bundle"))
     (made / "onnx").mkdir()
     (made / "onnx/model.onnx").write_bytes(b"graph")
     (made / "onnx/model.int8.onnx").write_bytes(b"int8")

@@ -7,6 +7,8 @@ import pytest
 
 from sbkit.audio.io import Samples
 from sbkit.inference.transcribe.pieces import LONGEST, OVERLAP, Cutter, Piece
+from sbkit.inference.vad import VoiceDetector
+from tests.inference.told_frames import ToldFrames, is_speech, tell
 
 RATE = 16_000
 
@@ -79,3 +81,13 @@ def test_the_size_of_blocks_changes_nothing(block: float) -> None:
 def test_noise_that_is_not_far_below_speech_is_a_pause_still() -> None:
     (first, _) = cut(noise(5, 3000), noise(1, 300), noise(5, 3000))  # 20 dB
     assert len(first.samples) / RATE == pytest.approx(5.5, abs=0.1)
+
+
+@pytest.mark.parametrize("block", [0.01, 0.7, 7.3, 100.0])
+def test_a_detector_finds_the_pauses_that_loudness_does_not_tell(block: float) -> None:
+    runs = [(seconds, 0.3 + 0.6 * spoken) for seconds, spoken in is_speech(0.5, 4, 1, 5, 0.1, 9, 2)]
+    audio, size = tell(*runs), round(block * RATE)
+    blocks = [audio[start : start + size] for start in range(0, len(audio), size)]
+    cutter = Cutter(RATE, 640, detector=VoiceDetector(ToldFrames()))
+    assert [len(each.samples) / RATE for each in cutter.pieces(blocks)] == [5.0, 16.6]
+    assert len(list(Cutter(RATE, 640).pieces(blocks))) == 1

@@ -8,58 +8,29 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from sbkit.models.pretrained.config import complete_config
 from sbkit.models.pretrained.parts import PretrainedEncoder, PretrainedFrontEnd
 
-WAVEFORMS = {
-    "hidden_size": 24,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
+SIZES = {
+    **{"hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4},
     "intermediate_size": 32,
-    "hidden_act": "gelu",
-    "layer_norm_eps": 1e-5,
-    "feat_extract_norm": "group",
-    "feat_extract_activation": "gelu",
-    "conv_dim": [16, 16, 16],
-    "conv_kernel": [10, 3, 2],
-    "conv_stride": [5, 4, 2],
-    "conv_bias": False,
-    "num_conv_pos_embeddings": 16,
-    "num_conv_pos_embedding_groups": 4,
-    "do_stable_layer_norm": False,
 }
+WAVEFORMS = {
+    **SIZES,
+    **{"conv_dim": [16, 16, 16], "conv_kernel": [10, 3, 2], "conv_stride": [5, 4, 2]},
+    **{"num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4},
+}
+# The rest is what both Hugging Face's classes and ours take where a file does not say it.
 CONFIGS: dict[str, dict[str, Any]] = {
     "wav2vec2": WAVEFORMS,
-    "hubert": {**WAVEFORMS, "feat_proj_layer_norm": True, "conv_pos_batch_norm": False},
+    "hubert": WAVEFORMS,
     "wavlm": {**WAVEFORMS, "num_buckets": 32, "max_bucket_distance": 80},
-}
-CONFIGS["wav2vec2-bert"] = {
-    "hidden_size": 24,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "intermediate_size": 32,
-    "hidden_act": "swish",
-    "layer_norm_eps": 1e-5,
-    "feature_projection_input_dim": 40,
-    "position_embeddings_type": "relative_key",
-    "left_max_position_embeddings": 12,
-    "right_max_position_embeddings": 3,
-    "conv_depthwise_kernel_size": 5,
-}
-CONFIGS["parakeet_encoder"] = {
-    "hidden_size": 24,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "intermediate_size": 32,
-    "hidden_act": "silu",
-    "attention_bias": True,
-    "convolution_bias": True,
-    "conv_kernel_size": 5,
-    "subsampling_factor": 8,
-    "subsampling_conv_channels": 8,
-    "subsampling_conv_kernel_size": 3,
-    "subsampling_conv_stride": 2,
-    "num_mel_bins": 80,
-    "scale_input": True,
+    "wav2vec2-bert": {
+        **SIZES,
+        **{"feature_projection_input_dim": 40, "conv_depthwise_kernel_size": 5},
+        **{"left_max_position_embeddings": 12, "right_max_position_embeddings": 3},
+    },
+    "parakeet_encoder": {**SIZES, "conv_kernel_size": 5, "subsampling_conv_channels": 8},
 }
 # A frame of 20 ms, as those of large models, which a run is quick with.
 FRAMES = {"conv_dim": [16] * 3, "conv_kernel": [20, 8, 8], "conv_stride": [10, 8, 4]}
@@ -94,9 +65,8 @@ PREPROCESSORS: dict[str, dict[str, Any]] = {
 
 def tiny_config(model_type: str = "wav2vec2", **config: Any) -> dict[str, Any]:
     """Return what `encoder_config` of a YAML is for the folder of the same arguments."""
-    read = {"do_normalize": True, "sample_rate": 16_000, "model_type": model_type}
-    read |= PREPROCESSORS.get(model_type, {})
-    return {**CONFIGS[model_type], **read, **config}
+    read = {**CONFIGS[model_type], **PREPROCESSORS.get(model_type, {}), **config}
+    return complete_config({**read, "model_type": model_type}, of="a test")
 
 
 def make_parts(

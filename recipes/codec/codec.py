@@ -1,0 +1,161 @@
+"""A codec that is ready to run: audio to codes and back, whole or as it comes.
+
+The same windows are run however the audio comes: each a step, with as much before and after it as
+the network sees. So what comes block by block is, bit for bit, what comes of the whole, and long
+audio takes no more memory. Every index is checked before the network gets it.
+
+Legend: S samples, U frames of codes, G codebooks.
+"""
+
+import argparse
+import io
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
+from itertools import chain
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import soundfile
+
+from recipes.codec.space import Coded, Codes, CodeSpace, read_codes, write_codes
+from sbkit.audio.io import FULL_SCALE, Samples, convert_array, read_audio, to_int16
+from sbkit.base.errors import SbkitError
+from sbkit.base.files import require_writable, write_bytes_atomically
+from sbkit.checkpoint.integrity import listed_checksums
+from sbkit.inference.bundle.bundle import WEIGHTS, Bundle
+from sbkit.inference.runtime.runtimes import open_model
+
+STEP_SECONDS = 5.0
+Array = npt.NDArray[Any]
+
+
+class Codec(AbstractContextManager["Codec"]):
+    """Code audio, and decode codes; made by `Codec.load`.
+
+    Attributes:
+        space: of the codes.
+        frame: samples of one.
+        sample_rate: of the audio.
+        effective: what the model runs on.
+    """
+
+    def __init__(self, bundle: Bundle, weights: str, *, step_seconds: float = STEP_SECONDS) -> None:
+        """Take a bundle whose model has a thread of its own, and the hash of its weights."""
+        self._model, self.sample_rate = bundle.model, bundle.config.sample_rate
+        self.effective = bundle.model.effective
+        settings = self._model.call(lambda model: model.settings)
+        self.space = CodeSpace(settings["groups"], tuple(settings["levels"]))
+        self.frame: int = settings["frame"]
+        self._contexts = (settings["encoder_context"], settings["decoder_context"])
+        self._step = max(1, round(step_seconds * self.sample_rate / self.frame))
+        rates = {"sample_rate": self.sample_rate, "frame": self.frame}
+        self.fingerprint = self.space.fingerprint(**rates, weights=weights)
+
+    @classmethod
+    def load(
+        cls, folder: Path | str, *, step_seconds: float = STEP_SECONDS, **options: Any
+    ) -> Self:
+        """Load a bundle; ``options`` are those of `open_model`: device, runtime, precision, own.
+
+        step_seconds: how much is coded at a time, beside what the network sees before and after.
+
+        Raises:
+            SbkitError: the bundle is damaged or of no codec, or the device is not there.
+        """
+        bundle = open_model(Path(folder), **options)
+        bundle.task.require("encode")
+        return cls(bundle, listed_checksums(Path(folder))[WEIGHTS], step_seconds=step_seconds)
+
+    def encode(self, audio: Path | str | Array, sample_rate: int | None = None) -> Coded:
+        """Code a file, or an array (S,) or (S, channels) at ``sample_rate``.
+
+        Raises:
+            SbkitError: the file is no audio, or the array no finite samples.
+        """
+        rate = self.sample_rate
+        if isinstance(audio, Path | str):
+            samples = read_audio(audio, rate)
+        else:
+            samples = np.concatenate([*convert_array(audio, sample_rate, rate)])
+        if not len(samples):
+            raise SbkitError(
+                f"Audio must have at least one sample, but {audio} has none. Check it."
+            )
+        return Coded(np.concatenate([*self.encode_stream([samples])]), len(samples))
+
+    def encode_stream(self, blocks: Iterable[Samples]) -> Iterator[Codes]:
+        """Yield the codes (U, G) of blocks (S,) of int16 at the codec's rate, as they are known."""
+        for window, first, end in windows(blocks, self.frame, self._step, self._contexts[0]):
+            audio = (window.astype(np.float32) / np.float32(FULL_SCALE))[None]
+            codes, _ = self._run("encode", audio, np.array([len(window)]))
+            yield self.space.check(codes[0], of="what the model encodes")[first:end]
+
+    def decode(self, coded: Coded) -> Samples:
+        """Return the audio of codes, (S,) int16; raises SbkitError for indices out of range."""
+        codes = self.space.check(coded.codes, of="`codes`")
+        return np.concatenate([*self.decode_stream([codes])])[: coded.samples]
+
+    def decode_stream(self, blocks: Iterable[Codes]) -> Iterator[Samples]:
+        """Yield the audio of blocks of codes (U, G), as soon as it is known; raises SbkitError."""
+        checked = (self.space.check(each, of="a block of codes") for each in blocks)
+        for window, first, end in windows(checked, 1, self._step, self._contexts[1]):
+            (audio,) = self._run("decode", window[None])
+            yield to_int16(audio[0, first * self.frame : end * self.frame])
+
+    def close(self) -> None:
+        """End the thread of the model."""
+        self._model.close()
+
+    def __exit__(self, *_: object) -> None:
+        """End the thread of the model."""
+        self.close()
+
+    def _run(self, graph: str, *arrays: Array) -> list[Array]:
+        found: list[Array] = self._model.call(lambda model: model.run(graph, *arrays))
+        return found
+
+
+def windows(
+    blocks: Iterable[Array], unit: int, step: int, context: int
+) -> Iterator[tuple[Array, int, int]]:
+    """Cut what comes into windows of ``step`` units, with ``context`` units to each side.
+
+    Yield each with the first unit that is its own, and the one past the last.
+    """
+    waiting: Array | None = None
+    before = 0  # units that wait, and that the last window had
+    for block in chain(blocks, [None]):
+        if block is not None:
+            waiting = block if waiting is None else np.concatenate([waiting, block])
+        needed = unit * (before + step + context) if block is not None else 0
+        while waiting is not None and len(waiting) > unit * before and len(waiting) >= needed:
+            yield waiting[: unit * (before + step + context)], before, before + step
+            gone = max(0, before + step - context)
+            waiting, before = waiting[unit * gone :], before + step - gone
+            needed = unit * (before + step + context) if block is not None else 0
+
+
+def encode_file(options: argparse.Namespace) -> int:
+    """Run `sbkit encode`: write the codes of an audio file."""
+    require_writable(options.out.parent, option="--out")
+    with _load(options) as codec:
+        write_codes(options.out, codec.encode(options.file), codec.space, codec.fingerprint)
+    return 0
+
+
+def decode_file(options: argparse.Namespace) -> int:
+    """Run `sbkit decode`: write the audio of a file of codes, as WAV."""
+    require_writable(options.out.parent, option="--out")
+    with _load(options) as codec:
+        coded = read_codes(options.file, codec.space, codec.fingerprint, frame=codec.frame)
+        wav = io.BytesIO()
+        soundfile.write(wav, codec.decode(coded), codec.sample_rate, format="WAV")
+    write_bytes_atomically(options.out, wav.getvalue())
+    return 0
+
+
+def _load(options: argparse.Namespace) -> Codec:
+    names = ("device", "runtime", "precision", "compile", "own")
+    return Codec.load(options.bundle, **{name: getattr(options, name) for name in names})

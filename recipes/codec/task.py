@@ -1,0 +1,26 @@
+"""The task of a codec: audio to codes and back. It imports no torch, which ONNX does without."""
+
+from recipes.codec.codec import decode_file, encode_file
+from recipes.codec.statistics import METRICS
+from sbkit.tasks.task import Graph, Task
+
+CODEC = Task(
+    name="recipes.codec.task.CODEC",
+    model_name="codec",
+    model_class="recipes.codec.parts.CodecModel",
+    metrics=METRICS,
+    commands=("encode", "decode"),
+    runs={"encode": encode_file, "decode": decode_file},
+    graphs={
+        "encode": Graph(
+            inputs=("audio", "audio_lengths"),
+            outputs=("codes", "frame_lengths"),
+            arguments=lambda run, audio, lengths: (audio, lengths),
+        ),
+        "decode": Graph(
+            inputs=("codes",),
+            outputs=("audio",),
+            arguments=lambda run, audio, lengths: run("encode", audio, lengths)[:1],
+        ),
+    },
+)

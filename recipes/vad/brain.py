@@ -1,0 +1,119 @@
+"""Train a detector of voice activity: clips in noise and silence, and a label for each frame.
+
+Legend: B utterances, U frames of 20 ms.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from speechbrain import Stage
+from torch import Tensor
+from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
+
+from recipes.vad.labels import SPEECH, read_speech
+from recipes.vad.noise import add_noise, coloured, draw_level, draw_noise, in_silence
+from sbkit.audio.augment import Augmentation
+from sbkit.audio.lengths import length_mask
+from sbkit.audio.levels import WINDOWS
+from sbkit.data.batches.batch import Batch, collate_audio
+from sbkit.logs.metric import Metrics
+from sbkit.models.loss import Loss
+from sbkit.models.voice_activity import VoiceActivityModel
+from sbkit.tasks.voice_activity import DELAY, VOICE_ACTIVITY, FrameCounts, frame_errors
+from sbkit.train.brain import Brain
+from sbkit.train.feature_statistics import measure_on_start
+
+EVAL_SNR_DB = 10.0  # of validation and test, in the same pink noise each time
+PINK_SAMPLES = 1 << 20  # which then repeats
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeechBatch(Batch):
+    """Audio, and which windows of 20 ms are speech; speech (B, U)."""
+
+    ON_DEVICE = (*Batch.ON_DEVICE, SPEECH)
+
+    speech: Tensor
+
+
+class Scored(NamedTuple):
+    """log_probs (B, U, 2) of silence and speech; speech (B, U); mask (B, U), true within."""
+
+    log_probs: Tensor
+    speech: Tensor
+    mask: Tensor
+
+
+def collate(rows: Sequence[Mapping[str, Any]], *, sample_rate: int) -> SpeechBatch:
+    """Pad utterances to a batch of whole windows, with the labels of these."""
+    fields, window = collate_audio(rows, sample_rate), sample_rate // WINDOWS
+    labels = [read_speech(row[SPEECH], len(row["audio"]) // window) for row in rows]
+    speech = pad_sequence([torch.from_numpy(each) for each in labels], batch_first=True)
+    return SpeechBatch(**fields, speech=speech)
+
+
+class VoiceActivityBrain(Brain):
+    """Train the log-probability of speech or silence in each frame."""
+
+    metrics: ClassVar[Metrics] = VOICE_ACTIVITY.metrics
+
+    def __init__(self, **options: Any) -> None:
+        """Accept SpeechBrain's options."""
+        super().__init__(**options)
+        parts = ("compute_features", "normalize", "conv", "rnn", "speech_lin")
+        self.detector = VoiceActivityModel(
+            model=self.modules["model"], **{each: getattr(self.hparams, each) for each in parts}
+        )
+        self.augmentation = Augmentation(self.hparams, features=self.detector.features)
+        white = torch.randn(PINK_SAMPLES, generator=torch.Generator().manual_seed(0))
+        self._pink = coloured(white, 1.0).to(self.device)
+
+    def compute_forward(self, batch: SpeechBatch, stage: Stage) -> Scored:
+        """Score the frames of audio in silence and noise."""
+        hparams, training, rows = self.hparams, stage is Stage.TRAIN, len(batch)
+        more, window = round(hparams.silence_seconds * WINDOWS), self.detector.step
+        draws = torch.rand(3, rows) if training else torch.full((3, rows), 0.5)
+        lead = (draws[0] * (more + 1)).long().to(batch.audio.device)
+        spoken = in_silence(batch.audio, batch.speech, lead, more=more, window=window)
+        batch = replace(
+            batch, audio=spoken.audio, audio_lengths=batch.audio_lengths + more * window
+        )
+        audio, lengths = self.augmentation.audio(batch, training=training)
+        places = torch.arange(audio.shape[1], device=audio.device) % PINK_SAMPLES
+        noise, snr_db = self._pink[places].expand_as(audio), torch.tensor(EVAL_SNR_DB)
+        if training:
+            audio, (low, high) = draw_level(audio), hparams.snr_db
+            noise = draw_noise(spoken._replace(audio=audio))
+            is_noisy = draws[1] < hparams.noise_prob
+            snr_db = torch.where(is_noisy, low + draws[2] * (high - low), torch.inf)
+        log_probs, frames = self.detector.predict(
+            add_noise(spoken._replace(audio=audio), noise, snr_db), lengths
+        )
+        mask = length_mask(frames, log_probs.shape[1], log_probs.device)
+        speech = pad(spoken.speech, (DELAY, 0))[:, : log_probs.shape[1]]
+        return Scored(log_probs, speech, mask)
+
+    def compute_objectives(self, scored: Scored, batch: SpeechBatch, stage: Stage) -> Loss:
+        """Sum the negative log-likelihood of the frames of each utterance."""
+        right = scored.log_probs.gather(2, scored.speech.long().unsqueeze(2)).squeeze(2)
+        sums = -(right * scored.mask).sum(1)
+        return Loss(sums * batch.weights, scored.mask.sum(1) * batch.weights)
+
+    def on_fit_start(self) -> None:
+        """Find the last checkpoint; without one, measure the features first."""
+        super().on_fit_start()
+        measure_on_start(self, self.detector.features)
+
+    def score(self, scored: Scored, batch: SpeechBatch) -> list[FrameCounts]:
+        """Count the frames of each utterance."""
+        found, right, mask = scored.log_probs.argmax(2).bool(), scored.speech, scored.mask
+        counted = (right & mask, right & ~found & mask, ~right & mask, ~right & found & mask)
+        rows = zip(*(each.sum(1).tolist() for each in counted), strict=True)
+        return [FrameCounts(*each) for each in rows]
+
+    def measure(self, results: Sequence[FrameCounts]) -> Mapping[str, float]:
+        """Divide the errors by the frames."""
+        return frame_errors(results)

@@ -1,0 +1,122 @@
+"""Where speech is in a clip, from its clean audio: a column `speech` of seconds, start-end.
+
+A window of 20 ms is speech where it is no pause by its level and, with a recognizer to align the
+transcript, near an aligned word, so that breath and clicks are none. Short pauses are speech.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from datasets import Dataset
+
+from recipes.FestvoxRu.time_errors import align
+from recipes.prepare import prepare_audio, prepare_transcripts
+from sbkit.audio.io import Samples
+from sbkit.audio.levels import WINDOWS
+from sbkit.base.errors import SbkitError
+from sbkit.base.files import to_json, write_text_atomically
+from sbkit.checkpoint.integrity import checksum
+from sbkit.data.corpora.splits import Splits
+from sbkit.data.storage.audio_cache import default_cache
+from sbkit.data.storage.audio_store import read_rows
+from sbkit.inference.bundle.bundle import CONFIG, WEIGHTS, Bundle
+from sbkit.inference.bundle.export import as_bundle
+from sbkit.inference.runtime.torch_model import load_bundle
+from sbkit.inference.transcribe.pieces import SHORT_PAUSE, find_pauses
+from sbkit.text.word import Word
+
+SPEECH = "speech"  # the column
+NEAR = 0.1  # seconds from a word
+VERSION = 1  # raise it when the same clip would have other labels
+
+Frames = npt.NDArray[np.bool_]
+
+
+def prepare_speech(knobs: Mapping[str, Any]) -> Splits:
+    """Prepare audio, and label each clip that the corpus itself does not label.
+
+    Raises:
+        SbkitError: `aligner` is no recognizer.
+    """
+    if knobs["aligner"] is None:
+        return _labelled(prepare_audio(knobs), knobs["sample_rate"], None, "level")
+    model, splits = Path(knobs["aligner"]), prepare_transcripts(knobs)
+    with as_bundle(model) as folder:
+        if not (folder / CONFIG).is_file():
+            raise SbkitError(
+                f"`aligner` must be a run folder or a bundle of a recognizer, but {model} is "
+                "neither. Train it first: torchrun train.py hparams/ctc.yaml; or leave it out, "
+                "for labels by the level of clean audio alone."
+            )
+        by = checksum(folder / WEIGHTS)
+        return _labelled(splits, knobs["sample_rate"], load_bundle(folder), by)
+
+
+def _labelled(splits: Splits, rate: int, aligner: Bundle | None, by: str) -> Splits:
+    """Add the column to each split, of labels that are computed once and kept in the cache."""
+    named, fingerprints = splits.named(), {**splits.fingerprints}
+    for name, split in named.items():
+        if SPEECH in split.column_names:
+            continue
+        identity = to_json([VERSION, by, rate, {**splits.fingerprints}, split["id"][:]])
+        key = fingerprints[f"{name}, {SPEECH}"] = hashlib.sha256(identity.encode()).hexdigest()
+        file = default_cache() / SPEECH / f"{key[:16]}.txt"
+        if not file.is_file():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_text_atomically(file, "\n".join(_label(split, rate, aligner)))
+        named[name] = split.add_column(SPEECH, file.read_text().split("\n"))
+    return replace(
+        splits,
+        train=named["train"],
+        valid={name: named[name] for name in splits.valid},
+        test={name: named[name] for name in splits.test},
+        fingerprints=fingerprints,
+    )
+
+
+def _label(split: Dataset, rate: int, aligner: Bundle | None) -> Iterator[str]:
+    """Yield the column's value of each row."""
+    for row in read_rows(split, range(len(split))):
+        words = None if aligner is None else align(aligner, [row["audio"]], [row["text"]])[0]
+        found = find_speech(row["audio"], rate, words)
+        edges = np.flatnonzero(np.diff(np.pad(found.astype(np.int8), 1))).reshape(-1, 2) / WINDOWS
+        yield " ".join(f"{start:.2f}-{end:.2f}" for start, end in edges)
+
+
+def find_speech(samples: Samples, sample_rate: int, words: Sequence[Word] | None) -> Frames:
+    """Say of each window of 20 ms of clean audio whether it is speech: (S,) -> (W,)."""
+    window = sample_rate // WINDOWS
+    speech = np.ones(len(samples) // window, np.bool_)
+    for first, end in find_pauses(samples, window):
+        speech[first:end] = False
+    if words is not None:
+        near = np.zeros_like(speech)
+        for word in words:
+            first = max(0, round((word.start - NEAR) * WINDOWS))
+            near[first : round((word.end + NEAR) * WINDOWS)] = True
+        speech &= near
+    return bridge_pauses(speech)
+
+
+def bridge_pauses(speech: Frames) -> Frames:
+    """Take short pauses for speech, as in the closure of a consonant: (W,) -> (W,)."""
+    bridged = speech.copy()
+    for before, after in pairwise(np.flatnonzero(speech)):
+        if after - before <= SHORT_PAUSE * WINDOWS:
+            bridged[before:after] = True
+    return bridged
+
+
+def read_speech(value: str, windows: int) -> Frames:
+    """Read the column's value of a clip: -> (W,)."""
+    speech = np.zeros(windows, np.bool_)
+    for part in value.split():
+        start, end = (round(float(each) * WINDOWS) for each in part.split("-"))
+        speech[start:end] = True
+    return speech

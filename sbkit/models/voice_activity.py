@@ -1,0 +1,81 @@
+"""Voice activity: log-mel features -> causal convolution -> GRU -> one logit a frame.
+
+Legend: B utterances or sessions, S samples, T frames of 10 ms, U frames, M mel bins, D width.
+
+A frame sees no later audio than its own windows of features, and all before it.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from sbkit.base.units import shift_samples, window_samples
+from sbkit.models.chunks import ChunkState, last_frames
+from sbkit.models.encoder import require_registered
+from sbkit.models.parts import FeatureExtractor
+
+
+@dataclass(frozen=True)
+class VoiceState(ChunkState):
+    """features (B, K, M): the last normalized ones; hidden (B, 1, D): of the GRU."""
+
+    features: Tensor
+    hidden: Tensor
+
+
+class VoiceActivityModel:
+    """The parts of a detector, of a whole clip or chunk by chunk; holds nothing of a session.
+
+    Attributes:
+        step, window, shortest: samples from one frame to the next, that one is computed of, and
+            that have features.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: nn.ModuleList,
+        compute_features: nn.Module,
+        normalize: nn.Module,
+        conv: nn.Conv1d,
+        rnn: nn.GRU,
+        speech_lin: nn.Linear,
+    ) -> None:
+        parts = {"normalize": normalize, "conv": conv, "rnn": rnn, "speech_lin": speech_lin}
+        require_registered(model, parts)
+        self.model, self.features = model, FeatureExtractor(compute_features)
+        self.normalize, self.conv, self.rnn, self.speech_lin = normalize, conv, rnn, speech_lin
+        shift = shift_samples(rate := self.features.module.sample_rate)
+        self.shortest = window_samples(rate)
+        self.step = self.samples_per_frame = conv.stride[0] * shift
+        self.window = self.step - shift + self.shortest
+
+    def start(self) -> VoiceState:
+        """Return the state of one session before its first sample."""
+        zeros = self.speech_lin.weight.new_zeros
+        kept = self.conv.kernel_size[0] - self.conv.stride[0]
+        return VoiceState(zeros(1, kept, self.conv.in_channels), zeros(1, 1, self.rnn.hidden_size))
+
+    def predict(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Score silence and speech at every frame of clips: (B, S), (B,) -> (B, U, 2), (B,)."""
+        start = self.start()
+        rows = VoiceState(*(each.expand(len(audio), -1, -1) for each in vars(start).values()))
+        return self.forward_chunk(audio, audio_lengths, rows)[:2]
+
+    def forward_chunk(
+        self, audio: Tensor, audio_lengths: Tensor, state: VoiceState
+    ) -> tuple[Tensor, Tensor, VoiceState]:
+        """Return log-probabilities of silence and speech: (B, S), (B,) -> (B, U, 2), (B,), state.
+
+        Sessions that go on have audio of one length, of U * step + window - step samples.
+        """
+        features, lengths = self.features(audio, audio_lengths)
+        x = torch.cat([state.features, self.normalize(features)], 1)  # (B, K + T, M)
+        y, hidden = self.rnn(
+            nn.functional.silu(self.conv(x)), state.hidden.transpose(0, 1).contiguous()
+        )
+        logits = self.speech_lin(y).float()  # (B, U, 1)
+        log_probs = nn.functional.logsigmoid(torch.cat([-logits, logits], 2))
+        after = VoiceState(last_frames(x, state.features.shape[1]), hidden.transpose(0, 1))
+        return log_probs, lengths // self.conv.stride[0], after

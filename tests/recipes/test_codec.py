@@ -1,0 +1,281 @@
+"""A codec trains, is exported, and codes audio; no index reaches its network unchecked."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from torch import nn
+
+from recipes.codec.brain import CodecBrain
+from recipes.codec.codec import Codec, windows
+from recipes.codec.parts import FiniteScalarQuantizer, fourier_basis
+from recipes.codec.recipe import CODEC
+from recipes.codec.space import HEADER, Coded, CodeSpace, read_codes, write_codes
+from recipes.codec.statistics import CodedUtterance, dying, measure
+from sbkit.base.errors import SbkitError
+from sbkit.check.check import check_planned_run
+from sbkit.check.planned_run import PlannedRun
+from sbkit.cli import run as sbkit
+from sbkit.inference.bundle.export import export_run
+from sbkit.inference.formats.parity import Grid
+from sbkit.inference.runtime.torch_model import load_bundle
+from sbkit.logs.log import read_log
+from tests.runs import ROOT, Workplace, last_parameters, read_json, train_here
+
+SPACE = CodeSpace(4, (8, 5, 5, 5))
+RATE = 16_000
+TINY = (
+    "--device=cpu",
+    "--d_model=16",
+    "--d_ffn=32",
+    "--num_encoder_layers=1",
+    "--num_decoder_layers=1",
+    "--num_fine_layers=1",
+    "--discriminator_channels=2",
+    "--groups=2",
+    "--batch_seconds=6",
+    "--number_of_epochs=2",
+    "--log_every=1",
+)
+WRONG = {
+    "size": np.array([[0, 1000]]),
+    "more special ids": np.array([[1063, 0]]),
+    "below": np.array([[0, 0], [3, -1]]),
+    "NaN cast to int64": np.full((1, 2), np.iinfo(np.int64).min),
+    "unsigned": np.full((1, 2), np.iinfo(np.uint64).max),
+    "floats": np.zeros((1, 2)),
+    "booleans": np.zeros((1, 2), bool),
+    "NaN": np.full((1, 2), np.nan),
+    "another codebook": np.zeros((3, 3), np.int64),
+    "one dimension": np.zeros(2, np.int64),
+    "nothing": np.zeros((0, 2), np.int64),
+}
+
+
+def train(workplace: Workplace, run: Path, *options: str) -> int:
+    folders = (f"--data_folder={workplace.release}", f"--output_folder={run}")
+    words = ["train.py", str(ROOT / "hparams/codec.yaml"), *folders, *TINY, *options]
+    return train_here(words, workplace.cache)
+
+
+@pytest.fixture(scope="module")
+def trained(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("run") / "run"
+    assert train(workplace, run) == 0
+    return run
+
+
+@pytest.fixture(scope="module")
+def bundle(trained: Path, workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("bundle") / "bundle"
+    grid = Grid(batches=(1, 3), seconds=(0.3, 1.0))
+    with patch.dict(os.environ, {"SBKIT_CACHE": str(workplace.cache)}):
+        found = export_run(trained, out, formats=["onnx"], grid=grid)["onnx"]
+    assert {name: each["reasons"] for name, each in found.items()} == {"encode": [], "decode": []}
+    return out
+
+
+@pytest.fixture(scope="module")
+def clip(workplace: Workplace) -> Path:
+    return min((workplace.release / "clips").iterdir())
+
+
+@pytest.fixture(scope="module", params=["torch", "onnx"])
+def codec(bundle: Path, request: pytest.FixtureRequest) -> Iterator[Codec]:
+    with Codec.load(bundle, device="cpu", runtime=request.param, step_seconds=0.4) as codec:
+        yield codec
+
+
+def test_it_is_trained_and_its_codes_are_counted(trained: Path) -> None:
+    epochs = [each for each in read_log(trained / "train_log.jsonl") if "valid_loss" in each]
+    assert epochs[1]["valid_loss"] < epochs[0]["valid_loss"]
+    assert {"mel_distance", "usage_1", "perplexity_1", "entropy_1"} <= epochs[0].keys()
+    tested = read_json(trained / "summary.json")["test"]["test"]
+    rows = (trained / "codes_test.tsv").read_text().splitlines()
+    counts = np.array([row.split("\t")[1:] for row in rows[1:]], int)  # (size, G)
+    assert counts.shape == (1000, 2)
+    assert [tested[f"usage_{n}"] for n in range(2)] == pytest.approx((counts > 0).mean(0))
+    assert (trained / "codes_test.png").stat().st_size > 1000
+
+
+def test_figures_of_codes() -> None:
+    space = CodeSpace(2, (2, 2))
+    codes = np.array([[0, 3], [1, 3], [0, 3], [1, 3]])
+    found = measure([CodedUtterance(2.0, codes, space)])
+    assert (found["usage_0"], found["perplexity_0"], found["entropy_0"]) == (0.5, 2.0, 1.0)
+    assert (found["usage_1"], found["perplexity_1"], found["entropy_1"]) == (0.25, 1.0, 0.0)
+    assert (found["mel_distance"], found["usage"]) == (2.0, 0.375)
+    many = CodedUtterance(2.0, np.tile(codes, (9, 1)), space)
+    assert dying([many], measure([many])) == [1]  # all four could have come, and one did
+
+
+def test_a_discriminator_learns_where_it_has_weight(
+    trained: Path, workplace: Workplace, tmp_path: Path
+) -> None:
+    assert train(workplace, tmp_path, "--adversarial_weight=0.5", "--number_of_epochs=1") == 0
+    without, with_it = last_parameters(trained), last_parameters(tmp_path)
+    of_it = [name for name in without if ".stacks." in name]
+    assert of_it and not any(torch.equal(without[name], with_it[name]) for name in of_it)
+
+
+def test_quantizer_decodes_what_it_rounded() -> None:
+    quantizer = FiniteScalarQuantizer(d_model=8, groups=2, levels=[4, 3])
+    states, codes = quantizer(torch.randn(3, 200, 8) * 5)
+    assert torch.equal(codes.unique(), torch.arange(12))
+    assert torch.allclose(quantizer.decode(codes), states, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_no_other_index_is_decoded(name: str, codec: Codec) -> None:
+    with (
+        patch.object(Codec, "_run", side_effect=AssertionError("the network was asked")),
+        pytest.raises(SbkitError, match="^Codes must be "),
+    ):
+        codec.decode(Coded(WRONG[name], 800))
+    with pytest.raises(SbkitError, match="^Codes must be "):
+        [*codec.decode_stream([WRONG[name]])]
+
+
+def test_what_is_not_finite_is_not_encoded(codec: Codec) -> None:
+    with pytest.raises(SbkitError, match="reach nan"):
+        codec.encode(np.array([0.0, np.nan]), RATE)
+
+
+def test_blocks_give_what_the_whole_gives(codec: Codec, bundle: Path, clip: Path) -> None:
+    samples, _ = soundfile.read(clip, dtype="int16")
+    coded = codec.encode(samples, RATE)
+    audio = codec.decode(coded)
+    assert len(audio) == len(samples)
+    for size in (160, 1000, 7000):
+        blocks = [samples[at : at + size] for at in range(0, len(samples), size)]
+        assert np.array_equal(np.concatenate([*codec.encode_stream(blocks)]), coded.codes)
+    few = [coded.codes[at : at + 3] for at in range(0, len(coded.codes), 3)]
+    assert np.array_equal(np.concatenate([*codec.decode_stream(few)])[: len(samples)], audio)
+    with Codec.load(bundle, device="cpu") as whole:  # in one window
+        assert np.array_equal(whole.encode(samples, RATE).codes, coded.codes)
+        assert np.abs(whole.decode(coded).astype(int) - audio).max() <= 1
+
+
+def test_training_follows_a_bundle_in_one_process() -> None:
+    fourier_basis.cache_clear()
+    with torch.inference_mode():
+        basis = fourier_basis(8, torch.device("cpu"))
+    (torch.ones(8, requires_grad=True) @ basis).sum().backward()
+
+
+def test_windows_do_not_depend_on_the_blocks() -> None:
+    whole = np.arange(23)
+    expected = [(each.tolist(), first, end) for each, first, end in windows([whole], 1, 5, 2)]
+    assert [each[first:end] for each, first, end in expected] == [
+        [0, 1, 2, 3, 4],
+        [5, 6, 7, 8, 9],
+        [10, 11, 12, 13, 14],
+        [15, 16, 17, 18, 19],
+        [20, 21, 22],
+    ]
+    for size in (1, 4, 9):
+        blocks = [whole[at : at + size] for at in range(0, 23, size)]
+        found = [(each.tolist(), first, end) for each, first, end in windows(blocks, 1, 5, 2)]
+        assert found == expected
+
+
+def test_padding_changes_no_code(bundle: Path, clip: Path) -> None:
+    model = load_bundle(bundle).model
+    samples, _ = soundfile.read(clip, dtype="float32")
+    short = samples[:9000]
+    alone, _ = model.run("encode", short[None], np.array([9000]))
+    batch = np.zeros((2, len(samples)), np.float32)
+    batch[0], batch[1, :9000] = samples, short
+    together, frames = model.run("encode", batch, np.array([len(samples), 9000]))
+    assert frames.tolist() == [-(-len(samples) // 400), 23]
+    assert np.array_equal(together[1, :23], alone[0]) and not together[1, 23:].any()
+
+
+def test_files_by_command(
+    bundle: Path, clip: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    codes, wav = tmp_path / "talk.codes", tmp_path / "talk.wav"
+    assert sbkit(["encode", str(bundle), str(clip), "--out", str(codes)]) == 0
+    assert sbkit(["decode", str(bundle), str(codes), "--out", str(wav)]) == 0
+    info = soundfile.info(wav)
+    assert (info.frames, info.samplerate) == (soundfile.info(clip).frames, RATE)
+    frames = -(-info.frames // 400)
+    assert codes.stat().st_size == HEADER.size + -(-frames * 2 * 10 // 8)  # bytes
+    with pytest.raises(SbkitError, match="`sbkit transcribe` must have a bundle of a task"):
+        sbkit(["transcribe", str(bundle), str(clip)])
+
+
+@pytest.mark.slow
+def test_onnx_codes_without_torch(bundle: Path, clip: Path, tmp_path: Path) -> None:
+    words = ["encode", str(bundle), str(clip), "--out", str(tmp_path / "a.codes")]
+    program = (
+        f"import sys; from sbkit.cli import run; run({[*words, '--runtime', 'onnx']}); "
+        "sys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
+    assert (tmp_path / "a.codes").stat().st_size > HEADER.size
+
+
+def test_codes_of_a_file_are_all_there(tmp_path: Path) -> None:
+    file, key = tmp_path / "a.codes", SPACE.fingerprint()
+    codes = np.random.default_rng(0).integers(0, 1000, (7, 4))
+    write_codes(file, Coded(codes, 2700), SPACE, key)
+    found = read_codes(file, SPACE, key, frame=400)
+    assert np.array_equal(found.codes, codes) and found.samples == 2700
+    whole = file.read_bytes()
+    for content, match in (
+        (whole[:-1], "cut short"),
+        (whole + b"\0", "cut short"),
+        (whole[:40], "is of another codec|cut short"),
+        (b"RIFF" + whole[4:], "is none"),
+        (b"", "is none"),
+        (whole[: HEADER.size] + b"\xff" * 35, "from 0 to 999, but .* has 1023"),
+    ):
+        file.write_bytes(content)
+        with pytest.raises(SbkitError, match=match):
+            read_codes(file, SPACE, key, frame=400)
+    file.write_bytes(whole)
+    with pytest.raises(SbkitError, match="is of another codec"):
+        read_codes(file, SPACE, SPACE.fingerprint(weights="others"), frame=400)
+
+
+class HeadBrain(CodecBrain):
+    """A codec with a head that predicts codes, as a language model of them has."""
+
+    def __init__(self, **options: object) -> None:
+        super().__init__(**options)
+        head: nn.Linear = self.hparams.discriminator
+        self.codec.quantizer.space.check_head("discriminator", head.out_features)
+
+
+def test_a_head_of_another_size_is_refused_before_training(
+    workplace: Workplace, tmp_path: Path
+) -> None:
+    yaml = (ROOT / "hparams/codec.yaml").read_text()
+    before, after = yaml.split("discriminator: !new:", 1)
+    head = "discriminator: !new:torch.nn.Linear {in_features: 16, out_features: 1063}\n\n"
+    (tmp_path / "codec.yaml").write_text(before + head + after[after.index("model: !new") :])
+    folders = {"data_folder": str(workplace.release), "output_folder": str(tmp_path / "run")}
+    with (
+        patch.dict(os.environ, {"SBKIT_CACHE": str(workplace.cache)}),
+        PlannedRun(
+            tmp_path / "codec.yaml", folders, recipe=replace(CODEC, brain=HeadBrain)
+        ) as planned,
+    ):
+        found = [str(each) for each in check_planned_run(planned) if each.check == "brain"]
+    assert len(found) == 1
+    assert "as many outputs as there are codes (1000), but has 1063" in found[0]
+
+
+@pytest.mark.parametrize(("groups", "levels"), [(0, (8,)), (1, ()), (1, (1, 5))])
+def test_a_space_has_codes(groups: int, levels: tuple[int, ...]) -> None:
+    with pytest.raises(SbkitError, match="A code space must have"):
+        CodeSpace(groups, levels)

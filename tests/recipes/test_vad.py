@@ -1,0 +1,117 @@
+"""Voice activity as a task: labels, noise, a run, its bundle in torch and ONNX, and who uses it."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from recipes.vad.labels import find_speech, prepare_speech, read_speech
+from recipes.vad.noise import add_noise, coloured, draw_noise, in_silence
+from sbkit.audio.io import Samples, read_audio
+from sbkit.base.errors import SbkitError
+from sbkit.cli import run as sbkit
+from sbkit.config.hparams import read_knobs
+from sbkit.inference.vad import SpeechEvent, VoiceDetector
+from sbkit.text.word import Word
+from tests.inference.bundles import make_bundle
+from tests.runs import Workplace, prompts, read_json, train_here
+
+SMALL = ("--device=cpu", "--batch_seconds=6", "--number_of_epochs=2", "--log_every=1")
+RATE, WINDOW = 16_000, 320
+
+
+def loud(*runs: float) -> Samples:
+    """Return noise that is quiet and loud in turns, of so many seconds each."""
+    random = np.random.default_rng(0)
+    levels = [5.0 if place % 2 == 0 else 3000.0 for place in range(len(runs))]
+    parts = [random.normal(0, x, round(s * RATE)) for s, x in zip(runs, levels, strict=True)]
+    return np.concatenate(parts).astype(np.int16)
+
+
+def test_labels_are_what_is_loud_near_a_word_with_short_pauses() -> None:
+    clip = loud(0.5, 1.0, 0.1, 0.5, 0.6, 0.3, 0.5)
+    assert np.array_equal(find_speech(clip, RATE, None), read_speech("0.50-2.10 2.70-3.00", 175))
+    words = [Word("one", 0.55, 1.2), Word("two", 1.3, 2.0)]
+    assert np.array_equal(find_speech(clip, RATE, words), read_speech("0.50-2.10", 175))
+    assert not find_speech(clip, RATE, []).any()
+
+
+def test_noise_has_its_ratio_to_the_speech_and_labels_move_with_the_audio() -> None:
+    torch.manual_seed(0)
+    audio, speech = torch.zeros(2, 50 * WINDOW + 7), torch.zeros(2, 50, dtype=torch.bool)
+    speech[:, 10:30] = True
+    audio[:, 10 * WINDOW : 30 * WINDOW] = 1000 * torch.randn(2, 20 * WINDOW)
+    lead = torch.tensor([0, 25])
+    placed = in_silence(audio, speech, lead, more=25, window=WINDOW)
+    assert placed.speech.nonzero()[[0, 20], 1].tolist() == [10, 35]
+    is_loud = placed.audio.unflatten(1, (-1, WINDOW)).abs().amax(2) > 0
+    assert torch.equal(is_loud, placed.speech)
+    noise = draw_noise(placed)
+    noisy = add_noise(placed, noise, torch.tensor([10.0, torch.inf]))
+    power = (noisy - placed.audio).square().mean(1)
+    assert 10 * torch.log10(1e6 / power[0]) == pytest.approx(10.0, abs=0.2)
+    assert power[1] == 0
+    spectrum = torch.fft.rfft(coloured(torch.randn(RATE), 1.0)).abs().square()
+    octaves = [float(spectrum[first : 2 * first].sum()) for first in (100, 400, 1600)]
+    assert octaves == pytest.approx([octaves[0]] * 3, rel=0.2)  # pink: an octave has what each has
+
+
+def run(workplace: Workplace, out: Path, *options: str) -> int:
+    folders = (f"--data_folder={workplace.release}", f"--output_folder={out}")
+    return train_here(["train.py", "hparams/vad.yaml", *folders, *SMALL, *options], workplace.cache)
+
+
+def test_an_aligner_must_be_a_recognizer(
+    workplace: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
+    given = {"data_folder": str(workplace.release), "aligner": str(tmp_path / "none")}
+    knobs = read_knobs(Path("hparams/vad.yaml"), {}) | given
+    with pytest.raises(SbkitError, match="`aligner` must be .* Train it first: torchrun train.py"):
+        prepare_speech(knobs)
+
+
+@pytest.fixture(scope="module")
+def bundle(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("vad")
+    assert run(workplace, folder / "run") == 0
+    test = read_json(folder / "run/summary.json")["test"]["test"]
+    assert 0 <= test["miss"] <= 1 and 0 <= test["false_alarm"] <= 1
+    assert read_json(folder / "run/summary.json")["parameters"] == 12_801
+    out = folder / "bundle"
+    assert sbkit(["export", str(folder / "run"), "--out", str(out), "--formats", "onnx"]) == 0
+    return out
+
+
+@pytest.mark.slow
+def test_a_bundle_detects_the_same_in_pieces_and_by_onnx(
+    bundle: Path, asterisk_english: Path, tmp_path: Path
+) -> None:
+    clips = [read_audio(clip, RATE) for clip, _ in list(prompts(asterisk_english, "test"))[:3]]
+    audio = np.concatenate([np.pad(each, 4000) for each in clips])
+    detector = VoiceDetector.load(bundle)
+    onset = float(
+        np.median(detector.model.advance(audio[: 100 * WINDOW + 240], detector.start().model)[0])
+    )
+    rules = {"onset": onset, "offset": onset, "shortest": 0.02, "hang_over": 0.04}
+    detector = VoiceDetector(detector.model, type(detector.rules)(**rules, padding=0.0))
+    expected = detector.speech_segments(audio)
+    assert expected
+    by_onnx = VoiceDetector(VoiceDetector.load(bundle, runtime="onnx").model, detector.rules)
+    for each in (detector, by_onnx):
+        events, state = list[SpeechEvent](), each.start()
+        for first in range(0, len(audio), 1111):
+            made, state = each.push(audio[first : first + 1111], state)
+            events += made
+        times = [x.seconds for x in [*events, *each.finish(state)]]
+        assert list(zip(times[::2], times[1::2], strict=True)) == expected
+    soundfile.write(tmp_path / "talk.wav", audio, RATE)
+    talk = [str(make_bundle(tmp_path)), str(tmp_path / "talk.wav")]
+    for name in (str(bundle), "silero"):
+        assert sbkit(["transcribe", *talk, "--vad", name, "--decoder", "greedy"]) == 0
+    with pytest.raises(SbkitError, match="Use: sbkit transcribe --vad"):
+        sbkit(["classify", str(bundle), "any.wav"])
+    with pytest.raises(SbkitError, match="must take audio at the 8000 Hz of the recognizer"):
+        detector.require_rate(8000)

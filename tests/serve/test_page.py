@@ -1,0 +1,129 @@
+"""The page of the server in a real browser, with a file for its microphone."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+from selenium.webdriver.common.keys import Keys
+
+from sbkit.audio.resample import resample_by_numpy
+from tests.browser import open_browser, require_quiet, visit
+from tests.inference.tones import silence, speak
+from tests.logs.test_report_in_browser import find, wait
+from tests.serve.server import Served, served
+from tests.serve.test_realtime import live_bundle
+
+pytestmark = pytest.mark.browser
+
+TEXTS = ("the quick brown fox", "jumps over a lazy dog")
+README = """# A card
+
+## Results
+
+| test set | decoder | metric | value | 95 % interval |
+|---|---|---|---|---|
+| test | greedy | CER | 16.50 % | 14.1 to 19.2 |
+
+## How it was made
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("page")
+
+
+@pytest.fixture(scope="module")
+def live(folder: Path) -> Iterator[Served]:
+    with served(folder, made=live_bundle(folder), language="en", readme=README) as here:
+        yield here
+
+
+@pytest.fixture(scope="module")
+def whole(folder: Path) -> Iterator[Served]:
+    with served(folder, keys=["secret"]) as here:
+        yield here
+
+
+@pytest.fixture(scope="module")
+def browser(folder: Path, live: Served) -> Iterator[Any]:
+    """Open a browser whose microphone hears two sentences."""
+    spoken = [each for text in TEXTS for each in (speak(live.tokenizer, text), silence(1.5))]
+    samples = np.concatenate([silence(1.0), *spoken, silence(20.0)])
+    signal = resample_by_numpy(samples / np.float32(32768), 1, 3)
+    soundfile.write(folder / "microphone.wav", signal, 48_000, subtype="PCM_16")
+    yield from open_browser(
+        folder,
+        "--use-fake-device-for-media-stream",
+        "--use-fake-ui-for-media-stream",
+        f"--use-file-for-fake-audio-capture={folder}/microphone.wav",
+        "--autoplay-policy=no-user-gesture-required",
+        has_network=True,
+    )
+
+
+def text_of(browser: Any) -> list[str]:
+    return [each.text for each in find(browser, "#text p") if each.text]
+
+
+def words(browser: Any) -> list[str]:
+    return [each.text for each in find(browser, "#text .word")]
+
+
+def test_a_microphone_is_transcribed_while_it_is_heard(browser: Any, live: Served) -> None:
+    visit(browser, live.url)
+    (record,) = find(browser, "#record")
+    wait(record.is_enabled)
+    assert "tones" in browser.title
+    card = find(browser, "#card")[0].text
+    assert all(each in card for each in ("16000 Hz", "en", "tones, cpu, fp32", "every 640 ms"))
+    assert "16.50 %" in find(browser, "#scores")[0].text
+    record.click()
+    wait(lambda: find(browser, ".doubt"))
+    wait(lambda: words(browser) == " ".join(TEXTS).split())
+    assert record.text == "Stop"
+    record.click()
+    wait(lambda: live.state.sessions == 0)
+    assert text_of(browser) == [*TEXTS]
+    find(browser, "#text .word")[5].click()  # over
+    wait(lambda: find(browser, ".word.now"))
+    require_quiet(browser, live.url)
+
+
+def test_a_file_is_transcribed_by_a_model_of_whole_clips(
+    browser: Any, whole: Served, folder: Path
+) -> None:
+    soundfile.write(folder / "talk.flac", speak(whole.tokenizer, TEXTS[0]), 16_000)
+    visit(browser, whole.url, width=390)
+    wait(find(browser, "#record")[0].is_enabled)
+    assert "after each recording" in find(browser, "#card")[0].text
+    file, key = find(browser, "#file")[0], find(browser, "#secret")[0]
+    file.send_keys(str(folder / "talk.flac"))
+    wait(key.is_displayed)
+    assert "key of this server" in find(browser, "#error")[0].text
+    key.send_keys("secret\n")
+    file.send_keys(str(folder / "talk.flac"))
+    wait(lambda: words(browser) == TEXTS[0].split())
+    first = find(browser, "#text .word")[0]
+    wait(find(browser, "#play")[0].is_enabled)
+    browser.execute_script("arguments[0].focus()", first)
+    first.send_keys(Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)
+    browser.switch_to.active_element.send_keys(Keys.ENTER)
+    wait(lambda: browser.execute_script("return player.currentTime") > 1.2)  # brown
+    browser.get_log("browser")  # of the answer 401
+    require_quiet(browser, whole.url)
+
+
+def test_a_turn_of_a_model_of_whole_clips_ends_with_the_recording(
+    browser: Any, whole: Served
+) -> None:
+    (record,) = find(browser, "#record")
+    record.click()
+    wait(lambda: browser.execute_script("return seconds") > 4.5)
+    record.click()
+    wait(lambda: words(browser)[:4] == TEXTS[0].split())
+    wait(lambda: whole.state.sessions == 0)
+    require_quiet(browser, whole.url)
