@@ -81,20 +81,11 @@ def time_source(bundle: Bundle, source: Path) -> list[TimedText]:
     def score(rows: Sequence[Mapping[str, str]], clips: list[Samples]) -> list[TimedText]:
         truth = [read_truth(row["id"], row["text"], row[COLUMN]) for row in rows]
         recognized = [each.words for each in bundle.recognize(clips, times=True)]
-        aligned = align(bundle, clips, [row["text"] for row in rows])
+        aligned = bundle.align(clips, [row["text"] for row in rows])
         return [TimedText(*each) for each in zip(truth, recognized, aligned, strict=True)]
 
     timed: list[TimedText] = score_rows(bundle, rows, score)
     return timed
-
-
-def align(bundle: Bundle, clips: Sequence[Samples], texts: Sequence[str]) -> list[tuple[Word, ...]]:
-    """Time the words of normalized texts, one for each clip."""
-    aligner = replace(bundle.decoder_pool.decoder.aligner, confidence=None)
-    return [
-        aligner.align(encoded.log_probs, bundle.tokenizer.encode(text), samples=len(clip))
-        for clip, encoded, text in zip(clips, bundle.model.encode(clips), texts, strict=True)
-    ]
 
 
 def fit_offsets(folder: Path, source: Path) -> WordOffsets:

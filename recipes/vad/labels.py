@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 from datasets import Dataset
 
-from recipes.FestvoxRu.time_errors import align
 from recipes.prepare import prepare_audio, prepare_transcripts
 from sbkit.audio.io import Samples
 from sbkit.audio.levels import WINDOWS
@@ -83,7 +82,7 @@ def _labelled(splits: Splits, rate: int, aligner: Bundle | None, by: str) -> Spl
 def _label(split: Dataset, rate: int, aligner: Bundle | None) -> Iterator[str]:
     """Yield the column's value of each row."""
     for row in read_rows(split, range(len(split))):
-        words = None if aligner is None else align(aligner, [row["audio"]], [row["text"]])[0]
+        words = None if aligner is None else aligner.align([row["audio"]], [row["text"]])[0]
         found = find_speech(row["audio"], rate, words)
         edges = np.flatnonzero(np.diff(np.pad(found.astype(np.int8), 1))).reshape(-1, 2) / WINDOWS
         yield " ".join(f"{start:.2f}-{end:.2f}" for start, end in edges)

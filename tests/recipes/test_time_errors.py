@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from recipes.FestvoxRu.time_errors import align, compare_times, fit_offsets, read_truth, time_source
+from recipes.FestvoxRu.time_errors import compare_times, fit_offsets, read_truth, time_source
 from sbkit.base.errors import SbkitError
 from sbkit.decoding.alignment import WordOffsets
 from sbkit.decoding.decoder import BeamDecoder
@@ -86,7 +86,7 @@ def recognize(loaded: Bundle, words: str | None = None) -> tuple[Word, ...]:
     with encoding(loaded):
         if words is None:
             return loaded.recognize(clip, times=True)[0].words
-        return align(loaded, clip, [words])[0]
+        return loaded.align(clip, [words])[0]
 
 
 def test_one_text_has_the_same_times_whichever_decoder_wrote_it(

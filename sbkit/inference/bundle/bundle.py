@@ -44,6 +44,7 @@ from sbkit.lm.ngram import NgramModel
 from sbkit.tasks.task import Task, load_task
 from sbkit.text.normalize import normalize
 from sbkit.text.tokenizer import Tokenizer
+from sbkit.text.word import Word
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 LARGEST = {True: 1 << 36, False: 1 << 25}  # bytes: of safetensors, and of other files
@@ -81,6 +82,14 @@ class Bundle:
         pairs = zip(self.model.encode(clips), clips, strict=True)
         inputs = [self.decoder_input(each, samples=len(clip)) for each, clip in pairs]
         return pool.decode(inputs, times=times)
+
+    def align(self, clips: Sequence[Samples], texts: Sequence[str]) -> list[tuple[Word, ...]]:
+        """Time the words of normalized texts, one for each clip."""
+        aligner = replace(self.decoder_pool.decoder.aligner, confidence=None)
+        return [
+            aligner.align(encoded.log_probs, self.tokenizer.encode(text), samples=len(clip))
+            for clip, encoded, text in zip(clips, self.model.encode(clips), texts, strict=True)
+        ]
 
     def decoder_input(self, encoded: Encoded, *, samples: int, begin: float = 0.0) -> DecoderInput:
         """Return the encoder's output of a clip as the decoder takes it."""
