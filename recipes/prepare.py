@@ -89,14 +89,7 @@ def prepare_labelled(knobs: Knobs) -> Splits:
         labels = _labels_of(named[name], column)
         fingerprints[f"{name}, {column}"] = hashlib.sha256("\0".join(labels).encode()).hexdigest()
     _check_known_labels(named, column)
-    return replace(
-        splits,
-        train=named["train"],
-        valid={name: named[name] for name in splits.valid},
-        test={name: named[name] for name in splits.test},
-        excluded=excluded,
-        fingerprints=fingerprints,
-    )
+    return replace(splits.with_named(named), excluded=excluded, fingerprints=fingerprints)
 
 
 def _labels_of(split: Dataset, column: str) -> list[str]:

@@ -9,14 +9,14 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
+from sbkit.base.arguments import Argument, choice, flag, path, text
 from sbkit.base.errors import FAILED, SbkitError
 from sbkit.base.machine import PRECISIONS, keep_freed_memory
 from sbkit.base.process import Parser, import_own, require_package, run_main
 from sbkit.base.text import __version__, printable, printable_json
+from sbkit.serve.arguments import LIMITING, LISTENING
 
-Argument = tuple[str, dict[str, Any]]
 Command = Callable[[argparse.Namespace], int | None]
 COMMANDS: dict[str, tuple[Command, str, tuple[Argument, ...]]] = {}
 
@@ -65,26 +65,6 @@ def command(name: str, help: str, *arguments: Argument) -> Callable[[Command], C
         return function
 
     return add
-
-
-def text(name: str, metavar: str, help: str, **more: Any) -> Argument:
-    """Declare an argument that is a text, or what ``type`` makes of it."""
-    return name, {"metavar": metavar, "help": help, **more}
-
-
-def path(name: str, metavar: str, help: str, **more: Any) -> Argument:
-    """Declare an argument that is a file or a folder."""
-    return text(name, metavar, help, type=Path, **more)
-
-
-def flag(name: str, help: str) -> Argument:
-    """Declare an option without a value."""
-    return name, {"action": "store_true", "help": help}
-
-
-def choice(name: str, *choices: str, help: str = "", default: str | None = None) -> Argument:
-    """Declare an option that is one of several words."""
-    return name, {"choices": choices, "help": help, "default": default}
 
 
 YAML = path("yaml", "YAML", "as given to train.py")
@@ -351,21 +331,9 @@ def _transcribe(options: argparse.Namespace) -> int:
     "serve",
     "answer the requests of OpenAI's clients for transcripts",
     BUNDLE,
-    text("--host", "HOST", "to listen on (default: 127.0.0.1)", default="127.0.0.1"),
-    text("--port", "N", "(default: 8000; 0: a free one)", type=int, default=8000),
-    text("--alias", "NAME", "that clients may have for the model; repeatable", action="append"),
-    path("--api-key-file", "FILE", "the keys that clients may have, one on each line"),
+    *LISTENING,
     *RUNNING,
-    text("--max-batch-seconds", "S", "of padded audio in a batch", type=float),
-    text("--max-wait-ms", "MS", "to wait for others (default: 10)", type=float, default=10.0),
-    text("--max-mb", "N", "of a request (default: 25)", type=float),
-    text("--max-seconds", "S", "of its audio (default: 7200)", type=float),
-    text("--max-concurrent", "N", "requests transcribed at a time (default: 32)", type=int),
-    text("--max-queue", "N", "requests that wait beside them (default: 128)", type=int),
-    text("--max-sessions", "N", "realtime ones (default: 64)", type=int),
-    text("--receive-seconds", "S", "for a request to arrive (default: 60)", type=float),
-    text("--answer-seconds", "S", "until its answer (default: 600)", type=float),
-    text("--grace-seconds", "S", "to finish after SIGTERM (default: 30)", type=float, default=30.0),
+    *LIMITING,
     DECODER,
     HOTWORDS,
     IMPORT,
@@ -398,7 +366,7 @@ def _classify(options: argparse.Namespace) -> int:
         return classify(options)
 
 
-CODING = (BUNDLE, path("file", "FILE", "to read"), path("--out", "FILE", "to write", required=True))
+CODING = BUNDLE, path("file", "FILE", "to read"), path("--out", "FILE", "to write", required=True)
 
 
 @command("encode", "write audio as codes", *CODING, *RUNNING, IMPORT)

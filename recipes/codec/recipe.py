@@ -32,7 +32,6 @@ WEIGHTS = ("mel_weight", "spectral_weight", "adversarial_weight")
 CODEC = Recipe(
     task=TASK,
     prepare_splits=prepare_audio,
-    prepare_labels=lambda knobs, splits: None,
     make_loaders=load,
     brain=CodecBrain,
     corpus=corpus_of,

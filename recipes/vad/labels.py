@@ -70,13 +70,7 @@ def _labelled(splits: Splits, rate: int, aligner: Bundle | None, by: str) -> Spl
             file.parent.mkdir(parents=True, exist_ok=True)
             write_text_atomically(file, "\n".join(_label(split, rate, aligner)))
         named[name] = split.add_column(SPEECH, file.read_text().split("\n"))
-    return replace(
-        splits,
-        train=named["train"],
-        valid={name: named[name] for name in splits.valid},
-        test={name: named[name] for name in splits.test},
-        fingerprints=fingerprints,
-    )
+    return replace(splits.with_named(named), fingerprints=fingerprints)
 
 
 def _label(split: Dataset, rate: int, aligner: Bundle | None) -> Iterator[str]:

@@ -27,7 +27,6 @@ def make_speech_loaders(
 VAD = Recipe(
     task=VOICE_ACTIVITY,
     prepare_splits=prepare_speech,
-    prepare_labels=lambda knobs, splits: None,
     make_loaders=make_speech_loaders,
     brain=VoiceActivityBrain,
     corpus=corpus_of,

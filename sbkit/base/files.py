@@ -194,9 +194,8 @@ def reading(file: Path | str, *, must: str, fix: str) -> Iterator[None]:
     except SbkitError:
         raise
     except Exception as error:
-        what = " ".join(
-            str(error).partition("\n")[0].partition(". ")[0].split()
-        )  # torch's go on to bad advice
+        told = str(error).partition("\n")[0].partition(". ")[0]  # torch's go on to bad advice
+        what = " ".join(told.split())
         raise SbkitError(
             f"{file} must {must}, but cannot be read ({type(error).__name__}: {what}). {fix}"
         ) from error

@@ -33,7 +33,7 @@ class Recipe:
         prepare_splits: from the knobs to the prepared data of every split.
         prepare_labels: from the knobs and the data to what turns labels into ids (a tokenizer, a
             list of classes), if anything does; it leaves the task's file of labels in the run
-            folder, which the YAML opens.
+            folder, which the YAML opens. A recipe without one has no labels.
         make_loaders: from the built hparams, the data, the labels and the device to batches.
         brain: the `sbkit.Brain` that trains it.
         corpus: from the knobs to the corpus that `prepare_splits` reads, for making shards of it;
@@ -43,7 +43,7 @@ class Recipe:
 
     task: Task
     prepare_splits: Callable[[Knobs], Splits]
-    prepare_labels: Callable[[Knobs, Splits], Any]
+    prepare_labels: Callable[[Knobs, Splits], Any] = lambda knobs, splits: None
     make_loaders: Callable[[Knobs, Splits, Any, Placement], Loaders]
     brain: Callable[..., Any]
     corpus: Callable[[Knobs], Corpus] | None = None

@@ -142,7 +142,6 @@ def collate_clips(rows: Sequence[Mapping[str, Any]], *, sample_rate: int) -> Bat
 AUTOENCODER = Recipe(
     task=LOG_MEL_CODING,
     prepare_splits=prepare_audio,
-    prepare_labels=lambda knobs, splits: None,
     make_loaders=load,
     brain=AutoencoderBrain,
     ranges=RANGES,

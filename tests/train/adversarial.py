@@ -113,7 +113,6 @@ TASK = Task(name=f"{__name__}.TASK", model_name="generator", metrics={})
 ADVERSARIAL = Recipe(
     task=TASK,
     prepare_splits=prepare_transcripts,
-    prepare_labels=lambda knobs, splits: None,
     make_loaders=load,
     brain=AdversarialBrain,
     corpus=corpus_of,

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, fields
+from dataclasses import astuple, dataclass, field, fields, replace
 from itertools import combinations
 from pathlib import Path
 
@@ -47,6 +47,15 @@ class Splits:
     def named(self) -> dict[str, datasets.Dataset]:
         """Return every split by its name; the training set is `train`."""
         return {"train": self.train, **self.valid, **self.test}
+
+    def with_named(self, named: Mapping[str, datasets.Dataset]) -> "Splits":
+        """Return splits of the same names and roles that hold other data."""
+        return replace(
+            self,
+            train=named["train"],
+            valid={name: named[name] for name in self.valid},
+            test={name: named[name] for name in self.test},
+        )
 
     def evaluated(self) -> dict[str, datasets.Dataset]:
         """Return the validation and test sets by their names."""

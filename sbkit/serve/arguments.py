@@ -1,0 +1,22 @@
+"""The options of `sbkit serve` that no other command has; it imports nothing of the server."""
+
+from sbkit.base.arguments import path, text
+
+LISTENING = (
+    text("--host", "HOST", "to listen on (default: 127.0.0.1)", default="127.0.0.1"),
+    text("--port", "N", "(default: 8000; 0: a free one)", type=int, default=8000),
+    text("--alias", "NAME", "that clients may have for the model; repeatable", action="append"),
+    path("--api-key-file", "FILE", "the keys that clients may have, one on each line"),
+)
+LIMITING = (
+    text("--max-batch-seconds", "S", "of padded audio in a batch", type=float),
+    text("--max-wait-ms", "MS", "to wait for others (default: 10)", type=float, default=10.0),
+    text("--max-mb", "N", "of a request (default: 25)", type=float),
+    text("--max-seconds", "S", "of its audio (default: 7200)", type=float),
+    text("--max-concurrent", "N", "requests transcribed at a time (default: 32)", type=int),
+    text("--max-queue", "N", "requests that wait beside them (default: 128)", type=int),
+    text("--max-sessions", "N", "realtime ones (default: 64)", type=int),
+    text("--receive-seconds", "S", "for a request to arrive (default: 60)", type=float),
+    text("--answer-seconds", "S", "until its answer (default: 600)", type=float),
+    text("--grace-seconds", "S", "to finish after SIGTERM (default: 30)", type=float, default=30.0),
+)
