@@ -86,6 +86,13 @@ def export_all(folder: Path) -> None:
     export_run(run, folder / "tiny", formats=formats, grid=SMALL)
 
 
+def export_streaming(folder: Path) -> None:
+    """Make the run of a streaming model that says something, and export it with its ONNX."""
+    yaml, grid = ROOT / "hparams/ctc_streaming.yaml", Grid(batches=(1, 3), seconds=(0.02, 0.3, 2.0))
+    run = make_run(folder / "run", yaml, louder, num_decoder_layers=0, **UNHEARD)
+    export_run(run, folder / "tiny", formats=["onnx"], grid=grid)
+
+
 def certificate(bundle: Path, name: str) -> dict[str, Any]:
     """Read what was found of a format."""
     content = json.loads((bundle / name / "parity.json").read_text())
