@@ -41,7 +41,7 @@ class Streaming:
     def of(cls, declared: Mapping[str, object]) -> Self:
         """Read `streaming` of a YAML; raise SbkitError for what cannot be.
 
-        `lookahead_ms` may say that nothing sees past its chunk: a longer one sees more to the right.
+        `lookahead_ms` is 0: nothing sees past its chunk, so a longer one sees more to the right.
         """
         match declared:
             case {"chunk_ms": int(chunk), "left_ms": int(left), **more} if (
