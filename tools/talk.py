@@ -49,7 +49,9 @@ class Espeak:
     def stream(self, text: str) -> Iterator[Signal]:
         """Yield the sound of a text (S,), at once."""
         done = subprocess.run(self._command, input=text.encode(), capture_output=True, check=True)
-        yield np.frombuffer(done.stdout[self.HEADER :], "<i2").astype(np.float32) / FULL_SCALE
+        yield np.frombuffer(done.stdout[self.HEADER :], "<i2").astype(np.float32) / np.float32(
+            FULL_SCALE
+        )
 
 
 def show(event: Event | Turn) -> None:
