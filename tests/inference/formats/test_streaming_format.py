@@ -17,8 +17,7 @@ from tests.inference.bundles import ROOT, certificate, louder, make_bundle, make
 
 @pytest.mark.slow(20)
 def test_sherpas_online_recognizer_writes_the_same(asterisk_english: Path, tmp_path: Path) -> None:
-    sizes = {"num_decoder_layers": 0, "d_model": 64, "cnn_channels": 24}
-    run = make_run(tmp_path / "run", ROOT / "hparams/ctc_streaming.yaml", louder, **sizes)
+    run = make_live_run(tmp_path / "run", d_model=64, cnn_channels=24)
     grid = Grid(batches=(1, 2), seconds=(0.02, 0.655, 1.3))
     export_run(run, tmp_path / "bundle", formats=["sherpa-onnx"], grid=grid)
     found = certificate(tmp_path / "bundle", "sherpa-onnx")["wenet_ctc, online"]
