@@ -12,7 +12,7 @@ from sbkit.inference.bundle.export import export_run
 from sbkit.inference.formats.parity import Grid
 from sbkit.live.recognizer import LiveRecognizer
 from sbkit.live.session import Session, advance_batch
-from tests.inference.bundles import ROOT, certificate, louder, make_bundle, make_run
+from tests.inference.bundles import ROOT, certificate, make_bundle, make_live_run
 
 
 @pytest.mark.slow(20)
