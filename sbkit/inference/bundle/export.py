@@ -157,6 +157,10 @@ def _contents(run: Path, own: frozenset[str]) -> tuple[dict[str, bytes], dict[st
             file=sys.stderr,
         )
     weights = contents[WEIGHTS] = to_safetensors(best)
+    if task.training_parts:
+        names = part_names_in(root)
+        kept = [number for number, name in enumerate(names) if name not in task.training_parts]
+        contents[WEIGHTS] = to_safetensors(best, kept)
     confidence, models = read_json(run / CONFIDENCE_FILE), contents.get(LANGUAGE_MODELS)
     config = {
         "format": FORMAT,
@@ -214,7 +218,8 @@ def plain_parts(root: CommentedMap, objects: Mapping[str, object], task: Task) -
     Raises SbkitError when a part is made of something else than a description, or is none of the
     model's.
     """
-    owned, taken = part_names_in(root), inspect.signature(task.import_model()).parameters
+    owned = [name for name in part_names_in(root) if name not in task.training_parts]
+    taken = inspect.signature(task.import_model()).parameters
     takes_any = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in taken.values())
     strange = [name for name in owned if name not in (root if takes_any else taken)]
     if strange:
