@@ -75,5 +75,6 @@ def _layer(inputs: int, outputs: int) -> nn.Sequential:
 
 def mel_distance(features: LogMel, found: Tensor, expected: Tensor, lengths: Tensor) -> Tensor:
     """Sum over frames the mean difference of log-mel features: 2 x (B, S), (B,) -> (B,)."""
-    differences = features(found, lengths)[0] - features(expected, lengths)[0]
-    return differences.abs().mean(2).sum(1)
+    (one, _), (two, _) = features(found, lengths), features(expected, lengths)
+    distance: Tensor = (one - two).abs().mean(2).sum(1)
+    return distance

@@ -61,7 +61,7 @@ class LogMel(nn.Module):
         real, imaginary = (windows @ self.basis).chunk(2, 2)  # (B, T, F)
         magnitudes = (real.square() + imaginary.square() + FLOOR**2).sqrt()
         features = (magnitudes @ self.filters).clamp(min=FLOOR).log()  # (B, T, M)
-        pairs = features.unflatten(1, (-1, PER_CODE)).flatten(2)
+        pairs = features.reshape(features.shape[0], -1, PER_CODE * features.shape[2])
         frames = (lengths + self.frame - 1) // self.frame
         return pairs * length_mask(frames, pairs.shape[1], pairs.device).unsqueeze(2), frames
 
@@ -191,7 +191,7 @@ class Decoder(nn.Module):
         magnitudes, angles = spectra.chunk(2, 2)  # (B, T, F)
         magnitudes = magnitudes.clamp(max=LOUDEST).exp() * mask
         windows = torch.cat([magnitudes * angles.cos(), magnitudes * angles.sin()], 2)
-        hops = (windows @ self.inverse).unflatten(2, (OVERLAP, -1))
+        hops = (windows @ self.inverse).reshape(*windows.shape[:2], OVERLAP, self.hop)
         # Each window's hops, one hop further than those before: -> (B, T + 3, hop)
         shifted = [pad(hops[:, :, n], (0, 0, n, OVERLAP - 1 - n)) for n in range(OVERLAP)]
         side = (OVERLAP - 1) * self.hop // 2
