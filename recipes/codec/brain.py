@@ -14,6 +14,7 @@ from recipes.codec import statistics
 from recipes.codec.losses import mel_distance, spectral_distance
 from recipes.codec.parts import CodecModel
 from recipes.codec.statistics import CodedUtterance
+from sbkit.audio.augment import speed_perturb
 from sbkit.audio.io import FULL_SCALE
 from sbkit.audio.lengths import length_mask
 from sbkit.data.batches.batch import Batch
@@ -26,9 +27,10 @@ PARTS = ("compute_features", "encoder", "quantizer", "decoder")
 
 
 class Decoded(NamedTuple):
-    """Audio between -1 and 1, and what became of it: (B, S), zero past the lengths."""
+    """Audio between -1 and 1, and what became of it: (B, S), zero past the lengths (B,)."""
 
     audio: Tensor
+    lengths: Tensor
     decoded: Tensor
     codes: Tensor  # (B, U, G)
     frames: Tensor  # (B,)
@@ -59,18 +61,19 @@ class CodecBrain(Brain):
 
     def compute_forward(self, batch: Batch, stage: Stage) -> Decoded:
         """Code the audio, and decode it."""
-        audio, lengths = batch.audio.float() / FULL_SCALE, batch.audio_lengths
+        audio, lengths = speed_perturb(batch.audio, batch.audio_lengths, batch.speed_groups)
+        audio = audio.float() / FULL_SCALE
         decoded, codes, frames, _ = self.codec.forward(audio, lengths)
         decoded = decoded * length_mask(lengths, audio.shape[1], audio.device)
         distance = mel_distance(self.codec.features, decoded, audio, lengths)
-        return Decoded(audio, decoded, codes, frames, distance)
+        return Decoded(audio, lengths, decoded, codes, frames, distance)
 
     def compute_objectives(
         self, outputs: Decoded, batch: Batch, stage: Stage
     ) -> Loss | dict[str, Loss]:
         """Sum distances over samples, for the mean of a sample; with a discriminator, its, too."""
         knobs, audio, decoded = self.hparams, outputs.audio, outputs.decoded
-        lengths = batch.audio_lengths.to(audio.device, non_blocking=True)
+        lengths = outputs.lengths.to(audio.device, non_blocking=True)
         sums = knobs.mel_weight * outputs.distance * self.codec.features.frame
         sums = sums + knobs.spectral_weight * spectral_distance(decoded, audio, lengths)
         counts = lengths * batch.weights
