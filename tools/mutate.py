@@ -5,7 +5,7 @@ python -m tools.mutate [MODULE.py or FOLDER ...] [--sample 200] [--seed 0] [--jo
 The faults are those of cosmic-ray (another operator, comparison, number, constant, a loop that
 never runs ...), drawn so that every place of the code is equally likely. Each runs in a copy of
 the checkout: first the tests of the module's folder that import it, then every test that imports
-it and those of whole runs; with --slow also those that take more than ten seconds. Prints a table
+it, with --slow also those that take more than ten seconds; at last a whole run. Prints a table
 by folder, and the change of each fault that no test noticed: a person says which of them mean the
 same as before.
 """
@@ -38,7 +38,7 @@ from sbkit.base.process import run_main
 FOLDERS = ("audio", "models", "decoding", "checkpoint", "train", "data/batches", "evaluate")
 LIMIT = 300  # seconds of a processor for one call of pytest: what loops for ever is noticed
 WAITING = 1800  # seconds by the clock: so is what waits for ever, on a busy machine, too
-WHOLE_RUNS = Path("tests/test_run.py")
+WHOLE_RUN = "tests/test_run.py::test_a_run_leaves_everything_in_its_folder"
 QUICK, ALL = "not slow and not ddp and not browser", "not browser"
 
 
@@ -173,7 +173,8 @@ def try_fault(fault: Fault, copy: Path, *, marks: str) -> list[str]:
     near, all_of_them = tests_of(fault.module)
     (copy / fault.module).write_text(fault.apply(source), encoding="utf-8")
     try:
-        return (near and failing(copy, near, QUICK)) or failing(copy, all_of_them, marks)
+        found = (near and failing(copy, near, QUICK)) or failing(copy, all_of_them, marks)
+        return found or failing(copy, [WHOLE_RUN], ALL)
     finally:
         (copy / fault.module).write_text(source, encoding="utf-8")
 
@@ -196,7 +197,7 @@ def tests_of(module: Path) -> tuple[list[str], list[str]]:
     mirror = Path("tests", *module.parent.parts[1:])
     near = [test for test in tests if test.parent == mirror] or sorted(mirror.glob("test_*.py"))
     near.sort(key=lambda test: test.stem != f"test_{name}")
-    far = [test for test in [*tests, WHOLE_RUNS] if test not in near]
+    far = [test for test in tests if test not in near]
     return [*map(str, near)], [*map(str, [*near, *far])]
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
-from recipes.vad.labels import SPEECH, read_speech
+from recipes.vad.labels import SPEECH, speech_of
 from recipes.vad.noise import add_noise, coloured, draw_level, draw_noise, in_silence
 from sbkit.audio.augment import Augmentation
 from sbkit.audio.lengths import length_mask
@@ -49,10 +49,9 @@ class Scored(NamedTuple):
 
 def collate(rows: Sequence[Mapping[str, Any]], *, sample_rate: int) -> SpeechBatch:
     """Pad utterances to a batch of whole windows, with the labels of these."""
-    fields, window = collate_audio(rows, sample_rate), sample_rate // WINDOWS
-    labels = [read_speech(row[SPEECH], len(row["audio"]) // window) for row in rows]
-    speech = pad_sequence([torch.from_numpy(each) for each in labels], batch_first=True)
-    return SpeechBatch(**fields, speech=speech)
+    labels = [torch.from_numpy(speech_of(row, sample_rate)) for row in rows]
+    speech = pad_sequence(labels, batch_first=True)
+    return SpeechBatch(**collate_audio(rows, sample_rate), speech=speech)
 
 
 class VoiceActivityBrain(Brain):
