@@ -5,9 +5,9 @@ python -m tools.mutate [MODULE.py or FOLDER ...] [--sample 200] [--seed 0] [--jo
 The faults are those of cosmic-ray (another operator, comparison, number, constant, a loop that
 never runs ...), drawn so that every place of the code is equally likely. Each runs in a copy of
 the checkout: first the tests of the module's folder that import it, then every test that imports
-it, with --slow also those that take more than ten seconds; at last a whole run. Prints a table
-by folder, and the change of each fault that no test noticed: a person says which of them mean the
-same as before.
+it or one of its users, with --slow also those of more than ten seconds; at last a whole run. Prints
+a table by folder, and the change of each fault that no test noticed: a person says which of them
+mean the same as before.
 """
 
 import argparse
@@ -189,16 +189,27 @@ def check_tests(tests: Sequence[str], copy: Path) -> None:
 
 
 def tests_of(module: Path) -> tuple[list[str], list[str]]:
-    """Return the tests of a module that are in its folder, and all, the nearest first."""
+    """Return the tests of a module that are in its folder, and all, the nearest first.
+
+    All are those that import it, and then those that import a module that does.
+    """
+    tests = sorted(Path("tests").rglob("test_*.py"))
+    direct = importers(module, tests)
+    users = importers(
+        module, sorted([*Path("sbkit").rglob("*.py"), *Path("recipes").rglob("*.py")])
+    )
+    mirror = Path("tests", *module.parent.parts[1:])
+    near = [test for test in direct if test.parent == mirror] or sorted(mirror.glob("test_*.py"))
+    near.sort(key=lambda test: test.stem != f"test_{module.stem}")
+    far = chain(direct, *(importers(user, tests) for user in users))
+    return [*map(str, near)], [*map(str, dict.fromkeys([*near, *far]))]
+
+
+def importers(module: Path, files: Iterable[Path]) -> list[Path]:
+    """Return those of the files that import a module."""
     package, name = ".".join(module.parent.parts), module.stem
     imports = re.compile(rf"from {package}(\.{name} import| import .*\b{name}\b)")
-    tests = sorted(Path("tests").rglob("test_*.py"))
-    tests = [test for test in tests if imports.search(test.read_text(encoding="utf-8"))]
-    mirror = Path("tests", *module.parent.parts[1:])
-    near = [test for test in tests if test.parent == mirror] or sorted(mirror.glob("test_*.py"))
-    near.sort(key=lambda test: test.stem != f"test_{name}")
-    far = [test for test in tests if test not in near]
-    return [*map(str, near)], [*map(str, [*near, *far])]
+    return [file for file in files if imports.search(file.read_text(encoding="utf-8"))]
 
 
 def failing(copy: Path, tests: Sequence[str], marks: str) -> list[str]:

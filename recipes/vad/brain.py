@@ -84,7 +84,7 @@ class VoiceActivityBrain(Brain):
         places = torch.arange(audio.shape[1], device=audio.device) % PINK_SAMPLES
         noise, snr_db = self._pink[places].expand_as(audio), torch.tensor(EVAL_SNR_DB)
         if training:
-            audio, (low, high) = draw_level(audio), hparams.snr_db
+            audio, (low, high) = draw_level(audio, *hparams.gain_db), hparams.snr_db
             noise = draw_noise(spoken._replace(audio=audio))
             is_noisy = draws[1] < hparams.noise_prob
             snr_db = torch.where(is_noisy, low + draws[2] * (high - low), torch.inf)

@@ -69,6 +69,12 @@ def make_bundle(folder: Path, **knobs: object) -> Path:
     return folder / "bundle"
 
 
+def make_live_run(folder: Path, **knobs: object) -> Path:
+    """Save a streaming model that says something."""
+    yaml = ROOT / "hparams/ctc_streaming.yaml"
+    return make_run(folder, yaml, louder, num_decoder_layers=0, **knobs)
+
+
 def louder(hparams: Any) -> None:
     """Let a model say something, which a new one does not; sherpa-onnx names special tokens."""
     with torch.no_grad():

@@ -12,13 +12,12 @@ from sbkit.inference.bundle.export import export_run
 from sbkit.inference.formats.parity import Grid
 from sbkit.live.recognizer import LiveRecognizer
 from sbkit.live.session import Session, advance_batch
-from tests.inference.bundles import ROOT, UNHEARD, certificate, louder, make_bundle, make_run
+from tests.inference.bundles import ROOT, UNHEARD, certificate, make_bundle, make_live_run
 
 
 @pytest.mark.slow(20)
 def test_sherpas_online_recognizer_writes_the_same(asterisk_english: Path, tmp_path: Path) -> None:
-    sizes = {"num_decoder_layers": 0, "d_model": 64, "cnn_channels": 24}
-    run = make_run(tmp_path / "run", ROOT / "hparams/ctc_streaming.yaml", louder, **sizes)
+    run = make_live_run(tmp_path / "run", d_model=64, cnn_channels=24)
     grid = Grid(batches=(1, 2), seconds=(0.02, 0.655, 1.3))
     export_run(run, tmp_path / "bundle", formats=["sherpa-onnx"], grid=grid)
     found = certificate(tmp_path / "bundle", "sherpa-onnx")["wenet_ctc, online"]
@@ -29,8 +28,7 @@ def test_sherpas_online_recognizer_writes_the_same(asterisk_english: Path, tmp_p
 
 @pytest.mark.slow(20)
 def test_its_chunks_are_written_compared_and_run_live(tmp_path: Path) -> None:
-    yaml, bundle = ROOT / "hparams/ctc_streaming.yaml", tmp_path / "bundle"
-    run = make_run(tmp_path / "run", yaml, louder, num_decoder_layers=0, **UNHEARD)
+    run, bundle = make_live_run(tmp_path / "run", **UNHEARD), tmp_path / "bundle"
     grid = Grid(batches=(1, 3), seconds=(0.02, 0.3, 2.0))
     export_run(run, bundle, formats=["onnx"], grid=grid)
     found = certificate(bundle, "onnx")["streaming, fp32"]
