@@ -88,6 +88,7 @@ class Task:
             returns; its method `predict(audio, audio_lengths)` takes (B, S) and (B,). Without one
             runs cannot be exported.
         labels: the file of its labels, if it has any.
+        training_parts: keys of the parts that a bundle goes without, such as a discriminator.
         heads: keys of the parts with an output for each label.
         metrics: by name, as the Brain has them; the loss for a Brain without any.
         commands: those that take its bundles, such as `transcribe`.
@@ -104,6 +105,7 @@ class Task:
     model_name: str
     hub_task: str | None = None
     model_class: str | None = None
+    training_parts: tuple[str, ...] = ()
     labels: LabelFile | None = None
     heads: tuple[str, ...] = ()
     metrics: Metrics = field(default_factory=lambda: LOSS)
