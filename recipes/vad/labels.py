@@ -4,9 +4,8 @@ A window of 20 ms is speech where it is no pause by its level and, with a recogn
 transcript, near an aligned word, so that breath and clicks are none. Short pauses are speech.
 """
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,14 +14,12 @@ import numpy as np
 import numpy.typing as npt
 from datasets import Dataset
 
-from recipes.prepare import prepare_audio, prepare_transcripts
+from recipes.prepare import prepare_audio, prepare_transcripts, with_column
 from sbkit.audio.io import Samples
 from sbkit.audio.levels import WINDOWS
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import to_json, write_text_atomically
 from sbkit.checkpoint.integrity import checksum
 from sbkit.data.corpora.splits import Splits
-from sbkit.data.storage.audio_cache import default_cache
 from sbkit.data.storage.audio_store import read_rows
 from sbkit.inference.bundle.bundle import CONFIG, WEIGHTS, Bundle
 from sbkit.inference.bundle.export import as_bundle
@@ -58,19 +55,8 @@ def prepare_speech(knobs: Mapping[str, Any]) -> Splits:
 
 
 def _labelled(splits: Splits, rate: int, aligner: Bundle | None, by: str) -> Splits:
-    """Add the column to each split, of labels that are computed once and kept in the cache."""
-    named, fingerprints = splits.named(), {**splits.fingerprints}
-    for name, split in named.items():
-        if SPEECH in split.column_names:
-            continue
-        identity = to_json([VERSION, by, rate, {**splits.fingerprints}, split["id"][:]])
-        key = fingerprints[f"{name}, {SPEECH}"] = hashlib.sha256(identity.encode()).hexdigest()
-        file = default_cache() / SPEECH / f"{key[:16]}.txt"
-        if not file.is_file():
-            file.parent.mkdir(parents=True, exist_ok=True)
-            write_text_atomically(file, "\n".join(_label(split, rate, aligner)))
-        named[name] = split.add_column(SPEECH, file.read_text().split("\n"))
-    return replace(splits.with_named(named), fingerprints=fingerprints)
+    label = partial(_label, rate=rate, aligner=aligner)
+    return with_column(splits, SPEECH, label, identity=[VERSION, by, rate])
 
 
 def _label(split: Dataset, rate: int, aligner: Bundle | None) -> Iterator[str]:
