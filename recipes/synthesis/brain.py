@@ -44,6 +44,8 @@ PARTS = (
     *("compute_features", "aligner", "text_encoder", "adaptor", "mel_decoder"),
     *("vocoder_encoder", "vocoder_decoder"),
 )
+SPELLED = 4  # symbols of a text that may be an abbreviation, whose letters are words
+MOST_SHORT = 0.6  # of the symbols that may have a single frame
 EDGE = 1  # frames at each end of a piece for the vocoder, in which windows are missing
 
 
@@ -66,7 +68,8 @@ class Synthesized:
     """What became of a batch: normalized features (B, U, F), and what they should be, in `mask`.
 
     log_durations (B, L); found, variances (B, L, 2): pitch and energy; piece, decoded (B, S'): a
-    piece of each clip and what the vocoder made of it, piece_lengths (B,).
+    piece of each clip and what the vocoder made of it, piece_lengths (B,), distance (B,): between
+    the log-mel features of both.
     """
 
     aligned: Aligned
@@ -81,6 +84,7 @@ class Synthesized:
     piece: Tensor
     decoded: Tensor
     piece_lengths: Tensor
+    distance: Tensor
 
 
 class SynthesisBrain(Brain):
@@ -127,6 +131,7 @@ class SynthesisBrain(Brain):
         given = variances if stage is Stage.TRAIN else found
         of_frames = expand(model.adaptor(states, given, symbols), aligned.index)
         piece, decoded, lengths = self._vocode(audio / FULL_SCALE, raw, frames, stage)
+        distance, pieces = mel_distance(model.features, decoded, piece, lengths)
         return Synthesized(
             aligned=aligned,
             features=model.mel_decoder(of_frames, mask) * mask,
@@ -140,6 +145,7 @@ class SynthesisBrain(Brain):
             piece=piece,
             decoded=decoded,
             piece_lengths=lengths,
+            distance=distance / pieces.to(distance.device),
         )
 
     def _align(
@@ -153,9 +159,17 @@ class SynthesisBrain(Brain):
             row[:count, :length] = diagonal_prior(count, length)
         scores = scores.log_softmax(2) + prior.to(scores.device)
         durations = find_durations(scores, frames, batch.symbol_lengths).to(scores.device)
-        longest = durations.masked_fill(self._is_pause[batch.symbols], 0).amax(1)
+        wrong = self._is_wrong(durations, batch)
+        return Aligned(scores, durations, frame_index(durations, scores.shape[1]), wrong)
+
+    def _is_wrong(self, durations: Tensor, batch: SpokenBatch) -> Tensor:
+        """Check for a letter that is too long for one, or too many that are too short: -> (B,)."""
+        pause, counts = self._is_pause[batch.symbols], batch.symbol_lengths.to(durations.device)
         limit = self.hparams.longest_symbol * self.hparams.sample_rate / self.model.features.frame
-        return Aligned(scores, durations, frame_index(durations, scores.shape[1]), longest > limit)
+        is_long = durations.masked_fill(pause, 0).amax(1) > limit
+        is_spelled = counts <= SPELLED
+        is_short: Tensor = (durations == 1).sum(1) > MOST_SHORT * counts
+        return (is_long & ~is_spelled) | is_short
 
     def _vocode(
         self, audio: Tensor, features: Tensor, frames: Tensor, stage: Stage
@@ -180,7 +194,7 @@ class SynthesisBrain(Brain):
 
     def compute_objectives(self, outputs: Synthesized, batch: SpokenBatch, stage: Stage) -> Loss:
         """Sum the losses over the frames of each utterance, the mean of which is a frame's."""
-        knobs, aligned, model = self.hparams, outputs.aligned, self.model
+        knobs, aligned = self.hparams, outputs.aligned
         frames = outputs.frames.to(outputs.mask.device)
         sound = ((outputs.features - outputs.expected).abs().mean(2) * outputs.mask).sum(1)
         mask, durations = outputs.symbol_mask, aligned.durations
@@ -191,11 +205,8 @@ class SynthesisBrain(Brain):
         )
         alignment = forward_sum(aligned.scores, outputs.frames, batch.symbol_lengths)
         lengths = outputs.piece_lengths.to(frames.device)
-        distance, pieces = mel_distance(
-            model.features, outputs.decoded, outputs.piece, outputs.piece_lengths
-        )
         spectral = spectral_distance(outputs.decoded, outputs.piece, lengths)
-        vocoder = frames * (distance / pieces.to(frames.device) + spectral / lengths)
+        vocoder = frames * (outputs.distance + spectral / lengths)
         sums = spoken * ~aligned.wrong + knobs.align_weight * alignment + vocoder
         if stage is Stage.TRAIN:
             self._wrong.update(zip(batch.ids, aligned.wrong.tolist(), strict=True))
@@ -237,6 +248,7 @@ class SynthesisBrain(Brain):
                 voiced.sum(1).tolist(),
                 (octaves.square() * voiced).sum(1).tolist(),
                 durations.sum(1).tolist(),
+                outputs.distance.tolist(),
                 outputs.aligned.wrong.tolist(),
                 strict=True,
             )

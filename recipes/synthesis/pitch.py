@@ -3,6 +3,8 @@
 Legend: S samples, U frames, W samples of a window, N lags.
 """
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -42,18 +44,18 @@ def track_pitch(samples: Samples, sample_rate: int, frame: int) -> Hertz:
     shift = 0.5 * (before - after) / np.minimum(before - 2 * at + after, -1e-6)
     levels = np.abs(frames).max(1)
     is_voiced = (at > VOICED) & is_peak[rows, best] & (levels > QUIET * levels.max(initial=0))
-    pitch: Hertz = np.where(is_voiced, sample_rate / (lags[best] + shift.clip(-0.5, 0.5)), 0)
-    around = np.lib.stride_tricks.sliding_window_view(np.pad(pitch, 1, mode="edge"), 3)
+    hertz = np.where(is_voiced, sample_rate / (lags[best] + shift.clip(-0.5, 0.5)), 0)
+    around = np.lib.stride_tricks.sliding_window_view(np.pad(hertz, 1, mode="edge"), 3)
     median: Hertz = np.median(around, axis=1).astype(np.float32)
     return median
 
 
-def _autocorrelation(x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+def _autocorrelation(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return it by lag, 1 at lag 0: (..., W) -> (..., W)."""
     size = 2 * x.shape[-1]
     power = np.square(np.abs(np.fft.rfft(x, size)))
     found = np.fft.irfft(power, size)[..., : x.shape[-1]]
-    normalized: npt.NDArray[np.float32] = found / np.maximum(found[..., :1], 1e-9)
+    normalized: npt.NDArray[Any] = found / np.maximum(found[..., :1], 1e-9)
     return normalized
 
 

@@ -8,7 +8,9 @@ from sbkit.logs.metric import Metric, Metrics, as_words
 
 SEMITONES = 12  # in an octave
 METRICS: Metrics = {
+    "distance": Metric(is_fraction=False),
     "mel_distance": Metric(is_fraction=False),
+    "vocoder_distance": Metric(is_fraction=False),
     "pitch_error": Metric(is_fraction=False),
     "length_ratio": Metric(is_fraction=False),
     "misaligned": Metric(),
@@ -20,7 +22,8 @@ class SpokenUtterance(NamedTuple):
 
     frames; distance: the sum over them of the mean difference of log-mel features; voiced: frames
     with a pitch; squares: the sum over these of the squares of octaves that it is off; predicted:
-    frames by the durations; is_misaligned: whether its text is not what is said.
+    frames by the durations; vocoded: the mean difference of features of what the vocoder makes of
+    the clip's own; is_misaligned: whether its text is not what is said.
     """
 
     frames: int
@@ -28,16 +31,22 @@ class SpokenUtterance(NamedTuple):
     voiced: int
     squares: float
     predicted: float
+    vocoded: float
     is_misaligned: bool
 
 
 def measure(results: Sequence[SpokenUtterance]) -> Mapping[str, float]:
-    """Return the mel distance in nats, the error of the pitch in semitones, and two ratios."""
-    frames, distance, voiced, squares, predicted, wrong = (
+    """Return the distances in nats, the error of the pitch in semitones, and two ratios.
+
+    distance: the sum of both others, by which the best checkpoint is chosen.
+    """
+    frames, distance, voiced, squares, predicted, vocoded, wrong = (
         math.fsum(each) for each in zip(*results, strict=True)
     )
     return {
+        "distance": distance / frames + vocoded / len(results),
         "mel_distance": distance / frames,
+        "vocoder_distance": vocoded / len(results),
         "pitch_error": SEMITONES * math.sqrt(squares / max(1, voiced)),
         "length_ratio": predicted / frames,
         "misaligned": wrong / len(results),

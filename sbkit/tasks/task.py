@@ -91,6 +91,7 @@ class Task:
         heads: keys of the parts with an output for each label.
         metrics: by name, as the Brain has them; the loss for a Brain without any.
         commands: those that take its bundles, such as `transcribe`.
+        load: makes of a bundle's folder, and of the options of `open_model`, what Python runs.
         runs: the functions of those that the task itself runs, from their options to the exit code.
         graphs: the methods of its model that a bundle's ONNX and torch programs hold, by name,
             where these are not a recognizer's; the model then has `settings`, the plain data that
@@ -106,6 +107,7 @@ class Task:
     heads: tuple[str, ...] = ()
     metrics: Metrics = field(default_factory=lambda: LOSS)
     commands: tuple[str, ...] = ()
+    load: Callable[..., Any] | None = None
     runs: Mapping[str, Callable[[argparse.Namespace], int]] = field(default_factory=dict)
     graphs: Mapping[str, Graph] = field(default_factory=dict)
     scorer: Scorer | None = None
