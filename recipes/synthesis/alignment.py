@@ -45,6 +45,15 @@ def diagonal_prior(frames: int, symbols: int) -> Tensor:
     return (chosen + beta(symbol + a, count - symbol + b) - beta(a, b)).float()
 
 
+def diagonal_priors(scores: Tensor, frame_lengths: Tensor, symbol_lengths: Tensor) -> Tensor:
+    """Return the prior of each utterance, `NEVER` past its lengths: (B, U, L), (B,), (B,)."""
+    priors = torch.full(scores.shape, NEVER)
+    rows = zip(priors, frame_lengths.tolist(), symbol_lengths.tolist(), strict=True)
+    for prior, frames, symbols in rows:
+        prior[:frames, :symbols] = diagonal_prior(frames, symbols)
+    return priors.to(scores.device)
+
+
 def find_durations(log_probs: Tensor, frame_lengths: Tensor, symbol_lengths: Tensor) -> Tensor:
     """Count the frames of each symbol on the best monotonic path: (B, U, L), (B,), (B,) -> (B, L).
 

@@ -18,10 +18,7 @@ from torch.nn.functional import pad
 
 from recipes.codec.losses import mel_distance, spectral_distance
 from recipes.synthesis.alignment import (
-    NEVER,
-    diagonal_prior,
     expand,
-    find_durations,
     forward_sum,
     frame_index,
     mean_by_symbol,
@@ -120,7 +117,7 @@ class SynthesisBrain(Brain):
             expected = model.mel_decoder.normalize(raw) * mask
         symbol_mask = length_mask(batch.symbol_lengths, batch.symbols.shape[1], raw.device)
         symbols = symbol_mask.unsqueeze(2).float()
-        aligned = self._align(batch, symbols, expected, frames)
+        aligned = self._align(batch, expected, frames)
         octaves = pad(batch.octaves, (0, raw.shape[1] - batch.octaves.shape[1]))
         each = (octaves * mask[:, :, 0], expected.mean(2))
         variances = torch.stack(
@@ -148,17 +145,8 @@ class SynthesisBrain(Brain):
             distance=distance / pieces.to(distance.device),
         )
 
-    def _align(
-        self, batch: SpokenBatch, symbols: Tensor, expected: Tensor, frames: Tensor
-    ) -> Aligned:
-        scores = self.model.aligner(batch.symbols, symbols, expected).float()
-        prior = torch.full(scores.shape, NEVER)
-        for row, count, length in zip(
-            prior, frames.tolist(), batch.symbol_lengths.tolist(), strict=True
-        ):
-            row[:count, :length] = diagonal_prior(count, length)
-        scores = scores.log_softmax(2) + prior.to(scores.device)
-        durations = find_durations(scores, frames, batch.symbol_lengths).to(scores.device)
+    def _align(self, batch: SpokenBatch, expected: Tensor, frames: Tensor) -> Aligned:
+        scores, durations = self.model.align(batch.symbols, batch.symbol_lengths, expected, frames)
         wrong = self._is_wrong(durations, batch)
         return Aligned(scores, durations, frame_index(durations, scores.shape[1]), wrong)
 
@@ -168,8 +156,9 @@ class SynthesisBrain(Brain):
         limit = self.hparams.longest_symbol * self.hparams.sample_rate / self.model.features.frame
         is_long = durations.masked_fill(pause, 0).amax(1) > limit
         is_spelled = counts <= SPELLED
-        is_short: Tensor = (durations == 1).sum(1) > MOST_SHORT * counts
-        return (is_long & ~is_spelled) | is_short
+        is_short = (durations == 1).sum(1) > MOST_SHORT * counts
+        wrong: Tensor = (is_long & ~is_spelled) | is_short
+        return wrong
 
     def _vocode(
         self, audio: Tensor, features: Tensor, frames: Tensor, stage: Stage

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from recipes.codec.parts import PER_CODE, Decoder, Encoder, LogMel, blocks
-from recipes.synthesis.alignment import expand
+from recipes.synthesis.alignment import diagonal_priors, expand, find_durations
 from sbkit.audio.lengths import length_mask
 from sbkit.base.errors import SbkitError
 from sbkit.models.dropout import Dropout
@@ -148,6 +148,19 @@ class SynthesisModel:
     def settings(self) -> dict[str, object]:
         """Return what whoever runs the graphs needs."""
         return {"kind": self.text_encoder.kind, "frame": self.features.frame}
+
+    def align(
+        self, symbols: Tensor, symbol_lengths: Tensor, features: Tensor, frames: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Score which symbol each frame is of, and count the frames of each on the best path.
+
+        Takes symbols (B, L), their lengths (B,), normalized features (B, U, 2 M) and their lengths
+        (B,), lengths on the CPU; returns (B, U, L) and (B, L).
+        """
+        mask = length_mask(symbol_lengths, symbols.shape[1], symbols.device).unsqueeze(2).float()
+        scores = self.aligner(symbols, mask, features).float().log_softmax(2)
+        scores = scores + diagonal_priors(scores, frames, symbol_lengths)
+        return scores, find_durations(scores, frames, symbol_lengths).to(scores.device)
 
     def encode(self, symbols: Tensor) -> tuple[Tensor, Tensor]:
         """Return the states of symbols, and how many frames each has: (B, L) -> (B, L, D), (B, L).
