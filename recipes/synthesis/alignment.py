@@ -12,6 +12,8 @@ from torch.nn.functional import ctc_loss, pad
 
 BLANK = -1.0  # log-probability of no symbol, before all are normalized; Badlani et al. have it so
 NEVER = -1e4
+SPELLED = 4  # symbols of a text that may be an abbreviation
+MOST_SHORT = 0.6  # of the symbols that may have a single frame
 
 
 def forward_sum(log_probs: Tensor, frame_lengths: Tensor, symbol_lengths: Tensor) -> Tensor:
@@ -76,6 +78,21 @@ def find_durations(log_probs: Tensor, frame_lengths: Tensor, symbol_lengths: Ten
         durations[row[within], place[within]] += 1
         place = place - (within & came[frame, row, place])
     return torch.from_numpy(durations)
+
+
+def find_misaligned(
+    durations: Tensor, symbol_lengths: Tensor, is_pause: Tensor, longest: float
+) -> Tensor:
+    """Check each utterance for durations that no speech has: (B, L), (B,), (B, L) -> (B,).
+
+    Those of a letter of more than ``longest`` frames, or of a single frame for most symbols, as
+    where the text is not what is said. The letters of a few may be words, as those of "DVD".
+    """
+    counts = symbol_lengths.to(durations.device)
+    is_long = durations.masked_fill(is_pause, 0).amax(1) > longest
+    is_short = (durations == 1).sum(1) > MOST_SHORT * counts
+    found: Tensor = (is_long & (counts > SPELLED)) | is_short
+    return found
 
 
 def expand(states: Tensor, index: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from torch.nn.functional import pad
 from recipes.codec.losses import mel_distance, spectral_distance
 from recipes.synthesis.alignment import (
     expand,
+    find_misaligned,
     forward_sum,
     frame_index,
     mean_by_symbol,
@@ -41,8 +42,6 @@ PARTS = (
     *("compute_features", "aligner", "text_encoder", "adaptor", "mel_decoder"),
     *("vocoder_encoder", "vocoder_decoder"),
 )
-SPELLED = 4  # symbols of a text that may be an abbreviation, whose letters are words
-MOST_SHORT = 0.6  # of the symbols that may have a single frame
 EDGE = 1  # frames at each end of a piece for the vocoder, in which windows are missing
 
 
@@ -147,18 +146,10 @@ class SynthesisBrain(Brain):
 
     def _align(self, batch: SpokenBatch, expected: Tensor, frames: Tensor) -> Aligned:
         scores, durations = self.model.align(batch.symbols, batch.symbol_lengths, expected, frames)
-        wrong = self._is_wrong(durations, batch)
-        return Aligned(scores, durations, frame_index(durations, scores.shape[1]), wrong)
-
-    def _is_wrong(self, durations: Tensor, batch: SpokenBatch) -> Tensor:
-        """Check for a letter that is too long for one, or too many that are too short: -> (B,)."""
-        pause, counts = self._is_pause[batch.symbols], batch.symbol_lengths.to(durations.device)
         limit = self.hparams.longest_symbol * self.hparams.sample_rate / self.model.features.frame
-        is_long = durations.masked_fill(pause, 0).amax(1) > limit
-        is_spelled = counts <= SPELLED
-        is_short = (durations == 1).sum(1) > MOST_SHORT * counts
-        wrong: Tensor = (is_long & ~is_spelled) | is_short
-        return wrong
+        is_pause = self._is_pause[batch.symbols]
+        wrong = find_misaligned(durations, batch.symbol_lengths, is_pause, limit)
+        return Aligned(scores, durations, frame_index(durations, scores.shape[1]), wrong)
 
     def _vocode(
         self, audio: Tensor, features: Tensor, frames: Tensor, stage: Stage
