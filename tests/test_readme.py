@@ -59,7 +59,7 @@ ELSEWHERE = (  # commands that other tests run: how they begin
     *("python -m tools.bench_times", "python -m tools.show row", "python -m tools.bench_train"),
     "python -m tools.mutate",
     *("python -m tools.bench_gpu", "python -m tools.bench_transcribe"),
-    *("python -m tools.bench_live", "python -m tools.bench_codec"),
+    *("python -m tools.bench_live", "python -m tools.bench_codec", "python -m tools.talk"),
     "python -m tools.bench_synthesis",
     "torchrun train.py hparams/tts.yaml --symbols=phonemes",
     *("sbkit serve my-model", "curl http://127.0.0.1:8000/", "python -m tools.bench_serve"),

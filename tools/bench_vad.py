@@ -23,7 +23,7 @@ import numpy.typing as npt
 import torch
 
 from recipes.FestvoxRu.time_errors import COLUMN
-from recipes.vad.labels import SPEECH, Frames, bridge_pauses, prepare_speech, read_speech
+from recipes.vad.labels import SPEECH, Frames, bridge_pauses, prepare_speech, speech_of
 from recipes.vad.noise import coloured
 from sbkit.audio.io import Samples
 from sbkit.audio.levels import WINDOWS
@@ -73,7 +73,8 @@ def read_test(**knobs: Any) -> Iterator[Clip]:
     around = round(PADDING * WINDOWS)
     for row in read_rows(split, range(len(split))):
         count = len(row["audio"]) // WINDOW
-        speech = bridge_pauses(read_speech(row.get(COLUMN, row[SPEECH]), count))
+        given = {SPEECH: row[COLUMN]} if COLUMN in row else {}
+        speech = bridge_pauses(speech_of({**row, **given}, SAMPLE_RATE))
         if speech.any():
             audio = np.pad(row["audio"][: count * WINDOW], around * WINDOW)
             yield Clip(audio, np.pad(speech, around))

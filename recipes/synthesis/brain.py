@@ -100,18 +100,14 @@ class SynthesisBrain(Brain):
     def on_fit_start(self) -> None:
         """Find the last checkpoint; without one, measure the features first."""
         super().on_fit_start()
-        measure_on_start(self, self._masked_features)
-
-    def _masked_features(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        features, frames = self.model.features(audio / FULL_SCALE, lengths)
-        mask = length_mask(frames, features.shape[1], features.device)
-        return features * mask.unsqueeze(2), frames
+        features = self.model.features
+        measure_on_start(self, lambda audio, lengths: features(audio / FULL_SCALE, lengths))
 
     def compute_forward(self, batch: SpokenBatch, stage: Stage) -> Synthesized:
         """Align, and synthesize with the durations that are found, in training the pitch, too."""
-        audio, model = batch.audio.float(), self.model
+        audio, model = batch.audio.float() / FULL_SCALE, self.model
         with torch.autocast(audio.device.type, enabled=False):
-            raw, frames = self._masked_features(audio, batch.audio_lengths)
+            raw, frames = model.features(audio, batch.audio_lengths)
             mask = length_mask(frames, raw.shape[1], raw.device).unsqueeze(2).float()
             expected = model.mel_decoder.normalize(raw) * mask
         symbol_mask = length_mask(batch.symbol_lengths, batch.symbols.shape[1], raw.device)
@@ -126,8 +122,8 @@ class SynthesisBrain(Brain):
         log_durations, found = model.adaptor.predict(states, symbols)
         given = variances if stage is Stage.TRAIN else found
         of_frames = expand(model.adaptor(states, given, symbols), aligned.index)
-        piece, decoded, lengths = self._vocode(audio / FULL_SCALE, raw, frames, stage)
-        distance, pieces = mel_distance(model.features, decoded, piece, lengths)
+        piece, decoded, lengths = self._vocode(audio, raw, frames, stage)
+        distance = mel_distance(model.features, decoded, piece, lengths)
         return Synthesized(
             aligned=aligned,
             features=model.mel_decoder(of_frames, mask) * mask,
@@ -141,7 +137,7 @@ class SynthesisBrain(Brain):
             piece=piece,
             decoded=decoded,
             piece_lengths=lengths,
-            distance=distance / pieces.to(distance.device),
+            distance=distance * model.features.frame / lengths.to(distance.device),
         )
 
     def _align(self, batch: SpokenBatch, expected: Tensor, frames: Tensor) -> Aligned:

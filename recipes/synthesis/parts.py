@@ -7,7 +7,7 @@ S samples.
 import torch
 from torch import Tensor, nn
 
-from recipes.codec.parts import PER_CODE, Decoder, Encoder, LogMel, blocks
+from recipes.codec.parts import PER_CODE, ConvNeXt, Decoder, Encoder, LogMel
 from recipes.synthesis.alignment import diagonal_priors, expand, find_durations
 from sbkit.audio.lengths import length_mask
 from sbkit.base.errors import SbkitError
@@ -31,7 +31,7 @@ class TextEncoder(nn.Module):
         super().__init__()
         self.kind = kind
         self.embedding = nn.Embedding(symbols, d_model)
-        self.blocks, self.norm = blocks(num_layers, d_model, d_ffn), nn.LayerNorm(d_model)
+        self.blocks, self.norm = ConvNeXt(num_layers, d_model, d_ffn), nn.LayerNorm(d_model)
         self.dropout = Dropout(dropout)
 
     def forward(self, symbols: Tensor, mask: Tensor) -> Tensor:
@@ -75,7 +75,7 @@ class VarianceAdaptor(nn.Module):
 
     def __init__(self, *, d_model: int, num_layers: int, dropout: float) -> None:
         super().__init__()
-        self.blocks, self.norm = blocks(num_layers, d_model, d_model), nn.LayerNorm(d_model)
+        self.blocks, self.norm = ConvNeXt(num_layers, d_model, d_model), nn.LayerNorm(d_model)
         self.dropout, self.head = Dropout(dropout), nn.Linear(d_model, 1 + VARIANCES)
         self.embed = FrameConv(VARIANCES, d_model, 3, padding=1)
 
@@ -101,7 +101,7 @@ class MelDecoder(nn.Module):
     ) -> None:
         super().__init__()
         self.normalize = GlobalNorm(n_mels=PER_CODE * n_mels)
-        self.blocks, self.norm = blocks(num_layers, d_model, d_ffn), nn.LayerNorm(d_model)
+        self.blocks, self.norm = ConvNeXt(num_layers, d_model, d_ffn), nn.LayerNorm(d_model)
         self.dropout, self.proj = Dropout(dropout), nn.Linear(d_model, PER_CODE * n_mels)
 
     def forward(self, states: Tensor, mask: Tensor) -> Tensor:

@@ -17,11 +17,10 @@ from datasets import Dataset
 from recipes.prepare import prepare_audio, prepare_transcripts, with_column
 from sbkit.audio.io import Samples
 from sbkit.audio.levels import WINDOWS
-from sbkit.base.errors import SbkitError
-from sbkit.checkpoint.integrity import checksum
+from sbkit.checkpoint.integrity import listed_checksums
 from sbkit.data.corpora.splits import Splits
 from sbkit.data.storage.audio_store import read_rows
-from sbkit.inference.bundle.bundle import CONFIG, WEIGHTS, Bundle
+from sbkit.inference.bundle.bundle import WEIGHTS, Bundle
 from sbkit.inference.bundle.export import as_bundle
 from sbkit.inference.runtime.torch_model import load_bundle
 from sbkit.inference.transcribe.pieces import SHORT_PAUSE, find_pauses
@@ -29,46 +28,43 @@ from sbkit.text.word import Word
 
 SPEECH = "speech"  # the column
 NEAR = 0.1  # seconds from a word
-VERSION = 1  # raise it when the same clip would have other labels
 
 Frames = npt.NDArray[np.bool_]
 
 
 def prepare_speech(knobs: Mapping[str, Any]) -> Splits:
-    """Prepare audio, and label each clip that the corpus itself does not label.
+    """Prepare audio, and with an `aligner` label each clip that the corpus itself does not label.
 
     Raises:
         SbkitError: `aligner` is no recognizer.
     """
     if knobs["aligner"] is None:
-        return _labelled(prepare_audio(knobs), knobs["sample_rate"], None, "level")
-    model, splits = Path(knobs["aligner"]), prepare_transcripts(knobs)
-    with as_bundle(model) as folder:
-        if not (folder / CONFIG).is_file():
-            raise SbkitError(
-                f"`aligner` must be a run folder or a bundle of a recognizer, but {model} is "
-                "neither. Train it first: torchrun train.py hparams/ctc.yaml; or leave it out, "
-                "for labels by the level of clean audio alone."
-            )
-        by = checksum(folder / WEIGHTS)
-        return _labelled(splits, knobs["sample_rate"], load_bundle(folder), by)
+        return prepare_audio(knobs)
+    with as_bundle(Path(knobs["aligner"])) as folder:
+        aligner, weights = load_bundle(folder), listed_checksums(folder)[WEIGHTS]
+    aligner.task.require("transcribe")
+    splits, rate = prepare_transcripts(knobs), knobs["sample_rate"]
+    align = partial(_align, rate=rate, aligner=aligner)
+    return with_column(splits, SPEECH, align, identity=[rate, weights])
 
 
-def _labelled(splits: Splits, rate: int, aligner: Bundle | None, by: str) -> Splits:
-    label = partial(_label, rate=rate, aligner=aligner)
-    return with_column(splits, SPEECH, label, identity=[VERSION, by, rate])
-
-
-def _label(split: Dataset, rate: int, aligner: Bundle | None) -> Iterator[str]:
+def _align(split: Dataset, rate: int, aligner: Bundle) -> Iterator[str]:
     """Yield the column's value of each row."""
     for row in read_rows(split, range(len(split))):
-        words = None if aligner is None else aligner.align([row["audio"]], [row["text"]])[0]
-        found = find_speech(row["audio"], rate, words)
-        edges = np.flatnonzero(np.diff(np.pad(found.astype(np.int8), 1))).reshape(-1, 2) / WINDOWS
+        (words,) = aligner.align([row["audio"]], [row["text"]])
+        speech = np.pad(find_speech(row["audio"], rate, words).astype(np.int8), 1)
+        edges = np.flatnonzero(np.diff(speech)).reshape(-1, 2) / WINDOWS
         yield " ".join(f"{start:.2f}-{end:.2f}" for start, end in edges)
 
 
-def find_speech(samples: Samples, sample_rate: int, words: Sequence[Word] | None) -> Frames:
+def speech_of(row: Mapping[str, Any], sample_rate: int) -> Frames:
+    """Say of each window of a clip whether it is speech, by its column or its level: -> (W,)."""
+    if SPEECH not in row:
+        return find_speech(row["audio"], sample_rate)
+    return read_speech(row[SPEECH], len(row["audio"]) // (sample_rate // WINDOWS))
+
+
+def find_speech(samples: Samples, sample_rate: int, words: Sequence[Word] | None = None) -> Frames:
     """Say of each window of 20 ms of clean audio whether it is speech: (S,) -> (W,)."""
     window = sample_rate // WINDOWS
     speech = np.ones(len(samples) // window, np.bool_)

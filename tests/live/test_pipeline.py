@@ -1,15 +1,15 @@
 """A conversation through the pipeline: answers are heard, and stop when somebody speaks."""
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
 import pytest
 
-from sbkit.audio.io import Samples
+from sbkit.audio.io import FULL_SCALE, Samples
+from sbkit.audio.resample import Signal
 from sbkit.base.errors import SbkitError
 from sbkit.inference.vad import SpeechRules, VoiceDetector
 from sbkit.live.pipeline import Pipeline
@@ -21,15 +21,14 @@ from tests.inference.tones import RATE, silence, speak
 from tests.live.live_tones import live_tones
 
 WITHIN = 60.0  # seconds: who waits longer has failed
-VOICE_RATE = 8
 
 
 class Voice:
     """Say each word of a text in a block: its letters' codes."""
 
-    def speak(self, text: str) -> tuple[Iterator[Samples], int]:
-        blocks = (np.frombuffer(word.encode(), np.uint8) for word in text.split())
-        return (block.astype(np.int16) for block in blocks), VOICE_RATE
+    def stream(self, text: str) -> Iterator[Signal]:
+        for word in text.split():
+            yield np.frombuffer(word.encode(), np.uint8).astype(np.float32) / FULL_SCALE
 
 
 class Loudspeaker:
@@ -39,8 +38,7 @@ class Loudspeaker:
         self.heard, self._until, self._is_playing = list[str](), until, False
         self.changed = threading.Condition()
 
-    def play(self, samples: Samples, sample_rate: int) -> None:
-        assert sample_rate == VOICE_RATE
+    def play(self, samples: Samples) -> None:
         with self.changed:
             self.heard.append(bytes(samples.astype(np.uint8)).decode())
             self._is_playing = self._until == self.heard[-1]
@@ -143,9 +141,9 @@ def test_the_trace_has_the_delay_that_each_stage_adds(tones: Any) -> None:
         yield "more"
 
     class SlowVoice(Voice):
-        def speak(self, text: str) -> tuple[Iterator[Samples], int]:
+        def stream(self, text: str) -> Iterator[Signal]:
             now[0] += 0.5 if text == "one" else 0.0
-            return super().speak(text)
+            return super().stream(text)
 
     Pipeline(
         recognizer,
@@ -273,12 +271,9 @@ def test_what_is_made_while_somebody_speaks_is_dropped_and_what_waits_is_not_beg
             yield "late"
 
     class SlowVoice(Voice):
-        def speak(self, text: str) -> tuple[Iterator[Samples], int]:
-            blocks, rate = super().speak(f"{text} 1 2 3")
-            return self._make(blocks, asked[-1]), rate
-
-        def _make(self, blocks: Iterator[Samples], question: str) -> Iterator[Samples]:
-            for block in blocks:
+        def stream(self, text: str) -> Iterator[Signal]:
+            question = asked[-1]
+            for block in super().stream(f"{text} 1 2 3"):
                 making.set()
                 assert go_on.wait(WITHIN)
                 made.append(question)
@@ -315,8 +310,8 @@ def test_nothing_of_an_interrupted_turn_is_heard_or_delivered(seed: int, tones: 
         yield from [f"{name} {name}"] * 30
 
     class Checked(Loudspeaker):
-        def play(self, samples: Samples, sample_rate: int) -> None:
-            super().play(samples, sample_rate)
+        def play(self, samples: Samples) -> None:
+            super().play(samples)
             check(self.heard[-1])
 
     def check(word: str) -> None:
@@ -342,12 +337,12 @@ def test_nothing_of_an_interrupted_turn_is_heard_or_delivered(seed: int, tones: 
 
 
 class Broken(Loudspeaker):
-    def play(self, samples: Samples, sample_rate: int) -> None:
+    def play(self, samples: Samples) -> None:
         raise OSError("no device")
 
 
 class Mute:
-    def speak(self, text: str) -> tuple[Iterable[Samples], int]:
+    def stream(self, text: str) -> Iterator[Signal]:
         raise ValueError("no voice")
 
 
@@ -431,15 +426,6 @@ def test_a_pipeline_may_be_closed_in_any_state(state: str, tones: Any) -> None:
     pipeline.close()
 
 
-def test_one_that_was_closed_before_takes_nothing(tones: Any) -> None:
-    recognizer, tokenizer = tones
-    events = Events()
-    pipeline = Pipeline(recognizer, str.upper, on_event=events)
-    pipeline.close()
-    pipeline.run(endless(tokenizer))
-    assert events == []
-
-
 def test_what_a_source_raises_reaches_the_caller(tones: Any) -> None:
     recognizer, tokenizer = tones
 
@@ -449,21 +435,3 @@ def test_what_a_source_raises_reaches_the_caller(tones: Any) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         Pipeline(recognizer, str.upper).run(source())
-
-
-def test_blocks_may_come_from_another_thread(tones: Any) -> None:
-    recognizer, tokenizer = tones
-    received, events = SimpleQueue[bytes | None](), Events()
-
-    def receive() -> None:
-        for block in say(tokenizer, "the dog"):
-            received.put(block.astype("<i2").tobytes())
-        received.put(None)
-
-    receiver = threading.Thread(target=receive)
-    receiver.start()
-    Pipeline(recognizer, str.upper, on_event=events).run(
-        np.frombuffer(each, "<i2") for each in iter(received.get, None)
-    )
-    receiver.join()
-    assert events.texts(Answer) == ["THE DOG"]
