@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,8 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.text import listed, plural
 from sbkit.base.units import samples_to_seconds
 from sbkit.config.ranges import DAY, Range, Text
+from sbkit.data.batches.batch import Batch, collate_audio
+from sbkit.data.batches.loaders import Loaders, make_loaders
 from sbkit.data.batches.sampler import TrainSampler
 from sbkit.data.corpora.columns import filled_rows, sample_counts, take_columns
 from sbkit.data.corpora.corpus import read_listed
@@ -24,6 +26,7 @@ from sbkit.data.corpora.splits import Excluded, Splits, within_limits, write_exc
 from sbkit.data.storage.audio_cache import default_cache
 from sbkit.data.storage.audio_store import AUDIO, require_store
 from sbkit.data.storage.prepare import EMPTY, PreparedSplit, prepare_split
+from sbkit.distributed.device import Placement
 from sbkit.distributed.ranks import rank
 from sbkit.logs.log import log
 from sbkit.text.languages import check_language
@@ -125,6 +128,22 @@ def print_data(splits: Splits, knobs: Knobs) -> None:
     write_excluded(listing, excluded)
     for (name, reason), count in Counter((each.split, each.reason) for each in excluded).items():
         log(f"{name}: {count} left out, {reason} (listed in {listing})")
+
+
+def collate_clips(rows: Sequence[Mapping[str, Any]], *, sample_rate: int) -> Batch:
+    """Pad utterances to a batch without labels."""
+    return Batch(**collate_audio(rows, sample_rate))
+
+
+def unlabelled_loaders(collate: Callable[..., Batch] = collate_clips) -> Callable[..., Loaders]:
+    """Return the `make_loaders` of a recipe without labels, which plans every split's batches."""
+
+    def load(hparams: Knobs, splits: Splits, labels: None, placement: Placement) -> Loaders:
+        print_data(splits, hparams)
+        of_rate = partial(collate, sample_rate=hparams["sample_rate"])
+        return make_loaders(splits, hparams, collate=of_rate, placement=placement)
+
+    return load
 
 
 def _prepare(knobs: Knobs, *, normalize: Callable[[str], str], keep_empty: bool = False) -> Splits:
