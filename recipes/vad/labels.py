@@ -6,7 +6,6 @@ transcript, near an aligned word, so that breath and clicks are none. Short paus
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -81,10 +80,10 @@ def find_speech(samples: Samples, sample_rate: int, words: Sequence[Word] | None
 
 def bridge_pauses(speech: Frames) -> Frames:
     """Take short pauses for speech, as in the closure of a consonant: (W,) -> (W,)."""
-    bridged = speech.copy()
-    for before, after in pairwise(np.flatnonzero(speech)):
-        if after - before <= SHORT_PAUSE * WINDOWS:
-            bridged[before:after] = True
+    bridged, spoken = speech.copy(), np.flatnonzero(speech)
+    lengths = np.diff(spoken)  # a pause's windows and one
+    for place in np.flatnonzero((lengths > 1) & (lengths <= SHORT_PAUSE * WINDOWS)):
+        bridged[spoken[place] : spoken[place + 1]] = True
     return bridged
 
 
