@@ -12,7 +12,7 @@ import argparse
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -78,23 +78,16 @@ def main() -> None:
     detector = None if options.vad is None else VoiceDetector.load(options.vad)
     voice = Espeak(options.language)
     with LiveRecognizer.load(options.bundle) as recognizer:
-        rate = recognizer.sample_rate
-        with closing(open_player(options.out, voice.sample_rate)) as player:
-            Pipeline(
-                recognizer,
-                lambda text: text,
-                detector=detector,
-                synthesizer=voice,
-                player=player,
-                on_event=show,
-            ).run(live_blocks(options.source, rate, pace=options.pace))
+        Pipeline(
+            recognizer,
+            lambda text: text,
+            detector=detector,
+            synthesizer=voice,
+            player=partial(FilePlayer, options.out) if options.out else Speakers,
+            on_event=show,
+        ).run(live_blocks(options.source, recognizer.sample_rate, pace=options.pace))
         if options.out is not None:
             print(f"recognized again: {recognize(recognizer, options.out)}")
-
-
-def open_player(file: Path | None, sample_rate: int) -> FilePlayer | Speakers:
-    """Return what plays: a file, or without one the loudspeaker."""
-    return Speakers(sample_rate) if file is None else FilePlayer(file, sample_rate)
 
 
 def recognize(recognizer: LiveRecognizer, file: Path) -> str:
