@@ -168,9 +168,15 @@ def test_a_resolved_yaml_needs_the_same_folder(pretrained: Path, tmp_path: Path)
         Run(tmp_path / "resolved.yaml", {"pretrained": str(other)})
 
 
+@pytest.mark.parametrize("is_in_the_yaml", [False, True])
 @pytest.mark.parametrize(("given", "width"), [({}, 768), ({"hidden_size": 48, **FRAMES}, 48)])
-def test_sizes_alone_are_an_encoder_of_random_weights(given: dict[str, Any], width: int) -> None:
-    run = Run(YAML, {"encoder_config": {"model_type": "hubert", **given}})
+def test_some_sizes_are_an_encoder_of_random_weights(
+    given: dict[str, Any], width: int, is_in_the_yaml: bool, tmp_path: Path
+) -> None:
+    yaml, sizes = tmp_path / "ctc.yaml", {"model_type": "hubert", **given}
+    written = f"encoder_config: {json.dumps(sizes) if is_in_the_yaml else 'null'}"
+    yaml.write_text(re.sub(r"(?m)^encoder_config: null", written, YAML.read_text()))
+    run = Run(yaml, {} if is_in_the_yaml else {"encoder_config": sizes})
     config = run.knobs["encoder_config"]
     assert config.keys() == {"model_type", "source", *FAMILIES["hubert"]}
     assert (config["hidden_size"], config["num_hidden_layers"], config["source"]) == (
