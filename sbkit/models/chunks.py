@@ -41,15 +41,18 @@ class Streaming:
     def of(cls, declared: Mapping[str, object]) -> Self:
         """Read `streaming` of a YAML; raise SbkitError for what cannot be.
 
-        There is no look-ahead: nothing sees past its chunk, so a longer one sees more to the right.
+        `lookahead_ms` is 0: nothing sees past its chunk, so a longer one sees more to the right.
         """
         match declared:
-            case {"chunk_ms": int(chunk), "left_ms": int(left), **more} if not more and (
-                chunk % FRAME_MS == left % FRAME_MS == 0 and chunk > 0 and left >= 0
+            case {"chunk_ms": int(chunk), "left_ms": int(left), **more} if (
+                more in ({}, {"lookahead_ms": 0})
+                and chunk % FRAME_MS == left % FRAME_MS == 0
+                and chunk > 0
+                and left >= 0
             ):
                 return cls(chunk // FRAME_MS, left // FRAME_MS)
         raise SbkitError(
-            "`streaming` must be {chunk_ms: .., left_ms: ..}, multiples of the "
+            "`streaming` must be {chunk_ms: .., left_ms: .., lookahead_ms: 0}, multiples of the "
             f"{FRAME_MS} ms of a frame, of which the first is above 0, but is {dict(declared)}. "
             "Correct it; for more context to the right, raise chunk_ms."
         )

@@ -44,7 +44,7 @@ def make_model(streaming: dict[str, int] | None, **changes: Any) -> AsrModel:
 
 def declared(chunk: int, left: int) -> dict[str, int]:
     """Write chunk and left context, in frames, as a YAML does."""
-    return {"chunk_ms": 40 * chunk, "left_ms": 40 * left}
+    return {"chunk_ms": 40 * chunk, "left_ms": 40 * left, "lookahead_ms": 0}
 
 
 def streaming_of(model: AsrModel) -> StreamingModel:
