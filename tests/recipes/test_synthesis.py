@@ -4,6 +4,7 @@ import io
 import os
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from unittest.mock import patch
@@ -23,12 +24,17 @@ from recipes.synthesis.alignment import (
 from recipes.synthesis.pitch import continuous, track_pitch
 from recipes.synthesis.symbols import ESPEAK, read_texts, to_symbols
 from recipes.synthesis.synthesizer import LONGEST_TEXT, PAUSE, Synthesizer
+from sbkit.audio.io import to_int16
 from sbkit.base.errors import SbkitError
 from sbkit.cli import run as sbkit
 from sbkit.inference.bundle.bundle import read_bundle
 from sbkit.inference.bundle.export import export_run
 from sbkit.inference.formats.parity import Grid
+from sbkit.live.pipeline import Pipeline
+from sbkit.live.players import FilePlayer
 from sbkit.logs.log import read_log
+from tests.inference.tones import silence, speak
+from tests.live.live_tones import live_tones
 from tests.runs import ROOT, Workplace, read_json, train_here
 
 RATE, FRAME = 16_000, 400
@@ -84,6 +90,17 @@ def test_sentences_come_one_by_one(voice: Synthesizer) -> None:
     assert not first[-pause:].any() and (len(first) - pause) % FRAME == 0
     assert np.array_equal(voice.speak("Press one"), second)
     assert (voice.sample_rate, voice.language) == (RATE, "en")
+
+
+def test_a_pipeline_answers_by_it(voice: Synthesizer, tmp_path: Path) -> None:
+    recognizer, tokenizer, _ = live_tones(tmp_path)
+    player = partial(FilePlayer, tmp_path / "answer.wav")
+    with recognizer:
+        pipeline = Pipeline(recognizer, "I heard {}.".format, synthesizer=voice, player=player)
+        pipeline.run([speak(tokenizer, "the dog"), silence(2.0)])
+    answer, rate = soundfile.read(tmp_path / "answer.wav", dtype="int16")
+    assert rate == voice.sample_rate
+    assert np.array_equal(answer, to_int16(voice.speak("I heard the dog.")))
 
 
 def test_speed_divides_the_length(voice: Synthesizer) -> None:
