@@ -382,6 +382,17 @@ CODING = BUNDLE, path("file", "FILE", "to read"), path("--out", "FILE", "to writ
 
 @command("encode", "write audio as codes", *CODING, *RUNNING, IMPORT)
 @command("decode", "write the audio of codes", *CODING, *RUNNING, IMPORT)
+@command(
+    "speak",
+    "write text as speech",
+    BUNDLE,
+    text("text", "TEXT", "what is to be said", nargs="?"),
+    path("--file", "FILE", "a text of UTF-8, - for standard input, in its place"),
+    path("--out", "FILE", "the WAV to write, - for standard output", required=True),
+    text("--speed", "X", "from 0.25 to 4 (default: 1)", type=float, default=1.0),
+    *RUNNING,
+    IMPORT,
+)
 def _run_of_task(options: argparse.Namespace) -> int:
     from sbkit.inference.bundle.bundle import read_bundle
 
