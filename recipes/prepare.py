@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,9 +13,12 @@ from datasets import Dataset, concatenate_datasets
 
 from recipes.corpora import corpus_of
 from sbkit.base.errors import SbkitError
+from sbkit.base.files import to_json, write_text_atomically
 from sbkit.base.text import listed, plural
 from sbkit.base.units import samples_to_seconds
 from sbkit.config.ranges import DAY, Range, Text
+from sbkit.data.batches.batch import Batch, collate_audio
+from sbkit.data.batches.loaders import Loaders, make_loaders
 from sbkit.data.batches.sampler import TrainSampler
 from sbkit.data.corpora.columns import filled_rows, sample_counts, take_columns
 from sbkit.data.corpora.corpus import read_listed
@@ -24,6 +27,7 @@ from sbkit.data.corpora.splits import Excluded, Splits, within_limits, write_exc
 from sbkit.data.storage.audio_cache import default_cache
 from sbkit.data.storage.audio_store import AUDIO, require_store
 from sbkit.data.storage.prepare import EMPTY, PreparedSplit, prepare_split
+from sbkit.distributed.device import Placement
 from sbkit.distributed.ranks import rank
 from sbkit.logs.log import log
 from sbkit.text.languages import check_language
@@ -110,6 +114,27 @@ def _check_known_labels(splits: Mapping[str, Dataset], column: str) -> None:
                 )
 
 
+def with_column(
+    splits: Splits, column: str, compute: Callable[[Dataset], Iterable[str]], *, identity: object
+) -> Splits:
+    """Add a column to each split that lacks it, computed once and kept in the cache.
+
+    identity: plain data that tells it from what is computed of the same rows in another way.
+    """
+    named, fingerprints = splits.named(), {**splits.fingerprints}
+    for name, split in named.items():
+        if column in split.column_names:
+            continue
+        rows = to_json([identity, {**splits.fingerprints}, split["id"][:]])
+        key = fingerprints[f"{name}, {column}"] = hashlib.sha256(rows.encode()).hexdigest()
+        file = default_cache() / column / f"{key[:16]}.txt"
+        if not file.is_file():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_text_atomically(file, "\n".join(compute(split)))
+        named[name] = split.add_column(column, file.read_text().split("\n"))
+    return replace(splits.with_named(named), fingerprints=fingerprints)
+
+
 def print_data(splits: Splits, knobs: Knobs) -> None:
     """Print on rank 0 how much every split holds, and list what is left out in the run folder.
 
@@ -125,6 +150,22 @@ def print_data(splits: Splits, knobs: Knobs) -> None:
     write_excluded(listing, excluded)
     for (name, reason), count in Counter((each.split, each.reason) for each in excluded).items():
         log(f"{name}: {count} left out, {reason} (listed in {listing})")
+
+
+def collate_clips(rows: Sequence[Mapping[str, Any]], *, sample_rate: int) -> Batch:
+    """Pad utterances to a batch without labels."""
+    return Batch(**collate_audio(rows, sample_rate))
+
+
+def unlabelled_loaders(collate: Callable[..., Batch] = collate_clips) -> Callable[..., Loaders]:
+    """Return the `make_loaders` of a recipe without labels, which plans every split's batches."""
+
+    def load(hparams: Knobs, splits: Splits, labels: None, placement: Placement) -> Loaders:
+        print_data(splits, hparams)
+        of_rate = partial(collate, sample_rate=hparams["sample_rate"])
+        return make_loaders(splits, hparams, collate=of_rate, placement=placement)
+
+    return load
 
 
 def _prepare(knobs: Knobs, *, normalize: Callable[[str], str], keep_empty: bool = False) -> Splits:

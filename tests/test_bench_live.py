@@ -3,7 +3,6 @@
 import csv
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ import soundfile
 
 from sbkit.live.session import Endpoint, Final, Partial
 from sbkit.text.word import Word
-from tests.inference.bundles import ROOT, make_run
+from tests.inference.bundles import make_live_run
 from tools import bench_live
 
 
@@ -34,13 +33,8 @@ def test_delays_and_what_was_taken_back() -> None:
 def test_the_table_and_the_plot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def loud(hparams: dict[str, Any]) -> None:
-        hparams["ctc_lin"].weight.data *= 30
-
     monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / "cache"))
-    run = make_run(
-        tmp_path / "run", ROOT / "hparams/ctc_streaming.yaml", loud, num_decoder_layers=0
-    )
+    run = make_live_run(tmp_path / "run")
     random = np.random.default_rng(0)
     with (tmp_path / "test.csv").open("w", newline="") as file:
         rows = csv.writer(file)

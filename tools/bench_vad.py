@@ -1,9 +1,9 @@
 """Measure a detector of voice activity beside webrtcvad, frame by frame, in noise.
 
-python -m tools.bench_vad RUN|BUNDLE [--aligner RUN|BUNDLE] [--silero]
+python -m tools.bench_vad RUN|BUNDLE [--aligner RUN|BUNDLE] [--languages en,it] [--silero]
 
-Needs `pip install webrtcvad-wheels==2.0.14.post1`. The clips are the test split of the default
-corpus, whose truth is the level of the clean clips (near words that --aligner aligns), and that of
+Needs `pip install webrtcvad-wheels==2.0.14.post1`. The clips are the test splits of the default
+corpora, whose truth is the level of the clean clips (near words that --aligner aligns), and that of
 FestvoxRu, another voice and language, whose truth are phone labels. Each clip stands in a second of
 silence before and after; noise goes on in it, so many dB below the clip's speech. Babble is the
 speech of six other clips of the split at a time. Prints misses and false alarms in percent of the
@@ -23,7 +23,7 @@ import numpy.typing as npt
 import torch
 
 from recipes.FestvoxRu.time_errors import COLUMN
-from recipes.vad.labels import SPEECH, Frames, bridge_pauses, prepare_speech, read_speech
+from recipes.vad.labels import SPEECH, Frames, bridge_pauses, prepare_speech, speech_of
 from recipes.vad.noise import coloured
 from sbkit.audio.io import Samples
 from sbkit.audio.levels import WINDOWS
@@ -73,7 +73,8 @@ def read_test(**knobs: Any) -> Iterator[Clip]:
     around = round(PADDING * WINDOWS)
     for row in read_rows(split, range(len(split))):
         count = len(row["audio"]) // WINDOW
-        speech = bridge_pauses(read_speech(row.get(COLUMN, row[SPEECH]), count))
+        given = {SPEECH: row[COLUMN]} if COLUMN in row else {}
+        speech = bridge_pauses(speech_of({**row, **given}, SAMPLE_RATE))
         if speech.any():
             audio = np.pad(row["audio"][: count * WINDOW], around * WINDOW)
             yield Clip(audio, np.pad(speech, around))
@@ -139,6 +140,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("model", type=Path)
     parser.add_argument("--aligner", type=Path)
+    parser.add_argument("--languages", default="en")
     parser.add_argument("--silero", action="store_true")
     options = parser.parse_args()
     with as_bundle(options.model) as folder:
@@ -146,7 +148,8 @@ def main() -> None:
     detectors |= {f"webrtcvad, mode {mode}": partial(webrtc, mode) for mode in (3, 2, 1)}
     if options.silero:
         detectors["silero-vad"] = partial(frames_of, VoiceDetector.load(SILERO))
-    for knobs in ({"aligner": options.aligner}, FESTVOX):
+    languages = options.languages.split(",")
+    for knobs in [*({"aligner": options.aligner, "language": x} for x in languages), FESTVOX]:
         clips = list(read_test(**knobs))
         print(f"\n{knobs}: {len(clips)} clips\n\n| noise | detector | miss % | false alarm % |")
         print("|---|---|---|---|", *measure(clips, detectors), sep="\n", flush=True)

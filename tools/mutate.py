@@ -5,9 +5,9 @@ python -m tools.mutate [MODULE.py or FOLDER ...] [--sample 200] [--seed 0] [--jo
 The faults are those of cosmic-ray (another operator, comparison, number, constant, a loop that
 never runs ...), drawn so that every place of the code is equally likely. Each runs in a copy of
 the checkout: first the tests of the module's folder that import it, then every test that imports
-it and those of whole runs; with --slow also those that take more than ten seconds. Prints a table
-by folder, and the change of each fault that no test noticed: a person says which of them mean the
-same as before.
+it or one of its users, with --slow also those of more than ten seconds; at last a whole run. Prints
+a table by folder, and the change of each fault that no test noticed: a person says which of them
+mean the same as before.
 """
 
 import argparse
@@ -38,7 +38,7 @@ from sbkit.base.process import run_main
 FOLDERS = ("audio", "models", "decoding", "checkpoint", "train", "data/batches", "evaluate")
 LIMIT = 300  # seconds of a processor for one call of pytest: what loops for ever is noticed
 WAITING = 1800  # seconds by the clock: so is what waits for ever, on a busy machine, too
-WHOLE_RUNS = Path("tests/test_run.py")
+WHOLE_RUN = "tests/test_run.py::test_a_run_leaves_everything_in_its_folder"
 QUICK, ALL = "not slow and not ddp and not browser", "not browser"
 
 
@@ -173,7 +173,8 @@ def try_fault(fault: Fault, copy: Path, *, marks: str) -> list[str]:
     near, all_of_them = tests_of(fault.module)
     (copy / fault.module).write_text(fault.apply(source), encoding="utf-8")
     try:
-        return (near and failing(copy, near, QUICK)) or failing(copy, all_of_them, marks)
+        found = (near and failing(copy, near, QUICK)) or failing(copy, all_of_them, marks)
+        return found or failing(copy, [WHOLE_RUN], ALL)
     finally:
         (copy / fault.module).write_text(source, encoding="utf-8")
 
@@ -188,16 +189,27 @@ def check_tests(tests: Sequence[str], copy: Path) -> None:
 
 
 def tests_of(module: Path) -> tuple[list[str], list[str]]:
-    """Return the tests of a module that are in its folder, and all, the nearest first."""
+    """Return the tests of a module that are in its folder, and all, the nearest first.
+
+    All are those that import it, and then those that import a module that does.
+    """
+    tests = sorted(Path("tests").rglob("test_*.py"))
+    direct = importers(module, tests)
+    users = importers(
+        module, sorted([*Path("sbkit").rglob("*.py"), *Path("recipes").rglob("*.py")])
+    )
+    mirror = Path("tests", *module.parent.parts[1:])
+    near = [test for test in direct if test.parent == mirror] or sorted(mirror.glob("test_*.py"))
+    near.sort(key=lambda test: test.stem != f"test_{module.stem}")
+    far = chain(direct, *(importers(user, tests) for user in users))
+    return [*map(str, near)], [*map(str, dict.fromkeys([*near, *far]))]
+
+
+def importers(module: Path, files: Iterable[Path]) -> list[Path]:
+    """Return those of the files that import a module."""
     package, name = ".".join(module.parent.parts), module.stem
     imports = re.compile(rf"from {package}(\.{name} import| import .*\b{name}\b)")
-    tests = sorted(Path("tests").rglob("test_*.py"))
-    tests = [test for test in tests if imports.search(test.read_text(encoding="utf-8"))]
-    mirror = Path("tests", *module.parent.parts[1:])
-    near = [test for test in tests if test.parent == mirror] or sorted(mirror.glob("test_*.py"))
-    near.sort(key=lambda test: test.stem != f"test_{name}")
-    far = [test for test in [*tests, WHOLE_RUNS] if test not in near]
-    return [*map(str, near)], [*map(str, [*near, *far])]
+    return [file for file in files if imports.search(file.read_text(encoding="utf-8"))]
 
 
 def failing(copy: Path, tests: Sequence[str], marks: str) -> list[str]:

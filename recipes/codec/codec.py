@@ -21,7 +21,6 @@ import soundfile
 
 from recipes.codec.space import Coded, Codes, CodeSpace, read_codes, write_codes
 from sbkit.audio.io import FULL_SCALE, Samples, convert_array, read_audio, to_int16
-from sbkit.base.errors import SbkitError
 from sbkit.base.files import require_writable, write_bytes_atomically
 from sbkit.checkpoint.integrity import listed_checksums
 from sbkit.inference.bundle.bundle import WEIGHTS, Bundle
@@ -60,9 +59,7 @@ class Codec(AbstractContextManager["Codec"]):
         """Load a bundle; ``options`` are those of `open_model`: device, runtime, precision, own.
 
         step_seconds: how much is coded at a time, beside what the network sees before and after.
-
-        Raises:
-            SbkitError: the bundle is damaged or of no codec, or the device is not there.
+        Raises SbkitError: the bundle is damaged or of no codec, or the device is not there.
         """
         bundle = open_model(Path(folder), **options)
         bundle.task.require("encode")
@@ -71,18 +68,12 @@ class Codec(AbstractContextManager["Codec"]):
     def encode(self, audio: Path | str | Array, sample_rate: int | None = None) -> Coded:
         """Code a file, or an array (S,) or (S, channels) at ``sample_rate``.
 
-        Raises:
-            SbkitError: the file is no audio, or the array no finite samples.
+        Raises SbkitError: the file is no audio, or the array no finite samples.
         """
-        rate = self.sample_rate
         if isinstance(audio, Path | str):
-            samples = read_audio(audio, rate)
+            samples = read_audio(audio, self.sample_rate)
         else:
-            samples = np.concatenate([*convert_array(audio, sample_rate, rate)])
-        if not len(samples):
-            raise SbkitError(
-                f"Audio must have at least one sample, but {audio} has none. Check it."
-            )
+            samples = np.concatenate([*convert_array(audio, sample_rate, self.sample_rate)])
         return Coded(np.concatenate([*self.encode_stream([samples])]), len(samples))
 
     def encode_stream(self, blocks: Iterable[Samples]) -> Iterator[Codes]:

@@ -73,14 +73,8 @@ def _layer(inputs: int, outputs: int) -> nn.Sequential:
     return nn.Sequential(before, nn.Conv2d(inputs, outputs, (9, 3), (2, 1), (4, 1)))
 
 
-def mel_distance(
-    features: LogMel, found: Tensor, expected: Tensor, lengths: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Sum over frames the mean difference of log-mel features: 2 x (B, S), (B,) -> (B,), (B,).
-
-    Return the frames, too.
-    """
-    one, frames = features(found, lengths)
-    two, _ = features(expected, lengths)
-    mask = length_mask(frames, one.shape[1], one.device)
-    return ((one - two).abs().mean(2) * mask).sum(1), frames
+def mel_distance(features: LogMel, found: Tensor, expected: Tensor, lengths: Tensor) -> Tensor:
+    """Sum over frames the mean difference of log-mel features: 2 x (B, S), (B,) -> (B,)."""
+    (one, _), (two, _) = features(found, lengths), features(expected, lengths)
+    distance: Tensor = (one - two).abs().mean(2).sum(1)
+    return distance

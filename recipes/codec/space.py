@@ -24,7 +24,7 @@ from sbkit.base.files import read_regular, write_bytes_atomically
 Codes = npt.NDArray[np.int64]  # (U, G)
 
 MAGIC = b"sbkit codes 1\n\0\0"
-HEADER = struct.Struct("<16s32sQQ")  # magic, hash of the code space, samples, frames
+HEADER = struct.Struct("<16s32sQ")  # magic, hash of the code space, samples
 LARGEST = 1 << 32  # bytes of a file of codes: eight months
 
 
@@ -50,11 +50,6 @@ class CodeSpace:
     def size(self) -> int:
         """Count the codes of a codebook."""
         return math.prod(self.levels)
-
-    @property
-    def channels(self) -> int:
-        """Count the values of a frame that are rounded to codes."""
-        return self.groups * len(self.levels)
 
     @property
     def bits(self) -> int:
@@ -108,10 +103,9 @@ class Coded:
 
 def write_codes(file: Path, coded: Coded, space: CodeSpace, fingerprint: bytes) -> None:
     """Write the header, and the codes frame by frame, each in as few bits as hold it."""
-    shifts = np.arange(space.bits)[::-1]
-    bits = (coded.codes[..., None] >> shifts) & 1  # (U, G, bits), the highest first
-    header = HEADER.pack(MAGIC, fingerprint, coded.samples, len(coded.codes))
-    write_bytes_atomically(file, header + np.packbits(bits.astype(np.uint8)).tobytes())
+    bits = coded.codes[..., None] >> np.arange(space.bits)[::-1] & 1  # (U, G, bits), highest first
+    packed = np.packbits(bits.astype(np.uint8)).tobytes()
+    write_bytes_atomically(file, HEADER.pack(MAGIC, fingerprint, coded.samples) + packed)
 
 
 def read_codes(file: Path, space: CodeSpace, fingerprint: bytes, *, frame: int) -> Coded:
@@ -120,20 +114,19 @@ def read_codes(file: Path, space: CodeSpace, fingerprint: bytes, *, frame: int) 
     Raises SbkitError for a file of another codec, one that is cut short, and other indices.
     """
     content = read_regular(file, largest=LARGEST, what="A file of codes")
-    magic, of, samples, frames = HEADER.unpack(content[: HEADER.size].ljust(HEADER.size, b"\0"))
+    magic, of, samples = HEADER.unpack(content[: HEADER.size].ljust(HEADER.size, b"\0"))
     if magic != MAGIC or of != fingerprint:
         came = "is of another codec" if magic == MAGIC else "is none"
         raise SbkitError(
             f"{file} must be a file of codes of this codec, but {came}: its codes stand for other "
             "sounds. Decode it with the bundle that encoded it."
         )
-    count = frames * space.groups * space.bits
-    packed = np.frombuffer(content, np.uint8, offset=HEADER.size)
-    if len(packed) != -(-count // 8) or frames != -(-samples // frame):
+    shape = (-(-samples // frame), space.groups, space.bits)
+    packed, count = np.frombuffer(content, np.uint8, offset=HEADER.size), math.prod(shape)
+    if len(packed) != -(-count // 8):
         raise SbkitError(
-            f"{file} must hold {frames} frames in {-(-count // 8)} bytes after its header, but has "
-            f"{len(packed)}: it is cut short, or was changed. Encode it again."
+            f"{file} must hold {shape[0]} frames in {-(-count // 8)} bytes after its header, but "
+            f"has {len(packed)}: it is cut short, or was changed. Encode it again."
         )
-    bits = np.unpackbits(packed, count=count).reshape(frames, space.groups, space.bits)
-    codes = bits.astype(np.int64) @ (1 << np.arange(space.bits)[::-1])
-    return Coded(space.check(codes, of=str(file)), samples)
+    bits = np.unpackbits(packed, count=count).reshape(shape).astype(np.int64)
+    return Coded(space.check(bits @ (1 << np.arange(space.bits)[::-1]), of=str(file)), samples)

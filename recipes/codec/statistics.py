@@ -1,4 +1,4 @@
-"""How well an utterance was coded, and which codes a codec uses: figures, a table, a picture.
+"""How well utterances were coded, and which codes came: figures, a table, a picture.
 
 Legend: U frames, G codebooks.
 """
@@ -6,15 +6,16 @@ Legend: U frames, G codebooks.
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from recipes.codec.space import Codes, CodeSpace
+from recipes.codec.space import Codes
 from sbkit.base.files import write_bytes_atomically, write_text_atomically
-from sbkit.logs.metric import Metric, Metrics, as_words
+from sbkit.logs.log import log
+from sbkit.logs.metric import Metric, Metrics
 
-NAMES = ("usage", "perplexity", "entropy")  # of the codes of a codebook
 METRICS: Metrics = {
     "mel_distance": Metric(is_fraction=False),
     "usage": Metric(lower_is_better=False),
@@ -23,78 +24,68 @@ FEW = 0.5  # of the codes that as many draws would reach, were all as frequent
 
 
 class CodedUtterance(NamedTuple):
-    """The mean difference of an utterance's log-mel features, and its codes."""
+    """The mean difference of an utterance's log-mel features, its codes, and how many there are."""
 
     distance: float
     codes: Codes
-    space: CodeSpace
+    size: int
 
 
-def count_codes(
-    results: Sequence[CodedUtterance],
-) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+def count_codes(results: Sequence[CodedUtterance]) -> npt.NDArray[np.int64]:
     """Count how often each codebook has each code: -> (G, size)."""
-    codes, space = np.concatenate([each.codes for each in results]), results[0].space
-    return np.stack([np.bincount(each, minlength=space.size) for each in codes.T])
+    codes = np.concatenate([each.codes for each in results])
+    return np.stack([np.bincount(each, minlength=results[0].size) for each in codes.T])
 
 
 def measure(results: Sequence[CodedUtterance]) -> dict[str, float]:
-    """Return the mel distance a frame, and usage, perplexity and entropy (bits): mean and each.
+    """Return the mel distance of a frame, and of the codes figures: their mean, and each.
 
-    Usage is the share of the codes that came; entropy and perplexity are of how often they did.
+    Usage is the share that came, entropy (in bits) and perplexity are of how often they did.
     """
-    frames = np.array([len(each.codes) for each in results])
-    values = {"mel_distance": float(frames @ [each.distance for each in results] / frames.sum())}
+    frames = [len(each.codes) for each in results]
+    distance = float(np.average([each.distance for each in results], weights=frames))
     counts = count_codes(results)
     shares = counts / counts.sum(1, keepdims=True)
     entropy = -(shares * np.log2(np.where(shares > 0, shares, 1))).sum(1)
-    of_each = dict(zip(NAMES, ((counts > 0).mean(1), 2**entropy, entropy), strict=True))
-    for name, found in of_each.items():
-        values[name] = float(found.mean())
-        values |= {f"{name}_{number}": float(each) for number, each in enumerate(found)}
-    return values
+    of_each = {"usage": (counts > 0).mean(1), "perplexity": 2**entropy, "entropy": entropy}
+    means = {name: float(found.mean()) for name, found in of_each.items()}
+    each = {f"{name}_{n}": float(v) for name, found in of_each.items() for n, v in enumerate(found)}
+    return {"mel_distance": distance, **means, **each}
 
 
-def dying(results: Sequence[CodedUtterance], values: Mapping[str, float]) -> list[int]:
-    """Return the codebooks with so few codes that most must be dead."""
-    space, frames = results[0].space, sum(len(each.codes) for each in results)
-    reached = 1 - (1 - 1 / space.size) ** frames
-    return [each for each in range(space.groups) if values[f"usage_{each}"] < FEW * reached]
+def report(folder: Path, split: str, results: Sequence[CodedUtterance]) -> Mapping[str, Any]:
+    """Write `codes_SPLIT.tsv`, how often each code came, and its picture; return the figures.
 
-
-def describe(results: Sequence[CodedUtterance]) -> str:
-    """Write the means for the screen."""
-    values = measure(results)
-    return ", ".join(as_words(METRICS, {name: values[name] for name in ("mel_distance", *NAMES)}))
-
-
-def report(folder: Path, name: str, results: Sequence[CodedUtterance]) -> dict[str, float]:
-    """Write `codes_NAME.tsv`, how often each code came, and its picture; return the figures."""
-    counts = count_codes(results)
+    A codebook most of whose codes must be dead is noted.
+    """
+    values, counts = measure(results), count_codes(results)
     rows = [["code", *map(str, range(len(counts)))]]
     rows += [[str(code), *map(str, each)] for code, each in enumerate(counts.T.tolist())]
-    write_text_atomically(folder / f"codes_{name}.tsv", "".join("\t".join(r) + "\n" for r in rows))
-    values = measure(results)
-    draw(folder / f"codes_{name}.png", counts, values)
+    table = "".join("\t".join(row) + "\n" for row in rows)
+    write_text_atomically(folder / f"codes_{split}.tsv", table)
+    write_bytes_atomically(folder / f"codes_{split}.png", picture(counts, values))
+    reached = 1 - (1 - 1 / counts.shape[1]) ** counts[0].sum()
+    for number in range(len(counts)):
+        if (usage := values[f"usage_{number}"]) < FEW * reached:
+            log(
+                f"note: most codes of codebook {number} are dead in {split} ({usage:.0%} came). "
+                "Try a lower lr or fewer levels."
+            )
     return values
 
 
-def draw(
-    png: Path, counts: np.ndarray[tuple[int, int], np.dtype[np.int64]], values: Mapping[str, float]
-) -> None:
+def picture(counts: npt.NDArray[np.int64], values: Mapping[str, float]) -> bytes:
     """Draw how often the codes of each codebook came, the most frequent first."""
     from matplotlib.figure import Figure  # 0.7 s to import
 
     figure = Figure(figsize=(8, 4), layout="constrained")
     axes = figure.subplots()
     for number, each in enumerate(counts):
-        usage, perplexity, entropy = (values[f"{name}_{number}"] for name in NAMES)
-        label = (
-            f"codebook {number}: {usage:.0%} used, perplexity {perplexity:.0f}, {entropy:.1f} bits"
-        )
+        usage, perplexity = values[f"usage_{number}"], values[f"perplexity_{number}"]
+        label = f"codebook {number}: {usage:.0%} used, perplexity {perplexity:.0f}"
         axes.plot(np.sort(each)[::-1], label=label)
     axes.set_yscale("symlog", linthresh=1)
     axes.set(xlabel="codes, by how often they came", ylabel="frames", ylim=(0, None))
     axes.legend()
-    figure.savefig(picture := io.BytesIO(), format="png", dpi=120)
-    write_bytes_atomically(png, picture.getvalue())
+    figure.savefig(png := io.BytesIO(), format="png", dpi=120)
+    return png.getvalue()

@@ -8,6 +8,7 @@ CODEC = Task(
     name="recipes.codec.task.CODEC",
     model_name="codec",
     model_class="recipes.codec.parts.CodecModel",
+    training_parts=("discriminator",),
     metrics=METRICS,
     commands=("encode", "decode"),
     runs={"encode": encode_file, "decode": decode_file},

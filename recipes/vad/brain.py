@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
-from recipes.vad.labels import SPEECH, read_speech
+from recipes.vad.labels import SPEECH, speech_of
 from recipes.vad.noise import add_noise, coloured, draw_level, draw_noise, in_silence
 from sbkit.audio.augment import Augmentation
 from sbkit.audio.lengths import length_mask
@@ -49,10 +49,9 @@ class Scored(NamedTuple):
 
 def collate(rows: Sequence[Mapping[str, Any]], *, sample_rate: int) -> SpeechBatch:
     """Pad utterances to a batch of whole windows, with the labels of these."""
-    fields, window = collate_audio(rows, sample_rate), sample_rate // WINDOWS
-    labels = [read_speech(row[SPEECH], len(row["audio"]) // window) for row in rows]
-    speech = pad_sequence([torch.from_numpy(each) for each in labels], batch_first=True)
-    return SpeechBatch(**fields, speech=speech)
+    labels = [torch.from_numpy(speech_of(row, sample_rate)) for row in rows]
+    speech = pad_sequence(labels, batch_first=True)
+    return SpeechBatch(**collate_audio(rows, sample_rate), speech=speech)
 
 
 class VoiceActivityBrain(Brain):
@@ -85,7 +84,7 @@ class VoiceActivityBrain(Brain):
         places = torch.arange(audio.shape[1], device=audio.device) % PINK_SAMPLES
         noise, snr_db = self._pink[places].expand_as(audio), torch.tensor(EVAL_SNR_DB)
         if training:
-            audio, (low, high) = draw_level(audio), hparams.snr_db
+            audio, (low, high) = draw_level(audio, *hparams.gain_db), hparams.snr_db
             noise = draw_noise(spoken._replace(audio=audio))
             is_noisy = draws[1] < hparams.noise_prob
             snr_db = torch.where(is_noisy, low + draws[2] * (high - low), torch.inf)

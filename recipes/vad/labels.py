@@ -4,10 +4,8 @@ A window of 20 ms is speech where it is no pause by its level and, with a recogn
 transcript, near an aligned word, so that breath and clicks are none. Short pauses are speech.
 """
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from itertools import pairwise
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +13,13 @@ import numpy as np
 import numpy.typing as npt
 from datasets import Dataset
 
-from recipes.prepare import prepare_audio, prepare_transcripts
+from recipes.prepare import prepare_audio, prepare_transcripts, with_column
 from sbkit.audio.io import Samples
 from sbkit.audio.levels import WINDOWS
-from sbkit.base.errors import SbkitError
-from sbkit.base.files import to_json, write_text_atomically
-from sbkit.checkpoint.integrity import checksum
+from sbkit.checkpoint.integrity import listed_checksums
 from sbkit.data.corpora.splits import Splits
-from sbkit.data.storage.audio_cache import default_cache
 from sbkit.data.storage.audio_store import read_rows
-from sbkit.inference.bundle.bundle import CONFIG, WEIGHTS, Bundle
+from sbkit.inference.bundle.bundle import WEIGHTS, Bundle
 from sbkit.inference.bundle.export import as_bundle
 from sbkit.inference.runtime.torch_model import load_bundle
 from sbkit.inference.transcribe.pieces import SHORT_PAUSE, find_pauses
@@ -32,57 +27,43 @@ from sbkit.text.word import Word
 
 SPEECH = "speech"  # the column
 NEAR = 0.1  # seconds from a word
-VERSION = 1  # raise it when the same clip would have other labels
 
 Frames = npt.NDArray[np.bool_]
 
 
 def prepare_speech(knobs: Mapping[str, Any]) -> Splits:
-    """Prepare audio, and label each clip that the corpus itself does not label.
+    """Prepare audio, and with an `aligner` label each clip that the corpus itself does not label.
 
     Raises:
         SbkitError: `aligner` is no recognizer.
     """
     if knobs["aligner"] is None:
-        return _labelled(prepare_audio(knobs), knobs["sample_rate"], None, "level")
-    model, splits = Path(knobs["aligner"]), prepare_transcripts(knobs)
-    with as_bundle(model) as folder:
-        if not (folder / CONFIG).is_file():
-            raise SbkitError(
-                f"`aligner` must be a run folder or a bundle of a recognizer, but {model} is "
-                "neither. Train it first: torchrun train.py hparams/ctc.yaml; or leave it out, "
-                "for labels by the level of clean audio alone."
-            )
-        by = checksum(folder / WEIGHTS)
-        return _labelled(splits, knobs["sample_rate"], load_bundle(folder), by)
+        return prepare_audio(knobs)
+    with as_bundle(Path(knobs["aligner"])) as folder:
+        aligner, weights = load_bundle(folder), listed_checksums(folder)[WEIGHTS]
+    aligner.task.require("transcribe")
+    splits, rate = prepare_transcripts(knobs), knobs["sample_rate"]
+    align = partial(_align, rate=rate, aligner=aligner)
+    return with_column(splits, SPEECH, align, identity=[rate, weights])
 
 
-def _labelled(splits: Splits, rate: int, aligner: Bundle | None, by: str) -> Splits:
-    """Add the column to each split, of labels that are computed once and kept in the cache."""
-    named, fingerprints = splits.named(), {**splits.fingerprints}
-    for name, split in named.items():
-        if SPEECH in split.column_names:
-            continue
-        identity = to_json([VERSION, by, rate, {**splits.fingerprints}, split["id"][:]])
-        key = fingerprints[f"{name}, {SPEECH}"] = hashlib.sha256(identity.encode()).hexdigest()
-        file = default_cache() / SPEECH / f"{key[:16]}.txt"
-        if not file.is_file():
-            file.parent.mkdir(parents=True, exist_ok=True)
-            write_text_atomically(file, "\n".join(_label(split, rate, aligner)))
-        named[name] = split.add_column(SPEECH, file.read_text().split("\n"))
-    return replace(splits.with_named(named), fingerprints=fingerprints)
-
-
-def _label(split: Dataset, rate: int, aligner: Bundle | None) -> Iterator[str]:
+def _align(split: Dataset, rate: int, aligner: Bundle) -> Iterator[str]:
     """Yield the column's value of each row."""
     for row in read_rows(split, range(len(split))):
-        words = None if aligner is None else aligner.align([row["audio"]], [row["text"]])[0]
-        found = find_speech(row["audio"], rate, words)
-        edges = np.flatnonzero(np.diff(np.pad(found.astype(np.int8), 1))).reshape(-1, 2) / WINDOWS
+        (words,) = aligner.align([row["audio"]], [row["text"]])
+        speech = np.pad(find_speech(row["audio"], rate, words).astype(np.int8), 1)
+        edges = np.flatnonzero(np.diff(speech)).reshape(-1, 2) / WINDOWS
         yield " ".join(f"{start:.2f}-{end:.2f}" for start, end in edges)
 
 
-def find_speech(samples: Samples, sample_rate: int, words: Sequence[Word] | None) -> Frames:
+def speech_of(row: Mapping[str, Any], sample_rate: int) -> Frames:
+    """Say of each window of a clip whether it is speech, by its column or its level: -> (W,)."""
+    if SPEECH not in row:
+        return find_speech(row["audio"], sample_rate)
+    return read_speech(row[SPEECH], len(row["audio"]) // (sample_rate // WINDOWS))
+
+
+def find_speech(samples: Samples, sample_rate: int, words: Sequence[Word] | None = None) -> Frames:
     """Say of each window of 20 ms of clean audio whether it is speech: (S,) -> (W,)."""
     window = sample_rate // WINDOWS
     speech = np.ones(len(samples) // window, np.bool_)
@@ -99,10 +80,10 @@ def find_speech(samples: Samples, sample_rate: int, words: Sequence[Word] | None
 
 def bridge_pauses(speech: Frames) -> Frames:
     """Take short pauses for speech, as in the closure of a consonant: (W,) -> (W,)."""
-    bridged = speech.copy()
-    for before, after in pairwise(np.flatnonzero(speech)):
-        if after - before <= SHORT_PAUSE * WINDOWS:
-            bridged[before:after] = True
+    bridged, spoken = speech.copy(), np.flatnonzero(speech)
+    lengths = np.diff(spoken)  # a pause's windows and one
+    for place in np.flatnonzero((lengths > 1) & (lengths <= SHORT_PAUSE * WINDOWS)):
+        bridged[spoken[place] : spoken[place + 1]] = True
     return bridged
 
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-GAIN_DB = (-20.0, 10.0)  # how loud a clip becomes
 STEEPEST = 2.0  # of coloured noise: brown; 0 is white, 1 pink
 TALKERS = (4, 12)  # of babble, at least and at most
 BABBLE = 0.6  # the share of noises that is babble
@@ -36,9 +35,8 @@ def in_silence(audio: Tensor, speech: Tensor, lead: Tensor, *, more: int, window
     return Spoken(placed, speech.gather(1, places))
 
 
-def draw_level(audio: Tensor) -> Tensor:
-    """Make each clip as loud as is drawn: (B, S) -> (B, S)."""
-    low, high = GAIN_DB
+def draw_level(audio: Tensor, low: float, high: float) -> Tensor:
+    """Amplify each clip by a drawn gain, in dB: (B, S) -> (B, S)."""
     gain = 10 ** ((low + torch.rand(len(audio), 1) * (high - low)) / 20)
     return audio * gain.to(audio.device)
 

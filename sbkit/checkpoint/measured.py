@@ -64,9 +64,20 @@ def settings_of(decoder: Mapping[str, Any] | None) -> dict[str, Any] | None:
     return None if decoder is None else {name: decoder.get(name) for name in SETTINGS}
 
 
-def to_safetensors(best: Sequence[Checkpoint]) -> bytes:
-    """Average the model of checkpoints, adapters merged; the same ones give the same bytes."""
+def to_safetensors(best: Sequence[Checkpoint], kept: Sequence[int] | None = None) -> bytes:
+    """Average the model of checkpoints, adapters merged; the same ones give the same bytes.
+
+    ``kept``: the numbers of the parts that are written, which are then counted anew; None for all.
+    """
     merged = merge_adapters(average(best, "model"))
+    if kept is not None:
+        split = {name: name.partition(".") for name in merged}
+        numbers = {str(old): new for new, old in enumerate(kept)}
+        merged = {
+            f"{numbers[number]}.{rest}": merged[name]
+            for name, (number, _, rest) in split.items()
+            if number in numbers
+        }
     return save({name: value.clone() for name, value in merged.items()})
 
 

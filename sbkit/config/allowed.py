@@ -44,6 +44,7 @@ MODULES = {
     "TransformerEncoder TransformerEncoderLayer",
     "sbkit.audio.augment": "Compose SpecAugment",
     "sbkit.audio.fbank": "Fbank",
+    "sbkit.models.attention": "CrossAttention SelfAttention",
     "sbkit.models.dropout": "Dropout",
     "sbkit.models.frame_conv": "FrameConv",
     "sbkit.models.frontend": "ConvFrontEnd",
@@ -51,8 +52,8 @@ MODULES = {
     "sbkit.models.normalize": "GlobalNorm",
     "sbkit.models.pooling": "AttentiveStatisticsPooling",
     "sbkit.models.pretrained.parts": "PretrainedEncoder PretrainedFeatures PretrainedFrontEnd",
-    "sbkit.models.transformer": "ConformerBlock Convolution CrossAttention DecoderBlock "
-    "FeedForward SelfAttention Transformer TransformerBlock",
+    "sbkit.models.transformer": "ConformerBlock Convolution DecoderBlock FeedForward "
+    "Transformer TransformerBlock",
     "speechbrain.augment.freq_domain": "RandomShift SpectrogramDrop Warping",
     "speechbrain.lobes.features": "Fbank MFCC",
     "speechbrain.lobes.models.CRDNN": "CNN_Block CRDNN DNN_Block",

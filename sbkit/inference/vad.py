@@ -4,7 +4,6 @@ samples -> a model's probability of speech, frame by frame -> events: started, s
 """
 
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
@@ -15,6 +14,7 @@ from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import samples_to_seconds
 from sbkit.inference.bundle.bundle import Bundle
+from sbkit.inference.runtime.model import ModelThread
 from sbkit.inference.runtime.runtimes import open_model
 from sbkit.inference.silero import SILERO, SileroFrames
 from sbkit.tasks.voice_activity import DELAY
@@ -51,9 +51,9 @@ class SpeechRules:
     padding: float = 0.05
 
 
-@dataclass(frozen=True)
+@dataclass
 class SpeechState:
-    """Where a stream stands; it never changes, so that a copy is the state itself.
+    """Where a stream stands; `push` returns another one, so that it may be gone on from twice.
 
     model: what the model keeps; samples (S,): from the first one of the next frame; frames: so
     far; first: of the speech that may have begun; last: the frame after the last one of speech;
@@ -109,15 +109,12 @@ class VoiceDetector:
     def push(self, samples: Samples, state: SpeechState) -> tuple[list[SpeechEvent], SpeechState]:
         """Take samples (S,) of int16, and return what they make known, and the state after them."""
         step, waiting = self.model.step, np.concatenate([state.samples, samples])
-        frames = max(0, (len(waiting) - self.model.overlap) // step)
-        state, events = replace(state, samples=waiting[frames * step :]), list[SpeechEvent]()
+        frames, events = max(0, (len(waiting) - self.model.overlap) // step), list[SpeechEvent]()
+        state = replace(state, samples=waiting[frames * step :])
         if frames:
             taken = waiting[: frames * step + self.model.overlap]
-            probabilities, kept = self.model.advance(taken, state.model)
-            state = replace(state, model=kept)
-            for probability in probabilities.tolist():
-                event, state = self._read(probability, state)
-                events += [] if event is None else [event]
+            probabilities, state.model = self.model.advance(taken, state.model)
+            events += filter(None, (self._read(each, state) for each in probabilities.tolist()))
         return events, state
 
     def finish(self, state: SpeechState) -> list[SpeechEvent]:
@@ -132,28 +129,26 @@ class VoiceDetector:
         times = [each.seconds for each in (*events, *self.finish(state))]
         return list(map(Segment, times[::2], times[1::2]))
 
-    def _read(
-        self, probability: float, state: SpeechState
-    ) -> tuple[SpeechEvent | None, SpeechState]:
-        """Take one frame."""
-        rules, place, first = self.rules, state.frames, state.first
-        state = replace(state, frames=place + 1)
-        if probability >= (rules.onset if first is None else rules.offset):
-            state = replace(state, first=place if first is None else first, last=place + 1)
+    def _read(self, probability: float, state: SpeechState) -> SpeechEvent | None:
+        """Take one frame, and change the state."""
+        rules, place = self.rules, state.frames
+        state.frames += 1
+        if probability >= (rules.onset if state.first is None else rules.offset):
+            state.first, state.last = place if state.first is None else state.first, place + 1
         elif not state.is_speech:
-            state = replace(state, first=None)
+            state.first = None
+        now, heard = self._seconds(state.frames), self.model.delay
         if state.first is None:
-            return None, state
-        now, last = self._seconds(state.frames), state.last
-        if not state.is_speech and self._seconds(last - state.first) >= rules.shortest:
-            begin = self._seconds(max(0, state.first - self.model.delay)) - rules.padding
-            event = SpeechEvent("started", max(state.end, begin), now)
-            return event, replace(state, is_speech=True)
-        if state.is_speech and self._seconds(state.frames - last) >= rules.hang_over:
-            end = self._seconds(max(0, last - self.model.delay)) + rules.padding
-            event = SpeechEvent("stopped", end, now)
-            return event, replace(state, first=None, is_speech=False, end=end)
-        return None, state
+            return None
+        if not state.is_speech and self._seconds(state.last - state.first) >= rules.shortest:
+            state.is_speech = True
+            begin = self._seconds(state.first - heard) - rules.padding
+            return SpeechEvent("started", max(state.end, begin), now)
+        if state.is_speech and self._seconds(state.frames - state.last) >= rules.hang_over:
+            state.first, state.is_speech = None, False
+            state.end = self._seconds(max(0, state.last - heard)) + rules.padding
+            return SpeechEvent("stopped", state.end, now)
+        return None
 
     def _seconds(self, frames: int) -> float:
         return samples_to_seconds(frames * self.model.step, self.model.sample_rate)
@@ -164,7 +159,8 @@ class BundleFrames:
 
     def __init__(self, bundle: Bundle) -> None:
         bundle.task.require("transcribe --vad")
-        self._thread, self.sample_rate = bundle.model, bundle.config.sample_rate
+        self._thread: ModelThread = bundle.model
+        self.sample_rate = bundle.config.sample_rate
         sizes = self._thread.call(lambda model: model.chunks)
         self.step, self.overlap, self.delay = sizes.step, sizes.window - sizes.step, DELAY
         # The graph of ONNX has one frame, since its exporter unrolls a GRU.
@@ -176,10 +172,7 @@ class BundleFrames:
 
     def advance(self, samples: Samples, state: Any) -> tuple[npt.NDArray[np.float32], Any]:
         """Compute U frames: (S,) -> (U,), and the state after them."""
-        found: tuple[npt.NDArray[np.float32], Any] = self._thread.call(
-            partial(self._run, samples, state)
-        )
-        return found
+        return self._thread.call(lambda model: self._run(samples, state, model))
 
     def _run(self, samples: Samples, state: Any, model: Any) -> tuple[npt.NDArray[np.float32], Any]:
         size = len(samples) if self._at_once else self.step + self.overlap

@@ -11,11 +11,12 @@ takes, so that nothing of an earlier turn is heard.
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
-from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from contextlib import closing, suppress
 from time import monotonic
 from typing import Any, NamedTuple, Protocol
 
-from sbkit.audio.io import Samples
+from sbkit.audio.io import Samples, to_int16
+from sbkit.audio.resample import Signal
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import samples_to_seconds
 from sbkit.inference.vad import VoiceDetector
@@ -28,14 +29,19 @@ QUEUED = 8  # items between two stages
 AHEAD = 0.5  # seconds of sound that the player has in store
 
 Item = tuple[Turn | None, Any]  # content None: the turn, or without one the source, is at its end
-Work = Callable[[Any, Any], Iterable[Item]]
+Items = Generator[Item]
+Work = Callable[[Any, Any], Items]
 
 
 class Synthesizer(Protocol):
     """What makes speech of text."""
 
-    def speak(self, text: str) -> tuple[Iterable[Samples], int]:
-        """Return blocks (S,) of int16, which may be made as they are taken, and their rate."""
+    @property
+    def sample_rate(self) -> int:
+        """Return the rate of the speech in Hz."""
+
+    def stream(self, text: str, /) -> Iterable[Signal]:
+        """Return blocks (S,) between -1 and 1, which may be made as they are taken."""
 
 
 class _Heard(NamedTuple):
@@ -56,20 +62,27 @@ class Pipeline:
         *,
         detector: VoiceDetector | None = None,
         synthesizer: Synthesizer | None = None,
-        player: Player | None = None,
+        player: Callable[[int], Player] | None = None,
         on_event: Callable[[Event | Turn], object] = lambda event: None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         """Take what the stages call.
 
         answer: given the final text of each turn, it returns a text, texts as they are known, or
-        None; detector: ends turns and interrupts, sooner than the recognizer alone; player: of what
-        the synthesizer makes; on_event: called with all events of the recognizer, each Answer, and
-        each Turn at its end, one at a time; clock: seconds, for the trace.
+        None; detector: ends turns and interrupts, sooner than the recognizer alone; player: opens
+        what plays at the synthesizer's rate, which is closed in the end; on_event: called with all
+        events of the recognizer, each Answer, and each Turn at its end, one at a time; clock:
+        seconds, for the trace.
+
+        Raises:
+            SbkitError: the detector takes audio of another rate, or nothing can play.
         """
         self._recognizer, self._reply, self._on_event = recognizer, answer, on_event
-        self._detector, self._synthesizer, self._player = detector, synthesizer, player
-        self._voice: Any = None if detector is None else detector.start()
+        self._detector, self._synthesizer = detector, synthesizer
+        if detector is not None:
+            detector.require_rate(recognizer.sample_rate)
+            self._voice = detector.start()
+        self._player = player(synthesizer.sample_rate) if synthesizer and player else None
         self._session, self._received = Session(recognizer), 0  # samples
         self._clock, self._changed = clock, threading.Condition()
         self._turn: Turn | None = None  # that is open
@@ -128,6 +141,8 @@ class Pipeline:
             for each in self._threads:
                 if each.is_alive():
                     each.join()
+            if self._player is not None:
+                self._player.close()
             if self._failure is not None:
                 raise self._failure
 
@@ -136,7 +151,7 @@ class Pipeline:
         try:
             while (item := self._get(place)) is not None:
                 turn, content = item
-                with _closing(work(turn, content)) as results:
+                with closing(work(turn, content)) as results:
                     for each in results:
                         self._put(place + 1, *each)
                         if not self._is_open(turn):
@@ -189,7 +204,7 @@ class Pipeline:
         self._changed.notify_all()
         self._on_event(turn)
 
-    def _detect(self, _: None, heard: _Heard | None) -> Iterable[Item]:
+    def _detect(self, _: None, heard: _Heard | None) -> Items:
         """Interrupt where speech starts, and mark the block where it stops."""
         if heard is not None and self._detector is not None:
             events, self._voice = self._detector.push(heard.samples, self._voice)
@@ -198,7 +213,7 @@ class Pipeline:
                 self.interrupt()
             yield None, heard._replace(is_end="stopped" in kinds)
 
-    def _recognize(self, _: None, heard: _Heard | None) -> Iterable[Item]:
+    def _recognize(self, _: None, heard: _Heard | None) -> Items:
         """Recognize a block, and open a turn with each final text."""
         came, events = self._clock(), list[Event]()
         if heard is not None:
@@ -223,39 +238,32 @@ class Pipeline:
     def _seconds(self) -> float:
         return samples_to_seconds(self._received, self._recognizer.sample_rate)
 
-    def _answer(self, turn: Turn | None, text: str | None) -> Iterable[Item]:
+    def _answer(self, turn: Turn | None, text: str | None) -> Items:
         """Call the user's callback, and hand on its texts as they come."""
         if turn is None or text is None:
             return
         answer = self._reply(text)
-        with _closing([answer] if isinstance(answer, str) else answer or ()) as texts:
-            for each in texts:
-                with self._changed:
-                    if not self._is_open(turn):
-                        return
-                    turn.times.setdefault("answer", self._clock())
-                    self._on_event(Answer(seconds=self._seconds, text=each))
-                yield turn, each
+        for each in [answer] if isinstance(answer, str) else answer or ():
+            with self._changed:
+                if not self._is_open(turn):
+                    return
+                turn.times.setdefault("answer", self._clock())
+                self._on_event(Answer(seconds=self._seconds, text=each))
+            yield turn, each
         yield turn, None
 
-    def _speak(self, turn: Turn | None, text: str | None) -> Iterable[Item]:
-        """Make speech of a text, block by block."""
-        if text is not None and self._synthesizer is not None:
-            made, rate = self._synthesizer.speak(text)
-            with _closing(made) as blocks:
-                yield from ((turn, (block, rate)) for block in blocks)
+    def _speak(self, turn: Turn | None, text: str | None) -> Items:
+        """Make speech of a text, block by block, if there is anything in it to be spoken."""
+        if self._synthesizer and text and any(map(str.isalnum, text)):
+            for block in self._synthesizer.stream(text):
+                yield turn, to_int16(block)
 
-    def _play(self, turn: Turn | None, sound: tuple[Samples, int] | None) -> Iterable[Item]:
+    def _play(self, turn: Turn | None, block: Samples | None) -> Items:
         """Hand a block to the player when it needs one, or wait until all is heard."""
         if self._player is not None:
-            self._player.wait(0.0 if sound is None else AHEAD)
+            self._player.wait(0.0 if block is None else AHEAD)
             with self._changed:
-                if turn is not None and sound is not None and self._is_open(turn):
-                    self._player.play(*sound)
+                if turn is not None and block is not None and self._is_open(turn):
+                    self._player.play(block)
                     turn.times.setdefault("sound", self._clock())
-        return ()
-
-
-def _closing(items: Iterable[Any]) -> AbstractContextManager[Iterable[Any]]:
-    """Close a generator when it is left, so that it ends here and now."""
-    return closing(items) if isinstance(items, Generator) else nullcontext(items)
+        yield from ()

@@ -14,8 +14,8 @@ from sbkit.live.sources import require_sounddevice
 class Player(Protocol):
     """What plays blocks one after the other, and knows by its clock when they have been heard."""
 
-    def play(self, samples: Samples, sample_rate: int) -> object:
-        """Take a block (S,) of int16 at a rate in Hz; it is heard after those before."""
+    def play(self, samples: Samples) -> object:
+        """Take a block (S,) of int16; it is heard after those before."""
 
     def wait(self, seconds: float) -> object:
         """Return when no more than so much is left to be heard, or `stop` is called."""
@@ -23,55 +23,50 @@ class Player(Protocol):
     def stop(self) -> object:
         """Drop all that has not been heard."""
 
+    def close(self) -> object:
+        """Give back what it plays with; it may be called again."""
+
 
 class FilePlayer:
-    """Write what is played to an audio file, at the rate of the first block; to be closed."""
+    """Write what is played to an audio file, where it counts as heard."""
 
-    def __init__(self, path: Path | str) -> None:
-        """Name the file."""
-        self._path = Path(path)
-        self._file: soundfile.SoundFile | None = None
+    def __init__(self, path: Path | str, sample_rate: int) -> None:
+        """Create the file."""
+        self._file = soundfile.SoundFile(path, "w", sample_rate, 1, "PCM_16")
 
-    def play(self, samples: Samples, sample_rate: int) -> None:
+    def play(self, samples: Samples) -> None:
         """Write a block (S,) of int16."""
-        if self._file is None:
-            self._file = soundfile.SoundFile(self._path, "w", sample_rate, 1, "PCM_16")
         self._file.write(samples)
 
     def wait(self, seconds: float) -> None:
-        """Return at once: what is in the file has been heard."""
+        """Return at once."""
 
     def stop(self) -> None:
         """Return at once."""
 
     def close(self) -> None:
         """Close the file."""
-        if self._file is not None:
-            self._file.close()
+        self._file.close()
 
 
 class Speakers:
-    """Play with PortAudio, by its clock; to be closed."""
+    """Play with PortAudio, by its clock."""
 
-    def __init__(self) -> None:
-        """Look for PortAudio, and raise SbkitError where it is not there."""
-        self._sounddevice = require_sounddevice()
-        self._stream: Any = None
-        self._left, self._end = b"", 0.0  # bytes for the device; when all is heard, in its seconds
+    def __init__(self, sample_rate: int) -> None:
+        """Open the device; raise SbkitError where PortAudio is not there."""
         self._changed = threading.Condition()
+        self._left, self._end = b"", 0.0  # bytes for the device; when all is heard, in its seconds
+        self._stream = require_sounddevice().RawOutputStream(
+            samplerate=sample_rate, channels=1, dtype="int16", callback=self._fill
+        )
+        self._stream.start()
 
-    def play(self, samples: Samples, sample_rate: int) -> None:
-        """Take a block (S,) of int16; one of another rate drops what is left."""
-        if self._stream is None or self._stream.samplerate != sample_rate:
-            self.close()
-            self._stream = self._sounddevice.RawOutputStream(
-                samplerate=sample_rate, channels=1, dtype="int16", callback=self._fill
-            )
-            self._stream.start()
+    def play(self, samples: Samples) -> None:
+        """Take a block (S,) of int16."""
         with self._changed:
             begin = max(self._end, self._stream.time + self._stream.latency)
             self._left += samples.tobytes()
-            self._end = begin + samples_to_seconds(len(samples), sample_rate)
+            self._end = begin + samples_to_seconds(len(samples), self._stream.samplerate)
 
     def wait(self, seconds: float) -> None:
         """Return when no more than so much is left to be heard, or `stop` is called."""
@@ -84,15 +79,12 @@ class Speakers:
         with self._changed:
             self._left, self._end = b"", 0.0
             self._changed.notify_all()
-        if self._stream is not None:
-            self._stream.abort()
-            self._stream.start()
+        self._stream.abort()
+        self._stream.start()
 
     def close(self) -> None:
         """Give the device back."""
-        self.stop()
-        if self._stream is not None:
-            self._stream.close()
+        self._stream.close()
 
     def _fill(self, out: Any, *_: object) -> None:
         with self._changed:

@@ -20,7 +20,6 @@ from torch import Tensor
 from sbkit.base.errors import SbkitError
 
 FRAME_MS = 40  # of the front-end: four shifts of 10 ms
-KEYS = ("chunk_ms", "left_ms", "lookahead_ms")
 WHOLE_SHARE = 0.3  # of the micro-batches in training that see whole clips
 
 
@@ -42,24 +41,21 @@ class Streaming:
     def of(cls, declared: Mapping[str, object]) -> Self:
         """Read `streaming` of a YAML; raise SbkitError for what cannot be.
 
-        `lookahead_ms` is there to be said: chunks of this encoder see nothing of the next one, so
-        that a longer chunk is how a model sees more of what follows.
+        `lookahead_ms` is 0: nothing sees past its chunk, so a longer one sees more to the right.
         """
-        chunk, left, lookahead = (declared.get(key) for key in KEYS)
-        whole = all(isinstance(each, int) and each % FRAME_MS == 0 for each in (chunk, left))
-        if declared.keys() != {*KEYS} or not whole or lookahead != 0:
-            raise SbkitError(
-                f"`streaming` must have chunk_ms and left_ms in multiples of {FRAME_MS}, the "
-                f"duration of a frame, and lookahead_ms: 0, but is {dict(declared)}. Correct it; "
-                "for more context to the right, raise chunk_ms."
-            )
-        assert isinstance(chunk, int) and isinstance(left, int)
-        if chunk < FRAME_MS or left < 0:
-            raise SbkitError(
-                f"`streaming` must have chunk_ms of at least {FRAME_MS} and left_ms of at least "
-                f"0, but has {chunk} and {left}. Correct it."
-            )
-        return cls(chunk // FRAME_MS, left // FRAME_MS)
+        match declared:
+            case {"chunk_ms": int(chunk), "left_ms": int(left), **more} if (
+                more in ({}, {"lookahead_ms": 0})
+                and chunk % FRAME_MS == left % FRAME_MS == 0
+                and chunk > 0
+                and left >= 0
+            ):
+                return cls(chunk // FRAME_MS, left // FRAME_MS)
+        raise SbkitError(
+            "`streaming` must be {chunk_ms: .., left_ms: .., lookahead_ms: 0}, multiples of the "
+            f"{FRAME_MS} ms of a frame, of which the first is above 0, but is {dict(declared)}. "
+            "Correct it; for more context to the right, raise chunk_ms."
+        )
 
     def draw(self) -> "Streaming":
         """Draw the cut of a micro-batch in training: whole clips, or half to twice the chunk.

@@ -88,10 +88,13 @@ class Task:
             returns; its method `predict(audio, audio_lengths)` takes (B, S) and (B,). Without one
             runs cannot be exported.
         labels: the file of its labels, if it has any.
+        training_parts: keys of the parts that a bundle goes without, such as a discriminator.
         heads: keys of the parts with an output for each label.
         metrics: by name, as the Brain has them; the loss for a Brain without any.
         commands: those that take its bundles, such as `transcribe`.
         runs: the functions of those that the task itself runs, from their options to the exit code.
+        load: opens a bundle that speaks: from its folder and the options of `open_model` to what
+            `sbkit.serve.voice` takes.
         graphs: the methods of its model that a bundle's ONNX and torch programs hold, by name,
             where these are not a recognizer's; the model then has `settings`, the plain data that
             whoever calls them needs.
@@ -102,11 +105,13 @@ class Task:
     model_name: str
     hub_task: str | None = None
     model_class: str | None = None
+    training_parts: tuple[str, ...] = ()
     labels: LabelFile | None = None
     heads: tuple[str, ...] = ()
     metrics: Metrics = field(default_factory=lambda: LOSS)
     commands: tuple[str, ...] = ()
     runs: Mapping[str, Callable[[argparse.Namespace], int]] = field(default_factory=dict)
+    load: Callable[..., Any] | None = None
     graphs: Mapping[str, Graph] = field(default_factory=dict)
     scorer: Scorer | None = None
 

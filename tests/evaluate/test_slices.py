@@ -60,7 +60,7 @@ def test_lengths_are_grouped_unless_the_data_says_them() -> None:
 
 
 def test_noise_is_estimated_from_the_clip() -> None:
-    """Speech of level 10,000 in half of the windows, noise below it in all; a clip of nothing."""
+    """Speech in half of the windows, noise, or digital silence, below it; a clip of nothing."""
     random = np.random.default_rng(0)
     speech = np.tile(np.repeat([10_000.0, 0.0], 16_000), 2)
     clips = [
@@ -70,11 +70,17 @@ def test_noise_is_estimated_from_the_clip() -> None:
         )
         .clip(-32768, 32767)
         .astype(np.int16)
-        for level in (1500, 150, 15)
+        for level in (1500, 150, 15, 0)
     ]
     samples = [*map(len, clips), 0]
     found = slice_columns(["noise"], {}, samples, 16_000, iter([*clips, clips[0][:0]]))
-    assert found == [("00 to 10 dB",), ("20 to 30 dB",), ("40 to 50 dB",), ("",)]
+    assert found == [
+        ("00 to 10 dB",),
+        ("20 to 30 dB",),
+        ("40 to 50 dB",),
+        ("50 dB or more",),
+        ("",),
+    ]
 
 
 @pytest.mark.parametrize(

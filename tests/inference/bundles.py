@@ -69,6 +69,12 @@ def make_bundle(folder: Path, **knobs: object) -> Path:
     return folder / "bundle"
 
 
+def make_live_run(folder: Path, **knobs: object) -> Path:
+    """Save a streaming model that says something."""
+    yaml = ROOT / "hparams/ctc_streaming.yaml"
+    return make_run(folder, yaml, louder, num_decoder_layers=0, **knobs)
+
+
 def louder(hparams: Any) -> None:
     """Let a model say something, which a new one does not; sherpa-onnx names special tokens."""
     with torch.no_grad():
@@ -84,6 +90,13 @@ def export_all(folder: Path) -> None:
     formats = [*(name for name in WRITERS if name != HUGGINGFACE), HUB]
     run = make_run(folder / "run", change=louder)
     export_run(run, folder / "tiny", formats=formats, grid=SMALL)
+
+
+def export_streaming(folder: Path) -> None:
+    """Make the run of a streaming model that says something, and export it with its ONNX."""
+    run = make_live_run(folder / "run", **UNHEARD)
+    grid = Grid(batches=(1, 3), seconds=(0.02, 0.3, 2.0))
+    export_run(run, folder / "tiny", formats=["onnx"], grid=grid)
 
 
 def certificate(bundle: Path, name: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from sbkit.audio.io import Samples
+from sbkit.audio.resample import Signal
 from sbkit.base.errors import SbkitError
 from sbkit.cli import run
 from sbkit.inference.bundle.export import export_run
@@ -23,7 +23,7 @@ from sbkit.live.command import Display
 from sbkit.live.recognizer import LiveRecognizer
 from sbkit.live.session import Final, Partial, Session
 from sbkit.live.sources import live_blocks
-from tests.inference.bundles import ROOT, make_bundle, make_run
+from tests.inference.bundles import ROOT, make_bundle, make_live_run
 from tests.inference.tones import RATE, silence, speak
 from tests.live.live_tones import live_tones
 from tests.logs.terminal import Terminal
@@ -134,12 +134,7 @@ def test_what_does_not_fit_is_refused(arguments: Sequence[str], match: str, talk
 def test_a_bundle_transcribes_live_what_it_transcribes_of_the_whole_clip(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
-    def loud(hparams: dict[str, object]) -> None:
-        hparams["ctc_lin"].weight.data *= 30  # type: ignore[attr-defined]
-
-    yaml = ROOT / "hparams/ctc_streaming.yaml"
-    run_folder = make_run(tmp_path / "run", yaml, loud, num_decoder_layers=0)
-    export_run(run_folder, tmp_path / "my-live-model")
+    export_run(make_live_run(tmp_path / "run"), tmp_path / "my-live-model")
     random = np.random.default_rng(0)
     clips = [(3000 * random.normal(size=size)).astype(np.int16) for size in (300, 20_000, 60_123)]
     with Transcriber.load(tmp_path / "my-live-model") as whole:
@@ -167,8 +162,10 @@ def test_a_bundle_transcribes_live_what_it_transcribes_of_the_whole_clip(
 class Beep:
     """Say anything in a tenth of a second."""
 
-    def speak(self, text: str) -> tuple[list[Samples], int]:
-        return [np.full(400, 1000, np.int16)] * 2, 8000
+    sample_rate = 8000
+
+    def stream(self, text: str) -> list[Signal]:
+        return [np.full(400, 0.1, np.float32)] * 2
 
 
 def test_a_bundle_of_whole_clips_is_refused(tmp_path: Path) -> None:

@@ -20,20 +20,16 @@ from sbkit.live.pipeline import Pipeline
 from sbkit.live.recognizer import LiveRecognizer
 from sbkit.live.session import Final, Session, advance_batch
 from tests import processes
-from tests.inference.bundles import ROOT, make_run
+from tests.inference.bundles import make_live_run
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler
 
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    def loud(hparams: dict[str, Any]) -> None:
-        hparams["ctc_lin"].weight.data *= 30
-
     folder = tmp_path_factory.mktemp("compiled")
-    yaml = ROOT / "hparams/ctc_streaming.yaml"
-    sizes = {"num_decoder_layers": 0, "encoder_module": "transformer"}
-    export_run(make_run(folder / "run", yaml, loud, **sizes), folder / "bundle")
+    run = make_live_run(folder / "run", encoder_module="transformer")
+    export_run(run, folder / "bundle")
     return folder / "bundle"
 
 

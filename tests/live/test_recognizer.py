@@ -1,35 +1,29 @@
 """Samples in pieces of any size give the features and log-probabilities of the whole clip."""
 
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from sbkit.inference.bundle.bundle import Bundle
 from sbkit.inference.bundle.export import export_run
 from sbkit.inference.runtime.model import ModelThread
 from sbkit.inference.runtime.torch_model import load_bundle
 from sbkit.live.recognizer import LiveRecognizer
-from tests.inference.bundles import ROOT, make_run
+from tests.inference.bundles import make_live_run
 from tests.live.test_session import cut
 
 
 @pytest.fixture(scope="module")
-def bundle_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    def louder(hparams: dict[str, Any]) -> None:
-        hparams["ctc_lin"].weight.data *= 10
-
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     folder = tmp_path_factory.mktemp("recognizer")
-    yaml = ROOT / "hparams/ctc_streaming.yaml"
-    export_run(make_run(folder / "run", yaml, louder, num_decoder_layers=0), folder / "bundle")
-    return folder / "bundle"
+    export_run(make_live_run(folder / "run"), folder / "bundle")
+    return load_bundle(folder / "bundle")
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_no_window_is_missed_or_computed_twice(seed: int, bundle_folder: Path) -> None:
-    bundle = load_bundle(bundle_folder)
+def test_no_window_is_missed_or_computed_twice(seed: int, bundle: Bundle) -> None:
     model, random = bundle.model, np.random.default_rng(seed)
     clip = (3000 * random.normal(size=int(random.integers(1, 90_000)))).astype(np.int16)
     extract = model.network.encoder.modules["compute_features"]
@@ -37,14 +31,16 @@ def test_no_window_is_missed_or_computed_twice(seed: int, bundle_folder: Path) -
     whole, frames = extract(audio, samples)
     expected = model.encode([clip])[0].log_probs
     computed = list[torch.Tensor]()
-    extract.register_forward_hook(lambda *call: computed.append(call[2][0][0, : call[2][1][0]]))
     with LiveRecognizer(bundle=replace(bundle, model=ModelThread(lambda: model))) as live:
-        computed.clear()
+        hook = extract.register_forward_hook(
+            lambda *call: computed.append(call[2][0][0, : call[2][1][0]])
+        )
         found, state = [expected[:0]], live.start()
         pieces = [*cut(clip, seed), clip[:0]]
         for number, piece in enumerate(pieces, 1):
             ((chunks, state),) = live.forward_chunk([piece], [state], [number == len(pieces)])
             found += chunks
+    hook.remove()
     torch.testing.assert_close(torch.cat(computed or [whole[0, :0]]), whole[0, : frames[0]])
     np.testing.assert_allclose(np.concatenate(found), expected, rtol=0, atol=1e-4)
     assert (np.concatenate(found).argmax(1) == expected.argmax(1)).all()

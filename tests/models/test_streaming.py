@@ -171,14 +171,15 @@ def test_padding_changes_nothing_and_gradients_reach_every_parameter(kind: str) 
 
 
 def test_what_is_no_cut_is_refused() -> None:
-    wrong: Sequence[tuple[dict[str, int], str]] = (
-        (declared(4, 8) | {"chunk_ms": 100}, "multiples of 40"),
-        (declared(0, 8), "at least 40"),
-        (declared(4, 8) | {"lookahead_ms": 80}, "lookahead_ms: 0"),
-        ({"chunk_ms": 640}, "must have chunk_ms and left_ms"),
+    wrong: Sequence[dict[str, int]] = (
+        declared(4, 8) | {"chunk_ms": 100},
+        declared(0, 8),
+        declared(4, -8),
+        declared(4, 8) | {"lookahead_ms": 80},
+        {"chunk_ms": 640},
     )
-    for each, match in wrong:
-        with pytest.raises(SbkitError, match=match):
+    for each in wrong:
+        with pytest.raises(SbkitError, match=r"multiples of the 40 ms .* raise chunk_ms"):
             Streaming.of(each)
     assert streaming_model(make_model(None)) is None
 

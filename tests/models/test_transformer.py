@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from sbkit.base.errors import SbkitError
-from sbkit.models.transformer import ConformerBlock, SelfAttention, Transformer
+from sbkit.models.attention import SelfAttention
+from sbkit.models.transformer import ConformerBlock, Transformer
 
 KINDS = ["conformer", "transformer"]
 SIZES: dict[str, Any] = {"d_model": 16, "nhead": 2, "d_ffn": 24, "num_encoder_layers": 2}

@@ -15,8 +15,9 @@ from sbkit.cli import run as sbkit
 from sbkit.config.hparams import read_knobs
 from sbkit.inference.vad import SpeechEvent, VoiceDetector
 from sbkit.text.word import Word
+from tests import processes
 from tests.inference.bundles import make_bundle
-from tests.runs import Workplace, prompts, read_json, train_here
+from tests.runs import Workplace, last_parameters, prompts, read_json, train_here
 
 SMALL = ("--device=cpu", "--batch_seconds=6", "--number_of_epochs=2", "--log_every=1")
 RATE, WINDOW = 16_000, 320
@@ -58,9 +59,9 @@ def test_noise_has_its_ratio_to_the_speech_and_labels_move_with_the_audio() -> N
     assert octaves == pytest.approx([octaves[0]] * 3, rel=0.2)  # pink: an octave has what each has
 
 
-def run(workplace: Workplace, out: Path, *options: str) -> int:
+def command(workplace: Workplace, out: Path) -> list[str]:
     folders = (f"--data_folder={workplace.release}", f"--output_folder={out}")
-    return train_here(["train.py", "hparams/vad.yaml", *folders, *SMALL, *options], workplace.cache)
+    return ["train.py", "hparams/vad.yaml", *folders, *SMALL]
 
 
 def test_an_aligner_must_be_a_recognizer(
@@ -69,14 +70,30 @@ def test_an_aligner_must_be_a_recognizer(
     monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
     given = {"data_folder": str(workplace.release), "aligner": str(tmp_path / "none")}
     knobs = read_knobs(Path("hparams/vad.yaml"), {}) | given
-    with pytest.raises(SbkitError, match="`aligner` must be .* Train it first: torchrun train.py"):
+    with pytest.raises(SbkitError, match=r"A bundle must be a folder with .*/none is none"):
         prepare_speech(knobs)
+
+
+@pytest.mark.slow
+@pytest.mark.ddp
+def test_two_processes_train_as_one(workplace: Workplace, tmp_path: Path) -> None:
+    """What a process draws for itself is off."""
+    plain = ("--gain_db=[0, 0]", "--noise_prob=0", "--silence_seconds=0.0", "--check=false")
+    for ranks in (1, 2):
+        words = [*command(workplace, tmp_path / str(ranks)), *plain]
+        done = processes.run(words, ranks=ranks, SBKIT_CACHE=workplace.cache)
+        assert done.returncode == 0, done.stderr
+    alone, shared = (last_parameters(tmp_path / str(ranks)) for ranks in (1, 2))
+    for name, value in alone.items():
+        torch.testing.assert_close(shared[name], value, rtol=1e-4, atol=1e-5)
+    scores = [read_json(tmp_path / str(ranks) / "summary.json")["test"] for ranks in (1, 2)]
+    assert scores[0] == scores[1]
 
 
 @pytest.fixture(scope="module")
 def bundle(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("vad")
-    assert run(workplace, folder / "run") == 0
+    assert train_here(command(workplace, folder / "run"), workplace.cache) == 0
     test = read_json(folder / "run/summary.json")["test"]["test"]
     assert 0 <= test["miss"] <= 1 and 0 <= test["false_alarm"] <= 1
     assert read_json(folder / "run/summary.json")["parameters"] == 12_801

@@ -150,6 +150,22 @@ def test_evaluation_keeps_the_counters_of_the_whole_run(tmp_path: Path) -> None:
     assert torch.equal(model.weight, saved["weight"])
 
 
+def test_a_loss_that_is_not_finite_skips_its_step_though_its_gradient_is_finite() -> None:
+    class Infinite(LineBrain):
+        def compute_objectives(self, predictions: torch.Tensor, batch: Any, stage: Stage) -> Loss:
+            return Loss(predictions.sum(1) + torch.inf, torch.ones(len(predictions)))
+
+    model, before = line(), line()
+    options = {"device": "cpu", "nonfinite_patience": 3}
+    brain = Infinite(
+        modules={"model": model},
+        opt_class=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        run_opts=options,
+    )
+    brain.fit(range(1), loader(12, 4))
+    assert torch.equal(model.weight, before.weight)
+
+
 def test_the_patience_with_bad_steps_of_an_epoch_spans_a_stop(tmp_path: Path) -> None:
     inputs, targets = rows(12)
     inputs[::2] = torch.nan  # every second step is bad, of twelve

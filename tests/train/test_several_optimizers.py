@@ -88,9 +88,11 @@ def expected_gradients(brain: Pair) -> dict[str, list[torch.Tensor]]:
     }
 
 
-@pytest.mark.parametrize("accumulation", [1, 4])
-def test_each_steps_its_own_parts_by_the_mean_of_its_own_loss(accumulation: int) -> None:
-    brain = pair(grad_accumulation_factor=accumulation)
+@pytest.mark.parametrize(("accumulation", "unlimited"), [(1, -1.0), (4, 0.0)])
+def test_each_steps_its_own_parts_by_the_mean_of_its_own_loss(
+    accumulation: int, unlimited: float
+) -> None:
+    brain = pair(grad_accumulation_factor=accumulation, max_grad_norm=unlimited)
     before = {name: parameters(module) for name, module in brain.modules.items()}
     wanted = expected_gradients(brain)
     fit(brain, size=8 // accumulation)

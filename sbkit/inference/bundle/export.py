@@ -136,16 +136,11 @@ def require_free(out: Path) -> None:
 
 def _contents(run: Path, own: frozenset[str]) -> tuple[dict[str, bytes], dict[str, Any]]:
     """Collect the files of a bundle, and its configuration."""
-    best = best_checkpoints(run / CHECKPOINTS)
-    meta, root = best[0].meta, read_document(run / RESOLVED).root
-    if TASK not in meta:
-        raise SbkitError(
-            f"A checkpoint must name the task of its run to be exported, but {best[0].path} does "
-            "not. Train with train.py and a recipe, which names it."
-        )
-    task = load_task(meta[TASK], own=own)
+    best, root = best_checkpoints(run / CHECKPOINTS), read_document(run / RESOLVED).root
+    task = _task_of(best[0], own)
     contents, labels = _read_labels(run, task)
     contents |= (sources := source_files(own))
+    kept = _kept_parts(root, task)
     described = plain_parts(root, {task.labels.key: labels} if task.labels else {}, task)
     decoder = read_json(run / DECODER_FILE)  # that the test was run with
     if decoder is not None:
@@ -156,7 +151,8 @@ def _contents(run: Path, own: frozenset[str]) -> tuple[dict[str, bytes], dict[st
             f"greedily. Finish the run, or choose them: sbkit tune {run}",
             file=sys.stderr,
         )
-    weights = contents[WEIGHTS] = to_safetensors(best)
+    weights = to_safetensors(best)
+    contents[WEIGHTS] = weights if kept is None else to_safetensors(best, kept)
     confidence, models = read_json(run / CONFIDENCE_FILE), contents.get(LANGUAGE_MODELS)
     config = {
         "format": FORMAT,
@@ -172,13 +168,22 @@ def _contents(run: Path, own: frozenset[str]) -> tuple[dict[str, bytes], dict[st
             {name: each.meta[name] for name in ("epoch", *task.metrics) if name in each.meta}
             for each in best
         ],
-        NORMALIZER: meta.get(NORMALIZER),
+        NORMALIZER: best[0].meta.get(NORMALIZER),
         "versions": versions(distributions(own, sources)),
         **({"own": sorted(own)} if own else {}),
         **({"language": str(root["language"])} if "language" in root else {}),
     }
     contents[CONFIG] = (to_json(config, indent=1) + "\n").encode()
     return contents, config
+
+
+def _task_of(checkpoint: Checkpoint, own: frozenset[str]) -> Task:
+    if TASK not in checkpoint.meta:
+        raise SbkitError(
+            f"A checkpoint must name the task of its run to be exported, but {checkpoint.path} "
+            "does not. Train with train.py and a recipe, which names it."
+        )
+    return load_task(checkpoint.meta[TASK], own=own)
 
 
 def change_config(bundle: Path, **values: object) -> None:
@@ -205,6 +210,13 @@ def best_checkpoints(folder: Path) -> list[Checkpoint]:
     return best
 
 
+def _kept_parts(root: CommentedMap, task: Task) -> list[int] | None:
+    """Number the parts that a bundle has; None for all."""
+    names = enumerate(part_names_in(root))
+    kept = [number for number, name in names if name not in task.training_parts]
+    return kept if task.training_parts else None
+
+
 def plain_parts(root: CommentedMap, objects: Mapping[str, object], task: Task) -> dict[str, Any]:
     """Describe the parts as plain data, and the order in which the ModuleList owns them.
 
@@ -214,7 +226,8 @@ def plain_parts(root: CommentedMap, objects: Mapping[str, object], task: Task) -
     Raises SbkitError when a part is made of something else than a description, or is none of the
     model's.
     """
-    owned, taken = part_names_in(root), inspect.signature(task.import_model()).parameters
+    owned = [name for name in part_names_in(root) if name not in task.training_parts]
+    taken = inspect.signature(task.import_model()).parameters
     takes_any = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in taken.values())
     strange = [name for name in owned if name not in (root if takes_any else taken)]
     if strange:

@@ -8,9 +8,17 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoFeatureExtractor, AutoModel, AutoModelForCTC
+from transformers import (
+    AutoConfig,
+    AutoFeatureExtractor,
+    AutoModel,
+    AutoModelForCTC,
+    ParakeetFeatureExtractor,
+    SeamlessM4TFeatureExtractor,
+    Wav2Vec2FeatureExtractor,
+)
 
-from sbkit.models.pretrained.config import read_encoder_config
+from sbkit.models.pretrained.config import FAMILIES, read_encoder_config
 from sbkit.models.pretrained.parts import PretrainedEncoder, PretrainedFeatures, PretrainedFrontEnd
 from sbkit.models.pretrained.weights import load_weights
 from tests.models.pretrained.folders import (
@@ -49,6 +57,18 @@ def states(config: dict[str, Any], audio: Tensor, lengths: Tensor, *parts: Any) 
     features, frames = PretrainedFeatures(config=config)(audio, lengths)
     x, frames = parts[0](features, frames)
     return parts[1].encode(x, frames)
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_defaults_are_those_of_transformers(model_type: str) -> None:
+    extractors = {
+        "wav2vec2-bert": SeamlessM4TFeatureExtractor,
+        "parakeet_encoder": ParakeetFeatureExtractor,
+    }
+    extractor = extractors.get(model_type, Wav2Vec2FeatureExtractor)().to_dict()
+    theirs = extractor | AutoConfig.for_model(model_type).to_dict()
+    named = {"do_normalize": True, "sample_rate": theirs["sampling_rate"]}  # not in all of theirs
+    assert FAMILIES[model_type].items() <= (named | theirs).items()
 
 
 @pytest.mark.parametrize(("model_type", "config"), VARIANTS)

@@ -1,0 +1,60 @@
+"""Pipecat and LiveKit, each by file and realtime: URL AUDIO; prints the texts."""
+
+import asyncio
+import sys
+
+import soundfile
+from livekit.agents.stt import SpeechEventType
+from livekit.agents.utils import http_context
+from livekit.plugins import openai
+from livekit.rtc import AudioFrame
+from pipecat.frames import frames
+from pipecat.pipeline.worker import PipelineParams
+from pipecat.services.openai.stt import OpenAIRealtimeSTTService, OpenAISTTService
+from pipecat.tests.utils import SleepFrame, run_test
+
+KEY, MODEL = "a key", "whisper-1"
+
+
+async def livekit(url: str, audio: bytes, rate: int) -> None:
+    """Send a clip as a file, and then as it comes, where an endpoint ends it."""
+    frame = AudioFrame(audio, rate, 1, len(audio) // 2)
+    options = {"base_url": f"{url}/v1", "api_key": KEY, "model": MODEL}
+    found = await openai.STT(**options).recognize(frame)
+    print(found.alternatives[0].text, flush=True)
+    async with http_context.open():
+        stream = openai.STT(**options, use_realtime=True).stream()
+        stream.push_frame(frame)
+        async for event in stream:
+            if event.type == SpeechEventType.FINAL_TRANSCRIPT:
+                print(event.alternatives[0].text, flush=True)
+                break
+        await stream.aclose()
+
+
+async def pipecat(url: str, audio: bytes, rate: int) -> None:
+    """Say when somebody speaks, and send the clip between."""
+    socket = f"{url.replace('http', 'ws')}/v1/realtime"
+    params = PipelineParams(audio_in_sample_rate=rate)
+    for kind, base_url in ((OpenAISTTService, f"{url}/v1"), (OpenAIRealtimeSTTService, socket)):
+        service = kind(api_key=KEY, base_url=base_url, settings=kind.Settings(model=MODEL))
+        step = rate // 50 * 2
+        pieces = [audio[at : at + step] for at in range(0, len(audio), step)]
+        sent = [
+            SleepFrame(1.0),  # until it has connected
+            frames.VADUserStartedSpeakingFrame(),
+            *(frames.InputAudioRawFrame(each, rate, 1) for each in pieces),
+            frames.VADUserStoppedSpeakingFrame(),
+            SleepFrame(3.0),  # until it is answered
+        ]
+        down, _ = await run_test(
+            service, frames_to_send=sent, pipeline_params=params, start_timeout=20.0
+        )
+        found = [each.text for each in down if isinstance(each, frames.TranscriptionFrame)]
+        print(*found, flush=True)
+
+
+if __name__ == "__main__":
+    samples, hertz = soundfile.read(sys.argv[2], dtype="int16")
+    for client in (livekit, pipecat):
+        asyncio.run(client(sys.argv[1], samples.tobytes(), hertz))

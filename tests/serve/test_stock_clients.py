@@ -1,0 +1,27 @@
+"""Stock clients of others, where the extra `clients` is installed, get what was said."""
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from tests.inference.tones import RATE, silence, speak
+from tests.runs import ROOT
+from tests.serve.server import served
+from tests.serve.test_realtime import live_bundle
+
+
+@pytest.mark.slow(40)
+@pytest.mark.skipif(not find_spec("pipecat"), reason="needs the extra clients")
+@pytest.mark.skipif(not find_spec("livekit"), reason="needs the extra clients")
+def test_pipecat_and_livekit_get_what_was_said(tmp_path: Path) -> None:
+    made, file = live_bundle(tmp_path), tmp_path / "talk.wav"
+    soundfile.write(file, np.concatenate([speak(made[1], "the dog"), silence(2.0)]), RATE)
+    with served(tmp_path, made=made, language="en") as here:
+        command = [sys.executable, "-m", "tests.serve.stock_clients", here.url, str(file)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.stdout.splitlines() == ["the dog"] * 4, done.stderr[-3000:]

@@ -1,0 +1,52 @@
+"""The whole way with files for microphone and loudspeaker: what is answered can be recognized."""
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from shutil import which
+
+import numpy as np
+import pytest
+import soundfile
+
+from sbkit.audio.io import FULL_SCALE
+from sbkit.audio.resample import Signal
+from sbkit.live.recognizer import LiveRecognizer
+from tests.inference.tones import RATE, silence, speak
+from tests.live.live_tones import live_tones
+from tools import talk
+
+
+def test_an_echo_says_what_was_said_and_how_long_each_stage_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recognizer, tokenizer, _ = live_tones(tmp_path)
+
+    class Tones:
+        sample_rate = RATE
+
+        def __init__(self, language: str) -> None:
+            assert language == "en"
+
+        def stream(self, text: str) -> Iterator[Signal]:
+            yield from np.array_split(speak(tokenizer, text).astype(np.float32) / FULL_SCALE, 3)
+
+    monkeypatch.setattr(LiveRecognizer, "load", lambda *_: recognizer)
+    monkeypatch.setattr(talk, "Espeak", Tones)
+    question, answer = tmp_path / "question.wav", tmp_path / "answer.wav"
+    soundfile.write(question, np.concatenate([speak(tokenizer, "the dog"), silence(2.0)]), RATE)
+    options = [str(question), "--pace", "20", "--out", str(answer)]
+    monkeypatch.setattr(sys, "argv", ["talk", "my-live-model", *options])
+    talk.main()
+    said, answered, trace, again = capsys.readouterr().out.splitlines()
+    assert (said, answered, again) == ("> the dog", "< the dog", "recognized again: the dog")
+    stages = r"  endpoint -?\d+ \+ recognizer \d+ \+ answer \d+ \+ sound \d+ = -?\d+ ms"
+    assert re.fullmatch(stages, trace)
+
+
+@pytest.mark.skipif(which("espeak-ng") is None, reason="needs espeak-ng")
+def test_espeak_speaks() -> None:
+    (sound,) = talk.Espeak("en").stream("- hello")
+    assert 0.3 < len(sound) / talk.Espeak.sample_rate < 3.0
+    assert 0.05 < np.abs(sound).max() <= 1.0

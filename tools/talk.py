@@ -1,0 +1,108 @@
+"""Talk to an echo: microphone, recognizer, callback, synthesizer, loudspeaker.
+
+python -m tools.talk BUNDLE [SOURCE] [--voice BUNDLE] [--vad BUNDLE|silero] [--out FILE]
+
+BUNDLE is a streaming recognizer; SOURCE a file, which is paced in real time, or mic. Without a
+voice, espeak-ng speaks. Prints what was said, what is answered and, after each turn, the
+milliseconds that each stage added, from the end of the last word to the first sound. With --out the
+answers are written to a file, in which the recognizer is then asked what they say.
+"""
+
+import argparse
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from recipes.synthesis.synthesizer import Synthesizer as Voice
+from sbkit.audio.io import FULL_SCALE
+from sbkit.audio.resample import Signal
+from sbkit.base.errors import SbkitError
+from sbkit.base.process import run_main
+from sbkit.inference.vad import VoiceDetector
+from sbkit.live.pipeline import Pipeline, Synthesizer
+from sbkit.live.players import FilePlayer, Speakers
+from sbkit.live.recognizer import LiveRecognizer
+from sbkit.live.session import Event, Final, Session
+from sbkit.live.sources import MICROPHONE, live_blocks
+from sbkit.live.turn import Answer, Turn
+
+
+class Espeak:
+    """The voice of the command espeak-ng."""
+
+    sample_rate: ClassVar = 22_050
+    HEADER = 44  # bytes of WAV
+
+    def __init__(self, language: str) -> None:
+        """Name the language; raises SbkitError without the command."""
+        if shutil.which("espeak-ng") is None:
+            raise SbkitError(
+                "Something must speak, but there is no espeak-ng. On Debian: apt-get install "
+                "espeak-ng"
+            )
+        self._command = ["espeak-ng", "-v", language, "--stdin", "--stdout"]
+
+    def stream(self, text: str) -> Iterator[Signal]:
+        """Yield the sound of a text (S,), at once."""
+        done = subprocess.run(self._command, input=text.encode(), capture_output=True, check=True)
+        yield np.frombuffer(done.stdout[self.HEADER :], "<i2").astype(np.float32) / np.float32(
+            FULL_SCALE
+        )
+
+
+def show(event: Event | Turn) -> None:
+    """Print what was said, what is answered, and the trace of a turn."""
+    match event:
+        case Final(text=text):
+            print(">", text, flush=True)
+        case Answer(text=text):
+            print("<", text, flush=True)
+        case Turn():
+            print(" ", event, flush=True)
+
+
+def main() -> None:
+    """Answer what is said with the same words, until the source ends."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("bundle", metavar="BUNDLE", type=Path)
+    parser.add_argument("source", metavar="SOURCE", nargs="?", default=MICROPHONE)
+    parser.add_argument("--voice", metavar="BUNDLE", type=Path)
+    parser.add_argument("--vad", metavar="BUNDLE|silero")
+    parser.add_argument("--out", metavar="FILE", type=Path, help="in place of the loudspeaker")
+    parser.add_argument("--pace", metavar="X", type=float, default=1.0, help="of a file")
+    parser.add_argument("--language", metavar="CODE", default="en", help="of espeak-ng")
+    options = parser.parse_args()
+    detector = None if options.vad is None else VoiceDetector.load(options.vad)
+    with ExitStack() as stack:
+        recognizer = stack.enter_context(LiveRecognizer.load(options.bundle))
+        voice: Synthesizer = Espeak(options.language)
+        if options.voice is not None:
+            voice = stack.enter_context(Voice.load(options.voice))
+        Pipeline(
+            recognizer,
+            lambda text: text,
+            detector=detector,
+            synthesizer=voice,
+            player=partial(FilePlayer, options.out) if options.out else Speakers,
+            on_event=show,
+        ).run(live_blocks(options.source, recognizer.sample_rate, pace=options.pace))
+        if options.out is not None:
+            print(f"recognized again: {recognize(recognizer, options.out)}")
+
+
+def recognize(recognizer: LiveRecognizer, file: Path) -> str:
+    """Return what is said in a file."""
+    session, events = Session(recognizer), list[Event]()
+    for block in live_blocks(str(file), recognizer.sample_rate):
+        events += session.push(block)
+    return " ".join(each.text for each in [*events, *session.finish()] if isinstance(each, Final))
+
+
+if __name__ == "__main__":
+    run_main(main)
