@@ -29,9 +29,10 @@ def with_encoder_config(yaml_file: Path, overrides: Mapping[str, object]) -> dic
     given, of an encoder that begins with random weights, or those of `init_from`.
     Raises SbkitError for what cannot be loaded, and for a model that does not fit into the memory.
     """
-    if "source" in (overrides.get(CONFIG) or ()):
+    given: Any = overrides.get(CONFIG) or {}
+    if "source" in given:
         return dict(overrides)  # done
-    given = plain_value(overrides.get(CONFIG, read_document(yaml_file).root.get(CONFIG)))
+    given = given or plain_value(read_document(yaml_file).root.get(CONFIG))
     if isinstance(given, dict) and not holds_object(given):  # the YAML refers to sizes in it
         overrides = {**overrides, CONFIG: complete_config(given, of=f"`{CONFIG}`")}
     knobs = read_knobs(yaml_file, overrides)
