@@ -26,12 +26,17 @@ from recipes.synthesis.alignment import (
 from recipes.synthesis.pitch import continuous, track_pitch
 from recipes.synthesis.symbols import ESPEAK, read_texts, to_symbols
 from recipes.synthesis.synthesizer import LONGEST_TEXT, PAUSE, Synthesizer
+from sbkit.audio.io import to_int16
 from sbkit.base.errors import SbkitError
 from sbkit.cli import run as sbkit
 from sbkit.inference.bundle.bundle import read_bundle
 from sbkit.inference.bundle.export import export_run
 from sbkit.inference.formats.parity import Grid
+from sbkit.live.pipeline import Pipeline
+from sbkit.live.players import FilePlayer
 from sbkit.logs.log import read_log
+from tests.inference.tones import silence, speak
+from tests.live.live_tones import live_tones
 from tests.runs import ROOT, Workplace, read_json, train_here
 from tests.serve.server import served
 from tests.serve.test_command import serving
@@ -114,6 +119,17 @@ def test_a_recognizer_and_a_voice_are_served_together(exported: Path, bundle: Pa
         speech = client.post("/v1/audio/speech", json=asked).content
         found = client.post("/v1/audio/transcriptions", files={"file": speech})
         assert found.status_code == 200
+
+
+def test_a_pipeline_answers_by_it(voice: Synthesizer, tmp_path: Path) -> None:
+    recognizer, tokenizer, _ = live_tones(tmp_path)
+    player = partial(FilePlayer, tmp_path / "answer.wav")
+    with recognizer:
+        pipeline = Pipeline(recognizer, "I heard {}.".format, synthesizer=voice, player=player)
+        pipeline.run([speak(tokenizer, "the dog"), silence(2.0)])
+    answer, rate = soundfile.read(tmp_path / "answer.wav", dtype="int16")
+    assert rate == voice.sample_rate
+    assert np.array_equal(answer, to_int16(voice.speak("I heard the dog.")))
 
 
 def test_speed_divides_the_length(voice: Synthesizer) -> None:
