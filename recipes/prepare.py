@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,7 @@ from datasets import Dataset, concatenate_datasets
 
 from recipes.corpora import corpus_of
 from sbkit.base.errors import SbkitError
+from sbkit.base.files import to_json, write_text_atomically
 from sbkit.base.text import listed, plural
 from sbkit.base.units import samples_to_seconds
 from sbkit.config.ranges import DAY, Range, Text
@@ -111,6 +112,27 @@ def _check_known_labels(splits: Mapping[str, Dataset], column: str) -> None:
                     f"({listed(known, most=10)}), but {split[row]['id']} of {name} has "
                     f"{label!r}. Correct it, or take it out."
                 )
+
+
+def with_column(
+    splits: Splits, column: str, compute: Callable[[Dataset], Iterable[str]], *, identity: object
+) -> Splits:
+    """Add a column to each split that lacks it, computed once and kept in the cache.
+
+    identity: plain data that tells it from what is computed of the same rows in another way.
+    """
+    named, fingerprints = splits.named(), {**splits.fingerprints}
+    for name, split in named.items():
+        if column in split.column_names:
+            continue
+        rows = to_json([identity, {**splits.fingerprints}, split["id"][:]])
+        key = fingerprints[f"{name}, {column}"] = hashlib.sha256(rows.encode()).hexdigest()
+        file = default_cache() / column / f"{key[:16]}.txt"
+        if not file.is_file():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_text_atomically(file, "\n".join(compute(split)))
+        named[name] = split.add_column(column, file.read_text().split("\n"))
+    return replace(splits.with_named(named), fingerprints=fingerprints)
 
 
 def print_data(splits: Splits, knobs: Knobs) -> None:

@@ -6,7 +6,7 @@ Each command imports what it needs when it runs, so that ``sbkit --help`` answer
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from itertools import chain
 from pathlib import Path
 
@@ -46,8 +46,9 @@ def run(arguments: Sequence[str]) -> int:
     if more and YAML not in taken:
         parser.error(f"unrecognized arguments: {' '.join(more)}")
     options.overrides = more
-    folder = getattr(options, "bundle", None) or getattr(options, "model", None)
-    options.own = import_own(getattr(options, "imports", ()), folder)
+    folders = [getattr(options, each, None) for each in ("bundle", "model")]
+    folders += getattr(options, "bundles", [])
+    options.own = import_own(getattr(options, "imports", ()), next(filter(None, folders), None))
     try:
         return command(options) or 0
     except ModuleNotFoundError as error:
@@ -70,6 +71,7 @@ def command(name: str, help: str, *arguments: Argument) -> Callable[[Command], C
 YAML = path("yaml", "YAML", "as given to train.py")
 RUN = path("run", "RUN", "a run folder, as training names it")
 BUNDLE = path("bundle", "BUNDLE|RUN", "an exported folder, or a run folder")
+BUNDLES = path("bundles", "BUNDLE|RUN", "recognizers and voices, by their folders", nargs="+")
 DECODER = choice(
     *("--decoder", "greedy", "beam", "graph"),
     help="beam or graph: with language models; the default is the one that the model has, and "
@@ -79,6 +81,7 @@ HOTWORDS = text(
     *("--hotwords", "FILE|WORDS"),
     help="phrases to expect: a file, one on each line, or a list with commas",
 )
+VAD = text("--vad", "BUNDLE|silero", "what finds speech and pauses: a voice activity detector")
 RUNNING = (
     text("--device", "DEVICE", "cpu, cuda, cuda:N or auto (the default)", default="auto"),
     choice("--runtime", *PRECISIONS, default="torch"),
@@ -303,7 +306,7 @@ def _compare(options: argparse.Namespace) -> None:
     *RUNNING,
     DECODER,
     HOTWORDS,
-    text("--vad", "BUNDLE|silero", "what finds pauses: a detector of voice activity"),
+    VAD,
     flag("--live", "print the text of one FILE, - or mic (a microphone) as it comes"),
     text("--pace", "X", "with --live, of a file: 1 for real time (default: at once)", type=float),
     QUIET,
@@ -312,7 +315,7 @@ def _compare(options: argparse.Namespace) -> None:
 def _transcribe(options: argparse.Namespace) -> int:
     if options.pace is not None and not options.live:
         raise SbkitError("`--pace` must come with --live, but does not. Add it, or leave it out.")
-    with _opened(options) as options.bundle:
+    with _opened(options.bundle, options.own) as options.bundle:
         options.detector = None
         if options.vad is not None:
             from sbkit.inference.vad import VoiceDetector
@@ -329,13 +332,14 @@ def _transcribe(options: argparse.Namespace) -> int:
 
 @command(
     "serve",
-    "answer the requests of OpenAI's clients for transcripts",
-    BUNDLE,
+    "answer the requests of OpenAI's clients for transcripts and speech",
+    BUNDLES,
     *LISTENING,
     *RUNNING,
     *LIMITING,
     DECODER,
     HOTWORDS,
+    VAD,
     IMPORT,
 )
 def _serve(options: argparse.Namespace) -> int:
@@ -343,8 +347,15 @@ def _serve(options: argparse.Namespace) -> int:
         require_package(name, extra="serve")
     from sbkit.serve.command import serve
 
-    options.name = options.bundle.resolve().name
-    with _opened(options) as options.bundle:
+    names = [each.resolve().name for each in options.bundles]
+    if len({*names}) < len(names):
+        raise SbkitError(
+            "The folders of `sbkit serve` must have different names, by which clients choose, but "
+            f"they are {', '.join(names)}. Rename one."
+        )
+    with ExitStack() as stack:
+        folders = [stack.enter_context(_opened(each, options.own)) for each in options.bundles]
+        options.bundles = dict(zip(names, folders, strict=True))
         return serve(options)
 
 
@@ -362,7 +373,7 @@ def _serve(options: argparse.Namespace) -> int:
 def _classify(options: argparse.Namespace) -> int:
     from sbkit.inference.transcribe.classify import classify
 
-    with _opened(options) as options.bundle:
+    with _opened(options.bundle, options.own) as options.bundle:
         return classify(options)
 
 
@@ -371,22 +382,33 @@ CODING = BUNDLE, path("file", "FILE", "to read"), path("--out", "FILE", "to writ
 
 @command("encode", "write audio as codes", *CODING, *RUNNING, IMPORT)
 @command("decode", "write the audio of codes", *CODING, *RUNNING, IMPORT)
+@command(
+    "speak",
+    "write text as speech",
+    BUNDLE,
+    text("text", "TEXT", "what is to be said", nargs="?"),
+    path("--file", "FILE", "a text of UTF-8, - for standard input, in its place"),
+    path("--out", "FILE", "the WAV to write, - for standard output", required=True),
+    text("--speed", "X", "from 0.25 to 4 (default: 1)", type=float, default=1.0),
+    *RUNNING,
+    IMPORT,
+)
 def _run_of_task(options: argparse.Namespace) -> int:
     from sbkit.inference.bundle.bundle import read_bundle
 
-    with _opened(options) as options.bundle:
+    with _opened(options.bundle, options.own) as options.bundle:
         task = read_bundle(options.bundle, own=options.own).bundle.task
         task.require(options.name)
         return task.runs[options.name](options)
 
 
-def _opened(options: argparse.Namespace) -> AbstractContextManager[Path]:
+def _opened(folder: Path, own: frozenset[str]) -> AbstractContextManager[Path]:
     """Name the bundle, or make one of a run, for which more is imported."""
-    if not (options.bundle / "hyperparams.yaml").is_file():
-        return nullcontext(options.bundle)
+    if not (folder / "hyperparams.yaml").is_file():
+        return nullcontext(folder)
     from sbkit.inference.bundle.export import as_bundle
 
-    return as_bundle(options.bundle, options.own)
+    return as_bundle(folder, own)
 
 
 @command(

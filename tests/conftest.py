@@ -18,7 +18,7 @@ from torch import Tensor
 
 from recipes.AsteriskPrompts.prepare import prepare_prompts
 from sbkit.data.storage.audio_cache import default_cache
-from tests.inference.bundles import export_all
+from tests.inference.bundles import export_all, export_streaming
 from tests.runs import Workplace, make_workplace
 
 # A million objects are there once all is imported, and stay. Looking through them took 4.5 s until
@@ -109,6 +109,16 @@ def exported(shared_folder: Path, asterisk_english: Path) -> Path:
     with locked(shared_folder / "exported.lock"):
         if not bundle.exists():
             export_all(bundle.parent)
+    return bundle
+
+
+@pytest.fixture(scope="session")
+def streaming(shared_folder: Path) -> Path:
+    """Return such a bundle of a streaming model, for torch and onnxruntime."""
+    bundle = shared_folder / "streaming/tiny"
+    with locked(shared_folder / "streaming.lock"):
+        if not bundle.exists():
+            export_streaming(bundle.parent)
     return bundle
 
 

@@ -41,6 +41,7 @@ READMES = tuple(
         "recipes/classification",
         "recipes/vad",
         "recipes/codec",
+        "recipes/synthesis",
         *(f"recipes/{each}" for each in CORPORA),
     )
 )
@@ -59,6 +60,8 @@ ELSEWHERE = (  # commands that other tests run: how they begin
     "python -m tools.mutate",
     *("python -m tools.bench_gpu", "python -m tools.bench_transcribe"),
     *("python -m tools.bench_live", "python -m tools.bench_codec", "python -m tools.talk"),
+    "python -m tools.bench_synthesis",
+    "torchrun train.py hparams/tts.yaml --symbols=phonemes",
     *("sbkit serve my-model", "curl http://127.0.0.1:8000/", "python -m tools.bench_serve"),
     *("sbkit transcribe --runtime onnx", "sbkit score RUN", "sbkit tune RUN", "sbkit cache"),
     *("sbkit prepare YAML --shards", "sbkit export RUN", "sbkit classify "),
@@ -68,6 +71,7 @@ HERE = {"--nproc_per_node=8": "--nproc_per_node=2", "--language=fr": "--language
 HERE |= {"--language=it": "--language=en", "--language=[fr]": "--language=[en]"}
 HERE |= {"results/ctc_pretrained/it/3407": "results/asr_pretrained"}
 HERE |= {"results/codec/en/3407": "results/codec"}
+HERE |= {"results/tts/en/3407": "results/synthesis"}
 HERE |= {"onnx,sherpa-onnx,huggingface": "hub"}  # test_huggingface.py writes those
 # The test's release has one language, so language_id.yaml is to tell another column.
 SMALL = ("--device=cpu", "--language=[en]", "--label=gender", "--d_model=16", "--nhead=2")
@@ -75,6 +79,7 @@ ENGLISH = (*TINY, "--language=en")
 OWN_SIZES = {  # of the YAMLs that lack knobs of ctc.yaml
     "hparams/language_id.yaml": SMALL,
     "hparams/codec.yaml": ("--device=cpu", "--d_model=16", "--d_ffn=32"),
+    "hparams/tts.yaml": ("--device=cpu", "--d_model=16", "--d_ffn=32", "--d_align=16"),
     "hparams/ctc_pretrained.yaml": (
         "--device=cpu",
         "--batch_seconds=6",
@@ -326,7 +331,7 @@ def rows_of_page(page: str) -> dict[str, str]:
 def test_every_key_of_the_yamls_is_in_their_readme_with_its_default() -> None:
     declared: dict[str, str] = {}
     shared = ("ctc", "ctc_streaming", "ctc_large", "ctc_speechbrain")
-    for name in (*shared, "language_id", "vad", "codec"):
+    for name in (*shared, "language_id", "vad", "codec", "tts"):
         declared = knobs_of(name) | declared
     assert rows_of_page("README.md") == declared
     plain, pretrained = knobs_of("ctc"), knobs_of("ctc_pretrained")

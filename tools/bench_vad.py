@@ -1,9 +1,9 @@
 """Measure a detector of voice activity beside webrtcvad, frame by frame, in noise.
 
-python -m tools.bench_vad RUN|BUNDLE [--aligner RUN|BUNDLE] [--silero]
+python -m tools.bench_vad RUN|BUNDLE [--aligner RUN|BUNDLE] [--languages en,it] [--silero]
 
-Needs `pip install webrtcvad-wheels==2.0.14.post1`. The clips are the test split of the default
-corpus, whose truth is the level of the clean clips (near words that --aligner aligns), and that of
+Needs `pip install webrtcvad-wheels==2.0.14.post1`. The clips are the test splits of the default
+corpora, whose truth is the level of the clean clips (near words that --aligner aligns), and that of
 FestvoxRu, another voice and language, whose truth are phone labels. Each clip stands in a second of
 silence before and after; noise goes on in it, so many dB below the clip's speech. Babble is the
 speech of six other clips of the split at a time. Prints misses and false alarms in percent of the
@@ -140,6 +140,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("model", type=Path)
     parser.add_argument("--aligner", type=Path)
+    parser.add_argument("--languages", default="en")
     parser.add_argument("--silero", action="store_true")
     options = parser.parse_args()
     with as_bundle(options.model) as folder:
@@ -147,7 +148,8 @@ def main() -> None:
     detectors |= {f"webrtcvad, mode {mode}": partial(webrtc, mode) for mode in (3, 2, 1)}
     if options.silero:
         detectors["silero-vad"] = partial(frames_of, VoiceDetector.load(SILERO))
-    for knobs in ({"aligner": options.aligner}, FESTVOX):
+    languages = options.languages.split(",")
+    for knobs in [*({"aligner": options.aligner, "language": x} for x in languages), FESTVOX]:
         clips = list(read_test(**knobs))
         print(f"\n{knobs}: {len(clips)} clips\n\n| noise | detector | miss % | false alarm % |")
         print("|---|---|---|---|", *measure(clips, detectors), sep="\n", flush=True)

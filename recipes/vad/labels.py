@@ -4,10 +4,8 @@ A window of 20 ms is speech where it is no pause by its level and, with a recogn
 transcript, near an aligned word, so that breath and clicks are none. Short pauses are speech.
 """
 
-import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from itertools import pairwise
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +13,13 @@ import numpy as np
 import numpy.typing as npt
 from datasets import Dataset
 
-from recipes.prepare import prepare_audio, prepare_transcripts
+from recipes.prepare import prepare_audio, prepare_transcripts, with_column
 from sbkit.audio.io import Samples
 from sbkit.audio.levels import WINDOWS
+from sbkit.checkpoint.integrity import listed_checksums
 from sbkit.data.corpora.splits import Splits
 from sbkit.data.storage.audio_store import read_rows
-from sbkit.inference.bundle.bundle import Bundle
+from sbkit.inference.bundle.bundle import WEIGHTS, Bundle
 from sbkit.inference.bundle.export import as_bundle
 from sbkit.inference.runtime.torch_model import load_bundle
 from sbkit.inference.transcribe.pieces import SHORT_PAUSE, find_pauses
@@ -41,28 +40,20 @@ def prepare_speech(knobs: Mapping[str, Any]) -> Splits:
     if knobs["aligner"] is None:
         return prepare_audio(knobs)
     with as_bundle(Path(knobs["aligner"])) as folder:
-        aligner = load_bundle(folder)
+        aligner, weights = load_bundle(folder), listed_checksums(folder)[WEIGHTS]
     aligner.task.require("transcribe")
     splits, rate = prepare_transcripts(knobs), knobs["sample_rate"]
-    named, fingerprints = splits.named(), {**splits.fingerprints}
-    for name, split in named.items():
-        if SPEECH not in split.column_names:
-            labels = _align(split, rate, aligner)
-            digest = hashlib.sha256("\n".join(labels).encode())
-            fingerprints[f"{name}, {SPEECH}"] = digest.hexdigest()
-            named[name] = split.add_column(SPEECH, labels)
-    return replace(splits.with_named(named), fingerprints=fingerprints)
+    align = partial(_align, rate=rate, aligner=aligner)
+    return with_column(splits, SPEECH, align, identity=[rate, weights])
 
 
-def _align(split: Dataset, rate: int, aligner: Bundle) -> list[str]:
-    """Return the column's value of each row."""
-    labels = list[str]()
+def _align(split: Dataset, rate: int, aligner: Bundle) -> Iterator[str]:
+    """Yield the column's value of each row."""
     for row in read_rows(split, range(len(split))):
         (words,) = aligner.align([row["audio"]], [row["text"]])
         speech = np.pad(find_speech(row["audio"], rate, words).astype(np.int8), 1)
         edges = np.flatnonzero(np.diff(speech)).reshape(-1, 2) / WINDOWS
-        labels.append(" ".join(f"{start:.2f}-{end:.2f}" for start, end in edges))
-    return labels
+        yield " ".join(f"{start:.2f}-{end:.2f}" for start, end in edges)
 
 
 def speech_of(row: Mapping[str, Any], sample_rate: int) -> Frames:
@@ -89,10 +80,10 @@ def find_speech(samples: Samples, sample_rate: int, words: Sequence[Word] | None
 
 def bridge_pauses(speech: Frames) -> Frames:
     """Take short pauses for speech, as in the closure of a consonant: (W,) -> (W,)."""
-    bridged = speech.copy()
-    for before, after in pairwise(np.flatnonzero(speech)):
-        if after - before <= SHORT_PAUSE * WINDOWS:
-            bridged[before:after] = True
+    bridged, spoken = speech.copy(), np.flatnonzero(speech)
+    lengths = np.diff(spoken)  # a pause's windows and one
+    for place in np.flatnonzero((lengths > 1) & (lengths <= SHORT_PAUSE * WINDOWS)):
+        bridged[spoken[place] : spoken[place + 1]] = True
     return bridged
 
 

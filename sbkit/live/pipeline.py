@@ -34,7 +34,11 @@ Work = Callable[[Any, Any], Items]
 
 
 class Synthesizer(Protocol):
-    """What makes speech of text, at the rate of the player."""
+    """What makes speech of text."""
+
+    @property
+    def sample_rate(self) -> int:
+        """Return the rate of the speech in Hz."""
 
     def stream(self, text: str, /) -> Iterable[Signal]:
         """Return blocks (S,) between -1 and 1, which may be made as they are taken."""
@@ -58,20 +62,27 @@ class Pipeline:
         *,
         detector: VoiceDetector | None = None,
         synthesizer: Synthesizer | None = None,
-        player: Player | None = None,
+        player: Callable[[int], Player] | None = None,
         on_event: Callable[[Event | Turn], object] = lambda event: None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         """Take what the stages call.
 
         answer: given the final text of each turn, it returns a text, texts as they are known, or
-        None; detector: ends turns and interrupts, sooner than the recognizer alone; player: of what
-        the synthesizer makes; on_event: called with all events of the recognizer, each Answer, and
-        each Turn at its end, one at a time; clock: seconds, for the trace.
+        None; detector: ends turns and interrupts, sooner than the recognizer alone; player: opens
+        what plays at the synthesizer's rate, which is closed in the end; on_event: called with all
+        events of the recognizer, each Answer, and each Turn at its end, one at a time; clock:
+        seconds, for the trace.
+
+        Raises:
+            SbkitError: the detector takes audio of another rate, or nothing can play.
         """
         self._recognizer, self._reply, self._on_event = recognizer, answer, on_event
-        self._detector, self._synthesizer, self._player = detector, synthesizer, player
-        self._voice: Any = None if detector is None else detector.start()
+        self._detector, self._synthesizer = detector, synthesizer
+        if detector is not None:
+            detector.require_rate(recognizer.sample_rate)
+            self._voice = detector.start()
+        self._player = player(synthesizer.sample_rate) if synthesizer and player else None
         self._session, self._received = Session(recognizer), 0  # samples
         self._clock, self._changed = clock, threading.Condition()
         self._turn: Turn | None = None  # that is open
@@ -130,6 +141,8 @@ class Pipeline:
             for each in self._threads:
                 if each.is_alive():
                     each.join()
+            if self._player is not None:
+                self._player.close()
             if self._failure is not None:
                 raise self._failure
 
@@ -240,8 +253,8 @@ class Pipeline:
         yield turn, None
 
     def _speak(self, turn: Turn | None, text: str | None) -> Items:
-        """Make speech of a text, block by block."""
-        if text is not None and self._synthesizer is not None:
+        """Make speech of a text, block by block, if there is anything in it to be spoken."""
+        if self._synthesizer and text and any(map(str.isalnum, text)):
             for block in self._synthesizer.stream(text):
                 yield turn, to_int16(block)
 

@@ -23,9 +23,12 @@ class Player(Protocol):
     def stop(self) -> object:
         """Drop all that has not been heard."""
 
+    def close(self) -> object:
+        """Give back what it plays with; it may be called again."""
+
 
 class FilePlayer:
-    """Write what is played to an audio file, where it counts as heard; to be closed."""
+    """Write what is played to an audio file, where it counts as heard."""
 
     def __init__(self, path: Path | str, sample_rate: int) -> None:
         """Create the file."""
@@ -47,7 +50,7 @@ class FilePlayer:
 
 
 class Speakers:
-    """Play with PortAudio, by its clock; to be closed."""
+    """Play with PortAudio, by its clock."""
 
     def __init__(self, sample_rate: int) -> None:
         """Open the device; raise SbkitError where PortAudio is not there."""

@@ -110,7 +110,7 @@ class Session:
             detector.require_rate(recognizer.sample_rate)
             self._voice = detector.start()
         self.is_finished = False
-        self._fed: tuple[Samples, ...] = ()  # samples that no chunk was looked for in
+        self.fed = np.zeros(0, np.int16)  # samples that no chunk was looked for in
         self._received = 0  # samples
         self._chunks = 0  # that were computed
         self._utterance = self._begin(0)
@@ -148,7 +148,7 @@ class Session:
                 f"given {samples.dtype} of the shape {samples.shape}"
                 f"{' after that' * self.is_finished}. Convert them, or begin another session."
             )
-        self._fed, self._received = (*self._fed, samples), self._received + len(samples)
+        self.fed, self._received = np.append(self.fed, samples), self._received + len(samples)
         if self._detector is not None:
             events, self._voice = self._detector.push(samples, self._voice)
             self._turns += [each.known for each in events]
@@ -156,13 +156,8 @@ class Session:
     @property
     def is_due(self) -> bool:
         """Check whether `advance_batch` has anything to do for it."""
-        held = len(self.state.samples) + sum(map(len, self._fed))
+        held = len(self.state.samples) + len(self.fed)
         return self.is_finished or held >= self.recognizer.chunks.window
-
-    def take(self) -> Samples:
-        """Return what was fed since this was called last."""
-        fed, self._fed = self._fed, ()
-        return np.concatenate(fed) if fed else np.zeros(0, np.int16)
 
     def read(self, chunks: Sequence[LogProbs]) -> Iterator[Event]:
         """Decode further chunks (U, V), and what is left of an utterance where it is finished."""
@@ -269,14 +264,17 @@ class Session:
 
 def advance_batch(sessions: Sequence[Session]) -> list[list[Event]]:
     """Run what was fed to sessions of one recognizer as one batch; return the events of each."""
+    chunks = forward_batch(sessions)
+    return [list(session.read(each)) for session, each in zip(sessions, chunks, strict=True)]
+
+
+def forward_batch(sessions: Sequence[Session]) -> list[list[LogProbs]]:
+    """Run the model alone; return the chunks of each. After an error it may be called again."""
     if not sessions:
         return []
-    recognizer = sessions[0].recognizer
-    pieces, states = [each.take() for each in sessions], [each.state for each in sessions]
+    pieces, states = [each.fed for each in sessions], [each.state for each in sessions]
     ends = [each.is_finished for each in sessions]
-    found = recognizer.forward_chunk(pieces, states, ends)
+    found = sessions[0].recognizer.forward_chunk(pieces, states, ends)
     for session, (_, state) in zip(sessions, found, strict=True):
-        session.state = state
-    return [
-        list(session.read(chunks)) for session, (chunks, _) in zip(sessions, found, strict=True)
-    ]
+        session.state, session.fed = state, session.fed[:0]
+    return [chunks for chunks, _ in found]

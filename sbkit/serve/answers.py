@@ -14,7 +14,7 @@ from sbkit.serve.fields import Fields
 from sbkit.text.word import Word
 
 
-def answer(transcript: Transcript, fields: Fields, language: str | None) -> Response:
+def answer(transcript: Transcript, fields: Fields) -> Response:
     """Write a transcript in the format that is asked for."""
     if fields.format in TEXTS:
         return PlainTextResponse(TEXTS[fields.format](transcript))
@@ -22,10 +22,11 @@ def answer(transcript: Transcript, fields: Fields, language: str | None) -> Resp
     content = {"text": transcript.text, "usage": usage}
     if fields.format == "verbose_json":
         content |= _times(transcript, fields.granularities)
-        content |= {"task": "transcribe", "language": language or "und"}
+        content |= {"task": "transcribe", "language": fields.recognizer.language or "und"}
     return JSONResponse(content)
 
 
+EVENTS = "text/event-stream"
 TEXTS: Mapping[str, Callable[[Transcript], str]] = {
     "text": lambda transcript: transcript.text + "\n",
     "srt": lambda transcript: to_srt(transcript.words),

@@ -1,12 +1,9 @@
-"""The application: transcripts, models, health and metrics, as routes of Starlette."""
+"""The application: transcripts, speech, models, health and metrics, as routes of Starlette."""
 
 import asyncio
-import re
-from base64 import b64encode
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass
-from hashlib import sha256
 from importlib.resources import files
 from typing import Any, TypeVar
 
@@ -24,139 +21,150 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.text import __version__
 from sbkit.base.units import samples_to_seconds
 from sbkit.inference.transcribe.transcriber import Transcript
-from sbkit.serve.answers import answer, event
+from sbkit.serve.answers import EVENTS, answer, event
 from sbkit.serve.errors import HANDLERS, ApiError, as_api_error, too_large
-from sbkit.serve.fields import parse_fields, unknown_model
+from sbkit.serve.fields import STREAMED, Fields
 from sbkit.serve.limits import READY, Admission, KeyGuard, Limits, State
-from sbkit.serve.metrics import Observed
+from sbkit.serve.metrics import Metrics, Observed
+from sbkit.serve.models import Models, unknown_model
 from sbkit.serve.realtime import RealtimeSession
 from sbkit.serve.recognizer import Recognizer
+from sbkit.serve.speech import LARGEST, SpeechFields, speech_response
 
-Found = AsyncGenerator[str | Transcript]
-TRANSCRIPTIONS = "/v1/audio/transcriptions"
+FORM_TYPE = "multipart/form-data"
+TRANSCRIPTIONS, SPEECH = "/v1/audio/transcriptions", "/v1/audio/speech"
 FORM = {"max_files": 1, "max_fields": 100, "max_part_size": 1 << 16}  # bytes of a field
+PAGE_POLICY = (  # it is one file, and asks this server alone
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline' blob:; "
+    "connect-src 'self'; media-src blob:; img-src data:; frame-ancestors 'none'"
+)
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Service:
-    """What the routes answer from.
+    """What the routes answer from; declared: what was asked for of device, runtime, precision."""
 
-    names: of the model, its own first; created: when its bundle was, in seconds since 1970;
-    declared: what was asked for of device, runtime and precision; readme: of the bundle.
-    """
-
-    recognizer: Recognizer
+    models: Models
     limits: Limits
-    names: Sequence[str]
-    created: int
     declared: dict[str, str]
     state: State
-    readme: str = ""
+    metrics: Metrics
 
     def app(self, keys: Sequence[str]) -> Starlette:
         """Make the application; keys: those that clients may have, none for all clients."""
-        figures, state, limits = self.recognizer.metrics, self.state, self.limits
-        figures.show("requests_in_flight", "that arrive, wait or run", lambda: state.in_flight)
-        figures.show("sessions_open", "realtime ones", lambda: state.sessions)
-        transcriptions = Route(
-            TRANSCRIPTIONS.removeprefix("/v1"),
-            self._transcriptions,
-            methods=["POST"],
-            middleware=[Middleware(Admission, limits=limits, state=state)],
-            max_body_size=limits.max_bytes,
-        )
-        realtime = WebSocketRoute("/realtime", self._realtime)
-        models = Route("/models", self._models), Route("/models/{name:path}", self._one_model)
-        guard = Middleware(KeyGuard, keys=keys)
+        state, models = self.state, self.models.models
+        queues = [each.engine.batcher for each in models if isinstance(each.engine, Recognizer)]
+        self.metrics.show("requests_in_flight", "arriving or not done", lambda: state.in_flight)
+        self.metrics.show("sessions_open", "realtime ones", lambda: state.sessions)
+        self.metrics.show("queued_pieces", "waiting for a model", lambda: sum(map(len, queues)))
+        own = [
+            self._post(TRANSCRIPTIONS, self._transcriptions, FORM_TYPE, self.limits.max_bytes),
+            self._post(SPEECH, self._speech, "application/json", LARGEST),
+            WebSocketRoute("/realtime", self._realtime),
+            Route("/models", self._models),
+            Route("/models/{name:path}", self._one_model),
+        ]
         routes = [
-            Mount("/v1", routes=[transcriptions, realtime, *models], middleware=[guard]),
+            Mount("/v1", routes=own, middleware=[Middleware(KeyGuard, keys=keys)]),
             Route("/", self._page),
             Route("/card", self._card),
             Route("/health/live", self._live),
             Route("/health/ready", self._ready),
             Route("/metrics", self._metrics),
         ]
-        observed = Middleware(Observed, path=TRANSCRIPTIONS, metrics=figures)
+        paths = TRANSCRIPTIONS, SPEECH
+        observed = Middleware(Observed, paths=paths, metrics=self.metrics)
         return Starlette(routes=routes, middleware=[observed], exception_handlers=HANDLERS)
 
+    def _post(self, path: str, answer: Any, kind: str, max_bytes: int) -> Route:
+        """Make a route of requests within limits; kind: the media type of their bodies."""
+        of: dict[str, Any] = {"limits": self.limits, "state": self.state}
+        guard = Middleware(Admission, kind=kind, max_bytes=max_bytes, **of)
+        path = path.removeprefix("/v1")
+        return Route(path, answer, methods=["POST"], middleware=[guard], max_body_size=max_bytes)
+
     async def _transcriptions(self, request: Request) -> Response:
-        form = await self._receive(request)
+        form: FormData = await self._receive(request.form(**FORM), self.limits.max_bytes)
         try:
-            language = self.recognizer.language
-            fields = parse_fields(form, names=self.names, language=language)
+            fields = Fields.parse(form, self.models)
+            recognizer, file, phrases = fields.recognizer, fields.file.file, fields.phrases
             if fields.is_streamed:
-                found = self.recognizer.transcribe(fields)
+                found = recognizer.transcribe(file, times=False, phrases=phrases)
                 first = await _until_disconnected(request, anext(found))
-                return StreamingResponse(_events(first, found), media_type="text/event-stream")
-            whole = self.recognizer.transcript(fields)
-            return answer(await _until_disconnected(request, whole), fields, language)
+                return StreamingResponse(_events(first, found), media_type=EVENTS)
+            times = fields.format not in STREAMED
+            whole = recognizer.transcript(file, times=times, phrases=phrases)
+            return answer(await _until_disconnected(request, whole), fields)
         finally:
             await form.close()
 
-    async def _receive(self, request: Request) -> FormData:
-        """Receive a form within the limits of its bytes and its time."""
+    async def _speech(self, request: Request) -> Response:
+        content = await self._receive(request.body(), LARGEST)
+        fields = SpeechFields.parse(content, self.models)
+        return await _until_disconnected(request, speech_response(fields))
+
+    async def _receive(self, body: Awaitable[Result], max_bytes: int) -> Result:
+        """Receive a body within the limits of its bytes and its time."""
         try:
             async with asyncio.timeout(self.limits.receive_seconds):
-                return await request.form(**FORM)
+                return await body
         except TimeoutError:
             within = f"within {self.limits.receive_seconds:g} s"
             told = f"A request must arrive {within}, but did not. Send less, or compress it."
             raise ApiError(408, told) from None
         except HTTPException as error:
             if error.status_code == 413:
-                raise too_large(f"{self.limits.max_mb:g} MB") from None
+                raise too_large(f"{max_bytes / 1e6:g} MB") from None
             raise
 
     async def _realtime(self, socket: WebSocket) -> None:
         self.state.require_ready()
-        if (model := socket.query_params.get("model", self.names[0])) not in self.names:
-            raise unknown_model(model, self.names)
+        self.models.pick(Recognizer, socket.query_params.get("model", ""))
         if self.state.sessions >= self.limits.max_sessions:
             told = f"At most {self.limits.max_sessions} sessions must be open, but so many are. "
             raise ApiError(429, f"{told}Try again later.")
         self.state.sessions += 1
-        self.recognizer.metrics.sessions.inc()
+        self.metrics.sessions.inc()
+        of: dict[str, Any] = {"limits": self.limits, "state": self.state, "metrics": self.metrics}
         try:
-            await RealtimeSession(socket, self.recognizer, self.names, self.state).run()
+            await RealtimeSession(socket, models=self.models, **of).run()
         finally:
             self.state.sessions -= 1
 
     async def _models(self, request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [*map(self._model, self.names)]})
+        data = [*map(self._model, self.models.names)]
+        return JSONResponse({"object": "list", "data": data})
 
     async def _one_model(self, request: Request) -> Response:
         name = request.path_params["name"]
-        if name not in self.names:
-            raise unknown_model(name, self.names)
+        if name not in self.models.names:
+            raise unknown_model(name, self.models.names)
         return JSONResponse(self._model(name))
 
+    def _model(self, name: str) -> dict[str, Any]:
+        created = next((each.created for each in self.models.models if each.name == name), 0)
+        return {"id": name, "object": "model", "created": created, "owned_by": "sbkit"}
+
     async def _page(self, request: Request) -> Response:
-        """Send the page, whose policy lets it ask this server alone, for what it has in itself."""
+        headers = {"Content-Security-Policy": PAGE_POLICY, "Cache-Control": "no-cache"}
         content = files("sbkit.serve").joinpath("page.html").read_bytes()
-        own = [
-            re.search(b"<%s>(.*?)</" % each, content, re.DOTALL) for each in (b"style", b"script")
-        ]
-        style, script = (b64encode(sha256(each[1]).digest()).decode() for each in own if each)
-        policy = (
-            f"default-src 'none'; style-src 'sha256-{style}'; script-src 'sha256-{script}' blob:; "
-            "connect-src 'self'; media-src blob:; img-src data:; base-uri 'none'; "
-            "form-action 'none'; frame-ancestors 'none'"
-        )
-        headers = {"Content-Security-Policy": policy, "Cache-Control": "no-cache"}
         return HTMLResponse(content, headers=headers)
 
     async def _card(self, request: Request) -> Response:
-        """Describe the model, for the page."""
-        live, at = self.recognizer.live, self.recognizer.sample_rate
+        """Describe the first recognizer, for the page."""
+        engine = self.models.pick(Recognizer)
+        model = next(each for each in self.models.models if each.engine is engine)
+        live, at = engine.live, engine.sample_rate
         content = {
-            "name": self.names[0],
+            "name": model.name,
             "status": self.state.phase,
-            "language": self.recognizer.language,
+            "language": engine.language,
             "sample_rate": at,
             "chunk_seconds": live and samples_to_seconds(live.chunks.step, at),
-            "effective": asdict(self.recognizer.effective),
-            "readme": self.readme,
+            "finds_turns": engine.silence is not None,
+            "effective": asdict(engine.effective),
+            "readme": model.readme,
         }
         return JSONResponse(content)
 
@@ -164,20 +172,19 @@ class Service:
         return JSONResponse({"status": "live"})
 
     async def _ready(self, request: Request) -> Response:
-        body = {
-            "status": self.state.phase,
-            "model": self.names[0],
-            "sbkit": __version__,
-            "declared": self.declared,
-            "effective": asdict(self.recognizer.effective),
-        }
+        models = [
+            {
+                "name": each.name,
+                "declared": self.declared,
+                "effective": asdict(each.engine.effective),
+            }
+            for each in self.models.models
+        ]
+        body = {"status": self.state.phase, "sbkit": __version__, "models": models}
         return JSONResponse(body, 200 if self.state.phase == READY else 503)
 
     async def _metrics(self, request: Request) -> Response:
-        return Response(self.recognizer.metrics.write(), media_type=CONTENT_TYPE_LATEST)
-
-    def _model(self, name: str) -> dict[str, Any]:
-        return {"id": name, "object": "model", "created": self.created, "owned_by": "sbkit"}
+        return Response(self.metrics.write(), media_type=CONTENT_TYPE_LATEST)
 
 
 async def _until_disconnected(request: Request, result: Awaitable[Result]) -> Result:
@@ -199,7 +206,9 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-async def _events(item: str | Transcript, found: Found) -> AsyncIterator[str]:
+async def _events(
+    item: str | Transcript, found: AsyncGenerator[str | Transcript]
+) -> AsyncIterator[str]:
     """Write server-sent events; item: the first of what is found."""
     text = ""
     async with aclosing(found):

@@ -13,7 +13,6 @@ import heapq
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import chain
 from time import monotonic
@@ -24,9 +23,7 @@ from sbkit.base.machine import usable_cores
 from sbkit.decoding.attention import Counts, Floats
 from sbkit.inference.runtime.model import Batch, Encoded, ModelThread
 from sbkit.inference.runtime.shapes import Shapes, padded_length
-
-# Set where the request of a thread is cancelled: its pieces are not run any more.
-cancelled: ContextVar[threading.Event | None] = ContextVar("cancelled", default=None)
+from sbkit.serve.workers import cancelled
 
 
 @dataclass(order=True)

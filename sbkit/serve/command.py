@@ -1,26 +1,16 @@
-"""The command `sbkit serve`: load a bundle, listen, warm up, answer, and stop in order."""
+"""The command `sbkit serve`: open bundles, and answer until a signal."""
 
 import argparse
 import gc
-import resource
-import signal
-import socket
-import sys
-import threading
-from asyncio import Transport
-from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import fields
-from time import monotonic
-from types import FrameType
+from pathlib import Path
+from typing import Any
 
-import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-
-from sbkit.base.errors import ASKED_TO_STOP, INTERRUPTED, SbkitError
 from sbkit.base.machine import share_free_memory
-from sbkit.inference.bundle.bundle import CONFIG
+from sbkit.inference.bundle.bundle import CONFIG, read_bundle
+from sbkit.inference.runtime.model import Effective, require_effective
+from sbkit.inference.runtime.runtimes import AUTO, FIRST_GPU
 from sbkit.inference.runtime.shapes import Shapes
 from sbkit.inference.transcribe.command import running
 from sbkit.inference.transcribe.transcriber import (
@@ -28,146 +18,89 @@ from sbkit.inference.transcribe.transcriber import (
     CPU_BATCH_SECONDS,
     open_recognizer,
 )
+from sbkit.inference.vad import VoiceDetector
 from sbkit.serve.app import Service
-from sbkit.serve.limits import DRAINING, READY, WARMING, Limits, State, read_keys
+from sbkit.serve.limits import Limits, State, read_keys
+from sbkit.serve.metrics import Metrics
+from sbkit.serve.models import Model, Models
 from sbkit.serve.recognizer import Recognizer
+from sbkit.serve.server import Server, bind
+from sbkit.serve.voice import Voice
+from sbkit.serve.workers import Workers
 
-ALIASES = ("gpt-transcribe", "gpt-4o-transcribe", "gpt-4o-mini-transcribe", "whisper-1")
-FIRST_REQUEST = 10.0  # seconds, within which a connection sends its header
-PING_SECONDS = 20.0  # from a pong to the next ping, and within which it is answered
-CUT_OFF = 1  # seconds between the end of the grace time and that of the connections
+ALIASES = {
+    Recognizer: ("gpt-transcribe", "gpt-4o-transcribe", "gpt-4o-mini-transcribe", "whisper-1"),
+    Voice: ("gpt-4o-mini-tts", "tts-1", "tts-1-hd"),
+}
 
 
 def serve(options: argparse.Namespace) -> int:
-    """Serve a bundle until a signal ends it, and return the exit code.
+    """Serve bundles, folders by name, until a signal ends it, and return the exit code.
 
     Raises:
-        SbkitError: the bundle cannot be used, or the options do not fit.
+        SbkitError: a bundle cannot be used or runs on another device, or the options do not fit.
     """
     share_free_memory()
     given = {each.name: getattr(options, each.name) for each in fields(Limits)}
     limits = Limits(**{name: value for name, value in given.items() if value is not None})
     keys = [] if options.api_key_file is None else read_keys(options.api_key_file)
-    declared = {name: getattr(options, name) for name in ("device", "runtime", "precision")}
-    with closing(bind(options.host, options.port)) as listening:
-        bundle = open_recognizer(options.bundle, live=None, **running(options))
-        on_cpu, wait = bundle.model.effective.device == "cpu", options.max_wait_ms / 1000
-        most = options.max_batch_seconds or (CPU_BATCH_SECONDS if on_cpu else BATCH_SECONDS)
-        shapes = Shapes.of(bundle.config.sample_rate, batch_seconds=most)
-        with closing(Recognizer(bundle, shapes=shapes, wait=wait, limits=limits)) as recognizer:
-            readme = options.bundle / "README.md"
-            service = Service(
-                recognizer=recognizer,
-                limits=limits,
-                names=(options.name, *(options.alias or ALIASES)),
-                created=int((options.bundle / CONFIG).stat().st_mtime),
-                declared=declared,
-                state=State(),
-                readme=readme.read_text("utf-8", "replace") if readme.is_file() else "",
-            )
-            gc.freeze()  # what is here stays; cycles of requests are looked for in what comes
-            gc.collect()
-            server = Server(service, keys=keys, grace_seconds=options.grace_seconds)
-            server.run(sockets=[listening])
+    metrics, state = Metrics(), State()
+    with ExitStack() as stack:
+        listening = stack.enter_context(closing(bind(options.host, options.port)))
+        workers = stack.enter_context(closing(Workers(limits.max_concurrent)))
+        models = list[Model]()
+        if (detector := options.vad) is not None:
+            detector = VoiceDetector.load(options.vad, runtime=options.runtime)
+        for name, folder in options.bundles.items():
+            opened = _open(folder, options, limits, detector, workers=workers, metrics=metrics)
+            engine = stack.enter_context(closing(opened))
+            _require_asked(engine.effective, options)
+            created, readme = int((folder / CONFIG).stat().st_mtime), folder / "README.md"
+            card = readme.read_text("utf-8", "replace") if readme.is_file() else ""
+            models.append(Model(name=name, engine=engine, created=created, readme=card))
+        kinds = {type(each.engine) for each in models}
+        usual = [alias for kind, several in ALIASES.items() if kind in kinds for alias in several]
+        service = Service(
+            models=Models(models=models, aliases=options.alias or usual),
+            limits=limits,
+            declared={name: getattr(options, name) for name in ("device", "runtime", "precision")},
+            state=state,
+            metrics=metrics,
+        )
+        gc.freeze()  # what is here stays; cycles of requests are looked for in what comes
+        gc.collect()
+        server = Server(service, keys=keys, grace_seconds=options.grace_seconds)
+        server.run(sockets=[listening])
     return server.exit_code()
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """Take an address, before the model is loaded; raises SbkitError where it is not free."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family)
-    except (OSError, OverflowError) as error:
-        raise SbkitError(
-            f"`--host` and `--port` must be an address that is free here, but {host}:{port} is not "
-            f"({error}). Choose another one."
-        ) from error
+def _open(
+    folder: Path,
+    options: argparse.Namespace,
+    limits: Limits,
+    detector: VoiceDetector | None,
+    **shared: Any,
+) -> Recognizer | Voice:
+    """Open a bundle as what its task makes of it."""
+    asked, task = running(options), read_bundle(folder, own=options.own).bundle.task
+    if task.load is not None:
+        of_model = {name: asked[name] for name in asked.keys() - {"decoder", "hotwords"}}
+        return Voice(task.load(folder, **of_model), **shared)
+    bundle = open_recognizer(folder, live=None, **asked)
+    usual = CPU_BATCH_SECONDS if bundle.model.effective.device == "cpu" else BATCH_SECONDS
+    most = options.max_batch_seconds or usual
+    return Recognizer(
+        bundle,
+        shapes=Shapes.of(bundle.config.sample_rate, batch_seconds=most),
+        wait=options.max_wait_ms / 1000,
+        max_seconds=limits.max_seconds,
+        detector=detector,
+        **shared,
+    )
 
 
-class Protocol(H11Protocol):
-    """Close a connection that sends no request: uvicorn waits for the first one for ever."""
-
-    def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
-        """Begin to wait for the header of a request."""
-        super().connection_made(transport)
-        self.loop.call_later(FIRST_REQUEST, self._close_unused)
-
-    def _close_unused(self) -> None:
-        if self.cycle is None and self.transport.get_protocol() is self:
-            self.transport.close()
-
-
-class Socket(WebSocketsSansIOProtocol):
-    """Drop a client that answers no ping: uvicorn waits for it to read all before it closes."""
-
-    def keepalive_timeout(self) -> None:
-        """End the connection now."""
-        super().keepalive_timeout()
-        self.transport.abort()
-
-
-class Server(uvicorn.Server):
-    """Listen, warm up, and stop as asked: not ready, what is queued is finished, then the end."""
-
-    def __init__(self, service: Service, *, keys: Sequence[str], grace_seconds: float) -> None:
-        """Take what the routes answer from, and the keys that clients may have."""
-        super().__init__(
-            uvicorn.Config(
-                service.app(keys),
-                http=Protocol,
-                ws=Socket,
-                ws_per_message_deflate=False,
-                ws_ping_interval=PING_SECONDS,
-                ws_ping_timeout=PING_SECONDS,
-                lifespan="off",
-                log_config=None,
-                log_level="error",
-                access_log=False,
-                server_header=False,
-                timeout_graceful_shutdown=CUT_OFF,
-            )
-        )
-        self._service, self._state, self._grace = service, service.state, grace_seconds
-        self._asked: int | None = None  # the signal
-        self._until = 0.0
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, say where, and begin to warm up."""
-        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a file for each connection
-        await super().startup(sockets)
-        for each in sockets or []:
-            host, port = each.getsockname()[:2]
-            where = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-            print(f"serving {self._service.names[0]} at {where}", file=sys.stderr)
-        print(f"running on {self._service.recognizer.effective}", file=sys.stderr, flush=True)
-        threading.Thread(target=self._warm_up, name="warm-up", daemon=True).start()
-
-    def _warm_up(self) -> None:
-        try:
-            self._service.recognizer.warm_up()
-        except Exception as error:  # of the model, the device or its memory
-            self._state.failure = error
-        else:
-            if self._state.phase == WARMING:
-                self._state.phase = READY
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to stop; a second signal ends the grace time."""
-        grace = self._grace if self._asked is None else 0.0
-        self._until = monotonic() + grace
-        self._asked, self._state.phase = sig, DRAINING
-
-    async def on_tick(self, counter: int) -> bool:
-        """Return whether to leave, ten times a second."""
-        if self._asked is not None:
-            self._state.stopping.set()
-            if not self._state.in_flight + self._state.sessions or monotonic() > self._until:
-                return True
-        return self._state.failure is not None or await super().on_tick(counter)
-
-    def exit_code(self) -> int:
-        """Return the code of the signal that ended the server, or raise what failed."""
-        if self._asked is None and self._state.failure is not None:
-            raise self._state.failure
-        return INTERRUPTED if self._asked == signal.SIGINT else ASKED_TO_STOP
+def _require_asked(effective: Effective, options: argparse.Namespace) -> None:
+    """Raise SbkitError where a model runs on another device, or in another precision."""
+    device = FIRST_GPU if options.device == "cuda" else options.device
+    device = effective.device if device == AUTO else device
+    require_effective(effective, device=device, precision=options.precision)

@@ -24,7 +24,7 @@ class Limits:
     """How much a request may be, how many there may be, and how long they may take.
 
     max_mb: of a body, in 10^6 bytes (OpenAI takes 25); max_seconds: of audio; max_concurrent:
-    requests that are transcribed at a time; max_queue: those that arrive or wait beside them;
+    requests that are worked on at a time; max_queue: those that arrive or wait beside them;
     max_sessions: realtime sessions, and their audio is limited turn by turn;
     receive_seconds: within which a body arrives; answer_seconds: within which its answer is sent.
     """
@@ -105,8 +105,12 @@ def _digest(key: str) -> bytes:
 class Admission:
     """Count the requests that are in flight, and refuse by its header what is over a limit."""
 
-    def __init__(self, app: ASGIApp, *, limits: Limits, state: State) -> None:
-        self._app, self._limits, self._state = app, limits, state
+    def __init__(
+        self, app: ASGIApp, *, kind: str, max_bytes: int, limits: Limits, state: State
+    ) -> None:
+        """Take requests of one media type, whose bodies have at most so many bytes."""
+        self._app, self._kind, self._max_bytes = app, kind, max_bytes
+        self._limits, self._state = limits, state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on, or raise ApiError before or after the time that an answer may take."""
@@ -121,7 +125,7 @@ class Admission:
             raise ApiError(
                 503,
                 f"An answer must be there within {limits.answer_seconds:g} s, but is not. Try "
-                "again later, or with less audio.",
+                "again later, or with less.",
             ) from None
         except asyncio.CancelledError:
             state.require_ready()  # where the grace time is over
@@ -131,14 +135,11 @@ class Admission:
 
     def _check(self, headers: Headers) -> None:
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "multipart/form-data":
-            raise ApiError(
-                415,
-                f"A request must be a form (multipart/form-data), but is {kind or 'of no type'}. "
-                "Send the audio in its field `file`.",
-            )
-        if int(headers.get("content-length", 0)) > self._limits.max_bytes:
-            raise too_large(f"{self._limits.max_mb:g} MB")
+        if kind != self._kind:
+            told = f"A request must be {self._kind}, but is {kind or 'of no type'}. Send that."
+            raise ApiError(415, told)
+        if int(headers.get("content-length", 0)) > self._max_bytes:
+            raise too_large(f"{self._max_bytes / 1e6:g} MB", "body")
         most = self._limits.max_concurrent + self._limits.max_queue
         if self._state.in_flight >= most:
             told = f"At most {most} requests must be in flight, but so many are. Try again later."

@@ -1,7 +1,7 @@
 """What Prometheus reads at /metrics."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 from prometheus_client import (
@@ -14,7 +14,6 @@ from prometheus_client import (
 )
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sbkit.base.units import samples_to_seconds
 from sbkit.serve.errors import CLIENT_GONE
 
 LATENCIES = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 300.0)
@@ -25,44 +24,45 @@ SECONDS = (1, 2, 5, 10, 20, 30, 60)
 class Metrics:
     """Counters and histograms of a server, and the memory and time of its process."""
 
-    def __init__(self, *, sample_rate: int) -> None:
+    def __init__(self) -> None:
         """Make them all, at zero."""
-        self._rate, self._registry = sample_rate, CollectorRegistry()
-        ProcessCollector(registry=self._registry)
-        own: dict[str, Any] = {"namespace": "sbkit", "registry": self._registry}
-        self.requests = Counter("requests", "for transcripts", ["status"], **own)
-        self.latency = Histogram(
-            "request_seconds", "from header to end of answer", buckets=LATENCIES, **own
-        )
-        self.audio = Counter("audio_seconds", "transcribed", **own)
-        self.sessions = Counter("sessions", "realtime ones that were open", **own)
-        self.streams = Histogram("stream_batch", "sessions of a batch", buckets=CLIPS, **own)
-        self.clips = Histogram("batch_clips", "clips of a batch", buckets=CLIPS, **own)
-        self.seconds = Histogram("batch_seconds", "with padding", buckets=SECONDS, **own)
+        self._own: dict[str, Any] = {"namespace": "sbkit", "registry": CollectorRegistry()}
+        ProcessCollector(registry=self._own["registry"])
+        self.requests = Counter("requests", "by their answers", ["path", "status"], **self._own)
+        self.latency = self._histogram("request_seconds", "to the end of the answer", LATENCIES)
+        self.audio = Counter("audio_seconds", "transcribed", **self._own)
+        self.speech = Counter("speech_seconds", "synthesized", **self._own)
+        self.sessions = Counter("sessions", "realtime ones that were open", **self._own)
+        self.streams = self._histogram("stream_batch", "sessions of a batch", CLIPS)
+        self.clips = self._histogram("batch_clips", "clips of a batch", CLIPS)
+        self.seconds = self._histogram("batch_seconds", "with padding", SECONDS)
 
-    def on_batch(self, clips: int, samples: int) -> None:
-        """Count a batch of clips of so many samples each, with their padding."""
+    def _histogram(self, name: str, help: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(name, help, buckets=buckets, **self._own)
+
+    def on_batch(self, clips: int, seconds: float) -> None:
+        """Count a batch of clips, and its seconds with their padding."""
         self.clips.observe(clips)
-        self.seconds.observe(clips * samples_to_seconds(samples, self._rate))
+        self.seconds.observe(seconds)
 
     def show(self, name: str, help: str, read: Callable[[], float]) -> None:
         """Add a figure that is read when Prometheus asks."""
-        Gauge(name, help, namespace="sbkit", registry=self._registry).set_function(read)
+        Gauge(name, help, **self._own).set_function(read)
 
     def write(self) -> bytes:
         """Write all in the text format of Prometheus."""
-        return generate_latest(self._registry)
+        return generate_latest(self._own["registry"])
 
 
 class Observed:
-    """Count the requests of a route by status; those whose clients have gone as 499."""
+    """Count the requests of some routes by status; those whose clients have gone as 499."""
 
-    def __init__(self, app: ASGIApp, *, path: str, metrics: Metrics) -> None:
-        self._app, self._path, self._metrics = app, path, metrics
+    def __init__(self, app: ASGIApp, *, paths: Container[str], metrics: Metrics) -> None:
+        self._app, self._paths, self._metrics = app, paths, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on, and count."""
-        if scope.get("path") != self._path:
+        if (path := scope.get("path")) not in self._paths:
             await self._app(scope, receive, send)
             return
         began, status = time.perf_counter(), CLIENT_GONE
@@ -75,5 +75,5 @@ class Observed:
         try:
             await self._app(scope, receive, note)
         finally:
-            self._metrics.requests.labels(status).inc()
+            self._metrics.requests.labels(path, status).inc()
             self._metrics.latency.observe(time.perf_counter() - began)

@@ -2,32 +2,35 @@
 
     audio in base64 -> samples at the model's rate -> what is said in a turn -> deltas, a transcript
 
-A turn ends where the client commits it, or at an endpoint of the live session.
+A turn ends where the client commits it, where a detector finds the end of its speech, or without
+one at an endpoint of the live session.
 """
 
 import asyncio
 import io
 import json
 from base64 import b64decode
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
+import numpy as np
 import soundfile
 from starlette.types import Message
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from sbkit.audio.io import to_int16
+from sbkit.audio.io import Samples, to_int16
 from sbkit.audio.resample import END, Resampler, Signal
 from sbkit.base.errors import SbkitError
-from sbkit.base.units import samples_to_seconds
-from sbkit.live.session import Event, Final, Partial
+from sbkit.base.units import samples_to_seconds, seconds_to_samples
+from sbkit.live.session import Endpoint, Event, Final, Partial
 from sbkit.serve.errors import ApiError, as_api_error, too_large
-from sbkit.serve.fields import wrong_field
-from sbkit.serve.limits import State
-from sbkit.serve.options import Options, take
+from sbkit.serve.fields import take, wrong_field
+from sbkit.serve.limits import Limits, State
+from sbkit.serve.metrics import Metrics
+from sbkit.serve.models import Models
+from sbkit.serve.options import Options
 from sbkit.serve.recognizer import Recognizer
 
 BLOCK = 24_000  # bytes that are decoded at a time, so that a long message lets others pass
@@ -35,6 +38,7 @@ SHORTEST = 0.1  # seconds of a turn that a client commits
 PROTOCOL = "realtime"  # of those that a browser offers
 BUFFER, TRANSCRIPTION = "input_audio_buffer", "conversation.item.input_audio_transcription"
 GOING_AWAY, FAILED = 1001, 1011  # codes of closing
+NOTHING = np.zeros(0, np.int16)
 
 
 @dataclass
@@ -59,13 +63,19 @@ class RealtimeSession:
     """The session of a client; times are in seconds from its first sample."""
 
     def __init__(
-        self, socket: WebSocket, recognizer: Recognizer, names: Sequence[str], state: State
+        self,
+        socket: WebSocket,
+        *,
+        models: Models,
+        limits: Limits,
+        state: State,
+        metrics: Metrics,
     ) -> None:
-        """Take a WebSocket that is not accepted yet; names: of the model."""
-        self._socket, self._recognizer, self._names = socket, recognizer, names
-        self._limits, self._rate = recognizer.limits, recognizer.sample_rate
+        """Take a WebSocket that is not accepted yet."""
+        self._socket, self._models, self._limits = socket, models, limits
+        self._metrics, self._id = metrics, f"sess_{uuid4().hex}"
         self._stopping = asyncio.ensure_future(state.stopping.wait())
-        self._id, self._samples = f"sess_{uuid4().hex}", 0
+        self._now = 0.0
         self._last_item: str | None = None
 
     async def run(self) -> None:
@@ -138,15 +148,21 @@ class RealtimeSession:
         await self._send("session.updated", session=self._plain())
 
     async def _choose(self, given: dict[str, Any]) -> None:
-        self._options = Options.parse(given, self._names, self._recognizer)
-        self._speech = await self._recognizer.speech(self._options.phrases, self._options.rules)
+        model = self._socket.query_params.get("model") or self._models.names_of(Recognizer)[0]
+        self._options = options = Options.parse(given, self._models, model)
+        self._recognizer, self._rate = options.recognizer, options.recognizer.sample_rate
+        self._turn = await self._recognizer.turns(options.phrases, options.silence)
         self._begin()
 
     def _begin(self) -> None:
-        """Begin a turn."""
-        self._heard = self._speech(self._samples)
+        """Begin a stream, and a turn."""
         self._resampler = Resampler(self._options.format[1], self._rate)
-        self._item = Item(self._now)
+        self._cutter = self._recognizer.speech_turns(self._options.silence, self._now)
+        self._start(seconds_to_samples(self._now, self._rate))
+
+    def _start(self, place: int) -> None:
+        """Begin a turn with some sample of the session."""
+        self._heard, self._item = self._turn(place), Item(samples_to_seconds(place, self._rate))
 
     async def _append(self, audio: str) -> None:
         try:
@@ -165,50 +181,81 @@ class RealtimeSession:
             await self._hear(soundfile.read(block, dtype="float32", **kind)[0])
             await asyncio.sleep(0)  # others are served
 
-    async def _hear(self, signal: Signal, *, is_last: bool = False) -> None:
-        samples = to_int16(self._resampler.push(signal, is_last=is_last))
-        self._samples += len(samples)
+    async def _hear(self, signal: Signal) -> None:
+        samples = to_int16(self._resampler.push(signal))
+        self._now += samples_to_seconds(len(samples), self._rate)
+        if self._cutter is None:
+            await self._feed(samples)
+            return
+        for part in await asyncio.to_thread(self._cutter.push, samples):
+            if part.began is not None:
+                self._start(part.place)
+                await self._announce(part.began)
+            await self._feed(part.samples)
+            if part.ended is not None:
+                await self._finish(part.ended)
+        if not self._item.is_open:
+            self._item.begin = self._now
+
+    async def _feed(self, samples: Samples, *, is_last: bool = False) -> None:
+        """Run samples of the turn, and send what they make known."""
         if self._recognizer.live is not None:  # else it is counted as a file
-            self._recognizer.metrics.audio.inc(len(samples) / self._rate)
+            self._metrics.audio.inc(samples_to_seconds(len(samples), self._rate))
         self._heard.feed(samples)
         self._heard.is_finished = is_last
         for event in await self._recognizer.advance(self._heard):
             await self._tell(event, is_last=is_last)
 
     async def _tell(self, event: Event, *, is_last: bool) -> None:
-        """Send what an event adds to the text; the rules end a turn, and is_last others."""
-        item, by_rules = self._item, self._options.rules is not None
-        if isinstance(event, Final):
-            item.finals.append(event)
-            text = stable = item.text()
-        elif isinstance(event, Partial):
-            words = event.text.split()
-            text, stable = item.text(event.text), item.text(" ".join(words[: event.stable]))
-        else:
-            return
+        """Send what an event adds to the text; where the rules end turns, a Final is the end."""
+        item = self._item
+        by_rules = self._cutter is None and self._options.silence is not None and not is_last
+        match event:
+            case Final():
+                item.finals.append(event)
+                text = stable = item.text()
+            case Partial():
+                words = event.text.split()
+                text, stable = item.text(event.text), item.text(" ".join(words[: event.stable]))
+            case Endpoint(rule="nothing") if by_rules:
+                item.begin = event.seconds
+                return
+            case _:
+                return
         if text and by_rules and not item.is_open:
-            item.is_open, start = True, round(1000 * event.seconds)
-            await self._send(f"{BUFFER}.speech_started", item_id=item.id, audio_start_ms=start)
+            await self._announce(event.seconds)
         more = stable[len(item.shown) :] if stable.startswith(item.shown) else ""
         item.shown += more
         await self._send_text("delta", delta=more, hypothesis=text)
-        if isinstance(event, Final) and by_rules and not is_last:
+        if isinstance(event, Final) and by_rules:
             await self._end(event.end)
             await self._complete(event.end)
 
+    async def _announce(self, begin: float) -> None:
+        item, ms = self._item, round(1000 * begin)
+        item.is_open = True
+        await self._send(f"{BUFFER}.speech_started", item_id=item.id, audio_start_ms=ms)
+
     async def _commit(self) -> None:
-        """End the turn here."""
+        """End the turn here, and the stream with it."""
         if self._now - self._item.begin < SHORTEST:
             told = f"A turn must have {SHORTEST:g} s of audio, but has less. Append more."
             raise ApiError(400, told, code="input_audio_buffer_commit_empty")
-        await self._end(self._now)
+        samples = to_int16(self._resampler.push(END, is_last=True))
+        self._now += samples_to_seconds(len(samples), self._rate)
+        await self._finish(self._now, samples)
+        self._begin()
+
+    async def _finish(self, end: float, samples: Samples = NOTHING) -> None:
+        """End the turn with its last samples; end: of its speech."""
+        await self._end(end)
         try:
-            await self._hear(END, is_last=True)
+            await self._feed(samples, is_last=True)
         except SbkitError as error:
             await self._send_text("failed", error=as_api_error(error).plain()["error"])
+            self._item = Item(self._now)
         else:
             await self._complete(self._now)
-        self._begin()
 
     async def _end(self, end: float) -> None:
         item = self._item
@@ -248,13 +295,10 @@ class RealtimeSession:
         return {**kind, "audio": {"input": self._options.plain}}
 
     @property
-    def _now(self) -> float:
-        return samples_to_seconds(self._samples, self._rate)
-
-    @property
     def _is_heard(self) -> bool:
         """Check whether a turn is being spoken."""
-        return self._item.is_open or (self._options.rules is None and self._now > self._item.begin)
+        by_client = self._options.silence is None
+        return self._item.is_open or (by_client and self._now > self._item.begin)
 
 
 def _parse(message: Message) -> dict[str, Any]:

@@ -1,19 +1,16 @@
-"""A bundle's model behind a `Batcher`, and the threads in which requests are transcribed."""
+"""A bundle that transcribes the files and turns of many clients, in common batches."""
 
 import asyncio
-import io
 import shutil
-import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import BinaryIO
 
 import numpy as np
-import soundfile
-from starlette.datastructures import UploadFile
 
 from sbkit.audio.io import AudioError, Samples, declared_seconds
 from sbkit.base.errors import SbkitError
@@ -21,17 +18,18 @@ from sbkit.base.units import samples_to_seconds
 from sbkit.inference.bundle.bundle import Bundle
 from sbkit.inference.runtime.shapes import Shapes
 from sbkit.inference.transcribe.transcriber import Transcriber, Transcript
-from sbkit.live.endpoint import EndpointRules
+from sbkit.inference.vad import VoiceDetector
 from sbkit.live.recognizer import LiveRecognizer
 from sbkit.live.session import Event, Final, Session
-from sbkit.serve.batcher import Batcher, cancelled
+from sbkit.serve.batcher import Batcher
 from sbkit.serve.errors import ApiError, too_large
-from sbkit.serve.fields import Fields
-from sbkit.serve.limits import Limits
 from sbkit.serve.metrics import Metrics
 from sbkit.serve.streams import StreamBatcher
+from sbkit.serve.turns import SpeechTurns
+from sbkit.serve.workers import Workers
 
 POOL_SECONDS = 60.0  # of a request that are read ahead; batches are made of all requests
+TURN_SILENCE = 0.5  # seconds, as OpenAI's server_vad has it; by endpoint rules alone it is longer
 
 
 @dataclass
@@ -52,23 +50,38 @@ class Recognizer:
     """Transcribe the files and turns of many clients at a time.
 
     effective: what the model runs on; live: what it is for streams, None where it takes whole
-    clips alone.
+    clips alone; silence: seconds that end a turn, None where only a client can end one.
     """
 
-    def __init__(self, bundle: Bundle, *, shapes: Shapes, wait: float, limits: Limits) -> None:
-        """Take a bundle whose model has a thread of its own; wait: seconds, see `Batcher`."""
-        rate = bundle.config.sample_rate
-        self.metrics, self.language = Metrics(sample_rate=rate), bundle.config.language
-        self.effective = bundle.model.effective
-        self._thread, self._shapes, self.limits = bundle.model, shapes, limits
-        batcher = Batcher(
-            bundle.model, shapes=shapes, wait_seconds=wait, on_batch=self.metrics.on_batch
+    def __init__(
+        self,
+        bundle: Bundle,
+        *,
+        shapes: Shapes,
+        wait: float,
+        max_seconds: float,
+        workers: Workers,
+        metrics: Metrics,
+        detector: VoiceDetector | None = None,
+    ) -> None:
+        """Take a bundle whose model has a thread of its own; wait: seconds, see `Batcher`.
+
+        max_seconds: of a file or turn; detector: by which turns begin and end.
+        """
+        self.sample_rate, self.language = bundle.config.sample_rate, bundle.config.language
+        self.effective, self._max_seconds = bundle.model.effective, max_seconds
+        self._thread, self._shapes, self._detector = bundle.model, shapes, detector
+        self._workers, self._metrics = workers, metrics
+        self.batcher = Batcher(
+            bundle.model, shapes=shapes, wait_seconds=wait, on_batch=self._on_batch
         )
-        self.metrics.show("queued_pieces", "that wait for the model", lambda: len(batcher))
-        self._bundle, self.sample_rate = replace(bundle, model=batcher), rate
-        self.live, self._streams = self._live(bundle), StreamBatcher(self.metrics.streams.observe)
+        self._bundle = replace(bundle, model=self.batcher)
+        self.live, self._streams = self._live(bundle), StreamBatcher(metrics.streams.observe)
         self._by_times = {each: _transcriber(self._bundle, each) for each in (False, True)}
-        self._threads = ThreadPoolExecutor(limits.max_concurrent, thread_name_prefix="request")
+        self.silence = None if self.live is None else self.live.rules.silence
+        if detector is not None:
+            detector.require_rate(self.sample_rate)
+            self.silence = TURN_SILENCE
 
     def warm_up(self) -> None:
         """Run every shape of the table, and what follows the model."""
@@ -78,49 +91,53 @@ class Recognizer:
             transcriber.transcribe(silence, self.sample_rate)
         if self.live is not None:
             Session(self.live).push(silence)
+        if self._detector is not None:
+            self._detector.speech_segments(silence)
 
-    async def transcribe(self, fields: Fields) -> AsyncGenerator[str | Transcript]:
-        """Yield the text of each piece of the audio as it is known, then the transcript.
+    def transcribe(
+        self, audio: BinaryIO | Samples, *, times: bool, phrases: tuple[str, ...] = ()
+    ) -> AsyncGenerator[str | Transcript]:
+        """Yield the text of each piece of a file, or of samples, as it is known; then all of it.
 
-        Nothing goes on once the iterator is closed or cancelled.
+        times: whether words are timed; phrases: to expect. See `Workers.results`.
 
         Raises:
             ApiError: the file is no audio, or too long.
         """
-        loop, found = asyncio.get_running_loop(), asyncio.Queue[str | Future[Transcript]]()
-        end = threading.Event()
+        return self._workers.results(partial(self._work, audio, times, phrases))
 
-        def put(item: str | Future[Transcript]) -> None:
-            with suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(found.put_nowait, item)
-
-        future = self._threads.submit(self._work, fields, end, put)
-        future.add_done_callback(put)
-        try:
-            while isinstance(item := await found.get(), str):
-                yield item
-            yield item.result()
-        finally:
-            future.cancel()
-            end.set()
-
-    async def transcript(self, fields: Fields) -> Transcript:
-        """Return the transcript of a file; raises as `transcribe` does."""
-        async with aclosing(self.transcribe(fields)) as found:
+    async def transcript(
+        self, audio: BinaryIO | Samples, *, times: bool, phrases: tuple[str, ...] = ()
+    ) -> Transcript:
+        """Return the transcript; raises as `transcribe` does."""
+        async with aclosing(self.transcribe(audio, times=times, phrases=phrases)) as found:
             while isinstance(item := await anext(found), str):
                 pass
         return item
 
-    async def speech(
-        self, phrases: tuple[str, ...], rules: EndpointRules | None
+    def speech_turns(self, silence: float | None, start: float) -> SpeechTurns | None:
+        """Return what cuts a stream into turns, where a detector does; see `SpeechTurns`."""
+        if self._detector is None or silence is None:
+            return None
+        return SpeechTurns(self._detector, silence=silence, start=start)
+
+    async def turns(
+        self, phrases: tuple[str, ...], silence: float | None
     ) -> Callable[[int], Session | Clip]:
-        """Return what makes turns of their first sample's place; rules: of a session's ends."""
+        """Return what makes a turn of the place of its first sample.
+
+        phrases: to expect; silence: seconds that end a turn where no detector does it.
+        """
         live = self.live
-        if live is not None and phrases:
+        if live is None:
+            return partial(Clip, phrases)
+        rules = live.rules
+        if silence is not None and self._detector is None:
+            rules = replace(rules, silence=silence)
+        if phrases:
             live = await asyncio.to_thread(lambda: self._live(self._expecting(phrases)))
-        return lambda start: (
-            Clip(phrases, start) if live is None else Session(live, rules, start=start)
-        )
+            assert live is not None
+        return lambda start: Session(live, rules, start=start)
 
     async def advance(self, turn: Session | Clip) -> Sequence[Event]:
         """Run what a turn was fed, and return what it makes known: of a clip once it is finished.
@@ -132,48 +149,42 @@ class Recognizer:
             return await self._streams.advance(turn)
         if not turn.is_finished:
             return ()
-        file = io.BytesIO()
-        soundfile.write(file, np.concatenate(turn.parts), self.sample_rate, format="WAV")
-        file.seek(0)
-        fields = Fields(file=UploadFile(file), format="verbose_json", phrases=turn.phrases)
-        found = await self.transcript(fields)
-        start = samples_to_seconds(turn.start, self.sample_rate)
+        samples, start = np.concatenate(turn.parts), self._seconds(turn.start)
+        found = await self.transcript(samples, times=True, phrases=turn.phrases)
         end, words = start + found.seconds, tuple(word.later(start) for word in found.words)
         final = Final(seconds=end, text=found.text, start=start, end=end, words=words)
         return [final] if found.text else ()
 
     def close(self) -> None:
-        """Cancel what waits, and end all threads and processes."""
+        """End all threads and processes."""
         self._streams.close()
-        self._threads.shutdown(wait=False, cancel_futures=True)
         self._by_times[True].close()
-        self._threads.shutdown()
 
     def _work(
-        self, fields: Fields, end: threading.Event, on_text: Callable[[str], object]
+        self,
+        audio: BinaryIO | Samples,
+        times: bool,
+        phrases: tuple[str, ...],
+        on_text: Callable[[str], None],
     ) -> Transcript:
-        """Transcribe the file of a request, in a thread of its own."""
-        cancelled.set(end)
+        """Transcribe a file or samples, in a thread of their own."""
         with TemporaryDirectory(prefix="sbkit") as folder:
-            file = Path(folder, "file")
-            with file.open("wb") as content:
-                shutil.copyfileobj(fields.file.file, content)
-            self._check_seconds(declared_seconds(file))
-            transcriber = self._choose(fields)
-            (found,) = transcriber.stream([file], on_seconds=self._counter(), on_text=on_text)
+            source = audio if isinstance(audio, np.ndarray) else Path(folder, "file")
+            if isinstance(source, Path) and not isinstance(audio, np.ndarray):
+                with source.open("wb") as content:
+                    shutil.copyfileobj(audio, content)
+                self._check_seconds(declared_seconds(source))
+            bundle = self._expecting(phrases)
+            own = bundle is self._bundle
+            transcriber = self._by_times[times] if own else _transcriber(bundle, times)
+            (found,) = transcriber.stream(
+                [source], self.sample_rate, on_seconds=self._counter(), on_text=on_text
+            )
         if isinstance(found, AudioError):
-            told = str(found).replace(f"{folder}/", "")
-            raise ApiError(422, told, "file")
+            raise ApiError(422, str(found).replace(f"{folder}/", ""), "file")
         if isinstance(found, SbkitError):
             raise found
         return found
-
-    def _choose(self, fields: Fields) -> Transcriber:
-        """Return what transcribes with times or without, and with the phrases of the prompt."""
-        bundle = self._expecting(fields.phrases)
-        if bundle is self._bundle:
-            return self._by_times[fields.has_times]
-        return _transcriber(bundle, fields.has_times)
 
     def _expecting(self, phrases: tuple[str, ...]) -> Bundle:
         decoder = self._bundle.decoder
@@ -195,13 +206,19 @@ class Recognizer:
             nonlocal total
             total += seconds
             self._check_seconds(total)
-            self.metrics.audio.inc(seconds)
+            self._metrics.audio.inc(seconds)
 
         return count
 
     def _check_seconds(self, seconds: float) -> None:
-        if seconds > self.limits.max_seconds:
-            raise too_large(f"{self.limits.max_seconds:g} s of audio")
+        if seconds > self._max_seconds:
+            raise too_large(f"{self._max_seconds:g} s of audio")
+
+    def _on_batch(self, clips: int, samples: int) -> None:
+        self._metrics.on_batch(clips, clips * self._seconds(samples))
+
+    def _seconds(self, samples: int) -> float:
+        return samples_to_seconds(samples, self.sample_rate)
 
 
 def _transcriber(bundle: Bundle, times: bool) -> Transcriber:

@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from sbkit.live.session import Event, Session, advance_batch
+from sbkit.decoding.frames import LogProbs
+from sbkit.live.session import Event, Session, forward_batch
 
 Answer = asyncio.Future[Sequence[Event]]
 
@@ -34,16 +35,34 @@ class StreamBatcher:
         self._thread.shutdown()
 
     async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
         while waiting := self._waiting:
             self._waiting = []
-            sessions, loop = [each for each, _ in waiting], asyncio.get_running_loop()
-            work = loop.run_in_executor(self._thread, advance_batch, sessions)
-            (found,) = await asyncio.gather(work, return_exceptions=True)
+            sessions = [each for each, _ in waiting]
+            results = await loop.run_in_executor(self._thread, _advance, sessions)
             self._on_batch(len(sessions))
-            for place, (_, answer) in enumerate(waiting):
+            for result, (_, answer) in zip(results, waiting, strict=True):
                 if answer.done():  # the client has gone
                     continue
-                if isinstance(found, BaseException):
-                    answer.set_exception(found)
+                if isinstance(result, Exception):
+                    answer.set_exception(result)
                 else:
-                    answer.set_result(found[place])
+                    answer.set_result(result)
+
+
+def _advance(sessions: Sequence[Session]) -> list[list[Event] | Exception]:
+    """Run sessions as one batch; the fault of one is not that of the others."""
+    try:
+        chunks = forward_batch(sessions)
+    except Exception as error:
+        if len(sessions) == 1:
+            return [error]
+        return [found for each in sessions for found in _advance([each])]
+    return [_read(*each) for each in zip(sessions, chunks, strict=True)]
+
+
+def _read(session: Session, chunks: Sequence[LogProbs]) -> list[Event] | Exception:
+    try:
+        return list(session.read(chunks))
+    except Exception as error:
+        return error

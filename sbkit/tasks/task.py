@@ -93,6 +93,8 @@ class Task:
         metrics: by name, as the Brain has them; the loss for a Brain without any.
         commands: those that take its bundles, such as `transcribe`.
         runs: the functions of those that the task itself runs, from their options to the exit code.
+        load: opens a bundle that speaks: from its folder and the options of `open_model` to what
+            `sbkit.serve.voice` takes.
         graphs: the methods of its model that a bundle's ONNX and torch programs hold, by name,
             where these are not a recognizer's; the model then has `settings`, the plain data that
             whoever calls them needs.
@@ -109,6 +111,7 @@ class Task:
     metrics: Metrics = field(default_factory=lambda: LOSS)
     commands: tuple[str, ...] = ()
     runs: Mapping[str, Callable[[argparse.Namespace], int]] = field(default_factory=dict)
+    load: Callable[..., Any] | None = None
     graphs: Mapping[str, Graph] = field(default_factory=dict)
     scorer: Scorer | None = None
 

@@ -92,6 +92,13 @@ def export_all(folder: Path) -> None:
     export_run(run, folder / "tiny", formats=formats, grid=SMALL)
 
 
+def export_streaming(folder: Path) -> None:
+    """Make the run of a streaming model that says something, and export it with its ONNX."""
+    run = make_live_run(folder / "run", **UNHEARD)
+    grid = Grid(batches=(1, 3), seconds=(0.02, 0.3, 2.0))
+    export_run(run, folder / "tiny", formats=["onnx"], grid=grid)
+
+
 def certificate(bundle: Path, name: str) -> dict[str, Any]:
     """Read what was found of a format."""
     content = json.loads((bundle / name / "parity.json").read_text())

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pytest
@@ -26,6 +26,8 @@ WITHIN = 60.0  # seconds: who waits longer has failed
 class Voice:
     """Say each word of a text in a block: its letters' codes."""
 
+    sample_rate = 8
+
     def stream(self, text: str) -> Iterator[Signal]:
         for word in text.split():
             yield np.frombuffer(word.encode(), np.uint8).astype(np.float32) / FULL_SCALE
@@ -36,7 +38,14 @@ class Loudspeaker:
 
     def __init__(self, until: str | None = None) -> None:
         self.heard, self._until, self._is_playing = list[str](), until, False
-        self.changed = threading.Condition()
+        self.changed, self.is_closed = threading.Condition(), False
+
+    def __call__(self, sample_rate: int) -> Self:
+        assert sample_rate == Voice.sample_rate
+        return self
+
+    def close(self) -> None:
+        self.is_closed = True
 
     def play(self, samples: Samples) -> None:
         with self.changed:
@@ -105,11 +114,16 @@ def test_what_is_said_is_answered_and_heard(tones: Any) -> None:
     recognizer, tokenizer = tones
     events, player = Events(), Loudspeaker()
     Pipeline(
-        recognizer, "you said {}".format, synthesizer=Voice(), player=player, on_event=events
+        recognizer,
+        lambda text: [f"you said {text}", " ..."],
+        synthesizer=Voice(),
+        player=player,
+        on_event=events,
     ).run(say(tokenizer, "the dog"))
     assert player.heard == ["you", "said", "the", "dog"]
+    assert player.is_closed
     assert [type(each).__name__ for each in events if not isinstance(each, Partial)] == [
-        *("Endpoint", "Final", "Answer", "Turn")
+        *("Endpoint", "Final", "Answer", "Answer", "Turn")
     ]
     assert events.of(Answer)[0].plain().keys() == {"event", "seconds", "text"}
 
@@ -192,6 +206,9 @@ def test_a_detector_ends_turns_sooner_and_times_go_on(tones: Any) -> None:
     Pipeline(recognizer, lambda text: None, detector=detector, on_event=events).run(blocks(*audio))
     assert events.texts(Turn) == ["the dog", "a fox"]
     assert max(turn.delays["endpoint"] for turn in events.of(Turn)) < 0.6
+    detector.model.sample_rate = 8000
+    with pytest.raises(SbkitError, match="must take audio at the 16000 Hz of the recognizer"):
+        Pipeline(recognizer, str.upper, detector=detector)
     second = events.of(Final)[1].words[0]
     assert second.start == pytest.approx(sum(map(len, audio[:2])) / RATE, abs=0.1)
 
@@ -341,7 +358,7 @@ class Broken(Loudspeaker):
         raise OSError("no device")
 
 
-class Mute:
+class Mute(Voice):
     def stream(self, text: str) -> Iterator[Signal]:
         raise ValueError("no voice")
 

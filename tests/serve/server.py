@@ -12,17 +12,24 @@ from typing import Any
 
 import httpx2
 import numpy as np
+import numpy.typing as npt
 import soundfile
 from openai import OpenAI
 
 from sbkit.audio.io import Samples
+from sbkit.base.errors import SbkitError
 from sbkit.inference.bundle.bundle import Bundle
-from sbkit.inference.runtime.model import Encoded
+from sbkit.inference.runtime.model import Effective, Encoded
 from sbkit.inference.runtime.shapes import Shapes
+from sbkit.inference.vad import VoiceDetector
 from sbkit.serve.app import TRANSCRIPTIONS, Service
-from sbkit.serve.command import Server, bind
 from sbkit.serve.limits import READY, WARMING, Limits, State
+from sbkit.serve.metrics import Metrics
+from sbkit.serve.models import Model, Models
 from sbkit.serve.recognizer import Recognizer
+from sbkit.serve.server import Server, bind
+from sbkit.serve.voice import Voice
+from sbkit.serve.workers import Workers
 from sbkit.text.tokenizer import Tokenizer
 from tests.inference.tones import RATE, ToneModel, speak, tone_bundle
 
@@ -83,6 +90,26 @@ class Served:
             self.model.encode = encode  # type: ignore[method-assign]
 
 
+class ToneSpeaker:
+    """Say a text by tones, sentence by sentence, as fast as it is asked to."""
+
+    sample_rate, language = RATE, "en"
+    effective = Effective(runtime="tones", device="cpu", precision="fp32")
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def stream(self, text: str, speed: float = 1.0) -> Iterator[npt.NDArray[np.float32]]:
+        sentences = [each for part in text.split(".") if (each := part.strip())]
+        if not sentences or not set(text) <= set("abcdefghijklmnopqrstuvwxyz ."):
+            raise SbkitError(f"A text must have letters alone, but is {text}. Say another one.")
+        spoken = (speak(self._tokenizer, each) / np.float32(32768) for each in sentences)
+        return (np.resize(each, round(len(each) / speed)) for each in spoken)
+
+    def close(self) -> None:
+        """End nothing."""
+
+
 def wav(samples: Samples) -> bytes:
     file = io.BytesIO()
     soundfile.write(file, samples, RATE, format="WAV")
@@ -110,21 +137,34 @@ def served(
     phase: str = READY,
     language: str | None = None,
     readme: str = "",
+    detector: VoiceDetector | None = None,
+    speaker: Any = None,
     **limits: Any,
 ) -> Iterator[Served]:
-    """Serve until the end of the block, which begins in a phase."""
+    """Serve a recognizer, and a voice if there is a speaker; the block begins in a phase."""
     bundle, tokenizer, model = made or tone_bundle(folder)
     bundle = replace(bundle, config=replace(bundle.config, language=language))
     bounds, state = Limits(**limits), State()
-    recognizer = Recognizer(bundle, shapes=SHAPES, wait=0.01, limits=bounds)
+    workers, metrics = Workers(bounds.max_concurrent), Metrics()
+    recognizer = Recognizer(
+        bundle,
+        shapes=SHAPES,
+        wait=0.01,
+        max_seconds=bounds.max_seconds,
+        workers=workers,
+        metrics=metrics,
+        detector=detector,
+    )
+    models = [Model(name="tones", engine=recognizer, readme=readme)]
+    if speaker is not None:
+        voice = Voice(speaker, workers=workers, metrics=metrics)
+        models.append(Model(name="anna", engine=voice))
     service = Service(
-        recognizer=recognizer,
+        models=Models(models=models, aliases=["whisper-1"]),
         limits=bounds,
-        names=("tones", "whisper-1"),
-        created=0,
         declared={"device": "auto"},
         state=state,
-        readme=readme,
+        metrics=metrics,
     )
     listening = bind("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
@@ -140,4 +180,5 @@ def served(
         server.should_exit = True
         thread.join()
         recognizer.close()
+        workers.close()
         listening.close()

@@ -11,7 +11,8 @@ import pytest
 from sbkit.audio.io import Samples
 from sbkit.inference.runtime.model import Batch, Effective, Encoded, ModelThread, run_batches
 from sbkit.inference.runtime.shapes import Shapes
-from sbkit.serve.batcher import Batcher, cancelled
+from sbkit.serve.batcher import Batcher
+from sbkit.serve.workers import cancelled
 from tests.serve.server import wait_for
 
 SECOND = 100  # samples

@@ -22,10 +22,11 @@ from sbkit.cli import COMMANDS, run
 from sbkit.decoding.decoder import BeamDecoder
 from sbkit.decoding.frames import LogProbs
 from sbkit.inference.runtime.model import ModelThread
+from sbkit.serve.app import TRANSCRIPTIONS
 from tests.decoding.spoken import train_models
 from tests.inference.tones import APART, LOWEST, RATE, STEP, ToneModel, speak, tone_bundle
 from tests.inference.tones import silence as pause
-from tests.serve.server import Served, served, silence, wait_for, wav
+from tests.serve.server import Served, ToneSpeaker, served, silence, wait_for, wav
 
 README = Path(__file__).parents[2] / "sbkit/serve/README.md"
 TEXT = "the quick brown fox"
@@ -33,7 +34,9 @@ TEXT = "the quick brown fox"
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with served(tmp_path_factory.mktemp("served")) as found:
+    folder = tmp_path_factory.mktemp("served")
+    made = tone_bundle(folder)
+    with served(folder, made=made, speaker=ToneSpeaker(made[1])) as found:
         yield found
 
 
@@ -111,23 +114,25 @@ def test_the_readme(here: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     *commands, curl = map(shlex.split, shell.splitlines())
     for command in commands:
         run(command[1:])
-    assert [each.port for each in taken] == [8000, 9000]
+    assert [each.port for each in taken] == [8000, 8000, 8000, 9000]
     done = subprocess.run(curl, capture_output=True, check=True)
     assert json.loads(done.stdout)["text"] == TEXT
     resampled = resample_by_numpy(speak(here.tokenizer, TEXT) / np.float32(32768), 2, 3)
     soundfile.write("talk-24k.wav", resampled, 24_000)
-    for python in scripts:
-        words = [sys.executable, "-c", python.replace("my-model", "tones")]
+    for python, expected in zip(scripts, (f"{TEXT}\n", "", f"{TEXT}\n"), strict=True):
+        python = python.replace("my-model", "tones").replace("my-voice", "anna")
+        words = [sys.executable, "-c", python.replace("Hello there", TEXT)]
         said = subprocess.run(words, capture_output=True, check=True)
-        assert said.stdout.decode() == f"{TEXT}\n"
+        assert said.stdout.decode() == expected
+    assert create(here, Path("hello.wav").read_bytes()).text == TEXT
     options = {name for name, _ in COMMANDS["serve"][2] if name.startswith("--")}
     assert not [each for each in options if f"`{each}`" not in text]
 
 
 def test_the_model_has_its_name_and_aliases(here: Served) -> None:
-    assert [each.id for each in here.openai.models.list()] == ["tones", "whisper-1"]
+    assert [each.id for each in here.openai.models.list()] == ["tones", "anna", "whisper-1"]
     assert here.openai.models.retrieve("tones").owned_by == "sbkit"
-    with pytest.raises(openai.NotFoundError, match="must be one of tones, whisper-1"):
+    with pytest.raises(openai.NotFoundError, match="must be one of tones, anna, whisper-1"):
         here.openai.models.retrieve("another")
 
 
@@ -150,11 +155,16 @@ def test_health_and_metrics(here: Served) -> None:
     ready = here.get("/health/ready")
     assert ready.status_code == 200
     found = ready.json()
-    assert (found["status"], found["model"]) == ("ready", "tones")
-    assert (found["declared"]["device"], found["effective"]["device"]) == ("auto", "cpu")
-    before = here.metric('sbkit_requests_total{status="200"}'), here.metric("sbkit_audio_seconds_t")
+    assert (found["status"], [each["name"] for each in found["models"]]) == (
+        "ready",
+        ["tones", "anna"],
+    )
+    for model in found["models"]:
+        assert (model["declared"]["device"], model["effective"]["device"]) == ("auto", "cpu")
+    good = f'sbkit_requests_total{{path="{TRANSCRIPTIONS}",status="200"}}'
+    before = here.metric(good), here.metric("sbkit_audio_seconds_t")
     create(here, silence(2.0))
-    assert here.metric('sbkit_requests_total{status="200"}') == before[0] + 1
+    assert here.metric(good) == before[0] + 1
     assert here.metric("sbkit_audio_seconds_t") == pytest.approx(before[1] + 2)
     assert here.metric("sbkit_request_seconds_count") > 0
     assert here.metric("process_resident_memory_bytes") > 0

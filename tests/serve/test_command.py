@@ -8,6 +8,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +20,14 @@ from openai import OpenAI
 
 from sbkit.base.errors import ASKED_TO_STOP, INTERRUPTED, SbkitError
 from sbkit.cli import run
-from sbkit.inference.bundle.export import export_run
+from sbkit.inference.bundle.bundle import ReadBundle
 from sbkit.inference.transcribe.transcriber import Transcriber
 from tests import processes
-from tests.inference.bundles import ROOT, SMALL, UNHEARD, make_bundle, make_run
-from tests.serve.server import wait_for, wav
+from tests.inference.bundles import make_bundle
+from tests.inference.tones import tone_bundle
+from tests.serve.server import ToneSpeaker, wait_for, wav
 
 RATE = 16_000
-
-
-@pytest.fixture(scope="module")
-def streaming(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    def loud(hparams: dict[str, Any]) -> None:
-        hparams["ctc_lin"].weight.data *= 30
-
-    folder, yaml = tmp_path_factory.mktemp("streaming"), ROOT / "hparams/ctc_streaming.yaml"
-    run_folder = make_run(folder / "run", yaml, loud, num_decoder_layers=0, **UNHEARD)
-    export_run(run_folder, folder / "tiny", formats=["onnx"], grid=SMALL)
-    return folder / "tiny"
 
 
 @contextmanager
@@ -65,7 +56,7 @@ def test_it_answers_what_transcribe_does_and_leaves_when_asked(
     with Transcriber.load(exported, runtime=runtime, device="cpu") as transcriber:
         expected = [each.text for each in transcriber.transcribe_batch(clips, RATE)]
     with serving(exported, "--runtime", runtime) as (client, process):
-        ready = client.get("/health/ready").json()
+        (ready,) = client.get("/health/ready").json()["models"]
         assert (ready["declared"]["runtime"], ready["effective"]["runtime"]) == (runtime, runtime)
         assert bool(ready["effective"]["nodes"]) == (runtime == "onnx")
         found = [
@@ -114,6 +105,33 @@ def test_control_c(exported: Path) -> None:
         assert process.wait(20) == INTERRUPTED
 
 
+def test_a_model_that_runs_elsewhere_than_asked_ends_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A synthesizer ran on the CPU without a word (speaches #255)."""
+    bundle, tokenizer, _ = tone_bundle(tmp_path)
+    bundle.model.close()
+    task = replace(bundle.task, load=lambda *_, **__: ToneSpeaker(tokenizer))
+    read = ReadBundle(replace(bundle, task=task), b"")
+    monkeypatch.setattr("sbkit.serve.command.read_bundle", lambda *_, **__: read)
+    for options, came in (
+        (["--device", "cuda:0"], "cuda:0 was asked for and it runs with cpu"),
+        (["--runtime", "onnx", "--precision", "int8"], "int8 was asked for and it runs with fp32"),
+    ):
+        with pytest.raises(SbkitError, match=came):
+            run(["serve", str(tmp_path), "--port", "0", *options])
+
+
+def test_one_onnxruntime_over_the_other_ends_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both distributions are installed, and the files are those of the one for the CPU."""
+    bundle, one = make_bundle(tmp_path), "CPUExecutionProvider"
+    monkeypatch.setattr("onnxruntime.get_available_providers", lambda: [one])
+    with pytest.raises(SbkitError, match="another wheel hides it. Uninstall onnxruntime and"):
+        run(["serve", str(bundle), "--port", "0", "--device", "cuda:0", "--runtime", "onnx"])
+
+
 def test_it_does_not_start_where_it_cannot(tmp_path: Path) -> None:
     bundle = make_bundle(tmp_path)
     for runtime in ("torch", "onnx"):
@@ -125,3 +143,5 @@ def test_it_does_not_start_where_it_cannot(tmp_path: Path) -> None:
             run(["serve", str(bundle), "--port", port])
     with pytest.raises(SbkitError, match="must be an address"):
         run(["serve", str(bundle), "--host", "nowhere.invalid"])
+    with pytest.raises(SbkitError, match="must have different names"):
+        run(["serve", str(bundle), str(bundle)])

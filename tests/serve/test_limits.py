@@ -13,6 +13,7 @@ import openai
 import pytest
 
 from sbkit.base.errors import SbkitError
+from sbkit.serve.app import TRANSCRIPTIONS
 from sbkit.serve.limits import WARMING, read_keys
 from sbkit.serve.recognizer import Recognizer
 from tests.serve.server import Served, served, silence, wait_for
@@ -23,6 +24,9 @@ BOUNDARY = {"Content-Type": "multipart/form-data; boundary=x"}
 PART = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\n'
 
 
+GONE = f'sbkit_requests_total{{path="{TRANSCRIPTIONS}",status="499"}}'
+
+
 def chunks() -> Iterator[bytes]:
     yield PART
     for _ in range(30):
@@ -30,7 +34,7 @@ def chunks() -> Iterator[bytes]:
 
 
 CASES: dict[str, tuple[int, str, dict[str, Any]]] = {
-    "nothing": (415, "must be a form", {}),
+    "nothing": (415, "must be multipart/form-data, but is of no type", {}),
     "JSON": (415, "but is application/json", JSON),
     "no file": (400, "`file` must be an audio file, but is missing", {"files": {"x": b"1"}}),
     "a file that is a field": (400, "but is a text", {"data": {"file": "x"}, "files": {"x": SOME}}),
@@ -170,7 +174,7 @@ def test_a_client_that_goes_costs_nothing_more(tmp_path: Path) -> None:
             for data in ({}, {"stream": "true"}):
                 with pytest.raises(Exception, match="timed out"):
                     here.post(silence(3.0), data=data, timeout=0.3)
-            wait_for(lambda: here.metric('sbkit_requests_total{status="499"}') == 2)
+            wait_for(lambda: here.metric(GONE) == 2)
         assert first.result().json()["text"] == "fox"
         assert here.post(here.say("dog")).json()["text"] == "dog"
         assert not [batch for batch in here.model.batches if batch == [3.0]]
@@ -179,7 +183,7 @@ def test_a_client_that_goes_costs_nothing_more(tmp_path: Path) -> None:
 def test_a_connection_without_a_request_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sbkit.serve.command.FIRST_REQUEST", 0.2)
+    monkeypatch.setattr("sbkit.serve.server.FIRST_REQUEST", 0.2)
     with served(tmp_path) as here, connect(here) as idle, connect(here) as slow:
         slow.sendall(HEAD[:30])
         assert (idle.recv(100), slow.recv(100)) == (b"", b"")

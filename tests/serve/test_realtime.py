@@ -1,5 +1,6 @@
 """Realtime sessions: OpenAI's client, and any other, gets the text of its own turns."""
 
+import asyncio
 import base64
 import io
 import json
@@ -22,9 +23,13 @@ from sbkit.audio.io import Samples
 from sbkit.audio.resample import resample_by_numpy
 from sbkit.decoding.decoder import BeamDecoder
 from sbkit.inference.runtime.model import ModelThread
+from sbkit.inference.vad import SpeechRules, VoiceDetector
+from sbkit.live.recognizer import LiveRecognizer
+from sbkit.live.session import Final, Session
 from sbkit.serve.limits import DRAINING
+from sbkit.serve.streams import StreamBatcher
 from tests.decoding.spoken import train_models
-from tests.inference.tones import silence, speak, tone_bundle
+from tests.inference.tones import RATE, silence, speak, tone_bundle
 from tests.live.live_tones import LiveToneModel
 from tests.serve.server import Made, Served, served, wait_for
 from tests.serve.test_clients import Unsure
@@ -133,6 +138,46 @@ def test_the_server_ends_turns_at_endpoints(live: Served) -> None:
         assert session.recv().session.audio.input.turn_detection.silence_duration_ms == 400
         send(session, at_24k(np.concatenate([speak(live.tokenizer, TEXT), silence(1.2)])))
         assert until(session, "completed")[-1].transcript == TEXT
+
+
+class Loud:
+    """A model of voice activity: speech is loud."""
+
+    sample_rate, step, overlap, delay = RATE, 160, 0, 0
+
+    def start(self) -> None:
+        """Keep nothing."""
+
+    def advance(self, samples: Samples, state: None) -> tuple[Any, None]:
+        frames = np.abs(samples.reshape(-1, self.step).astype(np.float32))
+        return (frames.mean(1) > 150).astype(np.float32), None
+
+
+@pytest.mark.parametrize("kind", ["live", "whole"])
+def test_a_detector_ends_the_turns_of_any_model(kind: str, tmp_path: Path) -> None:
+    texts, made = (TEXT, "a lazy dog"), live_bundle(tmp_path) if kind == "live" else None
+    detector = VoiceDetector(Loud(), SpeechRules(padding=0.06))  # turns begin with a tone's frame
+    with served(tmp_path, made=made, detector=detector) as here:
+        spoken = [each for text in texts for each in (speak(here.tokenizer, text), silence(0.8))]
+        audio = at_24k(np.concatenate([silence(2.0), *spoken]))
+        for pieces in (1, 40):
+            with here.openai.realtime.connect() as session:
+                detection = session.recv().session.audio.input.turn_detection
+                assert (detection.type, detection.silence_duration_ms) == ("server_vad", 500)
+                send(session, audio, pieces=pieces)
+                begin = 2.0
+                for text in texts:
+                    started, *_, completed = events = until(session, "completed")
+                    end = begin + 0.12 * len(text)
+                    assert started.type == "input_audio_buffer.speech_started"
+                    assert started.audio_start_ms / 1000 == pytest.approx(begin - 0.06, abs=0.01)
+                    (stopped,) = [each for each in events if each.type.endswith("stopped")]
+                    assert stopped.audio_end_ms / 1000 == pytest.approx(end + 0.06, abs=0.01)
+                    assert completed.transcript == text
+                    assert completed.words[0]["start"] == pytest.approx(begin, abs=0.06)
+                    begin = end + 0.8
+                session.input_audio_buffer.commit()
+                assert "0.1 s of audio" in until(session, "error")[-1].error.message
 
 
 @pytest.mark.parametrize("kind", ["audio/pcmu", "audio/pcma"])
@@ -311,7 +356,7 @@ def test_a_message_that_is_too_large_closes_its_session_alone(live: Served) -> N
 def test_a_client_that_never_reads_is_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sbkit.serve.command.PING_SECONDS", 0.2)
+    monkeypatch.setattr("sbkit.serve.server.PING_SECONDS", 0.2)
     made = live_bundle(tmp_path)
     with served(tmp_path, made=made) as here, ThreadPoolExecutor(1) as clients:
         host, _, port = here.url.removeprefix("http://").partition(":")
@@ -351,6 +396,42 @@ def test_what_was_said_is_transcribed_before_the_server_stops(tmp_path: Path) ->
             assert closed.value.rcvd.code == 1001
         here.thread.join(20)
         assert not here.thread.is_alive()
+
+
+class Failing(LiveToneModel):
+    """Fail over audio that begins with a loud sample."""
+
+    def advance(self, chunks: Sequence[Samples], states: Sequence[int]) -> list[Any]:
+        if any(chunk[0] > 30_000 for chunk in chunks):
+            raise ZeroDivisionError
+        return super().advance(chunks, states)
+
+
+def test_a_fault_over_one_session_is_not_that_of_the_others(tmp_path: Path) -> None:
+    bundle, tokenizer, _ = tone_bundle(tmp_path)
+    bundle.model.close()
+    model = Failing(tokenizer.vocab_size, tokenizer.vocabulary.blank)
+    recognizer = LiveRecognizer(bundle=replace(bundle, model=ModelThread(lambda: model)))
+    sessions = [Session(recognizer) for _ in range(3)]
+    spoken = speak(tokenizer, "a fox")
+    for session in sessions:
+        session.feed(spoken)
+        session.is_finished = True
+    sessions[1].fed[0] = 32_000
+
+    async def advance() -> list[Any]:
+        batcher = StreamBatcher(lambda _: None)
+        answers = await asyncio.gather(*map(batcher.advance, sessions), return_exceptions=True)
+        batcher.close()
+        return answers
+
+    first, failed, last = asyncio.run(advance())
+    assert isinstance(failed, ZeroDivisionError)
+    assert [each.text for found in (first, last) for each in found if isinstance(each, Final)] == [
+        "a fox",
+        "a fox",
+    ]
+    recognizer.close()
 
 
 def test_a_fault_of_the_model_ends_the_session(

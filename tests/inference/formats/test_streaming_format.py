@@ -12,7 +12,7 @@ from sbkit.inference.bundle.export import export_run
 from sbkit.inference.formats.parity import Grid
 from sbkit.live.recognizer import LiveRecognizer
 from sbkit.live.session import Session, advance_batch
-from tests.inference.bundles import ROOT, UNHEARD, certificate, make_bundle, make_live_run
+from tests.inference.bundles import ROOT, certificate, make_bundle, make_live_run
 
 
 @pytest.mark.slow(20)
@@ -27,17 +27,14 @@ def test_sherpas_online_recognizer_writes_the_same(asterisk_english: Path, tmp_p
 
 
 @pytest.mark.slow(20)
-def test_its_chunks_are_written_compared_and_run_live(tmp_path: Path) -> None:
-    run, bundle = make_live_run(tmp_path / "run", **UNHEARD), tmp_path / "bundle"
-    grid = Grid(batches=(1, 3), seconds=(0.02, 0.3, 2.0))
-    export_run(run, bundle, formats=["onnx"], grid=grid)
-    found = certificate(bundle, "onnx")["streaming, fp32"]
+def test_its_chunks_are_written_compared_and_run_live(streaming: Path) -> None:
+    found = certificate(streaming, "onnx")["streaming, fp32"]
     assert found["written"] and found["grid"]["largest_difference"] < 1e-4
     random = np.random.default_rng(0)
     clips = [(3000 * random.normal(size=size)).astype(np.int16) for size in (300, 20_000, 60_123)]
     said = []
     for runtime in ("torch", "onnx"):
-        with LiveRecognizer.load(bundle, runtime=runtime) as recognizer:
+        with LiveRecognizer.load(streaming, runtime=runtime) as recognizer:
             sessions, events = [Session(recognizer) for _ in clips], []
             for first in range(0, 70_000, 7_000):
                 for session, clip in zip(sessions, clips, strict=True):

@@ -1,0 +1,138 @@
+"""The data of a voice: clips without the silence around them, their symbols, and their pitch.
+
+Legend: B utterances, S samples, L symbols, U frames of the features.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from recipes.prepare import prepare_transcripts, print_data, with_column
+from recipes.synthesis.pitch import continuous, track_pitch
+from recipes.synthesis.symbols import KINDS, read_texts, to_symbols
+from sbkit.audio.io import Samples
+from sbkit.audio.levels import WINDOWS
+from sbkit.base.errors import SbkitError
+from sbkit.data.batches.batch import Batch, collate_audio
+from sbkit.data.batches.loaders import Loaders, make_loaders
+from sbkit.data.corpora.columns import take_columns
+from sbkit.data.corpora.splits import Splits
+from sbkit.data.storage.audio_store import read_rows
+from sbkit.distributed.device import Placement
+from sbkit.inference.transcribe.pieces import find_pauses
+from sbkit.text.labels import ClassLabels, ensure_labels
+
+SYMBOLS, PITCH = "symbols", "pitch"  # columns: of a text as it is spoken, and Hz of each frame
+SYMBOL_FILE = "symbols.txt"
+VERSION = 1  # raise it when the same clips would have other symbols or another pitch
+MARGIN = 2  # windows of 20 ms that are left of the silence around a clip
+MIDDLE = 150.0  # Hz, to which octaves are counted
+
+Knobs = Mapping[str, Any]
+
+
+def prepare_spoken(knobs: Knobs) -> Splits:
+    """Prepare audio and transcripts, and write down the symbols and the pitch of each clip.
+
+    Raises:
+        SbkitError: `symbols` is no kind of them, or espeak-ng cannot make them.
+    """
+    kind, language, rate = knobs["symbols"], str(knobs["language"]), knobs["sample_rate"]
+    if kind not in KINDS:
+        raise SbkitError(f"`symbols` must be {' or '.join(KINDS)}, but is {kind!r}. Choose one.")
+    frame = 2 * knobs["hop"]
+    splits = with_column(
+        prepare_transcripts(knobs),
+        SYMBOLS,
+        lambda split: read_texts(split["sentence"][:], language, kind),
+        identity=[VERSION, kind, language],
+    )
+    pitch = partial(_pitch, rate=rate, frame=frame)
+    return with_column(splits, PITCH, pitch, identity=[VERSION, rate, frame])
+
+
+def _pitch(split: Dataset, rate: int, frame: int) -> Iterator[str]:
+    for row in read_rows(split, range(len(split))):
+        yield " ".join(f"{each:.0f}" for each in track_pitch(row["audio"], rate, frame))
+
+
+def prepare_symbols(knobs: Knobs, splits: Splits) -> ClassLabels:
+    """List the symbols of the training set."""
+    texts = take_columns(splits.train, SYMBOLS)[SYMBOLS].to_pylist()
+    names = {symbol for text in texts for symbol in to_symbols(text)}
+    return ensure_labels(Path(knobs["output_folder"]) / SYMBOL_FILE, names)
+
+
+def make_spoken_loaders(
+    hparams: Mapping[str, Any], splits: Splits, symbols: ClassLabels, placement: Placement
+) -> Loaders:
+    """Plan the batches of every split."""
+    print_data(splits, hparams)
+    collate = SpokenCollate(symbols, hparams["sample_rate"], 2 * hparams["hop"])
+    return make_loaders(splits, hparams, collate=collate, placement=placement)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpokenBatch(Batch):
+    """Clips without the silence around them; symbols (B, L), their lengths (B,), octaves (B, U).
+
+    octaves: the pitch above `MIDDLE`, also between voiced frames; voiced (B, U): which these are.
+    """
+
+    ON_DEVICE = (*Batch.ON_DEVICE, "symbols", "octaves", "voiced")
+
+    symbols: Tensor
+    symbol_lengths: Tensor
+    octaves: Tensor
+    voiced: Tensor
+
+
+@dataclass(frozen=True)
+class SpokenCollate:
+    """Pad utterances to a batch; symbols that no training clip has are left out."""
+
+    symbols: ClassLabels
+    sample_rate: int
+    frame: int
+
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> SpokenBatch:
+        """Make one batch."""
+        trimmed, pitches = list[Mapping[str, Any]](), list[Tensor]()
+        for row in rows:
+            start, end = self._trim(row["audio"])
+            trimmed.append({**row, "audio": row["audio"][start:end], "samples": end - start})
+            hertz = np.array(row[PITCH].split(), np.float32)
+            pitches.append(torch.from_numpy(hertz[start // self.frame : -(-end // self.frame)]))
+        ids = [torch.tensor(self._encode(row[SYMBOLS])) for row in rows]
+        octaves = [torch.from_numpy(continuous(each.numpy()) / MIDDLE).log2() for each in pitches]
+        return SpokenBatch(
+            **collate_audio(trimmed, self.sample_rate),
+            symbols=pad_sequence(ids, batch_first=True),
+            symbol_lengths=torch.tensor([*map(len, ids)]),
+            octaves=pad_sequence(octaves, batch_first=True),
+            voiced=pad_sequence(pitches, batch_first=True) > 0,
+        )
+
+    def _encode(self, text: str) -> list[int]:
+        known = set(self.symbols.names)
+        return [self.symbols.encode(each) for each in to_symbols(text) if each in known] or [0]
+
+    def _trim(self, samples: Samples) -> tuple[int, int]:
+        """Return where speech begins, at a whole frame, and where it ends."""
+        window = self.sample_rate // WINDOWS
+        count = len(samples) // window
+        pauses = find_pauses(samples, window)
+        start = pauses[0][1] - MARGIN if pauses and pauses[0][0] == 0 else 0
+        end = pauses[-1][0] + MARGIN if pauses and pauses[-1][1] == count else count + 1
+        if end - start <= 2 * MARGIN:  # all of it is silence
+            return 0, len(samples)
+        first = max(0, start) * window // self.frame * self.frame
+        return first, min(end * window, len(samples))

@@ -1,0 +1,111 @@
+"""Speech from text: what a client may choose, as OpenAI's API has it, and what is sent to it."""
+
+import json
+import math
+from base64 import b64encode
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from starlette.responses import StreamingResponse
+
+from sbkit.base.errors import SbkitError
+from sbkit.serve.answers import EVENTS, event
+from sbkit.serve.encoder import FORMATS
+from sbkit.serve.errors import ApiError, as_api_error
+from sbkit.serve.fields import choose, take, wrong_field
+from sbkit.serve.models import Models
+from sbkit.serve.voice import Voice
+
+LONGEST = 4096  # characters
+LARGEST = 1 << 16  # bytes of a request; JSON may write a character in twelve
+VOICES = (  # of that API, each of which is the model's own here
+    *("alloy", "ash", "ballad", "cedar", "coral", "echo", "fable"),
+    *("marin", "nova", "onyx", "sage", "shimmer", "verse"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeechFields:
+    """What a client asks for; is_streamed: whether the audio comes as server-sent events."""
+
+    voice: Voice
+    text: str
+    speed: float
+    format: str
+    is_streamed: bool
+
+    @classmethod
+    def parse(cls, content: bytes, models: Models) -> "SpeechFields":
+        """Read a request.
+
+        Raises:
+            ApiError: a field is missing or has another value than the API or the model allows.
+        """
+        try:
+            given = json.loads(content)
+        except (ValueError, RecursionError):
+            given = None
+        if not isinstance(given, dict):
+            raise ApiError(400, "A request must be a JSON object, but is not. Correct it.")
+        text, speed = take(given, "input", str), given.get("speed", 1.0)
+        if not 0 < len(text) <= LONGEST:
+            must, came = f"a text of 1 to {LONGEST} characters", f"{len(text)} characters long"
+            raise wrong_field("input", must, came)
+        if type(speed) not in (int, float) or not 0.25 <= speed <= 4:
+            raise wrong_field("speed", "from 0.25 to 4", str(speed))
+        format = choose("response_format", given.get("response_format", "mp3"), [*FORMATS])
+        stream = choose("stream_format", given.get("stream_format", "audio"), ("audio", "sse"))
+        return cls(
+            voice=_find_voice(models, take(given, "model", str), given.get("voice")),
+            text=text,
+            speed=float(speed),
+            format=format,
+            is_streamed=stream == "sse",
+        )
+
+
+def _find_voice(models: Models, model: str, voice: object) -> Voice:
+    """Return the model that speaks; voice: a name of OpenAI's, or of a model that is served."""
+    found, own = models.pick(Voice, model), models.names_of(Voice)
+    name = voice.get("id") if isinstance(voice, dict) else voice
+    if name in own:
+        return models.pick(Voice, str(name))
+    if name is not None and name not in VOICES:
+        raise wrong_field("voice", " or ".join([*own, "one of OpenAI's"]), str(name))
+    return found
+
+
+async def speech_response(fields: SpeechFields) -> StreamingResponse:
+    """Send speech as it is made; raises ApiError where the text cannot be spoken."""
+    parts = fields.voice.speak(fields.text, fields.speed, fields.format)
+    try:
+        first = await anext(parts)
+    except SbkitError as error:
+        raise ApiError(400, str(error), "input") from error
+    if fields.is_streamed:
+        return StreamingResponse(_events(first, parts, len(fields.text)), media_type=EVENTS)
+    return StreamingResponse(_file(first, parts), media_type=FORMATS[fields.format].media_type)
+
+
+async def _file(part: bytes | float, parts: AsyncGenerator[bytes | float]) -> AsyncIterator[bytes]:
+    async with aclosing(parts):
+        while isinstance(part, bytes):
+            yield part
+            part = await anext(parts)
+
+
+async def _events(
+    part: bytes | float, parts: AsyncGenerator[bytes | float], characters: int
+) -> AsyncIterator[str]:
+    """Write server-sent events; their tokens are characters of text, and seconds of speech."""
+    async with aclosing(parts):
+        try:
+            while isinstance(part, bytes):
+                yield event("speech.audio.delta", audio=b64encode(part).decode())
+                part = await anext(parts)
+            usage = {"input_tokens": characters, "output_tokens": math.ceil(part)}
+            total = {"total_tokens": sum(usage.values())}
+            yield event("speech.audio.done", usage={**usage, **total})
+        except SbkitError as error:
+            yield event("error", **as_api_error(error).plain())

@@ -1,0 +1,56 @@
+"""A bundle that speaks, for many clients."""
+
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
+from typing import Any
+
+from sbkit.base.errors import SbkitError
+from sbkit.serve.encoder import Encoder
+from sbkit.serve.metrics import Metrics
+from sbkit.serve.workers import Workers
+
+WARM_UP = "1, 2, 3."  # which any language can say
+
+
+class Voice:
+    """Speak the texts of many clients at a time, sentence by sentence.
+
+    effective: what the model runs on.
+    """
+
+    def __init__(self, speaker: Any, *, workers: Workers, metrics: Metrics) -> None:
+        """Take what a task's `load` returns.
+
+        It has `sample_rate`, `effective`, `close()`, and `stream(text, speed)`, which raises
+        SbkitError over a text that it cannot speak, and yields the samples of its sentences: (S,)
+        of float32 between -1 and 1.
+        """
+        self.effective, self.sample_rate = speaker.effective, speaker.sample_rate
+        self._speaker, self._workers, self._metrics = speaker, workers, metrics
+
+    def warm_up(self) -> None:
+        """Speak once."""
+        with suppress(SbkitError):
+            deque(self._speaker.stream(WARM_UP), maxlen=0)
+
+    def speak(self, text: str, speed: float, format: str) -> AsyncGenerator[bytes | float]:
+        """Yield the bytes of a file as they are made, then its seconds. See `Workers.results`.
+
+        Raises:
+            SbkitError: the text cannot be spoken.
+        """
+
+        def work(give: Callable[[bytes], None]) -> float:
+            encoder = Encoder(format, self.sample_rate)
+            for piece in self._speaker.stream(text, speed):
+                self._metrics.speech.inc(len(piece) / self.sample_rate)
+                give(encoder.push(piece))
+            give(encoder.finish())
+            return encoder.seconds
+
+        return self._workers.results(work)
+
+    def close(self) -> None:
+        """End the model."""
+        self._speaker.close()

@@ -1,0 +1,233 @@
+"""A voice trains, is exported, and speaks; bad texts get a sentence, and nothing is lost."""
+
+import io
+import os
+import shutil
+from collections.abc import Iterator
+from functools import partial
+from itertools import combinations
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from recipes.synthesis.alignment import (
+    diagonal_prior,
+    find_durations,
+    find_misaligned,
+    frame_index,
+    mean_by_symbol,
+)
+from recipes.synthesis.pitch import continuous, track_pitch
+from recipes.synthesis.symbols import ESPEAK, read_texts, to_symbols
+from recipes.synthesis.synthesizer import LONGEST_TEXT, PAUSE, Synthesizer
+from sbkit.audio.io import to_int16
+from sbkit.base.errors import SbkitError
+from sbkit.cli import run as sbkit
+from sbkit.inference.bundle.bundle import read_bundle
+from sbkit.inference.bundle.export import export_run
+from sbkit.inference.formats.parity import Grid
+from sbkit.live.pipeline import Pipeline
+from sbkit.live.players import FilePlayer
+from sbkit.logs.log import read_log
+from tests.inference.tones import silence, speak
+from tests.live.live_tones import live_tones
+from tests.runs import ROOT, Workplace, read_json, train_here
+
+RATE, FRAME = 16_000, 400
+TINY = (
+    "--device=cpu",
+    "--d_model=16",
+    "--d_ffn=32",
+    "--d_align=16",
+    *(f"--num_{each}_layers=1" for each in ("encoder", "adaptor", "decoder", "vocoder", "fine")),
+    "--batch_seconds=6",
+    "--number_of_epochs=2",
+    "--log_every=1",
+)
+
+
+@pytest.fixture(scope="module")
+def trained(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("run") / "run"
+    folders = (f"--data_folder={workplace.release}", f"--output_folder={run}")
+    words = ["train.py", str(ROOT / "hparams/tts.yaml"), *folders, *TINY]
+    assert train_here(words, workplace.cache) == 0
+    return run
+
+
+@pytest.fixture(scope="module")
+def bundle(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("bundle") / "bundle"
+    export_run(trained, out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def voice(bundle: Path) -> Iterator[Synthesizer]:
+    task = read_bundle(bundle).bundle.task
+    assert task.load is not None
+    with task.load(bundle, device="cpu") as voice:
+        yield voice
+
+
+def test_it_is_trained_and_lists_misaligned_clips(trained: Path) -> None:
+    epochs = [each for each in read_log(trained / "train_log.jsonl") if "valid_loss" in each]
+    assert epochs[1]["valid_loss"] < epochs[0]["valid_loss"]
+    tested = read_json(trained / "summary.json")["test"]["test"]
+    assert tested["distance"] == pytest.approx(tested["mel_distance"] + tested["vocoder_distance"])
+    assert {"pitch_error", "length_ratio", "misaligned"} <= tested.keys()
+    assert (trained / "misaligned.tsv").read_text().startswith("id\n")
+
+
+def test_sentences_come_one_by_one(voice: Synthesizer) -> None:
+    first, second = voice.stream("Please hold. Press one")
+    assert first.dtype == np.float32 and np.abs(first).max() <= 16
+    pause = round(PAUSE * voice.sample_rate)
+    assert not first[-pause:].any() and (len(first) - pause) % FRAME == 0
+    assert np.array_equal(voice.speak("Press one"), second)
+    assert (voice.sample_rate, voice.language) == (RATE, "en")
+
+
+def test_a_pipeline_answers_by_it(voice: Synthesizer, tmp_path: Path) -> None:
+    recognizer, tokenizer, _ = live_tones(tmp_path)
+    player = partial(FilePlayer, tmp_path / "answer.wav")
+    with recognizer:
+        pipeline = Pipeline(recognizer, "I heard {}.".format, synthesizer=voice, player=player)
+        pipeline.run([speak(tokenizer, "the dog"), silence(2.0)])
+    answer, rate = soundfile.read(tmp_path / "answer.wav", dtype="int16")
+    assert rate == voice.sample_rate
+    assert np.array_equal(answer, to_int16(voice.speak("I heard the dog.")))
+
+
+def test_speed_divides_the_length(voice: Synthesizer) -> None:
+    usual, fast = (len(voice.speak("please hold the line", each)) for each in (1.0, 2.0))
+    assert abs(fast - usual / 2) <= FRAME
+
+
+@pytest.mark.slow(30)
+def test_onnx_says_the_same(
+    trained: Path, voice: Synthesizer, workplace: Workplace, tmp_path: Path
+) -> None:
+    grid = Grid(batches=(1, 3), seconds=(0.3, 1.0))
+    with patch.dict(os.environ, {"SBKIT_CACHE": str(workplace.cache)}):
+        found = export_run(trained, tmp_path / "bundle", formats=["onnx"], grid=grid)["onnx"]
+    assert {name: each["reasons"] for name, each in found.items()} == {"encode": [], "decode": []}
+    with Synthesizer.load(tmp_path / "bundle", device="cpu", runtime="onnx") as other:
+        assert other.effective.runtime == "onnx"
+        assert np.allclose(other.speak("Press one."), voice.speak("Press one."), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("", "but is empty"),
+        (" \n", "but is empty"),
+        ("x" * (LONGEST_TEXT + 1), f"but has {LONGEST_TEXT + 1}"),
+        ("a\0b", "control characters, but has the character"),
+        ("\N{CJK UNIFIED IDEOGRAPH-4F60}", "words that this voice can read, which knows en"),
+        ("...!", "words that this voice can read"),
+    ],
+)
+def test_bad_text_gets_a_sentence_at_the_call(voice: Synthesizer, text: str, match: str) -> None:
+    with pytest.raises(SbkitError, match=match):
+        voice.stream(text)
+    with pytest.raises(SbkitError, match=r"`speed` must be from 0\.25 to 4"):
+        voice.stream("Press one", 5.0)
+
+
+def test_notes_name_what_is_left_out(voice: Synthesizer) -> None:
+    (sentence,) = voice.read("Press 1 \N{GREEK SMALL LETTER OMEGA}")
+    assert sentence.notes == [
+        '"1" is read "one".',
+        "No clip of this voice has \N{GREEK SMALL LETTER OMEGA}, which is left out.",
+    ]
+
+
+def test_the_command_writes_a_file_or_standard_output(
+    bundle: Path, tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    wav, text = tmp_path / "hello.wav", tmp_path / "hello.txt"
+    text.write_text("Press 1.")
+    assert sbkit(["speak", str(bundle), "--file", str(text), "--out", str(wav)]) == 0
+    assert sbkit(["speak", str(bundle), "press one.", "--out", "-", "--speed", "1"]) == 0
+    out, errors = capsysbinary.readouterr()
+    assert b'note: "1." is read "one".' in errors
+    assert out == wav.read_bytes()
+    assert soundfile.info(io.BytesIO(out)).samplerate == RATE
+    with pytest.raises(SbkitError, match="a text or --file, one of them"):
+        sbkit(["speak", str(bundle), "--out", str(wav)])
+
+
+def test_the_best_path_is_found() -> None:
+    scores = torch.randn(2, 7, 4, generator=torch.Generator().manual_seed(0))
+    frames, symbols = torch.tensor([7, 5]), torch.tensor([4, 2])
+    found = find_durations(scores, frames, symbols).tolist()
+    for row, count, some in zip(scores, frames.tolist(), found, strict=True):
+        length = sum(each > 0 for each in some)
+        paths = [
+            np.diff([0, *cuts, count]).tolist()
+            for cuts in combinations(range(1, count), length - 1)
+        ]
+        best = max(
+            paths, key=lambda path: float(row[range(count), np.arange(length).repeat(path)].sum())
+        )
+        assert some == best + [0] * (4 - length)
+    assert torch.allclose(diagonal_prior(7, 4).exp().sum(1), torch.ones(7))
+
+
+def test_frames_belong_to_their_symbols() -> None:
+    durations = torch.tensor([[2, 1, 3]])
+    index = frame_index(durations, 8)
+    assert index.tolist() == [[0, 0, 1, 2, 2, 2, 2, 2]]
+    values = torch.tensor([[1.0, 3.0, 5.0, 2.0, 2.0, 8.0, 0.0, 0.0]])
+    assert mean_by_symbol(values, index, durations).tolist() == [[2.0, 5.0, 4.0]]
+
+
+@pytest.mark.parametrize(
+    ("durations", "pauses", "is_wrong"),
+    [
+        ([3, 2, 4, 5, 3, 2], [], False),
+        ([3, 2, 40, 5, 3, 2], [], True),
+        ([3, 2, 40, 5, 3, 2], [2], False),  # a comma
+        ([40, 30, 40], [], False),  # "DVD"
+        ([1, 1, 1, 1, 20, 1], [], True),
+    ],
+)
+def test_durations_that_no_speech_has(
+    durations: list[int], pauses: list[int], is_wrong: bool
+) -> None:
+    counts, is_pause = torch.tensor([len(durations)]), torch.zeros(1, len(durations)).bool()
+    is_pause[:, pauses] = True
+    found = find_misaligned(torch.tensor([durations]), counts, is_pause, 24)
+    assert found.tolist() == [is_wrong]
+
+
+@pytest.mark.parametrize("hertz", [90, 150, 333])
+def test_pitch_is_that_of_the_signal(hertz: float) -> None:
+    at = np.arange(RATE) / RATE
+    waves = sum(np.sin(2 * np.pi * hertz * n * at) / n for n in range(1, 8))
+    clip = np.concatenate([np.zeros(RATE, np.int16), (5000 * waves).astype(np.int16)])
+    pitch = track_pitch(clip, RATE, FRAME)
+    assert len(pitch) == 80 and not pitch[:38].any()
+    assert np.allclose(pitch[42:78], hertz, rtol=0.01)
+    assert np.allclose(continuous(pitch), hertz, rtol=0.02)
+
+
+@pytest.mark.skipif(shutil.which(ESPEAK) is None, reason="espeak-ng is not installed")
+def test_phonemes_keep_the_marks() -> None:
+    (found,) = read_texts(["Hello, world. Press 1"], "en", "phonemes")
+    assert [each for each in found if each in ",.?"] == [",", "."]
+    symbols = to_symbols(found)
+    assert "".join(symbols) == found and "ˈɜː" in symbols
+    with pytest.raises(SbkitError, match="it has no voice tlh"):
+        read_texts(["Hello"], "tlh", "phonemes")
+
+
+def test_phonemes_need_espeak() -> None:
+    with patch.object(shutil, "which", return_value=None), pytest.raises(SbkitError) as error:
+        read_texts(["not said before"], "en", "phonemes")
+    assert "apt-get install espeak-ng" in str(error.value)

@@ -1,0 +1,148 @@
+"""OpenAI's client asks for speech, and the recognizer beside the voice understands it."""
+
+import base64
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+import soundfile
+
+from sbkit.audio.io import read_audio
+from tests.inference.tones import LETTER, RATE, STEP, tone_bundle
+from tests.serve.server import Served, ToneSpeaker, served, wait_for
+
+TEXT = "the quick brown fox"
+SPEECH = "/v1/audio/speech"
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("speaking")
+    made = tone_bundle(folder)
+    with served(folder, made=made, speaker=ToneSpeaker(made[1])) as found:
+        yield found
+
+
+def create(here: Served, text: str, **more: Any) -> Any:
+    client: Any = here.openai.audio.speech
+    return client.create(**{"model": "anna", "voice": "alloy", "input": text, **more})
+
+
+@pytest.mark.parametrize(
+    ("format", "media_type"),
+    [("mp3", "mpeg"), ("opus", "ogg"), ("flac", "flac"), ("wav", "wav"), ("pcm", "pcm")],
+)
+def test_each_format_is_understood(
+    here: Served, format: str, media_type: str, tmp_path: Path
+) -> None:
+    answer = create(here, f"{TEXT}. a lazy dog.", response_format=format)
+    assert answer.response.headers["content-type"] == f"audio/{media_type}"
+    content = answer.content
+    if format == "pcm":
+        file, samples = io.BytesIO(), np.frombuffer(content, "<i2")
+        soundfile.write(file, samples, 24_000, format="WAV")
+        content = file.getvalue()
+    (tmp_path / "speech").write_bytes(content)
+    letters = len(f"{TEXT}a lazy dog")
+    seconds = len(read_audio(tmp_path / "speech", RATE)) / RATE
+    assert seconds == pytest.approx(letters * LETTER * STEP / RATE, abs=0.1)
+    if format == "mp3":  # it begins 40 ms late, so that no frame has one letter
+        return
+    found = here.openai.audio.transcriptions.create(model="tones", file=("speech", content))
+    assert found.text.replace(" ", "") == f"{TEXT}a lazy dog".replace(" ", "")
+
+
+def test_a_wav_has_no_end_in_its_header(here: Served) -> None:
+    content = create(here, TEXT, response_format="wav").content
+    assert content[4:8] == content[40:44] == b"\xff" * 4
+    assert soundfile.info(io.BytesIO(content)).samplerate == 24_000
+
+
+def test_it_comes_sentence_by_sentence_in_events_too(here: Served) -> None:
+    asked = {"model": "tts", "input": f"{TEXT}. a lazy dog.", "response_format": "pcm"}
+    asked |= {"model": "anna", "stream_format": "sse", "voice": {"id": "anna"}, "speed": 2}
+    with here.client.stream("POST", SPEECH, json=asked) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        lines = [line for line in answer.iter_lines() if line]
+    *deltas, done = [json.loads(line.removeprefix("data: ")) for line in lines]
+    assert {each["type"] for each in deltas} == {"speech.audio.delta"}
+    assert len(deltas) >= 2
+    samples = b"".join(base64.b64decode(each["audio"]) for each in deltas)
+    letters = len(f"{TEXT}a lazy dog")
+    assert len(samples) / 48_000 == pytest.approx(letters * LETTER * STEP / RATE / 2, abs=0.01)
+    usage = {"input_tokens": 32, "output_tokens": 2, "total_tokens": 34}
+    assert done == {"type": "speech.audio.done", "usage": usage}
+
+
+BAD: dict[str, tuple[int, str, dict[str, Any]]] = {
+    "no text": (400, "`input` must be a text of 1 to 4096 characters", {"input": ""}),
+    "a long text": (400, "4097 characters long", {"input": "a" * 4097}),
+    "nothing to say": (400, "must have letters alone", {"input": "123"}),
+    "half a character": (400, "must have letters alone", {"input": "\ud800"}),
+    "control characters": (400, "must have letters alone", {"input": "\x1b[2J"}),
+    "a recognizer": (404, "`model` must be one of anna, whisper-1", {"model": "tones"}),
+    "another voice": (400, "`voice` must be anna or one of OpenAI's", {"voice": "bob"}),
+    "a list for a voice": (400, "`voice` must be", {"voice": ["anna"]}),
+    "aac": (400, "mp3 or opus or flac or wav or pcm, but is aac", {"response_format": "aac"}),
+    "too fast": (400, "from 0.25 to 4, but is 4.5", {"speed": 4.5}),
+    "no speed": (400, "from 0.25 to 4, but is fast", {"speed": "fast"}),
+    "another stream": (400, "audio or sse, but is raw", {"stream_format": "raw"}),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_requests_get_a_sentence(here: Served, name: str) -> None:
+    status, words, given = BAD[name]
+    content = json.dumps({"model": "anna", "voice": "alloy", "input": "a fox", **given})
+    headers = {"Content-Type": "application/json"}
+    found = here.client.post(SPEECH, content=content, headers=headers)
+    assert (found.status_code, words in found.text) == (status, True), found.text
+    assert set(found.json()["error"]) == {"message", "type", "param", "code"}
+    assert create(here, "a fox").content
+
+
+def test_what_is_no_request(here: Served) -> None:
+    for status, content, kind in (
+        (415, b"{}", "text/plain"),
+        (400, b"[]", "application/json"),
+        (400, b"{", "application/json"),
+        (413, b'"' + b"a" * 70_000 + b'"', "application/json"),
+    ):
+        found = here.client.post(SPEECH, content=content, headers={"Content-Type": kind})
+        assert found.status_code == status, found.text
+    chunks = here.client.post(
+        SPEECH, content=iter([b"a" * 70_000]), headers={"Content-Type": "application/json"}
+    )
+    assert chunks.status_code == 413
+
+
+def test_a_server_without_a_voice_says_so(tmp_path: Path) -> None:
+    with (
+        served(tmp_path) as deaf,
+        pytest.raises(openai.NotFoundError, match="of which this server has none"),
+    ):
+        create(deaf, TEXT, model="tts-1")
+
+
+def test_a_client_that_goes_ends_its_speech(here: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = 0
+
+    def endless(*_: object) -> Iterator[Any]:
+        nonlocal made
+        while True:
+            made += 1
+            yield np.zeros(RATE, np.float32)
+
+    monkeypatch.setattr(ToneSpeaker, "stream", endless)
+    with here.client.stream("POST", SPEECH, json={"input": "a", "response_format": "pcm"}) as some:
+        next(some.iter_bytes())
+    wait_for(lambda: here.state.in_flight == 0)
+    before = here.metric("sbkit_speech_seconds_total")
+    assert before >= made - 1
+    assert here.post(here.say("a fox")).json()["text"] == "a fox"
+    assert here.metric("sbkit_speech_seconds_total") <= before + 1

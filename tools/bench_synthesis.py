@@ -1,0 +1,146 @@
+"""Speak the sentences of a run's test clips, and print a table of figures beside the recordings.
+
+python -m tools.bench_synthesis RUN [--recognizer BUNDLE] [--most N]
+
+RUN is a folder of `hparams/tts.yaml`. Error rates are of a recognizer that knows the voice, with
+its own decoder and greedily. The pitch is compared in frames that are voiced in both, with the
+durations of the recording, which the voice's aligner finds; the length is compared with that of the
+recording without the silence around it. RTFx is by the seconds of one core.
+"""
+
+import argparse
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.functional import pad
+
+from recipes.synthesis.alignment import frame_index
+from recipes.synthesis.data import SpokenBatch, SpokenCollate
+from recipes.synthesis.pitch import track_pitch
+from recipes.synthesis.statistics import SEMITONES
+from recipes.synthesis.synthesizer import Synthesizer
+from sbkit.audio.io import FULL_SCALE, Samples, to_int16
+from sbkit.base.text import cpu_name
+from sbkit.base.units import samples_to_seconds
+from sbkit.checkpoint.declaration import RESOLVED
+from sbkit.config.hparams import read_knobs
+from sbkit.data.batches.batch import UtteranceDataset
+from sbkit.evaluate.wer import Scores, count_errors
+from sbkit.inference.bundle.bundle import Bundle
+from sbkit.inference.bundle.export import as_bundle
+from sbkit.inference.runtime.torch_model import load_bundle
+from sbkit.train.recipe import load_recipe
+
+Clips = Sequence[Samples]
+
+
+def main() -> None:
+    """Speak in each way, and print a row of each."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--recognizer", type=Path)
+    parser.add_argument("--most", type=int, default=1000)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = read_clips(options.run)[: options.most]
+    with as_bundle(options.run) as folder, Synthesizer.load(folder, device="cpu") as voice:
+        bundle, rate = load_bundle(folder), voice.sample_rate
+        whole = SpokenCollate(bundle.labels, rate, bundle.model.settings["frame"])
+        batches = [whole([{"percent": 100, "weight": 1.0, **row}]) for row in rows]
+        clips = [next(batch.clips()) for batch in batches]
+        seconds = sum(samples_to_seconds(len(clip), rate) for clip in clips)
+        print(f"{len(rows)} sentences, {seconds:.0f} s, {cpu_name()}")
+        print("| | WER | CER | WER greedy | CER greedy | f0 RMSE | length | RTFx |")
+        print(f"|{'---|' * 8}")
+        judge = partial(error_rates, rows, options.recognizer)
+        print(row_of("recordings", *judge([row["audio"] for row in rows]), "-", "1", "-"))
+        vocoded = [to_int16(by_vocoder(bundle, batch)) for batch in batches]
+        print(row_of("recordings, vocoded", *judge(vocoded), "-", "1", "-"), flush=True)
+        begun = time.process_time()
+        spoken = [to_int16(voice.speak(row["sentence"])) for row in rows]
+        used = time.process_time() - begun
+        made = sum(samples_to_seconds(len(each), rate) for each in spoken)
+        error = pitch_error(bundle, batches)
+        figures = (f"{error:.2f}", f"{made / seconds:.3f}", f"{made / used:.0f}")
+        print(row_of("this voice", *judge(spoken), *figures))
+        print(f"first audio of {first_audio(voice, rows):.0f} ms (median of sentences)")
+
+
+def read_clips(run: Path) -> list[Mapping[str, Any]]:
+    """Return the test clips of a run, with their audio (S,) int16."""
+    knobs = read_knobs(run / RESOLVED, {})
+    test = load_recipe(knobs, run / RESOLVED).prepare_splits(knobs).test
+    readers = [UtteranceDataset(each) for each in test.values()]
+    return [reader[number] for reader in readers for number in range(len(reader))]
+
+
+def row_of(*cells: str) -> str:
+    """Write a row of a table."""
+    return f"| {' | '.join(cells)} |"
+
+
+@torch.inference_mode()
+def by_vocoder(bundle: Bundle, batch: SpokenBatch) -> Any:
+    """Make the audio of a clip's own features: -> (S,)."""
+    found = bundle.model.network.predict(batch.audio.float(), batch.audio_lengths)
+    return found[0].numpy()
+
+
+@torch.inference_mode()
+def pitch_error(bundle: Bundle, batches: Sequence[SpokenBatch]) -> float:
+    """Return the root of the mean square of semitones that the pitch is off."""
+    model, rate = bundle.model.network, bundle.config.sample_rate
+    frame, squares = model.features.frame, list[np.ndarray[Any, Any]]()
+    for batch in batches:
+        audio = batch.audio.float() / FULL_SCALE
+        features, frames = model.features(audio, batch.audio_lengths)
+        normalized = model.mel_decoder.normalize(features)
+        _, durations = model.align(batch.symbols, batch.symbol_lengths, normalized, frames)
+        states, _ = model.encode(batch.symbols)
+        (spoken,) = model.decode(states, frame_index(durations, int(frames)))
+        short = max(0, audio.shape[1] - spoken.shape[1])
+        pitch = [
+            track_pitch(to_int16(each[0].numpy()), rate, frame)
+            for each in (audio, pad(spoken, (0, short))[:, : audio.shape[1]])
+        ]
+        voiced = (pitch[0] > 0) & (pitch[1] > 0)
+        squares.append(np.square(np.log2(pitch[0][voiced] / pitch[1][voiced])))
+    return SEMITONES * math.sqrt(np.concatenate(squares).mean())
+
+
+def error_rates(
+    rows: Sequence[Mapping[str, Any]], recognizer: Path | None, clips: Clips
+) -> list[str]:
+    """Return WER and CER of what a recognizer hears, by its decoder and greedily."""
+    if recognizer is None:
+        return ["-"] * 4
+    bundle = load_bundle(recognizer)
+    normalize = bundle.normalizer()
+    cells = list[str]()
+    for each in (bundle, bundle.with_decoder("greedy")):
+        transcribe: Callable[..., list[str]] = each.transcribe
+        texts = [transcribe([clip])[0] for clip in clips]
+        pairs = zip(rows, texts, strict=True)
+        scores = sum((count_errors(normalize(row["text"]), text) for row, text in pairs), Scores())
+        cells += [f"{100 * scores.wer:.1f} %", f"{100 * scores.cer:.1f} %"]
+    return cells
+
+
+def first_audio(voice: Synthesizer, rows: Sequence[Mapping[str, Any]]) -> float:
+    """Return the milliseconds to the audio of a first sentence, the median."""
+    waits = list[float]()
+    for row in rows:
+        begun = time.perf_counter()
+        next(iter(voice.stream(row["sentence"])))
+        waits.append(1000 * (time.perf_counter() - begun))
+    return float(np.median(waits))
+
+
+if __name__ == "__main__":
+    main()
