@@ -95,12 +95,15 @@ def test_a_knob_that_the_recipe_reads_and_the_yaml_does_not_have(
 @pytest.mark.slow
 @pytest.mark.ddp
 def test_by_the_real_command_under_torchrun(workplace: Workplace, tmp_path: Path) -> None:
-    """Torchrun adds a report of its own; of two ranks one prints the sentence before it."""
+    """Torchrun adds a report of its own; of two ranks one prints the sentence before it.
+
+    On a machine so busy that the first is ten seconds late, the other one does, too.
+    """
     command = workplace.command(tmp_path / "run", "--d_modle=64")
     done = processes.run([*TORCHRUN, "--nproc_per_node=2", *command])
     assert done.returncode == 1
     assert done.stdout == ""
-    assert done.stderr.count("Did you mean `d_model`?") == 1
+    assert done.stderr.count("Did you mean `d_model`?") in (1, 2)
     assert re.search(rf"exitcode +: {BAD_INPUT} ", done.stderr)
     assert 'train.py", line' not in done.stderr
     assert not (tmp_path / "run").exists()

@@ -1,17 +1,21 @@
 """Measure `sbkit serve` with many clients, or torment it with bad ones.
 
 python -m tools.bench_serve BUNDLE AUDIO [--runtime onnx] [--clients 32] [--seconds 60] [--rounds 3]
+python -m tools.bench_serve BUNDLE AUDIO --realtime [--clients 32] [--seconds 60]
 python -m tools.bench_serve BUNDLE AUDIO --soak [--clients 64] [--seconds 300]
 
 AUDIO is a folder of clips. In each round come many clients, then one, then the plain loop of
 `sbkit transcribe`, in this process. Prints seconds of audio per second (RTFx), latencies, and the
-mean batch. With --soak a third of the clients' requests is good, the others stall, abort or send
-rubbish; prints the good answers that are wrong or lost, and the memory as time goes by. The exit
-code is 1 where an answer is wrong.
+mean batch. With --realtime the clients speak over WebSockets, as fast as people do: the latency is
+that from the end of a turn to its text, which must be what one client alone is told. With --soak a
+third of the clients' requests is good, the others stall, abort or send rubbish; prints the good
+answers that are wrong or lost, and the memory as time goes by. The exit code is 1 where an answer
+is wrong.
 """
 
 import argparse
 import asyncio
+import base64
 import json
 import random
 import re
@@ -19,14 +23,17 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, median
 from urllib.request import urlopen
 
-from sbkit.audio.io import audio_below, declared_seconds
+import numpy as np
+from websockets.asyncio.client import ClientConnection, connect
+
+from sbkit.audio.io import Samples, audio_below, declared_seconds, read_audio
 from sbkit.base.process import exit_code
 from sbkit.inference.transcribe.transcriber import Transcriber
 
@@ -36,6 +43,7 @@ HEADER = (
 )
 PART = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
 END = b"\r\n--x--\r\n"
+RATE, PIECE = 24_000, 2_400  # samples a second of realtime sessions, and of a message
 PARTS = 10  # of a soak, after each of which memory is measured
 
 
@@ -97,6 +105,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--soak", action="store_true")
+    parser.add_argument("--realtime", action="store_true")
     options = parser.parse_args()
     options.clients = options.clients or (64 if options.soak else 32)
     options.seconds = options.seconds or (300.0 if options.soak else 60.0)
@@ -109,6 +118,8 @@ def main() -> int:
         ]
         print(f"{len(clips)} clips of {mean(clip.seconds for clip in clips):.1f} s", flush=True)
         with serving(options) as port:
+            if options.realtime:
+                return asyncio.run(converse(port, files, options))
             if options.soak:
                 return soak(port, clips, options)
             return measure(port, clips, options, lambda: transcriber.transcribe_batch(files))
@@ -233,6 +244,52 @@ async def ask(connection: Connection, clip: Clip, found: Found, _: random.Random
         found.kinds["right" if right else "wrong"] += 1
     else:
         found.kinds[str(status)] += 1
+
+
+async def converse(port: int, files: Sequence[Path], options: argparse.Namespace) -> int:
+    """Let clients speak in real time, after one that is told what the clips' texts are."""
+    found, expected = Found(), dict[Path, str]()
+    spoken = {file: read_audio(file, RATE) for file in files}
+
+    async def say_each(several: Iterable[Path], pace: float) -> None:
+        async with connect(f"ws://127.0.0.1:{port}/v1/realtime?intent=transcription") as socket:
+            given = {"audio": {"input": {"turn_detection": None}}}
+            await socket.send(json.dumps({"type": "session.update", "session": given}))
+            for file in several:
+                text, seconds = await say(socket, spoken[file], pace)
+                if expected.setdefault(file, text) != text:
+                    found.kinds["wrong"] += 1
+                elif pace:
+                    found.kinds["right"] += 1
+                    found.latencies.append(seconds)
+                    found.seconds += len(spoken[file]) / RATE
+
+    def choices(number: int) -> Iterator[Path]:
+        choose, until = random.Random(number), time.perf_counter() + options.seconds
+        while time.perf_counter() < until:
+            yield choose.choice(files)
+
+    await say_each(files, 0.0)
+    before = batches(port)
+    await asyncio.gather(*(say_each(choices(n), 1.0) for n in range(options.clients)))
+    name = f"{options.clients} speakers"
+    print(describe(name, found, options.seconds, before, batches(port)))
+    return int(found.kinds["wrong"] > 0)
+
+
+async def say(socket: ClientConnection, samples: Samples, pace: float) -> tuple[str, float]:
+    """Say a clip in pieces; return its text, and the seconds until it came after the last one."""
+    began, sent = time.perf_counter(), 0
+    for piece in np.array_split(samples, 1 + len(samples) // PIECE):
+        audio = base64.b64encode(piece.tobytes()).decode()
+        await socket.send(json.dumps({"type": "input_audio_buffer.append", "audio": audio}))
+        sent += len(piece)
+        await asyncio.sleep(pace * (began + sent / RATE - time.perf_counter()))
+    ended = time.perf_counter()
+    await socket.send(json.dumps({"type": "input_audio_buffer.commit"}))
+    while not (event := json.loads(await socket.recv()))["type"].endswith("completed"):
+        assert event["type"] != "error", event
+    return event["transcript"], time.perf_counter() - ended
 
 
 async def torment(connection: Connection, clip: Clip, found: Found, choose: random.Random) -> None:

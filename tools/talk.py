@@ -1,29 +1,31 @@
 """Talk to an echo: microphone, recognizer, callback, synthesizer, loudspeaker.
 
-python -m tools.talk BUNDLE [SOURCE] [--vad BUNDLE|silero] [--out FILE]
+python -m tools.talk BUNDLE [SOURCE] [--voice BUNDLE] [--vad BUNDLE|silero] [--out FILE]
 
-BUNDLE is a streaming recognizer; SOURCE a file, which is paced in real time, or mic. The voice is
-espeak-ng's. Prints what was said, what is answered and, after each turn, the milliseconds that each
-stage added, from the end of the last word to the first sound. With --out the answers are written to
-a file, in which the recognizer is then asked what they say.
+BUNDLE is a streaming recognizer; SOURCE a file, which is paced in real time, or mic. Without a
+voice, espeak-ng speaks. Prints what was said, what is answered and, after each turn, the
+milliseconds that each stage added, from the end of the last word to the first sound. With --out the
+answers are written to a file, in which the recognizer is then asked what they say.
 """
 
 import argparse
 import shutil
 import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 
+from recipes.synthesis.synthesizer import Synthesizer as Voice
 from sbkit.audio.io import FULL_SCALE
 from sbkit.audio.resample import Signal
 from sbkit.base.errors import SbkitError
 from sbkit.base.process import run_main
 from sbkit.inference.vad import VoiceDetector
-from sbkit.live.pipeline import Pipeline
+from sbkit.live.pipeline import Pipeline, Synthesizer
 from sbkit.live.players import FilePlayer, Speakers
 from sbkit.live.recognizer import LiveRecognizer
 from sbkit.live.session import Event, Final, Session
@@ -70,14 +72,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("bundle", metavar="BUNDLE", type=Path)
     parser.add_argument("source", metavar="SOURCE", nargs="?", default=MICROPHONE)
+    parser.add_argument("--voice", metavar="BUNDLE", type=Path)
     parser.add_argument("--vad", metavar="BUNDLE|silero")
     parser.add_argument("--out", metavar="FILE", type=Path, help="in place of the loudspeaker")
     parser.add_argument("--pace", metavar="X", type=float, default=1.0, help="of a file")
-    parser.add_argument("--language", metavar="CODE", default="en", help="of the voice")
+    parser.add_argument("--language", metavar="CODE", default="en", help="of espeak-ng")
     options = parser.parse_args()
     detector = None if options.vad is None else VoiceDetector.load(options.vad)
-    voice = Espeak(options.language)
-    with LiveRecognizer.load(options.bundle) as recognizer:
+    with ExitStack() as stack:
+        recognizer = stack.enter_context(LiveRecognizer.load(options.bundle))
+        voice: Synthesizer = Espeak(options.language)
+        if options.voice is not None:
+            voice = stack.enter_context(Voice.load(options.voice))
         Pipeline(
             recognizer,
             lambda text: text,

@@ -225,13 +225,10 @@ class CodecModel:
             "decoder_context": self.decoder.context,
         }
 
-    def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Code audio between -1 and 1, and decode it: (B, S), (B,).
-
-        Return the audio (B, S), its codes (B, U, G) and frames (B,), and the mask (B, U, 1).
-        """
+    def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Code audio between -1 and 1, and decode it: (B, S), (B,) -> (B, S), (B, U, G), (B,)."""
         states, codes, frames, mask = self._quantized(audio, lengths)
-        return self.decoder(states, mask)[:, : audio.shape[1]], codes, frames, mask
+        return self.decoder(states, mask)[:, : audio.shape[1]], codes, frames
 
     def encode(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Code audio between -1 and 1: (B, S), (B,) -> (B, U, G), (B,); zero past the lengths."""

@@ -23,7 +23,7 @@ from sbkit.config.references import resolve_references
 
 ATTRIBUTE = "!apply:getattr"  # what HyperPyYAML makes of `!ref <tokenizer.vocab_size>`
 AUTO = {"batch_seconds": "auto"}  # a word that a number may give way to, and the other way round
-BY_PATH = {("freeze",), ("lr_scale",), ("layer_decay",)}  # of parts of the model: replaced whole
+WHOLE = {"freeze", "lr_scale", "layer_decay", "encoder_config"}  # whose reader knows their keys
 
 
 def apply_overrides(document: Document, overrides: Mapping[str, object]) -> None:
@@ -31,9 +31,12 @@ def apply_overrides(document: Document, overrides: Mapping[str, object]) -> None
 
     Raises SbkitError: a key that is not there (with the nearest one), or a value of another kind.
     """
-    if overrides:
+    whole = overrides.keys() & WHOLE & document.root.keys()
+    for key in whole:  # before references to what is in them are resolved
+        document.root[key] = overrides[key]
+    if others := {key: value for key, value in overrides.items() if key not in whole}:
         defaults = resolve_references(document, are_filled=False)
-        for key, value in overrides.items():
+        for key, value in others.items():
             _replace(document, document.root, defaults, (key,), value)
 
 
@@ -83,7 +86,7 @@ def _replace(
     """Replace the value at ``keys[-1]`` of its parent, or what a mapping names inside it."""
     key = _existing_key(document, parent, keys)
     node, default = parent[key], defaults[key]
-    if not isinstance(value, Mapping) or keys in BY_PATH:
+    if not isinstance(value, Mapping):
         parent[key] = _checked(document, default, keys, value)
     elif tag_of(node) in REFERENCE_TAGS:
         raise SbkitError(
@@ -119,8 +122,8 @@ def _existing_key(document: Document, parent: CommentedMap | CommentedSeq, keys:
 def _checked(document: Document, default: Any, keys: Keys, value: object) -> object:
     """Return the value as one of the YAML's kind; raises SbkitError for another kind."""
     value = str(value) if isinstance(value, PurePath) else value
-    if tag_of(default) == ATTRIBUTE or keys[:1] in BY_PATH:
-        return value  # of an object that is not built yet, or that its reader checks: of any kind
+    if tag_of(default) == ATTRIBUTE:
+        return value  # of an object that is not built yet: of any kind
     if tag_of(default):
         raise SbkitError(
             f"`--{dotted(keys)}` must stay the object of {document.place(keys)}, but {value!r} "

@@ -253,8 +253,8 @@ class Pipeline:
         yield turn, None
 
     def _speak(self, turn: Turn | None, text: str | None) -> Items:
-        """Make speech of a text, block by block."""
-        if text is not None and self._synthesizer is not None:
+        """Make speech of a text, block by block, if there is anything in it to be spoken."""
+        if self._synthesizer and text and any(map(str.isalnum, text)):
             for block in self._synthesizer.stream(text):
                 yield turn, to_int16(block)
 

@@ -162,6 +162,7 @@ class Service:
             "language": engine.language,
             "sample_rate": at,
             "chunk_seconds": live and samples_to_seconds(live.chunks.step, at),
+            "finds_turns": engine.silence is not None,
             "effective": asdict(engine.effective),
             "readme": model.readme,
         }

@@ -9,7 +9,7 @@ from typing import Any
 
 from sbkit.base.machine import share_free_memory
 from sbkit.inference.bundle.bundle import CONFIG, read_bundle
-from sbkit.inference.runtime.model import require_effective
+from sbkit.inference.runtime.model import Effective, require_effective
 from sbkit.inference.runtime.runtimes import AUTO, FIRST_GPU
 from sbkit.inference.runtime.shapes import Shapes
 from sbkit.inference.transcribe.command import running
@@ -52,11 +52,12 @@ def serve(options: argparse.Namespace) -> int:
         if (detector := options.vad) is not None:
             detector = VoiceDetector.load(options.vad, runtime=options.runtime)
         for name, folder in options.bundles.items():
-            engine = _open(
-                folder, options, detector, limits=limits, workers=workers, metrics=metrics
-            )
-            stack.enter_context(closing(engine))
-            models.append(_describe(name, folder, engine))
+            opened = _open(folder, options, limits, detector, workers=workers, metrics=metrics)
+            engine = stack.enter_context(closing(opened))
+            _require_asked(engine.effective, options)
+            created, readme = int((folder / CONFIG).stat().st_mtime), folder / "README.md"
+            card = readme.read_text("utf-8", "replace") if readme.is_file() else ""
+            models.append(Model(name=name, engine=engine, created=created, readme=card))
         kinds = {type(each.engine) for each in models}
         usual = [alias for kind, several in ALIASES.items() if kind in kinds for alias in several]
         service = Service(
@@ -76,44 +77,30 @@ def serve(options: argparse.Namespace) -> int:
 def _open(
     folder: Path,
     options: argparse.Namespace,
-    detector: VoiceDetector | None,
-    *,
     limits: Limits,
+    detector: VoiceDetector | None,
     **shared: Any,
 ) -> Recognizer | Voice:
-    """Open a bundle, and compare what it runs on with what was asked for."""
+    """Open a bundle as what its task makes of it."""
     asked, task = running(options), read_bundle(folder, own=options.own).bundle.task
-    engine: Recognizer | Voice
     if task.load is not None:
         of_model = {name: asked[name] for name in asked.keys() - {"decoder", "hotwords"}}
-        engine = Voice(task.load(folder, **of_model), **shared)
-    else:
-        bundle = open_recognizer(folder, live=None, **asked)
-        usual = CPU_BATCH_SECONDS if bundle.model.effective.device == "cpu" else BATCH_SECONDS
-        most = options.max_batch_seconds or usual
-        engine = Recognizer(
-            bundle,
-            shapes=Shapes.of(bundle.config.sample_rate, batch_seconds=most),
-            wait=options.max_wait_ms / 1000,
-            max_seconds=limits.max_seconds,
-            detector=detector,
-            **shared,
-        )
-    try:
-        device = FIRST_GPU if options.device == "cuda" else options.device
-        device = engine.effective.device if device == AUTO else device
-        require_effective(engine.effective, device=device, precision=options.precision)
-    except BaseException:
-        engine.close()
-        raise
-    return engine
-
-
-def _describe(name: str, folder: Path, engine: Recognizer | Voice) -> Model:
-    readme = folder / "README.md"
-    return Model(
-        name=name,
-        engine=engine,
-        created=int((folder / CONFIG).stat().st_mtime),
-        readme=readme.read_text("utf-8", "replace") if readme.is_file() else "",
+        return Voice(task.load(folder, **of_model), **shared)
+    bundle = open_recognizer(folder, live=None, **asked)
+    usual = CPU_BATCH_SECONDS if bundle.model.effective.device == "cpu" else BATCH_SECONDS
+    most = options.max_batch_seconds or usual
+    return Recognizer(
+        bundle,
+        shapes=Shapes.of(bundle.config.sample_rate, batch_seconds=most),
+        wait=options.max_wait_ms / 1000,
+        max_seconds=limits.max_seconds,
+        detector=detector,
+        **shared,
     )
+
+
+def _require_asked(effective: Effective, options: argparse.Namespace) -> None:
+    """Raise SbkitError where a model runs on another device, or in another precision."""
+    device = FIRST_GPU if options.device == "cuda" else options.device
+    device = effective.device if device == AUTO else device
+    require_effective(effective, device=device, precision=options.precision)

@@ -58,6 +58,8 @@ class Models:
 
 def unknown_model(name: str, names: Sequence[str]) -> ApiError:
     """Return the error over a model that is not served, or does not do what is asked for."""
-    known = f"one of {listed(names, most=10)}" if names else "there, but none does this here"
-    told = f"`model` must be {known}, but is {name[:100] or 'missing'}. Choose another one."
+    known, fix = f"one of {listed(names, most=10)}", "Choose one of them."
+    if not names:
+        known, fix = "one that does this, of which this server has none", "Ask another server."
+    told = f"`model` must be {known}, but is {name[:100] or 'missing'}. {fix}"
     return ApiError(404, told, "model")

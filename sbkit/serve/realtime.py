@@ -31,6 +31,7 @@ from sbkit.serve.limits import Limits, State
 from sbkit.serve.metrics import Metrics
 from sbkit.serve.models import Models
 from sbkit.serve.options import Options
+from sbkit.serve.recognizer import Recognizer
 
 BLOCK = 24_000  # bytes that are decoded at a time, so that a long message lets others pass
 SHORTEST = 0.1  # seconds of a turn that a client commits
@@ -147,7 +148,7 @@ class RealtimeSession:
         await self._send("session.updated", session=self._plain())
 
     async def _choose(self, given: dict[str, Any]) -> None:
-        model = self._socket.query_params.get("model", self._models.names[0])
+        model = self._socket.query_params.get("model") or self._models.names_of(Recognizer)[0]
         self._options = options = Options.parse(given, self._models, model)
         self._recognizer, self._rate = options.recognizer, options.recognizer.sample_rate
         self._turn = await self._recognizer.turns(options.phrases, options.silence)
@@ -216,9 +217,10 @@ class RealtimeSession:
             case Partial():
                 words = event.text.split()
                 text, stable = item.text(event.text), item.text(" ".join(words[: event.stable]))
+            case Endpoint(rule="nothing") if by_rules:
+                item.begin = event.seconds
+                return
             case _:
-                if isinstance(event, Endpoint) and by_rules and not item.is_open:
-                    item.begin = event.seconds  # nothing was said
                 return
         if text and by_rules and not item.is_open:
             await self._announce(event.seconds)

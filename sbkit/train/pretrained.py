@@ -11,7 +11,9 @@ from typing import Any
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.declaration import CHECKPOINTS, read_declaration
 from sbkit.checkpoint.folder import newest_described
+from sbkit.config.document import read_document
 from sbkit.config.hparams import read_knobs
+from sbkit.config.references import holds_object, plain_value
 from sbkit.models.pretrained.config import complete_config, read_encoder_config
 from sbkit.models.pretrained.folder import find_folder
 from sbkit.models.pretrained.weights import check_weights
@@ -27,10 +29,11 @@ def with_encoder_config(yaml_file: Path, overrides: Mapping[str, object]) -> dic
     given, of an encoder that begins with random weights, or those of `init_from`.
     Raises SbkitError for what cannot be loaded, and for a model that does not fit into the memory.
     """
-    given = overrides.get(CONFIG)
-    if isinstance(given, Mapping) and "source" in given:
+    given: Any = overrides.get(CONFIG) or {}
+    if "source" in given:
         return dict(overrides)  # done
-    if isinstance(given, Mapping) and "model_type" in given:  # the YAML refers to sizes in it
+    given = given or plain_value(read_document(yaml_file).root.get(CONFIG))
+    if isinstance(given, dict) and not holds_object(given):  # the YAML refers to sizes in it
         overrides = {**overrides, CONFIG: complete_config(given, of=f"`{CONFIG}`")}
     knobs = read_knobs(yaml_file, overrides)
     if CONFIG not in knobs:

@@ -26,10 +26,11 @@ def test_figures_of_four_words_by_hand() -> None:
     assert str(many).startswith("AUC 0.38, NCE -0.43, ECE 0.45")
 
 
-def test_words_that_are_all_alike_cannot_be_told_apart() -> None:
-    calibration = measured([0.9, 0.7], [False, False])
+@pytest.mark.parametrize(("right", "error"), [(False, 0.8), (True, 0.2)])
+def test_words_that_are_all_alike_cannot_be_told_apart(right: bool, error: float) -> None:
+    calibration = measured([0.9, 0.7], [right, right])
     assert (calibration.AUC, calibration.NCE) == (None, None)
-    assert pytest.approx(0.8) == calibration.ECE
+    assert pytest.approx(error) == calibration.ECE
     assert measure_calibration([], []) is None
 
 

@@ -114,12 +114,16 @@ def test_what_is_said_is_answered_and_heard(tones: Any) -> None:
     recognizer, tokenizer = tones
     events, player = Events(), Loudspeaker()
     Pipeline(
-        recognizer, "you said {}".format, synthesizer=Voice(), player=player, on_event=events
+        recognizer,
+        lambda text: [f"you said {text}", " ..."],
+        synthesizer=Voice(),
+        player=player,
+        on_event=events,
     ).run(say(tokenizer, "the dog"))
     assert player.heard == ["you", "said", "the", "dog"]
     assert player.is_closed
     assert [type(each).__name__ for each in events if not isinstance(each, Partial)] == [
-        *("Endpoint", "Final", "Answer", "Turn")
+        *("Endpoint", "Final", "Answer", "Answer", "Turn")
     ]
     assert events.of(Answer)[0].plain().keys() == {"event", "seconds", "text"}
 

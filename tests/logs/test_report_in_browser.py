@@ -45,7 +45,7 @@ def click(browser: Any, selector: str) -> None:
 
 def wait(condition: Callable[[], object]) -> Any:
     """Return what a condition gives as soon as that is true."""
-    until = time.monotonic() + 20
+    until = time.monotonic() + 120
     while not (found := condition()) and time.monotonic() < until:
         time.sleep(0.05)
     assert found

@@ -37,7 +37,7 @@ def serving(bundle: Path, *options: str) -> Iterator[tuple[httpx2.Client, Any]]:
     process = processes.Process(words)
     try:
         wait_for(lambda: "running on" in process.written()[1])
-        (url,) = re.findall(r"serving tiny at (\S+)", process.written()[1])
+        (url,) = re.findall(r"serving tiny.* at (\S+)", process.written()[1])
         with httpx2.Client(base_url=url, timeout=30.0) as client:
             wait_for(lambda: client.get("/health/ready").status_code == 200)
             yield client, process

@@ -124,7 +124,7 @@ def test_what_is_no_request(here: Served) -> None:
 def test_a_server_without_a_voice_says_so(tmp_path: Path) -> None:
     with (
         served(tmp_path) as deaf,
-        pytest.raises(openai.NotFoundError, match="none does this here"),
+        pytest.raises(openai.NotFoundError, match="of which this server has none"),
     ):
         create(deaf, TEXT, model="tts-1")
 

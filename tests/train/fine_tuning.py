@@ -1,4 +1,4 @@
-"""Fine-tune an encoder with all that is random, frozen for a time: on several ranks, or in one.
+"""Fine-tune encoders with all that is random, frozen for a time: on several ranks, or in one.
 
 `torchrun -m tests.train.fine_tuning`. What is drawn follows from the micro-batch.
 """
@@ -14,10 +14,13 @@ from torch.utils.data import DataLoader
 
 from sbkit.distributed.ranks import process_group, rank, world_size
 from sbkit.models.loss import Loss
+from sbkit.models.pretrained.parts import PretrainedFeatures
 from sbkit.train.brain import Brain
 from tests.models.pretrained.folders import make_parts, tiny_config
 
 STEPS, PARTS, FROZEN = 5, 2, 2  # PARTS: micro-batches of a step
+FREEZE = {"CNN": "always", "Transformer": FROZEN}
+SAMPLES = {"wavlm": 1000, "wav2vec2-bert": 3600, "parakeet_encoder": 9000}  # some ten frames
 KNOBS = {
     **{"layerdrop": 0.5, "dropout": 0.1, "mask_time_length": 2, "mask_channel_length": 4},
     **{"layers": "weighted", "gradient_checkpointing": True},
@@ -32,7 +35,7 @@ class EncoderBrain(Brain):
         audio, lengths, seed = batch
         torch.manual_seed(seed)
         front_end, encoder, head = self.modules["model"]
-        x, frames = front_end(audio.unsqueeze(-1), lengths)
+        x, frames = front_end(*self.hparams.compute_features(audio, lengths))
         scores: Tensor = head(encoder.encode(x, frames))
         return scores
 
@@ -42,22 +45,33 @@ class EncoderBrain(Brain):
 
 
 def train() -> dict[str, list[float]]:
-    """Return the parameters after a few steps, of a whole encoder, and of adapters and CNN."""
-    lora = {"rank": 2, "projections": ["q_proj", "v_proj"]}
-    return _train({"CNN": "always", "Transformer": FROZEN}, None) | _train({"CNN": FROZEN}, lora)
+    """Return the parameters after a few steps, of whole encoders, and of adapters and CNN."""
+    trained = {}
+    for model_type in SAMPLES:
+        names = ["linear_q", "linear_v"] if model_type == "wav2vec2-bert" else ["q_proj", "v_proj"]
+        lora = {"rank": 2, "projections": names}
+        trained |= train_one(model_type, FREEZE)
+        trained |= train_one(model_type, {"CNN": FROZEN}, lora)
+    return trained
 
 
-def _train(freeze: dict[str, Any], lora: dict[str, Any] | None) -> dict[str, list[float]]:
-    front_end, encoder = make_parts(tiny_config("wavlm"), **KNOBS, lora=lora)
+def train_one(
+    model_type: str, freeze: dict[str, Any], lora: dict[str, Any] | None = None, **options: Any
+) -> dict[str, list[float]]:
+    """Return those of one encoder."""
+    config, samples = tiny_config(model_type), SAMPLES[model_type]
+    front_end, encoder = make_parts(config, **KNOBS, lora=lora)
     parts = {"CNN": front_end, "Transformer": encoder, "head": nn.Linear(24, 3)}
     model = nn.ModuleList(parts.values())
-    audio = torch.randn(STEPS * PARTS, 2, 1000)
-    batches = [(each, torch.tensor([1000, 700]), seed) for seed, each in enumerate(audio)]
+    audio = torch.randn(STEPS * PARTS, 2, samples)
+    lengths = torch.tensor([samples, samples * 7 // 10])
+    batches = [(each, lengths, seed) for seed, each in enumerate(audio)]
     brain = EncoderBrain(
         modules={"model": model},
         opt_class=lambda parameters: torch.optim.SGD(parameters, lr=0.01),
         hparams={
             **parts,
+            "compute_features": PretrainedFeatures(config=config),
             "model": model,
             "freeze": freeze,
             "find_unused_parameters": False,
@@ -67,12 +81,13 @@ def _train(freeze: dict[str, Any], lora: dict[str, Any] | None) -> dict[str, lis
             "device": "cpu",
             "noprogressbar": True,
             "grad_accumulation_factor": PARTS // world_size(),
+            **options,
         },
     )
     mine = batches[rank() :: world_size()]
     brain.fit(range(1), DataLoader(mine, batch_size=None))  # type: ignore[arg-type]
     named = model.named_parameters()
-    return {f"{name} by {freeze}": each.flatten().tolist() for name, each in named}
+    return {f"{name} of {model_type} by {freeze}": each.flatten().tolist() for name, each in named}
 
 
 if __name__ == "__main__":

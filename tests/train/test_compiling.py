@@ -14,6 +14,7 @@ from sbkit.models.transformer import Transformer
 from sbkit.train import compiling
 from sbkit.train.brain import Brain
 from tests.processes import CONTEXT
+from tests.train import fine_tuning
 
 CPU = torch.device("cpu")
 # Of utterances and frames; a single utterance would have a graph of its own.
@@ -83,6 +84,27 @@ def test_a_compiled_run_has_the_losses_of_one_that_is_not() -> None:
     assert plain[-1] < plain[0]
     assert graphs[0] > 0
     assert graphs[len(SHAPES) - 1] == graphs[-1]  # nothing is compiled again
+
+
+@pytest.mark.slow(20)
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")  # of the compiler
+def test_a_compiled_run_goes_on_where_freezing_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What computed as for inference then has gradients, dropout, LayerDrop and checkpointing."""
+    plain = fine_tuning.train_one("wavlm", fine_tuning.FREEZE)
+    compile_block, learns = nn.Module.compile, set[bool]()
+
+    def without_kernels(module: nn.Module, *, dynamic: bool, options: Any) -> None:
+        compile_block(module, backend=recording, dynamic=dynamic)
+
+    def recording(graph: Any, inputs: Any) -> Any:
+        learns.add(any(getattr(each, "requires_grad", False) for each in inputs))
+        return import_module("torch._dynamo.backends.debugging").aot_eager(graph, inputs)
+
+    monkeypatch.setattr(nn.Module, "compile", without_kernels)
+    compiled = fine_tuning.train_one("wavlm", fine_tuning.FREEZE, compile=True)
+    assert learns == {False, True}
+    for name, values in plain.items():
+        assert compiled[name] == pytest.approx(values, rel=1e-4, abs=1e-6), name
 
 
 class Own(nn.Module):

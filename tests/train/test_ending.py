@@ -16,18 +16,22 @@ from tests.runs import Workplace
 class Recipe(Scoring):
     """A Brain whose own work after training is as long as its test sets are large."""
 
+    averaged = 10
     loaders: Any = SimpleNamespace(valid={"dev": range(4)}, test={"a": range(1), "b": range(1)})
 
     def seconds_of_ending(self, test_share: float) -> float:
         return 100 * test_share
 
     def _declared(self, name: str, default: Any) -> Any:
-        return {"average_checkpoints": 10}.get(name, default)
+        return {"average_checkpoints": self.averaged}.get(name, default)
 
 
 def test_averaging_fitting_and_testing_are_counted() -> None:
     """Means of 10, 5, 2 and 1 checkpoints are validated, and the test is half a validation."""
-    assert _seconds_of_ending(Recipe(), 6.0) == (4 + 0.5) * 6 + 50
+    brain = Recipe()
+    assert _seconds_of_ending(brain, 6.0) == (4 + 0.5) * 6 + 50
+    brain.averaged = 1  # a mean of one is not validated
+    assert _seconds_of_ending(brain, 6.0) == 0.5 * 6 + 50
 
 
 def test_what_follows_a_fit_of_ones_own_is_not_known() -> None:

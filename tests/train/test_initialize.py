@@ -64,6 +64,12 @@ def test_what_fits_is_loaded_and_another_vocabulary_makes_a_new_head(
     assert ours["ctc_lin"].weight.unique().tolist() == [1.0]
 
 
+def test_a_head_whose_outputs_have_no_labels_is_loaded(tmp_path: Path) -> None:
+    source = write_run(tmp_path / "source", parts(7.0))
+    initialize_from(source, ours := parts(1.0), SPEECH_RECOGNITION)
+    assert ours["ctc_lin"].weight.unique().tolist() == [7.0]
+
+
 def test_statistics_of_other_features_are_measured_anew(tmp_path: Path) -> None:
     """Their count alone would fit, and say that a mean of zero was measured."""
     theirs, ours = parts(7.0), parts(1.0)

@@ -91,20 +91,42 @@ def test_what_is_frozen_stays_and_the_rest_learns(finished: Path, pretrained: Pa
         assert not torch.equal(after[name], before[name.removeprefix("1.body.")]), name
 
 
+def stops_and_goes_on(
+    command: list[str], folder: Path, expected: dict[str, torch.Tensor], cache: Path, run: Path
+) -> None:
+    """Stop where freezing ends, and go on without the folder of the encoder."""
+    with stopped_after(5):
+        train_here([*command, "--check=false"], cache)
+    assert list((run / "checkpoints").iterdir())
+    shutil.rmtree(folder)
+    assert train_here(command, cache) == 0
+    for name, value in last_parameters(run).items():
+        assert torch.equal(value, expected[name]), name
+
+
 @pytest.mark.slow
 def test_a_run_that_stopped_where_freezing_ends_needs_the_folder_no_more(
     finished: Path, workplace: Workplace, pretrained: Path, tmp_path: Path
 ) -> None:
-    folder = Path(shutil.copytree(pretrained, tmp_path / "tiny"))
-    started = command(workplace, folder, tmp_path / "run")
-    with stopped_after(5):
-        train_here([*started, "--check=false"], workplace.cache)
-    assert list((tmp_path / "run/checkpoints").iterdir())
-    shutil.rmtree(folder)
-    assert train_here(started, workplace.cache) == 0
-    expected = last_parameters(finished)
-    for name, value in last_parameters(tmp_path / "run").items():
-        assert torch.equal(value, expected[name]), name
+    folder, run = Path(shutil.copytree(pretrained, tmp_path / "tiny")), tmp_path / "run"
+    started = command(workplace, folder, run)
+    stops_and_goes_on(started, folder, last_parameters(finished), workplace.cache, run)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model_type", "config"),
+    [("wav2vec2-bert", {}), ("parakeet_encoder", {"subsampling_factor": 2})],  # frames of 20 ms
+)
+def test_so_does_one_of_a_conformer(
+    model_type: str, config: dict[str, Any], workplace: Workplace, tmp_path: Path
+) -> None:
+    folder = make_folder(tmp_path / "tiny", model_type, **config)
+    more = ("--number_of_epochs=2", "--average_checkpoints=1")
+    whole, run = (command(workplace, folder, tmp_path / name, *more) for name in ("whole", "run"))
+    assert train_here([*whole, "--check=false"], workplace.cache) == 0
+    expected = last_parameters(tmp_path / "whole")
+    stops_and_goes_on(run, folder, expected, workplace.cache, tmp_path / "run")
 
 
 @pytest.mark.slow
@@ -168,9 +190,15 @@ def test_a_resolved_yaml_needs_the_same_folder(pretrained: Path, tmp_path: Path)
         Run(tmp_path / "resolved.yaml", {"pretrained": str(other)})
 
 
+@pytest.mark.parametrize("is_in_the_yaml", [False, True])
 @pytest.mark.parametrize(("given", "width"), [({}, 768), ({"hidden_size": 48, **FRAMES}, 48)])
-def test_sizes_alone_are_an_encoder_of_random_weights(given: dict[str, Any], width: int) -> None:
-    run = Run(YAML, {"encoder_config": {"model_type": "hubert", **given}})
+def test_some_sizes_are_an_encoder_of_random_weights(
+    given: dict[str, Any], width: int, is_in_the_yaml: bool, tmp_path: Path
+) -> None:
+    yaml, sizes = tmp_path / "ctc.yaml", {"model_type": "hubert", **given}
+    written = f"encoder_config: {json.dumps(sizes) if is_in_the_yaml else 'null'}"
+    yaml.write_text(re.sub(r"(?m)^encoder_config: null", written, YAML.read_text()))
+    run = Run(yaml, {} if is_in_the_yaml else {"encoder_config": sizes})
     config = run.knobs["encoder_config"]
     assert config.keys() == {"model_type", "source", *FAMILIES["hubert"]}
     assert (config["hidden_size"], config["num_hidden_layers"], config["source"]) == (

@@ -1,8 +1,9 @@
 """The tokens of a model as a tokenizer of transformers that decodes CTC.
 
-Characters become a `Wav2Vec2CTCTokenizer`, which knows the times of words, too. Pieces become a
-`ParakeetTokenizer`: it joins tokens that repeat, leaves out the blank, and decodes what is left by
-`tokenizer.json`, which leaves out the other special tokens as sbkit does.
+It is a `ParakeetTokenizer`, which joins tokens that repeat, leaves out the blank, and decodes what
+is left by `tokenizer.json`: as sbkit does, to the last space. A `Wav2Vec2CTCTokenizer` would write
+two spaces where a word ends twice, and special tokens by their names. But it alone knows the times
+of words, so of characters there is its `vocab.json`, too.
 """
 
 from pathlib import Path
@@ -14,40 +15,39 @@ from sbkit.base.files import to_json
 from sbkit.base.process import require_package
 from sbkit.text.tokenizer import SPACE, Tokenizer
 
-SETTINGS = "tokenizer_config.json"
-DELIMITER = "|"  # of words; transformers 5.23 reads no other from SETTINGS
+TOKENIZER, SETTINGS, CHARACTERS = "tokenizer.json", "tokenizer_config.json", "vocab.json"
+DELIMITER = "|"  # of words, in CHARACTERS
 
 
 def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> tuple[str, ...]:
     """Write the files of the class that decodes as this tokenizer does; return their names."""
     pieces, vocabulary = tokenizer.pieces(), tokenizer.vocabulary
     settings = {
+        "tokenizer_class": "ParakeetTokenizer",
         "pad_token": pieces[vocabulary.blank],
         "unk_token": pieces[vocabulary.unk],
         "bos_token": pieces[vocabulary.bos],
         "eos_token": pieces[vocabulary.eos],
         "clean_up_tokenization_spaces": False,
     }
-    if all(len(text) <= 1 for text in tokenizer.texts) and DELIMITER not in pieces:
-        name = "vocab.json"
+    files = {SETTINGS: settings}
+    is_of_characters = all(len(text) <= 1 for text in tokenizer.texts)
+    if is_of_characters and DELIMITER not in pieces:
         names = [DELIMITER if piece == SPACE else piece for piece in pieces]
-        ids = {piece: label for label, piece in enumerate(names)}
-        (folder / name).write_text(to_json(ids, indent=1) + "\n", encoding="utf-8")
-        settings |= {"tokenizer_class": "Wav2Vec2CTCTokenizer", "word_delimiter_token": DELIMITER}
-    else:
-        name = "tokenizer.json"
-        _of_pieces(tokenizer).save(str(folder / name))
-        settings |= {"tokenizer_class": "ParakeetTokenizer"}
-    (folder / SETTINGS).write_text(to_json(settings, indent=1) + "\n", encoding="utf-8")
-    return name, SETTINGS
+        files[CHARACTERS] = {piece: label for label, piece in enumerate(names)}
+    for name, content in files.items():
+        (folder / name).write_text(to_json(content, indent=1) + "\n", encoding="utf-8")
+    made = _made(tokenizer, prepend="never" if is_of_characters else "always")
+    made.save(str(folder / TOKENIZER))
+    return TOKENIZER, *files
 
 
-def _of_pieces(tokenizer: Tokenizer) -> Any:
+def _made(tokenizer: Tokenizer, *, prepend: str) -> Any:
     """Return a tokenizer of the library `tokenizers` that encodes and decodes the same pieces."""
     tokenizers: Any = require_package("tokenizers", extra="export")
     decoders = tokenizers.decoders
     made = tokenizers.Tokenizer(_model(tokenizer, tokenizers.models))
-    made.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(SPACE, prepend_scheme="always")
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(SPACE, prepend_scheme=prepend)
     special = [tokenizer.piece(label) for label in tokenizer.vocabulary.special]
     made.decoder = decoders.Sequence(
         [

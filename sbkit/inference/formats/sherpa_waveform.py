@@ -34,9 +34,9 @@ class NormalizedModel(WaveformModel):
 
     def forward(self, audio: Tensor) -> Tensor:  # type: ignore[override]
         """Score every token at every frame."""
-        variance = audio.var(1, correction=0, keepdim=True)  # v / (v + ADDED), of a clip's v
+        variance = audio.double().var(1, correction=0, keepdim=True)  # v / (v + ADDED), of its v
         share = LEAST_VARIANCE / ADDED
-        audio = audio * (variance + share * (1 - variance)).rsqrt()
+        audio = audio * (variance + share * (1 - variance)).rsqrt().float()
         lengths = torch.full_like(audio[:, 0], audio.shape[1], dtype=torch.int64)
         states, _ = self.model.encoder.encode_features(audio.unsqueeze(-1), lengths)
         log_probs: Tensor = self.model.ctc_log_probs(states)

@@ -21,7 +21,7 @@ from sbkit.audio.fbank import EPSILON, LOWEST_HZ, PREEMPHASIS, fft_samples
 from sbkit.audio.io import FULL_SCALE
 from sbkit.audio.lengths import count_windows, length_mask
 from sbkit.base.units import shift_samples, window_samples
-from sbkit.models.pretrained.blocks import Config
+from sbkit.models.pretrained.blocks import Config, wide
 
 Reals = npt.NDArray[np.float64]
 
@@ -37,9 +37,11 @@ def centre(x: Tensor, lengths: Tensor, *, correction: int = 1) -> tuple[Tensor, 
     (B, T, M), (B,) -> (B, T, M), (B, 1, M). What lies past a clip is zero.
     """
     mask = length_mask(lengths, x.shape[1], x.device).unsqueeze(-1)
-    count = mask.sum(1, keepdim=True)
-    centred = (x - (x * mask).sum(1, keepdim=True) / count.clamp(min=1)) * mask
-    return centred, centred.square().sum(1, keepdim=True) / (count - correction).clamp(min=1)
+    count, dtype = mask.sum(1, keepdim=True), wide(x.device)
+    mean = (x * mask).sum(1, keepdim=True, dtype=dtype) / count.clamp(min=1)
+    centred = (x - mean.to(x.dtype)) * mask
+    squares = centred.square().sum(1, keepdim=True, dtype=dtype)
+    return centred, (squares / (count - correction).clamp(min=1)).to(x.dtype)
 
 
 class NormalizedAudio(nn.Module):

@@ -29,6 +29,7 @@ from sbkit.models.pretrained.blocks import (
     FeedForward,
     Placed,
     layer_norm,
+    wide,
 )
 
 
@@ -106,11 +107,11 @@ class ConvLayer(nn.Module):
         windows = audio.unfold(1, self.conv.kernel_size[0], self.conv.stride[0])  # (B, T, K)
         mask = length_mask(lengths, windows.shape[1], audio.device).unsqueeze(-1)
         count = mask.sum(1, keepdim=True).clamp(min=1)
-        wide = torch.float32 if audio.device.type == "mps" else torch.float64
-        mean = (windows * mask).sum(1, keepdim=True, dtype=wide) / count  # (B, 1, K)
+        dtype = wide(audio.device)
+        mean = (windows * mask).sum(1, keepdim=True, dtype=dtype) / count  # (B, 1, K)
         centred = (windows - mean) * mask
         covariance = centred.mT @ centred / count  # (B, K, K)
-        weight, norm = self.conv.weight.squeeze(1).to(wide), self.layer_norm  # (C, K)
+        weight, norm = self.conv.weight.squeeze(1).to(dtype), self.layer_norm  # (C, K)
         bias = 0.0 if self.conv.bias is None else self.conv.bias.unsqueeze(1)
         # Weights on the left: onnxruntime would have the others in int8.
         variance = (weight @ covariance * weight).sum(2, keepdim=True)  # (B, C, 1)
