@@ -63,7 +63,7 @@ class CodecBrain(Brain):
         """Code the audio, and decode it."""
         audio, lengths = speed_perturb(batch.audio, batch.audio_lengths, batch.speed_groups)
         audio = audio.float() / FULL_SCALE
-        decoded, codes, frames, _ = self.codec.forward(audio, lengths)
+        decoded, codes, frames = self.codec.forward(audio, lengths)
         decoded = decoded * length_mask(lengths, audio.shape[1], audio.device)
         distance = mel_distance(self.codec.features, decoded, audio, lengths)
         return Decoded(audio, lengths, decoded, codes, frames, distance)

@@ -115,17 +115,16 @@ def windows(
 
     Yield each with the first unit that is its own, and the one past the last.
     """
-    waiting: Array | None = None
+    waiting: Array = np.empty(0)
     before = 0  # units that wait, and that the last window had
     for block in chain(blocks, [None]):
         if block is not None:
-            waiting = block if waiting is None else np.concatenate([waiting, block])
-        needed = unit * (before + step + context) if block is not None else 0
-        while waiting is not None and len(waiting) > unit * before and len(waiting) >= needed:
+            waiting = np.concatenate([waiting, block]) if len(waiting) else block
+        fewest = 1 if block is None else unit * (step + context)
+        while len(waiting) - unit * before >= fewest:
             yield waiting[: unit * (before + step + context)], before, before + step
             gone = max(0, before + step - context)
             waiting, before = waiting[unit * gone :], before + step - gone
-            needed = unit * (before + step + context) if block is not None else 0
 
 
 def encode_file(options: argparse.Namespace) -> int:

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from recipes.codec.parts import LogMel
 from sbkit.audio.lengths import length_mask
@@ -17,17 +18,20 @@ FLOOR = 1e-2  # under the logarithm of magnitudes
 SLOPE = 0.1  # of what is negative
 
 
-def spectra(audio: Tensor) -> Iterator[tuple[Tensor, int]]:
-    """Yield the magnitudes of several transforms, and the samples of a frame: (B, S) -> (B, F, T).
+def spectra(audio: Tensor, lengths: Tensor) -> Iterator[tuple[Tensor, Tensor, int]]:
+    """Yield the magnitudes of several transforms: (B, S), (B,) -> (B, F, T), (B, 1, T), samples.
 
-    Samples past the end are zeros, as padding is: an utterance is the same in every batch.
+    Beside them which frames are of the utterance (past those they are zero, so that it is the same
+    in every batch), and how many samples apart these are.
     """
     for size in SIZES:
-        window = torch.hann_window(size, device=audio.device)
+        hop, window = size // 4, torch.hann_window(size, device=audio.device)
         found = torch.stft(
-            audio, size, size // 4, window=window, pad_mode="constant", return_complex=True
+            audio, size, hop, window=window, pad_mode="constant", return_complex=True
         )
-        yield (torch.view_as_real(found).square().sum(-1) + 1e-8).sqrt(), size // 4
+        magnitudes = (torch.view_as_real(found).square().sum(-1) + 1e-8).sqrt()
+        mask = length_mask(lengths // hop + 1, found.shape[2], audio.device).unsqueeze(1)
+        yield magnitudes * mask, mask, hop
 
 
 def spectral_distance(found: Tensor, expected: Tensor, lengths: Tensor) -> Tensor:
@@ -36,8 +40,11 @@ def spectral_distance(found: Tensor, expected: Tensor, lengths: Tensor) -> Tenso
     Of each transform the difference of the logarithms and the spectral convergence.
     Source: Yamamoto et al. 2020 (arXiv 1910.11480).
     """
-    total = found.new_zeros(len(found))
-    for (one, hop), (two, _) in zip(spectra(found), spectra(expected), strict=True):
+    total, pairs = (
+        found.new_zeros(len(found)),
+        (spectra(each, lengths) for each in (found, expected)),
+    )
+    for (one, _, hop), (two, _, _) in zip(*pairs, strict=True):
         logs = (one.clamp(min=FLOOR).log() - two.clamp(min=FLOOR).log()).abs().mean(1).sum(1)
         convergence = (one - two).flatten(1).norm(dim=1) / two.flatten(1).norm(dim=1).clamp(min=1)
         total = total + (logs * hop + convergence * lengths) / len(SIZES)
@@ -53,6 +60,7 @@ class SpectrogramDiscriminator(nn.Module):
     def __init__(self, *, channels: int) -> None:
         super().__init__()
         widths = (1, channels, channels, channels, 1)
+        self.reach = len(widths) - 1  # frames to each side
         self.stacks = nn.ModuleList(
             nn.Sequential(*(_layer(*each) for each in pairwise(widths))) for _ in SIZES
         )
@@ -60,17 +68,17 @@ class SpectrogramDiscriminator(nn.Module):
     def forward(self, audio: Tensor, lengths: Tensor, target: float) -> Tensor:
         """Return the mean squared error of the scores: (B, S), (B,) -> (B,)."""
         errors = []
-        for stack, (magnitudes, hop) in zip(self.stacks, spectra(audio), strict=True):
-            scores = stack(magnitudes.clamp(min=FLOOR).log().unsqueeze(1))  # (B, 1, F', T)
-            mask = length_mask(lengths // hop + 1, scores.shape[3], audio.device)
-            square = (scores - target).square().mean((1, 2)) * mask  # (B, T)
-            errors.append(square.sum(1) / mask.sum(1))
+        for stack, (magnitudes, mask, _) in zip(self.stacks, spectra(audio, lengths), strict=True):
+            levels = (magnitudes.clamp(min=FLOOR) / FLOOR).log().unsqueeze(1)  # 0 is silence
+            scores = stack(pad(levels, (self.reach, self.reach)))  # (B, 1, F', T)
+            square = (scores - target).square().mean(2) * mask  # (B, 1, T)
+            errors.append((square.sum(2) / mask.sum(2)).squeeze(1))
         return torch.stack(errors).mean(0)
 
 
 def _layer(inputs: int, outputs: int) -> nn.Sequential:
     before = nn.LeakyReLU(SLOPE) if inputs > 1 else nn.Identity()
-    return nn.Sequential(before, nn.Conv2d(inputs, outputs, (9, 3), (2, 1), (4, 1)))
+    return nn.Sequential(before, nn.Conv2d(inputs, outputs, (9, 3), (2, 1), (4, 0)))
 
 
 def mel_distance(features: LogMel, found: Tensor, expected: Tensor, lengths: Tensor) -> Tensor:

@@ -75,7 +75,7 @@ class Encoder:
         return added + self._new_bytes()
 
     def _new_bytes(self) -> bytes:
-        added = self._content.getvalue()[self._sent :]
+        added = bytes(self._content.getbuffer()[self._sent :])
         self._sent += len(added)
         return added
 

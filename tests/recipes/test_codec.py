@@ -1,6 +1,7 @@
 """A codec trains, is exported, and codes audio; no index reaches its network unchecked."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -29,6 +30,7 @@ from sbkit.inference.bundle.export import export_run
 from sbkit.inference.formats.parity import Grid
 from sbkit.inference.runtime.torch_model import load_bundle
 from sbkit.logs.log import read_log
+from tests import processes
 from tests.runs import ROOT, Workplace, last_parameters, read_json, train_here
 
 SPACE = CodeSpace(4, (8, 5, 5, 5))
@@ -61,10 +63,15 @@ WRONG = {
 }
 
 
-def train(workplace: Workplace, run: Path, *options: str) -> int:
+def command(
+    workplace: Workplace, run: Path, *options: str, yaml: Path = ROOT / "hparams/codec.yaml"
+) -> list[str]:
     folders = (f"--data_folder={workplace.release}", f"--output_folder={run}")
-    words = ["train.py", str(ROOT / "hparams/codec.yaml"), *folders, *TINY, *options]
-    return train_here(words, workplace.cache)
+    return ["train.py", str(yaml), *folders, *TINY, *options]
+
+
+def train(workplace: Workplace, run: Path, *options: str) -> int:
+    return train_here(command(workplace, run, *options), workplace.cache)
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +132,25 @@ def test_a_discriminator_learns_where_it_has_weight(
     without, with_it = last_parameters(trained), last_parameters(tmp_path)
     of_it = [name for name in without if ".stacks." in name]
     assert of_it and not any(torch.equal(without[name], with_it[name]) for name in of_it)
+
+
+@pytest.mark.slow
+@pytest.mark.ddp
+def test_two_ranks_take_the_steps_of_one(workplace: Workplace, tmp_path: Path) -> None:
+    yaml = tmp_path / "sgd.yaml"
+    text = (ROOT / "hparams/codec.yaml").read_text(encoding="utf-8")
+    text = text.replace("torch.optim.AdamW", "torch.optim.SGD")  # shows gradients' scale
+    yaml.write_text(re.sub(r"^ +(betas|fused|weight_decay): .+\n", "", text, flags=re.M))
+    weights = []
+    for ranks in (1, 2):
+        run = tmp_path / str(ranks)
+        words = command(workplace, run, "--adversarial_weight=0.5", "--lr=0.01", yaml=yaml)
+        done = processes.run(words, ranks=ranks, SBKIT_CACHE=workplace.cache)
+        assert done.returncode == 0, done.stderr
+        weights.append(last_parameters(run))
+    one, two = weights
+    for name, value in one.items():
+        assert torch.allclose(two[name], value, atol=1e-6), name
 
 
 def test_quantizer_decodes_what_it_rounded() -> None:

@@ -3,13 +3,16 @@
 import io
 import os
 import shutil
+from base64 import b64encode
 from collections.abc import Iterator
 from functools import partial
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import openai
 import pytest
 import soundfile
 import torch
@@ -36,6 +39,8 @@ from sbkit.logs.log import read_log
 from tests.inference.tones import silence, speak
 from tests.live.live_tones import live_tones
 from tests.runs import ROOT, Workplace, read_json, train_here
+from tests.serve.server import served
+from tests.serve.test_command import serving
 
 RATE, FRAME = 16_000, 400
 TINY = (
@@ -81,6 +86,8 @@ def test_it_is_trained_and_lists_misaligned_clips(trained: Path) -> None:
     assert tested["distance"] == pytest.approx(tested["mel_distance"] + tested["vocoder_distance"])
     assert {"pitch_error", "length_ratio", "misaligned"} <= tested.keys()
     assert (trained / "misaligned.tsv").read_text().startswith("id\n")
+    drawn = (trained / "speech_test.png").read_bytes()
+    assert b64encode(drawn).decode() in (trained / "report.html").read_text()
 
 
 def test_sentences_come_one_by_one(voice: Synthesizer) -> None:
@@ -90,6 +97,31 @@ def test_sentences_come_one_by_one(voice: Synthesizer) -> None:
     assert not first[-pause:].any() and (len(first) - pause) % FRAME == 0
     assert np.array_equal(voice.speak("Press one"), second)
     assert (voice.sample_rate, voice.language) == (RATE, "en")
+
+
+def test_openais_client_is_spoken_to(voice: Synthesizer, tmp_path: Path) -> None:
+    text = "Please hold. Press one"
+    with served(tmp_path, speaker=voice) as here:
+        speech: Any = partial(here.openai.audio.speech.create, model="anna", voice="alloy")
+        for speed in (1.0, 2.0):
+            made = speech(input=text, response_format="pcm", speed=speed).content
+            seconds = len(voice.speak(text, speed)) / RATE
+            assert len(made) / 2 / 24_000 == pytest.approx(seconds, abs=0.001)
+        for bad in ("\x1b[2J", "?!", "привет"):
+            with pytest.raises(openai.BadRequestError, match="Text must have"):
+                speech(input=bad)
+
+
+@pytest.mark.slow(30)
+def test_a_recognizer_and_a_voice_are_served_together(exported: Path, bundle: Path) -> None:
+    with serving(exported, str(bundle)) as (client, _):
+        ready = client.get("/health/ready").json()
+        assert [each["name"] for each in ready["models"]] == ["tiny", "bundle"]
+        assert [each["effective"]["device"] for each in ready["models"]] == ["cpu", "cpu"]
+        asked = {"model": "tts-1", "voice": "alloy", "input": "Press one", "response_format": "wav"}
+        speech = client.post("/v1/audio/speech", json=asked).content
+        found = client.post("/v1/audio/transcriptions", files={"file": speech})
+        assert found.status_code == 200
 
 
 def test_a_pipeline_answers_by_it(voice: Synthesizer, tmp_path: Path) -> None:

@@ -1,19 +1,25 @@
-"""Pipecat and LiveKit, each by file and realtime: URL AUDIO; prints the texts."""
+"""Pipecat and LiveKit, by file, realtime, and with a voice: URL AUDIO; prints the texts."""
 
 import asyncio
+import io
 import sys
 
+import numpy as np
 import soundfile
 from livekit.agents.stt import SpeechEventType
 from livekit.agents.utils import http_context
 from livekit.plugins import openai
 from livekit.rtc import AudioFrame
+from openai import OpenAI
 from pipecat.frames import frames
 from pipecat.pipeline.worker import PipelineParams
 from pipecat.services.openai.stt import OpenAIRealtimeSTTService, OpenAISTTService
+from pipecat.services.openai.tts import OpenAITTSService
 from pipecat.tests.utils import SleepFrame, run_test
 
-KEY, MODEL = "a key", "whisper-1"
+KEY, MODEL, TEXT = "a key", "whisper-1", "the dog"
+OUT = 24_000  # samples a second of speech
+VOICE = {"model": "anna", "voice": "alloy"}
 
 
 async def livekit(url: str, audio: bytes, rate: int) -> None:
@@ -23,6 +29,10 @@ async def livekit(url: str, audio: bytes, rate: int) -> None:
     found = await openai.STT(**options).recognize(frame)
     print(found.alternatives[0].text, flush=True)
     async with http_context.open():
+        voice = openai.TTS(base_url=f"{url}/v1", api_key=KEY, response_format="wav", **VOICE)
+        spoken = await voice.synthesize(TEXT).collect()
+        found = await openai.STT(**options).recognize(spoken)
+        print(found.alternatives[0].text, flush=True)
         stream = openai.STT(**options, use_realtime=True).stream()
         stream.push_frame(frame)
         async for event in stream:
@@ -52,6 +62,21 @@ async def pipecat(url: str, audio: bytes, rate: int) -> None:
         )
         found = [each.text for each in down if isinstance(each, frames.TranscriptionFrame)]
         print(*found, flush=True)
+    voice = OpenAITTSService(
+        api_key=KEY, base_url=f"{url}/v1", settings=OpenAITTSService.Settings(**VOICE)
+    )
+    down, _ = await run_test(
+        voice,
+        frames_to_send=[frames.TTSSpeakFrame(TEXT), SleepFrame(3.0)],
+        pipeline_params=PipelineParams(audio_out_sample_rate=OUT),
+        start_timeout=20.0,
+    )
+    spoken = b"".join(each.audio for each in down if isinstance(each, frames.TTSAudioRawFrame))
+    file = io.BytesIO()
+    soundfile.write(file, np.frombuffer(spoken, "<i2"), OUT, format="WAV")
+    client = OpenAI(api_key=KEY, base_url=f"{url}/v1")
+    sent = client.audio.transcriptions.create(model=MODEL, file=("speech.wav", file.getvalue()))
+    print(sent.text, flush=True)
 
 
 if __name__ == "__main__":

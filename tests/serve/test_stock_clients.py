@@ -1,4 +1,4 @@
-"""Stock clients of others, where the extra `clients` is installed, get what was said."""
+"""Stock clients of others, where the extra `clients` is installed, get what was said, and speak."""
 
 import subprocess
 import sys
@@ -11,17 +11,17 @@ import soundfile
 
 from tests.inference.tones import RATE, silence, speak
 from tests.runs import ROOT
-from tests.serve.server import served
+from tests.serve.server import ToneSpeaker, served
 from tests.serve.test_realtime import live_bundle
 
 
 @pytest.mark.slow(40)
 @pytest.mark.skipif(not find_spec("pipecat"), reason="needs the extra clients")
 @pytest.mark.skipif(not find_spec("livekit"), reason="needs the extra clients")
-def test_pipecat_and_livekit_get_what_was_said(tmp_path: Path) -> None:
+def test_pipecat_and_livekit_hear_and_speak(tmp_path: Path) -> None:
     made, file = live_bundle(tmp_path), tmp_path / "talk.wav"
     soundfile.write(file, np.concatenate([speak(made[1], "the dog"), silence(2.0)]), RATE)
-    with served(tmp_path, made=made, language="en") as here:
+    with served(tmp_path, made=made, speaker=ToneSpeaker(made[1]), language="en") as here:
         command = [sys.executable, "-m", "tests.serve.stock_clients", here.url, str(file)]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.stdout.splitlines() == ["the dog"] * 4, done.stderr[-3000:]
+    assert done.stdout.splitlines() == ["the dog"] * 6, done.stderr[-3000:]
