@@ -28,10 +28,16 @@ REACH = 3  # frames that a block sees to each side
 
 def fourier_basis(window: int) -> Tensor:
     """Return what a Hann window of samples is multiplied by for its spectrum: (window, 2 F)."""
-    at = torch.arange(window, dtype=torch.float64)
-    angles = at.unsqueeze(1) * torch.arange(window // 2 + 1) * (2 * torch.pi / window)
-    hann = torch.hann_window(window, dtype=torch.float64).unsqueeze(1)
-    return (torch.cat([angles.cos(), -angles.sin()], 1) * hann).float()
+    spectra = torch.fft.rfft(torch.hann_window(window, dtype=torch.float64).diag())
+    return torch.cat([spectra.real, spectra.imag], 1).float()
+
+
+def inverse_basis(window: int) -> Tensor:
+    """Return what makes Hann windows of spectra, which add up to the signal: (2 F, window)."""
+    each = torch.eye(window // 2 + 1, dtype=torch.float64)
+    hann = torch.hann_window(window, dtype=torch.float64) / (OVERLAP * 3 / 8)  # its squares' sum
+    basis: Tensor = torch.fft.irfft(torch.cat([each, 1j * each]), n=window) * hann
+    return basis.float()
 
 
 class LogMel(nn.Module):
@@ -170,11 +176,7 @@ class Decoder(nn.Module):
         self.upsample = nn.Linear(d_model, PER_CODE * d_model)
         self.fine_blocks = ConvNeXt(num_fine_layers, d_model, d_ffn)
         self.norm, self.head = nn.LayerNorm(d_model), nn.Linear(d_model, window + 2)
-        twice = torch.full((window // 2 + 1,), 2.0)
-        twice[0] = twice[-1] = 1.0
-        scale = twice.repeat(2) / (window * OVERLAP * 3 / 8)  # the squares of Hann
-        inverse = (fourier_basis(window) * scale).T.contiguous()  # (2 F, window)
-        self.register_buffer("inverse", inverse, persistent=False)
+        self.register_buffer("inverse", inverse_basis(window), persistent=False)
         fine = num_fine_layers * REACH + OVERLAP - 1  # hops: of blocks, and of windows
         self.context = num_layers * REACH + -(-fine // PER_CODE)  # frames of codes to each side
 

@@ -116,10 +116,10 @@ def read_codes(file: Path, space: CodeSpace, fingerprint: bytes, *, frame: int) 
     content = read_regular(file, largest=LARGEST, what="A file of codes")
     magic, of, samples = HEADER.unpack(content[: HEADER.size].ljust(HEADER.size, b"\0"))
     if magic != MAGIC or of != fingerprint:
-        came = "is of another codec" if magic == MAGIC else "is none"
+        came = "of another codec, whose codes are other sounds" if magic == MAGIC else "none"
         raise SbkitError(
-            f"{file} must be a file of codes of this codec, but {came}: its codes stand for other "
-            "sounds. Decode it with the bundle that encoded it."
+            f"{file} must be a file of codes of this codec, but is {came}. Decode it with the "
+            "bundle that encoded it."
         )
     shape = (-(-samples // frame), space.groups, space.bits)
     packed, count = np.frombuffer(content, np.uint8, offset=HEADER.size), math.prod(shape)

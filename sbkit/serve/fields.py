@@ -1,5 +1,6 @@
 """What a request for a transcript may choose, as OpenAI's API has it; the rest is ignored."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -47,7 +48,8 @@ class Fields:
         text = {name: str(form.get(name, "")) for name in ("model", "prompt", "temperature")}
         languages = [*form.getlist("language"), *form.getlist("languages[]")]
         recognizer = recognizer_for(models, text["model"], languages)
-        _check_temperature(text["temperature"] or "0")
+        # The search has no chance in it, so that a temperature changes nothing.
+        check_number("temperature", text["temperature"] or 0, 0, 1)
         format = choose("response_format", form.get("response_format", "json"), FORMATS)
         granularities = [str(each) for each in form.getlist("timestamp_granularities[]")]
         if strange := [
@@ -87,14 +89,15 @@ def choose(name: str, value: Any, choices: Sequence[str]) -> str:
     return str(value).lower()
 
 
-def _check_temperature(value: str) -> None:
-    """Refuse what is none; the search has no chance in it, so that any other changes nothing."""
+def check_number(name: str, value: Any, least: float, most: float) -> float:
+    """Return a number, or a text of one; raises ApiError for another value."""
     try:
-        fits = 0 <= float(value) <= 1
-    except ValueError:
-        fits = False
-    if not fits:
-        raise wrong_field("temperature", "from 0 to 1", value)
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not least <= number <= most:
+        raise wrong_field(name, f"from {least:g} to {most:g}", str(value))
+    return number
 
 
 def phrases_of(prompt: str) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from sbkit.base.text import listed
-from sbkit.serve.fields import phrases_of, recognizer_for, take, wrong_field
+from sbkit.serve.fields import check_number, phrases_of, recognizer_for, take, wrong_field
 from sbkit.serve.models import Models
 from sbkit.serve.recognizer import Recognizer
 
@@ -74,6 +74,4 @@ def _parse_silence(given: Mapping[str, Any], default: float | None) -> float | N
         must = "null, as the model takes whole clips" if default is None else "server_vad or null"
         raise wrong_field("turn_detection", must, kind)
     ms = take(chosen, "silence_duration_ms", int) or round(1000 * default)
-    if not 0 < ms <= 60_000:
-        raise wrong_field("silence_duration_ms", "from 1 to 60000", str(ms))
-    return ms / 1000
+    return check_number("silence_duration_ms", ms, 1, 60_000) / 1000

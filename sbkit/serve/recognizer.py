@@ -169,11 +169,8 @@ class Recognizer:
     ) -> Transcript:
         """Transcribe a file or samples, in a thread of their own."""
         with TemporaryDirectory(prefix="sbkit") as folder:
-            source = audio if isinstance(audio, np.ndarray) else Path(folder, "file")
-            if isinstance(source, Path) and not isinstance(audio, np.ndarray):
-                with source.open("wb") as content:
-                    shutil.copyfileobj(audio, content)
-                self._check_seconds(declared_seconds(source))
+            file = Path(folder, "file")
+            source = audio if isinstance(audio, np.ndarray) else self._save(audio, file)
             bundle = self._expecting(phrases)
             own = bundle is self._bundle
             transcriber = self._by_times[times] if own else _transcriber(bundle, times)
@@ -185,6 +182,12 @@ class Recognizer:
         if isinstance(found, SbkitError):
             raise found
         return found
+
+    def _save(self, audio: BinaryIO, file: Path) -> Path:
+        with file.open("wb") as content:
+            shutil.copyfileobj(audio, content)
+        self._check_seconds(declared_seconds(file))
+        return file
 
     def _expecting(self, phrases: tuple[str, ...]) -> Bundle:
         decoder = self._bundle.decoder

@@ -13,7 +13,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.serve.answers import EVENTS, event
 from sbkit.serve.encoder import FORMATS
 from sbkit.serve.errors import ApiError, as_api_error
-from sbkit.serve.fields import choose, take, wrong_field
+from sbkit.serve.fields import check_number, choose, take, wrong_field
 from sbkit.serve.models import Models
 from sbkit.serve.voice import Voice
 
@@ -48,18 +48,17 @@ class SpeechFields:
             given = None
         if not isinstance(given, dict):
             raise ApiError(400, "A request must be a JSON object, but is not. Correct it.")
-        text, speed = take(given, "input", str), given.get("speed", 1.0)
+        text = take(given, "input", str)
         if not 0 < len(text) <= LONGEST:
             must, came = f"a text of 1 to {LONGEST} characters", f"{len(text)} characters long"
             raise wrong_field("input", must, came)
-        if type(speed) not in (int, float) or not 0.25 <= speed <= 4:
-            raise wrong_field("speed", "from 0.25 to 4", str(speed))
+        speed = check_number("speed", given.get("speed", 1.0), 0.25, 4)
         format = choose("response_format", given.get("response_format", "mp3"), [*FORMATS])
         stream = choose("stream_format", given.get("stream_format", "audio"), ("audio", "sse"))
         return cls(
             voice=_find_voice(models, take(given, "model", str), given.get("voice")),
             text=text,
-            speed=float(speed),
+            speed=speed,
             format=format,
             is_streamed=stream == "sse",
         )
