@@ -320,7 +320,9 @@ def _transcribe(options: argparse.Namespace) -> int:
         if options.vad is not None:
             from sbkit.inference.vad import VoiceDetector
 
-            options.detector = VoiceDetector.load(options.vad, runtime=options.runtime)
+            options.detector = VoiceDetector.load(
+                options.vad, device=options.device, runtime=options.runtime
+            )
         if options.live:
             from sbkit.live.command import transcribe_live
 

@@ -26,7 +26,15 @@ from recipes.synthesis.alignment import (
 )
 from recipes.synthesis.data import SpokenBatch
 from recipes.synthesis.parts import SynthesisModel
-from recipes.synthesis.statistics import METRICS, SpokenUtterance, describe, measure
+from recipes.synthesis.statistics import (
+    DRAWN,
+    METRICS,
+    Shown,
+    SpokenUtterance,
+    describe,
+    measure,
+    report,
+)
 from recipes.synthesis.symbols import PAUSES
 from sbkit.audio.io import FULL_SCALE
 from sbkit.audio.lengths import length_mask
@@ -226,9 +234,27 @@ class SynthesisBrain(Brain):
                 durations.sum(1).tolist(),
                 outputs.distance.tolist(),
                 outputs.aligned.wrong.tolist(),
+                self._shown(outputs, batch),
                 strict=True,
             )
         ]
+
+    def _shown(self, outputs: Synthesized, batch: SpokenBatch) -> list[Shown | None]:
+        """Keep what is drawn of the first utterances of a batch."""
+        names, shown = self.hparams.labels.names, list[Shown | None]()
+        octaves = expand(outputs.found[:, :, :1], outputs.aligned.index)[:, :, 0]
+        for row in range(min(DRAWN, len(batch))):
+            count, length = int(outputs.frames[row]), int(batch.symbol_lengths[row])
+            each = (outputs.expected, outputs.features, batch.voiced, batch.octaves, octaves)
+            shown.append(
+                Shown(
+                    batch.ids[row],
+                    [names[id] for id in batch.symbols[row, :length].tolist()],
+                    outputs.aligned.durations[row, :length].cumsum(0).tolist(),
+                    *(values[row, :count].cpu().numpy() for values in each),
+                )
+            )
+        return shown + [None] * (len(batch) - len(shown))
 
     def measure(self, results: Sequence[SpokenUtterance]) -> Mapping[str, float]:
         """Return the mel distance and what else is off."""
@@ -241,5 +267,5 @@ class SynthesisBrain(Brain):
     def report(
         self, split: str, results: Sequence[SpokenUtterance], folder: Path
     ) -> Mapping[str, Any]:
-        """Return the figures."""
-        return measure(results)
+        """Draw a few utterances; return the figures."""
+        return report(folder, split, results)

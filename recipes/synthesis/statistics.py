@@ -1,12 +1,20 @@
 """How far what is synthesized is from what was recorded, on the durations of the recording."""
 
+import io
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
+from sbkit.base.files import write_bytes_atomically
 from sbkit.logs.metric import Metric, Metrics, as_words
 
 SEMITONES = 12  # in an octave
+DRAWN = 3  # utterances of a test set
+Floats = npt.NDArray[Any]
 METRICS: Metrics = {
     "distance": Metric(is_fraction=False),
     "mel_distance": Metric(is_fraction=False),
@@ -17,13 +25,30 @@ METRICS: Metrics = {
 }
 
 
+class Shown(NamedTuple):
+    """What is drawn of an utterance.
+
+    id; symbols and the frame that each ends at; expected, found: normalized features (U, F);
+    voiced (U,); octaves, predicted (U,): the pitch.
+    """
+
+    id: str
+    symbols: list[str]
+    ends: list[int]
+    expected: Floats
+    found: Floats
+    voiced: Floats
+    octaves: Floats
+    predicted: Floats
+
+
 class SpokenUtterance(NamedTuple):
     """What is measured of an utterance.
 
     frames; distance: the sum over them of the mean difference of log-mel features; voiced: frames
     with a pitch; squares: the sum over these of the squares of octaves that it is off; predicted:
     frames by the durations; vocoded: the mean difference of features of what the vocoder makes of
-    the clip's own; is_misaligned: whether its text is not what is said.
+    the clip's own; is_misaligned: whether its text is not what is said; shown: of a few.
     """
 
     frames: int
@@ -33,6 +58,7 @@ class SpokenUtterance(NamedTuple):
     predicted: float
     vocoded: float
     is_misaligned: bool
+    shown: Shown | None = None
 
 
 def measure(results: Sequence[SpokenUtterance]) -> Mapping[str, float]:
@@ -41,7 +67,7 @@ def measure(results: Sequence[SpokenUtterance]) -> Mapping[str, float]:
     distance: the sum of both others, by which the best checkpoint is chosen.
     """
     frames, distance, voiced, squares, predicted, vocoded, wrong = (
-        math.fsum(each) for each in zip(*results, strict=True)
+        math.fsum(each) for each in zip(*(result[:-1] for result in results), strict=True)
     )
     return {
         "distance": distance / frames + vocoded / len(results),
@@ -56,3 +82,33 @@ def measure(results: Sequence[SpokenUtterance]) -> Mapping[str, float]:
 def describe(results: Sequence[SpokenUtterance]) -> str:
     """Write the figures for the screen."""
     return ", ".join(as_words(METRICS, measure(results)))
+
+
+def report(folder: Path, split: str, results: Sequence[SpokenUtterance]) -> Mapping[str, float]:
+    """Draw a few utterances of a test set as `speech_SPLIT.png`; return the figures."""
+    shown = [each.shown for each in results if each.shown is not None][:DRAWN]
+    write_bytes_atomically(folder / f"speech_{split}.png", picture(shown))
+    return measure(results)
+
+
+def picture(shown: Sequence[Shown]) -> bytes:
+    """Draw recordings and, beside each, what is synthesized, with its symbols and pitch, as PNG."""
+    from matplotlib.figure import Figure  # 0.7 s to import
+
+    figure = Figure(figsize=(14, 3 * len(shown)), layout="constrained")
+    for each, axes in zip(shown, figure.subplots(len(shown), 2, squeeze=False), strict=True):
+        for side, (what, features, octaves) in enumerate(
+            (("recorded", each.expected, each.octaves), ("synthesized", each.found, each.predicted))
+        ):
+            hops = features.reshape(2 * len(features), -1)  # a frame is two hops
+            extent = (0, len(features), 0, hops.shape[1])
+            axes[side].imshow(hops.T, origin="lower", aspect="auto", extent=extent)
+            pitch = np.where(each.voiced, (octaves + 1.5) * hops.shape[1] / 3, np.nan)
+            axes[side].plot(np.arange(len(pitch)) + 0.5, pitch, "r", label="pitch")
+            starts = [0, *each.ends[:-1]]
+            axes[side].vlines(starts, 0, hops.shape[1], "w", lw=0.3)
+            middles = np.add(starts, each.ends) / 2
+            axes[side].set_xticks(middles, each.symbols, fontsize=6)
+            axes[side].set(title=f"{each.id}, {what}", yticks=[])
+    figure.savefig(png := io.BytesIO(), format="png", dpi=80)
+    return png.getvalue()

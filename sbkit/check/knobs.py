@@ -24,7 +24,7 @@ from sbkit.config.ranges import RANGES, out_of_range
 from sbkit.train.recipe import Recipe
 
 SBKIT = Path(__file__).parents[1]
-NAMING = (SBKIT / "check", SBKIT / "config")
+NAMING = (SBKIT / "check", SBKIT / "config", SBKIT / "serve")  # they name, and read no knob
 NAME = re.compile(r"""["'](\w+)["'](?!:)|\b(?:hparams|knobs|modules)\.(\w+)""")
 
 

@@ -3,6 +3,7 @@
 results -> for each test set the chosen utterances, frequent errors, slices -> a template
 """
 
+from base64 import b64encode
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
@@ -52,12 +53,13 @@ def write_report(
     metrics: Metrics = ERROR_RATES,
     known: Known | None = None,
     notes: Sequence[str] = (),
+    pictures: Iterable[Path] = (),
     compared: Mapping[str, Any] | None = None,
 ) -> None:
     """Write the page of one run, or of two with the figures of their differences, ``compared``.
 
     Two runs must have the same references (`sbkit/evaluate/compare.py`). ``notes`` are lines below
-    the title. The same input gives the same bytes.
+    the title, ``pictures`` PNGs that the recipe drew. The same input gives the same bytes.
     """
     names = [name for name in runs[0].test if all(name in each.test for each in runs)]
     with_text = [name for name in names if all(name in each.utterances for each in runs)]
@@ -78,6 +80,7 @@ def write_report(
         metrics={name: each for name, each in metrics.items() if all(name in m for m in measured)},
         unit="word" if by_words else "character",
         curves=encode_curves([each.log for each in runs], metrics),
+        pictures={each.stem: b64encode(each.read_bytes()).decode() for each in pictures},
         known=known,
         compared=compared,
         facts=runs[0].data,

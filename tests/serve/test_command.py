@@ -7,8 +7,10 @@ import re
 import signal
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +19,43 @@ import numpy as np
 import pytest
 import soundfile
 from openai import OpenAI
+from torch._dynamo.utils import counters
 
+from sbkit.audio.io import Samples
 from sbkit.base.errors import ASKED_TO_STOP, INTERRUPTED, SbkitError
 from sbkit.cli import run
-from sbkit.inference.bundle.bundle import ReadBundle
+from sbkit.inference.bundle.bundle import WEIGHTS, ReadBundle, read_bundle
+from sbkit.inference.bundle.export import export_run
+from sbkit.inference.runtime.compiled import Compilation
+from sbkit.inference.runtime.model import ModelThread
+from sbkit.inference.runtime.torch_model import load_torch
 from sbkit.inference.transcribe.transcriber import Transcriber
 from tests import processes
-from tests.inference.bundles import make_bundle
+from tests.inference.bundles import make_bundle, make_live_run
 from tests.inference.tones import tone_bundle
-from tests.serve.server import ToneSpeaker, wait_for, wav
+from tests.serve.server import ToneSpeaker, served, wait_for, wav
 
 RATE = 16_000
+NOISE = (3000 * np.random.default_rng(0).normal(size=60_000)).astype("<i2")  # of 24 kHz
+
+
+def as_wav(clip: Samples) -> bytes:
+    file = io.BytesIO()
+    soundfile.write(file, clip, 24_000, format="WAV")
+    return file.getvalue()
+
+
+def say(session: Any, clip: Samples) -> str:
+    """Send a turn, commit it, and return its text."""
+    given = {"audio": {"input": {"turn_detection": None}}, "type": "transcription"}
+    session.session.update(session=given)
+    for piece in np.array_split(clip, 50):
+        session.input_audio_buffer.append(audio=base64.b64encode(piece.tobytes()).decode())
+    session.input_audio_buffer.commit()
+    events = iter(session)
+    while (event := next(events)).type.rpartition(".")[2] != "completed":
+        assert event.type != "error"
+    return str(event.transcript)
 
 
 @contextmanager
@@ -76,26 +104,37 @@ def test_it_answers_what_transcribe_does_and_leaves_when_asked(
 def test_a_streaming_bundle_says_the_same_live_as_of_the_file(
     streaming: Path, runtime: str
 ) -> None:
-    clip = (3000 * np.random.default_rng(0).normal(size=60_000)).astype("<i2")
-    file = io.BytesIO()
-    soundfile.write(file, clip, 24_000, format="WAV")
     with serving(streaming, "--runtime", runtime) as (client, process):
         assert client.get("/card").json()["chunk_seconds"] == 0.64
-        answer = client.post("/v1/audio/transcriptions", files={"file": file.getvalue()})
+        answer = client.post("/v1/audio/transcriptions", files={"file": as_wav(NOISE)})
         openai = OpenAI(base_url=f"{client.base_url}/v1", api_key="none")
-        by_client: Any = {"audio": {"input": {"turn_detection": None}}, "type": "transcription"}
         with openai.realtime.connect() as session:
-            session.session.update(session=by_client)
-            for piece in np.array_split(clip, 50):
-                audio = base64.b64encode(piece.tobytes()).decode()
-                session.input_audio_buffer.append(audio=audio)
-            session.input_audio_buffer.commit()
-            events = iter(session)
-            while (event := next(events)).type.rpartition(".")[2] != "completed":
-                assert event.type != "error"
-            assert event.transcript == answer.json()["text"] != ""
+            assert say(session, NOISE) == answer.json()["text"] != ""
             process.terminate()
             assert process.wait(20) == ASKED_TO_STOP
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler
+def test_a_compiled_model_answers_files_and_sessions_alike(tmp_path: Path) -> None:
+    folder = tmp_path / "bundle"
+    export_run(make_live_run(tmp_path / "run"), folder)
+    read = read_bundle(folder, WEIGHTS)
+    table = Compilation(
+        mode="default", backend="eager", live=None, clips=(1, 2), seconds=(3.0, 30.0)
+    )
+    thread = ModelThread(partial(load_torch, read, folder, compilation=table))
+    made: Any = replace(read.bundle, model=thread), read.bundle.labels, None
+    with served(tmp_path, made=made) as here, ThreadPoolExecutor(3) as clients:
+        before = counters["stats"]["unique_graphs"]
+
+        def speak(_: int) -> str:
+            with here.openai.realtime.connect() as session:
+                return say(session, NOISE)
+
+        expected = here.post(as_wav(NOISE)).json()["text"]
+        assert list(clients.map(speak, range(3))) == [expected] * 3 != [""] * 3
+        assert counters["stats"]["unique_graphs"] == before > 0
 
 
 @pytest.mark.ddp
