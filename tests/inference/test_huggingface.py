@@ -93,13 +93,14 @@ def expected(folder: Path, clips: list[Samples]) -> list[str]:
 
 
 @pytest.mark.slow
-def test_transformers_hears_the_same_words(
+def test_transformers_writes_the_same_text(
     folder: Path, clips: list[Samples], expected: list[str]
 ) -> None:
+    """To the last space; that the words of all clips are the same is in the certificate."""
     hears = transformers.pipeline(
         "automatic-speech-recognition", model=str(folder / "huggingface"), device="cpu"
     )
-    for clip, text in zip(clips, expected, strict=True):
+    for clip, text in zip(clips[::8], expected[::8], strict=True):
         found = hears({"raw": clip / np.float32(32768), "sampling_rate": 16_000})["text"]
         assert found == text
 
@@ -147,8 +148,8 @@ def test_sherpa_onnx_hears_the_same_words(
         model=str(folder / "sherpa-onnx/model.onnx"), tokens=str(folder / "sherpa-onnx/tokens.txt")
     )
     quiet = clips[-1] // 500
-    texts = [*expected, load_bundle(folder).transcribe([quiet])[0]]
-    for clip, text in zip([*clips, quiet], texts, strict=True):
+    texts = [*expected[::8], load_bundle(folder).transcribe([quiet])[0]]
+    for clip, text in zip([*clips[::8], quiet], texts, strict=True):
         stream = recognizer.create_stream()
         stream.accept_waveform(16_000, clip / np.float32(32768))
         recognizer.decode_stream(stream)
