@@ -48,6 +48,7 @@ class SpeechFields:
             given = None
         if not isinstance(given, dict):
             raise ApiError(400, "A request must be a JSON object, but is not. Correct it.")
+        given = {name: value for name, value in given.items() if value is not None}
         text = take(given, "input", str)
         if not 0 < len(text) <= LONGEST:
             must, came = f"a text of 1 to {LONGEST} characters", f"{len(text)} characters long"
@@ -65,14 +66,13 @@ class SpeechFields:
 
 
 def _find_voice(models: Models, model: str, voice: object) -> Voice:
-    """Return the model that speaks; voice: a name of OpenAI's, or of a model that is served."""
+    """Return the model that speaks; voice: its name, or one of OpenAI's; an alias has any."""
     found, own = models.pick(Voice, model), models.names_of(Voice)
+    own = [model] if model in own else own
     name = voice.get("id") if isinstance(voice, dict) else voice
-    if name in own:
-        return models.pick(Voice, str(name))
-    if name is not None and name not in VOICES:
+    if name not in (None, *own, *VOICES):
         raise wrong_field("voice", " or ".join([*own, "one of OpenAI's"]), str(name))
-    return found
+    return models.pick(Voice, str(name)) if name in own else found
 
 
 async def speech_response(fields: SpeechFields) -> StreamingResponse:

@@ -114,7 +114,7 @@ def test_openais_client_is_spoken_to(voice: Synthesizer, tmp_path: Path) -> None
 
 @pytest.mark.slow(30)
 def test_a_recognizer_and_a_voice_are_served_together(exported: Path, bundle: Path) -> None:
-    with serving(exported, str(bundle)) as (client, _):
+    with serving(exported, beside=[bundle]) as (client, _):
         ready = client.get("/health/ready").json()
         assert [each["name"] for each in ready["models"]] == ["tiny", "bundle"]
         assert [each["effective"]["device"] for each in ready["models"]] == ["cpu", "cpu"]

@@ -96,7 +96,7 @@ class ToneSpeaker:
     sample_rate, language = RATE, "en"
     effective = Effective(runtime="tones", device="cpu", precision="fp32")
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
 
     def stream(self, text: str, speed: float = 1.0) -> Iterator[npt.NDArray[np.float32]]:

@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -59,9 +59,11 @@ def say(session: Any, clip: Samples) -> str:
 
 
 @contextmanager
-def serving(bundle: Path, *options: str) -> Iterator[tuple[httpx2.Client, Any]]:
+def serving(
+    bundle: Path, *options: str, beside: Sequence[Path] = ()
+) -> Iterator[tuple[httpx2.Client, Any]]:
     """Start the command, and yield a client of it once it is ready, and its process."""
-    words = ["-m", "sbkit", "serve", bundle, "--port", "0", "--device", "cpu", *options]
+    words = ["-m", "sbkit", "serve", bundle, *beside, "--port", "0", "--device", "cpu", *options]
     process = processes.Process(words)
     try:
         wait_for(lambda: "running on" in process.written()[1])

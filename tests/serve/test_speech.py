@@ -13,6 +13,12 @@ import pytest
 import soundfile
 
 from sbkit.audio.io import read_audio
+from sbkit.serve.errors import ApiError
+from sbkit.serve.metrics import Metrics
+from sbkit.serve.models import Model, Models
+from sbkit.serve.speech import SpeechFields
+from sbkit.serve.voice import Voice
+from sbkit.serve.workers import Workers
 from tests.inference.tones import LETTER, RATE, STEP, tone_bundle
 from tests.serve.server import Served, ToneSpeaker, served, wait_for
 
@@ -104,6 +110,24 @@ def test_bad_requests_get_a_sentence(here: Served, name: str) -> None:
     assert (found.status_code, words in found.text) == (status, True), found.text
     assert set(found.json()["error"]) == {"message", "type", "param", "code"}
     assert create(here, "a fox").content
+
+
+def test_a_voice_is_chosen_by_its_name_as_model_or_as_voice() -> None:
+    workers, speaker = Workers(1), ToneSpeaker(None)
+    anna, bob = (Voice(speaker, workers=workers, metrics=Metrics()) for _ in range(2))
+    both = [Model(name="anna", engine=anna), Model(name="bob", engine=bob)]
+    models = Models(models=both, aliases=["tts-1"])
+
+    def parse(**given: object) -> Voice:
+        content = json.dumps({"input": "a fox", **given}).encode()
+        return SpeechFields.parse(content, models).voice
+
+    assert parse() is parse(model="tts-1", voice="alloy") is parse(model="anna") is anna
+    assert parse(model="bob", voice="alloy") is parse(model="tts-1", voice="bob") is bob
+    assert parse(voice={"id": "bob"}, speed=None) is bob
+    with pytest.raises(ApiError, match="`voice` must be anna or one of OpenAI's, but is bob"):
+        parse(model="anna", voice="bob")
+    workers.close()
 
 
 def test_what_is_no_request(here: Served) -> None:
