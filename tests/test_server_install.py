@@ -111,4 +111,4 @@ def serve_without_torch(sbkit: Path, bundle: Path, audio: Path) -> None:
         answer = subprocess.run(ask, capture_output=True, check=True)
         assert set(json.loads(answer.stdout)) == {"text", "usage"}
         server.terminate()
-        assert server.wait(30) == ASKED_TO_STOP
+        assert server.wait(120) == ASKED_TO_STOP

@@ -50,7 +50,7 @@ class Served:
 
     @cached_property
     def client(self) -> httpx2.Client:
-        return httpx2.Client(base_url=self.url, timeout=30.0)
+        return httpx2.Client(base_url=self.url, timeout=120.0)
 
     @cached_property
     def openai(self) -> OpenAI:

@@ -228,7 +228,7 @@ def test_it_is_not_ready_before_it_is_warm_nor_while_it_stops(
             refused = here.post(SOME)
             assert (refused.status_code, "is draining" in refused.text) == (503, True)
         assert queued.result().json()["text"] == "the last fox"
-        here.thread.join(20)
+        here.thread.join(120)
         assert not here.thread.is_alive()
 
 
@@ -247,6 +247,6 @@ def test_a_warm_up_that_fails_ends_it(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr("sbkit.serve.recognizer.Recognizer.warm_up", fail)
     with served(tmp_path, phase=WARMING) as here:
-        here.thread.join(20)
+        here.thread.join(120)
         with pytest.raises(MemoryError):
             here.server.exit_code()

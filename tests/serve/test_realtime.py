@@ -394,7 +394,7 @@ def test_what_was_said_is_transcribed_before_the_server_stops(tmp_path: Path) ->
                 session.recv()
             assert closed.value.rcvd is not None
             assert closed.value.rcvd.code == 1001
-        here.thread.join(20)
+        here.thread.join(120)
         assert not here.thread.is_alive()
 
 
