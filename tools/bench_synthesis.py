@@ -31,7 +31,8 @@ from sbkit.base.units import samples_to_seconds
 from sbkit.checkpoint.declaration import RESOLVED
 from sbkit.config.hparams import read_knobs
 from sbkit.data.batches.batch import UtteranceDataset
-from sbkit.evaluate.wer import Scores, count_errors
+from sbkit.evaluate.interval import Units, interval_of
+from sbkit.evaluate.wer import ErrorCounts, count_errors
 from sbkit.inference.bundle.bundle import Bundle
 from sbkit.inference.bundle.export import as_bundle
 from sbkit.inference.runtime.torch_model import load_bundle
@@ -127,9 +128,17 @@ def error_rates(
         transcribe: Callable[..., list[str]] = each.transcribe
         texts = [transcribe([clip])[0] for clip in clips]
         pairs = zip(rows, texts, strict=True)
-        scores = sum((count_errors(normalize(row["text"]), text) for row, text in pairs), Scores())
-        cells += [f"{100 * scores.wer:.1f} %", f"{100 * scores.cer:.1f} %"]
+        scores = [count_errors(normalize(row["text"]), text) for row, text in pairs]
+        cells += [rate_of([each.words for each in scores])]
+        cells += [rate_of([each.characters for each in scores])]
     return cells
+
+
+def rate_of(counts: Sequence[ErrorCounts]) -> str:
+    """Write an error rate with its counts and its 95 % interval, drawn by clips."""
+    errors, total = sum(each.errors for each in counts), sum(each.total for each in counts)
+    clips = Units("clip", tuple(map(str, range(len(counts)))))
+    return f"{100 * errors / total:.1f} % ({errors} / {total}; {interval_of(counts, clips)})"
 
 
 def first_audio(voice: Synthesizer, rows: Sequence[Mapping[str, Any]]) -> float:
