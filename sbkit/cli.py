@@ -7,12 +7,30 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from itertools import chain
 from pathlib import Path
 
-from sbkit.base.arguments import Argument, choice, flag, path, text
+from sbkit.base.arguments import (
+    BUNDLE,
+    BUNDLES,
+    DECODER,
+    ERRORS,
+    FILES,
+    HOTWORDS,
+    IMPORT,
+    QUIET,
+    RAW_RATE,
+    RUN,
+    RUNNING,
+    VAD,
+    YAML,
+    Argument,
+    choice,
+    flag,
+    path,
+    text,
+)
 from sbkit.base.errors import FAILED, SbkitError
-from sbkit.base.machine import PRECISIONS, keep_freed_memory
+from sbkit.base.machine import keep_freed_memory
 from sbkit.base.process import Parser, import_own, require_package, run_main
 from sbkit.base.text import __version__, printable, printable_json
 from sbkit.serve.arguments import LIMITING, LISTENING
@@ -66,45 +84,6 @@ def command(name: str, help: str, *arguments: Argument) -> Callable[[Command], C
         return function
 
     return add
-
-
-YAML = path("yaml", "YAML", "as given to train.py")
-RUN = path("run", "RUN", "a run folder, as training names it")
-BUNDLE = path("bundle", "BUNDLE|RUN", "an exported folder, or a run folder")
-BUNDLES = path("bundles", "BUNDLE|RUN", "recognizers and voices, by their folders", nargs="+")
-DECODER = choice(
-    *("--decoder", "greedy", "beam", "graph"),
-    help="beam or graph: with language models; the default is the one that the model has, and "
-    "another must be tuned first: sbkit tune MODEL --decoder graph",
-)
-HOTWORDS = text(
-    *("--hotwords", "FILE|WORDS"),
-    help="phrases to expect: a file, one on each line, or a list with commas",
-)
-VAD = text("--vad", "BUNDLE|silero", "what finds speech and pauses: a voice activity detector")
-RUNNING = (
-    text("--device", "DEVICE", "cpu, cuda, cuda:N or auto (the default)", default="auto"),
-    choice("--runtime", *PRECISIONS, default="torch"),
-    choice(
-        *("--precision", *dict.fromkeys(chain(*PRECISIONS.values()))),
-        help="; ".join(f"{name}: {', '.join(each)}" for name, each in PRECISIONS.items()),
-        default="fp32",
-    ),
-    choice("--compile", "default", "reduce-overhead", help="compile the model first"),
-)
-FILES = text("files", "FILE", "audio, folders, patterns, - for standard input", nargs="+")
-RAW_RATE = text(
-    *("--raw-rate", "HZ", "of standard input without a header: 16 bits, little-endian, mono"),
-    type=int,
-)
-ERRORS = path("--errors", "FILE", "write a line of JSON there for each file that failed")
-QUIET = flag("--quiet", "show no progress")
-IMPORT = text(
-    *("--import", "MODULE", "a module of your own that parts of the model are in; repeatable"),
-    dest="imports",
-    action="append",
-    default=[],
-)
 
 
 @command(
@@ -350,15 +329,9 @@ def _serve(options: argparse.Namespace) -> int:
     from sbkit.serve.command import serve
 
     names = [each.resolve().name for each in options.bundles]
-    if len({*names}) < len(names):
-        raise SbkitError(
-            "The folders of `sbkit serve` must have different names, by which clients choose, but "
-            f"they are {', '.join(names)}. Rename one."
-        )
     with ExitStack() as stack:
         folders = [stack.enter_context(_opened(each, options.own)) for each in options.bundles]
-        options.bundles = dict(zip(names, folders, strict=True))
-        return serve(options)
+        return serve(names, folders, options)
 
 
 @command(

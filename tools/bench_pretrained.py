@@ -8,7 +8,7 @@ Hugging Face's is the loop of `run_speech_recognition_ctc.py`: `Wav2Vec2ForCTC`,
 sbkit has in the mean, the convolutions frozen, and the encoder trained from the first step.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
@@ -101,13 +101,15 @@ def make_brain(folder: str, vocab_size: int, *, device: str, precision: str) -> 
     return brain
 
 
-class Sorted:
-    """Batches of so many clips of like durations, the longest first, the others in any order."""
+class Shuffled:
+    """Batches of so many clips of like durations, in any order.
 
-    def __init__(self, seconds: Sequence[float], clips: int) -> None:
-        ordered = sorted(range(len(seconds)), key=seconds.__getitem__, reverse=True)
-        self._batches = [ordered[at : at + clips] for at in range(0, len(ordered), clips)]
-        self._epoch = 0
+    Both scripts go through batches in the order of their durations, Hugging Face's through fifty at
+    a time: a window of some seconds would hear long clips only, or short ones.
+    """
+
+    def __init__(self, ordered: Iterable[int], clips: int) -> None:
+        self._ordered, self._clips, self._epoch = ordered, clips, 0
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the order."""
@@ -115,10 +117,11 @@ class Sorted:
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yield the numbers of the clips of each batch."""
-        first, *others = self._batches
-        order = torch.randperm(len(others), generator=torch.Generator().manual_seed(self._epoch))
-        yield first
-        yield from (others[at] for at in order)
+        ordered = [*self._ordered]
+        starts = range(0, len(ordered), self._clips)
+        generator = torch.Generator().manual_seed(self._epoch)
+        for at in torch.randperm(len(starts), generator=generator).tolist():
+            yield ordered[starts[at] : starts[at] + self._clips]
 
 
 class FineTunedTheirs(Theirs):
@@ -136,9 +139,10 @@ class FineTunedTheirs(Theirs):
     def make_loader(self, dataset: Any, knobs: Mapping[str, Any]) -> Any:
         """Batch clips of like durations."""
         seconds = [item["duration"] for item in dataset.data.values()]
+        ordered = sorted(range(len(seconds)), key=seconds.__getitem__)
         return DataLoader(
             dataset,
-            batch_sampler=Sorted(seconds, clips_in_batch(seconds, knobs)),
+            batch_sampler=Shuffled(ordered, clips_in_batch(seconds, knobs)),
             collate_fn=PaddedBatch,
             num_workers=knobs["num_workers"],
         )
@@ -182,8 +186,9 @@ class HuggingFace:
         clips = clips_in_batch(seconds, knobs)
         self._loader: Any = DataLoader(
             [*items.values()],  # type: ignore[arg-type]
-            batch_size=clips,
-            sampler=LengthGroupedSampler(clips, lengths=[int(each * RATE) for each in seconds]),
+            batch_sampler=Shuffled(
+                LengthGroupedSampler(clips, lengths=[int(each * RATE) for each in seconds]), clips
+            ),
             collate_fn=self._collate,
             num_workers=knobs["num_workers"],
         )

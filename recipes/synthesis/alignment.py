@@ -96,7 +96,7 @@ def find_misaligned(
 
 
 def expand(states: Tensor, index: Tensor) -> Tensor:
-    """Give each frame the state of its symbol: (B, L, D), (B, U) -> (B, U, D)."""
+    """Return the state of the symbol of each frame: (B, L, D), (B, U) -> (B, U, D)."""
     return states.gather(1, index.unsqueeze(2).expand(-1, -1, states.shape[2]))
 
 

@@ -24,7 +24,7 @@ class Player(Protocol):
         """Drop all that has not been heard."""
 
     def close(self) -> object:
-        """Give back what it plays with; it may be called again."""
+        """Release the file or the device; it may be called again."""
 
 
 class FilePlayer:
@@ -83,7 +83,7 @@ class Speakers:
         self._stream.start()
 
     def close(self) -> None:
-        """Give the device back."""
+        """Release the device."""
         self._stream.close()
 
     def _fill(self, out: Any, *_: object) -> None:

@@ -2,11 +2,13 @@
 
 import argparse
 import gc
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from sbkit.base.errors import SbkitError
 from sbkit.base.machine import share_free_memory
 from sbkit.inference.bundle.bundle import CONFIG, read_bundle
 from sbkit.inference.runtime.model import Effective, require_effective
@@ -34,12 +36,18 @@ ALIASES = {
 }
 
 
-def serve(options: argparse.Namespace) -> int:
-    """Serve bundles, folders by name, until a signal ends it, and return the exit code.
+def serve(names: Sequence[str], folders: Sequence[Path], options: argparse.Namespace) -> int:
+    """Serve bundles by their names until a signal ends it, and return the exit code.
 
     Raises:
-        SbkitError: a bundle cannot be used or runs on another device, or the options do not fit.
+        SbkitError: a bundle cannot be used or runs on another device, two have one name, or the
+            options do not fit.
     """
+    if len({*names}) < len(names):
+        raise SbkitError(
+            "The folders of `sbkit serve` must have different names, by which clients choose, but "
+            f"they are {', '.join(names)}. Rename one."
+        )
     share_free_memory()
     given = {each.name: getattr(options, each.name) for each in fields(Limits)}
     limits = Limits(**{name: value for name, value in given.items() if value is not None})
@@ -53,7 +61,7 @@ def serve(options: argparse.Namespace) -> int:
             detector = VoiceDetector.load(
                 options.vad, device=options.device, runtime=options.runtime
             )
-        for name, folder in options.bundles.items():
+        for name, folder in zip(names, folders, strict=True):
             opened = _open(folder, options, limits, detector, workers=workers, metrics=metrics)
             engine = stack.enter_context(closing(opened))
             _require_asked(engine.effective, options)
