@@ -177,6 +177,22 @@ class SynthesisModel:
         features = self.mel_decoder(expand(states, index), mask)
         return (self.vocode(self.mel_decoder.restore(features), mask),)
 
+    def speak(
+        self, symbols: Tensor, count: Tensor, noise: Tensor, length_scale: Tensor, noise_w: Tensor
+    ) -> tuple[Tensor]:
+        """Return the audio of one text: (1, L), four of (1,) -> (1, S).
+
+        In one graph, with the inputs of a VITS, of which this voice needs no count and no noise.
+        """
+        states, durations = self.encode(symbols)
+        ends = (durations * length_scale).double().cumsum(1).round().long()
+        frames = ends[0, -1].clamp(min=2).item()
+        # int(frames) would be a constant of the graph, and one frame would be traced otherwise.
+        torch._check(frames > 1)  # type: ignore[no-untyped-call]
+        at = torch.arange(frames, device=ends.device)
+        index = (at.unsqueeze(1) >= ends.unsqueeze(1)).sum(2).clamp(max=symbols.shape[1] - 1)
+        return self.decode(states, index)
+
     def vocode(self, features: Tensor, mask: Tensor) -> Tensor:
         """Make audio of log-mel features: (B, U, 2 M), (B, U, 1) -> (B, S)."""
         sound: Tensor = self.vocoder_decoder(self.vocoder_encoder(features * mask, mask), mask)

@@ -26,6 +26,7 @@ from sbkit.text.spoken import MARKS, spell_out, split_sentences
 
 LONGEST_TEXT = 20_000  # characters; half an hour
 LONGEST_SENTENCE = 300  # characters that are synthesized at once
+SHORTEST = 2  # frames, of which no graph is a special case
 PAUSE = 0.25  # seconds between two sentences
 SLOWEST, FASTEST = 0.25, 4.0
 STANDARD = Path("-")  # input or output
@@ -115,7 +116,7 @@ class Synthesizer(AbstractContextManager["Synthesizer"]):
         for place, sentence in enumerate(sentences, 1):
             states, durations = self._run("encode", np.array([sentence.ids]))
             ends = np.rint(np.cumsum(durations[0] / speed)).astype(np.int64)
-            frames = np.arange(max(1, ends[-1]))
+            frames = np.arange(max(SHORTEST, ends[-1]))
             index = np.searchsorted(ends, frames, side="right").clip(max=len(ends) - 1)
             (audio,) = self._run("decode", states, index[None])
             yield audio[0] if place == len(sentences) else np.concatenate([audio[0], pause])

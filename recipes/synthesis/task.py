@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from recipes.synthesis.sherpa_voice import as_vits
 from recipes.synthesis.statistics import METRICS
 from recipes.synthesis.synthesizer import Synthesizer, speak
 from sbkit.base.units import SAMPLE_RATE
@@ -17,6 +18,8 @@ from sbkit.text.labels import ClassLabels
 Arrays = Sequence[np.ndarray[Any, Any]]
 PER_SECOND = 10  # symbols of text that stand for audio
 IDS = 3  # of symbols, as every voice has them
+SENTENCE = 100  # symbols; of more, the frame of the last one depends on the last digit
+SCALES = (0.667, 1.0, 0.8)  # of noise, lengths, and noise of lengths
 
 
 def text_of(run: Any, audio: Any, lengths: Any) -> Arrays:
@@ -30,6 +33,13 @@ def states_of(run: Callable[..., Arrays], audio: Any, lengths: Any) -> Arrays:
     states, durations = run("encode", *text_of(run, audio, lengths))
     index = np.arange(durations.shape[1]).repeat(4)
     return states, np.tile(index, (len(states), 1))
+
+
+def sentence_of(run: Callable[..., Arrays], audio: Any, lengths: Any) -> Arrays:
+    """Return what sherpa-onnx gives: a sentence (1, L), its length (1,), and three scales (1,)."""
+    symbols = text_of(run, audio, lengths)[0][:1, :SENTENCE]
+    scales = (np.full(1, each, np.float32) for each in SCALES)
+    return symbols, np.array([symbols.shape[1]]), *scales
 
 
 SYNTHESIS = Task(
@@ -51,5 +61,18 @@ SYNTHESIS = Task(
     graphs={
         "encode": Graph(inputs=("symbols",), outputs=("states", "durations"), arguments=text_of),
         "decode": Graph(inputs=("states", "index"), outputs=("audio",), arguments=states_of),
+        "speak": Graph(
+            inputs=("x", "x_length", "noise_scale", "length_scale", "noise_scale_w"),
+            outputs=("audio",),
+            arguments=sentence_of,
+            format="sherpa-onnx",
+            beside=as_vits,
+        ),
+    },
+    uses={
+        "onnx": "`sbkit speak FOLDER TEXT --out hello.wav --runtime onnx`: `encode.onnx` gives the "
+        "states and durations of symbols, `decode.onnx` the audio of the states of frames.",
+        "sherpa-onnx": '`OfflineTtsVitsModelConfig(model="speak.onnx", tokens="tokens.txt")` of '
+        "`OfflineTts`; write numbers as words.",
     },
 )

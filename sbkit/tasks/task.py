@@ -15,6 +15,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.process import is_recipe
 from sbkit.logs.metric import LOSS, Metrics
 
+ONNX = "onnx"
 BUILT_IN = "sbkit.tasks."  # modules that a bundle may name without --import
 
 
@@ -62,10 +63,14 @@ class Scorer:
 class Graph:
     """A method of a task's model that runs elsewhere, too: arrays in, arrays out.
 
-    Of each array the first two dimensions are free, such as batch and time.
+    Of each array the first two dimensions are free, such as batch and time, unless its example has
+    one of size 1.
 
     Attributes:
         inputs, outputs: their names, in order.
+        format: whose folder it is written into; those of `onnx` are what `--runtime onnx` runs.
+        beside: from a bundle to the metadata of the graph and the texts of files that its users
+            need, by name.
         arguments: its arrays for a batch of audio, which written forms of it are compared with:
             from `run(name, *arrays)` of the trained model, audio (B, S) between -1 and 1, lengths.
     """
@@ -73,6 +78,8 @@ class Graph:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     arguments: Callable[[Callable[..., Sequence[Any]], Any, Any], Sequence[Any]]
+    format: str = ONNX
+    beside: Callable[[Any], tuple[Mapping[str, Any], Mapping[str, str]]] = lambda bundle: ({}, {})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +105,7 @@ class Task:
         graphs: the methods of its model that a bundle's ONNX and torch programs hold, by name,
             where these are not a recognizer's; the model then has `settings`, the plain data that
             whoever calls them needs.
+        uses: how such a format is loaded, for the model card, by the name of its folder.
         scorer: without one, `sbkit score` refuses the bundle.
     """
 
@@ -113,6 +121,7 @@ class Task:
     runs: Mapping[str, Callable[[argparse.Namespace], int]] = field(default_factory=dict)
     load: Callable[..., Any] | None = None
     graphs: Mapping[str, Graph] = field(default_factory=dict)
+    uses: Mapping[str, str] = field(default_factory=dict)
     scorer: Scorer | None = None
 
     @property

@@ -14,6 +14,7 @@ from unittest.mock import patch
 import numpy as np
 import openai
 import pytest
+import sherpa_onnx
 import soundfile
 import torch
 
@@ -25,6 +26,7 @@ from recipes.synthesis.alignment import (
     mean_by_symbol,
 )
 from recipes.synthesis.pitch import continuous, track_pitch
+from recipes.synthesis.sherpa_voice import tokens_of
 from recipes.synthesis.symbols import ESPEAK, read_texts, to_symbols
 from recipes.synthesis.synthesizer import LONGEST_TEXT, PAUSE, Synthesizer
 from sbkit.audio.io import to_int16
@@ -146,11 +148,32 @@ def test_onnx_says_the_same(
 ) -> None:
     grid = Grid(batches=(1, 3), seconds=(0.3, 1.0))
     with patch.dict(os.environ, {"SBKIT_CACHE": str(workplace.cache)}):
-        found = export_run(trained, tmp_path / "bundle", formats=["onnx"], grid=grid)["onnx"]
-    assert {name: each["reasons"] for name, each in found.items()} == {"encode": [], "decode": []}
+        found = export_run(trained, tmp_path / "bundle", formats=["onnx", "sherpa-onnx"], grid=grid)
+    reasons = {
+        name: each["reasons"] for several in found.values() for name, each in several.items()
+    }
+    assert reasons == {"encode": [], "decode": [], "speak": []}
     with Synthesizer.load(tmp_path / "bundle", device="cpu", runtime="onnx") as other:
         assert other.effective.runtime == "onnx"
         assert np.allclose(other.speak("Press one."), voice.speak("Press one."), atol=1e-4)
+    spoken = sherpa_speaks(tmp_path / "bundle" / "sherpa-onnx", "PRESS one.", speed=1.25)
+    assert np.allclose(spoken, voice.speak("Press one.", speed=1.25), atol=1e-4)
+
+
+def sherpa_speaks(folder: Path, text: str, speed: float) -> Any:
+    vits = sherpa_onnx.OfflineTtsVitsModelConfig(
+        model=str(folder / "speak.onnx"), tokens=str(folder / "tokens.txt")
+    )
+    config = sherpa_onnx.OfflineTtsConfig(model=sherpa_onnx.OfflineTtsModelConfig(vits=vits))
+    spoken = sherpa_onnx.OfflineTts(config).generate(text, speed=speed)
+    assert spoken.sample_rate == RATE
+    return np.array(spoken.samples, np.float32)
+
+
+def test_characters_have_their_capitals() -> None:
+    assert tokens_of(["-", "?", "i", "ß", "ж", "e\N{COMBINING ACUTE ACCENT}"]).split("\n") == [
+        *("- 0", "? 1", "I 2", "Ж 4", "i 2", "ß 3", "ж 4", "")
+    ]
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def model_card(
         command=_command(run),
         own=[printable(name) for name in config.get("own", ())],
         versions=config.get("versions"),
-        formats={name: FORMATS[name] for name in formats},
+        formats={name: {**FORMATS, **task.uses}[name] for name in formats},
     )
 
 

@@ -88,8 +88,12 @@ class WrittenGraph:
 def write_graphs(
     trained: TrainedModel, folder: Path, grid: Grid, held_out: HeldOut | str
 ) -> list[WrittenGraph]:
-    """Write each graph of a task as ONNX, and compare it with the trained model."""
-    graphs, model = trained.bundle.task.graphs, trained.bundle.model
+    """Write each graph of a task into the folder of its format, as ONNX, and compare it.
+
+    Raises SbkitError for a bundle that the format does not fit.
+    """
+    task, model = trained.bundle.task, trained.bundle.model
+    graphs = {name: each for name, each in task.graphs.items() if each.format == folder.name}
     rate = trained.bundle.config.sample_rate
     metadata = {
         "sample_rate": rate,
@@ -99,11 +103,14 @@ def write_graphs(
     noise = next(Grid(batches=(EXAMPLE,), seconds=(1.0,)).cases(rate))
     written = []
     for name, graph in graphs.items():
+        more, texts = graph.beside(trained.bundle)
+        for other, content in texts.items():
+            (folder / other).write_text(content, encoding="utf-8")
         example = graph.arguments(model.run, noise.audio, noise.lengths)
         program = _trace(GraphModule(model.network, name).eval(), example)
         file = folder / f"{name}.onnx"
-        save_onnx(make_onnx(program, graph.inputs, graph.outputs), file, metadata)
-        written.append(WrittenGraph(name, (file.name,), OnnxModel(file.read_bytes()).run))
+        save_onnx(make_onnx(program, graph.inputs, graph.outputs), file, {**metadata, **more})
+        written.append(WrittenGraph(name, (file.name, *texts), OnnxModel(file.read_bytes()).run))
     for case in cases(grid, held_out, rate):
         for each, (name, graph) in zip(written, graphs.items(), strict=True):
             arguments = graph.arguments(model.run, case.audio, case.lengths)
@@ -112,5 +119,7 @@ def write_graphs(
 
 
 def _trace(module: nn.Module, example: Sequence[Array]) -> ExportedProgram:
-    free = tuple(dict.fromkeys(range(min(2, each.ndim)), Dim.DYNAMIC) for each in example)
+    free = tuple(
+        {at: Dim.DYNAMIC for at, size in enumerate(each.shape[:2]) if size > 1} for each in example
+    )
     return trace(module, *map(torch.from_numpy, example), free=(free,))  # of `*arrays`

@@ -25,11 +25,12 @@ from sbkit.inference.formats.parity import Candidate, Grid, HeldOut, compare
 from sbkit.inference.formats.sherpa_format import write_sherpa
 from sbkit.inference.formats.speechbrain_format import write_speechbrain
 from sbkit.inference.formats.traced import TrainedModel, quietly, trained_log_probs
+from sbkit.tasks.task import ONNX
 
 Writer = Callable[[TrainedModel, Path], Sequence[Candidate]]
 Certificates = Mapping[str, Mapping[str, Any]]  # by format and candidate
 
-PARITY, HUB, HUGGINGFACE, ONNX = "parity.json", "hub", "huggingface", "onnx"
+PARITY, HUB, HUGGINGFACE = "parity.json", "hub", "huggingface"
 PROGRAM = "model.pt2"  # of torch.export, which runs with torch alone
 LARGE = "".join(  # what .gitattributes says to a model hub
     f"{pattern} filter=lfs diff=lfs merge=lfs -text\n" for pattern in ("*.safetensors", "*.model")
@@ -85,37 +86,37 @@ def write_formats(
     """
     task = trained.bundle.task
     of_frames = any(each.startswith("transcribe") for each in task.commands)
-    if not of_frames and not (task.graphs and [*names] == [ONNX]):
+    of_graphs = {each.format for each in task.graphs.values()}
+    if not of_frames and not of_graphs.issuperset(names):
+        others = f"; of a {task.model_name}, {' or '.join(sorted(of_graphs))}" if of_graphs else ""
         raise SbkitError(
-            "`--formats` must be of a model that transcribes, or onnx of one whose task has "
-            f"`graphs`, but is {', '.join(names)} of a {task.model_name}. Leave it out."
+            f"`--formats` must be of a model that transcribes{others}, but is {', '.join(names)} "
+            f"of a {task.model_name}. Leave it out."
         )
     try:
         held_out: HeldOut | str = find_held_out(run)
     except SbkitError as error:
         held_out = str(error)
-    if task.graphs:
-        (folder / ONNX).mkdir()
-        graphs = write_graphs(trained, folder / ONNX, grid, held_out)
-        of_graphs = {each.name: each.certificate() for each in graphs}
-        _keep(folder / ONNX, graphs, of_graphs)
-        return {ONNX: of_graphs}
-    written: dict[str, Sequence[Candidate]] = {}
+    written: dict[str, Sequence[Any]] = {}  # candidates, or graphs
     certificates: dict[str, dict[str, Any]] = {}
     for name in names:
         (folder / name).mkdir()
         try:
             with quietly():
-                written[name] = WRITERS[name](trained, folder / name)
+                if of_graphs:
+                    written[name] = write_graphs(trained, folder / name, grid, held_out)
+                else:
+                    written[name] = WRITERS[name](trained, folder / name)
         except SbkitError as error:
             certificates[name] = {"all": {"written": False, "reasons": [str(error)]}}
-    candidates = [each for several in written.values() for each in several]
-    certified = [
-        each.certificate(grid, held_out) for each in compare(trained, candidates, grid, held_out)
-    ]
-    found = iter(certified)
+    every = [each for several in written.values() for each in several]
+    if of_graphs:
+        certified = iter([each.certificate() for each in every])
+    else:
+        compared = compare(trained, every, grid, held_out)
+        certified = iter([each.certificate(grid, held_out) for each in compared])
     for name, several in written.items():
-        certificates[name] = {each.name: next(found) for each in several}
+        certificates[name] = {each.name: next(certified) for each in several}
     for name in names:
         _keep(folder / name, written.get(name, ()), certificates[name])
     return certificates

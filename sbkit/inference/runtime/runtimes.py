@@ -20,6 +20,7 @@ from sbkit.inference.runtime.onnx_runtime import (
     available_providers,
 )
 from sbkit.inference.runtime.onnx_stream import OnnxStream, load_both
+from sbkit.tasks.task import ONNX
 
 AUTO, FIRST_GPU = "auto", "cuda:0"
 DRIVER = "libcuda.so.1"  # which comes with the driver, never with a wheel
@@ -59,7 +60,8 @@ def open_model(
         load: Callable[..., Any] = (
             load_both if live is None else (OnnxStream if live else OnnxModel).load
         )
-        if graphs := [*read.bundle.task.graphs]:
+        graphs = [name for name, each in read.bundle.task.graphs.items() if each.format == ONNX]
+        if graphs:
             load = partial(OnnxGraphs.load, graphs)
         elif not live:
             read.bundle.task.require("transcribe")  # classifiers are not exported to ONNX
