@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from recipes.codec.parts import PER_CODE, ConvNeXt, Decoder, Encoder, LogMel
-from recipes.synthesis.alignment import diagonal_priors, expand, find_durations
+from recipes.synthesis.alignment import NEVER, diagonal_priors, expand, find_durations
 from sbkit.audio.lengths import length_mask
 from sbkit.base.errors import SbkitError
 from sbkit.models.dropout import Dropout
@@ -157,7 +157,8 @@ class SynthesisModel:
         (B,), lengths on the CPU; returns (B, U, L) and (B, L).
         """
         mask = length_mask(symbol_lengths, symbols.shape[1], symbols.device).unsqueeze(2).float()
-        scores = self.aligner(symbols, mask, features).float().log_softmax(2)
+        scores = self.aligner(symbols, mask, features).float()
+        scores = scores.masked_fill(mask.transpose(1, 2) == 0, NEVER).log_softmax(2)
         scores = scores + diagonal_priors(scores, frames, symbol_lengths)
         return scores, find_durations(scores, frames, symbol_lengths).to(scores.device)
 

@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import shutil
 from base64 import b64encode
 from collections.abc import Iterator
@@ -38,9 +39,10 @@ from sbkit.inference.formats.parity import Grid
 from sbkit.live.pipeline import Pipeline
 from sbkit.live.players import FilePlayer
 from sbkit.logs.log import read_log
+from tests import processes
 from tests.inference.tones import silence, speak
 from tests.live.live_tones import live_tones
-from tests.runs import ROOT, Workplace, read_json, train_here
+from tests.runs import ROOT, Workplace, last_parameters, read_json, train_here
 from tests.serve.server import served
 from tests.serve.test_command import serving
 
@@ -90,6 +92,26 @@ def test_it_is_trained_and_lists_misaligned_clips(trained: Path) -> None:
     assert (trained / "misaligned.tsv").read_text().startswith("id\n")
     drawn = (trained / "speech_test.png").read_bytes()
     assert b64encode(drawn).decode() in (trained / "report.html").read_text()
+
+
+@pytest.mark.slow(30)
+@pytest.mark.ddp
+def test_two_ranks_take_the_steps_of_one(workplace: Workplace, tmp_path: Path) -> None:
+    """What is drawn is off: dropout, and which piece of a clip the vocoder learns of."""
+    yaml = tmp_path / "sgd.yaml"
+    text = (ROOT / "hparams/tts.yaml").read_text(encoding="utf-8")
+    text = text.replace("torch.optim.AdamW", "torch.optim.SGD")  # shows gradients' scale
+    yaml.write_text(re.sub(r"^ +(betas|fused|weight_decay): .+\n", "", text, flags=re.M))
+    weights = []
+    for ranks in (1, 2):
+        folders = (f"--data_folder={workplace.release}", f"--output_folder={tmp_path / str(ranks)}")
+        words = ["train.py", str(yaml), *folders, *TINY, "--dropout=0", "--piece_frames=400"]
+        done = processes.run([*words, "--lr=0.01"], ranks=ranks, SBKIT_CACHE=workplace.cache)
+        assert done.returncode == 0, done.stderr
+        weights.append(last_parameters(tmp_path / str(ranks)))
+    one, two = weights
+    for name, value in one.items():
+        assert torch.allclose(two[name], value, atol=1e-6), name
 
 
 def test_sentences_come_one_by_one(voice: Synthesizer) -> None:
