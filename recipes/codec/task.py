@@ -12,6 +12,11 @@ CODEC = Task(
     metrics=METRICS,
     commands=("encode", "decode"),
     runs={"encode": encode_file, "decode": decode_file},
+    uses={
+        "onnx": "onnxruntime: `encode.onnx` makes `codes` and `frame_lengths` of `audio` (B, S) "
+        "float32 between -1 and 1 and `audio_lengths` (B,) int64, `decode.onnx` audio of codes. "
+        "`sbkit decode` checks every code first.",
+    },
     graphs={
         "encode": Graph(
             inputs=("audio", "audio_lengths"),
