@@ -105,7 +105,9 @@ def test_the_readme(here: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     Path("talk.mp3").write_bytes(here.say(TEXT))
     taken: list[argparse.Namespace] = []
-    monkeypatch.setattr("sbkit.serve.command.serve", taken.append)
+    monkeypatch.setattr(
+        "sbkit.serve.command.serve", lambda names, folders, options: taken.append(options)
+    )
     text = README.read_text("utf-8").replace("http://127.0.0.1:8000", here.url)
     (shell,), scripts = (
         re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
