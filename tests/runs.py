@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -158,6 +159,15 @@ def write_tsv(release: Path, split: str, rows: list[tuple[str, str]]) -> None:
 
 def read_json(file: Path) -> Any:
     return json.loads(file.read_text(encoding="utf-8"))
+
+
+def with_sgd(name: str, folder: Path) -> Path:
+    """Write a YAML of hparams/ with SGD for AdamW, which shows the scale of gradients."""
+    text = (ROOT / f"hparams/{name}.yaml").read_text(encoding="utf-8")
+    text = text.replace("torch.optim.AdamW", "torch.optim.SGD")
+    yaml = folder / "sgd.yaml"
+    yaml.write_text(re.sub(r"^ +(betas|fused|weight_decay): .+\n", "", text, flags=re.M))
+    return yaml
 
 
 def last_parameters(run: Path) -> dict[str, torch.Tensor]:

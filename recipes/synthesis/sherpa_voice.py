@@ -39,7 +39,7 @@ def as_vits(bundle: Any) -> tuple[Mapping[str, Any], Texts]:
 
 
 def tokens_of(names: list[str]) -> str:
-    """List characters with their ids, each in upper case, too: only ASCII is lowered there."""
+    """List characters with their ids, capitals too: sherpa-onnx lowers those of ASCII alone."""
     ids = {name: id for id, name in enumerate(names) if len(name) == 1}
     upper = {name.upper(): id for name, id in ids.items()}
     ids = {name: id for name, id in upper.items() if len(name) == 1} | ids

@@ -68,11 +68,11 @@ class Graph:
 
     Attributes:
         inputs, outputs: their names, in order.
+        arguments: its arrays for a batch of audio, which written forms of it are compared with:
+            from `run(name, *arrays)` of the trained model, audio (B, S) between -1 and 1, lengths.
         format: whose folder it is written into; those of `onnx` are what `--runtime onnx` runs.
         beside: from a bundle to the metadata of the graph and the texts of files that its users
             need, by name.
-        arguments: its arrays for a batch of audio, which written forms of it are compared with:
-            from `run(name, *arrays)` of the trained model, audio (B, S) between -1 and 1, lengths.
     """
 
     inputs: tuple[str, ...]

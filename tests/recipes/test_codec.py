@@ -1,7 +1,6 @@
 """A codec trains, is exported, and codes audio; no index reaches its network unchecked."""
 
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -31,7 +30,7 @@ from sbkit.inference.formats.parity import Grid
 from sbkit.inference.runtime.torch_model import load_bundle
 from sbkit.logs.log import read_log
 from tests import processes
-from tests.runs import ROOT, Workplace, last_parameters, read_json, train_here
+from tests.runs import ROOT, Workplace, last_parameters, read_json, train_here, with_sgd
 
 SPACE = CodeSpace(4, (8, 5, 5, 5))
 RATE = 16_000
@@ -137,10 +136,7 @@ def test_a_discriminator_learns_where_it_has_weight(
 @pytest.mark.slow
 @pytest.mark.ddp
 def test_two_ranks_take_the_steps_of_one(workplace: Workplace, tmp_path: Path) -> None:
-    yaml = tmp_path / "sgd.yaml"
-    text = (ROOT / "hparams/codec.yaml").read_text(encoding="utf-8")
-    text = text.replace("torch.optim.AdamW", "torch.optim.SGD")  # shows gradients' scale
-    yaml.write_text(re.sub(r"^ +(betas|fused|weight_decay): .+\n", "", text, flags=re.M))
+    yaml = with_sgd("codec", tmp_path)
     weights = []
     for ranks in (1, 2):
         run = tmp_path / str(ranks)

@@ -2,7 +2,6 @@
 
 import io
 import os
-import re
 import shutil
 from base64 import b64encode
 from collections.abc import Iterator
@@ -42,7 +41,7 @@ from sbkit.logs.log import read_log
 from tests import processes
 from tests.inference.tones import silence, speak
 from tests.live.live_tones import live_tones
-from tests.runs import ROOT, Workplace, last_parameters, read_json, train_here
+from tests.runs import ROOT, Workplace, last_parameters, read_json, train_here, with_sgd
 from tests.serve.server import served
 from tests.serve.test_command import serving
 
@@ -98,10 +97,7 @@ def test_it_is_trained_and_lists_misaligned_clips(trained: Path) -> None:
 @pytest.mark.ddp
 def test_two_ranks_take_the_steps_of_one(workplace: Workplace, tmp_path: Path) -> None:
     """What is drawn is off: dropout, and which piece of a clip the vocoder learns of."""
-    yaml = tmp_path / "sgd.yaml"
-    text = (ROOT / "hparams/tts.yaml").read_text(encoding="utf-8")
-    text = text.replace("torch.optim.AdamW", "torch.optim.SGD")  # shows gradients' scale
-    yaml.write_text(re.sub(r"^ +(betas|fused|weight_decay): .+\n", "", text, flags=re.M))
+    yaml = with_sgd("tts", tmp_path)
     weights = []
     for ranks in (1, 2):
         folders = (f"--data_folder={workplace.release}", f"--output_folder={tmp_path / str(ranks)}")
