@@ -290,6 +290,15 @@ def test_pitch_is_that_of_the_signal(hertz: float) -> None:
     assert np.allclose(continuous(pitch), hertz, rtol=0.02)
 
 
+def test_pitch_stays_where_a_voice_creaks() -> None:
+    at = np.arange(RATE) / RATE
+    waves = sum(np.sin(2 * np.pi * 200 * n * at) / n for n in range(1, 8))
+    every_second = np.floor(at * 200) % 2 == 1
+    creaks = (at > 0.45) & (at < 0.55) & every_second
+    pitch = track_pitch((5000 * waves * np.where(creaks, 0.6, 1)).astype(np.int16), RATE, FRAME)
+    assert np.allclose(pitch[1:-1], 200, rtol=0.02)
+
+
 @pytest.mark.skipif(shutil.which(ESPEAK) is None, reason="espeak-ng is not installed")
 def test_phonemes_keep_the_marks() -> None:
     (found,) = read_texts(["Hello, world. Press 1"], "en", "phonemes")
