@@ -36,7 +36,7 @@ from recipes.synthesis.statistics import (
     report,
 )
 from recipes.synthesis.symbols import PAUSES
-from sbkit.audio.io import FULL_SCALE
+from sbkit.audio.io import FULL_SCALE, to_int16
 from sbkit.audio.lengths import length_mask
 from sbkit.base.files import write_text_atomically
 from sbkit.distributed.ranks import gather_over_ranks, rank
@@ -73,7 +73,7 @@ class Synthesized:
 
     log_durations (B, L); found, variances (B, L, 2): pitch and energy; piece, decoded (B, S'): a
     piece of each clip and what the vocoder made of it, piece_lengths (B,), distance (B,): between
-    the log-mel features of both.
+    the log-mel features of both; sound (n, S): of the first of a test, else of none.
     """
 
     aligned: Aligned
@@ -89,6 +89,7 @@ class Synthesized:
     decoded: Tensor
     piece_lengths: Tensor
     distance: Tensor
+    sound: Tensor
 
 
 class SynthesisBrain(Brain):
@@ -132,9 +133,15 @@ class SynthesisBrain(Brain):
         of_frames = expand(model.adaptor(states, given, symbols), aligned.index)
         piece, decoded, lengths = self._vocode(audio, raw, frames, stage)
         distance = mel_distance(model.features, decoded, piece, lengths)
+        features = model.mel_decoder(of_frames, mask) * mask
+        if stage is Stage.TEST:
+            restored = model.mel_decoder.restore(features[:DRAWN])
+            heard = model.vocode(restored, mask[:DRAWN])
+        else:
+            heard = audio[:0]
         return Synthesized(
             aligned=aligned,
-            features=model.mel_decoder(of_frames, mask) * mask,
+            features=features,
             expected=expected,
             mask=mask[:, :, 0],
             frames=frames,
@@ -146,6 +153,7 @@ class SynthesisBrain(Brain):
             decoded=decoded,
             piece_lengths=lengths,
             distance=distance * model.features.frame / lengths.to(distance.device),
+            sound=heard,
         )
 
     def _align(self, batch: SpokenBatch, expected: Tensor, frames: Tensor) -> Aligned:
@@ -240,17 +248,20 @@ class SynthesisBrain(Brain):
         ]
 
     def _shown(self, outputs: Synthesized, batch: SpokenBatch) -> list[Shown | None]:
-        """Keep what is drawn of the first utterances of a batch."""
+        """Keep what is drawn and heard of the first utterances of a test's batch."""
         names, shown = self.hparams.labels.names, list[Shown | None]()
         octaves = expand(outputs.found[:, :, :1], outputs.aligned.index)[:, :, 0]
-        for row in range(min(DRAWN, len(batch))):
+        for row, sound in enumerate(outputs.sound):
             count, length = int(outputs.frames[row]), int(batch.symbol_lengths[row])
+            samples = int(batch.audio_lengths[row])
             each = (outputs.expected, outputs.features, batch.voiced, batch.octaves, octaves)
             shown.append(
                 Shown(
                     batch.ids[row],
                     [names[id] for id in batch.symbols[row, :length].tolist()],
                     outputs.aligned.durations[row, :length].cumsum(0).tolist(),
+                    batch.audio[row, :samples].cpu().numpy(),
+                    to_int16(sound[:samples].float().cpu().numpy()),
                     *(values[row, :count].cpu().numpy() for values in each),
                 )
             )
@@ -267,5 +278,5 @@ class SynthesisBrain(Brain):
     def report(
         self, split: str, results: Sequence[SpokenUtterance], folder: Path
     ) -> Mapping[str, Any]:
-        """Draw a few utterances; return the figures."""
-        return report(folder, split, results)
+        """Draw a few utterances, and write them to be heard; return the figures."""
+        return report(folder, split, results, self.hparams.sample_rate)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from sbkit.audio.io import Samples
 from sbkit.base.files import write_bytes_atomically
 from sbkit.logs.metric import Metric, Metrics, as_words
 
@@ -28,13 +29,15 @@ METRICS: Metrics = {
 class Shown(NamedTuple):
     """What is drawn of an utterance.
 
-    id; symbols and the frame that each ends at; expected, found: normalized features (U, F);
-    voiced (U,); octaves, predicted (U,): the pitch.
+    id; symbols and the frame that each ends at; recorded, synthesized: audio (S,); expected, found:
+    normalized features (U, F); voiced (U,); octaves, predicted (U,): the pitch.
     """
 
     id: str
     symbols: list[str]
     ends: list[int]
+    recorded: Samples
+    synthesized: Samples
     expected: Floats
     found: Floats
     voiced: Floats
@@ -84,10 +87,22 @@ def describe(results: Sequence[SpokenUtterance]) -> str:
     return ", ".join(as_words(METRICS, measure(results)))
 
 
-def report(folder: Path, split: str, results: Sequence[SpokenUtterance]) -> Mapping[str, float]:
-    """Draw a few utterances of a test set as `speech_SPLIT.png`; return the figures."""
+def report(
+    folder: Path, split: str, results: Sequence[SpokenUtterance], sample_rate: int
+) -> Mapping[str, float]:
+    """Draw a few utterances of a test set as `speech_SPLIT.png`; return the figures.
+
+    Beside it they are `speech_SPLIT_N_recorded.mp3` and `speech_SPLIT_N_synthesized.mp3`.
+    """
+    from sbkit.data.players import RATES, encode_mp3  # needs what only training installs
+
     shown = [each.shown for each in results if each.shown is not None][:DRAWN]
     write_bytes_atomically(folder / f"speech_{split}.png", picture(shown))
+    if sample_rate in RATES:
+        for number, each in enumerate(shown, 1):
+            for what in ("recorded", "synthesized"):
+                content = encode_mp3(getattr(each, what), sample_rate)
+                write_bytes_atomically(folder / f"speech_{split}_{number}_{what}.mp3", content)
     return measure(results)
 
 

@@ -11,12 +11,20 @@ from collections.abc import Sequence
 import datasets
 import soundfile
 
+from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.data.corpora.columns import take_columns
 from sbkit.data.storage.audio_store import read_clips
 
 RATES = (8_000, 11_025, 12_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000)  # Hz, of MPEG
 COMPRESSION = 0.9  # of libsndfile, from 0 to 1
+
+
+def encode_mp3(audio: Samples, sample_rate: int) -> bytes:
+    """Return audio (S,) int16 at one of `RATES` as MP3."""
+    content = io.BytesIO()
+    soundfile.write(content, audio, sample_rate, format="MP3", compression_level=COMPRESSION)
+    return content.getvalue()
 
 
 def encode_clips(
@@ -43,9 +51,8 @@ def encode_clips(
             (audio,) = read_clips(split, [row_of[id]])
         except SbkitError:
             continue
-        content, cut = io.BytesIO(), audio[: int(longest * sample_rate)]
-        soundfile.write(content, cut, sample_rate, format="MP3", compression_level=COMPRESSION)
-        encoded = base64.b64encode(content.getvalue()).decode()
+        content = encode_mp3(audio[: int(longest * sample_rate)], sample_rate)
+        encoded = base64.b64encode(content).decode()
         budget -= len(encoded)
         if budget < 0:
             break

@@ -59,7 +59,8 @@ def write_report(
     """Write the page of one run, or of two with the figures of their differences, ``compared``.
 
     Two runs must have the same references (`sbkit/evaluate/compare.py`). ``notes`` are lines below
-    the title, ``pictures`` PNGs that the recipe drew. The same input gives the same bytes.
+    the title, ``pictures`` PNGs that the recipe drew, each shown with the MP3s beside it that its
+    name begins. The same input gives the same bytes.
     """
     names = [name for name in runs[0].test if all(name in each.test for each in runs)]
     with_text = [name for name in names if all(name in each.utterances for each in runs)]
@@ -80,13 +81,23 @@ def write_report(
         metrics={name: each for name, each in metrics.items() if all(name in m for m in measured)},
         unit="word" if by_words else "character",
         curves=encode_curves([each.log for each in runs], metrics),
-        pictures={each.stem: b64encode(each.read_bytes()).decode() for each in pictures},
+        pictures={each.stem: (_encoded(each), _sounds(each)) for each in pictures},
         known=known,
         compared=compared,
         facts=runs[0].data,
         data={"sets": tables, "runs": len(runs), "byWords": by_words},
     )
     write_text_atomically(file, content)
+
+
+def _encoded(file: Path) -> str:
+    return b64encode(file.read_bytes()).decode()
+
+
+def _sounds(picture: Path) -> dict[str, str]:
+    """Return the MP3s of a picture by what their names have after its own."""
+    sounds = sorted(picture.parent.glob(f"{picture.stem}_*.mp3"))
+    return {each.stem.removeprefix(f"{picture.stem}_"): _encoded(each) for each in sounds}
 
 
 def _section(

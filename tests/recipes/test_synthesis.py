@@ -6,7 +6,7 @@ import shutil
 from base64 import b64encode
 from collections.abc import Iterator
 from functools import partial
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -90,7 +90,12 @@ def test_it_is_trained_and_lists_misaligned_clips(trained: Path) -> None:
     assert {"pitch_error", "length_ratio", "misaligned"} <= tested.keys()
     assert (trained / "misaligned.tsv").read_text().startswith("id\n")
     drawn = (trained / "speech_test.png").read_bytes()
-    assert b64encode(drawn).decode() in (trained / "report.html").read_text()
+    page = (trained / "report.html").read_text()
+    assert b64encode(drawn).decode() in page
+    for number, what in product("123", ("recorded", "synthesized")):
+        sound = trained / f"speech_test_{number}_{what}.mp3"
+        assert soundfile.read(sound)[0].std() > 1e-3
+        assert f"{number} {what}: <audio" in page and b64encode(sound.read_bytes()).decode() in page
 
 
 @pytest.mark.slow(30)
