@@ -16,6 +16,7 @@ from recipes.codec.space import CodeSpace
 from sbkit.audio.io import FULL_SCALE
 from sbkit.audio.lengths import length_mask
 from sbkit.config.ranges import Range
+from sbkit.models.dropout import Dropout
 from sbkit.models.frame_conv import FrameConv
 from sbkit.models.normalize import GlobalNorm
 
@@ -75,27 +76,30 @@ class LogMel(nn.Module):
 class ConvNeXtBlock(nn.Module):
     """Look at the frames around, then at the channels: (B, U, D), (B, U, 1) -> (B, U, D).
 
-    Source: Liu et al. 2022, as Vocos (arXiv 2306.00814) has it for sound.
+    Dropout is of the hidden units: of x itself it would leave a norm that follows another scale in
+    training than in use. Source: Liu et al. 2022, as Vocos (arXiv 2306.00814) has it for sound.
     """
 
-    def __init__(self, d_model: int, d_ffn: int, *, scale: float) -> None:
+    def __init__(self, d_model: int, d_ffn: int, *, scale: float, dropout: float) -> None:
         super().__init__()
         self.conv = FrameConv(d_model, d_model, 2 * REACH + 1, padding=REACH, groups=d_model)
         self.norm = nn.LayerNorm(d_model)
         self.up, self.down = nn.Linear(d_model, d_ffn), nn.Linear(d_ffn, d_model)
+        self.dropout = Dropout(dropout)
         self.scale = nn.Parameter(torch.full((d_model,), scale))
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         """Add to x; what is past the end of an utterance is not seen."""
-        inner: Tensor = self.down(gelu(self.up(self.norm(self.conv(x * mask)))))
+        inner: Tensor = self.down(self.dropout(gelu(self.up(self.norm(self.conv(x * mask))))))
         return x + self.scale * inner
 
 
 class ConvNeXt(nn.ModuleList):
     """Run several blocks, each of which begins with little to say."""
 
-    def __init__(self, count: int, d_model: int, d_ffn: int) -> None:
-        super().__init__(ConvNeXtBlock(d_model, d_ffn, scale=1 / count) for _ in range(count))
+    def __init__(self, count: int, d_model: int, d_ffn: int, dropout: float = 0.0) -> None:
+        options = {"scale": 1 / count, "dropout": dropout}
+        super().__init__(ConvNeXtBlock(d_model, d_ffn, **options) for _ in range(count))
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         """Run them: (B, U, D), (B, U, 1) -> (B, U, D)."""

@@ -11,7 +11,6 @@ from recipes.codec.parts import PER_CODE, ConvNeXt, Decoder, Encoder, LogMel
 from recipes.synthesis.alignment import NEVER, diagonal_priors, expand, find_durations
 from sbkit.audio.lengths import length_mask
 from sbkit.base.errors import SbkitError
-from sbkit.models.dropout import Dropout
 from sbkit.models.frame_conv import FrameConv
 from sbkit.models.normalize import GlobalNorm
 
@@ -31,15 +30,12 @@ class TextEncoder(nn.Module):
         super().__init__()
         self.kind = kind
         self.embedding = nn.Embedding(symbols, d_model)
-        self.blocks, self.norm = ConvNeXt(num_layers, d_model, d_ffn), nn.LayerNorm(d_model)
-        self.dropout = Dropout(dropout)
+        self.blocks = ConvNeXt(num_layers, d_model, d_ffn, dropout)
+        self.norm = nn.LayerNorm(d_model)
 
     def forward(self, symbols: Tensor, mask: Tensor) -> Tensor:
         """Run the blocks."""
-        x = self.embedding(symbols)
-        for block in self.blocks:
-            x = self.dropout(block(x, mask))
-        states: Tensor = self.norm(x)
+        states: Tensor = self.norm(self.blocks(self.embedding(symbols), mask))
         return states
 
 
@@ -70,20 +66,18 @@ class Aligner(nn.Module):
 class VarianceAdaptor(nn.Module):
     """Predict the duration, the pitch and the energy of each symbol, and add these two.
 
-    Durations are predicted as logarithms of frames, pitch in octaves, energy in nats. Dropout comes
-    after the norm: before it, the norm of training is another one than that of use, by which texts
-    became 7 % too long.
+    Durations are predicted as logarithms of frames, pitch in octaves, energy in nats.
     """
 
     def __init__(self, *, d_model: int, num_layers: int, dropout: float) -> None:
         super().__init__()
-        self.blocks, self.norm = ConvNeXt(num_layers, d_model, d_model), nn.LayerNorm(d_model)
-        self.dropout, self.head = Dropout(dropout), nn.Linear(d_model, 1 + VARIANCES)
+        self.blocks = ConvNeXt(num_layers, d_model, d_model, dropout)
+        self.norm, self.head = nn.LayerNorm(d_model), nn.Linear(d_model, 1 + VARIANCES)
         self.embed = FrameConv(VARIANCES, d_model, 3, padding=1)
 
     def predict(self, states: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Predict log-durations (B, L), and pitch and energy: (B, L, D), (B, L, 1) -> (B, L, 2)."""
-        found = self.head(self.dropout(self.norm(self.blocks(states, mask))))
+        found = self.head(self.norm(self.blocks(states, mask)))
         return found[:, :, 0], found[:, :, 1:]
 
     def forward(self, states: Tensor, variances: Tensor, mask: Tensor) -> Tensor:
@@ -100,15 +94,12 @@ class MelDecoder(nn.Module):
     ) -> None:
         super().__init__()
         self.normalize = GlobalNorm(n_mels=PER_CODE * n_mels)
-        self.blocks, self.norm = ConvNeXt(num_layers, d_model, d_ffn), nn.LayerNorm(d_model)
-        self.dropout, self.proj = Dropout(dropout), nn.Linear(d_model, PER_CODE * n_mels)
+        self.blocks = ConvNeXt(num_layers, d_model, d_ffn, dropout)
+        self.norm, self.proj = nn.LayerNorm(d_model), nn.Linear(d_model, PER_CODE * n_mels)
 
     def forward(self, states: Tensor, mask: Tensor) -> Tensor:
         """Run the blocks."""
-        x = states
-        for block in self.blocks:
-            x = self.dropout(block(x, mask))
-        features: Tensor = self.proj(self.norm(x))
+        features: Tensor = self.proj(self.norm(self.blocks(states, mask)))
         return features
 
     def restore(self, features: Tensor) -> Tensor:
