@@ -8,62 +8,52 @@ Legend: S samples, U frames of codes, G codebooks.
 """
 
 import argparse
-import io
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager
 from itertools import chain
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
-import soundfile
 
 from recipes.codec.space import Coded, Codes, CodeSpace, read_codes, write_codes
-from sbkit.audio.io import FULL_SCALE, Samples, convert_array, read_audio, to_int16
-from sbkit.base.files import require_writable, write_bytes_atomically
+from sbkit.audio.io import FULL_SCALE, Samples, convert_array, read_audio, to_int16, write_wav
+from sbkit.base.files import require_writable
 from sbkit.checkpoint.integrity import listed_checksums
-from sbkit.inference.bundle.bundle import WEIGHTS, Bundle
-from sbkit.inference.runtime.runtimes import open_model
+from sbkit.inference.bundle.bundle import WEIGHTS
+from sbkit.inference.runtime.graph_model import GraphModel
 
 STEP_SECONDS = 5.0
 Array = npt.NDArray[Any]
 
 
-class Codec(AbstractContextManager["Codec"]):
-    """Code audio, and decode codes; made by `Codec.load`.
+class Codec(GraphModel):
+    """Code audio, and decode codes.
 
     Attributes:
         space: of the codes.
         frame: samples of one.
-        sample_rate: of the audio.
-        effective: what the model runs on.
+        fingerprint: that files of its codes begin with.
     """
 
-    def __init__(self, bundle: Bundle, weights: str, *, step_seconds: float = STEP_SECONDS) -> None:
-        """Take a bundle whose model has a thread of its own, and the hash of its weights."""
-        self._model, self.sample_rate = bundle.model, bundle.config.sample_rate
-        self.effective = bundle.model.effective
-        settings = self._model.call(lambda model: model.settings)
+    command: ClassVar[str] = "encode"
+
+    def __init__(
+        self, folder: Path | str, *, step_seconds: float = STEP_SECONDS, **options: Any
+    ) -> None:
+        """Open a bundle as `GraphModel` does.
+
+        step_seconds: how much is coded at a time, beside what the network sees before and after.
+        """
+        super().__init__(folder, **options)
+        settings = self.settings
         self.space = CodeSpace(settings["groups"], tuple(settings["levels"]))
         self.frame: int = settings["frame"]
         self._contexts = (settings["encoder_context"], settings["decoder_context"])
         self._step = max(1, round(step_seconds * self.sample_rate / self.frame))
         rates = {"sample_rate": self.sample_rate, "frame": self.frame}
+        weights = listed_checksums(Path(folder))[WEIGHTS]
         self.fingerprint = self.space.fingerprint(**rates, weights=weights)
-
-    @classmethod
-    def load(
-        cls, folder: Path | str, *, step_seconds: float = STEP_SECONDS, **options: Any
-    ) -> Self:
-        """Load a bundle; ``options`` are those of `open_model`: device, runtime, precision, own.
-
-        step_seconds: how much is coded at a time, beside what the network sees before and after.
-        Raises SbkitError: the bundle is damaged or of no codec, or the device is not there.
-        """
-        bundle = open_model(Path(folder), **options)
-        bundle.task.require("encode")
-        return cls(bundle, listed_checksums(Path(folder))[WEIGHTS], step_seconds=step_seconds)
 
     def encode(self, audio: Path | str | Array, sample_rate: int | None = None) -> Coded:
         """Code a file, or an array (S,) or (S, channels) at ``sample_rate``.
@@ -80,7 +70,7 @@ class Codec(AbstractContextManager["Codec"]):
         """Yield the codes (U, G) of blocks (S,) of int16 at the codec's rate, as they are known."""
         for window, first, end in windows(blocks, self.frame, self._step, self._contexts[0]):
             audio = (window.astype(np.float32) / np.float32(FULL_SCALE))[None]
-            codes, _ = self._run("encode", audio, np.array([len(window)]))
+            codes, _ = self.run("encode", audio, np.array([len(window)]))
             yield self.space.check(codes[0], of="what the model encodes")[first:end]
 
     def decode(self, coded: Coded) -> Samples:
@@ -92,20 +82,8 @@ class Codec(AbstractContextManager["Codec"]):
         """Yield the audio of blocks of codes (U, G), as soon as it is known; raises SbkitError."""
         checked = (self.space.check(each, of="a block of codes") for each in blocks)
         for window, first, end in windows(checked, 1, self._step, self._contexts[1]):
-            (audio,) = self._run("decode", window[None])
+            (audio,) = self.run("decode", window[None])
             yield to_int16(audio[0, first * self.frame : end * self.frame])
-
-    def close(self) -> None:
-        """End the thread of the model."""
-        self._model.close()
-
-    def __exit__(self, *_: object) -> None:
-        """End the thread of the model."""
-        self.close()
-
-    def _run(self, graph: str, *arrays: Array) -> list[Array]:
-        found: list[Array] = self._model.call(lambda model: model.run(graph, *arrays))
-        return found
 
 
 def windows(
@@ -130,7 +108,7 @@ def windows(
 def encode_file(options: argparse.Namespace) -> int:
     """Run `sbkit encode`: write the codes of an audio file."""
     require_writable(options.out.parent, option="--out")
-    with _load(options) as codec:
+    with Codec.named_by(options) as codec:
         write_codes(options.out, codec.encode(options.file), codec.space, codec.fingerprint)
     return 0
 
@@ -138,14 +116,7 @@ def encode_file(options: argparse.Namespace) -> int:
 def decode_file(options: argparse.Namespace) -> int:
     """Run `sbkit decode`: write the audio of a file of codes, as WAV."""
     require_writable(options.out.parent, option="--out")
-    with _load(options) as codec:
+    with Codec.named_by(options) as codec:
         coded = read_codes(options.file, codec.space, codec.fingerprint, frame=codec.frame)
-        wav = io.BytesIO()
-        soundfile.write(wav, codec.decode(coded), codec.sample_rate, format="WAV")
-    write_bytes_atomically(options.out, wav.getvalue())
+        write_wav(options.out, codec.decode(coded), codec.sample_rate)
     return 0
-
-
-def _load(options: argparse.Namespace) -> Codec:
-    names = ("device", "runtime", "precision", "compile", "own")
-    return Codec.load(options.bundle, **{name: getattr(options, name) for name in names})

@@ -4,24 +4,20 @@ Legend: S samples, L symbols, U frames.
 """
 
 import argparse
-import io
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import soundfile
 
 from recipes.synthesis.symbols import read_texts, to_symbols
-from sbkit.audio.io import to_int16
+from sbkit.audio.io import STANDARD, to_int16, write_wav
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import read_regular, require_writable, write_bytes_atomically
+from sbkit.base.files import read_regular, require_writable
 from sbkit.base.text import listed, printable
-from sbkit.inference.bundle.bundle import Bundle
-from sbkit.inference.runtime.runtimes import open_model
+from sbkit.inference.runtime.graph_model import GraphModel
 from sbkit.text.spoken import MARKS, spell_out, split_sentences
 
 LONGEST_TEXT = 20_000  # characters; half an hour
@@ -29,7 +25,6 @@ LONGEST_SENTENCE = 300  # characters that are synthesized at once
 SHORTEST = 2  # frames, of which no graph is a special case
 PAUSE = 0.25  # seconds between two sentences
 SLOWEST, FASTEST = 0.25, 4.0
-STANDARD = Path("-")  # input or output
 
 Sound = npt.NDArray[np.float32]  # (S,) between -1 and 1
 
@@ -41,34 +36,20 @@ class Sentence(NamedTuple):
     notes: list[str]
 
 
-class Synthesizer(AbstractContextManager["Synthesizer"]):
-    """Speak text; made by `Synthesizer.load`.
+class Synthesizer(GraphModel):
+    """Speak text.
 
     Attributes:
-        sample_rate: of the audio.
         language: the tag of what it reads.
-        effective: what the model runs on.
     """
 
-    def __init__(self, bundle: Bundle) -> None:
-        """Take a bundle whose model has a thread of its own."""
-        self._model, self._labels = bundle.model, bundle.labels
-        self.sample_rate, self.language = bundle.config.sample_rate, bundle.config.language or "und"
-        self.effective = bundle.model.effective
-        settings = self._model.call(lambda model: model.settings)
-        self._kind, self._frame = str(settings["kind"]), int(settings["frame"])
-        self._known = set(self._labels.names)
+    command: ClassVar[str] = "speak"
 
-    @classmethod
-    def load(cls, folder: Path | str, **options: Any) -> Self:
-        """Load a bundle; ``options`` are those of `open_model`: device, runtime, precision, own.
-
-        Raises:
-            SbkitError: the bundle is damaged or of no voice, or the device is not there.
-        """
-        bundle = open_model(Path(folder), **options)
-        bundle.task.require("speak")
-        return cls(bundle)
+    def __init__(self, folder: Path | str, **options: Any) -> None:
+        """Open a bundle as `GraphModel` does."""
+        super().__init__(folder, **options)
+        self._labels, self.language = self.bundle.labels, self.bundle.config.language or "und"
+        self._kind, self._known = str(self.settings["kind"]), set(self._labels.names)
 
     def stream(self, text: str, speed: float = 1.0) -> Iterator[Sound]:
         """Yield the audio of each sentence, and a pause after all but the last.
@@ -114,24 +95,12 @@ class Synthesizer(AbstractContextManager["Synthesizer"]):
     def _speak(self, sentences: list[Sentence], speed: float) -> Iterator[Sound]:
         pause = np.zeros(round(PAUSE / speed * self.sample_rate), np.float32)
         for place, sentence in enumerate(sentences, 1):
-            states, durations = self._run("encode", np.array([sentence.ids]))
+            states, durations = self.run("encode", np.array([sentence.ids]))
             ends = np.rint(np.cumsum(durations[0] / speed)).astype(np.int64)
             frames = np.arange(max(SHORTEST, ends[-1]))
             index = np.searchsorted(ends, frames, side="right").clip(max=len(ends) - 1)
-            (audio,) = self._run("decode", states, index[None])
+            (audio,) = self.run("decode", states, index[None])
             yield audio[0] if place == len(sentences) else np.concatenate([audio[0], pause])
-
-    def _run(self, graph: str, *arrays: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
-        found: list[npt.NDArray[Any]] = self._model.call(lambda model: model.run(graph, *arrays))
-        return found
-
-    def close(self) -> None:
-        """End the thread of the model."""
-        self._model.close()
-
-    def __exit__(self, *_: object) -> None:
-        """End the thread of the model."""
-        self.close()
 
 
 def _check(text: str) -> None:
@@ -156,16 +125,11 @@ def speak(options: argparse.Namespace) -> int:
     if (options.text is None) == (options.file is None):
         raise SbkitError("`sbkit speak` must have a text or --file, one of them. Correct that.")
     text = options.text if options.file is None else _read_text(options.file)
-    names = ("device", "runtime", "precision", "compile", "own")
-    with Synthesizer.load(options.bundle, **{name: getattr(options, name) for name in names}) as it:
-        notes = dict.fromkeys(note for each in it.read(text) for note in each.notes)
+    with Synthesizer.named_by(options) as voice:
+        notes = dict.fromkeys(note for each in voice.read(text) for note in each.notes)
         print(*(f"note: {printable(note)}" for note in notes), sep="\n", file=sys.stderr)
-        audio = to_int16(it.speak(text, options.speed))
-        soundfile.write(wav := io.BytesIO(), audio, it.sample_rate, format="WAV")
-    if options.out == STANDARD:
-        sys.stdout.buffer.write(wav.getvalue())
-    else:
-        write_bytes_atomically(options.out, wav.getvalue())
+        audio = to_int16(voice.speak(text, options.speed))
+        write_wav(options.out, audio, voice.sample_rate)
     return 0
 
 

@@ -6,8 +6,10 @@ libsndfile reads a file that was cut short up to its end, and for most formats a
 the header declared more: what the header says of the length is compared with what is there.
 """
 
+import io
 import os
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,10 +20,12 @@ import soundfile
 
 from sbkit.audio.resample import Signal, resample_blocks
 from sbkit.base.errors import SbkitError
+from sbkit.base.files import write_bytes_atomically
 from sbkit.base.units import SAMPLE_RATE
 
 Samples = npt.NDArray[np.int16]
 
+STANDARD = Path("-")  # input or output
 FULL_SCALE = 32768  # int16 steps in an amplitude of 1.0
 LOWEST_RATE, HIGHEST_RATE = 4_000, 768_000  # Hz; below, a file of kilobytes can last for days
 HIGHEST_PEAK = 16.0  # 24 dB above full scale, where no recording is, but integers in floats are
@@ -143,6 +147,15 @@ def to_int16(block: Signal) -> Samples:
     """Round samples between -1 and 1 to int16: (S,) -> (S,)."""
     scaled = np.rint(block * FULL_SCALE)
     return np.clip(scaled, -FULL_SCALE, FULL_SCALE - 1).astype(np.int16)
+
+
+def write_wav(file: Path, samples: Samples, sample_rate: int) -> None:
+    """Write samples (S,) as WAV, whole or not at all; to standard output where the file is `-`."""
+    soundfile.write(wav := io.BytesIO(), samples, sample_rate, format="WAV")
+    if file == STANDARD:
+        sys.stdout.buffer.write(wav.getvalue())
+    else:
+        write_bytes_atomically(file, wav.getvalue())
 
 
 class _Reader(soundfile.SoundFile):  # type: ignore[misc]

@@ -159,7 +159,7 @@ def test_quantizer_decodes_what_it_rounded() -> None:
 @pytest.mark.parametrize("name", WRONG)
 def test_no_other_index_is_decoded(name: str, codec: Codec) -> None:
     with (
-        patch.object(Codec, "_run", side_effect=AssertionError("the network was asked")),
+        patch.object(Codec, "run", side_effect=AssertionError("the network was asked")),
         pytest.raises(SbkitError, match="^Codes must be "),
     ):
         codec.decode(Coded(WRONG[name], 800))
