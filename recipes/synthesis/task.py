@@ -73,6 +73,6 @@ SYNTHESIS = Task(
         "onnx": "`sbkit speak FOLDER TEXT --out hello.wav --runtime onnx`: `encode.onnx` gives the "
         "states and durations of symbols, `decode.onnx` the audio of the states of frames.",
         "sherpa-onnx": '`OfflineTtsVitsModelConfig(model="speak.onnx", tokens="tokens.txt")` of '
-        "`OfflineTts`; write numbers as words.",
+        "`OfflineTts`; write numbers as words, and set `silence_scale` to 1 for pauses as trained.",
     },
 )

@@ -188,7 +188,9 @@ def sherpa_speaks(folder: Path, text: str, speed: float) -> Any:
         model=str(folder / "speak.onnx"), tokens=str(folder / "tokens.txt")
     )
     config = sherpa_onnx.OfflineTtsConfig(model=sherpa_onnx.OfflineTtsModelConfig(vits=vits))
-    spoken = sherpa_onnx.OfflineTts(config).generate(text, speed=speed)
+    options = sherpa_onnx.GenerationConfig()
+    options.speed, options.silence_scale = speed, 1.0
+    spoken = sherpa_onnx.OfflineTts(config).generate(text, options)
     assert spoken.sample_rate == RATE
     return np.array(spoken.samples, np.float32)
 
