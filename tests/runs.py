@@ -48,6 +48,16 @@ TINY = (
     "--token_lm_order=0",
     "--attention_decoding=none",
 )
+TINY_VOICE = (
+    "--device=cpu",
+    "--d_model=16",
+    "--d_ffn=32",
+    "--d_align=16",
+    *(f"--num_{each}_layers=1" for each in ("encoder", "adaptor", "decoder", "vocoder", "fine")),
+    "--batch_seconds=6",
+    "--number_of_epochs=2",
+    "--log_every=1",
+)
 
 
 @dataclass(frozen=True)

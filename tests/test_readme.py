@@ -53,6 +53,7 @@ ELSEWHERE = (  # commands that other tests run: how they begin
         "python -m recipes.FestvoxRu.prepare",
     ),
     "torchrun train.py hparams/ctc.yaml --corpus=recipes.FestvoxRu.corpus",
+    "torchrun train.py hparams/tts.yaml --corpus=recipes.FestvoxRu.corpus",
     *("torchrun train.py hparams/vad.yaml", "python -m tools.bench_vad"),
     *("pip install ", "sbkit transcribe my-model talk.mp3 --vad"),
     "torchrun train.py hparams/ctc.yaml --data_folder=/data/LibriSpeech",

@@ -13,9 +13,11 @@ from recipes.FestvoxRu import corpus
 from recipes.FestvoxRu.phones import SOUNDS, Phone, read_labels, time_words
 from recipes.FestvoxRu.prepare import Sentence, read_sentences, write_release
 from recipes.release_folder import RELEASE_VERSION
+from recipes.synthesis.synthesizer import Synthesizer
 from sbkit.base.errors import SbkitError
 from sbkit.data.corpora.release import read_release
-from tests.runs import TINY, train_here
+from sbkit.inference.bundle.export import as_bundle
+from tests.runs import TINY, TINY_VOICE, train_here
 from tools import bench_times
 
 TEXT = """( ru_0001 "Сн+ова, он здесь." )
@@ -133,22 +135,43 @@ def test_the_corpus_is_read_from_the_cache(tmp_path: Path, monkeypatch: pytest.M
         corpus.read({"language": "en"}, "train")
 
 
+@pytest.fixture
+def release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Put a release of a small voice into the cache."""
+    folder = tmp_path / f"cache/festvox-ru/9-r{RELEASE_VERSION}/ru"
+    folder.mkdir(parents=True)
+    write_release(make_voice(tmp_path / "root"), folder)
+    monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / "cache"))
+    return folder
+
+
+def train(yaml: str, *knobs: str, folder: Path) -> Path:
+    """Train on it as the commands of the READMEs do; return the run folder."""
+    corpus_knobs = ("--corpus=recipes.FestvoxRu.corpus", "--language=ru")
+    words = ["train.py", yaml, *knobs, *corpus_knobs, f"--output_folder={folder / 'run'}"]
+    assert train_here(words, folder / "cache") == 0
+    return folder / "run"
+
+
 @pytest.mark.slow
 def test_it_trains_and_times_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    release: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The commands of the README."""
-    release = tmp_path / f"cache/festvox-ru/9-r{RELEASE_VERSION}/ru"
-    release.mkdir(parents=True)
-    write_release(make_voice(tmp_path / "root"), release)
-    monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / "cache"))
-    run = tmp_path / "run"
-    knobs = ["--corpus=recipes.FestvoxRu.corpus", "--language=ru", f"--output_folder={run}"]
-    arguments = ["train.py", "hparams/ctc.yaml", *TINY, *knobs, "--number_of_epochs=1"]
-    assert train_here(arguments, tmp_path / "cache") == 0
+    run = train("hparams/ctc.yaml", *TINY, "--number_of_epochs=1", folder=tmp_path)
     data = release / "train.tsv"
     with patch.object(sys, "argv", ["bench_times", str(run), str(data), "--decoder", "greedy"]):
         bench_times.main()
     assert re.search(
         r"^aligned: (\d+) of \1 words: boundaries off by", capsys.readouterr().out, re.M
     )
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("release")
+def test_a_voice_of_it_reads_cyrillic(tmp_path: Path) -> None:
+    run = train("hparams/tts.yaml", *TINY_VOICE, folder=tmp_path)
+    with as_bundle(run) as folder, Synthesizer.load(folder, device="cpu") as voice:
+        (sentence,) = voice.read("2 лист")
+        assert len(sentence.ids) == len("два лист")
+        assert [note for note in sentence.notes if "два" in note]
+        assert voice.speak("2 лист").std() > 0

@@ -41,28 +41,18 @@ from sbkit.logs.log import read_log
 from tests import processes
 from tests.inference.tones import silence, speak
 from tests.live.live_tones import live_tones
-from tests.runs import ROOT, Workplace, last_parameters, read_json, train_here, with_sgd
+from tests.runs import ROOT, TINY_VOICE, Workplace, last_parameters, read_json, train_here, with_sgd
 from tests.serve.server import served
 from tests.serve.test_command import serving
 
 RATE, FRAME = 16_000, 400
-TINY = (
-    "--device=cpu",
-    "--d_model=16",
-    "--d_ffn=32",
-    "--d_align=16",
-    *(f"--num_{each}_layers=1" for each in ("encoder", "adaptor", "decoder", "vocoder", "fine")),
-    "--batch_seconds=6",
-    "--number_of_epochs=2",
-    "--log_every=1",
-)
 
 
 @pytest.fixture(scope="module")
 def trained(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("run") / "run"
     folders = (f"--data_folder={workplace.release}", f"--output_folder={run}")
-    words = ["train.py", str(ROOT / "hparams/tts.yaml"), *folders, *TINY]
+    words = ["train.py", str(ROOT / "hparams/tts.yaml"), *folders, *TINY_VOICE]
     assert train_here(words, workplace.cache) == 0
     return run
 
@@ -106,7 +96,7 @@ def test_two_ranks_take_the_steps_of_one(workplace: Workplace, tmp_path: Path) -
     weights = []
     for ranks in (1, 2):
         folders = (f"--data_folder={workplace.release}", f"--output_folder={tmp_path / str(ranks)}")
-        words = ["train.py", str(yaml), *folders, *TINY, "--dropout=0", "--piece_frames=400"]
+        words = ["train.py", str(yaml), *folders, *TINY_VOICE, "--dropout=0", "--piece_frames=400"]
         done = processes.run([*words, "--lr=0.01"], ranks=ranks, SBKIT_CACHE=workplace.cache)
         assert done.returncode == 0, done.stderr
         weights.append(last_parameters(tmp_path / str(ranks)))
