@@ -76,8 +76,8 @@ class LogMel(nn.Module):
 class ConvNeXtBlock(nn.Module):
     """Look at the frames around, then at the channels: (B, U, D), (B, U, 1) -> (B, U, D).
 
-    Dropout is of the hidden units: of x itself it would leave a norm that follows another scale in
-    training than in use. Source: Liu et al. 2022, as Vocos (arXiv 2306.00814) has it for sound.
+    Dropout applies to the hidden units: applied to x, it would raise the variance that the layer
+    norms divide by, in training only. Source: Liu et al. 2022, as Vocos (arXiv 2306.00814) has it.
     """
 
     def __init__(self, d_model: int, d_ffn: int, *, scale: float, dropout: float) -> None:

@@ -15,10 +15,10 @@ WINDOW = 0.05  # seconds: more than three periods of the lowest
 CANDIDATES = 8  # of a frame, beside that of no pitch
 VOICED = 0.5  # autocorrelation at the period, of a frame that is voiced
 QUIET = 0.02  # of the loudest frame's amplitude
-# In autocorrelation, from one frame to the next; for frames 10 ms apart Boersma has 2.5 of it.
-OCTAVE_COST = 0.03  # so that of two periods the shorter is taken
-JUMP_COST = 0.3  # of an octave; with his 0.14 half as many again are left
-VOICING_COST = 0.056  # of a voice that begins or ends
+# Costs are in units of autocorrelation, those of a transition for frames 10 ms apart.
+OCTAVE_COST = 0.03  # of each octave below HIGHEST: without it, twice a period is as good as one
+JUMP_COST = 0.75  # of an octave; Boersma's 0.35 leaves half as many jumps again
+VOICING_COST = 0.14  # between a frame with a pitch and one without
 
 Hertz = npt.NDArray[np.float32]
 
@@ -45,11 +45,15 @@ def track_pitch(samples: Samples, sample_rate: int, frame: int) -> Hertz:
     shifts = 0.5 * (before - after) / np.minimum(before - 2 * at + after, -1e-6)
     best = np.argpartition(strengths, -CANDIDATES, axis=1)[:, -CANDIDATES:]  # (U, K)
     hertz = sample_rate / np.take_along_axis(lags + shifts.clip(-0.5, 0.5), best, 1)
-    return _best_path(hertz, np.take_along_axis(strengths, best, 1))
+    per_frame = 0.01 * sample_rate / frame
+    return _best_path(hertz, np.take_along_axis(strengths, best, 1), per_frame)
 
 
-def _best_path(hertz: npt.NDArray[Any], strengths: npt.NDArray[Any]) -> Hertz:
-    """Choose a candidate of each frame, or none: (U, K), (U, K) -> (U,)."""
+def _best_path(hertz: npt.NDArray[Any], strengths: npt.NDArray[Any], scale: float) -> Hertz:
+    """Choose a candidate of each frame, or none: (U, K), (U, K) -> (U,).
+
+    scale: of the costs of transitions.
+    """
     hertz = np.pad(hertz, ((0, 0), (1, 0)))
     strengths = np.pad(strengths, ((0, 0), (1, 0)), constant_values=VOICED)
     octaves, voiced = np.log2(np.maximum(hertz, LOWEST)), hertz > 0
@@ -57,7 +61,7 @@ def _best_path(hertz: npt.NDArray[Any], strengths: npt.NDArray[Any]) -> Hertz:
     cost = np.where(voiced[1:, None] == voiced[:-1, :, None], cost, VOICING_COST)
     total, origins = strengths[0], list[npt.NDArray[np.intp]]()
     for strength, change in zip(strengths[1:], cost, strict=True):
-        sums = total[:, None] - change
+        sums = total[:, None] - scale * change
         origins.append(sums.argmax(0))
         total = sums.max(0) + strength
     path = [int(total.argmax())]

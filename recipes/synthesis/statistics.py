@@ -92,7 +92,7 @@ def report(
 ) -> Mapping[str, float]:
     """Draw a few utterances of a test set as `speech_SPLIT.png`; return the figures.
 
-    Beside it they are `speech_SPLIT_N_recorded.mp3` and `speech_SPLIT_N_synthesized.mp3`.
+    Their audio is beside it: `speech_SPLIT.N_recorded.mp3` and `speech_SPLIT.N_synthesized.mp3`.
     """
     from sbkit.data.players import RATES, encode_mp3  # needs what only training installs
 
@@ -102,7 +102,7 @@ def report(
         for number, each in enumerate(shown, 1):
             for what in ("recorded", "synthesized"):
                 content = encode_mp3(getattr(each, what), sample_rate)
-                write_bytes_atomically(folder / f"speech_{split}_{number}_{what}.mp3", content)
+                write_bytes_atomically(folder / f"speech_{split}.{number}_{what}.mp3", content)
     return measure(results)
 
 

@@ -59,8 +59,8 @@ def write_report(
     """Write the page of one run, or of two with the figures of their differences, ``compared``.
 
     Two runs must have the same references (`sbkit/evaluate/compare.py`). ``notes`` are lines below
-    the title, ``pictures`` PNGs that the recipe drew, each shown with the MP3s beside it that its
-    name begins. The same input gives the same bytes.
+    the title, ``pictures`` PNGs that the recipe drew, each shown with the MP3s beside it, which
+    are named `PICTURE.WHAT.mp3`. The same input gives the same bytes.
     """
     names = [name for name in runs[0].test if all(name in each.test for each in runs)]
     with_text = [name for name in names if all(name in each.utterances for each in runs)]
@@ -95,9 +95,9 @@ def _encoded(file: Path) -> str:
 
 
 def _sounds(picture: Path) -> dict[str, str]:
-    """Return the MP3s of a picture by what their names have after its own."""
-    sounds = sorted(picture.parent.glob(f"{picture.stem}_*.mp3"))
-    return {each.stem.removeprefix(f"{picture.stem}_"): _encoded(each) for each in sounds}
+    """Return the MP3s of a picture by what they are."""
+    sounds = sorted(picture.parent.glob(f"{picture.stem}.*.mp3"))
+    return {each.stem.removeprefix(f"{picture.stem}."): _encoded(each) for each in sounds}
 
 
 def _section(

@@ -11,6 +11,7 @@ from typing import Any
 from sbkit.base.errors import SbkitError
 from sbkit.base.machine import share_free_memory
 from sbkit.inference.bundle.bundle import CONFIG, read_bundle
+from sbkit.inference.runtime.graph_model import OPTIONS
 from sbkit.inference.runtime.model import Effective, require_effective
 from sbkit.inference.runtime.runtimes import AUTO, FIRST_GPU
 from sbkit.inference.runtime.shapes import Shapes
@@ -94,8 +95,7 @@ def _open(
     """Open a bundle as what its task makes of it."""
     asked, task = running(options), read_bundle(folder, own=options.own).bundle.task
     if task.load is not None:
-        of_model = {name: asked[name] for name in asked.keys() - {"decoder", "hotwords"}}
-        return Voice(task.load(folder, **of_model), **shared)
+        return Voice(task.load(folder, **{name: asked[name] for name in OPTIONS}), **shared)
     bundle = open_recognizer(folder, live=None, **asked)
     usual = CPU_BATCH_SECONDS if bundle.model.effective.device == "cpu" else BATCH_SECONDS
     most = options.max_batch_seconds or usual

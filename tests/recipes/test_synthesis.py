@@ -83,7 +83,7 @@ def test_it_is_trained_and_lists_misaligned_clips(trained: Path) -> None:
     page = (trained / "report.html").read_text()
     assert b64encode(drawn).decode() in page
     for number, what in product("123", ("recorded", "synthesized")):
-        sound = trained / f"speech_test_{number}_{what}.mp3"
+        sound = trained / f"speech_test.{number}_{what}.mp3"
         assert soundfile.read(sound)[0].std() > 1e-3
         assert f"{number} {what}: <audio" in page and b64encode(sound.read_bytes()).decode() in page
 

@@ -54,7 +54,7 @@ class GraphModel:
         self._model.close()
 
     def __enter__(self) -> Self:
-        """Give the model to a `with` statement, at whose end it is closed."""
+        """Return the model, which a `with` statement closes at its end."""
         return self
 
     def __exit__(self, *_: object) -> None:

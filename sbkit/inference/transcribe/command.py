@@ -23,6 +23,7 @@ from sbkit.base.errors import FILES_FAILED, SbkitError
 from sbkit.base.files import require_writable, write_text_atomically
 from sbkit.base.machine import usable_cores
 from sbkit.base.text import printable, printable_json
+from sbkit.inference.runtime.graph_model import OPTIONS
 from sbkit.inference.transcribe.subtitles import to_srt, to_tsv, to_vtt
 from sbkit.inference.transcribe.transcriber import Transcriber, Transcript
 from sbkit.logs.progress import shown
@@ -31,7 +32,7 @@ Result = TypeVar("Result")
 
 STANDARD_INPUT = "-"
 RAW_BYTES = 1 << 20  # of 16-bit samples that are copied at a time
-RUNNING = ("device", "runtime", "precision", "compile", "decoder", "hotwords", "own")
+RUNNING = (*OPTIONS, "decoder", "hotwords")
 TEXT = ("text", "txt")  # two names of one format
 OF_WORDS = {"srt": to_srt, "vtt": to_vtt, "tsv": to_tsv}  # each file is of one recording
 
