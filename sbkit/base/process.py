@@ -95,7 +95,9 @@ def is_recipe(module: str) -> bool:
     An installed sbkit has none beside it.
     """
     top, *below = module.split(".")
-    return top == RECIPES.name and RECIPES.joinpath(*below).with_suffix(".py").is_file()
+    if top != RECIPES.name or not all(part.isidentifier() for part in below):
+        return False
+    return RECIPES.joinpath(*below).with_suffix(".py").is_file()
 
 
 def _import_own(name: str, beside: Path | None) -> None:

@@ -4,16 +4,18 @@ A name may mislead: `speechbrain.core.os.system` is `posix.system`. So a bundle 
 the module does that defines it, and nothing is imported before its name was found on this list.
 
 Nothing is listed by prefix. Each entry was read: building and calling it only computes on tensors;
-none opens a file, a connection or a pickle.
+none opens a file, a connection or a pickle, and none looks up, by a name that it is given, anything
+but an entry of a table.
 """
 
 import inspect
-import pydoc
 from importlib import import_module
+from itertools import accumulate
 from typing import Any
 
 from torch import nn
 
+from sbkit.base.errors import SbkitError
 from sbkit.base.process import is_recipe
 
 # Left out on purpose: what takes any callable (ParameterDict), what has no size of its own (Lazy*),
@@ -107,33 +109,40 @@ ALLOWED = {  # the tags that may name each
     for module, names in table.items()
     for name in names.split()
 }
-PACKAGES = {name.partition(".")[0] for name in ALLOWED}
+HOMES = {  # the modules of these, and the packages that they are in
+    home
+    for name in ALLOWED
+    for home in accumulate(name.split(".")[:-1], lambda above, part: f"{above}.{part}")
+}
 
 
 def canonical(name: str) -> str:
     """Return the name that a class or function has in the module that defines it.
 
-    Another package's stays as it is: nothing of it is imported.
+    What no module or package of the list has stays as it is: nothing else is imported.
     """
-    found = pydoc.locate(name) if name.partition(".")[0] in PACKAGES else None
+    module, _, last = name.rpartition(".")
+    found = getattr(import_module(module), last, None) if module in HOMES else None
     home, own = (getattr(found, each, None) for each in ("__module__", "__qualname__"))
     return f"{home}.{own}" if home and own else name
 
 
-def is_allowed(kind: str, name: str, *, own: frozenset[str] = frozenset()) -> bool:
-    """Return whether a bundle may name something by `!new` or `!name`.
+def find_allowed(tag: str, name: str, *, own: frozenset[str] = frozenset()) -> Any:
+    """Return the class or activation that a bundle names by the tag `!new` or `!name`.
 
-    ``own`` names modules that the user imported by `--import`, whose torch.nn.Module classes are
-    allowed, as are those of the recipes beside sbkit.
+    This is the only way from a name in a bundle to an object. ``own`` names modules that the user
+    imported by `--import`: the torch.nn.Module classes that such a module defines are allowed, as
+    are those of the recipes beside sbkit.
+    Raises SbkitError, and imports nothing, for any other name.
     """
     module, _, last = name.rpartition(".")
-    if not (module in own or is_recipe(module)):
-        return kind in ALLOWED.get(name, ())
-    found = vars(import_module(module)).get(last)
-    return inspect.isclass(found) and issubclass(found, nn.Module) and found.__module__ == module
-
-
-def load(name: str) -> Any:
-    """Import what an allowed name names."""
-    module, _, last = name.rpartition(".")
-    return getattr(import_module(module), last)
+    if tag in ALLOWED.get(name, ()):
+        return vars(import_module(module))[last]
+    if module in own or is_recipe(module):
+        found = vars(import_module(module)).get(last)
+        if inspect.isclass(found) and issubclass(found, nn.Module) and found.__module__ == module:
+            return found
+    raise SbkitError(
+        f"A model must be built of modules on sbkit's list, but {name} is not on it. If it is a "
+        f"class of yours, or of somebody whom you trust, pass --import {module or 'MODULE'}."
+    )

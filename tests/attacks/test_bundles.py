@@ -68,6 +68,10 @@ CHAINS: dict[str, Any] = {
     "YAML": "!!python/object/apply:os.system ['touch CANARY']",
     "new in new": {"new": {"new": "os.system"}, "arguments": CALLED},
     "a class that is called": {"new": "torch.nn.Linear", "arguments": {"dtype": CODE}},
+    "arguments that are an object": {  # ran the command, since another traversal had checked names
+        "new": "torch.nn.modules.linear.Identity",
+        "arguments": {"new": "posix.system", "arguments": CALLED},
+    },
 }
 
 

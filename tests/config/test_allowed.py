@@ -3,7 +3,8 @@
 import pytest
 from torch import nn
 
-from sbkit.config.allowed import ALLOWED, canonical, is_allowed, load
+from sbkit.base.errors import SbkitError
+from sbkit.config.allowed import ALLOWED, canonical, find_allowed
 
 
 def test_every_entry_is_the_object_that_it_names() -> None:
@@ -11,7 +12,7 @@ def test_every_entry_is_the_object_that_it_names() -> None:
 
 
 def test_a_bundle_is_made_of_modules_and_activations() -> None:
-    for made in (load(name) for name, kinds in ALLOWED.items() if "!new" in kinds):
+    for made in (find_allowed("!new", name) for name, tags in ALLOWED.items() if "!new" in tags):
         assert isinstance(made, type) and issubclass(made, nn.Module), made
 
 
@@ -25,7 +26,7 @@ def test_a_bundle_is_made_of_modules_and_activations() -> None:
     ],
 )
 def test_a_part_is_allowed_in_a_bundle(kind: str, name: str) -> None:
-    assert is_allowed(kind, canonical(name))
+    assert find_allowed(kind, canonical(name))
 
 
 @pytest.mark.parametrize(
@@ -52,4 +53,5 @@ def test_a_part_is_allowed_in_a_bundle(kind: str, name: str) -> None:
     ],
 )
 def test_nothing_else_is(kind: str, name: str) -> None:
-    assert not is_allowed(kind, name)
+    with pytest.raises(SbkitError, match="list"):
+        find_allowed(kind, name)

@@ -1,24 +1,38 @@
 """Objects as plain data: from a resolved YAML to JSON, and from JSON to modules.
 
 `!new:torch.nn.Linear {in_features: 2}` becomes `{"new": ..., "arguments": {...}}`, with the class's
-name in the module that defines it; a partial `!name:` likewise. Reading it back builds what stands
-on the list of `sbkit.config.allowed` for bundles, and nothing else.
+name in the module that defines it; a partial `!name:` likewise. The grammar, in JSON:
+
+    value    null, true, false, a text, a finite number, list, mapping, tuple or object
+    list     [value, ...]
+    mapping  {key: value, ...}, where no key is "new", "tuple" or "arguments"
+    tuple    {"tuple": list}
+    object   {"new": NAME, "arguments": list or mapping}, which is made by calling NAME
+             {"name": NAME, "arguments": list or mapping}, NAME itself or a partial of it
+
+NAME is a text on the list of `sbkit.config.allowed`, and MAX_DEPTH levels are nested at most. One
+traversal reads and builds: a name becomes an object by `find_allowed` or not at all, and whatever
+is outside of the grammar is refused.
 """
 
-from collections.abc import Iterator, Mapping
+import math
+import reprlib
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
 from sbkit.base.errors import SbkitError
-from sbkit.config.allowed import canonical, is_allowed, load
+from sbkit.config.allowed import canonical, find_allowed
 from sbkit.config.document import TUPLE, read_tuple, tag_of
 from sbkit.inference.bundle.config import Plain
 
 ATTRIBUTE = "!apply:getattr"  # what HyperPyYAML makes of `!ref <tokenizer.vocab_size>`
 KINDS = ("new", "name")
 ARGUMENTS = "arguments"
+RESERVED = {"new", "tuple", ARGUMENTS}  # `name` is a usual key of plain data, too
+MAX_DEPTH = 32
 
 
 def to_plain(node: object, *, key: str, objects: Mapping[int, object]) -> Plain:
@@ -65,51 +79,41 @@ def _attribute(node: object, key: str, objects: Mapping[int, object]) -> Plain:
     )
 
 
-def names_of(plain: Plain) -> Iterator[tuple[str, str]]:
-    """List the kind and the name of everything that plain data would build."""
-    if (kind := _kind_of(plain)) is not None:
-        yield kind, str(plain[kind])
-        plain = plain[ARGUMENTS]
-    below = plain.values() if isinstance(plain, dict) else plain
-    for each in below if isinstance(plain, dict | list) else ():
-        yield from names_of(each)
-
-
-def build(plain: Plain, *, own: frozenset[str] = frozenset()) -> Any:
+def build(plain: Plain, *, own: frozenset[str] = frozenset(), depth: int = 0) -> Any:
     """Build what plain data describes: modules and activations of the list, and plain values.
 
-    ``own`` names modules of the user's, imported by --import. Raises SbkitError, and builds
-    nothing, where anything else is named.
+    ``own`` names modules of the user's, imported by --import; ``depth``: how many levels are above.
+    Raises SbkitError for a name that is not on the list, and for anything outside of the grammar.
     """
-    for kind, name in names_of(plain):
-        if not is_allowed(f"!{kind}", name, own=own):
-            raise SbkitError(
-                f"A model must be built of modules on sbkit's list, but {name} is not on it. If it "
-                f"is a class of yours, or of somebody whom you trust, pass --import "
-                f"{name.rpartition('.')[0] or 'MODULE'}."
-            )
-    return _build(plain)
+    match plain:
+        case None | bool() | int() | str():
+            return plain
+        case float() if math.isfinite(plain):
+            return plain
+        case {"tuple": list(items), **others} if not others:
+            return tuple(_build_collection(items, own, depth))
+        case {"new": str(name), "arguments": arguments, **others} if not others:
+            return _bind(find_allowed("!new", name, own=own), arguments, own, depth)()
+        case {"name": str(name), "arguments": arguments, **others} if not others:
+            return _bind(find_allowed("!name", name, own=own), arguments, own, depth)
+    return _build_collection(plain, own, depth)
 
 
-def _build(plain: Plain) -> Any:
-    if isinstance(plain, list):
-        return [_build(item) for item in plain]
-    if not isinstance(plain, dict):
-        return plain
-    if plain.keys() == {"tuple"}:
-        return tuple(_build(plain["tuple"]))
-    if (kind := _kind_of(plain)) is None:
-        return {name: _build(item) for name, item in plain.items()}
-    made = load(plain[kind])
-    given = _build(plain[ARGUMENTS])
-    make = partial(made, **given) if isinstance(given, dict) else partial(made, *given)
-    if kind == "name":
-        return make if given else made
-    return make()
+def _bind(target: Any, arguments: Plain, own: frozenset[str], depth: int) -> Any:
+    given = _build_collection(arguments, own, depth)
+    if not given:
+        return target
+    return partial(target, **given) if isinstance(given, dict) else partial(target, *given)
 
 
-def _kind_of(plain: Plain) -> str | None:
-    """Return whether plain data stands for an object ("new") or a class ("name"), or for itself."""
-    if not isinstance(plain, dict):
-        return None
-    return next((kind for kind in KINDS if plain.keys() == {kind, ARGUMENTS}), None)
+def _build_collection(plain: Plain, own: frozenset[str], depth: int) -> Any:
+    """Build the values of a list or a mapping; raise SbkitError for anything else."""
+    if isinstance(plain, list | dict) and depth < MAX_DEPTH:
+        if isinstance(plain, list):
+            return [build(item, own=own, depth=depth + 1) for item in plain]
+        if not RESERVED & plain.keys():
+            return {key: build(item, own=own, depth=depth + 1) for key, item in plain.items()}
+    raise SbkitError(
+        f"A part of a model must be described by the grammar of {__name__}, but holds "
+        f"{reprlib.repr(plain)}. Export the model again."
+    )
