@@ -18,6 +18,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import read_regular, require_writable
 from sbkit.base.text import listed, printable
 from sbkit.inference.runtime.graph_model import GraphModel
+from sbkit.text.languages import check_language
 from sbkit.text.spoken import MARKS, spell_out, split_sentences
 
 LONGEST_TEXT = 20_000  # characters; half an hour
@@ -48,7 +49,8 @@ class Synthesizer(GraphModel):
     def __init__(self, folder: Path | str, **options: Any) -> None:
         """Open a bundle as `GraphModel` does."""
         super().__init__(folder, **options)
-        self._labels, self.language = self.bundle.labels, self.bundle.config.language or "und"
+        self._labels = self.bundle.labels
+        self.language = check_language(self.bundle.config.language or "und")  # espeak-ng gets it
         self._kind, self._known = str(self.settings["kind"]), set(self._labels.names)
 
     def stream(self, text: str, speed: float = 1.0) -> Iterator[Sound]:

@@ -1,12 +1,40 @@
 """Check that weights are finite and fit a model, without importing SpeechBrain."""
 
+import threading
 from collections.abc import Container, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.text import listed, plural
+
+PARTS_WITHOUT_WEIGHTS = 1 << 24  # parameters at most, of parts that the file has nothing for
+
+
+def limit_parameters(weights: Mapping[str, torch.Tensor]) -> AbstractContextManager[object]:
+    """Refuse, in this thread and in a `with` statement, modules far larger than their weights.
+
+    They are refused before their memory is written to: a file of a megabyte may come with the
+    description of a model that fills the machine.
+    Raises SbkitError.
+    """
+    # A parameter is registered again where it is parametrized, as that of a weight norm is.
+    left = 2 * sum(value.numel() for value in weights.values()) + PARTS_WITHOUT_WEIGHTS
+    thread = threading.get_ident()
+
+    def count(_: object, name: str, parameter: torch.nn.Parameter) -> None:
+        nonlocal left
+        left -= parameter.numel() if threading.get_ident() == thread else 0
+        if left < 0:
+            raise SbkitError(
+                "The parts of a model must be as large as its weights, but at one of its "
+                f"parameters, `{name}`, they are more than twice as large. Export it again."
+            )
+
+    return register_module_parameter_registration_hook(count)
 
 
 def check_finite(weights: Mapping[str, Any], *, of: str, parameters: Container[str] = ()) -> None:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.process import require_package
-from sbkit.config.ranges import AT_LEAST_ONE
+from sbkit.config.ranges import Range
 from sbkit.decoding.attention import AttentionDecoder, JointBeamSearch, rescore
 from sbkit.decoding.frames import BeamSettings, Hypothesis, LogProbs
 from sbkit.decoding.hotwords import HotwordScorer, reward_phrases
@@ -32,6 +32,7 @@ Search = PrefixBeamSearch | JointBeamSearch | GraphSearch
 BeamStates = tuple[BeamState, ...]  # of the search, and of the one with hotwords
 KINDS = ("beam", "graph")
 BEAM_SIZE = 32
+MAX_BEAM_SIZE = 4096  # each hypothesis takes memory, and a bundle of another's may ask for more
 LARGEST_WEIGHT = 1e3
 LIKELY = -6.0  # log-probability of tokens that are tried
 MOST_TOKENS = 12  # of a frame; a model that has learned little has many likely ones
@@ -90,7 +91,9 @@ class BeamDecoder:
     Raises SbkitError for another one, and for weights that are none.
     """
 
-    RANGES: ClassVar = {"beam_size": AT_LEAST_ONE}
+    RANGES: ClassVar = {
+        "beam_size": Range(low=1, high=MAX_BEAM_SIZE, whole=True, advice=f"{BEAM_SIZE} is usual.")
+    }
 
     def __init__(
         self,

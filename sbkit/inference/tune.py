@@ -329,7 +329,9 @@ def _copy_bundle(bundle: Path, new: Path, out: Path) -> None:
     """Copy a bundle with another decoder; formats that the decoder has a part in are left out."""
     with building(out) as beside:
         for each in bundle.iterdir():
-            if each.is_file():
+            if each.is_symlink() or any(path.is_symlink() for path in each.rglob("*")):
+                log(f"{each.name} is left out: a link may lead to a file that is not the bundle's")
+            elif each.is_file():
                 shutil.copyfile(each, beside / each.name)
             elif each.name in FORMATS_WITHOUT_DECODER:
                 shutil.copytree(each, beside / each.name)

@@ -67,7 +67,8 @@ def serve(names: Sequence[str], folders: Sequence[Path], options: argparse.Names
             engine = stack.enter_context(closing(opened))
             _require_asked(engine.effective, options)
             created, readme = int((folder / CONFIG).stat().st_mtime), folder / "README.md"
-            card = readme.read_text("utf-8", "replace") if readme.is_file() else ""
+            is_file = readme.is_file() and not readme.is_symlink()  # `/card` shows it to anybody
+            card = readme.read_text("utf-8", "replace") if is_file else ""
             models.append(Model(name=name, engine=engine, created=created, readme=card))
         kinds = {type(each.engine) for each in models}
         usual = [alias for kind, several in ALIASES.items() if kind in kinds for alias in several]

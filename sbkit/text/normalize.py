@@ -15,6 +15,7 @@ from typing import Any
 from sbkit.text.languages import primary
 
 NORMALIZER_VERSION = 4  # raise it when a sentence would get another text
+MAX_REWRITE_LENGTH = 1000  # characters, of what a table writes in the place of others
 
 _LATIN = "abcdefghijklmnopqrstuvwxyz"
 _DOTLESS_I = "\N{LATIN SMALL LETTER DOTLESS I}"
@@ -113,9 +114,14 @@ def read_stored_table(stored: Any) -> tuple[int, Orthography]:
     Raises ValueError, TypeError or KeyError for anything else.
     """
     table = Orthography(**{name: stored[name] for name in stored if name != "version"})
-    texts = [table.letters, table.joiners, *table.rewrite, *dict(table.rewrite).values()]
+    rewrite = dict(table.rewrite.items())
+    texts = [table.letters, table.joiners, *rewrite, *rewrite.values()]
     if type(stored["version"]) is not int or not all(isinstance(each, str) for each in texts):
         raise ValueError("a value is of another type")
+    written = "".join(rewrite.values())
+    if {*map(len, rewrite)} - {1} or {*rewrite} & {*written} or len(written) > MAX_REWRITE_LENGTH:
+        # A table of another's could make gigabytes of a word: a to bbb..., b to ccc..., and so on.
+        raise ValueError("a rewritten character is none, too long, or rewritten again")
     return stored["version"], table
 
 

@@ -27,6 +27,7 @@ from sbkit.base.files import read_regular, reading
 from sbkit.base.machine import usable_cores
 from sbkit.base.text import printable
 from sbkit.checkpoint.integrity import CHECKSUMS, check_unchanged
+from sbkit.config.ranges import require_in_range
 from sbkit.decoding.attention import AttentionDecoder
 from sbkit.decoding.confidence import GREEDY, WordAligner
 from sbkit.decoding.ctc_decoder import (
@@ -238,6 +239,7 @@ def read_bundle(folder: Path, *names: str, own: frozenset[str] = frozenset()) ->
         file = folder / LANGUAGE_MODELS
         models = load_language_models(file, labels, contents[LANGUAGE_MODELS])
         with reading(folder / CONFIG, must="describe the decoder", fix="Export it again."):
+            require_in_range({"beam_size": chosen["beam_size"]}, BeamDecoder.RANGES)
             decoder = BeamDecoder(
                 tokenizer=labels,
                 language_models=models,

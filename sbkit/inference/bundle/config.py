@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sbkit.audio.io import HIGHEST_RATE, LOWEST_RATE
 from sbkit.base.files import reading
 from sbkit.decoding.alignment import WordOffsets
 from sbkit.decoding.confidence import Confidence
@@ -57,13 +58,18 @@ def parse_config(content: bytes, *, of: Path) -> BundleConfig:
         values = json.loads(content)
         if values["format"] != FORMAT:
             raise ValueError(f"its format is {values['format']}, not {FORMAT}")
+        rate, language = values["sample_rate"], values.get("language")
+        if type(rate) is not int or not LOWEST_RATE <= rate <= HIGHEST_RATE:
+            raise ValueError(f"its sample rate is {str(rate)[:20]}")
+        if not isinstance(language, str | None):
+            raise ValueError("its language is no text")
         normalizer, confidence = values.get("normalizer"), values.get("confidence") or {}
         return BundleConfig(
             task=str(values["task"]),
-            sample_rate=int(values["sample_rate"]),
+            sample_rate=rate,
             model=tuple(values["model"]),
             parts=dict(values["parts"]),
-            language=values.get("language"),
+            language=language,
             normalizer=None if normalizer is None else read_stored_table(normalizer)[1],
             decoder=values.get("decoder"),
             confidence={

@@ -60,7 +60,7 @@ def write_speechbrain(trained: TrainedModel, folder: Path) -> Sequence[Candidate
     (folder / YAML).write_text(
         HEAD.format(rate=config.sample_rate, blank=tokenizer.vocabulary.blank)
         + f"encoder: !new:{WaveformEncoder.__module__}.{WaveformEncoder.__qualname__}\n"
-        + "".join(f"    {name}: {_flow(plain)}\n" for name, plain in arguments.items())
+        + "".join(f"    {json.dumps(key)}: {_flow(plain)}\n" for key, plain in arguments.items())
         + TAIL,
         encoding="utf-8",
     )
@@ -101,7 +101,7 @@ def _flow(plain: Plain) -> str:
     for kind in KINDS:
         if plain.keys() == {kind, ARGUMENTS}:
             return f"!{kind}:{plain[kind]} {_flow(plain[ARGUMENTS])}"
-    return f"{{{', '.join(f'{name}: {_flow(value)}' for name, value in plain.items())}}}"
+    return f"{{{', '.join(f'{json.dumps(key)}: {_flow(item)}' for key, item in plain.items())}}}"
 
 
 class WaveformEncoder(nn.Module):

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from sbkit.audio.io import FULL_SCALE, Samples
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import read_regular
+from sbkit.base.files import read_regular, reading
 from sbkit.base.machine import usable_cores
 from sbkit.base.process import require_package
 from sbkit.checkpoint.integrity import CHECKSUMS, check_unchanged
@@ -39,6 +39,7 @@ NUMBER = "device_id"  # the provider's option for the GPU
 HEAVY = ("MatMul", "Gemm", "Conv", "Attention")  # in names, fused ones too: nearly all arithmetic
 WHOLE = ("MatMulInteger", "ConvInteger")  # what int8 computes with
 LARGEST = 1 << 31  # bytes, of a protobuf
+MAX_SAMPLES = 1 << 20  # of a chunk or of padding; clips of a minute at 16 kHz
 RECORD = "session.record_ep_graph_assignment_info"
 
 Floats = npt.NDArray[np.float32]
@@ -95,7 +96,7 @@ class OnnxModel:
             ) from error
         self.effective = _read_back(self._session, provider)
         self.metadata = dict(self._session.get_modelmeta().custom_metadata_map)
-        self._min_samples = int(self.metadata.get("min_samples", 0))
+        self._min_samples = self.read_samples("min_samples") if "min_samples" in self.metadata else 0
 
     @classmethod
     def load(cls, bundle: Path, *, device: str = "cpu", precision: str = "fp32") -> Self:
@@ -124,7 +125,17 @@ class OnnxModel:
     @property
     def samples_per_frame(self) -> int:
         """How many samples go by from one frame of CTC to the next."""
-        return int(self.metadata["samples_per_frame"])
+        return self.read_samples("samples_per_frame")
+
+    def read_samples(self, name: str) -> int:
+        """Return a number of samples from the metadata; raises SbkitError where it is none."""
+        text = self.metadata.get(name, "nothing")
+        if not (text.isdecimal() and len(text) < 9 and 1 <= int(text) <= MAX_SAMPLES):
+            raise SbkitError(
+                f"The metadata of an ONNX model must say `{name}`, from 1 to {MAX_SAMPLES} "
+                f"samples, but says {text[:20]}. Export it again."
+            )
+        return int(text)
 
     def encode(self, clips: Sequence[Samples]) -> list[Encoded]:
         """Run the encoder on clips in one batch: (S,) of int16 each."""
@@ -176,7 +187,8 @@ class OnnxGraphs:
         nodes = sum((Counter(each.effective.nodes) for each in models.values()), Counter[str]())
         self.effective = replace(first.effective, nodes=dict(nodes))
         self.metadata = first.metadata
-        self.settings = json.loads(first.metadata[SETTINGS])
+        with reading("An ONNX model", must="hold its settings", fix="Export it again."):
+            self.settings = json.loads(first.metadata[SETTINGS])
 
     @classmethod
     def load(

@@ -27,7 +27,7 @@ class OnnxStream(OnnxModel):
     @property
     def chunks(self) -> ChunkSizes:
         """The samples of a chunk."""
-        return ChunkSizes(*(int(self.metadata[each.name]) for each in fields(ChunkSizes)))
+        return ChunkSizes(*(self.read_samples(each.name) for each in fields(ChunkSizes)))
 
     def start(self) -> State:
         """Return the state of one session before its first sample."""

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
-from sbkit.checkpoint.comparison import check_finite, check_same_model
+from sbkit.checkpoint.comparison import check_finite, check_same_model, limit_parameters
 from sbkit.decoding.attention import Counts, Floats
 from sbkit.decoding.frames import LogProbs
 from sbkit.distributed.device import DTYPES, Placement
@@ -331,7 +331,8 @@ def load_torch(
     """
     file, bundle = folder / WEIGHTS, read.bundle
     weights = _parse_weights(read.weights, file)
-    model, parts = _assemble(bundle, own)
+    with limit_parameters(weights):
+        model, parts = _assemble(bundle, own)
     modules: nn.ModuleList = model.model
     check_same_model(weights, modules.state_dict(), of=str(file))
     names = {name for name, _ in modules.named_parameters()}
