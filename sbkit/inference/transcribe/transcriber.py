@@ -144,7 +144,7 @@ class Transcriber(AbstractContextManager["Transcriber"]):
         return cls(bundle=bundle, times=times, detector=detector)
 
     def transcribe(self, audio: Audio, sample_rate: int | None = None) -> Transcript:
-        """Transcribe a file, or an array at ``sample_rate``: (S,) or (S, channels).
+        """Transcribe a file, or an array at ``sample_rate``, as `to_samples` takes it.
 
         Raises:
             SbkitError: the file is no audio, or the array no finite samples.
