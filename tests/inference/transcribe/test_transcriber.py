@@ -48,6 +48,15 @@ def test_sentences_with_pauses_are_joined_as_they_were_said(pause: float, tmp_pa
     assert joined.seconds == pytest.approx(len(audio) / RATE)
 
 
+def test_nothing_stands_between_sentences_of_chinese(tmp_path: Path) -> None:
+    bundle, tokenizer, _ = tone_bundle(tmp_path, "我爱北京天安门")
+    audio = np.concatenate([speak(tokenizer, "我爱北京"), silence(40), speak(tokenizer, "天安门")])
+    heard: list[str] = []
+    (transcript,) = Transcriber(bundle=bundle).stream([audio], RATE, on_text=heard.append)
+    assert str(transcript) == "".join(heard) == "我爱北京天安门"
+    assert len(heard) > 1
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_speech_without_a_pause_loses_no_word_and_has_none_twice(seed: int, tmp_path: Path) -> None:
     bundle, tokenizer, model = tone_bundle(tmp_path)
