@@ -17,7 +17,15 @@ import numpy as np
 import numpy.typing as npt
 
 from recipes.codec.space import Coded, Codes, CodeSpace, read_codes, write_codes
-from sbkit.audio.io import FULL_SCALE, Samples, convert_array, read_audio, to_int16, write_wav
+from sbkit.audio.io import (
+    FULL_SCALE,
+    Samples,
+    convert_array,
+    read_audio,
+    to_int16,
+    to_samples,
+    write_wav,
+)
 from sbkit.base.files import require_writable
 from sbkit.checkpoint.integrity import listed_checksums
 from sbkit.inference.bundle.bundle import WEIGHTS
@@ -56,7 +64,7 @@ class Codec(GraphModel):
         self.fingerprint = self.space.fingerprint(**rates, weights=weights)
 
     def encode(self, audio: Path | str | Array, sample_rate: int | None = None) -> Coded:
-        """Code a file, or an array (S,) or (S, channels) at ``sample_rate``.
+        """Code a file, or an array at ``sample_rate``, as `to_samples` takes it.
 
         Raises SbkitError: the file is no audio, or the array no finite samples.
         """
@@ -67,8 +75,9 @@ class Codec(GraphModel):
         return Coded(np.concatenate([*self.encode_stream([samples])]), len(samples))
 
     def encode_stream(self, blocks: Iterable[Samples]) -> Iterator[Codes]:
-        """Yield the codes (U, G) of blocks (S,) of int16 at the codec's rate, as they are known."""
-        for window, first, end in windows(blocks, self.frame, self._step, self._contexts[0]):
+        """Yield the codes (U, G) of blocks at the codec's rate, as `to_samples` takes them."""
+        samples = map(to_samples, blocks)
+        for window, first, end in windows(samples, self.frame, self._step, self._contexts[0]):
             audio = (window.astype(np.float32) / np.float32(FULL_SCALE))[None]
             codes, _ = self.run("encode", audio, np.array([len(window)]))
             yield self.space.check(codes[0], of="what the model encodes")[first:end]

@@ -36,6 +36,7 @@ from recipes.synthesis.statistics import (
     report,
 )
 from recipes.synthesis.symbols import PAUSES
+from sbkit.audio.draws import draw_uniform
 from sbkit.audio.io import FULL_SCALE, to_int16
 from sbkit.audio.lengths import length_mask
 from sbkit.base.files import write_text_atomically
@@ -169,9 +170,9 @@ class SynthesisBrain(Brain):
         """Vocode a piece of each clip: drawn in training, from its middle otherwise."""
         size, frame = self.hparams.piece_frames + 2 * EDGE, self.model.features.frame
         room = (frames - size).clamp(min=0)
-        shares = (
-            torch.rand(len(frames)) if stage is Stage.TRAIN else torch.full((len(frames),), 0.5)
-        )
+        shares = torch.full((len(frames),), 0.5)
+        if stage is Stage.TRAIN:
+            shares = draw_uniform(len(frames))
         starts = (shares * (room + 1)).long().to(audio.device)
         at = starts.unsqueeze(1) + torch.arange(size, device=audio.device)  # (B, P)
         mask = (at < frames.to(audio.device).unsqueeze(1)).unsqueeze(2).float()

@@ -1,8 +1,8 @@
 """Augmentation on the device: speed and `wave_augment` on the audio, `spec_augment` on features.
 
 Legend: B utterances, S samples, T frames, M mel bins.
-The masks come from torch's generator, which the Brain seeds before every micro-batch; the speeds
-were drawn when the epoch was planned.
+Masks are drawn by utterance (`sbkit/audio/draws.py`); the speeds were drawn when the epoch was
+planned.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from torchaudio.transforms import Resample
 
+from sbkit.audio.draws import draw_uniform
 from sbkit.audio.lengths import length_mask
 from sbkit.base.errors import SbkitError
 from sbkit.config.ranges import AT_LEAST_NONE, SHARE
@@ -134,7 +135,8 @@ class Compose(nn.Module):
 class SpecAugment(nn.Module):
     """Hide random stretches of time and bands of frequency: (B, T, M), (B,) -> (B, T, M).
 
-    What is hidden becomes the batch's mean of the bin, which is zero after normalization.
+    What is hidden becomes the utterance's mean of the bin. An utterance's masks are the same in any
+    batch.
     Source: Park et al. 2019; a time mask is at most ``max_time_fraction`` of the utterance.
     """
 
@@ -161,29 +163,32 @@ class SpecAugment(nn.Module):
         """Draw the masks of every utterance and fill them."""
         _, frames, bins = features.shape
         widest = (lengths * self.max_time_fraction).floor().clamp(max=self.time_width)
-        device = features.device
+        device, masks = features.device, self.time_masks + self.freq_masks
+        draws = draw_uniform(len(lengths), 2, masks).to(lengths.device).unbind(2)
         times, bands = (
             torch.zeros(1, size, dtype=torch.bool, device=device) for size in (frames, bins)
         )
-        for _ in range(self.time_masks):
-            times = times | _random_spans(widest, lengths, frames, device)
+        for draw in draws[: self.time_masks]:
+            times = times | _random_spans(draw, widest, lengths, frames, device)
         widest, whole = torch.full_like(lengths, self.freq_width), torch.full_like(lengths, bins)
-        for _ in range(self.freq_masks):
-            bands = bands | _random_spans(widest, whole, bins, device)
+        for draw in draws[self.time_masks :]:
+            bands = bands | _random_spans(draw, widest, whole, bins, device)
         hidden = times.unsqueeze(2) | bands.unsqueeze(1)
         mask = length_mask(lengths, frames, device).unsqueeze(2)  # true within
-        mean = (features * mask).sum((0, 1)) / lengths.sum()
+        counts = lengths.clamp(min=1).to(device, non_blocking=True).view(-1, 1, 1)
+        mean = (features * mask).sum(1, keepdim=True) / counts
         return torch.where(hidden & mask, mean, features)
 
 
-def _random_spans(widest: Tensor, lengths: Tensor, size: int, device: torch.device) -> Tensor:
-    """Mark one stretch a row: (B,), (B,) -> (B, size).
+def _random_spans(
+    draws: Tensor, widest: Tensor, lengths: Tensor, size: int, device: torch.device
+) -> Tensor:
+    """Mark one stretch a row, by two draws below 1: (B, 2), (B,), (B,) -> (B, size).
 
     Every width from 0 to ``widest`` is equally likely, and then every place inside.
     """
-    draws = torch.rand(2, len(lengths), device=lengths.device)  # below 1
-    width = (draws[0] * (widest + 1)).floor()
-    start = (draws[1] * (lengths - width + 1)).floor()
+    width = (draws[:, 0] * (widest + 1)).floor()
+    start = (draws[:, 1] * (lengths - width + 1)).floor()
     edges = torch.stack([start, start + width]).to(device, non_blocking=True).unsqueeze(2)
     positions = torch.arange(size, device=device)
     return (positions >= edges[0]) & (positions < edges[1])

@@ -29,6 +29,7 @@ STANDARD = Path("-")  # input or output
 FULL_SCALE = 32768  # int16 steps in an amplitude of 1.0
 LOWEST_RATE, HIGHEST_RATE = 4_000, 768_000  # Hz; below, a file of kilobytes can last for days
 HIGHEST_PEAK = 16.0  # 24 dB above full scale, where no recording is, but integers in floats are
+MAX_CHANNELS = 32  # of an array; microphone arrays have up to so many
 BLOCK_SECONDS = 60.0  # longer than what is trained on; 35 MB at 48 kHz stereo
 BLOCK_VALUES = 1 << 24  # samples of all channels in a block; 64 MB
 SUFFIXES = (  # of files that are looked for in folders
@@ -118,29 +119,59 @@ def declared_seconds(path: Path | str) -> float:
 def convert_array(
     array: npt.NDArray[Any], sample_rate: int | None, new_rate: int = SAMPLE_RATE
 ) -> Iterator[Samples]:
-    """Convert samples of a program as a file's are, and yield them as one block (S,).
+    """Convert one clip of a program as a file's is, and yield it as one block (S,).
 
-    array: (S,) or (S, channels), of int16, or of floats between -1 and 1.
+    array: as for `to_samples`, at ``sample_rate``.
 
     Raises:
         AudioError: it is empty, of another type or shape, or not finite.
     """
     rate = sample_rate or 0
     check_rate("the array", rate)
+    mono = _average_channels(np.asarray(array))
+    if not len(mono):
+        raise AudioError("no samples", "The array holds no samples.")
+    yield from map(to_int16, resample_blocks([mono], rate, new_rate))
+
+
+def to_samples(array: npt.NDArray[Any]) -> Samples:
+    """Convert audio at the rate of a model to (S,) int16; all that takes samples calls this.
+
+    array: int16, or floats between -1 and 1, or such a tensor on the CPU, of the shape (S,),
+    (S, channels) as soundfile returns it, or (channels, S) as torchaudio does. Channels are
+    averaged. They are the side of at most MAX_CHANNELS; the other side must be longer than that.
+
+    Raises:
+        AudioError: it is of another type or shape, or not finite.
+    """
     samples = np.asarray(array)
-    is_known = samples.dtype == np.int16 or samples.dtype.kind == "f"
-    if samples.ndim not in (1, 2) or not samples.size or not is_known:
+    is_converted = samples.dtype == np.int16 and samples.ndim == 1
+    return samples if is_converted else to_int16(_average_channels(samples))
+
+
+def _average_channels(samples: npt.NDArray[Any]) -> Signal:
+    """Average the channels of what `to_samples` takes -> (S,) between -1 and 1."""
+    if samples.dtype != np.int16 and samples.dtype.kind != "f":
         raise AudioError(
             "not audio",
-            "An array of audio must hold int16, or floats between -1 and 1, in the shape "
-            f"(samples,) or (samples, channels), but is {samples.dtype} of the shape "
-            f"{samples.shape}. Convert it.",
+            "An array of audio must hold int16, or floats between -1 and 1, but this one holds "
+            f"{samples.dtype}. Convert it.",
         )
+    sides = sorted(samples.shape)
+    has_channels = len(sides) == 2 and 1 <= sides[0] <= MAX_CHANNELS < sides[1]
+    if samples.ndim != 1 and samples.shape != (1, 1) and not has_channels:
+        raise AudioError(
+            "not audio",
+            "An array of audio must have the shape (samples,), (samples, channels) or (channels, "
+            f"samples), with at most {MAX_CHANNELS} channels and more samples than that, but this "
+            f"one has the shape {samples.shape}. Pass one clip, best as (samples,).",
+        )
+    channels = np.atleast_2d(samples.T if len(samples) == sides[-1] else samples)  # (channels, S)
     scale = FULL_SCALE if samples.dtype == np.int16 else 1
-    floats = samples.reshape(len(samples), -1).astype(np.float32) / np.float32(scale)
+    floats = channels.astype(np.float32) / np.float32(scale)
     _check_values("the array", floats)
-    mono = floats.mean(axis=1)
-    yield from map(to_int16, resample_blocks([mono], rate, new_rate))
+    mono: Signal = floats.mean(axis=0)
+    return mono
 
 
 def to_int16(block: Signal) -> Samples:
@@ -204,7 +235,7 @@ def _mono_blocks(path: Path, file: soundfile.SoundFile, seconds: float) -> Itera
 
 
 def _check_values(path: Path | str, block: npt.NDArray[np.float32]) -> None:
-    peak = float(np.abs(block).max())
+    peak = float(np.abs(block).max(initial=0))
     if not peak < HIGHEST_PEAK:  # NaN, too
         raise AudioError(
             "samples out of range",

@@ -2,10 +2,10 @@
 
 Legend: B utterances, S samples, N clips of a folder.
 
-All draws come from torch's generator, which the Brain seeds before every micro-batch, so a resumed
-run draws the same. The files are read once, when the first utterance is to be augmented, and stay
-on the device; after that the host waits for nothing. Of a folder of more than 1,800 files so many
-are taken, evenly. In a YAML:
+Draws are by utterance (`sbkit/audio/draws.py`) and levels are of an utterance's own samples,
+so nothing depends on the batch. The files are read once, when the first utterance is to be
+augmented, and stay on the device; after that the host waits for nothing. Of a folder of more than
+1,800 files so many are taken, evenly. In a YAML:
 
     add_noise: !new:sbkit.audio.noise.AddNoise
         folder: /data/musan/noise
@@ -29,6 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from sbkit.audio.draws import draw_uniform
 from sbkit.audio.io import SUFFIXES, audio_below, read_audio
 from sbkit.audio.lengths import bucket_of, length_mask
 from sbkit.base.errors import SbkitError
@@ -91,9 +92,7 @@ class AddNoise(FromFolder):
 
     def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Draw a noise, a place in it and a ratio for every utterance, and add it."""
-        draws = torch.rand(4, len(lengths), device=lengths.device).to(
-            audio.device, non_blocking=True
-        )
+        draws = draw_uniform(len(lengths), 4).to(audio.device, non_blocking=True).T
         share = LONGEST_TOTAL / len(self.files)
         clips = read_clips(self.files, self.sample_rate, share, audio.device)
         chosen = (draws[0] * len(clips.lengths)).long()  # (B,)
@@ -119,9 +118,7 @@ class AddReverb(FromFolder):
 
     def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Draw a room for every utterance, and convolve in the frequency domain."""
-        draws = torch.rand(2, len(lengths), device=lengths.device).to(
-            audio.device, non_blocking=True
-        )
+        draws = draw_uniform(len(lengths), 2).to(audio.device, non_blocking=True).T
         rooms = read_rooms(self.files, self.sample_rate, audio.device)  # (N, R)
         room = rooms[(draws[0] * len(rooms)).long()]
         mask = length_mask(lengths, audio.shape[1], audio.device)

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from sbkit.audio.io import Samples
+from sbkit.audio.io import Samples, to_samples
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import samples_to_seconds
 from sbkit.inference.bundle.bundle import Bundle
@@ -107,8 +107,8 @@ class VoiceDetector:
         return SpeechState(self.model.start())
 
     def push(self, samples: Samples, state: SpeechState) -> tuple[list[SpeechEvent], SpeechState]:
-        """Take samples (S,) of int16, and return what they make known, and the state after them."""
-        step, waiting = self.model.step, np.concatenate([state.samples, samples])
+        """Take samples, as `to_samples` does; return what they make known, and the state then."""
+        step, waiting = self.model.step, np.concatenate([state.samples, to_samples(samples)])
         frames, events = max(0, (len(waiting) - self.model.overlap) // step), list[SpeechEvent]()
         state = replace(state, samples=waiting[frames * step :])
         if frames:
@@ -124,7 +124,7 @@ class VoiceDetector:
         return [SpeechEvent("stopped", end, end)] if state.is_speech else []
 
     def speech_segments(self, audio: Samples) -> list[Segment]:
-        """Return where speech is in a whole clip (S,) of int16."""
+        """Return where speech is in a whole clip, as `to_samples` takes it."""
         events, state = self.push(audio, self.start())
         times = [each.seconds for each in (*events, *self.finish(state))]
         return list(map(Segment, times[::2], times[1::2]))

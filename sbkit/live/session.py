@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sbkit.audio.io import Samples
+from sbkit.audio.io import Samples, to_samples
 from sbkit.base.errors import SbkitError
 from sbkit.base.text import printable
 from sbkit.base.units import samples_to_seconds
@@ -127,7 +127,7 @@ class Session:
         return made
 
     def push(self, samples: Samples) -> list[Event]:
-        """Take samples (S,) of int16, at the recognizer's rate, and return what they make known."""
+        """Take samples at the recognizer's rate, and return what they make known; see `feed`."""
         self.feed(samples)
         return advance_batch([self])[0]
 
@@ -137,17 +137,14 @@ class Session:
         return advance_batch([self])[0]
 
     def feed(self, samples: Samples) -> None:
-        """Take samples for the next `advance_batch`.
+        """Take samples for the next `advance_batch`, as `to_samples` takes them.
 
         Raises:
-            SbkitError: the session is finished, or they are not (S,) of int16.
+            SbkitError: the session is finished, or they are no audio.
         """
-        if self.is_finished or samples.ndim != 1 or samples.dtype != np.int16:
-            raise SbkitError(
-                "A session must be given samples (S,) of int16 before it is finished, but was "
-                f"given {samples.dtype} of the shape {samples.shape}"
-                f"{' after that' * self.is_finished}. Convert them, or begin another session."
-            )
+        if self.is_finished:
+            raise SbkitError("This session is finished and takes no more samples; begin another.")
+        samples = to_samples(samples)
         self.fed, self._received = np.append(self.fed, samples), self._received + len(samples)
         if self._detector is not None:
             events, self._voice = self._detector.push(samples, self._voice)

@@ -17,6 +17,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
+from sbkit.audio.draws import draw_for_step
 from sbkit.base.errors import SbkitError
 
 FRAME_MS = 40  # of the front-end: four shifts of 10 ms
@@ -60,13 +61,13 @@ class Streaming:
     def draw(self) -> "Streaming":
         """Draw the cut of a micro-batch in training: whole clips, or half to twice the chunk.
 
-        From torch's generator on the CPU, which the Brain seeds by the place in the run.
+        All micro-batches of a step have the same (`sbkit/audio/draws.py`).
         """
-        if self.chunk is None or float(torch.rand((), device="cpu")) < WHOLE_SHARE:
+        whole, share = draw_for_step(2).tolist()
+        if self.chunk is None or whole < WHOLE_SHARE:
             return Streaming(None, self.left)
         shortest, longest = max(1, self.chunk // 2), 2 * self.chunk
-        drawn = torch.randint(shortest, longest + 1, (), device="cpu")
-        return Streaming(int(drawn), self.left)
+        return Streaming(shortest + int(share * (longest + 1 - shortest)), self.left)
 
     def cut(self, mask: Tensor) -> Chunks | None:
         """Cut a batch: mask (B, U), true within an utterance; None for whole clips.

@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from sbkit.inference.transcribe.subtitles import cues, to_srt, to_vtt
 from sbkit.inference.transcribe.transcriber import Transcript
 from sbkit.serve.fields import Fields
+from sbkit.text.normalize import join_segments
 from sbkit.text.word import Word
 
 
@@ -57,7 +58,7 @@ def _segment(number: int, words: Sequence[Word]) -> dict[str, Any]:
     avg_logprob: of the words' confidences, 0 where there are none; compression_ratio: the text's
     bytes by those of zlib.
     """
-    text = " ".join(word.text for word in words)
+    text = join_segments(word.text for word in words)
     known = [math.log(max(word.confidence, 1e-6)) for word in words if word.confidence is not None]
     content = text.encode()
     return {

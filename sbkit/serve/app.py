@@ -210,14 +210,11 @@ async def _events(
     item: str | Transcript, found: AsyncGenerator[str | Transcript]
 ) -> AsyncIterator[str]:
     """Write server-sent events; item: the first of what is found."""
-    text = ""
     async with aclosing(found):
         try:
             while isinstance(item, str):
                 if item:
-                    more = f" {item}" if text else item
-                    text += more
-                    yield event("transcript.text.delta", delta=more)
+                    yield event("transcript.text.delta", delta=item)
                 item = await anext(found)
             yield event("transcript.text.done", text=item.text)
         except SbkitError as error:

@@ -32,6 +32,7 @@ from sbkit.serve.metrics import Metrics
 from sbkit.serve.models import Models
 from sbkit.serve.options import Options
 from sbkit.serve.recognizer import Recognizer
+from sbkit.text.normalize import join_segments
 
 BLOCK = 24_000  # bytes that are decoded at a time, so that a long message lets others pass
 SHORTEST = 0.1  # seconds of a turn that a client commits
@@ -56,7 +57,7 @@ class Item:
 
     def text(self, more: str = "") -> str:
         """Return the text of all that ended in it, and of what goes on."""
-        return " ".join(filter(None, [*(each.text for each in self.finals), more]))
+        return join_segments([*(each.text for each in self.finals), more])
 
 
 class RealtimeSession:

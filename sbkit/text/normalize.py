@@ -7,7 +7,7 @@ consists of ("café" in English: "cafe") or, where there are none, kept as it is
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache, partial
 from typing import Any
@@ -175,6 +175,19 @@ def normalize(text: str, language: str, table: Orthography | None = None) -> str
     words = (word.strip(table.joiners) for word in _QUOTES.sub(" ", text).split())
     text = " ".join(word for word in words if word)
     return text if table.spaces else _compose(_SPACE_WITHIN.sub("", text))
+
+
+def join_segments(texts: Iterable[str]) -> str:
+    """Join the texts of segments that follow one another, as `normalize` writes their words.
+
+    There is a space between two, and none between two characters of scripts without spaces; empty
+    texts are left out.
+    """
+    joined = ""
+    for text in filter(None, texts):
+        is_unspaced = _SPACE_WITHIN.search(f"{joined[-1:]} {text[0]}")
+        joined += text if is_unspaced or not joined else f" {text}"
+    return joined
 
 
 class _Table(dict[int, str]):

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from sbkit.audio.draws import seed_draws
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.rng import seed_step
 from sbkit.config.hparams import KnobAttributes
@@ -33,7 +34,7 @@ from sbkit.train.compiling import compile_blocks
 from sbkit.train.ddp import DdpStep, ForwardLoss
 from sbkit.train.freezing import Freezing
 from sbkit.train.moving_average import MovingAverage
-from sbkit.train.nonfinite import NonFiniteRecorder, explained_memory
+from sbkit.train.nonfinite import NonFiniteRecorder, explained_memory, ids_of
 from sbkit.train.optimizers import (
     clip,
     make_optimizers,
@@ -126,7 +127,7 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
         batch = self.placed(batch)
         if (self.step - 1) % self.grad_accumulation_factor == 0:  # the first of its step
             self._statistics.save()
-        self._set_rate_and_seed()
+        self._set_rate_and_seed(batch)
         self.on_fit_batch_start(batch, self.should_step)
         with self.no_sync(not self.should_step), explained_memory(batch):
             with self.training_ctx:
@@ -142,10 +143,11 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
         self.on_fit_batch_end(batch, outputs, objective, self.should_step)
         return detached(objective)
 
-    def _set_rate_and_seed(self) -> None:
+    def _set_rate_and_seed(self, batch: Any) -> None:
         """Set the rate and the seed from the place in the run: a resumed run needs nothing else.
 
-        The rate where the YAML has `lr_schedule`; the seed where sbkit's sampler plans the batches.
+        The rate where the YAML has `lr_schedule`; the seed where sbkit's sampler plans the batches:
+        by utterance for `draw_uniform`, by rank for what torch draws, as in dropout.
         """
         epochs = self._declared("epoch_counter", None)
         if self._schedule is not None:
@@ -154,8 +156,13 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
             factor = self._schedule(*place, self._training_metrics.validations)
             rate = None if self._declared("optimizers", None) else self.hparams.lr
             set_rate(self._active_optimizers().values(), factor, rate)
-        if self._is_planned:
-            seed_step(self.hparams.seed, epoch=epochs.current, step=self.step)
+        if not self._is_planned:
+            seed_draws([])
+            return
+        seed, epoch = self.hparams.seed, epochs.current
+        seed_step(seed, epoch=epoch, step=self.step)
+        step = (self.step - 1) // self.grad_accumulation_factor
+        seed_draws(ids_of(batch), seed=seed, epoch=epoch, step=step)
 
     def _backward(self, objective: Any) -> tuple[Tensor, Tensor]:
         """Add the gradient of a micro-batch to those of the step, of each loss to its own parts.

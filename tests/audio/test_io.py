@@ -11,7 +11,7 @@ import soundfile
 import torch
 from torchaudio.transforms import Resample
 
-from sbkit.audio.io import FORMATS, AudioError, read_audio, stream_audio
+from sbkit.audio.io import FORMATS, AudioError, convert_array, read_audio, stream_audio, to_samples
 from sbkit.audio.resample import resample_by_numpy
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import SAMPLE_RATE
@@ -180,3 +180,51 @@ def test_blocks_are_resampled_like_the_whole(tmp_path: Path, rate: int) -> None:
         joined = np.concatenate(blocks)
         assert len(joined) == len(expected)
         assert np.abs(joined.astype(int) - expected).max() <= 1
+
+
+CLIP = (np.arange(100) * 300).astype(np.int16)
+FLOATS = CLIP / 32768
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        CLIP,
+        CLIP[None],  # (1, S) as of torchaudio.load
+        CLIP[:, None],
+        np.stack([CLIP] * 2),
+        np.stack([CLIP] * 32, 1),
+        FLOATS,
+        FLOATS.astype(np.float32)[None],
+        np.stack([1.5 * FLOATS, 0.5 * FLOATS]),  # averaged
+        torch.from_numpy(CLIP)[None],
+        torch.from_numpy(FLOATS).float().expand(2, -1),
+    ],
+    ids=lambda array: f"{array.dtype} {tuple(array.shape)}",
+)
+def test_the_short_side_of_an_array_is_its_channels(array: npt.NDArray[np.generic]) -> None:
+    np.testing.assert_array_equal(to_samples(array), CLIP)
+    np.testing.assert_array_equal(np.concatenate([*convert_array(array, SAMPLE_RATE)]), CLIP)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "says"),
+    [
+        ((2, 2), "float32", r"more samples than that, but this one has the shape \(2, 2\)"),
+        ((1, 32), "int16", "at most 32 channels"),
+        ((32, 2), "int16", "at most 32 channels"),
+        ((100, 100), "float32", "at most 32 channels"),
+        ((80, 1000), "float32", "at most 32 channels"),  # features
+        ((0, 100), "float32", "at most 32 channels"),
+        ((1, 1, 100), "float32", "at most 32 channels"),
+        ((), "float32", "at most 32 channels"),
+        ((100,), "int32", "holds int32"),
+        ((100,), "uint8", "holds uint8"),
+        ((100,), "bool", "holds bool"),
+    ],
+)
+def test_an_array_that_may_be_read_in_two_ways_is_refused(
+    shape: tuple[int, ...], dtype: str, says: str
+) -> None:
+    with pytest.raises(AudioError, match=says):
+        to_samples(np.zeros(shape, dtype))

@@ -49,7 +49,7 @@ def test_pieces_of_any_size_make_known_the_same_as_the_whole_clip() -> None:
     levels = np.repeat(random.random(300), random.integers(1, 20, 300))
     audio = np.repeat((32767 * levels).astype(np.int16), 320)[:-77]
     detector = VoiceDetector(ToldFrames())
-    whole, end = detector.push(audio, detector.start())
+    whole, end = detector.push(audio[None] / np.float32(32768), detector.start())  # (1, S)
     assert len(whole) > 20
     for size in (1, 100, 320, 5000):
         events, state = list[SpeechEvent](), detector.start()

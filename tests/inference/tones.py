@@ -71,11 +71,12 @@ def tone_transcriber(folder: Path) -> tuple[Transcriber, Tokenizer, ToneModel]:
     return Transcriber(bundle=bundle), tokenizer, model
 
 
-def tone_bundle(folder: Path) -> tuple[Bundle, Tokenizer, ToneModel]:
-    """Make a bundle of that model."""
+def tone_bundle(
+    folder: Path, text: str = "the quick brown fox jumps over a lazy dog"
+) -> tuple[Bundle, Tokenizer, ToneModel]:
+    """Make a bundle of that model, for the characters of a text."""
     file = folder / "tokenizer.model"
-    words = ["the quick brown fox jumps over a lazy dog"]
-    ensure_tokenizer(model_file=file, kind="char", vocab_size=None, texts=lambda: words)
+    ensure_tokenizer(model_file=file, kind="char", vocab_size=None, texts=lambda: [text])
     tokenizer = Tokenizer(model_file=file)
     model = ToneModel(tokenizer.vocab_size, tokenizer.vocabulary.blank)
     config = BundleConfig(

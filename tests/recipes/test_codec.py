@@ -178,7 +178,7 @@ def test_blocks_give_what_the_whole_gives(codec: Codec, bundle: Path, clip: Path
     audio = codec.decode(coded)
     assert len(audio) == len(samples)
     for size in (160, 1000, 7000):
-        blocks = [samples[at : at + size] for at in range(0, len(samples), size)]
+        blocks = [samples[None, at : at + size] for at in range(0, len(samples), size)]
         assert np.array_equal(np.concatenate([*codec.encode_stream(blocks)]), coded.codes)
     few = [coded.codes[at : at + 3] for at in range(0, len(coded.codes), 3)]
     assert np.array_equal(np.concatenate([*codec.decode_stream(few)])[: len(samples)], audio)

@@ -27,6 +27,7 @@ from sbkit.inference.vad import SpeechRules, VoiceDetector
 from sbkit.live.recognizer import LiveRecognizer
 from sbkit.live.session import Final, Session
 from sbkit.serve.limits import DRAINING
+from sbkit.serve.realtime import Item
 from sbkit.serve.streams import StreamBatcher
 from tests.decoding.spoken import train_models
 from tests.inference.tones import RATE, silence, speak, tone_bundle
@@ -104,6 +105,11 @@ def test_a_turn_that_the_client_commits(kind: str, request: pytest.FixtureReques
             (committed,) = [each for each in events if each.type.endswith("committed")]
             assert (committed.previous_item_id, committed.item_id) == (previous, completed.item_id)
             previous = completed.item_id
+
+
+def test_nothing_stands_between_utterances_of_chinese_in_a_turn() -> None:
+    final = Final(seconds=1.0, text="我爱北京", start=0.0, end=1.0, words=())
+    assert Item(0.0, [final]).text("天安门") == "我爱北京天安门"
 
 
 def test_the_server_ends_turns_at_endpoints(live: Served) -> None:

@@ -16,6 +16,7 @@ from sbkit.text.normalize import (
     ORTHOGRAPHIES,
     describe_dropped,
     describe_normalizer,
+    join_segments,
     normalize,
     orthography,
     read_stored_table,
@@ -102,6 +103,20 @@ def test_the_table_that_is_used_is_named() -> None:
     assert describe_normalizer("de-AT").startswith("text table of de: lower case, the letters abc")
     assert "of every script" in describe_normalizer("tr")
     assert describe_normalizer("zh-CN").endswith("there is a CER and no WER")
+
+
+@pytest.mark.parametrize(
+    ("segments", "joined"),
+    [
+        (["it is", "", "late"], "it is late"),
+        (["我爱", "北京", "ok", "iphone", "手机"], "我爱北京 ok iphone 手机"),
+        (["こんにちは", "ラーメン"], "こんにちはラーメン"),
+        (["안녕", "하세요"], "안녕 하세요"),
+        (["", ""], ""),
+    ],
+)
+def test_segments_are_joined_as_words_are_written(segments: list[str], joined: str) -> None:
+    assert join_segments(segments) == joined
 
 
 def test_dropped_symbols_are_counted() -> None:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sbkit.audio.io import Samples
+from sbkit.audio.io import Samples, to_samples
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import read_regular, reading
 from sbkit.base.machine import usable_cores
@@ -70,16 +70,16 @@ class Bundle:
     refused_hotwords: tuple[str, ...] = ()
 
     def predict(self, clips: Sequence[Samples]) -> Any:
-        """Return what the model of any task predicts of int16 clips, (S,) each, as one batch."""
-        return self.model.predict(clips)
+        """Return what the model predicts of clips, as of `to_samples`, in one batch."""
+        return self.model.predict([*map(to_samples, clips)])
 
     def transcribe(self, clips: Sequence[Samples]) -> list[str]:
-        """Transcribe clips of int16 audio at the bundle's rate, (S,) each, as one batch."""
+        """Transcribe clips at the bundle's rate, as of `to_samples`, in one batch."""
         return [each.text for each in self.recognize(clips)]
 
     def recognize(self, clips: Sequence[Samples], *, times: bool = False) -> list[Recognized]:
         """Transcribe clips as `transcribe` does; with ``times``, with their words in time, too."""
-        pool = self.decoder_pool
+        pool, clips = self.decoder_pool, [*map(to_samples, clips)]
         pairs = zip(self.model.encode(clips), clips, strict=True)
         inputs = [self.decoder_input(each, samples=len(clip)) for each, clip in pairs]
         return pool.decode(inputs, times=times)
@@ -87,6 +87,7 @@ class Bundle:
     def align(self, clips: Sequence[Samples], texts: Sequence[str]) -> list[tuple[Word, ...]]:
         """Time the words of normalized texts, one for each clip."""
         aligner = replace(self.decoder_pool.decoder.aligner, confidence=None)
+        clips = [*map(to_samples, clips)]
         return [
             aligner.align(encoded.log_probs, self.tokenizer.encode(text), samples=len(clip))
             for clip, encoded, text in zip(clips, self.model.encode(clips), texts, strict=True)
@@ -125,9 +126,9 @@ class Bundle:
         return DecoderPool(CtcDecoder.of(self.decoder, aligner), processes=usable_cores())
 
     def classify(self, clips: Sequence[Samples]) -> npt.NDArray[np.float32]:
-        """Compute the probability of every label: clips of int16 audio, (S,) each -> (B, V)."""
+        """Compute the probability of every label: clips, as of `to_samples` -> (B, V)."""
         self.task.require("classify")
-        probabilities: npt.NDArray[np.float32] = self.model.probabilities(clips)
+        probabilities: npt.NDArray[np.float32] = self.model.probabilities([*map(to_samples, clips)])
         return probabilities
 
     def with_decoder(self, name: str | None) -> "Bundle":

@@ -10,6 +10,7 @@ from itertools import chain, pairwise
 from math import ceil, inf
 from textwrap import wrap
 
+from sbkit.text.normalize import join_segments
 from sbkit.text.word import Word
 
 WIDTH, LINES = 42, 2
@@ -87,7 +88,7 @@ def to_tsv(words: Sequence[Word]) -> str:
 
 
 def _lines(cue: Sequence[Word]) -> list[str]:
-    return wrap(" ".join(word.text for word in cue), WIDTH)
+    return wrap(join_segments(word.text for word in cue), WIDTH)
 
 
 def _text(subtitle: Subtitle) -> str:

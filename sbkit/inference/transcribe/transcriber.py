@@ -26,6 +26,7 @@ from sbkit.inference.runtime.model import Effective, Encoded, ModelThread, namin
 from sbkit.inference.runtime.runtimes import open_model
 from sbkit.inference.transcribe.pieces import Cutter, Piece, find_gap
 from sbkit.inference.vad import VoiceDetector
+from sbkit.text.normalize import join_segments
 from sbkit.text.word import Word
 
 BATCH_SECONDS = 60.0  # of padded audio
@@ -144,7 +145,7 @@ class Transcriber(AbstractContextManager["Transcriber"]):
         return cls(bundle=bundle, times=times, detector=detector)
 
     def transcribe(self, audio: Audio, sample_rate: int | None = None) -> Transcript:
-        """Transcribe a file, or an array at ``sample_rate``: (S,) or (S, channels).
+        """Transcribe a file, or an array at ``sample_rate``, as `to_samples` takes it.
 
         Raises:
             SbkitError: the file is no audio, or the array no finite samples.
@@ -179,7 +180,7 @@ class Transcriber(AbstractContextManager["Transcriber"]):
         """Yield the transcript of each file or array, or its error, in their order.
 
         on_seconds: called with the seconds of audio that were decoded since it was called last;
-        on_text: with the text of each piece, as soon as it is known.
+        on_text: with what each piece adds to the text of its source, as soon as it is known.
         """
         found, cut = list[Recognized](), 0
         for pool in _pools(self._cut(audios, sample_rate), self._rate, self._pool_seconds):
@@ -191,7 +192,9 @@ class Transcriber(AbstractContextManager["Transcriber"]):
                     continue
                 found.append(next(decoded))
                 if on_text is not None:
-                    on_text(printable(found[-1].text))
+                    texts = [segment.text for segment in found]
+                    before = join_segments(texts[:-1])
+                    on_text(printable(join_segments(texts).removeprefix(before)))
                 if on_seconds is not None:
                     on_seconds(self._seconds(part.piece.next_start - part.piece.start))
                 if part.is_last:
@@ -270,7 +273,7 @@ class Transcriber(AbstractContextManager["Transcriber"]):
         words = chain.from_iterable(each.words for each in found)
         return Transcript(
             file=name,
-            text=printable(" ".join(each.text for each in found if each.text)),
+            text=printable(join_segments(each.text for each in found)),
             seconds=self._seconds(last.next_start),
             words=tuple(replace(each, text=printable(each.text)) for each in words),
             effective=self.effective,

@@ -4,11 +4,13 @@ Legend: B utterances, U frames, D width.
 
 Sources: wav2vec 2.0 (Baevski et al. 2020, appendix B), SpecAugment (Park et al. 2019). Spans may
 overlap, so less is hidden than ``prob``: .49 of the frames with .65 and 10, .40 with .5 and 64.
-The numbers come from torch's generator of the CPU, and nothing waits for the device.
+They are drawn by utterance (`sbkit/audio/draws.py`), and nothing waits for the device.
 """
 
 import torch
 from torch import Tensor
+
+from sbkit.audio.draws import draw_uniform
 
 
 def draw_spans(lengths: Tensor, size: int, prob: float, width: int) -> Tensor:
@@ -18,9 +20,9 @@ def draw_spans(lengths: Tensor, size: int, prob: float, width: int) -> Tensor:
     within it. A row shorter than a span gets none.
     """
     places = (lengths - width + 1).clamp(min=0)
-    spans = (prob * lengths / width + torch.rand(len(lengths))).long().minimum(places)
+    spans = (prob * lengths / width + draw_uniform(len(lengths))).long().minimum(places)
     at = torch.arange(size)
-    order = torch.rand(len(lengths), size).masked_fill_(at >= places.unsqueeze(1), -1.0)
+    order = draw_uniform(len(lengths), size).masked_fill_(at >= places.unsqueeze(1), -1.0)
     chosen = order.topk(int(spans.max())).indices  # (B, N)
     first = torch.zeros(len(lengths), size, dtype=torch.int32)
     first.scatter_(1, chosen, (at[: chosen.shape[1]] < spans.unsqueeze(1)).int())

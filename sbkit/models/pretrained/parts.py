@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from sbkit.audio.draws import draw_for_step
 from sbkit.audio.lengths import length_mask
 from sbkit.config.ranges import AT_LEAST_ONE, SHARE, Range, require_in_range
 from sbkit.models.pretrained.blocks import Config
@@ -205,18 +206,17 @@ class PretrainedEncoder(nn.Module):
             yield x
 
     def _draw_dropped(self) -> list[bool]:
-        """Draw which layers are left out, on the CPU."""
+        """Draw which layers are left out, the same on every rank."""
         if not self.training or self.layerdrop == 0:
             return [False] * len(self.body.layers)
-        dropped: list[bool] = (torch.rand(len(self.body.layers)) < self.layerdrop).tolist()
+        dropped: list[bool] = (draw_for_step(len(self.body.layers)) < self.layerdrop).tolist()
         return dropped
 
 
 def _leave_out(layer: nn.Module, x: Tensor) -> Tensor:
     """Return x, which depends on the parameters of a layer without changing with them.
 
-    Their gradient is zero in the place of none: ranks leave out different layers, and DDP waits for
-    every gradient.
+    Their gradient is zero in the place of none: DDP waits for every gradient.
     """
     total = sum(each.sum() for each in layer.parameters() if each.requires_grad)
     return x + 0 * total

@@ -48,6 +48,15 @@ def test_sentences_with_pauses_are_joined_as_they_were_said(pause: float, tmp_pa
     assert joined.seconds == pytest.approx(len(audio) / RATE)
 
 
+def test_nothing_stands_between_sentences_of_chinese(tmp_path: Path) -> None:
+    bundle, tokenizer, _ = tone_bundle(tmp_path, "我爱北京天安门")
+    audio = np.concatenate([speak(tokenizer, "我爱北京"), silence(40), speak(tokenizer, "天安门")])
+    heard: list[str] = []
+    (transcript,) = Transcriber(bundle=bundle).stream([audio], RATE, on_text=heard.append)
+    assert str(transcript) == "".join(heard) == "我爱北京天安门"
+    assert len(heard) > 1
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_speech_without_a_pause_loses_no_word_and_has_none_twice(seed: int, tmp_path: Path) -> None:
     bundle, tokenizer, model = tone_bundle(tmp_path)
@@ -173,7 +182,7 @@ def test_one_broken_file_loses_no_other(tmp_path: Path) -> None:
     [
         (np.zeros(100), None, "must be from 4000 to 768000 Hz"),
         (np.zeros(100), 3, "must be from 4000 to 768000 Hz"),
-        (np.zeros(0), RATE, "but is float64 of the shape"),
+        (np.zeros(0), RATE, "holds no samples"),
         (np.zeros(100, np.int64), RATE, "must hold int16, or floats"),
         (np.full(100, np.nan), RATE, "must lie between -1 and 1"),
         (np.full(100, 3e4), RATE, "must lie between -1 and 1"),
@@ -191,8 +200,12 @@ def test_arrays_of_any_kind_are_heard_alike(tmp_path: Path) -> None:
     transcriber, tokenizer, _ = tone_transcriber(tmp_path)
     spoken = speak(tokenizer, "a fox")
     floats = spoken / np.float32(32768)
-    for array in (spoken, floats, np.stack([floats, floats], 1), floats.astype(np.float64)):
+    for array in (spoken, floats[None], np.stack([floats, floats], 1), floats.astype(np.float64)):
         assert transcriber.transcribe(array, RATE).text == "a fox"
+    bundle, _, _ = tone_bundle(tmp_path)
+    assert bundle.transcribe([spoken, spoken[None], floats]) == ["a fox"] * 3
+    (words,) = bundle.align([floats[None]], ["a fox"])
+    assert [word.text for word in words] == ["a", "fox"]
 
 
 def test_a_bundle_says_what_it_runs_on(tmp_path: Path) -> None:
