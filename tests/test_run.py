@@ -13,6 +13,7 @@ from sbkit.cli import run as sbkit
 from sbkit.config.document import read_document
 from sbkit.config.hparams import parse_command
 from sbkit.decoding.word_graph import GraphSearch
+from sbkit.evaluate import wer_report
 from sbkit.evaluate.compare import compare_runs
 from sbkit.evaluate.run_results import read_clips
 from sbkit.evaluate.utterances import hash_references, read_utterances
@@ -234,7 +235,11 @@ def test_a_trained_run_gets_another_decoder(
     """
     run, old = tmp_path / "run", tmp_path / "old"
     joint = ("--ctc_weight=0.5", "--num_decoder_layers=1", "--attention_decoding=rescore")
+    monkeypatch.setattr(wer_report, "MAX_SILENT_SHARE", 9)  # so small a model babbles
     assert workplace.train_here(run, *ONE, *joint) == 0
+    note = "of 4 utterances; the beam's words come from its language model"
+    assert capsys.readouterr().out.splitlines()[-1].endswith(note)
+    assert note.replace("'", "&#39;") in (run / "report.html").read_text("utf-8")
     decoder = read_json(run / "decoder.json")
     assert (decoder["attention"], decoder["chosen_on"]) == ("rescore", ["dev"])
     monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))

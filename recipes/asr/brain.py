@@ -11,7 +11,12 @@ from recipes.asr.decoding import RunDecoding
 from sbkit.audio.augment import Augmentation
 from sbkit.data.batches.batch import TextBatch
 from sbkit.evaluate.wer import Scored, total_scores
-from sbkit.evaluate.wer_report import describe_results, report_errors, slice_error_rates
+from sbkit.evaluate.wer_report import (
+    describe_results,
+    describe_silence,
+    report_errors,
+    slice_error_rates,
+)
 from sbkit.logs.metric import Metrics
 from sbkit.models.asr import AsrModel, Predictions
 from sbkit.models.encoder import encoder_parts
@@ -114,6 +119,7 @@ class AsrBrain(Brain):
         return describe_results(results)
 
     def report(self, split: str, results: Sequence[Scored], folder: Path) -> Mapping[str, Any]:
-        """Write every utterance with its errors; return the counts and intervals."""
+        """Write every utterance with its errors; return the counts, intervals and notes."""
         errors = report_errors(folder, split, results)
-        return {**errors, "decoder": self.decoding.kind}
+        notes = [*self.decoding.notes, *describe_silence(results)]
+        return {**errors, "decoder": self.decoding.kind, "notes": notes}

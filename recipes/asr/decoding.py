@@ -7,7 +7,7 @@ Legend: B utterances, U frames of 40 ms, D model width, V vocabulary.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -62,6 +62,7 @@ class RunDecoding:
         search: None where the YAML has no `decoder`, so that tests are decoded greedily.
         kind: the name of the decoder of tests.
         by_words: false for a language that writes no spaces between words.
+        notes: sentences for the report, on how the search was fitted.
 
     Raises SbkitError where the YAML declares a search that cannot run.
     """
@@ -72,6 +73,7 @@ class RunDecoding:
         self.search = _declared_search(hparams)
         self.kind = GREEDY if self.search is None else self.search.kind
         self.by_words = separates_words(getattr(hparams, "language", "und"))
+        self.notes: list[str] = []
         self._pools: dict[str, DecoderPool] = {}  # by the name of the decoder
 
     def fit(self, brain: Any) -> None:
@@ -81,12 +83,12 @@ class RunDecoding:
         """
         most = tokens_to_try(brain._training_metrics.audio_seconds)
         utterances = limit_tokens(self.encode_validation(brain), most)
-        sets = list(valid_sets(brain))
+        sets = {name: len(loader.dataset) for name, loader in valid_sets(brain).items()}
         ping = partial(brain.watchdog.ping, "tuning", brain.optimizer_step)
         if self.search is not None:
             self.search = self._choose_weights(self.search, utterances, sets, ping)
         ping = partial(brain.watchdog.ping, "confidence", brain.optimizer_step)
-        aligners = self._fit_confidences(utterances, sets, ping)
+        aligners = self._fit_confidences(utterances, list(sets), ping)
         share = usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         self._pools = {
             name: DecoderPool(
@@ -129,32 +131,39 @@ class RunDecoding:
         log_probs = predictions.log_probs.float().cpu().numpy()
         frames = predictions.frame_lengths
         attention = self._attention(predictions.states, frames)
-        rows = zip(batch.ids, batch.texts, log_probs, frames.tolist(), attention, strict=True)
+        seconds = batch.audio_lengths / self._hparams.sample_rate
+        columns = (batch.ids, batch.texts, log_probs, frames.tolist(), attention, seconds.tolist())
         return [
-            TuningUtterance(row[:count].copy(), text, each, name)  # a view keeps the whole batch
-            for name, text, row, count, each in rows
+            # A view would keep the whole batch.
+            TuningUtterance(row[:count].copy(), text, decoder, name, length)
+            for name, text, row, count, decoder, length in zip(*columns, strict=True)
         ]
 
     def _choose_weights(
         self,
         search: BeamDecoder,
         utterances: Sequence[TuningUtterance],
-        sets: Sequence[str],
+        sets: Mapping[str, int],
         ping: Any,
     ) -> BeamDecoder:
-        """Return the search with the weights that its YAML declares, or the best it can find."""
+        """Return the search with the weights that its YAML declares, or the best it can find.
+
+        ``sets``: the validation sets, and how many utterances each has.
+        """
         chosen: dict[str, Any] = {}
         if search.needs_tuning and any(used_weights(search)):
             search, tuned = fit_weights(
                 search,
                 utterances,
-                sets=sets,
+                sets=list(sets),
+                total=sum(sets.values()),
                 by_words=self.by_words,
                 add=_add,
                 ping=ping,
                 quiet=self._quiet,
             )
-            chosen = {"chosen_on": list(sets), **tuned.plain()}
+            self.notes = [tuned.kept] if tuned.kept else []
+            chosen = {"chosen_on": [] if tuned.kept else list(sets), **tuned.plain()}
         self._write(DECODER_FILE, search.plain() | chosen)
         return search
 

@@ -22,7 +22,7 @@ from sbkit.decoding.confidence import (
     fit_confidence,
     label_words,
 )
-from sbkit.decoding.decoder import LIKELY, BeamDecoder, Weights
+from sbkit.decoding.decoder import LIKELY, MOST_TOKENS, BeamDecoder, Weights
 from sbkit.decoding.frames import LogProbs
 from sbkit.decoding.greedy import GreedySearch, best_tokens
 from sbkit.decoding.language_models import LanguageModels
@@ -51,7 +51,11 @@ NARROW = 16  # the beam that they are tried with: in half the time of 32
 RIDGE = 1.0
 MOST_NGRAMS = 100_000  # in a graph that weights are tried with: 4 s to make each
 ENOUGH = 60_000  # tokens of a sample over all ranks, the most; one takes 3 ms with all weights
-FEW = 5_000  # the least: 15 s
+# The least: 60 s. Three minutes are 4,500 frames of 40 ms, each with 3 to 4 likely tokens where a
+# model has learned; one that has not has `MOST_TOKENS`, and its weights are left alone.
+MIN_TOKENS = 20_000
+# Of a larger validation set, so that the weights are not a matter of a few clips.
+MIN_UTTERANCES, MIN_SECONDS = 20, 180.0
 # A tenth of the training time of the default run: two cores train on 130 s of audio in a second.
 TOKENS_PER_SECOND = 0.2
 
@@ -64,13 +68,14 @@ class TuningUtterance(NamedTuple):
     """An utterance of the validation set: its log-probabilities (U, V), and its reference text.
 
     attention: its attention decoder, for a search that uses it; id: chooses whether it is in a
-    sample.
+    sample; seconds: of its audio.
     """
 
     log_probs: LogProbs
     text: str
     attention: AttentionDecoder | None = None
     id: str = ""
+    seconds: float = 0.0
 
     @property
     def order(self) -> Order:
@@ -83,12 +88,14 @@ class Tuned:
     """The weights that were chosen, and the errors with them.
 
     by_words: false for a language that writes no spaces between words, which has no WER.
+    kept: the sentence on why the weights are the defaults, "" where they were chosen.
     """
 
     weights: Weights
     scores: Scores
     utterances: int
     by_words: bool = True
+    kept: str = ""
 
     def plain(self) -> dict[str, Any]:
         """Return them as plain data."""
@@ -97,6 +104,7 @@ class Tuned:
             "CER": self.scores.cer,
             **({"WER": self.scores.wer} if self.by_words else {}),
             "utterances": self.utterances,
+            **({"kept": self.kept} if self.kept else {}),
         }
 
 
@@ -219,7 +227,7 @@ def tokens_to_try(trained_seconds: float) -> int:
     It is computed from the audio that was trained on, not from the time it took, so that the same
     run has the same sample on any machine and any number of ranks.
     """
-    return min(ENOUGH, max(FEW, round(TOKENS_PER_SECOND * trained_seconds)))
+    return min(ENOUGH, max(MIN_TOKENS, round(TOKENS_PER_SECOND * trained_seconds)))
 
 
 def limit_tokens(
@@ -234,7 +242,8 @@ def limit_tokens(
     kept, counts = list[TuningUtterance](), dict[Order, int]()
     for each in utterances:
         kept.append(each)
-        counts[each.order] = int((each.log_probs > LIKELY).sum())
+        likely = (each.log_probs > LIKELY).sum(1)
+        counts[each.order] = int(likely.clip(max=MOST_TOKENS).sum())
         if sum(counts.values()) > 2 * most:
             last = _last_within(counts.items(), most)
             kept = [each for each in kept if each.order <= last]
@@ -278,12 +287,22 @@ def fit_weights(
     utterances: Sequence[TuningUtterance],
     *,
     sets: Sequence[str],
+    total: int,
     by_words: bool,
     add: Add = list,
     ping: Ping = int,
     quiet: bool = False,
 ) -> tuple[BeamDecoder, Tuned]:
-    """Return the search with the best weights, and what they reach."""
+    """Return the search with the best weights, and what they reach.
+
+    ``total``: the utterances of the sets, of which these are the sample. Where it is too small a
+    part of them, the weights are the defaults, and ``Tuned.kept`` says why.
+    """
+    if kept := _too_few(utterances, total):
+        search = search.with_weights(Weights() if by_words else Weights(word=0.0))
+        (reached,) = add([count_all_errors(search, utterances, search.tokenizer, ping)])
+        log(kept)
+        return search, Tuned(search.weights, reached, reached.utterances, by_words, kept)
     log(f"decoder: {POINTS} weights are tried on {_count(utterances)} ({', '.join(sets)})")
     decoded = (POINTS + 1) * len(utterances)
     with shown("trying weights of the decoder", decoded, quiet=quiet) as advance:
@@ -296,6 +315,19 @@ def fit_weights(
         said += ", without the model of words, which the language does not separate"
     log(f"decoder: {said} (chosen on {', '.join(sets)})")
     return search, tuned
+
+
+def _too_few(utterances: Sequence[TuningUtterance], total: int) -> str:
+    """Return the sentence on why no weights are fitted to a sample, "" where they are."""
+    own = len(utterances), sum(each.seconds for each in utterances)
+    count, seconds = (sum(share) for share in zip(*gather_over_ranks(own), strict=True))
+    if count >= total or (count >= MIN_UTTERANCES and seconds >= MIN_SECONDS):
+        return ""
+    return (
+        "the weights of the decoder stay at their defaults, since a model this uncertain leaves "
+        f"time to try them on {count} of {plural(total, 'utterance')} only ({seconds:.0f} s). "
+        "Train longer, or write them into the YAML."
+    )
 
 
 def fit_confidences(

@@ -1,12 +1,12 @@
 """A report of every utterance of a split with its word errors, and the figures of the whole."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from sbkit.base.files import write_text_atomically
-from sbkit.base.text import printable
+from sbkit.base.text import plural, printable
 from sbkit.evaluate.calibration import measure_calibration
 from sbkit.evaluate.interval import Interval, interval_of, units_of
 from sbkit.evaluate.utterances import edits, hash_references, utterances_file, write_utterances
@@ -19,6 +19,8 @@ from sbkit.evaluate.wer import (
     right_words,
     total_scores,
 )
+
+MAX_SILENT_SHARE = 0.1  # of the characters of the references
 
 
 def report_errors(folder: Path, split: str, scored: Sequence[Scored]) -> dict[str, Any]:
@@ -99,6 +101,20 @@ def describe_results(scored: Sequence[Scored]) -> str:
     if (confidence := measure_calibration(*judge_words(scored))) is not None:
         line += f"; confidence {confidence}"
     return line
+
+
+def describe_silence(scored: Sequence[Scored]) -> Iterator[str]:
+    """Yield a sentence where greedy decoding wrote (nearly) nothing: the model has not learned."""
+    greedy = greedy_of(scored)
+    texts = [each.hypothesis.strip() for each in greedy or scored]
+    written, said = sum(map(len, texts)), total_scores(scored).characters.total
+    if written < MAX_SILENT_SHARE * said:
+        yield (
+            f"greedy decoding wrote {written} characters where {said} were said, and nothing for "
+            f"{texts.count('')} of {plural(len(texts), 'utterance')}"
+            + "; the beam's words come from its language model"
+            * bool(greedy)
+        )
 
 
 def greedy_of(scored: Sequence[Scored]) -> list[Scored]:

@@ -24,7 +24,7 @@ from sbkit.base.files import (
     write_bytes_atomically,
     write_text_atomically,
 )
-from sbkit.base.units import seconds_to_samples
+from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.checkpoint.declaration import RESOLVED
 from sbkit.checkpoint.folder import hold
 from sbkit.checkpoint.measured import measured_with, read_json
@@ -262,7 +262,8 @@ def _encode(
             encoded = bundle.model.encode([row["audio"] for row in several])
             for row, each in zip(several, encoded, strict=True):
                 attention = _attention(bundle, each) if attends else None
-                yield TuningUtterance(each.log_probs, row["text"], attention, row["id"])
+                seconds = samples_to_seconds(len(row["audio"]), rate)
+                yield TuningUtterance(each.log_probs, row["text"], attention, row["id"], seconds)
 
 
 def _attention(bundle: Bundle, encoded: Encoded) -> AttentionDecoder:
@@ -288,12 +289,13 @@ def _fit(
         before = count_all_errors(had, utterances, bundle.tokenizer, lambda: advance(1))
     kind = GREEDY if old is None else old.kind
     log(f"before ({kind}): {_describe(before, by_words)} ({', '.join(names)})")
-    search, chosen = fit_weights(search, utterances, sets=names, by_words=by_words)
+    total = sum(map(len, sets.values()))
+    search, chosen = fit_weights(search, utterances, sets=names, total=total, by_words=by_words)
     after = chosen.scores
     log(f"after ({search.kind}): {_describe(after, by_words)} ({', '.join(names)})")
     fitted = fit_confidences(aligner, search, utterances, sets=names)
     confidences = {name: fit.plain() for name, fit in fitted.items()}
-    decoder = {**search.plain(), "chosen_on": names, **chosen.plain()}
+    decoder = {**search.plain(), "chosen_on": [] if chosen.kept else names, **chosen.plain()}
     for name, record in ((DECODER_FILE, decoder), (CONFIDENCE_FILE, confidences)):
         write_text_atomically(folder / name, to_json(record, indent=1) + "\n")
     return error_of(after, by_words=by_words) < error_of(before, by_words=by_words)

@@ -170,6 +170,7 @@ def report_test(brain: Any, results: Results) -> None:
             slices = measure_slices(report_by, columns[name], each, brain.measure_slice)
             write_slices(folder / f"report_by_{name}.tsv", slices)
             entries[name]["report_by"] = slices
+    notes = [f"{name}: {note}" for name in entries for note in entries[name].get("notes", [])]
     weights = f"mean of {brain.averaged} checkpoints" if brain.averaged > 1 else "best checkpoint"
     parameters = sum(each.numel() for each in brain.modules.parameters())
     size, record = f"{parameters / 1e6:.1f} M parameters", record_of_run(folder)
@@ -183,7 +184,7 @@ def report_test(brain: Any, results: Results) -> None:
         metrics=metrics_of(type(brain)),
         known=_known_words(splits.train) if splits and read.utterances else None,
         pictures=[file for name in entries for file in sorted(folder.glob(f"*_{name}.png"))],
-        notes=[f"{size}, {weights}, sbkit {__version__}", describe_record(record)],
+        notes=[*notes, f"{size}, {weights}, sbkit {__version__}", describe_record(record)],
     )
     write_summary(
         folder / SUMMARY,
@@ -198,6 +199,8 @@ def report_test(brain: Any, results: Results) -> None:
     rows = ("utterance",) if type(brain).metrics else ("loss", "losses")
     for name, each in results.items():
         log(f"{name}: {brain.described(each)}, {plural(len(each), *rows)}, {weights}")
+    for note in notes:
+        log(note)
 
 
 def _log_test(

@@ -9,14 +9,21 @@ import pytest
 from sbkit.base.errors import SbkitError
 from sbkit.decoding import tune as tuning
 from sbkit.decoding.attention import AttentionDecoder
-from sbkit.decoding.decoder import BeamDecoder, Weights
+from sbkit.decoding.decoder import MOST_TOKENS, BeamDecoder, Weights
 from sbkit.decoding.greedy import GreedySearch
 from sbkit.decoding.hotwords import read_hotwords
 from sbkit.decoding.language_models import (
     is_arpa,
     load_language_models,
 )
-from sbkit.decoding.tune import Tuned, TuningUtterance, limit_tokens, tune, used_weights
+from sbkit.decoding.tune import (
+    Tuned,
+    TuningUtterance,
+    fit_weights,
+    limit_tokens,
+    tune,
+    used_weights,
+)
 from sbkit.evaluate.wer import Scores, count_errors
 from sbkit.lm.arpa import write_arpa
 from sbkit.lm.kneser_ney import train
@@ -104,8 +111,41 @@ def test_of_a_large_set_any_number_of_ranks_keeps_the_same_sample(
 
 def test_fitting_takes_a_tenth_of_the_training_time_whatever_the_set() -> None:
     """The default run trains on 67,234 s of audio, and its 8,630 tokens of dev are all tried."""
-    found = [tuning.tokens_to_try(seconds) for seconds in (0, 67_234, 1e9)]
-    assert found == [tuning.FEW, 13_447, tuning.ENOUGH]
+    found = [tuning.tokens_to_try(seconds) for seconds in (0, 2 * 67_234, 1e9)]
+    assert found == [tuning.MIN_TOKENS, 26_894, tuning.ENOUGH]
+
+
+@pytest.mark.parametrize(
+    ("count", "seconds", "total", "is_fitted"),
+    [
+        (2, 3.0, 2, True),  # all there is
+        (19, 300.0, 55, False),
+        (38, 67.0, 55, False),  # 38 of 55 flat utterances: a model that wrote nothing
+        (20, 180.0, 55, True),
+    ],
+)
+def test_weights_are_fitted_to_enough_speech_or_stay_at_their_defaults(
+    tuning_of_all: Tuning,
+    monkeypatch: pytest.MonkeyPatch,
+    count: int,
+    seconds: float,
+    total: int,
+    is_fitted: bool,
+) -> None:
+    decoder, (clip, *_), _ = tuning_of_all
+    heard = [clip._replace(seconds=seconds / count)] * count
+    monkeypatch.setattr(tuning, "POINTS", 2)
+    fitted, tuned = fit_weights(decoder, heard, sets=["dev"], total=total, by_words=True)
+    assert (fitted.weights != Weights()) == is_fitted
+    assert fitted.weights == tuned.weights
+    assert tuned.scores.utterances == count
+    assert f"on {count} of {total} utterances only ({seconds:.0f} s)" in tuned.kept or is_fitted
+
+
+def test_a_flat_frame_counts_as_the_tokens_that_are_tried(tokenizer: Tokenizer) -> None:
+    flat = np.full((10, tokenizer.vocab_size), -3.0)
+    clips = [TuningUtterance(flat, "a", id=str(number)) for number in range(9)]
+    assert len(limit_tokens(clips, 5 * 10 * MOST_TOKENS)) == 5
 
 
 def test_without_spaces_between_words_their_model_takes_no_part(tuning_of_all: Tuning) -> None:

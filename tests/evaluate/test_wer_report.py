@@ -12,6 +12,7 @@ from sbkit.evaluate.run_results import write_summary
 from sbkit.evaluate.wer import Scored, total_scores
 from sbkit.evaluate.wer_report import (
     describe_results,
+    describe_silence,
     error_figures,
     report_errors,
     result_figures,
@@ -77,6 +78,21 @@ def test_confidences_are_compared_with_what_was_said() -> None:
         "; confidence AUC 1.0, NCE 0.8, ECE 0.15 (1 right / 2 words)"
     )
     assert "confidence" not in result_figures(SPLIT)
+
+
+def test_a_beam_does_not_hide_that_the_model_wrote_nothing() -> None:
+    said, heard = "please hold the line please", "the line"
+    quiet = [Scored(name, said, heard, greedy=Scored(name, said, "")) for name in "ab"]
+    blurted = replace(quiet[0], greedy=Scored("a", said, "es"))
+    assert [*describe_silence([blurted, quiet[1]])] == [
+        "greedy decoding wrote 2 characters where 54 were said, and nothing for 1 of 2 utterances; "
+        "the beam's words come from its language model"
+    ]
+    (alone,) = describe_silence([Scored("a", said, "")])  # tested greedily
+    assert alone.endswith("nothing for 1 of 1 utterance")
+    wordy = replace(quiet[0], greedy=Scored("a", said, "please"))
+    for scored in ([wordy, quiet[1]], [Scored("a", "", "")], []):
+        assert not [*describe_silence(scored)]
 
 
 def test_a_language_without_spaces_has_no_word_error_rate(tmp_path: Path) -> None:
