@@ -4,9 +4,10 @@ Legend: S samples, N frames of the signal, K samples of the kernel.
 """
 
 import math
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
-from functools import cache
+from functools import lru_cache
 from importlib.util import find_spec
 from itertools import chain, pairwise
 from typing import Any
@@ -20,7 +21,12 @@ END: Signal = np.empty(0, np.float32)
 ZEROS = 6  # zero crossings of the windowed sinc on each side, as torchaudio's Resample has
 ROLLOFF = 0.99  # of the lower Nyquist frequency, likewise
 CHUNK = 1 << 16  # frames convolved at a time: 11 MB from 48 kHz to 16 kHz
+MAX_KERNEL_VALUES = 1 << 20  # 4 MB; 11,025 Hz to 16 kHz, the largest of the usual ones, has 0.3 M
+MAX_DENOMINATOR = 1000
+MAX_KERNELS = 8  # of different rates that are kept
 
+# A kernel takes ten times its memory while it is computed: files of many rates wait for each other.
+_computing = threading.Lock()
 
 Convolve = Callable[[Signal, int, int], Signal]  # a whole signal, old and new rate
 
@@ -43,12 +49,14 @@ class Resampler:
     Of them it takes as many as the kernel is long, so that what comes out lags by some samples.
 
     The exact kernel of a rate like 22 051 Hz takes gigabytes. The nearest ratio of small numbers
-    is exact for the usual rates, and within 0.05 % for any.
+    is exact for the usual rates, and within 0.05 % for any, such as 11,127 Hz of old Macs; its
+    kernel has at most about MAX_KERNEL_VALUES.
     """
 
     def __init__(self, rate: int, new_rate: int, convolve: Convolve | None = None) -> None:
         """Begin with the first sample; convolve: by default without torch."""
-        ratio = Fraction(new_rate, rate).limit_denominator(1000)
+        largest = math.isqrt(MAX_KERNEL_VALUES * rate // new_rate)
+        ratio = Fraction(new_rate, rate).limit_denominator(min(largest, MAX_DENOMINATOR))
         self._new, self._old = ratio.as_integer_ratio()
         self._convolve = resample_by_numpy if convolve is None else convolve
         self._context = (_half_width(self._old, self._new) // self._old + 2) * self._old
@@ -89,21 +97,23 @@ def _resample_by_torch(signal: Signal, old: int, new: int) -> Signal:
     return np.asarray(found, np.float32)
 
 
-@cache
+@lru_cache(MAX_KERNELS)
 def _transform(old: int, new: int) -> Any:
     from torchaudio.transforms import Resample
 
-    return Resample(old, new)
+    with _computing:
+        return Resample(old, new)
 
 
-@cache
+@lru_cache(MAX_KERNELS)
 def _kernel(old: int, new: int) -> Signal:
     """Compute a sinc under a Hann window for each of ``new`` phases: (new, K)."""
     width, cutoff = _half_width(old, new), min(old, new) * ROLLOFF
-    place = np.arange(-width, width + old) / old - np.arange(new)[:, None] / new
-    place = np.clip(place * cutoff, -ZEROS, ZEROS)
-    window = np.cos(place * np.pi / ZEROS / 2) ** 2
-    return np.asarray(np.sinc(place) * window * cutoff / old, np.float32)
+    with _computing:
+        place = np.arange(-width, width + old) / old - np.arange(new)[:, None] / new
+        place = np.clip(place * cutoff, -ZEROS, ZEROS)
+        window = np.cos(place * np.pi / ZEROS / 2) ** 2
+        return np.asarray(np.sinc(place) * window * cutoff / old, np.float32)
 
 
 def resample_by_numpy(signal: Signal, old: int, new: int) -> Signal:

@@ -8,8 +8,8 @@ import os
 import threading
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 from sbkit.base.errors import SbkitError
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from loky import ProcessPoolExecutor
 
 MANY_FRAMES = 5000  # 200 s, after which processes are started; each takes half a second for it
+MAX_HOTWORD_DECODERS = 8  # that are kept, for the other clips of their requests
 MOST_PROCESSES = 16  # each has language models and caches of its own, 0.1 GB of the default run
 
 
@@ -32,13 +33,15 @@ class DecoderInput:
     """The output of a model for a clip.
 
     log_probs: (U, V); samples: of the clip; begin: where it begins in the audio that it is cut
-    from, in seconds; attention: its attention decoder, for a search that uses it.
+    from, in seconds; attention: its attention decoder, for a search that uses it; phrases: hotwords
+    beside those of the search, which only a beam search uses.
     """
 
     log_probs: LogProbs
     samples: int
     begin: float = 0.0
     attention: AttentionDecoder | None = None
+    phrases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -74,13 +77,22 @@ class CtcDecoder:
 
     def decode(self, clip: DecoderInput, *, times: bool) -> Recognized:
         """Decode a clip; times count from the begin of the audio that it is cut from."""
-        beam = self.search.nbest(clip.log_probs, clip.attention)
+        search, aligner = self.search, self.aligner
+        if clip.phrases and isinstance(search, BeamDecoder) and search.kind == "beam":
+            search = _with_hotwords(search, clip.phrases)
+            aligner = replace(aligner, unjudged=search.hotwords)
+        beam = search.nbest(clip.log_probs, clip.attention)
         tokens = list(beam[0].tokens)
-        text = self.aligner.tokenizer.decode(tokens)
+        text = aligner.tokenizer.decode(tokens)
         if not times:
             return Recognized(text)
-        words = self.aligner.align(clip.log_probs, tokens, beam, samples=clip.samples)
+        words = aligner.align(clip.log_probs, tokens, beam, samples=clip.samples)
         return Recognized(text, tuple(word.later(clip.begin) for word in words))
+
+
+@lru_cache(MAX_HOTWORD_DECODERS)
+def _with_hotwords(search: BeamDecoder, phrases: tuple[str, ...]) -> BeamDecoder:
+    return search.with_hotwords([*search.phrases, *phrases])
 
 
 _own: CtcDecoder  # of a process of the pool

@@ -170,6 +170,7 @@ class BeamDecoder:
             )
         made = self.with_weights(self.weights)
         made.phrases = tuple(phrases)
+        vars(made)["search"] = self.search  # without hotwords it is the same
         return made
 
     def _copy(self, **changes: Any) -> "BeamDecoder":

@@ -92,8 +92,8 @@ def choose(name: str, value: Any, choices: Sequence[str]) -> str:
 def check_number(name: str, value: Any, least: float, most: float) -> float:
     """Return a number, or a text of one; raises ApiError for another value."""
     try:
-        number = float(value)
-    except (TypeError, ValueError):
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):  # the last of 400 digits
         number = math.nan
     if not least <= number <= most:
         raise wrong_field(name, f"from {least:g} to {most:g}", str(value))
@@ -106,16 +106,26 @@ def phrases_of(prompt: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(filter(None, parts)))[:MOST_PHRASES]
 
 
-def take(content: Mapping[str, Any], name: str, kind: type) -> Any:
-    """Return a field of some kind, or an empty one where it is null or missing.
+def take(content: Mapping[str, Any], name: str, kind: type, default: Any = None) -> Any:
+    """Return a field of some kind, or the default where it is null or missing: by itself, empty.
 
     Raises:
         ApiError: it is of another kind.
     """
     value = content.get(name)
-    if value is not None and not isinstance(value, kind):
+    if value is None:
+        return kind() if default is None else default
+    if not isinstance(value, kind) or isinstance(value, bool):  # which is an int for Python
         raise wrong_field(name, KINDS[kind], str(value))
-    return kind() if value is None else value
+    return value
+
+
+def take_texts(content: Mapping[str, Any], name: str) -> list[str]:
+    """Return a field that is a list of texts; raises ApiError for another one."""
+    texts: list[str] = take(content, name, list)
+    if strange := [text for text in texts if not isinstance(text, str)]:
+        raise wrong_field(name, "a list of texts", str(strange[0]))
+    return texts
 
 
 def wrong_field(name: str, must: str, came: str) -> ApiError:

@@ -5,7 +5,14 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from sbkit.base.text import listed
-from sbkit.serve.fields import check_number, phrases_of, recognizer_for, take, wrong_field
+from sbkit.serve.fields import (
+    check_number,
+    phrases_of,
+    recognizer_for,
+    take,
+    take_texts,
+    wrong_field,
+)
 from sbkit.serve.models import Models
 from sbkit.serve.recognizer import Recognizer
 
@@ -44,12 +51,12 @@ class Options:
         if kind not in FORMATS:
             raise wrong_field("format", listed(FORMATS), kind)
         rate = FORMATS[kind][1]
-        if (take(audio, "rate", int) or rate) != rate:
+        if take(audio, "rate", int, rate) != rate:
             raise wrong_field("rate", f"{rate} with {kind}", str(audio["rate"]))
-        languages = [take(spoken, "language", str), *take(spoken, "languages", list)]
+        languages = [take(spoken, "language", str), *take_texts(spoken, "languages")]
         recognizer = recognizer_for(models, take(spoken, "model", str), languages)
         silence = _parse_silence(given, recognizer.silence)
-        phrases = [take(spoken, "prompt", str), *map(str, take(spoken, "keywords", list))]
+        phrases = [take(spoken, "prompt", str), *take_texts(spoken, "keywords")]
         if sum(map(len, phrases)) > LONGEST_PROMPT:
             raise wrong_field("prompt", f"at most {LONGEST_PROMPT} characters", "longer")
         ms = silence and round(1000 * silence)
@@ -73,5 +80,5 @@ def _parse_silence(given: Mapping[str, Any], default: float | None) -> float | N
     if default is None or kind != "server_vad":
         must = "null, as the model takes whole clips" if default is None else "server_vad or null"
         raise wrong_field("turn_detection", must, kind)
-    ms = take(chosen, "silence_duration_ms", int) or round(1000 * default)
+    ms = take(chosen, "silence_duration_ms", int, round(1000 * default))
     return check_number("silence_duration_ms", ms, 1, 60_000) / 1000

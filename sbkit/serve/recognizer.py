@@ -77,7 +77,10 @@ class Recognizer:
         )
         self._bundle = replace(bundle, model=self.batcher)
         self.live, self._streams = self._live(bundle), StreamBatcher(metrics.streams.observe)
-        self._by_times = {each: _transcriber(self._bundle, each) for each in (False, True)}
+        self._by_times = {
+            times: Transcriber(bundle=self._bundle, times=times, pool_seconds=POOL_SECONDS)
+            for times in (False, True)
+        }
         self.silence = None if self.live is None else self.live.rules.silence
         if detector is not None:
             detector.require_rate(self.sample_rate)
@@ -171,11 +174,12 @@ class Recognizer:
         with TemporaryDirectory(prefix="sbkit") as folder:
             file = Path(folder, "file")
             source = audio if isinstance(audio, np.ndarray) else self._save(audio, file)
-            bundle = self._expecting(phrases)
-            own = bundle is self._bundle
-            transcriber = self._by_times[times] if own else _transcriber(bundle, times)
-            (found,) = transcriber.stream(
-                [source], self.sample_rate, on_seconds=self._counter(), on_text=on_text
+            (found,) = self._by_times[times].stream(
+                [source],
+                self.sample_rate,
+                on_seconds=self._counter(),
+                on_text=on_text,
+                phrases=phrases,
             )
         if isinstance(found, AudioError):
             raise ApiError(422, str(found).replace(f"{folder}/", ""), "file")
@@ -222,7 +226,3 @@ class Recognizer:
 
     def _seconds(self, samples: int) -> float:
         return samples_to_seconds(samples, self.sample_rate)
-
-
-def _transcriber(bundle: Bundle, times: bool) -> Transcriber:
-    return Transcriber(bundle=bundle, times=times, pool_seconds=POOL_SECONDS)

@@ -1,7 +1,9 @@
 """Real files of every kind, whole and damaged, read back as 16 kHz samples."""
 
 import os
+from collections import deque
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +13,24 @@ import soundfile
 import torch
 from torchaudio.transforms import Resample
 
-from sbkit.audio.io import FORMATS, AudioError, convert_array, read_audio, stream_audio, to_samples
-from sbkit.audio.resample import resample_by_numpy
+from sbkit.audio.io import (
+    FORMATS,
+    HIGHEST_RATE,
+    LOWEST_RATE,
+    AudioError,
+    convert_array,
+    read_audio,
+    stream_audio,
+    to_samples,
+)
+from sbkit.audio.resample import (
+    END,
+    Resampler,
+    _kernel,
+    _transform,
+    resample_blocks,
+    resample_by_numpy,
+)
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import SAMPLE_RATE
 
@@ -56,6 +74,25 @@ def test_without_torch_resampling_is_the_same(old: int, new: int) -> None:
     signal = np.random.default_rng(0).normal(0, 0.1, 70_001).astype(np.float32)
     expected = Resample(old, new)(torch.from_numpy(signal)).numpy()
     np.testing.assert_allclose(resample_by_numpy(signal, old, new), expected, rtol=0, atol=1e-5)
+
+
+def test_a_thousand_rates_take_the_memory_of_eight_kernels() -> None:
+    """Each kept up to 16 MB: 100 requests with WAVs of 4 kB took 870 MB."""
+    for rate in (8_000, 11_025, 22_050, 44_100, 48_000, 96_000, 192_000, 768_000):
+        for new in (8_000, 16_000, 24_000):
+            resampler = Resampler(rate, new)
+            assert Fraction(resampler._new, resampler._old) == Fraction(new, rate)
+    rates = [*range(LOWEST_RATE, 50_000, 41), 11_127, 22_254, 767_999, HIGHEST_RATE]
+    for rate in rates:
+        resampler = Resampler(rate, 16_000)
+        assert resampler._new / resampler._old == pytest.approx(16_000 / rate, rel=5e-4)
+        assert resampler._new * resampler._old <= 1 << 20
+    for rate in rates[-10:]:
+        resampler = Resampler(rate, 16_000)
+        deque(resample_blocks([tone(8_000).astype(np.float32)], rate, 16_000), maxlen=0)
+        resample_by_numpy(END, resampler._old, resampler._new)
+    for kernels in (_transform, _kernel):
+        assert (kernels.cache_info().currsize, kernels.cache_info().maxsize) == (8, 8)
 
 
 @pytest.mark.parametrize("kind", ["wav", "flac"])

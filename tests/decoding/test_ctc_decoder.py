@@ -5,6 +5,7 @@ import pickle
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 
 from sbkit.base.errors import SbkitError
 from sbkit.decoding import ctc_decoder
-from sbkit.decoding.confidence import WordAligner
+from sbkit.decoding.confidence import Confidence, WordAligner
 from sbkit.decoding.ctc_decoder import CtcDecoder, DecoderInput, DecoderPool
 from sbkit.decoding.decoder import BeamDecoder
 from sbkit.decoding.language_models import LanguageModels
@@ -63,6 +64,27 @@ def test_processes_read_what_one_reads(
     assert one.decode(clips, times=True) == found
     assert one._processes is None
     assert [each.text for each in found] == TEXTS
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_phrases_of_a_clip_are_expected_of_that_clip_alone(
+    decoder: CtcDecoder, several: None, processes: int
+) -> None:
+    """A request with a prompt had processes of its own."""
+    tokenizer, search = decoder.aligner.tokenizer, decoder.search
+    assert isinstance(search, BeamDecoder)
+    judged = replace(decoder.aligner, confidence=Confidence(0.0, {"posterior": 1.0}))
+    log_probs = spoken(tokenizer, "the forth is cold", {4: "n"})
+    clip = DecoderInput(log_probs=log_probs, samples=len(log_probs) * STEP)
+    clips = [clip, replace(clip, phrases=("forth",)), clip]
+    pool = DecoderPool(CtcDecoder(search.with_hotwords(()), judged), processes=processes)
+    plain, expected, again = pool.decode(clips, times=True)
+    assert (pool._processes is None) == (processes == 1)
+    pool.close()
+    assert plain == again
+    assert (plain.text, expected.text) == ("the north is cold", "the forth is cold")
+    known = [word.confidence is not None for word in expected.words]
+    assert known == [True, False, True, True]
 
 
 def test_a_process_that_is_killed_is_said(decoder: CtcDecoder, several: None) -> None:

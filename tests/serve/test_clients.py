@@ -186,9 +186,19 @@ class Unsure(ToneModel):
         return found
 
 
+def decoding_processes() -> int:
+    """Count the processes of pools that this one has started."""
+    tasks = [(task / "children").read_text() for task in Path("/proc/self/task").iterdir()]
+    commands = [Path(f"/proc/{child}/cmdline").read_bytes() for child in " ".join(tasks).split()]
+    return sum(b"LokyProcess" in command for command in commands)
+
+
 def test_the_prompt_is_what_is_expected_where_there_are_language_models(
-    here: Served, tmp_path: Path
+    here: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Whatever the prompts, the processes that decode are as many as the cores."""
+    monkeypatch.setattr("sbkit.decoding.ctc_decoder.MANY_FRAMES", 0)
+    monkeypatch.setattr("sbkit.inference.bundle.bundle.usable_cores", lambda: 2)
     bundle, tokenizer, _ = tone_bundle(tmp_path)
     train_models(tmp_path / "lm.safetensors", tokenizer, [TEXT], tokens=0)
     decoder = BeamDecoder(
@@ -197,9 +207,14 @@ def test_the_prompt_is_what_is_expected_where_there_are_language_models(
     model = Unsure(tokenizer.vocab_size, tokenizer.vocabulary.blank)
     made = replace(bundle, decoder=decoder, model=ModelThread(lambda: model)), tokenizer, model
     bundle.model.close()
-    audio = wav(speak(tokenizer, "the fix"))
+    audio, before = wav(speak(tokenizer, "the fix")), decoding_processes()
     with served(tmp_path, made=made) as unsure:
         plain = create(unsure, audio).text
         assert create(unsure, audio, prompt="We speak of: the fix, /etc/passwd").text == "the fix"
         assert create(unsure, audio, prompt="/etc/hosts.txt").text == plain
+        prompts = [f"the fix, {'abc'[n % 3]} {'def'[n // 3]}" for n in range(9)]
+        with ThreadPoolExecutor(9) as clients:
+            texts = clients.map(lambda prompt: create(unsure, audio, prompt=prompt).text, prompts)
+            assert set(texts) == {"the fix"}
+        assert decoding_processes() - before == 2
     assert create(here, here.say(TEXT), prompt="ignored, as it cannot help").text == TEXT

@@ -61,6 +61,8 @@ CASES: dict[str, tuple[int, str, dict[str, Any]]] = {
         {"audio": SOME, "data": {"language": "fr"}},
     ),
     "no temperature": (400, "from 0 to 1", {"audio": SOME, "data": {"temperature": "hot"}}),
+    "a huge temperature": (400, "from 0 to 1", {"audio": SOME, "data": {"temperature": "1e999"}}),
+    "a temperature above 1": (400, "is 1.01", {"audio": SOME, "data": {"temperature": "1.01"}}),
     "another format": (400, "json or text", {"audio": SOME, "data": {"response_format": "xml"}}),
     "times of no format": (
         400,

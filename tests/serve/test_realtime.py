@@ -4,6 +4,7 @@ import asyncio
 import base64
 import io
 import json
+import math
 import signal
 import socket
 from collections.abc import Iterator, Sequence
@@ -227,6 +228,10 @@ def update(**given: Any) -> str:
     return json.dumps({"type": "session.update", "session": {"audio": {"input": given}}})
 
 
+def silence_of(ms: float) -> str:
+    return update(turn_detection={"type": "server_vad", "silence_duration_ms": ms})
+
+
 def append(audio: Any) -> str:
     return json.dumps({"type": "input_audio_buffer.append", "audio": audio})
 
@@ -251,10 +256,16 @@ BAD: dict[str, tuple[str | bytes, str]] = {
     "another model": (update(transcription={"model": "x"}), "tones, whisper-1"),
     "another language": (update(transcription={"language": "fr"}), "`language` must be en"),
     "another detection": (update(turn_detection={"type": "semantic_vad"}), "server_vad or null"),
-    "no silence": (
-        update(turn_detection={"type": "server_vad", "silence_duration_ms": -1}),
-        "from 1 to 60000",
-    ),
+    "no silence": (silence_of(0), "from 1 to 60000, but is 0"),
+    "a long silence": (silence_of(60_001), "from 1 to 60000, but is 60001"),
+    "400 digits": (silence_of(10**400), "from 1 to 60000, but is 1000"),
+    "half a millisecond": (silence_of(0.5), "a whole number, but is 0.5"),
+    "no number": (silence_of(math.nan), "a whole number, but is nan"),
+    "infinity": (silence_of(math.inf), "a whole number, but is inf"),
+    "true": (silence_of(True), "a whole number, but is True"),
+    "no rate": (update(format={"type": "audio/pcm", "rate": 0}), "must be 24000"),
+    "no keyword": (update(transcription={"keywords": [{}]}), "a list of texts, but is {}"),
+    "no languages": (update(transcription={"languages": [5]}), "a list of texts, but is 5"),
     "half a character": (
         '{"type": "\\ud800", "event_id": "\\ud800"}',
         "an event of transcription sessions",
@@ -277,6 +288,14 @@ def test_a_bad_event_gets_a_sentence_and_the_session_goes_on(live: Served, name:
         send(session, at_24k(speak(live.tokenizer, "a fox")))
         session.input_audio_buffer.commit()
         assert until(session, "completed")[-1].transcript == "a fox"
+
+
+@pytest.mark.parametrize("ms", [1, 60_000, None])
+def test_a_silence_may_be_as_short_and_as_long_as_said(live: Served, ms: int | None) -> None:
+    with live.openai.realtime.connect() as session:
+        session._connection.send(silence_of(ms))  # type: ignore[arg-type]
+        detection = until(session, "updated")[-1].session.audio.input.turn_detection
+        assert detection.silence_duration_ms == (1200 if ms is None else ms)
 
 
 def test_another_format_within_a_turn_is_refused_by_the_id_of_its_event(live: Served) -> None:

@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -96,7 +97,15 @@ BAD: dict[str, tuple[int, str, dict[str, Any]]] = {
     "a list for a voice": (400, "`voice` must be", {"voice": ["anna"]}),
     "aac": (400, "mp3 or opus or flac or wav or pcm, but is aac", {"response_format": "aac"}),
     "too fast": (400, "from 0.25 to 4, but is 4.5", {"speed": 4.5}),
+    "too slow": (400, "from 0.25 to 4, but is 0.24", {"speed": 0.24}),
     "no speed": (400, "from 0.25 to 4, but is fast", {"speed": "fast"}),
+    "400 digits": (400, "from 0.25 to 4, but is 1000", {"speed": 10**400}),
+    "400 digits as a text": (400, "from 0.25 to 4, but is 1000", {"speed": "1" + 400 * "0"}),
+    "no number": (400, "from 0.25 to 4, but is nan", {"speed": math.nan}),
+    "infinity": (400, "from 0.25 to 4, but is inf", {"speed": math.inf}),
+    "true": (400, "from 0.25 to 4, but is True", {"speed": True}),
+    "a number for a text": (400, "`input` must be a text, but is 5", {"input": 5}),
+    "true for a text": (400, "`input` must be a text, but is True", {"input": True}),
     "another stream": (400, "audio or sse, but is raw", {"stream_format": "raw"}),
 }
 
@@ -125,6 +134,7 @@ def test_a_voice_is_chosen_by_its_name_as_model_or_as_voice() -> None:
     assert parse() is parse(model="tts-1", voice="alloy") is parse(model="anna") is anna
     assert parse(model="bob", voice="alloy") is parse(model="tts-1", voice="bob") is bob
     assert parse(voice={"id": "bob"}, speed=None) is bob
+    assert parse(speed=0.25) is parse(speed=4) is anna
     with pytest.raises(ApiError, match="`voice` must be anna or one of OpenAI's, but is bob"):
         parse(model="anna", voice="bob")
     workers.close()

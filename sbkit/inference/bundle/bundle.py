@@ -177,11 +177,13 @@ class Bundle:
         """Return the bundle with more phrases to expect, where its decoder can expect any."""
         if self.decoder is None:
             return self
-        phrases, refused = normalize_hotwords(
-            texts, normalize=self.normalizer(), tokenizer=self.tokenizer
-        )
+        phrases, refused = self.spellable(texts)
         decoder = self.decoder.with_hotwords([*self.decoder.phrases, *phrases])
         return replace(self, decoder=decoder, refused_hotwords=refused)
+
+    def spellable(self, texts: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Normalize phrases as transcripts; return them, and those that no tokens can spell."""
+        return normalize_hotwords(texts, normalize=self.normalizer(), tokenizer=self.tokenizer)
 
     def normalizer(self) -> Callable[[str], str]:
         """Return what normalizes a text as the transcripts that the model was trained on."""

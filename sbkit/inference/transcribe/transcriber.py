@@ -176,15 +176,18 @@ class Transcriber(AbstractContextManager["Transcriber"]):
         *,
         on_seconds: Callable[[float], object] | None = None,
         on_text: Callable[[str], object] | None = None,
+        phrases: Sequence[str] = (),
     ) -> Iterator[Transcript | SbkitError]:
         """Yield the transcript of each file or array, or its error, in their order.
 
         on_seconds: called with the seconds of audio that were decoded since it was called last;
-        on_text: with what each piece adds to the text of its source, as soon as it is known.
+        on_text: with what each piece adds to the text of its source, as soon as it is known; phrases:
+            to expect, where the decoder can expect any.
         """
         found, cut = list[Recognized](), 0
+        expected = self._bundle.spellable(phrases)[0]
         for pool in _pools(self._cut(audios, sample_rate), self._rate, self._pool_seconds):
-            decoded, cut = self._recognize(pool, cut)
+            decoded, cut = self._recognize(pool, cut, expected)
             for part in pool:
                 if isinstance(part.piece, SbkitError):
                     yield part.piece
@@ -226,7 +229,7 @@ class Transcriber(AbstractContextManager["Transcriber"]):
                 yield _QueuedPiece(name, error, is_last=True)
 
     def _recognize(
-        self, pool: Sequence[_QueuedPiece], cut: int
+        self, pool: Sequence[_QueuedPiece], cut: int, phrases: tuple[str, ...]
     ) -> tuple[Iterator[Recognized], int]:
         """Return the text of each piece of a pool.
 
@@ -239,7 +242,7 @@ class Transcriber(AbstractContextManager["Transcriber"]):
                 cut = 0
             else:
                 clip, cut = self._trim(part.piece, next(encoded), cut)
-                clips.append(clip)
+                clips.append(replace(clip, phrases=phrases))
         return iter(self._pool.decode(clips, times=self._times)), cut
 
     def _encode(self, pool: Sequence[_QueuedPiece]) -> list[Encoded]:
