@@ -3,13 +3,13 @@
 Legend: S samples, U frames, V vocabulary.
 """
 
+from bisect import bisect
 from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from sbkit.audio.io import Samples, to_samples
 from sbkit.base.errors import SbkitError
@@ -17,7 +17,7 @@ from sbkit.base.text import printable
 from sbkit.base.units import samples_to_seconds
 from sbkit.decoding.confidence import agreement
 from sbkit.decoding.frames import Hypothesis, LogProbs
-from sbkit.inference.vad import VoiceDetector
+from sbkit.inference.vad import SpeechEvent, VoiceDetector
 from sbkit.live.endpoint import EndpointRules
 from sbkit.live.recognizer import LiveRecognizer
 from sbkit.text.word import Word
@@ -71,7 +71,7 @@ class Utterance:
     """What is kept of an utterance until it ends.
 
     first: its first frame in the stream; search: the state of the search; log_probs: (U, V) of its
-    parts; silence: frames since the last one that was spoken; shown: the text of the last Partial.
+    parts; silence: frames since the last one with a token; shown: the text of the last Partial.
     """
 
     first: int
@@ -105,7 +105,7 @@ class Session:
         """
         self.recognizer, self.state = recognizer, recognizer.start()
         self._rules, self._start = recognizer.rules if rules is None else rules, start
-        self._detector, self._turns = detector, list[float]()  # when speech was found or ended
+        self._detector, self._turns = detector, list[SpeechEvent]()
         if detector is not None:
             detector.require_rate(recognizer.sample_rate)
             self._voice = detector.start()
@@ -148,7 +148,7 @@ class Session:
         self.fed, self._received = np.append(self.fed, samples), self._received + len(samples)
         if self._detector is not None:
             events, self._voice = self._detector.push(samples, self._voice)
-            self._turns += [each.known for each in events]
+            self._turns += events
 
     @property
     def is_due(self) -> bool:
@@ -167,16 +167,14 @@ class Session:
     def _read_chunk(self, log_probs: LogProbs) -> Iterator[Event]:
         """Decode a chunk up to each endpoint in it."""
         blank = np.isin(log_probs.argmax(1), self.recognizer.silent)
-        silent = blank if self._detector is None else self._unvoiced(len(blank))
         done = 0
-        for frame, (is_blank, is_silent) in enumerate(zip(blank, silent, strict=True), 1):
+        for frame, is_blank in enumerate(blank, 1):
             utterance = self._utterance
-            utterance.silence = utterance.silence + 1 if is_silent else 0
+            utterance.silence = utterance.silence + 1 if is_blank else 0
             utterance.is_spoken |= not is_blank
+            seconds = self._seconds(utterance.frames + frame - done)
             rule = self._rules.met(
-                is_spoken=utterance.is_spoken,
-                silence=self._seconds(utterance.silence),
-                seconds=self._seconds(utterance.frames + frame - done),
+                is_spoken=utterance.is_spoken, silence=self._silence(seconds), seconds=seconds
             )
             if rule is not None:
                 self._decode(log_probs[done:frame])
@@ -187,12 +185,19 @@ class Session:
             self._decode(log_probs[done:])
             yield from self._show()
 
-    def _unvoiced(self, frames: int) -> npt.NDArray[np.bool_]:
-        """Return which of the next frames the detector takes for silence, by what it knew then."""
-        first = self._utterance.first + self._utterance.frames
-        ends = [self._seconds(first + each) for each in range(1, frames + 1)]
-        unvoiced: npt.NDArray[np.bool_] = np.searchsorted(self._turns, ends, "right") % 2 == 0
-        return unvoiced
+    def _silence(self, seconds: float) -> float:
+        """Return how long it has been silent when the utterance has so many seconds.
+
+        A detector knows the end of speech only after its hang-over, which was silence, too.
+        """
+        if self._detector is None:
+            return self._seconds(self._utterance.silence)
+        now = self._seconds(self._utterance.first) + seconds
+        known = bisect(self._turns, now, key=lambda event: event.known)
+        if known == 0:
+            return seconds
+        last = self._turns[known - 1]
+        return 0.0 if last.kind == "started" else min(seconds, now - last.seconds)
 
     def _begin(self, frame: int) -> Utterance:
         return Utterance(frame, self.recognizer.decoder.search.start())

@@ -62,6 +62,7 @@ class Service:
             self._post(TRANSCRIPTIONS, self._transcriptions, FORM_TYPE, self.limits.max_bytes),
             self._post(SPEECH, self._speech, "application/json", LARGEST),
             WebSocketRoute("/realtime", self._realtime),
+            Route("/realtime", self._no_upgrade),
             Route("/models", self._models),
             Route("/models/{name:path}", self._one_model),
         ]
@@ -131,6 +132,13 @@ class Service:
             await RealtimeSession(socket, models=self.models, **of).run()
         finally:
             self.state.sessions -= 1
+
+    async def _no_upgrade(self, request: Request) -> Response:
+        raise ApiError(
+            426,
+            "`/v1/realtime` needs a WebSocket, but this request has no `Upgrade: websocket`. A "
+            "proxy must pass that header on, with HTTP/1.1.",
+        )
 
     async def _models(self, request: Request) -> Response:
         data = [*map(self._model, self.models.names)]

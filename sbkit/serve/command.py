@@ -71,9 +71,9 @@ def serve(names: Sequence[str], folders: Sequence[Path], options: argparse.Names
             card = readme.read_text("utf-8", "replace") if is_file else ""
             models.append(Model(name=name, engine=engine, created=created, readme=card))
         kinds = {type(each.engine) for each in models}
-        usual = [alias for kind, several in ALIASES.items() if kind in kinds for alias in several]
+        aliases = {kind: options.alias or ALIASES[kind] for kind in ALIASES if kind in kinds}
         service = Service(
-            models=Models(models=models, aliases=options.alias or usual),
+            models=Models(models=models, aliases=aliases),
             limits=limits,
             declared={name: getattr(options, name) for name in ("device", "runtime", "precision")},
             state=state,

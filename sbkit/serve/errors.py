@@ -11,7 +11,8 @@ from sbkit.base.errors import SbkitError
 
 CLIENT_GONE = 499  # nobody reads it; metrics count it, as nginx's do
 CODES = {401: "invalid_api_key", 404: "not_found", 429: "rate_limit_exceeded"}
-AGAIN = {status: {"Retry-After": "1"} for status in (429, 503)}  # seconds
+HEADERS = {status: {"Retry-After": "1"} for status in (429, 503)}  # seconds
+HEADERS[426] = {"Upgrade": "websocket", "Connection": "Upgrade"}
 
 
 class ApiError(SbkitError):
@@ -51,7 +52,7 @@ def _answer(_: Request, error: Exception) -> Response:
     if isinstance(error, ClientDisconnect):
         return Response(status_code=CLIENT_GONE)
     found = as_api_error(error)
-    return JSONResponse(found.plain(), found.status, headers=AGAIN.get(found.status))
+    return JSONResponse(found.plain(), found.status, headers=HEADERS.get(found.status))
 
 
 HANDLERS: Mapping[type[Exception], ExceptionHandler] = dict.fromkeys(

@@ -1,7 +1,8 @@
 """What is served: recognizers and voices, by the names that clients have for them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TypeVar
 
 from sbkit.base.text import listed
@@ -27,15 +28,19 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True)
 class Models:
-    """All bundles that are served; an alias means the first one that does what is asked for."""
+    """All bundles that are served; an alias means the first recognizer, or the first voice.
+
+    aliases: of recognizers, and of voices.
+    """
 
     models: Sequence[Model]
-    aliases: Sequence[str]
+    aliases: Mapping[type[Recognizer] | type[Voice], Sequence[str]]
 
     @property
     def names(self) -> list[str]:
         """All names that clients may use."""
-        return [*(each.name for each in self.models), *self.aliases]
+        names = [each.name for each in self.models]
+        return [*dict.fromkeys(chain(names, *self.aliases.values()))]
 
     def pick(self, kind: type[Engine], name: str = "") -> Engine:
         """Return the recognizer, or the voice, of a name; without one, the first.
@@ -45,10 +50,11 @@ class Models:
         """
         engines = ((each.name, each.engine) for each in self.models)
         own = {name: engine for name, engine in engines if isinstance(engine, kind)}
-        if name not in own and (not name or name in self.aliases):
+        aliases = self.aliases.get(kind, ())
+        if name not in own and (not name or name in aliases):
             name = next(iter(own), name)
         if name not in own:
-            raise unknown_model(name, [*own, *self.aliases] if own else [])
+            raise unknown_model(name, [*own, *aliases] if own else [])
         return own[name]
 
     def names_of(self, kind: type[Engine]) -> list[str]:

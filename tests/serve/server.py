@@ -160,7 +160,7 @@ def served(
         voice = Voice(speaker, workers=workers, metrics=metrics)
         models.append(Model(name="anna", engine=voice))
     service = Service(
-        models=Models(models=models, aliases=["whisper-1"]),
+        models=Models(models=models, aliases={Recognizer: ["whisper-1"], Voice: ["tts-1"]}),
         limits=bounds,
         declared={"device": "auto"},
         state=state,

@@ -132,9 +132,11 @@ def test_the_readme(here: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_model_has_its_name_and_aliases(here: Served) -> None:
-    assert [each.id for each in here.openai.models.list()] == ["tones", "anna", "whisper-1"]
+    assert [each.id for each in here.openai.models.list()] == [
+        *("tones", "anna", "whisper-1", "tts-1")
+    ]
     assert here.openai.models.retrieve("tones").owned_by == "sbkit"
-    with pytest.raises(openai.NotFoundError, match="must be one of tones, anna, whisper-1"):
+    with pytest.raises(openai.NotFoundError, match="must be one of tones, anna, whisper-1, tts-1"):
         here.openai.models.retrieve("another")
 
 

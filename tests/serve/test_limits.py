@@ -54,7 +54,7 @@ CASES: dict[str, tuple[int, str, dict[str, Any]]] = {
     "too long": (413, "at most 20 s of audio", {"audio": silence(20.1)}),
     "too large": (413, "at most 2 MB", {"audio": bytes(2_100_000)}),
     "too large, in chunks": (413, "at most 2 MB", {"content": chunks(), "headers": BOUNDARY}),
-    "another model": (404, "tones, whisper-1", {"audio": SOME, "data": {"model": "x"}}),
+    "another model": (404, "tones, whisper-1, but", {"audio": SOME, "data": {"model": "x"}}),
     "another language": (
         400,
         "`language` must be en, as the model has it, but is fr",
@@ -106,6 +106,8 @@ def test_what_is_not_there(here: Served) -> None:
         found = here.get(path)
         assert (found.status_code, found.json()["error"]["type"]) == (404, "invalid_request_error")
     assert here.get("/v1/audio/transcriptions").status_code == 405
+    plain = here.get("/v1/realtime")  # as a proxy sends it that drops the header Upgrade
+    assert (plain.status_code, plain.headers["upgrade"]) == (426, "websocket"), plain.text
 
 
 def test_a_header_that_says_less_than_there_is_does_not_help(

@@ -92,7 +92,7 @@ BAD: dict[str, tuple[int, str, dict[str, Any]]] = {
     "nothing to say": (400, "must have letters alone", {"input": "123"}),
     "half a character": (400, "must have letters alone", {"input": "\ud800"}),
     "control characters": (400, "must have letters alone", {"input": "\x1b[2J"}),
-    "a recognizer": (404, "`model` must be one of anna, whisper-1", {"model": "tones"}),
+    "a recognizer": (404, "`model` must be one of anna, tts-1, but", {"model": "tones"}),
     "another voice": (400, "`voice` must be anna or one of OpenAI's", {"voice": "bob"}),
     "a list for a voice": (400, "`voice` must be", {"voice": ["anna"]}),
     "aac": (400, "mp3 or opus or flac or wav or pcm, but is aac", {"response_format": "aac"}),
@@ -125,7 +125,7 @@ def test_a_voice_is_chosen_by_its_name_as_model_or_as_voice() -> None:
     workers, speaker = Workers(1), ToneSpeaker(None)
     anna, bob = (Voice(speaker, workers=workers, metrics=Metrics()) for _ in range(2))
     both = [Model(name="anna", engine=anna), Model(name="bob", engine=bob)]
-    models = Models(models=both, aliases=["tts-1"])
+    models = Models(models=both, aliases={Voice: ["tts-1"]})
 
     def parse(**given: object) -> Voice:
         content = json.dumps({"input": "a fox", **given}).encode()

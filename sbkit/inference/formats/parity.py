@@ -10,7 +10,7 @@ of the trained model.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
 import datasets
@@ -28,6 +28,7 @@ from sbkit.inference.formats.held_out import read_whole_clips
 from sbkit.inference.formats.traced import TrainedModel, trained_log_probs
 from sbkit.inference.runtime.model import naming_audio
 from sbkit.inference.runtime.onnx_runtime import Counts, Floats, LogProbs
+from sbkit.logs.progress import shown
 
 HeldOut = Mapping[str, datasets.Dataset]
 Run = Callable[[Floats, Counts], LogProbs]  # of audio (B, S) between -1 and 1, and lengths (B,)
@@ -87,12 +88,16 @@ class Grid:
     batches: tuple[int, ...] = (1, 2, 5)
     seconds: tuple[float, ...] = (0.3, 2.0, 10.0, 40.0)
 
+    @property
+    def combinations(self) -> list[tuple[int, float, str]]:
+        """Return all batch sizes, lengths and ways of padding; one clip cannot be ragged."""
+        every = product(self.batches, self.seconds, PADDINGS)
+        return [each for each in every if each[0] > 1 or each[2] != "ragged"]
+
     def cases(self, sample_rate: int) -> Iterator[Case]:
         """Yield every combination, filled with noise that grows and fades four times a second."""
         random = np.random.default_rng(0)
-        for batch, seconds, padding in product(self.batches, self.seconds, PADDINGS):
-            if padding == "ragged" and batch == 1:
-                continue
+        for batch, seconds, padding in self.combinations:
             longest = seconds_to_samples(seconds, sample_rate)
             shares = np.linspace(1.0, 0.4, batch) if padding != "none" else np.ones(batch)
             lengths = (longest * shares).astype(np.int64)
@@ -262,11 +267,14 @@ def compare(
 
 
 def cases(grid: Grid, held_out: HeldOut | str, rate: int) -> Iterator[Case]:
-    """Yield the batches of the grid, and those of the held-out clips where they are there."""
-    yield from grid.cases(rate)
-    for rows in () if isinstance(held_out, str) else held_out.values():
-        for batch in read_whole_clips(rows, rate):
-            yield _held_out_case([*batch.values()])
+    """Yield the batches of the grid, and those of the held-out clips; show the progress."""
+    sets = [] if isinstance(held_out, str) else [*held_out.values()]
+    batches = (batch for rows in sets for batch in read_whole_clips(rows, rate))
+    clips = sum(batch for batch, *_ in grid.combinations) + sum(map(len, sets))
+    with shown("comparing with the trained model", clips) as advance:
+        for case in chain(grid.cases(rate), (_held_out_case([*each.values()]) for each in batches)):
+            yield case
+            advance(len(case.lengths))
 
 
 def _rows(found: LogProbs) -> list[Floats]:

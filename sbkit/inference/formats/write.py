@@ -6,6 +6,7 @@ FORMAT/          what its users load
 """
 
 import shutil
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -100,6 +101,7 @@ def write_formats(
     written: dict[str, Sequence[Any]] = {}  # candidates, or graphs
     certificates: dict[str, dict[str, Any]] = {}
     for name in names:
+        print(f"writing {name}", file=sys.stderr, flush=True)
         (folder / name).mkdir()
         try:
             with quietly():

@@ -10,9 +10,8 @@ import soundfile
 from sbkit.base.errors import BAD_INPUT, SbkitError
 from sbkit.base.machine import usable_cores
 from sbkit.base.text import printable, versions
-from sbkit.distributed.device import SUPPORTED, count_here
 from sbkit.inference.runtime.onnx_runtime import FILES, FOLDER, available_providers
-from sbkit.inference.runtime.runtimes import open_model, why_no_cuda
+from sbkit.inference.runtime.runtimes import has_torch, open_model, why_no_cuda
 
 PACKAGES = ("soundfile", "onnxruntime", "onnxruntime-gpu")
 
@@ -24,7 +23,8 @@ def print_report(folder: Path | None, *, own: frozenset[str] = frozenset()) -> i
     code = 0
     if folder is not None:
         onnx = [("onnx", name) for name, file in FILES.items() if (folder / FOLDER / file).exists()]
-        for runtime, precision in [("torch", "fp32"), *onnx]:
+        torch = [("torch", "fp32")] if has_torch() or not onnx else []
+        for runtime, precision in [*torch, *onnx]:
             try:
                 model = open_model(folder, runtime=runtime, precision=precision, own=own).model
             except SbkitError as error:
@@ -38,9 +38,12 @@ def print_report(folder: Path | None, *, own: frozenset[str] = frozenset()) -> i
 
 def describe_machine() -> dict[str, str]:
     """Return what is here, by subject."""
-    devices = [
-        f"{kind}:{n}" for kind in SUPPORTED if kind != "cpu" for n in range(count_here(kind))
-    ]
+    devices = list[str]()
+    if has_torch():
+        from sbkit.distributed.device import SUPPORTED, count_here
+
+        kinds = [kind for kind in SUPPORTED if kind != "cpu"]
+        devices = [f"{kind}:{n}" for kind in kinds for n in range(count_here(kind))]
     causes = {runtime: why_no_cuda(runtime) for runtime in ("torch", "onnx")}
     return {
         "system": platform.platform(),

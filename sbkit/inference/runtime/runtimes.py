@@ -4,6 +4,7 @@ import ctypes
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,11 @@ def open_model(
         raise SbkitError(
             f"`--precision` must be one that the runtime has ({known}), but is {precision} with "
             f"{runtime}. Choose one of them, or pass another --runtime."
+        )
+    if runtime == "torch" and not has_torch():
+        raise SbkitError(
+            "`--runtime torch` needs the package torch, which is not installed. Pass --runtime "
+            "onnx, which runs a bundle exported with --formats onnx, or install torch."
         )
     read = read_bundle(folder, *([WEIGHTS] if runtime == "torch" else []), own=own)
     if runtime == "torch":
@@ -126,6 +132,8 @@ def why_no_cuda(runtime: str) -> str | None:
                 "there is no onnxruntime with CUDA, or another wheel hides it. Uninstall "
                 "onnxruntime and onnxruntime-gpu, and install onnxruntime-gpu"
             )
+    elif not has_torch():
+        return "torch is not installed. Install it, or pass --runtime onnx"
     else:
         import torch
 
@@ -134,6 +142,11 @@ def why_no_cuda(runtime: str) -> str | None:
     if not has_driver():
         return f"there is no NVIDIA driver ({DRIVER} cannot be loaded). Install one"
     return None
+
+
+def has_torch() -> bool:
+    """Check whether torch is installed."""
+    return find_spec("torch") is not None
 
 
 def has_driver() -> bool:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -213,3 +214,16 @@ def test_the_doctor_tells_what_is_here_and_what_each_format_runs_on(
     (bundle / "onnx/model.onnx").write_bytes(b"other")
     assert run(["doctor", str(bundle)]) == 2
     assert "is not what was written" in capsys.readouterr().out
+
+
+def test_without_torch_the_other_runtime_is_named(bundle: Path) -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from sbkit.cli import main, run\n"
+        "assert run(['doctor']) == 0\n"
+        "sys.argv[1:] = ['transcribe', sys.argv[1], 'talk.wav']; main()"
+    )
+    words = [sys.executable, "-c", code, str(bundle)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert "CUDA with torch: no: torch is not installed" in done.stdout, done.stderr
+    assert (done.returncode, "Pass --runtime onnx" in done.stderr) == (2, True), done.stderr
