@@ -1,13 +1,14 @@
 """Put small faults into modules, one at a time, and count those that their tests notice.
 
-python -m tools.mutate [MODULE.py or FOLDER ...] [--sample 200] [--seed 0] [--jobs 2] [--slow]
+python -m tools.mutate [MODULE.py or FOLDER ...] [--sample 200] [--seed 0] [--jobs 2]
+                       [--near | --slow]
 
 The faults are those of cosmic-ray (another operator, comparison, number, constant, a loop that
 never runs ...), drawn so that every place of the code is equally likely. Each runs in a copy of
-the checkout: first the tests of the module's folder that import it, then every test that imports
-it or one of its users, with --slow also those of more than ten seconds; at last a whole run. Prints
-a table by folder, and the change of each fault that no test noticed: a person says which of them
-mean the same as before.
+the checkout: first the tests of the module's folder that import it (--near stops here), then every
+test that imports it or one of its users, with --slow also those of more than ten seconds; at last a
+whole run. Prints a table by folder, and the change of each fault that no test noticed: a person
+says which of them mean the same as before.
 """
 
 import argparse
@@ -78,7 +79,9 @@ def main() -> int:
     parser.add_argument("--sample", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--slow", action="store_true")
+    how_far = parser.add_mutually_exclusive_group()
+    how_far.add_argument("--near", action="store_true")
+    how_far.add_argument("--slow", action="store_true")
     options = parser.parse_args()
     faults = draw(options.modules, options.sample, random.Random(options.seed))
     copies: SimpleQueue[Path] = SimpleQueue()
@@ -89,7 +92,8 @@ def main() -> int:
         def find_noticing(fault: Fault) -> list[str]:
             copy = copies.get()
             try:
-                found = try_fault(fault, copy, marks=ALL if options.slow else QUICK)
+                marks = ALL if options.slow else QUICK
+                found = try_fault(fault, copy, marks=marks, near_only=options.near)
             finally:
                 copies.put(copy)
             print("noticed" if found else "MISSED ", f"{fault.module}:{fault.line}", flush=True)
@@ -167,13 +171,16 @@ def copy_checkout(folder: Path) -> Path:
     return folder
 
 
-def try_fault(fault: Fault, copy: Path, *, marks: str) -> list[str]:
+def try_fault(fault: Fault, copy: Path, *, marks: str, near_only: bool) -> list[str]:
     """Put a fault into a copy of the checkout and return the tests of its module that notice it."""
     source = fault.module.read_text(encoding="utf-8")
     near, all_of_them = tests_of(fault.module)
     (copy / fault.module).write_text(fault.apply(source), encoding="utf-8")
     try:
-        found = (near and failing(copy, near, QUICK)) or failing(copy, all_of_them, marks)
+        found = near and failing(copy, near, QUICK)
+        if near_only:
+            return found
+        found = found or failing(copy, all_of_them, marks)
         if not found and WHOLE_RUN[0].exists():
             found = failing(copy, ["{}::{}".format(*WHOLE_RUN)], ALL)
         return found
@@ -200,8 +207,12 @@ def tests_of(module: Path) -> tuple[list[str], list[str]]:
     users = importers(
         module, sorted([*Path("sbkit").rglob("*.py"), *Path("recipes").rglob("*.py")])
     )
-    mirror = Path("tests", *module.parent.parts[1:])
-    near = [test for test in direct if test.parent == mirror] or sorted(mirror.glob("test_*.py"))
+    if module.parts[0] == "recipes":
+        near = [*Path("tests/recipes").glob(f"test_{module.parent.name}.py")]
+    else:
+        mirror = Path("tests", *module.parent.parts[1:])
+        near = [test for test in direct if test.parent == mirror]
+        near = near or sorted(mirror.glob("test_*.py"))
     near.sort(key=lambda test: test.stem != f"test_{module.stem}")
     far = chain(direct, *(importers(user, tests) for user in users))
     return [*map(str, near)], [*map(str, dict.fromkeys([*near, *far]))]

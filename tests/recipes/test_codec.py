@@ -1,5 +1,6 @@
 """A codec trains, is exported, and codes audio; no index reaches its network unchecked."""
 
+import math
 import os
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from torch import nn
 
 from recipes.codec.brain import CodecBrain
 from recipes.codec.codec import Codec, windows
+from recipes.codec.losses import spectral_distance
 from recipes.codec.parts import FiniteScalarQuantizer
 from recipes.codec.recipe import CODEC
 from recipes.codec.space import HEADER, Coded, CodeSpace, read_codes, write_codes
@@ -147,6 +149,20 @@ def test_two_ranks_take_the_steps_of_one(workplace: Workplace, tmp_path: Path) -
     one, two = weights
     for name, value in one.items():
         assert torch.allclose(two[name], value, atol=1e-6), name
+
+
+def test_spectra_of_twice_the_level_are_as_far_as_the_definition_says() -> None:
+    """Of each transform ln 2 in each frame, as many samples as its hop, and a convergence of 1."""
+    audio = torch.randn(2, 2048, generator=torch.Generator().manual_seed(0))
+    audio[1, 1024:] = 0
+    found = spectral_distance(2 * audio, audio, torch.tensor([2048, 1024]))
+    expected = [
+        np.mean([math.log(2) * (samples // hop + 1) * hop + samples for hop in (64, 128, 256)])
+        for samples in (2048, 1024)
+    ]
+    assert found.tolist() == pytest.approx(expected, rel=1e-3)
+    quiet = 1e-6 * audio[:1]  # under the floor, which no ear hears
+    assert spectral_distance(2 * quiet, quiet, torch.tensor([2048])).item() < 1
 
 
 def test_quantizer_decodes_what_it_rounded() -> None:

@@ -1,10 +1,12 @@
 """A voice trains, is exported, and speaks; bad texts get a sentence, and nothing is lost."""
 
 import io
+import math
 import os
 import shutil
 from base64 import b64encode
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import combinations, product
 from pathlib import Path
@@ -17,6 +19,7 @@ import pytest
 import sherpa_onnx
 import soundfile
 import torch
+from speechbrain import Stage
 
 from recipes.synthesis.alignment import (
     diagonal_prior,
@@ -25,6 +28,8 @@ from recipes.synthesis.alignment import (
     frame_index,
     mean_by_symbol,
 )
+from recipes.synthesis.brain import SynthesisBrain
+from recipes.synthesis.data import SpokenBatch, SpokenCollate
 from recipes.synthesis.pitch import continuous, track_pitch
 from recipes.synthesis.sherpa_voice import tokens_of
 from recipes.synthesis.symbols import ESPEAK, read_texts, to_symbols
@@ -32,12 +37,14 @@ from recipes.synthesis.synthesizer import LONGEST_TEXT, PAUSE, Synthesizer
 from sbkit.audio.io import to_int16
 from sbkit.base.errors import SbkitError
 from sbkit.cli import run as sbkit
+from sbkit.config.hparams import load_hparams, parse_overrides
 from sbkit.inference.bundle.bundle import read_bundle
 from sbkit.inference.bundle.export import export_run
 from sbkit.inference.formats.parity import Grid
 from sbkit.live.pipeline import Pipeline
 from sbkit.live.players import FilePlayer
 from sbkit.logs.log import read_log
+from sbkit.text.labels import ensure_labels
 from tests import processes
 from tests.inference.tones import silence, speak
 from tests.live.live_tones import live_tones
@@ -88,6 +95,75 @@ def test_it_is_trained_and_lists_misaligned_clips(trained: Path) -> None:
         assert f"{number} {what}: <audio" in page and b64encode(sound.read_bytes()).decode() in page
 
 
+@pytest.fixture(scope="module")
+def brain(tmp_path_factory: pytest.TempPathFactory) -> SynthesisBrain:
+    folder = tmp_path_factory.mktemp("brain")
+    ensure_labels(folder / "symbols.txt", {" ", ".", *"abcdefg"})
+    overrides = parse_overrides([*TINY_VOICE, "--dropout=0", f"--output_folder={folder}"])
+    hparams = load_hparams(ROOT / "hparams/tts.yaml", overrides)
+    return SynthesisBrain(
+        modules={"model": hparams["model"]}, hparams=hparams, run_opts={"device": "cpu"}
+    )
+
+
+@pytest.fixture
+def batch(brain: SynthesisBrain) -> SpokenBatch:
+    random = np.random.default_rng(0)
+    rows = [
+        {
+            **{"id": text, "symbols": text, "percent": 100, "weight": 1, "samples": frames * FRAME},
+            "audio": random.normal(0, 1000, frames * FRAME).astype(np.int16),
+            "pitch": " ".join(["120"] * frames),
+        }
+        for text, frames in (("abc de.", 60), ("fag.", 31))
+    ]
+    return SpokenCollate(brain.hparams.labels, RATE, FRAME)(rows)
+
+
+def test_only_training_is_given_the_pitch_of_the_recording(
+    brain: SynthesisBrain, batch: SpokenBatch
+) -> None:
+    higher = replace(batch, octaves=batch.octaves + 1)
+    for stage, is_given in ((Stage.TRAIN, True), (Stage.VALID, False), (Stage.TEST, False)):
+        features = [brain.compute_forward(each, stage).features for each in (batch, higher)]
+        assert torch.equal(*features) is not is_given
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "of_a_frame", "if_wrong"),
+    [
+        ("features", 1.0, 1.0, 0.0),
+        ("log_durations", math.log(2), 0.1 * (1 - math.log(2)), 0.0),
+        ("found", 1.0, 1.0 * 2, 0.0),  # pitch and energy
+        ("distance", 1.0, 1.0, 1.0),
+    ],
+)
+def test_losses_are_of_frames_and_of_a_misaligned_clip_the_vocoder_learns_only(
+    brain: SynthesisBrain,
+    batch: SpokenBatch,
+    name: str,
+    change: float,
+    of_a_frame: float,
+    if_wrong: float,
+) -> None:
+    outputs = brain.compute_forward(batch, Stage.VALID)
+    aligned = replace(outputs.aligned, wrong=torch.tensor([False, True]))
+    right = replace(
+        outputs,
+        aligned=aligned,
+        features=outputs.expected,
+        log_durations=aligned.durations.clamp(min=1).log(),
+        found=outputs.variances,
+    )
+    changed = replace(right, **{name: getattr(right, name) + change})
+    before, after = (
+        brain.compute_objectives(each, batch, Stage.VALID) for each in (right, changed)
+    )
+    assert before.counts.tolist() == [60, 31]
+    expected = [60 * of_a_frame, 31 * if_wrong]
+    assert (after.sums - before.sums).tolist() == pytest.approx(expected, abs=0.01)
+
+
 @pytest.mark.slow(30)
 @pytest.mark.ddp
 def test_two_ranks_take_the_steps_of_one(workplace: Workplace, tmp_path: Path) -> None:
@@ -111,6 +187,8 @@ def test_sentences_come_one_by_one(voice: Synthesizer) -> None:
     pause = round(PAUSE * voice.sample_rate)
     assert not first[-pause:].any() and (len(first) - pause) % FRAME == 0
     assert np.array_equal(voice.speak("Press one"), second)
+    quick, _ = voice.stream("Please hold. Press one", 2.0)
+    assert len(quick) - len(voice.speak("Please hold.", 2.0)) == pause // 2
     assert (voice.sample_rate, voice.language) == (RATE, "en")
 
 
@@ -246,7 +324,16 @@ def test_the_best_path_is_found() -> None:
             paths, key=lambda path: float(row[range(count), np.arange(length).repeat(path)].sum())
         )
         assert some == best + [0] * (4 - length)
-    assert torch.allclose(diagonal_prior(7, 4).exp().sum(1), torch.ones(7))
+
+
+def test_the_prior_is_a_beta_binomial_along_the_diagonal() -> None:
+    """Its moments by the definition: 3 trials, a = 1 ... 7 and b = 7 ... 1."""
+    prior, symbols = diagonal_prior(7, 4).exp(), torch.arange(4.0)
+    a = torch.arange(1.0, 8)
+    mean = 3 * a / 8
+    assert torch.allclose(prior.sum(1), torch.ones(7))
+    assert torch.allclose(prior @ symbols, mean)
+    assert torch.allclose(prior @ symbols.square() - mean**2, 3 * a * (8 - a) * (8 + 3) / (64 * 9))
 
 
 def test_frames_belong_to_their_symbols() -> None:

@@ -6,18 +6,20 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+from speechbrain import Stage
 
+from recipes.vad.brain import Scored, SpeechBatch, VoiceActivityBrain, collate
 from recipes.vad.labels import find_speech, prepare_speech, read_speech
 from recipes.vad.noise import add_noise, coloured, draw_noise, in_silence
 from sbkit.audio.io import Samples, read_audio
 from sbkit.base.errors import SbkitError
 from sbkit.cli import run as sbkit
-from sbkit.config.hparams import read_knobs
+from sbkit.config.hparams import load_hparams, read_knobs
 from sbkit.inference.vad import SpeechEvent, VoiceDetector
 from sbkit.text.word import Word
 from tests import processes
 from tests.inference.bundles import make_bundle
-from tests.runs import Workplace, last_parameters, prompts, read_json, train_here
+from tests.runs import ROOT, Workplace, last_parameters, prompts, read_json, train_here
 
 SMALL = ("--device=cpu", "--batch_seconds=6", "--number_of_epochs=2", "--log_every=1")
 RATE, WINDOW = 16_000, 320
@@ -57,6 +59,62 @@ def test_noise_has_its_ratio_to_the_speech_and_labels_move_with_the_audio() -> N
     spectrum = torch.fft.rfft(coloured(torch.randn(RATE), 1.0)).abs().square()
     octaves = [float(spectrum[first : 2 * first].sum()) for first in (100, 400, 1600)]
     assert octaves == pytest.approx([octaves[0]] * 3, rel=0.2)  # pink: an octave has what each has
+
+
+@pytest.fixture(scope="module")
+def brain(tmp_path_factory: pytest.TempPathFactory) -> VoiceActivityBrain:
+    folder = str(tmp_path_factory.mktemp("brain"))
+    hparams = load_hparams(ROOT / "hparams/vad.yaml", {"output_folder": folder})
+    return VoiceActivityBrain(
+        modules={"model": hparams["model"]}, hparams=hparams, run_opts={"device": "cpu"}
+    )
+
+
+def batch_of(*clips: Samples, weights: list[int]) -> SpeechBatch:
+    rows = [
+        {"id": str(n), "audio": clip, "samples": len(clip), "percent": 100, "weight": weights[n]}
+        for n, clip in enumerate(clips)
+    ]
+    return collate(rows, sample_rate=RATE)
+
+
+def test_a_frame_is_judged_four_later_and_validation_draws_nothing(
+    brain: VoiceActivityBrain,
+) -> None:
+    batch = batch_of(loud(0.3, 0.5, 0.2), loud(0.5, 0.2), weights=[1, 1])
+    in_clips = [batch.speech[0].nonzero().flatten(), batch.speech[1].nonzero().flatten()]
+    assert [len(windows) for windows in in_clips] == [25, 10]
+    validated = []
+    for seed, stage in ((1, Stage.VALID), (2, Stage.VALID), (3, Stage.TEST)):
+        torch.manual_seed(seed)
+        scored = brain.compute_forward(batch, stage)
+        validated.append(scored.log_probs)
+        for speech, windows in zip(scored.speech, in_clips, strict=True):
+            # a second of silence comes before the clip, and another after it
+            assert speech.nonzero().flatten().tolist() == (windows + 50 + 4).tolist()
+    assert scored.mask.sum(1).tolist() == [50 + 50 + 50 - 1, 50 + 35 + 50 - 1]
+    assert torch.equal(validated[0], validated[1]) and torch.equal(validated[0], validated[2])
+    trained = brain.compute_forward(batch, Stage.TRAIN)
+    assert not torch.equal(trained.log_probs, validated[0])
+    for speech, windows in zip(trained.speech, in_clips, strict=True):
+        moved = speech.nonzero().flatten() - windows - 4
+        assert 0 <= moved[0] <= 100 and (moved == moved[0]).all()
+
+
+def test_loss_and_counts_are_of_the_frames_within_an_utterance(brain: VoiceActivityBrain) -> None:
+    """The second utterance only fills a rank's share."""
+    batch = batch_of(*[np.ones(960, np.int16)] * 3, weights=[1, 0, 1])
+    of_speech = torch.tensor([[0.9, 0.4, 0.8], [0.6, 0.6, 0.6], [0.3, 0.3, 0.3]])
+    speech = torch.tensor([[1, 1, 1], [1, 1, 1], [1, 0, 0]]).bool()
+    mask = torch.tensor([[1, 1, 0], [1, 1, 1], [1, 1, 1]]).bool()
+    scored = Scored(torch.stack([1 - of_speech, of_speech], 2).log(), speech, mask)
+    loss = brain.compute_objectives(scored, batch, Stage.TRAIN)
+    right = torch.tensor([0.9 * 0.4, 1.0, 0.3 * 0.7 * 0.7])
+    torch.testing.assert_close(loss.sums, -right.log())
+    assert loss.counts.tolist() == [2, 0, 3]
+    counted = brain.score(scored._replace(speech=speech ^ (torch.arange(3) == 2)), batch)
+    assert counted == [(2, 1, 0, 0), (2, 0, 1, 1), (2, 2, 1, 0)]
+    assert brain.measure(counted)["DCF"] == pytest.approx(0.75 * 3 / 6 + 0.25 * 1 / 2)
 
 
 def command(workplace: Workplace, out: Path) -> list[str]:

@@ -64,10 +64,14 @@ def test_merged_they_compute_the_same(model_type: str) -> None:
     assert (before - unmerged).abs().max() > 1e-2
 
 
-def test_an_adapter_begins_as_no_change() -> None:
+def test_an_adapter_adds_alpha_over_rank_of_its_product_and_at_first_nothing() -> None:
     torch.manual_seed(0)
     layer, x = nn.Linear(3, 2), torch.randn(4, 3)
-    assert torch.equal(LoraLinear(layer, rank=2, alpha=4)(x), layer(x))
+    adapter = LoraLinear(layer, rank=2, alpha=6)
+    assert torch.equal(adapter(x), layer(x))
+    nn.init.normal_(adapter.lora_b)
+    change = 6 / 2 * x @ adapter.lora_a.T @ adapter.lora_b.T
+    torch.testing.assert_close(adapter(x), layer(x) + change)
 
 
 @pytest.mark.parametrize(

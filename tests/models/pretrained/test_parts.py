@@ -102,6 +102,17 @@ def test_an_evaluation_draws_nothing() -> None:
     torch.testing.assert_close(encode(config, plain, audio, 2000), states, rtol=0.0, atol=0.0)
 
 
+def test_layerdrop_is_the_share_of_layers_left_out() -> None:
+    _, encoder = make_parts(tiny_config(num_hidden_layers=5), **PLAIN | {"layerdrop": 0.2})
+    computed: list[nn.Module] = []
+    for layer in encoder.body.layers:
+        layer.register_forward_hook(lambda layer, *_: computed.append(layer))
+    torch.manual_seed(0)
+    for _ in range(40):
+        encoder.train().encode(torch.randn(1, 9, 16), torch.tensor([9]))
+    assert len(computed) / 200 == pytest.approx(0.8, abs=0.08)
+
+
 def test_fewer_layers_are_the_first_ones_and_can_be_weighted() -> None:
     config = tiny_config(do_stable_layer_norm=True)
     whole = make_parts(config, **PLAIN)
