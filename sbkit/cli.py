@@ -107,6 +107,13 @@ def _check(options: argparse.Namespace) -> int:
     )
 
 
+@command("config", "print a YAML as one file: with its base, and the values given here", YAML)
+def _config(options: argparse.Namespace) -> None:
+    from sbkit.config.hparams import as_one_file, parse_overrides
+
+    print(as_one_file(options.yaml, parse_overrides(options.overrides)), end="")
+
+
 @command(
     "prepare",
     "decode the data of a run; any number of processes may share the work",
@@ -396,3 +403,7 @@ def _doctor(options: argparse.Namespace) -> int:
     from sbkit.inference.runtime.doctor import print_report
 
     return print_report(options.bundle, own=options.own)
+
+
+if __name__ == "__main__":
+    main()

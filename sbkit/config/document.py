@@ -1,8 +1,14 @@
-"""A HyperPyYAML file as a tree that remembers its tags and its lines; nothing in it is built."""
+"""A HyperPyYAML file as a tree that remembers its tags and its lines; nothing in it is built.
+
+A file with a key `base` holds only what differs from that file. A plain value, a list or an object
+with a tag replaces the base's. A mapping without a tag merges into the base's mapping or object by
+its keys, as `--Transformer.dropout=0.2` does. A new key stands before the base's key that follows
+it in this file, else at the end.
+"""
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import reduce
 from operator import getitem
@@ -22,6 +28,8 @@ Keys = tuple[str | int, ...]
 REFERENCE_TAGS = ("!ref", "!copy")
 INCLUDE_TAG = "!include:"
 BUILDER_TAGS = ("!new:", "!name:", "!module:", "!apply:")
+BASE_KEY = "base"
+WHOLE = {("freeze",), ("lr_scale",), ("layer_decay",), ("encoder_config",)}  # never merged
 REFERENCE = re.compile(r"<([^>]*)>")
 TUPLE = re.compile(r"\(.*\)")
 SPELLING, SIMILAR = 0.75, 0.6  # share of letters that two words have in common, in order
@@ -85,20 +93,36 @@ def walk(node: object, keys: Keys = ()) -> Iterator[tuple[Keys, object]]:
 
 @dataclass(frozen=True)
 class Document:
-    """One file, with the trees of the files it includes; included: those, by their keys."""
+    """One file, with the trees of its base and of the files it includes.
+
+    own: what the file itself declares; root: that over its base; included: by their keys.
+    """
 
     path: Path
     text: str
+    own: CommentedMap
     root: CommentedMap
     included: dict[Keys, "Document"] = field(default_factory=dict)
+    base: "Document | None" = None
 
     def place(self, keys: Keys) -> str:
-        """Return the file and the line of a key, as far down as the file goes."""
-        node: object = self.root
-        line = 0
-        for depth, key in enumerate(keys):
-            if keys[:depth] in self.included:
-                return self.included[keys[:depth]].place(keys[depth:])
+        """Return the file and the line of a key, as far down as the files go."""
+        return self._locate(keys)[1]
+
+    def files(self) -> Iterator["Document"]:
+        """Yield this file and all that it includes or builds on."""
+        yield self
+        for document in (*self.included.values(), *([self.base] if self.base else [])):
+            yield from document.files()
+
+    def _locate(self, keys: Keys) -> tuple[int, str]:
+        """Return how many of the keys this file or its base has, and where the last of them is."""
+        node: object = self.own
+        line = depth = 0
+        for key in keys:
+            if depth and keys[:depth] in self.included:
+                inner_depth, place = self.included[keys[:depth]]._locate(keys[depth:])
+                return depth + inner_depth, place
             if not isinstance(node, CommentedMap | CommentedSeq):
                 break
             line = (node.lc.data or {}).get(key, [line])[0]
@@ -106,7 +130,9 @@ class Document:
                 node = node[key]
             except LookupError:
                 break
-        return f"{self.path}:{line + 1}"
+            depth += 1
+        here = depth, f"{self.path}:{line + 1}"
+        return max(here, self.base._locate(keys), key=lambda it: it[0]) if self.base else here
 
 
 class _Reader(RoundTripConstructor):
@@ -116,8 +142,11 @@ class _Reader(RoundTripConstructor):
 _Reader.add_constructor("!tuple", lambda reader, node: reader.construct_scalar(node))
 
 
-def read_document(path: Path) -> Document:
-    """Read one file into a tree; raises SbkitError with the line of what is wrong."""
+def read_document(path: Path, *, above: tuple[Path, ...] = ()) -> Document:
+    """Read a file and its base into a tree; raises SbkitError with the line of what is wrong.
+
+    above: the files that build on this one.
+    """
     text = read_yaml_text(path)
     try:
         reader = YAML()
@@ -134,11 +163,49 @@ def read_document(path: Path) -> Document:
             f"{path} must consist of `key: value` lines, but at its root there is {what}. "
             "Put every part under a key of its own."
         )
-    document = Document(path, text, root)
+    document = Document(path, text, root, root)
     for keys, node in [*walk(root)]:
         if tag_of(node).startswith(INCLUDE_TAG):
             _include(document, keys, node)
-    return document
+    return _with_base(document, above) if BASE_KEY in root else document
+
+
+def _with_base(document: Document, above: tuple[Path, ...]) -> Document:
+    """Return the document over the one that its `base` names."""
+    name, chain = str(document.own.pop(BASE_KEY)), (*above, document.path.resolve())
+    file = document.path.parent / name
+    if file.resolve() in chain:
+        raise SbkitError(
+            f"`{BASE_KEY}` ({document.place((BASE_KEY,))}) must name a file that does not build on "
+            f"this one, but {name} does. Take the key out of one of them."
+        )
+    base = read_document(file, above=chain)
+    _merge(document, base.root, document.own)
+    base.root.ca.comment = document.own.ca.comment  # the header; others stay the base's
+    return replace(document, root=base.root, base=base)
+
+
+def _merge(document: Document, tree: CommentedMap, changes: CommentedMap, above: Keys = ()) -> None:
+    """Put the values of a document into the tree of its base, from the last to the first."""
+    position = len(tree)
+    for key in reversed(changes):
+        old, new, keys = tree.get(key), changes[key], (*above, key)
+        is_merged = isinstance(new, CommentedMap) and not tag_of(new) and keys not in WHOLE
+        if key not in tree:
+            token = changes.ca.items.get(key, [None] * 3)[2]
+            comment = token.value.partition("\n")[0] if token else ""
+            tree.insert(position, key, new, comment or None)
+        elif is_merged and isinstance(old, CommentedMap):
+            _merge(document, old, new, keys)
+        elif is_merged and tag_of(old).startswith((*BUILDER_TAGS, *REFERENCE_TAGS)):
+            raise SbkitError(
+                f"`{dotted(keys)}` ({document.place(keys)}) must be a whole object with its tag, "
+                f"since the base's, `{tag_of(old)} {text_of(old)}`, has no keys to merge with. "
+                "Add the tag."
+            )
+        else:
+            tree[key] = new
+        position = [*tree].index(key)
 
 
 def _include(document: Document, keys: Keys, node: object) -> None:

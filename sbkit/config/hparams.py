@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
 from ruamel.yaml.error import YAMLError
+from ruamel.yaml.representer import RoundTripRepresenter
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import write_text_atomically
@@ -91,10 +92,7 @@ class Resolved:
     @cached_property
     def text(self) -> str:
         """The YAML as it takes effect."""
-        stream = StringIO()
-        with clean_ruamel():
-            YAML().dump(self.tree, stream)
-        return stream.getvalue()
+        return _dump(self.tree)
 
     @cached_property
     def knobs(self) -> Mapping[str, Any]:
@@ -131,7 +129,7 @@ def resolve(yaml_file: Path, overrides: Mapping[str, object]) -> Resolved:
     """
     key = (yaml_file, repr(overrides))
     known = _resolved.get(key)
-    if known is None or read_yaml_text(yaml_file) != known.document.text:
+    if known is None or any(read_yaml_text(it.path) != it.text for it in known.document.files()):
         with clean_ruamel():
             document = read_document(yaml_file)
             apply_overrides(document, overrides)
@@ -165,6 +163,36 @@ def load_hparams(yaml_file: Path, overrides: Mapping[str, object]) -> Knobs:
 def save_resolved(path: Path, yaml_file: Path, overrides: Mapping[str, object]) -> None:
     """Write the YAML as it takes effect to a file, whole or not at all."""
     write_text_atomically(path, resolve(yaml_file, overrides).text)
+
+
+def as_one_file(yaml_file: Path, overrides: Mapping[str, object]) -> str:
+    """Return the YAML with its base and its overrides in it; references and comments stay.
+
+    Raises SbkitError: a fault of the file or of the overrides.
+    """
+    with clean_ruamel():
+        document = read_document(yaml_file)
+        apply_overrides(document, overrides)
+        resolve_references(document, are_filled=False)
+    return _dump(document.root)
+
+
+class _Writer(RoundTripRepresenter):
+    """Writes null, not nothing."""
+
+
+_Writer.add_representer(
+    type(None), lambda writer, _: writer.represent_scalar("tag:yaml.org,2002:null", "null")
+)
+
+
+def _dump(tree: CommentedMap) -> str:
+    stream, writer = StringIO(), YAML()
+    writer.Representer = _Writer
+    writer.indent(mapping=4, sequence=6, offset=4)
+    with clean_ruamel():
+        writer.dump(tree, stream)
+    return stream.getvalue()
 
 
 def parse_command(arguments: Sequence[str]) -> tuple[Path, dict[str, object]]:

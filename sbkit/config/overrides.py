@@ -11,6 +11,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.config.document import (
     REFERENCE_TAGS,
     TUPLE,
+    WHOLE,
     Document,
     Keys,
     dotted,
@@ -23,7 +24,6 @@ from sbkit.config.references import resolve_references
 
 ATTRIBUTE = "!apply:getattr"  # what HyperPyYAML makes of `!ref <tokenizer.vocab_size>`
 AUTO = {"batch_seconds": "auto"}  # a word that a number may give way to, and the other way round
-WHOLE = {"freeze", "lr_scale", "layer_decay", "encoder_config"}  # whose reader knows their keys
 
 
 def apply_overrides(document: Document, overrides: Mapping[str, object]) -> None:
@@ -31,7 +31,7 @@ def apply_overrides(document: Document, overrides: Mapping[str, object]) -> None
 
     Raises SbkitError: a key that is not there (with the nearest one), or a value of another kind.
     """
-    whole = overrides.keys() & WHOLE & document.root.keys()
+    whole = {key for key in overrides if (key,) in WHOLE} & document.root.keys()
     for key in whole:  # before references to what is in them are resolved
         document.root[key] = overrides[key]
     if others := {key: value for key, value in overrides.items() if key not in whole}:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sbkit.base.errors import SbkitError
+from sbkit.config.document import read_document
 from sbkit.config.ranges import Range
 from sbkit.data.batches.loaders import Loaders
 from sbkit.data.corpora.corpus import Corpus
@@ -51,7 +52,7 @@ class Recipe:
 
 
 def load_recipe(knobs: Knobs, yaml_file: Path) -> Recipe:
-    """Import the recipe that a YAML names; its own folder is searched last.
+    """Import the recipe that a YAML names; its own folder and its base's are searched last.
 
     Raises SbkitError: the YAML names none, or what it names cannot be imported or is no recipe.
     """
@@ -81,7 +82,8 @@ def load_recipe(knobs: Knobs, yaml_file: Path) -> Recipe:
 
 
 def search_beside(yaml_file: Path) -> None:
-    """Search the folder of a YAML, and then the working folder, last for modules."""
-    for folder in (str(yaml_file.resolve().parent), str(Path.cwd())):
+    """Search the folders of a YAML and its base, and then the working folder, last for modules."""
+    files = (document.path for document in read_document(yaml_file).files())
+    for folder in (*(str(file.resolve().parent) for file in files), str(Path.cwd())):
         if folder not in sys.path:
             sys.path.append(folder)

@@ -110,6 +110,7 @@ def assert_found(mutation: Mutation, findings: list[Finding], yaml: Path) -> Non
 
 def _broken_text(mutation: Mutation) -> str:
     text = (ROOT / mutation.yaml).read_text(encoding="utf-8")
+    text = text.replace("base: ctc.yaml", f"base: {ROOT}/hparams/ctc.yaml")
     for before, after in mutation.text:
         assert text.count(before) == 1, f"{before!r} is {text.count(before)} times in the YAML"
         text = text.replace(before, after)

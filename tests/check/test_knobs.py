@@ -62,5 +62,5 @@ def test_every_knob_is_read(yaml: Path, tmp_path: Path) -> None:
     names = names_read_by(load_recipe(read_knobs(yaml, {"data_folder": None}), yaml))
     assert list(unread(read_document(yaml), names)) == []
     odd = tmp_path / "odd.yaml"
-    odd.write_text(yaml.read_text(encoding="utf-8") + "\nforgotten_knob: 3\n", encoding="utf-8")
+    odd.write_text(f"base: {yaml}\nforgotten_knob: 3\n", encoding="utf-8")
     assert list(unread(read_document(odd), names)) == ["forgotten_knob"]

@@ -11,9 +11,11 @@ import ruamel.yaml
 from ruamel.yaml.constructor import BaseConstructor
 
 from sbkit.base.errors import SbkitError
+from sbkit.checkpoint.declaration import Declaration
 from sbkit.config.build import clean_ruamel
 from sbkit.config.document import nearest, read_document
 from sbkit.config.hparams import (
+    as_one_file,
     load_hparams,
     parse_command,
     parse_overrides,
@@ -327,6 +329,77 @@ class TestInclude:
         inner = path.with_name("inner.yaml")
         inner.write_text(inner.read_text() + "bad: !new:fractions.Fraction [1, 0]\n")
         assert f"`inner.bad` ({inner}:8)" in refusal(path, {})
+
+
+class TestBase:
+    """A file over another one: values and tagged objects replace, plain mappings merge."""
+
+    @pytest.fixture
+    def path(self, tmp_path: Path) -> Path:
+        (tmp_path / "bases").mkdir()
+        (tmp_path / "bases/root.yaml").write_text(
+            "# of two cores\nsize: 1  # in units\nfreeze: {A: always}\nkept: !ref <size> * 2\n"
+            "masks: {time: 2, freq: 3}\nspeeds: [1.0]\nratio: !new:fractions.Fraction\n"
+            "  numerator: 3\n  denominator: 4\nbare: !new:collections.Counter\n"
+        )
+        (tmp_path / "bases/middle.yaml").write_text("base: root.yaml\nspeeds: [0.9, 1.1]\n")
+        path = tmp_path / "top.yaml"
+        path.write_text(
+            "# of eight GPUs\nbase: bases/middle.yaml\nunit: 5  # new\nsize: !ref <unit> + 1\n"
+            "freeze: {B: always}\nmasks: {time: 7, tone: !ref <kept>}\n"
+            "ratio:\n  denominator: !ref <size>\nlater: !ref <kept>\n"
+        )
+        return path
+
+    def test_it_merges_and_prints_one_file_that_is_the_same(self, path: Path) -> None:
+        assert read_knobs(path, {}) == {
+            **{"unit": 5, "size": 6, "freeze": {"B": "always"}, "kept": 12, "later": 12},
+            **{"masks": {"time": 7, "freq": 3, "tone": 12}, "speeds": [0.9, 1.1]},
+        }
+        assert load_hparams(path, {})["ratio"] == Fraction(3, 6)
+        overrides = parse_overrides(["--unit=8", "--ratio.numerator=2", "--masks.tone=1"])
+        printed = path.with_name("printed.yaml")
+        printed.write_text(as_one_file(path, overrides))
+        assert printed.read_text().startswith("# of eight GPUs\n")
+        assert "\nunit: 8  # new\nsize: !ref <unit> + 1 # in units\n" in printed.read_text()
+        values, same = Declaration.of(path, overrides).values, Declaration.of(printed, {}).values
+        assert values == same
+
+    @pytest.mark.parametrize(
+        "yaml", sorted((ROOT / "hparams").glob("*.yaml")), ids=lambda f: f.stem
+    )
+    def test_every_yaml_prints_as_what_trains_the_same(self, yaml: Path, path: Path) -> None:
+        path.write_text(as_one_file(yaml, {}))
+        here, there = (Declaration.of(file, {"data_folder": "x"}).values for file in (path, yaml))
+        assert here == there
+
+    def test_a_change_of_the_base_takes_effect(self, path: Path) -> None:
+        assert read_knobs(path, {})["speeds"] == [0.9, 1.1]
+        (path.parent / "bases/middle.yaml").write_text("base: root.yaml\nspeeds: [3.0]\n")
+        assert read_knobs(path, {})["speeds"] == [3.0]
+
+    @pytest.mark.parametrize(
+        ("file", "old", "new", "says"),
+        [
+            ("top", "denominator: !ref <size>", "denominator: 0", "`ratio` ({top}:7) must be some"),
+            ("top", "<kept>}", "<kelt>}", "`masks.tone: !ref <kelt>` ({top}:6) must reach a key"),
+            ("bases/root", "<size> * 2", "<sice>", "`kept: !ref <sice>` ({bases/root}:4) must rea"),
+            ("bases/root", "numerator: 3", "numerato: 3", "`ratio` ({top}:7) must be something"),
+            ("bases/middle", "root", "../top", "`base` ({bases/middle}:1) must name a file that"),
+            ("bases/middle", "root", "roof", "roof.yaml is not (No such file or directory). Did"),
+            ("top", "later: ", "bare: {a: 1}\nlater: ", "`bare` ({top}:9) must be a whole object"),
+        ],
+    )
+    def test_an_error_names_the_file_and_the_line(
+        self, path: Path, file: str, old: str, new: str, says: str
+    ) -> None:
+        files = {
+            name: path.parent / f"{name}.yaml" for name in ("top", "bases/middle", "bases/root")
+        }
+        files[file].write_text(files[file].read_text().replace(old, new))
+        for name, real in files.items():
+            says = says.replace(f"{{{name}}}", str(real))
+        assert says in refusal(path, {}).replace("bases/../", "")
 
 
 def test_a_constructor_that_refuses_in_a_sentence_keeps_it(tmp_path: Path) -> None:

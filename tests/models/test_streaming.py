@@ -17,7 +17,6 @@ from sbkit.models.normalize import GlobalNorm
 from sbkit.models.streaming import StreamingModel, streaming_model
 from sbkit.models.transformer import Transformer
 from sbkit.text.vocabulary import Vocabulary
-from tests.runs import ROOT
 
 SIZES: dict[str, Any] = {"d_model": 16, "nhead": 2, "d_ffn": 24, "num_encoder_layers": 3}
 
@@ -182,13 +181,3 @@ def test_what_is_no_cut_is_refused() -> None:
         with pytest.raises(SbkitError, match=r"multiples of the 40 ms .* raise chunk_ms"):
             Streaming.of(each)
     assert streaming_model(make_model(None)) is None
-
-
-def test_the_yaml_is_that_of_whole_clips_with_one_key_more() -> None:
-    pages = [
-        (ROOT / f"hparams/{name}.yaml").read_text("utf-8") for name in ("ctc", "ctc_streaming")
-    ]
-    whole, cut = (page.partition("# Knobs")[2].splitlines() for page in pages)
-    kept = [line for line in cut if "streaming" not in line]
-    assert kept == [line for line in whole if not line.startswith("output_folder:")]
-    assert len(cut) - len(kept) == 4  # with the output folder
