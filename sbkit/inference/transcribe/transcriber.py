@@ -181,8 +181,8 @@ class Transcriber(AbstractContextManager["Transcriber"]):
         """Yield the transcript of each file or array, or its error, in their order.
 
         on_seconds: called with the seconds of audio that were decoded since it was called last;
-        on_text: with what each piece adds to the text of its source, as soon as it is known; phrases:
-            to expect, where the decoder can expect any.
+        on_text: called with the text that each piece adds to its source, as soon as it is known.
+        phrases: to expect, where the decoder can expect any.
         """
         found, cut = list[Recognized](), 0
         expected = self._bundle.spellable(phrases)[0]
