@@ -96,7 +96,9 @@ class OnnxModel:
             ) from error
         self.effective = _read_back(self._session, provider)
         self.metadata = dict(self._session.get_modelmeta().custom_metadata_map)
-        self._min_samples = self.read_samples("min_samples") if "min_samples" in self.metadata else 0
+        self._min_samples = (
+            self.read_samples("min_samples") if "min_samples" in self.metadata else 0
+        )
 
     @classmethod
     def load(cls, bundle: Path, *, device: str = "cpu", precision: str = "fp32") -> Self:

@@ -1,0 +1,79 @@
+"""A task that lies in a bundle as source: it loads from Python, and its commands run."""
+
+from pathlib import Path
+
+import pytest
+
+from sbkit.base.errors import SbkitError
+from sbkit.cli import run
+from sbkit.inference.bundle.own_modules import describe_recipes
+from sbkit.inference.runtime.torch_model import load_bundle
+from tests.inference.bundles import edit_config, make_bundle
+
+SOURCE = """
+from dataclasses import replace
+from sbkit.base.arguments import text
+from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
+
+def spell(options):
+    print(options.bundle.name, options.word, options.times, options.device)
+    return 3
+
+TASK = replace(
+    SPEECH_RECOGNITION,
+    name="MODULE.TASK",
+    commands=("spell",),
+    runs={"spell": spell},
+    arguments={"spell": (text("word", "WORD", ""), text("--times", "N", "", type=int))},
+)
+"""
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_bundle(tmp_path_factory.mktemp("own"))
+
+
+def put(bundle: Path, module: str, source: str) -> None:
+    """Let a bundle have a task of its author's, whose source lies in it."""
+    (bundle / f"{module}.py").write_text(source.replace("MODULE", module))
+    edit_config(bundle, lambda config: config.update(task=f"{module}.TASK"))
+
+
+def test_python_loads_it_as_the_command_line_does(
+    bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put(bundle, "task_for_python", SOURCE)
+    with pytest.raises(SbkitError, match="pass --import task_for_python"):
+        load_bundle(bundle)
+    loaded = load_bundle(bundle, own=frozenset(["task_for_python"]))
+    assert loaded.task.name == "task_for_python.TASK"
+    said = f"--import task_for_python: running {bundle / 'task_for_python.py'}"
+    assert capsys.readouterr().err.splitlines() == [said]
+
+
+def test_its_command_takes_its_own_options(
+    bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put(bundle, "task_with_command", SOURCE)
+    own = ("--import", "task_with_command")
+    command = ["run", str(bundle), "spell", "yes", "--times=2", *own]
+    assert run(command) == 3
+    assert capsys.readouterr().out == "bundle yes 2 auto\n"
+    with pytest.raises(SbkitError, match="has no shout. It has: spell"):
+        run(["run", str(bundle), "shout", *own])
+    with pytest.raises(SbkitError, match="Use: sbkit run BUNDLE spell"):
+        run(["classify", str(bundle), "a.wav", *own])
+
+
+def test_why_a_task_cannot_be_imported_is_said(bundle: Path) -> None:
+    edit_config(bundle, lambda config: config.update(task="sbkit.tasks.newer.TASK"))
+    with pytest.raises(SbkitError, match=r"No module named 'sbkit\.tasks\.newer'"):
+        load_bundle(bundle)
+
+
+def test_a_module_that_needs_a_checkout_is_pointed_out() -> None:
+    sources = {"a.py": b"from recipes.prepare import RANGES", "b.py": b"import torch, recipes_x"}
+    assert [note.split(",")[0] for note in describe_recipes(sources)] == [
+        "note: a.py imports recipes.prepare"
+    ]
