@@ -1,13 +1,20 @@
 """A task that lies in a bundle as source: it loads from Python, and its commands run."""
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from recipes.asr.brain import AsrBrain
+from recipes.asr.recipe import ASR
 from sbkit.base.errors import SbkitError
 from sbkit.cli import run
 from sbkit.inference.bundle.own_modules import describe_recipes
 from sbkit.inference.runtime.torch_model import load_bundle
+from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
+from sbkit.train.run import Run
 from tests.inference.bundles import edit_config, make_bundle
 
 SOURCE = """
@@ -64,6 +71,15 @@ def test_its_command_takes_its_own_options(
         run(["run", str(bundle), "shout", *own])
     with pytest.raises(SbkitError, match="Use: sbkit run BUNDLE spell"):
         run(["classify", str(bundle), "a.wav", *own])
+
+
+def test_what_trains_is_what_the_bundle_is_rebuilt_as() -> None:
+    task = replace(SPEECH_RECOGNITION, model_class="types.SimpleNamespace")
+    brain: Any = SimpleNamespace(task=task)
+    assert AsrBrain.make_model(brain, ctc_lin="a head") == SimpleNamespace(ctc_lin="a head")
+    run: Any = SimpleNamespace(recipe=replace(ASR, task=task))
+    with pytest.raises(SbkitError, match="types.SimpleNamespace, but trains sbkit.models.asr"):
+        Run.make_brain(run)
 
 
 def test_why_a_task_cannot_be_imported_is_said(bundle: Path) -> None:
