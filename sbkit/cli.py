@@ -388,7 +388,8 @@ def _run_own(options: argparse.Namespace) -> int:
         if options.command not in task.arguments:
             raise SbkitError(
                 f"`sbkit run` runs the commands that a task declares in `arguments`, and "
-                f"{task.name} has no {options.command}. It has: {', '.join(task.arguments)}."
+                f"{task.name} has no {options.command}. It has: "
+                f"{', '.join(task.arguments) or 'none'}."
             )
         parser = Parser(prog=f"sbkit run {options.bundle} {options.command}")
         for argument, details in task.arguments[options.command]:

@@ -82,12 +82,6 @@ def test_what_trains_is_what_the_bundle_is_rebuilt_as() -> None:
         Run.make_brain(run)
 
 
-def test_why_a_task_cannot_be_imported_is_said(bundle: Path) -> None:
-    edit_config(bundle, lambda config: config.update(task="sbkit.tasks.newer.TASK"))
-    with pytest.raises(SbkitError, match=r"No module named 'sbkit\.tasks\.newer'"):
-        load_bundle(bundle)
-
-
 def test_a_module_that_needs_a_checkout_is_pointed_out() -> None:
     sources = {"a.py": b"from recipes.prepare import RANGES", "b.py": b"import torch, recipes_x"}
     assert [note.split(",")[0] for note in describe_recipes(sources)] == [

@@ -112,14 +112,13 @@ def _import_own(name: str, beside: Path | None) -> None:
         if not f"{name}.".startswith(f"{error.name}."):  # what a package imports is missing
             raise
         spec = None
-    is_in_bundle = spec is None and beside is not None and beside.exists()
-    file = beside if is_in_bundle else spec and spec.origin
-    if file:
-        print(f"--import {name}: running {printable(str(file))}", file=sys.stderr)
-    if not is_in_bundle or beside is None:
+    if spec is not None or beside is None or not beside.exists():
+        if spec is not None:
+            print(f"--import {name}: running {printable(str(spec.origin))}", file=sys.stderr)
         import_module(name)
         return
     source = read_regular(beside, largest=LARGEST_SOURCE, what="A module")
+    print(f"--import {name}: running {printable(str(beside))}", file=sys.stderr)
     module = sys.modules[name] = ModuleType(name)
     module.__file__ = str(beside)
     try:
