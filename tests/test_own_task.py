@@ -41,31 +41,29 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_bundle(tmp_path_factory.mktemp("own"))
 
 
-def put(bundle: Path, module: str, source: str) -> None:
-    """Let a bundle have a task of its author's, whose source lies in it."""
-    (bundle / f"{module}.py").write_text(source.replace("MODULE", module))
+def put(bundle: Path, module: str) -> tuple[str, str]:
+    """Let a bundle have a task of its author's, whose source lies in it; return the option."""
+    (bundle / f"{module}.py").write_text(SOURCE.replace("MODULE", module))
     edit_config(bundle, lambda config: config.update(task=f"{module}.TASK"))
+    return "--import", module
 
 
 def test_python_loads_it_as_the_command_line_does(
     bundle: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    put(bundle, "task_for_python", SOURCE)
-    with pytest.raises(SbkitError, match="pass --import task_for_python"):
+    option, module = put(bundle, "task_for_python")
+    with pytest.raises(SbkitError, match=f"pass {option} {module}"):
         load_bundle(bundle)
-    loaded = load_bundle(bundle, own=frozenset(["task_for_python"]))
-    assert loaded.task.name == "task_for_python.TASK"
-    said = f"--import task_for_python: running {bundle / 'task_for_python.py'}"
-    assert capsys.readouterr().err.splitlines() == [said]
+    assert load_bundle(bundle, own=frozenset([module])).task.name == f"{module}.TASK"
+    said = f"{option} {module}: running {bundle / module}.py\n"
+    assert capsys.readouterr().err == said
 
 
 def test_its_command_takes_its_own_options(
     bundle: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    put(bundle, "task_with_command", SOURCE)
-    own = ("--import", "task_with_command")
-    command = ["run", str(bundle), "spell", "yes", "--times=2", *own]
-    assert run(command) == 3
+    own = put(bundle, "task_with_command")
+    assert run(["run", str(bundle), "spell", "yes", "--times=2", *own]) == 3
     assert capsys.readouterr().out == "bundle yes 2 auto\n"
     with pytest.raises(SbkitError, match="has no shout. It has: spell"):
         run(["run", str(bundle), "shout", *own])
