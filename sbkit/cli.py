@@ -36,6 +36,7 @@ from sbkit.base.text import __version__, printable, printable_json
 from sbkit.serve.arguments import LIMITING, LISTENING
 
 Command = Callable[[argparse.Namespace], int | None]
+OWN = text("command", "COMMAND", "of the task; its own arguments follow")
 COMMANDS: dict[str, tuple[Command, str, tuple[Argument, ...]]] = {}
 
 
@@ -55,13 +56,14 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--version", action="version", version=f"sbkit {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True, dest="name")
     for name, (_, help, several) in COMMANDS.items():
-        # A key of the YAML may begin like an option.
-        added = commands.add_parser(name, help=help, allow_abbrev=YAML not in several)
+        # A key of the YAML, or an option of a task's own command, may begin like an option.
+        takes_others = YAML in several or OWN in several
+        added = commands.add_parser(name, help=help, allow_abbrev=not takes_others)
         for argument, details in several:
             added.add_argument(argument, **details)
     options, more = parser.parse_known_args(arguments)
     command, _, taken = COMMANDS[options.name]
-    if more and YAML not in taken:
+    if more and YAML not in taken and OWN not in taken:
         parser.error(f"unrecognized arguments: {' '.join(more)}")
     options.overrides = more
     folders = [getattr(options, each, None) for each in ("bundle", "model")]
@@ -382,6 +384,25 @@ def _run_of_task(options: argparse.Namespace) -> int:
         task = read_bundle(options.bundle, own=options.own).bundle.task
         task.require(options.name)
         return task.runs[options.name](options)
+
+
+@command("run", "run a command that a bundle's own task has", BUNDLE, OWN, *RUNNING, IMPORT)
+def _run_own(options: argparse.Namespace) -> int:
+    from sbkit.inference.bundle.bundle import read_bundle
+
+    with _opened(options.bundle, options.own) as options.bundle:
+        task = read_bundle(options.bundle, own=options.own).bundle.task
+        if options.command not in task.arguments:
+            raise SbkitError(
+                f"`sbkit run` runs the commands that a task declares in `arguments`, and "
+                f"{task.name} has no {options.command}. It has: "
+                f"{', '.join(task.arguments) or 'none'}."
+            )
+        parser = Parser(prog=f"sbkit run {options.bundle} {options.command}")
+        for argument, details in task.arguments[options.command]:
+            parser.add_argument(argument, **details)
+        parser.parse_args(options.overrides, options)
+        return task.runs[options.command](options)
 
 
 def _opened(folder: Path, own: frozenset[str]) -> AbstractContextManager[Path]:

@@ -100,7 +100,7 @@ def test_own_parts_are_checked_trained_exported_and_transcribe(
     here, elsewhere = (run(workplace, cwd, *transcribe, *IMPORTED) for cwd in (own, tmp_path))
     assert here.returncode == elsewhere.returncode == 0, elsewhere.stderr
     assert here.stdout == elsewhere.stdout
-    assert "my_parts" not in here.stderr
+    assert f"--import my_parts: running {own / 'my_parts.py'}" in here.stderr
     assert f"--import my_parts: running {bundle / 'my_parts.py'}" in elsewhere.stderr
     (bundle / "my_parts.py").write_text("class Encoder: ...")
     refused = run(workplace, own, *transcribe, *IMPORTED)

@@ -274,6 +274,8 @@ def test_the_pages_show_the_files_that_tests_train() -> None:
     changes = [*unified_diff(before, after, n=0, lineterm="")][2:]
     assert blocks(text, "diff") == ["".join(f"{x}\n" for x in changes if x[:2] != "@@")]
     assert blocks(text, "python") == [(here / "my_models.py").read_text("utf-8")]
+    (task,) = blocks((ROOT / "recipes/OWN_TASK.md").read_text("utf-8"), "python")
+    assert task in (ROOT / "tests/autoencoder/autoencoder.py").read_text("utf-8")
     assert blocks(READMES[0].read_text("utf-8"), "python") == [
         (here / "my_recipe.py").read_text("utf-8")
     ]

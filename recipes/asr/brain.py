@@ -22,6 +22,7 @@ from sbkit.models.asr import AsrModel, Predictions
 from sbkit.models.encoder import encoder_parts
 from sbkit.models.loss import Loss, attention_loss, ctc
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
+from sbkit.tasks.task import Task
 from sbkit.train.brain import Brain
 from sbkit.train.feature_statistics import measure_on_start
 
@@ -29,6 +30,7 @@ from sbkit.train.feature_statistics import measure_on_start
 class AsrBrain(Brain):
     """Train CTC, and an attention decoder beside it while `ctc_weight` is below one."""
 
+    task: ClassVar[Task] = SPEECH_RECOGNITION  # whose model is trained; that of the recipe
     metrics: ClassVar[Metrics] = SPEECH_RECOGNITION.metrics
 
     def __init__(self, **options: Any) -> None:
@@ -36,7 +38,7 @@ class AsrBrain(Brain):
         super().__init__(**options)
         self.tokenizer = self.hparams.tokenizer
         self._stage = Stage.TRAIN
-        self.asr_model = AsrModel(
+        self.asr_model = self.make_model(
             model=self.modules["model"],
             **encoder_parts(vars(self.hparams)),
             ctc_lin=self.hparams.ctc_lin,
@@ -47,6 +49,14 @@ class AsrBrain(Brain):
         self.asr_model.to(self.device)
         self.augmentation = Augmentation(self.hparams, features=self.asr_model.encoder.features)
         self.decoding = RunDecoding(self.hparams, self.asr_model)
+
+    def make_model(self, **parts: Any) -> AsrModel:
+        """Make the model that is trained, and that bundles are rebuilt as: the task's.
+
+        A model with more parts than a recognizer's takes them from the hparams in an override.
+        """
+        model: AsrModel = self.task.import_model()(**parts)
+        return model
 
     @property
     def inactive(self) -> tuple[nn.Module, ...]:

@@ -10,9 +10,10 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from importlib.util import find_spec
 from io import TextIOWrapper
 from pathlib import Path
 from types import FrameType, ModuleType
@@ -69,11 +70,12 @@ def require_package(name: str, *, extra: str) -> Any:
         ) from error
 
 
-def import_own(names: Sequence[str], bundle: Path | None = None) -> frozenset[str]:
+def import_own(names: Collection[str], bundle: Path | None = None) -> frozenset[str]:
     """Import the modules that `--import` names; the working folder, then a bundle, come last.
 
-    Beside these and sbkit's recipes nothing is ever imported because a file names it. Return the
-    names; raises SbkitError for a module that cannot be imported.
+    Beside these and sbkit's recipes nothing is ever imported because a file names it. What is run
+    is named on standard error. Return the names; raises SbkitError for a module that cannot be
+    imported.
     """
     if names and str(Path.cwd()) not in sys.path:  # the installed command does not look there
         sys.path.append(str(Path.cwd()))
@@ -102,21 +104,28 @@ def is_recipe(module: str) -> bool:
 
 def _import_own(name: str, beside: Path | None) -> None:
     """Import a module, or else run the source that lies in a bundle by its name."""
+    if name in sys.modules:
+        return
     try:
-        import_module(name)
+        spec = find_spec(name)  # which imports the packages of a dotted name
     except ModuleNotFoundError as error:
-        is_itself = f"{name}.".startswith(f"{error.name}.")  # not what it imports
-        if beside is None or not beside.exists() or not is_itself:
+        if not f"{name}.".startswith(f"{error.name}."):  # what a package imports is missing
             raise
-        source = read_regular(beside, largest=LARGEST_SOURCE, what="A module")
-        print(f"--import {name}: running {printable(str(beside))}", file=sys.stderr)
-        module = sys.modules[name] = ModuleType(name)
-        module.__file__ = str(beside)
-        try:
-            exec(compile(source, str(beside), "exec"), vars(module))
-        except BaseException:
-            del sys.modules[name]
-            raise
+        spec = None
+    if spec is not None or beside is None or not beside.exists():
+        if spec is not None:
+            print(f"--import {name}: running {printable(str(spec.origin))}", file=sys.stderr)
+        import_module(name)
+        return
+    source = read_regular(beside, largest=LARGEST_SOURCE, what="A module")
+    print(f"--import {name}: running {printable(str(beside))}", file=sys.stderr)
+    module = sys.modules[name] = ModuleType(name)
+    module.__file__ = str(beside)
+    try:
+        exec(compile(source, str(beside), "exec"), vars(module))
+    except BaseException:
+        del sys.modules[name]
+        raise
 
 
 def run_main(main: Callable[[], int | None]) -> NoReturn:

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 LOSS, RATE, BY_EPOCH, METRICS = "Training loss", "Learning rate", "Loss by epoch", "Metrics"
 AXES = {  # of each panel, x and y
-    LOSS: ("step", "loss (nats, log scale)"),
+    LOSS: ("step", "loss"),
     RATE: ("step", "learning rate (10⁻³)"),
-    BY_EPOCH: ("epoch", "loss (nats)"),
+    BY_EPOCH: ("epoch", "loss"),
     METRICS: ("epoch", "metric"),
 }
 COLORS = ("blue", "orange", "green", "purple", "red", "brown", "pink", "gray", "olive", "cyan")
@@ -59,7 +59,7 @@ def curves_of(records: Sequence[Record], metrics: Metrics) -> Iterator[Curve]:
     greedily = " (greedy)" if any(decoders.values()) else ""  # as every epoch is validated
     for color, name in enumerate(_names(epochs, metrics), start=3):
         metric = metrics[base_name(name)]
-        scale, unit = (100, " %") if metric.is_fraction else (1, "")
+        scale, unit = (100, " %") if metric.is_fraction else (1, f" {metric.unit}".rstrip())
         best = min if metric.lower_is_better else max
         for xs, ys in _points(epochs, "epoch", name, scale=scale):
             label = f"valid {name}{greedily}, best {best(ys):.4g}{unit}"
@@ -140,7 +140,10 @@ def _draw(axes: "Axes", curve: Curve) -> None:
 
 
 def _finish(axes: "Axes", title: str) -> None:
-    """Write title, axes and legend; on the log axis 1, 2 and 5 of each decade as plain numbers."""
+    """Write title, axes and legend; on the log axis 1, 2 and 5 of each decade as plain numbers.
+
+    A loss that is not always positive, as SI-SNR or ELBO, has a linear axis.
+    """
     from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
     axes.set_title(title, fontweight="bold")
@@ -153,12 +156,13 @@ def _finish(axes: "Axes", title: str) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    if title == LOSS:
-        axes.set_yscale("log")
+    lowest = min(min(np.atleast_1d(line.get_ydata())) for line in axes.lines)
+    if title == LOSS and lowest > 0:
+        axes.set(yscale="log", ylabel="loss (log scale)")
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter("{x:g}")
         axes.yaxis.set_minor_formatter(NullFormatter())
-    elif title != BY_EPOCH:
+    elif title in (RATE, METRICS) and lowest >= 0:
         axes.set_ylim(bottom=0)
     if title != RATE or len(axes.lines) > 1:
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2, frameon=False)

@@ -9,15 +9,22 @@ from typing import NamedTuple
 class Metric:
     """A figure that a recipe computes of a split.
 
-    lower_is_better: the direction, as of an error rate; is_fraction: it is shown in percent.
+    lower_is_better: the direction, as of an error rate; is_fraction: it is shown in percent; unit:
+    of another figure, such as dB.
     """
 
     lower_is_better: bool = True
     is_fraction: bool = True
+    unit: str = ""
+
+    def __post_init__(self) -> None:
+        """Show a figure with a unit as it is."""
+        if self.unit:
+            object.__setattr__(self, "is_fraction", False)
 
     def as_text(self, value: float) -> str:
         """Write a value for a person."""
-        return f"{100 * value:.1f} %" if self.is_fraction else f"{value:.4g}"
+        return f"{100 * value:.1f} %" if self.is_fraction else f"{value:.4g} {self.unit}".rstrip()
 
 
 Metrics = Mapping[str, Metric]  # by name; the first one chooses the best checkpoint

@@ -11,6 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
+from sbkit.base.arguments import Argument
 from sbkit.base.errors import SbkitError
 from sbkit.base.process import is_recipe
 from sbkit.logs.metric import LOSS, Metrics
@@ -100,6 +101,8 @@ class Task:
         metrics: by name, as the Brain has them; the loss for a Brain without any.
         commands: those that take its bundles, such as `transcribe`.
         runs: the functions of those that the task itself runs, from their options to the exit code.
+        arguments: of those that the command line does not have, as `argparse` takes them: they run
+            by `sbkit run BUNDLE COMMAND ...`, and their options have the bundle's folder, too.
         load: opens a bundle that speaks: from its folder and the options of `open_model` to what
             `sbkit.serve.voice` takes.
         graphs: the methods of its model that a bundle's ONNX and torch programs hold, by name,
@@ -119,6 +122,7 @@ class Task:
     metrics: Metrics = field(default_factory=lambda: LOSS)
     commands: tuple[str, ...] = ()
     runs: Mapping[str, Callable[[argparse.Namespace], int]] = field(default_factory=dict)
+    arguments: Mapping[str, Sequence[Argument]] = field(default_factory=dict)
     load: Callable[..., Any] | None = None
     graphs: Mapping[str, Graph] = field(default_factory=dict)
     uses: Mapping[str, str] = field(default_factory=dict)
@@ -132,7 +136,9 @@ class Task:
     def require(self, command: str) -> None:
         """Raise SbkitError unless a command takes the bundles of this task."""
         if command not in self.commands:
-            use = f"Use: sbkit {self.commands[0]} BUNDLE FILE" if self.commands else ""
+            first = next(iter(self.commands), "")
+            own = f"run BUNDLE {first}" if first in self.arguments else f"{first} BUNDLE FILE"
+            use = f"Use: sbkit {own}" if first else ""
             raise SbkitError(
                 f"`sbkit {command}` must have a bundle of a task that it runs, but this one is of "
                 f"a {self.model_name}. {use or 'Load it in Python: sbkit.inference.bundle.bundle'}"
@@ -163,8 +169,11 @@ def load_task(name: str, *, own: frozenset[str] = frozenset()) -> Task:
         )
     try:
         found = getattr(import_module(module), attribute, None)
-    except ImportError:
-        found = None
+    except ImportError as error:
+        raise SbkitError(
+            f"The model's task, {name}, cannot be imported: {error}. Install the version of sbkit "
+            "or of the module that the model was trained with, and what it imports."
+        ) from error
     if not isinstance(found, Task):
         raise SbkitError(
             f"A task must be a sbkit.tasks.task.Task, but there is none called {name} here. "

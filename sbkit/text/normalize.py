@@ -114,7 +114,7 @@ def read_stored_table(stored: Any) -> tuple[int, Orthography]:
     Raises ValueError, TypeError or KeyError for anything else.
     """
     table = Orthography(**{name: stored[name] for name in stored if name != "version"})
-    rewrite = dict(table.rewrite.items())
+    rewrite = {**table.rewrite}
     texts = [table.letters, table.joiners, *rewrite, *rewrite.values()]
     if type(stored["version"]) is not int or not all(isinstance(each, str) for each in texts):
         raise ValueError("a value is of another type")

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.checkpointer import NORMALIZER, TASK, Checkpointer
 from sbkit.checkpoint.declaration import CHECKPOINTS, Declaration
 from sbkit.checkpoint.folder import newest_described
@@ -26,6 +27,7 @@ from sbkit.logs.log import log
 from sbkit.models.encoder import require_rate
 from sbkit.models.pretrained.folder import find_folder
 from sbkit.models.pretrained.weights import load_weights
+from sbkit.tasks.task import Task
 from sbkit.text.normalize import table_to_store
 from sbkit.text.tokenizer import Tokenizer
 from sbkit.train.brain import Brain
@@ -166,6 +168,12 @@ class Run:
 
     def make_brain(self, **run_opts: Any) -> Brain:
         """Make the recipe's Brain; ``run_opts`` go before what the YAML says."""
+        trained, task = getattr(self.recipe.brain, "task", None), self.recipe.task
+        if isinstance(trained, Task) and trained.model_class != task.model_class:
+            raise SbkitError(
+                f"The Brain must train what its bundle is rebuilt as, {task.model_class}, but "
+                f"trains {trained.model_class}. Set `task` of its class to {task.name}."
+            )
         several = "optimizers" in self.hparams
         brain: Brain = self.recipe.brain(
             modules={"model": self.hparams["model"]},

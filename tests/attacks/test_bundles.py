@@ -13,6 +13,9 @@ import soundfile
 
 from sbkit.checkpoint.integrity import write_checksums
 from sbkit.cli import run
+from sbkit.decoding.decoder import LANGUAGE_MODELS
+from sbkit.decoding.language_models import TOKENS, WORDS, ensure_language_models
+from sbkit.text.tokenizer import Tokenizer
 from tests.attacks.hostile import KINDS, refused
 from tests.inference.bundles import edit_config, edit_weights, make_bundle
 
@@ -47,7 +50,6 @@ def transcription_refused(bundle: Path) -> str:
 
 # -- config.json ----------------------------------------------------------------------------------
 
-NAMES = ("torch.hub.load", "torch.nn.Linear.__subclasses__", "sbkit.cli.run", "functools.partial")
 CODE = {  # the chain of classes that once ran a command
     "new": "torch.fx.graph_module._CodeOnlyModule",
     "arguments": {
@@ -81,16 +83,6 @@ def with_part(bundle: Path, key: str, plain: Any) -> None:
     edit_config(bundle, lambda config: config["parts"].update({key: json.loads(text)}))
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_name_of_something_else_than_a_part_is_refused(name: str, bundle: Path) -> None:
-    with_part(bundle, "seq_lin", {"new": name, "arguments": CALLED})
-    transcription_refused(bundle)
-    arguments = {"d_ffn": 16, "input_size": 16, "activation": {"name": name, "arguments": CALLED}}
-    inner = {"new": "speechbrain.nnet.attention.PositionalwiseFeedForward", "arguments": arguments}
-    with_part(bundle, "seq_lin", inner)
-    transcription_refused(bundle)
-
-
 @pytest.mark.parametrize("key", ["seq_lin", "compute_features"])
 @pytest.mark.parametrize("plain", CHAINS.values(), ids=CHAINS.keys())
 def test_a_chain_of_callables_is_refused(plain: Any, key: str, bundle: Path) -> None:
@@ -113,6 +105,12 @@ FIELDS = [
     *((field, value) for field in ("decoder", "confidence") for value in VALUES),
     ("decoder", {"beam_size": 10**9, "weights": {}}),
     ("confidence", {"greedy": {"weights": {"bias": 10**400}}}),
+    ("language", ["en"]),
+    ("sample_rate", 1_000_000),
+    *(  # a word of the transcript would become gigabytes
+        ("normalizer", {"version": 4, "rewrite": rewrite})
+        for rewrite in ({"a": "b" * 900, "b": "c" * 90}, {"a": "b" * 10**6}, {"": "a"}, [])
+    ),
 ]
 
 
@@ -138,6 +136,33 @@ def test_what_is_no_description_is_refused(name: str, content: bytes, bundle: Pa
     if name == "config.json":
         write_checksums(bundle)
     transcription_refused(bundle)
+
+
+@pytest.mark.parametrize("size", [10**9, 1.5, "32"])
+def test_a_beam_that_no_memory_holds_is_refused(size: Any, bundle: Path) -> None:
+    ensure_language_models(
+        bundle / LANGUAGE_MODELS,
+        source="",
+        orders={WORDS: 2, TOKENS: 2},
+        texts=lambda: ["hello there", "a quick brown fox"],
+        tokenizer=Tokenizer(model_file=bundle / "tokenizer.model"),
+    )
+    edit_config(bundle, lambda config: config.update(decoder={"beam_size": size, "weights": {}}))
+    assert "`beam_size`" in transcription_refused(bundle)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("torch.nn.modules.linear.Linear", {"in_features": 30_000, "out_features": 30_000}),
+        ("torch.nn.modules.rnn.GRU", {"input_size": 9, "hidden_size": 99, "num_layers": 10**12}),
+    ],
+)
+def test_parts_that_are_larger_than_the_weights_are_refused(
+    name: str, arguments: dict[str, int], bundle: Path
+) -> None:
+    with_part(bundle, "seq_lin", {"new": name, "arguments": arguments})
+    assert "twice as large" in transcription_refused(bundle)
 
 
 # -- the files ------------------------------------------------------------------------------------
@@ -169,7 +194,7 @@ PICKLE = b"cos\nsystem\n(S'touch canary'\ntR."
     "content",
     [
         header(b"{" * 99, 10**7),
-        header(b"[" * 60_000),
+        header(b"[" * 30_000),
         header(b'{"a":{"dtype":"F32","shape":[1099511627776],"data_offsets":[0,4]}}'),
         PICKLE,
     ],

@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 
 from recipes.OwnData import corpus as own_data
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.integrity import write_checksums
+from sbkit.inference.formats import speechbrain_format
 from sbkit.inference.runtime.onnx_runtime import OnnxModel
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 from sbkit.train.initialize import initialize_from
@@ -94,13 +96,14 @@ def test_a_checkpoint_to_start_from_runs_no_code(name: str, tmp_path: Path) -> N
 # -- ONNX -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("location", ["/etc/passwd", "../mine/kept.txt", "/dev/zero"])
-def test_a_graph_reads_no_other_file(location: str, mine: Path, tmp_path: Path) -> None:
+def onnx_model(**changes: Any) -> Any:
+    """Make a graph of one product; ``changes``: its metadata, and `location` of the weight."""
     onnx = pytest.importorskip("onnx")
     weight = onnx.numpy_helper.from_array(np.ones((4, 4), np.float32), "w")
-    weight.ClearField("raw_data")
-    weight.data_location = onnx.TensorProto.EXTERNAL
-    weight.external_data.add(key="location", value=location)
+    if location := changes.pop("location", None):
+        weight.ClearField("raw_data")
+        weight.data_location = onnx.TensorProto.EXTERNAL
+        weight.external_data.add(key="location", value=location)
     audio, out = (
         onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["B", 4])
         for name in ("audio", "log_probs")
@@ -109,4 +112,22 @@ def test_a_graph_reads_no_other_file(location: str, mine: Path, tmp_path: Path) 
     graph = onnx.helper.make_graph([node], "g", [audio], [out], [weight])
     opset = onnx.helper.make_opsetid("", 18)
     model = onnx.helper.make_model(graph, opset_imports=[opset], ir_version=10)
-    refused(partial(OnnxModel, model.SerializeToString()), tmp_path / "canary")
+    onnx.helper.set_model_props(model, changes)
+    return model.SerializeToString()
+
+
+@pytest.mark.parametrize("location", ["/etc/passwd", "../mine/kept.txt", "/dev/zero"])
+def test_a_graph_reads_no_other_file(location: str, mine: Path, tmp_path: Path) -> None:
+    refused(partial(OnnxModel, onnx_model(location=location)), tmp_path / "canary")
+
+
+@pytest.mark.parametrize("samples", ["1000000000000", "-1", "", "1.5", "9" * 5000])
+def test_a_graph_asks_for_no_memory_by_its_metadata(samples: str, tmp_path: Path) -> None:
+    refused(partial(OnnxModel, onnx_model(min_samples=samples)), tmp_path / "canary")
+    model = OnnxModel(onnx_model(samples_per_frame=samples))
+    refused(lambda: model.samples_per_frame, tmp_path / "canary")
+
+
+def test_a_key_in_a_folder_for_speechbrain_is_text() -> None:
+    plain = {"a: !apply:os.system [x], b": [{"c}": "d"}]}
+    assert yaml.safe_load(speechbrain_format._flow(plain)) == plain

@@ -1,6 +1,7 @@
 """Curves are drawn at any moment of a run: before, during and after it."""
 
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.backend_bases import RendererBase
 
 from sbkit.base.files import to_json
-from sbkit.logs.curves import AXES, curves_of, draw_curves, encode_curves
+from sbkit.logs.curves import AXES, curves_of, draw_curves, encode_curves, picture
 from sbkit.logs.log import EpochFigures, FinalFigures, StepFigures
 from sbkit.logs.metric import Metric
 
@@ -72,6 +73,17 @@ def test_the_running_mean_of_a_curve() -> None:
     raw, mean = curves_of(records, METRICS)
     assert (len(raw.ys), len(mean.ys), mean.xs[0], mean.xs[-1]) == (6000, 5801, 100, 5900)
     assert mean.ys == pytest.approx([0.5] * 5801)
+
+
+@pytest.mark.filterwarnings("error")
+def test_figures_below_zero_are_drawn(drawn: Drawn, monkeypatch: pytest.MonkeyPatch) -> None:
+    bottoms = list[object]()
+    monkeypatch.setattr(Axes, "set_ylim", lambda axes, **limits: bottoms.append(axes.get_title()))
+    epoch = replace(VALIDATED, loss=-4.0, metrics={"gain": -2.0})
+    records = [each.as_record() for each in (replace(STEPS[0], loss=-4.0), epoch)]
+    picture([records], {"gain": Metric(lower_is_better=False, unit="dB")})
+    assert drawn["Metrics"] == ["valid gain, best -2 dB"]
+    assert bottoms == ["Learning rate"]
 
 
 def test_two_runs_are_drawn_over_each_other(drawn: Drawn) -> None:

@@ -25,6 +25,7 @@ from sbkit.audio.io import Samples, to_samples
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import read_regular, reading
 from sbkit.base.machine import usable_cores
+from sbkit.base.process import import_own
 from sbkit.base.text import printable
 from sbkit.checkpoint.integrity import CHECKSUMS, check_unchanged
 from sbkit.config.ranges import require_in_range
@@ -214,7 +215,8 @@ class ReadBundle:
 def read_bundle(folder: Path, *names: str, own: frozenset[str] = frozenset()) -> ReadBundle:
     """Read a bundle and WEIGHTS if named, each file once, and compare them with their checksums.
 
-    ``own`` names modules of the user's, one of which may hold the task.
+    ``own`` names modules of the user's, one of which may hold the task: they are imported as
+    `--import` does, from the bundle where they are not here.
     Raises SbkitError when a file is missing or damaged, or the task is not here.
     """
     if not (folder / CONFIG).exists():
@@ -222,6 +224,7 @@ def read_bundle(folder: Path, *names: str, own: frozenset[str] = frozenset()) ->
             f"A bundle must be a folder with {CONFIG} and {CHECKSUMS}, but {folder} is none. Make "
             "one of a run: sbkit export RUN --out BUNDLE"
         )
+    import_own(sorted(own), folder)
     contents = {CONFIG: _read(folder, CONFIG)}
     config = parse_config(contents[CONFIG], of=folder / CONFIG)
     task = load_task(config.task, own=own)

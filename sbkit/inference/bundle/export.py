@@ -33,7 +33,7 @@ from sbkit.inference.bundle.bundle import CONFIG, WEIGHTS
 from sbkit.inference.bundle.config import FORMAT
 from sbkit.inference.bundle.model_card import LICENCE_UNKNOWN, TRANSFORMERS, model_card
 from sbkit.inference.bundle.module_spec import ARGUMENTS, to_plain
-from sbkit.inference.bundle.own_modules import distributions, source_files
+from sbkit.inference.bundle.own_modules import describe_recipes, distributions, source_files
 from sbkit.inference.formats.parity import WHOLE, Grid
 from sbkit.inference.formats.traced import TrainedModel
 from sbkit.inference.formats.write import (
@@ -140,6 +140,8 @@ def _contents(run: Path, own: frozenset[str]) -> tuple[dict[str, bytes], dict[st
     task = _task_of(best[0], own)
     contents, labels = _read_labels(run, task)
     contents |= (sources := source_files(own))
+    for note in describe_recipes(sources):
+        print(note, file=sys.stderr)
     kept = _kept_parts(root, task)
     described = plain_parts(root, {task.labels.key: labels} if task.labels else {}, task)
     decoder = read_json(run / DECODER_FILE)  # that the test was run with

@@ -107,13 +107,13 @@ def _results(task: Task, summary: Mapping[str, Any]) -> Iterator[dict[str, Any]]
 
 
 def _value(value: float, metric: Metric) -> str:
-    return f"{100 * value:.2f} %" if metric.is_fraction else f"{value:.4g}"
+    return f"{100 * value:.2f} %" if metric.is_fraction else metric.as_text(value)
 
 
 def _interval(found: Mapping[str, Any] | None, metric: Metric) -> str:
     if not found or found.get("low") is None:
         return "unknown"
-    low, high = (_value(found[name], metric).removesuffix(" %") for name in ("low", "high"))
+    low, high = (_value(found[name], metric).partition(" ")[0] for name in ("low", "high"))
     return f"{low} to {high} ({found['unit_count']} {printable(str(found['unit']))}s)"
 
 

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
+from sbkit.base.process import is_recipe
+
 
 def source_files(own: Iterable[str]) -> dict[str, bytes]:
     """Return the source of modules by the name of its file in a bundle, as `--import` reads it.
@@ -18,6 +20,17 @@ def source_files(own: Iterable[str]) -> dict[str, bytes]:
         if name.partition(".")[0] not in installed and file.suffix == ".py":
             found[f"{name}.py"] = file.read_bytes()
     return found
+
+
+def describe_recipes(sources: Mapping[str, bytes]) -> Iterator[str]:
+    """Yield a note for each file that imports recipes, which an installed sbkit does not have."""
+    for file, source in sources.items():
+        names = sorted({name for name in _imported(source) if is_recipe(name)})
+        if names:
+            yield (
+                f"note: {file} imports {', '.join(names)}, so that the bundle loads in a checkout "
+                "of sbkit only, not where it is installed."
+            )
 
 
 def distributions(own: Iterable[str], sources: Mapping[str, bytes]) -> list[str]:

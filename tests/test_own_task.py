@@ -1,0 +1,87 @@
+"""A task that lies in a bundle as source: it loads from Python, and its commands run."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from recipes.asr.brain import AsrBrain
+from recipes.asr.recipe import ASR
+from sbkit.base.errors import SbkitError
+from sbkit.cli import run
+from sbkit.inference.bundle.own_modules import describe_recipes
+from sbkit.inference.runtime.torch_model import load_bundle
+from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
+from sbkit.train.run import Run
+from tests.inference.bundles import edit_config, make_bundle
+
+SOURCE = """
+from dataclasses import replace
+from sbkit.base.arguments import text
+from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
+
+def spell(options):
+    print(options.bundle.name, options.word, options.times, options.device)
+    return 3
+
+TASK = replace(
+    SPEECH_RECOGNITION,
+    name="MODULE.TASK",
+    commands=("spell",),
+    runs={"spell": spell},
+    arguments={"spell": (text("word", "WORD", ""), text("--times", "N", "", type=int))},
+)
+"""
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_bundle(tmp_path_factory.mktemp("own"))
+
+
+def put(bundle: Path, module: str) -> tuple[str, str]:
+    """Let a bundle have a task of its author's, whose source lies in it; return the option."""
+    (bundle / f"{module}.py").write_text(SOURCE.replace("MODULE", module))
+    edit_config(bundle, lambda config: config.update(task=f"{module}.TASK"))
+    return "--import", module
+
+
+def test_python_loads_it_as_the_command_line_does(
+    bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    option, module = put(bundle, "task_for_python")
+    with pytest.raises(SbkitError, match=f"pass {option} {module}"):
+        load_bundle(bundle)
+    assert load_bundle(bundle, own=frozenset([module])).task.name == f"{module}.TASK"
+    said = f"{option} {module}: running {bundle / module}.py\n"
+    assert capsys.readouterr().err == said
+
+
+def test_its_command_takes_its_own_options(
+    bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = put(bundle, "task_with_command")
+    assert run(["run", str(bundle), "spell", "yes", "--times=2", *own]) == 3
+    assert capsys.readouterr().out == "bundle yes 2 auto\n"
+    with pytest.raises(SbkitError, match="has no shout. It has: spell"):
+        run(["run", str(bundle), "shout", *own])
+    with pytest.raises(SbkitError, match="Use: sbkit run BUNDLE spell"):
+        run(["classify", str(bundle), "a.wav", *own])
+
+
+def test_what_trains_is_what_the_bundle_is_rebuilt_as() -> None:
+    task = replace(SPEECH_RECOGNITION, model_class="types.SimpleNamespace")
+    brain: Any = SimpleNamespace(task=task)
+    assert AsrBrain.make_model(brain, ctc_lin="a head") == SimpleNamespace(ctc_lin="a head")
+    run: Any = SimpleNamespace(recipe=replace(ASR, task=task))
+    with pytest.raises(SbkitError, match="types.SimpleNamespace, but trains sbkit.models.asr"):
+        Run.make_brain(run)
+
+
+def test_a_module_that_needs_a_checkout_is_pointed_out() -> None:
+    sources = {"a.py": b"from recipes.prepare import RANGES", "b.py": b"import torch, recipes_x"}
+    assert [note.split(",")[0] for note in describe_recipes(sources)] == [
+        "note: a.py imports recipes.prepare"
+    ]
