@@ -5,6 +5,7 @@ Legend: B utterances, U frames of 20 ms.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -13,12 +14,23 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
-from recipes.vad.labels import SPEECH, speech_of
-from recipes.vad.noise import add_noise, coloured, draw_level, draw_noise, in_silence
+from recipes.vad.labels import SPEECH, speech_of, spoken_part
+from recipes.vad.noise import (
+    NOISE_SAMPLES,
+    PINK,
+    add_noise,
+    draw_kinds,
+    in_silence,
+    make_babble,
+    make_colored,
+    take_noise,
+)
 from sbkit.audio.augment import Augmentation
+from sbkit.audio.draws import draw_uniform
 from sbkit.audio.lengths import length_mask
 from sbkit.audio.levels import WINDOWS
 from sbkit.data.batches.batch import Batch, collate_audio
+from sbkit.data.storage.audio_store import read_rows
 from sbkit.logs.metric import Metrics
 from sbkit.models.loss import Loss
 from sbkit.models.voice_activity import VoiceActivityModel
@@ -27,7 +39,7 @@ from sbkit.train.brain import Brain
 from sbkit.train.feature_statistics import measure_on_start
 
 EVAL_SNR_DB = 10.0  # of validation and test, in the same pink noise each time
-PINK_SAMPLES = 1 << 20  # which then repeats
+BABBLE_CLIPS = 200  # of the training set, which babble is made of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,30 +79,44 @@ class VoiceActivityBrain(Brain):
             model=self.modules["model"], **{each: getattr(self.hparams, each) for each in parts}
         )
         self.augmentation = Augmentation(self.hparams, features=self.detector.features)
-        white = torch.randn(PINK_SAMPLES, generator=torch.Generator().manual_seed(0))
-        self._pink = coloured(white, 1.0).to(self.device)
+        self._colored = make_colored(self.hparams.sample_rate).to(self.device)
+
+    @cached_property
+    def _noises(self) -> Tensor:
+        """Colored noise, and babble of clips of the training set, the same on every rank."""
+        rate, spoken = self.hparams.sample_rate, list[Tensor]()
+        if self.loaders is not None:  # else white noise stands for speech
+            split = self.loaders.splits.train
+            rows = read_rows(split, range(0, len(split), -(-len(split) // BABBLE_CLIPS)))
+            spoken = [torch.from_numpy(spoken_part(row, rate)).float() for row in rows]
+        babble = make_babble([*filter(len, spoken)] or [self._colored[0].cpu()], rate)
+        return torch.cat([self._colored, babble.to(self.device)])
 
     def compute_forward(self, batch: SpeechBatch, stage: Stage) -> Scored:
         """Score the frames of audio in silence and noise."""
         hparams, training, rows = self.hparams, stage is Stage.TRAIN, len(batch)
         more, window = round(hparams.silence_seconds * WINDOWS), self.detector.step
-        draws = torch.rand(3, rows) if training else torch.full((3, rows), 0.5)
+        draws = (draw_uniform(rows, 6) if training else torch.full((rows, 6), 0.5)).T
         lead = (draws[0] * (more + 1)).long().to(batch.audio.device)
         spoken = in_silence(batch.audio, batch.speech, lead, more=more, window=window)
         batch = replace(
             batch, audio=spoken.audio, audio_lengths=batch.audio_lengths + more * window
         )
         audio, lengths = self.augmentation.audio(batch, training=training)
-        places = torch.arange(audio.shape[1], device=audio.device) % PINK_SAMPLES
-        noise, snr_db = self._pink[places].expand_as(audio), torch.tensor(EVAL_SNR_DB)
+        noises, kinds, starts = self._colored, torch.full((rows,), PINK), torch.zeros(rows)
+        snr_db = torch.full((rows,), EVAL_SNR_DB)
         if training:
-            audio, (low, high) = draw_level(audio, *hparams.gain_db), hparams.snr_db
-            noise = draw_noise(spoken._replace(audio=audio))
+            noises, kinds, starts = self._noises, draw_kinds(draws[3]), draws[4] * NOISE_SAMPLES
+            (low, high), (softest, loudest) = hparams.snr_db, hparams.gain_db
             is_noisy = draws[1] < hparams.noise_prob
             snr_db = torch.where(is_noisy, low + draws[2] * (high - low), torch.inf)
-        log_probs, frames = self.detector.predict(
-            add_noise(spoken._replace(audio=audio), noise, snr_db), lengths
-        )
+            gain = 10 ** ((softest + draws[5] * (loudest - softest)) / 20)
+            audio = audio * gain.to(audio.device).unsqueeze(1)
+        kinds, starts = kinds.to(audio.device), starts.long().to(audio.device)
+        noise = take_noise(noises, kinds, starts, audio.shape[1])
+        within = length_mask(lengths, audio.shape[1], audio.device)
+        noisy = add_noise(spoken._replace(audio=audio), noise, snr_db, within)
+        log_probs, frames = self.detector.predict(noisy, lengths)
         mask = length_mask(frames, log_probs.shape[1], log_probs.device)
         speech = pad(spoken.speech, (DELAY, 0))[:, : log_probs.shape[1]]
         return Scored(log_probs, speech, mask)
