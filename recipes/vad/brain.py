@@ -8,23 +8,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import torch
 from speechbrain import Stage
 from torch import Tensor
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
-from recipes.vad.labels import SPEECH, speech_of, spoken_part
-from recipes.vad.noise import (
-    NOISE_SAMPLES,
-    PINK,
-    add_noise,
-    draw_kinds,
-    in_silence,
-    make_babble,
-    make_colored,
-    take_noise,
-)
+from recipes.vad.labels import SPEECH, speech_of
+from recipes.vad.noise import PINK, add_noise, in_silence, make_babble, make_colored, take_noise
 from sbkit.audio.augment import Augmentation
 from sbkit.audio.draws import draw_uniform
 from sbkit.audio.lengths import length_mask
@@ -38,7 +30,7 @@ from sbkit.tasks.voice_activity import DELAY, VOICE_ACTIVITY, FrameCounts, frame
 from sbkit.train.brain import Brain
 from sbkit.train.feature_statistics import measure_on_start
 
-EVAL_SNR_DB = 10.0  # of validation and test, in the same pink noise each time
+EVALUATION = (10, 10), (0, 0), 1  # snr_db, gain_db and noise_prob, in the same pink noise each time
 BABBLE_CLIPS = 200  # of the training set, which babble is made of
 
 
@@ -66,6 +58,10 @@ def collate(rows: Sequence[Mapping[str, Any]], *, sample_rate: int) -> SpeechBat
     return SpeechBatch(**collate_audio(rows, sample_rate), speech=speech)
 
 
+def _between(low: float, high: float, share: Tensor) -> Tensor:
+    return low + share * (high - low)
+
+
 class VoiceActivityBrain(Brain):
     """Train the log-probability of speech or silence in each frame."""
 
@@ -84,38 +80,36 @@ class VoiceActivityBrain(Brain):
     @cached_property
     def _noises(self) -> Tensor:
         """Colored noise, and babble of clips of the training set, the same on every rank."""
-        rate, spoken = self.hparams.sample_rate, list[Tensor]()
-        if self.loaders is not None:  # else white noise stands for speech
-            split = self.loaders.splits.train
-            rows = read_rows(split, range(0, len(split), -(-len(split) // BABBLE_CLIPS)))
-            spoken = [torch.from_numpy(spoken_part(row, rate)).float() for row in rows]
-        babble = make_babble([*filter(len, spoken)] or [self._colored[0].cpu()], rate)
-        return torch.cat([self._colored, babble.to(self.device)])
+        if self.loaders is None:
+            return self._colored
+        split, rate, clips = self.loaders.splits.train, self.hparams.sample_rate, list[Tensor]()
+        for row in read_rows(split, range(0, len(split), -(-len(split) // BABBLE_CLIPS))):
+            speech = np.repeat(speech_of(row, rate), rate // WINDOWS)
+            clips.append(torch.from_numpy(row["audio"][: len(speech)][speech]).float())
+        return torch.cat([self._colored, make_babble(clips, rate).to(self.device)])
 
     def compute_forward(self, batch: SpeechBatch, stage: Stage) -> Scored:
         """Score the frames of audio in silence and noise."""
         hparams, training, rows = self.hparams, stage is Stage.TRAIN, len(batch)
         more, window = round(hparams.silence_seconds * WINDOWS), self.detector.step
-        draws = (draw_uniform(rows, 6) if training else torch.full((rows, 6), 0.5)).T
-        lead = (draws[0] * (more + 1)).long().to(batch.audio.device)
-        spoken = in_silence(batch.audio, batch.speech, lead, more=more, window=window)
+        snr_db, gain_db, noise_prob = EVALUATION
+        draws, noises = torch.full((rows, 6), 0.5), self._colored[PINK]
+        if training:
+            snr_db, gain_db, noise_prob = hparams.snr_db, hparams.gain_db, hparams.noise_prob
+            draws, noises = draw_uniform(rows, 6), self._noises
+        lead, gain, ratio, chance = draws.T[:4].to(batch.audio.device)
+        spoken = in_silence(
+            batch.audio, batch.speech, (lead * (more + 1)).long(), more=more, window=window
+        )
         batch = replace(
             batch, audio=spoken.audio, audio_lengths=batch.audio_lengths + more * window
         )
         audio, lengths = self.augmentation.audio(batch, training=training)
-        noises, kinds, starts = self._colored, torch.full((rows,), PINK), torch.zeros(rows)
-        snr_db = torch.full((rows,), EVAL_SNR_DB)
-        if training:
-            noises, kinds, starts = self._noises, draw_kinds(draws[3]), draws[4] * NOISE_SAMPLES
-            (low, high), (softest, loudest) = hparams.snr_db, hparams.gain_db
-            is_noisy = draws[1] < hparams.noise_prob
-            snr_db = torch.where(is_noisy, low + draws[2] * (high - low), torch.inf)
-            gain = 10 ** ((softest + draws[5] * (loudest - softest)) / 20)
-            audio = audio * gain.to(audio.device).unsqueeze(1)
-        kinds, starts = kinds.to(audio.device), starts.long().to(audio.device)
-        noise = take_noise(noises, kinds, starts, audio.shape[1])
-        within = length_mask(lengths, audio.shape[1], audio.device)
-        noisy = add_noise(spoken._replace(audio=audio), noise, snr_db, within)
+        audio = audio * 10 ** (_between(*gain_db, gain) / 20).unsqueeze(1)
+        ratio = torch.where(chance < noise_prob, _between(*snr_db, ratio), torch.inf)
+        mask = length_mask(lengths, audio.shape[1], audio.device)
+        noise = take_noise(noises, draws[:, 4:], audio.shape[1])
+        noisy = add_noise(spoken._replace(audio=audio), noise, ratio, mask)
         log_probs, frames = self.detector.predict(noisy, lengths)
         mask = length_mask(frames, log_probs.shape[1], log_probs.device)
         speech = pad(spoken.speech, (DELAY, 0))[:, : log_probs.shape[1]]

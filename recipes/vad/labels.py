@@ -63,13 +63,6 @@ def speech_of(row: Mapping[str, Any], sample_rate: int) -> Frames:
     return read_speech(row[SPEECH], len(row["audio"]) // (sample_rate // WINDOWS))
 
 
-def spoken_part(row: Mapping[str, Any], sample_rate: int) -> Samples:
-    """Return the samples of a clip that are speech, one window after the other: -> (S,)."""
-    speech = np.repeat(speech_of(row, sample_rate), sample_rate // WINDOWS)
-    samples: Samples = row["audio"][: len(speech)][speech]
-    return samples
-
-
 def find_speech(samples: Samples, sample_rate: int, words: Sequence[Word] | None = None) -> Frames:
     """Say of each window of 20 ms of clean audio whether it is speech: (S,) -> (W,)."""
     window = sample_rate // WINDOWS

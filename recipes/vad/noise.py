@@ -15,10 +15,9 @@ from torch.nn.functional import pad
 
 from sbkit.audio.fbank import LOWEST_HZ
 
-SLOPES = [step / 4 for step in range(9)]  # of colored noise: 0 is white, 1 pink, 2 brown
-PINK = SLOPES.index(1)
-MIN_TALKERS, MAX_TALKERS = 4, 12  # of babble
-BABBLE_SHARE = 0.6  # of noises; the rest is colored
+SLOPES = (0.0, 0.5, 1.0, 1.25, 1.5, 2.0)  # of colored noise: white, pink, brown
+PINK = slice(2, 3)
+MIN_TALKERS, MAX_TALKERS = 4, 12  # of babble, which is 9 of 15 noises
 NOISE_SAMPLES = 1 << 20
 
 
@@ -63,24 +62,17 @@ def make_colored(sample_rate: int) -> Tensor:
 
 def make_babble(spoken: Iterable[Tensor], sample_rate: int) -> Tensor:
     """Make a noise of each number of talkers, of the speech (S,) of clips: (K, N)."""
-    one_level = [clip / clip.square().mean().sqrt().clamp(min=1e-3) for clip in spoken]
-    said = torch.cat(one_level)
+    said = torch.cat([clip / clip.square().mean().sqrt().clamp(min=1e-3) for clip in spoken])
     said = color(said.repeat(-(-NOISE_SAMPLES // len(said)))[:NOISE_SAMPLES], 0.0, sample_rate)
     shift = NOISE_SAMPLES // MAX_TALKERS
     voices = torch.stack([said.roll(talker * shift) for talker in range(MAX_TALKERS)])
     return voices.cumsum(0)[MIN_TALKERS - 1 :]
 
 
-def draw_kinds(draws: Tensor) -> Tensor:
-    """Choose a color or babble by numbers below 1: (B,) -> (B,), an index into the two."""
-    share = (draws - BABBLE_SHARE) / (1 - BABBLE_SHARE)
-    talkers = draws / BABBLE_SHARE * (MAX_TALKERS - MIN_TALKERS + 1)
-    return torch.where(share < 0, len(SLOPES) + talkers, share * len(SLOPES)).long()
-
-
-def take_noise(noises: Tensor, kinds: Tensor, starts: Tensor, samples: int) -> Tensor:
-    """Take a part of a noise for each clip: (K, N), (B,), (B,) -> (B, S)."""
-    places = starts.unsqueeze(1) + torch.arange(samples, device=starts.device)
+def take_noise(noises: Tensor, draws: Tensor, samples: int) -> Tensor:
+    """Take a part of a drawn noise for each clip: (K, N), (B, 2) below 1 -> (B, S)."""
+    kinds, starts = (draws * torch.tensor(noises.shape)).long().to(noises.device).unbind(1)
+    places = starts.unsqueeze(1) + torch.arange(samples, device=noises.device)
     return noises[kinds.unsqueeze(1), places % noises.shape[1]]
 
 
@@ -95,5 +87,5 @@ def add_noise(spoken: Spoken, noise: Tensor, snr_db: Tensor, mask: Tensor) -> Te
     power = (levels * speech).sum(1) / speech.sum(1).clamp(min=1)
     noise = noise * mask
     given = noise.square().sum(1) / mask.sum(1)
-    gain = (power / 10 ** (snr_db.to(audio.device) / 10) / given.clamp(min=1e-9)).sqrt()
+    gain = (power / 10 ** (snr_db / 10) / given.clamp(min=1e-9)).sqrt()
     return audio + gain.unsqueeze(1) * noise
