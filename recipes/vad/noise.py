@@ -70,10 +70,16 @@ def make_babble(spoken: Iterable[Tensor], sample_rate: int) -> Tensor:
 
 
 def take_noise(noises: Tensor, draws: Tensor, samples: int) -> Tensor:
-    """Take a part of a drawn noise for each clip: (K, N), (B, 2) below 1 -> (B, S)."""
-    kinds, starts = (draws * torch.tensor(noises.shape)).long().to(noises.device).unbind(1)
-    places = starts.unsqueeze(1) + torch.arange(samples, device=noises.device)
-    return noises[kinds.unsqueeze(1), places % noises.shape[1]]
+    """Take a part of a drawn noise for each clip: (K, N), (B, 2) below 1, on the CPU -> (B, S)."""
+    kinds_and_starts = (draws * torch.tensor(noises.shape)).long().tolist()
+    return torch.stack([_part(noises[kind], start, samples) for kind, start in kinds_and_starts])
+
+
+def _part(noise: Tensor, start: int, samples: int) -> Tensor:
+    """Return so many samples; after its end a noise begins again."""
+    part = noise[start : start + samples]
+    missing = samples - len(part)
+    return torch.cat([part, _part(noise, 0, missing)]) if missing else part
 
 
 def add_noise(spoken: Spoken, noise: Tensor, snr_db: Tensor, mask: Tensor) -> Tensor:
