@@ -16,7 +16,15 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from recipes.vad.labels import SPEECH, speech_of
-from recipes.vad.noise import PINK, add_noise, in_silence, make_babble, make_colored, take_noise
+from recipes.vad.noise import (
+    NOISE_DRAWS,
+    PINK,
+    add_noise,
+    in_silence,
+    make_colored,
+    make_voices,
+    take_noise,
+)
 from sbkit.audio.augment import Augmentation
 from sbkit.audio.draws import draw_uniform
 from sbkit.audio.lengths import length_mask
@@ -31,7 +39,7 @@ from sbkit.train.brain import Brain
 from sbkit.train.feature_statistics import measure_on_start
 
 EVALUATION = (10, 10), (0, 0), 1  # snr_db, gain_db and noise_prob, in the same pink noise each time
-BABBLE_CLIPS = 200  # of the training set, which babble is made of
+BABBLE_CLIPS = 500  # of the training set, which babble is made of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,26 +86,28 @@ class VoiceActivityBrain(Brain):
         self._colored = make_colored(self.hparams.sample_rate).to(self.device)
 
     @cached_property
-    def _noises(self) -> Tensor:
-        """Colored noise, and babble of clips of the training set, the same on every rank."""
+    def _voices(self) -> Tensor:
+        """The speech of clips of the training set, for babble; the same on every rank."""
         if self.loaders is None:
-            return self._colored
+            return torch.zeros(0)
         split, rate, clips = self.loaders.splits.train, self.hparams.sample_rate, list[Tensor]()
         for row in read_rows(split, range(0, len(split), -(-len(split) // BABBLE_CLIPS))):
             speech = np.repeat(speech_of(row, rate), rate // WINDOWS)
             clips.append(torch.from_numpy(row["audio"][: len(speech)][speech]).float())
-        return torch.cat([self._colored, make_babble(clips, rate).to(self.device)])
+        return make_voices(clips, rate).to(self.device)
 
     def compute_forward(self, batch: SpeechBatch, stage: Stage) -> Scored:
         """Score the frames of audio in silence and noise."""
         hparams, training, rows = self.hparams, stage is Stage.TRAIN, len(batch)
         more, window = round(hparams.silence_seconds * WINDOWS), self.detector.step
         snr_db, gain_db, noise_prob = EVALUATION
-        draws, noises = torch.full((rows, 6), 0.5), self._colored[PINK]
+        draws = torch.full((rows, 4 + NOISE_DRAWS), 0.5)
+        colored, voices = self._colored[PINK], torch.zeros(0)
         if training:
             snr_db, gain_db, noise_prob = hparams.snr_db, hparams.gain_db, hparams.noise_prob
-            draws, noises = draw_uniform(rows, 6), self._noises
-        lead, gain, ratio, chance = draws.T[:4].to(batch.audio.device)
+            draws = draw_uniform(rows, 4 + NOISE_DRAWS)
+            colored, voices = self._colored, self._voices
+        lead, gain, ratio, chance = draws.T[:4].to(batch.audio.device, non_blocking=True)
         spoken = in_silence(
             batch.audio, batch.speech, (lead * (more + 1)).long(), more=more, window=window
         )
@@ -108,7 +118,7 @@ class VoiceActivityBrain(Brain):
         audio = audio * 10 ** (_between(*gain_db, gain) / 20).unsqueeze(1)
         ratio = torch.where(chance < noise_prob, _between(*snr_db, ratio), torch.inf)
         mask = length_mask(lengths, audio.shape[1], audio.device)
-        noise = take_noise(noises, draws[:, 4:], audio.shape[1])
+        noise = take_noise(colored, voices, draws[:, 4:], audio.shape[1])
         noisy = add_noise(spoken._replace(audio=audio), noise, ratio, mask)
         log_probs, frames = self.detector.predict(noisy, lengths)
         mask = length_mask(frames, log_probs.shape[1], log_probs.device)

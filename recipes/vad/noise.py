@@ -1,6 +1,6 @@
 """Clips in silence and noise, on the device of the audio.
 
-Legend: B utterances, S samples, U windows of 20 ms, K noises, N samples of each, which then repeat.
+Legend: B utterances, S samples, U windows of 20 ms, K colors, N samples of a noise.
 
 Levels are those of the features' band, and of a clip's own samples: below its lowest frequency
 pink and brown noise have most of their power, which nothing hears.
@@ -15,9 +15,11 @@ from torch.nn.functional import pad
 
 from sbkit.audio.fbank import LOWEST_HZ
 
-SLOPES = (0.0, 0.5, 1.0, 1.25, 1.5, 2.0)  # of colored noise: white, pink, brown
-PINK = slice(2, 3)
-MIN_TALKERS, MAX_TALKERS = 4, 12  # of babble, which is 9 of 15 noises
+SLOPES = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0)  # of colored noise: white to brown
+PINK = slice(4, 5)
+MIN_TALKERS, MAX_TALKERS = 4, 12  # of babble
+BABBLE_SHARE = 0.6  # of noises
+NOISE_DRAWS = 2 + MAX_TALKERS
 NOISE_SAMPLES = 1 << 20
 
 
@@ -60,19 +62,27 @@ def make_colored(sample_rate: int) -> Tensor:
     return torch.stack([color(white, slope, sample_rate) for slope in SLOPES])
 
 
-def make_babble(spoken: Iterable[Tensor], sample_rate: int) -> Tensor:
-    """Make a noise of each number of talkers, of the speech (S,) of clips: (K, N)."""
-    said = torch.cat([clip / clip.square().mean().sqrt().clamp(min=1e-3) for clip in spoken])
-    said = color(said.repeat(-(-NOISE_SAMPLES // len(said)))[:NOISE_SAMPLES], 0.0, sample_rate)
-    shift = NOISE_SAMPLES // MAX_TALKERS
-    voices = torch.stack([said.roll(talker * shift) for talker in range(MAX_TALKERS)])
-    return voices.cumsum(0)[MIN_TALKERS - 1 :]
+def make_voices(clips: Iterable[Tensor], sample_rate: int) -> Tensor:
+    """Put the speech (S,) of clips one after the other, at one level: -> (N,)."""
+    parts = [color(clip, 0.0, sample_rate) for clip in clips if len(clip)]
+    return torch.cat([torch.zeros(0), *parts])
 
 
-def take_noise(noises: Tensor, draws: Tensor, samples: int) -> Tensor:
-    """Take a part of a drawn noise for each clip: (K, N), (B, 2) below 1, on the CPU -> (B, S)."""
-    kinds_and_starts = (draws * torch.tensor(noises.shape)).long().tolist()
-    return torch.stack([_part(noises[kind], start, samples) for kind, start in kinds_and_starts])
+def take_noise(colored: Tensor, voices: Tensor, draws: Tensor, samples: int) -> Tensor:
+    """Take colored noise or babble for each clip: (K, N), (N',), (B, NOISE_DRAWS) -> (B, S).
+
+    draws: below 1, on the CPU. Without voices there is no babble.
+    """
+    noises = []
+    for kind, choice, *starts in draws.tolist():
+        if len(voices) and kind < BABBLE_SHARE:
+            talkers = MIN_TALKERS + int(choice * (MAX_TALKERS - MIN_TALKERS + 1))
+            parts = [_part(voices, int(at * len(voices)), samples) for at in starts[:talkers]]
+            noises.append(torch.stack(parts).sum(0))
+        else:
+            noise = colored[int(choice * len(colored))]
+            noises.append(_part(noise, int(starts[0] * len(noise)), samples))
+    return torch.stack(noises)
 
 
 def _part(noise: Tensor, start: int, samples: int) -> Tensor:

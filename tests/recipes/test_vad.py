@@ -11,13 +11,14 @@ from torch.nn.functional import pad
 
 from recipes.vad.labels import find_speech, prepare_speech, read_speech
 from recipes.vad.noise import (
+    NOISE_DRAWS,
     PINK,
     Spoken,
     add_noise,
     color,
     in_silence,
-    make_babble,
     make_colored,
+    make_voices,
     take_noise,
 )
 from sbkit.audio.fbank import LOWEST_HZ
@@ -73,8 +74,9 @@ def band_power(signal: Tensor) -> Tensor:
 def test_noise_has_its_ratio_in_the_band_of_the_features_in_any_batch(name: str) -> None:
     """Also beside rumble and an offset, which are below the band."""
     clips = [3000 * torch.randn(count * RATE) for count in (1, 2)]
-    noises = torch.cat([make_colored(RATE), make_babble(clips, RATE)])
-    noise_of = {"white": slice(1), "pink": PINK, "brown": slice(5, 6), "babble": slice(9, 10)}
+    color_of = {"white": slice(1), "pink": PINK, "brown": slice(8, 9), "babble": PINK}
+    colored = make_colored(RATE)[color_of[name]]
+    voices = make_voices(clips if name == "babble" else [], RATE)
     lengths, speech = torch.tensor([100, 250]), torch.zeros(2, 250, dtype=torch.bool)
     speech[:, 20:60] = True
     time = torch.arange(250 * WINDOW)
@@ -84,8 +86,8 @@ def test_noise_has_its_ratio_in_the_band_of_the_features_in_any_batch(name: str)
 
     def added(rows: int, windows: int) -> Tensor:
         some = Spoken(audio[:rows, : windows * WINDOW], speech[:rows, :windows])
-        draws = torch.tensor([[0.5, 0.9999], [0.5, 0.1]])[:rows]  # it goes on with its start
-        noise = take_noise(noises[noise_of[name]], draws, windows * WINDOW)
+        draws = torch.linspace(0, 0.9999, 2 * NOISE_DRAWS).view(2, -1)[:rows]  # up to the end
+        noise = take_noise(colored, voices, draws, windows * WINDOW)
         mask = length_mask(lengths[:rows] * WINDOW, windows * WINDOW, noise.device)
         return add_noise(some, noise, torch.tensor([10.0, torch.inf])[:rows], mask) - some.audio
 
