@@ -4,7 +4,9 @@ import re
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
+import soundfile
 import torch
 
 from sbkit.base.errors import ASKED_TO_STOP, BAD_INPUT
@@ -16,9 +18,10 @@ from tests.runs import ROOT, Workplace, last_parameters, read_json
 
 pytestmark = [pytest.mark.slow, pytest.mark.ddp]
 
-# Plain gradient descent shows a gradient of the wrong scale; AdamW would not. What a rank draws for
-# itself is off, what the plan of an epoch draws (joins, speeds) is on.
-PLAIN = ("--dropout=0.0", "--time_masks=0", "--freq_masks=0", "--log_every=1", "--check=false")
+# Plain gradient descent shows a gradient of the wrong scale; AdamW would not. Dropout, which a rank
+# draws for itself, is off. Joins, speeds, masks and noise are on.
+PLAIN = ("--dropout=0.0", "--log_every=1", "--check=false")
+NOISE = "wave_augment: !new:sbkit.audio.noise.AddNoise\n    folder: {folder}\n"
 SGD = ("--lr=0.05", "--max_grad_norm=1000.0", "--number_of_epochs=2", "--average_checkpoints=1")
 SGD += ("--ema_decay=0.5",)
 
@@ -42,7 +45,10 @@ def test_two_and_three_processes_and_any_accumulation_take_the_steps_of_one(
     sgd = "opt_class: !name:torch.optim.SGD\n    lr: !ref <lr>\n"
     yaml = tmp_path / "sgd.yaml"
     text = re.sub(r"^opt_class: (.+\n)(    .+\n)+", sgd, text, flags=re.M)
-    yaml.write_text(text + "\nfind_unused_parameters: False\n")
+    white = np.random.default_rng(0).normal(0, 0.1, 50_000)
+    soundfile.write(tmp_path / "noise.wav", white, 16_000)
+    noise = NOISE.format(folder=tmp_path)
+    yaml.write_text(f"{text}\nfind_unused_parameters: False\n{noise}")
     # Freezing ends within an epoch, and where `signalled` stops and resumes two ranks.
     options = (*PLAIN, *SGD, "--freeze={Transformer: 9}")
     for accumulation in ACCUMULATIONS:

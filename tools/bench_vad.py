@@ -24,7 +24,7 @@ import torch
 
 from recipes.FestvoxRu.time_errors import COLUMN
 from recipes.vad.labels import SPEECH, Frames, bridge_pauses, prepare_speech, speech_of
-from recipes.vad.noise import coloured
+from recipes.vad.noise import Spoken, add_noise, color
 from sbkit.audio.io import Samples
 from sbkit.audio.levels import WINDOWS
 from sbkit.base.process import require_package, run_main
@@ -58,10 +58,12 @@ class Clip:
         return self.audio[np.repeat(self.speech, WINDOW)].astype(np.float32)
 
     def noisy(self, noise: Signal, snr_db: float) -> Samples:
-        """Add noise (S,) so many dB below the speech."""
-        noise = noise[: len(self.audio)]
-        power = np.square(self.spoken).mean() / 10 ** (snr_db / 10)
-        mixed = self.audio + noise * np.sqrt(power / np.square(noise).mean())
+        """Add noise (S,) so many dB below the speech, in the band of the features."""
+        audio = torch.from_numpy(self.audio.astype(np.float32))[None]
+        spoken = Spoken(audio, torch.from_numpy(self.speech)[None])
+        in_band = color(torch.from_numpy(noise)[: len(self.audio)], 0.0, SAMPLE_RATE)[None]
+        mask = torch.ones_like(audio, dtype=torch.bool)
+        mixed = add_noise(spoken, in_band, torch.tensor([snr_db]), mask)[0].numpy()
         clipped: Samples = mixed.clip(-32768, 32767).astype(np.int16)
         return clipped
 
@@ -122,7 +124,7 @@ def measure(clips: Sequence[Clip], detectors: dict[str, Detector]) -> Iterator[s
     """Yield a row of the table for each noise and detector."""
     random, longest = np.random.default_rng(0), max(len(each.audio) for each in clips)
     white = torch.randn(longest, generator=torch.Generator().manual_seed(1))
-    noises = {"pink": [coloured(white, 1.0).numpy()] * len(clips)}
+    noises = {"pink": [color(white, 1.0, SAMPLE_RATE).numpy()] * len(clips)}
     noises["babble"] = [babble(clips, place, random) for place in range(len(clips))]
     for kind, db in NOISES:
         audio = [each.audio for each in clips]

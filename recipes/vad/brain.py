@@ -5,8 +5,10 @@ Legend: B utterances, U frames of 20 ms.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import torch
 from speechbrain import Stage
 from torch import Tensor
@@ -14,11 +16,21 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from recipes.vad.labels import SPEECH, speech_of
-from recipes.vad.noise import add_noise, coloured, draw_level, draw_noise, in_silence
+from recipes.vad.noise import (
+    NOISE_DRAWS,
+    PINK,
+    add_noise,
+    in_silence,
+    make_colored,
+    make_voices,
+    take_noise,
+)
 from sbkit.audio.augment import Augmentation
+from sbkit.audio.draws import draw_uniform
 from sbkit.audio.lengths import length_mask
 from sbkit.audio.levels import WINDOWS
 from sbkit.data.batches.batch import Batch, collate_audio
+from sbkit.data.storage.audio_store import read_rows
 from sbkit.logs.metric import Metrics
 from sbkit.models.loss import Loss
 from sbkit.models.voice_activity import VoiceActivityModel
@@ -26,8 +38,8 @@ from sbkit.tasks.voice_activity import DELAY, VOICE_ACTIVITY, FrameCounts, frame
 from sbkit.train.brain import Brain
 from sbkit.train.feature_statistics import measure_on_start
 
-EVAL_SNR_DB = 10.0  # of validation and test, in the same pink noise each time
-PINK_SAMPLES = 1 << 20  # which then repeats
+EVALUATION = (10, 10), (0, 0), 1  # snr_db, gain_db and noise_prob, in the same pink noise each time
+BABBLE_CLIPS = 500  # of the training set, which babble is made of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +66,10 @@ def collate(rows: Sequence[Mapping[str, Any]], *, sample_rate: int) -> SpeechBat
     return SpeechBatch(**collate_audio(rows, sample_rate), speech=speech)
 
 
+def _between(low: float, high: float, share: Tensor) -> Tensor:
+    return low + share * (high - low)
+
+
 class VoiceActivityBrain(Brain):
     """Train the log-probability of speech or silence in each frame."""
 
@@ -67,30 +83,44 @@ class VoiceActivityBrain(Brain):
             model=self.modules["model"], **{each: getattr(self.hparams, each) for each in parts}
         )
         self.augmentation = Augmentation(self.hparams, features=self.detector.features)
-        white = torch.randn(PINK_SAMPLES, generator=torch.Generator().manual_seed(0))
-        self._pink = coloured(white, 1.0).to(self.device)
+        self._colored = make_colored(self.hparams.sample_rate).to(self.device)
+
+    @cached_property
+    def _voices(self) -> Tensor:
+        """The speech of clips of the training set, for babble; the same on every rank."""
+        if self.loaders is None:
+            return torch.zeros(0)
+        split, rate, clips = self.loaders.splits.train, self.hparams.sample_rate, list[Tensor]()
+        for row in read_rows(split, range(0, len(split), -(-len(split) // BABBLE_CLIPS))):
+            speech = np.repeat(speech_of(row, rate), rate // WINDOWS)
+            clips.append(torch.from_numpy(row["audio"][: len(speech)][speech]).float())
+        return make_voices(clips, rate).to(self.device)
 
     def compute_forward(self, batch: SpeechBatch, stage: Stage) -> Scored:
         """Score the frames of audio in silence and noise."""
         hparams, training, rows = self.hparams, stage is Stage.TRAIN, len(batch)
         more, window = round(hparams.silence_seconds * WINDOWS), self.detector.step
-        draws = torch.rand(3, rows) if training else torch.full((3, rows), 0.5)
-        lead = (draws[0] * (more + 1)).long().to(batch.audio.device)
-        spoken = in_silence(batch.audio, batch.speech, lead, more=more, window=window)
+        snr_db, gain_db, noise_prob = EVALUATION
+        draws = torch.full((rows, 4 + NOISE_DRAWS), 0.5)
+        colored, voices = self._colored[PINK], torch.zeros(0)
+        if training:
+            snr_db, gain_db, noise_prob = hparams.snr_db, hparams.gain_db, hparams.noise_prob
+            draws = draw_uniform(rows, 4 + NOISE_DRAWS)
+            colored, voices = self._colored, self._voices
+        lead, gain, ratio, chance = draws.T[:4].to(batch.audio.device, non_blocking=True)
+        spoken = in_silence(
+            batch.audio, batch.speech, (lead * (more + 1)).long(), more=more, window=window
+        )
         batch = replace(
             batch, audio=spoken.audio, audio_lengths=batch.audio_lengths + more * window
         )
         audio, lengths = self.augmentation.audio(batch, training=training)
-        places = torch.arange(audio.shape[1], device=audio.device) % PINK_SAMPLES
-        noise, snr_db = self._pink[places].expand_as(audio), torch.tensor(EVAL_SNR_DB)
-        if training:
-            audio, (low, high) = draw_level(audio, *hparams.gain_db), hparams.snr_db
-            noise = draw_noise(spoken._replace(audio=audio))
-            is_noisy = draws[1] < hparams.noise_prob
-            snr_db = torch.where(is_noisy, low + draws[2] * (high - low), torch.inf)
-        log_probs, frames = self.detector.predict(
-            add_noise(spoken._replace(audio=audio), noise, snr_db), lengths
-        )
+        audio = audio * 10 ** (_between(*gain_db, gain) / 20).unsqueeze(1)
+        ratio = torch.where(chance < noise_prob, _between(*snr_db, ratio), torch.inf)
+        mask = length_mask(lengths, audio.shape[1], audio.device)
+        noise = take_noise(colored, voices, draws[:, 4:], audio.shape[1])
+        noisy = add_noise(spoken._replace(audio=audio), noise, ratio, mask)
+        log_probs, frames = self.detector.predict(noisy, lengths)
         mask = length_mask(frames, log_probs.shape[1], log_probs.device)
         speech = pad(spoken.speech, (DELAY, 0))[:, : log_probs.shape[1]]
         return Scored(log_probs, speech, mask)

@@ -1,17 +1,26 @@
 """Clips in silence and noise, on the device of the audio.
 
-Legend: B utterances, S samples, U windows of 20 ms.
+Legend: B utterances, S samples, U windows of 20 ms, K colors, N samples of a noise.
+
+Levels are those of the features' band, and of a clip's own samples: below its lowest frequency
+pink and brown noise have most of their power, which nothing hears.
 """
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-STEEPEST = 2.0  # of coloured noise: brown; 0 is white, 1 pink
-TALKERS = (4, 12)  # of babble, at least and at most
-BABBLE = 0.6  # the share of noises that is babble
+from sbkit.audio.fbank import LOWEST_HZ
+
+SLOPES = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0)  # of colored noise: white to brown
+PINK = slice(4, 5)
+MIN_TALKERS, MAX_TALKERS = 4, 12  # of babble
+BABBLE_SHARE = 0.6  # of noises
+NOISE_DRAWS = 2 + MAX_TALKERS
+NOISE_SAMPLES = 1 << 20
 
 
 class Spoken(NamedTuple):
@@ -35,40 +44,64 @@ def in_silence(audio: Tensor, speech: Tensor, lead: Tensor, *, more: int, window
     return Spoken(placed, speech.gather(1, places))
 
 
-def draw_level(audio: Tensor, low: float, high: float) -> Tensor:
-    """Amplify each clip by a drawn gain, in dB: (B, S) -> (B, S)."""
-    gain = 10 ** ((low + torch.rand(len(audio), 1) * (high - low)) / 20)
-    return audio * gain.to(audio.device)
+def color(white: Tensor, slope: float, sample_rate: int) -> Tensor:
+    """Make the power of noise (S,) fall with the frequency to a power, and 1 in all.
 
-
-def draw_noise(spoken: Spoken) -> Tensor:
-    """Draw for each clip coloured noise, or babble of the speech of the batch: -> (B, S)."""
-    audio, speech = spoken
-    noise = coloured(torch.randn(audio.shape[1]), STEEPEST * float(torch.rand(()))).to(audio.device)
-    windows = audio.view(*speech.shape, -1)
-    level = windows.square().mean((1, 2), keepdim=True).sqrt().clamp(min=1e-3)
-    said = (windows / level)[speech].flatten()  # without silence, one clip after the other
-    talkers = int(torch.randint(TALKERS[0], TALKERS[1] + 1, ()))
-    starts = torch.randint(max(1, len(said)), (talkers,)).tolist()
-    places = torch.arange(audio.shape[1], device=audio.device)
-    babble = sum(said[(places + start) % len(said)] for start in starts) if len(said) else noise
-    is_babble = torch.rand(len(audio), 1).to(audio.device) < BABBLE
-    return torch.where(is_babble, babble, noise)
-
-
-def coloured(white: Tensor, slope: float) -> Tensor:
-    """Make the power of noise (S,) fall with the frequency to a power: 1 for pink noise."""
+    Nothing is left below the band of the features.
+    """
     spectrum = torch.fft.rfft(white)
-    places = torch.arange(1, len(spectrum) + 1)
-    noise: Tensor = torch.fft.irfft(spectrum / places ** (slope / 2), n=len(white))
-    return noise
+    hertz = torch.fft.rfftfreq(len(white), 1 / sample_rate)
+    weights = hertz.clamp(min=LOWEST_HZ) ** (-slope / 2) * (hertz >= LOWEST_HZ)
+    noise: Tensor = torch.fft.irfft(spectrum * weights, n=len(white))
+    return noise / noise.square().mean().sqrt()
 
 
-def add_noise(spoken: Spoken, noise: Tensor, snr_db: Tensor) -> Tensor:
-    """Add noise (B, S), so many dB (B,) below the speech of each clip: -> (B, S)."""
+def make_colored(sample_rate: int) -> Tensor:
+    """Make a noise of each slope: (K, N), the same each time."""
+    white = torch.randn(NOISE_SAMPLES, generator=torch.Generator().manual_seed(0))
+    return torch.stack([color(white, slope, sample_rate) for slope in SLOPES])
+
+
+def make_voices(clips: Iterable[Tensor], sample_rate: int) -> Tensor:
+    """Put the speech (S,) of clips one after the other, at one level: -> (N,)."""
+    parts = [color(clip, 0.0, sample_rate) for clip in clips if len(clip)]
+    return torch.cat([torch.zeros(0), *parts])
+
+
+def take_noise(colored: Tensor, voices: Tensor, draws: Tensor, samples: int) -> Tensor:
+    """Take colored noise or babble for each clip: (K, N), (N',), (B, NOISE_DRAWS) -> (B, S).
+
+    draws: below 1, on the CPU. Without voices there is no babble.
+    """
+    noises = []
+    for kind, choice, *starts in draws.tolist():
+        if len(voices) and kind < BABBLE_SHARE:
+            talkers = MIN_TALKERS + int(choice * (MAX_TALKERS - MIN_TALKERS + 1))
+            parts = [_part(voices, int(at * len(voices)), samples) for at in starts[:talkers]]
+            noises.append(torch.stack(parts).sum(0))
+        else:
+            noise = colored[int(choice * len(colored))]
+            noises.append(_part(noise, int(starts[0] * len(noise)), samples))
+    return torch.stack(noises)
+
+
+def _part(noise: Tensor, start: int, samples: int) -> Tensor:
+    """Return so many samples; after its end a noise begins again."""
+    part = noise[start : start + samples]
+    missing = samples - len(part)
+    return torch.cat([part, _part(noise, 0, missing)]) if missing else part
+
+
+def add_noise(spoken: Spoken, noise: Tensor, snr_db: Tensor, mask: Tensor) -> Tensor:
+    """Add noise (B, S), so many dB (B,) below the speech of each clip: -> (B, S).
+
+    mask (B, S): true within a clip. The power of speech is without the mean of each window, which
+    the features are computed without.
+    """
     audio, speech = spoken
-    within = speech.repeat_interleave(audio.shape[1] // speech.shape[1], 1)  # (B, S)
-    power = (audio.square() * within).sum(1) / within.sum(1).clamp(min=1)
-    wanted = power / 10 ** (snr_db.to(audio.device) / 10)
-    gain = (wanted / noise.square().mean(1).clamp(min=1e-9)).sqrt()
+    levels = audio.view(*speech.shape, -1).var(2, correction=0)  # (B, U)
+    power = (levels * speech).sum(1) / speech.sum(1).clamp(min=1)
+    noise = noise * mask
+    given = noise.square().sum(1) / mask.sum(1)
+    gain = (power / 10 ** (snr_db / 10) / given.clamp(min=1e-9)).sqrt()
     return audio + gain.unsqueeze(1) * noise

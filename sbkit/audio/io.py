@@ -151,20 +151,16 @@ def to_samples(array: npt.NDArray[Any]) -> Samples:
 
 def _average_channels(samples: npt.NDArray[Any]) -> Signal:
     """Average the channels of what `to_samples` takes -> (S,) between -1 and 1."""
-    if samples.dtype != np.int16 and samples.dtype.kind != "f":
-        raise AudioError(
-            "not audio",
-            "An array of audio must hold int16, or floats between -1 and 1, but this one holds "
-            f"{samples.dtype}. Convert it.",
-        )
     sides = sorted(samples.shape)
     has_channels = len(sides) == 2 and 1 <= sides[0] <= MAX_CHANNELS < sides[1]
-    if samples.ndim != 1 and samples.shape != (1, 1) and not has_channels:
+    is_known = samples.dtype == np.int16 or samples.dtype.kind == "f"
+    if not is_known or not (len(sides) == 1 or samples.shape == (1, 1) or has_channels):
         raise AudioError(
             "not audio",
-            "An array of audio must have the shape (samples,), (samples, channels) or (channels, "
-            f"samples), with at most {MAX_CHANNELS} channels and more samples than that, but this "
-            f"one has the shape {samples.shape}. Pass one clip, best as (samples,).",
+            "An array of audio must hold int16, or floats between -1 and 1, in the shape "
+            f"(samples,), (samples, channels) or (channels, samples), with at most {MAX_CHANNELS} "
+            f"channels and more samples than that, but this one holds {samples.dtype} in the shape "
+            f"{samples.shape}. Pass one clip, best as (samples,).",
         )
     channels = np.atleast_2d(samples.T if len(samples) == sides[-1] else samples)  # (channels, S)
     scale = FULL_SCALE if samples.dtype == np.int16 else 1

@@ -15,7 +15,7 @@ State = dict[str, Any]
 
 
 def seed_step(seed: int, *, epoch: int, step: int) -> None:
-    """Set torch's generators by the place in the run, different on every rank."""
+    """Set torch's generators, as of dropout, by the place in the run; different on every rank."""
     place = (seed, epoch, step, rank())
     torch.manual_seed(int(np.random.SeedSequence(place).generate_state(1)[0]))
 

@@ -1,6 +1,7 @@
 """Real files of every kind, whole and damaged, read back as 16 kHz samples."""
 
 import os
+import re
 from collections import deque
 from collections.abc import Callable
 from fractions import Fraction
@@ -244,24 +245,10 @@ def test_the_short_side_of_an_array_is_its_channels(array: npt.NDArray[np.generi
     np.testing.assert_array_equal(np.concatenate([*convert_array(array, SAMPLE_RATE)]), CLIP)
 
 
-@pytest.mark.parametrize(
-    ("shape", "dtype", "says"),
-    [
-        ((2, 2), "float32", r"more samples than that, but this one has the shape \(2, 2\)"),
-        ((1, 32), "int16", "at most 32 channels"),
-        ((32, 2), "int16", "at most 32 channels"),
-        ((100, 100), "float32", "at most 32 channels"),
-        ((80, 1000), "float32", "at most 32 channels"),  # features
-        ((0, 100), "float32", "at most 32 channels"),
-        ((1, 1, 100), "float32", "at most 32 channels"),
-        ((), "float32", "at most 32 channels"),
-        ((100,), "int32", "holds int32"),
-        ((100,), "uint8", "holds uint8"),
-        ((100,), "bool", "holds bool"),
-    ],
-)
-def test_an_array_that_may_be_read_in_two_ways_is_refused(
-    shape: tuple[int, ...], dtype: str, says: str
-) -> None:
-    with pytest.raises(AudioError, match=says):
-        to_samples(np.zeros(shape, dtype))
+@pytest.mark.parametrize("shape", [(2, 2), (1, 32), (32, 2), (99, 99), (0, 99), (1, 1, 99), ()])
+def test_a_shape_that_may_be_read_in_two_ways_or_none_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(AudioError, match=f"holds float32 in the shape {re.escape(str(shape))}"):
+        to_samples(np.zeros(shape, np.float32))
+    for dtype in ("int32", "uint8", "bool"):
+        with pytest.raises(AudioError, match=f"holds {dtype}"):
+            to_samples(np.zeros(100, dtype))

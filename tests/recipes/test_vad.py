@@ -7,11 +7,25 @@ import pytest
 import soundfile
 import torch
 from speechbrain import Stage
+from torch import Tensor
+from torch.nn.functional import pad
 
 from recipes.vad.brain import Scored, SpeechBatch, VoiceActivityBrain, collate
 from recipes.vad.labels import find_speech, prepare_speech, read_speech
-from recipes.vad.noise import add_noise, coloured, draw_noise, in_silence
+from recipes.vad.noise import (
+    NOISE_DRAWS,
+    PINK,
+    Spoken,
+    add_noise,
+    color,
+    in_silence,
+    make_colored,
+    make_voices,
+    take_noise,
+)
+from sbkit.audio.fbank import LOWEST_HZ
 from sbkit.audio.io import Samples, read_audio
+from sbkit.audio.lengths import length_mask
 from sbkit.base.errors import SbkitError
 from sbkit.cli import run as sbkit
 from sbkit.config.hparams import load_hparams, read_knobs
@@ -41,24 +55,56 @@ def test_labels_are_what_is_loud_near_a_word_with_short_pauses() -> None:
     assert not find_speech(clip, RATE, []).any()
 
 
-def test_noise_has_its_ratio_to_the_speech_and_labels_move_with_the_audio() -> None:
-    torch.manual_seed(0)
-    audio, speech = torch.zeros(2, 50 * WINDOW + 7), torch.zeros(2, 50, dtype=torch.bool)
+def test_labels_move_with_the_audio() -> None:
+    speech, lead = torch.zeros(2, 50, dtype=torch.bool), torch.tensor([0, 25])
     speech[:, 10:30] = True
-    audio[:, 10 * WINDOW : 30 * WINDOW] = 1000 * torch.randn(2, 20 * WINDOW)
-    lead = torch.tensor([0, 25])
+    audio = pad(torch.ones(2, 50 * WINDOW) * speech.repeat_interleave(WINDOW, 1), (0, 7))
     placed = in_silence(audio, speech, lead, more=25, window=WINDOW)
     assert placed.speech.nonzero()[[0, 20], 1].tolist() == [10, 35]
     is_loud = placed.audio.unflatten(1, (-1, WINDOW)).abs().amax(2) > 0
     assert torch.equal(is_loud, placed.speech)
-    noise = draw_noise(placed)
-    noisy = add_noise(placed, noise, torch.tensor([10.0, torch.inf]))
-    power = (noisy - placed.audio).square().mean(1)
-    assert 10 * torch.log10(1e6 / power[0]) == pytest.approx(10.0, abs=0.2)
-    assert power[1] == 0
-    spectrum = torch.fft.rfft(coloured(torch.randn(RATE), 1.0)).abs().square()
-    octaves = [float(spectrum[first : 2 * first].sum()) for first in (100, 400, 1600)]
-    assert octaves == pytest.approx([octaves[0]] * 3, rel=0.2)  # pink: an octave has what each has
+
+
+def band_power(signal: Tensor) -> Tensor:
+    """Return the power (B,) of (B, S) from the lowest frequency of the features on."""
+    spectrum = torch.fft.rfft(signal.double()).abs().square()
+    hertz = torch.fft.rfftfreq(signal.shape[1], 1 / RATE)
+    return 2 * spectrum[:, hertz >= LOWEST_HZ].sum(1) / signal.shape[1] ** 2
+
+
+@pytest.mark.parametrize("name", ["white", "pink", "brown", "babble"])
+def test_noise_has_its_ratio_in_the_band_of_the_features_in_any_batch(name: str) -> None:
+    """Also beside rumble and an offset, which are below the band."""
+    clips = [3000 * torch.randn(count * RATE) for count in (1, 2)]
+    color_of = {"white": slice(1), "pink": PINK, "brown": slice(8, 9), "babble": PINK}
+    colored = make_colored(RATE)[color_of[name]]
+    voices = make_voices(clips if name == "babble" else [], RATE)
+    lengths, speech = torch.tensor([100, 250]), torch.zeros(2, 250, dtype=torch.bool)
+    speech[:, 20:60] = True
+    time = torch.arange(250 * WINDOW)
+    below = 5000 * torch.sin(2 * torch.pi * 2 * time / RATE) + 2000
+    spoken = 1000 * torch.randn(2, len(time)) * speech.repeat_interleave(WINDOW, 1)
+    audio = (spoken + below) * length_mask(lengths * WINDOW, len(time), time.device)
+
+    def added(rows: int, windows: int) -> Tensor:
+        some = Spoken(audio[:rows, : windows * WINDOW], speech[:rows, :windows])
+        draws = torch.linspace(0, 0.9999, 2 * NOISE_DRAWS).view(2, -1)[:rows]  # up to the end
+        noise = take_noise(colored, voices, draws, windows * WINDOW)
+        mask = length_mask(lengths[:rows] * WINDOW, windows * WINDOW, noise.device)
+        return add_noise(some, noise, torch.tensor([10.0, torch.inf])[:rows], mask) - some.audio
+
+    alone, together = added(1, 100), added(2, 250)
+    torch.testing.assert_close(together[:1, : 100 * WINDOW], alone, rtol=1e-4, atol=1e-2)
+    assert not together[0, 100 * WINDOW :].any() and not together[1].any()
+    power = band_power(spoken[:1, 20 * WINDOW : 60 * WINDOW]) / band_power(alone)
+    assert float(10 * power.log10()) == pytest.approx(10.0, abs=0.5)
+
+
+def test_the_power_of_pink_noise_is_the_same_in_each_octave() -> None:
+    spectrum = torch.fft.rfft(color(torch.randn(RATE), 1.0, RATE)).abs().square()
+    octaves = [float(spectrum[first : 2 * first].sum()) for first in (400, 1600, 3200)]
+    assert octaves == pytest.approx([octaves[0]] * 3, rel=0.2)
+    assert float(spectrum[:20].sum()) == pytest.approx(0.0, abs=1e-3)
 
 
 @pytest.fixture(scope="module")
@@ -135,10 +181,9 @@ def test_an_aligner_must_be_a_recognizer(
 @pytest.mark.slow
 @pytest.mark.ddp
 def test_two_processes_train_as_one(workplace: Workplace, tmp_path: Path) -> None:
-    """What a process draws for itself is off."""
-    plain = ("--gain_db=[0, 0]", "--noise_prob=0", "--silence_seconds=0.0", "--check=false")
-    for ranks in (1, 2):
-        words = [*command(workplace, tmp_path / str(ranks)), *plain]
+    for ranks, seconds in ((1, 120), (2, 3)):  # batches of an evaluation change no figure, either
+        words = [*command(workplace, tmp_path / str(ranks)), "--check=false"]
+        words.append(f"--eval_batch_seconds={seconds}")
         done = processes.run(words, ranks=ranks, SBKIT_CACHE=workplace.cache)
         assert done.returncode == 0, done.stderr
     alone, shared = (last_parameters(tmp_path / str(ranks)) for ranks in (1, 2))
