@@ -33,17 +33,6 @@ Sound = npt.NDArray[np.float32]  # (S,) between -1 and 1
 
 
 @dataclass(frozen=True)
-class Reading:
-    """A text as a voice reads it.
-
-    sentences: the ids of their symbols; notes: what is read in other words, or left out.
-    """
-
-    sentences: list[list[int]]
-    notes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class Speech:
     """The audio of a text, synthesized as it is taken, and the notes of its reading."""
 
@@ -83,21 +72,21 @@ class Synthesizer(GraphModel):
             raise SbkitError(
                 f"`speed` must be from {SLOWEST:g} to {FASTEST:g}, but is {speed:g}. Correct it."
             )
-        reading = self.read(text)
-        seconds = sum(map(len, reading.sentences)) / SYMBOLS_PER_SECOND / speed
+        sentences, notes = self._read(text)
+        seconds = sum(map(len, sentences)) / SYMBOLS_PER_SECOND / speed
         if seconds > max_seconds:
             raise SbkitError(
                 f"Speech must be at most {max_seconds:g} s long, but this text takes about "
                 f"{seconds:.0f} s. Send it in parts."
             )
-        return Speech(self._speak(reading.sentences, speed), reading.notes)
+        return Speech(self._speak(sentences, speed), notes)
 
     def speak(self, text: str, speed: float = 1.0) -> Sound:
         """Return the audio of a text; raises SbkitError as `stream`."""
         return np.concatenate([*self.stream(text, speed)])
 
-    def read(self, text: str) -> Reading:
-        """Return the sentences of a text as symbols; raises SbkitError as `stream`."""
+    def _read(self, text: str) -> tuple[list[list[int]], tuple[str, ...]]:
+        """Return the symbol ids of the sentences of a text, and notes on how it is read."""
         _check(text)
         spoken = spell_out(text, self.language)
         parts = split_sentences(spoken.text, LONGEST_SENTENCE)
@@ -107,7 +96,7 @@ class Synthesizer(GraphModel):
             if symbols and symbols[-1] not in MARKS:
                 symbols.append(".")
             known = [symbol for symbol in symbols if symbol in self._known]
-            unknown |= dict.fromkeys({*symbols} - {*known} - {*MARKS})
+            unknown |= dict.fromkeys(s for s in symbols if s not in self._known and s not in MARKS)
             if not {*known} <= {*MARKS, " "}:
                 sentences.append([self._labels.encode(symbol) for symbol in known])
         if not sentences:
@@ -116,7 +105,7 @@ class Synthesizer(GraphModel):
                 f"{printable(text[:40])!r} has none. Write words of that language."
             )
         left_out = f"No clip of this voice has {listed(unknown)}, which is left out."
-        return Reading(sentences, (*spoken.notes, *([left_out] if unknown else [])))
+        return sentences, (*spoken.notes, *([left_out] if unknown else []))
 
     def _speak(self, sentences: list[list[int]], speed: float) -> Iterator[Sound]:
         pause = np.zeros(round(PAUSE / speed * self.sample_rate), np.float32)

@@ -36,8 +36,8 @@ def spell_numbers(text: str, language: str = "en") -> str:
 
     The numbers of a language that num2words does not know stay.
     """
-    text = read_numbers(text, language)
-    return re.sub(r"\s+(?=[,.;:!?])", "", " ".join(text.split()))
+    words = read_numbers(text, language).split()
+    return re.sub(r"\s+(?=[,.;:!?])", "", " ".join(words))
 
 
 def read_numbers(text: str, language: str, note: Note = lambda written, words: None) -> str:
@@ -59,8 +59,8 @@ def read_numbers(text: str, language: str, note: Note = lambda written, words: N
 @cache
 def spoken_words(language: str) -> Mapping[str, Any]:
     """Return the table of a language in `spoken.toml`, empty if there is none."""
-    tables = tomllib.loads(files("sbkit.text").joinpath("spoken.toml").read_text("utf-8"))
-    words: Mapping[str, Any] = tables.get(language, {})
+    file = files("sbkit.text").joinpath("spoken.toml")
+    words: Mapping[str, Any] = tomllib.loads(file.read_text("utf-8")).get(language, {})
     return words
 
 
@@ -91,7 +91,7 @@ class _Reader:
             return number
         grouped = r"\d{1,3}(?:\.\d{3})+(?!\.?\d)" if "." in self.words["group"] else _NEVER
         clock = _CLOCKS.get(self.language, r"\d{1,2}:[0-5]\d")
-        rank = r"\d{1,3}\.(?=\s[^\W\d_])" if "articles" in self.words else _NEVER
+        rank = r"\d{1,3}\.(?=\s(?P<ranked>[^\W\d_]+))" if "articles" in self.words else _NEVER
         return "|".join(
             (
                 r"(?<![\w.])(?P<date>\d{4}-\d\d-\d\d|\d{1,2}[./]\d{1,2}[./]\d{4})(?![\w/])",
@@ -121,7 +121,7 @@ class _Reader:
             rf"(?P<whole>\d{{1,3}}(?P<group>[{group}])\d{{3}}(?:(?P=group)\d{{3}})*(?!\d)|\d+)?"
             rf"(?:(?P<point>{point})(?P<decimals>\d+))?(?!\.\d)"
             rf"(?:(?P<ordinal>{words.get('ordinals', _NEVER)})(?!\w))?"
-            rf"(?:\s(?P<scale>{words.get('scales', _NEVER)})\b|\s?(?P<unit>{units})(?!\w))?"
+            rf"(?:\s?(?P<unit>{units})(?!\w))?"
             r"(?=(?:\s(?P<noun>[^\W\d_]+))?)"
         )
 
@@ -147,43 +147,30 @@ class _Reader:
             month, day = day, month
         if not (0 < month <= 12 and 0 < day <= 31):
             return " ".join(self._whole(str(number)) for number in numbers)
-        name, day_words = self.months[month - 1], self._day(day, _word_before(match))
-        match self.language:
-            case "en":
-                return f"{name} {day_words}, {self._whole(str(year))}"
-            case "es":
-                return f"{day_words} de {name} de {self._whole(str(year))}"
-            case "ru":
-                return f"{day_words} {name} {self._ordinal(year, case='g')} года"
-        return f"{day_words} {name} {self._whole(str(year))}"
+        day_words = self._day(day, _word_before(match))
+        in_russian = self.language == "ru"
+        year_words = self._ordinal(year, case="g") if in_russian else self._whole(str(year))
+        date: str = self.words["date"]
+        return date.format(day=day_words, month=self.months[month - 1], year=year_words)
 
     def _day(self, day: int, before: str) -> str:
         """Write the day of a month; before: the word before it."""
-        match self.language:
-            case "de":
-                return self._rank(day, before)
-            case "ru":
-                return self._ordinal(day, case="g", gender="n")
-            case "en":
-                return self._ordinal(day)
-            case "fr" | "it" if day == 1:
-                return self._ordinal(day)
-        return self._whole(str(day))
+        if self.language == "de":
+            return self._rank(day, before)
+        if self.language in ("en", "ru") or (self.language in ("fr", "it") and day == 1):
+            return self._ordinal(day, **self.words.get("day", {}))
+        return self._cardinal(str(day))
 
     def _read_rank(self, match: re.Match[str]) -> str:
-        before, number = _word_before(match).lower(), int(match[0][:-1])
-        is_rank = any(before in words.split() for words in self.words["articles"].values())
-        after = re.match(r"\s\w+", match.string[match.end() :])
-        if is_rank or (after and after[0].strip() in self.months):
-            return self._rank(number, before)
-        return f"{self._whole(match[0][:-1])}."
+        """Read "3." before a word, which is an ordinal in "der 3. Platz" and "3. Mai"."""
+        digits, before = match[0][:-1], _word_before(match)
+        if before.lower() in self.words["articles"] or match["ranked"] in self.months:
+            return self._rank(int(digits), before)
+        return f"{self._whole(digits)}."
 
     def _rank(self, number: int, before: str) -> str:
         """Write a German ordinal with the ending that the word before it asks for."""
-        endings = (
-            e for e, words in self.words["articles"].items() if before.lower() in words.split()
-        )
-        return self._ordinal(number) + next(endings, "r")
+        return self._ordinal(number) + str(self.words["articles"].get(before.lower(), "r"))
 
     def _read_time(self, match: re.Match[str]) -> str:
         hour, minute = re.findall(r"\d+", match[0])
@@ -216,7 +203,7 @@ class _Reader:
         if len(whole) > MAX_CARDINAL_DIGITS:
             words = self._digits(whole + decimals)
         elif unit:
-            words = self._amount(whole, match["point"], decimals, unit, match["scale"])
+            words = self._amount(whole, match["point"], decimals, unit)
         elif decimals:
             words = self._decimal(whole, match["point"], decimals)
         elif match["ordinal"]:
@@ -235,27 +222,21 @@ class _Reader:
             return self._day(int(whole), before)
         if len(whole) == 4 and noun in self.words.get("years", ()):
             return self._ordinal(int(whole), case=self.words["years"][noun])
-        return (
-            self._cardinal(whole, self._gender(noun))
-            if match["group"]
-            else self._whole(whole, noun)
-        )
+        read = self._cardinal if match["group"] else self._whole
+        return read(whole, self._gender(noun))
 
-    def _amount(
-        self, whole: str, point: str | None, decimals: str, unit: Sequence[str], scale: str | None
-    ) -> str:
+    def _amount(self, whole: str, point: str, decimals: str, unit: Sequence[str]) -> str:
         """Read an amount of a unit, of which `unit` has the forms, and of its hundredth part."""
         count = len(self.words["hour"])
         forms, parts = unit[:count], unit[count:]
-        if parts and len(decimals) == 2 and not scale:
-            amounts = ((whole, forms), (decimals, parts))
-            counted = [self._count(int(n or 0), names) for n, names in amounts if int(n or 0)]
-            return f" {self.words['and']} ".join(counted) or self._count(0, forms)
-        if not decimals and not scale:
+        if not decimals:
             return self._count(int(whole), forms)
-        number = self._decimal(whole, point, decimals) if decimals else self._cardinal(whole)
-        name = forms[-1] if scale else self._form(int(whole or 0), forms, has_decimals=True)
-        return f"{number} {scale or ''} {name}"
+        if not parts or len(decimals) != 2:
+            form = self._form(int(whole or 0), forms, has_decimals=True)
+            return f"{self._decimal(whole, point, decimals)} {form}"
+        amounts = ((int(whole or 0), forms), (int(decimals), parts))
+        counted = [self._count(number, names) for number, names in amounts if number]
+        return f" {self.words['and']} ".join(counted) or self._count(0, forms)
 
     def _count(self, number: int, forms: Sequence[str]) -> str:
         """Write a number of things: "two cents", "un millón de euros"."""
@@ -277,26 +258,18 @@ class _Reader:
 
     def _gender(self, noun: str) -> str:
         """Return "m" or "f" for nouns that are often counted, else ""."""
-        for name in ("masculine", "feminine"):
-            if noun and re.match(self.words.get(name, _NEVER), noun.lower()):
-                return name[0]
-        return ""
+        nouns = {name[0]: self.words.get(name, _NEVER) for name in ("masculine", "feminine")}
+        return next((g for g, stems in nouns.items() if re.match(stems, noun.lower())), "")
 
     def _suffixed(self, number: int, suffix: str) -> str:
         """Write an ordinal as the letters behind its number ask for."""
-        ending = suffix[-1]
-        match self.language:
-            case "es" | "it":
-                vowel = {"º": "o", "ª": "a", "r": ""}[ending]
-                return re.sub(r"o\b", vowel, self._ordinal(number))
-            case "fr" if number == 1:
-                return "première" if suffix in ("re", "ère") else "premier"
-            case "fr" if suffix[0] == "n":
-                return f"second{suffix[2:]}"
-            case "ru":
-                gender, case = self.words["endings"][ending].split()
-                return self._ordinal(number, gender=gender, case=case, plural=gender == "p")
-        return self._ordinal(number)
+        ending = self.words.get("endings", {}).get(suffix[-1])
+        if self.language == "ru":
+            gender, case = ending.split()
+            return self._ordinal(number, gender=gender, case=case, plural=gender == "p")
+        irregular = self.words.get("irregular", {}).get(f"{number}{suffix}")
+        words = irregular or self._ordinal(number)
+        return words if ending is None else re.sub(r"o\b", ending, words)
 
     def _ordinal(self, number: int, **inflection: Any) -> str:
         """Write an ordinal; inflection: Russian case and gender, as num2words names them."""
@@ -316,15 +289,15 @@ class _Reader:
             fraction = self._digits(decimals)
         return f"{whole_words} {self.words['point' if point == '.' else 'comma']} {fraction}"
 
-    def _whole(self, digits: str, noun: str = "") -> str:
+    def _whole(self, digits: str, gender: str = "") -> str:
         """Read a whole number without separators, which may be a code or a year."""
-        is_long = len(digits) > MAX_UNGROUPED_DIGITS and not digits.endswith("000")
+        is_round = digits.endswith("000") and len(digits) <= MAX_CARDINAL_DIGITS
+        is_long = len(digits) > MAX_UNGROUPED_DIGITS and not is_round
         if is_long or (digits[0] == "0" and len(digits) > 1):
             return self._digits(digits)
-        is_year = len(digits) == 4 and (self.language == "en" or "1100" <= digits < "2000")
-        if is_year and self.language in ("de", "en"):
+        if len(digits) == 4 and re.match(self.words.get("pair_years", _NEVER), digits):
             return str(num2words(int(digits), lang=self.language, to="year"))
-        return self._cardinal(digits, self._gender(noun))
+        return self._cardinal(digits, gender)
 
     def _cardinal(self, digits: str, gender: str = "") -> str:
         options = {"gender": gender} if gender and self.language == "ru" else {}
