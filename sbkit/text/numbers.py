@@ -28,7 +28,7 @@ _CLOCKS = {
     "fr": r"\d{1,2}:[0-5]\d|\d{1,2}\s?h\s?[0-5]\d",
 }
 
-Note = Callable[[str, str], None]
+Note = Callable[[str, str], object]
 
 
 def spell_numbers(text: str, language: str = "en") -> str:
