@@ -86,7 +86,7 @@ class _Reader:
 
         All are tried in a single pass, so that nothing is read twice or noted half-read.
         """
-        number = f"(?P<number>{self._number_pattern()})"
+        number = rf"(?P<number>{self._number_pattern()})|(?P<digits>\d+)"
         if not self.words:
             return number
         grouped = r"\d{1,3}(?:\.\d{3})+(?!\.?\d)" if "." in self.words["group"] else _NEVER
@@ -103,7 +103,6 @@ class _Reader:
                 "(?<=\\d)(?P<range>[-\N{EN DASH}])(?=\\d)",
                 rf"(?<!\w)(?P<rank>{rank})",
                 number,
-                r"(?P<digits>\d+)",
             )
         )
 
@@ -118,8 +117,8 @@ class _Reader:
             rf"(?P<sign>(?<![^\s(\"«„'])[{signs}](?=[\d.,{currencies}]))?"
             rf"(?:(?P<currency>[{currencies}])\s?)?"
             rf"(?=\d|(?<![^\s({currencies}{signs}]){point}\d)"
-            rf"(?P<whole>\d{{1,3}}(?P<group>[{group}])\d{{3}}(?:(?P=group)\d{{3}})*(?!\d)|\d+)?"
-            rf"(?:(?P<point>{point})(?P<decimals>\d+))?(?!\.\d)"
+            rf"(?P<whole>\d{{1,3}}(?P<group>[{group}])\d{{3}}(?:(?P=group)\d{{3}})*(?!\d)|\d++)?+"
+            rf"(?:(?P<point>{point})(?P<decimals>\d++))?(?<=\d)(?!\.\d)"
             rf"(?:(?P<ordinal>{words.get('ordinals', _NEVER)})(?!\w))?"
             rf"(?:\s?(?P<unit>{units})(?!\w))?"
             r"(?=(?:\s(?P<noun>[^\W\d_]+))?)"

@@ -1,5 +1,6 @@
 """Text as it is spoken: what is read in other words, where a voice pauses, what is dropped."""
 
+import random
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,24 @@ def test_a_number_of_more_than_thirty_digits_is_read_digit_by_digit(language: st
             zero,
             *digits,
         }, words
+
+
+@pytest.mark.parametrize("language", ["en", "de", "es", "fr", "it", "ru", "nl", "ja"])
+def test_any_text_with_digits_is_read(language: str) -> None:
+    """Such texts as "A0.9.3" once raised IndexError."""
+    draw = random.Random(language)
+    signs = [
+        *"0123456789" * 3,
+        *"..,,--/:  €$%º'()+h°\N{MINUS SIGN}A",
+        "st",
+        "er",
+        "-го",
+        "kg",
+        "Mai",
+    ]
+    for _ in range(500):
+        text = "".join(draw.choices(signs, k=20))
+        assert not any(char.isdecimal() for char in spell_out(text, language).text), text
 
 
 def test_long_text_is_cut_at_sentences_commas_and_spaces() -> None:
