@@ -50,7 +50,7 @@ def read_numbers(text: str, language: str, note: Note = lambda written, words: N
         words = " ".join(reader.read(match).split())
         if words:
             note(match[0].strip(" ."), words.rstrip("."))
-        is_elided = match.string[: match.start()].endswith(("'", "\N{RIGHT SINGLE QUOTATION MARK}"))
+        is_elided = match.string[max(0, match.start() - 1)] in "'\N{RIGHT SINGLE QUOTATION MARK}"
         return f"{'' if is_elided else ' '}{words} "
 
     return reader.pattern.sub(read, text)
@@ -191,8 +191,9 @@ class _Reader:
 
     def _read_range(self, match: re.Match[str]) -> str:
         """Read the dash between two numbers that rise."""
-        before = re.search(r"\d{1,30}$", match.string[: match.start()])
-        after = re.match(r"\d{1,30}", match.string[match.end() :])
+        start, end = match.span()
+        before = re.search(r"\d+$", match.string[max(0, start - 9) : start])
+        after = re.match(r"\d+", match.string[end : end + 9])
         is_rising = before and after and int(before[0]) < int(after[0])
         return str(self.words["to"]) if is_rising else ""
 

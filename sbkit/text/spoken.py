@@ -29,7 +29,7 @@ _OTHER_MARKS = str.maketrans(
 _CLAUSE = re.compile(r"([,.;:?!]+)(?=[\s\"'»”)\]]|$)|\n+| - ")
 _PARAGRAPH = re.compile(r"(?<![.?!\s])\s*\n\s*\n")
 _SENTENCE = re.compile(r"(?<=[.?!])\s+")
-_INITIALS = r"(?P<initials>(?:[^\W\d_]\.)+)(?=\s+[^\W\d_])"  # "J. K. Rowling", "U.S. dollars"
+_INITIALS = r"(?<!\.)(?P<initials>(?:[^\W\d_]\.)++)(?=\s+[^\W\d_])"  # "J. K. Rowling", "U.S. dollars"
 _NEXT = re.compile(r"\s*[\"'«„“(]?(\w\.?)")
 
 
@@ -100,7 +100,8 @@ def _expand(code: str, note: Note, match: re.Match[str]) -> str:
         is_initial = match[0].isupper() and before_capital and not is_pronoun
         return match[0].replace(".", "") if is_initial or match[0].count(".") > 1 else match[0]
     short = re.sub(r"\.\s(?=\w)", ".", match[0])
-    after_ordinal = re.search(r"\d(?:st|nd|rd|th)\s$", match.string[: match.start()])
+    before = match.string[max(0, match.start() - 4) : match.start()]
+    after_ordinal = re.fullmatch(r"\d(?:st|nd|rd|th)\s", before)
     applies = {
         "capital": before_capital and not after_ordinal,  # "St. John", but "5th St. He"
         "number": next_start[:1].isdigit(),
