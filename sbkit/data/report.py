@@ -43,9 +43,9 @@ def measure_data(
     """Measure all splits; looks at no audio.
 
     Returns plain data: ``corpus``, its name and licence; for each split utterances, hours,
-    speakers, a histogram of seconds and counts of characters, and letters that transcripts have and
-    their normalized texts do not; what is left out, by reason with
-    examples; and for each pair of splits how many values they share.
+    speakers, a histogram of seconds, counts of characters and of letters that the text table
+    replaced; what is left out, by reason with examples; and for each pair of splits how many
+    values they share.
     """
     named = splits.named()
     by_words = separates_words(str(language))  # of several languages or none, too

@@ -6,6 +6,7 @@ from base64 import b64encode
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from starlette.responses import StreamingResponse
@@ -95,10 +96,10 @@ async def speech_response(fields: SpeechFields) -> StreamingResponse:
 
 def _notes_header(notes: Sequence[str]) -> str:
     """Write as many notes as a header may hold."""
-    kept = [*notes]
-    while len(header := json.dumps(kept)) > MAX_NOTES_BYTES:
-        kept.pop()
-    return header
+    sizes = accumulate(len(json.dumps(note)) + len(", ") for note in notes)
+    return json.dumps(
+        [note for note, size in zip(notes, sizes, strict=True) if size <= MAX_NOTES_BYTES]
+    )
 
 
 async def _file(part: bytes | float, parts: AsyncGenerator[Any]) -> AsyncIterator[bytes]:

@@ -29,7 +29,7 @@ _OTHER_MARKS = str.maketrans(
 _CLAUSE = re.compile(r"([,.;:?!]+)(?=[\s\"'»”)\]]|$)|\n+| - ")
 _PARAGRAPH = re.compile(r"(?<![.?!\s])\s*\n\s*\n")
 _SENTENCE = re.compile(r"(?<=[.?!])\s+")
-_INITIALS = r"(?<!\.)(?P<initials>(?:[^\W\d_]\.)++)(?=\s+[^\W\d_])"  # "J. K. Rowling", "U.S. dollars"
+_INITIALS = r"(?<!\.)(?P<initials>(?:[^\W\d_]\.)++)(?=\s+[^\W\d_])"  # "J. K. Rowling"
 _NEXT = re.compile(r"\s*[\"'«„“(]?(\w\.?)")
 
 
