@@ -3,6 +3,7 @@
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from shutil import which
 
@@ -12,6 +13,7 @@ import soundfile
 
 from sbkit.audio.io import FULL_SCALE
 from sbkit.audio.resample import Signal
+from sbkit.base.errors import SbkitError
 from sbkit.live.recognizer import LiveRecognizer
 from tests.inference.tones import RATE, silence, speak
 from tests.live.live_tones import live_tones
@@ -43,6 +45,14 @@ def test_an_echo_says_what_was_said_and_how_long_each_stage_took(
     assert (said, answered, again) == ("> the dog", "< the dog", "recognized again: the dog")
     stages = r"  endpoint -?\d+ \+ recognizer \d+ \+ answer \d+ \+ sound \d+ = -?\d+ ms"
     assert re.fullmatch(stages, trace)
+
+
+def test_a_voice_of_ones_own_needs_no_espeak(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(LiveRecognizer, "load", nullcontext)
+    monkeypatch.setattr(sys, "argv", ["talk", "my-live-model", "--voice", "no-such-voice"])
+    with pytest.raises(SbkitError, match="no-such-voice"):
+        talk.main()
 
 
 @pytest.mark.skipif(which("espeak-ng") is None, reason="needs espeak-ng")

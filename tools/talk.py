@@ -81,8 +81,10 @@ def main() -> None:
     detector = None if options.vad is None else VoiceDetector.load(options.vad)
     with ExitStack() as stack:
         recognizer = stack.enter_context(LiveRecognizer.load(options.bundle))
-        voice: Synthesizer = Espeak(options.language)
-        if options.voice is not None:
+        voice: Synthesizer
+        if options.voice is None:
+            voice = Espeak(options.language)
+        else:
             voice = stack.enter_context(Voice.load(options.voice))
         Pipeline(
             recognizer,

@@ -32,7 +32,7 @@ from sbkit.text.labels import ClassLabels, ensure_labels
 
 SYMBOLS, PITCH = "symbols", "pitch"  # columns: of a text as it is spoken, and Hz of each frame
 SYMBOL_FILE = "symbols.txt"
-VERSION = 2  # raise it when the same clips would have other symbols or another pitch
+VERSION = 3  # raise it when the same clips would have other symbols or another pitch
 MARGIN = 2  # windows of 20 ms that are left of the silence around a clip
 MIDDLE = 150.0  # Hz, to which octaves are counted
 

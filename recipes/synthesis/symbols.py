@@ -4,7 +4,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Sequence
-from functools import cache
+from functools import lru_cache
 
 from sbkit.base.errors import SbkitError
 from sbkit.text.languages import primary
@@ -31,12 +31,16 @@ def read_texts(texts: Sequence[str], language: str, kind: str) -> list[str]:
     Raises:
         SbkitError: there is no espeak-ng, or it does not know the language.
     """
-    spoken = [spell_out(text, language).text for text in texts]
-    return spoken if kind == KINDS[0] else _phonemes(spoken, language)
+    return in_symbols([spell_out(text, language).text for text in texts], language, kind)
 
 
-def _phonemes(texts: Sequence[str], language: str) -> list[str]:
-    """Write the clauses between marks in phonemes, all in one call of espeak-ng."""
+def in_symbols(texts: Sequence[str], language: str, kind: str) -> list[str]:
+    """Write texts from `spell_out` in characters, as they are, or in phonemes.
+
+    The clauses between marks go through one call of espeak-ng. Raises SbkitError as `read_texts`.
+    """
+    if kind == KINDS[0]:
+        return [*texts]
     parts = [_CLAUSE.split(text) for text in texts]
     clauses = dict.fromkeys(each.strip() for part in parts for each in part[::2] if each.strip())
     said = _espeak(tuple(clauses), language)
@@ -52,7 +56,7 @@ def _phonemes(texts: Sequence[str], language: str) -> list[str]:
     ]
 
 
-@cache
+@lru_cache(64)  # of what clients send
 def _espeak(clauses: tuple[str, ...], language: str) -> list[str]:
     if shutil.which(ESPEAK) is None:
         raise SbkitError(

@@ -4,15 +4,17 @@ Legend: S samples, L symbols, U frames.
 """
 
 import argparse
+import math
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from recipes.synthesis.symbols import read_texts, to_symbols
+from recipes.synthesis.symbols import in_symbols, to_symbols
 from sbkit.audio.io import STANDARD, to_int16, write_wav
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import read_regular, require_writable
@@ -24,17 +26,23 @@ from sbkit.text.spoken import MARKS, spell_out, split_sentences
 LONGEST_TEXT = 20_000  # characters; half an hour
 LONGEST_SENTENCE = 300  # characters that are synthesized at once
 SHORTEST = 2  # frames, of which no graph is a special case
+SYMBOLS_PER_SECOND = 13  # of the default corpus in English, with its marks and spaces
 PAUSE = 0.25  # seconds between two sentences
 SLOWEST, FASTEST = 0.25, 4.0
 
 Sound = npt.NDArray[np.float32]  # (S,) between -1 and 1
 
 
-class Sentence(NamedTuple):
-    """The ids of the symbols of a sentence, and notes on what is read otherwise, or dropped."""
+@dataclass(frozen=True)
+class Speech:
+    """The audio of a text, synthesized as it is taken, and the notes of its reading."""
 
-    ids: list[int]
-    notes: list[str]
+    audio: Iterator[Sound]
+    notes: tuple[str, ...]
+
+    def __iter__(self) -> Iterator[Sound]:
+        """Yield the audio of each sentence, and a pause after all but the last."""
+        return self.audio
 
 
 class Synthesizer(GraphModel):
@@ -53,8 +61,10 @@ class Synthesizer(GraphModel):
         self.language = check_language(self.bundle.config.language or "und")  # espeak-ng gets it
         self._kind, self._known = str(self.settings["kind"]), set(self._labels.names)
 
-    def stream(self, text: str, speed: float = 1.0) -> Iterator[Sound]:
-        """Yield the audio of each sentence, and a pause after all but the last.
+    def stream(self, text: str, speed: float = 1.0, *, max_seconds: float = math.inf) -> Speech:
+        """Read a text; its audio is made a sentence at a time.
+
+        max_seconds: of speech, estimated from the written-out text.
 
         Raises:
             SbkitError: there is nothing to say, too much, what is no text, or no such speed; at
@@ -64,40 +74,45 @@ class Synthesizer(GraphModel):
             raise SbkitError(
                 f"`speed` must be from {SLOWEST:g} to {FASTEST:g}, but is {speed:g}. Correct it."
             )
-        return self._speak(self.read(text), speed)
+        sentences, notes = self._read(text)
+        seconds = sum(map(len, sentences)) / SYMBOLS_PER_SECOND / speed
+        if seconds > max_seconds:
+            raise SbkitError(
+                f"Speech must be at most {max_seconds:g} s long, but this text takes about "
+                f"{seconds:.0f} s. Send it in parts."
+            )
+        return Speech(self._speak(sentences, speed), notes)
 
     def speak(self, text: str, speed: float = 1.0) -> Sound:
         """Return the audio of a text; raises SbkitError as `stream`."""
         return np.concatenate([*self.stream(text, speed)])
 
-    def read(self, text: str) -> list[Sentence]:
-        """Return the sentences of a text as symbols; raises SbkitError as `stream`."""
+    def _read(self, text: str) -> tuple[list[list[int]], tuple[str, ...]]:
+        """Return the symbol ids of the sentences of a text, and notes on how it is read."""
         _check(text)
-        found = [self._read(each) for each in split_sentences(text, LONGEST_SENTENCE)]
-        sentences = [each for each in found if each.ids]
+        spoken = spell_out(text, self.language)
+        parts = split_sentences(spoken.text, LONGEST_SENTENCE)
+        sentences, unknown = list[list[int]](), dict[str, None]()
+        for part in in_symbols(parts, self.language, self._kind):
+            symbols = to_symbols(part)
+            if symbols and symbols[-1] not in MARKS:
+                symbols.append(".")
+            known = [symbol for symbol in symbols if symbol in self._known]
+            unknown |= dict.fromkeys(s for s in symbols if s not in self._known and s not in MARKS)
+            if not {*known} <= {*MARKS, " "}:
+                sentences.append([self._labels.encode(symbol) for symbol in known])
         if not sentences:
             raise SbkitError(
                 f"Text must have words that this voice can read, which knows {self.language}, but "
                 f"{printable(text[:40])!r} has none. Write words of that language."
             )
-        return sentences
+        left_out = f"No clip of this voice has {listed(unknown)}, which is left out."
+        return sentences, (*spoken.notes, *([left_out] if unknown else []))
 
-    def _read(self, text: str) -> Sentence:
-        notes = [*spell_out(text, self.language).notes]
-        symbols = to_symbols(read_texts([text], self.language, self._kind)[0])
-        if symbols and symbols[-1] not in MARKS:
-            symbols.append(".")
-        unknown = dict.fromkeys(each for each in symbols if each not in self._known)
-        if left := [each for each in unknown if each not in MARKS]:
-            notes.append(f"No clip of this voice has {listed(left)}, which is left out.")
-        ids = [self._labels.encode(each) for each in symbols if each in self._known]
-        has_words = any(each in self._known and each not in {*MARKS, " "} for each in symbols)
-        return Sentence(ids if has_words else [], notes)
-
-    def _speak(self, sentences: list[Sentence], speed: float) -> Iterator[Sound]:
+    def _speak(self, sentences: list[list[int]], speed: float) -> Iterator[Sound]:
         pause = np.zeros(round(PAUSE / speed * self.sample_rate), np.float32)
-        for place, sentence in enumerate(sentences, 1):
-            states, durations = self.run("encode", np.array([sentence.ids]))
+        for place, ids in enumerate(sentences, 1):
+            states, durations = self.run("encode", np.array([ids]))
             ends = np.rint(np.cumsum(durations[0] / speed)).astype(np.int64)
             frames = np.arange(max(SHORTEST, ends[-1]))
             index = np.searchsorted(ends, frames, side="right").clip(max=len(ends) - 1)
@@ -128,10 +143,9 @@ def speak(options: argparse.Namespace) -> int:
         raise SbkitError("`sbkit speak` must have a text or --file, one of them. Correct that.")
     text = options.text if options.file is None else _read_text(options.file)
     with Synthesizer.named_by(options) as voice:
-        notes = dict.fromkeys(note for each in voice.read(text) for note in each.notes)
-        print(*(f"note: {printable(note)}" for note in notes), sep="\n", file=sys.stderr)
-        audio = to_int16(voice.speak(text, options.speed))
-        write_wav(options.out, audio, voice.sample_rate)
+        speech = voice.stream(text, options.speed)
+        print(*(f"note: {printable(note)}" for note in speech.notes), sep="\n", file=sys.stderr)
+        write_wav(options.out, to_int16(np.concatenate([*speech])), voice.sample_rate)
     return 0
 
 

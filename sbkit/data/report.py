@@ -3,6 +3,8 @@
 splits -> facts, plain data -> ``data_report.json`` and ``data_report.html`` beside it
 """
 
+import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations, islice
 from pathlib import Path
@@ -24,13 +26,14 @@ from sbkit.data.corpora.columns import (
 from sbkit.data.corpora.splits import Excluded, Splits
 from sbkit.data.players import encode_clips
 from sbkit.logs.page import render_page
-from sbkit.text.normalize import NORMALIZER_VERSION, separates_words
+from sbkit.text.normalize import NORMALIZER_VERSION, normalize, separates_words
 
 SHARED = ("id", "text", "speaker")  # what a test set must not have in common with train
 EXAMPLES = 5  # of what is left out, for each reason
 EDGES = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 30, 60, 120)  # seconds, of the histogram
 CHARACTERS = 200  # the most frequent ones
 NAME = "data_report"
+ANY = "und"  # whose table keeps every letter
 LONGEST_PLAYED = 20  # seconds of an example
 
 
@@ -40,8 +43,9 @@ def measure_data(
     """Measure all splits; looks at no audio.
 
     Returns plain data: ``corpus``, its name and licence; for each split utterances, hours,
-    speakers, a histogram of seconds and counts of characters; what is left out, by reason with
-    examples; and for each pair of splits how many values they share.
+    speakers, a histogram of seconds, counts of characters and of letters that the text table
+    replaced; what is left out, by reason with examples; and for each pair of splits how many
+    values they share.
     """
     named = splits.named()
     by_words = separates_words(str(language))  # of several languages or none, too
@@ -60,6 +64,7 @@ def measure_data(
 def _measure(split: datasets.Dataset, sample_rate: int, by_words: bool) -> dict[str, Any]:
     samples = sample_counts(split)
     counts = count_characters(read_texts(split))
+    written = _count_letters(split)
     return {
         "utterances": len(split),
         "hours": samples_to_seconds(int(samples.sum()), sample_rate) / 3600,
@@ -68,7 +73,21 @@ def _measure(split: datasets.Dataset, sample_rate: int, by_words: bool) -> dict[
         "seconds": _lengths(samples / sample_rate),
         "characters": dict(counts.most_common(CHARACTERS)),
         "different_characters": len(counts),
+        "letters": sum(written.values()),
+        "replaced": {
+            letter: count
+            for letter, count in written.most_common()
+            if letter not in counts and not counts.keys() >= {*normalize(letter, ANY)}
+        },
     }
+
+
+def _count_letters(split: datasets.Dataset) -> Counter[str]:
+    """Count the letters of the transcripts as they are written."""
+    parts = read_texts(split, "sentence") if "sentence" in split.column_names else []
+    composed = ([unicodedata.normalize("NFC", text) for text in texts] for texts in parts)
+    counts = count_characters(composed)
+    return Counter({char: count for char, count in counts.items() if char.isalpha()})
 
 
 def _lengths(seconds: npt.NDArray[np.float64]) -> dict[str, Any]:

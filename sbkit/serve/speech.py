@@ -3,9 +3,11 @@
 import json
 import math
 from base64 import b64encode
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
 
 from starlette.responses import StreamingResponse
 
@@ -19,6 +21,8 @@ from sbkit.serve.voice import Voice
 
 LONGEST = 4096  # characters
 LARGEST = 1 << 16  # bytes of a request; JSON may write a character in twelve
+NOTES_HEADER = "X-Sbkit-Notes"  # a JSON list in ASCII, of audio; events have it in their last one
+MAX_NOTES_BYTES = 2000  # of that header; proxies refuse large ones
 VOICES = (  # of that API, each of which is the model's own here
     *("alloy", "ash", "ballad", "cedar", "coral", "echo", "fable"),
     *("marin", "nova", "onyx", "sage", "shimmer", "verse"),
@@ -77,17 +81,28 @@ def _find_voice(models: Models, model: str, voice: object) -> Voice:
 
 async def speech_response(fields: SpeechFields) -> StreamingResponse:
     """Send speech as it is made; raises ApiError where the text cannot be spoken."""
-    parts = fields.voice.speak(fields.text, fields.speed, fields.format)
+    parts: AsyncGenerator[Any] = fields.voice.speak(fields.text, fields.speed, fields.format)
     try:
-        first = await anext(parts)
+        notes, first = await anext(parts), await anext(parts)
     except SbkitError as error:
         raise ApiError(400, str(error), "input") from error
     if fields.is_streamed:
-        return StreamingResponse(_events(first, parts, len(fields.text)), media_type=EVENTS)
-    return StreamingResponse(_file(first, parts), media_type=FORMATS[fields.format].media_type)
+        events = _events(first, parts, len(fields.text), notes)
+        return StreamingResponse(events, media_type=EVENTS)
+    headers = {NOTES_HEADER: _notes_header(notes)} if notes else {}
+    media_type = FORMATS[fields.format].media_type
+    return StreamingResponse(_file(first, parts), media_type=media_type, headers=headers)
 
 
-async def _file(part: bytes | float, parts: AsyncGenerator[bytes | float]) -> AsyncIterator[bytes]:
+def _notes_header(notes: Sequence[str]) -> str:
+    """Write as many notes as a header may hold."""
+    sizes = accumulate(len(json.dumps(note)) + len(", ") for note in notes)
+    return json.dumps(
+        [note for note, size in zip(notes, sizes, strict=True) if size <= MAX_NOTES_BYTES]
+    )
+
+
+async def _file(part: bytes | float, parts: AsyncGenerator[Any]) -> AsyncIterator[bytes]:
     async with aclosing(parts):
         while isinstance(part, bytes):
             yield part
@@ -95,7 +110,7 @@ async def _file(part: bytes | float, parts: AsyncGenerator[bytes | float]) -> As
 
 
 async def _events(
-    part: bytes | float, parts: AsyncGenerator[bytes | float], characters: int
+    part: bytes | float, parts: AsyncGenerator[Any], characters: int, notes: Sequence[str]
 ) -> AsyncIterator[str]:
     """Write server-sent events; their tokens are characters of text, and seconds of speech."""
     async with aclosing(parts):
@@ -105,6 +120,7 @@ async def _events(
                 part = await anext(parts)
             usage = {"input_tokens": characters, "output_tokens": math.ceil(part)}
             total = {"total_tokens": sum(usage.values())}
-            yield event("speech.audio.done", usage={**usage, **total})
+            more = {"notes": notes} if notes else {}
+            yield event("speech.audio.done", usage={**usage, **total}, **more)
         except SbkitError as error:
             yield event("error", **as_api_error(error).plain())

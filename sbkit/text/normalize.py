@@ -156,6 +156,17 @@ def describe_dropped(characters: Mapping[str, int], language: str) -> str | None
     return said if dropped else None
 
 
+def languages_with(letters: Mapping[str, int]) -> list[str]:
+    """Return the languages whose tables keep nine tenths of counted letters, the best fit first."""
+    tables = {name: table.letters for name, table in ORTHOGRAPHIES.items() if table.letters}
+    kept = {
+        name: sum(count for letter, count in letters.items() if letter.lower() in alphabet)
+        for name, alphabet in tables.items()
+    }
+    fitting = [name for name in tables if kept[name] >= 0.9 * sum(letters.values())]
+    return sorted(fitting, key=lambda name: (-kept[name], len(tables[name])))
+
+
 def normalize(text: str, language: str, table: Orthography | None = None) -> str:
     """Write a transcript in lower case, with the letters of its language and single spaces.
 

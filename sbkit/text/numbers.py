@@ -1,42 +1,323 @@
-"""Numbers as they are read aloud."""
+"""Numbers as they are read aloud: money, dates, times, fractions, telephone numbers, ordinals.
+
+num2words 0.5.14 spells whole numbers; `spoken.toml` has the separators and words of six languages.
+In other languages numbers are written as in English, and have neither signs nor units.
+"""
 
 import re
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any
 
 from num2words import num2words
 
-_NUMBER = re.compile(
-    r"(?P<code>(?<=[^\W\d_])\.?)?"
-    r"(?P<number>\d{1,3}(?:,\d{3})+(?!\d)|\d+\.\d+|\d+)"
-    r"(?P<ordinal>(?:st|nd|rd|th)\b)?"
+MAX_CARDINAL_DIGITS = 30  # a longer number is read digit by digit
+MAX_UNGROUPED_DIGITS = 6  # a longer one without separators is a code, unless it ends in 000
+
+# In every language: spaces that do not break, and apostrophes.
+_GROUP_SIGNS = (
+    "\N{NO-BREAK SPACE}\N{NARROW NO-BREAK SPACE}\N{THIN SPACE}'\N{RIGHT SINGLE QUOTATION MARK}"
 )
+_CURRENCIES = "$€£₽"
+_SIGNS = "+\N{MINUS SIGN}\N{EN DASH}-"  # the last one would be a range elsewhere
+_NEVER = "(?!)"  # matches nothing
+_CLOCKS = {
+    "de": r"\d{1,2}:[0-5]\d(?:\s?Uhr\b)?|\d{1,2}\.[0-5]\d\s?Uhr\b",
+    "fr": r"\d{1,2}:[0-5]\d|\d{1,2}\s?h\s?[0-5]\d",
+}
+
+Note = Callable[[str, str], object]
 
 
 def spell_numbers(text: str, language: str = "en") -> str:
     """Write the numbers of a text in words, with single spaces.
 
-    In English four digits are read in pairs ("1234": "twelve thirty-four"), as years and extensions
-    are. Longer runs, those that start with zero, and those after a letter ("H.323") are read digit
-    by digit. num2words knows the words; 0.5.14 was read for en, es, fr, it and ru. The numbers of
-    a language that it does not know stay.
+    The numbers of a language that num2words does not know stay.
     """
-    try:
-        text = _NUMBER.sub(lambda match: f" {_read(match, language)} ", text)
-    except NotImplementedError:
+    words = read_numbers(text, language).split()
+    return re.sub(r"\s+(?=[,.;:!?])", "", " ".join(words))
+
+
+def read_numbers(text: str, language: str, note: Note = lambda written, words: None) -> str:
+    """Write the numbers of a text in words; `note` gets what was written, and its words."""
+    reader = _reader(language)
+    if reader is None:
         return text
-    return re.sub(r"\s+(?=[,.;:!?])", "", " ".join(text.split()))
+
+    def read(match: re.Match[str]) -> str:
+        words = " ".join(reader.read(match).split())
+        if words:
+            note(match[0].strip(" ."), words.rstrip("."))
+        is_elided = match.string[max(0, match.start() - 1)] in "'\N{RIGHT SINGLE QUOTATION MARK}"
+        return f"{'' if is_elided else ' '}{words} "
+
+    return reader.pattern.sub(read, text)
 
 
-def _read(match: re.Match[str], language: str) -> str:
-    """Choose between an ordinal, a code, a year and a plain number."""
-    number = match["number"]
-    if match["ordinal"] and language == "en":
-        return _words(number, language, "ordinal")
-    if match["code"] is not None or (number.isdigit() and (len(number) > 4 or number[0] == "0")):
-        return " ".join(_words(digit, language) for digit in number if digit.isdigit())
-    if language == "en" and number.isdigit() and len(number) == 4:
-        return _words(number, language, "year")
-    return _words(number.replace(",", ""), language)
+@cache
+def spoken_words(language: str) -> Mapping[str, Any]:
+    """Return the table of a language in `spoken.toml`, empty if there is none."""
+    file = files("sbkit.text").joinpath("spoken.toml")
+    words: Mapping[str, Any] = tomllib.loads(file.read_text("utf-8")).get(language, {})
+    return words
 
 
-def _words(number: str, language: str, kind: str = "cardinal") -> str:
-    return str(num2words(number, lang=language, to=kind)).replace(",", "")
+@cache
+def _reader(language: str) -> "_Reader | None":
+    try:
+        num2words(0, lang=language)
+    except NotImplementedError:
+        return None
+    return _Reader(language)
+
+
+class _Reader:
+    """Read the numbers of one language."""
+
+    def __init__(self, language: str) -> None:
+        self.language, self.words = language, spoken_words(language)
+        self.months: list[str] = self.words.get("months", "").split()
+        self.pattern = re.compile(self._pattern())
+
+    def _pattern(self) -> str:
+        """Return one alternative for each method `_read_...`.
+
+        All are tried in a single pass, so that nothing is read twice or noted half-read.
+        """
+        number = rf"(?P<number>{self._number_pattern()})|(?P<digits>\d+)"
+        if not self.words:
+            return number
+        grouped = r"\d{1,3}(?:\.\d{3})+(?!\.?\d)" if "." in self.words["group"] else _NEVER
+        clock = _CLOCKS.get(self.language, r"\d{1,2}:[0-5]\d")
+        rank = r"\d{1,3}\.(?=\s(?P<ranked>[^\W\d_]+))" if "articles" in self.words else _NEVER
+        return "|".join(
+            (
+                r"(?<![\w.])(?P<date>\d{4}-\d\d-\d\d|\d{1,2}[./]\d{1,2}[./]\d{4})(?![\w/])",
+                rf"(?<![\d:.])(?P<time>{clock})(?![:\d])",
+                r"(?<!\w)(?P<phone>\+\d[\d ()./-]{5,}\d|\(\d{3}\) ?\d{3}-\d{4}|\d+(?:-\d+){2,}"
+                r"|\d{3}-\d{4}|0\d+(?:[ /-]\d{3,})+)(?!\w)",
+                rf"(?<![\d.])(?!{grouped})(?P<version>\d+(?:\.\d+){{2,}})(?!\w)",
+                r"(?<![\w/.,])(?P<fraction>\d{1,2}/\d{1,2})(?![\w/]|[.,]\d)",
+                "(?<=\\d)(?P<range>[-\N{EN DASH}])(?=\\d)",
+                rf"(?<!\w)(?P<rank>{rank})",
+                number,
+            )
+        )
+
+    def _number_pattern(self) -> str:
+        words = self.words
+        group = re.escape(words.get("group", ",") + _GROUP_SIGNS)
+        point = "[.]" if words.get("decimal", ".") == "." else "[.,]"
+        units = "|".join(map(re.escape, words.get("units", ()))) or _NEVER
+        signs, currencies = (_SIGNS, _CURRENCIES) if words else ("\0", "\0")
+        return (
+            r"(?P<code>(?<!\w)[^\W\d_]+\.?)?"
+            rf"(?P<sign>(?<![^\s(\"«„'])[{signs}](?=[\d.,{currencies}]))?"
+            rf"(?:(?P<currency>[{currencies}])\s?)?"
+            rf"(?=\d|(?<![^\s({currencies}{signs}]){point}\d)"
+            rf"(?P<whole>\d{{1,3}}(?P<group>[{group}])\d{{3}}(?:(?P=group)\d{{3}})*(?!\d)|\d++)?+"
+            rf"(?:(?P<point>{point})(?P<decimals>\d++))?(?<=\d)(?!\.\d)"
+            rf"(?:(?P<ordinal>{words.get('ordinals', _NEVER)})(?!\w))?"
+            rf"(?:\s?(?P<unit>{units})(?!\w))?"
+            r"(?=(?:\s(?P<noun>[^\W\d_]+))?)"
+        )
+
+    def read(self, match: re.Match[str]) -> str:
+        """Return the words of a match of the pattern."""
+        words: str = getattr(self, f"_read_{match.lastgroup}")(match)
+        return words
+
+    def _read_digits(self, match: re.Match[str]) -> str:
+        return self._digits(match[0])
+
+    def _read_phone(self, match: re.Match[str]) -> str:
+        plus = f"{self.words['plus']} " if match[0][0] == "+" else ""
+        return plus + ", ".join(map(self._digits, re.findall(r"\d+", match[0])))
+
+    def _read_version(self, match: re.Match[str]) -> str:
+        return f" {self.words['point']} ".join(map(self._whole, match[0].split(".")))
+
+    def _read_date(self, match: re.Match[str]) -> str:
+        numbers = [int(digits) for digits in re.findall(r"\d+", match[0])]
+        year, month, day = numbers if numbers[0] > 31 else numbers[::-1]
+        if self.language == "en" and "/" in match[0] and day <= 12:
+            month, day = day, month
+        if not (0 < month <= 12 and 0 < day <= 31):
+            return " ".join(self._whole(str(number)) for number in numbers)
+        day_words = self._day(day, _word_before(match))
+        in_russian = self.language == "ru"
+        year_words = self._ordinal(year, case="g") if in_russian else self._whole(str(year))
+        date: str = self.words["date"]
+        return date.format(day=day_words, month=self.months[month - 1], year=year_words)
+
+    def _day(self, day: int, before: str) -> str:
+        """Write the day of a month; before: the word before it."""
+        if self.language == "de":
+            return self._rank(day, before)
+        if self.language in ("en", "ru") or (self.language in ("fr", "it") and day == 1):
+            return self._ordinal(day, **self.words.get("day", {}))
+        return self._cardinal(str(day))
+
+    def _read_rank(self, match: re.Match[str]) -> str:
+        """Read "3." before a word, which is an ordinal in "der 3. Platz" and "3. Mai"."""
+        digits, before = match[0][:-1], _word_before(match)
+        if before.lower() in self.words["articles"] or match["ranked"] in self.months:
+            return self._rank(int(digits), before)
+        return f"{self._whole(digits)}."
+
+    def _rank(self, number: int, before: str) -> str:
+        """Write a German ordinal with the ending that the word before it asks for."""
+        return self._ordinal(number) + str(self.words["articles"].get(before.lower(), "r"))
+
+    def _read_time(self, match: re.Match[str]) -> str:
+        hour, minute = re.findall(r"\d+", match[0])
+        full, usual, early = self.words["clock"]
+        clock: str = full if minute == "00" else early if minute[0] == "0" else usual
+        return clock.format(
+            hour=self._cardinal(str(int(hour)), self.words["hour_gender"]),
+            unit=self._form(int(hour), self.words["hour"]),
+            minute=self._whole(str(int(minute))),
+        )
+
+    def _read_fraction(self, match: re.Match[str]) -> str:
+        over, under = map(int, match[0].split("/"))
+        if not 0 < over < under <= 10:
+            return " ".join(map(self._whole, match[0].split("/")))
+        one, many = self.words["fractions"].split(", ")[under - 2].split()
+        gender = "f" if self.language == "ru" else "m"
+        return f"{self._cardinal(str(over), gender)} {one if over == 1 else many}"
+
+    def _read_range(self, match: re.Match[str]) -> str:
+        """Read the dash between two numbers that rise."""
+        start, end = match.span()
+        before = re.search(r"\d+$", match.string[max(0, start - 9) : start])
+        after = re.match(r"\d+", match.string[end : end + 9])
+        is_rising = before and after and int(before[0]) < int(after[0])
+        return str(self.words["to"]) if is_rising else ""
+
+    def _read_number(self, match: re.Match[str]) -> str:
+        whole, decimals = re.sub(r"\D", "", match["whole"] or ""), match["decimals"] or ""
+        unit = self.words["units"].get(match["currency"] or match["unit"]) if self.words else None
+        if len(whole) > MAX_CARDINAL_DIGITS:
+            words = self._digits(whole + decimals)
+        elif unit:
+            words = self._amount(whole, match["point"], decimals, unit)
+        elif decimals:
+            words = self._decimal(whole, match["point"], decimals)
+        elif match["ordinal"]:
+            words = self._suffixed(int(whole), match["ordinal"].lstrip("-."))
+        elif match["code"]:
+            words = self._digits(whole)
+        else:
+            words = self._bare(whole, match)
+        sign = {None: "", "+": "plus"}.get(match["sign"], "minus")
+        return f"{(match['code'] or '').rstrip('.')} {self.words[sign] if sign else ''} {words}"
+
+    def _bare(self, whole: str, match: re.Match[str]) -> str:
+        """Read a whole number as the words around it ask for."""
+        noun, before = match["noun"] or "", _word_before(match)
+        if len(whole) <= 2 and not {noun, before}.isdisjoint(self.months):
+            return self._day(int(whole), before)
+        if len(whole) == 4 and noun in self.words.get("years", ()):
+            return self._ordinal(int(whole), case=self.words["years"][noun])
+        read = self._cardinal if match["group"] else self._whole
+        return read(whole, self._gender(noun))
+
+    def _amount(self, whole: str, point: str, decimals: str, unit: Sequence[str]) -> str:
+        """Read an amount of a unit, of which `unit` has the forms, and of its hundredth part."""
+        count = len(self.words["hour"])
+        forms, parts = unit[:count], unit[count:]
+        if not decimals:
+            return self._count(int(whole), forms)
+        if not parts or len(decimals) != 2:
+            form = self._form(int(whole or 0), forms, has_decimals=True)
+            return f"{self._decimal(whole, point, decimals)} {form}"
+        amounts = ((int(whole or 0), forms), (int(decimals), parts))
+        counted = [self._count(number, names) for number, names in amounts if number]
+        return f" {self.words['and']} ".join(counted) or self._count(0, forms)
+
+    def _count(self, number: int, forms: Sequence[str]) -> str:
+        """Write a number of things: "two cents", "un millón de euros"."""
+        of = self.words.get("of", "") if number and number % 10**6 == 0 else ""
+        name = self._form(number, forms)
+        if self.language == "fr" and of and name[0] in "aeiouh":
+            of = "d'"
+        return f"{self._cardinal(str(number), self._gender(forms[0]))} {of}{name}"
+
+    def _form(self, number: int, forms: Sequence[str], *, has_decimals: bool = False) -> str:
+        """Choose the singular or a plural."""
+        if self.language == "ru":
+            few = has_decimals or (number % 10 in (2, 3, 4) and number % 100 not in (12, 13, 14))
+            one = number % 10 == 1 and number % 100 != 11
+            return forms[1 if few else 0 if one else 2]
+        if self.language == "fr":
+            return forms[number >= 2]
+        return forms[number != 1 or has_decimals]
+
+    def _gender(self, noun: str) -> str:
+        """Return "m" or "f" for nouns that are often counted, else ""."""
+        nouns = {name[0]: self.words.get(name, _NEVER) for name in ("masculine", "feminine")}
+        return next((g for g, stems in nouns.items() if re.match(stems, noun.lower())), "")
+
+    def _suffixed(self, number: int, suffix: str) -> str:
+        """Write an ordinal as the letters behind its number ask for."""
+        ending = self.words.get("endings", {}).get(suffix[-1])
+        if self.language == "ru":
+            gender, case = ending.split()
+            return self._ordinal(number, gender=gender, case=case, plural=gender == "p")
+        irregular = self.words.get("irregular", {}).get(f"{number}{suffix}")
+        words = irregular or self._ordinal(number)
+        return words if ending is None else re.sub(r"o\b", ending, words)
+
+    def _ordinal(self, number: int, **inflection: Any) -> str:
+        """Write an ordinal; inflection: Russian case and gender, as num2words names them."""
+        words = num2words(number, lang=self.language, to="ordinal", **inflection)
+        return str(words).replace(",", "")
+
+    def _decimal(self, whole: str, point: str | None, decimals: str) -> str:
+        if not self.words:
+            return str(num2words(f"{whole}.{decimals}", lang=self.language))
+        style, whole_words = self.words["decimals"], self._cardinal(whole) if whole else ""
+        if style == "fraction" and len(decimals) <= 3:
+            return str(num2words(f"{whole or 0}.{decimals}", lang=self.language))
+        rest = decimals.lstrip("0")
+        if style == "number" and rest and len(decimals) <= 3:
+            fraction = f"{self._digits(decimals[: -len(rest)])} {self._cardinal(rest)}"
+        else:
+            fraction = self._digits(decimals)
+        return f"{whole_words} {self.words['point' if point == '.' else 'comma']} {fraction}"
+
+    def _whole(self, digits: str, gender: str = "") -> str:
+        """Read a whole number without separators, which may be a code or a year."""
+        is_round = digits.endswith("000") and len(digits) <= MAX_CARDINAL_DIGITS
+        is_long = len(digits) > MAX_UNGROUPED_DIGITS and not is_round
+        if is_long or (digits[0] == "0" and len(digits) > 1):
+            return self._digits(digits)
+        if len(digits) == 4 and re.match(self.words.get("pair_years", _NEVER), digits):
+            return str(num2words(int(digits), lang=self.language, to="year"))
+        return self._cardinal(digits, gender)
+
+    def _cardinal(self, digits: str, gender: str = "") -> str:
+        options = {"gender": gender} if gender and self.language == "ru" else {}
+        try:
+            words = str(num2words(int(digits), lang=self.language, **options)).replace(",", "")
+        except OverflowError:
+            return self._digits(digits)
+        if self.language == "es":  # 0.5.14 writes "veintiuno mil"
+            words = re.sub(r"(veinti|)uno (?=mil)", r"\1un ", words)
+            words = words.replace("ientos", "ientas") if gender == "f" else words
+        if gender and self.words:
+            alone, *inflected = self.words["one"]
+            if words.endswith(alone) and (self.language != "it" or words == alone):
+                words = words.removesuffix(alone) + inflected[gender == "f"]
+        return re.sub(r"\bveintiun\b", "veintiún", words)
+
+    def _digits(self, digits: str) -> str:
+        return " ".join(str(num2words(int(digit), lang=self.language)) for digit in digits)
+
+
+def _word_before(match: re.Match[str]) -> str:
+    before = re.search(r"([^\W\d_]+)\s+$", match.string[max(0, match.start() - 40) : match.start()])
+    return before[1] if before else ""

@@ -1,18 +1,17 @@
 """Text as it is spoken: words in the letters of its language, and marks where a voice pauses.
 
-"Dr. Wu paid $5 on 2026-11-23!" -> "doctor wu paid five dollars on november twenty-third, ..!"
+"Dr. Wu paid $5 on 2026-11-23!" -> "doctor wu paid five dollars on november twenty third, ..!"
 """
 
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 from sbkit.text.languages import primary
 from sbkit.text.normalize import describe_dropped, normalize
-from sbkit.text.numbers import spell_numbers
+from sbkit.text.numbers import Note, read_numbers, spoken_words
 
 MARKS = ",.;:?!"
 _OTHER_MARKS = str.maketrans(
@@ -28,37 +27,10 @@ _OTHER_MARKS = str.maketrans(
     }
 )
 _CLAUSE = re.compile(r"([,.;:?!]+)(?=[\s\"'»”)\]]|$)|\n+| - ")
-_SENTENCE = re.compile(r"(?<=[.?!])\s+|\n\s*\n")
-_ABBREVIATIONS = {
-    "en": "Mr.=mister Mrs.=missus Ms.=miss Dr.=doctor Prof.=professor e.g.=for_example "
-    "i.e.=that_is etc.=et_cetera vs.=versus approx.=approximately",
-    "de": "Dr.=doktor Prof.=professor z.B.=zum_beispiel d.h.=das_heißt usw.=und_so_weiter",
-    "es": "Sr.=señor Sra.=señora Dr.=doctor Dra.=doctora etc.=etcétera EE.UU.=estados_unidos",
-    "fr": "MM.=messieurs Mme=madame Mlle=mademoiselle Dr=docteur etc.=et_cetera",
-    "it": "Sig.=signor Dott.=dottor Prof.=professor ecc.=eccetera",
-}
-_MONTHS = {
-    "en": "january february march april may june july august september october november december",
-    "de": "januar februar märz april mai juni juli august september oktober november dezember",
-    "es": "enero febrero marzo abril mayo junio julio agosto septiembre octubre noviembre "
-    "diciembre",
-    "fr": "janvier février mars avril mai juin juillet août septembre octobre novembre décembre",
-    "it": "gennaio febbraio marzo aprile maggio giugno luglio agosto settembre ottobre novembre "
-    "dicembre",
-    "ru": "января февраля марта апреля мая июня июля августа сентября октября ноября декабря",
-}
-_MONEY = {
-    "en": {"$": "dollars", "€": "euros", "£": "pounds"},
-    "de": {"$": "dollar", "€": "euro", "£": "pfund"},
-    "es": {"$": "dólares", "€": "euros", "£": "libras"},
-    "fr": {"$": "dollars", "€": "euros", "£": "livres"},
-    "it": {"$": "dollari", "€": "euro", "£": "sterline"},
-    "ru": {"$": "долларов", "€": "евро", "₽": "рублей"},
-}
-_DATE = re.compile(r"\b(\d{4})-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])\b")
-_TIME = re.compile(r"\b(\d{1,2}):([0-5]\d)\b")
-_PRICE = re.compile(r"([$€£₽])\s?(\d[\d.,]*\d|\d)|(\d[\d.,]*\d|\d)\s?([$€£₽])")
-_WITH_NUMBER = re.compile(r"\S*\d\S*")
+_PARAGRAPH = re.compile(r"(?<![.?!\s])\s*\n\s*\n")
+_SENTENCE = re.compile(r"(?<=[.?!])\s+")
+_INITIALS = r"(?<!\.)(?P<initials>(?:[^\W\d_]\.)++)(?=\s+[^\W\d_])"  # "J. K. Rowling"
+_NEXT = re.compile(r"\s*[\"'«„“(]?(\w\.?)")
 
 
 @dataclass(frozen=True)
@@ -72,85 +44,75 @@ class Spoken:
 def spell_out(text: str, language: str) -> Spoken:
     """Write a text as it is read aloud: lower-case words with single spaces, and `MARKS`.
 
-    Abbreviations, dates (2026-11-23), times (10:30) and amounts of money are those of the six
-    languages above; numbers those of num2words.
+    A period that is left ends a sentence. Abbreviations and numbers are those of the languages in
+    `spoken.toml`; of other languages, plain numbers are read if num2words knows them.
     """
-    read = dict[str, str]()
-    text, code = unicodedata.normalize("NFC", text).translate(_OTHER_MARKS), primary(language)
-    for pattern, words in (
-        (_abbreviations(code), partial(_abbreviated, code)),
-        (_DATE, partial(_date, code)),
-        (_TIME, _time),
-        (_PRICE, partial(_price, code)),
-        (_WITH_NUMBER, lambda match: spell_numbers(match[0], code)),
-    ):
-        text = pattern.sub(partial(_noted, words, read), text)
+    code, read = primary(language), dict[str, str]()
+    text = _PARAGRAPH.sub(".\n", unicodedata.normalize("NFC", text).strip())
+    text = _abbreviations(code).sub(partial(_expand, code, read.setdefault), text)
+    text = read_numbers(text, code, read.setdefault).translate(_OTHER_MARKS)
     clauses, spoken = _CLAUSE.split(text), ""
     for clause, mark in zip(clauses[::2], [*clauses[1::2], ""], strict=True):
         if said := normalize(clause, language):
             spoken += f" {said}" if spoken else said
         if spoken and spoken[-1] not in MARKS:
             spoken += mark[-1] if mark else "," * (clause is not clauses[-1])
-    notes = [f'"{each}" is read "{said}".' for each, said in read.items()]
+    notes = [f'"{written}" is read "{words}".' for written, words in read.items()]
     dropped = describe_dropped(Counter(text), language)
     return Spoken(spoken, (*notes, *([f"{dropped}."] if dropped else [])))
 
 
-def split_sentences(text: str, longest: int) -> list[str]:
-    """Split a text after each end of a sentence; one of more characters at a comma or a space."""
-    found = list[str]()
-    for sentence in _SENTENCE.split(text):
+def split_sentences(spoken: str, longest: int) -> list[str]:
+    """Split what `spell_out` wrote after each sentence; longer ones at a comma or a space."""
+    parts: list[str] = []
+    for sentence in _SENTENCE.split(spoken):
         while len(sentence) > longest:
-            places = (sentence.rfind(each, 0, longest) for each in (", ", " "))
-            cut = next((each + 1 for each in places if each > 0), longest)
-            found.append(sentence[:cut].strip())
+            places = (sentence.rfind(sign, 0, longest) for sign in (", ", " "))
+            cut = next((place + 1 for place in places if place > 0), longest)
+            parts.append(sentence[:cut].strip())
             sentence = sentence[cut:]
-        found.append(sentence.strip())
-    return [each for each in found if each]
+        parts.append(sentence.strip())
+    return [part for part in parts if part]
 
 
-def _noted(
-    words: Callable[[re.Match[str]], str], read: dict[str, str], match: re.Match[str]
-) -> str:
-    found = words(match)
-    if found != match[0]:
-        read.setdefault(match[0], found.strip(" " + MARKS))
-    return found
-
-
-def _table(code: str) -> Mapping[str, str]:
-    pairs = (each.split("=") for each in _ABBREVIATIONS.get(code, "").split())
-    return {short.replace("_", " ").lower(): words.replace("_", " ") for short, words in pairs}
-
-
+@cache
 def _abbreviations(code: str) -> re.Pattern[str]:
-    shorts = "|".join(map(re.escape, _table(code))) or "(?!)"
-    return re.compile(rf"(?<!\w)({shorts})(?!\w)", re.IGNORECASE)
+    """Match the abbreviations of a language, "z. B." like "z.B.", and initials."""
+    shorts = {short for table in _tables(code).values() for short in table}
+    shorts |= {short[0].upper() + short[1:] for short in shorts}
+    keys = map(re.escape, sorted(shorts, key=len, reverse=True))
+    known = "|".join(re.sub(r"\\\.(?=\w)", r"\.\\s?", key) for key in keys)
+    return re.compile(rf"(?<!\w)(?:(?P<short>{known or '(?!)'})(?!\w)|{_INITIALS})")
 
 
-def _abbreviated(code: str, match: re.Match[str]) -> str:
-    return _table(code)[match[0].lower()]
+def _tables(code: str) -> dict[str, dict[str, str]]:
+    tables: dict[str, dict[str, str]] = spoken_words(code).get("abbreviations", {})
+    return tables
 
 
-def _date(code: str, match: re.Match[str]) -> str:
-    if code not in _MONTHS:
-        return match[0]
-    month, day = _MONTHS[code].split()[int(match[2]) - 1], int(match[3])
-    if code == "en":
-        ending = {1: "st", 2: "nd", 3: "rd"}.get(day % 10 if day not in (11, 12, 13) else 0, "th")
-        return f"{month} {spell_numbers(f'{day}{ending}')}, {spell_numbers(match[1])}"
-    return f"{spell_numbers(str(day), code)} {month} {spell_numbers(match[1], code)}"
-
-
-def _time(match: re.Match[str]) -> str:
-    return match[1] if match[2] == "00" else f"{match[1]} {int(match[2])}"
-
-
-def _price(code: str, match: re.Match[str]) -> str:
-    sign, amount = (match[1], match[2]) if match[1] else (match[4], match[3])
-    word = _MONEY.get(code, {}).get(sign)
-    whole, _, cents = amount.partition(".")
-    if len(cents) != 2:  # $1,000 or $2.5
-        whole, cents = amount, "0"
-    more = f" {spell_numbers(str(int(cents)), code)}" if int(cents) else ""
-    return match[0] if word is None else f"{spell_numbers(whole, code)} {word}{more}"
+def _expand(code: str, note: Note, match: re.Match[str]) -> str:
+    """Write out an abbreviation, with a period only where it ends a sentence too."""
+    following = _NEXT.match(match.string, match.end())
+    next_start = following[1] if following else ""
+    before_capital = next_start[:1].isupper()
+    if match["initials"]:
+        is_pronoun = match[0] == "I." and code == "en" and "." not in next_start
+        is_initial = match[0].isupper() and before_capital and not is_pronoun
+        return match[0].replace(".", "") if is_initial or match[0].count(".") > 1 else match[0]
+    short = re.sub(r"\.\s(?=\w)", ".", match[0])
+    before = match.string[max(0, match.start() - 4) : match.start()]
+    after_ordinal = re.fullmatch(r"\d(?:st|nd|rd|th)\s", before)
+    applies = {
+        "capital": before_capital and not after_ordinal,  # "St. John", but "5th St. He"
+        "number": next_start[:1].isdigit(),
+        "inner": True,
+        "final": True,
+    }
+    for kind, is_meant in applies.items():
+        table = _tables(code).get(kind, {})
+        words = table.get(short) or table.get(short[0].lower() + short[1:])
+        if words and is_meant:
+            note(match[0], words)
+            at_end = not match.string[match.end() :].strip()
+            return f"{words}." if kind == "final" and (before_capital or at_end) else words
+    return match[0]

@@ -1,6 +1,7 @@
 """A voice trains, is exported, and speaks; bad texts get a sentence, and nothing is lost."""
 
 import io
+import json
 import math
 import os
 import shutil
@@ -203,6 +204,14 @@ def test_openais_client_is_spoken_to(voice: Synthesizer, tmp_path: Path) -> None
         for bad in ("\x1b[2J", "?!", "привет"):
             with pytest.raises(openai.BadRequestError, match="Text must have"):
                 speech(input=bad)
+        with pytest.raises(openai.BadRequestError, match="at most 360 s long, but .* about 4"):
+            speech(input="7 " * 1000)
+        headers = speech(input="Press 1").response.headers
+        assert json.loads(headers["x-sbkit-notes"]) == ['"1" is read "one".']
+        every = " ".join(map(str, range(140)))
+        assert 1900 < len(speech(input=every).response.headers["x-sbkit-notes"]) <= 2000
+        events = speech(input="Press 1", stream_format="sse").text
+        assert json.loads(events.split("data: ")[-1])["notes"] == ['"1" is read "one".']
 
 
 @pytest.mark.slow(30)
@@ -288,11 +297,11 @@ def test_bad_text_gets_a_sentence_at_the_call(voice: Synthesizer, text: str, mat
 
 
 def test_notes_name_what_is_left_out(voice: Synthesizer) -> None:
-    (sentence,) = voice.read("Press 1 \N{GREEK SMALL LETTER OMEGA}")
-    assert sentence.notes == [
+    notes = voice.stream("Press 1 \N{GREEK SMALL LETTER OMEGA}").notes
+    assert notes == (
         '"1" is read "one".',
         "No clip of this voice has \N{GREEK SMALL LETTER OMEGA}, which is left out.",
-    ]
+    )
 
 
 def test_the_command_writes_a_file_or_standard_output(
@@ -303,7 +312,7 @@ def test_the_command_writes_a_file_or_standard_output(
     assert sbkit(["speak", str(bundle), "--file", str(text), "--out", str(wav)]) == 0
     assert sbkit(["speak", str(bundle), "press one.", "--out", "-", "--speed", "1"]) == 0
     out, errors = capsysbinary.readouterr()
-    assert b'note: "1." is read "one".' in errors
+    assert b'note: "1" is read "one".' in errors
     assert out == wav.read_bytes()
     assert soundfile.info(io.BytesIO(out)).samplerate == RATE
     with pytest.raises(SbkitError, match="a text or --file, one of them"):

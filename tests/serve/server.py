@@ -1,6 +1,7 @@
 """A server in a thread of this process, which hears the tones of tests/inference/tones.py."""
 
 import io
+import math
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,10 +13,10 @@ from typing import Any
 
 import httpx2
 import numpy as np
-import numpy.typing as npt
 import soundfile
 from openai import OpenAI
 
+from recipes.synthesis.synthesizer import Speech
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.inference.bundle.bundle import Bundle
@@ -99,12 +100,13 @@ class ToneSpeaker:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
 
-    def stream(self, text: str, speed: float = 1.0) -> Iterator[npt.NDArray[np.float32]]:
+    def stream(self, text: str, speed: float = 1.0, max_seconds: float = math.inf) -> Speech:
         sentences = [each for part in text.split(".") if (each := part.strip())]
         if not sentences or not set(text) <= set("abcdefghijklmnopqrstuvwxyz ."):
             raise SbkitError(f"A text must have letters alone, but is {text}. Say another one.")
         spoken = (speak(self._tokenizer, each) / np.float32(32768) for each in sentences)
-        return (np.resize(each, round(len(each) / speed)) for each in spoken)
+        audio = (np.resize(each, round(len(each) / speed)) for each in spoken)
+        return Speech(audio, ())
 
     def close(self) -> None:
         """End nothing."""

@@ -13,6 +13,7 @@ import openai
 import pytest
 import soundfile
 
+from recipes.synthesis.synthesizer import Speech
 from sbkit.audio.io import read_audio
 from sbkit.serve.errors import ApiError
 from sbkit.serve.metrics import Metrics
@@ -166,13 +167,13 @@ def test_a_server_without_a_voice_says_so(tmp_path: Path) -> None:
 def test_a_client_that_goes_ends_its_speech(here: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     made = 0
 
-    def endless(*_: object) -> Iterator[Any]:
+    def endless() -> Iterator[Any]:
         nonlocal made
         while True:
             made += 1
             yield np.zeros(RATE, np.float32)
 
-    monkeypatch.setattr(ToneSpeaker, "stream", endless)
+    monkeypatch.setattr(ToneSpeaker, "stream", lambda *_, **__: Speech(endless(), ()))
     with here.client.stream("POST", SPEECH, json={"input": "a", "response_format": "pcm"}) as some:
         next(some.iter_bytes())
     wait_for(lambda: here.state.in_flight == 0)

@@ -1,6 +1,8 @@
-"""What the report of the data says of rows left out and shared, and whether clips are silent."""
+"""What the report of the data says of rows left out and shared, of letters, and of silence."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -11,11 +13,16 @@ from sbkit.check.finding import SHOWN, Finding
 from sbkit.check.planned_run import PlannedRun
 from sbkit.data.report import measure_data
 from sbkit.data.storage.audio_store import read_clips
+from sbkit.text.normalize import languages_with
 
 CHECK, KEY = "data", "data_folder"
 NAMES = {"text": "sentence", "speaker": "speaker"}  # by column of what splits may not share
 MANY_OUTSIDE = 0.01  # of train; the limits are declared, and fewer are what they are there for
 SAMPLED = 500  # utterances of a split, evenly spread over it, whose audio is looked at
+# Of the letters of the default corpus, the English table replaces 0.24 % in Spanish (whose prompts
+# have few accents), 0.54 % in Italian, 3.55 % in French, and none in English.
+MAX_REPLACED = 0.001
+MIN_REPLACED = 20  # letters; fewer are loan words of a small corpus
 SILENT = FULL_SCALE * 10 ** (-50 / 20)  # loudest sample, 50 dB below full scale
 
 
@@ -23,6 +30,7 @@ def check_report(planned: PlannedRun) -> Iterator[Finding]:
     """Find rows that are left out, and sentences and speakers in two splits."""
     splits, language = planned.splits, planned.knobs.get("language")
     facts = measure_data(splits, sample_rate=planned.knobs["sample_rate"], language=language)
+    yield from _check_letters(planned, facts["splits"].values())
     few = MANY_OUTSIDE * (len(splits.out_of_range) + len(splits.train))
     outside = {each.reason for each in splits.out_of_range if len(splits.out_of_range) > few}
     unusable = {each.reason for each in splits.excluded}
@@ -54,6 +62,29 @@ def check_report(planned: PlannedRun) -> Iterator[Finding]:
                 fix=f"Keep each {what} in one split.",
                 stops=False,
             )
+
+
+def _check_letters(planned: PlannedRun, splits: Collection[Mapping[str, Any]]) -> Iterator[Finding]:
+    """Find letters that the text table of the language replaced by others."""
+    replaced = sum((Counter(split["replaced"]) for split in splits), Counter[str]())
+    if not replaced:
+        return
+    count, share = replaced.total(), replaced.total() / sum(split["letters"] for split in splits)
+    fitting = languages_with(replaced)
+    stops = share > MAX_REPLACED and count >= MIN_REPLACED and bool(fitting)
+    letters = (f"{number} {letter}" for letter, number in replaced.most_common())
+    yield planned.finding(
+        CHECK,
+        "language",
+        declared="the text table of `language` must have the letters of the transcripts",
+        effect=f"it replaces {plural(count, 'letter')} of them ({share:.2%}): "
+        f"{listed(letters, most=2 * SHOWN)}",
+        fix=f"Languages whose tables have these letters: {listed(fitting)}. Pass "
+        f"--language={fitting[0]}, or write the transcripts in the letters to train on."
+        if stops
+        else "Loan words, and spellings that the table unifies, need nothing done.",
+        stops=stops,
+    )
 
 
 def check_silence(planned: PlannedRun) -> Iterator[Finding]:

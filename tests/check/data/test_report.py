@@ -18,6 +18,7 @@ from sbkit.check.data.utterances import transcripts_of
 from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.data.corpora.splits import Excluded, Splits
 from sbkit.text.labels import ensure_labels
+from sbkit.text.normalize import normalize
 from tests.runs import ROOT
 from tests.stores import Utterance, make_store
 
@@ -78,6 +79,36 @@ def test_what_is_left_out_is_counted_with_its_reason(folder: Path) -> None:
     )
     assert long.effect.startswith("8 rows are left out (longer than 9 s): long0 (12.00 s), ")
     assert long.where == planned.place("max_seconds")
+
+
+@pytest.mark.parametrize(
+    ("sentence", "language", "replaced", "advice"),
+    [
+        ("In beiden Händen in Kopfho\u0308he, Straße", "en", "ä", "tables have these letters: de."),
+        ("¿Cuántos niños están aquí?", "en", "á", "Pass --language=es"),
+        ("Très bien, vous êtes déjà là, ça va?", "en", "ê", "Pass --language=fr"),
+        ("In beiden Händen in Kopfhöhe, Straße", "de", "", ""),
+        ("Ёлка и ещё решётка", "ru", "ё", "need nothing done"),
+        (
+            "The naïve fox has a café " + "by the old river in the wide valley " * 99,
+            "en",
+            "é",
+            "Loan words",
+        ),
+    ],
+)
+def test_letters_of_another_language_are_an_error_that_names_it(
+    sentence: str, language: str, replaced: str, advice: str, folder: Path
+) -> None:
+    text = normalize(sentence, language)
+    rows = (Utterance(f"a{n}", text, sentence, "", len(TONE), TONE.tobytes()) for n in range(30))
+    splits = replace(splits_of(*NOBODY), train=make_store(rows), valid={}, test={})
+    with subject_of(splits, folder / "run") as planned:
+        found = [finding for finding in check_report(planned) if "text table" in finding.declared]
+    assert [replaced in finding.effect and advice in finding.fix for finding in found] == (
+        [True] if replaced else []
+    )
+    assert all(finding.stops == ("--language" in finding.fix) for finding in found)
 
 
 def test_labels_of_no_text_have_no_check_of_transcripts(folder: Path) -> None:
