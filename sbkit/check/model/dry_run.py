@@ -23,10 +23,15 @@ from sbkit.check.finding import Finding
 from sbkit.check.model.walk import reached
 from sbkit.check.planned_run import STAND_IN, PlannedRun
 from sbkit.config.document import Keys, dotted
+from sbkit.logs.log import quiet
+from sbkit.models.loss import Loss
 from sbkit.train.step import as_loss, training_loss
 
 SEEN_ROWS = 32  # of which the shortest is taken, and one that is LONGER
-LONGER = 1.5  # times as long, where there is one
+LONGER = 4.0  # times as long, where there is one: what starts in the padding is far from the end
+# Times the loss before, or 1. Of hparams/ctc.yaml the loss falls to 0.7 at its `lr` of 0.0025; at
+# ten times as much it grows to 1.2, at 100 times to 6, at 1,000 times to 600.
+MAX_GROWTH = 10.0
 TRIES = 5  # steps in which a parameter may get no gradient before it counts as one that gets none
 
 
@@ -93,6 +98,38 @@ def check_state(planned: PlannedRun) -> Iterator[Finding]:
                 "loaded from a checkpoint would compute something else",
                 fix=fix,
             )
+
+
+def check_rate(planned: PlannedRun) -> Iterator[Finding]:
+    """Find a learning rate with which the loss of a batch grows many times in two steps on it.
+
+    They are taken at the highest rate of the schedule, from weights as they are initialized.
+    """
+    done = dry_run(planned)
+    if done.broken or done.made or planned.brain.optimizers_dict is None:
+        return
+    batch, brain = small_batch(planned), planned.build_again(**STAND_IN)
+    brain.modules.load_state_dict(planned.brain.modules.state_dict())
+    brain.init_optimizers()
+    rate = brain.set_highest_rate()
+    before = _mean_loss(brain, batch)
+    for _ in range(2):
+        brain.train_mode()
+        brain.on_stage_start(Stage.TRAIN, 1)
+        loss = training_loss(brain, batch)
+        torch.autograd.backward(loss.sums.sum() / loss.counts.sum())
+        with quiet():  # a gradient that is not finite is logged
+            brain.optimizers_step()
+    after = _mean_loss(brain, batch)
+    if not after - before < MAX_GROWTH * max(abs(before), 1.0):  # also where it is not a number
+        yield planned.finding(
+            "rate",
+            "lr",
+            declared="two steps on a batch must not raise its loss many times",
+            effect=f"with a learning rate of {rate:g} they raise it from {before:.3g} to "
+            f"{after:.3g}",
+            fix="Lower `lr`.",
+        )
 
 
 def dry_run(planned: PlannedRun) -> DryRun:
@@ -174,7 +211,8 @@ def _not_in_a_checkpoint(
     again.modules.eval()
     again.on_stage_start(Stage.VALID, 1)
     try:
-        is_same = torch.allclose(losses_of(brain, batch), losses_of(again, batch), rtol=1e-4)
+        mine, theirs = (losses_of(each, batch).sums for each in (brain, again))
+        is_same = torch.allclose(mine, theirs, rtol=1e-4)
     except Exception:  # whatever a part raises that lacks what it has learned
         is_same = False
     changed = [
@@ -196,11 +234,19 @@ def _changed_attributes(one: nn.Module, other: nn.Module) -> Iterator[str]:
 
 
 @torch.no_grad()
-def losses_of(brain: Any, batch: Any) -> Tensor:
+def losses_of(brain: Any, batch: Any) -> Loss:
     """Compute the losses of an evaluation, with the same random numbers each time."""
     torch.manual_seed(0)
     outputs = brain.compute_forward(batch, Stage.VALID)
-    return as_loss(brain.compute_objectives(outputs, batch, Stage.VALID)).sums
+    return as_loss(brain.compute_objectives(outputs, batch, Stage.VALID))
+
+
+def _mean_loss(brain: Any, batch: Any) -> float:
+    """Evaluate a batch, and return its loss per label."""
+    brain.modules.eval()
+    brain.on_stage_start(Stage.VALID, 1)
+    loss = losses_of(brain, batch)
+    return float(loss.sums.sum() / loss.counts.sum())
 
 
 def small_batch(planned: PlannedRun) -> Any:
