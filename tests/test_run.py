@@ -219,6 +219,29 @@ def test_a_model_is_scored_elsewhere_as_its_run_was(
         return
     assert sbkit(alone) == 0
     assert read_json(tmp_path / "alone/scores.json")["test"]["test"] == scored
+    own, hyperparams = tmp_path / "own", "hyperparams.yaml"  # a run of a column of its own
+    shutil.copytree(learned / "run", own)
+    (own / hyperparams).write_text(
+        re.sub("(text_column:) null", r"\1 said", (own / hyperparams).read_text())
+    )
+    table = (
+        (learned / "release/test.tsv")
+        .read_text()
+        .replace("sentence", "said\tsentence")
+        .splitlines()
+    )
+    rows = [table[0], *(f"{row}\tanother" for row in table[1:])]
+    (learned / "release/own.tsv").write_text("\n".join(rows) + "\n")
+    command = [
+        "score",
+        str(own),
+        str(learned / "release/own.tsv"),
+        "--out",
+        str(tmp_path / "of_own"),
+    ]
+    assert sbkit(command) == 0
+    assert read_json(tmp_path / "of_own/scores.json")["test"]["own"]["CER"] == scored["CER"]
+    (learned / "release/own.tsv").unlink()
     assert {file: file.stat().st_mtime_ns for file in (learned / "run").rglob("*")} == files
 
 
@@ -253,7 +276,7 @@ def test_a_trained_run_gets_another_decoder(
     rates = r"CER \S+ % \(\d+ / \d+ characters\), WER \S+ % \(\d+ / \d+ words\) \(dev\)"
     assert re.search(rf"^before \(beam\): {rates}\n(.*\n)*after \(beam\): {rates}$", said, re.M)
     assert "keeps its decoder, since the new one is no better" in said
-    assert "goes on" not in said
+    assert "Resuming" not in said
     assert "removed" not in said
     assert files_of(run) == files_of(old)
     with one_thread():
