@@ -219,29 +219,15 @@ def test_a_model_is_scored_elsewhere_as_its_run_was(
         return
     assert sbkit(alone) == 0
     assert read_json(tmp_path / "alone/scores.json")["test"]["test"] == scored
-    own, hyperparams = tmp_path / "own", "hyperparams.yaml"  # a run of a column of its own
+    own, other = tmp_path / "own", tmp_path / "of_own"  # a run of a column of its own
     shutil.copytree(learned / "run", own)
-    (own / hyperparams).write_text(
-        re.sub("(text_column:) null", r"\1 said", (own / hyperparams).read_text())
-    )
-    table = (
-        (learned / "release/test.tsv")
-        .read_text()
-        .replace("sentence", "said\tsentence")
-        .splitlines()
-    )
-    rows = [table[0], *(f"{row}\tanother" for row in table[1:])]
-    (learned / "release/own.tsv").write_text("\n".join(rows) + "\n")
-    command = [
-        "score",
-        str(own),
-        str(learned / "release/own.tsv"),
-        "--out",
-        str(tmp_path / "of_own"),
-    ]
-    assert sbkit(command) == 0
-    assert read_json(tmp_path / "of_own/scores.json")["test"]["own"]["CER"] == scored["CER"]
-    (learned / "release/own.tsv").unlink()
+    text = (own / "hyperparams.yaml").read_text()
+    (own / "hyperparams.yaml").write_text(text.replace("text_column:", "text_column: said"))
+    header, *rows = (learned / "release/test.tsv").read_text().splitlines()
+    lines = [f"{header.replace('sentence', 'said')}\tsentence", *(f"{row}\toh" for row in rows)]
+    (learned / "release/own.tsv").write_text("\n".join(lines))
+    assert sbkit(["score", str(own), str(learned / "release/own.tsv"), "--out", str(other)]) == 0
+    assert read_json(other / "scores.json")["test"]["own"]["CER"] == scored["CER"]
     assert {file: file.stat().st_mtime_ns for file in (learned / "run").rglob("*")} == files
 
 

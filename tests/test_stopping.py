@@ -106,7 +106,7 @@ def test_signals_save_and_leave_and_the_same_command_goes_on_to_the_same_end(
     whole_log = (tmp_path / "train.log").read_text()
     assert whole_log.startswith(log)
     resumed = re.findall(r"Resuming after step (\d+), in epoch (\d+)", whole_log)
-    assert resumed == [("6", "1"), ("7", "2"), ("13", "2")]
+    assert resumed == [("1", "1"), ("3", "1"), ("6", "1"), ("7", "2"), ("13", "2")]
 
 
 def test_a_run_goes_on_at_the_same_step_with_another_accumulation(
