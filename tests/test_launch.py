@@ -187,6 +187,38 @@ def test_a_rank_that_is_asked_takes_the_others_along(rank: Path, tmp_path: Path)
     assert "Traceback" not in job.said()
 
 
+SENTENCE = "`lr` must be a number, but is much. Correct it."
+REFUSING = f"""
+from sbkit.base.errors import SbkitError
+from sbkit.base.process import run_main
+
+def main():
+    raise SbkitError({SENTENCE!r})
+
+run_main(main)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.ddp
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_refusal_is_the_last_thing_on_the_screen(ranks: int, tmp_path: Path) -> None:
+    """Torch's own torchrun ends with a traceback, and below that with the sentence and a rule."""
+    script = tmp_path / "refusing.py"
+    script.write_text(REFUSING)
+    options = ("--standalone", f"--nproc_per_node={ranks}")
+    environment = {"PYTHONPATH": ROOT, "PET_NPROC_PER_NODE": ranks}
+    with started(["torchrun", *options, script], tmp_path / "run", **environment) as job:
+        assert job.process.wait(timeout=120) == 1
+    *_, last, rule = job.said().splitlines()
+    assert last == f"  traceback : {SENTENCE}"
+    assert set(rule) == {"="}
+    with under_agent(script, ranks=ranks) as ours:
+        assert ours.end() == BAD_INPUT
+    assert ours.said().splitlines()[-1] == SENTENCE
+    assert "FAILED" not in ours.said()
+
+
 PREPARING = """
 import os, sys, time
 import torch

@@ -219,6 +219,15 @@ def test_a_model_is_scored_elsewhere_as_its_run_was(
         return
     assert sbkit(alone) == 0
     assert read_json(tmp_path / "alone/scores.json")["test"]["test"] == scored
+    own, other = tmp_path / "own", tmp_path / "of_own"  # a run of a column of its own
+    shutil.copytree(learned / "run", own)
+    text = (own / "hyperparams.yaml").read_text()
+    (own / "hyperparams.yaml").write_text(text.replace("text_column:", "text_column: said"))
+    header, *rows = (learned / "release/test.tsv").read_text().splitlines()
+    lines = [f"{header.replace('sentence', 'said')}\tsentence", *(f"{row}\toh" for row in rows)]
+    (learned / "release/own.tsv").write_text("\n".join(lines))
+    assert sbkit(["score", str(own), str(learned / "release/own.tsv"), "--out", str(other)]) == 0
+    assert read_json(other / "scores.json")["test"]["own"]["CER"] == scored["CER"]
     assert {file: file.stat().st_mtime_ns for file in (learned / "run").rglob("*")} == files
 
 
@@ -253,7 +262,7 @@ def test_a_trained_run_gets_another_decoder(
     rates = r"CER \S+ % \(\d+ / \d+ characters\), WER \S+ % \(\d+ / \d+ words\) \(dev\)"
     assert re.search(rf"^before \(beam\): {rates}\n(.*\n)*after \(beam\): {rates}$", said, re.M)
     assert "keeps its decoder, since the new one is no better" in said
-    assert "goes on" not in said
+    assert "Resuming" not in said
     assert "removed" not in said
     assert files_of(run) == files_of(old)
     with one_thread():

@@ -1,6 +1,7 @@
 """A run that is asked to leave saves, leaves with its own code, and goes on as if nothing was."""
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -102,7 +103,10 @@ def test_signals_save_and_leave_and_the_same_command_goes_on_to_the_same_end(
     assert "Asked to stop outside of training" in capsys.readouterr().err
     assert train(workplace, tmp_path) == 0
     assert_same_run(tmp_path, whole)
-    assert (tmp_path / "train.log").read_text().startswith(log)
+    whole_log = (tmp_path / "train.log").read_text()
+    assert whole_log.startswith(log)
+    resumed = re.findall(r"Resuming after step (\d+), in epoch (\d+)", whole_log)
+    assert resumed == [("1", "1"), ("3", "1"), ("6", "1"), ("7", "2"), ("13", "2")]
 
 
 def test_a_run_goes_on_at_the_same_step_with_another_accumulation(

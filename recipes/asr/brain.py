@@ -130,6 +130,6 @@ class AsrBrain(Brain):
 
     def report(self, split: str, results: Sequence[Scored], folder: Path) -> Mapping[str, Any]:
         """Write every utterance with its errors; return the counts, intervals and notes."""
-        errors = report_errors(folder, split, results)
+        figures = {**report_errors(folder, split, results), "decoder": self.decoding.kind}
         notes = [*self.decoding.notes, *describe_silence(results)]
-        return {**errors, "decoder": self.decoding.kind, "notes": notes}
+        return {**figures, "notes": notes} if notes else figures

@@ -9,6 +9,7 @@ import numpy as np
 
 from recipes.asr.language_models import prepare_language_models
 from recipes.prepare import print_data
+from sbkit.base.errors import SbkitError
 from sbkit.base.text import plural
 from sbkit.data.batches.batch import TextCollate
 from sbkit.data.batches.loaders import Loaders, make_loaders
@@ -46,7 +47,17 @@ def make_asr_loaders(
 ) -> Loaders:
     """Leave out of train what CTC cannot learn, log all that is left out, and plan the batches."""
     subsampling = measure_subsampling(hparams)
+    every = len(splits.train)
     splits = leave_out_impossible(splits, tokenizer, subsampling, hparams["speeds"])
+    if every and not len(splits.train):
+        left_out, milliseconds = splits.excluded[-1], 1000 * subsampling.stride
+        raise SbkitError(
+            "CTC needs a frame for each token of a transcript, but all "
+            f"{plural(every, 'transcript')} of train have more tokens than frames of "
+            f"{milliseconds / hparams['sample_rate']:g} ms (`token_type` is "
+            f"{hparams['token_type']}; {left_out.id}: {left_out.detail}). Pass --token_type=bpe, "
+            "whose tokens are longer than characters, or let the encoder keep more frames."
+        )
     print_data(splits, hparams)
     if rank() == 0:
         _log_texts(splits, tokenizer, subsampling, hparams["language"])

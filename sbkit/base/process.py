@@ -20,7 +20,7 @@ from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
 from sbkit.base.errors import ASKED_TO_STOP, BAD_INPUT, FAILED, INTERRUPTED, PIPE_CLOSED, SbkitError
-from sbkit.base.files import read_regular
+from sbkit.base.files import read_regular, to_json
 from sbkit.base.machine import ThreadWaiting
 from sbkit.base.text import printable
 
@@ -161,8 +161,16 @@ def run_main(main: Callable[[], int | None]) -> NoReturn:
             # The first rank says it: torchrun ends all within a second of the first that ends.
             time.sleep(AFTER_THE_FIRST)
         print(sentence, file=sys.stderr, flush=True)
+        if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+            _tell_torchrun(str(sentence), Path(file))
         code = exit_code(error)
     sys.exit(code)
+
+
+def _tell_torchrun(sentence: str, file: Path) -> None:
+    """Write what torchrun reports last, below the traceback of its own that it ends with."""
+    shown = {"py_callstack": sentence, "timestamp": str(int(time.time()))}
+    file.write_text(to_json({"message": {"message": sentence, "extraInfo": shown}}))
 
 
 def exit_code(error: BaseException) -> int:

@@ -15,7 +15,7 @@ from sbkit.check.existing_run import check_export, check_initial_weights, check_
 from sbkit.check.finding import Finding, words_of
 from sbkit.check.knobs import check_ranges, check_unread
 from sbkit.check.model.dependence import check_causality, check_padding
-from sbkit.check.model.dry_run import check_shapes, check_state
+from sbkit.check.model.dry_run import check_rate, check_shapes, check_state
 from sbkit.check.model.ownership import check_optimizers, check_ownership
 from sbkit.check.model.placement import check_placement, check_shares
 from sbkit.check.model.unused import check_freezing, check_unused
@@ -38,6 +38,7 @@ CHECKS: tuple[Check, ...] = (
     check_masks,
     check_shapes,
     check_state,
+    check_rate,
     check_causality,
     check_padding,
     check_report,

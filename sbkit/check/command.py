@@ -9,6 +9,7 @@ from sbkit.base.text import printable_json
 from sbkit.check.batch_seconds import find_batch_seconds
 from sbkit.check.check import check_planned_run
 from sbkit.check.cost import NAME as COST
+from sbkit.check.existing_run import INITIAL
 from sbkit.check.finding import Finding, summary
 from sbkit.check.planned_run import PlannedRun
 from sbkit.config.hparams import parse_overrides
@@ -36,7 +37,8 @@ def check_file(
         record = {"findings": [finding.as_record() for finding in findings]}
         print(printable_json(to_json(record | ({COST: asdict(cost)} if cost else {}))))
     else:
-        print(*findings, summary(findings), *([cost] if cost else []), sep="\n")
+        loaded = planned.made.get(INITIAL, [])
+        print(*findings, *loaded, summary(findings), *([cost] if cost else []), sep="\n")
     return exit_code(findings, strict=strict)
 
 

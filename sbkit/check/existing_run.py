@@ -18,6 +18,8 @@ from sbkit.inference.bundle.export import plain_parts
 from sbkit.logs.log import quiet
 from sbkit.tasks.task import load_task
 
+INITIAL = "initial weights"
+
 
 def check_run_folder(planned: PlannedRun) -> tuple[Finding, ...]:
     """Refuse, as training does, a run folder that belongs to another run than this one."""
@@ -33,10 +35,12 @@ def check_run_folder(planned: PlannedRun) -> tuple[Finding, ...]:
 
 
 def check_initial_weights(planned: PlannedRun) -> tuple[Finding, ...]:
-    """Refuse, as training does, `pretrained` and `init_from` without the weights of the model."""
+    """Refuse, as training does, `pretrained` and `init_from` without the weights of the model.
+
+    The lines about what would be loaded are kept for the end of `sbkit check`.
+    """
     if newest_described(planned.run_folder / CHECKPOINTS) is None:
-        with quiet():  # training logs what is loaded
-            planned.load_initial_weights()
+        planned.made[INITIAL] = planned.load_initial_weights()
     return ()
 
 

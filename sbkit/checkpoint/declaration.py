@@ -106,10 +106,10 @@ class Declaration:
             )
         may = MAY_CHANGE - {"output_folder"}
         changes = [each for each in _compare(before.values, self.values) if each[0] in may]
-        said = f"The run goes on with other values: {'; '.join(map(_changed, changes))}."
+        lines = ["Resuming with changed values:", *map(_changed, changes)]
         if any(name == "number_of_epochs" for name, *_ in changes):
-            said += " The learning rate follows the schedule over the new number of epochs."
-        return said if changes else None
+            lines.append("the learning rate follows the schedule over the new number of epochs")
+        return "\n  ".join(lines) if changes else None
 
     def check_same_on_ranks(self) -> None:
         """Raise SbkitError, on all ranks, where one has another YAML or other data than rank 0."""
@@ -200,7 +200,7 @@ def _compare(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Chan
 
 def _changed(change: Change) -> str:
     name, before, now = change
-    return f"{name}: {_short(before)} when it began, {_short(now)} now"
+    return f"{name}: {_short(before)} before, {_short(now)} now"
 
 
 def _short(value: Any) -> str:

@@ -6,7 +6,7 @@ datasets -> prepared as for training -> whole clips transcribed or classified ->
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,9 @@ import datasets
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import require_writable, to_json, write_text_atomically
 from sbkit.base.text import __version__, plural
+from sbkit.checkpoint.declaration import RESOLVED
 from sbkit.checkpoint.measured import Measured, describe_record, settings_of
+from sbkit.config.document import read_document
 from sbkit.data.batches.batch import user_columns
 from sbkit.data.corpora.columns import filled_rows, sample_counts
 from sbkit.data.corpora.own_manifest import read_manifests
@@ -49,7 +51,7 @@ class ScoreOptions:
         out: a folder for the reports, or None for none.
         label: of a classifier, the column of the right answer.
         report_by: columns; the metrics of each of their values are reported.
-        path_column, text_column: of the tables; None for the usual names.
+        path_column, text_column: of the tables; None for those of the run, or the usual names.
         decoder: greedy, beam or graph; None for the model's own.
         hotwords: phrases to expect, or a file of them.
         quiet: show no progress.
@@ -89,6 +91,7 @@ def score_model(
         raise SbkitError(
             "`--report-by` must come with --out DIR, for its tables, but there is none. Add it."
         )
+    options = _with_columns_of_run(model, options)
     entries: dict[str, Any] = {}
     scored: dict[str, datasets.Dataset] = {}
     with open_model(model, own) as opened:
@@ -111,6 +114,15 @@ def score_model(
         record = {MEASURED: record_of(bundle), "test": entries}
         text = to_json({"model": str(model), **describe_decoding(bundle), **record}, indent=2)
         write_text_atomically(options.out / SCORES, text + "\n")
+
+
+def _with_columns_of_run(model: Path, options: ScoreOptions) -> ScoreOptions:
+    """Read the tables by the columns that a run was trained on, but for those that are given."""
+    if (model / CONFIG).exists() or not (model / RESOLVED).is_file():
+        return options
+    knobs, names = read_document(model / RESOLVED).root, ("path_column", "text_column")
+    own = {name: knobs.get(name) for name in names if getattr(options, name) is None}
+    return replace(options, **own)
 
 
 def _report(

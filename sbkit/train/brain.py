@@ -310,8 +310,8 @@ class Brain(StepBrain):
         self._saved_accumulation = None
 
     def _log_step(self, epoch: int, *, live: bool) -> None:
-        rates = [each.param_groups[0]["lr"] for each in self._active_optimizers().values()]
-        rate = rates[0] if rates else 0.0
+        optimizers = self._active_optimizers().values()
+        rate = next((each.param_groups[0]["lr"] for each in optimizers), 0.0)
         reading = self._read()
         self._training_metrics.log_step(epoch, self.optimizer_step, reading, rate=rate, live=live)
 
@@ -325,9 +325,10 @@ class Brain(StepBrain):
     def _open_metrics(self, epochs: Any, train_set: Any) -> None:
         total = getattr(epochs, "limit", None) or length_of(epochs) or 0
         steps = -(-(length_of(train_set) or 0) // self.grad_accumulation_factor)
-        progress = Progress(
-            total_epochs=total, total_steps=total * steps, metrics=type(self).metrics
-        )
+        metrics, epoch = type(self).metrics, getattr(epochs, "current", 0) + (self.step > 0)
+        progress = Progress(total_epochs=total, total_steps=total * steps, metrics=metrics)
+        if self.optimizer_step and (self.step or epoch < total):
+            log(f"Resuming after step {self.optimizer_step}, in epoch {epoch + (not self.step)}.")
         self._training_metrics.open(
             self._run_folder,
             progress,
@@ -378,8 +379,7 @@ class Brain(StepBrain):
         """Write where the run stands: counters, sums of metrics, random state."""
         state = {name: getattr(self, name) for name in COUNTERS}
         state["accumulation"] = self.grad_accumulation_factor
-        state |= self._training_metrics.state()
-        state["random"] = random_state(self.device)
+        state |= self._training_metrics.state() | {"random": random_state(self.device)}
         Path(path).write_text(json.dumps(state))
 
     @mark_as_loader  # type: ignore[untyped-decorator]

@@ -2,8 +2,9 @@
 
 Names are those of the YAML's parts, such as `CNN.conv1.weight`, so the other model may list its
 parts in another order, have others, or another vocabulary, also one of the same size: characters
-are numbered by how often they occur. Only numbers are read: safetensors or a state_dict, and a YAML
-or JSON as text; nothing of the other folder is built.
+are numbered by how often they occur. Heads and embeddings are then loaded token by token. Only
+numbers are read: safetensors or a state_dict, and a YAML or JSON as text; nothing of the other
+folder is built.
 """
 
 import json
@@ -39,13 +40,17 @@ SHOWN = 4  # names in a line
 def initialize_from(source: Path, hparams: Mapping[str, Any], task: Task) -> list[str]:
     """Load into the model of a task what fits of a run's or a bundle's weights.
 
-    Returns three lines: which tensors are loaded, which are new, with the reason, and which of
-    those there are not ours. Call it only where the run has no checkpoint of its own.
+    Returns lines: which tensors are loaded, which by token, where the vocabulary is another one,
+    which are new, with the reason, and which of those there are not ours.
+    Call it only where the run has no checkpoint of its own.
     Raises SbkitError when the folder is neither, or when nothing in it fits.
     """
     theirs, ours = read_named_weights(source), tensors_by_part(hparams)
-    others = set[int]() if _has_same_labels(source, hparams, task) else _by_label(hparams, task)
-    loaded, new = [], []
+    tokens, own = _tokens(source, hparams, task)
+    others = set[int]() if tokens == own else _by_label(hparams, task, len(own))
+    places = {token: row for row, token in enumerate(tokens)}
+    pairs = [(places[token], row) for row, token in enumerate(own) if token in places]
+    loaded, by_token, new = list[str](), list[str](), list[str]()
     faults = {name: _fault(theirs, ours, name) for name in ours}
     module_of = {name: name.rpartition(".")[0] for name in ours}
     buffers = {name for name, each in ours.items() if not isinstance(each, nn.Parameter)}
@@ -54,6 +59,9 @@ def initialize_from(source: Path, hparams: Mapping[str, Any], task: Task) -> lis
     with torch.no_grad():
         for name, tensor in ours.items():
             fault = faults[name]
+            if id(tensor) in others and _load_rows(theirs.get(name), tensor, pairs, len(tokens)):
+                by_token.append(name)
+                continue
             if fault is None and id(tensor) in others:
                 fault = "of other labels there"
             if fault is None and name in buffers and module_of[name] in apart:
@@ -64,7 +72,7 @@ def initialize_from(source: Path, hparams: Mapping[str, Any], task: Task) -> lis
             else:
                 new.append(f"{name} ({fault})")
     left = [name for name in theirs if name not in ours]
-    if not loaded:
+    if not loaded and not by_token:
         raise SbkitError(
             f"`init_from` must name a run or a bundle with parts of this model, but of the "
             f"{len(theirs)} tensors in {source} none fits by name and shape "
@@ -73,27 +81,43 @@ def initialize_from(source: Path, hparams: Mapping[str, Any], task: Task) -> lis
         )
     return [
         f"init_from {source}: {len(loaded)} tensors are loaded{_of(loaded)}",
+        *([f"init_from: {len(pairs)} of {len(own)} rows by token{_of(by_token)}"] * bool(by_token)),
         f"init_from: {len(new)} tensors are new{_of(new)}",
         f"init_from: {len(left)} tensors there are not used{_of(left)}",
     ]
 
 
-def _has_same_labels(source: Path, hparams: Mapping[str, Any], task: Task) -> bool:
-    """Check whether the outputs of a run's or a bundle's model stand for the labels of ours."""
+def _tokens(source: Path, hparams: Mapping[str, Any], task: Task) -> tuple[list[str], list[str]]:
+    """Return what the outputs stand for: there, none where no file says, and here."""
     if task.labels is None or (labels := hparams.get(task.labels.key)) is None:
-        return True
-    file = source / task.labels.name
+        return [], []
+    file, here = source / task.labels.name, [*task.labels.names(labels)]
     if not file.exists():
-        return False
+        return [], here
     content = read_regular(file, largest=LARGEST, what=f"The labels in {source}")
-    return task.labels.names(task.labels.read(file, content)) == task.labels.names(labels)
+    return [*task.labels.names(task.labels.read(file, content))], here
 
 
-def _by_label(hparams: Mapping[str, Any], task: Task) -> set[int]:
-    """Return the ids of the tensors that have something of each label."""
-    parts = [hparams.get(name) for name in task.heads] + [*map(token_embedding, hparams.values())]
-    modules = [part for part in parts if isinstance(part, nn.Module)]
-    return {id(each) for part in modules for each in part.state_dict(keep_vars=True).values()}
+def _by_label(hparams: Mapping[str, Any], task: Task, count: int) -> set[int]:
+    """Return the ids of the tensors with a row for each label: of heads and of embeddings."""
+    heads = [hparams.get(name) for name in task.heads]
+    parts = [part for part in (*heads, *map(token_embedding, hparams.values())) if part is not None]
+    for module in hparams["model"].modules():  # also embeddings of which the task knows nothing
+        if isinstance(module, nn.Embedding) and module.num_embeddings == count:
+            parts.append(module)
+    return {id(each) for part in parts for each in part.state_dict(keep_vars=True).values()}
+
+
+def _load_rows(theirs: Any, ours: Tensor, pairs: list[tuple[int, int]], count: int) -> bool:
+    """Copy the rows of tokens that both have; return False where there are none that fit."""
+    wanted = (count, *ours.shape[1:])
+    if not pairs or not isinstance(theirs, Tensor) or theirs.shape != wanted:
+        return False
+    there, here = torch.tensor(pairs).unbind(1)
+    if len(ours) <= here.max() or not theirs[there].isfinite().all():
+        return False
+    ours[here] = theirs[there].to(ours)
+    return True
 
 
 def read_named_weights(source: Path) -> dict[str, Tensor]:

@@ -65,7 +65,8 @@ def prepare(run: Run) -> None:
     declaration.check_continues(run.folder)  # with the labels, which are there now
     declaration.check_same_on_ranks()
     run.hparams["checkpointer"].check_same_model()
-    run.load_initial_weights()
+    for line in run.load_initial_weights():
+        log(line)
 
 
 def begin(run: Run, text_log: TextLog, *, was_finished: bool) -> None:

@@ -156,15 +156,19 @@ class Run:
             "and the decoder are replaced by those of the next test."
         )
 
-    def load_initial_weights(self) -> None:
-        """Load `pretrained`, and what fits of `init_from`, unless the run has its own weights."""
+    def load_initial_weights(self) -> list[str]:
+        """Load `pretrained`, and what fits of `init_from`, unless the run has its own weights.
+
+        Returns lines about what is loaded.
+        """
+        lines: list[str] = []
         if self.is_begun:
-            return
+            return lines
         if named := self.knobs.get("pretrained"):
-            log(load_weights(find_folder(named), self.hparams.values()))
+            lines.append(load_weights(find_folder(named), self.hparams.values()))
         if source := self.knobs.get("init_from"):
-            for line in initialize_from(Path(source), self.hparams, self.recipe.task):
-                log(line)
+            lines += initialize_from(Path(source), self.hparams, self.recipe.task)
+        return lines
 
     def make_brain(self, **run_opts: Any) -> Brain:
         """Make the recipe's Brain; ``run_opts`` go before what the YAML says."""

@@ -164,6 +164,14 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
         step = (self.step - 1) // self.grad_accumulation_factor
         seed_draws(ids_of(batch), seed=seed, epoch=epoch, step=step)
 
+    def set_highest_rate(self) -> float:
+        """Set and return the highest rate of the schedule, as far as 10,000 steps have it."""
+        optimizers = [*self._active_optimizers().values()]
+        places = [(number / 20, 1 + 500 * number, 1, ()) for number in range(21)]
+        factor = max(self._schedule(*place) for place in places) if self._schedule else 1.0
+        set_rate(optimizers, factor, None)
+        return float(max(group["lr"] for each in optimizers for group in each.param_groups))
+
     def _backward(self, objective: Any) -> tuple[Tensor, Tensor]:
         """Add the gradient of a micro-batch to those of the step, of each loss to its own parts.
 

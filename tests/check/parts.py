@@ -144,3 +144,16 @@ class CenteringFrontEnd(ConvFrontEnd):
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         x, lengths = super().forward(x, lengths)
         return x - x.mean(1, keepdim=True), lengths
+
+
+class BackwardFrontEnd(ConvFrontEnd):
+    """Ends with an LSTM in both directions, of which one begins in the padding."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        (size,) = self.norm.normalized_shape
+        self.lstm = torch.nn.LSTM(size, size // 2, batch_first=True, bidirectional=True)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        x, lengths = super().forward(x, lengths)
+        return self.lstm(x)[0], lengths

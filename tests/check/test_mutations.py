@@ -27,7 +27,6 @@ HEALTHY = [
     Mutation(name="healthy with another Fbank", text=(SPEECHBRAINS_FBANK,), expected=()),
     Mutation(name="healthy large", yaml="hparams/ctc_large.yaml", options=LARGE, expected=()),
     Mutation(name="healthy chunks", yaml="hparams/ctc_streaming.yaml", expected=()),
-    Mutation(name="healthy lobes", yaml="hparams/ctc_speechbrain.yaml", checks=CHECKS, expected=()),
 ]
 
 pytestmark = [

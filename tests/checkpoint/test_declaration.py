@@ -70,15 +70,15 @@ def test_what_may_change_is_taken_and_said(tmp_path: Path) -> None:
     moved = {"output_folder": "elsewhere", "data_folder": "/other/place"}
     assert declare(tmp_path, **moved).check_continues(run) is None
     said = declare(tmp_path, number_of_epochs=9, lr=0.5).check_continues(run)
-    assert said is not None
-    assert "number_of_epochs: 4 when it began, 9 now; lr: 0.1 when it began, 0.5 now" in said
+    assert said == (
+        "Resuming with changed values:\n  number_of_epochs: 4 before, 9 now\n"
+        "  lr: 0.1 before, 0.5 now\n"
+        "  the learning rate follows the schedule over the new number of epochs"
+    )
     of_optimizer = YAML.replace("lr: !ref <lr>", "lr: !ref <lr>\n    momentum: 0.9")
     assert declare(tmp_path, of_optimizer).check_continues(run) is None
     said = declare(tmp_path, compile=True, profile=True).check_continues(run)
-    assert said is not None
-    assert said.endswith(
-        "compile: false when it began, true now; profile: false when it began, true now."
-    )
+    assert str(said).endswith("compile: false before, true now\n  profile: false before, true now")
 
 
 def test_a_rank_of_other_data_is_refused_by_all(
@@ -99,18 +99,18 @@ def test_a_rank_of_other_data_is_refused_by_all(
     ("change", "said"),
     [
         ({"labels": b"xyz"}, "1 thing differs (the file of labels: "),
-        ({"language": "de"}, "1 thing differs (language: en when it began, de now)"),
+        ({"language": "de"}, "1 thing differs (language: en before, de now)"),
         ({"data": {**DATA, "train": "c" * 64}}, "the data of `train`: aaaa"),
         ({"data": {"train": "a" * 64}}, "the data of `test`"),
-        ({"data": None, "data_folder": "/other"}, "data_folder: null when it began, /other now"),
-        ({"hidden": 5}, "hidden: 3 when it began, 5 now"),
-        ({"text": YAML.replace("SGD", "Adam")}, "opt_class: !name:torch.optim.SGD when it began"),
-        ({"text": YAML.replace("in_features: 2", "in_features: 7")}, "CNN.in_features: 2 when"),
-        ({"text": YAML + "more: 1\n"}, "more: nothing when it began, 1 now"),
-        ({"text": YAML.replace("language: en\n", "")}, "language: en when it began, nothing now"),
+        ({"data": None, "data_folder": "/other"}, "data_folder: null before, /other now"),
+        ({"hidden": 5}, "hidden: 3 before, 5 now"),
+        ({"text": YAML.replace("SGD", "Adam")}, "opt_class: !name:torch.optim.SGD before"),
+        ({"text": YAML.replace("in_features: 2", "in_features: 7")}, "CNN.in_features: 2 before"),
+        ({"text": YAML + "more: 1\n"}, "more: nothing before, 1 now"),
+        ({"text": YAML.replace("language: en\n", "")}, "language: en before, nothing now"),
         (
             {"text": YAML.replace("[!ref <CNN>, !ref <head>]", "[!ref <head>, !ref <CNN>]")},
-            "model.0.0: <CNN> when it began, <head> now",
+            "model.0.0: <CNN> before, <head> now",
         ),
     ],
 )
@@ -136,7 +136,7 @@ def test_the_resolved_yaml_declares_the_same_run(tmp_path: Path) -> None:
     run = begun(tmp_path)
     text = resolve(tmp_path / "run.yaml", {}).text
     assert declare(tmp_path, text).check_continues(run) is None
-    with pytest.raises(SbkitError, match="language: en when it began, de now"):
+    with pytest.raises(SbkitError, match="language: en before, de now"):
         declare(tmp_path, text, language="de").check_continues(run)
 
 
@@ -148,7 +148,7 @@ def test_a_run_that_went_on_for_longer_is_tuned_by_its_own_yaml(tmp_path: Path) 
     own = Declaration.of(run / RESOLVED, {}, data=DATA)
     assert own.check_continues(run) is None
     other = Declaration.of(run / RESOLVED, {"hidden": 9}, data=DATA)
-    with pytest.raises(SbkitError, match="hidden: 3 when it began, 9 now"):
+    with pytest.raises(SbkitError, match="hidden: 3 before, 9 now"):
         other.check_continues(run)
 
 

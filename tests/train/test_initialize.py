@@ -1,6 +1,7 @@
 """A run starts from another one's weights: what fits by name and shape, and nothing is built."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -106,16 +107,48 @@ def letters(folder: Path, text: str) -> Tokenizer:
     )
 
 
-@pytest.mark.parametrize("text", ["aab", "bba"])
-def test_a_vocabulary_of_the_same_size_makes_a_new_head_too(tmp_path: Path, text: str) -> None:
+class Spelling(nn.Module):
+    """A part with an embedding of its own, which is none of the task's heads."""
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__()
+        self.letters = nn.Embedding(tokens, 3)
+
+
+@pytest.mark.parametrize(("text", "kept"), [("aab", 6), ("bba", 6), ("bbbac", 6), ("ccd", 4)])
+def test_heads_and_embeddings_are_loaded_token_by_token(
+    tmp_path: Path, text: str, kept: int
+) -> None:
     """Characters have their ids by how often they occur, so that one corpus has others."""
-    source, here = write_bundle(tmp_path / "source", parts(7.0)), parts(1.0)
-    letters(source, "aab")
-    here["tokenizer"] = letters(tmp_path, text)
-    _, new, _ = initialize_from(source, here, SPEECH_RECOGNITION)
-    is_same = text == "aab"
-    assert ("ctc_lin.weight (of other labels there)" in new) is not is_same
-    assert here["ctc_lin"].weight.unique().tolist() == [7.0 if is_same else 1.0]
+
+    def spelling(tokenizer: Tokenizer, value: float) -> dict[str, Any]:
+        """Give each token a row of its own."""
+        made = parts(value, vocabulary=tokenizer.vocab_size)
+        made |= {"spelling": Spelling(tokenizer.vocab_size), "tokenizer": tokenizer}
+        for rows in (made["ctc_lin"].weight, made["ctc_lin"].bias, made["spelling"].letters.weight):
+            numbers = [value + ord(piece[-1]) for piece in tokenizer.pieces()]
+            rows.data[:] = torch.tensor(numbers).reshape(-1, *[1] * (rows.ndim - 1))
+        made["model"].append(made["spelling"])
+        return made
+
+    there, here = letters(tmp_path / "there", "aab"), letters(tmp_path / "here", text)
+    source = write_bundle(tmp_path / "source", spelling(there, 0.0))
+    (source / "config.json").write_text(json.dumps({"model": [*ORDER, "spelling"]}))
+    shutil.copy(tmp_path / "there/tokenizer.model", source)
+    write_checksums(source)
+    ours = spelling(here, 1000.0)
+    loaded, *by_token, _, _ = initialize_from(source, ours, SPEECH_RECOGNITION)
+    if text == "aab":  # the same tokens in the same order
+        assert "ctc_lin.weight" in loaded
+    else:
+        assert "ctc_lin" not in loaded
+        named = "ctc_lin.weight, ctc_lin.bias, spelling.letters.weight"
+        assert by_token == [f"init_from: {kept} of {here.vocab_size} rows by token: {named}."]
+    known = [*there.pieces()]
+    expected = [ord(piece[-1]) + 1000 * (piece not in known) for piece in here.pieces()]
+    assert ours["ctc_lin"].bias.tolist() == expected
+    assert ours["ctc_lin"].weight[:, 0].tolist() == expected
+    assert ours["spelling"].letters.weight[:, 2].tolist() == expected
 
 
 @pytest.mark.parametrize("has_labels", [True, False])

@@ -50,8 +50,9 @@ def main() -> int:
     except SignalException:
         return ASKED_TO_STOP
     except ChildFailedError as error:
-        print(error, file=sys.stderr)
         _, first = error.get_first_failure()
+        message: Any = first.message  # a mapping where a rank has said why it refused
+        print(error if isinstance(message, str) else message["message"], file=sys.stderr)
         return first.exitcode if first.exitcode > 0 else 128 - first.exitcode
     except RendezvousError as error:
         raise SbkitError(

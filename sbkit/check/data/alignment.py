@@ -39,7 +39,8 @@ def check_alignment(planned: PlannedRun) -> Iterator[Finding]:
         "CTC to align it",
         fix="Lower the fastest of `speeds`."
         if only_fast
-        else "See whether each transcript belongs to its clip; where most do, let the encoder keep "
-        "more frames. They are left out of training, and count as errors elsewhere.",
+        else "See whether each transcript belongs to its clip; where most do, pass "
+        "--token_type=bpe, whose tokens are longer than characters, or let the encoder keep more "
+        "frames. They are left out of training, and count as errors elsewhere.",
         stops=many,
     )

@@ -23,10 +23,14 @@ from sbkit.check.finding import Finding
 from sbkit.check.model.walk import reached
 from sbkit.check.planned_run import STAND_IN, PlannedRun
 from sbkit.config.document import Keys, dotted
+from sbkit.logs.log import quiet
 from sbkit.train.step import as_loss, training_loss
 
 SEEN_ROWS = 32  # of which the shortest is taken, and one that is LONGER
-LONGER = 1.5  # times as long, where there is one
+LONGER = 4.0  # times as long, where there is one: what starts in the padding is far from the end
+# Times the loss before, or 1. Of hparams/ctc.yaml the loss falls to 0.7 at its `lr` of 0.0025; at
+# ten times as much it grows to 1.2, at 100 times to 6, at 1,000 times to 600.
+MAX_GROWTH = 10.0
 TRIES = 5  # steps in which a parameter may get no gradient before it counts as one that gets none
 
 
@@ -95,6 +99,37 @@ def check_state(planned: PlannedRun) -> Iterator[Finding]:
             )
 
 
+def check_rate(planned: PlannedRun) -> Iterator[Finding]:
+    """Find a learning rate with which the loss of a batch grows many times in two steps on it.
+
+    They are taken at the highest rate of the schedule, from weights as they are initialized.
+    """
+    done = dry_run(planned)
+    if done.broken or done.made or planned.brain.optimizers_dict is None:
+        return
+    batch, brain = small_batch(planned), planned.build_again(**STAND_IN)
+    brain.modules.load_state_dict(planned.brain.modules.state_dict())
+    brain.init_optimizers()
+    rate, before = brain.set_highest_rate(), _evaluate(brain, batch).sum()
+    for _ in range(2):
+        brain.train_mode()
+        brain.on_stage_start(Stage.TRAIN, 1)
+        loss = training_loss(brain, batch)
+        labels = loss.counts.sum()
+        torch.autograd.backward(loss.sums.sum() / labels)
+        with quiet():  # a gradient that is not finite is logged
+            brain.optimizers_step()
+    after = _evaluate(brain, batch).sum()
+    if not after - before < MAX_GROWTH * before.abs().max(labels):  # also where it is not a number
+        yield planned.finding(
+            "rate",
+            "lr",
+            declared="two steps on a batch must not raise its loss many times",
+            effect=f"at a learning rate of {rate:g} they raise it from {before:.3g} to {after:.3g}",
+            fix="Lower `lr`.",
+        )
+
+
 def dry_run(planned: PlannedRun) -> DryRun:
     """Return what small steps show; they run once.
 
@@ -116,9 +151,7 @@ def _dry_run(planned: PlannedRun) -> DryRun:
         broken = None
         try:
             _train(brain, batch)
-            brain.modules.eval()
-            brain.on_stage_start(Stage.VALID, 1)
-            losses_of(brain, batch)
+            _evaluate(brain, batch)
         except SbkitError:
             raise
         except Exception as error:  # whatever a part raises
@@ -171,10 +204,8 @@ def _not_in_a_checkpoint(
         made[named(part, own)] = None
     if made:
         return tuple(made), ()
-    again.modules.eval()
-    again.on_stage_start(Stage.VALID, 1)
     try:
-        is_same = torch.allclose(losses_of(brain, batch), losses_of(again, batch), rtol=1e-4)
+        is_same = torch.allclose(losses_of(brain, batch), _evaluate(again, batch), rtol=1e-4)
     except Exception:  # whatever a part raises that lacks what it has learned
         is_same = False
     changed = [
@@ -193,6 +224,13 @@ def _changed_attributes(one: nn.Module, other: nn.Module) -> Iterator[str]:
             mine, theirs = (torch.as_tensor(vars(each).get(name, [])) for each in (one, other))
             if not np.array_equal(mine.detach().numpy(), theirs.detach().numpy()):
                 yield name
+
+
+def _evaluate(brain: Any, batch: Any) -> Tensor:
+    """Return the losses of an evaluation, which begins as one of a run does."""
+    brain.modules.eval()
+    brain.on_stage_start(Stage.VALID, 1)
+    return losses_of(brain, batch)
 
 
 @torch.no_grad()

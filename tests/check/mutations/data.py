@@ -95,6 +95,11 @@ def without_sentences(release: Path) -> None:
     rewrite(release, "train", [row | {"sentence": "…"} for row in rows])
 
 
+def with_long_transcripts(release: Path) -> None:
+    rows = rows_of(release / "train.tsv")
+    rewrite(release, "train", [row | {"sentence": longer(6)(row["sentence"])} for row in rows])
+
+
 def with_shared_sentence(release: Path) -> None:
     text = rows_of(release / "train.tsv")[0]["sentence"]
     sentence("test", lambda _: f"{text.upper()}!")(release)
@@ -207,7 +212,19 @@ MUTATIONS = [
         text=(("strides: [2, 2]", "strides: [4, 2]"), ("<n_mels> // 4 *", "<n_mels> // 8 *")),
         expected=(
             Expected(
-                "alignment", "data_folder", ("frame of 80 ms", "in train", "belongs to its clip")
+                "alignment", "data_folder", ("frame of 80 ms", "in train", "--token_type=bpe")
+            ),
+            Expected("padding", "model", stops=False),  # of convolutions without lengths
+        ),
+    ),
+    Mutation(
+        name="all transcripts with more characters than frames",  # Parakeet's are of 80 ms
+        release=with_long_transcripts,
+        expected=(
+            Expected(
+                "loaders",
+                "token_type",
+                ("all 16 transcripts", "frames of 40 ms", "frames, ", "--token_type=bpe"),
             ),
         ),
     ),

@@ -18,6 +18,7 @@ from tests.runs import ROOT
 
 PARTS = "[!ref <CNN>, !ref <Transformer>, !ref <seq_lin>, !ref <ctc_lin>]"
 HEADS = "!ref <seq_lin>, !ref <ctc_lin>]"
+CTC = "hparams/ctc.yaml"
 LOBES = "hparams/ctc_speechbrain.yaml"
 
 
@@ -338,12 +339,25 @@ INTERFACES = [
             Expected("causality", "Transformer", ("change with the last one", "causal mask")),
         ),
     ),
+    *(
+        Mutation(
+            name=name,
+            yaml=yaml,
+            text=text,
+            expected=(
+                Expected("padding", "model", ("% beside a longer", "take lengths"), stops=False),
+            ),
+        )
+        for name, yaml, text in (
+            ("a mean over padding", CTC, ((CNN, "!new:tests.check.parts.CenteringFrontEnd"),)),
+            ("an LSTM from padding", CTC, ((CNN, "!new:tests.check.parts.BackwardFrontEnd"),)),
+            ("convolutions that see padding", LOBES, ()),  # as the YAML says itself
+        )
+    ),
     Mutation(
-        name="a part that sees padding",
-        text=((CNN, "!new:tests.check.parts.CenteringFrontEnd"),),
-        expected=(
-            Expected("padding", "model", ("% beside a longer one", "take lengths"), stops=False),
-        ),
+        name="a learning rate of 25",
+        options=("--lr=25",),
+        expected=(Expected("rate", "lr", ("at a learning rate of 25 they", "Lower `lr`")),),
     ),
 ]
 
