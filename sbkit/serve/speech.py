@@ -14,6 +14,7 @@ from sbkit.serve.answers import EVENTS, event
 from sbkit.serve.encoder import FORMATS
 from sbkit.serve.errors import ApiError, as_api_error
 from sbkit.serve.fields import check_number, choose, take, wrong_field
+from sbkit.serve.metrics import noted
 from sbkit.serve.models import Models
 from sbkit.serve.voice import Voice
 
@@ -92,6 +93,7 @@ async def _file(part: bytes | float, parts: AsyncGenerator[bytes | float]) -> As
         while isinstance(part, bytes):
             yield part
             part = await anext(parts)
+    noted.get()["audio_seconds"] = part
 
 
 async def _events(
@@ -103,6 +105,7 @@ async def _events(
             while isinstance(part, bytes):
                 yield event("speech.audio.delta", audio=b64encode(part).decode())
                 part = await anext(parts)
+            noted.get()["audio_seconds"] = part
             usage = {"input_tokens": characters, "output_tokens": math.ceil(part)}
             total = {"total_tokens": sum(usage.values())}
             yield event("speech.audio.done", usage={**usage, **total})

@@ -43,11 +43,12 @@ class Voice:
 
         def work(give: Callable[[bytes], None]) -> float:
             encoder = Encoder(format, self.sample_rate)
-            for piece in self._speaker.stream(text, speed):
-                self._metrics.speech.inc(len(piece) / self.sample_rate)
-                give(encoder.push(piece))
-            give(encoder.finish())
-            return encoder.seconds
+            with encoder.file:  # at the end of the program there is nothing to write it to
+                for piece in self._speaker.stream(text, speed):
+                    self._metrics.speech.inc(len(piece) / self.sample_rate)
+                    give(encoder.push(piece))
+                give(encoder.finish())
+                return encoder.seconds
 
         return self._workers.results(work)
 
