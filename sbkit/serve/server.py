@@ -8,6 +8,8 @@ import socket
 import sys
 import threading
 from asyncio import Transport
+from contextlib import suppress
+from functools import partial
 from time import monotonic
 from types import FrameType
 from typing import Any
@@ -146,9 +148,10 @@ class Server(uvicorn.Server):
         """Listen, say where, and begin to warm up."""
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a file for each connection
+        self._listening = sockets or []
         await super().startup(sockets)
-        for each in sockets or []:
-            host, port = each.getsockname()[:2]
+        for listening in self._listening:
+            host, port = listening.getsockname()[:2]
             where = f"http://{f'[{host}]' if ':' in host else host}:{port}"
             names = ", ".join(each.name for each in self._service.models.models)
             print(f"serving {names} at {where}", file=sys.stderr)
@@ -190,8 +193,25 @@ class Server(uvicorn.Server):
             self._state.phase = STOPPING
             self._state.stopping.set()
             if not self._state.in_flight + self._state.sessions or monotonic() > self._until:
+                await self._stop_listening()
                 return True
         return self._state.failure is not None or await super().on_tick(counter)
+
+    async def _stop_listening(self) -> None:
+        """Stop listening, and answer who has connected: closing resets those not accepted yet."""
+        loop, factory = (
+            asyncio.get_running_loop(),
+            partial(Protocol, self.config, self.server_state, {}),
+        )
+        for listening in self._listening:
+            with suppress(BlockingIOError):
+                while True:
+                    await loop.connect_accepted_socket(factory, listening.accept()[0])
+        for server in self.servers:
+            server.close()
+        until = monotonic() + CUT_OFF
+        while self.server_state.connections and monotonic() < until:
+            await asyncio.sleep(0.01)
 
     def exit_code(self) -> int:
         """Return the code of the signal that ended the server, or raise what failed."""
