@@ -46,10 +46,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, kw_only=True)
 class Service:
-    """What the routes answer from.
-
-    declared: what was asked for of device, runtime, precision; origins: see `OriginGuard`.
-    """
+    """What the routes answer from; declared: what was asked for of device, runtime, precision."""
 
     models: Models
     limits: Limits
@@ -59,7 +56,7 @@ class Service:
     origins: Sequence[str] = ()
 
     def app(self, keys: Keys) -> ASGIApp:
-        """Make the application; keys: those that clients may have, none for all clients."""
+        """Make the application; keys: that clients may have; for its origins see `OriginGuard`."""
         state, models = self.state, self.models.models
         queues = [each.engine.batcher for each in models if isinstance(each.engine, Recognizer)]
         self.metrics.show("requests_in_flight", "arriving or not done", lambda: state.in_flight)

@@ -10,6 +10,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sbkit.base.errors import SbkitError
@@ -141,7 +142,12 @@ class OriginGuard:
         """Pass on, or raise ApiError."""
         headers = Headers(scope=scope)
         if {"content-length", "transfer-encoding"} <= {*headers}:
-            raise ApiError(400, "A request has Content-Length or Transfer-Encoding, but not both.")
+            error = ApiError(
+                400, "A request has Content-Length or Transfer-Encoding, but not both."
+            )
+            answer = JSONResponse(error.plain(), error.status, {"Connection": "close"})
+            await answer(scope, receive, send)  # what follows may be smuggled (RFC 9112, 6.1)
+            return
         host, origin = headers.get("host", "").lower(), headers.get("origin", "").lower()
         allowed = ["", f"http://{host}", f"https://{host}", *self._origins]
         told = f"`--allow-origin {origin or f'http://{host}'}` of the server would allow it."

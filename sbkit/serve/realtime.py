@@ -96,7 +96,7 @@ class RealtimeSession:
                 with suppress(ApiError):  # too short
                     await self._commit()
             await self._socket.close(
-                GOING_AWAY, "The server stops, or the session was too long, or silent."
+                GOING_AWAY, "The server stops, or this was too long, or silent."
             )
         except WebSocketDisconnect:
             pass

@@ -55,7 +55,7 @@ def request(audio: bytes, *headers: str) -> bytes:
         (b"rubbish\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\n\r\n", 400),  # without a host
         (b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 70_000, 400),
-        (request(SOME, "Transfer-Encoding: chunked", "Connection: close"), 400),
+        (request(SOME, "Transfer-Encoding: chunked"), 400),
     ],
 )
 def test_what_is_no_http_is_refused_as_json(here: Served, content: bytes, status: int) -> None:
