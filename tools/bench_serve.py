@@ -28,6 +28,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, median
+from threading import Thread
 from urllib.request import urlopen
 
 import numpy as np
@@ -136,6 +137,7 @@ def serving(options: argparse.Namespace) -> Iterator[int]:
             assert server.stderr is not None
             port = int(server.stderr.readline().rpartition(":")[2])
             print(server.stderr.readline().strip(), flush=True)
+            Thread(target=server.stderr.read, daemon=True).start()  # the log of requests
             while True:
                 with suppress(OSError), urlopen(f"http://127.0.0.1:{port}/health/ready"):
                     break

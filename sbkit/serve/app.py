@@ -12,9 +12,11 @@ from starlette.applications import Starlette
 from starlette.datastructures import FormData
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route, WebSocketRoute
+from starlette.types import ASGIApp
 from starlette.websockets import WebSocket
 
 from sbkit.base.errors import SbkitError
@@ -24,8 +26,8 @@ from sbkit.inference.transcribe.transcriber import Transcript
 from sbkit.serve.answers import EVENTS, answer, event
 from sbkit.serve.errors import HANDLERS, ApiError, as_api_error, too_large
 from sbkit.serve.fields import STREAMED, Fields
-from sbkit.serve.limits import READY, Admission, KeyGuard, Limits, State
-from sbkit.serve.metrics import Metrics, Observed
+from sbkit.serve.limits import READY, Admission, KeyGuard, Keys, Limits, OriginGuard, State
+from sbkit.serve.metrics import Metrics, Observed, noted
 from sbkit.serve.models import Models, unknown_model
 from sbkit.serve.realtime import RealtimeSession
 from sbkit.serve.recognizer import Recognizer
@@ -34,6 +36,7 @@ from sbkit.serve.speech import LARGEST, SpeechFields, speech_response
 FORM_TYPE = "multipart/form-data"
 TRANSCRIPTIONS, SPEECH = "/v1/audio/transcriptions", "/v1/audio/speech"
 FORM = {"max_files": 1, "max_fields": 100, "max_part_size": 1 << 16}  # bytes of a field
+CORS = {"allow_methods": ("GET", "POST"), "allow_headers": "*", "allow_private_network": True}
 PAGE_POLICY = (  # it is one file, and asks this server alone
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline' blob:; "
     "connect-src 'self'; media-src blob:; img-src data:; frame-ancestors 'none'"
@@ -50,9 +53,10 @@ class Service:
     declared: dict[str, str]
     state: State
     metrics: Metrics
+    origins: Sequence[str] = ()
 
-    def app(self, keys: Sequence[str]) -> Starlette:
-        """Make the application; keys: those that clients may have, none for all clients."""
+    def app(self, keys: Keys) -> ASGIApp:
+        """Make the application; keys: that clients may have; for its origins see `OriginGuard`."""
         state, models = self.state, self.models.models
         queues = [each.engine.batcher for each in models if isinstance(each.engine, Recognizer)]
         self.metrics.show("requests_in_flight", "arriving or not done", lambda: state.in_flight)
@@ -65,6 +69,7 @@ class Service:
             Route("/realtime", self._no_upgrade),
             Route("/models", self._models),
             Route("/models/{name:path}", self._one_model),
+            WebSocketRoute("/{path:path}", _no_socket),
         ]
         routes = [
             Mount("/v1", routes=own, middleware=[Middleware(KeyGuard, keys=keys)]),
@@ -73,10 +78,16 @@ class Service:
             Route("/health/live", self._live),
             Route("/health/ready", self._ready),
             Route("/metrics", self._metrics),
+            WebSocketRoute("/{path:path}", _no_socket),
         ]
-        paths = TRANSCRIPTIONS, SPEECH
-        observed = Middleware(Observed, paths=paths, metrics=self.metrics)
-        return Starlette(routes=routes, middleware=[observed], exception_handlers=HANDLERS)
+        cors = Middleware(CORSMiddleware, allow_origins=self.origins, **CORS)
+        guarded = Mount(
+            "", routes=routes, middleware=[Middleware(OriginGuard, origins=self.origins)]
+        )
+        app = Starlette(
+            routes=[guarded], middleware=[cors] if self.origins else [], exception_handlers=HANDLERS
+        )
+        return Observed(app, paths=(TRANSCRIPTIONS, SPEECH), metrics=self.metrics, state=state)
 
     def _post(self, path: str, answer: Any, kind: str, max_bytes: int) -> Route:
         """Make a route of requests within limits; kind: the media type of their bodies."""
@@ -96,7 +107,9 @@ class Service:
                 return StreamingResponse(_events(first, found), media_type=EVENTS)
             times = fields.format not in STREAMED
             whole = recognizer.transcript(file, times=times, phrases=phrases)
-            return answer(await _until_disconnected(request, whole), fields)
+            transcript = await _until_disconnected(request, whole)
+            noted.get()["audio_seconds"] = transcript.seconds
+            return answer(transcript, fields)
         finally:
             await form.close()
 
@@ -209,6 +222,10 @@ async def _until_disconnected(request: Request, result: Awaitable[Result]) -> Re
         await asyncio.wait((task,))
 
 
+async def _no_socket(socket: WebSocket) -> None:
+    raise HTTPException(404)
+
+
 async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
@@ -224,6 +241,7 @@ async def _events(
                 if item:
                     yield event("transcript.text.delta", delta=item)
                 item = await anext(found)
+            noted.get()["audio_seconds"] = item.seconds
             yield event("transcript.text.done", text=item.text)
         except SbkitError as error:
             yield event("error", **as_api_error(error).plain())

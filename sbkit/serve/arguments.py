@@ -6,7 +6,8 @@ LISTENING = (
     text("--host", "HOST", "to listen on (default: 127.0.0.1)", default="127.0.0.1"),
     text("--port", "N", "(default: 8000; 0: a free one)", type=int, default=8000),
     text("--alias", "NAME", "that clients may have for the model; repeatable", action="append"),
-    path("--api-key-file", "FILE", "the keys that clients may have, one on each line"),
+    path("--api-key-file", "FILE", "the keys of clients, one on each line; SIGHUP reads it again"),
+    text("--allow-origin", "URL", "whose pages may use it; repeatable, * for all", action="append"),
 )
 LIMITING = (
     text("--max-batch-seconds", "S", "of padded audio in a batch", type=float),
@@ -16,7 +17,10 @@ LIMITING = (
     text("--max-concurrent", "N", "requests transcribed at a time (default: 32)", type=int),
     text("--max-queue", "N", "requests that wait beside them (default: 128)", type=int),
     text("--max-sessions", "N", "realtime ones (default: 64)", type=int),
+    text("--max-session-seconds", "S", "of a realtime session (default: 7200)", type=float),
+    text("--max-connections", "N", "of clients (default: 1000)", type=int),
     text("--receive-seconds", "S", "for a request to arrive (default: 60)", type=float),
     text("--answer-seconds", "S", "until its answer (default: 600)", type=float),
-    text("--grace-seconds", "S", "to finish after SIGTERM (default: 30)", type=float, default=30.0),
+    text("--drain-seconds", "S", "to go on after SIGTERM (default: 5)", type=float),
+    text("--grace-seconds", "S", "to finish after that (default: 30)", type=float),
 )

@@ -2,6 +2,7 @@
 
 import argparse
 import gc
+import logging
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import fields
@@ -23,8 +24,8 @@ from sbkit.inference.transcribe.transcriber import (
 )
 from sbkit.inference.vad import VoiceDetector
 from sbkit.serve.app import Service
-from sbkit.serve.limits import Limits, State, read_keys
-from sbkit.serve.metrics import Metrics
+from sbkit.serve.limits import Keys, Limits, State
+from sbkit.serve.metrics import LOGGER, Metrics
 from sbkit.serve.models import Model, Models
 from sbkit.serve.recognizer import Recognizer
 from sbkit.serve.server import Server, bind
@@ -52,8 +53,9 @@ def serve(names: Sequence[str], folders: Sequence[Path], options: argparse.Names
     share_free_memory()
     given = {each.name: getattr(options, each.name) for each in fields(Limits)}
     limits = Limits(**{name: value for name, value in given.items() if value is not None})
-    keys = [] if options.api_key_file is None else read_keys(options.api_key_file)
-    metrics, state = Metrics(), State()
+    metrics, state, keys = Metrics(), State(), Keys(options.api_key_file)
+    logging.basicConfig(format="%(asctime)s %(message)s")
+    LOGGER.setLevel(logging.INFO)
     with ExitStack() as stack:
         listening = stack.enter_context(closing(bind(options.host, options.port)))
         workers = stack.enter_context(closing(Workers(limits.max_concurrent)))
@@ -78,10 +80,11 @@ def serve(names: Sequence[str], folders: Sequence[Path], options: argparse.Names
             declared={name: getattr(options, name) for name in ("device", "runtime", "precision")},
             state=state,
             metrics=metrics,
+            origins=options.allow_origin or (),
         )
         gc.freeze()  # what is here stays; cycles of requests are looked for in what comes
         gc.collect()
-        server = Server(service, keys=keys, grace_seconds=options.grace_seconds)
+        server = Server(service, keys=keys)
         server.run(sockets=[listening])
     return server.exit_code()
 

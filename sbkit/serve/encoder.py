@@ -43,14 +43,14 @@ class Encoder:
     """Write a file of 24 kHz, mono, bit by bit."""
 
     def __init__(self, format: str, sample_rate: int) -> None:
-        """Begin one of FORMATS; sample_rate: of what is pushed."""
+        """Begin one of FORMATS; sample_rate: of what is pushed; close its `file` in any case."""
         kind = FORMATS[format]
         self._content, self._sent = io.BytesIO(), kind.skipped
         if format == "wav":
             self._content.write(wav_header())
         endian = "LITTLE" if kind.container == "RAW" else "FILE"  # which is the container's
         steady = {"compression_level": kind.level, "bitrate_mode": "CONSTANT"} if kind.level else {}
-        self._file = soundfile.SoundFile(
+        self.file = soundfile.SoundFile(
             self._content, "w", RATE, 1, kind.subtype, endian, kind.container, **steady
         )
         self._resampler = Resampler(sample_rate, RATE)
@@ -65,13 +65,13 @@ class Encoder:
         """Write samples (S,) between -1 and 1, and return the bytes that this adds."""
         samples = self._resampler.push(signal, is_last=is_last)
         self._samples += len(samples)
-        self._file.write(np.clip(samples, -1, 1))
+        self.file.write(np.clip(samples, -1, 1))
         return self._new_bytes()
 
     def finish(self) -> bytes:
         """Return the rest; what libsndfile would write at the beginning stays as it is."""
         added = self.push(END, is_last=True)
-        self._file.close()
+        self.file.close()
         return added + self._new_bytes()
 
     def _new_bytes(self) -> bytes:

@@ -2,12 +2,15 @@
 
 import asyncio
 import hmac
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
+from ipaddress import ip_address
 from pathlib import Path
 
 from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sbkit.base.errors import SbkitError
@@ -16,7 +19,7 @@ from sbkit.serve.errors import ApiError, too_large
 
 LARGEST_KEYS = 1 << 20  # bytes of a file of keys
 KEY = "openai-insecure-api-key."
-WARMING, READY, DRAINING = "warming up", "ready", "draining"
+WARMING, READY, DRAINING, STOPPING = "warming up", "ready", "draining", "stopping"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +28,10 @@ class Limits:
 
     max_mb: of a body, in 10^6 bytes (OpenAI takes 25); max_seconds: of audio; max_concurrent:
     requests that are worked on at a time; max_queue: those that arrive or wait beside them;
-    max_sessions: realtime sessions, and their audio is limited turn by turn;
-    receive_seconds: within which a body arrives; answer_seconds: within which its answer is sent.
+    max_sessions: realtime sessions, and their audio is limited turn by turn; max_session_seconds:
+    from the start of a session to its end; max_connections: of clients, whatever they do;
+    receive_seconds: within which a body arrives; answer_seconds: within which its answer is sent;
+    drain_seconds: after SIGTERM, in which requests are taken; grace_seconds: to finish them then.
     """
 
     max_mb: float = 25.0
@@ -34,8 +39,12 @@ class Limits:
     max_concurrent: int = 32
     max_queue: int = 128
     max_sessions: int = 64
+    max_session_seconds: float = 7200.0
+    max_connections: int = 1000
     receive_seconds: float = 60.0
     answer_seconds: float = 600.0
+    drain_seconds: float = 5.0
+    grace_seconds: float = 30.0
 
     @property
     def max_bytes(self) -> int:
@@ -47,6 +56,7 @@ class Limits:
 class State:
     """The phase of a server, its requests in flight, and what has ended its warm-up.
 
+    While it drains it takes requests, but is not ready: load balancers send new ones elsewhere.
     sessions: realtime ones that are open; stopping: set where they are to end.
     """
 
@@ -57,8 +67,8 @@ class State:
     failure: BaseException | None = None
 
     def require_ready(self) -> None:
-        """Raise ApiError in another phase."""
-        if self.phase != READY:
+        """Raise ApiError in a phase in which no requests are taken."""
+        if self.phase not in (READY, DRAINING):
             told = f"The server must be ready to take audio, but is {self.phase}. Try again later."
             raise ApiError(503, told)
 
@@ -72,24 +82,37 @@ def read_keys(file: Path) -> list[str]:
     return keys
 
 
+class Keys:
+    """The keys of a file; without a file there are none."""
+
+    def __init__(self, file: Path | None = None) -> None:
+        self._file, self.digests = file, list[bytes]()
+        self.read()
+
+    def read(self) -> None:
+        """Read the file, again too; raises SbkitError where it has no keys."""
+        if self._file is not None:
+            self.digests = [*map(_digest, read_keys(self._file))]
+
+
 class KeyGuard:
-    """Let pass what has one of the keys; everything, where there are none.
+    """Admit requests that have one of the keys. If there are no keys, admit all.
 
     It is the bearer token, or of a WebSocket a subprotocol: browsers set no other header.
     """
 
-    def __init__(self, app: ASGIApp, *, keys: Sequence[str]) -> None:
-        self._app, self._digests = app, [_digest(each) for each in keys]
+    def __init__(self, app: ASGIApp, *, keys: Keys) -> None:
+        self._app, self._keys = app, keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on, or raise ApiError."""
         scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
         offered = [each for each in scope.get("subprotocols", ()) if each.startswith(KEY)]
         key = key.strip() if scheme.lower() == "bearer" else "".join(offered).removeprefix(KEY)
-        given = _digest(key)
+        given, digests = _digest(key), self._keys.digests
         # All are compared, each in a time that does not depend on what is equal.
-        found = sum([hmac.compare_digest(given, each) for each in self._digests])
-        if self._digests and not found:
+        found = sum([hmac.compare_digest(given, digest) for digest in digests])
+        if digests and not found:
             raise ApiError(
                 401,
                 "A request must have a key of this server, but has none or another one. Send the "
@@ -100,6 +123,52 @@ class KeyGuard:
 
 def _digest(key: str) -> bytes:
     return sha256(key.encode()).digest()
+
+
+class OriginGuard:
+    """Refuse requests of other sites' pages, and hosts that such a page may have chosen.
+
+    A browser tells the origin of a page with each POST and WebSocket; other programs tell none. By
+    DNS rebinding a site's name leads here, and its pages are of the same origin: names with a dot
+    must be allowed, while addresses and local names are no site's.
+    """
+
+    def __init__(self, app: ASGIApp, *, origins: Sequence[str]) -> None:
+        """Take the origins that are allowed beside the server's own, ``*`` for all."""
+        self._app, self._origins = app, [origin.lower() for origin in origins]
+        self._names = {_name_of(origin.partition("://")[2]) for origin in self._origins}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on, or raise ApiError."""
+        headers = Headers(scope=scope)
+        if {"content-length", "transfer-encoding"} <= {*headers}:
+            error = ApiError(
+                400, "A request has Content-Length or Transfer-Encoding, but not both."
+            )
+            answer = JSONResponse(error.plain(), error.status, {"Connection": "close"})
+            await answer(scope, receive, send)  # what follows may be smuggled (RFC 9112, 6.1)
+            return
+        host, origin = headers.get("host", "").lower(), headers.get("origin", "").lower()
+        allowed = ["", f"http://{host}", f"https://{host}", *self._origins]
+        told = f"`--allow-origin {origin or f'http://{host}'}` of the server would allow it."
+        if "*" not in allowed and origin not in allowed:
+            raise ApiError(403, f"A page of {origin} may not use this server. {told}")
+        if "*" not in allowed and not self._is_allowed(_name_of(host)):
+            raise ApiError(403, f"This server is not called {host}. {told}")
+        await self._app(scope, receive, send)
+
+    def _is_allowed(self, name: str) -> bool:
+        if "." not in name or name.endswith(".localhost") or name in self._names:
+            return True
+        try:
+            return bool(ip_address(name))
+        except ValueError:
+            return False
+
+
+def _name_of(host: str) -> str:
+    """Return a host without its port, an IPv6 address without its brackets."""
+    return re.sub(r":\d+$", "", host).strip("[]")
 
 
 class Admission:

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from sbkit.base.text import listed
 from sbkit.serve.errors import ApiError
+from sbkit.serve.metrics import noted
 from sbkit.serve.recognizer import Recognizer
 from sbkit.serve.voice import Voice
 
@@ -55,6 +56,7 @@ class Models:
             name = next(iter(own), name)
         if name not in own:
             raise unknown_model(name, [*own, *aliases] if own else [])
+        noted.get({})["model"] = name
         return own[name]
 
     def names_of(self, kind: type[Engine]) -> list[str]:

@@ -12,6 +12,7 @@ import json
 from base64 import b64decode
 from contextlib import suppress
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Any
 from uuid import uuid4
 
@@ -28,7 +29,7 @@ from sbkit.live.session import Endpoint, Event, Final, Partial
 from sbkit.serve.errors import ApiError, as_api_error, too_large
 from sbkit.serve.fields import take, wrong_field
 from sbkit.serve.limits import Limits, State
-from sbkit.serve.metrics import Metrics
+from sbkit.serve.metrics import Metrics, noted
 from sbkit.serve.models import Models
 from sbkit.serve.options import Options
 from sbkit.serve.recognizer import Recognizer
@@ -77,10 +78,11 @@ class RealtimeSession:
         self._metrics, self._id = metrics, f"sess_{uuid4().hex}"
         self._stopping = asyncio.ensure_future(state.stopping.wait())
         self._now = 0.0
+        self._until = monotonic() + limits.max_session_seconds
         self._last_item: str | None = None
 
     async def run(self) -> None:
-        """Answer the client's events until it leaves, sends nothing for long, or the server stops.
+        """Answer the client's events until it leaves or the server stops, or one of its limits.
 
         What it has sent of a turn until then is transcribed.
         """
@@ -94,7 +96,9 @@ class RealtimeSession:
             if self._is_heard:
                 with suppress(ApiError):  # too short
                     await self._commit()
-            await self._socket.close(GOING_AWAY, "The server stops, or nothing came for long.")
+            await self._socket.close(
+                GOING_AWAY, "The server stops, or this was too long, or silent."
+            )
         except WebSocketDisconnect:
             pass
         except Exception as error:
@@ -104,13 +108,16 @@ class RealtimeSession:
             raise
         finally:
             self._stopping.cancel()
+            noted.get()["audio_seconds"] = self._now
 
     async def _receive(self) -> Message | None:
         """Return what the client sends next, None where it is not waited for any longer."""
         coming = asyncio.ensure_future(self._socket.receive())
-        most, either = self._limits.answer_seconds, asyncio.FIRST_COMPLETED
+        most = min(self._limits.answer_seconds, self._until - monotonic())
+        either = asyncio.FIRST_COMPLETED
         try:
-            await asyncio.wait((coming, self._stopping), timeout=most, return_when=either)
+            if most > 0:
+                await asyncio.wait((coming, self._stopping), timeout=most, return_when=either)
         finally:
             coming.cancel()  # unless it is done
         if not coming.done():

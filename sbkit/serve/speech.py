@@ -16,6 +16,7 @@ from sbkit.serve.answers import EVENTS, event
 from sbkit.serve.encoder import FORMATS
 from sbkit.serve.errors import ApiError, as_api_error
 from sbkit.serve.fields import check_number, choose, take, wrong_field
+from sbkit.serve.metrics import noted
 from sbkit.serve.models import Models
 from sbkit.serve.voice import Voice
 
@@ -107,6 +108,7 @@ async def _file(part: bytes | float, parts: AsyncGenerator[Any]) -> AsyncIterato
         while isinstance(part, bytes):
             yield part
             part = await anext(parts)
+    noted.get()["audio_seconds"] = part
 
 
 async def _events(
@@ -118,6 +120,7 @@ async def _events(
             while isinstance(part, bytes):
                 yield event("speech.audio.delta", audio=b64encode(part).decode())
                 part = await anext(parts)
+            noted.get()["audio_seconds"] = part
             usage = {"input_tokens": characters, "output_tokens": math.ceil(part)}
             total = {"total_tokens": sum(usage.values())}
             more = {"notes": notes} if notes else {}

@@ -51,11 +51,12 @@ class Voice:
             encoder = Encoder(format, self.sample_rate)
             speech = self._speaker.stream(text, speed, max_seconds=MAX_SPEECH_SECONDS)
             give(speech.notes)
-            for piece in speech:
-                self._metrics.speech.inc(len(piece) / self.sample_rate)
-                give(encoder.push(piece))
-            give(encoder.finish())
-            return encoder.seconds
+            with encoder.file:  # at the end of the program there is nothing to write it to
+                for piece in speech:
+                    self._metrics.speech.inc(len(piece) / self.sample_rate)
+                    give(encoder.push(piece))
+                give(encoder.finish())
+                return encoder.seconds
 
         return self._workers.results(work)
 

@@ -24,7 +24,7 @@ from sbkit.inference.runtime.model import Effective, Encoded
 from sbkit.inference.runtime.shapes import Shapes
 from sbkit.inference.vad import VoiceDetector
 from sbkit.serve.app import TRANSCRIPTIONS, Service
-from sbkit.serve.limits import READY, WARMING, Limits, State
+from sbkit.serve.limits import READY, WARMING, Keys, Limits, State
 from sbkit.serve.metrics import Metrics
 from sbkit.serve.models import Model, Models
 from sbkit.serve.recognizer import Recognizer
@@ -136,6 +136,7 @@ def served(
     *,
     made: Made | None = None,
     keys: Sequence[str] = (),
+    origins: Sequence[str] = (),
     phase: str = READY,
     language: str | None = None,
     readme: str = "",
@@ -146,7 +147,7 @@ def served(
     """Serve a recognizer, and a voice if there is a speaker; the block begins in a phase."""
     bundle, tokenizer, model = made or tone_bundle(folder)
     bundle = replace(bundle, config=replace(bundle.config, language=language))
-    bounds, state = Limits(**limits), State()
+    bounds, state = Limits(**{"drain_seconds": 0.0, **limits}), State()
     workers, metrics = Workers(bounds.max_concurrent), Metrics()
     recognizer = Recognizer(
         bundle,
@@ -167,10 +168,13 @@ def served(
         declared={"device": "auto"},
         state=state,
         metrics=metrics,
+        origins=origins,
     )
     listening = bind("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-    server = Server(service, keys=keys, grace_seconds=20.0)
+    (folder / "keys").write_text("\n".join(keys))
+    guard = Keys(folder / "keys" if keys else None)
+    server = Server(service, keys=guard)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
     try:

@@ -14,7 +14,7 @@ import pytest
 
 from sbkit.base.errors import SbkitError
 from sbkit.serve.app import TRANSCRIPTIONS
-from sbkit.serve.limits import WARMING, read_keys
+from sbkit.serve.limits import STOPPING, WARMING, Keys
 from sbkit.serve.recognizer import Recognizer
 from tests.serve.server import Served, served, silence, wait_for
 
@@ -187,17 +187,18 @@ def test_a_client_that_goes_costs_nothing_more(tmp_path: Path) -> None:
 def test_a_connection_without_a_request_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sbkit.serve.server.FIRST_REQUEST", 0.2)
+    monkeypatch.setattr("sbkit.serve.server.HEADER_SECONDS", 0.2)
     with served(tmp_path) as here, connect(here) as idle, connect(here) as slow:
         slow.sendall(HEAD[:30])
         assert (idle.recv(100), slow.recv(100)) == (b"", b"")
         assert here.post(SOME).status_code == 200
 
 
-def test_a_key_is_asked_for_where_there_are_some(tmp_path: Path) -> None:
+def test_a_key_is_asked_for_where_there_are_some(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     file = tmp_path / "keys"
-    file.write_text("one\n\ntwo\n")
-    with served(tmp_path, keys=read_keys(file)) as here:
+    with served(tmp_path, keys=["one", "", "two"]) as here:
         for key, status in (("Bearer one", 200), ("bearer two", 200), ("Bearer on", 401)):
             assert here.post(SOME, headers={"Authorization": key}).status_code == status
         assert here.post(SOME, headers={"Authorization": "Basic one"}).status_code == 401
@@ -206,9 +207,17 @@ def test_a_key_is_asked_for_where_there_are_some(tmp_path: Path) -> None:
         with pytest.raises(openai.AuthenticationError):
             here.openai.models.list()
         assert here.get("/health/ready").status_code == 200
-    file.write_text("\n")
+        file.write_text("three\n")
+        here.server.read_keys()
+        assert here.post(SOME, headers={"Authorization": "Bearer three"}).status_code == 200
+        assert here.post(SOME, headers={"Authorization": "Bearer one"}).status_code == 401
+        file.write_text("\n")
+        here.server.read_keys()
+        assert "must have keys" in caplog.text
+        assert here.post(SOME, headers={"Authorization": "Bearer three"}).status_code == 200
+    assert "three" not in caplog.text
     with pytest.raises(SbkitError, match="must have keys"):
-        read_keys(file)
+        Keys(file)
 
 
 def test_it_is_not_ready_before_it_is_warm_nor_while_it_stops(
@@ -216,7 +225,10 @@ def test_it_is_not_ready_before_it_is_warm_nor_while_it_stops(
 ) -> None:
     leave, warm_up = threading.Event(), Recognizer.warm_up
     monkeypatch.setattr(Recognizer, "warm_up", lambda each: leave.wait() and warm_up(each))
-    with served(tmp_path, phase=WARMING) as here, ThreadPoolExecutor(1) as clients:
+    with (
+        served(tmp_path, phase=WARMING, drain_seconds=2.0) as here,
+        ThreadPoolExecutor(2) as clients,
+    ):
         assert here.get("/health/ready").json()["status"] == "warming up"
         assert here.post(SOME).status_code == 503
         leave.set()
@@ -228,19 +240,29 @@ def test_it_is_not_ready_before_it_is_warm_nor_while_it_stops(
             here.server.handle_exit(signal.SIGTERM, None)
             ready = here.get("/health/ready")
             assert (ready.status_code, ready.json()["status"]) == (503, "draining")
+            assert ready.headers["connection"] == "close"
+            late = clients.submit(here.post, here.say("a late dog"))
+            wait_for(lambda: here.state.in_flight == 2)
+            assert not here.state.stopping.is_set()
+            wait_for(lambda: here.state.phase == STOPPING)
             assert here.get("/health/live").status_code == 200
             refused = here.post(SOME)
-            assert (refused.status_code, "is draining" in refused.text) == (503, True)
+            assert (refused.status_code, "is stopping" in refused.text) == (503, True)
         assert queued.result().json()["text"] == "the last fox"
+        assert late.result().json()["text"] == "a late dog"
         here.thread.join(120)
         assert not here.thread.is_alive()
 
 
 def test_what_is_not_finished_within_the_grace_time_is_told(tmp_path: Path) -> None:
-    with served(tmp_path) as here, ThreadPoolExecutor(1) as clients, here.busy():
+    with (
+        served(tmp_path, drain_seconds=3600.0) as here,
+        ThreadPoolExecutor(1) as clients,
+        here.busy(),
+    ):
         queued = clients.submit(here.post, here.say("a fox"))
         wait_for(lambda: here.state.in_flight)
-        for _ in range(2):  # the second signal ends the grace time
+        for _ in range(2):  # the second signal ends the pause and the grace time
             here.server.handle_exit(signal.SIGTERM, None)
         assert queued.result().status_code == 503
 

@@ -15,6 +15,7 @@ import soundfile
 
 from recipes.synthesis.synthesizer import Speech
 from sbkit.audio.io import read_audio
+from sbkit.serve.encoder import Encoder
 from sbkit.serve.errors import ApiError
 from sbkit.serve.metrics import Metrics
 from sbkit.serve.models import Model, Models
@@ -173,10 +174,18 @@ def test_a_client_that_goes_ends_its_speech(here: Served, monkeypatch: pytest.Mo
             made += 1
             yield np.zeros(RATE, np.float32)
 
+    encoders = list[Encoder]()
+
+    def encoder(*given: Any) -> Encoder:
+        encoders.append(Encoder(*given))
+        return encoders[-1]
+
+    monkeypatch.setattr("sbkit.serve.voice.Encoder", encoder)
     monkeypatch.setattr(ToneSpeaker, "stream", lambda *_, **__: Speech(endless(), ()))
     with here.client.stream("POST", SPEECH, json={"input": "a", "response_format": "pcm"}) as some:
         next(some.iter_bytes())
     wait_for(lambda: here.state.in_flight == 0)
+    wait_for(lambda: encoders[0].file.closed)  # else its end is written when the program ends
     before = here.metric("sbkit_speech_seconds_total")
     assert before >= made - 1
     assert here.post(here.say("a fox")).json()["text"] == "a fox"

@@ -1,0 +1,209 @@
+"""Connections as they come: idle, slow, half-closed, of other sites; each answer is JSON."""
+
+import json
+import logging
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import connect as open_socket
+
+from tests.serve.server import Served, served, silence, wait_for
+from tests.serve.test_limits import SOME, connect
+from tests.serve.test_realtime import until
+
+SITE = "https://talk.example.com"
+TRUSTED = {"Origin": SITE, "Host": "talk.example.com"}
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with served(tmp_path_factory.mktemp("here"), origins=[SITE], max_seconds=20.0) as found:
+        yield found
+
+
+def read(stream: socket.socket) -> bytes:
+    """Read until the server closes."""
+    return b"".join(iter(lambda: stream.recv(10_000), b""))
+
+
+def ask(stream: socket.socket, content: bytes, end: bytes) -> bytes:
+    """Send a request, and read until the end of its answer."""
+    stream.sendall(content)
+    answer = b""
+    while end not in answer:
+        answer += stream.recv(10_000)
+    return answer
+
+
+def request(audio: bytes, *headers: str) -> bytes:
+    """Write a request for a transcript."""
+    body = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
+    body += audio + b"\r\n--x--\r\n"
+    lines = ["POST /v1/audio/transcriptions HTTP/1.1", "Host: x", f"Content-Length: {len(body)}"]
+    lines += ["Content-Type: multipart/form-data; boundary=x", *headers, "", ""]
+    return "\r\n".join(lines).encode() + body
+
+
+@pytest.mark.parametrize(
+    ("content", "status"),
+    [
+        (b"rubbish\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\n\r\n", 400),  # without a host
+        (b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 70_000, 400),
+        (request(SOME, "Transfer-Encoding: chunked"), 400),
+    ],
+)
+def test_what_is_no_http_is_refused_as_json(here: Served, content: bytes, status: int) -> None:
+    with connect(here) as stream:
+        stream.sendall(content)
+        header, _, body = read(stream).partition(b"\r\n\r\n")
+    assert header.startswith(f"HTTP/1.1 {status} ".encode())
+    assert json.loads(body)["error"]["type"] == "invalid_request_error"
+
+
+def test_a_client_that_sends_no_more_gets_its_answer(here: Served) -> None:
+    with connect(here) as stream:
+        with here.busy():
+            stream.sendall(request(here.say("a fox")))
+            stream.shutdown(socket.SHUT_WR)
+            assert stream.recv(100).startswith(b"HTTP/1.1 100 ")
+        assert b'"a fox"' in read(stream)
+
+
+def test_a_slow_second_request_is_cut(here: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sbkit.serve.server.HEADER_SECONDS", 0.3)
+    with connect(here) as stream:
+        for _ in range(2):
+            ask(stream, LIVE, b'"live"')
+        with pytest.raises(OSError):
+            for _ in range(10_000):
+                stream.sendall(b"G")
+                if not stream.recv(100):
+                    raise ConnectionResetError
+
+
+def test_connections_are_as_many_as_there_may_be(tmp_path: Path) -> None:
+    with served(tmp_path, max_connections=3) as few, ExitStack() as stack:
+        wait_for(lambda: not few.server.server_state.connections)
+        streams = [stack.enter_context(connect(few)) for _ in range(3)]
+        wait_for(lambda: len(few.server.server_state.connections) == 3)
+        with connect(few) as refused:
+            answer = read(refused)
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b"too many connections" in answer
+        streams[0].sendall(b"GET /health/live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert b'"live"' in read(streams[0])
+        assert few.get("/health/live").status_code == 200
+
+
+def test_a_fault_leaves_the_connection_open_and_is_logged(
+    here: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with connect(here) as stream, monkeypatch.context() as patched:
+        patched.setattr(here.model, "encode", lambda clips: 1 // 0)
+        assert ask(stream, request(SOME), b"}}").startswith(b"HTTP/1.1 500 ")
+        patched.undo()
+        assert ask(stream, request(SOME), b"}}").startswith(b"HTTP/1.1 200 ")
+    assert "ZeroDivisionError" in caplog.text
+
+
+LIVE = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
+HOSTS = {
+    "127.0.0.1:8000": 200,
+    "[::1]:8000": 200,
+    "localhost": 200,
+    "sbkit:8000": 200,
+    "app.localhost": 200,
+    "TALK.example.com": 200,
+    "evil.example.com:8000": 403,
+    "127.0.0.1.evil.com": 403,
+    "evil.talk.example.com": 403,
+}
+ORIGINS = {
+    None: 200,
+    SITE: 200,
+    "http://localhost:3000": 403,
+    "http://talk.example.com": 403,
+    "https://evil.example.com": 403,
+    "null": 403,
+}
+
+
+def test_a_page_of_another_site_is_refused(here: Served) -> None:
+    for host, status in HOSTS.items():
+        for path in ("/", "/card", "/health/live", "/metrics", "/v1/models"):
+            answer = here.client.get(path, headers={"Host": host})
+            assert (answer.status_code, host) == (status, host)
+    url = here.url.replace("http", "ws") + "/v1/realtime"
+    for origin, status in {here.url: 200, here.url.upper(): 200, **ORIGINS}.items():
+        answer = here.post(SOME, headers={} if origin is None else {"Origin": origin})
+        assert (answer.status_code, origin) == (status, origin)
+        if status == 403:
+            assert f"--allow-origin {origin}" in answer.json()["error"]["message"]
+        opened = 200
+        try:
+            open_socket(url, origin=origin).close()  # type: ignore[arg-type]
+        except InvalidStatus as refused:
+            opened = refused.response.status_code
+        assert (opened, origin) == (status, origin)
+
+
+def test_an_allowed_origin_may_read_the_answers(here: Served, tmp_path: Path) -> None:
+    asked = {"Access-Control-Request-Method": "POST"}
+    asked |= {"Access-Control-Request-Headers": "authorization"}
+    answer = here.client.options("/v1/audio/speech", headers=TRUSTED | asked)
+    assert answer.headers["access-control-allow-headers"] == "authorization"
+    assert here.post(SOME, headers=TRUSTED).headers["access-control-allow-origin"] == SITE
+    with served(tmp_path, origins=["*"]) as open_to_all:
+        headers = {"Host": "any.example.com", "Origin": "https://any.example.org"}
+        answer = open_to_all.post(SOME, headers=headers)
+        assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, "*")
+
+
+def test_each_request_is_a_line_without_its_contents(
+    here: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "sbkit.serve")
+    here.post(silence(2.0), data={"prompt": "secret"}, headers={"Authorization": "Bearer secret"})
+    here.post(silence(1.0), data={"stream": "true", "model": "whisper-1"})
+    here.get("/v1/no%0Awhere?key=secret")
+    here.get("/health/ready")
+    with here.openai.realtime.connect() as session:
+        until(session, "created")
+    url = here.url.replace("http", "ws")
+    for path in ("/v1/realtime?model=x", "/v1/nowhere", "/nowhere"):
+        with pytest.raises(InvalidStatus) as refused, open_socket(url + path):
+            pass
+        assert refused.value.response.status_code == 404
+        assert json.loads(refused.value.response.body)["error"]["message"]
+    wait_for(lambda: len(caplog.records) == 7)
+    lines = [record.getMessage() for record in caplog.records]
+    times = [line.split(" ")[3] for line in lines]
+    assert [line.replace(f" {time} s", "") for line, time in zip(lines, times, strict=True)] == [
+        "POST /v1/audio/transcriptions 200, 2.0 s of audio, model tones",
+        "POST /v1/audio/transcriptions 200, 1.0 s of audio, model tones",
+        r"GET /v1/no\nwhere 404",
+        "GET /v1/realtime 101, 0.0 s of audio, model tones",
+        "GET /v1/realtime 404",
+        "GET /v1/nowhere 404",
+        "GET /nowhere 404",
+    ]
+
+
+def test_a_session_has_a_longest_duration(tmp_path: Path) -> None:
+    with (
+        served(tmp_path, max_session_seconds=0.5) as here,
+        here.openai.realtime.connect() as session,
+        pytest.raises(ConnectionClosed) as closed,
+    ):
+        while True:
+            session.input_audio_buffer.clear()
+            event: Any = session.recv()
+            assert event.type in ("session.created", "input_audio_buffer.cleared")
+    assert closed.value.rcvd is not None
+    assert (closed.value.rcvd.code, "too long" in closed.value.rcvd.reason) == (1001, True)
