@@ -187,17 +187,12 @@ class Service:
 
 
 def _card_of(model: Model) -> dict[str, Any]:
-    engine = model.engine
-    card = {
-        "name": model.name,
-        "sample_rate": engine.sample_rate,
-        "effective": asdict(engine.effective),
-        "readme": model.readme,
-    }
+    engine, rate = model.engine, model.engine.sample_rate
+    card: dict[str, Any] = {"name": model.name, "readme": model.readme, "sample_rate": rate}
+    card["effective"] = asdict(engine.effective)
     if isinstance(engine, Recognizer):
-        step = engine.live and samples_to_seconds(engine.live.chunks.step, engine.sample_rate)
-        finds_turns = engine.silence is not None
-        card |= {"language": engine.language, "chunk_seconds": step, "finds_turns": finds_turns}
+        card["language"], card["finds_turns"] = engine.language, engine.silence is not None
+        card["chunk_seconds"] = engine.live and samples_to_seconds(engine.live.chunks.step, rate)
     return card
 
 

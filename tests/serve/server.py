@@ -149,9 +149,9 @@ def served(
     bounds, state = Limits(**limits), State()
     workers, metrics = Workers(bounds.max_concurrent), Metrics()
     models = list[Model]()
-    for name, each in bundles.items():
+    for name, recognizer_bundle in bundles.items():
         recognizer = Recognizer(
-            each,
+            recognizer_bundle,
             shapes=SHAPES,
             wait=0.01,
             max_seconds=bounds.max_seconds,
@@ -183,7 +183,7 @@ def served(
     finally:
         server.should_exit = True
         thread.join()
-        for served_model in models:
-            served_model.engine.close()
+        for opened in models:
+            opened.engine.close()
         workers.close()
         listening.close()
