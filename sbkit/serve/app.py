@@ -66,10 +66,11 @@ class Service:
             Route("/models", self._models),
             Route("/models/{name:path}", self._one_model),
         ]
+        guard = [Middleware(KeyGuard, keys=keys)]
         routes = [
-            Mount("/v1", routes=own, middleware=[Middleware(KeyGuard, keys=keys)]),
+            Mount("/v1", routes=own, middleware=guard),
             Route("/", self._page),
-            Route("/card", self._card),
+            Route("/card", self._card, middleware=guard),
             Route("/health/live", self._live),
             Route("/health/ready", self._ready),
             Route("/metrics", self._metrics),
