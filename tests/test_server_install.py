@@ -19,6 +19,7 @@ from sbkit.base.errors import ASKED_TO_STOP
 ROOT = Path(__file__).parents[1]
 LIMIT = 300e6  # bytes; the image has those of Python beside it, some 130 MB
 DOCKERFILE = (ROOT / "tools/serve.Dockerfile").read_text()
+IGNORED = shutil.ignore_patterns("__pycache__")
 HEAVY = ("torch", "speechbrain", "datasets", "tensorboard", "matplotlib")
 
 
@@ -45,11 +46,16 @@ def call(*command: object, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def copy_source(folder: Path) -> Path:
-    """Copy what a wheel is built from, because building leaves folders behind."""
-    shutil.copytree(ROOT / "sbkit", folder / "sbkit", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(ROOT / "recipes", folder / "recipes")
-    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, folder)
+    """Copy what the image is built from, because building leaves folders behind."""
+    (folder / "tools").mkdir(parents=True)
+    for line in (ROOT / ".dockerignore").read_text().splitlines():
+        name = line.removeprefix("!")
+        if name == line:
+            continue
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, folder / name, ignore=IGNORED)
+        else:
+            shutil.copy(ROOT / name, folder / name)
     return folder
 
 
@@ -72,7 +78,7 @@ def test_a_server_transcribes_without_torch(exported: Path, tmp_path: Path) -> N
     lists = ["-r", "/tools/runtime.txt", "-r", "/tools/serve.txt"]
     assert f"pip install --no-cache-dir {' '.join(lists)}\n" in DOCKERFILE
     assert "pip install --no-cache-dir --no-deps /wheels/*.whl\n" in DOCKERFILE
-    here = [each.replace("/tools", f"{ROOT}/tools") for each in lists]
+    here = [each.replace("/tools", f"{source}/tools") for each in lists]
     for what in (here, ["--no-deps", wheel]):
         installed = call(*pip, "install", "-q", *what, cwd=tmp_path)
         assert installed.returncode == 0, installed.stderr
@@ -97,11 +103,10 @@ def serve_without_torch(sbkit: Path, bundle: Path, audio: Path) -> None:
     """Serve as the image does, and leave when asked."""
     (entry,) = re.findall(r"^ENTRYPOINT (.*)", DOCKERFILE, re.MULTILINE)
     words = [sbkit if word == "sbkit" else word for word in json.loads(entry)]
-    words[words.index("/model")] = bundle
     words[words.index("0.0.0.0")] = "127.0.0.1"
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     with subprocess.Popen(
-        [*words, "--port", "0"], stderr=subprocess.PIPE, text=True, env=environment
+        [*words, bundle, "--port", "0"], stderr=subprocess.PIPE, text=True, env=environment
     ) as server:
         assert server.stderr is not None
         url = server.stderr.readline().split()[-1]

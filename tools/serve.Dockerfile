@@ -1,7 +1,8 @@
-# `sbkit serve` by ONNX Runtime, without torch:
+# `sbkit serve` by ONNX Runtime, without torch. Bundles and further options follow the image's name:
 #
 #     docker build -f tools/serve.Dockerfile -t sbkit-serve .
-#     docker run --read-only --tmpfs /tmp -v "$PWD/my-model:/model:ro" -p 127.0.0.1:8000:8000 sbkit-serve
+#     docker run --read-only --tmpfs /tmp -v "$PWD/my-model:/my-model:ro" \
+#         -v "$PWD/keys.txt:/keys.txt:ro" -p 8000:8000 sbkit-serve /my-model --api-key-file /keys.txt
 FROM python:3.12-slim AS build
 COPY . /source
 RUN pip wheel --no-deps --wheel-dir /wheels /source
@@ -12,5 +13,6 @@ RUN pip install --no-cache-dir -r /tools/runtime.txt -r /tools/serve.txt
 RUN --mount=from=build,source=/wheels,target=/wheels pip install --no-cache-dir --no-deps /wheels/*.whl
 USER 65534:65534
 EXPOSE 8000
-HEALTHCHECK CMD ["python", "-c", "from urllib.request import urlopen; urlopen('http://127.0.0.1:8000/health/ready')"]
-ENTRYPOINT ["sbkit", "serve", "/model", "--runtime", "onnx", "--host", "0.0.0.0"]
+# Ready is what has run every shape once: seconds for a small model, minutes for a large one.
+HEALTHCHECK --start-period=10m --interval=10s CMD ["python", "-c", "from urllib.request import urlopen; urlopen('http://127.0.0.1:8000/health/ready')"]
+ENTRYPOINT ["sbkit", "serve", "--runtime", "onnx", "--host", "0.0.0.0"]

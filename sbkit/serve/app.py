@@ -28,7 +28,7 @@ from sbkit.serve.errors import HANDLERS, ApiError, as_api_error, too_large
 from sbkit.serve.fields import STREAMED, Fields
 from sbkit.serve.limits import READY, Admission, KeyGuard, Keys, Limits, OriginGuard, State
 from sbkit.serve.metrics import Metrics, Observed, noted
-from sbkit.serve.models import Models, unknown_model
+from sbkit.serve.models import Model, Models, unknown_model
 from sbkit.serve.realtime import RealtimeSession
 from sbkit.serve.recognizer import Recognizer
 from sbkit.serve.speech import LARGEST, SpeechFields, speech_response
@@ -71,10 +71,11 @@ class Service:
             Route("/models/{name:path}", self._one_model),
             WebSocketRoute("/{path:path}", _no_socket),
         ]
+        guard = [Middleware(KeyGuard, keys=keys)]
         routes = [
-            Mount("/v1", routes=own, middleware=[Middleware(KeyGuard, keys=keys)]),
+            Mount("/v1", routes=own, middleware=guard),
             Route("/", self._page),
-            Route("/card", self._card),
+            Route("/card", self._card, middleware=guard),
             Route("/health/live", self._live),
             Route("/health/ready", self._ready),
             Route("/metrics", self._metrics),
@@ -173,21 +174,12 @@ class Service:
         return HTMLResponse(content, headers=headers)
 
     async def _card(self, request: Request) -> Response:
-        """Describe the first recognizer, for the page."""
-        engine = self.models.pick(Recognizer)
-        model = next(each for each in self.models.models if each.engine is engine)
-        live, at = engine.live, engine.sample_rate
-        content = {
-            "name": model.name,
-            "status": self.state.phase,
-            "language": engine.language,
-            "sample_rate": at,
-            "chunk_seconds": live and samples_to_seconds(live.chunks.step, at),
-            "finds_turns": engine.silence is not None,
-            "effective": asdict(engine.effective),
-            "readme": model.readme,
-        }
-        return JSONResponse(content)
+        """Describe all recognizers and voices, for the page."""
+        cards: dict[str, list[dict[str, Any]]] = {"recognizers": [], "voices": []}
+        for model in self.models.models:
+            is_recognizer = isinstance(model.engine, Recognizer)
+            cards["recognizers" if is_recognizer else "voices"].append(_card_of(model))
+        return JSONResponse({"status": self.state.phase, **cards})
 
     async def _live(self, request: Request) -> Response:
         return JSONResponse({"status": "live"})
@@ -206,6 +198,16 @@ class Service:
 
     async def _metrics(self, request: Request) -> Response:
         return Response(self.metrics.write(), media_type=CONTENT_TYPE_LATEST)
+
+
+def _card_of(model: Model) -> dict[str, Any]:
+    engine, rate = model.engine, model.engine.sample_rate
+    card: dict[str, Any] = {"name": model.name, "readme": model.readme, "sample_rate": rate}
+    card["effective"] = asdict(engine.effective)
+    if isinstance(engine, Recognizer):
+        card["language"], card["finds_turns"] = engine.language, engine.silence is not None
+        card["chunk_seconds"] = engine.live and samples_to_seconds(engine.live.chunks.step, rate)
+    return card
 
 
 async def _until_disconnected(request: Request, result: Awaitable[Result]) -> Result:

@@ -1,12 +1,13 @@
 """The options of `sbkit serve` that no other command has; it imports nothing of the server."""
 
-from sbkit.base.arguments import path, text
+from sbkit.base.arguments import flag, path, text
 
 LISTENING = (
     text("--host", "HOST", "to listen on (default: 127.0.0.1)", default="127.0.0.1"),
     text("--port", "N", "(default: 8000; 0: a free one)", type=int, default=8000),
     text("--alias", "NAME", "that clients may have for the model; repeatable", action="append"),
     path("--api-key-file", "FILE", "the keys of clients, one on each line; SIGHUP reads it again"),
+    flag("--no-key", "admit clients on other machines without a key"),
     text("--allow-origin", "URL", "whose pages may use it; repeatable, * for all", action="append"),
 )
 LIMITING = (

@@ -6,7 +6,9 @@ import logging
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import fields
+from ipaddress import ip_address
 from pathlib import Path
+from socket import socket
 from typing import Any
 
 from sbkit.base.errors import SbkitError
@@ -58,6 +60,7 @@ def serve(names: Sequence[str], folders: Sequence[Path], options: argparse.Names
     LOGGER.setLevel(logging.INFO)
     with ExitStack() as stack:
         listening = stack.enter_context(closing(bind(options.host, options.port)))
+        _require_keys(listening, options)
         workers = stack.enter_context(closing(Workers(limits.max_concurrent)))
         models = list[Model]()
         if (detector := options.vad) is not None:
@@ -87,6 +90,16 @@ def serve(names: Sequence[str], folders: Sequence[Path], options: argparse.Names
         server = Server(service, keys=keys)
         server.run(sockets=[listening])
     return server.exit_code()
+
+
+def _require_keys(listening: socket, options: argparse.Namespace) -> None:
+    """Raise SbkitError where other machines reach an address without keys."""
+    is_local = ip_address(listening.getsockname()[0]).is_loopback
+    if not (is_local or options.no_key or options.api_key_file):
+        raise SbkitError(
+            f"`--host {options.host}` admits clients on other machines, which needs keys. Pass "
+            "--api-key-file FILE, or --no-key to admit everyone."
+        )
 
 
 def _open(

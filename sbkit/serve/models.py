@@ -29,18 +29,15 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True)
 class Models:
-    """All bundles that are served; an alias means the first recognizer, or the first voice.
-
-    aliases: of recognizers, and of voices.
-    """
+    """All bundles that are served; an alias means the first one of its kind."""
 
     models: Sequence[Model]
-    aliases: Mapping[type[Recognizer] | type[Voice], Sequence[str]]
+    aliases: Mapping[type, Sequence[str]]
 
     @property
     def names(self) -> list[str]:
         """All names that clients may use."""
-        names = [each.name for each in self.models]
+        names = (model.name for model in self.models)
         return [*dict.fromkeys(chain(names, *self.aliases.values()))]
 
     def pick(self, kind: type[Engine], name: str = "") -> Engine:

@@ -142,23 +142,27 @@ def served(
     readme: str = "",
     detector: VoiceDetector | None = None,
     speaker: Any = None,
+    beside: Made | None = None,
     **limits: Any,
 ) -> Iterator[Served]:
-    """Serve a recognizer, and a voice if there is a speaker; the block begins in a phase."""
+    """Serve a recognizer, one beside it, and a voice if there is a speaker, from a phase on."""
     bundle, tokenizer, model = made or tone_bundle(folder)
     bundle = replace(bundle, config=replace(bundle.config, language=language))
+    bundles = {"tones": bundle} if beside is None else {"tones": bundle, "beside": beside[0]}
     bounds, state = Limits(**{"drain_seconds": 0.0, **limits}), State()
     workers, metrics = Workers(bounds.max_concurrent), Metrics()
-    recognizer = Recognizer(
-        bundle,
-        shapes=SHAPES,
-        wait=0.01,
-        max_seconds=bounds.max_seconds,
-        workers=workers,
-        metrics=metrics,
-        detector=detector,
-    )
-    models = [Model(name="tones", engine=recognizer, readme=readme)]
+    models = list[Model]()
+    for name, recognizer_bundle in bundles.items():
+        recognizer = Recognizer(
+            recognizer_bundle,
+            shapes=SHAPES,
+            wait=0.01,
+            max_seconds=bounds.max_seconds,
+            workers=workers,
+            metrics=metrics,
+            detector=detector,
+        )
+        models.append(Model(name=name, engine=recognizer, readme=readme))
     if speaker is not None:
         voice = Voice(speaker, workers=workers, metrics=metrics)
         models.append(Model(name="anna", engine=voice))
@@ -185,6 +189,7 @@ def served(
     finally:
         server.should_exit = True
         thread.join()
-        recognizer.close()
+        for opened in models:
+            opened.engine.close()
         workers.close()
         listening.close()

@@ -113,7 +113,8 @@ def test_a_streaming_bundle_says_the_same_live_as_of_the_file(
     streaming: Path, runtime: str
 ) -> None:
     with serving(streaming, "--runtime", runtime) as (client, process):
-        assert client.get("/card").json()["chunk_seconds"] == 0.64
+        (card,) = client.get("/card").json()["recognizers"]
+        assert card["chunk_seconds"] == 0.64
         answer = client.post("/v1/audio/transcriptions", files={"file": as_wav(NOISE)})
         openai = OpenAI(base_url=f"{client.base_url}/v1", api_key="none")
         with openai.realtime.connect() as session:
@@ -233,5 +234,8 @@ def test_it_does_not_start_where_it_cannot(tmp_path: Path) -> None:
             run(["serve", str(bundle), "--port", port])
     with pytest.raises(SbkitError, match="must be an address"):
         run(["serve", str(bundle), "--host", "nowhere.invalid"])
+    for host in ("0.0.0.0", "::"):
+        with pytest.raises(SbkitError, match="on other machines, which needs keys"):
+            run(["serve", str(bundle), "--host", host, "--port", "0"])
     with pytest.raises(SbkitError, match="must have different names"):
         run(["serve", str(bundle), str(bundle)])

@@ -203,7 +203,8 @@ def test_a_key_is_asked_for_where_there_are_some(
             assert here.post(SOME, headers={"Authorization": key}).status_code == status
         assert here.post(SOME, headers={"Authorization": "Basic one"}).status_code == 401
         assert here.post(SOME).status_code == 401
-        assert here.get("/v1/models").json()["error"]["code"] == "invalid_api_key"
+        for path in ("/v1/models", "/card"):
+            assert here.get(path).json()["error"]["code"] == "invalid_api_key"
         with pytest.raises(openai.AuthenticationError):
             here.openai.models.list()
         assert here.get("/health/ready").status_code == 200

@@ -11,9 +11,9 @@ from selenium.webdriver.common.keys import Keys
 
 from sbkit.audio.resample import resample_by_numpy
 from tests.browser import open_browser, require_quiet, visit
-from tests.inference.tones import silence, speak
+from tests.inference.tones import silence, speak, tone_bundle
 from tests.logs.test_report_in_browser import find, wait
-from tests.serve.server import Served, served
+from tests.serve.server import Made, Served, ToneSpeaker, served
 from tests.serve.test_realtime import live_bundle
 
 pytestmark = pytest.mark.browser
@@ -43,8 +43,15 @@ def live(folder: Path) -> Iterator[Served]:
 
 
 @pytest.fixture(scope="module")
-def whole(folder: Path) -> Iterator[Served]:
-    with served(folder, keys=["secret"]) as here:
+def beside(folder: Path) -> Made:
+    return tone_bundle(folder)
+
+
+@pytest.fixture(scope="module")
+def whole(folder: Path, beside: Made) -> Iterator[Served]:
+    made = tone_bundle(folder)
+    speaker = ToneSpeaker(made[1])
+    with served(folder, made=made, keys=["secret"], speaker=speaker, beside=beside) as here:
         yield here
 
 
@@ -94,18 +101,24 @@ def test_a_microphone_is_transcribed_while_it_is_heard(browser: Any, live: Serve
 
 
 def test_a_file_is_transcribed_by_a_model_of_whole_clips(
-    browser: Any, whole: Served, folder: Path
+    browser: Any, whole: Served, beside: Made, folder: Path
 ) -> None:
     soundfile.write(folder / "talk.flac", speak(whole.tokenizer, TEXTS[0]), 16_000)
     visit(browser, whole.url, width=390)
-    wait(find(browser, "#record")[0].is_enabled)
-    assert "after each recording" in find(browser, "#card")[0].text
-    file, key = find(browser, "#file")[0], find(browser, "#secret")[0]
-    file.send_keys(str(folder / "talk.flac"))
+    (key,), (file,) = find(browser, "#secret"), find(browser, "#file")
     wait(key.is_displayed)
+    file.send_keys(str(folder / "talk.flac"))
+    wait(lambda: "talk.flac is sent once there is a key" in find(browser, "#text")[0].text)
     assert "key of this server" in find(browser, "#error")[0].text
     key.send_keys("secret\n")
+    wait(lambda: words(browser) == TEXTS[0].split())
+    assert not key.is_displayed()
+    find(browser, "#model option")[1].click()
+    wait(lambda: browser.title == "beside")
+    assert "after each recording" in find(browser, "#card")[0].text
+    batches = len(beside[2].batches)
     file.send_keys(str(folder / "talk.flac"))
+    wait(lambda: len(beside[2].batches) > batches)
     wait(lambda: words(browser) == TEXTS[0].split())
     first = find(browser, "#text .word")[0]
     wait(find(browser, "#play")[0].is_enabled)
@@ -115,6 +128,19 @@ def test_a_file_is_transcribed_by_a_model_of_whole_clips(
     wait(lambda: browser.execute_script("return player.currentTime") > 1.2)  # brown
     browser.get_log("browser")  # of the answer 401
     require_quiet(browser, whole.url)
+
+
+def test_a_voice_is_heard(browser: Any, whole: Served) -> None:
+    """The page has the key of the test before."""
+    find(browser, "#sentence")[0].send_keys("a fox")
+    find(browser, "#speak")[0].click()
+    wait(lambda: browser.execute_script("return spoken.ended"))
+    assert browser.execute_script("return spoken.duration") == pytest.approx(0.6, abs=0.1)
+    find(browser, "#sentence")[0].send_keys(" 2")
+    find(browser, "#speak")[0].click()
+    wait(lambda: "must have letters alone" in find(browser, "#error")[0].text)
+    browser.get_log("browser")  # of the answer 400
+    require_quiet(browser, "")
 
 
 def test_a_turn_of_a_model_of_whole_clips_ends_with_the_recording(

@@ -91,8 +91,8 @@ class Grid:
     @property
     def combinations(self) -> list[tuple[int, float, str]]:
         """Return all batch sizes, lengths and ways of padding; one clip cannot be ragged."""
-        every = product(self.batches, self.seconds, PADDINGS)
-        return [each for each in every if each[0] > 1 or each[2] != "ragged"]
+        combinations = product(self.batches, self.seconds, PADDINGS)
+        return [(b, s, padding) for b, s, padding in combinations if b > 1 or padding != "ragged"]
 
     def cases(self, sample_rate: int) -> Iterator[Case]:
         """Yield every combination, filled with noise that grows and fades four times a second."""
@@ -270,9 +270,10 @@ def cases(grid: Grid, held_out: HeldOut | str, rate: int) -> Iterator[Case]:
     """Yield the batches of the grid, and those of the held-out clips; show the progress."""
     sets = [] if isinstance(held_out, str) else [*held_out.values()]
     batches = (batch for rows in sets for batch in read_whole_clips(rows, rate))
+    held_out_cases = (_held_out_case([*batch.values()]) for batch in batches)
     clips = sum(batch for batch, *_ in grid.combinations) + sum(map(len, sets))
     with shown("comparing with the trained model", clips) as advance:
-        for case in chain(grid.cases(rate), (_held_out_case([*each.values()]) for each in batches)):
+        for case in chain(grid.cases(rate), held_out_cases):
             yield case
             advance(len(case.lengths))
 
