@@ -13,6 +13,7 @@ import pytest
 import soundfile
 
 from sbkit.audio.io import read_audio
+from sbkit.serve.encoder import Encoder
 from sbkit.serve.errors import ApiError
 from sbkit.serve.metrics import Metrics
 from sbkit.serve.models import Model, Models
@@ -67,6 +68,12 @@ def test_a_wav_has_no_end_in_its_header(here: Served) -> None:
     content = create(here, TEXT, response_format="wav").content
     assert content[4:8] == content[40:44] == b"\xff" * 4
     assert soundfile.info(io.BytesIO(content)).samplerate == 24_000
+
+
+def test_what_is_too_loud_is_clipped() -> None:
+    encoder = Encoder("pcm", 24_000)
+    content = encoder.push(np.array([1.5, -1.5, 0.5], np.float32)) + encoder.finish()
+    assert np.frombuffer(content, "<i2").tolist() == pytest.approx([32767, -32768, 16384], abs=1)
 
 
 def test_it_comes_sentence_by_sentence_in_events_too(here: Served) -> None:
