@@ -173,9 +173,9 @@ def test_a_file_that_breaks_off_leaves_the_next_one_whole(tmp_path: Path) -> Non
     """Where it breaks, a piece of it is known whose end the next one would have."""
     transcriber, tokenizer, _ = tone_transcriber(tmp_path)
     file = tmp_path / "broken.flac"
-    soundfile.write(file, speak(tokenizer, say(75)), RATE)
+    soundfile.write(file, speak(tokenizer, say(130)), RATE)
     content = bytearray(file.read_bytes())
-    damaged = len(content) * 4 // 5
+    damaged = len(content) * 19 // 20
     content[damaged : damaged + 2000] = bytes(2000)
     file.write_bytes(content)
     broken, whole = transcriber.stream([file, speak(tokenizer, SENTENCES[0])], RATE)
