@@ -179,7 +179,7 @@ def test_a_file_that_breaks_off_leaves_the_next_one_whole(tmp_path: Path) -> Non
     content[damaged : damaged + 2000] = bytes(2000)
     file.write_bytes(content)
     broken, whole = transcriber.stream([file, speak(tokenizer, SENTENCES[0])], RATE)
-    assert "damaged" in str(broken)
+    assert isinstance(broken, SbkitError)
     assert isinstance(whole, Transcript) and whole.text == SENTENCES[0]
 
 
