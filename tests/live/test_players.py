@@ -61,6 +61,7 @@ def test_a_loudspeaker_waits_by_its_clock(
 
         def wait(self, timeout: float | None = None) -> bool:
             streams[0].time += timeout or 0.0
+            assert streams[0].time < 20
             return True
 
     monkeypatch.setattr(threading, "Condition", Clock)
