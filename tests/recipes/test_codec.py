@@ -14,6 +14,7 @@ import pytest
 import soundfile
 import torch
 from safetensors.torch import load_file
+from speechbrain import Stage
 from torch import nn
 from torchaudio.functional import melscale_fbanks
 
@@ -34,10 +35,13 @@ from sbkit.base.errors import SbkitError
 from sbkit.check.check import check_planned_run
 from sbkit.check.planned_run import PlannedRun
 from sbkit.cli import run as sbkit
+from sbkit.config.hparams import load_hparams, parse_overrides
+from sbkit.data.batches.batch import Batch, collate_audio
 from sbkit.inference.bundle.export import export_run
 from sbkit.inference.formats.parity import Grid
 from sbkit.inference.runtime.torch_model import load_bundle
 from sbkit.logs.log import read_log
+from sbkit.models.loss import Loss
 from tests import processes
 from tests.runs import ROOT, Workplace, last_parameters, read_json, train_here, with_sgd
 
@@ -140,6 +144,49 @@ def test_a_discriminator_learns_where_it_has_weight(
     without, with_it = last_parameters(trained), last_parameters(tmp_path)
     of_it = [name for name in without if ".stacks." in name]
     assert of_it and not any(torch.equal(without[name], with_it[name]) for name in of_it)
+
+
+def test_losses_are_weighed_and_of_clips_that_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second clip only fills a rank's share; of the third there is less."""
+    overrides = parse_overrides([*TINY, f"--output_folder={tmp_path}"])
+    hparams = load_hparams(ROOT / "hparams/codec.yaml", overrides)
+    modules, device = {"model": hparams["model"]}, {"device": "cpu"}
+    brain = CodecBrain(modules=modules, hparams=hparams, run_opts=device)
+    random = np.random.default_rng(0)
+    rows = [
+        {"id": str(n), "audio": random.normal(0, 3000, size).astype(np.int16), "percent": 100}
+        | {"samples": size, "weight": weight}
+        for n, (size, weight) in enumerate(((8000, 1), (8000, 0), (5000, 1)))
+    ]
+    batch = Batch(**collate_audio(rows, RATE))
+    outputs = brain.compute_forward(batch, Stage.VALID)
+    audio, decoded, lengths = outputs.audio, outputs.decoded, outputs.lengths
+    assert audio.abs().max() < 1 and outputs.frames.tolist() == [20, 20, 13]
+    assert decoded[2, :5000].any() and not decoded[2, 5000:].any()
+    scores = brain.score(outputs, batch)
+    assert [each.codes.shape for each in scores] == [(20, 2), (20, 2), (13, 2)]
+    assert scores[2].distance == pytest.approx(outputs.distance[2].item() / 13)
+    weights = {"mel_weight": 2.0, "spectral_weight": 3.0}
+    for name, value in weights.items():
+        monkeypatch.setattr(brain.hparams, name, value)
+    spectral, mask = spectral_distance(decoded, audio, lengths), torch.tensor([1, 0, 1])
+    expected = 2.0 * 400 * outputs.distance + 3.0 * spectral
+    alone = brain.compute_objectives(outputs, batch, Stage.TRAIN)
+    assert isinstance(alone, Loss) and alone.counts.tolist() == [8000, 0, 5000]
+    torch.testing.assert_close(alone.sums, expected * mask)
+    monkeypatch.setattr(brain.hparams, "adversarial_weight", 0.5)
+    tell, both = brain.hparams.discriminator, brain.compute_objectives(outputs, batch, Stage.TRAIN)
+    assert isinstance(both, dict)
+    fooled = expected + 0.5 * lengths * tell(decoded, lengths, 1.0)
+    torch.testing.assert_close(both["generator"].sums, fooled * mask)
+    told = tell(audio, lengths, 1.0) + tell(decoded, lengths, 0.0)
+    torch.testing.assert_close(both["discriminator"].sums, told * mask)
+    assert both["discriminator"].counts.tolist() == [1, 0, 1]
+    both["discriminator"].sums.sum().backward()
+    assert all(each.grad is None for each in brain.codec.decoder.parameters())
+    assert all(each.grad is not None for each in tell.parameters())
 
 
 @pytest.mark.slow
