@@ -186,10 +186,12 @@ def test_a_word_begun_pays_its_best_unigram_at_once_and_the_rest_at_its_end() ->
     assert end == pytest.approx(log_prob("ab", (1,)) - log_prob("ab"))
 
 
-def test_tokens_below_the_threshold_are_not_appended_but_the_best_one_is() -> None:
+def test_tokens_below_the_threshold_and_after_the_likeliest_are_not_appended() -> None:
     log_probs = np.log([[0.1, 0.2, 0.4, 0.3], [0.97, 0.01, 0.01, 0.01]])
     some = make_frames(log_probs, replace(SETTINGS, token_threshold=float(np.log(0.25))))
     assert [[token for token, _ in frame.candidates] for frame in some] == [[2, 3], [1, 2, 3]]
+    two = make_frames(log_probs, replace(SETTINGS, most_tokens=2))
+    assert [[token for token, _ in frame.candidates] for frame in two] == [[2, 3], [1, 2, 3]]
     without = make_frames(log_probs, replace(SETTINGS, token_threshold=0.0, excluded=(2,)))
     assert [[token for token, _ in frame.candidates] for frame in without] == [[3], [1, 3]]
 

@@ -1,6 +1,7 @@
 """Voice activity: the same segments however audio is cut, and rules that do what they say."""
 
 import copy
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,6 +36,27 @@ def test_rules(
     runs: tuple[float, ...], rules: dict[str, float], expected: list[tuple[float, float]]
 ) -> None:
     assert find(tell(*is_speech(*runs)), **rules) == expected
+
+
+class LateFrames(ToldFrames):
+    """Each frame judges the one that came four before it."""
+
+    delay = 4
+
+    def start(self) -> Any:
+        return np.zeros(self.delay)
+
+    def advance(self, samples: Samples, state: Any) -> tuple[Any, Any]:
+        frames = np.concatenate([state, super().advance(samples, 0)[0]])
+        return frames[: -self.delay], frames[-self.delay :]
+
+
+def test_a_model_that_judges_later_moves_no_speech() -> None:
+    detector = VoiceDetector(LateFrames(), BARE)
+    events, _ = detector.push(tell(*is_speech(1, 1, 1)), detector.start())
+    assert [each.kind for each in events] == ["started", "stopped"]
+    assert [each.seconds for each in events] == pytest.approx([1.0, 2.0])
+    assert [each.known for each in events] == pytest.approx([1.0 + 0.1 + 0.08, 2.0 + 0.3 + 0.08])
 
 
 def test_speech_begins_at_the_onset_and_goes_on_above_the_offset() -> None:

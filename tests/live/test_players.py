@@ -53,21 +53,32 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> list[Stream]:
     return made
 
 
-def test_a_loudspeaker_waits_by_its_clock(streams: list[Stream]) -> None:
+def test_a_loudspeaker_waits_by_its_clock(
+    streams: list[Stream], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Clock(threading.Condition):
+        """Wait by moving the clock of the device."""
+
+        def wait(self, timeout: float | None = None) -> bool:
+            streams[0].time += timeout or 0.0
+            assert streams[0].time < 20
+            return True
+
+    monkeypatch.setattr(threading, "Condition", Clock)
     speakers = Speakers(RATE)
+    (stream,) = streams
     speakers.wait(0.0)  # nothing is left
     speakers.play(np.arange(1, 3001, dtype=np.int16))
     speakers.play(np.arange(3001, 4001, dtype=np.int16))
     speakers.wait(0.5 + LATENCY)
-    (stream,) = streams
-    waiting = threading.Thread(target=speakers.wait, args=[0.1])
-    waiting.start()
-    assert stream.move(2500) == [*range(1, 2501)]
-    assert stream.move(2500) == [*range(2501, 4001), *[0] * 1000]
-    assert waiting.is_alive()  # 0.125 s of the delay are left
-    stream.time += 0.05
-    waiting.join(60)
-    assert not waiting.is_alive()
+    assert stream.time == 10.0
+    speakers.wait(0.1)
+    assert stream.time == pytest.approx(10.0 + LATENCY + 0.5 - 0.1)
+    assert [*stream.move(2500), *stream.move(2500)] == [*range(1, 4001), *[0] * 1000]
+    late = stream.time
+    speakers.play(np.ones(800, np.int16))
+    speakers.wait(0.0)
+    assert stream.time == pytest.approx(late + LATENCY + 0.1)
 
 
 def test_what_is_left_is_dropped(streams: list[Stream]) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
+from sbkit.decoding.alignment import WordOffsets
 from sbkit.inference.vad import SpeechRules, VoiceDetector
 from sbkit.live.endpoint import EndpointRules
 from sbkit.live.recognizer import LiveRecognizer
@@ -107,6 +108,31 @@ def test_a_long_utterance_is_ended_and_goes_on_in_the_next(tmp_path: Path) -> No
     assert f"{first.text}{second.text}".replace(" ", "") == "jumpsoveralazydog"
 
 
+def test_events_have_the_times_of_the_stream(tmp_path: Path) -> None:
+    """A chunk is 0.64 s, a letter 0.12 s, and each word may reach 9 frames into what follows."""
+    recognizer, tokenizer, _ = live_tones(tmp_path)
+    aligner = replace(recognizer.decoder.aligner, offsets=WordOffsets(0.0, 9.0))
+    recognizer.decoder = replace(recognizer.decoder, aligner=aligner)
+    audio = [speak(tokenizer, "the dog"), silence(1.4), speak(tokenizer, "a fox"), silence(0.2)]
+    session = Session(recognizer, start=10 * RATE)
+    events = [*session.push(np.concatenate(audio)), *session.finish()]
+    assert [(type(each), each.seconds) for each in events] == [
+        *((Partial, 10.64), (Partial, 11.28)),
+        *((Endpoint, 12.56), (Final, 12.56), (Partial, 12.56)),
+        *((Partial, 13.04), (Final, 13.04)),
+    ]
+    first, second = finals(events)
+    assert (first.start, first.end) == (10.0, 12.0)  # 1.2 s after the last tone
+    assert (second.start, second.end) == (12.0, 13.04)
+    for final, expected in (
+        (first, [("the", 10.0, 10.4), ("dog", 10.4, 11.16)]),
+        (second, [("a", 12.24, 12.4), ("fox", 12.4, 13.04)]),
+    ):
+        assert [word.text for word in final.words] == [text for text, *_ in expected]
+        times = [time for word in final.words for time in (word.start, word.end)]
+        assert times == pytest.approx([time for _, *span in expected for time in span])
+
+
 def test_text_so_far_grows_and_says_what_will_stay(tmp_path: Path) -> None:
     recognizer, tokenizer, _ = live_tones(tmp_path, **BEAM)
     events = run(recognizer, [speak(tokenizer, "the quick brown fox")])
@@ -125,15 +151,23 @@ def test_text_so_far_grows_and_says_what_will_stay(tmp_path: Path) -> None:
 def test_two_continuations_of_one_session(decoder: dict[str, Any], tmp_path: Path) -> None:
     recognizer, tokenizer, _ = live_tones(tmp_path, **decoder)
     texts = ("the quick brown fox", "the quick dog")
-    spoken = [speak(tokenizer, text) for text in texts]
     shared = LETTER * STEP * len("the quick")
-    session = Session(recognizer)
-    session.push(np.concatenate([spoken[0][:shared], silence(0.2)]))
-    copies = [session.copy() for _ in texts]
-    for one, audio in zip(copies, spoken, strict=True):
-        one.push(audio[shared:])
-    assert [finals(one.finish())[0].text for one in copies] == [*texts]
-    assert finals(session.finish())[0].text == "the quick"
+    spoken = [np.append(speak(tokenizer, text), silence(2.0)) for text in texts]
+    begun = np.append(spoken[0][:shared], silence(0.2))
+    for detector in (None, VoiceDetector(SpeechUntil(1.5))):
+        session, expected = Session(recognizer, detector=detector), []
+        session.push(begun)
+        copies = [session.copy() for _ in texts]
+        for text, audio in zip(texts, spoken, strict=True):
+            alone = Session(recognizer, detector=detector)
+            alone.push(begun)
+            expected.append([*alone.push(audio[shared:]), *alone.finish()])
+            assert [each.text for each in finals(expected[-1])] == [text]
+        events = [one.push(audio[shared:]) for one, audio in zip(copies, spoken, strict=True)]
+        for one, some in zip(copies, events, strict=True):
+            some += one.finish()
+        assert events == expected
+        assert finals(session.finish())[0].text == "the quick"
 
 
 def test_sessions_of_any_age_are_one_batch_and_say_the_same(tmp_path: Path) -> None:

@@ -14,12 +14,20 @@ import pytest
 import soundfile
 import torch
 from safetensors.torch import load_file
+from speechbrain import Stage
 from torch import nn
+from torchaudio.functional import melscale_fbanks
 
 from recipes.codec.brain import CodecBrain
 from recipes.codec.codec import Codec, windows
-from recipes.codec.losses import spectral_distance
-from recipes.codec.parts import FiniteScalarQuantizer
+from recipes.codec.losses import mel_distance, spectral_distance
+from recipes.codec.parts import (
+    Decoder,
+    Encoder,
+    FiniteScalarQuantizer,
+    LogMel,
+    fourier_basis,
+)
 from recipes.codec.recipe import CODEC
 from recipes.codec.space import HEADER, Coded, CodeSpace, read_codes, write_codes
 from recipes.codec.statistics import CodedUtterance, measure, report
@@ -27,10 +35,13 @@ from sbkit.base.errors import SbkitError
 from sbkit.check.check import check_planned_run
 from sbkit.check.planned_run import PlannedRun
 from sbkit.cli import run as sbkit
+from sbkit.config.hparams import load_hparams, parse_overrides
+from sbkit.data.batches.batch import Batch, collate_audio
 from sbkit.inference.bundle.export import export_run
 from sbkit.inference.formats.parity import Grid
 from sbkit.inference.runtime.torch_model import load_bundle
 from sbkit.logs.log import read_log
+from sbkit.models.loss import Loss
 from tests import processes
 from tests.runs import ROOT, Workplace, last_parameters, read_json, train_here, with_sgd
 
@@ -135,6 +146,49 @@ def test_a_discriminator_learns_where_it_has_weight(
     assert of_it and not any(torch.equal(without[name], with_it[name]) for name in of_it)
 
 
+def test_losses_are_weighed_and_of_clips_that_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second clip only fills a rank's share; of the third there is less."""
+    overrides = parse_overrides([*TINY, f"--output_folder={tmp_path}"])
+    hparams = load_hparams(ROOT / "hparams/codec.yaml", overrides)
+    modules, device = {"model": hparams["model"]}, {"device": "cpu"}
+    brain = CodecBrain(modules=modules, hparams=hparams, run_opts=device)
+    random = np.random.default_rng(0)
+    rows = [
+        {"id": str(n), "audio": random.normal(0, 3000, size).astype(np.int16), "percent": 100}
+        | {"samples": size, "weight": weight}
+        for n, (size, weight) in enumerate(((8000, 1), (8000, 0), (5000, 1)))
+    ]
+    batch = Batch(**collate_audio(rows, RATE))
+    outputs = brain.compute_forward(batch, Stage.VALID)
+    audio, decoded, lengths = outputs.audio, outputs.decoded, outputs.lengths
+    assert audio.abs().max() < 1 and outputs.frames.tolist() == [20, 20, 13]
+    assert decoded[2, :5000].any() and not decoded[2, 5000:].any()
+    scores = brain.score(outputs, batch)
+    assert [each.codes.shape for each in scores] == [(20, 2), (20, 2), (13, 2)]
+    assert scores[2].distance == pytest.approx(outputs.distance[2].item() / 13)
+    weights = {"mel_weight": 2.0, "spectral_weight": 3.0}
+    for name, value in weights.items():
+        monkeypatch.setattr(brain.hparams, name, value)
+    spectral, mask = spectral_distance(decoded, audio, lengths), torch.tensor([1, 0, 1])
+    expected = 2.0 * 400 * outputs.distance + 3.0 * spectral
+    alone = brain.compute_objectives(outputs, batch, Stage.TRAIN)
+    assert isinstance(alone, Loss) and alone.counts.tolist() == [8000, 0, 5000]
+    torch.testing.assert_close(alone.sums, expected * mask)
+    monkeypatch.setattr(brain.hparams, "adversarial_weight", 0.5)
+    tell, both = brain.hparams.discriminator, brain.compute_objectives(outputs, batch, Stage.TRAIN)
+    assert isinstance(both, dict)
+    fooled = expected + 0.5 * lengths * tell(decoded, lengths, 1.0)
+    torch.testing.assert_close(both["generator"].sums, fooled * mask)
+    told = tell(audio, lengths, 1.0) + tell(decoded, lengths, 0.0)
+    torch.testing.assert_close(both["discriminator"].sums, told * mask)
+    assert both["discriminator"].counts.tolist() == [1, 0, 1]
+    both["discriminator"].sums.sum().backward()
+    assert all(each.grad is None for each in brain.codec.decoder.parameters())
+    assert all(each.grad is not None for each in tell.parameters())
+
+
 @pytest.mark.slow
 @pytest.mark.ddp
 def test_two_ranks_take_the_steps_of_one(workplace: Workplace, tmp_path: Path) -> None:
@@ -163,6 +217,60 @@ def test_spectra_of_twice_the_level_are_as_far_as_the_definition_says() -> None:
     assert found.tolist() == pytest.approx(expected, rel=1e-3)
     quiet = 1e-6 * audio[:1]  # under the floor, which no ear hears
     assert spectral_distance(2 * quiet, quiet, torch.tensor([2048])).item() < 1
+
+
+def test_features_are_log_mel_of_windows_around_their_hop() -> None:
+    """Hann windows of four hops, 30 samples before their hop and 30 after it; two to a frame."""
+    features = LogMel(n_mels=5, hop=20, sample_rate=2000)
+    audio = torch.randn(2, 130, generator=torch.Generator().manual_seed(0))
+    audio[1, 70:] = 0
+    found, frames = features(audio, torch.tensor([130, 70]))
+    assert (found.shape, frames.tolist()) == ((2, 4, 10), [4, 2])
+    filters = melscale_fbanks(41, 20.0, 1000.0, 5, 2000)
+    padded = torch.nn.functional.pad(audio, (30, 60))
+    for row, hop in ((0, 0), (0, 3), (0, 7), (1, 3)):
+        window = padded[row, 20 * hop : 20 * hop + 80] * torch.hann_window(80)
+        expected = (torch.fft.rfft(window).abs() @ filters).clamp(min=1e-5).log()
+        there = found[row, hop // 2, 5 * (hop % 2) : 5 * (hop % 2) + 5]
+        torch.testing.assert_close(there, expected, atol=1e-3, rtol=1e-3)
+    assert not found[1, 2:].any()
+    distance = mel_distance(features, 2 * audio, audio, torch.tensor([130, 70]))
+    assert distance.tolist() == pytest.approx([4 * math.log(2), 2 * math.log(2)], rel=1e-2)
+
+
+def test_the_spectra_of_a_sound_become_the_sound_again() -> None:
+    decoder = Decoder(hop=20, d_model=4, d_ffn=8, num_layers=1, num_fine_layers=1)
+    audio = torch.randn(1, 200, generator=torch.Generator().manual_seed(0))
+    windows = torch.nn.functional.pad(audio, (30, 30)).unfold(1, 80, 20)
+    real, imaginary = (windows @ fourier_basis(80)).chunk(2, 2)
+    spectra = torch.complex(real, imaginary)
+    head = torch.cat([spectra.abs().log(), spectra.angle()], 2)
+    with patch.object(decoder.head, "forward", lambda x: head):
+        sound = decoder(torch.zeros(1, 5, 4), torch.ones(1, 5, 1))
+        torch.testing.assert_close(sound[:, 30:-30], audio[:, 30:-30], atol=1e-5, rtol=1e-4)
+        half = decoder(torch.zeros(1, 5, 4), torch.tensor([1.0, 1, 0, 0, 0]).view(1, 5, 1))
+    assert not half[:, 80 + 30 :].any() and half[:, 80 : 80 + 30].any()
+    # states three frames away, and windows, are all that a sample is made of
+    assert (decoder.context, Encoder(n_mels=5, d_model=4, d_ffn=8, num_layers=2).context) == (6, 7)
+
+
+def test_levels_are_rounded_and_their_gradient_is_that_of_no_rounding() -> None:
+    """By the definition: digits of the channels, the first one the lowest."""
+    quantizer = FiniteScalarQuantizer(d_model=2, groups=1, levels=[4, 3])
+    with torch.no_grad():
+        for layer in (quantizer.to_levels, quantizer.from_levels):
+            layer.weight.copy_(torch.eye(2))
+            layer.bias.zero_()
+    inputs = torch.tensor([[[-9.0, -9.0], [9.0, -9.0], [0.1, 0.1], [-9.0, 9.0]]])
+    inputs.requires_grad_()
+    states, codes = quantizer(inputs)
+    assert codes.flatten().tolist() == [0 + 4 * 0, 3 + 4 * 0, 2 + 4 * 1, 0 + 4 * 2]
+    expected = [[-1.0, -1.0], [1.0, -1.0], [1 / 3, 0.0], [-1.0, 1.0]]
+    torch.testing.assert_close(states[0], torch.tensor(expected))
+    states.sum().backward()
+    assert inputs.grad is not None
+    slopes = inputs.grad[0, 2]
+    assert slopes.tolist() == pytest.approx([1.001 * 0.8, 1.001], abs=0.12)
 
 
 def test_quantizer_decodes_what_it_rounded() -> None:

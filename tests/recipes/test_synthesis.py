@@ -5,12 +5,15 @@ import json
 import math
 import os
 import shutil
+import struct
 from base64 import b64encode
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from itertools import combinations, product
+from itertools import combinations, groupby, product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -26,13 +29,14 @@ from recipes.synthesis.alignment import (
     diagonal_prior,
     find_durations,
     find_misaligned,
+    forward_sum,
     frame_index,
     mean_by_symbol,
 )
 from recipes.synthesis.brain import SynthesisBrain
 from recipes.synthesis.data import SpokenBatch, SpokenCollate
 from recipes.synthesis.pitch import continuous, track_pitch
-from recipes.synthesis.sherpa_voice import tokens_of
+from recipes.synthesis.sherpa_voice import as_vits, tokens_of
 from recipes.synthesis.symbols import ESPEAK, read_texts, to_symbols
 from recipes.synthesis.synthesizer import LONGEST_TEXT, PAUSE, Synthesizer
 from sbkit.audio.io import to_int16
@@ -88,6 +92,7 @@ def test_it_is_trained_and_lists_misaligned_clips(trained: Path) -> None:
     assert {"pitch_error", "length_ratio", "misaligned"} <= tested.keys()
     assert (trained / "misaligned.tsv").read_text().startswith("id\n")
     drawn = (trained / "speech_test.png").read_bytes()
+    assert struct.unpack(">II", drawn[16:24]) == (14 * 80, 3 * 3 * 80)  # pixels
     page = (trained / "report.html").read_text()
     assert b64encode(drawn).decode() in page
     for number, what in product("123", ("recorded", "synthesized")):
@@ -163,6 +168,51 @@ def test_losses_are_of_frames_and_of_a_misaligned_clip_the_vocoder_learns_only(
     assert before.counts.tolist() == [60, 31]
     expected = [60 * of_a_frame, 31 * if_wrong]
     assert (after.sums - before.sums).tolist() == pytest.approx(expected, abs=0.01)
+
+
+def test_the_vocoder_learns_of_the_middle_of_a_clip_without_its_edges(
+    brain: SynthesisBrain, batch: SpokenBatch
+) -> None:
+    """Of 42 frames from the tenth on, the first and the last are context; 31 frames are fewer."""
+    outputs = brain.compute_forward(batch, Stage.VALID)
+    audio = batch.audio.float() / 2**15
+    assert outputs.piece_lengths.tolist() == [40 * FRAME, 30 * FRAME]
+    assert torch.equal(outputs.piece[0], audio[0, 10 * FRAME : 50 * FRAME])
+    assert torch.equal(outputs.piece[1, : 30 * FRAME], audio[1, FRAME : 31 * FRAME])
+    features, _ = brain.model.features(audio, batch.audio_lengths)
+    decoded = brain.model.vocode(features[:1, 9:51], torch.ones(1, 42, 1))
+    torch.testing.assert_close(outputs.decoded[:1], decoded[:, FRAME:-FRAME])
+    assert not outputs.piece[1, 30 * FRAME :].any() and not outputs.decoded[1, 30 * FRAME :].any()
+
+
+def test_one_graph_speaks_as_two_do(brain: SynthesisBrain) -> None:
+    symbols, scale = torch.tensor([[3, 4, 5, 1, 6, 7, 2]]), torch.tensor([1.7])
+    unused = torch.ones(1)
+    with torch.no_grad():
+        (spoken,) = brain.model.speak(symbols, unused, unused, scale, unused)
+        states, durations = brain.model.encode(symbols)
+        ends = np.rint(np.cumsum(1.7 * durations[0].double().numpy())).astype(int)
+        index = np.repeat(np.arange(7), np.diff([0, *ends]))
+        (expected,) = brain.model.decode(states, torch.from_numpy(index)[None])
+    assert index[-1] == 6 and index[0] == 0
+    torch.testing.assert_close(spoken, expected)
+
+
+def test_a_clip_is_learned_without_the_silence_around_it(brain: SynthesisBrain) -> None:
+    """From 40 ms before its speech, at a whole frame, to 40 ms after it; pauses within stay."""
+    random = np.random.default_rng(0)
+    runs = ((0.5, 5), (1.0, 3000), (0.4, 5), (1.0, 3000), (0.5, 5))
+    audio = np.concatenate([random.normal(0, level, round(s * RATE)) for s, level in runs])
+    row = {
+        **{"id": "a", "symbols": "abc.", "percent": 100, "weight": 1, "samples": len(audio)},
+        "audio": audio.astype(np.int16),
+        "pitch": " ".join(str(100 + frame) for frame in range(-(-len(audio) // FRAME))),
+    }
+    made = SpokenCollate(brain.hparams.labels, RATE, FRAME)([row])
+    first, end = round(0.46 * RATE) // FRAME * FRAME, round(2.94 * RATE)
+    assert np.array_equal(made.audio[0].numpy(), row["audio"][first:end])
+    frames = torch.arange(first // FRAME, -(-end // FRAME))
+    torch.testing.assert_close(made.octaves[0], ((100 + frames) / 150).log2())
 
 
 @pytest.mark.slow(30)
@@ -272,6 +322,17 @@ def sherpa_speaks(folder: Path, text: str, speed: float) -> Any:
     return np.array(spoken.samples, np.float32)
 
 
+def test_a_voice_of_phonemes_is_none_for_sherpa() -> None:
+    for kind, is_refused in (("characters", False), ("phonemes", True)):
+        bundle = SimpleNamespace(
+            model=SimpleNamespace(settings={"kind": kind}),
+            config=SimpleNamespace(language="en"),
+            labels=SimpleNamespace(names=["a"]),
+        )
+        with pytest.raises(SbkitError, match="reads phonemes") if is_refused else nullcontext():
+            assert as_vits(bundle)[1] == {"tokens.txt": "A 0\na 0\n"}
+
+
 def test_characters_have_their_capitals() -> None:
     assert tokens_of(["-", "?", "i", "ß", "ж", "e\N{COMBINING ACUTE ACCENT}"]).split("\n") == [
         *("- 0", "? 1", "I 2", "Ж 4", "i 2", "ß 3", "ж 4", "")
@@ -345,6 +406,20 @@ def test_the_prior_is_a_beta_binomial_along_the_diagonal() -> None:
     assert torch.allclose(prior @ symbols.square() - mean**2, 3 * a * (8 - a) * (8 + 3) / (64 * 9))
 
 
+def test_alignments_are_summed_over_all_paths() -> None:
+    """A path has the symbols in their order, each for any frames, and blanks between them."""
+    scores = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(0))
+    found = forward_sum(scores, torch.tensor([5, 4]), torch.tensor([3, 2]))
+    for row, frames, symbols, loss in zip(scores, (5, 4), (3, 2), found.tolist(), strict=True):
+        with_blank = torch.cat([torch.full((5, 1), -1.0), row], 1).log_softmax(1)
+        total = 0.0
+        for path in product(range(4), repeat=frames):
+            read = [each for each, _ in groupby(path) if each]
+            if read == [*range(1, symbols + 1)]:
+                total += math.exp(with_blank[range(frames), path].sum())
+        assert loss == pytest.approx(-math.log(total), rel=1e-4)
+
+
 def test_frames_belong_to_their_symbols() -> None:
     durations = torch.tensor([[2, 1, 3]])
     index = frame_index(durations, 8)
@@ -359,6 +434,7 @@ def test_frames_belong_to_their_symbols() -> None:
         ([3, 2, 4, 5, 3, 2], [], False),
         ([3, 2, 40, 5, 3, 2], [], True),
         ([3, 2, 40, 5, 3, 2], [2], False),  # a comma
+        ([3, 2, 40, 5], [], False),  # four letters
         ([40, 30, 40], [], False),  # "DVD"
         ([1, 1, 1, 1, 20, 1], [], True),
     ],
@@ -381,6 +457,17 @@ def test_pitch_is_that_of_the_signal(hertz: float) -> None:
     assert len(pitch) == 80 and not pitch[:38].any()
     assert np.allclose(pitch[42:78], hertz, rtol=0.01)
     assert np.allclose(continuous(pitch), hertz, rtol=0.02)
+
+
+def test_pitch_follows_a_voice_and_a_short_clip_has_a_frame() -> None:
+    at = np.arange(RATE // 2) / RATE
+    halves = [
+        sum(np.sin(2 * np.pi * hertz * n * at) / n for n in range(1, 8)) for hertz in (120, 200)
+    ]
+    pitch = track_pitch((5000 * np.concatenate(halves)).astype(np.int16), RATE, FRAME)
+    assert np.allclose(pitch[1:18], 120, rtol=0.02) and np.allclose(pitch[22:-1], 200, rtol=0.02)
+    for samples in (0, 300):
+        assert track_pitch(np.zeros(samples, np.int16), RATE, FRAME).tolist() == [0.0]
 
 
 def test_pitch_stays_where_a_voice_creaks() -> None:

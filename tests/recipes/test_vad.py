@@ -1,6 +1,7 @@
 """Voice activity as a task: labels, noise, a run, its bundle in torch and ONNX, and who uses it."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from recipes.vad.brain import Scored, SpeechBatch, VoiceActivityBrain, collate
-from recipes.vad.labels import find_speech, prepare_speech, read_speech
+from recipes.vad.labels import find_speech, prepare_speech, read_speech, speech_of
 from recipes.vad.noise import (
     NOISE_DRAWS,
     PINK,
@@ -29,6 +30,8 @@ from sbkit.audio.lengths import length_mask
 from sbkit.base.errors import SbkitError
 from sbkit.cli import run as sbkit
 from sbkit.config.hparams import load_hparams, read_knobs
+from sbkit.data.storage.audio_store import read_rows
+from sbkit.inference.runtime.torch_model import load_bundle
 from sbkit.inference.vad import SpeechEvent, VoiceDetector
 from sbkit.text.word import Word
 from tests import processes
@@ -53,6 +56,8 @@ def test_labels_are_what_is_loud_near_a_word_with_short_pauses() -> None:
     words = [Word("one", 0.55, 1.2), Word("two", 1.3, 2.0)]
     assert np.array_equal(find_speech(clip, RATE, words), read_speech("0.50-2.10", 175))
     assert not find_speech(clip, RATE, []).any()
+    long = loud(0.5, 1.5, 0.5)
+    assert np.array_equal(find_speech(long, RATE, words[1:]), read_speech("1.20-2.00", 125))
 
 
 def test_labels_move_with_the_audio() -> None:
@@ -147,6 +152,42 @@ def test_a_frame_is_judged_four_later_and_validation_draws_nothing(
         assert 0 <= moved[0] <= 100 and (moved == moved[0]).all()
 
 
+def test_training_draws_level_and_noise_and_validation_has_noise_at_10_db(
+    brain: VoiceActivityBrain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clip, given = loud(0.3, 0.5, 0.2), list[torch.Tensor]()
+    batch, predict = batch_of(*[clip] * 64, weights=[1] * 64), brain.detector.predict
+
+    def listening(audio: torch.Tensor, lengths: torch.Tensor) -> Any:
+        given.append(audio)
+        return predict(audio, lengths)
+
+    def heard(stage: Stage, **knobs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what the model gets, and the clip in its place in silence: 2 x (B, S)."""
+        for name, value in knobs.items():
+            monkeypatch.setattr(brain.hparams, name, value)
+        speech = brain.compute_forward(batch, stage).speech.float()
+        clean = torch.zeros_like(given[-1])
+        for row, first in zip(clean, speech.argmax(1) - 4 - 15, strict=True):
+            row[first * WINDOW : first * WINDOW + len(clip)] = torch.from_numpy(clip)
+        return given[-1], clean
+
+    torch.manual_seed(0)
+    monkeypatch.setattr(brain.detector, "predict", listening)
+    audio, clean = heard(Stage.TRAIN, noise_prob=0.0)
+    gains = 20 * (audio.abs().amax(1) / clean.abs().amax(1)).log10()
+    assert -20 <= gains.min() < -10 and 0 < gains.max() <= 10
+    knobs = {"noise_prob": 1.0, "gain_db": [0, 0]}
+    for stage, low, high in ((Stage.TRAIN, 0, 30), (Stage.VALID, 10, 10)):
+        audio, clean = heard(stage, **knobs)
+        speech = torch.from_numpy(clip[15 * WINDOW : 40 * WINDOW]).float().square().mean()
+        ratios = 10 * (speech / (audio - clean).square().mean(1)).log10()
+        assert (audio - clean).diff(dim=1).any(1).all()  # no constant
+        share = (high - low) / 5
+        assert low - 0.5 <= ratios.min() <= low + share + 0.5
+        assert high - share - 0.5 <= ratios.max() <= high + 0.5
+
+
 def test_loss_and_counts_are_of_the_frames_within_an_utterance(brain: VoiceActivityBrain) -> None:
     """The second utterance only fills a rank's share."""
     batch = batch_of(*[np.ones(960, np.int16)] * 3, weights=[1, 0, 1])
@@ -176,6 +217,19 @@ def test_an_aligner_must_be_a_recognizer(
     knobs = read_knobs(Path("hparams/vad.yaml"), {}) | given
     with pytest.raises(SbkitError, match=r"A bundle must be a folder with .*/none is none"):
         prepare_speech(knobs)
+
+
+def test_an_aligner_labels_what_is_loud_near_its_words(
+    workplace: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
+    given = {"data_folder": str(workplace.release), "aligner": str(make_bundle(tmp_path))}
+    test = prepare_speech(read_knobs(ROOT / "hparams/vad.yaml", {}) | given).test["test"]
+    aligner = load_bundle(Path(given["aligner"]))
+    for row in read_rows(test, range(len(test))):
+        (words,) = aligner.align([row["audio"]], [row["text"]])
+        expected = find_speech(row["audio"], RATE, words)
+        assert row["speech"] and np.array_equal(speech_of(row, RATE), expected)
 
 
 @pytest.mark.slow

@@ -187,6 +187,26 @@ def test_a_detector_ends_the_turns_of_any_model(kind: str, tmp_path: Path) -> No
                 assert "0.1 s of audio" in until(session, "error")[-1].error.message
 
 
+def test_after_a_clear_turns_begin_anew_where_the_stream_is(tmp_path: Path) -> None:
+    detector = VoiceDetector(Loud(), SpeechRules(padding=0.06))
+    with (
+        served(tmp_path, made=live_bundle(tmp_path), detector=detector) as here,
+        here.openai.realtime.connect() as session,
+    ):
+        send(session, at_24k(np.append(silence(1.0), speak(here.tokenizer, "a lazy dog"))))
+        assert until(session, "speech_started")[-1].audio_start_ms == pytest.approx(940, abs=10)
+        session.input_audio_buffer.clear()
+        until(session, "cleared")
+        audio = [silence(0.4), speak(here.tokenizer, TEXT), silence(0.8)]
+        send(session, at_24k(np.concatenate(audio)))
+        started, *_, completed = until(session, "completed")
+        begin = 1.0 + 0.12 * len("a lazy dog") + 0.4
+        assert started.type.endswith("speech_started")
+        assert started.audio_start_ms / 1000 == pytest.approx(begin - 0.06, abs=0.02)
+        assert completed.transcript == TEXT
+        assert completed.words[0]["start"] == pytest.approx(begin, abs=0.06)
+
+
 @pytest.mark.parametrize("kind", ["audio/pcmu", "audio/pcma"])
 def test_telephone_audio(live: Served, kind: str) -> None:
     """Its letters are below 4 kHz."""
@@ -321,11 +341,15 @@ def test_a_model_of_whole_clips_has_no_endpoints(whole: Served) -> None:
         assert "null, as the model takes whole clips" in session.recv().error.message
 
 
-@pytest.mark.parametrize("kind", ["live", "whole"])
-def test_a_turn_has_a_longest_duration(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "limit"),
+    [("live", {"max_seconds": 2.0}), ("whole", {"max_seconds": 2.0}), ("live", {"max_mb": 0.064})],
+)
+def test_a_turn_has_a_longest_duration(kind: str, limit: dict[str, float], tmp_path: Path) -> None:
+    """By seconds, or by the bytes of a file of 16 kHz."""
     made = live_bundle(tmp_path) if kind == "live" else None
     with (
-        served(tmp_path, made=made, max_seconds=2.0) as here,
+        served(tmp_path, made=made, **limit) as here,
         here.openai.realtime.connect() as session,
     ):
         session.session.update(session=COMMITTED)

@@ -72,6 +72,16 @@ def test_a_wav_has_no_end_in_its_header(here: Served) -> None:
     assert soundfile.info(io.BytesIO(content)).samplerate == 24_000
 
 
+@pytest.mark.parametrize("format", ["mp3", "opus"])
+def test_what_is_too_loud_is_clipped(format: str) -> None:
+    """Formats of 16 bits do it by themselves; a clipped tone has a mean square below 1."""
+    encoder = Encoder(format, 24_000)
+    tone = 3 * np.sin(np.arange(24_000, dtype=np.float32) / 10)
+    content = encoder.push(tone) + encoder.finish()
+    decoded, _ = soundfile.read(io.BytesIO(content), dtype="float32")
+    assert 0.5 < np.square(decoded).mean() < 1
+
+
 def test_it_comes_sentence_by_sentence_in_events_too(here: Served) -> None:
     asked = {"model": "tts", "input": f"{TEXT}. a lazy dog.", "response_format": "pcm"}
     asked |= {"model": "anna", "stream_format": "sse", "voice": {"id": "anna"}, "speed": 2}

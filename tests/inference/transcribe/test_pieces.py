@@ -1,12 +1,13 @@
 """Long audio is cut in pauses, and no sample is lost, however it comes."""
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
 from sbkit.audio.io import Samples
-from sbkit.inference.transcribe.pieces import LONGEST, OVERLAP, Cutter, Piece
+from sbkit.inference.transcribe.pieces import LONGEST, OVERLAP, Cutter, Piece, find_gap
 from sbkit.inference.vad import VoiceDetector
 from tests.inference.told_frames import ToldFrames, is_speech, tell
 
@@ -81,6 +82,25 @@ def test_the_size_of_blocks_changes_nothing(block: float) -> None:
 def test_noise_that_is_not_far_below_speech_is_a_pause_still() -> None:
     (first, _) = cut(noise(5, 3000), noise(1, 300), noise(5, 3000))  # 20 dB
     assert len(first.samples) / RATE == pytest.approx(5.5, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("silent", "expected"),
+    [
+        (range(30, 34), 32),
+        ([*range(24, 28), 30, 31, *range(33, 37)], 34),  # the gap goes on past the middle half
+        ([*range(24, 30), *range(33, 36)], 34),
+        (range(24, 40), 32),
+    ],
+)
+def test_an_overlap_is_cut_in_the_longest_gap_of_its_middle_half(
+    silent: Sequence[int], expected: int
+) -> None:
+    """The last 16 of 40 frames are shared, and 28 to 35 are the middle half of these."""
+    log_probs = np.full((40, 3), -5.0)
+    log_probs[:, 2] = 0.0
+    log_probs[[*silent], 0] = 1.0
+    assert find_gap(log_probs, 16, {0, 1}) == expected
 
 
 @pytest.mark.parametrize("block", [0.01, 0.7, 7.3, 100.0])

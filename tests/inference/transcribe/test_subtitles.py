@@ -1,6 +1,8 @@
 """Subtitles are cut by width, duration and pauses, and lose no word."""
 
 import re
+from itertools import pairwise
+from math import inf
 
 import pytest
 
@@ -16,13 +18,18 @@ def evenly(count: int, each: float, text: str = "word") -> list[Word]:
     return [Word(f"{text}{n}", n * each, (n + 0.8) * each) for n in range(count)]
 
 
-@pytest.mark.parametrize(("count", "each"), [(1, 0.3), (60, 0.2), (60, 0.7), (5, 8.0)])
+@pytest.mark.parametrize(("count", "each"), [(1, 0.3), (60, 0.02), (60, 0.2), (60, 0.7), (5, 8.0)])
 def test_no_word_is_lost_and_no_cue_too_large(count: int, each: float) -> None:
     words = evenly(count, each, "transcription")
     found = list(cues(words))
     assert [word for cue in found for word in cue] == words
     for cue in found:
         assert len(cue) == 1 or cue[-1].end - cue[0].start <= 6.0
+    shown = subtitles(words)
+    for cue, (one, other) in zip(found, pairwise([*shown, None]), strict=True):
+        following = inf if other is None else other.start
+        shortest = min(cue[0].start + 5 / 6, following)
+        assert shortest <= one.end <= min(one.start + 7.0, following)
     for block in to_srt(words).strip().split("\n\n"):
         _, _, *lines = block.splitlines()
         assert 1 <= len(lines) <= 2

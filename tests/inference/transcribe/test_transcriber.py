@@ -18,6 +18,7 @@ from sbkit.inference.transcribe.transcriber import (
     CPU_BATCH_SECONDS,
     BatchError,
     Transcriber,
+    Transcript,
 )
 from tests.decoding.spoken import train_models
 from tests.inference.bundles import make_bundle
@@ -175,6 +176,20 @@ def test_one_broken_file_loses_no_other(tmp_path: Path) -> None:
     first, gone, second = failed.value.results
     assert [str(first), str(second)] == [*SENTENCES[:2]]
     assert isinstance(gone, SbkitError)
+
+
+def test_a_file_that_breaks_off_leaves_the_next_one_whole(tmp_path: Path) -> None:
+    """Where it breaks, a piece of it is known whose end the next one would have."""
+    transcriber, tokenizer, _ = tone_transcriber(tmp_path)
+    file = tmp_path / "broken.flac"
+    soundfile.write(file, speak(tokenizer, say(130)), RATE)
+    content = bytearray(file.read_bytes())
+    damaged = len(content) * 19 // 20
+    content[damaged : damaged + 2000] = bytes(2000)
+    file.write_bytes(content)
+    broken, whole = transcriber.stream([file, speak(tokenizer, SENTENCES[0])], RATE)
+    assert isinstance(broken, SbkitError)
+    assert isinstance(whole, Transcript) and whole.text == SENTENCES[0]
 
 
 @pytest.mark.parametrize(
