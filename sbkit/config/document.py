@@ -199,9 +199,8 @@ def _merge(document: Document, tree: CommentedMap, changes: CommentedMap, above:
             _merge(document, old, new, keys)
         elif is_merged and tag_of(old).startswith((*BUILDER_TAGS, *REFERENCE_TAGS)):
             raise SbkitError(
-                f"`{dotted(keys)}` ({document.place(keys)}) must be a whole object with its tag, "
-                f"since the base's, `{tag_of(old)} {text_of(old)}`, has no keys to merge with. "
-                "Add the tag."
+                f"`{dotted(keys)}` ({document.place(keys)}) must be a whole object with a tag, "
+                f"since the base's `{tag_of(old)}` has no keys, but has none. Add its tag."
             )
         else:
             tree[key] = new
