@@ -134,7 +134,7 @@ def resolve(yaml_file: Path, overrides: Mapping[str, object]) -> Resolved:
     """
     key = (yaml_file, repr(overrides))
     known = _resolved.get(key)
-    if known is None or any(read_yaml_text(it.path) != it.text for it in known.document.files()):
+    if known is None or any(read_yaml_text(f.path) != f.text for f in known.document.files()):
         with clean_ruamel():
             document = read_document(yaml_file)
             apply_overrides(document, overrides)

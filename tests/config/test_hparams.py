@@ -387,7 +387,7 @@ class TestBase:
             ("bases/root", "numerator: 3", "numerato: 3", "`ratio` ({top}:7) must be something"),
             ("bases/middle", "root", "../top", "`base` ({bases/middle}:1) must name a file that"),
             ("bases/middle", "root", "roof", "roof.yaml is not (No such file or directory). Did"),
-            ("top", "later: ", "bare: {a: 1}\nlater: ", "`bare` ({top}:9) must be a whole object"),
+            ("top", "later: ", "bare: {a: 1}\nlater: ", "`bare` ({top}:9) must have a tag, such"),
         ],
     )
     def test_an_error_names_the_file_and_the_line(

@@ -14,11 +14,8 @@ from sbkit.data.report import measure_data
 from sbkit.data.storage.audio_store import read_clips
 
 CHECK, KEY = "data", "data_folder"
-NAMES = {
-    "audio": "clip",
-    "text": "sentence",
-    "speaker": "speaker",
-}  # by column of what splits may not share
+# What splits may not share, by its column.
+NAMES = {"audio": "clip", "text": "sentence", "speaker": "speaker"}
 MANY_SHARED = 0.5  # of a set's clips that were trained on, with which its score means nothing
 MANY_OUTSIDE = 0.01  # of train; the limits are declared, and fewer are what they are there for
 SAMPLED = 500  # utterances of a split, evenly spread over it, whose audio is looked at
@@ -49,6 +46,7 @@ def check_report(planned: PlannedRun) -> Iterator[Finding]:
         what, (one, other) = NAMES.get(each["column"]), each["splits"]
         only_one = what == "speaker" and facts["speakers"] == 1  # whom no split can part
         if what and each["values"] and not only_one:
+            is_trained = what == "clip" and one == "train"
             yield planned.finding(
                 CHECK,
                 KEY,
@@ -58,9 +56,7 @@ def check_report(planned: PlannedRun) -> Iterator[Finding]:
                 f"{'is' if each['values'] == 1 else 'are'} in {one}, too: "
                 f"{listed(each['examples'], most=SHOWN)}",
                 fix=f"Keep each {what} in one split.",
-                stops=what == "clip"
-                and one == "train"
-                and each["values"] > MANY_SHARED * each["of"],
+                stops=is_trained and each["values"] > MANY_SHARED * each["of"],
             )
 
 
