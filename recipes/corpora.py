@@ -61,7 +61,7 @@ def _import_corpus(name: str) -> Corpus:
     except ImportError as error:
         raise SbkitError(
             f"`corpus` must name a module, as recipes.LibriSpeech.corpus, but {name!r} cannot be "
-            f"imported ({error}). Correct the name, or add its folder to PYTHONPATH."
+            f"imported ({error}). Correct the name, put its file beside the YAML, or on PYTHONPATH."
         ) from error
     missing = [each for each in ("splits", "read") if not callable(getattr(module, each, None))]
     if missing:

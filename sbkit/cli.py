@@ -111,9 +111,9 @@ def _check(options: argparse.Namespace) -> int:
 
 @command("config", "print a YAML as one file: with its base, and the values given here", YAML)
 def _config(options: argparse.Namespace) -> None:
-    from sbkit.config.hparams import as_one_file, parse_overrides
+    from sbkit.config.hparams import parse_overrides, resolve
 
-    print(as_one_file(options.yaml, parse_overrides(options.overrides)), end="")
+    print(resolve(options.yaml, parse_overrides(options.overrides)).one_file, end="")
 
 
 @command(

@@ -245,7 +245,7 @@ def test_parts_recipe_and_noise_of_the_readme_train(checkout: Path, data: Path) 
     for block in model.split("\n\n"):
         assert block.strip() in (ROOT / "hparams/ctc.yaml").read_text("utf-8")
     text = (ROOT / "hparams/README.md").read_text("utf-8")
-    (*schedules, cycle, noise), (part,) = blocks(text, "yaml"), blocks(text, "python")
+    (variant, *schedules, cycle, noise), (part,) = blocks(text, "yaml"), blocks(text, "python")
     (brain,) = blocks((ROOT / "sbkit/train/README.md").read_text("utf-8"), "python")
     ast.parse(brain)
     (checkout / "my_models.py").write_text(part)
@@ -259,6 +259,8 @@ def test_parts_recipe_and_noise_of_the_readme_train(checkout: Path, data: Path) 
     options = ["--device=cpu", "--d_model=16", "--batch_seconds=6", "--number_of_epochs=1"]
     options.append("--output_folder=results/mine")
     folder = f"--data_folder={data / 'release'}"
+    (checkout / "deep.yaml").write_text(variant.replace("ctc.yaml", "hparams/ctc.yaml"))
+    assert execute(["sbkit", "check", "deep.yaml", folder, *options]) == 0
     for each in schedules:
         (checkout / "scheduled.yaml").write_text(yaml.replace(schedule, each))
         assert execute(["sbkit", "check", "scheduled.yaml", folder, *options]) == 0

@@ -28,7 +28,7 @@ from sbkit.base.process import run_main
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.folder import UNFINISHED
 from sbkit.config.document import read_document
-from sbkit.config.hparams import as_one_file
+from sbkit.config.hparams import resolve
 from sbkit.logs.log import LOG_FILE, Record, read_log
 
 ROOT = Path(__file__).parents[1]
@@ -117,7 +117,7 @@ def parameters(run: Path) -> dict[str, torch.Tensor]:
 
 def with_frequent_saves(yaml: Path, folder: Path) -> Path:
     """Write a YAML that saves every other step; the interval has no knob on the command line."""
-    text = as_one_file(yaml, {})
+    text = resolve(yaml, {}).one_file
     copy = folder / yaml.name
     copy.write_text(re.sub(r"(?m)^ckpt_interval_minutes:.*", "ckpt_interval_steps: 2", text))
     return copy

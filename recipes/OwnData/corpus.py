@@ -49,6 +49,12 @@ def read(knobs: Mapping[str, Any], split: str) -> Manifest | StreamedSplit:
         "text_column": knobs.get("text_column"),
         "language": spoken_language(knobs["language"]),
     }
+    for source in sources:
+        if "://" not in source and not Path(source).exists():
+            raise SbkitError(
+                f"`manifest.{split}` must name a file or a folder, but there is no {source}. "
+                "Check its path."
+            )
     streamed = {source: streamed_files(source) for source in sources if _is_streamed(source)}
     if not streamed:
         return read_manifests([Path(source) for source in sources], **columns)

@@ -129,5 +129,5 @@ def from_error(error: SbkitError, check: str, planned: PlannedRun) -> Finding:
 
 def _places(error: SbkitError, planned: PlannedRun) -> list[str]:
     """Return the places of the keys that an error names."""
-    keys = KEY.findall(str(error))
-    return [planned.place(key) for key in keys if key in planned.document.root]
+    paths = [key.split(".") for key in KEY.findall(str(error))]
+    return [planned.place(*path) for path in paths if path[0] in planned.document.root]

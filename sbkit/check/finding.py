@@ -13,9 +13,9 @@ SHOWN = 5  # ids in a sentence; `--json` has all
 class Finding:
     """One difference between what is declared and what would take effect.
 
-    where: FILE:LINE; declared, effect: the halves of a sentence that ", but " joins, the first
-    empty where there is only one; stops: the run is not started (an error; otherwise a note);
-    ids: of the utterances that it is about.
+    where: FILE:LINE, or --KEY of the command line; declared, effect: the halves of a sentence that
+    ", but " joins, the first empty where there is only one; stops: the run is not started (an
+    error; otherwise a note); ids: of the utterances that it is about.
     """
 
     check: str

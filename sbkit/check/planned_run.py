@@ -15,7 +15,7 @@ from torch import nn
 from sbkit.base.errors import SbkitError
 from sbkit.check.finding import Finding
 from sbkit.checkpoint.rng import preserve_rng
-from sbkit.config.document import read_document
+from sbkit.config.document import dotted, read_document
 from sbkit.config.hparams import read_knobs
 from sbkit.data.batches.loaders import Loaders
 from sbkit.distributed.device import count_here, count_on, resolve
@@ -53,7 +53,7 @@ class PlannedRun(Run):
         count = count_here if target is None else count_on(target)
         super().__init__(yaml_file, overrides, recipe=recipe, count=count)
         self.run_folder, self.count, self.target = self.folder, count, target
-        self.document = read_document(yaml_file)
+        self.document, self._given = read_document(yaml_file), overrides
         self.faults: dict[str, SbkitError] = {}
         self.made: dict[str, Any] = {}
         self._scratch = TemporaryDirectory(prefix="sbkit-check")
@@ -129,7 +129,18 @@ class PlannedRun(Run):
     # -- words and places ----------------------------------------------------------------------
 
     def place(self, *keys: str | int) -> str:
-        """Return FILE:LINE of a key, or of the last of its keys that the file has."""
+        """Return --KEY of the command line; else FILE:LINE of the last key that the file has."""
+        if keys == ("data_folder",) and self.knobs.get("manifest"):
+            keys = ("manifest",)  # which is read in its place
+        given: Any = self._given
+        declared: Any = self.document.root
+        for depth, key in enumerate(keys, start=1):
+            if not isinstance(given, Mapping) or key not in given:
+                break
+            given = given[key]
+            declared = declared.get(key) if isinstance(declared, Mapping) else None
+            if not (isinstance(given, Mapping) and declared):
+                return f"--{dotted(keys[:depth])}"
         return self.document.place(keys)
 
     def finding(self, check: str, *keys: str | int, **words: Any) -> Finding:

@@ -80,7 +80,7 @@ def _sentence(document: Document, error: _BuildError) -> str:
     if isinstance(error.cause, SbkitError):
         return f"{error.cause} ({where})"
     text = str(error.cause.args[-1] if error.cause.args else error.cause).partition("\n")[0]
-    advice = "Correct it; the folder of a module of your own must be on PYTHONPATH."
+    advice = "Correct it; a module of your own must lie beside the YAML, or on PYTHONPATH."
     if isinstance(error.cause, TypeError):
         advice = "Correct its arguments."
         if "missing" in text and kind == "!new":

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import reduce
-from operator import getitem
+from operator import getitem, itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ REFERENCE_TAGS = ("!ref", "!copy")
 INCLUDE_TAG = "!include:"
 BUILDER_TAGS = ("!new:", "!name:", "!module:", "!apply:")
 BASE_KEY = "base"
-WHOLE = {("freeze",), ("lr_scale",), ("layer_decay",), ("encoder_config",)}  # never merged
+WHOLE_KEYS = {("freeze",), ("lr_scale",), ("layer_decay",), ("encoder_config",)}  # never merged
 REFERENCE = re.compile(r"<([^>]*)>")
 TUPLE = re.compile(r"\(.*\)")
 SPELLING, SIMILAR = 0.75, 0.6  # share of letters that two words have in common, in order
@@ -132,7 +132,7 @@ class Document:
                 break
             depth += 1
         here = depth, f"{self.path}:{line + 1}"
-        return max(here, self.base._locate(keys), key=lambda it: it[0]) if self.base else here
+        return max(here, self.base._locate(keys), key=itemgetter(0)) if self.base else here
 
 
 class _Reader(RoundTripConstructor):
@@ -190,7 +190,7 @@ def _merge(document: Document, tree: CommentedMap, changes: CommentedMap, above:
     position = len(tree)
     for key in reversed(changes):
         old, new, keys = tree.get(key), changes[key], (*above, key)
-        is_merged = isinstance(new, CommentedMap) and not tag_of(new) and keys not in WHOLE
+        is_merged = isinstance(new, CommentedMap) and not tag_of(new) and keys not in WHOLE_KEYS
         if key not in tree:
             token = changes.ca.items.get(key, [None] * 3)[2]
             comment = token.value.partition("\n")[0] if token else ""
@@ -199,9 +199,8 @@ def _merge(document: Document, tree: CommentedMap, changes: CommentedMap, above:
             _merge(document, old, new, keys)
         elif is_merged and tag_of(old).startswith((*BUILDER_TAGS, *REFERENCE_TAGS)):
             raise SbkitError(
-                f"`{dotted(keys)}` ({document.place(keys)}) must be a whole object with its tag, "
-                f"since the base's, `{tag_of(old)} {text_of(old)}`, has no keys to merge with. "
-                "Add the tag."
+                f"`{dotted(keys)}` ({document.place(keys)}) must have a tag, such as !new:, "
+                f"because the base's `{tag_of(old)}` has no keys to merge with. Add the tag."
             )
         else:
             tree[key] = new

@@ -95,6 +95,11 @@ class Resolved:
         return _dump(self.tree)
 
     @cached_property
+    def one_file(self) -> str:
+        """The YAML with its base and its overrides in it; references and comments stay."""
+        return _dump(self.document.root)
+
+    @cached_property
     def knobs(self) -> Mapping[str, Any]:
         """The root-level values that hold no object."""
         plain = {key: plain_value(node) for key, node in self.tree.items() if key[:2] != "__"}
@@ -129,7 +134,7 @@ def resolve(yaml_file: Path, overrides: Mapping[str, object]) -> Resolved:
     """
     key = (yaml_file, repr(overrides))
     known = _resolved.get(key)
-    if known is None or any(read_yaml_text(it.path) != it.text for it in known.document.files()):
+    if known is None or any(read_yaml_text(f.path) != f.text for f in known.document.files()):
         with clean_ruamel():
             document = read_document(yaml_file)
             apply_overrides(document, overrides)
@@ -165,30 +170,12 @@ def save_resolved(path: Path, yaml_file: Path, overrides: Mapping[str, object]) 
     write_text_atomically(path, resolve(yaml_file, overrides).text)
 
 
-def as_one_file(yaml_file: Path, overrides: Mapping[str, object]) -> str:
-    """Return the YAML with its base and its overrides in it; references and comments stay.
-
-    Raises SbkitError: a fault of the file or of the overrides.
-    """
-    with clean_ruamel():
-        document = read_document(yaml_file)
-        apply_overrides(document, overrides)
-        resolve_references(document, are_filled=False)
-    return _dump(document.root)
-
-
-class _Writer(RoundTripRepresenter):
-    """Writes null, not nothing."""
-
-
-_Writer.add_representer(
-    type(None), lambda writer, _: writer.represent_scalar("tag:yaml.org,2002:null", "null")
-)
-
-
 def _dump(tree: CommentedMap) -> str:
     stream, writer = StringIO(), YAML()
-    writer.Representer = _Writer
+    writer.Representer = type("Writer", (RoundTripRepresenter,), {})
+    writer.Representer.add_representer(  # ruamel's own writes nothing
+        type(None), lambda own, _: own.represent_scalar("tag:yaml.org,2002:null", "null")
+    )
     writer.indent(mapping=4, sequence=6, offset=4)
     with clean_ruamel():
         writer.dump(tree, stream)

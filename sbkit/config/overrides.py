@@ -11,7 +11,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.config.document import (
     REFERENCE_TAGS,
     TUPLE,
-    WHOLE,
+    WHOLE_KEYS,
     Document,
     Keys,
     dotted,
@@ -31,7 +31,7 @@ def apply_overrides(document: Document, overrides: Mapping[str, object]) -> None
 
     Raises SbkitError: a key that is not there (with the nearest one), or a value of another kind.
     """
-    whole = {key for key in overrides if (key,) in WHOLE} & document.root.keys()
+    whole = {key for key in overrides if (key,) in WHOLE_KEYS} & document.root.keys()
     for key in whole:  # before references to what is in them are resolved
         document.root[key] = overrides[key]
     if others := {key: value for key, value in overrides.items() if key not in whole}:

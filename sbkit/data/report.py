@@ -13,7 +13,9 @@ from typing import Any
 import datasets
 import numpy as np
 import numpy.typing as npt
+import soundfile
 
+from sbkit.audio.io import FULL_SCALE
 from sbkit.base.files import to_json, write_text_atomically
 from sbkit.base.units import samples_to_seconds
 from sbkit.data.corpora.columns import (
@@ -21,10 +23,14 @@ from sbkit.data.corpora.columns import (
     distinct_values,
     read_texts,
     sample_counts,
+    shared_clips,
     shared_values,
+    spread_rows,
+    take_columns,
 )
 from sbkit.data.corpora.splits import Excluded, Splits
 from sbkit.data.players import encode_clips
+from sbkit.data.storage.audio_store import AUDIO, read_clips
 from sbkit.logs.page import render_page
 from sbkit.text.normalize import NORMALIZER_VERSION, normalize, separates_words
 
@@ -32,6 +38,10 @@ SHARED = ("id", "text", "speaker")  # what a test set must not have in common wi
 EXAMPLES = 5  # of what is left out, for each reason
 EDGES = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 30, 60, 120)  # seconds, of the histogram
 CHARACTERS = 200  # the most frequent ones
+MAX_TRANSCRIPTS = 10  # shown as they are written and as they are learned
+MAX_HEARD = 200  # clips of a split, evenly spread over it, whose level is measured
+CLIPPED = 1 - 1 / FULL_SCALE  # of full scale
+SILENCE = 1e-10  # power, -100 dBFS
 NAME = "data_report"
 ANY = "und"  # whose table keeps every letter
 LONGEST_PLAYED = 20  # seconds of an example
@@ -40,7 +50,7 @@ LONGEST_PLAYED = 20  # seconds of an example
 def measure_data(
     splits: Splits, *, sample_rate: int, language: object, corpus: object = None
 ) -> dict[str, Any]:
-    """Measure all splits; looks at no audio.
+    """Measure all splits, without reading audio.
 
     Returns plain data: ``corpus``, its name and licence; for each split utterances, hours,
     speakers, a histogram of seconds, counts of characters and of letters that the text table
@@ -65,12 +75,15 @@ def _measure(split: datasets.Dataset, sample_rate: int, by_words: bool) -> dict[
     samples = sample_counts(split)
     counts = count_characters(read_texts(split))
     written = _count_letters(split)
+    shown = split.select(spread_rows(len(split), MAX_TRANSCRIPTS))
     return {
         "utterances": len(split),
         "hours": samples_to_seconds(int(samples.sum()), sample_rate) / 3600,
         "speakers": _count_speakers([split]),
         "words": _words(split) if by_words else None,
         "seconds": _lengths(samples / sample_rate),
+        "characters_per_second": counts.total() * sample_rate / max(int(samples.sum()), 1),
+        "transcripts": take_columns(shown, "id", "sentence", "text").to_pylist(),
         "characters": dict(counts.most_common(CHARACTERS)),
         "different_characters": len(counts),
         "letters": sum(written.values()),
@@ -90,11 +103,25 @@ def _count_letters(split: datasets.Dataset) -> Counter[str]:
     return Counter({char: count for char, count in counts.items() if char.isalpha()})
 
 
+def _levels(split: datasets.Dataset) -> dict[str, Any]:
+    """Measure the level (dBFS) of some clips, how many are clipped, and their files' rates."""
+    rows, levels, clipped = spread_rows(len(split), MAX_HEARD), [], 0
+    for samples in read_clips(split, rows):
+        clip = np.append(samples, 0) / FULL_SCALE
+        levels.append(10 * np.log10(max(np.square(clip).mean(), SILENCE)))
+        clipped += bool(np.abs(clip).max() >= CLIPPED)
+    places = split.select(rows)[AUDIO]
+    rates = {soundfile.info(place["file"]).samplerate for place in places if not place["size"]}
+    dbfs = np.quantile(levels, (0.05, 0.5, 0.95)).tolist() if levels else []
+    return {"heard": len(rows), "dBFS": dbfs, "clipped": clipped, "source_rates": sorted(rates)}
+
+
 def _lengths(seconds: npt.NDArray[np.float64]) -> dict[str, Any]:
     if not len(seconds):
         return {"histogram": []}
     edges = [*EDGES, float("inf")]
     counts, _ = np.histogram(seconds, edges)
+    filled = range(*np.flatnonzero(counts)[[0, -1]] + (0, 1))  # no empty bars at either end
     shortest, middle, high, longest = np.quantile(seconds, (0, 0.5, 0.95, 1)).tolist()
     return {
         "shortest": shortest,
@@ -102,10 +129,7 @@ def _lengths(seconds: npt.NDArray[np.float64]) -> dict[str, Any]:
         "median": middle,
         "95 %": high,
         "longest": longest,
-        "histogram": [
-            {"from": low, "utterances": int(count)}
-            for low, count in zip(EDGES, counts, strict=True)
-        ],
+        "histogram": [{"from": EDGES[bin], "utterances": int(counts[bin])} for bin in filled],
     }
 
 
@@ -144,6 +168,11 @@ def _shared(named: Mapping[str, datasets.Dataset]) -> Iterator[dict[str, Any]]:
                 "of": len(distinct_values(second, column)),
                 "examples": common.slice(0, EXAMPLES).to_pylist(),
             }
+        clips = shared_clips(first, second)
+        yield {
+            **{"splits": [one, other], "column": "audio", "values": len(clips), "of": len(second)},
+            "examples": clips.slice(0, EXAMPLES).to_pylist(),
+        }
 
 
 def write_data_report(
@@ -154,6 +183,8 @@ def write_data_report(
     Examples of what is left out for its length can be played.
     """
     facts = measure_data(splits, sample_rate=sample_rate, language=language, corpus=corpus)
+    for name, split in splits.named().items():
+        facts["splits"][name] |= _levels(split)
     folder.mkdir(parents=True, exist_ok=True)
     data, page = folder / f"{NAME}.json", folder / f"{NAME}.html"
     write_text_atomically(data, to_json(facts, indent=2) + "\n")

@@ -152,7 +152,13 @@ def _scales(hparams: Mapping[str, Any]) -> dict[int, float]:
     }
     for path, factor in decays.items():
         names = [name for name, _ in named_modules(hparams) if fnmatchcase(name, f"{path}.[0-9]*")]
-        layers = [name for name in names if depth(name) == depth(path) + 1] or [f"{path}.0"]
+        layers = [name for name in names if depth(name) == depth(path) + 1]
+        if not layers:
+            lists = [name for name, each in named_modules(hparams) if type(each) is nn.ModuleList]
+            raise SbkitError(
+                f"`layer_decay` must name modules that are lists, but there is no `{path}.0`. The "
+                f"model has the lists {listed(lists) or '(none)'}."
+            )
         for number, layer in enumerate(layers):
             for parameter in parameters_at(layer, hparams, "layer_decay"):
                 scale = scale_of.get(id(parameter), 1.0)

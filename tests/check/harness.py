@@ -29,7 +29,8 @@ WITHOUT_COST = tuple(check for check in CHECKS if check is not check_cost)  # wh
 class Expected:
     """A finding: of which check, where, and words that stand in it.
 
-    at: a key of the YAML (``model.0.3``), whose line must be named; or another place's last part.
+    at: a key of the YAML (``model.0.3``), whose line or option must be named; or another place's
+    last part.
     """
 
     check: str
@@ -122,7 +123,7 @@ def _is(finding: Finding, expected: Expected, document: Document) -> bool:
     place = document.place(keys) if keys[0] in document.root else expected.at
     return (
         finding.check == expected.check
-        and finding.where.endswith(place)
+        and (finding.where.endswith(place) or finding.where == f"--{expected.at}")
         and all(word in str(finding) for word in expected.words)
         and finding.stops == expected.stops
     )

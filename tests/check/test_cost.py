@@ -91,7 +91,7 @@ def test_the_command_prints_it_unless_another_machine_is_meant(
 ) -> None:
     monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
     monkeypatch.chdir(ROOT)
-    arguments = workplace.arguments(tmp_path / "run", "--batch_seconds=60")
+    arguments = workplace.arguments(tmp_path / "run", "--concat_prob=0.0")
     with one_thread():
         assert run(["check", "--json", *arguments]) == 0
         told = json.loads(capsys.readouterr().out.splitlines()[-1])

@@ -15,11 +15,11 @@ from sbkit.checkpoint.declaration import Declaration
 from sbkit.config.build import clean_ruamel
 from sbkit.config.document import nearest, read_document
 from sbkit.config.hparams import (
-    as_one_file,
     load_hparams,
     parse_command,
     parse_overrides,
     read_knobs,
+    resolve,
     save_resolved,
 )
 from tests.runs import ROOT
@@ -238,7 +238,7 @@ def test_an_override_that_would_not_take_effect_is_refused(
         ),
         (
             "a: !new:nothere.Thing\n",
-            "no such class as nothere.Thing. Correct it; the folder of a module of your own",
+            "no such class as nothere.Thing. Correct it; a module of your own must lie beside",
         ),
         ("a: !new:os.getcwd\n", "should be a class"),
         ("a: !apply:fractions.Fraction\n", "should be a callable"),
@@ -359,7 +359,7 @@ class TestBase:
         assert load_hparams(path, {})["ratio"] == Fraction(3, 6)
         overrides = parse_overrides(["--unit=8", "--ratio.numerator=2", "--masks.tone=1"])
         printed = path.with_name("printed.yaml")
-        printed.write_text(as_one_file(path, overrides))
+        printed.write_text(resolve(path, overrides).one_file)
         assert printed.read_text().startswith("# of eight GPUs\n")
         assert "\nunit: 8  # new\nsize: !ref <unit> + 1 # in units\n" in printed.read_text()
         values, same = Declaration.of(path, overrides).values, Declaration.of(printed, {}).values
@@ -369,7 +369,7 @@ class TestBase:
         "yaml", sorted((ROOT / "hparams").glob("*.yaml")), ids=lambda f: f.stem
     )
     def test_every_yaml_prints_as_what_trains_the_same(self, yaml: Path, path: Path) -> None:
-        path.write_text(as_one_file(yaml, {}))
+        path.write_text(resolve(yaml, {"data_folder": "x"}).one_file)
         here, there = (Declaration.of(file, {"data_folder": "x"}).values for file in (path, yaml))
         assert here == there
 
@@ -387,7 +387,7 @@ class TestBase:
             ("bases/root", "numerator: 3", "numerato: 3", "`ratio` ({top}:7) must be something"),
             ("bases/middle", "root", "../top", "`base` ({bases/middle}:1) must name a file that"),
             ("bases/middle", "root", "roof", "roof.yaml is not (No such file or directory). Did"),
-            ("top", "later: ", "bare: {a: 1}\nlater: ", "`bare` ({top}:9) must be a whole object"),
+            ("top", "later: ", "bare: {a: 1}\nlater: ", "`bare` ({top}:9) must have a tag, such"),
         ],
     )
     def test_an_error_names_the_file_and_the_line(

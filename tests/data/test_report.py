@@ -85,7 +85,13 @@ def test_the_figures_are_those_of_the_data(tmp_path: Path) -> None:
         ("longer than 5 s", 1),
     ]
     shared = {each["column"]: (each["values"], each["examples"]) for each in facts["shared"]}
-    assert shared == {"id": (0, []), "text": (1, ["one two"]), "speaker": (1, ["bob"])}
+    of_text = {"id": (0, []), "text": (1, ["one two"]), "speaker": (1, ["bob"])}
+    assert shared == of_text | {"audio": (2, ["x", "y"])}  # the same noise as `a`
+    assert [each["from"] for each in train["seconds"]["histogram"]] == [1, 2]
+    assert train["characters_per_second"] == pytest.approx(sum(train["characters"].values()) / 7.5)
+    assert train["transcripts"][0] == {"id": "a", "sentence": "One two", "text": "one two"}
+    assert train["dBFS"] == pytest.approx([-20] * 3, abs=0.2)
+    assert (train["heard"], train["clipped"], train["source_rates"]) == (4, 0, [])
 
 
 def test_the_page_asks_for_nothing_and_escapes_what_it_shows(tmp_path: Path) -> None:

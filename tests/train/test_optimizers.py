@@ -55,5 +55,5 @@ def test_layers_learn_the_slower_the_farther_they_are_from_the_head() -> None:
 
 
 def test_layers_are_those_of_a_list() -> None:
-    with pytest.raises(SbkitError, match=r"`layer_decay` must .* there is no `head.0`"):
+    with pytest.raises(SbkitError, match=r"there is no `head.0`.*the lists"):
         fit(layer_decay={"head": 0.1})

@@ -11,12 +11,15 @@ from sbkit.base.text import listed, plural
 from sbkit.check.data.utterances import about
 from sbkit.check.finding import SHOWN, Finding
 from sbkit.check.planned_run import PlannedRun
+from sbkit.data.corpora.columns import spread_rows
 from sbkit.data.report import measure_data
 from sbkit.data.storage.audio_store import read_clips
 from sbkit.text.normalize import languages_with
 
 CHECK, KEY = "data", "data_folder"
-NAMES = {"text": "sentence", "speaker": "speaker"}  # by column of what splits may not share
+# What splits may not share, by its column.
+NAMES = {"audio": "clip", "text": "sentence", "speaker": "speaker"}
+MANY_SHARED = 0.5  # of a set's clips that were trained on, with which its score means nothing
 MANY_OUTSIDE = 0.01  # of train; the limits are declared, and fewer are what they are there for
 SAMPLED = 500  # utterances of a split, evenly spread over it, whose audio is looked at
 # Of the letters of the default corpus, the English table replaces 0.24 % in Spanish (whose prompts
@@ -27,7 +30,7 @@ SILENT = FULL_SCALE * 10 ** (-50 / 20)  # loudest sample, 50 dB below full scale
 
 
 def check_report(planned: PlannedRun) -> Iterator[Finding]:
-    """Find rows that are left out, and sentences and speakers in two splits."""
+    """Find rows that are left out, and clips, sentences and speakers in two splits."""
     splits, language = planned.splits, planned.knobs.get("language")
     facts = measure_data(splits, sample_rate=planned.knobs["sample_rate"], language=language)
     yield from _check_letters(planned, facts["splits"].values())
@@ -51,6 +54,7 @@ def check_report(planned: PlannedRun) -> Iterator[Finding]:
         what, (one, other) = NAMES.get(each["column"]), each["splits"]
         only_one = what == "speaker" and facts["speakers"] == 1  # whom no split can part
         if what and each["values"] and not only_one:
+            is_trained = what == "clip" and one == "train"
             yield planned.finding(
                 CHECK,
                 KEY,
@@ -60,7 +64,7 @@ def check_report(planned: PlannedRun) -> Iterator[Finding]:
                 f"{'is' if each['values'] == 1 else 'are'} in {one}, too: "
                 f"{listed(each['examples'], most=SHOWN)}",
                 fix=f"Keep each {what} in one split.",
-                stops=False,
+                stops=is_trained and each["values"] > MANY_SHARED * each["of"],
             )
 
 
@@ -91,11 +95,9 @@ def check_silence(planned: PlannedRun) -> Iterator[Finding]:
     """Find silent clips among some of each split."""
     silent = {}
     for name, split in planned.splits.named().items():
-        rows = np.unique(np.linspace(0, len(split) - 1, SAMPLED).astype(np.int64))
-        peaks = [
-            np.abs(c.astype(np.int32)).max(initial=0) for c in read_clips(split, rows.tolist())
-        ]
-        silent[name] = rows[np.array(peaks) < SILENT]
+        rows = spread_rows(len(split), SAMPLED)
+        peaks = [np.abs(c.astype(np.int32)).max(initial=0) for c in read_clips(split, rows)]
+        silent[name] = np.array(rows, np.int64)[np.array(peaks) < SILENT]
     yield from about(
         planned,
         CHECK,

@@ -5,12 +5,15 @@ from collections.abc import Iterator
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.text import plural
+from sbkit.base.units import samples_to_seconds
 from sbkit.check.finding import Finding, words_of
 from sbkit.check.planned_run import PlannedRun
 from sbkit.data.batches.sampler import TrainSampler
+from sbkit.data.corpora.columns import sample_counts
 from sbkit.distributed.device import check_precision, choose_device, find_device, parse_device
 
 CHECK = "placement"
+MIN_STEPS = 4  # of an epoch; with fewer, many epochs change little
 MOST_EMPTY = 0.1  # share of the micro-batches that may hold no utterance of their own
 
 
@@ -28,7 +31,7 @@ def check_placement(planned: PlannedRun) -> Iterator[Finding]:
 
 
 def check_shares(planned: PlannedRun) -> Iterator[Finding]:
-    """Find batches that are too small to be shared out among the processes of the machine meant."""
+    """Find batches too large for an epoch, or too small to share among the machine's processes."""
     sampler = planned.loaders.train.batch_sampler
     if not isinstance(sampler, TrainSampler):
         return
@@ -36,6 +39,19 @@ def check_shares(planned: PlannedRun) -> Iterator[Finding]:
     processes = count_processes(planned)
     parts = processes * accumulation
     steps = sampler.steps()
+    seconds = samples_to_seconds(
+        int(sample_counts(planned.splits.train).sum()), planned.knobs["sample_rate"]
+    )
+    if len(steps) < MIN_STEPS and seconds < MIN_STEPS * planned.knobs["batch_seconds"]:
+        yield planned.finding(
+            CHECK,
+            "batch_seconds",
+            declared=f"an epoch must have at least {MIN_STEPS} steps to learn from",
+            effect=f"with batches of {planned.knobs['batch_seconds']:g} s, the {seconds:,.0f} s of "
+            f"train have {len(steps)}",
+            fix="Lower --batch_seconds.",
+            stops=False,
+        )
     empty = sum(max(parts - len(step), 0) for step in steps) / (parts * len(steps))
     if empty > MOST_EMPTY:
         yield planned.finding(

@@ -69,6 +69,25 @@ def shared_values(one: datasets.Dataset, other: datasets.Dataset, column: str) -
     return values.filter(pc.is_in(values, value_set=distinct_values(one, column)))
 
 
+def spread_rows(count: int, most: int) -> list[int]:
+    """Return at most so many rows of a split, evenly spread over it."""
+    return [row * count // most for row in range(most)] if count > most else [*range(count)]
+
+
+def shared_clips(one: datasets.Dataset, other: datasets.Dataset) -> pa.ChunkedArray:
+    """Return the ids of the second split's clips whose audio is in the first one, too."""
+    is_shared = pc.is_in(_audio_keys(other), value_set=_audio_keys(one))
+    return take_columns(other, "id")["id"].filter(is_shared)
+
+
+def _audio_keys(split: datasets.Dataset) -> pa.ChunkedArray:
+    """Return a text for the audio of every row: size and checksum, else the clip's own file."""
+    place = take_columns(split, AUDIO)[AUDIO]
+    size, checksum, file = (pc.struct_field(place, name) for name in ("size", "crc32", "file"))
+    known = (size.cast(pa.string()), checksum.cast(pa.string()), "-")
+    return pc.coalesce(pc.binary_join_element_wise(*known), file)
+
+
 def distinct_values(split: datasets.Dataset, column: str) -> pa.Array:
     """Return the different values of a column, none of them empty."""
     values = pc.unique(take_columns(split, column)[column])

@@ -30,11 +30,13 @@ def splits_of(*speakers: str) -> Splits:
     """Make splits of three different sentences of the same letters, each split of a speaker."""
     train, dev, test = (
         make_store(
-            Utterance(f"{split}{n}", text, text, speaker, len(TONE), TONE.tobytes())
+            Utterance(f"{split}{n}", text, text, speaker, len(TONE), (TONE // divisor).tobytes())
             for n in range(3)
             for text in [f"the quick brown fox {split} x{'o' * n}"]
         )
-        for split, speaker in zip(("train", "dev", "test"), speakers, strict=True)
+        for divisor, (split, speaker) in enumerate(
+            zip(("train", "dev", "test"), speakers, strict=True), start=1
+        )
     )
     return Splits(train, {"dev": dev}, {"test": test})
 

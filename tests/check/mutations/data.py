@@ -1,5 +1,6 @@
 """What can be wrong with labels, alignment and the data: one thing at a time."""
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -103,6 +104,10 @@ def with_long_transcripts(release: Path) -> None:
 def with_shared_sentence(release: Path) -> None:
     text = rows_of(release / "train.tsv")[0]["sentence"]
     sentence("test", lambda _: f"{text.upper()}!")(release)
+
+
+def with_train_as_dev(release: Path) -> None:
+    shutil.copy2(release / "train.tsv", release / "dev.tsv")
 
 
 def with_shared_speaker(release: Path) -> None:
@@ -292,6 +297,30 @@ MUTATIONS = [
         name="a sentence in two splits",
         release=with_shared_sentence,
         expected=(Expected("data", "data_folder", ("1 of 4 sentences in test",), stops=False),),
+    ),
+    Mutation(
+        name="a validation set that is the training set",
+        release=with_train_as_dev,
+        expected=(
+            Expected("data", "data_folder", ("16 of 16 clips in dev are in train",)),
+            Expected("data", "data_folder", ("15 of 15 sentences in dev",), stops=False),
+        ),
+    ),
+    Mutation(
+        name="one step an epoch",
+        options=("--batch_seconds=100000",),
+        expected=(Expected("placement", "--batch_seconds", ("of train have 1",), stops=False),),
+    ),
+    Mutation(
+        name="a misspelt manifest on the command line",
+        options=("--data_folder=null", "--manifest", "train=trian.tsv", "--manifest", "dev=a.tsv"),
+        expected=(Expected("splits", "--manifest", ("there is no ", "trian.tsv")),),
+    ),
+    Mutation(
+        name="a misspelt manifest in the YAML",
+        text=(("manifest: null", "manifest: {train: trian.tsv, dev: a.tsv}"),),
+        options=("--data_folder=null",),
+        expected=(Expected("splits", "manifest.train", ("there is no ", "trian.tsv")),),
     ),
     Mutation(
         name="a speaker in two splits",

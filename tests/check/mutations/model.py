@@ -302,9 +302,12 @@ UNUSED = [
         Mutation(
             name=f"a path of {knob} that leads nowhere",
             options=(f"--{knob}={{CNNs: 1}}",),
-            expected=(Expected("brain", knob, ("must name modules", "`CNN")),),
+            expected=(Expected("brain", knob, ("must name modules", "`CNN", advice)),),
         )
-        for knob in ("freeze", "lr_scale", "layer_decay")
+        for knob, advice in {
+            **dict.fromkeys(("freeze", "lr_scale"), "Did you mean `CNN`"),
+            "layer_decay": "the lists Transformer.encoder, Transformer.decoder",
+        }.items()
     ),
 ]
 

@@ -4,6 +4,7 @@ from tests.check.harness import Expected, Mutation
 
 EIGHT = {"target": "cuda:8"}
 ROOMY = ("--device=cuda", "--batch_seconds=60", "--concat_prob=0.0")
+FEW_STEPS = Expected("placement", "--batch_seconds", ("of train have 1",), stops=False)
 
 
 MUTATIONS = [
@@ -34,6 +35,7 @@ MUTATIONS = [
             Expected("placement", "device", ("the target has 8 devices", "cuda:9")),
             Expected("placement", "precision", ("'fp8'",)),
             Expected("placement", "eval_precision", ("'fp4'",)),
+            FEW_STEPS,
         ),
         **EIGHT,
     ),
@@ -43,5 +45,5 @@ MUTATIONS = [
         expected=(Expected("placement", "batch_seconds", ("8 processes",), stops=False),),
         **EIGHT,
     ),
-    Mutation(name="healthy on eight devices", options=ROOMY, expected=(), **EIGHT),
+    Mutation(name="healthy on eight devices", options=ROOMY, expected=(FEW_STEPS,), **EIGHT),
 ]
