@@ -7,6 +7,7 @@ pink and brown noise have most of their power, which nothing hears.
 """
 
 from collections.abc import Iterable
+from functools import reduce
 from typing import NamedTuple
 
 import torch
@@ -78,7 +79,7 @@ def take_noise(colored: Tensor, voices: Tensor, draws: Tensor, samples: int) -> 
         if len(voices) and kind < BABBLE_SHARE:
             talkers = MIN_TALKERS + int(choice * (MAX_TALKERS - MIN_TALKERS + 1))
             parts = [_part(voices, int(at * len(voices)), samples) for at in starts[:talkers]]
-            noises.append(torch.stack(parts).sum(0))
+            noises.append(reduce(torch.add, parts))
         else:
             noise = colored[int(choice * len(colored))]
             noises.append(_part(noise, int(starts[0] * len(noise)), samples))
