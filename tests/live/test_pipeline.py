@@ -39,6 +39,7 @@ class Loudspeaker:
     def __init__(self, until: str | None = None) -> None:
         self.heard, self._until, self._is_playing = list[str](), until, False
         self.changed, self.is_closed = threading.Condition(), False
+        self.waits = list[float]()
 
     def __call__(self, sample_rate: int) -> Self:
         assert sample_rate == Voice.sample_rate
@@ -54,6 +55,7 @@ class Loudspeaker:
             self.changed.notify_all()
 
     def wait(self, seconds: float) -> None:
+        self.waits.append(seconds)
         with self.changed:
             assert self.changed.wait_for(lambda: not self._is_playing, WITHIN)
 
@@ -121,6 +123,7 @@ def test_what_is_said_is_answered_and_heard(tones: Any) -> None:
         on_event=events,
     ).run(say(tokenizer, "the dog"))
     assert player.heard == ["you", "said", "the", "dog"]
+    assert player.waits == [0.5] * 4 + [0.0] * 2  # at the end of the turn, and of the source
     assert player.is_closed
     assert [type(each).__name__ for each in events if not isinstance(each, Partial)] == [
         *("Endpoint", "Final", "Answer", "Answer", "Turn")
