@@ -44,10 +44,11 @@ def check_ranges(planned: PlannedRun) -> Iterator[Finding]:
 
 
 def check_unread(planned: PlannedRun) -> Iterator[Finding]:
-    """Find the keys that nothing reads."""
+    """Find the keys that nothing reads; those of a base count only where they are given."""
     names = names_read_by(planned.recipe, str(planned.knobs.get("corpus")))
     known = {*RunOptions().as_dict(), *names} - set(planned.document.root)
-    for key in unread(planned.document, names):
+    declared = {*planned.document.own, *planned.given}
+    for key in filter(declared.__contains__, unread(planned.document, names)):
         yield planned.finding(
             CHECK,
             key,

@@ -53,7 +53,7 @@ class PlannedRun(Run):
         count = count_here if target is None else count_on(target)
         super().__init__(yaml_file, overrides, recipe=recipe, count=count)
         self.run_folder, self.count, self.target = self.folder, count, target
-        self.document, self._given = read_document(yaml_file), overrides
+        self.document, self.given = read_document(yaml_file), overrides
         self.faults: dict[str, SbkitError] = {}
         self.made: dict[str, Any] = {}
         self._scratch = TemporaryDirectory(prefix="sbkit-check")
@@ -132,7 +132,7 @@ class PlannedRun(Run):
         """Return --KEY of the command line; else FILE:LINE of the last key that the file has."""
         if keys == ("data_folder",) and self.knobs.get("manifest"):
             keys = ("manifest",)  # which is read in its place
-        given: Any = self._given
+        given: Any = self.given
         declared: Any = self.document.root
         for depth, key in enumerate(keys, start=1):
             if not isinstance(given, Mapping) or key not in given:

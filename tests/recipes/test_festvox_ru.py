@@ -44,9 +44,10 @@ def make_package(root: Path, text: str = TEXT, phones: dict[str, str] = LABELS) 
     for folder in ("etc", "wav", "lab"):
         (voice / folder).mkdir(parents=True)
     (voice / "etc/txt.done.data").write_text(text, encoding="utf-8")
-    noise = np.random.default_rng(0).integers(-9000, 9000, 32_000).astype(np.int16)
+    random = np.random.default_rng(0)
     for name, spoken in phones.items():
         (voice / "lab" / f"{name}.lab").write_text(labels(spoken), encoding="utf-8")
+        noise = random.integers(-9000, 9000, 32_000).astype(np.int16)
         soundfile.write(voice / "wav" / f"{name}.wav", noise, 16_000)
     return root
 

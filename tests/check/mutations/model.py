@@ -9,6 +9,7 @@ from speechbrain import Stage
 from torch import Tensor, nn
 
 from recipes.asr.brain import AsrBrain
+from sbkit.check.knobs import check_unread
 from sbkit.data.batches.batch import Batch
 from sbkit.models.asr import Predictions
 from sbkit.models.loss import Loss
@@ -206,6 +207,23 @@ OWNERSHIP = [
     ),
 ]
 
+BASES = [
+    Mutation(
+        name="what only a replaced part of the base read",
+        yaml="hparams/ctc_streaming.yaml",
+        text=(
+            (
+                "Transformer:\n    streaming: !ref <streaming>",
+                "Transformer: !new:torch.nn.Linear [!ref <d_model>, !ref <d_model>]\nwidth: 3",
+            ),
+        ),
+        expected=tuple(
+            Expected("unused", key, (f"`{key}` must be read",))
+            for key in ("width", "num_encoder_layers", "num_decoder_layers")
+        ),
+        checks=(check_unread,),
+    ),
+]
 SHAPES = [
     Mutation(
         name="the CNN is wider than the Transformer",
@@ -364,4 +382,4 @@ INTERFACES = [
     ),
 ]
 
-MUTATIONS = [*INTERFACES, *OWNERSHIP, *SHAPES, *UNUSED]
+MUTATIONS = [*BASES, *INTERFACES, *OWNERSHIP, *SHAPES, *UNUSED]
