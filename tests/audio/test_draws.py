@@ -29,7 +29,7 @@ def test_numbers_follow_from_seed_epoch_utterance_and_call() -> None:
     rows = draw("a", "b", "c")
     assert torch.equal(draw("c", "x", "a")[[2, 0]], rows[[0, 2]])
     others = [draw("a", seed=2)[0], draw("a", epoch=2)[0]]
-    assert len(torch.cat([*rows, *others]).unique()) == 4 * 5
+    assert len({*torch.cat([*rows, *others]).tolist()}) == 4 * 5
     seed_draws([str(number) for number in range(1000)])
     numbers = draw_uniform(1000, 50)
     assert 0 <= float(numbers.min()) < 1e-3 and 1 - 1e-3 < float(numbers.max()) < 1

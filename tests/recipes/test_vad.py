@@ -66,7 +66,7 @@ def test_labels_move_with_the_audio() -> None:
     audio = pad(torch.ones(2, 50 * WINDOW) * speech.repeat_interleave(WINDOW, 1), (0, 7))
     placed = in_silence(audio, speech, lead, more=25, window=WINDOW)
     assert placed.speech.nonzero()[[0, 20], 1].tolist() == [10, 35]
-    is_loud = placed.audio.unflatten(1, (-1, WINDOW)).abs().amax(2) > 0
+    is_loud = placed.audio.view(2, -1, WINDOW).abs().amax(2) > 0
     assert torch.equal(is_loud, placed.speech)
 
 
@@ -74,7 +74,8 @@ def band_power(signal: Tensor) -> Tensor:
     """Return the power (B,) of (B, S) from the lowest frequency of the features on."""
     spectrum = torch.fft.rfft(signal.double()).abs().square()
     hertz = torch.fft.rfftfreq(signal.shape[1], 1 / RATE)
-    return 2 * spectrum[:, hertz >= LOWEST_HZ].sum(1) / signal.shape[1] ** 2
+    power: Tensor = 2 * spectrum[:, hertz >= LOWEST_HZ].sum(1) / signal.shape[1] ** 2
+    return power
 
 
 @pytest.mark.parametrize("name", ["white", "pink", "brown", "babble"])
