@@ -155,8 +155,7 @@ def _seconds_of_ending(brain: Any, validation: float) -> float:
 
 def report_test(brain: Any, results: Results) -> None:
     """Write the reports of the test sets, the summary and the curves; print the scores."""
-    columns = gather_results(brain._columns)
-    folder = brain._run_folder
+    columns, folder = gather_results(brain._columns), brain._run_folder
     if rank() > 0 or folder is None:
         return
     values = {name: brain.measured(each) for name, each in results.items()}
@@ -178,9 +177,7 @@ def report_test(brain: Any, results: Results) -> None:
     write_report(
         folder / REPORT,
         [read],
-        clips=partial(clips_of, splits.test, brain.hparams.sample_rate)
-        if splits
-        else lambda *_: {},  # a Brain that no Run made knows no data
+        clips=partial(clips_of, splits.test if splits else {}, brain._declared("sample_rate", 0)),
         metrics=metrics_of(type(brain)),
         known=_known_words(splits.train) if splits and read.utterances else None,
         pictures=[file for name in entries for file in sorted(folder.glob(f"*_{name}.png"))],

@@ -46,7 +46,7 @@ def initialize_from(source: Path, hparams: Mapping[str, Any], task: Task) -> lis
     Raises SbkitError when the folder is neither, or when nothing in it fits.
     """
     theirs, ours = read_named_weights(source), tensors_by_part(hparams)
-    tokens, own = _tokens_there(source, hparams, task), _own_tokens(hparams, task)
+    tokens, own = _tokens(source, hparams, task)
     others = set[int]() if tokens == own else _by_label(hparams, task, len(own))
     places = {token: row for row, token in enumerate(tokens)}
     pairs = [(places[token], row) for row, token in enumerate(own) if token in places]
@@ -87,47 +87,36 @@ def initialize_from(source: Path, hparams: Mapping[str, Any], task: Task) -> lis
     ]
 
 
-def _own_tokens(hparams: Mapping[str, Any], task: Task) -> list[str]:
-    """Return what the outputs of our model stand for, in their order."""
-    labels = None if task.labels is None else hparams.get(task.labels.key)
-    return [] if task.labels is None or labels is None else [*task.labels.names(labels)]
-
-
-def _tokens_there(source: Path, hparams: Mapping[str, Any], task: Task) -> list[str]:
-    """Return what the outputs of a run's or a bundle's model stand for; none where no file says."""
-    if task.labels is None or hparams.get(task.labels.key) is None:
-        return []
-    file = source / task.labels.name
+def _tokens(source: Path, hparams: Mapping[str, Any], task: Task) -> tuple[list[str], list[str]]:
+    """Return what the outputs stand for: there, none where no file says, and here."""
+    if task.labels is None or (labels := hparams.get(task.labels.key)) is None:
+        return [], []
+    file, here = source / task.labels.name, [*task.labels.names(labels)]
     if not file.exists():
-        return []
+        return [], here
     content = read_regular(file, largest=LARGEST, what=f"The labels in {source}")
-    return [*task.labels.names(task.labels.read(file, content))]
+    return [*task.labels.names(task.labels.read(file, content))], here
 
 
 def _by_label(hparams: Mapping[str, Any], task: Task, count: int) -> set[int]:
     """Return the ids of the tensors with a row for each label: of heads and of embeddings."""
-    parts = [hparams.get(name) for name in task.heads] + [*map(token_embedding, hparams.values())]
-    modules = [part for part in parts if isinstance(part, nn.Module)]
-    for part in hparams.values():  # also embeddings of which the task knows nothing
-        for module in part.modules() if isinstance(part, nn.Module) else ():
-            if isinstance(module, nn.Embedding) and module.num_embeddings == count:
-                modules.append(module)
-    return {id(each) for part in modules for each in part.state_dict(keep_vars=True).values()}
+    heads = [hparams.get(name) for name in task.heads]
+    parts = [part for part in (*heads, *map(token_embedding, hparams.values())) if part is not None]
+    for module in hparams["model"].modules():  # also embeddings of which the task knows nothing
+        if isinstance(module, nn.Embedding) and module.num_embeddings == count:
+            parts.append(module)
+    return {id(each) for part in parts for each in part.state_dict(keep_vars=True).values()}
 
 
 def _load_rows(theirs: Any, ours: Tensor, pairs: list[tuple[int, int]], count: int) -> bool:
     """Copy the rows of tokens that both have; return False where there are none that fit."""
-    if not pairs or not isinstance(theirs, Tensor) or theirs.shape[:1] != (count,):
+    wanted = (count, *ours.shape[1:])
+    if not pairs or not isinstance(theirs, Tensor) or theirs.shape != wanted:
         return False
     there, here = torch.tensor(pairs).unbind(1)
-    rows = theirs[there]
-    if (
-        rows.shape[1:] != ours.shape[1:]
-        or len(ours) <= int(here.max())
-        or not rows.isfinite().all()
-    ):
+    if len(ours) <= here.max() or not theirs[there].isfinite().all():
         return False
-    ours[here] = rows.to(ours)
+    ours[here] = theirs[there].to(ours)
     return True
 
 

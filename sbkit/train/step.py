@@ -158,17 +158,12 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
             seed_step(self.hparams.seed, epoch=epochs.current, step=self.step)
 
     def set_highest_rate(self) -> float:
-        """Set the highest rate of the schedule, as far as its first steps have it, and return it.
-
-        A scheduler that has `lr` itself is asked for 10,000 steps.
-        """
-        schedule, optimizers = self._schedule, [*self._active_optimizers().values()]
-        if schedule is not None:
-            shares = (number / 20 for number in range(21))
-            factors = (schedule(share, 1 + int(10_000 * share), 1, ()) for share in shares)
-            rate = None if self._declared("optimizers", None) else self.hparams.lr
-            set_rate(optimizers, max(factors), rate)
-        return max(group["lr"] for each in optimizers for group in each.param_groups)
+        """Set and return the highest rate of the schedule, as far as 10,000 steps have it."""
+        optimizers = [*self._active_optimizers().values()]
+        places = [(number / 20, 1 + 500 * number, 1, ()) for number in range(21)]
+        factor = max(self._schedule(*place) for place in places) if self._schedule else 1.0
+        set_rate(optimizers, factor, None)
+        return float(max(group["lr"] for each in optimizers for group in each.param_groups))
 
     def _backward(self, objective: Any) -> tuple[Tensor, Tensor]:
         """Add the gradient of a micro-batch to those of the step, of each loss to its own parts.

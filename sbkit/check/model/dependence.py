@@ -34,11 +34,8 @@ def check_padding(planned: PlannedRun) -> Iterator[Finding]:
         return
     with _evaluating(brain):
         together = _states_of(brain, batch)
-        alone = [
-            states
-            for at in range(len(batch))
-            for states in _states_of(brain, batch.take(slice(at, at + 1)))
-        ]
+        clips = [batch.take(slice(at, at + 1)) for at in range(len(batch))]
+        alone = [states for clip in clips for states in _states_of(brain, clip)]
     if len(together) != len(alone):
         return  # a mean of the batch
     change = max(map(_change, together, alone))
@@ -64,13 +61,13 @@ def _states_of(brain: Any, batch: Batch) -> list[Tensor]:
     if isinstance(outputs, Predictions):
         rows = zip(outputs.states, outputs.frame_lengths.tolist(), strict=True)
         return [states[:frames] for states, frames in rows]
-    return [*losses_of(brain, batch).sums]
+    return [*losses_of(brain, batch)]
 
 
 def _change(value: Tensor, right: Tensor) -> float:
     """Return the largest difference of two tensors, as a share of the largest value."""
-    if value.shape != right.shape:
-        return math.inf
+    if value.shape != right.shape or not right.numel():
+        return math.inf if value.numel() else 0.0
     return float((value - right).abs().max() / right.abs().max().clamp(min=1e-3))
 
 

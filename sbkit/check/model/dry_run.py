@@ -24,7 +24,6 @@ from sbkit.check.model.walk import reached
 from sbkit.check.planned_run import STAND_IN, PlannedRun
 from sbkit.config.document import Keys, dotted
 from sbkit.logs.log import quiet
-from sbkit.models.loss import Loss
 from sbkit.train.step import as_loss, training_loss
 
 SEEN_ROWS = 32  # of which the shortest is taken, and one that is LONGER
@@ -111,23 +110,22 @@ def check_rate(planned: PlannedRun) -> Iterator[Finding]:
     batch, brain = small_batch(planned), planned.build_again(**STAND_IN)
     brain.modules.load_state_dict(planned.brain.modules.state_dict())
     brain.init_optimizers()
-    rate = brain.set_highest_rate()
-    before = _mean_loss(brain, batch)
+    rate, before = brain.set_highest_rate(), _evaluate(brain, batch).sum()
     for _ in range(2):
         brain.train_mode()
         brain.on_stage_start(Stage.TRAIN, 1)
         loss = training_loss(brain, batch)
-        torch.autograd.backward(loss.sums.sum() / loss.counts.sum())
+        labels = loss.counts.sum()
+        torch.autograd.backward(loss.sums.sum() / labels)
         with quiet():  # a gradient that is not finite is logged
             brain.optimizers_step()
-    after = _mean_loss(brain, batch)
-    if not after - before < MAX_GROWTH * max(abs(before), 1.0):  # also where it is not a number
+    after = _evaluate(brain, batch).sum()
+    if not after - before < MAX_GROWTH * before.abs().max(labels):  # also where it is not a number
         yield planned.finding(
             "rate",
             "lr",
             declared="two steps on a batch must not raise its loss many times",
-            effect=f"with a learning rate of {rate:g} they raise it from {before:.3g} to "
-            f"{after:.3g}",
+            effect=f"at a learning rate of {rate:g} they raise it from {before:.3g} to {after:.3g}",
             fix="Lower `lr`.",
         )
 
@@ -153,9 +151,7 @@ def _dry_run(planned: PlannedRun) -> DryRun:
         broken = None
         try:
             _train(brain, batch)
-            brain.modules.eval()
-            brain.on_stage_start(Stage.VALID, 1)
-            losses_of(brain, batch)
+            _evaluate(brain, batch)
         except SbkitError:
             raise
         except Exception as error:  # whatever a part raises
@@ -208,11 +204,8 @@ def _not_in_a_checkpoint(
         made[named(part, own)] = None
     if made:
         return tuple(made), ()
-    again.modules.eval()
-    again.on_stage_start(Stage.VALID, 1)
     try:
-        mine, theirs = (losses_of(each, batch).sums for each in (brain, again))
-        is_same = torch.allclose(mine, theirs, rtol=1e-4)
+        is_same = torch.allclose(losses_of(brain, batch), _evaluate(again, batch), rtol=1e-4)
     except Exception:  # whatever a part raises that lacks what it has learned
         is_same = False
     changed = [
@@ -233,20 +226,19 @@ def _changed_attributes(one: nn.Module, other: nn.Module) -> Iterator[str]:
                 yield name
 
 
+def _evaluate(brain: Any, batch: Any) -> Tensor:
+    """Return the losses of an evaluation, which begins as one of a run does."""
+    brain.modules.eval()
+    brain.on_stage_start(Stage.VALID, 1)
+    return losses_of(brain, batch)
+
+
 @torch.no_grad()
-def losses_of(brain: Any, batch: Any) -> Loss:
+def losses_of(brain: Any, batch: Any) -> Tensor:
     """Compute the losses of an evaluation, with the same random numbers each time."""
     torch.manual_seed(0)
     outputs = brain.compute_forward(batch, Stage.VALID)
-    return as_loss(brain.compute_objectives(outputs, batch, Stage.VALID))
-
-
-def _mean_loss(brain: Any, batch: Any) -> float:
-    """Evaluate a batch, and return its loss per label."""
-    brain.modules.eval()
-    brain.on_stage_start(Stage.VALID, 1)
-    loss = losses_of(brain, batch)
-    return float(loss.sums.sum() / loss.counts.sum())
+    return as_loss(brain.compute_objectives(outputs, batch, Stage.VALID)).sums
 
 
 def small_batch(planned: PlannedRun) -> Any:

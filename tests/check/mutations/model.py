@@ -357,7 +357,7 @@ INTERFACES = [
     Mutation(
         name="a learning rate of 25",
         options=("--lr=25",),
-        expected=(Expected("rate", "lr", ("a learning rate of 25 they", "Lower `lr`")),),
+        expected=(Expected("rate", "lr", ("at a learning rate of 25 they", "Lower `lr`")),),
     ),
 ]
 
