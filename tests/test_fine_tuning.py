@@ -46,7 +46,7 @@ def test_a_run_starts_from_a_bundle_with_another_head(
     tokens = ("--token_type=bpe", "--vocab_size=40")
     assert workplace.train_here(run, *ONE, *options, *tokens) == 0
     said = capsys.readouterr().out
-    assert "ctc_lin.weight (" in said
+    assert " of 40 rows by token: " in said
     assert "tensors are loaded: CNN." in said
     theirs, ours = load_file(bundle / "model.safetensors"), last_parameters(run)
     assert torch.equal(theirs["0.conv1.weight"], ours["0.conv1.weight"])  # frozen
@@ -62,4 +62,4 @@ def test_a_run_starts_from_a_bundle_with_another_head(
     assert workplace.train_here(run, *again[:2], *tokens, f"--init_from={bundle}") == BAD_INPUT
     error = capsys.readouterr().err
     assert "freeze: [" in error
-    assert "when it began, [] now" in error
+    assert "before, [] now" in error
