@@ -27,7 +27,7 @@ from sbkit.inference.runtime.model import ModelThread
 from sbkit.inference.vad import SpeechRules, VoiceDetector
 from sbkit.live.recognizer import LiveRecognizer
 from sbkit.live.session import Final, Session
-from sbkit.serve.limits import DRAINING
+from sbkit.serve.limits import STOPPING
 from sbkit.serve.streams import StreamBatcher
 from tests.decoding.spoken import train_models
 from tests.inference.tones import RATE, silence, speak, tone_bundle
@@ -352,7 +352,7 @@ def test_what_is_refused_before_a_session(tmp_path: Path) -> None:
                 pass
             assert refused.value.response.status_code == 429
         wait_for(lambda: here.state.sessions == 0)
-        here.state.phase = DRAINING
+        here.state.phase = STOPPING
         with pytest.raises(InvalidStatus) as refused, connect(url, additional_headers=headers):
             pass
         assert refused.value.response.status_code == 503
