@@ -36,7 +36,7 @@ from sbkit.serve.speech import LARGEST, SpeechFields, speech_response
 FORM_TYPE = "multipart/form-data"
 TRANSCRIPTIONS, SPEECH = "/v1/audio/transcriptions", "/v1/audio/speech"
 FORM = {"max_files": 1, "max_fields": 100, "max_part_size": 1 << 16}  # bytes of a field
-CORS = {"allow_methods": ("GET", "POST"), "allow_headers": "*", "allow_private_network": True}
+CORS: Any = {"allow_methods": ("GET", "POST"), "allow_headers": "*", "allow_private_network": True}
 PAGE_POLICY = (  # it is one file, and asks this server alone
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline' blob:; "
     "connect-src 'self'; media-src blob:; img-src data:; frame-ancestors 'none'"

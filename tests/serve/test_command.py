@@ -160,10 +160,11 @@ def ask_until_gone(url: httpx2.URL, audio: bytes) -> Counter[str | int]:
 
 
 @pytest.mark.ddp
-def test_no_request_is_lost_when_it_is_asked_to_stop(exported: Path) -> None:
+def test_no_request_is_lost_when_it_is_asked_to_stop(tmp_path: Path) -> None:
     """Four of 168 got a closed connection: it closed those that were kept alive."""
+    bundle = make_bundle(tmp_path).rename(tmp_path / "tiny")
     with (
-        serving(exported, "--drain-seconds", "1") as (client, process),
+        serving(bundle, "--drain-seconds", "1") as (client, process),
         ThreadPoolExecutor(32) as clients,
     ):
         found = [clients.submit(ask_until_gone, client.base_url, as_wav(NOISE)) for _ in range(32)]
@@ -179,9 +180,10 @@ def test_no_request_is_lost_when_it_is_asked_to_stop(exported: Path) -> None:
 
 
 @pytest.mark.ddp
-def test_keys_are_read_again_at_sighup(exported: Path, tmp_path: Path) -> None:
+def test_keys_are_read_again_at_sighup(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("one")
-    with serving(exported, "--api-key-file", str(tmp_path / "keys")) as (client, process):
+    bundle = make_bundle(tmp_path).rename(tmp_path / "tiny")
+    with serving(bundle, "--api-key-file", str(tmp_path / "keys")) as (client, process):
         (tmp_path / "keys").write_text("two")
         os.kill(process.pid, signal.SIGHUP)
         two = {"Authorization": "Bearer two"}

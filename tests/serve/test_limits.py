@@ -166,7 +166,7 @@ def test_too_many_at_a_time(tmp_path: Path) -> None:
             assert refused.value.response.headers["retry-after"] == "1"
         assert [each.result().json()["text"] for each in first] == ["a dog", "a fox", "a"]
         assert here.post(SOME).status_code == 200
-        assert here.state.in_flight == 0
+        wait_for(lambda: here.state.in_flight == 0)
 
 
 def test_a_client_that_goes_costs_nothing_more(tmp_path: Path) -> None:
