@@ -167,6 +167,8 @@ def test_losses_are_weighed_and_of_clips_that_count(
     assert decoded[2, :5000].any() and not decoded[2, 5000:].any()
     scores = brain.score(outputs, batch)
     assert [each.codes.shape for each in scores] == [(20, 2), (20, 2), (13, 2)]
+    shown = [figure.split()[0] for figure in brain.describe(scores).split(", ")]
+    assert shown == ["mel_distance", "usage", "perplexity", "entropy"]
     assert scores[2].distance == pytest.approx(outputs.distance[2].item() / 13)
     weights = {"mel_weight": 2.0, "spectral_weight": 3.0}
     for name, value in weights.items():

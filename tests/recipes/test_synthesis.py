@@ -445,7 +445,7 @@ def test_pitch_is_that_of_the_signal(hertz: float) -> None:
     waves = sum(np.sin(2 * np.pi * hertz * n * at) / n for n in range(1, 8))
     clip = np.concatenate([np.zeros(RATE, np.int16), (5000 * waves).astype(np.int16)])
     pitch = track_pitch(clip, RATE, FRAME)
-    assert len(pitch) == 80 and not pitch[:38].any()
+    assert len(pitch) == 80 and np.flatnonzero(pitch)[0] in (39, 40)  # a window is two frames
     assert np.allclose(pitch[42:78], hertz, rtol=0.01)
     assert np.allclose(continuous(pitch), hertz, rtol=0.02)
 
