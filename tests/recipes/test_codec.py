@@ -22,6 +22,7 @@ from recipes.codec.brain import CodecBrain
 from recipes.codec.codec import Codec, windows
 from recipes.codec.losses import mel_distance, spectral_distance
 from recipes.codec.parts import (
+    ConvNeXt,
     Decoder,
     Encoder,
     FiniteScalarQuantizer,
@@ -252,6 +253,13 @@ def test_the_spectra_of_a_sound_become_the_sound_again() -> None:
         torch.testing.assert_close(sound[:, 30:-30], audio[:, 30:-30], atol=1e-5, rtol=1e-4)
         half = decoder(torch.zeros(1, 5, 4), torch.tensor([1.0, 1, 0, 0, 0]).view(1, 5, 1))
     assert not half[:, 80 + 30 :].any() and half[:, 80 : 80 + 30].any()
+    loud = [
+        torch.cat([torch.full((1, 10, 41), level), spectra.angle()], 2) for level in (6.0, 50.0)
+    ]
+    with patch.object(decoder.head, "forward", side_effect=loud):
+        ends = [decoder(torch.zeros(1, 5, 4), torch.ones(1, 5, 1)) for _ in loud]
+    assert torch.equal(*ends)
+    assert [block.scale.unique().tolist() for block in ConvNeXt(4, 4, 8)] == [[0.25]] * 4
     # states three frames away, and windows, are all that a sample is made of
     assert (decoder.context, Encoder(n_mels=5, d_model=4, d_ffn=8, num_layers=2).context) == (6, 7)
 
