@@ -108,14 +108,14 @@ def test_a_long_utterance_is_ended_and_goes_on_in_the_next(tmp_path: Path) -> No
 
 
 def test_events_have_the_times_of_the_stream(tmp_path: Path) -> None:
-    """A chunk is 0.64 s, a letter 0.12 s, and each word may reach 9 frames into what follows."""
+    """A chunk is 0.64 s, a letter 0.12 s, and a word may reach 9 frames into what follows."""
     recognizer, tokenizer, _ = live_tones(tmp_path)
     aligner = replace(recognizer.decoder.aligner, offsets=WordOffsets(0.0, 9.0))
     recognizer.decoder = replace(recognizer.decoder, aligner=aligner)
     audio = [speak(tokenizer, "the dog"), silence(1.4), speak(tokenizer, "a fox"), silence(0.2)]
     session = Session(recognizer, start=10 * RATE)
     events = [*session.push(np.concatenate(audio)), *session.finish()]
-    assert [(type(each), each.seconds) for each in events] == [
+    assert [(type(event), event.seconds) for event in events] == [
         *((Partial, 10.64), (Partial, 11.28)),
         *((Endpoint, 12.56), (Final, 12.56), (Partial, 12.56)),
         *((Partial, 13.04), (Final, 13.04)),
@@ -158,14 +158,13 @@ def test_two_continuations_of_one_session(decoder: dict[str, Any], tmp_path: Pat
         session.push(begun)
         copies = [session.copy() for _ in texts]
         for text, audio in zip(texts, spoken, strict=True):
-            alone = Session(recognizer, detector=detector)
-            alone.push(begun)
-            expected.append([*alone.push(audio[shared:]), *alone.finish()])
-            assert [each.text for each in finals(expected[-1])] == [text]
-        events = [one.push(audio[shared:]) for one, audio in zip(copies, spoken, strict=True)]
-        for one, some in zip(copies, events, strict=True):
-            some += one.finish()
-        assert events == expected
+            original = Session(recognizer, detector=detector)
+            original.push(begun)
+            expected.append([*original.push(audio[shared:]), *original.finish()])
+            assert [final.text for final in finals(expected[-1])] == [text]
+        events = [copy.push(audio[shared:]) for copy, audio in zip(copies, spoken, strict=True)]
+        ends = [copy.finish() for copy in copies]
+        assert [[*begin, *end] for begin, end in zip(events, ends, strict=True)] == expected
         assert finals(session.finish())[0].text == "the quick"
 
 
