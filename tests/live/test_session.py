@@ -15,10 +15,18 @@ from sbkit.decoding.alignment import WordOffsets
 from sbkit.inference.vad import SpeechRules, VoiceDetector
 from sbkit.live.endpoint import EndpointRules
 from sbkit.live.recognizer import LiveRecognizer
-from sbkit.live.session import Endpoint, Event, Final, Partial, Session, advance_batch
+from sbkit.live.session import (
+    Endpoint,
+    Event,
+    Final,
+    Partial,
+    Session,
+    advance_batch,
+    forward_batch,
+)
 from tests.inference.told_frames import ToldFrames
 from tests.inference.tones import LETTER, RATE, STEP, silence, speak, tone_bundle
-from tests.live.live_tones import live_tones
+from tests.live.live_tones import CHUNK, live_tones
 
 TEXTS = ("the quick brown fox", "jumps over a lazy dog", "the dog")
 BEAM: dict[str, Any] = {"texts": [*TEXTS, "a fox over the dog"]}
@@ -144,6 +152,14 @@ def test_text_so_far_grows_and_says_what_will_stay(tmp_path: Path) -> None:
         assert one.stable <= other.stable < len(other.text.split())
     assert max(each.stable for each in partial) == 3
     assert partial[0].plain().keys() == {"event", "seconds", "text", "stable"}
+    session = Session(recognizer)
+    session.feed(speak(tokenizer, "jumps over")[: CHUNK - 1])
+    assert not session.is_due
+    session.feed(silence(0.04)[:1])
+    assert session.is_due
+    assert [(event.text, event.stable) for event in session.read(forward_batch([session])[0])] == [
+        ("jumps", 0)
+    ]
 
 
 @pytest.mark.parametrize("decoder", [{}, BEAM], ids=["greedy", "beam"])

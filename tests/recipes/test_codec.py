@@ -387,6 +387,7 @@ def test_onnx_codes_without_torch(bundle: Path, clip: Path, tmp_path: Path) -> N
 
 
 def test_codes_of_a_file_are_all_there(tmp_path: Path) -> None:
+    assert (SPACE.bits, CodeSpace(1, (8, 8)).bits) == (10, 6)
     file, key = tmp_path / "a.codes", SPACE.fingerprint()
     codes = np.random.default_rng(0).integers(0, 1000, (7, 4))
     write_codes(file, Coded(codes, 2700), SPACE, key)
