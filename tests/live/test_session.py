@@ -140,6 +140,12 @@ def test_events_have_the_times_of_the_stream(tmp_path: Path) -> None:
         assert times == pytest.approx([time for _, *span in expected for time in span])
 
 
+def test_an_utterance_begins_after_the_silence_that_ended_none(tmp_path: Path) -> None:
+    recognizer, tokenizer, _ = live_tones(tmp_path)
+    events = run(recognizer, [silence(2.4), speak(tokenizer, "the dog"), silence(1.4)])
+    assert finals(events)[0].start == 2.4
+
+
 def test_text_so_far_grows_and_says_what_will_stay(tmp_path: Path) -> None:
     recognizer, tokenizer, _ = live_tones(tmp_path, **BEAM)
     events = run(recognizer, [speak(tokenizer, "the quick brown fox")])
