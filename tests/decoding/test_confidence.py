@@ -56,8 +56,8 @@ def test_agreement_is_the_share_of_the_beam_with_the_word_in_its_place() -> None
     others = [best, ["the", "nor", "office"], ["a", "the", "north"], ["the", "nor", "office"]]
     found = agreement(best, others, np.log([4, 2, 1, 1]).tolist())
     assert found.tolist() == pytest.approx([1, 5 / 8, 7 / 8])
-    long = agreement(best, others, (np.log([4, 2, 1, 1]) - 2000).tolist())  # of a minute, say
-    assert long.tolist() == pytest.approx([1, 5 / 8, 7 / 8])
+    of_long_clip = agreement(best, others, (np.log([4, 2, 1, 1]) - 2000).tolist())
+    assert of_long_clip.tolist() == pytest.approx([1, 5 / 8, 7 / 8])
     assert agreement(best, [best], [-900.0]).tolist() == [1, 1, 1]
     assert agreement(best, [], []).tolist() == [1, 1, 1]  # of a decoder without a beam
 

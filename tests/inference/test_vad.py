@@ -39,7 +39,7 @@ def test_rules(
 
 
 class LateFrames(ToldFrames):
-    """Each frame judges the one that came four before it."""
+    """A frame judges the audio of four frames before it."""
 
     delay = 4
 
@@ -54,9 +54,9 @@ class LateFrames(ToldFrames):
 def test_a_model_that_judges_later_moves_no_speech() -> None:
     detector = VoiceDetector(LateFrames(), BARE)
     events, _ = detector.push(tell(*is_speech(1, 1, 1)), detector.start())
-    assert [each.kind for each in events] == ["started", "stopped"]
-    assert [each.seconds for each in events] == pytest.approx([1.0, 2.0])
-    assert [each.known for each in events] == pytest.approx([1.0 + 0.1 + 0.08, 2.0 + 0.3 + 0.08])
+    assert [event.kind for event in events] == ["started", "stopped"]
+    assert [event.seconds for event in events] == pytest.approx([1.0, 2.0])
+    assert [event.known for event in events] == pytest.approx([1.0 + 0.1 + 0.08, 2.0 + 0.3 + 0.08])
 
 
 def test_speech_begins_at_the_onset_and_goes_on_above_the_offset() -> None:

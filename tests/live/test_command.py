@@ -114,6 +114,15 @@ def test_a_terminal_has_one_line_of_text_so_far(monkeypatch: pytest.MonkeyPatch)
     assert terminal.getvalue() == "\r\033[K sentence\r\033[K"
 
 
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_pipe_gets_each_event_at_once(as_json: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(pipe))
+    show = Display(as_json=as_json, quiet=False, partial=io.StringIO())
+    show([Final(seconds=2.0, text="a dog", start=0.0, end=2.0, words=())])
+    assert b"a dog" in pipe.getvalue()
+
+
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [

@@ -455,3 +455,4 @@ def test_what_a_source_raises_reaches_the_caller(tones: Any) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         Pipeline(recognizer, str.upper).run(source())
+    Pipeline(recognizer, str.upper).close()  # which was never run

@@ -15,10 +15,18 @@ from sbkit.decoding.alignment import WordOffsets
 from sbkit.inference.vad import SpeechRules, VoiceDetector
 from sbkit.live.endpoint import EndpointRules
 from sbkit.live.recognizer import LiveRecognizer
-from sbkit.live.session import Endpoint, Event, Final, Partial, Session, advance_batch
+from sbkit.live.session import (
+    Endpoint,
+    Event,
+    Final,
+    Partial,
+    Session,
+    advance_batch,
+    forward_batch,
+)
 from tests.inference.told_frames import ToldFrames
 from tests.inference.tones import LETTER, RATE, STEP, silence, speak, tone_bundle
-from tests.live.live_tones import live_tones
+from tests.live.live_tones import CHUNK, live_tones
 
 TEXTS = ("the quick brown fox", "jumps over a lazy dog", "the dog")
 BEAM: dict[str, Any] = {"texts": [*TEXTS, "a fox over the dog"]}
@@ -109,14 +117,14 @@ def test_a_long_utterance_is_ended_and_goes_on_in_the_next(tmp_path: Path) -> No
 
 
 def test_events_have_the_times_of_the_stream(tmp_path: Path) -> None:
-    """A chunk is 0.64 s, a letter 0.12 s, and each word may reach 9 frames into what follows."""
+    """A chunk is 0.64 s, a letter 0.12 s, and a word may reach 9 frames into what follows."""
     recognizer, tokenizer, _ = live_tones(tmp_path)
     aligner = replace(recognizer.decoder.aligner, offsets=WordOffsets(0.0, 9.0))
     recognizer.decoder = replace(recognizer.decoder, aligner=aligner)
     audio = [speak(tokenizer, "the dog"), silence(1.4), speak(tokenizer, "a fox"), silence(0.2)]
     session = Session(recognizer, start=10 * RATE)
     events = [*session.push(np.concatenate(audio)), *session.finish()]
-    assert [(type(each), each.seconds) for each in events] == [
+    assert [(type(event), event.seconds) for event in events] == [
         *((Partial, 10.64), (Partial, 11.28)),
         *((Endpoint, 12.56), (Final, 12.56), (Partial, 12.56)),
         *((Partial, 13.04), (Final, 13.04)),
@@ -133,6 +141,12 @@ def test_events_have_the_times_of_the_stream(tmp_path: Path) -> None:
         assert times == pytest.approx([time for _, *span in expected for time in span])
 
 
+def test_an_utterance_begins_after_the_silence_that_ended_none(tmp_path: Path) -> None:
+    recognizer, tokenizer, _ = live_tones(tmp_path)
+    events = run(recognizer, [silence(2.4), speak(tokenizer, "the dog"), silence(1.4)])
+    assert finals(events)[0].start == 2.4
+
+
 def test_text_so_far_grows_and_says_what_will_stay(tmp_path: Path) -> None:
     recognizer, tokenizer, _ = live_tones(tmp_path, **BEAM)
     events = run(recognizer, [speak(tokenizer, "the quick brown fox")])
@@ -145,6 +159,14 @@ def test_text_so_far_grows_and_says_what_will_stay(tmp_path: Path) -> None:
         assert one.stable <= other.stable < len(other.text.split())
     assert max(each.stable for each in partial) == 3
     assert partial[0].plain().keys() == {"event", "seconds", "text", "stable"}
+    session = Session(recognizer)
+    session.feed(speak(tokenizer, "jumps over")[: CHUNK - 1])
+    assert not session.is_due
+    session.feed(silence(0.04)[:1])
+    assert session.is_due
+    assert [(event.text, event.stable) for event in session.read(forward_batch([session])[0])] == [
+        ("jumps", 0)
+    ]
 
 
 @pytest.mark.parametrize("decoder", [{}, BEAM], ids=["greedy", "beam"])
@@ -159,14 +181,13 @@ def test_two_continuations_of_one_session(decoder: dict[str, Any], tmp_path: Pat
         session.push(begun)
         copies = [session.copy() for _ in texts]
         for text, audio in zip(texts, spoken, strict=True):
-            alone = Session(recognizer, detector=detector)
-            alone.push(begun)
-            expected.append([*alone.push(audio[shared:]), *alone.finish()])
-            assert [each.text for each in finals(expected[-1])] == [text]
-        events = [one.push(audio[shared:]) for one, audio in zip(copies, spoken, strict=True)]
-        for one, some in zip(copies, events, strict=True):
-            some += one.finish()
-        assert events == expected
+            original = Session(recognizer, detector=detector)
+            original.push(begun)
+            expected.append([*original.push(audio[shared:]), *original.finish()])
+            assert [final.text for final in finals(expected[-1])] == [text]
+        events = [copy.push(audio[shared:]) for copy, audio in zip(copies, spoken, strict=True)]
+        ends = [copy.finish() for copy in copies]
+        assert [[*begin, *end] for begin, end in zip(events, ends, strict=True)] == expected
         assert finals(session.finish())[0].text == "the quick"
 
 

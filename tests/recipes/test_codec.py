@@ -22,6 +22,7 @@ from recipes.codec.brain import CodecBrain
 from recipes.codec.codec import Codec, windows
 from recipes.codec.losses import mel_distance, spectral_distance
 from recipes.codec.parts import (
+    ConvNeXt,
     Decoder,
     Encoder,
     FiniteScalarQuantizer,
@@ -166,27 +167,30 @@ def test_losses_are_weighed_and_of_clips_that_count(
     assert audio.abs().max() < 1 and outputs.frames.tolist() == [20, 20, 13]
     assert decoded[2, :5000].any() and not decoded[2, 5000:].any()
     scores = brain.score(outputs, batch)
-    assert [each.codes.shape for each in scores] == [(20, 2), (20, 2), (13, 2)]
+    assert [score.codes.shape for score in scores] == [(20, 2), (20, 2), (13, 2)]
+    shown = [figure.split()[0] for figure in brain.describe(scores).split(", ")]
+    assert shown == ["mel_distance", "usage", "perplexity", "entropy"]
     assert scores[2].distance == pytest.approx(outputs.distance[2].item() / 13)
     weights = {"mel_weight": 2.0, "spectral_weight": 3.0}
     for name, value in weights.items():
         monkeypatch.setattr(brain.hparams, name, value)
     spectral, mask = spectral_distance(decoded, audio, lengths), torch.tensor([1, 0, 1])
     expected = 2.0 * 400 * outputs.distance + 3.0 * spectral
-    alone = brain.compute_objectives(outputs, batch, Stage.TRAIN)
-    assert isinstance(alone, Loss) and alone.counts.tolist() == [8000, 0, 5000]
-    torch.testing.assert_close(alone.sums, expected * mask)
+    loss = brain.compute_objectives(outputs, batch, Stage.TRAIN)
+    assert isinstance(loss, Loss) and loss.counts.tolist() == [8000, 0, 5000]
+    torch.testing.assert_close(loss.sums, expected * mask)
     monkeypatch.setattr(brain.hparams, "adversarial_weight", 0.5)
-    tell, both = brain.hparams.discriminator, brain.compute_objectives(outputs, batch, Stage.TRAIN)
-    assert isinstance(both, dict)
-    fooled = expected + 0.5 * lengths * tell(decoded, lengths, 1.0)
-    torch.testing.assert_close(both["generator"].sums, fooled * mask)
-    told = tell(audio, lengths, 1.0) + tell(decoded, lengths, 0.0)
-    torch.testing.assert_close(both["discriminator"].sums, told * mask)
-    assert both["discriminator"].counts.tolist() == [1, 0, 1]
-    both["discriminator"].sums.sum().backward()
-    assert all(each.grad is None for each in brain.codec.decoder.parameters())
-    assert all(each.grad is not None for each in tell.parameters())
+    losses = brain.compute_objectives(outputs, batch, Stage.TRAIN)
+    assert isinstance(losses, dict)
+    discriminator = brain.hparams.discriminator
+    fooled = expected + 0.5 * lengths * discriminator(decoded, lengths, 1.0)
+    torch.testing.assert_close(losses["generator"].sums, fooled * mask)
+    errors = discriminator(audio, lengths, 1.0) + discriminator(decoded, lengths, 0.0)
+    torch.testing.assert_close(losses["discriminator"].sums, errors * mask)
+    assert losses["discriminator"].counts.tolist() == [1, 0, 1]
+    losses["discriminator"].sums.sum().backward()
+    assert all(p.grad is None for p in brain.codec.decoder.parameters())
+    assert all(p.grad is not None for p in discriminator.parameters())
 
 
 @pytest.mark.slow
@@ -206,15 +210,15 @@ def test_two_ranks_take_the_steps_of_one(workplace: Workplace, tmp_path: Path) -
 
 
 def test_spectra_of_twice_the_level_are_as_far_as_the_definition_says() -> None:
-    """Of each transform ln 2 in each frame, as many samples as its hop, and a convergence of 1."""
+    """Every transform has ln 2 in each frame, which lasts its hop, and a convergence of 1."""
     audio = torch.randn(2, 2048, generator=torch.Generator().manual_seed(0))
     audio[1, 1024:] = 0
-    found = spectral_distance(2 * audio, audio, torch.tensor([2048, 1024]))
+    distances = spectral_distance(2 * audio, audio, torch.tensor([2048, 1024]))
     expected = [
         np.mean([math.log(2) * (samples // hop + 1) * hop + samples for hop in (64, 128, 256)])
         for samples in (2048, 1024)
     ]
-    assert found.tolist() == pytest.approx(expected, rel=1e-3)
+    assert distances.tolist() == pytest.approx(expected, rel=1e-3)
     quiet = 1e-6 * audio[:1]  # under the floor, which no ear hears
     assert spectral_distance(2 * quiet, quiet, torch.tensor([2048])).item() < 1
 
@@ -224,16 +228,16 @@ def test_features_are_log_mel_of_windows_around_their_hop() -> None:
     features = LogMel(n_mels=5, hop=20, sample_rate=2000)
     audio = torch.randn(2, 130, generator=torch.Generator().manual_seed(0))
     audio[1, 70:] = 0
-    found, frames = features(audio, torch.tensor([130, 70]))
-    assert (found.shape, frames.tolist()) == ((2, 4, 10), [4, 2])
+    pairs, frames = features(audio, torch.tensor([130, 70]))
+    assert (pairs.shape, frames.tolist()) == ((2, 4, 10), [4, 2])
     filters = melscale_fbanks(41, 20.0, 1000.0, 5, 2000)
     padded = torch.nn.functional.pad(audio, (30, 60))
     for row, hop in ((0, 0), (0, 3), (0, 7), (1, 3)):
         window = padded[row, 20 * hop : 20 * hop + 80] * torch.hann_window(80)
         expected = (torch.fft.rfft(window).abs() @ filters).clamp(min=1e-5).log()
-        there = found[row, hop // 2, 5 * (hop % 2) : 5 * (hop % 2) + 5]
-        torch.testing.assert_close(there, expected, atol=1e-3, rtol=1e-3)
-    assert not found[1, 2:].any()
+        of_hop = pairs[row, hop // 2, 5 * (hop % 2) : 5 * (hop % 2) + 5]
+        torch.testing.assert_close(of_hop, expected, atol=1e-3, rtol=1e-3)
+    assert not pairs[1, 2:].any()
     distance = mel_distance(features, 2 * audio, audio, torch.tensor([130, 70]))
     assert distance.tolist() == pytest.approx([4 * math.log(2), 2 * math.log(2)], rel=1e-2)
 
@@ -250,6 +254,13 @@ def test_the_spectra_of_a_sound_become_the_sound_again() -> None:
         torch.testing.assert_close(sound[:, 30:-30], audio[:, 30:-30], atol=1e-5, rtol=1e-4)
         half = decoder(torch.zeros(1, 5, 4), torch.tensor([1.0, 1, 0, 0, 0]).view(1, 5, 1))
     assert not half[:, 80 + 30 :].any() and half[:, 80 : 80 + 30].any()
+    loud = [
+        torch.cat([torch.full((1, 10, 41), level), spectra.angle()], 2) for level in (6.0, 50.0)
+    ]
+    with patch.object(decoder.head, "forward", side_effect=loud):
+        ends = [decoder(torch.zeros(1, 5, 4), torch.ones(1, 5, 1)) for _ in loud]
+    assert torch.equal(*ends)
+    assert [block.scale.unique().tolist() for block in ConvNeXt(4, 4, 8)] == [[0.25]] * 4
     # states three frames away, and windows, are all that a sample is made of
     assert (decoder.context, Encoder(n_mels=5, d_model=4, d_ffn=8, num_layers=2).context) == (6, 7)
 
@@ -332,6 +343,8 @@ def test_windows_do_not_depend_on_the_blocks() -> None:
         [15, 16, 17, 18, 19],
         [20, 21, 22],
     ]
+    needed = iter(whole[:7, None])  # a window, and what the network sees after it
+    assert next(windows(needed, 1, 5, 2))[0].tolist() == [*range(7)]
     for size in (1, 4, 9):
         blocks = [whole[at : at + size] for at in range(0, 23, size)]
         found = [(each.tolist(), first, end) for each, first, end in windows(blocks, 1, 5, 2)]
@@ -376,6 +389,7 @@ def test_onnx_codes_without_torch(bundle: Path, clip: Path, tmp_path: Path) -> N
 
 
 def test_codes_of_a_file_are_all_there(tmp_path: Path) -> None:
+    assert (SPACE.bits, CodeSpace(1, (8, 8)).bits) == (10, 6)
     file, key = tmp_path / "a.codes", SPACE.fingerprint()
     codes = np.random.default_rng(0).integers(0, 1000, (7, 4))
     write_codes(file, Coded(codes, 2700), SPACE, key)

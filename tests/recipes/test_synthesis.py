@@ -131,7 +131,7 @@ def test_only_training_is_given_the_pitch_of_the_recording(
 ) -> None:
     higher = replace(batch, octaves=batch.octaves + 1)
     for stage, is_given in ((Stage.TRAIN, True), (Stage.VALID, False), (Stage.TEST, False)):
-        features = [brain.compute_forward(each, stage).features for each in (batch, higher)]
+        features = [brain.compute_forward(clips, stage).features for clips in (batch, higher)]
         assert torch.equal(*features) is not is_given
 
 
@@ -162,9 +162,7 @@ def test_losses_are_of_frames_and_of_a_misaligned_clip_the_vocoder_learns_only(
         found=outputs.variances,
     )
     changed = replace(right, **{name: getattr(right, name) + change})
-    before, after = (
-        brain.compute_objectives(each, batch, Stage.VALID) for each in (right, changed)
-    )
+    before, after = (brain.compute_objectives(x, batch, Stage.VALID) for x in (right, changed))
     assert before.counts.tolist() == [60, 31]
     expected = [60 * of_a_frame, 31 * if_wrong]
     assert (after.sums - before.sums).tolist() == pytest.approx(expected, abs=0.01)
@@ -208,11 +206,11 @@ def test_a_clip_is_learned_without_the_silence_around_it(brain: SynthesisBrain) 
         "audio": audio.astype(np.int16),
         "pitch": " ".join(str(100 + frame) for frame in range(-(-len(audio) // FRAME))),
     }
-    made = SpokenCollate(brain.hparams.labels, RATE, FRAME)([row])
+    trimmed = SpokenCollate(brain.hparams.labels, RATE, FRAME)([row])
     first, end = round(0.46 * RATE) // FRAME * FRAME, round(2.94 * RATE)
-    assert np.array_equal(made.audio[0].numpy(), row["audio"][first:end])
+    assert np.array_equal(trimmed.audio[0].numpy(), row["audio"][first:end])
     frames = torch.arange(first // FRAME, -(-end // FRAME))
-    torch.testing.assert_close(made.octaves[0], ((100 + frames) / 150).log2())
+    torch.testing.assert_close(trimmed.octaves[0], ((100 + frames) / 150).log2())
 
 
 @pytest.mark.slow(30)
@@ -407,14 +405,14 @@ def test_the_prior_is_a_beta_binomial_along_the_diagonal() -> None:
 
 
 def test_alignments_are_summed_over_all_paths() -> None:
-    """A path has the symbols in their order, each for any frames, and blanks between them."""
+    """A path has the symbols in their order, for any number of frames, and blanks between."""
     scores = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(0))
-    found = forward_sum(scores, torch.tensor([5, 4]), torch.tensor([3, 2]))
-    for row, frames, symbols, loss in zip(scores, (5, 4), (3, 2), found.tolist(), strict=True):
+    losses = forward_sum(scores, torch.tensor([5, 4]), torch.tensor([3, 2]))
+    for row, frames, symbols, loss in zip(scores, (5, 4), (3, 2), losses.tolist(), strict=True):
         with_blank = torch.cat([torch.full((5, 1), -1.0), row], 1).log_softmax(1)
         total = 0.0
         for path in product(range(4), repeat=frames):
-            read = [each for each, _ in groupby(path) if each]
+            read = [symbol for symbol, _ in groupby(path) if symbol]
             if read == [*range(1, symbols + 1)]:
                 total += math.exp(with_blank[range(frames), path].sum())
         assert loss == pytest.approx(-math.log(total), rel=1e-4)
@@ -454,7 +452,7 @@ def test_pitch_is_that_of_the_signal(hertz: float) -> None:
     waves = sum(np.sin(2 * np.pi * hertz * n * at) / n for n in range(1, 8))
     clip = np.concatenate([np.zeros(RATE, np.int16), (5000 * waves).astype(np.int16)])
     pitch = track_pitch(clip, RATE, FRAME)
-    assert len(pitch) == 80 and not pitch[:38].any()
+    assert len(pitch) == 80 and np.flatnonzero(pitch)[0] in (39, 40)  # a window is two frames
     assert np.allclose(pitch[42:78], hertz, rtol=0.01)
     assert np.allclose(continuous(pitch), hertz, rtol=0.02)
 

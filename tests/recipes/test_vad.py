@@ -56,8 +56,8 @@ def test_labels_are_what_is_loud_near_a_word_with_short_pauses() -> None:
     words = [Word("one", 0.55, 1.2), Word("two", 1.3, 2.0)]
     assert np.array_equal(find_speech(clip, RATE, words), read_speech("0.50-2.10", 175))
     assert not find_speech(clip, RATE, []).any()
-    long = loud(0.5, 1.5, 0.5)
-    assert np.array_equal(find_speech(long, RATE, words[1:]), read_speech("1.20-2.00", 125))
+    clip = loud(0.5, 1.5, 0.5)
+    assert np.array_equal(find_speech(clip, RATE, words[1:]), read_speech("1.20-2.00", 125))
 
 
 def test_labels_move_with_the_audio() -> None:
@@ -156,11 +156,11 @@ def test_a_frame_is_judged_four_later_and_validation_draws_nothing(
 def test_training_draws_level_and_noise_and_validation_has_noise_at_10_db(
     brain: VoiceActivityBrain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clip, given = loud(0.3, 0.5, 0.2), list[torch.Tensor]()
+    clip, inputs = loud(0.3, 0.5, 0.2), list[torch.Tensor]()
     batch, predict = batch_of(*[clip] * 64, weights=[1] * 64), brain.detector.predict
 
     def listening(audio: torch.Tensor, lengths: torch.Tensor) -> Any:
-        given.append(audio)
+        inputs.append(audio)
         return predict(audio, lengths)
 
     def heard(stage: Stage, **knobs: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -168,10 +168,10 @@ def test_training_draws_level_and_noise_and_validation_has_noise_at_10_db(
         for name, value in knobs.items():
             monkeypatch.setattr(brain.hparams, name, value)
         speech = brain.compute_forward(batch, stage).speech.float()
-        clean = torch.zeros_like(given[-1])
+        clean = torch.zeros_like(inputs[-1])
         for row, first in zip(clean, speech.argmax(1) - 4 - 15, strict=True):
             row[first * WINDOW : first * WINDOW + len(clip)] = torch.from_numpy(clip)
-        return given[-1], clean
+        return inputs[-1], clean
 
     torch.manual_seed(0)
     monkeypatch.setattr(brain.detector, "predict", listening)
@@ -224,9 +224,10 @@ def test_an_aligner_labels_what_is_loud_near_its_words(
     workplace: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
-    given = {"data_folder": str(workplace.release), "aligner": str(make_bundle(tmp_path))}
-    test = prepare_speech(read_knobs(ROOT / "hparams/vad.yaml", {}) | given).test["test"]
-    aligner = load_bundle(Path(given["aligner"]))
+    bundle = make_bundle(tmp_path)
+    knobs = {"data_folder": str(workplace.release), "aligner": str(bundle)}
+    test = prepare_speech(read_knobs(ROOT / "hparams/vad.yaml", {}) | knobs).test["test"]
+    aligner = load_bundle(bundle)
     for row in read_rows(test, range(len(test))):
         (words,) = aligner.align([row["audio"]], [row["text"]])
         expected = find_speech(row["audio"], RATE, words)

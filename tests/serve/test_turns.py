@@ -15,18 +15,18 @@ def test_a_turn_is_from_before_its_speech_to_where_its_end_is_known(block: int) 
     audio = tell(*is_speech(2.0, 1.0, 1.5, 0.5))
     detector = VoiceDetector(ToldFrames(), SpeechRules(padding=0.0))
     turns, parts = SpeechTurns(detector, silence=0.4, start=100.0), list[Part]()
-    for first in range(0, len(audio), block):
-        parts += turns.push(audio[first : first + block])
+    for start in range(0, len(audio), block):
+        parts += turns.push(audio[start : start + block])
     begins = [place for place, part in enumerate(parts) if part.began is not None]
-    one, other = parts[: begins[1]], parts[begins[1] :]
-    for turn, began, ended, known in ((one, 2.0, 3.0, 3.4), (other, 4.5, None, 5.0)):
+    first, second = parts[: begins[1]], parts[begins[1] :]
+    for turn, began, ended, known in ((first, 2.0, 3.0, 3.4), (second, 4.5, None, 5.0)):
         assert turn[0].began == pytest.approx(100 + began)
         assert turn[-1].ended == (ended and pytest.approx(100 + ended))
         assert turn[0].place == (100 + began - 0.3) * RATE
         samples = np.concatenate([part.samples for part in turn])
         start, end = round((began - 0.3) * RATE), round(known * RATE)
         assert np.array_equal(samples, audio[start : start + len(samples)])
-        # what came while it was not known yet that the speech had ended is there, too
+        # samples that arrived before the end was known are in the turn, too
         assert end <= start + len(samples) <= (end if block > len(audio) else end + 320)
         places = np.cumsum([turn[0].place, *(len(part.samples) for part in turn)])
         assert [part.place for part in turn] == places[:-1].tolist()

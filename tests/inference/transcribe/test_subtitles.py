@@ -26,10 +26,10 @@ def test_no_word_is_lost_and_no_cue_too_large(count: int, each: float) -> None:
     for cue in found:
         assert len(cue) == 1 or cue[-1].end - cue[0].start <= 6.0
     shown = subtitles(words)
-    for cue, (one, other) in zip(found, pairwise([*shown, None]), strict=True):
-        following = inf if other is None else other.start
-        shortest = min(cue[0].start + 5 / 6, following)
-        assert shortest <= one.end <= min(one.start + 7.0, following)
+    for cue, (subtitle, following) in zip(found, pairwise([*shown, None]), strict=True):
+        limit = inf if following is None else following.start
+        earliest_end = min(cue[0].start + 5 / 6, limit)
+        assert earliest_end <= subtitle.end <= min(subtitle.start + 7.0, limit)
     for block in to_srt(words).strip().split("\n\n"):
         _, _, *lines = block.splitlines()
         assert 1 <= len(lines) <= 2

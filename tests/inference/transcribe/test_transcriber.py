@@ -179,7 +179,7 @@ def test_one_broken_file_loses_no_other(tmp_path: Path) -> None:
 
 
 def test_a_file_that_breaks_off_leaves_the_next_one_whole(tmp_path: Path) -> None:
-    """Where it breaks, a piece of it is known whose end the next one would have."""
+    """Its first segment is decoded before it breaks, and leaves frames to a second one."""
     transcriber, tokenizer, _ = tone_transcriber(tmp_path)
     file = tmp_path / "broken.flac"
     soundfile.write(file, speak(tokenizer, say(130)), RATE)
