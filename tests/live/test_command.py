@@ -86,6 +86,8 @@ def test_standard_input_is_taken_as_it_is_piped(
         piped(monkeypatch, content)
         assert live("-", *options) == 0
         assert capsys.readouterr().out == "the dog\na quick fox\n"
+    piped(monkeypatch, samples.tobytes())
+    assert len(next(iter(live_blocks("-", RATE, raw_rate=RATE)))) <= RATE / 10
     piped(monkeypatch, talk.read_bytes())
     with pytest.raises(SbkitError, match="must be WAV of 16 bits, or samples"):
         live("-")

@@ -136,6 +136,9 @@ def test_figures_of_codes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     report(tmp_path, "test", [CodedUtterance(2.0, np.tile(codes, (9, 1)), 4)])
     (note,) = capsys.readouterr().out.splitlines()  # all four could have come, and one did
     assert "most codes of codebook 1 are dead in test (25% came)" in note
+    all_different = np.tile(np.arange(36)[:, None], (1, 2))
+    report(tmp_path, "dev", [CodedUtterance(2.0, all_different, 1000)])
+    assert not capsys.readouterr().out
 
 
 def test_a_discriminator_learns_where_it_has_weight(
@@ -221,6 +224,12 @@ def test_spectra_of_twice_the_level_are_as_far_as_the_definition_says() -> None:
     assert distances.tolist() == pytest.approx(expected, rel=1e-3)
     quiet = 1e-6 * audio[:1]  # under the floor, which no ear hears
     assert spectral_distance(2 * quiet, quiet, torch.tensor([2048])).item() < 1
+
+
+def test_a_hop_is_of_whole_samples(tmp_path: Path) -> None:
+    overrides = {"hop": 200.5, "output_folder": str(tmp_path)}
+    with pytest.raises(SbkitError, match=r"`hop` must be a whole number .* but is 200\.5"):
+        load_hparams(ROOT / "hparams/codec.yaml", overrides)
 
 
 def test_features_are_log_mel_of_windows_around_their_hop() -> None:
@@ -397,7 +406,7 @@ def test_codes_of_a_file_are_all_there(tmp_path: Path) -> None:
     assert np.array_equal(found.codes, codes) and found.samples == 2700
     whole = file.read_bytes()
     for content, match in (
-        (whole[:-1], "cut short"),
+        (whole[:-1], "7 frames in 35 bytes after its header, but has 34: it is cut short"),
         (whole + b"\0", "cut short"),
         (whole[:40], "is of another codec"),
         (b"RIFF" + whole[4:], "is none"),

@@ -16,6 +16,7 @@ from sbkit.cli import run as sbkit
 from sbkit.inference.bundle.export import export_run
 from sbkit.inference.bundle.model_card import FORMATS
 from sbkit.inference.formats import write
+from sbkit.inference.formats.onnx_format import make_onnx
 from sbkit.inference.formats.parity import Candidate, Grid
 from sbkit.inference.formats.traced import TrainedModel, trace
 from sbkit.inference.formats.write import HUB, WRITERS
@@ -119,6 +120,13 @@ class Fixed(nn.Module):
         return audio[:, : len(audio[0])].reshape(-1, 100, 1), audio_lengths
 
 
+class Doubling(nn.Module):
+    """Take audio of any length."""
+
+    def forward(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
+        return audio * 2, audio_lengths
+
+
 class Choosing(nn.Module):
     """Take another way for loud audio, of which torch prints the graph so far."""
 
@@ -133,6 +141,14 @@ def test_a_model_of_some_audio_only_is_refused(
     with pytest.raises(SbkitError, match="for any batch and length"):
         trace(kind(), torch.zeros(3, 100), torch.tensor([100, 100, 50]))
     assert not capsys.readouterr().err
+
+
+def test_a_graph_names_no_folder_of_this_machine() -> None:
+    program = trace(Doubling(), torch.zeros(3, 100), torch.tensor([100, 100, 50]))
+    assert not any("stack_trace" in node.meta for node in program.graph.nodes)
+    graph = make_onnx(program, ["audio", "audio_lengths"], ["features", "lengths"])
+    assert not any(node.metadata_props or node.doc_string for node in graph.graph.node)
+    assert str(Path(__file__).parent).encode() not in graph.SerializeToString()
 
 
 def test_a_grid_pads_as_it_says() -> None:

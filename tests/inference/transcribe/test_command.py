@@ -121,9 +121,11 @@ def test_a_terminal_shows_how_much_is_done_unless_it_shall_be_quiet(
 
 
 def test_json_has_the_words_and_what_it_ran_on(talks: Path, capsys: Captured) -> None:
-    assert run(["transcribe", "model", "talks/a.wav", "--format", "json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["file"], found["text"]) == ("talks/a.wav", "a fox")
+    (talks / "talks/a.wav").rename("größe.wav")
+    assert run(["transcribe", "model", "größe.wav", "--format", "json"]) == 0
+    line = capsys.readouterr().out
+    found = json.loads(line)
+    assert (found["file"], found["text"]) == ("größe.wav", "a fox") and "größe" in line
     assert found["seconds"] == pytest.approx(0.6)
     assert [each["text"] for each in found["words"]] == ["a", "fox"]
     assert found["effective"]["device"] == "cpu"

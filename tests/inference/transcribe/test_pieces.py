@@ -39,7 +39,7 @@ def test_pieces_join_to_the_whole_and_none_is_too_long(seconds: float, level: in
 
 def test_without_a_pause_two_pieces_share_whole_frames() -> None:
     pieces = cut(noise(100))
-    assert len(pieces) == 4
+    assert len(pieces) == len([*Cutter(RATE).pieces([noise(100)])]) == 4
     for one, two in pairwise(pieces):
         assert (two.start - one.start) % 640 == 0
         assert one.overlap / RATE == pytest.approx(OVERLAP, abs=0.1)
