@@ -228,7 +228,7 @@ def test_spectra_of_twice_the_level_are_as_far_as_the_definition_says() -> None:
 
 def test_a_hop_is_of_whole_samples(tmp_path: Path) -> None:
     overrides = {"hop": 200.5, "output_folder": str(tmp_path)}
-    with pytest.raises(SbkitError, match=r"`hop` must be a whole number .* but is 200\.5"):
+    with pytest.raises(SbkitError, match="`--hop` must be a whole number"):
         load_hparams(ROOT / "hparams/codec.yaml", overrides)
 
 
