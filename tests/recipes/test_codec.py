@@ -228,7 +228,7 @@ def test_spectra_of_twice_the_level_are_as_far_as_the_definition_says() -> None:
 
 def test_a_hop_is_of_whole_samples(tmp_path: Path) -> None:
     overrides = {"hop": 200.5, "output_folder": str(tmp_path)}
-    with pytest.raises(SbkitError, match=r"`hop` must be a whole number .* but is 200\.5"):
+    with pytest.raises(SbkitError, match="`--hop` must be a whole number"):
         load_hparams(ROOT / "hparams/codec.yaml", overrides)
 
 
@@ -352,8 +352,9 @@ def test_windows_do_not_depend_on_the_blocks() -> None:
         [15, 16, 17, 18, 19],
         [20, 21, 22],
     ]
-    needed = iter(whole[:7, None])  # a window, and what the network sees after it
-    assert next(windows(needed, 1, 5, 2))[0].tolist() == [*range(7)]
+    first_blocks = iter(whole[:10].reshape(10, 1))
+    next(windows(first_blocks, 1, 5, 2))
+    assert len([*first_blocks]) == 3  # it waits for a step and what the network sees after it
     for size in (1, 4, 9):
         blocks = [whole[at : at + size] for at in range(0, 23, size)]
         found = [(each.tolist(), first, end) for each, first, end in windows(blocks, 1, 5, 2)]

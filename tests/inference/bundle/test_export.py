@@ -8,11 +8,12 @@ import pytest
 
 from sbkit.base.errors import SbkitError
 from sbkit.decoding.decoder import LANGUAGE_MODELS
-from sbkit.inference.bundle.export import export_run
+from sbkit.inference.bundle.bundle import CONFIG, read_bundle
+from sbkit.inference.bundle.export import HUB, change_config, export_run
 from sbkit.inference.formats import held_out
 from sbkit.inference.formats.held_out import find_held_out
 from sbkit.inference.runtime.torch_model import load_bundle
-from tests.inference.bundles import ROOT, make_run
+from tests.inference.bundles import ROOT, make_bundle, make_run
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +34,15 @@ def bundle(exported: Path, tmp_path: Path) -> Path:
 
 def names(folder: Path) -> set[str]:
     return {each.name for each in folder.iterdir()}
+
+
+def test_a_changed_value_is_in_every_copy_and_its_checksum_fits(tmp_path: Path) -> None:
+    bundle = make_bundle(tmp_path)
+    (bundle / HUB).mkdir()
+    shutil.copy(bundle / CONFIG, bundle / HUB)
+    change_config(bundle, language="de")
+    assert read_bundle(bundle).bundle.config.language == "de"
+    assert '"language": "de"' in (bundle / HUB / CONFIG).read_text()
 
 
 def test_an_earlier_bundle_is_replaced(run: Path, bundle: Path) -> None:

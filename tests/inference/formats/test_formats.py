@@ -17,12 +17,13 @@ from sbkit.inference.bundle.export import export_run
 from sbkit.inference.bundle.model_card import FORMATS
 from sbkit.inference.formats import write
 from sbkit.inference.formats.onnx_format import make_onnx
-from sbkit.inference.formats.parity import Candidate, Grid
+from sbkit.inference.formats.parity import Candidate, Case, Comparison, Grid
 from sbkit.inference.formats.traced import TrainedModel, trace
 from sbkit.inference.formats.write import HUB, WRITERS
 from sbkit.inference.runtime.onnx_runtime import LogProbs
 from sbkit.inference.runtime.torch_model import load_bundle
 from tests.inference.bundles import SMALL, certificate, make_run
+from tests.inference.tones import speak, tone_bundle
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +150,19 @@ def test_a_graph_names_no_folder_of_this_machine() -> None:
     graph = make_onnx(program, ["audio", "audio_lengths"], ["features", "lengths"])
     assert not any(node.metadata_props or node.doc_string for node in graph.graph.node)
     assert str(Path(__file__).parent).encode() not in graph.SerializeToString()
+
+
+def test_the_words_of_held_out_clips_are_counted(tmp_path: Path) -> None:
+    bundle, tokenizer, model = tone_bundle(tmp_path)
+    right, wrong = (
+        LogProbs(model.encode([speak(tokenizer, text)])[0].log_probs[None], np.array([24]))
+        for text in ("the dogs", "the frog")
+    )
+    candidate = Candidate(name="onnx", files=[], log_probs=lambda audio, lengths: wrong)
+    comparison = Comparison(candidate, bundle)
+    comparison.add(Case(np.zeros((1, 1)), np.ones(1), "a clip", [{"text": "the dogs"}]), right)
+    assert comparison.trained.words.errors == 0 and comparison.errors.words.errors == 1
+    assert comparison.other_words == 1
 
 
 def test_a_grid_pads_as_it_says() -> None:
