@@ -17,7 +17,6 @@ from torch.nn.functional import pad
 from sbkit.audio.fbank import LOWEST_HZ
 
 SLOPES = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0)  # of colored noise: white to brown
-PINK = slice(4, 5)
 MIN_TALKERS, MAX_TALKERS = 4, 12  # of babble
 BABBLE_SHARE = 0.6  # of noises
 NOISE_DRAWS = 2 + MAX_TALKERS

@@ -260,7 +260,7 @@ class Brain(StepBrain):
     def evaluate_batch(self, batch: Any, stage: Stage) -> Any:
         """Return what `compute_objectives` makes of one batch, a Loss or a mean, on the CPU."""
         batch = self.placed(batch)
-        seed_draws(ids_of(batch), seed=self._declared("seed", 0))
+        seed_draws(ids_of(batch))
         with self.evaluation_ctx:
             outputs = self.compute_forward(batch, stage=stage)
             objective = self.compute_objectives(outputs, batch, stage=stage)
@@ -271,18 +271,16 @@ class Brain(StepBrain):
             samples, rate = batch.audio_lengths.tolist(), self.hparams.sample_rate
             columns = slice_columns(names, batch.columns, samples, rate, batch.clips())
             self._columns.setdefault(self._split, []).extend(columns)
-        one = as_loss(objective) if isinstance(objective, Mapping) else objective
-        return one.detach().cpu()
+        return (as_loss(objective) if isinstance(objective, Mapping) else objective).detach().cpu()
 
     def on_stage_end(self, stage: Stage, stage_loss: float, epoch: int | None = None) -> None:
         """Log, show and save after validation, and report after the test."""
         if stage is Stage.TRAIN:
             return
-        results = gather_results(self._results)
         if stage is Stage.TEST:
-            report_test(self, results)
+            report_test(self, gather_results(self._results))
         else:
-            log_validation(self, results, stage_loss, epoch or 0)
+            log_validation(self, gather_results(self._results), stage_loss, epoch or 0)
 
     # -- parts of the loop --------------------------------------------------------------------
 
