@@ -38,7 +38,7 @@ from recipes.synthesis.data import SpokenBatch, SpokenCollate
 from recipes.synthesis.pitch import continuous, track_pitch
 from recipes.synthesis.sherpa_voice import as_vits, tokens_of
 from recipes.synthesis.symbols import ESPEAK, read_texts, to_symbols
-from recipes.synthesis.synthesizer import LONGEST_TEXT, PAUSE, Synthesizer
+from recipes.synthesis.synthesizer import LONGEST_TEXT, Synthesizer
 from sbkit.audio.io import to_int16
 from sbkit.base.errors import SbkitError
 from sbkit.cli import run as sbkit
@@ -233,7 +233,7 @@ def test_two_ranks_take_the_steps_of_one(workplace: Workplace, tmp_path: Path) -
 def test_sentences_come_one_by_one(voice: Synthesizer) -> None:
     first, second = voice.stream("Please hold. Press one")
     assert first.dtype == np.float32 and np.abs(first).max() <= 16
-    pause = round(PAUSE * voice.sample_rate)
+    pause = round(0.25 * voice.sample_rate)
     assert not first[-pause:].any() and (len(first) - pause) % FRAME == 0
     assert np.array_equal(voice.speak("Press one"), second)
     quick, _ = voice.stream("Please hold. Press one", 2.0)

@@ -185,7 +185,7 @@ def test_training_draws_level_and_noise_and_validation_has_noise_at_10_db(
         audio, clean = heard(stage, **knobs)
         speech = torch.from_numpy(clip[15 * WINDOW : 40 * WINDOW]).float().square().mean()
         ratios = 10 * (speech / (audio - clean).square().mean(1)).log10()
-        assert (audio - clean).diff(dim=1).any(1).all()  # no constant
+        assert (audio - clean).std(1).min() > 1  # no constant
         share = (high - low) / 5
         assert low - 0.5 <= ratios.min() <= low + share + 0.5
         assert high - share - 0.5 <= ratios.max() <= high + 0.5
