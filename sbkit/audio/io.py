@@ -139,7 +139,7 @@ def to_samples(array: npt.NDArray[Any]) -> Samples:
 
     array: int16, or floats between -1 and 1, or such a tensor on the CPU, of the shape (S,),
     (S, channels) as soundfile returns it, or (channels, S) as torchaudio does. Channels are
-    averaged. They are the side of at most MAX_CHANNELS; the other side must be longer than that.
+    averaged. They are a side of 1, or of at most MAX_CHANNELS beside a side that is longer.
 
     Raises:
         AudioError: it is of another type or shape, or not finite.
@@ -152,9 +152,10 @@ def to_samples(array: npt.NDArray[Any]) -> Samples:
 def _average_channels(samples: npt.NDArray[Any]) -> Signal:
     """Average the channels of what `to_samples` takes -> (S,) between -1 and 1."""
     sides = sorted(samples.shape)
-    has_channels = len(sides) == 2 and 1 <= sides[0] <= MAX_CHANNELS < sides[1]
+    is_mono = len(sides) == 1 or (len(sides) == 2 and sides[0] == 1)
+    has_channels = len(sides) == 2 and 1 < sides[0] <= MAX_CHANNELS < sides[1]
     is_known = samples.dtype == np.int16 or samples.dtype.kind == "f"
-    if not is_known or not (len(sides) == 1 or samples.shape == (1, 1) or has_channels):
+    if not is_known or not (is_mono or has_channels):
         raise AudioError(
             "not audio",
             "An array of audio must hold int16, or floats between -1 and 1, in the shape "

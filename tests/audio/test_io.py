@@ -245,7 +245,7 @@ def test_the_short_side_of_an_array_is_its_channels(array: npt.NDArray[np.generi
     np.testing.assert_array_equal(np.concatenate([*convert_array(array, SAMPLE_RATE)]), CLIP)
 
 
-@pytest.mark.parametrize("shape", [(2, 2), (1, 32), (32, 2), (99, 99), (0, 99), (1, 1, 99), ()])
+@pytest.mark.parametrize("shape", [(2, 2), (32, 2), (99, 99), (0, 99), (1, 1, 99), ()])
 def test_a_shape_that_may_be_read_in_two_ways_or_none_is_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(AudioError, match=f"holds float32 in the shape {re.escape(str(shape))}"):
         to_samples(np.zeros(shape, np.float32))

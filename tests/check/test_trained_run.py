@@ -81,10 +81,10 @@ def test_a_replaced_tokenizer_is_found(
 @pytest.mark.parametrize(
     ("option", "said"),
     [
-        ("--d_model=48", "d_model: 32 when it began, 48 now"),
-        ("--language=de", "language: en when it began, de now"),
-        ("--batch_seconds=7", "batch_seconds: 6.0 when it began, 7.0 now"),
-        ("--freeze=[CNN]", 'freeze: [] when it began, ["CNN"] now'),
+        ("--d_model=48", "d_model: 32 before, 48 now"),
+        ("--language=de", "language: en before, de now"),
+        ("--batch_seconds=7", "batch_seconds: 6.0 before, 7.0 now"),
+        ("--freeze=[CNN]", 'freeze: [] before, ["CNN"] now'),
     ],
 )
 def test_another_declaration_is_refused(

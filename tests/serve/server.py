@@ -190,6 +190,7 @@ def served(
         server.should_exit = True
         thread.join()
         for opened in models:
-            opened.engine.close()
+            if isinstance(opened.engine, Recognizer):  # a speaker is closed by who opened it
+                opened.engine.close()
         workers.close()
         listening.close()
