@@ -103,7 +103,8 @@ def test_its_logs_tell_every_step_every_epoch_and_the_test(finished: Path) -> No
     plain = r"CER \d+\.\d % \(\d+ / 69 characters\), WER \d+\.\d % \(\d+ / 13 words\)"
     score = plain.replace(r"\)", r"; \d+\.\d to \d+\.\d, only 4 clips\)")  # of one speaker
     weights = r"(best checkpoint|mean of \d checkpoints)"
-    assert re.fullmatch(f"test: {score}; greedily {score}, 4 utterances, {weights}", said[-1])
+    assert re.fullmatch(f"test: {score}; greedily {score}, 4 utterances, {weights}", said[-2])
+    assert said[-1].startswith("test: greedy decoding wrote ")  # it has hardly learned
 
 
 @pytest.mark.slow
@@ -222,7 +223,7 @@ def test_a_model_is_scored_elsewhere_as_its_run_was(
     own, other = tmp_path / "own", tmp_path / "of_own"  # a run of a column of its own
     shutil.copytree(learned / "run", own)
     text = (own / "hyperparams.yaml").read_text()
-    (own / "hyperparams.yaml").write_text(text.replace("text_column:", "text_column: said"))
+    (own / "hyperparams.yaml").write_text(text.replace("text_column: null", "text_column: said"))
     header, *rows = (learned / "release/test.tsv").read_text().splitlines()
     lines = [f"{header.replace('sentence', 'said')}\tsentence", *(f"{row}\toh" for row in rows)]
     (learned / "release/own.tsv").write_text("\n".join(lines))
@@ -314,7 +315,7 @@ def test_runs_and_bundles_are_tuned_to_new_bundles(
         bundle = load_bundle(out).with_decoder("graph")
         assert bundle.decoder is not None
         assert isinstance(bundle.decoder.search, GraphSearch)
-        recognized = bundle.recognize([torch.randn(8000) * 1000], times=True)[0]
+        recognized = bundle.recognize([torch.randn(8000) / 32], times=True)[0]
         assert [word.text for word in recognized.words] == recognized.text.split()
     card = (tmp_path / "bundle-tuned/README.md").read_text()
     assert "Not measured with this decoder" in card

@@ -14,7 +14,7 @@ from speechbrain import Stage
 from torch import Tensor
 
 from sbkit.check.finding import Finding
-from sbkit.check.model.dry_run import dry_run, losses_of, small_batch
+from sbkit.check.model.dry_run import dry_run, losses_of, seed_evaluation, small_batch
 from sbkit.check.planned_run import PlannedRun
 from sbkit.checkpoint.rng import preserve_rng
 from sbkit.data.batches.batch import Batch, TextBatch
@@ -56,7 +56,7 @@ def check_padding(planned: PlannedRun) -> Iterator[Finding]:
 @torch.no_grad()
 def _states_of(brain: Any, batch: Batch) -> list[Tensor]:
     """Return the encoder's states of each utterance (U, D), or its loss where there are none."""
-    torch.manual_seed(0)
+    seed_evaluation(batch)
     outputs = brain.compute_forward(batch, Stage.VALID)
     if isinstance(outputs, Predictions):
         rows = zip(outputs.states, outputs.frame_lengths.tolist(), strict=True)

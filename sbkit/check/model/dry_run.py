@@ -17,6 +17,7 @@ from speechbrain import Stage
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from sbkit.audio.draws import seed_draws
 from sbkit.base.errors import SbkitError
 from sbkit.base.text import listed
 from sbkit.check.finding import Finding
@@ -24,6 +25,7 @@ from sbkit.check.model.walk import reached
 from sbkit.check.planned_run import STAND_IN, PlannedRun
 from sbkit.config.document import Keys, dotted
 from sbkit.logs.log import quiet
+from sbkit.train.nonfinite import ids_of
 from sbkit.train.step import as_loss, training_loss
 
 SEEN_ROWS = 32  # of which the shortest is taken, and one that is LONGER
@@ -236,9 +238,15 @@ def _evaluate(brain: Any, batch: Any) -> Tensor:
 @torch.no_grad()
 def losses_of(brain: Any, batch: Any) -> Tensor:
     """Compute the losses of an evaluation, with the same random numbers each time."""
-    torch.manual_seed(0)
+    seed_evaluation(batch)
     outputs = brain.compute_forward(batch, Stage.VALID)
     return as_loss(brain.compute_objectives(outputs, batch, Stage.VALID)).sums
+
+
+def seed_evaluation(batch: Any) -> None:
+    """Seed what is drawn for a batch as one, and for each of its utterances."""
+    torch.manual_seed(0)
+    seed_draws(ids_of(batch))
 
 
 def small_batch(planned: PlannedRun) -> Any:
