@@ -64,7 +64,9 @@ def test_they_are_merged_on_export_and_a_new_vocabulary_keeps_the_encoder(
     tokens = ("--token_type=bpe", "--vocab_size=40", "--lr=0.0")
     again = tmp_path / "again"
     assert train(workplace, again, f"--init_from={run}", *tokens) == 0
-    assert "rows by token: ctc_lin.weight" in capsys.readouterr().out
+    assert (
+        "40 rows by token: seq_lin.weight, seq_lin.bias, ctc_lin.weight" in capsys.readouterr().out
+    )
     kept = last_parameters(again)
     assert all(torch.equal(kept[name], exported[name]) for name in exported if "body" in name)
     for begun in (bundle, run):
