@@ -8,7 +8,6 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from sbkit.audio.draws import seed_draws
 from sbkit.audio.fbank import Fbank
 from sbkit.base.errors import SbkitError
 from sbkit.models.asr import AsrModel
@@ -138,7 +137,6 @@ def test_a_later_chunk_never_changes_an_earlier_frame() -> None:
 
 def test_training_draws_chunks_and_is_the_whole_clip_model_without_them() -> None:
     streaming = Streaming.of(declared(16, 64))
-    seed_draws([])  # no Brain says which step it is, so torch's generator draws
     torch.manual_seed(0)
     drawn = [streaming.draw().chunk for _ in range(400)]
     cut = [each for each in drawn if each is not None]
