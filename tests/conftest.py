@@ -83,7 +83,7 @@ def _signals_as_in_a_terminal() -> None:
 
 @pytest.fixture(autouse=True)
 def _no_batch_is_drawn_for() -> None:
-    """Let torch's generator draw, as in a new process: a Brain of an earlier test said otherwise."""
+    """Let torch's generator draw, as in a new process, whatever Brain an earlier test ran."""
     seed_draws([])
 
 
