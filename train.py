@@ -9,7 +9,7 @@ from sbkit.base.process import run_main
 def main() -> None:
     """Run ``train.py`` with the arguments of the process."""
     keep_freed_memory()
-    from sbkit.train.main import train  # imports torch, when `run_main` said how threads wait
+    from sbkit.commands.train import train  # imports torch, when `run_main` said how threads wait
 
     train(sys.argv[1:])
 

@@ -12,12 +12,11 @@ from recipes.CommonVoice import corpus as common_voice
 from recipes.LibriSpeech import corpus as librispeech
 from recipes.OwnData import corpus as own_data
 from sbkit.base.errors import SbkitError
-from sbkit.data.corpora.corpus import Corpus
-from sbkit.data.corpora.manifest import Manifest
-from sbkit.data.corpora.splits import resolve_splits
-from sbkit.data.corpora.streamed_split import StreamedSplit
+from sbkit.data.corpora.corpus import Corpus, StreamedSplit
 from sbkit.data.storage import sharded_corpus
-from sbkit.data.storage.archive import is_archive, unpacked
+from sbkit.data.storage.audio_cache import is_archive, unpacked
+from sbkit.data.storage.manifest import Manifest
+from sbkit.data.storage.splits import resolve_splits
 
 KNOWN = (librispeech, common_voice)  # the narrower layout first
 

@@ -20,13 +20,13 @@ from sbkit.config.ranges import DAY, Range, Text
 from sbkit.data.batches.batch import Batch, collate_audio
 from sbkit.data.batches.loaders import Loaders, make_loaders
 from sbkit.data.batches.sampler import TrainSampler
-from sbkit.data.corpora.columns import filled_rows, sample_counts, take_columns
 from sbkit.data.corpora.corpus import read_listed
-from sbkit.data.corpora.manifest import check_locale
-from sbkit.data.corpora.splits import Excluded, Splits, within_limits, write_excluded
 from sbkit.data.storage.audio_cache import default_cache
 from sbkit.data.storage.audio_store import AUDIO, require_store
+from sbkit.data.storage.columns import filled_rows, sample_counts, take_columns
+from sbkit.data.storage.manifest import check_locale
 from sbkit.data.storage.prepare import EMPTY, PreparedSplit, prepare_split
+from sbkit.data.storage.splits import Excluded, Splits, within_limits, write_excluded
 from sbkit.distributed.device import Placement
 from sbkit.distributed.ranks import rank
 from sbkit.logs.log import log

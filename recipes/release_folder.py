@@ -14,7 +14,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import building
 from sbkit.base.units import SAMPLE_RATE, samples_to_seconds
 from sbkit.data.corpora.release import read_release
-from sbkit.data.corpora.splits import resolve_splits
+from sbkit.data.storage.splits import resolve_splits
 from sbkit.text.normalize import normalize
 
 RELEASE_VERSION = 1  # raise it when the same packages would give another release

@@ -1,6 +1,6 @@
 """Run ``python -m sbkit`` as the command ``sbkit``."""
 
-from sbkit.cli import main
+from sbkit.commands.cli import main
 
 if __name__ == "__main__":
     main()

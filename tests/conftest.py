@@ -19,8 +19,8 @@ from torch import Tensor
 from recipes.AsteriskPrompts.prepare import prepare_prompts
 from sbkit.audio.draws import seed_draws
 from sbkit.data.storage.audio_cache import default_cache
-from tests.inference.bundles import export_all, export_streaming
 from tests.runs import Workplace, make_workplace
+from tests.runtime.bundles import export_all, export_streaming
 
 # A million objects are there once all is imported, and stay. Looking through them took 4.5 s until
 # then, and a tenth of the time of tests that train.

@@ -10,10 +10,10 @@ from importlib import import_module
 gc.disable()
 for name in (
     *(
-        "sbkit.train.main",
-        "sbkit.cli",
-        "sbkit.inference.bundle.export",
-        "sbkit.inference.transcribe.transcriber",
+        "sbkit.commands.train",
+        "sbkit.commands.cli",
+        "sbkit.export.export",
+        "sbkit.runtime.transcriber",
     ),
     *("recipes.asr.recipe", "recipes.classification.recipe", "recipes.corpora"),
     # What is imported late: by the first optimizer, group of ranks, curve and log.

@@ -29,7 +29,7 @@ ACCUMULATIONS = (1, 4)
 def run(*arguments: str) -> None:
     """Run train.py within the group that is there."""
     with (
-        patch("sbkit.train.main.process_group", lambda device: nullcontext()),
+        patch("sbkit.commands.train.process_group", lambda device: nullcontext()),
         patch.object(sys, "argv", ["train.py", *arguments]),
     ):
         train.main()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sbkit.base.errors import BAD_INPUT, SbkitError
-from sbkit.cli import run as sbkit
+from sbkit.commands.cli import run as sbkit
 from tests import processes
 from tests.runs import (
     ROOT,

@@ -10,7 +10,7 @@ import soundfile
 
 from sbkit.live.session import Endpoint, Final, Partial
 from sbkit.text.word import Word
-from tests.inference.bundles import make_live_run
+from tests.runtime.bundles import make_live_run
 from tools import bench_live
 
 

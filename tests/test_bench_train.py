@@ -11,7 +11,7 @@ import torch
 from sbkit.config.hparams import load_hparams, parse_command
 from sbkit.models.pretrained.parts import PretrainedEncoder
 from sbkit.text.tokenizer import ensure_tokenizer
-from sbkit.train.pretrained import with_encoder_config
+from sbkit.train.initialize import with_encoder_config
 from tests.models.pretrained.folders import FRAMES, make_folder
 from tests.runs import ROOT, Workplace, make_workplace
 from tools import bench_train

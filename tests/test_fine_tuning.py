@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from sbkit.base.errors import BAD_INPUT
 from sbkit.checkpoint.averaging import read_averaged
-from sbkit.cli import run as sbkit
+from sbkit.commands.cli import run as sbkit
 from tests.runs import Workplace, last_parameters, read_json
 
 pytestmark = pytest.mark.slow

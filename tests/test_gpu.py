@@ -19,15 +19,15 @@ import torch
 
 from recipes.asr.brain import AsrBrain
 from sbkit.base.errors import ASKED_TO_STOP, BAD_INPUT
+from sbkit.bundle.bundle import WEIGHTS, read_bundle
 from sbkit.data.batches.batch import Batch
 from sbkit.distributed.device import resolve
-from sbkit.inference.bundle.bundle import WEIGHTS, read_bundle
-from sbkit.inference.runtime.compiled import Compilation
-from sbkit.inference.runtime.model import ModelThread
-from sbkit.inference.runtime.torch_model import load_torch
 from sbkit.logs.log import read_log
-from tests.inference.bundles import make_bundle
+from sbkit.runtime.model import ModelThread
+from sbkit.runtime.shapes import Compilation
+from sbkit.runtime.torch_model import load_torch
 from tests.runs import ROOT, Workplace, read_json, stopped_after
+from tests.runtime.bundles import make_bundle
 from tools.bench_gpu import make_release
 
 STEPS = 10

@@ -67,7 +67,7 @@ def imports(name: str) -> Iterator[str]:
 
 def layer(name: str) -> int:
     """Return the place of a module; `train/main.py` starts what lies above the rest of `train`."""
-    return LAYERS.index("main" if name == "sbkit.train.main" else name.split(".")[1])
+    return LAYERS.index("main" if name == "sbkit.commands.train" else name.split(".")[1])
 
 
 def test_the_tree_is_there() -> None:

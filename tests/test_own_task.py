@@ -10,16 +10,16 @@ import pytest
 from recipes.asr.brain import AsrBrain
 from recipes.asr.recipe import ASR
 from sbkit.base.errors import SbkitError
-from sbkit.cli import run
-from sbkit.inference.bundle.own_modules import describe_recipes
-from sbkit.inference.runtime.torch_model import load_bundle
+from sbkit.commands.cli import run
+from sbkit.export.own_modules import describe_recipes
+from sbkit.runtime.torch_model import load_bundle
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 from sbkit.train.run import Run
-from tests.inference.bundles import edit_config, make_bundle
+from tests.runtime.bundles import edit_config, make_bundle
 
 SOURCE = """
 from dataclasses import replace
-from sbkit.base.arguments import text
+from sbkit.commands.arguments import text
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 
 def spell(options):

@@ -18,7 +18,7 @@ import pytest
 import soundfile
 
 from sbkit.base import errors
-from sbkit.cli import run as sbkit
+from sbkit.commands.cli import run as sbkit
 from tests import processes
 from tests.models.pretrained.folders import FRAMES, make_folder
 from tests.runs import ROOT, TINY, make_workplace, rows_of, train_here

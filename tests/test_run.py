@@ -9,7 +9,7 @@ import soundfile
 import torch
 
 from sbkit.base.errors import SbkitError
-from sbkit.cli import run as sbkit
+from sbkit.commands.cli import run as sbkit
 from sbkit.config.document import read_document
 from sbkit.config.hparams import parse_command
 from sbkit.decoding.word_graph import GraphSearch
@@ -17,8 +17,8 @@ from sbkit.evaluate import wer_report
 from sbkit.evaluate.compare import compare_runs
 from sbkit.evaluate.run_results import read_clips
 from sbkit.evaluate.utterances import hash_references, read_utterances
-from sbkit.inference.runtime.torch_model import load_bundle
 from sbkit.logs.log import Record, read_log
+from sbkit.runtime.torch_model import load_bundle
 from sbkit.text.normalize import normalize
 from sbkit.train.run import Run
 from tests.models.pretrained.folders import FRAMES, make_folder
@@ -257,7 +257,7 @@ def test_a_trained_run_gets_another_decoder(
     command = ["tune", str(run), "--word-lm-order=2", "--beam-size=4", "--attention=joint"]
     capsys.readouterr()
     with one_thread(), monkeypatch.context() as patch:
-        patch.setattr("sbkit.inference.tune.error_of", lambda *_, **__: 1.0)
+        patch.setattr("sbkit.commands.tune.error_of", lambda *_, **__: 1.0)
         assert sbkit(command) == 0
     said = capsys.readouterr().out
     rates = r"CER \S+ % \(\d+ / \d+ characters\), WER \S+ % \(\d+ / \d+ words\) \(dev\)"

@@ -15,8 +15,8 @@ from sbkit.audio.io import FULL_SCALE
 from sbkit.audio.resample import Signal
 from sbkit.base.errors import SbkitError
 from sbkit.live.recognizer import LiveRecognizer
-from tests.inference.tones import RATE, silence, speak
 from tests.live.live_tones import live_tones
+from tests.runtime.tones import RATE, silence, speak
 from tools import talk
 
 

@@ -22,18 +22,18 @@ from typing import Any
 import numpy as np
 import soundfile
 
-from recipes.codec.codec import Codec
 from sbkit.audio.io import FULL_SCALE, Samples
 from sbkit.audio.resample import resample_by_numpy
 from sbkit.base.text import cpu_name
 from sbkit.base.units import samples_to_seconds
-from sbkit.checkpoint.declaration import RESOLVED
+from sbkit.checkpoint.run_config import RESOLVED
 from sbkit.config.hparams import read_knobs
 from sbkit.data.batches.batch import UtteranceDataset
-from sbkit.evaluate.interval import interval_of, units_of
+from sbkit.evaluate.intervals import interval_of, units_of
 from sbkit.evaluate.wer import Scored
-from sbkit.inference.bundle.export import as_bundle
-from sbkit.inference.runtime.torch_model import load_bundle
+from sbkit.export.export import as_bundle
+from sbkit.runtime.codec import Codec
+from sbkit.runtime.torch_model import load_bundle
 from sbkit.train.recipe import load_recipe
 
 Coder = Callable[[Samples], tuple[Samples, int]]  # what became of a clip, and its bytes

@@ -28,15 +28,15 @@ import numpy as np
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.base.process import run_main
+from sbkit.bundle.bundle import Bundle
+from sbkit.commands.score import ScoreOptions, open_model, prepare_source
 from sbkit.decoding.confidence import GREEDY
 from sbkit.evaluate.wer import Scores, count_errors
-from sbkit.inference.bundle.bundle import Bundle
-from sbkit.inference.formats.held_out import find_held_out, read_whole_clips
-from sbkit.inference.runtime.model import ModelThread
-from sbkit.inference.score import ScoreOptions, open_model, prepare_source
+from sbkit.export.held_out import find_held_out, read_whole_clips
 from sbkit.live.recognizer import LiveRecognizer
 from sbkit.live.session import Endpoint, Event, Final, Partial, Session
 from sbkit.models.chunks import FRAME_MS, Streaming
+from sbkit.runtime.model import ModelThread
 
 SILENCE = 3.0  # seconds after a clip, in which its endpoint is found
 COLUMNS = (

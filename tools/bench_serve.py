@@ -36,7 +36,7 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from sbkit.audio.io import Samples, audio_below, declared_seconds, read_audio
 from sbkit.base.process import exit_code
-from sbkit.inference.transcribe.transcriber import Transcriber
+from sbkit.runtime.transcriber import Transcriber
 
 HEADER = (
     "POST /v1/audio/transcriptions HTTP/1.1\r\nHost: here\r\nContent-Length: {}\r\n"

@@ -20,22 +20,22 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from recipes.synthesis.alignment import frame_index
 from recipes.synthesis.data import SpokenBatch, SpokenCollate
 from recipes.synthesis.pitch import track_pitch
 from recipes.synthesis.statistics import SEMITONES
-from recipes.synthesis.synthesizer import Synthesizer
 from sbkit.audio.io import FULL_SCALE, Samples, to_int16
 from sbkit.base.text import cpu_name
 from sbkit.base.units import samples_to_seconds
-from sbkit.checkpoint.declaration import RESOLVED
+from sbkit.bundle.bundle import Bundle
+from sbkit.checkpoint.run_config import RESOLVED
 from sbkit.config.hparams import read_knobs
 from sbkit.data.batches.batch import UtteranceDataset
-from sbkit.evaluate.interval import Units, interval_of
+from sbkit.evaluate.intervals import Units, interval_of
 from sbkit.evaluate.wer import ErrorCounts, count_errors
-from sbkit.inference.bundle.bundle import Bundle
-from sbkit.inference.bundle.export import as_bundle
-from sbkit.inference.runtime.torch_model import load_bundle
+from sbkit.export.export import as_bundle
+from sbkit.models.symbol_alignment import frame_index
+from sbkit.runtime.synthesizer import Synthesizer
+from sbkit.runtime.torch_model import load_bundle
 from sbkit.train.recipe import load_recipe
 
 Clips = Sequence[Samples]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from recipes.FestvoxRu.time_errors import compare_times, fit_offsets, time_source
 from sbkit.base.process import run_main
-from sbkit.inference.score import open_model
+from sbkit.commands.score import open_model
 
 
 def main() -> None:

@@ -74,9 +74,9 @@ def serve(options: argparse.Namespace) -> None:
 
 def read_clips(folder: Path, data: Path) -> tuple[Clips, list[str]]:
     """Read all clips of the data, and what the bundle itself makes of them."""
-    from sbkit.inference.formats.held_out import read_whole_clips
-    from sbkit.inference.runtime.torch_model import load_bundle
-    from sbkit.inference.score import ScoreOptions, prepare_source
+    from sbkit.commands.score import ScoreOptions, prepare_source
+    from sbkit.export.held_out import read_whole_clips
+    from sbkit.runtime.torch_model import load_bundle
 
     bundle = load_bundle(folder).with_decoder("greedy")
     rows = prepare_source(bundle, data, ScoreOptions(), data.stem)
@@ -96,7 +96,7 @@ def batches(clips: Clips) -> list[Clips]:
 
 def of_sbkit(runtime: str, precision: str, folder: Path) -> Transcribe:
     """Transcribe as `sbkit transcribe` does."""
-    from sbkit.inference.transcribe.transcriber import Transcriber
+    from sbkit.runtime.transcriber import Transcriber
 
     loaded = Transcriber.load(
         folder, runtime=runtime, precision=precision, decoder="greedy", device="cpu", times=False

@@ -31,9 +31,8 @@ from sbkit.base.process import require_package, run_main
 from sbkit.base.units import SAMPLE_RATE
 from sbkit.config.hparams import read_knobs
 from sbkit.data.storage.audio_store import read_rows
-from sbkit.inference.bundle.export import as_bundle
-from sbkit.inference.silero import SILERO
-from sbkit.inference.vad import VoiceDetector
+from sbkit.export.export import as_bundle
+from sbkit.runtime.voice_detector import SILERO, VoiceDetector
 
 WINDOW = SAMPLE_RATE // WINDOWS
 PADDING = 1.0  # seconds of silence before and after a clip

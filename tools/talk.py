@@ -19,18 +19,18 @@ from typing import ClassVar
 
 import numpy as np
 
-from recipes.synthesis.synthesizer import Synthesizer as Voice
 from sbkit.audio.io import FULL_SCALE
 from sbkit.audio.resample import Signal
 from sbkit.base.errors import SbkitError
 from sbkit.base.process import run_main
-from sbkit.inference.vad import VoiceDetector
 from sbkit.live.pipeline import Pipeline, Synthesizer
 from sbkit.live.players import FilePlayer, Speakers
 from sbkit.live.recognizer import LiveRecognizer
 from sbkit.live.session import Event, Final, Session
 from sbkit.live.sources import MICROPHONE, live_blocks
 from sbkit.live.turn import Answer, Turn
+from sbkit.runtime.synthesizer import Synthesizer as Voice
+from sbkit.runtime.voice_detector import VoiceDetector
 
 
 class Espeak:

@@ -5,9 +5,9 @@ from typing import Any
 
 from recipes.AsteriskPrompts.prepare import prepare_prompts
 from recipes.release_folder import splits
-from sbkit.data.corpora.manifest import Manifest
 from sbkit.data.corpora.release import read_releases
 from sbkit.data.storage.audio_cache import default_cache
+from sbkit.data.storage.manifest import Manifest
 from sbkit.text.languages import language_tags
 
 __all__ = ["about", "read", "splits"]

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from sbkit.base.errors import SbkitError
-from sbkit.data.corpora.manifest import Manifest
 from sbkit.data.corpora.release import find_release, read_releases, split_names
-from sbkit.data.corpora.splits import resolve_splits
+from sbkit.data.storage.manifest import Manifest
+from sbkit.data.storage.splits import resolve_splits
 from sbkit.text.languages import language_tags
 
 ROLES = {"train": ("train",), "valid": ("dev",), "test": ("test",)}

@@ -6,9 +6,9 @@ from typing import Any
 from recipes.FestvoxRu.prepare import LANGUAGE, prepare_festvox
 from recipes.release_folder import splits
 from sbkit.base.errors import SbkitError
-from sbkit.data.corpora.manifest import Manifest
 from sbkit.data.corpora.release import read_release
 from sbkit.data.storage.audio_cache import default_cache
+from sbkit.data.storage.manifest import Manifest
 from sbkit.text.languages import language_tags
 
 __all__ = ["about", "read", "splits"]

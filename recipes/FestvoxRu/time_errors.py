@@ -20,12 +20,12 @@ import numpy.typing as npt
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import samples_to_seconds
+from sbkit.bundle.bundle import Bundle
+from sbkit.commands.score import ScoreOptions, prepare_source, score_rows
 from sbkit.decoding.alignment import WordOffsets
 from sbkit.evaluate.wer import matching_words
-from sbkit.inference.bundle.bundle import Bundle
-from sbkit.inference.bundle.export import change_config
-from sbkit.inference.runtime.torch_model import load_bundle
-from sbkit.inference.score import ScoreOptions, prepare_source, score_rows
+from sbkit.export.export import change_config
+from sbkit.runtime.torch_model import load_bundle
 from sbkit.text.word import Word
 
 COLUMN = "word_times"  # start-end of every word of the normalized text, in seconds

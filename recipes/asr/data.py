@@ -14,9 +14,9 @@ from sbkit.base.text import plural
 from sbkit.data.batches.batch import TextCollate
 from sbkit.data.batches.loaders import Loaders, make_loaders
 from sbkit.data.batches.sampler import fastest_percent
-from sbkit.data.corpora.columns import count_characters, read_texts, take_columns
-from sbkit.data.corpora.splits import Excluded, Splits
-from sbkit.data.corpora.transcripts import read_transcripts
+from sbkit.data.storage.columns import count_characters, read_texts, take_columns
+from sbkit.data.storage.splits import Excluded, Splits
+from sbkit.data.storage.transcripts import read_transcripts
 from sbkit.distributed.device import Placement
 from sbkit.distributed.ranks import rank
 from sbkit.logs.log import log

@@ -14,13 +14,18 @@ from torch import Tensor
 from recipes.classification.confusion import count, draw, write_table
 from sbkit.audio.augment import Augmentation
 from sbkit.data.batches.batch import Batch, collate_audio
-from sbkit.evaluate.accuracy_report import Answer, accuracy, accuracy_figures, describe_accuracy
 from sbkit.logs.metric import Metrics
 from sbkit.models.classifier import UtteranceClassifier
 from sbkit.models.encoder import encoder_parts
 from sbkit.models.loss import Loss
-from sbkit.tasks.utterance_classification import UTTERANCE_CLASSIFICATION
-from sbkit.text.labels import ClassLabels
+from sbkit.tasks.utterance_classification import (
+    UTTERANCE_CLASSIFICATION,
+    Answer,
+    accuracy,
+    accuracy_figures,
+    describe_accuracy,
+)
+from sbkit.text.vocabulary import ClassLabels
 from sbkit.train.brain import Brain
 from sbkit.train.feature_statistics import measure_on_start
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sbkit.base.files import write_bytes_atomically, write_text_atomically
-from sbkit.evaluate.accuracy_report import Answer
+from sbkit.tasks.utterance_classification import Answer
 
 MOST_DRAWN = 50  # classes; the picture of 1,200 took more than five minutes
 Counts = npt.NDArray[np.int64]  # a row for each class, a column for each answer

@@ -9,11 +9,11 @@ from recipes.classification.brain import ClassificationBrain, collate
 from recipes.corpora import corpus_of
 from recipes.prepare import RANGES, prepare_labelled, print_data
 from sbkit.data.batches.loaders import Loaders, make_loaders
-from sbkit.data.corpora.columns import take_columns
-from sbkit.data.corpora.splits import Splits
+from sbkit.data.storage.columns import take_columns
+from sbkit.data.storage.splits import Splits
 from sbkit.distributed.device import Placement
 from sbkit.tasks.utterance_classification import UTTERANCE_CLASSIFICATION
-from sbkit.text.labels import LABEL_FILE, ClassLabels, ensure_labels
+from sbkit.text.vocabulary import LABEL_FILE, ClassLabels, ensure_labels
 from sbkit.train.recipe import Recipe
 
 

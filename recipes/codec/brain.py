@@ -11,15 +11,15 @@ from speechbrain import Stage
 from torch import Tensor, nn
 
 from recipes.codec import statistics
-from recipes.codec.losses import mel_distance, spectral_distance
-from recipes.codec.parts import CodecModel
 from recipes.codec.statistics import CodedUtterance
 from sbkit.audio.augment import speed_perturb
 from sbkit.audio.io import FULL_SCALE
 from sbkit.audio.lengths import length_mask
 from sbkit.data.batches.batch import Batch
 from sbkit.logs.metric import Metrics, as_words
+from sbkit.models.codec import CodecModel
 from sbkit.models.loss import Loss
+from sbkit.models.spectral_losses import mel_distance, spectral_distance
 from sbkit.train.brain import Brain
 from sbkit.train.feature_statistics import measure_on_start
 

@@ -1,10 +1,10 @@
 """A codec: audio alone, of any corpus."""
 
 from recipes.codec.brain import CodecBrain
-from recipes.codec.task import CODEC as TASK
 from recipes.corpora import corpus_of
 from recipes.prepare import RANGES, prepare_audio, unlabelled_loaders
 from sbkit.config.ranges import NOT_NEGATIVE
+from sbkit.tasks.codec import CODEC as TASK
 from sbkit.train.recipe import Recipe
 
 WEIGHTS = ("mel_weight", "spectral_weight", "adversarial_weight")

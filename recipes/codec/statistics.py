@@ -11,15 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from recipes.codec.space import Codes
 from sbkit.base.files import write_bytes_atomically, write_text_atomically
 from sbkit.logs.log import log
-from sbkit.logs.metric import Metric, Metrics
+from sbkit.models.code_space import Codes
 
-METRICS: Metrics = {
-    "mel_distance": Metric(is_fraction=False),
-    "usage": Metric(lower_is_better=False),
-}
 FEW = 0.5  # of the codes that as many draws would reach, were all as frequent
 
 

@@ -16,26 +16,8 @@ from speechbrain import Stage
 from torch import Tensor
 from torch.nn.functional import pad
 
-from recipes.codec.losses import mel_distance, spectral_distance
-from recipes.synthesis.alignment import (
-    expand,
-    find_misaligned,
-    forward_sum,
-    frame_index,
-    mean_by_symbol,
-)
 from recipes.synthesis.data import SpokenBatch
-from recipes.synthesis.parts import SynthesisModel
-from recipes.synthesis.statistics import (
-    DRAWN,
-    METRICS,
-    Shown,
-    SpokenUtterance,
-    describe,
-    measure,
-    report,
-)
-from recipes.synthesis.symbols import PAUSES
+from recipes.synthesis.statistics import DRAWN, Shown, SpokenUtterance, describe, measure, report
 from sbkit.audio.draws import draw_uniform
 from sbkit.audio.io import FULL_SCALE, to_int16
 from sbkit.audio.lengths import length_mask
@@ -44,6 +26,17 @@ from sbkit.distributed.ranks import gather_over_ranks, rank
 from sbkit.logs.log import log
 from sbkit.logs.metric import Metrics
 from sbkit.models.loss import Loss
+from sbkit.models.spectral_losses import mel_distance, spectral_distance
+from sbkit.models.symbol_alignment import (
+    expand,
+    find_misaligned,
+    forward_sum,
+    frame_index,
+    mean_by_symbol,
+)
+from sbkit.models.synthesis import SynthesisModel
+from sbkit.tasks.synthesis import METRICS
+from sbkit.text.symbols import PAUSES
 from sbkit.train.brain import Brain
 from sbkit.train.feature_statistics import measure_on_start
 

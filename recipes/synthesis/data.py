@@ -17,18 +17,17 @@ from torch.nn.utils.rnn import pad_sequence
 
 from recipes.prepare import prepare_transcripts, print_data, with_column
 from recipes.synthesis.pitch import continuous, track_pitch
-from recipes.synthesis.symbols import KINDS, read_texts, to_symbols
 from sbkit.audio.io import Samples
-from sbkit.audio.levels import WINDOWS
+from sbkit.audio.levels import WINDOWS, find_pauses
 from sbkit.base.errors import SbkitError
 from sbkit.data.batches.batch import Batch, collate_audio
 from sbkit.data.batches.loaders import Loaders, make_loaders
-from sbkit.data.corpora.columns import take_columns
-from sbkit.data.corpora.splits import Splits
 from sbkit.data.storage.audio_store import read_rows
+from sbkit.data.storage.columns import take_columns
+from sbkit.data.storage.splits import Splits
 from sbkit.distributed.device import Placement
-from sbkit.inference.transcribe.pieces import find_pauses
-from sbkit.text.labels import ClassLabels, ensure_labels
+from sbkit.text.symbols import KINDS, read_texts, to_symbols
+from sbkit.text.vocabulary import ClassLabels, ensure_labels
 
 SYMBOLS, PITCH = "symbols", "pitch"  # columns: of a text as it is spoken, and Hz of each frame
 SYMBOL_FILE = "symbols.txt"

@@ -4,8 +4,8 @@ from recipes.corpora import corpus_of
 from recipes.prepare import RANGES
 from recipes.synthesis.brain import SynthesisBrain
 from recipes.synthesis.data import make_spoken_loaders, prepare_spoken, prepare_symbols
-from recipes.synthesis.task import SYNTHESIS as TASK
 from sbkit.config.ranges import NOT_NEGATIVE, Range
+from sbkit.tasks.synthesis import SYNTHESIS as TASK
 from sbkit.train.recipe import Recipe
 
 SYNTHESIS = Recipe(

@@ -11,19 +11,12 @@ import numpy.typing as npt
 
 from sbkit.audio.io import Samples
 from sbkit.base.files import write_bytes_atomically
-from sbkit.logs.metric import Metric, Metrics, as_words
+from sbkit.logs.metric import as_words
+from sbkit.tasks.synthesis import METRICS
 
 SEMITONES = 12  # in an octave
 DRAWN = 3  # utterances of a test set
 Floats = npt.NDArray[Any]
-METRICS: Metrics = {
-    "distance": Metric(is_fraction=False),
-    "mel_distance": Metric(is_fraction=False),
-    "vocoder_distance": Metric(is_fraction=False),
-    "pitch_error": Metric(is_fraction=False),
-    "length_ratio": Metric(is_fraction=False),
-    "misaligned": Metric(),
-}
 
 
 class Shown(NamedTuple):
@@ -94,7 +87,7 @@ def report(
 
     Their audio is beside it: `speech_SPLIT.N_recorded.mp3` and `speech_SPLIT.N_synthesized.mp3`.
     """
-    from sbkit.data.players import RATES, encode_mp3  # needs what only training installs
+    from sbkit.data.report import RATES, encode_mp3  # needs what only training installs
 
     shown = [each.shown for each in results if each.shown is not None][:DRAWN]
     write_bytes_atomically(folder / f"speech_{split}.png", picture(shown))

@@ -15,14 +15,14 @@ from datasets import Dataset
 
 from recipes.prepare import prepare_audio, prepare_transcripts, with_column
 from sbkit.audio.io import Samples
-from sbkit.audio.levels import WINDOWS
-from sbkit.checkpoint.integrity import listed_checksums
-from sbkit.data.corpora.splits import Splits
+from sbkit.audio.levels import WINDOWS, find_pauses
+from sbkit.bundle.bundle import WEIGHTS, Bundle
+from sbkit.checkpoint.folder import listed_checksums
 from sbkit.data.storage.audio_store import read_rows
-from sbkit.inference.bundle.bundle import WEIGHTS, Bundle
-from sbkit.inference.bundle.export import as_bundle
-from sbkit.inference.runtime.torch_model import load_bundle
-from sbkit.inference.transcribe.pieces import SHORT_PAUSE, find_pauses
+from sbkit.data.storage.splits import Splits
+from sbkit.export.export import as_bundle
+from sbkit.runtime.segments import SHORT_PAUSE
+from sbkit.runtime.torch_model import load_bundle
 from sbkit.text.word import Word
 
 SPEECH = "speech"  # the column

@@ -41,3 +41,23 @@ def estimate_snr(samples: Samples, sample_rate: int) -> float | None:
         return None
     noise, speech = level_range(levels)
     return speech - noise
+
+
+# A window is quiet 35 dB below speech, within 6 dB of the noise where that is 15 dB below, or at
+# 3 steps of int16.
+BELOW_SPEECH, ABOVE_NOISE, LEAST_RANGE, SILENCE = 35.0, 6.0, 15.0, 10.0  # dB
+
+
+def find_pauses(samples: Samples, window: int) -> list[list[int]]:
+    """Find what is quiet beside the rest: (S,) -> the first window of each, and the one after."""
+    count = len(samples) // window
+    if count == 0:
+        return []
+    levels = window_levels(samples, window)
+    noise, speech = level_range(levels)
+    threshold = max(speech - BELOW_SPEECH, SILENCE)
+    if speech - noise >= LEAST_RANGE:
+        threshold = max(threshold, noise + ABOVE_NOISE)
+    quiet = np.concatenate([[False], levels < threshold, [False]])
+    pauses: list[list[int]] = np.flatnonzero(quiet[1:] != quiet[:-1]).reshape(-1, 2).tolist()
+    return pauses

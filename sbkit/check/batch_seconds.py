@@ -12,13 +12,13 @@ import torch
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import at_speed, samples_to_seconds
 from sbkit.check.cost import real_steps
-from sbkit.check.model.dry_run import dry_run
+from sbkit.check.dry_run import dry_run
 from sbkit.check.planned_run import MissingPartError, PlannedRun
-from sbkit.checkpoint.declaration import read_declaration
+from sbkit.checkpoint.run_config import read_declaration
 from sbkit.config.hparams import read_knobs
 from sbkit.data.batches.plan import Example, MicroBatch
 from sbkit.data.batches.sampler import to_percents
-from sbkit.data.corpora.columns import sample_counts
+from sbkit.data.storage.columns import sample_counts
 from sbkit.distributed.ranks import gather_over_ranks, main_rank_first, single_rank, world_size
 from sbkit.logs.log import log, quiet
 from sbkit.train.recipe import Recipe

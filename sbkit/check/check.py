@@ -7,18 +7,14 @@ from contextlib import suppress
 
 from sbkit.base.errors import SbkitError
 from sbkit.check.cost import check_cost
-from sbkit.check.data.alignment import check_alignment
-from sbkit.check.data.labels import check_labels
-from sbkit.check.data.masks import check_masks
-from sbkit.check.data.report import check_report, check_silence
+from sbkit.check.data import check_alignment, check_labels, check_masks, check_report, check_silence
+from sbkit.check.dependence import check_causality, check_padding
+from sbkit.check.dry_run import check_rate, check_shapes, check_state
 from sbkit.check.existing_run import check_export, check_initial_weights, check_run_folder
 from sbkit.check.finding import Finding, words_of
 from sbkit.check.knobs import check_ranges, check_unread
-from sbkit.check.model.dependence import check_causality, check_padding
-from sbkit.check.model.dry_run import check_rate, check_shapes, check_state
-from sbkit.check.model.ownership import check_optimizers, check_ownership
-from sbkit.check.model.placement import check_placement, check_shares
-from sbkit.check.model.unused import check_freezing, check_unused
+from sbkit.check.ownership import check_freezing, check_optimizers, check_ownership, check_unused
+from sbkit.check.placement import check_placement, check_shares
 from sbkit.check.planned_run import PARTS, MissingPartError, PlannedRun
 from sbkit.distributed.ranks import single_rank
 from sbkit.logs.log import log

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import nearest_existing
 from sbkit.base.machine import return_freed_memory
+from sbkit.check.dry_run import dry_run
 from sbkit.check.finding import Finding
-from sbkit.check.model.dry_run import dry_run
-from sbkit.check.model.placement import count_processes
+from sbkit.check.placement import count_processes
 from sbkit.check.planned_run import MissingPartError, PlannedRun
-from sbkit.checkpoint.declaration import CHECKPOINTS
 from sbkit.checkpoint.rng import preserve_rng
+from sbkit.checkpoint.run_config import CHECKPOINTS
 from sbkit.data.batches.plan import MicroBatch
 from sbkit.data.batches.sampler import TrainSampler, split_batch
 from sbkit.train.nonfinite import explained_memory

@@ -9,12 +9,12 @@ from sbkit.base.errors import SbkitError
 from sbkit.check.finding import Finding, words_of
 from sbkit.check.planned_run import PlannedRun
 from sbkit.checkpoint.checkpointer import Checkpointer
-from sbkit.checkpoint.declaration import CHECKPOINTS, RESOLVED
 from sbkit.checkpoint.folder import newest_described
+from sbkit.checkpoint.run_config import CHECKPOINTS, RESOLVED
 from sbkit.checkpoint.weights import check_weights
 from sbkit.config.document import read_document
 from sbkit.config.hparams import save_resolved
-from sbkit.inference.bundle.export import plain_parts
+from sbkit.export.export import plain_parts
 from sbkit.logs.log import quiet
 from sbkit.tasks.task import load_task
 

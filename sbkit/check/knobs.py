@@ -16,7 +16,7 @@ from pathlib import Path
 from speechbrain.utils.run_opts import RunOptions
 
 from sbkit.check.finding import Finding, words_of
-from sbkit.check.model.unused import CHECK
+from sbkit.check.ownership import UNUSED_CHECK
 from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.config.document import Document, did_you_mean, referenced, tag_of, walk
 from sbkit.config.hparams import resolve
@@ -50,7 +50,7 @@ def check_unread(planned: PlannedRun) -> Iterator[Finding]:
     declared = {*planned.document.own, *planned.given}
     for key in filter(declared.__contains__, unread(planned.document, names)):
         yield planned.finding(
-            CHECK,
+            UNUSED_CHECK,
             key,
             declared=f"`{key}` must be read by something",
             effect="no reference, no code of the recipe and no option reads it: it does nothing",

@@ -19,17 +19,24 @@ from torch.optim import Optimizer
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import reading
 from sbkit.checkpoint.averaging import Averaged, choose, read_averaged, write_averaged
-from sbkit.checkpoint.comparison import check_same_model
 from sbkit.checkpoint.folder import (
+    CHECKSUMS,
+    SAVED,
     checkpoint_folders,
     describe,
+    find_damage,
     hold,
     publish,
     remove_unfinished,
     staging_path,
 )
-from sbkit.checkpoint.integrity import CHECKSUMS, SAVED, find_damage
-from sbkit.checkpoint.weights import average, check_weights, modules_of, restore_declared
+from sbkit.checkpoint.weights import (
+    average,
+    check_same_model,
+    check_weights,
+    modules_of,
+    restore_declared,
+)
 from sbkit.distributed.ranks import gather_over_ranks, leave_together, main_rank_first, rank
 from sbkit.logs.log import log
 

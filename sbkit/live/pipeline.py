@@ -19,11 +19,11 @@ from sbkit.audio.io import Samples, to_int16
 from sbkit.audio.resample import Signal
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import samples_to_seconds
-from sbkit.inference.vad import VoiceDetector
 from sbkit.live.players import Player
 from sbkit.live.recognizer import LiveRecognizer
 from sbkit.live.session import Event, Final, Partial, Session
 from sbkit.live.turn import Answer, Turn
+from sbkit.runtime.voice_detector import VoiceDetector
 
 QUEUED = 8  # items between two stages
 AHEAD = 0.5  # seconds of sound that the player has in store

@@ -14,13 +14,13 @@ import numpy as np
 
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
+from sbkit.bundle.bundle import Bundle
 from sbkit.decoding.ctc_decoder import CtcDecoder
 from sbkit.decoding.decoder import BeamDecoder
 from sbkit.decoding.frames import LogProbs
-from sbkit.inference.bundle.bundle import Bundle
-from sbkit.inference.runtime.model import ChunkSizes, ModelThread
-from sbkit.inference.transcribe.transcriber import open_recognizer
 from sbkit.live.endpoint import EndpointRules
+from sbkit.runtime.model import ChunkSizes, ModelThread
+from sbkit.runtime.transcriber import open_recognizer
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from sbkit.base.text import printable
 from sbkit.base.units import samples_to_seconds
 from sbkit.decoding.confidence import agreement
 from sbkit.decoding.frames import Hypothesis, LogProbs
-from sbkit.inference.vad import SpeechEvent, VoiceDetector
 from sbkit.live.endpoint import EndpointRules
 from sbkit.live.recognizer import LiveRecognizer
+from sbkit.runtime.voice_detector import SpeechEvent, VoiceDetector
 from sbkit.text.word import Word
 
 AGREED = 0.95  # share of the beam, by its scores, that has a word which counts as stable

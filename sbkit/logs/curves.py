@@ -1,14 +1,24 @@
-"""Curves of a run, or of two over each other: the records of ``train_log.jsonl`` as a picture."""
+"""Curves of a run, or of two over each other: the records of ``train_log.jsonl`` as a picture.
+
+HTML pages that hold all they need: one file each, which loads nothing.
+
+Results, comparisons and data reports share one template, one style and one script. jinja2 escapes
+what comes from data, and a policy (CSP) forbids every request and every other script and style.
+"""
 
 import base64
+import hashlib
 import io
 from collections.abc import Iterator, Sequence
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import jinja2
 import numpy as np
 
-from sbkit.base.files import write_bytes_atomically
+from sbkit.base.files import to_json, write_bytes_atomically
 from sbkit.logs.log import Record, read_log
 from sbkit.logs.metric import Metrics, base_name
 
@@ -166,3 +176,53 @@ def _finish(axes: "Axes", title: str) -> None:
         axes.set_ylim(bottom=0)
     if title != RATE or len(axes.lines) > 1:
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2, frameon=False)
+
+
+FOLDER = "pages"  # beside this file
+OPTIONAL = {  # what a page may show, and its value where it does not
+    "notes": (),
+    "runs": (),
+    "names": (),
+    "sections": (),
+    "slices": {},
+    "curves": "",
+    "pictures": {},
+    "known": None,
+    "compared": None,
+    "facts": None,
+    "players": {},
+    "data": {"sets": {}, "runs": 0, "byWords": True},
+}
+
+
+def render_page(*, title: str, **content: object) -> str:
+    """Fill in the template; sections without content are left out."""
+    style, code = _read("page.css"), _read("page.js")
+    policy = (
+        f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(code)}; "
+        "img-src data:; media-src data:; base-uri 'none'; form-action 'none'"
+    )
+    values = {"title": title, "policy": policy, "style": style, "code": code}
+    return _template().render(OPTIONAL | content, **values)
+
+
+@cache
+def _template() -> jinja2.Template:
+    """Compile the template once: a run writes two pages."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("sbkit.logs", FOLDER),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.policies |= {"json.dumps_function": to_json, "json.dumps_kwargs": {}}
+    return environment.get_template("page.html.j2")
+
+
+def _read(name: str) -> str:
+    return files("sbkit.logs").joinpath(FOLDER, name).read_text(encoding="utf-8")
+
+
+def _hash(content: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"

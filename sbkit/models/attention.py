@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from sbkit.models.chunks import last_frames
-from sbkit.models.dropout import Dropout
+from sbkit.models.layers import Dropout
 
 ROTARY_BASE = 10_000.0
 

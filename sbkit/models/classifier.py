@@ -1,11 +1,20 @@
 """A classifier of utterances: (encoder of audio) -> pooling -> label_lin.
 
 Legend: B utterances, S samples, U frames of the encoder, D model width, V classes.
+
+Pool the frames of an utterance into one vector.
+
+Legend: B utterances, U frames, D model width.
 """
 
+from typing import ClassVar
+
+import torch
 from torch import Tensor, nn
 
+from sbkit.audio.lengths import length_mask
 from sbkit.base.errors import SbkitError
+from sbkit.config.ranges import AT_LEAST_ONE
 from sbkit.models.asr import head_size
 from sbkit.models.encoder import AcousticModel, SpecAugment, make_encoder
 from sbkit.models.parts import absolute, lengths_argument, raise_signature_error
@@ -53,3 +62,33 @@ class UtteranceClassifier(AcousticModel):
         inputs = self.encoder.inputs(audio, audio_lengths, spec_augment)
         scores: Tensor = self.label_lin(self.pooling(*self.encoder.part.encode(*inputs)))
         return scores.float().log_softmax(-1)
+
+
+EPSILON = 1e-5  # least variance; the gradient of a square root has no bound at zero
+
+
+class AttentiveStatisticsPooling(nn.Module):
+    """Weigh frames by attention, and join their mean and deviation: (B, U, D), (B,) -> (B, 2D).
+
+    In float32; frames past the end of an utterance weigh nothing, so padding changes nothing. An
+    utterance without a frame becomes zeros. Source: Okabe et al. 2018, equations 2 to 7.
+    """
+
+    RANGES: ClassVar = dict.fromkeys(("d_model", "attention_dim"), AT_LEAST_ONE)
+
+    def __init__(self, *, d_model: int, attention_dim: int) -> None:
+        super().__init__()
+        self.attention = nn.Sequential(
+            nn.Linear(d_model, attention_dim), nn.Tanh(), nn.Linear(attention_dim, 1)
+        )
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        """Pool: (B, U, D), (B,) -> (B, 2D)."""
+        mask = length_mask(lengths, x.shape[1], x.device).unsqueeze(-1)  # (B, U, 1), true within
+        scores = self.attention(x).float().masked_fill(~mask, -torch.inf)
+        weights = scores.softmax(1).masked_fill(~mask, 0.0)  # of no frame at all: 0, not 0 / 0
+        x = x.float().masked_fill(~mask, 0.0)
+        mean = (weights * x).sum(1)
+        variance = (weights * (x - mean.unsqueeze(1)).square()).sum(1)
+        spoken = mask.any(1)  # (B, 1)
+        return torch.cat([mean, variance.clamp(min=EPSILON).sqrt() * spoken], dim=-1)

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from sbkit.audio.lengths import length_mask
 from sbkit.config.ranges import AT_LEAST_ONE
 from sbkit.models.chunks import StreamState, last_frames
-from sbkit.models.frame_conv import FrameConv
-from sbkit.models.normalize import GlobalNorm
+from sbkit.models.layers import FrameConv, GlobalNorm
 
 KERNEL = 5  # frames; two layers see 13 frames, 145 ms of audio
 STRIDE = 2

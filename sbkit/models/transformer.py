@@ -21,8 +21,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.config.ranges import AT_LEAST_NONE, AT_LEAST_ONE, SHARE
 from sbkit.models.attention import CrossAttention, SelfAttention
 from sbkit.models.chunks import BlockState, Chunks, Streaming, StreamState, last_frames
-from sbkit.models.dropout import Dropout
-from sbkit.models.frame_conv import FrameConv
+from sbkit.models.layers import Dropout, FrameConv
 
 
 class Transformer(nn.Module):

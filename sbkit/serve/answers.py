@@ -8,8 +8,8 @@ from typing import Any
 
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from sbkit.inference.transcribe.subtitles import cues, to_srt, to_vtt
-from sbkit.inference.transcribe.transcriber import Transcript
+from sbkit.runtime.subtitles import cues, to_srt, to_vtt
+from sbkit.runtime.transcriber import Transcript
 from sbkit.serve.fields import Fields
 from sbkit.text.normalize import join_segments
 from sbkit.text.word import Word

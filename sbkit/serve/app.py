@@ -22,7 +22,7 @@ from starlette.websockets import WebSocket
 from sbkit.base.errors import SbkitError
 from sbkit.base.text import __version__
 from sbkit.base.units import samples_to_seconds
-from sbkit.inference.transcribe.transcriber import Transcript
+from sbkit.runtime.transcriber import Transcript
 from sbkit.serve.answers import EVENTS, answer, event
 from sbkit.serve.errors import HANDLERS, ApiError, as_api_error, too_large
 from sbkit.serve.fields import STREAMED, Fields

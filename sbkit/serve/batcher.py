@@ -20,9 +20,10 @@ from typing import Any
 
 from sbkit.audio.io import Samples
 from sbkit.base.machine import usable_cores
+from sbkit.bundle.bundle import Encoded
 from sbkit.decoding.attention import Counts, Floats
-from sbkit.inference.runtime.model import Batch, Encoded, ModelThread
-from sbkit.inference.runtime.shapes import Shapes, padded_length
+from sbkit.runtime.model import Batch, ModelThread
+from sbkit.runtime.shapes import Shapes, padded_length
 from sbkit.serve.workers import cancelled
 
 

@@ -15,12 +15,12 @@ import numpy as np
 from sbkit.audio.io import AudioError, Samples, declared_seconds
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import samples_to_seconds
-from sbkit.inference.bundle.bundle import Bundle
-from sbkit.inference.runtime.shapes import Shapes
-from sbkit.inference.transcribe.transcriber import Transcriber, Transcript
-from sbkit.inference.vad import VoiceDetector
+from sbkit.bundle.bundle import Bundle
 from sbkit.live.recognizer import LiveRecognizer
 from sbkit.live.session import Event, Final, Session
+from sbkit.runtime.shapes import Shapes
+from sbkit.runtime.transcriber import Transcriber, Transcript
+from sbkit.runtime.voice_detector import VoiceDetector
 from sbkit.serve.batcher import Batcher
 from sbkit.serve.errors import ApiError, too_large
 from sbkit.serve.metrics import Metrics

@@ -6,7 +6,7 @@ import numpy as np
 
 from sbkit.audio.io import Samples
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
-from sbkit.inference.vad import VoiceDetector
+from sbkit.runtime.voice_detector import VoiceDetector
 
 BEFORE = 0.3  # seconds of a turn before its speech, as OpenAI's `prefix_padding_ms`
 KEPT = 1.0  # seconds, in which a detector finds that speech has begun; what is older is dropped

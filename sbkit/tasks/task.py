@@ -11,10 +11,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
-from sbkit.base.arguments import Argument
 from sbkit.base.errors import SbkitError
 from sbkit.base.process import is_recipe
 from sbkit.logs.metric import LOSS, Metrics
+
+Argument = tuple[str, dict[str, Any]]  # its name, and the keywords of `add_argument`
+
 
 ONNX = "onnx"
 BUILT_IN = "sbkit.tasks."  # modules that a bundle may name without --import
@@ -141,7 +143,7 @@ class Task:
             use = f"Use: sbkit {own}" if first else ""
             raise SbkitError(
                 f"`sbkit {command}` must have a bundle of a task that it runs, but this one is of "
-                f"a {self.model_name}. {use or 'Load it in Python: sbkit.inference.bundle.bundle'}"
+                f"a {self.model_name}. {use or 'Load it in Python: sbkit.bundle.bundle'}"
             )
 
     def import_model(self) -> Any:

@@ -30,7 +30,6 @@ from sbkit.evaluate.slices import slice_columns
 from sbkit.logs.log import log
 from sbkit.logs.metric import best_key
 from sbkit.logs.progress import Progress, shown
-from sbkit.train.buffers import agree_on_buffers
 from sbkit.train.evaluation import (
     PHASES,
     evaluate_splits,
@@ -41,6 +40,7 @@ from sbkit.train.evaluation import (
     validation_error,
 )
 from sbkit.train.metrics import ZERO, MetricTotals, TrainingMetrics
+from sbkit.train.moving_average import agree_on_buffers
 from sbkit.train.nonfinite import ids_of
 from sbkit.train.profiling import profiled
 from sbkit.train.schedule import length_of, mark_last, share_of_steps

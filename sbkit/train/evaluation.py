@@ -13,9 +13,9 @@ from speechbrain import Stage
 
 from sbkit.base.text import __version__, plural
 from sbkit.checkpoint.checkpointer import RANKED_BY
-from sbkit.checkpoint.measured import describe_record, record_of_run
-from sbkit.data.corpora.columns import take_columns
-from sbkit.data.players import encode_clips
+from sbkit.checkpoint.provenance import describe_record, record_of_run
+from sbkit.data.report import encode_clips
+from sbkit.data.storage.columns import take_columns
 from sbkit.distributed.ranks import gather_over_ranks, rank
 from sbkit.evaluate.report import LONGEST, REPORT, Known, write_report
 from sbkit.evaluate.run_results import SUMMARY, read_results, write_summary
@@ -24,7 +24,7 @@ from sbkit.logs.curves import draw_curves
 from sbkit.logs.log import LOG_FILE, FinalFigures, RunLog, log
 from sbkit.logs.metric import LOSS, best_key
 from sbkit.models.loss import Loss
-from sbkit.train.buffers import agree_on_buffers
+from sbkit.train.moving_average import agree_on_buffers
 from sbkit.train.nonfinite import explained_memory
 from sbkit.train.schedule import Validation, length_of
 from sbkit.train.scoring import BEST_EPOCH, first_best_epoch, metrics_of

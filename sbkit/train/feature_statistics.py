@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from sbkit.data.batches.batch import Batch
 from sbkit.distributed.device import widest_float
 from sbkit.distributed.ranks import sum_over_ranks
-from sbkit.models.normalize import GlobalNorm
+from sbkit.models.layers import GlobalNorm
 
 Compute = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 

@@ -11,6 +11,14 @@ A path begins with a key of the YAML and goes on as in PyTorch: `CNN`, `Transfor
 by the gradient of its own loss, all in the same step: the discriminator's loss does not move the
 generator, nor the other way round. A single loss moves all. Of `parts`, `*` stands for anything;
 the optimizer without `parts` has the rest.
+
+Parts that do not learn, for the whole run or for its first steps, by the paths of their modules.
+
+    freeze: [CNN, Transformer.encoder.0]
+    freeze: {CNN: always, Transformer: 10000}  # steps of the optimizer
+
+What is frozen computes in training as it does for inference: without gradients, dropout and new
+statistics. Where nothing before it learns, it keeps no activations.
 """
 
 import math
@@ -25,7 +33,7 @@ from torch.optim import Optimizer
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.text import listed
-from sbkit.checkpoint.part_names import part_names, to_part_name
+from sbkit.checkpoint.weights import part_names, to_part_name
 from sbkit.config.document import did_you_mean
 from sbkit.config.ranges import Range
 from sbkit.train.schedule import SCHEDULERS
@@ -260,3 +268,49 @@ def with_gradient(optimizer: Optimizer) -> Iterator[nn.Parameter]:
     """Yield the parameters that have a gradient, over all groups."""
     for group in optimizer.param_groups:
         yield from (each for each in group["params"] if each.grad is not None)
+
+
+KNOB, ALWAYS = "freeze", "always"
+STEPS = Range(low=0, whole=True, word=ALWAYS, advice="Pass always, or a number of steps.")
+
+
+class Freezing:
+    """What is frozen in a step, by the steps before it: nothing to save or restore.
+
+    The longest path decides where several lead to a parameter; one that never learns stays so. At
+    first only what is frozen for good is: optimizers are made with all that will learn.
+    Raises SbkitError for a path that leads nowhere, and for what is neither list nor mapping.
+    """
+
+    def __init__(self, hparams: Mapping[str, Any]) -> None:
+        listed = hparams.get(KNOB) or ()
+        if isinstance(listed, list | tuple):
+            hparams = {**hparams, KNOB: dict.fromkeys(listed, ALWAYS)}
+        must = f"a list of paths in `model`, or a mapping of them to {ALWAYS} or a number of steps"
+        steps = read_paths(KNOB, hparams, must=must, values=STEPS)
+        modules = dict(named_modules(hparams)) if steps else {}
+        paths = sorted(steps, key=depth)
+        self.ends = [math.inf if steps[path] == ALWAYS else steps[path] for path in paths]
+        self._modules = [modules.get(path) for path in paths]  # None: of a parameter
+        self._parameters = [
+            [each for each in parameters_at(path, hparams, KNOB) if each.requires_grad]
+            for path in paths
+        ]
+        self._frozen: list[bool] = []
+        self.advance(max((end for end in self.ends if end < math.inf), default=0))
+
+    def advance(self, step: float) -> bool:
+        """Freeze and unfreeze for what comes after so many steps; return whether that changes."""
+        before, self._frozen = self._frozen, [step < end for end in self.ends]
+        if before == self._frozen:
+            return False
+        for is_frozen, parameters in zip(self._frozen, self._parameters, strict=True):
+            for each in parameters:
+                each.requires_grad_(not is_frozen)
+        return True
+
+    def set_mode(self) -> None:
+        """Put what is frozen into evaluation mode, and what learns within it into training mode."""
+        for is_frozen, module in zip(self._frozen, self._modules, strict=True):
+            if module is not None:
+                module.train(not is_frozen)

@@ -18,7 +18,7 @@ from sbkit.config.document import read_document
 from sbkit.config.ranges import Range
 from sbkit.data.batches.loaders import Loaders
 from sbkit.data.corpora.corpus import Corpus
-from sbkit.data.corpora.splits import Splits
+from sbkit.data.storage.splits import Splits
 from sbkit.distributed.device import Placement
 from sbkit.tasks.task import Task
 

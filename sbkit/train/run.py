@@ -12,27 +12,25 @@ import torch
 
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.checkpointer import NORMALIZER, TASK, Checkpointer
-from sbkit.checkpoint.declaration import CHECKPOINTS, Declaration
 from sbkit.checkpoint.folder import newest_described
+from sbkit.checkpoint.run_config import CHECKPOINTS, Declaration
 from sbkit.config.hparams import load_hparams, read_knobs
 from sbkit.config.ranges import RANGES, require_in_range
 from sbkit.data.batches.batch import user_columns
 from sbkit.data.batches.loaders import Loaders
 from sbkit.data.corpora.corpus import describe_corpus
-from sbkit.data.corpora.splits import Splits
+from sbkit.data.storage.splits import Splits
 from sbkit.distributed.device import Count, Placement, count_here, resolve
 from sbkit.evaluate.run_results import SUMMARY
 from sbkit.evaluate.slices import require_columns
 from sbkit.logs.log import log
 from sbkit.models.encoder import require_rate
-from sbkit.models.pretrained.folder import find_folder
-from sbkit.models.pretrained.weights import load_weights
+from sbkit.models.pretrained.folder import find_folder, load_weights
 from sbkit.tasks.task import Task
 from sbkit.text.normalize import table_to_store
 from sbkit.text.tokenizer import Tokenizer
 from sbkit.train.brain import Brain
-from sbkit.train.initialize import initialize_from
-from sbkit.train.pretrained import with_encoder_config
+from sbkit.train.initialize import initialize_from, with_encoder_config
 from sbkit.train.recipe import Recipe, load_recipe
 from sbkit.train.scoring import is_finished
 

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from sbkit.checkpoint.declaration import CHECKPOINTS
 from sbkit.checkpoint.folder import newest_described
+from sbkit.checkpoint.run_config import CHECKPOINTS
 from sbkit.distributed.ranks import gather_over_ranks, rank
 from sbkit.logs.log import log
 from sbkit.logs.metric import LOSS, BestKey, Metrics, as_words, best_key

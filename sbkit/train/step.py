@@ -28,14 +28,13 @@ from sbkit.checkpoint.rng import seed_step
 from sbkit.config.hparams import KnobAttributes
 from sbkit.distributed.device import Placement, check_precision, resolve
 from sbkit.distributed.ranks import sum_over_ranks, world_size
+from sbkit.models.compiling import compile_blocks
 from sbkit.models.loss import Loss
-from sbkit.train.buffers import RunningStatistics
-from sbkit.train.compiling import compile_blocks
 from sbkit.train.ddp import DdpStep, ForwardLoss
-from sbkit.train.freezing import Freezing
-from sbkit.train.moving_average import MovingAverage
+from sbkit.train.moving_average import MovingAverage, RunningStatistics
 from sbkit.train.nonfinite import NonFiniteRecorder, explained_memory, ids_of
 from sbkit.train.optimizers import (
+    Freezing,
     clip,
     make_optimizers,
     named_parameters,

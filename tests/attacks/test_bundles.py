@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import soundfile
 
-from sbkit.checkpoint.integrity import write_checksums
-from sbkit.cli import run
+from sbkit.checkpoint.folder import write_checksums
+from sbkit.commands.cli import run
 from sbkit.decoding.decoder import LANGUAGE_MODELS
 from sbkit.decoding.language_models import TOKENS, WORDS, ensure_language_models
 from sbkit.text.tokenizer import Tokenizer
 from tests.attacks.hostile import KINDS, refused
-from tests.inference.bundles import edit_config, edit_weights, make_bundle
+from tests.runtime.bundles import edit_config, edit_weights, make_bundle
 
 MISSING = object()
 CALLED = ["touch CANARY"]  # arguments of whatever is named: a command that leaves a trace

@@ -13,13 +13,13 @@ import yaml
 
 from recipes.OwnData import corpus as own_data
 from sbkit.base.errors import SbkitError
-from sbkit.checkpoint.integrity import write_checksums
-from sbkit.inference.formats import speechbrain_format
-from sbkit.inference.runtime.onnx_runtime import OnnxModel
+from sbkit.checkpoint.folder import write_checksums
+from sbkit.export import speechbrain_format
+from sbkit.runtime.onnx_model import OnnxModel
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 from sbkit.train.initialize import initialize_from
 from tests.attacks.hostile import ESCAPE, refused, watched
-from tests.inference.bundles import make_run
+from tests.runtime.bundles import make_run
 
 
 @pytest.fixture

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from sbkit.base.errors import SbkitError
-from sbkit.checkpoint.comparison import limit_parameters
+from sbkit.bundle.module_spec import MAX_DEPTH, build
+from sbkit.checkpoint.weights import limit_parameters
 from sbkit.config.document import read_document
 from sbkit.config.hparams import save_resolved
-from sbkit.inference.bundle.export import plain_parts
-from sbkit.inference.bundle.module_spec import MAX_DEPTH, build
+from sbkit.export.export import plain_parts
 from sbkit.tasks.task import load_task
 from tests.attacks.hostile import watched
 
@@ -40,8 +40,8 @@ TASKS = {
     "ctc_speechbrain": "sbkit.tasks.speech_recognition.SPEECH_RECOGNITION",
     "language_id": "sbkit.tasks.utterance_classification.UTTERANCE_CLASSIFICATION",
     "vad": "sbkit.tasks.voice_activity.VOICE_ACTIVITY",
-    "codec": "recipes.codec.task.CODEC",
-    "tts": "recipes.synthesis.task.SYNTHESIS",
+    "codec": "sbkit.tasks.codec.CODEC",
+    "tts": "sbkit.tasks.synthesis.SYNTHESIS",
 }
 
 
@@ -67,11 +67,11 @@ def foreign_objects(canary: Path) -> list[dict[str, Any]]:
         **dict.fromkeys(("posix.system", "os.system", "speechbrain.core.os.system"), touch),
         **{"subprocess.getoutput": touch, "builtins.open": file, "io.open": file},
         **{"builtins.eval": [f"open({str(canary)!r}, 'w')"], "torch.save": [[], str(canary)]},
-        **{"recipes.codec.parts.torch.save": [[], str(canary)], f"{MODULE}.Layer": []},
-        **{"importlib.import_module": [MODULE], "sbkit.config.allowed.import_module": [MODULE]},
+        **{"sbkit.models.codec.torch.save": [[], str(canary)], f"{MODULE}.Layer": []},
+        **{"importlib.import_module": [MODULE], "sbkit.bundle.allowed.import_module": [MODULE]},
         **{"pydoc.locate": [MODULE], f"recipes.{canary.parent}/{MODULE}.Layer": {}},
         **{f"{ALLOWED}.__class__": [], "torch.nn.modules.linear.Module": [], "": [], ".": []},
-        **{"torch.hub.load": [], "sbkit.cli.run": [["doctor"]], "functools.partial": []},
+        **{"torch.hub.load": [], "sbkit.commands.cli.run": [["doctor"]], "functools.partial": []},
     }
     return [
         {kind: name, "arguments": arguments}

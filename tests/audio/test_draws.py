@@ -12,7 +12,7 @@ from torch import Tensor
 from sbkit.audio.augment import SpecAugment
 from sbkit.audio.draws import draw_for_step, draw_uniform, seed_draws
 from sbkit.audio.noise import AddNoise, AddReverb
-from sbkit.models.pretrained.masks import hide
+from sbkit.models.pretrained.blocks import hide
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from sbkit.check import cost
 from sbkit.check.check import check_planned_run
 from sbkit.check.cost import RealSteps, check_cost, measure_cost, real_steps
 from sbkit.check.planned_run import PlannedRun
-from sbkit.cli import run
+from sbkit.commands.cli import run
 from sbkit.config.hparams import parse_command
 from sbkit.distributed.device import resolve
 from tests.check.harness import healthy_workplace

@@ -7,9 +7,9 @@ import pytest
 
 from sbkit.base.errors import SbkitError
 from sbkit.check.check import check_planned_run
-from sbkit.check.command import exit_code
 from sbkit.check.finding import Finding, summary, words_of
 from sbkit.check.planned_run import PlannedRun
+from sbkit.commands.check import exit_code
 
 ERROR = Finding(check="labels", declared="a must be", effect="is not", where="x.yaml:3", fix="Do.")
 NOTE = Finding(check="data", declared="b", effect="c", where="x.yaml:4", fix="E.", stops=False)

@@ -10,8 +10,7 @@ from torch import nn
 
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.checkpointer import Checkpointer
-from sbkit.checkpoint.folder import UNFINISHED
-from sbkit.checkpoint.integrity import find_damage
+from sbkit.checkpoint.folder import UNFINISHED, find_damage
 from tests import processes
 from tests.checkpoint.saves import checkpointer, line, recovered, save
 from tests.shortage import largest_file

@@ -6,7 +6,7 @@ import pytest
 from speechbrain.utils.checkpoints import Checkpointer as SpeechBrainCheckpointer
 
 from sbkit.base.errors import SbkitError
-from sbkit.checkpoint.integrity import CHECKSUMS, find_damage
+from sbkit.checkpoint.folder import CHECKSUMS, find_damage
 from tests.checkpoint.saves import cut, flip, line, recovered, save
 
 DAMAGES = {

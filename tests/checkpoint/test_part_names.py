@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from sbkit.checkpoint.part_names import part_names_in
+from sbkit.checkpoint.weights import part_names_in
 from sbkit.config.document import read_document
-from sbkit.inference.bundle.export import plain_parts
+from sbkit.export.export import plain_parts
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 
 PARTS = """

@@ -11,7 +11,7 @@ from torch import nn
 
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.checkpointer import Checkpointer
-from sbkit.checkpoint.integrity import write_checksums
+from sbkit.checkpoint.folder import write_checksums
 from tests.checkpoint.saves import line, recovered, save
 
 

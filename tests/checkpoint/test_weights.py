@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from sbkit.base.errors import SbkitError
-from sbkit.checkpoint.comparison import check_same_model
+from sbkit.checkpoint.weights import check_same_model
 from tests.checkpoint.saves import checkpointer, cut, line, recovered, save
 
 

@@ -11,7 +11,7 @@ import ruamel.yaml
 from ruamel.yaml.constructor import BaseConstructor
 
 from sbkit.base.errors import SbkitError
-from sbkit.checkpoint.declaration import Declaration
+from sbkit.checkpoint.run_config import Declaration
 from sbkit.config.build import clean_ruamel
 from sbkit.config.document import nearest, read_document
 from sbkit.config.hparams import (

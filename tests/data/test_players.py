@@ -7,7 +7,7 @@ import datasets
 import pytest
 import soundfile
 
-from sbkit.data.players import encode_clips
+from sbkit.data.report import encode_clips
 from tests.stores import Utterance, make_store
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from sbkit.base.errors import SbkitError
-from sbkit.cli import run as sbkit
+from sbkit.commands.cli import run as sbkit
 from sbkit.lm.arpa import read_arpa
 from tests.decoding.spoken import char_tokenizer
 

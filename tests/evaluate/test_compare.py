@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sbkit.base.errors import SbkitError
-from sbkit.cli import run as sbkit
+from sbkit.commands.cli import run as sbkit
 from sbkit.evaluate.compare import MOST, compare, compare_runs, write_comparison
 from sbkit.evaluate.wer import Scored
 from sbkit.evaluate.wer_report import report_errors

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sbkit.evaluate.mapsswe import mapsswe, segment_differences
+from sbkit.evaluate.intervals import mapsswe, segment_differences
 
 DATA = Path(__file__).parent / "data" / "mapsswe"
 SENTENCES = (Path(__file__).parents[1] / "lm/data/sentences.txt").read_text().splitlines()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sbkit.base.errors import SbkitError
-from sbkit.cli import run as sbkit
+from sbkit.commands.cli import run as sbkit
 from sbkit.evaluate.wer import Scored
 from tests.evaluate.test_compare import read_pair, write_run
 

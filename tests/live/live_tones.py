@@ -8,12 +8,12 @@ from typing import Any
 from sbkit.audio.io import Samples
 from sbkit.decoding.decoder import BeamDecoder
 from sbkit.decoding.frames import LogProbs
-from sbkit.inference.runtime.model import ChunkSizes, ModelThread
 from sbkit.live.endpoint import EndpointRules
 from sbkit.live.recognizer import LiveRecognizer
+from sbkit.runtime.model import ChunkSizes, ModelThread
 from sbkit.text.tokenizer import Tokenizer
 from tests.decoding.spoken import train_models
-from tests.inference.tones import STEP, ToneModel, tone_bundle
+from tests.runtime.tones import STEP, ToneModel, tone_bundle
 
 CHUNK = 16 * STEP
 

@@ -11,16 +11,16 @@ import pytest
 from torch._dynamo.utils import counters
 
 from sbkit.audio.io import Samples
-from sbkit.inference.bundle.bundle import WEIGHTS, read_bundle
-from sbkit.inference.bundle.export import export_run
-from sbkit.inference.runtime.compiled import Compilation
-from sbkit.inference.runtime.model import ModelThread
-from sbkit.inference.runtime.torch_model import load_torch
+from sbkit.bundle.bundle import WEIGHTS, read_bundle
+from sbkit.export.export import export_run
 from sbkit.live.pipeline import Pipeline
 from sbkit.live.recognizer import LiveRecognizer
 from sbkit.live.session import Final, Session, advance_batch
+from sbkit.runtime.model import ModelThread
+from sbkit.runtime.shapes import Compilation
+from sbkit.runtime.torch_model import load_torch
 from tests import processes
-from tests.inference.bundles import make_live_run
+from tests.runtime.bundles import make_live_run
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler
 
@@ -92,7 +92,7 @@ REAL = """
 import sys
 from pathlib import Path
 from tests.live.test_compiled import compare
-from tests.train.test_compiling import write_no_vectors
+from tests.models.test_compiling import write_no_vectors
 
 write_no_vectors()
 compare(Path(sys.argv[1]), mode="reduce-overhead", clips=(3,))

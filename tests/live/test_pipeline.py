@@ -11,14 +11,14 @@ import pytest
 from sbkit.audio.io import FULL_SCALE, Samples
 from sbkit.audio.resample import Signal
 from sbkit.base.errors import SbkitError
-from sbkit.inference.vad import SpeechRules, VoiceDetector
 from sbkit.live.pipeline import Pipeline
 from sbkit.live.recognizer import LiveRecognizer
 from sbkit.live.session import Final, Partial
 from sbkit.live.turn import Answer, Turn
+from sbkit.runtime.voice_detector import SpeechRules, VoiceDetector
 from sbkit.text.tokenizer import Tokenizer
-from tests.inference.tones import RATE, silence, speak
 from tests.live.live_tones import live_tones
+from tests.runtime.tones import RATE, silence, speak
 
 WITHIN = 60.0  # seconds: who waits longer has failed
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from sbkit.inference.bundle.bundle import Bundle
-from sbkit.inference.bundle.export import export_run
-from sbkit.inference.runtime.model import ModelThread
-from sbkit.inference.runtime.torch_model import load_bundle
+from sbkit.bundle.bundle import Bundle
+from sbkit.export.export import export_run
 from sbkit.live.recognizer import LiveRecognizer
-from tests.inference.bundles import make_live_run
+from sbkit.runtime.model import ModelThread
+from sbkit.runtime.torch_model import load_bundle
 from tests.live.test_session import cut
+from tests.runtime.bundles import make_live_run
 
 
 @pytest.fixture(scope="module")

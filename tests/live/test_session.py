@@ -12,7 +12,6 @@ import pytest
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.decoding.alignment import WordOffsets
-from sbkit.inference.vad import SpeechRules, VoiceDetector
 from sbkit.live.endpoint import EndpointRules
 from sbkit.live.recognizer import LiveRecognizer
 from sbkit.live.session import (
@@ -24,9 +23,10 @@ from sbkit.live.session import (
     advance_batch,
     forward_batch,
 )
-from tests.inference.told_frames import ToldFrames
-from tests.inference.tones import LETTER, RATE, STEP, silence, speak, tone_bundle
+from sbkit.runtime.voice_detector import SpeechRules, VoiceDetector
 from tests.live.live_tones import CHUNK, live_tones
+from tests.runtime.told_frames import ToldFrames
+from tests.runtime.tones import LETTER, RATE, STEP, silence, speak, tone_bundle
 
 TEXTS = ("the quick brown fox", "jumps over a lazy dog", "the dog")
 BEAM: dict[str, Any] = {"texts": [*TEXTS, "a fox over the dog"]}

@@ -13,10 +13,9 @@ from torch.nn.utils.rnn import pad_sequence
 from sbkit.audio.fbank import Fbank
 from sbkit.base.errors import SbkitError
 from sbkit.models.asr import AsrModel
-from sbkit.models.dropout import Dropout
 from sbkit.models.frontend import ConvFrontEnd
+from sbkit.models.layers import Dropout, GlobalNorm
 from sbkit.models.loss import attention_loss, ctc
-from sbkit.models.normalize import GlobalNorm
 from sbkit.models.transformer import Transformer
 from sbkit.text.vocabulary import Vocabulary
 

@@ -8,10 +8,9 @@ from torch import Tensor, nn
 
 from sbkit.audio.fbank import Fbank
 from sbkit.base.errors import SbkitError
-from sbkit.models.classifier import UtteranceClassifier
+from sbkit.models.classifier import AttentiveStatisticsPooling, UtteranceClassifier
 from sbkit.models.frontend import ConvFrontEnd
-from sbkit.models.normalize import GlobalNorm
-from sbkit.models.pooling import AttentiveStatisticsPooling
+from sbkit.models.layers import GlobalNorm
 from sbkit.models.transformer import Transformer
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from sbkit.models.dropout import Dropout
+from sbkit.models.layers import Dropout
 
 COUNT = 400_001  # no multiple of four
 

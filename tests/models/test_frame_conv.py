@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from sbkit.models.frame_conv import FrameConv, StridedConv
+from sbkit.models.layers import FrameConv, StridedConv
 
 LAYERS = [(80, 32, 5, 2, 1), (32, 32, 15, 1, 32)]
 

@@ -5,7 +5,7 @@ import math
 import torch
 
 from sbkit.models.frontend import ConvFrontEnd
-from sbkit.models.normalize import GlobalNorm
+from sbkit.models.layers import GlobalNorm
 
 
 def front_end() -> ConvFrontEnd:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sbkit.base.errors import SbkitError
-from sbkit.models.normalize import GlobalNorm
+from sbkit.models.layers import GlobalNorm
 
 
 def utterances() -> list[Tensor]:

@@ -13,7 +13,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.models.asr import AsrModel
 from sbkit.models.chunks import Streaming, StreamState
 from sbkit.models.frontend import ConvFrontEnd
-from sbkit.models.normalize import GlobalNorm
+from sbkit.models.layers import GlobalNorm
 from sbkit.models.streaming import StreamingModel, streaming_model
 from sbkit.models.transformer import Transformer
 from sbkit.text.vocabulary import Vocabulary

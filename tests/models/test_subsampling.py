@@ -10,7 +10,7 @@ from torch import nn
 from sbkit.audio.fbank import Fbank
 from sbkit.models.encoder import measure_subsampling
 from sbkit.models.frontend import ConvFrontEnd
-from sbkit.models.normalize import GlobalNorm
+from sbkit.models.layers import GlobalNorm
 from sbkit.models.parts import FeatureExtractor, FrontEnd
 from sbkit.models.subsampling import Subsampling, find_subsampling
 

@@ -19,8 +19,8 @@ from recipes.AsteriskPrompts.prepare import (
 )
 from recipes.release_folder import choose_split
 from sbkit.base.errors import SbkitError
-from sbkit.data.corpora.clips import Clip
 from sbkit.data.corpora.release import read_release
+from sbkit.data.storage.clips import Clip
 from sbkit.text.normalize import normalize
 
 TEXT = """\ufeff; Core Asterisk Sounds in English

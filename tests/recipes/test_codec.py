@@ -19,30 +19,24 @@ from torch import nn
 from torchaudio.functional import melscale_fbanks
 
 from recipes.codec.brain import CodecBrain
-from recipes.codec.codec import Codec, windows
-from recipes.codec.losses import mel_distance, spectral_distance
-from recipes.codec.parts import (
-    ConvNeXt,
-    Decoder,
-    Encoder,
-    FiniteScalarQuantizer,
-    LogMel,
-    fourier_basis,
-)
 from recipes.codec.recipe import CODEC
-from recipes.codec.space import HEADER, Coded, CodeSpace, read_codes, write_codes
 from recipes.codec.statistics import CodedUtterance, measure, report
 from sbkit.base.errors import SbkitError
 from sbkit.check.check import check_planned_run
 from sbkit.check.planned_run import PlannedRun
-from sbkit.cli import run as sbkit
+from sbkit.commands.cli import run as sbkit
 from sbkit.config.hparams import load_hparams, parse_overrides
 from sbkit.data.batches.batch import Batch, collate_audio
-from sbkit.inference.bundle.export import export_run
-from sbkit.inference.formats.parity import Grid
-from sbkit.inference.runtime.torch_model import load_bundle
+from sbkit.export.export import export_run
+from sbkit.export.parity import Grid
 from sbkit.logs.log import read_log
+from sbkit.models.code_space import HEADER, Coded, CodeSpace, read_codes, write_codes
+from sbkit.models.codec import FiniteScalarQuantizer
 from sbkit.models.loss import Loss
+from sbkit.models.spectral_losses import mel_distance, spectral_distance
+from sbkit.models.vocoder import ConvNeXt, Decoder, Encoder, LogMel, fourier_basis
+from sbkit.runtime.codec import Codec, windows
+from sbkit.runtime.torch_model import load_bundle
 from tests import processes
 from tests.runs import ROOT, Workplace, last_parameters, read_json, train_here, with_sgd
 
@@ -391,7 +385,7 @@ def test_files_by_command(
 def test_onnx_codes_without_torch(bundle: Path, clip: Path, tmp_path: Path) -> None:
     words = ["encode", str(bundle), str(clip), "--out", str(tmp_path / "a.codes")]
     program = (
-        f"import sys; from sbkit.cli import run; run({[*words, '--runtime', 'onnx']}); "
+        f"import sys; from sbkit.commands.cli import run; run({[*words, '--runtime', 'onnx']}); "
         "sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)

@@ -21,10 +21,10 @@ from recipes.corpora import OwnCorpus, corpus_of
 from recipes.OwnData import corpus as own_data
 from sbkit.audio.io import read_audio
 from sbkit.base.errors import SbkitError
-from sbkit.data.corpora.clips import Clip
 from sbkit.data.corpora.corpus import describe_corpus
-from sbkit.data.corpora.manifest import BadRow, Manifest
 from sbkit.data.storage.cache import list_entries, remove
+from sbkit.data.storage.clips import Clip
+from sbkit.data.storage.manifest import BadRow, Manifest
 
 ROOT = Path(__file__).parents[2]
 

@@ -13,10 +13,10 @@ from recipes.FestvoxRu import corpus
 from recipes.FestvoxRu.phones import SOUNDS, Phone, read_labels, time_words
 from recipes.FestvoxRu.prepare import Sentence, read_sentences, write_release
 from recipes.release_folder import RELEASE_VERSION
-from recipes.synthesis.synthesizer import Synthesizer
 from sbkit.base.errors import SbkitError
 from sbkit.data.corpora.release import read_release
-from sbkit.inference.bundle.export import as_bundle
+from sbkit.export.export import as_bundle
+from sbkit.runtime.synthesizer import Synthesizer
 from tests.runs import TINY, TINY_VOICE, train_here
 from tools import bench_times
 

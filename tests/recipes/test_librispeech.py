@@ -8,8 +8,8 @@ import pytest
 
 from recipes.corpora import corpus_of
 from sbkit.base.errors import SbkitError
-from sbkit.data.corpora.manifest import BadRow
 from sbkit.data.corpora.release import read_release
+from sbkit.data.storage.manifest import BadRow
 
 SPLITS = ("train-clean-100", "train-other-500", "dev-clean", "test-clean", "test-other")
 

@@ -25,7 +25,20 @@ import soundfile
 import torch
 from speechbrain import Stage
 
-from recipes.synthesis.alignment import (
+from recipes.synthesis.brain import SynthesisBrain
+from recipes.synthesis.data import SpokenBatch, SpokenCollate
+from recipes.synthesis.pitch import continuous, track_pitch
+from sbkit.audio.io import to_int16
+from sbkit.base.errors import SbkitError
+from sbkit.bundle.bundle import read_bundle
+from sbkit.commands.cli import run as sbkit
+from sbkit.config.hparams import load_hparams, parse_overrides
+from sbkit.export.export import export_run
+from sbkit.export.parity import Grid
+from sbkit.live.pipeline import Pipeline
+from sbkit.live.players import FilePlayer
+from sbkit.logs.log import read_log
+from sbkit.models.symbol_alignment import (
     diagonal_prior,
     find_durations,
     find_misaligned,
@@ -33,27 +46,14 @@ from recipes.synthesis.alignment import (
     frame_index,
     mean_by_symbol,
 )
-from recipes.synthesis.brain import SynthesisBrain
-from recipes.synthesis.data import SpokenBatch, SpokenCollate
-from recipes.synthesis.pitch import continuous, track_pitch
-from recipes.synthesis.sherpa_voice import as_vits, tokens_of
-from recipes.synthesis.symbols import ESPEAK, read_texts, to_symbols
-from recipes.synthesis.synthesizer import LONGEST_TEXT, Synthesizer
-from sbkit.audio.io import to_int16
-from sbkit.base.errors import SbkitError
-from sbkit.cli import run as sbkit
-from sbkit.config.hparams import load_hparams, parse_overrides
-from sbkit.inference.bundle.bundle import read_bundle
-from sbkit.inference.bundle.export import export_run
-from sbkit.inference.formats.parity import Grid
-from sbkit.live.pipeline import Pipeline
-from sbkit.live.players import FilePlayer
-from sbkit.logs.log import read_log
-from sbkit.text.labels import ensure_labels
+from sbkit.runtime.synthesizer import LONGEST_TEXT, Synthesizer
+from sbkit.tasks.synthesis import as_vits, tokens_of
+from sbkit.text.symbols import ESPEAK, read_texts, to_symbols
+from sbkit.text.vocabulary import ensure_labels
 from tests import processes
-from tests.inference.tones import silence, speak
 from tests.live.live_tones import live_tones
 from tests.runs import ROOT, TINY_VOICE, Workplace, last_parameters, read_json, train_here, with_sgd
+from tests.runtime.tones import silence, speak
 from tests.serve.server import served
 from tests.serve.test_command import serving
 

@@ -13,17 +13,16 @@ import soundfile
 
 from recipes.FestvoxRu.time_errors import compare_times, fit_offsets, read_truth, time_source
 from sbkit.base.errors import SbkitError
+from sbkit.bundle.bundle import Bundle, Encoded
 from sbkit.decoding.alignment import WordOffsets
 from sbkit.decoding.decoder import BeamDecoder
 from sbkit.decoding.frames import LogProbs
 from sbkit.decoding.greedy import best_tokens
-from sbkit.inference.bundle.bundle import Bundle
-from sbkit.inference.runtime.model import Encoded
-from sbkit.inference.runtime.torch_model import TorchModel, load_bundle
+from sbkit.runtime.torch_model import TorchModel, load_bundle
 from sbkit.text.tokenizer import SPACE
 from sbkit.text.word import Word
 from tests.decoding.spoken import train_models
-from tests.inference.bundles import make_bundle
+from tests.runtime.bundles import make_bundle
 
 FRAME = 0.04  # seconds
 WRITTEN = "hello▁▁▁▁▁▁▁▁▁▁▁▁there▁there"  # of the clip below: after ten blanks, two frames a token

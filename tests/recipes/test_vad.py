@@ -28,15 +28,15 @@ from sbkit.audio.fbank import LOWEST_HZ
 from sbkit.audio.io import Samples, read_audio
 from sbkit.audio.lengths import length_mask
 from sbkit.base.errors import SbkitError
-from sbkit.cli import run as sbkit
+from sbkit.commands.cli import run as sbkit
 from sbkit.config.hparams import load_hparams, read_knobs
 from sbkit.data.storage.audio_store import read_rows
-from sbkit.inference.runtime.torch_model import load_bundle
-from sbkit.inference.vad import SpeechEvent, VoiceDetector
+from sbkit.runtime.torch_model import load_bundle
+from sbkit.runtime.voice_detector import SpeechEvent, VoiceDetector
 from sbkit.text.word import Word
 from tests import processes
-from tests.inference.bundles import make_bundle
 from tests.runs import ROOT, Workplace, last_parameters, prompts, read_json, train_here
+from tests.runtime.bundles import make_bundle
 
 SMALL = ("--device=cpu", "--batch_seconds=6", "--number_of_epochs=2", "--log_every=1")
 RATE, WINDOW = 16_000, 320

@@ -1,4 +1,4 @@
-"""A server in a thread of this process, which hears the tones of tests/inference/tones.py."""
+"""A server in a thread of this process, which hears the tones of tests/runtime/tones.py."""
 
 import io
 import math
@@ -16,13 +16,13 @@ import numpy as np
 import soundfile
 from openai import OpenAI
 
-from recipes.synthesis.synthesizer import Speech
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
-from sbkit.inference.bundle.bundle import Bundle
-from sbkit.inference.runtime.model import Effective, Encoded
-from sbkit.inference.runtime.shapes import Shapes
-from sbkit.inference.vad import VoiceDetector
+from sbkit.bundle.bundle import Bundle, Encoded
+from sbkit.runtime.model import Effective
+from sbkit.runtime.shapes import Shapes
+from sbkit.runtime.synthesizer import Speech
+from sbkit.runtime.voice_detector import VoiceDetector
 from sbkit.serve.app import TRANSCRIPTIONS, Service
 from sbkit.serve.limits import READY, WARMING, Keys, Limits, State
 from sbkit.serve.metrics import Metrics
@@ -32,7 +32,7 @@ from sbkit.serve.server import Server, bind
 from sbkit.serve.voice import Voice
 from sbkit.serve.workers import Workers
 from sbkit.text.tokenizer import Tokenizer
-from tests.inference.tones import RATE, ToneModel, speak, tone_bundle
+from tests.runtime.tones import RATE, ToneModel, speak, tone_bundle
 
 SHAPES = Shapes.of(RATE, batch_seconds=10.0, clips=(1, 2, 4, 8), seconds=(1.0, 2.0, 5.0, 30.0))
 Made = tuple[Bundle, Tokenizer, ToneModel]

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from sbkit.audio.io import Samples
-from sbkit.inference.runtime.model import Batch, Effective, Encoded, ModelThread, run_batches
-from sbkit.inference.runtime.shapes import Shapes
+from sbkit.bundle.bundle import Encoded
+from sbkit.runtime.model import Batch, Effective, ModelThread, run_batches
+from sbkit.runtime.shapes import Shapes
 from sbkit.serve.batcher import Batcher
 from sbkit.serve.workers import cancelled
 from tests.serve.server import wait_for

@@ -18,14 +18,14 @@ import pytest
 import soundfile
 
 from sbkit.audio.resample import resample_by_numpy
-from sbkit.cli import COMMANDS, run
+from sbkit.commands.cli import COMMANDS, run
 from sbkit.decoding.decoder import BeamDecoder
 from sbkit.decoding.frames import LogProbs
-from sbkit.inference.runtime.model import ModelThread
+from sbkit.runtime.model import ModelThread
 from sbkit.serve.app import TRANSCRIPTIONS
 from tests.decoding.spoken import train_models
-from tests.inference.tones import APART, LOWEST, RATE, STEP, ToneModel, speak, tone_bundle
-from tests.inference.tones import silence as pause
+from tests.runtime.tones import APART, LOWEST, RATE, STEP, ToneModel, speak, tone_bundle
+from tests.runtime.tones import silence as pause
 from tests.serve.server import Served, ToneSpeaker, served, silence, wait_for, wav
 
 README = Path(__file__).parents[2] / "sbkit/serve/README.md"
@@ -106,7 +106,7 @@ def test_the_readme(here: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     Path("talk.mp3").write_bytes(here.say(TEXT))
     taken: list[argparse.Namespace] = []
     monkeypatch.setattr(
-        "sbkit.serve.command.serve", lambda names, folders, options: taken.append(options)
+        "sbkit.commands.serve.serve", lambda names, folders, options: taken.append(options)
     )
     text = README.read_text("utf-8").replace("http://127.0.0.1:8000", here.url)
     (shell,), scripts = (
@@ -200,7 +200,7 @@ def test_the_prompt_is_what_is_expected_where_there_are_language_models(
 ) -> None:
     """Whatever the prompts, the processes that decode are as many as the cores."""
     monkeypatch.setattr("sbkit.decoding.ctc_decoder.MANY_FRAMES", 0)
-    monkeypatch.setattr("sbkit.inference.bundle.bundle.usable_cores", lambda: 2)
+    monkeypatch.setattr("sbkit.bundle.bundle.usable_cores", lambda: 2)
     bundle, tokenizer, _ = tone_bundle(tmp_path)
     train_models(tmp_path / "lm.safetensors", tokenizer, [TEXT], tokens=0)
     decoder = BeamDecoder(

@@ -24,17 +24,17 @@ from torch._dynamo.utils import counters
 
 from sbkit.audio.io import Samples
 from sbkit.base.errors import INTERRUPTED, SbkitError
-from sbkit.cli import run
-from sbkit.inference.bundle.bundle import WEIGHTS, ReadBundle, read_bundle
-from sbkit.inference.bundle.export import export_run
-from sbkit.inference.runtime.compiled import Compilation
-from sbkit.inference.runtime.model import ModelThread
-from sbkit.inference.runtime.torch_model import load_torch
-from sbkit.inference.transcribe.transcriber import Transcriber
+from sbkit.bundle.bundle import WEIGHTS, ReadBundle, read_bundle
+from sbkit.commands.cli import run
+from sbkit.export.export import export_run
+from sbkit.runtime.model import ModelThread
+from sbkit.runtime.shapes import Compilation
+from sbkit.runtime.torch_model import load_torch
+from sbkit.runtime.transcriber import Transcriber
 from sbkit.serve.app import TRANSCRIPTIONS
 from tests import processes
-from tests.inference.bundles import make_bundle, make_live_run
-from tests.inference.tones import tone_bundle
+from tests.runtime.bundles import make_bundle, make_live_run
+from tests.runtime.tones import tone_bundle
 from tests.serve.server import ToneSpeaker, served, wait_for, wav
 
 RATE = 16_000
@@ -206,7 +206,7 @@ def test_a_model_that_runs_elsewhere_than_asked_ends_the_start(
     bundle.model.close()
     task = replace(bundle.task, load=lambda *_, **__: ToneSpeaker(tokenizer))
     read = ReadBundle(replace(bundle, task=task), b"")
-    monkeypatch.setattr("sbkit.serve.command.read_bundle", lambda *_, **__: read)
+    monkeypatch.setattr("sbkit.commands.serve.read_bundle", lambda *_, **__: read)
     for options, came in (
         (["--device", "cuda:0"], "cuda:0 was asked for and it runs with cpu"),
         (["--runtime", "onnx", "--precision", "int8"], "int8 was asked for and it runs with fp32"),

@@ -11,8 +11,8 @@ from selenium.webdriver.common.keys import Keys
 
 from sbkit.audio.resample import resample_by_numpy
 from tests.browser import open_browser, require_quiet, visit
-from tests.inference.tones import silence, speak, tone_bundle
 from tests.logs.test_report_in_browser import find, wait
+from tests.runtime.tones import silence, speak, tone_bundle
 from tests.serve.server import Made, Served, ToneSpeaker, served
 from tests.serve.test_realtime import live_bundle
 

@@ -23,16 +23,16 @@ from websockets.sync.client import connect
 from sbkit.audio.io import Samples
 from sbkit.audio.resample import resample_by_numpy
 from sbkit.decoding.decoder import BeamDecoder
-from sbkit.inference.runtime.model import ModelThread
-from sbkit.inference.vad import SpeechRules, VoiceDetector
 from sbkit.live.recognizer import LiveRecognizer
 from sbkit.live.session import Final, Session
+from sbkit.runtime.model import ModelThread
+from sbkit.runtime.voice_detector import SpeechRules, VoiceDetector
 from sbkit.serve.limits import STOPPING
 from sbkit.serve.realtime import Item
 from sbkit.serve.streams import StreamBatcher
 from tests.decoding.spoken import train_models
-from tests.inference.tones import RATE, silence, speak, tone_bundle
 from tests.live.live_tones import LiveToneModel
+from tests.runtime.tones import RATE, silence, speak, tone_bundle
 from tests.serve.server import Made, Served, served, wait_for
 from tests.serve.test_clients import Unsure
 

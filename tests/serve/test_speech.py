@@ -13,8 +13,8 @@ import openai
 import pytest
 import soundfile
 
-from recipes.synthesis.synthesizer import Speech
 from sbkit.audio.io import read_audio
+from sbkit.runtime.synthesizer import Speech
 from sbkit.serve.encoder import Encoder
 from sbkit.serve.errors import ApiError
 from sbkit.serve.metrics import Metrics
@@ -22,7 +22,7 @@ from sbkit.serve.models import Model, Models
 from sbkit.serve.speech import SpeechFields
 from sbkit.serve.voice import Voice
 from sbkit.serve.workers import Workers
-from tests.inference.tones import LETTER, RATE, STEP, tone_bundle
+from tests.runtime.tones import LETTER, RATE, STEP, tone_bundle
 from tests.serve.server import Served, ToneSpeaker, served, wait_for
 
 TEXT = "the quick brown fox"

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import soundfile
 
-from tests.inference.tones import RATE, silence, speak
 from tests.runs import ROOT
+from tests.runtime.tones import RATE, silence, speak
 from tests.serve.server import ToneSpeaker, served
 from tests.serve.test_realtime import live_bundle
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from sbkit.inference.vad import SpeechRules, VoiceDetector
+from sbkit.runtime.voice_detector import SpeechRules, VoiceDetector
 from sbkit.serve.turns import Part, SpeechTurns
-from tests.inference.told_frames import ToldFrames, is_speech, tell
+from tests.runtime.told_frames import ToldFrames, is_speech, tell
 
 RATE = 16_000
 

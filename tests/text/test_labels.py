@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from sbkit.base.errors import SbkitError
-from sbkit.text.labels import ensure_labels
+from sbkit.text.vocabulary import ensure_labels
 
 
 @pytest.mark.parametrize(("names", "words"), [(["en"] * 3, "is en"), ([], "is missing")])

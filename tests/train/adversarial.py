@@ -19,7 +19,7 @@ from recipes.corpora import corpus_of
 from recipes.prepare import RANGES, prepare_transcripts
 from sbkit.data.batches.batch import Batch, collate_audio
 from sbkit.data.batches.loaders import Loaders, make_loaders
-from sbkit.data.corpora.splits import Splits
+from sbkit.data.storage.splits import Splits
 from sbkit.distributed.device import Placement
 from sbkit.models.loss import Loss
 from sbkit.tasks.task import Task

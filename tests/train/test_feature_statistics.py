@@ -12,7 +12,7 @@ from sbkit.audio.augment import SpeedGroup
 from sbkit.audio.fbank import Fbank
 from sbkit.base.errors import SbkitError
 from sbkit.data.batches.batch import Batch
-from sbkit.models.normalize import GlobalNorm
+from sbkit.models.layers import GlobalNorm
 from sbkit.train.feature_statistics import measure_features
 
 CPU = torch.device("cpu")

@@ -15,10 +15,10 @@ from torch.autograd.graph import saved_tensors_hooks
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.models.frontend import ConvFrontEnd
-from sbkit.models.normalize import GlobalNorm
+from sbkit.models.layers import GlobalNorm
 from sbkit.models.transformer import Transformer
 from sbkit.train.ddp import share_batch_norms
-from sbkit.train.freezing import Freezing
+from sbkit.train.optimizers import Freezing
 from tests import processes
 from tests.models.pretrained.folders import make_parts, tiny_config
 from tests.runs import Workplace

@@ -12,12 +12,12 @@ from torch import nn
 
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.checkpointer import Checkpointer
-from sbkit.checkpoint.integrity import write_checksums
-from sbkit.models.normalize import GlobalNorm
+from sbkit.checkpoint.folder import write_checksums
+from sbkit.models.layers import GlobalNorm
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 from sbkit.tasks.utterance_classification import UTTERANCE_CLASSIFICATION
-from sbkit.text.labels import ensure_labels
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
+from sbkit.text.vocabulary import ensure_labels
 from sbkit.train.initialize import initialize_from
 
 ORDER = ("CNN", "ctc_lin")

@@ -7,11 +7,11 @@ import torch
 from safetensors.torch import load_file
 
 from sbkit.audio.io import read_audio
-from sbkit.cli import run as sbkit
+from sbkit.commands.cli import run as sbkit
 from sbkit.config.hparams import load_hparams
-from sbkit.inference.runtime.torch_model import load_bundle
 from sbkit.models.asr import AsrModel
 from sbkit.models.encoder import encoder_parts
+from sbkit.runtime.torch_model import load_bundle
 from sbkit.train.initialize import read_named_weights
 from sbkit.train.run import Run
 from tests.models.pretrained.folders import make_folder

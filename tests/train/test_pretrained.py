@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file
 
 from sbkit.base.errors import SbkitError
-from sbkit.cli import run as sbkit
+from sbkit.commands.cli import run as sbkit
 from sbkit.config.hparams import read_knobs, save_resolved
-from sbkit.inference.runtime.torch_model import load_bundle
 from sbkit.logs.log import read_log
 from sbkit.models.pretrained.config import FAMILIES, read_encoder_config
+from sbkit.runtime.torch_model import load_bundle
 from sbkit.train.run import Run
 from tests.models.pretrained.folders import FRAMES, make_folder
 from tests.runs import (

@@ -25,8 +25,8 @@ from sbkit.audio.io import Samples
 from sbkit.base.units import SAMPLE_RATE, samples_to_seconds
 from sbkit.data.batches.plan import Example
 from sbkit.data.batches.sampler import EvalSampler, TrainSampler
-from sbkit.data.corpora.manifest import RESERVED_COLUMNS
 from sbkit.data.storage.audio_store import read_rows
+from sbkit.data.storage.manifest import RESERVED_COLUMNS
 from sbkit.text.tokenizer import SPACE, Tokenizer
 
 LEAVE = signal.SIGUSR2  # what a worker still answers to

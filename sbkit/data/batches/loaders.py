@@ -15,8 +15,8 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.units import seconds_to_samples
 from sbkit.data.batches.batch import make_loader
 from sbkit.data.batches.sampler import EvalSampler, TrainSampler
-from sbkit.data.corpora.columns import sample_counts, shard_numbers
-from sbkit.data.corpora.splits import Splits
+from sbkit.data.storage.columns import sample_counts, shard_numbers
+from sbkit.data.storage.splits import Splits
 from sbkit.distributed.device import Placement
 from sbkit.distributed.ranks import rank, world_size
 

@@ -12,14 +12,6 @@ import pyarrow.compute as pc
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import read_text
-from sbkit.data.corpora.clips import Clip, Clips
-from sbkit.data.corpora.manifest import (
-    BadRow,
-    Manifest,
-    collect,
-    join_manifests,
-    open_names,
-)
 from sbkit.data.corpora.saved_dataset import embedded_folder, is_saved_dataset, read_saved_dataset
 from sbkit.data.corpora.tables import (
     PATH_COLUMNS,
@@ -28,6 +20,8 @@ from sbkit.data.corpora.tables import (
     find_text_column,
     read_table,
 )
+from sbkit.data.storage.clips import Clip, Clips
+from sbkit.data.storage.manifest import BadRow, Manifest, collect, join_manifests, open_names
 
 COLUMNS = {"utt2spk": "speaker", "utt2lang": "language", "utt2gender": "gender"}  # Kaldi's
 ID_COLUMNS = ("id", "utt_id", "utterance_id", "key")

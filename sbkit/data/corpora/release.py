@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from sbkit.base.errors import SbkitError
-from sbkit.data.corpora.manifest import Manifest, join_manifests
 from sbkit.data.corpora.own_manifest import Located, read_rows
 from sbkit.data.corpora.tables import read_table
-from sbkit.data.storage.archive import unpacked
+from sbkit.data.storage.audio_cache import unpacked
+from sbkit.data.storage.manifest import Manifest, join_manifests
 from sbkit.text.languages import check_language
 
 DEFAULT_SUFFIX = ".mp3"  # the first releases named clips without their extension

@@ -16,7 +16,7 @@ from pyarrow import csv as arrow_csv
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.text import listed
-from sbkit.data.corpora.manifest import BadRow
+from sbkit.data.storage.manifest import BadRow
 
 PATH_COLUMNS = (
     *("path", "audio", "audio_filepath", "audio_path", "wav", "file", "filename"),

@@ -15,11 +15,11 @@ import pyarrow as pa
 from datasets.table import InMemoryTable
 
 from sbkit.base.errors import SbkitError
-from sbkit.data.corpora.clips import Clips
-from sbkit.data.corpora.manifest import Manifest, free_name
-from sbkit.data.corpora.splits import Excluded
 from sbkit.data.storage.audio_cache import StoredAudio, prepare_audio
 from sbkit.data.storage.audio_store import AUDIO
+from sbkit.data.storage.clips import Clips
+from sbkit.data.storage.manifest import Manifest, free_name
+from sbkit.data.storage.splits import Excluded
 
 MAX_LOST = 0.05  # share of a split's rows that may be unusable before the run is refused
 UNREADABLE, EMPTY = "unreadable audio", "empty transcript"

@@ -27,8 +27,7 @@ from datasets import Audio, Features
 
 from sbkit.audio.io import AudioError
 from sbkit.base.files import naming, try_lock
-from sbkit.data.storage.audio_store import AUDIO, PLACE
-from sbkit.data.storage.decode import decode_clips
+from sbkit.data.storage.audio_store import AUDIO, PLACE, decode_clips
 from sbkit.data.storage.filesystem import Storage
 from sbkit.logs.log import log
 

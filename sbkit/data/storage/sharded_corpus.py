@@ -17,12 +17,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sbkit.base.errors import SbkitError
-from sbkit.data.corpora.clips import Clips
-from sbkit.data.corpora.manifest import BadRow, Manifest
-from sbkit.data.corpora.splits import resolve_splits
 from sbkit.data.storage.audio_store import AUDIO
+from sbkit.data.storage.clips import Clips
 from sbkit.data.storage.filesystem import Storage
+from sbkit.data.storage.manifest import BadRow, Manifest
 from sbkit.data.storage.shard import ShardFacts, read_table, to_stored
+from sbkit.data.storage.splits import resolve_splits
 
 INDEX = "sbkit-shards.json"
 FORMAT = 2

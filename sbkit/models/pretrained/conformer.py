@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import glu, linear, pad
 
 from sbkit.audio.lengths import count_windows, length_mask
-from sbkit.models.dropout import Dropout
-from sbkit.models.frame_conv import FrameConv
+from sbkit.models.layers import Dropout, FrameConv
 from sbkit.models.pretrained.blocks import (
     ACTIVATIONS,
     Attention,

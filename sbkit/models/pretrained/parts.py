@@ -18,11 +18,10 @@ from torch.utils.checkpoint import checkpoint
 from sbkit.audio.draws import draw_for_step
 from sbkit.audio.lengths import length_mask
 from sbkit.config.ranges import AT_LEAST_ONE, SHARE, Range, require_in_range
-from sbkit.models.pretrained.blocks import Config
+from sbkit.models.pretrained.blocks import Config, hide
 from sbkit.models.pretrained.conformer import FastConformer, StackedFrames, StridedConvs, W2vBert
 from sbkit.models.pretrained.features import NormalizedAudio, ParakeetFeatures, W2vBertFeatures
 from sbkit.models.pretrained.lora import add_adapters
-from sbkit.models.pretrained.masks import hide
 from sbkit.models.pretrained.wav2vec2 import ConvEncoder, Wav2Vec2
 
 WEIGHTED = "weighted"  # in the place of a number of layers

@@ -18,8 +18,7 @@ from torch.nn.functional import pad
 from torch.nn.utils.parametrizations import weight_norm
 
 from sbkit.audio.lengths import count_windows, length_mask
-from sbkit.models.dropout import Dropout
-from sbkit.models.frame_conv import FrameConv, StridedConv
+from sbkit.models.layers import Dropout, FrameConv, StridedConv
 from sbkit.models.pretrained.blocks import (
     ACTIVATIONS,
     Attention,

@@ -9,7 +9,7 @@ import pytest
 from recipes.corpora import corpus_of
 from sbkit.base.errors import SbkitError
 from sbkit.data.corpora.corpus import read_listed
-from sbkit.data.storage.archive import unpacked
+from sbkit.data.storage.audio_cache import unpacked
 from sbkit.data.storage.cache import list_entries
 from tests.recipes.test_common_voice import make_release, prepare
 

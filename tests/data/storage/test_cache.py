@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sbkit import cli
+from sbkit.commands import cli
 from sbkit.data.storage.audio_cache import default_cache
 from sbkit.data.storage.cache import list_entries
 from tests.data.storage.test_prepare import make_clips, prepare

@@ -18,11 +18,12 @@ from sbkit.audio.io import read_audio
 from sbkit.base.errors import SbkitError
 from sbkit.data.batches.batch import UtteranceDataset
 from sbkit.data.batches.plan import Example
-from sbkit.data.corpora.clips import Clip
-from sbkit.data.corpora.columns import sample_counts, take_columns
-from sbkit.data.corpora.manifest import BadRow, Manifest
-from sbkit.data.storage import audio_cache, decode
+from sbkit.data.storage import audio_cache
+from sbkit.data.storage import audio_store as decode
 from sbkit.data.storage.audio_store import read_rows, require_store
+from sbkit.data.storage.clips import Clip
+from sbkit.data.storage.columns import sample_counts, take_columns
+from sbkit.data.storage.manifest import BadRow, Manifest
 from sbkit.data.storage.prepare import PreparedSplit, prepare_split
 from tests.processes import Process
 from tests.shortage import largest_file
@@ -257,8 +258,8 @@ PREPARE = """
 import sys, time
 from pathlib import Path
 from sbkit.data.storage import audio_cache, decode
-from sbkit.data.corpora.clips import Clip
-from sbkit.data.corpora.manifest import Manifest
+from sbkit.data.storage.clips import Clip
+from sbkit.data.storage.manifest import Manifest
 from sbkit.data.storage.prepare import prepare_split
 
 folder, count, delay = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])

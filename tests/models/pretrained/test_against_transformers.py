@@ -19,8 +19,8 @@ from transformers import (
 )
 
 from sbkit.models.pretrained.config import FAMILIES, read_encoder_config
+from sbkit.models.pretrained.folder import load_weights
 from sbkit.models.pretrained.parts import PretrainedEncoder, PretrainedFeatures, PretrainedFrontEnd
-from sbkit.models.pretrained.weights import load_weights
 from tests.models.pretrained.folders import (
     CONFIGS,
     PREPROCESSORS,

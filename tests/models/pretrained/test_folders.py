@@ -11,11 +11,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from sbkit.base.errors import SbkitError
-from sbkit.models.pretrained import weights
+from sbkit.models.pretrained import folder as weights
 from sbkit.models.pretrained.config import read_encoder_config
+from sbkit.models.pretrained.folder import check_weights, load_weights
 from sbkit.models.pretrained.parts import FAMILIES as PARTS
 from sbkit.models.pretrained.parts import PretrainedEncoder, PretrainedFeatures, PretrainedFrontEnd
-from sbkit.models.pretrained.weights import check_weights, load_weights
 from tests.models.pretrained.folders import make_folder, make_parts
 
 Change = Callable[[Path], object]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sbkit.models.pretrained.masks import draw_spans, hide
+from sbkit.models.pretrained.blocks import draw_spans, hide
 
 
 def test_spans_lie_within_a_clip_at_any_place_and_make_up_their_share() -> None:

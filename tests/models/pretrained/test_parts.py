@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from sbkit.base.errors import SbkitError
-from sbkit.inference.formats.onnx_format import make_onnx
-from sbkit.inference.formats.traced import trace
+from sbkit.export.onnx_format import make_onnx
+from sbkit.export.traced import trace
 from sbkit.models.pretrained.parts import PretrainedEncoder, PretrainedFeatures
 from tests.models.pretrained.folders import make_parts, tiny_config
 

@@ -1,0 +1,148 @@
+"""The classes and activations that a bundle may name, by exact name.
+
+A name may mislead: `speechbrain.core.os.system` is `posix.system`. So a bundle names everything as
+the module does that defines it, and nothing is imported before its name was found on this list.
+
+Nothing is listed by prefix. Each entry was read: building and calling it only computes on tensors;
+none opens a file, a connection or a pickle, and none looks up, by a name that it is given, anything
+but an entry of a table.
+"""
+
+import inspect
+from importlib import import_module
+from itertools import accumulate
+from typing import Any
+
+from torch import nn
+
+from sbkit.base.errors import SbkitError
+from sbkit.base.process import is_recipe
+
+# Left out on purpose: what takes any callable (ParameterDict), what has no size of its own (Lazy*),
+# and what talks to other processes.
+MODULES = {
+    "torch.nn.modules.activation": "CELU ELU GELU GLU Hardshrink Hardsigmoid Hardswish Hardtanh "
+    "LeakyReLU LogSigmoid LogSoftmax Mish MultiheadAttention PReLU RReLU ReLU ReLU6 SELU SiLU "
+    "Sigmoid Softmax Softmax2d Softmin Softplus Softshrink Softsign Tanh Tanhshrink Threshold",
+    "torch.nn.modules.batchnorm": "BatchNorm1d BatchNorm2d BatchNorm3d",
+    "torch.nn.modules.channelshuffle": "ChannelShuffle",
+    "torch.nn.modules.container": "ModuleDict ModuleList Sequential",
+    "torch.nn.modules.conv": "Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d ConvTranspose3d",
+    "torch.nn.modules.distance": "CosineSimilarity PairwiseDistance",
+    "torch.nn.modules.dropout": "AlphaDropout Dropout Dropout1d Dropout2d Dropout3d "
+    "FeatureAlphaDropout",
+    "torch.nn.modules.flatten": "Flatten Unflatten",
+    "torch.nn.modules.instancenorm": "InstanceNorm1d InstanceNorm2d InstanceNorm3d",
+    "torch.nn.modules.linear": "Bilinear Identity Linear",
+    "torch.nn.modules.normalization": "CrossMapLRN2d GroupNorm LayerNorm LocalResponseNorm RMSNorm",
+    "torch.nn.modules.padding": "CircularPad1d CircularPad2d ConstantPad1d ConstantPad2d "
+    "ReflectionPad1d ReflectionPad2d ReplicationPad1d ReplicationPad2d ZeroPad1d ZeroPad2d",
+    "torch.nn.modules.pixelshuffle": "PixelShuffle PixelUnshuffle",
+    "torch.nn.modules.pooling": "AdaptiveAvgPool1d AdaptiveAvgPool2d AdaptiveMaxPool1d "
+    "AdaptiveMaxPool2d AvgPool1d AvgPool2d LPPool1d LPPool2d MaxPool1d MaxPool2d",
+    "torch.nn.modules.rnn": "GRU GRUCell LSTM LSTMCell RNN RNNCell",
+    "torch.nn.modules.sparse": "Embedding",
+    "torch.nn.modules.transformer": "Transformer TransformerDecoder TransformerDecoderLayer "
+    "TransformerEncoder TransformerEncoderLayer",
+    "sbkit.audio.augment": "Compose SpecAugment",
+    "sbkit.audio.fbank": "Fbank",
+    "sbkit.models.attention": "CrossAttention SelfAttention",
+    "sbkit.models.layers": "Dropout",
+    "sbkit.models.layers": "FrameConv",
+    "sbkit.models.frontend": "ConvFrontEnd",
+    "sbkit.models.layers": "LinearStack",
+    "sbkit.models.layers": "GlobalNorm",
+    "sbkit.models.classifier": "AttentiveStatisticsPooling",
+    "sbkit.models.pretrained.parts": "PretrainedEncoder PretrainedFeatures PretrainedFrontEnd",
+    "sbkit.models.transformer": "ConformerBlock Convolution DecoderBlock FeedForward "
+    "Transformer TransformerBlock",
+    "speechbrain.augment.freq_domain": "RandomShift SpectrogramDrop Warping",
+    "speechbrain.lobes.features": "Fbank MFCC",
+    "speechbrain.lobes.models.CRDNN": "CNN_Block CRDNN DNN_Block",
+    "speechbrain.lobes.models.ContextNet": "ContextNet ContextNetBlock SEmodule",
+    "speechbrain.lobes.models.ECAPA_TDNN": "AttentiveStatisticsPooling BatchNorm1d Classifier "
+    "Conv1d ECAPA_TDNN Res2NetBlock SEBlock SERes2NetBlock TDNNBlock",
+    "speechbrain.lobes.models.RNNLM": "RNNLM",
+    "speechbrain.lobes.models.ResNet": "BasicBlock Classifier ResNet SEBasicBlock SEBlock",
+    "speechbrain.lobes.models.VanillaNN": "VanillaNN",
+    "speechbrain.lobes.models.Xvector": "Classifier Discriminator Xvector",
+    "speechbrain.lobes.models.convolution": "ConvBlock ConvolutionFrontEnd "
+    "ConvolutionalSpatialGatingUnit",
+    "speechbrain.lobes.models.transformer.Branchformer": "BranchformerEncoder "
+    "BranchformerEncoderLayer ConvolutionBranch",
+    "speechbrain.lobes.models.transformer.Conformer": "ConformerDecoder ConformerDecoderLayer "
+    "ConformerEncoder ConformerEncoderLayer ConvolutionModule",
+    "speechbrain.lobes.models.transformer.Transformer": "NormalizedEmbedding PositionalEncoding "
+    "TransformerDecoder TransformerDecoderLayer TransformerEncoder TransformerEncoderLayer",
+    "speechbrain.lobes.models.transformer.TransformerASR": "EncoderWrapper TransformerASR",
+    "speechbrain.lobes.models.transformer.TransformerLM": "TransformerLM",
+    "speechbrain.lobes.models.transformer.TransformerST": "TransformerST",
+    "speechbrain.nnet.CNN": "Conv1d Conv2d ConvTranspose1d DepthwiseSeparableConv1d "
+    "DepthwiseSeparableConv2d GaborConv1d SincConv",
+    "speechbrain.nnet.RNN": "AttentionalRNNDecoder GRU GRUCell LSTM LSTMCell LiGRU QuasiRNN RNN "
+    "RNNCell SLiGRU",
+    "speechbrain.nnet.activations": "GumbelSoftmax Softmax Swish",
+    "speechbrain.nnet.attention": "ContentBasedAttention KeyValueAttention LocationAwareAttention "
+    "MultiheadAttention PositionalwiseFeedForward RelPosEncXL RelPosMHAXL RoPEMHA",
+    "speechbrain.nnet.containers": "ConnectBlocks LengthsCapableSequential ModuleList Sequential",
+    "speechbrain.nnet.dropout": "Dropout2d",
+    "speechbrain.nnet.embedding": "Embedding",
+    "speechbrain.nnet.hypermixing": "HyperMixing HyperNetwork ParallelMLPs",
+    "speechbrain.nnet.linear": "Linear",
+    "speechbrain.nnet.normalization": "BatchNorm1d BatchNorm2d ExponentialMovingAverage GroupNorm "
+    "InstanceNorm1d InstanceNorm2d LayerNorm PCEN",
+    "speechbrain.nnet.pooling": "AdaptivePool AttentionPooling GaussianLowpassPooling Pooling1d "
+    "Pooling2d StatisticsPooling",
+    "speechbrain.nnet.transducer.transducer_joint": "Transducer_joint",
+    "speechbrain.processing.features": "ContextWindow DCT Deltas DynamicRangeCompression "
+    "Filterbank GlobalNorm ISTFT InputNormalization MinLevelNorm STFT",
+}
+ACTIVATIONS = {  # functions that a part may take as arguments, by `!name:`
+    "torch._C._nn": "gelu log_sigmoid softplus",
+    "torch.nn.functional": "celu elu glu hardsigmoid hardswish hardtanh leaky_relu log_softmax "
+    "mish relu relu6 selu sigmoid silu softmax softsign tanh tanhshrink",
+}
+
+ALLOWED = {  # the tags that may name each
+    f"{module}.{name}": kinds
+    for table, kinds in ((MODULES, ("!new", "!name")), (ACTIVATIONS, ("!name",)))
+    for module, names in table.items()
+    for name in names.split()
+}
+HOMES = {  # the modules of these, and the packages that they are in
+    home
+    for name in ALLOWED
+    for home in accumulate(name.split(".")[:-1], lambda above, part: f"{above}.{part}")
+}
+
+
+def canonical(name: str) -> str:
+    """Return the name that a class or function has in the module that defines it.
+
+    What no module or package of the list has stays as it is: nothing else is imported.
+    """
+    module, _, last = name.rpartition(".")
+    found = getattr(import_module(module), last, None) if module in HOMES else None
+    home, own = (getattr(found, each, None) for each in ("__module__", "__qualname__"))
+    return f"{home}.{own}" if home and own else name
+
+
+def find_allowed(tag: str, name: str, *, own: frozenset[str] = frozenset()) -> Any:
+    """Return the class or activation that a bundle names by the tag `!new` or `!name`.
+
+    This is the only way from a name in a bundle to an object. ``own`` names modules that the user
+    imported by `--import`: the torch.nn.Module classes that such a module defines are allowed, as
+    are those of the recipes beside sbkit.
+    Raises SbkitError, and imports nothing, for any other name.
+    """
+    module, _, last = name.rpartition(".")
+    if tag in ALLOWED.get(name, ()):
+        return vars(import_module(module))[last]
+    if module in own or is_recipe(module):
+        found = vars(import_module(module)).get(last)
+        if inspect.isclass(found) and issubclass(found, nn.Module) and found.__module__ == module:
+            return found
+    raise SbkitError(
+        f"A model must be built of modules on sbkit's list, but {name} is not on it. If it is a "
+        f"class of yours, or of somebody whom you trust, pass --import {module or 'MODULE'}."
+    )

@@ -1,0 +1,250 @@
+"""Everything that can be reached from some objects, each once, by its shortest path.
+
+The walk follows modules, containers, partials and attributes. What it does not reach, such as what
+a closure learns, is found by the dry run.
+
+Ownership: whatever holds parameters is inside the one ModuleList.
+
+What is outside it stays on the CPU, in no optimizer and in no checkpoint (SpeechBrain #2804).
+
+Parts of the model that no step trains.
+"""
+
+import types
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from logging import Logger
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from sbkit.base.text import listed, plural
+from sbkit.check.dry_run import dry_run, inactive
+from sbkit.check.finding import Finding
+from sbkit.check.planned_run import MissingPartError, PlannedRun
+from sbkit.config.document import Keys, dotted
+from sbkit.data.batches.sampler import TrainSampler
+from sbkit.train.optimizers import ALWAYS, KNOB
+
+NAME = "reached"
+MODULE_TABLES = ("_parameters", "_buffers", "_modules")
+LEAVES = (
+    *(str, bytes, int, float, complex, types.NoneType, types.ModuleType, type),
+    *(torch.dtype, torch.device, np.ndarray, np.generic, Logger),
+    *(Dataset, DataLoader, Sampler),  # data: a million rows, and none of them is learned
+)
+
+
+def reached(planned: PlannedRun) -> list[tuple[Keys, object]]:
+    """Return all that is reached from a run's hparams and, if there is one, from its Brain."""
+    roots = dict(planned.hparams)
+    with suppress(MissingPartError):
+        roots["brain"] = planned.brain
+    return planned.once(NAME, lambda: list(reach(roots)))
+
+
+def reach(roots: Mapping[str, object]) -> Iterator[tuple[Keys, object]]:
+    """Yield breadth first, so that the path of an object is its shortest."""
+    waiting: deque[tuple[Keys, object]] = deque(((name,), root) for name, root in roots.items())
+    seen: dict[int, object] = {}  # keeps what it has seen, or an id would come twice
+    while waiting:
+        keys, holder = waiting.popleft()
+        if id(holder) in seen:
+            continue
+        seen[id(holder)] = holder
+        yield keys, holder
+        for name, child in children(holder):
+            if not isinstance(child, LEAVES):
+                waiting.append(((*keys, name), child))
+
+
+def children(holder: object) -> Iterator[tuple[str | int, object]]:
+    """Yield what an object holds, with its name there."""
+    match holder:
+        case Tensor():
+            return
+        case nn.Module():
+            yield from (item for table in MODULE_TABLES for item in vars(holder)[table].items())
+        case Mapping():
+            yield from ((str(key), value) for key, value in list(holder.items()))
+        case list() | tuple() | set() | frozenset() | deque():
+            yield from enumerate(holder)
+        case partial():
+            yield from {"func": holder.func, "args": holder.args, **holder.keywords}.items()
+    for name, value in list(getattr(holder, "__dict__", {}).items()):
+        if not (isinstance(holder, nn.Module) and name in MODULE_TABLES):
+            yield name, value
+
+
+OWNERSHIP_CHECK = "ownership"
+
+
+def check_ownership(planned: PlannedRun) -> Iterator[Finding]:
+    """Find what the ModuleList does not own."""
+    at = dict(reached(planned))
+    for holder, parameters in _unowned(planned).items():
+        fix = f"Add `!ref <{holder[0]}>` to the list of `model`, or take it out."
+        if isinstance(at[holder], list | tuple | dict) or holder[0] not in planned.document.root:
+            fix = f"Make `{dotted(holder)}` a torch.nn.ModuleList or a part of `model`."
+        yield planned.finding(
+            OWNERSHIP_CHECK,
+            *(holder if holder[0] in planned.document.root else ("model",)),
+            declared="every parameter must be in the one ModuleList `model`",
+            effect=f"`{dotted(holder)}` holds {plural(sum(parameters), 'parameter')} outside it, "
+            "on the CPU, in no optimizer and in no checkpoint",
+            fix=fix,
+        )
+    for each, count in Counter(map(id, planned.model)).items():
+        if count > 1:
+            name = next(keys for keys, part in at.items() if id(part) == each)
+            yield planned.finding(
+                OWNERSHIP_CHECK,
+                "model",
+                declared="every part must be in the list of `model` once",
+                effect=f"`{dotted(name)}` is in it {count} times",
+                fix="Take all but one out of the list.",
+            )
+
+
+def _unowned(planned: PlannedRun) -> dict[Keys, list[int]]:
+    """Count the parameters outside the list, by the largest module around them."""
+    inside = {id(each) for each in (*planned.model.modules(), *planned.model.parameters())}
+    owned = {keys for keys, each in reached(planned) if id(each) in inside}
+    modules = {keys for keys, each in reached(planned) if isinstance(each, nn.Module)} - owned
+    unowned: dict[Keys, list[int]] = {}
+    for keys, each in reached(planned):
+        if id(each) not in inside and isinstance(each, nn.Parameter):
+            above = [keys[:depth] for depth in range(1, len(keys))]
+            parts = [each for each in above if each in owned]
+            hidden = keys[: len(parts[-1]) + 1] if parts else None  # what a part of `model` holds
+            holder = hidden or next((each for each in above if each in modules), keys)
+            unowned.setdefault(holder, []).append(each.numel())
+    return unowned
+
+
+def check_optimizers(planned: PlannedRun) -> Iterator[Finding]:
+    """Find what would not be trained, and what would not be saved."""
+    brain: Any = planned.brain
+    try:
+        brain.init_optimizers()
+    except Exception as error:  # whatever an optimizer or a recipe raises
+        yield planned.finding(
+            OWNERSHIP_CHECK,
+            "opt_class",
+            declared="optimizers must take the parameters of the model",
+            effect=f"they cannot be made ({type(error).__name__}: {error})",
+            fix="Correct `opt_class`, or the recipe's `init_optimizers`.",
+        )
+        return
+    optimizers = list((brain.optimizers_dict or {}).values())
+    grouped = [p for each in optimizers for group in each.param_groups for p in group["params"]]
+    counts = Counter(map(id, grouped))
+    trainable = [each for each in planned.model.parameters() if each.requires_grad]
+    owned = set(map(id, planned.model.parameters()))
+    for wrong, effect in (
+        ([each for each in trainable if not counts[id(each)]], "in none: never trained"),
+        ([each for each in trainable if counts[id(each)] > 1], "in more than one: stepped twice"),
+        ([each for each in grouped if id(each) not in owned], "in one, but outside the model"),
+    ):
+        if wrong:
+            yield planned.finding(
+                OWNERSHIP_CHECK,
+                "opt_class",
+                declared="every parameter of the model must be in one group of the optimizer",
+                effect=f"{_several(planned, wrong)} would be {effect}",
+                fix="Give each parameter of `model` to one optimizer, and no others.",
+            )
+    yield from _unsaved(planned, brain.checkpointer, optimizers)
+
+
+def _unsaved(planned: PlannedRun, checkpointer: Any, optimizers: list[Any]) -> Iterator[Finding]:
+    """Find what of the model, the epochs and the optimizers the checkpointer does not save."""
+    recoverables: dict[str, Any] = getattr(checkpointer, "recoverables", {})
+    modules = [each for each in recoverables.values() if isinstance(each, nn.Module)]
+    saved = {id(each) for part in modules for each in (*part.parameters(), *part.buffers())}
+    tensors = (*planned.model.parameters(), *planned.model.buffers())
+    missing = [each for each in tensors if id(each) not in saved]
+    known = set(map(id, recoverables.values()))
+    wanted = (planned.hparams["epoch_counter"], *optimizers)
+    lost = [type(each).__name__ for each in wanted if id(each) not in known]
+    if missing or lost:
+        what = [*([_several(planned, missing)] if missing else []), *dict.fromkeys(lost)]
+        yield planned.finding(
+            OWNERSHIP_CHECK,
+            *("checkpointer", "recoverables"),
+            declared="the checkpointer must save the whole model, the epochs and the optimizers",
+            effect=f"{listed(what)} would be in no checkpoint: it saves "
+            f"{', '.join(f'`{name}`' for name in recoverables) or 'nothing'}",
+            fix="Write `model: !ref <model>` and `epochs: !ref <epoch_counter>` there; add an "
+            "optimizer in `init_optimizers`: `self.checkpointer.add_recoverable(NAME, OPTIMIZER)`.",
+        )
+
+
+def _several(planned: PlannedRun, tensors: Sequence[Tensor]) -> str:
+    paths = (keys for keys, each in reached(planned) if each is tensors[0])
+    first = next((f"`{dotted(keys)}`" for keys in paths), "a parameter outside the YAML")
+    return listed([first, *tensors[1:]], most=1)
+
+
+UNUSED_CHECK = "unused"
+
+
+def check_unused(planned: PlannedRun) -> Iterator[Finding]:
+    """Find what of the model small steps leave without a gradient.
+
+    A knob may turn a part off (`ctc_weight: 1.0` runs no decoder): the Brain declares
+    it in `inactive`.
+    """
+    seen = dry_run(planned)
+    if seen.broken is not None:
+        return
+    used = seen.trained | inactive(planned.brain)
+    dead = {id(p) for p in planned.model.parameters() if p.requires_grad and id(p) not in used}
+    groups: dict[tuple[str | int, bool], list[Keys]] = {}
+    for keys, part in _topmost(planned, dead):
+        inside = part.modules() if isinstance(part, nn.Module) else ()
+        ran = not inside or any(id(each) in seen.ran for each in inside)
+        groups.setdefault((keys[0], ran), []).append(keys)
+    for (_, ran), found in groups.items():
+        yield planned.finding(
+            UNUSED_CHECK,
+            *found[0],
+            declared=f"{', '.join(f'`{dotted(keys)}`' for keys in found)} must be trained",
+            effect=f"{'does not reach the loss' if ran else 'is never run'}, so that it gets no "
+            "gradient and stays as it was made",
+            fix="Use it in the recipe, or take it out of the YAML. What a knob turns off belongs "
+            "into `inactive` of the Brain.",
+        )
+
+
+def check_freezing(planned: PlannedRun) -> Iterator[Finding]:
+    """Find what `freeze` frees after the last step only: more steps than a small corpus has."""
+    declared, sampler = planned.knobs.get(KNOB), planned.loaders.train.batch_sampler
+    if not (isinstance(declared, Mapping) and isinstance(sampler, TrainSampler)):
+        return
+    steps = len(sampler.steps()) * planned.knobs["number_of_epochs"]
+    late = [path for path, end in declared.items() if end != ALWAYS and end >= steps]
+    if late:
+        yield planned.finding(
+            UNUSED_CHECK,
+            KNOB,
+            declared=f"`freeze` of {', '.join(late)} must end within the run",
+            effect=f"the run has about {steps:,} steps, so that nothing of it ever learns",
+            fix=f"Lower its steps, or write `{ALWAYS}`.",
+            stops=False,
+        )
+
+
+def _topmost(planned: PlannedRun, dead: set[int]) -> Iterator[tuple[Keys, object]]:
+    """Yield the largest modules all of whose parameters are dead, then the parameters left."""
+    left = set(dead)
+    for keys, each in reached(planned):
+        inside = {id(p) for p in each.parameters()} if isinstance(each, nn.Module) else {id(each)}
+        if inside and inside <= left:
+            left -= inside
+            yield keys, each

@@ -1,0 +1,207 @@
+"""Which run a folder belongs to: the YAML as it takes effect, and the hashes of data and labels.
+
+`declaration.json` is written before anything is trained. A run that goes on is compared with it,
+but for a short list of knobs that may change.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml.comments import CommentedMap, CommentedSeq
+
+from sbkit.base.errors import SbkitError
+from sbkit.base.files import reading, to_json, write_text_atomically
+from sbkit.base.text import listed, plural
+from sbkit.checkpoint.folder import checksum, newest_described
+from sbkit.config.document import Keys, dotted, tag_of
+from sbkit.config.hparams import resolve
+from sbkit.distributed.ranks import gather_over_ranks
+
+FILE = "declaration.json"
+CHECKPOINTS, RESOLVED = "checkpoints", "hyperparams.yaml"  # of a run folder
+# What may change when a run is resumed: nothing that decides what it learns from, or what its
+# weights mean.
+MAY_CHANGE = frozenset(
+    {
+        # where and how fast it is computed
+        *("output_folder", "device", "precision", "eval_precision", "num_workers", "audio_store"),
+        *("grad_accumulation_factor", "eval_batch_seconds", "find_unused_parameters"),
+        *("compile", "gradient_checkpointing"),
+        # how long it goes on
+        *("number_of_epochs", "optimizer_step_limit", "early_stopping"),
+        # how what was learned is decoded
+        *("decoder", "beam_size", "word_lm_order", "token_lm_order", "lm_text"),
+        *("attention_decoding", "decoder_type"),
+        # what is watched, logged, saved and averaged
+        *("check", "log_every", "profile", "report_by", "stall_seconds", "nonfinite_patience"),
+        *("ckpt_interval_minutes", "ckpt_interval_steps", "average_checkpoints"),
+        *("noprogressbar", "debug", "debug_batches", "debug_epochs"),
+        # the size of the steps to come: what one lowers when a run diverges; the change is said
+        *("lr", "weight_decay", "max_grad_norm"),
+    }
+)
+ARGUMENTS = "opt_class."  # of an optimizer, which resumes with the moments that were saved
+PLACES = frozenset({"data_folder", "corpus", "manifest"})  # the hashes of the data tell
+SHOWN = 8  # differences in one sentence
+DIGITS = 12  # of a hash of data
+WIDEST = 60  # characters of a value
+
+Change = tuple[str, Any, Any]  # a name, what it was, what it is
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """A run's YAML as it takes effect, and what it is given.
+
+    values: the YAML's, by their dotted path, every reference resolved; data: a hash by split;
+    labels: the hash of their file. What is not known yet is None and is not compared.
+    """
+
+    values: Mapping[str, Any]
+    data: Mapping[str, str] | None = None
+    labels: str | None = None
+    source: tuple[Path, Mapping[str, object]] | None = None
+
+    @staticmethod
+    def of(
+        yaml_file: Path,
+        overrides: Mapping[str, object],
+        *,
+        data: Mapping[str, str] | None = None,
+        label_file: Path | None = None,
+    ) -> "Declaration":
+        """Describe a run from its YAML and command line, as far as its parts are there."""
+        return Declaration(
+            values=_values(yaml_file, overrides),
+            data={split: value[:DIGITS] for split, value in (data or {}).items()} or None,
+            labels=None if label_file is None else checksum(label_file),
+            source=(yaml_file, overrides),
+        )
+
+    def write(self, folder: Path) -> None:
+        """Write `declaration.json`; what may change is then compared with these values."""
+        record = {"values": self.values, "data": self.data, "labels": self.labels}
+        write_text_atomically(folder / FILE, to_json(record, indent=1) + "\n")
+
+    def check_continues(self, folder: Path) -> str | None:
+        """Return what has changed of what may, where a run goes on; nothing is written.
+
+        A folder without a checkpoint holds nothing to go on from, and is not compared.
+        Raises SbkitError for another run.
+        """
+        if newest_described(folder / CHECKPOINTS) is None:
+            return None
+        before = read_declaration(folder)
+        differences = [*map(_changed, self.differences(before))]
+        if differences:
+            count = plural(len(differences), "thing differs", "things differ")
+            raise SbkitError(
+                f"The run in {folder} must go on as it was declared when it began, but {count} "
+                f"({listed(differences, most=SHOWN, by='; ')}). Give the values "
+                "that it began with, or choose another --output_folder for a new run."
+            )
+        may = MAY_CHANGE - {"output_folder"}
+        changes = [each for each in _compare(before.values, self.values) if each[0] in may]
+        lines = ["Resuming with changed values:", *map(_changed, changes)]
+        if any(name == "number_of_epochs" for name, *_ in changes):
+            lines.append("the learning rate follows the schedule over the new number of epochs")
+        return "\n  ".join(lines) if changes else None
+
+    def check_same_on_ranks(self) -> None:
+        """Raise SbkitError, on all ranks, where one has another YAML or other data than rank 0."""
+        first, *others = gather_over_ranks(self)
+        for number, other in enumerate(others, start=1):
+            for name, before, now in other.differences(first):
+                raise SbkitError(
+                    "All processes must train the same model on the same data, but "
+                    f"{name}: {_short(before)} on rank 0, {_short(now)} on rank {number}. "
+                    "Give every node the same files, and every process the same command."
+                )
+
+    def differences(self, before: "Declaration") -> Iterator[Change]:
+        """Yield all that differs and may not."""
+        allowed = set(MAY_CHANGE)
+        if before.data and self.data:
+            allowed |= PLACES
+            for split, was, now in _compare(before.data, self.data):
+                yield f"the data of `{split}`", was, now
+        if None not in (before.labels, self.labels) and before.labels != self.labels:
+            yield "the file of labels", before.labels, self.labels
+        for each in _compare(before.values, self._with(before, allowed)):
+            if each[0].split(".")[0] not in allowed and ARGUMENTS not in each[0]:
+                yield each
+
+    def _with(self, before: "Declaration", allowed: set[str]) -> Mapping[str, Any]:
+        """Resolve the YAML with the knobs that may change as the run began with them."""
+        both = before.values.keys() & self.values.keys() & allowed - {"output_folder"}
+        was, now = before.values, self.values
+        restored = {name: was[name] for name in both if was[name] != now[name]}
+        if self.source is None or not restored:
+            return self.values
+        yaml_file, overrides = self.source
+        return _values(yaml_file, {**overrides, **restored})
+
+
+def read_declaration(folder: Path) -> Declaration:
+    """Read how the run in a folder began; raises SbkitError where that is not to be read."""
+    file = folder / FILE
+    fix = "Put it back, or choose another --output_folder for a new run."
+    with reading(file, must="be what sbkit wrote when the run began", fix=fix):
+        record = json.loads(file.read_text(encoding="utf-8"))
+        return Declaration(**{name: record[name] for name in ("values", "data", "labels")})
+
+
+def _values(yaml_file: Path, overrides: Mapping[str, object]) -> dict[str, Any]:
+    """Flatten a resolved YAML, the knobs first; paths below the run folder are relative to it."""
+    resolved = resolve(yaml_file, overrides)
+    below = {key: node for key, node in resolved.tree.items() if key not in resolved.knobs}
+    values = {**resolved.knobs, **dict(_leaves(below, (), {}))}
+    if folder := values.get("output_folder"):
+        values = {key: _relative(value, folder) for key, value in values.items()}
+    plain: dict[str, Any] = json.loads(json.dumps(values, default=str))
+    return plain
+
+
+def _relative(value: Any, folder: str) -> Any:
+    if isinstance(value, str) and (value == folder or value.startswith(f"{folder}/")):
+        return "<output_folder>" + value[len(folder) :]
+    return value
+
+
+def _leaves(node: object, keys: Keys, seen: dict[int, str]) -> Iterator[tuple[str, Any]]:
+    """Yield the tags and the scalars below a node by their dotted path; an alias is only named."""
+    tag = tag_of(node)
+    if not isinstance(node, CommentedMap | CommentedSeq | dict):
+        value = getattr(node, "value", node)
+        yield dotted(keys), f"{tag} {value}" if tag else value
+    elif id(node) in seen:
+        yield dotted(keys), f"<{seen[id(node)]}>"
+    else:
+        seen[id(node)] = dotted(keys)
+        if tag:
+            yield dotted(keys), tag
+        for key, child in node.items() if isinstance(node, Mapping) else enumerate(node):
+            yield from _leaves(child, (*keys, key), seen)
+
+
+def _compare(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Change]:
+    """Yield what differs, in the order in which it is declared now; of mappings, by its key."""
+    for name in [*now, *(each for each in before if each not in now)]:
+        was, value = before.get(name, "nothing"), now.get(name, "nothing")
+        if isinstance(was, Mapping) and isinstance(value, Mapping):
+            yield from ((f"{name}.{key}", a, b) for key, a, b in _compare(was, value))
+        elif was != value:
+            yield name, was, value
+
+
+def _changed(change: Change) -> str:
+    name, before, now = change
+    return f"{name}: {_short(before)} before, {_short(now)} now"
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= WIDEST else f"{text[: WIDEST - 3]}..."

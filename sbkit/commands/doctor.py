@@ -1,0 +1,57 @@
+"""What models can run on here: versions, devices, providers, compiler; and a bundle."""
+
+import os
+import platform
+import shutil
+from pathlib import Path
+
+import soundfile
+
+from sbkit.base.errors import BAD_INPUT, SbkitError
+from sbkit.base.machine import usable_cores
+from sbkit.base.text import printable, versions
+from sbkit.runtime.onnx_model import FILES, FOLDER, available_providers
+from sbkit.runtime.runtimes import has_torch, open_model, why_no_cuda
+
+PACKAGES = ("soundfile", "onnxruntime", "onnxruntime-gpu")
+
+
+def print_report(folder: Path | None, *, own: frozenset[str] = frozenset()) -> int:
+    """Print what is here; ``folder`` is a bundle to be loaded. Return the exit code."""
+    for subject, text in describe_machine().items():
+        print(f"{subject}: {text}", flush=True)
+    code = 0
+    if folder is not None:
+        onnx = [("onnx", name) for name, file in FILES.items() if (folder / FOLDER / file).exists()]
+        torch = [("torch", "fp32")] if has_torch() or not onnx else []
+        for runtime, precision in [*torch, *onnx]:
+            try:
+                model = open_model(folder, runtime=runtime, precision=precision, own=own).model
+            except SbkitError as error:
+                code, found = BAD_INPUT, str(error)
+            else:
+                found = f"runs on {model.effective}"
+                model.close()
+            print(printable(f"{folder}, {runtime} {precision}: {found}"), flush=True)
+    return code
+
+
+def describe_machine() -> dict[str, str]:
+    """Return what is here, by subject."""
+    devices = list[str]()
+    if has_torch():
+        from sbkit.distributed.device import SUPPORTED, count_here
+
+        kinds = [kind for kind in SUPPORTED if kind != "cpu"]
+        devices = [f"{kind}:{n}" for kind in kinds for n in range(count_here(kind))]
+    causes = {runtime: why_no_cuda(runtime) for runtime in ("torch", "onnx")}
+    return {
+        "system": platform.platform(),
+        **{name: version or "not installed" for name, version in versions(PACKAGES).items()},
+        "libsndfile": soundfile.__libsndfile_version__,
+        "devices": ", ".join([f"cpu with {usable_cores()} cores", *devices]),
+        **{f"CUDA with {name}": f"no: {why}" if why else "usable" for name, why in causes.items()},
+        "onnxruntime's providers": ", ".join(available_providers()) or "none",
+        "compiler": shutil.which(os.environ.get("CXX", "g++"))
+        or "none, so that --compile cannot be used",
+    }

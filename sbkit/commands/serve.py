@@ -1,0 +1,129 @@
+"""The command `sbkit serve`: open bundles, and answer until a signal."""
+
+import argparse
+import gc
+import logging
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from dataclasses import fields
+from ipaddress import ip_address
+from pathlib import Path
+from socket import socket
+from typing import Any
+
+from sbkit.base.errors import SbkitError
+from sbkit.base.machine import share_free_memory
+from sbkit.bundle.bundle import CONFIG, read_bundle
+from sbkit.commands.transcribe import running
+from sbkit.runtime.graph_model import OPTIONS
+from sbkit.runtime.model import Effective, require_effective
+from sbkit.runtime.runtimes import AUTO, FIRST_GPU
+from sbkit.runtime.shapes import Shapes
+from sbkit.runtime.transcriber import BATCH_SECONDS, CPU_BATCH_SECONDS, open_recognizer
+from sbkit.runtime.voice_detector import VoiceDetector
+from sbkit.serve.app import Service
+from sbkit.serve.limits import Keys, Limits, State
+from sbkit.serve.metrics import LOGGER, Metrics
+from sbkit.serve.models import Model, Models
+from sbkit.serve.recognizer import Recognizer
+from sbkit.serve.server import Server, bind
+from sbkit.serve.voice import Voice
+from sbkit.serve.workers import Workers
+
+ALIASES = {
+    Recognizer: ("gpt-transcribe", "gpt-4o-transcribe", "gpt-4o-mini-transcribe", "whisper-1"),
+    Voice: ("gpt-4o-mini-tts", "tts-1", "tts-1-hd"),
+}
+
+
+def serve(names: Sequence[str], folders: Sequence[Path], options: argparse.Namespace) -> int:
+    """Serve bundles by their names until a signal ends it, and return the exit code.
+
+    Raises:
+        SbkitError: a bundle cannot be used or runs on another device, two have one name, or the
+            options do not fit.
+    """
+    if len({*names}) < len(names):
+        raise SbkitError(
+            "The folders of `sbkit serve` must have different names, by which clients choose, but "
+            f"they are {', '.join(names)}. Rename one."
+        )
+    share_free_memory()
+    given = {each.name: getattr(options, each.name) for each in fields(Limits)}
+    limits = Limits(**{name: value for name, value in given.items() if value is not None})
+    metrics, state, keys = Metrics(), State(), Keys(options.api_key_file)
+    logging.basicConfig(format="%(asctime)s %(message)s")
+    LOGGER.setLevel(logging.INFO)
+    with ExitStack() as stack:
+        listening = stack.enter_context(closing(bind(options.host, options.port)))
+        _require_keys(listening, options)
+        workers = stack.enter_context(closing(Workers(limits.max_concurrent)))
+        models = list[Model]()
+        if (detector := options.vad) is not None:
+            detector = VoiceDetector.load(
+                options.vad, device=options.device, runtime=options.runtime
+            )
+        for name, folder in zip(names, folders, strict=True):
+            opened = _open(folder, options, limits, detector, workers=workers, metrics=metrics)
+            engine = stack.enter_context(closing(opened))
+            _require_asked(engine.effective, options)
+            created, readme = int((folder / CONFIG).stat().st_mtime), folder / "README.md"
+            is_file = readme.is_file() and not readme.is_symlink()  # `/card` shows it to anybody
+            card = readme.read_text("utf-8", "replace") if is_file else ""
+            models.append(Model(name=name, engine=engine, created=created, readme=card))
+        kinds = {type(each.engine) for each in models}
+        aliases = {kind: options.alias or ALIASES[kind] for kind in ALIASES if kind in kinds}
+        service = Service(
+            models=Models(models=models, aliases=aliases),
+            limits=limits,
+            declared={name: getattr(options, name) for name in ("device", "runtime", "precision")},
+            state=state,
+            metrics=metrics,
+            origins=options.allow_origin or (),
+        )
+        gc.freeze()  # what is here stays; cycles of requests are looked for in what comes
+        gc.collect()
+        server = Server(service, keys=keys)
+        server.run(sockets=[listening])
+    return server.exit_code()
+
+
+def _require_keys(listening: socket, options: argparse.Namespace) -> None:
+    """Raise SbkitError where other machines reach an address without keys."""
+    is_local = ip_address(listening.getsockname()[0]).is_loopback
+    if not (is_local or options.no_key or options.api_key_file):
+        raise SbkitError(
+            f"`--host {options.host}` admits clients on other machines, which needs keys. Pass "
+            "--api-key-file FILE, or --no-key to admit everyone."
+        )
+
+
+def _open(
+    folder: Path,
+    options: argparse.Namespace,
+    limits: Limits,
+    detector: VoiceDetector | None,
+    **shared: Any,
+) -> Recognizer | Voice:
+    """Open a bundle as what its task makes of it."""
+    asked, task = running(options), read_bundle(folder, own=options.own).bundle.task
+    if task.load is not None:
+        return Voice(task.load(folder, **{name: asked[name] for name in OPTIONS}), **shared)
+    bundle = open_recognizer(folder, live=None, **asked)
+    usual = CPU_BATCH_SECONDS if bundle.model.effective.device == "cpu" else BATCH_SECONDS
+    most = options.max_batch_seconds or usual
+    return Recognizer(
+        bundle,
+        shapes=Shapes.of(bundle.config.sample_rate, batch_seconds=most),
+        wait=options.max_wait_ms / 1000,
+        max_seconds=limits.max_seconds,
+        detector=detector,
+        **shared,
+    )
+
+
+def _require_asked(effective: Effective, options: argparse.Namespace) -> None:
+    """Raise SbkitError where a model runs on another device, or in another precision."""
+    device = FIRST_GPU if options.device == "cuda" else options.device
+    device = effective.device if device == AUTO else device
+    require_effective(effective, device=device, precision=options.precision)

@@ -1,0 +1,147 @@
+"""A training run from its YAML to its results: the list of steps that train.py starts.
+
+`sbkit prepare`: the data of a run, decoded into the cache or written as shards.
+"""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from sbkit.base.errors import SbkitError
+from sbkit.base.files import require_writable
+from sbkit.base.machine import describe_allocator, describe_waiting
+from sbkit.check.batch_seconds import find_batch_seconds
+from sbkit.check.check import check_before_training
+from sbkit.checkpoint.folder import hold
+from sbkit.checkpoint.run_config import RESOLVED
+from sbkit.config.hparams import parse_command, save_resolved
+from sbkit.data.corpora.write_shards import ShardOptions, parse_size, write_shards
+from sbkit.data.report import measure_data, write_data_report
+from sbkit.data.storage.audio_cache import default_cache
+from sbkit.data.storage.columns import shard_numbers
+from sbkit.data.storage.filesystem import Storage
+from sbkit.distributed.device import describe_products, note_precision
+from sbkit.distributed.ranks import main_rank_first, process_group, rank
+from sbkit.evaluate.run_results import SUMMARY
+from sbkit.logs.log import log
+from sbkit.logs.text_log import TextLog
+from sbkit.train.brain import Brain
+from sbkit.train.run import Run
+
+
+def train(arguments: Sequence[str]) -> None:
+    """Train and test what ``FILE.yaml [--key=value ...]`` declares; raises SbkitError."""
+    run = Run(*parse_command(arguments))
+    run.check_ranges()
+    device = run.placement.device
+    with (
+        TextLog(run.folder, title=shlex.join(["train.py", *arguments])) as text_log,
+        process_group(device),
+    ):
+        waiting = describe_waiting(torch.get_num_threads())
+        log(f"{device}: {waiting}; {describe_allocator()}{describe_products(device)}")
+        if note := note_precision(run.placement):
+            log(note)
+        overrides = find_batch_seconds(run.yaml_file, run.overrides, recipe=run.recipe)
+        run = Run(run.yaml_file, overrides, recipe=run.recipe)  # `batch_seconds: auto` is a number
+        prepare(run)
+        was_finished = run.is_finished  # afterwards every run is
+        begin(run, text_log, was_finished=was_finished)
+        brain = run.make_brain()
+        brain.loaders = run.loaders
+        brain.fit(run.hparams["epoch_counter"], run.loaders.train, run.loaders.valid)
+        test(run, brain, was_finished=was_finished)
+
+
+def prepare(run: Run) -> None:
+    """Check the run, and make its data, labels, model and batches; raises SbkitError."""
+    with main_rank_first():
+        if rank() == 0:
+            hold(run.folder)  # before anything in it is written
+        if run.knobs.get("check", True) and rank() == 0:
+            check_before_training(run)
+        if note := run.declare().check_continues(run.folder):
+            log(note)
+        if run.label_file and not run.is_begun:
+            log(
+                f"note: {run.label_file} was there before the first checkpoint, and is used as it "
+                "is. Remove it to have it made anew of this data."
+            )
+        _ = run.labels
+    _ = run.loaders
+    declaration = run.declare()
+    declaration.check_continues(run.folder)  # with the labels, which are there now
+    declaration.check_same_on_ranks()
+    run.hparams["checkpointer"].check_same_model()
+    for line in run.load_initial_weights():
+        log(line)
+
+
+def begin(run: Run, text_log: TextLog, *, was_finished: bool) -> None:
+    """Write into the run folder what the run is, now that nothing refuses it."""
+    with main_rank_first():
+        text_log.open()
+        if rank() == 0:
+            run.declare().write(run.folder)
+            save_resolved(run.folder / RESOLVED, run.yaml_file, run.overrides)
+            if not was_finished:
+                run.set_results_aside()
+            write_data_report(run.loaders.splits, run.folder, **run.facts_of_data)
+
+
+def test(run: Run, brain: Brain, *, was_finished: bool) -> None:
+    """Test the best weights, unless nothing was trained and the results are there."""
+    log(f"run folder: {run.folder}")
+    if was_finished and (run.folder / SUMMARY).is_file():
+        log(f"All epochs were trained before; the results in {run.folder} stay as they are.")
+    else:
+        brain.evaluate(run.loaders.test)
+
+
+def prepare_data(arguments: Sequence[str], report: Path | None = None) -> None:
+    """Prepare the data of a run and describe it, with a page into ``report``.
+
+    Nothing is trained, and no run folder is made. Raises SbkitError: bad input.
+    """
+    run = Run(*parse_command(arguments))
+    run.check_ranges()
+    if report is not None:
+        require_writable(report, option="--report")
+    rate, language = run.knobs["sample_rate"], run.knobs.get("language")
+    facts = measure_data(run.splits, sample_rate=rate, language=language)
+    for name, split in facts["splits"].items():
+        log(f"{name}: {split['utterances']} utterances, {split['hours']:.2f} h")
+    for each in facts["left_out"]:
+        log(f"{each['split']}: {each['utterances']} left out, {each['reason']}")
+    if not shard_numbers(run.splits.train).any():
+        log(f"prepared audio: {default_cache()}")
+    if report is not None:
+        _, page = write_data_report(run.splits, report, sample_rate=rate, language=language)
+        log(f"report: {page}")
+
+
+def prepare_shards(arguments: Sequence[str], destination: str, shard_size: str) -> None:
+    """Write the data of a run as shards, or this process's share of them.
+
+    Raises SbkitError: bad input, or there is no room.
+    """
+    run = Run(*parse_command(arguments))
+    run.check_ranges()
+    if run.recipe.corpus is None:
+        raise SbkitError(
+            "The recipe must name its `corpus` for shards to be made of it, but does not. Add "
+            "corpus=recipes.corpora.corpus_of to the recipe."
+        )
+    corpus = run.recipe.corpus(run.knobs)
+    options = ShardOptions(
+        sample_rate=run.knobs["sample_rate"],
+        store=run.knobs.get("audio_store", "pcm"),
+        shard_bytes=parse_size(shard_size),
+        seed=run.knobs["seed"],
+    )
+    roles = corpus.splits(run.knobs)
+    sources = {name: corpus.read(run.knobs, name) for names in roles.values() for name in names}
+    if write_shards(Storage.at(destination), options, sources, roles) is not None:
+        log(f"Train with --data_folder={destination}")

@@ -1,0 +1,149 @@
+"""Write the card of a bundle, README.md: what the model is, its data, results and licence.
+
+`card.md.j2` has its text, with a head in YAML as model hubs read it. Everything comes from the task
+and from what training wrote into the run folder; what is not known there is called unknown.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from sbkit.base.text import printable
+from sbkit.checkpoint.provenance import read_json, what_differs
+from sbkit.checkpoint.run_config import RESOLVED
+from sbkit.config.hparams import read_knobs
+from sbkit.evaluate.run_results import DATA_REPORT, SUMMARY
+from sbkit.evaluate.utterances import MEASURED
+from sbkit.logs.metric import Metric
+from sbkit.logs.text_log import TEXT_LOG
+from sbkit.tasks.task import Task
+
+LICENCE_UNKNOWN = "unknown"
+SBKIT, TRANSFORMERS = "sbkit", "transformers"
+ABSOLUTE = re.compile(r"(?:(?<=[\s=,:'\"\[{])|^)/(?:[^/\s]+/)+")  # the folders of a path
+FORMATS = {  # by the name of its folder: how it is loaded
+    "onnx": "onnxruntime: `audio` (B, S) float32 between -1 and 1 and `audio_lengths` (B,) int64 "
+    "give `log_probs` (B, U, V) and `frame_lengths`; pad shorter audio to `min_samples`, which is "
+    "in the metadata.",
+    "torch": '`torch.export.load("model.pt2").module()` takes and gives the same. Load only files '
+    "that you trust.",
+    "sherpa-onnx": '`OfflineRecognizer.from_fire_red_asr_ctc(model="model.onnx", '
+    'tokens="tokens.txt")`, or `from_omnilingual_asr_ctc` of a model with a pretrained encoder, '
+    "computes the features that the model was trained with. Where `HLG.fst` "
+    "is, `OfflineRecognizerConfig` of `sherpa_onnx.offline_recognizer` takes it beside the model, "
+    'as `ctc_fst_decoder_config=OfflineCtcFstDecoderConfig(graph="HLG.fst", max_active=3000)`.',
+    "huggingface": '`transformers.pipeline("automatic-speech-recognition", model=FOLDER)`, without '
+    "sbkit.",
+    "speechbrain": "`EncoderASR.from_hparams(source=FOLDER, savedir=None)`, beside sbkit.",
+    "hub": "a copy of the bundle to upload.",
+}
+
+
+def model_card(
+    run: Path,
+    task: Task,
+    config: Mapping[str, Any],
+    formats: Sequence[str],
+    *,
+    licence: str = LICENCE_UNKNOWN,
+    library: str = SBKIT,
+) -> str:
+    """Write the card of a run's bundle; ``formats`` are those that lie beside it.
+
+    ``library``: what loads the model; TRANSFORMERS for the format of that name.
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {"printable": printable, "facts": _facts}
+    knobs = read_knobs(run / RESOLVED, {}) if (run / RESOLVED).is_file() else {}
+    summary, data = (read_json(run / name) or {} for name in (SUMMARY, DATA_REPORT))
+    differs = summary and what_differs(summary.get(MEASURED), config.get(MEASURED))
+    return environment.get_template("card.md.j2").render(
+        task=task,
+        library=library,
+        language=str(config.get("language") or "und"),
+        licence=licence,
+        sample_rate=config["sample_rate"],
+        parts=", ".join(f"`{printable(str(part['new']))}`" for part in config["parts"].values()),
+        corpus=data.get("corpus") or {},
+        base_model=_base_model(knobs),
+        encoder=_pretrained_encoder(config),
+        ema_decay=knobs.get("ema_decay"),
+        splits=data.get("splits"),
+        results=[] if differs else [*_results(task, summary)],
+        differs=differs,
+        run=_names(str(run)),
+        summary=summary,
+        command=_command(run),
+        own=[printable(name) for name in config.get("own", ())],
+        versions=config.get("versions"),
+        formats={name: {**FORMATS, **task.uses}[name] for name in formats},
+    )
+
+
+def _results(task: Task, summary: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield a row for each test set, decoder and metric; the chosen decoder's are for the head."""
+    for split, result in summary.get("test", {}).items():
+        greedy = result.get("greedy", {})
+        for decoder, figures in ((result.get("decoder", ""), result), ("greedy", greedy)):
+            for name, metric in task.metrics.items():
+                if name in figures:
+                    yield {
+                        "split": split,
+                        "decoder": decoder,
+                        "metric": name,
+                        "value": figures[name],
+                        "text": _value(figures[name], metric),
+                        "interval": _interval(figures.get(f"{name}_interval"), metric),
+                        "is_chosen": figures is result,
+                    }
+
+
+def _value(value: float, metric: Metric) -> str:
+    return f"{100 * value:.2f} %" if metric.is_fraction else metric.as_text(value)
+
+
+def _interval(found: Mapping[str, Any] | None, metric: Metric) -> str:
+    if not found or found.get("low") is None:
+        return "unknown"
+    low, high = (_value(found[name], metric).partition(" ")[0] for name in ("low", "high"))
+    return f"{low} to {high} ({found['unit_count']} {printable(str(found['unit']))}s)"
+
+
+def _facts(value: Mapping[str, object] | str | None) -> str:
+    if isinstance(value, Mapping):
+        value = ", ".join(f"{one} {two}" for one, two in value.items() if two is not None)
+    return printable(str(value or "unknown"))
+
+
+def _command(run: Path) -> str:
+    """Find the command that began the run: its log begins with date, time and command."""
+    if not (run / TEXT_LOG).is_file():
+        return "(unknown: the run folder has no log)"
+    with (run / TEXT_LOG).open(encoding="utf-8", errors="replace") as lines:
+        return _names(lines.readline().rstrip("\n").split(" ", 2)[-1])
+
+
+def _names(command: str) -> str:
+    """Leave the folders out of absolute paths: they are of one machine, and may name its user."""
+    return ABSOLUTE.sub("", command)
+
+
+def _base_model(knobs: Mapping[str, Any]) -> str | None:
+    """Name the run or bundle that a fine-tuned one began with."""
+    source = knobs.get("init_from")
+    return None if source is None else _names(str(source))
+
+
+def _pretrained_encoder(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Find name, licence and SHA-256 of the weights that the encoder began with."""
+    arguments = config["parts"].get("Transformer", {}).get("arguments", {})
+    source = (arguments.get("config") or {}).get("source")
+    return source if isinstance(source, Mapping) else None

@@ -1,0 +1,196 @@
+"""The parts of a synthesizer, in the order in which text becomes sound.
+
+Legend: B utterances, L symbols, U frames of 25 ms, M mel bins (of two hops: 2 M), D model width,
+S samples.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from sbkit.audio.lengths import length_mask
+from sbkit.base.errors import SbkitError
+from sbkit.models.layers import FrameConv, GlobalNorm
+from sbkit.models.symbol_alignment import NEVER, diagonal_priors, expand, find_durations
+from sbkit.models.vocoder import PER_CODE, ConvNeXt, Decoder, Encoder, LogMel
+
+LONGEST = 80.0  # frames of a symbol, two seconds, as far as they are predicted
+VARIANCES = 2  # pitch and energy
+
+
+class TextEncoder(nn.Module):
+    """Encode symbols: (B, L), (B, L, 1) -> (B, L, D).
+
+    kind: what the symbols are, of `sbkit.text.symbols.KINDS`.
+    """
+
+    def __init__(
+        self, *, symbols: int, kind: str, d_model: int, d_ffn: int, num_layers: int, dropout: float
+    ) -> None:
+        super().__init__()
+        self.kind = kind
+        self.embedding = nn.Embedding(symbols, d_model)
+        self.blocks = ConvNeXt(num_layers, d_model, d_ffn, dropout)
+        self.norm = nn.LayerNorm(d_model)
+
+    def forward(self, symbols: Tensor, mask: Tensor) -> Tensor:
+        """Run the blocks."""
+        states: Tensor = self.norm(self.blocks(self.embedding(symbols), mask))
+        return states
+
+
+class Aligner(nn.Module):
+    """Score which symbol each frame is of, by a distance between what is learned of both.
+
+    (B, L), (B, U, 2 M) -> (B, U, L), unnormalized. Source: arXiv 2108.10447.
+    """
+
+    def __init__(self, *, symbols: int, n_mels: int, d_align: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(symbols, d_align)
+        self.text_conv = FrameConv(d_align, 2 * d_align, 3, padding=1)
+        self.text_proj = nn.Linear(2 * d_align, d_align)
+        self.frame_conv = FrameConv(PER_CODE * n_mels, 2 * d_align, 3, padding=1)
+        self.frame_proj = nn.Linear(2 * d_align, d_align)
+        self.log_scale = nn.Parameter(-torch.tensor(float(d_align)).log())
+
+    def forward(self, symbols: Tensor, mask: Tensor, features: Tensor) -> Tensor:
+        """Compute the squared distances."""
+        keys = self.text_proj(self.text_conv(self.embedding(symbols) * mask).relu())
+        queries = self.frame_proj(self.frame_conv(features).relu())
+        squares = queries.square().sum(2, keepdim=True) + keys.square().sum(2).unsqueeze(1)
+        distances: Tensor = squares - 2 * queries @ keys.transpose(1, 2)
+        return -self.log_scale.exp() * distances
+
+
+class VarianceAdaptor(nn.Module):
+    """Predict the duration, the pitch and the energy of each symbol, and add these two.
+
+    Durations are predicted as logarithms of frames, pitch in octaves, energy in nats.
+    """
+
+    def __init__(self, *, d_model: int, num_layers: int, dropout: float) -> None:
+        super().__init__()
+        self.blocks = ConvNeXt(num_layers, d_model, d_model, dropout)
+        self.norm, self.head = nn.LayerNorm(d_model), nn.Linear(d_model, 1 + VARIANCES)
+        self.embed = FrameConv(VARIANCES, d_model, 3, padding=1)
+
+    def predict(self, states: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Predict log-durations (B, L), and pitch and energy: (B, L, D), (B, L, 1) -> (B, L, 2)."""
+        found = self.head(self.norm(self.blocks(states, mask)))
+        return found[:, :, 0], found[:, :, 1:]
+
+    def forward(self, states: Tensor, variances: Tensor, mask: Tensor) -> Tensor:
+        """Add pitch and energy to states: (B, L, D), (B, L, 2), (B, L, 1) -> (B, L, D)."""
+        added: Tensor = states + self.embed(variances * mask)
+        return added
+
+
+class MelDecoder(nn.Module):
+    """Make normalized log-mel features of the states of frames: (B, U, D) -> (B, U, 2 M)."""
+
+    def __init__(
+        self, *, n_mels: int, d_model: int, d_ffn: int, num_layers: int, dropout: float
+    ) -> None:
+        super().__init__()
+        self.normalize = GlobalNorm(n_mels=PER_CODE * n_mels)
+        self.blocks = ConvNeXt(num_layers, d_model, d_ffn, dropout)
+        self.norm, self.proj = nn.LayerNorm(d_model), nn.Linear(d_model, PER_CODE * n_mels)
+
+    def forward(self, states: Tensor, mask: Tensor) -> Tensor:
+        """Run the blocks."""
+        features: Tensor = self.proj(self.norm(self.blocks(states, mask)))
+        return features
+
+    def restore(self, features: Tensor) -> Tensor:
+        """Return features as `LogMel` computes them."""
+        return features * self.normalize.std + self.normalize.mean
+
+
+class SynthesisModel:
+    """Call the parts in their order.
+
+    Raises SbkitError where features and vocoder do not have one length of a frame.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: nn.ModuleList,
+        compute_features: LogMel,
+        aligner: Aligner,
+        text_encoder: TextEncoder,
+        adaptor: VarianceAdaptor,
+        mel_decoder: MelDecoder,
+        vocoder_encoder: Encoder,
+        vocoder_decoder: Decoder,
+    ) -> None:
+        if compute_features.hop != vocoder_decoder.hop:
+            raise SbkitError(
+                "`vocoder_decoder` must have the hop of `compute_features` "
+                f"({compute_features.hop}), but has {vocoder_decoder.hop}. Let both refer to one."
+            )
+        self.model, self.features, self.aligner = model, compute_features, aligner
+        self.text_encoder, self.adaptor, self.mel_decoder = text_encoder, adaptor, mel_decoder
+        self.vocoder_encoder, self.vocoder_decoder = vocoder_encoder, vocoder_decoder
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """Return what whoever runs the graphs needs."""
+        return {"kind": self.text_encoder.kind, "frame": self.features.frame}
+
+    def align(
+        self, symbols: Tensor, symbol_lengths: Tensor, features: Tensor, frames: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Score which symbol each frame is of, and count the frames of each on the best path.
+
+        Takes symbols (B, L), their lengths (B,), normalized features (B, U, 2 M) and their lengths
+        (B,), lengths on the CPU; returns (B, U, L) and (B, L).
+        """
+        mask = length_mask(symbol_lengths, symbols.shape[1], symbols.device).unsqueeze(2).float()
+        scores = self.aligner(symbols, mask, features).float()
+        scores = scores.masked_fill(mask.transpose(1, 2) == 0, NEVER).log_softmax(2)
+        scores = scores + diagonal_priors(scores, frames, symbol_lengths)
+        return scores, find_durations(scores, frames, symbol_lengths).to(scores.device)
+
+    def encode(self, symbols: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the states of symbols, and how many frames each has: (B, L) -> (B, L, D), (B, L).
+
+        Frames are no whole numbers.
+        """
+        mask = torch.ones_like(symbols, dtype=torch.float32).unsqueeze(2)
+        states = self.text_encoder(symbols, mask)
+        durations, variances = self.adaptor.predict(states, mask)
+        return self.adaptor(states, variances, mask), durations.exp().clamp(max=LONGEST)
+
+    def decode(self, states: Tensor, index: Tensor) -> tuple[Tensor]:
+        """Return audio between -1 and 1: (B, L, D), (B, U), the symbol of each frame -> (B, S)."""
+        mask = torch.ones_like(index, dtype=torch.float32).unsqueeze(2)
+        features = self.mel_decoder(expand(states, index), mask)
+        return (self.vocode(self.mel_decoder.restore(features), mask),)
+
+    def speak(
+        self, symbols: Tensor, count: Tensor, noise: Tensor, length_scale: Tensor, noise_w: Tensor
+    ) -> tuple[Tensor]:
+        """Return the audio of one text: (1, L), four of (1,) -> (1, S).
+
+        In one graph, with the inputs of a VITS, of which this voice needs no count and no noise.
+        """
+        states, durations = self.encode(symbols)
+        ends = (durations * length_scale).double().cumsum(1).round().long()
+        frames = ends[0, -1].clamp(min=2).item()
+        # int(frames) would be a constant of the graph, and one frame would be traced otherwise.
+        torch._check(frames > 1)  # type: ignore[no-untyped-call]
+        at = torch.arange(frames, device=ends.device)
+        index = (at.unsqueeze(1) >= ends.unsqueeze(1)).sum(2).clamp(max=symbols.shape[1] - 1)
+        return self.decode(states, index)
+
+    def vocode(self, features: Tensor, mask: Tensor) -> Tensor:
+        """Make audio of log-mel features: (B, U, 2 M), (B, U, 1) -> (B, S)."""
+        sound: Tensor = self.vocoder_decoder(self.vocoder_encoder(features * mask, mask), mask)
+        return sound
+
+    def predict(self, audio: Tensor, audio_lengths: Tensor) -> Tensor:
+        """Make the audio of its own features, in the scale of int16: (B, S), (B,) -> (B, S)."""
+        features, frames = self.features(audio / 2**15, audio_lengths)
+        mask = length_mask(frames, features.shape[1], features.device).unsqueeze(2).float()
+        return self.vocode(features, mask)[:, : audio.shape[1]]

@@ -1,0 +1,147 @@
+"""A bundle is data: what is read is what was checked, and it is taken only as it says it is."""
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import soundfile
+import torch
+
+from sbkit.audio.fbank import Fbank
+from sbkit.audio.io import Samples
+from sbkit.base.errors import SbkitError
+from sbkit.bundle import bundle as bundles
+from sbkit.bundle.bundle import Bundle
+from sbkit.bundle.config import BundleConfig
+from sbkit.commands.transcribe import classify_files
+from sbkit.decoding.confidence import Confidence, WordAligner
+from sbkit.decoding.greedy import best_tokens
+from sbkit.runtime.torch_model import load_bundle
+from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
+from sbkit.tasks.utterance_classification import UTTERANCE_CLASSIFICATION
+from sbkit.text.vocabulary import ensure_labels
+from tests.runtime.bundles import edit_config, make_bundle
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_bundle(tmp_path_factory.mktemp("bundle"))
+
+
+@pytest.fixture
+def bundle(healthy: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(healthy, tmp_path / "bundle"))
+
+
+def test_a_bundle_says_what_it_is(bundle: Path) -> None:
+    loaded, config = load_bundle(bundle), json.loads((bundle / "config.json").read_text())
+    assert loaded.task is SPEECH_RECOGNITION and config["task"] == SPEECH_RECOGNITION.name
+    features = config["parts"]["compute_features"]
+    assert features["new"] == f"{Fbank.__module__}.{Fbank.__qualname__}"
+    clip = np.zeros(8000, np.int16)
+    assert isinstance(loaded.transcribe([clip])[0], str)
+    log_probs, frames = loaded.predict([clip])
+    assert log_probs.shape == (1, int(frames), loaded.tokenizer.vocab_size)
+    with pytest.raises(SbkitError, match="Use: sbkit transcribe BUNDLE"):
+        loaded.classify([clip])
+
+
+def test_texts_are_written_as_when_the_model_was_trained(bundle: Path) -> None:
+    """By the table that the checkpoint had, whatever this sbkit has for the language."""
+    assert load_bundle(bundle).normalizer()("Café & Co") == "cafe and co"
+    older = {"letters": "abcdefghijklmnopqrstuvwxyzé", "joiners": "'", "rewrite": {"&": " et "}}
+    older |= {"spaces": True, "version": 1}
+    edit_config(bundle, lambda all_: all_.update(normalizer=older))
+    assert load_bundle(bundle).normalizer()("Café & Co") == "café et co"
+    edit_config(bundle, lambda all_: all_["normalizer"].update(letters=0))
+    with pytest.raises(SbkitError, match="what `sbkit export` writes, .* of another type"):
+        load_bundle(bundle)
+
+
+def test_words_are_as_sure_as_the_run_says(bundle: Path) -> None:
+    """A bundle gives the words and numbers that a run gives with the same log-probabilities."""
+    weights = {"bias": 2.0, "entropy": -3.0, "length": 0.1}
+    edit_config(bundle, lambda all_: all_.update(confidence={"greedy": {"weights": weights}}))
+    loaded = load_bundle(bundle)
+    clip = np.random.default_rng(0).integers(-9000, 9000, 32_000, np.int16)
+    (recognized,) = loaded.recognize([clip], times=True)
+    (heard,), tokenizer = loaded.model.encode([clip]), loaded.tokenizer
+    tokens = best_tokens(heard.log_probs, tokenizer.vocabulary.blank)
+    aligner = WordAligner(
+        tokenizer=tokenizer,
+        samples_per_frame=640,
+        sample_rate=16_000,
+        confidence=Confidence.of(weights),
+    )
+    assert recognized.words == aligner.align(heard.log_probs, tokens, samples=len(clip))
+    assert recognized.text.split() == [word.text for word in recognized.words]
+    assert all(0 < word.confidence < 1 for word in recognized.words if word.confidence)
+    assert recognized.words
+    (without,) = load_bundle(bundle).recognize([clip])
+    assert without.words == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"sample_rate": 8000}, "is made for 16000 Hz"),
+        ({"format": 2}, "its format is 2, not 3"),
+        ({"task": "os.system"}, "must be one of sbkit's, .* pass --import os"),
+        (
+            {"task": "sbkit.tasks.gone.TASK"},
+            "TASK, cannot be imported: No module named 'sbkit.tasks.gone'",
+        ),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused(
+    bundle: Path, change: dict[str, Any], says: str
+) -> None:
+    edit_config(bundle, lambda all_: all_.update(change))
+    with pytest.raises(SbkitError, match=says):
+        load_bundle(bundle)
+
+
+def test_what_is_parsed_is_what_was_hashed(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that are swapped as soon as they were read are loaded in their first form."""
+    read = bundles.read_regular
+
+    def swapping(path: Path, **more: Any) -> bytes:
+        content = read(path, **more)
+        path.write_bytes(b"other")
+        return content
+
+    monkeypatch.setattr(bundles, "read_regular", swapping)
+    load_bundle(bundle)
+
+
+class Classifier:
+    """Stands for the model of utterance classification."""
+
+    def probabilities(self, clips: Sequence[Samples]) -> npt.NDArray[np.float32]:
+        quiet = [int(np.abs(clip.astype(float)).mean() < 100) for clip in clips]
+        return (0.25 + 0.5 * np.eye(2)[quiet]).astype(np.float32)
+
+
+def test_a_classifier_names_a_label_and_its_probability(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labels = ensure_labels(tmp_path / "labels.txt", ["quiet\x1b[2J", "a loud one"])
+    task = UTTERANCE_CLASSIFICATION
+    config = BundleConfig(task=task.name, sample_rate=16_000, model=(), parts={})
+    classifier = Bundle(config, task, labels, Classifier())
+    home = "sbkit.commands.transcribe.load_bundle"
+    monkeypatch.setattr(home, lambda *_, **__: classifier)
+    soundfile.write(tmp_path / "quiet.wav", torch.zeros(16_000 * 40).numpy(), 16_000)
+    soundfile.write(tmp_path / "loud.wav", torch.full((16_000,), 0.5).numpy(), 16_000)
+    files = [tmp_path / name for name in ("quiet.wav", "gone.wav", "loud.wav")]
+    quiet, gone, loud = classify_files(tmp_path, files)
+    assert str(quiet) == "quiet\\x1b[2J\t0.7500"
+    assert isinstance(gone, SbkitError)
+    assert str(loud) == "a loud one\t0.7500"
+    with pytest.raises(SbkitError, match="is of a classifier of speech. Use: sbkit classify"):
+        classifier.transcribe([])

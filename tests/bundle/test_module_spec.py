@@ -1,0 +1,85 @@
+"""Objects become plain data and come back; nothing but modules is built from it."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ruamel.yaml import YAML
+from torch import nn
+
+from sbkit.base.errors import SbkitError
+from sbkit.base.process import import_own
+from sbkit.bundle.module_spec import build, to_plain
+
+
+class Sizes:
+    vocab_size = 7
+
+
+def plain_of(text: str) -> Any:
+    root = YAML().load(text)
+    return to_plain(root["part"], key="part", objects={id(root.get("tokenizer")): Sizes()})
+
+
+def test_a_tree_of_modules_comes_back() -> None:
+    plain = plain_of(
+        """
+tokenizer: &t !new:some.Tokenizer {file: x}
+part: !new:torch.nn.Sequential
+    - !new:torch.nn.Linear {in_features: 3, out_features: !apply:getattr [*t, vocab_size]}
+    - !new:torch.nn.ReLU
+    - !new:torch.nn.AvgPool2d
+        kernel_size: (2, 3)
+"""
+    )
+    model = build(plain)
+    assert isinstance(model, nn.Sequential)
+    assert model[0].out_features == 7
+    assert isinstance(model[1], nn.ReLU)
+    assert model[2].kernel_size == (2, 3)
+
+
+def test_a_name_stays_a_class_or_becomes_a_partial() -> None:
+    assert build(plain_of("part: !name:torch.nn.GELU")) is nn.GELU
+    made = build(plain_of("part: !name:torch.nn.LeakyReLU {negative_slope: 0.5}"))
+    assert made()(torch.tensor(-1.0)).item() == -0.5
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("part: !new:torch.nn.Linear {in_features: !apply:os.getpid []}", "!apply:os.getpid"),
+        ("part: !!python/object/apply:os.getcwd []", "python/object/apply"),
+    ],
+)
+def test_what_only_running_code_could_tell_is_refused(text: str, word: str) -> None:
+    with pytest.raises(SbkitError) as error:
+        plain_of(text)
+    assert word in str(error.value)
+
+
+def test_a_module_of_ones_own_is_built_once_the_user_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_own_layers.py").write_text(
+        "import os\nfrom torch import nn\n\nclass Layer(nn.Module):\n    pass\n\n"
+        "def leave():\n    os._exit(9)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    plain = {"new": "my_own_layers.Layer", "arguments": {}}
+    with pytest.raises(SbkitError, match="pass --import my_own_layers"):
+        build(plain)
+    assert "my_own_layers" not in sys.modules
+    own = import_own(["my_own_layers"])
+    assert type(build(plain, own=own)).__name__ == "Layer"
+    for name in ("leave", "os.system", "nn.Module"):
+        for kind in ("new", "name"):
+            with pytest.raises(SbkitError, match="list"):
+                build({kind: f"my_own_layers.{name}", "arguments": []}, own=own)
+
+
+def test_a_module_that_cannot_be_imported_is_named() -> None:
+    with pytest.raises(SbkitError, match="`no_such_module` raised ModuleNotFoundError"):
+        import_own(["no_such_module"])

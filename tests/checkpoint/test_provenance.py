@@ -1,0 +1,74 @@
+"""A figure is shown as that of what it was measured with, and of nothing else."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sbkit.base.errors import SbkitError
+from sbkit.checkpoint.provenance import describe_record, record_of_run
+from sbkit.commands.cli import run as sbkit
+from sbkit.decoding.decoder import Weights
+from sbkit.decoding.language_models import digest_of
+from sbkit.lm.storage import save
+from sbkit.text.tokenizer import Tokenizer
+from tests.runs import read_json
+from tests.runtime.bundles import make_run
+from tools import show
+
+
+def choose(run: Path, **settings: Any) -> None:
+    """Write a decoder as the end of a training does, and as `sbkit tune` does."""
+    chosen = {"kind": "beam", "beam_size": 8, "attention": None, "weights": Weights().plain()}
+    record = {**chosen, "chosen_on": ["dev"], "WER": 0.5, **settings}
+    (run / "decoder.json").write_text(json.dumps(record))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run that was tested with a beam of 8."""
+    run = make_run(tmp_path / "run")
+    tokenizer = Tokenizer(model_file=run / "tokenizer.model")
+    save({}, run / "lm.safetensors", metadata={"tokenizer": digest_of(tokenizer)})
+    choose(run)
+    summary = {"test": {"test": {"decoder": "beam", "WER": 0.2575}}}
+    summary["measured_with"] = record_of_run(run)  # type: ignore[assignment]
+    (run / "summary.json").write_text(json.dumps(summary))
+    return run
+
+
+def export(run: Path) -> str:
+    assert sbkit(["export", str(run), "--out", str(run.parent / "bundle")]) == 0
+    return (run.parent / "bundle/README.md").read_text()
+
+
+def test_a_bundle_has_the_record_of_its_run(run: Path) -> None:
+    choose(run, chosen_on=["other"])  # what was measured on the way is no setting
+    assert "| test | beam | WER | 25.75 % |" in export(run)
+    record = read_json(run / "summary.json")["measured_with"]
+    assert read_json(run.parent / "bundle/config.json")["measured_with"] == record
+    assert ", decoder beam, beam 8, word 0.6" in describe_record(record)
+
+
+def test_another_decoder_has_no_figures_until_it_is_measured(run: Path) -> None:
+    choose(run, beam_size=4)
+    card = export(run)
+    assert "not measured with this decoder. Measure the model: `sbkit score run`" in card
+    assert "25.75" not in card and "0.2575" not in card
+    for ask in (lambda: sbkit(["compare", str(run), str(run)]), lambda: show.row([str(run)])):
+        with pytest.raises(SbkitError, match=r"not measured with this decoder\. .*: sbkit score "):
+            ask()
+
+
+def test_other_weights_have_no_figures_until_they_are_measured(run: Path) -> None:
+    kept = record_of_run(run)
+    (run / "confidence.json").write_text(json.dumps({"beam": {"weights": None}}))
+    (only,) = (run / "checkpoints").glob("CKPT*")
+    only.rename(run / "elsewhere")
+    assert kept is not None
+    assert record_of_run(run) is None
+    make_run(run.parent / "other", change=lambda hparams: hparams["ctc_lin"].bias.data.add_(1))
+    (other,) = (run.parent / "other/checkpoints").glob("CKPT*")
+    other.rename(run / "checkpoints" / other.name)
+    assert "not measured with these weights and these confidences" in export(run)

@@ -1,0 +1,158 @@
+"""A run folder belongs to one declaration, compared with how the run began."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn
+
+from sbkit.base.errors import SbkitError
+from sbkit.checkpoint.checkpointer import Checkpointer
+from sbkit.checkpoint.run_config import FILE, RESOLVED, Declaration
+from sbkit.config.hparams import resolve
+
+YAML = """
+seed: 1
+output_folder: results/x
+data_folder: null
+language: en
+number_of_epochs: 4
+lr: 0.1
+hidden: 3
+compile: False
+profile: False
+CNN: !new:torch.nn.Linear
+    in_features: 2
+    out_features: !ref <hidden>
+head: !new:torch.nn.Linear [!ref <hidden>, 1]
+model: !new:torch.nn.ModuleList
+    - [!ref <CNN>, !ref <head>]
+opt_class: !name:torch.optim.SGD
+    lr: !ref <lr>
+epoch_counter: !new:speechbrain.utils.epoch_loop.EpochCounter
+    limit: !ref <number_of_epochs>
+"""
+DATA = {"train": "a" * 64, "test": "b" * 64}
+
+
+def declare(
+    folder: Path,
+    text: str = YAML,
+    *,
+    data: Mapping[str, str] | None = DATA,
+    labels: bytes = b"abc",
+    **overrides: object,
+) -> Declaration:
+    yaml, tokenizer = folder / "run.yaml", folder / "tokenizer.model"
+    yaml.write_text(text)
+    tokenizer.write_bytes(labels)
+    return Declaration.of(yaml, overrides, data=data, label_file=tokenizer)
+
+
+def begun(folder: Path) -> Path:
+    """Begin a run and save one checkpoint of it."""
+    run = folder / "run"
+    checkpointer = Checkpointer(run / "checkpoints", recoverables={"model": nn.Linear(1, 1)})
+    declare(folder).write(run)
+    checkpointer.save_checkpoint()
+    return run
+
+
+def test_what_may_change_is_taken_and_said(tmp_path: Path) -> None:
+    run = begun(tmp_path)
+    assert declare(tmp_path).check_continues(run) is None
+    moved = {"output_folder": "elsewhere", "data_folder": "/other/place"}
+    assert declare(tmp_path, **moved).check_continues(run) is None
+    said = declare(tmp_path, number_of_epochs=9, lr=0.5).check_continues(run)
+    assert said == (
+        "Resuming with changed values:\n  number_of_epochs: 4 before, 9 now\n"
+        "  lr: 0.1 before, 0.5 now\n"
+        "  the learning rate follows the schedule over the new number of epochs"
+    )
+    of_optimizer = YAML.replace("lr: !ref <lr>", "lr: !ref <lr>\n    momentum: 0.9")
+    assert declare(tmp_path, of_optimizer).check_continues(run) is None
+    said = declare(tmp_path, compile=True, profile=True).check_continues(run)
+    assert str(said).endswith("compile: false before, true now\n  profile: false before, true now")
+
+
+def test_a_rank_of_other_data_is_refused_by_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, same = declare(tmp_path), declare(tmp_path, data_folder="/of/this/node")
+    short = declare(tmp_path, data={**DATA, "train": "c" * 64})
+    ranks = [first, same, short]
+    monkeypatch.setattr("sbkit.checkpoint.run_config.gather_over_ranks", lambda _: ranks)
+    for each in ranks:
+        with pytest.raises(SbkitError, match="`train`: aaaaaaaaaaaa on rank 0, c+ on rank 2"):
+            each.check_same_on_ranks()
+    ranks.pop()
+    first.check_same_on_ranks()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"labels": b"xyz"}, "1 thing differs (the file of labels: "),
+        ({"language": "de"}, "1 thing differs (language: en before, de now)"),
+        ({"data": {**DATA, "train": "c" * 64}}, "the data of `train`: aaaa"),
+        ({"data": {"train": "a" * 64}}, "the data of `test`"),
+        ({"data": None, "data_folder": "/other"}, "data_folder: null before, /other now"),
+        ({"hidden": 5}, "hidden: 3 before, 5 now"),
+        ({"text": YAML.replace("SGD", "Adam")}, "opt_class: !name:torch.optim.SGD before"),
+        ({"text": YAML.replace("in_features: 2", "in_features: 7")}, "CNN.in_features: 2 before"),
+        ({"text": YAML + "more: 1\n"}, "more: nothing before, 1 now"),
+        ({"text": YAML.replace("language: en\n", "")}, "language: en before, nothing now"),
+        (
+            {"text": YAML.replace("[!ref <CNN>, !ref <head>]", "[!ref <head>, !ref <CNN>]")},
+            "model.0.0: <CNN> before, <head> now",
+        ),
+    ],
+)
+def test_everything_else_is_refused_with_both_values(
+    tmp_path: Path, change: dict[str, Any], said: str
+) -> None:
+    run = begun(tmp_path)
+    before = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
+    with pytest.raises(SbkitError) as caught:
+        declare(tmp_path, **change).check_continues(run)
+    assert said in str(caught.value)
+    assert "choose another --output_folder" in str(caught.value)
+    assert {file: file.read_bytes() for file in run.rglob("*") if file.is_file()} == before
+
+
+def test_of_a_mapping_what_differs_is_named(tmp_path: Path) -> None:
+    text = YAML + "encoder_config: {size: 2, source: {name: base, sha256: HASH}}\n"
+    one, two = (declare(tmp_path, text.replace("HASH", each)) for each in ("aa", "bb"))
+    assert list(two.differences(one)) == [("encoder_config.source.sha256", "aa", "bb")]
+
+
+def test_the_resolved_yaml_declares_the_same_run(tmp_path: Path) -> None:
+    run = begun(tmp_path)
+    text = resolve(tmp_path / "run.yaml", {}).text
+    assert declare(tmp_path, text).check_continues(run) is None
+    with pytest.raises(SbkitError, match="language: en before, de now"):
+        declare(tmp_path, text, language="de").check_continues(run)
+
+
+def test_a_run_that_went_on_for_longer_is_tuned_by_its_own_yaml(tmp_path: Path) -> None:
+    """Where references were, that has values: 9 epochs in `number_of_epochs` and in the counter."""
+    run, later = begun(tmp_path), {"number_of_epochs": 9}
+    (run / RESOLVED).write_text(resolve(tmp_path / "run.yaml", later).text)
+    declare(tmp_path, **later).write(run)
+    own = Declaration.of(run / RESOLVED, {}, data=DATA)
+    assert own.check_continues(run) is None
+    other = Declaration.of(run / RESOLVED, {"hidden": 9}, data=DATA)
+    with pytest.raises(SbkitError, match="hidden: 3 before, 9 now"):
+        other.check_continues(run)
+
+
+def test_a_folder_without_a_checkpoint_begins_anew(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    declare(tmp_path).write(run)
+    other = declare(tmp_path, language="de")
+    assert other.check_continues(run) is None
+    other.write(run)
+    assert json.loads((run / FILE).read_text())["values"]["language"] == "de"

@@ -1,0 +1,147 @@
+"""The command line: quick to answer, quiet about its own code, and a sentence for bad input."""
+
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from sbkit.base.errors import SbkitError
+from sbkit.base.process import run_main
+from sbkit.base.text import __version__
+from sbkit.commands.cli import run
+
+ROOT = Path(__file__).parents[1]
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+
+
+@pytest.mark.parametrize("module", ["sbkit", "sbkit.commands.cli", "sbkit.config.hparams"])
+def test_importing_the_command_line_imports_nothing_heavy(module: str) -> None:
+    heavy = "{'torch', 'torchaudio', 'speechbrain', 'datasets', 'matplotlib', 'numpy'}"
+    done = python(f"import sys, {module}; print(sorted({heavy} & set(sys.modules)))")
+    assert (done.stdout.strip(), done.stderr) == ("[]", "")
+
+
+def test_the_package_can_be_run_as_a_module() -> None:
+    command = [sys.executable, "-m", "sbkit", "--version"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, f"sbkit {__version__}\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "COMMAND"),
+        (["exprot", "x"], "invalid choice"),
+        (["export", "x"], "--out"),
+        (["transcribe", "x"], "FILE"),
+        (["transcribe", "x", "y.wav", "--format", "xml"], "invalid choice"),
+    ],
+)
+def test_wrong_arguments(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        run(arguments)
+    assert left.value.code == 2
+    assert says in capsys.readouterr().err
+
+
+def test_an_option_may_be_spelled_as_keys_of_a_yaml_are(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        run(["score", "x", "--report_by"])
+    assert "argument --report-by: expected one argument" in capsys.readouterr().err
+
+
+def test_a_key_of_the_yaml_may_begin_like_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    module = ModuleType("sbkit.commands.check")
+    monkeypatch.setattr(
+        module,
+        "check_file",
+        lambda *given, **options: asked.append((given, options)),
+        raising=False,
+    )
+    monkeypatch.setitem(sys.modules, "sbkit.commands.check", module)
+    run(["check", "own.yaml", "--s=5", "--json", "--tar=x"])
+    ((given, options),) = asked
+    assert given == (Path("own.yaml"), ["--s=5", "--tar=x"])
+    assert (options["as_json"], options["strict"], options["target"]) == (True, False, None)
+
+
+def test_export_hands_over_both_folders_and_the_formats(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls: list[tuple[Path, Path, list[str], str]] = []
+    module = ModuleType("sbkit.export.export")
+
+    def export_run(
+        run: Path, out: Path, *, formats: list[str], licence: str, own: frozenset[str]
+    ) -> Any:
+        calls.append((run, out, formats, licence))
+        return {"onnx": {"int8": {"reasons": ["too far"]}}} if formats else {}
+
+    monkeypatch.setattr(module, "export_run", export_run, raising=False)
+    monkeypatch.setitem(sys.modules, "sbkit.export.export", module)
+    assert run(["export", "results/1", "--out", "model"]) == 0
+    more = ["--formats", "onnx, torch", "--license", "mit"]
+    assert run(["export", "results/1", "--out", "model", *more]) == 1
+    both = (Path("results/1"), Path("model"))
+    assert calls == [(*both, [], "unknown"), (*both, ["onnx", "torch"], "mit")]
+    printed = capsys.readouterr()
+    assert printed.out == "model\n" * 2
+    assert printed.err == "onnx (int8) is not written: too far.\n"
+
+
+@pytest.mark.parametrize(
+    ("raises", "code", "says"),
+    [(SbkitError("x must be y"), 2, "x must be y\n"), (KeyboardInterrupt(), 130, "")],
+)
+def test_a_command_leaves_with_a_sentence(
+    raises: BaseException, code: int, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def main() -> None:
+        raise raises
+
+    with pytest.raises(SystemExit) as left:
+        run_main(main)
+    assert (left.value.code, capsys.readouterr().err) == (code, says)
+
+
+def test_a_fault_of_ours_keeps_its_traceback() -> None:
+    with pytest.raises(ZeroDivisionError):
+        run_main(lambda: 1 // 0)
+
+
+def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:
+    script = tmp_path / "many.py"
+    script.write_text(
+        "from sbkit.base.process import run_main\nrun_main(lambda: print('x\\n' * 100_000))\n"
+    )
+    command = f"PYTHONPATH=. '{sys.executable}' '{script}' | head -n 1"
+    shell = ["bash", "-o", "pipefail", "-c", command]
+    done = subprocess.run(shell, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert (done.returncode, done.stdout, done.stderr) == (141, "x\n", "")
+
+
+def test_an_unknown_name_of_sbkit_is_an_attribute_error() -> None:
+    done = python("import sbkit; sbkit.Brian")
+    assert "module 'sbkit' has no attribute 'Brian'" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["transcribe", "score"])
+def test_help_says_that_another_decoder_must_be_tuned_first(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        run([name, "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "another must be tuned first: sbkit tune MODEL --decoder graph" in said

@@ -1,0 +1,185 @@
+"""`sbkit transcribe --live`: what it takes, and what it prints."""
+
+import io
+import json
+import sys
+import time
+import wave
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+
+from sbkit.audio.resample import Signal
+from sbkit.base.errors import SbkitError
+from sbkit.commands.cli import run
+from sbkit.commands.listen import Display
+from sbkit.export.export import export_run
+from sbkit.live.recognizer import LiveRecognizer
+from sbkit.live.session import Final, Partial, Session
+from sbkit.live.sources import live_blocks
+from sbkit.runtime.transcriber import Transcriber
+from tests.live.live_tones import live_tones
+from tests.logs.terminal import Terminal
+from tests.runtime.bundles import ROOT, make_bundle, make_live_run
+from tests.runtime.tones import RATE, silence, speak
+from tests.test_readme import blocks
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def talk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Put a model that hears tones in the place of any bundle, and say two sentences."""
+    _, tokenizer, _ = live_tones(tmp_path)
+    monkeypatch.setattr(LiveRecognizer, "load", lambda *_, **__: live_tones(tmp_path)[0])
+    parts = [speak(tokenizer, "the dog"), silence(1.5), speak(tokenizer, "a quick fox")]
+    soundfile.write(tmp_path / "talk.flac", np.concatenate(parts), RATE)
+    return tmp_path / "talk.flac"
+
+
+def live(*arguments: object) -> int:
+    return run(["transcribe", "model", "--live", *map(str, arguments)])
+
+
+def test_final_text_is_printed_and_text_so_far_beside_it(talk: Path, capsys: Captured) -> None:
+    assert live(talk) == 0
+    said = capsys.readouterr()
+    assert said.out == "the dog\na quick fox\n"
+    assert said.err.splitlines()[-2:] == ["a quick", "a quick fox"]
+    assert live(talk, "--quiet") == 0
+    assert capsys.readouterr().err == ""
+    assert live(talk, "--format", "json") == 0
+    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [each["event"] for each in events if each["event"] != "partial"] == [
+        "endpoint",
+        "final",
+        "final",
+    ]
+    assert [word["text"] for word in events[-1]["words"]] == ["a", "quick", "fox"]
+
+
+def piped(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
+    pipe = io.BytesIO(content)
+    monkeypatch.setattr(pipe, "seekable", lambda: False, raising=False)
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=pipe))
+
+
+def test_standard_input_is_taken_as_it_is_piped(
+    talk: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    samples, _ = soundfile.read(talk, dtype="int16")
+    twice = np.repeat(samples, 2)  # at twice the rate
+    header = io.BytesIO()
+    with wave.open(header, "wb") as file:
+        file.setparams((2, 2, RATE, 0, "NONE", ""))
+        file.writeframes(twice.astype("<i2").tobytes())  # the same on both channels
+    for options, content in (
+        (["--raw-rate", RATE], samples.astype("<i2").tobytes() + b"\0"),
+        (["--raw-rate", 2 * RATE], twice.astype("<i2").tobytes()),
+        ([], header.getvalue()),
+    ):
+        piped(monkeypatch, content)
+        assert live("-", *options) == 0
+        assert capsys.readouterr().out == "the dog\na quick fox\n"
+    piped(monkeypatch, samples.tobytes())
+    assert len(next(iter(live_blocks("-", RATE, raw_rate=RATE)))) <= RATE / 10
+    piped(monkeypatch, talk.read_bytes())
+    with pytest.raises(SbkitError, match="must be WAV of 16 bits, or samples"):
+        live("-")
+
+
+def test_a_file_is_paced_in_real_time(talk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+
+    def sleep(seconds: float) -> None:
+        clock[0] += seconds
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    come = [(len(block), clock[0]) for block in live_blocks(str(talk), RATE, pace=2.0)]
+    ends = np.cumsum([size for size, _ in come]) / RATE
+    assert [at for _, at in come] == pytest.approx(ends / 2)
+    assert max(size for size, _ in come) < RATE / 5
+
+
+def test_a_terminal_has_one_line_of_text_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setenv("COLUMNS", "10")
+    show = Display(as_json=False, quiet=False, partial=terminal)
+    show([Partial(seconds=1.0, text="a long sentence", stable=1)])
+    show([Final(seconds=2.0, text="", start=0.0, end=2.0, words=())])
+    assert terminal.getvalue() == "\r\033[K sentence\r\033[K"
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_pipe_gets_each_event_at_once(as_json: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(pipe))
+    show = Display(as_json=as_json, quiet=False, partial=io.StringIO())
+    show([Final(seconds=2.0, text="a dog", start=0.0, end=2.0, words=())])
+    assert b"a dog" in pipe.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        (["a.wav", "b.wav"], "must have one FILE"),
+        (["a.wav", "--format", "srt"], "1, srt"),
+        (["a.wav", "--out", "there"], "--out"),
+        (["-", "--raw-rate", "16"], "but standard input declares 16 Hz"),
+        (["gone.wav"], "is missing"),
+    ],
+)
+def test_what_does_not_fit_is_refused(arguments: Sequence[str], match: str, talk: Path) -> None:
+    with pytest.raises(SbkitError, match=match):
+        live(*arguments)
+    with pytest.raises(SbkitError, match="`--pace` must come with --live"):
+        run(["transcribe", "model", "a.wav", "--pace", "1"])
+
+
+def test_a_bundle_transcribes_live_what_it_transcribes_of_the_whole_clip(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    export_run(make_live_run(tmp_path / "run"), tmp_path / "my-live-model")
+    random = np.random.default_rng(0)
+    clips = [(3000 * random.normal(size=size)).astype(np.int16) for size in (300, 20_000, 60_123)]
+    with Transcriber.load(tmp_path / "my-live-model") as whole:
+        expected = [whole.transcribe(clip, RATE) for clip in clips]
+    assert any(each.text for each in expected)
+    with LiveRecognizer.load(tmp_path / "my-live-model") as recognizer:
+        for clip, transcript in zip(clips, expected, strict=True):
+            session = Session(recognizer)
+            events = [event for piece in np.array_split(clip, 7) for event in session.push(piece)]
+            found = [each for each in [*events, *session.finish()] if isinstance(each, Final)]
+            assert "".join(each.text for each in found) == transcript.text
+            assert [word for each in found for word in each.words] == [*transcript.words]
+    page = (ROOT / "sbkit/runtime/README.md").read_text("utf-8")
+    monkeypatch.chdir(tmp_path)
+    shown: dict[str, Any] = {"microphone": np.array_split(clips[1], 3), "callers": clips}
+    exec(blocks(page, "python")[1], shown)
+    assert expected[1].text in capsys.readouterr().out
+    assert len(shown["events"]) == 3
+    soundfile.write("question.wav", clips[1], RATE)
+    exec(blocks(page, "python")[2], {"voice": Beep()})
+    assert f"Answer(seconds=1.25, text='You said: {expected[1].text}')" in capsys.readouterr().out
+    assert soundfile.info("answer.wav").frames == 800
+
+
+class Beep:
+    """Say anything in a tenth of a second."""
+
+    sample_rate = 8000
+
+    def stream(self, text: str) -> list[Signal]:
+        return [np.full(400, 0.1, np.float32)] * 2
+
+
+def test_a_bundle_of_whole_clips_is_refused(tmp_path: Path) -> None:
+    bundle = make_bundle(tmp_path)
+    with pytest.raises(SbkitError, match="but this one, by torch, takes whole clips alone"):
+        run(["transcribe", str(bundle), "--live", "a.wav", "--quiet"])

@@ -1,0 +1,468 @@
+"""A corpus in shards: prepared by many, read in part by each, and exact in what it trains."""
+
+import io
+import json
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from itertools import chain
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import datasets
+import fsspec
+import numpy as np
+import pytest
+import soundfile
+
+from recipes.corpora import corpus_of
+from recipes.prepare import prepare_transcripts
+from sbkit.audio.io import read_audio
+from sbkit.base.errors import SbkitError
+from sbkit.commands.cli import run as sbkit
+from sbkit.data.batches.batch import UtteranceDataset
+from sbkit.data.batches.plan import MicroBatch
+from sbkit.data.batches.sampler import TrainSampler
+from sbkit.data.corpora import corpus as streamed_split
+from sbkit.data.corpora.corpus import StreamedSplit, streamed_files
+from sbkit.data.corpora.write_shards import ShardOptions, share, write_shards
+from sbkit.data.storage import audio_store
+from sbkit.data.storage import audio_store as decode
+from sbkit.data.storage import filesystem as storage
+from sbkit.data.storage.audio_store import WAV_HEADER, read_rows
+from sbkit.data.storage.clips import Clip
+from sbkit.data.storage.columns import sample_counts, shard_numbers
+from sbkit.data.storage.filesystem import Storage
+from sbkit.data.storage.manifest import BadRow, Manifest
+from sbkit.data.storage.shard import ShardWriter
+from sbkit.data.storage.sharded_corpus import INDEX, Index
+from tests import processes
+from tests.data.storage import test_prepare
+from tests.runs import ROOT
+
+OPTIONS = ShardOptions(sample_rate=16_000, store="pcm", shard_bytes=20_000, seed=7)
+ROLES = {"train": ["train"], "valid": ["dev"], "test": []}
+
+
+def make_clips(folder: Path, count: int = 24) -> list[Clip]:
+    """Write clips of 0.1, 0.2, 0.3, 0.1 ... seconds of noise."""
+    return test_prepare.make_clips(folder, count)
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory: pytest.TempPathFactory) -> list[Clip]:
+    return make_clips(tmp_path_factory.mktemp("corpus") / "clips")
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[str]:
+    """Name a place in memory that no other test uses."""
+    yield f"memory://{tmp_path.name}"
+    fsspec.filesystem("memory").store.clear()
+
+
+def write(place: str, clips: list[Clip], options: ShardOptions = OPTIONS) -> Index | None:
+    """Write clips as train, and the first of them as dev."""
+    sources = {"train": Manifest(clips, (BadRow("line 9", "no path", ""),))}
+    sources["dev"] = Manifest(clips[:2], ())
+    return write_shards(Storage.at(place), options, sources, ROLES)
+
+
+def knobs(place: str, **more: Any) -> dict[str, Any]:
+    common = {"language": "en", "sample_rate": 16_000, "min_seconds": 0.0, "max_seconds": 9.0}
+    return {**common, "data_folder": place, **more}
+
+
+def train_of(place: str) -> datasets.Dataset:
+    """Open the training split as a run does."""
+    return prepare_transcripts(knobs(place, max_seconds=9.0)).train
+
+
+@pytest.mark.parametrize("store", ["pcm", "flac"])
+def test_what_was_listed_is_read_again_from_any_file_system(
+    clips: list[Clip], place: str, tmp_path: Path, store: str
+) -> None:
+    options = ShardOptions(sample_rate=16_000, store=store, shard_bytes=20_000, seed=7)
+    for each in (place, str(tmp_path / "shards [fr]*")):  # which is no pattern
+        index = write(each, clips, options)
+        assert index is not None and len(index.splits["train"]) > 4
+        splits = prepare_transcripts(knobs(each))
+        names = splits.train.column_names
+        assert names == ["id", "text", "sentence", "samples", "speaker", "age", "audio"]
+        rows = {row["id"]: row for row in read_rows(splits.train, range(24))}
+        assert sorted(rows) == sorted(clip.id for clip in clips)
+        assert list(rows) != [clip.id for clip in clips]  # in another order
+        for clip in clips:
+            row = rows[clip.id]
+            assert (row["sentence"], row["age"]) == (clip.sentence, clip.columns["age"])
+            assert np.array_equal(row["audio"], read_audio(clip.path))
+        assert [(each.id, each.reason) for each in splits.excluded] == [("line 9", "no path")]
+        assert set(splits.valid) == {"dev"}
+
+
+def sampler(
+    split: datasets.Dataset, rank: int = 0, world_size: int = 1, seconds: float = 1.0
+) -> TrainSampler:
+    return TrainSampler(
+        samples=sample_counts(split),
+        shards=shard_numbers(split),
+        shuffle_shards=2,
+        batch_seconds=seconds,
+        seed=3,
+        concat_prob=0.3,
+        speeds=(0.9, 1.0),
+        rank=rank,
+        world_size=world_size,
+    )
+
+
+def rows_of(batches: list[MicroBatch]) -> list[int]:
+    return [row for batch in batches for each in batch if each.weight for row in each.rows]
+
+
+def test_an_epoch_takes_every_row_once_and_a_window_of_shards_at_a_time(
+    clips: list[Clip], place: str
+) -> None:
+    write(place, clips)
+    train = train_of(place)
+    numbers = shard_numbers(train)
+    plans = [sampler(train), sampler(train)]
+    for epoch, plan in enumerate(plans):
+        plan.set_epoch(epoch)
+        seen = rows_of(list(plan))
+        assert sorted(seen) == list(range(24))
+        places: dict[int, list[int]] = {}
+        for at, row in enumerate(seen):
+            places.setdefault(int(numbers[row]), []).append(at)
+        spans = [max(each) - min(each) for each in places.values()]
+        assert max(spans) < 16  # two of six shards, and a batch over the border
+        assert sum(spans) > 6 * 4  # which are mixed
+    orders = [[int(numbers[row]) for row in rows_of(list(plan))] for plan in plans]
+    assert orders[0] != orders[1]
+
+
+@pytest.fixture
+def fetched(monkeypatch: pytest.MonkeyPatch) -> list[storage.ByteRange]:
+    """List the ranges that are read."""
+    ranges: list[storage.ByteRange] = []
+
+    def read_ranges(wanted: list[storage.ByteRange]) -> list[bytes]:
+        ranges.extend(wanted)
+        return storage.read_ranges(wanted)
+
+    monkeypatch.setattr(audio_store, "read_ranges", read_ranges)
+    return ranges
+
+
+def heard(split: datasets.Dataset, plan: TrainSampler) -> list[list[tuple[str, int, bytes]]]:
+    """Load micro-batches: id, speed and audio of what counts."""
+    data = UtteranceDataset(split)
+    loaded = (data.__getitems__(batch) for batch in plan)
+    return [
+        [(e["id"], e["percent"], e["audio"].tobytes()) for e in each if e["weight"]]
+        for each in loaded
+    ]
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_many_ranks_hear_the_batches_of_one_and_read_each_clip_once(
+    clips: list[Clip], place: str, fetched: list[storage.ByteRange], world_size: int
+) -> None:
+    write(place, clips)
+    train = train_of(place)
+    alone = heard(train, sampler(train, seconds=2.0))
+    total = sum(each[2] for each in fetched)
+    assert total == 24 * WAV_HEADER + 24 // 3 * 2 * (1600 + 3200 + 4800)
+    read, ranks = [], []
+    for rank in range(world_size):
+        fetched.clear()
+        ranks.append(heard(train, sampler(train, rank, world_size, 2.0)))
+        read.append(sum(each[2] for each in fetched))
+    together = [sorted(chain(*parts)) for parts in zip(*ranks, strict=True)]
+    assert together == [sorted(each) for each in alone]
+    assert max(read) < 1.8 * total / world_size
+    assert sum(read) <= 1.2 * total  # a rank without a share of a step repeats its shortest clip
+
+
+# ---- preparing
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """List the clips that are decoded after those by which sizes are estimated."""
+    names: list[str] = []
+
+    def record(path: Path, sample_rate: int) -> Any:
+        names.append(path.stem)
+        return read_audio(path, sample_rate)
+
+    monkeypatch.setattr(decode, "read_audio", record)
+    return names
+
+
+def test_two_processes_share_the_work_and_both_know_when_all_is_there(
+    clips: list[Clip], tmp_path: Path
+) -> None:
+    found: list[Index | None] = []
+    publish = ShardWriter.publish
+    with patch.object(ShardWriter, "publish", autospec=True, side_effect=publish) as wrote:
+        both = [
+            threading.Thread(target=lambda: found.append(write(str(tmp_path / "shards"), clips)))
+            for _ in range(2)
+        ]
+        for each in both:
+            each.start()
+        for each in both:
+            each.join()
+    assert found[0] is not None and found[0] == found[1]
+    assert wrote.call_count == sum(map(len, found[0].splits.values()))  # none was written twice
+    assert len(train_of(str(tmp_path / "shards"))) == 24
+    names = {file.suffix for file in (tmp_path / "shards").iterdir()}
+    assert names == {".arrow", ".parquet", ".json"}
+
+
+def test_the_tasks_of_an_array_take_their_share_and_the_last_writes_the_index(
+    clips: list[Clip], place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"MIN": 1, "COUNT": 2, "ID": 2}.items():
+        monkeypatch.setenv(f"SLURM_ARRAY_TASK_{name}", str(value))
+    assert write(place, clips) is None
+    with pytest.raises(SbkitError, match="data_folder must be"):
+        corpus_of(knobs(place))
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "1")
+    assert write(place, clips) is not None
+    assert len(train_of(place)) == 24
+    assert share({"RANK": "1", "WORLD_SIZE": "4"}) == (1, 4)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from sbkit.data.storage.shard import ShardWriter
+from tests.data.corpora.test_shards import make_clips, write
+publish = ShardWriter.publish
+def publish_two(shard, *inputs, **options):
+    if len(list(Path(sys.argv[2]).glob("train-*.parquet"))) == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    publish(shard, *inputs, **options)
+ShardWriter.publish = publish_two
+write(sys.argv[2], make_clips(Path(sys.argv[1])))
+"""
+
+
+def test_a_killed_process_loses_its_current_shard(tmp_path: Path, decoded: list[str]) -> None:
+    clips = make_clips(tmp_path / "clips")
+    target = tmp_path / "shards"
+    done = processes.run(["-c", KILLED, tmp_path / "clips", target])
+    assert done.returncode == -signal.SIGKILL
+    assert not (target / INDEX).exists()
+    kept = {file: file.stat().st_ino for file in target.glob("train-*-*.*")}
+    assert len(kept) == 4
+    assert list(target.glob(".*.tmp"))
+    index = write(str(target), clips)
+    assert index is not None
+    assert all(file.stat().st_ino == inode for file, inode in kept.items())
+    probed = 24 + 2
+    assert len(decoded) == probed + (24 - 2 * 3) + 2
+    assert not list(target.glob(".*.tmp"))
+    decoded.clear()
+    assert write(str(target), clips) == index
+    assert len(decoded) == probed
+    assert sorted(row["id"] for row in train_of(str(target))) == sorted(c.id for c in clips)
+
+
+# ---- streams
+
+
+def wav(n: int) -> bytes:
+    content = io.BytesIO()
+    noise = 0.1 * np.random.default_rng(n).standard_normal(1600)
+    soundfile.write(content, noise, 16_000, format="WAV")
+    return content.getvalue()
+
+
+def write_stream(folder: Path, *, kind: str = "parquet") -> None:
+    """Write two files of 10 rows, with the audio in them (parquet) or beside them."""
+    folder.mkdir()
+    for part in range(2):
+        rows = [
+            {"audio": {"bytes": wav(n), "path": f"{n}.wav"}, "text": f"word {n}", "speaker": "ann"}
+            for n in range(10 * part, 10 * part + 10)
+        ]
+        if kind == "parquet":
+            made = datasets.Dataset.from_list(rows).cast_column("audio", datasets.Audio())
+            made.to_parquet(folder / f"part{part}.parquet")
+            continue
+        for row in rows:
+            audio: Any = row["audio"]
+            (folder / audio["path"]).write_bytes(audio["bytes"])
+            row["audio"] = audio["path"]
+        (folder / f"part{part}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+
+def streamed(place: Path | str) -> StreamedSplit:
+    return StreamedSplit(tuple(streamed_files(str(place))), None, None, "en")
+
+
+def write_streamed(target: str, source: Path | str) -> Index | None:
+    options = ShardOptions(sample_rate=16_000, store="pcm", shard_bytes=11_000, seed=7)
+    sources = {"train": streamed(source)}
+    with patch.object(streamed_split, "ROWS_AT_ONCE", 2):
+        return write_shards(Storage.at(target), options, sources, {"train": ["train"]})
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_a_stream_of_datasets_becomes_shards_and_nothing_else(
+    tmp_path: Path, place: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / "cache"))
+    write_stream(tmp_path / "stream", kind=kind)
+    index = write_streamed(place, tmp_path / "stream")
+    assert index is not None
+    assert len(index.splits["train"]) == 6  # of 4, 4 and 2 clips, twice
+    manifest = corpus_of(knobs(place)).read(knobs(place), "train")
+    assert isinstance(manifest, Manifest)
+    assert sorted(manifest.clips[0].columns) == ["language", "speaker"]
+    assert sorted(clip.id for clip in manifest.clips) == sorted(map(str, range(20)))
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize("audio", ["file://{}", "{}"])
+def test_a_row_of_a_url_names_no_file_of_this_machine(tmp_path: Path, audio: str) -> None:
+    (tmp_path / "private.wav").write_bytes(wav(1))
+    source = f"memory://{tmp_path.name}-rows"
+    row = {"audio": audio.format(tmp_path / "private.wav"), "text": "word"}
+    fsspec.filesystem("memory").pipe(f"{source}/part.jsonl", json.dumps(row).encode())
+    split = streamed(source)
+    (part,) = split.read(split.files[0], tmp_path, 0)
+    assert [each.reason for each in part.bad_rows] == ["no audio file"]
+
+
+def test_a_stream_may_come_from_a_url_and_goes_on_behind_its_last_shard(
+    tmp_path: Path, place: str, decoded: list[str]
+) -> None:
+    write_stream(tmp_path / "stream", kind="jsonl")
+    memory = fsspec.filesystem("memory")
+    memory.put(str(tmp_path / "stream"), f"/{tmp_path.name}-source", recursive=True)
+    source = f"memory://{tmp_path.name}-source"
+    publish, published = ShardWriter.publish, list[str]()
+
+    def one(shard: ShardWriter, target: Storage, name: str, *inputs: Any, **facts: Any) -> None:
+        if published:
+            raise KeyboardInterrupt
+        publish(shard, target, name, *inputs, **facts)
+        published.append(name)
+
+    with patch.object(ShardWriter, "publish", one), pytest.raises(KeyboardInterrupt):
+        write_streamed(place, source)
+    decoded.clear()
+    assert write_streamed(place, source) is not None
+    assert len(set(decoded)) == len(decoded) == 16  # all but a shard of four
+    found = Counter(clip.id for clip in corpus_of(knobs(place)).read(knobs(place), "train").clips)
+    assert found == Counter(map(str, range(20)))
+
+
+def test_the_command_makes_shards_of_a_stream_and_training_takes_no_stream(
+    tmp_path: Path, place: str
+) -> None:
+    write_stream(tmp_path / "a")
+    write_stream(tmp_path / "b")
+    manifest = [f"--manifest={{train: {tmp_path / 'a'}, dev: {tmp_path / 'b'}}}"]
+    yaml = str(ROOT / "hparams/ctc.yaml")
+    with pytest.raises(SbkitError, match="Make shards of it first, sbkit prepare"):
+        sbkit(["prepare", yaml, *manifest])
+    assert sbkit(["prepare", yaml, *manifest, "--shards", place, "--shard-size", "15kB"]) == 0
+    assert sbkit(["prepare", yaml, f"--data_folder={place}", "--min_seconds=0"]) == 0
+
+
+# ---- bad input
+
+
+def one(folder: Path, pattern: str) -> Path:
+    return min(folder.glob(pattern))
+
+
+def cut_short(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def spoil(file: Path) -> None:
+    """Change every tenth byte of the second half, where there is audio."""
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2 :: 10] = bytes(len(content[len(content) // 2 :: 10]))
+    file.write_bytes(content)
+
+
+def quote_rate(index: Path) -> None:
+    index.write_text(index.read_text().replace("16000", '"16000"'))
+
+
+FAULTS: dict[str, Callable[[Path], object]] = {
+    r"arrow must be as it was written, but is missing": lambda f: one(f, "train*.arrow").unlink(),
+    r"parquet must be reachable, but is not: FileNotFound": lambda f: one(f, "*.parquet").unlink(),
+    r"arrow must be as it was written, but has \d+ bytes instead of \d+": lambda f: cut_short(
+        one(f, "train*.arrow")
+    ),
+    r"arrow must hold what was prepared, but is damaged": lambda f: spoil(one(f, "train*.arrow")),
+    r"parquet must be as it was written, but is damaged": lambda f: spoil(one(f, "t*.parquet")),
+    r"must be the index that `sbkit prepare --shards` writes": lambda f: cut_short(f / INDEX),
+    r"sample_rate must be an int, but is a str, '16000'": lambda f: quote_rate(f / INDEX),
+}
+
+
+@pytest.mark.parametrize("sentence", FAULTS)
+def test_damaged_shards_are_refused_in_a_sentence(
+    clips: list[Clip], tmp_path: Path, sentence: str
+) -> None:
+    write(str(tmp_path), clips)
+    FAULTS[sentence](tmp_path)
+    with pytest.raises(SbkitError, match=sentence):
+        list(read_rows(train_of(str(tmp_path)), range(24)))
+    if "missing" in sentence or "FileNotFound" in sentence or "instead of" in sentence:
+        write(str(tmp_path), clips)  # writes what is missing
+        assert len(list(read_rows(train_of(str(tmp_path)), range(24)))) == 24
+
+
+def test_what_cannot_be_is_refused_in_a_sentence(
+    clips: list[Clip], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = str(tmp_path / "shards")
+    write(folder, clips)
+    with pytest.raises(SbkitError, match=r"that of the shards in .* \(16000 Hz\), but is 8000"):
+        prepare_transcripts(knobs(folder, sample_rate=8_000))
+    with pytest.raises(SbkitError, match="must be pcm or flac, but is none"):
+        write(folder, clips, ShardOptions(16_000, "none", 1000, 7))
+    for url in ("nope://shards", *(() if find_spec("s3fs") else ("s3://bucket/shards",))):
+        with pytest.raises(SbkitError, match="must be of a protocol that fsspec reads here"):
+            corpus_of(knobs(url))
+    with pytest.raises(SbkitError, match="but is '1 gigabyte'"):
+        sbkit(["prepare", str(ROOT / "hparams/ctc.yaml"), "--shards=x", "--shard-size=1 gigabyte"])
+    one_three_seven = {"ID": "7", "MIN": "1", "COUNT": "3"}
+    with pytest.raises(SbkitError, match="numbers without gaps, .* has number 6 of 3"):
+        share({f"SLURM_ARRAY_TASK_{name}": value for name, value in one_three_seven.items()})
+    (tmp_path / "file").touch()
+    with pytest.raises(SbkitError, match="must be a folder to write to, but is not"):
+        write(str(tmp_path / "file" / "shards"), clips)
+    write_stream(tmp_path / "stream")
+    cut_short(tmp_path / "stream/part1.parquet")
+    with pytest.raises(
+        SbkitError, match=r"must be parquet or JSON Lines in UTF-8, but cannot be read"
+    ):
+        write_streamed(str(tmp_path / "other"), tmp_path / "stream")
+
+
+def test_parts_of_a_stream_may_have_other_columns(tmp_path: Path, place: str) -> None:
+    write_stream(tmp_path / "stream")
+    row = {"audio": {"bytes": wav(1), "path": "other.wav"}, "text": "a", "mood": "calm"}
+    datasets.Dataset.from_list([row]).to_parquet(tmp_path / "stream" / "part2.parquet")
+    none = datasets.Dataset.from_list([row]).select([])
+    none.to_parquet(tmp_path / "stream" / "part3.parquet")
+    assert write_streamed(place, tmp_path / "stream") is not None
+    clips = corpus_of(knobs(place)).read(knobs(place), "train").clips
+    columns = {clip.id: {**clip.columns} for clip in clips}
+    assert len(columns) == 21
+    assert columns["other"] == {"mood": "calm", "language": "en"}
+    assert columns["0"] == {"speaker": "ann", "language": "en"}

@@ -1,0 +1,131 @@
+"""An export takes the place of an earlier bundle, and of nothing else."""
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from sbkit.base.errors import SbkitError
+from sbkit.bundle.bundle import CONFIG, read_bundle
+from sbkit.decoding.decoder import LANGUAGE_MODELS
+from sbkit.export import held_out
+from sbkit.export.export import HUB, change_config, export_run
+from sbkit.export.held_out import find_held_out
+from sbkit.runtime.torch_model import load_bundle
+from tests.runtime.bundles import ROOT, make_bundle, make_run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(tmp_path_factory.mktemp("export") / "run")
+
+
+@pytest.fixture(scope="module")
+def exported(run: Path) -> Path:
+    export_run(run, run.parent / "bundle")
+    return run.parent / "bundle"
+
+
+@pytest.fixture
+def bundle(exported: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(exported, tmp_path / "bundle"))
+
+
+def names(folder: Path) -> set[str]:
+    return {each.name for each in folder.iterdir()}
+
+
+def test_a_changed_value_is_in_every_copy_and_its_checksum_fits(tmp_path: Path) -> None:
+    bundle = make_bundle(tmp_path)
+    (bundle / HUB).mkdir()
+    shutil.copy(bundle / CONFIG, bundle / HUB)
+    change_config(bundle, language="de")
+    assert read_bundle(bundle).bundle.config.language == "de"
+    assert '"language": "de"' in (bundle / HUB / CONFIG).read_text()
+
+
+def test_an_earlier_bundle_is_replaced(run: Path, bundle: Path) -> None:
+    before = (bundle / "model.safetensors").stat().st_ino
+    export_run(run, bundle)
+    load_bundle(bundle)
+    assert (bundle / "model.safetensors").stat().st_ino != before
+    assert names(bundle.parent) == {"bundle"}
+
+
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        ("NOTES.md", "in bundle, NOTES.md has no checksum"),
+        ("README.md", "in bundle, README.md is not what was written"),
+        ("onnx/notes.txt", "in onnx, its checksums.json"),
+    ],
+)
+def test_a_folder_with_anything_else_is_left_alone(
+    run: Path, bundle: Path, file: str, words: str
+) -> None:
+    (bundle / file).parent.mkdir(exist_ok=True)
+    (bundle / file).write_text("mine")
+    with pytest.raises(SbkitError, match=f"holds something else: {words}"):
+        export_run(run, bundle)
+    assert (bundle / file).read_text() == "mine"
+
+
+def test_a_checkpoint_is_no_bundle(run: Path) -> None:
+    (checkpoint,) = (run / "checkpoints").iterdir()
+    with pytest.raises(SbkitError, match="holds something else: it is no bundle"):
+        export_run(run, checkpoint)
+
+
+def test_a_place_that_cannot_be_written_names_out(run: Path) -> None:
+    with pytest.raises(SbkitError, match="`--out` must name a folder to write to"):
+        export_run(run, Path("/proc/bundle"))
+
+
+def test_a_run_whose_decoder_has_no_weights_yet_is_not_greedy_in_silence(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unfinished = Path(shutil.copytree(run, tmp_path / "run"))
+    (unfinished / LANGUAGE_MODELS).touch()
+    export_run(unfinished, tmp_path / "bundle")
+    assert "greedily. Finish the run, or choose them: sbkit tune" in capsys.readouterr().err
+
+
+def test_a_foreign_run_is_data(run: Path, tmp_path: Path) -> None:
+    foreign = Path(shutil.copytree(run, tmp_path / "run"))
+    yaml = foreign / "hyperparams.yaml"
+    text = yaml.read_text()
+    assert "sbkit.audio.fbank.Fbank" in text
+    yaml.write_text(text.replace("sbkit.audio.fbank.Fbank", "torch.nn.ParameterDict.get"))
+    with pytest.raises(SbkitError, match="ParameterDict.get is not on it"):
+        export_run(foreign, tmp_path / "out")
+    assert names(tmp_path) == {"run"}
+
+
+def test_a_part_of_ones_own_is_exported_and_loaded_by_its_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_heads.py").write_text(
+        "from torch import nn\n\nclass Head(nn.Linear):\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yaml = tmp_path / "mine.yaml"
+    text = (ROOT / "hparams" / "ctc.yaml").read_text()
+    yaml.write_text(text.replace("ctc_lin: !new:torch.nn.Linear", "ctc_lin: !new:my_heads.Head"))
+    run = make_run(tmp_path / "run", yaml)
+    with pytest.raises(SbkitError, match="pass --import my_heads"):
+        export_run(run, tmp_path / "bundle")
+    own = frozenset(["my_heads"])
+    export_run(run, tmp_path / "bundle", own=own)
+    with pytest.raises(SbkitError, match="pass --import my_heads"):
+        load_bundle(tmp_path / "bundle")
+    assert type(load_bundle(tmp_path / "bundle", own=own).model.network.ctc_lin).__name__ == "Head"
+
+
+def test_a_run_without_test_sets_is_not_compared(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = SimpleNamespace(prepare_splits=lambda knobs: SimpleNamespace(test={}))
+    monkeypatch.setattr(held_out, "load_recipe", lambda *_, **__: recipe)
+    with pytest.raises(SbkitError, match="must have test sets .* Name data of yours: sbkit"):
+        find_held_out(run)

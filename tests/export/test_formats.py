@@ -1,0 +1,173 @@
+"""A format is compared before it is kept, and what cannot be compared or exported is said."""
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sbkit.base.errors import SbkitError
+from sbkit.commands.cli import run as sbkit
+from sbkit.export import write
+from sbkit.export.export import export_run
+from sbkit.export.model_card import FORMATS
+from sbkit.export.onnx_format import make_onnx
+from sbkit.export.parity import Candidate, Case, Comparison, Grid
+from sbkit.export.traced import TrainedModel, trace
+from sbkit.export.write import HUB, WRITERS
+from sbkit.runtime.onnx_model import LogProbs
+from sbkit.runtime.torch_model import load_bundle
+from tests.runtime.bundles import SMALL, certificate, make_run
+from tests.runtime.tones import speak, tone_bundle
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, asterisk_english: Path) -> Path:
+    return make_run(tmp_path_factory.mktemp("formats") / "run")
+
+
+def off_by(difference: float) -> Callable[[TrainedModel, Path], Sequence[Candidate]]:
+    """Make a writer whose format differs from the model."""
+
+    def write(trained: TrainedModel, folder: Path) -> Sequence[Candidate]:
+        def log_probs(audio: Any, lengths: Any) -> LogProbs:
+            with torch.inference_mode():
+                found, frames = trained.waveform(torch.from_numpy(audio), torch.from_numpy(lengths))
+            return LogProbs(found.numpy() + np.float32(difference), frames.numpy())
+
+        (folder / "model.onnx").touch()
+        return [Candidate(name="fp32", files=["model.onnx"], log_probs=log_probs)]
+
+    return write
+
+
+def at_one_length(trained: TrainedModel, folder: Path) -> Sequence[Candidate]:
+    """Write a format that runs at no other length, as the graph of an LSTM may."""
+
+    def log_probs(audio: Any, lengths: Any) -> LogProbs:
+        raise AssertionError("Guard failed: audio.size()[1] == 16000")
+
+    (folder / "model.onnx").touch()
+    return [Candidate(name="fp32", files=["model.onnx"], log_probs=log_probs)]
+
+
+def test_a_format_that_does_not_run_is_not_written(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(write, "WRITERS", {"onnx": at_one_length})
+    out = tmp_path / "bundle"
+    assert sbkit(["export", str(run), "--out", str(out), "--formats", "onnx"]) == 1
+    begin, *_, told = capsys.readouterr().err.splitlines()
+    assert begin == "writing onnx"
+    assert "but raised AssertionError: Guard failed" in told
+    assert not (out / "onnx" / "model.onnx").exists()
+    assert load_bundle(out)
+
+
+@pytest.mark.parametrize(("difference", "kept"), [(5e-5, True), (2e-4, False), (np.nan, False)])
+def test_a_format_beyond_its_limits_is_not_written(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, difference: float, kept: bool
+) -> None:
+    monkeypatch.setattr(write, "WRITERS", {"onnx": off_by(difference)})
+    export_run(run, tmp_path / "out", formats=["onnx"], grid=SMALL)
+    load_bundle(tmp_path / "out")
+    assert (tmp_path / "out/onnx/model.onnx").exists() == kept
+    found = certificate(tmp_path / "out", "onnx")["fp32"]
+    assert found["written"] == kept
+    assert kept or "log-probabilities differ by" in found["reasons"][0]
+
+
+def test_without_its_test_data_no_error_rates_are_certified(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rounding(trained: TrainedModel, folder: Path) -> Sequence[Candidate]:
+        exact = off_by(0.0)(trained, folder)
+        (folder / "model.int8.onnx").touch()
+        return [*exact, replace(exact[0], name="int8", files=["model.int8.onnx"], is_exact=False)]
+
+    lost = Path(shutil.copytree(run, tmp_path / "run"))
+    yaml = lost / "hyperparams.yaml"
+    lines = yaml.read_text().splitlines()
+    yaml.write_text(
+        "\n".join("data_folder: /nowhere" if "data_folder:" in each else each for each in lines)
+    )
+    monkeypatch.setattr(write, "WRITERS", {"onnx": rounding})
+    export_run(lost, tmp_path / "out", formats=["onnx"], grid=SMALL)
+    found = certificate(tmp_path / "out", "onnx")
+    assert "/nowhere is not a folder" in found["fp32"]["held_out"]["not_compared"]
+    assert "only be compared on the run's test sets" in found["int8"]["reasons"][0]
+    there = {each.name for each in (tmp_path / "out/onnx").iterdir()}
+    assert there == {"model.onnx", "parity.json", "checksums.json"}
+
+
+def test_an_unknown_format_is_named(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(SbkitError, match=r"`--formats` must name some of onnx, .* 'tflite'"):
+        export_run(run, tmp_path / "out", formats=["onnx", "tflite"])
+
+
+def test_a_card_knows_how_every_format_is_loaded() -> None:
+    assert {*WRITERS, HUB} == FORMATS.keys()
+
+
+class Fixed(nn.Module):
+    """Take the length of its example for a constant."""
+
+    def forward(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
+        return audio[:, : len(audio[0])].reshape(-1, 100, 1), audio_lengths
+
+
+class Doubling(nn.Module):
+    """Take audio of any length."""
+
+    def forward(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
+        return audio * 2, audio_lengths
+
+
+class Choosing(nn.Module):
+    """Take another way for loud audio, of which torch prints the graph so far."""
+
+    def forward(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
+        return (audio * 2 if float(audio.abs().mean()) > 0.5 else audio), audio_lengths
+
+
+@pytest.mark.parametrize("kind", [Fixed, Choosing])
+def test_a_model_of_some_audio_only_is_refused(
+    kind: type[nn.Module], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SbkitError, match="for any batch and length"):
+        trace(kind(), torch.zeros(3, 100), torch.tensor([100, 100, 50]))
+    assert not capsys.readouterr().err
+
+
+def test_a_graph_names_no_folder_of_this_machine() -> None:
+    program = trace(Doubling(), torch.zeros(3, 100), torch.tensor([100, 100, 50]))
+    assert not any("stack_trace" in node.meta for node in program.graph.nodes)
+    graph = make_onnx(program, ["audio", "audio_lengths"], ["features", "lengths"])
+    assert not any(node.metadata_props or node.doc_string for node in graph.graph.node)
+    assert str(Path(__file__).parent).encode() not in graph.SerializeToString()
+
+
+def test_the_words_of_held_out_clips_are_counted(tmp_path: Path) -> None:
+    bundle, tokenizer, model = tone_bundle(tmp_path)
+    right, wrong = (
+        LogProbs(model.encode([speak(tokenizer, text)])[0].log_probs[None], np.array([24]))
+        for text in ("the dogs", "the frog")
+    )
+    candidate = Candidate(name="onnx", files=[], log_probs=lambda audio, lengths: wrong)
+    comparison = Comparison(candidate, bundle)
+    comparison.add(Case(np.zeros((1, 1)), np.ones(1), "a clip", [{"text": "the dogs"}]), right)
+    assert comparison.trained.words.errors == 0 and comparison.errors.words.errors == 1
+    assert comparison.other_words == 1
+
+
+def test_a_grid_pads_as_it_says() -> None:
+    cases = {case.what: case for case in Grid(batches=(1, 2), seconds=(1.0,)).cases(100)}
+    assert len(cases) == 2 + 3
+    ragged = cases["2 x 1 s, padding: ragged"]
+    assert ragged.lengths.tolist() == [100, 40] and not ragged.audio[1, 40:].any()
+    assert cases["1 x 1 s, padding: beyond"].audio.shape == (1, 201)

@@ -1,0 +1,236 @@
+"""A pretrained encoder goes out to transformers, sherpa-onnx and ONNX, and means the same there.
+
+All of tests/inference that imports transformers stands here.
+"""
+
+import random
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import sherpa_onnx
+import soundfile
+import torch
+import transformers
+import yaml
+
+from sbkit.audio.io import Samples
+from sbkit.base.errors import SbkitError
+from sbkit.checkpoint.folder import find_damage
+from sbkit.decoding.greedy import best_tokens
+from sbkit.export.export import export_run
+from sbkit.export.held_out import find_held_out, read_whole_clips
+from sbkit.export.huggingface_format import write_huggingface, write_tokenizer
+from sbkit.export.parity import Grid
+from sbkit.export.traced import TrainedModel, trained_log_probs
+from sbkit.runtime.torch_model import load_bundle
+from sbkit.text.tokenizer import ensure_tokenizer
+from tests.models.pretrained.folders import FRAMES, tiny_config
+from tests.runtime.bundles import ROOT, certificate, make_run
+
+# of transformers' WavLM, which warns of its own masks
+pytestmark = pytest.mark.filterwarnings("ignore:Support for mismatched key_padding_mask")
+YAML = ROOT / "hparams/ctc_pretrained.yaml"
+SMALL = Grid(batches=(1, 3), seconds=(0.3, 2.0))
+SOURCE = {"name": "ann/tiny", "licence": "mit", "sha256": "ab12"}
+LARGE = {"feat_extract_norm": "layer", "do_stable_layer_norm": True, "conv_bias": True}
+MODELS: dict[str, dict[str, Any]] = {
+    "wav2vec2": {},
+    "hubert": LARGE,
+    "wavlm": {"do_normalize": False, "num_hidden_layers": 1},
+}
+FORMATS = {  # each at least once; sherpa-onnx would normalize the audio of the last
+    "wav2vec2": ["sherpa-onnx", "huggingface"],
+    "hubert": ["huggingface"],
+    "wavlm": ["onnx", "sherpa-onnx", "huggingface"],
+}
+
+
+def louder(hparams: Any) -> None:
+    with torch.no_grad():
+        hparams["ctc_lin"].weight.mul_(3)
+        hparams["ctc_lin"].bias[0] = 1
+        hparams["ctc_lin"].bias[1:4] = -100  # special tokens have names elsewhere
+
+
+def run_of(
+    folder: Path, model_type: str, change: Callable[[Any], Any] = louder, **more: Any
+) -> Path:
+    more_config = {**FRAMES, **MODELS[model_type]} if model_type in MODELS else {}
+    config = tiny_config(model_type, **more_config, source=SOURCE)
+    return make_run(folder, YAML, change, encoder_config=config, **more)
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def folder(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, asterisk_english: Path
+) -> Path:
+    """Export a model of each kind."""
+    kind = request.param
+    run = run_of(tmp_path_factory.mktemp("hf") / kind / "run", kind)
+    export_run(run, run.parent / "bundle", formats=FORMATS[kind], grid=SMALL)
+    return run.parent / "bundle"
+
+
+@pytest.fixture(scope="module")
+def clips(folder: Path) -> list[Samples]:
+    (rows,) = find_held_out(folder.parent / "run").values()
+    return [row["audio"] for batch in read_whole_clips(rows, 16_000) for row in batch.values()]
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path, clips: list[Samples]) -> list[str]:
+    bundle = load_bundle(folder)
+    texts = [bundle.transcribe([clip])[0] for clip in clips]
+    assert len(set(texts)) > 50
+    return texts
+
+
+@pytest.mark.slow
+def test_transformers_writes_the_same_text(
+    folder: Path, clips: list[Samples], expected: list[str]
+) -> None:
+    """To the last space; that the words of all clips are the same is in the certificate."""
+    hears = transformers.pipeline(
+        "automatic-speech-recognition", model=str(folder / "huggingface"), device="cpu"
+    )
+    for clip, text in zip(clips[::8], expected[::8], strict=True):
+        found = hears({"raw": clip / np.float32(32768), "sampling_rate": 16_000})["text"]
+        assert found == text
+
+
+@pytest.mark.slow
+def test_transformers_finds_every_tensor_and_its_words_have_times(
+    folder: Path, clips: list[Samples]
+) -> None:
+    kind = transformers.AutoModelForCTC
+    model, found = kind.from_pretrained(folder / "huggingface", output_loading_info=True)
+    assert type(model).__name__ in certificate(folder, "huggingface")
+    assert not any(found[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    processor = transformers.AutoProcessor.from_pretrained(folder / "huggingface")
+    characters = transformers.Wav2Vec2CTCTokenizer.from_pretrained(folder / "huggingface")
+    ids = processor.tokenizer("other there").input_ids
+    assert ids == characters("other there").input_ids
+    word = characters.decode([0, *ids[:5], 0, 0, *ids[5:]], output_word_offsets=True).word_offsets[
+        0
+    ]
+    assert (word["word"], word["start_offset"], word["end_offset"]) == ("other", 1, 6)
+
+
+@pytest.mark.slow
+def test_formats_are_written_where_they_can_mean_the_same(folder: Path) -> None:
+    for name in FORMATS[folder.parent.name]:
+        assert find_damage(folder / name) is None
+        if name == "sherpa-onnx" and folder.parent.name == "wavlm":
+            (reason,) = certificate(folder, name)["all"]["reasons"]
+            assert "this one has do_normalize: false" in reason
+            continue
+        found = next(iter(certificate(folder, name).values()))  # int8 of random weights may fail
+        assert found["written"], found["reasons"]
+        assert found["held_out"]["largest_difference"] < 1e-4
+        assert not found["held_out"]["transcripts_with_other_words"]
+
+
+@pytest.mark.slow
+def test_sherpa_onnx_hears_the_same_words(
+    folder: Path, clips: list[Samples], expected: list[str]
+) -> None:
+    """Quiet clips, too: its normalization adds a hundred times as much to the variance as ours."""
+    if not (folder / "sherpa-onnx/model.onnx").exists():
+        pytest.skip("not written")
+    recognizer = sherpa_onnx.OfflineRecognizer.from_omnilingual_asr_ctc(
+        model=str(folder / "sherpa-onnx/model.onnx"), tokens=str(folder / "sherpa-onnx/tokens.txt")
+    )
+    quiet = clips[-1] // 500
+    texts = [*expected[::8], load_bundle(folder).transcribe([quiet])[0]]
+    for clip, text in zip([*clips[::8], quiet], texts, strict=True):
+        stream = recognizer.create_stream()
+        stream.accept_waveform(16_000, clip / np.float32(32768))
+        recognizer.decode_stream(stream)
+        assert stream.result.text.split() == text.split()
+
+
+@pytest.mark.slow
+def test_cards_name_the_pretrained_encoder(folder: Path) -> None:
+    for card, library in (("README.md", "sbkit"), ("huggingface/README.md", "transformers")):
+        text = (folder / card).read_text()
+        head = yaml.safe_load(text.split("---\n")[1])
+        assert (head["base_model"], head["library_name"]) == ("ann/tiny", library)
+        assert "- pretrained encoder: ann/tiny, licence: mit, SHA-256 of its weights: ab12" in text
+
+
+def test_a_bundle_needs_no_transformers(tmp_path: Path) -> None:
+    export_run(run_of(tmp_path / "run", "wav2vec2"), tmp_path / "bundle")
+    clip = (3000 * np.random.default_rng(0).standard_normal(32_000)).astype(np.int16)
+    soundfile.write(tmp_path / "clip.wav", clip, 16_000)
+    code = (
+        "import sys; sys.modules['transformers'] = None; "
+        "from sbkit.commands.cli import run; run(sys.argv[1:])"
+    )
+    words = ["transcribe", tmp_path / "bundle", tmp_path / "clip.wav", "--device=cpu"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    (expected,) = load_bundle(tmp_path / "bundle").transcribe([clip])
+    assert expected and done.stdout.strip() == expected, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("knobs", "came"),
+    [
+        ({"layers": "weighted"}, "it takes a mean of the encoder's layers"),
+        ({"num_linear_layers": 1}, "more than that follows the encoder"),
+    ],
+)
+def test_what_transformers_has_no_place_for_is_refused(
+    knobs: dict[str, Any], came: str, tmp_path: Path
+) -> None:
+    run = run_of(tmp_path / "run", "wav2vec2", **knobs)
+    export_run(run, tmp_path / "bundle")
+    with pytest.raises(SbkitError, match=re.escape(came)):
+        write_huggingface(TrainedModel(load_bundle(tmp_path / "bundle")), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "knobs"),
+    [("wav2vec2", {"layers": 2}), ("wav2vec2-bert", {}), ("parakeet_encoder", {})],
+)
+def test_other_encoders_have_a_place(
+    model_type: str, knobs: dict[str, Any], tmp_path: Path
+) -> None:
+    """The first layers of one, and those of log-mel features."""
+    export_run(run_of(tmp_path / "run", model_type, **knobs), tmp_path / "bundle")
+    trained = TrainedModel(load_bundle(tmp_path / "bundle"))
+    (candidate,) = write_huggingface(trained, tmp_path)
+    audio = np.random.default_rng(0).standard_normal((2, 16_400)).astype(np.float32) / 10
+    lengths = np.array([16_400, 16_160])  # an even and an odd number of windows
+    audio[1, 16_160:] = 0
+    found = candidate.log_probs(audio, lengths)
+    ours = trained_log_probs(trained.waveform, audio, lengths)
+    np.testing.assert_array_equal(found.lengths, ours.lengths)
+    for one, two, frames in zip(found.log_probs, ours.log_probs, ours.lengths, strict=True):
+        np.testing.assert_allclose(one[:frames], two[:frames], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(("kind", "size"), [("char", None), ("bpe", 60), ("unigram", 36)])
+def test_tokens_are_decoded_and_encoded_alike(kind: str, size: int | None, tmp_path: Path) -> None:
+    texts = ["the quick brown fox jumps over the lazy dog", "she sells sea shells by the sea shore"]
+    file, folder = tmp_path / "tokenizer.model", tmp_path / "out"
+    ours = ensure_tokenizer(model_file=file, kind=kind, vocab_size=size, texts=lambda: texts * 5)
+    folder.mkdir()
+    write_tokenizer(ours, folder)
+    (folder / "config.json").write_text('{"model_type": "wav2vec2"}')
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    draw = random.Random(0)
+    for _ in range(300):
+        ids = [draw.choice([0, draw.randrange(ours.vocab_size)]) for _ in range(30)]
+        log_probs = np.eye(ours.vocab_size, dtype=np.float32)[ids]
+        text = ours.decode(best_tokens(log_probs, ours.vocabulary.blank))
+        assert theirs.decode(ids) == text
+    for text in (*texts, "a zebra ran", "lazy shells"):
+        assert theirs(text).input_ids == ours.encode(text)

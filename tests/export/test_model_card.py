@@ -1,0 +1,80 @@
+"""A card says what training wrote into the run folder, and no more."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from sbkit.export.model_card import model_card
+from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
+
+CONFIG: dict[str, Any] = {
+    "sample_rate": 16000,
+    "language": "no",  # false, where YAML 1.1 reads it bare
+    "parts": {"ctc_lin": {"new": "torch.nn.Linear", "arguments": {}}},
+}
+INTERVAL = {"low": 0.19, "high": 0.341, "unit": "clip", "unit_count": 65}
+SUMMARY: dict[str, Any] = {
+    "parameters": 2404288,
+    "git_commit": "c6bb4af8",
+    "test": {
+        "test": {
+            "decoder": "beam",
+            "WER": 0.2575,
+            "WER_interval": INTERVAL,
+            "greedy": {"WER": 0.395},
+        }
+    },
+}
+REPORT = {
+    "corpus": {"name": "Asterisk prompts", "licence": "CC-BY-SA-3.0"},
+    "splits": {"train": {"utterances": 419, "hours": 0.301, "speakers": 1}},
+}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    (tmp_path / "summary.json").write_text(json.dumps(SUMMARY))
+    (tmp_path / "data_report.json").write_text(json.dumps(REPORT))
+    (tmp_path / "train.log").write_text(
+        "2026-11-21 08:23:38 train.py hparams/ctc.yaml --init_from=/home/ann/runs/base "
+        "--manifest train=/data/a.csv --data_folder=s3://bucket/x\nmore\n"
+    )
+    (tmp_path / "hyperparams.yaml").write_text("init_from: /home/ann/runs/base\nema_decay: 0.999\n")
+    return tmp_path
+
+
+def test_a_card_says_data_results_licences_and_command(run: Path) -> None:
+    card = model_card(run, SPEECH_RECOGNITION, CONFIG, [], licence="cc-by-4.0")
+    head = yaml.safe_load(card.split("---\n")[1])
+    assert head["language"] == "no" and head["license"] == "cc-by-4.0"
+    assert head["model-index"][0]["results"][0]["metrics"] == [{"type": "wer", "value": 0.2575}]
+    (data,) = [each["dataset"] for each in head["model-index"][0]["results"]]
+    assert data == {"name": "Asterisk prompts", "type": "asterisk-prompts", "split": "test"}
+    for line in (
+        "| train | 419 | 0.30 | 1 |",
+        "| test | beam | WER | 25.75 % | 19.00 to 34.10 (65 clips) |",
+        "| test | greedy | WER | 39.50 % | unknown |",
+        "    train.py hparams/ctc.yaml --init_from=base --manifest train=a.csv "
+        "--data_folder=s3://bucket/x",
+        "- fine-tuned from: base",
+        "- weights: an exponential moving average over the steps of training, of decay 0.999",
+        "- corpus: Asterisk prompts",
+        "- licence of the corpus: CC-BY-SA-3.0",
+        "- model: cc-by-4.0",
+        "- commit: c6bb4af8",
+    ):
+        assert f"\n{line}\n" in card
+
+
+def test_what_is_not_known_is_said_to_be_unknown(tmp_path: Path) -> None:
+    card = model_card(tmp_path, SPEECH_RECOGNITION, CONFIG, [])
+    assert 'license: "unknown"' in card and "fill it in before you publish" in card
+    assert "Unknown: the run was not tested." in card and "no report of its data" in card
+
+
+def test_a_card_says_how_the_formats_beside_it_are_loaded(run: Path) -> None:
+    card = model_card(run, SPEECH_RECOGNITION, CONFIG, ["speechbrain"])
+    assert "\n- speechbrain: `EncoderASR.from_hparams(" in card and "- onnx" not in card

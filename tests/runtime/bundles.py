@@ -1,0 +1,124 @@
+"""A run folder and a bundle of a tiny model, made without training; and how to change a bundle."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load, save
+
+from sbkit.checkpoint.checkpointer import NORMALIZER, TASK
+from sbkit.checkpoint.folder import write_checksums
+from sbkit.checkpoint.run_config import Declaration
+from sbkit.config.hparams import load_hparams, read_knobs, save_resolved
+from sbkit.export.export import export_run
+from sbkit.export.parity import Grid
+from sbkit.export.write import HUB, HUGGINGFACE, WRITERS
+from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
+from sbkit.text.normalize import table_to_store
+from sbkit.text.tokenizer import ensure_tokenizer
+
+ROOT = Path(__file__).parents[2]
+SMALL = Grid(batches=(1, 3), seconds=(0.3, 2.0))
+UNHEARD = {"data_folder": "/nowhere"}  # of a run whose formats are compared on noise alone
+SIZES: dict[str, object] = {
+    "cnn_channels": 8,
+    "d_model": 16,
+    "nhead": 2,
+    "d_ffn": 16,
+    "num_encoder_layers": 1,
+    "num_decoder_layers": 1,
+    "average_checkpoints": 2,
+}
+
+
+def make_run(
+    folder: Path,
+    yaml: Path = ROOT / "hparams" / "ctc.yaml",
+    change: Callable[[Any], Any] = lambda hparams: None,
+    **knobs: object,
+) -> Path:
+    """Save a model with the weights that it begins with, or with a change, as training would."""
+    folder.mkdir(parents=True)
+    ensure_tokenizer(
+        model_file=folder / "tokenizer.model",
+        kind="char",
+        vocab_size=None,
+        texts=lambda: ["hello there", "a quick brown fox"],
+    )
+    there = read_knobs(yaml, {})
+    sizes = {name: value for name, value in SIZES.items() if name in there}
+    overrides = {**sizes, "output_folder": str(folder), **knobs}
+    torch.manual_seed(0)
+    hparams = load_hparams(yaml, overrides)
+    change(hparams)
+    hparams["checkpointer"].meta = {
+        NORMALIZER: table_to_store("en"),
+        TASK: SPEECH_RECOGNITION.name,
+    }
+    Declaration.of(yaml, overrides, label_file=folder / "tokenizer.model").write(folder)
+    save_resolved(folder / "hyperparams.yaml", yaml, overrides)
+    hparams["checkpointer"].save_checkpoint(meta={"epoch": 1, "CER": 50.0, "WER": 90.0})
+    return folder
+
+
+def make_bundle(folder: Path, **knobs: object) -> Path:
+    """Export such a run."""
+    export_run(make_run(folder / "run", **knobs), folder / "bundle")
+    return folder / "bundle"
+
+
+def make_live_run(folder: Path, **knobs: object) -> Path:
+    """Save a streaming model that says something."""
+    yaml = ROOT / "hparams/ctc_streaming.yaml"
+    return make_run(folder, yaml, louder, num_decoder_layers=0, **knobs)
+
+
+def louder(hparams: Any) -> None:
+    """Let a model say something, which a new one does not; sherpa-onnx names special tokens."""
+    with torch.no_grad():
+        hparams["ctc_lin"].weight.mul_(30)
+        hparams["ctc_lin"].bias[1:4] = -100
+
+
+def export_all(folder: Path) -> None:
+    """Make the run of a model that says something, and export all formats but transformers'.
+
+    The exporter compares them with the held-out clips, too.
+    """
+    formats = [*(name for name in WRITERS if name != HUGGINGFACE), HUB]
+    run = make_run(folder / "run", change=louder)
+    export_run(run, folder / "tiny", formats=formats, grid=SMALL)
+
+
+def export_streaming(folder: Path) -> None:
+    """Make the run of a streaming model that says something, and export it with its ONNX."""
+    run = make_live_run(folder / "run", **UNHEARD)
+    grid = Grid(batches=(1, 3), seconds=(0.02, 0.3, 2.0))
+    export_run(run, folder / "tiny", formats=["onnx"], grid=grid)
+
+
+def certificate(bundle: Path, name: str) -> dict[str, Any]:
+    """Read what was found of a format."""
+    content = json.loads((bundle / name / "parity.json").read_text())
+    found: dict[str, Any] = content["compared_with_the_trained_model"]
+    return found
+
+
+def edit_config(bundle: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Change config.json, and its checksum with it."""
+    file = bundle / "config.json"
+    config = json.loads(file.read_text())
+    changed = change(config)
+    file.write_text(json.dumps(config if changed is None else changed))
+    write_checksums(bundle)
+
+
+def edit_weights(bundle: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
+    """Change the weights, and their checksum with them."""
+    file = bundle / "model.safetensors"
+    weights = load(file.read_bytes())
+    changed = change(weights)
+    file.write_bytes(save(weights if changed is None else changed))
+    write_checksums(bundle)

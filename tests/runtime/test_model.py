@@ -1,0 +1,136 @@
+"""One thread makes a model and runs it; any thread may ask it to."""
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from sbkit.audio.io import Samples
+from sbkit.base.errors import SbkitError
+from sbkit.bundle.bundle import Encoded
+from sbkit.runtime.model import Effective, ModelThread, require_effective, run_batches
+from sbkit.runtime.torch_model import load_bundle
+from sbkit.runtime.transcriber import Transcriber
+from tests.runtime.bundles import make_bundle
+from tests.runtime.tones import ToneModel
+
+RATE = 16_000
+
+
+class Named(ToneModel):
+    """Note the threads that it was made and called in."""
+
+    def __init__(self) -> None:
+        super().__init__(10, 0)
+        self.threads = {threading.get_ident()}
+
+    def encode(self, clips: object) -> list[Encoded]:
+        self.threads.add(threading.get_ident())
+        return []
+
+
+def test_every_call_is_in_the_thread_that_made_the_model() -> None:
+    thread = ModelThread(Named)
+    with ThreadPoolExecutor(8) as callers:
+        list(callers.map(lambda _: thread.encode([]), range(50)))
+    (one,) = thread.call(lambda model: model.threads)
+    assert one != threading.get_ident()
+
+
+def test_errors_come_back_and_the_thread_goes_on() -> None:
+    thread = ModelThread(Named)
+    with pytest.raises(ZeroDivisionError):
+        thread.call(lambda _: 1 // 0)
+    assert thread.call(lambda _: 1) == 1
+    thread.close()
+
+
+def test_a_model_that_cannot_be_made_leaves_no_thread() -> None:
+    def fail() -> Named:
+        raise SbkitError("x must be y")
+
+    before = threading.active_count()
+    with pytest.raises(SbkitError, match="x must be y"):
+        ModelThread(fail)
+    assert threading.active_count() == before
+
+
+def test_32_threads_with_20_clips_transcribe_as_one_does(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    clips: list[Samples] = [
+        random.integers(-9000, 9000, random.integers(800, 12_000)).astype(np.int16)
+        for _ in range(20)
+    ]
+    with Transcriber.load(make_bundle(tmp_path), device="cpu") as transcriber:
+        alone = [transcriber.transcribe(clip, RATE) for clip in clips]
+        assert any(each.text for each in alone)
+
+        def is_same(number: int) -> bool:
+            order = np.random.default_rng(number).permutation(len(clips))
+            return all(transcriber.transcribe(clips[n], RATE) == alone[n] for n in order)
+
+        with ThreadPoolExecutor(32) as threads:
+            assert all(threads.map(is_same, range(32)))
+
+
+@pytest.mark.parametrize(("device", "precision"), [("cuda:0", "fp32"), ("cpu", "bf16")])
+def test_what_runs_otherwise_than_asked_is_refused(device: str, precision: str) -> None:
+    found = Effective(runtime="torch", device="cpu", precision="fp32")
+    with pytest.raises(SbkitError, match="was asked for and it runs with"):
+        require_effective(found, device=device, precision=precision)
+    assert require_effective(found, device="cpu", precision="fp32") == found
+    mixed = Effective(runtime="torch", device="cpu", precision="bf16 and fp32")
+    assert require_effective(mixed, device="cpu", precision="bf16") == mixed
+    with pytest.raises(SbkitError, match="fp32 was asked for"):
+        require_effective(mixed, device="cpu", precision="fp32")
+
+
+def clips(*seconds: float) -> list[Samples]:
+    random = np.random.default_rng(0)
+    return [random.integers(-9000, 9000, int(16_000 * each)).astype(np.int16) for each in seconds]
+
+
+def test_two_batches_are_run_at_once_and_come_back_in_order() -> None:
+    both = threading.Barrier(2, timeout=60)
+
+    def encode(batch: Sequence[Samples]) -> list[Encoded]:
+        both.wait()
+        return [Encoded(each[:, None]) for each in batch]
+
+    one, two = run_batches(encode, [clips(0.1), clips(0.1, 0.1)], threads=2)
+    assert (len(one), len(two)) == (1, 2)
+
+
+def test_threads_encode_as_one_does_and_leave_torch_its_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load_bundle(make_bundle(tmp_path)).model
+    batches = [clips(1.0, 0.7), clips(0.3), clips(0.2, 0.5)]
+    alone, used = [model.encode(each) for each in batches], set()
+    encode = model.network.encode
+
+    def noting(audio: torch.Tensor, lengths: torch.Tensor) -> Any:
+        used.add(torch.get_num_threads())
+        return encode(audio, lengths)
+
+    monkeypatch.setattr(model.network, "encode", noting)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        together = model.encode_batches(batches)
+        assert used == {1} and torch.get_num_threads() == 3
+        later: list[int] = []
+        thread = threading.Thread(target=lambda: later.append(torch.get_num_threads()))
+        thread.start()
+        thread.join()
+        assert later == [3]
+    finally:
+        torch.set_num_threads(before)
+    for expected, found in zip(alone, together, strict=True):
+        for one, other in zip(expected, found, strict=True):
+            np.testing.assert_allclose(other.log_probs, one.log_probs, rtol=0, atol=1e-5)

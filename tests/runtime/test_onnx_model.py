@@ -1,0 +1,93 @@
+"""onnxruntime runs where it was asked to, and needs nothing of torch."""
+
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper
+
+from sbkit.base.errors import SbkitError
+from sbkit.runtime.onnx_model import OnnxModel
+
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+
+
+def content() -> bytes:
+    """Make a model of one product: (B, S), (B,) -> (B, S), (B,)."""
+    audio = helper.make_tensor_value_info("audio", TensorProto.FLOAT, ["B", "S"])
+    lengths = helper.make_tensor_value_info("audio_lengths", TensorProto.INT64, ["B"])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["B", "S"])
+    n = helper.make_tensor_value_info("n", TensorProto.INT64, ["B"])
+    weight = onnx.numpy_helper.from_array(np.eye(4, dtype=np.float32), "w")
+    nodes = [
+        helper.make_node("MatMul", ["audio", "w"], ["y"]),
+        helper.make_node("Identity", ["audio_lengths"], ["n"]),
+    ]
+    graph = helper.make_graph(nodes, "g", [audio, lengths], [y, n], [weight])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    helper.set_model_props(model, {"min_samples": "4"})
+    return bytes(model.SerializeToString())
+
+
+def test_audio_of_both_scales_and_too_short_is_the_same() -> None:
+    model = OnnxModel(content())
+    samples = np.array([[16384, -32768, 8192]], np.int16)
+    expected = [[0.5, -1.0, 0.25, 0.0]]
+    for audio in (samples, samples.astype(np.float32) / 32768):
+        found = model.log_probs(audio, np.array([3]))
+        assert found.log_probs.tolist() == expected and found.lengths.tolist() == [3]
+
+
+def test_a_gpu_is_given_its_libraries_and_multiplies_float32_whole(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The libraries of CUDA's wheels are found by torch alone, which this runtime does without."""
+    asked: list[Any] = []
+
+    def refuse(content: bytes, options: object, **more: Any) -> None:
+        asked.extend([*more["providers"], more["enable_fallback"]])
+        raise RuntimeError("no GPU")
+
+    monkeypatch.setattr(onnxruntime, "preload_dlls", lambda: print("loaded"))
+    monkeypatch.setattr(onnxruntime, "InferenceSession", refuse)
+    with pytest.raises(SbkitError, match="no GPU"):
+        OnnxModel(content(), device="cuda:1")
+    assert asked == [(CUDA, {"device_id": "1", "use_tf32": "0"}), 0]  # errors move it nowhere
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("", "loaded\n")
+
+
+class Fusing(onnxruntime.InferenceSession):  # type: ignore[misc]
+    """Has one product on the GPU, and one that was fused with what follows on the CPU."""
+
+    def __init__(self, content: bytes, options: object, **more: object) -> None:
+        super().__init__(content, options, providers=[CPU])
+
+    def get_provider_graph_assignment_info(self) -> list[object]:
+        def on(provider: str, kind: str) -> object:
+            return SimpleNamespace(
+                ep_name=provider, get_nodes=lambda: [SimpleNamespace(op_type=kind)]
+            )
+
+        return [on(CUDA, "MatMul"), on(CPU, "FusedConv")]
+
+
+def test_a_fused_node_on_the_cpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnxruntime, "InferenceSession", Fusing)
+    with pytest.raises(SbkitError, match=r"of 2 it has 1 \(1 by CPUExecutionProvider\)"):
+        OnnxModel(content(), device="cuda")
+
+
+def test_a_server_imports_nothing_heavy() -> None:
+    """`tools/runtime.txt` names all that a server has installed."""
+    code = (
+        "import sys, sbkit; sbkit.Transcriber; import sbkit.runtime.onnx_model;"
+        "heavy = {'torch', 'speechbrain', 'datasets', 'hyperpyyaml', 'ruamel', 'jinja2', 'onnx'};"
+        "sys.exit(len(heavy & {*sys.modules}))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,229 @@
+"""Asked for CUDA and not getting it is an error that names the cause; what is there is told."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from sbkit.base.errors import SbkitError
+from sbkit.base.machine import PRECISIONS
+from sbkit.checkpoint.folder import write_checksums
+from sbkit.commands.cli import run
+from sbkit.distributed.device import DTYPES
+from sbkit.runtime import runtimes
+from sbkit.runtime.onnx_model import FILES
+from sbkit.runtime.runtimes import open_model
+from tests.runtime.bundles import edit_weights, make_bundle
+
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+FRAME = 640  # samples
+GRAPHS = {b"graph": ("MatMul", "Conv"), b"int8": ("MatMulInteger", "Conv")}  # their nodes
+
+
+class StandInSession:
+    """A session as the wheel for GPUs makes it without a driver: it runs, and on the CPU."""
+
+    ran_by, gpu, weights = CPU, "", ""
+
+    def __init__(self, content: bytes, options: object, providers: Any, **_: object) -> None:
+        self.kinds = GRAPHS[content]
+        ((self.asked, self.options),) = providers
+
+    def get_provider_options(self) -> dict[str, dict[str, str]]:
+        return {self.asked: {"device_id": self.gpu or self.options.get("device_id", "0")}}
+
+    def get_provider_graph_assignment_info(self) -> list[SimpleNamespace]:
+        nodes = [SimpleNamespace(op_type=kind) for kind in self.kinds]
+        return [SimpleNamespace(ep_name=self.ran_by, get_nodes=lambda: nodes)]
+
+    def get_modelmeta(self) -> SimpleNamespace:
+        return SimpleNamespace(
+            custom_metadata_map={"samples_per_frame": str(FRAME), "weights": self.weights}
+        )
+
+
+class SessionOptions:
+    """Options that are taken and do nothing."""
+
+    def add_session_config_entry(self, key: str, value: str) -> None:
+        """Take an entry."""
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_bundle(tmp_path_factory.mktemp("healthy"))
+
+
+@pytest.fixture
+def bundle(healthy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    made = Path(shutil.copytree(healthy, tmp_path / "bundle"))
+    (made / "onnx").mkdir()
+    (made / "onnx/model.onnx").write_bytes(b"graph")
+    (made / "onnx/model.int8.onnx").write_bytes(b"int8")
+    write_checksums(made / "onnx")
+    digest = json.loads((made / "checksums.json").read_text())["model.safetensors"]
+    monkeypatch.setattr(StandInSession, "weights", digest)
+    return made
+
+
+def stand_in(
+    monkeypatch: pytest.MonkeyPatch, *, providers: Sequence[str] = (CUDA, CPU), driver: bool = True
+) -> None:
+    """Put an onnxruntime in the place of the real one."""
+    module: Any = SimpleNamespace(
+        get_available_providers=lambda: [*providers],
+        SessionOptions=SessionOptions,
+        InferenceSession=StandInSession,
+        preload_dlls=lambda: None,
+        __spec__=SimpleNamespace(),
+    )
+    monkeypatch.setitem(sys.modules, "onnxruntime", module)
+    monkeypatch.setattr(runtimes, "has_driver", lambda: driver)
+
+
+def effective(bundle: Path, **wanted: str) -> Any:
+    model = open_model(bundle, runtime="onnx", **wanted).model  # type: ignore[arg-type]
+    model.close()
+    return model.effective
+
+
+def test_a_provider_that_is_listed_and_does_not_run_is_an_error(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(monkeypatch)
+    with pytest.raises(SbkitError, match=f"{CUDA} must run .* but of 2 it has 0"):
+        effective(bundle, device="cuda")
+    with pytest.raises(SbkitError, match=f"{CUDA} must run"):  # auto saw a driver
+        effective(bundle)
+    monkeypatch.setattr(StandInSession, "ran_by", CUDA)
+    assert dict(effective(bundle).nodes) == {CUDA: 2}
+
+
+def test_the_gpu_of_that_number_runs_it_or_it_is_an_error(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(monkeypatch)
+    monkeypatch.setattr(StandInSession, "ran_by", CUDA)
+    for device, found in (("auto", "cuda:0"), ("cuda", "cuda:0"), ("cuda:1", "cuda:1")):
+        assert effective(bundle, device=device).device == found
+    monkeypatch.setattr(StandInSession, "gpu", "0")
+    with pytest.raises(SbkitError, match="cuda:1 was asked for and it runs with cuda:0"):
+        effective(bundle, device="cuda:1")
+
+
+def test_the_precision_is_that_of_the_nodes_and_not_of_the_name(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(monkeypatch)
+    found = [effective(bundle, device="cpu", precision=each).precision for each in ("fp32", "int8")]
+    assert found == ["fp32", "int8 and fp32"]
+    (bundle / "onnx/model.onnx").write_bytes(b"int8")
+    (bundle / "onnx/model.int8.onnx").write_bytes(b"graph")
+    write_checksums(bundle / "onnx")
+    for asked, came in (("fp32", "int8 and fp32"), ("int8", "fp32")):
+        with pytest.raises(SbkitError, match=f"{asked} was asked for and it runs with {came}"):
+            effective(bundle, device="cpu", precision=asked)
+
+
+@pytest.mark.parametrize(
+    ("here", "cause"),
+    [
+        ({"driver": False}, "there is no NVIDIA driver"),
+        ({"providers": [CPU]}, "there is no onnxruntime with CUDA, or another wheel hides it"),
+    ],
+)
+def test_the_cause_is_named_and_auto_takes_the_cpu(
+    here: dict[str, Any], cause: str, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(monkeypatch, **here)
+    for device in ("cuda", "cuda:0"):
+        with pytest.raises(SbkitError, match=f"--device {device}. must be .*{cause}"):
+            effective(bundle, device=device)
+    found = effective(bundle)
+    assert (found.runtime, found.device, dict(found.nodes)) == ("onnx", "cpu", {CPU: 2})
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_torch_without_a_gpu_names_the_cause_too(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtimes, "has_driver", lambda: False)
+    with pytest.raises(SbkitError, match="GPU that torch can use, but there is no NVIDIA driver"):
+        open_model(bundle, device="cuda")
+    monkeypatch.setattr(torch.version, "cuda", None)
+    with pytest.raises(SbkitError, match="wheel without CUDA"):
+        open_model(bundle, device="cuda:0")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "says"),
+    [
+        ({"device": "mps"}, "must be auto, cpu, cuda or cuda:N"),
+        ({"precision": "bf16"}, "but is bf16 with onnx"),
+        ({"compile": "default"}, "compiles nothing"),
+    ],
+)
+def test_what_onnx_cannot_be_asked_for(
+    wanted: dict[str, str], says: str, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(monkeypatch)
+    with pytest.raises(SbkitError, match=says):
+        effective(bundle, **wanted)
+
+
+def test_help_and_errors_have_one_list_of_precisions(
+    bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = "torch: fp32, bf16, fp16; onnx: fp32, int8"
+    assert {"torch": (*DTYPES,), "onnx": (*FILES,)} == PRECISIONS
+    with pytest.raises(SbkitError, match=f"the runtime has \\({known}\\), but is int8 with torch"):
+        open_model(bundle, precision="int8")
+    with pytest.raises(SystemExit):
+        run(["transcribe", "--help"])
+    assert known in " ".join(capsys.readouterr().out.split())
+
+
+def test_an_onnx_model_of_other_weights_is_refused(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(monkeypatch)
+    assert effective(bundle, device="cpu").device == "cpu"
+    edit_weights(bundle, lambda all_: {name: each + 1 for name, each in all_.items()})
+    with pytest.raises(SbkitError, match="made of the weights of its bundle"):
+        effective(bundle, device="cpu")
+
+
+def test_the_doctor_tells_what_is_here_and_what_each_format_runs_on(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stand_in(monkeypatch, driver=False)
+    assert run(["doctor", str(bundle)]) == 0
+    told = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines())
+    assert told["torch"].startswith("2.")
+    assert told["CUDA with onnx"].startswith("no: there is no NVIDIA driver")
+    assert told["onnxruntime's providers"] == f"{CUDA}, {CPU}"
+    assert told[f"{bundle}, onnx int8"] == f"runs on onnx, cpu, int8 and fp32, 2 nodes on {CPU}"
+    assert told[f"{bundle}, torch fp32"].startswith("runs on torch, ")
+    (bundle / "onnx/model.onnx").write_bytes(b"other")
+    assert run(["doctor", str(bundle)]) == 2
+    assert "is not what was written" in capsys.readouterr().out
+
+
+def test_without_torch_the_other_runtime_is_named(bundle: Path) -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from sbkit.commands.cli import main, run\n"
+        "assert run(['doctor']) == 0\n"
+        "sys.argv[1:] = ['transcribe', sys.argv[1], 'talk.wav']; main()"
+    )
+    words = [sys.executable, "-c", code, str(bundle)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert "CUDA with torch: no: torch is not installed" in done.stdout, done.stderr
+    assert (done.returncode, "Pass --runtime onnx" in done.stderr) == (2, True), done.stderr

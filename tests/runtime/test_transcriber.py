@@ -1,0 +1,230 @@
+"""What is said in long audio is what is said in its sentences, and one bad file stops no other."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import soundfile
+
+from sbkit.audio.io import Samples
+from sbkit.base.errors import SbkitError
+from sbkit.bundle.bundle import Encoded
+from sbkit.commands.score import describe_decoding
+from sbkit.decoding.decoder import BeamDecoder
+from sbkit.runtime.transcriber import CPU_BATCH_SECONDS, BatchError, Transcriber, Transcript
+from tests.decoding.spoken import train_models
+from tests.runtime.bundles import make_bundle
+from tests.runtime.tones import RATE, ToneModel, silence, speak, tone_bundle, tone_transcriber
+
+SENTENCES = ("the dog jumps", "over a fox", "lazy", "a quick brown fox is the dog of a lazy fox")
+WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog"]
+
+
+def say(seconds: float, *, seed: int = 0) -> str:
+    """Make a text that lasts so long; words may be there twice in a row."""
+    random = np.random.default_rng(seed)
+    text = ""
+    while len(text) * 0.12 < seconds:
+        text += f" {random.choice(WORDS)}"
+    return text.strip()
+
+
+@pytest.mark.parametrize("pause", [0.6, 1.0, 3.0, 40.0])
+def test_sentences_with_pauses_are_joined_as_they_were_said(pause: float, tmp_path: Path) -> None:
+    transcriber, tokenizer, _ = tone_transcriber(tmp_path)
+    spoken = [speak(tokenizer, each) for each in SENTENCES]
+    audio = np.concatenate([each for one in spoken for each in (one, silence(pause))])
+    alone = [transcriber.transcribe(each, RATE).text for each in spoken]
+    assert alone == [*SENTENCES]
+    joined = transcriber.transcribe(audio, RATE)
+    assert joined.text == " ".join(SENTENCES)
+    assert joined.seconds == pytest.approx(len(audio) / RATE)
+
+
+def test_nothing_stands_between_sentences_of_chinese(tmp_path: Path) -> None:
+    bundle, tokenizer, _ = tone_bundle(tmp_path, "我爱北京天安门")
+    audio = np.concatenate([speak(tokenizer, "我爱北京"), silence(40), speak(tokenizer, "天安门")])
+    heard: list[str] = []
+    (transcript,) = Transcriber(bundle=bundle).stream([audio], RATE, on_text=heard.append)
+    assert str(transcript) == "".join(heard) == "我爱北京天安门"
+    assert len(heard) > 1
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_speech_without_a_pause_loses_no_word_and_has_none_twice(seed: int, tmp_path: Path) -> None:
+    bundle, tokenizer, model = tone_bundle(tmp_path)
+    pool_seconds = 40.0 if seed % 2 else 480.0  # 40: two that share audio are read one by one
+    transcriber = Transcriber(bundle=bundle, pool_seconds=pool_seconds)
+    text = say(130, seed=seed)
+    lead = silence(0.24 * seed)  # so that the cuts lie elsewhere
+    heard = transcriber.transcribe(np.concatenate([lead, speak(tokenizer, text)]), RATE)
+    assert sum(map(len, model.batches)) == 5
+    assert heard.text == text
+    assert [each.text for each in heard.words] == text.split()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_quiet_voice_before_a_loud_one_is_heard_once(seed: int, tmp_path: Path) -> None:
+    """Beside the loud one the quiet one is a pause, also where two pieces share it."""
+    transcriber, tokenizer, _ = tone_transcriber(tmp_path)
+    text = say(60, seed=seed)
+    loudness = np.full(len(text), 0.15)
+    for first, end in ((218, 223), (232, 237), (250, None)):  # letters of 120 ms
+        loudness[first:end] = 1.6
+    letters = speak(tokenizer, text).reshape(len(text), -1) * loudness[:, None]
+    heard = transcriber.transcribe(letters.ravel().astype(np.int16), RATE)
+    assert heard.text == text
+
+
+def test_a_hotword_that_cannot_be_spelled_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle, tokenizer, _ = tone_bundle(tmp_path)
+    file = tmp_path / "lm.safetensors"
+    train_models(file, tokenizer, SENTENCES, tokens=0)
+    decoder = BeamDecoder(tokenizer=tokenizer, language_models=file, weights={})
+    bundle = replace(bundle, decoder=decoder).with_hotwords("Fox, 日本")
+    assert "the hotword 日本 is left out: the model has no tokens" in capsys.readouterr().err
+    assert describe_decoding(bundle) == {
+        "decoder": "beam",
+        "hotwords": ("fox",),
+        "refused_hotwords": ("日本",),
+    }
+    expecting = Transcriber(bundle=bundle)
+    heard = expecting.transcribe(speak(tokenizer, SENTENCES[1]), RATE)
+    assert heard.text == SENTENCES[1]
+
+
+def test_onnx_is_refused_where_the_decoder_needs_the_attention_decoder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle, tokenizer, _ = tone_bundle(tmp_path)
+    file = tmp_path / "lm.safetensors"
+    train_models(file, tokenizer, SENTENCES, tokens=0)
+    search = BeamDecoder(tokenizer=tokenizer, language_models=file, weights={}, attention="rescore")
+    made = replace(bundle, decoder=search)
+    monkeypatch.setattr("sbkit.runtime.transcriber.open_model", lambda *_, **__: made)
+    with pytest.raises(SbkitError, match="the attention decoder, which is not exported"):
+        Transcriber.load(tmp_path, runtime="onnx")
+
+
+def test_words_have_the_times_at_which_they_are_said(tmp_path: Path) -> None:
+    transcriber, tokenizer, _ = tone_transcriber(tmp_path)
+    text = say(70)
+    heard = transcriber.transcribe(speak(tokenizer, text), RATE)
+    assert [word.text for word in heard.words] == text.split()
+    place = 0
+    for word in heard.words:
+        begin, end = 0.12 * place, 0.12 * (place + len(word.text))
+        assert begin - 0.05 <= word.start < word.end <= end + 0.05
+        place += len(word.text) + 1
+
+
+def test_batches_are_of_similar_length_and_go_across_sources(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sbkit.runtime.transcriber.usable_cores", lambda: 2)
+    transcriber, tokenizer, model = tone_transcriber(tmp_path)
+    texts = ["a", "fox", "the quick brown dog", "lazy"] * 50
+    heard = transcriber.transcribe_batch([speak(tokenizer, each) for each in texts], RATE)
+    assert [each.text for each in heard] == texts
+    assert len(model.batches) < 25
+    for batch in model.batches:
+        assert len(batch) * max(batch) <= CPU_BATCH_SECONDS
+        assert len(batch) * max(batch) < 2 * sum(batch)
+
+
+def test_the_cores_of_the_host_cut_no_batch_of_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sbkit.runtime.transcriber.usable_cores", lambda: 64)
+    transcriber, tokenizer, model = tone_transcriber(tmp_path)
+    transcriber.effective = replace(transcriber.effective, device="cuda:0")
+    transcriber.transcribe_batch([speak(tokenizer, "a fox")] * 64, RATE)
+    assert [len(batch) for batch in model.batches] == [64]
+
+
+class Fussy(ToneModel):
+    """Fail over any clip."""
+
+    def encode(self, clips: Sequence[Samples]) -> list[Encoded]:
+        raise RuntimeError("too loud")
+
+
+def test_an_error_of_the_model_names_the_file(tmp_path: Path) -> None:
+    transcriber, tokenizer, model = tone_transcriber(tmp_path)
+    model.__class__ = Fussy
+    soundfile.write(tmp_path / "loud.wav", speak(tokenizer, "a dog"), RATE)
+    says = f"with {tmp_path / 'loud.wav'} the model raised RuntimeError \\(too loud\\)"
+    with pytest.raises(SbkitError, match=says):
+        transcriber.transcribe(tmp_path / "loud.wav")
+
+
+def test_one_broken_file_loses_no_other(tmp_path: Path) -> None:
+    transcriber, tokenizer, _ = tone_transcriber(tmp_path)
+    spoken = [speak(tokenizer, each) for each in SENTENCES[:2]]
+    with pytest.raises(BatchError, match=r"1 of 3 cannot .* error: .*gone.wav must be") as failed:
+        transcriber.transcribe_batch([spoken[0], tmp_path / "gone.wav", spoken[1]], RATE)
+    first, gone, second = failed.value.results
+    assert [str(first), str(second)] == [*SENTENCES[:2]]
+    assert isinstance(gone, SbkitError)
+
+
+def test_a_file_that_breaks_off_leaves_the_next_one_whole(tmp_path: Path) -> None:
+    """Its first segment is decoded before it breaks, and leaves frames to a second one."""
+    transcriber, tokenizer, _ = tone_transcriber(tmp_path)
+    file = tmp_path / "broken.flac"
+    soundfile.write(file, speak(tokenizer, say(130)), RATE)
+    content = bytearray(file.read_bytes())
+    damaged = len(content) * 19 // 20
+    content[damaged : damaged + 2000] = bytes(2000)
+    file.write_bytes(content)
+    broken, whole = transcriber.stream([file, speak(tokenizer, SENTENCES[0])], RATE)
+    assert isinstance(broken, SbkitError)
+    assert isinstance(whole, Transcript) and whole.text == SENTENCES[0]
+
+
+@pytest.mark.parametrize(
+    ("array", "rate", "says"),
+    [
+        (np.zeros(100), None, "must be from 4000 to 768000 Hz"),
+        (np.zeros(100), 3, "must be from 4000 to 768000 Hz"),
+        (np.zeros(0), RATE, "holds no samples"),
+        (np.zeros(100, np.int64), RATE, "must hold int16, or floats"),
+        (np.full(100, np.nan), RATE, "must lie between -1 and 1"),
+        (np.full(100, 3e4), RATE, "must lie between -1 and 1"),
+    ],
+)
+def test_an_array_that_is_no_audio_is_refused(
+    array: npt.NDArray[np.generic], rate: int | None, says: str, tmp_path: Path
+) -> None:
+    transcriber, _, _ = tone_transcriber(tmp_path)
+    with pytest.raises(SbkitError, match=says):
+        transcriber.transcribe(array, rate)
+
+
+def test_arrays_of_any_kind_are_heard_alike(tmp_path: Path) -> None:
+    transcriber, tokenizer, _ = tone_transcriber(tmp_path)
+    spoken = speak(tokenizer, "a fox")
+    floats = spoken / np.float32(32768)
+    for array in (spoken, floats[None], np.stack([floats, floats], 1), floats.astype(np.float64)):
+        assert transcriber.transcribe(array, RATE).text == "a fox"
+    bundle, _, _ = tone_bundle(tmp_path)
+    assert bundle.transcribe([spoken, spoken[None], floats]) == ["a fox"] * 3
+    (words,) = bundle.align([floats[None]], ["a fox"])
+    assert [word.text for word in words] == ["a", "fox"]
+
+
+def test_a_bundle_says_what_it_runs_on(tmp_path: Path) -> None:
+    bundle = make_bundle(tmp_path)
+    for precision in ("fp32", "bf16"):
+        with Transcriber.load(bundle, device="cpu", precision=precision) as transcriber:
+            found = transcriber.effective
+            assert (found.runtime, found.device, found.precision) == ("torch", "cpu", precision)
+            assert transcriber.transcribe(silence(1), RATE).effective == found
+    for wrong in ({"device": "gpu"}, {"precision": "fp16"}, {"runtime": "tf"}):
+        with pytest.raises(SbkitError, match="must be"):
+            Transcriber.load(bundle, **{"device": "cpu", **wrong})  # type: ignore[arg-type]

@@ -1,0 +1,92 @@
+"""Voice activity: the same segments however audio is cut, and rules that do what they say."""
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sbkit.audio.io import Samples
+from sbkit.runtime.voice_detector import SpeechEvent, SpeechRules, VoiceDetector
+from tests.runtime.told_frames import ToldFrames, is_speech, tell
+
+BARE = SpeechRules(onset=0.5, offset=0.35, shortest=0.1, hang_over=0.3, padding=0.0)
+
+
+def find(audio: Samples, **rules: float) -> list[tuple[float, float]]:
+    detector = VoiceDetector(ToldFrames(), SpeechRules(**{**vars(BARE), **rules}))
+    return [(round(start, 3), round(end, 3)) for start, end in detector.speech_segments(audio)]
+
+
+@pytest.mark.parametrize(
+    ("runs", "rules", "expected"),
+    [
+        ((1.0, 1.0, 1.0), {}, [(1.0, 2.0)]),
+        ((1.0, 1.0, 0.2, 1.0, 1.0), {}, [(1.0, 3.2)]),  # a pause that is shorter than the hang-over
+        ((1.0, 1.0, 0.4, 1.0, 1.0), {}, [(1.0, 2.0), (2.4, 3.4)]),
+        ((1.0, 0.08, 1.0), {}, []),  # a click
+        ((1.0, 0.08, 1.0), {"shortest": 0.06}, [(1.0, 1.08)]),
+        ((1.0, 1.0, 1.0), {"padding": 0.2}, [(0.8, 2.2)]),
+        ((0.1, 1.0, 0.4, 1.0, 0.1), {"padding": 0.3}, [(0.0, 1.4), (1.4, 2.6)]),
+        ((1.0,), {}, []),
+        ((0.0, 1.0), {}, [(0.0, 1.0)]),  # it goes on to the last sample
+    ],
+)
+def test_rules(
+    runs: tuple[float, ...], rules: dict[str, float], expected: list[tuple[float, float]]
+) -> None:
+    assert find(tell(*is_speech(*runs)), **rules) == expected
+
+
+class LateFrames(ToldFrames):
+    """A frame judges the audio of four frames before it."""
+
+    delay = 4
+
+    def start(self) -> Any:
+        return np.zeros(self.delay)
+
+    def advance(self, samples: Samples, state: Any) -> tuple[Any, Any]:
+        frames = np.concatenate([state, super().advance(samples, 0)[0]])
+        return frames[: -self.delay], frames[-self.delay :]
+
+
+def test_a_model_that_judges_later_moves_no_speech() -> None:
+    detector = VoiceDetector(LateFrames(), BARE)
+    events, _ = detector.push(tell(*is_speech(1, 1, 1)), detector.start())
+    assert [event.kind for event in events] == ["started", "stopped"]
+    assert [event.seconds for event in events] == pytest.approx([1.0, 2.0])
+    assert [event.known for event in events] == pytest.approx([1.0 + 0.1 + 0.08, 2.0 + 0.3 + 0.08])
+
+
+def test_speech_begins_at_the_onset_and_goes_on_above_the_offset() -> None:
+    audio = tell((1, 0.0), (1, 0.4), (1, 0.6), (1, 0.4), (1, 0.3))
+    assert find(audio) == [(2.0, 4.0)]
+    assert find(audio, onset=0.3) == [(1.0, 4.0)]
+    assert find(audio, onset=0.7) == []
+
+
+def test_pieces_of_any_size_make_known_the_same_as_the_whole_clip() -> None:
+    random = np.random.default_rng(0)
+    levels = np.repeat(random.random(300), random.integers(1, 20, 300))
+    audio = np.repeat((32767 * levels).astype(np.int16), 320)[:-77]
+    detector = VoiceDetector(ToldFrames())
+    whole, end = detector.push(audio[None] / np.float32(32768), detector.start())  # (1, S)
+    assert len(whole) > 20
+    for size in (1, 100, 320, 5000):
+        events, state = list[SpeechEvent](), detector.start()
+        for first in range(0, len(audio), size):
+            made, state = detector.push(audio[first : first + size], state)
+            events += made
+        assert events == whole and detector.finish(state) == detector.finish(end)
+
+
+def test_a_copy_goes_on_by_itself_and_events_tell_when_they_are_known() -> None:
+    detector = VoiceDetector(ToldFrames(), BARE)
+    events, state = detector.push(tell((1, 0.0), (1, 1.0)), detector.start())
+    assert events == [SpeechEvent("started", 1.0, 1.1)]
+    kept = copy.deepcopy(state)
+    stopped, _ = detector.push(tell((1, 0.0)), state)
+    assert stopped == [SpeechEvent("stopped", 2.0, 2.3)]
+    assert detector.push(tell((1, 0.0)), kept)[0] == stopped
+    assert detector.finish(kept) == [SpeechEvent("stopped", 2.0, 2.0)]

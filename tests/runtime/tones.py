@@ -1,0 +1,93 @@
+"""Speech made of tones, and a model that hears it: a letter lasts 120 ms, and is a frequency.
+
+What it hears of a frame depends on that frame alone, so a text is right or it is not.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from sbkit.audio.io import Samples
+from sbkit.bundle.bundle import Bundle, Encoded
+from sbkit.bundle.config import BundleConfig
+from sbkit.decoding.alignment import WordOffsets
+from sbkit.decoding.frames import LogProbs
+from sbkit.runtime.model import Batch, Effective, ModelThread, run_batches
+from sbkit.runtime.transcriber import Transcriber
+from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
+from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
+
+RATE, STEP = 16_000, 640  # samples a second, and of a frame
+LETTER = 3  # frames, of which the last is silent
+LOWEST, APART = 500.0, 150.0  # Hz
+
+
+class ToneModel:
+    """Hear the loudest frequency of each frame."""
+
+    samples_per_frame = STEP
+
+    def __init__(self, vocab_size: int, blank: int) -> None:
+        self.effective = Effective(runtime="tones", device="cpu", precision="fp32")
+        self._vocab_size, self._blank = vocab_size, blank
+        self.batches: list[list[float]] = []  # seconds of the clips
+
+    def encode(self, clips: Sequence[Samples]) -> list[Encoded]:
+        self.batches.append([len(clip) / RATE for clip in clips])
+        return [Encoded(self._hear(clip)) for clip in clips]
+
+    def encode_batches(self, batches: Sequence[Batch]) -> list[list[Encoded]]:
+        return run_batches(self.encode, batches)
+
+    def _hear(self, clip: Samples) -> LogProbs:
+        frames = clip[: len(clip) // STEP * STEP].reshape(-1, STEP).astype(np.float64)
+        spectrum = np.abs(np.fft.rfft(frames * np.hanning(STEP)))
+        hertz = spectrum.argmax(1) * RATE / STEP
+        token = np.clip(np.rint((hertz - LOWEST) / APART), 0, self._vocab_size - 1).astype(int)
+        token[np.abs(frames).mean(1) < 500] = self._blank
+        scores = np.full((len(frames), self._vocab_size), -20.0)
+        scores[np.arange(len(frames)), token] = 0.0
+        return scores
+
+
+def speak(tokenizer: Tokenizer, text: str) -> Samples:
+    """Say a text without a pause: its letters and spaces are tones, one after the other."""
+    time = np.arange((LETTER - 1) * STEP) / RATE
+    rest = np.random.default_rng(0).normal(0, 300, STEP)  # no silence: breath, say
+    parts = []
+    for token in tokenizer.encode(text):
+        parts += [8000 * np.sin(2 * np.pi * (LOWEST + APART * token) * time), rest]
+    return np.concatenate(parts).astype(np.int16)
+
+
+def silence(seconds: float) -> Samples:
+    return np.zeros(round(seconds * RATE / STEP) * STEP, np.int16)
+
+
+def tone_transcriber(folder: Path) -> tuple[Transcriber, Tokenizer, ToneModel]:
+    """Make a Transcriber of that model."""
+    bundle, tokenizer, model = tone_bundle(folder)
+    return Transcriber(bundle=bundle), tokenizer, model
+
+
+def tone_bundle(
+    folder: Path, text: str = "the quick brown fox jumps over a lazy dog"
+) -> tuple[Bundle, Tokenizer, ToneModel]:
+    """Make a bundle of that model, for the characters of a text."""
+    file = folder / "tokenizer.model"
+    ensure_tokenizer(model_file=file, kind="char", vocab_size=None, texts=lambda: [text])
+    tokenizer = Tokenizer(model_file=file)
+    model = ToneModel(tokenizer.vocab_size, tokenizer.vocabulary.blank)
+    config = BundleConfig(
+        task=SPEECH_RECOGNITION.name,
+        sample_rate=RATE,
+        model=(),
+        parts={},
+        word_offsets=WordOffsets(0.0, 0.0),  # a tone fills its frames
+    )
+    return (
+        Bundle(config, SPEECH_RECOGNITION, tokenizer, ModelThread(lambda: model)),
+        tokenizer,
+        model,
+    )
