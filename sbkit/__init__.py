@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from sbkit.base.text import __version__ as __version__
 
 if TYPE_CHECKING:
-    from sbkit.runtime.transcriber import Transcriber
+    from sbkit.runtime.transcriber import Transcriber as Transcriber
     from sbkit.train.brain import Brain as Brain
 
 HOMES = {"Brain": "sbkit.train.brain", "Transcriber": "sbkit.runtime.transcriber"}

@@ -30,7 +30,7 @@ TASK = replace(
     SPEECH_RECOGNITION,
     name="MODULE.TASK",
     commands=("spell",),
-    runs={"spell": spell},
+    runs={"spell": "MODULE.spell"},
     arguments={"spell": (text("word", "WORD", ""), text("--times", "N", "", type=int))},
 )
 """

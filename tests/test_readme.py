@@ -28,7 +28,7 @@ FOLDERS = (
     "recipes",
     "recipes/asr",
     "hparams",
-    "sbkit/inference",
+    "sbkit/runtime",
     "sbkit/serve",
     "sbkit/train",
     "tools",

@@ -26,7 +26,6 @@ from sbkit.base.text import printable
 
 Handler = Callable[[int, FrameType | None], Any]
 
-RECIPES = Path(__file__).parents[2] / "recipes"  # of the checkout that this sbkit is of
 LARGEST_SOURCE = 1 << 24  # bytes of a module
 AFTER_THE_FIRST = 10.0  # seconds; beside busy processes one rank was more than 3 s late
 ASKING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
@@ -73,7 +72,7 @@ def require_package(name: str, *, extra: str) -> Any:
 def import_own(names: Collection[str], bundle: Path | None = None) -> frozenset[str]:
     """Import the modules that `--import` names; the working folder, then a bundle, come last.
 
-    Beside these and sbkit's recipes nothing is ever imported because a file names it. What is run
+    Beside these nothing is ever imported because a file names it. What is run
     is named on standard error. Return the names; raises SbkitError for a module that cannot be
     imported.
     """
@@ -89,17 +88,6 @@ def import_own(names: Collection[str], bundle: Path | None = None) -> frozenset[
                 "PYTHONPATH."
             ) from error
     return frozenset(names)
-
-
-def is_recipe(module: str) -> bool:
-    """Return whether a module is of the recipes beside sbkit, which are as trusted as sbkit is.
-
-    An installed sbkit has none beside it.
-    """
-    top, *below = module.split(".")
-    if top != RECIPES.name or not all(part.isidentifier() for part in below):
-        return False
-    return RECIPES.joinpath(*below).with_suffix(".py").is_file()
 
 
 def _import_own(name: str, beside: Path | None) -> None:

@@ -16,7 +16,6 @@ from typing import Any
 from torch import nn
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.process import is_recipe
 
 # Left out on purpose: what takes any callable (ParameterDict), what has no size of its own (Lazy*),
 # and what talks to other processes.
@@ -47,15 +46,15 @@ MODULES = {
     "sbkit.audio.augment": "Compose SpecAugment",
     "sbkit.audio.fbank": "Fbank",
     "sbkit.models.attention": "CrossAttention SelfAttention",
-    "sbkit.models.layers": "Dropout",
-    "sbkit.models.layers": "FrameConv",
     "sbkit.models.frontend": "ConvFrontEnd",
-    "sbkit.models.layers": "LinearStack",
-    "sbkit.models.layers": "GlobalNorm",
     "sbkit.models.classifier": "AttentiveStatisticsPooling",
+    "sbkit.models.codec": "FiniteScalarQuantizer",
+    "sbkit.models.layers": "Dropout FrameConv GlobalNorm LinearStack",
     "sbkit.models.pretrained.parts": "PretrainedEncoder PretrainedFeatures PretrainedFrontEnd",
+    "sbkit.models.synthesis": "Aligner MelDecoder TextEncoder VarianceAdaptor",
     "sbkit.models.transformer": "ConformerBlock Convolution DecoderBlock FeedForward "
     "Transformer TransformerBlock",
+    "sbkit.models.vocoder": "Decoder Encoder LogMel",
     "speechbrain.augment.freq_domain": "RandomShift SpectrogramDrop Warping",
     "speechbrain.lobes.features": "Fbank MFCC",
     "speechbrain.lobes.models.CRDNN": "CNN_Block CRDNN DNN_Block",
@@ -131,14 +130,13 @@ def find_allowed(tag: str, name: str, *, own: frozenset[str] = frozenset()) -> A
     """Return the class or activation that a bundle names by the tag `!new` or `!name`.
 
     This is the only way from a name in a bundle to an object. ``own`` names modules that the user
-    imported by `--import`: the torch.nn.Module classes that such a module defines are allowed, as
-    are those of the recipes beside sbkit.
+    imported by `--import`: the torch.nn.Module classes that such a module defines are allowed.
     Raises SbkitError, and imports nothing, for any other name.
     """
     module, _, last = name.rpartition(".")
     if tag in ALLOWED.get(name, ()):
         return vars(import_module(module))[last]
-    if module in own or is_recipe(module):
+    if module in own:
         found = vars(import_module(module)).get(last)
         if inspect.isclass(found) and issubclass(found, nn.Module) and found.__module__ == module:
             return found

@@ -34,7 +34,7 @@ from sbkit.commands.arguments import (
     path,
     text,
 )
-from sbkit.tasks.task import Argument
+from sbkit.tasks.task import Argument, import_object
 
 Command = Callable[[argparse.Namespace], int | None]
 OWN = text("command", "COMMAND", "of the task; its own arguments follow")
@@ -47,7 +47,7 @@ def main() -> None:
     The folder in which sbkit lies is searched last for modules: that of a checkout has `recipes`,
     which is not installed.
     """
-    sys.path.append(str(Path(__file__).parents[1]))
+    sys.path.append(str(Path(__file__).parents[2]))
     run_main(lambda: run(sys.argv[1:]))  # a command imports its parts when it runs
 
 
@@ -385,7 +385,7 @@ def _run_of_task(options: argparse.Namespace) -> int:
     with _opened(options.bundle, options.own) as options.bundle:
         task = read_bundle(options.bundle, own=options.own).bundle.task
         task.require(options.name)
-        return task.runs[options.name](options)
+        return int(import_object(task.runs[options.name])(options))
 
 
 @command("run", "run a command that a bundle's own task has", BUNDLE, OWN, *RUNNING, IMPORT)
@@ -404,7 +404,7 @@ def _run_own(options: argparse.Namespace) -> int:
         for argument, details in task.arguments[options.command]:
             parser.add_argument(argument, **details)
         parser.parse_args(options.overrides, options)
-        return task.runs[options.command](options)
+        return int(import_object(task.runs[options.command])(options))
 
 
 def _opened(folder: Path, own: frozenset[str]) -> AbstractContextManager[Path]:

@@ -29,6 +29,7 @@ from sbkit.serve.recognizer import Recognizer
 from sbkit.serve.server import Server, bind
 from sbkit.serve.voice import Voice
 from sbkit.serve.workers import Workers
+from sbkit.tasks.task import import_object
 
 ALIASES = {
     Recognizer: ("gpt-transcribe", "gpt-4o-transcribe", "gpt-4o-mini-transcribe", "whisper-1"),
@@ -107,8 +108,9 @@ def _open(
 ) -> Recognizer | Voice:
     """Open a bundle as what its task makes of it."""
     asked, task = running(options), read_bundle(folder, own=options.own).bundle.task
-    if task.load is not None:
-        return Voice(task.load(folder, **{name: asked[name] for name in OPTIONS}), **shared)
+    if task.voice_class is not None:
+        voice_class = import_object(task.voice_class)
+        return Voice(voice_class.load(folder, **{name: asked[name] for name in OPTIONS}), **shared)
     bundle = open_recognizer(folder, live=None, **asked)
     usual = CPU_BATCH_SECONDS if bundle.model.effective.device == "cpu" else BATCH_SECONDS
     most = options.max_batch_seconds or usual

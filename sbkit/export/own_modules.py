@@ -6,8 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
-from sbkit.base.process import is_recipe
-
 
 def source_files(own: Iterable[str]) -> dict[str, bytes]:
     """Return the source of modules by the name of its file in a bundle, as `--import` reads it.
@@ -25,7 +23,7 @@ def source_files(own: Iterable[str]) -> dict[str, bytes]:
 def describe_recipes(sources: Mapping[str, bytes]) -> Iterator[str]:
     """Yield a note for each file that imports recipes, which an installed sbkit does not have."""
     for file, source in sources.items():
-        names = sorted({name for name in _imported(source) if is_recipe(name)})
+        names = sorted({name for name in _imported(source) if name.partition(".")[0] == "recipes"})
         if names:
             yield (
                 f"note: {file} imports {', '.join(names)}, so that the bundle loads in a checkout "

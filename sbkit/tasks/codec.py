@@ -1,7 +1,6 @@
 """The task of a codec: audio to codes and back. It imports no torch, which ONNX does without."""
 
 from sbkit.logs.metric import Metric, Metrics
-from sbkit.runtime.codec import decode_file, encode_file
 from sbkit.tasks.task import Graph, Task
 
 METRICS: Metrics = {
@@ -17,7 +16,10 @@ CODEC = Task(
     training_parts=("discriminator",),
     metrics=METRICS,
     commands=("encode", "decode"),
-    runs={"encode": encode_file, "decode": decode_file},
+    runs={
+        "encode": "sbkit.runtime.codec.encode_file",
+        "decode": "sbkit.runtime.codec.decode_file",
+    },
     uses={
         "onnx": "onnxruntime: `encode.onnx` makes `codes` and `frame_lengths` of `audio` (B, S) "
         "float32 between -1 and 1 and `audio_lengths` (B,) int64, `decode.onnx` audio of codes. "

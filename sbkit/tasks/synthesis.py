@@ -1,12 +1,6 @@
 """The task of synthesis: text to speech. It imports no torch, which ONNX does without.
 
 Legend: B utterances, S samples, L symbols.
-
-A voice as one graph for sherpa-onnx's `OfflineTts`, in the form of its VITS of characters.
-
-sherpa-onnx splits a text into characters, which it looks up in `tokens.txt`, and gives the graph
-those of one sentence (`offline-tts-character-frontend.cc`). Numbers and abbreviations are not
-spelled out there.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +11,6 @@ import numpy as np
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import SAMPLE_RATE
 from sbkit.logs.metric import Metric, Metrics
-from sbkit.runtime.synthesizer import Synthesizer, speak
 from sbkit.tasks.task import Graph, LabelFile, Task
 from sbkit.text.symbols import KINDS
 from sbkit.text.vocabulary import ClassLabels
@@ -37,7 +30,11 @@ Texts = Mapping[str, str]
 
 
 def as_vits(bundle: Any) -> tuple[Mapping[str, Any], Texts]:
-    """Return the metadata that sherpa-onnx reads, and the list of characters.
+    """Return the metadata and the list of characters that sherpa-onnx needs for `OfflineTts`.
+
+    The model has the form of a VITS of characters. sherpa-onnx splits a text into characters, looks
+    them up in `tokens.txt`, and gives the graph those of one sentence
+    (`offline-tts-character-frontend.cc`). It spells out no numbers or abbreviations.
 
     Raises SbkitError for a voice of phonemes, which are more than a character each.
     """
@@ -108,8 +105,8 @@ SYNTHESIS = Task(
     ),
     metrics=METRICS,
     commands=("speak",),
-    runs={"speak": speak},
-    load=Synthesizer.load,
+    runs={"speak": "sbkit.runtime.synthesizer.speak"},
+    voice_class="sbkit.runtime.synthesizer.Synthesizer",
     graphs={
         "encode": Graph(inputs=("symbols",), outputs=("states", "durations"), arguments=text_of),
         "decode": Graph(inputs=("states", "index"), outputs=("audio",), arguments=states_of),

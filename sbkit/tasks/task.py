@@ -4,7 +4,6 @@ sbkit's own tasks stand beside this file. A task of the user's is an object of t
 module of his own: `Recipe(task=...)` names it, and bundles store its dotted path.
 """
 
-import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.process import is_recipe
 from sbkit.logs.metric import LOSS, Metrics
 
 Argument = tuple[str, dict[str, Any]]  # its name, and the keywords of `add_argument`
@@ -102,11 +100,12 @@ class Task:
         heads: keys of the parts with an output for each label.
         metrics: by name, as the Brain has them; the loss for a Brain without any.
         commands: those that take its bundles, such as `transcribe`.
-        runs: the functions of those that the task itself runs, from their options to the exit code.
+        runs: the dotted paths of the functions that run those of the task itself: from their
+            parsed options to an exit code.
         arguments: of those that the command line does not have, as `argparse` takes them: they run
             by `sbkit run BUNDLE COMMAND ...`, and their options have the bundle's folder, too.
-        load: opens a bundle that speaks: from its folder and the options of `open_model` to what
-            `sbkit.serve.voice` takes.
+        voice_class: of a task whose bundles speak: the dotted path of a class like
+            `sbkit.runtime.synthesizer.Synthesizer`, whose `load` opens one.
         graphs: the methods of its model that a bundle's ONNX and torch programs hold, by name,
             where these are not a recognizer's; the model then has `settings`, the plain data that
             whoever calls them needs.
@@ -123,9 +122,9 @@ class Task:
     heads: tuple[str, ...] = ()
     metrics: Metrics = field(default_factory=lambda: LOSS)
     commands: tuple[str, ...] = ()
-    runs: Mapping[str, Callable[[argparse.Namespace], int]] = field(default_factory=dict)
+    runs: Mapping[str, str] = field(default_factory=dict)
     arguments: Mapping[str, Sequence[Argument]] = field(default_factory=dict)
-    load: Callable[..., Any] | None = None
+    voice_class: str | None = None
     graphs: Mapping[str, Graph] = field(default_factory=dict)
     uses: Mapping[str, str] = field(default_factory=dict)
     scorer: Scorer | None = None
@@ -153,18 +152,23 @@ class Task:
                 f"The task {self.name} must name its `model_class` for runs to be exported, but "
                 "has none. Add it to the task."
             )
-        module, _, name = self.model_class.rpartition(".")
-        return getattr(import_module(module), name)
+        return import_object(self.model_class)
+
+
+def import_object(name: str) -> Any:
+    """Import what a trusted task names by its dotted path."""
+    module, _, attribute = name.rpartition(".")
+    return getattr(import_module(module), attribute)
 
 
 def load_task(name: str, *, own: frozenset[str] = frozenset()) -> Task:
-    """Import the task of a dotted path: of sbkit, its recipes, or the user's modules ``own``.
+    """Import the task of a dotted path: one of sbkit's, or of the user's modules ``own``.
 
     Importing a module runs it, so nothing else is imported.
     Raises SbkitError: it is of another module, or there is no such task.
     """
     module, _, attribute = name.rpartition(".")
-    if not (name.startswith(BUILT_IN) or module in own or is_recipe(module)):
+    if not (name.startswith(BUILT_IN) or module in own):
         raise SbkitError(
             f"The task of a model must be one of sbkit's, because importing a module runs it, but "
             f"is {name}. If you trust that module, pass --import {module}."

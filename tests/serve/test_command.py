@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2
@@ -204,7 +205,9 @@ def test_a_model_that_runs_elsewhere_than_asked_ends_the_start(
     """A synthesizer ran on the CPU without a word (speaches #255)."""
     bundle, tokenizer, _ = tone_bundle(tmp_path)
     bundle.model.close()
-    task = replace(bundle.task, load=lambda *_, **__: ToneSpeaker(tokenizer))
+    task = replace(bundle.task, voice_class="a voice on the CPU")
+    voice_class = SimpleNamespace(load=lambda *_, **__: ToneSpeaker(tokenizer))
+    monkeypatch.setattr("sbkit.commands.serve.import_object", lambda name: voice_class)
     read = ReadBundle(replace(bundle, task=task), b"")
     monkeypatch.setattr("sbkit.commands.serve.read_bundle", lambda *_, **__: read)
     for options, came in (
