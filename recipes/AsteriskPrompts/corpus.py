@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from recipes.AsteriskPrompts.prepare import prepare_prompts
-from recipes.release_folder import splits
+from sbkit.data.corpora.debian_release import splits
 from sbkit.data.corpora.release import read_releases
 from sbkit.data.storage.audio_cache import default_cache
 from sbkit.data.storage.manifest import Manifest

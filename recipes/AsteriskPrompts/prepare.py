@@ -15,8 +15,12 @@ import numpy as np
 import soundfile
 
 from recipes.AsteriskPrompts.numbers import spell_digits
-from recipes.debian import PASS_A_RELEASE
-from recipes.release_folder import (
+from sbkit.audio.io import Samples
+from sbkit.base.errors import SbkitError
+from sbkit.base.process import run_main
+from sbkit.base.units import SAMPLE_RATE
+from sbkit.data.corpora.debian_release import (
+    PASS_A_RELEASE,
     Row,
     ensure_release,
     only,
@@ -24,10 +28,6 @@ from recipes.release_folder import (
     sentence_id,
     write_tsvs,
 )
-from sbkit.audio.io import Samples
-from sbkit.base.errors import SbkitError
-from sbkit.base.process import run_main
-from sbkit.base.units import SAMPLE_RATE
 from sbkit.data.storage.audio_cache import default_cache
 from sbkit.text.normalize import normalize
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from recipes.FestvoxRu.prepare import LANGUAGE, prepare_festvox
-from recipes.release_folder import splits
 from sbkit.base.errors import SbkitError
+from sbkit.data.corpora.debian_release import splits
 from sbkit.data.corpora.release import read_release
 from sbkit.data.storage.audio_cache import default_cache
 from sbkit.data.storage.manifest import Manifest

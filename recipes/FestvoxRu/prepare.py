@@ -12,7 +12,8 @@ from pathlib import Path
 import soundfile
 
 from recipes.FestvoxRu.phones import read_labels, time_words
-from recipes.release_folder import (
+from sbkit.base.process import run_main
+from sbkit.data.corpora.debian_release import (
     Row,
     ensure_release,
     only,
@@ -20,7 +21,6 @@ from recipes.release_folder import (
     sentence_id,
     write_tsvs,
 )
-from sbkit.base.process import run_main
 from sbkit.data.storage.audio_cache import default_cache
 from sbkit.text.normalize import normalize
 

@@ -9,11 +9,11 @@ from sbkit.base.errors import SbkitError
 from sbkit.check.cost import check_cost
 from sbkit.check.data import check_alignment, check_labels, check_masks, check_report, check_silence
 from sbkit.check.dependence import check_causality, check_padding
-from sbkit.check.dry_run import check_rate, check_shapes, check_state
+from sbkit.check.dry_run import check_freezing, check_rate, check_shapes, check_state, check_unused
 from sbkit.check.existing_run import check_export, check_initial_weights, check_run_folder
 from sbkit.check.finding import Finding, words_of
 from sbkit.check.knobs import check_ranges, check_unread
-from sbkit.check.ownership import check_freezing, check_optimizers, check_ownership, check_unused
+from sbkit.check.ownership import check_optimizers, check_ownership
 from sbkit.check.placement import check_placement, check_shares
 from sbkit.check.planned_run import PARTS, MissingPartError, PlannedRun
 from sbkit.distributed.ranks import single_rank

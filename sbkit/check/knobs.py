@@ -15,8 +15,8 @@ from pathlib import Path
 
 from speechbrain.utils.run_opts import RunOptions
 
+from sbkit.check.dry_run import UNUSED_CHECK
 from sbkit.check.finding import Finding, words_of
-from sbkit.check.ownership import UNUSED_CHECK
 from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.config.document import Document, did_you_mean, referenced, tag_of, walk
 from sbkit.config.hparams import resolve

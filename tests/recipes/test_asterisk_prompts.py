@@ -17,8 +17,8 @@ from recipes.AsteriskPrompts.prepare import (
     read_prompts,
     write_release,
 )
-from recipes.release_folder import choose_split
 from sbkit.base.errors import SbkitError
+from sbkit.data.corpora.debian_release import choose_split
 from sbkit.data.corpora.release import read_release
 from sbkit.data.storage.clips import Clip
 from sbkit.text.normalize import normalize
