@@ -1,4 +1,4 @@
-"""The one exception that a user of sbkit is meant to read, and the codes of a command's end."""
+"""The exceptions that a user of sbkit is meant to read, and the exit codes of commands."""
 
 from sbkit.base.text import printable
 
@@ -12,12 +12,27 @@ PIPE_CLOSED = 141  # 128 + SIGPIPE
 
 
 class SbkitError(Exception):
-    """Raised for what a user can fix: what must hold, what came instead, and what to do.
+    """Raised for what a user can fix: says what must hold, what was given, and what to do.
 
-    Command lines print the message alone, without a traceback, and leave with exit code 2. What it
-    quotes of others cannot move the cursor.
+    A command prints the message without a traceback and exits with code 2. Control characters in
+    quoted names are escaped: an escape sequence could clear the screen.
     """
 
     def __str__(self) -> str:
-        """Write the sentence; a name in it with an escape sequence would clear the screen."""
         return printable(super().__str__())
+
+
+class ConfigError(SbkitError):
+    """Raised for a YAML, an override or a command-line option that cannot work."""
+
+
+class DataError(SbkitError):
+    """Raised for a corpus, a table, an audio file or a text that cannot be used."""
+
+
+class BundleError(SbkitError):
+    """Raised for a bundle, a checkpoint or a run folder that is damaged, missing or unsuitable."""
+
+
+class DeviceError(SbkitError):
+    """Raised for a device, a precision or a runtime that is not available as asked."""
