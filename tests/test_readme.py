@@ -250,7 +250,7 @@ def test_parts_recipe_and_noise_of_the_readme_train(checkout: Path, data: Path) 
     ast.parse(brain)
     (checkout / "my_models.py").write_text(part)
     (checkout / "my_recipe.py").write_text(recipe)
-    yaml = (ROOT / "tests/own_parts/encoder.yaml").read_text("utf-8")
+    yaml = (ROOT / "tests/user_parts/encoder.yaml").read_text("utf-8")
     yaml = yaml.replace("recipes.asr.recipe.ASR", "my_recipe.MINE")
     yaml = re.sub(r"(?m)^warmup_fraction:.*\n", "", yaml)
     noise = noise.replace("/data/musan/noise", str(data / "release/clips"))
@@ -268,7 +268,7 @@ def test_parts_recipe_and_noise_of_the_readme_train(checkout: Path, data: Path) 
 
 
 def test_the_pages_show_the_files_that_tests_train() -> None:
-    here, text = ROOT / "tests/own_parts", (ROOT / "hparams/README.md").read_text("utf-8")
+    here, text = ROOT / "tests/user_parts", (ROOT / "hparams/README.md").read_text("utf-8")
     before, after = (
         file.read_text("utf-8").splitlines()
         for file in (ROOT / "hparams/ctc.yaml", here / "encoder.yaml")

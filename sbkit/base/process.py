@@ -69,7 +69,7 @@ def require_package(name: str, *, extra: str) -> Any:
         ) from error
 
 
-def import_own(names: Collection[str], bundle: Path | None = None) -> frozenset[str]:
+def import_user_modules(names: Collection[str], bundle: Path | None = None) -> frozenset[str]:
     """Import the modules that `--import` names; the working folder, then a bundle, come last.
 
     Beside these nothing is ever imported because a file names it. What is run
@@ -80,7 +80,7 @@ def import_own(names: Collection[str], bundle: Path | None = None) -> frozenset[
         sys.path.append(str(Path.cwd()))
     for name in names:
         try:
-            _import_own(name, None if bundle is None else bundle / f"{name}.py")
+            _import_user_module(name, None if bundle is None else bundle / f"{name}.py")
         except Exception as error:  # a module of the user's may fail in any way
             raise SbkitError(
                 f"--import must name a module that can be imported, but `{name}` raised "
@@ -90,7 +90,7 @@ def import_own(names: Collection[str], bundle: Path | None = None) -> frozenset[
     return frozenset(names)
 
 
-def _import_own(name: str, beside: Path | None) -> None:
+def _import_user_module(name: str, beside: Path | None) -> None:
     """Import a module, or else run the source that lies in a bundle by its name."""
     if name in sys.modules:
         return

@@ -126,17 +126,17 @@ def canonical(name: str) -> str:
     return f"{home}.{own}" if home and own else name
 
 
-def find_allowed(tag: str, name: str, *, own: frozenset[str] = frozenset()) -> Any:
+def find_allowed(tag: str, name: str, *, user_modules: frozenset[str] = frozenset()) -> Any:
     """Return the class or activation that a bundle names by the tag `!new` or `!name`.
 
-    This is the only way from a name in a bundle to an object. ``own`` names modules that the user
-    imported by `--import`: the torch.nn.Module classes that such a module defines are allowed.
+    This is the only way from a name in a bundle to an object. ``user_modules`` are the modules that
+    `--import` names: the torch.nn.Module classes that they define are allowed.
     Raises SbkitError, and imports nothing, for any other name.
     """
     module, _, last = name.rpartition(".")
     if tag in ALLOWED.get(name, ()):
         return vars(import_module(module))[last]
-    if module in own:
+    if module in user_modules:
         found = vars(import_module(module)).get(last)
         if inspect.isclass(found) and issubclass(found, nn.Module) and found.__module__ == module:
             return found

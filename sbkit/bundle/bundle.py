@@ -25,7 +25,7 @@ from sbkit.audio.io import Samples, to_samples
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import read_regular, reading
 from sbkit.base.machine import usable_cores
-from sbkit.base.process import import_own
+from sbkit.base.process import import_user_modules
 from sbkit.base.text import printable
 from sbkit.bundle.config import BundleConfig, parse_config
 from sbkit.checkpoint.folder import CHECKSUMS, check_unchanged
@@ -229,11 +229,13 @@ class ReadBundle:
     weights: bytes
 
 
-def read_bundle(folder: Path, *names: str, own: frozenset[str] = frozenset()) -> ReadBundle:
+def read_bundle(
+    folder: Path, *names: str, user_modules: frozenset[str] = frozenset()
+) -> ReadBundle:
     """Read a bundle and WEIGHTS if named, each file once, and compare them with their checksums.
 
-    ``own`` names modules of the user's, one of which may hold the task: they are imported as
-    `--import` does, from the bundle where they are not here.
+    ``user_modules`` are those that `--import` names, one of which may hold the task: they are
+    imported from the bundle if they are not installed.
     Raises SbkitError when a file is missing or damaged, or the task is not here.
     """
     if not (folder / CONFIG).exists():
@@ -241,14 +243,14 @@ def read_bundle(folder: Path, *names: str, own: frozenset[str] = frozenset()) ->
             f"A bundle must be a folder with {CONFIG} and {CHECKSUMS}, but {folder} is none. Make "
             "one of a run: sbkit export RUN --out BUNDLE"
         )
-    import_own(sorted(own), folder)
+    import_user_modules(sorted(user_modules), folder)
     contents = {CONFIG: _read(folder, CONFIG)}
     config = parse_config(contents[CONFIG], of=folder / CONFIG)
-    task = load_task(config.task, own=own)
+    task = load_task(config.task, user_modules=user_modules)
     contents |= {name: _read(folder, name) for name in names}
     if task.labels is not None:
         contents[task.labels.name] = _read(folder, task.labels.name)
-    for name in (f"{each}.py" for each in own):
+    for name in (f"{each}.py" for each in user_modules):
         if (folder / name).exists():
             contents[name] = _read(folder, name)
     if config.decoder is not None:

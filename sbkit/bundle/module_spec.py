@@ -79,10 +79,10 @@ def _attribute(node: object, key: str, objects: Mapping[int, object]) -> Plain:
     )
 
 
-def build(plain: Plain, *, own: frozenset[str] = frozenset(), depth: int = 0) -> Any:
+def build(plain: Plain, *, user_modules: frozenset[str] = frozenset(), depth: int = 0) -> Any:
     """Build what plain data describes: modules and activations of the list, and plain values.
 
-    ``own`` names modules of the user's, imported by --import; ``depth``: how many levels are above.
+    ``user_modules``: those that --import names; ``depth``: how many levels are above.
     Raises SbkitError for a name that is not on the list, and for anything outside of the grammar.
     """
     match plain:
@@ -91,28 +91,41 @@ def build(plain: Plain, *, own: frozenset[str] = frozenset(), depth: int = 0) ->
         case float() if math.isfinite(plain):
             return plain
         case {"tuple": list(items), **others} if not others:
-            return tuple(_build_collection(items, own, depth))
+            return tuple(_build_collection(items, user_modules, depth))
         case {"new": str(name), "arguments": arguments, **others} if not others:
-            return _bind(find_allowed("!new", name, own=own), arguments, own, depth)()
+            return _bind(
+                find_allowed("!new", name, user_modules=user_modules),
+                arguments,
+                user_modules,
+                depth,
+            )()
         case {"name": str(name), "arguments": arguments, **others} if not others:
-            return _bind(find_allowed("!name", name, own=own), arguments, own, depth)
-    return _build_collection(plain, own, depth)
+            return _bind(
+                find_allowed("!name", name, user_modules=user_modules),
+                arguments,
+                user_modules,
+                depth,
+            )
+    return _build_collection(plain, user_modules, depth)
 
 
-def _bind(target: Any, arguments: Plain, own: frozenset[str], depth: int) -> Any:
-    given = _build_collection(arguments, own, depth)
+def _bind(target: Any, arguments: Plain, user_modules: frozenset[str], depth: int) -> Any:
+    given = _build_collection(arguments, user_modules, depth)
     if not given:
         return target
     return partial(target, **given) if isinstance(given, dict) else partial(target, *given)
 
 
-def _build_collection(plain: Plain, own: frozenset[str], depth: int) -> Any:
+def _build_collection(plain: Plain, user_modules: frozenset[str], depth: int) -> Any:
     """Build the values of a list or a mapping; raise SbkitError for anything else."""
     if isinstance(plain, list | dict) and depth < MAX_DEPTH:
         if isinstance(plain, list):
-            return [build(item, own=own, depth=depth + 1) for item in plain]
+            return [build(item, user_modules=user_modules, depth=depth + 1) for item in plain]
         if not RESERVED & plain.keys():
-            return {key: build(item, own=own, depth=depth + 1) for key, item in plain.items()}
+            return {
+                key: build(item, user_modules=user_modules, depth=depth + 1)
+                for key, item in plain.items()
+            }
     raise SbkitError(
         f"A part of a model must be described by the grammar of {__name__}, but holds "
         f"{reprlib.repr(plain)}. Export the model again."

@@ -49,7 +49,7 @@ def check_export(planned: PlannedRun) -> Iterator[Finding]:
     file, task = planned.folder / RESOLVED, planned.recipe.task
     save_resolved(file, planned.yaml_file, planned.overrides)
     try:
-        load_task(task.name, own=frozenset([task.name.rpartition(".")[0]]))
+        load_task(task.name, user_modules=frozenset([task.name.rpartition(".")[0]]))
         plain_parts(read_document(file).root, planned.hparams, task)
     except SbkitError as error:
         key = next((key for key in planned.document.root if f"`{key}`" in str(error)), "model")

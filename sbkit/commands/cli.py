@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sbkit.base.errors import FAILED, SbkitError
 from sbkit.base.machine import keep_freed_memory
-from sbkit.base.process import Parser, import_own, require_package, run_main
+from sbkit.base.process import Parser, import_user_modules, require_package, run_main
 from sbkit.base.text import __version__, printable, printable_json
 from sbkit.commands.arguments import (
     BUNDLE,
@@ -69,7 +69,9 @@ def run(arguments: Sequence[str]) -> int:
     options.overrides = more
     folders = [getattr(options, each, None) for each in ("bundle", "model")]
     folders += getattr(options, "bundles", [])
-    options.own = import_own(getattr(options, "imports", ()), next(filter(None, folders), None))
+    options.user_modules = import_user_modules(
+        getattr(options, "imports", ()), next(filter(None, folders), None)
+    )
     try:
         return command(options) or 0
     except ModuleNotFoundError as error:
@@ -169,12 +171,16 @@ def _export(options: argparse.Namespace) -> int:
     from sbkit.export.export import export_run
 
     formats = [name.strip() for name in options.formats.split(",") if name.strip()]
-    certificates = export_run(
-        options.run, options.out, formats=formats, licence=options.license, own=options.own
+    parity = export_run(
+        options.run,
+        options.out,
+        formats=formats,
+        licence=options.license,
+        user_modules=options.user_modules,
     )
     missed = [
         f"{name} ({kind}) is not written: {reason.rstrip('.')}."
-        for name, several in certificates.items()
+        for name, several in parity.items()
         for kind, found in several.items()
         for reason in found["reasons"]
     ]
@@ -202,7 +208,7 @@ def _tune(options: argparse.Namespace) -> None:
     from sbkit.commands.tune import TuneOptions, tune_model
 
     wanted = {each: getattr(options, each) for each in TuneOptions.__dataclass_fields__}
-    tune_model(options.model, TuneOptions(**wanted), own=options.own)
+    tune_model(options.model, TuneOptions(**wanted), user_modules=options.user_modules)
 
 
 @command(
@@ -246,7 +252,9 @@ def _score(options: argparse.Namespace) -> None:
     from sbkit.commands.score import ScoreOptions, score_model
 
     wanted = {each: getattr(options, each) for each in ScoreOptions.__dataclass_fields__}
-    for line in score_model(options.model, options.data, ScoreOptions(**wanted), own=options.own):
+    for line in score_model(
+        options.model, options.data, ScoreOptions(**wanted), user_modules=options.user_modules
+    ):
         print(printable(line), flush=True)
 
 
@@ -305,7 +313,7 @@ def _compare(options: argparse.Namespace) -> None:
 def _transcribe(options: argparse.Namespace) -> int:
     if options.pace is not None and not options.live:
         raise SbkitError("`--pace` must come with --live, but does not. Add it, or leave it out.")
-    with _opened(options.bundle, options.own) as options.bundle:
+    with _opened(options.bundle, options.user_modules) as options.bundle:
         options.detector = None
         if options.vad is not None:
             from sbkit.runtime.voice_detector import VoiceDetector
@@ -341,7 +349,9 @@ def _serve(options: argparse.Namespace) -> int:
 
     names = [each.resolve().name for each in options.bundles]
     with ExitStack() as stack:
-        folders = [stack.enter_context(_opened(each, options.own)) for each in options.bundles]
+        folders = [
+            stack.enter_context(_opened(each, options.user_modules)) for each in options.bundles
+        ]
         return serve(names, folders, options)
 
 
@@ -359,7 +369,7 @@ def _serve(options: argparse.Namespace) -> int:
 def _classify(options: argparse.Namespace) -> int:
     from sbkit.commands.transcribe import classify
 
-    with _opened(options.bundle, options.own) as options.bundle:
+    with _opened(options.bundle, options.user_modules) as options.bundle:
         return classify(options)
 
 
@@ -382,8 +392,8 @@ CODING = BUNDLE, path("file", "FILE", "to read"), path("--out", "FILE", "to writ
 def _run_of_task(options: argparse.Namespace) -> int:
     from sbkit.bundle.bundle import read_bundle
 
-    with _opened(options.bundle, options.own) as options.bundle:
-        task = read_bundle(options.bundle, own=options.own).bundle.task
+    with _opened(options.bundle, options.user_modules) as options.bundle:
+        task = read_bundle(options.bundle, user_modules=options.user_modules).bundle.task
         task.require(options.name)
         return int(import_object(task.runs[options.name])(options))
 
@@ -392,8 +402,8 @@ def _run_of_task(options: argparse.Namespace) -> int:
 def _run_own(options: argparse.Namespace) -> int:
     from sbkit.bundle.bundle import read_bundle
 
-    with _opened(options.bundle, options.own) as options.bundle:
-        task = read_bundle(options.bundle, own=options.own).bundle.task
+    with _opened(options.bundle, options.user_modules) as options.bundle:
+        task = read_bundle(options.bundle, user_modules=options.user_modules).bundle.task
         if options.command not in task.arguments:
             raise SbkitError(
                 f"`sbkit run` runs the commands that a task declares in `arguments`, and "
@@ -407,13 +417,13 @@ def _run_own(options: argparse.Namespace) -> int:
         return int(import_object(task.runs[options.command])(options))
 
 
-def _opened(folder: Path, own: frozenset[str]) -> AbstractContextManager[Path]:
+def _opened(folder: Path, user_modules: frozenset[str]) -> AbstractContextManager[Path]:
     """Name the bundle, or make one of a run, for which more is imported."""
     if not (folder / "hyperparams.yaml").is_file():
         return nullcontext(folder)
     from sbkit.export.export import as_bundle
 
-    return as_bundle(folder, own)
+    return as_bundle(folder, user_modules)
 
 
 @command(
@@ -425,7 +435,7 @@ def _opened(folder: Path, own: frozenset[str]) -> AbstractContextManager[Path]:
 def _doctor(options: argparse.Namespace) -> int:
     from sbkit.commands.doctor import print_report
 
-    return print_report(options.bundle, own=options.own)
+    return print_report(options.bundle, user_modules=options.user_modules)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from sbkit.runtime.runtimes import has_torch, open_model, why_no_cuda
 PACKAGES = ("soundfile", "onnxruntime", "onnxruntime-gpu")
 
 
-def print_report(folder: Path | None, *, own: frozenset[str] = frozenset()) -> int:
+def print_report(folder: Path | None, *, user_modules: frozenset[str] = frozenset()) -> int:
     """Print what is here; ``folder`` is a bundle to be loaded. Return the exit code."""
     for subject, text in describe_machine().items():
         print(f"{subject}: {text}", flush=True)
@@ -26,7 +26,9 @@ def print_report(folder: Path | None, *, own: frozenset[str] = frozenset()) -> i
         torch = [("torch", "fp32")] if has_torch() or not onnx else []
         for runtime, precision in [*torch, *onnx]:
             try:
-                model = open_model(folder, runtime=runtime, precision=precision, own=own).model
+                model = open_model(
+                    folder, runtime=runtime, precision=precision, user_modules=user_modules
+                ).model
             except SbkitError as error:
                 code, found = BAD_INPUT, str(error)
             else:

@@ -72,7 +72,7 @@ def score_model(
     sources: Sequence[Path],
     options: ScoreOptions,
     *,
-    own: frozenset[str] = frozenset(),
+    user_modules: frozenset[str] = frozenset(),
 ) -> Iterator[str]:
     """Yield a line for every source once it is scored; without any, for the test sets of a run.
 
@@ -94,7 +94,7 @@ def score_model(
     options = _with_columns_of_run(model, options)
     entries: dict[str, Any] = {}
     scored: dict[str, datasets.Dataset] = {}
-    with open_model(model, own) as opened:
+    with open_model(model, user_modules) as opened:
         bundle = opened.with_decoder(options.decoder).with_hotwords(options.hotwords)
         scorer = _scorer_of(bundle.task, options)
         score = partial(scorer.score, bundle, label=options.label, times=options.out is not None)
@@ -189,10 +189,10 @@ def _write_page(
 
 
 @contextmanager
-def open_model(model: Path, own: frozenset[str] = frozenset()) -> Iterator[Bundle]:
+def open_model(model: Path, user_modules: frozenset[str] = frozenset()) -> Iterator[Bundle]:
     """Load a bundle, or make one of a run in a temporary folder."""
-    with as_bundle(model, own) as folder:
-        yield load_bundle(folder, own=own)
+    with as_bundle(model, user_modules) as folder:
+        yield load_bundle(folder, user_modules=user_modules)
 
 
 def _prepare(

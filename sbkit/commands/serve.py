@@ -107,7 +107,10 @@ def _open(
     **shared: Any,
 ) -> Recognizer | Voice:
     """Open a bundle as what its task makes of it."""
-    asked, task = running(options), read_bundle(folder, own=options.own).bundle.task
+    asked, task = (
+        running(options),
+        read_bundle(folder, user_modules=options.user_modules).bundle.task,
+    )
     if task.voice_class is not None:
         voice_class = import_object(task.voice_class)
         return Voice(voice_class.load(folder, **{name: asked[name] for name in OPTIONS}), **shared)

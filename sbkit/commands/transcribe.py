@@ -252,7 +252,9 @@ def classify(options: argparse.Namespace) -> int:
         open_errors(options.errors) as errors,
         show_seconds("classifying", files, quiet=options.quiet) as on_seconds,
     ):
-        results = classify_files(options.bundle, files, own=options.own, on_seconds=on_seconds)
+        results = classify_files(
+            options.bundle, files, user_modules=options.user_modules, on_seconds=on_seconds
+        )
         failed = write_each(files, results, write, errors)
     return conclude(files, failed, options.errors)
 
@@ -261,14 +263,14 @@ def classify_files(
     bundle: Path,
     files: Sequence[Path],
     *,
-    own: frozenset[str] = frozenset(),
+    user_modules: frozenset[str] = frozenset(),
     on_seconds: Callable[[float], object] = float,
 ) -> Iterator[Classification | SbkitError]:
     """Classify one file after the other; one that is no audio gives its error and no more.
 
     on_seconds: called with the seconds of audio that were classified since it was called last.
     """
-    loaded = load_bundle(bundle, own=own)
+    loaded = load_bundle(bundle, user_modules=user_modules)
     loaded.task.require("classify")
     for file in files:
         try:

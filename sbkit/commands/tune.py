@@ -107,16 +107,18 @@ class TuneOptions:
         return {name: order for name, order in given.items() if order is not None}
 
 
-def tune_model(model: Path, options: TuneOptions, *, own: frozenset[str] = frozenset()) -> None:
+def tune_model(
+    model: Path, options: TuneOptions, *, user_modules: frozenset[str] = frozenset()
+) -> None:
     """Fit another decoder to a validation set; write it where it is better, or where told to.
 
-    ``own`` names modules of the user's that hold parts of the model.
+    ``user_modules`` names modules of the user's that hold parts of the model.
     Raises SbkitError: the model is no run and no bundle of a recognizer, or the options do not fit.
     """
     is_bundle = (model / CONFIG).exists()
     _check_options(model, options, is_bundle=is_bundle)
-    with as_bundle(model, own) as source, TemporaryDirectory() as folder:
-        bundle = load_bundle(source, own=own)
+    with as_bundle(model, user_modules) as source, TemporaryDirectory() as folder:
+        bundle = load_bundle(source, user_modules=user_modules)
         if "transcribe" not in bundle.task.commands:
             raise SbkitError(
                 f"A model must be of a recognizer to be tuned, but {model} is none. Leave it."

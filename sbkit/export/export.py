@@ -33,13 +33,13 @@ from sbkit.decoding.confidence import CONFIDENCE_FILE
 from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS
 from sbkit.evaluate.utterances import MEASURED
 from sbkit.export.model_card import LICENCE_UNKNOWN, TRANSFORMERS, model_card
-from sbkit.export.own_modules import describe_recipes, distributions, source_files
 from sbkit.export.parity import WHOLE, Grid
 from sbkit.export.traced import TrainedModel
+from sbkit.export.user_modules import describe_recipes, distributions, source_files
 from sbkit.export.write import (
     HUB,
     HUGGINGFACE,
-    Certificates,
+    ParityReports,
     require_formats,
     write_formats,
     write_hub,
@@ -59,13 +59,13 @@ def export_run(
     formats: Sequence[str] = (),
     licence: str = LICENCE_UNKNOWN,
     grid: Grid = WHOLE,
-    own: frozenset[str] = frozenset(),
-) -> Certificates:
+    user_modules: frozenset[str] = frozenset(),
+) -> ParityReports:
     """Write the best checkpoint of a run as a bundle, whole or not at all, and its formats.
 
     ``licence`` is for the model's card; formats are compared with the trained model on ``grid``;
-    ``own`` names modules of the user's that hold parts of the model, or its task. A format that
-    misses its limits is not written; its certificate, which is returned, says why.
+    ``user_modules`` (those that `--import` names) hold parts of the model, or its task. A format
+    that misses its limits is not written; its parity report, which is returned, says why.
     Raises SbkitError when ``run`` is no run folder, has no good checkpoint, or names what is not
     on the list, and when ``out`` holds anything but an earlier bundle, which is replaced.
     """
@@ -77,18 +77,20 @@ def export_run(
             "Name the folder that training printed, such as results/ctc/en/3407."
         )
     require_free(out)
-    contents, config = _contents(run, own)
+    contents, config = _contents(run, user_modules)
     require_writable(out.parent, option="--out")
     with building(out) as beside:
         for name, content in contents.items():
             (beside / name).write_bytes(content)
         write_checksums(beside)
-        bundle = load_bundle(beside, own=own)  # what cannot be loaded is not exported
-        certificates: Certificates = {}
+        bundle = load_bundle(
+            beside, user_modules=user_modules
+        )  # what cannot be loaded is not exported
+        parity: ParityReports = {}
         if compared := [name for name in formats if name != HUB]:
-            trained = TrainedModel(bundle, own)
-            certificates = write_formats(trained, run, beside, compared, grid)
-        there = [name for name in formats if _is_written(certificates.get(name))]
+            trained = TrainedModel(bundle, user_modules)
+            parity = write_formats(trained, run, beside, compared, grid)
+        there = [name for name in formats if _is_written(parity.get(name))]
         card = model_card(run, bundle.task, config, there, licence=licence)
         (beside / CARD).write_text(card, encoding="utf-8")
         if HUGGINGFACE in there:
@@ -100,22 +102,22 @@ def export_run(
             write_hub(beside)
         fsync_tree(beside)
         shutil.rmtree(out, ignore_errors=True)
-    return certificates
+    return parity
 
 
 @contextmanager
-def as_bundle(model: Path, own: frozenset[str] = frozenset()) -> Iterator[Path]:
+def as_bundle(model: Path, user_modules: frozenset[str] = frozenset()) -> Iterator[Path]:
     """Name the folder of a bundle, or make one of a run in a temporary folder."""
     if (model / CONFIG).exists() or not (model / RESOLVED).is_file():
         yield model
         return
     with TemporaryDirectory() as folder:
-        export_run(model, Path(folder, "bundle"), own=own)
+        export_run(model, Path(folder, "bundle"), user_modules=user_modules)
         yield Path(folder, "bundle")
 
 
-def _is_written(certificates: Mapping[str, Any] | None) -> bool:
-    return certificates is None or any(each["written"] for each in certificates.values())
+def _is_written(parity: Mapping[str, Any] | None) -> bool:
+    return parity is None or any(each["written"] for each in parity.values())
 
 
 def require_free(out: Path) -> None:
@@ -134,12 +136,12 @@ def require_free(out: Path) -> None:
         )
 
 
-def _contents(run: Path, own: frozenset[str]) -> tuple[dict[str, bytes], dict[str, Any]]:
+def _contents(run: Path, user_modules: frozenset[str]) -> tuple[dict[str, bytes], dict[str, Any]]:
     """Collect the files of a bundle, and its configuration."""
     best, root = best_checkpoints(run / CHECKPOINTS), read_document(run / RESOLVED).root
-    task = _task_of(best[0], own)
+    task = _task_of(best[0], user_modules)
     contents, labels = _read_labels(run, task)
-    contents |= (sources := source_files(own))
+    contents |= (sources := source_files(user_modules))
     for note in describe_recipes(sources):
         print(note, file=sys.stderr)
     kept = _kept_parts(root, task)
@@ -171,21 +173,21 @@ def _contents(run: Path, own: frozenset[str]) -> tuple[dict[str, bytes], dict[st
             for each in best
         ],
         NORMALIZER: best[0].meta.get(NORMALIZER),
-        "versions": versions(distributions(own, sources)),
-        **({"own": sorted(own)} if own else {}),
+        "versions": versions(distributions(user_modules, sources)),
+        **({"user_modules": sorted(user_modules)} if user_modules else {}),
         **({"language": str(root["language"])} if "language" in root else {}),
     }
     contents[CONFIG] = (to_json(config, indent=1) + "\n").encode()
     return contents, config
 
 
-def _task_of(checkpoint: Checkpoint, own: frozenset[str]) -> Task:
+def _task_of(checkpoint: Checkpoint, user_modules: frozenset[str]) -> Task:
     if TASK not in checkpoint.meta:
         raise SbkitError(
             f"A checkpoint must name the task of its run to be exported, but {checkpoint.path} "
             "does not. Train with train.py and a recipe, which names it."
         )
-    return load_task(checkpoint.meta[TASK], own=own)
+    return load_task(checkpoint.meta[TASK], user_modules=user_modules)
 
 
 def change_config(bundle: Path, **values: object) -> None:

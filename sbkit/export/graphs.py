@@ -67,7 +67,7 @@ class WrittenGraph:
             reason = f"{type(error).__name__}: {printable(str(error))[:300]}"
             self.failure = self.failure or f"it must run on {what}, but raised {reason}"
 
-    def certificate(self) -> dict[str, Any]:
+    def report(self) -> dict[str, Any]:
         """Return what was found as plain data."""
         reasons = [self.failure] if self.failure else []
         if not self.difference <= DIFFERENCE:

@@ -82,7 +82,7 @@ def model_card(
         run=_names(str(run)),
         summary=summary,
         command=_command(run),
-        own=[printable(name) for name in config.get("own", ())],
+        user_modules=[printable(name) for name in config.get("user_modules", ())],
         versions=config.get("versions"),
         formats={name: {**FORMATS, **task.uses}[name] for name in formats},
     )

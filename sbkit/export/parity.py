@@ -1,4 +1,4 @@
-"""Compare written formats with the trained model, and certify what was found: parity.json.
+"""Compare written formats with the trained model; the reports are parity.json.
 
 Legend: B utterances, S samples, U frames, V vocabulary.
 
@@ -222,7 +222,7 @@ class Comparison:
             found.append("error rates can only be compared on the run's test sets, which are gone")
         return found
 
-    def certificate(self, grid: Grid, held_out: HeldOut | str) -> dict[str, Any]:
+    def report(self, grid: Grid, held_out: HeldOut | str) -> dict[str, Any]:
         """Return what was found as plain data; ``held_out`` may be why there are no clips."""
         reasons = self.reasons()
         figures = partial(error_figures, by_words=self.bundle.config.has_words)

@@ -64,7 +64,10 @@ def write_speechbrain(trained: TrainedModel, folder: Path) -> Sequence[Candidate
         + TAIL,
         encoding="utf-8",
     )
-    parts = {name: build(plain, own=trained.own) for name, plain in config.parts.items()}
+    parts = {
+        name: build(plain, user_modules=trained.user_modules)
+        for name, plain in config.parts.items()
+    }
     encoder = WaveformEncoder(model=config.model, vocabulary=tokenizer.vocabulary, **parts)
     encoder.waveform.parts.load_state_dict(bundle.model.network.model.state_dict())
     torch.save(encoder.state_dict(), folder / WEIGHTS)

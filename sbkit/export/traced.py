@@ -96,10 +96,10 @@ def quietly() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A trained recognizer; ``own`` names modules of the user's that its parts come from."""
+    """A trained recognizer; ``user_modules``, which `--import` names, hold some of its parts."""
 
     bundle: Bundle
-    own: frozenset[str] = frozenset()
+    user_modules: frozenset[str] = frozenset()
 
     @cached_property
     def waveform(self) -> WaveformModel:

@@ -29,7 +29,7 @@ from sbkit.export.traced import TrainedModel, quietly, trained_log_probs
 from sbkit.tasks.task import ONNX
 
 Writer = Callable[[TrainedModel, Path], Sequence[Candidate]]
-Certificates = Mapping[str, Mapping[str, Any]]  # by format and candidate
+ParityReports = Mapping[str, Mapping[str, Any]]  # by format and candidate
 
 PARITY, HUB, HUGGINGFACE = "parity.json", "hub", "huggingface"
 PROGRAM = "model.pt2"  # of torch.export, which runs with torch alone
@@ -80,8 +80,8 @@ def require_formats(names: Sequence[str]) -> None:
 
 def write_formats(
     trained: TrainedModel, run: Path, folder: Path, names: Sequence[str], grid: Grid
-) -> Certificates:
-    """Write formats into a bundle's folder, each with its certificate.
+) -> ParityReports:
+    """Write formats into a bundle's folder, each with its parity report.
 
     Raises SbkitError for a model of neither frames nor graphs.
     """
@@ -99,7 +99,7 @@ def write_formats(
     except SbkitError as error:
         held_out = str(error)
     written: dict[str, Sequence[Any]] = {}  # candidates, or graphs
-    certificates: dict[str, dict[str, Any]] = {}
+    parity: dict[str, dict[str, Any]] = {}
     for name in names:
         print(f"writing {name}", file=sys.stderr, flush=True)
         (folder / name).mkdir()
@@ -110,31 +110,31 @@ def write_formats(
                 else:
                     written[name] = WRITERS[name](trained, folder / name)
         except SbkitError as error:
-            certificates[name] = {"all": {"written": False, "reasons": [str(error)]}}
+            parity[name] = {"all": {"written": False, "reasons": [str(error)]}}
     every = [each for several in written.values() for each in several]
     if of_graphs:
-        certified = iter([each.certificate() for each in every])
+        reports = iter([each.report() for each in every])
     else:
         compared = compare(trained, every, grid, held_out)
-        certified = iter([each.certificate(grid, held_out) for each in compared])
+        reports = iter([each.report(grid, held_out) for each in compared])
     for name, several in written.items():
-        certificates[name] = {each.name: next(certified) for each in several}
+        parity[name] = {each.name: next(reports) for each in several}
     for name in names:
-        _keep(folder / name, written.get(name, ()), certificates[name])
-    return certificates
+        _keep(folder / name, written.get(name, ()), parity[name])
+    return parity
 
 
 def _keep(
-    folder: Path, written: Sequence[Candidate | WrittenGraph], certified: Mapping[str, Any]
+    folder: Path, written: Sequence[Candidate | WrittenGraph], reports: Mapping[str, Any]
 ) -> None:
-    """Remove what missed its limits, and write the certificate."""
-    missed = [each for each in written if not certified[each.name]["written"]]
+    """Remove what missed its limits, and write the parity report."""
+    missed = [each for each in written if not reports[each.name]["written"]]
     if len(missed) == len(written):
         shutil.rmtree(folder)
         folder.mkdir()
     else:
         for file in (file for each in missed for file in each.files):
             (folder / file).unlink()
-    said = {"versions": versions(PACKAGES), "compared_with_the_trained_model": certified}
+    said = {"versions": versions(PACKAGES), "compared_with_the_trained_model": reports}
     (folder / PARITY).write_text(to_json(said, indent=1) + "\n", encoding="utf-8")
     write_checksums(folder)

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from sbkit.runtime.runtimes import open_model
 
-OPTIONS = ("device", "runtime", "precision", "compile", "own")  # of a command line
+OPTIONS = ("device", "runtime", "precision", "compile", "user_modules")  # of a command line
 
 
 class GraphModel:

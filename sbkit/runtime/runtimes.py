@@ -36,7 +36,7 @@ def open_model(
     precision: str = "fp32",
     compile: str | None = None,
     live: bool | None = False,
-    own: frozenset[str] = frozenset(),
+    user_modules: frozenset[str] = frozenset(),
 ) -> Bundle:
     """Read a bundle and make its model in a new thread, which is then its ``model``.
 
@@ -58,10 +58,12 @@ def open_model(
             "`--runtime torch` needs the package torch, which is not installed. Pass --runtime "
             "onnx, which runs a bundle exported with --formats onnx, or install torch."
         )
-    read = read_bundle(folder, *([WEIGHTS] if runtime == "torch" else []), own=own)
+    read = read_bundle(
+        folder, *([WEIGHTS] if runtime == "torch" else []), user_modules=user_modules
+    )
     if runtime == "torch":
         make: Callable[[], Any] = partial(
-            _load_torch, read, folder, device, precision, compile, live, own
+            _load_torch, read, folder, device, precision, compile, live, user_modules
         )
     elif runtime == "onnx" and compile is None:
         load: Callable[..., Any] = (
@@ -88,7 +90,7 @@ def _load_torch(
     precision: str,
     compile: str | None,
     live: bool | None,
-    own: frozenset[str],
+    user_modules: frozenset[str],
 ) -> Any:
     from sbkit.distributed.device import resolve
     from sbkit.runtime.shapes import Compilation
@@ -97,7 +99,9 @@ def _load_torch(
     _require_cuda(device, "torch")
     placement = resolve(None if device == AUTO else device, precision)
     compilation = None if compile is None else Compilation(mode=compile, live=live)
-    return load_torch(read, folder, own=own, placement=placement, compilation=compilation)
+    return load_torch(
+        read, folder, user_modules=user_modules, placement=placement, compilation=compilation
+    )
 
 
 def _load_onnx(folder: Path, device: str, precision: str, load: Callable[..., Any]) -> Any:

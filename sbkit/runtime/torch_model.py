@@ -305,20 +305,20 @@ class CompiledModel(TorchModel):
             return super().decoder_log_probs(states, tokens)
 
 
-def load_bundle(folder: Path, *, own: frozenset[str] = frozenset()) -> Bundle:
-    """Load a bundle with its model in torch, on the CPU; ``own`` names modules of the user's.
+def load_bundle(folder: Path, *, user_modules: frozenset[str] = frozenset()) -> Bundle:
+    """Load a bundle with its model in torch, on the CPU; ``user_modules``: what `--import` names.
 
     Raises SbkitError when a file is missing, damaged, of another model, or not what it should be.
     """
-    read = read_bundle(folder, WEIGHTS, own=own)
-    return replace(read.bundle, model=load_torch(read, folder, own=own))
+    read = read_bundle(folder, WEIGHTS, user_modules=user_modules)
+    return replace(read.bundle, model=load_torch(read, folder, user_modules=user_modules))
 
 
 def load_torch(
     read: ReadBundle,
     folder: Path,
     *,
-    own: frozenset[str] = frozenset(),
+    user_modules: frozenset[str] = frozenset(),
     placement: Placement = CPU,
     compilation: Compilation | None = None,
 ) -> TorchModel:
@@ -330,7 +330,7 @@ def load_torch(
     file, bundle = folder / WEIGHTS, read.bundle
     weights = _parse_weights(read.weights, file)
     with limit_parameters(weights):
-        model, parts = _assemble(bundle, own)
+        model, parts = _assemble(bundle, user_modules)
     modules: nn.ModuleList = model.model
     check_same_model(weights, modules.state_dict(), of=str(file))
     names = {name for name, _ in modules.named_parameters()}
@@ -340,12 +340,14 @@ def load_torch(
     return make(model, parts=parts, sample_rate=bundle.config.sample_rate, placement=placement)
 
 
-def _assemble(bundle: Bundle, own: frozenset[str]) -> tuple[Any, list[nn.Module]]:
+def _assemble(bundle: Bundle, user_modules: frozenset[str]) -> tuple[Any, list[nn.Module]]:
     """Build the parts, and give them to the task's class with what it takes of the labels."""
     config, task = bundle.config, bundle.task
     more = {} if task.labels is None else task.labels.arguments(bundle.labels)
     try:
-        parts = {name: build(each, own=own) for name, each in config.parts.items()}
+        parts = {
+            name: build(each, user_modules=user_modules) for name, each in config.parts.items()
+        }
         model = nn.ModuleList(parts[name] for name in config.model)
         for part in parts.values():
             part.eval()

@@ -119,7 +119,7 @@ class Transcriber(AbstractContextManager["Transcriber"]):
         hotwords: str | None = None,
         times: bool = True,
         detector: VoiceDetector | None = None,
-        own: frozenset[str] = frozenset(),
+        user_modules: frozenset[str] = frozenset(),
     ) -> Self:
         """Load a bundle and its model; ``effective`` says what it runs on, which is what was asked.
 
@@ -140,7 +140,7 @@ class Transcriber(AbstractContextManager["Transcriber"]):
             runtime=runtime,
             precision=precision,
             compile=compile,
-            own=own,
+            user_modules=user_modules,
         )
         return cls(bundle=bundle, times=times, detector=detector)
 

@@ -161,14 +161,14 @@ def import_object(name: str) -> Any:
     return getattr(import_module(module), attribute)
 
 
-def load_task(name: str, *, own: frozenset[str] = frozenset()) -> Task:
-    """Import the task of a dotted path: one of sbkit's, or of the user's modules ``own``.
+def load_task(name: str, *, user_modules: frozenset[str] = frozenset()) -> Task:
+    """Import the task of a dotted path: one of sbkit's, or of the user's modules ``user_modules``.
 
     Importing a module runs it, so nothing else is imported.
     Raises SbkitError: it is of another module, or there is no such task.
     """
     module, _, attribute = name.rpartition(".")
-    if not (name.startswith(BUILT_IN) or module in own):
+    if not (name.startswith(BUILT_IN) or module in user_modules):
         raise SbkitError(
             f"The task of a model must be one of sbkit's, because importing a module runs it, but "
             f"is {name}. If you trust that module, pass --import {module}."

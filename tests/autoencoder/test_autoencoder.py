@@ -73,7 +73,7 @@ def test_it_is_exported_and_run_from_its_bundle(
     with pytest.raises(SbkitError, match=f"pass --import {HOME}"):
         load_bundle(out)
 
-    bundle = load_bundle(out, own=frozenset([HOME]))
+    bundle = load_bundle(out, user_modules=frozenset([HOME]))
     assert bundle.task is LOG_MEL_CODING and type(bundle.model.network) is Autoencoder
     clip = np.random.default_rng(0).integers(-9000, 9000, 16_000, np.int16)
     decoded, lengths = bundle.predict([clip, clip[:8000]])

@@ -10,7 +10,7 @@ from ruamel.yaml import YAML
 from torch import nn
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.process import import_own
+from sbkit.base.process import import_user_modules
 from sbkit.bundle.module_spec import build, to_plain
 
 
@@ -72,14 +72,14 @@ def test_a_module_of_ones_own_is_built_once_the_user_names_it(
     with pytest.raises(SbkitError, match="pass --import my_own_layers"):
         build(plain)
     assert "my_own_layers" not in sys.modules
-    own = import_own(["my_own_layers"])
-    assert type(build(plain, own=own)).__name__ == "Layer"
+    user_modules = import_user_modules(["my_own_layers"])
+    assert type(build(plain, user_modules=user_modules)).__name__ == "Layer"
     for name in ("leave", "os.system", "nn.Module"):
         for kind in ("new", "name"):
             with pytest.raises(SbkitError, match="list"):
-                build({kind: f"my_own_layers.{name}", "arguments": []}, own=own)
+                build({kind: f"my_own_layers.{name}", "arguments": []}, user_modules=user_modules)
 
 
 def test_a_module_that_cannot_be_imported_is_named() -> None:
     with pytest.raises(SbkitError, match="`no_such_module` raised ModuleNotFoundError"):
-        import_own(["no_such_module"])
+        import_user_modules(["no_such_module"])

@@ -29,7 +29,7 @@ from sbkit.export.write import HUGGINGFACE, WRITERS
 from sbkit.runtime.onnx_model import OnnxModel
 from sbkit.runtime.torch_model import load_bundle
 from tests.decoding.spoken import train_models
-from tests.runtime.bundles import ROOT, certificate
+from tests.runtime.bundles import ROOT, parity_report
 from tools import bench_transcribe
 from tools.bench_transcribe import BASE, SIDES
 
@@ -58,9 +58,9 @@ def expected(bundle: Bundle, clips: Clips) -> list[str]:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_format_is_written_with_its_certificate(exported: Path, name: str) -> None:
+def test_a_format_is_written_with_its_parity_report(exported: Path, name: str) -> None:
     assert find_damage(exported / name) is None
-    for precision, found in certificate(exported, name).items():
+    for precision, found in parity_report(exported, name).items():
         assert found["written"] and not found["reasons"]
         assert found["grid"]["utterances"] == 1 * 2 * 2 + 3 * 2 * 3
         assert found["held_out"]["utterances"] == sum(found["held_out"]["sets"].values()) == 65

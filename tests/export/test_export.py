@@ -115,11 +115,16 @@ def test_a_part_of_ones_own_is_exported_and_loaded_by_its_import(
     run = make_run(tmp_path / "run", yaml)
     with pytest.raises(SbkitError, match="pass --import my_heads"):
         export_run(run, tmp_path / "bundle")
-    own = frozenset(["my_heads"])
-    export_run(run, tmp_path / "bundle", own=own)
+    user_modules = frozenset(["my_heads"])
+    export_run(run, tmp_path / "bundle", user_modules=user_modules)
     with pytest.raises(SbkitError, match="pass --import my_heads"):
         load_bundle(tmp_path / "bundle")
-    assert type(load_bundle(tmp_path / "bundle", own=own).model.network.ctc_lin).__name__ == "Head"
+    assert (
+        type(
+            load_bundle(tmp_path / "bundle", user_modules=user_modules).model.network.ctc_lin
+        ).__name__
+        == "Head"
+    )
 
 
 def test_a_run_without_test_sets_is_not_compared(

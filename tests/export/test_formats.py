@@ -22,7 +22,7 @@ from sbkit.export.traced import TrainedModel, trace
 from sbkit.export.write import HUB, WRITERS
 from sbkit.runtime.onnx_model import LogProbs
 from sbkit.runtime.torch_model import load_bundle
-from tests.runtime.bundles import SMALL, certificate, make_run
+from tests.runtime.bundles import SMALL, make_run, parity_report
 from tests.runtime.tones import speak, tone_bundle
 
 
@@ -77,12 +77,12 @@ def test_a_format_beyond_its_limits_is_not_written(
     export_run(run, tmp_path / "out", formats=["onnx"], grid=SMALL)
     load_bundle(tmp_path / "out")
     assert (tmp_path / "out/onnx/model.onnx").exists() == kept
-    found = certificate(tmp_path / "out", "onnx")["fp32"]
+    found = parity_report(tmp_path / "out", "onnx")["fp32"]
     assert found["written"] == kept
     assert kept or "log-probabilities differ by" in found["reasons"][0]
 
 
-def test_without_its_test_data_no_error_rates_are_certified(
+def test_without_its_test_data_no_error_rates_are_compared(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def rounding(trained: TrainedModel, folder: Path) -> Sequence[Candidate]:
@@ -98,7 +98,7 @@ def test_without_its_test_data_no_error_rates_are_certified(
     )
     monkeypatch.setattr(write, "WRITERS", {"onnx": rounding})
     export_run(lost, tmp_path / "out", formats=["onnx"], grid=SMALL)
-    found = certificate(tmp_path / "out", "onnx")
+    found = parity_report(tmp_path / "out", "onnx")
     assert "/nowhere is not a folder" in found["fp32"]["held_out"]["not_compared"]
     assert "only be compared on the run's test sets" in found["int8"]["reasons"][0]
     there = {each.name for each in (tmp_path / "out/onnx").iterdir()}

@@ -31,7 +31,7 @@ from sbkit.export.traced import TrainedModel, trained_log_probs
 from sbkit.runtime.torch_model import load_bundle
 from sbkit.text.tokenizer import ensure_tokenizer
 from tests.models.pretrained.folders import FRAMES, tiny_config
-from tests.runtime.bundles import ROOT, certificate, make_run
+from tests.runtime.bundles import ROOT, make_run, parity_report
 
 # of transformers' WavLM, which warns of its own masks
 pytestmark = pytest.mark.filterwarnings("ignore:Support for mismatched key_padding_mask")
@@ -95,7 +95,7 @@ def expected(folder: Path, clips: list[Samples]) -> list[str]:
 def test_transformers_writes_the_same_text(
     folder: Path, clips: list[Samples], expected: list[str]
 ) -> None:
-    """To the last space; that the words of all clips are the same is in the certificate."""
+    """To the last space; that the words of all clips are the same is in the parity report."""
     hears = transformers.pipeline(
         "automatic-speech-recognition", model=str(folder / "huggingface"), device="cpu"
     )
@@ -110,7 +110,7 @@ def test_transformers_finds_every_tensor_and_its_words_have_times(
 ) -> None:
     kind = transformers.AutoModelForCTC
     model, found = kind.from_pretrained(folder / "huggingface", output_loading_info=True)
-    assert type(model).__name__ in certificate(folder, "huggingface")
+    assert type(model).__name__ in parity_report(folder, "huggingface")
     assert not any(found[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     processor = transformers.AutoProcessor.from_pretrained(folder / "huggingface")
     characters = transformers.Wav2Vec2CTCTokenizer.from_pretrained(folder / "huggingface")
@@ -127,10 +127,10 @@ def test_formats_are_written_where_they_can_mean_the_same(folder: Path) -> None:
     for name in FORMATS[folder.parent.name]:
         assert find_damage(folder / name) is None
         if name == "sherpa-onnx" and folder.parent.name == "wavlm":
-            (reason,) = certificate(folder, name)["all"]["reasons"]
+            (reason,) = parity_report(folder, name)["all"]["reasons"]
             assert "this one has do_normalize: false" in reason
             continue
-        found = next(iter(certificate(folder, name).values()))  # int8 of random weights may fail
+        found = next(iter(parity_report(folder, name).values()))  # int8 of random weights may fail
         assert found["written"], found["reasons"]
         assert found["held_out"]["largest_difference"] < 1e-4
         assert not found["held_out"]["transcripts_with_other_words"]

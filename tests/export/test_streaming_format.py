@@ -12,7 +12,7 @@ from sbkit.export.export import export_run
 from sbkit.export.parity import Grid
 from sbkit.live.recognizer import LiveRecognizer
 from sbkit.live.session import Session, advance_batch
-from tests.runtime.bundles import ROOT, certificate, make_bundle, make_live_run
+from tests.runtime.bundles import ROOT, make_bundle, make_live_run, parity_report
 
 
 @pytest.mark.slow(20)
@@ -20,7 +20,7 @@ def test_sherpas_online_recognizer_writes_the_same(asterisk_english: Path, tmp_p
     run = make_live_run(tmp_path / "run", d_model=64, cnn_channels=24)
     grid = Grid(batches=(1, 2), seconds=(0.02, 0.655, 1.3))
     export_run(run, tmp_path / "bundle", formats=["sherpa-onnx"], grid=grid)
-    found = certificate(tmp_path / "bundle", "sherpa-onnx")["wenet_ctc, online"]
+    found = parity_report(tmp_path / "bundle", "sherpa-onnx")["wenet_ctc, online"]
     assert found["written"] and found["held_out"]["utterances"] == 65
     assert found["held_out"]["utterances_with_other_tokens"] == 0
     assert found["held_out"]["transcripts_with_other_words"] == 0
@@ -28,7 +28,7 @@ def test_sherpas_online_recognizer_writes_the_same(asterisk_english: Path, tmp_p
 
 @pytest.mark.slow(20)
 def test_its_chunks_are_written_compared_and_run_live(streaming: Path) -> None:
-    found = certificate(streaming, "onnx")["streaming, fp32"]
+    found = parity_report(streaming, "onnx")["streaming, fp32"]
     assert found["written"] and found["grid"]["largest_difference"] < 1e-4
     random = np.random.default_rng(0)
     clips = [(3000 * random.normal(size=size)).astype(np.int16) for size in (300, 20_000, 60_123)]

@@ -99,7 +99,7 @@ def export_streaming(folder: Path) -> None:
     export_run(run, folder / "tiny", formats=["onnx"], grid=grid)
 
 
-def certificate(bundle: Path, name: str) -> dict[str, Any]:
+def parity_report(bundle: Path, name: str) -> dict[str, Any]:
     """Read what was found of a format."""
     content = json.loads((bundle / name / "parity.json").read_text())
     found: dict[str, Any] = content["compared_with_the_trained_model"]

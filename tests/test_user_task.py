@@ -11,7 +11,7 @@ from recipes.asr.brain import AsrBrain
 from recipes.asr.recipe import ASR
 from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run
-from sbkit.export.own_modules import describe_recipes
+from sbkit.export.user_modules import describe_recipes
 from sbkit.runtime.torch_model import load_bundle
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 from sbkit.train.run import Run
@@ -54,7 +54,7 @@ def test_python_loads_it_as_the_command_line_does(
     option, module = put(bundle, "task_for_python")
     with pytest.raises(SbkitError, match=f"pass {option} {module}"):
         load_bundle(bundle)
-    assert load_bundle(bundle, own=frozenset([module])).task.name == f"{module}.TASK"
+    assert load_bundle(bundle, user_modules=frozenset([module])).task.name == f"{module}.TASK"
     said = f"{option} {module}: running {bundle / module}.py\n"
     assert capsys.readouterr().err == said
 

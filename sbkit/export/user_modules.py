@@ -7,13 +7,13 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 
-def source_files(own: Iterable[str]) -> dict[str, bytes]:
+def source_files(user_modules: Iterable[str]) -> dict[str, bytes]:
     """Return the source of modules by the name of its file in a bundle, as `--import` reads it.
 
     That of an installed package is not copied, nor are compiled modules.
     """
     installed, found = packages_distributions(), dict[str, bytes]()
-    for name in sorted(own):
+    for name in sorted(user_modules):
         file = Path(getattr(sys.modules[name], "__file__", None) or "")
         if name.partition(".")[0] not in installed and file.suffix == ".py":
             found[f"{name}.py"] = file.read_bytes()
@@ -31,10 +31,10 @@ def describe_recipes(sources: Mapping[str, bytes]) -> Iterator[str]:
             )
 
 
-def distributions(own: Iterable[str], sources: Mapping[str, bytes]) -> list[str]:
+def distributions(user_modules: Iterable[str], sources: Mapping[str, bytes]) -> list[str]:
     """Return the installed packages that modules are from, or whose source imports them."""
     known = packages_distributions()
-    names = {*own, *(name for source in sources.values() for name in _imported(source))}
+    names = {*user_modules, *(name for source in sources.values() for name in _imported(source))}
     tops = {name.partition(".")[0] for name in names}
     return sorted({each for top in tops for each in known.get(top, ())})
 

@@ -16,11 +16,11 @@ from recipes.asr.decoding import RunDecoding
 from sbkit.base.errors import BAD_INPUT, SbkitError
 from sbkit.base.process import run_main
 from sbkit.decoding.decoder import BeamDecoder
-from sbkit.export.own_modules import distributions
+from sbkit.export.user_modules import distributions
 from tests import processes
 from tests.runs import ROOT, TINY, Workplace, read_json
 
-HERE = ROOT / "tests/own_parts"
+HERE = ROOT / "tests/user_parts"
 IMPORTED = ("--import", "my_parts", "--import", "my_models")
 UNUSED = ("cnn_channels", "nhead", "d_ffn", "num_encoder_layers", "num_decoder_layers")
 UNUSED += ("encoder_module", "kernel_size", "dropout", "gradient_checkpointing")
@@ -61,7 +61,7 @@ def run(workplace: Workplace, cwd: Path, *command: object) -> subprocess.Complet
 
 @pytest.mark.slow
 @pytest.mark.parametrize("yaml", ["own.yaml", "waveforms.yaml"])
-def test_own_parts_are_checked_trained_exported_and_transcribe(
+def test_user_parts_are_checked_trained_exported_and_transcribe(
     yaml: str, own: Path, workplace: Workplace, tmp_path: Path
 ) -> None:
     sizes = [each for each in TINY if each.split("=")[0][2:] not in (*UNUSED, "ctc_weight")]
@@ -158,7 +158,7 @@ def test_the_table_of_parts_has_every_kind_with_a_tested_example() -> None:
     text = (ROOT / "hparams/README.md").read_text("utf-8").partition("## Parts")[2]
     rows = [each.strip("| ").split(" | ") for each in text.splitlines() if each.startswith("| `")]
     examples = {row[0]: row[-1] for row in rows if len(row) == 3}
-    tested = {f"tests/own_parts/{file.name}" for file in HERE.iterdir() if file.is_file()}
+    tested = {f"tests/user_parts/{file.name}" for file in HERE.iterdir() if file.is_file()}
     tested |= {f"hparams/{file.name}" for file in (ROOT / "hparams").glob("*.yaml")}
     tested.add("tests/train/adversarial.py")
     for keys, files in examples.items():
