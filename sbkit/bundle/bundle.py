@@ -28,6 +28,7 @@ from sbkit.base.machine import usable_cores
 from sbkit.base.process import import_user_modules
 from sbkit.base.text import printable
 from sbkit.bundle.config import BundleConfig, parse_config
+from sbkit.bundle.protocols import Encoded
 from sbkit.checkpoint.folder import CHECKSUMS, check_unchanged
 from sbkit.config.ranges import require_in_range
 from sbkit.decoding.attention import AttentionDecoder
@@ -39,7 +40,6 @@ from sbkit.decoding.ctc_decoder import (
     Recognized,
 )
 from sbkit.decoding.decoder import KINDS, LANGUAGE_MODELS, BeamDecoder
-from sbkit.decoding.frames import LogProbs
 from sbkit.decoding.hotwords import normalize_hotwords, read_hotwords
 from sbkit.decoding.language_models import load_language_models
 from sbkit.lm.ngram import NgramModel
@@ -47,23 +47,6 @@ from sbkit.tasks.task import Task, load_task
 from sbkit.text.normalize import normalize
 from sbkit.text.tokenizer import Tokenizer
 from sbkit.text.word import Word
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Encoded:
-    """The encoder's output of a clip: log_probs (U, V) of CTC, and states (U, D).
-
-    The states are for the attention decoder; only torch has them, on the device of the model.
-    """
-
-    log_probs: LogProbs
-    states: Any = None
-
-    def part(self, first: int, end: int) -> "Encoded":
-        """Return some of the frames."""
-        states = None if self.states is None else self.states[first:end]
-        return Encoded(self.log_probs[first:end], states)
-
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 LARGEST = {True: 1 << 36, False: 1 << 25}  # bytes: of safetensors, and of other files

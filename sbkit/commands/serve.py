@@ -14,9 +14,10 @@ from typing import Any
 from sbkit.base.errors import SbkitError
 from sbkit.base.machine import share_free_memory
 from sbkit.bundle.bundle import CONFIG, read_bundle
+from sbkit.bundle.protocols import Effective
 from sbkit.commands.transcribe import running
 from sbkit.runtime.graph_model import OPTIONS
-from sbkit.runtime.model import Effective, require_effective
+from sbkit.runtime.model import require_effective
 from sbkit.runtime.runtimes import AUTO, FIRST_GPU
 from sbkit.runtime.shapes import Shapes
 from sbkit.runtime.transcriber import BATCH_SECONDS, CPU_BATCH_SECONDS, open_recognizer

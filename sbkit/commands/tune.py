@@ -25,7 +25,8 @@ from sbkit.base.files import (
     write_text_atomically,
 )
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
-from sbkit.bundle.bundle import CONFIG, WEIGHTS, Bundle, Encoded
+from sbkit.bundle.bundle import CONFIG, WEIGHTS, Bundle
+from sbkit.bundle.protocols import Encoded
 from sbkit.checkpoint.folder import hold
 from sbkit.checkpoint.provenance import measured_with, read_json
 from sbkit.checkpoint.run_config import RESOLVED

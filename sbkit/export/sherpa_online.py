@@ -23,6 +23,7 @@ from sbkit.audio.io import FULL_SCALE
 from sbkit.base.errors import SbkitError
 from sbkit.base.process import require_package
 from sbkit.base.units import SAMPLE_RATE, shift_samples
+from sbkit.bundle.protocols import ChunkSizes
 from sbkit.export.onnx_format import make_onnx, save_onnx
 from sbkit.export.parity import Candidate, Case
 from sbkit.export.traced import TrainedModel, trace
@@ -30,7 +31,6 @@ from sbkit.models.asr import AsrModel
 from sbkit.models.chunks import StreamState
 from sbkit.models.frontend import KEPT, STRIDE
 from sbkit.models.streaming import StreamingModel, streaming_model
-from sbkit.runtime.model import ChunkSizes
 from sbkit.runtime.onnx_model import Counts, Floats, LogProbs
 
 SUBSAMPLING = STRIDE**2

@@ -15,11 +15,12 @@ import numpy as np
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.bundle.bundle import Bundle
+from sbkit.bundle.protocols import ChunkSizes
 from sbkit.decoding.ctc_decoder import CtcDecoder
 from sbkit.decoding.decoder import BeamDecoder
 from sbkit.decoding.frames import LogProbs
 from sbkit.live.endpoint import EndpointRules
-from sbkit.runtime.model import ChunkSizes, ModelThread
+from sbkit.runtime.model import ModelThread
 from sbkit.runtime.transcriber import open_recognizer
 
 

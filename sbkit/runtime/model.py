@@ -8,10 +8,9 @@ Legend: B clips, S samples, U frames of 40 ms, V tokens or labels, D model width
 """
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -19,48 +18,12 @@ import numpy as np
 
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
-from sbkit.bundle.bundle import Encoded
+from sbkit.bundle.protocols import Effective, Encoded
 from sbkit.decoding.attention import Counts, Floats
 from sbkit.runtime.shapes import Shapes
 
 Batch = Sequence[Samples]
 Result = TypeVar("Result")
-
-
-@dataclass(frozen=True)
-class ChunkSizes:
-    """The samples of a chunk, of a model that is run chunk by chunk.
-
-    step: from one chunk to the next; window: that a chunk is computed of, ``step`` and some of the
-    next one's; shortest: that have a frame, where a session ends.
-    """
-
-    step: int
-    window: int
-    shortest: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Effective:
-    """Where and how a model runs, as it was found after creation.
-
-    runtime: torch or onnx; device: of all weights, such as cuda:0; precision: of the matrix
-    products, such as bf16, or "bf16 and fp32" where some parts, such as features, stay in fp32;
-    compiled: the mode, or None; nodes: how many nodes of an ONNX graph each execution provider has.
-    """
-
-    runtime: str
-    device: str
-    precision: str
-    compiled: str | None = None
-    nodes: Mapping[str, int] = field(default_factory=dict)
-
-    def __str__(self) -> str:
-        """Write it for a log."""
-        words = [self.runtime, self.device, self.precision]
-        words += [f"compiled ({self.compiled})"] if self.compiled else []
-        words += [f"{count} nodes on {name}" for name, count in self.nodes.items()]
-        return ", ".join(words)
 
 
 def require_effective(found: Effective, *, device: str, precision: str) -> Effective:

@@ -29,9 +29,9 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import read_regular, reading
 from sbkit.base.machine import usable_cores
 from sbkit.base.process import require_package
-from sbkit.bundle.bundle import Encoded
+from sbkit.bundle.protocols import ChunkSizes, Effective, Encoded
 from sbkit.checkpoint.folder import CHECKSUMS, check_unchanged
-from sbkit.runtime.model import Batch, ChunkSizes, Effective, run_batches
+from sbkit.runtime.model import Batch, run_batches
 from sbkit.runtime.shapes import padded_length
 
 FOLDER = "onnx"  # of a bundle

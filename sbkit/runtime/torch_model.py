@@ -21,8 +21,9 @@ from torch import Tensor, nn
 
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
-from sbkit.bundle.bundle import WEIGHTS, Bundle, Encoded, ReadBundle, read_bundle
+from sbkit.bundle.bundle import WEIGHTS, Bundle, ReadBundle, read_bundle
 from sbkit.bundle.module_spec import build
+from sbkit.bundle.protocols import ChunkSizes, Effective, Encoded
 from sbkit.checkpoint.weights import check_finite, check_same_model, limit_parameters
 from sbkit.decoding.attention import Counts, Floats
 from sbkit.decoding.frames import LogProbs
@@ -31,14 +32,7 @@ from sbkit.models.chunks import ChunkState
 from sbkit.models.compiling import find_blocks
 from sbkit.models.encoder import require_rate
 from sbkit.models.streaming import ChunkedModel, streaming_model
-from sbkit.runtime.model import (
-    Batch,
-    ChunkSizes,
-    Effective,
-    naming_audio,
-    require_effective,
-    run_batches,
-)
+from sbkit.runtime.model import Batch, naming_audio, require_effective, run_batches
 from sbkit.runtime.shapes import Compilation, keep_device_guard, own_cuda_graphs, padded_length
 
 WARM_UPS = 3  # of a shape: CUDA graphs run once as they are, are recorded, and are replayed

@@ -20,9 +20,10 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.machine import return_freed_memory, usable_cores
 from sbkit.base.text import listed, printable
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
-from sbkit.bundle.bundle import Bundle, Encoded
+from sbkit.bundle.bundle import Bundle
+from sbkit.bundle.protocols import Effective, Encoded
 from sbkit.decoding.ctc_decoder import DecoderInput, Recognized
-from sbkit.runtime.model import Effective, ModelThread, naming_audio
+from sbkit.runtime.model import ModelThread, naming_audio
 from sbkit.runtime.runtimes import open_model
 from sbkit.runtime.segments import Cutter, Piece, find_gap
 from sbkit.runtime.voice_detector import VoiceDetector

@@ -20,7 +20,7 @@ from typing import Any
 
 from sbkit.audio.io import Samples
 from sbkit.base.machine import usable_cores
-from sbkit.bundle.bundle import Encoded
+from sbkit.bundle.protocols import Encoded
 from sbkit.decoding.attention import Counts, Floats
 from sbkit.runtime.model import Batch, ModelThread
 from sbkit.runtime.shapes import Shapes, padded_length

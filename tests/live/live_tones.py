@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from sbkit.audio.io import Samples
+from sbkit.bundle.protocols import ChunkSizes
 from sbkit.decoding.decoder import BeamDecoder
 from sbkit.decoding.frames import LogProbs
 from sbkit.live.endpoint import EndpointRules
 from sbkit.live.recognizer import LiveRecognizer
-from sbkit.runtime.model import ChunkSizes, ModelThread
+from sbkit.runtime.model import ModelThread
 from sbkit.text.tokenizer import Tokenizer
 from tests.decoding.spoken import train_models
 from tests.runtime.tones import STEP, ToneModel, tone_bundle

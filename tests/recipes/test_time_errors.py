@@ -13,7 +13,8 @@ import soundfile
 
 from recipes.FestvoxRu.time_errors import compare_times, fit_offsets, read_truth, time_source
 from sbkit.base.errors import SbkitError
-from sbkit.bundle.bundle import Bundle, Encoded
+from sbkit.bundle.bundle import Bundle
+from sbkit.bundle.protocols import Encoded
 from sbkit.decoding.alignment import WordOffsets
 from sbkit.decoding.decoder import BeamDecoder
 from sbkit.decoding.frames import LogProbs

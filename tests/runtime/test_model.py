@@ -12,8 +12,8 @@ import torch
 
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
-from sbkit.bundle.bundle import Encoded
-from sbkit.runtime.model import Effective, ModelThread, require_effective, run_batches
+from sbkit.bundle.protocols import Effective, Encoded
+from sbkit.runtime.model import ModelThread, require_effective, run_batches
 from sbkit.runtime.torch_model import load_bundle
 from sbkit.runtime.transcriber import Transcriber
 from tests.runtime.bundles import make_bundle

@@ -11,7 +11,7 @@ import soundfile
 
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
-from sbkit.bundle.bundle import Encoded
+from sbkit.bundle.protocols import Encoded
 from sbkit.commands.score import describe_decoding
 from sbkit.decoding.decoder import BeamDecoder
 from sbkit.runtime.transcriber import CPU_BATCH_SECONDS, BatchError, Transcriber, Transcript

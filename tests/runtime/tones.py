@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from sbkit.audio.io import Samples
-from sbkit.bundle.bundle import Bundle, Encoded
+from sbkit.bundle.bundle import Bundle
 from sbkit.bundle.config import BundleConfig
+from sbkit.bundle.protocols import Effective, Encoded
 from sbkit.decoding.alignment import WordOffsets
 from sbkit.decoding.frames import LogProbs
-from sbkit.runtime.model import Batch, Effective, ModelThread, run_batches
+from sbkit.runtime.model import Batch, ModelThread, run_batches
 from sbkit.runtime.transcriber import Transcriber
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer

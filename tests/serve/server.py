@@ -18,8 +18,8 @@ from openai import OpenAI
 
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
-from sbkit.bundle.bundle import Bundle, Encoded
-from sbkit.runtime.model import Effective
+from sbkit.bundle.bundle import Bundle
+from sbkit.bundle.protocols import Effective, Encoded
 from sbkit.runtime.shapes import Shapes
 from sbkit.runtime.synthesizer import Speech
 from sbkit.runtime.voice_detector import VoiceDetector

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from sbkit.audio.io import Samples
-from sbkit.bundle.bundle import Encoded
-from sbkit.runtime.model import Batch, Effective, ModelThread, run_batches
+from sbkit.bundle.protocols import Effective, Encoded
+from sbkit.runtime.model import Batch, ModelThread, run_batches
 from sbkit.runtime.shapes import Shapes
 from sbkit.serve.batcher import Batcher
 from sbkit.serve.workers import cancelled

@@ -1,0 +1,163 @@
+"""The seams of a bundle: what a model that runs it must be able to do, and what it returns.
+
+Torch, onnxruntime and the thread around either implement these protocols; none is imported here.
+
+Legend: B sessions, S samples, U frames of 40 ms, V tokens, D model width, N hypotheses, L tokens.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from sbkit.audio.io import Samples
+from sbkit.audio.resample import Signal
+from sbkit.decoding.attention import Counts, Floats
+from sbkit.decoding.frames import LogProbs
+
+ModelState = Any  # of one session between two chunks; only the model that returned it reads it
+DeviceArray = Any  # an array on the device of the model, which only that model reads
+Arrays = npt.NDArray[np.generic]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Encoded:
+    """The encoder's output for a clip: log_probs (U, V) of CTC, and states (U, D).
+
+    The attention decoder needs the states. Only torch returns them, on the device of the model.
+    """
+
+    log_probs: LogProbs
+    states: DeviceArray = None
+
+    def part(self, first: int, end: int) -> "Encoded":
+        """Return the frames from ``first`` up to ``end``."""
+        states = None if self.states is None else self.states[first:end]
+        return Encoded(self.log_probs[first:end], states)
+
+
+@dataclass(frozen=True)
+class ChunkSizes:
+    """The chunk of a streaming model, in samples.
+
+    step: from the start of one chunk to the start of the next.
+    window: audio that a chunk is computed from: ``step`` and the beginning of the next chunk.
+    shortest: the least audio that yields a frame, where a session ends.
+    """
+
+    step: int
+    window: int
+    shortest: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effective:
+    """Where and how a model runs, as read back after it was loaded.
+
+    runtime: torch or onnx.
+    device: of all weights, such as cuda:0.
+    precision: of the matrix products, such as bf16, or "bf16 and fp32" if some parts, such as
+        features, stay in fp32.
+    compiled: the mode of torch.compile, or None.
+    nodes: the number of nodes of an ONNX graph that each execution provider runs.
+    """
+
+    runtime: str
+    device: str
+    precision: str
+    compiled: str | None = None
+    nodes: Mapping[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        words = [self.runtime, self.device, self.precision]
+        words += [f"compiled ({self.compiled})"] if self.compiled else []
+        words += [f"{count} nodes on {name}" for name, count in self.nodes.items()]
+        return ", ".join(words)
+
+
+class RunnableModel(Protocol):
+    """The model of a recognizer, which takes whole clips."""
+
+    @property
+    def effective(self) -> Effective:
+        """Where and how the model runs."""
+
+    @property
+    def samples_per_frame(self) -> int:
+        """The samples from one frame of CTC to the next."""
+
+    def encode(self, clips: Sequence[Samples]) -> list[Encoded]:
+        """Run the encoder on clips (S,) in one batch."""
+
+    def encode_batches(self, batches: Sequence[Sequence[Samples]]) -> list[list[Encoded]]:
+        """Run the encoder on batches of clips, in parallel if the device allows it."""
+
+    def decoder_log_probs(self, states: DeviceArray, tokens: Counts) -> Floats:
+        """Run the attention decoder on hypotheses: (U, D), (N, L) -> (N, L + 1, V)."""
+
+
+class StreamingModel(Protocol):
+    """A model that takes audio chunk by chunk, and keeps a state between chunks."""
+
+    @property
+    def chunks(self) -> ChunkSizes | None:
+        """The sizes of its chunks; None for a model that only takes whole clips."""
+
+    def start(self) -> ModelState:
+        """Return the state of a session before its first sample."""
+
+    def advance(
+        self, chunks: Sequence[Samples], states: Sequence[ModelState]
+    ) -> list[tuple[LogProbs, ModelState]]:
+        """Run one chunk (S,) of each session in one batch; return (U, V) and the new state."""
+
+
+class GraphRunner(Protocol):
+    """A model whose task has graphs of its own, such as those of a codec."""
+
+    @property
+    def effective(self) -> Effective:
+        """Where and how the graphs run."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The plain data that callers of the graphs need."""
+
+    def run(self, graph: str, *arrays: Arrays) -> list[Arrays]:
+        """Run a graph of the task: arrays in, arrays out."""
+
+
+class SynthesizedSpeech(Protocol):
+    """The speech of a text; its sentences are synthesized while it is iterated over."""
+
+    @property
+    def audio(self) -> Iterable[Signal]:
+        """Blocks (S,) between -1 and 1."""
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """Remarks on how the text is read."""
+
+
+class SpeechSynthesizer(Protocol):
+    """A TTS model that is ready to run."""
+
+    @property
+    def effective(self) -> Effective:
+        """Where and how the model runs."""
+
+    @property
+    def sample_rate(self) -> int:
+        """The rate of the speech in Hz."""
+
+    def stream(self, text: str, speed: float = 1.0, *, max_seconds: float) -> SynthesizedSpeech:
+        """Read a text and synthesize it a sentence at a time.
+
+        Raises:
+            SbkitError: the text cannot be spoken, or would take more than ``max_seconds``.
+        """
+
+    def close(self) -> None:
+        """End the thread of the model."""
