@@ -18,7 +18,7 @@ from torch import Tensor
 
 from recipes.AsteriskPrompts.prepare import prepare_prompts
 from sbkit.audio.draws import seed_draws
-from sbkit.data.storage.audio_cache import default_cache
+from sbkit.data.cache import default_cache
 from tests.runs import Workplace, make_workplace
 from tests.runtime.bundles import export_all, export_streaming
 

@@ -15,7 +15,7 @@ for name in (
         "sbkit.export.export",
         "sbkit.runtime.transcriber",
     ),
-    *("recipes.asr.recipe", "recipes.classification.recipe", "recipes.corpora"),
+    *("recipes.asr.recipe", "recipes.classification.recipe", "recipes.prepare"),
     # What is imported late: by the first optimizer, group of ranks, curve and log.
     *("torch._dynamo", "torch.distributed.nn", "torch.utils.serialization.config"),
     *("matplotlib.figure", "matplotlib.backends.backend_agg"),

@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from recipes.asr.brain import AsrBrain
 from sbkit.base.errors import ASKED_TO_STOP
 from sbkit.checkpoint.rng import random_state, restore_random_state
-from sbkit.data.batches.batch import Batch
+from sbkit.data.batch import Batch
 from sbkit.distributed.device import Placement
 from sbkit.logs.log import read_log
 from tests import pretended

@@ -23,7 +23,7 @@ import train
 from recipes.asr.brain import AsrBrain
 from sbkit.base.process import run_main
 from sbkit.checkpoint.checkpointer import Checkpointer
-from sbkit.data.batches.batch import Batch
+from sbkit.data.batch import Batch
 from sbkit.logs import curves
 from sbkit.logs.curves import curves_of, picture
 from sbkit.logs.log import Record

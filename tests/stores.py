@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from datasets.table import InMemoryTable
 
-from sbkit.data.storage.audio_store import AUDIO, PLACE, encode
+from sbkit.data.shard import AUDIO, PLACE, encode
 
 FOLDER = tempfile.TemporaryDirectory(prefix="sbkit-stores")  # which goes when Python ends
 

@@ -20,7 +20,7 @@ import torch
 from recipes.asr.brain import AsrBrain
 from sbkit.base.errors import ASKED_TO_STOP, BAD_INPUT
 from sbkit.bundle.bundle import WEIGHTS, read_bundle
-from sbkit.data.batches.batch import Batch
+from sbkit.data.batch import Batch
 from sbkit.distributed.device import resolve
 from sbkit.logs.log import read_log
 from sbkit.runtime.model import ModelThread

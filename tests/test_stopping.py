@@ -14,7 +14,7 @@ import pytest
 from recipes.asr.brain import AsrBrain
 from sbkit.base.errors import ASKED_TO_STOP
 from sbkit.checkpoint.checkpointer import Checkpointer
-from sbkit.data.storage import audio_store as decode
+from sbkit.data import shard as decode
 from sbkit.logs.log import read_log
 from sbkit.train import run as run_steps
 from tests.runs import Workplace, read_json

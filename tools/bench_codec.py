@@ -28,7 +28,7 @@ from sbkit.base.text import cpu_name
 from sbkit.base.units import samples_to_seconds
 from sbkit.checkpoint.run_config import RESOLVED
 from sbkit.config.hparams import read_knobs
-from sbkit.data.batches.batch import UtteranceDataset
+from sbkit.data.batch import UtteranceDataset
 from sbkit.evaluate.intervals import interval_of, units_of
 from sbkit.evaluate.wer import Scored
 from sbkit.export.export import as_bundle

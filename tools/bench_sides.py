@@ -10,12 +10,12 @@ import torch
 from speechbrain import Stage
 from torchaudio.functional import resample
 
-from recipes.corpora import corpus_of
+from recipes.prepare import corpus_of
 from sbkit.audio.io import read_audio
 from sbkit.base.units import at_speed
 from sbkit.config.hparams import parse_command
-from sbkit.data.corpora.corpus import read_listed
-from sbkit.data.storage.columns import sample_counts, take_columns
+from sbkit.data.corpus import read_listed
+from sbkit.data.splits import sample_counts, take_columns
 from sbkit.evaluate.wer import Scored, total_scores
 from sbkit.train.run import Run
 from tools import bench_speechbrain as theirs

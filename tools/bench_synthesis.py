@@ -29,7 +29,7 @@ from sbkit.base.units import samples_to_seconds
 from sbkit.bundle.bundle import Bundle
 from sbkit.checkpoint.run_config import RESOLVED
 from sbkit.config.hparams import read_knobs
-from sbkit.data.batches.batch import UtteranceDataset
+from sbkit.data.batch import UtteranceDataset
 from sbkit.evaluate.intervals import Units, interval_of
 from sbkit.evaluate.wer import ErrorCounts, count_errors
 from sbkit.export.export import as_bundle

@@ -30,7 +30,7 @@ from sbkit.audio.levels import WINDOWS
 from sbkit.base.process import require_package, run_main
 from sbkit.base.units import SAMPLE_RATE
 from sbkit.config.hparams import read_knobs
-from sbkit.data.storage.audio_store import read_rows
+from sbkit.data.shard import read_rows
 from sbkit.export.export import as_bundle
 from sbkit.runtime.voice_detector import SILERO, VoiceDetector
 

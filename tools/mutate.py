@@ -36,7 +36,7 @@ from cosmic_ray.plugins import get_operator, operator_names
 from sbkit.base.errors import SbkitError
 from sbkit.base.process import run_main
 
-FOLDERS = ("audio", "models", "decoding", "checkpoint", "train", "data/batches", "evaluate")
+FOLDERS = ("audio", "models", "decoding", "checkpoint", "train", "data", "evaluate")
 LIMIT = 300  # seconds of a processor for one call of pytest: what loops for ever is noticed
 WAITING = 1800  # seconds by the clock: so is what waits for ever, on a busy machine, too
 WHOLE_RUN = Path("tests/test_run.py"), "test_a_run_leaves_everything_in_its_folder"

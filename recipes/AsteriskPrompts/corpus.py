@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from recipes.AsteriskPrompts.prepare import prepare_prompts
-from sbkit.data.corpora.debian_release import splits
-from sbkit.data.corpora.release import read_releases
-from sbkit.data.storage.audio_cache import default_cache
-from sbkit.data.storage.manifest import Manifest
+from sbkit.data.cache import default_cache
+from sbkit.data.debian_release import splits
+from sbkit.data.manifest import Manifest
+from sbkit.data.release import read_releases
 from sbkit.text.languages import language_tags
 
 __all__ = ["about", "read", "splits"]

@@ -19,7 +19,8 @@ from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.base.process import run_main
 from sbkit.base.units import SAMPLE_RATE
-from sbkit.data.corpora.debian_release import (
+from sbkit.data.cache import default_cache
+from sbkit.data.debian_release import (
     PASS_A_RELEASE,
     Row,
     ensure_release,
@@ -28,7 +29,6 @@ from sbkit.data.corpora.debian_release import (
     sentence_id,
     write_tsvs,
 )
-from sbkit.data.storage.audio_cache import default_cache
 from sbkit.text.normalize import normalize
 
 LANGUAGES = ("en", "es", "fr", "it", "ru")

@@ -5,10 +5,10 @@ from typing import Any
 
 from recipes.FestvoxRu.prepare import LANGUAGE, prepare_festvox
 from sbkit.base.errors import SbkitError
-from sbkit.data.corpora.debian_release import splits
-from sbkit.data.corpora.release import read_release
-from sbkit.data.storage.audio_cache import default_cache
-from sbkit.data.storage.manifest import Manifest
+from sbkit.data.cache import default_cache
+from sbkit.data.debian_release import splits
+from sbkit.data.manifest import Manifest
+from sbkit.data.release import read_release
 from sbkit.text.languages import language_tags
 
 __all__ = ["about", "read", "splits"]

@@ -13,7 +13,8 @@ import soundfile
 
 from recipes.FestvoxRu.phones import read_labels, time_words
 from sbkit.base.process import run_main
-from sbkit.data.corpora.debian_release import (
+from sbkit.data.cache import default_cache
+from sbkit.data.debian_release import (
     Row,
     ensure_release,
     only,
@@ -21,7 +22,6 @@ from sbkit.data.corpora.debian_release import (
     sentence_id,
     write_tsvs,
 )
-from sbkit.data.storage.audio_cache import default_cache
 from sbkit.text.normalize import normalize
 
 PACKAGE = "festvox-ru"

@@ -12,10 +12,9 @@ from typing import Any
 from sbkit.audio.io import SUFFIXES
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import read_text
-from sbkit.data.storage.audio_cache import unpacked
-from sbkit.data.storage.clips import Clip
-from sbkit.data.storage.manifest import BadRow, Manifest, collect
-from sbkit.data.storage.splits import resolve_splits
+from sbkit.data.cache import unpacked
+from sbkit.data.corpus import resolve_splits
+from sbkit.data.manifest import BadRow, Clip, Manifest, collect
 from sbkit.text.languages import spoken_language
 
 LARGEST = 1 << 28  # bytes of the transcripts of a chapter

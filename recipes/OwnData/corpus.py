@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from sbkit.base.errors import SbkitError
-from sbkit.data.corpora.corpus import StreamedSplit, streamed_files
-from sbkit.data.corpora.own_manifest import is_kaldi, read_manifests
-from sbkit.data.corpora.saved_dataset import is_saved_dataset
-from sbkit.data.storage.manifest import Manifest
-from sbkit.data.storage.splits import ROLES, require_split_name, resolve_splits
+from sbkit.data.corpus import ROLES, require_split_name, resolve_splits
+from sbkit.data.manifest import Manifest
+from sbkit.data.sources import (
+    StreamedSplit,
+    is_kaldi,
+    is_saved_dataset,
+    read_manifests,
+    streamed_files,
+)
 from sbkit.text.languages import spoken_language
 
 ROLE_NAMES = {"train": "train", "valid": "valid", "dev": "valid", "test": "test"}

@@ -9,7 +9,7 @@ from torch import nn
 
 from recipes.asr.decoding import RunDecoding
 from sbkit.audio.augment import Augmentation
-from sbkit.data.batches.batch import TextBatch
+from sbkit.data.batch import TextBatch
 from sbkit.evaluate.wer import Scored, total_scores
 from sbkit.evaluate.wer_report import (
     describe_results,

@@ -11,12 +11,11 @@ from recipes.asr.language_models import prepare_language_models
 from recipes.prepare import print_data
 from sbkit.base.errors import SbkitError
 from sbkit.base.text import plural
-from sbkit.data.batches.batch import TextCollate
-from sbkit.data.batches.loaders import Loaders, make_loaders
-from sbkit.data.batches.sampler import fastest_percent
-from sbkit.data.storage.columns import count_characters, read_texts, take_columns
-from sbkit.data.storage.splits import Excluded, Splits
-from sbkit.data.storage.transcripts import read_transcripts
+from sbkit.data.batch import Loaders, TextCollate, make_loaders
+from sbkit.data.manifest import Excluded
+from sbkit.data.sampler import fastest_percent
+from sbkit.data.splits import Splits, count_characters, read_texts, take_columns
+from sbkit.data.transcripts import read_transcripts
 from sbkit.distributed.device import Placement
 from sbkit.distributed.ranks import rank
 from sbkit.logs.log import log

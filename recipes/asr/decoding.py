@@ -21,8 +21,8 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import to_json, write_text_atomically
 from sbkit.base.machine import usable_cores
 from sbkit.base.units import samples_to_seconds
-from sbkit.data.batches.batch import TextBatch
-from sbkit.data.storage.columns import sample_counts
+from sbkit.data.batch import TextBatch
+from sbkit.data.splits import sample_counts
 from sbkit.decoding.attention import AttentionDecoder
 from sbkit.decoding.confidence import CONFIDENCE_FILE, GREEDY, WordAligner
 from sbkit.decoding.ctc_decoder import (

@@ -6,8 +6,7 @@ from typing import Any
 
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.folder import checksum
-from sbkit.data.storage.columns import take_columns
-from sbkit.data.storage.splits import Splits
+from sbkit.data.splits import Splits, take_columns
 from sbkit.decoding.confidence import CONFIDENCE_FILE
 from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS
 from sbkit.decoding.language_models import (

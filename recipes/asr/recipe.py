@@ -2,8 +2,7 @@
 
 from recipes.asr.brain import AsrBrain
 from recipes.asr.data import make_asr_loaders, prepare_tokenizer
-from recipes.corpora import corpus_of
-from recipes.prepare import RANGES, prepare_transcripts
+from recipes.prepare import RANGES, corpus_of, prepare_transcripts
 from sbkit.config.ranges import SHARE, Range, Text
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 from sbkit.train.recipe import Recipe

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from recipes.classification.confusion import count, draw, write_table
 from sbkit.audio.augment import Augmentation
-from sbkit.data.batches.batch import Batch, collate_audio
+from sbkit.data.batch import Batch, collate_audio
 from sbkit.logs.metric import Metrics
 from sbkit.models.classifier import UtteranceClassifier
 from sbkit.models.encoder import encoder_parts

@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from recipes.classification.brain import ClassificationBrain, collate
-from recipes.corpora import corpus_of
-from recipes.prepare import RANGES, prepare_labelled, print_data
-from sbkit.data.batches.loaders import Loaders, make_loaders
-from sbkit.data.storage.columns import take_columns
-from sbkit.data.storage.splits import Splits
+from recipes.prepare import RANGES, corpus_of, prepare_labelled, print_data
+from sbkit.data.batch import Loaders, make_loaders
+from sbkit.data.splits import Splits, take_columns
 from sbkit.distributed.device import Placement
 from sbkit.tasks.utterance_classification import UTTERANCE_CLASSIFICATION
 from sbkit.text.vocabulary import LABEL_FILE, ClassLabels, ensure_labels

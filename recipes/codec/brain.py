@@ -15,7 +15,7 @@ from recipes.codec.statistics import CodedUtterance
 from sbkit.audio.augment import speed_perturb
 from sbkit.audio.io import FULL_SCALE
 from sbkit.audio.lengths import length_mask
-from sbkit.data.batches.batch import Batch
+from sbkit.data.batch import Batch
 from sbkit.logs.metric import Metrics, as_words
 from sbkit.models.codec import CodecModel
 from sbkit.models.loss import Loss

@@ -1,8 +1,7 @@
 """A codec: audio alone, of any corpus."""
 
 from recipes.codec.brain import CodecBrain
-from recipes.corpora import corpus_of
-from recipes.prepare import RANGES, prepare_audio, unlabelled_loaders
+from recipes.prepare import RANGES, corpus_of, prepare_audio, unlabelled_loaders
 from sbkit.config.ranges import NOT_NEGATIVE
 from sbkit.tasks.codec import CODEC as TASK
 from sbkit.train.recipe import Recipe

@@ -20,11 +20,9 @@ from recipes.synthesis.pitch import continuous, track_pitch
 from sbkit.audio.io import Samples
 from sbkit.audio.levels import WINDOWS, find_pauses
 from sbkit.base.errors import SbkitError
-from sbkit.data.batches.batch import Batch, collate_audio
-from sbkit.data.batches.loaders import Loaders, make_loaders
-from sbkit.data.storage.audio_store import read_rows
-from sbkit.data.storage.columns import take_columns
-from sbkit.data.storage.splits import Splits
+from sbkit.data.batch import Batch, Loaders, collate_audio, make_loaders
+from sbkit.data.shard import read_rows
+from sbkit.data.splits import Splits, take_columns
 from sbkit.distributed.device import Placement
 from sbkit.text.symbols import KINDS, read_texts, to_symbols
 from sbkit.text.vocabulary import ClassLabels, ensure_labels

@@ -1,7 +1,6 @@
 """Synthesis: text to speech, in the voice of a corpus."""
 
-from recipes.corpora import corpus_of
-from recipes.prepare import RANGES
+from recipes.prepare import RANGES, corpus_of
 from recipes.synthesis.brain import SynthesisBrain
 from recipes.synthesis.data import make_spoken_loaders, prepare_spoken, prepare_symbols
 from sbkit.config.ranges import NOT_NEGATIVE, Range

@@ -28,8 +28,8 @@ from sbkit.audio.augment import Augmentation
 from sbkit.audio.draws import draw_uniform
 from sbkit.audio.lengths import length_mask
 from sbkit.audio.levels import WINDOWS
-from sbkit.data.batches.batch import Batch, collate_audio
-from sbkit.data.storage.audio_store import read_rows
+from sbkit.data.batch import Batch, collate_audio
+from sbkit.data.shard import read_rows
 from sbkit.logs.metric import Metrics
 from sbkit.models.loss import Loss
 from sbkit.models.voice_activity import VoiceActivityModel

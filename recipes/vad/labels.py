@@ -18,8 +18,8 @@ from sbkit.audio.io import Samples
 from sbkit.audio.levels import WINDOWS, find_pauses
 from sbkit.bundle.bundle import WEIGHTS, Bundle
 from sbkit.checkpoint.folder import listed_checksums
-from sbkit.data.storage.audio_store import read_rows
-from sbkit.data.storage.splits import Splits
+from sbkit.data.shard import read_rows
+from sbkit.data.splits import Splits
 from sbkit.export.export import as_bundle
 from sbkit.runtime.segments import SHORT_PAUSE
 from sbkit.runtime.torch_model import load_bundle

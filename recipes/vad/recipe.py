@@ -1,7 +1,6 @@
 """Voice activity: whether each frame is speech."""
 
-from recipes.corpora import corpus_of
-from recipes.prepare import RANGES, unlabelled_loaders
+from recipes.prepare import RANGES, corpus_of, unlabelled_loaders
 from recipes.vad.brain import VoiceActivityBrain, collate
 from recipes.vad.labels import prepare_speech
 from sbkit.tasks.voice_activity import VOICE_ACTIVITY

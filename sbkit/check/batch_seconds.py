@@ -16,9 +16,9 @@ from sbkit.check.dry_run import dry_run
 from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.checkpoint.run_config import read_declaration
 from sbkit.config.hparams import read_knobs
-from sbkit.data.batches.plan import Example, MicroBatch
-from sbkit.data.batches.sampler import to_percents
-from sbkit.data.storage.columns import sample_counts
+from sbkit.data.plan import Example, MicroBatch
+from sbkit.data.sampler import to_percents
+from sbkit.data.splits import sample_counts
 from sbkit.distributed.ranks import gather_over_ranks, main_rank_first, single_rank, world_size
 from sbkit.logs.log import log, quiet
 from sbkit.train.recipe import Recipe

@@ -22,8 +22,8 @@ from sbkit.check.placement import count_processes
 from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.checkpoint.rng import preserve_rng
 from sbkit.checkpoint.run_config import CHECKPOINTS
-from sbkit.data.batches.plan import MicroBatch
-from sbkit.data.batches.sampler import TrainSampler, split_batch
+from sbkit.data.plan import MicroBatch
+from sbkit.data.sampler import TrainSampler, split_batch
 from sbkit.train.nonfinite import explained_memory
 from sbkit.train.step import training_loss
 

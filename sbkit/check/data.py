@@ -26,11 +26,11 @@ from sbkit.base.units import samples_to_seconds
 from sbkit.check.dry_run import dry_run
 from sbkit.check.finding import SHOWN, Finding
 from sbkit.check.planned_run import MissingPartError, PlannedRun
-from sbkit.data.batches.sampler import fastest_percent
 from sbkit.data.report import measure_data
-from sbkit.data.storage.audio_store import read_clips
-from sbkit.data.storage.columns import sample_counts, spread_rows
-from sbkit.data.storage.transcripts import TextLabels, Transcripts, read_transcripts
+from sbkit.data.sampler import fastest_percent
+from sbkit.data.shard import read_clips
+from sbkit.data.splits import sample_counts, spread_rows
+from sbkit.data.transcripts import TextLabels, Transcripts, read_transcripts
 from sbkit.models.asr import head_size
 from sbkit.models.encoder import measure_subsampling
 from sbkit.models.parts import TransformerPart, WaveformPart, token_embedding

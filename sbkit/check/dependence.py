@@ -17,7 +17,7 @@ from sbkit.check.dry_run import dry_run, losses_of, seed_evaluation, small_batch
 from sbkit.check.finding import Finding
 from sbkit.check.planned_run import PlannedRun
 from sbkit.checkpoint.rng import preserve_rng
-from sbkit.data.batches.batch import Batch, TextBatch
+from sbkit.data.batch import Batch, TextBatch
 from sbkit.models.asr import Predictions
 
 # Of the largest state. Those of hparams/ctc.yaml differ by 6e-7, those of ctc_speechbrain.yaml,

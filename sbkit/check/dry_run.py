@@ -24,7 +24,7 @@ from sbkit.check.finding import Finding
 from sbkit.check.ownership import reached
 from sbkit.check.planned_run import STAND_IN, PlannedRun
 from sbkit.config.document import Keys, dotted
-from sbkit.data.batches.sampler import TrainSampler
+from sbkit.data.sampler import TrainSampler
 from sbkit.logs.log import quiet
 from sbkit.train.nonfinite import ids_of
 from sbkit.train.optimizers import ALWAYS, KNOB

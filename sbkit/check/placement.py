@@ -8,8 +8,8 @@ from sbkit.base.text import plural
 from sbkit.base.units import samples_to_seconds
 from sbkit.check.finding import Finding, words_of
 from sbkit.check.planned_run import PlannedRun
-from sbkit.data.batches.sampler import TrainSampler
-from sbkit.data.storage.columns import sample_counts
+from sbkit.data.sampler import TrainSampler
+from sbkit.data.splits import sample_counts
 from sbkit.distributed.device import check_precision, choose_device, find_device, parse_device
 
 CHECK = "placement"

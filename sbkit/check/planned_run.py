@@ -17,7 +17,7 @@ from sbkit.check.finding import Finding
 from sbkit.checkpoint.rng import preserve_rng
 from sbkit.config.document import dotted, read_document
 from sbkit.config.hparams import read_knobs
-from sbkit.data.batches.loaders import Loaders
+from sbkit.data.batch import Loaders
 from sbkit.distributed.device import count_here, count_on, resolve
 from sbkit.logs.log import quiet
 from sbkit.train.brain import Brain

@@ -145,8 +145,7 @@ def _prepare(options: argparse.Namespace) -> None:
     ("action", {"choices": ("list", "prune"), "nargs": "?", "default": "list"}),
 )
 def _cache(options: argparse.Namespace) -> None:
-    from sbkit.data.storage.audio_cache import default_cache
-    from sbkit.data.storage.cache import print_entries, prune
+    from sbkit.data.cache import default_cache, print_entries, prune
 
     if options.action == "list":
         print_entries(default_cache())

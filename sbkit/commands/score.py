@@ -20,13 +20,12 @@ from sbkit.bundle.bundle import CONFIG, Bundle
 from sbkit.checkpoint.provenance import Measured, describe_record, settings_of
 from sbkit.checkpoint.run_config import RESOLVED
 from sbkit.config.document import read_document
-from sbkit.data.batches.batch import user_columns
-from sbkit.data.corpora.own_manifest import read_manifests
-from sbkit.data.corpora.release import read_release
-from sbkit.data.storage.audio_cache import default_cache
-from sbkit.data.storage.audio_store import read_clips
-from sbkit.data.storage.columns import filled_rows, sample_counts
-from sbkit.data.storage.prepare import prepare_split
+from sbkit.data.batch import user_columns
+from sbkit.data.cache import default_cache
+from sbkit.data.release import read_release
+from sbkit.data.shard import read_clips
+from sbkit.data.sources import read_manifests
+from sbkit.data.splits import filled_rows, prepare_split, sample_counts
 from sbkit.decoding.confidence import GREEDY
 from sbkit.evaluate.report import REPORT, Known, write_report
 from sbkit.evaluate.run_results import read_results

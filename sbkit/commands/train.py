@@ -17,11 +17,11 @@ from sbkit.check.check import check_before_training
 from sbkit.checkpoint.folder import hold
 from sbkit.checkpoint.run_config import RESOLVED
 from sbkit.config.hparams import parse_command, save_resolved
-from sbkit.data.corpora.write_shards import ShardOptions, parse_size, write_shards
+from sbkit.data.cache import default_cache
+from sbkit.data.filesystem import Storage
 from sbkit.data.report import measure_data, write_data_report
-from sbkit.data.storage.audio_cache import default_cache
-from sbkit.data.storage.columns import shard_numbers
-from sbkit.data.storage.filesystem import Storage
+from sbkit.data.sharded_corpus import ShardOptions, parse_size, write_shards
+from sbkit.data.splits import shard_numbers
 from sbkit.distributed.device import describe_products, note_precision
 from sbkit.distributed.ranks import main_rank_first, process_group, rank
 from sbkit.evaluate.run_results import SUMMARY
@@ -132,7 +132,7 @@ def prepare_shards(arguments: Sequence[str], destination: str, shard_size: str) 
     if run.recipe.corpus is None:
         raise SbkitError(
             "The recipe must name its `corpus` for shards to be made of it, but does not. Add "
-            "corpus=recipes.corpora.corpus_of to the recipe."
+            "corpus=recipes.prepare.corpus_of to the recipe."
         )
     corpus = run.recipe.corpus(run.knobs)
     options = ShardOptions(

@@ -32,7 +32,7 @@ from sbkit.checkpoint.provenance import measured_with, read_json
 from sbkit.checkpoint.run_config import RESOLVED
 from sbkit.commands.score import ScoreOptions, prepare_source
 from sbkit.config.ranges import require_in_range
-from sbkit.data.storage.columns import sample_counts
+from sbkit.data.splits import sample_counts
 from sbkit.decoding.attention import AttentionDecoder
 from sbkit.decoding.confidence import CONFIDENCE_FILE, GREEDY, WordAligner
 from sbkit.decoding.ctc_decoder import CtcDecoder

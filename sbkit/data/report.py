@@ -20,24 +20,24 @@ from typing import Any
 import datasets
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 import soundfile
 
 from sbkit.audio.io import FULL_SCALE, Samples
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import to_json, write_text_atomically
 from sbkit.base.units import samples_to_seconds
-from sbkit.data.storage.audio_store import AUDIO, read_clips
-from sbkit.data.storage.columns import (
+from sbkit.data.manifest import Excluded
+from sbkit.data.shard import AUDIO, read_clips
+from sbkit.data.splits import (
+    Splits,
     count_characters,
-    distinct_values,
     read_texts,
     sample_counts,
-    shared_clips,
-    shared_values,
     spread_rows,
     take_columns,
 )
-from sbkit.data.storage.splits import Excluded, Splits
 from sbkit.logs.curves import render_page
 from sbkit.text.normalize import NORMALIZER_VERSION, normalize, separates_words
 
@@ -258,3 +258,29 @@ def encode_clips(
             break
         found[id] = encoded
     return found
+
+
+def shared_values(one: datasets.Dataset, other: datasets.Dataset, column: str) -> pa.Array:
+    """Return the values of the second split that are in the first one, too, none of them empty."""
+    values = distinct_values(other, column)
+    return values.filter(pc.is_in(values, value_set=distinct_values(one, column)))
+
+
+def shared_clips(one: datasets.Dataset, other: datasets.Dataset) -> pa.ChunkedArray:
+    """Return the ids of the second split's clips whose audio is in the first one, too."""
+    is_shared = pc.is_in(_audio_keys(other), value_set=_audio_keys(one))
+    return take_columns(other, "id")["id"].filter(is_shared)
+
+
+def _audio_keys(split: datasets.Dataset) -> pa.ChunkedArray:
+    """Return a text for the audio of every row: size and checksum, else the clip's own file."""
+    place = take_columns(split, AUDIO)[AUDIO]
+    size, checksum, file = (pc.struct_field(place, name) for name in ("size", "crc32", "file"))
+    known = (size.cast(pa.string()), checksum.cast(pa.string()), "-")
+    return pc.coalesce(pc.binary_join_element_wise(*known), file)
+
+
+def distinct_values(split: datasets.Dataset, column: str) -> pa.Array:
+    """Return the different values of a column, none of them empty."""
+    values = pc.unique(take_columns(split, column)[column])
+    return values.filter(pc.not_equal(values, ""))

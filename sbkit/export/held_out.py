@@ -12,9 +12,9 @@ import datasets
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.run_config import RESOLVED
 from sbkit.config.hparams import read_knobs
-from sbkit.data.batches.batch import UtteranceDataset
-from sbkit.data.batches.sampler import EvalSampler
-from sbkit.data.storage.columns import sample_counts
+from sbkit.data.batch import UtteranceDataset
+from sbkit.data.sampler import EvalSampler
+from sbkit.data.splits import sample_counts
 from sbkit.train.recipe import load_recipe
 
 BATCH_SECONDS = 120.0  # of padded audio

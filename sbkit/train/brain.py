@@ -22,9 +22,8 @@ from torch.utils.data import DataLoader
 from sbkit.audio.draws import seed_draws
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.rng import State, random_state, restore_random_state
-from sbkit.data.batches.batch import Batch
-from sbkit.data.batches.loaders import Loaders
-from sbkit.data.batches.sampler import TrainSampler
+from sbkit.data.batch import Batch, Loaders
+from sbkit.data.sampler import TrainSampler
 from sbkit.distributed.ranks import gather_over_ranks, rank
 from sbkit.evaluate.slices import slice_columns
 from sbkit.logs.log import log

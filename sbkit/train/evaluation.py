@@ -15,7 +15,7 @@ from sbkit.base.text import __version__, plural
 from sbkit.checkpoint.checkpointer import RANKED_BY
 from sbkit.checkpoint.provenance import describe_record, record_of_run
 from sbkit.data.report import encode_clips
-from sbkit.data.storage.columns import take_columns
+from sbkit.data.splits import take_columns
 from sbkit.distributed.ranks import gather_over_ranks, rank
 from sbkit.evaluate.report import LONGEST, REPORT, Known, write_report
 from sbkit.evaluate.run_results import SUMMARY, read_results, write_summary

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sbkit.data.batches.batch import Batch
+from sbkit.data.batch import Batch
 from sbkit.distributed.device import widest_float
 from sbkit.distributed.ranks import sum_over_ranks
 from sbkit.models.layers import GlobalNorm

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import to_json, write_text_atomically
-from sbkit.data.batches.batch import Batch
+from sbkit.data.batch import Batch
 from sbkit.distributed.ranks import rank
 from sbkit.logs.log import log
 

@@ -16,9 +16,9 @@ from typing import Any
 from sbkit.base.errors import SbkitError
 from sbkit.config.document import read_document
 from sbkit.config.ranges import Range
-from sbkit.data.batches.loaders import Loaders
-from sbkit.data.corpora.corpus import Corpus
-from sbkit.data.storage.splits import Splits
+from sbkit.data.batch import Loaders
+from sbkit.data.corpus import Corpus
+from sbkit.data.splits import Splits
 from sbkit.distributed.device import Placement
 from sbkit.tasks.task import Task
 

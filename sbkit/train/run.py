@@ -16,10 +16,9 @@ from sbkit.checkpoint.folder import newest_described
 from sbkit.checkpoint.run_config import CHECKPOINTS, Declaration
 from sbkit.config.hparams import load_hparams, read_knobs
 from sbkit.config.ranges import RANGES, require_in_range
-from sbkit.data.batches.batch import user_columns
-from sbkit.data.batches.loaders import Loaders
-from sbkit.data.corpora.corpus import describe_corpus
-from sbkit.data.storage.splits import Splits
+from sbkit.data.batch import Loaders, user_columns
+from sbkit.data.corpus import describe_corpus
+from sbkit.data.splits import Splits
 from sbkit.distributed.device import Count, Placement, count_here, resolve
 from sbkit.evaluate.run_results import SUMMARY
 from sbkit.evaluate.slices import require_columns

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from recipes.prepare import RANGES, prepare_audio
 from sbkit.audio.io import Samples
 from sbkit.audio.lengths import length_mask
-from sbkit.data.batches.batch import Batch, collate_audio
-from sbkit.data.batches.loaders import Loaders, make_loaders
-from sbkit.data.storage.splits import Splits
+from sbkit.data.batch import Batch, Loaders, collate_audio, make_loaders
+from sbkit.data.splits import Splits
 from sbkit.distributed.device import Placement
 from sbkit.models.loss import Loss
 from sbkit.models.parts import FeatureExtractor

@@ -19,7 +19,8 @@ from sbkit.check.data import (
     transcripts_of,
 )
 from sbkit.check.planned_run import MissingPartError, PlannedRun
-from sbkit.data.storage.splits import Excluded, Splits
+from sbkit.data.manifest import Excluded
+from sbkit.data.splits import Splits
 from sbkit.text.normalize import normalize
 from sbkit.text.vocabulary import ensure_labels
 from tests.runs import ROOT

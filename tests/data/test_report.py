@@ -12,11 +12,9 @@ import pytest
 import soundfile
 
 from sbkit.commands.cli import run as sbkit
+from sbkit.data.manifest import Clip, Excluded, Manifest
 from sbkit.data.report import measure_data, write_data_report
-from sbkit.data.storage.clips import Clip
-from sbkit.data.storage.manifest import Manifest
-from sbkit.data.storage.prepare import prepare_split
-from sbkit.data.storage.splits import Excluded, Splits, within_limits
+from sbkit.data.splits import Splits, prepare_split, within_limits
 from tests.runs import ROOT, make_workplace
 
 HOSTILE = '</td><script>alert(1)</script>"'

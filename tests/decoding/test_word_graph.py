@@ -12,7 +12,7 @@ import pytest
 
 from recipes.asr.language_models import prepare_language_models
 from sbkit.base.errors import SbkitError
-from sbkit.data.storage.splits import Splits
+from sbkit.data.splits import Splits
 from sbkit.decoding.decoder import BeamDecoder, Weights
 from sbkit.decoding.tune import TuningUtterance, tune, used_weights
 from sbkit.decoding.word_graph import GraphSearch, make_graph

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from sbkit.base.errors import SbkitError
-from sbkit.data.batches.batch import user_columns
+from sbkit.data.batch import user_columns
 from sbkit.evaluate.slices import (
     EMPTY,
     measure_slices,

@@ -18,9 +18,9 @@ from recipes.AsteriskPrompts.prepare import (
     write_release,
 )
 from sbkit.base.errors import SbkitError
-from sbkit.data.corpora.debian_release import choose_split
-from sbkit.data.corpora.release import read_release
-from sbkit.data.storage.clips import Clip
+from sbkit.data.debian_release import choose_split
+from sbkit.data.manifest import Clip
+from sbkit.data.release import read_release
 from sbkit.text.normalize import normalize
 
 TEXT = """\ufeff; Core Asterisk Sounds in English

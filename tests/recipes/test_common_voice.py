@@ -11,8 +11,9 @@ import soundfile
 from recipes.asr.data import leave_out_impossible
 from recipes.prepare import prepare_audio, prepare_transcripts
 from sbkit.base.errors import SbkitError
-from sbkit.data.storage.audio_store import read_rows
-from sbkit.data.storage.splits import Excluded, Splits, within_limits, write_excluded
+from sbkit.data.manifest import Excluded
+from sbkit.data.shard import read_rows
+from sbkit.data.splits import Splits, within_limits, write_excluded
 from sbkit.models.subsampling import Subsampling
 from sbkit.text.tokenizer import ensure_tokenizer
 from tests.stores import Utterance, make_store

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from recipes.CommonVoice import corpus as common_voice
-from recipes.corpora import corpus_of
+from recipes.prepare import corpus_of
 from sbkit.base.errors import SbkitError
+from sbkit.data import release as common_voice
 from tests.recipes.test_common_voice import make_release, write_tsv
 
 VOTES = "up_votes\tdown_votes\tage\tgender"

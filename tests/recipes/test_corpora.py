@@ -16,15 +16,14 @@ import pytest
 import soundfile
 
 from recipes.AsteriskPrompts import corpus as asterisk_prompts
-from recipes.CommonVoice import corpus as common_voice
-from recipes.corpora import OwnCorpus, corpus_of
 from recipes.OwnData import corpus as own_data
+from recipes.prepare import OwnCorpus, corpus_of
 from sbkit.audio.io import read_audio
 from sbkit.base.errors import SbkitError
-from sbkit.data.corpora.corpus import describe_corpus
-from sbkit.data.storage.cache import list_entries, remove
-from sbkit.data.storage.clips import Clip
-from sbkit.data.storage.manifest import BadRow, Manifest
+from sbkit.data import release as common_voice
+from sbkit.data.cache import list_entries, remove
+from sbkit.data.corpus import describe_corpus
+from sbkit.data.manifest import BadRow, Clip, Manifest
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,7 +38,7 @@ def test_no_corpus_imports_another() -> None:
 def test_the_knobs_choose_the_corpus(tmp_path: Path) -> None:
     assert corpus_of({"data_folder": None}) is asterisk_prompts
     assert corpus_of({"data_folder": None, "manifest": {"train": "a.csv"}}) is own_data
-    name = "recipes.CommonVoice.corpus"
+    name = "sbkit.data.release"
     assert corpus_of({"corpus": name}) == OwnCorpus(common_voice)
     (tmp_path / "fr" / "clips").mkdir(parents=True)
     assert corpus_of({"data_folder": str(tmp_path)}) is common_voice

@@ -13,8 +13,8 @@ from recipes.FestvoxRu import corpus
 from recipes.FestvoxRu.phones import SOUNDS, Phone, read_labels, time_words
 from recipes.FestvoxRu.prepare import Sentence, read_sentences, write_release
 from sbkit.base.errors import SbkitError
-from sbkit.data.corpora.debian_release import RELEASE_VERSION
-from sbkit.data.corpora.release import read_release
+from sbkit.data.debian_release import RELEASE_VERSION
+from sbkit.data.release import read_release
 from sbkit.export.export import as_bundle
 from sbkit.runtime.synthesizer import Synthesizer
 from tests.runs import TINY, TINY_VOICE, train_here

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from recipes.asr.language_models import prepare_language_models
-from sbkit.data.storage.splits import Splits
+from sbkit.data.splits import Splits
 from sbkit.decoding.confidence import CONFIDENCE_FILE
 from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS
 from sbkit.decoding.language_models import load_language_models

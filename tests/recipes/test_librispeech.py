@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from recipes.corpora import corpus_of
+from recipes.prepare import corpus_of
 from sbkit.base.errors import SbkitError
-from sbkit.data.corpora.release import read_release
-from sbkit.data.storage.manifest import BadRow
+from sbkit.data.manifest import BadRow
+from sbkit.data.release import read_release
 
 SPLITS = ("train-clean-100", "train-other-500", "dev-clean", "test-clean", "test-other")
 

@@ -30,7 +30,7 @@ from sbkit.audio.lengths import length_mask
 from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run as sbkit
 from sbkit.config.hparams import load_hparams, read_knobs
-from sbkit.data.storage.audio_store import read_rows
+from sbkit.data.shard import read_rows
 from sbkit.runtime.torch_model import load_bundle
 from sbkit.runtime.voice_detector import SpeechEvent, VoiceDetector
 from sbkit.text.word import Word

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sbkit.data.corpora.release import read_release
+from sbkit.data.release import read_release
 from sbkit.text.normalize import (
     NORMALIZER_VERSION,
     ORTHOGRAPHIES,

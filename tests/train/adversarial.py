@@ -15,11 +15,9 @@ from speechbrain import Stage
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from recipes.corpora import corpus_of
-from recipes.prepare import RANGES, prepare_transcripts
-from sbkit.data.batches.batch import Batch, collate_audio
-from sbkit.data.batches.loaders import Loaders, make_loaders
-from sbkit.data.storage.splits import Splits
+from recipes.prepare import RANGES, corpus_of, prepare_transcripts
+from sbkit.data.batch import Batch, Loaders, collate_audio, make_loaders
+from sbkit.data.splits import Splits
 from sbkit.distributed.device import Placement
 from sbkit.models.loss import Loss
 from sbkit.tasks.task import Task

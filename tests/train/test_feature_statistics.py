@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 from sbkit.audio.augment import SpeedGroup
 from sbkit.audio.fbank import Fbank
 from sbkit.base.errors import SbkitError
-from sbkit.data.batches.batch import Batch
+from sbkit.data.batch import Batch
 from sbkit.models.layers import GlobalNorm
 from sbkit.train.feature_statistics import measure_features
 

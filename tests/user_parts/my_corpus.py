@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sbkit.data.storage.clips import Clip
-from sbkit.data.storage.manifest import Manifest, collect
+from sbkit.data.manifest import Clip, Manifest, collect
 
 
 def splits(knobs: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from recipes.asr.brain import AsrBrain
 from sbkit.check.knobs import check_unread
-from sbkit.data.batches.batch import Batch
+from sbkit.data.batch import Batch
 from sbkit.models.asr import Predictions
 from sbkit.models.loss import Loss
 from sbkit.train.recipe import Recipe

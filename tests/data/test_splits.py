@@ -16,15 +16,13 @@ from datasets import Audio
 
 from sbkit.audio.io import read_audio
 from sbkit.base.errors import SbkitError
-from sbkit.data.batches.batch import UtteranceDataset
-from sbkit.data.batches.plan import Example
-from sbkit.data.storage import audio_cache
-from sbkit.data.storage import audio_store as decode
-from sbkit.data.storage.audio_store import read_rows, require_store
-from sbkit.data.storage.clips import Clip
-from sbkit.data.storage.columns import sample_counts, take_columns
-from sbkit.data.storage.manifest import BadRow, Manifest
-from sbkit.data.storage.prepare import PreparedSplit, prepare_split
+from sbkit.data import cache as audio_cache
+from sbkit.data import shard as decode
+from sbkit.data.batch import UtteranceDataset
+from sbkit.data.manifest import BadRow, Clip, Manifest
+from sbkit.data.plan import Example
+from sbkit.data.shard import read_rows, require_store
+from sbkit.data.splits import PreparedSplit, prepare_split, sample_counts, take_columns
 from tests.processes import Process
 from tests.shortage import largest_file
 
@@ -257,10 +255,10 @@ def test_a_full_disk_is_told_and_what_was_prepared_stays(
 PREPARE = """
 import sys, time
 from pathlib import Path
-from sbkit.data.storage import audio_cache, decode
-from sbkit.data.storage.clips import Clip
-from sbkit.data.storage.manifest import Manifest
-from sbkit.data.storage.prepare import prepare_split
+from sbkit.data import cache as audio_cache, shard as decode
+from sbkit.data.manifest import Clip
+from sbkit.data.manifest import Manifest
+from sbkit.data.splits import prepare_split
 
 folder, count, delay = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 audio_cache.BLOCK_CLIPS = 5

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from sbkit.base.errors import SbkitError
-from sbkit.data.corpora.release import read_release
-from sbkit.data.storage.clips import Clip
-from sbkit.data.storage.manifest import BadRow, Manifest, check_locale
+from sbkit.data.manifest import BadRow, Clip, Manifest, check_locale
+from sbkit.data.release import read_release
 
 
 def read_manifest(file: Path) -> Manifest:

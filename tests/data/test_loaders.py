@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from sbkit.base.errors import SbkitError
-from sbkit.data.batches.loaders import make_loaders
+from sbkit.data.batch import make_loaders
 
 KNOBS = {
     "num_workers": 2,

@@ -1,16 +1,20 @@
 """From rows of a store to tensors.
 
 Legend: B utterances, S samples, L tokens.
+
+The loaders of a run: planned batches of its training set, and every other split in order.
 """
 
 import atexit
 import multiprocessing
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import groupby, islice
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import datasets
@@ -22,11 +26,15 @@ from torch.utils.data import DataLoader, Dataset
 
 from sbkit.audio.augment import SpeedGroup
 from sbkit.audio.io import Samples
-from sbkit.base.units import SAMPLE_RATE, samples_to_seconds
-from sbkit.data.batches.plan import Example
-from sbkit.data.batches.sampler import EvalSampler, TrainSampler
-from sbkit.data.storage.audio_store import read_rows
-from sbkit.data.storage.manifest import RESERVED_COLUMNS
+from sbkit.base.errors import SbkitError
+from sbkit.base.units import SAMPLE_RATE, samples_to_seconds, seconds_to_samples
+from sbkit.data.manifest import RESERVED_COLUMNS
+from sbkit.data.plan import Example
+from sbkit.data.sampler import EvalSampler, TrainSampler
+from sbkit.data.shard import read_rows
+from sbkit.data.splits import Splits, sample_counts, shard_numbers
+from sbkit.distributed.device import Placement
+from sbkit.distributed.ranks import rank, world_size
 from sbkit.text.tokenizer import SPACE, Tokenizer
 
 LEAVE = signal.SIGUSR2  # what a worker still answers to
@@ -254,3 +262,88 @@ def _end_workers() -> None:
     for worker in multiprocessing.active_children():
         if worker.daemon and worker.pid is not None:
             os.kill(worker.pid, LEAVE)
+
+
+SHARED_MEMORY = Path("/dev/shm")  # where workers put their batches; 64 MB in Docker
+READ_AHEAD = 2  # batches of each worker, torch's default
+
+Loader = DataLoader[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Loaders:
+    """Batches of every split.
+
+    train: the global batches of the epoch, this rank's share; valid, test: each split in order, by
+    its name; measure: the training set in order, to measure its features; splits: what they read.
+    """
+
+    train: Loader
+    valid: Mapping[str, Loader]
+    test: Mapping[str, Loader]
+    measure: Loader
+    splits: Splits
+
+
+def make_loaders(
+    splits: Splits,
+    knobs: Mapping[str, Any],
+    *,
+    collate: Callable[[Sequence[Any]], Any],
+    placement: Placement,
+) -> Loaders:
+    """Plan the batches of every split from the knobs of the YAML.
+
+    `shuffle_shards`, `concat_prob` and `speeds` may be absent.
+
+    Raises:
+        SbkitError: there is too little shared memory for as many workers.
+    """
+    if knobs["num_workers"] > 0:
+        _require_shared_memory(knobs)
+    shared = {"rank": rank(), "world_size": world_size(), "sample_rate": knobs["sample_rate"]}
+    options: dict[str, Any] = {
+        "collate": collate,
+        "num_workers": knobs["num_workers"],
+        "pin_memory": placement.device.type == "cuda",
+    }
+    train = TrainSampler(
+        samples=sample_counts(splits.train),
+        batch_seconds=knobs["batch_seconds"],
+        seed=knobs["seed"],
+        concat_prob=knobs.get("concat_prob", 0.0),
+        speeds=knobs.get("speeds", [1.0]),
+        shards=shard_numbers(splits.train),
+        shuffle_shards=knobs.get("shuffle_shards", 8),
+        accumulation=knobs["grad_accumulation_factor"],
+        **shared,
+    )
+
+    def in_order(split: datasets.Dataset) -> Loader:
+        seconds = knobs["eval_batch_seconds"]
+        sampler = EvalSampler(samples=sample_counts(split), batch_seconds=seconds, **shared)
+        return make_loader(split, sampler=sampler, **options)
+
+    return Loaders(
+        train=make_loader(splits.train, sampler=train, **options),
+        valid={name: in_order(split) for name, split in splits.valid.items()},
+        test={name: in_order(split) for name, split in splits.test.items()},
+        measure=in_order(splits.train),
+        splits=splits,
+    )
+
+
+def _require_shared_memory(knobs: Mapping[str, Any]) -> None:
+    """Raise SbkitError where batches have no room: the run would wait for a lost one."""
+    count, processes = knobs["num_workers"], int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    train = knobs["batch_seconds"] / world_size() / knobs["grad_accumulation_factor"]
+    seconds = max(train, knobs["eval_batch_seconds"])
+    batch = seconds_to_samples(seconds, knobs["sample_rate"]) * np.dtype(np.int16).itemsize
+    needed = READ_AHEAD * count * processes * batch
+    free = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else needed
+    if free < needed:
+        raise SbkitError(
+            f"`num_workers` must leave room for {READ_AHEAD} batches of each in shared memory "
+            f"({needed / 1e6:.0f} MB in all), but {SHARED_MEMORY} has {free / 1e6:.0f} MB. Enlarge "
+            "it (in Docker: --shm-size), or lower --num_workers."
+        )

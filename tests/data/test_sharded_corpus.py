@@ -18,29 +18,24 @@ import numpy as np
 import pytest
 import soundfile
 
-from recipes.corpora import corpus_of
-from recipes.prepare import prepare_transcripts
+from recipes.prepare import corpus_of, prepare_transcripts
 from sbkit.audio.io import read_audio
 from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run as sbkit
-from sbkit.data.batches.batch import UtteranceDataset
-from sbkit.data.batches.plan import MicroBatch
-from sbkit.data.batches.sampler import TrainSampler
-from sbkit.data.corpora import corpus as streamed_split
-from sbkit.data.corpora.corpus import StreamedSplit, streamed_files
-from sbkit.data.corpora.write_shards import ShardOptions, share, write_shards
-from sbkit.data.storage import audio_store
-from sbkit.data.storage import audio_store as decode
-from sbkit.data.storage import filesystem as storage
-from sbkit.data.storage.audio_store import WAV_HEADER, read_rows
-from sbkit.data.storage.clips import Clip
-from sbkit.data.storage.columns import sample_counts, shard_numbers
-from sbkit.data.storage.filesystem import Storage
-from sbkit.data.storage.manifest import BadRow, Manifest
-from sbkit.data.storage.shard import ShardWriter
-from sbkit.data.storage.sharded_corpus import INDEX, Index
+from sbkit.data import filesystem as storage
+from sbkit.data import shard as audio_store
+from sbkit.data import shard as decode
+from sbkit.data.batch import UtteranceDataset
+from sbkit.data.filesystem import Storage
+from sbkit.data.manifest import BadRow, Clip, Manifest
+from sbkit.data.plan import MicroBatch
+from sbkit.data.sampler import TrainSampler
+from sbkit.data.shard import WAV_HEADER, ShardWriter, read_rows
+from sbkit.data.sharded_corpus import INDEX, Index, ShardOptions, share, write_shards
+from sbkit.data.sources import StreamedSplit, streamed_files
+from sbkit.data.splits import sample_counts, shard_numbers
 from tests import processes
-from tests.data.storage import test_prepare
+from tests.data import test_splits
 from tests.runs import ROOT
 
 OPTIONS = ShardOptions(sample_rate=16_000, store="pcm", shard_bytes=20_000, seed=7)
@@ -49,7 +44,7 @@ ROLES = {"train": ["train"], "valid": ["dev"], "test": []}
 
 def make_clips(folder: Path, count: int = 24) -> list[Clip]:
     """Write clips of 0.1, 0.2, 0.3, 0.1 ... seconds of noise."""
-    return test_prepare.make_clips(folder, count)
+    return test_splits.make_clips(folder, count)
 
 
 @pytest.fixture(scope="module")
@@ -241,8 +236,8 @@ def test_the_tasks_of_an_array_take_their_share_and_the_last_writes_the_index(
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from sbkit.data.storage.shard import ShardWriter
-from tests.data.corpora.test_shards import make_clips, write
+from sbkit.data.shard import ShardWriter
+from tests.data.test_sharded_corpus import make_clips, write
 publish = ShardWriter.publish
 def publish_two(shard, *inputs, **options):
     if len(list(Path(sys.argv[2]).glob("train-*.parquet"))) == 2:
@@ -310,7 +305,7 @@ def streamed(place: Path | str) -> StreamedSplit:
 def write_streamed(target: str, source: Path | str) -> Index | None:
     options = ShardOptions(sample_rate=16_000, store="pcm", shard_bytes=11_000, seed=7)
     sources = {"train": streamed(source)}
-    with patch.object(streamed_split, "ROWS_AT_ONCE", 2):
+    with patch.object(source_files, "ROWS_AT_ONCE", 2):
         return write_shards(Storage.at(target), options, sources, {"train": ["train"]})
 
 

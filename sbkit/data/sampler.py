@@ -22,7 +22,7 @@ from torch.utils.data import Sampler
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import SAMPLE_RATE, samples_to_seconds, seconds_to_samples
 from sbkit.config.ranges import SHARE, Range
-from sbkit.data.batches.plan import Examples, MicroBatch, Plan, join_rows
+from sbkit.data.plan import Examples, MicroBatch, Plan, join_rows
 
 LENGTH_JITTER = 0.02  # relative; neighbours in length change places, so batches differ by epoch
 LONG_ENOUGH = 10.0  # seconds; what is joined grows no further; attention is quadratic

@@ -17,8 +17,8 @@ import soundfile
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import building
 from sbkit.base.units import SAMPLE_RATE, samples_to_seconds
-from sbkit.data.corpora.release import read_release
-from sbkit.data.storage.splits import resolve_splits
+from sbkit.data.corpus import resolve_splits
+from sbkit.data.release import read_release
 from sbkit.text.normalize import normalize
 
 PASS_A_RELEASE = "Pass the folder of a Common Voice release as --data_folder instead."

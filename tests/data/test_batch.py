@@ -11,9 +11,9 @@ import torch
 
 from sbkit.audio.augment import SpeedGroup
 from sbkit.base.errors import SbkitError
-from sbkit.data.batches.batch import TextBatch, TextCollate, UtteranceDataset, make_loader
-from sbkit.data.batches.plan import Example
-from sbkit.data.batches.sampler import EvalSampler, TrainSampler
+from sbkit.data.batch import TextBatch, TextCollate, UtteranceDataset, make_loader
+from sbkit.data.plan import Example
+from sbkit.data.sampler import EvalSampler, TrainSampler
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 from sbkit.text.vocabulary import Vocabulary
 from tests.stores import Utterance, make_store
@@ -138,8 +138,8 @@ def test_the_loader_follows_the_sampler(
 READING = """
 import sys
 import datasets
-from sbkit.data.batches.batch import TextCollate, make_loader
-from sbkit.data.batches.sampler import EvalSampler
+from sbkit.data.batch import TextCollate, make_loader
+from sbkit.data.sampler import EvalSampler
 from sbkit.text.tokenizer import Tokenizer
 
 store = datasets.load_from_disk(sys.argv[1])

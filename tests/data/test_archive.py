@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from recipes.corpora import corpus_of
+from recipes.prepare import corpus_of
 from sbkit.base.errors import SbkitError
-from sbkit.data.corpora.corpus import read_listed
-from sbkit.data.storage.audio_cache import unpacked
-from sbkit.data.storage.cache import list_entries
+from sbkit.data.cache import list_entries, unpacked
+from sbkit.data.corpus import read_listed
 from tests.recipes.test_common_voice import make_release, prepare
 
 
@@ -39,7 +38,7 @@ def test_an_archive_is_prepared_as_its_folder(suffix: str, tmp_path: Path, cache
     )
     assert packed.fingerprints == plain.fingerprints
     assert len(packed.train) == 3
-    named = {"corpus": "recipes.CommonVoice.corpus", "data_folder": archive, "language": "it"}
+    named = {"corpus": "sbkit.data.release", "data_folder": archive, "language": "it"}
     assert len(read_listed(corpus_of(named), named, "train").clips) == 3
     again = unpacked(archive)
     assert again == unpacked(archive)

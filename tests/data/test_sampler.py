@@ -8,14 +8,8 @@ import numpy as np
 import pytest
 
 from sbkit.base.errors import SbkitError
-from sbkit.data.batches.plan import Example, MicroBatch, cut_runs
-from sbkit.data.batches.sampler import (
-    LONG_ENOUGH,
-    EvalSampler,
-    TrainSampler,
-    split_batch,
-    to_percents,
-)
+from sbkit.data.plan import Example, MicroBatch, cut_runs
+from sbkit.data.sampler import LONG_ENOUGH, EvalSampler, TrainSampler, split_batch, to_percents
 
 SECOND = 16_000
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sbkit.base.units import at_speed
-from sbkit.data.storage.columns import count_characters, take_columns
+from sbkit.data.splits import count_characters, take_columns
 from sbkit.models.subsampling import Subsampling
 from sbkit.text.vocabulary import Vocabulary
 

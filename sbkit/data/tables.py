@@ -2,21 +2,23 @@
 
 import csv
 import json
+import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, repeat
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyarrow import csv as arrow_csv
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.text import listed
-from sbkit.data.storage.manifest import BadRow
+from sbkit.data.manifest import BadRow, Clips, Manifest, open_names
 
 PATH_COLUMNS = (
     *("path", "audio", "audio_filepath", "audio_path", "wav", "file", "filename"),
@@ -221,3 +223,108 @@ def _as_text(value: object) -> str:
     if value is None:
         return ""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+ID_COLUMNS = ("id", "utt_id", "utterance_id", "key")
+
+PLAIN = r"^\w[\w-]*(?:[./]\w[\w-]*)*\.\w+$"  # the name of a file below a folder
+NOT_STEM = r"^.*/|\.\w+$"  # what such a name has beside its stem
+
+TextColumn = str | Literal[False] | None
+Located = str | tuple[str, str]  # a path, or the reason and the detail why there is none
+
+
+def read_rows(
+    table: Table,
+    path_column: str | None,
+    text_column: TextColumn,
+    language: str,
+    find: Callable[[str], Located],
+    folder: Path | None = None,
+) -> Manifest:
+    """Make clips of the rows of a table.
+
+    Args:
+        table: rows as texts.
+        path_column: as `read_manifests` takes it.
+        text_column: likewise.
+        language: likewise.
+        find: returns the file that a name in the column of the paths means.
+        folder: in which `find` looks for plain names; a table that has no others is read by whole
+            columns, three times as fast. None: `find` is asked for all.
+
+    Raises:
+        SbkitError: the table lacks a column.
+    """
+    path = find_column(table, path_column, PATH_COLUMNS, "path_column")
+    text = find_text_column(table, text_column)
+    lower = {column.lower(): column for column in table.rows.column_names}
+    id = next((lower[name] for name in ID_COLUMNS if name in lower), "")
+    rows, bad, own = table.rows, [*table.bad_rows], dict[str, pa.Array]()
+    if folder and not id and "offset" not in rows.column_names:
+        own = _plain_clips(rows[path].fill_null(""), folder)
+    if not own:
+        own, rows = _find_clips(table, (path, id, "offset"), find, bad)
+    sentences = rows[text].fill_null("") if text else pa.array([""] * len(rows), pa.string())
+    columns = {
+        new: rows[old] for old, new in open_names(rows.column_names, (path, text, id)).items()
+    }
+    spoken = columns.get("language", pa.nulls(len(rows), pa.string()))
+    columns["language"] = spoken.fill_null(language)
+    return Manifest(Clips(pa.table({**own, "sentence": sentences}), pa.table(columns)), tuple(bad))
+
+
+def _plain_clips(names: pa.ChunkedArray, folder: Path) -> dict[str, pa.Array]:
+    """Return the ids and paths of files below a folder, none where a name is not plain."""
+    if not pc.all(pc.match_substring_regex(names, PLAIN)).as_py():
+        return {}
+    base, slash = pa.scalar(os.fsencode(folder), pa.binary()), pa.scalar(b"/", pa.binary())
+    paths = pc.binary_join_element_wise(base, names.cast(pa.binary()), slash)
+    return {"id": pc.replace_substring_regex(names, NOT_STEM, ""), "path": paths}
+
+
+def _find_clips(
+    table: Table, names: Sequence[str], find: Callable[[str], Located], bad: list[BadRow]
+) -> tuple[dict[str, pa.Array], pa.Table]:
+    """Return the ids and paths of a table's clips, and their rows; note the ``bad`` ones.
+
+    names: of the columns of the path, the id and the offset.
+    """
+    kept, ids, paths = list[int](), list[str](), list[bytes]()
+    values = (_values(table, column) for column in names)
+    for place, (name, utterance, offset) in enumerate(zip(*values, strict=False)):
+        file = (
+            ("a part of a longer file", f"offset {offset} of {name}")
+            if offset.strip(" 0.")  # NeMo's, in seconds: whole files are read
+            else find(name.strip())
+        )
+        if isinstance(file, tuple):
+            bad.append(BadRow(f"row {table.numbers[place]}", *file))
+            continue
+        kept.append(place)
+        base = file.rpartition("/")[2]  # a Path takes ten times as long
+        ids.append(utterance.strip() or base.rpartition(".")[0] or base)
+        paths.append(os.fsencode(file))
+    rows = table.rows if len(kept) == len(table.rows) else table.rows.take(pa.array(kept, "int64"))
+    return {"id": pa.array(ids, pa.string()), "path": pa.array(paths, pa.binary())}, rows
+
+
+def _values(table: Table, column: str) -> Iterable[str]:
+    """Return the texts of a column, or of none."""
+    return (
+        table.rows[column].fill_null("").to_pylist()
+        if column in table.rows.column_names
+        else repeat("")
+    )
+
+
+def locate(folder: Path, name: str) -> Located:
+    """Return the path that a name in a manifest means, relative to its folder."""
+    name = name.removeprefix("file://")
+    if not name:
+        return "no path", "the field of the path is empty"
+    if "://" in name:
+        return "not a file on this machine", name
+    if name.startswith("~/"):
+        return str(Path(name).expanduser())
+    return name if name.startswith("/") else f"{folder}/{name}"

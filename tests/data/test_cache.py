@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from sbkit.commands import cli
-from sbkit.data.storage.audio_cache import default_cache
-from sbkit.data.storage.cache import list_entries
-from tests.data.storage.test_prepare import make_clips, prepare
+from sbkit.data.cache import default_cache, list_entries
+from tests.data.test_splits import make_clips, prepare
 
 
 @pytest.fixture
