@@ -25,6 +25,7 @@ from sbkit.commands.cli import run as sbkit
 from sbkit.data import filesystem as storage
 from sbkit.data import shard as audio_store
 from sbkit.data import shard as decode
+from sbkit.data import sources as source_files
 from sbkit.data.batch import UtteranceDataset
 from sbkit.data.filesystem import Storage
 from sbkit.data.manifest import BadRow, Clip, Manifest
