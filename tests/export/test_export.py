@@ -8,11 +8,13 @@ import pytest
 
 from sbkit.base.errors import SbkitError
 from sbkit.bundle.bundle import CONFIG, read_bundle
+from sbkit.config.document import read_document
 from sbkit.decoding.decoder import LANGUAGE_MODELS
 from sbkit.export import held_out
-from sbkit.export.export import HUB, change_config, export_run
+from sbkit.export.export import HUB, change_config, export_run, plain_parts
 from sbkit.export.held_out import find_held_out
 from sbkit.runtime.torch_model import load_bundle
+from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 from tests.runtime.bundles import ROOT, make_bundle, make_run
 
 
@@ -119,12 +121,20 @@ def test_a_part_of_ones_own_is_exported_and_loaded_by_its_import(
     export_run(run, tmp_path / "bundle", user_modules=user_modules)
     with pytest.raises(SbkitError, match="pass --import my_heads"):
         load_bundle(tmp_path / "bundle")
-    assert (
-        type(
-            load_bundle(tmp_path / "bundle", user_modules=user_modules).model.network.ctc_lin
-        ).__name__
-        == "Head"
-    )
+    loaded = load_bundle(tmp_path / "bundle", user_modules=user_modules)
+    assert type(loaded.model.network.ctc_lin).__name__ == "Head"
+    (tmp_path / "bundle/my_heads.py").write_text("")
+    with pytest.raises(SbkitError, match="my_heads.py is not what was written"):
+        load_bundle(tmp_path / "bundle", user_modules=user_modules)
+
+
+def test_a_part_that_the_model_takes_is_described_though_its_list_lacks_it(tmp_path: Path) -> None:
+    names = ("encoder", "ctc_lin", "seq_lin", "unused")
+    parts = [f"{name}: &{name} !new:torch.nn.Linear\n    in_features: 4\n" for name in names]
+    yaml = tmp_path / "train.yaml"
+    yaml.write_text("".join([*parts, "model: !new:torch.nn.ModuleList\n    - [*ctc_lin]\n"]))
+    described = plain_parts(read_document(yaml).root, {}, SPEECH_RECOGNITION)
+    assert described["model"] == ["ctc_lin"] and {*described["parts"]} == {*names[:3]}
 
 
 def test_a_run_without_test_sets_is_not_compared(

@@ -27,6 +27,7 @@ from sbkit.export.export import export_run
 from sbkit.export.held_out import find_held_out, read_whole_clips
 from sbkit.export.huggingface_format import write_huggingface, write_tokenizer
 from sbkit.export.parity import Grid
+from sbkit.export.sherpa_format import ADDED, NormalizedModel, takes_waveforms
 from sbkit.export.traced import TrainedModel, trained_log_probs
 from sbkit.runtime.torch_model import load_bundle
 from sbkit.text.tokenizer import ensure_tokenizer
@@ -215,6 +216,19 @@ def test_other_encoders_have_a_place(
     np.testing.assert_array_equal(found.lengths, ours.lengths)
     for one, two, frames in zip(found.log_probs, ours.log_probs, ours.lengths, strict=True):
         np.testing.assert_allclose(one[:frames], two[:frames], rtol=0, atol=1e-4)
+
+
+def test_a_quiet_clip_means_the_same_once_sherpa_onnx_has_normalized_it(tmp_path: Path) -> None:
+    """Almost all of the variance that it divides by is what it adds."""
+    export_run(run_of(tmp_path / "run", "hubert"), tmp_path / "bundle")
+    trained = TrainedModel(load_bundle(tmp_path / "bundle"))
+    network = trained.bundle.model.network
+    assert takes_waveforms(network.encoder.modules["compute_features"])
+    quiet = np.random.default_rng(0).standard_normal((1, 16_000)).astype(np.float32) / 2000
+    normalized = (quiet - quiet.mean()) / np.sqrt(quiet.var() + ADDED)
+    found = NormalizedModel(network).eval()(torch.from_numpy(normalized)).detach()
+    expected = trained_log_probs(trained.waveform, quiet, np.array([16_000])).log_probs
+    np.testing.assert_allclose(found.numpy(), expected, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize(("kind", "size"), [("char", None), ("bpe", 60), ("unigram", 36)])

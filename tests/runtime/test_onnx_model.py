@@ -12,7 +12,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from sbkit.base.errors import SbkitError
-from sbkit.runtime.onnx_model import OnnxModel
+from sbkit.runtime.model import ChunkSizes
+from sbkit.runtime.onnx_model import OnnxModel, OnnxStream
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
@@ -41,6 +42,26 @@ def test_audio_of_both_scales_and_too_short_is_the_same() -> None:
     for audio in (samples, samples.astype(np.float32) / 32768):
         found = model.log_probs(audio, np.array([3]))
         assert found.log_probs.tolist() == expected and found.lengths.tolist() == [3]
+
+
+def test_chunks_of_one_batch_are_run_with_the_states_of_their_sessions() -> None:
+    model = onnx.parser.parse_model(
+        """
+        <ir_version: 10, opset_import: ["": 18],
+            metadata_props: ["step": "2", "window": "3", "shortest": "1"]>
+        g (float[B,S] audio, int64[B] audio_lengths, float[B,1] kept)
+            => (float[B,S] y, int64[B] n, float[B,1] after) <float[1,1] two = {2}>
+        { y = Add(audio, kept)  n = Identity(audio_lengths)  after = MatMul(kept, two) }
+        """
+    )
+    stream = OnnxStream(model.SerializeToString())
+    chunks = [np.array([16384, -32768, 0], np.int16), np.array([8192], np.int16)]
+    states = [{"kept": stream.start()["kept"] + number} for number in range(2)]
+    (one, one_state), (two, two_state) = stream.advance(chunks, states)
+    assert (one.tolist(), two.tolist()) == ([0.5, -1.0, 0.0], [1.25])
+    assert stream.advance(chunks[1:], states[1:])[0][0].tolist() == two.tolist()
+    assert (one_state["kept"].item(), two_state["kept"].item()) == (0.0, 2.0)
+    assert stream.chunks == ChunkSizes(step=2, window=3, shortest=1)
 
 
 def test_a_gpu_is_given_its_libraries_and_multiplies_float32_whole(

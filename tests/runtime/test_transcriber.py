@@ -13,6 +13,7 @@ from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.bundle.protocols import Encoded
 from sbkit.commands.score import describe_decoding
+from sbkit.decoding.alignment import WordOffsets
 from sbkit.decoding.decoder import BeamDecoder
 from sbkit.runtime.transcriber import CPU_BATCH_SECONDS, BatchError, Transcriber, Transcript
 from tests.decoding.spoken import train_models
@@ -121,6 +122,14 @@ def test_words_have_the_times_at_which_they_are_said(tmp_path: Path) -> None:
         begin, end = 0.12 * place, 0.12 * (place + len(word.text))
         assert begin - 0.05 <= word.start < word.end <= end + 0.05
         place += len(word.text) + 1
+
+
+def test_the_last_word_may_end_after_the_last_whole_frame(tmp_path: Path) -> None:
+    bundle, tokenizer, _ = tone_bundle(tmp_path)
+    late = replace(bundle, config=replace(bundle.config, word_offsets=WordOffsets(0.0, 9.0)))
+    audio = np.append(speak(tokenizer, "a fox"), silence(1.0)[:300])
+    heard = Transcriber(bundle=late).transcribe(audio, RATE)
+    assert heard.words[-1].end == heard.seconds == len(audio) / RATE
 
 
 def test_batches_are_of_similar_length_and_go_across_sources(
