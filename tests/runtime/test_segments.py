@@ -57,6 +57,8 @@ def test_a_long_pause_ends_a_sentence_and_a_short_one_only_a_long_piece() -> Non
     words, breath, pause = noise(4), noise(0.3, 10), noise(0.8, 10)
     short = cut(words, breath, words, pause, words)
     assert [round(len(each.samples) / RATE, 1) for each in short] == [8.7, 4.4]
+    first, _ = cut(words, noise(3, 10), words)
+    assert len(first.samples) / RATE == pytest.approx(4 + 3 - 0.5, abs=0.05)
     long = cut(*[words, breath] * 10)
     assert all(each.overlap == 0 for each in long)
     assert len(long) <= 6
