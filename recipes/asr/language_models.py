@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from sbkit.base.checksums import checksum
 from sbkit.base.errors import SbkitError
-from sbkit.checkpoint.folder import checksum
 from sbkit.data.splits import Splits, take_columns
 from sbkit.decoding.confidence import CONFIDENCE_FILE
 from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS

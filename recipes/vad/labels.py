@@ -16,8 +16,8 @@ from datasets import Dataset
 from recipes.prepare import prepare_audio, prepare_transcripts, with_column
 from sbkit.audio.io import Samples
 from sbkit.audio.levels import WINDOWS, find_pauses
+from sbkit.base.checksums import listed_checksums
 from sbkit.bundle.bundle import WEIGHTS, Bundle
-from sbkit.checkpoint.folder import listed_checksums
 from sbkit.data.shard import read_rows
 from sbkit.data.splits import Splits
 from sbkit.export.export import as_bundle

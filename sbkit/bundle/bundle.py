@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sbkit.audio.io import Samples, to_samples
+from sbkit.base.checksums import CHECKSUMS, check_unchanged
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import read_regular, reading
 from sbkit.base.machine import usable_cores
@@ -29,7 +30,6 @@ from sbkit.base.process import import_user_modules
 from sbkit.base.text import printable
 from sbkit.bundle.config import BundleConfig, parse_config
 from sbkit.bundle.protocols import Encoded
-from sbkit.checkpoint.folder import CHECKSUMS, check_unchanged
 from sbkit.config.ranges import require_in_range
 from sbkit.decoding.attention import AttentionDecoder
 from sbkit.decoding.confidence import GREEDY, WordAligner

@@ -16,15 +16,13 @@ from speechbrain.utils.checkpoints import Checkpointer as SpeechBrainCheckpointe
 from speechbrain.utils.distributed import MainProcessContext
 from torch.optim import Optimizer
 
+from sbkit.base.checksums import CHECKSUMS, SAVED, find_damage
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import reading
 from sbkit.checkpoint.averaging import Averaged, choose, read_averaged, write_averaged
 from sbkit.checkpoint.folder import (
-    CHECKSUMS,
-    SAVED,
     checkpoint_folders,
     describe,
-    find_damage,
     hold,
     publish,
     remove_unfinished,

@@ -12,10 +12,11 @@ from typing import Any
 
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
+from sbkit.base.checksums import checksum
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import reading, to_json, write_text_atomically
 from sbkit.base.text import listed, plural
-from sbkit.checkpoint.folder import checksum, newest_described
+from sbkit.checkpoint.folder import newest_described
 from sbkit.config.document import Keys, dotted, tag_of
 from sbkit.config.hparams import resolve
 from sbkit.distributed.ranks import gather_over_ranks

@@ -28,10 +28,10 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.optim import Optimizer
 
+from sbkit.base.checksums import SAVED
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import reading
 from sbkit.base.text import listed, plural
-from sbkit.checkpoint.folder import SAVED
 
 # What schedules write into the groups, SpeechBrain's and torch's: they go on from what they wrote.
 SCHEDULED = {"lr", "initial_lr", "prev_lr", "max_lr", "min_lr", "base_momentum", "max_momentum"}

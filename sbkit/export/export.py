@@ -16,6 +16,7 @@ from typing import Any
 from ruamel.yaml.comments import CommentedMap
 from speechbrain.utils.checkpoints import Checkpoint
 
+from sbkit.base.checksums import checksum, find_damage, write_checksums
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import building, fsync_tree, require_writable, to_json
 from sbkit.base.text import listed, versions
@@ -24,7 +25,6 @@ from sbkit.bundle.bundle import CONFIG, WEIGHTS
 from sbkit.bundle.config import FORMAT
 from sbkit.bundle.module_spec import ARGUMENTS, to_plain
 from sbkit.checkpoint.checkpointer import NORMALIZER, TASK, Checkpointer
-from sbkit.checkpoint.folder import checksum, find_damage, write_checksums
 from sbkit.checkpoint.provenance import measured_with, read_json, to_safetensors
 from sbkit.checkpoint.run_config import CHECKPOINTS, RESOLVED, read_declaration
 from sbkit.checkpoint.weights import part_names_in

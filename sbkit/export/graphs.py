@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram
 
+from sbkit.base.checksums import listed_checksums
 from sbkit.base.text import printable
 from sbkit.bundle.bundle import WEIGHTS
-from sbkit.checkpoint.folder import listed_checksums
 from sbkit.export.onnx_format import make_onnx, save_onnx
 from sbkit.export.parity import DIFFERENCE, Grid, HeldOut, cases
 from sbkit.export.traced import EXAMPLE, TrainedModel, trace

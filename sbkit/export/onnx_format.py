@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from sbkit.audio.io import FULL_SCALE
+from sbkit.base.checksums import listed_checksums
 from sbkit.base.errors import SbkitError
 from sbkit.base.process import require_package
 from sbkit.bundle.bundle import WEIGHTS
-from sbkit.checkpoint.folder import listed_checksums
 from sbkit.export.parity import Candidate
 from sbkit.export.traced import EXAMPLE, TrainedModel, quietly, shortest, trace
 from sbkit.models.streaming import ChunkedModel, streaming_model

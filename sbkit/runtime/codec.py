@@ -25,9 +25,9 @@ from sbkit.audio.io import (
     to_samples,
     write_wav,
 )
+from sbkit.base.checksums import listed_checksums
 from sbkit.base.files import require_writable
 from sbkit.bundle.bundle import WEIGHTS
-from sbkit.checkpoint.folder import listed_checksums
 from sbkit.models.code_space import Coded, Codes, CodeSpace, read_codes, write_codes
 from sbkit.runtime.graph_model import GraphModel
 

@@ -25,12 +25,12 @@ import numpy as np
 import numpy.typing as npt
 
 from sbkit.audio.io import FULL_SCALE, Samples
+from sbkit.base.checksums import CHECKSUMS, check_unchanged
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import read_regular, reading
 from sbkit.base.machine import usable_cores
 from sbkit.base.process import require_package
 from sbkit.bundle.protocols import ChunkSizes, Effective, Encoded
-from sbkit.checkpoint.folder import CHECKSUMS, check_unchanged
 from sbkit.runtime.model import Batch, run_batches
 from sbkit.runtime.shapes import padded_length
 

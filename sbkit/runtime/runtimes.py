@@ -8,10 +8,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from sbkit.base.checksums import listed_checksums
 from sbkit.base.errors import SbkitError
 from sbkit.base.machine import PRECISIONS
 from sbkit.bundle.bundle import WEIGHTS, Bundle, ReadBundle, read_bundle
-from sbkit.checkpoint.folder import listed_checksums
 from sbkit.runtime.model import ModelThread, require_effective
 from sbkit.runtime.onnx_model import (
     MADE_OF,

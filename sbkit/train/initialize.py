@@ -21,11 +21,12 @@ import torch
 from safetensors.torch import load as load_safetensors
 from torch import Tensor, nn
 
+from sbkit.base.checksums import CHECKSUMS, check_unchanged
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import read_regular, reading
 from sbkit.base.text import listed
 from sbkit.checkpoint.checkpointer import Checkpointer
-from sbkit.checkpoint.folder import CHECKSUMS, check_unchanged, newest_described
+from sbkit.checkpoint.folder import newest_described
 from sbkit.checkpoint.run_config import CHECKPOINTS, RESOLVED, read_declaration
 from sbkit.checkpoint.weights import average, part_names_in, size_in, tensors_by_part, to_part_name
 from sbkit.config.document import read_document

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from sbkit.checkpoint.folder import write_checksums
+from sbkit.base.checksums import write_checksums
 from sbkit.commands.cli import run
 from sbkit.decoding.decoder import LANGUAGE_MODELS
 from sbkit.decoding.language_models import TOKENS, WORDS, ensure_language_models

@@ -12,8 +12,8 @@ import torch
 import yaml
 
 from recipes.OwnData import corpus as own_data
+from sbkit.base.checksums import write_checksums
 from sbkit.base.errors import SbkitError
-from sbkit.checkpoint.folder import write_checksums
 from sbkit.export import speechbrain_format
 from sbkit.runtime.onnx_model import OnnxModel
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from torch import nn
 
+from sbkit.base.checksums import find_damage
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.checkpointer import Checkpointer
-from sbkit.checkpoint.folder import UNFINISHED, find_damage
+from sbkit.checkpoint.folder import UNFINISHED
 from tests import processes
 from tests.checkpoint.saves import checkpointer, line, recovered, save
 from tests.shortage import largest_file

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from speechbrain.utils.checkpoints import Checkpointer as SpeechBrainCheckpointer
 
+from sbkit.base.checksums import CHECKSUMS, find_damage
 from sbkit.base.errors import SbkitError
-from sbkit.checkpoint.folder import CHECKSUMS, find_damage
 from tests.checkpoint.saves import cut, flip, line, recovered, save
 
 DAMAGES = {

@@ -9,9 +9,9 @@ from speechbrain.processing.features import InputNormalization
 from speechbrain.utils.epoch_loop import EpochCounter
 from torch import nn
 
+from sbkit.base.checksums import write_checksums
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.checkpointer import Checkpointer
-from sbkit.checkpoint.folder import write_checksums
 from tests.checkpoint.saves import line, recovered, save
 
 

@@ -18,8 +18,8 @@ import pytest
 import soundfile
 
 from sbkit.audio.io import Samples
+from sbkit.base.checksums import find_damage
 from sbkit.bundle.bundle import Bundle
-from sbkit.checkpoint.folder import find_damage
 from sbkit.decoding.decoder import BeamDecoder
 from sbkit.decoding.word_graph import GraphSearch
 from sbkit.export.export import export_run

@@ -20,8 +20,8 @@ import transformers
 import yaml
 
 from sbkit.audio.io import Samples
+from sbkit.base.checksums import find_damage
 from sbkit.base.errors import SbkitError
-from sbkit.checkpoint.folder import find_damage
 from sbkit.decoding.greedy import best_tokens
 from sbkit.export.export import export_run
 from sbkit.export.held_out import find_held_out, read_whole_clips

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from safetensors.torch import load, save
 
+from sbkit.base.checksums import write_checksums
 from sbkit.checkpoint.checkpointer import NORMALIZER, TASK
-from sbkit.checkpoint.folder import write_checksums
 from sbkit.checkpoint.run_config import Declaration
 from sbkit.config.hparams import load_hparams, read_knobs, save_resolved
 from sbkit.export.export import export_run

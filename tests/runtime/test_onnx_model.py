@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from sbkit.base.errors import SbkitError
-from sbkit.runtime.model import ChunkSizes
+from sbkit.bundle.protocols import ChunkSizes
 from sbkit.runtime.onnx_model import OnnxModel, OnnxStream
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
+from sbkit.base.checksums import write_checksums
 from sbkit.base.errors import SbkitError
 from sbkit.base.machine import PRECISIONS
-from sbkit.checkpoint.folder import write_checksums
 from sbkit.commands.cli import run
 from sbkit.distributed.device import DTYPES
 from sbkit.runtime import runtimes

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from sbkit.base.checksums import write_checksums
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.checkpointer import Checkpointer
-from sbkit.checkpoint.folder import write_checksums
 from sbkit.models.layers import GlobalNorm
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 from sbkit.tasks.utterance_classification import UTTERANCE_CLASSIFICATION

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from sbkit.checkpoint.folder import write_checksums
+from sbkit.base.checksums import write_checksums
 from tests.check.harness import Expected, Mutation
 
 
