@@ -201,7 +201,7 @@ def test_a_model_is_scored_elsewhere_as_its_run_was(
     scored = written["test"]["test"]
     assert written["decoder"] == trained["decoder"]
     summary = read_json(learned / "run" / "summary.json")
-    assert written["measured_with"] == summary["measured_with"]
+    assert written["provenance"] == summary["provenance"]
     for slices in scored.pop("report_by").values():
         assert sum(each["utterances"] for each in slices.values()) == trained["utterances"]
     assert scored == {
@@ -376,12 +376,12 @@ def test_every_yaml_takes_a_step(
         own.append(f"--pretrained={make_folder(tmp_path / 'tiny', **FRAMES)}")
     file, overrides = parse_command([str(yaml), *small, *folders, *own])
     run = Run(file, overrides)
-    hparams = run.hparams
+    hparams = run.build_hparams()
     before = [value.detach().clone() for value in hparams["model"].parameters()]
-    run.hparams = {**hparams, "lr_schedule": lambda progress: 0.1, "checkpointer": None}
+    run.results["hparams"] = {**hparams, "lr_schedule": lambda progress: 0.1, "checkpointer": None}
     brain = run.make_brain(optimizer_step_limit=1)
-    brain.loaders = run.loaders
-    brain.fit(hparams["epoch_counter"], run.loaders.train)
+    brain.loaders = run.make_loaders()
+    brain.fit(hparams["epoch_counter"], run.make_loaders().train)
     assert brain.optimizer_step == 1
     assert 0 < brain._training_metrics.so_far.loss < 1000
     after = list(hparams["model"].parameters())

@@ -131,8 +131,8 @@ class FineTunedTheirs(Theirs):
         """Make the Brain of `pretrained`."""
         return make_brain(
             run.knobs["pretrained"],
-            run.labels.vocabulary.size,
-            device=str(run.placement.device),
+            run.prepare_labels().vocabulary.size,
+            device=str(run.choose_placement().device),
             precision=run.knobs["precision"],
         )
 
@@ -163,7 +163,7 @@ class HuggingFace:
     """
 
     def __init__(self, run: Run) -> None:
-        knobs, self._tokenizer, folder = run.knobs, run.labels, run.knobs["pretrained"]
+        knobs, self._tokenizer, folder = run.knobs, run.prepare_labels(), run.knobs["pretrained"]
         self._extractor = library.Wav2Vec2FeatureExtractor.from_pretrained(folder)
         self.model: Any = library.Wav2Vec2ForCTC.from_pretrained(
             folder,
@@ -173,9 +173,9 @@ class HuggingFace:
             **dict.fromkeys(NO_DROPOUT, 0.0),
         )
         self.model.freeze_feature_encoder()
-        self._device = run.placement.device
+        self._device = run.choose_placement().device
         self.model.to(self._device).train()
-        self._context = run.placement.autocast()
+        self._context = run.choose_placement().autocast()
         self._decoded = dict[int, Any]()
         self._optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=3e-4, weight_decay=0.0, fused=True

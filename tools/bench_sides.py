@@ -40,7 +40,7 @@ def make_side(
     if not overrides.get("data_folder"):
         overrides["data_folder"] = str(convert(folder / "release"))
     run = Run(yaml, overrides)
-    _ = run.hparams
+    run.build_hparams()
     return make(run)
 
 
@@ -77,16 +77,16 @@ class Ours:
 
     def __init__(self, run: Run) -> None:
         self._run, self.brain = run, run.make_brain()
-        self.brain.loaders = run.loaders
+        self.brain.loaders = run.make_loaders()
         self.brain.on_fit_start()
         self.brain.train_mode()
         self.model = self.brain.modules
         self.batches = self._batches()
 
     def _batches(self) -> Iterator[Any]:
-        loader: Any = self._run.loaders.train
+        loader: Any = self._run.make_loaders().train
         for epoch in count(1):
-            self._run.hparams["epoch_counter"].current, self.brain.step = epoch, 0
+            self._run.build_hparams()["epoch_counter"].current, self.brain.step = epoch, 0
             loader.batch_sampler.set_epoch(epoch)
             for batch in loader:  # the learning rate follows from the place in the run
                 self.brain.epoch_share = self.brain.step / len(loader)
@@ -104,7 +104,7 @@ class Ours:
         """Return the character error rate of the first validation set, greedy."""
         brain, scored = self.brain, list[Scored]()
         brain.modules.eval()
-        for batch in map(brain.placed, next(iter(self._run.loaders.valid.values()))):
+        for batch in map(brain.placed, next(iter(self._run.make_loaders().valid.values()))):
             with torch.no_grad(), brain.evaluation_ctx:
                 outputs = brain.compute_forward(batch, Stage.VALID)
             scored += brain.score(outputs, batch)
@@ -120,7 +120,7 @@ class Theirs:
     """Train as SpeechBrain's `Brain.fit` does, on the same clips and labels."""
 
     def __init__(self, run: Run) -> None:
-        self._tokenizer = run.labels
+        self._tokenizer = run.prepare_labels()
         self.brain = self.make_brain(run)
         self.model = self.brain.modules.train()
         train, self._dev_items = items_of(run, "train"), items_of(run, "dev")
@@ -134,10 +134,10 @@ class Theirs:
     def make_brain(self, run: Run) -> Any:
         """Make a Brain with as many parameters as that of the run."""
         knobs, vocab_size = run.knobs, self._tokenizer.vocabulary.size
-        parameters = sum(each.numel() for each in run.hparams["model"].parameters())
+        parameters = sum(each.numel() for each in run.build_hparams()["model"].parameters())
         return theirs.make_brain(
             theirs.modules_of_size(knobs, vocab_size, parameters),
-            device=str(run.placement.device),
+            device=str(run.choose_placement().device),
             precision=knobs["precision"],
             ctc_weight=knobs["ctc_weight"],
         )
@@ -171,7 +171,7 @@ def items_of(run: Run, split: str) -> dict[str, dict[str, Any]]:
     """Return the clips that sbkit has in a split, with their normalized texts, by name."""
     listed = read_listed(corpus_of(run.knobs), run.knobs, split)
     paths = {clip.id: clip.path for clip in listed.clips}
-    rows = run.splits.named()[split]
+    rows = run.prepare_splits().named()[split]
     ids, texts = (take_columns(rows, name)[name].to_pylist() for name in ("id", "text"))
     seconds = sample_counts(rows) / run.knobs["sample_rate"]
     return {

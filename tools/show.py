@@ -40,9 +40,9 @@ def clip(arguments: Sequence[str]) -> str:
 
 def row(arguments: Sequence[str]) -> str:
     """Write a run's lines of the README's table of results, for each test set and decoder."""
-    from sbkit.checkpoint.provenance import require_measured  # imports torch, as above
+    from sbkit.checkpoint.provenance import require_current_results  # imports torch, as above
 
-    require_measured(Path(arguments[0]))
+    require_current_results(Path(arguments[0]))
     summary = json.loads((Path(arguments[0]) / "summary.json").read_text(encoding="utf-8"))
     rows = []
     for test in summary["test"].values():

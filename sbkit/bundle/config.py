@@ -10,7 +10,7 @@ from sbkit.audio.io import HIGHEST_RATE, LOWEST_RATE
 from sbkit.base.files import reading
 from sbkit.decoding.alignment import WordOffsets
 from sbkit.decoding.confidence import Confidence
-from sbkit.evaluate.utterances import MEASURED
+from sbkit.evaluate.utterances import PROVENANCE
 from sbkit.text.normalize import Orthography, read_stored_table, separates_words
 
 FORMAT = 3
@@ -28,7 +28,7 @@ class BundleConfig:
     of the language; decoder: its kind, beam size, weights, how the attention
     decoder takes part, and what they reached on the validation set, None for greedy decoding;
     confidence: by decoder, what turns features of words into probabilities; word_offsets: from the
-    frames of tokens to when words are said; measured_with: the record that scores of it have.
+    frames of tokens to when words are said; provenance: the record that scores of it have.
     """
 
     task: str
@@ -40,7 +40,7 @@ class BundleConfig:
     decoder: Mapping[str, Any] | None = None
     confidence: Mapping[str, Confidence] = field(default_factory=dict)
     word_offsets: WordOffsets = field(default_factory=WordOffsets)
-    measured_with: Mapping[str, Any] | None = None
+    provenance: Mapping[str, Any] | None = None
 
     @property
     def has_words(self) -> bool:
@@ -78,5 +78,5 @@ def parse_config(content: bytes, *, of: Path) -> BundleConfig:
                 if each["weights"] is not None
             },
             word_offsets=WordOffsets.of(values.get("word_offsets") or {}),
-            measured_with=values.get(MEASURED),
+            provenance=values.get(PROVENANCE),
         )

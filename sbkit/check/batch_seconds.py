@@ -14,7 +14,7 @@ from sbkit.base.units import at_speed, samples_to_seconds
 from sbkit.check.cost import real_steps
 from sbkit.check.dry_run import dry_run
 from sbkit.check.planned_run import MissingPartError, PlannedRun
-from sbkit.checkpoint.run_config import read_declaration
+from sbkit.checkpoint.run_config import read_run_config
 from sbkit.config.hparams import read_knobs
 from sbkit.data.plan import Example, MicroBatch
 from sbkit.data.sampler import to_percents
@@ -65,8 +65,8 @@ def find_batch_seconds(
     run = Run(yaml_file, overrides, recipe=recipe)
     overrides = run.overrides
     run.check_ranges()
-    if run.is_begun:
-        before = float(read_declaration(run.folder).values[KNOB])
+    if run.has_checkpoint():
+        before = float(read_run_config(run.folder).values[KNOB])
         log(f"{KNOB}: {AUTO} -> {before:g}, as the run began")
         return {**overrides, KNOB: before}
     with main_rank_first(), single_rank(), quiet():
@@ -104,7 +104,7 @@ def _find(planned: PlannedRun, parts: int) -> FittingBatch:
 
     parts: micro-batches of a step. Raises MissingPartError where the run cannot be built.
     """
-    device, batches = planned.placement.device, Batches(planned)
+    device, batches = planned.choose_placement().device, Batches(planned)
     most = batches.total / LEAST_STEPS / parts
     if device.type == "cpu":
         seconds = max(math.ceil(batches.longest), min(ON_CPU, int(most)))
@@ -150,7 +150,7 @@ class Batches:
 
     def __init__(self, planned: PlannedRun) -> None:
         self._percent = min(100, *to_percents(planned.knobs.get("speeds", [1.0])))
-        self._rows = sample_counts(planned.splits.train)
+        self._rows = sample_counts(planned.prepare_splits().train)
         self._order = np.argsort(self._rows, kind="stable")
         self._rate = int(planned.knobs["sample_rate"])
         self.longest = samples_to_seconds(self._samples(self._order[-1]), self._rate)

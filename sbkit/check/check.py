@@ -3,7 +3,6 @@
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 
 from sbkit.base.errors import SbkitError
 from sbkit.check.cost import check_cost
@@ -15,7 +14,7 @@ from sbkit.check.finding import Finding, words_of
 from sbkit.check.knobs import check_ranges, check_unread
 from sbkit.check.ownership import check_optimizers, check_ownership
 from sbkit.check.placement import check_placement, check_shares
-from sbkit.check.planned_run import PARTS, MissingPartError, PlannedRun
+from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.distributed.ranks import single_rank
 from sbkit.logs.log import log
 from sbkit.logs.progress import shown
@@ -57,9 +56,8 @@ def check_planned_run(planned: PlannedRun, checks: Iterable[Check] = CHECKS) -> 
     With a value out of its range nothing is built: what comes of it would be reported beside it.
     """
     found = list(check_ranges(planned))
-    for name in () if found else PARTS:
-        with suppress(MissingPartError):
-            getattr(planned, name)
+    if not found:
+        planned.take_steps()
     chosen = [each for each in checks if each in UNBUILT or not found]
     found = []
     with shown("checking the run", len(chosen)) as advance:
@@ -80,7 +78,10 @@ def check_before_training(run: Run) -> None:
 
     Raises SbkitError for an error.
     """
-    with single_rank(), PlannedRun(run.yaml_file, run.overrides, recipe=run.recipe) as planned:
+    with (
+        single_rank(),
+        PlannedRun(run.yaml_file, run.overrides, recipe=run.load_recipe()) as planned,
+    ):
         findings = check_planned_run(planned)
     stopping = [finding for finding in findings if finding.stops]
     if len(stopping) == 1:

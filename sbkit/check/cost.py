@@ -70,7 +70,7 @@ def check_cost(planned: PlannedRun) -> Iterator[Finding]:
     """Find a batch that does not fit into memory, and checkpoints that do not fit on the disk."""
     if planned.target is not None or dry_run(planned).broken:
         return  # nothing can be measured for another machine
-    cost = planned.once(NAME, lambda: measure_cost(planned))
+    cost = planned.take(NAME, lambda: measure_cost(planned))
     files = (planned.run_folder / CHECKPOINTS).rglob("*")
     needed = cost.disk_bytes - sum(file.stat().st_size for file in files if file.is_file())
     free = shutil.disk_usage(nearest_existing(planned.run_folder)).free
@@ -92,7 +92,7 @@ def measure_cost(planned: PlannedRun) -> Cost:
     Raises SbkitError: a step fails on this device, or does not fit into memory.
     """
     plan, steps_per_epoch = _plan(planned)
-    valid: Any = planned.loaders.valid.values()
+    valid: Any = planned.make_loaders().valid.values()
     evaluated = [batch for each in valid for batch in each.batch_sampler]
     largest = max(plan, key=padded)
     with real_steps(planned) as steps:
@@ -104,7 +104,7 @@ def measure_cost(planned: PlannedRun) -> Cost:
         epoch = step * audio / padded(largest)
         checkpoints = int(planned.knobs.get("average_checkpoints", 1)) + BESIDE_KEPT
         return Cost(
-            parameters=sum(each.numel() for each in planned.model.parameters()),
+            parameters=sum(each.numel() for each in planned.require_model().parameters()),
             trained=steps.trained,
             steps_per_epoch=steps_per_epoch,
             peak_bytes=steps.peak,
@@ -122,8 +122,8 @@ class RealSteps:
 
     def __init__(self, planned: PlannedRun) -> None:
         self.brain: Any = planned.build_again()
-        self._beside = _tensor_bytes(planned.model)  # the plan's own weights
-        self._loader: Any = planned.loaders.train
+        self._beside = _tensor_bytes(planned.require_model())  # the plan's own weights
+        self._loader: Any = planned.make_loaders().train
         self._accumulates = int(planned.knobs.get("grad_accumulation_factor", 1)) > 1
         self.brain.on_stage_start(Stage.TRAIN, 1)
         self.brain.init_optimizers()
@@ -184,7 +184,7 @@ class RealSteps:
 @contextmanager
 def real_steps(planned: PlannedRun) -> Iterator[RealSteps]:
     """Yield steps of a Brain of its own, on the device and in the precision of the run."""
-    device = planned.placement.device
+    device = planned.choose_placement().device
     is_cuda = device.type == "cuda"
     if is_cuda:
         torch.cuda.reset_peak_memory_stats(device)
@@ -208,7 +208,7 @@ def padded(batch: MicroBatch) -> int:
 
 def _plan(planned: PlannedRun) -> tuple[list[MicroBatch], int]:
     """Return the first epoch's micro-batches of the first process, and the number of its steps."""
-    sampler = planned.loaders.train.batch_sampler
+    sampler = planned.make_loaders().train.batch_sampler
     if not isinstance(sampler, TrainSampler):
         raise MissingPartError(NAME)
     parts = count_processes(planned) * int(planned.knobs.get("grad_accumulation_factor", 1))

@@ -48,17 +48,20 @@ def transcripts_of(planned: PlannedRun) -> dict[str, Transcripts]:
     Raises:
         MissingPartError: labels are not made of text: a check of transcripts does not apply.
     """
-    labels = planned.labels
+    labels = planned.prepare_labels()
     if not isinstance(labels, TextLabels):
         raise MissingPartError("transcripts")
-    return {name: read_transcripts(each, labels) for name, each in planned.splits.named().items()}
+    return {
+        name: read_transcripts(each, labels)
+        for name, each in planned.prepare_splits().named().items()
+    }
 
 
 def about(
     planned: PlannedRun, check: str, key: str, found: Mapping[str, Rows], **words: Any
 ) -> Iterator[Finding]:
     """Make a finding of rows of splits, if there are any; `declared` says what each must do."""
-    splits, counts, ids = planned.splits.named(), [], []
+    splits, counts, ids = planned.prepare_splits().named(), [], []
     for name, rows in found.items():
         if len(rows):
             counts.append(f"{len(rows):,} of {len(splits[name]):,} in {name}")
@@ -77,7 +80,7 @@ def check_alignment(planned: PlannedRun) -> Iterator[Finding]:
     transcripts = transcripts_of(planned)
     if dry_run(planned).broken:
         return  # there may be no frames to count
-    subsampling = measure_subsampling(planned.hparams)
+    subsampling = measure_subsampling(planned.build_hparams())
     fastest = fastest_percent(planned.knobs.get("speeds") or [1.0])
     lacking = {
         name: each.lacking(subsampling, fastest if name == TRAIN else 100)
@@ -130,11 +133,11 @@ def _check_sizes(planned: PlannedRun) -> Iterator[Finding]:
 
 def _sizes(planned: PlannedRun) -> Iterator[tuple[str, int]]:
     """Yield all that has one row or output per token; the others must agree with the first."""
-    hparams = planned.hparams
+    hparams = planned.build_hparams()
     vocab_size = getattr(hparams.get("tokenizer"), "vocab_size", None)
     if isinstance(vocab_size, int):
         yield "the tokenizer", vocab_size
-    for name in planned.recipe.task.heads:
+    for name in planned.load_recipe().task.heads:
         head = hparams.get(name)
         if isinstance(head, nn.Module):
             yield name, head_size(head)
@@ -146,7 +149,7 @@ def _sizes(planned: PlannedRun) -> Iterator[tuple[str, int]]:
 
 def _check_transcripts(planned: PlannedRun) -> Iterator[Finding]:
     """Find labels that no loss may see, characters that the tokenizer lacks, and no text."""
-    transcripts, vocabulary = transcripts_of(planned), planned.labels.vocabulary
+    transcripts, vocabulary = transcripts_of(planned), planned.prepare_labels().vocabulary
     yield from about(
         planned,
         LABELS_CHECK,
@@ -188,12 +191,14 @@ MASKS_CHECK = "masks"
 
 def check_masks(planned: PlannedRun) -> Iterator[Finding]:
     """Find what is shorter than a mask: utterances, or all channels of the encoder."""
-    encoder = planned.hparams.get("Transformer")
+    encoder = planned.build_hparams().get("Transformer")
     if not isinstance(encoder, PretrainedEncoder):
         return
     (share, length), (channels, width) = encoder.frame_masks, encoder.channel_masks
     if share > 0:
-        frames = measure_subsampling(planned.hparams).count(sample_counts(planned.splits.train))
+        frames = measure_subsampling(planned.build_hparams()).count(
+            sample_counts(planned.prepare_splits().train)
+        )
         yield from about(
             planned,
             MASKS_CHECK,
@@ -230,7 +235,7 @@ SILENT = FULL_SCALE * 10 ** (-50 / 20)  # loudest sample, 50 dB below full scale
 
 def check_report(planned: PlannedRun) -> Iterator[Finding]:
     """Find rows that are left out, and clips, sentences and speakers in two splits."""
-    splits, language = planned.splits, planned.knobs.get("language")
+    splits, language = planned.prepare_splits(), planned.knobs.get("language")
     facts = measure_data(splits, sample_rate=planned.knobs["sample_rate"], language=language)
     yield from _check_letters(planned, facts["splits"].values())
     few = MANY_OUTSIDE * (len(splits.out_of_range) + len(splits.train))
@@ -293,7 +298,7 @@ def _check_letters(planned: PlannedRun, splits: Collection[Mapping[str, Any]]) -
 def check_silence(planned: PlannedRun) -> Iterator[Finding]:
     """Find silent clips among some of each split."""
     silent = {}
-    for name, split in planned.splits.named().items():
+    for name, split in planned.prepare_splits().named().items():
         rows = spread_rows(len(split), SAMPLED)
         peaks = [np.abs(c.astype(np.int32)).max(initial=0) for c in read_clips(split, rows)]
         silent[name] = np.array(rows, np.int64)[np.array(peaks) < SILENT]

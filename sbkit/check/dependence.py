@@ -28,7 +28,7 @@ TOLERANCE = 1e-4  # of the largest logit; sums may be taken in another order
 
 def check_padding(planned: PlannedRun) -> Iterator[Finding]:
     """Find that an evaluation of an utterance has other states beside a longer utterance."""
-    done, brain = dry_run(planned), planned.brain
+    done, brain = dry_run(planned), planned.make_cpu_brain()
     batch = small_batch(planned)
     if done.broken or not isinstance(batch, Batch):
         return
@@ -78,7 +78,9 @@ def check_causality(planned: PlannedRun) -> Iterator[Finding]:
         return
     tokens, row = batch.tokens.clone(), int(batch.token_lengths.argmax())
     tokens[row, -1] = tokens[row, 0]
-    before, after = (_logits(planned.brain, b) for b in (batch, replace(batch, tokens=tokens)))
+    before, after = (
+        _logits(planned.make_cpu_brain(), b) for b in (batch, replace(batch, tokens=tokens))
+    )
     if before is None or after is None:
         return
     earlier = batch.tokens.shape[1]  # (B, L + 1, V): the last scores follow the last token
@@ -86,7 +88,7 @@ def check_causality(planned: PlannedRun) -> Iterator[Finding]:
     if change > TOLERANCE:
         yield planned.finding(
             "causality",
-            "Transformer" if "Transformer" in planned.hparams else "encoder",
+            "Transformer" if "Transformer" in planned.build_hparams() else "encoder",
             declared="the decoder must not see the tokens that it is to predict",
             effect="its scores of earlier tokens change with the last one",
             fix="Give its self-attention a causal mask.",

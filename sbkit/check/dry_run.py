@@ -109,10 +109,10 @@ def check_rate(planned: PlannedRun) -> Iterator[Finding]:
     They are taken at the highest rate of the schedule, from weights as they are initialized.
     """
     done = dry_run(planned)
-    if done.broken or done.made or planned.brain.optimizers_dict is None:
+    if done.broken or done.made or planned.make_cpu_brain().optimizers_dict is None:
         return
     batch, brain = small_batch(planned), planned.build_again(**STAND_IN)
-    brain.modules.load_state_dict(planned.brain.modules.state_dict())
+    brain.modules.load_state_dict(planned.make_cpu_brain().modules.state_dict())
     brain.init_optimizers()
     rate, before = brain.set_highest_rate(), _evaluate(brain, batch).sum()
     for _ in range(2):
@@ -139,11 +139,11 @@ def dry_run(planned: PlannedRun) -> DryRun:
 
     Raises MissingPartError where there is no Brain, or the recipe refuses before the step.
     """
-    return planned.once("dry_run", lambda: _dry_run(planned))
+    return planned.take("dry_run", lambda: _dry_run(planned))
 
 
 def _dry_run(planned: PlannedRun) -> DryRun:
-    brain, batch = planned.brain, small_batch(planned)
+    brain, batch = planned.make_cpu_brain(), small_batch(planned)
     trace = StepTrace(
         {id(each): keys for keys, each in reached(planned) if isinstance(each, nn.Module)}
     )
@@ -192,7 +192,7 @@ def _not_in_a_checkpoint(
 
     Attributes count where the second one computes other losses.
     """
-    brain, again = planned.brain, planned.build_again(**STAND_IN)
+    brain, again = planned.make_cpu_brain(), planned.build_again(**STAND_IN)
     lacking = again.modules.load_state_dict(brain.modules.state_dict(), strict=False)
     found, known = (dict(each.modules.named_modules()) for each in (brain, again))
     places = {id(each): keys for keys, each in reached(planned)}
@@ -253,7 +253,7 @@ def seed_evaluation(batch: Any) -> None:
 
 def small_batch(planned: PlannedRun) -> Any:
     """Collate two short utterances of the training data; one is longer, to have padding."""
-    loader: Any = planned.loaders.train
+    loader: Any = planned.make_loaders().train
     data = loader.dataset
     rows = [data[row] for row in range(min(SEEN_ROWS, len(data)))]
     shortest, *others = sorted(rows, key=lambda row: len(row["audio"]))
@@ -297,8 +297,10 @@ def check_unused(planned: PlannedRun) -> Iterator[Finding]:
     seen = dry_run(planned)
     if seen.broken is not None:
         return
-    used = seen.trained | inactive(planned.brain)
-    dead = {id(p) for p in planned.model.parameters() if p.requires_grad and id(p) not in used}
+    used = seen.trained | inactive(planned.make_cpu_brain())
+    dead = {
+        id(p) for p in planned.require_model().parameters() if p.requires_grad and id(p) not in used
+    }
     groups: dict[tuple[str | int, bool], list[Keys]] = {}
     for keys, part in _topmost(planned, dead):
         inside = part.modules() if isinstance(part, nn.Module) else ()
@@ -318,7 +320,7 @@ def check_unused(planned: PlannedRun) -> Iterator[Finding]:
 
 def check_freezing(planned: PlannedRun) -> Iterator[Finding]:
     """Find what `freeze` frees after the last step only: more steps than a small corpus has."""
-    declared, sampler = planned.knobs.get(KNOB), planned.loaders.train.batch_sampler
+    declared, sampler = planned.knobs.get(KNOB), planned.make_loaders().train.batch_sampler
     if not (isinstance(declared, Mapping) and isinstance(sampler, TrainSampler)):
         return
     steps = len(sampler.steps()) * planned.knobs["number_of_epochs"]

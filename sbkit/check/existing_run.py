@@ -28,9 +28,9 @@ def check_run_folder(planned: PlannedRun) -> tuple[Finding, ...]:
         with quiet():  # training logs which ones are damaged
             newest = next(iter(Checkpointer(folder).find_whole(1)), None)
         if newest is not None:
-            _ = planned.labels  # whose file is compared, too
-            planned.declare().check_continues(planned.run_folder)
-            check_weights(planned.hparams["checkpointer"], newest)
+            planned.prepare_labels()  # writes the file that is compared, too
+            planned.make_run_config().check_continues(planned.run_folder)
+            check_weights(planned.build_hparams()["checkpointer"], newest)
     return ()
 
 
@@ -40,17 +40,17 @@ def check_initial_weights(planned: PlannedRun) -> tuple[Finding, ...]:
     The lines about what would be loaded are kept for the end of `sbkit check`.
     """
     if newest_described(planned.run_folder / CHECKPOINTS) is None:
-        planned.made[INITIAL] = planned.load_initial_weights()
+        planned.results[INITIAL] = planned.load_initial_weights()
     return ()
 
 
 def check_export(planned: PlannedRun) -> Iterator[Finding]:
     """Note what `sbkit export` would refuse: parts that are no plain data."""
-    file, task = planned.folder / RESOLVED, planned.recipe.task
+    file, task = planned.folder / RESOLVED, planned.load_recipe().task
     save_resolved(file, planned.yaml_file, planned.overrides)
     try:
         load_task(task.name, user_modules=frozenset([task.name.rpartition(".")[0]]))
-        plain_parts(read_document(file).root, planned.hparams, task)
+        plain_parts(read_document(file).root, planned.build_hparams(), task)
     except SbkitError as error:
         key = next((key for key in planned.document.root if f"`{key}`" in str(error)), "model")
         yield planned.finding("export", key, **words_of(str(error)), stops=False)

@@ -32,7 +32,7 @@ def check_ranges(planned: PlannedRun) -> Iterator[Finding]:
     """Find each knob, and each argument of a class that declares its ranges, out of its range."""
     ranges = dict(RANGES)
     with suppress(MissingPartError):
-        ranges |= planned.recipe.ranges
+        ranges |= planned.load_recipe().ranges
     reported: set[str | int] = set()
     for name, sentence in out_of_range(planned.knobs, ranges):
         reported.add(name)
@@ -45,7 +45,7 @@ def check_ranges(planned: PlannedRun) -> Iterator[Finding]:
 
 def check_unread(planned: PlannedRun) -> Iterator[Finding]:
     """Find the keys that nothing reads; those of a base count only where they are given."""
-    names = names_read_by(planned.recipe, str(planned.knobs.get("corpus")))
+    names = names_read_by(planned.load_recipe(), str(planned.knobs.get("corpus")))
     known = {*RunOptions().as_dict(), *names} - set(planned.document.root)
     declared = {*planned.document.own, *planned.given}
     for key in filter(declared.__contains__, unread(planned.document, names)):

@@ -39,10 +39,10 @@ LEAVES = (
 
 def reached(planned: PlannedRun) -> list[tuple[Keys, object]]:
     """Return all that is reached from a run's hparams and, if there is one, from its Brain."""
-    roots = dict(planned.hparams)
+    roots = dict(planned.build_hparams())
     with suppress(MissingPartError):
-        roots["brain"] = planned.brain
-    return planned.once(NAME, lambda: list(reach(roots)))
+        roots["brain"] = planned.make_cpu_brain()
+    return planned.take(NAME, lambda: list(reach(roots)))
 
 
 def reach(roots: Mapping[str, object]) -> Iterator[tuple[Keys, object]]:
@@ -96,7 +96,7 @@ def check_ownership(planned: PlannedRun) -> Iterator[Finding]:
             "on the CPU, in no optimizer and in no checkpoint",
             fix=fix,
         )
-    for each, count in Counter(map(id, planned.model)).items():
+    for each, count in Counter(map(id, planned.require_model())).items():
         if count > 1:
             name = next(keys for keys, part in at.items() if id(part) == each)
             yield planned.finding(
@@ -110,7 +110,10 @@ def check_ownership(planned: PlannedRun) -> Iterator[Finding]:
 
 def _unowned(planned: PlannedRun) -> dict[Keys, list[int]]:
     """Count the parameters outside the list, by the largest module around them."""
-    inside = {id(each) for each in (*planned.model.modules(), *planned.model.parameters())}
+    inside = {
+        id(each)
+        for each in (*planned.require_model().modules(), *planned.require_model().parameters())
+    }
     owned = {keys for keys, each in reached(planned) if id(each) in inside}
     modules = {keys for keys, each in reached(planned) if isinstance(each, nn.Module)} - owned
     unowned: dict[Keys, list[int]] = {}
@@ -126,7 +129,7 @@ def _unowned(planned: PlannedRun) -> dict[Keys, list[int]]:
 
 def check_optimizers(planned: PlannedRun) -> Iterator[Finding]:
     """Find what would not be trained, and what would not be saved."""
-    brain: Any = planned.brain
+    brain: Any = planned.make_cpu_brain()
     try:
         brain.init_optimizers()
     except Exception as error:  # whatever an optimizer or a recipe raises
@@ -141,8 +144,8 @@ def check_optimizers(planned: PlannedRun) -> Iterator[Finding]:
     optimizers = list((brain.optimizers_dict or {}).values())
     grouped = [p for each in optimizers for group in each.param_groups for p in group["params"]]
     counts = Counter(map(id, grouped))
-    trainable = [each for each in planned.model.parameters() if each.requires_grad]
-    owned = set(map(id, planned.model.parameters()))
+    trainable = [each for each in planned.require_model().parameters() if each.requires_grad]
+    owned = set(map(id, planned.require_model().parameters()))
     for wrong, effect in (
         ([each for each in trainable if not counts[id(each)]], "in none: never trained"),
         ([each for each in trainable if counts[id(each)] > 1], "in more than one: stepped twice"),
@@ -164,10 +167,10 @@ def _unsaved(planned: PlannedRun, checkpointer: Any, optimizers: list[Any]) -> I
     recoverables: dict[str, Any] = getattr(checkpointer, "recoverables", {})
     modules = [each for each in recoverables.values() if isinstance(each, nn.Module)]
     saved = {id(each) for part in modules for each in (*part.parameters(), *part.buffers())}
-    tensors = (*planned.model.parameters(), *planned.model.buffers())
+    tensors = (*planned.require_model().parameters(), *planned.require_model().buffers())
     missing = [each for each in tensors if id(each) not in saved]
     known = set(map(id, recoverables.values()))
-    wanted = (planned.hparams["epoch_counter"], *optimizers)
+    wanted = (planned.build_hparams()["epoch_counter"], *optimizers)
     lost = [type(each).__name__ for each in wanted if id(each) not in known]
     if missing or lost:
         what = [*([_several(planned, missing)] if missing else []), *dict.fromkeys(lost)]

@@ -32,7 +32,7 @@ def check_placement(planned: PlannedRun) -> Iterator[Finding]:
 
 def check_shares(planned: PlannedRun) -> Iterator[Finding]:
     """Find batches too large for an epoch, or too small to share among the machine's processes."""
-    sampler = planned.loaders.train.batch_sampler
+    sampler = planned.make_loaders().train.batch_sampler
     if not isinstance(sampler, TrainSampler):
         return
     accumulation = int(planned.knobs.get("grad_accumulation_factor", 1))
@@ -40,7 +40,7 @@ def check_shares(planned: PlannedRun) -> Iterator[Finding]:
     parts = processes * accumulation
     steps = sampler.steps()
     seconds = samples_to_seconds(
-        int(sample_counts(planned.splits.train).sum()), planned.knobs["sample_rate"]
+        int(sample_counts(planned.prepare_splits().train).sum()), planned.knobs["sample_rate"]
     )
     if len(steps) < MIN_STEPS and seconds < MIN_STEPS * planned.knobs["batch_seconds"]:
         yield planned.finding(

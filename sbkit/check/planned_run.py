@@ -1,18 +1,18 @@
-"""What is checked: a run in a scratch folder, each of its parts made once, or failed once.
+"""The run that is checked: in a scratch folder, each of its steps taken once, or failed once.
 
-A part that cannot be made is a fault, reported once; the checks that need it are left out.
+A step that fails is reported once; the checks that need its result are left out.
 """
 
 import shutil
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import nn
 
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import ConfigError, SbkitError
 from sbkit.check.finding import Finding
 from sbkit.checkpoint.rng import preserve_rng
 from sbkit.config.document import dotted, read_document
@@ -22,11 +22,8 @@ from sbkit.distributed.device import count_here, count_on, resolve
 from sbkit.logs.log import quiet
 from sbkit.train.brain import Brain
 from sbkit.train.recipe import Recipe
-from sbkit.train.run import Run
+from sbkit.train.run import Result, Run, step
 
-Value = TypeVar("Value")
-
-PARTS = ("recipe", "placement", "splits", "labels", "hparams", "model", "loaders", "brain")
 ON_CPU = resolve("cpu", "fp32")
 STAND_IN = {"device": ON_CPU.device, "precision": "fp32", "eval_precision": "fp32"}
 
@@ -38,8 +35,8 @@ class MissingPartError(Exception):
 class PlannedRun(Run):
     """A run that leaves no trace in its folder, which is ``run_folder``.
 
-    Each of `PARTS` raises MissingPartError where it cannot be made, and its error is in `faults`.
-    Raises SbkitError when the YAML cannot be read at all.
+    A step that fails raises MissingPartError, however often it is taken, and its error is in
+    `faults` once. Raises SbkitError when the YAML cannot be read at all.
     """
 
     def __init__(
@@ -52,10 +49,9 @@ class PlannedRun(Run):
     ) -> None:
         count = count_here if target is None else count_on(target)
         super().__init__(yaml_file, overrides, recipe=recipe, count=count)
-        self.run_folder, self.count, self.target = self.folder, count, target
+        self.run_folder, self.target = self.folder, target
         self.document, self.given = read_document(yaml_file), overrides
         self.faults: dict[str, SbkitError] = {}
-        self.made: dict[str, Any] = {}
         self._scratch = TemporaryDirectory(prefix="sbkit-check")
         self.overrides["output_folder"] = self._scratch.name
         self.knobs = read_knobs(yaml_file, self.overrides)
@@ -66,64 +62,79 @@ class PlannedRun(Run):
     def __exit__(self, *_: object) -> None:
         self._scratch.cleanup()
 
-    def __getattribute__(self, name: str) -> Any:
-        """Return a part, made once or failed once; all else as it is."""
-        get = super().__getattribute__
-        return self.once(name, lambda: get(name)) if name in PARTS else get(name)
+    def take(self, name: str, step: Callable[[], Result]) -> Result:
+        """Take a step without a trace: nothing is logged, and no random number is drawn.
 
-    def once(self, name: str, make: Callable[[], Value]) -> Value:
-        """Return what is made under a name; raises MissingPartError where it cannot be made."""
+        Raises:
+            MissingPartError: the step failed; its error is kept in `faults`, once.
+        """
         if name in self.faults:
             raise MissingPartError(name)
-        if name not in self.made:
-            try:
-                with quiet(), preserve_rng(ON_CPU.device):  # training logs it, and draws, itself
-                    self.made[name] = make()
-            except MissingPartError:
-                raise
-            except Exception as error:
-                self.faults[name] = _as_sentence(error, name)
-                raise MissingPartError(name) from error
-        made: Value = self.made[name]
-        return made
+        if name in self.results:
+            return super().take(name, step)
+        try:
+            with quiet(), preserve_rng(ON_CPU.device):
+                return super().take(name, step)
+        except MissingPartError:  # a step before it failed
+            raise
+        except Exception as error:
+            self.faults[name] = _as_sentence(error, name)
+            raise MissingPartError(name) from error
 
-    # -- parts that differ from those of the run -----------------------------------------------
+    def take_steps(self) -> None:
+        """Take every step; the errors of those that fail are in `faults`."""
+        for take in (
+            self.load_recipe,
+            self.choose_placement,
+            self.prepare_splits,
+            self.prepare_labels,
+            self.build_hparams,
+            self.require_model,
+            self.make_loaders,
+            self.make_cpu_brain,
+        ):
+            with suppress(MissingPartError):
+                take()
 
-    @cached_property
-    def labels(self) -> Any:
-        """Open what turns labels into ids, from a copy of the run's file where it has one."""
-        name = self.recipe.task.label_file
+    # -- steps that differ from those of training ----------------------------------------------
+
+    @step("labels")
+    def prepare_labels(self) -> Any:
+        """Open what turns labels into ids, from a copy of the run's file if it has one."""
+        name = self.load_recipe().task.label_file
         if name and (self.run_folder / name).is_file():
             shutil.copy(self.run_folder / name, self.folder)
-        return super().labels
+        return super().prepare_labels()
 
-    @cached_property
-    def model(self) -> nn.ModuleList:
+    @step("model")
+    def require_model(self) -> nn.ModuleList:
         """Return the one ModuleList."""
-        model = self.hparams["model"]
+        model = self.build_hparams()["model"]
         if not isinstance(model, nn.ModuleList):
-            raise SbkitError(
+            raise ConfigError(
                 "`model` must be the one torch.nn.ModuleList of all parts, but is "
                 f"{type(model).__name__}. Write `model: !new:torch.nn.ModuleList` over a list of "
                 "`!ref`s."
             )
         return model
 
-    @cached_property
-    def loaders(self) -> Loaders:
-        """Plan the batches of every split; the device meant may be another machine's."""
-        return self.recipe.make_loaders(self.hparams, self.splits, self.labels, ON_CPU)
+    @step("loaders")
+    def make_loaders(self) -> Loaders:
+        """Plan the batches of every split for the CPU: the run's device may be elsewhere."""
+        return self.load_recipe().make_loaders(
+            self.build_hparams(), self.prepare_splits(), self.prepare_labels(), ON_CPU
+        )
 
-    @cached_property
-    def brain(self) -> Brain:
+    @step("brain")
+    def make_cpu_brain(self) -> Brain:
         """Make the recipe's Brain on the CPU, in fp32."""
-        _ = self.model
+        self.require_model()
         return self.make_brain(**STAND_IN)
 
     def build_again(self, **run_opts: Any) -> Brain:
-        """Build the objects of the YAML and the Brain once more."""
-        again = Run(self.yaml_file, self.overrides, recipe=self.recipe, count=self.count)
-        again.splits, again.labels = self.splits, self.labels
+        """Build the objects of the YAML and the Brain once more, from the same data and labels."""
+        again = Run(self.yaml_file, self.overrides, recipe=self.load_recipe(), count=self.count)
+        again.results |= {"splits": self.prepare_splits(), "labels": self.prepare_labels()}
         return again.make_brain(**run_opts)
 
     # -- words and places ----------------------------------------------------------------------

@@ -20,7 +20,7 @@ from sbkit.checkpoint.weights import average
 from sbkit.decoding.confidence import CONFIDENCE_FILE
 from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS
 from sbkit.evaluate.run_results import SUMMARY
-from sbkit.evaluate.utterances import MEASURED
+from sbkit.evaluate.utterances import PROVENANCE
 from sbkit.models.pretrained.lora import merge_adapters
 
 SAID = {
@@ -32,16 +32,16 @@ SAID = {
 SETTINGS = ("kind", "beam_size", "attention", "weights")  # of a decoder; others say how it was made
 DIGITS = 12  # of a hash on a page
 
-Measured = dict[str, Any]
+Provenance = dict[str, Any]
 
 
-def measured_with(
+def make_provenance(
     *,
     weights: bytes | None,
     decoder: Mapping[str, Any] | None,
     language_models: bytes | None,
     confidence: Any,
-) -> Measured:
+) -> Provenance:
     """Return the record, plain data.
 
     weights, language_models: files of safetensors; decoder: its settings, None for greedy decoding;
@@ -81,13 +81,13 @@ def to_safetensors(best: Sequence[Checkpoint], kept: Sequence[int] | None = None
     return save({name: value.clone() for name, value in merged.items()})
 
 
-def record_of_run(run: Path) -> Measured | None:
+def provenance_of_run(run: Path) -> Provenance | None:
     """Return the record of what a run would be exported with now; None without a checkpoint."""
     best = Checkpointer(run / CHECKPOINTS).find_averaged() if (run / CHECKPOINTS).is_dir() else []
     if not best:
         return None
     decoder = read_json(run / DECODER_FILE)
-    return measured_with(
+    return make_provenance(
         weights=to_safetensors(best) if "model" in best[0].paramfiles else None,
         decoder=decoder,
         language_models=None if decoder is None else (run / LANGUAGE_MODELS).read_bytes(),
@@ -95,7 +95,7 @@ def record_of_run(run: Path) -> Measured | None:
     )
 
 
-def describe_record(record: Measured | None) -> str:
+def describe_provenance(record: Provenance | None) -> str:
     """Write a record in one line."""
     if record is None:
         return "measured without a checkpoint"
@@ -122,10 +122,10 @@ def what_differs(measured: Mapping[str, Any] | None, now: Mapping[str, Any] | No
     return f"not measured with {' and '.join(names)}" if names else None
 
 
-def require_measured(folder: Path) -> None:
+def require_current_results(folder: Path) -> None:
     """Raise SbkitError where the figures of a run are not those of the run as it is now."""
-    measured = (read_json(folder / SUMMARY) or {}).get(MEASURED)
-    if differs := what_differs(measured, record_of_run(folder)):
+    measured = (read_json(folder / SUMMARY) or {}).get(PROVENANCE)
+    if differs := what_differs(measured, provenance_of_run(folder)):
         raise SbkitError(
             f"The figures of {folder} must be those of the run as it is now, but are {differs}. "
             f"Measure them again: sbkit score {folder} --out DIR"

@@ -1,6 +1,6 @@
 """Which run a folder belongs to: the YAML as it takes effect, and the hashes of data and labels.
 
-`declaration.json` is written before anything is trained. A run that goes on is compared with it,
+`run_config.json` is written before anything is trained. A run that goes on is compared with it,
 but for a short list of knobs that may change.
 """
 
@@ -21,7 +21,7 @@ from sbkit.config.document import Keys, dotted, tag_of
 from sbkit.config.hparams import resolve
 from sbkit.distributed.ranks import gather_over_ranks
 
-FILE = "declaration.json"
+FILE = "run_config.json"
 CHECKPOINTS, RESOLVED = "checkpoints", "hyperparams.yaml"  # of a run folder
 # What may change when a run is resumed: nothing that decides what it learns from, or what its
 # weights mean.
@@ -54,7 +54,7 @@ Change = tuple[str, Any, Any]  # a name, what it was, what it is
 
 
 @dataclass(frozen=True)
-class Declaration:
+class RunConfig:
     """A run's YAML as it takes effect, and what it is given.
 
     values: the YAML's, by their dotted path, every reference resolved; data: a hash by split;
@@ -73,9 +73,9 @@ class Declaration:
         *,
         data: Mapping[str, str] | None = None,
         label_file: Path | None = None,
-    ) -> "Declaration":
+    ) -> "RunConfig":
         """Describe a run from its YAML and command line, as far as its parts are there."""
-        return Declaration(
+        return RunConfig(
             values=_values(yaml_file, overrides),
             data={split: value[:DIGITS] for split, value in (data or {}).items()} or None,
             labels=None if label_file is None else checksum(label_file),
@@ -83,7 +83,7 @@ class Declaration:
         )
 
     def write(self, folder: Path) -> None:
-        """Write `declaration.json`; what may change is then compared with these values."""
+        """Write `run_config.json`; what may change is then compared with these values."""
         record = {"values": self.values, "data": self.data, "labels": self.labels}
         write_text_atomically(folder / FILE, to_json(record, indent=1) + "\n")
 
@@ -95,7 +95,7 @@ class Declaration:
         """
         if newest_described(folder / CHECKPOINTS) is None:
             return None
-        before = read_declaration(folder)
+        before = read_run_config(folder)
         differences = [*map(_changed, self.differences(before))]
         if differences:
             count = plural(len(differences), "thing differs", "things differ")
@@ -122,7 +122,7 @@ class Declaration:
                     "Give every node the same files, and every process the same command."
                 )
 
-    def differences(self, before: "Declaration") -> Iterator[Change]:
+    def differences(self, before: "RunConfig") -> Iterator[Change]:
         """Yield all that differs and may not."""
         allowed = set(MAY_CHANGE)
         if before.data and self.data:
@@ -135,7 +135,7 @@ class Declaration:
             if each[0].split(".")[0] not in allowed and ARGUMENTS not in each[0]:
                 yield each
 
-    def _with(self, before: "Declaration", allowed: set[str]) -> Mapping[str, Any]:
+    def _with(self, before: "RunConfig", allowed: set[str]) -> Mapping[str, Any]:
         """Resolve the YAML with the knobs that may change as the run began with them."""
         both = before.values.keys() & self.values.keys() & allowed - {"output_folder"}
         was, now = before.values, self.values
@@ -146,13 +146,13 @@ class Declaration:
         return _values(yaml_file, {**overrides, **restored})
 
 
-def read_declaration(folder: Path) -> Declaration:
+def read_run_config(folder: Path) -> RunConfig:
     """Read how the run in a folder began; raises SbkitError where that is not to be read."""
     file = folder / FILE
     fix = "Put it back, or choose another --output_folder for a new run."
     with reading(file, must="be what sbkit wrote when the run began", fix=fix):
         record = json.loads(file.read_text(encoding="utf-8"))
-        return Declaration(**{name: record[name] for name in ("values", "data", "labels")})
+        return RunConfig(**{name: record[name] for name in ("values", "data", "labels")})
 
 
 def _values(yaml_file: Path, overrides: Mapping[str, object]) -> dict[str, Any]:

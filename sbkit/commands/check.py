@@ -32,12 +32,12 @@ def check_file(
     overrides = find_batch_seconds(yaml_file, parse_overrides(arguments), target=target)
     with PlannedRun(yaml_file, overrides, target=target) as planned:
         findings = check_planned_run(planned)
-    cost = planned.made.get(COST)  # where it could be measured
+    cost = planned.results.get(COST)  # where it could be measured
     if as_json:
         record = {"findings": [finding.as_record() for finding in findings]}
         print(printable_json(to_json(record | ({COST: asdict(cost)} if cost else {}))))
     else:
-        loaded = planned.made.get(INITIAL, [])
+        loaded = planned.results.get(INITIAL, [])
         print(*findings, *loaded, summary(findings), *([cost] if cost else []), sep="\n")
     return exit_code(findings, strict=strict)
 

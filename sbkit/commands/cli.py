@@ -268,14 +268,14 @@ def _score(options: argparse.Namespace) -> None:
 )
 def _compare(options: argparse.Namespace) -> None:
     from sbkit.base.files import to_json
-    from sbkit.checkpoint.provenance import require_measured
+    from sbkit.checkpoint.provenance import require_current_results
     from sbkit.evaluate import compare
     from sbkit.evaluate import compare as ranking
 
     if options.more and options.html is not None:
         raise SbkitError("`--html` must come with two runs, but there are more. Leave it out.")
     for folder in (options.a, options.b, *options.more):
-        require_measured(folder)
+        require_current_results(folder)
     if options.more:
         compared = ranking.rank_runs([options.a, options.b, *options.more])
         lines = ranking.describe_ranking(compared)

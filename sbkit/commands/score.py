@@ -17,7 +17,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import require_writable, to_json, write_text_atomically
 from sbkit.base.text import __version__, plural
 from sbkit.bundle.bundle import CONFIG, Bundle
-from sbkit.checkpoint.provenance import Measured, describe_record, settings_of
+from sbkit.checkpoint.provenance import Provenance, describe_provenance, settings_of
 from sbkit.checkpoint.run_config import RESOLVED
 from sbkit.config.document import read_document
 from sbkit.data.batch import user_columns
@@ -30,7 +30,7 @@ from sbkit.decoding.confidence import GREEDY
 from sbkit.evaluate.report import REPORT, Known, write_report
 from sbkit.evaluate.run_results import read_results
 from sbkit.evaluate.slices import measure_slices, require_columns, slice_columns, write_slices
-from sbkit.evaluate.utterances import MEASURED
+from sbkit.evaluate.utterances import PROVENANCE
 from sbkit.export.export import as_bundle
 from sbkit.export.held_out import find_held_out, read_whole_clips
 from sbkit.logs.progress import shown
@@ -110,7 +110,7 @@ def score_model(
             yield f"{name}: {scorer.describe(results)}, {plural(len(rows), 'utterance')}{without}"
     if options.out is not None:
         _write_page(options.out, entries, scored, bundle, model)
-        record = {MEASURED: record_of(bundle), "test": entries}
+        record = {PROVENANCE: provenance_of_bundle(bundle), "test": entries}
         text = to_json({"model": str(model), **describe_decoding(bundle), **record}, indent=2)
         write_text_atomically(options.out / SCORES, text + "\n")
 
@@ -159,11 +159,11 @@ def describe_decoding(bundle: Bundle) -> dict[str, Any]:
     return described
 
 
-def record_of(bundle: Bundle) -> Measured:
+def provenance_of_bundle(bundle: Bundle) -> Provenance:
     """Return the record of a bundle with the decoder that was asked for."""
     found = bundle.decoder
     settings = None if found is None else {**vars(found), "weights": found.weights.plain()}
-    return {**(bundle.config.measured_with or {}), "decoder": settings_of(settings)}
+    return {**(bundle.config.provenance or {}), "decoder": settings_of(settings)}
 
 
 def _write_page(
@@ -183,7 +183,10 @@ def _write_page(
         known=None
         if words is None
         else Known(words=words, source="the words of the language model"),
-        notes=[f"{model.name}, sbkit {__version__}", describe_record(record_of(bundle))],
+        notes=[
+            f"{model.name}, sbkit {__version__}",
+            describe_provenance(provenance_of_bundle(bundle)),
+        ],
     )
 
 

@@ -22,7 +22,7 @@ from sbkit.data.filesystem import Storage
 from sbkit.data.report import measure_data, write_data_report
 from sbkit.data.sharded_corpus import ShardOptions, parse_size, write_shards
 from sbkit.data.splits import shard_numbers
-from sbkit.distributed.device import describe_products, note_precision
+from sbkit.distributed.device import Placement, describe_products, note_precision
 from sbkit.distributed.ranks import main_rank_first, process_group, rank
 from sbkit.evaluate.run_results import SUMMARY
 from sbkit.logs.log import log
@@ -35,24 +35,35 @@ def train(arguments: Sequence[str]) -> None:
     """Train and test what ``FILE.yaml [--key=value ...]`` declares; raises SbkitError."""
     run = Run(*parse_command(arguments))
     run.check_ranges()
-    device = run.placement.device
+    placement = run.choose_placement()
     with (
         TextLog(run.folder, title=shlex.join(["train.py", *arguments])) as text_log,
-        process_group(device),
+        process_group(placement.device),
     ):
-        waiting = describe_waiting(torch.get_num_threads())
-        log(f"{device}: {waiting}; {describe_allocator()}{describe_products(device)}")
-        if note := note_precision(run.placement):
-            log(note)
-        overrides = find_batch_seconds(run.yaml_file, run.overrides, recipe=run.recipe)
-        run = Run(run.yaml_file, overrides, recipe=run.recipe)  # `batch_seconds: auto` is a number
+        log_machine(placement)
+        run = with_fitting_batches(run)
         prepare(run)
-        was_finished = run.is_finished  # afterwards every run is
+        was_finished = run.is_finished()  # after `fit` every run is
         begin(run, text_log, was_finished=was_finished)
-        brain = run.make_brain()
-        brain.loaders = run.loaders
-        brain.fit(run.hparams["epoch_counter"], run.loaders.train, run.loaders.valid)
+        loaders, brain = run.make_loaders(), run.make_brain()
+        brain.loaders = loaders
+        brain.fit(run.build_hparams()["epoch_counter"], loaders.train, loaders.valid)
         test(run, brain, was_finished=was_finished)
+
+
+def log_machine(placement: Placement) -> None:
+    """Log how this machine will compute."""
+    device = placement.device
+    waiting = describe_waiting(torch.get_num_threads())
+    log(f"{device}: {waiting}; {describe_allocator()}{describe_products(device)}")
+    if note := note_precision(placement):
+        log(note)
+
+
+def with_fitting_batches(run: Run) -> Run:
+    """Return the run with a number for `batch_seconds: auto`."""
+    overrides = find_batch_seconds(run.yaml_file, run.overrides, recipe=run.load_recipe())
+    return Run(run.yaml_file, overrides, recipe=run.load_recipe())
 
 
 def prepare(run: Run) -> None:
@@ -62,33 +73,35 @@ def prepare(run: Run) -> None:
             hold(run.folder)  # before anything in it is written
         if run.knobs.get("check", True) and rank() == 0:
             check_before_training(run)
-        if note := run.declare().check_continues(run.folder):
+        run.prepare_splits()
+        if note := run.make_run_config().check_continues(run.folder):
             log(note)
-        if run.label_file and not run.is_begun:
+        if (label_file := run.find_label_file()) and not run.has_checkpoint():
             log(
-                f"note: {run.label_file} was there before the first checkpoint, and is used as it "
-                "is. Remove it to have it made anew of this data."
+                f"note: {label_file} was there before the first checkpoint and is used as it is. "
+                "Remove it to have it made again from this data."
             )
-        _ = run.labels
-    _ = run.loaders
-    declaration = run.declare()
-    declaration.check_continues(run.folder)  # with the labels, which are there now
-    declaration.check_same_on_ranks()
-    run.hparams["checkpointer"].check_same_model()
+        run.prepare_labels()
+    run.build_hparams()
+    run.make_loaders()
+    config = run.make_run_config()  # now with the labels
+    config.check_continues(run.folder)
+    config.check_same_on_ranks()
+    run.build_hparams()["checkpointer"].check_same_model()
     for line in run.load_initial_weights():
         log(line)
 
 
 def begin(run: Run, text_log: TextLog, *, was_finished: bool) -> None:
-    """Write into the run folder what the run is, now that nothing refuses it."""
+    """Describe the run in its folder, now that nothing refuses it."""
     with main_rank_first():
         text_log.open()
         if rank() == 0:
-            run.declare().write(run.folder)
+            run.make_run_config().write(run.folder)
             save_resolved(run.folder / RESOLVED, run.yaml_file, run.overrides)
             if not was_finished:
                 run.set_results_aside()
-            write_data_report(run.loaders.splits, run.folder, **run.facts_of_data)
+            write_data_report(run.make_loaders().splits, run.folder, **run.describe_data())
 
 
 def test(run: Run, brain: Brain, *, was_finished: bool) -> None:
@@ -97,7 +110,7 @@ def test(run: Run, brain: Brain, *, was_finished: bool) -> None:
     if was_finished and (run.folder / SUMMARY).is_file():
         log(f"All epochs were trained before; the results in {run.folder} stay as they are.")
     else:
-        brain.evaluate(run.loaders.test)
+        brain.evaluate(run.make_loaders().test)
 
 
 def prepare_data(arguments: Sequence[str], report: Path | None = None) -> None:
@@ -110,15 +123,16 @@ def prepare_data(arguments: Sequence[str], report: Path | None = None) -> None:
     if report is not None:
         require_writable(report, option="--report")
     rate, language = run.knobs["sample_rate"], run.knobs.get("language")
-    facts = measure_data(run.splits, sample_rate=rate, language=language)
+    splits = run.prepare_splits()
+    facts = measure_data(splits, sample_rate=rate, language=language)
     for name, split in facts["splits"].items():
         log(f"{name}: {split['utterances']} utterances, {split['hours']:.2f} h")
     for each in facts["left_out"]:
         log(f"{each['split']}: {each['utterances']} left out, {each['reason']}")
-    if not shard_numbers(run.splits.train).any():
+    if not shard_numbers(splits.train).any():
         log(f"prepared audio: {default_cache()}")
     if report is not None:
-        _, page = write_data_report(run.splits, report, sample_rate=rate, language=language)
+        _, page = write_data_report(splits, report, sample_rate=rate, language=language)
         log(f"report: {page}")
 
 
@@ -129,12 +143,13 @@ def prepare_shards(arguments: Sequence[str], destination: str, shard_size: str) 
     """
     run = Run(*parse_command(arguments))
     run.check_ranges()
-    if run.recipe.corpus is None:
+    make_corpus = run.load_recipe().corpus
+    if make_corpus is None:
         raise SbkitError(
             "The recipe must name its `corpus` for shards to be made of it, but does not. Add "
             "corpus=recipes.prepare.corpus_of to the recipe."
         )
-    corpus = run.recipe.corpus(run.knobs)
+    corpus = make_corpus(run.knobs)
     options = ShardOptions(
         sample_rate=run.knobs["sample_rate"],
         store=run.knobs.get("audio_store", "pcm"),

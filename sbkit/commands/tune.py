@@ -28,7 +28,7 @@ from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.bundle.bundle import CONFIG, WEIGHTS, Bundle
 from sbkit.bundle.protocols import Encoded
 from sbkit.checkpoint.folder import hold
-from sbkit.checkpoint.provenance import measured_with, read_json
+from sbkit.checkpoint.provenance import make_provenance, read_json
 from sbkit.checkpoint.run_config import RESOLVED
 from sbkit.commands.score import ScoreOptions, prepare_source
 from sbkit.config.ranges import require_in_range
@@ -62,7 +62,7 @@ from sbkit.decoding.tune import (
     order_of,
     used_weights,
 )
-from sbkit.evaluate.utterances import MEASURED
+from sbkit.evaluate.utterances import PROVENANCE
 from sbkit.evaluate.wer import Scores
 from sbkit.export.export import CARD, as_bundle, change_config, require_free
 from sbkit.export.held_out import read_whole_clips
@@ -180,7 +180,7 @@ def _make_language_models(
         shutil.copyfile(model / LANGUAGE_MODELS, file)
     if run is not None and (options.lm_text or options.orders):
         shutil.copyfile(model / TOKENIZER, file.with_name(TOKENIZER))
-        _ = run.labels  # beside which the recipe trains them
+        run.prepare_labels()  # the recipe trains the language models, too
     elif options.lm_text is not None:
         said = replace_language_models(
             file,
@@ -244,7 +244,7 @@ def _validation_sets(
 ) -> Mapping[str, datasets.Dataset]:
     """Prepare the table that is named, or the validation sets of the run."""
     if options.data is None and run is not None:
-        return run.splits.valid
+        return run.prepare_splits().valid
     source = options.data or Path()
     name = source.stem or source.resolve().stem
     return {name: prepare_source(bundle, source, ScoreOptions(), name)}
@@ -345,13 +345,13 @@ def _copy_bundle(bundle: Path, new: Path, out: Path) -> None:
         decoder, confidence = (read_json(new / name) for name in (DECODER_FILE, CONFIDENCE_FILE))
         if (card := beside / CARD).is_file():
             card.write_text(_without_results(card.read_text(encoding="utf-8")), encoding="utf-8")
-        record = measured_with(
+        record = make_provenance(
             weights=(beside / WEIGHTS).read_bytes(),
             decoder=decoder,
             language_models=(beside / LANGUAGE_MODELS).read_bytes(),
             confidence=confidence,
         )
-        changed = {"decoder": decoder, "confidence": confidence, MEASURED: record}
+        changed = {"decoder": decoder, "confidence": confidence, PROVENANCE: record}
         change_config(beside, **changed)  # and the checksums
         fsync_tree(beside)
         shutil.rmtree(out, ignore_errors=True)

@@ -13,7 +13,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import to_json, write_text_atomically
 from sbkit.base.machine import usable_cores
 from sbkit.base.text import cpu_name, git_commit, versions
-from sbkit.evaluate.utterances import MEASURED, read_utterances, utterances_file
+from sbkit.evaluate.utterances import PROVENANCE, read_utterances, utterances_file
 from sbkit.evaluate.wer import Scored
 from sbkit.logs.log import LOG_FILE, Record, read_log
 
@@ -31,18 +31,18 @@ def write_summary(
     train_seconds: float,
     audio_seconds: float,
     device: torch.device,
-    measured_with: Mapping[str, Any] | None = None,
+    provenance: Mapping[str, Any] | None = None,
 ) -> None:
     """Write the run's figures as JSON, those of each test set by its name.
 
     ``train_seconds`` is wall time; ``audio_seconds`` is all the audio trained on in it, every
     epoch and every rank counted; ``rtfx`` is their quotient, null for a run that did not train.
-    ``measured_with``: the record of what was tested.
+    ``provenance``: the record of what was tested.
     """
     accelerator = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     summary = {
         "test": test,
-        MEASURED: measured_with,
+        PROVENANCE: provenance,
         "parameters": parameters,
         "train_seconds": round(train_seconds, 1),
         "audio_seconds": round(audio_seconds, 1),

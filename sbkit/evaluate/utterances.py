@@ -24,7 +24,7 @@ from sbkit.base.files import to_json, write_text_atomically
 from sbkit.evaluate.wer import ErrorCounts, Scored
 from sbkit.text.word import Word
 
-MEASURED = "measured_with"  # beside the figures, a record (`sbkit/checkpoint/provenance.py`)
+PROVENANCE = "provenance"  # beside the figures, a record (`sbkit/checkpoint/provenance.py`)
 PREFIX, SUFFIX = "utterances_", ".jsonl"
 
 

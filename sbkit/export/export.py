@@ -25,13 +25,13 @@ from sbkit.bundle.bundle import CONFIG, WEIGHTS
 from sbkit.bundle.config import FORMAT
 from sbkit.bundle.module_spec import ARGUMENTS, to_plain
 from sbkit.checkpoint.checkpointer import NORMALIZER, TASK, Checkpointer
-from sbkit.checkpoint.provenance import measured_with, read_json, to_safetensors
-from sbkit.checkpoint.run_config import CHECKPOINTS, RESOLVED, read_declaration
+from sbkit.checkpoint.provenance import make_provenance, read_json, to_safetensors
+from sbkit.checkpoint.run_config import CHECKPOINTS, RESOLVED, read_run_config
 from sbkit.checkpoint.weights import part_names_in
 from sbkit.config.document import read_document, tag_of
 from sbkit.decoding.confidence import CONFIDENCE_FILE
 from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS
-from sbkit.evaluate.utterances import MEASURED
+from sbkit.evaluate.utterances import PROVENANCE
 from sbkit.export.model_card import LICENCE_UNKNOWN, TRANSFORMERS, model_card
 from sbkit.export.parity import WHOLE, Grid
 from sbkit.export.traced import TrainedModel
@@ -165,7 +165,7 @@ def _contents(run: Path, user_modules: frozenset[str]) -> tuple[dict[str, bytes]
         **described,
         "decoder": decoder,
         "confidence": confidence,
-        MEASURED: measured_with(
+        PROVENANCE: make_provenance(
             weights=weights, decoder=decoder, language_models=models, confidence=confidence
         ),
         "checkpoints": [
@@ -258,7 +258,7 @@ def _read_labels(run: Path, task: Task) -> tuple[dict[str, bytes], Any]:
     if task.labels is None:
         return {}, None
     file = run / task.labels.name
-    if read_declaration(run).labels != checksum(file):
+    if read_run_config(run).labels != checksum(file):
         raise SbkitError(
             f"{file} must be the one that the run was trained with, but is another: what the model "
             "predicts would go by other names. Put it back."

@@ -16,7 +16,7 @@ from sbkit.checkpoint.provenance import read_json, what_differs
 from sbkit.checkpoint.run_config import RESOLVED
 from sbkit.config.hparams import read_knobs
 from sbkit.evaluate.run_results import DATA_REPORT, SUMMARY
-from sbkit.evaluate.utterances import MEASURED
+from sbkit.evaluate.utterances import PROVENANCE
 from sbkit.logs.metric import Metric
 from sbkit.logs.text_log import TEXT_LOG
 from sbkit.tasks.task import Task
@@ -64,7 +64,7 @@ def model_card(
     environment.filters |= {"printable": printable, "facts": _facts}
     knobs = read_knobs(run / RESOLVED, {}) if (run / RESOLVED).is_file() else {}
     summary, data = (read_json(run / name) or {} for name in (SUMMARY, DATA_REPORT))
-    differs = summary and what_differs(summary.get(MEASURED), config.get(MEASURED))
+    differs = summary and what_differs(summary.get(PROVENANCE), config.get(PROVENANCE))
     return environment.get_template("card.md.j2").render(
         task=task,
         library=library,

@@ -13,7 +13,7 @@ from speechbrain import Stage
 
 from sbkit.base.text import __version__, plural
 from sbkit.checkpoint.checkpointer import RANKED_BY
-from sbkit.checkpoint.provenance import describe_record, record_of_run
+from sbkit.checkpoint.provenance import describe_provenance, provenance_of_run
 from sbkit.data.report import encode_clips
 from sbkit.data.splits import take_columns
 from sbkit.distributed.ranks import gather_over_ranks, rank
@@ -172,7 +172,7 @@ def report_test(brain: Any, results: Results) -> None:
     notes = [f"{name}: {note}" for name in entries for note in entries[name].get("notes", [])]
     weights = f"mean of {brain.averaged} checkpoints" if brain.averaged > 1 else "best checkpoint"
     parameters = sum(each.numel() for each in brain.modules.parameters())
-    size, record = f"{parameters / 1e6:.1f} M parameters", record_of_run(folder)
+    size, record = f"{parameters / 1e6:.1f} M parameters", provenance_of_run(folder)
     read, splits = read_results(folder, entries), brain.loaders and brain.loaders.splits
     write_report(
         folder / REPORT,
@@ -181,7 +181,7 @@ def report_test(brain: Any, results: Results) -> None:
         metrics=metrics_of(type(brain)),
         known=_known_words(splits.train) if splits and read.utterances else None,
         pictures=[file for name in entries for file in sorted(folder.glob(f"*_{name}.png"))],
-        notes=[*notes, f"{size}, {weights}, sbkit {__version__}", describe_record(record)],
+        notes=[*notes, f"{size}, {weights}, sbkit {__version__}", describe_provenance(record)],
     )
     write_summary(
         folder / SUMMARY,
@@ -190,7 +190,7 @@ def report_test(brain: Any, results: Results) -> None:
         train_seconds=brain._training_metrics.train_seconds,
         audio_seconds=brain._training_metrics.audio_seconds,
         device=brain.device,
-        measured_with=record,
+        provenance=record,
     )
     draw_curves(folder / LOG_FILE, folder / "curves.png", metrics_of(type(brain)))
     rows = ("utterance",) if type(brain).metrics else ("loss", "losses")

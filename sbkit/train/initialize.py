@@ -27,7 +27,7 @@ from sbkit.base.files import read_regular, reading
 from sbkit.base.text import listed
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.folder import newest_described
-from sbkit.checkpoint.run_config import CHECKPOINTS, RESOLVED, read_declaration
+from sbkit.checkpoint.run_config import CHECKPOINTS, RESOLVED, read_run_config
 from sbkit.checkpoint.weights import average, part_names_in, size_in, tensors_by_part, to_part_name
 from sbkit.config.document import read_document
 from sbkit.config.hparams import read_knobs
@@ -157,7 +157,7 @@ def encoder_config_of(source: Path) -> dict[str, Any] | None:
             parts = json.loads(_read(source / BUNDLE_CONFIG))["parts"]
             found = parts.get("Transformer", {}).get("arguments", {}).get("config")
         elif (source / RESOLVED).is_file():
-            found = read_declaration(source).values.get("encoder_config")
+            found = read_run_config(source).values.get("encoder_config")
     return found
 
 
@@ -218,7 +218,7 @@ def with_encoder_config(yaml_file: Path, overrides: Mapping[str, object]) -> dic
         return dict(overrides)
     run = Path(knobs["output_folder"])
     if newest_described(run / CHECKPOINTS) is not None:
-        return {**overrides, CONFIG: read_declaration(run).values[CONFIG]}
+        return {**overrides, CONFIG: read_run_config(run).values[CONFIG]}
     config = _config_of(knobs)
     if config["sample_rate"] != knobs["sample_rate"]:
         raise SbkitError(

@@ -1,19 +1,22 @@
-"""A run: the steps from a YAML and its overrides to a Brain, each taken once, when it is needed.
+"""A run: the steps from a YAML and its overrides to a Brain.
 
-Training, `sbkit check` and the tests take the same steps here.
+    load_recipe, choose_placement -> prepare_splits -> prepare_labels -> build_hparams
+        -> make_loaders -> make_brain
+
+A step takes the steps that it needs first. Training, `sbkit check` and the tests share them.
 """
 
-from collections.abc import Mapping
-from functools import cached_property
+from collections.abc import Callable, Mapping
+from functools import partial, wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import ConfigError
 from sbkit.checkpoint.checkpointer import NORMALIZER, TASK, Checkpointer
 from sbkit.checkpoint.folder import newest_described
-from sbkit.checkpoint.run_config import CHECKPOINTS, Declaration
+from sbkit.checkpoint.run_config import CHECKPOINTS, RunConfig
 from sbkit.config.hparams import load_hparams, read_knobs
 from sbkit.config.ranges import RANGES, require_in_range
 from sbkit.data.batch import Loaders, user_columns
@@ -33,11 +36,28 @@ from sbkit.train.initialize import initialize_from, with_encoder_config
 from sbkit.train.recipe import Recipe, load_recipe
 from sbkit.train.scoring import is_finished
 
+Result = TypeVar("Result")
+
+
+def step(result: str) -> Callable[[Callable[[Any], Result]], Callable[[Any], Result]]:
+    """Make a method a step of a run: taken once, and its ``result`` remembered by that name."""
+
+    def decorate(method: Callable[[Any], Result]) -> Callable[[Any], Result]:
+        @wraps(method)
+        def take_once(run: "Run") -> Result:
+            return run.take(result, partial(method, run))
+
+        return take_once
+
+    return decorate
+
 
 class Run:
-    """A YAML with its overrides, and what training makes of it, step by step.
+    """A YAML with its overrides, and what each step makes of it.
 
-    Raises SbkitError: the YAML cannot be read, or the pretrained encoder that it names.
+    Attributes:
+        knobs: the plain values of the YAML.
+        results: the results of the steps taken so far, by name.
     """
 
     def __init__(
@@ -48,93 +68,157 @@ class Run:
         recipe: Recipe | None = None,
         count: Count = count_here,
     ) -> None:
-        """Read the YAML; ``recipe`` stands in for the one that it names."""
+        """Read the YAML.
+
+        Args:
+            yaml_file: the YAML of the run.
+            overrides: values that replace those of the YAML, by key.
+            recipe: replaces the recipe that the YAML names.
+            count: counts the devices of a type.
+
+        Raises:
+            SbkitError: the YAML, or the pretrained encoder that it names, cannot be read.
+        """
         self.yaml_file, self.overrides = yaml_file, with_encoder_config(yaml_file, overrides)
         self.knobs: dict[str, Any] = read_knobs(yaml_file, self.overrides)
-        self._recipe, self._count = recipe, count
+        self.count = count
+        self.results: dict[str, Any] = {} if recipe is None else {"recipe": recipe}
 
-    @property
-    def folder(self) -> Path:
-        """Name the folder that the run writes to."""
-        return Path(self.knobs["output_folder"])
+    def take(self, name: str, step: Callable[[], Result]) -> Result:
+        """Take a step, or return its result if it has been taken."""
+        if name not in self.results:
+            self.results[name] = step()
+        result: Result = self.results[name]
+        return result
 
-    @cached_property
-    def recipe(self) -> Recipe:
+    # -- steps ----------------------------------------------------------------------------------
+
+    @step("recipe")
+    def load_recipe(self) -> Recipe:
         """Import the recipe that the YAML names."""
-        return self._recipe or load_recipe(self.knobs, self.yaml_file)
+        return load_recipe(self.knobs, self.yaml_file)
 
-    @cached_property
-    def placement(self) -> Placement:
+    @step("placement")
+    def choose_placement(self) -> Placement:
         """Choose the device and the precision."""
         device, precision = self.knobs.get("device"), self.knobs.get("precision", "fp32")
-        return resolve(device, precision, count=self._count)
+        return resolve(device, precision, count=self.count)
 
-    def check_ranges(self) -> None:
-        """Raise SbkitError for a number that no run of this recipe can have."""
-        require_in_range(self.knobs, {**RANGES, **self.recipe.ranges})
-
-    @cached_property
-    def splits(self) -> Splits:
+    @step("splits")
+    def prepare_splits(self) -> Splits:
         """Prepare the data that is not prepared yet."""
-        splits = self.recipe.prepare_splits(self.knobs)
-        columns = {name: user_columns(each.column_names) for name, each in splits.test.items()}
+        splits = self.load_recipe().prepare_splits(self.knobs)
+        columns = {name: user_columns(rows.column_names) for name, rows in splits.test.items()}
         require_columns(self.knobs.get("report_by") or [], columns)
         return splits
 
-    @cached_property
-    def labels(self) -> Any:
-        """Open what turns labels into ids; make it where the run folder has none."""
+    @step("labels")
+    def prepare_labels(self) -> Any:
+        """Open what turns labels into ids; make it if the run folder has none."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        return self.recipe.prepare_labels(self.knobs, self.splits)
+        return self.load_recipe().prepare_labels(self.knobs, self.prepare_splits())
 
-    @property
-    def label_file(self) -> Path | None:
-        """Name the file of labels in the run folder, once it is there."""
-        file = self.folder / (self.recipe.task.label_file or "")
-        return file if file.is_file() else None
-
-    def declare(self) -> Declaration:
-        """Describe which run this is, as far as its labels are there."""
-        data = self.splits.fingerprints
-        return Declaration.of(self.yaml_file, self.overrides, data=data, label_file=self.label_file)
-
-    @cached_property
-    def hparams(self) -> dict[str, Any]:
-        """Build the objects of the YAML, with the random numbers of its seed."""
-        _ = self.recipe, self.labels  # their modules and file are what the YAML opens
+    @step("hparams")
+    def build_hparams(self) -> dict[str, Any]:
+        """Build the objects of the YAML, with random numbers from its seed."""
+        task, labels = self.load_recipe().task, self.prepare_labels()  # the YAML opens their files
         torch.manual_seed(self.knobs["seed"])
         hparams = load_hparams(self.yaml_file, self.overrides)
         if "sample_rate" in hparams:
             require_rate(hparams, hparams["sample_rate"])
         if isinstance(checkpointer := hparams["checkpointer"], Checkpointer):
-            checkpointer.meta[TASK] = self.recipe.task.name
-            if isinstance(self.labels, Tokenizer):
+            checkpointer.meta[TASK] = task.name
+            if isinstance(labels, Tokenizer):
                 checkpointer.meta[NORMALIZER] = table_to_store(self.knobs["language"])
         return hparams
 
-    @cached_property
-    def loaders(self) -> Loaders:
+    @step("loaders")
+    def make_loaders(self) -> Loaders:
         """Plan the batches of every split."""
-        return self.recipe.make_loaders(self.hparams, self.splits, self.labels, self.placement)
+        return self.load_recipe().make_loaders(
+            self.build_hparams(),
+            self.prepare_splits(),
+            self.prepare_labels(),
+            self.choose_placement(),
+        )
+
+    def make_brain(self, **run_opts: Any) -> Brain:
+        """Make a Brain of the recipe; ``run_opts`` take precedence over the YAML."""
+        recipe, hparams = self.load_recipe(), self.build_hparams()
+        trained = getattr(recipe.brain, "task", None)
+        if isinstance(trained, Task) and trained.model_class != recipe.task.model_class:
+            raise ConfigError(
+                f"The Brain trains {trained.model_class}, but bundles of this run would be rebuilt "
+                f"as {recipe.task.model_class}. Set `task` of its class to {recipe.task.name}."
+            )
+        has_several = "optimizers" in hparams
+        brain: Brain = recipe.brain(
+            modules={"model": hparams["model"]},
+            opt_class=hparams.get("opt_class") if has_several else hparams["opt_class"],
+            hparams=hparams,
+            run_opts={"device": self.choose_placement().device, **run_opts},
+            checkpointer=hparams["checkpointer"],
+        )
+        return brain
+
+    # -- before and between the steps -----------------------------------------------------------
+
+    def check_ranges(self) -> None:
+        """Raise ConfigError for a number that no run of this recipe can have."""
+        require_in_range(self.knobs, {**RANGES, **self.load_recipe().ranges})
+
+    def load_initial_weights(self) -> list[str]:
+        """Load `pretrained`, and what fits of `init_from`, unless the run has its own weights.
+
+        Returns lines that describe what is loaded.
+        """
+        lines: list[str] = []
+        if self.has_checkpoint():
+            return lines
+        if name := self.knobs.get("pretrained"):
+            lines.append(load_weights(find_folder(name), self.build_hparams().values()))
+        if source := self.knobs.get("init_from"):
+            task = self.load_recipe().task
+            lines += initialize_from(Path(source), self.build_hparams(), task)
+        return lines
+
+    # -- the run folder -------------------------------------------------------------------------
 
     @property
-    def is_begun(self) -> bool:
-        """Return whether the run has a checkpoint."""
+    def folder(self) -> Path:
+        """The folder that the run writes to."""
+        return Path(self.knobs["output_folder"])
+
+    def find_label_file(self) -> Path | None:
+        """Return the label file in the run folder, None if it is not there yet."""
+        file = self.folder / (self.load_recipe().task.label_file or "")
+        return file if file.is_file() else None
+
+    def make_run_config(self) -> RunConfig:
+        """Describe the run, with its data, and with its labels once they are prepared."""
+        return RunConfig.of(
+            self.yaml_file,
+            self.overrides,
+            data=self.prepare_splits().fingerprints,
+            label_file=self.find_label_file(),
+        )
+
+    def has_checkpoint(self) -> bool:
+        """Return whether the run has saved a checkpoint."""
         return newest_described(self.folder / CHECKPOINTS) is not None
 
-    @property
     def is_finished(self) -> bool:
         """Return whether the run has trained its last epoch, or has stopped early."""
         return is_finished(
             self.folder,
-            number_of_epochs=self.hparams["epoch_counter"].limit,
+            number_of_epochs=self.build_hparams()["epoch_counter"].limit,
             patience=self.knobs.get("early_stopping", 0),
         )
 
-    @property
-    def facts_of_data(self) -> dict[str, Any]:
+    def describe_data(self) -> dict[str, Any]:
         """Return the sample rate, language and corpus of the data, for its report."""
-        corpus = self.recipe.corpus and self.recipe.corpus(self.knobs)
+        make_corpus = self.load_recipe().corpus
+        corpus = make_corpus and make_corpus(self.knobs)
         return {
             "sample_rate": self.knobs["sample_rate"],
             "language": self.knobs.get("language"),
@@ -142,45 +226,13 @@ class Run:
         }
 
     def set_results_aside(self) -> None:
-        """Rename the summary of a run that is trained further: it is of an earlier model."""
+        """Rename the summary of a run that is trained further: an earlier model wrote it."""
         if not (summary := self.folder / SUMMARY).is_file():
             return
         newest = newest_described(self.folder / CHECKPOINTS)
         epoch = newest.meta.get("epoch", 0) if newest else 0
         kept = summary.rename(summary.with_stem(f"{summary.stem}-{epoch}"))
         log(
-            f"The figures after epoch {epoch} are kept as {kept.name}. The report, the utterances "
-            "and the decoder are replaced by those of the next test."
+            f"The results after epoch {epoch} are kept as {kept.name}. The next test replaces the "
+            "report, the utterances and the decoder."
         )
-
-    def load_initial_weights(self) -> list[str]:
-        """Load `pretrained`, and what fits of `init_from`, unless the run has its own weights.
-
-        Returns lines about what is loaded.
-        """
-        lines: list[str] = []
-        if self.is_begun:
-            return lines
-        if named := self.knobs.get("pretrained"):
-            lines.append(load_weights(find_folder(named), self.hparams.values()))
-        if source := self.knobs.get("init_from"):
-            lines += initialize_from(Path(source), self.hparams, self.recipe.task)
-        return lines
-
-    def make_brain(self, **run_opts: Any) -> Brain:
-        """Make the recipe's Brain; ``run_opts`` go before what the YAML says."""
-        trained, task = getattr(self.recipe.brain, "task", None), self.recipe.task
-        if isinstance(trained, Task) and trained.model_class != task.model_class:
-            raise SbkitError(
-                f"The Brain must train what its bundle is rebuilt as, {task.model_class}, but "
-                f"trains {trained.model_class}. Set `task` of its class to {task.name}."
-            )
-        several = "optimizers" in self.hparams
-        brain: Brain = self.recipe.brain(
-            modules={"model": self.hparams["model"]},
-            opt_class=self.hparams.get("opt_class") if several else self.hparams["opt_class"],
-            hparams=self.hparams,
-            run_opts={"device": self.placement.device, **run_opts},
-            checkpointer=self.hparams["checkpointer"],
-        )
-        return brain

@@ -85,7 +85,7 @@ def test_a_run_keeps_the_number_that_it_began_with(
     assert workplace.train_here(tmp_path / "run", "--number_of_epochs=1", *options) == 0
     said = re.search(r"^batch_seconds: auto -> (\d+) \(", capsys.readouterr().out, re.M)
     assert said is not None
-    declared = read_json(tmp_path / "run" / "declaration.json")["values"]["batch_seconds"]
+    declared = read_json(tmp_path / "run" / "run_config.json")["values"]["batch_seconds"]
     assert declared == float(said[1])
     assert workplace.train_here(tmp_path / "run", "--number_of_epochs=2", *options) == 0
     assert f"batch_seconds: auto -> {said[1]}, as the run began" in capsys.readouterr().out

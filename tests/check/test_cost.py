@@ -37,14 +37,20 @@ def planned(
 
 
 def test_the_steps_are_real_and_leave_no_trace(planned: PlannedRun) -> None:
-    planned.made["placement"] = resolve("cpu", "bf16")
-    state, before = torch.get_rng_state(), [each.clone() for each in planned.model.parameters()]
+    planned.results["placement"] = resolve("cpu", "bf16")
+    state, before = (
+        torch.get_rng_state(),
+        [each.clone() for each in planned.require_model().parameters()],
+    )
     with real_steps(planned) as steps:
-        steps.take(steps.load(next(iter(planned.loaders.train.batch_sampler or ()))))
+        steps.take(steps.load(next(iter(planned.make_loaders().train.batch_sampler or ()))))
         after = list(steps.brain.modules.parameters())
         assert not any(torch.equal(*pair) for pair in zip(before, after, strict=True))
     taken = measure_cost(planned)
-    assert all(torch.equal(*pair) for pair in zip(before, planned.model.parameters(), strict=True))
+    assert all(
+        torch.equal(*pair)
+        for pair in zip(before, planned.require_model().parameters(), strict=True)
+    )
     assert torch.equal(torch.get_rng_state(), state)
     assert not planned.run_folder.exists()
     weights = 4 * taken.parameters
@@ -68,7 +74,7 @@ def test_a_step_that_fails_on_the_device_is_found(
     def fail(*_: object) -> None:
         raise error
 
-    _ = planned.brain
+    planned.make_cpu_brain()
     monkeypatch.setattr(cost, "training_loss", fail)
     (finding,) = check_planned_run(planned, [check_cost])
     assert finding.stops

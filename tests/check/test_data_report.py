@@ -120,7 +120,7 @@ def test_letters_of_another_language_are_an_error_that_names_it(
 def test_labels_of_no_text_have_no_check_of_transcripts(folder: Path) -> None:
     with subject_of(splits_of(*NOBODY), folder / "run") as planned:
         names = ensure_labels(folder / "labels.txt", ["en", "fr"])
-        planned.made["labels"] = names  # though there is text, and `encode`
+        planned.results["labels"] = names  # though there is text, and `encode`
         assert list(check_labels(planned)) == []
         with pytest.raises(MissingPartError, match="transcripts"):
             transcripts_of(planned)

@@ -31,10 +31,10 @@ def planned(
 
 
 def test_a_healthy_step_trains_everything_once(planned: PlannedRun) -> None:
-    assert planned.brain
+    assert planned.make_cpu_brain()
     random = torch.get_rng_state()
     seen = dry_run(planned)
-    assert seen.trained == {id(each) for each in planned.model.parameters()}
+    assert seen.trained == {id(each) for each in planned.require_model().parameters()}
     assert (seen.broken, seen.made, seen.unsaved) == (None, (), ())
     assert dry_run(planned) is seen
     assert torch.equal(torch.get_rng_state(), random)

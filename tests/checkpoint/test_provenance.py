@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sbkit.base.errors import SbkitError
-from sbkit.checkpoint.provenance import describe_record, record_of_run
+from sbkit.checkpoint.provenance import describe_provenance, provenance_of_run
 from sbkit.commands.cli import run as sbkit
 from sbkit.decoding.decoder import Weights
 from sbkit.decoding.language_models import digest_of
@@ -33,7 +33,7 @@ def run(tmp_path: Path) -> Path:
     save({}, run / "lm.safetensors", metadata={"tokenizer": digest_of(tokenizer)})
     choose(run)
     summary = {"test": {"test": {"decoder": "beam", "WER": 0.2575}}}
-    summary["measured_with"] = record_of_run(run)  # type: ignore[assignment]
+    summary["provenance"] = provenance_of_run(run)  # type: ignore[assignment]
     (run / "summary.json").write_text(json.dumps(summary))
     return run
 
@@ -46,9 +46,9 @@ def export(run: Path) -> str:
 def test_a_bundle_has_the_record_of_its_run(run: Path) -> None:
     choose(run, chosen_on=["other"])  # what was measured on the way is no setting
     assert "| test | beam | WER | 25.75 % |" in export(run)
-    record = read_json(run / "summary.json")["measured_with"]
-    assert read_json(run.parent / "bundle/config.json")["measured_with"] == record
-    assert ", decoder beam, beam 8, word 0.6" in describe_record(record)
+    record = read_json(run / "summary.json")["provenance"]
+    assert read_json(run.parent / "bundle/config.json")["provenance"] == record
+    assert ", decoder beam, beam 8, word 0.6" in describe_provenance(record)
 
 
 def test_another_decoder_has_no_figures_until_it_is_measured(run: Path) -> None:
@@ -62,12 +62,12 @@ def test_another_decoder_has_no_figures_until_it_is_measured(run: Path) -> None:
 
 
 def test_other_weights_have_no_figures_until_they_are_measured(run: Path) -> None:
-    kept = record_of_run(run)
+    kept = provenance_of_run(run)
     (run / "confidence.json").write_text(json.dumps({"beam": {"weights": None}}))
     (only,) = (run / "checkpoints").glob("CKPT*")
     only.rename(run / "elsewhere")
     assert kept is not None
-    assert record_of_run(run) is None
+    assert provenance_of_run(run) is None
     make_run(run.parent / "other", change=lambda hparams: hparams["ctc_lin"].bias.data.add_(1))
     (other,) = (run.parent / "other/checkpoints").glob("CKPT*")
     other.rename(run / "checkpoints" / other.name)

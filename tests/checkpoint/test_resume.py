@@ -19,7 +19,7 @@ Captured = pytest.CaptureFixture[str]
 def test_a_tokenizer_of_an_attempt_that_saved_nothing_is_named(
     workplace: Workplace, tmp_path: Path, capsys: Captured
 ) -> None:
-    said = f"{tmp_path / 'tokenizer.model'} was there before the first checkpoint, and is used"
+    said = f"{tmp_path / 'tokenizer.model'} was there before the first checkpoint and is used"
     for is_said in (False, True, False):
         assert workplace.train_here(tmp_path, "--check=False", "--number_of_epochs=1") == 0
         assert (said in capsys.readouterr().out) is is_said

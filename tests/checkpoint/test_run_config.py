@@ -10,7 +10,7 @@ from torch import nn
 
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.checkpointer import Checkpointer
-from sbkit.checkpoint.run_config import FILE, RESOLVED, Declaration
+from sbkit.checkpoint.run_config import FILE, RESOLVED, RunConfig
 from sbkit.config.hparams import resolve
 
 YAML = """
@@ -44,11 +44,11 @@ def declare(
     data: Mapping[str, str] | None = DATA,
     labels: bytes = b"abc",
     **overrides: object,
-) -> Declaration:
+) -> RunConfig:
     yaml, tokenizer = folder / "run.yaml", folder / "tokenizer.model"
     yaml.write_text(text)
     tokenizer.write_bytes(labels)
-    return Declaration.of(yaml, overrides, data=data, label_file=tokenizer)
+    return RunConfig.of(yaml, overrides, data=data, label_file=tokenizer)
 
 
 def begun(folder: Path) -> Path:
@@ -141,9 +141,9 @@ def test_a_run_that_went_on_for_longer_is_tuned_by_its_own_yaml(tmp_path: Path) 
     run, later = begun(tmp_path), {"number_of_epochs": 9}
     (run / RESOLVED).write_text(resolve(tmp_path / "run.yaml", later).text)
     declare(tmp_path, **later).write(run)
-    own = Declaration.of(run / RESOLVED, {}, data=DATA)
+    own = RunConfig.of(run / RESOLVED, {}, data=DATA)
     assert own.check_continues(run) is None
-    other = Declaration.of(run / RESOLVED, {"hidden": 9}, data=DATA)
+    other = RunConfig.of(run / RESOLVED, {"hidden": 9}, data=DATA)
     with pytest.raises(SbkitError, match="hidden: 3 before, 9 now"):
         other.check_continues(run)
 

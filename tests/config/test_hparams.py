@@ -11,7 +11,7 @@ import ruamel.yaml
 from ruamel.yaml.constructor import BaseConstructor
 
 from sbkit.base.errors import SbkitError
-from sbkit.checkpoint.run_config import Declaration
+from sbkit.checkpoint.run_config import RunConfig
 from sbkit.config.build import clean_ruamel
 from sbkit.config.document import nearest, read_document
 from sbkit.config.hparams import (
@@ -362,7 +362,7 @@ class TestBase:
         printed.write_text(resolve(path, overrides).one_file)
         assert printed.read_text().startswith("# of eight GPUs\n")
         assert "\nunit: 8  # new\nsize: !ref <unit> + 1 # in units\n" in printed.read_text()
-        values, same = Declaration.of(path, overrides).values, Declaration.of(printed, {}).values
+        values, same = RunConfig.of(path, overrides).values, RunConfig.of(printed, {}).values
         assert values == same
 
     @pytest.mark.parametrize(
@@ -370,7 +370,7 @@ class TestBase:
     )
     def test_every_yaml_prints_as_what_trains_the_same(self, yaml: Path, path: Path) -> None:
         path.write_text(resolve(yaml, {"data_folder": "x"}).one_file)
-        here, there = (Declaration.of(file, {"data_folder": "x"}).values for file in (path, yaml))
+        here, there = (RunConfig.of(file, {"data_folder": "x"}).values for file in (path, yaml))
         assert here == there
 
     def test_a_change_of_the_base_takes_effect(self, path: Path) -> None:

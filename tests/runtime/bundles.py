@@ -10,7 +10,7 @@ from safetensors.torch import load, save
 
 from sbkit.base.checksums import write_checksums
 from sbkit.checkpoint.checkpointer import NORMALIZER, TASK
-from sbkit.checkpoint.run_config import Declaration
+from sbkit.checkpoint.run_config import RunConfig
 from sbkit.config.hparams import load_hparams, read_knobs, save_resolved
 from sbkit.export.export import export_run
 from sbkit.export.parity import Grid
@@ -57,7 +57,7 @@ def make_run(
         NORMALIZER: table_to_store("en"),
         TASK: SPEECH_RECOGNITION.name,
     }
-    Declaration.of(yaml, overrides, label_file=folder / "tokenizer.model").write(folder)
+    RunConfig.of(yaml, overrides, label_file=folder / "tokenizer.model").write(folder)
     save_resolved(folder / "hyperparams.yaml", yaml, overrides)
     hparams["checkpointer"].save_checkpoint(meta={"epoch": 1, "CER": 50.0, "WER": 90.0})
     return folder

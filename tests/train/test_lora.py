@@ -37,7 +37,7 @@ def test_they_are_merged_on_export_and_a_new_vocabulary_keeps_the_encoder(
     make_folder(source)
     options = (f"--pretrained={source}", LORA, "--freeze=[CNN]", "--check=True")
     assert train(workplace, run, *options) == 0
-    named = read_json(run / "declaration.json")["values"]["encoder_config"]["source"]
+    named = read_json(run / "run_config.json")["values"]["encoder_config"]["source"]
     assert named["name"] == source.name
     assert sbkit(["export", str(run), "--out", str(bundle)]) == 0
     pretrained, exported = (load_file(each / "model.safetensors") for each in (source, bundle))

@@ -71,7 +71,7 @@ def finished(
 def test_a_run_names_what_it_began_with(finished: Path, pretrained: Path) -> None:
     config = read_encoder_config(pretrained)
     assert config["source"]["licence"] == "mit"
-    assert read_json(finished / "declaration.json")["values"]["encoder_config"] == config
+    assert read_json(finished / "run_config.json")["values"]["encoder_config"] == config
     assert read_knobs(finished / "hyperparams.yaml", {})["encoder_config"] == config
     assert "tensors are loaded." in (finished / "train.log").read_text()
     epochs = [each for each in read_log(finished / "train_log.jsonl") if each["kind"] == "epoch"]

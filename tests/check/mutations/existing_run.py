@@ -42,7 +42,7 @@ MUTATIONS = [
     Mutation(
         name="checkpoints without the declaration of their run",
         run=undeclared,
-        expected=(Expected("run_folder", ".yaml:1", ("declaration.json must be", "Put it back")),),
+        expected=(Expected("run_folder", ".yaml:1", ("run_config.json must be", "Put it back")),),
     ),
     Mutation(
         name="weights to begin with that are nowhere",
