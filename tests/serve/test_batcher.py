@@ -94,7 +94,19 @@ def test_a_short_request_passes_a_long_one_that_came_first(echo: Echo, batcher: 
     assert echo.batches == [[0], [1], [50], [2], [3], [4], [5]]
 
 
-def test_what_is_cancelled_does_not_run(echo: Echo, batcher: Batcher) -> None:
+@pytest.mark.timeout(60)
+def test_a_full_round_waits_for_no_more(echo: Echo) -> None:
+    batcher = Batcher(
+        ModelThread(lambda: echo), shapes=SHAPES, wait_seconds=3600.0, on_batch=lambda *_: None
+    )
+    assert ask(batcher, clip(1, 8.0)) == [1]
+    batcher.close()
+
+
+def test_what_is_cancelled_does_not_run(
+    echo: Echo, batcher: Batcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sbkit.serve.batcher.monotonic", lambda: 0.0)  # pieces come at one time
     end = threading.Event()
 
     def ask_cancelled() -> list[int]:

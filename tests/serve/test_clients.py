@@ -6,7 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -18,11 +18,13 @@ import pytest
 import soundfile
 
 from sbkit.audio.resample import resample_by_numpy
+from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import COMMANDS, run
 from sbkit.decoding.decoder import BeamDecoder
 from sbkit.decoding.frames import LogProbs
 from sbkit.runtime.model import ModelThread
 from sbkit.serve.app import TRANSCRIPTIONS
+from sbkit.serve.recognizer import Recognizer
 from tests.decoding.spoken import train_models
 from tests.runtime.tones import APART, LOWEST, RATE, STEP, ToneModel, speak, tone_bundle
 from tests.runtime.tones import silence as pause
@@ -82,6 +84,16 @@ def test_events_bring_the_text_bit_by_bit(here: Served) -> None:
     assert len(deltas) > 1
     assert done.type == "transcript.text.done"
     assert done.text == "".join(each.delta for each in deltas) == "".join(texts).strip()
+
+
+def test_a_fault_amid_events_is_told(here: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*_: object, **__: object) -> AsyncIterator[str]:
+        yield "the "
+        raise SbkitError("The decoder was killed.")
+
+    monkeypatch.setattr(Recognizer, "transcribe", fail)
+    with pytest.raises(openai.APIError, match="the server failed"):
+        list(create(here, silence(1.0), stream=True))
 
 
 def test_a_second_of_silence_is_an_empty_text(here: Served) -> None:

@@ -2,11 +2,13 @@
 
 import json
 import logging
+import signal
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
@@ -193,6 +195,24 @@ def test_each_request_is_a_line_without_its_contents(
         "GET /v1/nowhere 404",
         "GET /nowhere 404",
     ]
+
+
+def test_the_system_drops_who_comes_while_it_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Closing would reset a connection that is not accepted yet; one that is dropped asks again."""
+    monkeypatch.setattr("sbkit.serve.server.ACCEPT_SECONDS", 1.0)
+    with served(tmp_path) as here:
+        address = urlsplit(here.url)
+
+        def is_dropped() -> bool:
+            with suppress(TimeoutError):
+                socket.create_connection((address.hostname, address.port), timeout=0.1).close()
+                return False
+            return True
+
+        here.server.handle_exit(signal.SIGTERM, None)
+        wait_for(is_dropped)
 
 
 def test_a_session_has_a_longest_duration(tmp_path: Path) -> None:

@@ -5,16 +5,18 @@ import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from time import sleep
 from typing import Any
 
 import openai
 import pytest
+from sbkit.serve.arguments import LIMITING
 
 from sbkit.base.errors import SbkitError
 from sbkit.serve.app import TRANSCRIPTIONS
-from sbkit.serve.limits import STOPPING, WARMING, Keys
+from sbkit.serve.limits import STOPPING, WARMING, Keys, Limits
 from sbkit.serve.recognizer import Recognizer
 from tests.serve.server import Served, served, silence, wait_for
 
@@ -46,6 +48,11 @@ CASES: dict[str, tuple[int, str, dict[str, Any]]] = {
         400,
         "exceeded maximum size",
         {"audio": SOME, "data": {"prompt": "x" * (1 << 17)}},
+    ),
+    "101 fields": (
+        400,
+        "number of fields is 100",
+        {"audio": SOME, "data": {f"field {n}": "" for n in range(101)}},
     ),
     "no bytes": (422, "its content is not recognized as audio", {"audio": b""}),
     "text": (422, "file must be audio", {"audio": b"hello" * 1000}),
@@ -167,6 +174,14 @@ def test_too_many_at_a_time(tmp_path: Path) -> None:
         assert [each.result().json()["text"] for each in first] == ["a dog", "a fox", "a"]
         assert here.post(SOME).status_code == 200
         wait_for(lambda: here.state.in_flight == 0)
+        here.state.in_flight = 1000  # above the limit, however it came there
+        assert here.post(SOME).status_code == 429
+
+
+def test_the_help_of_each_limit_tells_its_default() -> None:
+    helps = {name[2:].replace("-", "_"): keywords["help"] for name, keywords in LIMITING}
+    for name, value in asdict(Limits()).items():
+        assert f"(default: {value:g})" in helps[name]
 
 
 def test_a_client_that_goes_costs_nothing_more(tmp_path: Path) -> None:

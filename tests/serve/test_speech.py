@@ -18,7 +18,7 @@ from sbkit.runtime.synthesizer import Speech
 from sbkit.serve.encoder import Encoder
 from sbkit.serve.errors import ApiError
 from sbkit.serve.metrics import Metrics
-from sbkit.serve.models import Model, Models
+from sbkit.serve.models import Model, Models, unknown_model
 from sbkit.serve.speech import SpeechFields
 from sbkit.serve.voice import Voice
 from sbkit.serve.workers import Workers
@@ -93,7 +93,7 @@ def test_it_comes_sentence_by_sentence_in_events_too(here: Served) -> None:
     assert len(deltas) >= 2
     samples = b"".join(base64.b64decode(each["audio"]) for each in deltas)
     letters = len(f"{TEXT}a lazy dog")
-    assert len(samples) / 48_000 == pytest.approx(letters * LETTER * STEP / RATE / 2, abs=0.01)
+    assert len(samples) / 48_000 == letters * LETTER * STEP / RATE / 2
     usage = {"input_tokens": 32, "output_tokens": 2, "total_tokens": 34}
     assert done == {"type": "speech.audio.done", "usage": usage}
 
@@ -150,6 +150,22 @@ def test_a_voice_is_chosen_by_its_name_as_model_or_as_voice() -> None:
     with pytest.raises(ApiError, match="`voice` must be anna or one of OpenAI's, but is bob"):
         parse(model="anna", voice="bob")
     workers.close()
+
+
+def test_an_unknown_model_is_told_with_ten_that_are_known() -> None:
+    told = str(unknown_model("x" * 200, [f"model {n}" for n in range(12)]))
+    assert f"model 8, model 9 and 2 more, but is {'x' * 100}. " in told
+
+
+def test_a_header_has_the_notes_that_fit_and_events_have_all(
+    here: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes = [letter * 498 for letter in "abcd"]  # with quotes and a comma, 502 bytes each
+    audio = np.zeros(RATE, np.float32)
+    monkeypatch.setattr(ToneSpeaker, "stream", lambda *_, **__: Speech(iter([audio]), notes))
+    assert json.loads(create(here, TEXT).response.headers["X-Sbkit-Notes"]) == notes[:3]
+    lines = create(here, TEXT, stream_format="sse").text.splitlines()
+    assert json.loads(lines[-2].removeprefix("data: "))["notes"] == notes
 
 
 def test_what_is_no_request(here: Served) -> None:
