@@ -283,7 +283,9 @@ def test_what_is_not_finished_within_the_grace_time_is_told(tmp_path: Path) -> N
         assert queued.result().status_code == 503
 
 
-def test_a_warm_up_that_fails_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_warm_up_that_fails_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def fail(_: object) -> None:
         raise MemoryError("none is left")
 
@@ -292,3 +294,4 @@ def test_a_warm_up_that_fails_ends_it(tmp_path: Path, monkeypatch: pytest.Monkey
         here.thread.join(120)
         with pytest.raises(MemoryError):
             here.server.exit_code()
+    assert f"serving tones at {here.url}\n" in capsys.readouterr().err

@@ -456,7 +456,10 @@ class Failing(LiveToneModel):
         return super().advance(chunks, states)
 
 
-def test_a_fault_over_one_session_is_not_that_of_the_others(tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", ["model", "decoder"])
+def test_a_fault_over_one_session_is_not_that_of_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
     bundle, tokenizer, _ = tone_bundle(tmp_path)
     bundle.model.close()
     model = Failing(tokenizer.vocab_size, tokenizer.vocabulary.blank)
@@ -466,7 +469,10 @@ def test_a_fault_over_one_session_is_not_that_of_the_others(tmp_path: Path) -> N
     for session in sessions:
         session.feed(spoken)
         session.is_finished = True
-    sessions[1].fed[0] = 32_000
+    if place == "model":
+        sessions[1].fed[0] = 32_000
+    else:
+        monkeypatch.setattr(sessions[1], "read", lambda _: 1 // 0)
 
     async def advance() -> list[Any]:
         batcher = StreamBatcher(lambda _: None)

@@ -80,6 +80,7 @@ def test_what_is_too_loud_is_clipped(format: str) -> None:
     content = encoder.push(tone) + encoder.finish()
     decoded, _ = soundfile.read(io.BytesIO(content), dtype="float32")
     assert 0.5 < np.square(decoded).mean() < 1
+    assert encoder.seconds == 1.0
 
 
 def test_it_comes_sentence_by_sentence_in_events_too(here: Served) -> None:
