@@ -12,9 +12,9 @@ from typing import Any
 
 import openai
 import pytest
-from sbkit.serve.arguments import LIMITING
 
 from sbkit.base.errors import SbkitError
+from sbkit.commands.arguments import LIMITING
 from sbkit.serve.app import TRANSCRIPTIONS
 from sbkit.serve.limits import STOPPING, WARMING, Keys, Limits
 from sbkit.serve.recognizer import Recognizer
