@@ -4,6 +4,7 @@ import sys
 
 from sbkit.base.machine import keep_freed_memory
 from sbkit.base.process import run_main
+from sbkit.logs.handlers import log_to_screen
 
 
 def main() -> None:
@@ -11,7 +12,8 @@ def main() -> None:
     keep_freed_memory()
     from sbkit.commands.train import train  # imports torch, when `run_main` said how threads wait
 
-    train(sys.argv[1:])
+    with log_to_screen():
+        train(sys.argv[1:])
 
 
 if __name__ == "__main__":

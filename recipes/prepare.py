@@ -5,6 +5,7 @@ Choose the corpus of a run: by its name, by manifests, by its folder, or the def
 
 import hashlib
 import importlib
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -46,9 +47,10 @@ from sbkit.data.splits import (
 )
 from sbkit.distributed.device import Placement
 from sbkit.distributed.ranks import rank
-from sbkit.logs.log import log
 from sbkit.text.languages import check_language
 from sbkit.text.normalize import normalize
+
+logger = logging.getLogger(__name__)
 
 Knobs = Mapping[str, Any]
 
@@ -161,12 +163,12 @@ def print_data(splits: Splits, knobs: Knobs) -> None:
         return
     for name, split in splits.named().items():
         minutes = samples_to_seconds(int(sample_counts(split).sum()), knobs["sample_rate"]) / 60
-        log(f"{name}: {plural(len(split), 'utterance')}, {minutes:.1f} min")
+        logger.info(f"{name}: {plural(len(split), 'utterance')}, {minutes:.1f} min")
     listing = Path(knobs["output_folder"]) / "left_out.tsv"
     excluded = [*splits.excluded, *splits.out_of_range]
     write_excluded(listing, excluded)
     for (name, reason), count in Counter((each.split, each.reason) for each in excluded).items():
-        log(f"{name}: {count} left out, {reason} (listed in {listing})")
+        logger.info(f"{name}: {count} left out, {reason} (listed in {listing})")
 
 
 def collate_clips(rows: Sequence[Mapping[str, Any]], *, sample_rate: int) -> Batch:

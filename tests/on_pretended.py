@@ -16,7 +16,7 @@ from sbkit.base.errors import ASKED_TO_STOP
 from sbkit.checkpoint.rng import random_state, restore_random_state
 from sbkit.data.batch import Batch
 from sbkit.distributed.device import Placement
-from sbkit.logs.log import read_log
+from sbkit.logs.run_log import read_log
 from tests import pretended
 from tests.pretended import DEVICE, NAME, waits
 from tests.runs import Workplace, last_parameters, make_workplace, one_thread, stopped_after

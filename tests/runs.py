@@ -26,8 +26,8 @@ from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.data.batch import Batch
 from sbkit.logs import curves
 from sbkit.logs.curves import curves_of, picture
-from sbkit.logs.log import Record
 from sbkit.logs.metric import Metrics
+from sbkit.logs.run_log import Record
 from tests import processes
 
 ROOT = processes.ROOT

@@ -9,7 +9,7 @@ import soundfile
 
 from sbkit.base.errors import BAD_INPUT
 from sbkit.evaluate.slices import EMPTY
-from sbkit.logs.log import read_log
+from sbkit.logs.run_log import read_log
 from tests.runs import Workplace, prompts, read_json, rows_of
 
 UNCHECKED = ("--number_of_epochs=1", "--check=false")

@@ -22,7 +22,7 @@ from sbkit.base.errors import ASKED_TO_STOP, BAD_INPUT
 from sbkit.bundle.bundle import WEIGHTS, read_bundle
 from sbkit.data.batch import Batch
 from sbkit.distributed.device import resolve
-from sbkit.logs.log import read_log
+from sbkit.logs.run_log import read_log
 from sbkit.runtime.model import ModelThread
 from sbkit.runtime.shapes import Compilation
 from sbkit.runtime.torch_model import load_torch

@@ -15,7 +15,7 @@ import pytest
 
 from sbkit.base.errors import ASKED_TO_STOP, BAD_INPUT
 from sbkit.base.machine import usable_cores
-from sbkit.logs.log import Record, read_log
+from sbkit.logs.run_log import Record, read_log
 from tests.processes import Process
 from tests.runs import ROOT, Workplace
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sbkit.base.errors import BAD_INPUT
-from sbkit.logs.log import read_log
+from sbkit.logs.run_log import read_log
 from tests.faulty import noisy_clip, noisy_workplace, write_fragile
 from tests.runs import Workplace, last_parameters, read_json
 
@@ -70,5 +70,5 @@ def test_too_many_of_them_stop_the_run_with_its_checkpoint_intact(
     code = workplace.train_here(tmp_path, *options, yaml=fragile)
     assert code == BAD_INPUT
     told = capsys.readouterr()
-    assert "its loss is not finite; its utterances are in" in told.out
+    assert "its loss is not finite; its utterances are in" in told.err
     assert "`nonfinite_patience`" in told.err

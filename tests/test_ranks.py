@@ -10,7 +10,7 @@ import soundfile
 import torch
 
 from sbkit.base.errors import ASKED_TO_STOP, BAD_INPUT
-from sbkit.logs.log import read_log
+from sbkit.logs.run_log import read_log
 from tests import processes
 from tests.faulty import noisy_clip, noisy_workplace, write_fragile
 from tests.ranks import ACCUMULATIONS

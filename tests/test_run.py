@@ -17,7 +17,7 @@ from sbkit.evaluate import wer_report
 from sbkit.evaluate.compare import compare_runs
 from sbkit.evaluate.run_results import read_clips
 from sbkit.evaluate.utterances import hash_references, read_utterances
-from sbkit.logs.log import Record, read_log
+from sbkit.logs.run_log import Record, read_log
 from sbkit.runtime.torch_model import load_bundle
 from sbkit.text.normalize import normalize
 from sbkit.train.run import Run

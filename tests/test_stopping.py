@@ -15,7 +15,7 @@ from recipes.asr.brain import AsrBrain
 from sbkit.base.errors import ASKED_TO_STOP
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.data import shard as decode
-from sbkit.logs.log import read_log
+from sbkit.logs.run_log import read_log
 from sbkit.train import run as run_steps
 from tests.runs import Workplace, read_json
 from tools.prove_resume import differences

@@ -29,7 +29,7 @@ from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.folder import UNFINISHED
 from sbkit.config.document import read_document
 from sbkit.config.hparams import resolve
-from sbkit.logs.log import LOG_FILE, Record, read_log
+from sbkit.logs.run_log import LOG_FILE, Record, read_log
 
 ROOT = Path(__file__).parents[1]
 YAML = "hparams/ctc.yaml"

@@ -1,5 +1,6 @@
 """The data of speech recognition: from a corpus to loaders, by way of stores and tokenizer."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,11 +19,12 @@ from sbkit.data.splits import Splits, count_characters, read_texts, take_columns
 from sbkit.data.transcripts import read_transcripts
 from sbkit.distributed.device import Placement
 from sbkit.distributed.ranks import rank
-from sbkit.logs.log import log
 from sbkit.models.encoder import measure_subsampling
 from sbkit.models.subsampling import Subsampling
 from sbkit.text.normalize import describe_dropped, describe_normalizer
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 def prepare_tokenizer(knobs: Mapping[str, Any], splits: Splits) -> Tokenizer:
@@ -89,10 +91,10 @@ def _log_texts(
     splits: Splits, tokenizer: Tokenizer, subsampling: Subsampling, language: str
 ) -> None:
     """Log how texts are normalized, and how many to be scored no model could write."""
-    log(describe_normalizer(language))
+    logger.info(describe_normalizer(language))
     characters = count_characters(read_texts(splits.train, "sentence"))
     if dropped := describe_dropped(characters, language):
-        log(f"note: in train, {dropped}.")
+        logger.info(f"note: in train, {dropped}.")
     for name, split in splits.evaluated().items():
         transcripts = read_transcripts(split, tokenizer)
         unknown, long = transcripts.unknown.sum(), len(transcripts.lacking(subsampling))
@@ -102,4 +104,4 @@ def _log_texts(
         ):
             if count:
                 several = plural(count, "transcript")
-                log(f"{name}: {several} {reason}; what cannot be written counts as errors")
+                logger.info(f"{name}: {several} {reason}; what cannot be written counts as errors")

@@ -1,5 +1,6 @@
 """The language models of a run's decoder, of the training transcripts, a text or an ARPA file."""
 
+import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ from sbkit.decoding.language_models import (
     load_language_models,
     read_sentences,
 )
-from sbkit.logs.log import log
 from sbkit.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 def prepare_language_models(knobs: Mapping[str, Any], splits: Splits, tokenizer: Tokenizer) -> None:
@@ -58,11 +60,13 @@ def prepare_language_models(knobs: Mapping[str, Any], splits: Splits, tokenizer:
         arpa=arpa,
     )
     for line in messages:
-        log(line)
+        logger.info(line)
     chosen = [file.with_name(name) for name in (DECODER_FILE, CONFIDENCE_FILE)]
     if messages and any(each.exists() for each in chosen):
         names = " and ".join(each.name for each in chosen)
-        log(f"{names}, chosen with earlier models, are removed: training chooses, or `sbkit tune`")
+        logger.info(
+            f"{names}, chosen with earlier models, are removed: training chooses, or `sbkit tune`"
+        )
         for each in chosen:
             each.unlink(missing_ok=True)
     words = load_language_models(file, tokenizer).words if messages else None
@@ -71,4 +75,4 @@ def prepare_language_models(knobs: Mapping[str, Any], splits: Splits, tokenizer:
     for name, split in splits.evaluated().items():
         spoken = " ".join(take_columns(split, "text")["text"].to_pylist()).split()
         share = sum(word not in words for word in spoken) / max(1, len(spoken))
-        log(f"{name}: the language model does not know {share:.1%} of the words")
+        logger.info(f"{name}: the language model does not know {share:.1%} of the words")

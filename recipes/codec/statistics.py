@@ -4,6 +4,7 @@ Legend: U frames, G codebooks.
 """
 
 import io
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sbkit.base.files import write_bytes_atomically, write_text_atomically
-from sbkit.logs.log import log
 from sbkit.models.code_space import Codes
+
+logger = logging.getLogger(__name__)
 
 FEW = 0.5  # of the codes that as many draws would reach, were all as frequent
 
@@ -62,7 +64,7 @@ def report(folder: Path, split: str, results: Sequence[CodedUtterance]) -> Mappi
     reached = 1 - (1 - 1 / counts.shape[1]) ** counts[0].sum()
     for number in range(len(counts)):
         if (usage := values[f"usage_{number}"]) < FEW * reached:
-            log(
+            logger.info(
                 f"note: most codes of codebook {number} are dead in {split} ({usage:.0%} came). "
                 "Try a lower lr or fewer levels."
             )

@@ -6,6 +6,7 @@ pitch, energy and features, and the vocoder learns of the clips' own features.
 Legend: B utterances, S samples, L symbols, U frames, F features.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,6 @@ from sbkit.audio.io import FULL_SCALE, to_int16
 from sbkit.audio.lengths import length_mask
 from sbkit.base.files import write_text_atomically
 from sbkit.distributed.ranks import gather_over_ranks, rank
-from sbkit.logs.log import log
 from sbkit.logs.metric import Metrics
 from sbkit.models.loss import Loss
 from sbkit.models.spectral_losses import mel_distance, spectral_distance
@@ -39,6 +39,8 @@ from sbkit.tasks.synthesis import METRICS
 from sbkit.text.symbols import PAUSES
 from sbkit.train.brain import Brain
 from sbkit.train.feature_statistics import measure_on_start
+
+logger = logging.getLogger(__name__)
 
 PARTS = (
     *("compute_features", "aligner", "text_encoder", "adaptor", "mel_decoder"),
@@ -214,7 +216,7 @@ class SynthesisBrain(Brain):
             file = self._run_folder / "misaligned.tsv"
             write_text_atomically(file, "".join(f"{name}\n" for name in ["id", *listed]))
             if epoch == self.hparams.epoch_counter.limit:
-                log(
+                logger.info(
                     f"{len(listed)} of {len(wrong)} clips of train are misaligned, and not learned "
                     f"from (listed in {file})"
                 )

@@ -3,6 +3,7 @@
 import argparse
 import errno
 import gc
+import logging
 import os
 import re
 import signal
@@ -22,7 +23,8 @@ from typing import Any, NoReturn
 from sbkit.base.errors import ASKED_TO_STOP, BAD_INPUT, FAILED, INTERRUPTED, PIPE_CLOSED, SbkitError
 from sbkit.base.files import read_regular, to_json
 from sbkit.base.machine import ThreadWaiting
-from sbkit.base.text import printable
+
+logger = logging.getLogger(__name__)
 
 Handler = Callable[[int, FrameType | None], Any]
 
@@ -73,7 +75,7 @@ def import_user_modules(names: Collection[str], bundle: Path | None = None) -> f
     """Import the modules that `--import` names; the working folder, then a bundle, come last.
 
     Beside these nothing is ever imported because a file names it. What is run
-    is named on standard error. Return the names; raises SbkitError for a module that cannot be
+    is logged. Return the names; raises SbkitError for a module that cannot be
     imported.
     """
     if names and str(Path.cwd()) not in sys.path:  # the installed command does not look there
@@ -102,11 +104,11 @@ def _import_user_module(name: str, beside: Path | None) -> None:
         spec = None
     if spec is not None or beside is None or not beside.exists():
         if spec is not None:
-            print(f"--import {name}: running {printable(str(spec.origin))}", file=sys.stderr)
+            logger.info(f"--import {name}: running {spec.origin}")
         import_module(name)
         return
     source = read_regular(beside, largest=LARGEST_SOURCE, what="A module")
-    print(f"--import {name}: running {printable(str(beside))}", file=sys.stderr)
+    logger.info(f"--import {name}: running {beside}")
     module = sys.modules[name] = ModuleType(name)
     module.__file__ = str(beside)
     try:

@@ -11,7 +11,7 @@ Loading it is safe whoever made it: every file is read once, as a regular file, 
 is what is parsed; weights are safetensors; and only classes of `sbkit.bundle.allowed` are built.
 """
 
-import sys
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -27,7 +27,6 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import read_regular, reading
 from sbkit.base.machine import usable_cores
 from sbkit.base.process import import_user_modules
-from sbkit.base.text import printable
 from sbkit.bundle.config import BundleConfig, parse_config
 from sbkit.bundle.protocols import Encoded
 from sbkit.config.ranges import require_in_range
@@ -47,6 +46,8 @@ from sbkit.tasks.task import Task, load_task
 from sbkit.text.normalize import normalize
 from sbkit.text.tokenizer import Tokenizer
 from sbkit.text.word import Word
+
+logger = logging.getLogger(__name__)
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 LARGEST = {True: 1 << 36, False: 1 << 25}  # bytes: of safetensors, and of other files
@@ -153,7 +154,7 @@ class Bundle:
     def with_hotwords(self, named: str | None) -> "Bundle":
         """Return the bundle with phrases to expect: a file of them, or a list with commas.
 
-        What the model's tokens cannot spell is named on standard error and in ``refused_hotwords``.
+        What the model's tokens cannot spell is logged and named in ``refused_hotwords``.
         Raises SbkitError: no phrase can be spelled, or there is no decoder that expects any.
         """
         if named is None:
@@ -165,8 +166,9 @@ class Bundle:
             )
         expecting = self.expecting(read_hotwords(named))
         for phrase in expecting.refused_hotwords:
-            what = f"the hotword {printable(phrase[:100])} is left out"
-            print(f"{what}: the model has no tokens to spell it.", file=sys.stderr)
+            logger.warning(
+                f"the hotword {phrase[:100]} is left out: the model has no tokens to spell it."
+            )
         if expecting.decoder is None or not expecting.decoder.phrases:
             raise SbkitError(
                 "`--hotwords` must name phrases in the letters of the model's language, but "

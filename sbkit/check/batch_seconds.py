@@ -1,5 +1,6 @@
 """`batch_seconds: auto`: the largest batch whose step fits into memory, tried on the GPU."""
 
+import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,9 +21,11 @@ from sbkit.data.plan import Example, MicroBatch
 from sbkit.data.sampler import to_percents
 from sbkit.data.splits import sample_counts
 from sbkit.distributed.ranks import gather_over_ranks, main_rank_first, single_rank, world_size
-from sbkit.logs.log import log, quiet
+from sbkit.logs.handlers import quiet
 from sbkit.train.recipe import Recipe
 from sbkit.train.run import Run
+
+logger = logging.getLogger(__name__)
 
 AUTO, KNOB = "auto", "batch_seconds"
 PROBED = 3600.0  # seconds of a plan of which only the data is used
@@ -67,7 +70,7 @@ def find_batch_seconds(
     run.check_ranges()
     if run.has_checkpoint():
         before = float(read_run_config(run.folder).values[KNOB])
-        log(f"{KNOB}: {AUTO} -> {before:g}, as the run began")
+        logger.info(f"{KNOB}: {AUTO} -> {before:g}, as the run began")
         return {**overrides, KNOB: before}
     with main_rank_first(), single_rank(), quiet():
         probing = {**overrides, KNOB: max(PROBED, float(knobs.get("max_seconds") or 0))}
@@ -78,7 +81,7 @@ def find_batch_seconds(
                 found = FittingBatch(ON_CPU, UNTRIED)
     found = min(gather_over_ranks(found), key=lambda each: each.seconds)
     seconds = float(parts * found.seconds)
-    log(f"{KNOB}: {AUTO} -> {seconds:g} ({found.reason})")
+    logger.info(f"{KNOB}: {AUTO} -> {seconds:g} ({found.reason})")
     return {**overrides, KNOB: seconds}
 
 

@@ -1,7 +1,7 @@
 """Run every check over one planned run, and gather all that they find."""
 
+import logging
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator
 
 from sbkit.base.errors import SbkitError
@@ -16,9 +16,10 @@ from sbkit.check.ownership import check_optimizers, check_ownership
 from sbkit.check.placement import check_placement, check_shares
 from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.distributed.ranks import single_rank
-from sbkit.logs.log import log
 from sbkit.logs.progress import shown
 from sbkit.train.run import Run
+
+logger = logging.getLogger(__name__)
 
 Check = Callable[[PlannedRun], Iterable[Finding]]
 
@@ -87,14 +88,14 @@ def check_before_training(run: Run) -> None:
     if len(stopping) == 1:
         raise SbkitError(stopping[0].as_sentence())
     for finding in stopping:
-        print(finding, file=sys.stderr)
+        logger.error(finding)
     if stopping:
         raise SbkitError(
             f"A run must start without errors, but `sbkit check` found {len(stopping)}, printed "
             "above. Fix them, or pass --check=False."
         )
     for finding in findings:
-        log(f"note: {finding.as_sentence()}")
+        logger.info(f"note: {finding.as_sentence()}")
 
 
 def _run(check: Check, planned: PlannedRun) -> Iterator[Finding]:

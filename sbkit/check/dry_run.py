@@ -25,7 +25,7 @@ from sbkit.check.ownership import reached
 from sbkit.check.planned_run import STAND_IN, PlannedRun
 from sbkit.config.document import Keys, dotted
 from sbkit.data.sampler import TrainSampler
-from sbkit.logs.log import quiet
+from sbkit.logs.handlers import quiet
 from sbkit.train.nonfinite import ids_of
 from sbkit.train.optimizers import ALWAYS, KNOB
 from sbkit.train.step import as_loss, training_loss

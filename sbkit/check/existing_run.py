@@ -15,7 +15,7 @@ from sbkit.checkpoint.weights import check_weights
 from sbkit.config.document import read_document
 from sbkit.config.hparams import save_resolved
 from sbkit.export.export import plain_parts
-from sbkit.logs.log import quiet
+from sbkit.logs.handlers import quiet
 from sbkit.tasks.task import load_task
 
 INITIAL = "initial weights"

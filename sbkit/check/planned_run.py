@@ -19,7 +19,7 @@ from sbkit.config.document import dotted, read_document
 from sbkit.config.hparams import read_knobs
 from sbkit.data.batch import Loaders
 from sbkit.distributed.device import count_here, count_on, resolve
-from sbkit.logs.log import quiet
+from sbkit.logs.handlers import quiet
 from sbkit.train.brain import Brain
 from sbkit.train.recipe import Recipe
 from sbkit.train.run import Result, Run, step

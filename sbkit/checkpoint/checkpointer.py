@@ -4,6 +4,7 @@ SpeechBrain's Checkpointer writes its marker file first, so a killed save looks 
 checkpoint. This one writes a folder beside, checksums it, and renames it: the name is the marker.
 """
 
+import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -36,7 +37,8 @@ from sbkit.checkpoint.weights import (
     restore_declared,
 )
 from sbkit.distributed.ranks import gather_over_ranks, leave_together, main_rank_first, rank
-from sbkit.logs.log import log
+
+logger = logging.getLogger(__name__)
 
 # Of a checkpoint's meta file: the metric that chooses the best one, the text table, the task
 RANKED_BY, NORMALIZER, TASK = "ranked_by", "normalizer", "task"
@@ -241,10 +243,10 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         return damage is None
 
     def _log_once(self, message: str) -> None:
-        """Print something once, however often the folder is read."""
+        """Log a warning once, however often the folder is read."""
         if message not in self._logged:
             self._logged.add(message)
-            log(message)
+            logger.warning(message)
 
     @staticmethod
     def _construct_checkpoint_objects(folders: Iterable[Path]) -> list[Checkpoint]:

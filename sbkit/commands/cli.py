@@ -34,10 +34,12 @@ from sbkit.commands.arguments import (
     path,
     text,
 )
+from sbkit.logs.handlers import log_to_screen
 from sbkit.tasks.task import Argument, import_object
 
 Command = Callable[[argparse.Namespace], int | None]
 OWN = text("command", "COMMAND", "of the task; its own arguments follow")
+LOG_IS_OUTPUT = ("prepare", "tune")  # standard output of the others holds their result
 COMMANDS: dict[str, tuple[Command, str, tuple[Argument, ...]]] = {}
 
 
@@ -67,6 +69,15 @@ def run(arguments: Sequence[str]) -> int:
     if more and YAML not in taken and OWN not in taken:
         parser.error(f"unrecognized arguments: {' '.join(more)}")
     options.overrides = more
+    with log_to_screen(
+        to_stderr=options.name not in LOG_IS_OUTPUT,
+        format="%(asctime)s %(message)s" if options.name == "serve" else "%(message)s",
+    ):
+        return _run(command, options)
+
+
+def _run(command: Command, options: argparse.Namespace) -> int:
+    """Import the user's modules, and run a command."""
     folders = [getattr(options, each, None) for each in ("bundle", "model")]
     folders += getattr(options, "bundles", [])
     options.user_modules = import_user_modules(
@@ -76,7 +87,7 @@ def run(arguments: Sequence[str]) -> int:
         return command(options) or 0
     except ModuleNotFoundError as error:
         raise SbkitError(
-            f"`sbkit {arguments[0]}` needs the package {error.name}, which is not installed. "
+            f"`sbkit {options.name}` needs the package {error.name}, which is not installed. "
             "Install all that sbkit needs: pip install sbkit, without --no-deps."
         ) from error
 

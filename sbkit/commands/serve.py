@@ -2,7 +2,6 @@
 
 import argparse
 import gc
-import logging
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import fields
@@ -24,7 +23,7 @@ from sbkit.runtime.transcriber import BATCH_SECONDS, CPU_BATCH_SECONDS, open_rec
 from sbkit.runtime.voice_detector import VoiceDetector
 from sbkit.serve.app import Service
 from sbkit.serve.limits import Keys, Limits, State
-from sbkit.serve.metrics import LOGGER, Metrics
+from sbkit.serve.metrics import Metrics
 from sbkit.serve.models import Model, Models
 from sbkit.serve.recognizer import Recognizer
 from sbkit.serve.server import Server, bind
@@ -54,8 +53,6 @@ def serve(names: Sequence[str], folders: Sequence[Path], options: argparse.Names
     given = {each.name: getattr(options, each.name) for each in fields(Limits)}
     limits = Limits(**{name: value for name, value in given.items() if value is not None})
     metrics, state, keys = Metrics(), State(), Keys(options.api_key_file)
-    logging.basicConfig(format="%(asctime)s %(message)s")
-    LOGGER.setLevel(logging.INFO)
     with ExitStack() as stack:
         listening = stack.enter_context(closing(bind(options.host, options.port)))
         _require_keys(listening, options)

@@ -3,6 +3,7 @@
 `sbkit prepare`: the data of a run, decoded into the cache or written as shards.
 """
 
+import logging
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,10 +26,11 @@ from sbkit.data.splits import shard_numbers
 from sbkit.distributed.device import Placement, describe_products, note_precision
 from sbkit.distributed.ranks import main_rank_first, process_group, rank
 from sbkit.evaluate.run_results import SUMMARY
-from sbkit.logs.log import log
-from sbkit.logs.text_log import TextLog
+from sbkit.logs.handlers import TextLog
 from sbkit.train.brain import Brain
 from sbkit.train.run import Run
+
+logger = logging.getLogger(__name__)
 
 
 def train(arguments: Sequence[str]) -> None:
@@ -55,9 +57,9 @@ def log_machine(placement: Placement) -> None:
     """Log how this machine will compute."""
     device = placement.device
     waiting = describe_waiting(torch.get_num_threads())
-    log(f"{device}: {waiting}; {describe_allocator()}{describe_products(device)}")
+    logger.info(f"{device}: {waiting}; {describe_allocator()}{describe_products(device)}")
     if note := note_precision(placement):
-        log(note)
+        logger.info(note)
 
 
 def with_fitting_batches(run: Run) -> Run:
@@ -75,9 +77,9 @@ def prepare(run: Run) -> None:
             check_before_training(run)
         run.prepare_splits()
         if note := run.make_run_config().check_continues(run.folder):
-            log(note)
+            logger.info(note)
         if (label_file := run.find_label_file()) and not run.has_checkpoint():
-            log(
+            logger.info(
                 f"note: {label_file} was there before the first checkpoint and is used as it is. "
                 "Remove it to have it made again from this data."
             )
@@ -89,7 +91,7 @@ def prepare(run: Run) -> None:
     config.check_same_on_ranks()
     run.build_hparams()["checkpointer"].check_same_model()
     for line in run.load_initial_weights():
-        log(line)
+        logger.info(line)
 
 
 def begin(run: Run, text_log: TextLog, *, was_finished: bool) -> None:
@@ -106,9 +108,11 @@ def begin(run: Run, text_log: TextLog, *, was_finished: bool) -> None:
 
 def test(run: Run, brain: Brain, *, was_finished: bool) -> None:
     """Test the best weights, unless nothing was trained and the results are there."""
-    log(f"run folder: {run.folder}")
+    logger.info(f"run folder: {run.folder}")
     if was_finished and (run.folder / SUMMARY).is_file():
-        log(f"All epochs were trained before; the results in {run.folder} stay as they are.")
+        logger.info(
+            f"All epochs were trained before; the results in {run.folder} stay as they are."
+        )
     else:
         brain.evaluate(run.make_loaders().test)
 
@@ -126,14 +130,14 @@ def prepare_data(arguments: Sequence[str], report: Path | None = None) -> None:
     splits = run.prepare_splits()
     facts = measure_data(splits, sample_rate=rate, language=language)
     for name, split in facts["splits"].items():
-        log(f"{name}: {split['utterances']} utterances, {split['hours']:.2f} h")
+        logger.info(f"{name}: {split['utterances']} utterances, {split['hours']:.2f} h")
     for each in facts["left_out"]:
-        log(f"{each['split']}: {each['utterances']} left out, {each['reason']}")
+        logger.info(f"{each['split']}: {each['utterances']} left out, {each['reason']}")
     if not shard_numbers(splits.train).any():
-        log(f"prepared audio: {default_cache()}")
+        logger.info(f"prepared audio: {default_cache()}")
     if report is not None:
         _, page = write_data_report(splits, report, sample_rate=rate, language=language)
-        log(f"report: {page}")
+        logger.info(f"report: {page}")
 
 
 def prepare_shards(arguments: Sequence[str], destination: str, shard_size: str) -> None:
@@ -159,4 +163,4 @@ def prepare_shards(arguments: Sequence[str], destination: str, shard_size: str) 
     roles = corpus.splits(run.knobs)
     sources = {name: corpus.read(run.knobs, name) for names in roles.values() for name in names}
     if write_shards(Storage.at(destination), options, sources, roles) is not None:
-        log(f"Train with --data_folder={destination}")
+        logger.info(f"Train with --data_folder={destination}")

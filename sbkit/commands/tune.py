@@ -4,6 +4,7 @@ model: a run or a bundle -> log-probabilities of its validation set -> errors of
 -> another decoder: language models, weights, confidences -> its errors -> kept, or written
 """
 
+import logging
 import re
 import shutil
 from collections.abc import Iterator, Mapping
@@ -67,10 +68,11 @@ from sbkit.evaluate.wer import Scores
 from sbkit.export.export import CARD, as_bundle, change_config, require_free
 from sbkit.export.held_out import read_whole_clips
 from sbkit.lm.storage import save
-from sbkit.logs.log import log
 from sbkit.logs.progress import shown
 from sbkit.runtime.torch_model import load_bundle
 from sbkit.train.run import Run
+
+logger = logging.getLogger(__name__)
 
 TOKENIZER = "tokenizer.model"
 DECODER_FILES = (DECODER_FILE, CONFIDENCE_FILE, LANGUAGE_MODELS)
@@ -134,15 +136,15 @@ def tune_model(
         is_better = _fit(bundle, search, _validation_sets(bundle, run, options), new)
         if options.out is not None:
             _copy_bundle(source, new, options.out.resolve())
-            log(f"written with the new decoder: {options.out}")
+            logger.info(f"written with the new decoder: {options.out}")
         elif is_better or options.force:
             _replace(model, new)
-            log(
+            logger.info(
                 f"{model} has the new decoder; the one before is in {model / EARLIER}, and the "
                 f"results are of that one. Measure again: sbkit score {model} --out DIR"
             )
         else:
-            log(
+            logger.info(
                 f"{model} keeps its decoder, since the new one is no better. To have the new one "
                 "all the same, pass --force, or --out DIR for a bundle."
             )
@@ -189,7 +191,7 @@ def _make_language_models(
             language=bundle.config.language or "und",
             tokenizer=bundle.tokenizer,
         )
-        log("\n".join(said))
+        logger.info("\n".join(said))
     elif options.orders:
         raise SbkitError(
             "The language models of a bundle must be of a text, since it has no transcripts, but "
@@ -290,11 +292,11 @@ def _fit(
     with shown("decoding as before", len(utterances)) as advance:
         before = count_all_errors(had, utterances, bundle.tokenizer, lambda: advance(1))
     kind = GREEDY if old is None else old.kind
-    log(f"before ({kind}): {_describe(before, by_words)} ({', '.join(names)})")
+    logger.info(f"before ({kind}): {_describe(before, by_words)} ({', '.join(names)})")
     total = sum(map(len, sets.values()))
     search, chosen = fit_weights(search, utterances, sets=names, total=total, by_words=by_words)
     after = chosen.scores
-    log(f"after ({search.kind}): {_describe(after, by_words)} ({', '.join(names)})")
+    logger.info(f"after ({search.kind}): {_describe(after, by_words)} ({', '.join(names)})")
     fitted = fit_confidences(aligner, search, utterances, sets=names)
     confidences = {name: fit.plain() for name, fit in fitted.items()}
     decoder = {**search.plain(), "chosen_on": [] if chosen.kept else names, **chosen.plain()}
@@ -334,13 +336,15 @@ def _copy_bundle(bundle: Path, new: Path, out: Path) -> None:
     with building(out) as beside:
         for each in bundle.iterdir():
             if each.is_symlink() or any(path.is_symlink() for path in each.rglob("*")):
-                log(f"{each.name} is left out: a link may lead to a file that is not the bundle's")
+                logger.info(
+                    f"{each.name} is left out: a link may lead to a file that is not the bundle's"
+                )
             elif each.is_file():
                 shutil.copyfile(each, beside / each.name)
             elif each.name in FORMATS_WITHOUT_DECODER:
                 shutil.copytree(each, beside / each.name)
             else:
-                log(f"{each.name} is left out, since it may be of the decoder before")
+                logger.info(f"{each.name} is left out, since it may be of the decoder before")
         shutil.copyfile(new / LANGUAGE_MODELS, beside / LANGUAGE_MODELS)
         decoder, confidence = (read_json(new / name) for name in (DECODER_FILE, CONFIDENCE_FILE))
         if (card := beside / CARD).is_file():

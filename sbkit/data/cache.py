@@ -11,6 +11,7 @@ List what is in the cache of prepared data, and remove what no corpus needs any 
 
 import hashlib
 import json
+import logging
 import os
 import shutil
 import tarfile
@@ -42,7 +43,8 @@ from sbkit.data.shard import (
     share_work,
     to_stored,
 )
-from sbkit.logs.log import log
+
+logger = logging.getLogger(__name__)
 
 CACHE_VERSION = 3  # raise it when the same clip would give other audio, or another key
 AUDIO_FOLDER = "audio"  # of the cache
@@ -186,7 +188,7 @@ class _Cache:
                 if facts.bytes and audio.stat().st_size != facts.bytes:
                     raise ValueError(f"{audio.name} has not the {facts.bytes} bytes written to it")
             except (OSError, ValueError, LookupError, TypeError) as error:
-                log(f"{audio} is damaged ({error}); its clips are decoded again.")
+                logger.warning(f"{audio} is damaged ({error}); its clips are decoded again.")
                 with suppress(OSError):
                     file.unlink()
                 continue
@@ -270,7 +272,7 @@ def unpacked(corpus: Path) -> Path:
     key = hashlib.sha256(os.fsencode(known_by)).hexdigest()[:12]
     folder = default_cache() / EMBEDDED_FOLDER / f"{archive.name}-{key}"
     if not folder.is_dir():
-        log(f"unpacking {archive} into {folder}, once")
+        logger.info(f"unpacking {archive} into {folder}, once")
         with writing(folder.parent), building(folder) as beside:
             _extract(archive, beside)
             describe_folder(beside, archive)

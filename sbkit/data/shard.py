@@ -24,6 +24,7 @@ import fcntl
 import hashlib
 import io
 import json
+import logging
 import os
 import zlib
 from collections import deque
@@ -49,8 +50,9 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import naming, try_lock
 from sbkit.base.machine import usable_cores
 from sbkit.data.filesystem import Storage, read_ranges
-from sbkit.logs.log import log
 from sbkit.logs.progress import shown
+
+logger = logging.getLogger(__name__)
 
 STORES = ("pcm", "flac", "none")
 AUDIO = "audio"  # the column
@@ -365,7 +367,7 @@ def share_work(folder: Path, works: Sequence[tuple[str, Callable[[], None]]]) ->
             else:
                 held.append((name, work))
     if held:
-        log(f"Other processes write {len(held)} of {len(works)} parts; waiting for them.")
+        logger.info(f"Other processes write {len(held)} of {len(works)} parts; waiting for them.")
     for name, work in held:
         with claimed(folder, name, wait=True):
             work()

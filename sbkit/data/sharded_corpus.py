@@ -16,6 +16,7 @@ that finds all of them. A killed process loses its current shard.
 
 import hashlib
 import json
+import logging
 import os
 import re
 from collections import Counter
@@ -50,8 +51,9 @@ from sbkit.data.shard import (
 )
 from sbkit.data.sources import StreamedSplit, file_state
 from sbkit.data.splits import UNREADABLE, check_loss
-from sbkit.logs.log import log
 from sbkit.logs.progress import shown
+
+logger = logging.getLogger(__name__)
 
 INDEX = "sbkit-shards.json"
 FORMAT = 2
@@ -358,7 +360,7 @@ def _write_unit(storage: Storage, options: ShardOptions, scratch: Path, unit: Un
             columns = {"id": joined.own["id"], "sentence": joined.own["sentence"], **others}
             last = part is None
             writer.publish(storage, name, columns, left_out=left_out, parts=done, last=last)
-            log(f"{name}: {len(joined)} clips, {writer.bytes / 1e6:.1f} MB")
+            logger.info(f"{name}: {len(joined)} clips, {writer.bytes / 1e6:.1f} MB")
         if last:
             return
 
@@ -424,7 +426,7 @@ def _finish(
         for unit in some:
             shards += _finished(storage, unit)
             if not shards or not shards[-1].name.startswith(unit.name) or not shards[-1].facts.last:
-                log("Other processes still write; the last one writes the index.")
+                logger.info("Other processes still write; the last one writes the index.")
                 return None
         splits[split] = [shard.name for shard in shards]
         lost = [Excluded(split, *each) for shard in shards for each in shard.facts.left_out]
@@ -432,9 +434,9 @@ def _finish(
         check_loss(split, lost, clips + len(lost))
         samples = sum(pc.sum(shard.table["samples"]).as_py() or 0 for shard in shards)
         hours = samples / options.sample_rate / 3600
-        log(f"{split}: {clips} clips, {hours:.2f} h, {plural(len(shards), 'shard')}")
+        logger.info(f"{split}: {clips} clips, {hours:.2f} h, {plural(len(shards), 'shard')}")
         for reason, number in Counter(each.reason for each in lost).items():
-            log(f"{split}: {number} left out, {reason}")
+            logger.info(f"{split}: {number} left out, {reason}")
     index = Index(options.sample_rate, roles, splits)
     folder = storage.folder
     with claimed(folder, INDEX, wait=True) if folder else nullcontext():

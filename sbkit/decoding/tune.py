@@ -5,6 +5,7 @@ log-probabilities and texts of the set -> a sample -> errors with some weights -
 """
 
 import hashlib
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -29,9 +30,10 @@ from sbkit.decoding.language_models import LanguageModels
 from sbkit.distributed.ranks import gather_over_ranks
 from sbkit.evaluate.wer import Scores, count_errors
 from sbkit.lm.ngram import NgramModel
-from sbkit.logs.log import log
 from sbkit.logs.progress import shown
 from sbkit.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 TRIED: Mapping[str, tuple[float, float]] = {  # from the least to the most
     "word": (0.2, 1.0),
@@ -301,9 +303,9 @@ def fit_weights(
     if kept := _too_few(utterances, total):
         search = search.with_weights(Weights() if by_words else Weights(word=0.0))
         (reached,) = add([count_all_errors(search, utterances, search.tokenizer, ping)])
-        log(kept)
+        logger.info(kept)
         return search, Tuned(search.weights, reached, reached.utterances, by_words, kept)
-    log(f"decoder: {POINTS} weights are tried on {_count(utterances)} ({', '.join(sets)})")
+    logger.info(f"decoder: {POINTS} weights are tried on {_count(utterances)} ({', '.join(sets)})")
     decoded = (POINTS + 1) * len(utterances)
     with shown("trying weights of the decoder", decoded, quiet=quiet) as advance:
         moved = _both(ping, advance)
@@ -313,7 +315,7 @@ def fit_weights(
     said = ", ".join(f"{name} {chosen[name]:g}" for name in used_weights(search))
     if search.language_models.words is not None and not search.weights.word:
         said += ", without the model of words, which the language does not separate"
-    log(f"decoder: {said} (chosen on {', '.join(sets)})")
+    logger.info(f"decoder: {said} (chosen on {', '.join(sets)})")
     return search, tuned
 
 
@@ -357,7 +359,9 @@ def fit_confidences(
         for name, own in labeled.items()
     }
     for name, fit in fitted.items():
-        log(f"confidence of words, {name}: {fit} ({', '.join(sets) or 'no validation set'})")
+        logger.info(
+            f"confidence of words, {name}: {fit} ({', '.join(sets) or 'no validation set'})"
+        )
     return fitted
 
 

@@ -15,7 +15,7 @@ from sbkit.base.machine import usable_cores
 from sbkit.base.text import cpu_name, git_commit, versions
 from sbkit.evaluate.utterances import PROVENANCE, read_utterances, utterances_file
 from sbkit.evaluate.wer import Scored
-from sbkit.logs.log import LOG_FILE, Record, read_log
+from sbkit.logs.run_log import LOG_FILE, Record, read_log
 
 SUMMARY = "summary.json"  # of a run
 SCORES = "scores.json"  # of `sbkit score --out`

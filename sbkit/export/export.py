@@ -5,8 +5,8 @@ Nothing in the run's YAML is run: its parts are described as plain data.
 
 import inspect
 import json
+import logging
 import shutil
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -47,6 +47,8 @@ from sbkit.export.write import (
 from sbkit.models.pretrained.parts import PretrainedEncoder
 from sbkit.runtime.torch_model import load_bundle
 from sbkit.tasks.task import Task, load_task
+
+logger = logging.getLogger(__name__)
 
 CARD = "README.md"
 ADAPTED = f"{PretrainedEncoder.__module__}.{PretrainedEncoder.__name__}"
@@ -143,17 +145,16 @@ def _contents(run: Path, user_modules: frozenset[str]) -> tuple[dict[str, bytes]
     contents, labels = _read_labels(run, task)
     contents |= (sources := source_files(user_modules))
     for note in describe_recipes(sources):
-        print(note, file=sys.stderr)
+        logger.info(note)
     kept = _kept_parts(root, task)
     described = plain_parts(root, {task.labels.key: labels} if task.labels else {}, task)
     decoder = read_json(run / DECODER_FILE)  # that the test was run with
     if decoder is not None:
         contents[LANGUAGE_MODELS] = (run / LANGUAGE_MODELS).read_bytes()
     elif "decoder" in root and (run / LANGUAGE_MODELS).exists():
-        print(
+        logger.warning(
             "note: the weights of this run's decoder are not chosen yet, so that it decodes "
-            f"greedily. Finish the run, or choose them: sbkit tune {run}",
-            file=sys.stderr,
+            f"greedily. Finish the run, or choose them: sbkit tune {run}"
         )
     weights = to_safetensors(best)
     contents[WEIGHTS] = weights if kept is None else to_safetensors(best, kept)

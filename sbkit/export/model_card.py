@@ -17,8 +17,8 @@ from sbkit.checkpoint.run_config import RESOLVED
 from sbkit.config.hparams import read_knobs
 from sbkit.evaluate.run_results import DATA_REPORT, SUMMARY
 from sbkit.evaluate.utterances import PROVENANCE
+from sbkit.logs.handlers import TEXT_LOG
 from sbkit.logs.metric import Metric
-from sbkit.logs.text_log import TEXT_LOG
 from sbkit.tasks.task import Task
 
 LICENCE_UNKNOWN = "unknown"

@@ -5,8 +5,8 @@ FORMAT/          what its users load
     checksums.json   SHA-256 of the other files
 """
 
+import logging
 import shutil
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,8 @@ from sbkit.export.sherpa_format import write_sherpa
 from sbkit.export.speechbrain_format import write_speechbrain
 from sbkit.export.traced import TrainedModel, quietly, trained_log_probs
 from sbkit.tasks.task import ONNX
+
+logger = logging.getLogger(__name__)
 
 Writer = Callable[[TrainedModel, Path], Sequence[Candidate]]
 ParityReports = Mapping[str, Mapping[str, Any]]  # by format and candidate
@@ -101,7 +103,7 @@ def write_formats(
     written: dict[str, Sequence[Any]] = {}  # candidates, or graphs
     parity: dict[str, dict[str, Any]] = {}
     for name in names:
-        print(f"writing {name}", file=sys.stderr, flush=True)
+        logger.info(f"writing {name}")
         (folder / name).mkdir()
         try:
             with quietly():

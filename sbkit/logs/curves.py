@@ -19,8 +19,8 @@ import jinja2
 import numpy as np
 
 from sbkit.base.files import to_json, write_bytes_atomically
-from sbkit.logs.log import Record, read_log
 from sbkit.logs.metric import Metrics, base_name
+from sbkit.logs.run_log import Record, read_log
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -3,6 +3,7 @@
 Where a line is no epoch's, a file gets one each minute.
 """
 
+import logging
 import sys
 import time
 from collections import deque
@@ -15,9 +16,11 @@ from rich.live import Live
 from rich.progress import Progress as Bar
 from rich.text import Text
 
-from sbkit.base.text import printable
-from sbkit.logs.log import EpochFigures, StepFigures, is_first_rank, keep
+from sbkit.logs.handlers import is_first_rank
 from sbkit.logs.metric import Metrics, as_words
+from sbkit.logs.run_log import EpochFigures, StepFigures
+
+logger = logging.getLogger(__name__)
 
 LINE_EVERY = 60.0  # seconds between two lines in a file
 SHOW_EVERY = 0.2  # seconds between two looks at a bar
@@ -55,7 +58,8 @@ def shown(
             bar.update(task, completed=done, refresh=True)
         if now - said >= LINE_EVERY and not is_off:
             said = now
-            _tell(f"{title}: {_share(done, total, now - began)}", is_shown=not bar.disable)
+            line = f"{title}: {_share(done, total, now - began)}"
+            logger.log(level_of(is_shown=not bar.disable), line)
 
     with bar:
         task = bar.add_task(title, total=total or None)
@@ -69,11 +73,9 @@ def _share(done: float, total: float | None, seconds: float) -> str:
     return f"{done / total:.0%} done, about {_as_time(seconds * (total - done) / done)} left"
 
 
-def _tell(line: str, *, is_shown: bool) -> None:
-    """Write a line into the text log, and on standard error where nothing else shows it."""
-    keep(line)
-    if not is_shown:
-        print(printable(line), file=sys.stderr, flush=True)
+def level_of(*, is_shown: bool) -> int:
+    """Return the level of a progress line: only the text log needs what a terminal shows live."""
+    return logging.DEBUG if is_shown else logging.INFO
 
 
 def _as_time(seconds: float) -> timedelta:
@@ -139,7 +141,7 @@ class Progress:
         self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
         if now - self._said >= LINE_EVERY:
             self._said = now
-            self._print(line, is_shown=self._live.console.is_terminal)
+            logger.log(level_of(is_shown=self._live.console.is_terminal), line)
 
     def epoch(
         self, figures: EpochFigures, ending: Callable[[float], float] = lambda _: 0.0
@@ -155,17 +157,11 @@ class Progress:
         left = self._left(figures, validations=self._total_epochs - figures.epoch)
         valid = [] if figures.valid_loss is None else [f"valid loss {figures.valid_loss:.3f}"]
         words = [*valid, *as_words(self._metrics, figures.metrics)]
-        self._print(self._line(figures, words, [], left), is_shown=False)
+        logger.info(self._line(figures, words, [], left))
 
     def close(self) -> None:
         """Remove the live line."""
         self._live.stop()
-
-    def _print(self, line: str, *, is_shown: bool) -> None:
-        if is_first_rank():
-            keep(line)
-        if not is_shown:
-            self._live.console.print(line, markup=False, soft_wrap=True)
 
     def _line(
         self,

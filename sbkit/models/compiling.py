@@ -4,6 +4,7 @@ A block is compiled for any number of utterances and frames. Random numbers are 
 that a compiled run has the losses of one that is not.
 """
 
+import logging
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -15,7 +16,8 @@ import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from sbkit.logs.log import log
+logger = logging.getLogger(__name__)
+
 
 OPTIONS = {"fallback_random": True}
 # Forms of one function; torch's 8 are fewer than training, validation, two precisions, and sizes of
@@ -38,7 +40,7 @@ def compile_blocks(modules: Iterable[nn.Module], device: torch.device) -> Counte
     for block in blocks:
         block.compile(dynamic=True, options=OPTIONS)
     counts = Counter(type(block).__name__ for block in blocks if not _is_torchs(block))
-    log(f"compiling {', '.join(f'{n} {name}' for name, n in counts.items()) or 'nothing'}")
+    logger.info(f"compiling {', '.join(f'{n} {name}' for name, n in counts.items()) or 'nothing'}")
     return counts
 
 

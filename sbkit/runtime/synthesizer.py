@@ -4,6 +4,7 @@ Legend: S samples, L symbols, U frames.
 """
 
 import argparse
+import logging
 import math
 import sys
 from collections.abc import Iterator
@@ -22,6 +23,8 @@ from sbkit.runtime.graph_model import GraphModel
 from sbkit.text.languages import check_language
 from sbkit.text.spoken import MARKS, spell_out, split_sentences
 from sbkit.text.symbols import in_symbols, to_symbols
+
+logger = logging.getLogger(__name__)
 
 LONGEST_TEXT = 20_000  # characters; half an hour
 LONGEST_SENTENCE = 300  # characters that are synthesized at once
@@ -144,7 +147,8 @@ def speak(options: argparse.Namespace) -> int:
     text = options.text if options.file is None else _read_text(options.file)
     with Synthesizer.named_by(options) as voice:
         speech = voice.stream(text, options.speed)
-        print(*(f"note: {printable(note)}" for note in speech.notes), sep="\n", file=sys.stderr)
+        for note in speech.notes:
+            logger.warning(f"note: {note}")
         write_wav(options.out, to_int16(np.concatenate([*speech])), voice.sample_rate)
     return 0
 

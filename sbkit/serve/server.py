@@ -7,7 +7,6 @@ import resource
 import signal
 import socket
 import struct
-import sys
 import threading
 from asyncio import Transport
 from contextlib import suppress
@@ -158,9 +157,9 @@ class Server(uvicorn.Server):
             host, port = listening.getsockname()[:2]
             where = f"http://{f'[{host}]' if ':' in host else host}:{port}"
             names = ", ".join(each.name for each in self._service.models.models)
-            print(f"serving {names} at {where}", file=sys.stderr)
+            LOGGER.info("serving %s at %s", names, where)
         for model in self._service.models.models:
-            print(f"running on {model.engine.effective}", file=sys.stderr, flush=True)
+            LOGGER.info("running on %s", model.engine.effective)
         if threading.current_thread() is threading.main_thread():
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.read_keys)
         threading.Thread(target=self._warm_up, name="warm-up", daemon=True).start()

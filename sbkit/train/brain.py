@@ -6,6 +6,7 @@ counts, or a plain mean as in SpeechBrain.
 """
 
 import json
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -26,7 +27,6 @@ from sbkit.data.batch import Batch, Loaders
 from sbkit.data.sampler import TrainSampler
 from sbkit.distributed.ranks import gather_over_ranks, rank
 from sbkit.evaluate.slices import slice_columns
-from sbkit.logs.log import log
 from sbkit.logs.metric import best_key
 from sbkit.logs.progress import Progress, shown
 from sbkit.train.evaluation import (
@@ -47,6 +47,8 @@ from sbkit.train.scoring import stops_early
 from sbkit.train.step import StepBrain, as_loss
 from sbkit.train.stopping import SaveOrLeave
 from sbkit.train.watchdog import NullWatchdog, Watchdog
+
+logger = logging.getLogger(__name__)
 
 STALL_SECONDS = 120.0
 COUNTERS = ("step", "optimizer_step", "nonfinite_count")
@@ -234,7 +236,7 @@ class Brain(StepBrain):
             if averaged is not None:
                 self.averaged = len(averaged.checkpoints)
                 if score is not None:
-                    log(str(averaged))
+                    logger.info(str(averaged))
 
     # -- evaluation ---------------------------------------------------------------------------
 
@@ -325,7 +327,9 @@ class Brain(StepBrain):
         metrics, epoch = type(self).metrics, getattr(epochs, "current", 0) + (self.step > 0)
         progress = Progress(total_epochs=total, total_steps=total * steps, metrics=metrics)
         if self.optimizer_step and (self.step or epoch < total):
-            log(f"Resuming after step {self.optimizer_step}, in epoch {epoch + (not self.step)}.")
+            logger.info(
+                f"Resuming after step {self.optimizer_step}, in epoch {epoch + (not self.step)}."
+            )
         self._training_metrics.open(
             self._run_folder,
             progress,

@@ -1,5 +1,6 @@
 """An evaluation: its splits one after the other, the metrics of each, and what is reported."""
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -21,14 +22,16 @@ from sbkit.evaluate.report import LONGEST, REPORT, Known, write_report
 from sbkit.evaluate.run_results import SUMMARY, read_results, write_summary
 from sbkit.evaluate.slices import measure_slices, write_slices
 from sbkit.logs.curves import draw_curves
-from sbkit.logs.log import LOG_FILE, FinalFigures, RunLog, log
 from sbkit.logs.metric import LOSS, best_key
+from sbkit.logs.run_log import LOG_FILE, FinalFigures, RunLog
 from sbkit.models.loss import Loss
 from sbkit.train.moving_average import agree_on_buffers
 from sbkit.train.nonfinite import explained_memory
 from sbkit.train.schedule import Validation, length_of
 from sbkit.train.scoring import BEST_EPOCH, first_best_epoch, metrics_of
 from sbkit.train.step import as_loss
+
+logger = logging.getLogger(__name__)
 
 PHASES = {  # what a batch is for, as it is shown
     "valid": "validating",
@@ -195,9 +198,9 @@ def report_test(brain: Any, results: Results) -> None:
     draw_curves(folder / LOG_FILE, folder / "curves.png", metrics_of(type(brain)))
     rows = ("utterance",) if type(brain).metrics else ("loss", "losses")
     for name, each in results.items():
-        log(f"{name}: {brain.described(each)}, {plural(len(each), *rows)}, {weights}")
+        logger.info(f"{name}: {brain.described(each)}, {plural(len(each), *rows)}, {weights}")
     for note in notes:
-        log(note)
+        logger.info(note)
 
 
 def _log_test(

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from sbkit.distributed.device import widest_float
 from sbkit.distributed.ranks import leave_together, rank, sum_over_ranks, world_size
-from sbkit.logs.log import EpochFigures, Figures, RunLog, StepFigures
 from sbkit.logs.progress import Progress
+from sbkit.logs.run_log import EpochFigures, Figures, RunLog, StepFigures
 from sbkit.models.loss import Loss
 from sbkit.train.schedule import Validation
 

@@ -3,6 +3,7 @@
 Of a micro-batch only names and lengths are kept until the host looks at the step's flags.
 """
 
+import logging
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +18,8 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import to_json, write_text_atomically
 from sbkit.data.batch import Batch
 from sbkit.distributed.ranks import rank
-from sbkit.logs.log import log
+
+logger = logging.getLogger(__name__)
 
 FOLDER = "nonfinite"
 MOST_SEEN = 1024  # micro-batches of a step; a recipe without an optimizer never ends one
@@ -97,7 +99,9 @@ class NonFiniteRecorder:
         place = {"epoch": step.epoch, "step": step.step, "rank": rank()}
         file.parent.mkdir(parents=True, exist_ok=True)
         write_text_atomically(file, to_json({"what": what, **place, "micro_batches": batches}))
-        log(f"step {step.step} was skipped: its {what} is not finite; its utterances are in {file}")
+        logger.warning(
+            f"step {step.step} was skipped: its {what} is not finite; its utterances are in {file}"
+        )
 
 
 def ids_of(batch: Any) -> list[str]:

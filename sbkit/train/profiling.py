@@ -1,5 +1,6 @@
 """`profile: True`: what ten steps of the first epoch spend their time on, by torch's profiler."""
 
+import logging
 import os
 import time
 from collections.abc import Iterator
@@ -11,7 +12,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from sbkit.base.files import write_text_atomically
-from sbkit.logs.log import log
+
+logger = logging.getLogger(__name__)
 
 WARM_UP, STEPS = 10, 10  # micro-batches
 LISTED = 8  # operations
@@ -50,7 +52,9 @@ def profiled(batches: Iterator[Batched], folder: Path, device: torch.device) -> 
         trace = folder / "profile.json.gz"
         trace.unlink(missing_ok=True)  # it may be a link to another's file
         profiler.export_chrome_trace(str(trace))
-        log(verdict)
+        logger.info(verdict)
     else:
-        log(f"note: profile: True needs an epoch of more than {WARM_UP} steps; nothing is written.")
+        logger.info(
+            f"note: profile: True needs an epoch of more than {WARM_UP} steps; nothing is written."
+        )
     yield from batches

@@ -6,6 +6,7 @@
 A step takes the steps that it needs first. Training, `sbkit check` and the tests share them.
 """
 
+import logging
 from collections.abc import Callable, Mapping
 from functools import partial, wraps
 from pathlib import Path
@@ -25,7 +26,6 @@ from sbkit.data.splits import Splits
 from sbkit.distributed.device import Count, Placement, count_here, resolve
 from sbkit.evaluate.run_results import SUMMARY
 from sbkit.evaluate.slices import require_columns
-from sbkit.logs.log import log
 from sbkit.models.encoder import require_rate
 from sbkit.models.pretrained.folder import find_folder, load_weights
 from sbkit.tasks.task import Task
@@ -35,6 +35,8 @@ from sbkit.train.brain import Brain
 from sbkit.train.initialize import initialize_from, with_encoder_config
 from sbkit.train.recipe import Recipe, load_recipe
 from sbkit.train.scoring import is_finished
+
+logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
@@ -232,7 +234,7 @@ class Run:
         newest = newest_described(self.folder / CHECKPOINTS)
         epoch = newest.meta.get("epoch", 0) if newest else 0
         kept = summary.rename(summary.with_stem(f"{summary.stem}-{epoch}"))
-        log(
+        logger.info(
             f"The results after epoch {epoch} are kept as {kept.name}. The next test replaces the "
             "report, the utterances and the decoder."
         )

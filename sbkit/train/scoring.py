@@ -3,6 +3,7 @@
 A Brain without `metrics` is judged by its loss.
 """
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,8 +14,9 @@ from torch import nn
 from sbkit.checkpoint.folder import newest_described
 from sbkit.checkpoint.run_config import CHECKPOINTS
 from sbkit.distributed.ranks import gather_over_ranks, rank
-from sbkit.logs.log import log
 from sbkit.logs.metric import LOSS, BestKey, Metrics, as_words, best_key
+
+logger = logging.getLogger(__name__)
 
 BEST_EPOCH = "best_epoch"  # of a checkpoint's meta file
 
@@ -122,7 +124,9 @@ def stops_early(brain: Any, patience: int) -> bool:
     stops: bool = gather_over_ranks(rank() == 0 and has_stopped_early(folder, patience))[0]
     if stops:
         name = best_key(metrics_of(type(brain))).name
-        log(f"{name} has not improved for {patience} epochs (`early_stopping`): training ends.")
+        logger.info(
+            f"{name} has not improved for {patience} epochs (`early_stopping`): training ends."
+        )
     return stops
 
 

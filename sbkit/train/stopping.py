@@ -1,5 +1,6 @@
 """Between two steps: save where it is time, and leave where any rank was asked to."""
 
+import logging
 import math
 import signal
 import time
@@ -11,7 +12,8 @@ from typing import NoReturn
 from sbkit.base.errors import ASKED_TO_STOP
 from sbkit.base.process import handling, leave_terminal
 from sbkit.distributed.ranks import gather_over_ranks, world_size
-from sbkit.logs.log import log
+
+logger = logging.getLogger(__name__)
 
 ASKED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 AGREE_EVERY = 1.0  # seconds of training between two questions to all ranks
@@ -114,5 +116,5 @@ class SaveOrLeave:
         """End the process, by SystemExit, as one that was asked to."""
         saves = self._save is not None
         what = "It is saved; the same command goes on." if saves else "Nothing is saved."
-        log(f"Asked to stop after step {step}. {what}")
+        logger.info(f"Asked to stop after step {step}. {what}")
         raise SystemExit(ASKED_TO_STOP)

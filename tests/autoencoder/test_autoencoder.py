@@ -15,7 +15,7 @@ import torch
 
 from sbkit.base.errors import ASKED_TO_STOP, SbkitError
 from sbkit.commands.cli import run as sbkit
-from sbkit.logs.log import read_log
+from sbkit.logs.run_log import read_log
 from sbkit.runtime.torch_model import load_bundle
 from tests.autoencoder.autoencoder import LOG_MEL_CODING, Autoencoder, AutoencoderBrain
 from tests.runs import ROOT, Workplace, last_parameters, read_json, train_here

@@ -23,13 +23,13 @@ DAMAGES = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_checkpoint_is_said_and_the_one_before_is_taken(
-    tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     _, newest = save(tmp_path, 1.0, 2.0)
     DAMAGES[damage](newest)
     assert find_damage(newest) is not None
     assert recovered(tmp_path) == 1.0
-    assert f"{newest} is skipped: " in capsys.readouterr().out
+    assert f"{newest} is skipped: " in caplog.text
 
 
 def test_when_all_are_damaged_nothing_starts_over_in_silence(tmp_path: Path) -> None:
@@ -40,14 +40,14 @@ def test_when_all_are_damaged_nothing_starts_over_in_silence(tmp_path: Path) -> 
 
 
 def test_a_run_that_speechbrain_began_goes_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its checkpoints have no checksums; one whose save was killed is refused, and not trained."""
     for value in (1.0, 2.0):
         parts = {"model": line(value)}
         newest = SpeechBrainCheckpointer(tmp_path, recoverables=parts).save_checkpoint()
     assert recovered(tmp_path) == 2.0
-    assert f"{newest.path} has no checksums" in capsys.readouterr().out
+    assert f"{newest.path} has no checksums" in caplog.text
     cut(newest.path / "model.ckpt")
     with pytest.raises(SbkitError, match="away to go on from the one before"):
         recovered(tmp_path)

@@ -43,4 +43,4 @@ def test_what_speechbrain_saved_goes_on(
             brain = run(make_asr(base), hparams, {})
         steps.append(brain.optimizer_step)
     assert steps[1] == 2 * steps[0]
-    assert "has no checksums" in capsys.readouterr().out
+    assert "has no checksums" in capsys.readouterr().err

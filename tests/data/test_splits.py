@@ -206,7 +206,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_shard_that_is_not_whole_is_prepared_again(
-    tmp_path: Path, decoded: list[str], capsys: pytest.CaptureFixture[str], damage: str
+    tmp_path: Path, decoded: list[str], caplog: pytest.LogCaptureFixture, damage: str
 ) -> None:
     clips = make_clips(tmp_path / "clips", 40)
     first = prepare(tmp_path, clips)
@@ -219,7 +219,7 @@ def test_a_shard_that_is_not_whole_is_prepared_again(
     assert not file.exists()
     assert again.fingerprint == first.fingerprint
     if damage != "no table":
-        (line,) = capsys.readouterr().out.splitlines()
+        (line,) = caplog.messages
         assert line.startswith(f"{file} is damaged (")
 
 

@@ -85,12 +85,12 @@ def test_a_place_that_cannot_be_written_names_out(run: Path) -> None:
 
 
 def test_a_run_whose_decoder_has_no_weights_yet_is_not_greedy_in_silence(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     unfinished = Path(shutil.copytree(run, tmp_path / "run"))
     (unfinished / LANGUAGE_MODELS).touch()
     export_run(unfinished, tmp_path / "bundle")
-    assert "greedily. Finish the run, or choose them: sbkit tune" in capsys.readouterr().err
+    assert "greedily. Finish the run, or choose them: sbkit tune" in caplog.text
 
 
 def test_a_foreign_run_is_data(run: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from sbkit.evaluate.report import Known, write_report
 from sbkit.evaluate.run_results import RunResults
 from sbkit.evaluate.wer import Scored
 from sbkit.evaluate.wer_report import result_figures, slice_error_rates
-from sbkit.logs.log import EpochFigures, StepFigures
+from sbkit.logs.run_log import EpochFigures, StepFigures
 from sbkit.text.word import Word
 
 HOSTILE = "</script><script>alert(1)</script><img/src=x/onerror=alert(1)>'\""

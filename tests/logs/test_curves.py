@@ -10,8 +10,8 @@ from matplotlib.backend_bases import RendererBase
 
 from sbkit.base.files import to_json
 from sbkit.logs.curves import AXES, curves_of, draw_curves, encode_curves, picture
-from sbkit.logs.log import EpochFigures, FinalFigures, StepFigures
 from sbkit.logs.metric import Metric
+from sbkit.logs.run_log import EpochFigures, FinalFigures, StepFigures
 
 STEPS = [
     StepFigures(epoch=1, step=step, loss=9 / step, learning_rate=1e-3, rtfx=200.0, waiting=0.0)

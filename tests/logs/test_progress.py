@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from sbkit.logs.log import EpochFigures, StepFigures, sent_to
+from sbkit.logs.handlers import log_to_screen, quiet
 from sbkit.logs.metric import Metric
 from sbkit.logs.progress import Progress, shown
+from sbkit.logs.run_log import EpochFigures, StepFigures
 from tests.logs.terminal import Terminal
 
 LIVE = "epoch 1/2 step 20 loss 1.234 lr 2.0e-03 250 RTFx waiting 3 % > 0:00:20 left"
@@ -44,7 +45,8 @@ def test_a_file_gets_one_plain_line_per_epoch(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setenv("FORCE_COLOR", "1")  # as many CI services do
-    show_an_epoch()
+    with log_to_screen():
+        show_an_epoch()
     assert capsys.readouterr().out == "saved\n" + EPOCH
 
 
@@ -53,7 +55,8 @@ def test_a_terminal_gets_a_live_line_and_keeps_the_rest(monkeypatch: pytest.Monk
     monkeypatch.setattr(sys, "stdout", terminal)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "80")
-    show_an_epoch()
+    with log_to_screen():
+        show_an_epoch()
     shown = terminal.getvalue()
     assert LIVE in shown
     assert "saved" in shown
@@ -66,14 +69,19 @@ def test_other_work_says_each_minute_in_a_file_how_long_it_will_take(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     seconds = itertools.count(step=25)
-    kept = list[str]()
-    with sent_to(kept.append), shown("testing", 8, clock=lambda: float(next(seconds))) as advance:
+    with (
+        log_to_screen(to_stderr=True),
+        quiet(),
+        shown("testing", 8, clock=lambda: float(next(seconds))) as advance,
+    ):
         for _ in range(8):
             advance(1)
-    said = ["testing: 38% done, about 0:02:05 left", "testing: 75% done, about 0:00:50 left"]
-    assert kept == said
-    told = capsys.readouterr()
-    assert (told.out, told.err.splitlines()) == ("", said)
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.splitlines() == [
+        "testing: 38% done, about 0:02:05 left",
+        "testing: 75% done, about 0:00:50 left",
+    ]
 
 
 @pytest.mark.parametrize("quiet", [False, True])
@@ -93,5 +101,6 @@ def test_other_ranks_show_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
     monkeypatch.setenv("RANK", "1")
-    show_an_epoch()
+    with log_to_screen():
+        show_an_epoch()
     assert terminal.getvalue() == "saved\n"

@@ -13,7 +13,7 @@ import soundfile
 from recipes.prepare import prepare_labelled
 from sbkit.base.errors import BAD_INPUT, FILES_FAILED, SbkitError
 from sbkit.commands.cli import run as sbkit
-from sbkit.logs.log import read_log
+from sbkit.logs.run_log import read_log
 from tests import runs
 from tests.runs import prompts, read_json
 

@@ -29,7 +29,7 @@ from sbkit.config.hparams import load_hparams, parse_overrides
 from sbkit.data.batch import Batch, collate_audio
 from sbkit.export.export import export_run
 from sbkit.export.parity import Grid
-from sbkit.logs.log import read_log
+from sbkit.logs.run_log import read_log
 from sbkit.models.code_space import HEADER, Coded, CodeSpace, read_codes, write_codes
 from sbkit.models.codec import FiniteScalarQuantizer
 from sbkit.models.loss import Loss
@@ -121,18 +121,18 @@ def test_it_is_trained_and_its_codes_are_counted(trained: Path) -> None:
     assert (trained / "codes_test.png").stat().st_size > 1000
 
 
-def test_figures_of_codes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_figures_of_codes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     codes = np.array([[0, 3], [1, 3], [0, 3], [1, 3]])
     found = measure([CodedUtterance(2.0, codes, 4)])
     assert (found["usage_0"], found["perplexity_0"], found["entropy_0"]) == (0.5, 2.0, 1.0)
     assert (found["usage_1"], found["perplexity_1"], found["entropy_1"]) == (0.25, 1.0, 0.0)
     assert (found["mel_distance"], found["usage"]) == (2.0, 0.375)
     report(tmp_path, "test", [CodedUtterance(2.0, np.tile(codes, (9, 1)), 4)])
-    (note,) = capsys.readouterr().out.splitlines()  # all four could have come, and one did
+    (note,) = caplog.messages  # all four could have come, and one did
     assert "most codes of codebook 1 are dead in test (25% came)" in note
     all_different = np.tile(np.arange(36)[:, None], (1, 2))
     report(tmp_path, "dev", [CodedUtterance(2.0, all_different, 1000)])
-    assert not capsys.readouterr().out
+    assert caplog.messages == [note]
 
 
 def test_a_discriminator_learns_where_it_has_weight(

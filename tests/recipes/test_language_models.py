@@ -25,7 +25,7 @@ def tokenizer(tmp_path: Path) -> Tokenizer:
 
 
 def test_weights_of_other_language_models_are_removed_and_it_is_said(
-    tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tokenizer: Tokenizer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     text = tmp_path / "talks.txt"
     knobs: dict[str, object] = {"language": "en", "word_lm_order": 2, "token_lm_order": 0}
@@ -37,7 +37,8 @@ def test_weights_of_other_language_models_are_removed_and_it_is_said(
             file.touch()
         prepare_language_models(knobs, Splits(None, {}, {}), tokenizer)  # type: ignore[arg-type]
         assert [file.exists() for file in chosen] == [are_left, are_left]
-        assert ("earlier models, are removed" in capsys.readouterr().out) is not are_left
+        assert ("earlier models, are removed" in caplog.text) is not are_left
+        caplog.clear()
 
 
 def test_other_training_data_makes_other_language_models(

@@ -37,7 +37,7 @@ from sbkit.export.export import export_run
 from sbkit.export.parity import Grid
 from sbkit.live.pipeline import Pipeline
 from sbkit.live.players import FilePlayer
-from sbkit.logs.log import read_log
+from sbkit.logs.run_log import read_log
 from sbkit.models.symbol_alignment import (
     diagonal_prior,
     find_durations,

@@ -81,14 +81,14 @@ def test_a_quiet_voice_before_a_loud_one_is_heard_once(seed: int, tmp_path: Path
 
 
 def test_a_hotword_that_cannot_be_spelled_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     bundle, tokenizer, _ = tone_bundle(tmp_path)
     file = tmp_path / "lm.safetensors"
     train_models(file, tokenizer, SENTENCES, tokens=0)
     decoder = BeamDecoder(tokenizer=tokenizer, language_models=file, weights={})
     bundle = replace(bundle, decoder=decoder).with_hotwords("Fox, 日本")
-    assert "the hotword 日本 is left out: the model has no tokens" in capsys.readouterr().err
+    assert "the hotword 日本 is left out: the model has no tokens" in caplog.text
     assert describe_decoding(bundle) == {
         "decoder": "beam",
         "hotwords": ("fox",),

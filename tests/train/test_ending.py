@@ -50,8 +50,8 @@ def test_a_run_says_what_it_does_from_first_to_last(
     fresh, more = Workplace(workplace.release, tmp_path / "cache"), ("--log_every=1",)
     epochs = "--number_of_epochs=2"
     assert fresh.train_here(tmp_path / "run", epochs, "--average_checkpoints=2", *more) == 0
-    out, error = capsys.readouterr()
-    ends = [line.partition(": 100% done, about 0:00:00 left") for line in error.splitlines()]
+    out = capsys.readouterr().out
+    ends = [line.partition(": 100% done, about 0:00:00 left") for line in out.splitlines()]
     assert list(dict.fromkeys(title for title, end, _ in ends if end)) == [
         *("Decoding train", "Decoding dev", "Decoding test", "checking the run"),
         *("measuring features", "validating", "averaging checkpoints"),

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from sbkit.base.errors import BAD_INPUT
-from sbkit.logs.log import read_log
 from sbkit.logs.progress import Progress
+from sbkit.logs.run_log import read_log
 from sbkit.models.loss import Loss
 from sbkit.train.metrics import ZERO, Meter, MetricTotals, TrainingMetrics
 

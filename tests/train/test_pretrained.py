@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run as sbkit
 from sbkit.config.hparams import read_knobs, save_resolved
-from sbkit.logs.log import read_log
+from sbkit.logs.run_log import read_log
 from sbkit.models.pretrained.config import FAMILIES, read_encoder_config
 from sbkit.runtime.torch_model import load_bundle
 from sbkit.train.run import Run

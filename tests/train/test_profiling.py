@@ -12,19 +12,21 @@ from tests.train.test_speechbrain_ways import batches, brain_of
 
 @pytest.mark.parametrize("count", [3, WARM_UP + 4, WARM_UP + STEPS + 5])
 def test_a_run_writes_the_profile_of_its_first_epoch(
-    count: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    count: int,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     brain = brain_of(hparams={"output_folder": str(tmp_path), "profile": True})
     brain.fit([1, 2], batches(count))
     assert brain.optimizer_step == 2 * count
-    told = capfd.readouterr()
-    assert told.err == ""  # as of the GPU that a CPU has not
+    assert capfd.readouterr().err == ""  # as of the GPU that a CPU has not
     watched = min(STEPS, max(0, count - WARM_UP))
     assert (tmp_path / "profile.txt").exists() == (watched > 0)
     if not watched:
-        assert told.out.count("profile: True needs an epoch of more than 10 steps") == 1
+        assert caplog.text.count("profile: True needs an epoch of more than 10 steps") == 1
         return
-    assert told.out.count("profile of") == 1
+    assert caplog.text.count("profile of") == 1
     verdict = (tmp_path / "profile.txt").read_text()
     assert verdict.startswith(f"profile of {watched} steps: ")
     trace = json.loads(gzip.decompress((tmp_path / "profile.json.gz").read_bytes()))

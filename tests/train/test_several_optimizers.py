@@ -14,7 +14,7 @@ from torch.optim import SGD, AdamW, Muon, Optimizer
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.averaging import read_averaged
 from sbkit.checkpoint.checkpointer import Checkpointer
-from sbkit.logs.log import read_log
+from sbkit.logs.run_log import read_log
 from sbkit.models.loss import Loss
 from sbkit.train.brain import Brain
 from sbkit.train.optimizers import assign_parameters

@@ -1,70 +1,23 @@
-"""What a run logs: facts on the screen, and its figures in ``train_log.jsonl`` and TensorBoard.
+"""The figures of a run, in ``train_log.jsonl`` and TensorBoard.
 
 Figures are plain numbers, given every few steps, never tensors: reading a tensor would make
 the host wait for the device.
 """
 
 import json
-import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
 from sbkit.base.files import naming, to_json, write_text_atomically
-from sbkit.base.text import printable
 
 LOG_FILE = "train_log.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
 
 Record = dict[str, Any]  # a line of the log, as JSON gives it
-
-
-def is_first_rank() -> bool:
-    """Return whether this process is the one that prints and writes, by torchrun's RANK."""
-    return os.environ.get("RANK", "0") == "0"
-
-
-def log(message: str) -> None:
-    """Print one message, on rank 0 of a run of many processes.
-
-    Control characters are escaped: a quoted name of a folder cannot move the cursor.
-    """
-    if is_first_rank() and not _silenced:
-        keep(message)  # first: a terminal may be gone
-        print("\n".join(map(printable, message.split("\n"))), flush=True)
-
-
-def keep(message: str) -> None:
-    """Write a message to the text log of the run, where one is kept."""
-    for listener in _listeners:
-        listener(message)
-
-
-@contextmanager
-def sent_to(listener: Callable[[str], None]) -> Iterator[None]:
-    """Call ``listener`` with every message meanwhile."""
-    _listeners.append(listener)
-    try:
-        yield
-    finally:
-        _listeners.remove(listener)
-
-
-_listeners: list[Callable[[str], None]] = []
-_silenced: list[object] = []  # an entry for each `quiet` in effect
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Silence `log` meanwhile, as `sbkit check` does with the steps of a run that it tries."""
-    _silenced.append(None)
-    try:
-        yield
-    finally:
-        _silenced.pop()
 
 
 @dataclass(frozen=True, kw_only=True)

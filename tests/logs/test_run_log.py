@@ -1,21 +1,17 @@
 """A run's log survives kills and resumes, and says things once."""
 
 import json
+import logging
 import math
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from sbkit.logs.log import (
-    EpochFigures,
-    FinalFigures,
-    RunLog,
-    StepFigures,
-    log,
-    read_log,
-)
+from sbkit.logs.run_log import EpochFigures, FinalFigures, RunLog, StepFigures, read_log
 from tests.shortage import largest_file
+
+logger = logging.getLogger(__name__)
 
 
 def step_figures(step: int, *, loss: float = 2.0, **others: float) -> StepFigures:
@@ -88,15 +84,6 @@ def test_a_full_disk_is_told_once_and_with_the_file(tmp_path: Path) -> None:
     assert caught.value.filename == str(tmp_path / "train_log.jsonl")
     with largest_file(size):
         run_log.close()  # would hide the error that ends the run
-
-
-def test_facts_are_printed_once(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for rank in ("0", "1"):
-        monkeypatch.setenv("RANK", rank)
-        log("hello")
-    assert capsys.readouterr().out == "hello\n"
 
 
 def _tensorboard(folder: Path, name: str) -> list[tuple[int, float]]:

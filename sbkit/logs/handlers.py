@@ -1,0 +1,164 @@
+"""Where messages go: to the screen of a command, and to ``train.log`` of a run.
+
+Every module logs with ``logging.getLogger(__name__)``. Only the commands of sbkit attach handlers,
+so a program that uses sbkit as a library decides what is shown and where.
+"""
+
+import logging
+import os
+import sys
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from logging.handlers import MemoryHandler
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from sbkit.base.errors import SbkitError
+from sbkit.base.text import printable
+
+TEXT_LOG = "train.log"
+PROGRESS_LOGGER = "sbkit.logs.progress"
+INSTALLED_PACKAGES = sysconfig.get_paths()["purelib"]
+
+
+def is_first_rank() -> bool:
+    """Return whether this process is the one that prints and writes, by torchrun's RANK."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+@contextmanager
+def log_to_screen(*, to_stderr: bool = False, format: str = "%(message)s") -> Iterator[None]:
+    """Show messages while a command runs: warnings on standard error, others on standard output.
+
+    With `to_stderr` all go to standard error, because standard output holds the command's result.
+    """
+    root, progress = logging.getLogger(), logging.getLogger(PROGRESS_LOGGER)
+    levels = root.level, progress.level
+    handler = ScreenHandler(to_stderr=to_stderr)
+    handler.setFormatter(PrintableFormatter(format))
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    progress.setLevel(logging.DEBUG)  # of its own, so that `quiet` does not hide progress
+    try:
+        yield
+    finally:
+        root.setLevel(levels[0])
+        progress.setLevel(levels[1])
+        root.removeHandler(handler)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Drop all messages, as `sbkit check` does while it tries the steps of a run."""
+    root = logging.getLogger()
+    level = root.level
+    root.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        root.setLevel(level)
+
+
+class ScreenHandler(logging.Handler):
+    """Print the messages of the first rank; an error of the stream, such as EPIPE, is raised."""
+
+    def __init__(self, *, to_stderr: bool) -> None:
+        super().__init__(logging.INFO)
+        self._to_stderr = to_stderr
+        self.addFilter(should_log)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        is_for_stderr = self._to_stderr or record.levelno >= logging.WARNING
+        print(self.format(record), file=sys.stderr if is_for_stderr else sys.stdout, flush=True)
+
+
+def should_log(record: logging.LogRecord) -> bool:
+    """Keep the messages of sbkit, recipes and the user's modules, and warnings of other packages.
+
+    Of several ranks only the first one logs.
+    """
+    is_installed = record.pathname.startswith(INSTALLED_PACKAGES)
+    is_ours = record.name.partition(".")[0] == "sbkit" or not is_installed
+    return is_first_rank() and (is_ours or record.levelno >= logging.WARNING)
+
+
+class PrintableFormatter(logging.Formatter):
+    """Escape control characters: a quoted name of a folder cannot move the cursor."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return "\n".join(map(printable, super().format(record).rstrip("\n").split("\n")))
+
+
+class TextLog(MemoryHandler):
+    """Append messages, warnings and the last error of a run to ``train.log`` in its folder.
+
+    Messages wait in memory until `open`: a run that is refused leaves the folder as it was. Only
+    the first rank writes. Lines that do not fit on the disk are lost, and the run continues.
+    """
+
+    def __init__(self, folder: Path, *, title: str) -> None:
+        """Open nothing yet; ``title`` is the first line of this call."""
+        super().__init__(capacity=1)  # written at once, as soon as there is a file
+        self._path = folder / TEXT_LOG
+        self.addFilter(should_log)
+        self._write(title)
+
+    def __enter__(self) -> Self:
+        if is_first_rank():
+            # Before the screen: printing raises once the terminal is gone.
+            logging.getLogger().handlers.insert(0, self)
+            logging.captureWarnings(True)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if is_first_rank():
+            logging.captureWarnings(False)
+            logging.getLogger().removeHandler(self)
+        if error is not None:
+            self._write(_describe_end(error))
+        if isinstance(self.target, logging.Handler):
+            with suppress(OSError):  # the disk is full
+                self.target.close()
+        self.close()
+
+    def open(self) -> None:
+        """Write the messages that waited, and append from now on."""
+        if is_first_rank():
+            self.setTarget(_RunFile(self._path, encoding="utf-8", errors="backslashreplace"))
+            self.flush()
+
+    def _write(self, message: str) -> None:
+        self.handle(logging.makeLogRecord({"name": "sbkit", "msg": message}))
+
+
+class _RunFile(logging.FileHandler):
+    """Write each line of a message with its time."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        formatter = PrintableFormatter("%(message)s")
+        now = formatter.formatTime(record, "%Y-%m-%d %H:%M:%S")
+        return "\n".join(f"{now} {line}" for line in formatter.format(record).splitlines())
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        if not isinstance(sys.exc_info()[1], OSError):  # the disk is full
+            super().handleError(record)
+
+
+def _describe_end(error: BaseException) -> str:
+    """Describe why a run ended early."""
+    match error:
+        case SbkitError() | OSError():
+            return f"error: {error}"
+        case SystemExit():
+            return f"ended with exit code {error.code}"
+        case KeyboardInterrupt():
+            return "ended by Ctrl-C"
+    return "".join(traceback.format_exception(error))

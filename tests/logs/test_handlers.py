@@ -1,0 +1,127 @@
+"""A command shows messages, a run keeps them in its folder, and a library does neither."""
+
+import logging
+import re
+import warnings
+from pathlib import Path
+
+import pytest
+
+from sbkit.base.errors import SbkitError
+from sbkit.logs.handlers import TextLog, log_to_screen, quiet
+from sbkit.logs.progress import Progress
+from sbkit.logs.run_log import EpochFigures
+from tests import processes
+
+logger = logging.getLogger("sbkit.test")
+
+HOST = """
+import io, logging, sys
+import sbkit.train.brain, sbkit.runtime.transcriber, sbkit.serve.metrics
+assert not logging.getLogger().handlers and not logging.getLogger("sbkit").handlers
+logger = logging.getLogger("sbkit.train.brain")
+logger.info("nobody asked for this")
+logging.getLogger("sbkit").addHandler(logging.StreamHandler(kept := io.StringIO()))
+logging.getLogger("sbkit").setLevel(logging.INFO)
+logger.info("routed")
+logging.getLogger("sbkit").setLevel(logging.CRITICAL)
+logger.warning("silenced")
+assert kept.getvalue() == "routed\\n", kept.getvalue()
+"""
+
+
+@pytest.mark.slow
+def test_import_prints_nothing_and_host_routes_and_silences_messages() -> None:
+    done = processes.run(["-c", HOST])
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("to_stderr", [False, True])
+def test_screen_gets_messages_of_first_rank_and_warnings_of_other_packages(
+    to_stderr: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    installed = logging.makeLogRecord({"name": "package", "pathname": logging.__file__})
+    monkeypatch.setattr(
+        "sbkit.logs.handlers.INSTALLED_PACKAGES", str(Path(logging.__file__).parent)
+    )
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        with log_to_screen(to_stderr=to_stderr):
+            logger.info("two\nlines \x1b[2J")
+            logger.debug("details")
+            for level in (logging.INFO, logging.WARNING):
+                installed.levelno, installed.msg = level, f"level {level} of a package"
+                logging.getLogger("package").handle(installed)
+    printed = capsys.readouterr()
+    message, warning = "two\nlines \\x1b[2J\n", "level 30 of a package\n"
+    assert printed.out == ("" if to_stderr else message)
+    assert printed.err == (message if to_stderr else "") + warning
+
+
+def kept_lines(folder: Path) -> list[str]:
+    """Return the lines of the text log without their times."""
+    lines = (folder / "train.log").read_text().splitlines()
+    assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", line) for line in lines)
+    return [line[20:] for line in lines]
+
+
+@pytest.mark.filterwarnings("always")
+def test_text_log_keeps_messages_progress_and_warnings(tmp_path: Path) -> None:
+    for call in (1, 2):
+        with log_to_screen(), TextLog(tmp_path, title=f"call {call}") as text_log:
+            logger.info("before the folder is taken")
+            text_log.open()
+            with quiet():
+                logger.info("dropped")
+            logger.info("two\nlines \x1b[2J")
+            warnings.warn("be careful", stacklevel=1)
+            Progress(total_epochs=3, total_steps=9).epoch(
+                EpochFigures(epoch=1, step=3, loss=2.0, rtfx=99.6)
+            )
+        logger.info("after it")
+    lines = kept_lines(tmp_path)
+    assert lines[:4] == ["call 1", "before the folder is taken", "two", r"lines \x1b[2J"]
+    assert lines[4].endswith("UserWarning: be careful")
+    assert lines[6] == "epoch 1/3 step 3 loss 2.000 100 RTFx"
+    assert lines[7:] == ["call 2", *lines[1:7]]
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_refused_run_and_second_rank_leave_no_text_log(
+    rank: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", rank)
+    with pytest.raises(SbkitError, match="no"), TextLog(tmp_path, title="call") as text_log:
+        logger.info("a note")
+        if rank == "1":
+            text_log.open()
+        raise SbkitError("no")
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize(
+    ("error", "last_line"),
+    [
+        (SbkitError("The disk must have room."), "error: The disk must have room."),
+        (SystemExit(75), "ended with exit code 75"),
+        (KeyboardInterrupt(), "ended by Ctrl-C"),
+        (ZeroDivisionError("by zero"), "ZeroDivisionError: by zero"),
+    ],
+)
+def test_last_line_of_text_log_says_why_run_ended(
+    error: BaseException, last_line: str, tmp_path: Path
+) -> None:
+    with pytest.raises(type(error)), TextLog(tmp_path, title="call") as text_log:
+        text_log.open()
+        raise error
+    assert kept_lines(tmp_path)[-1] == last_line
+
+
+def test_full_disk_loses_lines_but_not_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.log").symlink_to("/dev/full")
+    with log_to_screen(), TextLog(tmp_path, title="call") as text_log:
+        text_log.open()
+        logger.info("on the screen")
+    assert capsys.readouterr() == ("on the screen\n", "")
