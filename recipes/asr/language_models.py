@@ -64,15 +64,13 @@ def prepare_language_models(knobs: Mapping[str, Any], splits: Splits, tokenizer:
     chosen = [file.with_name(name) for name in (DECODER_FILE, CONFIDENCE_FILE)]
     if messages and any(each.exists() for each in chosen):
         names = " and ".join(each.name for each in chosen)
-        logger.info(
-            f"{names}, chosen with earlier models, are removed: training chooses, or `sbkit tune`"
-        )
+        logger.info(f"{names} of earlier models are removed: training chooses, or `sbkit tune`")
         for each in chosen:
             each.unlink(missing_ok=True)
     words = load_language_models(file, tokenizer).words if messages else None
     if words is None:
         return
-    for name, split in splits.evaluated().items():
+    for name, split in evaluated.items():
         spoken = " ".join(take_columns(split, "text")["text"].to_pylist()).split()
         share = sum(word not in words for word in spoken) / max(1, len(spoken))
         logger.info(f"{name}: the language model does not know {share:.1%} of the words")

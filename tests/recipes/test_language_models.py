@@ -37,7 +37,7 @@ def test_weights_of_other_language_models_are_removed_and_it_is_said(
             file.touch()
         prepare_language_models(knobs, Splits(None, {}, {}), tokenizer)  # type: ignore[arg-type]
         assert [file.exists() for file in chosen] == [are_left, are_left]
-        assert ("earlier models, are removed" in caplog.text) is not are_left
+        assert ("of earlier models are removed" in caplog.text) is not are_left
         caplog.clear()
 
 
