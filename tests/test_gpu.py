@@ -24,8 +24,7 @@ from sbkit.data.batch import Batch
 from sbkit.distributed.device import resolve
 from sbkit.logs.run_log import read_log
 from sbkit.runtime.model import ModelThread
-from sbkit.runtime.shapes import Compilation
-from sbkit.runtime.torch_model import load_torch
+from sbkit.runtime.torch_model import Compilation, load_torch
 from tests.runs import ROOT, Workplace, read_json, stopped_after
 from tests.runtime.bundles import make_bundle
 from tools.bench_gpu import make_release

@@ -21,7 +21,7 @@ from sbkit.bundle.bundle import WEIGHTS, Bundle
 from sbkit.data.shard import read_rows
 from sbkit.data.splits import Splits
 from sbkit.export.export import as_bundle
-from sbkit.runtime.segments import SHORT_PAUSE
+from sbkit.runtime.segments import SHORT_PAUSE_SECONDS
 from sbkit.runtime.torch_model import load_bundle
 from sbkit.text.word import Word
 
@@ -82,7 +82,7 @@ def bridge_pauses(speech: Frames) -> Frames:
     """Take short pauses for speech, as in the closure of a consonant: (W,) -> (W,)."""
     bridged, spoken = speech.copy(), np.flatnonzero(speech)
     lengths = np.diff(spoken)  # a pause's windows and one
-    for place in np.flatnonzero((lengths > 1) & (lengths <= SHORT_PAUSE * WINDOWS)):
+    for place in np.flatnonzero((lengths > 1) & (lengths <= SHORT_PAUSE_SECONDS * WINDOWS)):
         bridged[spoken[place] : spoken[place + 1]] = True
     return bridged
 

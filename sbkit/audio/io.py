@@ -11,6 +11,8 @@ import os
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
+from io import IOBase
 from pathlib import Path
 from typing import Any
 
@@ -81,24 +83,28 @@ def read_audio(path: Path | str, sample_rate: int = SAMPLE_RATE) -> Samples:
 
 
 def stream_audio(
-    path: Path | str, sample_rate: int = SAMPLE_RATE, block_seconds: float = BLOCK_SECONDS
+    source: Path | str | IOBase,
+    sample_rate: int = SAMPLE_RATE,
+    block_seconds: float = BLOCK_SECONDS,
 ) -> Iterator[Samples]:
     """Read as `read_audio` does, and yield blocks (S,) of about ``block_seconds``.
+
+    source: a path, or an open binary file, which is read from its start.
 
     That a file is cut short, or is too loud, may be known at its end only.
 
     Raises:
         AudioError: the file is missing, cut short or no audio.
     """
-    path = Path(path)
-    if not path.is_file():
+    path = "the file" if isinstance(source, IOBase) else Path(source)
+    if isinstance(path, Path) and not path.is_file():
         raise AudioError(
             "missing", f"{path} must be an audio file, but is missing or no file. Correct the path."
         )
     try:
-        with _Reader(os.fsencode(path)) as file:
+        with _Reader(_from_start(source)) as file:
             _check_header(path, file)
-            blocks = _mono_blocks(path, file, block_seconds)
+            blocks = _mono_blocks(source, path, file, block_seconds)
             yield from map(to_int16, resample_blocks(blocks, file.samplerate, sample_rate))
     except AudioError:
         raise
@@ -106,14 +112,23 @@ def stream_audio(
         raise _describe(path, error) from error
 
 
-def declared_seconds(path: Path | str) -> float:
+def declared_seconds(source: Path | str | IOBase) -> float:
     """Return how long a file says that it is, 0 where it cannot be read; for a progress bar."""
-    path = Path(path)
+    if not isinstance(source, IOBase) and not Path(source).is_file():
+        return 0.0
     try:
-        info = soundfile.info(os.fsencode(path)) if path.is_file() else None
+        info = soundfile.info(_from_start(source))
     except RuntimeError:
         return 0.0
-    return float(info.duration) if info is not None and info.frames < UNKNOWN else 0.0
+    return float(info.duration) if info.frames < UNKNOWN else 0.0
+
+
+def _from_start(source: Path | str | IOBase) -> bytes | IOBase:
+    """Return what soundfile opens: the bytes of a path, or a file at its start."""
+    if isinstance(source, IOBase):
+        source.seek(0)
+        return source
+    return os.fsencode(source)
 
 
 def convert_array(
@@ -204,7 +219,7 @@ def check_rate(name: Path | str, rate: int) -> None:
         )
 
 
-def _check_header(path: Path, file: soundfile.SoundFile) -> None:
+def _check_header(path: Path | str, file: soundfile.SoundFile) -> None:
     check_rate(path, file.samplerate)
     if file.format not in FORMATS:
         raise AudioError(
@@ -214,7 +229,9 @@ def _check_header(path: Path, file: soundfile.SoundFile) -> None:
         )
 
 
-def _mono_blocks(path: Path, file: soundfile.SoundFile, seconds: float) -> Iterator[Signal]:
+def _mono_blocks(
+    source: Path | str | IOBase, path: Path | str, file: soundfile.SoundFile, seconds: float
+) -> Iterator[Signal]:
     """Yield the averaged channels (S, channels) -> (S,), and refuse a file that ends too early."""
     longest = min(round(seconds * file.samplerate), BLOCK_VALUES // file.channels)
     buffer = np.empty((max(1, min(longest, file.frames)), file.channels), np.float32)
@@ -223,7 +240,7 @@ def _mono_blocks(path: Path, file: soundfile.SoundFile, seconds: float) -> Itera
         _check_values(path, block)
         total += len(block)
         yield block.mean(axis=1)
-    if _is_truncated(path, file, total):
+    if _is_truncated(source, file, total):
         raise _cut_short(path)
     if not total:
         raise AudioError(
@@ -241,50 +258,63 @@ def _check_values(path: Path | str, block: npt.NDArray[np.float32]) -> None:
         )
 
 
-def _is_truncated(path: Path, file: soundfile.SoundFile, frames_read: int) -> bool:
+def _is_truncated(source: Path | str | IOBase, file: soundfile.SoundFile, frames_read: int) -> bool:
     """Return whether a file, read to its end, lacks some of what its header declares."""
     padding = MP3_PADDING if file.format == "MP3" else 0
     chunks = _CHUNK.findall(file.extra_info)
     return (
         frames_read + padding < file.frames < UNKNOWN
         or any(int(there) < int(declared) < STREAMED for declared, there in chunks)
-        or (file.format == "OGG" and _ogg_is_truncated(path))
-        or (file.format == "NIST" and _nist_is_truncated(path))
+        or (file.format == "OGG" and _ogg_is_truncated(source))
+        or (file.format == "NIST" and _nist_is_truncated(source))
     )
 
 
-def _ogg_is_truncated(path: Path) -> bool:
+def _ogg_is_truncated(source: Path | str | IOBase) -> bool:
     """Return whether the last ogg page is incomplete: libsndfile drops such a page in silence.
 
     A page is a header of 27 bytes, the last of which counts its segments, a table with the size of
     each, and their bytes (RFC 3533).
     """
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - 2 * LONGEST_OGG_PAGE))
+    with _bytes_of(source) as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 2 * LONGEST_OGG_PAGE))
         tail = file.read()
     page = tail[tail.rfind(b"OggS") :]
     return len(page) < 27 or len(page) < 27 + page[26] + sum(page[27 : 27 + page[26]])
 
 
-def _nist_is_truncated(path: Path) -> bool:
+def _nist_is_truncated(source: Path | str | IOBase) -> bool:
     """Compare a NIST/SPHERE header with the file's size.
 
     The header is text: "NIST_1A", its own size in bytes, then a line "name -type value" per field.
     """
-    with path.open("rb") as file:
-        header = file.read(1024).decode("latin-1")
+    with _bytes_of(source) as file:
+        header, length = file.read(1024).decode("latin-1"), file.seek(0, os.SEEK_END)
     size = int(header.split("\n")[1])
     fields = dict(re.findall(r"^(\w+) -\w+ (\S+)", header, re.MULTILINE))
     names = ("sample_count", "channel_count", "sample_n_bytes")
     count, channels, width = (int(fields.get(name, 1)) for name in names)
-    return path.stat().st_size < size + count * channels * width
+    return bool(length < size + count * channels * width)
 
 
-def _describe(path: Path, error: Exception) -> AudioError:
+@contextmanager
+def _bytes_of(source: Path | str | IOBase) -> Iterator[Any]:
+    """Open a file at its start; close it unless it was open."""
+    if isinstance(source, IOBase):
+        source.seek(0)
+        yield source
+    else:
+        with Path(source).open("rb") as file:
+            yield file
+
+
+def _describe(path: Path | str, error: Exception) -> AudioError:
     """Distinguish no audio from a file that began well; only the second can be repaired."""
     if re.search("lost sync|malformed", getattr(error, "error_string", str(error))):
         return _cut_short(path)
-    if isinstance(error, OSError | MemoryError) or not os.access(path, os.R_OK):
+    if isinstance(error, OSError | MemoryError) or (
+        isinstance(path, Path) and not os.access(path, os.R_OK)
+    ):
         return AudioError(
             "unreachable", f"{path} must be readable, but is not ({error}). Repair that."
         )
@@ -295,7 +325,7 @@ def _describe(path: Path, error: Exception) -> AudioError:
     )
 
 
-def _cut_short(path: Path) -> AudioError:
+def _cut_short(path: Path | str) -> AudioError:
     return AudioError(
         "cut short or damaged",
         f"{path} must be a whole audio file, but is truncated or damaged. Fetch it again.",

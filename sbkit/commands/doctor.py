@@ -10,7 +10,7 @@ import soundfile
 from sbkit.base.errors import BAD_INPUT, SbkitError
 from sbkit.base.machine import usable_cores
 from sbkit.base.text import printable, versions
-from sbkit.runtime.onnx_model import FILES, FOLDER, available_providers
+from sbkit.runtime.onnx_model import MODEL_FILES, ONNX_FOLDER, available_providers
 from sbkit.runtime.runtimes import has_torch, open_model, why_no_cuda
 
 PACKAGES = ("soundfile", "onnxruntime", "onnxruntime-gpu")
@@ -22,7 +22,11 @@ def print_report(folder: Path | None, *, user_modules: frozenset[str] = frozense
         print(f"{subject}: {text}", flush=True)
     code = 0
     if folder is not None:
-        onnx = [("onnx", name) for name, file in FILES.items() if (folder / FOLDER / file).exists()]
+        onnx = [
+            ("onnx", name)
+            for name, file in MODEL_FILES.items()
+            if (folder / ONNX_FOLDER / file).exists()
+        ]
         torch = [("torch", "fp32")] if has_torch() or not onnx else []
         for runtime, precision in [*torch, *onnx]:
             try:

@@ -16,10 +16,9 @@ from sbkit.bundle.bundle import CONFIG, read_bundle
 from sbkit.bundle.protocols import Effective
 from sbkit.commands.transcribe import running
 from sbkit.runtime.graph_model import OPTIONS
-from sbkit.runtime.model import require_effective
+from sbkit.runtime.model import Shapes, require_effective
 from sbkit.runtime.runtimes import AUTO, FIRST_GPU
-from sbkit.runtime.shapes import Shapes
-from sbkit.runtime.transcriber import BATCH_SECONDS, CPU_BATCH_SECONDS, open_recognizer
+from sbkit.runtime.transcriber import default_batch_seconds, open_recognizer
 from sbkit.runtime.voice_detector import VoiceDetector
 from sbkit.serve.app import Service
 from sbkit.serve.limits import Keys, Limits, State
@@ -112,12 +111,11 @@ def _open(
     if task.voice_class is not None:
         voice_class = import_object(task.voice_class)
         return Voice(voice_class.load(folder, **{name: asked[name] for name in OPTIONS}), **shared)
-    bundle = open_recognizer(folder, live=None, **asked)
-    usual = CPU_BATCH_SECONDS if bundle.model.effective.device == "cpu" else BATCH_SECONDS
-    most = options.max_batch_seconds or usual
+    bundle = open_recognizer(folder, streaming="also", **asked)
+    most = options.max_batch_seconds or default_batch_seconds(bundle.model.effective)
     return Recognizer(
         bundle,
-        shapes=Shapes.of(bundle.config.sample_rate, batch_seconds=most),
+        shapes=Shapes.table(bundle.config.sample_rate, batch_seconds=most),
         wait=options.max_wait_ms / 1000,
         max_seconds=limits.max_seconds,
         detector=detector,

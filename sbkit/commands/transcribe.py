@@ -34,9 +34,8 @@ from sbkit.bundle.bundle import Bundle
 from sbkit.logs.progress import shown
 from sbkit.runtime.graph_model import OPTIONS
 from sbkit.runtime.model import naming_audio
-from sbkit.runtime.segments import Cutter
+from sbkit.runtime.segments import Segmenter
 from sbkit.runtime.subtitles import to_srt, to_tsv, to_vtt
-from sbkit.runtime.torch_model import load_bundle
 from sbkit.runtime.transcriber import Transcriber, Transcript
 
 Result = TypeVar("Result")
@@ -270,6 +269,8 @@ def classify_files(
 
     on_seconds: called with the seconds of audio that were classified since it was called last.
     """
+    from sbkit.runtime.torch_model import load_bundle
+
     loaded = load_bundle(bundle, user_modules=user_modules)
     loaded.task.require("classify")
     for file in files:
@@ -283,7 +284,7 @@ def _classify(bundle: Bundle, file: Path, on_seconds: Callable[[float], object])
     """Return the most probable label of the pieces of a file, each weighted by its length."""
     labels, rate = bundle.labels.names, bundle.config.sample_rate
     total, samples, seconds = np.zeros(len(labels)), 0, 0.0  # (V,)
-    for piece in Cutter(rate, shortest=SHORTEST).pieces(stream_audio(file, rate)):
+    for piece in Segmenter(rate, min_seconds=SHORTEST).split(stream_audio(file, rate)):
         with naming_audio(file):
             (probabilities,) = bundle.classify([piece.samples])  # (V,)
         total += len(piece.samples) * probabilities

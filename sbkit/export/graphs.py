@@ -18,7 +18,7 @@ from sbkit.bundle.bundle import WEIGHTS
 from sbkit.export.onnx_format import make_onnx, save_onnx
 from sbkit.export.parity import DIFFERENCE, Grid, HeldOut, cases
 from sbkit.export.traced import EXAMPLE, TrainedModel, trace
-from sbkit.runtime.onnx_model import MADE_OF, SETTINGS, OnnxModel
+from sbkit.runtime.onnx_model import SETTINGS_JSON, WEIGHTS_SHA256, OnnxModel
 
 Array = npt.NDArray[Any]
 OTHER = 1e-3  # of whole numbers: a value on the edge of two is rounded to either
@@ -97,8 +97,8 @@ def write_graphs(
     rate = trained.bundle.config.sample_rate
     metadata = {
         "sample_rate": rate,
-        MADE_OF: listed_checksums(folder.parent).get(WEIGHTS, ""),
-        SETTINGS: json.dumps(model.settings),
+        WEIGHTS_SHA256: listed_checksums(folder.parent).get(WEIGHTS, ""),
+        SETTINGS_JSON: json.dumps(model.settings),
     }
     noise = next(Grid(batches=(EXAMPLE,), seconds=(1.0,)).cases(rate))
     written = []

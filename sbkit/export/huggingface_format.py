@@ -32,7 +32,7 @@ from sbkit.base.process import require_package
 from sbkit.export.parity import Candidate
 from sbkit.export.traced import TrainedModel, quietly
 from sbkit.models.pretrained.parts import PretrainedEncoder, PretrainedFrontEnd
-from sbkit.runtime.onnx_model import Counts, Floats, LogProbs
+from sbkit.runtime.onnx_model import BatchLogProbs, Counts, Floats
 from sbkit.text.tokenizer import SPACE, Tokenizer
 
 CONFIG, WEIGHTS, PREPROCESSOR = "config.json", "model.safetensors", "preprocessor_config.json"
@@ -140,7 +140,7 @@ def _tensors(model: Any, network: Any) -> dict[str, Tensor]:
 @torch.inference_mode()
 def _log_probs(
     pipeline: Any, modules: Mapping[str, Any], audio: Floats, lengths: Counts
-) -> LogProbs:
+) -> BatchLogProbs:
     """Run the model on one clip after the other, as the pipeline does: padding changes some.
 
     Some feature extractors pad even one clip, by a frame, which is left out.
@@ -158,7 +158,7 @@ def _log_probs(
         )
         rows.append(pipeline.model(**inputs).logits[0, :count].log_softmax(-1))
     found = np.array([len(row) for row in rows])
-    return LogProbs(pad_sequence(rows, batch_first=True).numpy(), found)
+    return BatchLogProbs(pad_sequence(rows, batch_first=True).numpy(), found)
 
 
 @quietly()

@@ -25,13 +25,13 @@ from sbkit.export.parity import Candidate
 from sbkit.export.traced import EXAMPLE, TrainedModel, quietly, shortest, trace
 from sbkit.models.streaming import ChunkedModel, streaming_model
 from sbkit.runtime.onnx_model import (
-    FILES,
-    MADE_OF,
+    MODEL_FILES,
+    WEIGHTS_SHA256,
+    BatchLogProbs,
     Counts,
     Floats,
-    LogProbs,
     OnnxModel,
-    OnnxStream,
+    OnnxStreamingModel,
     State,
 )
 
@@ -48,7 +48,7 @@ def write_onnx(trained: TrainedModel, folder: Path) -> Sequence[Candidate]:
         "sample_rate": bundle.config.sample_rate,
         "samples_per_frame": bundle.model.samples_per_frame,
         "blank": bundle.blank,
-        MADE_OF: listed_checksums(folder.parent).get(WEIGHTS, ""),
+        WEIGHTS_SHA256: listed_checksums(folder.parent).get(WEIGHTS, ""),
     }
     chunks = list[Candidate]()
     if bundle.model.chunks is not None:
@@ -58,8 +58,8 @@ def write_onnx(trained: TrainedModel, folder: Path) -> Sequence[Candidate]:
     program = trained.program
     metadata["min_samples"] = shortest(program)
     model = make_onnx(program, ["audio", "audio_lengths"], ["log_probs", "frame_lengths"])
-    save_onnx(model, folder / FILES["fp32"], metadata)
-    _quantize(model, folder / FILES["int8"], metadata)
+    save_onnx(model, folder / MODEL_FILES["fp32"], metadata)
+    _quantize(model, folder / MODEL_FILES["int8"], metadata)
     return [
         Candidate(
             name=precision,
@@ -67,7 +67,7 @@ def write_onnx(trained: TrainedModel, folder: Path) -> Sequence[Candidate]:
             is_exact=precision == "fp32",
             log_probs=OnnxModel((folder / file).read_bytes()).log_probs,
         )
-        for precision, file in FILES.items()
+        for precision, file in MODEL_FILES.items()
     ] + chunks
 
 
@@ -78,11 +78,11 @@ def _write_chunks(
     program, state = trace_chunk(trained.bundle.model.network)
     outputs = ["log_probs", "frame_lengths", *(f"next_{name}" for name in state)]
     model = make_onnx(program, ["audio", "audio_lengths", *state], outputs)
-    save_onnx(model, folder / OnnxStream.files["fp32"], metadata)
+    save_onnx(model, folder / OnnxStreamingModel.files["fp32"], metadata)
     if trained.bundle.labels is None:
         return [chunk_candidate(folder, "fp32")]
-    _quantize(model, folder / OnnxStream.files["int8"], metadata)
-    return [chunk_candidate(folder, precision) for precision in OnnxStream.files]
+    _quantize(model, folder / OnnxStreamingModel.files["int8"], metadata)
+    return [chunk_candidate(folder, precision) for precision in OnnxStreamingModel.files]
 
 
 def make_onnx(program: ExportedProgram, inputs: Sequence[str], outputs: Sequence[str]) -> Any:
@@ -226,8 +226,8 @@ def trace_chunk(model: Any) -> tuple[ExportedProgram, list[str]]:
 
 def chunk_candidate(folder: Path, precision: str) -> Candidate:
     """Return a written graph to be compared with the model, on whole clips."""
-    file = OnnxStream.files[precision]
-    stream = OnnxStream((folder / file).read_bytes())
+    file = OnnxStreamingModel.files[precision]
+    stream = OnnxStreamingModel((folder / file).read_bytes())
     return Candidate(
         name=f"streaming, {precision}",
         files=(file,),
@@ -236,7 +236,7 @@ def chunk_candidate(folder: Path, precision: str) -> Candidate:
     )
 
 
-def run_clips(stream: OnnxStream, audio: Floats, lengths: Counts) -> LogProbs:
+def run_clips(stream: OnnxStreamingModel, audio: Floats, lengths: Counts) -> BatchLogProbs:
     """Run whole clips chunk by chunk: (B, S), (B,) -> (B, U, V), (B,)."""
     sizes, counts, found = stream.chunks, np.zeros_like(lengths), list[Floats]()
     state: State = {name: np.repeat(x, len(audio), 0) for name, x in stream.start().items()}
@@ -245,4 +245,4 @@ def run_clips(stream: OnnxStream, audio: Floats, lengths: Counts) -> LogProbs:
         chunk, state = stream.step(audio[:, first : first + sizes.window], rest, state)
         found.append(chunk.log_probs)
         counts += chunk.lengths
-    return LogProbs(np.concatenate(found, 1), counts)
+    return BatchLogProbs(np.concatenate(found, 1), counts)

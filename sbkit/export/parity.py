@@ -28,10 +28,12 @@ from sbkit.export.held_out import read_whole_clips
 from sbkit.export.traced import TrainedModel, trained_log_probs
 from sbkit.logs.progress import shown
 from sbkit.runtime.model import naming_audio
-from sbkit.runtime.onnx_model import Counts, Floats, LogProbs
+from sbkit.runtime.onnx_model import BatchLogProbs, Counts, Floats
 
 HeldOut = Mapping[str, datasets.Dataset]
-Run = Callable[[Floats, Counts], LogProbs]  # of audio (B, S) between -1 and 1, and lengths (B,)
+Run = Callable[
+    [Floats, Counts], BatchLogProbs
+]  # of audio (B, S) between -1 and 1, and lengths (B,)
 PADDINGS = ("none", "ragged", "beyond")
 MORE = 1.0  # seconds past the longest, in "beyond", and a sample: no round number
 DIFFERENCE = 1e-4  # of log-probabilities, of a format that computes in float32
@@ -129,7 +131,7 @@ class Agreement:
     utterances: int = 0
     utterances_with_other_tokens: int = 0
 
-    def add(self, expected: LogProbs, found: LogProbs, *, blank: int, what: str) -> None:
+    def add(self, expected: BatchLogProbs, found: BatchLogProbs, *, blank: int, what: str) -> None:
         """Compare a batch; other lengths are an infinite difference."""
         self.utterances += len(expected.lengths)
         if not np.array_equal(expected.lengths, found.lengths):
@@ -161,7 +163,7 @@ class Comparison:
     other_words: int = 0
     failure: str = ""
 
-    def add(self, case: Case, expected: LogProbs) -> None:
+    def add(self, case: Case, expected: BatchLogProbs) -> None:
         """Run the candidate on a batch, and compare it with what the trained model computes."""
         if self.failure:
             return
@@ -176,7 +178,7 @@ class Comparison:
         if case.rows and self.bundle.labels is not None:
             self._score(case, expected, found)
 
-    def _score(self, case: Case, expected: LogProbs, found: LogProbs) -> None:
+    def _score(self, case: Case, expected: BatchLogProbs, found: BatchLogProbs) -> None:
         candidate = self.candidate
         if candidate.transcribe is None:
             ours = self._texts(found)
@@ -188,7 +190,7 @@ class Comparison:
             self.trained += count_errors(row["text"], two)
             self.other_words += one.split() != two.split()
 
-    def _texts(self, found: LogProbs) -> list[str]:
+    def _texts(self, found: BatchLogProbs) -> list[str]:
         """Decode as the candidate is to, given log-probabilities alone."""
         tokenizer, decoder = self.bundle.tokenizer, self.bundle.decoder
         if self.candidate.decoder == GREEDY or decoder is None:
@@ -278,6 +280,6 @@ def cases(grid: Grid, held_out: HeldOut | str, rate: int) -> Iterator[Case]:
             advance(len(case.lengths))
 
 
-def _rows(found: LogProbs) -> list[Floats]:
+def _rows(found: BatchLogProbs) -> list[Floats]:
     pairs = zip(found.log_probs, found.lengths.tolist(), strict=True)
     return [row[:frames] for row, frames in pairs]

@@ -38,7 +38,7 @@ from sbkit.export.parity import Candidate, Run
 from sbkit.export.sherpa_online import write_online
 from sbkit.export.traced import EXAMPLE, TrainedModel, WaveformModel, trace
 from sbkit.models.pretrained.features import LEAST_VARIANCE, NormalizedAudio
-from sbkit.runtime.onnx_model import Counts, Floats, LogProbs, OnnxModel
+from sbkit.runtime.onnx_model import BatchLogProbs, Counts, Floats, OnnxModel
 from sbkit.text.tokenizer import Tokenizer
 
 TOKENS, GRAPH = "tokens.txt", "HLG.fst"
@@ -147,7 +147,7 @@ def _tokens(tokenizer: Tokenizer) -> str:
 
 
 @torch.inference_mode()
-def _log_probs(network: Any, model: OnnxModel, audio: Floats, lengths: Counts) -> LogProbs:
+def _log_probs(network: Any, model: OnnxModel, audio: Floats, lengths: Counts) -> BatchLogProbs:
     """Run the graph with our own features."""
     scaled = torch.from_numpy(audio) * FULL_SCALE
     features, frames = network.encoder.features(scaled, torch.from_numpy(lengths))
@@ -208,7 +208,7 @@ def write_waveform_model(trained: TrainedModel, file: Path) -> Run:
     return partial(_waveform_log_probs, session)
 
 
-def _waveform_log_probs(session: Any, audio: Floats, lengths: Counts) -> LogProbs:
+def _waveform_log_probs(session: Any, audio: Floats, lengths: Counts) -> BatchLogProbs:
     """Run the graph on one clip after the other, normalized as sherpa-onnx does it."""
     rows = []
     for row, length in zip(audio, lengths, strict=True):
@@ -216,4 +216,4 @@ def _waveform_log_probs(session: Any, audio: Floats, lengths: Counts) -> LogProb
         clip = (clip - clip.mean()) / np.sqrt(clip.var() + ADDED)
         (found,) = session.run(None, {"audio": clip[None].astype(np.float32)})
         rows.append(torch.from_numpy(found[0]))
-    return LogProbs(pad_sequence(rows, batch_first=True).numpy(), np.array([*map(len, rows)]))
+    return BatchLogProbs(pad_sequence(rows, batch_first=True).numpy(), np.array([*map(len, rows)]))

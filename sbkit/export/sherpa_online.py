@@ -31,7 +31,7 @@ from sbkit.models.asr import AsrModel
 from sbkit.models.chunks import StreamState
 from sbkit.models.frontend import KEPT, STRIDE
 from sbkit.models.streaming import StreamingModel, streaming_model
-from sbkit.runtime.onnx_model import Counts, Floats, LogProbs
+from sbkit.runtime.onnx_model import BatchLogProbs, Counts, Floats
 
 SUBSAMPLING = STRIDE**2
 ONLINE, WENET = "online.onnx", "wenet_ctc"
@@ -184,7 +184,7 @@ def _run_clips(
     session: Any,
     audio: Floats,
     lengths: Counts,
-) -> LogProbs:
+) -> BatchLogProbs:
     """Run the graph on whole clips with our own features: (B, S), (B,) -> (B, U, V), (B,)."""
     counts = network.encoder.subsampling.count(lengths)
     found = list[Floats]()
@@ -203,4 +203,4 @@ def _run_clips(
         found.append(np.concatenate(parts))
     longest = max(map(len, found))
     padded = [np.pad(each, ((0, longest - len(each)), (0, 0))) for each in found]
-    return LogProbs(np.stack(padded), counts)
+    return BatchLogProbs(np.stack(padded), counts)

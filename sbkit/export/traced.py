@@ -20,8 +20,8 @@ from torch.fx import GraphModule
 from sbkit.audio.io import FULL_SCALE
 from sbkit.base.errors import SbkitError
 from sbkit.bundle.bundle import Bundle
-from sbkit.runtime.onnx_model import Counts, Floats, LogProbs
-from sbkit.runtime.shapes import keep_device_guard
+from sbkit.runtime.onnx_model import BatchLogProbs, Counts, Floats
+from sbkit.runtime.torch_model import keep_device_guard
 
 EXAMPLE = 3  # utterances; one or two could be taken for constants of the model
 
@@ -115,7 +115,7 @@ class TrainedModel:
 
 
 @torch.inference_mode()
-def trained_log_probs(model: nn.Module, audio: Floats, lengths: Counts) -> LogProbs:
+def trained_log_probs(model: nn.Module, audio: Floats, lengths: Counts) -> BatchLogProbs:
     """Run a module on audio between -1 and 1: (B, S), (B,) -> (B, U, V), (B,)."""
     log_probs, frames = model(torch.from_numpy(audio), torch.from_numpy(lengths))
-    return LogProbs(log_probs.numpy(), frames.numpy())
+    return BatchLogProbs(log_probs.numpy(), frames.numpy())

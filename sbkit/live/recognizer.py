@@ -4,7 +4,7 @@ Legend: S samples, U frames, V vocabulary. The model runs in a thread of its own
 any other that has `chunks`, `start` and `advance`: this file imports none.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,11 +64,11 @@ class LiveRecognizer(AbstractContextManager["LiveRecognizer"]):
                 "--decoder greedy, or tune another: sbkit tune RUN --attention none"
             )
         search.start()  # a word graph takes whole clips, too
-        self._start = LiveState(self._call(lambda model: model.start()))
+        self._start = LiveState(self._thread.start())
 
     def _chunk_sizes(self) -> ChunkSizes:
-        sizes = self._call(lambda model: getattr(model, "chunks", None))
-        if not isinstance(sizes, ChunkSizes):
+        sizes = self._thread.chunks
+        if sizes is None:
             raise SbkitError(
                 "`--live` must have a model that is run chunk by chunk, of a YAML with "
                 f"`streaming`, but this one, by {self.effective.runtime}, takes whole clips alone. "
@@ -85,7 +85,7 @@ class LiveRecognizer(AbstractContextManager["LiveRecognizer"]):
         Raises:
             SbkitError: it cannot be used, here or for speech that comes in pieces.
         """
-        bundle = open_recognizer(Path(folder), live=True, **options)
+        bundle = open_recognizer(Path(folder), streaming="only", **options)
         try:
             return cls(bundle=bundle, rules=rules)
         except BaseException:
@@ -118,18 +118,12 @@ class LiveRecognizer(AbstractContextManager["LiveRecognizer"]):
         while ready := [n for n, each in enumerate(waiting) if len(each) >= enough[n]]:
             chunks = [waiting[n][: self.chunks.window] for n in ready]
             for n, (log_probs, after) in zip(
-                ready, self._advance(chunks, [kept[n] for n in ready]), strict=True
+                ready, self._thread.advance(chunks, [kept[n] for n in ready]), strict=True
             ):
                 found[n].append(log_probs)
                 kept[n], waiting[n] = after, waiting[n][self.chunks.step :]
         states = [LiveState(*each) for each in zip(kept, waiting, strict=True)]
         return list(zip(found, states, strict=True))
-
-    def _advance(self, chunks: Sequence[Samples], states: Sequence[Any]) -> Any:
-        return self._call(lambda model: model.advance(chunks, states))
-
-    def _call(self, use: Callable[[Any], Any]) -> Any:
-        return self._thread.call(lambda model: use(getattr(model, "stream", None) or model))
 
     def close(self) -> None:
         """End the thread of the model."""

@@ -1,8 +1,8 @@
-"""The model that a runtime makes of a bundle, its output, and the one thread that runs it.
+"""The thread that runs a bundle's model, and the batches of similar length that it is given.
 
 Compiled code with CUDA graphs keeps its state in the thread that made it, and fails in any other
-(pytorch #123177). So one thread makes the model and runs it; on the CPU it shares batches with
-other threads while it waits.
+(pytorch #123177). So one thread makes the model and runs it. On the CPU it lets other threads run
+batches in parallel while it waits for them.
 
 Legend: B clips, S samples, U frames of 40 ms, V tokens or labels, D model width.
 """
@@ -11,48 +11,149 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from itertools import chain, product
+from typing import Any, Literal, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from sbkit.audio.io import Samples
-from sbkit.base.errors import SbkitError
-from sbkit.bundle.protocols import Effective, Encoded
+from sbkit.base.errors import BundleError, DeviceError, SbkitError
+from sbkit.base.machine import usable_cores
+from sbkit.base.units import seconds_to_samples
+from sbkit.bundle.protocols import ChunkSizes, DeviceArray, Effective, Encoded, ModelState
 from sbkit.decoding.attention import Counts, Floats
-from sbkit.runtime.shapes import Shapes
+from sbkit.decoding.frames import LogProbs
 
-Batch = Sequence[Samples]
+LoadedModel = Any  # each of its protocols, in sbkit/bundle/protocols.py, has its own callers
+StreamingUse = Literal["no", "also", "only"]  # whether a model is to run chunk by chunk
 Result = TypeVar("Result")
 
+BATCH_CLIPS = (1, 2, 4, 8, 16, 32, 64)
+CLIP_SECONDS = (0.5, 1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30)
 
-def require_effective(found: Effective, *, device: str, precision: str) -> Effective:
-    """Return what was found, where it is what was asked for.
+
+@dataclass(frozen=True, kw_only=True)
+class Shapes:
+    """The shapes that batches of clips may have. By default they may have any.
+
+    A new shape costs time and memory: torch generates kernels for it, and oneDNN and cuDNN choose
+    theirs. A server warms up a closed table of shapes and uses no other.
+
+    max_samples: the padded audio of a batch of several clips.
+    clips: how many clips a batch may have, ascending from 1.
+    lengths: the samples that clips are padded to, ascending up to the longest clip.
+
+    >>> shapes = Shapes(max_samples=600, clips=(1, 2, 4), lengths=(100, 200))
+    >>> list(shapes.batches([90, 150, 80, 70, 160]))
+    [[3, 2], [0], [1, 4]]
+    """
+
+    max_samples: int
+    clips: tuple[int, ...] = ()
+    lengths: tuple[int, ...] = ()
+
+    @classmethod
+    def table(
+        cls,
+        sample_rate: int,
+        *,
+        batch_seconds: float,
+        clips: Sequence[int] = BATCH_CLIPS,
+        seconds: Sequence[float] = CLIP_SECONDS,
+    ) -> "Shapes":
+        """Make a closed table for a sample rate."""
+        return cls(
+            max_samples=seconds_to_samples(batch_seconds, sample_rate),
+            clips=tuple(sorted(clips)),
+            lengths=tuple(seconds_to_samples(length, sample_rate) for length in sorted(seconds)),
+        )
+
+    def pairs(self) -> list[tuple[int, int]]:
+        """List all shapes (B, S) of a closed table."""
+        return [
+            (clips, samples)
+            for samples, clips in product(self.lengths, self.clips)
+            if clips == 1 or clips * samples <= self.max_samples
+        ]
+
+    def batches(self, lengths: Sequence[int], *, min_batches: int = 1) -> Iterator[list[int]]:
+        """Yield the indices of clips of these lengths in batches, the shortest clips first.
+
+        The clips of a batch are padded to the same length of the table, or in an open table differ
+        by a factor of at most 2. No silent row is added: seven clips are batches of four, two and
+        one. There are at least ``min_batches`` batches if there are as many clips.
+        """
+        padded = [round_up(length, self.lengths) for length in lengths]
+        max_samples = min(self.max_samples, sum(padded) // min_batches)
+        order = sorted(range(len(lengths)), key=lengths.__getitem__)
+        start = 0
+        while start < len(order):
+            longest = padded[order[start]] * (1 if self.lengths else 2)
+            end = start + 1
+            while (
+                end < len(order)
+                and padded[order[end]] <= longest
+                and padded[order[end]] * (end + 1 - start) <= max_samples
+            ):
+                end += 1
+            if self.clips:
+                end = start + max(clips for clips in self.clips if clips <= end - start)
+            yield order[start:end]
+            start = end
+
+
+def round_up(size: int, sizes: Sequence[int]) -> int:
+    """Return the first of ascending sizes that is not below ``size``, or else ``size`` itself."""
+    return next((candidate for candidate in sizes if candidate >= size), size)
+
+
+def pad_clips(
+    clips: Sequence[Samples], samples: int, num_rows: int | None = None
+) -> tuple[npt.NDArray[np.float32], Counts]:
+    """Pad clips (S,) with zeros to a batch in the scale of int16: -> (B, samples), (B,).
+
+    num_rows: B, if silent rows of full length are to follow the clips.
+    """
+    audio = np.zeros((num_rows or len(clips), samples), np.float32)
+    lengths = np.full(len(audio), samples, np.int64)
+    for row, clip in enumerate(clips):
+        audio[row, : len(clip)] = clip
+        lengths[row] = len(clip)
+    return audio, lengths
+
+
+def require_effective(effective: Effective, *, device: str, precision: str) -> Effective:
+    """Return where and how a model runs, if that is what was asked for.
 
     Raises:
-        SbkitError: the model runs elsewhere, or in another precision.
+        DeviceError: the model runs on another device or in another precision.
     """
-    found_precisions = found.precision.split(" and ") if precision != "fp32" else [found.precision]
-    for name, asked, came, fits in (
-        ("device", device, found.device, device == found.device),
-        ("precision", precision, found.precision, precision in found_precisions),
+    in_precision = precision == effective.precision
+    if precision != "fp32":
+        in_precision = precision in effective.precision.split(" and ")
+    for option, asked, actual, is_met in (
+        ("device", device, effective.device, device == effective.device),
+        ("precision", precision, effective.precision, in_precision),
     ):
-        if not fits:
-            raise SbkitError(
-                f"`--{name}` must be what the model runs with, but {asked} was asked for and it "
-                f"runs with {came}. List what can be used: sbkit doctor"
+        if not is_met:
+            raise DeviceError(
+                f"`--{option} {asked}` was asked for, but the model runs with {actual}. To see "
+                "what can be used: sbkit doctor"
             )
-    return found
+    return effective
 
 
 class ModelThread:
-    """A model that may be called from any thread: its own thread makes it and runs it.
+    """A model that any thread may call: its own thread makes it and runs it.
 
-    effective: what the model runs on.
+    effective: where and how the model runs.
     """
 
-    def __init__(self, make: Callable[[], Any]) -> None:
-        """Start the thread, and make a model in it: a `TorchModel`, an `OnnxModel`.
+    def __init__(self, make: Callable[[], LoadedModel]) -> None:
+        """Start the thread, and make the model in it.
 
         Raises:
             SbkitError: the model cannot be made.
@@ -60,37 +161,79 @@ class ModelThread:
         self._local = threading.local()  # the model ends with its thread
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
         try:
-            self.effective = self._executor.submit(self._keep, make).result()
+            self.effective = self._executor.submit(self._make, make).result()
         except BaseException:
             self.close()
             raise
 
-    def call(self, use: Callable[[Any], Result]) -> Result:
-        """Run a function of the model in its thread, after earlier calls, and return its result."""
+    def call(self, use: Callable[[LoadedModel], Result]) -> Result:
+        """Call a function of the model in its thread, after earlier calls; return its result."""
         return self._executor.submit(lambda: use(self._local.model)).result()
 
     @cached_property
     def samples_per_frame(self) -> int:
-        """How many samples go by from one frame of CTC to the next."""
+        """The samples from one frame of CTC to the next."""
         return self.call(lambda model: int(model.samples_per_frame))
 
+    @property
+    def parallel_batches(self) -> int:
+        """The number of batches that can run in parallel."""
+        return usable_cores() if self.effective.device == "cpu" else 1
+
     def encode(self, clips: Sequence[Samples]) -> list[Encoded]:
-        """Run the encoder on clips in one batch: (S,) of int16 each."""
+        """Run the encoder on clips (S,) in one batch."""
         return self.call(lambda model: model.encode(clips))
 
-    def encode_batches(self, batches: Sequence[Batch]) -> list[list[Encoded]]:
-        """Run the encoder on several batches, at once where many threads can run the model."""
+    def encode_batches(self, batches: Sequence[Sequence[Samples]]) -> list[list[Encoded]]:
+        """Run the encoder on batches of clips, in parallel if the device allows it."""
         return self.call(lambda model: model.encode_batches(batches))
 
-    def decoder_log_probs(self, states: Any, tokens: Counts) -> Floats:
-        """Ask the attention decoder about tokens: (U, D), (N, L) -> (N, L + 1, V)."""
+    def encode_by_length(
+        self,
+        clips: Sequence[Samples],
+        shapes: Shapes,
+        *,
+        on_batch: Callable[[int, int], object] = lambda clips, samples: None,
+    ) -> list[Encoded]:
+        """Run the encoder on clips in batches of similar length; return outputs in their order.
+
+        on_batch: called with the number of clips of each batch and the samples of one, padded.
+        """
+        lengths = [len(clip) for clip in clips]
+        batches = list(shapes.batches(lengths, min_batches=self.parallel_batches))
+        outputs = self.encode_batches([[clips[index] for index in batch] for batch in batches])
+        for batch in batches:
+            on_batch(len(batch), round_up(lengths[batch[-1]], shapes.lengths))
+        encoded = dict(zip(chain(*batches), chain(*outputs), strict=True))
+        return [encoded[index] for index in range(len(clips))]
+
+    def decoder_log_probs(self, states: DeviceArray, tokens: Counts) -> Floats:
+        """Run the attention decoder on hypotheses: (U, D), (N, L) -> (N, L + 1, V)."""
         return self.call(lambda model: model.decoder_log_probs(states, tokens))
 
-    def warm_up(self, shapes: Shapes) -> None:
-        """Run each shape of a table, to the lengths of which clips are padded from then on."""
+    @property
+    def chunks(self) -> ChunkSizes | None:
+        """The chunks of the streaming model, if there is one."""
+        sizes: ChunkSizes | None = self.call(
+            lambda model: model.streaming and model.streaming.chunks
+        )
+        return sizes
 
-        def run(model: Any) -> None:
-            model.lengths = shapes.lengths
+    def start(self) -> ModelState:
+        """Return the state of a session of the streaming model before its first sample."""
+        return self.call(lambda model: model.streaming.start())
+
+    def advance(
+        self, chunks: Sequence[Samples], states: Sequence[ModelState]
+    ) -> list[tuple[LogProbs, ModelState]]:
+        """Run one chunk (S,) of each session in one batch; return (U, V) and the new state."""
+        return self.call(lambda model: model.streaming.advance(chunks, states))
+
+    def warm_up(self, shapes: Shapes) -> None:
+        """Run every shape of a closed table; from then on clips are padded to its lengths."""
+
+        def run(model: LoadedModel) -> None:
+            model.padded_lengths = shapes.lengths
             for clips, samples in shapes.pairs():
                 model.encode([np.zeros(samples, np.int16)] * clips)
 
@@ -100,24 +243,25 @@ class ModelThread:
         """End the thread, and with it the model."""
         self._executor.shutdown(cancel_futures=True)
 
-    def _keep(self, make: Callable[[], Any]) -> Effective:
+    def _make(self, make: Callable[[], LoadedModel]) -> Effective:
         self._local.model = make()
         effective: Effective = self._local.model.effective
         return effective
 
 
 def run_batches(
-    encode: Callable[[Batch], list[Encoded]],
-    batches: Sequence[Batch],
+    encode: Callable[[Sequence[Samples]], list[Encoded]],
+    batches: Sequence[Sequence[Samples]],
     *,
     threads: int = 1,
     prepare: Callable[[], object] | None = None,
 ) -> list[list[Encoded]]:
-    """Run ``encode`` on each batch, and return its results in their order.
+    """Call ``encode`` on each batch, and return the results in their order.
 
-    Each thread has a core of its own: threads that share the work of every operation wait for each
-    other hundreds of times in a batch. prepare: called first in each thread; a single batch is run
-    in the calling thread.
+    Each thread has a core to itself: threads that share the work of every operation wait for each
+    other hundreds of times in a batch.
+
+    prepare: called first in each thread. A single batch runs in the calling thread, without it.
     """
     threads = min(threads, len(batches))
     if threads < 2:
@@ -128,13 +272,13 @@ def run_batches(
 
 @contextmanager
 def naming_audio(audio: object) -> Iterator[None]:
-    """Raise SbkitError, which names the audio, in place of any error of the model."""
+    """Turn any other error of a model into a BundleError that names the audio."""
     try:
         yield
     except SbkitError:
         raise
-    except Exception as error:  # parts may be the user's
-        raise SbkitError(
-            f"A bundle's parts must fit each other, but with {audio} the model raised "
-            f"{type(error).__name__} ({str(error)[:200]}). Export it again, or try a shorter file."
+    except Exception as error:  # a bundle may have parts of the user's
+        raise BundleError(
+            f"The model raised {type(error).__name__} with {audio}: {str(error)[:200]}. The parts "
+            "of its bundle may not fit each other: export it again, or try a shorter file."
         ) from error

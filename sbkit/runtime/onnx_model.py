@@ -1,14 +1,11 @@
-"""Run the ONNX model of a bundle without torch: waveforms in, log-probabilities out.
+"""The ONNX models of a bundle, run by onnxruntime without torch.
 
-Legend: B utterances, S samples, U frames, V vocabulary.
+A session runs as asked, or is refused. onnxruntime falls back to the CPU with no more than a
+warning, so the provider of each node is read back, and so are the index of the GPU and the
+precision of the nodes. All that is particular to onnxruntime stands here and in `SileroModel`;
+tried with onnxruntime 1.31.1.
 
-The session runs as asked, or is refused: the provider of each node is read back, because
-onnxruntime falls back to the CPU with a warning at most; and so are the number of the GPU and the
-precision of the nodes.
-
-A streaming model by onnxruntime, chunk by chunk: its state goes in and comes out as arrays.
-
-Legend: B sessions, S samples, U frames, V vocabulary.
+Legend: B clips or sessions, S samples, U frames, V vocabulary.
 """
 
 import json
@@ -26,32 +23,41 @@ import numpy.typing as npt
 
 from sbkit.audio.io import FULL_SCALE, Samples
 from sbkit.base.checksums import CHECKSUMS, check_unchanged
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import BundleError, ConfigError, DeviceError
 from sbkit.base.files import read_regular, reading
 from sbkit.base.machine import usable_cores
 from sbkit.base.process import require_package
-from sbkit.bundle.protocols import ChunkSizes, Effective, Encoded
-from sbkit.runtime.model import Batch, run_batches
-from sbkit.runtime.shapes import padded_length
+from sbkit.bundle.protocols import (
+    Arrays,
+    ChunkSizes,
+    DeviceArray,
+    Effective,
+    Encoded,
+    StreamingModel,
+)
+from sbkit.decoding.frames import LogProbs
+from sbkit.runtime.model import StreamingUse, pad_clips, round_up, run_batches
 
-FOLDER = "onnx"  # of a bundle
-MADE_OF = "weights"  # in the metadata: the SHA-256 of the bundle's
-SETTINGS = "settings"  # likewise: JSON, of a task's graphs
-FILES = {"fp32": "model.onnx", "int8": "model.int8.onnx"}
-PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
-DEVICE = re.compile("(cpu(?!:)|cuda)(?::(0|[1-9][0-9]?))?")
-NUMBER = "device_id"  # the provider's option for the GPU
-HEAVY = ("MatMul", "Gemm", "Conv", "Attention")  # in names, fused ones too: nearly all arithmetic
-WHOLE = ("MatMulInteger", "ConvInteger")  # what int8 computes with
-LARGEST = 1 << 31  # bytes, of a protobuf
+ONNX_FOLDER = "onnx"  # of a bundle
+MODEL_FILES = {"fp32": "model.onnx", "int8": "model.int8.onnx"}  # by precision
+WEIGHTS_SHA256 = "weights"  # key of the metadata: the checksum of the bundle's weights
+SETTINGS_JSON = "settings"  # key of the metadata: what callers of a task's graphs need
+MAX_MODEL_BYTES = 1 << 31  # of a protobuf
 MAX_SAMPLES = 1 << 20  # of a chunk or of padding; clips of a minute at 16 kHz
-RECORD = "session.record_ep_graph_assignment_info"
+PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+DEVICE_PATTERN = re.compile("(cpu(?!:)|cuda)(?::(0|[1-9][0-9]?))?")
+GPU_INDEX = "device_id"  # an option of the provider
+HEAVY_OPERATIONS = ("MatMul", "Gemm", "Conv", "Attention")  # parts of names, also of fused ones
+INTEGER_OPERATIONS = ("MatMulInteger", "ConvInteger")  # of int8
+RECORD_PROVIDERS = "session.record_ep_graph_assignment_info"
+NUMPY_TYPES = {"tensor(float)": np.float32, "tensor(int64)": np.int64}
 
 Floats = npt.NDArray[np.float32]
 Counts = npt.NDArray[np.int64]
+State = Mapping[str, Arrays]  # (B, ...) each
 
 
-class LogProbs(NamedTuple):
+class BatchLogProbs(NamedTuple):
     """log_probs (B, U, V) in float32; lengths (B,) in frames, past which they mean nothing."""
 
     log_probs: Floats
@@ -59,45 +65,45 @@ class LogProbs(NamedTuple):
 
 
 class OnnxModel:
-    """A session, with the interface of `TorchModel`.
+    """A session that takes whole clips, a `RunnableModel`.
 
-    Attributes:
-        effective: where its nodes run, and in which precision.
-        metadata: of the file: sample_rate, min_samples, samples_per_frame, blank, weights.
-        lengths: samples that batches are padded to; none: to their longest clip.
-        files: its name in ``onnx/`` of a bundle, by precision.
-        stream: the session of a chunk, where one was loaded beside this of whole clips.
+    effective: where its nodes run, and in which precision.
+    metadata: of the file: sample_rate, min_samples, samples_per_frame, blank, weights.
+    padded_lengths: the samples that clips are padded to; if empty, those of the longest clip.
+    files: the name of the file in ``onnx/`` of a bundle, by precision.
+    chunk_model: the session of a chunk, if it was loaded, too.
     """
 
-    files: ClassVar = FILES
-    lengths: Sequence[int] = ()
-    stream: "OnnxModel | None" = None
+    files: ClassVar = MODEL_FILES
+    padded_lengths: Sequence[int] = ()
+    chunk_model: "OnnxStreamingModel | None" = None
 
     def __init__(self, content: bytes, *, device: str = "cpu") -> None:
-        """Make a session of a file's bytes, on cpu, cuda (the first GPU) or cuda:N.
+        """Make a session of the bytes of a file, on cpu, cuda (the first GPU) or cuda:N.
 
-        Raises SbkitError where onnxruntime or the device is not there, or does not run the model.
+        Raises:
+            SbkitError: onnxruntime or the device is missing, or does not run the model.
         """
-        runtime = require_package("onnxruntime", extra="export")
-        provider, which = _parse_device(device)
-        options = runtime.SessionOptions()
-        options.add_session_config_entry(RECORD, "1")
+        onnxruntime = require_package("onnxruntime", extra="export")
+        provider, provider_options = _parse_device(device)
+        options = onnxruntime.SessionOptions()
+        options.add_session_config_entry(RECORD_PROVIDERS, "1")
         options.intra_op_num_threads = 1  # callers have a thread for each batch
         options.log_severity_level = 4  # errors are raised, not printed too
         if provider == PROVIDERS["cuda"]:
             with redirect_stdout(sys.stderr):
-                runtime.preload_dlls()  # of CUDA's wheels, which by itself only torch finds
+                onnxruntime.preload_dlls()  # of CUDA's wheels, which otherwise only torch finds
         try:
-            self._session = runtime.InferenceSession(
+            self._session = onnxruntime.InferenceSession(
                 content,
                 options,
-                providers=[(provider, which)],
+                providers=[(provider, provider_options)],
                 enable_fallback=0,  # after errors, too
             )
         except Exception as error:  # onnxruntime has an exception for each of its error codes
-            raise SbkitError(
-                "An ONNX model must be one that onnxruntime loads, but it raised "
-                f"{type(error).__name__} ({str(error)[:200]}). Export it again."
+            raise BundleError(
+                f"onnxruntime cannot load this ONNX model: {type(error).__name__} "
+                f"({str(error)[:200]}). Export it again."
             ) from error
         self.effective = _read_back(self._session, provider)
         self.metadata = dict(self._session.get_modelmeta().custom_metadata_map)
@@ -107,95 +113,125 @@ class OnnxModel:
 
     @classmethod
     def load(cls, bundle: Path, *, device: str = "cpu", precision: str = "fp32") -> Self:
-        """Load ``onnx/`` of a bundle, as `read_graph` does; raises SbkitError."""
+        """Load the model from ``onnx/`` of a bundle; raises SbkitError as `read_graph` does."""
         return cls(read_graph(bundle, cls.files[precision]), device=device)
 
-    def log_probs(self, audio: npt.NDArray[Any], lengths: npt.NDArray[Any]) -> LogProbs:
+    def log_probs(self, audio: npt.NDArray[Any], lengths: npt.NDArray[Any]) -> BatchLogProbs:
         """Compute log-probabilities: (B, S), (B,) -> (B, U, V), (B,).
 
         ``audio`` is int16, or floating point between -1 and 1; zero past each length.
         """
         scale = FULL_SCALE if audio.dtype == np.int16 else 1
+        return self._log_probs(audio.astype(np.float32) / np.float32(scale), lengths)
+
+    def _log_probs(self, audio: Floats, lengths: npt.NDArray[Any]) -> BatchLogProbs:
         missing = self._min_samples - audio.shape[1]
         padded = np.pad(audio, ((0, 0), (0, missing))) if missing > 0 else audio
-        inputs = (padded.astype(np.float32) / np.float32(scale), lengths.astype(np.int64))
-        return LogProbs(*self.run(*inputs))
+        return BatchLogProbs(*self.run(padded, lengths.astype(np.int64)))
 
     def run(self, *arrays: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
-        """Compute the outputs of the graph from its inputs, in their order."""
-        names = (each.name for each in self._session.get_inputs())
-        found: list[npt.NDArray[Any]] = self._session.run(
+        """Compute the outputs of the graph from its inputs, both in their order."""
+        names = (node.name for node in self._session.get_inputs())
+        outputs: list[npt.NDArray[Any]] = self._session.run(
             None, dict(zip(names, arrays, strict=True))
         )
-        return found
+        return outputs
 
     @property
     def samples_per_frame(self) -> int:
-        """How many samples go by from one frame of CTC to the next."""
+        """The samples from one frame of CTC to the next."""
         return self.read_samples("samples_per_frame")
 
     def read_samples(self, name: str) -> int:
-        """Return a number of samples from the metadata; raises SbkitError where it is none."""
+        """Return a number of samples from the metadata; raises BundleError if it is not there."""
         text = self.metadata.get(name, "nothing")
         if not (text.isdecimal() and len(text) < 9 and 1 <= int(text) <= MAX_SAMPLES):
-            raise SbkitError(
-                f"The metadata of an ONNX model must say `{name}`, from 1 to {MAX_SAMPLES} "
-                f"samples, but says {text[:20]}. Export it again."
+            raise BundleError(
+                f"`{name}` in the metadata of an ONNX model must be from 1 to {MAX_SAMPLES} "
+                f"samples, but is {text[:20]}. Export it again."
             )
         return int(text)
 
     def encode(self, clips: Sequence[Samples]) -> list[Encoded]:
-        """Run the encoder on clips in one batch: (S,) of int16 each."""
-        lengths = np.array([len(clip) for clip in clips])
-        longest = padded_length(int(lengths.max()), self.lengths)
-        audio = np.zeros((len(clips), longest), np.int16)
-        for row, clip in zip(audio, clips, strict=True):
-            row[: len(clip)] = clip
-        found = self.log_probs(audio, lengths)
-        rows = zip(found.log_probs, found.lengths, strict=True)
-        return [Encoded(row[:count]) for row, count in rows]
+        """Run the encoder on clips (S,) in one batch."""
+        samples = round_up(max(map(len, clips)), self.padded_lengths)
+        audio, lengths = pad_clips(clips, samples)
+        log_probs, frames = self._log_probs(audio / np.float32(FULL_SCALE), lengths)
+        return [Encoded(row[:count]) for row, count in zip(log_probs, frames, strict=True)]
 
-    def encode_batches(self, batches: Sequence[Batch]) -> list[list[Encoded]]:
-        """Run the encoder on several batches; on the CPU at once, each in a thread."""
+    def encode_batches(self, batches: Sequence[Sequence[Samples]]) -> list[list[Encoded]]:
+        """Run the encoder on batches of clips; on the CPU in parallel, each in a thread."""
         threads = usable_cores() if self.effective.device == "cpu" else 1
         return run_batches(self.encode, batches, threads=threads)
 
+    def decoder_log_probs(self, states: DeviceArray, tokens: Counts) -> npt.NDArray[np.float64]:
+        """Raise DeviceError: only torch runs the attention decoder."""
+        raise DeviceError("The attention decoder is not exported to ONNX. Pass --runtime torch.")
 
-def read_graph(bundle: Path, name: str) -> bytes:
-    """Read a file of ``onnx/`` of a bundle; what was hashed is what is returned.
+    @property
+    def streaming(self) -> StreamingModel | None:
+        """The streaming model, if one was loaded."""
+        return self.chunk_model
 
-    Raises SbkitError when it is missing or damaged.
-    """
-    folder = bundle / FOLDER
-    if not (folder / name).exists():
-        raise SbkitError(
-            f"A bundle must hold {FOLDER}/{name} to be run by onnxruntime, but {bundle} does "
-            "not. Export it: sbkit export RUN --out DIR --formats onnx"
-        )
-    content = read_regular(folder / name, largest=LARGEST, what="An ONNX model")
-    sums = read_regular(folder / CHECKSUMS, largest=1 << 16, what="A list of checksums")
-    check_unchanged({name: content}, sums, of=folder)
-    return content
+
+class OnnxStreamingModel(OnnxModel):
+    """A session of the graph of one chunk, a `StreamingModel`; arrays carry its state."""
+
+    files: ClassVar = {"fp32": "streaming.onnx", "int8": "streaming.int8.onnx"}
+
+    @property
+    def streaming(self) -> StreamingModel:
+        """The model itself."""
+        return self
+
+    @property
+    def chunks(self) -> ChunkSizes:
+        """The sizes of a chunk."""
+        return ChunkSizes(*(self.read_samples(size.name) for size in fields(ChunkSizes)))
+
+    def start(self) -> State:
+        """Return the state of a session before its first sample."""
+        _, _, *states = self._session.get_inputs()
+        return {
+            state.name: np.zeros((1, *state.shape[1:]), NUMPY_TYPES[state.type]) for state in states
+        }
+
+    def step(self, audio: Floats, lengths: Counts, state: State) -> tuple[BatchLogProbs, State]:
+        """Run a chunk of audio between -1 and 1: (B, S), (B,), state -> (B, U, V), (B,), state."""
+        padded = np.pad(audio, ((0, 0), (0, self.chunks.window - audio.shape[1])))
+        inputs = {"audio": padded, "audio_lengths": lengths, **state}
+        log_probs, frames, *after = self._session.run(None, inputs)
+        return BatchLogProbs(log_probs, frames), dict(zip(state, after, strict=True))
+
+    def advance(
+        self, chunks: Sequence[Samples], states: Sequence[State]
+    ) -> list[tuple[LogProbs, State]]:
+        """Run one chunk (S,) of each session in one batch; return (U, V) and the new state."""
+        audio, lengths = pad_clips(chunks, self.chunks.window)
+        state = {name: np.concatenate([one[name] for one in states]) for name in states[0]}
+        (log_probs, frames), after = self.step(audio / np.float32(FULL_SCALE), lengths, state)
+        return [
+            (log_probs[row, :count], {name: array[row : row + 1] for name, array in after.items()})
+            for row, count in enumerate(frames.tolist())
+        ]
 
 
 class OnnxGraphs:
-    """The graphs of a task, each in a session of its own, with the interface of `TorchModel`.
+    """The graphs of a task, each in a session of its own, a `GraphRunner`.
 
-    Attributes:
-        effective: where the nodes of all run.
-        metadata: of their files.
-        settings: the plain data that callers of the graphs need.
+    effective: where the nodes of all graphs run.
+    metadata: of their files.
+    settings: the plain data that callers of the graphs need.
     """
 
     def __init__(self, models: Mapping[str, OnnxModel]) -> None:
-        """Take the session of each graph."""
         self._models = models
         first = next(iter(models.values()))
-        nodes = sum((Counter(each.effective.nodes) for each in models.values()), Counter[str]())
+        nodes = sum((Counter(model.effective.nodes) for model in models.values()), Counter[str]())
         self.effective = replace(first.effective, nodes=dict(nodes))
         self.metadata = first.metadata
         with reading("An ONNX model", must="hold its settings", fix="Export it again."):
-            self.settings = json.loads(first.metadata[SETTINGS])
+            self.settings: dict[str, Any] = json.loads(first.metadata[SETTINGS_JSON])
 
     @classmethod
     def load(
@@ -203,11 +239,48 @@ class OnnxGraphs:
     ) -> Self:
         """Load the graphs of a bundle, which are in fp32; raises SbkitError."""
         contents = {name: read_graph(bundle, f"{name}.onnx") for name in graphs}
-        return cls({name: OnnxModel(each, device=device) for name, each in contents.items()})
+        return cls({name: OnnxModel(content, device=device) for name, content in contents.items()})
 
     def run(self, graph: str, *arrays: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
         """Run a graph of the task: arrays in, arrays out."""
         return self._models[graph].run(*arrays)
+
+
+def load_onnx(
+    bundle: Path, *, streaming: StreamingUse, device: str, precision: str
+) -> OnnxModel | OnnxStreamingModel:
+    """Load the model of whole clips, that of chunks, or both if the bundle has the second.
+
+    Raises:
+        SbkitError: a file is missing or damaged, or the device does not run the model.
+    """
+    if streaming == "only":
+        return OnnxStreamingModel.load(bundle, device=device, precision=precision)
+    model = OnnxModel.load(bundle, device=device, precision=precision)
+    if (
+        streaming == "also"
+        and (bundle / ONNX_FOLDER / OnnxStreamingModel.files[precision]).exists()
+    ):
+        model.chunk_model = OnnxStreamingModel.load(bundle, device=device, precision=precision)
+    return model
+
+
+def read_graph(bundle: Path, name: str) -> bytes:
+    """Read a file of ``onnx/`` of a bundle; the bytes that are hashed are the bytes returned.
+
+    Raises:
+        BundleError: the file is missing or damaged.
+    """
+    folder = bundle / ONNX_FOLDER
+    if not (folder / name).exists():
+        raise BundleError(
+            f"{bundle} has no {ONNX_FOLDER}/{name}, which onnxruntime needs. Export it: sbkit "
+            "export RUN --out DIR --formats onnx"
+        )
+    content = read_regular(folder / name, largest=MAX_MODEL_BYTES, what="An ONNX model")
+    sums = read_regular(folder / CHECKSUMS, largest=1 << 16, what="A list of checksums")
+    check_unchanged({name: content}, sums, of=folder)
+    return content
 
 
 def available_providers() -> list[str]:
@@ -220,93 +293,41 @@ def available_providers() -> list[str]:
 
 
 def _parse_device(device: str) -> tuple[str, dict[str, str]]:
-    """Return the provider of a device, and its options: which GPU, and float32 not as TF32."""
-    fits = DEVICE.fullmatch(device)
-    if fits is None:
-        raise SbkitError(
-            "`device` of the runtime onnx must be auto, cpu, cuda or cuda:N, but is "
-            f"{device!r}. Choose one of them, or --runtime torch."
+    """Return the provider of a device, and its options: the index of the GPU, and no TF32."""
+    match = DEVICE_PATTERN.fullmatch(device)
+    if match is None:
+        raise ConfigError(
+            f"`--device {device}` is not supported by the runtime onnx: it must be auto, cpu, cuda "
+            "or cuda:N. Choose one of them, or --runtime torch."
         )
-    number = {} if device == "cpu" else {NUMBER: fits[2] or "0", "use_tf32": "0"}
-    return PROVIDERS[fits[1]], number
+    options = {} if device == "cpu" else {GPU_INDEX: match[2] or "0", "use_tf32": "0"}
+    return PROVIDERS[match[1]], options
 
 
 def _read_back(session: Any, provider: str) -> Effective:
     """Return where and in which precision a session computes matrix products and convolutions.
 
-    Raises SbkitError where another provider computes some of them than the one asked for.
+    Raises:
+        DeviceError: another provider than the one asked for computes some of them.
     """
     subgraphs = session.get_provider_graph_assignment_info()
-    nodes = [(each.ep_name, node.op_type) for each in subgraphs for node in each.get_nodes()]
-    heavy = [(name, kind) for name, kind in nodes if any(part in kind for part in HEAVY)]
+    nodes = [(graph.ep_name, node.op_type) for graph in subgraphs for node in graph.get_nodes()]
+    heavy = [(name, kind) for name, kind in nodes if any(part in kind for part in HEAVY_OPERATIONS)]
     elsewhere = Counter(name for name, _ in heavy if name != provider)
     if elsewhere or not heavy:
         where = ", ".join(f"{count} by {name}" for name, count in elsewhere.items())
-        raise SbkitError(
-            f"{provider} must run the model's matrix products and convolutions, but of {len(heavy)}"
-            f" it has {len(heavy) - elsewhere.total()} ({where or 'nothing was placed'}). Check the"
-            " driver and the CUDA libraries, or choose --device cpu."
+        raise DeviceError(
+            f"{provider} must run all {len(heavy)} matrix products and convolutions of the model, "
+            f"but runs {len(heavy) - elsewhere.total()} ({where or 'nothing was placed'}). Check "
+            "the driver and the CUDA libraries, or choose --device cpu."
         )
     on_gpu = provider == PROVIDERS["cuda"]
-    number = session.get_provider_options().get(provider, {}).get(NUMBER)
+    index = session.get_provider_options().get(provider, {}).get(GPU_INDEX)
     # Products of two activations are not quantized.
-    precisions = {"int8" if kind in WHOLE else "fp32" for _, kind in heavy}
+    precisions = {"int8" if kind in INTEGER_OPERATIONS else "fp32" for _, kind in heavy}
     return Effective(
         runtime="onnx",
-        device=f"cuda:{number}" if on_gpu else "cpu",
+        device=f"cuda:{index}" if on_gpu else "cpu",
         precision=" and ".join(sorted(precisions, reverse=True)),
         nodes=dict(Counter(name for name, _ in nodes)),  # `asdict` copies no Counter
     )
-
-
-State = Mapping[str, npt.NDArray[Any]]  # (B, ...) each
-TYPES = {"tensor(float)": np.float32, "tensor(int64)": np.int64}
-
-
-class OnnxStream(OnnxModel):
-    """A session of the graph of one chunk, with what `TorchModel` has for chunks."""
-
-    files: ClassVar = {"fp32": "streaming.onnx", "int8": "streaming.int8.onnx"}
-
-    @property
-    def chunks(self) -> ChunkSizes:
-        """The samples of a chunk."""
-        return ChunkSizes(*(self.read_samples(each.name) for each in fields(ChunkSizes)))
-
-    def start(self) -> State:
-        """Return the state of one session before its first sample."""
-        _, _, *kept = self._session.get_inputs()
-        return {each.name: np.zeros((1, *each.shape[1:]), TYPES[each.type]) for each in kept}
-
-    def step(self, audio: Floats, lengths: Counts, state: State) -> tuple[LogProbs, State]:
-        """Run a chunk of audio between -1 and 1: (B, S), (B,), state -> (B, U, V), (B,), state."""
-        padded = np.pad(audio, ((0, 0), (0, self.chunks.window - audio.shape[1])))
-        inputs = {"audio": padded, "audio_lengths": lengths, **state}
-        log_probs, frames, *after = self._session.run(None, inputs)
-        return LogProbs(log_probs, frames), dict(zip(state, after, strict=True))
-
-    def advance(
-        self, chunks: Sequence[Samples], states: Sequence[State]
-    ) -> list[tuple[Floats, State]]:
-        """Run one chunk of each session in one batch: (S,) of int16 each -> (U, V), its state."""
-        lengths = np.array([len(chunk) for chunk in chunks], np.int64)
-        audio = np.zeros((len(chunks), lengths.max()), np.float32)
-        for row, chunk in zip(audio, chunks, strict=True):
-            row[: len(chunk)] = chunk / np.float32(FULL_SCALE)
-        state = {name: np.concatenate([each[name] for each in states]) for name in states[0]}
-        found, after = self.step(audio, lengths, state)
-        return [
-            (found.log_probs[n, :count], {name: each[n : n + 1] for name, each in after.items()})
-            for n, count in enumerate(found.lengths.tolist())
-        ]
-
-
-def load_both(bundle: Path, *, device: str, precision: str) -> OnnxModel:
-    """Load the model of whole clips, and beside it that of chunks where the bundle has one.
-
-    Raises SbkitError when the first is missing, or either is damaged or does not run on the device.
-    """
-    model = OnnxModel.load(bundle, device=device, precision=precision)
-    if (bundle / FOLDER / OnnxStream.files[precision]).exists():
-        model.stream = OnnxStream.load(bundle, device=device, precision=precision)
-    return model

@@ -1,4 +1,4 @@
-"""The runtimes of a bundle: torch or onnxruntime is imported in the thread that makes the model."""
+"""Open the model of a bundle with torch or onnxruntime, imported in the thread that makes it."""
 
 import ctypes
 from collections.abc import Callable
@@ -6,26 +6,26 @@ from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from sbkit.base.checksums import listed_checksums
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import BundleError, ConfigError, DeviceError
 from sbkit.base.machine import PRECISIONS
 from sbkit.bundle.bundle import WEIGHTS, Bundle, ReadBundle, read_bundle
-from sbkit.runtime.model import ModelThread, require_effective
+from sbkit.runtime.model import LoadedModel, ModelThread, StreamingUse, require_effective
 from sbkit.runtime.onnx_model import (
-    MADE_OF,
     PROVIDERS,
+    WEIGHTS_SHA256,
     OnnxGraphs,
     OnnxModel,
-    OnnxStream,
+    OnnxStreamingModel,
     available_providers,
-    load_both,
+    load_onnx,
 )
 from sbkit.tasks.task import ONNX
 
 AUTO, FIRST_GPU = "auto", "cuda:0"
-DRIVER = "libcuda.so.1"  # which comes with the driver, never with a wheel
+DRIVER = "libcuda.so.1"  # comes with the driver, never with a wheel
+LoadOnnx = Callable[..., OnnxModel | OnnxStreamingModel | OnnxGraphs]
 
 
 def open_model(
@@ -35,51 +35,51 @@ def open_model(
     runtime: str = "torch",
     precision: str = "fp32",
     compile: str | None = None,
-    live: bool | None = False,
+    streaming: StreamingUse = "no",
     user_modules: frozenset[str] = frozenset(),
 ) -> Bundle:
-    """Read a bundle and make its model in a new thread, which is then its ``model``.
+    """Read a bundle, and make its model in a thread of its own, a `ModelThread`.
 
-    device: cpu, cuda, cuda:N or auto; runtime: torch or onnx; precision: fp32, bf16, fp16 or int8;
-    compile: a mode of torch.compile, None for none; live: to be run chunk by chunk, for which onnx
-    has another file, None for both where it is there; own: modules of the user's.
+    device: cpu, cuda, cuda:N or auto.
+    runtime: torch or onnx.
+    precision: fp32, bf16, fp16 or int8.
+    compile: a mode of torch.compile, or None.
+    streaming: whether the model is to run chunk by chunk, for which ONNX has a file of its own:
+        "no", "only", or "also" if the bundle allows it.
+    user_modules: the user's modules that the bundle may import.
 
     Raises:
-        SbkitError: the bundle is damaged, or the device, runtime or precision is not there.
+        SbkitError: the bundle is damaged, or the device, runtime or precision is not available.
     """
     if runtime in PRECISIONS and precision not in PRECISIONS[runtime]:
-        known = "; ".join(f"{name}: {', '.join(each)}" for name, each in PRECISIONS.items())
-        raise SbkitError(
-            f"`--precision` must be one that the runtime has ({known}), but is {precision} with "
-            f"{runtime}. Choose one of them, or pass another --runtime."
+        known = "; ".join(f"{name}: {', '.join(names)}" for name, names in PRECISIONS.items())
+        raise ConfigError(
+            f"`--precision {precision}` is not supported by the runtime {runtime} ({known}). "
+            "Choose one of its precisions, or pass another --runtime."
+        )
+    if runtime not in ("torch", ONNX) or (runtime == ONNX and compile is not None):
+        raise ConfigError(
+            f"`--runtime {runtime}` with `--compile {compile}` is not supported: the runtime must "
+            "be torch, or onnx, which compiles nothing. Choose one of them."
         )
     if runtime == "torch" and not has_torch():
-        raise SbkitError(
+        raise DeviceError(
             "`--runtime torch` needs the package torch, which is not installed. Pass --runtime "
             "onnx, which runs a bundle exported with --formats onnx, or install torch."
         )
     read = read_bundle(
         folder, *([WEIGHTS] if runtime == "torch" else []), user_modules=user_modules
     )
-    if runtime == "torch":
-        make: Callable[[], Any] = partial(
-            _load_torch, read, folder, device, precision, compile, live, user_modules
-        )
-    elif runtime == "onnx" and compile is None:
-        load: Callable[..., Any] = (
-            load_both if live is None else (OnnxStream if live else OnnxModel).load
-        )
-        graphs = [name for name, each in read.bundle.task.graphs.items() if each.format == ONNX]
-        if graphs:
-            load = partial(OnnxGraphs.load, graphs)
-        elif not live:
+    make: Callable[[], LoadedModel] = partial(
+        _load_torch, read, folder, device, precision, compile, streaming, user_modules
+    )
+    if runtime == ONNX:
+        graphs = [name for name, graph in read.bundle.task.graphs.items() if graph.format == ONNX]
+        if not graphs and streaming != "only":
             read.bundle.task.require("transcribe")  # classifiers are not exported to ONNX
+        load: LoadOnnx = partial(load_onnx, streaming=streaming)
+        load = partial(OnnxGraphs.load, graphs) if graphs else load
         make = partial(_load_onnx, folder, device, precision, load)
-    else:
-        raise SbkitError(
-            "`runtime` must be torch or onnx, which compiles nothing, but is "
-            f"{runtime} with compile: {compile}. Choose one of them."
-        )
     return replace(read.bundle, model=ModelThread(make))
 
 
@@ -89,30 +89,29 @@ def _load_torch(
     device: str,
     precision: str,
     compile: str | None,
-    live: bool | None,
+    streaming: StreamingUse,
     user_modules: frozenset[str],
-) -> Any:
+) -> LoadedModel:
     from sbkit.distributed.device import resolve
-    from sbkit.runtime.shapes import Compilation
-    from sbkit.runtime.torch_model import load_torch
+    from sbkit.runtime.torch_model import Compilation, load_torch
 
     _require_cuda(device, "torch")
     placement = resolve(None if device == AUTO else device, precision)
-    compilation = None if compile is None else Compilation(mode=compile, live=live)
+    compilation = None if compile is None else Compilation(mode=compile, streaming=streaming)
     return load_torch(
         read, folder, user_modules=user_modules, placement=placement, compilation=compilation
     )
 
 
-def _load_onnx(folder: Path, device: str, precision: str, load: Callable[..., Any]) -> Any:
-    _require_cuda(device, "onnx")
+def _load_onnx(folder: Path, device: str, precision: str, load: LoadOnnx) -> LoadedModel:
+    _require_cuda(device, ONNX)
     if device == AUTO:
-        device = "cpu" if why_no_cuda("onnx") else FIRST_GPU
+        device = "cpu" if why_no_cuda(ONNX) else FIRST_GPU
     model = load(folder, device=device, precision=precision)
-    if model.metadata.get(MADE_OF) != listed_checksums(folder).get(WEIGHTS):
-        raise SbkitError(
-            f"An ONNX model must be made of the weights of its bundle, but the one in {folder} is "
-            "made of others. Export it again."
+    if model.metadata.get(WEIGHTS_SHA256) != listed_checksums(folder).get(WEIGHTS):
+        raise BundleError(
+            f"The ONNX model in {folder} was not made from the weights of its bundle. Export it "
+            "again."
         )
     device = FIRST_GPU if device == "cuda" else device
     require_effective(model.effective, device=device, precision=precision)
@@ -120,18 +119,18 @@ def _load_onnx(folder: Path, device: str, precision: str, load: Callable[..., An
 
 
 def _require_cuda(device: str, runtime: str) -> None:
-    """Raise SbkitError with the cause where a GPU is asked for and none can be used."""
+    """Raise DeviceError with the cause if a GPU is asked for and none can be used."""
     cause = why_no_cuda(runtime) if device.startswith("cuda") else None
     if cause is not None:
-        raise SbkitError(
-            f"`--device {device}` must be a GPU that {runtime} can use, but {cause}, or pass "
+        raise DeviceError(
+            f"`--device {device}` needs a GPU that {runtime} can use, but {cause}, or pass "
             "--device cpu."
         )
 
 
 def why_no_cuda(runtime: str) -> str | None:
-    """Return why a runtime cannot use an NVIDIA GPU, and what to do; None where it can."""
-    if runtime == "onnx":
+    """Return why a runtime cannot use an NVIDIA GPU, and what to do; None if it can."""
+    if runtime == ONNX:
         if PROVIDERS["cuda"] not in available_providers():
             return (
                 "there is no onnxruntime with CUDA, or another wheel hides it. Uninstall "

@@ -1,12 +1,12 @@
-"""Audio in pieces that a model can take: cut in pauses, and with an overlap where there is none.
+"""Segments of audio that a model can take: cut in pauses, or with an overlap if there are none.
 
-Pauses are what is quiet, or what a detector of voice activity leaves between speech.
-Audio comes in blocks, and no more than a piece and a block is held. The place of a cut depends only
-on the 30 s before it, so that the size of the blocks changes nothing.
+A pause is quiet, or lies between the speech that a voice detector finds. Audio arrives in blocks,
+and no more than a segment and a block are held. Where a cut is depends only on the 30 s before it,
+so the size of the blocks changes nothing.
 
-Two overlapping pieces see the same audio. Their log-probabilities are cut at one frame, in the
-longest gap between two tokens of the first one, so that no word is lost and none is there twice:
-CTC has a frame for each moment, independent of the decoder.
+Two overlapping segments contain the same audio. Their log-probabilities are cut at one frame, in
+the longest gap between two tokens of the first segment, so that no word is lost or repeated: CTC
+has a frame for each moment, independent of the decoder.
 
 Legend: S samples, W windows of 20 ms, U frames, V vocabulary.
 """
@@ -22,20 +22,21 @@ from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.decoding.frames import LogProbs
 from sbkit.runtime.voice_detector import SpeechEvent, VoiceDetector
 
-LONGEST = 30.0  # seconds; attention grows with the square of the length
-SHORTEST = 1.0  # seconds of a piece before a long pause ends it
-LONG_PAUSE, SHORT_PAUSE = 0.5, 0.2  # seconds; the closure of a stop consonant lasts up to 0.15
-MARGIN = 0.5  # seconds of a pause that are left before speech
-OVERLAP = 4.0  # seconds that two pieces share where speech does not pause
+MAX_SEGMENT_SECONDS = 30.0  # attention grows with the square of the length
+MIN_SEGMENT_SECONDS = 1.0  # before a long pause ends a segment
+LONG_PAUSE_SECONDS = 0.5
+SHORT_PAUSE_SECONDS = 0.2  # the closure of a stop consonant lasts up to 0.15
+MARGIN_SECONDS = 0.5  # of a pause that is left before speech
+OVERLAP_SECONDS = 4.0  # that two segments share if speech does not pause
 
 
 @dataclass(frozen=True)
-class Piece:
+class Segment:
     """Audio that a model takes at once, and where it is in its source.
 
-    samples: (S,) of int16, of no other memory, so that the block that it is cut from can go; start:
-    its first sample in the source; overlap: how many of its last samples the piece after it has,
-    too; 0 where the cut is in a pause.
+    samples: (S,) of int16, a copy, so that the block that it is cut from can be freed.
+    start: the index of its first sample in the source.
+    overlap: how many of its last samples the next segment has, too; 0 if it ends in a pause.
     """
 
     samples: Samples
@@ -44,75 +45,83 @@ class Piece:
 
     @property
     def next_start(self) -> int:
-        """The first sample of the piece after it."""
+        """The index of the first sample of the next segment."""
         return self.start + len(self.samples) - self.overlap
 
 
 @dataclass(frozen=True)
-class Cutter:
-    """Cut a stream of samples into pieces.
+class Segmenter:
+    """Cut a stream of samples into segments.
 
-    multiple: of samples, by which the starts of overlapping pieces differ; shortest: seconds;
-    detector: finds the pauses, None for those by level.
+    multiple: the starts of overlapping segments differ by multiples of this many samples.
+    min_seconds: before a long pause ends a segment.
+    detector: finds the pauses; without one they are found by level.
+
+    >>> tone = (9000 * np.sin(np.arange(16_000))).astype(np.int16)
+    >>> blocks = [tone, np.zeros(16_000, np.int16), tone]
+    >>> [len(segment.samples) for segment in Segmenter(16_000).split(blocks)]
+    [24000, 24000]
     """
 
     sample_rate: int
     multiple: int = 1
-    shortest: float = SHORTEST
+    min_seconds: float = MIN_SEGMENT_SECONDS
     detector: VoiceDetector | None = None
 
-    def pieces(self, blocks: Iterable[Samples]) -> Iterator[Piece]:
-        """Yield the pieces of blocks, (S,) each; the last one holds what is left, if only nothing.
+    def split(self, blocks: Iterable[Samples]) -> Iterator[Segment]:
+        """Yield the segments of blocks (S,); the last one may be empty.
 
-        A piece ends in the first long pause after ``shortest`` seconds. Before it gets longer than
-        LONGEST it ends in its longest pause, and without a pause there, with an overlap, all of
-        which the next piece holds.
+        A segment ends in the first long pause after ``min_seconds``. Before it exceeds
+        MAX_SEGMENT_SECONDS it ends in its longest pause. Without a pause it ends there, and the
+        next segment repeats its last OVERLAP_SECONDS.
         """
-        held = np.empty(0, np.int16)
-        piece, pauses = Piece(held, 0), Pauses(self.detector, self.sample_rate)
+        pending = np.empty(0, np.int16)
+        segment, pauses = Segment(pending, 0), Pauses(self.detector, self.sample_rate)
         for block in blocks:
             pauses.add(block)
-            held = np.concatenate([held, block])
-            while len(held) > self._longest:
-                piece = self._first(held, pauses, after=piece)
-                yield piece
-                held = held[len(piece.samples) - piece.overlap :]
+            pending = np.concatenate([pending, block])
+            while len(pending) > self._max_samples:
+                segment = self._first(pending, pauses, after=segment)
+                yield segment
+                pending = pending[len(segment.samples) - segment.overlap :]
         while True:
-            piece = self._first(held, pauses, after=piece)
-            yield piece
-            held = held[len(piece.samples) :]
-            if not len(held):
+            segment = self._first(pending, pauses, after=segment)
+            yield segment
+            pending = pending[len(segment.samples) :]
+            if not len(pending):
                 return
 
     @property
-    def _longest(self) -> int:
-        return seconds_to_samples(LONGEST, self.sample_rate)
+    def _max_samples(self) -> int:
+        return seconds_to_samples(MAX_SEGMENT_SECONDS, self.sample_rate)
 
-    def _first(self, held: Samples, found: "Pauses", *, after: Piece) -> Piece:
-        """Take the first piece of what is held, which follows another one."""
-        start, ahead, goes_on = after.next_start, held[: self._longest], len(held) > self._longest
+    def _first(self, pending: Samples, pauses: "Pauses", *, after: Segment) -> Segment:
+        """Return the first segment of pending samples (S,), which follows another one."""
+        start = after.next_start
+        ahead, is_longer = pending[: self._max_samples], len(pending) > self._max_samples
         window = self.sample_rate // WINDOWS
-        count, least = len(ahead) // window, max(self.shortest * WINDOWS, after.overlap / window)
-        pauses = [  # how long each is, and where it is cut: in its middle, or MARGIN before its end
-            (end - first, end - min((end - first) // 2, round(MARGIN * WINDOWS)))
-            for first, end in found.within(ahead, start)
-            if (goes_on or end < count) and (first > 0 or end - first == count)
+        count = len(ahead) // window
+        min_windows = max(self.min_seconds * WINDOWS, after.overlap / window)
+        cuts = [  # the length of each pause, and its cut: the middle, or MARGIN before the end
+            (end - first, end - min((end - first) // 2, round(MARGIN_SECONDS * WINDOWS)))
+            for first, end in pauses.within(ahead, start)
+            if (is_longer or end < count) and (first > 0 or end - first == count)
         ]
-        pauses = [(length, cut) for length, cut in pauses if cut >= least]
-        for length, cut in pauses:
-            if length >= LONG_PAUSE * WINDOWS:
-                return Piece(held[: cut * window].copy(), start)
-        if not goes_on:
-            return Piece(held, start)
-        length, cut = max(pauses, default=(0, 0))
-        if length >= SHORT_PAUSE * WINDOWS:
-            return Piece(held[: cut * window].copy(), start)
-        following = self._longest - seconds_to_samples(OVERLAP, self.sample_rate)
-        return Piece(ahead, start, self._longest - following // self.multiple * self.multiple)
+        cuts = [(length, cut) for length, cut in cuts if cut >= min_windows]
+        for length, cut in cuts:
+            if length >= LONG_PAUSE_SECONDS * WINDOWS:
+                return Segment(pending[: cut * window].copy(), start)
+        if not is_longer:
+            return Segment(pending, start)
+        length, cut = max(cuts, default=(0, 0))
+        if length >= SHORT_PAUSE_SECONDS * WINDOWS:
+            return Segment(pending[: cut * window].copy(), start)
+        step = self._max_samples - seconds_to_samples(OVERLAP_SECONDS, self.sample_rate)
+        return Segment(ahead, start, self._max_samples - step // self.multiple * self.multiple)
 
 
 class Pauses:
-    """The pauses of one source, which is given block by block."""
+    """The pauses of one source, which arrives block by block."""
 
     def __init__(self, detector: VoiceDetector | None, sample_rate: int) -> None:
         self._detector, self._rate = detector, sample_rate
@@ -126,15 +135,15 @@ class Pauses:
             self._events += events
 
     def within(self, samples: Samples, start: int) -> list[list[int]]:
-        """Find what these samples (S,) tell of pauses, in windows: as `find_pauses`.
+        """Return the pauses of samples (S,) as `find_pauses` does, in windows.
 
-        start: the first of them in the source.
+        start: the index of the first of them in the source.
         """
         window, rate = self._rate // WINDOWS, self._rate
         if self._detector is None:
             return find_pauses(samples, window)
         end = samples_to_seconds(start + len(samples), rate)
-        times = [0.0, *(each.seconds for each in self._events if each.known <= end), end]
+        times = [0.0, *(event.seconds for event in self._events if event.known <= end), end]
         edges = np.rint((np.array(times[: len(times) // 2 * 2]) * rate - start) / window)
         pauses: list[list[int]] = (
             edges.clip(0, len(samples) // window).astype(int).reshape(-1, 2).tolist()
@@ -143,9 +152,12 @@ class Pauses:
 
 
 def find_gap(log_probs: LogProbs, overlap: int, silent: Collection[int]) -> int:
-    """Return the frame to cut at: in the longest gap of the middle half of the last ``overlap``.
+    """Return the frame to cut (U, V) at, in the middle half of the last ``overlap`` frames.
 
-    silent: the tokens that are no speech, blank and space. Without a gap it is in the middle.
+    It is the middle of the longest gap between tokens there. If every frame has a token, it is the
+    first frame of that half.
+
+    silent: the tokens without speech, blank and space.
     """
     first, last = len(log_probs) - 3 * overlap // 4, len(log_probs) - overlap // 4
     spoken = np.flatnonzero(~np.isin(log_probs[first:last].argmax(1), list(silent)))

@@ -1,7 +1,7 @@
-"""Words in time as subtitles, SubRip (.srt) and WebVTT, or as a table.
+"""Timed words as subtitles, SubRip (.srt) and WebVTT, or as a table.
 
-Lines, width and durations are those of Netflix's Timed Text Style Guide (General Requirements):
-two lines of 42 characters, from five sixths of a second to seven seconds.
+Lines, width and durations follow Netflix's Timed Text Style Guide (General Requirements): two
+lines of 42 characters, shown for five sixths of a second to seven seconds.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,9 +13,9 @@ from textwrap import wrap
 from sbkit.text.normalize import join_segments
 from sbkit.text.word import Word
 
-WIDTH, LINES = 42, 2
-SHORTEST, LONGEST = 5 / 6, 7.0  # seconds that a subtitle stands
-PAUSE = 1.0  # seconds between words, after which a new one begins
+MAX_WIDTH, MAX_LINES = 42, 2
+MIN_SECONDS, MAX_SECONDS = 5 / 6, 7.0  # that a subtitle is shown
+MAX_PAUSE_SECONDS = 1.0  # between two words of a subtitle
 
 
 @dataclass(frozen=True)
@@ -28,24 +28,24 @@ class Subtitle:
 
 
 def subtitles(words: Sequence[Word]) -> list[Subtitle]:
-    """Make subtitles of words; none is shown while the next one is."""
-    found = [*cues(words)]
-    starts = [*(cue[0].start for cue in found), inf]
-    made = []
-    for cue, (start, following) in zip(found, pairwise(starts), strict=True):
-        end = min(max(cue[-1].end, start + SHORTEST), start + LONGEST, following)
-        made.append(Subtitle(tuple(_lines(cue)), start, end))
-    return made
+    """Make subtitles of words; each one ends before the next one starts."""
+    groups = [*cues(words)]
+    starts = [*(cue[0].start for cue in groups), inf]
+    shown_cues = []
+    for cue, (start, next_start) in zip(groups, pairwise(starts), strict=True):
+        end = min(max(cue[-1].end, start + MIN_SECONDS), start + MAX_SECONDS, next_start)
+        shown_cues.append(Subtitle(tuple(_lines(cue)), start, end))
+    return shown_cues
 
 
 def cues(words: Sequence[Word]) -> Iterator[list[Word]]:
-    """Cut words into subtitles by width, duration and pauses."""
+    """Group words into subtitles by width, duration and pauses."""
     cue: list[Word] = []
-    for word in chain.from_iterable(map(_fitting, words)):
+    for word in chain.from_iterable(map(_split_long, words)):
         if cue and (
-            len(_lines([*cue, word])) > LINES
-            or word.end - cue[0].start > LONGEST
-            or word.start - cue[-1].end > PAUSE
+            len(_lines([*cue, word])) > MAX_LINES
+            or word.end - cue[0].start > MAX_SECONDS
+            or word.start - cue[-1].end > MAX_PAUSE_SECONDS
         ):
             yield cue
             cue = []
@@ -54,48 +54,48 @@ def cues(words: Sequence[Word]) -> Iterator[list[Word]]:
         yield cue
 
 
-def _fitting(word: Word) -> Iterator[Word]:
-    """Cut what no subtitle can hold, by its letters: without spaces a sentence is one word."""
+def _split_long(word: Word) -> Iterator[Word]:
+    """Split a word that fits no subtitle by its letters: without spaces a sentence is one word."""
     seconds, letters = word.end - word.start, len(word.text)
-    if letters <= WIDTH // 2:
+    if letters <= MAX_WIDTH // 2:
         yield word
         return
-    parts = max(ceil(letters / WIDTH), ceil(seconds / LONGEST))
+    parts = max(ceil(letters / MAX_WIDTH), ceil(seconds / MAX_SECONDS))
     for first, end in pairwise(letters * part // parts for part in range(parts + 1)):
-        begin, after = (word.start + seconds * place / letters for place in (first, end))
-        yield replace(word, text=word.text[first:end], start=begin, end=after)
+        start_time, end_time = (word.start + seconds * at / letters for at in (first, end))
+        yield replace(word, text=word.text[first:end], start=start_time, end=end_time)
 
 
 def to_srt(words: Sequence[Word]) -> str:
     """Write SubRip."""
     blocks = (
-        f"{number}\n{_time(each, ',')}\n{_text(each)}\n"
-        for number, each in enumerate(subtitles(words), start=1)
+        f"{number}\n{_time(subtitle, ',')}\n{_text(subtitle)}\n"
+        for number, subtitle in enumerate(subtitles(words), start=1)
     )
     return "\n".join(blocks)
 
 
 def to_vtt(words: Sequence[Word]) -> str:
-    """Write WebVTT, in which three characters mean something."""
-    blocks = (f"{_time(each, '.')}\n{_escaped(_text(each))}\n" for each in subtitles(words))
+    """Write WebVTT, in which three characters are escaped."""
+    blocks = (f"{_time(one, '.')}\n{_escape(_text(one))}\n" for one in subtitles(words))
     return "\n".join(["WEBVTT\n", *blocks])
 
 
 def to_tsv(words: Sequence[Word]) -> str:
     """Write a table with a row for each word, its times in seconds."""
-    rows = (f"{each.start:.3f}\t{each.end:.3f}\t{each.text}" for each in words)
+    rows = (f"{word.start:.3f}\t{word.end:.3f}\t{word.text}" for word in words)
     return "\n".join(["start\tend\tword", *rows])
 
 
 def _lines(cue: Sequence[Word]) -> list[str]:
-    return wrap(join_segments(word.text for word in cue), WIDTH)
+    return wrap(join_segments(word.text for word in cue), MAX_WIDTH)
 
 
 def _text(subtitle: Subtitle) -> str:
     return "\n".join(subtitle.lines)
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
@@ -104,7 +104,7 @@ def _time(subtitle: Subtitle, mark: str) -> str:
 
 
 def _clock(seconds: float, mark: str) -> str:
-    whole, milliseconds = divmod(round(1000 * seconds), 1000)
-    minutes, second = divmod(whole, 60)
+    whole_seconds, milliseconds = divmod(round(1000 * seconds), 1000)
+    minutes, second = divmod(whole_seconds, 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours:02}:{minute:02}:{second:02}{mark}{milliseconds:03}"

@@ -1,6 +1,6 @@
 """Transcription: audio of any length to text, by a model in a thread of its own.
 
-    sources -> pieces -> batches of similar length, across sources -> log-probabilities
+    sources -> segments -> batches of similar length, across sources -> log-probabilities
         -> joined at overlaps -> decoded -> a transcript for each source, in their order
 
 Any number of threads may call one Transcriber.
@@ -9,6 +9,7 @@ Any number of threads may call one Transcriber.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
+from io import IOBase
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Self
@@ -16,32 +17,34 @@ from typing import Any, Self
 import numpy.typing as npt
 
 from sbkit.audio.io import Samples, convert_array, stream_audio
-from sbkit.base.errors import SbkitError
-from sbkit.base.machine import return_freed_memory, usable_cores
+from sbkit.base.errors import ConfigError, DataError, SbkitError
+from sbkit.base.machine import return_freed_memory
 from sbkit.base.text import listed, printable
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.bundle.bundle import Bundle
 from sbkit.bundle.protocols import Effective, Encoded
 from sbkit.decoding.ctc_decoder import DecoderInput, Recognized
-from sbkit.runtime.model import ModelThread, naming_audio
+from sbkit.runtime.model import ModelThread, Shapes, naming_audio
 from sbkit.runtime.runtimes import open_model
-from sbkit.runtime.segments import Cutter, Piece, find_gap
+from sbkit.runtime.segments import Segment, Segmenter, find_gap
 from sbkit.runtime.voice_detector import VoiceDetector
 from sbkit.text.normalize import join_segments
 from sbkit.text.word import Word
 
-BATCH_SECONDS = 60.0  # of padded audio
+GPU_BATCH_SECONDS = 60.0  # of padded audio
 CPU_BATCH_SECONDS = 10.0  # fits the caches of a core; with 32 s ONNX takes 1.15 times as long
 POOL_SECONDS = 480.0  # that are read ahead, and sorted by length; 15 MB of audio
 
-Audio = Path | str | npt.NDArray[Any]
+Audio = Path | str | IOBase | npt.NDArray[Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Transcript:
-    """The text of a source, and its words where their times were asked for.
+    """The text of a source, and its words if their times were asked for.
 
-    file: its name, None for an array; seconds: of audio; effective: what the model ran on.
+    file: the name of the source; None for an array or an open file.
+    seconds: of audio.
+    effective: where and how the model ran.
     """
 
     file: str | None
@@ -51,7 +54,6 @@ class Transcript:
     words: tuple[Word, ...] = ()
 
     def __str__(self) -> str:
-        """Return the text."""
         return self.text
 
     def plain(self) -> dict[str, Any]:
@@ -65,29 +67,39 @@ class Transcript:
         }
 
 
-class BatchError(SbkitError):
-    """Some of several could not be read; ``results`` has the transcript or the error of each."""
+class BatchError(DataError):
+    """Some sources of a batch could not be read.
+
+    results: the transcript or the error of each source.
+    """
 
     def __init__(self, results: Sequence[Transcript | SbkitError]) -> None:
-        errors = [each for each in results if isinstance(each, SbkitError)]
+        errors = [result for result in results if isinstance(result, SbkitError)]
         super().__init__(
-            f"All of a batch must be audio, but {len(errors)} of {len(results)} cannot be read. "
-            f"The transcripts of the others are in `results`. The first error: {errors[0]}"
+            f"{len(errors)} of {len(results)} files or arrays cannot be read; `results` has the "
+            f"transcripts of the others. The first error: {errors[0]}"
         )
         self.results = tuple(results)
 
 
 @dataclass(frozen=True)
-class _QueuedPiece:
-    """A piece of a source, or the error that ends it; name: of the source, None for an array."""
+class _Queued:
+    """A segment of a source, or the error that ends the source; name: of a file."""
 
     name: str | None
-    piece: Piece | SbkitError
+    segment: Segment | SbkitError
     is_last: bool
 
 
 class Transcriber(AbstractContextManager["Transcriber"]):
-    """Transcribe files and arrays; made by `Transcriber.load`."""
+    """Transcribe files and arrays; made by `Transcriber.load`.
+
+    effective: where and how the model runs.
+
+    >>> with Transcriber.load("my-model", device="cpu") as transcriber:  # doctest: +SKIP
+    ...     print(transcriber.transcribe("talk.mp3").text)
+    hello there
+    """
 
     def __init__(
         self,
@@ -96,16 +108,26 @@ class Transcriber(AbstractContextManager["Transcriber"]):
         times: bool = True,
         pool_seconds: float = POOL_SECONDS,
         detector: VoiceDetector | None = None,
+        encode: Callable[[Sequence[Samples]], list[Encoded]] | None = None,
     ) -> None:
-        """Take a bundle whose model has a thread of its own; pool_seconds: what is read ahead."""
+        """Take a bundle whose model has a thread of its own.
+
+        times: whether words are timed.
+        pool_seconds: audio that is read ahead.
+        detector: finds the pauses in which long audio is cut.
+        encode: runs the model on segments, by default in batches of similar length.
+        """
         self._bundle, self._pool, self._times = bundle, bundle.decoder_pool, times
         self._pool_seconds = pool_seconds
         self._thread: ModelThread = bundle.model
         self._rate = bundle.config.sample_rate
-        self._cutter = Cutter(self._rate, self._thread.samples_per_frame, detector=detector)
+        self._segmenter = Segmenter(self._rate, self._thread.samples_per_frame, detector=detector)
         if detector is not None:
             detector.require_rate(self._rate)
         self.effective = self._thread.effective
+        seconds = default_batch_seconds(self.effective)
+        self._shapes = Shapes(max_samples=seconds_to_samples(seconds, self._rate))
+        self._encode = encode or self._encode_by_length
 
     @classmethod
     def load(
@@ -122,16 +144,20 @@ class Transcriber(AbstractContextManager["Transcriber"]):
         detector: VoiceDetector | None = None,
         user_modules: frozenset[str] = frozenset(),
     ) -> Self:
-        """Load a bundle and its model; ``effective`` says what it runs on, which is what was asked.
+        """Load a bundle and its model, which runs as asked or is refused.
 
-        device: cpu, cuda, cuda:N or auto; runtime: torch or onnx; precision: fp32, bf16, fp16, or
-        int8 of onnx; compile: default or reduce-overhead, None for not at all; decoder: greedy,
-        beam or graph, None for the bundle's own; hotwords: phrases with commas, or a file of them;
-        times: whether words are timed; detector: of the pauses in which long audio is cut; own:
-        modules of the user's that the bundle may use.
+        device: cpu, cuda, cuda:N or auto.
+        runtime: torch or onnx.
+        precision: fp32, bf16 or fp16 of torch, fp32 or int8 of onnx.
+        compile: default or reduce-overhead; None for not at all.
+        decoder: greedy, beam or graph; None for the bundle's own.
+        hotwords: phrases separated by commas, or a file of them.
+        times: whether words are timed.
+        detector: finds the pauses in which long audio is cut.
+        user_modules: the user's modules that the bundle may import.
 
         Raises:
-            SbkitError: the bundle is damaged, or the device, runtime or precision is not there.
+            SbkitError: the bundle is damaged, or the device, runtime or precision not available.
         """
         bundle = open_recognizer(
             Path(folder),
@@ -146,10 +172,10 @@ class Transcriber(AbstractContextManager["Transcriber"]):
         return cls(bundle=bundle, times=times, detector=detector)
 
     def transcribe(self, audio: Audio, sample_rate: int | None = None) -> Transcript:
-        """Transcribe a file, or an array at ``sample_rate``, as `to_samples` takes it.
+        """Transcribe a file, or an array at ``sample_rate``, which `to_samples` converts.
 
         Raises:
-            SbkitError: the file is no audio, or the array no finite samples.
+            DataError: the file is no audio, or the array no finite samples.
         """
         (transcript,) = self.stream([audio], sample_rate)
         if isinstance(transcript, SbkitError):
@@ -159,16 +185,16 @@ class Transcriber(AbstractContextManager["Transcriber"]):
     def transcribe_batch(
         self, audios: Sequence[Audio], sample_rate: int | None = None
     ) -> list[Transcript]:
-        """Transcribe several as `transcribe` does, in batches of similar length.
+        """Transcribe sources as `transcribe` does, in batches of similar length.
 
         Raises:
             BatchError: some cannot be read; its ``results`` have the transcripts of the others.
         """
         results = list(self.stream(audios, sample_rate))
-        found = [each for each in results if isinstance(each, Transcript)]
-        if len(found) < len(results):
+        transcripts = [result for result in results if isinstance(result, Transcript)]
+        if len(transcripts) < len(results):
             raise BatchError(results)
-        return found
+        return transcripts
 
     def stream(
         self,
@@ -178,32 +204,38 @@ class Transcriber(AbstractContextManager["Transcriber"]):
         on_seconds: Callable[[float], object] | None = None,
         on_text: Callable[[str], object] | None = None,
         phrases: Sequence[str] = (),
+        times: bool | None = None,
     ) -> Iterator[Transcript | SbkitError]:
-        """Yield the transcript of each file or array, or its error, in their order.
+        """Yield the transcript of each source, or its error, in their order.
 
-        on_seconds: called with the seconds of audio that were decoded since it was called last;
-        on_text: called with the text that each piece adds to its source, as soon as it is known.
-        phrases: to expect, where the decoder can expect any.
+        on_seconds: called with the seconds of audio that were decoded since its last call.
+        on_text: called with the text that each segment adds to its source, as soon as it is known.
+        phrases: to expect, if the decoder can expect any.
+        times: whether words are timed, if other than the Transcriber's.
         """
-        found, cut = list[Recognized](), 0
+        recognized: list[Recognized] = []
+        cut = 0  # frames that a segment leaves to the one before it
         expected = self._bundle.spellable(phrases)[0]
-        for pool in _pools(self._cut(audios, sample_rate), self._rate, self._pool_seconds):
-            decoded, cut = self._recognize(pool, cut, expected)
-            for part in pool:
-                if isinstance(part.piece, SbkitError):
-                    yield part.piece
-                    found = []
+        is_timed = self._times if times is None else times
+        queued = self._read(audios, sample_rate)
+        for pool in _pools(queued, self._rate, self._pool_seconds):
+            inputs, cut = self._decoder_inputs(pool, cut, expected)
+            decoded = iter(self._pool.decode(inputs, times=is_timed))
+            for item in pool:
+                if isinstance(item.segment, SbkitError):
+                    yield item.segment
+                    recognized = []
                     continue
-                found.append(next(decoded))
+                recognized.append(next(decoded))
                 if on_text is not None:
-                    texts = [segment.text for segment in found]
+                    texts = [part.text for part in recognized]
                     before = join_segments(texts[:-1])
                     on_text(printable(join_segments(texts).removeprefix(before)))
                 if on_seconds is not None:
-                    on_seconds(self._seconds(part.piece.next_start - part.piece.start))
-                if part.is_last:
-                    yield self._join(found, part.name, part.piece)
-                    found = []
+                    on_seconds(self._seconds(item.segment.next_start - item.segment.start))
+                if item.is_last:
+                    yield self._join(recognized, item.name, item.segment)
+                    recognized = []
 
     def close(self) -> None:
         """End the thread of the model, and the processes that decode."""
@@ -211,80 +243,83 @@ class Transcriber(AbstractContextManager["Transcriber"]):
         self._thread.close()
 
     def __exit__(self, *_: object) -> None:
-        """End the thread of the model."""
         self.close()
 
-    def _cut(self, audios: Iterable[Audio], sample_rate: int | None) -> Iterator[_QueuedPiece]:
+    def _read(self, audios: Iterable[Audio], sample_rate: int | None) -> Iterator[_Queued]:
         """Read and cut one source after the other; one that cannot be read ends in its error."""
         for audio in audios:
-            name: str | None = None
-            if isinstance(audio, Path | str):
-                name, blocks = str(audio), stream_audio(audio, self._rate)
+            name = str(audio) if isinstance(audio, Path | str) else None
+            if isinstance(audio, Path | str | IOBase):
+                blocks = stream_audio(audio, self._rate)
             else:
                 blocks = convert_array(audio, sample_rate, self._rate)
             try:
-                for piece, following in pairwise(chain(self._cutter.pieces(blocks), [None])):
-                    assert piece is not None
-                    yield _QueuedPiece(name, piece, is_last=following is None)
+                for segment, following in pairwise(chain(self._segmenter.split(blocks), [None])):
+                    assert segment is not None
+                    yield _Queued(name, segment, is_last=following is None)
             except SbkitError as error:
-                yield _QueuedPiece(name, error, is_last=True)
+                yield _Queued(name, error, is_last=True)
 
-    def _recognize(
-        self, pool: Sequence[_QueuedPiece], cut: int, phrases: tuple[str, ...]
-    ) -> tuple[Iterator[Recognized], int]:
-        """Return the text of each piece of a pool.
+    def _decoder_inputs(
+        self, pool: Sequence[_Queued], cut: int, phrases: tuple[str, ...]
+    ) -> tuple[list[DecoderInput], int]:
+        """Run the model on a pool; return what the decoder takes of each segment.
 
-        cut: frames that the first piece leaves to the one before it, as returned with that one.
+        cut: frames that the first segment leaves to the one before it. It is returned for the first
+        segment of the next pool, too.
         """
-        clips: list[DecoderInput] = []
-        encoded = iter(self._encode(pool))
-        for part in pool:
-            if isinstance(part.piece, SbkitError):
+        segments = [item.segment for item in pool if isinstance(item.segment, Segment)]
+        with naming_audio(listed(dict.fromkeys(item.name or "an array" for item in pool))):
+            encoded = iter(self._encode([segment.samples for segment in segments]))
+        inputs: list[DecoderInput] = []
+        for item in pool:
+            if isinstance(item.segment, SbkitError):
                 cut = 0
             else:
-                clip, cut = self._trim(part.piece, next(encoded), cut)
-                clips.append(replace(clip, phrases=phrases))
-        return iter(self._pool.decode(clips, times=self._times)), cut
+                trimmed, cut = self._trim(item.segment, next(encoded), cut)
+                inputs.append(replace(trimmed, phrases=phrases))
+        return inputs, cut
 
-    def _encode(self, pool: Sequence[_QueuedPiece]) -> list[Encoded]:
-        """Run the model on the pieces of a pool, in batches of similar length."""
-        clips = [part.piece.samples for part in pool if isinstance(part.piece, Piece)]
-        on_cpu = self.effective.device == "cpu"
-        most = seconds_to_samples(CPU_BATCH_SECONDS if on_cpu else BATCH_SECONDS, self._rate)
-        batches = list(_batches(clips, most, fewest=usable_cores() if on_cpu else 1))
-        with naming_audio(listed(dict.fromkeys(part.name or "an array" for part in pool))):
-            found = self._thread.encode_batches([[clips[n] for n in batch] for batch in batches])
-        rows = dict(zip(chain(*batches), chain(*found), strict=True))
-        return [rows[n] for n in range(len(clips))]
+    def _encode_by_length(self, segments: Sequence[Samples]) -> list[Encoded]:
+        return self._thread.encode_by_length(segments, self._shapes)
 
-    def _trim(self, piece: Piece, encoded: Encoded, first: int) -> tuple[DecoderInput, int]:
-        """Leave out the first frames of a piece, and of its last ones those that the next decodes.
+    def _trim(self, segment: Segment, encoded: Encoded, first: int) -> tuple[DecoderInput, int]:
+        """Cut off the first frames of a segment, and those of its overlap that the next decodes.
 
-        Return also how many the next one leaves out.
+        Return also how many frames the next segment cuts off.
         """
         step, end, cut = self._thread.samples_per_frame, len(encoded.log_probs), 0
-        if piece.overlap:
-            following = (piece.next_start - piece.start) // step
+        if segment.overlap:
+            following = (segment.next_start - segment.start) // step
             end = find_gap(encoded.log_probs, end - following, self._bundle.tokenizer.silent)
             cut = end - following
-        whole = end == len(encoded.log_probs)
-        samples = len(piece.samples) - first * step if whole else (end - first) * step
-        begin = self._seconds(piece.start + first * step)
-        clip = self._bundle.decoder_input(encoded.part(first, end), samples=samples, begin=begin)
-        return clip, cut
+        is_whole = end == len(encoded.log_probs)
+        samples = len(segment.samples) - first * step if is_whole else (end - first) * step
+        begin = self._seconds(segment.start + first * step)
+        return (
+            self._bundle.decoder_input(encoded.part(first, end), samples=samples, begin=begin),
+            cut,
+        )
 
-    def _join(self, found: Sequence[Recognized], name: str | None, last: Piece) -> Transcript:
-        words = chain.from_iterable(each.words for each in found)
+    def _join(
+        self, recognized: Sequence[Recognized], name: str | None, last: Segment
+    ) -> Transcript:
+        words = chain.from_iterable(part.words for part in recognized)
         return Transcript(
             file=name,
-            text=printable(join_segments(each.text for each in found)),
+            text=printable(join_segments(part.text for part in recognized)),
             seconds=self._seconds(last.next_start),
-            words=tuple(replace(each, text=printable(each.text)) for each in words),
+            words=tuple(replace(word, text=printable(word.text)) for word in words),
             effective=self.effective,
         )
 
     def _seconds(self, samples: int) -> float:
         return samples_to_seconds(samples, self._rate)
+
+
+def default_batch_seconds(effective: Effective) -> float:
+    """Return how much padded audio a batch should have on a device."""
+    return CPU_BATCH_SECONDS if effective.device == "cpu" else GPU_BATCH_SECONDS
 
 
 def open_recognizer(
@@ -294,7 +329,13 @@ def open_recognizer(
     bundle = open_model(folder, **options)
     try:
         ready = bundle.with_decoder(decoder).with_hotwords(hotwords)
-        _require_runtime_for_decoder(ready, bundle.model.effective.runtime)
+        runtime = bundle.model.effective.runtime
+        if runtime != "torch" and ready.decoder is not None and ready.decoder.attention is not None:
+            raise ConfigError(
+                f"`--runtime {runtime}` does not support the decoder of this bundle, which needs "
+                "the attention decoder: that is not exported. Pass --runtime torch or --decoder "
+                "greedy, or export the run after: sbkit tune RUN --attention none"
+            )
         ready.task.require("transcribe")
         return ready
     except BaseException:
@@ -302,46 +343,16 @@ def open_recognizer(
         raise
 
 
-def _require_runtime_for_decoder(bundle: Bundle, runtime: str) -> None:
-    """Raise SbkitError for a decoder that needs what the runtime does not have."""
-    if runtime != "torch" and bundle.decoder is not None and bundle.decoder.attention is not None:
-        raise SbkitError(
-            f"`--runtime {runtime}` must have all that the decoder needs, but this bundle's needs "
-            "the attention decoder, which is not exported. Pass --runtime torch or --decoder "
-            "greedy, or export the run after: sbkit tune RUN --attention none"
-        )
-
-
-def _pools(
-    parts: Iterable[_QueuedPiece], sample_rate: int, seconds: float
-) -> Iterator[list[_QueuedPiece]]:
-    """Collect parts until they hold so much audio."""
-    pool: list[_QueuedPiece] = []
-    left = most = seconds_to_samples(seconds, sample_rate)
-    for part in parts:
-        pool.append(part)
-        left -= len(part.piece.samples) if isinstance(part.piece, Piece) else sample_rate
-        if left <= 0:
+def _pools(queued: Iterable[_Queued], sample_rate: int, seconds: float) -> Iterator[list[_Queued]]:
+    """Collect segments until they hold that many seconds of audio."""
+    pool: list[_Queued] = []
+    missing = max_samples = seconds_to_samples(seconds, sample_rate)
+    for item in queued:
+        pool.append(item)
+        missing -= len(item.segment.samples) if isinstance(item.segment, Segment) else sample_rate
+        if missing <= 0:
             yield pool
             return_freed_memory()  # not after short audio: many threads transcribe clip by clip
-            pool, left = [], most
+            pool, missing = [], max_samples
     if pool:
         yield pool
-
-
-def _batches(clips: Sequence[Samples], most: int, *, fewest: int) -> Iterator[list[int]]:
-    """Yield the places of clips of similar length, within ``most`` samples of padded audio.
-
-    There are at least ``fewest`` batches, where there are as many clips.
-    """
-    lengths = [len(clip) for clip in clips]
-    most = min(most, sum(lengths) // fewest)
-    batch: list[int] = []
-    for place in sorted(range(len(clips)), key=lengths.__getitem__):
-        full = lengths[place] * (len(batch) + 1) > most
-        if batch and (full or lengths[place] > 2 * lengths[batch[0]]):
-            yield batch
-            batch = []
-        batch.append(place)
-    if batch:
-        yield batch

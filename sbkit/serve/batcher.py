@@ -22,8 +22,7 @@ from sbkit.audio.io import Samples
 from sbkit.base.machine import usable_cores
 from sbkit.bundle.protocols import Encoded
 from sbkit.decoding.attention import Counts, Floats
-from sbkit.runtime.model import Batch, ModelThread
-from sbkit.runtime.shapes import Shapes, padded_length
+from sbkit.runtime.model import ModelThread, Shapes, round_up
 from sbkit.serve.workers import cancelled
 
 
@@ -68,7 +67,7 @@ class Batcher:
         """Count the pieces that wait."""
         return len(self._queue)
 
-    def encode_batches(self, batches: Sequence[Batch]) -> list[list[Encoded]]:
+    def encode_batches(self, batches: Sequence[Sequence[Samples]]) -> list[list[Encoded]]:
         """Run the encoder on clips, in batches with those of others; return them as they came.
 
         Raises:
@@ -102,7 +101,7 @@ class Batcher:
         self._thread.close()
 
     def _padded(self, piece: _Queued) -> int:
-        return padded_length(len(piece.samples), self._shapes.lengths)
+        return round_up(len(piece.samples), self._shapes.lengths)
 
     def _run(self) -> None:
         while (pieces := self._next_round()) is not None:
@@ -110,7 +109,7 @@ class Batcher:
 
     def _next_round(self) -> list[_Queued] | None:
         """Wait for pieces, and take those that are due first; None once this is closed."""
-        left, taken = self._at_once * self._shapes.most, list[_Queued]()
+        left, taken = self._at_once * self._shapes.max_samples, list[_Queued]()
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._is_closed)
             if self._is_closed:
@@ -131,7 +130,7 @@ class Batcher:
     def _answer(self, pieces: Sequence[_Queued]) -> None:
         """Run pieces in batches, and answer those who wait for them."""
         lengths = [len(each.samples) for each in pieces]
-        places = list(self._shapes.batches(lengths, fewest=self._at_once))
+        places = list(self._shapes.batches(lengths, min_batches=self._at_once))
         batches = [[pieces[place].samples for place in batch] for batch in places]
         try:
             found = self._thread.encode_batches(batches)

@@ -18,7 +18,7 @@ from sbkit.base.units import samples_to_seconds
 from sbkit.bundle.bundle import Bundle
 from sbkit.live.recognizer import LiveRecognizer
 from sbkit.live.session import Event, Final, Session
-from sbkit.runtime.shapes import Shapes
+from sbkit.runtime.model import Shapes
 from sbkit.runtime.transcriber import Transcriber, Transcript
 from sbkit.runtime.voice_detector import VoiceDetector
 from sbkit.serve.batcher import Batcher

@@ -20,7 +20,7 @@ from sbkit.export.onnx_format import make_onnx
 from sbkit.export.parity import Candidate, Case, Comparison, Grid
 from sbkit.export.traced import TrainedModel, trace
 from sbkit.export.write import HUB, WRITERS
-from sbkit.runtime.onnx_model import LogProbs
+from sbkit.runtime.onnx_model import BatchLogProbs
 from sbkit.runtime.torch_model import load_bundle
 from tests.runtime.bundles import SMALL, make_run, parity_report
 from tests.runtime.tones import speak, tone_bundle
@@ -35,10 +35,10 @@ def off_by(difference: float) -> Callable[[TrainedModel, Path], Sequence[Candida
     """Make a writer whose format differs from the model."""
 
     def write(trained: TrainedModel, folder: Path) -> Sequence[Candidate]:
-        def log_probs(audio: Any, lengths: Any) -> LogProbs:
+        def log_probs(audio: Any, lengths: Any) -> BatchLogProbs:
             with torch.inference_mode():
                 found, frames = trained.waveform(torch.from_numpy(audio), torch.from_numpy(lengths))
-            return LogProbs(found.numpy() + np.float32(difference), frames.numpy())
+            return BatchLogProbs(found.numpy() + np.float32(difference), frames.numpy())
 
         (folder / "model.onnx").touch()
         return [Candidate(name="fp32", files=["model.onnx"], log_probs=log_probs)]
@@ -49,7 +49,7 @@ def off_by(difference: float) -> Callable[[TrainedModel, Path], Sequence[Candida
 def at_one_length(trained: TrainedModel, folder: Path) -> Sequence[Candidate]:
     """Write a format that runs at no other length, as the graph of an LSTM may."""
 
-    def log_probs(audio: Any, lengths: Any) -> LogProbs:
+    def log_probs(audio: Any, lengths: Any) -> BatchLogProbs:
         raise AssertionError("Guard failed: audio.size()[1] == 16000")
 
     (folder / "model.onnx").touch()
@@ -155,7 +155,7 @@ def test_a_graph_names_no_folder_of_this_machine() -> None:
 def test_the_words_of_held_out_clips_are_counted(tmp_path: Path) -> None:
     bundle, tokenizer, model = tone_bundle(tmp_path)
     right, wrong = (
-        LogProbs(model.encode([speak(tokenizer, text)])[0].log_probs[None], np.array([24]))
+        BatchLogProbs(model.encode([speak(tokenizer, text)])[0].log_probs[None], np.array([24]))
         for text in ("the dogs", "the frog")
     )
     candidate = Candidate(name="onnx", files=[], log_probs=lambda audio, lengths: wrong)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sbkit.audio.io import Samples
-from sbkit.bundle.protocols import ChunkSizes
+from sbkit.bundle.protocols import ChunkSizes, StreamingModel
 from sbkit.decoding.decoder import BeamDecoder
 from sbkit.decoding.frames import LogProbs
 from sbkit.live.endpoint import EndpointRules
@@ -23,6 +23,10 @@ class LiveToneModel(ToneModel):
     """Hear tones in chunks; the state counts them."""
 
     chunks = ChunkSizes(CHUNK, CHUNK, STEP)
+
+    @property
+    def streaming(self) -> StreamingModel:
+        return self
 
     def start(self) -> int:
         return 0

@@ -17,8 +17,7 @@ from sbkit.live.pipeline import Pipeline
 from sbkit.live.recognizer import LiveRecognizer
 from sbkit.live.session import Final, Session, advance_batch
 from sbkit.runtime.model import ModelThread
-from sbkit.runtime.shapes import Compilation
-from sbkit.runtime.torch_model import load_torch
+from sbkit.runtime.torch_model import Compilation, load_torch
 from tests import processes
 from tests.runtime.bundles import make_live_run
 
@@ -61,7 +60,7 @@ def compare(bundle: Path, **options: Any) -> None:
             talk(plain, clip, texts)
     assert all(expected)
     before = counters["stats"]["unique_graphs"]
-    compilation = Compilation(live=True, **options)
+    compilation = Compilation(streaming="only", **options)
     with recognizer(bundle, compilation) as compiled:
         warm = counters["stats"]["unique_graphs"]
         assert warm > before

@@ -210,7 +210,9 @@ def test_a_detector_ends_turns_sooner_and_times_go_on(tones: Any) -> None:
     assert events.texts(Turn) == ["the dog", "a fox"]
     assert max(turn.delays["endpoint"] for turn in events.of(Turn)) < 0.6
     detector.model.sample_rate = 8000
-    with pytest.raises(SbkitError, match="must take audio at the 16000 Hz of the recognizer"):
+    with pytest.raises(
+        SbkitError, match="takes audio at 8000 Hz, but the recognizer's is at 16000 Hz"
+    ):
         Pipeline(recognizer, str.upper, detector=detector)
     second = events.of(Final)[1].words[0]
     assert second.start == pytest.approx(sum(map(len, audio[:2])) / RATE, abs=0.1)

@@ -291,5 +291,7 @@ def test_a_bundle_detects_the_same_in_pieces_and_by_onnx(
         assert sbkit(["transcribe", *talk, "--vad", name, "--decoder", "greedy"]) == 0
     with pytest.raises(SbkitError, match="Use: sbkit transcribe --vad"):
         sbkit(["classify", str(bundle), "any.wav"])
-    with pytest.raises(SbkitError, match="must take audio at the 8000 Hz of the recognizer"):
+    with pytest.raises(
+        SbkitError, match="takes audio at 16000 Hz, but the recognizer's is at 8000 Hz"
+    ):
         detector.require_rate(8000)

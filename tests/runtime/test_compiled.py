@@ -15,8 +15,7 @@ from torch._dynamo.utils import counters
 from sbkit.audio.io import Samples
 from sbkit.bundle.bundle import WEIGHTS, read_bundle
 from sbkit.runtime.model import ModelThread
-from sbkit.runtime.shapes import Compilation, own_cuda_graphs
-from sbkit.runtime.torch_model import load_torch
+from sbkit.runtime.torch_model import Compilation, load_torch, own_cuda_graphs
 from tests import processes
 from tests.runtime.bundles import make_bundle
 
@@ -122,7 +121,7 @@ from importlib import import_module
 from pathlib import Path
 import numpy as np
 from sbkit.bundle.bundle import WEIGHTS, read_bundle
-from sbkit.runtime.shapes import Compilation
+from sbkit.runtime.torch_model import Compilation
 from sbkit.runtime.model import ModelThread
 from sbkit.runtime.torch_model import load_torch
 from tests.models.test_compiling import write_no_vectors
@@ -154,7 +153,7 @@ TRACED_BY_A_THREAD_THAT_ENDS = """
 import threading
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from sbkit.runtime.shapes import keep_device_guard
+from sbkit.runtime.torch_model import keep_device_guard
 
 def trace():
     keep_device_guard()

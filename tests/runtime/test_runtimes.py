@@ -18,7 +18,7 @@ from sbkit.base.machine import PRECISIONS
 from sbkit.commands.cli import run
 from sbkit.distributed.device import DTYPES
 from sbkit.runtime import runtimes
-from sbkit.runtime.onnx_model import FILES
+from sbkit.runtime.onnx_model import MODEL_FILES
 from sbkit.runtime.runtimes import open_model
 from tests.runtime.bundles import edit_weights, make_bundle
 
@@ -98,7 +98,7 @@ def test_a_provider_that_is_listed_and_does_not_run_is_an_error(
     bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in(monkeypatch)
-    with pytest.raises(SbkitError, match=f"{CUDA} must run .* but of 2 it has 0"):
+    with pytest.raises(SbkitError, match=f"{CUDA} must run all 2 .* but runs 0"):
         effective(bundle, device="cuda")
     with pytest.raises(SbkitError, match=f"{CUDA} must run"):  # auto saw a driver
         effective(bundle)
@@ -114,7 +114,7 @@ def test_the_gpu_of_that_number_runs_it_or_it_is_an_error(
     for device, found in (("auto", "cuda:0"), ("cuda", "cuda:0"), ("cuda:1", "cuda:1")):
         assert effective(bundle, device=device).device == found
     monkeypatch.setattr(StandInSession, "gpu", "0")
-    with pytest.raises(SbkitError, match="cuda:1 was asked for and it runs with cuda:0"):
+    with pytest.raises(SbkitError, match="cuda:1` was asked for, but the model runs with cuda:0"):
         effective(bundle, device="cuda:1")
 
 
@@ -128,7 +128,9 @@ def test_the_precision_is_that_of_the_nodes_and_not_of_the_name(
     (bundle / "onnx/model.int8.onnx").write_bytes(b"graph")
     write_checksums(bundle / "onnx")
     for asked, came in (("fp32", "int8 and fp32"), ("int8", "fp32")):
-        with pytest.raises(SbkitError, match=f"{asked} was asked for and it runs with {came}"):
+        with pytest.raises(
+            SbkitError, match=f"{asked}` was asked for, but the model runs with {came}"
+        ):
             effective(bundle, device="cpu", precision=asked)
 
 
@@ -144,7 +146,7 @@ def test_the_cause_is_named_and_auto_takes_the_cpu(
 ) -> None:
     stand_in(monkeypatch, **here)
     for device in ("cuda", "cuda:0"):
-        with pytest.raises(SbkitError, match=f"--device {device}. must be .*{cause}"):
+        with pytest.raises(SbkitError, match=f"--device {device}. needs a GPU .*{cause}"):
             effective(bundle, device=device)
     found = effective(bundle)
     assert (found.runtime, found.device, dict(found.nodes)) == ("onnx", "cpu", {CPU: 2})
@@ -166,7 +168,7 @@ def test_torch_without_a_gpu_names_the_cause_too(
     ("wanted", "says"),
     [
         ({"device": "mps"}, "must be auto, cpu, cuda or cuda:N"),
-        ({"precision": "bf16"}, "but is bf16 with onnx"),
+        ({"precision": "bf16"}, "precision bf16` is not supported by the runtime onnx"),
         ({"compile": "default"}, "compiles nothing"),
     ],
 )
@@ -182,8 +184,8 @@ def test_help_and_errors_have_one_list_of_precisions(
     bundle: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     known = "torch: fp32, bf16, fp16; onnx: fp32, int8"
-    assert {"torch": (*DTYPES,), "onnx": (*FILES,)} == PRECISIONS
-    with pytest.raises(SbkitError, match=f"the runtime has \\({known}\\), but is int8 with torch"):
+    assert {"torch": (*DTYPES,), "onnx": (*MODEL_FILES,)} == PRECISIONS
+    with pytest.raises(SbkitError, match=f"int8` is not supported by the runtime torch \\({known}"):
         open_model(bundle, precision="int8")
     with pytest.raises(SystemExit):
         run(["transcribe", "--help"])
@@ -196,7 +198,7 @@ def test_an_onnx_model_of_other_weights_is_refused(
     stand_in(monkeypatch)
     assert effective(bundle, device="cpu").device == "cpu"
     edit_weights(bundle, lambda all_: {name: each + 1 for name, each in all_.items()})
-    with pytest.raises(SbkitError, match="made of the weights of its bundle"):
+    with pytest.raises(SbkitError, match="was not made from the weights of its bundle"):
         effective(bundle, device="cpu")
 
 

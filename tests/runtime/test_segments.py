@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 
 from sbkit.audio.io import Samples
-from sbkit.runtime.segments import LONGEST, OVERLAP, Cutter, Piece, find_gap
+from sbkit.runtime.segments import (
+    MAX_SEGMENT_SECONDS,
+    OVERLAP_SECONDS,
+    Segment,
+    Segmenter,
+    find_gap,
+)
 from sbkit.runtime.voice_detector import VoiceDetector
 from tests.runtime.told_frames import ToldFrames, is_speech, tell
 
@@ -19,10 +25,10 @@ def noise(seconds: float, level: int = 3000) -> Samples:
     return np.random.default_rng(0).integers(-level, level + 1, count).astype(np.int16)
 
 
-def cut(*parts: Samples, block: float = 60.0, multiple: int = 640) -> list[Piece]:
+def cut(*parts: Samples, block: float = 60.0, multiple: int = 640) -> list[Segment]:
     audio, size = np.concatenate(parts), round(block * RATE)
     blocks = [audio[start : start + size] for start in range(0, len(audio), size)]
-    return list(Cutter(RATE, multiple).pieces(blocks))
+    return list(Segmenter(RATE, multiple).split(blocks))
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.1, 29.9, 30.0, 30.1, 61.0, 200.3])
@@ -30,7 +36,7 @@ def cut(*parts: Samples, block: float = 60.0, multiple: int = 640) -> list[Piece
 def test_pieces_join_to_the_whole_and_none_is_too_long(seconds: float, level: int) -> None:
     audio = noise(seconds, level)
     pieces = cut(audio)
-    assert all(len(piece.samples) <= LONGEST * RATE for piece in pieces)
+    assert all(len(piece.samples) <= MAX_SEGMENT_SECONDS * RATE for piece in pieces)
     assert [each.start for each in pieces[1:]] == [each.next_start for each in pieces[:-1]]
     assert [each.overlap > 0 for each in pieces] == [level > 0] * (len(pieces) - 1) + [False]
     kept = [each.samples[: each.next_start - each.start] for each in pieces]
@@ -39,10 +45,10 @@ def test_pieces_join_to_the_whole_and_none_is_too_long(seconds: float, level: in
 
 def test_without_a_pause_two_pieces_share_whole_frames() -> None:
     pieces = cut(noise(100))
-    assert len(pieces) == len([*Cutter(RATE).pieces([noise(100)])]) == 4
+    assert len(pieces) == len([*Segmenter(RATE).split([noise(100)])]) == 4
     for one, two in pairwise(pieces):
         assert (two.start - one.start) % 640 == 0
-        assert one.overlap / RATE == pytest.approx(OVERLAP, abs=0.1)
+        assert one.overlap / RATE == pytest.approx(OVERLAP_SECONDS, abs=0.1)
         assert np.array_equal(one.samples[-one.overlap :], two.samples[: one.overlap])
 
 
@@ -110,6 +116,6 @@ def test_a_detector_finds_the_pauses_that_loudness_does_not_tell(block: float) -
     runs = [(seconds, 0.3 + 0.6 * spoken) for seconds, spoken in is_speech(0.5, 4, 1, 5, 0.1, 9, 2)]
     audio, size = tell(*runs), round(block * RATE)
     blocks = [audio[start : start + size] for start in range(0, len(audio), size)]
-    cutter = Cutter(RATE, 640, detector=VoiceDetector(ToldFrames()))
-    assert [len(each.samples) / RATE for each in cutter.pieces(blocks)] == [5.0, 16.6]
-    assert len(list(Cutter(RATE, 640).pieces(blocks))) == 1
+    cutter = Segmenter(RATE, 640, detector=VoiceDetector(ToldFrames()))
+    assert [len(each.samples) / RATE for each in cutter.split(blocks)] == [5.0, 16.6]
+    assert len(list(Segmenter(RATE, 640).split(blocks))) == 1

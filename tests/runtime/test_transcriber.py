@@ -108,7 +108,7 @@ def test_onnx_is_refused_where_the_decoder_needs_the_attention_decoder(
     search = BeamDecoder(tokenizer=tokenizer, language_models=file, weights={}, attention="rescore")
     made = replace(bundle, decoder=search)
     monkeypatch.setattr("sbkit.runtime.transcriber.open_model", lambda *_, **__: made)
-    with pytest.raises(SbkitError, match="the attention decoder, which is not exported"):
+    with pytest.raises(SbkitError, match="needs the attention decoder: that is not exported"):
         Transcriber.load(tmp_path, runtime="onnx")
 
 
@@ -135,7 +135,7 @@ def test_the_last_word_may_end_after_the_last_whole_frame(tmp_path: Path) -> Non
 def test_batches_are_of_similar_length_and_go_across_sources(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sbkit.runtime.transcriber.usable_cores", lambda: 2)
+    monkeypatch.setattr("sbkit.runtime.model.usable_cores", lambda: 2)
     transcriber, tokenizer, model = tone_transcriber(tmp_path)
     texts = ["a", "fox", "the quick brown dog", "lazy"] * 50
     heard = transcriber.transcribe_batch([speak(tokenizer, each) for each in texts], RATE)
@@ -149,9 +149,10 @@ def test_batches_are_of_similar_length_and_go_across_sources(
 def test_the_cores_of_the_host_cut_no_batch_of_a_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sbkit.runtime.transcriber.usable_cores", lambda: 64)
-    transcriber, tokenizer, model = tone_transcriber(tmp_path)
-    transcriber.effective = replace(transcriber.effective, device="cuda:0")
+    monkeypatch.setattr("sbkit.runtime.model.usable_cores", lambda: 64)
+    bundle, tokenizer, model = tone_bundle(tmp_path)
+    bundle.model.effective = replace(bundle.model.effective, device="cuda:0")
+    transcriber = Transcriber(bundle=bundle)
     transcriber.transcribe_batch([speak(tokenizer, "a fox")] * 64, RATE)
     assert [len(batch) for batch in model.batches] == [64]
 
@@ -167,7 +168,7 @@ def test_an_error_of_the_model_names_the_file(tmp_path: Path) -> None:
     transcriber, tokenizer, model = tone_transcriber(tmp_path)
     model.__class__ = Fussy
     soundfile.write(tmp_path / "loud.wav", speak(tokenizer, "a dog"), RATE)
-    says = f"with {tmp_path / 'loud.wav'} the model raised RuntimeError \\(too loud\\)"
+    says = f"The model raised RuntimeError with {tmp_path / 'loud.wav'}: too loud"
     with pytest.raises(SbkitError, match=says):
         transcriber.transcribe(tmp_path / "loud.wav")
 
@@ -175,7 +176,9 @@ def test_an_error_of_the_model_names_the_file(tmp_path: Path) -> None:
 def test_one_broken_file_loses_no_other(tmp_path: Path) -> None:
     transcriber, tokenizer, _ = tone_transcriber(tmp_path)
     spoken = [speak(tokenizer, each) for each in SENTENCES[:2]]
-    with pytest.raises(BatchError, match=r"1 of 3 cannot .* error: .*gone.wav must be") as failed:
+    with pytest.raises(
+        BatchError, match=r"1 of 3 files or arrays cannot .* error: .*gone.wav"
+    ) as failed:
         transcriber.transcribe_batch([spoken[0], tmp_path / "gone.wav", spoken[1]], RATE)
     first, gone, second = failed.value.results
     assert [str(first), str(second)] == [*SENTENCES[:2]]

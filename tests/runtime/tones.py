@@ -11,10 +11,10 @@ import numpy as np
 from sbkit.audio.io import Samples
 from sbkit.bundle.bundle import Bundle
 from sbkit.bundle.config import BundleConfig
-from sbkit.bundle.protocols import Effective, Encoded
+from sbkit.bundle.protocols import Effective, Encoded, StreamingModel
 from sbkit.decoding.alignment import WordOffsets
 from sbkit.decoding.frames import LogProbs
-from sbkit.runtime.model import Batch, ModelThread, run_batches
+from sbkit.runtime.model import ModelThread, run_batches
 from sbkit.runtime.transcriber import Transcriber
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
@@ -28,6 +28,11 @@ class ToneModel:
     """Hear the loudest frequency of each frame."""
 
     samples_per_frame = STEP
+    padded_lengths: Sequence[int] = ()
+
+    @property
+    def streaming(self) -> StreamingModel | None:
+        return None
 
     def __init__(self, vocab_size: int, blank: int) -> None:
         self.effective = Effective(runtime="tones", device="cpu", precision="fp32")
@@ -38,7 +43,7 @@ class ToneModel:
         self.batches.append([len(clip) / RATE for clip in clips])
         return [Encoded(self._hear(clip)) for clip in clips]
 
-    def encode_batches(self, batches: Sequence[Batch]) -> list[list[Encoded]]:
+    def encode_batches(self, batches: Sequence[Sequence[Samples]]) -> list[list[Encoded]]:
         return run_batches(self.encode, batches)
 
     def _hear(self, clip: Samples) -> LogProbs:

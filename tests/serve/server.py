@@ -20,7 +20,7 @@ from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.bundle.bundle import Bundle
 from sbkit.bundle.protocols import Effective, Encoded
-from sbkit.runtime.shapes import Shapes
+from sbkit.runtime.model import Shapes
 from sbkit.runtime.synthesizer import Speech
 from sbkit.runtime.voice_detector import VoiceDetector
 from sbkit.serve.app import TRANSCRIPTIONS, Service
@@ -34,7 +34,7 @@ from sbkit.serve.workers import Workers
 from sbkit.text.tokenizer import Tokenizer
 from tests.runtime.tones import RATE, ToneModel, speak, tone_bundle
 
-SHAPES = Shapes.of(RATE, batch_seconds=10.0, clips=(1, 2, 4, 8), seconds=(1.0, 2.0, 5.0, 30.0))
+SHAPES = Shapes.table(RATE, batch_seconds=10.0, clips=(1, 2, 4, 8), seconds=(1.0, 2.0, 5.0, 30.0))
 Made = tuple[Bundle, Tokenizer, ToneModel]
 
 

@@ -10,21 +10,20 @@ import pytest
 
 from sbkit.audio.io import Samples
 from sbkit.bundle.protocols import Effective, Encoded
-from sbkit.runtime.model import Batch, ModelThread, run_batches
-from sbkit.runtime.shapes import Shapes
+from sbkit.runtime.model import ModelThread, Shapes, run_batches
 from sbkit.serve.batcher import Batcher
 from sbkit.serve.workers import cancelled
 from tests.serve.server import wait_for
 
 SECOND = 100  # samples
-SHAPES = Shapes.of(SECOND, batch_seconds=8.0, clips=(1, 2, 4), seconds=(1.0, 2.0, 4.0, 8.0))
+SHAPES = Shapes.table(SECOND, batch_seconds=8.0, clips=(1, 2, 4), seconds=(1.0, 2.0, 4.0, 8.0))
 
 
 class Echo:
     """Answer the first sample of a clip, and note batches; a clip of -1 is a fault."""
 
     samples_per_frame = 1
-    lengths: Sequence[int] = ()
+    padded_lengths: Sequence[int] = ()
 
     def __init__(self) -> None:
         self.effective = Effective(runtime="echo", device="cuda:0", precision="fp32")
@@ -41,7 +40,7 @@ class Echo:
             raise ZeroDivisionError
         return [Encoded(clip[:1].astype(np.float64)) for clip in clips]
 
-    def encode_batches(self, batches: Sequence[Batch]) -> list[list[Encoded]]:
+    def encode_batches(self, batches: Sequence[Sequence[Samples]]) -> list[list[Encoded]]:
         return run_batches(self.encode, batches)
 
 

@@ -29,8 +29,7 @@ from sbkit.bundle.bundle import WEIGHTS, ReadBundle, read_bundle
 from sbkit.commands.cli import run
 from sbkit.export.export import export_run
 from sbkit.runtime.model import ModelThread
-from sbkit.runtime.shapes import Compilation
-from sbkit.runtime.torch_model import load_torch
+from sbkit.runtime.torch_model import Compilation, load_torch
 from sbkit.runtime.transcriber import Transcriber
 from sbkit.serve.app import TRANSCRIPTIONS
 from tests import processes
@@ -131,7 +130,7 @@ def test_a_compiled_model_answers_files_and_sessions_alike(tmp_path: Path) -> No
     export_run(make_live_run(tmp_path / "run"), folder)
     read = read_bundle(folder, WEIGHTS)
     table = Compilation(
-        mode="default", backend="eager", live=None, clips=(1, 2), seconds=(3.0, 30.0)
+        mode="default", backend="eager", streaming="also", clips=(1, 2), seconds=(3.0, 30.0)
     )
     thread = ModelThread(partial(load_torch, read, folder, compilation=table))
     made: Any = replace(read.bundle, model=thread), read.bundle.labels, None
@@ -211,8 +210,11 @@ def test_a_model_that_runs_elsewhere_than_asked_ends_the_start(
     read = ReadBundle(replace(bundle, task=task), b"")
     monkeypatch.setattr("sbkit.commands.serve.read_bundle", lambda *_, **__: read)
     for options, came in (
-        (["--device", "cuda:0"], "cuda:0 was asked for and it runs with cpu"),
-        (["--runtime", "onnx", "--precision", "int8"], "int8 was asked for and it runs with fp32"),
+        (["--device", "cuda:0"], "cuda:0` was asked for, but the model runs with cpu"),
+        (
+            ["--runtime", "onnx", "--precision", "int8"],
+            "int8` was asked for, but the model runs with fp32",
+        ),
     ):
         with pytest.raises(SbkitError, match=came):
             run(["serve", str(tmp_path), "--port", "0", *options])
