@@ -19,7 +19,7 @@ import torch
 
 from recipes.asr.brain import AsrBrain
 from sbkit.base.errors import ASKED_TO_STOP, BAD_INPUT
-from sbkit.bundle.bundle import WEIGHTS, read_bundle
+from sbkit.bundle.bundle import read_bundle
 from sbkit.data.batch import Batch
 from sbkit.distributed.device import resolve
 from sbkit.logs.run_log import read_log
@@ -152,7 +152,7 @@ def test_a_bundle_hears_there_what_it_hears_on_the_cpu(
     precision: str, mode: str | None, atol: float, tmp_path: Path
 ) -> None:
     bundle = make_bundle(tmp_path, num_encoder_layers=3)
-    read, random = read_bundle(bundle, WEIGHTS), np.random.default_rng(0)
+    read, random = read_bundle(bundle, with_weights=True), np.random.default_rng(0)
     clips = [random.integers(-9000, 9000, n).astype(np.int16) for n in (9000, 16_000, 12_345)]
     shape: dict[str, Any] = {"clips": (1,), "seconds": (1.0,)}
     compilation = None if mode is None else Compilation(mode=mode, **shape)

@@ -14,6 +14,7 @@ from sbkit.commands.cli import run
 from sbkit.export.user_modules import describe_recipes
 from sbkit.runtime.torch_model import load_bundle
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
+from sbkit.tasks.task import Exportable
 from sbkit.train.run import Run
 from tests.runtime.bundles import edit_config, make_bundle
 
@@ -21,6 +22,7 @@ SOURCE = """
 from dataclasses import replace
 from sbkit.commands.arguments import text
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
+from sbkit.tasks.task import Command
 
 def spell(options):
     print(options.bundle.name, options.word, options.times, options.device)
@@ -29,9 +31,13 @@ def spell(options):
 TASK = replace(
     SPEECH_RECOGNITION,
     name="MODULE.TASK",
-    commands=("spell",),
-    runs={"spell": "MODULE.spell"},
-    arguments={"spell": (text("word", "WORD", ""), text("--times", "N", "", type=int))},
+    predicts="other",
+    commands={
+        "spell": Command(
+            run="MODULE.spell",
+            arguments=(text("word", "WORD", ""), text("--times", "N", "", type=int)),
+        )
+    },
 )
 """
 
@@ -67,12 +73,12 @@ def test_its_command_takes_its_own_options(
     assert capsys.readouterr().out == "bundle yes 2 auto\n"
     with pytest.raises(SbkitError, match="has no shout. It has: spell"):
         run(["run", str(bundle), "shout", *own])
-    with pytest.raises(SbkitError, match="Use: sbkit run BUNDLE spell"):
+    with pytest.raises(SbkitError, match="Use: sbkit run FOLDER spell"):
         run(["classify", str(bundle), "a.wav", *own])
 
 
 def test_what_trains_is_what_the_bundle_is_rebuilt_as() -> None:
-    task = replace(SPEECH_RECOGNITION, model_class="types.SimpleNamespace")
+    task = replace(SPEECH_RECOGNITION, export=Exportable(model_class="types.SimpleNamespace"))
     brain: Any = SimpleNamespace(task=task)
     assert AsrBrain.make_model(brain, ctc_lin="a head") == SimpleNamespace(ctc_lin="a head")
     run: Any = SimpleNamespace(recipe=replace(ASR, task=task))

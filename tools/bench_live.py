@@ -28,7 +28,6 @@ import numpy as np
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.base.process import run_main
-from sbkit.bundle.bundle import Bundle
 from sbkit.commands.score import ScoreOptions, open_model, prepare_source
 from sbkit.decoding.confidence import GREEDY
 from sbkit.evaluate.wer import Scores, count_errors
@@ -37,6 +36,8 @@ from sbkit.live.recognizer import LiveRecognizer
 from sbkit.live.session import Endpoint, Event, Final, Partial, Session
 from sbkit.models.chunks import FRAME_MS, Streaming
 from sbkit.runtime.model import ModelThread
+from sbkit.runtime.runtimes import OpenBundle
+from sbkit.runtime.torch_model import TorchBundle
 
 SILENCE = 3.0  # seconds after a clip, in which its endpoint is found
 COLUMNS = (
@@ -104,7 +105,7 @@ def _parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def read_clips(bundle: Bundle, options: argparse.Namespace) -> Iterator[tuple[Samples, str]]:
+def read_clips(bundle: TorchBundle, options: argparse.Namespace) -> Iterator[tuple[Samples, str]]:
     """Yield all clips with their texts."""
     if options.data is not None:
         sets = [prepare_source(bundle, options.data, ScoreOptions(), options.data.stem)]
@@ -115,14 +116,14 @@ def read_clips(bundle: Bundle, options: argparse.Namespace) -> Iterator[tuple[Sa
             yield from ((np.asarray(row["audio"]), row["text"]) for row in batch.values())
 
 
-def with_decoders(bundle: Bundle) -> Iterator[Bundle]:
+def with_decoders(bundle: TorchBundle) -> Iterator[TorchBundle]:
     """Yield the bundle with greedy decoding, and with its own decoder if it has one."""
     yield bundle.with_decoder(GREEDY)
     if bundle.decoder is not None:
         yield bundle
 
 
-def set_chunk(bundle: Bundle, chunk_ms: int | None) -> Bundle:
+def set_chunk(bundle: TorchBundle, chunk_ms: int | None) -> TorchBundle:
     """Let the model see chunks of another size, or whole clips."""
     encoder = bundle.model.network.encoder.modules.get("Transformer")
     if not isinstance(streaming := getattr(encoder, "streaming", None), Streaming):
@@ -136,7 +137,7 @@ def set_chunk(bundle: Bundle, chunk_ms: int | None) -> Bundle:
 
 
 def score_whole(
-    bundle: Bundle, clips: Sequence[tuple[Samples, str]], name: str = "whole-clip model"
+    bundle: TorchBundle, clips: Sequence[tuple[Samples, str]], name: str = "whole-clip model"
 ) -> list[str]:
     """Return the row of a model that sees whole clips."""
     found = Found()
@@ -145,11 +146,11 @@ def score_whole(
     return found.row(name, GREEDY if bundle.decoder is None else bundle.decoder.kind)
 
 
-def measure(bundle: Bundle, clips: Sequence[tuple[Samples, str]]) -> Found:
+def measure(bundle: TorchBundle, clips: Sequence[tuple[Samples, str]]) -> Found:
     """Run each clip through a session, and through a copy that goes on with silence."""
     found, silence = Found(), np.zeros(round(SILENCE * bundle.config.sample_rate), np.int16)
     model = bundle.model
-    with LiveRecognizer(bundle=replace(bundle, model=ModelThread(lambda: model))) as recognizer:
+    with LiveRecognizer(bundle=OpenBundle.of(bundle, ModelThread(lambda: model))) as recognizer:
         for clip, text in clips:
             session = Session(recognizer)
             events = session.push(clip)

@@ -26,7 +26,6 @@ from recipes.synthesis.statistics import SEMITONES
 from sbkit.audio.io import FULL_SCALE, Samples, to_int16
 from sbkit.base.text import cpu_name
 from sbkit.base.units import samples_to_seconds
-from sbkit.bundle.bundle import Bundle
 from sbkit.checkpoint.run_config import RESOLVED
 from sbkit.config.hparams import read_knobs
 from sbkit.data.batch import UtteranceDataset
@@ -35,7 +34,7 @@ from sbkit.evaluate.wer import ErrorCounts, count_errors
 from sbkit.export.export import as_bundle
 from sbkit.models.symbol_alignment import frame_index
 from sbkit.runtime.synthesizer import Synthesizer
-from sbkit.runtime.torch_model import load_bundle
+from sbkit.runtime.torch_model import TorchBundle, load_bundle
 from sbkit.train.recipe import load_recipe
 
 Clips = Sequence[Samples]
@@ -87,14 +86,14 @@ def row_of(*cells: str) -> str:
 
 
 @torch.inference_mode()
-def by_vocoder(bundle: Bundle, batch: SpokenBatch) -> Any:
+def by_vocoder(bundle: TorchBundle, batch: SpokenBatch) -> Any:
     """Make the audio of a clip's own features: -> (S,)."""
     found = bundle.model.network.predict(batch.audio.float(), batch.audio_lengths)
     return found[0].numpy()
 
 
 @torch.inference_mode()
-def pitch_error(bundle: Bundle, batches: Sequence[SpokenBatch]) -> float:
+def pitch_error(bundle: TorchBundle, batches: Sequence[SpokenBatch]) -> float:
     """Return the root of the mean square of semitones that the pitch is off."""
     model, rate = bundle.model.network, bundle.config.sample_rate
     frame, squares = model.features.frame, list[np.ndarray[Any, Any]]()

@@ -20,12 +20,11 @@ import numpy.typing as npt
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import samples_to_seconds
-from sbkit.bundle.bundle import Bundle
 from sbkit.commands.score import ScoreOptions, prepare_source, score_rows
 from sbkit.decoding.alignment import WordOffsets
 from sbkit.evaluate.wer import matching_words
 from sbkit.export.export import change_config
-from sbkit.runtime.torch_model import load_bundle
+from sbkit.runtime.torch_model import TorchBundle, load_bundle
 from sbkit.text.word import Word
 
 COLUMN = "word_times"  # start-end of every word of the normalized text, in seconds
@@ -65,7 +64,7 @@ class TimedText:
     aligned: tuple[Word, ...]
 
 
-def time_source(bundle: Bundle, source: Path) -> list[TimedText]:
+def time_source(bundle: TorchBundle, source: Path) -> list[TimedText]:
     """Time the words of a source that has the column word_times.
 
     Raises:

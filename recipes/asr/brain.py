@@ -55,7 +55,7 @@ class AsrBrain(Brain):
 
         A model with more parts than a recognizer's takes them from the hparams in an override.
         """
-        model: AsrModel = self.task.import_model()(**parts)
+        model: AsrModel = self.task.require_export().import_model_class()(**parts)
         return model
 
     @property

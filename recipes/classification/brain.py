@@ -20,7 +20,7 @@ from sbkit.models.encoder import encoder_parts
 from sbkit.models.loss import Loss
 from sbkit.tasks.utterance_classification import (
     UTTERANCE_CLASSIFICATION,
-    Answer,
+    Classified,
     accuracy,
     accuracy_figures,
     describe_accuracy,
@@ -83,26 +83,26 @@ class ClassificationBrain(Brain):
         super().on_fit_start()
         measure_on_start(self, self.classifier.encoder.features)
 
-    def score(self, log_probs: Tensor, batch: LabelBatch) -> list[Answer]:
+    def score(self, log_probs: Tensor, batch: LabelBatch) -> list[Classified]:
         """Compare the most probable class with the right one."""
         names = self.hparams.labels.names
         both = (batch.classes, log_probs.argmax(1))
         right, found = ([names[n] for n in ids.tolist()] for ids in both)
-        return list(map(Answer, batch.ids, right, found, batch.speakers))
+        return list(map(Classified, batch.ids, right, found, batch.speakers))
 
-    def measure(self, results: Sequence[Answer]) -> Mapping[str, float]:
+    def measure(self, results: Sequence[Classified]) -> Mapping[str, float]:
         """Divide the right answers by all."""
         return {"accuracy": accuracy(results)}
 
-    def measure_slice(self, results: Sequence[Answer]) -> Mapping[str, Any]:
+    def measure_slice(self, results: Sequence[Classified]) -> Mapping[str, Any]:
         """Return the accuracy with its interval."""
         return accuracy_figures(results)
 
-    def describe(self, results: Sequence[Answer]) -> str:
+    def describe(self, results: Sequence[Classified]) -> str:
         """Write the accuracy with its counts and interval."""
         return describe_accuracy(results)
 
-    def report(self, split: str, results: Sequence[Answer], folder: Path) -> Mapping[str, Any]:
+    def report(self, split: str, results: Sequence[Classified], folder: Path) -> Mapping[str, Any]:
         """Write the confusion matrix as a table and a picture; return the counts."""
         names = self.hparams.labels.names
         counts = count(results, names)

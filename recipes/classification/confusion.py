@@ -9,15 +9,15 @@ import numpy as np
 import numpy.typing as npt
 
 from sbkit.base.files import write_bytes_atomically, write_text_atomically
-from sbkit.tasks.utterance_classification import Answer
+from sbkit.tasks.utterance_classification import Classified
 
 MOST_DRAWN = 50  # classes; the picture of 1,200 took more than five minutes
 Counts = npt.NDArray[np.int64]  # a row for each class, a column for each answer
 
 
-def count(results: Sequence[Answer], names: Sequence[str]) -> Counts:
+def count(results: Sequence[Classified], names: Sequence[str]) -> Counts:
     """Count the answers to each class."""
-    pairs = Counter((each.right, each.found) for each in results)
+    pairs = Counter((result.target, result.predicted) for result in results)
     return np.array([[pairs[right, found] for found in names] for right in names])
 
 

@@ -20,7 +20,7 @@ from sbkit.logs.metric import Metrics, as_words
 from sbkit.models.codec import CodecModel
 from sbkit.models.loss import Loss
 from sbkit.models.spectral_losses import mel_distance, spectral_distance
-from sbkit.tasks.codec import METRICS
+from sbkit.tasks.codec import CODEC
 from sbkit.train.brain import Brain
 from sbkit.train.feature_statistics import measure_on_start
 
@@ -41,7 +41,7 @@ class Decoded(NamedTuple):
 class CodecBrain(Brain):
     """Train features and spectra towards those of the audio, against a discriminator if wanted."""
 
-    metrics: ClassVar[Metrics] = METRICS
+    metrics: ClassVar[Metrics] = CODEC.metrics
 
     def __init__(self, **options: Any) -> None:
         """Accept SpeechBrain's options."""

@@ -35,8 +35,8 @@ from sbkit.models.symbol_alignment import (
     mean_by_symbol,
 )
 from sbkit.models.synthesis import SynthesisModel
-from sbkit.tasks.synthesis import METRICS
-from sbkit.text.symbols import PAUSES
+from sbkit.tasks.synthesis import SYNTHESIS
+from sbkit.text.symbols import PAUSE_SYMBOLS
 from sbkit.train.brain import Brain
 from sbkit.train.feature_statistics import measure_on_start
 
@@ -91,7 +91,7 @@ class Synthesized:
 class SynthesisBrain(Brain):
     """Train by all losses at once, on every clip whose text is what is said."""
 
-    metrics: ClassVar[Metrics] = METRICS
+    metrics: ClassVar[Metrics] = SYNTHESIS.metrics
 
     def __init__(self, **options: Any) -> None:
         """Accept SpeechBrain's options."""
@@ -99,7 +99,7 @@ class SynthesisBrain(Brain):
         parts: dict[str, Any] = {name: getattr(self.hparams, name) for name in PARTS}
         self.model = SynthesisModel(model=self.modules["model"], **parts)
         names = self.hparams.labels.names
-        self._is_pause = torch.tensor([name in PAUSES for name in names], device=self.device)
+        self._is_pause = torch.tensor([name in PAUSE_SYMBOLS for name in names], device=self.device)
         self._wrong: dict[str, bool] = {}  # of the training clips of this epoch
 
     def on_fit_start(self) -> None:

@@ -24,7 +24,7 @@ from sbkit.data.batch import Batch, Loaders, collate_audio, make_loaders
 from sbkit.data.shard import read_rows
 from sbkit.data.splits import Splits, take_columns
 from sbkit.distributed.device import Placement
-from sbkit.text.symbols import KINDS, read_texts, to_symbols
+from sbkit.text.symbols import SYMBOL_TYPES, read_texts, to_symbols
 from sbkit.text.vocabulary import ClassLabels, ensure_labels
 
 SYMBOLS, PITCH = "symbols", "pitch"  # columns: of a text as it is spoken, and Hz of each frame
@@ -43,8 +43,10 @@ def prepare_spoken(knobs: Knobs) -> Splits:
         SbkitError: `symbols` is no kind of them, or espeak-ng cannot make them.
     """
     kind, language, rate = knobs["symbols"], str(knobs["language"]), knobs["sample_rate"]
-    if kind not in KINDS:
-        raise SbkitError(f"`symbols` must be {' or '.join(KINDS)}, but is {kind!r}. Choose one.")
+    if kind not in SYMBOL_TYPES:
+        raise SbkitError(
+            f"`symbols` must be {' or '.join(SYMBOL_TYPES)}, but is {kind!r}. Choose one."
+        )
     frame = 2 * knobs["hop"]
     splits = with_column(
         prepare_transcripts(knobs),

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from sbkit.audio.io import Samples
 from sbkit.base.files import write_bytes_atomically
 from sbkit.logs.metric import as_words
-from sbkit.tasks.synthesis import METRICS
+from sbkit.tasks.synthesis import SYNTHESIS
 
 SEMITONES = 12  # in an octave
 DRAWN = 3  # utterances of a test set
@@ -77,7 +77,7 @@ def measure(results: Sequence[SpokenUtterance]) -> Mapping[str, float]:
 
 def describe(results: Sequence[SpokenUtterance]) -> str:
     """Write the figures for the screen."""
-    return ", ".join(as_words(METRICS, measure(results)))
+    return ", ".join(as_words(SYNTHESIS.metrics, measure(results)))
 
 
 def report(

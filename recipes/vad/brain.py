@@ -33,7 +33,7 @@ from sbkit.data.shard import read_rows
 from sbkit.logs.metric import Metrics
 from sbkit.models.loss import Loss
 from sbkit.models.voice_activity import VoiceActivityModel
-from sbkit.tasks.voice_activity import DELAY, VOICE_ACTIVITY, FrameCounts, frame_errors
+from sbkit.tasks.voice_activity import DELAY_FRAMES, VOICE_ACTIVITY, FrameCounts, frame_errors
 from sbkit.train.brain import Brain
 from sbkit.train.feature_statistics import measure_on_start
 
@@ -122,7 +122,7 @@ class VoiceActivityBrain(Brain):
         noisy = add_noise(spoken._replace(audio=audio), noise, ratio, mask)
         log_probs, frames = self.detector.predict(noisy, lengths)
         mask = length_mask(frames, log_probs.shape[1], log_probs.device)
-        speech = pad(spoken.speech, (DELAY, 0))[:, : log_probs.shape[1]]
+        speech = pad(spoken.speech, (DELAY_FRAMES, 0))[:, : log_probs.shape[1]]
         return Scored(log_probs, speech, mask)
 
     def compute_objectives(self, scored: Scored, batch: SpeechBatch, stage: Stage) -> Loss:

@@ -17,7 +17,8 @@ from recipes.prepare import prepare_audio, prepare_transcripts, with_column
 from sbkit.audio.io import Samples
 from sbkit.audio.levels import WINDOWS, find_pauses
 from sbkit.base.checksums import listed_checksums
-from sbkit.bundle.bundle import WEIGHTS, Bundle
+from sbkit.bundle.bundle import Bundle
+from sbkit.bundle.config import WEIGHTS_FILE
 from sbkit.data.shard import read_rows
 from sbkit.data.splits import Splits
 from sbkit.export.export import as_bundle
@@ -40,8 +41,8 @@ def prepare_speech(knobs: Mapping[str, Any]) -> Splits:
     if knobs["aligner"] is None:
         return prepare_audio(knobs)
     with as_bundle(Path(knobs["aligner"])) as folder:
-        aligner, weights = load_bundle(folder), listed_checksums(folder)[WEIGHTS]
-    aligner.task.require("transcribe")
+        aligner, weights = load_bundle(folder), listed_checksums(folder)[WEIGHTS_FILE]
+    aligner.task.require_prediction("text", command="transcribe")
     splits, rate = prepare_transcripts(knobs), knobs["sample_rate"]
     align = partial(_align, rate=rate, aligner=aligner)
     return with_column(splits, SPEECH, align, identity=[rate, weights])

@@ -2,13 +2,14 @@
 
     config.json        the parts as plain data, and where they come from
     model.safetensors  the weights of the one ModuleList
-    tokenizer.model    the labels of its task, where it has any: of a recognizer, sentencepiece
-    lm.safetensors     the language models of its decoder, where it has any
-    MODULE.py          the source of parts of the user's, which only `--import MODULE` runs
+    tokenizer.model    the labels of the task, if it has any: a recognizer's are sentencepiece
+    lm.safetensors     the language models of the decoder, if it has any
+    MODULE.py          the source of user modules, which only `--import MODULE` runs
     checksums.json     SHA-256 of the other files
 
-Loading it is safe whoever made it: every file is read once, as a regular file, and what was hashed
-is what is parsed; weights are safetensors; and only classes of `sbkit.bundle.allowed` are built.
+Loading a bundle is safe, whoever made it: every file is read once, as a regular file, and the bytes
+that were hashed are the bytes that are parsed; weights are safetensors; and only classes on the
+list of `sbkit.bundle.allowed` are built.
 """
 
 import logging
@@ -16,19 +17,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any, Self
 
 from sbkit.audio.io import Samples, to_samples
-from sbkit.base.checksums import CHECKSUMS, check_unchanged
-from sbkit.base.errors import SbkitError
-from sbkit.base.files import read_regular, reading
+from sbkit.base.errors import ConfigError
+from sbkit.base.files import reading
 from sbkit.base.machine import usable_cores
 from sbkit.base.process import import_user_modules
-from sbkit.bundle.config import BundleConfig, parse_config
-from sbkit.bundle.protocols import Encoded
+from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE, BundleConfig, BundleFiles
+from sbkit.bundle.protocols import Encoded, RunnableModel
 from sbkit.config.ranges import require_in_range
 from sbkit.decoding.attention import AttentionDecoder
 from sbkit.decoding.confidence import GREEDY, WordAligner
@@ -49,41 +46,64 @@ from sbkit.text.word import Word
 
 logger = logging.getLogger(__name__)
 
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
-LARGEST = {True: 1 << 36, False: 1 << 25}  # bytes: of safetensors, and of other files
-
 
 @dataclass(frozen=True)
-class Bundle:
-    """A model that is ready to run; torch is imported when the model is made, not here.
+class BundleContents:
+    """What the files of a bundle hold.
 
-    task: what the model predicts; labels: what the task makes of its file of labels, such as a
-    Tokenizer; model: None until one is made; decoder: None where the best token of each frame is
-    taken; lm: its language model of words, which the confidences of words need with any decoder;
-    refused_hotwords: what the model's tokens cannot spell.
+    Attributes:
+        config: the parsed config.json.
+        task: what the model predicts.
+        labels: the object that the task makes from its label file, such as a Tokenizer.
+        decoder: None for greedy decoding.
+        lm: the decoder's word language model, which word confidences need with any decoder.
+        weights: the bytes of the weights, if they were read too.
     """
 
     config: BundleConfig
     task: Task
     labels: Any = None
-    model: Any = None
+    decoder: BeamDecoder | None = None
+    lm: NgramModel | None = None
+    weights: bytes = b""
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A bundle whose model is ready to run. This module does not import torch.
+
+    Attributes:
+        config, task, labels, decoder, lm: as in `BundleContents`.
+        model: runs on clips.
+        refused_hotwords: phrases that the model's tokens cannot spell.
+    """
+
+    config: BundleConfig
+    task: Task
+    labels: Any
+    model: RunnableModel
     decoder: BeamDecoder | None = None
     lm: NgramModel | None = None
     refused_hotwords: tuple[str, ...] = ()
 
-    def predict(self, clips: Sequence[Samples]) -> Any:
-        """Return what the model predicts of clips, as of `to_samples`, in one batch."""
-        return self.model.predict([*map(to_samples, clips)])
+    @classmethod
+    def of(cls, other: "BundleContents | Bundle", model: RunnableModel) -> Self:
+        """Combine a bundle, without its hotwords, with a model that runs it."""
+        return cls(other.config, other.task, other.labels, model, other.decoder, other.lm)
+
+    # Recognition
 
     def transcribe(self, clips: Sequence[Samples]) -> list[str]:
-        """Transcribe clips at the bundle's rate, as of `to_samples`, in one batch."""
-        return [each.text for each in self.recognize(clips)]
+        """Transcribe clips at the bundle's rate, in one batch; `to_samples` says their types."""
+        return [recognized.text for recognized in self.recognize(clips)]
 
     def recognize(self, clips: Sequence[Samples], *, times: bool = False) -> list[Recognized]:
-        """Transcribe clips as `transcribe` does; with ``times``, with their words in time, too."""
+        """Transcribe clips as `transcribe` does; ``times`` adds their timed words."""
         pool, clips = self.decoder_pool, [*map(to_samples, clips)]
-        pairs = zip(self.model.encode(clips), clips, strict=True)
-        inputs = [self.decoder_input(each, samples=len(clip)) for each, clip in pairs]
+        inputs = [
+            self.decoder_input(encoded, samples=len(clip))
+            for encoded, clip in zip(self.model.encode(clips), clips, strict=True)
+        ]
         return pool.decode(inputs, times=times)
 
     def align(self, clips: Sequence[Samples], texts: Sequence[str]) -> list[tuple[Word, ...]]:
@@ -96,7 +116,7 @@ class Bundle:
         ]
 
     def decoder_input(self, encoded: Encoded, *, samples: int, begin: float = 0.0) -> DecoderInput:
-        """Return the encoder's output of a clip as the decoder takes it."""
+        """Turn the encoder's output of a clip into the decoder's input."""
         return DecoderInput(
             log_probs=encoded.log_probs,
             samples=samples,
@@ -105,7 +125,7 @@ class Bundle:
         )
 
     def _attention(self, encoded: Encoded) -> AttentionDecoder | None:
-        """Return the attention decoder of a clip, where it takes part."""
+        """Return the attention decoder of a clip, if the decoder uses one."""
         if self.decoder is None or self.decoder.attention is None:
             return None
         score = partial(self.model.decoder_log_probs, encoded.states)
@@ -113,7 +133,7 @@ class Bundle:
 
     @cached_property
     def decoder_pool(self) -> DecoderPool:
-        """Make the decoder of the encoder's output, which times and judges words too."""
+        """The decoder of the encoder's output, with word times and confidences."""
         aligner = WordAligner(
             tokenizer=self.tokenizer,
             samples_per_frame=self.model.samples_per_frame,
@@ -127,69 +147,71 @@ class Bundle:
         )
         return DecoderPool(CtcDecoder.of(self.decoder, aligner), processes=usable_cores())
 
-    def classify(self, clips: Sequence[Samples]) -> npt.NDArray[np.float32]:
-        """Compute the probability of every label: clips, as of `to_samples` -> (B, V)."""
-        self.task.require("classify")
-        probabilities: npt.NDArray[np.float32] = self.model.probabilities([*map(to_samples, clips)])
-        return probabilities
+    # Decoder and hotwords
 
-    def with_decoder(self, name: str | None) -> "Bundle":
+    def with_decoder(self, name: str | None) -> Self:
         """Return the bundle with its own decoder (None), or without one (greedy).
 
-        Raises SbkitError: another is asked for, whose weights were not chosen, or it cannot be run.
+        Raises:
+            ConfigError: another decoder is named, for which the bundle has no weights, or the
+                decoder cannot be run.
         """
         if name == GREEDY:
             return replace(self, decoder=None)
-        kind = None if self.decoder is None else self.decoder.kind
-        if name not in (None, kind):
-            raise SbkitError(
-                f"`--decoder {name}` must have language models and weights that were chosen for "
-                f"it, but this model's are of {kind or 'none'}. Tune it first: sbkit tune RUN "
-                f"--decoder {name}, or sbkit tune BUNDLE --decoder {name} --data dev.csv --out NEW"
+        own_name = None if self.decoder is None else self.decoder.kind
+        if name not in (None, own_name):
+            raise ConfigError(
+                f"`--decoder {name}` needs language models and weights, but this model's are for "
+                f"{own_name or 'greedy decoding'}. Tune it first: sbkit tune RUN --decoder {name}, "
+                f"or sbkit tune BUNDLE --decoder {name} --data dev.csv --out NEW"
             )
         if self.decoder is not None:
             self.decoder.check_graph()
         return self
 
-    def with_hotwords(self, named: str | None) -> "Bundle":
-        """Return the bundle with phrases to expect: a file of them, or a list with commas.
+    def with_hotwords(self, phrases: str | None) -> Self:
+        """Return the bundle with hotwords: a file of phrases, or phrases separated by commas.
 
-        What the model's tokens cannot spell is logged and named in ``refused_hotwords``.
-        Raises SbkitError: no phrase can be spelled, or there is no decoder that expects any.
+        Phrases that the model's tokens cannot spell are logged and listed in ``refused_hotwords``.
+
+        Raises:
+            ConfigError: no phrase can be spelled, or decoding is greedy.
         """
-        if named is None:
+        if phrases is None:
             return self
         if self.decoder is None:
-            raise SbkitError(
-                "`--hotwords` must have a decoder with language models, but this one is greedy. "
-                "Export a run that has them, and do not pass --decoder greedy."
+            raise ConfigError(
+                "`--hotwords` needs a decoder with language models, but decoding is greedy. Export "
+                "a run with language models, and do not pass --decoder greedy."
             )
-        expecting = self.expecting(read_hotwords(named))
+        expecting = self.expecting(read_hotwords(phrases))
         for phrase in expecting.refused_hotwords:
             logger.warning(
-                f"the hotword {phrase[:100]} is left out: the model has no tokens to spell it."
+                f"hotword {phrase[:100]} is ignored: the model has no tokens to spell it."
             )
         if expecting.decoder is None or not expecting.decoder.phrases:
-            raise SbkitError(
-                "`--hotwords` must name phrases in the letters of the model's language, but "
-                f"{named[:100]} has none. Correct the list."
+            raise ConfigError(
+                f"`--hotwords {phrases[:100]}` has no phrase in the letters of the model's "
+                "language. Correct the list."
             )
         return expecting
 
-    def expecting(self, texts: Iterable[str]) -> "Bundle":
-        """Return the bundle with more phrases to expect, where its decoder can expect any."""
+    def expecting(self, phrases: Iterable[str]) -> Self:
+        """Return the bundle with more hotwords; unchanged if decoding is greedy."""
         if self.decoder is None:
             return self
-        phrases, refused = self.spellable(texts)
-        decoder = self.decoder.with_hotwords([*self.decoder.phrases, *phrases])
+        spelled, refused = self.spellable(phrases)
+        decoder = self.decoder.with_hotwords([*self.decoder.phrases, *spelled])
         return replace(self, decoder=decoder, refused_hotwords=refused)
 
-    def spellable(self, texts: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Normalize phrases as transcripts; return them, and those that no tokens can spell."""
-        return normalize_hotwords(texts, normalize=self.normalizer(), tokenizer=self.tokenizer)
+    def spellable(self, phrases: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Normalize phrases; return those that the tokens can spell, and the others."""
+        return normalize_hotwords(phrases, normalize=self.normalizer(), tokenizer=self.tokenizer)
+
+    # Text
 
     def normalizer(self) -> Callable[[str], str]:
-        """Return what normalizes a text as the transcripts that the model was trained on."""
+        """Return the function that normalized the transcripts that the model was trained on."""
         language, table = self.config.language or "und", self.config.normalizer
         return partial(normalize, language=language, table=table)
 
@@ -200,83 +222,59 @@ class Bundle:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Return the tokenizer; raises SbkitError for a model that does not transcribe."""
-        self.task.require("transcribe")
+        """Return the tokenizer; raises BundleError for a model that does not transcribe."""
+        self.task.require_prediction("text", command="transcribe")
         tokenizer: Tokenizer = self.labels
         return tokenizer
 
 
-@dataclass(frozen=True)
-class ReadBundle:
-    """A bundle without its model, and the bytes of its weights where they were read, too."""
-
-    bundle: Bundle
-    weights: bytes
-
-
 def read_bundle(
-    folder: Path, *names: str, user_modules: frozenset[str] = frozenset()
-) -> ReadBundle:
-    """Read a bundle and WEIGHTS if named, each file once, and compare them with their checksums.
+    folder: Path, *, with_weights: bool = False, user_modules: frozenset[str] = frozenset()
+) -> BundleContents:
+    """Read the files of a bundle, each once, and compare them with their checksums.
 
     ``user_modules`` are those that `--import` names, one of which may hold the task: they are
     imported from the bundle if they are not installed.
-    Raises SbkitError when a file is missing or damaged, or the task is not here.
+
+    Raises:
+        SbkitError: a file is missing or damaged, or the task cannot be imported.
     """
-    if not (folder / CONFIG).exists():
-        raise SbkitError(
-            f"A bundle must be a folder with {CONFIG} and {CHECKSUMS}, but {folder} is none. Make "
-            "one of a run: sbkit export RUN --out BUNDLE"
-        )
+    files = BundleFiles(folder)
+    config = files.config
+    for module in sorted(user_modules):
+        if (folder / f"{module}.py").exists():
+            files.read(f"{module}.py")
     import_user_modules(sorted(user_modules), folder)
-    contents = {CONFIG: _read(folder, CONFIG)}
-    config = parse_config(contents[CONFIG], of=folder / CONFIG)
     task = load_task(config.task, user_modules=user_modules)
-    contents |= {name: _read(folder, name) for name in names}
-    if task.labels is not None:
-        contents[task.labels.name] = _read(folder, task.labels.name)
-    for name in (f"{each}.py" for each in user_modules):
-        if (folder / name).exists():
-            contents[name] = _read(folder, name)
-    if config.decoder is not None:
-        contents[LANGUAGE_MODELS] = _read(folder, LANGUAGE_MODELS)
-    check_unchanged(contents, _read(folder, CHECKSUMS), of=folder)
+    weights = files.read(WEIGHTS_FILE) if with_weights else b""
     labels: Any = None
-    decoder, lm = None, None
     if task.labels is not None:
-        labels = task.labels.read(folder / task.labels.name, contents[task.labels.name])
-    if (chosen := config.decoder) is not None:
-        file = folder / LANGUAGE_MODELS
-        models = load_language_models(file, labels, contents[LANGUAGE_MODELS])
-        with reading(folder / CONFIG, must="describe the decoder", fix="Export it again."):
-            require_in_range({"beam_size": chosen["beam_size"]}, BeamDecoder.RANGES)
-            decoder = BeamDecoder(
-                tokenizer=labels,
-                language_models=models,
-                beam_size=chosen["beam_size"],
-                weights=chosen["weights"],
-                attention=chosen.get("attention"),
-                kind=chosen.get("kind", KINDS[0]),
-            )
-        lm = models.words
-    bundle = Bundle(config, task, labels, decoder=decoder, lm=lm)
-    return ReadBundle(bundle, contents.get(WEIGHTS, b""))
+        name = task.labels.name
+        labels = task.labels.read(folder / name, files.read(name))
+    if (chosen := config.decoder) is None:
+        return BundleContents(config, task, labels, weights=weights)
+    language_models = load_language_models(
+        folder / LANGUAGE_MODELS, labels, files.read(LANGUAGE_MODELS)
+    )
+    with reading(folder / CONFIG_FILE, must="describe the decoder", fix="Export it again."):
+        require_in_range({"beam_size": chosen["beam_size"]}, BeamDecoder.RANGES)
+        decoder = BeamDecoder(
+            tokenizer=labels,
+            language_models=language_models,
+            beam_size=chosen["beam_size"],
+            weights=chosen["weights"],
+            attention=chosen.get("attention"),
+            kind=chosen.get("kind", KINDS[0]),
+        )
+    return BundleContents(config, task, labels, decoder, language_models.words, weights)
 
 
 def language_of(model: Path) -> str:
-    """Return the language of a bundle or a run, whose normalizer made its transcripts.
-
-    That of another folder is "und".
-    """
-    if (model / CONFIG).is_file():
-        return parse_config(_read(model, CONFIG), of=model / CONFIG).language or "und"
-    from sbkit.checkpoint.run_config import RESOLVED  # imports what a server lacks
+    """Return the language of a bundle or a run, "und" for any other folder."""
+    if (model / CONFIG_FILE).is_file():
+        return BundleFiles(model).config.language or "und"
+    from sbkit.checkpoint.run_config import RESOLVED  # imports packages that a server lacks
     from sbkit.config.hparams import read_knobs
 
     file = model / RESOLVED
     return str(read_knobs(file, {}).get("language", "und")) if file.is_file() else "und"
-
-
-def _read(folder: Path, name: str) -> bytes:
-    largest = LARGEST[name.endswith(".safetensors")]
-    return read_regular(folder / name, largest=largest, what=f"A bundle's {name}")

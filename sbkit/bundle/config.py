@@ -1,4 +1,4 @@
-"""The configuration of a bundle, config.json, as typed fields."""
+"""The files of a bundle, and its configuration, config.json, as typed fields."""
 
 import json
 from collections.abc import Mapping
@@ -7,13 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from sbkit.audio.io import HIGHEST_RATE, LOWEST_RATE
-from sbkit.base.files import reading
+from sbkit.base.checksums import CHECKSUMS, check_unchanged
+from sbkit.base.errors import BundleError
+from sbkit.base.files import read_regular, reading
 from sbkit.decoding.alignment import WordOffsets
 from sbkit.decoding.confidence import Confidence
 from sbkit.evaluate.utterances import PROVENANCE
 from sbkit.text.normalize import Orthography, read_stored_table, separates_words
 
+CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 FORMAT = 3
+MAX_WEIGHTS_BYTES, MAX_FILE_BYTES = 1 << 36, 1 << 25
 
 Plain = Any  # what JSON can hold
 
@@ -22,13 +26,19 @@ Plain = Any  # what JSON can hold
 class BundleConfig:
     """The fields of config.json that running a bundle needs.
 
-    task: the dotted path of its `sbkit.tasks.task.Task`; model: the parts that the one ModuleList
-    owns, in order; parts: every part as plain data; language: of the transcripts; normalizer: the
-    table that wrote them, by which references and hotwords are written, too, None for this sbkit's
-    of the language; decoder: its kind, beam size, weights, how the attention
-    decoder takes part, and what they reached on the validation set, None for greedy decoding;
-    confidence: by decoder, what turns features of words into probabilities; word_offsets: from the
-    frames of tokens to when words are said; provenance: the record that scores of it have.
+    Attributes:
+        task: the dotted path of its `sbkit.tasks.task.Task`.
+        sample_rate: in Hz.
+        model: the keys of the parts that the one ModuleList owns, in order.
+        parts: every part as plain data, by key.
+        language: of the transcripts.
+        normalizer: the table that normalized the transcripts, and normalizes references and
+            hotwords; None for this sbkit's table of the language.
+        decoder: its type, beam size, weights and use of the attention decoder, and its error rates
+            on the validation set; None for greedy decoding.
+        confidence: by decoder, the model that turns features of words into probabilities.
+        word_offsets: from the frames of tokens to the times of words.
+        provenance: the record that scores of the bundle carry.
     """
 
     task: str
@@ -48,10 +58,46 @@ class BundleConfig:
         return separates_words(self.language or "und")
 
 
-def parse_config(content: bytes, *, of: Path) -> BundleConfig:
-    """Read config.json from its bytes; ``of`` is the file that an error names.
+class BundleFiles:
+    """The files of a bundle, each read once, with its checksum compared, as `read` is called.
 
-    Raises SbkitError where a field is missing, or is not what an export writes.
+    Attributes:
+        folder: of the bundle.
+        config: the parsed config.json.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Read the checksums and the configuration.
+
+        Raises:
+            BundleError: the folder is no bundle, or a file is damaged.
+        """
+        if not (folder / CONFIG_FILE).exists():
+            raise BundleError(
+                f"{folder} is no bundle: it has no {CONFIG_FILE}. Make a bundle of a run: sbkit "
+                "export RUN --out BUNDLE"
+            )
+        self.folder = folder
+        self._checksums = _read_bytes(folder / CHECKSUMS)
+        self.config = parse_config(self.read(CONFIG_FILE), of=folder / CONFIG_FILE)
+
+    def read(self, name: str) -> bytes:
+        """Read a regular file; raises SbkitError if it is missing or has another checksum."""
+        content = _read_bytes(self.folder / name)
+        check_unchanged({name: content}, self._checksums, of=self.folder)
+        return content
+
+
+def _read_bytes(file: Path) -> bytes:
+    largest = MAX_WEIGHTS_BYTES if file.suffix == ".safetensors" else MAX_FILE_BYTES
+    return read_regular(file, largest=largest, what=f"A bundle's {file.name}")
+
+
+def parse_config(content: bytes, *, of: Path) -> BundleConfig:
+    """Parse config.json from its bytes; ``of`` is the file that an error names.
+
+    Raises:
+        SbkitError: a field is missing, or is not what an export writes.
     """
     fix = "Export it again with this version of sbkit."
     with reading(of, must="be what `sbkit export` writes", fix=fix):
@@ -73,9 +119,9 @@ def parse_config(content: bytes, *, of: Path) -> BundleConfig:
             normalizer=None if normalizer is None else read_stored_table(normalizer)[1],
             decoder=values.get("decoder"),
             confidence={
-                name: Confidence.of(each["weights"])
-                for name, each in confidence.items()
-                if each["weights"] is not None
+                name: Confidence.of(fit["weights"])
+                for name, fit in confidence.items()
+                if fit["weights"] is not None
             },
             word_offsets=WordOffsets.of(values.get("word_offsets") or {}),
             provenance=values.get(PROVENANCE),

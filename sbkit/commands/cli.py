@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 
-from sbkit.base.errors import FAILED, SbkitError
+from sbkit.base.errors import FAILED, ConfigError, SbkitError
 from sbkit.base.machine import keep_freed_memory
 from sbkit.base.process import Parser, import_user_modules, require_package, run_main
 from sbkit.base.text import __version__, printable, printable_json
@@ -403,9 +403,8 @@ def _run_of_task(options: argparse.Namespace) -> int:
     from sbkit.bundle.bundle import read_bundle
 
     with _opened(options.bundle, options.user_modules) as options.bundle:
-        task = read_bundle(options.bundle, user_modules=options.user_modules).bundle.task
-        task.require(options.name)
-        return int(import_object(task.runs[options.name])(options))
+        task = read_bundle(options.bundle, user_modules=options.user_modules).task
+        return int(import_object(task.require_command(options.name).run)(options))
 
 
 @command("run", "run a command that a bundle's own task has", BUNDLE, OWN, *RUNNING, IMPORT)
@@ -413,18 +412,20 @@ def _run_own(options: argparse.Namespace) -> int:
     from sbkit.bundle.bundle import read_bundle
 
     with _opened(options.bundle, options.user_modules) as options.bundle:
-        task = read_bundle(options.bundle, user_modules=options.user_modules).bundle.task
-        if options.command not in task.arguments:
-            raise SbkitError(
-                f"`sbkit run` runs the commands that a task declares in `arguments`, and "
-                f"{task.name} has no {options.command}. It has: "
-                f"{', '.join(task.arguments) or 'none'}."
+        task = read_bundle(options.bundle, user_modules=options.user_modules).task
+        commands = {
+            name: each for name, each in task.commands.items() if each.arguments is not None
+        }
+        if (command := commands.get(options.command)) is None:
+            raise ConfigError(
+                f"`sbkit run` runs commands that a task declares with `arguments`, and {task.name} "
+                f"has no {options.command}. It has: {', '.join(commands) or 'none'}."
             )
         parser = Parser(prog=f"sbkit run {options.bundle} {options.command}")
-        for argument, details in task.arguments[options.command]:
+        for argument, details in command.arguments or ():
             parser.add_argument(argument, **details)
         parser.parse_args(options.overrides, options)
-        return int(import_object(task.runs[options.command])(options))
+        return int(import_object(command.run)(options))
 
 
 def _opened(folder: Path, user_modules: frozenset[str]) -> AbstractContextManager[Path]:

@@ -16,7 +16,7 @@ import datasets
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import require_writable, to_json, write_text_atomically
 from sbkit.base.text import __version__, plural
-from sbkit.bundle.bundle import CONFIG, Bundle
+from sbkit.bundle.config import CONFIG_FILE
 from sbkit.checkpoint.provenance import Provenance, describe_provenance, settings_of
 from sbkit.checkpoint.run_config import RESOLVED
 from sbkit.config.document import read_document
@@ -35,7 +35,7 @@ from sbkit.export.export import as_bundle
 from sbkit.export.held_out import find_held_out, read_whole_clips
 from sbkit.logs.progress import shown
 from sbkit.runtime.model import naming_audio
-from sbkit.runtime.torch_model import load_bundle
+from sbkit.runtime.torch_model import TorchBundle, load_bundle
 from sbkit.tasks.task import Scorer, Task
 from sbkit.train.evaluation import clips_of
 
@@ -117,7 +117,7 @@ def score_model(
 
 def _with_columns_of_run(model: Path, options: ScoreOptions) -> ScoreOptions:
     """Read the tables by the columns that a run was trained on, but for those that are given."""
-    if (model / CONFIG).exists() or not (model / RESOLVED).is_file():
+    if (model / CONFIG_FILE).exists() or not (model / RESOLVED).is_file():
         return options
     knobs, names = read_document(model / RESOLVED).root, ("path_column", "text_column")
     own = {name: knobs.get(name) for name in names if getattr(options, name) is None}
@@ -129,7 +129,7 @@ def _report(
     name: str,
     rows: datasets.Dataset,
     results: Sequence[Any],
-    bundle: Bundle,
+    bundle: TorchBundle,
     options: ScoreOptions,
 ) -> dict[str, Any]:
     """Write the reports of a source, and return its figures."""
@@ -144,9 +144,9 @@ def _report(
     return entry
 
 
-def describe_decoding(bundle: Bundle) -> dict[str, Any]:
+def describe_decoding(bundle: TorchBundle) -> dict[str, Any]:
     """Return the decoder of a recognizer and its hotwords, as plain data."""
-    if "transcribe" not in bundle.task.commands:
+    if bundle.task.predicts != "text":
         return {}
     if bundle.decoder is None:
         return {"decoder": GREEDY}
@@ -159,7 +159,7 @@ def describe_decoding(bundle: Bundle) -> dict[str, Any]:
     return described
 
 
-def provenance_of_bundle(bundle: Bundle) -> Provenance:
+def provenance_of_bundle(bundle: TorchBundle) -> Provenance:
     """Return the record of a bundle with the decoder that was asked for."""
     found = bundle.decoder
     settings = None if found is None else {**vars(found), "weights": found.weights.plain()}
@@ -170,7 +170,7 @@ def _write_page(
     out: Path,
     entries: Mapping[str, Any],
     scored: Mapping[str, datasets.Dataset],
-    bundle: Bundle,
+    bundle: TorchBundle,
     model: Path,
 ) -> None:
     """Write ``report.html`` with the audio that was scored."""
@@ -191,14 +191,14 @@ def _write_page(
 
 
 @contextmanager
-def open_model(model: Path, user_modules: frozenset[str] = frozenset()) -> Iterator[Bundle]:
+def open_model(model: Path, user_modules: frozenset[str] = frozenset()) -> Iterator[TorchBundle]:
     """Load a bundle, or make one of a run in a temporary folder."""
     with as_bundle(model, user_modules) as folder:
         yield load_bundle(folder, user_modules=user_modules)
 
 
 def _prepare(
-    bundle: Bundle, model: Path, sources: Sequence[Path], options: ScoreOptions
+    bundle: TorchBundle, model: Path, sources: Sequence[Path], options: ScoreOptions
 ) -> Iterator[tuple[str, datasets.Dataset]]:
     """Yield each source by its name as training prepares it; without any, a run's test sets."""
     names = [source.stem or source.resolve().stem for source in sources]
@@ -211,7 +211,7 @@ def _prepare(
         for name, source in zip(names, sources, strict=True):
             yield name, prepare_source(bundle, source, options, name)
         return
-    if (model / CONFIG).exists():
+    if (model / CONFIG_FILE).exists():
         raise SbkitError(
             f"A bundle must be given the data to score it on, but {model} stands alone, and it "
             "knows of no test set, as a run does. Name a table: sbkit score BUNDLE test.csv"
@@ -222,7 +222,7 @@ def _prepare(
 
 
 def prepare_source(
-    bundle: Bundle, source: Path, options: ScoreOptions, name: str
+    bundle: TorchBundle, source: Path, options: ScoreOptions, name: str
 ) -> datasets.Dataset:
     """Decode and normalize a source as training does; rows without text stay, as in a test set."""
     language, scorer = bundle.config.language or "und", bundle.task.scorer
@@ -257,7 +257,7 @@ def _require_columns(rows: datasets.Dataset, options: ScoreOptions, name: str) -
         )
 
 
-def _labelled(rows: datasets.Dataset, bundle: Bundle, label: str) -> datasets.Dataset:
+def _labelled(rows: datasets.Dataset, bundle: TorchBundle, label: str) -> datasets.Dataset:
     """Return the rows of a classifier's data that have a label; there must be one it knows."""
     filled, labels = filled_rows(rows, label), bundle.task.labels
     known = () if labels is None else labels.names(bundle.labels)
@@ -272,7 +272,7 @@ def _labelled(rows: datasets.Dataset, bundle: Bundle, label: str) -> datasets.Da
 
 
 def score_rows(
-    bundle: Bundle,
+    bundle: TorchBundle,
     rows: datasets.Dataset,
     score: Callable[..., list[Any]],
     *,

@@ -12,7 +12,8 @@ from typing import Any
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.machine import share_free_memory
-from sbkit.bundle.bundle import CONFIG, read_bundle
+from sbkit.bundle.bundle import read_bundle
+from sbkit.bundle.config import CONFIG_FILE
 from sbkit.bundle.protocols import Effective
 from sbkit.commands.transcribe import running
 from sbkit.runtime.graph_model import OPTIONS
@@ -65,7 +66,7 @@ def serve(names: Sequence[str], folders: Sequence[Path], options: argparse.Names
             opened = _open(folder, options, limits, detector, workers=workers, metrics=metrics)
             engine = stack.enter_context(closing(opened))
             _require_asked(engine.effective, options)
-            created, readme = int((folder / CONFIG).stat().st_mtime), folder / "README.md"
+            created, readme = int((folder / CONFIG_FILE).stat().st_mtime), folder / "README.md"
             is_file = readme.is_file() and not readme.is_symlink()  # `/card` shows it to anybody
             card = readme.read_text("utf-8", "replace") if is_file else ""
             models.append(Model(name=name, engine=engine, created=created, readme=card))
@@ -106,11 +107,11 @@ def _open(
     """Open a bundle as what its task makes of it."""
     asked, task = (
         running(options),
-        read_bundle(folder, user_modules=options.user_modules).bundle.task,
+        read_bundle(folder, user_modules=options.user_modules).task,
     )
-    if task.voice_class is not None:
-        voice_class = import_object(task.voice_class)
-        return Voice(voice_class.load(folder, **{name: asked[name] for name in OPTIONS}), **shared)
+    if task.synthesizer_class is not None:
+        synthesizer = import_object(task.synthesizer_class)
+        return Voice(synthesizer.load(folder, **{name: asked[name] for name in OPTIONS}), **shared)
     bundle = open_recognizer(folder, streaming="also", **asked)
     most = options.max_batch_seconds or default_batch_seconds(bundle.model.effective)
     return Recognizer(

@@ -19,7 +19,7 @@ from functools import partial
 from glob import glob, has_magic
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import numpy as np
 import soundfile
@@ -30,13 +30,15 @@ from sbkit.base.files import require_writable, write_text_atomically
 from sbkit.base.machine import usable_cores
 from sbkit.base.text import printable, printable_json
 from sbkit.base.units import samples_to_seconds
-from sbkit.bundle.bundle import Bundle
 from sbkit.logs.progress import shown
 from sbkit.runtime.graph_model import OPTIONS
 from sbkit.runtime.model import naming_audio
 from sbkit.runtime.segments import Segmenter
 from sbkit.runtime.subtitles import to_srt, to_tsv, to_vtt
 from sbkit.runtime.transcriber import Transcriber, Transcript
+
+if TYPE_CHECKING:
+    from sbkit.runtime.torch_model import TorchBundle
 
 Result = TypeVar("Result")
 
@@ -272,7 +274,7 @@ def classify_files(
     from sbkit.runtime.torch_model import load_bundle
 
     loaded = load_bundle(bundle, user_modules=user_modules)
-    loaded.task.require("classify")
+    loaded.task.require_prediction("label", command="classify")
     for file in files:
         try:
             yield _classify(loaded, file, on_seconds)
@@ -280,7 +282,9 @@ def classify_files(
             yield error
 
 
-def _classify(bundle: Bundle, file: Path, on_seconds: Callable[[float], object]) -> Classification:
+def _classify(
+    bundle: "TorchBundle", file: Path, on_seconds: Callable[[float], object]
+) -> Classification:
     """Return the most probable label of the pieces of a file, each weighted by its length."""
     labels, rate = bundle.labels.names, bundle.config.sample_rate
     total, samples, seconds = np.zeros(len(labels)), 0, 0.0  # (V,)

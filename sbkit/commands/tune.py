@@ -26,7 +26,7 @@ from sbkit.base.files import (
     write_text_atomically,
 )
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
-from sbkit.bundle.bundle import CONFIG, WEIGHTS, Bundle
+from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE
 from sbkit.bundle.protocols import Encoded
 from sbkit.checkpoint.folder import hold
 from sbkit.checkpoint.provenance import make_provenance, read_json
@@ -69,7 +69,7 @@ from sbkit.export.export import CARD, as_bundle, change_config, require_free
 from sbkit.export.held_out import read_whole_clips
 from sbkit.lm.storage import save
 from sbkit.logs.progress import shown
-from sbkit.runtime.torch_model import load_bundle
+from sbkit.runtime.torch_model import TorchBundle, load_bundle
 from sbkit.train.run import Run
 
 logger = logging.getLogger(__name__)
@@ -118,11 +118,11 @@ def tune_model(
     ``user_modules`` names modules of the user's that hold parts of the model.
     Raises SbkitError: the model is no run and no bundle of a recognizer, or the options do not fit.
     """
-    is_bundle = (model / CONFIG).exists()
+    is_bundle = (model / CONFIG_FILE).exists()
     _check_options(model, options, is_bundle=is_bundle)
     with as_bundle(model, user_modules) as source, TemporaryDirectory() as folder:
         bundle = load_bundle(source, user_modules=user_modules)
-        if "transcribe" not in bundle.task.commands:
+        if bundle.task.predicts != "text":
             raise SbkitError(
                 f"A model must be of a recognizer to be tuned, but {model} is none. Leave it."
             )
@@ -175,7 +175,7 @@ def _overrides(options: TuneOptions, folder: Path) -> dict[str, object]:
 
 
 def _make_language_models(
-    model: Path, bundle: Bundle, run: Run | None, options: TuneOptions, file: Path
+    model: Path, bundle: TorchBundle, run: Run | None, options: TuneOptions, file: Path
 ) -> None:
     """Write the language models of the new decoder: those of the model, or others on request."""
     if (model / LANGUAGE_MODELS).is_file():
@@ -202,7 +202,7 @@ def _make_language_models(
 
 
 def _declare_search(
-    bundle: Bundle, run: Run | None, options: TuneOptions, language_models: Path
+    bundle: TorchBundle, run: Run | None, options: TuneOptions, language_models: Path
 ) -> BeamDecoder:
     """Return the new search before its weights are chosen: as the one there is, but for options."""
     knobs: Mapping[str, Any] = {} if run is None else run.knobs
@@ -242,7 +242,7 @@ def _declare_search(
 
 
 def _validation_sets(
-    bundle: Bundle, run: Run | None, options: TuneOptions
+    bundle: TorchBundle, run: Run | None, options: TuneOptions
 ) -> Mapping[str, datasets.Dataset]:
     """Prepare the table that is named, or the validation sets of the run."""
     if options.data is None and run is not None:
@@ -253,7 +253,7 @@ def _validation_sets(
 
 
 def _encode(
-    bundle: Bundle, sets: Mapping[str, datasets.Dataset], *, attends: bool
+    bundle: TorchBundle, sets: Mapping[str, datasets.Dataset], *, attends: bool
 ) -> Iterator[TuningUtterance]:
     """Compute the log-probabilities of as much of the validation sets as a sample may hold."""
     rate = bundle.config.sample_rate
@@ -270,13 +270,13 @@ def _encode(
                 yield TuningUtterance(each.log_probs, row["text"], attention, row["id"], seconds)
 
 
-def _attention(bundle: Bundle, encoded: Encoded) -> AttentionDecoder:
+def _attention(bundle: TorchBundle, encoded: Encoded) -> AttentionDecoder:
     score = partial(bundle.model.decoder_log_probs, encoded.states)
     return AttentionDecoder(log_probs=score, eos=bundle.tokenizer.vocabulary.eos)
 
 
 def _fit(
-    bundle: Bundle, search: BeamDecoder, sets: Mapping[str, datasets.Dataset], folder: Path
+    bundle: TorchBundle, search: BeamDecoder, sets: Mapping[str, datasets.Dataset], folder: Path
 ) -> bool:
     """Choose the weights and write the decoder; return whether it is better than the bundle's."""
     old, by_words, names = bundle.decoder, bundle.config.has_words, list(sets)
@@ -350,7 +350,7 @@ def _copy_bundle(bundle: Path, new: Path, out: Path) -> None:
         if (card := beside / CARD).is_file():
             card.write_text(_without_results(card.read_text(encoding="utf-8")), encoding="utf-8")
         record = make_provenance(
-            weights=(beside / WEIGHTS).read_bytes(),
+            weights=(beside / WEIGHTS_FILE).read_bytes(),
             decoder=decoder,
             language_models=(beside / LANGUAGE_MODELS).read_bytes(),
             confidence=confidence,

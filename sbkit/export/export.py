@@ -21,8 +21,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import building, fsync_tree, require_writable, to_json
 from sbkit.base.text import listed, versions
 from sbkit.base.units import SAMPLE_RATE
-from sbkit.bundle.bundle import CONFIG, WEIGHTS
-from sbkit.bundle.config import FORMAT
+from sbkit.bundle.config import CONFIG_FILE, FORMAT, WEIGHTS_FILE
 from sbkit.bundle.module_spec import ARGUMENTS, to_plain
 from sbkit.checkpoint.checkpointer import NORMALIZER, TASK, Checkpointer
 from sbkit.checkpoint.provenance import make_provenance, read_json, to_safetensors
@@ -110,7 +109,7 @@ def export_run(
 @contextmanager
 def as_bundle(model: Path, user_modules: frozenset[str] = frozenset()) -> Iterator[Path]:
     """Name the folder of a bundle, or make one of a run in a temporary folder."""
-    if (model / CONFIG).exists() or not (model / RESOLVED).is_file():
+    if (model / CONFIG_FILE).exists() or not (model / RESOLVED).is_file():
         yield model
         return
     with TemporaryDirectory() as folder:
@@ -127,7 +126,7 @@ def require_free(out: Path) -> None:
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     why: str | None = "it is no bundle"
-    if (out / CONFIG).is_file():
+    if (out / CONFIG_FILE).is_file():
         folders = [out, *(each for each in out.iterdir() if each.is_dir())]
         found = ((each.name, find_damage(each)) for each in folders)
         why = next((f"in {name}, {damage}" for name, damage in found if damage), None)
@@ -157,7 +156,7 @@ def _contents(run: Path, user_modules: frozenset[str]) -> tuple[dict[str, bytes]
             f"greedily. Finish the run, or choose them: sbkit tune {run}"
         )
     weights = to_safetensors(best)
-    contents[WEIGHTS] = weights if kept is None else to_safetensors(best, kept)
+    contents[WEIGHTS_FILE] = weights if kept is None else to_safetensors(best, kept)
     confidence, models = read_json(run / CONFIDENCE_FILE), contents.get(LANGUAGE_MODELS)
     config = {
         "format": FORMAT,
@@ -178,7 +177,7 @@ def _contents(run: Path, user_modules: frozenset[str]) -> tuple[dict[str, bytes]
         **({"user_modules": sorted(user_modules)} if user_modules else {}),
         **({"language": str(root["language"])} if "language" in root else {}),
     }
-    contents[CONFIG] = (to_json(config, indent=1) + "\n").encode()
+    contents[CONFIG_FILE] = (to_json(config, indent=1) + "\n").encode()
     return contents, config
 
 
@@ -194,10 +193,10 @@ def _task_of(checkpoint: Checkpoint, user_modules: frozenset[str]) -> Task:
 def change_config(bundle: Path, **values: object) -> None:
     """Change values in config.json of a bundle, and of its copy for a hub where there is one."""
     for folder in (bundle, bundle / HUB):
-        if (folder / CONFIG).exists():
-            config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        if (folder / CONFIG_FILE).exists():
+            config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
             text = to_json(config | values, indent=1) + "\n"
-            (folder / CONFIG).write_text(text, encoding="utf-8")
+            (folder / CONFIG_FILE).write_text(text, encoding="utf-8")
             write_checksums(folder)
 
 
@@ -218,8 +217,8 @@ def best_checkpoints(folder: Path) -> list[Checkpoint]:
 def _kept_parts(root: CommentedMap, task: Task) -> list[int] | None:
     """Number the parts that a bundle has; None for all."""
     names = enumerate(part_names_in(root))
-    kept = [number for number, name in names if name not in task.training_parts]
-    return kept if task.training_parts else None
+    kept = [number for number, name in names if name not in task.require_export().training_parts]
+    return kept if task.require_export().training_parts else None
 
 
 def plain_parts(root: CommentedMap, objects: Mapping[str, object], task: Task) -> dict[str, Any]:
@@ -231,15 +230,16 @@ def plain_parts(root: CommentedMap, objects: Mapping[str, object], task: Task) -
     Raises SbkitError when a part is made of something else than a description, or is none of the
     model's.
     """
-    owned = [name for name in part_names_in(root) if name not in task.training_parts]
-    taken = inspect.signature(task.import_model()).parameters
+    owned = [
+        name for name in part_names_in(root) if name not in task.require_export().training_parts
+    ]
+    taken = inspect.signature(task.require_export().import_model_class()).parameters
     takes_any = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in taken.values())
     strange = [name for name in owned if name not in (root if takes_any else taken)]
     if strange:
         raise SbkitError(
-            f"`model` must list the parts that {task.model_class} takes, each under a key of its "
-            f"own, but has {listed(strange)}. Take out what is not used, or put it into one of "
-            "them."
+            f"`model` must list only parts that {task.model_class} takes, each under its own key, "
+            f"but lists {listed(strange)}. Remove unused parts, or make them parts of the others."
         )
     others = [name for name in taken if name != "model" and tag_of(root.get(name))]
     by_node = {id(root.get(key)): made for key, made in objects.items() if made is not None}

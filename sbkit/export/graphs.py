@@ -14,7 +14,7 @@ from torch.export import Dim, ExportedProgram
 
 from sbkit.base.checksums import listed_checksums
 from sbkit.base.text import printable
-from sbkit.bundle.bundle import WEIGHTS
+from sbkit.bundle.config import WEIGHTS_FILE
 from sbkit.export.onnx_format import make_onnx, save_onnx
 from sbkit.export.parity import DIFFERENCE, Grid, HeldOut, cases
 from sbkit.export.traced import EXAMPLE, TrainedModel, trace
@@ -93,17 +93,21 @@ def write_graphs(
     Raises SbkitError for a bundle that the format does not fit.
     """
     task, model = trained.bundle.task, trained.bundle.model
-    graphs = {name: each for name, each in task.graphs.items() if each.format == folder.name}
+    graphs = {
+        name: each
+        for name, each in task.require_export().graphs.items()
+        if each.format == folder.name
+    }
     rate = trained.bundle.config.sample_rate
     metadata = {
         "sample_rate": rate,
-        WEIGHTS_SHA256: listed_checksums(folder.parent).get(WEIGHTS, ""),
+        WEIGHTS_SHA256: listed_checksums(folder.parent).get(WEIGHTS_FILE, ""),
         SETTINGS_JSON: json.dumps(model.settings),
     }
     noise = next(Grid(batches=(EXAMPLE,), seconds=(1.0,)).cases(rate))
     written = []
     for name, graph in graphs.items():
-        more, texts = graph.beside(trained.bundle)
+        more, texts = graph.companions(trained.bundle)
         for other, content in texts.items():
             (folder / other).write_text(content, encoding="utf-8")
         example = graph.arguments(model.run, noise.audio, noise.lengths)

@@ -67,6 +67,7 @@ def model_card(
     differs = summary and what_differs(summary.get(PROVENANCE), config.get(PROVENANCE))
     return environment.get_template("card.md.j2").render(
         task=task,
+        hub_task=task.require_export().hub_task,
         library=library,
         language=str(config.get("language") or "und"),
         licence=licence,
@@ -84,7 +85,7 @@ def model_card(
         command=_command(run),
         user_modules=[printable(name) for name in config.get("user_modules", ())],
         versions=config.get("versions"),
-        formats={name: {**FORMATS, **task.uses}[name] for name in formats},
+        formats={name: {**FORMATS, **task.require_export().uses}[name] for name in formats},
     )
 
 

@@ -20,7 +20,7 @@ from sbkit.audio.io import FULL_SCALE
 from sbkit.base.checksums import listed_checksums
 from sbkit.base.errors import SbkitError
 from sbkit.base.process import require_package
-from sbkit.bundle.bundle import WEIGHTS
+from sbkit.bundle.config import WEIGHTS_FILE
 from sbkit.export.parity import Candidate
 from sbkit.export.traced import EXAMPLE, TrainedModel, quietly, shortest, trace
 from sbkit.models.streaming import ChunkedModel, streaming_model
@@ -48,7 +48,7 @@ def write_onnx(trained: TrainedModel, folder: Path) -> Sequence[Candidate]:
         "sample_rate": bundle.config.sample_rate,
         "samples_per_frame": bundle.model.samples_per_frame,
         "blank": bundle.blank,
-        WEIGHTS_SHA256: listed_checksums(folder.parent).get(WEIGHTS, ""),
+        WEIGHTS_SHA256: listed_checksums(folder.parent).get(WEIGHTS_FILE, ""),
     }
     chunks = list[Candidate]()
     if bundle.model.chunks is not None:

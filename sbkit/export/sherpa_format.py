@@ -31,7 +31,6 @@ from sbkit.audio.io import FULL_SCALE
 from sbkit.base.errors import SbkitError
 from sbkit.base.process import require_package
 from sbkit.base.units import SAMPLE_RATE, shift_samples
-from sbkit.bundle.bundle import Bundle
 from sbkit.decoding.word_graph import MOST_ACTIVE, GraphSearch
 from sbkit.export.onnx_format import make_onnx, save_onnx
 from sbkit.export.parity import Candidate, Run
@@ -39,6 +38,7 @@ from sbkit.export.sherpa_online import write_online
 from sbkit.export.traced import EXAMPLE, TrainedModel, WaveformModel, trace
 from sbkit.models.pretrained.features import LEAST_VARIANCE, NormalizedAudio
 from sbkit.runtime.onnx_model import BatchLogProbs, Counts, Floats, OnnxModel
+from sbkit.runtime.torch_model import TorchBundle
 from sbkit.text.tokenizer import Tokenizer
 
 TOKENS, GRAPH = "tokens.txt", "HLG.fst"
@@ -109,7 +109,7 @@ def load_with_graph(folder: Path, model_type: str) -> Any:
     )
 
 
-def _write_feature_model(bundle: Bundle, file: Path) -> Run:
+def _write_feature_model(bundle: TorchBundle, file: Path) -> Run:
     """Write a model of features, and return what runs it; raises SbkitError for other features."""
     _require_features(bundle)
     frames = 100 * EXAMPLE
@@ -128,7 +128,7 @@ def _write_feature_model(bundle: Bundle, file: Path) -> Run:
     return partial(_log_probs, network, OnnxModel(file.read_bytes()))
 
 
-def _require_features(bundle: Bundle) -> None:
+def _require_features(bundle: TorchBundle) -> None:
     features = bundle.config.parts.get("compute_features") or {}
     name, arguments = features.get("new"), features.get("arguments") or {}
     ours = name == f"{Fbank.__module__}.{Fbank.__qualname__}"

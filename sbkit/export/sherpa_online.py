@@ -117,6 +117,7 @@ def write_online(trained: TrainedModel, folder: Path, tokens: Path) -> Candidate
     stream = streaming_model(network)
     assert isinstance(stream, StreamingModel)
     module, sizes = OnlineModel(network, stream).eval(), bundle.model.chunks
+    assert sizes is not None
     chunk, left = stream.step // bundle.model.samples_per_frame, module.start.attention.shape[2]
     if not module.fits or left % chunk:
         raise SbkitError(

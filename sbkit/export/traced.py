@@ -19,9 +19,8 @@ from torch.fx import GraphModule
 
 from sbkit.audio.io import FULL_SCALE
 from sbkit.base.errors import SbkitError
-from sbkit.bundle.bundle import Bundle
 from sbkit.runtime.onnx_model import BatchLogProbs, Counts, Floats
-from sbkit.runtime.torch_model import keep_device_guard
+from sbkit.runtime.torch_model import TorchBundle, keep_device_guard
 
 EXAMPLE = 3  # utterances; one or two could be taken for constants of the model
 
@@ -98,7 +97,7 @@ def quietly() -> Iterator[None]:
 class TrainedModel:
     """A trained recognizer; ``user_modules``, which `--import` names, hold some of its parts."""
 
-    bundle: Bundle
+    bundle: TorchBundle
     user_modules: frozenset[str] = frozenset()
 
     @cached_property

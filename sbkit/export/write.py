@@ -88,8 +88,8 @@ def write_formats(
     Raises SbkitError for a model of neither frames nor graphs.
     """
     task = trained.bundle.task
-    of_frames = any(each.startswith("transcribe") for each in task.commands)
-    of_graphs = {each.format for each in task.graphs.values()}
+    of_frames = task.predicts in ("text", "speech")
+    of_graphs = {graph.format for graph in task.require_export().graphs.values()}
     if not of_frames and not of_graphs.issuperset(names):
         others = f"; of a {task.model_name}, {' or '.join(sorted(of_graphs))}" if of_graphs else ""
         raise SbkitError(

@@ -14,13 +14,12 @@ import numpy as np
 
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
-from sbkit.bundle.bundle import Bundle
 from sbkit.bundle.protocols import ChunkSizes
 from sbkit.decoding.ctc_decoder import CtcDecoder
 from sbkit.decoding.decoder import BeamDecoder
 from sbkit.decoding.frames import LogProbs
 from sbkit.live.endpoint import EndpointRules
-from sbkit.runtime.model import ModelThread
+from sbkit.runtime.runtimes import OpenBundle
 from sbkit.runtime.transcriber import open_recognizer
 
 
@@ -43,13 +42,13 @@ class LiveRecognizer(AbstractContextManager["LiveRecognizer"]):
         decoder: the search, and what times words.
     """
 
-    def __init__(self, *, bundle: Bundle, rules: EndpointRules | None = None) -> None:
+    def __init__(self, *, bundle: OpenBundle, rules: EndpointRules | None = None) -> None:
         """Take a bundle whose model has a thread of its own.
 
         Raises:
             SbkitError: the model takes whole clips alone, or the decoder does.
         """
-        self._thread: ModelThread = bundle.model
+        self._thread = bundle.model
         self.rules = EndpointRules() if rules is None else rules
         self.sample_rate, self.effective = bundle.config.sample_rate, bundle.model.effective
         self.chunks = self._chunk_sizes()

@@ -20,14 +20,21 @@ VARIANCES = 2  # pitch and energy
 class TextEncoder(nn.Module):
     """Encode symbols: (B, L), (B, L, 1) -> (B, L, D).
 
-    kind: what the symbols are, of `sbkit.text.symbols.KINDS`.
+    symbol_type: one of `sbkit.text.symbols.SYMBOL_TYPES`.
     """
 
     def __init__(
-        self, *, symbols: int, kind: str, d_model: int, d_ffn: int, num_layers: int, dropout: float
+        self,
+        *,
+        symbols: int,
+        symbol_type: str,
+        d_model: int,
+        d_ffn: int,
+        num_layers: int,
+        dropout: float,
     ) -> None:
         super().__init__()
-        self.kind = kind
+        self.symbol_type = symbol_type
         self.embedding = nn.Embedding(symbols, d_model)
         self.blocks = ConvNeXt(num_layers, d_model, d_ffn, dropout)
         self.norm = nn.LayerNorm(d_model)
@@ -136,7 +143,7 @@ class SynthesisModel:
     @property
     def settings(self) -> dict[str, object]:
         """Return what whoever runs the graphs needs."""
-        return {"kind": self.text_encoder.kind, "frame": self.features.frame}
+        return {"symbol_type": self.text_encoder.symbol_type, "frame": self.features.frame}
 
     def align(
         self, symbols: Tensor, symbol_lengths: Tensor, features: Tensor, frames: Tensor

@@ -27,7 +27,7 @@ from sbkit.audio.io import (
 )
 from sbkit.base.checksums import listed_checksums
 from sbkit.base.files import require_writable
-from sbkit.bundle.bundle import WEIGHTS
+from sbkit.bundle.config import WEIGHTS_FILE
 from sbkit.models.code_space import Coded, Codes, CodeSpace, read_codes, write_codes
 from sbkit.runtime.graph_model import GraphModel
 
@@ -60,7 +60,7 @@ class Codec(GraphModel):
         self._contexts = (settings["encoder_context"], settings["decoder_context"])
         self._step = max(1, round(step_seconds * self.sample_rate / self.frame))
         rates = {"sample_rate": self.sample_rate, "frame": self.frame}
-        weights = listed_checksums(Path(folder))[WEIGHTS]
+        weights = listed_checksums(Path(folder))[WEIGHTS_FILE]
         self.fingerprint = self.space.fingerprint(**rates, weights=weights)
 
     def encode(self, audio: Path | str | Array, sample_rate: int | None = None) -> Coded:

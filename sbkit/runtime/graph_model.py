@@ -29,7 +29,7 @@ class GraphModel:
         Raises SbkitError: the bundle is damaged or of another task, or the device is not there.
         """
         self.bundle = open_model(Path(folder), **options)
-        self.bundle.task.require(self.command)
+        self.bundle.task.require_command(self.command)
         self._model, self.sample_rate = self.bundle.model, self.bundle.config.sample_rate
         self.effective = self._model.effective
         self.settings: dict[str, Any] = self._model.call(lambda model: model.settings)

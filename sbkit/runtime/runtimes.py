@@ -2,7 +2,7 @@
 
 import ctypes
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,7 +10,8 @@ from pathlib import Path
 from sbkit.base.checksums import listed_checksums
 from sbkit.base.errors import BundleError, ConfigError, DeviceError
 from sbkit.base.machine import PRECISIONS
-from sbkit.bundle.bundle import WEIGHTS, Bundle, ReadBundle, read_bundle
+from sbkit.bundle.bundle import Bundle, BundleContents, read_bundle
+from sbkit.bundle.config import WEIGHTS_FILE
 from sbkit.runtime.model import LoadedModel, ModelThread, StreamingUse, require_effective
 from sbkit.runtime.onnx_model import (
     PROVIDERS,
@@ -28,6 +29,13 @@ DRIVER = "libcuda.so.1"  # comes with the driver, never with a wheel
 LoadOnnx = Callable[..., OnnxModel | OnnxStreamingModel | OnnxGraphs]
 
 
+@dataclass(frozen=True)
+class OpenBundle(Bundle):
+    """A bundle whose model has a thread of its own."""
+
+    model: ModelThread
+
+
 def open_model(
     folder: Path,
     *,
@@ -37,7 +45,7 @@ def open_model(
     compile: str | None = None,
     streaming: StreamingUse = "no",
     user_modules: frozenset[str] = frozenset(),
-) -> Bundle:
+) -> OpenBundle:
     """Read a bundle, and make its model in a thread of its own, a `ModelThread`.
 
     device: cpu, cuda, cuda:N or auto.
@@ -67,24 +75,25 @@ def open_model(
             "`--runtime torch` needs the package torch, which is not installed. Pass --runtime "
             "onnx, which runs a bundle exported with --formats onnx, or install torch."
         )
-    read = read_bundle(
-        folder, *([WEIGHTS] if runtime == "torch" else []), user_modules=user_modules
-    )
+    read = read_bundle(folder, with_weights=runtime == "torch", user_modules=user_modules)
     make: Callable[[], LoadedModel] = partial(
         _load_torch, read, folder, device, precision, compile, streaming, user_modules
     )
     if runtime == ONNX:
-        graphs = [name for name, graph in read.bundle.task.graphs.items() if graph.format == ONNX]
+        export = read.task.require_export()
+        graphs = [name for name, graph in export.graphs.items() if graph.format == ONNX]
         if not graphs and streaming != "only":
-            read.bundle.task.require("transcribe")  # classifiers are not exported to ONNX
+            read.task.require_prediction(
+                "text", command="transcribe"
+            )  # classifiers are not exported to ONNX
         load: LoadOnnx = partial(load_onnx, streaming=streaming)
         load = partial(OnnxGraphs.load, graphs) if graphs else load
         make = partial(_load_onnx, folder, device, precision, load)
-    return replace(read.bundle, model=ModelThread(make))
+    return OpenBundle.of(read, ModelThread(make))
 
 
 def _load_torch(
-    read: ReadBundle,
+    read: BundleContents,
     folder: Path,
     device: str,
     precision: str,
@@ -108,7 +117,7 @@ def _load_onnx(folder: Path, device: str, precision: str, load: LoadOnnx) -> Loa
     if device == AUTO:
         device = "cpu" if why_no_cuda(ONNX) else FIRST_GPU
     model = load(folder, device=device, precision=precision)
-    if model.metadata.get(WEIGHTS_SHA256) != listed_checksums(folder).get(WEIGHTS):
+    if model.metadata.get(WEIGHTS_SHA256) != listed_checksums(folder).get(WEIGHTS_FILE):
         raise BundleError(
             f"The ONNX model in {folder} was not made from the weights of its bundle. Export it "
             "again."

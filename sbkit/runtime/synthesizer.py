@@ -22,7 +22,7 @@ from sbkit.base.text import listed, printable
 from sbkit.runtime.graph_model import GraphModel
 from sbkit.text.languages import check_language
 from sbkit.text.spoken import MARKS, spell_out, split_sentences
-from sbkit.text.symbols import in_symbols, to_symbols
+from sbkit.text.symbols import to_symbols, transcribe_phonemes
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class Synthesizer(GraphModel):
         super().__init__(folder, **options)
         self._labels = self.bundle.labels
         self.language = check_language(self.bundle.config.language or "und")  # espeak-ng gets it
-        self._kind, self._known = str(self.settings["kind"]), set(self._labels.names)
+        self._kind, self._known = str(self.settings["symbol_type"]), set(self._labels.names)
 
     def stream(self, text: str, speed: float = 1.0, *, max_seconds: float = math.inf) -> Speech:
         """Read a text; its audio is made a sentence at a time.
@@ -96,7 +96,7 @@ class Synthesizer(GraphModel):
         spoken = spell_out(text, self.language)
         parts = split_sentences(spoken.text, LONGEST_SENTENCE)
         sentences, unknown = list[list[int]](), dict[str, None]()
-        for part in in_symbols(parts, self.language, self._kind):
+        for part in transcribe_phonemes(parts, self.language, self._kind):
             symbols = to_symbols(part)
             if symbols and symbols[-1] not in MARKS:
                 symbols.append(".")

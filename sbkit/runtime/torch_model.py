@@ -22,9 +22,10 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from sbkit.audio.io import Samples
+from sbkit.audio.io import Samples, to_samples
 from sbkit.base.errors import BundleError, SbkitError
-from sbkit.bundle.bundle import WEIGHTS, Bundle, ReadBundle, read_bundle
+from sbkit.bundle.bundle import Bundle, BundleContents, read_bundle
+from sbkit.bundle.config import WEIGHTS_FILE
 from sbkit.bundle.module_spec import build
 from sbkit.bundle.protocols import ChunkSizes, Effective, Encoded, StreamingModel
 from sbkit.checkpoint.weights import check_finite, check_same_model, limit_parameters
@@ -366,7 +367,23 @@ def keep_device_guard() -> None:
     is_made.wait()
 
 
-def load_bundle(folder: Path, *, user_modules: frozenset[str] = frozenset()) -> Bundle:
+@dataclass(frozen=True)
+class TorchBundle(Bundle):
+    """A bundle with its model in torch."""
+
+    model: TorchModel
+
+    def predict(self, clips: Sequence[Samples]) -> Any:
+        """Return what the model predicts for clips in one batch; `to_samples` says their types."""
+        return self.model.predict([*map(to_samples, clips)])
+
+    def classify(self, clips: Sequence[Samples]) -> npt.NDArray[np.float32]:
+        """Compute the probability of every label: clips, as in `predict` -> (B, V)."""
+        self.task.require_prediction("label", command="classify")
+        return self.model.probabilities([*map(to_samples, clips)])
+
+
+def load_bundle(folder: Path, *, user_modules: frozenset[str] = frozenset()) -> TorchBundle:
     """Load a bundle with its model in torch, on the CPU.
 
     user_modules: the user's modules that the bundle may import.
@@ -374,12 +391,12 @@ def load_bundle(folder: Path, *, user_modules: frozenset[str] = frozenset()) -> 
     Raises:
         SbkitError: a file is missing or damaged, or belongs to another model.
     """
-    read = read_bundle(folder, WEIGHTS, user_modules=user_modules)
-    return replace(read.bundle, model=load_torch(read, folder, user_modules=user_modules))
+    read = read_bundle(folder, with_weights=True, user_modules=user_modules)
+    return TorchBundle.of(read, load_torch(read, folder, user_modules=user_modules))
 
 
 def load_torch(
-    read: ReadBundle,
+    read: BundleContents,
     folder: Path,
     *,
     user_modules: frozenset[str] = frozenset(),
@@ -391,23 +408,24 @@ def load_torch(
     Raises:
         SbkitError: a part is not allowed, or the weights are damaged or of another model.
     """
-    file, bundle = folder / WEIGHTS, read.bundle
+    file = folder / WEIGHTS_FILE
     weights = _parse_weights(read.weights, file)
     with limit_parameters(weights):
-        model, parts = _assemble(bundle, user_modules)
+        model, parts = _assemble(read, user_modules)
     modules: nn.ModuleList = model.model
     check_same_model(weights, modules.state_dict(), of=str(file))
     names = {name for name, _ in modules.named_parameters()}
     check_finite(weights, of=str(file), parameters=names)
     modules.load_state_dict(weights)
     make = TorchModel if compilation is None else partial(CompiledModel, compilation=compilation)
-    return make(model, parts=parts, sample_rate=bundle.config.sample_rate, placement=placement)
+    return make(model, parts=parts, sample_rate=read.config.sample_rate, placement=placement)
 
 
-def _assemble(bundle: Bundle, user_modules: frozenset[str]) -> tuple[Any, list[nn.Module]]:
+def _assemble(read: BundleContents, user_modules: frozenset[str]) -> tuple[Any, list[nn.Module]]:
     """Build the parts, and pass them to the task's class with its arguments from the labels."""
-    config, task = bundle.config, bundle.task
-    arguments = {} if task.labels is None else task.labels.arguments(bundle.labels)
+    config, task = read.config, read.task
+    model_class = task.require_export().import_model_class()
+    arguments = {} if task.labels is None else task.labels.arguments(read.labels)
     try:
         parts = {
             name: build(spec, user_modules=user_modules) for name, spec in config.parts.items()
@@ -416,7 +434,7 @@ def _assemble(bundle: Bundle, user_modules: frozenset[str]) -> tuple[Any, list[n
         for part in parts.values():
             part.eval()
         require_rate(parts, config.sample_rate)
-        return task.import_model()(model=model, **parts, **arguments), [*parts.values()]
+        return model_class(model=model, **parts, **arguments), [*parts.values()]
     except SbkitError:
         raise
     except Exception as error:  # the user's parts may not fit

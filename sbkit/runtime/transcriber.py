@@ -21,11 +21,10 @@ from sbkit.base.errors import ConfigError, DataError, SbkitError
 from sbkit.base.machine import return_freed_memory
 from sbkit.base.text import listed, printable
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
-from sbkit.bundle.bundle import Bundle
 from sbkit.bundle.protocols import Effective, Encoded
 from sbkit.decoding.ctc_decoder import DecoderInput, Recognized
-from sbkit.runtime.model import ModelThread, Shapes, naming_audio
-from sbkit.runtime.runtimes import open_model
+from sbkit.runtime.model import Shapes, naming_audio
+from sbkit.runtime.runtimes import OpenBundle, open_model
 from sbkit.runtime.segments import Segment, Segmenter, find_gap
 from sbkit.runtime.voice_detector import VoiceDetector
 from sbkit.text.normalize import join_segments
@@ -104,7 +103,7 @@ class Transcriber(AbstractContextManager["Transcriber"]):
     def __init__(
         self,
         *,
-        bundle: Bundle,
+        bundle: OpenBundle,
         times: bool = True,
         pool_seconds: float = POOL_SECONDS,
         detector: VoiceDetector | None = None,
@@ -119,7 +118,7 @@ class Transcriber(AbstractContextManager["Transcriber"]):
         """
         self._bundle, self._pool, self._times = bundle, bundle.decoder_pool, times
         self._pool_seconds = pool_seconds
-        self._thread: ModelThread = bundle.model
+        self._thread = bundle.model
         self._rate = bundle.config.sample_rate
         self._segmenter = Segmenter(self._rate, self._thread.samples_per_frame, detector=detector)
         if detector is not None:
@@ -324,7 +323,7 @@ def default_batch_seconds(effective: Effective) -> float:
 
 def open_recognizer(
     folder: Path, *, decoder: str | None = None, hotwords: str | None = None, **options: Any
-) -> Bundle:
+) -> OpenBundle:
     """Open a bundle that transcribes, its model in a new thread; see `Transcriber.load`."""
     bundle = open_model(folder, **options)
     try:
@@ -336,7 +335,7 @@ def open_recognizer(
                 "the attention decoder: that is not exported. Pass --runtime torch or --decoder "
                 "greedy, or export the run after: sbkit tune RUN --attention none"
             )
-        ready.task.require("transcribe")
+        ready.task.require_prediction("text", command="transcribe")
         return ready
     except BaseException:
         bundle.model.close()

@@ -17,11 +17,9 @@ from sbkit.audio.io import FULL_SCALE, Samples, to_samples
 from sbkit.base.errors import ConfigError
 from sbkit.base.process import require_package
 from sbkit.base.units import samples_to_seconds
-from sbkit.bundle.bundle import Bundle
 from sbkit.bundle.protocols import ModelState, StreamingModel
-from sbkit.runtime.model import ModelThread
-from sbkit.runtime.runtimes import open_model
-from sbkit.tasks.voice_activity import DELAY
+from sbkit.runtime.runtimes import OpenBundle, open_model
+from sbkit.tasks.voice_activity import DELAY_FRAMES
 
 Probabilities = npt.NDArray[np.float32]
 
@@ -198,10 +196,10 @@ class VoiceDetector:
 class BundleModel:
     """The model of a bundle, in its thread, as a `SpeechModel`."""
 
-    def __init__(self, bundle: Bundle) -> None:
-        bundle.task.require("transcribe --vad")
-        self._thread: ModelThread = bundle.model
-        self.sample_rate, self.delay = bundle.config.sample_rate, DELAY
+    def __init__(self, bundle: OpenBundle) -> None:
+        bundle.task.require_prediction("speech", command="transcribe --vad")
+        self._thread = bundle.model
+        self.sample_rate, self.delay = bundle.config.sample_rate, DELAY_FRAMES
         assert self._thread.chunks is not None
         self.step = self._thread.chunks.step
         self.overlap = self._thread.chunks.window - self.step

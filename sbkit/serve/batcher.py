@@ -86,6 +86,10 @@ class Batcher:
         found = iter([each.answer.result() for each in queued])
         return [[next(found) for _ in batch] for batch in batches]
 
+    def encode(self, clips: Sequence[Samples]) -> list[Encoded]:
+        """Run the encoder on clips, as `encode_batches` does."""
+        return self.encode_batches([clips])[0]
+
     def decoder_log_probs(self, states: Any, tokens: Counts) -> Floats:
         """Ask the attention decoder about tokens, between two rounds."""
         return self._thread.decoder_log_probs(states, tokens)

@@ -15,10 +15,10 @@ import numpy as np
 from sbkit.audio.io import AudioError, Samples, declared_seconds
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import samples_to_seconds
-from sbkit.bundle.bundle import Bundle
 from sbkit.live.recognizer import LiveRecognizer
 from sbkit.live.session import Event, Final, Session
 from sbkit.runtime.model import Shapes
+from sbkit.runtime.runtimes import OpenBundle
 from sbkit.runtime.transcriber import Transcriber, Transcript
 from sbkit.runtime.voice_detector import VoiceDetector
 from sbkit.serve.batcher import Batcher
@@ -55,7 +55,7 @@ class Recognizer:
 
     def __init__(
         self,
-        bundle: Bundle,
+        bundle: OpenBundle,
         *,
         shapes: Shapes,
         wait: float,
@@ -75,7 +75,7 @@ class Recognizer:
         self.batcher = Batcher(
             bundle.model, shapes=shapes, wait_seconds=wait, on_batch=self._on_batch
         )
-        self._bundle = replace(bundle, model=self.batcher)
+        self._bundle = OpenBundle.of(bundle, self.batcher)
         self.live, self._streams = self._live(bundle), StreamBatcher(metrics.streams.observe)
         self._by_times = {
             times: Transcriber(bundle=self._bundle, times=times, pool_seconds=POOL_SECONDS)
@@ -193,15 +193,15 @@ class Recognizer:
         self._check_seconds(declared_seconds(file))
         return file
 
-    def _expecting(self, phrases: tuple[str, ...]) -> Bundle:
+    def _expecting(self, phrases: tuple[str, ...]) -> OpenBundle:
         decoder = self._bundle.decoder
         if not phrases or decoder is None or decoder.kind == "graph":
             return self._bundle
         return self._bundle.expecting(phrases)
 
-    def _live(self, bundle: Bundle) -> LiveRecognizer | None:
+    def _live(self, bundle: OpenBundle) -> LiveRecognizer | None:
         try:
-            return LiveRecognizer(bundle=replace(bundle, model=self._thread))
+            return LiveRecognizer(bundle=OpenBundle.of(bundle, self._thread))
         except SbkitError:
             return None
 

@@ -1,40 +1,42 @@
-"""The task of a codec: audio to codes and back. It imports no torch, which ONNX does without."""
+"""The task of a codec: audio to codes and back. This module does not import torch."""
 
-from sbkit.logs.metric import Metric, Metrics
-from sbkit.tasks.task import Graph, Task
-
-METRICS: Metrics = {
-    "mel_distance": Metric(is_fraction=False),
-    "usage": Metric(lower_is_better=False),
-}
-
+from sbkit.logs.metric import Metric
+from sbkit.tasks.task import Command, Exportable, Graph, Task
 
 CODEC = Task(
     name="sbkit.tasks.codec.CODEC",
     model_name="codec",
-    model_class="sbkit.models.codec.CodecModel",
-    training_parts=("discriminator",),
-    metrics=METRICS,
-    commands=("encode", "decode"),
-    runs={
-        "encode": "sbkit.runtime.codec.encode_file",
-        "decode": "sbkit.runtime.codec.decode_file",
+    metrics={
+        "mel_distance": Metric(is_fraction=False),
+        "usage": Metric(lower_is_better=False),
     },
-    uses={
-        "onnx": "onnxruntime: `encode.onnx` makes `codes` and `frame_lengths` of `audio` (B, S) "
-        "float32 between -1 and 1 and `audio_lengths` (B,) int64, `decode.onnx` audio of codes. "
-        "`sbkit decode` checks every code first.",
-    },
-    graphs={
-        "encode": Graph(
-            inputs=("audio", "audio_lengths"),
-            outputs=("codes", "frame_lengths"),
-            arguments=lambda run, audio, lengths: (audio, lengths),
+    export=Exportable(
+        model_class="sbkit.models.codec.CodecModel",
+        training_parts=("discriminator",),
+        graphs={
+            "encode": Graph(
+                inputs=("audio", "audio_lengths"),
+                outputs=("codes", "frame_lengths"),
+                arguments=lambda run, audio, lengths: (audio, lengths),
+            ),
+            "decode": Graph(
+                inputs=("codes",),
+                outputs=("audio",),
+                arguments=lambda run, audio, lengths: run("encode", audio, lengths)[:1],
+            ),
+        },
+        uses={
+            "onnx": "onnxruntime: `encode.onnx` returns `codes` and `frame_lengths` of `audio` (B, "
+            "S), float32 between -1 and 1, and `audio_lengths` (B,), int64; `decode.onnx` returns "
+            "the audio of codes. `sbkit decode` first checks every code.",
+        },
+    ),
+    commands={
+        "encode": Command(
+            run="sbkit.runtime.codec.encode_file", example="talk.wav --out talk.codes"
         ),
-        "decode": Graph(
-            inputs=("codes",),
-            outputs=("audio",),
-            arguments=lambda run, audio, lengths: run("encode", audio, lengths)[:1],
+        "decode": Command(
+            run="sbkit.runtime.codec.decode_file", example="talk.codes --out talk.wav"
         ),
     },
 )

@@ -1,7 +1,7 @@
-"""A task: what a model predicts, and what every command has to know of it.
+"""A task: what a model predicts, how that is scored, and what can be done with its bundles.
 
-sbkit's own tasks stand beside this file. A task of the user's is an object of this class in a
-module of his own: `Recipe(task=...)` names it, and bundles store its dotted path.
+The tasks of sbkit stand beside this file. A user's task is a `Task` object in a module of theirs:
+`Recipe(task=...)` names it, and bundles store its dotted path.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,26 +10,31 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import BundleError, ConfigError
 from sbkit.logs.metric import LOSS, Metrics
 
 Argument = tuple[str, dict[str, Any]]  # its name, and the keywords of `add_argument`
-
+Prediction = Literal["text", "label", "speech", "other"]
 
 ONNX = "onnx"
-BUILT_IN = "sbkit.tasks."  # modules that a bundle may name without --import
+BUILT_IN_PACKAGE = "sbkit.tasks."  # whose tasks a bundle may name without --import
+BUILT_IN_USES: Mapping[Prediction, str] = {  # sbkit's commands for bundles, by what they predict
+    "text": "transcribe FOLDER talk.wav",
+    "label": "classify FOLDER talk.wav",
+    "speech": "transcribe RECOGNIZER talk.wav --vad FOLDER",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class LabelFile:
-    """The file from which the labels of a task are read, in a run folder and in a bundle.
+    """The file that the labels of a task are read from, in a run folder and in a bundle.
 
     Attributes:
         name: of the file.
-        key: of the YAML's object that is made of it, such as `tokenizer`.
-        read: makes that object of the file's path and bytes.
+        key: of the YAML's object that is made from it, such as `tokenizer`.
+        read: makes that object from the file's path and bytes.
         names: the labels as texts, in the order of their ids.
-        arguments: what the model's class takes of it, by keyword.
+        arguments: the keyword arguments that the model's class takes from that object.
     """
 
     name: str
@@ -46,10 +51,10 @@ class Scorer:
     Attributes:
         target: what a prediction is compared with: the transcript, a column of the data that
             `--label` names, or the audio itself.
-        score: from the bundle, rows, their clips, and the keywords `label` (the column) and `times`
-            (whether the words are timed) to a result for each row.
-        measure: the figures of a slice of the results, by name.
-        describe: a line for the screen.
+        score: returns a result for each row, given the bundle, the rows, their clips, and the
+            keywords `label` (the column) and `times` (whether words are timed).
+        measure: returns the figures of a slice of the results, by name.
+        describe: returns a line for the screen.
         report: writes the files of a test set, given folder, name and results; returns the figures.
     """
 
@@ -62,127 +67,185 @@ class Scorer:
 
 @dataclass(frozen=True, kw_only=True)
 class Graph:
-    """A method of a task's model that runs elsewhere, too: arrays in, arrays out.
+    """A method of a task's model that is exported as a graph: arrays in, arrays out.
 
-    Of each array the first two dimensions are free, such as batch and time, unless its example has
-    one of size 1.
+    The first two dimensions of each array, such as batch and time, are dynamic, unless its example
+    has size 1 there.
 
     Attributes:
         inputs, outputs: their names, in order.
-        arguments: its arrays for a batch of audio, which written forms of it are compared with:
-            from `run(name, *arrays)` of the trained model, audio (B, S) between -1 and 1, lengths.
-        format: whose folder it is written into; those of `onnx` are what `--runtime onnx` runs.
-        beside: from a bundle to the metadata of the graph and the texts of files that its users
-            need, by name.
+        arguments: returns example inputs for a batch of audio, on which the exported graph is
+            compared with the model; takes `run(name, *arrays)` of the trained model, audio (B, S)
+            between -1 and 1, and lengths.
+        format: the format whose folder holds it; `--runtime onnx` runs those of `onnx`.
+        companions: returns, for a bundle, the graph's metadata and the texts of further files that
+            its users need, by name.
     """
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     arguments: Callable[[Callable[..., Sequence[Any]], Any, Any], Sequence[Any]]
     format: str = ONNX
-    beside: Callable[[Any], tuple[Mapping[str, Any], Mapping[str, str]]] = lambda bundle: ({}, {})
+    companions: Callable[[Any], tuple[Mapping[str, Any], Mapping[str, str]]] = lambda _: ({}, {})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exportable:
+    """What a bundle of the task holds, and what it is rebuilt as.
+
+    Attributes:
+        model_class: the dotted path of the class that a bundle is rebuilt as. It takes the
+            ModuleList as `model`, the parts by their keys in the YAML, and what `labels.arguments`
+            returns; its method `predict(audio, audio_lengths)` takes (B, S) and (B,).
+        training_parts: keys of the parts that a bundle omits, such as a discriminator.
+        hub_task: the name that model hubs have for the task, if any.
+        graphs: the exported methods of the model, by name, for models that are not frame-wise
+            recognizers; the model then has `settings`, the plain data that callers need.
+        uses: how a format is loaded, for the model card, by the name of its folder.
+    """
+
+    model_class: str
+    training_parts: tuple[str, ...] = ()
+    hub_task: str | None = None
+    graphs: Mapping[str, Graph] = field(default_factory=dict)
+    uses: Mapping[str, str] = field(default_factory=dict)
+
+    def import_model_class(self) -> Any:
+        """Import the class that a bundle is rebuilt as."""
+        return import_object(self.model_class)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """A command that the task itself runs on its bundles.
+
+    Attributes:
+        run: the dotted path of a function from the parsed options to an exit code.
+        example: the arguments of an example call after the bundle's folder, for the model card.
+        arguments: for a command that the command line does not have: its arguments, as `argparse`
+            takes them. It is called as `sbkit run BUNDLE COMMAND ...`, and its options also hold
+            the bundle's folder. None for sbkit's own commands.
+    """
+
+    run: str
+    example: str = ""
+    arguments: Sequence[Argument] | None = None
+
+    def usage(self, name: str) -> str:
+        """Return an example call of the command by its name."""
+        call = f"{name} FOLDER" if self.arguments is None else f"run FOLDER {name}"
+        return f"{call} {self.example}".rstrip()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What a model predicts from a batch, how that is scored, and how its bundle is rebuilt.
+    """What a model predicts from a batch, and how that is scored.
+
+    >>> from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
+    >>> SPEECH_RECOGNITION.predicts, [*SPEECH_RECOGNITION.metrics]
+    ('text', ['CER', 'WER'])
+    >>> SPEECH_RECOGNITION.uses
+    ('transcribe FOLDER talk.wav',)
 
     Attributes:
         name: the dotted path by which this object is imported.
-        model_name: for the model card, such as "speech recognizer".
-        hub_task: the name that model hubs have for the task, if any.
-        model_class: the dotted path of the class that a bundle is rebuilt as. It takes the
-            ModuleList as `model`, the parts by their keys in the YAML, and what `labels.arguments`
-            returns; its method `predict(audio, audio_lengths)` takes (B, S) and (B,). Without one
-            runs cannot be exported.
-        labels: the file of its labels, if it has any.
-        training_parts: keys of the parts that a bundle goes without, such as a discriminator.
+        model_name: for messages and the model card, such as "speech recognizer".
+        predicts: which of sbkit's own commands take its bundles: text (`transcribe`, `tune`), a
+            label (`classify`) or speech in each frame (`transcribe --vad`).
+        metrics: by name, as the Brain has them; the loss for a Brain without metrics.
+        labels: the file of its labels, if it has labels.
         heads: keys of the parts with an output for each label.
-        metrics: by name, as the Brain has them; the loss for a Brain without any.
-        commands: those that take its bundles, such as `transcribe`.
-        runs: the dotted paths of the functions that run those of the task itself: from their
-            parsed options to an exit code.
-        arguments: of those that the command line does not have, as `argparse` takes them: they run
-            by `sbkit run BUNDLE COMMAND ...`, and their options have the bundle's folder, too.
-        voice_class: of a task whose bundles speak: the dotted path of a class like
-            `sbkit.runtime.synthesizer.Synthesizer`, whose `load` opens one.
-        graphs: the methods of its model that a bundle's ONNX and torch programs hold, by name,
-            where these are not a recognizer's; the model then has `settings`, the plain data that
-            whoever calls them needs.
-        uses: how such a format is loaded, for the model card, by the name of its folder.
         scorer: without one, `sbkit score` refuses the bundle.
+        export: without it, runs cannot be exported.
+        commands: the commands that the task itself runs, by name.
+        synthesizer_class: for text to speech, the dotted path of a class whose `load` opens a
+            bundle as a `sbkit.bundle.protocols.SpeechSynthesizer`.
     """
 
     name: str
     model_name: str
-    hub_task: str | None = None
-    model_class: str | None = None
-    training_parts: tuple[str, ...] = ()
+    predicts: Prediction = "other"
+    metrics: Metrics = field(default_factory=lambda: LOSS)
     labels: LabelFile | None = None
     heads: tuple[str, ...] = ()
-    metrics: Metrics = field(default_factory=lambda: LOSS)
-    commands: tuple[str, ...] = ()
-    runs: Mapping[str, str] = field(default_factory=dict)
-    arguments: Mapping[str, Sequence[Argument]] = field(default_factory=dict)
-    voice_class: str | None = None
-    graphs: Mapping[str, Graph] = field(default_factory=dict)
-    uses: Mapping[str, str] = field(default_factory=dict)
     scorer: Scorer | None = None
+    export: Exportable | None = None
+    commands: Mapping[str, Command] = field(default_factory=dict)
+    synthesizer_class: str | None = None
 
     @property
     def label_file(self) -> str | None:
-        """Return the name of the file of labels, if there is one."""
+        """Return the name of the file of labels, if any."""
         return None if self.labels is None else self.labels.name
 
-    def require(self, command: str) -> None:
-        """Raise SbkitError unless a command takes the bundles of this task."""
-        if command not in self.commands:
-            first = next(iter(self.commands), "")
-            own = f"run BUNDLE {first}" if first in self.arguments else f"{first} BUNDLE FILE"
-            use = f"Use: sbkit {own}" if first else ""
-            raise SbkitError(
-                f"`sbkit {command}` must have a bundle of a task that it runs, but this one is of "
-                f"a {self.model_name}. {use or 'Load it in Python: sbkit.bundle.bundle'}"
-            )
+    @property
+    def model_class(self) -> str | None:
+        """Return the dotted path of the class that a bundle is rebuilt as, if any."""
+        return None if self.export is None else self.export.model_class
 
-    def import_model(self) -> Any:
-        """Import the class that a bundle is rebuilt as; raises SbkitError where there is none."""
-        if self.model_class is None:
-            raise SbkitError(
-                f"The task {self.name} must name its `model_class` for runs to be exported, but "
-                "has none. Add it to the task."
+    @property
+    def uses(self) -> tuple[str, ...]:
+        """Return an example call of each command of `sbkit` that takes its bundles."""
+        built_in = [BUILT_IN_USES[self.predicts]] if self.predicts in BUILT_IN_USES else []
+        return (*built_in, *(command.usage(name) for name, command in self.commands.items()))
+
+    def require_prediction(self, prediction: Prediction, *, command: str) -> None:
+        """Raise BundleError unless the task predicts what a command of sbkit needs."""
+        if self.predicts != prediction:
+            raise self._unsuitable(command)
+
+    def require_command(self, name: str) -> Command:
+        """Return one of the task's commands; raises BundleError for any other name."""
+        if name not in self.commands:
+            raise self._unsuitable(name)
+        return self.commands[name]
+
+    def require_export(self) -> Exportable:
+        """Return what is exported; raises ConfigError for a task that only trains."""
+        if self.export is None:
+            raise ConfigError(
+                f"Runs of the task {self.name} cannot be exported: it has no `export`. Add "
+                "`export=Exportable(model_class=...)` to the task."
             )
-        return import_object(self.model_class)
+        return self.export
+
+    def _unsuitable(self, command: str) -> BundleError:
+        use = f"Use: sbkit {self.uses[0]}" if self.uses else "Use it in Python: sbkit.bundle"
+        return BundleError(
+            f"`sbkit {command}` cannot run this kind of bundle: {self.model_name}. {use}"
+        )
 
 
 def import_object(name: str) -> Any:
-    """Import what a trusted task names by its dotted path."""
+    """Import an object that a trusted task names by its dotted path."""
     module, _, attribute = name.rpartition(".")
     return getattr(import_module(module), attribute)
 
 
 def load_task(name: str, *, user_modules: frozenset[str] = frozenset()) -> Task:
-    """Import the task of a dotted path: one of sbkit's, or of the user's modules ``user_modules``.
+    """Import the task with a dotted path, from `sbkit.tasks` or one of ``user_modules``.
 
-    Importing a module runs it, so nothing else is imported.
-    Raises SbkitError: it is of another module, or there is no such task.
+    Importing a module runs it, so no other module is imported.
+
+    Raises:
+        BundleError: the path is of another module, or there is no such task.
     """
     module, _, attribute = name.rpartition(".")
-    if not (name.startswith(BUILT_IN) or module in user_modules):
-        raise SbkitError(
-            f"The task of a model must be one of sbkit's, because importing a module runs it, but "
-            f"is {name}. If you trust that module, pass --import {module}."
+    if not (name.startswith(BUILT_IN_PACKAGE) or module in user_modules):
+        raise BundleError(
+            f"The model's task, {name}, is not one of sbkit's, and importing its module would run "
+            f"its code. If you trust that module, pass --import {module}."
         )
     try:
-        found = getattr(import_module(module), attribute, None)
+        task = getattr(import_module(module), attribute, None)
     except ImportError as error:
-        raise SbkitError(
+        raise BundleError(
             f"The model's task, {name}, cannot be imported: {error}. Install the version of sbkit "
-            "or of the module that the model was trained with, and what it imports."
+            "or of the module that the model was trained with, and the packages that it imports."
         ) from error
-    if not isinstance(found, Task):
-        raise SbkitError(
-            f"A task must be a sbkit.tasks.task.Task, but there is none called {name} here. "
+    if not isinstance(task, Task):
+        raise BundleError(
+            f"The model's task, {name}, is not a sbkit.tasks.task.Task in this installation. "
             "Install the version of sbkit or of the module that the model was trained with."
         )
-    return found
+    return task

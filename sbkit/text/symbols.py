@@ -1,4 +1,4 @@
-"""What a voice reads: the characters of a text as it is spoken, or the phonemes of espeak-ng."""
+"""The input symbols of a TTS model: characters of the spelled-out text, or espeak-ng's phonemes."""
 
 import re
 import shutil
@@ -6,72 +6,79 @@ import subprocess
 from collections.abc import Sequence
 from functools import lru_cache
 
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import ConfigError
 from sbkit.text.languages import primary
 from sbkit.text.spoken import MARKS, spell_out
 
-KINDS = ("characters", "phonemes")
-PAUSES = frozenset(f"{MARKS} ")  # symbols that may be long
+SYMBOL_TYPES = ("characters", "phonemes")
+PAUSE_SYMBOLS = frozenset(f"{MARKS} ")  # these may be long
 ESPEAK = "espeak-ng"
-VOICES = {"en": "en-us", "pt": "pt-br", "zh": "cmn", "no": "nb"}  # where it is not the tag's own
+ESPEAK_VOICES = {"en": "en-us", "pt": "pt-br", "zh": "cmn", "no": "nb"}  # if not the tag itself
 
 # A letter with its marks of stress and length.
 _SYMBOL = re.compile(r"[ˈˌ]?[^ˈˌ][ːˑʲ\u0300-\u036f]*")
-_CLAUSE = re.compile(f"([{re.escape(MARKS)}])")
+_CLAUSE_END = re.compile(f"([{re.escape(MARKS)}])")
 
 
 def to_symbols(text: str) -> list[str]:
-    """Split a text as it is spoken, or phonemes, into symbols."""
+    """Split spelled-out text, or phonemes, into symbols.
+
+    >>> to_symbols("a, b")
+    ['a', ',', ' ', 'b']
+    """
     return _SYMBOL.findall(text)
 
 
-def read_texts(texts: Sequence[str], language: str, kind: str) -> list[str]:
-    """Write texts as they are spoken, in characters or in phonemes.
+def read_texts(texts: Sequence[str], language: str, symbol_type: str) -> list[str]:
+    """Spell texts out, and write them in characters or in phonemes.
 
     Raises:
-        SbkitError: there is no espeak-ng, or it does not know the language.
+        ConfigError: espeak-ng is not installed, or does not know the language.
     """
-    return in_symbols([spell_out(text, language).text for text in texts], language, kind)
+    spelled_out = [spell_out(text, language).text for text in texts]
+    return transcribe_phonemes(spelled_out, language, symbol_type)
 
 
-def in_symbols(texts: Sequence[str], language: str, kind: str) -> list[str]:
-    """Write texts from `spell_out` in characters, as they are, or in phonemes.
+def transcribe_phonemes(texts: Sequence[str], language: str, symbol_type: str) -> list[str]:
+    """Write texts from `spell_out` in phonemes; return texts of characters unchanged.
 
-    The clauses between marks go through one call of espeak-ng. Raises SbkitError as `read_texts`.
+    The clauses between marks go through one call of espeak-ng. Raises ConfigError as `read_texts`.
     """
-    if kind == KINDS[0]:
+    if symbol_type == SYMBOL_TYPES[0]:
         return [*texts]
-    parts = [_CLAUSE.split(text) for text in texts]
-    clauses = dict.fromkeys(each.strip() for part in parts for each in part[::2] if each.strip())
-    said = _espeak(tuple(clauses), language)
-    if len(said) != len(clauses):  # it breaks what is long
-        said = [" ".join(_espeak((each,), language)) for each in clauses]
-    of = dict(zip(clauses, said, strict=True)) | {"": ""}
+    split_texts = [_CLAUSE_END.split(text) for text in texts]  # clauses at even indices, then marks
+    clauses = dict.fromkeys(
+        clause.strip() for parts in split_texts for clause in parts[::2] if clause.strip()
+    )
+    phonemes = _espeak(tuple(clauses), language)
+    if len(phonemes) != len(clauses):  # espeak-ng splits long clauses
+        phonemes = [" ".join(_espeak((clause,), language)) for clause in clauses]
+    phonemes_of = dict(zip(clauses, phonemes, strict=True)) | {"": ""}
     return [
         "".join(
-            each if place % 2 else f"{' ' * (place > 0)}{of[each.strip()]}".rstrip()
-            for place, each in enumerate(part)
+            part if index % 2 else f"{' ' * (index > 0)}{phonemes_of[part.strip()]}".rstrip()
+            for index, part in enumerate(parts)
         )
-        for part in parts
+        for parts in split_texts
     ]
 
 
-@lru_cache(64)  # of what clients send
+@lru_cache(64)  # clients of a server send the same texts again
 def _espeak(clauses: tuple[str, ...], language: str) -> list[str]:
     if shutil.which(ESPEAK) is None:
-        raise SbkitError(
-            f"`symbols: phonemes` must have {ESPEAK}, but it is not installed. Install it (apt-get "
+        raise ConfigError(
+            f"`symbols: phonemes` needs {ESPEAK}, which is not installed. Install it (apt-get "
             "install espeak-ng), or write `symbols: characters`."
         )
     code = primary(language)
-    voice = language.lower() if language.lower() != code else VOICES.get(code, code)
+    voice = language.lower() if language.lower() != code else ESPEAK_VOICES.get(code, code)
     command = [ESPEAK, "-q", "--ipa", "-v", voice, "--stdin"]
-    done = subprocess.run(command, input="\n\n".join(clauses), capture_output=True, text=True)
-    if done.returncode:
-        raise SbkitError(
-            f"`language` must be one that {ESPEAK} can read, but it has no voice {voice}. Write "
+    process = subprocess.run(command, input="\n\n".join(clauses), capture_output=True, text=True)
+    if process.returncode:
+        raise ConfigError(
+            f"`symbols: phonemes` needs a voice of {ESPEAK}, which has no {voice}. Write "
             "`symbols: characters`."
         )
     # Words of another language come between (en) and (fr).
-    lines = (re.sub(r"\(\w[\w-]*\)", "", line) for line in done.stdout.split("\n"))
+    lines = (re.sub(r"\(\w[\w-]*\)", "", line) for line in process.stdout.split("\n"))
     return [" ".join(line.split()) for line in lines if line.strip()]

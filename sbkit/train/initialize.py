@@ -12,7 +12,6 @@ The pretrained encoder of a run: its sizes become plain data of the YAML when th
 declaration and the bundle hold every size, and a run that has begun needs the folder no more.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,10 @@ import torch
 from safetensors.torch import load as load_safetensors
 from torch import Tensor, nn
 
-from sbkit.base.checksums import CHECKSUMS, check_unchanged
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import read_regular, reading
 from sbkit.base.text import listed
+from sbkit.bundle.config import MAX_FILE_BYTES, WEIGHTS_FILE, BundleFiles
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.folder import newest_described
 from sbkit.checkpoint.run_config import CHECKPOINTS, RESOLVED, read_run_config
@@ -38,8 +37,6 @@ from sbkit.models.pretrained.folder import check_weights, find_folder
 from sbkit.models.pretrained.lora import merge_adapters
 from sbkit.tasks.task import Task
 
-BUNDLE_CONFIG, BUNDLE_WEIGHTS = "config.json", "model.safetensors"
-LARGEST, LARGEST_WEIGHTS = 1 << 25, 1 << 36  # bytes
 SOURCE = "be a run folder or a bundle for `init_from`"
 FIX = "Name another, or null to start from nothing."
 SHOWN = 4  # names in a line
@@ -102,7 +99,7 @@ def _tokens(source: Path, hparams: Mapping[str, Any], task: Task) -> tuple[list[
     file, here = source / task.labels.name, [*task.labels.names(labels)]
     if not file.exists():
         return [], here
-    content = read_regular(file, largest=LARGEST, what=f"The labels in {source}")
+    content = read_regular(file, largest=MAX_FILE_BYTES, what=f"The labels in {source}")
     return [*task.labels.names(task.labels.read(file, content))], here
 
 
@@ -134,14 +131,14 @@ def read_named_weights(source: Path) -> dict[str, Tensor]:
     Raises SbkitError.
     """
     with reading(source, must=SOURCE, fix=FIX):
-        if (source / BUNDLE_WEIGHTS).is_file():
+        if (source / WEIGHTS_FILE).is_file():
             weights, parts = _read_bundle(source)
         elif (source / CHECKPOINTS).is_dir():
             weights, parts = _read_run(source)
         else:
             raise SbkitError(
                 f"`init_from` must name a run folder with {CHECKPOINTS}/ or a bundle with "
-                f"{BUNDLE_WEIGHTS}, but {source} is neither. {FIX}"
+                f"{WEIGHTS_FILE}, but {source} is neither. {FIX}"
             )
     return {to_part_name(name, parts): each for name, each in weights.items()}
 
@@ -153,8 +150,8 @@ def encoder_config_of(source: Path) -> dict[str, Any] | None:
     """
     found: dict[str, Any] | None = None
     with reading(source, must=SOURCE, fix=FIX):
-        if (source / BUNDLE_WEIGHTS).is_file():
-            parts = json.loads(_read(source / BUNDLE_CONFIG))["parts"]
+        if (source / WEIGHTS_FILE).is_file():
+            parts = BundleFiles(source).config.parts
             found = parts.get("Transformer", {}).get("arguments", {}).get("config")
         elif (source / RESOLVED).is_file():
             found = read_run_config(source).values.get("encoder_config")
@@ -162,10 +159,8 @@ def encoder_config_of(source: Path) -> dict[str, Any] | None:
 
 
 def _read_bundle(source: Path) -> tuple[dict[str, Tensor], list[str]]:
-    parts = json.loads(_read(source / BUNDLE_CONFIG))["model"]
-    content = _read(source / BUNDLE_WEIGHTS, LARGEST_WEIGHTS)
-    check_unchanged({BUNDLE_WEIGHTS: content}, _read(source / CHECKSUMS), of=source)
-    return load_safetensors(content), parts
+    files = BundleFiles(source)
+    return load_safetensors(files.read(WEIGHTS_FILE)), [*files.config.model]
 
 
 def _read_run(source: Path) -> tuple[dict[str, Tensor], list[str]]:
@@ -178,10 +173,6 @@ def _read_run(source: Path) -> tuple[dict[str, Tensor], list[str]]:
             "first, or name another."
         )
     return merge_adapters(average(best, "model")), parts
-
-
-def _read(file: Path, largest: int = LARGEST) -> bytes:
-    return read_regular(file, largest=largest, what=f"A bundle's {file.name}")
 
 
 def _fault(theirs: Mapping[str, Any], ours: Mapping[str, Tensor], name: str) -> str | None:

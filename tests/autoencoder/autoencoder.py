@@ -20,7 +20,7 @@ from sbkit.data.splits import Splits
 from sbkit.distributed.device import Placement
 from sbkit.models.loss import Loss
 from sbkit.models.parts import FeatureExtractor
-from sbkit.tasks.task import Scorer, Task
+from sbkit.tasks.task import Exportable, Scorer, Task
 from sbkit.train.brain import Brain
 from sbkit.train.recipe import Recipe
 
@@ -97,7 +97,7 @@ def report(folder: Path, name: str, errors: Sequence[Error]) -> Mapping[str, flo
 LOG_MEL_CODING = Task(
     name="tests.autoencoder.autoencoder.LOG_MEL_CODING",
     model_name="autoencoder of log-mel frames",
-    model_class="tests.autoencoder.autoencoder.Autoencoder",
+    export=Exportable(model_class="tests.autoencoder.autoencoder.Autoencoder"),
     scorer=Scorer(
         target="audio",
         score=score_rows,

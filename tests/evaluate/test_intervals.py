@@ -6,7 +6,7 @@ import pytest
 from sbkit.evaluate.intervals import Interval, Units, rate_interval, units_of
 from sbkit.evaluate.wer import Scored
 from sbkit.evaluate.wer_report import describe_results
-from sbkit.tasks.utterance_classification import Answer, accuracy_figures, describe_accuracy
+from sbkit.tasks.utterance_classification import Classified, accuracy_figures, describe_accuracy
 
 SPEAKERS = Units(name="speaker", groups=tuple(f"s{n}" for n in range(60) for _ in range(8)))
 
@@ -89,7 +89,7 @@ def test_the_line_of_a_test_set_names_what_was_drawn() -> None:
 
 
 def test_an_accuracy_has_its_interval() -> None:
-    answers = [Answer(str(n), "a", "ab"[n % 4 == 0], speaker=str(n % 20)) for n in range(40)]
+    answers = [Classified(str(n), "a", "ab"[n % 4 == 0], speaker=str(n % 20)) for n in range(40)]
     assert describe_accuracy(answers) == "accuracy 75.0 % (30 / 40; 55.0 to 95.0, 20 speakers)"
     figures = accuracy_figures(answers)
     assert (figures["accuracy"], figures["right"], figures["utterances"]) == (0.75, 30, 40)

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from sbkit.base.errors import SbkitError
-from sbkit.bundle.bundle import CONFIG, read_bundle
+from sbkit.bundle.bundle import read_bundle
+from sbkit.bundle.config import CONFIG_FILE
 from sbkit.config.document import read_document
 from sbkit.decoding.decoder import LANGUAGE_MODELS
 from sbkit.export import held_out
@@ -41,10 +42,10 @@ def names(folder: Path) -> set[str]:
 def test_a_changed_value_is_in_every_copy_and_its_checksum_fits(tmp_path: Path) -> None:
     bundle = make_bundle(tmp_path)
     (bundle / HUB).mkdir()
-    shutil.copy(bundle / CONFIG, bundle / HUB)
+    shutil.copy(bundle / CONFIG_FILE, bundle / HUB)
     change_config(bundle, language="de")
-    assert read_bundle(bundle).bundle.config.language == "de"
-    assert '"language": "de"' in (bundle / HUB / CONFIG).read_text()
+    assert read_bundle(bundle).config.language == "de"
+    assert '"language": "de"' in (bundle / HUB / CONFIG_FILE).read_text()
 
 
 def test_an_earlier_bundle_is_replaced(run: Path, bundle: Path) -> None:

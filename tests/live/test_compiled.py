@@ -1,7 +1,6 @@
 """The fault that it all began with: a compiled recognizer that is called from other threads."""
 
 import threading
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,13 @@ import pytest
 from torch._dynamo.utils import counters
 
 from sbkit.audio.io import Samples
-from sbkit.bundle.bundle import WEIGHTS, read_bundle
+from sbkit.bundle.bundle import read_bundle
 from sbkit.export.export import export_run
 from sbkit.live.pipeline import Pipeline
 from sbkit.live.recognizer import LiveRecognizer
 from sbkit.live.session import Final, Session, advance_batch
 from sbkit.runtime.model import ModelThread
+from sbkit.runtime.runtimes import OpenBundle
 from sbkit.runtime.torch_model import Compilation, load_torch
 from tests import processes
 from tests.runtime.bundles import make_live_run
@@ -33,9 +33,9 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def recognizer(folder: Path, compilation: Compilation | None = None) -> LiveRecognizer:
-    read = read_bundle(folder, WEIGHTS)
+    read = read_bundle(folder, with_weights=True)
     thread = ModelThread(partial(load_torch, read, folder, compilation=compilation))
-    return LiveRecognizer(bundle=replace(read.bundle, model=thread))
+    return LiveRecognizer(bundle=OpenBundle.of(read, thread))
 
 
 def noise(seed: int, samples: int) -> Samples:

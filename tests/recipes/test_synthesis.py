@@ -47,7 +47,7 @@ from sbkit.models.symbol_alignment import (
     mean_by_symbol,
 )
 from sbkit.runtime.synthesizer import LONGEST_TEXT, Synthesizer
-from sbkit.tasks.synthesis import as_vits, tokens_of
+from sbkit.tasks.synthesis import describe_as_vits, list_characters
 from sbkit.text.symbols import ESPEAK, read_texts, to_symbols
 from sbkit.text.vocabulary import ensure_labels
 from tests import processes
@@ -78,7 +78,7 @@ def bundle(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def voice(bundle: Path) -> Iterator[Synthesizer]:
-    task = read_bundle(bundle).bundle.task
+    task = read_bundle(bundle).task
     assert task.load is not None
     with task.load(bundle, device="cpu") as voice:
         yield voice
@@ -328,13 +328,13 @@ def test_a_voice_of_phonemes_is_none_for_sherpa() -> None:
             labels=SimpleNamespace(names=["a"]),
         )
         with pytest.raises(SbkitError, match="reads phonemes") if is_refused else nullcontext():
-            assert as_vits(bundle)[1] == {"tokens.txt": "A 0\na 0\n"}
+            assert describe_as_vits(bundle)[1] == {"tokens.txt": "A 0\na 0\n"}
 
 
 def test_characters_have_their_capitals() -> None:
-    assert tokens_of(["-", "?", "i", "ß", "ж", "e\N{COMBINING ACUTE ACCENT}"]).split("\n") == [
-        *("- 0", "? 1", "I 2", "Ж 4", "i 2", "ß 3", "ж 4", "")
-    ]
+    assert list_characters(["-", "?", "i", "ß", "ж", "e\N{COMBINING ACUTE ACCENT}"]).split(
+        "\n"
+    ) == [*("- 0", "? 1", "I 2", "Ж 4", "i 2", "ß 3", "ж 4", "")]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from torch._dynamo import register_backend
 from torch._dynamo.utils import counters
 
 from sbkit.audio.io import Samples
-from sbkit.bundle.bundle import WEIGHTS, read_bundle
+from sbkit.bundle.bundle import read_bundle
 from sbkit.runtime.model import ModelThread
 from sbkit.runtime.torch_model import Compilation, load_torch, own_cuda_graphs
 from tests import processes
@@ -37,7 +37,7 @@ def noise(*seconds: float) -> list[Samples]:
 def compiled(bundle: Path) -> ModelThread:
     """Trace and guard as any compiled code does, and leave out the compiler behind it."""
     compilation = Compilation(mode="default", backend="eager", **TABLE)
-    read = read_bundle(bundle, WEIGHTS)
+    read = read_bundle(bundle, with_weights=True)
     return ModelThread(partial(load_torch, read, bundle, compilation=compilation))
 
 
@@ -51,7 +51,7 @@ def test_nothing_is_compiled_after_the_warm_up_and_the_answers_are_the_same(bund
     warm = graphs()
     assert warm > before
     assert model.effective.compiled == "default"
-    plain = load_torch(read_bundle(bundle, WEIGHTS), bundle)
+    plain = load_torch(read_bundle(bundle, with_weights=True), bundle)
     for clips in (noise(0.3), noise(1.0, 0.1), noise(0.2, 0.5, 0.7, 0.3, 0.9)):
         for one, other in zip(model.encode(clips), plain.encode(clips), strict=True):
             np.testing.assert_allclose(one.log_probs, other.log_probs, atol=1e-4)
@@ -86,7 +86,7 @@ def test_a_batch_is_one_step_of_cuda_graphs_and_only_its_blocks_are_compiled(
 
     register_backend(noting, name="noting")
     compilation = Compilation(mode="reduce-overhead", clips=(1,), seconds=(1.0,), backend="noting")
-    model = load_torch(read_bundle(bundle, WEIGHTS), bundle, compilation=compilation)
+    model = load_torch(read_bundle(bundle, with_weights=True), bundle, compilation=compilation)
     steps.clear()
     one, other = (model.encode(noise(1.0))[0] for _ in range(2))
     first, second = steps[: len(made)], steps[len(made) :]
@@ -120,7 +120,7 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 import numpy as np
-from sbkit.bundle.bundle import WEIGHTS, read_bundle
+from sbkit.bundle.bundle import read_bundle
 from sbkit.runtime.torch_model import Compilation
 from sbkit.runtime.model import ModelThread
 from sbkit.runtime.torch_model import load_torch
@@ -129,7 +129,7 @@ from tests.models.test_compiling import write_no_vectors
 write_no_vectors()
 bundle = Path(sys.argv[1])
 compilation = Compilation(mode="reduce-overhead", clips=(1,), seconds=(1.0,))
-read = read_bundle(bundle, WEIGHTS)
+read = read_bundle(bundle, with_weights=True)
 clip = np.random.default_rng(0).integers(-9000, 9000, 12_800).astype(np.int16)
 (other,) = load_torch(read, bundle).encode([clip])
 probe = import_module("torch._inductor.cudagraph_trees").get_container

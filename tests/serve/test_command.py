@@ -25,10 +25,11 @@ from torch._dynamo.utils import counters
 
 from sbkit.audio.io import Samples
 from sbkit.base.errors import INTERRUPTED, SbkitError
-from sbkit.bundle.bundle import WEIGHTS, ReadBundle, read_bundle
+from sbkit.bundle.bundle import BundleContents, read_bundle
 from sbkit.commands.cli import run
 from sbkit.export.export import export_run
 from sbkit.runtime.model import ModelThread
+from sbkit.runtime.runtimes import OpenBundle
 from sbkit.runtime.torch_model import Compilation, load_torch
 from sbkit.runtime.transcriber import Transcriber
 from sbkit.serve.app import TRANSCRIPTIONS
@@ -128,12 +129,12 @@ def test_a_streaming_bundle_says_the_same_live_as_of_the_file(
 def test_a_compiled_model_answers_files_and_sessions_alike(tmp_path: Path) -> None:
     folder = tmp_path / "bundle"
     export_run(make_live_run(tmp_path / "run"), folder)
-    read = read_bundle(folder, WEIGHTS)
+    read = read_bundle(folder, with_weights=True)
     table = Compilation(
         mode="default", backend="eager", streaming="also", clips=(1, 2), seconds=(3.0, 30.0)
     )
     thread = ModelThread(partial(load_torch, read, folder, compilation=table))
-    made: Any = replace(read.bundle, model=thread), read.bundle.labels, None
+    made: Any = OpenBundle.of(read, thread), read.labels, None
     with served(tmp_path, made=made) as here, ThreadPoolExecutor(3) as clients:
         before = counters["stats"]["unique_graphs"]
 
@@ -204,10 +205,10 @@ def test_a_model_that_runs_elsewhere_than_asked_ends_the_start(
     """A synthesizer ran on the CPU without a word (speaches #255)."""
     bundle, tokenizer, _ = tone_bundle(tmp_path)
     bundle.model.close()
-    task = replace(bundle.task, voice_class="a voice on the CPU")
+    task = replace(bundle.task, synthesizer_class="a voice on the CPU")
     voice_class = SimpleNamespace(load=lambda *_, **__: ToneSpeaker(tokenizer))
     monkeypatch.setattr("sbkit.commands.serve.import_object", lambda name: voice_class)
-    read = ReadBundle(replace(bundle, task=task), b"")
+    read = BundleContents(bundle.config, task)
     monkeypatch.setattr("sbkit.commands.serve.read_bundle", lambda *_, **__: read)
     for options, came in (
         (["--device", "cuda:0"], "cuda:0` was asked for, but the model runs with cpu"),
