@@ -134,7 +134,7 @@ def test_a_classifier_names_a_label_and_its_probability(
     config = BundleConfig(task=task.name, sample_rate=16_000, model=(), parts={})
     model: Any = Classifier()
     classifier = TorchBundle(config, task, labels, model)
-    home = "sbkit.commands.transcribe.load_bundle"
+    home = "sbkit.runtime.torch_model.load_bundle"
     monkeypatch.setattr(home, lambda *_, **__: classifier)
     soundfile.write(tmp_path / "quiet.wav", torch.zeros(16_000 * 40).numpy(), 16_000)
     soundfile.write(tmp_path / "loud.wav", torch.full((16_000,), 0.5).numpy(), 16_000)
