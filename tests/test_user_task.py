@@ -83,7 +83,9 @@ def test_what_trains_is_what_the_bundle_is_rebuilt_as() -> None:
     assert AsrBrain.make_model(brain, ctc_lin="a head") == SimpleNamespace(ctc_lin="a head")
     recipe = replace(ASR, task=task)
     run: Any = SimpleNamespace(load_recipe=lambda: recipe, build_hparams=dict)
-    with pytest.raises(SbkitError, match=r"trains sbkit.models.asr.*rebuilt as types.SimpleNamespace"):
+    with pytest.raises(
+        SbkitError, match=r"trains sbkit.models.asr.*rebuilt as types.SimpleNamespace"
+    ):
         Run.make_brain(run)
 
 
