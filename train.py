@@ -2,7 +2,7 @@
 
 import sys
 
-from sbkit.base.machine import keep_freed_memory
+from sbkit.base.allocator import keep_freed_memory
 from sbkit.base.process import run_main
 from sbkit.logs.handlers import log_to_screen
 

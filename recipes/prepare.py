@@ -22,7 +22,7 @@ from recipes.LibriSpeech import corpus as librispeech
 from recipes.OwnData import corpus as own_data
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import to_json, write_text_atomically
-from sbkit.base.text import listed, plural
+from sbkit.base.messages import listed, plural
 from sbkit.base.units import samples_to_seconds
 from sbkit.config.ranges import DAY, Range, Text
 from sbkit.data import release as common_voice
@@ -128,7 +128,7 @@ def _check_known_labels(splits: Mapping[str, Dataset], column: str) -> None:
             if label not in known:
                 raise SbkitError(
                     f"Every label must be one of the {len(known)} classes of the training set "
-                    f"({listed(known, most=10)}), but {split[row]['id']} of {name} has "
+                    f"({listed(known, max_names=10)}), but {split[row]['id']} of {name} has "
                     f"{label!r}. Correct it, or take it out."
                 )
 

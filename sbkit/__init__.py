@@ -6,8 +6,8 @@ command line stays quick, and a server that only runs bundles needs no torch.
 
 from typing import TYPE_CHECKING
 
-from sbkit.base.lazy import lazy_names
-from sbkit.base.text import __version__ as __version__
+from sbkit.base.imports import lazy_names
+from sbkit.base.versions import __version__ as __version__
 
 if TYPE_CHECKING:
     from sbkit.runtime.transcriber import Transcriber as Transcriber

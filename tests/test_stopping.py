@@ -100,7 +100,7 @@ def test_signals_save_and_leave_and_the_same_command_goes_on_to_the_same_end(
 
     with signalled_in((AsrBrain, "on_evaluate_start"), signal.SIGTERM):  # between it and the test
         assert train(workplace, tmp_path) == ASKED_TO_STOP
-    assert "Asked to stop outside of training" in capsys.readouterr().err
+    assert "Stopped outside of training" in capsys.readouterr().err
     assert train(workplace, tmp_path) == 0
     assert_same_run(tmp_path, whole)
     whole_log = (tmp_path / "train.log").read_text()
@@ -133,7 +133,7 @@ def test_before_training_a_signal_leaves_at_once_and_leaves_nothing(
     own, run = Workplace(workplace.release, tmp_path / "cache"), tmp_path / "run"
     with signalled_in(place, signal.SIGTERM):
         assert own.train_here(run, "--check=false") == ASKED_TO_STOP
-    sentence = "Asked to stop outside of training; the same command starts again.\n"
+    sentence = "Stopped outside of training; rerun the same command.\n"
     assert capsys.readouterr().err == sentence
     assert not [*tmp_path.rglob("*.tmp")]
     assert not [*run.glob("checkpoints/*")]

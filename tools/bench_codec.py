@@ -24,7 +24,7 @@ import soundfile
 
 from sbkit.audio.io import FULL_SCALE, Samples
 from sbkit.audio.resample import resample_by_numpy
-from sbkit.base.text import cpu_name
+from sbkit.base.machine import cpu_name
 from sbkit.base.units import samples_to_seconds
 from sbkit.checkpoint.run_config import RESOLVED
 from sbkit.config.hparams import read_knobs

@@ -24,7 +24,7 @@ from recipes.synthesis.data import SpokenBatch, SpokenCollate
 from recipes.synthesis.pitch import track_pitch
 from recipes.synthesis.statistics import SEMITONES
 from sbkit.audio.io import FULL_SCALE, Samples, to_int16
-from sbkit.base.text import cpu_name
+from sbkit.base.machine import cpu_name
 from sbkit.base.units import samples_to_seconds
 from sbkit.checkpoint.run_config import RESOLVED
 from sbkit.config.hparams import read_knobs

@@ -212,7 +212,8 @@ def race(sides: Sequence[Side], limit: float, seconds: float) -> None:
 
 def serve(options: argparse.Namespace, more: Sequence[str]) -> None:
     """Answer the questions of standard input, a line each, by training."""
-    from sbkit.base.machine import ThreadWaiting, keep_freed_memory
+    from sbkit.base.allocator import keep_freed_memory
+    from sbkit.base.openmp import ThreadWaiting
 
     keep_freed_memory()
     with ThreadWaiting():

@@ -106,7 +106,7 @@ def of_sbkit(runtime: str, precision: str, folder: Path) -> Transcribe:
 
 def of_sherpa(folder: Path) -> Transcribe:
     """Transcribe by sherpa-onnx, features included, in batches."""
-    from sbkit.base.process import require_package
+    from sbkit.base.imports import require_package
 
     here, sherpa = folder / "sherpa-onnx", require_package("sherpa_onnx", extra="export")
     recognizer = sherpa.OfflineRecognizer.from_fire_red_asr_ctc(

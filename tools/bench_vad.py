@@ -27,7 +27,8 @@ from recipes.vad.labels import SPEECH, Frames, bridge_pauses, prepare_speech, sp
 from recipes.vad.noise import Spoken, add_noise, color
 from sbkit.audio.io import Samples
 from sbkit.audio.levels import WINDOWS
-from sbkit.base.process import require_package, run_main
+from sbkit.base.imports import require_package
+from sbkit.base.process import run_main
 from sbkit.base.units import SAMPLE_RATE
 from sbkit.config.hparams import read_knobs
 from sbkit.data.shard import read_rows

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from sbkit.text.numbers import spell_numbers
+from sbkit.text.verbalize import spell_numbers
 
 # The words of the two extra telephone keys, in the languages whose prompts have them.
 _KEYS: Mapping[str, Mapping[str, str]] = {

@@ -112,7 +112,7 @@ def _read_chapter(chapter: Path, columns: Mapping[str, str]) -> Iterator[Clip | 
     }
     named: set[str] = set()
     for file in sorted(chapter.glob("*.trans.txt")):
-        lines = read_text(file, largest=LARGEST, what="A file of transcripts")
+        lines = read_text(file, max_bytes=LARGEST, subject="A file of transcripts")
         for number, line in enumerate(lines, start=1):
             utterance, _, words = line.strip().partition(" ")
             where = f"{file.name} line {number}"

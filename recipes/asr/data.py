@@ -11,7 +11,7 @@ import numpy as np
 from recipes.asr.language_models import prepare_language_models
 from recipes.prepare import print_data
 from sbkit.base.errors import SbkitError
-from sbkit.base.text import plural
+from sbkit.base.messages import plural
 from sbkit.data.batch import Loaders, TextCollate, make_loaders
 from sbkit.data.manifest import Excluded
 from sbkit.data.sampler import fastest_percent

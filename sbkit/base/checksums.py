@@ -1,7 +1,6 @@
-"""Checksums: whether the files of a folder are still what was written into it.
+"""Checksums: whether the files of a folder are still the ones that were written into it.
 
-Nothing is unpickled here, and a file that is not what its name says can neither block nor fill
-its reader.
+Nothing is unpickled here, and a pipe or a device in place of a file cannot block its reader.
 """
 
 import hashlib
@@ -10,16 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import (
-    read_regular,
-    reading,
-    write_text_atomically,
-)
+from sbkit.base.files import read_regular, reading, write_text_atomically
 
 CHECKSUMS = "checksums.json"
-SAVED = "hold what training saved"  # what a file of a checkpoint must
-MAX_CHECKSUMS_BYTES = 1 << 24  # bytes of a list of checksums
-# A file, what it is written in, or what it holds: no mapping, or not what is looked up in it.
+SAVED = "hold what training saved"  # `must` of `reading`, for a file of a checkpoint
+MAX_CHECKSUMS_BYTES = 1 << 24
+# Errors of a file, of its encoding, or of its contents: no mapping, or without an expected key.
 UNREADABLE = (OSError, ValueError, RecursionError, LookupError, TypeError, SbkitError)
 
 
@@ -36,22 +31,21 @@ def write_checksums(folder: Path) -> None:
 
 
 def check_unchanged(contents: Mapping[str, bytes], checksums: bytes, *, of: Path) -> None:
-    """Compare the bytes of files with the checksums that were written beside them.
+    """Compare the bytes that will be parsed with the checksums written beside the files.
 
-    What is compared is what will be parsed. A checksum finds accidents; it is no signature.
-    Raises SbkitError.
+    A checksum finds accidents; it is not a signature. Raises SbkitError.
     """
     with reading(of / CHECKSUMS, must=f"be the list of checksums of {of}", fix="Export it again."):
         expected = json.loads(checksums.decode())
     for name, content in contents.items():
         digest = expected.get(name) if isinstance(expected, dict) else None
         if digest != hashlib.sha256(content).hexdigest():
-            why = "has no checksum" if digest is None else "is not what was written"
-            raise SbkitError(f"{of} must be whole, but {name} {why}. Export it again.")
+            damage = "has no checksum" if digest is None else "is not what was written"
+            raise SbkitError(f"{of} is damaged: {name} {damage}. Export it again.")
 
 
 def find_damage(folder: Path) -> str | None:
-    """Compare all files of a folder with their checksums; return None when all is well."""
+    """Describe the first file of a folder that differs from its checksum; None if all match."""
     expected = listed_checksums(folder)
     if not expected:
         return f"its {CHECKSUMS} cannot be read"
@@ -67,14 +61,16 @@ def find_damage(folder: Path) -> str | None:
 
 
 def _files(folder: Path) -> set[str]:
-    """Name the files of a folder without its checksums."""
-    return {each.name for each in folder.iterdir() if not each.is_dir()} - {CHECKSUMS}
+    """List the files of a folder, without its checksums."""
+    return {file.name for file in folder.iterdir() if not file.is_dir()} - {CHECKSUMS}
 
 
 def listed_checksums(folder: Path) -> Mapping[str, str]:
-    """Return the digest of each file; none where no list can be read."""
+    """Return the digest of each file; nothing if no list can be read."""
     try:
-        listed = read_regular(folder / CHECKSUMS, largest=MAX_CHECKSUMS_BYTES, what="The checksums")
-        return {**json.loads(listed)}
+        content = read_regular(
+            folder / CHECKSUMS, max_bytes=MAX_CHECKSUMS_BYTES, subject="The checksums"
+        )
+        return {**json.loads(content)}
     except UNREADABLE:
         return {}

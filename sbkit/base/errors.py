@@ -1,18 +1,18 @@
 """The exceptions that a user of sbkit is meant to read, and the exit codes of commands."""
 
-from sbkit.base.text import printable
+from sbkit.base.messages import printable
 
-FAILED = 1  # as Python leaves after a traceback
-BAD_INPUT = 2  # an option, too
-FILES_FAILED = 3  # some of those to transcribe or classify; the others are written
+FAILED = 1  # as Python exits after a traceback
+BAD_INPUT = 2  # wrong options, too
+FILES_FAILED = 3  # some files could not be transcribed or classified; the results of others are out
 STALLED = 70  # EX_SOFTWARE
-ASKED_TO_STOP = 75  # EX_TEMPFAIL, "try again": everything is saved, the same command goes on
+ASKED_TO_STOP = 75  # EX_TEMPFAIL, "try again": all is saved, and the same command resumes
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 PIPE_CLOSED = 141  # 128 + SIGPIPE
 
 
 class SbkitError(Exception):
-    """Raised for what a user can fix: says what must hold, what was given, and what to do.
+    """Raised for an error that a user can fix; says what must hold, what was given, what to do.
 
     A command prints the message without a traceback and exits with code 2. Control characters in
     quoted names are escaped: an escape sequence could clear the screen.

@@ -1,6 +1,6 @@
-"""Write files that are whole whenever they are there, and read those of others within bounds.
+"""Write files that are never half written, and read untrusted files within bounds.
 
-A file is whole even after a kill or a power cut: it is written beside, and renamed.
+A file is complete even after a kill or a power cut: it is written under another name and renamed.
 """
 
 import errno
@@ -21,12 +21,12 @@ from uuid import uuid4
 
 from sbkit.base.errors import SbkitError
 
-ABANDONED = 86_400  # seconds, after which a folder that was begun is taken for a killed process's
+ABANDONED_SECONDS = 86_400  # an unfinished folder this old is the remains of a killed process
 
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Add ``path`` to an OSError raised inside: that of a full disk names no file."""
+    """Add ``path`` to an OSError raised inside: the error of a full disk names no file."""
     try:
         yield
     except OSError as error:
@@ -34,31 +34,31 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def write_bytes_atomically(path: Path, content: bytes) -> None:
-    """Write a file that is whole whenever it is there: beside, and renamed.
+    """Write a file under another name, then rename it.
 
-    A reader sees the old file or the new, never a part; after an error the old one.
+    A reader sees the old file or the new one, never a part; after an error, the old one.
     """
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with naming(path):
         try:
-            with beside.open("wb") as file:
+            with temporary.open("wb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            beside.replace(path)
+            temporary.replace(path)
         finally:
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
 
 
 def write_text_atomically(path: Path, text: str) -> None:
-    """Write ``text`` as UTF-8, whole or not at all."""
+    """Write ``text`` as UTF-8, completely or not at all."""
     write_bytes_atomically(path, text.encode())
 
 
 def require_writable(folder: Path, *, option: str) -> None:
-    """Check early that a folder can be made and written to.
+    """Create a folder and check that it can be written to.
 
-    Raises SbkitError where it cannot; the sentence names ``option``.
+    Raises SbkitError, which names the command-line option, if it cannot.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -66,24 +66,24 @@ def require_writable(folder: Path, *, option: str) -> None:
             pass
     except OSError as error:
         raise SbkitError(
-            f"`{option}` must name a folder to write to, but {folder} is none "
+            f"`{option}` must name a folder that can be written to, but {folder} cannot "
             f"({error.strerror}). Choose another one."
         ) from error
 
 
 def nearest_existing(path: Path) -> Path:
-    """Return a path, or the nearest of the folders above it that is there."""
+    """Return a path, or its nearest parent that exists."""
     path = path.absolute()
-    return next(each for each in (path, *path.parents) if each.exists())
+    return next(parent for parent in (path, *path.parents) if parent.exists())
 
 
 def to_json(value: object, *, indent: int | None = None) -> str:
-    """Encode numbers, text and lists as valid JSON, in which NaN and infinity become null."""
+    """Encode plain data and numbers of NumPy or torch as JSON; NaN and infinity become null."""
     return json.dumps(_finite(value), indent=indent, ensure_ascii=False, allow_nan=False)
 
 
 def _finite(value: Any) -> object:
-    if getattr(value, "ndim", None) == 0:  # a number of NumPy's or torch's
+    if getattr(value, "ndim", None) == 0:  # a number of NumPy or torch
         value = value.item()
     if isinstance(value, float):
         return value if math.isfinite(value) else None
@@ -95,7 +95,7 @@ def _finite(value: Any) -> object:
 
 
 def fsync_tree(folder: Path) -> None:
-    """Wait until all that a folder holds, and the folder itself, is on the disk."""
+    """Wait until a folder and all its files are on the disk."""
     for path in [*folder.rglob("*"), folder]:
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -106,43 +106,43 @@ def fsync_tree(folder: Path) -> None:
 
 @contextmanager
 def building(folder: Path) -> Iterator[Path]:
-    """Yield an empty folder beside ``folder`` to fill; rename it at the end, remove it on an error.
+    """Yield an empty folder to fill; rename it to ``folder`` at the end, or remove it on an error.
 
-    Where ``folder`` is there already, because another process finished it first, it stays and ours
-    is removed. What killed processes left of the same folder is removed after a day.
+    If another process has finished ``folder`` first, that one stays and ours is removed. The
+    remains of killed processes are removed after a day.
 
     Raises:
         SbkitError: nothing can be written there.
-        OSError: not all can be written there; it names ``folder``.
+        OSError: the disk fills up, say; the error names ``folder``.
     """
-    beside = folder.with_name(f".{folder.name}.{uuid4().hex[:12]}.tmp")
+    temporary = folder.with_name(f".{folder.name}.{uuid4().hex[:12]}.tmp")
     try:
-        beside.mkdir(parents=True)
+        temporary.mkdir(parents=True)
     except OSError as error:
         raise SbkitError(
-            f"{folder.parent} must be a folder to write to, but is not: {error.strerror}. Choose "
-            "another one; SBKIT_CACHE names that of prepared data."
+            f"{folder.parent} must be a folder that can be written to, but cannot "
+            f"({error.strerror}). Choose another one; for prepared data, set SBKIT_CACHE."
         ) from error
     for other in folder.parent.glob(f".{glob.escape(folder.name)}.*.tmp"):
         with suppress(FileNotFoundError):  # finished by now
-            if time.time() - other.stat().st_mtime > ABANDONED:
+            if time.time() - other.stat().st_mtime > ABANDONED_SECONDS:
                 shutil.rmtree(other, ignore_errors=True)
     try:
-        yield beside
+        yield temporary
         if not folder.is_dir():
-            beside.rename(folder)
+            temporary.rename(folder)
     except OSError as error:
-        if error.errno is not None:  # gzip's is none of the disk's, and its text would be gone
+        if error.errno is not None:  # else it is gzip's, whose text would be lost
             error.filename = error.filename or str(folder)
         raise
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def try_lock(descriptor: int, *, without_locks: bool = True) -> bool:
-    """Lock an open file or folder for this process, and return whether nobody else has it.
+    """Lock an open file or folder for this process, and return whether that succeeded.
 
-    ``without_locks`` is returned where the disk has no locks, as some of clusters have none.
+    ``without_locks`` is returned if the file system has no locks, as on some clusters.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -154,78 +154,72 @@ def try_lock(descriptor: int, *, without_locks: bool = True) -> bool:
 
 
 def share_lock(descriptor: int) -> None:
-    """Share the lock of an open file or folder with others, once nobody has it alone.
-
-    A disk without locks is left as it is.
-    """
+    """Wait for a shared lock of an open file or folder; ignore a file system without locks."""
     with suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_SH)
 
 
-def read_regular(path: Path, *, largest: int, what: str) -> bytes:
-    """Read a file whole, never a pipe that blocks, a device that does not end, or a link.
+def read_regular(path: Path, *, max_bytes: int, subject: str) -> bytes:
+    """Read a regular file, never a pipe that blocks, a device that does not end, or a link.
 
-    ``what`` begins the sentence of an error; ``largest`` is in bytes.
-    Raises SbkitError when it is missing, not a regular file, or larger.
+    ``subject`` begins the sentence of an error.
+    Raises SbkitError if the file is missing, larger, or not a regular file.
     """
     try:
         facts = path.lstat()
         if not stat.S_ISREG(facts.st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file")
-        content = path.read_bytes() if facts.st_size <= largest else b""
+            raise OSError(errno.EINVAL, "it is not a regular file")
+        content = path.read_bytes() if facts.st_size <= max_bytes else b""
     except (OSError, ValueError) as error:
-        raise _unreadable(what, path, error) from error
-    if facts.st_size > largest:
+        raise _unreadable(subject, path, error) from error
+    if facts.st_size > max_bytes:
         raise SbkitError(
-            f"{what} must be a file of at most {largest} bytes, but {path} has {facts.st_size}. It "
-            "is not what its name says; restore it."
+            f"{subject} must have at most {max_bytes} bytes, but {path} has {facts.st_size}. "
+            "Restore the file."
         )
     return content
 
 
 @contextmanager
 def reading(file: Path | str, *, must: str, fix: str) -> Iterator[None]:
-    """Raise SbkitError for a file that its reader cannot make sense of, whatever error that is.
-
-    must, fix: what it must be, and what to do, where it is not.
-    """
+    """Turn any error of parsing a file into SbkitError: "FILE must MUST, but ... FIX"."""
     try:
         yield
     except SbkitError:
         raise
     except Exception as error:
-        told = str(error).partition("\n")[0].partition(". ")[0]  # torch's go on to bad advice
-        what = " ".join(told.split())
+        # Only the first sentence: torch's errors continue with bad advice.
+        reason = " ".join(str(error).partition("\n")[0].partition(". ")[0].split())
         raise SbkitError(
-            f"{file} must {must}, but cannot be read ({type(error).__name__}: {what}). {fix}"
+            f"{file} must {must}, but cannot be read ({type(error).__name__}: {reason}). {fix}"
         ) from error
 
 
-def read_text(path: Path, *, largest: int, what: str) -> list[str]:
-    """Read the lines of a text in UTF-8, of a file or of what a link leads to, as `read_regular`.
+def read_text(path: Path, *, max_bytes: int, subject: str) -> list[str]:
+    """Read the lines of a UTF-8 file like `read_regular`, but follow links.
 
-    Raises SbkitError where that does, and for another encoding.
+    Raises SbkitError if `read_regular` does, and for another encoding.
     """
-    content = read_regular(path.resolve(), largest=largest, what=what)
+    content = read_regular(path.resolve(), max_bytes=max_bytes, subject=subject)
     try:
         return content.decode("utf-8-sig").rstrip("\n").split("\n")
     except UnicodeDecodeError as error:
         raise SbkitError(
-            f"{what} must be UTF-8, but {path} is not ({error}). Save it as UTF-8."
+            f"{subject} must be UTF-8, but {path} is not ({error}). Save it as UTF-8."
         ) from error
 
 
-def read_lines(path: Path, *, what: str) -> Iterator[bytes]:
-    """Yield the lines of a file; raises SbkitError, which ``what`` begins, where it cannot."""
+def read_lines(path: Path, *, subject: str) -> Iterator[bytes]:
+    """Yield the lines of a file; raises SbkitError, which ``subject`` begins, if it cannot."""
     try:
         with path.open("rb") as file:
             yield from file
     except OSError as error:
-        raise _unreadable(what, path, error) from error
+        raise _unreadable(subject, path, error) from error
 
 
-def _unreadable(what: str, path: Path, error: OSError | ValueError) -> SbkitError:
-    why = error.strerror if isinstance(error, OSError) else str(error)
+def _unreadable(subject: str, path: Path, error: OSError | ValueError) -> SbkitError:
+    reason = error.strerror if isinstance(error, OSError) else str(error)
     return SbkitError(
-        f"{what} must be readable, but {path} is not ({why}). Check its name and its rights."
+        f"{subject} must be readable, but {path} is not ({reason}). Check its name and its rights."
     )

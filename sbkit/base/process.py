@@ -1,9 +1,7 @@
-"""A command: its options and optional packages, its signals, and the code that it leaves with."""
+"""How a command ends: its signals, the message of an error, and the exit code."""
 
-import argparse
 import errno
 import gc
-import logging
 import os
 import re
 import signal
@@ -11,132 +9,56 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from importlib import import_module
-from importlib.util import find_spec
 from io import TextIOWrapper
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import FrameType
 from typing import Any, NoReturn
 
 from sbkit.base.errors import ASKED_TO_STOP, BAD_INPUT, FAILED, INTERRUPTED, PIPE_CLOSED, SbkitError
-from sbkit.base.files import read_regular, to_json
-from sbkit.base.machine import ThreadWaiting
+from sbkit.base.files import to_json
+from sbkit.base.openmp import ThreadWaiting
 
-logger = logging.getLogger(__name__)
+SignalHandler = Callable[[int, FrameType | None], Any]
 
-Handler = Callable[[int, FrameType | None], Any]
-
-LARGEST_SOURCE = 1 << 24  # bytes of a module
-AFTER_THE_FIRST = 10.0  # seconds; beside busy processes one rank was more than 3 s late
-ASKING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-FIXES = {  # what the operating system says of a file, and what to do about it
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+# The other ranks print their errors this much later than the first one; beside busy processes one
+# rank was more than 3 s late.
+OTHER_RANKS_DELAY = 10.0  # seconds
+OS_ERROR_FIXES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "Make room there"),
     **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "Choose another or fix its rights"),
     **dict.fromkeys((errno.EMFILE, errno.ENFILE), "Allow more open files (ulimit -n)"),
 }
-LOST = re.compile("gloo.*(Connection (reset|closed) by peer|Broken pipe)")
-SHORTAGE = (
+LOST_RANK = re.compile("gloo.*(Connection (reset|closed) by peer|Broken pipe)")
+SHORTAGES = (
     *("Cannot allocate memory", "can't allocate memory", "can't start new thread"),
     *("map segment", "out of memory"),
 )
 
 
-class AskedToStop(SystemExit):
-    """Leave at once: a signal asks for it while nothing is trained that would have to be saved."""
-
-
-class Parser(argparse.ArgumentParser):
-    """Take an option's name with `_` for `-`, too, as keys of a YAML have it: --report_by."""
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Parse the arguments of this command; those of a subcommand come to its own parser."""
-        return super().parse_known_args([*map(self._spell, args)], namespace)
-
-    def _spell(self, argument: str) -> str:
-        name, *value = argument.split("=", 1)
-        spelled = name.replace("_", "-")
-        return "=".join([spelled, *value]) if spelled in self._option_string_actions else argument
-
-
-def require_package(name: str, *, extra: str) -> Any:
-    """Import a package of an extra; raises SbkitError where it is not installed."""
-    try:
-        return import_module(name)
-    except ImportError as error:
-        raise SbkitError(
-            f"The package {name.partition('.')[0].replace('_', '-')} must be installed for this, "
-            f"but cannot be imported ({error}). Install it: pip install 'sbkit[{extra}]'"
-        ) from error
-
-
-def import_user_modules(names: Collection[str], bundle: Path | None = None) -> frozenset[str]:
-    """Import the modules that `--import` names; the working folder, then a bundle, come last.
-
-    Beside these nothing is ever imported because a file names it. What is run
-    is logged. Return the names; raises SbkitError for a module that cannot be
-    imported.
-    """
-    if names and str(Path.cwd()) not in sys.path:  # the installed command does not look there
-        sys.path.append(str(Path.cwd()))
-    for name in names:
-        try:
-            _import_user_module(name, None if bundle is None else bundle / f"{name}.py")
-        except Exception as error:  # a module of the user's may fail in any way
-            raise SbkitError(
-                f"--import must name a module that can be imported, but `{name}` raised "
-                f"{type(error).__name__} ({error}). Start in the folder of {name}.py, or put it on "
-                "PYTHONPATH."
-            ) from error
-    return frozenset(names)
-
-
-def _import_user_module(name: str, beside: Path | None) -> None:
-    """Import a module, or else run the source that lies in a bundle by its name."""
-    if name in sys.modules:
-        return
-    try:
-        spec = find_spec(name)  # which imports the packages of a dotted name
-    except ModuleNotFoundError as error:
-        if not f"{name}.".startswith(f"{error.name}."):  # what a package imports is missing
-            raise
-        spec = None
-    if spec is not None or beside is None or not beside.exists():
-        if spec is not None:
-            logger.info(f"--import {name}: running {spec.origin}")
-        import_module(name)
-        return
-    source = read_regular(beside, largest=LARGEST_SOURCE, what="A module")
-    logger.info(f"--import {name}: running {beside}")
-    module = sys.modules[name] = ModuleType(name)
-    module.__file__ = str(beside)
-    try:
-        exec(compile(source, str(beside), "exec"), vars(module))
-    except BaseException:
-        del sys.modules[name]
-        raise
+class StopRequestedError(SystemExit):
+    """Raised by a stop signal while no training runs that would have to be saved."""
 
 
 def run_main(main: Callable[[], int | None]) -> NoReturn:
-    """Run a command and leave with its exit code.
+    """Run a command and exit with its code.
 
-    Bad input leaves a sentence, not a traceback; so do SIGTERM, SIGUSR1 and SIGHUP, which
-    `Brain.fit` handles itself while it trains.
+    Bad input is reported by one sentence, without a traceback. So are SIGTERM, SIGUSR1 and SIGHUP,
+    which `Brain.fit` handles itself while it trains.
     """
-    # Imports make 450,000 objects that stay: looking through them took 0.9 of 5.8 s at the start.
+    # Imports make 450,000 objects that stay: scanning them took 0.9 of 5.8 s at the start.
     gc.set_threshold(*gc.get_threshold()[:2], 100)
-    if isinstance(sys.stdout, TextIOWrapper):  # a terminal without letters, a name of other bytes
+    if isinstance(sys.stdout, TextIOWrapper):  # an ASCII terminal, or a file name of other bytes
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        with handling(ASKING, _leave), ThreadWaiting():
+        with handle_signals(STOP_SIGNALS, _stop), ThreadWaiting():
             code = main() or 0
-            sys.stdout.flush()  # raises here where the reader has left, not at Python's end
-    except AskedToStop:
+            sys.stdout.flush()  # a closed pipe raises here instead of when Python ends
+    except StopRequestedError:
         if os.environ.get("RANK", "0") == "0":
-            print(
-                "Asked to stop outside of training; the same command starts again.", file=sys.stderr
-            )
+            print("Stopped outside of training; rerun the same command.", file=sys.stderr)
         code = ASKED_TO_STOP
     except KeyboardInterrupt:
         code = INTERRUPTED
@@ -144,31 +66,31 @@ def run_main(main: Callable[[], int | None]) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = PIPE_CLOSED
     except Exception as error:
-        sentence = _sentence_of(error)
-        if sentence is None:
+        user_error = _as_user_error(error)
+        if user_error is None:
             raise
         if os.environ.get("LOCAL_RANK", "0") != "0":
-            # The first rank says it: torchrun ends all within a second of the first that ends.
-            time.sleep(AFTER_THE_FIRST)
-        print(sentence, file=sys.stderr, flush=True)
+            # The first rank prints it: torchrun ends all ranks within a second of the first exit.
+            time.sleep(OTHER_RANKS_DELAY)
+        print(user_error, file=sys.stderr, flush=True)
         if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
-            _tell_torchrun(str(sentence), Path(file))
+            _report_to_torchrun(str(user_error), Path(file))
         code = exit_code(error)
     sys.exit(code)
 
 
-def _tell_torchrun(sentence: str, file: Path) -> None:
-    """Write what torchrun reports last, below the traceback of its own that it ends with."""
-    shown = {"py_callstack": sentence, "timestamp": str(int(time.time()))}
-    file.write_text(to_json({"message": {"message": sentence, "extraInfo": shown}}))
+def _report_to_torchrun(message: str, file: Path) -> None:
+    """Write the message that torchrun prints last, below its own traceback."""
+    details = {"py_callstack": message, "timestamp": str(int(time.time()))}
+    file.write_text(to_json({"message": {"message": message, "extraInfo": details}}))
 
 
 def exit_code(error: BaseException) -> int:
-    """Return the code that a command leaves with over an error."""
+    """Return the exit code of a command that an error ends."""
     match error:
-        case Exception() if LOST.search(str(error)):
+        case Exception() if LOST_RANK.search(str(error)):
             return FAILED
-        case Exception() if _sentence_of(error) is not None:
+        case Exception() if _as_user_error(error) is not None:
             return BAD_INPUT
         case KeyboardInterrupt():
             return INTERRUPTED
@@ -177,63 +99,63 @@ def exit_code(error: BaseException) -> int:
     return FAILED
 
 
-def _sentence_of(error: Exception) -> SbkitError | None:
-    """Describe an error that a user can fix: input, a file, memory, a lost rank; else None."""
-    what = str(error).partition("\n")[0][:200] or type(error).__name__
+def _as_user_error(error: Exception) -> SbkitError | None:
+    """Explain an error that a user can fix: input, files, memory, a lost rank; else return None."""
+    reason = str(error).partition("\n")[0][:200] or type(error).__name__
     if isinstance(error, SbkitError):
         return error
-    if isinstance(error, OSError) and (error.filename is not None or error.errno in FIXES):
+    if isinstance(error, OSError) and (error.filename is not None or error.errno in OS_ERROR_FIXES):
+        fix = OS_ERROR_FIXES.get(error.errno or 0, "Check it")
         return SbkitError(
-            f"{error.filename or 'A file'} must be a place to read and write, but is not "
-            f"({error.strerror}). {FIXES.get(error.errno or 0, 'Check it')}, and give the same "
-            "command again."
+            f"{error.filename or 'A file'} cannot be read or written ({error.strerror}). {fix}, "
+            "and rerun the same command."
         )
-    if LOST.search(str(error)):
+    if LOST_RANK.search(str(error)):
         return SbkitError(
-            "All processes of a run must live as long as it does, but another one ended "
-            f"({what[-100:]}). The same command continues from the last checkpoint."
+            f"Another process of this run has ended ({reason[-100:]}). Rerun the same command to "
+            "resume from the last checkpoint."
         )
-    if isinstance(error, MemoryError) or any(map(str(error).__contains__, SHORTAGE)):
+    if isinstance(error, MemoryError) or any(text in str(error) for text in SHORTAGES):
         return SbkitError(
-            f"Memory and threads must suffice for this command, but the system refused some "
-            f"({what}). Free memory, a GPU's where it is CUDA's, or raise the limits (ulimit -v, "
-            "ulimit -u), and give the same command again."
+            f"The system refused memory or threads ({reason}). Free some memory (of the GPU, if "
+            "the error is CUDA's), or raise the limits (ulimit -v, ulimit -u), and rerun the same "
+            "command."
         )
     return None
 
 
 @contextmanager
-def handling(signals: Iterable[signal.Signals], handler: Handler) -> Iterator[None]:
-    """Handle signals, and leave them afterwards to what had them before.
+def handle_signals(signals: Iterable[signal.Signals], handler: SignalHandler) -> Iterator[None]:
+    """Handle signals inside the block, and restore their handlers afterwards.
 
-    Does nothing outside the main thread, where Python has no signals, nor with SIGHUP where `nohup`
+    Does nothing outside the main thread, where Python has no signals, nor with SIGHUP if `nohup`
     made this process ignore it.
     """
-    before: dict[signal.Signals, Any] = {}
+    handlers_before: dict[signal.Signals, Any] = {}
     if threading.current_thread() is threading.main_thread():
-        for each in signals:
-            if each is not signal.SIGHUP or signal.getsignal(each) is not signal.SIG_IGN:
-                before[each] = signal.signal(each, handler)
+        for number in signals:
+            if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                handlers_before[number] = signal.signal(number, handler)
     try:
         yield
     finally:
-        for each, earlier in before.items():
-            signal.signal(each, earlier)
+        for number, handler_before in handlers_before.items():
+            signal.signal(number, handler_before)
 
 
-def leave_terminal() -> None:
-    """Print to /dev/null once the terminal is gone: writing to it would end the process."""
+def detach_from_lost_terminal() -> None:
+    """Print to /dev/null if the terminal is gone: writing to it would end the process."""
     for stream in (1, 2):
         if stat.S_ISCHR(os.fstat(stream).st_mode) and not os.isatty(stream):
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, stream)
-            os.close(nowhere)
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, stream)
+            os.close(null)
 
 
-def _leave(number: int, frame: FrameType | None) -> NoReturn:
-    """Raise AskedToStop: what is open is closed on the way out."""
-    for each in ASKING:  # a second one would interrupt the cleaning up
-        signal.signal(each, signal.SIG_IGN)
+def _stop(number: int, frame: FrameType | None) -> NoReturn:
+    """Raise StopRequestedError, so that open resources are closed on the way out."""
+    for other in STOP_SIGNALS:  # a second signal would interrupt the cleanup
+        signal.signal(other, signal.SIG_IGN)
     if number == signal.SIGHUP:
-        leave_terminal()
-    raise AskedToStop(ASKED_TO_STOP)
+        detach_from_lost_terminal()
+    raise StopRequestedError(ASKED_TO_STOP)

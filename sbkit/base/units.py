@@ -1,8 +1,7 @@
-"""Seconds, samples and frames: the only file that turns one into another.
+"""Seconds, samples and frames: the only file that converts between them.
 
-Rates are those of Kaldi's filterbanks, which deployed runtimes compute:
-a window of 25 ms every 10 ms, and only windows that lie wholly within the audio, which has 16 kHz
-unless a YAML says otherwise.
+The rates are those of Kaldi's filterbanks, which deployed runtimes compute: a window of 25 ms every
+10 ms, and only windows that lie entirely within the audio.
 """
 
 from typing import TYPE_CHECKING, TypeVar
@@ -39,5 +38,5 @@ def samples_to_seconds(samples: int, sample_rate: int) -> float:
 
 
 def at_speed(samples: Samples, percent: "Samples | int") -> Samples:
-    """Count the samples that are left at a speed: 110 % leaves ten elevenths."""
+    """Count the samples left after a change of speed: 110 % leaves ten elevenths."""
     return samples * 100 // percent

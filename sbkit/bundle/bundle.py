@@ -22,8 +22,8 @@ from typing import Any, Self
 from sbkit.audio.io import Samples, to_samples
 from sbkit.base.errors import ConfigError
 from sbkit.base.files import reading
+from sbkit.base.imports import import_user_modules
 from sbkit.base.machine import usable_cores
-from sbkit.base.process import import_user_modules
 from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE, BundleConfig, BundleFiles
 from sbkit.bundle.protocols import Encoded, RunnableModel
 from sbkit.config.ranges import require_in_range

@@ -90,7 +90,7 @@ class BundleFiles:
 
 def _read_bytes(file: Path) -> bytes:
     largest = MAX_WEIGHTS_BYTES if file.suffix == ".safetensors" else MAX_FILE_BYTES
-    return read_regular(file, largest=largest, what=f"A bundle's {file.name}")
+    return read_regular(file, max_bytes=largest, subject=f"A bundle's {file.name}")
 
 
 def parse_config(content: bytes, *, of: Path) -> BundleConfig:

@@ -13,9 +13,9 @@ import torch
 from speechbrain import Stage
 from torch import Tensor, nn
 
+from sbkit.base.allocator import return_freed_memory
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import nearest_existing
-from sbkit.base.machine import return_freed_memory
 from sbkit.check.dry_run import dry_run
 from sbkit.check.finding import Finding
 from sbkit.check.placement import count_processes

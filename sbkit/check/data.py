@@ -21,7 +21,7 @@ import numpy.typing as npt
 from torch import nn
 
 from sbkit.audio.io import FULL_SCALE
-from sbkit.base.text import listed, plural
+from sbkit.base.messages import listed, plural
 from sbkit.base.units import samples_to_seconds
 from sbkit.check.dry_run import dry_run
 from sbkit.check.finding import SHOWN, Finding
@@ -68,7 +68,7 @@ def about(
             ids += splits[name].select(rows)["id"][:]
     if ids:
         verb = "does" if len(ids) == 1 else "do"
-        effect = f"{listed(counts)} {verb} not: {listed(ids, most=SHOWN)}"
+        effect = f"{listed(counts)} {verb} not: {listed(ids, max_names=SHOWN)}"
         yield planned.finding(check, key, effect=effect, ids=tuple(ids), **words)
 
 
@@ -266,7 +266,7 @@ def check_report(planned: PlannedRun) -> Iterator[Finding]:
                 "measures memory",
                 effect=f"{each['values']:,} of {plural(each['of'], what)} in {other} "
                 f"{'is' if each['values'] == 1 else 'are'} in {one}, too: "
-                f"{listed(each['examples'], most=SHOWN)}",
+                f"{listed(each['examples'], max_names=SHOWN)}",
                 fix=f"Keep each {what} in one split.",
                 stops=is_trained and each["values"] > MANY_SHARED * each["of"],
             )
@@ -286,7 +286,7 @@ def _check_letters(planned: PlannedRun, splits: Collection[Mapping[str, Any]]) -
         "language",
         declared="the text table of `language` must have the letters of the transcripts",
         effect=f"it replaces {plural(count, 'letter')} of them ({share:.2%}): "
-        f"{listed(letters, most=2 * SHOWN)}",
+        f"{listed(letters, max_names=2 * SHOWN)}",
         fix=f"Languages whose tables have these letters: {listed(fitting)}. Pass "
         f"--language={fitting[0]}, or write the transcripts in the letters to train on."
         if stops

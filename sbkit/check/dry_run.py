@@ -19,7 +19,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from sbkit.audio.draws import seed_draws
 from sbkit.base.errors import SbkitError
-from sbkit.base.text import listed
+from sbkit.base.messages import listed
 from sbkit.check.finding import Finding
 from sbkit.check.ownership import reached
 from sbkit.check.planned_run import STAND_IN, PlannedRun

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sbkit.base.text import plural, printable
+from sbkit.base.messages import plural, printable
 
 SHOWN = 5  # ids in a sentence; `--json` has all
 

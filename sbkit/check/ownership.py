@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from sbkit.base.text import listed, plural
+from sbkit.base.messages import listed, plural
 from sbkit.check.finding import Finding
 from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.config.document import Keys, dotted
@@ -188,4 +188,4 @@ def _unsaved(planned: PlannedRun, checkpointer: Any, optimizers: list[Any]) -> I
 def _several(planned: PlannedRun, tensors: Sequence[Tensor]) -> str:
     paths = (keys for keys, each in reached(planned) if each is tensors[0])
     first = next((f"`{dotted(keys)}`" for keys in paths), "a parameter outside the YAML")
-    return listed([first, *tensors[1:]], most=1)
+    return listed([first, *tensors[1:]], max_names=1)

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.text import plural
+from sbkit.base.messages import plural
 from sbkit.base.units import samples_to_seconds
 from sbkit.check.finding import Finding, words_of
 from sbkit.check.planned_run import PlannedRun

@@ -15,7 +15,7 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from sbkit.base.checksums import checksum
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import reading, to_json, write_text_atomically
-from sbkit.base.text import listed, plural
+from sbkit.base.messages import listed, plural
 from sbkit.checkpoint.folder import newest_described
 from sbkit.config.document import Keys, dotted, tag_of
 from sbkit.config.hparams import resolve
@@ -101,7 +101,7 @@ class RunConfig:
             count = plural(len(differences), "thing differs", "things differ")
             raise SbkitError(
                 f"The run in {folder} must go on as it was declared when it began, but {count} "
-                f"({listed(differences, most=SHOWN, by='; ')}). Give the values "
+                f"({listed(differences, max_names=SHOWN, separator='; ')}). Give the values "
                 "that it began with, or choose another --output_folder for a new run."
             )
         may = MAY_CHANGE - {"output_folder"}

@@ -31,7 +31,7 @@ from torch.optim import Optimizer
 from sbkit.base.checksums import SAVED
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import reading
-from sbkit.base.text import listed, plural
+from sbkit.base.messages import listed, plural
 
 # What schedules write into the groups, SpeechBrain's and torch's: they go on from what they wrote.
 SCHEDULED = {"lr", "initial_lr", "prev_lr", "max_lr", "min_lr", "base_momentum", "max_momentum"}
@@ -170,8 +170,8 @@ def check_same_model(saved: Mapping[str, Any], wanted: Mapping[str, Any], *, of:
         count = plural(len(differences), "tensor differs", "tensors differ")
         raise SbkitError(
             f"The weights in {of} must be those of the declared model, but {count} "
-            f"({listed(differences, by='; ')}). Use the YAML they were trained with, or another "
-            "folder."
+            f"({listed(differences, separator='; ')}). Use the YAML they were trained with, or "
+            "another folder."
         )
 
 

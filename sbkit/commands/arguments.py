@@ -3,12 +3,25 @@
 The options of `sbkit serve` that no other command has; it imports nothing of the server.
 """
 
+import argparse
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from sbkit.base.machine import PRECISIONS
-from sbkit.tasks.task import Argument
+from sbkit.tasks.task import PRECISIONS, Argument
+
+
+class Parser(argparse.ArgumentParser):
+    """Accept `_` for `-` in an option's name, as in the keys of a YAML: --report_by."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Parse the arguments of this command; a subcommand's own parser gets the rest."""
+        return super().parse_known_args([*map(self._with_dashes, args)], namespace)
+
+    def _with_dashes(self, argument: str) -> str:
+        name, *value = argument.split("=", 1)
+        option = name.replace("_", "-")
+        return "=".join([option, *value]) if option in self._option_string_actions else argument
 
 
 def text(name: str, metavar: str, help: str, **more: Any) -> Argument:

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from sbkit.base.files import to_json
-from sbkit.base.text import printable_json
+from sbkit.base.messages import printable_json
 from sbkit.check.batch_seconds import find_batch_seconds
 from sbkit.check.check import check_planned_run
 from sbkit.check.cost import NAME as COST

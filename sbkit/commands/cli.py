@@ -9,10 +9,12 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 
+from sbkit.base.allocator import keep_freed_memory
 from sbkit.base.errors import FAILED, ConfigError, SbkitError
-from sbkit.base.machine import keep_freed_memory
-from sbkit.base.process import Parser, import_user_modules, require_package, run_main
-from sbkit.base.text import __version__, printable, printable_json
+from sbkit.base.imports import import_user_modules, require_package
+from sbkit.base.messages import printable, printable_json
+from sbkit.base.process import run_main
+from sbkit.base.versions import __version__
 from sbkit.commands.arguments import (
     BUNDLE,
     BUNDLES,
@@ -29,6 +31,7 @@ from sbkit.commands.arguments import (
     RUNNING,
     VAD,
     YAML,
+    Parser,
     choice,
     flag,
     path,

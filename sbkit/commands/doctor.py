@@ -9,7 +9,8 @@ import soundfile
 
 from sbkit.base.errors import BAD_INPUT, SbkitError
 from sbkit.base.machine import usable_cores
-from sbkit.base.text import printable, versions
+from sbkit.base.messages import printable
+from sbkit.base.versions import versions
 from sbkit.runtime.onnx_model import MODEL_FILES, ONNX_FOLDER, available_providers
 from sbkit.runtime.runtimes import has_torch, open_model, why_no_cuda
 

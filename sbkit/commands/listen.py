@@ -8,7 +8,7 @@ from shutil import get_terminal_size
 from typing import TextIO
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.text import printable_json
+from sbkit.base.messages import printable_json
 from sbkit.commands.transcribe import TEXT, running
 from sbkit.live.recognizer import LiveRecognizer
 from sbkit.live.session import Event, Final, Partial, Session

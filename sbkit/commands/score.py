@@ -15,7 +15,8 @@ import datasets
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import require_writable, to_json, write_text_atomically
-from sbkit.base.text import __version__, plural
+from sbkit.base.messages import plural
+from sbkit.base.versions import __version__
 from sbkit.bundle.config import CONFIG_FILE
 from sbkit.checkpoint.provenance import Provenance, describe_provenance, settings_of
 from sbkit.checkpoint.run_config import RESOLVED

@@ -10,8 +10,8 @@ from pathlib import Path
 from socket import socket
 from typing import Any
 
+from sbkit.base.allocator import share_free_memory
 from sbkit.base.errors import SbkitError
-from sbkit.base.machine import share_free_memory
 from sbkit.bundle.bundle import read_bundle
 from sbkit.bundle.config import CONFIG_FILE
 from sbkit.bundle.protocols import Effective

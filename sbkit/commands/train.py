@@ -10,9 +10,10 @@ from pathlib import Path
 
 import torch
 
+from sbkit.base.allocator import describe_allocator
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import require_writable
-from sbkit.base.machine import describe_allocator, describe_waiting
+from sbkit.base.openmp import describe_waiting
 from sbkit.check.batch_seconds import find_batch_seconds
 from sbkit.check.check import check_before_training
 from sbkit.checkpoint.folder import hold

@@ -28,7 +28,7 @@ from sbkit.audio.io import AudioError, audio_below, check_rate, declared_seconds
 from sbkit.base.errors import FILES_FAILED, SbkitError
 from sbkit.base.files import require_writable, write_text_atomically
 from sbkit.base.machine import usable_cores
-from sbkit.base.text import printable, printable_json
+from sbkit.base.messages import printable, printable_json
 from sbkit.base.units import samples_to_seconds
 from sbkit.logs.progress import shown
 from sbkit.runtime.graph_model import OPTIONS

@@ -30,7 +30,7 @@ import pyarrow.compute as pc
 from sbkit.audio.io import AudioError
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import building, share_lock, try_lock, write_text_atomically
-from sbkit.base.text import plural, printable
+from sbkit.base.messages import plural, printable
 from sbkit.data.filesystem import Storage, writing
 from sbkit.data.manifest import decode_paths
 from sbkit.data.shard import (

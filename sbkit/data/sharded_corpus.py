@@ -34,7 +34,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.text import plural
+from sbkit.base.messages import plural
 from sbkit.data.corpus import resolve_splits
 from sbkit.data.filesystem import Storage, writing
 from sbkit.data.manifest import BadRow, Clips, Excluded, Manifest, free_name

@@ -132,7 +132,7 @@ def _read_kaldi(
 
 def _read_pairs(file: Path) -> list[tuple[str, str]]:
     what = f"The file {file.name} of a data folder of Kaldi"
-    lines = read_text(file, largest=1 << 31, what=what)
+    lines = read_text(file, max_bytes=1 << 31, subject=what)
     split = (line.strip().split(maxsplit=1) for line in lines)
     return [(parts[0] if parts else "", parts[1] if len(parts) > 1 else "") for parts in split]
 

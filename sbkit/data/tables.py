@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from pyarrow import csv as arrow_csv
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.text import listed
+from sbkit.base.messages import listed
 from sbkit.data.manifest import BadRow, Clips, Manifest, open_names
 
 PATH_COLUMNS = (
@@ -106,7 +106,8 @@ def find_column(table: Table, named: str | None, usual: Sequence[str], knob: str
         return found
     raise SbkitError(
         f"The first line of {table.file} must name one of the columns {', '.join(names)}, but "
-        f"names {listed(columns, most=SHOWN)}. Name another column with --{knob}, or add the line."
+        f"names {listed(columns, max_names=SHOWN)}. Name another column with --{knob}, or add "
+        "the line."
         + " For data without transcripts, pass --text_column=False."
         * (knob == "text_column")
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.process import require_package
+from sbkit.base.imports import require_package
 from sbkit.config.ranges import Range
 from sbkit.decoding.attention import AttentionDecoder, JointBeamSearch, rescore
 from sbkit.decoding.frames import BeamSettings, Hypothesis, LogProbs

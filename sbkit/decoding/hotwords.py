@@ -29,7 +29,7 @@ def read_hotwords(named: str) -> list[str]:
     Raises SbkitError where the file is not there or cannot be read. A folder's name may be a word.
     """
     if "," not in named and (Path(named).is_file() or named.endswith(SUFFIXES)):
-        return read_text(Path(named), largest=LARGEST_LIST, what="`--hotwords`")
+        return read_text(Path(named), max_bytes=LARGEST_LIST, subject="`--hotwords`")
     return named.split(",")
 
 

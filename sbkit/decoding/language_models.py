@@ -121,7 +121,7 @@ def _check_spelled(words: Counter[str], tokenizer: Tokenizer) -> list[str]:
 
 def is_arpa(file: Path) -> bool:
     r"""Check whether a file is named as an ARPA file, or has its `\data\`."""
-    lines = islice(read_lines(file, what="The text of a language model"), PREAMBLE)
+    lines = islice(read_lines(file, subject="The text of a language model"), PREAMBLE)
     return file.suffix == ".arpa" or any(line.strip() == START for line in lines)
 
 
@@ -198,7 +198,7 @@ def load_language_models(
 def read_sentences(file: Path, language: str) -> Iterator[str]:
     """Yield the normalized sentences of a text; raise SbkitError where it is no UTF-8."""
     try:
-        for line in read_lines(file, what="The text of a language model"):
+        for line in read_lines(file, subject="The text of a language model"):
             if text := normalize(line.decode("utf-8-sig"), language):
                 yield text
     except UnicodeDecodeError as error:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.text import plural
+from sbkit.base.messages import plural
 from sbkit.decoding.attention import AttentionDecoder, Floats
 from sbkit.decoding.confidence import (
     GREEDY,

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.process import require_package
+from sbkit.base.imports import require_package
 from sbkit.decoding.frames import BeamSettings, Hypothesis, LogProbs, check_log_probs
 from sbkit.lm.kneser_ney import train
 from sbkit.lm.ngram import SPECIAL, UNKNOWN, NgramModel, make_automaton

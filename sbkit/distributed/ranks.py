@@ -20,7 +20,7 @@ from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from sbkit.base.errors import BAD_INPUT, SbkitError
-from sbkit.base.process import AFTER_THE_FIRST, exit_code
+from sbkit.base.process import OTHER_RANKS_DELAY, exit_code
 
 TIMEOUT = "SBKIT_RENDEZVOUS_SECONDS"
 # Once together, a rank may wait for hours while another prepares the data; a rank that hangs in
@@ -170,12 +170,12 @@ def _wait_for_main_rank() -> None:
 def _asked_like_others() -> Iterator[None]:
     """Where another rank has left, give the launcher time to ask this one to stop, too.
 
-    The other one closes its connections, waits for AFTER_THE_FIRST, prints its error, and ends.
+    The other one closes its connections, waits for OTHER_RANKS_DELAY, prints its error, and ends.
     """
     try:
         yield
     except RuntimeError:
-        time.sleep(2 * AFTER_THE_FIRST)
+        time.sleep(2 * OTHER_RANKS_DELAY)
         raise
 
 

@@ -11,8 +11,8 @@ import torch
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import to_json, write_text_atomically
-from sbkit.base.machine import usable_cores
-from sbkit.base.text import cpu_name, git_commit, versions
+from sbkit.base.machine import cpu_name, usable_cores
+from sbkit.base.versions import git_commit, versions
 from sbkit.evaluate.utterances import PROVENANCE, read_utterances, utterances_file
 from sbkit.evaluate.wer import Scored
 from sbkit.logs.run_log import LOG_FILE, Record, read_log

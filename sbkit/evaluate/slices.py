@@ -13,7 +13,7 @@ from sbkit.audio.io import Samples
 from sbkit.audio.levels import estimate_snr
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import write_text_atomically
-from sbkit.base.text import printable
+from sbkit.base.messages import printable
 from sbkit.base.units import samples_to_seconds
 
 Measure = Callable[[Sequence[Any]], Mapping[str, Any]]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sbkit.base.files import write_text_atomically
-from sbkit.base.text import plural, printable
+from sbkit.base.messages import plural, printable
 from sbkit.evaluate.calibration import measure_calibration
 from sbkit.evaluate.intervals import Interval, interval_of, units_of
 from sbkit.evaluate.utterances import edits, hash_references, utterances_file, write_utterances

@@ -19,8 +19,9 @@ from speechbrain.utils.checkpoints import Checkpoint
 from sbkit.base.checksums import checksum, find_damage, write_checksums
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import building, fsync_tree, require_writable, to_json
-from sbkit.base.text import listed, versions
+from sbkit.base.messages import listed
 from sbkit.base.units import SAMPLE_RATE
+from sbkit.base.versions import versions
 from sbkit.bundle.config import CONFIG_FILE, FORMAT, WEIGHTS_FILE
 from sbkit.bundle.module_spec import ARGUMENTS, to_plain
 from sbkit.checkpoint.checkpointer import NORMALIZER, TASK, Checkpointer

@@ -13,7 +13,7 @@ from torch import nn
 from torch.export import Dim, ExportedProgram
 
 from sbkit.base.checksums import listed_checksums
-from sbkit.base.text import printable
+from sbkit.base.messages import printable
 from sbkit.bundle.config import WEIGHTS_FILE
 from sbkit.export.onnx_format import make_onnx, save_onnx
 from sbkit.export.parity import DIFFERENCE, Grid, HeldOut, cases

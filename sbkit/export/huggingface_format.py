@@ -28,7 +28,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import to_json
-from sbkit.base.process import require_package
+from sbkit.base.imports import require_package
 from sbkit.export.parity import Candidate
 from sbkit.export.traced import TrainedModel, quietly
 from sbkit.models.pretrained.parts import PretrainedEncoder, PretrainedFrontEnd

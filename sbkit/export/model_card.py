@@ -11,7 +11,7 @@ from typing import Any
 
 import jinja2
 
-from sbkit.base.text import printable
+from sbkit.base.messages import printable
 from sbkit.checkpoint.provenance import read_json, what_differs
 from sbkit.checkpoint.run_config import RESOLVED
 from sbkit.config.hparams import read_knobs

@@ -19,7 +19,7 @@ from torch.export import Dim, ExportedProgram
 from sbkit.audio.io import FULL_SCALE
 from sbkit.base.checksums import listed_checksums
 from sbkit.base.errors import SbkitError
-from sbkit.base.process import require_package
+from sbkit.base.imports import require_package
 from sbkit.bundle.config import WEIGHTS_FILE
 from sbkit.export.parity import Candidate
 from sbkit.export.traced import EXAMPLE, TrainedModel, quietly, shortest, trace

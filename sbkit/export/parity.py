@@ -17,7 +17,7 @@ import datasets
 import numpy as np
 
 from sbkit.audio.io import FULL_SCALE
-from sbkit.base.text import printable
+from sbkit.base.messages import printable
 from sbkit.base.units import seconds_to_samples
 from sbkit.bundle.bundle import Bundle
 from sbkit.decoding.confidence import GREEDY

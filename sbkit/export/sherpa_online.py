@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from sbkit.audio.io import FULL_SCALE
 from sbkit.base.errors import SbkitError
-from sbkit.base.process import require_package
+from sbkit.base.imports import require_package
 from sbkit.base.units import SAMPLE_RATE, shift_samples
 from sbkit.bundle.protocols import ChunkSizes
 from sbkit.export.onnx_format import make_onnx, save_onnx

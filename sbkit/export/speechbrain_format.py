@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from sbkit.audio.lengths import to_relative
-from sbkit.base.process import require_package
+from sbkit.base.imports import require_package
 from sbkit.bundle.config import Plain
 from sbkit.bundle.module_spec import ARGUMENTS, KINDS, build
 from sbkit.export.parity import Candidate

@@ -17,7 +17,7 @@ import torch
 from sbkit.base.checksums import write_checksums
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import to_json
-from sbkit.base.text import versions
+from sbkit.base.versions import versions
 from sbkit.export.graphs import WrittenGraph, write_graphs
 from sbkit.export.held_out import find_held_out
 from sbkit.export.huggingface_format import write_huggingface

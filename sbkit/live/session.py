@@ -13,7 +13,7 @@ import numpy as np
 
 from sbkit.audio.io import Samples, to_samples
 from sbkit.base.errors import SbkitError
-from sbkit.base.text import printable
+from sbkit.base.messages import printable
 from sbkit.base.units import samples_to_seconds
 from sbkit.decoding.confidence import agreement
 from sbkit.decoding.frames import Hypothesis, LogProbs

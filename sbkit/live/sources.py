@@ -14,7 +14,7 @@ import numpy as np
 from sbkit.audio.io import FULL_SCALE, Samples, check_rate, stream_audio, to_int16
 from sbkit.audio.resample import Signal, resample_blocks
 from sbkit.base.errors import SbkitError
-from sbkit.base.process import require_package
+from sbkit.base.imports import require_package
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
 
 STANDARD_INPUT, MICROPHONE = "-", "mic"

@@ -55,7 +55,7 @@ class ArpaFile:
     """The lines of a file, counted, so that an error can name the latest one."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._lines = path, read_lines(path, what="An ARPA file")
+        self._path, self._lines = path, read_lines(path, subject="An ARPA file")
         self._number, self._line = 0, b""
 
     def take(self) -> bytes:

@@ -52,7 +52,7 @@ def load(file: Path) -> tuple[dict[str, NgramModel], dict[str, str]]:
 
     Raises SbkitError where it is no file of language models, or its parts do not fit together.
     """
-    content = read_regular(file, largest=LARGEST_FILE, what="A file of language models")
+    content = read_regular(file, max_bytes=LARGEST_FILE, subject="A file of language models")
     return parse(content, of=file)
 
 

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Self
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.text import printable
+from sbkit.base.messages import printable
 
 TEXT_LOG = "train.log"
 PROGRESS_LOGGER = "sbkit.logs.progress"

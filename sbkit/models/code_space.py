@@ -113,7 +113,7 @@ def read_codes(file: Path, space: CodeSpace, fingerprint: bytes, *, frame: int) 
 
     Raises SbkitError for a file of another codec, one that is cut short, and other indices.
     """
-    content = read_regular(file, largest=LARGEST, what="A file of codes")
+    content = read_regular(file, max_bytes=LARGEST, subject="A file of codes")
     magic, of, samples = HEADER.unpack(content[: HEADER.size].ljust(HEADER.size, b"\0"))
     if magic != MAGIC or of != fingerprint:
         came = "of another codec, whose codes are other sounds" if magic == MAGIC else "none"

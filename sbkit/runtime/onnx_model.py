@@ -25,8 +25,8 @@ from sbkit.audio.io import FULL_SCALE, Samples
 from sbkit.base.checksums import CHECKSUMS, check_unchanged
 from sbkit.base.errors import BundleError, ConfigError, DeviceError
 from sbkit.base.files import read_regular, reading
+from sbkit.base.imports import require_package
 from sbkit.base.machine import usable_cores
-from sbkit.base.process import require_package
 from sbkit.bundle.protocols import (
     Arrays,
     ChunkSizes,
@@ -277,8 +277,8 @@ def read_graph(bundle: Path, name: str) -> bytes:
             f"{bundle} has no {ONNX_FOLDER}/{name}, which onnxruntime needs. Export it: sbkit "
             "export RUN --out DIR --formats onnx"
         )
-    content = read_regular(folder / name, largest=MAX_MODEL_BYTES, what="An ONNX model")
-    sums = read_regular(folder / CHECKSUMS, largest=1 << 16, what="A list of checksums")
+    content = read_regular(folder / name, max_bytes=MAX_MODEL_BYTES, subject="An ONNX model")
+    sums = read_regular(folder / CHECKSUMS, max_bytes=1 << 16, subject="A list of checksums")
     check_unchanged({name: content}, sums, of=folder)
     return content
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from sbkit.base.checksums import listed_checksums
 from sbkit.base.errors import BundleError, ConfigError, DeviceError
-from sbkit.base.machine import PRECISIONS
 from sbkit.bundle.bundle import Bundle, BundleContents, read_bundle
 from sbkit.bundle.config import WEIGHTS_FILE
 from sbkit.runtime.model import LoadedModel, ModelThread, StreamingUse, require_effective
@@ -22,7 +21,7 @@ from sbkit.runtime.onnx_model import (
     available_providers,
     load_onnx,
 )
-from sbkit.tasks.task import ONNX
+from sbkit.tasks.task import ONNX, PRECISIONS
 
 AUTO, FIRST_GPU = "auto", "cuda:0"
 DRIVER = "libcuda.so.1"  # comes with the driver, never with a wheel

@@ -18,11 +18,11 @@ import numpy.typing as npt
 from sbkit.audio.io import STANDARD, to_int16, write_wav
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import read_regular, require_writable
-from sbkit.base.text import listed, printable
+from sbkit.base.messages import listed, printable
 from sbkit.runtime.graph_model import GraphModel
 from sbkit.text.languages import check_language
-from sbkit.text.spoken import MARKS, spell_out, split_sentences
 from sbkit.text.symbols import to_symbols, transcribe_phonemes
+from sbkit.text.verbalize import MARKS, spell_out, split_sentences
 
 logger = logging.getLogger(__name__)
 
@@ -157,7 +157,7 @@ def _read_text(file: Path) -> str:
     if file == STANDARD:
         content = sys.stdin.buffer.read()
     else:
-        content = read_regular(file, largest=8 * LONGEST_TEXT, what="A text")
+        content = read_regular(file, max_bytes=8 * LONGEST_TEXT, subject="A text")
     try:
         return content.decode()
     except UnicodeDecodeError as error:

@@ -17,9 +17,9 @@ from typing import Any, Self
 import numpy.typing as npt
 
 from sbkit.audio.io import Samples, convert_array, stream_audio
+from sbkit.base.allocator import return_freed_memory
 from sbkit.base.errors import ConfigError, DataError, SbkitError
-from sbkit.base.machine import return_freed_memory
-from sbkit.base.text import listed, printable
+from sbkit.base.messages import listed, printable
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.bundle.protocols import Effective, Encoded
 from sbkit.decoding.ctc_decoder import DecoderInput, Recognized

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from sbkit.audio.io import FULL_SCALE, Samples, to_samples
 from sbkit.base.errors import ConfigError
-from sbkit.base.process import require_package
+from sbkit.base.imports import require_package
 from sbkit.base.units import samples_to_seconds
 from sbkit.bundle.protocols import ModelState, StreamingModel
 from sbkit.runtime.runtimes import OpenBundle, open_model

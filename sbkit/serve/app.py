@@ -20,8 +20,8 @@ from starlette.types import ASGIApp
 from starlette.websockets import WebSocket
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.text import __version__
 from sbkit.base.units import samples_to_seconds
+from sbkit.base.versions import __version__
 from sbkit.runtime.transcriber import Transcript
 from sbkit.serve.answers import EVENTS, answer, event
 from sbkit.serve.errors import HANDLERS, ApiError, as_api_error, too_large

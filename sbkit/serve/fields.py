@@ -8,7 +8,7 @@ from typing import Any
 
 from starlette.datastructures import FormData, UploadFile
 
-from sbkit.base.text import listed
+from sbkit.base.messages import listed
 from sbkit.serve.errors import ApiError
 from sbkit.serve.models import Models
 from sbkit.serve.recognizer import Recognizer

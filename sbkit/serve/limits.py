@@ -75,7 +75,7 @@ class State:
 
 def read_keys(file: Path) -> list[str]:
     """Read API keys, one on each line; raises SbkitError where there is none."""
-    lines = read_text(file, largest=LARGEST_KEYS, what="`--api-key-file`")
+    lines = read_text(file, max_bytes=LARGEST_KEYS, subject="`--api-key-file`")
     keys = [each.strip() for each in lines if each.strip()]
     if not keys:  # the server would be open to all
         raise SbkitError(f"`--api-key-file` must have keys, but {file} is empty. Write one a line.")

@@ -16,7 +16,7 @@ from prometheus_client import (
 )
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sbkit.base.text import printable
+from sbkit.base.messages import printable
 from sbkit.serve.errors import CLIENT_GONE
 from sbkit.serve.limits import DRAINING, STOPPING, State
 

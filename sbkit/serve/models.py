@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TypeVar
 
-from sbkit.base.text import listed
+from sbkit.base.messages import listed
 from sbkit.serve.errors import ApiError
 from sbkit.serve.metrics import noted
 from sbkit.serve.recognizer import Recognizer
@@ -63,7 +63,7 @@ class Models:
 
 def unknown_model(name: str, names: Sequence[str]) -> ApiError:
     """Return the error over a model that is not served, or does not do what is asked for."""
-    known, fix = f"one of {listed(names, most=10)}", "Choose one of them."
+    known, fix = f"one of {listed(names, max_names=10)}", "Choose one of them."
     if not names:
         known, fix = "one that does this, of which this server has none", "Ask another server."
     told = f"`model` must be {known}, but is {name[:100] or 'missing'}. {fix}"

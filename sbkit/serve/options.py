@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from sbkit.base.text import listed
+from sbkit.base.messages import listed
 from sbkit.serve.fields import (
     check_number,
     phrases_of,

@@ -17,6 +17,7 @@ Argument = tuple[str, dict[str, Any]]  # its name, and the keywords of `add_argu
 Prediction = Literal["text", "label", "speech", "other"]
 
 ONNX = "onnx"
+PRECISIONS = {"torch": ("fp32", "bf16", "fp16"), ONNX: ("fp32", "int8")}  # of each runtime
 BUILT_IN_PACKAGE = "sbkit.tasks."  # whose tasks a bundle may name without --import
 BUILT_IN_USES: Mapping[Prediction, str] = {  # sbkit's commands for bundles, by what they predict
     "text": "transcribe FOLDER talk.wav",

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from sbkit.base.errors import ConfigError
 from sbkit.text.languages import primary
-from sbkit.text.spoken import MARKS, spell_out
+from sbkit.text.verbalize import MARKS, spell_out
 
 SYMBOL_TYPES = ("characters", "phonemes")
 PAUSE_SYMBOLS = frozenset(f"{MARKS} ")  # these may be long

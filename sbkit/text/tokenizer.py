@@ -24,7 +24,7 @@ class Tokenizer:
         self.model_file = Path(model_file)
         if content is None:
             what = "The tokenizer, a sentencepiece model,"
-            content = read_regular(self.model_file.resolve(), largest=LARGEST_MODEL, what=what)
+            content = read_regular(self.model_file.resolve(), max_bytes=LARGEST_MODEL, subject=what)
         self.content = content
         self._pieces = _load(self.model_file, self.content)
         self.vocabulary = Vocabulary(

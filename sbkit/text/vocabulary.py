@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import read_regular, write_text_atomically
-from sbkit.base.text import listed
+from sbkit.base.messages import listed
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class ClassLabels:
         self.file = Path(file)
         try:
             if content is None:
-                content = read_regular(self.file, largest=LARGEST, what="The list of classes")
+                content = read_regular(self.file, max_bytes=LARGEST, subject="The list of classes")
             self.names = content.decode().split("\n")[:-1]
         except UnicodeDecodeError as error:
             raise SbkitError(

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.text import listed
+from sbkit.base.messages import listed
 from sbkit.distributed.ranks import from_main_rank
 
 Forward = Callable[[Any, Stage], Any]

@@ -12,7 +12,8 @@ import pyarrow.compute as pc
 import torch
 from speechbrain import Stage
 
-from sbkit.base.text import __version__, plural
+from sbkit.base.messages import plural
+from sbkit.base.versions import __version__
 from sbkit.checkpoint.checkpointer import RANKED_BY
 from sbkit.checkpoint.provenance import describe_provenance, provenance_of_run
 from sbkit.data.report import encode_clips

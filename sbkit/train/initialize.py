@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import read_regular, reading
-from sbkit.base.text import listed
+from sbkit.base.messages import listed
 from sbkit.bundle.config import MAX_FILE_BYTES, WEIGHTS_FILE, BundleFiles
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.folder import newest_described
@@ -99,7 +99,7 @@ def _tokens(source: Path, hparams: Mapping[str, Any], task: Task) -> tuple[list[
     file, here = source / task.labels.name, [*task.labels.names(labels)]
     if not file.exists():
         return [], here
-    content = read_regular(file, largest=MAX_FILE_BYTES, what=f"The labels in {source}")
+    content = read_regular(file, max_bytes=MAX_FILE_BYTES, subject=f"The labels in {source}")
     return [*task.labels.names(task.labels.read(file, content))], here
 
 
@@ -185,7 +185,7 @@ def _fault(theirs: Mapping[str, Any], ours: Mapping[str, Tensor], name: str) -> 
 
 
 def _of(names: list[str]) -> str:
-    return f": {listed(names, most=SHOWN)}." if names else "."
+    return f": {listed(names, max_names=SHOWN)}." if names else "."
 
 
 KNOB, CONFIG = "pretrained", "encoder_config"

@@ -32,7 +32,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.text import listed
+from sbkit.base.messages import listed
 from sbkit.checkpoint.weights import part_names, to_part_name
 from sbkit.config.document import did_you_mean
 from sbkit.config.ranges import Range

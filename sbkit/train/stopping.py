@@ -10,7 +10,7 @@ from types import FrameType
 from typing import NoReturn
 
 from sbkit.base.errors import ASKED_TO_STOP
-from sbkit.base.process import handling, leave_terminal
+from sbkit.base.process import detach_from_lost_terminal, handle_signals
 from sbkit.distributed.ranks import gather_over_ranks, world_size
 
 logger = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ class StopSignals:
         self._handling = ExitStack()
 
     def __enter__(self) -> "StopSignals":
-        self._handling.enter_context(handling(ASKED, self._receive))
+        self._handling.enter_context(handle_signals(ASKED, self._receive))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -41,7 +41,7 @@ class StopSignals:
         again = self.received is signal.SIGINT and number == signal.SIGINT
         self.received = signal.Signals(number)
         if self.received is signal.SIGHUP:
-            leave_terminal()
+            detach_from_lost_terminal()
         if again:
             raise KeyboardInterrupt
 

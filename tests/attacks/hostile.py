@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.text import printable
+from sbkit.base.messages import printable
 
 ESCAPE = "\x1b[2J\x1b[H"
 # Audit events of Python that reading data has no reason to raise.

@@ -13,7 +13,7 @@ import torch
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import (
-    ABANDONED,
+    ABANDONED_SECONDS,
     building,
     read_lines,
     read_regular,
@@ -78,7 +78,7 @@ def test_the_first_of_two_builders_wins(tmp_path: Path) -> None:
     folder = tmp_path / "deep" / "folder"
     left = folder.parent / ".folder.0123456789ab.tmp"
     left.mkdir(parents=True)
-    os.utime(left, (time.time() - 2 * ABANDONED,) * 2)  # of a killed builder
+    os.utime(left, (time.time() - 2 * ABANDONED_SECONDS,) * 2)  # of a killed builder
     with building(folder) as slow:
         with building(folder) as quick:
             (quick / "file").write_text("quick")
@@ -92,7 +92,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_it_is_needed(
     place: str, tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(SbkitError, match="`--out` must name a folder to write to, but .*scores"):
+    with pytest.raises(SbkitError, match="`--out` must name a folder that .*scores cannot"):
         require_writable(tmp_path / place, option="--out")
     require_writable(tmp_path / "deep" / "scores", option="--out")
     assert not [*(tmp_path / "deep" / "scores").iterdir()]
@@ -109,17 +109,17 @@ STRANGE: dict[str, Callable[[Path], Any]] = {
 def test_lines_of_what_a_link_leads_to(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"one\n\ntwo")
     (tmp_path / "b.txt").symlink_to(tmp_path / "a.txt")
-    assert list(read_lines(tmp_path / "b.txt", what="A text")) == [b"one\n", b"\n", b"two"]
-    with pytest.raises(SbkitError, match="is no regular file"):
-        read_regular(tmp_path / "b.txt", largest=9, what="A file")
+    assert list(read_lines(tmp_path / "b.txt", subject="A text")) == [b"one\n", b"\n", b"two"]
+    with pytest.raises(SbkitError, match="is not a regular file"):
+        read_regular(tmp_path / "b.txt", max_bytes=9, subject="A file")
     with pytest.raises(SbkitError, match="at most 7 bytes, but .*a.txt has 8"):
-        read_regular(tmp_path / "a.txt", largest=7, what="A file")
+        read_regular(tmp_path / "a.txt", max_bytes=7, subject="A file")
 
 
 @pytest.mark.parametrize("make", STRANGE.values(), ids=STRANGE.keys())
 def test_what_is_no_file_is_not_read(make: Callable[[Path], Any], tmp_path: Path) -> None:
     make(tmp_path / "a.txt")
     with pytest.raises(SbkitError, match="A file must be readable, but .*a.txt is not"):
-        read_regular(tmp_path / "a.txt", largest=9, what="A file")
+        read_regular(tmp_path / "a.txt", max_bytes=9, subject="A file")
     with pytest.raises(SbkitError, match="A text must be readable, but .*none.txt is not"):
-        list(read_lines(tmp_path / "none.txt", what="A text"))
+        list(read_lines(tmp_path / "none.txt", subject="A text"))

@@ -1,4 +1,4 @@
-"""A command leaves with a code that says why, and a sentence where a user can fix it."""
+"""A command exits with a code that says why, and with a sentence if the user can fix it."""
 
 import errno
 import os
@@ -22,16 +22,16 @@ def interruptible() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, INTERRUPTED), (signal.SIGTERM, ASKED_TO_STOP)]
 )
-def test_a_signal_leaves_with_its_code(number: signal.Signals, code: int) -> None:
-    with pytest.raises(SystemExit) as left:
+def test_signal_exits_with_its_code(number: signal.Signals, code: int) -> None:
+    with pytest.raises(SystemExit) as caught:
         run_main(lambda: os.kill(os.getpid(), number))
-    assert left.value.code == code
+    assert caught.value.code == code
 
 
 @pytest.mark.parametrize(
     "raised", [RecursionError("a bug"), ConnectionRefusedError(errno.ECONNREFUSED, "refused")]
 )
-def test_what_a_user_cannot_fix_is_raised(raised: Exception) -> None:
+def test_error_that_user_cannot_fix_is_raised(raised: Exception) -> None:
     def command() -> int:
         raise raised
 
@@ -42,31 +42,35 @@ def test_what_a_user_cannot_fix_is_raised(raised: Exception) -> None:
 @pytest.mark.parametrize(
     ("raised", "code", "printed"),
     [
-        (OSError(errno.ENOSPC, "No space left", "/x"), BAD_INPUT, "/x must be a place to read"),
+        (OSError(errno.ENOSPC, "No space left", "/x"), BAD_INPUT, "/x cannot be read or written"),
         (FileNotFoundError(errno.ENOENT, "gone", "/x"), BAD_INPUT, "(gone). Check it"),
         (OSError(errno.EMFILE, "Too many open files"), BAD_INPUT, "Allow more open files"),
-        (OSError(errno.ENOMEM, "Cannot allocate memory"), BAD_INPUT, "Memory and threads must"),
-        (MemoryError(), BAD_INPUT, "the system refused some (MemoryError). Free memory"),
+        (
+            OSError(errno.ENOMEM, "Cannot allocate memory"),
+            BAD_INPUT,
+            "The system refused memory or threads",
+        ),
+        (MemoryError(), BAD_INPUT, "refused memory or threads (MemoryError). Free some"),
         (
             torch.OutOfMemoryError("CUDA out of memory. Tried to\nA"),
             BAD_INPUT,
-            "Tried to). Free memory, a GPU",
+            "Tried to). Free some memory (of the GPU",
         ),
         (
             RuntimeError("[gloo/transport/tcp/pair.cc:538] Read [::1]: Connection reset by peer"),
             FAILED,
-            "The same command continues from the last checkpoint",
+            "Rerun the same command to resume",
         ),
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_a_machine_refuses_is_a_sentence(
+def test_error_of_machine_becomes_sentence_and_code(
     raised: Exception, code: int, printed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def command() -> int:
         raise raised
 
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as caught:
         run_main(command)
-    assert left.value.code == exit_code(raised) == code
+    assert caught.value.code == exit_code(raised) == code
     assert printed in capsys.readouterr().err

@@ -10,7 +10,7 @@ from ruamel.yaml import YAML
 from torch import nn
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.process import import_user_modules
+from sbkit.base.imports import import_user_modules
 from sbkit.bundle.module_spec import build, to_plain
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.process import run_main
-from sbkit.base.text import __version__
+from sbkit.base.versions import __version__
 from sbkit.commands.cli import run
 
 ROOT = Path(__file__).parents[1]

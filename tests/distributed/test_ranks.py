@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sbkit.base.process import AFTER_THE_FIRST
+from sbkit.base.process import OTHER_RANKS_DELAY
 from sbkit.distributed import ranks
 from sbkit.distributed.ranks import (
     any_rank,
@@ -80,7 +80,7 @@ def test_a_rank_that_another_has_left_lets_that_one_say_why(
     monkeypatch.setattr("time.sleep", waited.append)
     with pytest.raises(RuntimeError, match="closed by peer"):
         exchange(torch.ones(1))
-    assert waited == [2 * AFTER_THE_FIRST]
+    assert waited == [2 * OTHER_RANKS_DELAY]
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,12 @@ import torch
 
 from sbkit.base.checksums import write_checksums
 from sbkit.base.errors import SbkitError
-from sbkit.base.machine import PRECISIONS
 from sbkit.commands.cli import run
 from sbkit.distributed.device import DTYPES
 from sbkit.runtime import runtimes
 from sbkit.runtime.onnx_model import MODEL_FILES
 from sbkit.runtime.runtimes import open_model
+from sbkit.tasks.task import PRECISIONS
 from tests.runtime.bundles import edit_weights, make_bundle
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sbkit.text.spoken import spell_out, split_sentences
+from sbkit.text.verbalize import spell_out, split_sentences
 
 # Language, text, and words by the rules of the language, not copied from the program.
 TABLE = (Path(__file__).parent / "spoken.tsv").read_text(encoding="utf-8").splitlines()

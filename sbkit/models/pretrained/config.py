@@ -178,6 +178,8 @@ def _licence(folder: Path) -> str:
     """Find the licence in the front matter of the model card."""
     found = None
     if (file := file_in(folder, CARD)) is not None:
-        text = read_regular(file, largest=LARGEST, what="A model card").decode(errors="replace")
+        text = read_regular(file, max_bytes=LARGEST, subject="A model card").decode(
+            errors="replace"
+        )
         found = re.match(r"---\s*\n(?:(?!---).*\n)*?license:\s*(\S+)", text)
     return found[1].strip("'\"") if found else "unknown"

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import read_regular, reading
 from sbkit.base.machine import available_memory
-from sbkit.base.text import listed
+from sbkit.base.messages import listed
 from sbkit.models.pretrained.parts import PretrainedEncoder, PretrainedFrontEnd
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
@@ -75,7 +75,7 @@ def read_json(folder: Path, name: str) -> dict[str, Any] | None:
     if (file := file_in(folder, name)) is None:
         return None
     with reading(folder / name, must=WHOLE, fix=AGAIN):
-        return {**json.loads(read_regular(file, largest=LARGEST, what=f"The {name}"))}
+        return {**json.loads(read_regular(file, max_bytes=LARGEST, subject=f"The {name}"))}
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -152,7 +152,7 @@ def load_weights(folder: Path, objects: Iterable[object]) -> str:
                 _require_none(folder, {name: "not finite"})
             tensor.copy_(value)
     left = [name for name in stored if name not in ours]
-    unused = f"; not used: {listed(left, most=SHOWN)}" if left else ""
+    unused = f"; not used: {listed(left, max_names=SHOWN)}" if left else ""
     return f"pretrained {folder}: {len(ours)} tensors are loaded{unused}."
 
 
@@ -205,5 +205,6 @@ def _require_none(folder: Path, faults: Mapping[str, str | None]) -> None:
     if found:
         raise SbkitError(
             f"The weights in {folder} must have every tensor of the encoder that its config.json "
-            f"describes, but {len(found)} are missing or others: {listed(found, most=SHOWN)}. {fix}"
+            f"describes, but {len(found)} are missing or others: "
+            f"{listed(found, max_names=SHOWN)}. {fix}"
         )

@@ -1,4 +1,4 @@
-"""Names, numbers, and where figures come from: a summary names the commit that made it."""
+"""A result names the versions and the commit that it was made with."""
 
 import platform
 import subprocess
@@ -6,19 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sbkit.base.errors import SbkitError
-from sbkit.base.text import cpu_name, git_commit, listed, plural, versions
-
-
-def test_numbers_of_things_and_the_first_of_their_names() -> None:
-    assert [plural(count, "row") for count in (0, 1, 2000)] == ["0 rows", "1 row", "2,000 rows"]
-    assert listed("abc") == "a, b, c"
-    assert listed(range(5)) == "0, 1, 2 and 2 more"
-
-
-def test_no_name_in_an_error_moves_the_cursor() -> None:
-    error = SbkitError("It must be one, but \x1b[2J\x9b2J\u202eno \udcff is two.\nTake one.")
-    assert str(error) == "It must be one, but \\x1b[2J\\x9b2J\\u202eno \\udcff is two.\\nTake one."
+from sbkit.base.versions import git_commit, versions
 
 
 @pytest.fixture
@@ -31,7 +19,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_commit_of_a_clean_then_a_changed_checkout(checkout: Path) -> None:
+def test_git_commit_of_clean_and_changed_checkout(checkout: Path) -> None:
     assert git_commit(checkout / "code") is None
     identity = ["-c", "user.name=Test", "-c", "user.email=test@example.org"]
     _git(checkout, "init", "--quiet")
@@ -43,18 +31,17 @@ def test_commit_of_a_clean_then_a_changed_checkout(checkout: Path) -> None:
     assert git_commit(checkout / "code") == f"{commit}-dirty"
     installed = checkout / "environment" / "sbkit"
     installed.mkdir(parents=True)
-    assert git_commit(installed) is None  # the checkout contains it, and does not track it
+    assert git_commit(installed) is None  # inside the checkout, but not tracked
 
 
-def test_no_commit_without_git(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_git_commit_is_none_without_git(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(checkout))
     assert git_commit(checkout / "code") is None
 
 
-def test_versions_and_processor() -> None:
+def test_versions() -> None:
     assert versions()["python"] == platform.python_version()
     assert str(versions()["torch"]).startswith("2.")
-    assert cpu_name()
 
 
 def _git(folder: Path, *arguments: str) -> str:

@@ -1,0 +1,97 @@
+"""Imports at run time: public names of a package, optional packages, and modules of the user's."""
+
+import logging
+import sys
+from collections.abc import Callable, Collection
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from sbkit.base.errors import ConfigError, SbkitError
+from sbkit.base.files import read_regular
+
+logger = logging.getLogger(__name__)
+
+MAX_SOURCE_BYTES = 1 << 24
+
+
+def lazy_names(package: str, **homes: str) -> Callable[[str], object]:
+    """Return a ``__getattr__`` for a package that imports each public name when it is first used.
+
+    A server without torch imports `sbkit.audio.io`, so `sbkit/audio/__init__.py` must not import
+    torch.
+
+    >>> __getattr__ = lazy_names("sbkit.base", SbkitError="errors")
+    >>> __getattr__("SbkitError").__module__
+    'sbkit.base.errors'
+    """
+
+    def get(name: str) -> object:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(f"{package}.{homes[name]}"), name)
+
+    return get
+
+
+def require_package(name: str, *, extra: str) -> Any:
+    """Import a package of an optional extra; raises SbkitError if it is not installed."""
+    try:
+        return import_module(name)
+    except ImportError as error:
+        package = name.partition(".")[0].replace("_", "-")
+        raise SbkitError(
+            f"This needs the package {package}, which cannot be imported ({error}). Install it: "
+            f"pip install 'sbkit[{extra}]'"
+        ) from error
+
+
+def import_user_modules(names: Collection[str], bundle: Path | None = None) -> frozenset[str]:
+    """Import the modules that `--import` names, and return their names.
+
+    The working folder and then a bundle are searched last. sbkit imports no other module because a
+    file names it. The path of each module that runs is logged.
+
+    Raises:
+        ConfigError: a module cannot be imported.
+    """
+    if names and str(Path.cwd()) not in sys.path:  # the installed command does not search there
+        sys.path.append(str(Path.cwd()))
+    for name in names:
+        try:
+            _import_user_module(name, None if bundle is None else bundle / f"{name}.py")
+        except Exception as error:  # the user's module may fail in any way
+            raise ConfigError(
+                f"--import must name a module that can be imported, but `{name}` raised "
+                f"{type(error).__name__} ({error}). Start in the folder of {name}.py, or put that "
+                "folder on PYTHONPATH."
+            ) from error
+    return frozenset(names)
+
+
+def _import_user_module(name: str, bundled_source: Path | None) -> None:
+    """Import a module, or run the source of that name that a bundle holds."""
+    if name in sys.modules:
+        return
+    try:
+        spec = find_spec(name)  # imports the parent packages of a dotted name
+    except ModuleNotFoundError as error:
+        if not f"{name}.".startswith(f"{error.name}."):  # an import of a parent package failed
+            raise
+        spec = None
+    if spec is not None or bundled_source is None or not bundled_source.exists():
+        if spec is not None:
+            logger.info(f"--import {name}: running {spec.origin}")
+        import_module(name)
+        return
+    source = read_regular(bundled_source, max_bytes=MAX_SOURCE_BYTES, subject="A module")
+    logger.info(f"--import {name}: running {bundled_source}")
+    module = sys.modules[name] = ModuleType(name)
+    module.__file__ = str(bundled_source)
+    try:
+        exec(compile(source, str(bundled_source), "exec"), vars(module))
+    except BaseException:
+        del sys.modules[name]
+        raise

@@ -1,0 +1,52 @@
+"""Text for people: counts and lists of names, and characters that move no cursor."""
+
+import json
+import unicodedata
+from collections.abc import Iterable
+
+MAX_LISTED_NAMES = 3  # unless a sentence has room for more
+JOINERS = "\u200c\u200d"  # invisible, and part of words in Persian and Hindi
+HIDDEN_CATEGORIES = ("Cc", "Cf", "Cs", "Zl", "Zp")
+
+
+def plural(count: int, word: str, words: str = "") -> str:
+    """Write a number of things; `words` is the plural, if it is irregular.
+
+    >>> plural(1, "row"), plural(2000, "row")
+    ('1 row', '2,000 rows')
+    """
+    return f"{count:,} {word if count == 1 else words or f'{word}s'}"
+
+
+def listed(
+    names: Iterable[object], *, max_names: int = MAX_LISTED_NAMES, separator: str = ", "
+) -> str:
+    """Write the first names of a list, and how many more there are.
+
+    >>> listed("abcde")
+    'a, b, c and 2 more'
+    """
+    texts = list(map(str, names))
+    more = f" and {len(texts) - max_names:,} more" if len(texts) > max_names else ""
+    return separator.join(texts[:max_names]) + more
+
+
+def printable(text: str) -> str:
+    r"""Escape control characters, line ends and changes of direction: ESC becomes ``\x1b``.
+
+    Names and transcripts come from other people: an escape sequence could clear the screen.
+    """
+    return "".join(_escape(c) if _is_hidden(c) else c for c in text)
+
+
+def printable_json(text: str) -> str:
+    r"""Escape in JSON what `printable` escapes, except its own line ends: ESC stays ``\u001b``."""
+    return "".join(json.dumps(c)[1:-1] if c != "\n" and _is_hidden(c) else c for c in text)
+
+
+def _is_hidden(character: str) -> bool:
+    return unicodedata.category(character) in HIDDEN_CATEGORIES and character not in JOINERS
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape", "backslashreplace").decode("ascii")

@@ -1,0 +1,43 @@
+"""The versions and the commit that a result was made with."""
+
+import platform
+import subprocess
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+__version__ = "0.1.0"  # of sbkit; setup.cfg reads it here
+
+PACKAGES = ("torch", "torchaudio", "speechbrain", "datasets", "sentencepiece", "numpy", "sbkit")
+
+
+def versions(more_packages: Sequence[str] = ()) -> dict[str, str | None]:
+    """Return the versions of Python and of the packages that a run depends on, None if absent."""
+    packages = (*PACKAGES, *more_packages)
+    return {"python": platform.python_version()} | {name: _version(name) for name in packages}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def git_commit(folder: Path) -> str | None:
+    """Return the commit that ``folder`` is checked out from, "-dirty" if tracked files changed.
+
+    None outside a checkout, and for a folder inside a checkout that git does not track.
+    """
+    if _git(folder, "ls-files", "--error-unmatch", ".") is None:
+        return None
+    return _git(folder, "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty")
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    command = ["git", "-C", str(folder), *arguments]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return result.stdout.strip()

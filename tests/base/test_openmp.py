@@ -1,0 +1,122 @@
+"""Threads sleep while other processes need the cores."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from sbkit.base.machine import affine_cores
+from sbkit.base.openmp import (
+    BUSY_SHARE,
+    QUIET_CHECKS,
+    SETTINGS,
+    ThreadWaiting,
+    describe_waiting,
+    prepare_waiting,
+    seconds_without_core,
+)
+from tests.runs import ROOT
+
+
+@pytest.fixture
+def variables(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Start from an environment that sets nothing for threads, and restore it afterwards."""
+    for name in (*SETTINGS, "OMP_NUM_THREADS"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    return monkeypatch
+
+
+@pytest.mark.parametrize(
+    ("settings", "decides", "described"),
+    [
+        ({}, True, "4 threads, which sleep between operations while others need the cores"),
+        (SETTINGS, True, "4 threads, which sleep between operations while others need the cores"),
+        ({"OMP_WAIT_POLICY": "passive"}, False, "4 threads, which wait as OMP_WAIT_POLICY=passive"),
+        ({"OMP_NUM_THREADS": "1"}, False, "4 threads, which wait as OpenMP does by itself"),
+    ],
+)
+def test_settings_of_user_are_kept(
+    settings: dict[str, str], decides: bool, described: str, variables: pytest.MonkeyPatch
+) -> None:
+    for name, value in settings.items():
+        variables.setenv(name, value)
+    assert prepare_waiting() is decides
+    assert describe_waiting(4) == described
+    assert describe_waiting(1) == "one thread"
+
+
+def test_container_with_fewer_cores_gets_fewer_threads(variables: pytest.MonkeyPatch) -> None:
+    variables.setattr("sbkit.base.openmp.affine_cores", lambda: 8)
+    variables.setattr("sbkit.base.openmp.usable_cores", lambda: 2)
+    prepare_waiting()
+    assert os.environ["OMP_NUM_THREADS"] == "2"
+    variables.setenv("OMP_NUM_THREADS", "3")
+    prepare_waiting()
+    assert os.environ["OMP_NUM_THREADS"] == "3"
+
+
+def test_threads_sleep_at_once_and_spin_after_quiet_checks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[str] = []
+    for name in ("sleep", "spin"):
+        monkeypatch.setattr(ThreadWaiting, name, lambda self, name=name: calls.append(name))
+    waiting = ThreadWaiting()
+    waiting.decide(BUSY_SHARE / 2)
+    assert not calls
+    waiting.decide(2 * BUSY_SHARE)
+    assert calls == ["sleep"]
+    for _ in range(QUIET_CHECKS - 1):
+        waiting.decide(0.0)
+    assert calls == ["sleep"]
+    waiting.decide(0.0)
+    assert calls == ["sleep", "spin"]
+
+
+TEAMS = """
+import ctypes, json, os, time
+from sbkit.base.openmp import *
+assert prepare_waiting()
+import torch
+import sentencepiece  # brings another OpenMP, which must not be switched
+torch.ones(1 << 20).add_(1)
+team = ThreadWaiting()
+
+def threads(is_expected=lambda count: True):
+    for _ in range(600):
+        count = len(os.listdir("/proc/self/task"))
+        if is_expected(count):
+            break
+        time.sleep(0.1)
+    return count
+
+before = threads()
+team.sleep()
+asleep = threads()
+team.spin()
+after = threads(lambda count: count < asleep)
+print(json.dumps([loaded_library()._name, before, asleep, after, seconds_without_core()]))
+"""
+
+
+@pytest.mark.skipif(affine_cores() < 2, reason="one core: no thread waits")
+@pytest.mark.skipif(seconds_without_core() is None, reason="this kernel does not report it")
+def test_second_team_has_more_threads_than_processors_until_it_ends() -> None:
+    """More threads than processors make GNU OpenMP stop spinning."""
+    environment = {name: value for name, value in os.environ.items() if name not in SETTINGS}
+    result = subprocess.run(
+        [sys.executable, "-c", TEAMS],
+        cwd=ROOT,
+        env={**environment, "OMP_NUM_THREADS": "2"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stderr
+    library, before, asleep, after, waited = json.loads(result.stdout)
+    assert "/torch" in library
+    assert asleep > before + affine_cores() and after < asleep
+    assert waited >= 0
