@@ -193,9 +193,9 @@ def test_a_checkpoint_cut_short_is_passed_over(
     good = contents(first)
     capsys.readouterr()
     assert workplace.train_here(run, "--number_of_epochs=2", "--check=false") == 0
-    out = capsys.readouterr().out
-    assert f"{last} is skipped: model.ckpt" in out
-    assert "epoch 2/2" in out
+    printed = capsys.readouterr()
+    assert f"{last} is skipped: model.ckpt" in printed.err
+    assert "epoch 2/2" in printed.out
     assert not first.exists() or contents(first) == good
 
 

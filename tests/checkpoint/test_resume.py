@@ -28,7 +28,7 @@ def test_a_tokenizer_of_an_attempt_that_saved_nothing_is_named(
 
 
 def test_what_speechbrain_saved_goes_on(
-    workplace: Workplace, tmp_path: Path, capsys: Captured
+    workplace: Workplace, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its checkpoints have no checksums, and its normalization a saver of its own."""
     steps = []
@@ -43,4 +43,4 @@ def test_what_speechbrain_saved_goes_on(
             brain = run(make_asr(base), hparams, {})
         steps.append(brain.optimizer_step)
     assert steps[1] == 2 * steps[0]
-    assert "has no checksums" in capsys.readouterr().err
+    assert "has no checksums" in caplog.text
