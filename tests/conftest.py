@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from recipes.AsteriskPrompts.prepare import prepare_prompts
-from sbkit.audio.draws import seed_draws
 from sbkit.data.cache import default_cache
 from tests.runs import Workplace, make_workplace
 from tests.runtime.bundles import export_all, export_streaming
@@ -79,12 +78,6 @@ def _signals_as_in_a_terminal() -> None:
     ):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, handler)
-
-
-@pytest.fixture(autouse=True)
-def _no_batch_is_drawn_for() -> None:
-    """Let torch's generator draw, as in a new process, whatever Brain an earlier test ran."""
-    seed_draws([])
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.ddp]
 # Plain gradient descent shows a gradient of the wrong scale; AdamW would not. Dropout, which a rank
 # draws for itself, is off. Joins, speeds, masks and noise are on.
 PLAIN = ("--dropout=0.0", "--log_every=1", "--check=false")
-NOISE = "wave_augment: !new:sbkit.audio.noise.AddNoise\n    folder: {folder}\n"
+NOISE = "wave_augment: !new:sbkit.audio.augment.AddNoise\n    folder: {folder}\n"
 SGD = ("--lr=0.05", "--max_grad_norm=1000.0", "--number_of_epochs=2", "--average_checkpoints=1")
 SGD += ("--ema_decay=0.5",)
 

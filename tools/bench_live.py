@@ -34,7 +34,7 @@ from sbkit.evaluate.wer import Scores, count_errors
 from sbkit.export.held_out import find_held_out, read_whole_clips
 from sbkit.live.recognizer import LiveRecognizer
 from sbkit.live.session import Endpoint, Event, Final, Partial, Session
-from sbkit.models.chunks import FRAME_MS, Streaming
+from sbkit.models.streaming import FRAME_MS, StreamingConfig
 from sbkit.runtime.model import ModelThread
 from sbkit.runtime.runtimes import OpenBundle
 from sbkit.runtime.torch_model import TorchBundle
@@ -126,7 +126,7 @@ def with_decoders(bundle: TorchBundle) -> Iterator[TorchBundle]:
 def set_chunk(bundle: TorchBundle, chunk_ms: int | None) -> TorchBundle:
     """Let the model see chunks of another size, or whole clips."""
     encoder = bundle.model.network.encoder.modules.get("Transformer")
-    if not isinstance(streaming := getattr(encoder, "streaming", None), Streaming):
+    if not isinstance(streaming := getattr(encoder, "streaming", None), StreamingConfig):
         raise SbkitError(
             "The model must be a streaming one, but takes whole clips alone. Name a run of "
             "hparams/ctc_streaming.yaml."

@@ -26,7 +26,7 @@ from recipes.FestvoxRu.time_errors import COLUMN
 from recipes.vad.labels import SPEECH, Frames, bridge_pauses, prepare_speech, speech_of
 from recipes.vad.noise import Spoken, add_noise, color
 from sbkit.audio.io import Samples
-from sbkit.audio.levels import WINDOWS
+from sbkit.audio.levels import WINDOWS_PER_SECOND
 from sbkit.base.imports import require_package
 from sbkit.base.process import run_main
 from sbkit.base.units import SAMPLE_RATE
@@ -35,7 +35,7 @@ from sbkit.data.shard import read_rows
 from sbkit.export.export import as_bundle
 from sbkit.runtime.voice_detector import SILERO, VoiceDetector
 
-WINDOW = SAMPLE_RATE // WINDOWS
+WINDOW = SAMPLE_RATE // WINDOWS_PER_SECOND
 PADDING = 1.0  # seconds of silence before and after a clip
 TALKERS, DRAWS = 6, 2000
 NOISES = [("clean", 99)] + [(kind, db) for kind in ("pink", "babble") for db in (20, 10, 5)]
@@ -72,7 +72,7 @@ def read_test(**knobs: Any) -> Iterator[Clip]:
     """Yield the clips of a test split."""
     declared = read_knobs(Path("hparams/vad.yaml"), {})
     (split,) = prepare_speech({**declared, **knobs}).test.values()
-    around = round(PADDING * WINDOWS)
+    around = round(PADDING * WINDOWS_PER_SECOND)
     for row in read_rows(split, range(len(split))):
         count = len(row["audio"]) // WINDOW
         given = {SPEECH: row[COLUMN]} if COLUMN in row else {}

@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 from recipes.prepare import prepare_transcripts, print_data, with_column
 from recipes.synthesis.pitch import continuous, track_pitch
 from sbkit.audio.io import Samples
-from sbkit.audio.levels import WINDOWS, find_pauses
+from sbkit.audio.levels import WINDOWS_PER_SECOND, find_pauses
 from sbkit.base.errors import SbkitError
 from sbkit.data.batch import Batch, Loaders, collate_audio, make_loaders
 from sbkit.data.shard import read_rows
@@ -126,7 +126,7 @@ class SpokenCollate:
 
     def _trim(self, samples: Samples) -> tuple[int, int]:
         """Return where speech begins, at a whole frame, and where it ends."""
-        window = self.sample_rate // WINDOWS
+        window = self.sample_rate // WINDOWS_PER_SECOND
         count = len(samples) // window
         pauses = find_pauses(samples, window)
         start = pauses[0][1] - MARGIN if pauses and pauses[0][0] == 0 else 0

@@ -27,7 +27,7 @@ from recipes.vad.noise import (
 from sbkit.audio.augment import Augmentation
 from sbkit.audio.draws import draw_uniform
 from sbkit.audio.lengths import length_mask
-from sbkit.audio.levels import WINDOWS
+from sbkit.audio.levels import WINDOWS_PER_SECOND
 from sbkit.data.batch import Batch, collate_audio
 from sbkit.data.shard import read_rows
 from sbkit.logs.metric import Metrics
@@ -91,14 +91,14 @@ class VoiceActivityBrain(Brain):
             return torch.zeros(0)
         split, rate, clips = self.loaders.splits.train, self.hparams.sample_rate, list[Tensor]()
         for row in read_rows(split, range(0, len(split), -(-len(split) // BABBLE_CLIPS))):
-            speech = np.repeat(speech_of(row, rate), rate // WINDOWS)
+            speech = np.repeat(speech_of(row, rate), rate // WINDOWS_PER_SECOND)
             clips.append(torch.from_numpy(row["audio"][: len(speech)][speech]).float())
         return make_voices(clips, rate).to(self.device)
 
     def compute_forward(self, batch: SpeechBatch, stage: Stage) -> Scored:
         """Score the frames of audio in silence and noise."""
         hparams, training, rows = self.hparams, stage is Stage.TRAIN, len(batch)
-        more, window = round(hparams.silence_seconds * WINDOWS), self.detector.step
+        more, window = round(hparams.silence_seconds * WINDOWS_PER_SECOND), self.detector.step
         snr_db, gain_db, noise_prob = EVALUATION
         # An evaluation draws each utterance the same noise each time. In one kind of noise alone,
         # the best checkpoint was an early one that knew little about the others.

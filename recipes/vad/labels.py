@@ -15,7 +15,7 @@ from datasets import Dataset
 
 from recipes.prepare import prepare_audio, prepare_transcripts, with_column
 from sbkit.audio.io import Samples
-from sbkit.audio.levels import WINDOWS, find_pauses
+from sbkit.audio.levels import WINDOWS_PER_SECOND, find_pauses
 from sbkit.base.checksums import listed_checksums
 from sbkit.bundle.bundle import Bundle
 from sbkit.bundle.config import WEIGHTS_FILE
@@ -53,7 +53,7 @@ def _align(split: Dataset, rate: int, aligner: Bundle) -> Iterator[str]:
     for row in read_rows(split, range(len(split))):
         (words,) = aligner.align([row["audio"]], [row["text"]])
         speech = np.pad(find_speech(row["audio"], rate, words).astype(np.int8), 1)
-        edges = np.flatnonzero(np.diff(speech)).reshape(-1, 2) / WINDOWS
+        edges = np.flatnonzero(np.diff(speech)).reshape(-1, 2) / WINDOWS_PER_SECOND
         yield " ".join(f"{start:.2f}-{end:.2f}" for start, end in edges)
 
 
@@ -61,20 +61,20 @@ def speech_of(row: Mapping[str, Any], sample_rate: int) -> Frames:
     """Say of each window of a clip whether it is speech, by its column or its level: -> (W,)."""
     if SPEECH not in row:
         return find_speech(row["audio"], sample_rate)
-    return read_speech(row[SPEECH], len(row["audio"]) // (sample_rate // WINDOWS))
+    return read_speech(row[SPEECH], len(row["audio"]) // (sample_rate // WINDOWS_PER_SECOND))
 
 
 def find_speech(samples: Samples, sample_rate: int, words: Sequence[Word] | None = None) -> Frames:
     """Say of each window of 20 ms of clean audio whether it is speech: (S,) -> (W,)."""
-    window = sample_rate // WINDOWS
+    window = sample_rate // WINDOWS_PER_SECOND
     speech = np.ones(len(samples) // window, np.bool_)
     for first, end in find_pauses(samples, window):
         speech[first:end] = False
     if words is not None:
         near = np.zeros_like(speech)
         for word in words:
-            first = max(0, round((word.start - NEAR) * WINDOWS))
-            near[first : round((word.end + NEAR) * WINDOWS)] = True
+            first = max(0, round((word.start - NEAR) * WINDOWS_PER_SECOND))
+            near[first : round((word.end + NEAR) * WINDOWS_PER_SECOND)] = True
         speech &= near
     return bridge_pauses(speech)
 
@@ -83,7 +83,9 @@ def bridge_pauses(speech: Frames) -> Frames:
     """Take short pauses for speech, as in the closure of a consonant: (W,) -> (W,)."""
     bridged, spoken = speech.copy(), np.flatnonzero(speech)
     lengths = np.diff(spoken)  # a pause's windows and one
-    for place in np.flatnonzero((lengths > 1) & (lengths <= SHORT_PAUSE_SECONDS * WINDOWS)):
+    for place in np.flatnonzero(
+        (lengths > 1) & (lengths <= SHORT_PAUSE_SECONDS * WINDOWS_PER_SECOND)
+    ):
         bridged[spoken[place] : spoken[place + 1]] = True
     return bridged
 
@@ -92,6 +94,6 @@ def read_speech(value: str, windows: int) -> Frames:
     """Read the column's value of a clip: -> (W,)."""
     speech = np.zeros(windows, np.bool_)
     for part in value.split():
-        start, end = (round(float(each) * WINDOWS) for each in part.split("-"))
+        start, end = (round(float(each) * WINDOWS_PER_SECOND) for each in part.split("-"))
         speech[start:end] = True
     return speech

@@ -1,14 +1,30 @@
-"""Augmentation on the device: speed and `wave_augment` on the audio, `spec_augment` on features.
+"""Augmentation on the device of the audio: speed, noise and reverberation, SpecAugment.
 
-Legend: B utterances, S samples, T frames, M mel bins.
-Masks are drawn by utterance (`sbkit/audio/draws.py`); the speeds were drawn when the epoch was
-planned.
+Legend: B utterances, S samples, T frames, M mel bins, N clips of a folder, R samples of an impulse
+response.
+
+Random numbers belong to an utterance (`sbkit/audio/draws.py`), so they do not depend on its batch.
+The speeds were drawn when the epoch was planned. Files of noise and impulse responses are read
+once, for the first batch, and stay on the device; after that the host never waits. In a YAML:
+
+    add_noise: !new:sbkit.audio.augment.AddNoise
+        folder: /data/musan/noise
+        snr_db: [5, 20]
+        prob: 0.5
+        sample_rate: !ref <sample_rate>
+    add_reverb: !new:sbkit.audio.augment.AddReverb
+        folder: /data/rirs
+        prob: 0.3
+        sample_rate: !ref <sample_rate>
+    wave_augment: !new:sbkit.audio.augment.Compose
+        parts: [!ref <add_reverb>, !ref <add_noise>]
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -16,33 +32,73 @@ from torch.nn.functional import pad
 from torchaudio.transforms import Resample
 
 from sbkit.audio.draws import draw_uniform
-from sbkit.audio.lengths import length_mask
-from sbkit.base.errors import SbkitError
+from sbkit.audio.io import SUFFIXES, audio_below, read_audio
+from sbkit.audio.lengths import bucket_of, length_mask
+from sbkit.base.errors import ConfigError, DataError
+from sbkit.base.units import SAMPLE_RATE
 from sbkit.config.ranges import AT_LEAST_NONE, SHARE
+
+MAX_NOISE_SECONDS = 3600  # of one folder on a device, 115 MB; divided evenly among its files
+MAX_IMPULSE_SECONDS = 2  # of a room's impulse response
+# With more files, each would give less than two seconds of noise, whose repetition is audible.
+MAX_FILES = MAX_NOISE_SECONDS // MAX_IMPULSE_SECONDS
+
+AugmentAudio = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # (B, S), (B,) -> same
+AugmentFeatures = Callable[[Tensor, Tensor], Tensor]  # (B, T, M), (B,) -> (B, T, M)
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedGroup:
+    """Consecutive utterances that are played at one speed.
+
+    percent: the speed. utterances: their number. longest: samples of the longest, before that.
+    """
+
+    percent: int
+    utterances: int
+    longest: int
+
+
+class AudioBatch(Protocol):
+    """The audio of a batch."""
+
+    @property
+    def audio(self) -> Tensor:
+        """The audio: (B, S)."""
+
+    @property
+    def audio_lengths(self) -> Tensor:
+        """The samples of each utterance: (B,)."""
+
+    @property
+    def speed_groups(self) -> Sequence[SpeedGroup]:
+        """The speeds of the utterances, in their order."""
 
 
 class Augmentation:
-    """The augmentation that a YAML declares, of any task with audio; but for speed, in training.
+    """The augmentation declared by a YAML.
 
-    Raises SbkitError for SpeechBrain's, and for `spec_augment` of a model without features.
+    Except for speed perturbation, it is applied in training only.
     """
 
-    def __init__(self, hparams: Any, *, features: object | None) -> None:
-        """Take `wave_augment` and `spec_augment` of a Brain's hparams; both may be missing.
+    def __init__(self, hparams: object, *, features: object | None) -> None:
+        """Read `wave_augment` and `spec_augment` of a Brain's hparams; both are optional.
 
-        ``features``: what computes them, None for a model without.
+        features: the part that computes features; None for a model that takes audio.
+
+        Raises:
+            ConfigError: a part is SpeechBrain's, or `spec_augment` has no features to mask.
         """
-        self._wave, self._spec = (
-            _augmentation(hparams, key) for key in ("wave_augment", "spec_augment")
-        )
+        self._wave: AugmentAudio | None = _declared(hparams, "wave_augment")
+        self._spec: AugmentFeatures | None = _declared(hparams, "spec_augment")
         if self._spec is not None and features is None:
-            raise SbkitError(
-                "`spec_augment` must have features to hide, but this model's `encoder` takes "
-                "audio. Take it out, and let the encoder hide its own; `wave_augment` works as it "
-                "does for any model."
+            raise ConfigError(
+                "`spec_augment` masks features, but the `encoder` of this model takes audio. "
+                "Remove `spec_augment` and let the encoder mask its own features; `wave_augment` "
+                "works with any model."
             )
 
-    def audio(self, batch: Any, *, training: bool) -> tuple[Tensor, Tensor]:
+    def audio(self, batch: AudioBatch, *, training: bool) -> tuple[Tensor, Tensor]:
         """Return the audio of a batch at its speeds, as float, augmented: (B, S), (B,)."""
         audio, lengths = speed_perturb(batch.audio, batch.audio_lengths, batch.speed_groups)
         audio = audio.float()
@@ -50,29 +106,20 @@ class Augmentation:
             audio, lengths = self._wave(audio, lengths)
         return audio, lengths
 
-    def features(self, *, training: bool) -> Callable[[Tensor, Tensor], Tensor] | None:
-        """Return what hides parts of the features: (B, T, M), (B,) -> (B, T, M)."""
+    def features(self, *, training: bool) -> AugmentFeatures | None:
+        """Return the function that masks features, if any."""
         return self._spec if training else None
 
 
-def _augmentation(hparams: Any, key: str) -> Callable[..., Any] | None:
-    part: Callable[..., Any] | None = getattr(hparams, key, None)
-    called = getattr(part, "forward", part)
-    if called is not None and called.__module__.startswith("speechbrain."):
-        raise SbkitError(
+def _declared(hparams: object, key: str) -> Any:
+    part = getattr(hparams, key, None)
+    forward = getattr(part, "forward", part)
+    if forward is not None and forward.__module__.startswith("speechbrain."):
+        raise ConfigError(
             f"`{key}` must take lengths in samples or frames, but SpeechBrain's takes fractions. "
             "Wrap it in a module with forward(x, lengths)."
         )
     return part
-
-
-@dataclass(frozen=True, slots=True)
-class SpeedGroup:
-    """A run of utterances that are played at one speed; longest: samples before that."""
-
-    percent: int
-    utterances: int
-    longest: int
 
 
 def speed_perturb(
@@ -80,45 +127,45 @@ def speed_perturb(
 ) -> tuple[Tensor, Tensor]:
     """Play utterances faster or slower: (B, S), (B,) -> (B, S'), (B,).
 
-    Resampling changes tempo and pitch together (Ko et al. 2015). How long everything becomes is
-    known to the host, which waits for nothing.
+    Resampling changes tempo and pitch together (Ko et al. 2015). The host knows all new lengths, so
+    it never waits for the device.
     """
     if all(group.percent == 100 for group in speed_groups):
         return audio, lengths
-    counts = [group.utterances for group in speed_groups]
-    parts = [
-        _at_speed(clips[:, : group.longest], counted, group.percent)
-        for group, clips, counted in zip(
-            speed_groups, torch.split(audio, counts), torch.split(lengths, counts), strict=True
+    sizes = [group.utterances for group in speed_groups]
+    groups = [
+        _at_speed(clips[:, : group.longest], clip_lengths, group.percent)
+        for group, clips, clip_lengths in zip(
+            speed_groups, torch.split(audio, sizes), torch.split(lengths, sizes), strict=True
         )
     ]
-    longest = max(clips.shape[1] for clips, _ in parts)
-    padded = [pad(clips, (0, longest - clips.shape[1])) for clips, _ in parts]
-    return torch.cat(padded), torch.cat([counted for _, counted in parts])
+    longest = max(clips.shape[1] for clips, _ in groups)
+    padded = [pad(clips, (0, longest - clips.shape[1])) for clips, _ in groups]
+    return torch.cat(padded), torch.cat([clip_lengths for _, clip_lengths in groups])
 
 
 def _at_speed(audio: Tensor, lengths: Tensor, percent: int) -> tuple[Tensor, Tensor]:
     if percent == 100:
         return audio.float(), lengths
-    faster = resampler(percent, audio.device)(audio.float())
+    resampled = resampler(percent, audio.device)(audio.float())
     lengths = torch.div(lengths * 100, percent, rounding_mode="floor")
-    mask = length_mask(lengths, faster.shape[1], faster.device)  # true within
-    return faster * mask, lengths  # the filter rings beyond
+    mask = length_mask(lengths, resampled.shape[1], resampled.device)
+    return resampled * mask, lengths  # the filter rings past the end
 
 
 @lru_cache
 def resampler(percent: int, device: torch.device) -> nn.Module:
-    """Make what plays audio at a speed, once: torchaudio makes the host wait for its kernel."""
+    """Make the resampler of a speed once: torchaudio makes the host wait for its kernel."""
     # Small integers make a small polyphase kernel: 110 % is 11:10, not 17600:16000.
-    made: nn.Module = Resample(percent, 100, dtype=torch.float32)
-    return made.to(device, non_blocking=True)
+    resample: nn.Module = Resample(percent, 100, dtype=torch.float32)
+    return resample.to(device, non_blocking=True)
 
 
 class Compose(nn.Module):
-    """Apply augmentations of audio one after another: (B, S), (B,) -> (B, S), (B,).
+    """Apply augmentations of audio in order: (B, S), (B,) -> (B, S), (B,).
 
-    Each part has forward(audio, lengths) -> (audio, lengths), keeps the shape, and leaves what
-    lies past the end of an utterance zero.
+    Each part has forward(audio, lengths) -> (audio, lengths), keeps the shape, and leaves the
+    padding zero.
     """
 
     def __init__(self, *, parts: Sequence[nn.Module]) -> None:
@@ -126,18 +173,149 @@ class Compose(nn.Module):
         self.parts = nn.ModuleList(parts)
 
     def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Apply the parts in their order."""
+        """Apply the parts."""
         for part in self.parts:
             audio, lengths = part(audio, lengths)
         return audio, lengths
 
 
-class SpecAugment(nn.Module):
-    """Hide random stretches of time and bands of frequency: (B, T, M), (B,) -> (B, T, M).
+class Clips(NamedTuple):
+    """Clips one after another: samples (sum of lengths,) of int16, starts (N,), lengths (N,)."""
 
-    What is hidden becomes the utterance's mean of the bin. An utterance's masks are the same in any
-    batch.
-    Source: Park et al. 2019; a time mask is at most ``max_time_fraction`` of the utterance.
+    samples: Tensor
+    starts: Tensor
+    lengths: Tensor
+
+
+class _FolderAugmentation(nn.Module):
+    """Augment each utterance with a chance of ``prob`` by a file of a folder.
+
+    Attributes:
+        files: the files that are used: at most MAX_FILES, evenly spaced in the sorted folder.
+    """
+
+    RANGES: ClassVar = {"prob": SHARE}
+
+    def __init__(self, *, folder: str, prob: float = 0.3, sample_rate: int = SAMPLE_RATE) -> None:
+        super().__init__()
+        files = audio_below(Path(folder))
+        if not files:
+            raise DataError(
+                f"`folder` of {type(self).__name__} must hold audio files "
+                f"({', '.join(SUFFIXES[:6])} ...), but {folder} holds none. Correct `folder`."
+            )
+        count = min(len(files), MAX_FILES)
+        self.files = tuple(files[index * len(files) // count] for index in range(count))
+        self.prob, self.sample_rate = prob, sample_rate
+
+
+class AddNoise(_FolderAugmentation):
+    """Add noise at a random signal-to-noise ratio: (B, S), (B,) -> (B, S), (B,).
+
+    The ratio is that of the powers over the utterance's own length. An utterance stays unchanged
+    with a chance of 1 - ``prob``, and if it or the noise is silent. The noise starts at a random
+    sample of its file and repeats as needed. The result is float in the scale of int16, not
+    clipped.
+
+    snr_db: the lowest and the highest ratio.
+    """
+
+    def __init__(
+        self,
+        *,
+        folder: str,
+        snr_db: Sequence[float] = (5, 20),
+        prob: float = 0.5,
+        sample_rate: int = SAMPLE_RATE,
+    ) -> None:
+        super().__init__(folder=folder, prob=prob, sample_rate=sample_rate)
+        self.min_snr_db, self.max_snr_db = map(float, snr_db)
+
+    def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Draw a file, a start and a ratio for every utterance, and add the noise."""
+        draws = draw_uniform(len(lengths), 4).to(audio.device, non_blocking=True).T
+        seconds = MAX_NOISE_SECONDS / len(self.files)
+        clips = read_clips(self.files, self.sample_rate, seconds, audio.device)
+        clip_index = (draws[0] * len(clips.lengths)).long()  # (B,)
+        clip_length = clips.lengths[clip_index].unsqueeze(1)
+        start = (draws[1].unsqueeze(1) * clip_length).long()
+        offsets = (start + torch.arange(audio.shape[1], device=audio.device)) % clip_length
+        noise = clips.samples[clips.starts[clip_index].unsqueeze(1) + offsets].float()  # (B, S)
+        mask = length_mask(lengths, audio.shape[1], audio.device)
+        audio, noise = audio.float(), noise * mask
+        snr_db = self.min_snr_db + draws[2] * (self.max_snr_db - self.min_snr_db)
+        target_energy = (audio * mask).square().sum(1) / 10 ** (snr_db / 10)  # of the noise, (B,)
+        energy = noise.square().sum(1)
+        is_noisy = (draws[3] < self.prob) & (energy > 0)
+        gain = (target_energy / energy.clamp(min=1.0)).sqrt() * is_noisy
+        return audio + gain.unsqueeze(1) * noise, lengths
+
+
+class AddReverb(_FolderAugmentation):
+    """Convolve with the impulse response of a random room: (B, S), (B,) -> (B, S), (B,).
+
+    The direct sound keeps its position and the utterance its power. The reverberation past the end
+    of an utterance is cut off. Source: Ko et al. 2017.
+    """
+
+    def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Draw a room for every utterance, and convolve in the frequency domain."""
+        draws = draw_uniform(len(lengths), 2).to(audio.device, non_blocking=True).T
+        responses = read_impulse_responses(self.files, self.sample_rate, audio.device)  # (N, R)
+        response = responses[(draws[0] * len(responses)).long()]
+        mask = length_mask(lengths, audio.shape[1], audio.device)
+        audio = audio.float()
+        with torch.autocast(audio.device.type, enabled=False):
+            # One of a few sizes: CUDA keeps a plan of each, in memory that torch does not see.
+            size = bucket_of(audio.shape[1] + response.shape[1] - 1)
+            spectrum = torch.fft.rfft(audio, n=size) * torch.fft.rfft(response, n=size)
+            wet = torch.fft.irfft(spectrum, n=size)[:, : audio.shape[1]] * mask
+        target_energy, energy = audio.square().sum(1), wet.square().sum(1)
+        wet = wet * (target_energy / energy.clamp(min=1.0)).sqrt().unsqueeze(1)
+        is_wet = (draws[1] < self.prob) & (energy > 0)
+        return torch.where(is_wet.unsqueeze(1), wet, audio), lengths
+
+
+@lru_cache(maxsize=8)
+def read_clips(
+    files: tuple[Path, ...], sample_rate: int, max_seconds: float, device: torch.device
+) -> Clips:
+    """Read the start of every file, up to ``max_seconds``, onto a device, as int16."""
+    max_samples = max(1, round(max_seconds * sample_rate))
+    clips = [torch.from_numpy(read_audio(file, sample_rate)[:max_samples].copy()) for file in files]
+    lengths = torch.tensor([len(clip) for clip in clips])
+    starts = lengths.cumsum(0) - lengths
+    return Clips(torch.cat(clips).to(device), starts.to(device), lengths.to(device))
+
+
+@lru_cache(maxsize=8)
+def read_impulse_responses(
+    files: tuple[Path, ...], sample_rate: int, device: torch.device
+) -> Tensor:
+    """Read impulse responses from their loudest sample on, padded to the longest: (N, R)."""
+    responses = []
+    for file in files:
+        response = torch.from_numpy(read_audio(file, sample_rate)).float()
+        response = response[int(response.abs().argmax()) :][: MAX_IMPULSE_SECONDS * sample_rate]
+        responses.append(response / response.abs().max().clamp(min=1.0))
+    longest = max(map(len, responses))
+    return torch.stack([pad(each, (0, longest - len(each))) for each in responses]).to(device)
+
+
+class SpecAugment(nn.Module):
+    """Mask random spans of frames and of mel bins: (B, T, M), (B,) -> (B, T, M).
+
+    Masked values become the mean of their bin over the utterance. The masks of an utterance are the
+    same in any batch. Source: Park et al. 2019.
+
+    time_masks, freq_masks: masks per utterance.
+    time_width: the most frames of a time mask, which covers at most ``max_time_fraction`` of the
+        utterance.
+    freq_width: the most mel bins of a frequency mask.
+
+    >>> features, lengths = torch.rand(1, 100, 80), torch.tensor([100])
+    >>> SpecAugment(freq_masks=0, time_masks=1)(features, lengths).shape
+    torch.Size([1, 100, 80])
     """
 
     RANGES: ClassVar = {
@@ -162,32 +340,31 @@ class SpecAugment(nn.Module):
     def forward(self, features: Tensor, lengths: Tensor) -> Tensor:
         """Draw the masks of every utterance and fill them."""
         _, frames, bins = features.shape
-        widest = (lengths * self.max_time_fraction).floor().clamp(max=self.time_width)
         device, masks = features.device, self.time_masks + self.freq_masks
         draws = draw_uniform(len(lengths), 2, masks).to(lengths.device).unbind(2)
-        times, bands = (
-            torch.zeros(1, size, dtype=torch.bool, device=device) for size in (frames, bins)
-        )
+        time_mask = torch.zeros(1, frames, dtype=torch.bool, device=device)
+        freq_mask = torch.zeros(1, bins, dtype=torch.bool, device=device)
+        max_width = (lengths * self.max_time_fraction).floor().clamp(max=self.time_width)
         for draw in draws[: self.time_masks]:
-            times = times | _random_spans(draw, widest, lengths, frames, device)
-        widest, whole = torch.full_like(lengths, self.freq_width), torch.full_like(lengths, bins)
+            time_mask = time_mask | _random_spans(draw, max_width, lengths, frames, device)
+        max_width, num_bins = (torch.full_like(lengths, n) for n in (self.freq_width, bins))
         for draw in draws[self.time_masks :]:
-            bands = bands | _random_spans(draw, widest, whole, bins, device)
-        hidden = times.unsqueeze(2) | bands.unsqueeze(1)
+            freq_mask = freq_mask | _random_spans(draw, max_width, num_bins, bins, device)
+        is_masked = time_mask.unsqueeze(2) | freq_mask.unsqueeze(1)
         mask = length_mask(lengths, frames, device).unsqueeze(2)  # true within
         counts = lengths.clamp(min=1).to(device, non_blocking=True).view(-1, 1, 1)
         mean = (features * mask).sum(1, keepdim=True) / counts
-        return torch.where(hidden & mask, mean, features)
+        return torch.where(is_masked & mask, mean, features)
 
 
 def _random_spans(
-    draws: Tensor, widest: Tensor, lengths: Tensor, size: int, device: torch.device
+    draws: Tensor, max_width: Tensor, lengths: Tensor, size: int, device: torch.device
 ) -> Tensor:
-    """Mark one stretch a row, by two draws below 1: (B, 2), (B,), (B,) -> (B, size).
+    """Mark one span in each row, from two draws below 1: (B, 2), (B,), (B,) -> (B, size).
 
-    Every width from 0 to ``widest`` is equally likely, and then every place inside.
+    Every width from 0 to ``max_width`` is equally likely, and then every position within.
     """
-    width = (draws[:, 0] * (widest + 1)).floor()
+    width = (draws[:, 0] * (max_width + 1)).floor()
     start = (draws[:, 1] * (lengths - width + 1)).floor()
     edges = torch.stack([start, start + width]).to(device, non_blocking=True).unsqueeze(2)
     positions = torch.arange(size, device=device)

@@ -1,12 +1,13 @@
 """Random numbers by utterance: the same in any batch, on any number of processes, and resumed.
 
-They follow from the seed, the epoch and the utterance's id, which the Brain sets before each batch;
-a step of the optimizer has numbers of its own. SplitMix64 (Steele et al. 2014) computes any number
-of a sequence directly, so a batch takes a few operations of NumPy.
+They follow from the seed, the epoch and the utterance's id, which the Brain sets for each batch; a
+step of the optimizer has random numbers of its own. SplitMix64 (Steele et al. 2014) computes any
+number of a sequence directly, so a batch takes a few operations of NumPy.
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 
@@ -21,29 +22,46 @@ Keys = npt.NDArray[np.uint64]
 
 
 @dataclass
-class _Batch:
+class _BatchKeys:
     utterances: Keys  # (B,)
     step: Keys  # (1,)
     calls: int = 0  # so that two masks of an utterance differ
 
 
-def seed_draws(ids: Sequence[str], *, seed: int = 0, epoch: int = 0, step: int = 0) -> None:
-    """Begin a batch of utterances, epoch 0 in evaluation; without ids, torch's generator draws."""
-    _batch.utterances = _hash(f"{seed} {epoch} {name}" for name in ids)
-    _batch.step = _hash([f"step {seed} {epoch} {step}"] if ids else [])
-    _batch.calls = 0
+@contextmanager
+def seeded_draws(
+    ids: Sequence[str], *, seed: int = 0, epoch: int = 0, step: int = 0
+) -> Iterator[None]:
+    """Draw for a batch of utterances in this context; in evaluation the epoch is 0.
+
+    Without ids, and outside the context, torch's generator draws.
+
+    >>> with seeded_draws(["clip-a", "clip-b"]):
+    ...     numbers = draw_uniform(2, 3)
+    >>> with seeded_draws(["clip-b"]):
+    ...     torch.equal(draw_uniform(1, 3)[0], numbers[1])
+    True
+    """
+    global _batch
+    outer = _batch
+    utterances = _hash(f"{seed} {epoch} {name}" for name in ids)
+    _batch = _BatchKeys(utterances, _hash([f"step {seed} {epoch} {step}"] if ids else []))
+    try:
+        yield
+    finally:
+        _batch = outer
 
 
 def draw_uniform(utterances: int, *shape: int) -> Tensor:
     """Draw numbers from 0 to below 1 for each utterance of the batch: -> (B, *shape) on the CPU.
 
-    Each call gives others. Rows that are not those of a Brain's batch are drawn by torch.
+    Each call returns other numbers. Rows that are not those of a Brain's batch are drawn by torch.
     """
     return _draw(_batch.utterances, utterances, shape)
 
 
 def draw_for_step(*shape: int) -> Tensor:
-    """Draw what all utterances of a step share, on every process: -> shape, on the CPU."""
+    """Draw numbers that all utterances of a step share, on every process: -> shape, on the CPU."""
     return _draw(_batch.step, 1, shape)[0]
 
 
@@ -52,8 +70,8 @@ def _draw(keys: Keys, rows: int, shape: tuple[int, ...]) -> Tensor:
         return torch.rand(rows, *shape, device="cpu")
     _batch.calls += 1
     streams = _mix(keys + np.array([_batch.calls], np.uint64) * GOLDEN_GAMMA)
-    places = np.arange(1, prod(shape) + 1, dtype=np.uint64) * GOLDEN_GAMMA
-    bits = _mix(streams[:, None] + places) >> np.uint64(40)  # as many as a float32 holds
+    offsets = np.arange(1, prod(shape) + 1, dtype=np.uint64) * GOLDEN_GAMMA
+    bits = _mix(streams[:, None] + offsets) >> np.uint64(40)  # as many as a float32 holds
     return torch.from_numpy(bits.astype(np.float32) / np.float32(1 << 24)).view(rows, *shape)
 
 
@@ -68,4 +86,4 @@ def _hash(names: Iterable[str]) -> Keys:
     return np.frombuffer(b"".join(digests), np.uint64)
 
 
-_batch = _Batch(_hash([]), _hash([]))  # the current one, as torch has a default generator
+_batch = _BatchKeys(_hash([]), _hash([]))  # of the innermost context

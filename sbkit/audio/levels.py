@@ -1,4 +1,4 @@
-"""Levels of a clip's windows, and how far speech stands above noise.
+"""Levels of the windows of a clip: how far speech stands above noise, and where it pauses.
 
 Legend: S samples, W windows of 20 ms.
 """
@@ -8,8 +8,12 @@ import numpy.typing as npt
 
 from sbkit.audio.io import Samples
 
-WINDOWS = 50  # a second
-SPEECH, NOISE = 95, 5  # percentiles of the levels of windows
+WINDOWS_PER_SECOND = 50
+NOISE_PERCENTILE, SPEECH_PERCENTILE = 5, 95  # of the levels of windows
+
+# A window is a pause if it is 35 dB below speech, within 6 dB of noise that is itself 15 dB below
+# speech, or at most 3 steps of int16.
+PAUSE_BELOW_SPEECH_DB, PAUSE_ABOVE_NOISE_DB, MIN_SNR_DB, SILENCE_DB = 35.0, 6.0, 15.0, 10.0
 
 Levels = npt.NDArray[np.float32]
 
@@ -25,39 +29,38 @@ def window_levels(samples: Samples, window: int) -> Levels:
 def level_range(levels: Levels) -> tuple[float, float]:
     """Return the levels of noise and of speech, in dB.
 
-    A twentieth of the windows stays below the one, and a twentieth rises above the other.
+    A twentieth of the windows is quieter than the noise, a twentieth louder than the speech.
     """
-    noise, speech = np.percentile(levels, (NOISE, SPEECH)).tolist()
+    noise, speech = np.percentile(levels, (NOISE_PERCENTILE, SPEECH_PERCENTILE)).tolist()
     return noise, speech
 
 
 def estimate_snr(samples: Samples, sample_rate: int) -> float | None:
-    """Return how many dB speech is above noise in a clip (S,); None for less than a window.
+    """Return by how many dB speech exceeds noise in a clip (S,); None if shorter than a window.
 
-    It is what the loudest twentieth of windows has above the quietest: too low where nobody pauses.
+    The estimate compares the loudest and the quietest twentieth of the windows, so it is too low
+    for speech without pauses.
     """
-    levels = window_levels(samples, sample_rate // WINDOWS)
+    levels = window_levels(samples, sample_rate // WINDOWS_PER_SECOND)
     if not len(levels):
         return None
     noise, speech = level_range(levels)
     return speech - noise
 
 
-# A window is quiet 35 dB below speech, within 6 dB of the noise where that is 15 dB below, or at
-# 3 steps of int16.
-BELOW_SPEECH, ABOVE_NOISE, LEAST_RANGE, SILENCE = 35.0, 6.0, 15.0, 10.0  # dB
-
-
 def find_pauses(samples: Samples, window: int) -> list[list[int]]:
-    """Find what is quiet beside the rest: (S,) -> the first window of each, and the one after."""
-    count = len(samples) // window
-    if count == 0:
+    """Find the pauses of a clip: (S,) -> [first window, end window] of each.
+
+    >>> find_pauses(np.repeat(np.int16([9000, 0, 9000]), 320), window=160)
+    [[2, 4]]
+    """
+    if len(samples) < window:
         return []
     levels = window_levels(samples, window)
     noise, speech = level_range(levels)
-    threshold = max(speech - BELOW_SPEECH, SILENCE)
-    if speech - noise >= LEAST_RANGE:
-        threshold = max(threshold, noise + ABOVE_NOISE)
-    quiet = np.concatenate([[False], levels < threshold, [False]])
-    pauses: list[list[int]] = np.flatnonzero(quiet[1:] != quiet[:-1]).reshape(-1, 2).tolist()
+    threshold = max(speech - PAUSE_BELOW_SPEECH_DB, SILENCE_DB)
+    if speech - noise >= MIN_SNR_DB:
+        threshold = max(threshold, noise + PAUSE_ABOVE_NOISE_DB)
+    is_quiet = np.concatenate([[False], levels < threshold, [False]])
+    pauses: list[list[int]] = np.flatnonzero(is_quiet[1:] != is_quiet[:-1]).reshape(-1, 2).tolist()
     return pauses

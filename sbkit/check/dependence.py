@@ -13,7 +13,7 @@ import torch
 from speechbrain import Stage
 from torch import Tensor
 
-from sbkit.check.dry_run import dry_run, losses_of, seed_evaluation, small_batch
+from sbkit.check.dry_run import dry_run, losses_of, seeded_evaluation, small_batch
 from sbkit.check.finding import Finding
 from sbkit.check.planned_run import PlannedRun
 from sbkit.checkpoint.rng import preserve_rng
@@ -56,8 +56,8 @@ def check_padding(planned: PlannedRun) -> Iterator[Finding]:
 @torch.no_grad()
 def _states_of(brain: Any, batch: Batch) -> list[Tensor]:
     """Return the encoder's states of each utterance (U, D), or its loss where there are none."""
-    seed_evaluation(batch)
-    outputs = brain.compute_forward(batch, Stage.VALID)
+    with seeded_evaluation(batch):
+        outputs = brain.compute_forward(batch, Stage.VALID)
     if isinstance(outputs, Predictions):
         rows = zip(outputs.states, outputs.frame_lengths.tolist(), strict=True)
         return [states[:frames] for states, frames in rows]

@@ -7,7 +7,7 @@ InputNormalization, is in none.
 
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from speechbrain import Stage
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from sbkit.audio.draws import seed_draws
+from sbkit.audio.draws import seeded_draws
 from sbkit.base.errors import SbkitError
 from sbkit.base.messages import listed
 from sbkit.check.finding import Finding
@@ -240,15 +240,15 @@ def _evaluate(brain: Any, batch: Any) -> Tensor:
 @torch.no_grad()
 def losses_of(brain: Any, batch: Any) -> Tensor:
     """Compute the losses of an evaluation, with the same random numbers each time."""
-    seed_evaluation(batch)
-    outputs = brain.compute_forward(batch, Stage.VALID)
-    return as_loss(brain.compute_objectives(outputs, batch, Stage.VALID)).sums
+    with seeded_evaluation(batch):
+        outputs = brain.compute_forward(batch, Stage.VALID)
+        return as_loss(brain.compute_objectives(outputs, batch, Stage.VALID)).sums
 
 
-def seed_evaluation(batch: Any) -> None:
-    """Seed what is drawn for a batch as one, and for each of its utterances."""
+def seeded_evaluation(batch: Any) -> AbstractContextManager[None]:
+    """Seed torch's generator, and in this context the random numbers of each utterance."""
     torch.manual_seed(0)
-    seed_draws(ids_of(batch))
+    return seeded_draws(ids_of(batch))
 
 
 def small_batch(planned: PlannedRun) -> Any:

@@ -23,7 +23,7 @@ from sbkit.base.imports import require_package
 from sbkit.bundle.config import WEIGHTS_FILE
 from sbkit.export.parity import Candidate
 from sbkit.export.traced import EXAMPLE, TrainedModel, quietly, shortest, trace
-from sbkit.models.streaming import ChunkedModel, streaming_model
+from sbkit.models.streaming import StreamingNetwork, streaming_network
 from sbkit.runtime.onnx_model import (
     MODEL_FILES,
     WEIGHTS_SHA256,
@@ -188,10 +188,10 @@ def _strip(model: Any) -> None:
 class ChunkModel(nn.Module):
     """A chunk as one module: audio (B, S) between -1 and 1, (B,), state -> (B, U, V), (B,), state.
 
-    The state is the tensors of the model's ChunkState, in their order.
+    The state is the tensors of the model's StreamingState, in their order.
     """
 
-    def __init__(self, stream: ChunkedModel, parts: nn.ModuleList) -> None:
+    def __init__(self, stream: StreamingNetwork, parts: nn.ModuleList) -> None:
         super().__init__()
         self.parts, self.stream = parts, stream  # the first owns every parameter
         self.kind: Any = type(stream.start())
@@ -209,7 +209,7 @@ def trace_chunk(model: Any) -> tuple[ExportedProgram, list[str]]:
 
     Raises SbkitError where it cannot be traced.
     """
-    stream = streaming_model(model)
+    stream = streaming_network(model)
     assert stream is not None
     start: Any = stream.start()
     state = vars(type(start).stack([start] * EXAMPLE))

@@ -27,10 +27,9 @@ from sbkit.bundle.protocols import ChunkSizes
 from sbkit.export.onnx_format import make_onnx, save_onnx
 from sbkit.export.parity import Candidate, Case
 from sbkit.export.traced import TrainedModel, trace
-from sbkit.models.asr import AsrModel
-from sbkit.models.chunks import StreamState
+from sbkit.models.asr import AsrModel, StreamingAsrModel
 from sbkit.models.frontend import KEPT, STRIDE
-from sbkit.models.streaming import StreamingModel, streaming_model
+from sbkit.models.streaming import EncoderState, streaming_network
 from sbkit.runtime.onnx_model import BatchLogProbs, Counts, Floats
 
 SUBSAMPLING = STRIDE**2
@@ -42,7 +41,7 @@ OUTPUTS = ("log_probs", "next_attn_cache", "next_conv_cache")
 class OnlineModel(nn.Module):
     """A chunk with WeNet's inputs and outputs."""
 
-    def __init__(self, model: AsrModel, stream: StreamingModel) -> None:
+    def __init__(self, model: AsrModel, stream: StreamingAsrModel) -> None:
         super().__init__()
         self.parts, self.stream = model.model, stream  # the first owns every parameter
         self.start = stream.start()
@@ -89,12 +88,12 @@ class OnlineModel(nn.Module):
         log_probs, _, state = self.stream.forward_features(x, lengths, state)
         return log_probs, *self._pack(state)
 
-    def _unpack(self, attention: Tensor, convolution: Tensor, mask: Tensor) -> StreamState:
+    def _unpack(self, attention: Tensor, convolution: Tensor, mask: Tensor) -> EncoderState:
         mels, channels = self.start.features.shape[2], self.start.hidden.shape[2]
         kept = convolution[-1].flatten()[: KEPT * (mels + channels)].view(1, KEPT, -1)
         _, blocks, left, _, heads, size = self.start.attention.shape
         keys = attention[:-1].reshape(blocks, heads, left, 2, size)
-        return StreamState(
+        return EncoderState(
             frames=mask[:, 0, : attention.shape[2]].sum(-1),
             features=kept[..., :mels],
             hidden=kept[..., mels:],
@@ -102,7 +101,7 @@ class OnlineModel(nn.Module):
             convolution=convolution[:-1, 0].transpose(1, 2).unsqueeze(0),
         )
 
-    def _pack(self, state: StreamState) -> tuple[Tensor, Tensor]:
+    def _pack(self, state: EncoderState) -> tuple[Tensor, Tensor]:
         keys = state.attention[0].permute(0, 3, 1, 2, 4).flatten(3)  # (N, H, L, 2 D/H)
         blocks = state.convolution[0].transpose(1, 2).unsqueeze(1)  # (N, 1, D, K)
         kept = torch.cat([state.features, state.hidden], 2).flatten()
@@ -114,8 +113,8 @@ class OnlineModel(nn.Module):
 def write_online(trained: TrainedModel, folder: Path, tokens: Path) -> Candidate:
     """Write the model; raises SbkitError where WeNet's caches cannot hold its state."""
     network, bundle = trained.bundle.model.network, trained.bundle
-    stream = streaming_model(network)
-    assert isinstance(stream, StreamingModel)
+    stream = streaming_network(network)
+    assert isinstance(stream, StreamingAsrModel)
     module, sizes = OnlineModel(network, stream).eval(), bundle.model.chunks
     assert sizes is not None
     chunk, left = stream.step // bundle.model.samples_per_frame, module.start.attention.shape[2]

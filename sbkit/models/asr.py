@@ -1,8 +1,9 @@
 """A recognizer: encoder of audio -> linear_stack -> ctc_lin; decoder of the encoder -> seq_lin.
 
-Legend: B utterances, S samples, U frames of the encoder, L tokens, D model width, V vocabulary.
+Legend: B utterances, S samples, T frames of features, U frames of the encoder, L tokens, M mel
+bins, D model width, V vocabulary.
 
-Training, transcription and export all call this one model.
+Training, transcription and export all call this model.
 """
 
 from dataclasses import dataclass
@@ -12,18 +13,27 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from sbkit.base.errors import SbkitError
-from sbkit.models.encoder import AcousticModel, SpecAugment, make_encoder
+from sbkit.audio.augment import AugmentFeatures
+from sbkit.audio.fbank import Fbank
+from sbkit.base.errors import ConfigError
+from sbkit.base.units import shift_samples, window_samples
+from sbkit.models.encoder import COMPOSED, AcousticModel, make_encoder
+from sbkit.models.frontend import STRIDE, ConvFrontEnd
 from sbkit.models.parts import token_embedding
+from sbkit.models.streaming import EncoderState
+from sbkit.models.transformer import Transformer
 from sbkit.text.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """What the model makes of a batch.
+    """What the model predicts from a batch.
 
-    states (B, U, D) of the encoder; log_probs (B, U, V) of CTC and, if asked for, from the middle
-    of the encoder; frame_lengths (B,); logits (B, L + 1, V) of the decoder, if there were tokens.
+    states: of the encoder, (B, U, D).
+    log_probs: of CTC, (B, U, V).
+    intermediate: the same from the middle of the encoder, if requested.
+    frame_lengths: (B,).
+    logits: of the decoder, (B, L + 1, V), if there were tokens.
     """
 
     states: Tensor
@@ -34,11 +44,11 @@ class Predictions:
 
 
 class AsrModel(AcousticModel):
-    """Call the parts of a recognizer in their order.
+    """Call the parts of a recognizer in order.
 
-    Parts may be sbkit's, SpeechBrain's or the user's; the encoder is ``encoder``, or
-    ``compute_features``, ``CNN`` and ``Transformer``. Without ``seq_lin`` it does CTC alone, and
-    without ``linear_stack`` nothing stands between encoder and ``ctc_lin``.
+    Parts may be sbkit's, SpeechBrain's or the user's. The encoder is either ``encoder``, or
+    ``compute_features``, ``CNN`` and ``Transformer``. Without ``seq_lin`` the model does CTC only;
+    without ``linear_stack``, ``ctc_lin`` reads the encoder directly.
     """
 
     def __init__(
@@ -56,15 +66,15 @@ class AsrModel(AcousticModel):
     ) -> None:
         parts = {"encoder": encoder, "compute_features": compute_features}
         parts |= {"CNN": CNN, "Transformer": Transformer}
-        made = make_encoder(parts, padding=vocabulary.blank)
+        built = make_encoder(parts, padding=vocabulary.blank)
         heads = {"ctc_lin": ctc_lin} | ({} if seq_lin is None else {"seq_lin": seq_lin})
         stack = {} if linear_stack is None else {"linear_stack": linear_stack}
-        super().__init__(model=model, encoder=made, heads=heads | stack)
+        super().__init__(model=model, encoder=built, heads=heads | stack)
         for name, head in heads.items():
             vocabulary.check_head(name=name, outputs=head_size(head))
-        embedding = token_embedding(made.part.module)
+        embedding = token_embedding(built.part.module)
         if embedding is not None:
-            vocabulary.check_embedding(name=made.part.NAME, rows=embedding.num_embeddings)
+            vocabulary.check_embedding(name=built.part.NAME, rows=embedding.num_embeddings)
         self.vocabulary = vocabulary
         self.ctc_lin = ctc_lin
         self.seq_lin = seq_lin
@@ -77,11 +87,12 @@ class AsrModel(AcousticModel):
         *,
         tokens: Tensor | None,
         return_intermediate: bool,
-        spec_augment: SpecAugment | None = None,
+        spec_augment: AugmentFeatures | None = None,
     ) -> Predictions:
-        """Score tokens at every frame, and after each of (B, L) tokens if there are any.
+        """Score tokens at every frame, and with ``tokens`` (B, L) also after each of them.
 
-        Raises SbkitError where the encoder has no middle or no decoder and is asked for it.
+        Raises:
+            ConfigError: the encoder has no middle layer or no decoder, but it is requested.
         """
         x, lengths = self.encoder.inputs(audio, audio_lengths, spec_augment)
         part = self.encoder.part
@@ -107,7 +118,7 @@ class AsrModel(AcousticModel):
 
     @property
     def samples_per_frame(self) -> int:
-        """How many samples of audio go by from one frame of CTC to the next."""
+        """The samples of audio from one frame of CTC to the next."""
         return self.encoder.subsampling.stride
 
     def ctc_log_probs(self, states: Tensor) -> Tensor:
@@ -116,27 +127,28 @@ class AsrModel(AcousticModel):
         return scores.float().log_softmax(-1)
 
     def decoder_log_probs(self, tokens: Tensor, states: Tensor, frame_lengths: Tensor) -> Tensor:
-        """Score each token and what follows the last: (B, L), (B, U, D), (B,) -> (B, L + 1, V).
+        """Score every next token, in float32: (B, L), (B, U, D), (B,) -> (B, L + 1, V).
 
-        In float32. Raises SbkitError where there is no decoder, or no `seq_lin`.
+        Raises:
+            ConfigError: there is no decoder, or no `seq_lin`.
         """
-        begun = nn.functional.pad(tokens, (1, 0), value=self.vocabulary.bos)
-        decoded = self.encoder.part.decode(begun, states, frame_lengths)
+        prefixed = nn.functional.pad(tokens, (1, 0), value=self.vocabulary.bos)
+        decoded = self.encoder.part.decode(prefixed, states, frame_lengths)
         return self._seq_logits(decoded).float().log_softmax(-1)
 
     @torch.no_grad()
     def score_tokens(
         self, states: Tensor, tokens: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.float64]:
-        """Score sequences of one utterance as above, in numpy: (U, D), (N, L) -> (N, L + 1, V)."""
+        """Score hypotheses of one utterance with the decoder: (U, D), (N, L) -> (N, L + 1, V)."""
         states = states.float().expand(len(tokens), *states.shape)
         lengths = torch.full((len(tokens),), states.shape[1])
-        scored = self.decoder_log_probs(torch.from_numpy(tokens).to(states.device), states, lengths)
-        found: npt.NDArray[np.float64] = scored.double().cpu().numpy()
-        return found
+        scores = self.decoder_log_probs(torch.from_numpy(tokens).to(states.device), states, lengths)
+        array: npt.NDArray[np.float64] = scores.double().cpu().numpy()
+        return array
 
     def unused_modules(self, ctc_weight: float) -> tuple[nn.Module, ...]:
-        """Return the modules that CTC alone does not run: the decoder and its head."""
+        """Return the modules that training does not run: with CTC only, decoder and `seq_lin`."""
         if ctc_weight < 1:
             return ()
         head = () if self.seq_lin is None else (self.seq_lin,)
@@ -144,12 +156,72 @@ class AsrModel(AcousticModel):
 
     def _seq_logits(self, decoded: Tensor) -> Tensor:
         if self.seq_lin is None:
-            raise SbkitError(
-                "`seq_lin` must be declared while ctc_weight is below 1.0, but is not. Add it to "
-                "the YAML, or set --ctc_weight=1.0 to train CTC alone."
+            raise ConfigError(
+                "ctc_weight is below 1.0, but the YAML has no `seq_lin`. Add it, or set "
+                "--ctc_weight=1.0 to train CTC only."
             )
         logits: Tensor = self.seq_lin(decoded)
         return logits
+
+    def as_streaming(self) -> "StreamingAsrModel | None":
+        """Return the model that runs chunk by chunk; None if this one was not trained for it."""
+        features, front_end, encoder = map(self.encoder.modules.get, COMPOSED)
+        if (
+            isinstance(features, Fbank)
+            and isinstance(front_end, ConvFrontEnd)
+            and isinstance(encoder, Transformer)
+            and front_end.is_causal
+            and encoder.streaming is not None
+            and encoder.streaming.chunk is not None
+        ):
+            return StreamingAsrModel(self, features, front_end, encoder, encoder.streaming.chunk)
+        return None
+
+
+class StreamingAsrModel:
+    """A recognizer that runs chunk by chunk; it holds nothing of a session.
+
+    Attributes:
+        step, window, shortest: samples, as in `StreamingNetwork`.
+    """
+
+    def __init__(
+        self,
+        model: AsrModel,
+        features: Fbank,
+        front_end: ConvFrontEnd,
+        encoder: Transformer,
+        chunk: int,
+    ) -> None:
+        """Take a model and its parts; ``chunk`` is in frames."""
+        self._model, self.features = model, features
+        self._front_end, self._encoder = front_end, encoder
+        shift = shift_samples(features.sample_rate)
+        self.shortest = window_samples(features.sample_rate)
+        self.step = chunk * STRIDE**2 * shift
+        self.window = self.step - shift + self.shortest
+
+    def start(self) -> EncoderState:
+        """Return the state of one session before its first sample."""
+        return EncoderState(**self._front_end.start(), **self._encoder.start())
+
+    def forward_chunk(
+        self, audio: Tensor, audio_lengths: Tensor, state: EncoderState
+    ) -> tuple[Tensor, Tensor, EncoderState]:
+        """Score every token at every frame of a chunk: (B, S), (B,) -> (B, U, V), (B,), state.
+
+        audio_lengths: ``window``, or less for a session that ends with this chunk.
+        """
+        features, lengths = self.features(audio, audio_lengths)
+        return self.forward_features(features, lengths, state)
+
+    def forward_features(
+        self, features: Tensor, lengths: Tensor, state: EncoderState
+    ) -> tuple[Tensor, Tensor, EncoderState]:
+        """Score every token at every frame of a chunk of features: (B, T, M), (B,) -> same."""
+        x, lengths, state = self._front_end.forward_chunk(features, lengths, state)
+        states, state = self._encoder.forward_chunk(x, lengths, state)
+        return self._model.ctc_log_probs(states), lengths, state
 
 
 def head_size(head: nn.Module) -> int:

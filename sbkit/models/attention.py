@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from sbkit.models.chunks import last_frames
 from sbkit.models.layers import Dropout
+from sbkit.models.streaming import last_frames
 
 ROTARY_BASE = 10_000.0
 
@@ -29,37 +29,38 @@ class SelfAttention(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """Attend where ``mask`` (B, U) or (B, 1, U, U) is true, or without one to what was before.
+        """Attend where ``mask`` is true.
 
-        The second says it for each frame that attends.
+        mask: (B, U) for all frames, or (B, 1, U, U) for each frame; None: each frame attends to
+            itself and the frames before it.
         """
         heads = self.qkv_proj(self.norm(x)).unflatten(-1, (3, self.nhead, -1))  # (B, U, 3, H, D/H)
         cosine, sine = rotary_angles(x.shape[1], heads.shape[-1], x.device)
-        both, value = heads.split((2, 1), dim=2)  # the gradient of a split is one copy
-        query, key = rotate(both, cosine, sine).unbind(2)
+        query_key, value = heads.split((2, 1), dim=2)  # the gradient of a split is one copy
+        query, key = rotate(query_key, cosine, sine).unbind(2)
         mask = mask[:, None, None, :] if mask is not None and mask.ndim == 2 else mask
         return self._attend(x, query, key, value.squeeze(2), mask)
 
     def forward_chunk(self, x: Tensor, mask: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
         """Attend to the past, (B, L, 2, H, D/H), and the chunk, where ``mask`` is true.
 
-        mask: (B, 1, 1, L + U). Keys are kept before rotation: distances are what counts, so that
-        positions may begin anew in each chunk.
+        mask: (B, 1, 1, L + U). Keys are kept before rotation: only distances count, so positions
+        may restart in each chunk.
         """
         heads = self.qkv_proj(self.norm(x)).unflatten(-1, (3, self.nhead, -1))
-        query, seen = heads[:, :, :1], torch.cat([past, heads[:, :, 1:]], 1)
-        key, value = seen[:, :, :1], seen[:, :, 1:]  # (B, L + U, 1, H, D/H)
+        query, key_value = heads[:, :, :1], torch.cat([past, heads[:, :, 1:]], 1)
+        key, value = key_value[:, :, :1], key_value[:, :, 1:]  # (B, L + U, 1, H, D/H)
         left = past.shape[1]
         cosine, sine = rotary_angles(left + x.shape[1], heads.shape[-1], x.device)
         query, key = rotate(query, cosine[left:], sine[left:]), rotate(key, cosine, sine)
         out = self._attend(x, query.squeeze(2), key.squeeze(2), value.squeeze(2), mask)
-        return out, last_frames(seen, left)
+        return out, last_frames(key_value, left)
 
     def _attend(
         self, x: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
     ) -> Tensor:
-        """Add to x what its queries find: (B, U, H, D/H) each, of keys and values perhaps more."""
-        query, key, value = (each.transpose(1, 2) for each in (query, key, value))
+        """Attend and add to x: query (B, U, H, D/H), key and value (B, K, H, D/H) -> (B, U, D)."""
+        query, key, value = (heads.transpose(1, 2) for heads in (query, key, value))
         return self.dropout.add(x, self.out_proj(attend(query, key, value, mask)))
 
 
@@ -95,14 +96,14 @@ def attend(
 ) -> Tensor:
     """Attend where ``mask`` is true: (B, H, U, D/H), 2 x (B, H, K, D/H) -> (B, U, D).
 
-    mask: of any shape that becomes (B, H, U, K); None: each attends to what was before it.
-    bias (B, H, U, K): added to the scores, where there is a mask.
+    mask: of any shape that broadcasts to (B, H, U, K); None: causal attention.
+    bias: added to the scores, (B, H, U, K); only with a mask.
     """
     is_exported = mask is not None and torch.compiler.is_exporting()
     if mask is not None and (is_exported or bias is not None):
-        added = query.new_zeros(()) if bias is None else bias.to(query.dtype)
-        mask = torch.where(mask, added, torch.finfo(query.dtype).min)
-    if is_exported:  # ONNX would have PyTorch's guard of rows without any frame: 8 % of the time
+        visible_bias = query.new_zeros(()) if bias is None else bias.to(query.dtype)
+        mask = torch.where(mask, visible_bias, torch.finfo(query.dtype).min)
+    if is_exported:  # else ONNX gets PyTorch's guard for rows without any frame: 8 % of the time
         scores = torch.matmul(query, key.transpose(-1, -2)) * query.shape[-1] ** -0.5 + mask
         out = torch.matmul(scores.softmax(-1), value)
     else:
@@ -113,32 +114,30 @@ def attend(
 
 
 def rotary_angles(length: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return what `rotate` multiplies the two channels of a pair with: 2 x (U, 1, 1, D/H).
+    """Return cosine and sine of position times frequency, for `rotate`: 2 x (U, 1, 1, D/H).
 
-    Cosine and sine of position times frequency; a pair is a channel of the first half and one of
-    the second, and the first one's sine is negative.
+    A pair is a channel of the first half and one of the second; the sine of the first is negative.
     """
     frequency = _frequencies if torch.compiler.is_dynamo_compiling() else _cached_frequencies
     angles = torch.arange(length, device=device).unsqueeze(1) * frequency(size, device)
     cosine, sine = angles.cos(), angles.sin()
-    return torch.cat([cosine, cosine], -1)[:, None, None], torch.cat([-sine, sine], -1)[
-        :, None, None
-    ]
+    cosine, sine = torch.cat([cosine, cosine], -1), torch.cat([-sine, sine], -1)
+    return cosine[:, None, None], sine[:, None, None]
 
 
 def _frequencies(size: int, device: torch.device) -> Tensor:
     return ROTARY_BASE ** (-torch.arange(0, size, 2, device=device) / size)
 
 
-# A constant in an exported graph: others round its powers otherwise, and at frame 950 that came to
-# four times the error of all other operations (7e-5 of a log-probability).
+# A constant in an exported graph: other runtimes round its powers differently, which at frame 950
+# came to four times the error of all other operations (7e-5 of a log-probability).
 _cached_frequencies = lru_cache(maxsize=8)(_frequencies)
 
 
 def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     """Rotate each pair of channels by the angle of its position: (B, U, ..., D/H) -> same.
 
-    By whole rows: four products of halves and their gradients took twice the time.
+    On whole rows: four products of halves and their gradients took twice as long.
     """
-    turned: Tensor = x * cosine + x.roll(x.shape[-1] // 2, -1) * sine
-    return turned.to(x.dtype)
+    rotated: Tensor = x * cosine + x.roll(x.shape[-1] // 2, -1) * sine
+    return rotated.to(x.dtype)

@@ -12,11 +12,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from sbkit.audio.augment import AugmentFeatures
 from sbkit.audio.lengths import length_mask
 from sbkit.base.errors import SbkitError
 from sbkit.config.ranges import AT_LEAST_ONE
 from sbkit.models.asr import head_size
-from sbkit.models.encoder import AcousticModel, SpecAugment, make_encoder
+from sbkit.models.encoder import AcousticModel, make_encoder
 from sbkit.models.parts import absolute, lengths_argument, raise_signature_error
 
 POOLING = "forward(x, lengths) -> y, with x (B, U, D), lengths (B,) and y (B, D')"
@@ -56,7 +57,7 @@ class UtteranceClassifier(AcousticModel):
         self.label_lin = label_lin
 
     def predict(
-        self, audio: Tensor, audio_lengths: Tensor, spec_augment: SpecAugment | None = None
+        self, audio: Tensor, audio_lengths: Tensor, spec_augment: AugmentFeatures | None = None
     ) -> Tensor:
         """Score every class, in float32: (B, S), (B,) -> (B, V) log-probabilities."""
         inputs = self.encoder.inputs(audio, audio_lengths, spec_augment)

@@ -1,7 +1,7 @@
-"""`compile: True`: the repeated blocks of the model become compiled code, each class once.
+"""`compile: True` compiles the repeated blocks of the model, each class once.
 
 A block is compiled for any number of utterances and frames. Random numbers are PyTorch's own, so
-that a compiled run has the losses of one that is not.
+that a compiled run has the losses of a plain one.
 """
 
 import logging
@@ -20,21 +20,20 @@ logger = logging.getLogger(__name__)
 
 
 OPTIONS = {"fallback_random": True}
-# Forms of one function; torch's 8 are fewer than training, validation, two precisions, and sizes of
-# one, which it compiles apart, make together. Beyond them it runs uncompiled.
-MOST = 64
+# Variants of one function, beyond which torch runs it uncompiled. Its default of 8 is too few for
+# training, validation, two precisions, and sizes of one, which it compiles separately.
+MAX_VARIANTS = 64
 
 
 def compile_blocks(modules: Iterable[nn.Module], device: torch.device) -> Counter[str]:
     """Compile the blocks of modules, or of the parts in a ModuleList, in place; count each class.
 
-    Not as SpeechBrain has it, a compiled wrapper for each of the Brain's modules: nobody calls a
-    ModuleList.
+    SpeechBrain wraps each of the Brain's modules instead, but nobody calls a ModuleList.
     """
-    lists = (each if isinstance(each, nn.ModuleList) else [each] for each in modules)
+    lists = (m if isinstance(m, nn.ModuleList) else [m] for m in modules)
     blocks = [block for part in chain.from_iterable(lists) for block in find_blocks(part)]
     compiler: Any = import_module("torch._dynamo")
-    compiler.config.recompile_limit = MOST
+    compiler.config.recompile_limit = MAX_VARIANTS
     if device.type == "cpu":
         _leave_attention_uncompiled()
     for block in blocks:
@@ -45,15 +44,15 @@ def compile_blocks(modules: Iterable[nn.Module], device: torch.device) -> Counte
 
 
 def _is_torchs(block: nn.Module) -> bool:
-    """Return whether a block and all in it are torch's, which compiles none of these for itself."""
-    return all(type(each).__module__.startswith("torch.") for each in block.modules())
+    """Return whether a block has only modules of torch, which are not worth compiling."""
+    return all(type(m).__module__.startswith("torch.") for m in block.modules())
 
 
 def _leave_attention_uncompiled() -> None:
-    """Call PyTorch's kernel from compiled code as it is.
+    """Call PyTorch's attention kernel from compiled code as it is.
 
-    torch 2.11 compiles the strides of the first batch into its gradient on the CPU, and the second
-    batch fails. It warns of what it cannot compile.
+    torch 2.11 compiles the strides of the first batch into its gradient on the CPU, so the second
+    batch fails. It warns of code that it cannot compile.
     """
     warnings.filterwarnings("ignore", ".*builtin .torch._C._nn.scaled_dot_product_attention")
     compiler: Any = import_module("torch._dynamo")
@@ -61,9 +60,8 @@ def _leave_attention_uncompiled() -> None:
 
 
 def find_blocks(part: nn.Module) -> Iterator[nn.Module]:
-    """Yield the members of the part's outermost module lists, or the part where it has none."""
-    found = list(_members(part))
-    yield from found or [part]
+    """Yield the members of the part's outermost module lists, or the part if it has none."""
+    yield from list(_members(part)) or [part]
 
 
 def _members(module: nn.Module) -> Iterator[nn.Module]:

@@ -4,11 +4,10 @@ Legend: B utterances, S samples, T frames of features, U frames of the encoder, 
 frame, D model width.
 
 A YAML declares it as one part, `encoder`, which takes audio, or as three: `compute_features`, `CNN`
-and `Transformer`. The models own nothing: every parameter belongs to the one ModuleList of the
-YAML.
+and `Transformer`. These classes own no parameters: each belongs to the one ModuleList of the YAML.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
 from functools import cached_property
 from typing import Any
@@ -16,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sbkit.audio.augment import AugmentFeatures
 from sbkit.audio.lengths import pad_to_bucket
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import ConfigError
 from sbkit.base.units import SAMPLE_RATE
 from sbkit.models.parts import FeatureExtractor, FrontEnd, TransformerPart, WaveformPart
 from sbkit.models.subsampling import Subsampling, as_evaluated
@@ -26,14 +26,12 @@ ENCODER, COMPOSED = "encoder", ("compute_features", "CNN", "Transformer")  # key
 
 TAKE_AUDIO = ("compute_features", ENCODER, "wave_augment")
 
-SpecAugment = Callable[[Tensor, Tensor], Tensor]  # (B, T, M), (B,) -> (B, T, M)
-
 
 class Encoder:
-    """An encoder of audio, of one part: (B, S) in the scale of int16, (B,) -> (B, U, D), (B,).
+    """An encoder of audio, in one part: (B, S) in the scale of int16, (B,) -> (B, U, D), (B,).
 
-    modules: those of the YAML by their keys; part: the last, which returns the states, and may
-    decode; features: what computes features, where a part does.
+    part: the last part, which returns the states and may decode.
+    modules: the modules of the YAML by their keys.
     """
 
     features: FeatureExtractor | None = None
@@ -42,30 +40,30 @@ class Encoder:
         self.part, self.modules = part, modules
 
     def inputs(
-        self, audio: Tensor, audio_lengths: Tensor, spec_augment: SpecAugment | None = None
+        self, audio: Tensor, audio_lengths: Tensor, spec_augment: AugmentFeatures | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Compute what the last part is given, here audio in its scale: -> (B, S), (B,)."""
+        """Compute the input of the last part, here scaled audio: -> (B, S), (B,)."""
         return self.part.scaled(audio), audio_lengths
 
     def __call__(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Encode."""
         return self.part.encode(*self.inputs(audio, audio_lengths))
 
     @cached_property
     def subsampling(self) -> Subsampling:
-        """How many frames audio has: by what the parts declare, else by running them on silence.
+        """The frames of audio, as the parts declare them, or by running them on silence.
 
-        Raises SbkitError where they keep no constant stride.
+        Raises:
+            ConfigError: they have no constant stride.
         """
         return self.part.subsampling(self._silence())
 
     def _silence(self) -> Tensor:
-        tensors = (each for module in self.modules.values() for each in module.parameters())
-        return torch.zeros(1, SAMPLE_RATE, device=next(tensors, torch.empty(0)).device)
+        parameters = (p for module in self.modules.values() for p in module.parameters())
+        return torch.zeros(1, SAMPLE_RATE, device=next(parameters, torch.empty(0)).device)
 
 
 class FeatureEncoder(Encoder):
-    """Features, front-end and Transformer, called in their order."""
+    """An encoder of three parts: features, front-end and Transformer."""
 
     def __init__(self, modules: Mapping[str, nn.Module], *, padding: int = 0) -> None:
         super().__init__(TransformerPart(modules["Transformer"], padding=padding), modules)
@@ -73,9 +71,9 @@ class FeatureEncoder(Encoder):
         self.front_end = FrontEnd(modules["CNN"])
 
     def inputs(
-        self, audio: Tensor, audio_lengths: Tensor, spec_augment: SpecAugment | None = None
+        self, audio: Tensor, audio_lengths: Tensor, spec_augment: AugmentFeatures | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Compute features, hide some of them, and subsample: -> (B, U, D), (B,)."""
+        """Compute features, mask some of them, and subsample: -> (B, U, D), (B,)."""
         features, frame_lengths = self.features(audio, audio_lengths)
         if spec_augment is not None:
             features = spec_augment(features, frame_lengths)
@@ -84,7 +82,7 @@ class FeatureEncoder(Encoder):
     def subsample(self, features: Tensor, frame_lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Call the front-end: (B, T, M), (B,) -> (B, U, D), (B,).
 
-        On an accelerator T becomes one of few lengths, unless what follows depends on padding.
+        On an accelerator T is padded to one of few lengths, unless a part depends on padding.
         """
         if self.front_end.accepts_lengths and self.part.accepts_lengths:
             features = pad_to_bucket(features)
@@ -96,7 +94,7 @@ class FeatureEncoder(Encoder):
 
     @cached_property
     def subsampling(self) -> Subsampling:
-        """How many frames features and front-end leave."""
+        """The frames of audio that features and front-end return."""
         audio = self._silence()
         with as_evaluated(audio.device, *self.modules.values()):
             features, _ = self.features(audio, torch.tensor([SAMPLE_RATE]))
@@ -109,26 +107,28 @@ def encoder_parts(hparams: Mapping[str, Any]) -> dict[str, nn.Module]:
 
 
 def make_encoder(parts: Mapping[str, nn.Module | None], *, padding: int = 0) -> Encoder:
-    """Put the parts of an encoder together; ``padding`` is the token that pads rows.
+    """Assemble an encoder from its parts; ``padding`` is the token that pads rows.
 
-    Raises SbkitError where they are neither one encoder of audio nor its three parts.
+    Raises:
+        ConfigError: the parts are neither one encoder of audio nor its three parts.
     """
-    given = {key: part for key, part in parts.items() if part is not None}
-    if {*given} == {ENCODER}:
-        return Encoder(WaveformPart(given[ENCODER]), given)
-    if {*given} != {*COMPOSED}:
-        raise SbkitError(
-            f"A model must have `{ENCODER}`, which takes audio, or `compute_features`, `CNN` and "
-            f"`Transformer`, but has {' and '.join(f'`{key}`' for key in given) or 'neither'}. "
-            "Declare the one or the others."
+    declared = {key: part for key, part in parts.items() if part is not None}
+    if {*declared} == {ENCODER}:
+        return Encoder(WaveformPart(declared[ENCODER]), declared)
+    if {*declared} != {*COMPOSED}:
+        raise ConfigError(
+            f"A model needs either `{ENCODER}`, which takes audio, or `compute_features`, `CNN` "
+            "and `Transformer`, but the YAML declares "
+            f"{' and '.join(f'`{key}`' for key in declared) or 'neither'}."
         )
-    return FeatureEncoder(given, padding=padding)
+    return FeatureEncoder(declared, padding=padding)
 
 
 def measure_subsampling(hparams: Mapping[str, Any]) -> Subsampling:
-    """Return how many frames the encoder of a YAML makes of audio, by running copies of its parts.
+    """Return the frames that the encoder of a YAML makes of audio, by running copies of its parts.
 
-    Raises SbkitError where they keep no constant stride.
+    Raises:
+        ConfigError: they have no constant stride.
     """
     parts = encoder_parts(hparams)
     run = {key: part for key, part in parts.items() if key != TransformerPart.NAME}
@@ -136,7 +136,7 @@ def measure_subsampling(hparams: Mapping[str, Any]) -> Subsampling:
 
 
 class AcousticModel:
-    """What every task shares: an encoder, and the check that the one ModuleList owns its parts."""
+    """An encoder with heads, all of whose parts the one ModuleList owns; the base of every task."""
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class AcousticModel:
         heads: Mapping[str, nn.Module],
     ) -> None:
         parts = {**encoder.modules, **heads}
-        if encoder.features is not None:  # only what it learns: constants are no part of a model
+        if encoder.features is not None:  # only its parameters: constants may stay outside
             name = encoder.features.NAME
             parts[name] = nn.ParameterList(parts.pop(name).parameters())
         require_registered(model, parts)
@@ -157,13 +157,13 @@ class AcousticModel:
         return self.encoder(audio, audio_lengths)
 
     def to(self, device: torch.device) -> None:
-        """Move the model, and what computes features, to a device."""
+        """Move the model, and the part that computes features, to a device."""
         for part in (self.model, *self.encoder.modules.values()):
             part.to(device)
 
 
 def require_registered(model: nn.ModuleList, parts: Mapping[str, nn.Module]) -> None:
-    """Refuse a part with parameters or buffers that the one ModuleList does not own.
+    """Raise ConfigError for a part with parameters or buffers that the one ModuleList does not own.
 
     Such a part would stay on the CPU, in no optimizer and in no checkpoint (SpeechBrain #2804).
     """
@@ -175,26 +175,21 @@ def require_registered(model: nn.ModuleList, parts: Mapping[str, nn.Module]) -> 
             if id(tensor) not in owned
         ]
         if strays:
-            raise SbkitError(
+            raise ConfigError(
                 f"`model` must own every part, but `{name}` is not in its list "
-                f"({name}.{strays[0]} and {len(strays) - 1} more tensors are left out). "
+                f"({name}.{strays[0]} and {len(strays) - 1} more tensors are missing). "
                 f"Add `!ref <{name}>` to the torch.nn.ModuleList."
             )
 
 
 def require_rate(parts: Mapping[str, Any], sample_rate: int) -> None:
-    """Check that no module of the parts that take audio is made for another rate, in Hz.
-
-    Raises:
-        SbkitError: one says in its `sample_rate` that it is.
-    """
+    """Raise ConfigError if a module that takes audio has another `sample_rate`, in Hz."""
     for name in TAKE_AUDIO:
         part = parts.get(name)
         for module in part.modules() if isinstance(part, nn.Module) else ():
-            made_for = getattr(module, "sample_rate", None)
-            if isinstance(made_for, int | float) and made_for != sample_rate:
-                raise SbkitError(
-                    f"`{name}` must be made for the audio's {sample_rate} Hz, but its "
-                    f"{type(module).__name__} is made for {made_for} Hz. Write `sample_rate: !ref "
-                    "<sample_rate>` in it."
+            module_rate = getattr(module, "sample_rate", None)
+            if isinstance(module_rate, int | float) and module_rate != sample_rate:
+                raise ConfigError(
+                    f"The audio has {sample_rate} Hz, but {type(module).__name__} in `{name}` is "
+                    f"made for {module_rate} Hz. Add `sample_rate: !ref <sample_rate>` to it."
                 )

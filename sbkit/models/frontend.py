@@ -1,6 +1,7 @@
 """The CNN: features in, a quarter of their frames out.
 
-Legend: B utterances, T frames of 10 ms, U = ceil(T / 4) frames of 40 ms, M mel bins, D model width.
+Legend: B utterances, T frames of 10 ms, U = ceil(T / 4) frames of 40 ms, M mel bins, C channels, D
+model width.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,22 +13,27 @@ from torch import Tensor, nn
 
 from sbkit.audio.lengths import length_mask
 from sbkit.config.ranges import AT_LEAST_ONE
-from sbkit.models.chunks import StreamState, last_frames
 from sbkit.models.layers import FrameConv, GlobalNorm
+from sbkit.models.streaming import EncoderState, last_frames
 
 KERNEL = 5  # frames; two layers see 13 frames, 145 ms of audio
 STRIDE = 2
-KEPT = KERNEL - STRIDE  # frames before a block of STRIDE that a causal convolution sees
+KEPT = KERNEL - STRIDE  # frames that a causal convolution sees before a block of STRIDE
 
 
 class ConvFrontEnd(nn.Module):
     """Subsample by four with two strided convolutions: (B, T, M), (B,) -> (B, U, D), (B,).
 
-    It knows the lengths: what lies past an utterance is zero before every convolution, just as the
-    padding of the convolution itself, so an utterance does not depend on what it is batched with
-    (SpeechBrain issue #924: WER 2.8 at batch 1, 20.3 at batch 8).
-    With ``streaming``, whatever its chunks are, a frame sees no feature past its own four: each
+    It masks the padding before every convolution, so an utterance does not depend on what it is
+    batched with (SpeechBrain issue #924: WER 2.8 at batch 1, 20.3 at batch 8).
+    With ``streaming``, whatever its chunk, a frame sees no feature past its own four: each
     convolution is padded by three frames before and one after, not by two and two.
+
+    >>> norm = GlobalNorm(n_mels=80)
+    >>> front_end = ConvFrontEnd(normalize=norm, n_mels=80, channels=64, d_model=144)
+    >>> x, lengths = front_end(torch.rand(1, 100, 80), torch.tensor([100]))
+    >>> x.shape, lengths
+    (torch.Size([1, 25, 144]), tensor([25]))
     """
 
     RANGES: ClassVar = dict.fromkeys(("n_mels", "channels", "d_model"), AT_LEAST_ONE)
@@ -51,49 +57,48 @@ class ConvFrontEnd(nn.Module):
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Normalize and convolve twice."""
         x = _mask_padding(self.normalize(features), lengths)
-        before = (self.start() if self.is_causal else {}).values()
-        x, lengths, _ = self._convolve(
-            x, lengths, [each.expand(x.shape[0], -1, -1) for each in before]
-        )
+        past = (self.start() if self.is_causal else {}).values()
+        past_rows = [frames.expand(x.shape[0], -1, -1) for frames in past]
+        x, lengths, _ = self._convolve(x, lengths, past_rows)
         return x, lengths
 
     def start(self) -> dict[str, Tensor]:
-        """Return what it keeps before the first chunk of one session, by names of StreamState."""
+        """Return its fields of the `EncoderState` of one session before the first chunk."""
         zeros = self.norm.weight.new_zeros
         sizes = {"features": self.conv1.in_channels, "hidden": self.conv2.in_channels}
         return {name: zeros(1, KEPT, size) for name, size in sizes.items()}
 
     def forward_chunk(
-        self, features: Tensor, lengths: Tensor, state: StreamState
-    ) -> tuple[Tensor, Tensor, StreamState]:
-        """Subsample a chunk of each session after what its state keeps: (B, T, M) -> (B, U, D).
+        self, features: Tensor, lengths: Tensor, state: EncoderState
+    ) -> tuple[Tensor, Tensor, EncoderState]:
+        """Subsample a chunk of each session: (B, T, M), (B,) -> (B, U, D), (B,), state.
 
-        lengths (B,): of a session that goes on, they are the whole chunk, a multiple of four.
+        lengths: the whole chunk, a multiple of four, for a session that continues.
         """
         x = _mask_padding(self.normalize(features), lengths)
-        x, lengths, kept = self._convolve(x, lengths, (state.features, state.hidden))
-        features, hidden = (last_frames(each, KEPT) for each in kept)
+        x, lengths, convolved = self._convolve(x, lengths, (state.features, state.hidden))
+        features, hidden = (last_frames(frames, KEPT) for frames in convolved)
         return x, lengths, replace(state, features=features, hidden=hidden)
 
     def _convolve(
-        self, x: Tensor, lengths: Tensor, before: Sequence[Tensor]
+        self, x: Tensor, lengths: Tensor, past: Sequence[Tensor]
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Convolve twice, each time after the frames ``before`` if it is causal.
+        """Convolve twice, after the frames of ``past`` if it is causal.
 
-        Returns also what was convolved then.
+        Also returns the input of each causal convolution.
         """
-        seen = list[Tensor]()
-        for number, convolve in enumerate((self.conv1, self.conv2)):
-            if number:
+        inputs: list[Tensor] = []
+        for index, convolve in enumerate((self.conv1, self.conv2)):
+            if index:
                 x = _mask_padding(nn.functional.silu(x), lengths)  # (B, ceil(T/2), C)
-            if before:
-                seen.append(torch.cat([before[number], x], 1))
-                x = nn.functional.pad(seen[number], (0, 0, 0, 1))
+            if past:
+                inputs.append(torch.cat([past[index], x], 1))
+                x = nn.functional.pad(inputs[index], (0, 0, 0, 1))
             x, lengths = convolve(x), _halve(lengths)
-        return self.norm(x), lengths, seen  # (B, U, D)
+        return self.norm(x), lengths, inputs  # (B, U, D)
 
     def frame_lengths(self, lengths: Tensor) -> Tensor:
-        """Count the frames that are left of lengths: (B,) -> (B,)."""
+        """Count the frames that remain of lengths: (B,) -> (B,)."""
         return _halve(_halve(lengths))
 
 

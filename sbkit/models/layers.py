@@ -1,12 +1,6 @@
-"""Linear layers between an encoder and a head, as recipes that fine-tune one add them.
+"""Layers that several models share: convolutions with channels last, cheap dropout, feature norm.
 
-A convolution over frames that leaves the channels where linear layers have them, last.
-
-Dropout that costs little on the CPU.
-
-Mean and variance of the features, measured once over the training set and kept in the model.
-
-Legend: B utterances, T frames, M mel bins.
+Legend: B utterances, T frames, U frames of the encoder, C channels, D width, M mel bins.
 """
 
 from typing import ClassVar
@@ -16,14 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d
 
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import DataError
 from sbkit.config.ranges import AT_LEAST_NONE, AT_LEAST_ONE, SHARE
 
 
 class LinearStack(nn.Sequential):
     """Linear, LayerNorm, LeakyReLU and dropout, ``layers`` times: (B, U, D) -> (B, U, D).
 
-    SpeechBrain's has batch norms, whose statistics take padding along.
+    It stands between an encoder and a head when fine-tuning. SpeechBrain's has batch norms, whose
+    statistics include the padding.
     """
 
     RANGES: ClassVar = {"size": AT_LEAST_ONE, "layers": AT_LEAST_NONE, "dropout": SHARE}
@@ -33,20 +28,19 @@ class LinearStack(nn.Sequential):
             (nn.Linear(size, size), nn.LayerNorm(size), nn.LeakyReLU(), Dropout(dropout))
             for _ in range(layers)
         )
-        super().__init__(*(each for block in blocks for each in block))
+        super().__init__(*(layer for block in blocks for layer in block))
 
 
 class FrameConv(nn.Conv1d):
     """Convolve over frames, padded with zeros: (B, T, C) -> (B, T', C').
 
-    In float32 on the CPU it is asked for as one of images of height one, whose channels are last in
+    In float32 on the CPU this is a convolution of images of height one, with channels last in
     memory: PyTorch's conv1d copies such a tensor in and out, and its depthwise kernel took 3.0 ms
-    forwards and backwards where this takes 1.0 (eight utterances of 180 frames, 144 channels, two
+    forward and backward where this takes 1.0 (eight utterances of 180 frames, 144 channels, two
     cores). In bfloat16 that kernel of oneDNN never returns for 16 channels (torch 2.11).
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Convolve."""
         is_float32 = x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
         if x.device.type != "cpu" or not is_float32:
             return super().forward(x.transpose(1, 2)).transpose(1, 2)
@@ -65,38 +59,37 @@ class FrameConv(nn.Conv1d):
 class StridedConv(FrameConv):
     """Convolve over frames with a stride, without padding or groups: (B, T, C) -> (B, T', C').
 
-    On the CPU by products of matrices, of as many taps as there are strides at a time, whose rows
-    are views. Forwards and backwards, two clips of 8,000 frames, 512 channels, a kernel of 3, a
-    stride of 2, one core: 0.50 s, `FrameConv` 2.08, PyTorch's with channels first 0.67.
+    On the CPU by matrix products over ``stride`` taps at a time, whose rows are views. Forward and
+    backward of two clips of 8,000 frames, 512 channels, a kernel of 3 and a stride of 2 took 0.50 s
+    on one core; `FrameConv` took 2.08, and PyTorch's with channels first 0.67.
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Convolve."""
         if x.device.type != "cpu" or torch.compiler.is_exporting():
             return super().forward(x)
         (kernel,), (stride,) = self.kernel_size, self.stride
         taps = self.weight.permute(2, 1, 0)  # (K, C, C')
         frames = (x.shape[1] - kernel) // stride + 1
-        width = stride if self.in_channels > 1 else kernel
+        group = stride if self.in_channels > 1 else kernel
         y = x.new_zeros(()) if self.bias is None else self.bias
-        for at in range(0, kernel, width):
-            some = taps[at : at + width]
-            rows = x[:, at:].unfold(1, len(some), stride)[:, :frames]  # (B, T', C, taps)
-            matrix = some.flatten(0, 1).expand(x.shape[0], -1, -1)
+        for start in range(0, kernel, group):
+            group_taps = taps[start : start + group]
+            rows = x[:, start:].unfold(1, len(group_taps), stride)[:, :frames]  # (B, T', C, taps)
+            matrix = group_taps.flatten(0, 1).expand(x.shape[0], -1, -1)
             y = torch.baddbmm(y, rows.transpose(2, 3).flatten(2), matrix)
         return y
 
 
-_SEEDS = 2**63 - 1
-_STEPS = 1 << 16  # a decision is one of 65536 values, so a rate is met to 1 part in 65536
+_MAX_SEED = 2**63 - 1
+_LEVELS = 1 << 16  # a draw has 16 bits, so a rate is met to 1 part in 65536
 
 
 class Dropout(nn.Module):
-    """Set a share of the elements to zero and scale up the rest; do nothing when not training.
+    """Set a share of the elements to zero and scale up the rest, in training only.
 
-    PyTorch's own draws one Mersenne-Twister number an element, one after the other: on two cores
-    it took 23 % of a Conformer's training step. Here a number of NumPy's SFC64, which is seeded by
-    PyTorch's generator, makes four decisions. Elsewhere than on the CPU it is PyTorch's.
+    On the CPU, PyTorch's own draws one Mersenne-Twister number per element, one after the other: on
+    two cores it took 23 % of a Conformer's training step. Here one number of NumPy's SFC64, seeded
+    by PyTorch's generator, decides about four elements. Other devices use PyTorch's.
     """
 
     def __init__(self, p: float) -> None:
@@ -104,7 +97,6 @@ class Dropout(nn.Module):
         self.p = p
 
     def forward(self, x: Tensor) -> Tensor:
-        """Drop: (...) -> (...)."""
         if not self.training or self.p == 0.0:
             return x
         if x.device.type != "cpu":
@@ -112,28 +104,28 @@ class Dropout(nn.Module):
         return x * self._factors(x)
 
     def add(self, x: Tensor, y: Tensor, weight: float = 1.0) -> Tensor:
-        """Return x + weight * dropout(y), in one pass over memory where that is possible."""
+        """Return x + weight * dropout(y), on the CPU in one pass over memory."""
         if self.training and self.p > 0.0 and y.device.type == "cpu" and x.dtype == y.dtype:
             return torch.addcmul(x, y, self._factors(y, weight))
         return torch.add(x, self(y), alpha=weight)
 
     def _factors(self, x: Tensor, weight: float = 1.0) -> Tensor:
-        """Draw for each element of x zero, or the weight over the share that is kept."""
-        dropped = min(round(self.p * _STEPS), _STEPS - 1)
+        """Draw for each element of x a zero, or the weight over the share that is kept."""
+        dropped = min(round(self.p * _LEVELS), _LEVELS - 1)
         draw = _draw_compiled if torch.compiler.is_compiling() else _draw
-        drawn = draw(torch.randint(_SEEDS, ()), x.numel()).view(x.shape).to(torch.float32)
-        factors = drawn.ge_(dropped - _STEPS // 2).mul_(weight * _STEPS / (_STEPS - dropped))
+        draws = draw(torch.randint(_MAX_SEED, ()), x.numel()).view(x.shape).to(torch.float32)
+        factors = draws.ge_(dropped - _LEVELS // 2).mul_(weight * _LEVELS / (_LEVELS - dropped))
         return factors.to(x.dtype)
 
 
 def _draw(seed: Tensor, count: int) -> Tensor:
-    """Draw whole numbers from all that 16 bits hold: -> (count,) of int16."""
+    """Draw any int16, all equally likely: -> (count,)."""
     words = np.random.SFC64(int(seed)).random_raw((count + 3) // 4)
     return torch.from_numpy(words.view(np.int16))[:count]
 
 
-# For compiled code, one operation. Each call has a seed of its own, so that no compiler takes two
-# calls of one size for the same.
+# One operation for compiled code. Each call has its own seed, so that no compiler merges two calls
+# of one size.
 _draw_compiled = torch.library.custom_op(
     "sbkit::draw_int16",
     lambda seed, count: _draw(seed, count).clone(),
@@ -144,7 +136,10 @@ _draw_compiled.register_fake(lambda seed, count: seed.new_empty(count, dtype=tor
 
 
 class GlobalNorm(nn.Module):
-    """Normalize every mel bin to zero mean and unit variance: (..., M) -> (..., M)."""
+    """Normalize every mel bin to zero mean and unit variance: (..., M) -> (..., M).
+
+    The statistics are measured once, over the training set, and belong to the model.
+    """
 
     mean: Tensor
     std: Tensor
@@ -157,18 +152,20 @@ class GlobalNorm(nn.Module):
         self.register_buffer("frames", torch.zeros((), dtype=torch.int64))
 
     def forward(self, features: Tensor) -> Tensor:
-        """Normalize in the type of the statistics."""
         return (features.to(self.mean.dtype) - self.mean) / self.std
 
     def set_statistics(self, sums: Tensor, frames: Tensor) -> None:
-        """Set mean and deviation from sums (2, M), of features and of squares, over frames ().
+        """Set mean and standard deviation, from sums (2, M) of features and squares over frames ().
 
-        A bin that never varies keeps a deviation of one. Raises SbkitError where no frame is.
+        The deviation of a bin that never varies is set to one.
+
+        Raises:
+            DataError: there are no frames.
         """
         if int(frames) == 0:
-            raise SbkitError(
-                "The training set must hold at least one frame of audio (25 ms) to measure the "
-                "features' mean, but holds none. Check --data_folder and min_seconds."
+            raise DataError(
+                "The mean of the features cannot be measured: the training set has no clip of at "
+                "least 25 ms. Check --data_folder and min_seconds."
             )
         mean, mean_square = sums / frames
         std = (mean_square - mean.square()).clamp(min=0).sqrt()

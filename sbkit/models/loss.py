@@ -14,27 +14,29 @@ from sbkit.audio.lengths import length_mask
 
 @dataclass(frozen=True)
 class Loss:
-    """The loss of each utterance and what it is divided by.
+    """The loss of each utterance, as a sum and its divisor.
 
-    sums (B,): negative log-likelihood; counts (B,): tokens that it is spread over, zero for an
-    utterance that takes no part.
+    sums: negative log-likelihood, (B,).
+    counts: its tokens, (B,); zero excludes an utterance.
+
+    >>> loss = Loss(torch.tensor([6.0, 2.0]), torch.tensor([3, 1]))
+    >>> float(loss.sums.sum() / loss.counts.sum())
+    2.0
     """
 
     sums: Tensor
     counts: Tensor
 
     def detach(self) -> "Loss":
-        """Return it without gradients, as a tensor does."""
         return Loss(self.sums.detach(), self.counts)
 
     def cpu(self) -> "Loss":
-        """Return it on the CPU, as a tensor does."""
         return Loss(self.sums.cpu(), self.counts.cpu())
 
     def interpolate(self, other: "Loss", weight: float) -> "Loss":
-        """Add this loss and another of the same utterances with weights; the counts stay.
+        """Weight this loss and another of the same utterances, and keep these counts.
 
-        An utterance that takes no part here takes none in the sum.
+        An utterance that is excluded here is excluded from the result.
         """
         sums = weight * self.sums + (1 - weight) * other.sums
         return Loss(sums * (self.counts > 0), self.counts)
@@ -43,31 +45,31 @@ class Loss:
 def ctc(
     log_probs: Tensor, frame_lengths: Tensor, tokens: Tensor, token_lengths: Tensor, blank: int
 ) -> Loss:
-    """Sum over all alignments: (B, U, V), (B,), (B, L), (B,) -> Loss.
+    """Sum over all alignments, in float32: (B, U, V), (B,), (B, L), (B,) -> Loss.
 
-    In float32. An utterance with fewer frames than its tokens need (one each, and one more between
-    two that are equal) has no alignment: it weighs nothing here.
+    An utterance with fewer frames than its tokens need (one each, and one more between two equal
+    tokens) has no alignment and is excluded.
     Source: Graves et al. 2006.
     """
     per_utterance = ctc_loss(
         log_probs.float().transpose(0, 1),  # (U, B, V)
         tokens,
-        frame_lengths,  # read on the host, where lengths are in training
+        frame_lengths,  # on the host in training
         token_lengths,
         blank=blank,
         reduction="none",
         zero_infinity=True,
     )
     needed, counts, available = (
-        each.to(log_probs.device, non_blocking=True)
-        for each in (frames_needed(tokens, token_lengths), token_lengths, frame_lengths)
+        counts.to(log_probs.device, non_blocking=True)
+        for counts in (frames_needed(tokens, token_lengths), token_lengths, frame_lengths)
     )
-    possible = available >= needed
-    return Loss(per_utterance.where(possible, 0), counts * possible)
+    is_possible = available >= needed
+    return Loss(per_utterance.where(is_possible, 0), counts * is_possible)
 
 
 def frames_needed(tokens: Tensor, token_lengths: Tensor) -> Tensor:
-    """Count the frames that CTC needs at least: (B, L), (B,) -> (B,)."""
+    """Count the fewest frames that CTC needs: (B, L), (B,) -> (B,)."""
     mask = length_mask(token_lengths, tokens.shape[1], tokens.device)[:, 1:]
     repeats = (tokens[:, 1:] == tokens[:, :-1]) & mask
     return token_lengths.to(tokens.device, non_blocking=True) + repeats.sum(1)
@@ -76,12 +78,12 @@ def frames_needed(tokens: Tensor, token_lengths: Tensor) -> Tensor:
 def attention_loss(
     logits: Tensor, tokens: Tensor, token_lengths: Tensor, eos: int, label_smoothing: float
 ) -> Loss:
-    """Predict each token and the end: (B, L + 1, V), (B, L), (B,) -> Loss, in float32."""
+    """Predict each token and then eos, in float32: (B, L + 1, V), (B, L), (B,) -> Loss."""
     counts = token_lengths.to(tokens.device, non_blocking=True)
-    wanted = torch.nn.functional.pad(tokens, (0, 1))
-    wanted = wanted.scatter(1, counts.unsqueeze(1), eos)  # (B, L + 1)
-    each = cross_entropy(
-        logits.float().transpose(1, 2), wanted, reduction="none", label_smoothing=label_smoothing
+    targets = torch.nn.functional.pad(tokens, (0, 1))
+    targets = targets.scatter(1, counts.unsqueeze(1), eos)  # (B, L + 1)
+    per_token = cross_entropy(
+        logits.float().transpose(1, 2), targets, reduction="none", label_smoothing=label_smoothing
     )  # (B, L + 1)
-    mask = length_mask(counts + 1, wanted.shape[1], wanted.device)
-    return Loss((each * mask).sum(1), counts)
+    mask = length_mask(counts + 1, targets.shape[1], targets.device)
+    return Loss((per_token * mask).sum(1), counts)

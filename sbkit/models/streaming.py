@@ -1,82 +1,171 @@
-"""A recognizer chunk by chunk: samples in, log-probabilities out, with a state between.
+"""Streaming: what a frame of a chunk sees, and the state that is kept from chunk to chunk.
 
-Legend: B sessions, S samples, T frames of features, U frames of 40 ms, V vocabulary.
+Legend: B utterances or sessions, S samples, U frames of 40 ms, L frames of left context, N blocks,
+K frames that a convolution sees to one side, H heads, D model width, M mel bins, C channels, V
+tokens.
+
+Attention sees the L frames before a chunk and all of the chunk; a convolution sees K frames back
+and up to the end of the chunk. A chunk therefore needs nothing that follows it, and computing a
+clip chunk by chunk equals computing it at once under a mask. Without chunks the encoder sees whole
+clips.
+Sources: Zhang et al. 2020, arXiv 2012.05481 (one model for many chunk sizes, drawn in training); Li
+et al. 2023, arXiv 2304.09325 (convolutions that end with the chunk).
 """
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple, Protocol, Self
+
+import torch
 from torch import Tensor
 
-from sbkit.audio.fbank import Fbank
-from sbkit.base.units import shift_samples, window_samples
-from sbkit.models.asr import AsrModel
-from sbkit.models.chunks import StreamState
-from sbkit.models.encoder import COMPOSED
-from sbkit.models.frontend import STRIDE, ConvFrontEnd
-from sbkit.models.transformer import Transformer
-from sbkit.models.voice_activity import VoiceActivityModel
+from sbkit.audio.draws import draw_for_step
+from sbkit.base.errors import ConfigError
+
+FRAME_MS = 40  # of the front-end: four shifts of 10 ms
+WHOLE_CLIP_SHARE = 0.3  # of the micro-batches in training that see whole clips
 
 
-class StreamingModel:
-    """The parts of a recognizer that was trained for chunks; holds nothing of a session.
+class ChunkMask(NamedTuple):
+    """The frames that each frame attends to, (B, 1, U, U) or (B, 1, 1, L + U); frames per chunk."""
 
-    Attributes:
-        step: samples from one chunk to the next.
-        window: samples that a chunk is computed of, which are more by what two neighbouring
-            windows of the features share.
-        shortest: samples that have a frame.
+    visible: Tensor
+    chunk: int
+
+
+@dataclass(frozen=True)
+class StreamingConfig:
+    """Chunk and left context of an encoder, in frames; ``chunk`` None: whole clips.
+
+    >>> StreamingConfig.parse({"chunk_ms": 640, "left_ms": 2560})
+    StreamingConfig(chunk=16, left=64)
     """
 
-    def __init__(
-        self, model: AsrModel, features: Fbank, front_end: ConvFrontEnd, encoder: Transformer
-    ) -> None:
-        """Take a model and its parts, as `streaming_model` finds them."""
-        self._model, self.features = model, features
-        self._front_end, self._encoder = front_end, encoder
-        assert encoder.streaming is not None and encoder.streaming.chunk is not None
-        shift = shift_samples(features.sample_rate)
-        self.shortest = window_samples(features.sample_rate)
-        self.step = encoder.streaming.chunk * STRIDE**2 * shift
-        self.window = self.step - shift + self.shortest
+    chunk: int | None
+    left: int
 
-    def start(self) -> StreamState:
+    @classmethod
+    def parse(cls, declared: Mapping[str, object]) -> Self:
+        """Read `streaming` of a YAML; raise ConfigError if it is not valid.
+
+        `lookahead_ms` must be 0: no frame sees past its chunk.
+        """
+        match declared:
+            case {"chunk_ms": int(chunk_ms), "left_ms": int(left_ms), **rest} if (
+                rest in ({}, {"lookahead_ms": 0})
+                and chunk_ms % FRAME_MS == left_ms % FRAME_MS == 0
+                and chunk_ms > 0
+                and left_ms >= 0
+            ):
+                return cls(chunk_ms // FRAME_MS, left_ms // FRAME_MS)
+        raise ConfigError(
+            "`streaming` must be {chunk_ms: .., left_ms: .., lookahead_ms: 0} with multiples of "
+            f"the {FRAME_MS} ms of a frame and a chunk_ms above 0, but is {dict(declared)}. "
+            "Correct it; for more context to the right, raise chunk_ms."
+        )
+
+    def draw(self) -> "StreamingConfig":
+        """Draw the chunk of a micro-batch in training: whole clips, or half to twice the chunk.
+
+        All micro-batches of a step have the same (`sbkit/audio/draws.py`).
+        """
+        whole_clips, share = draw_for_step(2).tolist()
+        if self.chunk is None or whole_clips < WHOLE_CLIP_SHARE:
+            return StreamingConfig(None, self.left)
+        shortest, longest = max(1, self.chunk // 2), 2 * self.chunk
+        return StreamingConfig(shortest + int(share * (longest + 1 - shortest)), self.left)
+
+    def mask(self, mask: Tensor) -> ChunkMask | None:
+        """Return the chunk mask of a batch, None for whole clips; ``mask`` (B, U): true within.
+
+        A frame in the padding attends to itself, since a row without any frame is NaN on some
+        devices.
+        """
+        if self.chunk is None:
+            return None
+        position = torch.arange(mask.shape[1], device=mask.device)
+        chunk_start = (position // self.chunk * self.chunk).unsqueeze(1)  # (U, 1)
+        is_near = (position >= chunk_start - self.left) & (position < chunk_start + self.chunk)
+        visible = is_near & mask.unsqueeze(1) | (position == position.unsqueeze(1))
+        return ChunkMask(visible.unsqueeze(1), self.chunk)
+
+
+class BlockState(NamedTuple):
+    """The state of an encoder block: attention (B, L, 2, H, D/H), convolution (B, K, D)."""
+
+    attention: Tensor
+    convolution: Tensor
+
+
+@dataclass(frozen=True)
+class StreamingState:
+    """The state of sessions, one per row of its tensors.
+
+    No tensor is ever modified, so a state may be shared. `vars(state)` are plain tensors to save;
+    the class is built from them again.
+    """
+
+    @classmethod
+    def stack(cls, states: Sequence[Self]) -> Self:
+        """Put sessions of any age into one batch."""
+        names = [field.name for field in fields(cls)]
+        return cls(
+            **{name: torch.cat([getattr(state, name) for state in states]) for name in names}
+        )
+
+    def rows(self) -> list[Self]:
+        """Return the state of each session, with storage of its own."""
+        columns = (tensor.split(1) for tensor in vars(self).values())
+        rows = zip(*columns, strict=True)
+        return [type(self)(*(tensor.clone() for tensor in row)) for row in rows]
+
+
+@dataclass(frozen=True)
+class EncoderState(StreamingState):
+    """The state of a recognizer's front-end and encoder.
+
+    frames (B,): encoded so far.
+    features (B, 3, M): the last normalized ones.
+    hidden (B, 3, C): the last frames between the two convolutions of the front-end.
+    attention (B, N, L, 2, H, D/H): keys before rotation, and values.
+    convolution (B, N, K, D): the last frames after the gate of each block.
+    """
+
+    frames: Tensor
+    features: Tensor
+    hidden: Tensor
+    attention: Tensor
+    convolution: Tensor
+
+
+class StreamingNetwork(Protocol):
+    """A network that runs chunk by chunk; the state of a session is passed in and returned.
+
+    step: samples from the start of one chunk to the start of the next.
+    window: samples that a chunk is computed from: ``step`` and the overlap of feature windows.
+    shortest: the fewest samples that yield a frame.
+    """
+
+    step: int
+    window: int
+    shortest: int
+
+    def start(self) -> StreamingState:
         """Return the state of one session before its first sample."""
-        return StreamState(**self._front_end.start(), **self._encoder.start())
 
     def forward_chunk(
-        self, audio: Tensor, audio_lengths: Tensor, state: StreamState
-    ) -> tuple[Tensor, Tensor, StreamState]:
-        """Score every token at every frame of a chunk: (B, S), (B,) -> (B, U, V), (B,), state.
-
-        audio_lengths: ``window``, or less of a session that ends with this chunk.
-        """
-        features, lengths = self.features(audio, audio_lengths)
-        return self.forward_features(features, lengths, state)
-
-    def forward_features(
-        self, features: Tensor, lengths: Tensor, state: StreamState
-    ) -> tuple[Tensor, Tensor, StreamState]:
-        """Score every token at every frame of a chunk of features: (B, T, M), (B,) -> same."""
-        x, lengths, state = self._front_end.forward_chunk(features, lengths, state)
-        states, state = self._encoder.forward_chunk(x, lengths, state)
-        return self._model.ctc_log_probs(states), lengths, state
+        self, audio: Tensor, audio_lengths: Tensor, state: Any
+    ) -> tuple[Tensor, Tensor, StreamingState]:
+        """Compute log-probabilities of a chunk: (B, S), (B,) -> (B, U, V), (B,), state."""
 
 
-ChunkedModel = StreamingModel | VoiceActivityModel
+def streaming_network(model: object) -> StreamingNetwork | None:
+    """Return the network that runs a model chunk by chunk; None if it only takes whole clips."""
+    as_streaming = getattr(model, "as_streaming", None)
+    network: StreamingNetwork | None = None if as_streaming is None else as_streaming()
+    return network
 
 
-def streaming_model(model: object) -> ChunkedModel | None:
-    """Return what runs a model chunk by chunk, or None for one that takes whole clips alone."""
-    if isinstance(model, VoiceActivityModel):
-        return model
-    parts = model.encoder.modules if isinstance(model, AsrModel) else {}
-    features, front_end, encoder = map(parts.get, COMPOSED)
-    if (
-        isinstance(model, AsrModel)
-        and isinstance(features, Fbank)
-        and isinstance(front_end, ConvFrontEnd)
-        and isinstance(encoder, Transformer)
-        and front_end.is_causal
-        and encoder.streaming is not None
-        and encoder.streaming.chunk is not None
-    ):
-        return StreamingModel(model, features, front_end, encoder)
-    return None
+def last_frames(x: Tensor, count: int) -> Tensor:
+    """Return the last frames, possibly none: (B, U, ...) -> (B, count, ...)."""
+    return x[:, x.shape[1] - count :]

@@ -1,15 +1,17 @@
-"""The Transformer: an encoder of Conformer or Transformer blocks, and a decoder that may be absent.
+"""The Transformer: an encoder of Conformer or Transformer blocks, and an optional decoder.
 
-Legend: B utterances, U frames of 40 ms, L tokens, D model width, H heads, V vocabulary.
+Legend: B utterances, U frames of 40 ms, L tokens or frames of left context, K frames that a
+convolution sees to one side, D model width, H heads.
 
 Written from plain parts (Linear, scaled_dot_product_attention with rotary positions, a depthwise
-Conv1d, LayerNorm) so that it exports and compiles; every block knows the lengths, so the output for
-an utterance does not depend on what it is padded or batched with.
+Conv1d, LayerNorm) so that it exports and compiles. Every block masks the padding, so the output for
+an utterance does not depend on its batch.
 Sources: Gulati et al. 2020 (Conformer), Su et al. 2021 (rotary positions).
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar, cast
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import ClassVar, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,21 +19,42 @@ from torch.nn.functional import silu
 from torch.utils.checkpoint import checkpoint
 
 from sbkit.audio.lengths import length_mask
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import ConfigError
 from sbkit.config.ranges import AT_LEAST_NONE, AT_LEAST_ONE, SHARE
 from sbkit.models.attention import CrossAttention, SelfAttention
-from sbkit.models.chunks import BlockState, Chunks, Streaming, StreamState, last_frames
 from sbkit.models.layers import Dropout, FrameConv
+from sbkit.models.streaming import (
+    BlockState,
+    ChunkMask,
+    EncoderState,
+    StreamingConfig,
+    last_frames,
+)
+
+
+class EncoderBlock(Protocol):
+    """A block of the encoder, which also runs chunk by chunk."""
+
+    def forward_chunk(
+        self, x: Tensor, chunk: ChunkMask, mask: Tensor, past: BlockState
+    ) -> tuple[Tensor, BlockState]:
+        """Run the frames of a chunk after those of ``past``: (B, U, D) -> (B, U, D), state."""
 
 
 class Transformer(nn.Module):
-    """Encode frames and, when there are decoder layers, decode tokens against them.
+    """Encode frames and, if there are decoder layers, decode tokens against them.
 
-    With ``gradient_checkpointing`` the backward pass computes the activations of each block of the
-    encoder again, with the same random numbers: less memory, a third more time.
-    ``streaming``, as {chunk_ms: 640, left_ms: 2560}, cuts what frames see: into
-    chunks of random sizes in training, of this size after it. `forward_chunk` computes the same
-    chunk by chunk.
+    encoder_module: conformer or transformer.
+    kernel_size: frames of a Conformer's convolution.
+    gradient_checkpointing: recompute the activations of each encoder block in the backward pass,
+        with the same random numbers: less memory, a third more time.
+    streaming: {chunk_ms: 640, left_ms: 2560} limits what a frame sees to its chunk and the left
+        context. Training draws the size of the chunks. `forward_chunk` computes the same chunk by
+        chunk.
+
+    >>> encoder = Transformer(d_model=16, nhead=2, d_ffn=32, num_encoder_layers=2)
+    >>> encoder.encode(torch.rand(1, 25, 16), torch.tensor([25])).shape
+    torch.Size([1, 25, 16])
     """
 
     RANGES: ClassVar = {
@@ -58,30 +81,29 @@ class Transformer(nn.Module):
     ) -> None:
         super().__init__()
         if encoder_module not in ("conformer", "transformer"):
-            raise SbkitError(
-                f"`encoder_module` must be conformer or transformer, but is {encoder_module!r}. "
-                "Choose one of the two."
+            raise ConfigError(
+                f"`encoder_module` must be conformer or transformer, but is {encoder_module!r}."
             )
-        width = {"d_model": d_model, "nhead": nhead, "d_ffn": d_ffn}
+        sizes = {"d_model": d_model, "nhead": nhead, "d_ffn": d_ffn}
         block: Callable[[], nn.Module] = {
-            "conformer": lambda: ConformerBlock(**width, kernel_size=kernel_size, dropout=dropout),
-            "transformer": lambda: TransformerBlock(**width, dropout=dropout),
+            "conformer": lambda: ConformerBlock(**sizes, kernel_size=kernel_size, dropout=dropout),
+            "transformer": lambda: TransformerBlock(**sizes, dropout=dropout),
         }[encoder_module]
         self.d_model, self.nhead = d_model, nhead
-        self.reach = kernel_size // 2 if encoder_module == "conformer" else 0  # of a convolution
+        self.past_frames = kernel_size // 2 if encoder_module == "conformer" else 0
         self.gradient_checkpointing = gradient_checkpointing
-        self.streaming = None if streaming is None else Streaming.of(streaming)
+        self.streaming = None if streaming is None else StreamingConfig.parse(streaming)
         self.dropout = Dropout(dropout)
         self.encoder = nn.ModuleList(block() for _ in range(num_encoder_layers))
         self.encoder_norm = nn.LayerNorm(d_model)
         self.decoder = nn.ModuleList(
-            DecoderBlock(**width, dropout=dropout) for _ in range(num_decoder_layers)
+            DecoderBlock(**sizes, dropout=dropout) for _ in range(num_decoder_layers)
         )
         if num_decoder_layers:
             if vocab_size is None:
-                raise SbkitError(
-                    "`vocab_size` of the Transformer must be given when num_decoder_layers is "
-                    f"{num_decoder_layers}, but is null. Use !ref <tokenizer.vocab_size>."
+                raise ConfigError(
+                    f"A Transformer with {num_decoder_layers} decoder layers needs `vocab_size`, "
+                    "but it is null. Write `vocab_size: !ref <tokenizer.vocab_size>`."
                 )
             self.embedding = nn.Embedding(vocab_size, d_model)
             self.decoder_norm = nn.LayerNorm(d_model)
@@ -93,69 +115,73 @@ class Transformer(nn.Module):
         return normed
 
     def encode_with_intermediate(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Encode, and return first the states after half of the blocks: -> 2 x (B, U, D).
+        """Encode, and also return the states after half of the blocks, first: -> 2 x (B, U, D).
 
-        Both through the same norm, so that one head can read either (Lee and Watanabe 2021).
+        Both pass the same norm, so that one head can read either (Lee and Watanabe 2021).
         """
-        after = list(self._encoded(x, lengths))
-        return self.encoder_norm(after[len(self.encoder) // 2]), self.encoder_norm(after[-1])
+        states = list(self._encoded(x, lengths))
+        return self.encoder_norm(states[len(self.encoder) // 2]), self.encoder_norm(states[-1])
 
     def _encoded(self, x: Tensor, lengths: Tensor) -> Iterator[Tensor]:
         """Run the blocks, and yield the input and the output of each."""
-        again = self.gradient_checkpointing and self.training and torch.is_grad_enabled()
+        recompute = self.gradient_checkpointing and self.training and torch.is_grad_enabled()
         mask = length_mask(lengths, x.shape[1], x.device)  # (B, U)
-        chunks: Chunks | None = None
+        chunks: ChunkMask | None = None
         if self.streaming is not None:
-            chunks = (self.streaming.draw() if self.training else self.streaming).cut(mask)
+            chunks = (self.streaming.draw() if self.training else self.streaming).mask(mask)
         x = self.dropout(x)
         yield x
         for block in self.encoder:
-            given = (x, mask, chunks)
-            x = checkpoint(block, *given, use_reentrant=False) if again else block(*given)
+            if recompute:
+                x = checkpoint(block, x, mask, chunks, use_reentrant=False)
+            else:
+                x = block(x, mask, chunks)
             yield x
 
     def start(self) -> dict[str, Tensor]:
-        """Return what it keeps before the first chunk of one session, by names of StreamState."""
+        """Return its fields of the `EncoderState` of one session before the first chunk."""
         assert self.streaming is not None
         zeros, blocks = self.encoder_norm.weight.new_zeros, len(self.encoder)
         heads = (self.nhead, self.d_model // self.nhead)
         return {
             "frames": zeros(1, dtype=torch.int64),
             "attention": zeros(1, blocks, self.streaming.left, 2, *heads),
-            "convolution": zeros(1, blocks, self.reach, self.d_model),
+            "convolution": zeros(1, blocks, self.past_frames, self.d_model),
         }
 
     def forward_chunk(
-        self, x: Tensor, lengths: Tensor, state: StreamState
-    ) -> tuple[Tensor, StreamState]:
-        """Encode a chunk of each session, (B, U, D), after all that its state has seen.
+        self, x: Tensor, lengths: Tensor, state: EncoderState
+    ) -> tuple[Tensor, EncoderState]:
+        """Encode a chunk of each session: (B, U, D), (B,) -> (B, U, D), state.
 
-        lengths (B,): of a session that goes on, they are the whole chunk.
+        lengths: the whole chunk, for a session that continues.
         """
         left, device = state.attention.shape[2], x.device
         mask = length_mask(lengths, x.shape[1], device)  # (B, U)
-        was_seen = torch.arange(left, device=device) >= left - state.frames.unsqueeze(1)  # (B, L)
-        visible = torch.cat([was_seen, mask], 1)[:, None, None]  # (B, 1, 1, L + U)
-        after, blocks = list[BlockState](), cast("Any", self.encoder)
-        for number, block in enumerate(blocks):
-            past = BlockState(state.attention[:, number], state.convolution[:, number])
-            x, kept = block.forward_chunk(x, Chunks(visible, x.shape[1]), mask, past)
-            after.append(kept)
-        attention, convolution = (torch.stack(each, 1) for each in zip(*after, strict=True))
+        has_past = torch.arange(left, device=device) >= left - state.frames.unsqueeze(1)  # (B, L)
+        visible = torch.cat([has_past, mask], 1)[:, None, None]  # (B, 1, 1, L + U)
+        block_states: list[BlockState] = []
+        for index, block in enumerate(cast("Iterable[EncoderBlock]", self.encoder)):
+            past = BlockState(state.attention[:, index], state.convolution[:, index])
+            x, block_state = block.forward_chunk(x, ChunkMask(visible, x.shape[1]), mask, past)
+            block_states.append(block_state)
+        attention, convolution = (torch.stack(s, 1) for s in zip(*block_states, strict=True))
         frames = state.frames + lengths.to(device)
-        more = {"attention": attention, "convolution": convolution, "frames": frames}
-        return self.encoder_norm(x), StreamState(**{**vars(state), **more})
+        state = replace(state, attention=attention, convolution=convolution, frames=frames)
+        return self.encoder_norm(x), state
 
     def decode(self, tokens: Tensor, states: Tensor, lengths: Tensor) -> Tensor:
         """Decode with teacher forcing: (B, L) tokens, (B, U, D), (B,) frames -> (B, L, D).
 
-        What lies past the end of a row of tokens cannot be seen by what lies before it.
-        Raises SbkitError when there are no decoder layers.
+        Attention is causal, so no token sees the padding after it.
+
+        Raises:
+            ConfigError: there are no decoder layers.
         """
         if not self.decoder:
-            raise SbkitError(
-                "`num_decoder_layers` must be at least 1 while ctc_weight is below 1.0, but is 0. "
-                "Raise it, or set --ctc_weight=1.0 to train CTC alone."
+            raise ConfigError(
+                "ctc_weight is below 1.0, but the Transformer has no decoder: `num_decoder_layers` "
+                "is 0. Raise it, or set --ctc_weight=1.0 to train CTC only."
             )
         mask = length_mask(lengths, states.shape[1], states.device)
         x = self.dropout(self.embedding(tokens))
@@ -177,18 +203,18 @@ class ConformerBlock(nn.Module):
         self.convolution = Convolution(d_model=d_model, kernel_size=kernel_size, dropout=dropout)
         self.feed_forward2 = FeedForward(d_model=d_model, d_ffn=d_ffn, dropout=dropout)
 
-    def forward(self, x: Tensor, mask: Tensor, chunks: Chunks | None = None) -> Tensor:
-        """Apply the parts in their order; ``mask`` (B, U) is true within an utterance."""
+    def forward(self, x: Tensor, mask: Tensor, chunks: ChunkMask | None = None) -> Tensor:
+        """Apply the parts; ``mask`` (B, U) is true within an utterance."""
         x = self.feed_forward1(x, weight=0.5)
         x = self.attention(x, mask if chunks is None else chunks.visible)
-        x = self.convolution(x, mask, None if chunks is None else chunks.size)
-        added: Tensor = self.feed_forward2(x, weight=0.5)
-        return added
+        x = self.convolution(x, mask, None if chunks is None else chunks.chunk)
+        out: Tensor = self.feed_forward2(x, weight=0.5)
+        return out
 
     def forward_chunk(
-        self, x: Tensor, chunk: Chunks, mask: Tensor, past: BlockState
+        self, x: Tensor, chunk: ChunkMask, mask: Tensor, past: BlockState
     ) -> tuple[Tensor, BlockState]:
-        """Apply the parts to the frames of a chunk, after those that ``past`` keeps."""
+        """Apply the parts to the frames of a chunk, after those of ``past``."""
         x = self.feed_forward1(x, weight=0.5)
         x, attention = self.attention.forward_chunk(x, chunk.visible, past.attention)
         x, convolution = self.convolution.forward_chunk(x, mask, past.convolution)
@@ -203,16 +229,16 @@ class TransformerBlock(nn.Module):
         self.attention = SelfAttention(d_model=d_model, nhead=nhead, dropout=dropout)
         self.feed_forward = FeedForward(d_model=d_model, d_ffn=d_ffn, dropout=dropout)
 
-    def forward(self, x: Tensor, mask: Tensor, chunks: Chunks | None = None) -> Tensor:
-        """Apply the parts in their order; ``mask`` (B, U) is true within an utterance."""
+    def forward(self, x: Tensor, mask: Tensor, chunks: ChunkMask | None = None) -> Tensor:
+        """Apply the parts; ``mask`` (B, U) is true within an utterance."""
         x = self.attention(x, mask if chunks is None else chunks.visible)
-        added: Tensor = self.feed_forward(x)
-        return added
+        out: Tensor = self.feed_forward(x)
+        return out
 
     def forward_chunk(
-        self, x: Tensor, chunk: Chunks, mask: Tensor, past: BlockState
+        self, x: Tensor, chunk: ChunkMask, mask: Tensor, past: BlockState
     ) -> tuple[Tensor, BlockState]:
-        """Apply the parts to the frames of a chunk, after those that ``past`` keeps."""
+        """Apply the parts to the frames of a chunk, after those of ``past``."""
         x, attention = self.attention.forward_chunk(x, chunk.visible, past.attention)
         return self.feed_forward(x), BlockState(attention, past.convolution)
 
@@ -227,11 +253,11 @@ class DecoderBlock(nn.Module):
         self.feed_forward = FeedForward(d_model=d_model, d_ffn=d_ffn, dropout=dropout)
 
     def forward(self, x: Tensor, states: Tensor, mask: Tensor) -> Tensor:
-        """Apply the parts in their order; ``mask`` (B, U) is true at the frames of an utterance."""
+        """Apply the parts; ``mask`` (B, U) is true at the frames of an utterance."""
         x = self.attention(x, None)
         x = self.cross_attention(x, states, mask)
-        added: Tensor = self.feed_forward(x)
-        return added
+        out: Tensor = self.feed_forward(x)
+        return out
 
 
 class FeedForward(nn.Sequential):
@@ -248,7 +274,7 @@ class FeedForward(nn.Sequential):
         )
 
     def forward(self, x: Tensor, weight: float = 1.0) -> Tensor:
-        """Return x and ``weight`` times what the layers make of it."""
+        """Add ``weight`` times the output of the layers to x."""
         *layers, last = self
         y = x
         for layer in layers:
@@ -258,7 +284,7 @@ class FeedForward(nn.Sequential):
 
 
 class Convolution(nn.Module):
-    """Mix neighbouring frames, each channel by itself, and add: (B, U, D) -> (B, U, D).
+    """Mix neighboring frames per channel, and add: (B, U, D) -> (B, U, D).
 
     Gate, depthwise convolution, LayerNorm (BatchNorm would let an utterance see its batch).
     """
@@ -277,31 +303,31 @@ class Convolution(nn.Module):
     def forward(self, x: Tensor, mask: Tensor, chunk: int | None = None) -> Tensor:
         """Convolve; frames where ``mask`` (B, U) is false count as zero.
 
-        So do, for a frame, those after its ``chunk`` of so many frames.
+        chunk: frames per chunk; a frame sees nothing past its own chunk.
         """
         y = nn.functional.glu(self.pointwise_conv1(self.norm(x))) * mask.unsqueeze(-1)
         y = self.depthwise_conv(y) if chunk is None else self._convolve_chunks(y, chunk)
         return self._add(x, y)
 
     def forward_chunk(self, x: Tensor, mask: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
-        """Convolve a chunk after the frames that are kept, (B, K, D)."""
+        """Convolve a chunk after the frames of ``past``, (B, K, D)."""
         y = nn.functional.glu(self.pointwise_conv1(self.norm(x))) * mask.unsqueeze(-1)
-        seen, left = torch.cat([past, y], 1), past.shape[1]
-        return self._add(x, self.depthwise_conv(seen)[:, left:]), last_frames(seen, left)
+        frames, left = torch.cat([past, y], 1), past.shape[1]
+        return self._add(x, self.depthwise_conv(frames)[:, left:]), last_frames(frames, left)
 
     def _convolve_chunks(self, y: Tensor, chunk: int) -> Tensor:
-        """Convolve, and take back what came from after the end of a chunk: (B, U, D) -> same.
+        """Convolve, then subtract what came from past the end of each chunk: (B, U, D) -> same.
 
-        Windows of each chunk and the K frames before it took 1.5 times as long as this.
+        Convolving each chunk with the K frames before it took 1.5 times as long.
         """
         convolve, frames = self.depthwise_conv, y.shape[1]
-        width = convolve.kernel_size[0] // 2
+        side = convolve.kernel_size[0] // 2
         convolved: Tensor = convolve(y)
-        left = chunk - torch.arange(frames, device=y.device) % chunk  # frames to the end: (U,)
-        padded = nn.functional.pad(y, (0, 0, 0, width))
-        for ahead in range(1, width + 1):
-            beyond = padded[:, ahead : ahead + frames] * (left <= ahead).unsqueeze(1)
-            weight = convolve.weight[:, 0, width + ahead]
+        to_end = chunk - torch.arange(frames, device=y.device) % chunk  # frames: (U,)
+        padded = nn.functional.pad(y, (0, 0, 0, side))
+        for ahead in range(1, side + 1):
+            beyond = padded[:, ahead : ahead + frames] * (to_end <= ahead).unsqueeze(1)
+            weight = convolve.weight[:, 0, side + ahead]
             convolved = torch.addcmul(convolved, beyond, weight, value=-1)
         return convolved
 

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from sbkit.base.units import shift_samples, window_samples
-from sbkit.models.chunks import ChunkState, last_frames
 from sbkit.models.encoder import require_registered
 from sbkit.models.parts import FeatureExtractor
+from sbkit.models.streaming import StreamingState, last_frames
 
 
 @dataclass(frozen=True)
-class VoiceState(ChunkState):
+class VoiceState(StreamingState):
     """features (B, K, M): the last normalized ones; hidden (B, 1, D): of the GRU."""
 
     features: Tensor
@@ -50,6 +50,10 @@ class VoiceActivityModel:
         self.shortest = window_samples(rate)
         self.step = self.samples_per_frame = conv.stride[0] * shift
         self.window = self.step - shift + self.shortest
+
+    def as_streaming(self) -> "VoiceActivityModel":
+        """Return this model, which runs whole clips and chunks."""
+        return self
 
     def start(self) -> VoiceState:
         """Return the state of one session before its first sample."""

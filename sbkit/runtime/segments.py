@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sbkit.audio.io import Samples
-from sbkit.audio.levels import WINDOWS, find_pauses
+from sbkit.audio.levels import WINDOWS_PER_SECOND, find_pauses
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.decoding.frames import LogProbs
 from sbkit.runtime.voice_detector import SpeechEvent, VoiceDetector
@@ -99,22 +99,22 @@ class Segmenter:
         """Return the first segment of pending samples (S,), which follows another one."""
         start = after.next_start
         ahead, is_longer = pending[: self._max_samples], len(pending) > self._max_samples
-        window = self.sample_rate // WINDOWS
+        window = self.sample_rate // WINDOWS_PER_SECOND
         count = len(ahead) // window
-        min_windows = max(self.min_seconds * WINDOWS, after.overlap / window)
+        min_windows = max(self.min_seconds * WINDOWS_PER_SECOND, after.overlap / window)
         cuts = [  # the length of each pause, and its cut: the middle, or MARGIN before the end
-            (end - first, end - min((end - first) // 2, round(MARGIN_SECONDS * WINDOWS)))
+            (end - first, end - min((end - first) // 2, round(MARGIN_SECONDS * WINDOWS_PER_SECOND)))
             for first, end in pauses.within(ahead, start)
             if (is_longer or end < count) and (first > 0 or end - first == count)
         ]
         cuts = [(length, cut) for length, cut in cuts if cut >= min_windows]
         for length, cut in cuts:
-            if length >= LONG_PAUSE_SECONDS * WINDOWS:
+            if length >= LONG_PAUSE_SECONDS * WINDOWS_PER_SECOND:
                 return Segment(pending[: cut * window].copy(), start)
         if not is_longer:
             return Segment(pending, start)
         length, cut = max(cuts, default=(0, 0))
-        if length >= SHORT_PAUSE_SECONDS * WINDOWS:
+        if length >= SHORT_PAUSE_SECONDS * WINDOWS_PER_SECOND:
             return Segment(pending[: cut * window].copy(), start)
         step = self._max_samples - seconds_to_samples(OVERLAP_SECONDS, self.sample_rate)
         return Segment(ahead, start, self._max_samples - step // self.multiple * self.multiple)
@@ -139,7 +139,7 @@ class Pauses:
 
         start: the index of the first of them in the source.
         """
-        window, rate = self._rate // WINDOWS, self._rate
+        window, rate = self._rate // WINDOWS_PER_SECOND, self._rate
         if self._detector is None:
             return find_pauses(samples, window)
         end = samples_to_seconds(start + len(samples), rate)

@@ -32,10 +32,9 @@ from sbkit.checkpoint.weights import check_finite, check_same_model, limit_param
 from sbkit.decoding.attention import Counts, Floats
 from sbkit.decoding.frames import LogProbs
 from sbkit.distributed.device import DTYPES, Placement
-from sbkit.models.chunks import ChunkState
 from sbkit.models.compiling import find_blocks
 from sbkit.models.encoder import require_rate
-from sbkit.models.streaming import ChunkedModel, streaming_model
+from sbkit.models.streaming import StreamingNetwork, StreamingState, streaming_network
 from sbkit.runtime.model import (
     Shapes,
     StreamingUse,
@@ -113,8 +112,8 @@ class TorchModel:
             torch.set_num_threads(torch.get_num_threads())
 
     @property
-    def _chunked(self) -> ChunkedModel | None:
-        return streaming_model(self.network)
+    def _chunked(self) -> StreamingNetwork | None:
+        return streaming_network(self.network)
 
     @property
     def streaming(self) -> StreamingModel | None:
@@ -129,15 +128,15 @@ class TorchModel:
             return None
         return ChunkSizes(chunked.step, chunked.window, chunked.shortest)
 
-    def start(self) -> ChunkState:
+    def start(self) -> StreamingState:
         """Return the state of a session before its first sample."""
         assert self._chunked is not None
         return self._chunked.start()
 
     @torch.inference_mode()
     def advance(
-        self, chunks: Sequence[Samples], states: Sequence[ChunkState]
-    ) -> list[tuple[LogProbs, ChunkState]]:
+        self, chunks: Sequence[Samples], states: Sequence[StreamingState]
+    ) -> list[tuple[LogProbs, StreamingState]]:
         """Run one chunk (S,) of each session in one batch; return (U, V) and the new state."""
         assert self._chunked is not None
         state: Any = type(states[0]).stack(states)
@@ -307,10 +306,10 @@ class CompiledModel(TorchModel):
         return outputs
 
     def advance(
-        self, chunks: Sequence[Samples], states: Sequence[ChunkState]
-    ) -> list[tuple[LogProbs, ChunkState]]:
+        self, chunks: Sequence[Samples], states: Sequence[StreamingState]
+    ) -> list[tuple[LogProbs, StreamingState]]:
         """Run one chunk of each session, in batches of the table, as its base does."""
-        outputs: list[tuple[LogProbs, ChunkState]] = []
+        outputs: list[tuple[LogProbs, StreamingState]] = []
         sessions = list(zip(chunks, states, strict=True))
         for start in range(0, len(sessions), self._shapes.clips[-1]):
             batch = sessions[start : start + self._shapes.clips[-1]]

@@ -20,7 +20,7 @@ from speechbrain.utils.checkpoints import mark_as_loader, mark_as_saver, registe
 from torch import nn
 from torch.utils.data import DataLoader
 
-from sbkit.audio.draws import seed_draws
+from sbkit.audio.draws import seeded_draws
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.rng import State, random_state, restore_random_state
 from sbkit.data.batch import Batch, Loaders
@@ -261,8 +261,7 @@ class Brain(StepBrain):
     def evaluate_batch(self, batch: Any, stage: Stage) -> Any:
         """Return what `compute_objectives` makes of one batch, a Loss or a mean, on the CPU."""
         batch = self.placed(batch)
-        seed_draws(ids_of(batch))
-        with self.evaluation_ctx:
+        with seeded_draws(ids_of(batch)), self.evaluation_ctx:
             outputs = self.compute_forward(batch, stage=stage)
             objective = self.compute_objectives(outputs, batch, stage=stage)
         if type(self).metrics:

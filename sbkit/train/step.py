@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from sbkit.audio.draws import seed_draws
+from sbkit.audio.draws import seeded_draws
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.rng import seed_step
 from sbkit.config.hparams import KnobAttributes
@@ -126,12 +126,13 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
         batch = self.placed(batch)
         if (self.step - 1) % self.grad_accumulation_factor == 0:  # the first of its step
             self._statistics.save()
-        self._set_rate_and_seed(batch)
-        self.on_fit_batch_start(batch, self.should_step)
-        with self.no_sync(not self.should_step), explained_memory(batch):
-            with self.training_ctx:
-                outputs, objective = self.ddp_step(batch)
-            total, counts = self._backward(objective)
+        self._set_rate()
+        with self._seeded(batch):
+            self.on_fit_batch_start(batch, self.should_step)
+            with self.no_sync(not self.should_step), explained_memory(batch):
+                with self.training_ctx:
+                    outputs, objective = self.ddp_step(batch)
+                total, counts = self._backward(objective)
         self._counts = counts if self._counts is None else self._counts + counts
         self._nonfinite.record(batch, total)
         if self.should_step:
@@ -142,12 +143,8 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
         self.on_fit_batch_end(batch, outputs, objective, self.should_step)
         return detached(objective)
 
-    def _set_rate_and_seed(self, batch: Any) -> None:
-        """Set the rate and the seed from the place in the run: a resumed run needs nothing else.
-
-        The rate where the YAML has `lr_schedule`; the seed where sbkit's sampler plans the batches:
-        by utterance for `draw_uniform`, by rank for what torch draws, as in dropout.
-        """
+    def _set_rate(self) -> None:
+        """Set the learning rate if the YAML has `lr_schedule`, from the position in the run."""
         epochs = self._declared("epoch_counter", None)
         if self._schedule is not None:
             progress = (epochs.current - 1 + self.epoch_share) / epochs.limit
@@ -155,13 +152,18 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
             factor = self._schedule(*place, self._training_metrics.validations)
             rate = None if self._declared("optimizers", None) else self.hparams.lr
             set_rate(self._active_optimizers().values(), factor, rate)
+
+    def _seeded(self, batch: Any) -> AbstractContextManager[None]:
+        """Seed random numbers from the position in the run, if sbkit's sampler plans the batches.
+
+        So a resumed run draws the same. Seeds `draw_uniform` by utterance, and torch by rank.
+        """
         if not self._is_planned:
-            seed_draws([])
-            return
-        seed, epoch = self.hparams.seed, epochs.current
+            return seeded_draws([])
+        seed, epoch = self.hparams.seed, self._declared("epoch_counter", None).current
         seed_step(seed, epoch=epoch, step=self.step)
         step = (self.step - 1) // self.grad_accumulation_factor
-        seed_draws(ids_of(batch), seed=seed, epoch=epoch, step=step)
+        return seeded_draws(ids_of(batch), seed=seed, epoch=epoch, step=step)
 
     def set_highest_rate(self) -> float:
         """Set and return the highest rate of the schedule, as far as 10,000 steps have it."""

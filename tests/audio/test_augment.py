@@ -1,21 +1,33 @@
-"""Augmentation stays inside the utterances and inside what is declared."""
+"""Augmentation stays inside the utterances and keeps to the declared ratios and widths."""
 
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import soundfile
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from sbkit.audio.augment import Augmentation, SpecAugment, SpeedGroup, speed_perturb
+from sbkit.audio import augment
+from sbkit.audio.augment import (
+    AddNoise,
+    AddReverb,
+    Augmentation,
+    SpecAugment,
+    SpeedGroup,
+    speed_perturb,
+)
+from sbkit.base.errors import DataError
 
 TIME_ONLY = {"freq_masks": 0, "freq_width": 0}
 FREQ_ONLY = {"time_masks": 0, "time_width": 0}
 
 
 def tones() -> tuple[Tensor, Tensor]:
-    """Make clips of 440 Hz that do not end at a zero, padded."""
+    """Make padded clips of 440 Hz that do not end at a zero crossing."""
     clips = [torch.sin(torch.arange(count) * 2 * torch.pi * 440 / 16_000) for count in (4001, 2999)]
     return pad_sequence(clips, batch_first=True), torch.tensor([4001, 2999])
 
@@ -23,61 +35,61 @@ def tones() -> tuple[Tensor, Tensor]:
 SPEEDS = [(110, [3637, 2726]), (90, [4445, 3332]), (200, [2000, 1499]), (95, [4211, 3156])]
 
 
-@pytest.mark.parametrize(("percent", "expected"), SPEEDS)
-def test_another_speed_changes_length_and_pitch(percent: int, expected: list[int]) -> None:
-    heard, counts = speed_perturb(*tones(), [SpeedGroup(percent, 2, 4001)])
-    assert counts.tolist() == expected
-    for row, count in zip(heard, counts, strict=True):
-        assert not row[count:].any()
-        spectrum = torch.fft.rfft(row[:count] * torch.hann_window(int(count))).abs()
-        hertz = float(spectrum.argmax()) * 16_000 / float(count)
+@pytest.mark.parametrize(("percent", "expected_lengths"), SPEEDS)
+def test_speed_changes_length_and_pitch(percent: int, expected_lengths: list[int]) -> None:
+    audio, lengths = speed_perturb(*tones(), [SpeedGroup(percent, 2, 4001)])
+    assert lengths.tolist() == expected_lengths
+    for row, length in zip(audio, lengths, strict=True):
+        assert not row[length:].any()
+        spectrum = torch.fft.rfft(row[:length] * torch.hann_window(int(length))).abs()
+        hertz = float(spectrum.argmax()) * 16_000 / float(length)
         assert hertz == pytest.approx(4.4 * percent, abs=8)
 
 
-def test_each_utterance_sounds_in_its_batch_as_it_does_alone() -> None:
+def test_speed_of_an_utterance_does_not_depend_on_its_batch() -> None:
     audio, lengths = tones()
-    together, counts = speed_perturb(
-        audio, lengths, [SpeedGroup(90, 1, 4001), SpeedGroup(110, 1, 2999)]
-    )
-    assert counts.tolist() == [4445, 2726]
+    groups = [SpeedGroup(90, 1, 4001), SpeedGroup(110, 1, 2999)]
+    batch, new_lengths = speed_perturb(audio, lengths, groups)
+    assert new_lengths.tolist() == [4445, 2726]
     for row, percent in enumerate((90, 110)):
-        count = int(lengths[row])
-        clip = audio[row : row + 1, :count], lengths[row : row + 1]
-        alone, _ = speed_perturb(*clip, [SpeedGroup(percent, 1, count)])
-        torch.testing.assert_close(together[row, : counts[row]], alone[0, : counts[row]])
-        assert not together[row, counts[row] :].any()
+        length = int(lengths[row])
+        clip = audio[row : row + 1, :length], lengths[row : row + 1]
+        single, _ = speed_perturb(*clip, [SpeedGroup(percent, 1, length)])
+        new_length = new_lengths[row]
+        torch.testing.assert_close(batch[row, :new_length], single[0, :new_length])
+        assert not batch[row, new_length:].any()
 
 
-def spectrogram(lengths: list[int], bins: int = 80) -> tuple[Tensor, Tensor]:
-    """Make features that are nowhere the mean."""
+def make_features(lengths: list[int], bins: int = 80) -> tuple[Tensor, Tensor]:
+    """Make features that nowhere equal their mean."""
     features = 1 + torch.rand(len(lengths), max(lengths), bins)
     return features, torch.tensor(lengths)
 
 
-def hidden_by(augment: SpecAugment, features: Tensor, lengths: Tensor) -> Tensor:
-    """Mark what an augmentation changes: (B, T, M)."""
-    return augment(features, lengths) != features
+def masked_by(spec_augment: SpecAugment, features: Tensor, lengths: Tensor) -> Tensor:
+    """Return which values an augmentation changes: (B, T, M)."""
+    return spec_augment(features, lengths) != features
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_masks_keep_to_their_widths_and_inside(seed: int) -> None:
+def test_masks_stay_inside_utterances_and_within_their_widths(seed: int) -> None:
     torch.manual_seed(seed)
-    features, lengths = spectrogram([300, 100, 40, 14, 7, 4, 1, 0])
-    hidden = hidden_by(SpecAugment(time_masks=2, **TIME_ONLY), features, lengths)
-    assert torch.equal(hidden.any(2), hidden.all(2))  # whole frames
-    bands = hidden_by(SpecAugment(freq_masks=2, freq_width=27, **FREQ_ONLY), features, lengths)
-    for row, band, length in zip(hidden.any(2), bands, lengths.tolist(), strict=True):
-        assert not row[length:].any() and not band[length:].any()
+    features, lengths = make_features([300, 100, 40, 14, 7, 4, 1, 0])
+    in_time = masked_by(SpecAugment(time_masks=2, **TIME_ONLY), features, lengths)
+    assert torch.equal(in_time.any(2), in_time.all(2))  # whole frames
+    in_freq = masked_by(SpecAugment(freq_masks=2, freq_width=27, **FREQ_ONLY), features, lengths)
+    for row, bands, length in zip(in_time.any(2), in_freq, lengths.tolist(), strict=True):
+        assert not row[length:].any() and not bands[length:].any()
         assert int(row.sum()) <= 2 * min(40, int(0.2 * length))
-        assert torch.equal(band[:length].any(0), band[:length].all(0) & (length > 0))  # whole bins
-        assert int(band[:length].any(0).sum()) <= 2 * 27
+        whole_bins = bands[:length].all(0) & (length > 0)
+        assert torch.equal(bands[:length].any(0), whole_bins) and int(whole_bins.sum()) <= 2 * 27
 
 
-def test_one_time_mask_is_one_stretch_of_every_width_up_to_the_declared() -> None:
+def test_one_time_mask_is_one_span_of_every_width_up_to_the_declared() -> None:
     torch.manual_seed(0)
-    features, lengths = spectrogram([300] * 400, bins=2)
-    hidden = hidden_by(SpecAugment(time_masks=1, time_width=10, **TIME_ONLY), features, lengths)
-    rows = hidden[:, :, 0].int()
+    features, lengths = make_features([300] * 400, bins=2)
+    masked = masked_by(SpecAugment(time_masks=1, time_width=10, **TIME_ONLY), features, lengths)
+    rows = masked[:, :, 0].int()
     assert set(rows.sum(1).tolist()) == set(range(11))
     assert int((rows.diff(dim=1) == 1).sum(1).max()) <= 1
 
@@ -85,44 +97,43 @@ def test_one_time_mask_is_one_stretch_of_every_width_up_to_the_declared() -> Non
 @pytest.mark.parametrize(
     "options", [{**TIME_ONLY, "time_masks": 1}, {**FREQ_ONLY, "freq_masks": 1}]
 )
-def test_every_place_of_a_mask_is_equally_likely(options: dict[str, int]) -> None:
-    """Also the first and the last; of 6 places at most 3 are hidden."""
+def test_every_position_of_a_mask_is_equally_likely(options: dict[str, int]) -> None:
+    """Including the first and the last; of 6 positions at most 3 are masked."""
     torch.manual_seed(0)
     count, frames, bins = (40_000, 2, 6) if options["time_masks"] == 0 else (40_000, 6, 1)
-    features, lengths = spectrogram([frames] * count, bins=bins)
-    augment = SpecAugment(**{**options, "time_width": 3, "freq_width": 3, "max_time_fraction": 0.5})
-    rows = hidden_by(augment, features, lengths).any(1 if frames == 2 else 2).int()
-    places = Counter(map(tuple, rows.tolist()))
+    features, lengths = make_features([frames] * count, bins=bins)
+    part = SpecAugment(**{**options, "time_width": 3, "freq_width": 3, "max_time_fraction": 0.5})
+    rows = masked_by(part, features, lengths).any(1 if frames == 2 else 2).int()
     expected = {(0,) * 6: count / 4}
     for width in (1, 2, 3):
-        for first in range(7 - width):
-            row = tuple(int(first <= place < first + width) for place in range(6))
+        for start in range(7 - width):
+            row = tuple(int(start <= position < start + width) for position in range(6))
             expected[row] = count / 4 / (7 - width)
-    assert places == pytest.approx(expected, rel=0.1)
+    assert Counter(map(tuple, rows.tolist())) == pytest.approx(expected, rel=0.1)
 
 
-def test_what_is_hidden_is_the_mean_of_what_is_inside() -> None:
+def test_masked_values_are_the_mean_over_the_utterance() -> None:
     torch.manual_seed(3)
-    features, lengths = spectrogram([60, 20])
+    features, lengths = make_features([60, 20])
     features[1, 20:] = 1e6
     augmented = SpecAugment()(features, lengths)
     mean = torch.stack([features[0].mean(0), features[1, :20].mean(0)]).unsqueeze(1)
-    hidden = augmented != features
-    assert hidden.any()
-    torch.testing.assert_close(augmented[hidden], mean.expand_as(features)[hidden])
+    masked = augmented != features
+    assert masked.any()
+    torch.testing.assert_close(augmented[masked], mean.expand_as(features)[masked])
 
 
 @pytest.mark.parametrize("percent", [100, 90, 110])
-def test_the_host_reads_no_tensor_of_the_device(percent: int) -> None:
+def test_host_reads_no_tensor_of_the_device(percent: int) -> None:
     features = torch.zeros(2, 900, 80, device="meta")  # a tensor on meta has no values to read
     lengths = torch.tensor([900, 500], device="meta")
     assert SpecAugment()(features, lengths).shape == features.shape
     speed_groups = [SpeedGroup(100, 1, 900), SpeedGroup(percent, 1, 500)]
-    heard, counts = speed_perturb(torch.zeros(2, 900, device="meta"), lengths, speed_groups)
-    assert (heard.device.type, counts.device.type) == ("meta", "meta")
+    audio, new_lengths = speed_perturb(torch.zeros(2, 900, device="meta"), lengths, speed_groups)
+    assert (audio.device.type, new_lengths.device.type) == ("meta", "meta")
 
 
-def test_audio_is_augmented_in_training_alone() -> None:
+def test_wave_augment_applies_in_training_only() -> None:
     def louder(audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         return 2 * audio, lengths
 
@@ -133,3 +144,94 @@ def test_audio_is_augmented_in_training_alone() -> None:
     assert torch.equal(augmentation.audio(batch, training=False)[0], audio)
     assert torch.equal(augmentation.audio(batch, training=True)[0], 2 * audio)
     assert augmentation.features(training=True) is None
+
+
+# -- noise and reverberation ------------------------------------------------------------------
+
+
+@pytest.fixture
+def noises(tmp_path: Path) -> Path:
+    """Two noises: one shorter than any clip, and one in a subfolder."""
+    random = np.random.default_rng(0)
+    (tmp_path / "more").mkdir()
+    soundfile.write(tmp_path / "short.wav", 0.1 * random.standard_normal(3000), 16_000)
+    soundfile.write(tmp_path / "more" / "long.flac", 0.01 * random.standard_normal(90_000), 16_000)
+    return tmp_path
+
+
+def make_batch(prompts: list[Tensor]) -> tuple[Tensor, Tensor]:
+    clips = prompts[:6]
+    return pad_sequence(clips, batch_first=True), torch.tensor([len(clip) for clip in clips])
+
+
+@pytest.mark.parametrize("snr_db", [-3.0, 0.0, 5.0, 20.0])
+def test_noise_meets_the_ratio_over_each_utterance(
+    snr_db: float, noises: Path, prompts: list[Tensor]
+) -> None:
+    audio, lengths = make_batch(prompts)
+    part = AddNoise(folder=str(noises), snr_db=(snr_db, snr_db), prob=1.0)
+    noisy_batch, same_lengths = part(audio, lengths)
+    assert same_lengths is lengths
+    for clean, noisy, length in zip(audio, noisy_batch, lengths.tolist(), strict=True):
+        noise = (noisy - clean)[:length].double()
+        measured = 10 * (clean.double().square().sum() / noise.square().sum()).log10()
+        assert float(measured) == pytest.approx(snr_db, abs=0.1)
+        assert not noisy[length:].any()
+
+
+def test_ratio_and_chance_of_noise_are_drawn_per_utterance_from_the_seed(noises: Path) -> None:
+    audio, lengths = 1000 * torch.ones(200, 4000), torch.full((200,), 4000)
+    part = AddNoise(folder=str(noises), snr_db=(5, 15), prob=0.5)
+
+    def draw(seed: int) -> Tensor:
+        torch.manual_seed(seed)
+        noise: Tensor = part(audio, lengths)[0] - audio
+        return noise
+
+    energy = draw(0).square().mean(1)
+    is_noisy = energy > 0
+    ratios = 10 * (1e6 / energy[is_noisy]).log10()
+    assert 70 < int(is_noisy.sum()) < 130
+    assert 4.9 < float(ratios.min()) < 6 and 14 < float(ratios.max()) < 15.1
+    assert torch.equal(draw(0), draw(0))
+    assert not torch.equal(draw(0), draw(1))
+
+
+def test_silent_utterances_and_silent_files_change_nothing(noises: Path, tmp_path: Path) -> None:
+    lengths = torch.tensor([500, 0])
+    noisy, _ = AddNoise(folder=str(noises), prob=1.0)(torch.zeros(2, 500), lengths)
+    assert not noisy.any()
+    silent = tmp_path / "silent"
+    silent.mkdir()
+    soundfile.write(silent / "a.wav", np.zeros(800), 16_000)
+    audio = torch.ones(2, 500) * torch.tensor([[1.0], [0.0]])
+    for part in (AddNoise(folder=str(silent), prob=1.0), AddReverb(folder=str(silent), prob=1.0)):
+        assert torch.equal(part(audio, lengths)[0], audio)
+
+
+def test_reverb_keeps_position_and_power(tmp_path: Path, prompts: list[Tensor]) -> None:
+    response = np.zeros(4000)
+    response[[700, 1900]] = 0.9, 0.45  # the direct sound, and one echo 1200 samples later
+    soundfile.write(tmp_path / "room.wav", response, 16_000, subtype="PCM_16")
+    audio, lengths = make_batch(prompts)
+    wet_batch, _ = AddReverb(folder=str(tmp_path), prob=1.0)(audio, lengths)
+    for clean, wet, length in zip(audio, wet_batch, lengths.tolist(), strict=True):
+        expected = clean.clone()
+        expected[1200:] += 0.5 * clean[:-1200]
+        expected = expected[:length] * (clean.norm() / expected[:length].norm())
+        torch.testing.assert_close(wet[:length], expected, rtol=0.0, atol=1.0)
+        assert not wet[length:].any()
+
+
+def test_large_folders_are_sampled_evenly_and_empty_ones_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(7):
+        (tmp_path / f"{number}.wav").touch()
+    for part in (AddNoise, AddReverb):
+        monkeypatch.setattr(augment, "MAX_FILES", 3)
+        assert [file.stem for file in part(folder=str(tmp_path)).files] == ["0", "2", "4"]
+        monkeypatch.setattr(augment, "MAX_FILES", 7)
+        assert len(part(folder=str(tmp_path)).files) == 7
+        with pytest.raises(DataError, match="none holds none"):
+            part(folder=str(tmp_path / "none"))

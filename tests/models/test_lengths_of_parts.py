@@ -76,7 +76,7 @@ class Mean(nn.Module):
 WRONG = [
     (Lens(), r"its forward takes \(features, lens\)"),
     (Mean(), r"returns a tensor of shape \(2, 20\)"),
-    (Plain(nn.AdaptiveAvgPool1d(10)), "in proportion .* leaves 10 of 400 frames, 10 of 800"),
+    (Plain(nn.AdaptiveAvgPool1d(10)), "in proportion .* 10 for 400 frames, 10 for 800"),
 ]
 
 
@@ -128,7 +128,7 @@ class NoEncoder(nn.Module):
     [
         (NoEncoder(), r"must have encode\(x, lengths\) .* takes \(query, key, value\)"),
         (nn.Sequential(nn.TransformerEncoderLayer(MELS, 2, 8)), "must take the batch first"),
-        (FRONT_ENDS["unpadded"], r"it makes a tensor of shape \(2, 9, 20\) of x"),
+        (FRONT_ENDS["unpadded"], r"returns a tensor of shape \(2, 9, 20\) for"),
     ],
 )
 def test_what_is_no_encoder_is_refused(part: nn.Module, words: str) -> None:

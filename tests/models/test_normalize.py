@@ -42,5 +42,5 @@ def test_the_statistics_are_numpys_over_all_frames() -> None:
 
 
 def test_nothing_to_measure_is_said() -> None:
-    with pytest.raises(SbkitError, match="at least one frame"):
+    with pytest.raises(SbkitError, match="no clip of at least 25 ms"):
         GlobalNorm(n_mels=5).set_statistics(torch.zeros(2, 5), torch.tensor(0))

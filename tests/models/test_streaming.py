@@ -10,11 +10,10 @@ from torch import Tensor, nn
 
 from sbkit.audio.fbank import Fbank
 from sbkit.base.errors import SbkitError
-from sbkit.models.asr import AsrModel
-from sbkit.models.chunks import Streaming, StreamState
+from sbkit.models.asr import AsrModel, StreamingAsrModel
 from sbkit.models.frontend import ConvFrontEnd
 from sbkit.models.layers import GlobalNorm
-from sbkit.models.streaming import StreamingModel, streaming_model
+from sbkit.models.streaming import EncoderState, StreamingConfig, streaming_network
 from sbkit.models.transformer import Transformer
 from sbkit.text.vocabulary import Vocabulary
 
@@ -46,13 +45,15 @@ def declared(chunk: int, left: int) -> dict[str, int]:
     return {"chunk_ms": 40 * chunk, "left_ms": 40 * left, "lookahead_ms": 0}
 
 
-def streaming_of(model: AsrModel) -> StreamingModel:
-    found = streaming_model(model)
+def streaming_of(model: AsrModel) -> StreamingAsrModel:
+    found = streaming_network(model)
     assert found is not None
     return found
 
 
-def feed(stream: StreamingModel, clip: Tensor, state: StreamState) -> tuple[Tensor, StreamState]:
+def feed(
+    stream: StreamingAsrModel, clip: Tensor, state: EncoderState
+) -> tuple[Tensor, EncoderState]:
     """Run a clip to its end."""
     found = [torch.zeros(0, 9)]
     while len(clip) >= 400:
@@ -98,11 +99,11 @@ def test_sessions_of_any_age_go_on_in_one_batch_and_from_what_was_saved() -> Non
         feed_whole_chunks(stream, noise(stream.step * count + 3000, count), count - 1)
         for count in (1, 2, 5)
     ]
-    batch = StreamState.stack([state for state, _ in halves])
+    batch = EncoderState.stack([state for state, _ in halves])
     saved = safetensors.torch.load(safetensors.torch.save(dict(vars(batch))))
     rests = [rest[: stream.window] for _, rest in halves]
     lengths = torch.tensor([len(rest) for rest in rests])
-    rows, frames, after = stream.forward_chunk(torch.stack(rests), lengths, StreamState(**saved))
+    rows, frames, after = stream.forward_chunk(torch.stack(rests), lengths, EncoderState(**saved))
     for row, count, one, (state, rest) in zip(rows, frames, after.rows(), halves, strict=True):
         alone, _, alone_after = stream.forward_chunk(
             rest[None, : stream.window], lengths[:1], state
@@ -114,8 +115,8 @@ def test_sessions_of_any_age_go_on_in_one_batch_and_from_what_was_saved() -> Non
 
 
 def feed_whole_chunks(
-    stream: StreamingModel, clip: Tensor, count: int
-) -> tuple[StreamState, Tensor]:
+    stream: StreamingAsrModel, clip: Tensor, count: int
+) -> tuple[EncoderState, Tensor]:
     state = stream.start()
     for _ in range(count):
         _, _, state = stream.forward_chunk(
@@ -136,7 +137,7 @@ def test_a_later_chunk_never_changes_an_earlier_frame() -> None:
 
 
 def test_training_draws_chunks_and_is_the_whole_clip_model_without_them() -> None:
-    streaming = Streaming.of(declared(16, 64))
+    streaming = StreamingConfig.parse(declared(16, 64))
     torch.manual_seed(0)
     drawn = [streaming.draw().chunk for _ in range(400)]
     cut = [each for each in drawn if each is not None]
@@ -179,5 +180,5 @@ def test_what_is_no_cut_is_refused() -> None:
     )
     for each in wrong:
         with pytest.raises(SbkitError, match=r"multiples of the 40 ms .* raise chunk_ms"):
-            Streaming.of(each)
-    assert streaming_model(make_model(None)) is None
+            StreamingConfig.parse(each)
+    assert streaming_network(make_model(None)) is None

@@ -95,7 +95,7 @@ def test_gradients_reach_every_parameter(kind: str) -> None:
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(SbkitError, match="conformer or transformer, but is 'branchformer'"):
         transformer(encoder_module="branchformer")
-    with pytest.raises(SbkitError, match="num_decoder_layers is 1, but is null"):
+    with pytest.raises(SbkitError, match="1 decoder layers needs `vocab_size`"):
         transformer(num_decoder_layers=1)
 
 

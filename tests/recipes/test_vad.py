@@ -23,7 +23,7 @@ from recipes.vad.noise import (
     make_voices,
     take_noise,
 )
-from sbkit.audio.draws import seed_draws
+from sbkit.audio.draws import seeded_draws
 from sbkit.audio.fbank import LOWEST_HZ
 from sbkit.audio.io import Samples, read_audio
 from sbkit.audio.lengths import length_mask
@@ -139,16 +139,16 @@ def test_a_frame_is_judged_four_later_and_validation_has_the_same_noise_each_tim
     validated = []
     for seed, stage in ((1, Stage.VALID), (2, Stage.VALID), (3, Stage.TEST)):
         torch.manual_seed(seed)
-        seed_draws(batch.ids)
-        scored = brain.compute_forward(batch, stage)
+        with seeded_draws(batch.ids):
+            scored = brain.compute_forward(batch, stage)
         validated.append(scored.log_probs)
         for speech, windows in zip(scored.speech, in_clips, strict=True):
             # a second of silence comes before the clip, and another after it
             assert speech.nonzero().flatten().tolist() == (windows + 50 + 4).tolist()
     assert scored.mask.sum(1).tolist() == [50 + 50 + 50 - 1, 50 + 35 + 50 - 1]
     assert torch.equal(validated[0], validated[1]) and torch.equal(validated[0], validated[2])
-    seed_draws(batch.ids, epoch=1)
-    trained = brain.compute_forward(batch, Stage.TRAIN)
+    with seeded_draws(batch.ids, epoch=1):
+        trained = brain.compute_forward(batch, Stage.TRAIN)
     assert not torch.equal(trained.log_probs, validated[0])
     for speech, windows in zip(trained.speech, in_clips, strict=True):
         moved = speech.nonzero().flatten() - windows - 4

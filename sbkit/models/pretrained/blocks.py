@@ -167,7 +167,7 @@ def draw_spans(lengths: Tensor, size: int, prob: float, width: int) -> Tensor:
     return begun > 0
 
 
-def hide(
+def mask_spans(
     x: Tensor,
     lengths: Tensor,
     *,

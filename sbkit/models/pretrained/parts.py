@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from sbkit.audio.draws import draw_for_step
 from sbkit.audio.lengths import length_mask
 from sbkit.config.ranges import AT_LEAST_ONE, SHARE, Range, require_in_range
-from sbkit.models.pretrained.blocks import Config, hide
+from sbkit.models.pretrained.blocks import Config, mask_spans
 from sbkit.models.pretrained.conformer import FastConformer, StackedFrames, StridedConvs, W2vBert
 from sbkit.models.pretrained.features import NormalizedAudio, ParakeetFeatures, W2vBertFeatures
 from sbkit.models.pretrained.lora import add_adapters
@@ -189,7 +189,7 @@ class PretrainedEncoder(nn.Module):
         x = self.body.project(x)
         if self.training:
             vector = getattr(self.body, "masked_spec_embed", None)
-            x = hide(
+            x = mask_spans(
                 x, lengths, frames=self.frame_masks, channels=self.channel_masks, vector=vector
             )
         x, context = self.body.begin(x, mask)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sbkit.models.pretrained.blocks import draw_spans, hide
+from sbkit.models.pretrained.blocks import draw_spans, mask_spans
 
 
 def test_spans_lie_within_a_clip_at_any_place_and_make_up_their_share() -> None:
@@ -27,7 +27,7 @@ def test_what_is_hidden_is_replaced_and_follows_from_the_seed() -> None:
 
     def once() -> torch.Tensor:
         torch.manual_seed(1)
-        return hide(x, lengths, frames=(0.65, 10), channels=(0.5, 64), vector=vector)
+        return mask_spans(x, lengths, frames=(0.65, 10), channels=(0.5, 64), vector=vector)
 
     y = once()
     assert torch.equal(once(), y)
