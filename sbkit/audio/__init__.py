@@ -5,7 +5,7 @@ Names are imported on first use: reading audio files must not import torch.
 
 from typing import TYPE_CHECKING
 
-from sbkit.base.lazy import lazy_names
+from sbkit.base.imports import lazy_names
 
 if TYPE_CHECKING:
     from sbkit.audio.augment import AddNoise as AddNoise

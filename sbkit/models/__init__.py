@@ -5,7 +5,7 @@ Names are imported on first use, so that importing this package does not import 
 
 from typing import TYPE_CHECKING
 
-from sbkit.base.lazy import lazy_names
+from sbkit.base.imports import lazy_names
 
 if TYPE_CHECKING:
     from sbkit.models.asr import AsrModel as AsrModel

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from sbkit.base.lazy import lazy_names
+from sbkit.base.imports import lazy_names
 
 if TYPE_CHECKING:
     from sbkit.models.pretrained.parts import PretrainedEncoder as PretrainedEncoder
