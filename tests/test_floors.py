@@ -28,7 +28,7 @@ FLOORS = (
     "data",
     "train",
     "runtime",
-    "live",
+    "streaming",
     "export",
     "serve",
     "check",

@@ -14,16 +14,16 @@ import soundfile
 from sbkit.audio.io import FULL_SCALE
 from sbkit.audio.resample import Signal
 from sbkit.base.errors import SbkitError
-from sbkit.live.recognizer import LiveRecognizer
-from tests.live.live_tones import live_tones
+from sbkit.streaming.recognizer import StreamingRecognizer
 from tests.runtime.tones import RATE, silence, speak
+from tests.streaming.streaming_tones import streaming_tones
 from tools import talk
 
 
 def test_an_echo_says_what_was_said_and_how_long_each_stage_took(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recognizer, tokenizer, _ = live_tones(tmp_path)
+    recognizer, tokenizer, _ = streaming_tones(tmp_path)
 
     class Tones:
         sample_rate = RATE
@@ -34,7 +34,7 @@ def test_an_echo_says_what_was_said_and_how_long_each_stage_took(
         def stream(self, text: str) -> Iterator[Signal]:
             yield from np.array_split(speak(tokenizer, text).astype(np.float32) / FULL_SCALE, 3)
 
-    monkeypatch.setattr(LiveRecognizer, "load", lambda *_: recognizer)
+    monkeypatch.setattr(StreamingRecognizer, "load", lambda *_: recognizer)
     monkeypatch.setattr(talk, "Espeak", Tones)
     question, answer = tmp_path / "question.wav", tmp_path / "answer.wav"
     soundfile.write(question, np.concatenate([speak(tokenizer, "the dog"), silence(2.0)]), RATE)
@@ -49,7 +49,7 @@ def test_an_echo_says_what_was_said_and_how_long_each_stage_took(
 
 def test_a_voice_of_ones_own_needs_no_espeak(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    monkeypatch.setattr(LiveRecognizer, "load", nullcontext)
+    monkeypatch.setattr(StreamingRecognizer, "load", nullcontext)
     monkeypatch.setattr(sys, "argv", ["talk", "my-live-model", "--voice", "no-such-voice"])
     with pytest.raises(SbkitError, match="no-such-voice"):
         talk.main()

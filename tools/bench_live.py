@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from sbkit.models.chunks import FRAME_MS
 
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
@@ -32,12 +33,12 @@ from sbkit.commands.score import ScoreOptions, open_model, prepare_source
 from sbkit.decoding.confidence import GREEDY
 from sbkit.evaluate.wer import Scores, count_errors
 from sbkit.export.held_out import find_held_out, read_whole_clips
-from sbkit.live.recognizer import LiveRecognizer
-from sbkit.live.session import Endpoint, Event, Final, Partial, Session
 from sbkit.models.streaming import FRAME_MS, StreamingConfig
 from sbkit.runtime.model import ModelThread
 from sbkit.runtime.runtimes import OpenBundle
 from sbkit.runtime.torch_model import TorchBundle
+from sbkit.streaming.recognizer import StreamingRecognizer
+from sbkit.streaming.session import Endpoint, Event, Final, Partial, Session
 
 SILENCE = 3.0  # seconds after a clip, in which its endpoint is found
 COLUMNS = (
@@ -150,7 +151,9 @@ def measure(bundle: TorchBundle, clips: Sequence[tuple[Samples, str]]) -> Found:
     """Run each clip through a session, and through a copy that goes on with silence."""
     found, silence = Found(), np.zeros(round(SILENCE * bundle.config.sample_rate), np.int16)
     model = bundle.model
-    with LiveRecognizer(bundle=OpenBundle.of(bundle, ModelThread(lambda: model))) as recognizer:
+    with StreamingRecognizer(
+        bundle=OpenBundle.of(bundle, ModelThread(lambda: model))
+    ) as recognizer:
         for clip, text in clips:
             session = Session(recognizer)
             events = session.push(clip)

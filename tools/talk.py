@@ -23,14 +23,12 @@ from sbkit.audio.io import FULL_SCALE
 from sbkit.audio.resample import Signal
 from sbkit.base.errors import SbkitError
 from sbkit.base.process import run_main
-from sbkit.live.pipeline import Pipeline, Synthesizer
-from sbkit.live.players import FilePlayer, Speakers
-from sbkit.live.recognizer import LiveRecognizer
-from sbkit.live.session import Event, Final, Session
-from sbkit.live.sources import MICROPHONE, live_blocks
-from sbkit.live.turn import Answer, Turn
 from sbkit.runtime.synthesizer import Synthesizer as Voice
 from sbkit.runtime.voice_detector import VoiceDetector
+from sbkit.streaming.devices import MICROPHONE, FilePlayer, Speakers, audio_blocks
+from sbkit.streaming.pipeline import Answer, Pipeline, TextToSpeech, Turn
+from sbkit.streaming.recognizer import StreamingRecognizer
+from sbkit.streaming.session import Event, Final, Session
 
 
 class Espeak:
@@ -80,8 +78,8 @@ def main() -> None:
     options = parser.parse_args()
     detector = None if options.vad is None else VoiceDetector.load(options.vad)
     with ExitStack() as stack:
-        recognizer = stack.enter_context(LiveRecognizer.load(options.bundle))
-        voice: Synthesizer
+        recognizer = stack.enter_context(StreamingRecognizer.load(options.bundle))
+        voice: TextToSpeech
         if options.voice is None:
             voice = Espeak(options.language)
         else:
@@ -93,15 +91,15 @@ def main() -> None:
             synthesizer=voice,
             player=partial(FilePlayer, options.out) if options.out else Speakers,
             on_event=show,
-        ).run(live_blocks(options.source, recognizer.sample_rate, pace=options.pace))
+        ).run(audio_blocks(options.source, recognizer.sample_rate, pace=options.pace))
         if options.out is not None:
             print(f"recognized again: {recognize(recognizer, options.out)}")
 
 
-def recognize(recognizer: LiveRecognizer, file: Path) -> str:
+def recognize(recognizer: StreamingRecognizer, file: Path) -> str:
     """Return what is said in a file."""
     session, events = Session(recognizer), list[Event]()
-    for block in live_blocks(str(file), recognizer.sample_rate):
+    for block in audio_blocks(str(file), recognizer.sample_rate):
         events += session.push(block)
     return " ".join(each.text for each in [*events, *session.finish()] if isinstance(each, Final))
 

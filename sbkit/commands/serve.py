@@ -15,10 +15,9 @@ from sbkit.base.errors import SbkitError
 from sbkit.bundle.bundle import read_bundle
 from sbkit.bundle.config import CONFIG_FILE
 from sbkit.bundle.protocols import Effective
-from sbkit.commands.transcribe import running
-from sbkit.runtime.graph_model import OPTIONS
+from sbkit.commands.transcribe import recognizer_options
 from sbkit.runtime.model import Shapes, require_effective
-from sbkit.runtime.runtimes import AUTO, FIRST_GPU
+from sbkit.runtime.runtimes import AUTO, FIRST_GPU, MODEL_OPTIONS
 from sbkit.runtime.transcriber import default_batch_seconds, open_recognizer
 from sbkit.runtime.voice_detector import VoiceDetector
 from sbkit.serve.app import Service
@@ -106,12 +105,14 @@ def _open(
 ) -> Recognizer | Voice:
     """Open a bundle as what its task makes of it."""
     asked, task = (
-        running(options),
+        recognizer_options(options),
         read_bundle(folder, user_modules=options.user_modules).task,
     )
     if task.synthesizer_class is not None:
         synthesizer = import_object(task.synthesizer_class)
-        return Voice(synthesizer.load(folder, **{name: asked[name] for name in OPTIONS}), **shared)
+        return Voice(
+            synthesizer.load(folder, **{name: asked[name] for name in MODEL_OPTIONS}), **shared
+        )
     bundle = open_recognizer(folder, streaming="also", **asked)
     most = options.max_batch_seconds or default_batch_seconds(bundle.model.effective)
     return Recognizer(

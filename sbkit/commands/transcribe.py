@@ -1,10 +1,9 @@
-"""The command `sbkit transcribe`: the files that it reads, and what it prints.
+"""The commands `sbkit transcribe` and `sbkit classify`: from audio files to text, or to classes.
 
-What is left of a file that failed is a sentence, a line of ``--errors`` and the exit code.
+A file that fails does not stop the others. Its error goes to standard error, to the file of
+``--errors``, and into the exit code.
 
-The command `sbkit classify`: from audio files to labels, with an exported bundle.
-
-Legend: V labels.
+Legend: V classes.
 """
 
 import argparse
@@ -25,14 +24,14 @@ import numpy as np
 import soundfile
 
 from sbkit.audio.io import AudioError, audio_below, check_rate, declared_seconds, stream_audio
-from sbkit.base.errors import FILES_FAILED, SbkitError
+from sbkit.base.errors import FILES_FAILED, ConfigError, DataError, SbkitError
 from sbkit.base.files import require_writable, write_text_atomically
 from sbkit.base.machine import usable_cores
 from sbkit.base.messages import printable, printable_json
 from sbkit.base.units import samples_to_seconds
 from sbkit.logs.progress import shown
-from sbkit.runtime.graph_model import OPTIONS
 from sbkit.runtime.model import naming_audio
+from sbkit.runtime.runtimes import MODEL_OPTIONS
 from sbkit.runtime.segments import Segmenter
 from sbkit.runtime.subtitles import to_srt, to_tsv, to_vtt
 from sbkit.runtime.transcriber import Transcriber, Transcript
@@ -43,14 +42,14 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 STANDARD_INPUT = "-"
-RAW_BYTES = 1 << 20  # of 16-bit samples that are copied at a time
-RUNNING = (*OPTIONS, "decoder", "hotwords")
-TEXT = ("text", "txt")  # two names of one format
-OF_WORDS = {"srt": to_srt, "vtt": to_vtt, "tsv": to_tsv}  # each file is of one recording
+COPY_BYTES = 1 << 20  # of 16-bit samples that are copied at a time
+TEXT_FORMATS = ("text", "txt")  # two names of one format
+TIMED_FORMATS = {"srt": to_srt, "vtt": to_vtt, "tsv": to_tsv}  # a file for each recording
+MIN_CLASSIFIED_SECONDS = 20.0  # of a segment: one sentence is too short to be classified
 
 
 def transcribe(options: argparse.Namespace) -> int:
-    """Transcribe the files; one that is no audio does not stop the others. Return the exit code.
+    """Transcribe the files, and return the exit code.
 
     Raises:
         SbkitError: the bundle cannot be used, or the options do not fit.
@@ -65,9 +64,9 @@ def transcribe(options: argparse.Namespace) -> int:
         transcriber = stack.enter_context(
             Transcriber.load(
                 options.bundle,
-                times=options.format not in TEXT,
+                times=options.format not in TEXT_FORMATS,
                 detector=options.detector,
-                **running(options),
+                **recognizer_options(options),
             )
         )
         if not options.quiet:
@@ -75,155 +74,151 @@ def transcribe(options: argparse.Namespace) -> int:
         bar = show_seconds("transcribing", files, quiet=options.quiet)
         on_seconds = stack.enter_context(bar)
         results = transcriber.stream(files, on_seconds=on_seconds)
-        write = partial(_write, options=options, named=len(files) > 1)
-        failed = write_each(files, results, write, errors)
-    return conclude(files, failed, options.errors)
+        write = partial(_write, options=options, with_name=len(files) > 1)
+        num_failed = write_results(files, results, write, errors)
+    return report_failures(files, num_failed, options.errors)
 
 
-def running(options: argparse.Namespace) -> dict[str, Any]:
-    """Return what the options say of the model and its decoder, for `open_recognizer`."""
-    return {name: getattr(options, name) for name in RUNNING}
+def recognizer_options(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of `open_recognizer` that a command line has."""
+    names = (*MODEL_OPTIONS, "decoder", "hotwords")
+    return {name: getattr(options, name) for name in names}
 
 
 def open_errors(file: Path | None) -> AbstractContextManager[TextIO | None]:
-    """Open what ``--errors`` names, early: without a place for it nothing is read."""
+    """Open the file of ``--errors`` early: if it cannot be written, nothing is read."""
     return nullcontext() if file is None else file.open("w", encoding="utf-8")
 
 
-def write_each(
+def write_results(
     files: Sequence[Path],
     results: Iterable[Result | SbkitError],
     write: Callable[[Result], object],
     errors: TextIO | None,
 ) -> int:
     """Write the result of each file, or print its error; return how many failed."""
-    failed = 0
+    num_failed = 0
     for file, result in zip(files, results, strict=True):
         if not isinstance(result, SbkitError):
             write(result)
             continue
-        failed += 1
+        num_failed += 1
         print(result, file=sys.stderr)
         if errors is not None:
             line = json.dumps({"file": str(file), "error": str(result)}, ensure_ascii=False)
             print(printable_json(line), file=errors, flush=True)
-    return failed
+    return num_failed
 
 
-def conclude(files: Sequence[Path], failed: int, errors: Path | None) -> int:
-    """Print how many files were written, where there are several; return the exit code."""
+def report_failures(files: Sequence[Path], num_failed: int, errors: Path | None) -> int:
+    """Print how many of several files were written; return the exit code."""
     if len(files) > 1:
         place = "above" if errors is None else f"in {printable(str(errors))}"
-        where = f"; the errors are {place}" if failed else ""
-        print(f"{len(files) - failed} written, {failed} failed{where}", file=sys.stderr)
-    return FILES_FAILED if failed else 0
+        where = f"; the errors are {place}" if num_failed else ""
+        print(f"{len(files) - num_failed} written, {num_failed} failed{where}", file=sys.stderr)
+    return FILES_FAILED if num_failed else 0
 
 
 @contextmanager
 def find_audio(arguments: Sequence[str], raw_rate: int | None = None) -> Iterator[list[Path]]:
-    """List the files that arguments name, in their order; a folder's and a pattern's are sorted.
+    """List the files that arguments name, in their order; those of a folder or pattern are sorted.
 
     Folders are searched to any depth for files with the suffix of an audio format. Standard input
-    is written to a file first, which is removed in the end, since audio cannot be read from a pipe.
-    Missing files are listed too; reading them raises the error. ``raw_rate`` is that of standard
-    input, where it is samples without a header.
+    is first written to a file, which is removed in the end: a pipe cannot be searched. Missing
+    files are listed too; the error is raised when they are read.
+
+    raw_rate: of standard input, if it is samples without a header.
 
     Raises:
         SbkitError: a folder or a pattern has no audio, or standard input is none.
     """
     if raw_rate is not None and STANDARD_INPUT not in arguments:
-        raise SbkitError(
-            "`--raw-rate` must come with standard input, but no FILE is -. Pass -, or leave it out."
+        raise ConfigError(
+            "`--raw-rate` describes standard input, but no FILE is -. Pass -, or leave it out."
         )
-    found: list[Path] = []
-    with ExitStack() as closing:
+    files: list[Path] = []
+    with ExitStack() as stack:
         for argument in arguments:
             path = Path(argument)
             if argument == STANDARD_INPUT:
-                path = Path(closing.enter_context(TemporaryDirectory()), "stdin")
+                path = Path(stack.enter_context(TemporaryDirectory()), "stdin")
                 _save_standard_input(path, raw_rate)
-            below = [path]
+            matches = [path]
             if path.is_dir():
-                below = audio_below(path)
+                matches = audio_below(path)
             elif has_magic(argument) and not path.exists():
-                below = sorted(map(Path, glob(argument, recursive=True)))  # noqa: PTH207, that refuses **.wav
-            if not below:
-                raise SbkitError(
-                    f"FILE must be audio, a folder or a pattern with some, but {argument} has none."
-                    " Correct it."
-                )
-            found += below
-        yield found
+                matches = sorted(map(Path, glob(argument, recursive=True)))  # noqa: PTH207, that refuses **.wav
+            if not matches:
+                raise DataError(f"{argument} has no audio files. Correct the folder or pattern.")
+            files += matches
+        yield files
 
 
 def _save_standard_input(file: Path, raw_rate: int | None) -> None:
-    """Write standard input to a file; raises SbkitError where that can be no audio."""
+    """Write standard input to a file; raises SbkitError if that cannot be audio."""
     if raw_rate is None:
         with file.open("wb") as content:
             shutil.copyfileobj(sys.stdin.buffer, content)
         try:
             next(stream_audio(file, block_seconds=0.1))
         except AudioError as error:
-            if error.reason != "not audio":  # the others are the file's
+            if error.reason != "not audio":  # other errors are raised when it is read
                 return
-            raise SbkitError(
-                "Standard input must be audio with a header, but is not recognized as any. Pipe "
+            raise DataError(
+                "Standard input is not recognized as audio. Pipe a file with a header, such as "
                 "WAV, or give --raw-rate HZ for samples of 16 bits (little-endian, mono)."
             ) from error
         return
     check_rate("`--raw-rate`", raw_rate)
-    # A WAV of more than 4 GB cannot say its length.
+    # The header of a WAV cannot hold the length of more than 4 GB.
     with soundfile.SoundFile(file, "w", raw_rate, 1, "PCM_16", format="W64") as audio:
-        while block := sys.stdin.buffer.read(RAW_BYTES):
+        while block := sys.stdin.buffer.read(COPY_BYTES):
             audio.buffer_write(block[: len(block) // 2 * 2], "int16")
 
 
 def _check_output(options: argparse.Namespace, files: Sequence[Path]) -> None:
-    """Check early that what is written for each file has a place."""
+    """Check early that the result of each file can be written."""
     if options.out is not None:
         require_writable(options.out, option="--out")
         if len({file.stem for file in files}) < len(files):
-            raise SbkitError(
-                "Files must have different names to be written to one folder, but two have the "
-                "same. Transcribe them one after the other, each with an --out of its own."
+            raise ConfigError(
+                "`--out` writes a file for each recording, but two of them have the same name. "
+                "Transcribe them one after the other, each with an --out of its own."
             )
-    elif len(files) > 1 and options.format in OF_WORDS:
-        raise SbkitError(
-            f"A file of {options.format} must be of one recording, but there are {len(files)}. "
-            "Pass --out DIR, where each has its own."
+    elif len(files) > 1 and options.format in TIMED_FORMATS:
+        raise ConfigError(
+            f"`--format {options.format}` prints one recording, but there are {len(files)}. Pass "
+            "--out DIR, where each gets a file of its own."
         )
 
 
-def _write(transcript: Transcript, options: argparse.Namespace, *, named: bool) -> None:
-    """Print a transcript, after the name of its file where there are several, or write it."""
+def _write(transcript: Transcript, options: argparse.Namespace, *, with_name: bool) -> None:
+    """Print a transcript, after the name of its file if there are several, or write it."""
     file, text = str(transcript.file), str(transcript)
     if options.format == "json":
         text = printable_json(json.dumps(transcript.plain(), ensure_ascii=False))
-    elif options.format in OF_WORDS:
-        text = OF_WORDS[options.format](transcript.words)
-    elif named and options.out is None:
+    elif options.format in TIMED_FORMATS:
+        text = TIMED_FORMATS[options.format](transcript.words)
+    elif with_name and options.out is None:
         text = f"{printable(file)}\t{text}"
     if options.out is None:
         print(text, flush=True)
     else:
-        suffix = "txt" if options.format in TEXT else options.format
+        suffix = "txt" if options.format in TEXT_FORMATS else options.format
         write_text_atomically(options.out / f"{Path(file).stem}.{suffix}", text + "\n")
 
 
 def show_seconds(
     title: str, files: Sequence[Path], *, quiet: bool
 ) -> AbstractContextManager[Callable[[float], object]]:
-    """Show how many seconds of the audio are done; yields what is called with those since."""
+    """Show how many seconds of audio are done; yields a function that takes further seconds."""
     seconds = None if quiet else sum(map(declared_seconds, files))
     return shown(title, seconds, quiet=quiet)
 
 
-SHORTEST = 20.0  # seconds of a piece: one sentence is too short for a label
-
-
 @dataclass(frozen=True)
 class Classification:
-    """Which label a file has, and how probable it is to the model (0 to 1)."""
+    """The most probable class of a file, and its probability according to the model (0 to 1)."""
 
     file: Path
     label: str
@@ -231,7 +226,6 @@ class Classification:
     seconds: float
 
     def __str__(self) -> str:
-        """Write the label and its probability."""
         return f"{self.label}\t{self.probability:.4f}"
 
     def plain(self) -> dict[str, Any]:
@@ -240,12 +234,12 @@ class Classification:
 
 
 def classify(options: argparse.Namespace) -> int:
-    """Classify the files; one that is no audio does not stop the others. Return the exit code."""
+    """Classify the files, and return the exit code."""
 
-    def write(found: Classification) -> None:
-        text = f"{printable(str(found.file))}\t{found}" if len(files) > 1 else str(found)
+    def write(result: Classification) -> None:
+        text = f"{printable(str(result.file))}\t{result}" if len(files) > 1 else str(result)
         if options.format == "json":
-            text = printable_json(json.dumps(found.plain(), ensure_ascii=False))
+            text = printable_json(json.dumps(result.plain(), ensure_ascii=False))
         print(text, flush=True)
 
     with (
@@ -256,28 +250,28 @@ def classify(options: argparse.Namespace) -> int:
         results = classify_files(
             options.bundle, files, user_modules=options.user_modules, on_seconds=on_seconds
         )
-        failed = write_each(files, results, write, errors)
-    return conclude(files, failed, options.errors)
+        num_failed = write_results(files, results, write, errors)
+    return report_failures(files, num_failed, options.errors)
 
 
 def classify_files(
-    bundle: Path,
+    folder: Path,
     files: Sequence[Path],
     *,
     user_modules: frozenset[str] = frozenset(),
     on_seconds: Callable[[float], object] = float,
 ) -> Iterator[Classification | SbkitError]:
-    """Classify one file after the other; one that is no audio gives its error and no more.
+    """Classify one file after the other; yield the error of a file that is no audio.
 
-    on_seconds: called with the seconds of audio that were classified since it was called last.
+    on_seconds: called with the seconds of audio that were classified since its last call.
     """
     from sbkit.runtime.torch_model import load_bundle
 
-    loaded = load_bundle(bundle, user_modules=user_modules)
-    loaded.task.require_prediction("label", command="classify")
+    bundle = load_bundle(folder, user_modules=user_modules)
+    bundle.task.require_prediction("label", command="classify")
     for file in files:
         try:
-            yield _classify(loaded, file, on_seconds)
+            yield _classify(bundle, file, on_seconds)
         except SbkitError as error:
             yield error
 
@@ -285,15 +279,16 @@ def classify_files(
 def _classify(
     bundle: "TorchBundle", file: Path, on_seconds: Callable[[float], object]
 ) -> Classification:
-    """Return the most probable label of the pieces of a file, each weighted by its length."""
+    """Return the most probable class of the segments of a file, each weighted by its length."""
     labels, rate = bundle.labels.names, bundle.config.sample_rate
     total, samples, seconds = np.zeros(len(labels)), 0, 0.0  # (V,)
-    for piece in Segmenter(rate, min_seconds=SHORTEST).split(stream_audio(file, rate)):
+    segmenter = Segmenter(rate, min_seconds=MIN_CLASSIFIED_SECONDS)
+    for segment in segmenter.split(stream_audio(file, rate)):
         with naming_audio(file):
-            (probabilities,) = bundle.classify([piece.samples])  # (V,)
-        total += len(piece.samples) * probabilities
-        samples += len(piece.samples)
-        on_seconds(samples_to_seconds(len(piece.samples), rate))
-        seconds = samples_to_seconds(piece.start + len(piece.samples), rate)
+            (probabilities,) = bundle.classify([segment.samples])  # (V,)
+        total += len(segment.samples) * probabilities
+        samples += len(segment.samples)
+        on_seconds(samples_to_seconds(len(segment.samples), rate))
+        seconds = samples_to_seconds(segment.start + len(segment.samples), rate)
     best = int(total.argmax())
     return Classification(file, printable(labels[best]), float(total[best] / samples), seconds)

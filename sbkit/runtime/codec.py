@@ -29,7 +29,7 @@ from sbkit.base.checksums import listed_checksums
 from sbkit.base.files import require_writable
 from sbkit.bundle.config import WEIGHTS_FILE
 from sbkit.models.code_space import Coded, Codes, CodeSpace, read_codes, write_codes
-from sbkit.runtime.graph_model import GraphModel
+from sbkit.runtime.runtimes import GraphModel
 
 STEP_SECONDS = 5.0
 Array = npt.NDArray[Any]
@@ -117,7 +117,7 @@ def windows(
 def encode_file(options: argparse.Namespace) -> int:
     """Run `sbkit encode`: write the codes of an audio file."""
     require_writable(options.out.parent, option="--out")
-    with Codec.named_by(options) as codec:
+    with Codec.from_options(options) as codec:
         write_codes(options.out, codec.encode(options.file), codec.space, codec.fingerprint)
     return 0
 
@@ -125,7 +125,7 @@ def encode_file(options: argparse.Namespace) -> int:
 def decode_file(options: argparse.Namespace) -> int:
     """Run `sbkit decode`: write the audio of a file of codes, as WAV."""
     require_writable(options.out.parent, option="--out")
-    with Codec.named_by(options) as codec:
+    with Codec.from_options(options) as codec:
         coded = read_codes(options.file, codec.space, codec.fingerprint, frame=codec.frame)
         write_wav(options.out, codec.decode(coded), codec.sample_rate)
     return 0

@@ -1,11 +1,15 @@
 """Open the model of a bundle with torch or onnxruntime, imported in the thread that makes it."""
 
+import argparse
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy.typing as npt
 
 from sbkit.base.checksums import listed_checksums
 from sbkit.base.errors import BundleError, ConfigError, DeviceError
@@ -25,6 +29,7 @@ from sbkit.tasks.task import ONNX, PRECISIONS
 
 AUTO, FIRST_GPU = "auto", "cuda:0"
 DRIVER = "libcuda.so.1"  # comes with the driver, never with a wheel
+MODEL_OPTIONS = ("device", "runtime", "precision", "compile", "user_modules")  # of a command line
 LoadOnnx = Callable[..., OnnxModel | OnnxStreamingModel | OnnxGraphs]
 
 
@@ -168,3 +173,51 @@ def has_driver() -> bool:
     except OSError:
         return False
     return True
+
+
+class GraphModel:
+    """A bundle whose task has graphs of its own, such as those of a codec.
+
+    command: which bundles of the task must have.
+    settings: the plain data that callers of the graphs need.
+    effective: where and how the model runs.
+    """
+
+    command: ClassVar[str]
+
+    def __init__(self, folder: Path | str, **options: Any) -> None:
+        """Open a bundle with the options of `open_model`.
+
+        Raises:
+            SbkitError: the bundle is damaged or of another task, or the device is not available.
+        """
+        self.bundle = open_model(Path(folder), **options)
+        self.bundle.task.require_command(self.command)
+        self._thread = self.bundle.model
+        self.sample_rate, self.effective = self.bundle.config.sample_rate, self._thread.effective
+        self.settings: dict[str, Any] = self._thread.call(lambda model: model.settings)
+
+    @classmethod
+    def load(cls, folder: Path | str, **options: Any) -> Self:
+        """Open a bundle, as the constructor does."""
+        return cls(folder, **options)
+
+    @classmethod
+    def from_options(cls, options: argparse.Namespace) -> Self:
+        """Open the bundle that a command line names."""
+        return cls(options.bundle, **{name: getattr(options, name) for name in MODEL_OPTIONS})
+
+    def run(self, graph: str, *arrays: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
+        """Run a graph of the task: arrays in, arrays out."""
+        outputs: list[npt.NDArray[Any]] = self._thread.call(lambda model: model.run(graph, *arrays))
+        return outputs
+
+    def close(self) -> None:
+        """End the thread of the model."""
+        self._thread.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

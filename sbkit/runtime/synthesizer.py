@@ -19,7 +19,7 @@ from sbkit.audio.io import STANDARD, to_int16, write_wav
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import read_regular, require_writable
 from sbkit.base.messages import listed, printable
-from sbkit.runtime.graph_model import GraphModel
+from sbkit.runtime.runtimes import GraphModel
 from sbkit.text.languages import check_language
 from sbkit.text.symbols import to_symbols, transcribe_phonemes
 from sbkit.text.verbalize import MARKS, spell_out, split_sentences
@@ -145,7 +145,7 @@ def speak(options: argparse.Namespace) -> int:
     if (options.text is None) == (options.file is None):
         raise SbkitError("`sbkit speak` must have a text or --file, one of them. Correct that.")
     text = options.text if options.file is None else _read_text(options.file)
-    with Synthesizer.named_by(options) as voice:
+    with Synthesizer.from_options(options) as voice:
         speech = voice.stream(text, options.speed)
         for note in speech.notes:
             logger.warning(f"note: {note}")

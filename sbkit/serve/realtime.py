@@ -25,7 +25,6 @@ from sbkit.audio.io import Samples, to_int16
 from sbkit.audio.resample import END, Resampler, Signal
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
-from sbkit.live.session import Endpoint, Event, Final, Partial
 from sbkit.serve.errors import ApiError, as_api_error, too_large
 from sbkit.serve.fields import take, wrong_field
 from sbkit.serve.limits import Limits, State
@@ -33,6 +32,7 @@ from sbkit.serve.metrics import Metrics, noted
 from sbkit.serve.models import Models
 from sbkit.serve.options import Options
 from sbkit.serve.recognizer import Recognizer
+from sbkit.streaming.session import Endpoint, Event, Final, Partial
 from sbkit.text.normalize import join_segments
 
 BLOCK = 24_000  # bytes that are decoded at a time, so that a long message lets others pass

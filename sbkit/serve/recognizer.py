@@ -15,8 +15,6 @@ import numpy as np
 from sbkit.audio.io import AudioError, Samples, declared_seconds
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import samples_to_seconds
-from sbkit.live.recognizer import LiveRecognizer
-from sbkit.live.session import Event, Final, Session
 from sbkit.runtime.model import Shapes
 from sbkit.runtime.runtimes import OpenBundle
 from sbkit.runtime.transcriber import Transcriber, Transcript
@@ -27,6 +25,8 @@ from sbkit.serve.metrics import Metrics
 from sbkit.serve.streams import StreamBatcher
 from sbkit.serve.turns import SpeechTurns
 from sbkit.serve.workers import Workers
+from sbkit.streaming.recognizer import StreamingRecognizer
+from sbkit.streaming.session import Event, Final, Session
 
 POOL_SECONDS = 60.0  # of a request that are read ahead; batches are made of all requests
 TURN_SILENCE = 0.5  # seconds, as OpenAI's server_vad has it; by endpoint rules alone it is longer
@@ -199,9 +199,9 @@ class Recognizer:
             return self._bundle
         return self._bundle.expecting(phrases)
 
-    def _live(self, bundle: OpenBundle) -> LiveRecognizer | None:
+    def _live(self, bundle: OpenBundle) -> StreamingRecognizer | None:
         try:
-            return LiveRecognizer(bundle=OpenBundle.of(bundle, self._thread))
+            return StreamingRecognizer(bundle=OpenBundle.of(bundle, self._thread))
         except SbkitError:
             return None
 

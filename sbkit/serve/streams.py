@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from sbkit.decoding.frames import LogProbs
-from sbkit.live.session import Event, Session, forward_batch
+from sbkit.streaming.session import Event, Session, forward_batch
 
 Answer = asyncio.Future[Sequence[Event]]
 

@@ -19,14 +19,14 @@ from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run
 from sbkit.commands.listen import Display
 from sbkit.export.export import export_run
-from sbkit.live.recognizer import LiveRecognizer
-from sbkit.live.session import Final, Partial, Session
-from sbkit.live.sources import live_blocks
 from sbkit.runtime.transcriber import Transcriber
-from tests.live.live_tones import live_tones
+from sbkit.streaming.devices import audio_blocks
+from sbkit.streaming.recognizer import StreamingRecognizer
+from sbkit.streaming.session import Final, Partial, Session
 from tests.logs.terminal import Terminal
 from tests.runtime.bundles import ROOT, make_bundle, make_live_run
 from tests.runtime.tones import RATE, silence, speak
+from tests.streaming.streaming_tones import streaming_tones
 from tests.test_readme import blocks
 
 Captured = pytest.CaptureFixture[str]
@@ -35,8 +35,8 @@ Captured = pytest.CaptureFixture[str]
 @pytest.fixture
 def talk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Put a model that hears tones in the place of any bundle, and say two sentences."""
-    _, tokenizer, _ = live_tones(tmp_path)
-    monkeypatch.setattr(LiveRecognizer, "load", lambda *_, **__: live_tones(tmp_path)[0])
+    _, tokenizer, _ = streaming_tones(tmp_path)
+    monkeypatch.setattr(StreamingRecognizer, "load", lambda *_, **__: streaming_tones(tmp_path)[0])
     parts = [speak(tokenizer, "the dog"), silence(1.5), speak(tokenizer, "a quick fox")]
     soundfile.write(tmp_path / "talk.flac", np.concatenate(parts), RATE)
     return tmp_path / "talk.flac"
@@ -87,9 +87,9 @@ def test_standard_input_is_taken_as_it_is_piped(
         assert live("-", *options) == 0
         assert capsys.readouterr().out == "the dog\na quick fox\n"
     piped(monkeypatch, samples.tobytes())
-    assert len(next(iter(live_blocks("-", RATE, raw_rate=RATE)))) <= RATE / 10
+    assert len(next(iter(audio_blocks("-", RATE, raw_rate=RATE)))) <= RATE / 10
     piped(monkeypatch, talk.read_bytes())
-    with pytest.raises(SbkitError, match="must be WAV of 16 bits, or samples"):
+    with pytest.raises(SbkitError, match="it must be WAV of 16 bits, or samples"):
         live("-")
 
 
@@ -101,7 +101,7 @@ def test_a_file_is_paced_in_real_time(talk: Path, monkeypatch: pytest.MonkeyPatc
         clock[0] += seconds
 
     monkeypatch.setattr(time, "sleep", sleep)
-    come = [(len(block), clock[0]) for block in live_blocks(str(talk), RATE, pace=2.0)]
+    come = [(len(block), clock[0]) for block in audio_blocks(str(talk), RATE, pace=2.0)]
     ends = np.cumsum([size for size, _ in come]) / RATE
     assert [at for _, at in come] == pytest.approx(ends / 2)
     assert max(size for size, _ in come) < RATE / 5
@@ -128,8 +128,8 @@ def test_a_pipe_gets_each_event_at_once(as_json: bool, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
-        (["a.wav", "b.wav"], "must have one FILE"),
-        (["a.wav", "--format", "srt"], "1, srt"),
+        (["a.wav", "b.wav"], "takes one FILE"),
+        (["a.wav", "--format", "srt"], "1 with srt"),
         (["a.wav", "--out", "there"], "--out"),
         (["-", "--raw-rate", "16"], "but standard input declares 16 Hz"),
         (["gone.wav"], "is missing"),
@@ -151,7 +151,7 @@ def test_a_bundle_transcribes_live_what_it_transcribes_of_the_whole_clip(
     with Transcriber.load(tmp_path / "my-live-model") as whole:
         expected = [whole.transcribe(clip, RATE) for clip in clips]
     assert any(each.text for each in expected)
-    with LiveRecognizer.load(tmp_path / "my-live-model") as recognizer:
+    with StreamingRecognizer.load(tmp_path / "my-live-model") as recognizer:
         for clip, transcript in zip(clips, expected, strict=True):
             session = Session(recognizer)
             events = [event for piece in np.array_split(clip, 7) for event in session.push(piece)]
@@ -181,5 +181,5 @@ class Beep:
 
 def test_a_bundle_of_whole_clips_is_refused(tmp_path: Path) -> None:
     bundle = make_bundle(tmp_path)
-    with pytest.raises(SbkitError, match="but this one, by torch, takes whole clips alone"):
+    with pytest.raises(SbkitError, match="This one, run by torch, only takes whole clips"):
         run(["transcribe", str(bundle), "--live", "a.wav", "--quiet"])

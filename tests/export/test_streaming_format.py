@@ -10,8 +10,8 @@ import pytest
 from sbkit.base.errors import SbkitError
 from sbkit.export.export import export_run
 from sbkit.export.parity import Grid
-from sbkit.live.recognizer import LiveRecognizer
-from sbkit.live.session import Session, advance_batch
+from sbkit.streaming.recognizer import StreamingRecognizer
+from sbkit.streaming.session import Session, advance_batch
 from tests.runtime.bundles import ROOT, make_bundle, make_live_run, parity_report
 
 
@@ -34,7 +34,7 @@ def test_its_chunks_are_written_compared_and_run_live(streaming: Path) -> None:
     clips = [(3000 * random.normal(size=size)).astype(np.int16) for size in (300, 20_000, 60_123)]
     said = []
     for runtime in ("torch", "onnx"):
-        with LiveRecognizer.load(streaming, runtime=runtime) as recognizer:
+        with StreamingRecognizer.load(streaming, runtime=runtime) as recognizer:
             sessions, events = [Session(recognizer) for _ in clips], []
             for first in range(0, 70_000, 7_000):
                 for session, clip in zip(sessions, clips, strict=True):
@@ -49,4 +49,4 @@ def test_live_speech_by_onnxruntime_imports_no_torch(tmp_path: Path) -> None:
     code = "import sys, sbkit.commands.listen; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
     with pytest.raises(SbkitError, match=r"has no onnx/streaming\.onnx"):
-        LiveRecognizer.load(make_bundle(tmp_path), runtime="onnx")
+        StreamingRecognizer.load(make_bundle(tmp_path), runtime="onnx")

@@ -35,8 +35,6 @@ from sbkit.commands.cli import run as sbkit
 from sbkit.config.hparams import load_hparams, parse_overrides
 from sbkit.export.export import export_run
 from sbkit.export.parity import Grid
-from sbkit.live.pipeline import Pipeline
-from sbkit.live.players import FilePlayer
 from sbkit.logs.run_log import read_log
 from sbkit.models.symbol_alignment import (
     diagonal_prior,
@@ -47,15 +45,17 @@ from sbkit.models.symbol_alignment import (
     mean_by_symbol,
 )
 from sbkit.runtime.synthesizer import LONGEST_TEXT, Synthesizer
+from sbkit.streaming.devices import FilePlayer
+from sbkit.streaming.pipeline import Pipeline
 from sbkit.tasks.synthesis import describe_as_vits, list_characters
 from sbkit.text.symbols import ESPEAK, read_texts, to_symbols
 from sbkit.text.vocabulary import ensure_labels
 from tests import processes
-from tests.live.live_tones import live_tones
 from tests.runs import ROOT, TINY_VOICE, Workplace, last_parameters, read_json, train_here, with_sgd
 from tests.runtime.tones import silence, speak
 from tests.serve.server import served
 from tests.serve.test_command import serving
+from tests.streaming.streaming_tones import streaming_tones
 
 RATE, FRAME = 16_000, 400
 
@@ -275,7 +275,7 @@ def test_a_recognizer_and_a_voice_are_served_together(exported: Path, bundle: Pa
 
 
 def test_a_pipeline_answers_by_it(voice: Synthesizer, tmp_path: Path) -> None:
-    recognizer, tokenizer, _ = live_tones(tmp_path)
+    recognizer, tokenizer, _ = streaming_tones(tmp_path)
     player = partial(FilePlayer, tmp_path / "answer.wav")
     with recognizer:
         pipeline = Pipeline(recognizer, "I heard {}.".format, synthesizer=voice, player=player)

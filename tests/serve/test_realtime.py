@@ -23,18 +23,18 @@ from websockets.sync.client import connect
 from sbkit.audio.io import Samples
 from sbkit.audio.resample import resample_by_numpy
 from sbkit.decoding.decoder import BeamDecoder
-from sbkit.live.recognizer import LiveRecognizer
-from sbkit.live.session import Final, Session
 from sbkit.runtime.model import ModelThread
 from sbkit.runtime.voice_detector import SpeechRules, VoiceDetector
 from sbkit.serve.limits import STOPPING
 from sbkit.serve.realtime import Item
 from sbkit.serve.streams import StreamBatcher
+from sbkit.streaming.recognizer import StreamingRecognizer
+from sbkit.streaming.session import Final, Session
 from tests.decoding.spoken import train_models
-from tests.live.live_tones import LiveToneModel
 from tests.runtime.tones import RATE, silence, speak, tone_bundle
 from tests.serve.server import Made, Served, served, wait_for
 from tests.serve.test_clients import Unsure
+from tests.streaming.streaming_tones import StreamingToneModel
 
 TEXT = "the quick brown fox"
 pytestmark = pytest.mark.timeout(60)  # for events that do not come
@@ -43,7 +43,7 @@ COMMITTED = {"audio": {"input": {"turn_detection": None}}, "type": "transcriptio
 
 def live_bundle(folder: Path) -> Made:
     bundle, tokenizer, _ = tone_bundle(folder)
-    model = LiveToneModel(tokenizer.vocab_size, tokenizer.vocabulary.blank)
+    model = StreamingToneModel(tokenizer.vocab_size, tokenizer.vocabulary.blank)
     bundle.model.close()
     return replace(bundle, model=ModelThread(lambda: model)), tokenizer, model
 
@@ -447,7 +447,7 @@ def test_what_was_said_is_transcribed_before_the_server_stops(tmp_path: Path) ->
         assert not here.thread.is_alive()
 
 
-class Failing(LiveToneModel):
+class Failing(StreamingToneModel):
     """Fail over audio that begins with a loud sample."""
 
     def advance(self, chunks: Sequence[Samples], states: Sequence[int]) -> list[Any]:
@@ -463,7 +463,7 @@ def test_a_fault_over_one_session_is_not_that_of_the_others(
     bundle, tokenizer, _ = tone_bundle(tmp_path)
     bundle.model.close()
     model = Failing(tokenizer.vocab_size, tokenizer.vocabulary.blank)
-    recognizer = LiveRecognizer(bundle=replace(bundle, model=ModelThread(lambda: model)))
+    recognizer = StreamingRecognizer(bundle=replace(bundle, model=ModelThread(lambda: model)))
     sessions = [Session(recognizer) for _ in range(3)]
     spoken = speak(tokenizer, "a fox")
     for session in sessions:
@@ -503,7 +503,7 @@ def test_a_fault_of_the_model_ends_the_session(
         wait_for(lambda: "ZeroDivisionError" in caplog.text)
 
 
-class LiveUnsure(Unsure, LiveToneModel):
+class LiveUnsure(Unsure, StreamingToneModel):
     """Hear neighbouring letters nearly alike, in chunks."""
 
 

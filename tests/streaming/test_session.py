@@ -12,9 +12,9 @@ import pytest
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.decoding.alignment import WordOffsets
-from sbkit.live.endpoint import EndpointRules
-from sbkit.live.recognizer import LiveRecognizer
-from sbkit.live.session import (
+from sbkit.runtime.voice_detector import SpeechRules, VoiceDetector
+from sbkit.streaming.recognizer import EndpointRules, StreamingRecognizer
+from sbkit.streaming.session import (
     Endpoint,
     Event,
     Final,
@@ -23,10 +23,9 @@ from sbkit.live.session import (
     advance_batch,
     forward_batch,
 )
-from sbkit.runtime.voice_detector import SpeechRules, VoiceDetector
-from tests.live.live_tones import CHUNK, live_tones
 from tests.runtime.told_frames import ToldFrames
 from tests.runtime.tones import LETTER, RATE, STEP, silence, speak, tone_bundle
+from tests.streaming.streaming_tones import CHUNK, streaming_tones
 
 TEXTS = ("the quick brown fox", "jumps over a lazy dog", "the dog")
 BEAM: dict[str, Any] = {"texts": [*TEXTS, "a fox over the dog"]}
@@ -41,7 +40,9 @@ def cut(audio: Samples, seed: int) -> Iterator[Samples]:
         audio = audio[size:]
 
 
-def run(recognizer: LiveRecognizer, pieces: Sequence[Samples] | Iterator[Samples]) -> list[Event]:
+def run(
+    recognizer: StreamingRecognizer, pieces: Sequence[Samples] | Iterator[Samples]
+) -> list[Event]:
     session = Session(recognizer)
     return [*(event for each in pieces for event in session.push(each)), *session.finish()]
 
@@ -52,7 +53,7 @@ def finals(events: Sequence[Event]) -> list[Final]:
 
 @pytest.mark.parametrize("decoder", [{}, BEAM], ids=["greedy", "beam"])
 def test_events_do_not_depend_on_how_audio_is_cut(decoder: dict[str, Any], tmp_path: Path) -> None:
-    recognizer, tokenizer, _ = live_tones(tmp_path, **decoder)
+    recognizer, tokenizer, _ = streaming_tones(tmp_path, **decoder)
     spoken = [each for text in TEXTS for each in (speak(tokenizer, text), silence(1.3))]
     audio = np.concatenate([*spoken, silence(2.6)])
     expected = run(recognizer, [audio])
@@ -81,7 +82,7 @@ def _places(text: str) -> list[int]:
 @pytest.mark.parametrize("size", [1000, 100_000])
 def test_a_detector_tells_what_silence_is(size: int, tmp_path: Path) -> None:
     """Humming after the words is no token, and no silence: the utterance ends after it."""
-    recognizer, tokenizer, _ = live_tones(tmp_path)
+    recognizer, tokenizer, _ = streaming_tones(tmp_path)
     audio = np.concatenate([speak(tokenizer, "the dog"), silence(4.0)])
     end = len(speak(tokenizer, "the dog")) / RATE + 1.0
     detector = VoiceDetector(SpeechUntil(end), SpeechRules(hang_over=0.3))
@@ -108,7 +109,7 @@ class SpeechUntil(ToldFrames):
 
 
 def test_a_long_utterance_is_ended_and_goes_on_in_the_next(tmp_path: Path) -> None:
-    recognizer, tokenizer, _ = live_tones(tmp_path, rules=EndpointRules(longest=1.5))
+    recognizer, tokenizer, _ = streaming_tones(tmp_path, rules=EndpointRules(longest=1.5))
     events = run(recognizer, [speak(tokenizer, "jumps over a lazy dog")])
     assert [each.rule for each in events if isinstance(each, Endpoint)] == ["longest"]
     first, second = finals(events)
@@ -118,7 +119,7 @@ def test_a_long_utterance_is_ended_and_goes_on_in_the_next(tmp_path: Path) -> No
 
 def test_events_have_the_times_of_the_stream(tmp_path: Path) -> None:
     """A chunk is 0.64 s, a letter 0.12 s, and a word may reach 9 frames into what follows."""
-    recognizer, tokenizer, _ = live_tones(tmp_path)
+    recognizer, tokenizer, _ = streaming_tones(tmp_path)
     aligner = replace(recognizer.decoder.aligner, offsets=WordOffsets(0.0, 9.0))
     recognizer.decoder = replace(recognizer.decoder, aligner=aligner)
     audio = [speak(tokenizer, "the dog"), silence(1.4), speak(tokenizer, "a fox"), silence(0.2)]
@@ -142,13 +143,13 @@ def test_events_have_the_times_of_the_stream(tmp_path: Path) -> None:
 
 
 def test_an_utterance_begins_after_the_silence_that_ended_none(tmp_path: Path) -> None:
-    recognizer, tokenizer, _ = live_tones(tmp_path)
+    recognizer, tokenizer, _ = streaming_tones(tmp_path)
     events = run(recognizer, [silence(2.4), speak(tokenizer, "the dog"), silence(1.4)])
     assert finals(events)[0].start == 2.4
 
 
 def test_text_so_far_grows_and_says_what_will_stay(tmp_path: Path) -> None:
-    recognizer, tokenizer, _ = live_tones(tmp_path, **BEAM)
+    recognizer, tokenizer, _ = streaming_tones(tmp_path, **BEAM)
     events = run(recognizer, [speak(tokenizer, "the quick brown fox")])
     partial = [each for each in events if isinstance(each, Partial)]
     assert [each.seconds for each in partial] == sorted(each.seconds for each in partial)
@@ -171,7 +172,7 @@ def test_text_so_far_grows_and_says_what_will_stay(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("decoder", [{}, BEAM], ids=["greedy", "beam"])
 def test_two_continuations_of_one_session(decoder: dict[str, Any], tmp_path: Path) -> None:
-    recognizer, tokenizer, _ = live_tones(tmp_path, **decoder)
+    recognizer, tokenizer, _ = streaming_tones(tmp_path, **decoder)
     texts = ("the quick brown fox", "the quick dog")
     shared = LETTER * STEP * len("the quick")
     spoken = [np.append(speak(tokenizer, text), silence(2.0)) for text in texts]
@@ -192,7 +193,7 @@ def test_two_continuations_of_one_session(decoder: dict[str, Any], tmp_path: Pat
 
 
 def test_sessions_of_any_age_are_one_batch_and_say_the_same(tmp_path: Path) -> None:
-    recognizer, tokenizer, model = live_tones(tmp_path, **BEAM)
+    recognizer, tokenizer, model = streaming_tones(tmp_path, **BEAM)
     clips = [speak(tokenizer, text) for text in TEXTS]
     alone = [run(recognizer, [clip]) for clip in clips]
     model.batches.clear()
@@ -213,7 +214,7 @@ def test_sessions_of_any_age_are_one_batch_and_say_the_same(tmp_path: Path) -> N
 
 
 def test_hotwords_are_searched_as_it_comes(tmp_path: Path) -> None:
-    recognizer, tokenizer, _ = live_tones(tmp_path, **BEAM)
+    recognizer, tokenizer, _ = streaming_tones(tmp_path, **BEAM)
     search = recognizer.decoder.search
     assert not isinstance(search, type(None))
     biased = replace(recognizer.decoder, search=search.with_hotwords(["lazy fox"]))  # type: ignore[union-attr]
@@ -224,17 +225,17 @@ def test_hotwords_are_searched_as_it_comes(tmp_path: Path) -> None:
 
 def test_what_cannot_be_live_is_refused(tmp_path: Path) -> None:
     bundle, _, _ = tone_bundle(tmp_path)
-    with pytest.raises(SbkitError, match="must have a model that is run chunk by chunk"):
-        LiveRecognizer(bundle=bundle)
+    with pytest.raises(SbkitError, match="`--live` needs a streaming model"):
+        StreamingRecognizer(bundle=bundle)
     for options, match in (
-        ({"kind": "graph"}, "decoded by prefix beam search or greedily"),
-        ({"attention": "rescore"}, "without the attention decoder"),
+        ({"kind": "graph"}, "prefix beam search"),
+        ({"attention": "rescore"}, "uses the attention decoder to rescore"),
     ):
         with pytest.raises(SbkitError, match=match):
-            live_tones(tmp_path, **BEAM, **options)
-    recognizer, _, _ = live_tones(tmp_path)
+            streaming_tones(tmp_path, **BEAM, **options)
+    recognizer, _, _ = streaming_tones(tmp_path)
     session = Session(recognizer)
-    with pytest.raises(SbkitError, match="holds int64"):
+    with pytest.raises(SbkitError, match="int64"):
         session.push(np.zeros(3, np.int64))  # type: ignore[arg-type]
     assert session.finish() == []
     with pytest.raises(SbkitError, match="takes no more samples"):

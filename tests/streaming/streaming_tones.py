@@ -9,9 +9,8 @@ from sbkit.audio.io import Samples
 from sbkit.bundle.protocols import ChunkSizes, StreamingModel
 from sbkit.decoding.decoder import BeamDecoder
 from sbkit.decoding.frames import LogProbs
-from sbkit.live.endpoint import EndpointRules
-from sbkit.live.recognizer import LiveRecognizer
 from sbkit.runtime.model import ModelThread
+from sbkit.streaming.recognizer import EndpointRules, StreamingRecognizer
 from sbkit.text.tokenizer import Tokenizer
 from tests.decoding.spoken import train_models
 from tests.runtime.tones import STEP, ToneModel, tone_bundle
@@ -19,7 +18,7 @@ from tests.runtime.tones import STEP, ToneModel, tone_bundle
 CHUNK = 16 * STEP
 
 
-class LiveToneModel(ToneModel):
+class StreamingToneModel(ToneModel):
     """Hear tones in chunks; the state counts them."""
 
     chunks = ChunkSizes(CHUNK, CHUNK, STEP)
@@ -37,12 +36,12 @@ class LiveToneModel(ToneModel):
         return [(each, state + 1) for each, state in zip(found, states, strict=True)]
 
 
-def live_tones(
+def streaming_tones(
     folder: Path, *, texts: Sequence[str] = (), rules: EndpointRules | None = None, **decoder: Any
-) -> tuple[LiveRecognizer, Tokenizer, LiveToneModel]:
+) -> tuple[StreamingRecognizer, Tokenizer, StreamingToneModel]:
     """Make a recognizer of tones; with texts, it has a beam and language models of them."""
     bundle, tokenizer, _ = tone_bundle(folder)
-    model = LiveToneModel(tokenizer.vocab_size, tokenizer.vocabulary.blank)
+    model = StreamingToneModel(tokenizer.vocab_size, tokenizer.vocabulary.blank)
     bundle = replace(bundle, model=ModelThread(lambda: model))
     if texts:
         train_models(folder / "lm.safetensors", tokenizer, texts)
@@ -52,4 +51,4 @@ def live_tones(
             **{"weights": {}, **decoder},
         )
         bundle = replace(bundle, decoder=beam)
-    return LiveRecognizer(bundle=bundle, rules=rules), tokenizer, model
+    return StreamingRecognizer(bundle=bundle, rules=rules), tokenizer, model

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from sbkit.live.players import FilePlayer, Speakers
+from sbkit.streaming.devices import FilePlayer, Speakers
 
 RATE, LATENCY = 8_000, 0.25  # seconds from a sample that is taken to its sound
 

@@ -11,14 +11,13 @@ import pytest
 from sbkit.audio.io import FULL_SCALE, Samples
 from sbkit.audio.resample import Signal
 from sbkit.base.errors import SbkitError
-from sbkit.live.pipeline import Pipeline
-from sbkit.live.recognizer import LiveRecognizer
-from sbkit.live.session import Final, Partial
-from sbkit.live.turn import Answer, Turn
 from sbkit.runtime.voice_detector import SpeechRules, VoiceDetector
+from sbkit.streaming.pipeline import Answer, Pipeline, Turn
+from sbkit.streaming.recognizer import StreamingRecognizer
+from sbkit.streaming.session import Final, Partial
 from sbkit.text.tokenizer import Tokenizer
-from tests.live.live_tones import live_tones
 from tests.runtime.tones import RATE, silence, speak
+from tests.streaming.streaming_tones import streaming_tones
 
 WITHIN = 60.0  # seconds: who waits longer has failed
 
@@ -93,9 +92,9 @@ class Events(list[Any]):
 
 
 @pytest.fixture
-def tones(tmp_path: Path) -> Iterator[tuple[LiveRecognizer, Tokenizer]]:
+def tones(tmp_path: Path) -> Iterator[tuple[StreamingRecognizer, Tokenizer]]:
     before = threading.active_count()
-    recognizer, tokenizer, _ = live_tones(tmp_path)
+    recognizer, tokenizer, _ = streaming_tones(tmp_path)
     with recognizer:
         yield recognizer, tokenizer
     assert threading.active_count() == before
@@ -328,7 +327,7 @@ def test_nothing_of_an_interrupted_turn_is_heard_or_delivered(seed: int, tones: 
 
     def answer(text: str) -> Iterator[str]:
         name = next(names)
-        of_turn[id(pipeline._turn)] = name
+        of_turn[id(pipeline._open_turn)] = name
         yield from [f"{name} {name}"] * 30
 
     class Checked(Loudspeaker):
@@ -386,11 +385,11 @@ def endless(tokenizer: Tokenizer) -> Iterator[Samples]:
 @pytest.mark.parametrize(
     ("stages", "match"),
     [
-        ({"detector": VoiceDetector(Deaf())}, r"the voice activity raised ValueError \(no frames"),
-        ({"answer": fail}, r"the answer raised ValueError \(the dog\)"),
-        ({"synthesizer": Mute()}, "the synthesizer raised ValueError"),
-        ({"player": Broken()}, r"the player raised OSError \(no device\)"),
-        ({"on_event": fail}, "the recognizer raised ValueError"),
+        ({"detector": VoiceDetector(Deaf())}, r"its voice activity raised ValueError \(no frames"),
+        ({"answer": fail}, r"its answer raised ValueError \(the dog\)"),
+        ({"synthesizer": Mute()}, "its synthesizer raised ValueError"),
+        ({"player": Broken()}, r"its player raised OSError \(no device\)"),
+        ({"on_event": fail}, "its recognizer raised ValueError"),
     ],
 )
 def test_a_stage_that_fails_ends_all_and_is_named(

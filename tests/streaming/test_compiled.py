@@ -12,12 +12,12 @@ from torch._dynamo.utils import counters
 from sbkit.audio.io import Samples
 from sbkit.bundle.bundle import read_bundle
 from sbkit.export.export import export_run
-from sbkit.live.pipeline import Pipeline
-from sbkit.live.recognizer import LiveRecognizer
-from sbkit.live.session import Final, Session, advance_batch
 from sbkit.runtime.model import ModelThread
 from sbkit.runtime.runtimes import OpenBundle
 from sbkit.runtime.torch_model import Compilation, load_torch
+from sbkit.streaming.pipeline import Pipeline
+from sbkit.streaming.recognizer import StreamingRecognizer
+from sbkit.streaming.session import Final, Session, advance_batch
 from tests import processes
 from tests.runtime.bundles import make_live_run
 
@@ -32,17 +32,17 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bundle"
 
 
-def recognizer(folder: Path, compilation: Compilation | None = None) -> LiveRecognizer:
+def recognizer(folder: Path, compilation: Compilation | None = None) -> StreamingRecognizer:
     read = read_bundle(folder, with_weights=True)
     thread = ModelThread(partial(load_torch, read, folder, compilation=compilation))
-    return LiveRecognizer(bundle=OpenBundle.of(read, thread))
+    return StreamingRecognizer(bundle=OpenBundle.of(read, thread))
 
 
 def noise(seed: int, samples: int) -> Samples:
     return (3000 * np.random.default_rng(seed).normal(size=samples)).astype(np.int16)
 
 
-def talk(live: LiveRecognizer, clip: Samples, texts: list[str]) -> None:
+def talk(live: StreamingRecognizer, clip: Samples, texts: list[str]) -> None:
     """Run a clip through a pipeline, and keep its final texts."""
 
     def keep(event: object) -> None:
@@ -90,7 +90,7 @@ def test_three_threads_and_new_shapes_compile_nothing_and_give_the_same_text(bun
 REAL = """
 import sys
 from pathlib import Path
-from tests.live.test_compiled import compare
+from tests.streaming.test_compiled import compare
 from tests.models.test_compiling import write_no_vectors
 
 write_no_vectors()

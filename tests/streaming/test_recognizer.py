@@ -8,11 +8,11 @@ import torch
 
 from sbkit.bundle.bundle import Bundle
 from sbkit.export.export import export_run
-from sbkit.live.recognizer import LiveRecognizer
 from sbkit.runtime.model import ModelThread
 from sbkit.runtime.torch_model import load_bundle
-from tests.live.test_session import cut
+from sbkit.streaming.recognizer import StreamingRecognizer
 from tests.runtime.bundles import make_live_run
+from tests.streaming.test_session import cut
 
 
 @pytest.fixture(scope="module")
@@ -31,14 +31,14 @@ def test_no_window_is_missed_or_computed_twice(seed: int, bundle: Bundle) -> Non
     whole, frames = extract(audio, samples)
     expected = model.encode([clip])[0].log_probs
     computed = list[torch.Tensor]()
-    with LiveRecognizer(bundle=replace(bundle, model=ModelThread(lambda: model))) as live:
+    with StreamingRecognizer(bundle=replace(bundle, model=ModelThread(lambda: model))) as live:
         hook = extract.register_forward_hook(
             lambda *call: computed.append(call[2][0][0, : call[2][1][0]])
         )
         found, state = [expected[:0]], live.start()
         pieces = [*cut(clip, seed), clip[:0]]
         for number, piece in enumerate(pieces, 1):
-            ((chunks, state),) = live.forward_chunk([piece], [state], [number == len(pieces)])
+            ((chunks, state),) = live.forward_chunks([piece], [state], [number == len(pieces)])
             found += chunks
     hook.remove()
     torch.testing.assert_close(torch.cat(computed or [whole[0, :0]]), whole[0, : frames[0]])

@@ -1,0 +1,30 @@
+"""Streaming speech: sessions of a recognizer, and a pipeline that answers.
+
+A `StreamingRecognizer` runs many `Session`s, each of which turns samples into `Event`s.
+"""
+
+from typing import TYPE_CHECKING
+
+from sbkit.base.imports import lazy_names
+
+if TYPE_CHECKING:
+    from sbkit.streaming.devices import audio_blocks as audio_blocks
+    from sbkit.streaming.pipeline import Pipeline as Pipeline
+    from sbkit.streaming.pipeline import Turn as Turn
+    from sbkit.streaming.recognizer import EndpointRules as EndpointRules
+    from sbkit.streaming.recognizer import StreamingRecognizer as StreamingRecognizer
+    from sbkit.streaming.session import Event as Event
+    from sbkit.streaming.session import Final as Final
+    from sbkit.streaming.session import Session as Session
+
+__getattr__ = lazy_names(
+    "sbkit.streaming",
+    EndpointRules="recognizer",
+    Event="session",
+    Final="session",
+    Pipeline="pipeline",
+    Session="session",
+    StreamingRecognizer="recognizer",
+    Turn="pipeline",
+    audio_blocks="devices",
+)

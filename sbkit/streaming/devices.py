@@ -1,0 +1,185 @@
+"""Sources of streaming speech, in blocks of int16, and players: files, standard input, PortAudio.
+
+The blocks of a file may be paced in real time.
+"""
+
+import queue
+import sys
+import threading
+import time
+import wave
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+import numpy as np
+import soundfile
+
+from sbkit.audio.io import FULL_SCALE, Samples, check_rate, stream_audio, to_int16
+from sbkit.audio.resample import Signal, resample_blocks
+from sbkit.base.errors import DataError, DeviceError
+from sbkit.base.imports import require_package
+from sbkit.base.units import samples_to_seconds, seconds_to_samples
+
+STANDARD_INPUT, MICROPHONE = "-", "mic"
+BLOCK_SECONDS = 0.1
+
+
+def audio_blocks(
+    source: str, sample_rate: int, *, raw_rate: int | None = None, pace: float = 0.0
+) -> Iterator[Samples]:
+    """Yield blocks (S,) at a rate in Hz, from a file, "-" or "mic", until it ends.
+
+    raw_rate: of standard input without a header.
+    pace: of a file, 1 for real time, 0 for as fast as it can be read.
+
+    A microphone ends with Ctrl-C.
+
+    Raises:
+        SbkitError: the source is no audio, or the package for microphones is missing.
+    """
+    if source == MICROPHONE:
+        return _microphone(sample_rate)
+    if source == STANDARD_INPUT:
+        blocks, rate = _standard_input(sys.stdin.buffer, raw_rate)
+        check_rate("standard input", rate)
+        return map(to_int16, resample_blocks(blocks, rate, sample_rate))
+    file_blocks = stream_audio(Path(source), sample_rate, BLOCK_SECONDS)
+    return _paced(file_blocks, sample_rate, pace) if pace else file_blocks
+
+
+def _paced(blocks: Iterable[Samples], sample_rate: int, pace: float) -> Iterator[Samples]:
+    """Yield each block when it would have been spoken."""
+    begin, samples = time.monotonic(), 0
+    for block in blocks:
+        samples += len(block)
+        due = begin + samples_to_seconds(samples, sample_rate) / pace
+        time.sleep(max(0.0, due - time.monotonic()))
+        yield block
+
+
+def _standard_input(content: BinaryIO, raw_rate: int | None) -> tuple[Iterator[Signal], int]:
+    """Return blocks of 16-bit samples as they are piped, channels averaged, and their rate."""
+    if raw_rate is not None:
+        return _pcm(lambda frames: content.read(2 * frames), raw_rate, channels=1), raw_rate
+    with suppress(wave.Error, EOFError):
+        file = wave.open(content)  # noqa: SIM115, standard input is not ours to close
+        rate = file.getframerate()
+        if file.getsampwidth() == 2:
+            return _pcm(file.readframes, rate, channels=file.getnchannels()), rate
+    raise DataError(
+        "To transcribe standard input as it arrives, it must be WAV of 16 bits, or samples of 16 "
+        "bits (little-endian, mono) with --raw-rate HZ. Convert it: ffmpeg -i ... -f s16le -ac 1 "
+        "-ar 16000 -"
+    )
+
+
+def _pcm(read: Callable[[int], bytes], rate: int, *, channels: int) -> Iterator[Signal]:
+    """Yield blocks (S,) of little-endian int16; ``read`` takes a number of frames."""
+    while block := read(seconds_to_samples(BLOCK_SECONDS, rate)):
+        count = len(block) // (2 * channels) * channels
+        values = np.frombuffer(block, "<i2", count).reshape(-1, channels)
+        yield values.astype(np.float32).mean(1) / np.float32(FULL_SCALE)
+
+
+def _microphone(sample_rate: int) -> Iterator[Samples]:
+    """Record until Ctrl-C."""
+    recorded: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    blocksize = seconds_to_samples(BLOCK_SECONDS, sample_rate)
+    stream = require_sounddevice().RawInputStream(
+        samplerate=sample_rate,
+        blocksize=blocksize,
+        channels=1,
+        dtype="int16",
+        callback=lambda data, *_: recorded.put(bytes(data)),
+    )
+    with suppress(KeyboardInterrupt), stream:
+        while True:
+            yield np.frombuffer(recorded.get(), np.int16)
+
+
+class Player(Protocol):
+    """Plays blocks one after the other, and knows by its clock when they have been heard."""
+
+    def play(self, samples: Samples) -> object:
+        """Take a block (S,) of int16, to be heard after those before it."""
+
+    def wait(self, seconds: float) -> object:
+        """Return when at most this much is left to be heard, or when `stop` is called."""
+
+    def stop(self) -> object:
+        """Drop all that has not been heard."""
+
+    def close(self) -> object:
+        """Release the file or the device; may be called again."""
+
+
+class FilePlayer:
+    """Write an audio file; a block counts as heard when it is written."""
+
+    def __init__(self, path: Path | str, sample_rate: int) -> None:
+        self._file = soundfile.SoundFile(path, "w", sample_rate, 1, "PCM_16")
+
+    def play(self, samples: Samples) -> None:
+        self._file.write(samples)
+
+    def wait(self, seconds: float) -> None:
+        pass
+
+    def stop(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class Speakers:
+    """Play with PortAudio, by its clock."""
+
+    def __init__(self, sample_rate: int) -> None:
+        """Open the device; raises DeviceError without PortAudio."""
+        self._changed = threading.Condition()
+        self._pending, self._end = b"", 0.0  # bytes for the device; when all is heard, by its clock
+        self._stream = require_sounddevice().RawOutputStream(
+            samplerate=sample_rate, channels=1, dtype="int16", callback=self._fill
+        )
+        self._stream.start()
+
+    def play(self, samples: Samples) -> None:
+        with self._changed:
+            begin = max(self._end, self._stream.time + self._stream.latency)
+            self._pending += samples.tobytes()
+            self._end = begin + samples_to_seconds(len(samples), self._stream.samplerate)
+
+    def wait(self, seconds: float) -> None:
+        with self._changed:
+            while self._end and (excess := self._end - self._stream.time - seconds) > 0:
+                self._changed.wait(excess)
+
+    def stop(self) -> None:
+        """Drop all that has not been heard, also what the device already has."""
+        with self._changed:
+            self._pending, self._end = b"", 0.0
+            self._changed.notify_all()
+        self._stream.abort()
+        self._stream.start()
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def _fill(self, out: Any, *_: object) -> None:
+        with self._changed:
+            block, self._pending = self._pending[: len(out)], self._pending[len(out) :]
+        out[:] = block.ljust(len(out), b"\0")
+
+
+def require_sounddevice() -> Any:
+    """Import sounddevice; raises DeviceError if it, or PortAudio, is missing."""
+    try:
+        return require_package("sounddevice", extra="mic")
+    except OSError as error:  # its wheels for Linux have no PortAudio
+        raise DeviceError(
+            f"Microphone and loudspeaker need PortAudio, which is missing ({error}). Install it, "
+            "on Debian: apt-get install libportaudio2"
+        ) from error
