@@ -78,7 +78,7 @@ def test_raw_samples_are_taken_at_the_rate_that_is_given(
         run(["transcribe", "model", "-"])
     with pytest.raises(SbkitError, match="768000 Hz, but `--raw-rate` declares 16 Hz"):
         run(["transcribe", "model", "-", "--raw-rate", "16"])
-    with pytest.raises(SbkitError, match="must come with standard input"):
+    with pytest.raises(SbkitError, match="describes standard input"):
         run(["transcribe", "model", "talks/a.wav", "--raw-rate", str(RATE)])
     content.seek(0)
     assert run(["transcribe", "model", "-", "--raw-rate", str(RATE)]) == 0
