@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from sbkit.models.chunks import FRAME_MS
 
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
