@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from importlib import import_module
@@ -15,12 +15,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import Store, _abort_process_group
+from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from sbkit.base.errors import BAD_INPUT, SbkitError
 from sbkit.base.process import OTHER_RANKS_DELAY, exit_code
+from sbkit.base.torch_internals import abort_process_group
 
 TIMEOUT = "SBKIT_RENDEZVOUS_SECONDS"
 # Once together, a rank may wait for hours while another prepares the data; a rank that hangs in
@@ -70,11 +71,12 @@ def process_group(device: torch.device) -> Iterator[None]:
     # interpreter's end: "terminate called without an active exception", now and then.
     import_module("torch.distributed.nn")
 
-    _store, leave = _join(device), dist.destroy_process_group
+    leave: Callable[[], object] = dist.destroy_process_group
+    _store = _join(device)
     try:
         yield
     except (Exception, KeyboardInterrupt):  # not where all leave: one may still be saving
-        leave = _abort_process_group
+        leave = abort_process_group
         raise
     finally:
         _take_group_from_reducers()

@@ -19,8 +19,9 @@ from torch.fx import GraphModule
 
 from sbkit.audio.io import FULL_SCALE
 from sbkit.base.errors import SbkitError
+from sbkit.base.torch_internals import keep_device_guard
 from sbkit.runtime.onnx_model import BatchLogProbs, Counts, Floats
-from sbkit.runtime.torch_model import TorchBundle, keep_device_guard
+from sbkit.runtime.torch_model import TorchBundle
 
 EXAMPLE = 3  # utterances; one or two could be taken for constants of the model
 

@@ -8,13 +8,13 @@ import logging
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from importlib import import_module
 from itertools import chain
-from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
+
+from sbkit.base.torch_internals import leave_uncompiled, set_recompile_limit
 
 logger = logging.getLogger(__name__)
 
@@ -32,8 +32,7 @@ def compile_blocks(modules: Iterable[nn.Module], device: torch.device) -> Counte
     """
     lists = (m if isinstance(m, nn.ModuleList) else [m] for m in modules)
     blocks = [block for part in chain.from_iterable(lists) for block in find_blocks(part)]
-    compiler: Any = import_module("torch._dynamo")
-    compiler.config.recompile_limit = MAX_VARIANTS
+    set_recompile_limit(MAX_VARIANTS)
     if device.type == "cpu":
         _leave_attention_uncompiled()
     for block in blocks:
@@ -55,8 +54,7 @@ def _leave_attention_uncompiled() -> None:
     batch fails. It warns of code that it cannot compile.
     """
     warnings.filterwarnings("ignore", ".*builtin .torch._C._nn.scaled_dot_product_attention")
-    compiler: Any = import_module("torch._dynamo")
-    compiler.disallow_in_graph(scaled_dot_product_attention)
+    leave_uncompiled(scaled_dot_product_attention)
 
 
 def find_blocks(part: nn.Module) -> Iterator[nn.Module]:

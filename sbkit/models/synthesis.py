@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from sbkit.audio.lengths import length_mask
 from sbkit.base.errors import SbkitError
+from sbkit.base.torch_internals import assume
 from sbkit.models.layers import FrameConv, GlobalNorm
 from sbkit.models.symbol_alignment import NEVER, diagonal_priors, expand, find_durations
 from sbkit.models.vocoder import PER_CODE, ConvNeXt, Decoder, Encoder, LogMel
@@ -186,7 +187,7 @@ class SynthesisModel:
         ends = (durations * length_scale).double().cumsum(1).round().long()
         frames = ends[0, -1].clamp(min=2).item()
         # int(frames) would be a constant of the graph, and one frame would be traced otherwise.
-        torch._check(frames > 1)  # type: ignore[no-untyped-call]
+        assume(frames > 1)
         at = torch.arange(frames, device=ends.device)
         index = (at.unsqueeze(1) >= ends.unsqueeze(1)).sum(2).clamp(max=symbols.shape[1] - 1)
         return self.decode(states, index)

@@ -4,13 +4,10 @@ Legend: B clips, S samples, U frames, V tokens or labels.
 """
 
 import sys
-import threading
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial
-from importlib import import_module
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -24,6 +21,7 @@ from torch import Tensor, nn
 
 from sbkit.audio.io import Samples, to_samples
 from sbkit.base.errors import BundleError, SbkitError
+from sbkit.base.torch_internals import keep_device_guard, own_cuda_graphs, set_recompile_limit
 from sbkit.bundle.bundle import Bundle, BundleContents, read_bundle
 from sbkit.bundle.config import WEIGHTS_FILE
 from sbkit.bundle.module_spec import build
@@ -261,8 +259,7 @@ class CompiledModel(TorchModel):
             own_cuda_graphs()
             options["mode"] = compilation.mode
         keep_device_guard()
-        dynamo: Any = import_module("torch._dynamo")
-        dynamo.config.recompile_limit = 1000  # of a class of blocks; here the table limits it
+        set_recompile_limit(1000)  # of a class of blocks; here the table limits it
         block: Any
         for block in chain.from_iterable(map(find_blocks, self.network.model)):
             block.compile(**options)
@@ -333,37 +330,6 @@ class CompiledModel(TorchModel):
         """Run the attention decoder on hypotheses: (U, D), (N, L) -> (N, L + 1, V)."""
         with torch.compiler.set_stance("force_eager"):
             return super().decoder_log_probs(states, tokens)
-
-
-def own_cuda_graphs() -> None:
-    """Create the state of this thread in which compiled code keeps its CUDA graphs.
-
-    torch creates it for the thread that imports the module, and asserts in any other one
-    (`assert torch._C._is_key_in_tls`, pytorch #123177). Tried with torch 2.11.
-    """
-    trees: Any = import_module("torch._inductor.cudagraph_trees")
-    if not hasattr(trees.local, "tree_manager_containers"):
-        trees.local.tree_manager_containers = {}
-        trees.local.tree_manager_locks = defaultdict(threading.Lock)
-
-
-@cache
-def keep_device_guard() -> None:
-    """Make torch 2.11's stand-in for CUDA's device guard in a thread that never ends; once.
-
-    Without a GPU, the first tracing (torch.compile, torch.export) makes it in its own thread, and
-    writes its address into a table of the process (`c10::impl::ensureCUDADeviceGuardSet`). The
-    address stays when that thread ends, and the next tracing was a segmentation fault.
-    """
-    is_made = threading.Event()
-
-    def keep() -> None:
-        torch._C._ensureCUDADeviceGuardSet()
-        is_made.set()
-        threading.Event().wait()
-
-    threading.Thread(target=keep, name="device guard", daemon=True).start()
-    is_made.wait()
 
 
 @dataclass(frozen=True)

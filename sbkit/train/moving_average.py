@@ -14,6 +14,7 @@ import torch
 from speechbrain.utils.checkpoints import mark_as_loader, mark_as_saver, register_checkpoint_hooks
 from torch import Tensor, nn
 
+from sbkit.base.torch_internals import batch_norms
 from sbkit.distributed.ranks import (
     from_main_rank,
     sum_over_ranks,
@@ -98,7 +99,10 @@ class RunningStatistics:
         self._before = [
             (module, name, value.clone())
             for module in self._modules.modules()
-            for name, value in [*module._buffers.items(), *vars(module).items()]
+            for name, value in [
+                *module.named_buffers(recurse=False, remove_duplicate=False),
+                *vars(module).items(),
+            ]
             if isinstance(value, Tensor)
         ]
 
@@ -120,10 +124,9 @@ def agree_on_buffers(modules: nn.Module) -> None:
     """
     if world_size() == 1:
         return
-    norms = [
-        each for each in modules.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)
+    statistics: list[Tensor | None] = [
+        each for norm in batch_norms(modules) for each in (norm.running_mean, norm.running_var)
     ]
-    statistics = [each for norm in norms for each in (norm.running_mean, norm.running_var)]
     averaged = {id(each): each for each in statistics if each is not None}
     for statistic in averaged.values():
         sum_over_ranks(statistic).div_(world_size())

@@ -33,6 +33,7 @@ from torch.optim import Optimizer
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.messages import listed
+from sbkit.base.torch_internals import found_inf_tensors
 from sbkit.checkpoint.weights import part_names, to_part_name
 from sbkit.config.document import did_you_mean
 from sbkit.config.ranges import Range
@@ -252,8 +253,8 @@ def step_unless(skipped: Tensor, optimizer: Optimizer, scaler: GradScaler) -> No
     with it; for another one the host has to wait for it, which costs nothing on the CPU.
     """
     if scaler.is_enabled():
-        for found in scaler._found_inf_per_device(optimizer).values():
-            found.copy_(skipped)  # by itself it looks at the gradients of this optimizer alone
+        for found_inf in found_inf_tensors(scaler, optimizer):
+            found_inf.copy_(skipped)
         scaler.step(optimizer)
     elif getattr(optimizer, "_step_supports_amp_scaling", False):
         device: Any = optimizer

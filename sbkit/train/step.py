@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 
 from sbkit.audio.draws import seeded_draws
 from sbkit.base.errors import SbkitError
+from sbkit.base.torch_internals import multiply_gradients
 from sbkit.checkpoint.rng import seed_step
 from sbkit.config.hparams import KnobAttributes
 from sbkit.distributed.device import Placement, check_precision, resolve
@@ -229,7 +230,7 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
                     "are sparse. Take `sparse=True` out of it."
                 )
             if grads:
-                torch._foreach_mul_(grads, factor.to(grads[0].device))
+                multiply_gradients(grads, factor.to(grads[0].device))
 
     def optimizers_step(self) -> None:
         """Step every optimizer, or none where a loss or a gradient is not finite."""

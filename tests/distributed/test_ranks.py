@@ -95,7 +95,7 @@ def test_a_rank_that_fails_does_not_wait_for_what_others_never_send(
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setattr(ranks, "_join", lambda device: None)
     monkeypatch.setattr(ranks.dist, "destroy_process_group", lambda: left.append("waited"))
-    monkeypatch.setattr(ranks, "_abort_process_group", lambda: left.append("aborted"))
+    monkeypatch.setattr(ranks, "abort_process_group", lambda: left.append("aborted"))
     expected = nullcontext() if error is None else pytest.raises(type(error))
     with expected, process_group(torch.device("cuda", 0)):
         if error is not None:

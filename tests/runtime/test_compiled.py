@@ -13,9 +13,10 @@ from torch._dynamo import register_backend
 from torch._dynamo.utils import counters
 
 from sbkit.audio.io import Samples
+from sbkit.base.torch_internals import own_cuda_graphs
 from sbkit.bundle.bundle import read_bundle
 from sbkit.runtime.model import ModelThread
-from sbkit.runtime.torch_model import Compilation, load_torch, own_cuda_graphs
+from sbkit.runtime.torch_model import Compilation, load_torch
 from tests import processes
 from tests.runtime.bundles import make_bundle
 

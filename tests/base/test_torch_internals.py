@@ -1,0 +1,38 @@
+"""The private parts of torch still do what sbkit uses them for."""
+
+import torch
+from torch import nn
+from torch.amp.grad_scaler import GradScaler
+
+from sbkit.base import torch_internals
+
+
+def test_private_parts_were_tried_with_this_torch() -> None:
+    assert f"torch {torch.__version__.partition('+')[0]}." in (torch_internals.__doc__ or "")
+
+
+def test_batch_norms_of_any_kind_are_found() -> None:
+    modules = nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 1), nn.SyncBatchNorm(1))
+    assert [*torch_internals.batch_norms(modules)] == [modules[0], modules[2]]
+
+
+def test_scaler_skips_step_if_found_inf_is_set() -> None:
+    layer = nn.Linear(1, 1, bias=False)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
+    scaler = GradScaler("cpu")
+    before = layer.weight.item()
+    for is_inf in (1.0, 0.0):
+        layer.weight.grad = torch.ones(1, 1)
+        scaler.scale(torch.ones(()))
+        scaler.unscale_(optimizer)
+        for found in torch_internals.found_inf_tensors(scaler, optimizer):
+            found.fill_(is_inf)
+        scaler.step(optimizer)
+        scaler.update()
+        assert (layer.weight.item() == before) is bool(is_inf)
+
+
+def test_gradients_are_multiplied_in_place() -> None:
+    gradients = [torch.ones(2), torch.ones(1)]
+    torch_internals.multiply_gradients(gradients, torch.tensor(3.0))
+    assert [gradient.tolist() for gradient in gradients] == [[3.0, 3.0], [3.0]]
