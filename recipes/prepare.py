@@ -52,7 +52,6 @@ from sbkit.text.normalize import normalize
 
 logger = logging.getLogger(__name__)
 
-Knobs = Mapping[str, Any]
 
 RANGES = {  # of what every recipe here reads
     **TrainSampler.RANGES,
@@ -68,7 +67,7 @@ RANGES = {  # of what every recipe here reads
 OF_AUDIO = frozenset({"samples", AUDIO})  # columns that hold no text
 
 
-def prepare_transcripts(knobs: Knobs) -> Splits:
+def prepare_transcripts(knobs: Mapping[str, Any]) -> Splits:
     """Prepare audio and normalized transcripts; training does without empty ones.
 
     Raises:
@@ -78,12 +77,12 @@ def prepare_transcripts(knobs: Knobs) -> Splits:
     return _prepare(knobs, normalize=partial(normalize, language=knobs["language"]))
 
 
-def prepare_audio(knobs: Knobs) -> Splits:
+def prepare_audio(knobs: Mapping[str, Any]) -> Splits:
     """Prepare audio and all columns of the manifest; transcripts may be empty."""
     return _prepare(knobs, normalize=str, keep_empty=True)
 
 
-def prepare_labelled(knobs: Knobs) -> Splits:
+def prepare_labelled(knobs: Mapping[str, Any]) -> Splits:
     """Prepare audio and all columns, without the utterances whose column `label` is empty.
 
     Raises:
@@ -154,7 +153,7 @@ def with_column(
     return replace(splits.with_named(named), fingerprints=fingerprints)
 
 
-def print_data(splits: Splits, knobs: Knobs) -> None:
+def print_data(splits: Splits, knobs: Mapping[str, Any]) -> None:
     """Print on rank 0 how much every split holds, and list what is left out in the run folder.
 
     Each recipe's `make_loaders` calls it, when nothing more is left out.
@@ -179,7 +178,9 @@ def collate_clips(rows: Sequence[Mapping[str, Any]], *, sample_rate: int) -> Bat
 def unlabelled_loaders(collate: Callable[..., Batch] = collate_clips) -> Callable[..., Loaders]:
     """Return the `make_loaders` of a recipe without labels, which plans every split's batches."""
 
-    def load(hparams: Knobs, splits: Splits, labels: None, placement: Placement) -> Loaders:
+    def load(
+        hparams: Mapping[str, Any], splits: Splits, labels: None, placement: Placement
+    ) -> Loaders:
         print_data(splits, hparams)
         of_rate = partial(collate, sample_rate=hparams["sample_rate"])
         return make_loaders(splits, hparams, collate=of_rate, placement=placement)
@@ -187,7 +188,9 @@ def unlabelled_loaders(collate: Callable[..., Batch] = collate_clips) -> Callabl
     return load
 
 
-def _prepare(knobs: Knobs, *, normalize: Callable[[str], str], keep_empty: bool = False) -> Splits:
+def _prepare(
+    knobs: Mapping[str, Any], *, normalize: Callable[[str], str], keep_empty: bool = False
+) -> Splits:
     corpus = corpus_of(knobs)
     store = require_store(knobs.get("audio_store", "pcm"))
 
@@ -212,7 +215,9 @@ def _prepare(knobs: Knobs, *, normalize: Callable[[str], str], keep_empty: bool 
     return _assemble(knobs, prepared)
 
 
-def _assemble(knobs: Knobs, prepared: Mapping[str, Mapping[str, PreparedSplit]]) -> Splits:
+def _assemble(
+    knobs: Mapping[str, Any], prepared: Mapping[str, Mapping[str, PreparedSplit]]
+) -> Splits:
     """Join the training splits, and keep them within the declared lengths."""
     every = [each for role in prepared.values() for each in role.values()]
     train = concatenate_datasets([each.dataset for each in prepared["train"].values()])
@@ -237,7 +242,7 @@ def _assemble(knobs: Knobs, prepared: Mapping[str, Mapping[str, PreparedSplit]])
     )
 
 
-def _nothing_to_train_on(knobs: Knobs, prepared: list[PreparedSplit]) -> SbkitError:
+def _nothing_to_train_on(knobs: Mapping[str, Any], prepared: list[PreparedSplit]) -> SbkitError:
     """Name the reason for which every row of train is left out."""
     excluded = [item for each in prepared for item in each.excluded]
     reasons = {item.reason for item in excluded}
@@ -261,21 +266,22 @@ def corpus_of(knobs: Mapping[str, Any]) -> Corpus:
     Raises:
         SbkitError: two of them are set that exclude each other, or no corpus knows the folder.
     """
-    if knobs.get("corpus"):
-        return _import_corpus(str(knobs["corpus"]))
-    if knobs.get("manifest"):
-        if knobs.get("data_folder"):
+    module, tables, named = (knobs.get(key) for key in ("corpus", "manifest", "data_folder"))
+    if module:
+        return _import_corpus(str(module))
+    if tables:
+        if named:
             raise SbkitError(
                 "The data must come from `manifest` or from `data_folder`, but both are set. Take "
                 "one of them out."
             )
         return own_data
-    if not knobs.get("data_folder"):
+    if not named:
         return asterisk_prompts
-    named = Path(knobs["data_folder"]).expanduser().absolute()
-    if not is_archive(named) and sharded_corpus.recognizes(str(knobs["data_folder"])):
+    path = Path(named).expanduser().absolute()
+    if not is_archive(path) and sharded_corpus.recognizes(str(named)):
         return sharded_corpus
-    folder = unpacked(named)
+    folder = unpacked(path)
     for corpus in KNOWN:
         if corpus.recognizes(folder):
             return corpus
@@ -283,7 +289,7 @@ def corpus_of(knobs: Mapping[str, Any]) -> Corpus:
     raise SbkitError(
         "data_folder must be a release of Common Voice (train.tsv, dev.tsv, test.tsv and clips/) "
         "or LibriSpeech (train-clean-100/SPEAKER/CHAPTER/*.trans.txt), or a .tar.gz of one, or a "
-        f"folder or URL of shards (sbkit-shards.json), but {knobs['data_folder']} {state}. Pass "
+        f"folder or URL of shards (sbkit-shards.json), but {named} {state}. Pass "
         "--data_folder=FOLDER of one, or --manifest train=FILE --manifest dev=FILE."
     )
 

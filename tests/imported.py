@@ -23,7 +23,5 @@ for name in (
     *("sbkit.models.frontend", "PIL.PngImagePlugin", "PIL.JpegImagePlugin"),
 ):
     import_module(name)
-recipe, unread = map(import_module, ("recipes.asr.recipe", "sbkit.check.knobs"))
-unread.names_read_by(recipe.ASR)  # the sources of all, a sixth of a run that is small and checked
 gc.freeze()
 gc.enable()

@@ -69,8 +69,9 @@ def main() -> None:
 
 def read_clips(options: argparse.Namespace) -> list[Mapping[str, Any]]:
     """Return the test clips of the run, or of another corpus."""
-    knobs: dict[str, Any] = {**read_knobs(options.run / RESOLVED, {})}
-    knobs |= {name: each for name in ("language", "corpus") if (each := getattr(options, name))}
+    knobs = read_knobs(options.run / RESOLVED, {})
+    given = {name: getattr(options, name) for name in ("language", "corpus")}
+    knobs.update({name: value for name, value in given.items() if value})
     test = load_recipe(knobs, options.run / RESOLVED).prepare_splits(knobs).test
     rows = [row for each in test.values() for row in iter_rows(each)]
     return rows[: options.most]

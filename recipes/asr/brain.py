@@ -40,7 +40,7 @@ class AsrBrain(Brain):
         self._stage = Stage.TRAIN
         self.asr_model = self.make_model(
             model=self.modules["model"],
-            **encoder_parts(vars(self.hparams)),
+            **encoder_parts(self.hparams.knobs),
             ctc_lin=self.hparams.ctc_lin,
             seq_lin=getattr(self.hparams, "seq_lin", None),
             linear_stack=getattr(self.hparams, "linear_stack", None),

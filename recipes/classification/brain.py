@@ -58,7 +58,7 @@ class ClassificationBrain(Brain):
         super().__init__(**options)
         self.classifier = UtteranceClassifier(
             model=self.modules["model"],
-            **encoder_parts(vars(self.hparams)),
+            **encoder_parts(self.hparams.knobs),
             pooling=self.hparams.pooling,
             label_lin=self.hparams.label_lin,
             classes=self.hparams.labels.size,

@@ -33,10 +33,8 @@ VERSION = 3  # raise it when the same clips would have other symbols or another 
 MARGIN = 2  # windows of 20 ms that are left of the silence around a clip
 MIDDLE = 150.0  # Hz, to which octaves are counted
 
-Knobs = Mapping[str, Any]
 
-
-def prepare_spoken(knobs: Knobs) -> Splits:
+def prepare_spoken(knobs: Mapping[str, Any]) -> Splits:
     """Prepare audio and transcripts, and write down the symbols and the pitch of each clip.
 
     Raises:
@@ -63,7 +61,7 @@ def _pitch(split: Dataset, rate: int, frame: int) -> Iterator[str]:
         yield " ".join(f"{each:.0f}" for each in track_pitch(row["audio"], rate, frame))
 
 
-def prepare_symbols(knobs: Knobs, splits: Splits) -> ClassLabels:
+def prepare_symbols(knobs: Mapping[str, Any], splits: Splits) -> ClassLabels:
     """List the symbols of the training set."""
     texts = take_columns(splits.train, SYMBOLS)[SYMBOLS].to_pylist()
     names = {symbol for text in texts for symbol in to_symbols(text)}

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 Check = Callable[[PlannedRun], Iterable[Finding]]
 
-UNBUILT: tuple[Check, ...] = (check_ranges, check_placement, check_unread)
+UNBUILT: tuple[Check, ...] = (check_ranges, check_placement)
 CHECKS: tuple[Check, ...] = (
     *UNBUILT,
     check_ownership,
@@ -40,6 +40,7 @@ CHECKS: tuple[Check, ...] = (
     check_report,
     check_silence,
     check_unused,
+    check_unread,
     check_freezing,
     check_cost,
     check_run_folder,

@@ -39,7 +39,7 @@ LEAVES = (
 
 def reached(planned: PlannedRun) -> list[tuple[Keys, object]]:
     """Return all that is reached from a run's hparams and, if there is one, from its Brain."""
-    roots = dict(planned.build_hparams())
+    roots = dict(planned.build_hparams().items())
     with suppress(MissingPartError):
         roots["brain"] = planned.make_cpu_brain()
     return planned.take(NAME, lambda: list(reach(roots)))
@@ -129,19 +129,7 @@ def _unowned(planned: PlannedRun) -> dict[Keys, list[int]]:
 
 def check_optimizers(planned: PlannedRun) -> Iterator[Finding]:
     """Find what would not be trained, and what would not be saved."""
-    brain: Any = planned.make_cpu_brain()
-    try:
-        brain.init_optimizers()
-    except Exception as error:  # whatever an optimizer or a recipe raises
-        yield planned.finding(
-            OWNERSHIP_CHECK,
-            "opt_class",
-            declared="optimizers must take the parameters of the model",
-            effect=f"they cannot be made ({type(error).__name__}: {error})",
-            fix="Correct `opt_class`, or the recipe's `init_optimizers`.",
-        )
-        return
-    optimizers = list((brain.optimizers_dict or {}).values())
+    optimizers = planned.make_optimizers()
     grouped = [p for each in optimizers for group in each.param_groups for p in group["params"]]
     counts = Counter(map(id, grouped))
     trainable = [each for each in planned.require_model().parameters() if each.requires_grad]
@@ -159,7 +147,7 @@ def check_optimizers(planned: PlannedRun) -> Iterator[Finding]:
                 effect=f"{_several(planned, wrong)} would be {effect}",
                 fix="Give each parameter of `model` to one optimizer, and no others.",
             )
-    yield from _unsaved(planned, brain.checkpointer, optimizers)
+    yield from _unsaved(planned, planned.make_cpu_brain().checkpointer, optimizers)
 
 
 def _unsaved(planned: PlannedRun, checkpointer: Any, optimizers: list[Any]) -> Iterator[Finding]:

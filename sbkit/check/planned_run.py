@@ -131,6 +131,19 @@ class PlannedRun(Run):
         self.require_model()
         return self.make_brain(**STAND_IN)
 
+    @step("optimizers")
+    def make_optimizers(self) -> list[Any]:
+        """Make the optimizers of the Brain."""
+        brain = self.make_cpu_brain()
+        try:
+            brain.init_optimizers()
+        except Exception as error:  # whatever an optimizer or a recipe raises
+            raise ConfigError(
+                f"The optimizers cannot be made ({type(error).__name__}: {error}). Correct "
+                "`opt_class`, or the recipe's `init_optimizers`."
+            ) from error
+        return list((brain.optimizers_dict or {}).values())
+
     def build_again(self, **run_opts: Any) -> Brain:
         """Build the objects of the YAML and the Brain once more, from the same data and labels."""
         again = Run(self.yaml_file, self.overrides, recipe=self.load_recipe(), count=self.count)

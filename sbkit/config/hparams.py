@@ -12,7 +12,6 @@ from functools import cached_property, reduce
 from io import StringIO
 from operator import getitem
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NoReturn
 
 from ruamel.yaml import YAML
@@ -20,7 +19,7 @@ from ruamel.yaml.comments import CommentedMap
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.representer import RoundTripRepresenter
 
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import ConfigError, SbkitError
 from sbkit.base.files import write_text_atomically
 from sbkit.config.build import build, clean_ruamel
 from sbkit.config.document import (
@@ -55,28 +54,64 @@ Trains what FILE.yaml declares. Every key of the file can be overridden:
 `sbkit check FILE.yaml [--key=value ...]` checks a run without starting it."""
 
 
-class MissingKnobError(SbkitError, AttributeError):
-    """Code reads a key that the YAML does not have."""
+class MissingKnobError(ConfigError, AttributeError):
+    """Raised where code reads a key that the YAML does not have."""
 
     def __init__(self, name: str) -> None:
         super().__init__(
-            f"`{name}` must be in the YAML, since this run reads it, but is not. Add it, or "
-            "correct the key that is meant."
+            f"This run reads `{name}`, which is not in the YAML. Add it, or correct the spelling "
+            "of the key that stands for it."
         )
+        self.name = name
 
 
 class Knobs(dict[str, Any]):
-    """Values by their keys; `get` has a default, and `[]` raises MissingKnobError."""
+    """The values of a YAML by key. Remembers which keys were read: `sbkit check` lists the others.
+
+    `get` returns a default for a missing key; `[]` raises MissingKnobError.
+
+    >>> knobs = Knobs({"lr": 0.1, "learning_pace": 3})
+    >>> knobs["lr"], knobs.get("seed", 1)
+    (0.1, 1)
+    >>> sorted(knobs.names_read)
+    ['lr', 'seed']
+    """
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        super().__init__(values)
+        self.names_read: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        self.names_read.add(name)
+        return super().__getitem__(name)
 
     def __missing__(self, name: str) -> NoReturn:
         raise MissingKnobError(name)
 
+    def __contains__(self, name: object) -> bool:
+        self.names_read.add(str(name))
+        return super().__contains__(name)
 
-class KnobAttributes(SimpleNamespace):
-    """Values as the attributes of a Brain's `hparams`; raises MissingKnobError."""
+    def get(self, name: str, default: Any = None) -> Any:
+        self.names_read.add(name)
+        return super().get(name, default)
 
-    def __getattr__(self, name: str) -> NoReturn:
-        raise MissingKnobError(name)
+    def __iter__(self) -> Iterator[str]:
+        # With an `__iter__` of its own, `{**knobs}` and `dict(knobs)` copy item by item and so read
+        # every key: what happens to the copy is not recorded. `items` and `values` read no key.
+        return super().__iter__()
+
+
+class KnobAttributes:
+    """The values of ``knobs`` as attributes: the `hparams` of a Brain."""
+
+    def __init__(self, knobs: Knobs) -> None:
+        self.knobs = knobs
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # what `copy` and `pickle` look for
+            raise AttributeError(name)
+        return self.knobs[name]
 
 
 @dataclass(frozen=True)

@@ -80,6 +80,7 @@ RANGES = {  # of what every run has; a class declares those of its arguments as 
     "lr": NOT_NEGATIVE,
     "weight_decay": NOT_NEGATIVE,
     "max_grad_norm": Range(advice="Pass 0 to clip nothing."),  # as below 0
+    **dict.fromkeys(("init_from", "pretrained"), Text()),
     "vocab_size": Range(low=5, whole=True, or_null=True, advice="Pass null for characters."),
 }
 OF_OTHERS = {"speechbrain.utils.epoch_loop.EpochCounter": {"limit": AT_LEAST_ONE}}

@@ -286,7 +286,7 @@ class Freezing:
     def __init__(self, hparams: Mapping[str, Any]) -> None:
         listed = hparams.get(KNOB) or ()
         if isinstance(listed, list | tuple):
-            hparams = {**hparams, KNOB: dict.fromkeys(listed, ALWAYS)}
+            hparams = dict(hparams.items()) | {KNOB: dict.fromkeys(listed, ALWAYS)}
         must = f"a list of paths in `model`, or a mapping of them to {ALWAYS} or a number of steps"
         steps = read_paths(KNOB, hparams, must=must, values=STEPS)
         modules = dict(named_modules(hparams)) if steps else {}

@@ -15,14 +15,13 @@ from typing import Any
 
 from sbkit.base.errors import SbkitError
 from sbkit.config.document import read_document
+from sbkit.config.hparams import Knobs
 from sbkit.config.ranges import Range
 from sbkit.data.batch import Loaders
 from sbkit.data.corpus import Corpus
 from sbkit.data.splits import Splits
 from sbkit.distributed.device import Placement
 from sbkit.tasks.task import Task
-
-Knobs = Mapping[str, Any]  # the plain values of a YAML
 
 
 @dataclass(frozen=True, kw_only=True)

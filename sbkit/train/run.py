@@ -18,7 +18,7 @@ from sbkit.base.errors import ConfigError
 from sbkit.checkpoint.checkpointer import NORMALIZER, TASK, Checkpointer
 from sbkit.checkpoint.folder import newest_described
 from sbkit.checkpoint.run_config import CHECKPOINTS, RunConfig
-from sbkit.config.hparams import load_hparams, read_knobs
+from sbkit.config.hparams import Knobs, load_hparams, read_knobs
 from sbkit.config.ranges import RANGES, require_in_range
 from sbkit.data.batch import Loaders, user_columns
 from sbkit.data.corpus import describe_corpus
@@ -82,7 +82,7 @@ class Run:
             SbkitError: the YAML, or the pretrained encoder that it names, cannot be read.
         """
         self.yaml_file, self.overrides = yaml_file, with_encoder_config(yaml_file, overrides)
-        self.knobs: dict[str, Any] = read_knobs(yaml_file, self.overrides)
+        self.knobs = read_knobs(yaml_file, self.overrides)
         self.count = count
         self.results: dict[str, Any] = {} if recipe is None else {"recipe": recipe}
 
@@ -121,7 +121,7 @@ class Run:
         return self.load_recipe().prepare_labels(self.knobs, self.prepare_splits())
 
     @step("hparams")
-    def build_hparams(self) -> dict[str, Any]:
+    def build_hparams(self) -> Knobs:
         """Build the objects of the YAML, with random numbers from its seed."""
         task, labels = self.load_recipe().task, self.prepare_labels()  # the YAML opens their files
         torch.manual_seed(self.knobs["seed"])

@@ -26,7 +26,7 @@ from sbkit.audio.draws import seeded_draws
 from sbkit.base.errors import SbkitError
 from sbkit.base.torch_internals import multiply_gradients
 from sbkit.checkpoint.rng import seed_step
-from sbkit.config.hparams import KnobAttributes
+from sbkit.config.hparams import KnobAttributes, Knobs
 from sbkit.distributed.device import Placement, check_precision, resolve
 from sbkit.distributed.ranks import sum_over_ranks, world_size
 from sbkit.models.compiling import compile_blocks
@@ -83,9 +83,10 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
         self._freezing = Freezing(declared)
         if opt_class is not None:
             opt_class = with_lr_scale(opt_class, declared)
-        super().__init__(modules, opt_class, hparams, options, checkpointer)
+        values = hparams and dict(hparams.items())  # a copy that reads no key
+        super().__init__(modules, opt_class, values, options, checkpointer)
         if hparams is not None:
-            self.hparams = KnobAttributes(**hparams)
+            self.hparams = KnobAttributes(hparams if isinstance(hparams, Knobs) else Knobs(hparams))
         self.device, self.device_type = placement.device, placement.device.type
         self.training_ctx, self.evaluation_ctx = placement.autocast(), evaluation.autocast()
         self.scaler = placement.grad_scaler()
@@ -277,8 +278,8 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
             )
         self.optimizers_dict = make_optimizers(
             declared,
-            named_parameters(self.modules, vars(self.hparams)),
-            vars(self.hparams),
+            named_parameters(self.modules, self.hparams.knobs),
+            self.hparams.knobs,
             remove_vector_weight_decay=self.remove_vector_weight_decay,
         )
         for name, optimizer in self.optimizers_dict.items() if self.checkpointer else ():

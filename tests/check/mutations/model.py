@@ -181,7 +181,7 @@ OWNERSHIP = [
     Mutation(
         name="an optimizer that cannot be made",
         recipe=brain(Unmade),
-        expected=(Expected("ownership", "opt_class", ("ValueError: Invalid beta",)),),
+        expected=(Expected("optimizers", "opt_class", ("ValueError: Invalid beta",)),),
     ),
     Mutation(
         name="loaders that cannot be made",
@@ -214,12 +214,12 @@ BASES = [
         text=(
             (
                 "Transformer:\n    streaming: !ref <streaming>",
-                "Transformer: !new:torch.nn.Linear [!ref <d_model>, !ref <d_model>]\nwidth: 3",
+                "spec_augment: null\nwidth: 3\nTransformer:\n    streaming: !ref <streaming>",
             ),
         ),
+        options=("--time_masks=1",),
         expected=tuple(
-            Expected("unused", key, (f"`{key}` must be read",))
-            for key in ("width", "num_encoder_layers", "num_decoder_layers")
+            Expected("unused", key, (f"`{key}` must be read",)) for key in ("width", "time_masks")
         ),
         checks=(check_unread,),
     ),
@@ -264,7 +264,7 @@ UNUSED = [
         text=(("\nspeeds: ", "\nspeedz: "),),
         expected=(
             Expected("unused", "speedz", ("Did you mean `speeds`?",)),
-            Expected("loaders", ".yaml:1", ("`speeds` must be in the YAML",)),
+            Expected("loaders", ".yaml:1", ("`speeds`, which is not in the YAML",)),
         ),
     ),
     Mutation(
@@ -272,7 +272,7 @@ UNUSED = [
         text=(("\nlabel_smoothing: ", "\nlabel_smothing: "),),
         expected=(
             Expected("unused", "label_smothing", ("Did you mean `label_smoothing`?",)),
-            Expected("dry_run", ".yaml:1", ("`label_smoothing` must be in the YAML",)),
+            Expected("dry_run", ".yaml:1", ("`label_smoothing`, which is not in the YAML",)),
         ),
     ),
     Mutation(
