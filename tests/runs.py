@@ -46,7 +46,7 @@ TINY = (
     "--log_every=1",
     "--word_lm_order=0",
     "--token_lm_order=0",
-    "--attention_decoding=none",
+    "--attention_rescoring=False",
 )
 TINY_VOICE = (
     "--device=cpu",

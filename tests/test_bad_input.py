@@ -58,8 +58,8 @@ def change_row(release: Path, split: str, row: int, **values: str) -> str:
         (["--token_type=bpe"], ["`vocab_size`", "null"]),
         (["--ctc_lin.out_features=7"], ["`ctc_lin`", "the tokenizer has tokens (", "has 7"]),
         (
-            ["--attention_decoding=joint", "--ctc_weight=1.0", "--check=False"],
-            ["joint", "but `ctc_weight` is 1.0"],
+            ["--attention_rescoring=joint", "--check=False"],
+            ["`attention_rescoring` must be True or False; got joint"],
         ),
         (["--batch_seconds=1"], ["`batch_seconds`", "1"]),
         (["--min_seconds=30"], ["`min_seconds`", "30", "none of the 16"]),

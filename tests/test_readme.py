@@ -169,7 +169,7 @@ def adapt(command: str, data: Path) -> list[str]:
         words += [option for option in options if option.split("=")[0] not in own]
     if words[1] == "tune" and "--word-lm-order" not in words:
         # The run here has no language models, and an attention decoder that was trained.
-        words += ["--word-lm-order=2", "--attention=none"]
+        words += ["--word-lm-order=2", "--no-attention-rescoring"]
     return words
 
 

@@ -11,7 +11,7 @@ import torch
 
 from sbkit.base.errors import SbkitError
 from sbkit.evaluate.run_results import write_summary
-from sbkit.evaluate.wer import Scored
+from sbkit.evaluate.wer import ScoredUtterance
 from sbkit.evaluate.wer_report import result_figures
 from tests.runs import ROOT, Workplace
 from tools import show
@@ -53,7 +53,8 @@ def test_the_demo_trains_scores_exports_and_transcribes(
 def test_both_decoders_have_a_row(tmp_path: Path) -> None:
     texts = ("one two", "one too"), ("three", "three")
     scored = [
-        replace(Scored(text, text, text), greedy=Scored(text, text, heard)) for text, heard in texts
+        replace(ScoredUtterance(text, text, text), greedy=ScoredUtterance(text, text, heard))
+        for text, heard in texts
     ]
     write_summary(
         tmp_path / "summary.json",

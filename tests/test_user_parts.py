@@ -146,11 +146,11 @@ def test_a_recipe_that_is_none_is_one_sentence(
 
 def test_a_decoder_of_another_class_which_no_bundle_could_hold_is_refused() -> None:
     class Mine(BeamDecoder):
-        """A search of one's own."""
+        """A decoder of the user's own."""
 
-    search = Mine(tokenizer=None, language_models="lm.safetensors")  # type: ignore[arg-type]
-    with pytest.raises(SbkitError, match="`decoder` must be .*BeamDecoder, .* but is a Mine"):
-        RunDecoding(SimpleNamespace(decoder=search, ctc_weight=1.0), None)  # type: ignore[arg-type]
+    decoder = Mine(tokenizer=None, language_models="lm.safetensors")  # type: ignore[arg-type]
+    with pytest.raises(SbkitError, match="`decoder` must be .*BeamDecoder, .*; got a Mine"):
+        RunDecoding(SimpleNamespace(decoder=decoder, ctc_weight=1.0), None)  # type: ignore[arg-type]
 
 
 def test_the_table_of_parts_has_every_kind_with_a_tested_example() -> None:

@@ -30,7 +30,7 @@ from sbkit.checkpoint.run_config import RESOLVED
 from sbkit.config.hparams import read_knobs
 from sbkit.data.batch import UtteranceDataset
 from sbkit.evaluate.intervals import interval_of, units_of
-from sbkit.evaluate.wer import Scored
+from sbkit.evaluate.wer import ScoredUtterance
 from sbkit.export.export import as_bundle
 from sbkit.runtime.codec import Codec
 from sbkit.runtime.torch_model import load_bundle
@@ -163,7 +163,7 @@ def recognizer(folder: Path) -> Callable[..., str]:
     def error_rate(rows: Sequence[Mapping[str, Any]], decoded: Sequence[Samples]) -> str:
         texts = [bundle.transcribe([audio])[0] for audio in decoded]
         scored = [
-            Scored(row["id"], normalize(row["text"]), text)
+            ScoredUtterance(row["id"], normalize(row["text"]), text)
             for row, text in zip(rows, texts, strict=True)
         ]
         counts = [each.scores.characters for each in scored]

@@ -84,7 +84,7 @@ def main() -> None:
                 rows += [score_whole(each, clips) for each in with_decoders(whole)]
         for chunk_ms in map(int, options.chunks.split(",")):
             for each in with_decoders(set_chunk(bundle, chunk_ms)):
-                decoder = GREEDY if each.decoder is None else each.decoder.kind
+                decoder = GREEDY if each.decoder is None else each.decoder.decoder_type
                 found = measure(each, clips)
                 rows.append(found.row(f"{chunk_ms} ms", decoder))
                 drawn[f"{chunk_ms} ms, {decoder}"] = found.latencies
@@ -143,7 +143,7 @@ def score_whole(
     found = Found()
     for clip, text in clips:
         found.scores += count_errors(text, *bundle.transcribe([clip]))
-    return found.row(name, GREEDY if bundle.decoder is None else bundle.decoder.kind)
+    return found.row(name, GREEDY if bundle.decoder is None else bundle.decoder.decoder_type)
 
 
 def measure(bundle: TorchBundle, clips: Sequence[tuple[Samples, str]]) -> Found:

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
-from sbkit.evaluate.wer import Scored, total_scores
+from sbkit.evaluate.wer import ScoredUtterance, total_scores
 from sbkit.train.run import Run
 from tools.bench_sides import Theirs, items_of
 from tools.bench_speechbrain import BLANK, RATE, decode
@@ -210,12 +210,12 @@ class HuggingFace:
     def cer(self) -> float:
         """Return the character error rate of the first validation set, greedy, clip by clip."""
         self.model.eval()
-        scored = list[Scored]()
+        scored = list[ScoredUtterance]()
         for name, item in self._dev_items.items():
             audio = torch.from_numpy(self._audio(item["wav"])).to(self._device)
             best = self.model(audio.unsqueeze(0)).logits[0].argmax(-1).unique_consecutive()
             text = self._tokenizer.decode(best[best != BLANK].tolist())
-            scored.append(Scored(name, item["text"], text))
+            scored.append(ScoredUtterance(name, item["text"], text))
         self.model.train()
         return total_scores(scored).cer
 

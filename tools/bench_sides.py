@@ -16,7 +16,7 @@ from sbkit.base.units import at_speed
 from sbkit.config.hparams import parse_command
 from sbkit.data.corpus import read_listed
 from sbkit.data.splits import sample_counts, take_columns
-from sbkit.evaluate.wer import Scored, total_scores
+from sbkit.evaluate.wer import ScoredUtterance, total_scores
 from sbkit.train.run import Run
 from tools import bench_speechbrain as theirs
 
@@ -102,7 +102,7 @@ class Ours:
 
     def cer(self) -> float:
         """Return the character error rate of the first validation set, greedy."""
-        brain, scored = self.brain, list[Scored]()
+        brain, scored = self.brain, list[ScoredUtterance]()
         brain.modules.eval()
         for batch in map(brain.placed, next(iter(self._run.make_loaders().valid.values()))):
             with torch.no_grad(), brain.evaluation_ctx:
@@ -163,7 +163,7 @@ class Theirs:
         """Return the character error rate of the first validation set, greedy."""
         found = theirs.transcribe(self.brain, self._dev, self._tokenizer)
         return total_scores(
-            Scored(each, self._dev_items[each]["text"], text) for each, text in found
+            ScoredUtterance(each, self._dev_items[each]["text"], text) for each, text in found
         ).cer
 
 

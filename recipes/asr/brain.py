@@ -10,7 +10,7 @@ from torch import nn
 from recipes.asr.decoding import RunDecoding
 from sbkit.audio.augment import Augmentation
 from sbkit.data.batch import TextBatch
-from sbkit.evaluate.wer import Scored, total_scores
+from sbkit.evaluate.wer import ScoredUtterance, total_scores
 from sbkit.evaluate.wer_report import (
     describe_results,
     describe_silence,
@@ -104,14 +104,14 @@ class AsrBrain(Brain):
         super().on_evaluate_start(max_key=max_key, min_key=min_key)
         self.decoding.fit(self)
 
-    def score(self, predictions: Predictions, batch: TextBatch) -> list[Scored]:
+    def score(self, predictions: Predictions, batch: TextBatch) -> list[ScoredUtterance]:
         """Decode every utterance and count its errors: greedily, but for a test set."""
         log_probs, frames = predictions.log_probs, predictions.frame_lengths
         if self._stage is Stage.TEST:
             return self.decoding.score(batch, log_probs, frames, predictions.states)
         return self.decoding.score_greedily(batch, log_probs, frames)
 
-    def measure(self, results: Sequence[Scored]) -> Mapping[str, float]:
+    def measure(self, results: Sequence[ScoredUtterance]) -> Mapping[str, float]:
         """Divide the errors of all utterances by what was said."""
         scores = total_scores(results)
         return {"CER": scores.cer, **({"WER": scores.wer} if self.decoding.by_words else {})}
@@ -120,16 +120,18 @@ class AsrBrain(Brain):
         """Estimate how long the weights and confidences are fitted, and the test sets searched."""
         return self.decoding.seconds_to_fit(self, test_share)
 
-    def measure_slice(self, results: Sequence[Scored]) -> Mapping[str, Any]:
+    def measure_slice(self, results: Sequence[ScoredUtterance]) -> Mapping[str, Any]:
         """Return both rates with their intervals."""
         return slice_error_rates(results)
 
-    def describe(self, results: Sequence[Scored]) -> str:
+    def describe(self, results: Sequence[ScoredUtterance]) -> str:
         """Write both rates with their counts and intervals."""
         return describe_results(results)
 
-    def report(self, split: str, results: Sequence[Scored], folder: Path) -> Mapping[str, Any]:
+    def report(
+        self, split: str, results: Sequence[ScoredUtterance], folder: Path
+    ) -> Mapping[str, Any]:
         """Write every utterance with its errors; return the counts, intervals and notes."""
-        figures = {**report_errors(folder, split, results), "decoder": self.decoding.kind}
+        figures = {**report_errors(folder, split, results), "decoder": self.decoding.decoder_type}
         notes = [*self.decoding.notes, *describe_silence(results)]
         return {**figures, "notes": notes} if notes else figures

@@ -28,13 +28,13 @@ def prepare_language_models(knobs: Mapping[str, Any], splits: Splits, tokenizer:
 
     Weights and confidences that were chosen with others are removed, so that a run that is killed
     while it is tuned has none, and not those of another text.
-    Raises SbkitError where `lm_text` is no text and no ARPA file that fits, or a word graph has no
-    model of words.
+    Raises SbkitError where `lm_text` is no text and no ARPA file that fits, or a decoding
+    graph has no model of words.
     """
     if knobs.get("decoder_type") == "graph" and not knobs["word_lm_order"]:
         raise SbkitError(
-            "A decoder of `decoder_type: graph` must have a language model of words, but "
-            "`word_lm_order` is 0. Pass --word_lm_order=3, or --decoder_type=beam."
+            "`decoder_type: graph` needs a language model of words, but `word_lm_order` is 0. Pass "
+            "--word_lm_order=3, or --decoder_type=beam."
         )
     given = None if knobs.get("lm_text") is None else Path(knobs["lm_text"]).expanduser()
     arpa = given if given is not None and is_arpa(given) else None

@@ -35,7 +35,7 @@ from sbkit.decoding.ctc_decoder import (
     DecoderPool,
     Recognized,
 )
-from sbkit.decoding.decoder import KINDS, LANGUAGE_MODELS, BeamDecoder
+from sbkit.decoding.decoder import LANGUAGE_MODELS, BeamDecoder
 from sbkit.decoding.hotwords import normalize_hotwords, read_hotwords
 from sbkit.decoding.language_models import load_language_models
 from sbkit.lm.ngram import NgramModel
@@ -120,14 +120,16 @@ class Bundle:
         return DecoderInput(
             log_probs=encoded.log_probs,
             samples=samples,
-            begin=begin,
-            attention=self._attention(encoded),
+            start=begin,
+            attention=self.attention_decoder(encoded) if self._rescores else None,
         )
 
-    def _attention(self, encoded: Encoded) -> AttentionDecoder | None:
-        """Return the attention decoder of a clip, if the decoder uses one."""
-        if self.decoder is None or self.decoder.attention is None:
-            return None
+    @property
+    def _rescores(self) -> bool:
+        return self.decoder is not None and self.decoder.attention_rescoring
+
+    def attention_decoder(self, encoded: Encoded) -> AttentionDecoder:
+        """Return the attention decoder of a clip."""
         score = partial(self.model.decoder_log_probs, encoded.states)
         return AttentionDecoder(log_probs=score, eos=self.tokenizer.vocabulary.eos)
 
@@ -141,7 +143,7 @@ class Bundle:
             offsets=self.config.word_offsets,
             lm=self.lm,
             confidence=self.config.confidence.get(
-                GREEDY if self.decoder is None else self.decoder.kind
+                GREEDY if self.decoder is None else self.decoder.decoder_type
             ),
             unjudged=frozenset() if self.decoder is None else self.decoder.hotwords,
         )
@@ -158,7 +160,7 @@ class Bundle:
         """
         if name == GREEDY:
             return replace(self, decoder=None)
-        own_name = None if self.decoder is None else self.decoder.kind
+        own_name = None if self.decoder is None else self.decoder.decoder_type
         if name not in (None, own_name):
             raise ConfigError(
                 f"`--decoder {name}` needs language models and weights, but this model's are for "
@@ -263,8 +265,8 @@ def read_bundle(
             language_models=language_models,
             beam_size=chosen["beam_size"],
             weights=chosen["weights"],
-            attention=chosen.get("attention"),
-            kind=chosen.get("kind", KINDS[0]),
+            attention_rescoring=chosen["attention_rescoring"],
+            decoder_type=chosen["decoder_type"],
         )
     return BundleContents(config, task, labels, decoder, language_models.words, weights)
 

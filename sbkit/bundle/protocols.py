@@ -14,8 +14,7 @@ import numpy.typing as npt
 
 from sbkit.audio.io import Samples
 from sbkit.audio.resample import Signal
-from sbkit.decoding.attention import Counts, Floats
-from sbkit.decoding.frames import LogProbs
+from sbkit.base.arrays import Counts, Float64s, LogProbs
 
 ModelState = Any  # of one session between two chunks; only the model that returned it reads it
 DeviceArray = Any  # an array on the device of the model, which only that model reads
@@ -94,7 +93,7 @@ class RunnableModel(Protocol):
     def encode_batches(self, batches: Sequence[Sequence[Samples]]) -> list[list[Encoded]]:
         """Run the encoder on batches of clips, in parallel if the device allows it."""
 
-    def decoder_log_probs(self, states: DeviceArray, tokens: Counts) -> Floats:
+    def decoder_log_probs(self, states: DeviceArray, tokens: Counts) -> Float64s:
         """Run the attention decoder on hypotheses: (U, D), (N, L) -> (N, L + 1, V)."""
 
 

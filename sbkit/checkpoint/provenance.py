@@ -29,7 +29,12 @@ SAID = {
     "language_models": "these language models",
     "confidence": "these confidences",
 }
-SETTINGS = ("kind", "beam_size", "attention", "weights")  # of a decoder; others say how it was made
+SETTINGS = (
+    "decoder_type",
+    "beam_size",
+    "attention_rescoring",
+    "weights",
+)  # of a decoder; others say how it was made
 DIGITS = 12  # of a hash on a page
 
 Provenance = dict[str, Any]
@@ -99,7 +104,7 @@ def describe_provenance(record: Provenance | None) -> str:
     """Write a record in one line."""
     if record is None:
         return "measured without a checkpoint"
-    decoder = record["decoder"] or {"kind": "none", "beam_size": None, "weights": {}}
+    decoder = record["decoder"] or {"decoder_type": "none", "beam_size": None, "weights": {}}
     chosen = {"beam": decoder["beam_size"], **decoder["weights"]}
     settings = [f"{name} {value:g}" for name, value in chosen.items() if value is not None]
     hashes = [
@@ -107,7 +112,7 @@ def describe_provenance(record: Provenance | None) -> str:
         for name, each in record.items()
         if isinstance(each, str)
     ]
-    said = ", ".join([*hashes, f"decoder {decoder['kind']}", *settings])
+    said = ", ".join([*hashes, f"decoder {decoder['decoder_type']}", *settings])
     return f"measured with {said}"
 
 

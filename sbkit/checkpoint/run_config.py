@@ -35,7 +35,7 @@ MAY_CHANGE = frozenset(
         *("number_of_epochs", "optimizer_step_limit", "early_stopping"),
         # how what was learned is decoded
         *("decoder", "beam_size", "word_lm_order", "token_lm_order", "lm_text"),
-        *("attention_decoding", "decoder_type"),
+        *("attention_rescoring", "decoder_type"),
         # what is watched, logged, saved and averaged
         *("check", "log_every", "profile", "report_by", "stall_seconds", "nonfinite_patience"),
         *("ckpt_interval_minutes", "ckpt_interval_steps", "average_checkpoints"),

@@ -39,6 +39,11 @@ def flag(name: str, help: str) -> Argument:
     return name, {"action": "store_true", "help": help}
 
 
+def boolean(name: str, help: str) -> Argument:
+    """Declare an option ``--name`` with its opposite ``--no-name``; None if neither is given."""
+    return name, {"action": argparse.BooleanOptionalAction, "help": help}
+
+
 def choice(name: str, *choices: str, help: str = "", default: str | None = None) -> Argument:
     """Declare an option that is one of several words."""
     return name, {"choices": choices, "help": help, "default": default}

@@ -151,7 +151,7 @@ def describe_decoding(bundle: TorchBundle) -> dict[str, Any]:
         return {}
     if bundle.decoder is None:
         return {"decoder": GREEDY}
-    described: dict[str, Any] = {"decoder": bundle.decoder.kind}
+    described: dict[str, Any] = {"decoder": bundle.decoder.decoder_type}
     if bundle.decoder.phrases:
         described |= {
             "hotwords": bundle.decoder.phrases,

@@ -8,43 +8,39 @@ import logging
 import re
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import datasets
 
-from sbkit.base.errors import SbkitError
-from sbkit.base.files import (
-    building,
-    fsync_tree,
-    require_writable,
-    to_json,
-    write_bytes_atomically,
-    write_text_atomically,
-)
+from sbkit.base.errors import BundleError, ConfigError
+from sbkit.base.files import building, fsync_tree, require_writable, write_bytes_atomically
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE
-from sbkit.bundle.protocols import Encoded
 from sbkit.checkpoint.folder import hold
 from sbkit.checkpoint.provenance import make_provenance, read_json
 from sbkit.checkpoint.run_config import RESOLVED
 from sbkit.commands.score import ScoreOptions, prepare_source
 from sbkit.config.ranges import require_in_range
 from sbkit.data.splits import sample_counts
-from sbkit.decoding.attention import AttentionDecoder
-from sbkit.decoding.confidence import CONFIDENCE_FILE, GREEDY, WordAligner
-from sbkit.decoding.ctc_decoder import CtcDecoder
+from sbkit.decoding.confidence import CONFIDENCE_FILE, GREEDY
 from sbkit.decoding.decoder import (
-    ATTENTION,
     BEAM_SIZE,
     DECODER_FILE,
-    KINDS,
+    DECODER_TYPES,
     LANGUAGE_MODELS,
-    NO_ATTENTION,
     BeamDecoder,
+)
+from sbkit.decoding.fit import (
+    ValidationUtterance,
+    count_all_errors,
+    error_of,
+    fit_decoder,
+    order_of,
+    sample_utterances,
+    used_weights,
 )
 from sbkit.decoding.language_models import (
     TOKENS,
@@ -52,16 +48,6 @@ from sbkit.decoding.language_models import (
     digest_of,
     load_language_models,
     replace_language_models,
-)
-from sbkit.decoding.tune import (
-    TuningUtterance,
-    count_all_errors,
-    error_of,
-    fit_confidences,
-    fit_weights,
-    limit_tokens,
-    order_of,
-    used_weights,
 )
 from sbkit.evaluate.utterances import PROVENANCE
 from sbkit.evaluate.wer import Scores
@@ -76,21 +62,21 @@ logger = logging.getLogger(__name__)
 
 TOKENIZER = "tokenizer.model"
 DECODER_FILES = (DECODER_FILE, CONFIDENCE_FILE, LANGUAGE_MODELS)
-EARLIER = "earlier_decoder"  # a folder of a run: its decoder before the last `sbkit tune`
-MOST_SECONDS = 2400.0  # of audio: a sample's tokens, where each frame of 40 ms has one
+EARLIER_DECODER = "earlier_decoder"  # a folder of a run: the decoder before the last `sbkit tune`
+MAX_SECONDS = 2400.0  # of audio: the tokens of a sample, if each frame of 40 ms has one
 FORMATS_WITHOUT_DECODER = ("onnx", "torch")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TuneOptions:
-    """What is changed, and what becomes of it; None leaves a thing as it is.
+    """What `sbkit tune` changes, and where it writes; None leaves a setting as it is.
 
     Attributes:
-        lm_text, word_lm_order, token_lm_order: of the language models.
-        decoder, beam_size, attention: of the search.
-        data: a table that is the validation set; None for those of a run.
-        out: a folder for a bundle with the new decoder; None to replace that of the run.
-        force: replace a decoder that is better.
+        lm_text, word_lm_order, token_lm_order: the text and the orders of the language models.
+        decoder, beam_size, attention_rescoring: of the decoder.
+        data: a table to use as the validation set; None for the validation sets of a run.
+        out: a folder for a bundle with the new decoder; None to replace the decoder of the run.
+        force: replace the decoder even if the new one is no better.
     """
 
     lm_text: Path | None = None
@@ -98,77 +84,77 @@ class TuneOptions:
     token_lm_order: int | None = None
     decoder: str | None = None
     beam_size: int | None = None
-    attention: str | None = None
+    attention_rescoring: bool | None = None
     data: Path | None = None
     out: Path | None = None
     force: bool = False
 
     @property
     def orders(self) -> dict[str, int]:
-        """Return the orders of n-grams that are given, by the model."""
-        given = {WORDS: self.word_lm_order, TOKENS: self.token_lm_order}
-        return {name: order for name, order in given.items() if order is not None}
+        """Return the n-gram orders that are given, by model."""
+        orders = {WORDS: self.word_lm_order, TOKENS: self.token_lm_order}
+        return {name: order for name, order in orders.items() if order is not None}
 
 
 def tune_model(
     model: Path, options: TuneOptions, *, user_modules: frozenset[str] = frozenset()
 ) -> None:
-    """Fit another decoder to a validation set; write it where it is better, or where told to.
+    """Fit another decoder to a validation set; write it to ``options.out``, or if it is better.
 
-    ``user_modules`` names modules of the user's that hold parts of the model.
-    Raises SbkitError: the model is no run and no bundle of a recognizer, or the options do not fit.
+    ``user_modules`` names the user's modules that hold parts of the model.
+    Raises SbkitError if the model is not a recognizer, or the options do not fit it.
     """
     is_bundle = (model / CONFIG_FILE).exists()
     _check_options(model, options, is_bundle=is_bundle)
     with as_bundle(model, user_modules) as source, TemporaryDirectory() as folder:
         bundle = load_bundle(source, user_modules=user_modules)
         if bundle.task.predicts != "text":
-            raise SbkitError(
-                f"A model must be of a recognizer to be tuned, but {model} is none. Leave it."
+            raise BundleError(
+                f"`sbkit tune` needs a speech recognizer; {model} is a {bundle.task.model_name}."
             )
         new = Path(folder)
         run = None if is_bundle else Run(model / RESOLVED, _overrides(options, new))
         if run is not None:
-            hold(model)  # nothing trains it meanwhile
+            hold(model)  # so that nothing trains it meanwhile
             run.check_ranges()
         _make_language_models(model, bundle, run, options, new / LANGUAGE_MODELS)
-        search = _declare_search(bundle, run, options, new / LANGUAGE_MODELS)
-        is_better = _fit(bundle, search, _validation_sets(bundle, run, options), new)
+        decoder = _make_decoder(bundle, run, options, new / LANGUAGE_MODELS)
+        is_better = _fit(bundle, decoder, _validation_sets(bundle, run, options), new)
         if options.out is not None:
             _copy_bundle(source, new, options.out.resolve())
             logger.info(f"written with the new decoder: {options.out}")
         elif is_better or options.force:
             _replace(model, new)
             logger.info(
-                f"{model} has the new decoder; the one before is in {model / EARLIER}, and the "
-                f"results are of that one. Measure again: sbkit score {model} --out DIR"
+                f"{model} has the new decoder; the earlier one is in {model / EARLIER_DECODER}, "
+                f"and the results are still its own. Measure again: sbkit score {model} --out DIR"
             )
         else:
             logger.info(
-                f"{model} keeps its decoder, since the new one is no better. To have the new one "
-                "all the same, pass --force, or --out DIR for a bundle."
+                f"{model} keeps its decoder, because the new one is no better. To use the new one "
+                "anyway, pass --force, or --out DIR for a bundle."
             )
 
 
 def _check_options(model: Path, options: TuneOptions, *, is_bundle: bool) -> None:
     if is_bundle and (options.data is None or options.out is None):
-        raise SbkitError(
-            "A bundle must be tuned on data that is named, and to a new bundle, but "
-            f"{'--data' if options.data is None else '--out'} is missing. Call it as: sbkit tune "
-            f"{model} --data dev.csv --out NEW"
+        missing = "--data" if options.data is None else "--out"
+        raise ConfigError(
+            "To tune a bundle, name the data and a folder for the new bundle; "
+            f"{missing} is missing: sbkit tune {model} --data dev.csv --out NEW"
         )
     if options.out is not None:
         if options.out.resolve() == model.resolve():
-            raise SbkitError(f"--out must be a new folder, but is {model} itself. Choose another.")
+            raise ConfigError(f"--out must be a new folder, but is {model} itself.")
         require_free(options.out)
         require_writable(options.out.parent, option="--out")
 
 
 def _overrides(options: TuneOptions, folder: Path) -> dict[str, object]:
-    """Return what makes the recipe train the language models in a folder of their own."""
-    given = {f"{name[:-1]}_lm_order": order for name, order in options.orders.items()}
+    """Return the values with which the recipe trains the language models in ``folder``."""
+    orders = {f"{name[:-1]}_lm_order": order for name, order in options.orders.items()}
     text = {} if options.lm_text is None else {"lm_text": str(options.lm_text)}
-    return {"output_folder": str(folder), **given, **text}
+    return {"output_folder": str(folder), **orders, **text}
 
 
 # ---- another decoder
@@ -177,65 +163,64 @@ def _overrides(options: TuneOptions, folder: Path) -> dict[str, object]:
 def _make_language_models(
     model: Path, bundle: TorchBundle, run: Run | None, options: TuneOptions, file: Path
 ) -> None:
-    """Write the language models of the new decoder: those of the model, or others on request."""
+    """Write the language models of the new decoder: the model's own, or others on request."""
     if (model / LANGUAGE_MODELS).is_file():
         shutil.copyfile(model / LANGUAGE_MODELS, file)
     if run is not None and (options.lm_text or options.orders):
         shutil.copyfile(model / TOKENIZER, file.with_name(TOKENIZER))
         run.prepare_labels()  # the recipe trains the language models, too
     elif options.lm_text is not None:
-        said = replace_language_models(
+        messages = replace_language_models(
             file,
             options.lm_text,
             options.orders,
             language=bundle.config.language or "und",
             tokenizer=bundle.tokenizer,
         )
-        logger.info("\n".join(said))
+        logger.info("\n".join(messages))
     elif options.orders:
-        raise SbkitError(
-            "The language models of a bundle must be of a text, since it has no transcripts, but "
-            "--lm-text is missing. Name a text or an ARPA file."
+        raise ConfigError(
+            "The language models of a bundle need a text, because a bundle has no transcripts. "
+            "Name a text or an ARPA file with --lm-text."
         )
     if not file.exists():
         save({}, file, metadata={"tokenizer": digest_of(bundle.tokenizer)})
 
 
-def _declare_search(
+def _make_decoder(
     bundle: TorchBundle, run: Run | None, options: TuneOptions, language_models: Path
 ) -> BeamDecoder:
-    """Return the new search before its weights are chosen: as the one there is, but for options."""
+    """Return the new decoder without weights: like the current one, except for the options."""
     knobs: Mapping[str, Any] = {} if run is None else run.knobs
-    declared = {
-        "kind": knobs.get("decoder_type", KINDS[0]),
+    settings: dict[str, Any] = {
+        "decoder_type": knobs.get("decoder_type", DECODER_TYPES[0]),
         "beam_size": knobs.get("beam_size", BEAM_SIZE),
-        "attention": knobs.get("attention_decoding"),
+        "attention_rescoring": knobs.get("attention_rescoring", False),
     }
     if bundle.decoder is not None:
-        declared = {name: getattr(bundle.decoder, name) for name in declared}
-    network = bundle.model.network
-    attends = network.seq_lin is not None and knobs.get("ctc_weight", 0) < 1
-    if not attends and options.attention in ATTENTION:
-        raise SbkitError(
-            f"`--attention {options.attention}` must have an attention decoder that is trained, "
-            "but this model has CTC alone. Leave it out."
+        settings = {name: getattr(bundle.decoder, name) for name in settings}
+    has_attention = bundle.model.network.seq_lin is not None and knobs.get("ctc_weight", 0) < 1
+    if options.attention_rescoring and not has_attention:
+        raise ConfigError(
+            "`--attention-rescoring` needs a trained attention decoder, but this model has only "
+            "CTC. Leave it out."
         )
-    given = {
-        "kind": options.decoder,
+    changes = {
+        "decoder_type": options.decoder,
         "beam_size": options.beam_size,
-        "attention": options.attention if attends else NO_ATTENTION,
+        "attention_rescoring": options.attention_rescoring if has_attention else False,
     }
-    declared |= {name: value for name, value in given.items() if value is not None}
-    require_in_range({"beam_size": declared["beam_size"]}, BeamDecoder.RANGES)
+    settings |= {name: value for name, value in changes.items() if value is not None}
+    require_in_range({"beam_size": settings["beam_size"]}, BeamDecoder.RANGES)
     models = load_language_models(language_models, bundle.tokenizer)
-    search = BeamDecoder(tokenizer=bundle.tokenizer, language_models=models, **declared)
-    search.check_graph()
-    if not any(used_weights(search)):
-        raise SbkitError(
-            "A decoder must have a language model to be tuned, but there is none. Pass "
+    decoder = BeamDecoder(tokenizer=bundle.tokenizer, language_models=models, **settings)
+    decoder.check_graph()
+    if not any(used_weights(decoder)):
+        raise ConfigError(
+            "`sbkit tune` fits the weights of language models, but there is none. Pass "
             "--word-lm-order 3, and for a bundle --lm-text."
         )
-    return search
+    return decoder
 
 
 # ---- a validation set
@@ -253,55 +238,51 @@ def _validation_sets(
 
 
 def _encode(
-    bundle: TorchBundle, sets: Mapping[str, datasets.Dataset], *, attends: bool
-) -> Iterator[TuningUtterance]:
+    bundle: TorchBundle, sets: Mapping[str, datasets.Dataset], *, with_attention: bool
+) -> Iterator[ValidationUtterance]:
     """Compute the log-probabilities of as much of the validation sets as a sample may hold."""
     rate = bundle.config.sample_rate
     for rows in sets.values():
         ids, samples = rows["id"][:], sample_counts(rows)
         order = sorted(range(len(rows)), key=lambda row: order_of(ids[row]))
-        fits = samples[order].cumsum() <= seconds_to_samples(MOST_SECONDS, rate)
+        fits = samples[order].cumsum() <= seconds_to_samples(MAX_SECONDS, rate)
         for batch in read_whole_clips(rows.select(sorted(order[: max(1, fits.sum())])), rate):
-            several = [*batch.values()]
-            encoded = bundle.model.encode([row["audio"] for row in several])
-            for row, each in zip(several, encoded, strict=True):
-                attention = _attention(bundle, each) if attends else None
-                seconds = samples_to_seconds(len(row["audio"]), rate)
-                yield TuningUtterance(each.log_probs, row["text"], attention, row["id"], seconds)
-
-
-def _attention(bundle: TorchBundle, encoded: Encoded) -> AttentionDecoder:
-    score = partial(bundle.model.decoder_log_probs, encoded.states)
-    return AttentionDecoder(log_probs=score, eos=bundle.tokenizer.vocabulary.eos)
+            clips = [*batch.values()]
+            encoded_clips = bundle.model.encode([clip["audio"] for clip in clips])
+            for clip, encoded in zip(clips, encoded_clips, strict=True):
+                yield ValidationUtterance(
+                    encoded.log_probs,
+                    clip["text"],
+                    bundle.attention_decoder(encoded) if with_attention else None,
+                    clip["id"],
+                    samples_to_seconds(len(clip["audio"]), rate),
+                )
 
 
 def _fit(
-    bundle: TorchBundle, search: BeamDecoder, sets: Mapping[str, datasets.Dataset], folder: Path
+    bundle: TorchBundle, decoder: BeamDecoder, sets: Mapping[str, datasets.Dataset], folder: Path
 ) -> bool:
-    """Choose the weights and write the decoder; return whether it is better than the bundle's."""
-    old, by_words, names = bundle.decoder, bundle.config.has_words, list(sets)
-    attends = search.attention is not None or (old is not None and old.attention is not None)
-    utterances = limit_tokens(_encode(bundle, sets, attends=attends))
-    aligner = WordAligner(
-        tokenizer=bundle.tokenizer,
-        samples_per_frame=bundle.model.samples_per_frame,
-        sample_rate=bundle.config.sample_rate,
-        lm=search.language_models.words,
-    )
-    had = CtcDecoder.of(old, aligner).search
+    """Fit the decoder and write it; return whether it is better than the bundle's."""
+    by_words, splits = bundle.config.has_words, ", ".join(sets)
+    current = bundle.decoder_pool.decoder
+    rescores = bundle.decoder is not None and bundle.decoder.attention_rescoring
+    with_attention = decoder.attention_rescoring or rescores
+    utterances = sample_utterances(_encode(bundle, sets, with_attention=with_attention))
     with shown("decoding as before", len(utterances)) as advance:
-        before = count_all_errors(had, utterances, bundle.tokenizer, lambda: advance(1))
-    kind = GREEDY if old is None else old.kind
-    logger.info(f"before ({kind}): {_describe(before, by_words)} ({', '.join(names)})")
-    total = sum(map(len, sets.values()))
-    search, chosen = fit_weights(search, utterances, sets=names, total=total, by_words=by_words)
-    after = chosen.scores
-    logger.info(f"after ({search.kind}): {_describe(after, by_words)} ({', '.join(names)})")
-    fitted = fit_confidences(aligner, search, utterances, sets=names)
-    confidences = {name: fit.plain() for name, fit in fitted.items()}
-    decoder = {**search.plain(), "chosen_on": [] if chosen.kept else names, **chosen.plain()}
-    for name, record in ((DECODER_FILE, decoder), (CONFIDENCE_FILE, confidences)):
-        write_text_atomically(folder / name, to_json(record, indent=1) + "\n")
+        before = count_all_errors(current.decoder, utterances, bundle.tokenizer, lambda: advance(1))
+    decoder_type = GREEDY if bundle.decoder is None else bundle.decoder.decoder_type
+    logger.info(f"before ({decoder_type}): {_describe(before, by_words)} ({splits})")
+    fitted = fit_decoder(
+        decoder,
+        replace(current.aligner, lm=decoder.language_models.words),
+        utterances,
+        split_sizes={name: len(rows) for name, rows in sets.items()},
+        by_words=by_words,
+    )
+    fitted.write(folder)
+    assert fitted.weights is not None  # the new decoder has none yet, and uses some
+    after = fitted.weights.scores
+    logger.info(f"after ({decoder.decoder_type}): {_describe(after, by_words)} ({splits})")
     return error_of(after, by_words=by_words) < error_of(before, by_words=by_words)
 
 
@@ -315,12 +296,12 @@ def _describe(scores: Scores, by_words: bool) -> str:
     )
 
 
-# ---- what is written
+# ---- output
 
 
 def _replace(run: Path, new: Path) -> None:
-    """Replace the decoder of a run, and keep the files before; a run killed midway has none."""
-    earlier = run / EARLIER
+    """Replace the decoder of a run, and keep the earlier files; if killed midway, it has none."""
+    earlier = run / EARLIER_DECODER
     shutil.rmtree(earlier, ignore_errors=True)
     earlier.mkdir()
     for name in DECODER_FILES:
@@ -332,37 +313,35 @@ def _replace(run: Path, new: Path) -> None:
 
 
 def _copy_bundle(bundle: Path, new: Path, out: Path) -> None:
-    """Copy a bundle with another decoder; formats that the decoder has a part in are left out."""
-    with building(out) as beside:
-        for each in bundle.iterdir():
-            if each.is_symlink() or any(path.is_symlink() for path in each.rglob("*")):
-                logger.info(
-                    f"{each.name} is left out: a link may lead to a file that is not the bundle's"
-                )
-            elif each.is_file():
-                shutil.copyfile(each, beside / each.name)
-            elif each.name in FORMATS_WITHOUT_DECODER:
-                shutil.copytree(each, beside / each.name)
+    """Copy a bundle with another decoder, without the formats that contain the earlier one."""
+    with building(out) as temporary:
+        for path in bundle.iterdir():
+            if path.is_symlink() or any(inner.is_symlink() for inner in path.rglob("*")):
+                logger.info(f"{path.name} is left out: a link may lead out of the bundle")
+            elif path.is_file():
+                shutil.copyfile(path, temporary / path.name)
+            elif path.name in FORMATS_WITHOUT_DECODER:
+                shutil.copytree(path, temporary / path.name)
             else:
-                logger.info(f"{each.name} is left out, since it may be of the decoder before")
-        shutil.copyfile(new / LANGUAGE_MODELS, beside / LANGUAGE_MODELS)
+                logger.info(f"{path.name} is left out, because it may contain the earlier decoder")
+        shutil.copyfile(new / LANGUAGE_MODELS, temporary / LANGUAGE_MODELS)
         decoder, confidence = (read_json(new / name) for name in (DECODER_FILE, CONFIDENCE_FILE))
-        if (card := beside / CARD).is_file():
+        if (card := temporary / CARD).is_file():
             card.write_text(_without_results(card.read_text(encoding="utf-8")), encoding="utf-8")
         record = make_provenance(
-            weights=(beside / WEIGHTS_FILE).read_bytes(),
+            weights=(temporary / WEIGHTS_FILE).read_bytes(),
             decoder=decoder,
-            language_models=(beside / LANGUAGE_MODELS).read_bytes(),
+            language_models=(temporary / LANGUAGE_MODELS).read_bytes(),
             confidence=confidence,
         )
-        changed = {"decoder": decoder, "confidence": confidence, PROVENANCE: record}
-        change_config(beside, **changed)  # and the checksums
-        fsync_tree(beside)
+        changes = {"decoder": decoder, "confidence": confidence, PROVENANCE: record}
+        change_config(temporary, **changes)  # and the checksums
+        fsync_tree(temporary)
         shutil.rmtree(out, ignore_errors=True)
 
 
 def _without_results(card: str) -> str:
-    """Take out of a model's card what was measured with the decoder before."""
+    """Remove the results of the earlier decoder from a model card."""
     card = re.sub(r"^model-index:\n(?:[ -] .*\n)*", "", card, count=1, flags=re.M)
     results = "## Results\n\nNot measured with this decoder: `sbkit score FOLDER test.csv`\n\n"
     return re.sub(r"^## Results\n.*?(?=^## |\Z)", results, card, count=1, flags=re.M | re.S)

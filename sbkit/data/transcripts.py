@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from sbkit.base.units import at_speed
 from sbkit.data.splits import count_characters, take_columns
+from sbkit.decoding.alignment import frames_needed
 from sbkit.models.subsampling import Subsampling
 from sbkit.text.vocabulary import Vocabulary
 
@@ -36,15 +37,15 @@ class TextLabels(Hashable, Protocol):
 class Transcripts:
     """Columns with an entry per row of a split.
 
-    samples: of audio; characters, labels, repeats: of the text, its labels, and those equal to the
-    one before; refused: holds a label that no loss may see; unknown: holds the unknown label.
-    alphabet: all characters of the split.
+    samples: of audio; characters, labels: of the text and its labels; frames_needed: by CTC, a
+    frame for each label, and one more between two that are equal; refused: holds a label that no
+    loss may see; unknown: holds the unknown label. alphabet: all characters of the split.
     """
 
     samples: Counts
     characters: Counts
     labels: Counts
-    repeats: Counts
+    frames_needed: Counts
     refused: Marks
     unknown: Marks
     alphabet: frozenset[str]
@@ -56,11 +57,6 @@ class Transcripts:
     def frames(self, subsampling: Subsampling, percent: int = 100) -> Counts:
         """Count the frames that the front-end leaves at a speed."""
         return subsampling.count(at_speed(self.samples, percent))
-
-    @property
-    def frames_needed(self) -> Counts:
-        """Count a frame for each label, and one more between two that are equal."""
-        return self.labels + self.repeats
 
 
 @lru_cache(maxsize=32)  # checks, and then the loaders, ask for those of every split
@@ -82,13 +78,12 @@ def _read(table: pa.Table, tokenizer: TextLabels) -> Transcripts:
         return np.bincount(of[marked], minlength=len(texts))
 
     space = tokenizer.vocabulary
-    repeats = (labels[1:] == labels[:-1]) & (rows[1:] == rows[:-1])
     refused = (labels < 0) | (labels >= space.size) | (labels == space.blank)
     return Transcripts(
         samples=table["samples"].to_numpy(),
         characters=_lengths(texts),
         labels=counts,
-        repeats=count(repeats, rows[1:]),
+        frames_needed=frames_needed(labels, counts),
         refused=count(refused, rows) > 0,
         unknown=count(labels == space.unk, rows) > 0,
         alphabet=frozenset(count_characters([texts])),

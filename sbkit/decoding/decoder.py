@@ -1,4 +1,4 @@
-"""The search of a run: prefix beam, joint or through a graph, with its language models.
+"""The beam decoder of a run: prefix beam search or a decoding graph, with its language models.
 
 Legend: U frames of 40 ms, V vocabulary.
 """
@@ -10,46 +10,44 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from sbkit.base.errors import SbkitError
+from sbkit.base.arrays import LogProbs
+from sbkit.base.errors import ConfigError
 from sbkit.base.imports import require_package
 from sbkit.config.ranges import Range
-from sbkit.decoding.attention import AttentionDecoder, JointBeamSearch, rescore
-from sbkit.decoding.frames import BeamSettings, Hypothesis, LogProbs
+from sbkit.decoding.attention import AttentionDecoder, rescore
+from sbkit.decoding.decoding_graph import PACKAGES, GraphDecoder, make_graph
+from sbkit.decoding.frames import BeamSettings, Hypothesis
 from sbkit.decoding.hotwords import HotwordScorer, reward_phrases
 from sbkit.decoding.language_models import LanguageModels, load_language_models
 from sbkit.decoding.prefix_beam import BeamState, PrefixBeamSearch
 from sbkit.decoding.scorer import (
-    Scorer,
+    PrefixScorer,
     SumOfScorers,
     TokenScorer,
     WordScorer,
     make_lexicon,
 )
-from sbkit.decoding.word_graph import PACKAGES, GraphSearch, make_graph
 from sbkit.text.tokenizer import Tokenizer
 
-Search = PrefixBeamSearch | JointBeamSearch | GraphSearch
-BeamStates = tuple[BeamState, ...]  # of the search, and of the one with hotwords
-KINDS = ("beam", "graph")
+BeamStates = tuple[BeamState, ...]  # of the search without hotwords, and of the one with them
+DECODER_TYPES = ("beam", "graph")
 BEAM_SIZE = 32
-MAX_BEAM_SIZE = 4096  # each hypothesis takes memory, and a bundle of another's may ask for more
-LARGEST_WEIGHT = 1e3
-LIKELY = -6.0  # log-probability of tokens that are tried
-MOST_TOKENS = 12  # of a frame; a model that has learned little has many likely ones
-NO_ATTENTION = "none"  # a text, which a command line can put in the place of another text
-ATTENTION = ("rescore", "joint")  # how an attention decoder is used
+MAX_BEAM_SIZE = 4096  # each hypothesis takes memory, and a downloaded bundle may ask for more
+MAX_WEIGHT = 1e3
+TOKEN_THRESHOLD = -6.0  # log-probability above which a token is tried at a frame
+MAX_CANDIDATES = 12  # tokens tried at a frame; a model that has learned little has many likely ones
 DECODER_FILE, LANGUAGE_MODELS = "decoder.json", "lm.safetensors"  # in a run and in a bundle
 
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """The weights of the language models and of the attention decoder beside CTC.
+    """The weights of the language models and of the attention decoder, relative to CTC.
 
     Attributes:
         word, token: factors of the log-probabilities of words and of tokens.
-        word_bonus, token_bonus: for each word and each token.
-        unknown: for each word that the model of words does not know.
-        attention: factor of the attention decoder's log-probabilities, where it takes part.
+        word_bonus, token_bonus: added for each word and each token.
+        unknown: added for each word that the model of words does not know.
+        attention: factor of the attention decoder's log-probabilities when it rescores.
     """
 
     word: float = 0.6
@@ -61,34 +59,44 @@ class Weights:
 
     @classmethod
     def of(cls, values: Any) -> Self:
-        """Read weights from plain data; raise SbkitError for anything but numbers by name."""
+        """Read weights from plain data; raise ConfigError unless they are numbers by name."""
         try:
-            made = cls(**values)
-            is_sound = all(abs(each) < LARGEST_WEIGHT for each in made.plain().values())
+            weights = cls(**values)
+            is_valid = all(abs(weight) < MAX_WEIGHT for weight in weights.plain().values())
         except TypeError:
-            is_sound = False
-        if not is_sound:
-            raise SbkitError(
-                f"The weights of a decoder must be numbers named {', '.join(cls().plain())}, but "
-                f"are {str(values)[:100]}. Correct them, or write null to have them chosen."
+            is_valid = False
+        if not is_valid:
+            raise ConfigError(
+                f"The weights of a decoder must be numbers named {', '.join(cls().plain())}; got "
+                f"{str(values)[:100]}. Correct them, or write null to have them fitted."
             )
-        return made
+        return weights
 
     def plain(self) -> dict[str, float]:
-        """Return them as plain data."""
+        """Return the weights as plain data."""
         return asdict(self)
 
 
 class BeamDecoder:
-    """A search with the language models of a run, and perhaps its attention decoder and hotwords.
+    """Decode CTC log-probabilities with language models, hotwords and an attention decoder.
 
-    ``kind``: "beam" for prefix beam search, or "graph" for the best path through a graph of the
-    model of words, which is built when it is first needed. That uses neither the model of tokens
-    nor the attention decoder, and prunes by itself.
-    ``weights`` are chosen on the validation set at the end of training where they are null.
-    ``attention``: "rescore" adds the attention decoder's score to the hypotheses of the beam,
-    "joint" searches token by token with it, "none" or None does without.
-    Raises SbkitError for another one, and for weights that are none.
+    >>> tokenizer = Tokenizer(model_file="tokenizer.model")
+    >>> decoder = BeamDecoder(tokenizer=tokenizer, language_models="lm.safetensors", beam_size=8)
+    >>> decoder.weights.word, decoder.needs_tuning
+    (0.6, True)
+
+    Args:
+        tokenizer: the tokenizer of the model.
+        language_models: the models, or their file, which is loaded when it is first needed.
+        beam_size: number of hypotheses.
+        weights: None to have them fitted to the validation sets at the end of training.
+        attention_rescoring: whether the attention decoder's score is added to the hypotheses.
+        decoder_type: "beam" for prefix beam search; "graph" for the best path through a decoding
+            graph, built when it is first needed. A graph uses neither the model of tokens nor
+            hotwords nor the attention decoder, and has its own pruning.
+
+    Raises:
+        ConfigError: the decoder type is unknown, or the weights or the flag are invalid.
     """
 
     RANGES: ClassVar = {
@@ -102,31 +110,36 @@ class BeamDecoder:
         language_models: str | Path | LanguageModels,
         beam_size: int = BEAM_SIZE,
         weights: Mapping[str, float] | Weights | None = None,
-        attention: str | None = None,
-        kind: str = KINDS[0],
+        attention_rescoring: bool = False,
+        decoder_type: str = DECODER_TYPES[0],
     ) -> None:
-        if kind not in KINDS or attention not in (None, NO_ATTENTION, *ATTENTION):
-            raise SbkitError(
-                f"A decoder must be of `kind` {' or '.join(KINDS)} with `attention` "
-                f"{', '.join((NO_ATTENTION, *ATTENTION))}, but is {kind} with {attention}. Correct "
-                "it."
+        if decoder_type not in DECODER_TYPES:
+            raise ConfigError(
+                f"`decoder_type` must be {' or '.join(DECODER_TYPES)}; got {decoder_type}."
             )
-        self.tokenizer, self.beam_size, self.kind = tokenizer, beam_size, kind
-        self.attention = None if attention == NO_ATTENTION else attention
+        if not isinstance(attention_rescoring, bool):
+            raise ConfigError(
+                f"`attention_rescoring` must be True or False; got {attention_rescoring}."
+            )
+        self.tokenizer, self.beam_size = tokenizer, beam_size
+        self.decoder_type, self.attention_rescoring = decoder_type, attention_rescoring
         self._source = language_models
         self.needs_tuning = weights is None
-        given = Weights() if weights is None else weights
-        self.weights = given if isinstance(given, Weights) else Weights.of(given)
+        self.weights = (
+            weights
+            if isinstance(weights, Weights)
+            else Weights.of({} if weights is None else weights)
+        )
         self.phrases: tuple[str, ...] = ()  # hotwords
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out searches, whose trees are too deep for pickle."""
-        built = {"search", "_biased", "_hotwords"}
+        """Leave out the searches: their trees are too deep for pickle."""
+        built = {"_search", "_biased_search", "_hotword_scorer", "graph_decoder"}
         return {name: value for name, value in vars(self).items() if name not in built}
 
     def plain(self) -> dict[str, Any]:
-        """Return what describes it in `decoder.json` and in a bundle."""
-        names = ("kind", "beam_size", "attention")
+        """Return the entries of `decoder.json` and of a bundle."""
+        names = ("decoder_type", "beam_size", "attention_rescoring")
         return {**{name: getattr(self, name) for name in names}, "weights": self.weights.plain()}
 
     @property
@@ -141,8 +154,10 @@ class BeamDecoder:
             return self._source
         return load_language_models(Path(self._source), self.tokenizer)
 
+    # -- copies with changes ------------------------------------------------------------------
+
     def with_weights(self, weights: Weights, *, beam_size: int | None = None) -> "BeamDecoder":
-        """Return the same decoder with other weights, and perhaps another beam."""
+        """Return a copy with other weights, and optionally another beam size."""
         return self._copy(
             weights=weights,
             needs_tuning=False,
@@ -150,105 +165,101 @@ class BeamDecoder:
             language_models=self.language_models,  # loaded before they are copied
         )
 
-    def with_attention(self, attention: str | None) -> "BeamDecoder":
-        """Return the same decoder with another use of the attention decoder."""
-        return self._copy(attention=attention)
+    def without_attention(self) -> "BeamDecoder":
+        """Return a copy that does not rescore with the attention decoder."""
+        return self._copy(attention_rescoring=False)
 
     def with_language_models(self, models: LanguageModels) -> "BeamDecoder":
-        """Return the same decoder with other language models."""
+        """Return a copy with other language models."""
         return self._copy(language_models=models)
 
     def with_hotwords(self, phrases: Sequence[str]) -> "BeamDecoder":
-        """Return the same decoder with phrases to expect, which its tokens can spell.
+        """Return a copy that expects some phrases, which its tokens can spell.
 
-        Its transcript changes only where the search then finds one of them.
+        The transcript changes only where the biased search finds one of the phrases.
         """
-        if self.kind == "graph":
-            raise SbkitError(
-                "Hotwords must have the beam search, but this decoder is a word graph. Do without, "
-                "or choose another decoder: sbkit tune RUN --decoder beam"
+        if self.decoder_type == "graph":
+            raise ConfigError(
+                "Hotwords need the beam decoder, but this model decodes with a graph. Leave the "
+                "hotwords out, or fit another decoder: sbkit tune RUN --decoder beam"
             )
-        made = self.with_weights(self.weights)
-        made.phrases = tuple(phrases)
-        vars(made)["search"] = self.search  # without hotwords it is the same
-        return made
+        decoder = self.with_weights(self.weights)
+        decoder.phrases = tuple(phrases)
+        vars(decoder)["_search"] = self._search  # the same without hotwords
+        return decoder
 
     def _copy(self, **changes: Any) -> "BeamDecoder":
-        made = copy(self)  # by __getstate__
-        vars(made).update(changes)
-        return made
+        decoder = copy(self)  # by __getstate__
+        vars(decoder).update(changes)
+        return decoder
+
+    # -- construction of the searches ---------------------------------------------------------
 
     def check_graph(self) -> None:
-        """Raise SbkitError for a graph without its packages, or with an attention decoder."""
-        if self.kind != "graph":
+        """Raise an error for a graph whose packages are missing, or with attention rescoring."""
+        if self.decoder_type != "graph":
             return
         for name in PACKAGES:
             require_package(name, extra="graph")
-        if self.attention is not None:
-            raise SbkitError(
-                "A decoder of `kind: graph` must do without the attention decoder, since it finds "
-                f"one hypothesis alone, but `attention` is {self.attention}. Pass "
-                "--attention_decoding=none (tune: --attention none), or --decoder_type=beam."
+        if self.attention_rescoring:
+            raise ConfigError(
+                "`decoder_type: graph` finds a single hypothesis, so the attention decoder cannot "
+                "rescore. Pass --attention_rescoring=False (tune: --no-attention-rescoring), or "
+                "--decoder_type=beam."
             )
 
-    # -- how its parts are built --------------------------------------------------------------
-
     @cached_property
-    def _hotwords(self) -> HotwordScorer:
-        rewards = reward_phrases(self.phrases, self.tokenizer)
-        return HotwordScorer(rewards=rewards, tokenizer=self.tokenizer)
-
-    @cached_property
-    def search(self) -> Search:
-        """Make the search without hotwords."""
-        if self.kind == "graph":
-            return self._search_graph()
-        return self._search(self._scorers())
-
-    @cached_property
-    def _biased(self) -> Search:
-        """Make the search with hotwords."""
-        return self._search([*self._scorers(self.hotwords), self._hotwords])
-
-    def _search_graph(self) -> GraphSearch:
+    def graph_decoder(self) -> GraphDecoder:
+        """Build the decoding graph."""
         self.check_graph()
         words, weights = self.language_models.words, self.weights
-        special = self.tokenizer.vocabulary
+        vocabulary = self.tokenizer.vocabulary
         if words is None:
-            raise SbkitError(
-                "A decoder of `kind: graph` must have a language model of words, but has none. "
-                "Pass --word_lm_order=3, or --decoder_type=beam."
+            raise ConfigError(
+                "`decoder_type: graph` needs a language model of words, but there is none. Pass "
+                "--word_lm_order=3, or --decoder_type=beam."
             )
         graph = make_graph(
             words=words,
             tokenizer=self.tokenizer,
-            blank=special.blank,
+            blank=vocabulary.blank,
             scale=weights.word,
             word_bonus=weights.word_bonus,
             unknown=weights.unknown,
         )
-        return GraphSearch(
-            graph=graph, settings=BeamSettings(vocab_size=special.size, blank=special.blank)
-        )
+        return GraphDecoder(graph=graph, vocab_size=vocabulary.size, blank=vocabulary.blank)
 
-    def _search(self, scorers: Sequence[Scorer]) -> Search:
-        special, scorer = self.tokenizer.vocabulary, SumOfScorers(scorers=scorers)
+    @cached_property
+    def _search(self) -> PrefixBeamSearch:
+        """Build the search without hotwords."""
+        return self._make_search(self._make_scorers())
+
+    @cached_property
+    def _biased_search(self) -> PrefixBeamSearch:
+        """Build the search with hotwords."""
+        return self._make_search([*self._make_scorers(self.hotwords), self._hotword_scorer])
+
+    @cached_property
+    def _hotword_scorer(self) -> HotwordScorer:
+        rewards = reward_phrases(self.phrases, self.tokenizer)
+        return HotwordScorer(rewards=rewards, tokenizer=self.tokenizer)
+
+    def _make_search(self, scorers: Sequence[PrefixScorer]) -> PrefixBeamSearch:
+        vocabulary = self.tokenizer.vocabulary
         settings = BeamSettings(
-            vocab_size=special.size,
-            blank=special.blank,
+            vocab_size=vocabulary.size,
+            blank=vocabulary.blank,
             beam_size=self.beam_size,
-            token_threshold=LIKELY,
-            most_tokens=MOST_TOKENS,
-            excluded=(special.unk, special.bos, special.eos),
+            token_threshold=TOKEN_THRESHOLD,
+            max_candidates=MAX_CANDIDATES,
+            excluded=(vocabulary.unk, vocabulary.bos, vocabulary.eos),
         )
-        if self.attention != "joint":
-            return PrefixBeamSearch(settings=settings, scorer=scorer)
-        weight = self.weights.attention
-        return JointBeamSearch(settings=settings, weight=weight, eos=special.eos, scorer=scorer)
+        return PrefixBeamSearch(settings=settings, scorer=SumOfScorers(scorers=scorers))
 
-    def _scorers(self, added: Collection[str] = ()) -> list[Scorer]:
-        """Return the language models with their weights; ``added`` words are known, too."""
-        models, weights, scorers = self.language_models, self.weights, list[Scorer]()
+    def _make_scorers(self, added_words: Collection[str] = ()) -> list[PrefixScorer]:
+        """Return the weighted language models; ``added_words`` count as known words."""
+        models, weights = self.language_models, self.weights
+        scorers: list[PrefixScorer] = []
         if models.words is not None and weights.word:
             scorers.append(
                 WordScorer(
@@ -258,7 +269,7 @@ class BeamDecoder:
                     lm_weight=weights.word,
                     word_bonus=weights.word_bonus,
                     unknown_word_score=weights.unknown,
-                    added_words=[word for word in added if word not in models.words],
+                    added_words=[word for word in added_words if word not in models.words],
                 )
             )
         if models.tokens is not None and weights.token:
@@ -277,61 +288,55 @@ class BeamDecoder:
     def nbest(
         self, log_probs: LogProbs, attention: AttentionDecoder | None = None
     ) -> list[Hypothesis]:
-        """Return the beam of a whole clip, (U, V), the best hypothesis first.
+        """Return the hypotheses of a whole clip, (U, V), the best first.
 
-        Raises SbkitError where the attention decoder is used and not given.
+        ``attention`` is the attention decoder of the utterance, required for rescoring.
         """
-        if self.attention is not None and attention is None:
-            raise SbkitError(
-                f"A decoder with `attention: {self.attention}` must be given the attention decoder "
-                "of the utterance, but has CTC alone. Pass one."
-            )
-        beams = [search.decode(log_probs, attention) for search in self._searches()]
+        if self.decoder_type == "graph":
+            return self.graph_decoder.decode(log_probs)
+        if self.attention_rescoring and attention is None:
+            raise TypeError("attention rescoring needs the attention decoder of the utterance")
+        beams = [search.decode(log_probs) for search in self._searches()]
         return self._choose(beams, attention)
 
     def start(self) -> BeamStates:
-        """Return the state before the first frame, for frames that come in pieces.
+        """Return the state before the first frame, for streaming.
 
-        Raises SbkitError for a search that takes whole clips alone: joint, or through a graph.
+        Raises ConfigError for a decoding graph, which takes only whole clips.
         """
-        return tuple(search.start() for search in self._prefix_searches())
+        return tuple(search.start() for search in self._searches())
 
     def advance(self, states: BeamStates, log_probs: LogProbs) -> BeamStates:
-        """Return the state after more frames, (U, V); the one before is of no use then."""
-        pairs = zip(self._prefix_searches(), states, strict=True)
+        """Return the state after more frames, (U, V). The earlier state is no longer valid."""
+        pairs = zip(self._searches(), states, strict=True)
         return tuple(search.advance(state, log_probs) for search, state in pairs)
 
     def copy(self, states: BeamStates) -> BeamStates:
-        """Return a state that stays as it is when this one goes on."""
+        """Return an independent copy of a state."""
         return tuple(state.copy() for state in states)
 
     def finish(
         self, states: BeamStates, attention: AttentionDecoder | None = None
     ) -> list[Hypothesis]:
-        """Return the beam of a clip that ends here, the best hypothesis first.
+        """Return the hypotheses of a clip that ends here, the best first.
 
-        The end of the sentence is scored, and the attention decoder rescores where it is given.
+        The end of the sentence is scored, and ``attention``, if given, rescores.
         """
-        pairs = zip(self._prefix_searches(), states, strict=True)
+        pairs = zip(self._searches(), states, strict=True)
         return self._choose([search.finish(state) for search, state in pairs], attention)
 
-    def _searches(self) -> list[Search]:
+    def _searches(self) -> list[PrefixBeamSearch]:
         """Return the search and, with hotwords, the one that is biased to them."""
-        return [self.search, self._biased] if self.phrases else [self.search]
-
-    def _prefix_searches(self) -> list[PrefixBeamSearch]:
-        searches = [each for each in self._searches() if isinstance(each, PrefixBeamSearch)]
-        if not searches:
-            raise SbkitError(
-                "Frames that come in pieces must be decoded by prefix beam search or greedily, but "
-                f"this decoder is {self.attention or self.kind}. Tune another: sbkit tune RUN "
-                "--decoder beam --attention none"
+        if self.decoder_type == "graph":
+            raise ConfigError(
+                "Streaming needs the greedy or the beam decoder, but this model decodes with a "
+                "graph. Pass --decoder greedy, or fit another: sbkit tune RUN --decoder beam"
             )
-        return searches
+        return [self._search, self._biased_search] if self.phrases else [self._search]
 
     def _choose(
         self, beams: list[list[Hypothesis]], attention: AttentionDecoder | None
     ) -> list[Hypothesis]:
-        if self.attention == "rescore" and attention is not None:
+        if self.attention_rescoring and attention is not None:
             beams = [rescore(beam, attention, self.weights.attention) for beam in beams]
-        return self._hotwords.choose(*beams) if self.phrases else beams[0]
+        return self._hotword_scorer.choose(*beams) if self.phrases else beams[0]

@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from sbkit.decoding.frames import Hypothesis, LogProbs, check_log_probs
+from sbkit.base.arrays import Counts, LogProbs
+from sbkit.decoding.frames import Hypothesis, check_log_probs
 
 
-def merge_repeats(best: npt.NDArray[np.int64], blank: int, before: int | None = None) -> list[int]:
+def merge_repeats(best: Counts, blank: int, previous: int | None = None) -> list[int]:
     """Merge repeats and drop blanks: the best token of each frame, (U,) -> token ids.
 
-    before: the best token of the frame before these, None at the beginning.
+    previous: the best token of the frame before these, None at the start of the audio.
     """
-    previous = np.concatenate([[blank if before is None else before], best[:-1]])
-    tokens: list[int] = best[(best != blank) & (best != previous)].tolist()
+    before = np.concatenate([[blank if previous is None else previous], best[:-1]])
+    tokens: list[int] = best[(best != blank) & (best != before)].tolist()
     return tokens
 
 
@@ -29,7 +29,7 @@ def best_tokens(log_probs: LogProbs, blank: int) -> list[int]:
 
 
 class GreedyState(NamedTuple):
-    """What was decoded so far: last is the best token of the latest frame."""
+    """The result so far; ``last`` is the best token of the latest frame."""
 
     last: int
     tokens: tuple[int, ...] = ()
@@ -37,8 +37,14 @@ class GreedyState(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GreedySearch:
-    """Decode greedily, a whole clip or frames that come in pieces."""
+class GreedyDecoder:
+    """Decode greedily, a whole clip or a stream of frames.
+
+    >>> decoder = GreedyDecoder(vocab_size=3, blank=0)
+    >>> frames = np.log(np.array([[0.1, 0.8, 0.1], [0.1, 0.8, 0.1], [0.2, 0.2, 0.6]]))
+    >>> decoder.nbest(frames)[0].tokens
+    (1, 2)
+    """
 
     vocab_size: int
     blank: int
@@ -54,7 +60,7 @@ class GreedySearch:
     def advance(self, state: GreedyState, log_probs: LogProbs) -> GreedyState:
         """Return the state after more frames, natural log-probabilities (U, V).
 
-        Raises SbkitError for another vocabulary and for frames without a finite largest value.
+        Raises SbkitError for another vocabulary, or for frames without a finite largest value.
         """
         check_log_probs(log_probs, self.vocab_size)
         if not len(log_probs):
@@ -65,9 +71,9 @@ class GreedySearch:
         return GreedyState(int(best[-1]), (*state.tokens, *tokens), score)
 
     def copy(self, state: GreedyState) -> GreedyState:
-        """Return a state that stays as it is when this one goes on."""
+        """Return an independent copy of a state."""
         return state
 
     def finish(self, state: GreedyState, attention: object = None) -> Sequence[Hypothesis]:
-        """Return the one hypothesis; its score is that of the best alignment."""
+        """Return the one hypothesis, with the score of the best alignment."""
         return [Hypothesis(tokens=state.tokens, score=state.score, ctc_score=state.score)]

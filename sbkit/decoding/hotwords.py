@@ -1,6 +1,6 @@
-"""Hotwords: phrases that the user expects, which a search rewards while it spells them.
+"""Hotwords: phrases that the user expects, which a decoder rewards while it spells them.
 
-The automaton is that of Aho and Corasick (1975), so its time does not grow with the list.
+The automaton of Aho and Corasick (1975) finds them in a time that does not grow with the list.
 """
 
 import math
@@ -15,29 +15,30 @@ from sbkit.decoding.frames import Hypothesis
 from sbkit.text.tokenizer import SPACE, Tokenizer
 
 # How much likelier a phrase is than other text, as natural logarithms: more for a longer phrase,
-# which seldom fits the audio by chance, and less for one of a longer list.
-REWARD = 2.0
-REWARD_OF_LETTER = 1.2
-LETTERS = 10  # of a phrase that are rewarded at most
-LARGEST_LIST = 1 << 24  # bytes
-SUFFIXES = (".txt", ".tsv", ".csv", ".lst", ".list")  # of no phrase
+# which rarely fits the audio by chance, and less for a phrase of a longer list.
+PHRASE_REWARD = 2.0
+LETTER_REWARD = 1.2
+MAX_REWARDED_LETTERS = 10  # of a phrase
+MAX_LIST_BYTES = 1 << 24
+FILE_SUFFIXES = (".txt", ".tsv", ".csv", ".lst", ".list")  # with which no phrase ends
 
 
-def read_hotwords(named: str) -> list[str]:
-    """Return the phrases of a file, one on each line, or of a list with commas.
+def read_hotwords(source: str) -> list[str]:
+    """Return the phrases of a file, one per line, or of a comma-separated list.
 
-    Raises SbkitError where the file is not there or cannot be read. A folder's name may be a word.
+    The name of a folder counts as a phrase. Raises SbkitError if the file is missing or unreadable.
     """
-    if "," not in named and (Path(named).is_file() or named.endswith(SUFFIXES)):
-        return read_text(Path(named), max_bytes=LARGEST_LIST, subject="`--hotwords`")
-    return named.split(",")
+    if "," not in source and (Path(source).is_file() or source.endswith(FILE_SUFFIXES)):
+        return read_text(Path(source), max_bytes=MAX_LIST_BYTES, subject="`--hotwords`")
+    return source.split(",")
 
 
 def normalize_hotwords(
     texts: Iterable[str], *, normalize: Callable[[str], str], tokenizer: Tokenizer
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Normalize phrases as transcripts, and return them and, unchanged, those without tokens."""
-    phrases, refused = dict[str, None](), dict[str, None]()
+    """Normalize phrases like transcripts; return them, and those that the tokens cannot spell."""
+    phrases: dict[str, None] = {}  # in order, each once
+    refused: dict[str, None] = {}
     for text in texts:
         phrase = normalize(text)
         if phrase and tokenizer.vocabulary.unk not in tokenizer.encode(phrase):
@@ -49,11 +50,13 @@ def normalize_hotwords(
 
 @dataclass(eq=False, slots=True)
 class PhraseNode:
-    """A beginning of phrases, `▁` before the first word.
+    """A prefix of phrases, `▁` before the first word.
 
-    children: by character; credit: the part of its reward that a phrase begun has, of the phrase
-    with most; earned: the reward of the phrases that end here, the largest of them; shorter: the
-    node of the longest suffix that begins a phrase, None at the root.
+    Attributes:
+        children: by character.
+        credit: the share of its reward that a partly spelled phrase has; of several, the largest.
+        earned: the largest reward of the phrases that end here.
+        shorter: the node of the longest suffix that begins a phrase, None at the root.
     """
 
     children: dict[str, "PhraseNode"] = field(default_factory=dict)
@@ -63,24 +66,24 @@ class PhraseNode:
 
 
 class PhraseState(NamedTuple):
-    """The longest beginning of phrases that ends the text; whether a word is begun."""
+    """The longest prefix of phrases at the end of the text, and whether a word is unfinished."""
 
     node: PhraseNode
     in_word: bool
 
 
 class HotwordScorer:
-    """Add the reward of a phrase at each end of a word at which it is complete.
+    """Add the reward of a phrase at each end of a word that completes it.
 
-    A phrase counts only from the begin of a word to the end of one. Where two end together, the
-    larger reward counts. While a phrase is spelled it has credit, in proportion to its characters,
-    so that the beam keeps it; the credit is taken back where the text goes on otherwise.
+    A phrase counts only from the start of a word to the end of one. If two phrases end together,
+    the larger reward counts. A partly spelled phrase has credit, in proportion to its characters,
+    so that the beam keeps it; the credit is taken back if the text continues otherwise.
     """
 
     def __init__(self, *, rewards: Mapping[str, float], tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._letters = {phrase: tokenizer.letters(phrase) for phrase in rewards}
-        self._root = _build({self._letters[phrase]: each for phrase, each in rewards.items()})
+        self._root = _build({self._letters[phrase]: score for phrase, score in rewards.items()})
         self._before_word = self._root.children[SPACE]
 
     def start(self) -> Hashable:
@@ -88,7 +91,7 @@ class HotwordScorer:
         return PhraseState(self._before_word, False)
 
     def step(self, state: PhraseState, token: int) -> tuple[float, Hashable]:
-        """Return reward and change of credit of the characters of a token, and the state."""
+        """Return the reward and change of credit of a token's characters, and the next state."""
         total = 0.0
         for letter in self._tokenizer.texts[token]:
             if letter != SPACE or state.in_word:
@@ -97,22 +100,24 @@ class HotwordScorer:
         return total, state
 
     def end(self, state: PhraseState) -> float:
-        """Return the reward of a phrase that the end completes, less the credit of one begun."""
+        """Return the reward of a completed phrase, minus the credit of a partly spelled one."""
         score = 0.0
         if state.in_word:
             score, state = self._spell(state, SPACE)
         return score - state.node.credit
 
     def find(self, tokens: Sequence[int]) -> frozenset[str]:
-        """Return the phrases that a token sequence contains, from word begin to word end."""
+        """Return the phrases that a token sequence contains as whole words."""
         text = _between_spaces(SPACE.join(self._tokenizer.words(tokens)))
-        pairs = self._letters.items()
-        return frozenset(phrase for phrase, each in pairs if _between_spaces(each) in text)
+        spellings = self._letters.items()
+        return frozenset(
+            phrase for phrase, letters in spellings if _between_spaces(letters) in text
+        )
 
     def choose(self, unbiased: list[Hypothesis], biased: list[Hypothesis]) -> list[Hypothesis]:
-        """Return one of two beams, of searches without and with the hotwords among their scorers.
+        """Return one of two beams, searched without and with the hotwords.
 
-        The biased beam is taken only where its best text has a phrase that the unbiased one lacks
+        The biased beam is chosen only if its best text has a phrase that the unbiased one lacks
         (k2-fsa/icefall#1948).
         """
         gained = self.find(biased[0].tokens) - self.find(unbiased[0].tokens)
@@ -122,18 +127,20 @@ class HotwordScorer:
         node = state.node
         while letter not in node.children and node.shorter is not None:
             node = node.shorter
-        after = node.children.get(letter, self._root)
-        score = after.credit - state.node.credit + after.earned
-        return score, PhraseState(after, letter != SPACE)
+        node = node.children.get(letter, self._root)
+        score = node.credit - state.node.credit + node.earned
+        return score, PhraseState(node, letter != SPACE)
 
 
 def reward_phrases(phrases: Collection[str], tokenizer: Tokenizer) -> dict[str, float]:
     """Return the reward of each phrase of a list, by its letters and the length of the list."""
-    share = math.log(max(1, len(phrases)))
-    letters = {phrase: min(LETTERS, len(tokenizer.letters(phrase))) for phrase in phrases}
+    penalty = math.log(max(1, len(phrases)))
+    num_letters = {
+        phrase: min(MAX_REWARDED_LETTERS, len(tokenizer.letters(phrase))) for phrase in phrases
+    }
     return {
-        phrase: max(0.0, REWARD + REWARD_OF_LETTER * count - share)
-        for phrase, count in letters.items()
+        phrase: max(0.0, PHRASE_REWARD + LETTER_REWARD * count - penalty)
+        for phrase, count in num_letters.items()
     }
 
 
@@ -141,10 +148,10 @@ def _build(rewards: Mapping[str, float]) -> PhraseNode:
     root = PhraseNode()
     for phrase, reward in rewards.items():
         node = root
-        for place, letter in enumerate(_between_spaces(phrase)):
+        for index, letter in enumerate(_between_spaces(phrase)):
             node = node.children.setdefault(letter, PhraseNode())
-            if place <= len(phrase):  # without the space that ends it, where the reward is paid
-                node.credit = max(node.credit, reward * place / len(phrase))
+            if index <= len(phrase):  # not at the final space, which pays the reward
+                node.credit = max(node.credit, reward * index / len(phrase))
         node.earned = max(node.earned, reward)
     _link(root)
     return root

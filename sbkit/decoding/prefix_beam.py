@@ -12,23 +12,32 @@ from math import exp, inf, log1p
 from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
-from sbkit.decoding.frames import BeamSettings, Frame, Hypothesis, LogProbs, make_frames
-from sbkit.decoding.scorer import NOTHING, Arc, AutomatonState, LazyAutomaton, Scorer
+from sbkit.base.arrays import LogProbs
+from sbkit.decoding.frames import BeamSettings, Frame, Hypothesis, make_frames
+from sbkit.decoding.scorer import NO_SCORERS, Arc, AutomatonState, LazyAutomaton, PrefixScorer
 
 Path = tuple["Path", int] | None
-"""The tokens of a prefix: those before the last and the last, None for none."""
+"""The tokens of a prefix: (the earlier tokens, the last one), None for no tokens."""
 
 
 @dataclass(eq=False, slots=True)
 class Prefix:
     """A token sequence as a node of a tree, with its probabilities after the latest frame.
 
-    token: the last one, -1 for none; added: what the scorers added; in_blank, in_token: ln p of the
-    alignments that end so; total: ln of their sum; score: total + added; was_blank, was_total:
-    in_blank and total one frame earlier; frame: the number of the latest one at which it was in the
-    beam; children: by token, of those that were in the beam once, so that two prefixes are equal
-    only where they are one object. It does not refer to its parent, so that a part of the tree that
-    no prefix of the beam leads to is freed at once.
+    Two prefixes are equal only if they are one object. A prefix does not refer to its parent, so
+    that a part of the tree that no prefix of the beam leads to is freed at once.
+
+    Attributes:
+        path: the tokens.
+        token: the last token, -1 for none.
+        state: the state of the scorers.
+        added: the sum of the scorers.
+        in_blank, in_token: ln p of the alignments that end in a blank, and in the token.
+        total: ln of the sum of both.
+        score: total + added.
+        was_blank, was_total: in_blank and total one frame earlier.
+        frame: index of the latest frame at which the prefix was in the beam.
+        children: by token, the longer prefixes that were ever in the beam.
     """
 
     path: Path
@@ -46,7 +55,7 @@ class Prefix:
 
     def tokens(self) -> tuple[int, ...]:
         """Return the tokens from the first to the last."""
-        path, tokens = self.path, list[int]()
+        path, tokens = self.path, []
         while path is not None:
             path, token = path
             tokens.append(token)
@@ -54,40 +63,47 @@ class Prefix:
 
 
 class BeamState(NamedTuple):
-    """Where a search stands: how many frames it has read, and its beam, which changes with it."""
+    """The state of a search: the number of frames read, and the beam, which is updated in place."""
 
-    frames: int
+    num_frames: int
     beam: list[Prefix]
 
     def copy(self) -> "BeamState":
-        """Return a state that stays as it is when this one goes on."""
-        made, waiting = dict[int, Prefix](), [*self.beam]
-        while waiting:
-            each = waiting.pop()
-            if id(each) not in made:
-                made[id(each)] = replace(each)
-                waiting += each.children.values()
-        for each in made.values():
-            each.children = {token: made[id(child)] for token, child in each.children.items()}
-        return BeamState(self.frames, [made[id(each)] for each in self.beam])
+        """Return an independent copy."""
+        copies: dict[int, Prefix] = {}
+        pending = [*self.beam]
+        while pending:
+            prefix = pending.pop()
+            if id(prefix) not in copies:
+                copies[id(prefix)] = replace(prefix)
+                pending += prefix.children.values()
+        for prefix in copies.values():
+            prefix.children = {token: copies[id(child)] for token, child in prefix.children.items()}
+        return BeamState(self.num_frames, [copies[id(prefix)] for prefix in self.beam])
 
 
 Extension = tuple[float, float, Prefix, int, Arc | None]
-"""Score, ln p, the prefix, the token appended, and the scorers' arc, None where it stays."""
+"""Score, ln p, the prefix, the appended token, and the scorers' arc, None if none is appended."""
 
 
 class PrefixBeamSearch:
     """Find the best token sequences of an utterance, scorers included.
 
-    `decode` takes a whole clip. Frames that come in pieces take `start`, `advance` for each piece
-    and `finish`, with the same results however they are cut.
+    `decode` takes a whole clip. A stream takes `start`, `advance` for each part and `finish`, with
+    the same results wherever it is cut.
+
+    >>> import numpy as np
+    >>> search = PrefixBeamSearch(settings=BeamSettings(vocab_size=3))
+    >>> frames = np.log(np.array([[0.4, 0.5, 0.1], [0.5, 0.4, 0.1]]))
+    >>> [hypothesis.tokens for hypothesis in search.decode(frames)][:2]
+    [(1,), ()]
     """
 
-    def __init__(self, *, settings: BeamSettings, scorer: Scorer = NOTHING) -> None:
+    def __init__(self, *, settings: BeamSettings, scorer: PrefixScorer = NO_SCORERS) -> None:
         self.settings = settings
         self._automaton = LazyAutomaton(scorer)
 
-    def decode(self, log_probs: LogProbs, attention: object = None) -> list[Hypothesis]:
+    def decode(self, log_probs: LogProbs) -> list[Hypothesis]:
         """Return the beam of natural log-probabilities (U, V), the best hypothesis first."""
         return self.finish(self.advance(self.start(), log_probs))
 
@@ -100,32 +116,32 @@ class PrefixBeamSearch:
     def advance(self, state: BeamState, log_probs: LogProbs) -> BeamState:
         """Return the state after more frames, natural log-probabilities (U, V).
 
-        The state before is of no use then. Raises SbkitError for another vocabulary and for frames
-        without a finite largest value.
+        The earlier state is no longer valid. Raises SbkitError for another vocabulary, or for
+        frames without a finite largest value.
         """
         frames = make_frames(log_probs, self.settings)
         beam = state.beam
-        for number, frame in enumerate(frames, start=state.frames):
-            self._stay(beam, frame, number)
-            extensions = self._extend(beam, frame, number) if frame.candidates else []
+        for index, frame in enumerate(frames, start=state.num_frames):
+            self._stay(beam, frame, index)
+            extensions = self._extend(beam, frame, index) if frame.candidates else []
             beam = self._select(beam, extensions)
-        return BeamState(state.frames + len(frames), beam)
+        return BeamState(state.num_frames + len(frames), beam)
 
     def finish(self, state: BeamState) -> list[Hypothesis]:
         """Return the hypotheses of a clip that ends here, the best first.
 
-        They are distinct; impossible ones are left out. More frames may still follow the state, so
-        these may be partial hypotheses.
+        They are distinct, and impossible ones are left out. The state stays valid: more frames may
+        follow it, so these may be partial hypotheses.
         """
         hypotheses = map(self._hypothesis, state.beam)
-        possible = [each for each in hypotheses if each.score > -inf]
+        possible = [hypothesis for hypothesis in hypotheses if hypothesis.score > -inf]
         return sorted(possible, key=attrgetter("score"), reverse=True)
 
-    def _stay(self, beam: list[Prefix], frame: Frame, number: int) -> None:
-        """Let each prefix read a blank or its last token again, which leaves it as it is."""
+    def _stay(self, beam: list[Prefix], frame: Frame, index: int) -> None:
+        """Let each prefix read a blank or its last token again, which does not extend it."""
         log_probs, blank = frame.log_probs, frame.log_probs[self.settings.blank]
         for prefix in beam:
-            prefix.frame = number
+            prefix.frame = index
             prefix.was_blank, prefix.was_total = prefix.in_blank, prefix.total
             prefix.in_blank = prefix.total + blank
             if prefix.token >= 0:
@@ -133,13 +149,14 @@ class PrefixBeamSearch:
             prefix.total = log_add(prefix.in_blank, prefix.in_token)
             prefix.score = prefix.total + prefix.added
 
-    def _extend(self, beam: list[Prefix], frame: Frame, number: int) -> list[Extension]:
-        """Append each candidate to each prefix; return those that lead out of the beam.
+    def _extend(self, beam: list[Prefix], frame: Frame, index: int) -> list[Extension]:
+        """Append each candidate to each prefix; return the extensions that are not in the beam.
 
-        What leads to another prefix of the beam is added to it. A repeated token needs a blank
-        before it, or it would be merged.
+        An extension that is another prefix of the beam adds to that prefix. A repeated token needs
+        a blank before it, or it would be merged.
         """
-        expand, candidates, extensions = self._automaton.expand, frame.candidates, list[Extension]()
+        extensions: list[Extension] = []
+        expand, candidates = self._automaton.expand, frame.candidates
         append, floor = extensions.append, self._floor(beam)
         for prefix in beam:
             last, added = prefix.token, prefix.added
@@ -147,7 +164,7 @@ class PrefixBeamSearch:
             children, state, arcs = prefix.children, prefix.state, prefix.state.arcs
             for token, log_prob in candidates:
                 log_prob += blank if token == last else total
-                if token in children and (child := children[token]).frame == number:
+                if token in children and (child := children[token]).frame == index:
                     child.in_token = log_add(child.in_token, log_prob)
                     child.total = log_add(child.total, log_prob)
                     child.score = child.total + child.added
@@ -165,19 +182,21 @@ class PrefixBeamSearch:
         """
         if len(beam) < self.settings.beam_size:
             return -inf
-        return min(each.score for each in beam)
+        return min(prefix.score for prefix in beam)
 
     def _select(self, beam: list[Prefix], extensions: list[Extension]) -> list[Prefix]:
         """Return the best of the beam's prefixes and their extensions."""
-        room = [each for each in beam if each.score > -inf]
+        possible = [prefix for prefix in beam if prefix.score > -inf]
         if not extensions:
-            return room
-        extensions += [(each.score, each.total, each, each.token, None) for each in room]
+            return possible
+        extensions += [
+            (prefix.score, prefix.total, prefix, prefix.token, None) for prefix in possible
+        ]
         extensions.sort(key=itemgetter(0), reverse=True)
-        return [self._enter(each) for each in extensions[: self.settings.beam_size]]
+        return [self._enter(extension) for extension in extensions[: self.settings.beam_size]]
 
     def _enter(self, extension: Extension) -> Prefix:
-        """Return the prefix that an extension leads to: the one that was there, or a new one."""
+        """Return the prefix that an extension leads to: an earlier one, or a new one."""
         score, log_prob, parent, token, arc = extension
         if arc is None:
             return parent
@@ -191,7 +210,7 @@ class PrefixBeamSearch:
         return prefix
 
     def _hypothesis(self, prefix: Prefix) -> Hypothesis:
-        added = prefix.added + self._automaton.end(prefix.state.of_scorer)
+        added = prefix.added + self._automaton.end(prefix.state.scorer_state)
         return Hypothesis(
             tokens=prefix.tokens(),
             score=prefix.total + added,
@@ -200,8 +219,8 @@ class PrefixBeamSearch:
         )
 
 
-def log_add(one: float, other: float) -> float:
-    """Return ln(exp(one) + exp(other)), also of minus infinity."""
-    if one < other:
-        one, other = other, one
-    return one if other == -inf else one + log1p(exp(other - one))
+def log_add(a: float, b: float) -> float:
+    """Return ln(exp(a) + exp(b)), where both may be minus infinity."""
+    if a < b:
+        a, b = b, a
+    return a if b == -inf else a + log1p(exp(b - a))

@@ -1,7 +1,7 @@
 """Scorers add to the CTC score of a token sequence, token by token: language models, hotwords.
 
-A scorer is a deterministic weighted automaton over tokens. A beam search needs the same arcs again
-and again, so `LazyAutomaton` keeps them.
+A scorer is a deterministic weighted automaton over tokens. A beam search needs the same arcs
+repeatedly, so `LazyAutomaton` caches them.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
@@ -13,11 +13,11 @@ from typing import Any, Protocol
 from sbkit.lm.ngram import END, NO_HISTORY, UNKNOWN, NgramModel
 from sbkit.text.tokenizer import SPACE, Tokenizer
 
-REMEMBERED = 1 << 17  # states, of 1 to 4 kB each with their arcs; with fewer, decoding is slower
+MAX_CACHED_STATES = 1 << 17  # of 1 to 4 kB each with their arcs; with fewer, decoding is slower
 
 
-class Scorer(Protocol):
-    """Scores of token sequences; equal states have equal futures."""
+class PrefixScorer(Protocol):
+    """A score of token sequences; equal states have equal futures."""
 
     def start(self) -> Hashable:
         """Return the state of the empty sequence."""
@@ -32,28 +32,29 @@ class Scorer(Protocol):
 class SumOfScorers:
     """Add the scores of several scorers."""
 
-    def __init__(self, *, scorers: Sequence[Scorer]) -> None:
+    def __init__(self, *, scorers: Sequence[PrefixScorer]) -> None:
         self._scorers = tuple(scorers)
 
     def start(self) -> Hashable:
-        """Return the states of all."""
+        """Return the start states of all."""
         return tuple(scorer.start() for scorer in self._scorers)
 
     def step(self, state: Sequence[Any], token: int) -> tuple[float, Hashable]:
         """Return the sum of their scores, and their states."""
-        total, after = 0.0, list[Hashable]()
-        for scorer, each in zip(self._scorers, state, strict=True):
-            score, reached = scorer.step(each, token)
+        total = 0.0
+        next_states: list[Hashable] = []
+        for scorer, scorer_state in zip(self._scorers, state, strict=True):
+            score, next_state = scorer.step(scorer_state, token)
             total += score
-            after.append(reached)
-        return total, tuple(after)
+            next_states.append(next_state)
+        return total, tuple(next_states)
 
     def end(self, state: Sequence[Any]) -> float:
         """Return the sum of their end scores."""
-        return sum(scorer.end(each) for scorer, each in zip(self._scorers, state, strict=True))
+        return sum(scorer.end(s) for scorer, s in zip(self._scorers, state, strict=True))
 
 
-NOTHING = SumOfScorers(scorers=())
+NO_SCORERS = SumOfScorers(scorers=())
 
 
 Arc = tuple[float, Hashable]
@@ -62,53 +63,53 @@ Arc = tuple[float, Hashable]
 
 @dataclass(eq=False, slots=True)
 class AutomatonState:
-    """A scorer's state, with the arcs that were computed, by token."""
+    """A scorer's state, and its computed arcs by token."""
 
-    of_scorer: Hashable
+    scorer_state: Hashable
     arcs: dict[int, Arc] = field(default_factory=dict)
 
 
 class LazyAutomaton:
     """The states and arcs of a scorer, each computed when it is first needed.
 
-    A dictionary lookup by token takes the place of a call; and a state is hashed only where a
-    prefix enters the beam.
+    A dictionary lookup by token replaces a call, and a state is hashed only when a prefix enters
+    the beam.
     """
 
-    def __init__(self, scorer: Scorer) -> None:
+    def __init__(self, scorer: PrefixScorer) -> None:
         self._scorer = scorer
-        self._states = dict[Hashable, AutomatonState]()
+        self._states: dict[Hashable, AutomatonState] = {}
 
     def limit(self) -> None:
-        """Forget all states where there are too many; a search calls it before it begins."""
-        if len(self._states) > REMEMBERED:
+        """Drop all states if there are too many; a search calls this before it begins."""
+        if len(self._states) > MAX_CACHED_STATES:
             self._states = {}
 
     def start(self) -> AutomatonState:
         """Return the start state."""
         return self.state(self._scorer.start())
 
-    def state(self, of_scorer: Hashable) -> AutomatonState:
-        """Return the one state of the automaton that stands for a scorer's."""
-        state = self._states.get(of_scorer)
+    def state(self, scorer_state: Hashable) -> AutomatonState:
+        """Return the automaton's unique state for a state of the scorer."""
+        state = self._states.get(scorer_state)
         if state is None:
-            state = self._states[of_scorer] = AutomatonState(of_scorer)
+            state = self._states[scorer_state] = AutomatonState(scorer_state)
         return state
 
     def expand(self, state: AutomatonState, token: int) -> Arc:
-        """Compute an arc, and keep it."""
-        arc = state.arcs[token] = self._scorer.step(state.of_scorer, token)
+        """Compute and cache an arc."""
+        arc = state.arcs[token] = self._scorer.step(state.scorer_state, token)
         return arc
 
-    def end(self, of_scorer: Hashable) -> float:
+    def end(self, scorer_state: Hashable) -> float:
         """Return the score of the end of the audio after a state of the scorer."""
-        return self._scorer.end(of_scorer)
+        return self._scorer.end(scorer_state)
 
 
 class TokenScorer:
     """Add lm_weight * ln P(tokens `</s>`) + token_bonus * (number of tokens).
 
-    lm: its words are pieces of the tokenizer, `▁` included; pieces: by token id.
+    lm: a model whose words are pieces of the tokenizer, `▁` included; pieces: by token id.
     """
 
     def __init__(
@@ -136,15 +137,15 @@ class TokenScorer:
         return self._lm_weight * self._lm.score(state, END)[0]
 
 
-# ---- a model of words, which stand in a tree of characters, the lexicon
+# ---- a model of words, with a lexicon: the words as a tree of characters
 
 
 @dataclass(eq=False, slots=True)
 class LexiconNode:
-    """A beginning of words; the root is the lexicon.
+    """A prefix of words; the root is the lexicon.
 
-    children: by character; best: the highest look-ahead value of the words that begin so; word:
-    the id of the one that is complete here, None where none is.
+    children: by character; best: the highest look-ahead value of the words with this prefix; word:
+    the id of the word that is complete here, None if there is none.
     """
 
     children: dict[str, "LexiconNode"] = field(default_factory=dict)
@@ -157,14 +158,15 @@ Entry = tuple[str, int, float]
 
 
 def extend_lexicon(root: LexiconNode, entries: Iterable[Entry]) -> LexiconNode:
-    """Return a tree with more words; of two that are spelled alike, the first is kept.
+    """Return a tree with more words; of two words with one spelling, the first is kept.
 
-    It shares the nodes on whose path no new word is, so the time is that of the new words, however
-    large the tree is.
+    The trees share all nodes that are on no new word's path, so the time depends only on the new
+    words, however large the tree is.
     """
-    larger, own = _copy(root), set[int]()  # nodes that no other tree has, and that may change
+    new_root = _copy(root)
+    own: set[int] = set()  # ids of nodes that no other tree has, so that they may be changed
     for letters, word, value in entries:
-        node = larger
+        node = new_root
         for letter in letters:
             node.best = max(node.best, value)
             child = node.children.get(letter)
@@ -174,38 +176,38 @@ def extend_lexicon(root: LexiconNode, entries: Iterable[Entry]) -> LexiconNode:
             node = child
         node.best = max(node.best, value)
         node.word = word if node.word is None else node.word
-    return larger
+    return new_root
 
 
 def _copy(node: LexiconNode) -> LexiconNode:
     return LexiconNode(dict(node.children), node.best, node.word)
 
 
-@lru_cache(maxsize=2)  # decoders with other weights share it
+@lru_cache(maxsize=2)  # shared by decoders that differ in their weights
 def make_lexicon(lm: NgramModel, tokenizer: Tokenizer) -> LexiconNode:
     """Return the words of a language model that the recognizer can spell, as a tree."""
-    spelled = ((tokenizer.letters(word), lm.id_of(word)) for word in lm.words[END + 1 :])
+    spellings = ((tokenizer.letters(word), lm.id_of(word)) for word in lm.words[END + 1 :])
     entries = [
         (letters, word, lm.score(NO_HISTORY, word)[0])
-        for letters, word in spelled
+        for letters, word in spellings
         if letters and SPACE not in letters
     ]
     return extend_lexicon(LexiconNode(), entries)
 
 
 WordState = tuple[int, LexiconNode | None]
-"""The language model's state, and the node of the word begun: the root between words, None where a
-word has left the lexicon, whose price is then paid."""
+"""The language model's state, and the lexicon node of the current word: the root between words,
+None once a word has left the lexicon and the price of an unknown word is paid."""
 
 
 class WordScorer:
     """Add lm_weight * ln P(words `</s>`) + word_bonus * words + unknown_word_score * unknown words.
 
-    A spelled word pays the best unigram of the words that begin so at once, and the difference to
-    its own probability at its end (look-ahead, or smearing, after Ortmanns and Ney, 2000). A
-    spelling that leaves the lexicon pays for `<unk>` and unknown_word_score when it leaves, because
-    paying at its end would fill the beam with what is no word. Added words, such as hotwords, pay
-    for `<unk>` alone.
+    A partly spelled word pays the best unigram of the words with that prefix at once, and the
+    difference to its own probability at its end (look-ahead, or smearing, after Ortmanns and Ney,
+    2000). A spelling that leaves the lexicon pays for `<unk>` and unknown_word_score when it
+    leaves, because paying at its end would fill the beam with nonwords. Added words, such as
+    hotwords, pay only for `<unk>`.
     """
 
     def __init__(
@@ -223,9 +225,9 @@ class WordScorer:
         self._lm_weight, self._word_bonus = lm_weight, word_bonus
         self._unknown_word_score = unknown_word_score
         value = lm.score(NO_HISTORY, UNKNOWN)[0]
-        spelled = (tokenizer.letters(word) for word in added_words)
-        added = [(letters, UNKNOWN, value) for letters in spelled if letters]
-        self._root = extend_lexicon(lexicon, added)
+        spellings = (tokenizer.letters(word) for word in added_words)
+        entries = [(letters, UNKNOWN, value) for letters in spellings if letters]
+        self._root = extend_lexicon(lexicon, entries)
 
     def start(self) -> Hashable:
         """Return the state after `<s>`, before a word."""
@@ -251,7 +253,7 @@ class WordScorer:
         child = node.children.get(letter)
         if child is None:
             return self._leave(history, node)
-        return self._promised(child) - self._promised(node), (history, child)
+        return self._lookahead(child) - self._lookahead(node), (history, child)
 
     def _close(self, state: WordState) -> tuple[float, WordState]:
         """End a word; between words, another space changes nothing."""
@@ -264,17 +266,17 @@ class WordScorer:
                 score, (history, _) = self._leave(history, node)
             return score, (history, self._root)
         log_prob, history = self._lm.score(history, node.word)
-        score = self._lm_weight * log_prob + self._word_bonus - self._promised(node)
+        score = self._lm_weight * log_prob + self._word_bonus - self._lookahead(node)
         return score, (history, self._root)
 
     def _leave(self, history: int, node: LexiconNode) -> tuple[float, WordState]:
-        """Pay for an unknown word, and take back what was paid early."""
+        """Pay for an unknown word, and take back the look-ahead payment."""
         log_prob, history = self._lm.score(history, UNKNOWN)
         price = self._lm_weight * log_prob + self._word_bonus + self._unknown_word_score
-        return price - self._promised(node), (history, None)
+        return price - self._lookahead(node), (history, None)
 
-    def _promised(self, node: LexiconNode) -> float:
-        """Return what was paid early for a word begun, nothing between words."""
+    def _lookahead(self, node: LexiconNode) -> float:
+        """Return the look-ahead payment for a partly spelled word, nothing between words."""
         if node is self._root:
             return 0.0
         return self._lm_weight * node.best + self._word_bonus

@@ -19,7 +19,7 @@ from sbkit.evaluate.intervals import Interval, Units, interval_of, mapsswe, unit
 from sbkit.evaluate.report import REPORT, write_report
 from sbkit.evaluate.run_results import read_clips, read_figures, read_results
 from sbkit.evaluate.utterances import list_test_sets, read_utterances, utterances_file
-from sbkit.evaluate.wer import ErrorCounts, Scored, have_words
+from sbkit.evaluate.wer import ErrorCounts, ScoredUtterance, have_words
 
 LEVEL = 0.05  # a difference with a smaller p is significant
 MOST = 10  # utterances that are shown
@@ -52,7 +52,9 @@ def compare_runs(a: Path, b: Path) -> dict[str, Any]:
     }
 
 
-def compare(name: str, a: Sequence[Scored], b: Sequence[Scored]) -> dict[str, Any]:
+def compare(
+    name: str, a: Sequence[ScoredUtterance], b: Sequence[ScoredUtterance]
+) -> dict[str, Any]:
     """Compare the results of two systems on the same ids and references, in any order.
 
     Returns WER and CER, or CER alone for a language that writes no spaces between words, in which
@@ -103,7 +105,7 @@ def compare(name: str, a: Sequence[Scored], b: Sequence[Scored]) -> dict[str, An
     }
 
 
-def _change(a: Scored, b: Scored) -> int:
+def _change(a: ScoredUtterance, b: ScoredUtterance) -> int:
     return a.errors.errors - b.errors.errors
 
 
@@ -122,7 +124,9 @@ def _two_rates(a: Sequence[ErrorCounts], b: Sequence[ErrorCounts], units: Units)
     }
 
 
-def _other_references(name: str, a: Sequence[Scored], b: Sequence[Scored]) -> SbkitError:
+def _other_references(
+    name: str, a: Sequence[ScoredUtterance], b: Sequence[ScoredUtterance]
+) -> SbkitError:
     texts_a, texts_b = ({each.id: each.reference for each in side} for side in (a, b))
     other = sorted(id for id in texts_a.keys() & texts_b if texts_a[id] != texts_b[id])
     example = (other or sorted(texts_a.keys() ^ texts_b.keys()) or [name])[0]
@@ -238,7 +242,7 @@ def rank_runs(folders: Sequence[Path]) -> dict[str, Any]:
     }
 
 
-def _rank(name: str, runs: Mapping[str, Sequence[Scored]]) -> dict[str, Any]:
+def _rank(name: str, runs: Mapping[str, Sequence[ScoredUtterance]]) -> dict[str, Any]:
     """Compare each run with the one that has the fewest errors."""
     by_words = all(map(have_words, runs.values()))
     scored = {

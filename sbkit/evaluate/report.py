@@ -17,7 +17,7 @@ import numpy as np
 from sbkit.base.files import to_json, write_text_atomically
 from sbkit.evaluate.calibration import measure_calibration, reliability_bins
 from sbkit.evaluate.run_results import RunResults
-from sbkit.evaluate.wer import Scored, WordPairs, have_words, mark_pair
+from sbkit.evaluate.wer import ScoredUtterance, WordPairs, have_words, mark_pair
 from sbkit.evaluate.wer_report import judge_words
 from sbkit.logs.curves import encode_curves, render_page
 from sbkit.logs.metric import Metric, Metrics
@@ -34,7 +34,7 @@ ERROR_RATES: Metrics = {"WER": Metric(), "CER": Metric()}
 Clips = Callable[[str, list[str], int], Mapping[str, str]]
 """Given a test set, ids and the bytes that they may take, return MP3 in base64 by id."""
 
-Compared = tuple[Scored, ...]  # an utterance as each run recognized it
+Compared = tuple[ScoredUtterance, ...]  # an utterance as each run recognized it
 
 
 class Known(NamedTuple):
@@ -139,7 +139,7 @@ def _slices(name: str, runs: Sequence[RunResults]) -> Iterator[dict[str, Any]]:
             yield {"column": column, "all": len(shared), "rows": rows}
 
 
-def compare_utterances(runs: Sequence[Iterable[Scored]]) -> list[Compared]:
+def compare_utterances(runs: Sequence[Iterable[ScoredUtterance]]) -> list[Compared]:
     """Put the same utterances of each run together, in the order of their ids."""
     ordered = [sorted(each, key=lambda one: (one.id, one.reference)) for each in runs]
     return list(zip(*ordered, strict=True))
@@ -173,7 +173,7 @@ def row(utterance: Compared, clips: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _side(scored: Scored) -> dict[str, Any]:
+def _side(scored: ScoredUtterance) -> dict[str, Any]:
     """Return a hypothesis; ``marks`` has S, D, I or, of a right word, = for each pair of words."""
     timed = [each.text for each in scored.words] == scored.hypothesis.split()
     return {

@@ -14,7 +14,7 @@ from sbkit.base.files import to_json, write_text_atomically
 from sbkit.base.machine import cpu_name, usable_cores
 from sbkit.base.versions import git_commit, versions
 from sbkit.evaluate.utterances import PROVENANCE, read_utterances, utterances_file
-from sbkit.evaluate.wer import Scored
+from sbkit.evaluate.wer import ScoredUtterance
 from sbkit.logs.run_log import LOG_FILE, Record, read_log
 
 SUMMARY = "summary.json"  # of a run
@@ -70,7 +70,7 @@ class RunResults:
 
     name: str
     test: Mapping[str, Mapping[str, Any]]
-    utterances: Mapping[str, Sequence[Scored]]
+    utterances: Mapping[str, Sequence[ScoredUtterance]]
     log: Sequence[Record]
     data: Mapping[str, Any] | None
 

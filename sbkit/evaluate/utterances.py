@@ -21,7 +21,7 @@ from typing import Any
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import to_json, write_text_atomically
-from sbkit.evaluate.wer import ErrorCounts, Scored
+from sbkit.evaluate.wer import ErrorCounts, ScoredUtterance
 from sbkit.text.word import Word
 
 PROVENANCE = "provenance"  # beside the figures, a record (`sbkit/checkpoint/provenance.py`)
@@ -39,13 +39,13 @@ def list_test_sets(folder: Path) -> list[str]:
     return sorted(each.name.removeprefix(PREFIX).removesuffix(SUFFIX) for each in files)
 
 
-def write_utterances(path: Path, scored: Iterable[Scored]) -> None:
+def write_utterances(path: Path, scored: Iterable[ScoredUtterance]) -> None:
     """Write a line for every utterance."""
     ordered = sorted(scored, key=lambda each: each.id)
     write_text_atomically(path, "".join(to_json(_row(each)) + "\n" for each in ordered))
 
 
-def _row(utterance: Scored) -> dict[str, Any]:
+def _row(utterance: ScoredUtterance) -> dict[str, Any]:
     row: dict[str, Any] = {
         "id": utterance.id,
         "reference": utterance.reference,
@@ -68,7 +68,7 @@ def edits(counts: ErrorCounts) -> dict[str, int]:
     return {name: count for name, count in asdict(counts).items() if name != "total"}
 
 
-def read_utterances(path: Path) -> list[Scored]:
+def read_utterances(path: Path) -> list[ScoredUtterance]:
     """Read what `write_utterances` wrote.
 
     Raises:
@@ -84,8 +84,8 @@ def read_utterances(path: Path) -> list[Scored]:
         ) from error
 
 
-def _scored(*, id: str, reference: str, hypothesis: str, words: Any, **row: Any) -> Scored:
-    return Scored(
+def _scored(*, id: str, reference: str, hypothesis: str, words: Any, **row: Any) -> ScoredUtterance:
+    return ScoredUtterance(
         id,
         reference,
         hypothesis,
@@ -96,7 +96,7 @@ def _scored(*, id: str, reference: str, hypothesis: str, words: Any, **row: Any)
     )
 
 
-def hash_references(scored: Iterable[Scored]) -> str:
+def hash_references(scored: Iterable[ScoredUtterance]) -> str:
     """Return the SHA-256 of all ids and references, whatever their order."""
     return hash_pairs((each.id, each.reference) for each in scored)
 

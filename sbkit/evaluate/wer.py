@@ -74,7 +74,7 @@ class Scores:
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoredUtterance:
     """One utterance: its reference, its hypothesis and the errors.
 
     greedy: the result of greedy decoding, where another decoder wrote the hypothesis;
@@ -87,7 +87,7 @@ class Scored:
     reference: str
     hypothesis: str
     _: KW_ONLY
-    greedy: "Scored | None" = None
+    greedy: "ScoredUtterance | None" = None
     speaker: str = ""
     seconds: float | None = None
     words: tuple[Word, ...] = ()
@@ -112,7 +112,7 @@ class Scored:
 WordPairs = list[tuple[str, str]]  # of reference and hypothesis, "" where one has no counterpart
 
 
-def have_words(scored: Iterable[Scored]) -> bool:
+def have_words(scored: Iterable[ScoredUtterance]) -> bool:
     """Return whether all utterances are of a language that writes spaces between words."""
     return all(each.by_words for each in scored)
 
@@ -133,7 +133,7 @@ def pair_units(reference: str, hypothesis: str, *, by_words: bool = True) -> Wor
     return pairs
 
 
-def total_scores(scored: Iterable[Scored]) -> Scores:
+def total_scores(scored: Iterable[ScoredUtterance]) -> Scores:
     """Add the scores of a whole split."""
     return sum((utterance.scores for utterance in scored), Scores())
 

@@ -12,7 +12,7 @@ from sbkit.evaluate.intervals import Interval, interval_of, units_of
 from sbkit.evaluate.utterances import edits, hash_references, utterances_file, write_utterances
 from sbkit.evaluate.wer import (
     ErrorCounts,
-    Scored,
+    ScoredUtterance,
     Scores,
     align,
     have_words,
@@ -23,14 +23,14 @@ from sbkit.evaluate.wer import (
 MAX_SILENT_SHARE = 0.1  # of the characters of the references
 
 
-def report_errors(folder: Path, split: str, scored: Sequence[Scored]) -> dict[str, Any]:
+def report_errors(folder: Path, split: str, scored: Sequence[ScoredUtterance]) -> dict[str, Any]:
     """Write every utterance of a test set, for people and for programs; return its figures."""
     write_wer(folder / f"wer_{split}.txt", scored)
     write_utterances(utterances_file(folder, split), scored)
     return result_figures(scored)
 
 
-def write_wer(path: Path, scored: Iterable[Scored]) -> None:
+def write_wer(path: Path, scored: Iterable[ScoredUtterance]) -> None:
     """Write every utterance with its aligned errors, the worst first, below the totals."""
     worst_first = sorted(scored, key=lambda each: (-each.errors.errors, -each.errors.rate, each.id))
     scores, by_words = total_scores(worst_first), have_words(worst_first)
@@ -54,7 +54,7 @@ def _describe_counts(counts: ErrorCounts, unit: str) -> str:
     )
 
 
-def _describe_utterance(utterance: Scored) -> str:
+def _describe_utterance(utterance: ScoredUtterance) -> str:
     scores = utterance.scores
     rates = {"WER": scores.words} if utterance.by_words else {}
     described = ", ".join(
@@ -69,7 +69,7 @@ def _describe_utterance(utterance: Scored) -> str:
     return text
 
 
-def _intervals(scored: Sequence[Scored]) -> dict[str, Interval]:
+def _intervals(scored: Sequence[ScoredUtterance]) -> dict[str, Interval]:
     """Compute those of both rates over the speakers where they are known, else the clips."""
     units = units_of([each.id for each in scored], [each.speaker for each in scored])
     rates = {"CER": [each.scores.characters for each in scored]}
@@ -78,7 +78,7 @@ def _intervals(scored: Sequence[Scored]) -> dict[str, Interval]:
     return {name: interval_of(counts, units) for name, counts in rates.items()}
 
 
-def _describe_rates(scored: Sequence[Scored]) -> str:
+def _describe_rates(scored: Sequence[ScoredUtterance]) -> str:
     """Write both rates with their counts and 95 % intervals, in one line."""
     test = total_scores(scored)
     rates = {"CER": (test.characters, "characters"), "WER": (test.words, "words")}
@@ -89,7 +89,7 @@ def _describe_rates(scored: Sequence[Scored]) -> str:
     )
 
 
-def describe_results(scored: Sequence[Scored]) -> str:
+def describe_results(scored: Sequence[ScoredUtterance]) -> str:
     """Write both rates of a split with their counts and 95 % intervals, in one line.
 
     Where another decoder was used, the rates of the greedy one follow; where there are confidences,
@@ -103,7 +103,7 @@ def describe_results(scored: Sequence[Scored]) -> str:
     return line
 
 
-def describe_silence(scored: Sequence[Scored]) -> Iterator[str]:
+def describe_silence(scored: Sequence[ScoredUtterance]) -> Iterator[str]:
     """Yield a sentence where greedy decoding wrote (nearly) nothing: the model has not learned."""
     greedy = greedy_of(scored)
     texts = [each.hypothesis.strip() for each in greedy or scored]
@@ -117,12 +117,12 @@ def describe_silence(scored: Sequence[Scored]) -> Iterator[str]:
         )
 
 
-def greedy_of(scored: Sequence[Scored]) -> list[Scored]:
+def greedy_of(scored: Sequence[ScoredUtterance]) -> list[ScoredUtterance]:
     """Return what greedy decoding came to, of each utterance where it stands beside another."""
     return [each.greedy for each in scored if each.greedy is not None]
 
 
-def judge_words(scored: Iterable[Scored]) -> tuple[list[float], list[bool]]:
+def judge_words(scored: Iterable[ScoredUtterance]) -> tuple[list[float], list[bool]]:
     """Return the confidence of each word that has one, and whether the word is right."""
     confidences, right = list[float](), list[bool]()
     for each in scored:
@@ -134,7 +134,7 @@ def judge_words(scored: Iterable[Scored]) -> tuple[list[float], list[bool]]:
     return confidences, right
 
 
-def result_figures(scored: Sequence[Scored]) -> dict[str, Any]:
+def result_figures(scored: Sequence[ScoredUtterance]) -> dict[str, Any]:
     """Return the rates of a split with their counts and 95 % intervals.
 
     ``references`` is the SHA-256 of the ids and references: equal where two figures may be
@@ -145,7 +145,7 @@ def result_figures(scored: Sequence[Scored]) -> dict[str, Any]:
     return {**figures, "greedy": _decoder_figures(greedy)} if greedy else figures
 
 
-def _decoder_figures(scored: Sequence[Scored]) -> dict[str, Any]:
+def _decoder_figures(scored: Sequence[ScoredUtterance]) -> dict[str, Any]:
     """Return the rates of one decoder, and how good its confidences are where it has any."""
     confidence = measure_calibration(*judge_words(scored))
     return {
@@ -174,12 +174,12 @@ def error_figures(test: Scores, *, by_words: bool = True) -> dict[str, Any]:
     return {name: each for name, each in figures.items() if not name.startswith(("WER", "word"))}
 
 
-def slice_error_rates(scored: Sequence[Scored]) -> dict[str, Any]:
+def slice_error_rates(scored: Sequence[ScoredUtterance]) -> dict[str, Any]:
     """Return the rates of a part of a test set with their counts and 95 % intervals."""
     figures = error_figures(total_scores(scored), by_words=have_words(scored))
     chosen = (name for name in ("CER", "WER", "words", "characters") if name in figures)
     return {**{name: figures[name] for name in chosen}, **_interval_figures(scored)}
 
 
-def _interval_figures(scored: Sequence[Scored]) -> dict[str, Any]:
+def _interval_figures(scored: Sequence[ScoredUtterance]) -> dict[str, Any]:
     return {f"{name}_interval": asdict(each) for name, each in _intervals(scored).items()}

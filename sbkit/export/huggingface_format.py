@@ -26,13 +26,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from sbkit.base.arrays import Counts, Float32s
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import to_json
 from sbkit.base.imports import require_package
 from sbkit.export.parity import Candidate
 from sbkit.export.traced import TrainedModel, quietly
 from sbkit.models.pretrained.parts import PretrainedEncoder, PretrainedFrontEnd
-from sbkit.runtime.onnx_model import BatchLogProbs, Counts, Floats
+from sbkit.runtime.onnx_model import BatchLogProbs
 from sbkit.text.tokenizer import SPACE, Tokenizer
 
 CONFIG, WEIGHTS, PREPROCESSOR = "config.json", "model.safetensors", "preprocessor_config.json"
@@ -139,7 +140,7 @@ def _tensors(model: Any, network: Any) -> dict[str, Tensor]:
 @quietly()  # WavLM's attention warns of its own masks
 @torch.inference_mode()
 def _log_probs(
-    pipeline: Any, modules: Mapping[str, Any], audio: Floats, lengths: Counts
+    pipeline: Any, modules: Mapping[str, Any], audio: Float32s, lengths: Counts
 ) -> BatchLogProbs:
     """Run the model on one clip after the other, as the pipeline does: padding changes some.
 
@@ -162,7 +163,7 @@ def _log_probs(
 
 
 @quietly()
-def _transcribe(pipeline: Any, clips: Sequence[Floats]) -> list[str]:
+def _transcribe(pipeline: Any, clips: Sequence[Float32s]) -> list[str]:
     rate = pipeline.feature_extractor.sampling_rate
     return [pipeline({"raw": clip, "sampling_rate": rate})["text"] for clip in clips]
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from sbkit.audio.io import FULL_SCALE
+from sbkit.base.arrays import Counts, Float32s
 from sbkit.base.checksums import listed_checksums
 from sbkit.base.errors import SbkitError
 from sbkit.base.imports import require_package
@@ -28,8 +29,6 @@ from sbkit.runtime.onnx_model import (
     MODEL_FILES,
     WEIGHTS_SHA256,
     BatchLogProbs,
-    Counts,
-    Floats,
     OnnxModel,
     OnnxStreamingModel,
     State,
@@ -236,9 +235,9 @@ def chunk_candidate(folder: Path, precision: str) -> Candidate:
     )
 
 
-def run_clips(stream: OnnxStreamingModel, audio: Floats, lengths: Counts) -> BatchLogProbs:
+def run_clips(stream: OnnxStreamingModel, audio: Float32s, lengths: Counts) -> BatchLogProbs:
     """Run whole clips chunk by chunk: (B, S), (B,) -> (B, U, V), (B,)."""
-    sizes, counts, found = stream.chunks, np.zeros_like(lengths), list[Floats]()
+    sizes, counts, found = stream.chunks, np.zeros_like(lengths), list[Float32s]()
     state: State = {name: np.repeat(x, len(audio), 0) for name, x in stream.start().items()}
     for first in range(0, int(lengths.max()), sizes.step):
         rest = (lengths - first).clip(0, sizes.window)

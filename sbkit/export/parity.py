@@ -17,6 +17,7 @@ import datasets
 import numpy as np
 
 from sbkit.audio.io import FULL_SCALE
+from sbkit.base.arrays import Counts, Float32s
 from sbkit.base.messages import printable
 from sbkit.base.units import seconds_to_samples
 from sbkit.bundle.bundle import Bundle
@@ -28,11 +29,11 @@ from sbkit.export.held_out import read_whole_clips
 from sbkit.export.traced import TrainedModel, trained_log_probs
 from sbkit.logs.progress import shown
 from sbkit.runtime.model import naming_audio
-from sbkit.runtime.onnx_model import BatchLogProbs, Counts, Floats
+from sbkit.runtime.onnx_model import BatchLogProbs
 
 HeldOut = Mapping[str, datasets.Dataset]
 Run = Callable[
-    [Floats, Counts], BatchLogProbs
+    [Float32s, Counts], BatchLogProbs
 ]  # of audio (B, S) between -1 and 1, and lengths (B,)
 PADDINGS = ("none", "ragged", "beyond")
 MORE = 1.0  # seconds past the longest, in "beyond", and a sample: no round number
@@ -55,7 +56,7 @@ class Candidate:
     files: Sequence[str]
     log_probs: Run
     is_exact: bool = True
-    transcribe: Callable[[Sequence[Floats]], list[str]] | None = None
+    transcribe: Callable[[Sequence[Float32s]], list[str]] | None = None
     decoder: str = GREEDY
     prepare: Callable[["Case"], "Case"] | None = None
 
@@ -73,7 +74,7 @@ class Case:
     rows: what is known of each utterance, where these are held-out clips.
     """
 
-    audio: Floats
+    audio: Float32s
     lengths: Counts
     what: str
     rows: Sequence[Mapping[str, Any]] = ()
@@ -280,6 +281,6 @@ def cases(grid: Grid, held_out: HeldOut | str, rate: int) -> Iterator[Case]:
             advance(len(case.lengths))
 
 
-def _rows(found: BatchLogProbs) -> list[Floats]:
+def _rows(found: BatchLogProbs) -> list[Float32s]:
     pairs = zip(found.log_probs, found.lengths.tolist(), strict=True)
     return [row[:frames] for row, frames in pairs]

@@ -3,7 +3,7 @@
 sherpa-onnx computes features itself, by settings that follow from the model type. Those of
 `fire-red-asr-2-ctc` are sbkit's: whole windows, filters up to half the sample rate, the scale of
 int16. A pretrained encoder of waveforms becomes an `omnilingual-asr-ctc`. Where the bundle's
-decoder is a word graph, `HLG.fst` is written, too. A special token (<unk>), which sbkit leaves out
+decoder is a graph, `HLG.fst` is written, too. A special token (<unk>), which sbkit leaves out
 of a text, is written by its name.
 
 Encoders of waveforms for sherpa-onnx, in the form of its `omnilingual` models.
@@ -28,16 +28,17 @@ from torch.nn.utils.rnn import pad_sequence
 
 from sbkit.audio.fbank import Fbank
 from sbkit.audio.io import FULL_SCALE
+from sbkit.base.arrays import Counts, Float32s
 from sbkit.base.errors import SbkitError
 from sbkit.base.imports import require_package
 from sbkit.base.units import SAMPLE_RATE, shift_samples
-from sbkit.decoding.word_graph import MOST_ACTIVE, GraphSearch
+from sbkit.decoding.decoding_graph import MAX_ACTIVE_STATES
 from sbkit.export.onnx_format import make_onnx, save_onnx
 from sbkit.export.parity import Candidate, Run
 from sbkit.export.sherpa_online import write_online
 from sbkit.export.traced import EXAMPLE, TrainedModel, WaveformModel, trace
 from sbkit.models.pretrained.features import LEAST_VARIANCE, NormalizedAudio
-from sbkit.runtime.onnx_model import BatchLogProbs, Counts, Floats, OnnxModel
+from sbkit.runtime.onnx_model import BatchLogProbs, OnnxModel
 from sbkit.runtime.torch_model import TorchBundle
 from sbkit.text.tokenizer import Tokenizer
 
@@ -81,10 +82,10 @@ def write_sherpa(trained: TrainedModel, folder: Path) -> Sequence[Candidate]:
     found = [plain]
     if bundle.model.chunks is not None:
         found.append(write_online(trained, folder, folder / TOKENS))
-    search = None if bundle.decoder is None else bundle.decoder.search
-    if not isinstance(search, GraphSearch):
+    decoder = bundle.decoder
+    if decoder is None or decoder.decoder_type != "graph":
         return found
-    search.graph.write(str(folder / GRAPH))
+    decoder.graph_decoder.graph.write(str(folder / GRAPH))
     with_graph = replace(
         plain,
         name=f"{model_type}, {GRAPH}",
@@ -103,7 +104,7 @@ def load_with_graph(folder: Path, model_type: str) -> Any:
         model.omnilingual.model = str(folder / MODEL)
     else:
         model.fire_red_asr_ctc.model = str(folder / MODEL)
-    graph = made.OfflineCtcFstDecoderConfig(graph=str(folder / GRAPH), max_active=MOST_ACTIVE)
+    graph = made.OfflineCtcFstDecoderConfig(graph=str(folder / GRAPH), max_active=MAX_ACTIVE_STATES)
     return made._Recognizer(
         made.OfflineRecognizerConfig(model_config=model, ctc_fst_decoder_config=graph)
     )
@@ -147,14 +148,14 @@ def _tokens(tokenizer: Tokenizer) -> str:
 
 
 @torch.inference_mode()
-def _log_probs(network: Any, model: OnnxModel, audio: Floats, lengths: Counts) -> BatchLogProbs:
+def _log_probs(network: Any, model: OnnxModel, audio: Float32s, lengths: Counts) -> BatchLogProbs:
     """Run the graph with our own features."""
     scaled = torch.from_numpy(audio) * FULL_SCALE
     features, frames = network.encoder.features(scaled, torch.from_numpy(lengths))
     return model.log_probs(features.numpy(), frames.numpy())
 
 
-def _transcribe(recognizer: Any, clips: Sequence[Floats]) -> list[str]:
+def _transcribe(recognizer: Any, clips: Sequence[Float32s]) -> list[str]:
     texts = []
     for clip in clips:
         stream = recognizer.create_stream()
@@ -208,7 +209,7 @@ def write_waveform_model(trained: TrainedModel, file: Path) -> Run:
     return partial(_waveform_log_probs, session)
 
 
-def _waveform_log_probs(session: Any, audio: Floats, lengths: Counts) -> BatchLogProbs:
+def _waveform_log_probs(session: Any, audio: Float32s, lengths: Counts) -> BatchLogProbs:
     """Run the graph on one clip after the other, normalized as sherpa-onnx does it."""
     rows = []
     for row, length in zip(audio, lengths, strict=True):

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from sbkit.audio.io import FULL_SCALE
+from sbkit.base.arrays import Counts, Float32s
 from sbkit.base.errors import SbkitError
 from sbkit.base.imports import require_package
 from sbkit.base.units import SAMPLE_RATE, shift_samples
@@ -30,7 +31,7 @@ from sbkit.export.traced import TrainedModel, trace
 from sbkit.models.asr import AsrModel, StreamingAsrModel
 from sbkit.models.frontend import KEPT, STRIDE
 from sbkit.models.streaming import EncoderState, streaming_network
-from sbkit.runtime.onnx_model import BatchLogProbs, Counts, Floats
+from sbkit.runtime.onnx_model import BatchLogProbs
 
 SUBSAMPLING = STRIDE**2
 ONLINE, WENET = "online.onnx", "wenet_ctc"
@@ -165,7 +166,7 @@ def _with_silence(sizes: ChunkSizes, case: Case) -> Case:
     return replace(case, audio=np.pad(case.audio, ((0, 0), (0, more))), lengths=lengths)
 
 
-def _transcribe(recognizer: Any, frame: int, clips: Sequence[Floats]) -> list[str]:
+def _transcribe(recognizer: Any, frame: int, clips: Sequence[Float32s]) -> list[str]:
     texts = []
     for clip in clips:
         stream = recognizer.create_stream()
@@ -182,17 +183,17 @@ def _run_clips(
     network: AsrModel,
     module: OnlineModel,
     session: Any,
-    audio: Floats,
+    audio: Float32s,
     lengths: Counts,
 ) -> BatchLogProbs:
     """Run the graph on whole clips with our own features: (B, S), (B,) -> (B, U, V), (B,)."""
     counts = network.encoder.subsampling.count(lengths)
-    found = list[Floats]()
+    found = list[Float32s]()
     for row, count in zip(audio, lengths.tolist(), strict=True):
         clip = torch.from_numpy(row[:count]).unsqueeze(0) * FULL_SCALE
         features, _ = module.stream.features(clip, torch.tensor([clip.shape[1]]))
         x, *rest, mask = (each.numpy() for each in module.example())
-        chunk, left, parts = x.shape[1], int(rest[1][0]), list[Floats]()
+        chunk, left, parts = x.shape[1], int(rest[1][0]), list[Float32s]()
         for number, first in enumerate(range(0, features.shape[1], chunk)):
             seen = number * (mask.shape[2] - left)
             mask[..., :left] = np.arange(left) >= left - seen

@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from sbkit.audio.lengths import to_relative
+from sbkit.base.arrays import Float32s
 from sbkit.base.imports import require_package
 from sbkit.bundle.config import Plain
 from sbkit.bundle.module_spec import ARGUMENTS, KINDS, build
 from sbkit.export.parity import Candidate
 from sbkit.export.traced import TrainedModel, WaveformModel, trained_log_probs
 from sbkit.models.asr import AsrModel
-from sbkit.runtime.onnx_model import Floats
 from sbkit.text.vocabulary import Vocabulary
 
 YAML, WEIGHTS, TOKENIZER = "hyperparams.yaml", "asr.ckpt", "tokenizer.ckpt"
@@ -83,7 +83,7 @@ def write_speechbrain(trained: TrainedModel, folder: Path) -> Sequence[Candidate
     ]
 
 
-def _transcribe(recognizer: Any, clips: Sequence[Floats]) -> list[str]:
+def _transcribe(recognizer: Any, clips: Sequence[Float32s]) -> list[str]:
     """Transcribe clips as one batch."""
     audio = pad_sequence([torch.from_numpy(each) for each in clips], batch_first=True)
     lengths = torch.tensor([len(each) for each in clips])

@@ -18,9 +18,10 @@ from torch.export import Dim, ExportedProgram
 from torch.fx import GraphModule
 
 from sbkit.audio.io import FULL_SCALE
+from sbkit.base.arrays import Counts, Float32s
 from sbkit.base.errors import SbkitError
 from sbkit.base.torch_internals import keep_device_guard
-from sbkit.runtime.onnx_model import BatchLogProbs, Counts, Floats
+from sbkit.runtime.onnx_model import BatchLogProbs
 from sbkit.runtime.torch_model import TorchBundle
 
 EXAMPLE = 3  # utterances; one or two could be taken for constants of the model
@@ -115,7 +116,7 @@ class TrainedModel:
 
 
 @torch.inference_mode()
-def trained_log_probs(model: nn.Module, audio: Floats, lengths: Counts) -> BatchLogProbs:
+def trained_log_probs(model: nn.Module, audio: Float32s, lengths: Counts) -> BatchLogProbs:
     """Run a module on audio between -1 and 1: (B, S), (B,) -> (B, U, V), (B,)."""
     log_probs, frames = model(torch.from_numpy(audio), torch.from_numpy(lengths))
     return BatchLogProbs(log_probs.numpy(), frames.numpy())

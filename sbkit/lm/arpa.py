@@ -19,9 +19,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from sbkit.base.arrays import Float32s, Int64s
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import read_lines, write_bytes_atomically
-from sbkit.lm.ngram import LARGEST_ORDER, SPECIAL, Floats, Grams, Ints, NgramModel
+from sbkit.lm.ngram import LARGEST_ORDER, SPECIAL, Grams, NgramModel
 
 LN_10 = math.log(10)
 ZERO = -99.0  # log10, by convention that of no probability
@@ -121,7 +122,7 @@ def _read_unigrams(file: ArpaFile, count: int) -> tuple[tuple[str, ...], Grams]:
     return words, Grams(np.arange(len(words)), *_columns(values))
 
 
-def _columns(values: npt.NDArray[np.float64]) -> Iterator[Floats]:
+def _columns(values: npt.NDArray[np.float64]) -> Iterator[Float32s]:
     return (each.astype(np.float32) for each in values.T)
 
 
@@ -145,7 +146,7 @@ def _read_grams(
     return Grams(keys[by_key], *columns)
 
 
-def _find_keys(words: Ints, lower: Sequence[Grams]) -> Ints:
+def _find_keys(words: Int64s, lower: Sequence[Grams]) -> Int64s:
     """Compute the keys of n-grams, (N, order) ids -> (N,); -1 where the first words are none."""
     size = len(lower[0])
     rows = words[:, 0]
@@ -154,7 +155,7 @@ def _find_keys(words: Ints, lower: Sequence[Grams]) -> Ints:
         rows = np.searchsorted(grams.keys, keys)
         found = grams.keys[np.minimum(rows, len(grams) - 1)] == keys if len(grams) else False
         rows = np.where(found & (keys >= 0), rows, -size)
-    found_keys: Ints = np.where(rows >= 0, rows * size + words[:, -1], -1)
+    found_keys: Int64s = np.where(rows >= 0, rows * size + words[:, -1], -1)
     return found_keys
 
 

@@ -18,8 +18,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from sbkit.base.arrays import Float32s, Int64s
 from sbkit.base.errors import SbkitError
-from sbkit.lm.ngram import BEGIN, END, LARGEST_ORDER, SPECIAL, Floats, Grams, Ints, NgramModel
+from sbkit.lm.ngram import BEGIN, END, LARGEST_ORDER, SPECIAL, Grams, NgramModel
 
 FALLBACK = (0.0, 0.5, 1.0, 1.5)  # lmplz's --discount_fallback
 LEAST = float(np.finfo(np.float32).tiny)  # stands for a weight of zero, which has no logarithm
@@ -47,11 +48,11 @@ class Counted:
     first word; times: (N,) seen; counts: (N,) smoothed with, those of lmplz.
     """
 
-    keys: Ints
-    prefixes: Ints
-    suffixes: Ints
-    times: Ints
-    counts: Ints
+    keys: Int64s
+    prefixes: Int64s
+    suffixes: Int64s
+    times: Int64s
+    counts: Int64s
 
 
 def train(sentences: Iterable[Sequence[str]], *, order: int) -> Trained:
@@ -78,7 +79,7 @@ def train(sentences: Iterable[Sequence[str]], *, order: int) -> Trained:
     )
 
 
-def read_text(sentences: Iterable[Sequence[str]]) -> tuple[tuple[str, ...], Ints]:
+def read_text(sentences: Iterable[Sequence[str]]) -> tuple[tuple[str, ...], Int64s]:
     """Number the words of sentences, and keep each different word once: -> words (V,), ids (T,).
 
     Each sentence is between `<s>` and `</s>`. Raises SbkitError for no words.
@@ -103,7 +104,7 @@ def read_text(sentences: Iterable[Sequence[str]]) -> tuple[tuple[str, ...], Ints
     return (*SPECIAL, *own), renumbered[np.frombuffer(stream, np.intc)]
 
 
-def count(ids: Ints, size: int, order: int) -> list[Counted]:
+def count(ids: Int64s, size: int, order: int) -> list[Counted]:
     """Count the n-grams of all orders up to one, of so many words: (T,)."""
     times = np.bincount(ids, minlength=size)
     times[BEGIN] = 0  # it is never predicted
@@ -128,7 +129,7 @@ def count(ids: Ints, size: int, order: int) -> list[Counted]:
     return counted
 
 
-def estimate_discounts(counts: Ints) -> tuple[float, ...] | None:
+def estimate_discounts(counts: Int64s) -> tuple[float, ...] | None:
     """Estimate what is taken from a count of 0, 1, 2, and 3 or more; None where that fails.
 
     Chen and Goodman's equation 26, from the numbers t of n-grams with a count of 1 to 4:
@@ -147,7 +148,7 @@ def smooth(counted: Sequence[Counted], discounts: Sequence[tuple[float, ...]]) -
     """Compute the probabilities of all orders, each interpolated with the one below."""
     size = len(counted[0].keys)
     lower = np.array([1 / (size - 1)])  # of the order 0: uniform over all words but <s>
-    log_probs, weights = list[Floats](), list[Floats]()
+    log_probs, weights = list[Float32s](), list[Float32s]()
     for order, (grams, discount) in enumerate(zip(counted, discounts, strict=True), start=1):
         taken = np.array(discount)[np.minimum(grams.counts, 3)]  # (N,)
         contexts = len(lower)
@@ -167,5 +168,5 @@ def smooth(counted: Sequence[Counted], discounts: Sequence[tuple[float, ...]]) -
     return tuple(map(Grams, keys, log_probs, weights[1:]))
 
 
-def _log(values: npt.NDArray[np.float64]) -> Floats:
+def _log(values: npt.NDArray[np.float64]) -> Float32s:
     return np.log(np.clip(values, LEAST, 1.0)).astype(np.float32)

@@ -15,10 +15,9 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float32]
+from sbkit.base.arrays import Float32s, Int64s
+
 NO_HISTORY = 0  # a state
 
 UNKNOWN, BEGIN, END = 0, 1, 2  # ids
@@ -34,9 +33,9 @@ class Grams:
     that a longer n-gram pays where it is not there, 0 where none is.
     """
 
-    keys: Ints
-    log_probs: Floats
-    backoffs: Floats
+    keys: Int64s
+    log_probs: Float32s
+    backoffs: Float32s
 
     def __len__(self) -> int:
         """Count them."""
@@ -51,13 +50,13 @@ class Numbered(NamedTuple):
     number of the first n-gram that has it as context, or would, (N + 2,).
     """
 
-    contexts: Ints
-    words: Ints
-    log_probs: Floats
-    backoffs: Floats
-    shorter: Ints
-    states: Ints
-    begins: Ints
+    contexts: Int64s
+    words: Int64s
+    log_probs: Float32s
+    backoffs: Float32s
+    shorter: Int64s
+    states: Int64s
+    begins: Int64s
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +143,7 @@ class NgramModel:
         return {word: number for number, word in enumerate(self.words)}
 
 
-def _longest(keys: Ints, shorter: Ints, states: Ints, words: Ints, size: int) -> Ints:
+def _longest(keys: Int64s, shorter: Int64s, states: Int64s, words: Int64s, size: int) -> Int64s:
     """Return the longest n-gram of each word after a state, or after one that it backs off to."""
     found, left = np.zeros_like(words), np.arange(len(words))
     while len(left):
@@ -186,5 +185,5 @@ def make_automaton(model: NgramModel) -> Automaton:
     )
 
 
-def _arcs(*columns: Ints | Floats) -> list[Arc]:
+def _arcs(*columns: Int64s | Float32s) -> list[Arc]:
     return list(zip(*(each.tolist() for each in columns), strict=True))

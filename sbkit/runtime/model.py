@@ -20,12 +20,11 @@ import numpy as np
 import numpy.typing as npt
 
 from sbkit.audio.io import Samples
+from sbkit.base.arrays import Counts, Float64s, LogProbs
 from sbkit.base.errors import BundleError, DeviceError, SbkitError
 from sbkit.base.machine import usable_cores
 from sbkit.base.units import seconds_to_samples
 from sbkit.bundle.protocols import ChunkSizes, DeviceArray, Effective, Encoded, ModelState
-from sbkit.decoding.attention import Counts, Floats
-from sbkit.decoding.frames import LogProbs
 
 LoadedModel = Any  # each of its protocols, in sbkit/bundle/protocols.py, has its own callers
 StreamingUse = Literal["no", "also", "only"]  # whether a model is to run chunk by chunk
@@ -207,7 +206,7 @@ class ModelThread:
         encoded = dict(zip(chain(*batches), chain(*outputs), strict=True))
         return [encoded[index] for index in range(len(clips))]
 
-    def decoder_log_probs(self, states: DeviceArray, tokens: Counts) -> Floats:
+    def decoder_log_probs(self, states: DeviceArray, tokens: Counts) -> Float64s:
         """Run the attention decoder on hypotheses: (U, D), (N, L) -> (N, L + 1, V)."""
         return self.call(lambda model: model.decoder_log_probs(states, tokens))
 

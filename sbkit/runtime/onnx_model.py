@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sbkit.audio.io import FULL_SCALE, Samples
+from sbkit.base.arrays import Counts, Float32s, LogProbs
 from sbkit.base.checksums import CHECKSUMS, check_unchanged
 from sbkit.base.errors import BundleError, ConfigError, DeviceError
 from sbkit.base.files import read_regular, reading
@@ -35,7 +36,6 @@ from sbkit.bundle.protocols import (
     Encoded,
     StreamingModel,
 )
-from sbkit.decoding.frames import LogProbs
 from sbkit.runtime.model import StreamingUse, pad_clips, round_up, run_batches
 
 ONNX_FOLDER = "onnx"  # of a bundle
@@ -52,15 +52,13 @@ INTEGER_OPERATIONS = ("MatMulInteger", "ConvInteger")  # of int8
 RECORD_PROVIDERS = "session.record_ep_graph_assignment_info"
 NUMPY_TYPES = {"tensor(float)": np.float32, "tensor(int64)": np.int64}
 
-Floats = npt.NDArray[np.float32]
-Counts = npt.NDArray[np.int64]
 State = Mapping[str, Arrays]  # (B, ...) each
 
 
 class BatchLogProbs(NamedTuple):
     """log_probs (B, U, V) in float32; lengths (B,) in frames, past which they mean nothing."""
 
-    log_probs: Floats
+    log_probs: Float32s
     lengths: Counts
 
 
@@ -124,7 +122,7 @@ class OnnxModel:
         scale = FULL_SCALE if audio.dtype == np.int16 else 1
         return self._log_probs(audio.astype(np.float32) / np.float32(scale), lengths)
 
-    def _log_probs(self, audio: Floats, lengths: npt.NDArray[Any]) -> BatchLogProbs:
+    def _log_probs(self, audio: Float32s, lengths: npt.NDArray[Any]) -> BatchLogProbs:
         missing = self._min_samples - audio.shape[1]
         padded = np.pad(audio, ((0, 0), (0, missing))) if missing > 0 else audio
         return BatchLogProbs(*self.run(padded, lengths.astype(np.int64)))
@@ -196,7 +194,7 @@ class OnnxStreamingModel(OnnxModel):
             state.name: np.zeros((1, *state.shape[1:]), NUMPY_TYPES[state.type]) for state in states
         }
 
-    def step(self, audio: Floats, lengths: Counts, state: State) -> tuple[BatchLogProbs, State]:
+    def step(self, audio: Float32s, lengths: Counts, state: State) -> tuple[BatchLogProbs, State]:
         """Run a chunk of audio between -1 and 1: (B, S), (B,), state -> (B, U, V), (B,), state."""
         padded = np.pad(audio, ((0, 0), (0, self.chunks.window - audio.shape[1])))
         inputs = {"audio": padded, "audio_lengths": lengths, **state}

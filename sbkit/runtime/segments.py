@@ -18,8 +18,8 @@ import numpy as np
 
 from sbkit.audio.io import Samples
 from sbkit.audio.levels import WINDOWS_PER_SECOND, find_pauses
+from sbkit.base.arrays import LogProbs
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
-from sbkit.decoding.frames import LogProbs
 from sbkit.runtime.voice_detector import SpeechEvent, VoiceDetector
 
 MAX_SEGMENT_SECONDS = 30.0  # attention grows with the square of the length

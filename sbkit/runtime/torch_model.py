@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from sbkit.audio.io import Samples, to_samples
+from sbkit.base.arrays import Counts, Float64s, LogProbs
 from sbkit.base.errors import BundleError, SbkitError
 from sbkit.base.torch_internals import keep_device_guard, own_cuda_graphs, set_recompile_limit
 from sbkit.bundle.bundle import Bundle, BundleContents, read_bundle
@@ -27,8 +28,6 @@ from sbkit.bundle.config import WEIGHTS_FILE
 from sbkit.bundle.module_spec import build
 from sbkit.bundle.protocols import ChunkSizes, Effective, Encoded, StreamingModel
 from sbkit.checkpoint.weights import check_finite, check_same_model, limit_parameters
-from sbkit.decoding.attention import Counts, Floats
-from sbkit.decoding.frames import LogProbs
 from sbkit.distributed.device import DTYPES, Placement
 from sbkit.models.compiling import find_blocks
 from sbkit.models.encoder import require_rate
@@ -145,9 +144,9 @@ class TorchModel:
         return [(row[:count].numpy(), row_state) for row, count, row_state in rows]
 
     @torch.inference_mode()
-    def decoder_log_probs(self, states: Tensor, tokens: Counts) -> Floats:
+    def decoder_log_probs(self, states: Tensor, tokens: Counts) -> Float64s:
         """Run the attention decoder on hypotheses: (U, D), (N, L) -> (N, L + 1, V)."""
-        log_probs: Floats = self.network.score_tokens(states, tokens)
+        log_probs: Float64s = self.network.score_tokens(states, tokens)
         return log_probs
 
     @torch.inference_mode()
@@ -326,7 +325,7 @@ class CompiledModel(TorchModel):
         with torch.compiler.set_stance("force_eager"):  # its shapes are not those of a batch
             return super().samples_per_frame
 
-    def decoder_log_probs(self, states: Tensor, tokens: Counts) -> Floats:
+    def decoder_log_probs(self, states: Tensor, tokens: Counts) -> Float64s:
         """Run the attention decoder on hypotheses: (U, D), (N, L) -> (N, L + 1, V)."""
         with torch.compiler.set_stance("force_eager"):
             return super().decoder_log_probs(states, tokens)

@@ -329,11 +329,11 @@ def open_recognizer(
     try:
         ready = bundle.with_decoder(decoder).with_hotwords(hotwords)
         runtime = bundle.model.effective.runtime
-        if runtime != "torch" and ready.decoder is not None and ready.decoder.attention is not None:
+        if runtime != "torch" and ready.decoder and ready.decoder.attention_rescoring:
             raise ConfigError(
                 f"`--runtime {runtime}` does not support the decoder of this bundle, which needs "
                 "the attention decoder: that is not exported. Pass --runtime torch or --decoder "
-                "greedy, or export the run after: sbkit tune RUN --attention none"
+                "greedy, or export the run after: sbkit tune RUN --no-attention-rescoring"
             )
         ready.task.require_prediction("text", command="transcribe")
         return ready

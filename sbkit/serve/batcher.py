@@ -19,9 +19,9 @@ from time import monotonic
 from typing import Any
 
 from sbkit.audio.io import Samples
+from sbkit.base.arrays import Counts, Float64s
 from sbkit.base.machine import usable_cores
 from sbkit.bundle.protocols import Encoded
-from sbkit.decoding.attention import Counts, Floats
 from sbkit.runtime.model import ModelThread, Shapes, round_up
 from sbkit.serve.workers import cancelled
 
@@ -90,7 +90,7 @@ class Batcher:
         """Run the encoder on clips, as `encode_batches` does."""
         return self.encode_batches([clips])[0]
 
-    def decoder_log_probs(self, states: Any, tokens: Counts) -> Floats:
+    def decoder_log_probs(self, states: Any, tokens: Counts) -> Float64s:
         """Ask the attention decoder about tokens, between two rounds."""
         return self._thread.decoder_log_probs(states, tokens)
 

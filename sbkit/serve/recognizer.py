@@ -195,7 +195,7 @@ class Recognizer:
 
     def _expecting(self, phrases: tuple[str, ...]) -> OpenBundle:
         decoder = self._bundle.decoder
-        if not phrases or decoder is None or decoder.kind == "graph":
+        if not phrases or decoder is None or decoder.decoder_type == "graph":
             return self._bundle
         return self._bundle.expecting(phrases)
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from sbkit.decoding.frames import LogProbs
+from sbkit.base.arrays import LogProbs
 from sbkit.streaming.session import Event, Session, forward_batch
 
 Answer = asyncio.Future[Sequence[Event]]

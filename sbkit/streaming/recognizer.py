@@ -14,11 +14,11 @@ from typing import Any, Self
 import numpy as np
 
 from sbkit.audio.io import Samples
+from sbkit.base.arrays import LogProbs
 from sbkit.base.errors import BundleError
 from sbkit.bundle.protocols import ChunkSizes, ModelState
 from sbkit.decoding.ctc_decoder import CtcDecoder
 from sbkit.decoding.decoder import BeamDecoder
-from sbkit.decoding.frames import LogProbs
 from sbkit.runtime.runtimes import OpenBundle
 from sbkit.runtime.transcriber import open_recognizer
 
@@ -78,14 +78,14 @@ class StreamingRecognizer(AbstractContextManager["StreamingRecognizer"]):
         self.samples_per_frame = self._thread.samples_per_frame
         self.decoder: CtcDecoder = bundle.decoder_pool.decoder
         self.silent = bundle.tokenizer.silent
-        search = self.decoder.search
-        if isinstance(search, BeamDecoder) and search.attention is not None:
+        decoder = self.decoder.decoder
+        if isinstance(decoder, BeamDecoder) and decoder.attention_rescoring:
             raise BundleError(
-                "The decoder of this model uses the attention decoder to "
-                f"{search.attention}, which takes whole clips. Pass --decoder greedy to transcribe "
-                "live speech, or tune another decoder: sbkit tune RUN --attention none"
+                "The decoder of this model rescores with the attention decoder, which takes whole "
+                "clips. Pass --decoder greedy to transcribe live speech, or tune another decoder: "
+                "sbkit tune RUN --no-attention-rescoring"
             )
-        search.start()  # a decoding graph takes whole clips, too
+        decoder.start()  # a decoding graph takes whole clips, too
         self._start = StreamingState(self._thread.start())
 
     def _chunk_sizes(self) -> ChunkSizes:

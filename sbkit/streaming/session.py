@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from sbkit.audio.io import Samples, to_samples
+from sbkit.base.arrays import LogProbs
 from sbkit.base.errors import SbkitError
 from sbkit.base.messages import printable
 from sbkit.base.units import samples_to_seconds
 from sbkit.decoding.confidence import agreement
-from sbkit.decoding.frames import Hypothesis, LogProbs
+from sbkit.decoding.frames import Hypothesis
 from sbkit.runtime.voice_detector import SpeechEvent, VoiceDetector
 from sbkit.streaming.recognizer import EndpointRules, StreamingRecognizer
 from sbkit.text.word import Word
@@ -129,7 +130,7 @@ class Session:
         twin._speech_events = [*self._speech_events]
         twin._utterance = replace(
             utterance,
-            search=self.recognizer.decoder.search.copy(utterance.search),
+            search=self.recognizer.decoder.decoder.copy(utterance.search),
             log_probs=[*utterance.log_probs],
         )
         return twin
@@ -208,10 +209,10 @@ class Session:
         return 0.0 if last.kind == "started" else min(seconds, now - last.seconds)
 
     def _begin(self, frame: int) -> Utterance:
-        return Utterance(frame, self.recognizer.decoder.search.start())
+        return Utterance(frame, self.recognizer.decoder.decoder.start())
 
     def _decode(self, log_probs: LogProbs) -> None:
-        utterance, search = self._utterance, self.recognizer.decoder.search
+        utterance, search = self._utterance, self.recognizer.decoder.decoder
         utterance.search = search.advance(utterance.search, log_probs)
         utterance.log_probs.append(log_probs)
         utterance.frames += len(log_probs)
@@ -252,7 +253,7 @@ class Session:
         self._utterance = self._begin(utterance.first + utterance.frames)
 
     def _beam(self) -> Sequence[Hypothesis]:
-        return self.recognizer.decoder.search.finish(self._utterance.search)
+        return self.recognizer.decoder.decoder.finish(self._utterance.search)
 
     def _words(self, hypothesis: Hypothesis) -> list[str]:
         return self.recognizer.decoder.aligner.tokenizer.words(hypothesis.tokens)

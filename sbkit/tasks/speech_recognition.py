@@ -5,30 +5,64 @@ from typing import Any
 
 from sbkit.audio.io import Samples
 from sbkit.base.units import samples_to_seconds
-from sbkit.evaluate.wer import Scored
+from sbkit.decoding.ctc_decoder import Recognized
+from sbkit.evaluate.wer import ScoredUtterance
 from sbkit.evaluate.wer_report import describe_results, report_errors, slice_error_rates
 from sbkit.logs.metric import Metric
 from sbkit.tasks.task import Exportable, LabelFile, Scorer, Task
 from sbkit.text.tokenizer import Tokenizer
 
 
+def score_texts(
+    recognized: Sequence[Recognized],
+    *,
+    ids: Sequence[str],
+    texts: Sequence[str],
+    speakers: Sequence[str],
+    samples: Sequence[int],
+    sample_rate: int,
+    by_words: bool,
+) -> list[ScoredUtterance]:
+    """Compare recognized utterances with their references.
+
+    Args:
+        recognized: the text of each utterance, and perhaps its words with times.
+        ids: of the utterances.
+        texts: their references.
+        speakers: their speakers, "" if unknown.
+        samples: their lengths.
+        sample_rate: of the samples.
+        by_words: False for a language without spaces between words.
+    """
+    return [
+        ScoredUtterance(
+            id,
+            text,
+            result.text,
+            speaker=speaker,
+            seconds=samples_to_seconds(count, sample_rate),
+            words=result.words,
+            by_words=by_words,
+        )
+        for result, id, text, speaker, count in zip(
+            recognized, ids, texts, speakers, samples, strict=True
+        )
+    ]
+
+
 def transcribe_rows(
     bundle: Any, rows: Sequence[Mapping[str, Any]], clips: list[Samples], *, times: bool, **_: Any
-) -> list[Scored]:
+) -> list[ScoredUtterance]:
     """Transcribe the clips of rows with a `sbkit.bundle.Bundle`, and count each clip's errors."""
-    rate, recognized = bundle.config.sample_rate, bundle.recognize(clips, times=times)
-    return [
-        Scored(
-            row["id"],
-            row["text"],
-            hypothesis.text,
-            speaker=str(row.get("speaker", "")),
-            seconds=samples_to_seconds(row["samples"], rate),
-            words=hypothesis.words,
-            by_words=bundle.config.has_words,
-        )
-        for row, hypothesis in zip(rows, recognized, strict=True)
-    ]
+    return score_texts(
+        bundle.recognize(clips, times=times),
+        ids=[row["id"] for row in rows],
+        texts=[row["text"] for row in rows],
+        speakers=[str(row.get("speaker", "")) for row in rows],
+        samples=[row["samples"] for row in rows],
+        sample_rate=bundle.config.sample_rate,
+        by_words=bundle.config.has_words,
+    )
 
 
 SPEECH_RECOGNITION = Task(

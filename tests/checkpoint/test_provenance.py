@@ -20,7 +20,12 @@ from tools import show
 
 def choose(run: Path, **settings: Any) -> None:
     """Write a decoder as the end of a training does, and as `sbkit tune` does."""
-    chosen = {"kind": "beam", "beam_size": 8, "attention": None, "weights": Weights().plain()}
+    chosen = {
+        "decoder_type": "beam",
+        "beam_size": 8,
+        "attention_rescoring": False,
+        "weights": Weights().plain(),
+    }
     record = {**chosen, "chosen_on": ["dev"], "WER": 0.5, **settings}
     (run / "decoder.json").write_text(json.dumps(record))
 

@@ -35,7 +35,7 @@ def test_every_row_is_counted(tokenizer: Tokenizer) -> None:
     assert found.samples.tolist() == [0, 1, 2, 3, 4]
     assert found.characters.tolist() == [5, 1, 0, 6, 5]
     assert found.labels.tolist() == [5, 1, 0, 6, 5]
-    assert found.repeats.tolist() == [1, 0, 0, 2, 0]  # none over the border of two rows
+    assert found.frames_needed.tolist() == [6, 1, 0, 8, 5]  # no repeat spans two rows
     assert found.unknown.tolist() == [False, False, False, False, True]
     assert not found.refused.any()
     assert found.alphabet == frozenset("helo ab!")

@@ -5,13 +5,23 @@ from pathlib import Path
 
 import numpy as np
 
+from sbkit.base.arrays import LogProbs
 from sbkit.decoding.decoder import BeamDecoder
-from sbkit.decoding.frames import LogProbs
+from sbkit.decoding.fit import ValidationUtterance
 from sbkit.decoding.language_models import TOKENS, WORDS, ensure_language_models
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 
+TEXTS = [
+    "call the north office",
+    "send it to the office",
+    "the north is cold",
+    "call me in the north",
+    "it is cold in the office",
+    "send me to the north office",
+] * 2
 
-def char_tokenizer(folder: Path, texts: Sequence[str]) -> Tokenizer:
+
+def char_tokenizer(folder: Path, texts: Sequence[str] = TEXTS) -> Tokenizer:
     """Train a tokenizer of characters in a folder."""
     return ensure_tokenizer(
         model_file=folder / "tokenizer.model", kind="char", vocab_size=None, texts=lambda: texts
@@ -21,7 +31,7 @@ def char_tokenizer(folder: Path, texts: Sequence[str]) -> Tokenizer:
 def train_models(
     file: Path,
     tokenizer: Tokenizer,
-    texts: Sequence[str],
+    texts: Sequence[str] = TEXTS,
     *,
     words: int = 2,
     tokens: int = 3,
@@ -39,19 +49,31 @@ def train_models(
     )
 
 
-def spoken(tokenizer: Tokenizer, text: str, other: dict[int, str]) -> LogProbs:
-    """Write the log-probabilities of a text, in which some letters sound almost like others."""
+def spoken(tokenizer: Tokenizer, text: str, confused: dict[int, str]) -> LogProbs:
+    """Write the log-probabilities of a text; letters at some indices sound almost like others."""
     tokens = tokenizer.encode(text)
     probs = np.full((2 * len(tokens), tokenizer.vocab_size), 1e-4)
-    for place, token in enumerate(tokens):
-        probs[2 * place, token] = 0.45 if place in other else 1.0
-        if place in other:
-            probs[2 * place, tokenizer.encode(other[place])[-1]] = 0.55
-        probs[2 * place + 1, tokenizer.vocabulary.blank] = 1.0
+    for index, token in enumerate(tokens):
+        probs[2 * index, token] = 0.45 if index in confused else 1.0
+        if index in confused:
+            probs[2 * index, tokenizer.encode(confused[index])[-1]] = 0.55
+        probs[2 * index + 1, tokenizer.vocabulary.blank] = 1.0
     scores: LogProbs = np.log(probs / probs.sum(1, keepdims=True))
     return scores
 
 
-def heard(decoder: BeamDecoder, log_probs: LogProbs) -> str:
+def misheard(tokenizer: Tokenizer, texts: Sequence[str] = TEXTS[:6]) -> list[ValidationUtterance]:
+    """Say texts with two letters in each that sound more like another."""
+    random = np.random.default_rng(0)
+    letters = "acdefhilmnorst"
+    utterances = []
+    for text in texts:
+        indices = [index for index, letter in enumerate(text) if letter != " "]
+        confused = {int(n): str(random.choice(list(letters))) for n in random.choice(indices, 2)}
+        utterances.append(ValidationUtterance(spoken(tokenizer, text, confused), text))
+    return utterances
+
+
+def transcribed(decoder: BeamDecoder, log_probs: LogProbs) -> str:
     """Decode one utterance."""
     return decoder.tokenizer.decode(decoder.nbest(log_probs)[0].tokens)

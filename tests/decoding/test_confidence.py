@@ -1,14 +1,14 @@
-"""A confidence is fitted to words that were right and wrong, and says what is so, or is absent."""
+"""A confidence is fitted to right and wrong words, and is calibrated or absent."""
 
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
+from sbkit.base.arrays import Float64s
 from sbkit.decoding.alignment import TimedToken, TimedWord, WordOffsets
 from sbkit.decoding.confidence import (
     Confidence,
-    Floats,
     LabeledWords,
     WordAligner,
     agreement,
@@ -27,14 +27,14 @@ def word(text: str, *tokens: tuple[int, int, int]) -> TimedWord:
     return TimedWord(text, tuple(TimedToken(*each) for each in tokens))
 
 
-def frames(*rows: Sequence[float]) -> Floats:
+def frames(*rows: Sequence[float]) -> Float64s:
     return np.log(np.array(rows) / np.sum(rows, axis=1, keepdims=True))
 
 
 # -- features ------------------------------------------------------------------------------------
 
 
-def test_a_sure_word_has_no_entropy_and_a_guess_has_all() -> None:
+def test_entropy_is_0_for_a_certain_word_and_1_for_a_guess() -> None:
     sure, guess = [1e-9, 1, 1e-9, 1e-9], [1, 1, 1, 1]
     words = [word("a", (1, 0, 2)), word("b", (2, 2, 3))]
     found = features_of_audio(frames(sure, sure, guess), words)
@@ -43,7 +43,7 @@ def test_a_sure_word_has_no_entropy_and_a_guess_has_all() -> None:
     assert found["posterior"][1] == pytest.approx(np.log(0.25 / 0.75), abs=0.01)
 
 
-def test_a_word_is_as_sure_as_its_weakest_token_at_its_best_frame() -> None:
+def test_posterior_is_that_of_the_weakest_token_at_its_best_frame() -> None:
     log_probs = frames([1, 8, 1, 1], [6, 2, 1, 1], [1, 3, 6, 2])
     (found,) = features_of_audio(log_probs, [word("ab", (1, 0, 2), (2, 2, 3))])["posterior"]
     assert found == pytest.approx(np.log(0.5 / 0.5), abs=0.01)
@@ -51,7 +51,7 @@ def test_a_word_is_as_sure_as_its_weakest_token_at_its_best_frame() -> None:
     assert longer["length"].tolist() == [np.log(3)]
 
 
-def test_agreement_is_the_share_of_the_beam_with_the_word_in_its_place() -> None:
+def test_agreement_is_the_share_of_the_beam_that_has_the_word() -> None:
     best = ["the", "north", "office"]
     others = [best, ["the", "nor", "office"], ["a", "the", "north"], ["the", "nor", "office"]]
     found = agreement(best, others, np.log([4, 2, 1, 1]).tolist())
@@ -62,7 +62,7 @@ def test_agreement_is_the_share_of_the_beam_with_the_word_in_its_place() -> None
     assert agreement(best, [], []).tolist() == [1, 1, 1]  # of a decoder without a beam
 
 
-def test_a_language_model_says_what_it_knows() -> None:
+def test_features_of_language_depend_on_the_history() -> None:
     lm = train([["call", "the", "office"]] * 3 + [["call", "me"]], order=2).model
     found = features_of_language(lm, ["call", "zebra", "the"])
     assert found["known"].tolist() == [1, 0, 1]
@@ -92,7 +92,7 @@ def utterances(count: int, *, informed: bool = True, words: int = 4) -> list[Lab
     return found
 
 
-def test_what_is_fitted_is_calibrated_on_other_words() -> None:
+def test_fitted_confidence_is_calibrated_on_other_words() -> None:
     fitted = fit_confidence(utterances(500))
     assert fitted.confidence is not None
     assert fitted.calibration is not None
@@ -105,30 +105,28 @@ def test_what_is_fitted_is_calibrated_on_other_words() -> None:
     assert Confidence.of(fitted.plain()["weights"]) == fitted.confidence
 
 
-def test_ranks_that_share_a_set_fit_alike() -> None:
+def test_fitted_confidence_does_not_depend_on_the_order() -> None:
     every = utterances(60)
     assert fit_confidence(every[1::2] + every[::2]).plain() == fit_confidence(every).plain()
 
 
-def test_too_few_words_have_no_confidence() -> None:
+def test_too_few_words_give_no_confidence() -> None:
     fitted = fit_confidence(utterances(8))
     assert fitted.confidence is None
     assert fitted.plain()["weights"] is None
-    assert str(fitted).startswith("none, since there must be at least 20 right words and 20 wrong")
+    assert "at least 20 right and 20 wrong words" in str(fitted)
     assert fit_confidence([]).confidence is None
     (one,) = utterances(1, words=100)
-    assert str(fit_confidence([one])).startswith(
-        "none, since there must be at least 20 right words"
-    )
+    assert "fitting needs two utterances" in str(fit_confidence([one]))
 
 
-def test_features_that_tell_nothing_give_no_confidence() -> None:
+def test_uninformative_features_give_no_confidence() -> None:
     fitted = fit_confidence(utterances(40, informed=False))
     assert fitted.confidence is None
     assert fitted.calibration is not None
     assert fitted.calibration.NCE is not None
     assert fitted.calibration.NCE <= 0
-    assert str(fitted).startswith("none, since it says too little of words it was not fitted to")
+    assert str(fitted).startswith("none, because it predicts words it was not fitted to too badly")
 
 
 # -- words ---------------------------------------------------------------------------------------
@@ -140,7 +138,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return char_tokenizer(tmp_path_factory.mktemp("tokenizer"), texts)
 
 
-def test_a_word_that_was_hardly_heard_is_less_sure(tokenizer: Tokenizer) -> None:
+def test_aligner_gives_an_unclear_word_a_lower_confidence(tokenizer: Tokenizer) -> None:
     log_probs = spoken(tokenizer, "call the office", {5: "c"})
     tokens = tokenizer.encode("call the office")
     aligner = WordAligner(
@@ -162,13 +160,13 @@ def test_a_word_that_was_hardly_heard_is_less_sure(tokenizer: Tokenizer) -> None
     assert aligner.align(log_probs[:0], [], samples=0) == ()
 
 
-def test_the_evidence_of_an_utterance_is_judged_by_its_reference(tokenizer: Tokenizer) -> None:
+def test_label_words_compares_features_with_the_reference(tokenizer: Tokenizer) -> None:
     tokens = tuple(tokenizer.encode("call the norm"))
     other = tuple(tokenizer.encode("cold the norm"))
     beam = [Hypothesis(tokens=each, score=0, ctc_score=0, lm_score=0) for each in (tokens, other)]
     aligner = WordAligner(tokenizer=tokenizer, samples_per_frame=640, sample_rate=16_000)
-    evidence = aligner.extract_features(spoken(tokenizer, "call the norm", {}), tokens, beam)
-    judged = label_words(evidence, "call norm")
-    assert judged.right == [True, False, True]
-    assert judged.features["agreement"].tolist() == [0.5, 1.0, 1.0]
-    assert "known" not in judged.features  # no language model was asked
+    words = aligner.extract_features(spoken(tokenizer, "call the norm", {}), tokens, beam)
+    labeled = label_words(words, "call norm")
+    assert labeled.right == [True, False, True]
+    assert labeled.features["agreement"].tolist() == [0.5, 1.0, 1.0]
+    assert "known" not in labeled.features  # there is no language model

@@ -29,55 +29,55 @@ STEP = 640  # samples of a frame
 def decoder(tmp_path: Path) -> CtcDecoder:
     tokenizer, file = char_tokenizer(tmp_path, TEXTS), tmp_path / "lm.safetensors"
     train_models(file, tokenizer, TEXTS)
-    search = BeamDecoder(tokenizer=tokenizer, language_models=file, weights={})
+    beam = BeamDecoder(tokenizer=tokenizer, language_models=file, weights={})
     words = WordAligner(tokenizer=tokenizer, samples_per_frame=STEP, sample_rate=16_000)
-    return CtcDecoder(search.with_hotwords(["norse"]), words)
+    return CtcDecoder(beam.with_hotwords(["norse"]), words)
 
 
 def clips_of(decoder: CtcDecoder) -> list[DecoderInput]:
     rows = [spoken(decoder.aligner.tokenizer, text, {}) for text in TEXTS]
     return [
-        DecoderInput(log_probs=row, samples=len(row) * STEP, begin=10.0 * place)
-        for place, row in enumerate(rows)
+        DecoderInput(log_probs=row, samples=len(row) * STEP, start=10.0 * index)
+        for index, row in enumerate(rows)
     ]
 
 
 @pytest.fixture
 def several(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ctc_decoder, "MANY_FRAMES", 0)
+    monkeypatch.setattr(ctc_decoder, "MIN_FRAMES_FOR_POOL", 0)
 
 
-def test_processes_read_what_one_reads(
+def test_pool_of_processes_equals_one_process(
     decoder: CtcDecoder, several: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clips = clips_of(decoder)
-    bad = DecoderInput(log_probs=np.full((3, 99), np.nan), samples=3 * STEP, begin=0)
-    many = DecoderPool(decoder, processes=2)
-    found = many.decode(clips, times=True)
-    assert many._processes is not None
-    assert many.decode(clips[:2], times=True) == found[:2]
-    with pytest.raises(SbkitError, match="as many columns"):
-        many.decode([bad], times=True)
-    many.close()
-    monkeypatch.setattr(ctc_decoder, "MANY_FRAMES", 1 << 30)
-    one = DecoderPool(decoder, processes=2)
-    assert one.decode(clips, times=True) == found
-    assert one._processes is None
-    assert [each.text for each in found] == TEXTS
+    bad = DecoderInput(log_probs=np.full((3, 99), np.nan), samples=3 * STEP, start=0)
+    pool = DecoderPool(decoder, processes=2)
+    results = pool.decode(clips, times=True)
+    assert pool._processes is not None
+    assert pool.decode(clips[:2], times=True) == results[:2]
+    with pytest.raises(SbkitError, match="99 columns"):
+        pool.decode([bad], times=True)
+    pool.close()
+    monkeypatch.setattr(ctc_decoder, "MIN_FRAMES_FOR_POOL", 1 << 30)
+    unused = DecoderPool(decoder, processes=2)
+    assert unused.decode(clips, times=True) == results
+    assert unused._processes is None
+    assert [result.text for result in results] == TEXTS
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_phrases_of_a_clip_are_expected_of_that_clip_alone(
+def test_phrases_of_a_clip_bias_only_that_clip(
     decoder: CtcDecoder, several: None, processes: int
 ) -> None:
     """A request with a prompt had processes of its own."""
-    tokenizer, search = decoder.aligner.tokenizer, decoder.search
-    assert isinstance(search, BeamDecoder)
+    tokenizer, beam = decoder.aligner.tokenizer, decoder.decoder
+    assert isinstance(beam, BeamDecoder)
     judged = replace(decoder.aligner, confidence=Confidence(0.0, {"posterior": 1.0}))
     log_probs = spoken(tokenizer, "the forth is cold", {4: "n"})
     clip = DecoderInput(log_probs=log_probs, samples=len(log_probs) * STEP)
     clips = [clip, replace(clip, phrases=("forth",)), clip]
-    pool = DecoderPool(CtcDecoder(search.with_hotwords(()), judged), processes=processes)
+    pool = DecoderPool(CtcDecoder(beam.with_hotwords(()), judged), processes=processes)
     plain, expected, again = pool.decode(clips, times=True)
     assert (pool._processes is None) == (processes == 1)
     pool.close()
@@ -87,12 +87,12 @@ def test_phrases_of_a_clip_are_expected_of_that_clip_alone(
     assert known == [True, False, True, True]
 
 
-def test_a_process_that_is_killed_is_said(decoder: CtcDecoder, several: None) -> None:
+def test_pool_reports_a_killed_process(decoder: CtcDecoder, several: None) -> None:
     many, clips = DecoderPool(decoder, processes=2), clips_of(decoder)
     many.decode(clips, times=True)
     assert many._processes is not None
     os.kill(next(iter(many._processes._processes)), signal.SIGKILL)
-    with pytest.raises(SbkitError, match="but one was killed"):
+    with pytest.raises(SbkitError, match="decoding processes was killed"):
         for _ in range(1000):
             many.decode(clips, times=True)
     assert len(many.decode(clips, times=True)) == len(TEXTS)
@@ -105,14 +105,14 @@ import pickle
 import sys
 from pathlib import Path
 from sbkit.decoding import ctc_decoder
-ctc_decoder.MANY_FRAMES = 0
+ctc_decoder.MIN_FRAMES_FOR_POOL = 0
 decoder, clips = pickle.loads(Path(sys.argv[1]).read_bytes())
 many = builtins.many = ctc_decoder.DecoderPool(decoder, processes=2)  # there until the very end
 print(len(many.decode(clips, times=False)))
 """
 
 
-def test_a_program_needs_no_main_block_and_need_not_close_it(
+def test_pool_needs_no_main_block_and_need_not_be_closed(
     decoder: CtcDecoder, tmp_path: Path
 ) -> None:
     (tmp_path / "script.py").write_text(NEVER_CLOSED)
@@ -128,13 +128,13 @@ def test_a_program_needs_no_main_block_and_need_not_close_it(
     assert (done.stdout, done.stderr) == (f"{len(TEXTS)}\n", "")
 
 
-def test_a_decoder_is_sent_to_a_process_whatever_its_words(decoder: CtcDecoder) -> None:
-    """A language without spaces has sentences for words; their letters lie inside each other."""
-    search, tokenizer = decoder.search, decoder.aligner.tokenizer
-    assert isinstance(search, BeamDecoder)
+def test_decoder_with_sentences_as_words_is_pickled(decoder: CtcDecoder) -> None:
+    """A language without spaces has sentences as words, whose trees are deep."""
+    beam, tokenizer = decoder.decoder, decoder.aligner.tokenizer
+    assert isinstance(beam, BeamDecoder)
     sentence = "callthenorthoffice" * 50
     models = LanguageModels(train([[sentence]], order=1).model, None)
-    long = search.with_language_models(models).with_hotwords([sentence])
+    long = beam.with_language_models(models).with_hotwords([sentence])
     log_probs = spoken(tokenizer, TEXTS[0], {})
-    found = long.nbest(log_probs)
-    assert pickle.loads(pickle.dumps(long)).nbest(log_probs) == found
+    expected = long.nbest(log_probs)
+    assert pickle.loads(pickle.dumps(long)).nbest(log_probs) == expected

@@ -1,15 +1,18 @@
-"""Hotwords help where they are said, and change nothing where they are not."""
+"""Hotwords help if they are said, and change nothing if they are not."""
 
 import itertools
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from sbkit.base.errors import SbkitError
 from sbkit.decoding.frames import Hypothesis
 from sbkit.decoding.hotwords import (
-    REWARD_OF_LETTER,
+    LETTER_REWARD,
     HotwordScorer,
+    read_hotwords,
     reward_phrases,
 )
 from sbkit.decoding.prefix_beam import PrefixBeamSearch
@@ -52,11 +55,11 @@ def credits(phrases: Sequence[str], text: str, reward: float = 10.0) -> list[flo
         (["b aaba a", "aaba"], "b aaba", 1),  # inside of another that has begun
     ],
 )
-def test_only_whole_phrases_are_rewarded(phrases: list[str], text: str, rewards: float) -> None:
+def test_scorer_rewards_only_whole_phrases(phrases: list[str], text: str, rewards: float) -> None:
     assert credits(phrases, text)[-1] == pytest.approx(10 * rewards)
 
 
-def test_credit_grows_with_the_phrase_and_is_taken_back() -> None:
+def test_scorer_gives_credit_for_a_prefix_and_takes_it_back() -> None:
     assert credits(["abab"], "abaa") == pytest.approx([2.5, 5.0, 7.5, 0.0, 0.0])
     assert credits(["abab"], "aba a") == pytest.approx([2.5, 5.0, 7.5, 0.0, 2.5, 0.0])
     assert credits(["b abbbbbbb", "abab"], "b ab")[3] == pytest.approx(5.0)  # of the second
@@ -64,12 +67,12 @@ def test_credit_grows_with_the_phrase_and_is_taken_back() -> None:
     assert credits(["abab"], "abab a") == pytest.approx([2.5, 5.0, 7.5, 10.0, 10.0, 12.5, 10.0])
 
 
-def test_long_phrases_of_short_lists_are_expected_most() -> None:
-    """Each letter counts, up to ten; a list shares what is expected of it among its phrases."""
+def test_reward_grows_with_the_phrase_and_shrinks_with_the_list() -> None:
+    """Each letter counts, up to ten."""
     letters = [*map("".join, itertools.product("ab", repeat=3))]
     rewards = [reward_phrases([text], SPELLING)[text] for text in ("ab" * 3, "ab" * 4, "ab" * 9)]
-    assert rewards[1] - rewards[0] == pytest.approx(2 * REWARD_OF_LETTER)
-    assert rewards[2] - rewards[0] == pytest.approx(4 * REWARD_OF_LETTER)
+    assert rewards[1] - rewards[0] == pytest.approx(2 * LETTER_REWARD)
+    assert rewards[2] - rewards[0] == pytest.approx(4 * LETTER_REWARD)
     many = reward_phrases([*letters, "ab" * 3], SPELLING)
     assert rewards[0] - many["ab" * 3] == pytest.approx(np.log(9))
 
@@ -90,10 +93,24 @@ def heard(*frames: str) -> np.ndarray:
     return log_probs
 
 
-def test_a_list_that_is_not_said_changes_nothing() -> None:
+def test_phrases_that_are_not_said_change_nothing() -> None:
     log_probs = heard("ab", "b", " ", "ba", "b")
     unbiased = PrefixBeamSearch(settings=BEAM_OF_16).decode(log_probs)
     assert SPELLING.words(unbiased[0].tokens) == ["ab", "b"]
     assert decode(["aaaaa", "ba ba"], 6.0, log_probs) == unbiased
     assert decode(["ab ab"], 6.0, log_probs) != unbiased
     assert decode(["ab"], 12.0, log_probs) == unbiased  # it says so once, as it did before
+
+
+def test_read_hotwords_reads_a_file_or_a_list_with_commas(tmp_path: Path) -> None:
+    file = tmp_path / "words.txt"
+    file.write_text("new york\n\nsan francisco bay\n", encoding="utf-8")
+    assert read_hotwords(str(file)) == ["new york", "", "san francisco bay"]
+    phrases = [f"word {number}" for number in range(100)]  # longer than the name of a file may be
+    assert read_hotwords(",".join(phrases)) == phrases
+    assert read_hotwords("node.js") == ["node.js"]
+    with pytest.raises(SbkitError, match="`--hotwords` must be readable"):
+        read_hotwords(str(tmp_path / "gone.txt"))
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(SbkitError, match="`--hotwords` must be UTF-8"):
+        read_hotwords(str(file))

@@ -1,4 +1,4 @@
-"""A beam without bounds finds what adding up all paths finds, whatever scores it adds."""
+"""An unbounded prefix beam equals the sum over all paths, whatever its scorers add."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -12,8 +12,8 @@ from sbkit.decoding.frames import make_frames
 from sbkit.decoding.hotwords import HotwordScorer
 from sbkit.decoding.prefix_beam import PrefixBeamSearch, log_add
 from sbkit.decoding.scorer import (
-    NOTHING,
-    Scorer,
+    NO_SCORERS,
+    PrefixScorer,
     SumOfScorers,
     TokenScorer,
     WordScorer,
@@ -39,11 +39,11 @@ Definition = Callable[[Sequence[int]], float]
 WORDS, PHRASES = ("a", "ab", "aab", "bab"), ("ab", "b a", "a b a", "bb")
 
 
-def nothing(pieces: tuple[str, ...]) -> tuple[Scorer, Definition]:
-    return NOTHING, lambda tokens: 0.0
+def nothing(pieces: tuple[str, ...]) -> tuple[PrefixScorer, Definition]:
+    return NO_SCORERS, lambda tokens: 0.0
 
 
-def token_model(pieces: tuple[str, ...]) -> tuple[Scorer, Definition]:
+def token_model(pieces: tuple[str, ...]) -> tuple[PrefixScorer, Definition]:
     model = random_model(pieces[1:], seed=1)
     scorer = TokenScorer(lm=model, pieces=pieces, lm_weight=0.7, token_bonus=0.4)
 
@@ -54,7 +54,7 @@ def token_model(pieces: tuple[str, ...]) -> tuple[Scorer, Definition]:
     return scorer, definition
 
 
-def word_model(pieces: tuple[str, ...]) -> tuple[Scorer, Definition]:
+def word_model(pieces: tuple[str, ...]) -> tuple[PrefixScorer, Definition]:
     model = random_model(WORDS, seed=2)
     scorer = WordScorer(
         lm=model,
@@ -74,14 +74,14 @@ def word_model(pieces: tuple[str, ...]) -> tuple[Scorer, Definition]:
     return scorer, definition
 
 
-def hotwords(pieces: tuple[str, ...]) -> tuple[Scorer, Definition]:
+def hotwords(pieces: tuple[str, ...]) -> tuple[PrefixScorer, Definition]:
     phrases = [each for each in PHRASES if LettersTokenizer(pieces).letters(each)]
     rewards = {phrase: 2.5 * min(1.0, len(phrase) / 4) for phrase in phrases}
     scorer = HotwordScorer(rewards=rewards, tokenizer=LettersTokenizer(pieces))
     return scorer, lambda tokens: 2.5 * count_rewards(words_of(tokens, pieces), phrases)
 
 
-def all_at_once(pieces: tuple[str, ...]) -> tuple[Scorer, Definition]:
+def all_at_once(pieces: tuple[str, ...]) -> tuple[PrefixScorer, Definition]:
     parts = [token_model(pieces), word_model(pieces), hotwords(pieces)]
     scorer = SumOfScorers(scorers=[scorer for scorer, _ in parts])
     return scorer, lambda tokens: sum(definition(tokens) for _, definition in parts)
@@ -92,8 +92,8 @@ MODELS = [nothing, token_model, word_model, hotwords, all_at_once]
 
 @pytest.mark.parametrize("pieces", [CHARACTERS, PIECES], ids=["characters", "pieces"])
 @pytest.mark.parametrize("model", MODELS)
-def test_without_bounds_it_is_enumeration_and_with_16_nearly(
-    model: Callable[[tuple[str, ...]], tuple[Scorer, Definition]], pieces: tuple[str, ...]
+def test_unbounded_beam_equals_enumeration_and_beam_of_16_nearly(
+    model: Callable[[tuple[str, ...]], tuple[PrefixScorer, Definition]], pieces: tuple[str, ...]
 ) -> None:
     scorer, definition = model(pieces)
     exact = PrefixBeamSearch(settings=SETTINGS, scorer=scorer)
@@ -117,11 +117,9 @@ def test_without_bounds_it_is_enumeration_and_with_16_nearly(
     assert found >= 0.9 * len(matrices)
 
 
-def plain_search(log_probs: np.ndarray, scorer: Scorer, size: int) -> dict[Tokens, float]:
-    """Search with every token tried, and nothing remembered but the prefixes of the beam."""
-    beam: dict[Tokens, tuple[float, float]] = {
-        (): (0.0, -inf)
-    }  # ends in a blank, in its last token
+def plain_search(log_probs: np.ndarray, scorer: PrefixScorer, size: int) -> dict[Tokens, float]:
+    """Search with every token tried, and nothing cached."""
+    beam: dict[Tokens, tuple[float, float]] = {(): (0.0, -inf)}  # ends in a blank, in its token
 
     def score(tokens: Tokens) -> float:
         return log_add(*after[tokens]) + sum(steps_of(scorer, tokens))
@@ -143,11 +141,11 @@ def plain_search(log_probs: np.ndarray, scorer: Scorer, size: int) -> dict[Token
 
 
 def add(beam: dict[Tokens, tuple[float, float]], tokens: Tokens, *more: float) -> None:
-    one, other = beam.get(tokens, (-inf, -inf))
-    beam[tokens] = (log_add(one, more[0]), log_add(other, more[1]))
+    in_blank, in_token = beam.get(tokens, (-inf, -inf))
+    beam[tokens] = (log_add(in_blank, more[0]), log_add(in_token, more[1]))
 
 
-def steps_of(scorer: Scorer, tokens: Tokens, *, ends: bool = False) -> Iterator[float]:
+def steps_of(scorer: PrefixScorer, tokens: Tokens, *, ends: bool = False) -> Iterator[float]:
     state = scorer.start()
     for token in tokens:
         score, state = scorer.step(state, token)
@@ -157,8 +155,8 @@ def steps_of(scorer: Scorer, tokens: Tokens, *, ends: bool = False) -> Iterator[
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 16])
-def test_a_bounded_beam_keeps_the_best_prefixes_of_each_frame(size: int) -> None:
-    """Prefixes leave the beam and return; what other clips were decoded before changes nothing."""
+def test_bounded_beam_equals_plain_beam(size: int) -> None:
+    """Prefixes leave the beam and return; clips decoded before change nothing."""
     scorer, _ = all_at_once(CHARACTERS)
     search = PrefixBeamSearch(settings=replace(SETTINGS, beam_size=size), scorer=scorer)
     for log_probs in random_matrices(100, seed=4):
@@ -170,7 +168,7 @@ def test_a_bounded_beam_keeps_the_best_prefixes_of_each_frame(size: int) -> None
         assert [each.score for each in found] == pytest.approx(sorted(expected.values())[::-1])
 
 
-def test_a_word_begun_pays_its_best_unigram_at_once_and_the_rest_at_its_end() -> None:
+def test_word_scorer_pays_the_best_unigram_at_once_and_the_rest_at_the_end() -> None:
     model = random_model(("aa", "ab", "bb"), seed=5)
 
     def log_prob(word: str, history: tuple[int, ...] = ()) -> float:
@@ -186,11 +184,11 @@ def test_a_word_begun_pays_its_best_unigram_at_once_and_the_rest_at_its_end() ->
     assert end == pytest.approx(log_prob("ab", (1,)) - log_prob("ab"))
 
 
-def test_tokens_below_the_threshold_and_after_the_likeliest_are_not_appended() -> None:
+def test_make_frames_prunes_candidates_by_threshold_and_count() -> None:
     log_probs = np.log([[0.1, 0.2, 0.4, 0.3], [0.97, 0.01, 0.01, 0.01]])
     some = make_frames(log_probs, replace(SETTINGS, token_threshold=float(np.log(0.25))))
     assert [[token for token, _ in frame.candidates] for frame in some] == [[2, 3], [1, 2, 3]]
-    two = make_frames(log_probs, replace(SETTINGS, most_tokens=2))
+    two = make_frames(log_probs, replace(SETTINGS, max_candidates=2))
     assert [[token for token, _ in frame.candidates] for frame in two] == [[2, 3], [1, 2, 3]]
     without = make_frames(log_probs, replace(SETTINGS, token_threshold=0.0, excluded=(2,)))
     assert [[token for token, _ in frame.candidates] for frame in without] == [[3], [1, 3]]
@@ -199,12 +197,15 @@ def test_tokens_below_the_threshold_and_after_the_likeliest_are_not_appended() -
 @pytest.mark.parametrize(
     ("log_probs", "sentence"),
     [
-        (np.zeros((3, 5)), r"as many columns as the tokenizer has tokens \(4\), but have 5"),
+        (
+            np.zeros((3, 5)),
+            "The tokenizer has 4 tokens, but the model's log-probabilities have 5 col",
+        ),
         (np.array([[0, 0, 0, 0], [0, np.nan, 0, 0]]), "that of frame 1 is nan"),
         (np.array([[0, 0, np.inf, 0]]), "that of frame 0 is inf"),
         (np.full((1, 4), -np.inf), "that of frame 0 is -inf"),
     ],
 )
-def test_what_is_no_log_probability_is_refused(log_probs: np.ndarray, sentence: str) -> None:
+def test_decode_refuses_what_is_no_log_probability(log_probs: np.ndarray, sentence: str) -> None:
     with pytest.raises(SbkitError, match=sentence):
         PrefixBeamSearch(settings=BEAM_OF_16).decode(log_probs)

@@ -11,21 +11,21 @@ import pytest
 from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run as sbkit
 from sbkit.evaluate.compare import MOST, compare, compare_runs, write_comparison
-from sbkit.evaluate.wer import Scored
+from sbkit.evaluate.wer import ScoredUtterance
 from sbkit.evaluate.wer_report import report_errors
 from tests.runs import read_json
 
 PAIRS = Path(__file__).parent / "data/mapsswe"
 
 
-def read_pair(name: str, side: str) -> list[Scored]:
+def read_pair(name: str, side: str) -> list[ScoredUtterance]:
     with (PAIRS / f"{name}.tsv").open(encoding="utf-8", newline="") as lines:
         rows = list(csv.DictReader(lines, delimiter="\t"))
-    return [Scored(row["id"], row["reference"], row[side]) for row in rows]
+    return [ScoredUtterance(row["id"], row["reference"], row[side]) for row in rows]
 
 
 def write_run(
-    folder: Path, sets: Mapping[str, Sequence[Scored]], *, figures: str = "summary.json"
+    folder: Path, sets: Mapping[str, Sequence[ScoredUtterance]], *, figures: str = "summary.json"
 ) -> Path:
     folder.mkdir()
     test = {name: report_errors(folder, name, scored) for name, scored in sets.items()}
@@ -110,7 +110,7 @@ def test_without_words_characters_are_compared(
     runs = [
         write_run(
             tmp_path / name,
-            {"test": [Scored(id, texts[id], said[id], by_words=False) for id in texts]},
+            {"test": [ScoredUtterance(id, texts[id], said[id], by_words=False) for id in texts]},
         )
         for name, said in (("a", heard), ("b", texts))
     ]
@@ -125,15 +125,17 @@ def test_without_words_characters_are_compared(
 
 
 def test_other_references_are_refused() -> None:
-    a = [Scored("a", "one", "one"), Scored("b", "two", "two")]
+    a = [ScoredUtterance("a", "one", "one"), ScoredUtterance("b", "two", "two")]
     says = "1 utterances are only in A, 0 only in B, and 1 have another text, such as b. Score both"
     with pytest.raises(SbkitError, match=f"those of test differ: .*{says}"):
-        compare("test", [*a, Scored("c", "three", "")], [a[0], Scored("b", "too", "")])
+        compare(
+            "test", [*a, ScoredUtterance("c", "three", "")], [a[0], ScoredUtterance("b", "too", "")]
+        )
 
 
 def test_what_cannot_be_compared_is_one_sentence(tmp_path: Path) -> None:
-    a = write_run(tmp_path / "a", {"test": [Scored("a", "one", "one")]})
-    b = write_run(tmp_path / "b", {"other": [Scored("a", "one", "one")]})
+    a = write_run(tmp_path / "a", {"test": [ScoredUtterance("a", "one", "one")]})
+    b = write_run(tmp_path / "b", {"other": [ScoredUtterance("a", "one", "one")]})
     with pytest.raises(SbkitError, match=r"but .*a has test and .*b has other\. Score both"):
         compare_runs(a, b)
     (b / "utterances_test.jsonl").write_bytes((a / "utterances_test.jsonl").read_bytes())

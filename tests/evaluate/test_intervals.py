@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sbkit.evaluate.intervals import Interval, Units, rate_interval, units_of
-from sbkit.evaluate.wer import Scored
+from sbkit.evaluate.wer import ScoredUtterance
 from sbkit.evaluate.wer_report import describe_results
 from sbkit.tasks.utterance_classification import Classified, accuracy_figures, describe_accuracy
 
@@ -78,8 +78,8 @@ def test_speakers_are_drawn_where_they_are_known(
 
 
 # Twenty clips of two speakers: Ann's are all right, of Bob's every second word is wrong.
-SET = [Scored(f"ann{n}", "a b", "a b", speaker="ann") for n in range(10)]
-SET += [Scored(f"bob{n}", "a b", "a c", speaker="bob") for n in range(10)]
+SET = [ScoredUtterance(f"ann{n}", "a b", "a b", speaker="ann") for n in range(10)]
+SET += [ScoredUtterance(f"bob{n}", "a b", "a c", speaker="bob") for n in range(10)]
 
 
 def test_the_line_of_a_test_set_names_what_was_drawn() -> None:

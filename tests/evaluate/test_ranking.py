@@ -7,7 +7,7 @@ import pytest
 
 from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run as sbkit
-from sbkit.evaluate.wer import Scored
+from sbkit.evaluate.wer import ScoredUtterance
 from tests.evaluate.test_compare import read_pair, write_run
 
 
@@ -42,7 +42,7 @@ def test_a_table_has_the_intervals_and_marks_the_best(
 
 
 def test_what_cannot_be_ranked_is_one_sentence(runs: list[str], tmp_path: Path) -> None:
-    one = [Scored("a", "one", "one")]
+    one = [ScoredUtterance("a", "one", "one")]
     other = str(write_run(tmp_path / "other", {"other": one}))
     with pytest.raises(SbkitError, match=r"none is in all \(.*a has better, level; .*has other\)"):
         sbkit(["compare", *runs, other])

@@ -16,7 +16,7 @@ from sbkit.evaluate.report import (
     write_report,
 )
 from sbkit.evaluate.run_results import RunResults
-from sbkit.evaluate.wer import Scored, pair_units
+from sbkit.evaluate.wer import ScoredUtterance, pair_units
 from sbkit.evaluate.wer_report import slice_error_rates
 from sbkit.logs.metric import Metric
 from tests.logs.reports import results, tone, write_example
@@ -47,7 +47,9 @@ def test_the_page_says_what_was_measured(tmp_path: Path) -> None:
 def test_a_page_has_six_megabytes_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "ROW_BYTES", 20_000)
     monkeypatch.setattr(report, "ALL_BYTES", 100_000)
-    scored = [Scored(f"{n:04}", "one two", "one too" if n % 3 else "two") for n in range(500)]
+    scored = [
+        ScoredUtterance(f"{n:04}", "one two", "one too" if n % 3 else "two") for n in range(500)
+    ]
     asked: list[tuple[int, int]] = []
 
     def clips(name: str, ids: list[str], most: int) -> dict[str, str]:
@@ -64,7 +66,7 @@ def test_a_page_has_six_megabytes_at_most(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_of_many_speakers_those_with_most_utterances_are_shown(tmp_path: Path) -> None:
-    figures = {**slice_error_rates([Scored("a", "a b", "a c")]), "utterances": 1}
+    figures = {**slice_error_rates([ScoredUtterance("a", "a b", "a c")]), "utterances": 1}
     values = {f"speaker {n:05}": figures for n in range(20_000)}
     values["speaker 19999"] = {**figures, "utterances": 9}
     test = {"test": {"report_by": {"speaker": values, "length": {"short": figures}}}}
@@ -79,7 +81,9 @@ def test_of_many_speakers_those_with_most_utterances_are_shown(tmp_path: Path) -
 
 
 def test_the_worst_and_typical_ones_are_chosen() -> None:
-    scored = [Scored(f"{n:03}", "one two three", " ".join(["x"] * (n % 6))) for n in range(400)]
+    scored = [
+        ScoredUtterance(f"{n:03}", "one two three", " ".join(["x"] * (n % 6))) for n in range(400)
+    ]
     utterances = compare_utterances([scored])
     chosen = choose(utterances)
     errors = [each.errors.errors for (each,) in chosen]

@@ -7,11 +7,11 @@ import pytest
 
 from sbkit.base.errors import SbkitError
 from sbkit.evaluate.utterances import hash_references, read_utterances, write_utterances
-from sbkit.evaluate.wer import Scored
+from sbkit.evaluate.wer import ScoredUtterance
 from sbkit.text.word import Word
 
 SET = [
-    Scored(
+    ScoredUtterance(
         "b",
         "hold the line",
         "told line",
@@ -19,7 +19,7 @@ SET = [
         seconds=1.25,
         words=(Word("told", 0.04, 0.4, 0.312), Word("line", 0.48, 1.0)),
     ),
-    Scored("a", "naïve\u2028 «да»", "", by_words=False),
+    ScoredUtterance("a", "naïve\u2028 «да»", "", by_words=False),
 ]
 
 
@@ -49,7 +49,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 
 
 def test_a_transcript_of_any_length_is_read_back(tmp_path: Path) -> None:
-    long = [Scored("a", "hold the line " * 25_000, "told line")]
+    long = [ScoredUtterance("a", "hold the line " * 25_000, "told line")]
     write_utterances(tmp_path / "utterances_test.jsonl", long)
     assert read_utterances(tmp_path / "utterances_test.jsonl") == long
 
@@ -62,5 +62,5 @@ def test_what_is_no_utterance_is_one_sentence(tmp_path: Path) -> None:
 
 def test_the_hash_is_of_ids_and_references_alone() -> None:
     expected = hash_references(SET)
-    assert hash_references([Scored("a", SET[1].reference, "other"), SET[0]]) == expected
-    assert hash_references([SET[0], Scored("c", SET[1].reference, "")]) != expected
+    assert hash_references([ScoredUtterance("a", SET[1].reference, "other"), SET[0]]) == expected
+    assert hash_references([SET[0], ScoredUtterance("c", SET[1].reference, "")]) != expected

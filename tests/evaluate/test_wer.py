@@ -6,7 +6,7 @@ from dataclasses import astuple
 import pytest
 
 from sbkit.evaluate.wer import (
-    Scored,
+    ScoredUtterance,
     align,
     count_errors,
     right_words,
@@ -49,7 +49,10 @@ def test_errors_are_the_edit_distance() -> None:
 
 
 def test_a_split_is_scored_by_summed_counts_not_by_the_mean_of_rates() -> None:
-    split = [Scored("long", "a b c d e f g h i", "a b c d e f g h i"), Scored("short", "a", "b")]
+    split = [
+        ScoredUtterance("long", "a b c d e f g h i", "a b c d e f g h i"),
+        ScoredUtterance("short", "a", "b"),
+    ]
     total = total_scores(split)
     assert total.wer == 1 / 10
     assert total.cer == 1 / 18

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sbkit.evaluate.run_results import write_summary
-from sbkit.evaluate.wer import Scored, total_scores
+from sbkit.evaluate.wer import ScoredUtterance, total_scores
 from sbkit.evaluate.wer_report import (
     describe_results,
     describe_silence,
@@ -22,10 +22,10 @@ from sbkit.evaluate.wer_report import (
 from sbkit.text.word import Word
 
 SPLIT = [
-    Scored("c_right", "all is well", "all is well"),
-    Scored("b_long", "please hold the line", "please told line"),
-    Scored("a_short", "hello there", "yellow chair"),
-    Scored("d_silent", "", "oh"),
+    ScoredUtterance("c_right", "all is well", "all is well"),
+    ScoredUtterance("b_long", "please hold the line", "please told line"),
+    ScoredUtterance("a_short", "hello there", "yellow chair"),
+    ScoredUtterance("d_silent", "", "oh"),
 ]
 
 REPORT = """\
@@ -63,8 +63,10 @@ def test_wer_report(tmp_path: Path) -> None:
 def test_confidences_are_compared_with_what_was_said() -> None:
     """Words that have none do not count; greedy decoding has figures of its own."""
     sure = (Word("please", 0, 1, 0.9), Word("told", 1, 2, 0.2), Word("line", 2, 3))
-    beam = Scored("a", "please hold the line", "please told line", words=sure)
-    greedy = Scored("a", "please hold the line", "pleas", words=(Word("pleas", 0, 1, 0.4),))
+    beam = ScoredUtterance("a", "please hold the line", "please told line", words=sure)
+    greedy = ScoredUtterance(
+        "a", "please hold the line", "pleas", words=(Word("pleas", 0, 1, 0.4),)
+    )
     figures = result_figures([replace(beam, greedy=greedy), SPLIT[0]])
     assert figures["confidence"] == {
         "AUC": 1.0,
@@ -82,23 +84,25 @@ def test_confidences_are_compared_with_what_was_said() -> None:
 
 def test_a_beam_does_not_hide_that_the_model_wrote_nothing() -> None:
     said, heard = "please hold the line please", "the line"
-    quiet = [Scored(name, said, heard, greedy=Scored(name, said, "")) for name in "ab"]
-    blurted = replace(quiet[0], greedy=Scored("a", said, "es"))
+    quiet = [
+        ScoredUtterance(name, said, heard, greedy=ScoredUtterance(name, said, "")) for name in "ab"
+    ]
+    blurted = replace(quiet[0], greedy=ScoredUtterance("a", said, "es"))
     assert [*describe_silence([blurted, quiet[1]])] == [
         "greedy decoding wrote 2 characters where 54 were said, and nothing for 1 of 2 utterances; "
         "the beam's words come from its language model"
     ]
-    (alone,) = describe_silence([Scored("a", said, "")])  # tested greedily
+    (alone,) = describe_silence([ScoredUtterance("a", said, "")])  # tested greedily
     assert alone.endswith("nothing for 1 of 1 utterance")
-    wordy = replace(quiet[0], greedy=Scored("a", said, "please"))
-    for scored in ([wordy, quiet[1]], [Scored("a", "", "")], []):
+    wordy = replace(quiet[0], greedy=ScoredUtterance("a", said, "please"))
+    for scored in ([wordy, quiet[1]], [ScoredUtterance("a", "", "")], []):
         assert not [*describe_silence(scored)]
 
 
 def test_a_language_without_spaces_has_no_word_error_rate(tmp_path: Path) -> None:
     """Greedily neither, nor of a part of the set; the worst have most characters wrong."""
     texts = (("a", "今天天气好", "今天气好"), ("b", "你好", "您好吗"))
-    scored = [Scored(*each, by_words=False) for each in texts]
+    scored = [ScoredUtterance(*each, by_words=False) for each in texts]
     scored = [replace(each, greedy=each) for each in scored]
     assert "; greedily CER " in describe_results(scored)
     figures = report_errors(tmp_path, "test", scored)

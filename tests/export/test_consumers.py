@@ -21,7 +21,6 @@ from sbkit.audio.io import Samples
 from sbkit.base.checksums import find_damage
 from sbkit.bundle.bundle import Bundle
 from sbkit.decoding.decoder import BeamDecoder
-from sbkit.decoding.word_graph import GraphSearch
 from sbkit.export.export import export_run
 from sbkit.export.held_out import find_held_out, read_whole_clips
 from sbkit.export.sherpa_format import FIRE_RED, load_with_graph
@@ -112,12 +111,11 @@ def test_sherpa_onnx_hears_the_same_words_with_the_graph(
         tokenizer=tokenizer,
         language_models=models,
         weights={"word": 1.0, "unknown": 0.0},
-        kind="graph",
+        decoder_type="graph",
     )
     for name in ("model.onnx", "tokens.txt"):
         shutil.copyfile(exported / "sherpa-onnx" / name, tmp_path / name)
-    assert isinstance(decoder.search, GraphSearch)
-    decoder.search.graph.write(str(tmp_path / "HLG.fst"))
+    decoder.graph_decoder.graph.write(str(tmp_path / "HLG.fst"))
     recognizer, decoding = load_with_graph(tmp_path, FIRE_RED), replace(bundle, decoder=decoder)
     heard = [decoding.transcribe([clip])[0] for clip in clips]
     assert sum(one != other for one, other in zip(heard, expected, strict=True)) > 10

@@ -10,7 +10,7 @@ import soundfile
 from sbkit.evaluate.compare import compare
 from sbkit.evaluate.report import Known, write_report
 from sbkit.evaluate.run_results import RunResults
-from sbkit.evaluate.wer import Scored
+from sbkit.evaluate.wer import ScoredUtterance
 from sbkit.evaluate.wer_report import result_figures, slice_error_rates
 from sbkit.logs.run_log import EpochFigures, StepFigures
 from sbkit.text.word import Word
@@ -34,12 +34,12 @@ RECORDS = [
 ]
 
 
-def utterances(c: str, words: tuple[Word, ...]) -> list[Scored]:
+def utterances(c: str, words: tuple[Word, ...]) -> list[ScoredUtterance]:
     """Make three utterances, of which one can be heard."""
     return [
-        Scored(HOSTILE, f"{HOSTILE} two", f"{HOSTILE} two", speaker=HOSTILE),
-        Scored("c", SAID, c, speaker="ann", seconds=2.0, words=words),
-        Scored("a", "=1+1", ""),
+        ScoredUtterance(HOSTILE, f"{HOSTILE} two", f"{HOSTILE} two", speaker=HOSTILE),
+        ScoredUtterance("c", SAID, c, speaker="ann", seconds=2.0, words=words),
+        ScoredUtterance("a", "=1+1", ""),
     ]
 
 
@@ -47,7 +47,7 @@ A = utterances("told the line now please", HEARD)
 B = utterances(SAID, RIGHT)
 
 
-def results(name: str, scored: list[Scored]) -> RunResults:
+def results(name: str, scored: list[ScoredUtterance]) -> RunResults:
     """Make the results of a run with one test set."""
     by = {"speaker": {HOSTILE: {"utterances": 1, **slice_error_rates(scored[:1])}}}
     return RunResults(

@@ -10,7 +10,7 @@ import pytest
 
 from sbkit.data.report import write_data_report
 from sbkit.evaluate.report import write_report
-from sbkit.evaluate.wer import Scored
+from sbkit.evaluate.wer import ScoredUtterance
 from sbkit.text.word import Word
 from tests.browser import open_browser, require_quiet, visit
 from tests.data.test_report import make_splits
@@ -130,7 +130,7 @@ def test_what_is_hostile_stays_text(browser: Any, tmp_path: Path) -> None:
 def test_without_words_characters_are_shown(browser: Any, tmp_path: Path, downloads: Path) -> None:
     """Two sentences with a space between them, which have times; no word is counted."""
     words = (Word("今气", 0.2, 0.9), Word("好", 1.0, 1.5))
-    scored = [Scored("c", "今天 好", "今气 好", seconds=2.0, words=words, by_words=False)]
+    scored = [ScoredUtterance("c", "今天 好", "今气 好", seconds=2.0, words=words, by_words=False)]
     page = tmp_path / "report.html"
     write_report(page, [results("a", scored)], clips=lambda *_: {"c": tone()})
     visit(browser, page)

@@ -12,12 +12,12 @@ import pytest
 import soundfile
 
 from recipes.FestvoxRu.time_errors import compare_times, fit_offsets, read_truth, time_source
+from sbkit.base.arrays import LogProbs
 from sbkit.base.errors import SbkitError
 from sbkit.bundle.bundle import Bundle
 from sbkit.bundle.protocols import Encoded
 from sbkit.decoding.alignment import WordOffsets
 from sbkit.decoding.decoder import BeamDecoder
-from sbkit.decoding.frames import LogProbs
 from sbkit.decoding.greedy import best_tokens
 from sbkit.runtime.torch_model import TorchModel, load_bundle
 from sbkit.text.tokenizer import SPACE

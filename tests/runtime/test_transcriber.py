@@ -105,8 +105,10 @@ def test_onnx_is_refused_where_the_decoder_needs_the_attention_decoder(
     bundle, tokenizer, _ = tone_bundle(tmp_path)
     file = tmp_path / "lm.safetensors"
     train_models(file, tokenizer, SENTENCES, tokens=0)
-    search = BeamDecoder(tokenizer=tokenizer, language_models=file, weights={}, attention="rescore")
-    made = replace(bundle, decoder=search)
+    decoder = BeamDecoder(
+        tokenizer=tokenizer, language_models=file, weights={}, attention_rescoring=True
+    )
+    made = replace(bundle, decoder=decoder)
     monkeypatch.setattr("sbkit.runtime.transcriber.open_model", lambda *_, **__: made)
     with pytest.raises(SbkitError, match="needs the attention decoder: that is not exported"):
         Transcriber.load(tmp_path, runtime="onnx")

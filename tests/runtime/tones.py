@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from sbkit.audio.io import Samples
+from sbkit.base.arrays import LogProbs
 from sbkit.bundle.bundle import Bundle
 from sbkit.bundle.config import BundleConfig
 from sbkit.bundle.protocols import Effective, Encoded, StreamingModel
 from sbkit.decoding.alignment import WordOffsets
-from sbkit.decoding.frames import LogProbs
 from sbkit.runtime.model import ModelThread, run_batches
 from sbkit.runtime.transcriber import Transcriber
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION

@@ -18,10 +18,10 @@ import pytest
 import soundfile
 
 from sbkit.audio.resample import resample_by_numpy
+from sbkit.base.arrays import LogProbs
 from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import COMMANDS, run
 from sbkit.decoding.decoder import BeamDecoder
-from sbkit.decoding.frames import LogProbs
 from sbkit.runtime.model import ModelThread
 from sbkit.serve.app import TRANSCRIPTIONS
 from sbkit.serve.recognizer import Recognizer

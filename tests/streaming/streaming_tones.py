@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from sbkit.audio.io import Samples
+from sbkit.base.arrays import LogProbs
 from sbkit.bundle.protocols import ChunkSizes, StreamingModel
 from sbkit.decoding.decoder import BeamDecoder
-from sbkit.decoding.frames import LogProbs
 from sbkit.runtime.model import ModelThread
 from sbkit.streaming.recognizer import EndpointRules, StreamingRecognizer
 from sbkit.text.tokenizer import Tokenizer

@@ -12,6 +12,7 @@ import pytest
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.decoding.alignment import WordOffsets
+from sbkit.decoding.decoder import BeamDecoder
 from sbkit.runtime.voice_detector import SpeechRules, VoiceDetector
 from sbkit.streaming.recognizer import EndpointRules, StreamingRecognizer
 from sbkit.streaming.session import (
@@ -215,9 +216,9 @@ def test_sessions_of_any_age_are_one_batch_and_say_the_same(tmp_path: Path) -> N
 
 def test_hotwords_are_searched_as_it_comes(tmp_path: Path) -> None:
     recognizer, tokenizer, _ = streaming_tones(tmp_path, **BEAM)
-    search = recognizer.decoder.search
-    assert not isinstance(search, type(None))
-    biased = replace(recognizer.decoder, search=search.with_hotwords(["lazy fox"]))  # type: ignore[union-attr]
+    decoder = recognizer.decoder.decoder
+    assert isinstance(decoder, BeamDecoder)
+    biased = replace(recognizer.decoder, decoder=decoder.with_hotwords(["lazy fox"]))
     recognizer.decoder = biased
     events = run(recognizer, cut(speak(tokenizer, "a lazy fox"), 0))
     assert finals(events)[0].text == "a lazy fox"
@@ -228,8 +229,8 @@ def test_what_cannot_be_live_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SbkitError, match="`--live` needs a streaming model"):
         StreamingRecognizer(bundle=bundle)
     for options, match in (
-        ({"kind": "graph"}, "prefix beam search"),
-        ({"attention": "rescore"}, "uses the attention decoder to rescore"),
+        ({"decoder_type": "graph"}, "Streaming needs the greedy or the beam decoder"),
+        ({"attention_rescoring": True}, "rescores with the attention decoder"),
     ):
         with pytest.raises(SbkitError, match=match):
             streaming_tones(tmp_path, **BEAM, **options)

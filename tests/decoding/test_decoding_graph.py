@@ -1,4 +1,4 @@
-"""The best path through a word graph is the best by definition; what it cannot do is refused."""
+"""The best path through a decoding graph is the best by definition."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -14,19 +14,18 @@ from recipes.asr.language_models import prepare_language_models
 from sbkit.base.errors import SbkitError
 from sbkit.data.splits import Splits
 from sbkit.decoding.decoder import BeamDecoder, Weights
-from sbkit.decoding.tune import TuningUtterance, tune, used_weights
-from sbkit.decoding.word_graph import GraphSearch, make_graph
+from sbkit.decoding.decoding_graph import GraphDecoder, make_graph
+from sbkit.decoding.fit import ValidationUtterance, search_weights, used_weights
 from sbkit.lm.kneser_ney import train
 from sbkit.lm.ngram import END, UNKNOWN, Automaton, NgramModel, make_automaton
 from sbkit.text.tokenizer import Tokenizer
 from tests.decoding.by_definition import (
     CHARACTERS,
     PIECES,
-    SETTINGS,
     LettersTokenizer,
     random_matrices,
 )
-from tests.decoding.spoken import char_tokenizer, heard, spoken, train_models
+from tests.decoding.spoken import char_tokenizer, spoken, train_models, transcribed
 from tests.lm.test_ngram import rows
 
 WEIGHTS = {"scale": 0.8, "word_bonus": 0.3, "unknown": -1.0}
@@ -130,17 +129,16 @@ def best_alignments(log_probs: npt.NDArray[np.float64]) -> dict[tuple[int, ...],
 
 
 @pytest.mark.parametrize("pieces", [CHARACTERS, PIECES])
-def test_the_best_path_is_the_best_by_definition(pieces: Sequence[str]) -> None:
+def test_decoder_finds_the_best_path_by_definition(pieces: Sequence[str]) -> None:
     model, how = (
         train((text.split() for text in SENTENCES), order=3).model,
         LettersTokenizer(pieces),
     )
-    search = GraphSearch(
-        graph=make_graph(words=model, tokenizer=how, blank=0, **WEIGHTS), settings=SETTINGS
-    )
+    graph = make_graph(words=model, tokenizer=how, blank=0, **WEIGHTS)
+    decoder = GraphDecoder(graph=graph, vocab_size=4, blank=0)
     definition, compared = ByDefinition(model, how), 0
     for log_probs in filter(len, random_matrices(42)):
-        (found,) = search.decode(log_probs)
+        (found,) = decoder.decode(log_probs)
         scores = {
             tokens: score + definition.score(tokens)
             for tokens, score in best_alignments(log_probs).items()
@@ -167,55 +165,57 @@ def graph_of(
 ) -> BeamDecoder:
     file = folder / "lm.safetensors"
     train_models(file, tokenizer, TEXTS, words=order)
-    given: dict[str, object] = {"weights": Weights(word=1.0), "kind": "graph", **options}
+    given: dict[str, object] = {"weights": Weights(word=1.0), "decoder_type": "graph", **options}
     return BeamDecoder(tokenizer=tokenizer, language_models=file, **given)  # type: ignore[arg-type]
 
 
-def test_words_are_heard_as_the_language_model_has_them(
-    tmp_path: Path, tokenizer: Tokenizer
-) -> None:
-    """Two letters of each text sound more like others; one word is known to no text."""
+def test_decoder_corrects_words_by_the_language_model(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """Two letters of each text sound more like others; "dan" is in no text."""
     decoder = graph_of(tmp_path, tokenizer)
     for text in TEXTS[:3]:
         log_probs = spoken(tokenizer, text, {3: "s", 8: "m"})
-        assert heard(decoder, log_probs) == text
-    assert heard(decoder, spoken(tokenizer, "call dan in the north", {})) == "call dan in the north"
-    assert heard(decoder, spoken(tokenizer, "dan is cold", {})) == "dan is cold"
+        assert transcribed(decoder, log_probs) == text
+    assert (
+        transcribed(decoder, spoken(tokenizer, "call dan in the north", {}))
+        == "call dan in the north"
+    )
+    assert transcribed(decoder, spoken(tokenizer, "dan is cold", {})) == "dan is cold"
     (nothing,) = decoder.nbest(np.zeros((0, tokenizer.vocab_size)))
     assert (nothing.tokens, nothing.score, nothing.lm_score) == ((), 0.0, 0.0)
 
 
-def test_its_own_weights_are_chosen(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_weights_of_a_graph_are_fitted(tmp_path: Path, tokenizer: Tokenizer) -> None:
     decoder = graph_of(tmp_path, tokenizer, weights=None)
     assert [*used_weights(decoder)] == ["word", "unknown", "word_bonus"]
-    tuned = tune(
-        decoder, [TuningUtterance(spoken(tokenizer, text, {3: "s"}), text) for text in TEXTS[:3]]
-    )
-    assert tuned.scores.wer == 0
-    assert decoder.with_weights(tuned.weights).kind == "graph"
+    utterances = [
+        ValidationUtterance(spoken(tokenizer, text, {3: "s"}), text) for text in TEXTS[:3]
+    ]
+    fitted = search_weights(decoder, utterances)
+    assert fitted.scores.wer == 0
+    assert decoder.with_weights(fitted.weights).decoder_type == "graph"
 
 
-def test_a_graph_of_another_model_is_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_graph_of_another_tokenizer_is_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
     decoder = graph_of(tmp_path, tokenizer)
     (tmp_path / "other").mkdir()
     decoder.tokenizer = char_tokenizer(tmp_path / "other", ["xyz"])
-    with pytest.raises(SbkitError, match="must be of the model's own tokenizer, but is of another"):
+    with pytest.raises(SbkitError, match="belong to another tokenizer"):
         decoder.nbest(np.zeros((2, 7)))
 
 
-def test_what_a_graph_cannot_do_is_refused(
+def test_graph_refuses_what_it_cannot_do(
     tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoder = graph_of(tmp_path, tokenizer)
-    with pytest.raises(SbkitError, match="`kind` beam or graph with .* is tree"):
-        graph_of(tmp_path, tokenizer, kind="tree")
-    with pytest.raises(SbkitError, match="must do without the attention decoder"):
-        graph_of(tmp_path, tokenizer, attention="rescore").check_graph()
-    with pytest.raises(SbkitError, match="Hotwords must have the beam search"):
+    with pytest.raises(SbkitError, match="finds a single hypothesis"):
+        graph_of(tmp_path, tokenizer, attention_rescoring=True).check_graph()
+    with pytest.raises(SbkitError, match="Hotwords need the beam decoder"):
         decoder.with_hotwords(["sam"])
-    with pytest.raises(SbkitError, match="must have a language model of words"):
+    with pytest.raises(SbkitError, match="Streaming needs the greedy or the beam decoder"):
+        decoder.start()
+    with pytest.raises(SbkitError, match="needs a language model of words, but there is none"):
         graph_of(tmp_path, tokenizer, order=0).nbest(np.zeros((1, tokenizer.vocab_size)))
-    with pytest.raises(SbkitError, match="must have a language model of words, but `word_lm_ord"):
+    with pytest.raises(SbkitError, match="needs a language model of words, but `word_lm_ord"):
         knobs = {"decoder_type": "graph", "word_lm_order": 0}
         prepare_language_models(knobs, Splits(None, {}, {}), tokenizer)  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, "kaldi_decoder", None)

@@ -1,0 +1,11 @@
+"""Types of numpy arrays, each with one name and one meaning in all of sbkit."""
+
+import numpy as np
+import numpy.typing as npt
+
+Float32s = npt.NDArray[np.float32]
+Float64s = npt.NDArray[np.float64]
+Int64s = npt.NDArray[np.int64]  # ids and indices
+Counts = npt.NDArray[np.int64]  # counts and lengths
+Bools = npt.NDArray[np.bool_]
+LogProbs = npt.NDArray[np.floating]  # natural logarithms, mostly (U, V): frames by tokens

@@ -1,0 +1,464 @@
+"""Fit a decoder to validation data: the weights of its models, and the confidences of its words.
+
+utterances: log-probabilities and reference texts -> a sample -> errors with trial weights
+-> the best weights -> features of the words that are then decoded -> confidences
+"""
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sbkit.base.arrays import Float64s, LogProbs
+from sbkit.base.errors import DataError
+from sbkit.base.files import to_json, write_text_atomically
+from sbkit.base.messages import plural
+from sbkit.decoding.attention import AttentionDecoder
+from sbkit.decoding.confidence import (
+    CONFIDENCE_FILE,
+    GREEDY,
+    FittedConfidence,
+    LabeledWords,
+    WordAligner,
+    fit_confidence,
+    label_words,
+)
+from sbkit.decoding.decoder import (
+    DECODER_FILE,
+    MAX_CANDIDATES,
+    TOKEN_THRESHOLD,
+    BeamDecoder,
+    Weights,
+)
+from sbkit.decoding.greedy import GreedyDecoder, best_tokens
+from sbkit.decoding.language_models import LanguageModels
+from sbkit.distributed.ranks import gather_over_ranks, rank
+from sbkit.evaluate.wer import Scores, count_errors
+from sbkit.lm.ngram import NgramModel
+from sbkit.logs.progress import shown
+from sbkit.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+WEIGHT_RANGES: Mapping[str, tuple[float, float]] = {
+    "word": (0.2, 1.0),
+    "word_bonus": (0.0, 2.5),
+    "unknown": (-10.0, -2.0),
+    "token": (0.0, 0.6),
+    "token_bonus": (0.0, 1.0),
+    "attention": (0.0, 2.5),
+}
+# The path of a graph has a single alignment, and an unknown word costs its tokens.
+GRAPH_WEIGHT_RANGES = {"word": (0.5, 1.5), "word_bonus": (-1.0, 2.0), "unknown": (-8.0, 1.0)}
+WORD_WEIGHTS = ("word", "unknown", "word_bonus")
+HALTON_BASES = (2, 3, 5, 7, 11, 13)
+NUM_TRIALS = 64  # settings of the weights
+NUM_AVERAGED = 12
+TRIAL_BEAM_SIZE = 16  # takes half the time of 32
+RIDGE = 1.0
+MAX_TRIAL_NGRAMS = 100_000  # in a trial graph: 4 s to build each
+MAX_SAMPLE_TOKENS = 60_000  # over all ranks; all trials of a token take 3 ms
+# 60 s of trials. Three minutes are 4,500 frames of 40 ms, each with 3 to 4 likely tokens if the
+# model has learned. If not, each has `MAX_CANDIDATES`, and the weights keep their defaults.
+MIN_SAMPLE_TOKENS = 20_000
+# Of a larger validation set, so that the weights do not depend on a few clips.
+MIN_UTTERANCES, MIN_SECONDS = 20, 180.0
+# A tenth of the training time of the default run: two cores train on 130 s of audio in a second.
+SAMPLE_TOKENS_PER_SECOND = 0.2
+
+Ping = Callable[[], object]
+Order = tuple[str, str]
+
+
+class ValidationUtterance(NamedTuple):
+    """An utterance of a validation set.
+
+    log_probs: (U, V); text: the reference; attention: its attention decoder, for a decoder that
+    rescores; id: decides whether it is in a sample; seconds: of audio.
+    """
+
+    log_probs: LogProbs
+    text: str
+    attention: AttentionDecoder | None = None
+    id: str = ""
+    seconds: float = 0.0
+
+    @property
+    def order(self) -> Order:
+        """Return the sort key by which a sample is filled."""
+        return order_of(self.id), self.text
+
+
+@dataclass(frozen=True)
+class FittedWeights:
+    """The chosen weights, and the errors with them.
+
+    by_words: False for a language without spaces between words, which has no WER.
+    reason: why the weights are the defaults, "" if they were fitted.
+    """
+
+    weights: Weights
+    scores: Scores
+    by_words: bool = True
+    reason: str = ""
+
+    def plain(self) -> dict[str, Any]:
+        """Return the figures as plain data."""
+        return {
+            "weights": self.weights.plain(),
+            "CER": self.scores.cer,
+            **({"WER": self.scores.wer} if self.by_words else {}),
+            "utterances": self.scores.utterances,
+            **({"reason_for_defaults": self.reason} if self.reason else {}),
+        }
+
+
+@dataclass(frozen=True)
+class FittedDecoder:
+    """A decoder that was fitted to validation sets.
+
+    decoder: None for greedy decoding; weights: None if they were given; confidences: of words, by
+    the type of the decoder; splits: the names of the validation sets.
+    """
+
+    decoder: BeamDecoder | None
+    weights: FittedWeights | None
+    confidences: Mapping[str, FittedConfidence]
+    splits: Sequence[str]
+
+    def write(self, folder: Path) -> None:
+        """Write `decoder.json`, if there is a decoder, and `confidence.json`; on rank 0 only."""
+        records: dict[str, dict[str, Any]] = {}
+        if self.decoder is not None:
+            records[DECODER_FILE] = self.decoder.plain()
+            if self.weights is not None:
+                splits = [] if self.weights.reason else [*self.splits]
+                records[DECODER_FILE] |= {"chosen_on": splits, **self.weights.plain()}
+        records[CONFIDENCE_FILE] = {name: fit.plain() for name, fit in self.confidences.items()}
+        for name, record in records.items() if rank() == 0 else ():
+            write_text_atomically(folder / name, to_json(record, indent=1) + "\n")
+
+
+def fit_decoder(
+    decoder: BeamDecoder | None,
+    aligner: WordAligner,
+    utterances: Sequence[ValidationUtterance],
+    *,
+    split_sizes: Mapping[str, int],
+    by_words: bool,
+    ping: Callable[[str], object] = str,
+    quiet: bool = False,
+) -> FittedDecoder:
+    """Fit the weights of a decoder, unless they are given, and the confidences of words.
+
+    Args:
+        decoder: None for greedy decoding, which has only confidences.
+        aligner: extracts the features of words.
+        utterances: this rank's share of a sample, see `sample_utterances`.
+        split_sizes: the number of utterances of each validation set, over all ranks.
+        by_words: False for a language without spaces between words.
+        ping: called with "tuning" or "confidence" before each utterance, for a watchdog.
+        quiet: show no progress.
+    """
+    weights, splits = None, [*split_sizes]
+    if decoder is not None and decoder.needs_tuning and any(used_weights(decoder)):
+        decoder, weights = fit_weights(
+            decoder,
+            utterances,
+            split_sizes=split_sizes,
+            by_words=by_words,
+            ping=lambda: ping("tuning"),
+            quiet=quiet,
+        )
+    confidences = fit_confidences(
+        aligner, decoder, utterances, ping=lambda: ping("confidence"), quiet=quiet
+    )
+    for name, fit in confidences.items():
+        logger.info(
+            f"confidence of words, {name}: {fit} ({', '.join(splits) or 'no validation set'})"
+        )
+    return FittedDecoder(decoder, weights, confidences, splits)
+
+
+# ---- a sample of the validation sets
+
+
+def order_of(id: str) -> str:
+    """Return the sort key of an utterance: its id hashed, so that a sample is a random one."""
+    return hashlib.sha256(id.encode()).hexdigest()
+
+
+def sample_size(trained_seconds: float) -> int:
+    """Return the number of tokens in a sample, so that fitting takes a tenth of the training time.
+
+    It depends on the seconds of audio that were trained on, not on the time that took, so that the
+    same run has the same sample on any machine and any number of ranks.
+    """
+    size = round(SAMPLE_TOKENS_PER_SECOND * trained_seconds)
+    return min(MAX_SAMPLE_TOKENS, max(MIN_SAMPLE_TOKENS, size))
+
+
+def sample_utterances(
+    utterances: Iterable[ValidationUtterance], max_tokens: int = MAX_SAMPLE_TOKENS
+) -> list[ValidationUtterance]:
+    """Keep this rank's part of a sample with at most ``max_tokens`` over all ranks.
+
+    A set with fewer tokens is kept whole. Of a larger one, the same utterances are kept on any
+    number of ranks. The others are dropped as they arrive, because the log-probabilities of a large
+    set do not fit into memory.
+    """
+    sample: list[ValidationUtterance] = []
+    counts: dict[Order, int] = {}
+    for utterance in utterances:
+        sample.append(utterance)
+        likely = (utterance.log_probs > TOKEN_THRESHOLD).sum(1)
+        counts[utterance.order] = int(likely.clip(max=MAX_CANDIDATES).sum())
+        if sum(counts.values()) > 2 * max_tokens:
+            last = _last_within(counts.items(), max_tokens)
+            sample = [kept for kept in sample if kept.order <= last]
+            counts = {kept.order: counts[kept.order] for kept in sample}
+    all_counts = [pair for share in gather_over_ranks([*counts.items()]) for pair in share]
+    last = _last_within(all_counts, max_tokens)
+    return [utterance for utterance in sample if utterance.order <= last]
+
+
+def _last_within(counts: Iterable[tuple[Order, int]], max_tokens: int) -> Order:
+    """Return the key of the last utterance in order before the sum exceeds ``max_tokens``."""
+    total, last = 0, ("", "")
+    for order, count in sorted(counts):
+        total += count
+        if total > max_tokens and last != ("", ""):
+            break
+        last = order
+    return last
+
+
+# ---- weights
+
+
+def fit_weights(
+    decoder: BeamDecoder,
+    utterances: Sequence[ValidationUtterance],
+    *,
+    split_sizes: Mapping[str, int],
+    by_words: bool,
+    ping: Ping = int,
+    quiet: bool = False,
+) -> tuple[BeamDecoder, FittedWeights]:
+    """Return the decoder with the best weights, and the errors with them.
+
+    If the sample is too small a part of the sets, the weights keep their defaults, and
+    ``FittedWeights.reason`` says why.
+    """
+    splits = ", ".join(split_sizes)
+    if reason := _too_few(utterances, sum(split_sizes.values())):
+        decoder = decoder.with_weights(Weights() if by_words else Weights(word=0.0))
+        logger.info(reason)
+        return decoder, _measure(decoder, utterances, by_words, ping, reason)
+    count = plural(sum(gather_over_ranks(len(utterances))), "utterance")
+    logger.info(f"decoder: trying {NUM_TRIALS} settings of its weights on {count} ({splits})")
+    num_decoded = (NUM_TRIALS + 1) * len(utterances)
+    with shown("trying weights of the decoder", num_decoded, quiet=quiet) as advance:
+        fitted = search_weights(decoder, utterances, by_words=by_words, ping=_both(ping, advance))
+    decoder = decoder.with_weights(fitted.weights)
+    values = fitted.weights.plain()
+    text = ", ".join(f"{name} {values[name]:g}" for name in used_weights(decoder))
+    if decoder.language_models.words is not None and not decoder.weights.word:
+        text += ", without the model of words, because the language does not separate them"
+    logger.info(f"decoder: {text} (chosen on {splits})")
+    return decoder, fitted
+
+
+def _too_few(utterances: Sequence[ValidationUtterance], total: int) -> str:
+    """Return why no weights are fitted to a sample of ``total`` utterances, "" if they are."""
+    own = len(utterances), sum(utterance.seconds for utterance in utterances)
+    count, seconds = (sum(share) for share in zip(*gather_over_ranks(own), strict=True))
+    if count >= total or (count >= MIN_UTTERANCES and seconds >= MIN_SECONDS):
+        return ""
+    return (
+        "the weights of the decoder keep their defaults: the model is so uncertain that there is "
+        f"time to try weights on only {count} of {plural(total, 'utterance')} ({seconds:.0f} s). "
+        "Train longer, or write the weights into the YAML."
+    )
+
+
+def search_weights(
+    decoder: BeamDecoder,
+    utterances: Sequence[ValidationUtterance],
+    *,
+    by_words: bool = True,
+    ping: Ping = int,
+) -> FittedWeights:
+    """Choose weights by the sum of word and character error rate; without words, by the latter.
+
+    ``NUM_TRIALS`` settings are tried that fill the space of all weights evenly, and a quadratic
+    function is fitted to their errors. The mean of the ``NUM_AVERAGED`` settings for which it is
+    lowest is chosen, not the setting with the fewest errors: on a set of a few hundred words that
+    is a matter of luck. A language that does not separate words is decoded without the model of
+    words, which would know only whole sentences.
+
+    Raises DataError if the validation sets are empty.
+    """
+    names = list(used_weights(decoder))
+    if not by_words and "token" in names:
+        names = [name for name in names if name not in WORD_WEIGHTS]
+    points = np.stack([_halton(NUM_TRIALS, base) for base in HALTON_BASES[: len(names)]], 1)
+    ranges = GRAPH_WEIGHT_RANGES if decoder.decoder_type == "graph" else WEIGHT_RANGES
+    beam_size, quick = min(decoder.beam_size, TRIAL_BEAM_SIZE), _make_quick(decoder)
+    trials = [
+        count_all_errors(
+            quick.with_weights(_weights_at(names, ranges, point), beam_size=beam_size),
+            utterances,
+            decoder.tokenizer,
+            ping,
+        )
+        for point in points
+    ]
+    scores = _sum_over_ranks(trials)
+    if not scores[0].utterances:
+        raise DataError(
+            "The weights of a decoder are fitted to a validation set, but it is empty. Write the "
+            "weights into the YAML, or name a set."
+        )
+    smooth = _fit_quadratic(points, np.array([error_of(s, by_words=by_words) for s in scores]))
+    center = points[smooth.argsort(kind="stable")[:NUM_AVERAGED]].mean(0)
+    best = decoder.with_weights(_weights_at(names, ranges, center))
+    return _measure(best, utterances, by_words, ping)
+
+
+def _measure(
+    decoder: BeamDecoder,
+    utterances: Sequence[ValidationUtterance],
+    by_words: bool,
+    ping: Ping,
+    reason: str = "",
+) -> FittedWeights:
+    (scores,) = _sum_over_ranks([count_all_errors(decoder, utterances, decoder.tokenizer, ping)])
+    return FittedWeights(decoder.weights, scores, by_words, reason)
+
+
+def _sum_over_ranks(scores: Sequence[Scores]) -> list[Scores]:
+    per_rank = gather_over_ranks(list(scores))
+    return [sum(parts, Scores()) for parts in zip(*per_rank, strict=True)]
+
+
+def error_of(scores: Scores, *, by_words: bool) -> float:
+    """Return the error that weights are chosen by: CER, plus WER in a language with words."""
+    return scores.cer + (scores.wer if by_words else 0)
+
+
+def count_all_errors(
+    decoder: BeamDecoder | GreedyDecoder,
+    utterances: Sequence[ValidationUtterance],
+    tokenizer: Tokenizer,
+    ping: Ping = int,
+) -> Scores:
+    """Decode utterances, and count their errors; ``ping`` is called before each."""
+    scores = Scores()
+    for utterance in utterances:
+        ping()
+        tokens = list(decoder.nbest(utterance.log_probs, utterance.attention)[0].tokens)
+        scores += count_errors(utterance.text, tokenizer.decode(tokens))
+    return scores
+
+
+def used_weights(decoder: BeamDecoder) -> Iterator[str]:
+    """Name the weights that have an effect."""
+    models = decoder.language_models
+    if models.words is not None and decoder.weights.word:
+        yield from WORD_WEIGHTS
+    if models.tokens is not None and decoder.decoder_type != "graph":
+        yield from ("token", "token_bonus")
+    if decoder.attention_rescoring:
+        yield "attention"
+
+
+def _make_quick(decoder: BeamDecoder) -> BeamDecoder:
+    """Return a faster decoder for which nearly the same weights are the best.
+
+    A graph is built again for each setting, so its language model keeps only orders with few
+    n-grams.
+    """
+    words = decoder.language_models.words
+    if decoder.decoder_type != "graph" or words is None:
+        return decoder
+    sizes = np.cumsum([len(grams) for grams in words.grams])
+    num_orders = max(1, int((sizes <= MAX_TRIAL_NGRAMS).sum()))
+    shorter = NgramModel(words.words, words.grams[:num_orders])
+    return decoder.with_language_models(LanguageModels(words=shorter, tokens=None))
+
+
+def _weights_at(
+    names: Sequence[str], ranges: Mapping[str, tuple[float, float]], point: Float64s
+) -> Weights:
+    """Return the weights at a point of the unit cube."""
+    values = {"word": 0.0}
+    for name, share in zip(names, point.tolist(), strict=True):
+        low, high = ranges[name]
+        values[name] = round(low + share * (high - low), 3)
+    return Weights(**values)
+
+
+def _halton(count: int, base: int) -> Float64s:
+    """Return the first numbers of Halton's sequence, which fill the unit interval evenly."""
+    units = float(base) ** np.arange(7)  # more digits than NUM_TRIALS has in base 2
+    numbers: Float64s = (np.arange(1, count + 1)[:, None] // units % base / units / base).sum(1)
+    return numbers
+
+
+def _fit_quadratic(points: Float64s, values: Float64s) -> Float64s:
+    """Fit a quadratic function by ridge regression, and return it at the points: (N, D), (N,)."""
+    centered = 2 * points - 1
+    first, second = np.triu_indices(points.shape[1])
+    features = np.concatenate([centered, centered[:, first] * centered[:, second]], 1)
+    features = features - features.mean(0)
+    penalty = RIDGE * np.eye(features.shape[1])
+    weights = np.linalg.solve(
+        features.T @ features + penalty, features.T @ (values - values.mean())
+    )
+    fitted: Float64s = features @ weights + values.mean()
+    return fitted
+
+
+# ---- confidences
+
+
+def fit_confidences(
+    aligner: WordAligner,
+    decoder: BeamDecoder | None,
+    utterances: Sequence[ValidationUtterance],
+    *,
+    ping: Ping = int,
+    quiet: bool = False,
+) -> dict[str, FittedConfidence]:
+    """Fit the confidences of words, for greedy decoding and for a decoder, alike on all ranks."""
+    blank = aligner.tokenizer.vocabulary.blank
+    labeled: dict[str, list[LabeledWords]] = {GREEDY: []}
+    if decoder is not None:
+        labeled[decoder.decoder_type] = []
+    with shown("fitting the confidence of words", len(utterances), quiet=quiet) as advance:
+        for utterance in utterances:
+            _both(ping, advance)()
+            log_probs = utterance.log_probs
+            words = aligner.extract_features(log_probs, best_tokens(log_probs, blank))
+            labeled[GREEDY].append(label_words(words, utterance.text))
+            if decoder is not None:
+                beam = decoder.nbest(log_probs, utterance.attention)
+                words = aligner.extract_features(log_probs, beam[0].tokens, beam)
+                labeled[decoder.decoder_type].append(label_words(words, utterance.text))
+    return {
+        name: fit_confidence([words for share in gather_over_ranks(own) for words in share])
+        for name, own in labeled.items()
+    }
+
+
+def _both(ping: Ping, advance: Callable[[float], None]) -> Ping:
+    def notify() -> None:
+        ping()
+        advance(1)
+
+    return notify

@@ -1,0 +1,158 @@
+"""A decoder's weights are chosen on a sample of the validation sets, or keep their defaults."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sbkit.decoding import fit
+from sbkit.decoding.confidence import WordAligner
+from sbkit.decoding.decoder import MAX_CANDIDATES, BeamDecoder, Weights
+from sbkit.decoding.fit import (
+    FittedWeights,
+    ValidationUtterance,
+    count_all_errors,
+    fit_decoder,
+    fit_weights,
+    sample_utterances,
+    search_weights,
+    used_weights,
+)
+from sbkit.evaluate.wer import Scores
+from sbkit.text.tokenizer import Tokenizer
+from tests.decoding.spoken import char_tokenizer, misheard, train_models
+from tests.runs import read_json
+
+Fitting = tuple[BeamDecoder, list[ValidationUtterance], FittedWeights]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return char_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture(scope="module")
+def fitting(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Fitting:
+    """Fit the weights of a decoder to six utterances."""
+    file = tmp_path_factory.mktemp("models") / "lm.safetensors"
+    train_models(file, tokenizer)
+    decoder = BeamDecoder(tokenizer=tokenizer, language_models=file)
+    utterances = misheard(tokenizer)
+    return decoder, utterances, search_weights(decoder, utterances)
+
+
+def test_searched_weights_make_fewer_errors_than_none(fitting: Fitting) -> None:
+    decoder, utterances, fitted = fitting
+
+    def errors_with(weights: Weights) -> Scores:
+        tokenizer = decoder.tokenizer
+        return count_all_errors(decoder.with_weights(weights), utterances, tokenizer)
+
+    assert fitted.scores.wer < 0.5 * errors_with(Weights(word=0, token=0, unknown=0)).wer
+    assert fitted.scores == errors_with(fitted.weights)
+    assert fitted.plain()["utterances"] == 6
+
+
+def test_fit_decoder_pings_at_each_utterance_and_writes_its_files(
+    fitting: Fitting, tmp_path: Path
+) -> None:
+    """All trials of the weights may take longer than a hang may."""
+    decoder, utterances, weights = fitting
+    phases: list[str] = []
+    aligner = WordAligner(tokenizer=decoder.tokenizer, samples_per_frame=640, sample_rate=16_000)
+    fitted = fit_decoder(
+        decoder, aligner, utterances, split_sizes={"dev": 6}, by_words=True, ping=phases.append
+    )
+    assert phases.count("tuning") >= 64 * 6
+    assert phases.count("confidence") == 6
+    fitted.write(tmp_path)
+    record = read_json(tmp_path / "decoder.json")
+    assert record["weights"] == weights.weights.plain()
+    assert (record["decoder_type"], record["chosen_on"]) == ("beam", ["dev"])
+    assert read_json(tmp_path / "confidence.json").keys() == {"greedy", "beam"}
+    assert fitted.decoder is not None
+    again = fit_decoder(fitted.decoder, aligner, [], split_sizes={}, by_words=True)
+    assert again.weights is None  # they are not fitted again
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_sample_of_a_large_set_is_the_same_on_any_number_of_ranks(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, num_ranks: int
+) -> None:
+    utterance = misheard(tokenizer)[0]
+    tokens = int((utterance.log_probs > fit.TOKEN_THRESHOLD).sum())
+    utterances = [utterance._replace(id=str(number)) for number in range(100)]
+    shares = [utterances[rank::num_ranks] for rank in range(num_ranks)]
+    counts = [[(one.order, tokens) for one in share] for share in shares]
+    monkeypatch.setattr(fit, "gather_over_ranks", lambda own: counts)
+    for limit, num_kept in ((8, 8), (8.5, 8), (100, 100)):
+        samples = [sample_utterances(share, int(limit * tokens)) for share in shares]
+        ids = {one.id for sample in samples for one in sample}
+        assert ids == {one.id for one in sorted(utterances, key=lambda one: one.order)[:num_kept]}
+
+
+def test_sample_size_is_a_tenth_of_the_training_time_within_limits() -> None:
+    """The default run trains on 67,234 s of audio, and all 8,630 tokens of its dev are tried."""
+    sizes = [fit.sample_size(seconds) for seconds in (0, 2 * 67_234, 1e9)]
+    assert sizes == [fit.MIN_SAMPLE_TOKENS, 26_894, fit.MAX_SAMPLE_TOKENS]
+
+
+def test_sample_counts_at_most_the_candidates_of_a_flat_frame(tokenizer: Tokenizer) -> None:
+    flat = np.full((10, tokenizer.vocab_size), -3.0)
+    clips = [ValidationUtterance(flat, "a", id=str(number)) for number in range(9)]
+    assert len(sample_utterances(clips, 5 * 10 * MAX_CANDIDATES)) == 5
+
+
+@pytest.mark.parametrize(
+    ("count", "seconds", "total", "is_fitted"),
+    [
+        (2, 3.0, 2, True),  # the whole set
+        (19, 300.0, 55, False),
+        (38, 67.0, 55, False),  # 38 of 55 flat utterances: a model that wrote nothing
+        (20, 180.0, 55, True),
+    ],
+)
+def test_weights_are_fitted_to_enough_speech_or_keep_their_defaults(
+    fitting: Fitting,
+    monkeypatch: pytest.MonkeyPatch,
+    count: int,
+    seconds: float,
+    total: int,
+    is_fitted: bool,
+) -> None:
+    decoder, (clip, *_), _ = fitting
+    utterances = [clip._replace(seconds=seconds / count)] * count
+    monkeypatch.setattr(fit, "NUM_TRIALS", 2)
+    fitted, weights = fit_weights(decoder, utterances, split_sizes={"dev": total}, by_words=True)
+    assert (fitted.weights != Weights()) == is_fitted
+    assert fitted.weights == weights.weights
+    assert weights.scores.utterances == count
+    assert f"only {count} of {total} utterances ({seconds:.0f} s)" in weights.reason or is_fitted
+
+
+def test_without_word_boundaries_the_model_of_words_is_not_used(fitting: Fitting) -> None:
+    decoder, utterances, _ = fitting
+    fitted = search_weights(decoder, utterances[:2], by_words=False)
+    assert "WER" not in fitted.plain()
+    assert fitted.weights.word == 0
+    assert set(used_weights(decoder.with_weights(fitted.weights))) == {"token", "token_bonus"}
+
+
+def test_ranks_that_share_a_set_choose_the_weights_of_the_whole_set(
+    fitting: Fitting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder, utterances, whole = fitting
+    trials_of_other: list[Scores] = []
+
+    def gather(own: list[Scores]) -> list[list[Scores]]:
+        """Keep the trials of the first rank, and return them to the second."""
+        if len(own) == 1:  # the errors with the chosen weights
+            return [own]
+        if not trials_of_other:
+            trials_of_other.extend(own)
+            return [own]
+        return [trials_of_other, own]
+
+    monkeypatch.setattr(fit, "gather_over_ranks", gather)
+    search_weights(decoder, utterances[1::2])
+    assert search_weights(decoder, utterances[::2]).weights == whole.weights
