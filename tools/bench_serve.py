@@ -34,7 +34,7 @@ from urllib.request import urlopen
 import numpy as np
 from websockets.asyncio.client import ClientConnection, connect
 
-from sbkit.audio.io import Samples, audio_below, declared_seconds, read_audio
+from sbkit.audio.io import Samples, declared_seconds, find_audio_files, read_audio
 from sbkit.base.process import exit_code
 from sbkit.runtime.transcriber import Transcriber
 
@@ -110,7 +110,7 @@ def main() -> int:
     options = parser.parse_args()
     options.clients = options.clients or (64 if options.soak else 32)
     options.seconds = options.seconds or (300.0 if options.soak else 60.0)
-    files = audio_below(options.audio)
+    files = find_audio_files(options.audio)
     load = {"runtime": options.runtime, "decoder": options.decoder, "device": "cpu"}
     with Transcriber.load(options.bundle, times=False, **load) as transcriber:
         clips = [

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from sbkit.audio.fbank import LOWEST_HZ
+from sbkit.audio.fbank import MIN_HZ
 
 SLOPES = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0)  # of colored noise: white to brown
 MIN_TALKERS, MAX_TALKERS = 4, 12  # of babble
@@ -51,7 +51,7 @@ def color(white: Tensor, slope: float, sample_rate: int) -> Tensor:
     """
     spectrum = torch.fft.rfft(white)
     hertz = torch.fft.rfftfreq(len(white), 1 / sample_rate)
-    weights = hertz.clamp(min=LOWEST_HZ) ** (-slope / 2) * (hertz >= LOWEST_HZ)
+    weights = hertz.clamp(min=MIN_HZ) ** (-slope / 2) * (hertz >= MIN_HZ)
     noise: Tensor = torch.fft.irfft(spectrum * weights, n=len(white))
     return noise / noise.square().mean().sqrt()
 

@@ -32,7 +32,7 @@ from torch.nn.functional import pad
 from torchaudio.transforms import Resample
 
 from sbkit.audio.draws import draw_uniform
-from sbkit.audio.io import SUFFIXES, audio_below, read_audio
+from sbkit.audio.io import SUFFIXES, find_audio_files, read_audio
 from sbkit.audio.lengths import bucket_of, length_mask
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.units import SAMPLE_RATE
@@ -198,7 +198,7 @@ class _FolderAugmentation(nn.Module):
 
     def __init__(self, *, folder: str, prob: float = 0.3, sample_rate: int = SAMPLE_RATE) -> None:
         super().__init__()
-        files = audio_below(Path(folder))
+        files = find_audio_files(Path(folder))
         if not files:
             raise DataError(
                 f"`folder` of {type(self).__name__} must hold audio files "

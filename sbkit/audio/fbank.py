@@ -3,19 +3,8 @@
 Legend: B utterances, S samples, T frames, M mel bins.
 
 They agree with `torchaudio.compliance.kaldi.fbank` (25 ms Povey windows every 10 ms, mean removed,
-pre-emphasis 0.97, no dither, power spectrum, only whole windows), which is what deployed runtimes
-such as sherpa-onnx compute. Audio is in the scale of int16 (-32768 to 32767), as Kaldi has it.
-
-Mel energies by products of matrices, for ONNX runtimes, whose transform of Fourier is slow.
-
-Legend: B utterances, S samples, T frames, M mel bins, F the size of the transform, P samples in a
-row, Q rows in a window, K = F / P / 2 + 1.
-
-onnxruntime's DFT is a loop over single numbers: with what cuts and prepares the windows it took 1.6
-ms of a second of audio, and this takes 0.5 (one core, November 2026). Where window, shift and F
-have a common divisor P (16 at 16 kHz: 400, 160, 512), samples are rows of P, windows are Q rows
-each, and the transform is one over the rows of a window and then one over its columns (Cooley and
-Tukey 1965). PyTorch's FFT is twice as fast as this.
+pre-emphasis 0.97, no dither, power spectrum, only whole windows), which deployed runtimes such as
+sherpa-onnx compute. Audio is in the scale of int16 (-32768 to 32767), as in Kaldi.
 """
 
 import math
@@ -32,97 +21,34 @@ from sbkit.audio.lengths import count_windows, length_mask
 from sbkit.base.units import SAMPLE_RATE, shift_samples, window_samples
 from sbkit.config.ranges import Range
 
-FEWEST = 8  # samples in a row; with fewer, the products are large
+PREEMPHASIS = 0.97
+MIN_HZ = 20.0  # the lower edge of the first filter; the last one ends at half the sample rate
+MIN_SAMPLE_RATE = 1000  # Hz; below, no mel filter is left above MIN_HZ
+EPSILON = torch.finfo(torch.float32).eps  # floor under the logarithm
+# Windows that a trained model transforms at a time on the CPU: all of 30 s take 62 MB instead of
+# 20, and, in one thread, 1.2 times as long. In training it would gain nothing.
+MAX_WINDOWS = 256
+MIN_ROW_SAMPLES = 8  # of MelProducts; with fewer, the products are large
 
 Reals = npt.NDArray[np.floating]
-
-
-class MelProducts:
-    """Compute mel energies of windows without their mean: (B, S) of float64 -> (B, T, M)."""
-
-    def __init__(
-        self,
-        window_samples: int,
-        shift: int,
-        size: int,
-        *,
-        preemphasis: float,
-        window: Reals,
-        filters: Reals,
-    ) -> None:
-        """Make the matrices of windows, shifts and a transform of so many samples.
-
-        preemphasis: the share of the sample before that is taken from each; window: (F,), whose
-        first number is zero; filters: (F / 2 + 1, M).
-        """
-        self._samples, self._shift, self._preemphasis = window_samples, shift, preemphasis
-        row = self._row = math.gcd(window_samples, shift, size)
-        self._window = torch.from_numpy(np.float64(window[:window_samples]).reshape(-1, row))
-        rows = size // row
-        ends = np.arange(rows // 2 + 1)
-        turns = np.exp(-2j * np.pi * np.outer(ends, np.arange(len(self._window))) / rows)
-        self._of_rows = torch.from_numpy(_parts(turns, 1).reshape(2 * len(ends), -1))  # (2K, Q)
-        bins = ends[:, None] + rows * np.arange(row)  # (K, P)
-        turns = np.exp(-2j * np.pi * bins[:, None] * np.arange(row)[:, None] / size)  # (K, P, P)
-        both = np.stack([_parts(turns, -1), _parts(1j * turns, -1)], 1)  # (K, 2, P, P, 2)
-        self._of_columns = torch.from_numpy(both.reshape(len(ends), 2 * row, 2 * row))
-        self._filters = torch.from_numpy(_reorder(filters, np.minimum(bins, size - bins)))
-
-    def __call__(self, audio: Tensor) -> Tensor:
-        """Compute the energies of all whole windows."""
-        shift, row, count = self._shift // self._row, self._row, len(self._window)
-        frames = (audio.shape[1] - self._samples) // self._shift + 1
-        places = (torch.arange(frames).unsqueeze(1) * shift + torch.arange(count)).flatten()
-        more = row - audio.shape[1] % row  # never 0, for which a tracer would make a rule
-        sums = nn.functional.pad(audio, (0, more)).reshape(audio.shape[0], -1, row).sum(-1)
-        means = sums.index_select(1, places).reshape(-1, frames, count).sum(-1) / self._samples
-        # The first sample of a window has none before it; it counts nothing, its weight is zero.
-        emphasized = audio[:, 1:] - self._preemphasis * audio[:, :-1]
-        emphasized = nn.functional.pad(emphasized, (1, more))
-        rows = emphasized.reshape(audio.shape[0], -1, row)  # (B, S / P, P)
-        windows = rows.index_select(1, places).reshape(-1, frames, count, row)  # (B, T, Q, P)
-        windows = windows - ((1 - self._preemphasis) * means)[..., None, None]
-        windows = windows * self._window
-        spectra = torch.matmul(self._of_rows, windows)  # (B, T, 2K, P)
-        spectra = spectra.reshape(-1, len(self._of_columns), 2 * row).transpose(0, 1)
-        spectra = torch.matmul(spectra, self._of_columns)  # (K, B * T, 2P)
-        squares = spectra.float().square().transpose(0, 1)  # (B * T, K, 2P)
-        return squares.reshape(audio.shape[0], -1, len(self._filters)) @ self._filters
-
-
-def _parts(turns: npt.NDArray[np.complex128], axis: int) -> npt.NDArray[np.float64]:
-    """Put real and imaginary parts beside each other."""
-    return np.stack([turns.real, turns.imag], axis)
-
-
-def _reorder(filters: Reals, bins: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-    """Return the filters of the two parts of each bin, (K, P), which counts once: (2KP, M)."""
-    order = bins.ravel()
-    again = np.ones(order.size, bool)
-    again[np.unique(order, return_index=True)[1]] = False
-    chosen = np.where(again[:, None], np.float32(0), filters[order])
-    return np.repeat(chosen, 2, axis=0).astype(np.float32)
-
-
-PREEMPHASIS = 0.97
-LOWEST_HZ = 20.0  # the lower edge of the first filter; the last one ends at half the sample rate
-SLOWEST = 1000  # samples per second; below, no mel filter is left above LOWEST_HZ
-EPSILON = torch.finfo(torch.float32).eps  # floor under the logarithm
-# Windows that a trained model transforms at once on the CPU: with all of 30 s it takes 62 MB in
-# place of 20, and, in one thread, 1.2 times as long. In training it would gain nothing.
-AT_ONCE = 256
 
 
 class Fbank(nn.Module):
     """Compute log-mel filterbanks: audio (B, S), lengths (B,) -> (B, T, M), lengths (B,).
 
-    Holds no tensors of its own: window and filters follow from the definition, so there is nothing
-    that could be left behind on another device or missing from a checkpoint.
+    Holds no tensors: window and filters follow from the definition, so nothing can be left behind
+    on another device or missing from a checkpoint.
+
+    >>> features, lengths = Fbank()(torch.zeros(1, 16_000), torch.tensor([16_000]))
+    >>> features.shape, lengths
+    (torch.Size([1, 98, 80]), tensor([98]))
     """
 
     RANGES: ClassVar = {
         "n_mels": Range(low=3, whole=True, advice="80 is usual."),
-        "sample_rate": Range(low=SLOWEST, whole=True, advice="Write it in hertz, such as 16000."),
+        "sample_rate": Range(
+            low=MIN_SAMPLE_RATE, whole=True, advice="Write it in hertz, such as 16000."
+        ),
     }
 
     def __init__(self, *, n_mels: int = 80, sample_rate: int = SAMPLE_RATE) -> None:
@@ -135,51 +61,51 @@ class Fbank(nn.Module):
         return frame_counts(audio_lengths, self.sample_rate)
 
     def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute in float32 whatever the autocast state; the frames past a length are zero.
+        """Compute in float32 whatever the autocast state; frames in the padding are zero.
 
-        A trained model on the CPU makes its spectra in float64, at the same speed: in float32 the
-        quietest bins of real speech are wrong by up to 0.005 in the logarithm, and by others in
-        every other runtime, whose log-probabilities then differ by up to 2e-4.
+        A trained model on the CPU computes its spectra in float64, at the same speed: in float32
+        the quietest bins of real speech are wrong by up to 0.005 in the logarithm, differently in
+        every runtime, whose log-probabilities then differ by up to 2e-4.
         """
-        exact = not self.training and audio.device.type == "cpu"
+        is_exact = not self.training and audio.device.type == "cpu"
         with torch.autocast(audio.device.type, enabled=False):
-            audio = audio.to(torch.float64 if exact else torch.float32)
+            audio = audio.to(torch.float64 if is_exact else torch.float32)
             missing = window_samples(self.sample_rate) - audio.shape[-1]
             if missing > 0:  # so that a frame exists
                 audio = nn.functional.pad(audio, (0, missing))
             features = self._mel(audio).clamp(min=EPSILON).log()
         frames = frame_counts(lengths, self.sample_rate)
-        mask = length_mask(frames, features.shape[1], features.device)  # true within
+        mask = length_mask(frames, features.shape[1], features.device)
         return features * mask.unsqueeze(-1), frames
 
     def _mel(self, audio: Tensor) -> Tensor:
         """Compute the energies of mel bins: (B, S) -> (B, T, M)."""
         rate = self.sample_rate
         if audio.dtype == torch.float64:
-            products = mel_products(self.n_mels, rate)  # made also where unused: a tracer cannot
+            products = mel_products(self.n_mels, rate)  # before tracing, which cannot build it
             if products is not None and torch.compiler.is_exporting():
                 return products(audio)
         windows = audio.unfold(-1, window_samples(rate), shift_samples(rate))  # -> (B, T, 400)
         if audio.dtype == torch.float32 or torch.compiler.is_exporting():
             squares = self._squares(windows)
         else:
-            parts = torch.split(windows, max(1, AT_ONCE // len(windows)), dim=1)
-            squares = torch.cat([self._squares(each) for each in parts], dim=1)
+            parts = torch.split(windows, max(1, MAX_WINDOWS // len(windows)), dim=1)
+            squares = torch.cat([self._squares(part) for part in parts], dim=1)
         mel: Tensor = squares @ mel_filters(self.n_mels, rate, audio.device)  # (B, T, M)
         return mel
 
     def _squares(self, windows: Tensor) -> Tensor:
-        """Return the squared parts of the spectrum, real and imaginary: (B, T, 400) -> 514.
+        """Return the squared real and imaginary parts of the spectrum: (B, T, 400) -> 514.
 
-        The filters add them up: abs() takes a square root.
+        The filters add them up: abs() would take a square root.
         """
         rate = self.sample_rate
         windows = windows - windows.mean(-1, keepdim=True)
-        first, rest, before = windows[..., :1], windows[..., 1:], windows[..., :-1]
+        first, rest, previous = windows[..., :1], windows[..., 1:], windows[..., :-1]
         zeros = windows.new_zeros(()).expand(
             *windows.shape[:2], fft_samples(rate) - windows.shape[2]
         )
-        parts = [first - PREEMPHASIS * first, rest - PREEMPHASIS * before, zeros]
+        parts = [first - PREEMPHASIS * first, rest - PREEMPHASIS * previous, zeros]
         windows = torch.cat(parts, dim=-1).mul_(povey_window(rate, windows.device))  # (B, T, 512)
         return torch.view_as_real(torch.fft.rfft(windows)).square().flatten(-2).float()
 
@@ -208,20 +134,20 @@ def mel_filters(n_mels: int, sample_rate: int, device: torch.device) -> Tensor:
     """Return triangles of equal width on Kaldi's mel scale, as a matrix: (514, M) at 16 kHz.
 
     Each has two rows, for the squares of the real and the imaginary part.
-    Window and filters are made in float32 as torchaudio makes them: in float64 they differ by one
+    Window and filters are computed in float32, like torchaudio's: in float64 they differ by one
     part in 10^7, which in the quietest bins of real speech came to 0.0026 in the logarithm.
     """
     size, highest, no_warping = fft_samples(sample_rate), sample_rate / 2, (100.0, -500.0, 1.0)
-    filters, _ = get_mel_banks(n_mels, size, sample_rate, LOWEST_HZ, highest, *no_warping)
+    filters, _ = get_mel_banks(n_mels, size, sample_rate, MIN_HZ, highest, *no_warping)
     filters = nn.functional.pad(filters, (0, 1))  # nothing at half the rate
     return filters.T.repeat_interleave(2, dim=0).to(device, non_blocking=True)
 
 
 @lru_cache(maxsize=8)
-def mel_products(n_mels: int, sample_rate: int) -> MelProducts | None:
-    """Return what computes mel energies for ONNX; None at rates at which it would be slower."""
+def mel_products(n_mels: int, sample_rate: int) -> "MelProducts | None":
+    """Return the products of an exported graph; None at rates at which they would be slower."""
     sizes = (window_samples(sample_rate), shift_samples(sample_rate), fft_samples(sample_rate))
-    if math.gcd(*sizes) < FEWEST:
+    if math.gcd(*sizes) < MIN_ROW_SAMPLES:
         return None
     cpu = torch.device("cpu")
     return MelProducts(
@@ -230,3 +156,83 @@ def mel_products(n_mels: int, sample_rate: int) -> MelProducts | None:
         window=povey_window(sample_rate, cpu).numpy(),
         filters=mel_filters(n_mels, sample_rate, cpu).numpy()[::2],
     )
+
+
+class MelProducts:
+    """Compute mel energies by matrix products, for ONNX: (B, S) of float64 -> (B, T, M).
+
+    Legend: F samples of the transform, P samples in a row, Q rows in a window, K = F / P / 2 + 1.
+
+    onnxruntime's DFT is a loop over single numbers: with the preparation of the windows it took 1.6
+    ms per second of audio on one core, and this takes 0.5. If window, shift and F have a common
+    divisor P (16 at 16 kHz: 400, 160, 512), samples are rows of P, windows are Q rows each, and the
+    transform is one over the rows of a window and then one over its columns (Cooley and Tukey
+    1965). PyTorch's FFT is twice as fast as this.
+    """
+
+    def __init__(
+        self,
+        window_samples: int,
+        shift: int,
+        size: int,
+        *,
+        preemphasis: float,
+        window: Reals,
+        filters: Reals,
+    ) -> None:
+        """Compute the matrices.
+
+        window_samples, shift, size: samples of a window, a shift and the transform.
+        preemphasis: the share of the previous sample that is subtracted from each.
+        window: (F,); its first value must be zero.
+        filters: (F / 2 + 1, M).
+        """
+        self._samples, self._shift, self._preemphasis = window_samples, shift, preemphasis
+        row = self._row = math.gcd(window_samples, shift, size)
+        self._window = torch.from_numpy(np.float64(window[:window_samples]).reshape(-1, row))
+        rows = size // row
+        ends = np.arange(rows // 2 + 1)
+        turns = np.exp(-2j * np.pi * np.outer(ends, np.arange(len(self._window))) / rows)
+        self._of_rows = torch.from_numpy(
+            _real_parts(turns, 1).reshape(2 * len(ends), -1)
+        )  # (2K, Q)
+        bins = ends[:, None] + rows * np.arange(row)  # (K, P)
+        turns = np.exp(-2j * np.pi * bins[:, None] * np.arange(row)[:, None] / size)  # (K, P, P)
+        columns = np.stack([_real_parts(turns, -1), _real_parts(1j * turns, -1)], 1)
+        # (K, 2, P, P, 2) -> (K, 2P, 2P)
+        self._of_columns = torch.from_numpy(columns.reshape(len(ends), 2 * row, 2 * row))
+        self._filters = torch.from_numpy(_reorder(filters, np.minimum(bins, size - bins)))
+
+    def __call__(self, audio: Tensor) -> Tensor:
+        shift, row, count = self._shift // self._row, self._row, len(self._window)
+        frames = (audio.shape[1] - self._samples) // self._shift + 1
+        row_index = (torch.arange(frames).unsqueeze(1) * shift + torch.arange(count)).flatten()
+        padding = row - audio.shape[1] % row  # never 0, which a tracer would make a special case
+        sums = nn.functional.pad(audio, (0, padding)).reshape(audio.shape[0], -1, row).sum(-1)
+        means = sums.index_select(1, row_index).reshape(-1, frames, count).sum(-1) / self._samples
+        # The first sample of a window has no previous one, but its weight is zero.
+        emphasized = audio[:, 1:] - self._preemphasis * audio[:, :-1]
+        emphasized = nn.functional.pad(emphasized, (1, padding))
+        rows = emphasized.reshape(audio.shape[0], -1, row)  # (B, S / P, P)
+        windows = rows.index_select(1, row_index).reshape(-1, frames, count, row)  # (B, T, Q, P)
+        windows = windows - ((1 - self._preemphasis) * means)[..., None, None]
+        windows = windows * self._window
+        spectra = torch.matmul(self._of_rows, windows)  # (B, T, 2K, P)
+        spectra = spectra.reshape(-1, len(self._of_columns), 2 * row).transpose(0, 1)
+        spectra = torch.matmul(spectra, self._of_columns)  # (K, B * T, 2P)
+        squares = spectra.float().square().transpose(0, 1)  # (B * T, K, 2P)
+        return squares.reshape(audio.shape[0], -1, len(self._filters)) @ self._filters
+
+
+def _real_parts(turns: npt.NDArray[np.complex128], axis: int) -> npt.NDArray[np.float64]:
+    """Stack real and imaginary parts along a new axis."""
+    return np.stack([turns.real, turns.imag], axis)
+
+
+def _reorder(filters: Reals, bins: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+    """Return the filters of both parts of each bin in (K, P), zero where it repeats: (2KP, M)."""
+    order = bins.ravel()
+    is_repeated = np.ones(order.size, bool)
+    is_repeated[np.unique(order, return_index=True)[1]] = False
+    ordered = np.where(is_repeated[:, None], np.float32(0), filters[order])
+    return np.repeat(ordered, 2, axis=0).astype(np.float32)

@@ -1,9 +1,9 @@
-"""Audio files of any kind, as mono int16 samples of one rate.
+"""Audio files of any format, as mono int16 samples of one rate.
 
 file -> blocks (S, channels) float32 -> (S,) mono -> resampled -> int16
 
-libsndfile reads a file that was cut short up to its end, and for most formats at most logs that
-the header declared more: what the header says of the length is compared with what is there.
+libsndfile reads a truncated file up to its end, and for most formats at most logs that the header
+declared more. So the length that the header declares is compared with the file.
 """
 
 import io
@@ -21,62 +21,68 @@ import numpy.typing as npt
 import soundfile
 
 from sbkit.audio.resample import Signal, resample_blocks
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import DataError
 from sbkit.base.files import write_bytes_atomically
 from sbkit.base.units import SAMPLE_RATE
 
 Samples = npt.NDArray[np.int16]
 
-STANDARD = Path("-")  # input or output
+STANDARD = Path("-")  # standard input or output
 FULL_SCALE = 32768  # int16 steps in an amplitude of 1.0
-LOWEST_RATE, HIGHEST_RATE = 4_000, 768_000  # Hz; below, a file of kilobytes can last for days
-HIGHEST_PEAK = 16.0  # 24 dB above full scale, where no recording is, but integers in floats are
-MAX_CHANNELS = 32  # of an array; microphone arrays have up to so many
-BLOCK_SECONDS = 60.0  # longer than what is trained on; 35 MB at 48 kHz stereo
-BLOCK_VALUES = 1 << 24  # samples of all channels in a block; 64 MB
-SUFFIXES = (  # of files that are looked for in folders
+MIN_RATE_HZ, MAX_RATE_HZ = 4_000, 768_000  # below, a file of kilobytes can last for days
+MAX_PEAK = 16.0  # 24 dB above full scale: no recording reaches it, but integers in floats do
+MAX_CHANNELS = 32  # of an array, as large microphone arrays have
+BLOCK_SECONDS = 60.0  # longer than training clips; 35 MB at 48 kHz stereo
+MAX_BLOCK_VALUES = 1 << 24  # samples of all channels in a block; 64 MB
+SUFFIXES = (  # of audio files in folders
     *(".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3"),
     *(".aiff", ".aif", ".au", ".caf", ".sph", ".w64"),
 )
-# Formats of which it is seen that a file is cut short.
+# Formats in which a truncated file can be detected.
 FORMATS = ("WAV", "WAVEX", "FLAC", "OGG", "MP3", "AIFF", "AU", "CAF", "NIST", "W64")
 MP3_PADDING = 2 * 1152  # samples: an encoder's delay and its last, partly filled frame
-STREAMED = 0x7FFF_0000  # a length at or above this was unknown to the program that wrote it
-UNKNOWN = 1 << 40  # frames; at 768 kHz more than two weeks, and so no length at all
-LONGEST_OGG_PAGE = 65_307  # bytes (RFC 3533)
+STREAMED_BYTES = 0x7FFF_0000  # a program that streams declares this length or more
+UNKNOWN_FRAMES = 1 << 40  # at 768 kHz more than two weeks, so no real length
+MAX_OGG_PAGE_BYTES = 65_307  # RFC 3533
 
-# "<name> : <declared bytes> (should be <bytes that are there>)", for chunks that hold audio.
+# "<name> : <declared bytes> (should be <actual bytes>)", for chunks that hold audio.
 _CHUNK = re.compile(r"^ *(?:data|SSND|riff|Data Size) *: (\d+) \(should be (\d+)\)", re.MULTILINE)
 
 
-class AudioError(SbkitError):
-    """An audio file that cannot be read.
+class AudioError(DataError):
+    """Raised for an audio file that cannot be read.
 
     Attributes:
-        reason: what it is, in a few words that can be counted: "missing", "cut short" ...
+        reason: a category for counting: "missing", "no samples" ...
     """
 
-    def __init__(self, reason: str, sentence: str) -> None:
-        super().__init__(sentence)
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
         self.reason = reason
 
 
-def audio_below(folder: Path) -> list[Path]:
-    """List the audio files below a folder, sorted; hidden ones, as macOS leaves, are none."""
+def find_audio_files(folder: Path) -> list[Path]:
+    """List the audio files below a folder, sorted; without hidden ones, which macOS leaves."""
     return sorted(
-        each
-        for each in folder.rglob("*")
-        if each.suffix.lower() in SUFFIXES and not each.name.startswith(".")
+        file
+        for file in folder.rglob("*")
+        if file.suffix.lower() in SUFFIXES and not file.name.startswith(".")
     )
 
 
 def read_audio(path: Path | str, sample_rate: int = SAMPLE_RATE) -> Samples:
-    """Read any format soundfile knows, at any rate, as (S,) int16; channels are averaged.
+    """Read a file of any format and rate as (S,) int16; channels are averaged.
 
     Raises:
-        AudioError: the file is missing, cut short or no audio.
+        AudioError: the file is missing, truncated or not audio.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_wav(file := Path(folder, "tone.wav"), np.ones(8000, np.int16), 8_000)
+    ...     read_audio(file, 16_000).shape
+    (16000,)
     """
-    content = bytearray()  # grows in place, so that a long file is in memory once
+    content = bytearray()  # grows in place: a long file is in memory only once
     for block in stream_audio(path, sample_rate):
         content += block.tobytes()
     return np.frombuffer(content, np.int16)
@@ -87,20 +93,18 @@ def stream_audio(
     sample_rate: int = SAMPLE_RATE,
     block_seconds: float = BLOCK_SECONDS,
 ) -> Iterator[Samples]:
-    """Read as `read_audio` does, and yield blocks (S,) of about ``block_seconds``.
+    """Read like `read_audio`, and yield blocks (S,) of about ``block_seconds``.
+
+    A truncated file may only be detected at its end.
 
     source: a path, or an open binary file, which is read from its start.
 
-    That a file is cut short, or is too loud, may be known at its end only.
-
     Raises:
-        AudioError: the file is missing, cut short or no audio.
+        AudioError: the file is missing, truncated or not audio.
     """
     path = "the file" if isinstance(source, IOBase) else Path(source)
     if isinstance(path, Path) and not path.is_file():
-        raise AudioError(
-            "missing", f"{path} must be an audio file, but is missing or no file. Correct the path."
-        )
+        raise AudioError("missing", f"Audio file {path} does not exist or is not a file.")
     try:
         with _Reader(_from_start(source)) as file:
             _check_header(path, file)
@@ -108,23 +112,23 @@ def stream_audio(
             yield from map(to_int16, resample_blocks(blocks, file.samplerate, sample_rate))
     except AudioError:
         raise
-    except Exception as error:  # whatever a damaged file does to a library, it is this file's
+    except Exception as error:  # a damaged file may make a library raise anything
         raise _describe(path, error) from error
 
 
 def declared_seconds(source: Path | str | IOBase) -> float:
-    """Return how long a file says that it is, 0 where it cannot be read; for a progress bar."""
+    """Return the duration that a file declares, 0 if it cannot be read; for a progress bar."""
     if not isinstance(source, IOBase) and not Path(source).is_file():
         return 0.0
     try:
         info = soundfile.info(_from_start(source))
     except RuntimeError:
         return 0.0
-    return float(info.duration) if info.frames < UNKNOWN else 0.0
+    return float(info.duration) if info.frames < UNKNOWN_FRAMES else 0.0
 
 
 def _from_start(source: Path | str | IOBase) -> bytes | IOBase:
-    """Return what soundfile opens: the bytes of a path, or a file at its start."""
+    """Return the argument for soundfile: a path as bytes, or a file at its start."""
     if isinstance(source, IOBase):
         source.seek(0)
         return source
@@ -134,30 +138,33 @@ def _from_start(source: Path | str | IOBase) -> bytes | IOBase:
 def convert_array(
     array: npt.NDArray[Any], sample_rate: int | None, new_rate: int = SAMPLE_RATE
 ) -> Iterator[Samples]:
-    """Convert one clip of a program as a file's is, and yield it as one block (S,).
+    """Convert a clip from memory like that of a file, and yield it as one block (S,).
 
     array: as for `to_samples`, at ``sample_rate``.
 
     Raises:
-        AudioError: it is empty, of another type or shape, or not finite.
+        AudioError: it is empty, not finite, or of another type or shape.
     """
     rate = sample_rate or 0
     check_rate("the array", rate)
     mono = _average_channels(np.asarray(array))
     if not len(mono):
-        raise AudioError("no samples", "The array holds no samples.")
+        raise AudioError("no samples", "The audio array is empty.")
     yield from map(to_int16, resample_blocks([mono], rate, new_rate))
 
 
 def to_samples(array: npt.NDArray[Any]) -> Samples:
-    """Convert audio at the rate of a model to (S,) int16; all that takes samples calls this.
+    """Convert an array of audio to (S,) int16; everything that takes samples calls this.
 
-    array: int16, or floats between -1 and 1, or such a tensor on the CPU, of the shape (S,),
-    (S, channels) as soundfile returns it, or (channels, S) as torchaudio does. Channels are
-    averaged. They are a side of 1, or of at most MAX_CHANNELS beside a side that is longer.
+    array: int16, or floats between -1 and 1, or such a tensor on the CPU, of shape (S,), (S,
+        channels) as from soundfile, or (channels, S) as from torchaudio. Channels are averaged. The
+        side of the channels is 1, or at most MAX_CHANNELS if the other is longer than that.
 
     Raises:
-        AudioError: it is of another type or shape, or not finite.
+        AudioError: it is not finite, or of another type or shape.
+
+    >>> to_samples(np.array([0.0, 0.5, -1.0]))
+    array([     0,  16384, -32768], dtype=int16)
     """
     samples = np.asarray(array)
     is_converted = samples.dtype == np.int16 and samples.ndim == 1
@@ -165,18 +172,18 @@ def to_samples(array: npt.NDArray[Any]) -> Samples:
 
 
 def _average_channels(samples: npt.NDArray[Any]) -> Signal:
-    """Average the channels of what `to_samples` takes -> (S,) between -1 and 1."""
+    """Average the channels of an array as in `to_samples` -> (S,) between -1 and 1."""
     sides = sorted(samples.shape)
     is_mono = len(sides) == 1 or (len(sides) == 2 and sides[0] == 1)
     has_channels = len(sides) == 2 and 1 < sides[0] <= MAX_CHANNELS < sides[1]
-    is_known = samples.dtype == np.int16 or samples.dtype.kind == "f"
-    if not is_known or not (is_mono or has_channels):
+    is_supported = samples.dtype == np.int16 or samples.dtype.kind == "f"
+    if not is_supported or not (is_mono or has_channels):
         raise AudioError(
             "not audio",
-            "An array of audio must hold int16, or floats between -1 and 1, in the shape "
-            f"(samples,), (samples, channels) or (channels, samples), with at most {MAX_CHANNELS} "
-            f"channels and more samples than that, but this one holds {samples.dtype} in the shape "
-            f"{samples.shape}. Pass one clip, best as (samples,).",
+            f"An audio array of {samples.dtype} with shape {samples.shape} is not supported. Pass "
+            "one clip of int16, or of floats between -1 and 1, with shape (samples,), (samples, "
+            f"channels) or (channels, samples), at most {MAX_CHANNELS} channels, and more samples "
+            "than that.",
         )
     channels = np.atleast_2d(samples.T if len(samples) == sides[-1] else samples)  # (channels, S)
     scale = FULL_SCALE if samples.dtype == np.int16 else 1
@@ -193,7 +200,7 @@ def to_int16(block: Signal) -> Samples:
 
 
 def write_wav(file: Path, samples: Samples, sample_rate: int) -> None:
-    """Write samples (S,) as WAV, whole or not at all; to standard output where the file is `-`."""
+    """Write samples (S,) as WAV, atomically; to standard output if the file is `-`."""
     soundfile.write(wav := io.BytesIO(), samples, sample_rate, format="WAV")
     if file == STANDARD:
         sys.stdout.buffer.write(wav.getvalue())
@@ -202,20 +209,22 @@ def write_wav(file: Path, samples: Samples, sample_rate: int) -> None:
 
 
 class _Reader(soundfile.SoundFile):  # type: ignore[misc]
-    """A file that is read from its start to its end."""
+    """A file that is read from its start to its end.
+
+    It denies being seekable: soundfile seeks after each read, which fails if the length is unknown.
+    """
 
     def seekable(self) -> bool:
-        """Deny it: soundfile seeks after each read, which fails where the length is unknown."""
         return False
 
 
 def check_rate(name: Path | str, rate: int) -> None:
-    """Raise AudioError for a rate in Hz that no recording has; ``name`` says whose it is."""
-    if not LOWEST_RATE <= rate <= HIGHEST_RATE:
+    """Raise AudioError for a rate in Hz that no recording has; ``name`` is its source."""
+    if not MIN_RATE_HZ <= rate <= MAX_RATE_HZ:
         raise AudioError(
             "sample rate out of range",
-            f"A sample rate must be from {LOWEST_RATE} to {HIGHEST_RATE} Hz, but {name} declares "
-            f"{rate} Hz. Correct that.",
+            f"A sample rate must be from {MIN_RATE_HZ} to {MAX_RATE_HZ} Hz, but {name} declares "
+            f"{rate} Hz.",
         )
 
 
@@ -224,17 +233,17 @@ def _check_header(path: Path | str, file: soundfile.SoundFile) -> None:
     if file.format not in FORMATS:
         raise AudioError(
             "format that cannot be checked",
-            f"An audio file must be of a format whose header shows a truncated file, but {path} is "
-            f"{file.format}. Convert it to wav or flac.",
+            f"Format {file.format} of {path} is not supported because truncation cannot be "
+            "detected. Convert the file to wav or flac.",
         )
 
 
 def _mono_blocks(
     source: Path | str | IOBase, path: Path | str, file: soundfile.SoundFile, seconds: float
 ) -> Iterator[Signal]:
-    """Yield the averaged channels (S, channels) -> (S,), and refuse a file that ends too early."""
-    longest = min(round(seconds * file.samplerate), BLOCK_VALUES // file.channels)
-    buffer = np.empty((max(1, min(longest, file.frames)), file.channels), np.float32)
+    """Yield the averaged channels (S, channels) -> (S,); raise AudioError for a truncated file."""
+    max_frames = min(round(seconds * file.samplerate), MAX_BLOCK_VALUES // file.channels)
+    buffer = np.empty((max(1, min(max_frames, file.frames)), file.channels), np.float32)
     total = 0
     while len(block := file.read(out=buffer)):
         _check_values(path, block)
@@ -243,14 +252,12 @@ def _mono_blocks(
     if _is_truncated(source, file, total):
         raise _cut_short(path)
     if not total:
-        raise AudioError(
-            "no samples", f"An audio file must hold samples, but {path} has none. Replace it."
-        )
+        raise AudioError("no samples", f"{path} has no samples.")
 
 
 def _check_values(path: Path | str, block: npt.NDArray[np.float32]) -> None:
     peak = float(np.abs(block).max(initial=0))
-    if not peak < HIGHEST_PEAK:  # NaN, too
+    if not peak < MAX_PEAK:  # also true for NaN
         raise AudioError(
             "samples out of range",
             f"Samples stored as floats must lie between -1 and 1, but those of {path} reach "
@@ -259,34 +266,34 @@ def _check_values(path: Path | str, block: npt.NDArray[np.float32]) -> None:
 
 
 def _is_truncated(source: Path | str | IOBase, file: soundfile.SoundFile, frames_read: int) -> bool:
-    """Return whether a file, read to its end, lacks some of what its header declares."""
+    """Return whether a file, read to its end, has fewer frames or bytes than it declares."""
     padding = MP3_PADDING if file.format == "MP3" else 0
     chunks = _CHUNK.findall(file.extra_info)
     return (
-        frames_read + padding < file.frames < UNKNOWN
-        or any(int(there) < int(declared) < STREAMED for declared, there in chunks)
+        frames_read + padding < file.frames < UNKNOWN_FRAMES
+        or any(int(actual) < int(declared) < STREAMED_BYTES for declared, actual in chunks)
         or (file.format == "OGG" and _ogg_is_truncated(source))
         or (file.format == "NIST" and _nist_is_truncated(source))
     )
 
 
 def _ogg_is_truncated(source: Path | str | IOBase) -> bool:
-    """Return whether the last ogg page is incomplete: libsndfile drops such a page in silence.
+    """Return whether the last ogg page is incomplete: libsndfile silently drops such a page.
 
-    A page is a header of 27 bytes, the last of which counts its segments, a table with the size of
-    each, and their bytes (RFC 3533).
+    A page has a header of 27 bytes, the last of which counts its segments, a table with the size of
+    each segment, and their bytes (RFC 3533).
     """
     with _bytes_of(source) as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - 2 * LONGEST_OGG_PAGE))
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 2 * MAX_OGG_PAGE_BYTES))
         tail = file.read()
     page = tail[tail.rfind(b"OggS") :]
     return len(page) < 27 or len(page) < 27 + page[26] + sum(page[27 : 27 + page[26]])
 
 
 def _nist_is_truncated(source: Path | str | IOBase) -> bool:
-    """Compare a NIST/SPHERE header with the file's size.
+    """Compare a NIST/SPHERE header with the size of the file.
 
-    The header is text: "NIST_1A", its own size in bytes, then a line "name -type value" per field.
+    The header is text: "NIST_1A", its size in bytes, then a line "name -type value" per field.
     """
     with _bytes_of(source) as file:
         header, length = file.read(1024).decode("latin-1"), file.seek(0, os.SEEK_END)
@@ -299,7 +306,7 @@ def _nist_is_truncated(source: Path | str | IOBase) -> bool:
 
 @contextmanager
 def _bytes_of(source: Path | str | IOBase) -> Iterator[Any]:
-    """Open a file at its start; close it unless it was open."""
+    """Open a file at its start; close it unless it was open before."""
     if isinstance(source, IOBase):
         source.seek(0)
         yield source
@@ -309,24 +316,19 @@ def _bytes_of(source: Path | str | IOBase) -> Iterator[Any]:
 
 
 def _describe(path: Path | str, error: Exception) -> AudioError:
-    """Distinguish no audio from a file that began well; only the second can be repaired."""
+    """Tell a truncated file, which can be downloaded again, from one that is not audio."""
     if re.search("lost sync|malformed", getattr(error, "error_string", str(error))):
         return _cut_short(path)
     if isinstance(error, OSError | MemoryError) or (
         isinstance(path, Path) and not os.access(path, os.R_OK)
     ):
-        return AudioError(
-            "unreachable", f"{path} must be readable, but is not ({error}). Repair that."
-        )
+        return AudioError("unreachable", f"{path} cannot be read: {error}")
     return AudioError(
         "not audio",
-        f"{path} must be audio (wav, flac, ogg, opus, mp3 ...), but its content is not recognized "
-        "as audio. Replace it, or convert it to flac.",
+        f"The content of {path} is not recognized as audio (wav, flac, ogg, opus, mp3 ...). "
+        "Replace the file, or convert it to flac.",
     )
 
 
 def _cut_short(path: Path | str) -> AudioError:
-    return AudioError(
-        "cut short or damaged",
-        f"{path} must be a whole audio file, but is truncated or damaged. Fetch it again.",
-    )
+    return AudioError("cut short or damaged", f"{path} is truncated or damaged. Download it again.")

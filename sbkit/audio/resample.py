@@ -1,4 +1,4 @@
-"""Resampling in blocks: what comes out is what resampling the whole signal would give.
+"""Resampling in blocks, with the result of resampling the whole signal.
 
 Legend: S samples, N frames of the signal, K samples of the kernel.
 """
@@ -18,74 +18,81 @@ import numpy.typing as npt
 Signal = npt.NDArray[np.float32]  # (S,)
 END: Signal = np.empty(0, np.float32)
 
-ZEROS = 6  # zero crossings of the windowed sinc on each side, as torchaudio's Resample has
-ROLLOFF = 0.99  # of the lower Nyquist frequency, likewise
-CHUNK = 1 << 16  # frames convolved at a time: 11 MB from 48 kHz to 16 kHz
-MAX_KERNEL_VALUES = 1 << 20  # 4 MB; 11,025 Hz to 16 kHz, the largest of the usual ones, has 0.3 M
+ZERO_CROSSINGS = 6  # of the windowed sinc on each side, as in torchaudio's Resample
+ROLLOFF = 0.99  # of the lower Nyquist frequency, as in torchaudio's Resample
+MAX_FRAMES = 1 << 16  # convolved at a time: 11 MB from 48 kHz to 16 kHz
+MAX_KERNEL_VALUES = 1 << 20  # 4 MB; the largest of the usual ones, 11,025 Hz to 16 kHz, has 0.3 M
 MAX_DENOMINATOR = 1000
-MAX_KERNELS = 8  # of different rates that are kept
+MAX_CACHED_KERNELS = 8
 
-# A kernel takes ten times its memory while it is computed: files of many rates wait for each other.
-_computing = threading.Lock()
+# Computing a kernel takes ten times its memory, so only one is computed at a time.
+_kernel_lock = threading.Lock()
 
 Convolve = Callable[[Signal, int, int], Signal]  # a whole signal, old and new rate
 
 
 def resample_blocks(blocks: Iterable[Signal], rate: int, new_rate: int) -> Iterator[Signal]:
-    """Resample a mono signal that comes in blocks (S,) -> (S',), and yield it in blocks.
+    """Resample blocks of a mono signal (S,), and yield blocks (S',).
 
     A signal of one block is resampled whole.
     """
     resampler = Resampler(rate, new_rate, _fastest())
-    for block, following in pairwise(chain(blocks, [END])):
-        found = resampler.push(block, is_last=following is END)
-        if found.size:
-            yield found
+    for block, next_block in pairwise(chain(blocks, [END])):
+        resampled = resampler.push(block, is_last=next_block is END)
+        if resampled.size:
+            yield resampled
 
 
 class Resampler:
-    """Resample a mono signal whose blocks are pushed, each with its neighbours' next samples.
+    """Resample a mono signal whose blocks are pushed one after another.
 
-    Of them it takes as many as the kernel is long, so that what comes out lags by some samples.
+    The output lags by the length of the kernel, since a block needs the next samples.
 
-    The exact kernel of a rate like 22 051 Hz takes gigabytes. The nearest ratio of small numbers
-    is exact for the usual rates, and within 0.05 % for any, such as 11,127 Hz of old Macs; its
-    kernel has at most about MAX_KERNEL_VALUES.
+    The exact kernel of a rate like 22,051 Hz takes gigabytes. The nearest ratio of small numbers
+    is exact for the usual rates, and within 0.05 % for any other, such as 11,127 Hz of old Macs;
+    its kernel has at most about MAX_KERNEL_VALUES.
+
+    >>> resampler = Resampler(48_000, 16_000)
+    >>> first = resampler.push(np.zeros(4800, np.float32))
+    >>> len(first) + len(resampler.push(END, is_last=True))
+    1600
     """
 
     def __init__(self, rate: int, new_rate: int, convolve: Convolve | None = None) -> None:
-        """Begin with the first sample; convolve: by default without torch."""
-        largest = math.isqrt(MAX_KERNEL_VALUES * rate // new_rate)
-        ratio = Fraction(new_rate, rate).limit_denominator(min(largest, MAX_DENOMINATOR))
+        """Start a signal; ``convolve`` defaults to numpy."""
+        max_denominator = math.isqrt(MAX_KERNEL_VALUES * rate // new_rate)
+        ratio = Fraction(new_rate, rate).limit_denominator(min(max_denominator, MAX_DENOMINATOR))
         self._new, self._old = ratio.as_integer_ratio()
         self._convolve = resample_by_numpy if convolve is None else convolve
         self._context = (_half_width(self._old, self._new) // self._old + 2) * self._old
-        self._held, self._skipped = END, 0  # samples at the start of it that only lead in
+        self._buffer = END
+        self._lead_in = 0  # samples at the start of the buffer that are already resampled
 
     def push(self, block: Signal, *, is_last: bool = False) -> Signal:
-        """Return what a further block makes known: (S,) -> (S',); the last one ends the signal."""
+        """Return the samples that a block completes: (S,) -> (S',); the last ends the signal."""
         old, new = self._old, self._new
         if new == old:
             return block
-        held = np.concatenate([self._held, block]) if self._held.size else block
-        end = len(held) if is_last else (len(held) - self._context) // old * old
-        if end <= self._skipped:
-            self._held = held
+        buffer = np.concatenate([self._buffer, block]) if self._buffer.size else block
+        end = len(buffer) if is_last else (len(buffer) - self._context) // old * old
+        if end <= self._lead_in:
+            self._buffer = buffer
             return END
-        found = self._convolve(held, old, new)[self._skipped // old * new : -(-end * new // old)]
-        kept = max(0, end - self._context)
-        self._held, self._skipped = held[kept:], end - kept
-        return found
+        resampled = self._convolve(buffer, old, new)
+        resampled = resampled[self._lead_in // old * new : -(-end * new // old)]
+        start = max(0, end - self._context)
+        self._buffer, self._lead_in = buffer[start:], end - start
+        return resampled
 
 
 def _half_width(old: int, new: int) -> int:
-    return math.ceil(ZEROS * old / (min(old, new) * ROLLOFF))
+    return math.ceil(ZERO_CROSSINGS * old / (min(old, new) * ROLLOFF))
 
 
 def _fastest() -> Convolve:
-    """Return torchaudio's transform where it is installed.
+    """Return torchaudio's transform if it is installed, else numpy's with the same kernel.
 
-    A server that only runs bundles has no torch; there numpy convolves with the same kernel.
+    A server that only runs bundles has no torch.
     """
     return resample_by_numpy if find_spec("torchaudio") is None else _resample_by_torch
 
@@ -93,33 +100,35 @@ def _fastest() -> Convolve:
 def _resample_by_torch(signal: Signal, old: int, new: int) -> Signal:
     import torch
 
-    found = _transform(old, new)(torch.from_numpy(signal)).numpy()
-    return np.asarray(found, np.float32)
+    resampled = _transform(old, new)(torch.from_numpy(signal)).numpy()
+    return np.asarray(resampled, np.float32)
 
 
-@lru_cache(MAX_KERNELS)
+@lru_cache(MAX_CACHED_KERNELS)
 def _transform(old: int, new: int) -> Any:
     from torchaudio.transforms import Resample
 
-    with _computing:
+    with _kernel_lock:
         return Resample(old, new)
 
 
-@lru_cache(MAX_KERNELS)
+@lru_cache(MAX_CACHED_KERNELS)
 def _kernel(old: int, new: int) -> Signal:
     """Compute a sinc under a Hann window for each of ``new`` phases: (new, K)."""
     width, cutoff = _half_width(old, new), min(old, new) * ROLLOFF
-    with _computing:
-        place = np.arange(-width, width + old) / old - np.arange(new)[:, None] / new
-        place = np.clip(place * cutoff, -ZEROS, ZEROS)
-        window = np.cos(place * np.pi / ZEROS / 2) ** 2
-        return np.asarray(np.sinc(place) * window * cutoff / old, np.float32)
+    with _kernel_lock:
+        time = np.arange(-width, width + old) / old - np.arange(new)[:, None] / new
+        time = np.clip(time * cutoff, -ZERO_CROSSINGS, ZERO_CROSSINGS)
+        window = np.cos(time * np.pi / ZERO_CROSSINGS / 2) ** 2
+        return np.asarray(np.sinc(time) * window * cutoff / old, np.float32)
 
 
 def resample_by_numpy(signal: Signal, old: int, new: int) -> Signal:
-    """Resample a whole signal as torchaudio does, up to the rounding of float32: (S,) -> (S',)."""
+    """Resample a whole signal like torchaudio, up to the rounding of float32: (S,) -> (S',)."""
     kernel, width = _kernel(old, new), _half_width(old, new)
     padded = np.pad(signal, (width, width + old))
     frames = np.lib.stride_tricks.sliding_window_view(padded, kernel.shape[1])[::old]  # (N, K)
-    parts = [frames[at : at + CHUNK] @ kernel.T for at in range(0, len(frames), CHUNK)]
-    return np.concatenate(parts).reshape(-1)[: -(-len(signal) * new // old)]
+    resampled = [
+        frames[start : start + MAX_FRAMES] @ kernel.T for start in range(0, len(frames), MAX_FRAMES)
+    ]
+    return np.concatenate(resampled).reshape(-1)[: -(-len(signal) * new // old)]

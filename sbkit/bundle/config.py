@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sbkit.audio.io import HIGHEST_RATE, LOWEST_RATE
+from sbkit.audio.io import MAX_RATE_HZ, MIN_RATE_HZ
 from sbkit.base.checksums import CHECKSUMS, check_unchanged
 from sbkit.base.errors import BundleError
 from sbkit.base.files import read_regular, reading
@@ -105,7 +105,7 @@ def parse_config(content: bytes, *, of: Path) -> BundleConfig:
         if values["format"] != FORMAT:
             raise ValueError(f"its format is {values['format']}, not {FORMAT}")
         rate, language = values["sample_rate"], values.get("language")
-        if type(rate) is not int or not LOWEST_RATE <= rate <= HIGHEST_RATE:
+        if type(rate) is not int or not MIN_RATE_HZ <= rate <= MAX_RATE_HZ:
             raise ValueError(f"its sample rate is {str(rate)[:20]}")
         if not isinstance(language, str | None):
             raise ValueError("its language is no text")

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 import numpy as np
 import soundfile
 
-from sbkit.audio.io import AudioError, audio_below, check_rate, declared_seconds, stream_audio
+from sbkit.audio.io import AudioError, check_rate, declared_seconds, find_audio_files, stream_audio
 from sbkit.base.errors import FILES_FAILED, ConfigError, DataError, SbkitError
 from sbkit.base.files import require_writable, write_text_atomically
 from sbkit.base.machine import usable_cores
@@ -145,7 +145,7 @@ def find_audio(arguments: Sequence[str], raw_rate: int | None = None) -> Iterato
                 _save_standard_input(path, raw_rate)
             matches = [path]
             if path.is_dir():
-                matches = audio_below(path)
+                matches = find_audio_files(path)
             elif has_magic(argument) and not path.exists():
                 matches = sorted(map(Path, glob(argument, recursive=True)))  # noqa: PTH207, that refuses **.wav
             if not matches:

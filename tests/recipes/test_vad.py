@@ -24,7 +24,7 @@ from recipes.vad.noise import (
     take_noise,
 )
 from sbkit.audio.draws import seeded_draws
-from sbkit.audio.fbank import LOWEST_HZ
+from sbkit.audio.fbank import MIN_HZ
 from sbkit.audio.io import Samples, read_audio
 from sbkit.audio.lengths import length_mask
 from sbkit.base.errors import SbkitError
@@ -74,7 +74,7 @@ def band_power(signal: Tensor) -> Tensor:
     """Return the power (B,) of (B, S) from the lowest frequency of the features on."""
     spectrum = torch.fft.rfft(signal.double()).abs().square()
     hertz = torch.fft.rfftfreq(signal.shape[1], 1 / RATE)
-    power: Tensor = 2 * spectrum[:, hertz >= LOWEST_HZ].sum(1) / signal.shape[1] ** 2
+    power: Tensor = 2 * spectrum[:, hertz >= MIN_HZ].sum(1) / signal.shape[1] ** 2
     return power
 
 

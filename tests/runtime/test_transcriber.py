@@ -206,7 +206,7 @@ def test_a_file_that_breaks_off_leaves_the_next_one_whole(tmp_path: Path) -> Non
     [
         (np.zeros(100), None, "must be from 4000 to 768000 Hz"),
         (np.zeros(100), 3, "must be from 4000 to 768000 Hz"),
-        (np.zeros(0), RATE, "holds no samples"),
+        (np.zeros(0), RATE, "array is empty"),
         (np.zeros(100, np.int64), RATE, "must hold int16, or floats"),
         (np.full(100, np.nan), RATE, "must lie between -1 and 1"),
         (np.full(100, 3e4), RATE, "must lie between -1 and 1"),

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from sbkit.audio.fbank import EPSILON, LOWEST_HZ, PREEMPHASIS, fft_samples
+from sbkit.audio.fbank import EPSILON, MIN_HZ, PREEMPHASIS, fft_samples
 from sbkit.audio.io import FULL_SCALE
 from sbkit.audio.lengths import count_windows, length_mask
 from sbkit.base.units import shift_samples, window_samples
@@ -149,7 +149,7 @@ def hann_window(size: int, taper: float, dtype: torch.dtype, device: torch.devic
 def kaldi_filters(n_mels: int, sample_rate: int) -> Reals:
     """Return triangles of equal width on Kaldi's mel scale, from 20 Hz on: (K, M)."""
     bins = np.linspace(0, sample_rate / 2, fft_samples(sample_rate) // 2 + 1)
-    mel, lowest = 1127 * np.log1p(bins / 700), 1127 * np.log1p(LOWEST_HZ / 700)
+    mel, lowest = 1127 * np.log1p(bins / 700), 1127 * np.log1p(MIN_HZ / 700)
     return _triangles(mel, np.linspace(lowest, mel[-1], n_mels + 2))
 
 
