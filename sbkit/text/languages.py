@@ -2,9 +2,9 @@
 
 import re
 
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import ConfigError
 
-# The codes of ISO 639-1, and those of three letters that ISO 639-2, and corpora, have for them.
+# The codes of ISO 639-1, each followed by the three-letter codes of ISO 639-2 and of corpora.
 _CODES = """
 aa aar, ab abk, ae ave, af afr, ak aka, am amh, an arg, ar ara arb, as asm, av ava, ay aym, az aze,
 ba bak, be bel, bg bul, bh bih, bi bis, bm bam, bn ben, bo bod tib, br bre, bs bos, ca cat, ce che,
@@ -36,24 +36,26 @@ _TAG = re.compile(
 
 
 def check_language(value: object) -> str:
-    """Return a language tag: a code of ISO 639, alone or with a region, as Common Voice writes it.
+    """Return a language tag after checking it: an ISO 639 code, with or without a region.
 
-    A code of three letters is taken for one of ISO 639-3, unless there is one of two letters.
-    Raises SbkitError where it is no tag, or one of no known language.
+    A three-letter code must be one of ISO 639-3 for a language without a two-letter code.
+
+    Raises:
+        ConfigError: the value is not a tag of a known language.
     """
     if value is False:
-        raise SbkitError(
-            "`language` must be a tag as de or sv-SE, but is false: YAML reads no without quotes "
+        raise ConfigError(
+            "`language` must be a tag such as de or sv-SE, but is false: YAML reads an unquoted no "
             'as false. For Norwegian write language: "no", or nb-NO or nn-NO.'
         )
     code = primary(str(value))
     if not _TAG.fullmatch(str(value)) or (len(code) == 2 and code not in KNOWN_CODES):
-        raise SbkitError(
-            "`language` must be the tag of a known language, as de, sv-SE or zh-CN, but is "
-            f"{value!r}. Write its code of ISO 639, such as en."
+        raise ConfigError(
+            "`language` must be the tag of a known language, such as de, sv-SE or zh-CN, but is "
+            f"{value!r}. Write its ISO 639 code."
         )
     if code in _LONG_CODES:
-        raise SbkitError(
+        raise ConfigError(
             f"`language` must be the shortest code of a language, but is {value!r}. Write "
             f"{_LONG_CODES[code]}."
         )
@@ -61,13 +63,14 @@ def check_language(value: object) -> str:
 
 
 def language_tags(value: object) -> tuple[str, ...]:
-    """Return the tags of the knob ``language``: of one language or of a list of languages.
+    """Return the tags of the knob ``language``, which holds one tag or a list of tags.
 
-    Raises SbkitError where the list is empty, or one of them is no known tag.
+    Raises:
+        ConfigError: the list is empty, or a tag is unknown.
     """
     values = value if isinstance(value, list | tuple) else [value]
     if not values:
-        raise SbkitError("`language` must name a language, but is an empty list. Write en.")
+        raise ConfigError("`language` must name a language, but is an empty list. Write en.")
     return tuple(dict.fromkeys(map(check_language, values)))
 
 
@@ -78,5 +81,5 @@ def spoken_language(value: object) -> str:
 
 
 def primary(tag: str) -> str:
-    """Return the language of a tag without its region: ``sv`` of ``sv-SE``."""
+    """Return the language of a tag without its region: ``sv`` for ``sv-SE``."""
     return re.split("[-_]", tag.strip())[0].lower()

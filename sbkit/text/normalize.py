@@ -1,7 +1,7 @@
-"""Normalize transcripts: one table for each language, one function for all.
+"""Normalization of transcripts: a table for each language, and one function for all.
 
 Letters are never dropped. A letter that a language does not use is replaced by the plain letters it
-consists of ("café" in English: "cafe") or, where there are none, kept as it is.
+consists of ("café" in English: "cafe"), or kept if it has none.
 """
 
 import re
@@ -14,8 +14,8 @@ from typing import Any
 
 from sbkit.text.languages import primary
 
-NORMALIZER_VERSION = 4  # raise it when a sentence would get another text
-MAX_REWRITE_LENGTH = 1000  # characters, of what a table writes in the place of others
+NORMALIZER_VERSION = 4  # raise it when the normalized text of any sentence changes
+MAX_REWRITE_LENGTH = 1000  # characters, of all replacements of a table
 
 _LATIN = "abcdefghijklmnopqrstuvwxyz"
 _DOTLESS_I = "\N{LATIN SMALL LETTER DOTLESS I}"
@@ -28,10 +28,10 @@ class Orthography:
     """How one language is written: its letters, the marks within words, symbols read as words.
 
     Attributes:
-        letters: the lower-case letters of the language; empty means those of every script.
+        letters: the lower-case letters of the language; if empty, letters of every script.
         joiners: marks kept between two letters of a word.
-        rewrite: characters replaced before lower case is taken, among them symbols read as words.
-        spaces: whether spaces may stand between letters of a script that has none between words.
+        rewrite: characters replaced before lower-casing, among them symbols read as words.
+        spaces: whether to keep spaces between letters of scripts that write none between words.
     """
 
     letters: str = ""
@@ -57,9 +57,9 @@ ORTHOGRAPHIES: Mapping[str, Orthography] = {
     **dict.fromkeys(("tr", "az", "crh", "gag"), Orthography(rewrite={"I": _DOTLESS_I})),
     # Marks of stress, question and exclamation stand within a word, on the vowel: "ինչո՞ւ".
     **dict.fromkeys(("hy", "hyw"), Orthography(rewrite={"՛": "", "՜": "", "՞": ""})),
-    # Geresh and gershayim, or the quotes that are typed for them, are part of words.
+    # Geresh and gershayim, or the quotes typed for them, are part of words.
     **dict.fromkeys(("he", "yi"), Orthography("", "'\"", _HEBREW_QUOTES)),
-    # Two letters of Uzbek are written with a mark, for which others are typed.
+    # Two letters of Uzbek are written with a mark, for which people type other characters.
     "uz": Orthography(rewrite={"\N{MODIFIER LETTER TURNED COMMA}": "'"}),
 }
 ANY_LANGUAGE = Orthography()
@@ -71,15 +71,15 @@ _APOSTROPHES = (
 )
 # Lower case would turn "İ" into "i" and a combining dot.
 _SAME = str.maketrans(dict.fromkeys(_APOSTROPHES, "'") | {"İ": "i"})
-# Letters without a Unicode decomposition into the plain ones that stand in for them.
+# Plain letters for letters that have no Unicode decomposition.
 _PLAIN = {"æ": "ae", "œ": "oe", "ß": "ss", "ø": "o", "ł": "l", "đ": "d", "ð": "d", "þ": "th"}
 _PLAIN |= {_DOTLESS_I: "i", "ħ": "h"}
 _INITIALS = re.compile(r"(?<!\w)([^\W\d_])\.(?=[^\W\d_](?!\w))")  # the dots of "U.S.A." and "p.m."
 _QUOTES = re.compile(r"'{2,}")
-# Forms of one letter that differ in width or place only, and the ligatures "ﬀ" to "ﬗ" and "ĳ".
+# Forms of one letter that differ only in width or position, and the ligatures "ﬀ" to "ﬗ" and "ĳ".
 _SAME_LETTER = ("<wide>", "<narrow>", "<initial>", "<medial>", "<final>", "<isolated>")
 _LIGATURES = re.compile("[\N{LATIN SMALL LIGATURE FF}-\N{ARMENIAN SMALL LIGATURE MEN XEH}Ĳĳ]")
-# Punctuation that is often read aloud. Of symbols and numbers ("€", "№", "½") all are.
+# Punctuation that is often read aloud. All symbols and numbers ("€", "№", "½") are.
 _SPOKEN_PUNCTUATION = "%&@#§‰٪"
 _SPOKEN_CATEGORIES = ("Sc", "Sm", "So", "No")
 # Languages that write no spaces between words: Chinese ones, then others.
@@ -98,30 +98,30 @@ _TATWEEL = "\N{ARABIC TATWEEL}"
 
 
 def orthography(language: str) -> Orthography:
-    """Return the table of a tag: of its first part if there is one, else a general one."""
+    """Return the table of a language tag, by its first part, or a general one."""
     general = ANY_LANGUAGE if separates_words(language) else UNSPACED
     return ORTHOGRAPHIES.get(primary(language), general)
 
 
 def table_to_store(language: str) -> dict[str, Any]:
-    """Return the version and the table of a language as plain data, for checkpoint and bundle."""
+    """Return the version and the table of a language as plain data, for checkpoints and bundles."""
     return {"version": NORMALIZER_VERSION, **asdict(orthography(language))}
 
 
 def read_stored_table(stored: Any) -> tuple[int, Orthography]:
-    """Return the version and the table of what `table_to_store` returned.
+    """Invert `table_to_store`: return the version and the table.
 
-    Raises ValueError, TypeError or KeyError for anything else.
+    Raises ValueError, TypeError or KeyError for other data.
     """
     table = Orthography(**{name: stored[name] for name in stored if name != "version"})
     rewrite = {**table.rewrite}
     texts = [table.letters, table.joiners, *rewrite, *rewrite.values()]
-    if type(stored["version"]) is not int or not all(isinstance(each, str) for each in texts):
-        raise ValueError("a value is of another type")
-    written = "".join(rewrite.values())
-    if {*map(len, rewrite)} - {1} or {*rewrite} & {*written} or len(written) > MAX_REWRITE_LENGTH:
-        # A table of another's could make gigabytes of a word: a to bbb..., b to ccc..., and so on.
-        raise ValueError("a rewritten character is none, too long, or rewritten again")
+    if type(stored["version"]) is not int or not all(isinstance(text, str) for text in texts):
+        raise ValueError("a value has the wrong type")
+    words = "".join(rewrite.values())
+    if {*map(len, rewrite)} - {1} or {*rewrite} & {*words} or len(words) > MAX_REWRITE_LENGTH:
+        # A malicious table could make gigabytes of a word: a to bbb..., b to ccc..., and so on.
+        raise ValueError("`rewrite` must map single characters to short texts without them")
     return stored["version"], table
 
 
@@ -131,7 +131,7 @@ def separates_words(language: str) -> bool:
 
 
 def describe_normalizer(language: str) -> str:
-    """Return a line that names the table of a language, and its effect on texts."""
+    """Describe the table of a language and its effect on texts, in one line."""
     name, letters = primary(language), orthography(language).letters
     table = name if name in ORTHOGRAPHIES else "all other languages"
     line = f"text table of {table}: lower case, the letters {letters or 'of every script'}"
@@ -141,9 +141,9 @@ def describe_normalizer(language: str) -> str:
 
 
 def describe_dropped(characters: Mapping[str, int], language: str) -> str | None:
-    """Return a note on characters that are dropped though they may be read aloud ("€", "½").
+    """Return a note on dropped characters that may be read aloud, such as "€" and "½".
 
-    ``characters`` counts those of all sentences.
+    characters: how often each one occurs in all sentences.
     """
     spoken = {
         char: count
@@ -151,31 +151,38 @@ def describe_dropped(characters: Mapping[str, int], language: str) -> str | None
         if char in _SPOKEN_PUNCTUATION or unicodedata.category(char) in _SPOKEN_CATEGORIES
     }
     dropped = Counter({char: spoken[char] for char in spoken if not normalize(char, language)})
-    few = ", ".join(f"{count} {char}" for char, count in dropped.most_common(8))
-    said = f"normalization dropped symbols ({few}). Write in words those that are read aloud"
-    return said if dropped else None
+    if not dropped:
+        return None
+    symbols = ", ".join(f"{count} {char}" for char, count in dropped.most_common(8))
+    return f"normalization dropped symbols ({symbols}). Write in words those that are read aloud"
 
 
 def languages_with(letters: Mapping[str, int]) -> list[str]:
-    """Return the languages whose tables keep nine tenths of counted letters, the best fit first."""
+    """Return the languages whose tables keep nine tenths of the letters, the best fit first.
+
+    letters: how often each one occurs.
+    """
     tables = {name: table.letters for name, table in ORTHOGRAPHIES.items() if table.letters}
-    kept = {
+    num_kept = {
         name: sum(count for letter, count in letters.items() if letter.lower() in alphabet)
         for name, alphabet in tables.items()
     }
-    fitting = [name for name in tables if kept[name] >= 0.9 * sum(letters.values())]
-    return sorted(fitting, key=lambda name: (-kept[name], len(tables[name])))
+    fitting = [name for name in tables if num_kept[name] >= 0.9 * sum(letters.values())]
+    return sorted(fitting, key=lambda name: (-num_kept[name], len(tables[name])))
 
 
 def normalize(text: str, language: str, table: Orthography | None = None) -> str:
     """Write a transcript in lower case, with the letters of its language and single spaces.
 
-    ``table`` replaces the language's own: a trained model keeps the one that it was trained with.
+    Punctuation becomes a space, except for the dots between initials and the apostrophes inside
+    words of languages that write them. Between two characters of scripts without spaces, such as
+    Chinese and Thai, it is removed. Digits stay. The result is in Unicode NFC, and normalizing it
+    again changes nothing.
 
-    Punctuation becomes a space, save the dots between initials and the apostrophes inside words of
-    languages that write them, and nothing between two characters of Chinese, Thai and the like,
-    which have no spaces between words. Digits stay. The result is in Unicode NFC, and normalizing
-    it again changes nothing.
+    table: replaces the table of the language; a trained model keeps the one of its training.
+
+    >>> normalize("It's 50% off, Mr. Wu!", "en")
+    "it's 50 percent off mr wu"
     """
     table = orthography(language) if table is None else table
     text = _compose(text).translate(_SAME)
@@ -189,10 +196,9 @@ def normalize(text: str, language: str, table: Orthography | None = None) -> str
 
 
 def join_segments(texts: Iterable[str]) -> str:
-    """Join the texts of segments that follow one another, as `normalize` writes their words.
+    """Join the normalized texts of consecutive segments; skip empty ones.
 
-    There is a space between two, and none between two characters of scripts without spaces; empty
-    texts are left out.
+    A space separates two texts, except between characters of scripts without spaces.
     """
     joined = ""
     for text in filter(None, texts):
@@ -202,21 +208,20 @@ def join_segments(texts: Iterable[str]) -> str:
 
 
 class _Table(dict[int, str]):
-    """The replacement of each character, for `str.translate`, ten times as fast as a loop."""
+    """A lazy table for `str.translate`, which is ten times as fast as a loop over characters."""
 
-    def __init__(self, write: Callable[[str], str]) -> None:
+    def __init__(self, replacement: Callable[[str], str]) -> None:
         super().__init__()
-        self._of = write
+        self._replacement = replacement
 
     def __missing__(self, code: int) -> str:
-        """Compute the replacement of a character that comes for the first time."""
-        self[code] = self._of(chr(code))
+        self[code] = self._replacement(chr(code))
         return self[code]
 
 
 def _compose(text: str) -> str:
-    """Drop characters without width, and compose letters with the marks that then follow them."""
-    return unicodedata.normalize("NFC", text.translate(_WIDE))
+    """Drop zero-width characters, and compose letters with the marks that follow them."""
+    return unicodedata.normalize("NFC", text.translate(_WIDTHS))
 
 
 @cache
@@ -225,20 +230,20 @@ def _written(letters: str, joiners: str) -> _Table:
 
 
 def _plain_form(char: str) -> str:
-    """Return the plain form of full-width, half-width and joined letters and of ligatures."""
+    """Return the plain form of a full-width, half-width or joined letter or a ligature."""
     if unicodedata.decomposition(char).startswith(_SAME_LETTER) or _LIGATURES.fullmatch(char):
         return unicodedata.normalize("NFKC", char)
     return char
 
 
 def _is_silent(char: str) -> bool:
-    """Check for soft hyphens, joiners and selectors of zero width, and the tatweel."""
+    """Check for soft hyphens, zero-width joiners, variation selectors, and the tatweel."""
     if char == _TATWEEL or unicodedata.category(char) in ("Cf", "Me"):
         return True
     return "VARIATION SELECTOR" in unicodedata.name(char, "")
 
 
-_WIDE = _Table(lambda char: "" if _is_silent(char) else _plain_form(char))
+_WIDTHS = _Table(lambda char: "" if _is_silent(char) else _plain_form(char))
 
 
 def _write(char: str, letters: str, joiners: str) -> str:
@@ -257,5 +262,5 @@ def _write(char: str, letters: str, joiners: str) -> str:
 
 
 def _is_accent(char: str) -> bool:
-    """Check for accents of Latin, Greek and Cyrillic; vowel signs of other scripts are none."""
+    """Check for accents of Latin, Greek and Cyrillic, but not for vowel signs of other scripts."""
     return "\u0300" <= char <= "\u036f"

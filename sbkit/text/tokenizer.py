@@ -1,4 +1,4 @@
-"""Text to token ids and back, by sentencepiece: characters, BPE or unigram pieces."""
+"""Text to token ids and back with sentencepiece: characters, BPE or unigram tokens."""
 
 import io
 from collections.abc import Callable, Iterable, Sequence
@@ -7,24 +7,27 @@ from pathlib import Path
 
 import sentencepiece
 
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import BundleError, ConfigError
 from sbkit.base.files import read_regular, write_bytes_atomically
 from sbkit.text.vocabulary import Vocabulary
 
-KINDS = ("char", "bpe", "unigram")
-LARGEST_MODEL = 1 << 25  # bytes; 250 000 pieces take 4 MB
+TOKEN_TYPES = ("char", "bpe", "unigram")
+MAX_MODEL_BYTES = 1 << 25  # 250,000 tokens take 4 MB
 SPACE = "▁"  # as sentencepiece writes it
-LONGEST_SENTENCE = 1 << 20  # bytes; sentencepiece drops longer ones in silence, at 4192 by default
+MAX_SENTENCE_BYTES = 1 << 20  # sentencepiece silently drops longer ones; its default is 4192
 
 
 class Tokenizer:
-    """Encode and decode with a trained model file; ``content``: its bytes where read before."""
+    """Encode and decode text with a trained sentencepiece model.
+
+    content: the bytes of the file, if the caller has read them.
+    """
 
     def __init__(self, *, model_file: str | Path, content: bytes | None = None) -> None:
         self.model_file = Path(model_file)
         if content is None:
-            what = "The tokenizer, a sentencepiece model,"
-            content = read_regular(self.model_file.resolve(), max_bytes=LARGEST_MODEL, subject=what)
+            file = self.model_file.resolve()
+            content = read_regular(file, max_bytes=MAX_MODEL_BYTES, subject="A sentencepiece model")
         self.content = content
         self._pieces = _load(self.model_file, self.content)
         self.vocabulary = Vocabulary(
@@ -37,11 +40,11 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Count the tokens, the four special ones included."""
+        """Count the tokens, including the four special ones."""
         return self.vocabulary.size
 
     def encode(self, text: str) -> list[int]:
-        """Turn normalized text into ids; a character never seen in training becomes ``unk``."""
+        """Turn normalized text into ids; a character that training has not seen becomes ``unk``."""
         ids: list[int] = self._pieces.encode(text, out_type=int)
         return ids
 
@@ -50,26 +53,26 @@ class Tokenizer:
         return " ".join(self.words(ids))
 
     def words(self, ids: Sequence[int]) -> list[str]:
-        """Return the words that ids spell, however they are cut into tokens."""
+        """Return the words that ids spell, however the words are split into tokens."""
         return "".join(map(self.texts.__getitem__, ids)).replace(SPACE, " ").split()
 
     def letters(self, text: str) -> str:
-        """Return the characters that a model writes for a text, "" where it cannot spell it.
+        """Return the characters that a model writes for a text, or "" if it cannot spell it.
 
-        Words are separated by one `▁`; none begins or ends the text.
+        One `▁` separates two words; none begins or ends the text.
         """
         ids = self.encode(text)
         return "" if {*self.vocabulary.special} & {*ids} else SPACE.join(self.words(ids))
 
     @cached_property
     def texts(self) -> tuple[str, ...]:
-        """Return what each token adds to a text, nothing for a special one."""
+        """Return the text that each token adds; a special token adds nothing."""
         special, pieces = self.vocabulary.special, self.pieces()
         return tuple("" if label in special else text for label, text in enumerate(pieces))
 
     @cached_property
     def silent(self) -> tuple[int, ...]:
-        """Return the tokens that are no speech: blank, and space where it is one."""
+        """Return the ids of tokens without sound: the blank, and the space if it is a token."""
         spaces = (label for label, text in enumerate(self.pieces()) if text == SPACE)
         return self.vocabulary.blank, *spaces
 
@@ -86,10 +89,10 @@ class Tokenizer:
 def ensure_tokenizer(
     *, model_file: Path, kind: str, vocab_size: int | None, texts: Callable[[], Iterable[str]]
 ) -> Tokenizer:
-    """Train a tokenizer, unless the run folder has one."""
-    if kind not in KINDS:
-        raise SbkitError(
-            f"`token_type` must be one of {', '.join(KINDS)}, but is {kind!r}. Choose one of them."
+    """Open the tokenizer of the run folder, or train one and write it there."""
+    if kind not in TOKEN_TYPES:
+        raise ConfigError(
+            f"`token_type` must be one of {', '.join(TOKEN_TYPES)}, but is {kind!r}. Choose one."
         )
     if not model_file.exists():
         model_file.parent.mkdir(parents=True, exist_ok=True)
@@ -98,29 +101,29 @@ def ensure_tokenizer(
 
 
 def _size(kind: str, vocab_size: int | None, *, characters: int) -> int:
-    """Return the number of tokens to train; raise SbkitError where it is another than declared."""
+    """Return the number of tokens to train; raise ConfigError if `vocab_size` does not fit."""
     size = characters + 4  # special tokens
     if kind == "char" and vocab_size not in (None, size):
-        raise SbkitError(
-            f"`vocab_size` must be null when token_type is char, but is {vocab_size}: the training "
-            f"text has {size} tokens, four special ones included. Leave it null."
+        raise ConfigError(
+            f"`vocab_size` must be null for `token_type: char`, but is {vocab_size}. The training "
+            f"text has {size} tokens, including four special ones. Leave it null."
         )
     if kind != "char" and vocab_size is None:
-        raise SbkitError(
-            f"`vocab_size` must be a number when token_type is {kind}, but is null. "
+        raise ConfigError(
+            f"`vocab_size` must be a number for `token_type: {kind}`, but is null. "
             "Try --vocab_size=500."
         )
     return vocab_size or size
 
 
 def _train(kind: str, vocab_size: int | None, texts: Iterable[str]) -> bytes:
-    """Train on normalized texts, one thread, so that the same text gives the same model."""
+    """Train on normalized texts, in one thread, so that the same text gives the same model."""
     lines = [text for text in texts if text]
     characters = {character for line in lines for character in line}
     if not characters:
-        raise SbkitError(
-            "The training text must hold at least one character to make a tokenizer, but holds "
-            "none. Check the `sentence` column of train.tsv and --language."
+        raise ConfigError(
+            "A tokenizer needs training text, but there is none. Check the `sentence` column of "
+            "train.tsv and --language."
         )
     vocab_size = _size(kind, vocab_size, characters=len(characters))
     model = io.BytesIO()
@@ -132,9 +135,9 @@ def _train(kind: str, vocab_size: int | None, texts: Iterable[str]) -> bytes:
             vocab_size=vocab_size,
             character_coverage=1.0,
             normalization_rule_name="identity",
-            # A space before the first word is a sound of its own only to whole-word pieces.
+            # Only tokens longer than a character need a space before the first word.
             add_dummy_prefix=kind != "char",
-            max_sentence_length=LONGEST_SENTENCE,
+            max_sentence_length=MAX_SENTENCE_BYTES,
             pad_id=0,
             pad_piece="<blank>",
             unk_id=1,
@@ -145,9 +148,9 @@ def _train(kind: str, vocab_size: int | None, texts: Iterable[str]) -> bytes:
         )
     except RuntimeError as error:
         reason = str(error).rsplit("] ", 1)[-1].strip()
-        raise SbkitError(
+        raise ConfigError(
             f"`vocab_size` must suit the training text, but a {kind} tokenizer of {vocab_size} "
-            f"tokens could not be trained: {reason}"
+            f"tokens could not be trained: {reason}. Choose another size."
         ) from error
     return model.getvalue()
 
@@ -157,10 +160,10 @@ def _load(model_file: Path, content: bytes) -> sentencepiece.SentencePieceProces
         pieces = sentencepiece.SentencePieceProcessor()
         pieces.load_from_serialized_proto(content)
         for label in range(pieces.get_piece_size()):
-            pieces.id_to_piece(label)  # one that is no UTF-8 would end decoding
+            pieces.id_to_piece(label)  # a token that is not UTF-8 would raise while decoding
         return pieces
     except (RuntimeError, ValueError) as error:
-        raise SbkitError(
+        raise BundleError(
             f"The tokenizer must be a sentencepiece model, but {model_file} cannot be read "
             f"({error}). Remove it to train it again, or restore it."
         ) from error

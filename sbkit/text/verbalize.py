@@ -1,11 +1,10 @@
-"""Text as it is spoken: words in the letters of its language, and marks where a voice pauses.
+"""Verbalization: text as it is read aloud, with marks where a voice pauses.
 
 "Dr. Wu paid $5 on 2026-11-23!" -> "doctor wu paid five dollars on november twenty third, ..!"
 
-Numbers as they are read aloud: money, dates, times, fractions, telephone numbers, ordinals.
-
-num2words 0.5.14 spells whole numbers; `spoken.toml` has the separators and words of six languages.
-In other languages numbers are written as in English, and have neither signs nor units.
+Abbreviations are expanded; money, dates, times, fractions, telephone numbers and ordinals are
+written in words. num2words 0.5.14 spells whole numbers; `verbalize.toml` has the separators and
+words of six languages. In other languages numbers are read as in English, without signs or units.
 """
 
 import re
@@ -26,7 +25,7 @@ from sbkit.text.normalize import describe_dropped, normalize
 MAX_CARDINAL_DIGITS = 30  # a longer number is read digit by digit
 MAX_UNGROUPED_DIGITS = 6  # a longer one without separators is a code, unless it ends in 000
 
-# In every language: spaces that do not break, and apostrophes.
+# In every language: no-break spaces and apostrophes.
 _GROUP_SIGNS = (
     "\N{NO-BREAK SPACE}\N{NARROW NO-BREAK SPACE}\N{THIN SPACE}'\N{RIGHT SINGLE QUOTATION MARK}"
 )
@@ -38,20 +37,129 @@ _CLOCKS = {
     "fr": r"\d{1,2}:[0-5]\d|\d{1,2}\s?h\s?[0-5]\d",
 }
 
-Note = Callable[[str, str], object]
+Note = Callable[[str, str], object]  # takes a part of the text, and the words for it
+
+MARKS = ",.;:?!"
+_OTHER_MARKS = str.maketrans(
+    {
+        "\N{IDEOGRAPHIC COMMA}": ",",
+        "\N{FULLWIDTH COMMA}": ",",
+        "\N{IDEOGRAPHIC FULL STOP}": ".",
+        "\N{FULLWIDTH QUESTION MARK}": "?",
+        "\N{HORIZONTAL ELLIPSIS}": ".",
+        "\N{EN DASH}": ",",
+        "\N{EM DASH}": ",",
+        "\N{RIGHT SINGLE QUOTATION MARK}": "'",
+    }
+)
+_CLAUSE = re.compile(r"([,.;:?!]+)(?=[\s\"'»”)\]]|$)|\n+| - ")
+_PARAGRAPH = re.compile(r"(?<![.?!\s])\s*\n\s*\n")
+_SENTENCE = re.compile(r"(?<=[.?!])\s+")
+_INITIALS = r"(?<!\.)(?P<initials>(?:[^\W\d_]\.)++)(?=\s+[^\W\d_])"  # "J. K. Rowling"
+_NEXT_WORD = re.compile(r"\s*[\"'«„“(]?(\w\.?)")
+
+
+@dataclass(frozen=True)
+class SpokenText:
+    """A text as it is spoken, and notes on parts that were rewritten or dropped."""
+
+    text: str
+    notes: tuple[str, ...] = ()
+
+
+def spell_out(text: str, language: str) -> SpokenText:
+    """Write a text as it is read aloud: lower-case words, single spaces, and `MARKS`.
+
+    Every remaining period ends a sentence. In languages without a table in `verbalize.toml`, only
+    plain numbers are written in words, if num2words knows the language.
+
+    >>> spell_out("Dr. Wu paid $5!", "en").text
+    'doctor wu paid five dollars!'
+    """
+    code = primary(language)
+    readings: dict[str, str] = {}
+    text = _PARAGRAPH.sub(".\n", unicodedata.normalize("NFC", text).strip())
+    text = _abbreviations(code).sub(partial(_expand, code, readings.setdefault), text)
+    text = read_numbers(text, code, readings.setdefault).translate(_OTHER_MARKS)
+    clauses = _CLAUSE.split(text)
+    spoken = ""
+    for clause, mark in zip(clauses[::2], [*clauses[1::2], ""], strict=True):
+        if words := normalize(clause, language):
+            spoken += f" {words}" if spoken else words
+        if spoken and spoken[-1] not in MARKS:
+            spoken += mark[-1] if mark else "," * (clause is not clauses[-1])
+    notes = [f'"{written}" is read "{words}".' for written, words in readings.items()]
+    dropped = describe_dropped(Counter(text), language)
+    return SpokenText(spoken, (*notes, *([f"{dropped}."] if dropped else [])))
+
+
+def split_sentences(spoken: str, max_length: int) -> list[str]:
+    """Split the text of `spell_out` into sentences, and long ones at a comma or a space."""
+    parts: list[str] = []
+    for sentence in _SENTENCE.split(spoken):
+        while len(sentence) > max_length:
+            positions = (sentence.rfind(sign, 0, max_length) for sign in (", ", " "))
+            cut = next((position + 1 for position in positions if position > 0), max_length)
+            parts.append(sentence[:cut].strip())
+            sentence = sentence[cut:]
+        parts.append(sentence.strip())
+    return [part for part in parts if part]
+
+
+@cache
+def _abbreviations(code: str) -> re.Pattern[str]:
+    """Match the abbreviations of a language, "z. B." like "z.B.", and initials."""
+    abbreviations = {short for table in _tables(code).values() for short in table}
+    abbreviations |= {short[0].upper() + short[1:] for short in abbreviations}
+    keys = map(re.escape, sorted(abbreviations, key=len, reverse=True))
+    alternatives = "|".join(re.sub(r"\\\.(?=\w)", r"\.\\s?", key) for key in keys)
+    return re.compile(rf"(?<!\w)(?:(?P<short>{alternatives or _NEVER})(?!\w)|{_INITIALS})")
+
+
+def _tables(code: str) -> dict[str, dict[str, str]]:
+    tables: dict[str, dict[str, str]] = spoken_words(code).get("abbreviations", {})
+    return tables
+
+
+def _expand(code: str, note: Note, match: re.Match[str]) -> str:
+    """Write out an abbreviation, with a period only if it also ends a sentence."""
+    following = _NEXT_WORD.match(match.string, match.end())
+    next_start = following[1] if following else ""
+    before_capital = next_start[:1].isupper()
+    if match["initials"]:
+        is_pronoun = match[0] == "I." and code == "en" and "." not in next_start
+        is_initial = match[0].isupper() and before_capital and not is_pronoun
+        return match[0].replace(".", "") if is_initial or match[0].count(".") > 1 else match[0]
+    short = re.sub(r"\.\s(?=\w)", ".", match[0])
+    before = match.string[max(0, match.start() - 4) : match.start()]
+    after_ordinal = re.fullmatch(r"\d(?:st|nd|rd|th)\s", before)
+    applies = {
+        "capital": before_capital and not after_ordinal,  # "St. John", but "5th St. He"
+        "number": next_start[:1].isdigit(),
+        "inner": True,
+        "final": True,
+    }
+    for position, does_apply in applies.items():
+        table = _tables(code).get(position, {})
+        words = table.get(short) or table.get(short[0].lower() + short[1:])
+        if words and does_apply:
+            note(match[0], words)
+            at_end = not match.string[match.end() :].strip()
+            return f"{words}." if position == "final" and (before_capital or at_end) else words
+    return match[0]
 
 
 def spell_numbers(text: str, language: str = "en") -> str:
     """Write the numbers of a text in words, with single spaces.
 
-    The numbers of a language that num2words does not know stay.
+    Without support by num2words, numbers stay as they are.
     """
     words = read_numbers(text, language).split()
     return re.sub(r"\s+(?=[,.;:!?])", "", " ".join(words))
 
 
 def read_numbers(text: str, language: str, note: Note = lambda written, words: None) -> str:
-    """Write the numbers of a text in words; `note` gets what was written, and its words."""
+    """Write the numbers of a text in words; `note` is called with each number and its words."""
     reader = _reader(language)
     if reader is None:
         return text
@@ -68,8 +176,8 @@ def read_numbers(text: str, language: str, note: Note = lambda written, words: N
 
 @cache
 def spoken_words(language: str) -> Mapping[str, Any]:
-    """Return the table of a language in `spoken.toml`, empty if there is none."""
-    file = files("sbkit.text").joinpath("spoken.toml")
+    """Return the table of a language in `verbalize.toml`, or an empty one."""
+    file = files("sbkit.text").joinpath("verbalize.toml")
     words: Mapping[str, Any] = tomllib.loads(file.read_text("utf-8")).get(language, {})
     return words
 
@@ -92,9 +200,9 @@ class _Reader:
         self.pattern = re.compile(self._pattern())
 
     def _pattern(self) -> str:
-        """Return one alternative for each method `_read_...`.
+        """Return a pattern with one alternative for each method `_read_...`.
 
-        All are tried in a single pass, so that nothing is read twice or noted half-read.
+        A single pass tries them all, so that nothing is read twice or noted half-read.
         """
         number = rf"(?P<number>{self._number_pattern()})|(?P<digits>\d+)"
         if not self.words:
@@ -163,7 +271,7 @@ class _Reader:
         return date.format(day=day_words, month=self.months[month - 1], year=year_words)
 
     def _day(self, day: int, before: str) -> str:
-        """Write the day of a month; before: the word before it."""
+        """Write the day of a month, given the word before it."""
         if self.language == "de":
             return self._rank(day, before)
         if self.language in ("en", "ru") or (self.language in ("fr", "it") and day == 1):
@@ -171,20 +279,21 @@ class _Reader:
         return self._cardinal(str(day))
 
     def _read_rank(self, match: re.Match[str]) -> str:
-        """Read "3." before a word, which is an ordinal in "der 3. Platz" and "3. Mai"."""
+        """Read "3." before a word; it is an ordinal in "der 3. Platz" and "3. Mai"."""
         digits, before = match[0][:-1], _word_before(match)
         if before.lower() in self.words["articles"] or match["ranked"] in self.months:
             return self._rank(int(digits), before)
         return f"{self._whole(digits)}."
 
     def _rank(self, number: int, before: str) -> str:
-        """Write a German ordinal with the ending that the word before it asks for."""
+        """Write a German ordinal with the ending that the word before it requires."""
         return self._ordinal(number) + str(self.words["articles"].get(before.lower(), "r"))
 
     def _read_time(self, match: re.Match[str]) -> str:
         hour, minute = re.findall(r"\d+", match[0])
-        full, usual, early = self.words["clock"]
-        clock: str = full if minute == "00" else early if minute[0] == "0" else usual
+        full_hour, usual, first_minutes = self.words["clock"]
+        is_full = minute == "00"
+        clock: str = full_hour if is_full else first_minutes if minute[0] == "0" else usual
         return clock.format(
             hour=self._cardinal(str(int(hour)), self.words["hour_gender"]),
             unit=self._form(int(hour), self.words["hour"]),
@@ -195,12 +304,12 @@ class _Reader:
         over, under = map(int, match[0].split("/"))
         if not 0 < over < under <= 10:
             return " ".join(map(self._whole, match[0].split("/")))
-        one, many = self.words["fractions"].split(", ")[under - 2].split()
+        singular, plural = self.words["fractions"].split(", ")[under - 2].split()
         gender = "f" if self.language == "ru" else "m"
-        return f"{self._cardinal(str(over), gender)} {one if over == 1 else many}"
+        return f"{self._cardinal(str(over), gender)} {singular if over == 1 else plural}"
 
     def _read_range(self, match: re.Match[str]) -> str:
-        """Read the dash between two numbers that rise."""
+        """Read the dash of a range; between falling numbers it is silent."""
         start, end = match.span()
         before = re.search(r"\d+$", match.string[max(0, start - 9) : start])
         after = re.match(r"\d+", match.string[end : end + 9])
@@ -226,17 +335,17 @@ class _Reader:
         return f"{(match['code'] or '').rstrip('.')} {self.words[sign] if sign else ''} {words}"
 
     def _bare(self, whole: str, match: re.Match[str]) -> str:
-        """Read a whole number as the words around it ask for."""
+        """Read a whole number as the words around it require."""
         noun, before = match["noun"] or "", _word_before(match)
         if len(whole) <= 2 and not {noun, before}.isdisjoint(self.months):
             return self._day(int(whole), before)
         if len(whole) == 4 and noun in self.words.get("years", ()):
             return self._ordinal(int(whole), case=self.words["years"][noun])
-        read = self._cardinal if match["group"] else self._whole
-        return read(whole, self._gender(noun))
+        spell = self._cardinal if match["group"] else self._whole
+        return spell(whole, self._gender(noun))
 
     def _amount(self, whole: str, point: str, decimals: str, unit: Sequence[str]) -> str:
-        """Read an amount of a unit, of which `unit` has the forms, and of its hundredth part."""
+        """Read an amount; `unit` has the forms of the unit, then those of its hundredth part."""
         count = len(self.words["hour"])
         forms, parts = unit[:count], unit[count:]
         if not decimals:
@@ -259,20 +368,20 @@ class _Reader:
     def _form(self, number: int, forms: Sequence[str], *, has_decimals: bool = False) -> str:
         """Choose the singular or a plural."""
         if self.language == "ru":
-            few = has_decimals or (number % 10 in (2, 3, 4) and number % 100 not in (12, 13, 14))
-            one = number % 10 == 1 and number % 100 != 11
-            return forms[1 if few else 0 if one else 2]
+            is_few = has_decimals or (number % 10 in (2, 3, 4) and number % 100 not in (12, 13, 14))
+            is_one = number % 10 == 1 and number % 100 != 11
+            return forms[1 if is_few else 0 if is_one else 2]
         if self.language == "fr":
             return forms[number >= 2]
         return forms[number != 1 or has_decimals]
 
     def _gender(self, noun: str) -> str:
-        """Return "m" or "f" for nouns that are often counted, else ""."""
+        """Return "m" or "f" for nouns that are often counted, else an empty string."""
         nouns = {name[0]: self.words.get(name, _NEVER) for name in ("masculine", "feminine")}
         return next((g for g, stems in nouns.items() if re.match(stems, noun.lower())), "")
 
     def _suffixed(self, number: int, suffix: str) -> str:
-        """Write an ordinal as the letters behind its number ask for."""
+        """Write an ordinal with the ending given by the letters behind its number."""
         ending = self.words.get("endings", {}).get(suffix[-1])
         if self.language == "ru":
             gender, case = ending.split()
@@ -282,7 +391,7 @@ class _Reader:
         return words if ending is None else re.sub(r"o\b", ending, words)
 
     def _ordinal(self, number: int, **inflection: Any) -> str:
-        """Write an ordinal; inflection: Russian case and gender, as num2words names them."""
+        """Write an ordinal; `inflection` holds num2words' options for Russian case and gender."""
         words = num2words(number, lang=self.language, to="ordinal", **inflection)
         return str(words).replace(",", "")
 
@@ -292,15 +401,17 @@ class _Reader:
         style, whole_words = self.words["decimals"], self._cardinal(whole) if whole else ""
         if style == "fraction" and len(decimals) <= 3:
             return str(num2words(f"{whole or 0}.{decimals}", lang=self.language))
-        rest = decimals.lstrip("0")
-        if style == "number" and rest and len(decimals) <= 3:
-            fraction = f"{self._digits(decimals[: -len(rest)])} {self._cardinal(rest)}"
+        significant = decimals.lstrip("0")
+        if style == "number" and significant and len(decimals) <= 3:
+            fraction = (
+                f"{self._digits(decimals[: -len(significant)])} {self._cardinal(significant)}"
+            )
         else:
             fraction = self._digits(decimals)
         return f"{whole_words} {self.words['point' if point == '.' else 'comma']} {fraction}"
 
     def _whole(self, digits: str, gender: str = "") -> str:
-        """Read a whole number without separators, which may be a code or a year."""
+        """Read a whole number without separators; it may be a code or a year."""
         is_round = digits.endswith("000") and len(digits) <= MAX_CARDINAL_DIGITS
         is_long = len(digits) > MAX_UNGROUPED_DIGITS and not is_round
         if is_long or (digits[0] == "0" and len(digits) > 1):
@@ -319,9 +430,9 @@ class _Reader:
             words = re.sub(r"(veinti|)uno (?=mil)", r"\1un ", words)
             words = words.replace("ientos", "ientas") if gender == "f" else words
         if gender and self.words:
-            alone, *inflected = self.words["one"]
-            if words.endswith(alone) and (self.language != "it" or words == alone):
-                words = words.removesuffix(alone) + inflected[gender == "f"]
+            plain_one, *inflected = self.words["one"]
+            if words.endswith(plain_one) and (self.language != "it" or words == plain_one):
+                words = words.removesuffix(plain_one) + inflected[gender == "f"]
         return re.sub(r"\bveintiun\b", "veintiún", words)
 
     def _digits(self, digits: str) -> str:
@@ -331,108 +442,3 @@ class _Reader:
 def _word_before(match: re.Match[str]) -> str:
     before = re.search(r"([^\W\d_]+)\s+$", match.string[max(0, match.start() - 40) : match.start()])
     return before[1] if before else ""
-
-
-MARKS = ",.;:?!"
-_OTHER_MARKS = str.maketrans(
-    {
-        "\N{IDEOGRAPHIC COMMA}": ",",
-        "\N{FULLWIDTH COMMA}": ",",
-        "\N{IDEOGRAPHIC FULL STOP}": ".",
-        "\N{FULLWIDTH QUESTION MARK}": "?",
-        "\N{HORIZONTAL ELLIPSIS}": ".",
-        "\N{EN DASH}": ",",
-        "\N{EM DASH}": ",",
-        "\N{RIGHT SINGLE QUOTATION MARK}": "'",
-    }
-)
-_CLAUSE = re.compile(r"([,.;:?!]+)(?=[\s\"'»”)\]]|$)|\n+| - ")
-_PARAGRAPH = re.compile(r"(?<![.?!\s])\s*\n\s*\n")
-_SENTENCE = re.compile(r"(?<=[.?!])\s+")
-_INITIALS = r"(?<!\.)(?P<initials>(?:[^\W\d_]\.)++)(?=\s+[^\W\d_])"  # "J. K. Rowling"
-_NEXT = re.compile(r"\s*[\"'«„“(]?(\w\.?)")
-
-
-@dataclass(frozen=True)
-class Spoken:
-    """A text as it is spoken, and notes on what is read in other words, or dropped."""
-
-    text: str
-    notes: tuple[str, ...] = ()
-
-
-def spell_out(text: str, language: str) -> Spoken:
-    """Write a text as it is read aloud: lower-case words with single spaces, and `MARKS`.
-
-    A period that is left ends a sentence. Abbreviations and numbers are those of the languages in
-    `spoken.toml`; of other languages, plain numbers are read if num2words knows them.
-    """
-    code, read = primary(language), dict[str, str]()
-    text = _PARAGRAPH.sub(".\n", unicodedata.normalize("NFC", text).strip())
-    text = _abbreviations(code).sub(partial(_expand, code, read.setdefault), text)
-    text = read_numbers(text, code, read.setdefault).translate(_OTHER_MARKS)
-    clauses, spoken = _CLAUSE.split(text), ""
-    for clause, mark in zip(clauses[::2], [*clauses[1::2], ""], strict=True):
-        if said := normalize(clause, language):
-            spoken += f" {said}" if spoken else said
-        if spoken and spoken[-1] not in MARKS:
-            spoken += mark[-1] if mark else "," * (clause is not clauses[-1])
-    notes = [f'"{written}" is read "{words}".' for written, words in read.items()]
-    dropped = describe_dropped(Counter(text), language)
-    return Spoken(spoken, (*notes, *([f"{dropped}."] if dropped else [])))
-
-
-def split_sentences(spoken: str, longest: int) -> list[str]:
-    """Split what `spell_out` wrote after each sentence; longer ones at a comma or a space."""
-    parts: list[str] = []
-    for sentence in _SENTENCE.split(spoken):
-        while len(sentence) > longest:
-            places = (sentence.rfind(sign, 0, longest) for sign in (", ", " "))
-            cut = next((place + 1 for place in places if place > 0), longest)
-            parts.append(sentence[:cut].strip())
-            sentence = sentence[cut:]
-        parts.append(sentence.strip())
-    return [part for part in parts if part]
-
-
-@cache
-def _abbreviations(code: str) -> re.Pattern[str]:
-    """Match the abbreviations of a language, "z. B." like "z.B.", and initials."""
-    shorts = {short for table in _tables(code).values() for short in table}
-    shorts |= {short[0].upper() + short[1:] for short in shorts}
-    keys = map(re.escape, sorted(shorts, key=len, reverse=True))
-    known = "|".join(re.sub(r"\\\.(?=\w)", r"\.\\s?", key) for key in keys)
-    return re.compile(rf"(?<!\w)(?:(?P<short>{known or '(?!)'})(?!\w)|{_INITIALS})")
-
-
-def _tables(code: str) -> dict[str, dict[str, str]]:
-    tables: dict[str, dict[str, str]] = spoken_words(code).get("abbreviations", {})
-    return tables
-
-
-def _expand(code: str, note: Note, match: re.Match[str]) -> str:
-    """Write out an abbreviation, with a period only where it ends a sentence too."""
-    following = _NEXT.match(match.string, match.end())
-    next_start = following[1] if following else ""
-    before_capital = next_start[:1].isupper()
-    if match["initials"]:
-        is_pronoun = match[0] == "I." and code == "en" and "." not in next_start
-        is_initial = match[0].isupper() and before_capital and not is_pronoun
-        return match[0].replace(".", "") if is_initial or match[0].count(".") > 1 else match[0]
-    short = re.sub(r"\.\s(?=\w)", ".", match[0])
-    before = match.string[max(0, match.start() - 4) : match.start()]
-    after_ordinal = re.fullmatch(r"\d(?:st|nd|rd|th)\s", before)
-    applies = {
-        "capital": before_capital and not after_ordinal,  # "St. John", but "5th St. He"
-        "number": next_start[:1].isdigit(),
-        "inner": True,
-        "final": True,
-    }
-    for kind, is_meant in applies.items():
-        table = _tables(code).get(kind, {})
-        words = table.get(short) or table.get(short[0].lower() + short[1:])
-        if words and is_meant:
-            note(match[0], words)
-            at_end = not match.string[match.end() :].strip()
-            return f"{words}." if kind == "final" and (before_capital or at_end) else words
-    return match[0]

@@ -6,9 +6,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Word:
-    """A word, its times in seconds, and the probability that it is right.
+    """A word, its times in seconds, and the probability that it is correct.
 
-    confidence: calibrated on a validation set; None where none could be.
+    confidence: calibrated on a validation set, or None.
+
+    >>> Word("hello", 0.5, 0.92).later(2.0).plain()
+    {'text': 'hello', 'start': 2.5, 'end': 2.92}
     """
 
     text: str
@@ -17,11 +20,11 @@ class Word:
     confidence: float | None = None
 
     def later(self, seconds: float) -> "Word":
-        """Return the word with later times."""
+        """Return the word with its times shifted."""
         return replace(self, start=self.start + seconds, end=self.end + seconds)
 
     def plain(self) -> dict[str, Any]:
-        """Return it as plain data, times rounded to milliseconds, without an unknown confidence."""
+        """Return plain data for JSON, with times to the millisecond; without unknown confidence."""
         times = {"start": round(self.start, 3), "end": round(self.end, 3)}
-        known = {} if self.confidence is None else {"confidence": self.confidence}
-        return {"text": self.text, **times, **known}
+        confidence = {} if self.confidence is None else {"confidence": self.confidence}
+        return {"text": self.text, **times, **confidence}

@@ -17,10 +17,10 @@ def test_a_known_tag_is_taken_as_it_is(tag: str) -> None:
     ("value", "advice"),
     [
         ("deu", r"Write de\."),
-        ("German", r"Write its code of ISO 639"),
-        ("qq", r"Write its code of ISO 639"),
+        ("German", r"Write its ISO 639 code"),
+        ("qq", r"Write its ISO 639 code"),
         ("cmn_hans_cn", r"Write zh\."),
-        (False, "YAML reads no without quotes as false"),
+        (False, "YAML reads an unquoted no as false"),
     ],
 )
 def test_another_is_refused_with_advice(value: object, advice: str) -> None:

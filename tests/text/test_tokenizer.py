@@ -78,11 +78,11 @@ def test_what_is_there_is_not_trained_again(tmp_path: Path) -> None:
 
 DECLARED: dict[str, tuple[str, Any, Iterable[str], str]] = {
     "unknown kind": ("word", None, SENTENCES, "one of char, bpe, unigram, but is 'word'"),
-    "no size": ("bpe", None, SENTENCES, "must be a number when token_type is bpe"),
+    "no size": ("bpe", None, SENTENCES, "must be a number for `token_type: bpe`"),
     "too small": ("bpe", 10, SENTENCES, r"bpe tokenizer of 10 tokens .* 10 vs \d+"),
     "too large for unigram": ("unigram", 5000, SENTENCES, r"of 5000 tokens .*value <= \d+"),
-    "size of characters": ("char", 99, SENTENCES, r"is 99: the training text has \d+ tokens"),
-    "no text": ("char", None, [], "at least one character"),
+    "size of characters": ("char", 99, SENTENCES, r"is 99. The training text has \d+ tokens"),
+    "no text": ("char", None, [], "needs training text"),
 }
 
 

@@ -1,4 +1,4 @@
-"""Text as it is spoken: what is read in other words, where a voice pauses, what is dropped."""
+"""Verbalization: numbers and abbreviations in words, pauses, and dropped symbols."""
 
 import random
 from pathlib import Path
@@ -8,11 +8,11 @@ import pytest
 from sbkit.text.verbalize import spell_out, split_sentences
 
 # Language, text, and words by the rules of the language, not copied from the program.
-TABLE = (Path(__file__).parent / "spoken.tsv").read_text(encoding="utf-8").splitlines()
+TABLE = (Path(__file__).parent / "verbalize.tsv").read_text(encoding="utf-8").splitlines()
 
 
 @pytest.mark.parametrize("line", TABLE)
-def test_numbers_are_read_by_the_rules_of_the_language(line: str) -> None:
+def test_spell_out_follows_rules_of_language(line: str) -> None:
     language, text, expected = line.split("\t")
     assert spell_out(text, language).text == expected
 
@@ -76,17 +76,17 @@ def test_numbers_are_read_by_the_rules_of_the_language(line: str) -> None:
         ),
     ],
 )
-def test_sentences_end_where_a_reader_ends_them(
+def test_split_sentences_after_abbreviations_and_initials(
     language: str, text: str, expected: list[str]
 ) -> None:
     sentences = split_sentences(spell_out(text, language).text, 300)
     assert [sentence for sentence in sentences if sentence != "."] == expected
 
 
-def test_notes_say_what_is_read_and_what_is_dropped() -> None:
+def test_notes_name_readings_and_dropped_symbols() -> None:
     assert spell_out("plain words, only these.", "en").notes == ()
-    *read, dropped = spell_out("Dr. Wu paid $5.20 at 10:05 \N{GRINNING FACE}", "en").notes
-    assert read == [
+    *readings, dropped = spell_out("Dr. Wu paid $5.20 at 10:05 \N{GRINNING FACE}", "en").notes
+    assert readings == [
         '"Dr." is read "doctor".',
         '"$5.20" is read "five dollars and twenty cents".',
         '"10:05" is read "ten oh five".',
@@ -95,7 +95,7 @@ def test_notes_say_what_is_read_and_what_is_dropped() -> None:
 
 
 @pytest.mark.parametrize("language", ["en", "es", "ru"])
-def test_a_number_of_more_than_thirty_digits_is_read_digit_by_digit(language: str) -> None:
+def test_number_of_more_than_thirty_digits_is_read_digit_by_digit(language: str) -> None:
     zero, *digits = (spell_out(digit, language).text for digit in "0123456789")
     for number in ("9" * 30 + "1", "9'876" + "'543" * 10, f"-{'9' * 5000}", f"1.2.{'000' * 2000}"):
         words = spell_out(number, language).text.replace(",", "").split()
@@ -106,8 +106,8 @@ def test_a_number_of_more_than_thirty_digits_is_read_digit_by_digit(language: st
 
 
 @pytest.mark.parametrize("language", ["en", "de", "es", "fr", "it", "ru", "nl", "ja"])
-def test_any_text_with_digits_is_read(language: str) -> None:
-    """Such texts as "A0.9.3" once raised IndexError."""
+def test_no_digit_is_left_in_any_text(language: str) -> None:
+    """Texts such as "A0.9.3" once raised IndexError."""
     draw = random.Random(language)
     signs = [
         *"0123456789" * 3,
@@ -123,7 +123,7 @@ def test_any_text_with_digits_is_read(language: str) -> None:
         assert not any(char.isdecimal() for char in spell_out(text, language).text), text
 
 
-def test_long_text_is_cut_at_sentences_commas_and_spaces() -> None:
+def test_split_sentences_cuts_long_text_at_commas_and_spaces() -> None:
     text = "one. two? three is long, and has a comma; it has spaces, too"
     expected = ["one.", "two?", "three is long,", "and has a comma;", "it has spaces, too"]
     assert split_sentences(text, 20) == expected
