@@ -48,7 +48,7 @@ from sbkit.data.splits import (
 from sbkit.distributed.device import Placement
 from sbkit.distributed.ranks import rank
 from sbkit.text.languages import check_language
-from sbkit.text.normalize import normalize
+from sbkit.text.normalization import normalize
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from sbkit.evaluate.run_results import read_clips
 from sbkit.evaluate.utterances import hash_references, read_utterances
 from sbkit.logs.run_log import Record, read_log
 from sbkit.runtime.torch_model import load_bundle
-from sbkit.text.normalize import normalize
+from sbkit.text.normalization import normalize
 from sbkit.train.run import Run
 from tests.models.pretrained.folders import FRAMES, make_folder
 from tests.runs import (

@@ -13,7 +13,7 @@ from typing import Any
 
 from sbkit.base.process import run_main
 from sbkit.config.hparams import parse_command, read_knobs
-from sbkit.text.normalize import normalize
+from sbkit.text.normalization import normalize
 
 
 def folder(arguments: Sequence[str]) -> str:

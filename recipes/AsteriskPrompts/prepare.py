@@ -29,7 +29,7 @@ from sbkit.data.debian_release import (
     sentence_id,
     write_tsvs,
 )
-from sbkit.text.normalize import normalize
+from sbkit.text.normalization import normalize
 
 LANGUAGES = ("en", "es", "fr", "it", "ru")
 G722_BIT_RATE = 64_000  # bits per second

@@ -22,7 +22,7 @@ from sbkit.data.debian_release import (
     sentence_id,
     write_tsvs,
 )
-from sbkit.text.normalize import normalize
+from sbkit.text.normalization import normalize
 
 PACKAGE = "festvox-ru"
 LANGUAGE = "ru"

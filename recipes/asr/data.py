@@ -21,7 +21,7 @@ from sbkit.distributed.device import Placement
 from sbkit.distributed.ranks import rank
 from sbkit.models.encoder import measure_subsampling
 from sbkit.models.subsampling import Subsampling
-from sbkit.text.normalize import describe_dropped, describe_normalizer
+from sbkit.text.normalization import describe_dropped, describe_normalizer
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 
 logger = logging.getLogger(__name__)

@@ -36,7 +36,7 @@ from sbkit.decoding.greedy import merge_repeats
 from sbkit.evaluate.wer import ScoredUtterance
 from sbkit.models.asr import AsrModel
 from sbkit.tasks.speech_recognition import score_texts
-from sbkit.text.normalize import separates_words
+from sbkit.text.normalization import separates_words
 from sbkit.train.evaluation import start_validation
 
 SECONDS_PER_TOKEN = 3e-3  # for all trials of the weights, on one core

@@ -40,7 +40,7 @@ from sbkit.decoding.hotwords import normalize_hotwords, read_hotwords
 from sbkit.decoding.language_models import load_language_models
 from sbkit.lm.ngram import NgramModel
 from sbkit.tasks.task import Task, load_task
-from sbkit.text.normalize import normalize
+from sbkit.text.normalization import normalize
 from sbkit.text.tokenizer import Tokenizer
 from sbkit.text.word import Word
 

@@ -13,7 +13,7 @@ from sbkit.base.files import read_regular, reading
 from sbkit.decoding.alignment import WordOffsets
 from sbkit.decoding.confidence import Confidence
 from sbkit.evaluate.utterances import PROVENANCE
-from sbkit.text.normalize import Orthography, read_stored_table, separates_words
+from sbkit.text.normalization import Orthography, read_stored_table, separates_words
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 FORMAT = 3

@@ -35,7 +35,7 @@ from sbkit.models.asr import head_size
 from sbkit.models.encoder import measure_subsampling
 from sbkit.models.parts import TransformerPart, WaveformPart, token_embedding
 from sbkit.models.pretrained.parts import PretrainedEncoder
-from sbkit.text.normalize import languages_with
+from sbkit.text.normalization import languages_with
 
 TRAIN = "train"
 

@@ -19,7 +19,7 @@ from sbkit.base.files import building
 from sbkit.base.units import SAMPLE_RATE, samples_to_seconds
 from sbkit.data.corpus import resolve_splits
 from sbkit.data.release import read_release
-from sbkit.text.normalize import normalize
+from sbkit.text.normalization import normalize
 
 PASS_A_RELEASE = "Pass the folder of a Common Voice release as --data_folder instead."
 

@@ -39,7 +39,7 @@ from sbkit.data.splits import (
     take_columns,
 )
 from sbkit.logs.curves import render_page
-from sbkit.text.normalize import NORMALIZER_VERSION, normalize, separates_words
+from sbkit.text.normalization import NORMALIZER_VERSION, normalize, separates_words
 
 SHARED = ("id", "text", "speaker")  # what a test set must not have in common with train
 EXAMPLES = 5  # of what is left out, for each reason

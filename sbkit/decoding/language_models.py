@@ -17,7 +17,7 @@ from sbkit.lm.arpa import START, read_arpa, write_arpa
 from sbkit.lm.kneser_ney import Trained, train
 from sbkit.lm.ngram import SPECIAL, NgramModel
 from sbkit.lm.storage import load, parse, save
-from sbkit.text.normalize import NORMALIZER_VERSION, normalize
+from sbkit.text.normalization import NORMALIZER_VERSION, normalize
 from sbkit.text.tokenizer import SPACE, Tokenizer
 
 WORDS, TOKENS = "words", "tokens"

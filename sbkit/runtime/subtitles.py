@@ -10,7 +10,7 @@ from itertools import chain, pairwise
 from math import ceil, inf
 from textwrap import wrap
 
-from sbkit.text.normalize import join_segments
+from sbkit.text.normalization import join_segments
 from sbkit.text.word import Word
 
 MAX_WIDTH, MAX_LINES = 42, 2

@@ -27,7 +27,7 @@ from sbkit.runtime.model import Shapes, naming_audio
 from sbkit.runtime.runtimes import OpenBundle, open_model
 from sbkit.runtime.segments import Segment, Segmenter, find_gap
 from sbkit.runtime.voice_detector import VoiceDetector
-from sbkit.text.normalize import join_segments
+from sbkit.text.normalization import join_segments
 from sbkit.text.word import Word
 
 GPU_BATCH_SECONDS = 60.0  # of padded audio

@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from sbkit.runtime.subtitles import cues, to_srt, to_vtt
 from sbkit.runtime.transcriber import Transcript
 from sbkit.serve.fields import Fields
-from sbkit.text.normalize import join_segments
+from sbkit.text.normalization import join_segments
 from sbkit.text.word import Word
 
 

@@ -33,7 +33,7 @@ from sbkit.serve.models import Models
 from sbkit.serve.options import Options
 from sbkit.serve.recognizer import Recognizer
 from sbkit.streaming.session import Endpoint, Event, Final, Partial
-from sbkit.text.normalize import join_segments
+from sbkit.text.normalization import join_segments
 
 BLOCK = 24_000  # bytes that are decoded at a time, so that a long message lets others pass
 SHORTEST = 0.1  # seconds of a turn that a client commits

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from sbkit.base.imports import lazy_names
 
 if TYPE_CHECKING:
-    from sbkit.text.normalize import normalize as normalize
+    from sbkit.text.normalization import normalize as normalize
     from sbkit.text.tokenizer import Tokenizer as Tokenizer
     from sbkit.text.verbalize import spell_out as spell_out
     from sbkit.text.vocabulary import ClassLabels as ClassLabels
@@ -18,6 +18,6 @@ __getattr__ = lazy_names(
     Tokenizer="tokenizer",
     Vocabulary="vocabulary",
     Word="word",
-    normalize="normalize",
+    normalize="normalization",
     spell_out="verbalize",
 )

@@ -20,7 +20,7 @@ from typing import Any
 from num2words import num2words
 
 from sbkit.text.languages import primary
-from sbkit.text.normalize import describe_dropped, normalize
+from sbkit.text.normalization import describe_dropped, normalize
 
 MAX_CARDINAL_DIGITS = 30  # a longer number is read digit by digit
 MAX_UNGROUPED_DIGITS = 6  # a longer one without separators is a code, unless it ends in 000

@@ -29,7 +29,7 @@ from sbkit.evaluate.slices import require_columns
 from sbkit.models.encoder import require_rate
 from sbkit.models.pretrained.folder import find_folder, load_weights
 from sbkit.tasks.task import Task
-from sbkit.text.normalize import table_to_store
+from sbkit.text.normalization import table_to_store
 from sbkit.text.tokenizer import Tokenizer
 from sbkit.train.brain import Brain
 from sbkit.train.initialize import initialize_from, with_encoder_config

@@ -17,7 +17,7 @@ from sbkit.check.finding import Finding
 from sbkit.check.planned_run import PlannedRun
 from sbkit.config.document import Document, Keys, read_document
 from sbkit.config.hparams import parse_command
-from sbkit.text.normalize import normalize
+from sbkit.text.normalization import normalize
 from sbkit.train.recipe import Recipe
 from tests.runs import COUNTS, ROOT, Workplace, one_thread, prompts, write_tsv
 

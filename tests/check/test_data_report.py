@@ -21,7 +21,7 @@ from sbkit.check.data import (
 from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.data.manifest import Excluded
 from sbkit.data.splits import Splits
-from sbkit.text.normalize import normalize
+from sbkit.text.normalization import normalize
 from sbkit.text.vocabulary import ensure_labels
 from tests.runs import ROOT
 from tests.stores import Utterance, make_store

@@ -21,7 +21,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.data.debian_release import choose_split
 from sbkit.data.manifest import Clip
 from sbkit.data.release import read_release
-from sbkit.text.normalize import normalize
+from sbkit.text.normalization import normalize
 
 TEXT = """\ufeff; Core Asterisk Sounds in English
 

@@ -16,7 +16,7 @@ from sbkit.export.export import export_run
 from sbkit.export.parity import Grid
 from sbkit.export.write import HUB, HUGGINGFACE, WRITERS
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
-from sbkit.text.normalize import table_to_store
+from sbkit.text.normalization import table_to_store
 from sbkit.text.tokenizer import ensure_tokenizer
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ KNOWN = ["de", "sv-SE", "zh-CN", "zh_Hant_TW", "rm-sursilv", "nan-tw", "hsb", "n
 
 
 @pytest.mark.parametrize("tag", KNOWN)
-def test_a_known_tag_is_taken_as_it_is(tag: str) -> None:
+def test_known_tag_is_returned_unchanged(tag: str) -> None:
     assert check_language(tag) == tag
 
 
@@ -23,12 +23,12 @@ def test_a_known_tag_is_taken_as_it_is(tag: str) -> None:
         (False, "YAML reads an unquoted no as false"),
     ],
 )
-def test_another_is_refused_with_advice(value: object, advice: str) -> None:
+def test_unknown_tag_is_refused_with_advice(value: object, advice: str) -> None:
     with pytest.raises(SbkitError, match=f"`language` must be .*{advice}"):
         check_language(value)
 
 
-def test_several_languages_are_a_list() -> None:
+def test_language_tags_of_one_and_several_languages() -> None:
     assert language_tags(["en", "es", "en"]) == ("en", "es")
     assert (spoken_language(["en", "es"]), spoken_language(["en"])) == ("", "en")
     with pytest.raises(SbkitError, match="empty list"):

@@ -31,7 +31,7 @@ def train(
 
 
 @pytest.mark.parametrize(("kind", "vocab_size"), KINDS)
-def test_text_of_three_scripts_comes_back(tmp_path: Path, kind: str, vocab_size: Any) -> None:
+def test_decode_inverts_encode_in_three_scripts(tmp_path: Path, kind: str, vocab_size: Any) -> None:
     tokenizer = train(tmp_path, kind, vocab_size)
     assert tokenizer.vocabulary == Vocabulary(size=tokenizer.vocab_size)
     assert tokenizer.pieces()[:4] == ["<blank>", "<unk>", "<s>", "</s>"]
@@ -46,7 +46,7 @@ def test_text_of_three_scripts_comes_back(tmp_path: Path, kind: str, vocab_size:
 
 
 @pytest.mark.parametrize(("kind", "vocab_size"), KINDS)
-def test_an_unseen_character_is_unk_and_never_blank(
+def test_unseen_character_is_unk_and_never_blank(
     tmp_path: Path, kind: str, vocab_size: Any
 ) -> None:
     tokenizer = train(tmp_path, kind, vocab_size)
@@ -58,20 +58,20 @@ def test_an_unseen_character_is_unk_and_never_blank(
 
 
 @pytest.mark.parametrize(("kind", "vocab_size"), KINDS)
-def test_the_same_text_gives_the_same_bytes(tmp_path: Path, kind: str, vocab_size: Any) -> None:
+def test_same_text_gives_same_model_bytes(tmp_path: Path, kind: str, vocab_size: Any) -> None:
     files = [train(tmp_path / name, kind, vocab_size).model_file for name in ("one", "two")]
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
 @pytest.mark.parametrize(("kind", "vocab_size"), [("char", None), ("bpe", 30), ("unigram", 21)])
-def test_a_long_sentence_is_not_dropped(tmp_path: Path, kind: str, vocab_size: Any) -> None:
+def test_long_sentence_is_not_dropped(tmp_path: Path, kind: str, vocab_size: Any) -> None:
     long = "xyz uvw " * 1000
     assert len(long) > 4192  # bytes; sentencepiece's default limit
     tokenizer = train(tmp_path, kind, vocab_size, ["abc def ghi"] * 9 + [long])
     assert tokenizer.decode(tokenizer.encode("zux")) == "zux"
 
 
-def test_what_is_there_is_not_trained_again(tmp_path: Path) -> None:
+def test_existing_tokenizer_is_not_trained_again(tmp_path: Path) -> None:
     first = train(tmp_path, "char", None)
     assert train(tmp_path, "char", None, texts=["quite another text"]).pieces() == first.pieces()
 
@@ -87,14 +87,14 @@ DECLARED: dict[str, tuple[str, Any, Iterable[str], str]] = {
 
 
 @pytest.mark.parametrize("case", DECLARED)
-def test_a_declaration_that_cannot_be_met_is_refused(tmp_path: Path, case: str) -> None:
+def test_vocab_size_that_cannot_be_met_is_refused(tmp_path: Path, case: str) -> None:
     kind, vocab_size, texts, words = DECLARED[case]
     with pytest.raises(SbkitError, match=words):
         train(tmp_path, kind, vocab_size, texts)
 
 
 @pytest.mark.parametrize("damage", ["cut", "missing"])
-def test_a_damaged_file_is_refused_by_its_name(tmp_path: Path, damage: str) -> None:
+def test_damaged_model_file_is_named(tmp_path: Path, damage: str) -> None:
     file = train(tmp_path, "char", None).model_file
     content = file.read_bytes()[:-40]
     file.unlink() if damage == "missing" else file.write_bytes(content)

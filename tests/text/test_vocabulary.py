@@ -1,9 +1,11 @@
 """One space of ids: what lies outside is refused before a kernel could read it."""
 
+from pathlib import Path
+
 import pytest
 
 from sbkit.base.errors import SbkitError
-from sbkit.text.vocabulary import Vocabulary
+from sbkit.text.vocabulary import Vocabulary, ensure_labels
 
 SPACES = [
     ({"size": 3}, "from 0 to 2"),  # eos is 3
@@ -13,19 +15,19 @@ SPACES = [
 
 
 @pytest.mark.parametrize(("ids", "words"), SPACES)
-def test_special_ids_must_be_different_and_inside(ids: dict[str, int], words: str) -> None:
+def test_special_ids_must_differ_and_lie_inside(ids: dict[str, int], words: str) -> None:
     with pytest.raises(SbkitError, match="four different ids") as caught:
         Vocabulary(**ids)
     assert words in str(caught.value)
 
 
 @pytest.mark.parametrize("label", [-1, 0, 10, 1 << 40])
-def test_a_target_that_no_loss_may_see_is_refused(label: int) -> None:
+def test_target_out_of_bounds_or_blank_is_refused(label: int) -> None:
     with pytest.raises(SbkitError, match=f"clip7 holds {label}\\."):
         Vocabulary(size=10).check_targets([4, label, 5], of="clip7")
 
 
-def test_a_size_that_disagrees_is_named_with_both_numbers() -> None:
+def test_head_or_embedding_of_other_size_is_named_with_both_sizes() -> None:
     vocabulary = Vocabulary(size=30)
     vocabulary.check_head(name="ctc_lin", outputs=30)
     vocabulary.check_embedding(name="Transformer", rows=30)
@@ -33,3 +35,20 @@ def test_a_size_that_disagrees_is_named_with_both_numbers() -> None:
         vocabulary.check_head(name="ctc_lin", outputs=29)
     with pytest.raises(SbkitError, match=r"`Transformer` .* \(30\), but has 31"):
         vocabulary.check_embedding(name="Transformer", rows=31)
+
+
+@pytest.mark.parametrize(("names", "words"), [(["en"] * 3, "is en"), ([], "is missing")])
+def test_fewer_than_two_classes_are_refused_and_nothing_is_written(
+    names: list[str], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(SbkitError, match=f"two classes or more, but every label in it {words}"):
+        ensure_labels(tmp_path / "labels.txt", names)
+    assert not (tmp_path / "labels.txt").exists()
+    assert ensure_labels(tmp_path / "labels.txt", ["b", "a", "b"]).names == ["a", "b"]
+
+
+def test_other_classes_in_run_folder_are_named(tmp_path: Path) -> None:
+    many = [f"speaker {number}" for number in range(100)]
+    ensure_labels(tmp_path / "labels.txt", many)
+    with pytest.raises(SbkitError, match="lists, but differ in speaker 99, zoe. Ch"):
+        ensure_labels(tmp_path / "labels.txt", [*many[:99], "zoe"])

@@ -1,4 +1,4 @@
-"""Each row tells what a transcript of one language is to look like."""
+"""Normalization: each row has a transcript and its normalized text."""
 
 import hashlib
 import json
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sbkit.data.release import read_release
-from sbkit.text.normalize import (
+from sbkit.text.normalization import (
     NORMALIZER_VERSION,
     ORTHOGRAPHIES,
     describe_dropped,
@@ -59,8 +59,8 @@ def test_normalize(language: str, text: str, expected: str) -> None:
 
 
 @pytest.mark.parametrize("language", [*ORTHOGRAPHIES, "xx", "ja"])
-def test_normalizing_twice_changes_nothing(language: str) -> None:
-    """Characters of the scripts up to the kana, alone and in random company."""
+def test_normalize_is_idempotent(language: str) -> None:
+    """Try the characters up to the kana, each by itself and in random texts."""
     chars = [c for c in map(chr, range(0x3100)) if unicodedata.category(c) != "Cn"]
     random = Random(language)
     texts = chars + ["".join(random.choices(chars, k=12)) for _ in range(500)]
@@ -73,20 +73,19 @@ def test_normalizing_twice_changes_nothing(language: str) -> None:
 @pytest.mark.parametrize(
     "language", [name for name, table in ORTHOGRAPHIES.items() if table.letters]
 )
-def test_a_language_keeps_its_own_letters(language: str) -> None:
+def test_language_keeps_its_own_letters(language: str) -> None:
     letters = orthography(language).letters
     assert normalize(letters.upper().replace("SS", "ß"), language) == letters
 
 
-def test_the_default_corpus_keeps_its_texts(asterisk_english: Path) -> None:
-    """All texts of validated.tsv, one a line, are as version 1 of the normalizer wrote them."""
+def test_texts_of_default_corpus_are_those_of_version_1(asterisk_english: Path) -> None:
     clips = read_release(asterisk_english / "validated.tsv", "en").clips
     texts = "\n".join(normalize(clip.sentence, "en") for clip in clips)
     assert hashlib.sha256(texts.encode()).hexdigest().startswith("ff219231bba757c8")
 
 
 @pytest.mark.parametrize("language", [*ORTHOGRAPHIES, "xx", "ja"])
-def test_a_table_is_what_was_stored_of_it(language: str) -> None:
+def test_stored_table_is_read_back(language: str) -> None:
     stored = json.loads(json.dumps(table_to_store(language)))
     assert read_stored_table(stored) == (NORMALIZER_VERSION, orthography(language))
 
@@ -94,12 +93,12 @@ def test_a_table_is_what_was_stored_of_it(language: str) -> None:
 @pytest.mark.parametrize(
     "change", [{"version": "2"}, {"letters": 0}, {"rewrite": {"a": 1}}, {"rewrite": 1}, {"x": ""}]
 )
-def test_a_table_that_cannot_be_is_refused(change: dict[str, Any]) -> None:
+def test_invalid_stored_table_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises((ValueError, TypeError)):
         read_stored_table({**table_to_store("en"), **change})
 
 
-def test_the_table_that_is_used_is_named() -> None:
+def test_describe_normalizer_names_table() -> None:
     assert describe_normalizer("de-AT").startswith("text table of de: lower case, the letters abc")
     assert "of every script" in describe_normalizer("tr")
     assert describe_normalizer("zh-CN").endswith("there is a CER and no WER")
@@ -115,11 +114,11 @@ def test_the_table_that_is_used_is_named() -> None:
         (["", ""], ""),
     ],
 )
-def test_segments_are_joined_as_words_are_written(segments: list[str], joined: str) -> None:
+def test_join_segments_with_and_without_spaces(segments: list[str], joined: str) -> None:
     assert join_segments(segments) == joined
 
 
-def test_dropped_symbols_are_counted() -> None:
+def test_describe_dropped_counts_symbols() -> None:
     note = "normalization dropped symbols ({}). Write in words those that are read aloud"
     texts = Counter("10 €, 5 %!½ of № 2 (a & b) - €")
     assert describe_dropped(texts, "en") == note.format("2 €, 1 ½, 1 №")
