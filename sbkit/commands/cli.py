@@ -275,34 +275,28 @@ def _score(options: argparse.Namespace) -> None:
 @command(
     "compare",
     "test whether two runs differ, or find the best of several",
-    path("a", "RUN_A", "a run, or a folder of scores"),
-    path("b", "RUN_B", "another one"),
-    path("more", "RUN", "others: a table of all, with the best marked", nargs="*"),
+    path("first", "RUN", "a run, or a folder of scores"),
+    path("others", "RUN", "others; the best of all is marked", nargs="+"),
     flag("--json", "print the figures as JSON"),
-    path("--html", "FILE", "write a page of two, too"),
+    path("--html", "FILE", "write a page of two runs, too"),
 )
 def _compare(options: argparse.Namespace) -> None:
     from sbkit.base.files import to_json
     from sbkit.checkpoint.provenance import require_current_results
     from sbkit.evaluate import compare
-    from sbkit.evaluate import compare as ranking
 
-    if options.more and options.html is not None:
-        raise SbkitError("`--html` must come with two runs, but there are more. Leave it out.")
-    for folder in (options.a, options.b, *options.more):
+    folders = [options.first, *options.others]
+    if len(folders) > 2 and options.html is not None:
+        raise ConfigError(f"`--html` writes a page of two runs, but there are {len(folders)}.")
+    for folder in folders:
         require_current_results(folder)
-    if options.more:
-        compared = ranking.rank_runs([options.a, options.b, *options.more])
-        lines = ranking.describe_ranking(compared)
-    else:
-        compared = compare.compare_runs(options.a, options.b)
-        lines = compare.describe_comparison(compared)
+    comparison = compare.compare_runs(folders)
     if options.html is not None:
-        compare.write_comparison(options.html, compared)
+        compare.write_comparison(options.html, comparison)
     print(
-        printable_json(to_json(compared, indent=2))
+        printable_json(to_json(comparison, indent=2))
         if options.json
-        else "\n".join(map(printable, lines))
+        else "\n".join(map(printable, compare.describe_comparison(comparison)))
     )
 
 

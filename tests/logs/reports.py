@@ -75,7 +75,7 @@ def write_example(folder: Path, *, runs: int = 1) -> Path:
         [results(HOSTILE, A), results("b", B)][:runs],
         clips=lambda name, ids, most: {"c": tone()},
         known=Known(words={"two", "the"}, source="the words of the training transcripts"),
-        compared={"test": compare("test", A, B)} if runs == 2 else None,
+        compared={"test": compare("test", [("a", A), ("b", B)])} if runs == 2 else None,
         notes=[HOSTILE],
     )
     return page
