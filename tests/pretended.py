@@ -236,4 +236,4 @@ def parse_there(device: Any, **key: str) -> torch.device:
 
 
 sbkit_device.parse_device = parse_there
-sbkit_device.SUPPORTED[NAME] = ("fp32", "bf16", "fp16")
+sbkit_device.PRECISIONS_OF[NAME] = ("fp32", "bf16", "fp16")

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from datasets.table import InMemoryTable
 
-from sbkit.data.shard import AUDIO, PLACE, encode
+from sbkit.data.shard import AUDIO, AUDIO_TYPE, encode_audio
 
 FOLDER = tempfile.TemporaryDirectory(prefix="sbkit-stores")  # which goes when Python ends
 
@@ -31,15 +31,15 @@ class Utterance:
 
 def make_store(utterances: Iterable[Utterance], store: str = "pcm") -> datasets.Dataset:
     """Return a split of these rows, whose audio lies in one file."""
-    rows = [asdict(each) for each in utterances]
+    rows = [asdict(utterance) for utterance in utterances]
     file, written = Path(FOLDER.name, uuid4().hex), b""
     for row in rows:
         samples = np.frombuffer(row[AUDIO], "<i2")
-        content = encode(samples, store=store, sample_rate=16_000)
+        content = encode_audio(samples, store=store, sample_rate=16_000)
         row[AUDIO] = {"file": str(file), "start": len(written), "size": len(content), "shard": 0}
         row[AUDIO] |= {"crc32": zlib.crc32(content), "sample_rate": 16_000}
         written += content
     file.write_bytes(written)
     texts = dict.fromkeys(("id", "text", "sentence", "speaker"), pa.string())
-    schema = pa.schema({**texts, "samples": pa.int64(), AUDIO: PLACE})
+    schema = pa.schema({**texts, "samples": pa.int64(), AUDIO: AUDIO_TYPE})
     return datasets.Dataset(InMemoryTable(pa.Table.from_pylist(rows, schema)))

@@ -14,7 +14,7 @@ from recipes.prepare import corpus_of
 from sbkit.audio.io import read_audio
 from sbkit.base.units import at_speed
 from sbkit.config.hparams import parse_command
-from sbkit.data.corpus import read_listed
+from sbkit.data.corpus import read_manifest
 from sbkit.data.splits import sample_counts, take_columns
 from sbkit.evaluate.wer import ScoredUtterance, total_scores
 from sbkit.train.run import Run
@@ -58,7 +58,7 @@ def convert(release: Path) -> Path:
             continue
         (release / "clips").mkdir(parents=True, exist_ok=True)
         rows = ["path\tsentence"]
-        for clip in read_listed(corpus, knobs, split).clips:
+        for clip in read_manifest(corpus, knobs, split):
             samples = torch.from_numpy(read_audio(clip.path)) / 32768
             audio = resample(samples, 16_000, MP3_RATE).numpy()
             first = release / "clips" / f"{split}-{len(rows)}.mp3"
@@ -169,8 +169,8 @@ class Theirs:
 
 def items_of(run: Run, split: str) -> dict[str, dict[str, Any]]:
     """Return the clips that sbkit has in a split, with their normalized texts, by name."""
-    listed = read_listed(corpus_of(run.knobs), run.knobs, split)
-    paths = {clip.id: clip.path for clip in listed.clips}
+    listed = read_manifest(corpus_of(run.knobs), run.knobs, split)
+    paths = {clip.id: clip.path for clip in listed}
     rows = run.prepare_splits().named()[split]
     ids, texts = (take_columns(rows, name)[name].to_pylist() for name in ("id", "text"))
     seconds = sample_counts(rows) / run.knobs["sample_rate"]

@@ -22,7 +22,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from recipes.FestvoxRu.time_errors import COLUMN
 from recipes.vad.labels import SPEECH, Frames, bridge_pauses, prepare_speech, speech_of
 from recipes.vad.noise import Spoken, add_noise, color
 from sbkit.audio.io import Samples
@@ -34,6 +33,7 @@ from sbkit.config.hparams import read_knobs
 from sbkit.data.shard import read_rows
 from sbkit.export.export import as_bundle
 from sbkit.runtime.voice_detector import SILERO, VoiceDetector
+from tools.bench_times import TIMES_COLUMN
 
 WINDOW = SAMPLE_RATE // WINDOWS_PER_SECOND
 PADDING = 1.0  # seconds of silence before and after a clip
@@ -75,7 +75,7 @@ def read_test(**knobs: Any) -> Iterator[Clip]:
     around = round(PADDING * WINDOWS_PER_SECOND)
     for row in read_rows(split, range(len(split))):
         count = len(row["audio"]) // WINDOW
-        given = {SPEECH: row[COLUMN]} if COLUMN in row else {}
+        given = {SPEECH: row[TIMES_COLUMN]} if TIMES_COLUMN in row else {}
         speech = bridge_pauses(speech_of({**row, **given}, SAMPLE_RATE))
         if speech.any():
             audio = np.pad(row["audio"][: count * WINDOW], around * WINDOW)

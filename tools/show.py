@@ -27,13 +27,15 @@ def clip(arguments: Sequence[str]) -> str:
     from recipes.AsteriskPrompts.prepare import prepare_prompts
     from sbkit.data.cache import default_cache
     from sbkit.data.release import find_release, read_release
+    from sbkit.data.tables import TableOptions
 
     knobs = read_knobs(Path(arguments[0]) / "hyperparams.yaml", {})
     language = knobs["language"]
     release = knobs["data_folder"] or prepare_prompts(
         language=language, cache_folder=default_cache()
     )
-    clips = read_release(find_release(release, language) / "test.tsv", language).clips
+    test = find_release(release, language) / "test.tsv"
+    clips = read_release(test, TableOptions(language=language))
     chosen = max(clips, key=lambda each: len(each.sentence))
     return f"{chosen.path}\t{normalize(chosen.sentence, language)}"
 

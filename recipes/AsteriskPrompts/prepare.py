@@ -6,7 +6,7 @@ two packages -> key: text + g722 at 16 kHz -> clips/*.flac + train, dev, test, v
 import argparse
 import gzip
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,52 +14,62 @@ import G722
 import numpy as np
 import soundfile
 
-from recipes.AsteriskPrompts.numbers import spell_digits
 from sbkit.audio.io import Samples
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import ConfigError
 from sbkit.base.process import run_main
 from sbkit.base.units import SAMPLE_RATE
 from sbkit.data.cache import default_cache
 from sbkit.data.debian_release import (
     PASS_A_RELEASE,
-    Row,
+    ReleaseRow,
     ensure_release,
-    only,
+    find_one,
     print_release,
     sentence_id,
     write_tsvs,
 )
 from sbkit.text.normalization import normalize
+from sbkit.text.verbalize import spell_numbers
 
 LANGUAGES = ("en", "es", "fr", "it", "ru")
-G722_BIT_RATE = 64_000  # bits per second
+G722_BITS_PER_SECOND = 64_000
 
-# Keys that sound no word, though some translators describe them without brackets.
-TONES = frozenset(
-    {"ascending-2tone", "descending-2tone", "beep", "beeperr", "confbridge-join"}
-    | {"confbridge-leave", "tt-monkeys"}
+# Keys of sounds without words, although some translators describe them without brackets.
+TONE_KEYS = frozenset(
+    (
+        *("ascending-2tone", "descending-2tone", "beep", "beeperr"),
+        *("confbridge-join", "confbridge-leave", "tt-monkeys"),
+    )
 )
 _BRACKET = re.compile(r"[\[\](){}<>]")  # "[sound of monkeys screaming]", "IAX (does not say 2)"
-_LOST_LETTER = re.compile(r"\?\s+[a-z]")  # "sar? esattamente": an accented letter of the Italian
+_LOST_LETTER = re.compile(r"\?\s+[a-z]")  # "sar? esattamente": an accented letter in Italian
+_PHONE_KEYS: Mapping[str, Mapping[str, str]] = {
+    "en": {"*": "star", "#": "pound"},
+    "es": {"*": "asterisco", "#": "numeral"},
+    "fr": {"*": "étoile", "#": "dièse"},
+    "it": {"*": "asterisco", "#": "cancelletto"},
+    "ru": {"*": "звездочка", "#": "решетка"},
+}
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One line of the prompts' text: the key names the sound file."""
+    """One line of the list of prompts; the key names the sound file."""
 
     key: str
     text: str
 
 
 def prepare_prompts(*, language: str = "en", cache_folder: str | Path) -> Path:
-    """Return the release folder of a language, fetching and writing it where it is not there yet.
+    """Return the release folder of a language; fetch and write it if it is missing.
 
     Raises:
-        SbkitError: there are no prompts in the language, or apt-get cannot fetch them.
+        ConfigError: the language has no prompts.
+        DataError: apt-get cannot fetch them.
     """
     if language not in LANGUAGES:
-        raise SbkitError(
-            f"language must be one of {', '.join(LANGUAGES)} for the default corpus, but is "
+        raise ConfigError(
+            f"The default corpus has the languages {', '.join(LANGUAGES)}, but `language` is "
             f"{language!r}. {PASS_A_RELEASE}"
         )
     name = f"asterisk-core-sounds-{language}"
@@ -73,10 +83,10 @@ def prepare_prompts(*, language: str = "en", cache_folder: str | Path) -> Path:
 
 def write_release(root: Path, language: str, release: Path) -> None:
     """Write the prompts of unpacked packages as clips and TSVs into an empty folder."""
-    sounds = only(root, "usr/share/asterisk/sounds/*")
-    text = only(root, f"usr/share/doc/asterisk-core-sounds-{language}/core-sounds-*.txt.gz")
+    sounds = find_one(root, "usr/share/asterisk/sounds/*")
+    text = find_one(root, f"usr/share/doc/asterisk-core-sounds-{language}/core-sounds-*.txt.gz")
     (release / "clips").mkdir()
-    rows: list[Row] = []
+    rows: list[ReleaseRow] = []
     for prompt in read_prompts(gzip.decompress(text.read_bytes())):
         source = sounds / f"{prompt.key}.g722"
         if _is_speech(prompt) and source.is_file():
@@ -88,7 +98,7 @@ def write_release(root: Path, language: str, release: Path) -> None:
 
 
 def read_prompts(content: bytes) -> Iterator[Prompt]:
-    """Read lines ``key: text``; those that start with a semicolon are comments."""
+    """Read lines ``key: text``; comments start with a semicolon."""
     for line in content.removeprefix(b"\xef\xbb\xbf").split(b"\n"):
         key, colon, text = _decode_line(line).partition(":")
         if colon and not key.startswith(";"):
@@ -96,7 +106,7 @@ def read_prompts(content: bytes) -> Iterator[Prompt]:
 
 
 def _decode_line(line: bytes) -> str:
-    """Decode UTF-8, and single lines that an editor of the nineties left in Latin-1."""
+    """Decode UTF-8; a few lines are in Latin-1."""
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError:
@@ -104,16 +114,23 @@ def _decode_line(line: bytes) -> str:
 
 
 def _is_speech(prompt: Prompt) -> bool:
-    """Check that the text of a prompt is what is said: no noise, no note, no damaged text."""
-    if prompt.key in TONES or prompt.key.startswith("silence/"):
+    """Check that the text of a prompt is spoken: not a noise, a note or damaged."""
+    if prompt.key in TONE_KEYS or prompt.key.startswith("silence/"):
         return False
     return not _BRACKET.search(prompt.text) and not _LOST_LETTER.search(prompt.text)
 
 
-def _describe(prompt: Prompt, language: str, *, speaker: str) -> Row:
-    """Make a prompt's row; the speaker's folder is named like ``en_US_f_Allison``."""
+def spell_digits(text: str, language: str = "en") -> str:
+    """Spell the numbers of a text, and the keys * and # of a telephone, as they are read aloud."""
+    for key, word in _PHONE_KEYS.get(language, {}).items():
+        text = text.replace(key, f" {word} ")
+    return spell_numbers(text, language)
+
+
+def _describe(prompt: Prompt, language: str, *, speaker: str) -> ReleaseRow:
+    """Make the row of a prompt; the speaker's folder has a name like ``en_US_f_Allison``."""
     sentence = spell_digits(prompt.text, language)
-    return Row(
+    return ReleaseRow(
         client_id=speaker,
         path=prompt.key.replace("/", "_") + ".flac",
         sentence_id=sentence_id(sentence),
@@ -124,13 +141,13 @@ def _describe(prompt: Prompt, language: str, *, speaker: str) -> Row:
 
 
 def decode_g722(file: Path) -> Samples:
-    """Decode a g722 file, which has no header, to 16 kHz samples."""
-    codec = G722.G722(SAMPLE_RATE, G722_BIT_RATE)
+    """Decode a g722 file, which has no header, to samples (S,) at 16 kHz."""
+    codec = G722.G722(SAMPLE_RATE, G722_BITS_PER_SECOND)
     return np.array(codec.decode(file.read_bytes()), dtype=np.int16)
 
 
 def main() -> None:
-    """Prepare one language and print where it is and how much it holds."""
+    """Prepare one language; print its folder, clips and minutes."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--language", default="en", help=f"one of {', '.join(LANGUAGES)}")
     parser.add_argument("--cache_folder", type=Path, default=default_cache())

@@ -1,7 +1,7 @@
-"""When words are said, by the phone labels of the voice: letters are aligned with phones.
+"""The times of words, from the phone labels of the voice: letters are aligned with phones.
 
-The labels have phones and pauses and no words. Russian is spelled nearly as it is spoken, so that
-an edit distance between letters and phones finds which phones a word has.
+The labels have phones and pauses but no words. Russian is spelled nearly as it is spoken, so an
+edit distance between letters and phones finds the phones of each word.
 
 Legend: L letters of all words, P phones without pauses.
 """
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import DataError
 
 PAUSE = "pau"
 VOWELS = "a e i o u y aa ee ii oo uu yy ae ay ur"
@@ -34,11 +34,11 @@ SOUNDS = {letter: frozenset(VOWELS.split()) for letter in "аеиоуыэюя"} 
     }.items()
     for letter in letters
 }
-GLIDED = "еюяьъ"  # these may sound a glide before what follows: "я" is "j aa"
-SILENT = "ьъ"
-SKIP, MISMATCH = 1.0, 1.8  # the costs of a letter or phone alone, and of two that do not fit
-MOST = 0.25  # of the costs, for each phone; those of the package have 0.07 at most
-# The steps: a letter sounds a phone, or is silent; a phone more for the letter before, or after.
+GLIDE_LETTERS = "еюяьъ"  # may start with a glide: "я" is "j aa"
+SILENT_LETTERS = "ьъ"
+SKIP_COST, MISMATCH_COST = 1.0, 1.8  # of a letter or phone without a partner; of an unlikely pair
+MAX_COST_PER_PHONE = 0.25  # sentences of the package have 0.07 at most
+# Steps: a letter sounds a phone, or is silent; a further phone of the letter before, or after.
 SOUND, SILENCE, AFTER, BEFORE = range(4)
 
 
@@ -55,64 +55,65 @@ def read_labels(content: str) -> list[Phone]:
     """Read a label file: lines of end, color and name after a line with a number sign.
 
     Raises:
-        SbkitError: a line is something else, or a phone ends before it begins.
+        DataError: a line has another form, or a phone ends before it starts.
     """
     phones: list[Phone] = []
     for line in content.partition("#\n")[2].splitlines():
-        matched = re.fullmatch(r"\s*(\d+\.\d+)\s+\d+\s+(\w+)\s*", line)
+        match = re.fullmatch(r"\s*(\d+\.\d+)\s+\d+\s+(\w+)\s*", line)
         start = phones[-1].end if phones else 0.0
-        if matched is None or float(matched[1]) < start:
-            raise SbkitError(
-                "A line of phone labels must be a rising time, a number and a phone, but is "
+        if match is None or float(match[1]) < start:
+            raise DataError(
+                "A line of phone labels should be a rising time, a number and a phone, but is "
                 f"{line[:60]!r}. Fetch the package again."
             )
-        phones.append(Phone(matched[2], start, float(matched[1])))
+        phones.append(Phone(match[2], start, float(match[1])))
     return phones
 
 
 def time_words(words: Sequence[str], phones: Sequence[Phone]) -> list[tuple[float, float]]:
-    """Return start and end of each word in seconds.
+    """Return the start and end of each word in seconds.
 
     Raises:
-        SbkitError: the phones are not those of the words.
+        DataError: the phones do not match the words.
     """
     spoken = [phone for phone in phones if phone.name != PAUSE]
     letters = "".join(words)
     steps, cost = _align(letters, [phone.name for phone in spoken])
-    owners = [place for place, word in enumerate(words) for _ in word]
-    said: list[list[Phone]] = [[] for _ in words]
+    word_of = [index for index, word in enumerate(words) for _ in word]
+    word_phones: list[list[Phone]] = [[] for _ in words]
     for letter, phone in _pairs(steps):
-        said[owners[letter]].append(spoken[phone])
-    if cost > MOST * len(spoken) or not all(said):
-        raise SbkitError(
-            f"The phones of a sentence must be those of its words, but {' '.join(words)[:60]!r} "
-            f"needs {cost:.1f} edits for {len(spoken)} phones. Leave it out."
+        word_phones[word_of[letter]].append(spoken[phone])
+    if cost > MAX_COST_PER_PHONE * len(spoken) or not all(word_phones):
+        raise DataError(
+            f"The phones of {' '.join(words)[:60]!r} do not match its words: {cost:.1f} edits for "
+            f"{len(spoken)} phones. Leave the sentence out."
         )
-    return [(each[0].start, each[-1].end) for each in said]
+    return [(phones[0].start, phones[-1].end) for phones in word_phones]
 
 
 def _align(letters: str, phones: Sequence[str]) -> tuple[list[list[int]], float]:
-    """Return the last step of the best way to each place, (L + 1, P + 1), and the cost of all."""
+    """Return the last step of the best path to each cell, (L + 1, P + 1), and the total cost."""
     best = [[0.0] * (len(phones) + 1) for _ in range(len(letters) + 1)]
     steps = [[SOUND] * (len(phones) + 1) for _ in range(len(letters) + 1)]
     for i, j in product(range(len(letters) + 1), range(len(phones) + 1)):
-        ways = {SOUND: 0.0} if i == j == 0 else {}
+        costs = {SOUND: 0.0} if i == j == 0 else {}
         if i and j:
             fits = phones[j - 1] in SOUNDS.get(letters[i - 1], ())
-            ways[SOUND] = best[i - 1][j - 1] + (0.0 if fits else MISMATCH)
-            ways[AFTER] = best[i][j - 1] + SKIP
+            costs[SOUND] = best[i - 1][j - 1] + (0.0 if fits else MISMATCH_COST)
+            costs[AFTER] = best[i][j - 1] + SKIP_COST
         if i:
-            ways[SILENCE] = best[i - 1][j] + (0.0 if letters[i - 1] in SILENT else SKIP)
+            is_silent = letters[i - 1] in SILENT_LETTERS
+            costs[SILENCE] = best[i - 1][j] + (0.0 if is_silent else SKIP_COST)
         if j and i < len(letters):
-            glide = phones[j - 1] == "j" and letters[i] in GLIDED
-            ways[BEFORE] = best[i][j - 1] + (0.0 if glide else SKIP)
-        steps[i][j] = min(ways, key=ways.__getitem__)
-        best[i][j] = ways[steps[i][j]]
+            is_glide = phones[j - 1] == "j" and letters[i] in GLIDE_LETTERS
+            costs[BEFORE] = best[i][j - 1] + (0.0 if is_glide else SKIP_COST)
+        steps[i][j] = min(costs, key=costs.__getitem__)
+        best[i][j] = costs[steps[i][j]]
     return steps, best[-1][-1]
 
 
 def _pairs(steps: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
-    """Follow the steps back: pairs of a letter and a phone that it sounds, in order."""
+    """Trace the steps back: pairs of a letter and a phone that it sounds, in order."""
     pairs: list[tuple[int, int]] = []
     i, j = len(steps) - 1, len(steps[0]) - 1
     while i or j:

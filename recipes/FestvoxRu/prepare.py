@@ -15,9 +15,9 @@ from recipes.FestvoxRu.phones import read_labels, time_words
 from sbkit.base.process import run_main
 from sbkit.data.cache import default_cache
 from sbkit.data.debian_release import (
-    Row,
+    ReleaseRow,
     ensure_release,
-    only,
+    find_one,
     print_release,
     sentence_id,
     write_tsvs,
@@ -31,10 +31,11 @@ _SENTENCE = re.compile(r'\( (\w+) "(.*)" \)\s*')  # ( ru_0004 "+Окна мно�
 
 
 @dataclass(frozen=True, kw_only=True)
-class TimedRow(Row):
-    """A row that says when each word of its normalized sentence is said.
+class TimedRow(ReleaseRow):
+    """A row with the times of the words of its normalized sentence.
 
-    word_times: ``start-end`` of each, in seconds, with spaces between.
+    Attributes:
+        word_times: ``start-end`` of each word in seconds, separated by spaces.
     """
 
     word_times: str
@@ -42,24 +43,24 @@ class TimedRow(Row):
 
 @dataclass(frozen=True)
 class Sentence:
-    """One line of the voice's text; the plus signs that mark the stress are taken out."""
+    """One line of the voice's text, without the plus signs that mark stress."""
 
     id: str
     text: str
 
 
 def prepare_festvox(*, cache_folder: str | Path) -> Path:
-    """Return the release folder, fetching and writing it where it is not there yet.
+    """Return the release folder; fetch and write it if it is missing.
 
     Raises:
-        SbkitError: apt-get cannot fetch the package, or its labels are not those of its text.
+        DataError: apt-get cannot fetch the package, or its labels do not match its text.
     """
     return ensure_release(Path(cache_folder) / PACKAGE, LANGUAGE, (PACKAGE,), write_release)
 
 
 def write_release(root: Path, release: Path) -> None:
     """Write the sentences of the unpacked package as clips and TSVs into an empty folder."""
-    voice = only(root, "usr/share/festival/voices/russian/*")
+    voice = find_one(root, "usr/share/festival/voices/russian/*")
     (release / "clips").mkdir()
     rows = []
     for sentence in read_sentences((voice / "etc/txt.done.data").read_text(encoding="utf-8")):
@@ -71,10 +72,10 @@ def write_release(root: Path, release: Path) -> None:
 
 
 def read_sentences(content: str) -> Iterator[Sentence]:
-    """Read lines ``( id "text" )``; quotation marks in the text have a backslash before them."""
+    """Read lines ``( id "text" )``; quotation marks in the text are escaped by a backslash."""
     for line in content.splitlines():
-        if matched := _SENTENCE.fullmatch(line):
-            yield Sentence(matched[1], matched[2].replace("+", "").replace('\\"', '"'))
+        if match := _SENTENCE.fullmatch(line):
+            yield Sentence(match[1], match[2].replace("+", "").replace('\\"', '"'))
 
 
 def _describe(sentence: Sentence, labels: str) -> TimedRow:
@@ -91,7 +92,7 @@ def _describe(sentence: Sentence, labels: str) -> TimedRow:
 
 
 def main() -> None:
-    """Prepare the corpus and print where it is and how much it holds."""
+    """Prepare the corpus; print its folder, clips and minutes."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--cache_folder", type=Path, default=default_cache())
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""The corpus of a folder laid out as LibriSpeech: audio files and their transcripts by chapter.
+"""The corpus of a folder with the layout of LibriSpeech: audio files, and transcripts by chapter.
 
 <data_folder>[/LibriSpeech]/SPLIT/SPEAKER/CHAPTER/SPEAKER-CHAPTER-NNNN.flac
                                                   SPEAKER-CHAPTER.trans.txt    lines "ID WORDS"
@@ -7,65 +7,64 @@
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from sbkit.audio.io import SUFFIXES
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import DataError
 from sbkit.base.files import read_text
 from sbkit.data.cache import unpacked
-from sbkit.data.corpus import resolve_splits
-from sbkit.data.manifest import BadRow, Clip, Manifest, collect
+from sbkit.data.corpus import KnobValues, resolve_splits
+from sbkit.data.manifest import Clip, Excluded, Manifest
 from sbkit.text.languages import spoken_language
 
-LARGEST = 1 << 28  # bytes of the transcripts of a chapter
-CHAPTERS = ("*/", "*/*/**/")  # folders of a split at any depth; ** passes over links
+MAX_TRANSCRIPT_BYTES = 1 << 28  # of a chapter
+CHAPTER_PATTERNS = ("*/", "*/*/**/")  # folders of a split at any depth; ** skips links
 PREFIXES = {"train": "train", "valid": "dev", "test": "test"}  # of the split names of each role
-SEXES = {"F": "female", "M": "male"}  # as SPEAKERS.TXT writes them
+GENDERS = {"F": "female", "M": "male"}  # as SPEAKERS.TXT writes them
 
 
 def recognizes(folder: Path) -> bool:
-    """Check whether a folder, or ``LibriSpeech/`` in it, has splits of this layout."""
+    """Check whether a folder, or ``LibriSpeech/`` in it, has splits with this layout."""
     return bool(_split_names(_root(folder)))
 
 
-def splits(knobs: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
+def splits(knobs: KnobValues) -> Mapping[str, tuple[str, ...]]:
     """Return the splits of each role: of the knob ``splits``, else train-*, dev-* and test-*.
 
     Raises:
-        SbkitError: ``data_folder`` has no split of this layout, or not the one named.
+        SbkitError: ``data_folder`` has no split with this layout, or not the one named.
     """
-    there = _split_names(_find(knobs))
-    own = {
-        role: [split for split in there if split.startswith(prefix)]
+    available = _split_names(_find_root(knobs))
+    defaults = {
+        role: [split for split in available if split.startswith(prefix)]
         for role, prefix in PREFIXES.items()
     }
-    return resolve_splits(knobs.get("splits"), own, there)
+    return resolve_splits(knobs.get("splits"), defaults, available)
 
 
-def read(knobs: Mapping[str, Any], split: str) -> Manifest:
-    """Read one split, with the columns speaker, chapter, language and, where it is known, gender.
+def read(knobs: KnobValues, split: str) -> Manifest:
+    """Read one split, with the columns speaker, chapter, language and, if known, gender.
 
     Raises:
-        SbkitError: the folder is not of this layout, or a transcript is not UTF-8.
+        DataError: the folder has another layout, or a transcript is not UTF-8.
     """
-    root = _find(knobs)
+    root = _find_root(knobs)
     language = spoken_language(knobs["language"])
     rows = _read_split(root / split, language, _read_genders(root / "SPEAKERS.TXT"))
-    manifest = collect(rows, root)
-    if not manifest.clips:
-        raise SbkitError(
-            f"The split {split} must have clips and transcripts as SPEAKER/CHAPTER/*.trans.txt, "
-            f"but none of those in {root / split} can be used. Choose another split."
+    manifest = Manifest.of(rows, root)
+    if not len(manifest):
+        raise DataError(
+            f"The split {split} has no usable clips and transcripts, SPEAKER/CHAPTER/*.trans.txt, "
+            f"in {root / split}. Choose another split."
         )
     return manifest
 
 
-def _find(knobs: Mapping[str, Any]) -> Path:
+def _find_root(knobs: KnobValues) -> Path:
     folder = unpacked(Path(knobs["data_folder"]).expanduser().absolute())
     if not recognizes(folder):
-        raise SbkitError(
-            "data_folder must have splits as LibriSpeech has them (train-clean-100/SPEAKER/CHAPTER/"
-            f"*.trans.txt and .flac), but {folder} has none. Pass --data_folder=FOLDER that holds "
+        raise DataError(
+            f"data_folder: {folder} has no splits with the layout of LibriSpeech, such as "
+            "train-clean-100/SPEAKER/CHAPTER/*.trans.txt and .flac. Pass --data_folder=FOLDER with "
             "train-clean-100 and the other splits."
         )
     return _root(folder)
@@ -76,28 +75,30 @@ def _root(folder: Path) -> Path:
 
 
 def _split_names(root: Path) -> list[str]:
-    """Return the names of the folders in the root that hold transcripts."""
+    """Return the names of the folders in the root that have transcripts."""
     if not root.is_dir():
         return []
-    folders = sorted(each for each in root.iterdir() if each.is_dir())
+    folders = sorted(entry for entry in root.iterdir() if entry.is_dir())
     return [
-        each.name
-        for each in folders
-        if any(next(each.glob(f"{chapter}*.trans.txt"), None) for chapter in CHAPTERS)
+        folder.name
+        for folder in folders
+        if any(next(folder.glob(f"{chapter}*.trans.txt"), None) for chapter in CHAPTER_PATTERNS)
     ]
 
 
 def _read_genders(file: Path) -> dict[str, str]:
-    """Read lines ``ID | SEX | SUBSET | MINUTES | NAME``; a semicolon begins a comment."""
+    """Read lines ``ID | SEX | SUBSET | MINUTES | NAME``; comments start with a semicolon."""
     if not file.is_file():
         return {}
     lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
     rows = [line.split("|") for line in lines if "|" in line and not line.startswith(";")]
-    return {row[0].strip(): SEXES.get(row[1].strip(), "") for row in rows}
+    return {row[0].strip(): GENDERS.get(row[1].strip(), "") for row in rows}
 
 
-def _read_split(folder: Path, language: str, genders: Mapping[str, str]) -> Iterator[Clip | BadRow]:
-    for chapter in sorted(chain.from_iterable(map(folder.glob, CHAPTERS))):
+def _read_split(
+    folder: Path, language: str, genders: Mapping[str, str]
+) -> Iterator[Clip | Excluded]:
+    for chapter in sorted(chain.from_iterable(map(folder.glob, CHAPTER_PATTERNS))):
         speaker = (chapter if chapter.parent == folder else chapter.parent).name
         columns = {"speaker": speaker, "chapter": chapter.name, "language": language}
         if genders:
@@ -105,27 +106,27 @@ def _read_split(folder: Path, language: str, genders: Mapping[str, str]) -> Iter
         yield from _read_chapter(chapter, columns)
 
 
-def _read_chapter(chapter: Path, columns: Mapping[str, str]) -> Iterator[Clip | BadRow]:
-    """Pair the lines of the transcripts with the audio files; name those without a partner."""
+def _read_chapter(chapter: Path, columns: Mapping[str, str]) -> Iterator[Clip | Excluded]:
+    """Pair the lines of the transcripts with the audio files; exclude those without a partner."""
     audio = {
         file.stem: file for file in sorted(chapter.iterdir()) if file.suffix.lower() in SUFFIXES
     }
-    named: set[str] = set()
+    ids: set[str] = set()
     for file in sorted(chapter.glob("*.trans.txt")):
-        lines = read_text(file, max_bytes=LARGEST, subject="A file of transcripts")
+        lines = read_text(file, max_bytes=MAX_TRANSCRIPT_BYTES, subject="A file of transcripts")
         for number, line in enumerate(lines, start=1):
-            utterance, _, words = line.strip().partition(" ")
-            where = f"{file.name} line {number}"
-            named.add(utterance)
-            if not utterance:
-                yield BadRow(where, "empty line", "an id and its words are missing")
+            id, _, words = line.strip().partition(" ")
+            position = f"{file.name} line {number}"
+            ids.add(id)
+            if not id:
+                yield Excluded(position, "empty line", "an id and its words are missing")
             elif not words.strip():
-                yield BadRow(where, "no transcript", f"{utterance} has no words")
-            elif utterance not in audio:
-                detail = f"there is no {utterance}.flac beside {file.name}"
-                yield BadRow(where, "no audio file", detail)
+                yield Excluded(position, "no transcript", f"{id} has no words")
+            elif id not in audio:
+                detail = f"there is no {id}.flac beside {file.name}"
+                yield Excluded(position, "no audio file", detail)
             else:
-                yield Clip(utterance, audio[utterance], words.strip(), columns)
-    for utterance in sorted(audio.keys() - named):
+                yield Clip(id, audio[id], words.strip(), columns)
+    for id in sorted(audio.keys() - ids):
         detail = f"no line of {chapter.parent.name}/{chapter.name}/*.trans.txt has its id"
-        yield BadRow(audio[utterance].name, "no transcript", detail)
+        yield Excluded(audio[id].name, "no transcript", detail)

@@ -1,4 +1,4 @@
-"""The corpus of manifests that the user names: a file or folder for each split.
+"""The corpus of manifests that the user names: files or folders for each split.
 
 manifest: {train: a.csv, dev: [b.tsv, c.tsv], test: {clean: d.jsonl, noisy: kaldi/noisy}}
 """
@@ -6,120 +6,107 @@ manifest: {train: a.csv, dev: [b.tsv, c.tsv], test: {clean: d.jsonl, noisy: kald
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
-from sbkit.base.errors import SbkitError
-from sbkit.data.corpus import ROLES, require_split_name, resolve_splits
+from sbkit.base.errors import ConfigError, DataError
+from sbkit.data.corpus import ROLES, KnobValues, check_split_name, resolve_splits
 from sbkit.data.manifest import Manifest
 from sbkit.data.sources import (
-    StreamedSplit,
+    RemoteTables,
     is_kaldi,
     is_saved_dataset,
     read_manifests,
-    streamed_files,
+    remote_tables,
 )
+from sbkit.data.tables import TableOptions
 from sbkit.text.languages import spoken_language
 
-ROLE_NAMES = {"train": "train", "valid": "valid", "dev": "valid", "test": "test"}
+ROLE_OF = {"train": "train", "valid": "valid", "dev": "valid", "test": "test"}
 EXAMPLE = "Write manifest: {train: a.csv, dev: b.csv, test: {clean: c.csv, noisy: d.csv}}."
 
 
-def splits(knobs: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
-    """Return the splits of each role: those of the knob ``splits``, else as ``manifest`` has them.
+def splits(knobs: KnobValues) -> Mapping[str, tuple[str, ...]]:
+    """Return the splits of each role: those of the knob ``splits``, else as in ``manifest``.
 
     Raises:
-        SbkitError: ``manifest`` is no such mapping, or lacks what trains or validates.
+        ConfigError: ``manifest`` is malformed, or lacks a training or validation set.
     """
     files, roles = _read_mapping(knobs["manifest"])
-    for role in ("train", "valid"):
+    for role, key in (("train", "train"), ("valid", "dev")):
         if not knobs.get("splits") and not roles[role]:
-            raise SbkitError(
-                f"`manifest` must name files to train on and to validate on, but has none for "
-                f"{'dev' if role == 'valid' else role}. Add --manifest "
-                f"{'dev' if role == 'valid' else role}=FILE."
-            )
+            raise ConfigError(f"`manifest` has no files for {key}. Add --manifest {key}=FILE.")
     return resolve_splits(knobs.get("splits"), roles, list(files))
 
 
-def read(knobs: Mapping[str, Any], split: str) -> Manifest | StreamedSplit:
-    """Read the files of one split as one manifest, or find those that are streamed.
+def read(knobs: KnobValues, split: str) -> Manifest | RemoteTables:
+    """Read the files of one split as one manifest, or return its remote tables.
 
     Raises:
-        SbkitError: a file cannot be read, or lacks the columns.
+        DataError: a file cannot be read, or lacks a column.
+        ConfigError: a file is missing.
     """
     sources = _read_mapping(knobs["manifest"])[0][split]
-    columns: dict[str, Any] = {
-        "path_column": knobs.get("path_column"),
-        "text_column": knobs.get("text_column"),
-        "language": spoken_language(knobs["language"]),
-    }
     for source in sources:
         if "://" not in source and not Path(source).exists():
-            raise SbkitError(
-                f"`manifest.{split}` must name a file or a folder, but there is no {source}. "
-                "Check its path."
-            )
-    streamed = {source: streamed_files(source) for source in sources if _is_streamed(source)}
-    if not streamed:
-        return read_manifests([Path(source) for source in sources], **columns)
+            raise ConfigError(f"`manifest.{split}`: {source} does not exist. Check its path.")
+    options = TableOptions.from_knobs(knobs, spoken_language(knobs["language"]))
+    tables = {source: remote_tables(source) for source in sources if _is_remote(source)}
+    if not tables:
+        return read_manifests([Path(source) for source in sources], options)
     for source in sources:
-        if not streamed.get(source):
-            raise SbkitError(
-                "A split that is streamed must come from folders or URLs that hold parquet or "
-                f"JSON Lines (.jsonl), but none is found at {source}. Correct it, see whether it "
-                "can be reached, or name each file."
+        if not tables.get(source):
+            raise DataError(
+                f"`manifest.{split}`: there is neither parquet nor JSON Lines (.jsonl) at "
+                f"{source}, which other sources of the split have. Correct it, check that it can "
+                "be reached, or name each file."
             )
-    return StreamedSplit(tuple(chain.from_iterable(streamed.values())), **columns)
+    return RemoteTables(tuple(chain.from_iterable(tables.values())), options)
 
 
-def _is_streamed(source: str) -> bool:
-    """Return whether it is a URL, or a folder that is neither Kaldi's nor a saved dataset."""
+def _is_remote(source: str) -> bool:
+    """Return whether a source is a URL, or a folder of tables."""
     folder = Path(source)
-    known = is_saved_dataset(folder) or is_kaldi(folder)
-    return "://" in source or (folder.is_dir() and not known and bool(streamed_files(source)))
+    is_dataset = is_saved_dataset(folder) or is_kaldi(folder)
+    return "://" in source or (folder.is_dir() and not is_dataset and bool(remote_tables(source)))
 
 
-def _read_mapping(value: object) -> tuple[dict[str, tuple[str, ...]], dict[str, list[str]]]:
+def _read_mapping(manifest: object) -> tuple[dict[str, tuple[str, ...]], dict[str, list[str]]]:
     """Return the files of each split, and the splits of each role."""
-    if not isinstance(value, Mapping) or not value:
-        raise SbkitError(
-            f"`manifest` must map the names of splits to files, but is {value!r}. {EXAMPLE}"
+    if not isinstance(manifest, Mapping) or not manifest:
+        raise ConfigError(
+            f"`manifest` must map the names of splits to files, but is {manifest!r}. {EXAMPLE}"
         )
     files: dict[str, tuple[str, ...]] = {}
     roles: dict[str, list[str]] = {role: [] for role in ROLES}
-    for key, named in value.items():
-        inner = named if isinstance(named, Mapping) else {str(key): named}
-        for split, paths in inner.items():
-            require_split_name(str(split))
+    for key, value in manifest.items():
+        by_split = value if isinstance(value, Mapping) else {str(key): value}
+        for split, paths in by_split.items():
+            check_split_name(str(split))
             if split in files:
-                raise SbkitError(
-                    f"Each split of `manifest` must have a name of its own, but {split!r} comes "
-                    "twice. Rename one of them."
-                )
+                raise ConfigError(f"`manifest` names the split {split!r} twice. Rename one.")
             files[str(split)] = _paths(str(split), paths)
             roles[_role(str(key))].append(str(split))
     return files, roles
 
 
-def _role(name: str) -> str:
-    """Return the role of a key of ``manifest``: of ``test-a``, test."""
-    for begin, role in ROLE_NAMES.items():
-        if name == begin or name.startswith((f"{begin}-", f"{begin}_", f"{begin}.")):
+def _role(key: str) -> str:
+    """Return the role of a key of ``manifest``: test for ``test-a``."""
+    for prefix, role in ROLE_OF.items():
+        if key == prefix or key.startswith((f"{prefix}-", f"{prefix}_", f"{prefix}.")):
             return role
-    raise SbkitError(
-        "The names in `manifest` must be train, dev or test, or begin with one of them and a "
-        f"hyphen, but {name!r} came. Write test-{name}, for example."
+    raise ConfigError(
+        f"`manifest` has the key {key!r}, but keys are train, dev or test, or start with one of "
+        f"them and a hyphen. Write test-{key}, for example."
     )
 
 
 def _paths(split: str, value: object) -> tuple[str, ...]:
-    """Return absolute paths, and URLs as they are."""
-    values: Sequence[object] = value if isinstance(value, list | tuple) else [value]
-    if not values or not all(isinstance(each, str | Path) and str(each) for each in values):
-        raise SbkitError(
+    """Return absolute paths, and unchanged URLs."""
+    files: Sequence[object] = value if isinstance(value, list | tuple) else [value]
+    if not files or not all(isinstance(file, str | Path) and str(file) for file in files):
+        raise ConfigError(
             f"`manifest.{split}` must be a file or a list of files, but is {value!r}. {EXAMPLE}"
         )
     return tuple(
-        str(each) if "://" in str(each) else str(Path(str(each)).expanduser().absolute())
-        for each in values
+        str(file) if "://" in str(file) else str(Path(str(file)).expanduser().absolute())
+        for file in files
     )

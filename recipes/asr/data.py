@@ -72,14 +72,14 @@ def leave_out_impossible(
     """Leave utterances out of train that have fewer frames, at their fastest, than CTC needs."""
     transcripts = read_transcripts(splits.train, tokenizer)
     fastest = fastest_percent(speeds)
-    lacking = transcripts.lacking(subsampling, fastest)
+    lacking = transcripts.too_short(subsampling, fastest)
     frames, needed = transcripts.frames(subsampling, fastest), transcripts.frames_needed
     left_out = [
         Excluded(
-            "train",
             utterance,
             "too short for its transcript",
             f"{frames[row]} frames, {needed[row]} needed",
+            "train",
         )
         for row, utterance in zip(lacking, splits.train.select(lacking)["id"], strict=True)
     ]
@@ -97,7 +97,7 @@ def _log_texts(
         logger.info(f"note: in train, {dropped}.")
     for name, split in splits.evaluated().items():
         transcripts = read_transcripts(split, tokenizer)
-        unknown, long = transcripts.unknown.sum(), len(transcripts.lacking(subsampling))
+        unknown, long = transcripts.unknown.sum(), len(transcripts.too_short(subsampling))
         for count, reason in (
             (unknown, "with characters that the training text never showed"),
             (long, "with more text than the frames of the audio can hold"),

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes.classification.brain import ClassificationBrain, collate
-from recipes.prepare import RANGES, corpus_of, prepare_labelled, print_data
+from recipes.prepare import RANGES, corpus_of, prepare_labeled, print_data
 from sbkit.data.batch import Loaders, make_loaders
 from sbkit.data.splits import Splits, take_columns
 from sbkit.distributed.device import Placement
@@ -33,7 +33,7 @@ def make_label_loaders(
 
 CLASSIFICATION = Recipe(
     task=UTTERANCE_CLASSIFICATION,
-    prepare_splits=prepare_labelled,
+    prepare_splits=prepare_labeled,
     prepare_labels=prepare_labels,
     make_loaders=make_label_loaders,
     brain=ClassificationBrain,

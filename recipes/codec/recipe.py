@@ -1,7 +1,7 @@
 """A codec: audio alone, of any corpus."""
 
 from recipes.codec.brain import CodecBrain
-from recipes.prepare import RANGES, corpus_of, prepare_audio, unlabelled_loaders
+from recipes.prepare import RANGES, corpus_of, prepare_audio, unlabeled_loaders
 from sbkit.config.ranges import NOT_NEGATIVE
 from sbkit.tasks.codec import CODEC as TASK
 from sbkit.train.recipe import Recipe
@@ -10,7 +10,7 @@ WEIGHTS = ("mel_weight", "spectral_weight", "adversarial_weight")
 CODEC = Recipe(
     task=TASK,
     prepare_splits=prepare_audio,
-    make_loaders=unlabelled_loaders(),
+    make_loaders=unlabeled_loaders(),
     brain=CodecBrain,
     corpus=corpus_of,
     ranges=RANGES | dict.fromkeys(WEIGHTS, NOT_NEGATIVE),

@@ -87,11 +87,11 @@ def report(
 
     Their audio is beside it: `speech_SPLIT.N_recorded.mp3` and `speech_SPLIT.N_synthesized.mp3`.
     """
-    from sbkit.data.report import RATES, encode_mp3  # needs what only training installs
+    from sbkit.data.report import MP3_RATES, encode_mp3  # needs what only training installs
 
     shown = [each.shown for each in results if each.shown is not None][:DRAWN]
     write_bytes_atomically(folder / f"speech_{split}.png", picture(shown))
-    if sample_rate in RATES:
+    if sample_rate in MP3_RATES:
         for number, each in enumerate(shown, 1):
             for what in ("recorded", "synthesized"):
                 content = encode_mp3(getattr(each, what), sample_rate)

@@ -1,6 +1,6 @@
 """Voice activity: whether each frame is speech."""
 
-from recipes.prepare import RANGES, corpus_of, unlabelled_loaders
+from recipes.prepare import RANGES, corpus_of, unlabeled_loaders
 from recipes.vad.brain import VoiceActivityBrain, collate
 from recipes.vad.labels import prepare_speech
 from sbkit.tasks.voice_activity import VOICE_ACTIVITY
@@ -9,7 +9,7 @@ from sbkit.train.recipe import Recipe
 VAD = Recipe(
     task=VOICE_ACTIVITY,
     prepare_splits=prepare_speech,
-    make_loaders=unlabelled_loaders(collate),
+    make_loaders=unlabeled_loaders(collate),
     brain=VoiceActivityBrain,
     corpus=corpus_of,
     ranges=RANGES,

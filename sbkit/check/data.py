@@ -83,11 +83,11 @@ def check_alignment(planned: PlannedRun) -> Iterator[Finding]:
     subsampling = measure_subsampling(planned.build_hparams())
     fastest = fastest_percent(planned.knobs.get("speeds") or [1.0])
     lacking = {
-        name: each.lacking(subsampling, fastest if name == TRAIN else 100)
+        name: each.too_short(subsampling, fastest if name == TRAIN else 100)
         for name, each in transcripts.items()
     }
     many = sum(map(len, lacking.values())) > MANY * sum(len(t.labels) for t in transcripts.values())
-    only_fast = not any(len(each.lacking(subsampling)) for each in transcripts.values())
+    only_fast = not any(len(each.too_short(subsampling)) for each in transcripts.values())
     milliseconds = 1000 * samples_to_seconds(subsampling.stride, planned.knobs["sample_rate"])
     yield from about(
         planned,

@@ -64,9 +64,9 @@ def summary(findings: Sequence[Finding]) -> str:
 
 
 def words_of(sentence: str) -> dict[str, Any]:
-    """Split an error's sentence into what must hold, what came, and what to do."""
+    """Split an error into what is declared, if it has a ", but ", the fault, and what to do."""
     declared, _, rest = sentence.partition(", but ")
+    if not rest or ". " in declared:
+        declared, rest = "", sentence
     effect, _, fix = rest.partition(". ")
-    if not effect:
-        return {"declared": "", "effect": sentence.rstrip("."), "fix": "Correct it there."}
     return {"declared": declared, "effect": effect.rstrip("."), "fix": fix or "Correct it there."}

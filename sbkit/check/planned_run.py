@@ -18,7 +18,7 @@ from sbkit.checkpoint.rng import preserve_rng
 from sbkit.config.document import dotted, read_document
 from sbkit.config.hparams import read_knobs
 from sbkit.data.batch import Loaders
-from sbkit.distributed.device import count_here, count_on, resolve
+from sbkit.distributed.device import count_local_devices, counter_of_target, resolve
 from sbkit.logs.handlers import quiet
 from sbkit.train.brain import Brain
 from sbkit.train.recipe import Recipe
@@ -47,7 +47,7 @@ class PlannedRun(Run):
         recipe: Recipe | None = None,
         target: str | None = None,
     ) -> None:
-        count = count_here if target is None else count_on(target)
+        count = count_local_devices if target is None else counter_of_target(target)
         super().__init__(yaml_file, overrides, recipe=recipe, count=count)
         self.run_folder, self.target = self.folder, target
         self.document, self.given = read_document(yaml_file), overrides

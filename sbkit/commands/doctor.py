@@ -47,10 +47,10 @@ def describe_machine() -> dict[str, str]:
     """Return what is here, by subject."""
     devices = list[str]()
     if has_torch():
-        from sbkit.distributed.device import SUPPORTED, count_here
+        from sbkit.distributed.device import PRECISIONS_OF, count_local_devices
 
-        kinds = [kind for kind in SUPPORTED if kind != "cpu"]
-        devices = [f"{kind}:{n}" for kind in kinds for n in range(count_here(kind))]
+        kinds = [kind for kind in PRECISIONS_OF if kind != "cpu"]
+        devices = [f"{kind}:{n}" for kind in kinds for n in range(count_local_devices(kind))]
     causes = {runtime: why_no_cuda(runtime) for runtime in ("torch", "onnx")}
     return {
         "system": platform.platform(),

@@ -27,6 +27,7 @@ from sbkit.data.release import read_release
 from sbkit.data.shard import read_clips
 from sbkit.data.sources import read_manifests
 from sbkit.data.splits import filled_rows, prepare_split, sample_counts
+from sbkit.data.tables import TableOptions
 from sbkit.decoding.confidence import GREEDY
 from sbkit.evaluate.report import REPORT, Known, write_report
 from sbkit.evaluate.run_results import read_results
@@ -228,14 +229,15 @@ def prepare_source(
     """Decode and normalize a source as training does; rows without text stay, as in a test set."""
     language, scorer = bundle.config.language or "und", bundle.task.scorer
     has_text = scorer is not None and scorer.target == "text"
-    columns: dict[str, Any] = {
-        "path_column": options.path_column,
-        "text_column": options.text_column if has_text else False,
-    }
+    columns = TableOptions(
+        path_column=options.path_column,
+        text_column=options.text_column if has_text else False,
+        language=language,
+    )
     if source.suffix == ".tsv" and (source.parent / "clips").is_dir():
-        manifest = read_release(source, language, columns)
+        manifest = read_release(source, columns)
     else:
-        manifest = read_manifests([source], language=language, **columns)
+        manifest = read_manifests([source], columns)
     prepared = prepare_split(
         manifest,
         split=name,

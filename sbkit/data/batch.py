@@ -1,8 +1,6 @@
-"""From rows of a store to tensors.
+"""Batches of utterances: from rows of prepared splits to tensors, and the loaders of a run.
 
 Legend: B utterances, S samples, L tokens.
-
-The loaders of a run: planned batches of its training set, and every other split in order.
 """
 
 import atexit
@@ -26,41 +24,47 @@ from torch.utils.data import DataLoader, Dataset
 
 from sbkit.audio.augment import SpeedGroup
 from sbkit.audio.io import Samples
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import ConfigError
 from sbkit.base.units import SAMPLE_RATE, samples_to_seconds, seconds_to_samples
+from sbkit.data.corpus import KnobValues
 from sbkit.data.manifest import RESERVED_COLUMNS
 from sbkit.data.plan import Example
 from sbkit.data.sampler import EvalSampler, TrainSampler
-from sbkit.data.shard import read_rows
+from sbkit.data.shard import Row, read_rows
 from sbkit.data.splits import Splits, sample_counts, shard_numbers
 from sbkit.distributed.device import Placement
 from sbkit.distributed.ranks import rank, world_size
 from sbkit.text.tokenizer import SPACE, Tokenizer
 
-LEAVE = signal.SIGUSR2  # what a worker still answers to
-OWN = frozenset(RESERVED_COLUMNS) - {"sentence"}  # of a row; the rest travels as it is
+LEAVE_SIGNAL = signal.SIGUSR2  # the only one that ends a worker
+SBKIT_COLUMNS = frozenset(RESERVED_COLUMNS) - {"sentence"}  # others travel unchanged
+SHARED_MEMORY = Path("/dev/shm")  # where workers put their batches; 64 MB in Docker
+BATCHES_AHEAD = 2  # of each worker, torch's default
+
+Loader = DataLoader[Row]
+Collate = Callable[[Sequence[Row]], "Batch"]
 
 
 def user_columns(names: Sequence[str]) -> list[str]:
-    """Return the columns that are the corpus's, such as `speaker`, not sbkit's own."""
-    return [each for each in names if each not in OWN]
+    """Return the columns of the corpus, such as `speaker`, without those of sbkit."""
+    return [name for name in names if name not in SBKIT_COLUMNS]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Audio side by side, with absolute lengths. A recipe adds its labels in a class of its own.
+    """Padded audio with its lengths. A recipe adds its labels in a subclass.
 
     Attributes:
-        ids: the utterances' ids.
-        columns: what else the manifest says of each utterance, by the name of the column.
+        ids: of the utterances.
+        columns: the other columns of the manifest, by name.
         audio: (B, S) int16, zero past each length; it becomes float on the device.
         audio_lengths: (B,) samples, on the CPU like all lengths.
         weights: (B,) 1, or 0 for an utterance that only fills a rank's empty share.
         speed_groups: which utterances are played at which speed, in the order of the rows.
-        seconds: audio in the batch, without padding and what has no weight.
+        seconds: of audio, without padding and utterances of weight 0.
     """
 
-    ON_DEVICE: ClassVar[tuple[str, ...]] = ("audio", "weights")  # tensors that are no lengths
+    ON_DEVICE: ClassVar[tuple[str, ...]] = ("audio", "weights")  # the tensors except lengths
 
     ids: list[str]
     columns: Mapping[str, list[str]]
@@ -71,12 +75,12 @@ class Batch:
     seconds: float
 
     def to(self, device: torch.device) -> Self:
-        """Move the tensors but for the lengths; the host does not wait when they are pinned."""
-        moved = {n: getattr(self, n).to(device, non_blocking=True) for n in self.ON_DEVICE}
-        return replace(self, **moved)
+        """Move all tensors except lengths; the host does not wait if they are pinned."""
+        tensors = {n: getattr(self, n).to(device, non_blocking=True) for n in self.ON_DEVICE}
+        return replace(self, **tensors)
 
     def pin_memory(self) -> Self:
-        """Pin the tensors; DataLoader calls this when there is a GPU."""
+        """Pin the tensors; DataLoader calls this if there is a GPU."""
         return replace(self, **{n: getattr(self, n).pin_memory() for n in self.ON_DEVICE})
 
     def clips(self) -> Iterator[Samples]:
@@ -87,28 +91,27 @@ class Batch:
     def take(self, rows: slice) -> Self:
         """Return some utterances, without the padding of the others."""
         lengths = self.audio_lengths[rows]
-        percents = [each.percent for each in self.speed_groups for _ in range(each.utterances)]
+        percents = [group.percent for group in self.speed_groups for _ in range(group.utterances)]
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         taken: dict[str, Any] = {
-            n: v[rows] for n, v in values.items() if isinstance(v, Tensor | list)
+            name: value[rows] for name, value in values.items() if isinstance(value, Tensor | list)
         }
         weights = self.weights.cpu()
-        share = self.seconds / max(1, int((self.audio_lengths * weights).sum()))
+        seconds_per_sample = self.seconds / max(1, int((self.audio_lengths * weights).sum()))
         return replace(
             self,
             **taken | {"audio": self.audio[rows, : int(lengths.max())]},
             columns={name: column[rows] for name, column in self.columns.items()},
             speed_groups=tuple(_speed_groups(percents[rows], lengths.tolist())),
-            seconds=share * int((lengths * weights[rows]).sum()),
+            seconds=seconds_per_sample * int((lengths * weights[rows]).sum()),
         )
 
     @property
     def speakers(self) -> list[str]:
-        """Return the speaker of each utterance, "" where the manifest names none."""
+        """The speaker of each utterance, "" if the manifest names none."""
         return list(self.columns.get("speaker", [""] * len(self)))
 
     def __len__(self) -> int:
-        """Count the utterances."""
         return len(self.ids)
 
 
@@ -118,8 +121,8 @@ class TextBatch(Batch):
 
     Attributes:
         texts: the normalized transcripts.
-        tokens: (B, L) label ids, the blank past each length.
-        token_lengths: (B,) labels of each.
+        tokens: (B, L) ids, the blank past each length.
+        token_lengths: (B,) tokens of each text.
     """
 
     ON_DEVICE = (*Batch.ON_DEVICE, "tokens")
@@ -130,39 +133,39 @@ class TextBatch(Batch):
 
     def take(self, rows: slice) -> Self:
         """Return some utterances, without the padding of the others."""
-        some = super().take(rows)
-        return replace(some, tokens=some.tokens[:, : int(some.token_lengths.max())])
+        batch = super().take(rows)
+        return replace(batch, tokens=batch.tokens[:, : int(batch.token_lengths.max())])
 
 
-class UtteranceDataset(Dataset[dict[str, Any]]):
-    """Read the rows of many examples at once, and join those of each."""
+# Rows
+
+
+class UtteranceDataset(Dataset[Row]):
+    """Read the rows of many examples at once, and join the rows of each example."""
 
     def __init__(self, store: datasets.Dataset) -> None:
         self._store = store
 
-    def __getitem__(self, row: int) -> dict[str, Any]:
-        """Read one row."""
-        return self.__getitems__([row])[0]
+    def __getitem__(self, index: int) -> Row:
+        return self.__getitems__([index])[0]
 
-    def __getitems__(self, planned: Sequence[Example | int]) -> list[dict[str, Any]]:
-        """Read examples, or rows by their numbers, with one look-up, in the order of speeds."""
-        examples = [each if isinstance(each, Example) else Example((each,), 0) for each in planned]
-        examples.sort(key=lambda each: each.percent)
-        wanted = [row for each in examples for row in each.rows]
-        rows = read_rows(self._store, wanted, at_once=len(wanted))
-        return [_join(list(islice(rows, len(each.rows))), each) for each in examples]
+    def __getitems__(self, planned: Sequence[Example | int]) -> list[Row]:
+        """Read examples, or rows by their index, with one request; order them by speed."""
+        examples = [item if isinstance(item, Example) else Example((item,), 0) for item in planned]
+        examples.sort(key=lambda example: example.percent)
+        indices = [index for example in examples for index in example.rows]
+        rows = read_rows(self._store, indices, batch_size=len(indices))
+        return [_join(list(islice(rows, len(example.rows))), example) for example in examples]
 
     def __len__(self) -> int:
-        """Count the rows."""
         return len(self._store)
 
 
-def _join(rows: Sequence[dict[str, Any]], example: Example) -> dict[str, Any]:
+def _join(rows: Sequence[Row], example: Example) -> Row:
     """Concatenate rows; columns in which they differ are joined by "+"."""
     columns = {
         name: "+".join(dict.fromkeys(row[name] or "" for row in rows))
-        for name in rows[0]
-        if name not in OWN
+        for name in user_columns([*rows[0]])
     }
     return columns | {
         "id": "+".join(row["id"] for row in rows),
@@ -174,36 +177,39 @@ def _join(rows: Sequence[dict[str, Any]], example: Example) -> dict[str, Any]:
     }
 
 
-def collate_audio(rows: Sequence[Mapping[str, Any]], sample_rate: int) -> dict[str, Any]:
+# From rows to batches
+
+
+def collate_audio(rows: Sequence[Row], sample_rate: int) -> dict[str, Any]:
     """Return the fields of a `Batch`, for a collate function that adds its labels."""
     audio = [torch.from_numpy(row["audio"]) for row in rows]
-    counted = sum(row["samples"] * row["weight"] for row in rows)
+    num_samples = sum(row["samples"] * row["weight"] for row in rows)
     return {
         "ids": [row["id"] for row in rows],
-        "columns": {name: [row[name] for row in rows] for name in rows[0] if name not in OWN},
+        "columns": {name: [row[name] for row in rows] for name in user_columns([*rows[0]])},
         "audio": pad_sequence(audio, batch_first=True),
         "audio_lengths": torch.tensor([len(clip) for clip in audio]),
         "weights": torch.tensor([row["weight"] for row in rows]),
         "speed_groups": tuple(
             _speed_groups([row["percent"] for row in rows], [row["samples"] for row in rows])
         ),
-        "seconds": samples_to_seconds(counted, sample_rate),
+        "seconds": samples_to_seconds(num_samples, sample_rate),
     }
 
 
 class TextCollate:
     """Pad utterances to a batch, and encode their texts.
 
-    Rows that are joined have a space between them, which a language without spaces has no label
-    for: it is left out, where half of the default YAML's examples would have `<unk>` there.
+    Joined rows have a space between them. A language without spaces has no token for it, so it is
+    dropped; otherwise half of the default YAML's examples would have `<unk>` there.
     """
 
     def __init__(self, tokenizer: Tokenizer, sample_rate: int = SAMPLE_RATE) -> None:
         self._tokenizer, self._sample_rate = tokenizer, sample_rate
         self._separator = " " if any(SPACE in piece for piece in tokenizer.pieces()) else ""
 
-    def __call__(self, rows: Sequence[dict[str, Any]]) -> TextBatch:
-        """Make one batch; an id that no loss may see is refused here, on the CPU."""
+    def __call__(self, rows: Sequence[Row]) -> TextBatch:
+        """Make one batch; an id that no loss accepts is refused here, on the CPU."""
         tokens = [torch.tensor(self._encode(row), dtype=torch.int64) for row in rows]
         blank = self._tokenizer.vocabulary.blank
         return TextBatch(
@@ -213,69 +219,31 @@ class TextCollate:
             token_lengths=torch.tensor([len(ids) for ids in tokens]),
         )
 
-    def _encode(self, row: dict[str, Any]) -> list[int]:
+    def _encode(self, row: Row) -> list[int]:
         ids = self._tokenizer.encode(row["text"].replace(" ", self._separator))
         self._tokenizer.vocabulary.check_targets(ids, of=row["id"])
         return ids
 
 
 def _speed_groups(percents: Sequence[int], samples: Sequence[int]) -> Iterator[SpeedGroup]:
-    """Group utterances that follow one another at one speed; samples are before that."""
-    for percent, run in groupby(zip(percents, samples, strict=True), key=lambda each: each[0]):
+    """Group consecutive utterances of one speed; samples are those before the change of speed."""
+    for percent, run in groupby(zip(percents, samples, strict=True), key=lambda pair: pair[0]):
         lengths = [length for _, length in run]
         yield SpeedGroup(percent=percent, utterances=len(lengths), longest=max(lengths))
 
 
-def make_loader(
-    store: datasets.Dataset,
-    *,
-    sampler: TrainSampler | EvalSampler,
-    collate: Callable[[Sequence[Any]], Any],
-    num_workers: int,
-    pin_memory: bool,
-) -> DataLoader[dict[str, Any]]:
-    """Load the sampler's micro-batches in its order."""
-    if num_workers > 0:
-        atexit.unregister(_end_workers)
-        atexit.register(_end_workers)
-    return DataLoader(
-        UtteranceDataset(store),
-        batch_sampler=sampler,
-        collate_fn=collate,
-        num_workers=num_workers,
-        worker_init_fn=_leave_signals_alone,
-        pin_memory=pin_memory,
-    )
-
-
-def _leave_signals_alone(worker: int) -> None:
-    """Ignore what a scheduler sends to the whole group: the training process handles it."""
-    for each in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP):
-        signal.signal(each, signal.SIG_IGN)
-    signal.signal(LEAVE, lambda number, frame: os._exit(0))
-
-
-def _end_workers() -> None:
-    """End the workers that still read ahead: they ignore SIGTERM, which Python would send."""
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises when a worker ends
-    for worker in multiprocessing.active_children():
-        if worker.daemon and worker.pid is not None:
-            os.kill(worker.pid, LEAVE)
-
-
-SHARED_MEMORY = Path("/dev/shm")  # where workers put their batches; 64 MB in Docker
-READ_AHEAD = 2  # batches of each worker, torch's default
-
-Loader = DataLoader[dict[str, Any]]
+# Loaders
 
 
 @dataclass(frozen=True)
 class Loaders:
-    """Batches of every split.
+    """Loaders of the batches of every split.
 
-    train: the global batches of the epoch, this rank's share; valid, test: each split in order, by
-    its name; measure: the training set in order, to measure its features; splits: what they read.
+    Attributes:
+        train: this rank's share of the global batches of the epoch.
+        valid, test: each split in order, by its name.
+        measure: the training set in order, to measure its features.
+        splits: what they read.
     """
 
     train: Loader
@@ -286,27 +254,18 @@ class Loaders:
 
 
 def make_loaders(
-    splits: Splits,
-    knobs: Mapping[str, Any],
-    *,
-    collate: Callable[[Sequence[Any]], Any],
-    placement: Placement,
+    splits: Splits, knobs: KnobValues, *, collate: Collate, placement: Placement
 ) -> Loaders:
     """Plan the batches of every split from the knobs of the YAML.
 
-    `shuffle_shards`, `concat_prob` and `speeds` may be absent.
+    `shuffle_shards`, `concat_prob` and `speeds` are optional.
 
     Raises:
-        SbkitError: there is too little shared memory for as many workers.
+        ConfigError: the shared memory is too small for the number of workers.
     """
     if knobs["num_workers"] > 0:
         _require_shared_memory(knobs)
-    shared = {"rank": rank(), "world_size": world_size(), "sample_rate": knobs["sample_rate"]}
-    options: dict[str, Any] = {
-        "collate": collate,
-        "num_workers": knobs["num_workers"],
-        "pin_memory": placement.device.type == "cuda",
-    }
+    common = {"rank": rank(), "world_size": world_size(), "sample_rate": knobs["sample_rate"]}
     train = TrainSampler(
         samples=sample_counts(splits.train),
         batch_seconds=knobs["batch_seconds"],
@@ -316,16 +275,25 @@ def make_loaders(
         shards=shard_numbers(splits.train),
         shuffle_shards=knobs.get("shuffle_shards", 8),
         accumulation=knobs["grad_accumulation_factor"],
-        **shared,
+        **common,
     )
+
+    def load(split: datasets.Dataset, sampler: TrainSampler | EvalSampler) -> Loader:
+        return make_loader(
+            split,
+            sampler=sampler,
+            collate=collate,
+            num_workers=knobs["num_workers"],
+            pin_memory=placement.device.type == "cuda",
+        )
 
     def in_order(split: datasets.Dataset) -> Loader:
         seconds = knobs["eval_batch_seconds"]
-        sampler = EvalSampler(samples=sample_counts(split), batch_seconds=seconds, **shared)
-        return make_loader(split, sampler=sampler, **options)
+        sampler = EvalSampler(samples=sample_counts(split), batch_seconds=seconds, **common)
+        return load(split, sampler)
 
     return Loaders(
-        train=make_loader(splits.train, sampler=train, **options),
+        train=load(splits.train, train),
         valid={name: in_order(split) for name, split in splits.valid.items()},
         test={name: in_order(split) for name, split in splits.test.items()},
         measure=in_order(splits.train),
@@ -333,17 +301,55 @@ def make_loaders(
     )
 
 
-def _require_shared_memory(knobs: Mapping[str, Any]) -> None:
-    """Raise SbkitError where batches have no room: the run would wait for a lost one."""
-    count, processes = knobs["num_workers"], int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+def make_loader(
+    store: datasets.Dataset,
+    *,
+    sampler: TrainSampler | EvalSampler,
+    collate: Collate,
+    num_workers: int,
+    pin_memory: bool,
+) -> Loader:
+    """Load the sampler's micro-batches in its order."""
+    if num_workers > 0:
+        atexit.unregister(_end_workers)
+        atexit.register(_end_workers)
+    return DataLoader(
+        UtteranceDataset(store),
+        batch_sampler=sampler,
+        collate_fn=collate,
+        num_workers=num_workers,
+        worker_init_fn=_ignore_signals,
+        pin_memory=pin_memory,
+    )
+
+
+def _ignore_signals(worker: int) -> None:
+    """Ignore a scheduler's signals to the whole group: the training process handles them."""
+    for ignored in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP):
+        signal.signal(ignored, signal.SIG_IGN)
+    signal.signal(LEAVE_SIGNAL, lambda number, frame: os._exit(0))
+
+
+def _end_workers() -> None:
+    """End the workers that still read ahead: they ignore SIGTERM, which Python would send."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises when a worker ends
+    for worker in multiprocessing.active_children():
+        if worker.daemon and worker.pid is not None:
+            os.kill(worker.pid, LEAVE_SIGNAL)
+
+
+def _require_shared_memory(knobs: KnobValues) -> None:
+    """Check that batches fit into shared memory: a run would wait forever for a lost one."""
+    num_workers, processes = knobs["num_workers"], int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     train = knobs["batch_seconds"] / world_size() / knobs["grad_accumulation_factor"]
     seconds = max(train, knobs["eval_batch_seconds"])
     batch = seconds_to_samples(seconds, knobs["sample_rate"]) * np.dtype(np.int16).itemsize
-    needed = READ_AHEAD * count * processes * batch
+    needed = BATCHES_AHEAD * num_workers * processes * batch
     free = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else needed
     if free < needed:
-        raise SbkitError(
-            f"`num_workers` must leave room for {READ_AHEAD} batches of each in shared memory "
-            f"({needed / 1e6:.0f} MB in all), but {SHARED_MEMORY} has {free / 1e6:.0f} MB. Enlarge "
+        raise ConfigError(
+            f"{num_workers} workers need {needed / 1e6:.0f} MB of shared memory for "
+            f"{BATCHES_AHEAD} batches each, but {SHARED_MEMORY} has {free / 1e6:.0f} MB. Enlarge "
             "it (in Docker: --shm-size), or lower --num_workers."
         )

@@ -1,96 +1,33 @@
-"""A fetched corpus as a release folder of Common Voice: a TSV for each split, and ``clips/``.
+"""Corpora in Debian packages, fetched without root and written as Common Voice releases.
 
-Download Debian packages without root, from the mirrors that this machine already trusts.
+The packages come from the mirrors that this machine already trusts.
 """
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from subprocess import CompletedProcess, run
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import soundfile
 
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import DataError
 from sbkit.base.files import building
 from sbkit.base.units import SAMPLE_RATE, samples_to_seconds
-from sbkit.data.corpus import resolve_splits
-from sbkit.data.release import read_release
+from sbkit.data.corpus import KnobValues, resolve_splits
+from sbkit.data.release import ROLES, read_release
+from sbkit.data.tables import TableOptions
 from sbkit.text.normalization import normalize
 
 PASS_A_RELEASE = "Pass the folder of a Common Voice release as --data_folder instead."
-
-
-@dataclass(frozen=True)
-class Packages:
-    """Packages that were unpacked: the version of the first, and where they are."""
-
-    version: str
-    root: Path
-
-
-def fetch_packages(names: Sequence[str], folder: Path) -> Packages:
-    """Download and unpack packages with apt-get, which needs no root for that.
-
-    Raises:
-        SbkitError: there is no apt-get, no mirror answers, or none has the packages.
-    """
-    for needed in ("lists/partial", "cache/archives/partial", "root"):
-        (folder / needed).mkdir(parents=True)
-    options = [
-        f"Dir::State::lists={folder}/lists",
-        f"Dir::Cache={folder}/cache",
-        "Debug::NoLocking=1",
-        "APT::Sandbox::User=",
-    ]
-    apt_get = ["apt-get", "-qq", *(part for option in options for part in ("-o", option))]
-    update = _run([*apt_get, "update"], folder)
-    _run([*apt_get, "download", *names], folder, heard=update.stderr)
-    packages = sorted(folder.glob("*.deb"))
-    for package in packages:
-        _run(["dpkg-deb", "-x", str(package), str(folder / "root")], folder)
-    version = _run(["dpkg-deb", "-f", str(packages[0]), "Version"], folder).stdout
-    return Packages(version.strip(), folder / "root")
-
-
-def _run(command: Sequence[str], folder: Path, heard: str = "") -> CompletedProcess[str]:
-    """Run a program, and turn its failure into a sentence with its own words.
-
-    ``apt-get update`` only warns when no mirror answers, so what was ``heard`` from it counts.
-    """
-    try:
-        done = run(
-            command, cwd=folder, env={**os.environ, "LC_ALL": "C"}, capture_output=True, text=True
-        )
-    except FileNotFoundError as error:
-        raise SbkitError(
-            f"This corpus must be fetched with apt-get and dpkg-deb, but {command[0]} is "
-            f"not on this machine. {PASS_A_RELEASE}"
-        ) from error
-    if done.returncode:
-        raise SbkitError(
-            f"This corpus must be fetched from a Debian or Ubuntu mirror, but {command[0]} "
-            f"failed ({_reason(heard + done.stderr)}). Check the network. {PASS_A_RELEASE}"
-        )
-    return done
-
-
-def _reason(words: str) -> str:
-    """Choose the line to show: the first failed connection, else the last line."""
-    lines = words.strip().splitlines() or ["without a word"]
-    return next((line for line in lines if "Failed to fetch" in line), lines[-1])
-
-
-RELEASE_VERSION = 1  # raise it when the same packages would give another release
+RELEASE_VERSION = 1  # raise it if the same packages would give another release
 SPLITS = ("train", "dev", "test")
-ROLES = {"train": ("train",), "valid": ("dev",), "test": ("test",)}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class ReleaseRow:
     """One row of a release's TSV, with the columns of Common Voice in their order."""
 
     client_id: str
@@ -108,34 +45,95 @@ class Row:
     segment: str = ""
 
 
-def splits(knobs: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
+def splits(knobs: KnobValues) -> Mapping[str, tuple[str, ...]]:
     """Return the splits of each role: those of the knob ``splits``, else train, dev and test."""
     return resolve_splits(knobs.get("splits"), ROLES, SPLITS)
 
 
 def ensure_release(
-    folder: Path, language: str, packages: Sequence[str], write: Callable[[Path, Path], None]
+    folder: Path,
+    language: str,
+    packages: Sequence[str],
+    write_release: Callable[[Path, Path], None],
 ) -> Path:
-    """Return the release folder of a language, fetching and writing it where it is not there yet.
+    """Return the release folder of a language; fetch and write it if it is missing.
 
     Args:
-        folder: holds a release for each version of the packages.
+        folder: contains a release for each version of the packages.
         language: of the release.
         packages: of Debian; the first has the version.
-        write: makes a release of the root of the unpacked packages, in an empty folder.
+        write_release: converts the root of the unpacked packages into an empty folder.
 
     Raises:
-        SbkitError: apt-get cannot fetch the packages, or they hold something else.
+        DataError: apt-get cannot fetch the packages, or their content is unexpected.
     """
-    finished = sorted(folder.expanduser().glob(f"*-r{RELEASE_VERSION}/{language}/validated.tsv"))
+    folder = folder.expanduser()
+    finished = sorted(folder.glob(f"*-r{RELEASE_VERSION}/{language}/validated.tsv"))
     if finished:
         return finished[-1].parent
     with TemporaryDirectory() as scratch:
-        found = fetch_packages(packages, Path(scratch))
-        release = folder.expanduser() / f"{found.version}-r{RELEASE_VERSION}" / language
+        version, root = fetch_packages(packages, Path(scratch))
+        release = folder / f"{version}-r{RELEASE_VERSION}" / language
         with building(release) as beside:
-            write(found.root, beside)
+            write_release(root, beside)
     return release
+
+
+def fetch_packages(names: Sequence[str], folder: Path) -> tuple[str, Path]:
+    """Download and unpack packages with apt-get; return the first one's version, and the root.
+
+    Raises:
+        DataError: there is no apt-get, no mirror answers, or none has the packages.
+    """
+    for subfolder in ("lists/partial", "cache/archives/partial", "root"):
+        (folder / subfolder).mkdir(parents=True)
+    options = [
+        f"Dir::State::lists={folder}/lists",
+        f"Dir::Cache={folder}/cache",
+        "Debug::NoLocking=1",
+        "APT::Sandbox::User=",
+    ]
+    apt_get = ["apt-get", "-qq", *(part for option in options for part in ("-o", option))]
+    update = _run([*apt_get, "update"], folder)
+    _run([*apt_get, "download", *names], folder, previous_errors=update.stderr)
+    packages = sorted(folder.glob("*.deb"))
+    for package in packages:
+        _run(["dpkg-deb", "-x", str(package), str(folder / "root")], folder)
+    version = _run(["dpkg-deb", "-f", str(packages[0]), "Version"], folder).stdout
+    return version.strip(), folder / "root"
+
+
+def _run(command: Sequence[str], folder: Path, previous_errors: str = "") -> CompletedProcess[str]:
+    """Run a program; a failure shows its own words.
+
+    ``apt-get update`` only warns when no mirror answers, so its errors are passed on.
+    """
+    environment = {**os.environ, "LC_ALL": "C"}
+    try:
+        done = run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    except FileNotFoundError as error:
+        raise DataError(
+            f"This corpus is fetched with apt-get and dpkg-deb, but {command[0]} is not on this "
+            f"machine. {PASS_A_RELEASE}"
+        ) from error
+    if done.returncode:
+        lines = (previous_errors + done.stderr).strip().splitlines() or ["no message"]
+        reason = next((line for line in lines if "Failed to fetch" in line), lines[-1])
+        raise DataError(
+            f"This corpus is fetched from a Debian or Ubuntu mirror, but {command[0]} failed "
+            f"({reason}). Check the network. {PASS_A_RELEASE}"
+        )
+    return done
+
+
+def find_one(root: Path, pattern: str) -> Path:
+    """Return the only path in unpacked packages that matches; raises DataError."""
+    paths = sorted(root.glob(pattern))
+    if len(paths) != 1:
+        raise DataError(
+            f"The packages should contain one {pattern}, but contain {len(paths)}. {PASS_A_RELEASE}"
+        )
+    return paths[0]
 
 
 def sentence_id(sentence: str) -> str:
@@ -143,47 +141,36 @@ def sentence_id(sentence: str) -> str:
     return hashlib.sha256(sentence.encode()).hexdigest()
 
 
-def write_tsvs(release: Path, rows: Sequence[Row], *, kind: type[Row] = Row) -> None:
-    """Write rows of a kind as train, dev, test and validated.tsv, a sentence in one split only."""
-    kept: dict[str, list[Row]] = {split: [] for split in SPLITS}
+def write_tsvs(
+    release: Path, rows: Sequence[ReleaseRow], *, kind: type[ReleaseRow] = ReleaseRow
+) -> None:
+    """Write rows as train, dev, test and validated.tsv; a sentence is in one split only."""
+    by_split: dict[str, list[ReleaseRow]] = {split: [] for split in SPLITS}
     for row in rows:
-        kept[choose_split(normalize(row.sentence, row.locale))].append(row)
+        by_split[choose_split(normalize(row.sentence, row.locale))].append(row)
     for split in SPLITS:
-        _write_tsv(release / f"{split}.tsv", kept[split], kind)
-    ordered = (row for split in SPLITS for row in kept[split])
+        _write_tsv(release / f"{split}.tsv", by_split[split], kind)
+    ordered = (row for split in SPLITS for row in by_split[split])
     _write_tsv(release / "validated.tsv", ordered, kind)
 
 
 def choose_split(text: str) -> str:
-    """Choose by a hash of the normalized text, so that one sentence is in one split everywhere."""
+    """Choose by a hash of the normalized text, so that a sentence is in one split everywhere."""
     tenth = int(hashlib.sha256(text.encode()).hexdigest(), 16) % 10
     return {0: "test", 1: "dev"}.get(tenth, "train")
 
 
-def _write_tsv(file: Path, rows: Iterable[Row], kind: type[Row]) -> None:
+def _write_tsv(file: Path, rows: Iterable[ReleaseRow], kind: type[ReleaseRow]) -> None:
     table = [tuple(field.name for field in fields(kind)), *map(astuple, rows)]
     file.write_text("".join("\t".join(map(str, row)) + "\n" for row in table), encoding="utf-8")
 
 
-def only(root: Path, pattern: str) -> Path:
-    """Return the one path of unpacked packages that fits; raises SbkitError for none or several."""
-    found = sorted(root.glob(pattern))
-    if len(found) != 1:
-        raise SbkitError(
-            f"The packages must hold one {pattern}, but hold {len(found)}. {PASS_A_RELEASE}"
-        )
-    return found[0]
-
-
 def print_release(release: Path) -> None:
-    """Print where a release is and how much it holds."""
-    print(release, *_summarize(release), sep="\n")
-
-
-def _summarize(release: Path) -> Iterator[str]:
-    """Return a line for each split: its clips and minutes."""
+    """Print the path of a release, and the clips and minutes of each split."""
+    print(release)
     for split in SPLITS:
-        clips = read_release(release / f"{split}.tsv", release.name).clips
-        samples = sum(soundfile.info(clip.path).frames for clip in clips)
+        options = TableOptions(language=release.name)
+        manifest = read_release(release / f"{split}.tsv", options)
+        samples = sum(soundfile.info(path).frames for path in manifest.paths)
         minutes = samples_to_seconds(samples, SAMPLE_RATE) / 60
-        yield f"{split:5} {len(clips):4} clips {minutes:5.1f} min"
+        print(f"{split:5} {len(manifest):4} clips {minutes:5.1f} min")

@@ -1,7 +1,4 @@
-"""What a corpus lists: clips with their sentences and columns, and the rows that cannot be used.
-
-Clips of a corpus: one as an object, many as columns.
-"""
+"""The manifest of a split: its clips with their transcripts and columns, and the excluded rows."""
 
 import os
 from collections import Counter
@@ -9,19 +6,22 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Self
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sbkit.base.errors import SbkitError
-from sbkit.data.shard import AUDIO
+from sbkit.base.errors import DataError
 from sbkit.text.languages import primary
 
-ROWS_AT_ONCE = 50_000
-COUNT = "id"  # no clip's own column; a table without columns would have no rows
-_OWN = pa.schema({"id": pa.string(), "path": pa.binary(), "sentence": pa.string()})
+# The columns of a prepared split, and those that a batch adds.
+RESERVED_COLUMNS = ("id", "text", "sentence", "samples", "audio", "percent", "weight")
+SPEAKER_COLUMNS = ("speaker", "client_id", "speaker_id", "spk_id", "spk")
+BATCH_ROWS = 50_000  # that are Python objects at the same time
+ROW_COUNT = "id"  # a reserved name; Arrow's tables without a column have no length
+_SCHEMA = pa.schema({"id": pa.string(), "path": pa.binary(), "sentence": pa.string()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,233 +41,217 @@ class Clip:
     columns: Mapping[str, str] = field(default_factory=dict)
 
 
-class Clips:
-    """Clips in columns of Arrow; one becomes an object when it is asked for.
-
-    Two million of Common Voice take 1.2 GB, which would be 4 GB as objects.
+@dataclass(frozen=True, slots=True)
+class Excluded:
+    """A row of a manifest, or an utterance of a split, that a run does not use.
 
     Attributes:
-        own: the columns id, path and sentence.
-        columns: every other column, null where a clip has none.
+        id: of the utterance, or the position of a row that names none.
+        reason: a few words, the same for all rows with the same fault.
+        detail: what is wrong with this row.
+        split: "" until the manifest becomes a split.
     """
 
-    def __init__(self, own: pa.Table, columns: pa.Table) -> None:
-        self.own, self.columns = own, columns
+    id: str
+    reason: str
+    detail: str
+    split: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Manifest:
+    """The clips of one split in columns of Arrow; a clip becomes an object when it is read.
+
+    Two million clips of Common Voice take 1.2 GB; as objects they would take 4 GB.
+
+    >>> manifest = Manifest.of([Clip("a", Path("/data/a.wav"), "Hello.", {"speaker": "ann"})])
+    >>> len(manifest), manifest[0].columns["speaker"], manifest.sentences
+    (1, 'ann', ['Hello.'])
+
+    Attributes:
+        rows: the columns id, path and sentence.
+        columns: every other column, null where a clip has none.
+        excluded: the rows of the corpus that name no usable clip.
+        stored: for clips whose audio is already in shards: samples, digest and place of each.
+    """
+
+    rows: pa.Table
+    columns: pa.Table
+    excluded: tuple[Excluded, ...] = ()
+    stored: pa.Table | None = None
 
     @classmethod
-    def of(cls, clips: "Iterable[Clip] | Clips") -> "Clips":
-        """Arrange clips in columns, unless they are."""
-        if isinstance(clips, Clips):
-            return clips
-        left = iter(clips)
-        return cls.join(map(_arrange, iter(lambda: list(islice(left, ROWS_AT_ONCE)), [])))
+    def of(cls, rows: Iterable[Clip | Excluded], *bases: Path) -> Self:
+        """Collect clips and excluded rows; every clip and every id is kept once, as `distinct`."""
+        rows = iter(rows)
+        batches = iter(lambda: list(islice(rows, BATCH_ROWS)), [])
+        return cls.join(map(cls._from_batch, batches)).distinct(*bases)
 
     @classmethod
-    def join(cls, parts: "Iterable[Clips]") -> "Clips":
-        """Return the clips of all parts, which may have different columns."""
-        own, columns = [_OWN.empty_table()], [pa.table({COUNT: pa.nulls(0)})]
+    def _from_batch(cls, batch: Sequence[Clip | Excluded]) -> Self:
+        clips = [row for row in batch if isinstance(row, Clip)]
+        fields = [(clip.id, os.fsencode(clip.path), clip.sentence) for clip in clips]
+        names = dict.fromkeys(name for clip in clips for name in clip.columns)
+        columns = {
+            name: pa.array([clip.columns.get(name) for clip in clips], pa.string())
+            for name in names
+        }
+        rows = [
+            pa.array(column, type)
+            for column, type in zip(zip(*fields, strict=True), _SCHEMA.types, strict=False)
+        ]
+        return cls(
+            pa.table(rows, schema=_SCHEMA) if clips else _SCHEMA.empty_table(),
+            pa.table(columns),
+            tuple(row for row in batch if isinstance(row, Excluded)),
+        )
+
+    @classmethod
+    def join(cls, parts: Iterable[Self]) -> Self:
+        """Return the rows of all parts, which may have different columns."""
+        rows, columns = [_SCHEMA.empty_table()], [pa.table({ROW_COUNT: pa.nulls(0)})]
+        excluded: list[Excluded] = []
         for part in parts:
-            own.append(part.own.cast(_OWN))
+            rows.append(part.rows.cast(_SCHEMA))
             count = pa.nulls(len(part))
-            has_any = part.columns.num_columns > 0
             columns.append(
-                part.columns.append_column(COUNT, count) if has_any else pa.table({COUNT: count})
+                part.columns.append_column(ROW_COUNT, count)
+                if part.columns.num_columns
+                else pa.table({ROW_COUNT: count})
             )
+            excluded += part.excluded
         joined = pa.concat_tables(columns, promote_options="default")
-        return cls(pa.concat_tables(own), joined.drop_columns([COUNT]))
+        return cls(pa.concat_tables(rows), joined.drop_columns([ROW_COUNT]), tuple(excluded))
+
+    @classmethod
+    def join_named(cls, parts: Sequence[tuple[str, Self]], *bases: Path) -> Self:
+        """Return the distinct rows of all parts; the ids of excluded rows start with the name.
+
+        A single part needs no name.
+        """
+        joined = cls.join(part for _, part in parts)
+        if len(parts) > 1:
+            named = (replace(row, id=f"{name} {row.id}") for name, p in parts for row in p.excluded)
+            joined = replace(joined, excluded=tuple(named))
+        return joined.distinct(*bases)
+
+    def distinct(self, *bases: Path) -> Self:
+        """Exclude clips that are listed again, and make ids unique.
+
+        Clips that share an id are called by their path, relative to the first of ``bases`` that
+        contains it.
+        """
+        manifest, excluded = self, [*self.excluded]
+        if len(pc.unique(self.rows["path"])) < len(self):
+            first_rows: dict[str, int] = {}
+            for row, path in enumerate(self.paths):
+                if first_rows.setdefault(path, row) != row:
+                    detail = f"a row before it names {Path(path).name}"
+                    excluded.append(Excluded(self[row].id, "clip listed twice", detail))
+            manifest = self.take([*first_rows.values()])
+        rows = manifest.rows
+        if len(pc.unique(rows["id"])) < len(manifest):
+            counts = Counter(manifest.ids)
+            ids = [
+                id if counts[id] == 1 else _relative_name(Path(path), bases)
+                for id, path in zip(manifest.ids, manifest.paths, strict=True)
+            ]
+            rows = rows.set_column(0, "id", pa.array(ids, pa.string()))
+        return replace(manifest, rows=rows, excluded=tuple(excluded))
 
     @property
     def ids(self) -> list[str]:
-        """Return the id of every clip."""
-        ids: list[str] = self.own["id"].to_pylist()
+        """The id of every clip."""
+        ids: list[str] = self.rows["id"].to_pylist()
         return ids
 
     @property
     def paths(self) -> Iterator[str]:
-        """Yield the audio file of every clip."""
-        return decode_paths(self.own["path"])
+        """The audio file of every clip."""
+        return decode_paths(self.rows["path"])
 
     @property
     def sentences(self) -> list[str]:
-        """Return the transcript of every clip."""
-        sentences: list[str] = self.own["sentence"].to_pylist()
+        """The transcript of every clip."""
+        sentences: list[str] = self.rows["sentence"].to_pylist()
         return sentences
 
-    def renamed(self, ids: Sequence[str]) -> "Clips":
-        """Return the clips with other ids."""
-        return Clips(self.own.set_column(0, "id", pa.array(ids, pa.string())), self.columns)
-
-    def take(self, rows: Any) -> "Clips":
+    def take(self, rows: Sequence[int] | npt.NDArray[np.int64]) -> Self:
         """Return some of the clips, in the order of ``rows``; all of them are not copied."""
         if np.array_equal(rows, np.arange(len(self))):
             return self
-        places = pa.array(rows, pa.int64())
-        return Clips(self.own.take(places), self.columns.take(places))
+        indices = pa.array(rows, pa.int64())
+        return replace(
+            self,
+            rows=self.rows.take(indices),
+            columns=self.columns.take(indices),
+            stored=self.stored and self.stored.take(indices),
+        )
 
     def __getitem__(self, index: int) -> Clip:
-        """Return one clip."""
-        place = range(len(self))[index]
-        return next(_objects(self.own.slice(place, 1), self.columns.slice(place, 1)))
+        return next(self._clips(range(len(self))[index], 1))
 
     def __iter__(self) -> Iterator[Clip]:
-        """Yield one clip after the other."""
-        for start in range(0, len(self), ROWS_AT_ONCE):
-            yield from _objects(
-                self.own.slice(start, ROWS_AT_ONCE), self.columns.slice(start, ROWS_AT_ONCE)
-            )
+        for start in range(0, len(self), BATCH_ROWS):
+            yield from self._clips(start, BATCH_ROWS)
 
     def __len__(self) -> int:
-        """Count the clips."""
-        return len(self.own)
+        return len(self.rows)
+
+    def _clips(self, start: int, count: int) -> Iterator[Clip]:
+        rows, columns = self.rows.slice(start, count), self.columns.slice(start, count)
+        other_columns = columns.to_pylist() if columns.num_columns else [{}] * len(rows)
+        fields = (rows[name].to_pylist() for name in _SCHEMA.names)
+        for id, path, sentence, values in zip(*fields, other_columns, strict=True):
+            filled = {name: value for name, value in values.items() if value is not None}
+            yield Clip(id, Path(os.fsdecode(path)), sentence, filled)
 
 
 def decode_paths(column: pa.ChunkedArray) -> Iterator[str]:
-    """Yield the paths of a column of bytes; each becomes a string when it is its turn."""
-    for start in range(0, len(column), ROWS_AT_ONCE):
-        yield from map(os.fsdecode, column.slice(start, ROWS_AT_ONCE).to_pylist())
+    """Yield the paths of a column of bytes as strings."""
+    for start in range(0, len(column), BATCH_ROWS):
+        yield from map(os.fsdecode, column.slice(start, BATCH_ROWS).to_pylist())
 
 
-def _arrange(clips: Sequence[Clip]) -> Clips:
-    names = dict.fromkeys(name for clip in clips for name in clip.columns)
-    own = [(clip.id, os.fsencode(clip.path), clip.sentence) for clip in clips]
-    columns = {
-        name: pa.array([clip.columns.get(name) for clip in clips], pa.string()) for name in names
-    }
-    table = pa.table([pa.array(each) for each in zip(*own, strict=True)], schema=_OWN)
-    return Clips(table, pa.table(columns))
-
-
-def _objects(own: pa.Table, columns: pa.Table) -> Iterator[Clip]:
-    others = columns.to_pylist() if columns.num_columns else [{}] * len(own)
-    fields = (own[name].to_pylist() for name in _OWN.names)
-    for id, path, sentence, row in zip(*fields, others, strict=True):
-        kept = {name: value for name, value in row.items() if value is not None}
-        yield Clip(id, Path(os.fsdecode(path)), sentence, kept)
-
-
-# What sbkit calls its own columns: those of a prepared split, then what a batch adds.
-RESERVED_COLUMNS = ("id", "text", "sentence", "samples", AUDIO, "percent", "weight")
-SPEAKER_COLUMNS = ("speaker", "client_id", "speaker_id", "spk_id", "spk")
-
-
-@dataclass(frozen=True)
-class BadRow:
-    """One row that names no clip that can be used; ``id`` says where it stands."""
-
-    id: str
-    reason: str
-    detail: str
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """The rows of one split, in the order of its corpus.
-
-    stored: of clips whose audio is in shards already: samples, digest and place of each.
-    """
-
-    clips: Sequence[Clip] | Clips
-    bad_rows: tuple[BadRow, ...]
-    stored: pa.Table | None = None
-
-
-def collect(rows: Iterable[Clip | BadRow], *bases: Path) -> Manifest:
-    """Return the manifest of the rows read, in which every clip and every id comes once."""
-    bad: list[BadRow] = []
-    return distinct(Clips.of(_good(rows, bad)), bad, *bases)
-
-
-def _good(rows: Iterable[Clip | BadRow], bad: list[BadRow]) -> Iterator[Clip]:
-    for row in rows:
-        if isinstance(row, BadRow):
-            bad.append(row)
-        else:
-            yield row
-
-
-def join_manifests(parts: Sequence[tuple[str, Manifest]], *bases: Path) -> Manifest:
-    """Return the rows of all parts; their names say where a bad row of several is from."""
-    bad = [
-        replace(row, id=f"{name} {row.id}") if len(parts) > 1 else row
-        for name, part in parts
-        for row in part.bad_rows
-    ]
-    return distinct(Clips.join(Clips.of(part.clips) for _, part in parts), bad, *bases)
-
-
-def distinct(clips: Clips, bad_rows: Sequence[BadRow], *bases: Path) -> Manifest:
-    """Return a manifest in which every clip and every id comes once.
-
-    A clip that is listed again is a bad row. Clips of different files that share an id are called
-    by their path, relative to the first of ``bases`` where it lies.
-    """
-    bad, once = [*bad_rows], dict[str, int]()
-    if len(pc.unique(clips.own["path"])) < len(clips):
-        for place, path in enumerate(clips.paths):
-            if once.setdefault(path, place) != place:
-                detail = f"a row before it names {Path(path).name}"
-                bad.append(BadRow(clips[place].id, "clip listed twice", detail))
-        clips = clips.take([*once.values()])
-    if len(pc.unique(clips.own["id"])) < len(clips):
-        ids, counts = clips.ids, Counter(clips.ids)
-        clips = clips.renamed(
-            [
-                id if counts[id] == 1 else _by_path(Path(path), bases)
-                for id, path in zip(ids, clips.paths, strict=True)
-            ]
-        )
-    return Manifest(clips, tuple(bad))
-
-
-def _by_path(path: Path, bases: Sequence[Path]) -> str:
+def _relative_name(path: Path, bases: Sequence[Path]) -> str:
     inside = (path.relative_to(base) for base in bases if path.is_relative_to(base))
     return next(inside, path).as_posix()
 
 
-def open_names(names: Sequence[str], used: Collection[str]) -> dict[str, str]:
-    """Return what the columns that a clip keeps, all but those used, are called, by their names.
+def rename_columns(names: Sequence[str], used: Collection[str]) -> dict[str, str]:
+    """Map the names of a corpus's columns, except those used for the clip, to sbkit's names.
 
-    The speaker's column is called ``speaker``. A name that prepared splits use themselves gets the
-    prefix ``manifest_``.
+    The speaker's column becomes ``speaker``. A reserved name gets the prefix ``manifest_``.
     """
-    kept = [name for name in names if name not in used]
-    lower = {name.lower(): name for name in kept}
+    others = [name for name in names if name not in used]
+    lower = {name.lower(): name for name in others}
     speaker = next((lower[name] for name in SPEAKER_COLUMNS if name in lower), None)
-    return {name: "speaker" if name == speaker else free_name(name) for name in kept}
+    return {name: "speaker" if name == speaker else unreserved_name(name) for name in others}
 
 
-def free_name(name: str) -> str:
-    """Return what a column is called so that it is none of sbkit's own."""
+def unreserved_name(name: str) -> str:
+    """Return the name of a corpus's column, with the prefix ``manifest_`` if it is reserved."""
     return f"manifest_{name}" if name in RESERVED_COLUMNS else name
 
 
 def check_locale(manifest: Manifest, language: str) -> None:
-    """Raise SbkitError where more than half of the rows with a locale have another one.
+    """Check that at least half of the rows that have a locale have that of the language.
 
-    Rows without a locale say nothing, and a region makes no difference.
+    Regions are ignored, as are rows without a locale.
+
+    Raises:
+        DataError: most rows have another locale.
     """
-    columns = Clips.of(manifest.clips).columns
-    if "locale" not in columns.column_names:
+    if "locale" not in manifest.columns.column_names:
         return
     counts = Counter[str]()
-    for entry in columns["locale"].value_counts().to_pylist():
+    for entry in manifest.columns["locale"].value_counts().to_pylist():
         counts[(entry["values"] or "").strip()] += entry["counts"]
     del counts[""]
     others = {tag: n for tag, n in counts.items() if primary(tag) != primary(language)}
     if 2 * sum(others.values()) > counts.total():
-        most = max(others, key=others.__getitem__)
-        raise SbkitError(
-            f"`language` must be the language of the manifest, but is {language} where "
-            f"{others[most]} of {counts.total()} rows have the locale {most}. Pass "
-            f"--language={most}."
+        locale = max(others, key=others.__getitem__)
+        raise DataError(
+            f"`language` is {language}, but {others[locale]} of {counts.total()} rows of the "
+            f"manifest have the locale {locale}. Pass --language={locale}."
         )
-
-
-@dataclass(frozen=True)
-class Excluded:
-    """One utterance that a run does without, and why."""
-
-    split: str
-    id: str
-    reason: str
-    detail: str

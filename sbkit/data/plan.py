@@ -20,8 +20,11 @@ Counts = npt.NDArray[np.int64]
 class Example:
     """One utterance of a batch: rows one after another, at one speed.
 
-    samples: its length at that speed; percent: of the natural speed; weight: 0 where it only fills
-    a rank's empty share.
+    Attributes:
+        rows: indices in the split.
+        samples: its length at that speed.
+        percent: of the natural speed.
+        weight: 0 if it only fills a rank's empty share.
     """
 
     rows: tuple[int, ...]
@@ -37,8 +40,10 @@ MicroBatch = list[Example]
 class Examples:
     """Many examples, in columns.
 
-    rows: (N,) those of all examples; starts: (E + 1,) where those of each begin; samples (E,) and
-    percents (E,) as in `Example`.
+    Attributes:
+        rows: (N,) of all examples.
+        starts: (E + 1,) where the rows of each example start.
+        samples, percents: (E,) as in `Example`.
     """
 
     rows: Counts
@@ -47,18 +52,16 @@ class Examples:
     percents: Counts
 
     @classmethod
-    def alone(cls, samples: Counts) -> Self:
-        """Make an example of every row, at its own speed."""
+    def of_single_rows(cls, samples: Counts) -> Self:
+        """Make an example of every row, at the natural speed."""
         count = len(samples)
         return cls(np.arange(count), np.arange(count + 1), samples, np.full(count, 100))
 
     def __getitem__(self, index: int) -> Example:
-        """Make one of them."""
         rows = self.rows[self.starts[index] : self.starts[index + 1]].tolist()
         return Example(tuple(rows), int(self.samples[index]), int(self.percents[index]))
 
     def __len__(self) -> int:
-        """Count them."""
         return len(self.samples)
 
 
@@ -73,33 +76,34 @@ def join_rows(
 ) -> Examples:
     """Make examples of rows in an order, each joined to the one before it where `joins` says so.
 
-    An example has the speed of its first row, or the natural one where that row, played slower,
-    would not fit into a batch of ``capacity`` samples; it grows until it is ``long_enough``, and
+    An example has the speed of its first row, or the natural one if that row, played slower, would
+    not fit into a batch of ``capacity`` samples. It grows until it has ``long_enough`` samples, and
     never beyond the capacity.
     """
-    alone = at_speed(samples[order], percents)
-    percents = np.where(alone <= capacity, percents, 100)
-    alone = np.where(alone <= capacity, alone, samples[order])
-    starts, totals = list[int](), list[int]()
+    played = at_speed(samples[order], percents)
+    percents = np.where(played <= capacity, percents, 100)
+    played = np.where(played <= capacity, played, samples[order])
+    starts: list[int] = []
+    totals: list[int] = []
     total, percent = capacity, 100  # nothing is joined to the first
-    rows = zip(samples[order].tolist(), alone.tolist(), percents.tolist(), joins, strict=True)
-    for place, (natural, own_total, own_percent, join) in enumerate(rows):
+    rows = zip(samples[order].tolist(), played.tolist(), percents.tolist(), joins, strict=True)
+    for index, (natural, row_samples, row_percent, join) in enumerate(rows):
         longer = total + at_speed(natural, percent)
         if starts and join and total < long_enough and longer <= capacity:
             total = totals[-1] = longer
         else:
-            total, percent = own_total, own_percent
-            starts.append(place)
+            total, percent = row_samples, row_percent
+            starts.append(index)
             totals.append(total)
     firsts = np.array(starts, dtype=np.int64)
     return Examples(order, np.append(firsts, len(order)), np.array(totals), percents[firsts])
 
 
 class Plan:
-    """Batches of examples that are alike in length: a sequence of them.
+    """A sequence of batches of examples of similar length.
 
     Each is a run of the examples in an order, cut where the padded audio, count times longest,
-    would be more than ``capacity`` samples.
+    would exceed ``capacity`` samples.
     """
 
     def __init__(self, examples: Examples, order: Counts, capacity: int) -> None:
@@ -108,35 +112,32 @@ class Plan:
         self._shuffled = np.arange(len(self._ends))
 
     def shuffle(self, random: np.random.Generator, windows: Counts) -> Self:
-        """Bring the batches into a random order, within the windows of their first examples."""
+        """Shuffle the batches within the windows of their first examples."""
         self._shuffled = random.permutation(len(self._ends))
         first = self._order[np.append(0, self._ends)[self._shuffled]]
         self._shuffled = self._shuffled[np.argsort(windows[first], kind="stable")]
         return self
 
     def __getitem__(self, index: int) -> MicroBatch:
-        """Make the examples of a batch."""
-        place = int(self._shuffled[index])
-        first = self._ends[place - 1] if place else 0
-        return [self._examples[each] for each in self._order[first : self._ends[place]].tolist()]
+        run = int(self._shuffled[index])
+        first = self._ends[run - 1] if run else 0
+        return [self._examples[i] for i in self._order[first : self._ends[run]].tolist()]
 
     def __iter__(self) -> Iterator[MicroBatch]:
-        """Yield one batch after the other."""
         return map(self.__getitem__, range(len(self)))
 
     def __len__(self) -> int:
-        """Count the batches."""
         return len(self._ends)
 
 
 def cut_runs(lengths: Sequence[int], capacity: int) -> list[int]:
     """Return where each run of lengths ends whose count times longest is within ``capacity``."""
-    ends = list[int]()
+    ends: list[int] = []
     count = longest = 0
-    for place, length in enumerate(lengths):
+    for index, length in enumerate(lengths):
         longest = max(longest, length)
         if count and longest * (count + 1) > capacity:
-            ends.append(place)
+            ends.append(index)
             count, longest = 0, length
         count += 1
     return [*ends, len(lengths)] if count else ends

@@ -1,13 +1,13 @@
-"""Plan which utterances make a batch, on every rank, before anything is read.
+"""Plan the utterances of every batch, on every rank, before anything is read.
 
-A *step* is one batch of the optimizer. It holds at most ``batch_seconds`` of padded audio whatever
-the hardware, and is dealt out to ``world_size x accumulation`` micro-batches of like length. The
-plan of an epoch, joins and speeds included, follows from the seed and the epoch alone, so every
-rank knows all of it, every rank gets the same number of micro-batches, and another world size sees
-the same steps.
+A *step* is one batch of the optimizer. It has at most ``batch_seconds`` of padded audio on any
+hardware, and is dealt to ``world_size x accumulation`` micro-batches of similar length. The plan of
+an epoch, including joins and speeds, depends only on the seed and the epoch. So every rank knows
+all of it, every rank gets the same number of micro-batches, and another world size sees the same
+steps.
 
-Audio in shards is taken window by window: a few shards, drawn anew in every epoch, are shuffled as
-if they were the whole corpus, then the next few. So only the shards of a window are being read.
+Audio in shards is read window by window: a few shards, drawn anew in every epoch, are shuffled as
+if they were the whole corpus, then the next few.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,24 +19,40 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Sampler
 
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.units import SAMPLE_RATE, samples_to_seconds, seconds_to_samples
 from sbkit.config.ranges import SHARE, Range
 from sbkit.data.plan import Examples, MicroBatch, Plan, join_rows
 
-LENGTH_JITTER = 0.02  # relative; neighbours in length change places, so batches differ by epoch
-LONG_ENOUGH = 10.0  # seconds; what is joined grows no further; attention is quadratic
+LENGTH_JITTER = 0.02  # relative; neighbors in length change places, so batches differ by epoch
+MAX_JOINED_SECONDS = 10.0  # longer examples are not joined further: attention is quadratic
 
 Lengths = Sequence[int] | npt.NDArray[np.int64]  # samples of audio, by row
 
 
 class TrainSampler(Sampler[MicroBatch]):
-    """Return this rank's micro-batches of one epoch after the other.
+    """Yield this rank's micro-batches of one epoch.
 
     An utterance is joined to the next one drawn with probability ``concat_prob``, which puts words
     into more contexts than the few sentences of a small corpus do, and is played at one of the
-    ``speeds``. ``shards`` are the numbers of the shards of the rows, of which
-    ``shuffle_shards`` are shuffled together.
+    ``speeds``.
+
+    >>> sampler = TrainSampler(samples=[16_000, 8_000, 16_000], batch_seconds=2, seed=1)
+    >>> sampler.set_epoch(1)
+    >>> sorted(row for batch in sampler for example in batch for row in example.rows)
+    [0, 1, 2]
+
+    Args:
+        samples: length of every utterance.
+        batch_seconds: padded audio of a step, over all ranks.
+        seed: of the joins, the speeds and the order.
+        concat_prob: probability of a join.
+        speeds: factors, of which each example gets one.
+        shards: the number of the shard of every utterance.
+        shuffle_shards: how many shards are shuffled together.
+        rank, world_size: of this process, and of the run.
+        accumulation: micro-batches of a step on each rank.
+        sample_rate: Hz.
     """
 
     RANGES: ClassVar = {
@@ -63,7 +79,7 @@ class TrainSampler(Sampler[MicroBatch]):
         self._shards = np.zeros_like(self._samples) if shards is None else np.asarray(shards)
         self._shuffle_shards = shuffle_shards
         self._capacity = seconds_to_samples(batch_seconds, sample_rate)
-        self._long_enough = seconds_to_samples(LONG_ENOUGH, sample_rate)
+        self._long_enough = seconds_to_samples(MAX_JOINED_SECONDS, sample_rate)
         self._seed, self._rank, self._world_size = seed, rank, world_size
         self._accumulation = accumulation
         self._concat_prob, self._percents = concat_prob, to_percents(speeds)
@@ -72,7 +88,7 @@ class TrainSampler(Sampler[MicroBatch]):
         _check_capacity(self._samples, batch_seconds, sample_rate)
 
     def set_epoch(self, epoch: int, start: int = 0) -> None:
-        """Choose the epoch, and how many of its micro-batches were already seen."""
+        """Choose the epoch, and the number of its micro-batches to skip."""
         self._epoch, self._start = epoch, start
 
     def __iter__(self) -> Iterator[MicroBatch]:
@@ -80,11 +96,11 @@ class TrainSampler(Sampler[MicroBatch]):
         return islice(self._micro_batches(), self._start, None)
 
     def __len__(self) -> int:
-        """Count the micro-batches of the chosen epoch, those already seen included."""
+        """Count the micro-batches of the chosen epoch, including skipped ones."""
         return len(self.steps()) * self._accumulation
 
     def steps(self) -> Plan:
-        """Plan the epoch: the examples of every step, over all ranks."""
+        """Return the plan of the epoch: the examples of every step, over all ranks."""
         if self._planned is None or self._planned[0] != self._epoch:
             self._planned = self._epoch, self._plan()
         return self._planned[1]
@@ -92,8 +108,8 @@ class TrainSampler(Sampler[MicroBatch]):
     def _plan(self) -> Plan:
         """Join rows in random order, at random speeds, and batch them by length.
 
-        Lengths rise in one window and fall in the next, so that a batch over their border is of
-        like ones, too.
+        Lengths rise in one window and fall in the next, so that a batch across their border has
+        similar lengths, too.
         """
         random = np.random.default_rng((self._seed, self._epoch))
         count = len(self._samples)
@@ -113,11 +129,11 @@ class TrainSampler(Sampler[MicroBatch]):
         return Plan(examples, order, self._capacity).shuffle(random, windows)
 
     def _windows(self) -> npt.NDArray[np.int64]:
-        """Return the window that every row is in, which is where its shard comes in this epoch."""
+        """Return the window of every row, which depends on the order of its shard in this epoch."""
         numbers = np.unique(self._shards)
         random = np.random.default_rng((self._seed, self._epoch, len(numbers)))
-        places = random.permutation(len(numbers)) // self._shuffle_shards
-        windows: npt.NDArray[np.int64] = places[np.searchsorted(numbers, self._shards)]
+        window_of = random.permutation(len(numbers)) // self._shuffle_shards
+        windows: npt.NDArray[np.int64] = window_of[np.searchsorted(numbers, self._shards)]
         return windows
 
     def _micro_batches(self) -> Iterator[MicroBatch]:
@@ -127,7 +143,7 @@ class TrainSampler(Sampler[MicroBatch]):
 
 
 class EvalSampler(Sampler[MicroBatch]):
-    """Share out a split: every utterance once, whole batches, the same for any world size."""
+    """Deal a split to the ranks: every utterance once, the same batches for any world size."""
 
     def __init__(
         self,
@@ -142,61 +158,60 @@ class EvalSampler(Sampler[MicroBatch]):
         longest = int(lengths.max(initial=0))
         capacity = max(seconds_to_samples(batch_seconds, sample_rate), longest)
         order = np.argsort(lengths, kind="stable")
-        self._plan = Plan(Examples.alone(lengths), order, capacity)
-        self._own = range(rank, len(self._plan), world_size)
+        self._plan = Plan(Examples.of_single_rows(lengths), order, capacity)
+        self._indices = range(rank, len(self._plan), world_size)
 
     def __iter__(self) -> Iterator[MicroBatch]:
         """Yield from the shortest batch to the longest."""
-        return map(self._plan.__getitem__, self._own)
+        return map(self._plan.__getitem__, self._indices)
 
     def __len__(self) -> int:
-        """Count this rank's batches."""
-        return len(self._own)
+        return len(self._indices)
 
 
 def to_percents(speeds: Sequence[float]) -> list[int]:
-    """Write speeds in percent: small integers make a small resampling kernel.
+    """Convert speeds to percent: small integers make a small resampling kernel.
 
-    Raises SbkitError for what is no positive number with at most two decimals.
+    Raises:
+        ConfigError: a speed is not a positive number with at most two decimals.
     """
     try:
         percents = [round(100 * speed) for speed in speeds]
-        fits = bool(percents) and [each / 100 for each in percents] == list(speeds)
-    except (TypeError, ValueError, OverflowError):  # no list, or no numbers in it
-        percents, fits = [], False
-    if not fits or min(percents) <= 0:
-        raise SbkitError(
+        is_exact = bool(percents) and [percent / 100 for percent in percents] == list(speeds)
+    except (TypeError, ValueError, OverflowError):  # not a list, or not of numbers
+        percents, is_exact = [], False
+    if not is_exact or min(percents) <= 0:
+        raise ConfigError(
             "`speeds` must be a list of one or more positive numbers with at most two decimals, "
-            f"but is {speeds!r}. Write [1.0] to leave the speed alone."
+            f"but is {speeds!r}. Write [1.0] to keep the natural speed."
         )
     return percents
 
 
 def fastest_percent(speeds: Sequence[float]) -> int:
-    """Return the speed, natural or one of these, that leaves the fewest samples."""
+    """Return the highest of the speeds and the natural one, in percent."""
     return max(100, *to_percents(speeds))
 
 
 def split_batch(step: MicroBatch, parts: int) -> list[MicroBatch]:
-    """Deal examples to the parts in turn, the longest first: they are alike in number and length.
+    """Deal examples to the parts in turn, the longest first, so that all parts are similar.
 
-    Where there are fewer examples than parts, the shortest one fills the others, without weight.
+    If there are fewer examples than parts, the shortest one fills the others, with weight 0.
     """
-    by_length = sorted(step, key=lambda each: (-each.samples, each.rows))
+    by_length = sorted(step, key=lambda example: (-example.samples, example.rows))
     filler = replace(by_length[-1], weight=0)
     return [by_length[part::parts] or [filler] for part in range(parts)]
 
 
 def _check_capacity(samples: Lengths, batch_seconds: float, sample_rate: int) -> None:
     if len(samples) == 0:
-        raise SbkitError(
-            "The training set must hold at least one utterance, but holds none. Check "
-            "--data_folder, min_seconds and max_seconds."
+        raise DataError(
+            "The training set is empty. Check --data_folder, min_seconds and max_seconds."
         )
     longest = int(np.argmax(samples))
     seconds = samples_to_seconds(int(samples[longest]), sample_rate)
     if seconds > batch_seconds:
-        raise SbkitError(
-            f"`batch_seconds` must be at least the longest utterance ({seconds:.1f} s, row "
-            f"{longest}), but is {batch_seconds:g}. Raise it or lower max_seconds."
+        raise ConfigError(
+            f"`batch_seconds` is {batch_seconds:g}, but the longest utterance (row {longest}) has "
+            f"{seconds:.1f} s. Raise it, or lower max_seconds."
         )

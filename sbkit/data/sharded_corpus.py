@@ -1,4 +1,4 @@
-"""A corpus of shards, in a folder or at any URL that fsspec reads.
+"""A corpus of shards: written by any number of processes, read from a folder or any URL of fsspec.
 
 <data_folder>/sbkit-shards.json            the index, written last: sample rate, splits and names
              SPLIT-KEY-NNN.{arrow,parquet}  shards, as `sbkit.data.shard` describes them
@@ -6,12 +6,10 @@
 Batches are planned from the tables. Each process reads the audio of its own batches, as ranges of
 bytes.
 
-Write a corpus of shards, by any number of processes that share the work.
-
-A split is divided into units, each known by its content, which one process decodes in one order. On
-a disk with locks each process takes what no other one holds; elsewhere it takes its share by
-SLURM_ARRAY_TASK_ID or RANK. The index makes a corpus of the shards, and is written by the process
-that finds all of them. A killed process loses its current shard.
+When a corpus is written, a split is divided into units, each identified by its content, which one
+process decodes in one order. On a disk with locks each process takes units that no other one holds;
+elsewhere it takes its share by SLURM_ARRAY_TASK_ID or RANK. The process that finds all shards
+writes the index. A killed process loses its current shard.
 """
 
 import hashlib
@@ -22,48 +20,57 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain, count
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.messages import plural
-from sbkit.data.corpus import resolve_splits
+from sbkit.data.corpus import KnobValues, resolve_splits
 from sbkit.data.filesystem import Storage, writing
-from sbkit.data.manifest import BadRow, Clips, Excluded, Manifest, free_name
+from sbkit.data.manifest import Excluded, Manifest, unreserved_name
 from sbkit.data.shard import (
     AUDIO,
     ShardFacts,
     ShardWriter,
     claimed,
     decode_clips,
-    read_table,
+    read_shard_table,
     remove_leftovers,
     share_work,
     to_stored,
 )
-from sbkit.data.sources import StreamedSplit, file_state
+from sbkit.data.sources import RemoteTables, file_version
 from sbkit.data.splits import UNREADABLE, check_loss
 from sbkit.logs.progress import shown
 
 logger = logging.getLogger(__name__)
 
-INDEX = "sbkit-shards.json"
-FORMAT = 2
+INDEX_FILE = "sbkit-shards.json"
+INDEX_FORMAT = 2
+SIZE_PATTERN = re.compile(r"(\d+(?:\.\d+)?) ?(kB|MB|GB)")
+UNIT_BYTES = {"kB": 10**3, "MB": 10**6, "GB": 10**9}
+PROBED_CLIPS = 100  # that are decoded to estimate the size of the others
+
+
+# Reading
 
 
 @dataclass(frozen=True)
 class Index:
-    """What a corpus of shards holds: the names of the shards of each split.
+    """The content of a corpus of shards.
 
-    ``roles`` are the splits of train, valid and test.
+    Attributes:
+        sample_rate: Hz.
+        roles: the splits of train, valid and test.
+        splits: the names of the shards of each split.
     """
 
     sample_rate: int
@@ -71,128 +78,122 @@ class Index:
     splits: Mapping[str, Sequence[str]]
 
 
-def recognizes(place: str) -> bool:
-    """Check whether a folder or URL holds the index of shards."""
-    return Storage.at(place).sizes([INDEX]) != [None]
+def recognizes(location: str) -> bool:
+    """Check whether a folder or URL has the index of shards."""
+    return Storage.at(location).sizes([INDEX_FILE]) != [None]
 
 
-def splits(knobs: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
+def splits(knobs: KnobValues) -> Mapping[str, tuple[str, ...]]:
     """Return the splits of each role: those of the knob ``splits``, else as they were prepared.
 
     Raises:
-        SbkitError: the index is none.
+        SbkitError: the index is missing or damaged, or a split is unknown.
     """
     index = read_index(Storage.at(knobs["data_folder"]))
     return resolve_splits(knobs.get("splits"), index.roles, list(index.splits))
 
 
-def read(knobs: Mapping[str, Any], split: str) -> Manifest:
-    """Return the rows of one split, whose audio stays where it is.
+def read(knobs: KnobValues, split: str) -> Manifest:
+    """Return the manifest of one split, whose audio stays where it is.
 
     Raises:
-        SbkitError: a shard is missing, cut short or of another rate.
+        DataError: a shard is missing, truncated or damaged.
+        ConfigError: the shards have another sample rate.
     """
     storage = Storage.at(knobs["data_folder"])
     index = read_index(storage)
     if index.sample_rate != knobs["sample_rate"]:
-        raise SbkitError(
-            f"`sample_rate` must be that of the shards in {storage.url} ({index.sample_rate} Hz), "
-            f"but is {knobs['sample_rate']}. Pass --sample_rate={index.sample_rate}, or prepare "
-            "shards at that rate."
+        raise ConfigError(
+            f"`sample_rate` is {knobs['sample_rate']}, but the shards in {storage.url} have "
+            f"{index.sample_rate} Hz. Pass --sample_rate={index.sample_rate}, or prepare shards "
+            "at that rate."
         )
-    first = 1 + list(chain.from_iterable(index.splits.values())).index(index.splits[split][0])
-    tables, stored, sizes, bad = (
-        list[pa.Table](),
-        list[pa.Table](),
-        dict[str, int](),
-        list[BadRow](),
-    )
-    for number, name in enumerate(index.splits[split]):
-        table, facts = open_table(storage, name)
-        bad.extend(BadRow(*each) for each in facts.left_out)
+    names = index.splits[split]
+    first = 1 + list(chain.from_iterable(index.splits.values())).index(names[0])
+    tables: list[pa.Table] = []
+    stored: list[pa.Table] = []
+    sizes: dict[str, int] = {}
+    excluded: list[Excluded] = []
+    for number, name in enumerate(names):
+        table, facts = _read_table(storage, name)
+        excluded.extend(Excluded(*row) for row in facts.left_out)
         file = pa.repeat(storage.file(f"{name}.arrow"), len(table))
         audio = to_stored(table, file, shard=first + number, sample_rate=index.sample_rate)
-        # The plan of an epoch depends on the shard's number, too.
+        # The plan of an epoch also depends on the number of the shard.
         digests = pc.binary_join_element_wise(audio["digest"], str(number), "@")
         stored.append(audio.set_column(1, "digest", digests))
         tables.append(table.drop_columns(["samples", AUDIO]))
         if facts.bytes:
             sizes[f"{name}.arrow"] = facts.bytes
-    for (name, size), found in zip(sizes.items(), storage.sizes(list(sizes)), strict=True):
-        if found != size:
-            state = "is missing" if found is None else f"has {found} bytes instead of {size}"
-            raise SbkitError(
-                f"{storage.file(name)} must be as it was written, but {state}. Copy it again, or "
-                "prepare the shards again: only what is missing is written."
-            )
-    # A shard has the columns of its own clips: in JSON Lines, not all rows have all of them.
+    _check_sizes(storage, sizes)
+    # Shards have the columns of their own clips, which differ in JSON Lines.
     joined = pa.concat_tables(tables, promote_options="default")
     ids = _unique(joined["id"])
-    own = pa.table({"id": ids, "path": ids.cast(pa.binary()), "sentence": joined["sentence"]})
-    clips = Clips(own, joined.drop_columns(["id", "sentence"]))
-    return Manifest(clips, tuple(bad), pa.concat_tables(stored))
+    rows = pa.table({"id": ids, "path": ids.cast(pa.binary()), "sentence": joined["sentence"]})
+    columns = joined.drop_columns(["id", "sentence"])
+    return Manifest(rows, columns, tuple(excluded), pa.concat_tables(stored))
 
 
-def read_index(storage: Storage) -> Index:
-    """Read the index of a folder of shards.
-
-    Raises:
-        SbkitError: it is missing, or not what `sbkit prepare` wrote.
-    """
-    content = storage.read(INDEX)
-    try:
-        values = json.loads(content)
-        if values.pop("format") != FORMAT:
-            raise ValueError("another format")
-        index = Index(**values)
-        if type(index.sample_rate) is not int:
-            kind = type(index.sample_rate).__name__
-            raise TypeError(f"sample_rate must be an int, but is a {kind}, {index.sample_rate!r}")
-        return index
-    except (ValueError, TypeError, LookupError, AttributeError) as error:
-        raise SbkitError(
-            f"{storage.file(INDEX)} must be the index that `sbkit prepare --shards` writes, but is "
-            f"not ({str(error)[:100]}). Run that again."
-        ) from error
-
-
-def write_index(storage: Storage, index: Index) -> None:
-    """Write the index, which makes a corpus of what is there."""
-    text = json.dumps({"format": FORMAT, **asdict(index)}, indent=1, ensure_ascii=False)
-    storage.write(INDEX, text.encode())
-
-
-def open_table(storage: Storage, name: str) -> tuple[pa.Table, ShardFacts]:
-    """Read the table of a shard; raises SbkitError where it is damaged."""
-    content = storage.read(f"{name}.parquet")
-    try:
-        return read_table(content)
-    except (OSError, ValueError, TypeError, LookupError) as error:
-        raise SbkitError(
-            f"{storage.file(name)}.parquet must be as it was written, but is damaged "
-            f"({str(error)[:100]}). Copy it again, or remove it and prepare the shards again: only "
-            "what is missing is written."
-        ) from error
+def _check_sizes(storage: Storage, expected: Mapping[str, int]) -> None:
+    sizes = storage.sizes(list(expected))
+    for (name, expected_size), size in zip(expected.items(), sizes, strict=True):
+        if size != expected_size:
+            state = "is missing" if size is None else f"has {size} bytes instead of {expected_size}"
+            raise DataError(
+                f"{storage.file(name)} {state}. Copy it again, or prepare the shards again: only "
+                "missing ones are written."
+            )
 
 
 def _unique(ids: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Number repeated ids: files that were streamed may hold clips of the same name."""
-    seen, names = set[str](), list[str]()
+    """Number repeated ids: remote tables may have clips of the same name."""
+    seen: set[str] = set()
+    names: list[str] = []
     for row, id in enumerate(ids.to_pylist()):
         names.append(f"{id}-{row}" if id in seen else id)
         seen.add(id)
     return pa.chunked_array([pa.array(names, pa.string())])
 
 
-SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(kB|MB|GB)")
-BYTES = {"kB": 10**3, "MB": 10**6, "GB": 10**9}
-PROBED = 100  # clips that are decoded to learn how large the audio of the others will be
-Source = Manifest | StreamedSplit
+def read_index(storage: Storage) -> Index:
+    """Read the index of a folder of shards.
+
+    Raises:
+        DataError: it is missing, or `sbkit prepare` did not write it.
+    """
+    content = storage.read(INDEX_FILE)
+    try:
+        values = json.loads(content)
+        if values.pop("format") != INDEX_FORMAT:
+            raise ValueError("another format")
+        index = Index(**values)
+        if type(index.sample_rate) is not int:
+            raise TypeError(f"its sample_rate is {index.sample_rate!r}")
+        return index
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise DataError(
+            f"{storage.file(INDEX_FILE)} is not an index of `sbkit prepare --shards` "
+            f"({str(error)[:100]}). Run that again."
+        ) from error
+
+
+def _read_table(storage: Storage, name: str) -> tuple[pa.Table, ShardFacts]:
+    content = storage.read(f"{name}.parquet")
+    try:
+        return read_shard_table(content)
+    except (OSError, ValueError, TypeError, LookupError) as error:
+        raise DataError(
+            f"{storage.file(name)}.parquet is damaged ({str(error)[:100]}). Copy it again, or "
+            "remove it and prepare the shards again: only missing ones are written."
+        ) from error
+
+
+# Writing
 
 
 @dataclass(frozen=True)
 class ShardOptions:
-    """How shards are made: audio at a rate (Hz) in a store, about so many bytes of it in each."""
+    """How shards are written: the audio's rate (Hz) and store, bytes of a shard, random order."""
 
     sample_rate: int
     store: str
@@ -207,10 +208,13 @@ class ShardOptions:
 
 @dataclass(frozen=True)
 class Unit:
-    """Rows that one process writes; ``parts`` yields them from a number of parts on.
+    """Rows that one process writes.
 
-    A shard is full after the part that brings it to the wanted size. The name begins those of the
-    unit's shards.
+    A shard is full after the part that brings it to the wanted size.
+
+    Attributes:
+        name: the start of the names of the unit's shards.
+        parts: yields manifests, from the part with a given index on.
     """
 
     name: str
@@ -218,13 +222,13 @@ class Unit:
 
 
 def parse_size(text: str) -> int:
-    """Return a number of bytes written as 1GB; raises SbkitError."""
-    found = SIZE.fullmatch(text)
-    size = int(float(found[1]) * BYTES[found[2]]) if found else 0
+    """Return a number of bytes written as 1GB; raises ConfigError."""
+    match = SIZE_PATTERN.fullmatch(text)
+    size = int(float(match[1]) * UNIT_BYTES[match[2]]) if match else 0
     if size <= 0:
-        raise SbkitError(
-            f"The size of a shard must be a number with its unit (kB, MB or GB), but is {text!r}. "
-            "Write 1GB, for example."
+        raise ConfigError(
+            f"The size of a shard must be a number and its unit (kB, MB or GB), such as 1GB, but "
+            f"is {text!r}. Correct it."
         )
     return size
 
@@ -232,47 +236,95 @@ def parse_size(text: str) -> int:
 def write_shards(
     storage: Storage,
     options: ShardOptions,
-    sources: Mapping[str, Source],
+    sources: Mapping[str, Manifest | RemoteTables],
     roles: Mapping[str, Sequence[str]],
 ) -> Index | None:
-    """Write what is missing of a corpus in shards; return its index, None where others still work.
+    """Write the missing shards of a corpus; return its index, None while others still work.
 
     Args:
-        storage: where to.
+        storage: the target.
         options: the audio's rate and store, the size of a shard, and the seed of the order.
         sources: the rows of each split.
         roles: the splits of train, valid and test.
 
     Raises:
-        SbkitError: the place cannot be written to, a disk is full, or more of a split is left out
-            than a run may do without.
+        DataError: the target cannot be written, a disk is full, or a split has too many unusable
+            rows.
+        ConfigError: the store keeps no audio.
     """
     if options.store == "none":
-        raise SbkitError(
-            f"`audio_store` of shards must be pcm or flac, but is {options.store}: they hold the "
-            "audio. Pass --audio_store=flac."
+        raise ConfigError(
+            "Shards contain the audio, so `audio_store` must be pcm or flac, but is none. Pass "
+            "--audio_store=flac."
         )
     with writing(storage.url), TemporaryDirectory() as folder:
         scratch = Path(folder)
         if storage.folder is not None:
             storage.folder.mkdir(parents=True, exist_ok=True)
         units = {
-            split: _stream_units(split, source, options, scratch)
-            if isinstance(source, StreamedSplit)
+            split: _table_units(split, source, options, scratch)
+            if isinstance(source, RemoteTables)
             else _manifest_units(split, source, options)
             for split, source in sources.items()
         }
-        every = [unit for some in units.values() for unit in some]
-        _write_units(storage, options, scratch, every)
+        _write_units(storage, options, scratch, [*chain.from_iterable(units.values())])
         return _finish(storage, options, units, roles)
+
+
+def _table_units(
+    split: str, tables: RemoteTables, options: ShardOptions, scratch: Path
+) -> list[Unit]:
+    """Return a unit for each remote table."""
+    return [
+        Unit(options.name(split, file, file_version(file)), partial(tables.read, file, scratch))
+        for file in tables.files
+    ]
+
+
+def _manifest_units(split: str, manifest: Manifest, options: ShardOptions) -> list[Unit]:
+    """Divide the clips of a manifest, in random order, into shards of about equal size.
+
+    The size of the audio is estimated from a sample of clips, so that every process comes to the
+    same division without decoding all.
+    """
+    order = np.random.default_rng(options.seed).permutation(len(manifest))
+    facts = [_file_facts(path) for path in manifest.paths]
+    probed = order[:PROBED_CLIPS].tolist()
+    paths = [manifest[row].path for row in probed]
+    decoding = decode_clips(paths, options.sample_rate, store=options.store)
+    decoded_bytes = sum(len(clip.audio) for clip in decoding if isinstance(clip.audio, bytes))
+    probed_bytes = sum(facts[row][0] for row in probed)
+    expected = sum(size for size, _ in facts) * decoded_bytes / max(1, probed_bytes)
+    num_shards = max(1, min(round(expected / options.shard_bytes), len(manifest)))
+    units = []
+    for number, rows in enumerate(np.array_split(order, num_shards)):
+        excluded = manifest.excluded if number == 0 else ()
+        part = replace(manifest.take(rows), excluded=excluded)
+        content = [*part.rows.to_pylist(), *part.columns.to_pylist()]
+        name = options.name(split, excluded, [facts[row] for row in rows.tolist()], content)
+        units.append(Unit(name, partial(_single_part, part)))
+    return units
+
+
+def _single_part(part: Manifest, start: int) -> Iterator[Manifest]:
+    return iter([part][start:])
+
+
+def _file_facts(path: str) -> tuple[int, int]:
+    """Return the size and time of change of a file, zeros if it cannot be reached."""
+    try:
+        status = os.stat(path)  # noqa: PTH116 - in half the time of Path.stat
+    except (OSError, ValueError):
+        return 0, 0
+    return status.st_size, status.st_mtime_ns
 
 
 def _write_units(
     storage: Storage, options: ShardOptions, scratch: Path, units: Sequence[Unit]
 ) -> None:
-    """Write what is missing of units, on a disk with locks whichever no other process writes."""
-    place, of = (0, 1) if storage.folder else share(os.environ)
-    with shown("writing shards", len(units[place::of])) as advance:
+    """Write missing units: on a disk with locks those that no process writes, else a share."""
+    index, processes = (0, 1) if storage.folder else work_share(os.environ)
+    with shown("writing shards", len(units[index::processes])) as advance:
 
         def write(unit: Unit) -> None:
             _write_unit(storage, options, scratch, unit)
@@ -281,136 +333,90 @@ def _write_units(
         if storage.folder is not None:
             share_work(storage.folder, [(unit.name, partial(write, unit)) for unit in units])
             return
-        for unit in units[place::of]:
+        for unit in units[index::processes]:
             write(unit)
 
 
-def _stream_units(
-    split: str, source: StreamedSplit, options: ShardOptions, scratch: Path
-) -> list[Unit]:
-    """Return a unit for each file of a split that is streamed."""
-    return [
-        Unit(options.name(split, file, file_state(file)), partial(source.read, file, scratch))
-        for file in source.files
-    ]
+def work_share(variables: Mapping[str, str]) -> tuple[int, int]:
+    """Return the index of this process and the number of processes, of SLURM's array or torchrun.
 
-
-def _manifest_units(split: str, manifest: Manifest, options: ShardOptions) -> list[Unit]:
-    """Divide the clips of a manifest, in random order, into shards of about equal size.
-
-    How much the audio takes is estimated from some clips, so that every process comes to the same
-    division without reading all.
+    Raises:
+        ConfigError: the variables are inconsistent.
     """
-    clips = Clips.of(manifest.clips)
-    order = np.random.default_rng(options.seed).permutation(len(clips))
-    facts = [_file_facts(path) for path in clips.paths]
-    probed = order[:PROBED].tolist()
-    paths = [clips[row].path for row in probed]
-    decoded = decode_clips(paths, options.sample_rate, store=options.store)
-    kept = sum(len(each.audio) for each in decoded if isinstance(each.audio, bytes))
-    read = sum(facts[row][0] for row in probed)
-    expected = sum(size for size, _ in facts) * kept / max(1, read)
-    shards = max(1, min(round(expected / options.shard_bytes), len(clips)))  # none without a clip
-    units = []
-    for number, chosen in enumerate(np.array_split(order, shards)):
-        some = clips.take(chosen)
-        part = Manifest(some, manifest.bad_rows if number == 0 else ())
-        content = [*some.own.to_pylist(), *some.columns.to_pylist()]
-        name = options.name(split, part.bad_rows, [facts[row] for row in chosen.tolist()], content)
-        units.append(Unit(name, partial(_from, [part])))
-    return units
-
-
-def _from(parts: Sequence[Manifest], start: int) -> Iterator[Manifest]:
-    return iter(parts[start:])
-
-
-def _file_facts(path: str) -> tuple[int, int]:
-    """Return the size and time of change of a file, zeros where it cannot be reached."""
+    array = {n: v for n, v in variables.items() if n.startswith("SLURM_ARRAY_TASK_")}
     try:
-        status = os.stat(path)  # noqa: PTH116 - in half the time of Path.stat
-    except (OSError, ValueError):
-        return 0, 0
-    return status.st_size, status.st_mtime_ns
+        if array:
+            first = int(array["SLURM_ARRAY_TASK_MIN"])
+            processes = int(array["SLURM_ARRAY_TASK_COUNT"])
+            step = int(array.get("SLURM_ARRAY_TASK_STEP", "1"))
+            index = (int(array["SLURM_ARRAY_TASK_ID"]) - first) // step
+        else:
+            index, processes = (
+                int(variables.get("RANK", "0")),
+                int(variables.get("WORLD_SIZE", "1")),
+            )
+        if index >= processes:
+            raise ValueError(f"number {index} of {processes}")
+    except (KeyError, ValueError) as error:
+        raise ConfigError(
+            "Processes that share the work need numbers without gaps, from SLURM_ARRAY_TASK_ID, "
+            f"_MIN and _COUNT, or from RANK and WORLD_SIZE, but this one has {error}. Write "
+            "--array=0-N, or unset them all."
+        ) from error
+    return index, processes
 
 
 def _write_unit(storage: Storage, options: ShardOptions, scratch: Path, unit: Unit) -> None:
-    """Write the shards of a unit, behind those that are there."""
-    there = list(_finished(storage, unit))
-    if there and there[-1].facts.last:
+    """Write the shards of a unit, after those that exist."""
+    shards = list(_finished(storage, unit))
+    if shards and shards[-1].facts.last:
         return
-    done = there[-1].facts.parts if there else 0
-    parts = unit.parts(done)
+    num_parts = shards[-1].facts.parts if shards else 0
+    parts = unit.parts(num_parts)
     part = next(parts, None)
-    for number in count(len(there)):
+    for number in count(len(shards)):
         with closing(ShardWriter(storage.folder or scratch)) as writer:
-            clips, left_out = list[Clips](), list[tuple[str, str, str]]()
+            written: list[Manifest] = []
+            left_out: list[tuple[str, str, str]] = []
             while part is not None and writer.bytes < options.shard_bytes:
-                some = Clips.of(part.clips)
-                paths = map(Path, some.paths)
-                kept, errors = writer.decode(
-                    some.ids, paths, options.sample_rate, store=options.store
-                )
-                clips.append(some.take(kept))
-                left_out += map(astuple, part.bad_rows)
-                left_out += [(some.ids[n], UNREADABLE, str(why)) for n, why in errors.items()]
-                part, done = next(parts, None), done + 1
-            joined, name = Clips.join(clips), f"{unit.name}-{number:03d}"
-            others = {free_name(n): joined.columns[n] for n in joined.columns.column_names}
-            columns = {"id": joined.own["id"], "sentence": joined.own["sentence"], **others}
-            last = part is None
-            writer.publish(storage, name, columns, left_out=left_out, parts=done, last=last)
+                ids, paths = part.ids, map(Path, part.paths)
+                rows, errors = writer.decode(ids, paths, options.sample_rate, store=options.store)
+                written.append(part.take(rows))
+                left_out += [(row.id, row.reason, row.detail) for row in part.excluded]
+                left_out += [(ids[row], UNREADABLE, str(error)) for row, error in errors.items()]
+                part, num_parts = next(parts, None), num_parts + 1
+            joined, name = Manifest.join(written), f"{unit.name}-{number:03d}"
+            columns = {"id": joined.rows["id"], "sentence": joined.rows["sentence"]}
+            for column in joined.columns.column_names:
+                columns[unreserved_name(column)] = joined.columns[column]
+            is_last = part is None
+            writer.publish(storage, name, columns, left_out=left_out, parts=num_parts, last=is_last)
             logger.info(f"{name}: {len(joined)} clips, {writer.bytes / 1e6:.1f} MB")
-        if last:
+        if is_last:
             return
 
 
-class Finished(NamedTuple):
-    """A shard that is there: its name, table and facts."""
+class FinishedShard(NamedTuple):
+    """A shard that was written: its name, table and facts."""
 
     name: str
     table: pa.Table
     facts: ShardFacts
 
 
-def _finished(storage: Storage, unit: Unit) -> Iterator[Finished]:
-    """Yield the shards of a unit that are there, from the first on."""
+def _finished(storage: Storage, unit: Unit) -> Iterator[FinishedShard]:
+    """Yield the shards of a unit up to the first missing one."""
     for number in count():
         name = f"{unit.name}-{number:03d}"
-        there, size = storage.sizes([f"{name}.parquet", f"{name}.arrow"])
-        if there is None:
+        table_bytes, audio_bytes = storage.sizes([f"{name}.parquet", f"{name}.arrow"])
+        if table_bytes is None:
             return
-        table, facts = open_table(storage, name)
-        if facts.bytes != (size or 0):
+        table, facts = _read_table(storage, name)
+        if facts.bytes != (audio_bytes or 0):
             return
-        yield Finished(name, table, facts)
+        yield FinishedShard(name, table, facts)
         if facts.last:
             return
-
-
-def share(variables: Mapping[str, str]) -> tuple[int, int]:
-    """Return which process this is and of how many, by SLURM's array or torchrun's ranks.
-
-    Raises:
-        SbkitError: the variables are not as these set them.
-    """
-    array = {n: v for n, v in variables.items() if n.startswith("SLURM_ARRAY_TASK_")}
-    try:
-        if array:
-            first, of = int(array["SLURM_ARRAY_TASK_MIN"]), int(array["SLURM_ARRAY_TASK_COUNT"])
-            step = int(array.get("SLURM_ARRAY_TASK_STEP", "1"))
-            place = (int(array["SLURM_ARRAY_TASK_ID"]) - first) // step
-        else:
-            place, of = int(variables.get("RANK", "0")), int(variables.get("WORLD_SIZE", "1"))
-        if place >= of:
-            raise ValueError(f"number {place} of {of}")
-    except (KeyError, ValueError) as error:
-        raise SbkitError(
-            "The processes that share the work must have numbers without gaps, by "
-            "SLURM_ARRAY_TASK_ID, _MIN and _COUNT, or by RANK and WORLD_SIZE, but this one has "
-            f"{error}. Write --array=0-N, or unset them all."
-        ) from error
-    return place, of
 
 
 def _finish(
@@ -419,28 +425,32 @@ def _finish(
     units: Mapping[str, Sequence[Unit]],
     roles: Mapping[str, Sequence[str]],
 ) -> Index | None:
-    """Write the index where all shards are there; raises SbkitError where much is left out."""
-    splits = dict[str, list[str]]()
-    for split, some in units.items():
-        shards = list[Finished]()
-        for unit in some:
-            shards += _finished(storage, unit)
-            if not shards or not shards[-1].name.startswith(unit.name) or not shards[-1].facts.last:
-                logger.info("Other processes still write; the last one writes the index.")
+    """Write the index if all shards exist; raises DataError if too many rows are unusable."""
+    names: dict[str, list[str]] = {}
+    for split, split_units in units.items():
+        shards: list[FinishedShard] = []
+        for unit in split_units:
+            unit_shards = list(_finished(storage, unit))
+            if not unit_shards or not unit_shards[-1].facts.last:
+                logger.info("Other processes are still writing; the last one writes the index.")
                 return None
-        splits[split] = [shard.name for shard in shards]
-        lost = [Excluded(split, *each) for shard in shards for each in shard.facts.left_out]
-        clips = sum(len(shard.table) for shard in shards)
-        check_loss(split, lost, clips + len(lost))
+            shards += unit_shards
+        names[split] = [shard.name for shard in shards]
+        lost = [
+            replace(Excluded(*row), split=split) for shard in shards for row in shard.facts.left_out
+        ]
+        num_clips = sum(len(shard.table) for shard in shards)
+        check_loss(split, lost, num_clips + len(lost))
         samples = sum(pc.sum(shard.table["samples"]).as_py() or 0 for shard in shards)
         hours = samples / options.sample_rate / 3600
-        logger.info(f"{split}: {clips} clips, {hours:.2f} h, {plural(len(shards), 'shard')}")
-        for reason, number in Counter(each.reason for each in lost).items():
+        logger.info(f"{split}: {num_clips} clips, {hours:.2f} h, {plural(len(shards), 'shard')}")
+        for reason, number in Counter(row.reason for row in lost).items():
             logger.info(f"{split}: {number} left out, {reason}")
-    index = Index(options.sample_rate, roles, splits)
+    index = Index(options.sample_rate, roles, names)
     folder = storage.folder
-    with claimed(folder, INDEX, wait=True) if folder else nullcontext():
-        write_index(storage, index)
+    with claimed(folder, INDEX_FILE, wait=True) if folder else nullcontext():
+        text = json.dumps({"format": INDEX_FORMAT, **asdict(index)}, indent=1, ensure_ascii=False)
+        storage.write(INDEX_FILE, text.encode())
         if folder:
             remove_leftovers(folder)
     return index

@@ -1,14 +1,14 @@
-"""Tables: CSV, TSV and JSON Lines, as columns of texts."""
+"""Tables of clips, CSV, TSV or JSON Lines: read as columns of text, then as a manifest."""
 
 import csv
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice, repeat
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -16,66 +16,94 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv as arrow_csv
 
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import DataError
 from sbkit.base.messages import listed
-from sbkit.data.manifest import BadRow, Clips, Manifest, open_names
+from sbkit.data.manifest import Excluded, Manifest, rename_columns
 
 PATH_COLUMNS = (
     *("path", "audio", "audio_filepath", "audio_path", "wav", "file", "filename"),
     *("file_name", "audio_file"),
 )
 TEXT_COLUMNS = ("sentence", "text", "transcript", "transcription", "txt")
-SHOWN = 30  # columns named in a message
+ID_COLUMNS = ("id", "utt_id", "utterance_id", "key")
+MAX_LISTED_COLUMNS = 30  # in an error
 DELIMITERS = "\t,;|"
 BLOCK_BYTES = 1 << 24  # at least the longest row
-ROWS_AT_ONCE = 50_000
+BATCH_ROWS = 50_000  # of JSON Lines
+RELATIVE_PATH = r"^\w[\w-]*(?:[./]\w[\w-]*)*\.\w+$"  # of a file below a folder
+NOT_STEM = r"^.*/|\.\w+$"  # the folder and the extension of such a path
+
+LineNumbers = npt.NDArray[np.int64] | Sequence[int]
 
 
 @dataclass(frozen=True)
 class Table:
-    """The rows of one file as texts, null where a row has no such field.
+    """The rows of one file as text, null where a row lacks a field.
 
-    numbers: of the rows, 1 for the first line; bad_rows: what is no row.
+    Attributes:
+        file: relative paths are relative to its folder.
+        rows: a column of text for each field.
+        lines: the line of each row, 1 for the first line of the file.
+        excluded: lines that are not rows.
     """
 
     file: Path
     rows: pa.Table
-    numbers: Sequence[int] | npt.NDArray[np.int64]
-    bad_rows: Sequence[BadRow] = ()
+    lines: LineNumbers
+    excluded: Sequence[Excluded] = ()
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """Which columns of a table describe clips.
+
+    Attributes:
+        path_column: the audio file; None takes the first usual name.
+        text_column: the transcript; None takes the first usual name, False reads none.
+        language: spoken in the clips, "" if unknown; fills the column ``language``.
+    """
+
+    path_column: str | None = None
+    text_column: str | Literal[False] | None = None
+    language: str = ""
+
+    @classmethod
+    def from_knobs(cls, knobs: Mapping[str, Any], language: str = "") -> Self:
+        """Take the names of the columns from the knobs."""
+        return cls(knobs.get("path_column"), knobs.get("text_column"), language)
 
 
 def join_tables(parts: Iterable[Table], file: Path) -> Table:
-    """Return the rows of all parts of a file; in JSON Lines, not all have all columns."""
-    read = list(parts)
-    rows = [part.rows for part in read if part.rows.column_names]
+    """Return the rows of all parts of a file; in JSON Lines, columns differ between parts."""
+    tables = list(parts)
+    rows = [table.rows for table in tables if table.rows.column_names]
     return Table(
         file,
         pa.concat_tables(rows, promote_options="default") if rows else pa.table({}),
-        np.concatenate([part.numbers for part in read] or [[]]).astype(np.int64),
-        [bad for part in read for bad in part.bad_rows],
+        np.concatenate([table.lines for table in tables] or [[]]).astype(np.int64),
+        [row for table in tables for row in table.excluded],
     )
 
 
 def read_table(file: Path) -> Table:
-    """Read a table; its content shows its kind: JSON Lines begin with a brace.
+    """Read a table of any form.
 
-    The first line of any other names the columns, and shows the delimiter: a tab, comma, semicolon
-    or vertical bar. In a table with tabs quotes are plain characters, as in Common Voice; in others
-    they enclose a field, as in CSV.
+    JSON Lines start with a brace. The first line of other tables names the columns and shows the
+    delimiter: a tab, comma, semicolon or vertical bar. With tabs, quotes are plain characters, as
+    in Common Voice; otherwise they enclose a field, as in CSV.
 
     Raises:
-        SbkitError: the file is missing, empty, not UTF-8, not a table or has no row.
+        DataError: the file is missing, empty, not UTF-8, not a table or has no row.
     """
     if not file.is_file():
-        raise SbkitError(f"A manifest must be a file of text, but {file} is none. Check its path.")
+        raise DataError(f"{file} is not a file. Check the path of the manifest.")
     try:
         with file.open(encoding="utf-8-sig") as lines:
             numbered = enumerate(lines, start=1)
-            number, first = next((each for each in numbered if each[1].strip("\t,;| \n")), (0, ""))
+            filled = ((number, line) for number, line in numbered if line.strip("\t,;| \n"))
+            number, first = next(filled, (0, ""))
             if not first:
-                raise SbkitError(
-                    f"{file} must list clips, but is empty. Write one row for each clip."
-                )
+                raise DataError(f"{file} is empty. Write one row for each clip.")
             if first.lstrip()[0] not in "[{":
                 return _read_delimited(file, first.rstrip("\n"), number)
             lines.seek(0)
@@ -83,112 +111,82 @@ def read_table(file: Path) -> Table:
     except UnicodeDecodeError as error:
         raise _wrong_encoding(file, error) from error
     if not table.rows.column_names:
-        fault = table.bad_rows[0].detail if table.bad_rows else "it is empty"
-        raise SbkitError(
-            f"{file} must be JSON Lines, one object on each line, but line 1 is none ({fault}). "
-            "Correct it."
+        fault = table.excluded[0].detail if table.excluded else "it is empty"
+        raise DataError(
+            f"{file} looks like JSON Lines, which have one object on each line, but line 1 is not "
+            f"an object ({fault}). Correct it."
         )
     return table
 
 
-def find_column(table: Table, named: str | None, usual: Sequence[str], knob: str) -> str:
-    """Return the column that the knob names or, where it is null, the first with a usual name.
-
-    Upper and lower case are the same.
-
-    Raises:
-        SbkitError: there is no such column.
-    """
-    columns, names = table.rows.column_names, [named] if named else usual
-    lower = {column.lower(): column for column in columns}
-    found = next((lower[name.lower()] for name in names if name.lower() in lower), "")
-    if found:
-        return found
-    raise SbkitError(
-        f"The first line of {table.file} must name one of the columns {', '.join(names)}, but "
-        f"names {listed(columns, max_names=SHOWN)}. Name another column with --{knob}, or add "
-        "the line."
-        + " For data without transcripts, pass --text_column=False."
-        * (knob == "text_column")
+def _wrong_encoding(file: Path, error: Exception) -> DataError:
+    return DataError(
+        f"{file} is not UTF-8 text ({error}). Convert it: iconv -f LATIN1 -t UTF-8 {file.name} > "
+        f"new.{file.name} (or -f UTF-16)"
     )
 
 
-def find_text_column(table: Table, text_column: str | Literal[False] | None) -> str:
-    """Return the column of the transcripts, "" where the knob ``text_column`` is False: none.
-
-    Raises:
-        SbkitError: there is no such column.
-    """
-    if text_column is False:
-        return ""
-    return find_column(table, text_column, TEXT_COLUMNS, "text_column")
-
-
-def _wrong_encoding(file: Path, error: Exception) -> SbkitError:
-    return SbkitError(
-        f"{file} must be UTF-8 text, but is not ({error}). Save it as UTF-8: "
-        f"iconv -f LATIN1 -t UTF-8 {file.name} > new.{file.name} (-f UTF-16 where it is that)"
+def _read_delimited(file: Path, first: str, header: int) -> Table:
+    """Read a table whose header is ``first``, on line ``header``."""
+    delimiter = max(
+        DELIMITERS, key=lambda character: (character == "\t" in first, first.count(character))
     )
-
-
-def _read_delimited(file: Path, first: str, number: int) -> Table:
-    """Read a table whose header is the line of a number."""
-    delimiter = max(DELIMITERS, key=lambda each: (each == "\t" in first, first.count(each)))
     is_quoted = delimiter != "\t"
-    (header,) = csv.reader([first], delimiter=delimiter) if is_quoted else [first.split("\t")]
-    names = [name.strip() for name in header]
-    twice = [name for name, count in Counter(map(str.lower, names)).items() if name and count > 1]
-    if twice:
-        raise SbkitError(
-            f"The first line of {file} must name the columns, each by another name, but "
-            f"{twice[0]} comes twice. Rename one of them, or add that line."
+    (fields,) = csv.reader([first], delimiter=delimiter) if is_quoted else [first.split("\t")]
+    names = [name.strip() for name in fields]
+    counts = Counter(name.lower() for name in names if name)
+    if counts.total() > len(counts):
+        name = counts.most_common(1)[0][0]
+        raise DataError(
+            f"The header of {file} names the column {name} twice. Rename one of the two; if the "
+            "first line is a row, add a header."
         )
-    table, invalid = _parse(file, delimiter, len(names), number)
-    bad = [
-        BadRow(
+    table, invalid = _parse(file, delimiter, len(names), header)
+    excluded = [
+        Excluded(
             f"row {row.number}",
             "wrong number of fields",
             f"{row.actual_columns} instead of {row.expected_columns}",
         )
         for row in invalid
-        if row.text.strip()  # a line of spaces is no row
+        if row.text.strip()  # a line of spaces is not a row
     ]
-    if not len(table) and not bad:
-        raise SbkitError(f"{file} must list at least one clip, but has only a header. Add rows.")
-    numbers = np.arange(number + 1, number + 1 + len(table) + len(invalid))
-    named = table.rename_columns([name or f"{place} " for place, name in enumerate(names)])
+    if not len(table) and not excluded:
+        raise DataError(f"{file} has a header but no rows. Write one row for each clip.")
+    lines = np.arange(header + 1, header + 1 + len(table) + len(invalid))
+    named = table.rename_columns([name or f"{index} " for index, name in enumerate(names)])
     return Table(
         file,
         named.select([name for name in names if name]),
-        np.setdiff1d(numbers, [row.number for row in invalid]) if invalid else numbers,
-        bad,
+        np.setdiff1d(lines, [row.number for row in invalid]) if invalid else lines,
+        excluded,
     )
 
 
 def _parse(
-    file: Path, delimiter: str, count: int, header: int
+    file: Path, delimiter: str, num_columns: int, header: int
 ) -> tuple[pa.Table, list[arrow_csv.InvalidRow]]:
-    """Read the rows below the header as texts, and those of another number of fields."""
-    invalid = list[arrow_csv.InvalidRow]()
+    """Read the rows below the header as text, and those with a wrong number of fields."""
+    invalid: list[arrow_csv.InvalidRow] = []
 
-    def note(row: arrow_csv.InvalidRow) -> str:
+    def skip(row: arrow_csv.InvalidRow) -> str:
         invalid.append(row)
         return "skip"
 
-    names = [str(place) for place in range(count)]
+    names = [str(index) for index in range(num_columns)]
     read = arrow_csv.ReadOptions(column_names=names, skip_rows=header, block_size=BLOCK_BYTES)
     is_quoted = delimiter != "\t"
     parse = arrow_csv.ParseOptions(
         delimiter=delimiter,
         quote_char='"' if is_quoted else False,
         newlines_in_values=is_quoted,
-        invalid_row_handler=note,
+        invalid_row_handler=skip,
     )
-    texts = dict.fromkeys(names, pa.string())
-    convert = arrow_csv.ConvertOptions(column_types=texts, strings_can_be_null=False)
+    text = dict.fromkeys(names, pa.string())
+    convert = arrow_csv.ConvertOptions(column_types=text, strings_can_be_null=False)
     try:
         table = arrow_csv.read_csv(file, read, parse, convert)
-        if invalid:  # once more: threads give rows no numbers
+        if invalid:  # again without threads, which do not number rows
             invalid.clear()
             read.use_threads = False
             table = arrow_csv.read_csv(file, read, parse, convert)
@@ -196,88 +194,94 @@ def _parse(
     except pa.ArrowInvalid as error:
         if "UTF8" in str(error):
             raise _wrong_encoding(file, error) from error
-        raise SbkitError(
-            f"{file} must be a table, but cannot be read ({error}). Correct it."
-        ) from error
+        raise DataError(f"{file} cannot be read as a table: {error}. Correct it.") from error
 
 
-def read_objects(file: Path, lines: Iterable[str], at_once: int = ROWS_AT_ONCE) -> Iterator[Table]:
-    """Read JSON Lines, some at a time: an object on each line, whose values become texts."""
+def read_objects(file: Path, lines: Iterable[str], batch_rows: int = BATCH_ROWS) -> Iterator[Table]:
+    """Read JSON Lines in batches: an object on each line, whose values become text."""
     numbered = enumerate(lines, start=1)
-    while some := list(islice(numbered, at_once)):
-        numbers, rows, bad = list[int](), list[dict[str, str]](), list[BadRow]()
-        for number, line in some:
+    while batch := list(islice(numbered, batch_rows)):
+        numbers: list[int] = []
+        rows: list[dict[str, str]] = []
+        excluded: list[Excluded] = []
+        for number, line in batch:
             if not line.strip():
                 continue
             try:
-                values: Any = json.loads(line) or None  # an object without a key is none
-                rows.append({name.strip(): _as_text(value) for name, value in values.items()})
+                values: Any = json.loads(line) or None  # an object without keys is not a row
+                rows.append({name.strip(): _to_text(value) for name, value in values.items()})
                 numbers.append(number)
             except (ValueError, AttributeError) as error:
-                bad.append(BadRow(f"row {number}", "not a JSON object", str(error)))
+                excluded.append(Excluded(f"row {number}", "not a JSON object", str(error)))
         names = dict.fromkeys(name for row in rows for name in row)
         columns = {name: pa.array([row.get(name) for row in rows], pa.string()) for name in names}
-        yield Table(file, pa.table(columns), numbers, bad)
+        yield Table(file, pa.table(columns), numbers, excluded)
 
 
-def _as_text(value: object) -> str:
+def _to_text(value: object) -> str:
     if value is None:
         return ""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-ID_COLUMNS = ("id", "utt_id", "utterance_id", "key")
-
-PLAIN = r"^\w[\w-]*(?:[./]\w[\w-]*)*\.\w+$"  # the name of a file below a folder
-NOT_STEM = r"^.*/|\.\w+$"  # what such a name has beside its stem
-
-TextColumn = str | Literal[False] | None
-Located = str | tuple[str, str]  # a path, or the reason and the detail why there is none
-
-
-def read_rows(
+def to_manifest(
     table: Table,
-    path_column: str | None,
-    text_column: TextColumn,
-    language: str,
-    find: Callable[[str], Located],
+    options: TableOptions,
+    find_audio: Callable[[str], str | Excluded],
     folder: Path | None = None,
 ) -> Manifest:
     """Make clips of the rows of a table.
 
     Args:
-        table: rows as texts.
-        path_column: as `read_manifests` takes it.
-        text_column: likewise.
-        language: likewise.
-        find: returns the file that a name in the column of the paths means.
-        folder: in which `find` looks for plain names; a table that has no others is read by whole
-            columns, three times as fast. None: `find` is asked for all.
+        table: rows as text.
+        options: the names of the columns.
+        find_audio: returns the file for an entry of the path column, or why there is none.
+        folder: where `find_audio` looks for plain relative paths. A table with only such paths is
+            read by whole columns, three times as fast. None: `find_audio` is called for each row.
 
     Raises:
-        SbkitError: the table lacks a column.
+        DataError: the table lacks a column.
     """
-    path = find_column(table, path_column, PATH_COLUMNS, "path_column")
-    text = find_text_column(table, text_column)
+    path = _find_column(table, options.path_column, PATH_COLUMNS, "path_column")
+    text = ""
+    if options.text_column is not False:
+        text = _find_column(table, options.text_column, TEXT_COLUMNS, "text_column")
     lower = {column.lower(): column for column in table.rows.column_names}
     id = next((lower[name] for name in ID_COLUMNS if name in lower), "")
-    rows, bad, own = table.rows, [*table.bad_rows], dict[str, pa.Array]()
+    rows, excluded, clips = table.rows, [*table.excluded], dict[str, pa.Array]()
     if folder and not id and "offset" not in rows.column_names:
-        own = _plain_clips(rows[path].fill_null(""), folder)
-    if not own:
-        own, rows = _find_clips(table, (path, id, "offset"), find, bad)
+        clips = _relative_clips(rows[path].fill_null(""), folder)
+    if not clips:
+        clips, rows = _find_clips(table, (path, id, "offset"), find_audio, excluded)
     sentences = rows[text].fill_null("") if text else pa.array([""] * len(rows), pa.string())
-    columns = {
-        new: rows[old] for old, new in open_names(rows.column_names, (path, text, id)).items()
-    }
-    spoken = columns.get("language", pa.nulls(len(rows), pa.string()))
-    columns["language"] = spoken.fill_null(language)
-    return Manifest(Clips(pa.table({**own, "sentence": sentences}), pa.table(columns)), tuple(bad))
+    names = rename_columns(rows.column_names, (path, text, id))
+    columns = {new: rows[old] for old, new in names.items()}
+    languages = columns.get("language", pa.nulls(len(rows), pa.string()))
+    columns["language"] = languages.fill_null(options.language)
+    clips["sentence"] = sentences
+    return Manifest(pa.table(clips), pa.table(columns), tuple(excluded))
 
 
-def _plain_clips(names: pa.ChunkedArray, folder: Path) -> dict[str, pa.Array]:
-    """Return the ids and paths of files below a folder, none where a name is not plain."""
-    if not pc.all(pc.match_substring_regex(names, PLAIN)).as_py():
+def _find_column(table: Table, name: str | None, usual: Sequence[str], knob: str) -> str:
+    """Return the column that the knob names, or the first with a usual name; ignore case."""
+    columns: list[str] = table.rows.column_names
+    names = [name] if name else usual
+    lower = {column.lower(): column for column in columns}
+    for candidate in names:
+        if candidate.lower() in lower:
+            return lower[candidate.lower()]
+    raise DataError(
+        f"{table.file} has none of the columns {', '.join(names)}; its first line names "
+        f"{listed(columns, max_names=MAX_LISTED_COLUMNS)}. Name another column with --{knob}, or "
+        "add a header."
+        + " For data without transcripts, pass --text_column=False."
+        * (knob == "text_column")
+    )
+
+
+def _relative_clips(names: pa.ChunkedArray, folder: Path) -> dict[str, pa.Array]:
+    """Return the ids and paths of files below a folder, or {} if a name is not that simple."""
+    if not pc.all(pc.match_substring_regex(names, RELATIVE_PATH)).as_py():
         return {}
     base, slash = pa.scalar(os.fsencode(folder), pa.binary()), pa.scalar(b"/", pa.binary())
     paths = pc.binary_join_element_wise(base, names.cast(pa.binary()), slash)
@@ -285,47 +289,52 @@ def _plain_clips(names: pa.ChunkedArray, folder: Path) -> dict[str, pa.Array]:
 
 
 def _find_clips(
-    table: Table, names: Sequence[str], find: Callable[[str], Located], bad: list[BadRow]
+    table: Table,
+    columns: Sequence[str],
+    find_audio: Callable[[str], str | Excluded],
+    excluded: list[Excluded],
 ) -> tuple[dict[str, pa.Array], pa.Table]:
-    """Return the ids and paths of a table's clips, and their rows; note the ``bad`` ones.
+    """Return the ids and paths of a table's clips, and their rows; extend ``excluded``.
 
-    names: of the columns of the path, the id and the offset.
+    columns: of the path, the id and the offset.
     """
-    kept, ids, paths = list[int](), list[str](), list[bytes]()
-    values = (_values(table, column) for column in names)
-    for place, (name, utterance, offset) in enumerate(zip(*values, strict=False)):
-        file = (
-            ("a part of a longer file", f"offset {offset} of {name}")
-            if offset.strip(" 0.")  # NeMo's, in seconds: whole files are read
-            else find(name.strip())
-        )
-        if isinstance(file, tuple):
-            bad.append(BadRow(f"row {table.numbers[place]}", *file))
+    indices: list[int] = []
+    ids: list[str] = []
+    paths: list[bytes] = []
+    fields = (_read_column(table, column) for column in columns)
+    for index, (name, id, offset) in enumerate(zip(*fields, strict=False)):
+        if offset.strip(" 0."):  # NeMo's, in seconds: only whole files are read
+            detail = f"offset {offset} of {name}"
+            file: str | Excluded = Excluded("", "a part of a longer file", detail)
+        else:
+            file = find_audio(name.strip())
+        if isinstance(file, Excluded):
+            excluded.append(replace(file, id=f"row {table.lines[index]}"))
             continue
-        kept.append(place)
+        indices.append(index)
         base = file.rpartition("/")[2]  # a Path takes ten times as long
-        ids.append(utterance.strip() or base.rpartition(".")[0] or base)
+        ids.append(id.strip() or base.rpartition(".")[0] or base)
         paths.append(os.fsencode(file))
-    rows = table.rows if len(kept) == len(table.rows) else table.rows.take(pa.array(kept, "int64"))
+    rows = table.rows
+    if len(indices) < len(rows):
+        rows = rows.take(pa.array(indices, "int64"))
     return {"id": pa.array(ids, pa.string()), "path": pa.array(paths, pa.binary())}, rows
 
 
-def _values(table: Table, column: str) -> Iterable[str]:
-    """Return the texts of a column, or of none."""
-    return (
-        table.rows[column].fill_null("").to_pylist()
-        if column in table.rows.column_names
-        else repeat("")
-    )
+def _read_column(table: Table, column: str) -> Iterable[str]:
+    if column not in table.rows.column_names:
+        return repeat("")
+    texts: list[str] = table.rows[column].fill_null("").to_pylist()
+    return texts
 
 
-def locate(folder: Path, name: str) -> Located:
-    """Return the path that a name in a manifest means, relative to its folder."""
+def locate(folder: Path, name: str) -> str | Excluded:
+    """Return the path that a manifest in ``folder`` means by a name."""
     name = name.removeprefix("file://")
     if not name:
-        return "no path", "the field of the path is empty"
+        return Excluded("", "no path", "the field of the path is empty")
     if "://" in name:
-        return "not a file on this machine", name
+        return Excluded("", "not a file on this machine", name)
     if name.startswith("~/"):
         return str(Path(name).expanduser())
     return name if name.startswith("/") else f"{folder}/{name}"

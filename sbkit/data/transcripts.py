@@ -1,4 +1,4 @@
-"""What the losses need to know of every transcript of a split, read once and without its audio."""
+"""Lengths and labels of all transcripts of a split, read once and without its audio."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass, fields
@@ -12,20 +12,20 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sbkit.base.units import at_speed
-from sbkit.data.splits import count_characters, take_columns
+from sbkit.data.splits import take_columns
 from sbkit.decoding.alignment import frames_needed
 from sbkit.models.subsampling import Subsampling
 from sbkit.text.vocabulary import Vocabulary
 
-ROWS_AT_ONCE = 10_000
+BATCH_ROWS = 10_000
 
 Counts = npt.NDArray[np.int64]
-Marks = npt.NDArray[np.bool_]
+Mask = npt.NDArray[np.bool_]
 
 
 @runtime_checkable
 class TextLabels(Hashable, Protocol):
-    """What turns the text of an utterance into ids of a vocabulary, as a tokenizer does."""
+    """Turns the text of an utterance into ids of a vocabulary, as a tokenizer does."""
 
     vocabulary: Vocabulary
 
@@ -35,66 +35,63 @@ class TextLabels(Hashable, Protocol):
 
 @dataclass(frozen=True)
 class Transcripts:
-    """Columns with an entry per row of a split.
+    """Columns with an entry for each row of a split.
 
-    samples: of audio; characters, labels: of the text and its labels; frames_needed: by CTC, a
-    frame for each label, and one more between two that are equal; refused: holds a label that no
-    loss may see; unknown: holds the unknown label. alphabet: all characters of the split.
+    Attributes:
+        samples: of the audio.
+        characters, labels: of the text, as numbers.
+        frames_needed: a frame for each label, and a blank between two that are equal.
+        refused: contains an id that no loss accepts.
+        unknown: contains the unknown label.
     """
 
     samples: Counts
     characters: Counts
     labels: Counts
     frames_needed: Counts
-    refused: Marks
-    unknown: Marks
-    alphabet: frozenset[str]
+    refused: Mask
+    unknown: Mask
 
-    def lacking(self, subsampling: Subsampling, percent: int = 100) -> Counts:
-        """Find the rows with too few frames, at a speed, for any alignment of CTC."""
+    def too_short(self, subsampling: Subsampling, percent: int = 100) -> Counts:
+        """Return the rows with too few frames, at a speed in percent, for any alignment of CTC."""
         return np.flatnonzero(self.frames(subsampling, percent) < self.frames_needed)
 
     def frames(self, subsampling: Subsampling, percent: int = 100) -> Counts:
-        """Count the frames that the front-end leaves at a speed."""
+        """Count the frames after the front-end, at a speed in percent."""
         return subsampling.count(at_speed(self.samples, percent))
 
 
-@lru_cache(maxsize=32)  # checks, and then the loaders, ask for those of every split
+@lru_cache(maxsize=32)  # the checks and then the loaders read every split
 def read_transcripts(split: datasets.Dataset, tokenizer: TextLabels) -> Transcripts:
     """Tokenize all texts of a split; a million of 50 characters take about ten seconds."""
     columns = take_columns(split, "samples", "text")
-    starts = range(0, max(1, len(split)), ROWS_AT_ONCE)
-    return _join([_read(columns.slice(start, ROWS_AT_ONCE), tokenizer) for start in starts])
-
-
-def _read(table: pa.Table, tokenizer: TextLabels) -> Transcripts:
-    texts: list[str] = table["text"].to_pylist()
-    encoded = list(map(tokenizer.encode, texts))
-    counts = _lengths(encoded)
-    labels = np.fromiter(chain.from_iterable(encoded), np.int64, counts.sum())
-    rows = np.repeat(np.arange(len(texts)), counts)
-
-    def count(marked: Marks, of: Counts) -> Counts:
-        return np.bincount(of[marked], minlength=len(texts))
-
-    space = tokenizer.vocabulary
-    refused = (labels < 0) | (labels >= space.size) | (labels == space.blank)
+    starts = range(0, max(1, len(split)), BATCH_ROWS)
+    batches = [_tokenize(columns.slice(start, BATCH_ROWS), tokenizer) for start in starts]
     return Transcripts(
-        samples=table["samples"].to_numpy(),
-        characters=_lengths(texts),
-        labels=counts,
-        frames_needed=frames_needed(labels, counts),
-        refused=count(refused, rows) > 0,
-        unknown=count(labels == space.unk, rows) > 0,
-        alphabet=frozenset(count_characters([texts])),
+        *(
+            np.concatenate([getattr(batch, field.name) for batch in batches])
+            for field in fields(Transcripts)
+        )
     )
 
 
-def _lengths(values: list[str] | list[list[int]]) -> Counts:
-    return np.fromiter(map(len, values), np.int64, len(values))
+def _tokenize(table: pa.Table, tokenizer: TextLabels) -> Transcripts:
+    texts: list[str] = table["text"].to_pylist()
+    encoded = [tokenizer.encode(text) for text in texts]
+    counts = np.fromiter(map(len, encoded), np.int64, len(texts))
+    labels = np.fromiter(chain.from_iterable(encoded), np.int64, counts.sum())
+    rows = np.repeat(np.arange(len(texts)), counts)
+    vocabulary = tokenizer.vocabulary
+    is_refused = (labels < 0) | (labels >= vocabulary.size) | (labels == vocabulary.blank)
 
+    def rows_with(mask: Mask) -> Mask:
+        return np.bincount(rows[mask], minlength=len(texts)) > 0
 
-def _join(parts: list[Transcripts]) -> Transcripts:
-    names = [field.name for field in fields(Transcripts) if field.name != "alphabet"]
-    columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
-    return Transcripts(**columns, alphabet=frozenset().union(*(part.alphabet for part in parts)))
+    return Transcripts(
+        samples=table["samples"].to_numpy(),
+        characters=np.fromiter(map(len, texts), np.int64, len(texts)),
+        labels=counts,
+        frames_needed=frames_needed(labels, counts),
+        refused=rows_with(is_refused),
+        unknown=rows_with(labels == vocabulary.unk),
+    )

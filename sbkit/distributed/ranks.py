@@ -1,4 +1,4 @@
-"""Ranks: how they meet, how many there are, and the collective operations on them."""
+"""The ranks of a run: their process group, and collective operations."""
 
 import ctypes
 import gc
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from importlib import import_module
-from typing import Any
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,24 +19,26 @@ from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
-from sbkit.base.errors import BAD_INPUT, SbkitError
+from sbkit.base.errors import BAD_INPUT, DeviceError
 from sbkit.base.process import OTHER_RANKS_DELAY, exit_code
 from sbkit.base.torch_internals import abort_process_group
 
-TIMEOUT = "SBKIT_RENDEZVOUS_SECONDS"
-# Once together, a rank may wait for hours while another prepares the data; a rank that hangs in
-# training is found by its heartbeat.
-TOGETHER = timedelta(hours=24)
+TIMEOUT_VARIABLE = "SBKIT_RENDEZVOUS_SECONDS"
+# A rank may wait for hours while another prepares the data; the heartbeat of a rank tells whether
+# it hangs in training.
+GROUP_TIMEOUT = timedelta(hours=24)
 BACKENDS = {"cuda": "cpu:gloo,cuda:nccl", "xpu": "cpu:gloo,xpu:xccl"}  # objects travel by the CPU
-LOOK_AGAIN = 0.1  # seconds
+POLL_SECONDS = 0.1
+
+T = TypeVar("T")
 
 _is_single = False
-_store: Store | None = None  # where the processes have met
-_turns = 0  # of the main rank that the others have waited for
+_store: Store | None = None  # of the rendezvous
+_num_turns = 0  # of the main rank, which the others have waited for
 
 
 def rank() -> int:
-    """Return this process's rank; 0 for a single process."""
+    """Return the rank of this process; 0 for a single process."""
     return dist.get_rank() if dist.is_initialized() and not _is_single else 0
 
 
@@ -47,18 +49,18 @@ def world_size() -> int:
 
 @contextmanager
 def single_rank() -> Iterator[None]:
-    """Let this rank be the only one inside, while the others wait for it elsewhere."""
+    """Make this rank a run of its own, while the others wait for it elsewhere."""
     global _is_single
-    before, _is_single = _is_single, True
+    was_single, _is_single = _is_single, True
     try:
         yield
     finally:
-        _is_single = before
+        _is_single = was_single
 
 
 @contextmanager
 def process_group(device: torch.device) -> Iterator[None]:
-    """Join torchrun's other processes, if there are any, and leave the group at the end.
+    """Join the other processes of torchrun, if any, and leave the group at the end.
 
     After an error the group is aborted: NCCL would wait for ranks that never come.
     """
@@ -66,75 +68,76 @@ def process_group(device: torch.device) -> Iterator[None]:
     if "RANK" not in os.environ and os.environ.get("WORLD_SIZE", "1") == "1":
         yield
         return
-    # Imported before there is a group: its functions keep the group of their import as a default
-    # argument (and DDP imports it), so gloo's threads would outlive the group and race with the
-    # interpreter's end: "terminate called without an active exception", now and then.
+    # Imported before the group exists: its functions keep the group at import as a default argument
+    # (and DDP imports it), so gloo's threads would outlive the group and race with the end of the
+    # interpreter: "terminate called without an active exception", now and then.
     import_module("torch.distributed.nn")
 
     leave: Callable[[], object] = dist.destroy_process_group
     _store = _join(device)
     try:
         yield
-    except (Exception, KeyboardInterrupt):  # not where all leave: one may still be saving
+    except (Exception, KeyboardInterrupt):  # not SystemExit of all ranks: one may still be saving
         leave = abort_process_group
         raise
     finally:
         _take_group_from_reducers()
-        gc.collect()  # what is in a cycle would hold the group too
+        gc.collect()  # cycles hold the group, too
         _store = None
         leave()
 
 
 def _join(device: torch.device) -> Store:
-    """Meet the other processes, form a group with them, and return the store that they met in.
+    """Form a group with the other processes, and return the store of the rendezvous.
 
-    Raises SbkitError when they do not all come in time.
+    Raises:
+        DeviceError: not all of them come in time.
     """
-    if sys.platform == "linux":  # a killed agent of torchrun would leave its ranks training on
+    if sys.platform == "linux":  # the ranks of a killed torchrun agent would train on
         set_parent_death_signal = 1  # of linux/prctl.h
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
-    seconds = float(os.environ.get(TIMEOUT, "120"))
+    seconds = float(os.environ.get(TIMEOUT_VARIABLE, "120"))
     timeout = timedelta(seconds=seconds)
     try:
         store: Store
-        store, number, count = next(rendezvous("env://", timeout=timeout))
+        store, rank, size = next(rendezvous("env://", timeout=timeout))
         dist.init_process_group(
             BACKENDS.get(device.type, "gloo"),
             store=store,
-            rank=number,
-            world_size=count,
+            rank=rank,
+            world_size=size,
             timeout=timeout,
             device_id=None if device.type == "cpu" else device,
         )
     except (OSError, RuntimeError, ValueError) as error:
-        rank, host, port = map(os.environ.get, ("RANK", "MASTER_ADDR", "MASTER_PORT"))
-        why = " ".join(str(error).split()).removesuffix(".")
-        raise SbkitError(
-            f"All processes of a run must meet at {host}:{port} within {seconds:g} s, but rank "
-            f"{rank} did not meet them ({why}). Start the same command by torchrun on every node, "
-            f"let the port through, or raise {TIMEOUT}."
+        name, host, port = map(os.environ.get, ("RANK", "MASTER_ADDR", "MASTER_PORT"))
+        reason = " ".join(str(error).split()).removesuffix(".")
+        raise DeviceError(
+            f"Rank {name} did not meet the other processes at {host}:{port} within {seconds:g} s "
+            f"({reason}). Start the same command by torchrun on every node, open the port, or "
+            f"raise {TIMEOUT_VARIABLE}."
         ) from error
     assert dist.group.WORLD is not None
-    dist.group.WORLD.set_timeout(TOGETHER)
+    dist.group.WORLD.set_timeout(GROUP_TIMEOUT)
     return store
 
 
 def _take_group_from_reducers() -> None:
-    """Drop every reducer before the group, whatever frame or traceback still holds it.
+    """Drop every reducer before the group, even if a frame or traceback still holds it.
 
-    It would end the group while it holds Python's lock, for which gloo's threads may be waiting
-    with a lock that it needs: one in twenty of such processes never ended on a busy machine.
+    Otherwise the reducer ends the group while it holds Python's lock, for which gloo's threads may
+    be waiting with a lock that it needs: 1 of 20 such processes never ended on a busy machine.
     """
-    for each in gc.get_objects():
-        if issubclass(type(each), DistributedDataParallel):
-            each.reducer = each.logger = each.process_group = None
+    for item in gc.get_objects():
+        if issubclass(type(item), DistributedDataParallel):
+            item.reducer = item.logger = item.process_group = None
 
 
 @contextmanager
 def main_rank_first() -> Iterator[None]:
-    """Run something on rank 0 first, so that the others find it done.
+    """Run the body on rank 0 first, so that the others find its results.
 
-    Where it fails, rank 0 prints the error and the others exit silently with the same code; else
+    If it fails, rank 0 prints the error and the others exit silently with the same code; otherwise
     they would wait, and end with a traceback about a broken connection.
     """
     if rank() > 0:
@@ -147,7 +150,7 @@ def main_rank_first() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        with suppress(RuntimeError):  # asked to stop too, others may have left already
+        with suppress(RuntimeError):  # others may have left already, asked to stop as well
             _wait_for_main_rank()
             _gather(exit_code(error))
         raise
@@ -156,23 +159,23 @@ def main_rank_first() -> Iterator[None]:
 
 
 def _wait_for_main_rank() -> None:
-    """Wait until rank 0 comes here, in Python, where signals are handled; gloo would block them."""
-    global _turns
+    """Wait for rank 0 in Python, which handles signals; gloo would block them."""
+    global _num_turns
     if world_size() == 1 or _store is None:
         return
-    turn, _turns = f"turn/{_turns}", _turns + 1
+    turn, _num_turns = f"turn/{_num_turns}", _num_turns + 1
     if rank() == 0:
         _store.set(turn, "")
-    with _asked_like_others():
+    with _stopped_like_others():
         while not _store.check([turn]):
-            time.sleep(LOOK_AGAIN)
+            time.sleep(POLL_SECONDS)
 
 
 @contextmanager
-def _asked_like_others() -> Iterator[None]:
-    """Where another rank has left, give the launcher time to ask this one to stop, too.
+def _stopped_like_others() -> Iterator[None]:
+    """If another rank has left, give the launcher time to stop this one, too.
 
-    The other one closes its connections, waits for OTHER_RANKS_DELAY, prints its error, and ends.
+    The other one closes its connections, waits for `OTHER_RANKS_DELAY`, prints its error, and ends.
     """
     try:
         yield
@@ -181,15 +184,15 @@ def _asked_like_others() -> Iterator[None]:
         raise
 
 
-@_asked_like_others()
+@_stopped_like_others()
 def sum_over_ranks(tensor: Tensor) -> Tensor:
-    """Add a tensor up over all ranks, in place; the host does not wait for it."""
+    """Sum a tensor over all ranks, in place; the host does not wait for it."""
     if world_size() > 1:
         dist.all_reduce(tensor)
     return tensor
 
 
-@_asked_like_others()
+@_stopped_like_others()
 def from_main_rank(tensor: Tensor) -> Tensor:
     """Copy rank 0's values of a tensor of any type to all ranks, in place."""
     if world_size() > 1:
@@ -200,9 +203,9 @@ def from_main_rank(tensor: Tensor) -> Tensor:
     return tensor
 
 
-@_asked_like_others()
+@_stopped_like_others()
 def any_rank(value: bool) -> bool:
-    """Return, on every rank, whether ``value`` is true on any; no device is waited for."""
+    """Return on every rank whether ``value`` is true on any; the host waits for no device."""
     if world_size() == 1:
         return value
     count = torch.tensor(int(value))  # travels by the CPU
@@ -210,21 +213,21 @@ def any_rank(value: bool) -> bool:
     return bool(count)
 
 
-@_asked_like_others()
-def gather_over_ranks(value: Any) -> list[Any]:
-    """Collect one picklable object from every rank, on every rank, in the order of the ranks."""
+@_stopped_like_others()
+def gather_over_ranks(value: T) -> list[T]:
+    """Return the picklable objects of all ranks, in their order, on every rank."""
     return _gather(value)
 
 
 def leave_together(error: Exception | None) -> None:
-    """Stop all ranks where any has an error: that one raises it, and the others exit silently."""
+    """Stop all ranks if any has an error: that one raises it, and the others exit silently."""
     if any(gather_over_ranks(error is not None)):
         raise error or SystemExit(BAD_INPUT)
 
 
-def _gather(value: Any) -> list[Any]:
+def _gather(value: T) -> list[T]:
     if world_size() == 1:
         return [value]
-    values: list[Any] = [None] * world_size()
+    values = [value] * world_size()
     dist.all_gather_object(values, value)
     return values

@@ -226,7 +226,8 @@ def clips_of(
     """Return the clips of a test set in base64, by id, in at most so many bytes."""
     if name not in splits:
         return {}
-    return encode_clips(splits[name], ids, sample_rate=sample_rate, longest=LONGEST, budget=most)
+    limits = {"max_seconds": LONGEST, "max_characters": most}
+    return encode_clips(splits[name], ids, sample_rate=sample_rate, **limits)
 
 
 def _known_words(train: datasets.Dataset) -> Known:

@@ -23,7 +23,7 @@ from sbkit.config.ranges import RANGES, require_in_range
 from sbkit.data.batch import Loaders, user_columns
 from sbkit.data.corpus import describe_corpus
 from sbkit.data.splits import Splits
-from sbkit.distributed.device import Count, Placement, count_here, resolve
+from sbkit.distributed.device import DeviceCounter, Placement, count_local_devices, resolve
 from sbkit.evaluate.run_results import SUMMARY
 from sbkit.evaluate.slices import require_columns
 from sbkit.models.encoder import require_rate
@@ -68,7 +68,7 @@ class Run:
         overrides: Mapping[str, object],
         *,
         recipe: Recipe | None = None,
-        count: Count = count_here,
+        count: DeviceCounter = count_local_devices,
     ) -> None:
         """Read the YAML.
 

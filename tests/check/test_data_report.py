@@ -75,8 +75,8 @@ def test_a_rare_foreign_character_is_no_fault_of_a_corpus(
 
 
 def test_what_is_left_out_is_counted_with_its_reason(folder: Path) -> None:
-    lost = [Excluded("train", f"bad{n}", "unreadable audio", "it is empty") for n in range(2)]
-    outside = [Excluded("train", f"long{n}", "longer than 9 s", "12.00 s") for n in range(8)]
+    lost = [Excluded(f"bad{n}", "unreadable audio", "it is empty", "train") for n in range(2)]
+    outside = [Excluded(f"long{n}", "longer than 9 s", "12.00 s", "train") for n in range(8)]
     splits = replace(splits_of(*NOBODY), excluded=lost, out_of_range=outside)
     with subject_of(splits, folder / "run") as planned:
         unusable, long = check_report(planned)

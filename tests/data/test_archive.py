@@ -9,7 +9,7 @@ import pytest
 from recipes.prepare import corpus_of
 from sbkit.base.errors import SbkitError
 from sbkit.data.cache import list_entries, unpacked
-from sbkit.data.corpus import read_listed
+from sbkit.data.corpus import read_manifest
 from tests.recipes.test_common_voice import make_release, prepare
 
 
@@ -39,7 +39,7 @@ def test_an_archive_is_prepared_as_its_folder(suffix: str, tmp_path: Path, cache
     assert packed.fingerprints == plain.fingerprints
     assert len(packed.train) == 3
     named = {"corpus": "sbkit.data.release", "data_folder": archive, "language": "it"}
-    assert len(read_listed(corpus_of(named), named, "train").clips) == 3
+    assert len(read_manifest(corpus_of(named), named, "train")) == 3
     again = unpacked(archive)
     assert again == unpacked(archive)
     (entry,) = [each for each in list_entries(cache) if each.corpus == archive]
@@ -55,7 +55,7 @@ def test_an_archive_that_is_cut_short_is_one_sentence(
     archive = pack(tmp_path)
     content = archive.read_bytes()
     archive.write_bytes(content[: int(share * len(content))])
-    with pytest.raises(SbkitError, match="must be a whole tar file.* Download it again"):
+    with pytest.raises(SbkitError, match="cannot be unpacked.* Download it again"):
         corpus_of({"data_folder": archive})
     assert not [*cache.rglob("*.tsv")]
 
@@ -67,7 +67,7 @@ def test_nothing_is_written_outside(name: str, tmp_path: Path, cache: Path) -> N
         info = tarfile.TarInfo(name)
         info.size = 4
         tar.addfile(info, io.BytesIO(b"evil"))
-    with pytest.raises(SbkitError, match="must be a whole tar file.* out of its folder"):
+    with pytest.raises(SbkitError, match="cannot be unpacked.* out of its folder"):
         unpacked(archive)
     assert not [*tmp_path.rglob("outside.tsv")]
 

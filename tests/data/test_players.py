@@ -25,13 +25,13 @@ def seconds_of(clip: str) -> float:
 
 
 def test_clips_come_in_the_order_that_is_asked_for(split: datasets.Dataset) -> None:
-    clips = encode_clips(split, ["b", "none", "c", "a"], sample_rate=16_000, longest=1.5)
+    clips = encode_clips(split, ["b", "none", "c", "a"], sample_rate=16_000, max_seconds=1.5)
     assert {id: seconds_of(clip) for id, clip in clips.items()} == {"b": 1.5, "a": 1.0}
     assert [*clips] == ["b", "a"]
 
 
 def test_a_budget_is_kept(split: datasets.Dataset) -> None:
-    options = {"sample_rate": 16_000, "longest": 30.0}
+    options = {"sample_rate": 16_000, "max_seconds": 30.0}
     (size,) = map(len, encode_clips(split, ["a"], **options).values())
-    assert [*encode_clips(split, ["a", "b"], budget=size, **options)] == ["a"]
-    assert encode_clips(split, ["a", "b"], budget=size - 1, **options) == {}
+    assert [*encode_clips(split, ["a", "b"], max_characters=size, **options)] == ["a"]
+    assert encode_clips(split, ["a", "b"], max_characters=size - 1, **options) == {}

@@ -31,7 +31,7 @@ def make_splits(folder: Path) -> Splits:
             soundfile.write(file, 0.1 * noise, 16_000)
             made.append(Clip(id, file, text, {"speaker": speaker}))
         return prepare_split(
-            Manifest(made, ()),
+            Manifest.of(made),
             split=name,
             normalize=str.lower,
             sample_rate=16_000,
@@ -48,7 +48,7 @@ def make_splits(folder: Path) -> Splits:
         kept,
         {},
         {"test": test},
-        excluded=[Excluded("train", "bad", "unreadable audio", "it is empty")],
+        excluded=[Excluded("bad", "unreadable audio", "it is empty", "train")],
         out_of_range=outside,
         unused=unused,
     )
@@ -89,7 +89,7 @@ def test_the_figures_are_those_of_the_data(tmp_path: Path) -> None:
     assert train["characters_per_second"] == pytest.approx(sum(train["characters"].values()) / 7.5)
     assert train["transcripts"][0] == {"id": "a", "sentence": "One two", "text": "one two"}
     assert train["dBFS"] == pytest.approx([-20] * 3, abs=0.2)
-    assert (train["heard"], train["clipped"], train["source_rates"]) == (4, 0, [])
+    assert (train["measured_clips"], train["clipped"], train["source_rates"]) == (4, 0, [])
 
 
 def test_the_page_asks_for_nothing_and_escapes_what_it_shows(tmp_path: Path) -> None:

@@ -9,7 +9,13 @@ import pytest
 
 from sbkit.base.errors import SbkitError
 from sbkit.data.plan import Example, MicroBatch, cut_runs
-from sbkit.data.sampler import LONG_ENOUGH, EvalSampler, TrainSampler, split_batch, to_percents
+from sbkit.data.sampler import (
+    MAX_JOINED_SECONDS,
+    EvalSampler,
+    TrainSampler,
+    split_batch,
+    to_percents,
+)
 
 SECOND = 16_000
 
@@ -147,7 +153,7 @@ def test_start_skips_what_was_seen() -> None:
 
 def test_batch_seconds_below_the_longest_utterance_is_refused() -> None:
     samples = [SECOND, 31 * SECOND, 2 * SECOND]
-    with pytest.raises(SbkitError, match=r"longest utterance \(31\.0 s, row 1\), but is 30\."):
+    with pytest.raises(SbkitError, match=r"is 30, but the longest utterance \(row 1\) has 31\.0 s"):
         TrainSampler(samples=samples, batch_seconds=30.0, seed=0)
     TrainSampler(samples=samples, batch_seconds=31.0, seed=0)
 
@@ -187,7 +193,7 @@ def test_utterances_are_joined_until_they_are_long_enough() -> None:
     assert all(each.samples == len(each.rows) * SECOND for batch in batches for each in batch)
     (everything,) = micro_batches(samples, concat_prob=1.0)
     assert {each.samples for batch in everything for each in batch} == {
-        LONG_ENOUGH * SECOND,
+        MAX_JOINED_SECONDS * SECOND,
         9 * SECOND,
     }
     (apart,) = micro_batches(samples, concat_prob=0.0)

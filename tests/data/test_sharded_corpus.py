@@ -28,13 +28,14 @@ from sbkit.data import shard as decode
 from sbkit.data import sources as source_files
 from sbkit.data.batch import UtteranceDataset
 from sbkit.data.filesystem import Storage
-from sbkit.data.manifest import BadRow, Clip, Manifest
+from sbkit.data.manifest import Clip, Excluded, Manifest
 from sbkit.data.plan import MicroBatch
 from sbkit.data.sampler import TrainSampler
-from sbkit.data.shard import WAV_HEADER, ShardWriter, read_rows
-from sbkit.data.sharded_corpus import INDEX, Index, ShardOptions, share, write_shards
-from sbkit.data.sources import StreamedSplit, streamed_files
+from sbkit.data.shard import WAV_HEADER_BYTES, ShardWriter, read_rows
+from sbkit.data.sharded_corpus import INDEX_FILE, Index, ShardOptions, work_share, write_shards
+from sbkit.data.sources import RemoteTables, remote_tables
 from sbkit.data.splits import sample_counts, shard_numbers
+from sbkit.data.tables import TableOptions
 from tests import processes
 from tests.data import test_splits
 from tests.runs import ROOT
@@ -62,8 +63,8 @@ def place(tmp_path: Path) -> Iterator[str]:
 
 def write(place: str, clips: list[Clip], options: ShardOptions = OPTIONS) -> Index | None:
     """Write clips as train, and the first of them as dev."""
-    sources = {"train": Manifest(clips, (BadRow("line 9", "no path", ""),))}
-    sources["dev"] = Manifest(clips[:2], ())
+    sources = {"train": Manifest.of([*clips, Excluded("line 9", "no path", "")])}
+    sources["dev"] = Manifest.of(clips[:2])
     return write_shards(Storage.at(place), options, sources, ROLES)
 
 
@@ -171,7 +172,7 @@ def test_many_ranks_hear_the_batches_of_one_and_read_each_clip_once(
     train = train_of(place)
     alone = heard(train, sampler(train, seconds=2.0))
     total = sum(each[2] for each in fetched)
-    assert total == 24 * WAV_HEADER + 24 // 3 * 2 * (1600 + 3200 + 4800)
+    assert total == 24 * WAV_HEADER_BYTES + 24 // 3 * 2 * (1600 + 3200 + 4800)
     read, ranks = [], []
     for rank in range(world_size):
         fetched.clear()
@@ -231,7 +232,7 @@ def test_the_tasks_of_an_array_take_their_share_and_the_last_writes_the_index(
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "1")
     assert write(place, clips) is not None
     assert len(train_of(place)) == 24
-    assert share({"RANK": "1", "WORLD_SIZE": "4"}) == (1, 4)
+    assert work_share({"RANK": "1", "WORLD_SIZE": "4"}) == (1, 4)
 
 
 KILLED = """
@@ -254,7 +255,7 @@ def test_a_killed_process_loses_its_current_shard(tmp_path: Path, decoded: list[
     target = tmp_path / "shards"
     done = processes.run(["-c", KILLED, tmp_path / "clips", target])
     assert done.returncode == -signal.SIGKILL
-    assert not (target / INDEX).exists()
+    assert not (target / INDEX_FILE).exists()
     kept = {file: file.stat().st_ino for file in target.glob("train-*-*.*")}
     assert len(kept) == 4
     assert list(target.glob(".*.tmp"))
@@ -299,14 +300,14 @@ def write_stream(folder: Path, *, kind: str = "parquet") -> None:
         (folder / f"part{part}.jsonl").write_text("\n".join(map(json.dumps, rows)))
 
 
-def streamed(place: Path | str) -> StreamedSplit:
-    return StreamedSplit(tuple(streamed_files(str(place))), None, None, "en")
+def streamed(place: Path | str) -> RemoteTables:
+    return RemoteTables(tuple(remote_tables(str(place))), TableOptions(language="en"))
 
 
 def write_streamed(target: str, source: Path | str) -> Index | None:
     options = ShardOptions(sample_rate=16_000, store="pcm", shard_bytes=11_000, seed=7)
     sources = {"train": streamed(source)}
-    with patch.object(source_files, "ROWS_AT_ONCE", 2):
+    with patch.object(source_files, "BATCH_ROWS", 2):
         return write_shards(Storage.at(target), options, sources, {"train": ["train"]})
 
 
@@ -321,8 +322,8 @@ def test_a_stream_of_datasets_becomes_shards_and_nothing_else(
     assert len(index.splits["train"]) == 6  # of 4, 4 and 2 clips, twice
     manifest = corpus_of(knobs(place)).read(knobs(place), "train")
     assert isinstance(manifest, Manifest)
-    assert sorted(manifest.clips[0].columns) == ["language", "speaker"]
-    assert sorted(clip.id for clip in manifest.clips) == sorted(map(str, range(20)))
+    assert sorted(manifest[0].columns) == ["language", "speaker"]
+    assert sorted(clip.id for clip in manifest) == sorted(map(str, range(20)))
     assert not (tmp_path / "cache").exists()
 
 
@@ -334,7 +335,7 @@ def test_a_row_of_a_url_names_no_file_of_this_machine(tmp_path: Path, audio: str
     fsspec.filesystem("memory").pipe(f"{source}/part.jsonl", json.dumps(row).encode())
     split = streamed(source)
     (part,) = split.read(split.files[0], tmp_path, 0)
-    assert [each.reason for each in part.bad_rows] == ["no audio file"]
+    assert [each.reason for each in part.excluded] == ["no audio file"]
 
 
 def test_a_stream_may_come_from_a_url_and_goes_on_behind_its_last_shard(
@@ -357,7 +358,7 @@ def test_a_stream_may_come_from_a_url_and_goes_on_behind_its_last_shard(
     decoded.clear()
     assert write_streamed(place, source) is not None
     assert len(set(decoded)) == len(decoded) == 16  # all but a shard of four
-    found = Counter(clip.id for clip in corpus_of(knobs(place)).read(knobs(place), "train").clips)
+    found = Counter(clip.id for clip in corpus_of(knobs(place)).read(knobs(place), "train"))
     assert found == Counter(map(str, range(20)))
 
 
@@ -368,7 +369,7 @@ def test_the_command_makes_shards_of_a_stream_and_training_takes_no_stream(
     write_stream(tmp_path / "b")
     manifest = [f"--manifest={{train: {tmp_path / 'a'}, dev: {tmp_path / 'b'}}}"]
     yaml = str(ROOT / "hparams/ctc.yaml")
-    with pytest.raises(SbkitError, match="Make shards of it first, sbkit prepare"):
+    with pytest.raises(SbkitError, match="Make shards of them first, sbkit prepare"):
         sbkit(["prepare", yaml, *manifest])
     assert sbkit(["prepare", yaml, *manifest, "--shards", place, "--shard-size", "15kB"]) == 0
     assert sbkit(["prepare", yaml, f"--data_folder={place}", "--min_seconds=0"]) == 0
@@ -397,15 +398,13 @@ def quote_rate(index: Path) -> None:
 
 
 FAULTS: dict[str, Callable[[Path], object]] = {
-    r"arrow must be as it was written, but is missing": lambda f: one(f, "train*.arrow").unlink(),
-    r"parquet must be reachable, but is not: FileNotFound": lambda f: one(f, "*.parquet").unlink(),
-    r"arrow must be as it was written, but has \d+ bytes instead of \d+": lambda f: cut_short(
-        one(f, "train*.arrow")
-    ),
-    r"arrow must hold what was prepared, but is damaged": lambda f: spoil(one(f, "train*.arrow")),
-    r"parquet must be as it was written, but is damaged": lambda f: spoil(one(f, "t*.parquet")),
-    r"must be the index that `sbkit prepare --shards` writes": lambda f: cut_short(f / INDEX),
-    r"sample_rate must be an int, but is a str, '16000'": lambda f: quote_rate(f / INDEX),
+    r"arrow is missing": lambda f: one(f, "train*.arrow").unlink(),
+    r"parquet cannot be reached: FileNotFound": lambda f: one(f, "*.parquet").unlink(),
+    r"arrow has \d+ bytes instead of \d+": lambda f: cut_short(one(f, "train*.arrow")),
+    r"arrow is damaged: bytes": lambda f: spoil(one(f, "train*.arrow")),
+    r"parquet is damaged": lambda f: spoil(one(f, "t*.parquet")),
+    r"is not an index of `sbkit prepare --shards`": lambda f: cut_short(f / INDEX_FILE),
+    r"its sample_rate is '16000'": lambda f: quote_rate(f / INDEX_FILE),
 }
 
 
@@ -427,20 +426,20 @@ def test_what_cannot_be_is_refused_in_a_sentence(
 ) -> None:
     folder = str(tmp_path / "shards")
     write(folder, clips)
-    with pytest.raises(SbkitError, match=r"that of the shards in .* \(16000 Hz\), but is 8000"):
+    with pytest.raises(SbkitError, match=r"is 8000, but the shards in .* have 16000 Hz"):
         prepare_transcripts(knobs(folder, sample_rate=8_000))
     with pytest.raises(SbkitError, match="must be pcm or flac, but is none"):
         write(folder, clips, ShardOptions(16_000, "none", 1000, 7))
     for url in ("nope://shards", *(() if find_spec("s3fs") else ("s3://bucket/shards",))):
-        with pytest.raises(SbkitError, match="must be of a protocol that fsspec reads here"):
+        with pytest.raises(SbkitError, match="fsspec cannot read the protocol of"):
             corpus_of(knobs(url))
     with pytest.raises(SbkitError, match="but is '1 gigabyte'"):
         sbkit(["prepare", str(ROOT / "hparams/ctc.yaml"), "--shards=x", "--shard-size=1 gigabyte"])
     one_three_seven = {"ID": "7", "MIN": "1", "COUNT": "3"}
     with pytest.raises(SbkitError, match="numbers without gaps, .* has number 6 of 3"):
-        share({f"SLURM_ARRAY_TASK_{name}": value for name, value in one_three_seven.items()})
+        work_share({f"SLURM_ARRAY_TASK_{name}": value for name, value in one_three_seven.items()})
     (tmp_path / "file").touch()
-    with pytest.raises(SbkitError, match="must be a folder to write to, but is not"):
+    with pytest.raises(SbkitError, match="cannot be written to"):
         write(str(tmp_path / "file" / "shards"), clips)
     write_stream(tmp_path / "stream")
     cut_short(tmp_path / "stream/part1.parquet")
@@ -457,7 +456,7 @@ def test_parts_of_a_stream_may_have_other_columns(tmp_path: Path, place: str) ->
     none = datasets.Dataset.from_list([row]).select([])
     none.to_parquet(tmp_path / "stream" / "part3.parquet")
     assert write_streamed(place, tmp_path / "stream") is not None
-    clips = corpus_of(knobs(place)).read(knobs(place), "train").clips
+    clips = corpus_of(knobs(place)).read(knobs(place), "train")
     columns = {clip.id: {**clip.columns} for clip in clips}
     assert len(columns) == 21
     assert columns["other"] == {"mood": "calm", "language": "en"}

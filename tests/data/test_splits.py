@@ -19,7 +19,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.data import cache as audio_cache
 from sbkit.data import shard as decode
 from sbkit.data.batch import UtteranceDataset
-from sbkit.data.manifest import BadRow, Clip, Manifest
+from sbkit.data.manifest import Clip, Excluded, Manifest
 from sbkit.data.plan import Example
 from sbkit.data.shard import read_rows, require_store
 from sbkit.data.splits import PreparedSplit, prepare_split, sample_counts, take_columns
@@ -47,12 +47,12 @@ def prepare(
     keep_empty: bool = False,
     normalize: Callable[[str], str] = str.lower,
     sample_rate: int = 16_000,
-    bad_rows: tuple[BadRow, ...] = (),
+    excluded: tuple[Excluded, ...] = (),
     store: str = "pcm",
 ) -> PreparedSplit:
     """Prepare clips as a training split, with a cache beside the corpus."""
     return prepare_split(
-        Manifest(tuple(clips), bad_rows),
+        Manifest.of([*clips, *excluded]),
         split="train",
         normalize=normalize,
         sample_rate=sample_rate,
@@ -192,8 +192,8 @@ def test_an_unreadable_clip_is_excluded_with_its_reason(tmp_path: Path, spoiled:
         assert words in item.detail
         assert_holds(prepared, clips[:7] + clips[8:])
     with pytest.raises(SbkitError) as caught:
-        prepare(tmp_path, clips[:8], bad_rows=(BadRow("line 9", "no path", "empty"),))
-    for expected in ("At most 5% of the rows of train", "2 of 9", "1 no path, 1 unrea", words):
+        prepare(tmp_path, clips[:8], excluded=(Excluded("line 9", "no path", "empty"),))
+    for expected in ("rows of train are unusable", "2 of 9", "1 no path, 1 unrea", words):
         assert expected in str(caught.value)
 
 
@@ -242,7 +242,7 @@ def test_a_full_disk_is_told_and_what_was_prepared_stays(
     soundfile.write(clips[30].path, np.zeros(50_000), 16_000)
     with largest_file(60_000), pytest.raises(SbkitError) as caught:
         prepare(tmp_path, clips)
-    for words in ("but is full", "sbkit cache prune", "continues from there"):
+    for words in ("is full", "sbkit cache prune", "same command resumes it"):
         assert words in str(caught.value)
     finished = len(shards_of(tmp_path))
     assert finished > 3
@@ -270,7 +270,7 @@ def slow(path, rate):
 decode.read_audio = slow
 clips = tuple(Clip(f"clip{n}", folder / "clips" / f"clip{n}.flac", f"Clip {n}!")
               for n in range(count))
-prepared = prepare_split(Manifest(clips, ()), split="train", normalize=str.lower,
+prepared = prepare_split(Manifest.of(clips), split="train", normalize=str.lower,
     sample_rate=16_000, cache_folder=folder / "cache", keep_empty=False)
 print(len(count_decoded))
 print(prepared.fingerprint)
@@ -311,7 +311,7 @@ def test_several_processes_share_the_work(tmp_path: Path) -> None:
 def test_a_cache_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     clips = make_clips(tmp_path / "clips", 2)
     (tmp_path / "cache").touch()
-    with pytest.raises(SbkitError, match="must be a folder to write to"):
+    with pytest.raises(SbkitError, match="cannot be written to"):
         prepare(tmp_path, clips)
 
 

@@ -30,45 +30,43 @@ def store(texts: Sequence[str], samples: Sequence[int]) -> datasets.Dataset:
     return make_store(Utterance(str(n), text, "", "", count, b"") for n, (text, count) in rows)
 
 
-def test_every_row_is_counted(tokenizer: Tokenizer) -> None:
-    found = read_transcripts(store(TEXTS, range(5)), tokenizer)
-    assert found.samples.tolist() == [0, 1, 2, 3, 4]
-    assert found.characters.tolist() == [5, 1, 0, 6, 5]
-    assert found.labels.tolist() == [5, 1, 0, 6, 5]
-    assert found.frames_needed.tolist() == [6, 1, 0, 8, 5]  # no repeat spans two rows
-    assert found.unknown.tolist() == [False, False, False, False, True]
-    assert not found.refused.any()
-    assert found.alphabet == frozenset("helo ab!")
+def test_read_transcripts_counts_every_row(tokenizer: Tokenizer) -> None:
+    transcripts = read_transcripts(store(TEXTS, range(5)), tokenizer)
+    assert transcripts.samples.tolist() == [0, 1, 2, 3, 4]
+    assert transcripts.characters.tolist() == [5, 1, 0, 6, 5]
+    assert transcripts.labels.tolist() == [5, 1, 0, 6, 5]
+    assert transcripts.frames_needed.tolist() == [6, 1, 0, 8, 5]  # one more for each repeat
+    assert transcripts.unknown.tolist() == [False, False, False, False, True]
+    assert not transcripts.refused.any()
 
 
-def test_a_label_that_no_loss_may_see_is_marked(tokenizer: Tokenizer) -> None:
+def test_read_transcripts_marks_ids_that_no_loss_accepts(tokenizer: Tokenizer) -> None:
     class Broken(Tokenizer):
         def encode(self, text: str) -> list[int]:
             return {"a": [self.vocab_size], "": [-1], "hello": [0]}.get(text, [4, 4])
 
     broken = Broken(model_file=tokenizer.model_file)
-    found = read_transcripts(store(TEXTS, range(5)), broken)
-    assert found.refused.tolist() == [True, True, True, False, False]
+    transcripts = read_transcripts(store(TEXTS, range(5)), broken)
+    assert transcripts.refused.tolist() == [True, True, True, False, False]
 
 
-def test_what_lacks_frames_is_what_ctc_cannot_align(tokenizer: Tokenizer) -> None:
+def test_too_short_rows_are_those_that_ctc_loss_cannot_align(tokenizer: Tokenizer) -> None:
     random = np.random.default_rng(0)
     texts = ["".join(random.choice([*"helo ab"], random.integers(1, 9))).strip() for _ in range(60)]
     texts = [" ".join(text.split()) or "a" for text in texts]
     samples = random.integers(400, 8000, len(texts)).tolist()
-    found = read_transcripts(store(texts, samples), tokenizer)
-    frames = torch.from_numpy(found.frames(FORTY_MS))
+    transcripts = read_transcripts(store(texts, samples), tokenizer)
+    frames = torch.from_numpy(transcripts.frames(FORTY_MS))
     tokens = [torch.tensor(tokenizer.encode(text)) for text in texts]
     losses = ctc_loss(
         torch.zeros(int(frames.max()), len(texts), tokenizer.vocab_size).log_softmax(-1),
         torch.cat(tokens),
         frames,
-        torch.tensor([len(each) for each in tokens]),
+        torch.tensor([len(ids) for ids in tokens]),
         blank=tokenizer.vocabulary.blank,
         reduction="none",
     )
-    lacking = np.flatnonzero(losses.isinf().numpy())
-    assert 5 < len(lacking) < 55
-    assert found.lacking(FORTY_MS).tolist() == lacking.tolist()
-    faster = set(found.lacking(FORTY_MS, percent=150).tolist())
-    assert faster > set(lacking.tolist())
+    impossible = np.flatnonzero(losses.isinf().numpy())
+    assert 5 < len(impossible) < 55
+    assert transcripts.too_short(FORTY_MS).tolist() == impossible.tolist()
+    assert {*transcripts.too_short(FORTY_MS, percent=150).tolist()} > {*impossible.tolist()}

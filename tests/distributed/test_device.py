@@ -71,7 +71,7 @@ def test_a_pair_that_cannot_train_is_refused_by_name(kind: str, precision: Any, 
 @pytest.mark.usefixtures("no_gpu")
 @pytest.mark.parametrize("text", ["cuda", "cuda:3", "mps", "xpu"])
 def test_a_device_that_is_not_here_is_refused(text: str) -> None:
-    with pytest.raises(SbkitError, match=rf"is {text}.* where torch sees no device of that type"):
+    with pytest.raises(SbkitError, match=rf"is {text}.* but torch finds no device of that type"):
         resolve(text, "fp32")
 
 
@@ -96,10 +96,10 @@ def test_cuda_is_the_device_of_the_local_rank(monkeypatch: pytest.MonkeyPatch) -
 def test_all_processes_on_one_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setenv("LOCAL_RANK", "1")
-    with pytest.raises(SbkitError, match="no number when torchrun starts 2 .* cuda:0"):
+    with pytest.raises(SbkitError, match="is cuda:0, but torchrun starts 2"):
         resolve("cuda:0", "fp32")
     monkeypatch.setenv("LOCAL_RANK", "2")
-    with pytest.raises(SbkitError, match="is cuda:2 where torch sees 2 devices"):
+    with pytest.raises(SbkitError, match="is cuda:2, but torch finds 2 devices"):
         resolve("cuda", "fp32")
 
 

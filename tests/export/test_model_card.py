@@ -29,7 +29,7 @@ SUMMARY: dict[str, Any] = {
     },
 }
 REPORT = {
-    "corpus": {"name": "Asterisk prompts", "licence": "CC-BY-SA-3.0"},
+    "corpus": {"name": "Asterisk prompts", "license": "CC-BY-SA-3.0"},
     "splits": {"train": {"utterances": 419, "hours": 0.301, "speakers": 1}},
 }
 

@@ -21,6 +21,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.data.debian_release import choose_split
 from sbkit.data.manifest import Clip
 from sbkit.data.release import read_release
+from sbkit.data.tables import TableOptions
 from sbkit.text.normalization import normalize
 
 TEXT = """\ufeff; Core Asterisk Sounds in English
@@ -62,7 +63,10 @@ def tone() -> np.ndarray:
 
 def all_clips(release: Path) -> dict[str, Clip]:
     """Give the clips of all splits by their id."""
-    return {clip.id: clip for clip in read_release(release / "validated.tsv", "en").clips}
+    return {
+        clip.id: clip
+        for clip in read_release(release / "validated.tsv", TableOptions(language="en"))
+    }
 
 
 @pytest.fixture

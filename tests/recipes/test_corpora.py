@@ -17,13 +17,13 @@ import soundfile
 
 from recipes.AsteriskPrompts import corpus as asterisk_prompts
 from recipes.OwnData import corpus as own_data
-from recipes.prepare import OwnCorpus, corpus_of
+from recipes.prepare import UserCorpus, corpus_of
 from sbkit.audio.io import read_audio
 from sbkit.base.errors import SbkitError
 from sbkit.data import release as common_voice
 from sbkit.data.cache import list_entries, remove
 from sbkit.data.corpus import describe_corpus
-from sbkit.data.manifest import BadRow, Clip, Manifest
+from sbkit.data.manifest import Clip, Excluded, Manifest
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,7 +39,7 @@ def test_the_knobs_choose_the_corpus(tmp_path: Path) -> None:
     assert corpus_of({"data_folder": None}) is asterisk_prompts
     assert corpus_of({"data_folder": None, "manifest": {"train": "a.csv"}}) is own_data
     name = "sbkit.data.release"
-    assert corpus_of({"corpus": name}) == OwnCorpus(common_voice)
+    assert corpus_of({"corpus": name}) == UserCorpus(common_voice)
     (tmp_path / "fr" / "clips").mkdir(parents=True)
     assert corpus_of({"data_folder": str(tmp_path)}) is common_voice
     assert corpus_of({"data_folder": str(tmp_path / "fr")}) is common_voice
@@ -51,9 +51,9 @@ def test_the_knobs_choose_the_corpus(tmp_path: Path) -> None:
         ({"data_folder": "FOLDER"}, "has none of these layouts"),
         ({"data_folder": "FOLDER/none"}, "is not a folder"),
         ({"data_folder": __file__}, "is not a folder"),
-        ({"data_folder": "FOLDER", "manifest": {"train": "a"}}, "but both are set"),
+        ({"data_folder": "FOLDER", "manifest": {"train": "a"}}, "are both set"),
         ({"corpus": "recipes.nothing"}, "cannot be imported"),
-        ({"corpus": "json"}, "has no splits and no read"),
+        ({"corpus": "json"}, "has no function splits and no read"),
     ],
 )
 def test_what_leads_to_no_corpus_is_refused(
@@ -69,26 +69,26 @@ def test_what_leads_to_no_corpus_is_refused(
 def test_a_card_names_the_corpus_and_its_licence() -> None:
     """An own one says both by its function `about`; else the data's folder names it."""
     several = describe_corpus(asterisk_prompts, {"language": ["en", "es", "ru"]})
-    assert several == {"name": "Asterisk prompts", "licence": "CC-BY-SA-3.0 and CC-BY-3.0"}
-    own: Any = SimpleNamespace(about=lambda knobs: {"name": "mine", "licence": "mit"})
-    assert describe_corpus(OwnCorpus(own), {"corpus": "my.corpus"})["name"] == "mine"
+    assert several == {"name": "Asterisk prompts", "license": "CC-BY-SA-3.0 and CC-BY-3.0"}
+    own: Any = SimpleNamespace(about=lambda knobs: {"name": "mine", "license": "mit"})
+    assert describe_corpus(UserCorpus(own), {"corpus": "my.corpus"})["name"] == "mine"
     for knobs, name in (({"data_folder": "/data/cv-fr/"}, "cv-fr"), ({}, None)):
-        assert describe_corpus(common_voice, knobs) == {"name": name, "licence": None}
+        assert describe_corpus(common_voice, knobs) == {"name": name, "license": None}
 
 
 def test_the_knob_splits_applies_to_a_corpus_of_ones_own() -> None:
     module: Any = SimpleNamespace(splits=lambda _: {"train": ("a", "b"), "valid": ("dev",)})
-    splits = OwnCorpus(module).splits({"splits": {"train": "a", "test": "b"}})
+    splits = UserCorpus(module).splits({"splits": {"train": "a", "test": "b"}})
     assert splits == {"train": ("a",), "valid": ("dev",), "test": ("b",)}
 
 
 def test_the_default_corpus_has_the_columns_of_its_release(asterisk_english: Path) -> None:
     knobs = {"data_folder": None, "language": "en"}
     assert asterisk_prompts.splits(knobs)["valid"] == ("dev",)
-    clip = asterisk_prompts.read(knobs, "dev").clips[0]
+    clip = asterisk_prompts.read(knobs, "dev")[0]
     assert {"speaker", "gender", "locale", "language"} <= set(clip.columns)
     again = common_voice.read({"data_folder": asterisk_english, "language": "en"}, "dev")
-    assert again.clips[0] == clip
+    assert again[0] == clip
 
 
 def read(file: Path, content: str, **knobs: object) -> Manifest:
@@ -114,17 +114,17 @@ TABLES = {
 @pytest.mark.parametrize("name", TABLES)
 def test_a_table_of_any_kind_is_read(tmp_path: Path, name: str) -> None:
     content, knobs = TABLES[name]
-    (clip,) = read(tmp_path / name, content, **knobs).clips
+    (clip,) = read(tmp_path / name, content, **knobs)
     assert clip == Clip("a", tmp_path / "a.wav", "hi", {"speaker": "ann", "language": "en"})
 
 
-def test_nemos_manifest_is_read_and_its_segments_are_bad_rows(tmp_path: Path) -> None:
+def test_nemos_manifest_is_read_and_its_segments_are_excluded(tmp_path: Path) -> None:
     lines = [NEMO, NEMO | {"offset": 3.5}, [1], NEMO | {"audio_filepath": "https://x/a.wav"}]
     manifest = read(tmp_path / "a.json", "\n".join(map(json.dumps, lines)))
-    assert manifest.clips[0].columns == {
+    assert manifest[0].columns == {
         "duration": "1.5", "speaker": "ann", "language": "en"
     }  # fmt: skip
-    assert {(bad.id, bad.reason) for bad in manifest.bad_rows} == {
+    assert {(bad.id, bad.reason) for bad in manifest.excluded} == {
         ("row 2", "a part of a longer file"),
         ("row 3", "not a JSON object"),
         ("row 4", "not a file on this machine"),
@@ -133,7 +133,7 @@ def test_nemos_manifest_is_read_and_its_segments_are_bad_rows(tmp_path: Path) ->
 
 def test_data_without_transcripts_is_read(tmp_path: Path) -> None:
     content = "path,Transcript,language\na.wav,,de\n"
-    (clip,) = read(tmp_path / "a.csv", content, text_column=False).clips
+    (clip,) = read(tmp_path / "a.csv", content, text_column=False)
     assert clip.columns == {"Transcript": "", "language": "de"}
 
 
@@ -141,9 +141,13 @@ def test_data_without_transcripts_is_read(tmp_path: Path) -> None:
     ("content", "knobs", "words"),
     [
         ("a,b\n1,2\n", {}, "names a, b. Name another column with --"),
-        ("LJ1|hi|hi\nLJ2|yo|yo\n", {}, "first line of .* hi comes twice.*or add that line"),
-        ("path,said\n1,2\n", {"text_column": "sad"}, "the columns sad, but names path, said"),
-        ("[{}]", {}, "one object on each line, but line 1 is none"),
+        ("LJ1|hi|hi\nLJ2|yo|yo\n", {}, "header of .* the column hi twice.*add a header"),
+        (
+            "path,said\n1,2\n",
+            {"text_column": "sad"},
+            "columns sad; its first line names path, said",
+        ),
+        ("[{}]", {}, "one object on each line, but line 1 is not"),
     ],
 )
 def test_a_table_without_its_columns_is_refused(
@@ -167,22 +171,22 @@ def test_a_folder_of_kaldi_is_read(tmp_path: Path) -> None:
         tmp_path / "k", wav=wav, text=text, utt2spk="u1 ann\nu2 bob\n", spk2gender="ann f"
     )
     manifest = corpus_of(knobs).read(knobs, "train")
-    assert [*manifest.clips] == [
+    assert [*manifest] == [
         Clip("u1", Path("/x/a.flac"), "hello there", english | {"speaker": "ann", "gender": "f"}),
         Clip("u2", tmp_path / "k/b.flac", "yes", english | {"speaker": "bob", "gender": ""}),
     ]
-    assert manifest.bad_rows == (
-        BadRow("wav.scp line 3", "no transcript", "text has no line for u3"),
-        BadRow("u4", "no audio file", "text has a line for it, wav.scp has none"),
+    assert manifest.excluded == (
+        Excluded("wav.scp line 3", "no transcript", "text has no line for u3"),
+        Excluded("u4", "no audio file", "text has a line for it, wav.scp has none"),
     )
 
 
 @pytest.mark.parametrize(
     ("files", "words"),
     [
-        ({"wav": "u1 touch MARK |\n", "text": "u1 hi"}, "line 1 is a command .*sbkit runs none"),
+        ({"wav": "u1 touch MARK |\n", "text": "u1 hi"}, "line 1 is a command .*sbkit does not run"),
         ({"wav": "u1 a.wav\n"}, "The file text of a data folder of Kaldi must be readable"),
-        ({"wav": "u1 a.wav", "text": "u1 hi", "segments": "s u1 0 1"}, "segments cuts them"),
+        ({"wav": "u1 a.wav", "text": "u1 hi", "segments": "s u1 0 1"}, "by the file segments"),
     ],
 )
 def test_a_folder_of_kaldi_that_cannot_be_read_is_refused(
@@ -201,7 +205,7 @@ def test_classes_of_a_dataset_have_their_names(source: str, tmp_path: Path) -> N
     file = tmp_path / source
     dataset.to_parquet(str(file)) if file.suffix else dataset.save_to_disk(str(file))
     knobs = {"manifest": {"train": str(file)}, "language": "en"}
-    clips = corpus_of(knobs).read(knobs, "train").clips
+    clips = corpus_of(knobs).read(knobs, "train")
     assert [clip.columns["gender"] for clip in clips] == ["male", "female", ""]
 
 
@@ -228,7 +232,7 @@ def test_a_dataset_that_holds_its_audio_is_read(
     source = tmp_path / ("saved.parquet" if parquet else "saved")
     dataset.to_parquet(str(source)) if parquet else dataset.save_to_disk(str(source))
     knobs = {"manifest": {"train": str(source)}, "language": "en"}
-    first = [*corpus_of(knobs).read(knobs, "train").clips]
+    first = [*corpus_of(knobs).read(knobs, "train")]
     assert [clip.sentence for clip in first] == list("abcd")
     assert [clip.id for clip in first if clip.sentence in "acd"] == ["a", "c", "d"]
     assert all(tmp_path / "cache" in clip.path.parents for clip in first)
@@ -236,7 +240,7 @@ def test_a_dataset_that_holds_its_audio_is_read(
     assert abs(len(read_audio(first[2].path)) - 8000) < 2000  # mp3 pads
     with pytest.raises(SbkitError, match=r"d\.wav must be audio"):
         read_audio(first[3].path)
-    assert [*corpus_of(knobs).read(knobs, "train").clips] == first
+    assert [*corpus_of(knobs).read(knobs, "train")] == first
     (entry,) = list_entries(tmp_path / "cache")
     assert entry.corpus == source
     assert not entry.is_orphan
@@ -257,17 +261,17 @@ def test_the_mapping_names_splits_and_roles(tmp_path: Path) -> None:
         "valid": ("dev",),
         "test": ("clean", "noisy", "test-x"),
     }
-    assert [clip.id for clip in own_data.read(knobs, "train").clips] == ["a.csv", "b.csv"]
+    assert [clip.id for clip in own_data.read(knobs, "train")] == ["a.csv", "b.csv"]
     assert own_data.splits(knobs | {"splits": {"test": "noisy"}})["test"] == ("noisy",)
 
 
 @pytest.mark.parametrize(
     ("manifest", "words"),
     [
-        ({"train": "a.csv"}, "none for dev. Add --manifest dev=FILE"),
+        ({"train": "a.csv"}, "no files for dev. Add --manifest dev=FILE"),
         ({"train": "a", "dev": "b", "other": "c"}, "Write test-other"),
-        ({"train": "a", "dev": {"x": "b"}, "test": {"x": "c"}}, "'x' comes twice"),
-        ({"train": {"a": "a"}, "dev": {"train": "b"}}, "called train must be trained on"),
+        ({"train": "a", "dev": {"x": "b"}, "test": {"x": "c"}}, "'x' twice"),
+        ({"train": {"a": "a"}, "dev": {"train": "b"}}, "a split called train, which is the name"),
         ({"train": [], "dev": "b"}, "must be a file or a list of files"),
     ],
 )
@@ -284,7 +288,7 @@ def test_releases_of_several_languages_are_one_corpus(tmp_path: Path) -> None:
             (tmp_path / language / f"{split}.tsv").write_text(rows)
     knobs = {"data_folder": str(tmp_path), "language": ["en", "es"]}
     corpus = corpus_of(knobs)
-    clips = corpus.read(knobs, "dev").clips
+    clips = corpus.read(knobs, "dev")
     assert [clip.id for clip in clips] == ["en/clips/a.mp3", "en", "es/clips/a.mp3", "es"]
     assert [clip.columns["language"] for clip in clips] == ["en", "en", "es", "es"]
     assert corpus.splits(knobs)["valid"] == ("dev",)

@@ -8,8 +8,9 @@ import pytest
 
 from recipes.prepare import corpus_of
 from sbkit.base.errors import SbkitError
-from sbkit.data.manifest import BadRow
+from sbkit.data.manifest import Excluded
 from sbkit.data.release import read_release
+from sbkit.data.tables import TableOptions
 
 SPLITS = ("train-clean-100", "train-other-500", "dev-clean", "test-clean", "test-other")
 
@@ -17,7 +18,7 @@ SPLITS = ("train-clean-100", "train-other-500", "dev-clean", "test-clean", "test
 @pytest.fixture
 def root(tmp_path: Path, asterisk_english: Path) -> Path:
     """Two speakers in each split, with two clips each."""
-    clips = iter(read_release(asterisk_english / "train.tsv", "en").clips)
+    clips = iter(read_release(asterisk_english / "train.tsv", TableOptions(language="en")))
     for split in SPLITS:
         for speaker in ("84", "1089"):
             chapter = tmp_path / "LibriSpeech" / split / speaker / "7"
@@ -62,43 +63,43 @@ def test_chapters_lie_at_any_depth(root: Path, chapter: str) -> None:
     corpus = corpus_of(knobs(root))
     assert "test-other" in corpus.splits(knobs(root))["test"]
     manifest = corpus.read(knobs(root), "test-other")
-    assert manifest.bad_rows == ()
-    assert [clip.id for clip in manifest.clips] == ["84-7-0000", "84-7-0001"]
-    assert manifest.clips[0].columns["gender"] == "female"
+    assert manifest.excluded == ()
+    assert [clip.id for clip in manifest] == ["84-7-0000", "84-7-0001"]
+    assert manifest[0].columns["gender"] == "female"
 
 
 def test_clips_have_their_words_and_columns(root: Path) -> None:
     manifest = corpus_of(knobs(root)).read(knobs(root), "test-other")
-    assert manifest.bad_rows == ()
-    clips = manifest.clips
+    assert manifest.excluded == ()
+    clips = manifest
     assert [clip.id for clip in clips] == ["1089-7-0000", "1089-7-0001", "84-7-0000", "84-7-0001"]
     expected = {"speaker": "84", "chapter": "7", "language": "en", "gender": "female"}
     assert clips[2].columns == expected
     assert all(clip.path.is_file() and clip.sentence.isupper() for clip in clips)
 
 
-def test_lines_and_files_without_a_partner_are_bad_rows(root: Path) -> None:
+def test_lines_and_files_without_a_partner_are_excluded(root: Path) -> None:
     chapter = root / "LibriSpeech" / "dev-clean" / "84" / "7"
     (chapter / "84-7-0000.flac").unlink()
     (chapter / "84-7-0009.wav").touch()
     with (chapter / "84-7.trans.txt").open("a") as file:
         file.write("\n84-7-0005\n")
     manifest = corpus_of(knobs(root)).read(knobs(root), "dev-clean")
-    assert [clip.id for clip in manifest.clips] == ["1089-7-0000", "1089-7-0001", "84-7-0001"]
-    assert [(bad.id, bad.reason) for bad in manifest.bad_rows] == [
+    assert [clip.id for clip in manifest] == ["1089-7-0000", "1089-7-0001", "84-7-0001"]
+    assert [(bad.id, bad.reason) for bad in manifest.excluded] == [
         ("84-7.trans.txt line 1", "no audio file"),
         ("84-7.trans.txt line 3", "empty line"),
         ("84-7.trans.txt line 4", "no transcript"),
         ("84-7-0009.wav", "no transcript"),
     ]
-    assert isinstance(manifest.bad_rows[0], BadRow)
+    assert isinstance(manifest.excluded[0], Excluded)
 
 
 @pytest.mark.parametrize(
     ("splits", "words"),
     [
-        ({"train": "train-960"}, r"'train-960' is none of them. Choose among: dev-clean, test-cl"),
-        ({"valid": []}, "must name at least one split"),
+        ({"train": "train-960"}, r"'train-960', which is not a split .*: dev-clean, test-cl"),
+        ({"valid": []}, "is empty. Choose at least one split"),
         ("train", "`splits` must map train, valid, test"),
     ],
 )

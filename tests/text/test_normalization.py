@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from sbkit.data.release import read_release
+from sbkit.data.tables import TableOptions
 from sbkit.text.normalization import (
     NORMALIZER_VERSION,
     ORTHOGRAPHIES,
@@ -79,7 +80,8 @@ def test_language_keeps_its_own_letters(language: str) -> None:
 
 
 def test_texts_of_default_corpus_are_those_of_version_1(asterisk_english: Path) -> None:
-    clips = read_release(asterisk_english / "validated.tsv", "en").clips
+    options = TableOptions(language="en")
+    clips = read_release(asterisk_english / "validated.tsv", options)
     texts = "\n".join(normalize(clip.sentence, "en") for clip in clips)
     assert hashlib.sha256(texts.encode()).hexdigest().startswith("ff219231bba757c8")
 

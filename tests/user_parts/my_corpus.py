@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sbkit.data.manifest import Clip, Manifest, collect
+from sbkit.data.manifest import Clip, Manifest
 
 
 def splits(knobs: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
@@ -17,4 +17,4 @@ def read(knobs: Mapping[str, Any], split: str) -> Manifest:
     with (folder / f"{split}.tsv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file, delimiter="\t"))
     clips = folder / "clips"
-    return collect(Clip(row["path"], clips / row["path"], row["sentence"]) for row in rows)
+    return Manifest.of(Clip(row["path"], clips / row["path"], row["sentence"]) for row in rows)

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 import soundfile
 
-from recipes.FestvoxRu.time_errors import compare_times, fit_offsets, read_truth, time_source
 from sbkit.base.arrays import LogProbs
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import DataError
 from sbkit.bundle.bundle import Bundle
 from sbkit.bundle.protocols import Encoded
 from sbkit.decoding.alignment import WordOffsets
@@ -24,9 +23,10 @@ from sbkit.text.tokenizer import SPACE
 from sbkit.text.word import Word
 from tests.decoding.spoken import train_models
 from tests.runtime.bundles import make_bundle
+from tools.bench_times import compare_times, fit_offsets, read_truth, time_source
 
 FRAME = 0.04  # seconds
-WRITTEN = "hello▁▁▁▁▁▁▁▁▁▁▁▁there▁there"  # of the clip below: after ten blanks, two frames a token
+SPOKEN = "hello▁▁▁▁▁▁▁▁▁▁▁▁there▁there"  # from frame 10 on, two frames a token
 
 
 @pytest.fixture(scope="module")
@@ -36,15 +36,15 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def log_probs_of(bundle: Bundle, *, frames: int = 100) -> LogProbs:
-    """Make log-probabilities in which WRITTEN is all but certain: (U, V).
+    """Return log-probabilities (U, V) in which SPOKEN is all but certain.
 
-    The last of the spaces side by side could be the beginning of the t as well.
+    The last space of a row of spaces could also be the start of the t.
     """
     assert bundle.tokenizer is not None
     pieces = bundle.tokenizer.pieces()
     best = np.zeros(frames, np.int64)
-    for place, letter in enumerate(WRITTEN):
-        best[10 + 2 * place] = pieces.index(letter)
+    for index, letter in enumerate(SPOKEN):
+        best[10 + 2 * index] = pieces.index(letter)
     scores = np.full((frames, len(pieces)), 0.001) + 0.9 * np.eye(len(pieces))[best]
     scores[42, [pieces.index(SPACE), pieces.index("t")]] = 0.5, 0.4
     scores[43, [0, pieces.index("t")]] = 0.6, 0.3
@@ -53,13 +53,13 @@ def log_probs_of(bundle: Bundle, *, frames: int = 100) -> LogProbs:
 
 @contextmanager
 def encoding(loaded: Bundle) -> Iterator[None]:
-    """Let every model return WRITTEN of every clip."""
+    """Make every model hear SPOKEN in every clip."""
     with patch.object(TorchModel, "encode", lambda *_: [Encoded(log_probs_of(loaded))]):
         yield
 
 
 def make_decoder(loaded: Bundle, folder: Path) -> BeamDecoder:
-    """Make a beam whose model of tokens has never seen two spaces."""
+    """Return a beam whose token model has never seen two spaces in a row."""
     assert loaded.tokenizer is not None
     file = folder / "lm.safetensors"
     texts = ["hello there there", "a quick brown fox"]
@@ -70,7 +70,7 @@ def make_decoder(loaded: Bundle, folder: Path) -> BeamDecoder:
 
 
 def tokens_of(loaded: Bundle) -> str:
-    """Decode the clip, and write the tokens as they are."""
+    """Decode the clip and return its tokens unchanged."""
     assert loaded.tokenizer is not None
     log_probs = log_probs_of(loaded)
     if loaded.decoder is None:
@@ -89,36 +89,37 @@ def recognize(loaded: Bundle, words: str | None = None) -> tuple[Word, ...]:
         return loaded.align(clip, [words])[0]
 
 
-def test_one_text_has_the_same_times_whichever_decoder_wrote_it(
-    bundle: Path, tmp_path: Path
-) -> None:
-    """Greedy decoding writes twelve spaces, and a beam one; the times are the text's."""
+def test_word_times_do_not_depend_on_the_decoder(bundle: Path, tmp_path: Path) -> None:
+    """Greedy decoding emits twelve spaces, a beam one; the times follow from the text."""
     loaded = load_bundle(bundle)
-    found = recognize(loaded)
-    assert [word.text for word in found] == ["hello", "there", "there"]
+    words = recognize(loaded)
+    assert [word.text for word in words] == ["hello", "there", "there"]
     beam = replace(loaded, decoder=make_decoder(loaded, tmp_path))
-    spaces = [tokens_of(each).count(SPACE) for each in (loaded, beam)]
+    spaces = [tokens_of(decoding).count(SPACE) for decoding in (loaded, beam)]
     assert spaces == [13, 2]
-    assert recognize(beam) == found
-    assert recognize(loaded, "hello there there") == found
+    assert recognize(beam) == words
+    assert recognize(loaded, "hello there there") == words
 
 
-def test_errors_are_of_the_words_that_are_right() -> None:
+def test_compare_times_counts_only_correct_words() -> None:
     truth = [Word("a", 0.0, 1.0), Word("b", 1.0, 2.0), Word("c", 2.0, 3.0)]
-    found = [Word("a", 0.04, 1.2), Word("x", 1.3, 1.4), Word("y", 1.4, 1.5), Word("c", 1.91, 3.0)]
-    errors = compare_times([(truth, found), ([], [])])
+    measured = [
+        *(Word("a", 0.04, 1.2), Word("x", 1.3, 1.4)),
+        *(Word("y", 1.4, 1.5), Word("c", 1.91, 3.0)),
+    ]
+    errors = compare_times([(truth, measured), ([], [])])
     assert errors.starts == pytest.approx([0.04, -0.09])
     assert errors.ends == pytest.approx([0.2, 0.0])
     assert str(errors) == (
-        "2 of 3 words: boundaries off by 65 ms in the median, 82 ms in the mean, 50.0% within "
-        "50 ms, 75.0% within 100 ms; signed median of starts -25 ms, of ends +100 ms"
+        "2 of 3 words: median error of boundaries 65 ms, mean 82 ms, 50.0% within 50 ms, 75.0% "
+        "within 100 ms; signed median of starts -25 ms, of ends +100 ms"
     )
     assert str(compare_times([(truth, [])])) == "none of 3 words has times"
 
 
 @pytest.mark.parametrize("times", ["0.1-0.2", "", "0.1-0.2 soon-later", "0.1-0.2 0.3"])
-def test_times_that_are_not_those_of_the_words_are_refused(times: str) -> None:
-    with pytest.raises(SbkitError, match="`word_times` must have a start and an end"):
+def test_read_truth_refuses_times_that_do_not_match_the_words(times: str) -> None:
+    with pytest.raises(DataError, match="`word_times` needs a start and an end"):
         read_truth("a", "two words", times)
 
 
@@ -129,18 +130,16 @@ def write_table(folder: Path, times: str) -> Path:
     return file
 
 
-def test_offsets_are_fitted_to_the_truth_and_kept_in_the_bundle(
-    bundle: Path, tmp_path: Path
-) -> None:
-    """Two frames before and two and a half after, at the pauses; between words nothing counts."""
+def test_fit_offsets_writes_medians_at_pauses_into_the_bundle(bundle: Path, tmp_path: Path) -> None:
+    """Two frames before and two and a half after pauses; words without a pause do not count."""
     other = Path(shutil.copytree(bundle, tmp_path / "other"))
     shutil.copytree(bundle, other / "hub")
     source = write_table(tmp_path, "0.32-0.86 1.60-2.00 2.00-2.70")
     with encoding(load_bundle(other)):
         fitted = fit_offsets(other, source)
-        (found,) = time_source(load_bundle(other), source)
+        (text,) = time_source(load_bundle(other), source)
     assert fitted == WordOffsets(-2.0, 2.5)
     for folder in (other, other / "hub"):
         assert load_bundle(folder).config.word_offsets == fitted
-    assert found.recognized == found.aligned
-    assert found.aligned[0].end == pytest.approx(0.86)
+    assert text.recognized == text.aligned
+    assert text.aligned[0].end == pytest.approx(0.86)
