@@ -62,7 +62,7 @@ def test_two_and_three_processes_and_any_accumulation_take_the_steps_of_one(
         assert done.returncode == 0, done.stderr
         resumed = 3 * (world_size == 2)
         assert done.stdout.count("train: 16 utterances") == len(ACCUMULATIONS) + 1 + resumed
-        assert done.stdout.count("Asked to stop after step") == bool(resumed)
+        assert done.stdout.count("Stopped at step") == bool(resumed)
     whole, resumed = (flat(last_parameters(tmp_path / name)) for name in ("whole", "resumed"))
     assert torch.equal(whole, resumed)
 

@@ -380,7 +380,7 @@ def test_every_yaml_takes_a_step(
     brain.loaders = run.make_loaders()
     brain.fit(hparams["epoch_counter"], run.make_loaders().train)
     assert brain.optimizer_step == 1
-    assert 0 < brain._training_metrics.so_far.loss < 1000
+    assert 0 < brain.training_metrics.so_far.loss < 1000
     after = list(hparams["model"].parameters())
     assert all(value.isfinite().all() for value in after)
     pairs = zip(before, after, strict=True)

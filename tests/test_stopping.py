@@ -89,12 +89,12 @@ def test_signals_save_and_leave_and_the_same_command_goes_on_to_the_same_end(
         with signalled(sent, hook=hook, at_step=at_step):
             assert train(workplace, tmp_path) == ASKED_TO_STOP
         assert signal.getsignal(sent) is before
-        assert f"Asked to stop after step {at_step}. It is saved" in capsys.readouterr().out
+        assert f"Stopped at step {at_step}; checkpoint saved" in capsys.readouterr().out
         assert Checkpointer(tmp_path / "checkpoints").find_checkpoint() is not None
         assert not (tmp_path / "summary.json").exists()
         earlier, log = log, (tmp_path / "train.log").read_text()
         assert log.startswith(earlier)
-        said = f" Asked to stop after step {at_step}. It is saved"
+        said = f" Stopped at step {at_step}; checkpoint saved"
         assert said in log.removeprefix(earlier)  # whatever the terminal did
         assert log.endswith(f" ended with exit code {ASKED_TO_STOP}\n")
 

@@ -79,7 +79,7 @@ class Ours:
         self._run, self.brain = run, run.make_brain()
         self.brain.loaders = run.make_loaders()
         self.brain.on_fit_start()
-        self.brain.train_mode()
+        self.brain.training_step.train_mode()
         self.model = self.brain.modules
         self.batches = self._batches()
 
@@ -104,11 +104,11 @@ class Ours:
         """Return the character error rate of the first validation set, greedy."""
         brain, scored = self.brain, list[ScoredUtterance]()
         brain.modules.eval()
-        for batch in map(brain.placed, next(iter(self._run.make_loaders().valid.values()))):
+        for batch in map(brain.to_device, next(iter(self._run.make_loaders().valid.values()))):
             with torch.no_grad(), brain.evaluation_ctx:
                 outputs = brain.compute_forward(batch, Stage.VALID)
             scored += brain.score(outputs, batch)
-        brain.train_mode()
+        brain.training_step.train_mode()
         return total_scores(scored).cer
 
 

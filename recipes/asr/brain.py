@@ -24,7 +24,6 @@ from sbkit.models.loss import Loss, attention_loss, ctc
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 from sbkit.tasks.task import Task
 from sbkit.train.brain import Brain
-from sbkit.train.feature_statistics import measure_on_start
 
 
 class AsrBrain(Brain):
@@ -90,7 +89,7 @@ class AsrBrain(Brain):
     def on_fit_start(self) -> None:
         """Find the last checkpoint; without one, measure the features first."""
         super().on_fit_start()
-        measure_on_start(self, self.asr_model.encoder.features)
+        self.measure_features(self.asr_model.encoder.features)
 
     # -- evaluation ---------------------------------------------------------------------------
 
@@ -116,7 +115,7 @@ class AsrBrain(Brain):
         scores = total_scores(results)
         return {"CER": scores.cer, **({"WER": scores.wer} if self.decoding.by_words else {})}
 
-    def seconds_of_ending(self, test_share: float) -> float:
+    def seconds_after_training(self, test_share: float) -> float:
         """Estimate how long the weights and confidences are fitted, and the test sets searched."""
         return self.decoding.seconds_to_fit(self, test_share)
 

@@ -37,7 +37,7 @@ from sbkit.evaluate.wer import ScoredUtterance
 from sbkit.models.asr import AsrModel
 from sbkit.tasks.speech_recognition import score_texts
 from sbkit.text.normalization import separates_words
-from sbkit.train.evaluation import start_validation
+from sbkit.text.normalize import separates_words
 
 SECONDS_PER_TOKEN = 3e-3  # for all trials of the weights, on one core
 LIKELY_TOKENS_PER_FRAME = 3  # in the default validation set
@@ -71,7 +71,7 @@ class RunDecoding:
 
         Both are written into the run folder.
         """
-        max_tokens = sample_size(brain._training_metrics.audio_seconds)
+        max_tokens = sample_size(brain.training_metrics.audio_seconds)
         utterances = sample_utterances(self._encode_validation(brain), max_tokens)
         hparams = self._hparams
         aligner = WordAligner(
@@ -107,7 +107,7 @@ class RunDecoding:
         if self.decoder is None or brain.loaders is None:
             return 0.0
         splits, epochs = brain.loaders.splits.valid.values(), brain.hparams.epoch_counter
-        seconds_so_far = brain._training_metrics.audio_seconds  # of audio
+        seconds_so_far = brain.training_metrics.audio_seconds  # of audio
         trained_seconds = seconds_so_far / max(epochs.current, 1) * epochs.limit
         samples = sum(int(sample_counts(rows).sum()) for rows in splits)
         num_tokens = LIKELY_TOKENS_PER_FRAME * samples / self._model.samples_per_frame
@@ -120,11 +120,11 @@ class RunDecoding:
     @torch.no_grad()
     def _encode_validation(self, brain: Any) -> Iterator[ValidationUtterance]:
         """Compute the log-probabilities of this rank's share of the validation sets."""
-        start_validation(brain)
+        brain.start_validation()
         brain.modules.eval()
         for _, loader in _valid_loaders(brain):
-            for batch in brain.pinging(loader, "decoding"):
-                placed_batch = brain.placed(batch)
+            for batch in brain.watched(loader, "decoding"):
+                placed_batch = brain.to_device(batch)
                 with brain.evaluation_ctx:
                     predictions = brain.compute_forward(placed_batch, Stage.VALID)
                 log_probs = predictions.log_probs.float().cpu().numpy()

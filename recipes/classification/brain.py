@@ -27,7 +27,6 @@ from sbkit.tasks.utterance_classification import (
 )
 from sbkit.text.vocabulary import ClassLabels
 from sbkit.train.brain import Brain
-from sbkit.train.feature_statistics import measure_on_start
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +80,7 @@ class ClassificationBrain(Brain):
     def on_fit_start(self) -> None:
         """Find the last checkpoint; without one, measure the features first."""
         super().on_fit_start()
-        measure_on_start(self, self.classifier.encoder.features)
+        self.measure_features(self.classifier.encoder.features)
 
     def score(self, log_probs: Tensor, batch: LabelBatch) -> list[Classified]:
         """Compare the most probable class with the right one."""

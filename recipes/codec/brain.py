@@ -22,7 +22,6 @@ from sbkit.models.loss import Loss
 from sbkit.models.spectral_losses import mel_distance, spectral_distance
 from sbkit.tasks.codec import CODEC
 from sbkit.train.brain import Brain
-from sbkit.train.feature_statistics import measure_on_start
 
 PARTS = ("compute_features", "encoder", "quantizer", "decoder")
 
@@ -58,7 +57,7 @@ class CodecBrain(Brain):
         """Find the last checkpoint; without one, measure the features first."""
         super().on_fit_start()
         features = self.codec.features
-        measure_on_start(self, lambda audio, lengths: features(audio / FULL_SCALE, lengths))
+        self.measure_features(lambda audio, lengths: features(audio / FULL_SCALE, lengths))
 
     def compute_forward(self, batch: Batch, stage: Stage) -> Decoded:
         """Code the audio, and decode it."""

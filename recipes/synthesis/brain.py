@@ -38,7 +38,6 @@ from sbkit.models.synthesis import SynthesisModel
 from sbkit.tasks.synthesis import SYNTHESIS
 from sbkit.text.symbols import PAUSE_SYMBOLS
 from sbkit.train.brain import Brain
-from sbkit.train.feature_statistics import measure_on_start
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +105,7 @@ class SynthesisBrain(Brain):
         """Find the last checkpoint; without one, measure the features first."""
         super().on_fit_start()
         features = self.model.features
-        measure_on_start(self, lambda audio, lengths: features(audio / FULL_SCALE, lengths))
+        self.measure_features(lambda audio, lengths: features(audio / FULL_SCALE, lengths))
 
     def compute_forward(self, batch: SpokenBatch, stage: Stage) -> Synthesized:
         """Align, and synthesize with the durations that are found, in training the pitch, too."""
@@ -212,8 +211,8 @@ class SynthesisBrain(Brain):
         }
         self._wrong = {}
         listed = sorted(name for name, is_wrong in wrong.items() if is_wrong)
-        if rank() == 0 and self._run_folder is not None and wrong:
-            file = self._run_folder / "misaligned.tsv"
+        if rank() == 0 and self.run_folder is not None and wrong:
+            file = self.run_folder / "misaligned.tsv"
             write_text_atomically(file, "".join(f"{name}\n" for name in ["id", *listed]))
             if epoch == self.hparams.epoch_counter.limit:
                 logger.info(

@@ -35,7 +35,6 @@ from sbkit.models.loss import Loss
 from sbkit.models.voice_activity import VoiceActivityModel
 from sbkit.tasks.voice_activity import DELAY_FRAMES, VOICE_ACTIVITY, FrameCounts, frame_errors
 from sbkit.train.brain import Brain
-from sbkit.train.feature_statistics import measure_on_start
 
 EVALUATION = (10, 10), (0, 0), 1  # snr_db, gain_db and noise_prob
 BABBLE_CLIPS = 500  # of the training set, which babble is made of
@@ -134,7 +133,7 @@ class VoiceActivityBrain(Brain):
     def on_fit_start(self) -> None:
         """Find the last checkpoint; without one, measure the features first."""
         super().on_fit_start()
-        measure_on_start(self, self.detector.features)
+        self.measure_features(self.detector.features)
 
     def score(self, scored: Scored, batch: SpeechBatch) -> list[FrameCounts]:
         """Count the frames of each utterance."""

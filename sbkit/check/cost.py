@@ -140,7 +140,7 @@ class RealSteps:
         begun, brain = time.perf_counter(), self.brain
         if not self._accumulates:
             brain.modules.zero_grad(set_to_none=True)
-        brain.train_mode()
+        brain.training_step.train_mode()
         try:
             loss = training_loss(brain, batch.to(brain.device))
             torch.autograd.backward(loss.sums.sum())
@@ -177,7 +177,7 @@ class RealSteps:
         optimizers = (self.brain.optimizers_dict or {}).values()
         states = [state for each in optimizers for state in each.state.values()]
         kept = [value for each in states for value in each.values() if isinstance(value, Tensor)]
-        kept += self.brain.moving_average.others.values()
+        kept += self.brain.training_step.moving_average.others.values()
         return _tensor_bytes(self.brain.modules) + sum(each.nbytes for each in kept)
 
 

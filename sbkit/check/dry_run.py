@@ -116,7 +116,7 @@ def check_rate(planned: PlannedRun) -> Iterator[Finding]:
     brain.init_optimizers()
     rate, before = brain.set_highest_rate(), _evaluate(brain, batch).sum()
     for _ in range(2):
-        brain.train_mode()
+        brain.training_step.train_mode()
         brain.on_stage_start(Stage.TRAIN, 1)
         loss = training_loss(brain, batch)
         labels = loss.counts.sum()
@@ -180,7 +180,7 @@ def _train(brain: Any, batch: Any) -> None:
         missing = (each for each in parameters if each.requires_grad and each.grad is None)
         if number > 1 and all(id(each) in off for each in missing):
             break
-        brain.train_mode()
+        brain.training_step.train_mode()
         brain.on_stage_start(Stage.TRAIN, 1)
         torch.autograd.backward(training_loss(brain, batch).sums.sum())
 

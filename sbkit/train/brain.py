@@ -1,72 +1,116 @@
 """The training loop: SpeechBrain's Brain with its hooks, exact where that is not.
 
 A recipe overrides `compute_forward` and `compute_objectives`, and as much of `on_stage_start`,
-`on_stage_end` and `on_fit_batch_start` as it needs. `compute_objectives` gives a `Loss` of sums and
-counts, or a plain mean as in SpeechBrain.
+`on_stage_end` and `on_fit_batch_start` as it needs. `compute_objectives` returns a `Loss` of sums
+and counts, or a plain mean as in SpeechBrain.
+
+    fit -> _fit_epochs -> _fit_train -> fit_batch -> optimizers_step
+                       -> _fit_valid -> evaluate_splits -> evaluate_batch
 """
 
 import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import speechbrain as sb
 import torch
+import torch.distributed as dist
 import yaml
 from speechbrain import Stage
 from speechbrain.dataio.dataloader import LoopedLoader
 from speechbrain.utils.checkpoints import mark_as_loader, mark_as_saver, register_checkpoint_hooks
+from speechbrain.utils.run_opts import RunOptions
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from sbkit.audio.draws import seeded_draws
-from sbkit.checkpoint.checkpointer import Checkpointer
-from sbkit.checkpoint.rng import State, random_state, restore_random_state
+from sbkit.base.errors import ConfigError
+from sbkit.checkpoint.checkpointer import RANKED_BY, Checkpointer
+from sbkit.checkpoint.rng import State, random_state, restore_random_state, seed_step
+from sbkit.config.hparams import KnobAttributes, Knobs
+from sbkit.config.ranges import require_in_range
 from sbkit.data.batch import Batch, Loaders
 from sbkit.data.sampler import TrainSampler
-from sbkit.distributed.ranks import gather_over_ranks, rank
+from sbkit.distributed.device import Placement, check_precision, resolve
+from sbkit.distributed.ranks import gather_over_ranks, rank, world_size
 from sbkit.evaluate.slices import slice_columns
-from sbkit.logs.metric import best_key
+from sbkit.logs.metric import LOSS, best_key
 from sbkit.logs.progress import Progress, shown
+from sbkit.models.compiling import compile_blocks
+from sbkit.models.loss import Loss
 from sbkit.train.evaluation import (
-    PHASES,
-    evaluate_splits,
-    gather_results,
-    log_validation,
+    EvaluationHooks,
+    Evaluator,
+    TestedModel,
     mean_over_ranks,
-    report_test,
-    validation_error,
+    seconds_after_training,
 )
-from sbkit.train.metrics import ZERO, MetricTotals, TrainingMetrics
-from sbkit.train.moving_average import agree_on_buffers
-from sbkit.train.nonfinite import ids_of
-from sbkit.train.profiling import profiled
-from sbkit.train.schedule import length_of, mark_last, share_of_steps
-from sbkit.train.scoring import stops_early
-from sbkit.train.step import StepBrain, as_loss
-from sbkit.train.stopping import SaveOrLeave
+from sbkit.train.metrics import ZERO, MetricTotals, TrainingMetrics, profiled
+from sbkit.train.model_state import ComputeFeatures, agree_on_buffers, measure_features
+from sbkit.train.nonfinite import explained_memory, ids_of
+from sbkit.train.optimizers import Freezing, make_optimizers, named_parameters, with_lr_scale
+from sbkit.train.schedule import (
+    Validation,
+    length_of,
+    mark_last,
+    read_schedule,
+    set_rate,
+    share_of_steps,
+)
+from sbkit.train.step import TrainingStep, as_loss, detached
+from sbkit.train.stopping import BEST_EPOCH, SaveOrLeave, first_best_epoch, stops_early
 from sbkit.train.watchdog import NullWatchdog, Watchdog
 
 logger = logging.getLogger(__name__)
 
 STALL_SECONDS = 120.0
 COUNTERS = ("step", "optimizer_step", "nonfinite_count")
-LOG_EVERY = 10  # optimizer steps between two readings of the device, unless `log_every` says more
+STEPS_BETWEEN_LOGS = 10  # optimizer steps between two readings of the device (`log_every`)
+PHASES = {  # of a run, as the progress bar calls them
+    "valid": "validating",
+    "test": "testing",
+    "averaging": "averaging checkpoints",
+    "decoding": "encoding the validation sets",
+    "measure": "measuring features",
+}
 
 
 @register_checkpoint_hooks
-class Brain(StepBrain):
+class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
     """Train and evaluate what a recipe defines; takes the arguments of SpeechBrain's Brain.
 
+    `device` may be a string or a torch.device; only its type reaches autocast and GradScaler.
+
     Attributes:
-        loaders: those of the run, where a `Run` made the Brain.
-        signals, watchdog: what asks the run to stop, and what ends one that hangs.
-        averaged: how many checkpoints it is tested with.
+        loaders: those of the run, if a `Run` made the Brain.
+        training_step: adds up gradients and updates the weights.
+        training_metrics: loss and speed of the run so far.
+        evaluator: keeps and measures the results of evaluated splits.
+        save_or_leave: saves within an epoch, and leaves when the run is asked to stop.
+        signals, watchdog: what asks the run to stop, and what ends a run that hangs.
+        epoch_share: how much of the current epoch lies before the current step.
+        step, optimizer_step: micro-batches of the epoch, and steps of the run, so far.
+        nonfinite_count: steps of the epoch that were skipped as bad, as far as they were read.
+        num_averaged: the number of checkpoints whose mean is tested.
+
+    >>> class Line(Brain):
+    ...     def compute_forward(self, batch, stage):
+    ...         return self.modules.line(batch)
+    ...     def compute_objectives(self, predictions, batch, stage):
+    ...         return (predictions - 1).square().mean()
+    >>> brain = Line({"line": nn.Linear(1, 1)}, lambda p: torch.optim.SGD(p, lr=0.1))
+    >>> brain.fit(range(2), DataLoader(torch.ones(8, 1), batch_size=4))
+    >>> brain.optimizer_step
+    4
     """
 
     loaders: Loaders | None = None
-    averaged: int = 1
+    num_averaged: int = 1
 
     def __init__(
         self,
@@ -76,21 +120,88 @@ class Brain(StepBrain):
         run_opts: Any = None,
         checkpointer: Any = None,
     ) -> None:
-        super().__init__(modules, opt_class, hparams, run_opts, checkpointer)
-        self._training_metrics = TrainingMetrics(self.device)
-        self.between = SaveOrLeave(
+        """Make the modules, the step and the evaluation.
+
+        Raises:
+            ConfigError: an option or hook of SpeechBrain's has no effect here.
+            DeviceError: device and precision do not go together here.
+        """
+        declared = hparams or {}
+        options = read_run_options(declared, run_opts)
+        placement = resolve(options.get("device"), options.get("precision", "fp32"))
+        eval_precision = options.get("eval_precision", "fp32")
+        check_precision(placement.device.type, eval_precision, key="eval_precision")
+        options["device"] = str(placement.device)
+        options.setdefault("find_unused_parameters", not self._has_own_step())
+        check_hooks(type(self), has_own_step=self._has_own_step())
+        self._schedule = read_schedule(declared)
+        freezing = Freezing(declared)
+        if opt_class is not None:
+            opt_class = with_lr_scale(opt_class, declared)
+        values = hparams and dict(hparams.items())  # a copy that reads no key
+        super().__init__(modules, opt_class, values, options, checkpointer)
+        if hparams is not None:
+            self.hparams = KnobAttributes(hparams if isinstance(hparams, Knobs) else Knobs(hparams))
+        self.device, self.device_type = placement.device, placement.device.type
+        self.training_ctx = placement.autocast()
+        self.evaluation_ctx = Placement(placement.device, eval_precision).autocast()
+        self.scaler = placement.grad_scaler()
+        self.training_step = TrainingStep(
+            self.modules,
+            self.compute_forward,
+            self.compute_objectives,
+            device=self.device,
+            freezing=freezing,
+            find_unused=self.find_unused_parameters,
+            ema_decay=self._hparam("ema_decay", 0.0),
+            run_folder=self.run_folder,
+        )
+        self.training_metrics = TrainingMetrics(self.device)
+        self.evaluator = Evaluator(self)
+        self.save_or_leave = SaveOrLeave(
             None if checkpointer is None else self._save_intra_epoch_ckpt,
             minutes=self.ckpt_interval_minutes,
             steps=self.ckpt_interval_steps,
         )
-        self.signals = self.between.signals
+        self.signals = self.save_or_leave.signals
         self.watchdog = NullWatchdog()
-        self._profiles = rank() == 0 and self._declared("profile", False)  # the first epoch
-        self._resume_rng: State | None = None  # of the checkpoint, until it is set
-        self._saved_accumulation: int | None = None  # likewise
+        if checkpointer is not None:
+            self._add_recoverables()
+        self._reset_position()
+
+    def _add_recoverables(self) -> None:
+        """Save the scaler, instead of SpeechBrain's, and the moving average with checkpoints."""
+        if self.scaler.is_enabled():
+            self.checkpointer.add_recoverable("scaler", self.scaler, optional_load=True)
+        if self.training_step.moving_average.decay:
+            self.checkpointer.add_recoverable("moving_average", self.training_step.moving_average)
+
+    def _reset_position(self) -> None:
+        """Stand before the first step of a run."""
+        self.step, self.optimizer_step, self.nonfinite_count = 0, 0, 0
+        self.epoch_share = 0.0
+        self._is_last = False  # micro-batch of its epoch
+        self._is_planned = False  # whether sbkit's sampler plans the epoch
+        self._is_profiled = rank() == 0 and self._hparam("profile", False)  # the first epoch
+        self._resume_rng: State | None = None  # of the checkpoint, until it is restored
+        self._saved_accumulation: int | None = None  # of the checkpoint, until it is used
         self._keeps_counters = False  # while an earlier checkpoint is loaded
         self._steps_of_epoch = 0
         self._valid_set: Mapping[str, Any] = {}  # of the last fit
+
+    @property
+    def inactive(self) -> tuple[nn.Module, ...]:
+        """The modules that the present knobs turn off, which need no gradient."""
+        return ()
+
+    @property
+    def run_folder(self) -> Path | None:
+        """The folder that the run writes to; None for a recipe without `output_folder`."""
+        folder = self._hparam("output_folder", None)
+        return None if folder is None else Path(folder)
+
+    def _hparam(self, name: str, default: Any) -> Any:
+        return getattr(getattr(self, "hparams", None), name, default)
 
     # -- the run ------------------------------------------------------------------------------
 
@@ -114,7 +225,7 @@ class Brain(StepBrain):
             valid_set = self._valid_set = self._loaders(valid_set, Stage.VALID, valid_loader_kwargs)
         enable = not self.noprogressbar if progressbar is None else progressbar
         try:
-            with self._watchdog() as self.watchdog:
+            with self._watch() as self.watchdog:
                 if isinstance(self.checkpointer, Checkpointer):
                     self.checkpointer.claim()
                 self.on_fit_start()  # asked to stop in it, a run leaves at once: nothing is trained
@@ -124,14 +235,15 @@ class Brain(StepBrain):
                 with self.signals:
                     self._fit_epochs(epoch_counter, train_set, valid_set, enable)
         finally:
-            self._training_metrics.close()
+            self.training_metrics.close()
             self._unwrap_distributed()
 
     def _fit_epochs(
         self, epoch_counter: Iterable[int], train_set: Any, valid_set: Any, enable: bool
     ) -> None:
+        patience, metric = self._hparam("early_stopping", 0), best_key(self.evaluator.metrics).name
         for epoch in epoch_counter:
-            if self.step == 0 and stops_early(self, self._declared("early_stopping", 0)):
+            if self.step == 0 and stops_early(self.checkpointer, patience, metric=metric):
                 break
             self._fit_train(train_set, epoch, enable)
             self._fit_valid(valid_set, epoch, enable)
@@ -149,74 +261,20 @@ class Brain(StepBrain):
     ) -> float:
         """Load the best checkpoint, evaluate one set or several by name, and return the mean loss.
 
-        Without a key the checkpoints say by which figure they were saved.
+        Without a key, the checkpoints name the figure that ranks them.
         """
         test_set = self._loaders(test_set, Stage.TEST, test_loader_kwargs)
-        is_told = max_key is not None or min_key is not None
-        keys = {"max_key": max_key, "min_key": min_key} if is_told else self._best_keys()
+        has_key = max_key is not None or min_key is not None
+        keys = {"max_key": max_key, "min_key": min_key} if has_key else self._best_keys()
         self.on_evaluate_start(**keys)
-        with self.signals, self._watchdog() as self.watchdog:
+        with self.signals, self._watch() as self.watchdog:
             return self._evaluate_stage(test_set, Stage.TEST, None)
 
     def load_best(self, valid_set: Any) -> None:
         """Load what a test would be run with, without training or testing anything."""
         self._valid_set = self._loaders(valid_set, Stage.VALID, None)
-        with self._watchdog() as self.watchdog:
+        with self._watch() as self.watchdog:
             self.on_evaluate_start(**self._best_keys())
-
-    def _best_keys(self) -> dict[str, str | None]:
-        """Name the figure that chooses the best checkpoint, as a Checkpointer takes it."""
-        if type(self).metrics:
-            return best_key(type(self).metrics)._asdict()
-        ours = isinstance(self.checkpointer, Checkpointer)
-        return {**self.checkpointer.ranked_by()} if ours else {}
-
-    # -- training -----------------------------------------------------------------------------
-
-    def _fit_train(self, train_set: Any, epoch: int, enable: bool) -> None:
-        self.on_stage_start(Stage.TRAIN, epoch)
-        self._counts = None  # of a step that an epoch left open
-        self._training_metrics.start_epoch(afresh=self.step == 0)
-        if self.step == 0:
-            self.nonfinite_count = 0
-        self.train_mode()
-        self.freeze_parts()
-        self.zero_grad(set_to_none=True)
-        self._choose_epoch(train_set, epoch)
-        count = length_of(train_set)
-        log_every = self._declared("log_every", LOG_EVERY)
-        self.share_step()
-        batches = iter(train_set)
-        self._resume_random()  # after the loader's draw, which the saved state has behind it
-        marked = mark_last(batches, count=count, done=self.step)
-        timed = self._training_metrics.meter.timed(marked)
-        if self._profiles and self._run_folder is not None:
-            timed, self._profiles = profiled(timed, self._run_folder, self.device), False
-        for batch, is_last in timed:
-            if self._optimizer_step_limit_exceeded:
-                break
-            self.epoch_share = share_of_steps(self.step, count, self.grad_accumulation_factor)
-            self.watchdog.ping("step", self.optimizer_step, ids_of(batch))
-            self.step, self._is_last = self.step + 1, is_last
-            steps_before = self.optimizer_step
-            objective = self.fit_batch(batch)
-            seconds = batch.seconds if isinstance(batch, Batch) else 0.0
-            self._training_metrics.meter.add(as_loss(objective), seconds)
-            if has_stepped := self.optimizer_step > steps_before:
-                self.freeze_parts()
-            if has_stepped and self.optimizer_step % log_every == 0:
-                self._log_step(epoch, live=enable)
-            if self.debug and self.step >= self.debug_batches:
-                break
-            if self.should_step:
-                self.between.after_step(self.optimizer_step, is_last=is_last)
-            self.watchdog.ping("data", self.optimizer_step)
-        self._read()
-        self.zero_grad(set_to_none=True)
-        self._steps_of_epoch = self.step
-        self._training_metrics.end_epoch()
-        self.on_stage_end(Stage.TRAIN, self._training_metrics.so_far.loss, epoch)
-        self.avg_train_loss, self.step = 0.0, 0
 
     def on_evaluate_start(self, max_key: str | None = None, min_key: str | None = None) -> None:
         """Load the best checkpoint, or the mean of the `average_checkpoints` best.
@@ -226,78 +284,72 @@ class Brain(StepBrain):
         self._keeps_counters = True
         super().on_evaluate_start(max_key=max_key, min_key=min_key)
         self._keeps_counters = False
-        count = int(self._declared("average_checkpoints", 1))
+        count = int(self._hparam("average_checkpoints", 1))
         if count > 1 and isinstance(self.checkpointer, Checkpointer):
-            valid = self._valid_set
-            score = partial(validation_error, self, valid) if valid else None
+            score = self._averaging_error if self._valid_set else None
             averaged = self.checkpointer.load_average(
                 count, score, max_key=max_key, min_key=min_key
             )
             if averaged is not None:
-                self.averaged = len(averaged.checkpoints)
+                self.num_averaged = len(averaged.checkpoints)
                 if score is not None:
                     logger.info(str(averaged))
 
-    # -- evaluation ---------------------------------------------------------------------------
-
-    def _fit_valid(self, valid_set: Any, epoch: int, enable: bool) -> None:
-        """Validate. A recipe may override this, to do it less often; hence the arguments."""
-        if valid_set is not None:
-            self._evaluate_stage(valid_set, Stage.VALID, epoch)
-
-    def _evaluate_stage(self, loaders: Mapping[str, Any], stage: Stage, epoch: int | None) -> float:
-        self.on_stage_start(stage, epoch)
-        losses = evaluate_splits(self, loaders, stage, phase=stage.name.lower())
-        steps, self.step = self.step, 0
-        if any(gather_over_ranks(self.signals.received is not None)):
-            self._leave_evaluation(stage)
-        mean = mean_over_ranks(losses)
-        self.step = steps if stage is Stage.TEST else 0  # as SpeechBrain has it
-        self.on_stage_end(stage, mean, epoch)
-        self.step = 0
-        return mean
-
-    @torch.no_grad()
-    def evaluate_batch(self, batch: Any, stage: Stage) -> Any:
-        """Return what `compute_objectives` makes of one batch, a Loss or a mean, on the CPU."""
-        batch = self.placed(batch)
-        with seeded_draws(ids_of(batch)), self.evaluation_ctx:
-            outputs = self.compute_forward(batch, stage=stage)
-            objective = self.compute_objectives(outputs, batch, stage=stage)
+    def _best_keys(self) -> dict[str, str | None]:
+        """Name the figure that ranks the checkpoints, as arguments of a Checkpointer."""
         if type(self).metrics:
-            self._results.setdefault(self._split, []).extend(self.score(outputs, batch))
-        names = self._declared("report_by", [])
-        if names and stage is Stage.TEST and isinstance(batch, Batch):
-            samples, rate = batch.audio_lengths.tolist(), self.hparams.sample_rate
-            columns = slice_columns(names, batch.columns, samples, rate, batch.clips())
-            self._columns.setdefault(self._split, []).extend(columns)
-        return (as_loss(objective) if isinstance(objective, Mapping) else objective).detach().cpu()
+            key = best_key(type(self).metrics)
+            return {"max_key": key.max_key, "min_key": key.min_key}
+        ours = isinstance(self.checkpointer, Checkpointer)
+        return {**self.checkpointer.ranked_by()} if ours else {}
 
-    def on_stage_end(self, stage: Stage, stage_loss: float, epoch: int | None = None) -> None:
-        """Log, show and save after validation, and report after the test."""
-        if stage is Stage.TRAIN:
-            return
-        if stage is Stage.TEST:
-            report_test(self, gather_results(self._results))
-        else:
-            log_validation(self, gather_results(self._results), stage_loss, epoch or 0)
+    # -- an epoch -----------------------------------------------------------------------------
 
-    # -- parts of the loop --------------------------------------------------------------------
+    def _fit_train(self, train_set: Any, epoch: int, enable: bool) -> None:
+        self.on_stage_start(Stage.TRAIN, epoch)
+        self._start_epoch(train_set, epoch)
+        count, log_every = length_of(train_set), self._hparam("log_every", STEPS_BETWEEN_LOGS)
+        for batch, is_last in self._training_batches(train_set, count):
+            if self._optimizer_step_limit_exceeded:
+                break
+            self.epoch_share = share_of_steps(self.step, count, self.grad_accumulation_factor)
+            self.watchdog.ping("step", self.optimizer_step, ids_of(batch))
+            self.step, self._is_last = self.step + 1, is_last
+            steps_before = self.optimizer_step
+            objective = self.fit_batch(batch)
+            seconds = batch.seconds if isinstance(batch, Batch) else 0.0
+            self.training_metrics.meter.add(as_loss(objective), seconds)
+            if has_stepped := self.optimizer_step > steps_before:
+                self._freeze_parts()
+            if has_stepped and self.optimizer_step % log_every == 0:
+                self._log_step(epoch, live=enable)
+            if self.debug and self.step >= self.debug_batches:
+                break
+            if self.should_step:
+                self.save_or_leave.after_step(self.optimizer_step, is_last=is_last)
+            self.watchdog.ping("data", self.optimizer_step)
+        self._read_metrics()
+        self.zero_grad(set_to_none=True)
+        self._steps_of_epoch = self.step
+        self.training_metrics.end_epoch()
+        self.on_stage_end(Stage.TRAIN, self.training_metrics.so_far.loss, epoch)
+        self.avg_train_loss, self.step = 0.0, 0
 
-    def pinging(self, batches: Iterable[Any], phase: str) -> Iterator[Any]:
-        """Yield batches, and ping the watchdog at each, outside the training loop."""
-        quiet, title = self.noprogressbar, PHASES.get(phase, phase)
-        with shown(title, length_of(batches), quiet=quiet) as advance:
-            for batch in batches:
-                self.watchdog.ping(phase, self.optimizer_step, ids_of(batch))
-                yield batch
-                advance(1)
+    def _start_epoch(self, train_set: Any, epoch: int) -> None:
+        self.training_step.discard()
+        self.training_metrics.start_epoch(afresh=self.step == 0)
+        if self.step == 0:
+            self.nonfinite_count = 0
+        self.training_step.train_mode()
+        self._freeze_parts()
+        self.zero_grad(set_to_none=True)
+        self._set_epoch(train_set, epoch)
 
-    def _choose_epoch(self, train_set: Any, epoch: int) -> None:
+    def _set_epoch(self, train_set: Any, epoch: int) -> None:
         """Set on the sampler the epoch and, after a resume, where in it the run stands."""
         sampler = getattr(train_set, "batch_sampler", None)
         self._is_planned = isinstance(sampler, TrainSampler)
-        self._nonfinite.epoch = epoch
+        self.training_step.nonfinite.epoch = epoch
         if isinstance(sampler, TrainSampler):
             if self._saved_accumulation is not None:  # other micro-batches of the same steps
                 steps = self.step // self._saved_accumulation
@@ -307,17 +359,343 @@ class Brain(StepBrain):
             self.train_sampler.set_epoch(epoch)
         self._saved_accumulation = None
 
+    def _training_batches(self, train_set: Any, count: int | None) -> Iterator[tuple[Any, bool]]:
+        """Return the batches that are left of an epoch, each with whether it is the last."""
+        self._share_step()
+        batches = iter(train_set)
+        self._resume_random()  # the loader draws when its iterator is made, before the saved state
+        marked = mark_last(batches, count=count, done=self.step)
+        timed = self.training_metrics.meter.timed(marked)
+        if self._is_profiled and self.run_folder is not None:
+            timed, self._is_profiled = profiled(timed, self.run_folder, self.device), False
+        return timed
+
+    def _freeze_parts(self) -> None:
+        """Freeze and unfreeze for the coming step; the ranks then share what learns in it."""
+        if self.training_step.freezing.advance(self.optimizer_step):
+            self.training_step.train_mode()
+            self.training_step.ddp.renew(self.inactive)
+
+    # -- a step -------------------------------------------------------------------------------
+
+    def fit_batch(self, batch: Any) -> Any:
+        """Add one micro-batch's gradient, and step when the global batch is complete.
+
+        Returns what `compute_objectives` returned, without its graph. A recipe may override this;
+        `optimizers_step` expects the gradient of a mean.
+        """
+        batch = self.to_device(batch)
+        if (self.step - 1) % self.grad_accumulation_factor == 0:  # the first of its step
+            self.training_step.begin()
+        self._set_rate()
+        with self._seeded(batch):
+            self.on_fit_batch_start(batch, self.should_step)
+            with self.no_sync(not self.should_step), explained_memory(batch):
+                with self.training_ctx:
+                    outputs, objective = self.training_step.forward(batch)
+                optimizers = self.optimizers_dict or {}
+                self.training_step.backward(batch, objective, optimizers, self.scaler)
+        if self.should_step:
+            self.training_step.normalize(self._active_optimizers())
+            self.optimizers_step()
+            self.modules.zero_grad(set_to_none=True)  # a frozen optimizer's would add up
+        self.on_fit_batch_end(batch, outputs, objective, self.should_step)
+        return detached(objective)
+
+    @property
+    def should_step(self) -> bool:
+        """Whether the optimizer steps after this micro-batch: every few, and after the last."""
+        return self._is_last or self.step % self.grad_accumulation_factor == 0
+
+    def optimizers_step(self) -> None:
+        """Step every optimizer, or none if a loss or a gradient is not finite."""
+        optimizers = [*self._active_optimizers().values()]
+        if not optimizers:
+            return
+        self.training_step.update(
+            optimizers,
+            step=self.optimizer_step + 1,
+            scaler=self.scaler,
+            max_grad_norm=self.max_grad_norm,
+        )
+        self.optimizer_step += 1
+        if self.device_type == "cpu":  # nothing to wait for, and the weights are still the step's
+            self._read_skipped()
+
+    def _read_skipped(self) -> None:
+        """Read which steps were skipped; raises SbkitError if too many of them were bad."""
+        recorder = self.training_step.nonfinite
+        skipped, num_bad = recorder.flush(overflow_is_usual=self.scaler.is_enabled())
+        self.nonfinite_count += num_bad
+        recorder.check_count(self.nonfinite_count, self.nonfinite_patience)
+        self.training_metrics.meter.skipped += skipped
+
+    def _set_rate(self) -> None:
+        """Set the learning rate from the position in the run, if the YAML has `lr_schedule`."""
+        if self._schedule is None:
+            return
+        epochs = self.hparams.epoch_counter
+        progress = (epochs.current - 1 + self.epoch_share) / epochs.limit
+        validations = self.training_metrics.validations
+        factor = self._schedule(progress, self.optimizer_step + 1, epochs.current, validations)
+        rate = None if self._hparam("optimizers", None) else self.hparams.lr
+        set_rate(self._active_optimizers().values(), factor, rate)
+
+    def set_highest_rate(self) -> float:
+        """Set and return the highest rate of the schedule, as far as 10,000 steps have it."""
+        optimizers = [*self._active_optimizers().values()]
+        positions = [(index / 20, 1 + 500 * index, 1, ()) for index in range(21)]
+        factor = max(self._schedule(*p) for p in positions) if self._schedule else 1.0
+        set_rate(optimizers, factor, None)
+        return float(max(g["lr"] for optimizer in optimizers for g in optimizer.param_groups))
+
+    def _seeded(self, batch: Any) -> AbstractContextManager[None]:
+        """Seed random numbers from the position in the run, if sbkit's sampler plans the batches.
+
+        So a resumed run draws the same. Seeds `draw_uniform` by utterance, and torch by rank.
+        """
+        if not self._is_planned:
+            return seeded_draws([])
+        seed, epoch = self.hparams.seed, self.hparams.epoch_counter.current
+        seed_step(seed, epoch=epoch, step=self.step)
+        step = (self.step - 1) // self.grad_accumulation_factor
+        return seeded_draws(ids_of(batch), seed=seed, epoch=epoch, step=step)
+
+    def to_device(self, batch: Any) -> Any:
+        """Return a batch on the device of the model."""
+        return batch.to(self.device) if hasattr(batch, "to") else batch
+
+    # -- optimizers ---------------------------------------------------------------------------
+
+    def init_optimizers(self) -> None:
+        """Make the optimizers that the YAML declares: one by `opt_class`, or several."""
+        declared = self._hparam("optimizers", None)
+        if not declared:
+            super().init_optimizers()
+            return
+        if self.opt_class is not None:
+            raise ConfigError(
+                "A YAML must declare `opt_class` or `optimizers`, but has both. Remove one of them."
+            )
+        hparams = self.hparams.knobs
+        self.optimizers_dict = make_optimizers(
+            declared,
+            named_parameters(self.modules, hparams),
+            hparams,
+            remove_vector_weight_decay=self.remove_vector_weight_decay,
+        )
+        for name, optimizer in self.optimizers_dict.items() if self.checkpointer else ():
+            self.checkpointer.add_recoverable(f"optimizer_{name}", optimizer)
+
+    def _active_optimizers(self) -> dict[str, Optimizer]:
+        """Return the optimizers that step now, by name; `init_optimizers` may make none."""
+        if self.optimizers_dict is not None:
+            return dict(self.freeze_optimizers(self.optimizers_dict))
+        return {} if self.opt_class is None else {"opt_class": self.optimizer}
+
+    def _compile(self) -> None:
+        """Compile the blocks of the model if `compile` is set."""
+        if self.compile:
+            compile_blocks(self.modules.values(), self.device)
+
+    # -- several processes --------------------------------------------------------------------
+
+    def _wrap_distributed(self) -> None:
+        """Wrap every module for a recipe with its own `fit_batch`; else `_share_step` does."""
+        if self._has_own_step() and world_size() > 1:
+            self.distributed_backend = dist.get_backend()
+            super()._wrap_distributed()
+
+    def _share_step(self) -> None:
+        """Share the step among the ranks, once it has the weights that it begins with."""
+        ddp = self.training_step.ddp
+        if world_size() > 1 and not ddp.is_shared and not self._has_own_step():
+            ddp.share(self.inactive)
+
+    def _unwrap_distributed(self) -> None:
+        """Drop the reducers."""
+        self.training_step.ddp.unwrap()
+        for name, module in self.modules.items():
+            if isinstance(module, DistributedDataParallel):
+                self.modules[name] = module.module
+
+    def _has_own_step(self) -> bool:
+        return type(self).fit_batch is not Brain.fit_batch
+
+    def no_sync(self, use: bool = True) -> AbstractContextManager[None]:
+        """Leave gradients on this rank while a batch is still being accumulated."""
+        if use and self.training_step.ddp.is_shared:
+            return self.training_step.ddp.no_sync()
+        context: AbstractContextManager[None] = super().no_sync(use)
+        return context
+
+    # -- evaluation ---------------------------------------------------------------------------
+
+    def _fit_valid(self, valid_set: Any, epoch: int, enable: bool) -> None:
+        """Validate. A recipe may override this to validate less often; hence the arguments."""
+        if valid_set is not None:
+            self._evaluate_stage(valid_set, Stage.VALID, epoch)
+
+    def _evaluate_stage(self, loaders: Mapping[str, Any], stage: Stage, epoch: int | None) -> float:
+        self.on_stage_start(stage, epoch)
+        losses = self.evaluate_splits(loaders, stage, phase=stage.name.lower())
+        steps, self.step = self.step, 0
+        if any(gather_over_ranks(self.signals.received is not None)):
+            self._leave_evaluation(stage)
+        mean = mean_over_ranks(losses)
+        self.step = steps if stage is Stage.TEST else 0  # as in SpeechBrain
+        self.on_stage_end(stage, mean, epoch)
+        self.step = 0
+        return mean
+
+    @torch.no_grad()
+    def evaluate_splits(
+        self, loaders: Mapping[str, Any], stage: Stage, *, phase: str
+    ) -> list[Loss]:
+        """Return the loss of every batch, and leave the results of each split in the evaluator.
+
+        After a signal no more batches are evaluated. ``phase`` is for the watchdog.
+        """
+        self.evaluator.start(loaders)
+        self.modules.eval()
+        self.training_step.moving_average.apply()
+        agree_on_buffers(self.modules)
+        losses: list[Loss] = []
+        for split, loader in loaders.items():
+            self.evaluator.enter(split)
+            for batch in self.watched(loader, phase):
+                if self.signals.received:
+                    return losses
+                self.step += 1
+                with explained_memory(batch, "eval_batch_seconds"):
+                    loss = as_loss(self.evaluate_batch(batch, stage))
+                losses.append(loss)
+                if not type(self).metrics:
+                    pairs = zip(loss.sums.tolist(), loss.counts.tolist(), strict=True)
+                    self.evaluator.add(pairs)
+                if self.debug and self.step >= self.debug_batches:
+                    break
+        return losses
+
+    @torch.no_grad()
+    def evaluate_batch(self, batch: Any, stage: Stage) -> Any:
+        """Return what `compute_objectives` returns for one batch, a Loss or a mean, on the CPU."""
+        batch = self.to_device(batch)
+        with seeded_draws(ids_of(batch)), self.evaluation_ctx:
+            outputs = self.compute_forward(batch, stage=stage)
+            objective = self.compute_objectives(outputs, batch, stage=stage)
+        if type(self).metrics:
+            self.evaluator.add(self.score(outputs, batch))
+        names = self._hparam("report_by", [])
+        if names and stage is Stage.TEST and isinstance(batch, Batch):
+            samples, rate = batch.audio_lengths.tolist(), self.hparams.sample_rate
+            self.evaluator.add_columns(
+                slice_columns(names, batch.columns, samples, rate, batch.clips())
+            )
+        return (as_loss(objective) if isinstance(objective, Mapping) else objective).detach().cpu()
+
+    def watched(self, batches: Iterable[Any], phase: str) -> Iterator[Any]:
+        """Yield batches outside the training loop; show the progress, and ping the watchdog."""
+        quiet, title = self.noprogressbar, PHASES.get(phase, phase)
+        with shown(title, length_of(batches), quiet=quiet) as advance:
+            for batch in batches:
+                self.watchdog.ping(phase, self.optimizer_step, ids_of(batch))
+                yield batch
+                advance(1)
+
+    def start_validation(self) -> None:
+        """Begin to read the validation sets once more, in the epoch that was the last."""
+        epochs = self._hparam("epoch_counter", None)
+        self.on_stage_start(Stage.VALID, getattr(epochs, "current", None))
+
+    def _averaging_error(self) -> float:
+        """Validate the weights as they are, and return the error that chooses among them."""
+        self.start_validation()
+        self.evaluate_splits(self._valid_set, Stage.VALID, phase="averaging")
+        return self.evaluator.error()
+
+    def measure_features(self, compute: ComputeFeatures | None) -> None:
+        """Measure the features of the run's training set, if its GlobalNorms are not measured yet.
+
+        A recipe calls this in `on_fit_start`, after the last checkpoint is loaded.
+        """
+        if self.loaders is not None and compute is not None:
+            batches = self.watched(self.loaders.measure, "measure")
+            measure_features(self.modules, compute, batches, self.device)
+
+    # -- after a stage ------------------------------------------------------------------------
+
+    def on_stage_end(self, stage: Stage, stage_loss: float, epoch: int | None = None) -> None:
+        """Log, show and save after validation, and report after the test."""
+        if stage is Stage.TEST:
+            self.evaluator.report(self._tested_model())
+        elif stage is Stage.VALID:
+            self._end_validation(stage_loss, epoch or 0)
+
+    def _end_validation(self, loss: float, epoch: int) -> None:
+        """Log and show the metrics of an epoch, and save it with them; every rank calls this."""
+        values, best = self.evaluator.measure_splits(), best_key(self.evaluator.metrics)
+        error = -values[best.name] if best.max_key else values[best.name]
+        self.training_metrics.validations.append(Validation(loss, error))
+        num_averaged = int(self._hparam("average_checkpoints", 1))
+        self.training_metrics.log_epoch(
+            epoch,
+            self.optimizer_step,
+            valid_loss=loss,
+            values={name: value for name, value in values.items() if name not in LOSS},
+            ending=lambda seconds: seconds_after_training(
+                self, self.loaders, num_averaged=num_averaged, validation=seconds
+            ),
+        )
+        if self.checkpointer is None:
+            return
+        first = first_best_epoch(self.checkpointer, best, epoch=epoch, value=values[best.name])
+        ranked_by = {"max_key": best.max_key, "min_key": best.min_key}
+        self.checkpointer.save_and_keep_only(
+            meta={**values, "epoch": epoch, BEST_EPOCH: first, RANKED_BY: ranked_by},
+            num_to_keep=num_averaged,
+            max_keys=[best.max_key] if best.max_key else [],
+            min_keys=[best.min_key] if best.min_key else [],
+        )
+
+    def _tested_model(self) -> TestedModel | None:
+        """Collect what the report of a test states; None for a recipe without a run folder."""
+        if self.run_folder is None:
+            return None
+        return TestedModel(
+            folder=self.run_folder,
+            step=self.optimizer_step,
+            epoch=self.hparams.epoch_counter.limit,
+            num_parameters=sum(p.numel() for p in self.modules.parameters()),
+            num_averaged=self.num_averaged,
+            train_seconds=self.training_metrics.train_seconds,
+            audio_seconds=self.training_metrics.audio_seconds,
+            device=self.device,
+            splits=None if self.loaders is None else self.loaders.splits,
+            sample_rate=self._hparam("sample_rate", 0),
+            report_by=self._hparam("report_by", []),
+        )
+
+    def _leave_evaluation(self, stage: Stage) -> None:
+        """Leave without the figures; a resumed run validates again."""
+        if stage is Stage.VALID:
+            self.step = self._steps_of_epoch
+            self.save_or_leave.save()
+        self.save_or_leave.leave(self.optimizer_step)
+
+    # -- logs ---------------------------------------------------------------------------------
+
     def _log_step(self, epoch: int, *, live: bool) -> None:
         optimizers = self._active_optimizers().values()
-        rate = next((each.param_groups[0]["lr"] for each in optimizers), 0.0)
-        reading = self._read()
-        self._training_metrics.log_step(epoch, self.optimizer_step, reading, rate=rate, live=live)
+        rate = next((optimizer.param_groups[0]["lr"] for optimizer in optimizers), 0.0)
+        reading = self._read_metrics()
+        self.training_metrics.log_step(epoch, self.optimizer_step, reading, rate=rate, live=live)
 
-    def _read(self) -> MetricTotals:
+    def _read_metrics(self) -> MetricTotals:
         """Read the losses accumulated since the last reading, and which steps were skipped."""
         self._read_skipped()
-        reading = self._training_metrics.read()
-        self.avg_train_loss = self._training_metrics.so_far.loss
+        reading = self.training_metrics.read()
+        self.avg_train_loss = self.training_metrics.so_far.loss
         return reading
 
     def _open_metrics(self, epochs: Any, train_set: Any) -> None:
@@ -329,57 +707,48 @@ class Brain(StepBrain):
             logger.info(
                 f"Resuming after step {self.optimizer_step}, in epoch {epoch + (not self.step)}."
             )
-        self._training_metrics.open(
-            self._run_folder,
+        self.training_metrics.open(
+            self.run_folder,
             progress,
             resume_step=self.optimizer_step,
             within_epoch=self.step > 0,
         )
 
-    # -- between two steps --------------------------------------------------------------------
-
-    def _leave_evaluation(self, stage: Stage) -> None:
-        """Leave without the figures; a run that goes on validates again."""
-        if stage is Stage.VALID:
-            self.step = self._steps_of_epoch
-            self.between.save()
-        self.between.leave(self.optimizer_step)
-
-    def _watchdog(self) -> NullWatchdog:
-        seconds, folder = self._declared("stall_seconds", STALL_SECONDS), self._run_folder
+    def _watch(self) -> NullWatchdog:
+        seconds, folder = self._hparam("stall_seconds", STALL_SECONDS), self.run_folder
         if folder is None or not seconds:
             return NullWatchdog()
         return Watchdog(folder, stall_seconds=seconds)
 
     def _loaders(self, data: Any, stage: Stage, options: dict[str, Any] | None) -> dict[str, Any]:
-        """Return the loader of each split by its name; a set without one is named as the stage."""
-        named = data if isinstance(data, Mapping) else {stage.name.lower(): data}
+        """Return the loader of each split by its name; an unnamed set is named after the stage."""
+        by_name = data if isinstance(data, Mapping) else {stage.name.lower(): data}
         in_checkpoints = {} if stage is Stage.TRAIN else {"ckpt_prefix": None}
         return {
-            name: each
-            if isinstance(each, DataLoader | LoopedLoader)
-            else self.make_dataloader(each, stage, **{**(options or {}), **in_checkpoints})
-            for name, each in named.items()
+            name: split
+            if isinstance(split, DataLoader | LoopedLoader)
+            else self.make_dataloader(split, stage, **{**(options or {}), **in_checkpoints})
+            for name, split in by_name.items()
         }
 
     # -- checkpoints --------------------------------------------------------------------------
 
     def _save_intra_epoch_ckpt(self) -> None:
-        """Save, also what the device was not yet asked for."""
+        """Save, also what was not read from the device yet."""
         self.watchdog.ping("checkpoint", self.optimizer_step)
         agree_on_buffers(self.modules)  # the file has those of one rank
         self._read_skipped()
-        self._training_metrics.unread = self._training_metrics.meter.peek()
-        with self.moving_average.applied():
+        self.training_metrics.unread = self.training_metrics.meter.peek()
+        with self.training_step.moving_average.applied():
             super()._save_intra_epoch_ckpt()
-        self._training_metrics.unread = ZERO
+        self.training_metrics.unread = ZERO
 
     @mark_as_saver  # type: ignore[untyped-decorator]
     def _save(self, path: str | Path) -> None:
         """Write where the run stands: counters, sums of metrics, random state."""
         state = {name: getattr(self, name) for name in COUNTERS}
         state["accumulation"] = self.grad_accumulation_factor
-        state |= self._training_metrics.state() | {"random": random_state(self.device)}
+        state |= self.training_metrics.state() | {"random": random_state(self.device)}
         Path(path).write_text(json.dumps(state))
 
     @mark_as_loader  # type: ignore[untyped-decorator]
@@ -391,12 +760,69 @@ class Brain(StepBrain):
         state = json.loads(text) if text.startswith("{") else yaml.safe_load(text)
         for name in COUNTERS:
             setattr(self, name, int(state.get(name, getattr(self, name))))
-        self._training_metrics.restore(state)
+        self.training_metrics.restore(state)
         self._resume_rng = state.get("random")
         self._saved_accumulation = state.get("accumulation")
 
     def _resume_random(self) -> None:
-        """Go on drawing where the run stood when it was saved."""
+        """Continue the random numbers from where the run was saved."""
         if self._resume_rng is not None:
             restore_random_state(self._resume_rng, self.device)
             self._resume_rng = None
+
+
+# ---- SpeechBrain's run options and hooks: which take effect, and which are refused
+
+REFUSED_OPTIONS = {  # and what to do instead
+    "data_parallel_backend": "Start one process per device with torchrun",
+    "profile_training": "Set profile: True",
+    "auto_mix_prec": "Set precision: fp16",
+    "bfloat16_mix_prec": "Set precision: bf16",
+    "compile_module_keys": "Leave it out: all modules are compiled",
+    **dict.fromkeys(("jit", "jit_module_keys"), "Set compile: True"),
+    **dict.fromkeys(
+        ("compile_mode", "compile_using_fullgraph", "compile_using_dynamic_shape_tracing"),
+        "Blocks are compiled for any shape, and for the losses of an uncompiled run",
+    ),
+}
+UNCALLED_HOOKS = {  # and what to do instead
+    "update_average": "Return what is to be averaged from `fit_batch` and `evaluate_batch`",
+    "_should_save_intra_epoch_ckpt": "Set ckpt_interval_minutes or ckpt_interval_steps",
+}
+HOOKS_UNCALLED_BY_STEP = dict.fromkeys(  # unless the recipe's own `fit_batch` calls them
+    ("check_loss_isfinite", "check_gradients"),
+    "Call it in your own `fit_batch`; here steps that are not finite are skipped",
+)
+PLAIN_TYPES = (bool, int, float, str, list)  # an object belongs to the recipe
+
+
+def read_run_options(hparams: Mapping[str, Any], run_opts: Any) -> dict[str, Any]:
+    """Collect the declared run options; those of ``run_opts`` take precedence.
+
+    Raises ConfigError for one that has no effect here, and for a number out of its range.
+    """
+    if isinstance(run_opts, RunOptions):
+        given = {name: run_opts[name] for name in run_opts.overridden_args}
+    else:
+        given = dict(run_opts or {})
+    names = RunOptions().as_dict()
+    options = {**{name: hparams[name] for name in names if name in hparams}, **given}
+    plain = {name: value for name, value in hparams.items() if isinstance(value, PLAIN_TYPES)}
+    require_in_range({**plain, **options})
+    for name, instead in REFUSED_OPTIONS.items():
+        if options.get(name):
+            raise ConfigError(f"`{name}` must be off, but is {options[name]}. {instead}.")
+    return options
+
+
+def check_hooks(kind: type[sb.Brain], *, has_own_step: bool) -> None:
+    """Raise ConfigError for a recipe that overrides what is never called."""
+    for name, instead in {
+        **UNCALLED_HOOKS,
+        **({} if has_own_step else HOOKS_UNCALLED_BY_STEP),
+    }.items():
+        if getattr(kind, name) is not getattr(sb.Brain, name):
+            raise ConfigError(
+                f"`{name}` must be SpeechBrain's, because sbkit does not call it, but "
+                f"{kind.__name__} overrides it. {instead}."
+            )

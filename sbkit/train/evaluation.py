@@ -1,236 +1,333 @@
-"""An evaluation: its splits one after the other, the metrics of each, and what is reported."""
+"""The evaluation of splits: a recipe's hooks, the results of every utterance, and their report.
+
+`Brain` runs the batches; an `Evaluator` keeps their results and measures them by the hooks.
+"""
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import datasets
 import pyarrow.compute as pc
 import torch
-from speechbrain import Stage
 
 from sbkit.base.messages import plural
 from sbkit.base.versions import __version__
-from sbkit.checkpoint.checkpointer import RANKED_BY
 from sbkit.checkpoint.provenance import describe_provenance, provenance_of_run
+from sbkit.data.batch import Loaders
 from sbkit.data.report import encode_clips
-from sbkit.data.splits import take_columns
+from sbkit.data.splits import Splits, take_columns
 from sbkit.distributed.ranks import gather_over_ranks, rank
 from sbkit.evaluate.report import LONGEST, REPORT, Known, write_report
 from sbkit.evaluate.run_results import SUMMARY, read_results, write_summary
 from sbkit.evaluate.slices import measure_slices, write_slices
 from sbkit.logs.curves import draw_curves
-from sbkit.logs.metric import LOSS, best_key
+from sbkit.logs.metric import LOSS, Metrics, as_words
 from sbkit.logs.run_log import LOG_FILE, FinalFigures, RunLog
 from sbkit.models.loss import Loss
-from sbkit.train.moving_average import agree_on_buffers
-from sbkit.train.nonfinite import explained_memory
-from sbkit.train.schedule import Validation, length_of
-from sbkit.train.scoring import BEST_EPOCH, first_best_epoch, metrics_of
-from sbkit.train.step import as_loss
+from sbkit.train.schedule import length_of
 
 logger = logging.getLogger(__name__)
 
-PHASES = {  # what a batch is for, as it is shown
-    "valid": "validating",
-    "test": "testing",
-    "averaging": "averaging checkpoints",
-    "decoding": "encoding the validation sets",
-    "measure": "measuring features",
-}
-
-Results = dict[str, list[Any]]  # of each split, one for every utterance
+Results = Mapping[str, list[Any]]  # by split, one for every utterance
 
 
-@torch.no_grad()
-def evaluate_splits(
-    brain: Any, loaders: Mapping[str, Any], stage: Stage, *, phase: str
-) -> list[Loss]:
-    """Return the loss of every batch, and leave the results of each split in the Brain.
+class EvaluationHooks:
+    """What a recipe defines to be measured; without `metrics` it is judged by its loss.
 
-    After a signal no more batches are evaluated. ``phase`` is for the watchdog.
+    Attributes:
+        metrics: what `measure` computes, by name; the first one chooses the best checkpoint. It
+            belongs to the class: a recipe of SpeechBrain's may have an attribute of that name.
     """
-    brain._results, brain._columns = ({name: [] for name in loaders} for _ in range(2))
-    brain.modules.eval()
-    brain.moving_average.apply()
-    agree_on_buffers(brain.modules)
-    losses: list[Loss] = []
-    for brain._split, loader in loaders.items():
-        for batch in brain.pinging(loader, phase):
-            if brain.signals.received:
-                return losses
-            brain.step += 1
-            with explained_memory(batch, "eval_batch_seconds"):
-                losses.append(as_loss(brain.evaluate_batch(batch, stage)))
-            if not type(brain).metrics:
-                rows = zip(losses[-1].sums.tolist(), losses[-1].counts.tolist(), strict=True)
-                brain._results[brain._split].extend(rows)
-            if brain.debug and brain.step >= brain.debug_batches:
-                break
-    return losses
 
+    metrics: ClassVar[Metrics] = {}
 
-def start_validation(brain: Any) -> None:
-    """Begin to read the validation sets once more, in the epoch that was the last."""
-    epochs = brain._declared("epoch_counter", None)
-    brain.on_stage_start(Stage.VALID, getattr(epochs, "current", None))
+    def score(self, outputs: Any, batch: Any) -> Sequence[Any]:
+        """Return a result for every utterance of an evaluated batch, as plain data."""
+        raise NotImplementedError("a Brain with `metrics` defines `score`")
 
+    def measure(self, results: Sequence[Any]) -> Mapping[str, float]:
+        """Return the value of each of `metrics` over the results of a split."""
+        if type(self).metrics:
+            raise NotImplementedError("a Brain with `metrics` defines `measure`")
+        loss_sum = math.fsum(loss_sum for loss_sum, _ in results)
+        count = math.fsum(count for _, count in results)
+        return {"loss": loss_sum / count if count else math.nan}
 
-def validation_error(brain: Any, loaders: Mapping[str, Any]) -> float:
-    """Validate the weights as they are, and return what chooses the best: lower is better."""
-    start_validation(brain)
-    evaluate_splits(brain, loaders, Stage.VALID, phase="averaging")
-    name, metric = next(iter(metrics_of(type(brain)).items()))
-    value = measure_splits(brain.measured, gather_results(brain._results))[name]
-    return value if metric.lower_is_better else -value
+    def measure_slice(self, results: Sequence[Any]) -> Mapping[str, Any]:
+        """Return the figures of a part of a test set; a recipe may add counts and intervals."""
+        return self.measure(results)
 
+    def describe(self, results: Sequence[Any]) -> str:
+        """Write the metrics of a test set for the screen; a recipe may add the counts."""
+        return ", ".join(as_words(type(self).metrics or LOSS, self.measure(results)))
 
-def mean_over_ranks(losses: Iterable[Loss]) -> float:
-    """Divide all sums by all counts, the same to the last digit however they were shared out."""
-    losses = list(losses)
-    sums = [value for loss in losses for value in loss.sums.tolist()]
-    counts = [value for loss in losses for value in loss.counts.tolist()]
-    everyone = gather_over_ranks((sums, counts))
-    total = math.fsum(value for sums, _ in everyone for value in sums)
-    labels = math.fsum(value for _, counts in everyone for value in counts)
-    return total / labels if labels else math.nan
+    def report(self, split: str, results: Sequence[Any], folder: Path) -> Mapping[str, Any]:
+        """Write a test set's report into the run folder; return its entry in `summary.json`."""
+        return self.measure(results)
 
+    def seconds_after_training(self, test_share: float) -> float:
+        """Estimate the seconds of the recipe's own work after the last epoch.
 
-def gather_results(results: Results) -> Results:
-    """Collect the results of every rank, on every rank."""
-    everyone: list[Results] = gather_over_ranks(results)
-    return {name: [each for share in everyone for each in share[name]] for name in results}
-
-
-def measure_splits(
-    measure: Callable[[Sequence[Any]], Mapping[str, float]], results: Results
-) -> dict[str, float]:
-    """Compute the metrics over all utterances and, where there are several splits, of each.
-
-    Those of a split are named `dev-clean/WER`.
-    """
-    values = dict(measure([each for split in results.values() for each in split]))
-    if len(results) > 1:
-        for name, each in results.items():
-            values |= {f"{name}/{metric}": value for metric, value in measure(each).items()}
-    return values
-
-
-def log_validation(brain: Any, results: Results, loss: float, epoch: int) -> None:
-    """Log and show the metrics of an epoch, and save it with them; every rank calls it."""
-    values, best = measure_splits(brain.measured, results), best_key(metrics_of(type(brain)))
-    error = -values[best.name] if best.max_key else values[best.name]
-    brain._training_metrics.validations.append(Validation(loss, error))
-    figures = {name: value for name, value in values.items() if name not in LOSS}
-    brain._training_metrics.log_epoch(
-        epoch,
-        brain.optimizer_step,
-        valid_loss=loss,
-        values=figures,
-        ending=partial(_seconds_of_ending, brain),
-    )
-    if brain.checkpointer is None:
-        return
-    first = first_best_epoch(brain.checkpointer, best, epoch=epoch, value=values[best.name])
-    brain.checkpointer.save_and_keep_only(
-        meta={**values, "epoch": epoch, BEST_EPOCH: first, RANKED_BY: best._asdict()},
-        num_to_keep=int(brain._declared("average_checkpoints", 1)),
-        max_keys=[key] if (key := best.max_key) else [],
-        min_keys=[key] if (key := best.min_key) else [],
-    )
-
-
-def _seconds_of_ending(brain: Any, validation: float) -> float:
-    """Estimate what follows the last epoch of a run, by the seconds that a validation takes."""
-    if brain.loaders is None:  # what is called after `fit` is not known
+        test_share: the size of the test sets as a share of the validation sets.
+        """
         return 0.0
-    valid, test = (
-        sum(length_of(each) or 0 for each in loaders.values())
-        for loaders in (brain.loaders.valid, brain.loaders.test)
-    )
-    averaged = int(brain._declared("average_checkpoints", 1))
-    means = averaged.bit_length() if averaged > 1 else 0  # that are validated
-    share = test / max(valid, 1)  # of a validation that the test takes
-    return validation * (means + share) + float(brain.seconds_of_ending(share))
 
 
-def report_test(brain: Any, results: Results) -> None:
-    """Write the reports of the test sets, the summary and the curves; print the scores."""
-    columns, folder = gather_results(brain._columns), brain._run_folder
-    if rank() > 0 or folder is None:
-        return
-    values = {name: brain.measured(each) for name, each in results.items()}
-    entries = {
-        name: {**values[name], **(brain.report(name, each, folder) or {})}
-        for name, each in results.items()
-    }
-    _log_test(brain, folder, values, {name: each.get("decoder") for name, each in entries.items()})
-    if report_by := getattr(brain.hparams, "report_by", []):
-        for name, each in results.items():
-            slices = measure_slices(report_by, columns[name], each, brain.measure_slice)
-            write_slices(folder / f"report_by_{name}.tsv", slices)
-            entries[name]["report_by"] = slices
-    notes = [f"{name}: {note}" for name in entries for note in entries[name].get("notes", [])]
-    weights = f"mean of {brain.averaged} checkpoints" if brain.averaged > 1 else "best checkpoint"
-    parameters = sum(each.numel() for each in brain.modules.parameters())
-    size, record = f"{parameters / 1e6:.1f} M parameters", provenance_of_run(folder)
-    read, splits = read_results(folder, entries), brain.loaders and brain.loaders.splits
-    write_report(
-        folder / REPORT,
-        [read],
-        clips=partial(clips_of, splits.test if splits else {}, brain._declared("sample_rate", 0)),
-        metrics=metrics_of(type(brain)),
-        known=_known_words(splits.train) if splits and read.utterances else None,
-        pictures=[file for name in entries for file in sorted(folder.glob(f"*_{name}.png"))],
-        notes=[*notes, f"{size}, {weights}, sbkit {__version__}", describe_provenance(record)],
-    )
-    write_summary(
-        folder / SUMMARY,
-        test=entries,
-        parameters=parameters,
-        train_seconds=brain._training_metrics.train_seconds,
-        audio_seconds=brain._training_metrics.audio_seconds,
-        device=brain.device,
-        provenance=record,
-    )
-    draw_curves(folder / LOG_FILE, folder / "curves.png", metrics_of(type(brain)))
-    rows = ("utterance",) if type(brain).metrics else ("loss", "losses")
-    for name, each in results.items():
-        logger.info(f"{name}: {brain.described(each)}, {plural(len(each), *rows)}, {weights}")
-    for note in notes:
-        logger.info(note)
+@dataclass(frozen=True, kw_only=True)
+class TestedModel:
+    """The facts about a run that the report of its test states.
+
+    Attributes:
+        folder: the run folder.
+        step, epoch: the steps and epochs that it was trained for.
+        num_parameters: of the model.
+        num_averaged: the number of checkpoints whose mean was tested.
+        train_seconds, audio_seconds: wall time, and audio trained on.
+        device: the device it was tested on.
+        splits: the data of the run, None if unknown.
+        sample_rate: of the clips, in Hz.
+        report_by: columns by which the test sets are sliced.
+    """
+
+    folder: Path
+    step: int
+    epoch: int
+    num_parameters: int
+    num_averaged: int
+    train_seconds: float
+    audio_seconds: float
+    device: torch.device
+    splits: Splits | None
+    sample_rate: int
+    report_by: Sequence[str]
+
+    @property
+    def weights(self) -> str:
+        """The weights that are tested, for a reader."""
+        if self.num_averaged > 1:
+            return f"mean of {self.num_averaged} checkpoints"
+        return "best checkpoint"
+
+
+class Evaluator:
+    """Keep the results of evaluated splits, and measure them by a recipe's hooks.
+
+    Attributes:
+        metrics: the metrics of the hooks, or else the loss.
+        results: by split, what `score` returned; without metrics the sum and count of each loss.
+        columns: by split, the values of the columns of `report_by`.
+
+    >>> evaluator = Evaluator(EvaluationHooks())
+    >>> evaluator.start(["dev"])
+    >>> evaluator.enter("dev")
+    >>> evaluator.add([(6.0, 3.0), (2.0, 1.0)])
+    >>> evaluator.measure_splits()
+    {'loss': 2.0}
+    """
+
+    def __init__(self, hooks: EvaluationHooks) -> None:
+        self._hooks = hooks
+        self.metrics: Metrics = type(hooks).metrics or LOSS
+        self.start(())
+
+    def start(self, splits: Iterable[str]) -> None:
+        """Forget earlier results, and expect those of some splits."""
+        self.results: dict[str, list[Any]] = defaultdict(list, {name: [] for name in splits})
+        self.columns: dict[str, list[Any]] = defaultdict(list, {name: [] for name in splits})
+        self._split = ""
+
+    def enter(self, split: str) -> None:
+        """Begin with the batches of a split."""
+        self._split = split
+
+    def add(self, results: Iterable[Any]) -> None:
+        """Keep the results of a batch of the present split."""
+        self.results[self._split].extend(results)
+
+    def add_columns(self, rows: Iterable[Any]) -> None:
+        """Keep the values of the columns of `report_by` for a batch of the present split."""
+        self.columns[self._split].extend(rows)
+
+    # -- measuring ------------------------------------------------------------------------------
+
+    def measure(self, results: Sequence[Any]) -> dict[str, float]:
+        """Return what the hook `measure` computes, the metric that chooses checkpoints first."""
+        values = {name: float(value) for name, value in self._hooks.measure(results).items()}
+        best = next(iter(self.metrics))
+        return {best: values[best], **values}
+
+    def measure_splits(self) -> dict[str, float]:
+        """Measure all utterances of all ranks and, if there are several splits, each split.
+
+        The metrics of a split are named like `dev-clean/WER`. Every rank calls this.
+        """
+        results = gather_results(self.results)
+        values = self.measure([result for split in results.values() for result in split])
+        if len(results) > 1:
+            for split, its_results in results.items():
+                measured = self.measure(its_results)
+                values |= {f"{split}/{name}": value for name, value in measured.items()}
+        return values
+
+    def error(self) -> float:
+        """Return the figure that chooses the best checkpoint, as an error: lower is better."""
+        name, metric = next(iter(self.metrics.items()))
+        value = self.measure_splits()[name]
+        return value if metric.lower_is_better else -value
+
+    def describe(self, results: Sequence[Any]) -> str:
+        """Write what the hook `describe` does, and the metrics added by a subclass of its class."""
+        kind = type(self._hooks)
+        owner: Any = next(base for base in kind.__mro__ if "describe" in vars(base))
+        added = kind.metrics.keys() - owner.metrics.keys() if owner.metrics else ()
+        values = {name: v for name, v in self.measure(results).items() if name in added}
+        return ", ".join([self._hooks.describe(results), *as_words(kind.metrics, values)])
+
+    # -- the report of a test -------------------------------------------------------------------
+
+    def report(self, model: TestedModel | None) -> None:
+        """Write the reports of the test sets, the summary and the curves; print the scores.
+
+        Every rank calls this; nothing is written for a ``model`` of None.
+        """
+        results, columns = gather_results(self.results), gather_results(self.columns)
+        if rank() > 0 or model is None:
+            return
+        values = {split: self.measure(its_results) for split, its_results in results.items()}
+        entries = {
+            split: {**values[split], **(self._hooks.report(split, its_results, model.folder) or {})}
+            for split, its_results in results.items()
+        }
+        _log_test(model, values, {split: entry.get("decoder") for split, entry in entries.items()})
+        if model.report_by:
+            for split, its_results in results.items():
+                slices = measure_slices(
+                    model.report_by, columns[split], its_results, self._hooks.measure_slice
+                )
+                write_slices(model.folder / f"report_by_{split}.tsv", slices)
+                entries[split]["report_by"] = slices
+        notes = [f"{split}: {note}" for split, e in entries.items() for note in e.get("notes", [])]
+        provenance = provenance_of_run(model.folder)
+        size = f"{model.num_parameters / 1e6:.1f} M parameters"
+        facts = f"{size}, {model.weights}, sbkit {__version__}"
+        self._write_page(model, entries, [*notes, facts, describe_provenance(provenance)])
+        write_summary(
+            model.folder / SUMMARY,
+            test=entries,
+            parameters=model.num_parameters,
+            train_seconds=model.train_seconds,
+            audio_seconds=model.audio_seconds,
+            device=model.device,
+            provenance=provenance,
+        )
+        draw_curves(model.folder / LOG_FILE, model.folder / "curves.png", self.metrics)
+        rows = ("utterance",) if type(self._hooks).metrics else ("loss", "losses")
+        for split, its_results in results.items():
+            count = plural(len(its_results), *rows)
+            logger.info(f"{split}: {self.describe(its_results)}, {count}, {model.weights}")
+        for note in notes:
+            logger.info(note)
+
+    def _write_page(
+        self, model: TestedModel, entries: dict[str, dict[str, Any]], notes: Sequence[str]
+    ) -> None:
+        read, splits = read_results(model.folder, entries), model.splits
+        folder = model.folder
+        write_report(
+            folder / REPORT,
+            [read],
+            clips=partial(clips_of, splits.test if splits else {}, model.sample_rate),
+            metrics=self.metrics,
+            known=_training_words(splits.train) if splits and read.utterances else None,
+            pictures=[file for split in entries for file in sorted(folder.glob(f"*_{split}.png"))],
+            notes=notes,
+        )
 
 
 def _log_test(
-    brain: Any,
-    folder: Path,
+    model: TestedModel,
     values: Mapping[str, Mapping[str, float]],
     decoders: Mapping[str, str | None],
 ) -> None:
-    run_log, step = RunLog(folder, resume_step=brain.optimizer_step), brain.optimizer_step
-    epoch = brain.hparams.epoch_counter.limit
-    for name, metrics in values.items():
+    run_log = RunLog(model.folder, resume_step=model.step)
+    for split, metrics in values.items():
         figures = FinalFigures(
-            epoch=epoch, step=step, split=name, metrics=metrics, decoder=decoders[name]
+            epoch=model.epoch,
+            step=model.step,
+            split=split,
+            metrics=metrics,
+            decoder=decoders[split],
         )
         run_log.write(figures)
     run_log.close()
 
 
+def gather_results(results: Results) -> dict[str, list[Any]]:
+    """Collect the results of every rank, on every rank."""
+    per_rank: list[Results] = gather_over_ranks(dict(results))
+    return {split: [row for share in per_rank for row in share[split]] for split in results}
+
+
+def mean_over_ranks(losses: Iterable[Loss]) -> float:
+    """Divide all sums by all counts: the same to the last digit however batches were shared out."""
+    losses = list(losses)
+    sums = [value for loss in losses for value in loss.sums.tolist()]
+    counts = [value for loss in losses for value in loss.counts.tolist()]
+    per_rank = gather_over_ranks((sums, counts))
+    total = math.fsum(value for sums, _ in per_rank for value in sums)
+    labels = math.fsum(value for _, counts in per_rank for value in counts)
+    return total / labels if labels else math.nan
+
+
+def seconds_after_training(
+    hooks: EvaluationHooks, loaders: Loaders | None, *, num_averaged: int, validation: float
+) -> float:
+    """Estimate the seconds of what follows the last epoch: averaging, the recipe's work, tests.
+
+    Args:
+        hooks: of the recipe.
+        loaders: of the run; None if unknown, as is then what is called after `fit`.
+        num_averaged: the number of checkpoints that may be averaged.
+        validation: the seconds that a validation takes.
+    """
+    if loaders is None:
+        return 0.0
+    num_valid, num_test = (
+        sum(length_of(loader) or 0 for loader in by_split.values())
+        for by_split in (loaders.valid, loaders.test)
+    )
+    num_means = num_averaged.bit_length() if num_averaged > 1 else 0  # each is validated
+    test_share = num_test / max(num_valid, 1)
+    own_seconds = float(hooks.seconds_after_training(test_share))
+    return validation * (num_means + test_share) + own_seconds
+
+
 def clips_of(
-    splits: Mapping[str, datasets.Dataset], sample_rate: int, name: str, ids: list[str], most: int
+    splits: Mapping[str, datasets.Dataset],
+    sample_rate: int,
+    name: str,
+    ids: list[str],
+    max_characters: int,
 ) -> dict[str, str]:
-    """Return the clips of a test set in base64, by id, in at most so many bytes."""
+    """Return clips of a test set in base64, by id, up to ``max_characters`` in total."""
     if name not in splits:
         return {}
-    limits = {"max_seconds": LONGEST, "max_characters": most}
-    return encode_clips(splits[name], ids, sample_rate=sample_rate, **limits)
+    return encode_clips(
+        splits[name],
+        ids,
+        sample_rate=sample_rate,
+        max_seconds=LONGEST,
+        max_characters=max_characters,
+    )
 
 
-def _known_words(train: datasets.Dataset) -> Known:
+def _training_words(train: datasets.Dataset) -> Known:
     texts = take_columns(train, "text")["text"].combine_chunks()
     words = pc.unique(pc.list_flatten(pc.utf8_split_whitespace(texts)))
     return Known(words=frozenset(words.to_pylist()), source="the words of the training transcripts")

@@ -1,15 +1,20 @@
-"""The loss and the speed of a run: added up, saved with it, logged and shown."""
+"""The loss and the speed of a run: added up, saved with it, logged and shown; and its profile."""
 
+import logging
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
+from sbkit.base.files import write_text_atomically
 from sbkit.distributed.device import widest_float
 from sbkit.distributed.ranks import leave_together, rank, sum_over_ranks, world_size
 from sbkit.logs.progress import Progress
@@ -17,7 +22,11 @@ from sbkit.logs.run_log import EpochFigures, Figures, RunLog, StepFigures
 from sbkit.models.loss import Loss
 from sbkit.train.schedule import Validation
 
+logger = logging.getLogger(__name__)
+
 Batched = TypeVar("Batched")
+WARM_UP_BATCHES, PROFILED_BATCHES = 10, 10
+NUM_LISTED_OPERATIONS = 8
 
 
 @dataclass(frozen=True)
@@ -251,3 +260,47 @@ def _together() -> Iterator[None]:
     except OSError as error:
         trouble = error
     leave_together(trouble)
+
+
+# ---- profile
+
+
+def profiled(batches: Iterator[Batched], folder: Path, device: torch.device) -> Iterator[Batched]:
+    """Yield the batches of an epoch, and profile the steps of some of them (`profile: True`).
+
+    Writes `profile.txt`, the share of waiting for data and the operations that take the longest,
+    and `profile.json.gz`, the trace for chrome://tracing or ui.perfetto.dev.
+    """
+    yield from islice(batches, WARM_UP_BATCHES)
+    is_gpu = device.type == "cuda"
+    waiting, steps = 0.0, 0
+    if not is_gpu:  # the library under torch's profiler reports an error for each GPU not there
+        os.environ.setdefault("KINETO_LOG_LEVEL", "5")
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if is_gpu else [])]
+    with profile(activities=activities, acc_events=True) as profiler:
+        start = asked_at = time.perf_counter()
+        for batch in islice(batches, PROFILED_BATCHES):
+            waiting += time.perf_counter() - asked_at
+            yield batch
+            steps, asked_at = steps + 1, time.perf_counter()
+        if is_gpu:
+            torch.cuda.synchronize(device)
+        seconds = time.perf_counter() - start
+    if steps:
+        order = "self_cuda_time_total" if is_gpu else "self_cpu_time_total"
+        operations = profiler.key_averages().table(sort_by=order, row_limit=NUM_LISTED_OPERATIONS)
+        verdict = (
+            f"profile of {steps} steps: one takes {1000 * seconds / steps:.1f} ms, and "
+            f"{waiting / seconds:.1%} of it waits for data\n{operations}"
+        )
+        write_text_atomically(folder / "profile.txt", verdict + "\n")
+        trace = folder / "profile.json.gz"
+        trace.unlink(missing_ok=True)  # it may be a link to another's file
+        profiler.export_chrome_trace(str(trace))
+        logger.info(verdict)
+    else:
+        logger.info(
+            f"note: profile: True needs an epoch of more than {WARM_UP_BATCHES} steps; nothing is "
+            "written."
+        )
+    yield from batches

@@ -34,7 +34,7 @@ from sbkit.text.tokenizer import Tokenizer
 from sbkit.train.brain import Brain
 from sbkit.train.initialize import initialize_from, with_encoder_config
 from sbkit.train.recipe import Recipe, load_recipe
-from sbkit.train.scoring import is_finished
+from sbkit.train.stopping import is_finished
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,7 @@
-"""Between two steps: save where it is time, and leave where any rank was asked to."""
+"""When a run saves and ends: on a signal, when early stopping says so, after its last epoch.
+
+All ranks decide the same. A signal is acted upon between two steps.
+"""
 
 import logging
 import math
@@ -6,18 +9,23 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from sbkit.base.errors import ASKED_TO_STOP
 from sbkit.base.process import detach_from_lost_terminal, handle_signals
-from sbkit.distributed.ranks import gather_over_ranks, world_size
+from sbkit.checkpoint.folder import newest_described
+from sbkit.checkpoint.run_config import CHECKPOINTS
+from sbkit.distributed.ranks import gather_over_ranks, rank, world_size
+from sbkit.logs.metric import BestKey
 
 logger = logging.getLogger(__name__)
 
-ASKED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
-AGREE_EVERY = 1.0  # seconds of training between two questions to all ranks
-MOST_STEPS = 25  # between them: the steps to come may be slower than those before
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
+SECONDS_BETWEEN_QUESTIONS = 1.0  # of training, between two questions to all ranks
+MAX_STEPS_BETWEEN_QUESTIONS = 25  # the steps to come may be slower than those before
+BEST_EPOCH = "best_epoch"  # key of a checkpoint's meta file
 
 
 class StopSignals:
@@ -31,59 +39,68 @@ class StopSignals:
         self._handling = ExitStack()
 
     def __enter__(self) -> "StopSignals":
-        self._handling.enter_context(handle_signals(ASKED, self._receive))
+        self._handling.enter_context(handle_signals(STOP_SIGNALS, self._receive))
         return self
 
     def __exit__(self, *_: object) -> None:
         self._handling.close()
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        again = self.received is signal.SIGINT and number == signal.SIGINT
+        is_second = self.received is signal.SIGINT and number == signal.SIGINT
         self.received = signal.Signals(number)
         if self.received is signal.SIGHUP:
             detach_from_lost_terminal()
-        if again:
+        if is_second:
             raise KeyboardInterrupt
 
 
 class RankConsensus:
-    """Make ranks agree between two steps on what any of them asks for.
+    """Let ranks agree between two steps on what any of them asks for.
 
-    Asking in every step would make ranks wait for one another; they ask about every second of
+    Asking in every step would make ranks wait for one another. They ask about every second of
     training, after a number of steps that the slowest of them decides for all.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._steps, self._next = 0, 0
-        self._since = (0, -math.inf)  # the last question: step and time
+        self._last_question = (0, -math.inf)  # its step and time
 
     def ask(self, *, stop: bool, save: bool, at_once: bool = False) -> tuple[bool, bool]:
         """Agree after a step whether to stop and to save; every rank calls this after every step.
 
-        at_once: whatever the time, for all ranks alike.
+        at_once: ask now; the same on all ranks.
         """
         self._steps += 1
         if world_size() == 1:
             return stop, save
         if self._steps < self._next and not at_once:
             return False, False
-        step, started = self._since
-        self._since = (self._steps, self._clock())
-        pace = (self._since[1] - started) / (self._steps - step)  # seconds; infinite at first
+        step, asked_at = self._last_question
+        now = self._clock()
+        self._last_question = (self._steps, now)
+        pace = (now - asked_at) / (self._steps - step)  # seconds per step; infinite at first
         stops, saves, paces = zip(*gather_over_ranks((stop, save, pace)), strict=True)
-        self._next = self._steps + min(MOST_STEPS, max(1, int(AGREE_EVERY / max(*paces, 1e-3))))
+        steps = int(SECONDS_BETWEEN_QUESTIONS / max(*paces, 1e-3))
+        self._next = self._steps + min(MAX_STEPS_BETWEEN_QUESTIONS, max(1, steps))
         return any(stops), any(saves)
 
 
 class SaveOrLeave:
-    """Decide after every step, the same on all ranks.
+    """Save within an epoch when it is time, and leave when any rank was asked to.
 
-    save: writes a checkpoint within an epoch; None where the run has no checkpointer.
-    minutes, steps: between two such checkpoints; 0 or less is never.
+    Attributes:
+        signals: the signals received so far.
     """
 
     def __init__(self, save: Callable[[], None] | None, *, minutes: float, steps: int) -> None:
+        """Count from now on.
+
+        Args:
+            save: writes a checkpoint within an epoch; None for a run without a checkpointer.
+            minutes: between two such checkpoints; 0 or less for never.
+            steps: micro-batches between two such checkpoints; 0 or less for never.
+        """
         self.signals = StopSignals()
         self._consensus = RankConsensus()
         self._save = save
@@ -93,28 +110,80 @@ class SaveOrLeave:
     def after_step(self, step: int, *, is_last: bool) -> None:
         """Save or leave after step number ``step``; the last of an epoch is saved with the epoch.
 
-        Raises SystemExit: any rank was asked to stop.
+        Raises SystemExit if any rank was asked to stop.
         """
         is_due = self._minutes > 0 and time.monotonic() - self._last_save > 60 * self._minutes
         is_asked = self.signals.received is not None
         stops, saves = self._consensus.ask(stop=is_asked, save=is_due, at_once=is_last)
-        # Not `step`, which stands still where a recipe steps its optimizer itself.
+        # Not `step`, which stands still if a recipe steps its optimizer itself.
         self._steps_since = 0 if is_last else self._steps_since + 1
-        by_step = 0 < self._steps <= self._steps_since
-        if stops or ((by_step or saves) and not is_last):
+        is_due_by_steps = 0 < self._steps <= self._steps_since
+        if stops or ((is_due_by_steps or saves) and not is_last):
             self.save()
         if stops:
             self.leave(step)
 
     def save(self) -> None:
-        """Save, and begin to count the minutes anew."""
+        """Save, and count the minutes and steps from now on."""
         self._last_save, self._steps_since = time.monotonic(), 0
         if self._save is not None:
             self._save()
 
     def leave(self, step: int) -> NoReturn:
-        """End the process, by SystemExit, as one that was asked to."""
-        saves = self._save is not None
-        what = "It is saved; the same command goes on." if saves else "Nothing is saved."
-        logger.info(f"Asked to stop after step {step}. {what}")
+        """End the process by SystemExit, with the exit code of a run that was asked to stop."""
+        if self._save is not None:
+            logger.info(
+                f"Stopped at step {step}; checkpoint saved. Rerun the same command to resume."
+            )
+        else:
+            logger.info(f"Stopped at step {step}. Nothing is saved.")
         raise SystemExit(ASKED_TO_STOP)
+
+
+# ---- early stopping and the last epoch
+
+
+def first_best_epoch(checkpointer: Any, key: BestKey, *, epoch: int, value: float) -> int:
+    """Return the first epoch with the best figure so far; ``epoch`` has just reached a value.
+
+    Each checkpoint holds it as BEST_EPOCH: of several with the best figure only the last are kept.
+    """
+    best = checkpointer.find_checkpoint(max_key=key.max_key, min_key=key.min_key)
+    if best is None:
+        return epoch
+    before = best.meta[key.name]
+    is_better = value > before if key.max_key else value < before
+    return epoch if is_better or math.isnan(before) else best.meta.get(BEST_EPOCH, epoch)
+
+
+def has_stopped_early(checkpoints: Path, patience: int) -> bool:
+    """Return whether no epoch has been better for ``patience`` epochs; 0 never stops."""
+    newest = newest_described(checkpoints)
+    if newest is None or BEST_EPOCH not in newest.meta:
+        return False
+    return 0 < patience <= int(newest.meta["epoch"]) - int(newest.meta[BEST_EPOCH])
+
+
+def stops_early(checkpointer: Any, patience: int, *, metric: str) -> bool:
+    """Return whether no further epoch is trained; all ranks agree. A patience of 0 never stops."""
+    if not patience or checkpointer is None:
+        return False
+    folder = Path(checkpointer.checkpoints_dir)
+    stops: bool = gather_over_ranks(rank() == 0 and has_stopped_early(folder, patience))[0]
+    if stops:
+        logger.info(
+            f"{metric} has not improved for {patience} epochs (`early_stopping`): training ends."
+        )
+    return stops
+
+
+def is_finished(run_folder: Path, *, number_of_epochs: int, patience: int = 0) -> bool:
+    """Return whether a run has trained its last epoch, or has stopped early.
+
+    Call it before training: afterwards every run is finished.
+    """
+    newest = newest_described(run_folder / CHECKPOINTS)
+    if newest is None or not newest.meta.get("end-of-epoch", True):
+        return False
+    has_ended = newest.meta.get("epoch", 0) >= number_of_epochs
+    return has_ended or has_stopped_early(run_folder / CHECKPOINTS, patience)

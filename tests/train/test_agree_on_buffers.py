@@ -11,7 +11,7 @@ import json
 import torch
 from torch import nn
 from sbkit.distributed.ranks import gather_over_ranks, process_group, rank
-from sbkit.train.moving_average import agree_on_buffers
+from sbkit.train.model_state import agree_on_buffers
 
 with process_group(torch.device("cpu")):
     model = nn.Sequential(nn.BatchNorm1d(2), nn.Module())

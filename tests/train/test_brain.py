@@ -240,6 +240,6 @@ def test_an_overflow_skips_the_step_counts_it_and_halves_the_scale() -> None:
     brain.scaler._init_scale = 3e38  # whatever gradient there is, it overflows
     brain.fit(range(1), loader(12, 12))
     assert torch.equal(brain.modules["model"].weight, before)
-    assert brain._training_metrics.so_far.skipped == 1
+    assert brain.training_metrics.so_far.skipped == 1
     assert brain.nonfinite_count == 0
     assert brain.scaler.get_scale() == pytest.approx(1.5e38)

@@ -9,7 +9,7 @@ from speechbrain import Stage
 from torch import Tensor, nn
 
 from sbkit.train.brain import Brain
-from sbkit.train.moving_average import RunningStatistics
+from sbkit.train.model_state import RunningStatistics
 
 
 class Replacing(nn.Module):

@@ -8,36 +8,33 @@ from typing import Any
 import pytest
 
 from sbkit.logs import progress
-from sbkit.train.evaluation import _seconds_of_ending
-from sbkit.train.scoring import Scoring
+from sbkit.train.evaluation import EvaluationHooks, seconds_after_training
 from tests.runs import Workplace
 
 
-class Recipe(Scoring):
-    """A Brain whose own work after training is as long as its test sets are large."""
+class Recipe(EvaluationHooks):
+    """A Brain whose own work after training takes as long as its test sets are large."""
 
-    averaged = 10
-    loaders: Any = SimpleNamespace(valid={"dev": range(4)}, test={"a": range(1), "b": range(1)})
-
-    def seconds_of_ending(self, test_share: float) -> float:
+    def seconds_after_training(self, test_share: float) -> float:
         return 100 * test_share
 
-    def _declared(self, name: str, default: Any) -> Any:
-        return {"average_checkpoints": self.averaged}.get(name, default)
+
+LOADERS: Any = SimpleNamespace(valid={"dev": range(4)}, test={"a": range(1), "b": range(1)})
 
 
-def test_averaging_fitting_and_testing_are_counted() -> None:
-    """Means of 10, 5, 2 and 1 checkpoints are validated, and the test is half a validation."""
-    brain = Recipe()
-    assert _seconds_of_ending(brain, 6.0) == (4 + 0.5) * 6 + 50
-    brain.averaged = 1  # a mean of one is not validated
-    assert _seconds_of_ending(brain, 6.0) == 0.5 * 6 + 50
-
-
-def test_what_follows_a_fit_of_ones_own_is_not_known() -> None:
-    brain = Recipe()
-    brain.loaders = None
-    assert _seconds_of_ending(brain, 6.0) == 0
+@pytest.mark.parametrize(
+    ("loaders", "num_averaged", "seconds"),
+    [
+        (LOADERS, 10, (4 + 0.5) * 6 + 50),  # means of 10, 5, 2 and 1 checkpoints are validated
+        (LOADERS, 1, 0.5 * 6 + 50),
+        (None, 10, 0.0),  # what follows `fit` is not known
+    ],
+)
+def test_seconds_after_training_count_averaging_fitting_and_testing(
+    loaders: Any, num_averaged: int, seconds: float
+) -> None:
+    estimate = seconds_after_training(Recipe(), loaders, num_averaged=num_averaged, validation=6.0)
+    assert estimate == seconds
 
 
 def test_a_run_says_what_it_does_from_first_to_last(

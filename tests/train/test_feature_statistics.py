@@ -13,7 +13,7 @@ from sbkit.audio.fbank import Fbank
 from sbkit.base.errors import SbkitError
 from sbkit.data.batch import Batch
 from sbkit.models.layers import GlobalNorm
-from sbkit.train.feature_statistics import measure_features
+from sbkit.train.model_state import measure_features
 
 CPU = torch.device("cpu")
 LENGTHS = [16_000, 399, 9000, 400, 12_345]

@@ -9,7 +9,7 @@ import pytest
 from sbkit.base.errors import BAD_INPUT
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.logs.metric import Metric, best_key
-from sbkit.train.scoring import BEST_EPOCH, first_best_epoch, is_finished
+from sbkit.train.stopping import BEST_EPOCH, first_best_epoch, is_finished
 from tests.runs import Workplace
 
 LOWER, HIGHER = {"CER": Metric()}, {"accuracy": Metric(lower_is_better=False)}

@@ -81,7 +81,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(tmp_path: Path, stop_after: int) -> N
     for name in ("seen", "validated"):
         both = getattr(stopped.hparams, name) + getattr(resumed.hparams, name)
         assert torch.equal(torch.stack(both), torch.stack(getattr(whole.hparams, name)))
-    others = (each.moving_average.others for each in (whole, resumed))
+    others = (each.training_step.moving_average.others for each in (whole, resumed))
     assert all(map(torch.equal, *(each.values() for each in others)))
 
 
@@ -89,7 +89,7 @@ def test_what_does_not_learn_is_in_no_file_and_none_is_written_without(tmp_path:
     brain = averaging(tmp_path / "frozen")
     brain.modules["model"].bias.requires_grad_(False)
     fit(brain)
-    assert [*brain.moving_average.others] == [0]
+    assert [*brain.training_step.moving_average.others] == [0]
     plain = averaging(tmp_path / "plain", decay=0.0)
     fit(plain)
     assert torch.equal(plain.hparams.validated[-1], plain.hparams.seen[-1])

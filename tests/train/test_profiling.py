@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from sbkit.train.profiling import STEPS, WARM_UP
+from sbkit.train.metrics import PROFILED_BATCHES, WARM_UP_BATCHES
 from tests.train.test_speechbrain_ways import batches, brain_of
 
 
-@pytest.mark.parametrize("count", [3, WARM_UP + 4, WARM_UP + STEPS + 5])
+@pytest.mark.parametrize("count", [3, WARM_UP_BATCHES + 4, WARM_UP_BATCHES + PROFILED_BATCHES + 5])
 def test_a_run_writes_the_profile_of_its_first_epoch(
     count: int,
     tmp_path: Path,
@@ -21,7 +21,7 @@ def test_a_run_writes_the_profile_of_its_first_epoch(
     brain.fit([1, 2], batches(count))
     assert brain.optimizer_step == 2 * count
     assert capfd.readouterr().err == ""  # as of the GPU that a CPU has not
-    watched = min(STEPS, max(0, count - WARM_UP))
+    watched = min(PROFILED_BATCHES, max(0, count - WARM_UP_BATCHES))
     assert (tmp_path / "profile.txt").exists() == (watched > 0)
     if not watched:
         assert caplog.text.count("profile: True needs an epoch of more than 10 steps") == 1

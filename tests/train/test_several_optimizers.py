@@ -18,6 +18,7 @@ from sbkit.logs.run_log import read_log
 from sbkit.models.loss import Loss
 from sbkit.train.brain import Brain
 from sbkit.train.optimizers import assign_parameters
+from sbkit.train.step import match_losses
 from tests import processes
 from tests.processes import Process
 from tests.runs import Workplace, last_parameters, read_json
@@ -43,10 +44,19 @@ class Pair(Brain):
         }
 
 
-def pair(**options: Any) -> Pair:
+class SpoiledPair(Pair):
+    """A pair whose discriminator's loss is not finite."""
+
+    def compute_objectives(self, predictions: Any, batch: Any, stage: Any) -> Any:
+        losses = super().compute_objectives(predictions, batch, stage)
+        loss = losses["discriminator"]
+        return {**losses, "discriminator": Loss(loss.sums / 0, loss.counts)}
+
+
+def pair(kind: type[Pair] = Pair, **options: Any) -> Pair:
     """Make a Brain whose optimizers are declared in another order than its losses."""
     torch.manual_seed(0)
-    return Pair(
+    return kind(
         modules={"generator": nn.Linear(3, 3), "discriminator": nn.Linear(3, 1)},
         hparams={
             "optimizers": {
@@ -112,16 +122,8 @@ def test_each_is_clipped_by_its_own_norm() -> None:
 
 
 def test_they_skip_a_step_together() -> None:
-    brain = pair(nonfinite_patience=9)
+    brain = pair(kind=SpoiledPair, nonfinite_patience=9)
     before = {name: parameters(module) for name, module in brain.modules.items()}
-    backward = brain._losses_of
-
-    def spoilt(objective: Any) -> Any:
-        losses = backward(objective)
-        lost = losses["discriminator"]
-        return {**losses, "discriminator": Loss(lost.sums / 0, lost.counts)}
-
-    brain._losses_of = spoilt  # type: ignore[method-assign]
     fit(brain)
     assert not any(each.any() for moved in moves(brain, before).values() for each in moved)
     assert brain.nonfinite_count == 1
@@ -169,13 +171,11 @@ def test_a_parameter_has_one_optimizer(declared: dict[str, Any], said: str) -> N
 
 
 def test_a_loss_of_another_name_is_refused() -> None:
-    brain = pair()
-    brain.optimizers_dict = {"generator": None, "discriminator": None}
     losses = {"generator": torch.ones(()), "critic": torch.ones(())}
     with pytest.raises(
         SbkitError, match=r"\(generator, discriminator\), but returned generator, c"
     ):
-        brain._losses_of(losses)
+        match_losses(losses, ["generator", "discriminator"])
 
 
 # -- runs of train.py ------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import pytest
 
-from sbkit.train.stopping import MOST_STEPS, RankConsensus, StopSignals
+from sbkit.train.stopping import MAX_STEPS_BETWEEN_QUESTIONS, RankConsensus, StopSignals
 
 HANGS_UP = """
 import os, signal, sys
@@ -67,7 +67,7 @@ def test_alone_a_wish_is_granted_at_once() -> None:
     [
         (0.25, [1, 2, 6, 10, 14, 18]),  # every second of training
         (5.0, list(range(1, 21))),  # after every step, where one takes longer
-        (1e-9, [1, 2]),  # and at most so many steps apart (MOST_STEPS)
+        (1e-9, [1, 2]),  # and at most so many steps apart (MAX_STEPS_BETWEEN_QUESTIONS)
     ],
 )
 def test_ranks_ask_one_another_about_every_second(seconds: float, questions: list[int]) -> None:
@@ -89,5 +89,5 @@ def test_ranks_ask_one_another_about_every_second(seconds: float, questions: lis
     ):
         assert [after_a_step(stop=False) for _ in range(20)] == [(False, False)] * 20
         assert asked == questions
-        wishes = asked[-1] + MOST_STEPS - 20
+        wishes = asked[-1] + MAX_STEPS_BETWEEN_QUESTIONS - 20
         assert any(after_a_step(stop=True)[0] for _ in range(wishes))
