@@ -110,7 +110,7 @@ def test_a_rank_that_is_asked_to_stop_takes_the_others_along(
         (batch,) = read_json(file)["micro_batches"]
         assert noisy_clip(noisy).stem in "+".join(batch["ids"])
     assert [(tmp_path / f"code-{rank}").read_text() for rank in (0, 1)] == [str(ASKED_TO_STOP)] * 2
-    assert done.stdout.count("It is saved") == 1
+    assert done.stdout.count("checkpoint saved") == 1
 
     assert noisy.train_here(run, "--check=false", yaml=fragile) == 0  # one process goes on
     steps = [each["step"] for each in read_log(run / "train_log.jsonl") if each["kind"] == "step"]
