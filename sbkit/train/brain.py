@@ -146,16 +146,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         self.training_ctx = placement.autocast()
         self.evaluation_ctx = Placement(placement.device, eval_precision).autocast()
         self.scaler = placement.grad_scaler()
-        self.training_step = TrainingStep(
-            self.modules,
-            self.compute_forward,
-            self.compute_objectives,
-            device=self.device,
-            freezing=freezing,
-            find_unused=self.find_unused_parameters,
-            ema_decay=self._hparam("ema_decay", 0.0),
-            run_folder=self.run_folder,
-        )
+        self.training_step = self._make_training_step(freezing)
         self.training_metrics = TrainingMetrics(self.device)
         self.evaluator = Evaluator(self)
         self.save_or_leave = SaveOrLeave(
@@ -168,6 +159,18 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         if checkpointer is not None:
             self._add_recoverables()
         self._reset_position()
+
+    def _make_training_step(self, freezing: Freezing) -> TrainingStep:
+        return TrainingStep(
+            self.modules,
+            self.compute_forward,
+            self.compute_objectives,
+            device=self.device,
+            freezing=freezing,
+            find_unused=self.find_unused_parameters,
+            ema_decay=self._hparam("ema_decay", 0.0),
+            run_folder=self.run_folder,
+        )
 
     def _add_recoverables(self) -> None:
         """Save the scaler, instead of SpeechBrain's, and the moving average with checkpoints."""
