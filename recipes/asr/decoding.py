@@ -37,7 +37,6 @@ from sbkit.evaluate.wer import ScoredUtterance
 from sbkit.models.asr import AsrModel
 from sbkit.tasks.speech_recognition import score_texts
 from sbkit.text.normalization import separates_words
-from sbkit.text.normalize import separates_words
 
 SECONDS_PER_TOKEN = 3e-3  # for all trials of the weights, on one core
 LIKELY_TOKENS_PER_FRAME = 3  # in the default validation set
