@@ -16,7 +16,7 @@ from recipes.asr.decoding import RunDecoding
 from sbkit.base.errors import BAD_INPUT, SbkitError
 from sbkit.base.process import run_main
 from sbkit.decoding.decoder import BeamDecoder
-from sbkit.export.user_modules import distributions
+from sbkit.export.export import distributions
 from tests import processes
 from tests.runs import ROOT, TINY, Workplace, read_json
 

@@ -11,7 +11,7 @@ from recipes.asr.brain import AsrBrain
 from recipes.asr.recipe import ASR
 from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run
-from sbkit.export.user_modules import describe_recipes
+from sbkit.export.export import describe_recipes
 from sbkit.runtime.torch_model import load_bundle
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 from sbkit.tasks.task import Exportable

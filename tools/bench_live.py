@@ -31,7 +31,7 @@ from sbkit.base.process import run_main
 from sbkit.commands.score import ScoreOptions, open_model, prepare_source
 from sbkit.decoding.confidence import GREEDY
 from sbkit.evaluate.wer import Scores, count_errors
-from sbkit.export.held_out import find_held_out, read_whole_clips
+from sbkit.export.test_sets import prepare_test_sets, read_whole_clips
 from sbkit.models.streaming import FRAME_MS, StreamingConfig
 from sbkit.runtime.model import ModelThread
 from sbkit.runtime.runtimes import OpenBundle
@@ -110,7 +110,7 @@ def read_clips(bundle: TorchBundle, options: argparse.Namespace) -> Iterator[tup
     if options.data is not None:
         sets = [prepare_source(bundle, options.data, ScoreOptions(), options.data.stem)]
     else:
-        sets = list(find_held_out(options.model).values())
+        sets = list(prepare_test_sets(options.model).values())
     for rows in sets:
         for batch in read_whole_clips(rows, bundle.config.sample_rate):
             yield from ((np.asarray(row["audio"]), row["text"]) for row in batch.values())

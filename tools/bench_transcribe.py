@@ -75,7 +75,7 @@ def serve(options: argparse.Namespace) -> None:
 def read_clips(folder: Path, data: Path) -> tuple[Clips, list[str]]:
     """Read all clips of the data, and what the bundle itself makes of them."""
     from sbkit.commands.score import ScoreOptions, prepare_source
-    from sbkit.export.held_out import read_whole_clips
+    from sbkit.export.test_sets import read_whole_clips
     from sbkit.runtime.torch_model import load_bundle
 
     bundle = load_bundle(folder).with_decoder("greedy")

@@ -29,7 +29,7 @@ from sbkit.bundle.config import Plain
 from sbkit.config.document import TUPLE, read_tuple, tag_of
 
 ATTRIBUTE = "!apply:getattr"  # what HyperPyYAML makes of `!ref <tokenizer.vocab_size>`
-KINDS = ("new", "name")
+TAGS = ("new", "name")
 ARGUMENTS = "arguments"
 RESERVED = {"new", "tuple", ARGUMENTS}  # `name` is a usual key of plain data, too
 MAX_DEPTH = 32

@@ -189,7 +189,7 @@ def _export(options: argparse.Namespace) -> int:
         options.run,
         options.out,
         formats=formats,
-        licence=options.license,
+        license=options.license,
         user_modules=options.user_modules,
     )
     missed = [

@@ -34,7 +34,7 @@ from sbkit.evaluate.run_results import read_results
 from sbkit.evaluate.slices import measure_slices, require_columns, slice_columns, write_slices
 from sbkit.evaluate.utterances import PROVENANCE
 from sbkit.export.export import as_bundle
-from sbkit.export.held_out import find_held_out, read_whole_clips
+from sbkit.export.test_sets import prepare_test_sets, read_whole_clips
 from sbkit.logs.progress import shown
 from sbkit.runtime.model import naming_audio
 from sbkit.runtime.torch_model import TorchBundle, load_bundle
@@ -218,7 +218,7 @@ def _prepare(
             f"A bundle must be given the data to score it on, but {model} stands alone, and it "
             "knows of no test set, as a run does. Name a table: sbkit score BUNDLE test.csv"
         )
-    for name, rows in find_held_out(model).items():
+    for name, rows in prepare_test_sets(model).items():
         _require_columns(rows, options, name)
         yield name, rows
 

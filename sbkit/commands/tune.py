@@ -52,7 +52,7 @@ from sbkit.decoding.language_models import (
 from sbkit.evaluate.utterances import PROVENANCE
 from sbkit.evaluate.wer import Scores
 from sbkit.export.export import CARD, as_bundle, change_config, require_free
-from sbkit.export.held_out import read_whole_clips
+from sbkit.export.test_sets import read_whole_clips
 from sbkit.lm.storage import save
 from sbkit.logs.progress import shown
 from sbkit.runtime.torch_model import TorchBundle, load_bundle

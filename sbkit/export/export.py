@@ -1,14 +1,17 @@
-"""Export a run: write its best checkpoint as a bundle, and what else is asked for.
+"""Export a run: write its best checkpoint as a bundle, with other formats beside it.
 
-Nothing in the run's YAML is run: its parts are described as plain data.
+Nothing in the run's YAML is executed: its parts are described as plain data.
 """
 
+import ast
 import inspect
 import json
 import logging
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,7 +20,7 @@ from ruamel.yaml.comments import CommentedMap
 from speechbrain.utils.checkpoints import Checkpoint
 
 from sbkit.base.checksums import checksum, find_damage, write_checksums
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import BundleError, ConfigError
 from sbkit.base.files import building, fsync_tree, require_writable, to_json
 from sbkit.base.messages import listed
 from sbkit.base.units import SAMPLE_RATE
@@ -32,11 +35,7 @@ from sbkit.config.document import read_document, tag_of
 from sbkit.decoding.confidence import CONFIDENCE_FILE
 from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS
 from sbkit.evaluate.utterances import PROVENANCE
-from sbkit.export.model_card import LICENCE_UNKNOWN, TRANSFORMERS, model_card
-from sbkit.export.parity import WHOLE, Grid
-from sbkit.export.traced import TrainedModel
-from sbkit.export.user_modules import describe_recipes, distributions, source_files
-from sbkit.export.write import (
+from sbkit.export.formats import (
     HUB,
     HUGGINGFACE,
     ParityReports,
@@ -44,6 +43,9 @@ from sbkit.export.write import (
     write_formats,
     write_hub,
 )
+from sbkit.export.model_card import TRANSFORMERS, UNKNOWN_LICENSE, model_card
+from sbkit.export.parity import FULL_GRID, Grid
+from sbkit.export.traced import TrainedModel
 from sbkit.models.pretrained.parts import PretrainedEncoder
 from sbkit.runtime.torch_model import load_bundle
 from sbkit.tasks.task import Task, load_task
@@ -51,7 +53,7 @@ from sbkit.tasks.task import Task, load_task
 logger = logging.getLogger(__name__)
 
 CARD = "README.md"
-ADAPTED = f"{PretrainedEncoder.__module__}.{PretrainedEncoder.__name__}"
+PRETRAINED_ENCODER = f"{PretrainedEncoder.__module__}.{PretrainedEncoder.__name__}"
 
 
 def export_run(
@@ -59,57 +61,58 @@ def export_run(
     out: Path,
     *,
     formats: Sequence[str] = (),
-    licence: str = LICENCE_UNKNOWN,
-    grid: Grid = WHOLE,
+    license: str = UNKNOWN_LICENSE,
+    grid: Grid = FULL_GRID,
     user_modules: frozenset[str] = frozenset(),
 ) -> ParityReports:
-    """Write the best checkpoint of a run as a bundle, whole or not at all, and its formats.
+    """Write the best checkpoint of a run as a bundle, whole or not at all, with its formats.
 
-    ``licence`` is for the model's card; formats are compared with the trained model on ``grid``;
-    ``user_modules`` (those that `--import` names) hold parts of the model, or its task. A format
-    that misses its limits is not written; its parity report, which is returned, says why.
-    Raises SbkitError when ``run`` is no run folder, has no good checkpoint, or names what is not
-    on the list, and when ``out`` holds anything but an earlier bundle, which is replaced.
+    A format that misses its limits is not written; its parity report, which is returned, says why.
+
+    Args:
+        run: the run folder.
+        out: the new bundle; replaces an earlier bundle.
+        formats: to write beside it, each compared with the trained model.
+        license: for the model card.
+        grid: the batches that formats are compared on.
+        user_modules: those that `--import` names; they may hold parts of the model, or its task.
+
+    Raises:
+        SbkitError: ``run`` is no run folder, has no good checkpoint, or names a class that is not
+            on the list; or ``out`` holds anything but an earlier bundle.
     """
     require_formats(formats)
     out = out.resolve()
     if not (run / RESOLVED).is_file():
-        raise SbkitError(
-            f"A run must be a folder with {RESOLVED}, but {run} is none. "
-            "Name the folder that training printed, such as results/ctc/en/3407."
+        raise BundleError(
+            f"{run} is no run folder: it has no {RESOLVED}. Name the folder that training printed, "
+            "such as results/ctc/en/3407."
         )
     require_free(out)
     contents, config = _contents(run, user_modules)
     require_writable(out.parent, option="--out")
-    with building(out) as beside:
+    with building(out) as building_folder:
         for name, content in contents.items():
-            (beside / name).write_bytes(content)
-        write_checksums(beside)
-        bundle = load_bundle(
-            beside, user_modules=user_modules
-        )  # what cannot be loaded is not exported
-        parity: ParityReports = {}
+            (building_folder / name).write_bytes(content)
+        write_checksums(building_folder)
+        # A bundle that cannot be loaded is not exported.
+        bundle = load_bundle(building_folder, user_modules=user_modules)
+        reports: ParityReports = {}
         if compared := [name for name in formats if name != HUB]:
             trained = TrainedModel(bundle, user_modules)
-            parity = write_formats(trained, run, beside, compared, grid)
-        there = [name for name in formats if _is_written(parity.get(name))]
-        card = model_card(run, bundle.task, config, there, licence=licence)
-        (beside / CARD).write_text(card, encoding="utf-8")
-        if HUGGINGFACE in there:
-            card = model_card(run, bundle.task, config, [], licence=licence, library=TRANSFORMERS)
-            (beside / HUGGINGFACE / CARD).write_text(card, encoding="utf-8")
-            write_checksums(beside / HUGGINGFACE)
-        write_checksums(beside)
+            reports = write_formats(trained, run, building_folder, compared, grid)
+        written = [name for name in formats if _is_written(reports.get(name))]
+        _write_cards(run, building_folder, bundle.task, config, written, license)
         if HUB in formats:
-            write_hub(beside)
-        fsync_tree(beside)
+            write_hub(building_folder)
+        fsync_tree(building_folder)
         shutil.rmtree(out, ignore_errors=True)
-    return parity
+    return reports
 
 
 @contextmanager
 def as_bundle(model: Path, user_modules: frozenset[str] = frozenset()) -> Iterator[Path]:
-    """Name the folder of a bundle, or make one of a run in a temporary folder."""
+    """Yield the folder of a bundle, or of a temporary bundle made from a run."""
     if (model / CONFIG_FILE).exists() or not (model / RESOLVED).is_file():
         yield model
         return
@@ -118,81 +121,45 @@ def as_bundle(model: Path, user_modules: frozenset[str] = frozenset()) -> Iterat
         yield Path(folder, "bundle")
 
 
-def _is_written(parity: Mapping[str, Any] | None) -> bool:
-    return parity is None or any(each["written"] for each in parity.values())
+def _is_written(reports: Mapping[str, Any] | None) -> bool:
+    return reports is None or any(report["written"] for report in reports.values())
+
+
+def _write_cards(
+    run: Path,
+    folder: Path,
+    task: Task,
+    config: Mapping[str, Any],
+    formats: Sequence[str],
+    license: str,
+) -> None:
+    card = model_card(run, task, config, formats, license=license)
+    (folder / CARD).write_text(card, encoding="utf-8")
+    if HUGGINGFACE in formats:
+        card = model_card(run, task, config, [], license=license, library=TRANSFORMERS)
+        (folder / HUGGINGFACE / CARD).write_text(card, encoding="utf-8")
+        write_checksums(folder / HUGGINGFACE)
+    write_checksums(folder)
 
 
 def require_free(out: Path) -> None:
-    """Raise SbkitError unless a folder is new, or empty, or a bundle as it was exported."""
+    """Raise ConfigError unless a folder is new, empty, or a bundle as it was exported."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
-    why: str | None = "it is no bundle"
+    reason: str | None = "it is no bundle"
     if (out / CONFIG_FILE).is_file():
-        folders = [out, *(each for each in out.iterdir() if each.is_dir())]
-        found = ((each.name, find_damage(each)) for each in folders)
-        why = next((f"in {name}, {damage}" for name, damage in found if damage), None)
-    if why is not None:
-        raise SbkitError(
-            f"--out must be a new folder, or an earlier bundle as it was exported, but {out} holds "
-            f"something else: {why}. Choose another folder."
+        folders = [out, *(path for path in out.iterdir() if path.is_dir())]
+        damages = ((folder.name, find_damage(folder)) for folder in folders)
+        reason = next((f"in {name}, {damage}" for name, damage in damages if damage), None)
+    if reason is not None:
+        raise ConfigError(
+            f"--out must be a new folder or an unchanged bundle, but {out} is neither: {reason}. "
+            "Choose another folder."
         )
-
-
-def _contents(run: Path, user_modules: frozenset[str]) -> tuple[dict[str, bytes], dict[str, Any]]:
-    """Collect the files of a bundle, and its configuration."""
-    best, root = best_checkpoints(run / CHECKPOINTS), read_document(run / RESOLVED).root
-    task = _task_of(best[0], user_modules)
-    contents, labels = _read_labels(run, task)
-    contents |= (sources := source_files(user_modules))
-    for note in describe_recipes(sources):
-        logger.info(note)
-    kept = _kept_parts(root, task)
-    described = plain_parts(root, {task.labels.key: labels} if task.labels else {}, task)
-    decoder = read_json(run / DECODER_FILE)  # that the test was run with
-    if decoder is not None:
-        contents[LANGUAGE_MODELS] = (run / LANGUAGE_MODELS).read_bytes()
-    elif "decoder" in root and (run / LANGUAGE_MODELS).exists():
-        logger.warning(
-            "note: the weights of this run's decoder are not chosen yet, so that it decodes "
-            f"greedily. Finish the run, or choose them: sbkit tune {run}"
-        )
-    weights = to_safetensors(best)
-    contents[WEIGHTS_FILE] = weights if kept is None else to_safetensors(best, kept)
-    confidence, models = read_json(run / CONFIDENCE_FILE), contents.get(LANGUAGE_MODELS)
-    config = {
-        "format": FORMAT,
-        "task": task.name,
-        "sample_rate": root.get("sample_rate", SAMPLE_RATE),
-        **described,
-        "decoder": decoder,
-        "confidence": confidence,
-        PROVENANCE: make_provenance(
-            weights=weights, decoder=decoder, language_models=models, confidence=confidence
-        ),
-        "checkpoints": [
-            {name: each.meta[name] for name in ("epoch", *task.metrics) if name in each.meta}
-            for each in best
-        ],
-        NORMALIZER: best[0].meta.get(NORMALIZER),
-        "versions": versions(distributions(user_modules, sources)),
-        **({"user_modules": sorted(user_modules)} if user_modules else {}),
-        **({"language": str(root["language"])} if "language" in root else {}),
-    }
-    contents[CONFIG_FILE] = (to_json(config, indent=1) + "\n").encode()
-    return contents, config
-
-
-def _task_of(checkpoint: Checkpoint, user_modules: frozenset[str]) -> Task:
-    if TASK not in checkpoint.meta:
-        raise SbkitError(
-            f"A checkpoint must name the task of its run to be exported, but {checkpoint.path} "
-            "does not. Train with train.py and a recipe, which names it."
-        )
-    return load_task(checkpoint.meta[TASK], user_modules=user_modules)
 
 
 def change_config(bundle: Path, **values: object) -> None:
-    """Change values in config.json of a bundle, and of its copy for a hub where there is one."""
+    """Change values in config.json of a bundle, and of its copy for a hub if there is one."""
     for folder in (bundle, bundle / HUB):
         if (folder / CONFIG_FILE).exists():
             config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
@@ -201,69 +168,174 @@ def change_config(bundle: Path, **values: object) -> None:
             write_checksums(folder)
 
 
+# The files of a bundle
+
+
+def _contents(run: Path, user_modules: frozenset[str]) -> tuple[dict[str, bytes], dict[str, Any]]:
+    """Collect the files of a bundle, and its configuration."""
+    checkpoints, root = best_checkpoints(run / CHECKPOINTS), read_document(run / RESOLVED).root
+    task = _load_task(checkpoints[0], user_modules)
+    contents, labels = _read_labels(run, task)
+    contents |= (sources := source_files(user_modules))
+    for note in describe_recipes(sources):
+        logger.info(note)
+    parts = plain_parts(root, {task.labels.key: labels} if task.labels else {}, task)
+    decoder = read_json(run / DECODER_FILE)  # the test was run with it
+    if decoder is not None:
+        contents[LANGUAGE_MODELS] = (run / LANGUAGE_MODELS).read_bytes()
+    elif "decoder" in root and (run / LANGUAGE_MODELS).exists():
+        logger.warning(
+            "note: the decoder of this run has no weights yet, so the bundle decodes greedily. "
+            f"Finish the run, or fit the weights: sbkit tune {run}"
+        )
+    weights = to_safetensors(checkpoints)
+    kept = _kept_parts(root, task)
+    contents[WEIGHTS_FILE] = weights if kept is None else to_safetensors(checkpoints, kept)
+    confidence, language_models = read_json(run / CONFIDENCE_FILE), contents.get(LANGUAGE_MODELS)
+    config = {
+        "format": FORMAT,
+        "task": task.name,
+        "sample_rate": root.get("sample_rate", SAMPLE_RATE),
+        **parts,
+        "decoder": decoder,
+        "confidence": confidence,
+        PROVENANCE: make_provenance(
+            weights=weights,
+            decoder=decoder,
+            language_models=language_models,
+            confidence=confidence,
+        ),
+        "checkpoints": [
+            {name: best.meta[name] for name in ("epoch", *task.metrics) if name in best.meta}
+            for best in checkpoints
+        ],
+        NORMALIZER: checkpoints[0].meta.get(NORMALIZER),
+        "versions": versions(distributions(user_modules, sources)),
+        **({"user_modules": sorted(user_modules)} if user_modules else {}),
+        **({"language": str(root["language"])} if "language" in root else {}),
+    }
+    contents[CONFIG_FILE] = (to_json(config, indent=1) + "\n").encode()
+    return contents, config
+
+
 def best_checkpoints(folder: Path) -> list[Checkpoint]:
     """Find the undamaged checkpoints that the test was run with, or the best one on dev.
 
-    Raises SbkitError when there is none.
+    Raises:
+        BundleError: there is none.
     """
-    best = Checkpointer(folder).find_averaged() if folder.is_dir() else []
-    if not best:
-        raise SbkitError(
-            f"A run must have a whole checkpoint to be exported, but {folder} has none. "
-            "Train it first: torchrun train.py hparams/ctc.yaml"
+    checkpoints = Checkpointer(folder).find_averaged() if folder.is_dir() else []
+    if not checkpoints:
+        raise BundleError(
+            f"{folder} has no undamaged checkpoint to export. Train the run first: torchrun "
+            "train.py hparams/ctc.yaml"
         )
-    return best
+    return checkpoints
 
 
-def _kept_parts(root: CommentedMap, task: Task) -> list[int] | None:
-    """Number the parts that a bundle has; None for all."""
-    names = enumerate(part_names_in(root))
-    kept = [number for number, name in names if name not in task.require_export().training_parts]
-    return kept if task.require_export().training_parts else None
-
-
-def plain_parts(root: CommentedMap, objects: Mapping[str, object], task: Task) -> dict[str, Any]:
-    """Describe the parts as plain data, and the order in which the ModuleList owns them.
-
-    They are what the ModuleList lists, and what else the task's model takes of the YAML. The
-    attributes of ``objects`` of the YAML, by their keys, may be referred to.
-
-    Raises SbkitError when a part is made of something else than a description, or is none of the
-    model's.
-    """
-    owned = [
-        name for name in part_names_in(root) if name not in task.require_export().training_parts
-    ]
-    taken = inspect.signature(task.require_export().import_model_class()).parameters
-    takes_any = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in taken.values())
-    strange = [name for name in owned if name not in (root if takes_any else taken)]
-    if strange:
-        raise SbkitError(
-            f"`model` must list only parts that {task.model_class} takes, each under its own key, "
-            f"but lists {listed(strange)}. Remove unused parts, or make them parts of the others."
+def _load_task(checkpoint: Checkpoint, user_modules: frozenset[str]) -> Task:
+    if TASK not in checkpoint.meta:
+        raise BundleError(
+            f"{checkpoint.path} cannot be exported, because it does not name the task of its run. "
+            "Train with train.py and a recipe, which names it."
         )
-    others = [name for name in taken if name != "model" and tag_of(root.get(name))]
-    by_node = {id(root.get(key)): made for key, made in objects.items() if made is not None}
-    names = dict.fromkeys([*owned, *others])
-    parts: Any = {name: to_plain(root[name], key=name, objects=by_node) for name in names}
-    for each in parts.values():
-        if each.get("new") == ADAPTED and "lora" in each[ARGUMENTS]:
-            each[ARGUMENTS]["lora"] = None  # its weights have the adapters merged
-    return {"model": owned, "parts": parts}
+    return load_task(checkpoint.meta[TASK], user_modules=user_modules)
 
 
 def _read_labels(run: Path, task: Task) -> tuple[dict[str, bytes], Any]:
-    """Read the file of labels that the model was trained with: as a bundle has it, and as labels.
+    """Read the label file that the model was trained with: by its name, and as labels.
 
-    Raises SbkitError where it is another one.
+    Raises:
+        BundleError: it is not the file of the training.
     """
     if task.labels is None:
         return {}, None
     file = run / task.labels.name
     if read_run_config(run).labels != checksum(file):
-        raise SbkitError(
-            f"{file} must be the one that the run was trained with, but is another: what the model "
-            "predicts would go by other names. Put it back."
+        raise BundleError(
+            f"{file} is not the file that the run was trained with: the model's predictions would "
+            "get other names. Restore it."
         )
     content = file.read_bytes()
     return {file.name: content}, task.labels.read(file, content)
+
+
+def _kept_parts(root: CommentedMap, task: Task) -> list[int] | None:
+    """Return the indices of the parts that a bundle has; None for all."""
+    if not (omitted := task.require_export().training_parts):
+        return None
+    return [index for index, name in enumerate(part_names_in(root)) if name not in omitted]
+
+
+def plain_parts(root: CommentedMap, objects: Mapping[str, object], task: Task) -> dict[str, Any]:
+    """Describe the parts as plain data, and the order in which the ModuleList owns them.
+
+    The parts are those that the ModuleList lists, and others that the task's model takes from the
+    YAML. They may refer to attributes of ``objects``, which are built from the YAML, by key.
+
+    Raises:
+        SbkitError: a part is made of something else than a description, or the model takes no such
+            part.
+    """
+    export = task.require_export()
+    owned = [name for name in part_names_in(root) if name not in export.training_parts]
+    parameters = inspect.signature(export.import_model_class()).parameters
+    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    unexpected = [name for name in owned if name not in (root if takes_any else parameters)]
+    if unexpected:
+        raise ConfigError(
+            f"`model` must list only parts that {export.model_class} takes, each under its own "
+            f"key, but lists {listed(unexpected)}. Remove unused parts, or make them parts of the "
+            "others."
+        )
+    others = [name for name in parameters if name != "model" and tag_of(root.get(name))]
+    by_node = {id(root.get(key)): built for key, built in objects.items() if built is not None}
+    names = dict.fromkeys([*owned, *others])
+    parts: Any = {name: to_plain(root[name], key=name, objects=by_node) for name in names}
+    for part in parts.values():
+        if part.get("new") == PRETRAINED_ENCODER and "lora" in part[ARGUMENTS]:
+            part[ARGUMENTS]["lora"] = None  # its weights have the adapters merged
+    return {"model": owned, "parts": parts}
+
+
+# User modules: a bundle holds their source, and the versions of the packages that they import
+
+
+def source_files(user_modules: Iterable[str]) -> dict[str, bytes]:
+    """Return the source of modules by the name of its file in a bundle, as `--import` reads it.
+
+    Installed packages and compiled modules are not copied.
+    """
+    installed, sources = packages_distributions(), dict[str, bytes]()
+    for name in sorted(user_modules):
+        file = Path(getattr(sys.modules[name], "__file__", None) or "")
+        if name.partition(".")[0] not in installed and file.suffix == ".py":
+            sources[f"{name}.py"] = file.read_bytes()
+    return sources
+
+
+def describe_recipes(sources: Mapping[str, bytes]) -> Iterator[str]:
+    """Yield a note for each file that imports recipes, which an installed sbkit does not have."""
+    for file, source in sources.items():
+        names = sorted({name for name in _imported(source) if name.partition(".")[0] == "recipes"})
+        if names:
+            yield (
+                f"note: {file} imports {', '.join(names)}, so the bundle only loads in a checkout "
+                "of sbkit, not in an installation."
+            )
+
+
+def distributions(user_modules: Iterable[str], sources: Mapping[str, bytes]) -> list[str]:
+    """Return the installed packages that modules belong to, or that their source imports."""
+    installed = packages_distributions()
+    names = {*user_modules, *(name for source in sources.values() for name in _imported(source))}
+    packages = {name.partition(".")[0] for name in names}
+    return sorted({name for package in packages for name in installed.get(package, ())})
+
+
+def _imported(source: bytes) -> Iterator[str]:
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module

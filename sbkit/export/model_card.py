@@ -1,7 +1,7 @@
-"""Write the card of a bundle, README.md: what the model is, its data, results and licence.
+"""Write the model card of a bundle, README.md: what the model is, its data, results and license.
 
-`card.md.j2` has its text, with a head in YAML as model hubs read it. Everything comes from the task
-and from what training wrote into the run folder; what is not known there is called unknown.
+The text is in `card.md.j2`, with a YAML header that model hubs read. All facts come from the task
+and from the files of the run folder; facts that are missing there are called unknown.
 """
 
 import re
@@ -21,23 +21,23 @@ from sbkit.logs.handlers import TEXT_LOG
 from sbkit.logs.metric import Metric
 from sbkit.tasks.task import Task
 
-LICENCE_UNKNOWN = "unknown"
+UNKNOWN_LICENSE = "unknown"
 SBKIT, TRANSFORMERS = "sbkit", "transformers"
-ABSOLUTE = re.compile(r"(?:(?<=[\s=,:'\"\[{])|^)/(?:[^/\s]+/)+")  # the folders of a path
-FORMATS = {  # by the name of its folder: how it is loaded
-    "onnx": "onnxruntime: `audio` (B, S) float32 between -1 and 1 and `audio_lengths` (B,) int64 "
-    "give `log_probs` (B, U, V) and `frame_lengths`; pad shorter audio to `min_samples`, which is "
-    "in the metadata.",
-    "torch": '`torch.export.load("model.pt2").module()` takes and gives the same. Load only files '
-    "that you trust.",
+FOLDERS_OF_PATH = re.compile(r"(?:(?<=[\s=,:'\"\[{])|^)/(?:[^/\s]+/)+")  # of absolute ones
+USES = {  # how a format is loaded, by the name of its folder
+    "onnx": "onnxruntime: `audio` (B, S), float32 between -1 and 1, and `audio_lengths` (B,), "
+    "int64, give `log_probs` (B, U, V) and `frame_lengths`; pad shorter audio to `min_samples` of "
+    "the metadata.",
+    "torch": '`torch.export.load("model.pt2").module()` has the same inputs and outputs. Load only '
+    "files that you trust.",
     "sherpa-onnx": '`OfflineRecognizer.from_fire_red_asr_ctc(model="model.onnx", '
-    'tokens="tokens.txt")`, or `from_omnilingual_asr_ctc` of a model with a pretrained encoder, '
-    "computes the features that the model was trained with. Where `HLG.fst` "
-    "is, `OfflineRecognizerConfig` of `sherpa_onnx.offline_recognizer` takes it beside the model, "
+    'tokens="tokens.txt")`, or `from_omnilingual_asr_ctc` for a model with a pretrained encoder, '
+    "computes the features that the model was trained with. If there is `HLG.fst`, "
+    "`OfflineRecognizerConfig` of `sherpa_onnx.offline_recognizer` takes it with the model, "
     'as `ctc_fst_decoder_config=OfflineCtcFstDecoderConfig(graph="HLG.fst", max_active=3000)`.',
     "huggingface": '`transformers.pipeline("automatic-speech-recognition", model=FOLDER)`, without '
     "sbkit.",
-    "speechbrain": "`EncoderASR.from_hparams(source=FOLDER, savedir=None)`, beside sbkit.",
+    "speechbrain": "`EncoderASR.from_hparams(source=FOLDER, savedir=None)`, with sbkit installed.",
     "hub": "a copy of the bundle to upload.",
 }
 
@@ -48,12 +48,18 @@ def model_card(
     config: Mapping[str, Any],
     formats: Sequence[str],
     *,
-    licence: str = LICENCE_UNKNOWN,
+    license: str = UNKNOWN_LICENSE,
     library: str = SBKIT,
 ) -> str:
-    """Write the card of a run's bundle; ``formats`` are those that lie beside it.
+    """Write the card of a run's bundle.
 
-    ``library``: what loads the model; TRANSFORMERS for the format of that name.
+    Args:
+        run: the run folder.
+        task: of the run.
+        config: the bundle's config.json.
+        formats: those that are in the bundle's folder.
+        license: of the model.
+        library: loads the model; TRANSFORMERS in the folder of that format.
     """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
@@ -65,12 +71,13 @@ def model_card(
     knobs = read_knobs(run / RESOLVED, {}) if (run / RESOLVED).is_file() else {}
     summary, data = (read_json(run / name) or {} for name in (SUMMARY, DATA_REPORT))
     differs = summary and what_differs(summary.get(PROVENANCE), config.get(PROVENANCE))
+    export = task.require_export()
     return environment.get_template("card.md.j2").render(
         task=task,
-        hub_task=task.require_export().hub_task,
+        hub_task=export.hub_task,
         library=library,
         language=str(config.get("language") or "und"),
-        licence=licence,
+        license=license,
         sample_rate=config["sample_rate"],
         parts=", ".join(f"`{printable(str(part['new']))}`" for part in config["parts"].values()),
         corpus=data.get("corpus") or {},
@@ -80,17 +87,17 @@ def model_card(
         splits=data.get("splits"),
         results=[] if differs else [*_results(task, summary)],
         differs=differs,
-        run=_names(str(run)),
+        run=_without_folders(str(run)),
         summary=summary,
         command=_command(run),
         user_modules=[printable(name) for name in config.get("user_modules", ())],
         versions=config.get("versions"),
-        formats={name: {**FORMATS, **task.require_export().uses}[name] for name in formats},
+        formats={name: {**USES, **export.uses}[name] for name in formats},
     )
 
 
 def _results(task: Task, summary: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield a row for each test set, decoder and metric; the chosen decoder's are for the head."""
+    """Yield a row for each test set, decoder and metric; the header takes the chosen decoder's."""
     for split, result in summary.get("test", {}).items():
         greedy = result.get("greedy", {})
         for decoder, figures in ((result.get("decoder", ""), result), ("greedy", greedy)):
@@ -111,40 +118,40 @@ def _value(value: float, metric: Metric) -> str:
     return f"{100 * value:.2f} %" if metric.is_fraction else metric.as_text(value)
 
 
-def _interval(found: Mapping[str, Any] | None, metric: Metric) -> str:
-    if not found or found.get("low") is None:
+def _interval(interval: Mapping[str, Any] | None, metric: Metric) -> str:
+    if not interval or interval.get("low") is None:
         return "unknown"
-    low, high = (_value(found[name], metric).partition(" ")[0] for name in ("low", "high"))
-    return f"{low} to {high} ({found['unit_count']} {printable(str(found['unit']))}s)"
+    low, high = (_value(interval[name], metric).partition(" ")[0] for name in ("low", "high"))
+    return f"{low} to {high} ({interval['unit_count']} {printable(str(interval['unit']))}s)"
 
 
 def _facts(value: Mapping[str, object] | str | None) -> str:
     if isinstance(value, Mapping):
-        value = ", ".join(f"{one} {two}" for one, two in value.items() if two is not None)
+        value = ", ".join(f"{name} {fact}" for name, fact in value.items() if fact is not None)
     return printable(str(value or "unknown"))
 
 
 def _command(run: Path) -> str:
-    """Find the command that began the run: its log begins with date, time and command."""
+    """Return the command that began the run: its log begins with date, time and command."""
     if not (run / TEXT_LOG).is_file():
         return "(unknown: the run folder has no log)"
     with (run / TEXT_LOG).open(encoding="utf-8", errors="replace") as lines:
-        return _names(lines.readline().rstrip("\n").split(" ", 2)[-1])
+        return _without_folders(lines.readline().rstrip("\n").split(" ", 2)[-1])
 
 
-def _names(command: str) -> str:
-    """Leave the folders out of absolute paths: they are of one machine, and may name its user."""
-    return ABSOLUTE.sub("", command)
+def _without_folders(command: str) -> str:
+    """Remove the folders of absolute paths, which belong to one machine and may name its user."""
+    return FOLDERS_OF_PATH.sub("", command)
 
 
 def _base_model(knobs: Mapping[str, Any]) -> str | None:
-    """Name the run or bundle that a fine-tuned one began with."""
+    """Name the run or bundle that a fine-tuned model started from."""
     source = knobs.get("init_from")
-    return None if source is None else _names(str(source))
+    return None if source is None else _without_folders(str(source))
 
 
 def _pretrained_encoder(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Find name, licence and SHA-256 of the weights that the encoder began with."""
+    """Return name, license and SHA-256 of the weights that the encoder started from."""
     arguments = config["parts"].get("Transformer", {}).get("arguments", {})
     source = (arguments.get("config") or {}).get("source")
     return source if isinstance(source, Mapping) else None

@@ -1,17 +1,17 @@
-"""ONNX: waveforms in, log-probabilities out, in float32 and with matrices in int8.
+"""ONNX: recognizers, the chunk of a streaming model, and the graphs of other tasks.
 
-The chunk of a streaming model as ONNX, with its state as inputs and outputs.
-
-Legend: B sessions, S samples of a chunk, U frames, V vocabulary.
+Legend: B utterances or sessions, S samples, U frames, V vocabulary.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
@@ -19,14 +19,22 @@ from torch.export import Dim, ExportedProgram
 from sbkit.audio.io import FULL_SCALE
 from sbkit.base.arrays import Counts, Float32s
 from sbkit.base.checksums import listed_checksums
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import BundleError
 from sbkit.base.imports import require_package
 from sbkit.bundle.config import WEIGHTS_FILE
-from sbkit.export.parity import Candidate
-from sbkit.export.traced import EXAMPLE, TrainedModel, quietly, shortest, trace
+from sbkit.export.parity import (
+    MAX_DIFFERENCE,
+    Candidate,
+    Grid,
+    TestSets,
+    cases,
+    describe_failure,
+)
+from sbkit.export.traced import EXAMPLE_BATCH, TrainedModel, min_samples, quiet_exporters, trace
 from sbkit.models.streaming import StreamingNetwork, streaming_network
 from sbkit.runtime.onnx_model import (
     MODEL_FILES,
+    SETTINGS_JSON,
     WEIGHTS_SHA256,
     BatchLogProbs,
     OnnxModel,
@@ -35,12 +43,17 @@ from sbkit.runtime.onnx_model import (
 )
 
 OPSET = 18  # 17 gives an invalid model; every runtime of the last years has 18
+MAX_INTEGER_MISMATCHES = 1e-3  # of all: a value between two integers may be rounded to either
+
+Array = npt.NDArray[Any]
+
+# Recognizers and voice activity detectors
 
 
 def write_onnx(trained: TrainedModel, folder: Path) -> Sequence[Candidate]:
-    """Write ``model.onnx`` and ``model.int8.onnx``, and those of chunks of a streaming model.
+    """Write ``model.onnx`` and ``model.int8.onnx``, and the chunk of a streaming model.
 
-    A detector of voice activity has that of a chunk alone, of one frame: a GRU is unrolled.
+    A voice activity detector has only the chunk, of one frame, since the exporter unrolls its GRU.
     """
     bundle = trained.bundle
     metadata = {
@@ -49,13 +62,14 @@ def write_onnx(trained: TrainedModel, folder: Path) -> Sequence[Candidate]:
         "blank": bundle.blank,
         WEIGHTS_SHA256: listed_checksums(folder.parent).get(WEIGHTS_FILE, ""),
     }
-    chunks = list[Candidate]()
+    chunk_candidates: list[Candidate] = []
     if bundle.model.chunks is not None:
-        chunks = _write_chunks(trained, folder, metadata | asdict(bundle.model.chunks))
+        metadata_of_chunk = metadata | asdict(bundle.model.chunks)
+        chunk_candidates = _write_chunk(trained, folder, metadata_of_chunk)
     if bundle.labels is None:
-        return chunks
+        return chunk_candidates
     program = trained.program
-    metadata["min_samples"] = shortest(program)
+    metadata["min_samples"] = min_samples(program)
     model = make_onnx(program, ["audio", "audio_lengths"], ["log_probs", "frame_lengths"])
     save_onnx(model, folder / MODEL_FILES["fp32"], metadata)
     _quantize(model, folder / MODEL_FILES["int8"], metadata)
@@ -67,33 +81,20 @@ def write_onnx(trained: TrainedModel, folder: Path) -> Sequence[Candidate]:
             log_probs=OnnxModel((folder / file).read_bytes()).log_probs,
         )
         for precision, file in MODEL_FILES.items()
-    ] + chunks
-
-
-def _write_chunks(
-    trained: TrainedModel, folder: Path, metadata: Mapping[str, Any]
-) -> list[Candidate]:
-    """Write one chunk of a streaming model, with its state, a recognizer's in both precisions."""
-    program, state = trace_chunk(trained.bundle.model.network)
-    outputs = ["log_probs", "frame_lengths", *(f"next_{name}" for name in state)]
-    model = make_onnx(program, ["audio", "audio_lengths", *state], outputs)
-    save_onnx(model, folder / OnnxStreamingModel.files["fp32"], metadata)
-    if trained.bundle.labels is None:
-        return [chunk_candidate(folder, "fp32")]
-    _quantize(model, folder / OnnxStreamingModel.files["int8"], metadata)
-    return [chunk_candidate(folder, precision) for precision in OnnxStreamingModel.files]
+    ] + chunk_candidates
 
 
 def make_onnx(program: ExportedProgram, inputs: Sequence[str], outputs: Sequence[str]) -> Any:
-    """Translate a traced graph to ONNX, check it, and remove its traces of paths.
+    """Translate a traced graph to ONNX, check it, and remove the paths that it names.
 
-    Raises SbkitError when it cannot be translated.
+    Raises:
+        BundleError: it cannot be translated.
     """
     onnx = require_package("onnx", extra="export")
     require_package("onnxscript", extra="export")
     try:
-        with quietly():
-            made = torch.onnx.export(
+        with quiet_exporters():
+            onnx_program = torch.onnx.export(
                 program,
                 dynamo=True,
                 opset_version=OPSET,
@@ -101,15 +102,14 @@ def make_onnx(program: ExportedProgram, inputs: Sequence[str], outputs: Sequence
                 output_names=outputs,
                 verbose=False,
             )
-        assert made is not None
-        model = made.model_proto
+        assert onnx_program is not None
+        model = onnx_program.model_proto
         _strip(model)
         onnx.checker.check_model(model)
-    except Exception as error:  # the exporter and the checker have many of their own
-        raise SbkitError(
-            "A model must be made of operations that ONNX has, but its exporter raised "
-            f"{type(error).__name__} ({str(error)[:300]}). Leave the format out, or change that "
-            "part."
+    except Exception as error:  # the exporter and the checker have many exceptions of their own
+        raise BundleError(
+            f"This model cannot be written as ONNX: the exporter raised {type(error).__name__} "
+            f"({str(error)[:300]}). Leave the format out, or change that part of the model."
         ) from error
     return model
 
@@ -125,13 +125,14 @@ def save_onnx(model: Any, file: Path, metadata: Mapping[str, Any]) -> None:
 def _quantize(model: Any, file: Path, metadata: Mapping[str, Any]) -> None:
     """Write the weights of matrix products in int8, each column with its scale.
 
-    Convolutions stay: onnxruntime's in int8 is slower. So do the mel filters and what is before
-    them: a log-mel of 8 bits is none. But spectra in float64 are more exact than the rest here.
+    Convolutions stay in float32, because onnxruntime's are slower in int8. So do the mel filters
+    and the operations before them, because 8 bits are too few for a log-mel; float32 suffices
+    there, since int8 loses more than float64 spectra gain.
     """
     onnx = require_package("onnx", extra="export")
     quantization: Any = require_package("onnxruntime.quantization", extra="export")
-    _narrow(model)
-    with quietly():
+    _to_float32(model)
+    with quiet_exporters():
         quantization.quantize_dynamic(
             model,
             file,
@@ -143,45 +144,47 @@ def _quantize(model: Any, file: Path, metadata: Mapping[str, Any]) -> None:
     save_onnx(onnx.load(file), file, metadata)
 
 
-def _narrow(model: Any) -> None:
-    """Compute in float32 what is in float64: 1.15 times as fast in all (`Fbank` says where)."""
+def _to_float32(model: Any) -> None:
+    """Replace float64 by float32: 1.15 times as fast overall (`Fbank` says where float64 is)."""
     onnx = require_package("onnx", extra="export")
     double, single = onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT
-    attributes = [each for node in model.graph.node for each in node.attribute]
-    tensors = [each.t for each in attributes if each.HasField("t")]
-    for tensor in [*model.graph.initializer, *tensors]:
+    attributes = [attribute for node in model.graph.node for attribute in node.attribute]
+    constants = [attribute.t for attribute in attributes if attribute.HasField("t")]
+    for tensor in [*model.graph.initializer, *constants]:
         if tensor.data_type == double:
             values = onnx.numpy_helper.to_array(tensor).astype(np.float32)
             tensor.CopyFrom(onnx.numpy_helper.from_array(values, tensor.name))
-    for each in attributes:
-        if each.name == "to" and each.i == double:  # of Cast
-            each.i = single
+    for attribute in attributes:
+        if attribute.name == "to" and attribute.i == double:  # of Cast
+            attribute.i = single
 
 
 def _before_logarithm(graph: Any) -> set[str]:
     """Name the nodes that a logarithm depends on: those of the features."""
-    made_by = {name: node for node in graph.node for name in node.output}
-    waiting = [node for node in graph.node if node.op_type == "Log"]
-    found: set[str] = set()
-    while waiting:
-        node = waiting.pop()
-        if node.name not in found:
-            found.add(node.name)
-            waiting += [made_by[name] for name in node.input if name in made_by]
-    return found
+    node_of_output = {name: node for node in graph.node for name in node.output}
+    pending = [node for node in graph.node if node.op_type == "Log"]
+    names: set[str] = set()
+    while pending:
+        node = pending.pop()
+        if node.name not in names:
+            names.add(node.name)
+            pending += [node_of_output[name] for name in node.input if name in node_of_output]
+    return names
 
 
 def _strip(model: Any) -> None:
-    """Remove what the exporter wrote for its makers: stack traces, which name folders."""
+    """Remove the exporter's debugging notes: stack traces, which name folders."""
     graph = model.graph
-    for each in [model, graph, *graph.node, *graph.input, *graph.output, *graph.initializer]:
-        each.ClearField("metadata_props")
-        each.ClearField("doc_string")
     graph.ClearField("value_info")
+    protos = [model, graph, *graph.node, *graph.input, *graph.output, *graph.initializer]
     for function in model.functions:
-        for each in [function, *function.node]:
-            each.ClearField("metadata_props")
-            each.ClearField("doc_string")
+        protos += [function, *function.node]
+    for proto in protos:
+        proto.ClearField("metadata_props")
+        proto.ClearField("doc_string")
+
+
+# The chunk of a streaming model, with its state as inputs and outputs
 
 
 class ChunkModel(nn.Module):
@@ -193,38 +196,54 @@ class ChunkModel(nn.Module):
     def __init__(self, stream: StreamingNetwork, parts: nn.ModuleList) -> None:
         super().__init__()
         self.parts, self.stream = parts, stream  # the first owns every parameter
-        self.kind: Any = type(stream.start())
+        self.state_class: Any = type(stream.start())
 
     def forward(self, audio: Tensor, audio_lengths: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
         """Score every token at every frame."""
-        log_probs, frames, after = self.stream.forward_chunk(
-            audio * FULL_SCALE, audio_lengths, self.kind(*state)
+        log_probs, frames, next_state = self.stream.forward_chunk(
+            audio * FULL_SCALE, audio_lengths, self.state_class(*state)
         )
-        return log_probs, frames, *vars(after).values()
+        return log_probs, frames, *vars(next_state).values()
 
 
 def trace_chunk(model: Any) -> tuple[ExportedProgram, list[str]]:
     """Trace a chunk for any number of sessions; return also the names of its state's tensors.
 
-    Raises SbkitError where it cannot be traced.
+    Raises:
+        BundleError: it cannot be traced.
     """
     stream = streaming_network(model)
     assert stream is not None
     start: Any = stream.start()
-    state = vars(type(start).stack([start] * EXAMPLE))
-    noise = torch.randn(EXAMPLE, stream.window, generator=torch.Generator().manual_seed(0)) / 10
+    state = vars(type(start).stack([start] * EXAMPLE_BATCH))
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(EXAMPLE_BATCH, stream.window, generator=generator) / 10
     lengths = torch.tensor([stream.window, stream.window, stream.window // 2])
-    rows = {0: Dim.DYNAMIC}
+    sessions = {0: Dim.DYNAMIC}
     program = trace(
         ChunkModel(stream, model.model).eval(),
         *(noise, lengths, *state.values()),
-        free=(rows, rows, tuple(rows for _ in state)),
+        dynamic_shapes=(sessions, sessions, tuple(sessions for _ in state)),
     )
     return program, [*state]
 
 
+def _write_chunk(
+    trained: TrainedModel, folder: Path, metadata: Mapping[str, Any]
+) -> list[Candidate]:
+    """Write the chunk of a streaming model; that of a recognizer also in int8."""
+    program, state = trace_chunk(trained.bundle.model.network)
+    outputs = ["log_probs", "frame_lengths", *(f"next_{name}" for name in state)]
+    model = make_onnx(program, ["audio", "audio_lengths", *state], outputs)
+    save_onnx(model, folder / OnnxStreamingModel.files["fp32"], metadata)
+    if trained.bundle.labels is None:
+        return [chunk_candidate(folder, "fp32")]
+    _quantize(model, folder / OnnxStreamingModel.files["int8"], metadata)
+    return [chunk_candidate(folder, precision) for precision in OnnxStreamingModel.files]
+
+
 def chunk_candidate(folder: Path, precision: str) -> Candidate:
-    """Return a written graph to be compared with the model, on whole clips."""
+    """Return a written chunk, to be compared with the model on whole clips."""
     file = OnnxStreamingModel.files[precision]
     stream = OnnxStreamingModel((folder / file).read_bytes())
     return Candidate(
@@ -237,11 +256,127 @@ def chunk_candidate(folder: Path, precision: str) -> Candidate:
 
 def run_clips(stream: OnnxStreamingModel, audio: Float32s, lengths: Counts) -> BatchLogProbs:
     """Run whole clips chunk by chunk: (B, S), (B,) -> (B, U, V), (B,)."""
-    sizes, counts, found = stream.chunks, np.zeros_like(lengths), list[Float32s]()
+    sizes, frames = stream.chunks, np.zeros_like(lengths)
+    log_probs: list[Float32s] = []
     state: State = {name: np.repeat(x, len(audio), 0) for name, x in stream.start().items()}
     for first in range(0, int(lengths.max()), sizes.step):
-        rest = (lengths - first).clip(0, sizes.window)
-        chunk, state = stream.step(audio[:, first : first + sizes.window], rest, state)
-        found.append(chunk.log_probs)
-        counts += chunk.lengths
-    return BatchLogProbs(np.concatenate(found, 1), counts)
+        remaining = (lengths - first).clip(0, sizes.window)
+        chunk, state = stream.step(audio[:, first : first + sizes.window], remaining, state)
+        log_probs.append(chunk.log_probs)
+        frames += chunk.lengths
+    return BatchLogProbs(np.concatenate(log_probs, 1), frames)
+
+
+# The graphs of tasks that are no recognizers, such as a codec
+
+
+class MethodModule(nn.Module):
+    """A method of a task's model as a module."""
+
+    def __init__(self, network: Any, name: str) -> None:
+        super().__init__()
+        self.parts, self.method = network.model, getattr(network, name)
+
+    def forward(self, *arrays: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Call the method."""
+        return tuple(self.method(*arrays))
+
+
+@dataclass
+class WrittenGraph:
+    """A written graph, and how far it is from the trained model.
+
+    Attributes:
+        run: computes its outputs.
+        difference: the largest between floats; where: the batch that has it.
+        integer_mismatches, integers: the number of integers that differ, and of all.
+        cases: the batches that were compared.
+        failure: the first error that it raised.
+    """
+
+    name: str
+    files: tuple[str, ...]
+    run: Callable[..., Sequence[Array]]
+    difference: float = 0.0
+    where: str = ""
+    integer_mismatches: int = 0
+    integers: int = 0
+    cases: list[str] = field(default_factory=list)
+    failure: str = ""
+
+    def compare(self, arguments: Sequence[Array], expected: Sequence[Array], what: str) -> None:
+        """Run it on a batch, and add its differences; other shapes are a failure."""
+        self.cases.append(what)
+        try:
+            for wanted, got in zip(expected, self.run(*arguments), strict=True):
+                if wanted.dtype.kind == "i":
+                    self.integer_mismatches += int((wanted != got).sum())
+                    self.integers += wanted.size
+                elif not (worst := float(np.abs(wanted - got).max(initial=0))) <= self.difference:
+                    self.difference, self.where = worst, what
+        except Exception as error:  # a runtime has many exceptions of its own
+            self.failure = self.failure or describe_failure(what, error)
+
+    def report(self) -> dict[str, Any]:
+        """Return the parity report."""
+        reasons = [self.failure] if self.failure else []
+        if not self.difference <= MAX_DIFFERENCE:
+            reasons.append(f"an output differs by {self.difference:.1e} ({self.where})")
+        if self.integer_mismatches > MAX_INTEGER_MISMATCHES * self.integers:
+            reasons.append(f"{self.integer_mismatches} of {self.integers} integers differ")
+        return {
+            "written": not reasons,
+            "reasons": reasons,
+            "limits": {
+                "difference": MAX_DIFFERENCE,
+                "integer_mismatches": MAX_INTEGER_MISMATCHES,
+            },
+            "cases": self.cases,
+            "largest_difference": self.difference,
+            "integer_mismatches": self.integer_mismatches,
+            "integers": self.integers,
+        }
+
+
+def write_graphs(
+    trained: TrainedModel, folder: Path, grid: Grid, test_sets: TestSets | str
+) -> list[WrittenGraph]:
+    """Write the graphs of a task into the folder of their format, and compare them.
+
+    Raises:
+        BundleError: the format does not fit the bundle.
+    """
+    export, model = trained.bundle.task.require_export(), trained.bundle.model
+    graphs = {name: graph for name, graph in export.graphs.items() if graph.format == folder.name}
+    rate = trained.bundle.config.sample_rate
+    metadata = {
+        "sample_rate": rate,
+        WEIGHTS_SHA256: listed_checksums(folder.parent).get(WEIGHTS_FILE, ""),
+        SETTINGS_JSON: json.dumps(model.settings),
+    }
+    noise = next(Grid(batches=(EXAMPLE_BATCH,), seconds=(1.0,)).cases(rate))
+    written = []
+    for name, graph in graphs.items():
+        graph_metadata, texts = graph.companions(trained.bundle)
+        for text_file, content in texts.items():
+            (folder / text_file).write_text(content, encoding="utf-8")
+        example = graph.arguments(model.run, noise.audio, noise.lengths)
+        program = _trace_method(MethodModule(model.network, name).eval(), example)
+        file = folder / f"{name}.onnx"
+        onnx_model = make_onnx(program, graph.inputs, graph.outputs)
+        save_onnx(onnx_model, file, {**metadata, **graph_metadata})
+        written.append(WrittenGraph(name, (file.name, *texts), OnnxModel(file.read_bytes()).run))
+    for case in cases(grid, test_sets, rate):
+        for output, (name, graph) in zip(written, graphs.items(), strict=True):
+            arguments = graph.arguments(model.run, case.audio, case.lengths)
+            output.compare(arguments, model.run(name, *arguments), case.what)
+    return written
+
+
+def _trace_method(module: nn.Module, example: Sequence[Array]) -> ExportedProgram:
+    """Trace a method for any size of the first two dimensions, but for those of size 1."""
+    dynamic = tuple(
+        {dim: Dim.DYNAMIC for dim, size in enumerate(array.shape[:2]) if size > 1}
+        for array in example
+    )
+    return trace(module, *map(torch.from_numpy, example), dynamic_shapes=(dynamic,))  # of `*arrays`

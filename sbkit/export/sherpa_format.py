@@ -1,18 +1,15 @@
-"""The folder that sherpa-onnx's offline CTC recognizers load, on servers, phones and in browsers.
+"""The folder that sherpa-onnx loads, on servers, phones and in browsers: three types of models.
 
-sherpa-onnx computes features itself, by settings that follow from the model type. Those of
-`fire-red-asr-2-ctc` are sbkit's: whole windows, filters up to half the sample rate, the scale of
-int16. A pretrained encoder of waveforms becomes an `omnilingual-asr-ctc`. Where the bundle's
-decoder is a graph, `HLG.fst` is written, too. A special token (<unk>), which sbkit leaves out
-of a text, is written by its name.
+`fire-red-asr-2-ctc` (80 log-mel bins) and `omnilingual-asr-ctc` (a pretrained encoder of waveforms)
+recognize whole clips; `wenet_ctc` recognizes chunk by chunk. If the bundle's decoder is a decoding
+graph, it is written too, as `HLG.fst`. sherpa-onnx computes features itself, with settings that
+follow from the model type: those of `fire-red-asr-2-ctc` are sbkit's (no partial windows, filters
+up to half the sample rate, the scale of int16). It writes the names of special tokens (<unk>) into
+texts; sbkit omits them.
 
-Encoders of waveforms for sherpa-onnx, in the form of its `omnilingual` models.
-
-Legend: B clips, S samples, U frames, V vocabulary.
-
-sherpa-onnx gives such a model whole clips, one by one, without lengths. It subtracts the mean of
-each and divides by the root of its variance and 1e-5 (`offline-omnilingual-asr-ctc-model.cc`),
-where the encoder was trained with 1e-7: the graph turns the one into the other.
+Legend: B clips, S samples, T feature frames, M mel bins, U frames, V vocabulary; of a streaming
+model: L frames of left context, N blocks, H heads, D model width, K frames of a convolution, C
+channels of the front-end.
 """
 
 from collections.abc import Sequence
@@ -23,136 +20,82 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from sbkit.audio.fbank import Fbank
 from sbkit.audio.io import FULL_SCALE
 from sbkit.base.arrays import Counts, Float32s
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import BundleError
 from sbkit.base.imports import require_package
 from sbkit.base.units import SAMPLE_RATE, shift_samples
+from sbkit.bundle.protocols import ChunkSizes
 from sbkit.decoding.decoding_graph import MAX_ACTIVE_STATES
 from sbkit.export.onnx_format import make_onnx, save_onnx
-from sbkit.export.parity import Candidate, Run
-from sbkit.export.sherpa_online import write_online
-from sbkit.export.traced import EXAMPLE, TrainedModel, WaveformModel, trace
+from sbkit.export.parity import Candidate, Case, Run
+from sbkit.export.traced import EXAMPLE_BATCH, TrainedModel, WaveformModel, trace
+from sbkit.models.asr import AsrModel, StreamingAsrModel
+from sbkit.models.frontend import KEPT, STRIDE
 from sbkit.models.pretrained.features import LEAST_VARIANCE, NormalizedAudio
+from sbkit.models.streaming import EncoderState, streaming_network
 from sbkit.runtime.onnx_model import BatchLogProbs, OnnxModel
 from sbkit.runtime.torch_model import TorchBundle
 from sbkit.text.tokenizer import Tokenizer
 
-TOKENS, GRAPH = "tokens.txt", "HLG.fst"
-BLANK = "<blk>"  # the name by which it is looked for
-N_MELS = 80  # features of the model type
-MODEL, FIRE_RED = "model.onnx", "fire-red-asr-2-ctc"
-
-
-class FeatureModel(WaveformModel):
-    """Features from another program to log-probabilities: (B, T, M), (B,) -> (B, U, V), (B,)."""
-
-    def forward(self, x: Tensor, x_lens: Tensor) -> tuple[Tensor, Tensor]:
-        """Score every token at every frame."""
-        states, frames = self.model.encoder.encode_features(x, x_lens)
-        return self.model.ctc_log_probs(states), frames
+MODEL_FILE, ONLINE_FILE = "model.onnx", "online.onnx"
+TOKENS_FILE, GRAPH_FILE = "tokens.txt", "HLG.fst"
+FIRE_RED, OMNILINGUAL, WENET = "fire-red-asr-2-ctc", "omnilingual-asr-ctc", "wenet_ctc"
+BLANK = "<blk>"  # sherpa-onnx finds the blank by this name
+N_MELS = 80  # of FIRE_RED
+VARIANCE_EPSILON = 1e-5  # sherpa-onnx adds it to the variance of a clip
+SUBSAMPLING = STRIDE**2
+WENET_INPUTS = ("x", "offset", "required_cache_size", "attn_cache", "conv_cache", "attn_mask")
+WENET_OUTPUTS = ("log_probs", "next_attn_cache", "next_conv_cache")
 
 
 def write_sherpa(trained: TrainedModel, folder: Path) -> Sequence[Candidate]:
-    """Write the model and its tokens, and the graph of the bundle's decoder if it has one.
+    """Write the model and its tokens, and the decoding graph of the bundle's decoder, if any.
 
-    Raises SbkitError for a model of other features than 80 log-mel bins, or normalized audio, of 16
-    kHz.
+    Raises:
+        BundleError: sherpa-onnx cannot compute the model's features: it needs 80 log-mel bins or
+            normalized audio, of 16 kHz.
     """
     sherpa = require_package("sherpa_onnx", extra="export")
     bundle = trained.bundle
     if takes_waveforms(bundle.model.network.encoder.modules.get("compute_features")):
-        model_type, make = OMNILINGUAL, sherpa.OfflineRecognizer.from_omnilingual_asr_ctc
-        log_probs = write_waveform_model(trained, folder / MODEL)
+        model_type, load = OMNILINGUAL, sherpa.OfflineRecognizer.from_omnilingual_asr_ctc
+        log_probs = _write_waveform_model(trained, folder / MODEL_FILE)
     else:
-        model_type, make = FIRE_RED, sherpa.OfflineRecognizer.from_fire_red_asr_ctc
-        log_probs = _write_feature_model(bundle, folder / MODEL)
-    (folder / TOKENS).write_text(_tokens(bundle.tokenizer), encoding="utf-8")
-    recognizer = make(model=str(folder / MODEL), tokens=str(folder / TOKENS))
-    plain = Candidate(
+        model_type, load = FIRE_RED, sherpa.OfflineRecognizer.from_fire_red_asr_ctc
+        log_probs = _write_feature_model(bundle, folder / MODEL_FILE)
+    (folder / TOKENS_FILE).write_text(_tokens(bundle.tokenizer), encoding="utf-8")
+    recognizer = load(model=str(folder / MODEL_FILE), tokens=str(folder / TOKENS_FILE))
+    greedy = Candidate(
         name=model_type,
-        files=(MODEL,),
+        files=(MODEL_FILE,),
         log_probs=log_probs,
         transcribe=partial(_transcribe, recognizer),
     )
-    found = [plain]
+    candidates = [greedy]
     if bundle.model.chunks is not None:
-        found.append(write_online(trained, folder, folder / TOKENS))
+        candidates.append(write_online(trained, folder, folder / TOKENS_FILE))
     decoder = bundle.decoder
     if decoder is None or decoder.decoder_type != "graph":
-        return found
-    decoder.graph_decoder.graph.write(str(folder / GRAPH))
+        return candidates
+    decoder.graph_decoder.graph.write(str(folder / GRAPH_FILE))
     with_graph = replace(
-        plain,
-        name=f"{model_type}, {GRAPH}",
-        files=(GRAPH,),
+        greedy,
+        name=f"{model_type}, {GRAPH_FILE}",
+        files=(GRAPH_FILE,),
         transcribe=partial(_transcribe, load_with_graph(folder, model_type)),
         decoder="graph",
     )
-    return [*found, with_graph]
-
-
-def load_with_graph(folder: Path, model_type: str) -> Any:
-    """Load the model with the graph, for which sherpa-onnx has no public method."""
-    made = require_package("sherpa_onnx", extra="export").offline_recognizer
-    model = made.OfflineModelConfig(tokens=str(folder / TOKENS))
-    if model_type == OMNILINGUAL:
-        model.omnilingual.model = str(folder / MODEL)
-    else:
-        model.fire_red_asr_ctc.model = str(folder / MODEL)
-    graph = made.OfflineCtcFstDecoderConfig(graph=str(folder / GRAPH), max_active=MAX_ACTIVE_STATES)
-    return made._Recognizer(
-        made.OfflineRecognizerConfig(model_config=model, ctc_fst_decoder_config=graph)
-    )
-
-
-def _write_feature_model(bundle: TorchBundle, file: Path) -> Run:
-    """Write a model of features, and return what runs it; raises SbkitError for other features."""
-    _require_features(bundle)
-    frames = 100 * EXAMPLE
-    lengths = torch.tensor([frames, frames - 20, frames // 2])
-    network = bundle.model.network
-    program = trace(FeatureModel(network), torch.zeros(EXAMPLE, frames, N_MELS), lengths)
-    graph = make_onnx(program, ["x", "x_lens"], ["log_probs", "log_probs_lens"])
-    metadata = {
-        "model_type": FIRE_RED,
-        "vocab_size": bundle.tokenizer.vocab_size,
-        "subsampling_factor": bundle.model.samples_per_frame // shift_samples(SAMPLE_RATE),
-        "cmvn_mean": ",".join(["0"] * N_MELS),  # our graph normalizes by itself
-        "cmvn_inv_stddev": ",".join(["1"] * N_MELS),
-    }
-    save_onnx(graph, file, metadata)
-    return partial(_log_probs, network, OnnxModel(file.read_bytes()))
-
-
-def _require_features(bundle: TorchBundle) -> None:
-    features = bundle.config.parts.get("compute_features") or {}
-    name, arguments = features.get("new"), features.get("arguments") or {}
-    ours = name == f"{Fbank.__module__}.{Fbank.__qualname__}"
-    mels = arguments.get("n_mels", N_MELS)
-    if not ours or mels != N_MELS or bundle.config.sample_rate != SAMPLE_RATE:
-        raise SbkitError(
-            f"A model for sherpa-onnx must have sbkit's Fbank of {N_MELS} bins at {SAMPLE_RATE} "
-            f"Hz, which sherpa-onnx computes itself, but has {name} of {mels} at "
-            f"{bundle.config.sample_rate} Hz. Leave the format out."
-        )
+    return [*candidates, with_graph]
 
 
 def _tokens(tokenizer: Tokenizer) -> str:
     names = dict(enumerate(tokenizer.pieces())) | {tokenizer.vocabulary.blank: BLANK}
-    return "".join(f"{name} {label}\n" for label, name in names.items())
-
-
-@torch.inference_mode()
-def _log_probs(network: Any, model: OnnxModel, audio: Float32s, lengths: Counts) -> BatchLogProbs:
-    """Run the graph with our own features."""
-    scaled = torch.from_numpy(audio) * FULL_SCALE
-    features, frames = network.encoder.features(scaled, torch.from_numpy(lengths))
-    return model.log_probs(features.numpy(), frames.numpy())
+    return "".join(f"{name} {id}\n" for id, name in names.items())
 
 
 def _transcribe(recognizer: Any, clips: Sequence[Float32s]) -> list[str]:
@@ -165,8 +108,100 @@ def _transcribe(recognizer: Any, clips: Sequence[Float32s]) -> list[str]:
     return texts
 
 
-OMNILINGUAL = "omnilingual-asr-ctc"
-ADDED = 1e-5  # to the variance, by sherpa-onnx
+# Private classes of sherpa-onnx: its public methods cannot load these. Tried with 2.0.1.
+
+
+def load_with_graph(folder: Path, model_type: str) -> Any:
+    """Load the model of whole clips with the decoding graph."""
+    sherpa = require_package("sherpa_onnx", extra="export").offline_recognizer
+    model = sherpa.OfflineModelConfig(tokens=str(folder / TOKENS_FILE))
+    if model_type == OMNILINGUAL:
+        model.omnilingual.model = str(folder / MODEL_FILE)
+    else:
+        model.fire_red_asr_ctc.model = str(folder / MODEL_FILE)
+    graph = sherpa.OfflineCtcFstDecoderConfig(
+        graph=str(folder / GRAPH_FILE), max_active=MAX_ACTIVE_STATES
+    )
+    return sherpa._Recognizer(
+        sherpa.OfflineRecognizerConfig(model_config=model, ctc_fst_decoder_config=graph)
+    )
+
+
+def load_online(model: Path, tokens: Path, *, chunk: int = 16, left_chunks: int = 4) -> Any:
+    """Load the streaming model with sbkit's features."""
+    sherpa = require_package("sherpa_onnx", extra="export").online_recognizer
+    wenet = sherpa.OnlineWenetCtcModelConfig(
+        model=str(model), chunk_size=chunk, num_left_chunks=left_chunks
+    )
+    # The defaults are filters up to 7600 Hz, and windows that reach beyond both ends.
+    features = sherpa.FeatureExtractorConfig(high_freq=0, snip_edges=True)
+    config = sherpa.OnlineRecognizerConfig(
+        feat_config=features,
+        model_config=sherpa.OnlineModelConfig(wenet_ctc=wenet, tokens=str(tokens), num_threads=1),
+        enable_endpoint=False,
+        decoding_method="greedy_search",
+    )
+    return sherpa._Recognizer(config)
+
+
+# Models of log-mel features: FIRE_RED
+
+
+class FeatureModel(WaveformModel):
+    """Features from another program to log-probabilities: (B, T, M), (B,) -> (B, U, V), (B,)."""
+
+    def forward(self, x: Tensor, x_lens: Tensor) -> tuple[Tensor, Tensor]:
+        """Score every token at every frame."""
+        states, frames = self.model.encoder.encode_features(x, x_lens)
+        return self.model.ctc_log_probs(states), frames
+
+
+def _write_feature_model(bundle: TorchBundle, file: Path) -> Run:
+    """Write a model of features, and return a function that runs it."""
+    _require_fbank(bundle)
+    frames = 100 * EXAMPLE_BATCH
+    lengths = torch.tensor([frames, frames - 20, frames // 2])
+    network = bundle.model.network
+    program = trace(FeatureModel(network), torch.zeros(EXAMPLE_BATCH, frames, N_MELS), lengths)
+    graph = make_onnx(program, ["x", "x_lens"], ["log_probs", "log_probs_lens"])
+    metadata = {
+        "model_type": FIRE_RED,
+        "vocab_size": bundle.tokenizer.vocab_size,
+        "subsampling_factor": bundle.model.samples_per_frame // shift_samples(SAMPLE_RATE),
+        "cmvn_mean": ",".join(["0"] * N_MELS),  # our graph normalizes by itself
+        "cmvn_inv_stddev": ",".join(["1"] * N_MELS),
+    }
+    save_onnx(graph, file, metadata)
+    return partial(_feature_log_probs, network, OnnxModel(file.read_bytes()))
+
+
+def _require_fbank(bundle: TorchBundle) -> None:
+    features = bundle.config.parts.get("compute_features") or {}
+    name, arguments = features.get("new"), features.get("arguments") or {}
+    is_fbank = name == f"{Fbank.__module__}.{Fbank.__qualname__}"
+    mels = arguments.get("n_mels", N_MELS)
+    if not is_fbank or mels != N_MELS or bundle.config.sample_rate != SAMPLE_RATE:
+        raise BundleError(
+            f"sherpa-onnx can only compute sbkit's Fbank of {N_MELS} bins at {SAMPLE_RATE} Hz, but "
+            f"this model has {name} of {mels} bins at {bundle.config.sample_rate} Hz. Leave the "
+            "format out."
+        )
+
+
+@torch.inference_mode()
+def _feature_log_probs(
+    network: Any, model: OnnxModel, audio: Float32s, lengths: Counts
+) -> BatchLogProbs:
+    """Run the graph with sbkit's features."""
+    scaled = torch.from_numpy(audio) * FULL_SCALE
+    features, frames = network.encoder.features(scaled, torch.from_numpy(lengths))
+    return model.log_probs(features.numpy(), frames.numpy())
+
+
+# Models of waveforms: OMNILINGUAL. sherpa-onnx passes whole clips, one by one, without lengths. It
+# subtracts the mean of each and divides by the root of its variance plus 1e-5
+# (`offline-omnilingual-asr-ctc-model.cc`), while the encoder was trained with 1e-7: the graph
+# converts the one into the other.
 
 
 class NormalizedModel(WaveformModel):
@@ -174,8 +209,9 @@ class NormalizedModel(WaveformModel):
 
     def forward(self, audio: Tensor) -> Tensor:  # type: ignore[override]
         """Score every token at every frame."""
-        variance = audio.double().var(1, correction=0, keepdim=True)  # v / (v + ADDED), of its v
-        share = LEAST_VARIANCE / ADDED
+        # v / (v + VARIANCE_EPSILON) for a clip of variance v
+        variance = audio.double().var(1, correction=0, keepdim=True)
+        share = LEAST_VARIANCE / VARIANCE_EPSILON
         audio = audio * (variance + share * (1 - variance)).rsqrt().float()
         lengths = torch.full_like(audio[:, 0], audio.shape[1], dtype=torch.int64)
         states, _ = self.model.encoder.encode_features(audio.unsqueeze(-1), lengths)
@@ -186,23 +222,24 @@ class NormalizedModel(WaveformModel):
 def takes_waveforms(features: Any) -> bool:
     """Check whether `compute_features` leaves the audio a waveform.
 
-    Raises SbkitError for one that sherpa-onnx would normalize though the model was not trained so.
+    Raises:
+        BundleError: the model was not trained on normalized audio, which sherpa-onnx passes.
     """
     body = getattr(features, "body", None)
     if not isinstance(body, NormalizedAudio):
         return False
     if not body.do_normalize or features.sample_rate != SAMPLE_RATE:
-        raise SbkitError(
-            f"A model of waveforms for sherpa-onnx must have been trained on normalized audio of "
-            f"{SAMPLE_RATE} Hz, as sherpa-onnx makes it, but this one has do_normalize: "
-            f"{str(body.do_normalize).lower()} and {features.sample_rate} Hz. Leave the format out."
+        raise BundleError(
+            f"sherpa-onnx normalizes waveforms and needs {SAMPLE_RATE} Hz, but this model was "
+            f"trained with do_normalize: {str(body.do_normalize).lower()} at "
+            f"{features.sample_rate} Hz. Leave the format out."
         )
     return True
 
 
-def write_waveform_model(trained: TrainedModel, file: Path) -> Run:
-    """Write the model, and return what runs it."""
-    example = torch.randn(EXAMPLE, SAMPLE_RATE, generator=torch.Generator().manual_seed(0))
+def _write_waveform_model(trained: TrainedModel, file: Path) -> Run:
+    """Write the model, and return a function that runs it."""
+    example = torch.randn(EXAMPLE_BATCH, SAMPLE_RATE, generator=torch.Generator().manual_seed(0))
     program = trace(NormalizedModel(trained.bundle.model.network).eval(), example)
     save_onnx(make_onnx(program, ["audio"], ["log_probs"]), file, {"model_type": OMNILINGUAL})
     session = require_package("onnxruntime", extra="export").InferenceSession(file)
@@ -210,11 +247,169 @@ def write_waveform_model(trained: TrainedModel, file: Path) -> Run:
 
 
 def _waveform_log_probs(session: Any, audio: Float32s, lengths: Counts) -> BatchLogProbs:
-    """Run the graph on one clip after the other, normalized as sherpa-onnx does it."""
-    rows = []
-    for row, length in zip(audio, lengths, strict=True):
-        clip = row[:length].astype(np.float64)
-        clip = (clip - clip.mean()) / np.sqrt(clip.var() + ADDED)
-        (found,) = session.run(None, {"audio": clip[None].astype(np.float32)})
-        rows.append(torch.from_numpy(found[0]))
-    return BatchLogProbs(pad_sequence(rows, batch_first=True).numpy(), np.array([*map(len, rows)]))
+    """Run the graph on one clip after the other, normalized as by sherpa-onnx."""
+    outputs = []
+    for samples, length in zip(audio, lengths, strict=True):
+        clip = samples[:length].astype(np.float64)
+        clip = (clip - clip.mean()) / np.sqrt(clip.var() + VARIANCE_EPSILON)
+        (output,) = session.run(None, {"audio": clip[None].astype(np.float32)})
+        outputs.append(torch.from_numpy(output[0]))
+    padded = pad_sequence(outputs, batch_first=True).numpy()
+    return BatchLogProbs(padded, np.array([*map(len, outputs)]))
+
+
+# Streaming models: WENET. The caches are WeNet's, of N + 1 blocks: keys before rotation and values,
+# (N + 1, H, L, 2 D/H), and the frames that each convolution keeps, (N + 1, 1, D, K); the last block
+# of the second holds the frames that the front-end keeps. sherpa-onnx decodes only whole chunks,
+# and a chunk only once one more frame is available, so audio must end with silence (sherpa #411).
+# Its features equal sbkit's only as `load_online` sets them.
+
+
+class OnlineModel(nn.Module):
+    """A chunk with WeNet's inputs and outputs."""
+
+    def __init__(self, model: AsrModel, stream: StreamingAsrModel) -> None:
+        super().__init__()
+        self.parts, self.stream = model.model, stream  # the first owns every parameter
+        self.start = stream.start()
+
+    @property
+    def fits(self) -> bool:
+        """Check whether the frames that the front-end keeps fit into a block's cache."""
+        kept = self.start.features.numel() + self.start.hidden.numel()
+        return self.start.convolution[0, 0].numel() >= kept
+
+    def metadata(self) -> dict[str, Any]:
+        """Return the sizes of the caches, for sherpa-onnx."""
+        _, blocks, width, size = self.start.convolution.shape
+        return {
+            "model_type": WENET,
+            "head": self.start.attention.shape[4],
+            "num_blocks": blocks + 1,
+            "output_size": size,
+            "cnn_module_kernel": width + 1,
+            "right_context": SUBSAMPLING - 1,  # so that chunks share no frame
+            "subsampling_factor": SUBSAMPLING,
+        }
+
+    def example(self) -> tuple[Tensor, ...]:
+        """Return the inputs of a first chunk, of zeros, with the whole context visible."""
+        left = self.start.attention.shape[2]
+        frames = self.stream.step // shift_samples(SAMPLE_RATE)
+        mask = torch.ones(1, 1, left + frames // SUBSAMPLING, dtype=torch.bool)
+        count, x = torch.tensor([left]), torch.zeros(1, frames, self.start.features.shape[2])
+        return x, count, count, *self._pack(self.start), mask
+
+    def forward(
+        self,
+        x: Tensor,
+        offset: Tensor,
+        required_cache_size: Tensor,
+        attn_cache: Tensor,
+        conv_cache: Tensor,
+        attn_mask: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Score every token at every frame: (1, T, M) -> (1, U, V)."""
+        state = self._unpack(attn_cache, conv_cache, attn_mask)
+        lengths = torch.full((1,), x.shape[1])
+        log_probs, _, state = self.stream.forward_features(x, lengths, state)
+        return log_probs, *self._pack(state)
+
+    def _unpack(self, attention: Tensor, convolution: Tensor, mask: Tensor) -> EncoderState:
+        mels, channels = self.start.features.shape[2], self.start.hidden.shape[2]
+        kept = convolution[-1].flatten()[: KEPT * (mels + channels)].view(1, KEPT, -1)
+        _, blocks, left, _, heads, size = self.start.attention.shape
+        keys = attention[:-1].reshape(blocks, heads, left, 2, size)
+        return EncoderState(
+            frames=mask[:, 0, : attention.shape[2]].sum(-1),
+            features=kept[..., :mels],
+            hidden=kept[..., mels:],
+            attention=keys.permute(0, 2, 3, 1, 4).unsqueeze(0),
+            convolution=convolution[:-1, 0].transpose(1, 2).unsqueeze(0),
+        )
+
+    def _pack(self, state: EncoderState) -> tuple[Tensor, Tensor]:
+        keys = state.attention[0].permute(0, 3, 1, 2, 4).flatten(3)  # (N, H, L, 2 D/H)
+        blocks = state.convolution[0].transpose(1, 2).unsqueeze(1)  # (N, 1, D, K)
+        kept = torch.cat([state.features, state.hidden], 2).flatten()
+        kept = nn.functional.pad(kept, (0, blocks[0].numel() - kept.shape[0]))
+        last = kept.view(1, *blocks.shape[1:])
+        return torch.cat([keys, torch.zeros_like(keys[:1])]), torch.cat([blocks, last])
+
+
+def write_online(trained: TrainedModel, folder: Path, tokens: Path) -> Candidate:
+    """Write the streaming model; raises BundleError if WeNet's caches cannot hold its state."""
+    network, bundle = trained.bundle.model.network, trained.bundle
+    stream, sizes = streaming_network(network), bundle.model.chunks
+    assert isinstance(stream, StreamingAsrModel) and sizes is not None
+    module = OnlineModel(network, stream).eval()
+    chunk, left = stream.step // bundle.model.samples_per_frame, module.start.attention.shape[2]
+    if not module.fits or left % chunk:
+        raise BundleError(
+            "sherpa-onnx's online recognizer needs left_ms to be a multiple of chunk_ms, and "
+            "kernel_size // 2 * d_model to be at least 3 * (n_mels + cnn_channels), which the "
+            "front-end keeps. Raise these, or leave the format out."
+        )
+    program = trace(module, *module.example(), dynamic_shapes=({},) * len(WENET_INPUTS))
+    graph = make_onnx(program, WENET_INPUTS, WENET_OUTPUTS)
+    metadata = module.metadata() | {"vocab_size": bundle.tokenizer.vocab_size}
+    save_onnx(graph, folder / ONLINE_FILE, metadata)
+    recognizer = load_online(folder / ONLINE_FILE, tokens, chunk=chunk, left_chunks=left // chunk)
+    session = require_package("onnxruntime", extra="export").InferenceSession(folder / ONLINE_FILE)
+    return Candidate(
+        name=f"{WENET}, online",
+        files=(ONLINE_FILE,),
+        log_probs=partial(_run_online, network, module, session),
+        transcribe=partial(_transcribe_online, recognizer, sizes.shortest),
+        prepare=partial(_append_silence, sizes),
+    )
+
+
+def _append_silence(sizes: ChunkSizes, case: Case) -> Case:
+    """Append silence to each clip, so that its last chunk is whole."""
+    missing = sizes.window - case.lengths
+    lengths = case.lengths + np.maximum(missing, missing % sizes.step)
+    padding = max(0, int(lengths.max()) - case.audio.shape[1])
+    return replace(case, audio=np.pad(case.audio, ((0, 0), (0, padding))), lengths=lengths)
+
+
+def _transcribe_online(recognizer: Any, frame: int, clips: Sequence[Float32s]) -> list[str]:
+    texts = []
+    for clip in clips:
+        stream = recognizer.create_stream()
+        # A chunk is decoded once there is one more frame.
+        stream.accept_waveform(SAMPLE_RATE, np.pad(clip, (0, frame)))
+        while recognizer.is_ready(stream):
+            recognizer.decode_stream(stream)
+        texts.append(str(recognizer.get_result(stream).text))
+    return texts
+
+
+@torch.inference_mode()
+def _run_online(
+    network: AsrModel,
+    module: OnlineModel,
+    session: Any,
+    audio: Float32s,
+    lengths: Counts,
+) -> BatchLogProbs:
+    """Run the graph on whole clips with sbkit's features: (B, S), (B,) -> (B, U, V), (B,)."""
+    counts = network.encoder.subsampling.count(lengths)
+    outputs: list[Float32s] = []
+    for samples, length in zip(audio, lengths.tolist(), strict=True):
+        clip = torch.from_numpy(samples[:length]).unsqueeze(0) * FULL_SCALE
+        features, _ = module.stream.features(clip, torch.tensor([clip.shape[1]]))
+        x, *state, mask = (tensor.numpy() for tensor in module.example())
+        chunk, left = x.shape[1], int(state[1][0])
+        log_probs: list[Float32s] = []
+        for index, first in enumerate(range(0, features.shape[1], chunk)):
+            visible = index * (mask.shape[2] - left)
+            mask[..., :left] = np.arange(left) >= left - visible
+            inputs = (features[:, first : first + chunk].numpy(), *state, mask)
+            scores, *caches = session.run(None, dict(zip(WENET_INPUTS, inputs, strict=True)))
+            state[2:] = caches
+            log_probs.append(scores[0])
+        outputs.append(np.concatenate(log_probs))
+    longest = max(map(len, outputs))
+    padded = [np.pad(output, ((0, longest - len(output)), (0, 0))) for output in outputs]
+    return BatchLogProbs(np.stack(padded), counts)

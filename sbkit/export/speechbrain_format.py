@@ -1,6 +1,6 @@
 """A folder for SpeechBrain: ``EncoderASR.from_hparams(source=FOLDER, savedir=None)``.
 
-Its YAML builds sbkit's own parts, so sbkit must be installed; audio and decoding are SpeechBrain's.
+Its YAML builds parts of sbkit, which must be installed; SpeechBrain loads audio and decodes.
 
 Legend: B utterances, S samples, U frames, V vocabulary.
 """
@@ -19,16 +19,16 @@ from sbkit.audio.lengths import to_relative
 from sbkit.base.arrays import Float32s
 from sbkit.base.imports import require_package
 from sbkit.bundle.config import Plain
-from sbkit.bundle.module_spec import ARGUMENTS, KINDS, build
+from sbkit.bundle.module_spec import ARGUMENTS, TAGS, build
 from sbkit.export.parity import Candidate
 from sbkit.export.traced import TrainedModel, WaveformModel, trained_log_probs
 from sbkit.models.asr import AsrModel
 from sbkit.text.vocabulary import Vocabulary
 
-YAML, WEIGHTS, TOKENIZER = "hyperparams.yaml", "asr.ckpt", "tokenizer.ckpt"
-SPARE = 2  # frames that rounding a relative length can cost
+YAML_FILE, ENCODER_FILE, TOKENIZER_FILE = "hyperparams.yaml", "asr.ckpt", "tokenizer.ckpt"
+SPARE_FRAMES = 2  # that rounding a relative length can cost
 HEAD = """\
-# Written by sbkit export. It builds parts of sbkit, which must be installed beside SpeechBrain.
+# Written by sbkit export. It builds parts of sbkit, which must be installed with SpeechBrain.
 sample_rate: {rate}
 audio_normalizer: !new:speechbrain.dataio.preprocess.AudioNormalizer {{sample_rate: {rate}}}
 tokenizer: !new:sentencepiece.SentencePieceProcessor
@@ -45,7 +45,7 @@ pretrainer: !new:speechbrain.utils.parameter_transfer.Pretrainer
 
 
 def write_speechbrain(trained: TrainedModel, folder: Path) -> Sequence[Candidate]:
-    """Write YAML, weights and tokenizer, and let EncoderASR load them."""
+    """Write YAML, weights and tokenizer, and load them with EncoderASR."""
     inference: Any = require_package("speechbrain.inference.ASR", extra="export")
     bundle, tokenizer = trained.bundle, trained.bundle.tokenizer
     config = bundle.config
@@ -57,7 +57,7 @@ def write_speechbrain(trained: TrainedModel, folder: Path) -> Sequence[Candidate
         },
         **config.parts,
     }
-    (folder / YAML).write_text(
+    (folder / YAML_FILE).write_text(
         HEAD.format(rate=config.sample_rate, blank=tokenizer.vocabulary.blank)
         + f"encoder: !new:{WaveformEncoder.__module__}.{WaveformEncoder.__qualname__}\n"
         + "".join(f"    {json.dumps(key)}: {_flow(plain)}\n" for key, plain in arguments.items())
@@ -70,13 +70,13 @@ def write_speechbrain(trained: TrainedModel, folder: Path) -> Sequence[Candidate
     }
     encoder = WaveformEncoder(model=config.model, vocabulary=tokenizer.vocabulary, **parts)
     encoder.waveform.parts.load_state_dict(bundle.model.network.model.state_dict())
-    torch.save(encoder.state_dict(), folder / WEIGHTS)
-    (folder / TOKENIZER).write_bytes(tokenizer.content)
+    torch.save(encoder.state_dict(), folder / ENCODER_FILE)
+    (folder / TOKENIZER_FILE).write_bytes(tokenizer.content)
     loaded = inference.EncoderASR.from_hparams(source=str(folder.absolute()), savedir=None)
     return [
         Candidate(
             name="fp32",
-            files=(YAML, WEIGHTS, TOKENIZER),
+            files=(YAML_FILE, ENCODER_FILE, TOKENIZER_FILE),
             log_probs=partial(trained_log_probs, loaded.mods.encoder.waveform),
             transcribe=partial(_transcribe, loaded),
         )
@@ -85,10 +85,10 @@ def write_speechbrain(trained: TrainedModel, folder: Path) -> Sequence[Candidate
 
 def _transcribe(recognizer: Any, clips: Sequence[Float32s]) -> list[str]:
     """Transcribe clips as one batch."""
-    audio = pad_sequence([torch.from_numpy(each) for each in clips], batch_first=True)
-    lengths = torch.tensor([len(each) for each in clips])
-    words, _ = recognizer.transcribe_batch(audio, to_relative(lengths, audio.shape[1]))
-    return [" ".join(str(each).split()) for each in words]
+    audio = pad_sequence([torch.from_numpy(clip) for clip in clips], batch_first=True)
+    lengths = torch.tensor([len(clip) for clip in clips])
+    texts, _ = recognizer.transcribe_batch(audio, to_relative(lengths, audio.shape[1]))
+    return [" ".join(str(text).split()) for text in texts]
 
 
 def _flow(plain: Plain) -> str:
@@ -97,30 +97,30 @@ def _flow(plain: Plain) -> str:
         return f"[{', '.join(map(_flow, plain))}]"
     if not isinstance(plain, dict):
         text = json.dumps(plain)
-        # YAML takes 1e-05 for a text, and 1.0e-05 for a number.
+        # In YAML, 1e-05 is a text, and 1.0e-05 a number.
         return text.replace("e", ".0e") if isinstance(plain, float) and "." not in text else text
     if plain.keys() == {"tuple"}:
         return f"({', '.join(map(_flow, plain['tuple']))})"
-    for kind in KINDS:
-        if plain.keys() == {kind, ARGUMENTS}:
-            return f"!{kind}:{plain[kind]} {_flow(plain[ARGUMENTS])}"
+    for tag in TAGS:
+        if plain.keys() == {tag, ARGUMENTS}:
+            return f"!{tag}:{plain[tag]} {_flow(plain[ARGUMENTS])}"
     return f"{{{', '.join(f'{json.dumps(key)}: {_flow(item)}' for key, item in plain.items())}}}"
 
 
 class WaveformEncoder(nn.Module):
     """Waveforms to log-probabilities, as SpeechBrain's EncoderASR calls an encoder.
 
-    It takes audio between -1 and 1 and relative lengths: (B, S), (B,) -> (B, U', V). Past its end
-    an utterance is certainly blank, and there are as many such frames as it takes for SpeechBrain's
-    decoder, which rounds the relative length of each, never to cut off a frame that counts. A frame
-    whose best token is a special one, which sbkit leaves out of a text, is blank, too.
+    It takes audio between -1 and 1 and relative lengths: (B, S), (B,) -> (B, U', V). Frames past
+    the end of an utterance are blank with certainty. There are enough of them that SpeechBrain's
+    decoder, which rounds relative lengths, never cuts off a frame of speech. Frames whose best
+    token is special are blank too, since sbkit omits special tokens from texts.
     """
 
     def __init__(self, *, model: Sequence[str], vocabulary: Vocabulary, **parts: nn.Module) -> None:
-        """Put the parts together as a bundle does; ``model`` names those with weights, in order."""
+        """Assemble the parts as a bundle does; ``model`` names those with weights, in order."""
         super().__init__()
         self.blank = vocabulary.blank
-        self.silent = (vocabulary.unk, vocabulary.bos, vocabulary.eos)
+        self.special = (vocabulary.unk, vocabulary.bos, vocabulary.eos)
         owned = nn.ModuleList(parts[name] for name in model)
         self.others = nn.ModuleList(part for name, part in parts.items() if name not in model)
         self.waveform = WaveformModel(AsrModel(model=owned, vocabulary=vocabulary, **parts))
@@ -129,10 +129,10 @@ class WaveformEncoder(nn.Module):
         """Score every token at every frame."""
         lengths = (wav_lens * wavs.shape[1]).round().long().cpu()
         log_probs, frames = self.waveform(wavs, lengths)
-        more = int(torch.ceil(SPARE / wav_lens.min()))
-        padded = nn.functional.pad(log_probs, (0, 0, 0, more))  # (B, U', V)
-        past = torch.arange(padded.shape[1]) >= frames.cpu().unsqueeze(1)  # (B, U')
-        silent = torch.isin(padded.argmax(-1).cpu(), torch.tensor(self.silent))
+        spare = int(torch.ceil(SPARE_FRAMES / wav_lens.min()))
+        padded = nn.functional.pad(log_probs, (0, 0, 0, spare))  # (B, U', V)
+        is_past = torch.arange(padded.shape[1]) >= frames.cpu().unsqueeze(1)  # (B, U')
+        is_special = torch.isin(padded.argmax(-1).cpu(), torch.tensor(self.special))
         certain = torch.full((padded.shape[2],), -torch.inf, device=padded.device)
         certain[self.blank] = 0.0
-        return torch.where((past | silent).unsqueeze(2).to(padded.device), certain, padded)
+        return torch.where((is_past | is_special).unsqueeze(2).to(padded.device), certain, padded)

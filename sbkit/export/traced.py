@@ -1,4 +1,4 @@
-"""A trained recognizer as one module, and its graph, traced once for all formats.
+"""A trained recognizer as one module, and its graph, which all formats share.
 
 Legend: B utterances, S samples, U frames, V vocabulary.
 """
@@ -19,19 +19,18 @@ from torch.fx import GraphModule
 
 from sbkit.audio.io import FULL_SCALE
 from sbkit.base.arrays import Counts, Float32s
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import BundleError
 from sbkit.base.torch_internals import keep_device_guard
 from sbkit.runtime.onnx_model import BatchLogProbs
 from sbkit.runtime.torch_model import TorchBundle
 
-EXAMPLE = 3  # utterances; one or two could be taken for constants of the model
+EXAMPLE_BATCH = 3  # utterances: exporters may take one or two for constants of the model
 
 
 class WaveformModel(nn.Module):
-    """A recognizer as one module, features inside: (B, S), (B,) -> (B, U, V), (B,).
+    """A recognizer as one module, with its features: (B, S), (B,) -> (B, U, V), (B,).
 
-    Audio is between -1 and 1, as every other library reads it; to scale it by a power of two
-    changes no digit.
+    Audio is between -1 and 1, as in every other library; scaling it by a power of two is exact.
     """
 
     def __init__(self, model: Any) -> None:
@@ -46,53 +45,55 @@ class WaveformModel(nn.Module):
 
 
 def trace(
-    module: nn.Module, *example: Tensor, free: tuple[Any, ...] | None = None
+    module: nn.Module, *example: Tensor, dynamic_shapes: tuple[Any, ...] | None = None
 ) -> ExportedProgram:
     """Trace a module of data (B, S, ...), and lengths (B,) if it takes them, for any B and S.
 
-    free: other dimensions than these that are to be free, as torch.export takes them.
+    ``dynamic_shapes``, as torch.export takes them, replace these dynamic dimensions.
 
-    Raises SbkitError when it cannot be traced, or only for the sizes of the example.
+    Raises:
+        BundleError: it cannot be traced, or only for the sizes of the example.
     """
-    free = free or ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC}, {0: Dim.DYNAMIC})[: len(example)]
+    default = ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC}, {0: Dim.DYNAMIC})[: len(example)]
     keep_device_guard()
-    module.requires_grad_(
-        False
-    )  # ONNX's exporter gives an attention bias that has it other strides
-    with torch.no_grad(), quietly():
+    # The ONNX exporter gives an attention bias other strides if it requires a gradient.
+    module.requires_grad_(False)
+    with torch.no_grad(), quiet_exporters():
         try:
-            module(*example)  # measures what is measured once, and fills caches with real tensors
-            program = torch.export.export(module, example, dynamic_shapes=free, strict=False)
+            module(*example)  # fills caches with real tensors
+            program = torch.export.export(
+                module, example, dynamic_shapes=dynamic_shapes or default, strict=False
+            )
         except Exception as error:  # a user's part may do what no exporter knows
-            raise SbkitError(
-                "A model must be made of operations that torch.export can trace for any batch and "
-                f"length to have this format, but it raised {type(error).__name__} "
-                f"({str(error)[:300]}). Leave the format out, or change that part."
+            raise BundleError(
+                "torch.export cannot trace this model for any batch size and length: it raised "
+                f"{type(error).__name__} ({str(error)[:300]}). Leave the format out, or change "
+                "that part of the model."
             ) from error
-    for graph in program.graph_module.modules():  # one in the other, as with autocast
+    for graph in program.graph_module.modules():  # graphs are nested, as with autocast
         for node in graph.graph.nodes if isinstance(graph, GraphModule) else ():
-            node.meta.pop("stack_trace", None)  # it names folders of this machine, and is saved
+            node.meta.pop("stack_trace", None)  # names folders of this machine, and is saved
     return program
 
 
-def shortest(program: ExportedProgram) -> int:
-    """Return the least length of audio that a traced graph takes, in samples."""
+def min_samples(program: ExportedProgram) -> int:
+    """Return the minimum length of audio that a traced graph takes, in samples."""
     audio = next(node for node in program.graph.nodes if node.name == "audio")
     symbol = audio.meta["val"].shape[1].node.expr
     return int(program.range_constraints[symbol].lower)
 
 
 @contextmanager
-def quietly() -> Iterator[None]:
+def quiet_exporters() -> Iterator[None]:
     """Hide the warnings, log lines and failed graphs that exporters print."""
-    before = logging.root.manager.disable
+    disabled_level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings(), redirect_stderr(StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
-        logging.disable(before)
+        logging.disable(disabled_level)
 
 
 @dataclass(frozen=True)
@@ -104,14 +105,14 @@ class TrainedModel:
 
     @cached_property
     def waveform(self) -> WaveformModel:
-        """Return the model as one module."""
+        """The model as one module."""
         return WaveformModel(self.bundle.model.network).eval()
 
     @cached_property
     def program(self) -> ExportedProgram:
-        """Trace it on a second of noise of three lengths."""
+        """The graph, traced on a second of noise in three lengths."""
         rate = self.bundle.config.sample_rate
-        noise = torch.randn(EXAMPLE, rate, generator=torch.Generator().manual_seed(0)) / 10
+        noise = torch.randn(EXAMPLE_BATCH, rate, generator=torch.Generator().manual_seed(0)) / 10
         return trace(self.waveform, noise, torch.tensor([rate, rate * 3 // 4, rate // 2]))
 
 

@@ -1,4 +1,4 @@
-"""A bundle is data: what is read is what was checked, and it is taken only as it says it is."""
+"""Bundles are read as data: the checked bytes are parsed, and their settings are verified."""
 
 import json
 import shutil
@@ -37,7 +37,7 @@ def bundle(healthy: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(healthy, tmp_path / "bundle"))
 
 
-def test_a_bundle_says_what_it_is(bundle: Path) -> None:
+def test_load_bundle_rebuilds_the_task_and_its_parts(bundle: Path) -> None:
     loaded, config = load_bundle(bundle), json.loads((bundle / "config.json").read_text())
     assert loaded.task is SPEECH_RECOGNITION and config["task"] == SPEECH_RECOGNITION.name
     features = config["parts"]["compute_features"]
@@ -50,34 +50,32 @@ def test_a_bundle_says_what_it_is(bundle: Path) -> None:
         loaded.classify([clip])
 
 
-def test_texts_are_written_as_when_the_model_was_trained(bundle: Path) -> None:
-    """By the table that the checkpoint had, whatever this sbkit has for the language."""
+def test_normalizer_uses_the_table_of_the_checkpoint(bundle: Path) -> None:
     assert load_bundle(bundle).normalizer()("Café & Co") == "cafe and co"
     older = {"letters": "abcdefghijklmnopqrstuvwxyzé", "joiners": "'", "rewrite": {"&": " et "}}
     older |= {"spaces": True, "version": 1}
-    edit_config(bundle, lambda all_: all_.update(normalizer=older))
+    edit_config(bundle, lambda config: config.update(normalizer=older))
     assert load_bundle(bundle).normalizer()("Café & Co") == "café et co"
-    edit_config(bundle, lambda all_: all_["normalizer"].update(letters=0))
-    with pytest.raises(SbkitError, match="what `sbkit export` writes, .* of another type"):
+    edit_config(bundle, lambda config: config["normalizer"].update(letters=0))
+    with pytest.raises(SbkitError, match="what `sbkit export` writes, .* wrong type"):
         load_bundle(bundle)
 
 
-def test_words_are_as_sure_as_the_run_says(bundle: Path) -> None:
-    """A bundle gives the words and numbers that a run gives with the same log-probabilities."""
+def test_recognize_gives_the_words_and_confidences_of_word_aligner(bundle: Path) -> None:
     weights = {"bias": 2.0, "entropy": -3.0, "length": 0.1}
-    edit_config(bundle, lambda all_: all_.update(confidence={"greedy": {"weights": weights}}))
+    edit_config(bundle, lambda config: config.update(confidence={"greedy": {"weights": weights}}))
     loaded = load_bundle(bundle)
     clip = np.random.default_rng(0).integers(-9000, 9000, 32_000, np.int16)
     (recognized,) = loaded.recognize([clip], times=True)
-    (heard,), tokenizer = loaded.model.encode([clip]), loaded.tokenizer
-    tokens = best_tokens(heard.log_probs, tokenizer.vocabulary.blank)
+    (encoded,), tokenizer = loaded.model.encode([clip]), loaded.tokenizer
+    tokens = best_tokens(encoded.log_probs, tokenizer.vocabulary.blank)
     aligner = WordAligner(
         tokenizer=tokenizer,
         samples_per_frame=640,
         sample_rate=16_000,
         confidence=Confidence.of(weights),
     )
-    assert recognized.words == aligner.align(heard.log_probs, tokens, samples=len(clip))
+    assert recognized.words == aligner.align(encoded.log_probs, tokens, samples=len(clip))
     assert recognized.text.split() == [word.text for word in recognized.words]
     assert all(0 < word.confidence < 1 for word in recognized.words if word.confidence)
     assert recognized.words
@@ -86,7 +84,7 @@ def test_words_are_as_sure_as_the_run_says(bundle: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         ({"sample_rate": 8000}, "is made for 16000 Hz"),
         ({"format": 2}, "its format is 2, not 3"),
@@ -97,16 +95,18 @@ def test_words_are_as_sure_as_the_run_says(bundle: Path) -> None:
         ),
     ],
 )
-def test_a_setting_that_cannot_be_is_refused(
-    bundle: Path, change: dict[str, Any], says: str
+def test_load_bundle_refuses_an_impossible_setting(
+    bundle: Path, change: dict[str, Any], message: str
 ) -> None:
-    edit_config(bundle, lambda all_: all_.update(change))
-    with pytest.raises(SbkitError, match=says):
+    edit_config(bundle, lambda config: config.update(change))
+    with pytest.raises(SbkitError, match=message):
         load_bundle(bundle)
 
 
-def test_what_is_parsed_is_what_was_hashed(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files that are swapped as soon as they were read are loaded in their first form."""
+def test_load_bundle_parses_the_bytes_that_were_hashed(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each file is swapped as soon as it has been read."""
     read = files.read_regular
 
     def swapping(path: Path, **more: Any) -> bytes:
@@ -119,14 +119,14 @@ def test_what_is_parsed_is_what_was_hashed(bundle: Path, monkeypatch: pytest.Mon
 
 
 class Classifier:
-    """Stands for the model of utterance classification."""
+    """Stands in for the model of utterance classification."""
 
     def probabilities(self, clips: Sequence[Samples]) -> npt.NDArray[np.float32]:
         quiet = [int(np.abs(clip.astype(float)).mean() < 100) for clip in clips]
         return (0.25 + 0.5 * np.eye(2)[quiet]).astype(np.float32)
 
 
-def test_a_classifier_names_a_label_and_its_probability(
+def test_classify_files_gives_a_label_and_its_probability(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     labels = ensure_labels(tmp_path / "labels.txt", ["quiet\x1b[2J", "a loud one"])

@@ -84,9 +84,9 @@ def test_export_hands_over_both_folders_and_the_formats(
     module = ModuleType("sbkit.export.export")
 
     def export_run(
-        run: Path, out: Path, *, formats: list[str], licence: str, user_modules: frozenset[str]
+        run: Path, out: Path, *, formats: list[str], license: str, user_modules: frozenset[str]
     ) -> Any:
-        calls.append((run, out, formats, licence))
+        calls.append((run, out, formats, license))
         return {"onnx": {"int8": {"reasons": ["too far"]}}} if formats else {}
 
     monkeypatch.setattr(module, "export_run", export_run, raising=False)

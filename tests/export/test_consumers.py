@@ -1,8 +1,7 @@
-"""Every format is what the trained model is: whoever loads it hears the same words, or it is not
-there.
+"""Every written format recognizes the words of the trained model, in the library that loads it.
 
-The consumers are the real ones: onnxruntime, torch, sherpa-onnx and SpeechBrain's EncoderASR;
-transformers is in tests/export/test_huggingface.py.
+The libraries are onnxruntime, torch, sherpa-onnx and SpeechBrain's EncoderASR; transformers is in
+tests/export/test_huggingface.py.
 """
 
 import re
@@ -22,9 +21,9 @@ from sbkit.base.checksums import find_damage
 from sbkit.bundle.bundle import Bundle
 from sbkit.decoding.decoder import BeamDecoder
 from sbkit.export.export import export_run
-from sbkit.export.held_out import find_held_out, read_whole_clips
+from sbkit.export.formats import HUGGINGFACE, WRITERS
 from sbkit.export.sherpa_format import FIRE_RED, load_with_graph
-from sbkit.export.write import HUGGINGFACE, WRITERS
+from sbkit.export.test_sets import prepare_test_sets, read_whole_clips
 from sbkit.runtime.onnx_model import OnnxModel
 from sbkit.runtime.torch_model import load_bundle
 from tests.decoding.spoken import train_models
@@ -45,7 +44,7 @@ def bundle(exported: Path) -> Bundle:
 @pytest.fixture(scope="module")
 def clips(exported: Path) -> Clips:
     """Load every clip of the test set, the shortest first."""
-    (rows,) = find_held_out(exported.parent / "run").values()
+    (rows,) = prepare_test_sets(exported.parent / "run").values()
     return [row["audio"] for batch in read_whole_clips(rows, 16_000) for row in batch.values()]
 
 
@@ -57,21 +56,21 @@ def expected(bundle: Bundle, clips: Clips) -> list[str]:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_format_is_written_with_its_parity_report(exported: Path, name: str) -> None:
+def test_format_is_written_with_its_parity_report(exported: Path, name: str) -> None:
     assert find_damage(exported / name) is None
-    for precision, found in parity_report(exported, name).items():
-        assert found["written"] and not found["reasons"]
-        assert found["grid"]["utterances"] == 1 * 2 * 2 + 3 * 2 * 3
-        assert found["held_out"]["utterances"] == sum(found["held_out"]["sets"].values()) == 65
-        rates = found["held_out"]["error_rates"]
+    for precision, report in parity_report(exported, name).items():
+        assert report["written"] and not report["reasons"]
+        assert report["grid"]["utterances"] == 1 * 2 * 2 + 3 * 2 * 3
+        assert report["test_sets"]["utterances"] == sum(report["test_sets"]["sets"].values()) == 65
+        rates = report["test_sets"]["error_rates"]
         if precision != "int8":
-            assert found["grid"]["largest_difference"] < 1e-4
-            assert not found["grid"]["utterances_with_other_tokens"]
-            assert rates == found["held_out"]["error_rates_of_the_trained_model"]
-            assert not found["held_out"]["transcripts_with_other_words"]
+            assert report["grid"]["largest_difference"] < 1e-4
+            assert not report["grid"]["utterances_with_other_tokens"]
+            assert rates == report["test_sets"]["error_rates_of_the_trained_model"]
+            assert not report["test_sets"]["transcripts_with_other_words"]
 
 
-def test_onnxruntime_hears_the_same_words(
+def test_onnxruntime_recognizes_the_same_words(
     exported: Path, bundle: Bundle, clips: Clips, expected: list[str]
 ) -> None:
     model, tokenizer = OnnxModel.load(exported), bundle.tokenizer
@@ -79,12 +78,14 @@ def test_onnxruntime_hears_the_same_words(
     texts = [*expected, *bundle.transcribe([short])]
     for clip, text in zip([*clips, short], texts, strict=True):
         log_probs, lengths = model.log_probs(clip[None], np.array([len(clip)]))
-        best = [int(each) for each in log_probs[0, : lengths[0]].argmax(-1)]
-        ids = [one for one, before in zip(best, [0, *best], strict=False) if one not in (before, 0)]
+        best = log_probs[0, : lengths[0]].argmax(-1).tolist()
+        ids = [
+            id for id, previous in zip(best, [0, *best], strict=False) if id not in (previous, 0)
+        ]
         assert tokenizer.decode(ids) == text
 
 
-def test_the_command_runs_onnx_without_importing_torch(
+def test_transcribe_with_onnx_imports_no_torch(
     exported: Path, bundle: Bundle, clips: Clips, tmp_path: Path
 ) -> None:
     soundfile.write(tmp_path / "clip.wav", clips[-1], 16_000)
@@ -93,17 +94,17 @@ def test_the_command_runs_onnx_without_importing_torch(
         "assert not {'torch', 'speechbrain', 'datasets'} & set(sys.modules)"
     )
     words = ["transcribe", exported, tmp_path / "clip.wav", "--runtime", "onnx"]
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code, *words], capture_output=True, text=True, check=False, cwd=ROOT
     )
-    assert (done.returncode, done.stdout.strip()) == (0, bundle.transcribe(clips[-1:])[0])
-    assert done.stderr.startswith("running on onnx, cpu, fp32, ")
+    assert (process.returncode, process.stdout.strip()) == (0, bundle.transcribe(clips[-1:])[0])
+    assert process.stderr.startswith("running on onnx, cpu, fp32, ")
 
 
-def test_sherpa_onnx_hears_the_same_words_with_the_graph(
+def test_sherpa_onnx_with_the_decoding_graph_recognizes_the_same_words(
     exported: Path, bundle: Bundle, clips: Clips, expected: list[str], tmp_path: Path
 ) -> None:
-    """Of a language model whose words the model hears by chance; the graph is the bundle's."""
+    """The language model is trained on words that the model hears by chance."""
     tokenizer = bundle.tokenizer
     models = tmp_path / "lm.safetensors"
     train_models(models, tokenizer, expected[::2], tokens=0)
@@ -117,9 +118,9 @@ def test_sherpa_onnx_hears_the_same_words_with_the_graph(
         shutil.copyfile(exported / "sherpa-onnx" / name, tmp_path / name)
     decoder.graph_decoder.graph.write(str(tmp_path / "HLG.fst"))
     recognizer, decoding = load_with_graph(tmp_path, FIRE_RED), replace(bundle, decoder=decoder)
-    heard = [decoding.transcribe([clip])[0] for clip in clips]
-    assert sum(one != other for one, other in zip(heard, expected, strict=True)) > 10
-    for clip, text in zip(clips, heard, strict=True):
+    texts = [decoding.transcribe([clip])[0] for clip in clips]
+    assert sum(map(str.__ne__, texts, expected)) > 10
+    for clip, text in zip(clips, texts, strict=True):
         stream = recognizer.create_stream()
         stream.accept_waveform(16_000, clip / np.float32(32768))
         recognizer.decode_stream(stream)
@@ -135,10 +136,10 @@ def data(asterisk_english: Path, tmp_path: Path) -> Path:
     return tmp_path / "test.tsv"
 
 
-def test_sides_are_timed_in_turns(
+def test_bench_transcribe_times_its_sides_in_turns(
     exported: Path, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two of them, each a process of its own."""
+    """Each side is a process of its own."""
     sides = ("torch", BASE)
     monkeypatch.setattr(bench_transcribe, "SIDES", sides)
     monkeypatch.setattr(sys, "argv", ["bench", str(exported), str(data), "--rounds=1"])
@@ -151,17 +152,19 @@ def test_sides_are_timed_in_turns(
 
 
 @pytest.mark.parametrize("name", SIDES)
-def test_every_side_that_is_timed_hears_the_same_words(
+def test_every_side_of_bench_transcribe_recognizes_the_same_words(
     name: str, exported: Path, data: Path
 ) -> None:
     clips, expected = bench_transcribe.read_clips(exported, data)
-    heard = bench_transcribe.MAKERS[name](exported)(clips)
-    assert len(heard) == 8
-    same = [one.split() == two.split() for one, two in zip(heard, expected, strict=True)]
-    assert all(same) or name == "onnx-int8"
+    texts = bench_transcribe.MAKERS[name](exported)(clips)
+    assert len(texts) == 8
+    are_same = [
+        text.split() == wanted.split() for text, wanted in zip(texts, expected, strict=True)
+    ]
+    assert all(are_same) or name == "onnx-int8"
 
 
-def test_a_hub_folder_is_a_bundle_with_its_card(exported: Path, clips: Clips) -> None:
+def test_hub_folder_is_a_bundle_with_its_card(exported: Path, clips: Clips) -> None:
     hub = load_bundle(exported / "hub")
     assert hub.transcribe(clips[:3]) == load_bundle(exported).transcribe(clips[:3])
     assert (exported / "hub/README.md").read_text() == (exported / "README.md").read_text()
@@ -177,7 +180,7 @@ def test_no_path_of_this_machine_is_in_a_format(exported: Path) -> None:
         assert not file.is_file() or here not in file.read_bytes(), file
 
 
-def test_all_is_replaced(exported: Path, tmp_path: Path) -> None:
-    again = Path(shutil.copytree(exported, tmp_path / "bundle"))
-    export_run(exported.parent / "run", again)
-    assert not (again / "onnx").exists()
+def test_export_removes_the_formats_of_an_earlier_bundle(exported: Path, tmp_path: Path) -> None:
+    bundle = Path(shutil.copytree(exported, tmp_path / "bundle"))
+    export_run(exported.parent / "run", bundle)
+    assert not (bundle / "onnx").exists()

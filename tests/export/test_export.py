@@ -1,4 +1,4 @@
-"""An export takes the place of an earlier bundle, and of nothing else."""
+"""Export of runs: an earlier bundle is replaced, and nothing else is."""
 
 import shutil
 from pathlib import Path
@@ -11,9 +11,9 @@ from sbkit.bundle.bundle import read_bundle
 from sbkit.bundle.config import CONFIG_FILE
 from sbkit.config.document import read_document
 from sbkit.decoding.decoder import LANGUAGE_MODELS
-from sbkit.export import held_out
+from sbkit.export import test_sets
 from sbkit.export.export import HUB, change_config, export_run, plain_parts
-from sbkit.export.held_out import find_held_out
+from sbkit.export.test_sets import prepare_test_sets
 from sbkit.runtime.torch_model import load_bundle
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 from tests.runtime.bundles import ROOT, make_bundle, make_run
@@ -36,10 +36,10 @@ def bundle(exported: Path, tmp_path: Path) -> Path:
 
 
 def names(folder: Path) -> set[str]:
-    return {each.name for each in folder.iterdir()}
+    return {path.name for path in folder.iterdir()}
 
 
-def test_a_changed_value_is_in_every_copy_and_its_checksum_fits(tmp_path: Path) -> None:
+def test_change_config_changes_every_copy_and_its_checksum(tmp_path: Path) -> None:
     bundle = make_bundle(tmp_path)
     (bundle / HUB).mkdir()
     shutil.copy(bundle / CONFIG_FILE, bundle / HUB)
@@ -48,7 +48,7 @@ def test_a_changed_value_is_in_every_copy_and_its_checksum_fits(tmp_path: Path) 
     assert '"language": "de"' in (bundle / HUB / CONFIG_FILE).read_text()
 
 
-def test_an_earlier_bundle_is_replaced(run: Path, bundle: Path) -> None:
+def test_export_replaces_an_earlier_bundle(run: Path, bundle: Path) -> None:
     before = (bundle / "model.safetensors").stat().st_ino
     export_run(run, bundle)
     load_bundle(bundle)
@@ -64,37 +64,37 @@ def test_an_earlier_bundle_is_replaced(run: Path, bundle: Path) -> None:
         ("onnx/notes.txt", "in onnx, its checksums.json"),
     ],
 )
-def test_a_folder_with_anything_else_is_left_alone(
+def test_export_into_a_changed_bundle_is_refused(
     run: Path, bundle: Path, file: str, words: str
 ) -> None:
     (bundle / file).parent.mkdir(exist_ok=True)
     (bundle / file).write_text("mine")
-    with pytest.raises(SbkitError, match=f"holds something else: {words}"):
+    with pytest.raises(SbkitError, match=f"is neither: {words}"):
         export_run(run, bundle)
     assert (bundle / file).read_text() == "mine"
 
 
-def test_a_checkpoint_is_no_bundle(run: Path) -> None:
+def test_export_into_a_checkpoint_is_refused(run: Path) -> None:
     (checkpoint,) = (run / "checkpoints").iterdir()
-    with pytest.raises(SbkitError, match="holds something else: it is no bundle"):
+    with pytest.raises(SbkitError, match="is neither: it is no bundle"):
         export_run(run, checkpoint)
 
 
-def test_a_place_that_cannot_be_written_names_out(run: Path) -> None:
-    with pytest.raises(SbkitError, match="`--out` must name a folder to write to"):
+def test_export_into_an_unwritable_folder_names_the_option(run: Path) -> None:
+    with pytest.raises(SbkitError, match="`--out` must name a folder that can be written"):
         export_run(run, Path("/proc/bundle"))
 
 
-def test_a_run_whose_decoder_has_no_weights_yet_is_not_greedy_in_silence(
+def test_export_warns_of_a_decoder_without_weights(
     run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     unfinished = Path(shutil.copytree(run, tmp_path / "run"))
     (unfinished / LANGUAGE_MODELS).touch()
     export_run(unfinished, tmp_path / "bundle")
-    assert "greedily. Finish the run, or choose them: sbkit tune" in caplog.text
+    assert "greedily. Finish the run, or fit the weights: sbkit tune" in caplog.text
 
 
-def test_a_foreign_run_is_data(run: Path, tmp_path: Path) -> None:
+def test_export_of_a_foreign_run_builds_only_allowed_classes(run: Path, tmp_path: Path) -> None:
     foreign = Path(shutil.copytree(run, tmp_path / "run"))
     yaml = foreign / "hyperparams.yaml"
     text = yaml.read_text()
@@ -105,7 +105,7 @@ def test_a_foreign_run_is_data(run: Path, tmp_path: Path) -> None:
     assert names(tmp_path) == {"run"}
 
 
-def test_a_part_of_ones_own_is_exported_and_loaded_by_its_import(
+def test_a_part_of_a_user_module_is_exported_and_loaded_with_import(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "my_heads.py").write_text(
@@ -129,7 +129,7 @@ def test_a_part_of_ones_own_is_exported_and_loaded_by_its_import(
         load_bundle(tmp_path / "bundle", user_modules=user_modules)
 
 
-def test_a_part_that_the_model_takes_is_described_though_its_list_lacks_it(tmp_path: Path) -> None:
+def test_plain_parts_describes_parts_that_only_the_model_class_takes(tmp_path: Path) -> None:
     names = ("encoder", "ctc_lin", "seq_lin", "unused")
     parts = [f"{name}: &{name} !new:torch.nn.Linear\n    in_features: 4\n" for name in names]
     yaml = tmp_path / "train.yaml"
@@ -138,10 +138,10 @@ def test_a_part_that_the_model_takes_is_described_though_its_list_lacks_it(tmp_p
     assert described["model"] == ["ctc_lin"] and {*described["parts"]} == {*names[:3]}
 
 
-def test_a_run_without_test_sets_is_not_compared(
+def test_prepare_test_sets_of_a_run_without_them_is_refused(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = SimpleNamespace(prepare_splits=lambda knobs: SimpleNamespace(test={}))
-    monkeypatch.setattr(held_out, "load_recipe", lambda *_, **__: recipe)
-    with pytest.raises(SbkitError, match="must have test sets .* Name data of yours: sbkit"):
-        find_held_out(run)
+    monkeypatch.setattr(test_sets, "load_recipe", lambda *_, **__: recipe)
+    with pytest.raises(SbkitError, match="has no test sets .* Name data of yours: sbkit"):
+        prepare_test_sets(run)

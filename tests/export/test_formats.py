@@ -1,4 +1,4 @@
-"""A format is compared before it is kept, and what cannot be compared or exported is said."""
+"""Formats are compared with the model before they are kept."""
 
 import shutil
 from collections.abc import Callable, Sequence
@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run as sbkit
-from sbkit.export import write
+from sbkit.export import formats
 from sbkit.export.export import export_run
-from sbkit.export.model_card import FORMATS
+from sbkit.export.formats import HUB, WRITERS
+from sbkit.export.model_card import USES
 from sbkit.export.onnx_format import make_onnx
 from sbkit.export.parity import Candidate, Case, Comparison, Grid
 from sbkit.export.traced import TrainedModel, trace
-from sbkit.export.write import HUB, WRITERS
 from sbkit.runtime.onnx_model import BatchLogProbs
 from sbkit.runtime.torch_model import load_bundle
 from tests.runtime.bundles import SMALL, make_run, parity_report
@@ -32,13 +32,15 @@ def run(tmp_path_factory: pytest.TempPathFactory, asterisk_english: Path) -> Pat
 
 
 def off_by(difference: float) -> Callable[[TrainedModel, Path], Sequence[Candidate]]:
-    """Make a writer whose format differs from the model."""
+    """Make a writer whose format differs from the model by ``difference``."""
 
     def write(trained: TrainedModel, folder: Path) -> Sequence[Candidate]:
         def log_probs(audio: Any, lengths: Any) -> BatchLogProbs:
             with torch.inference_mode():
-                found, frames = trained.waveform(torch.from_numpy(audio), torch.from_numpy(lengths))
-            return BatchLogProbs(found.numpy() + np.float32(difference), frames.numpy())
+                output, frames = trained.waveform(
+                    torch.from_numpy(audio), torch.from_numpy(lengths)
+                )
+            return BatchLogProbs(output.numpy() + np.float32(difference), frames.numpy())
 
         (folder / "model.onnx").touch()
         return [Candidate(name="fp32", files=["model.onnx"], log_probs=log_probs)]
@@ -46,8 +48,8 @@ def off_by(difference: float) -> Callable[[TrainedModel, Path], Sequence[Candida
     return write
 
 
-def at_one_length(trained: TrainedModel, folder: Path) -> Sequence[Candidate]:
-    """Write a format that runs at no other length, as the graph of an LSTM may."""
+def for_one_length(trained: TrainedModel, folder: Path) -> Sequence[Candidate]:
+    """Write a format that only runs at one length, as the graph of an LSTM may."""
 
     def log_probs(audio: Any, lengths: Any) -> BatchLogProbs:
         raise AssertionError("Guard failed: audio.size()[1] == 16000")
@@ -56,33 +58,33 @@ def at_one_length(trained: TrainedModel, folder: Path) -> Sequence[Candidate]:
     return [Candidate(name="fp32", files=["model.onnx"], log_probs=log_probs)]
 
 
-def test_a_format_that_does_not_run_is_not_written(
+def test_format_that_does_not_run_is_not_written(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(write, "WRITERS", {"onnx": at_one_length})
+    monkeypatch.setattr(formats, "WRITERS", {"onnx": for_one_length})
     out = tmp_path / "bundle"
     assert sbkit(["export", str(run), "--out", str(out), "--formats", "onnx"]) == 1
-    begin, *_, told = capsys.readouterr().err.splitlines()
-    assert begin == "writing onnx"
-    assert "but raised AssertionError: Guard failed" in told
+    first, *_, last = capsys.readouterr().err.splitlines()
+    assert first == "writing onnx"
+    assert "it raised AssertionError: Guard failed" in last
     assert not (out / "onnx" / "model.onnx").exists()
     assert load_bundle(out)
 
 
-@pytest.mark.parametrize(("difference", "kept"), [(5e-5, True), (2e-4, False), (np.nan, False)])
-def test_a_format_beyond_its_limits_is_not_written(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, difference: float, kept: bool
+@pytest.mark.parametrize(("difference", "is_kept"), [(5e-5, True), (2e-4, False), (np.nan, False)])
+def test_format_beyond_its_limits_is_not_written(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, difference: float, is_kept: bool
 ) -> None:
-    monkeypatch.setattr(write, "WRITERS", {"onnx": off_by(difference)})
+    monkeypatch.setattr(formats, "WRITERS", {"onnx": off_by(difference)})
     export_run(run, tmp_path / "out", formats=["onnx"], grid=SMALL)
     load_bundle(tmp_path / "out")
-    assert (tmp_path / "out/onnx/model.onnx").exists() == kept
-    found = parity_report(tmp_path / "out", "onnx")["fp32"]
-    assert found["written"] == kept
-    assert kept or "log-probabilities differ by" in found["reasons"][0]
+    assert (tmp_path / "out/onnx/model.onnx").exists() == is_kept
+    report = parity_report(tmp_path / "out", "onnx")["fp32"]
+    assert report["written"] == is_kept
+    assert is_kept or "log-probabilities differ by" in report["reasons"][0]
 
 
-def test_without_its_test_data_no_error_rates_are_compared(
+def test_without_test_data_inexact_formats_are_not_written(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def rounding(trained: TrainedModel, folder: Path) -> Sequence[Candidate]:
@@ -94,57 +96,57 @@ def test_without_its_test_data_no_error_rates_are_compared(
     yaml = lost / "hyperparams.yaml"
     lines = yaml.read_text().splitlines()
     yaml.write_text(
-        "\n".join("data_folder: /nowhere" if "data_folder:" in each else each for each in lines)
+        "\n".join("data_folder: /nowhere" if "data_folder:" in line else line for line in lines)
     )
-    monkeypatch.setattr(write, "WRITERS", {"onnx": rounding})
+    monkeypatch.setattr(formats, "WRITERS", {"onnx": rounding})
     export_run(lost, tmp_path / "out", formats=["onnx"], grid=SMALL)
-    found = parity_report(tmp_path / "out", "onnx")
-    assert "/nowhere is not a folder" in found["fp32"]["held_out"]["not_compared"]
-    assert "only be compared on the run's test sets" in found["int8"]["reasons"][0]
-    there = {each.name for each in (tmp_path / "out/onnx").iterdir()}
-    assert there == {"model.onnx", "parity.json", "checksums.json"}
+    reports = parity_report(tmp_path / "out", "onnx")
+    assert "/nowhere is not a folder" in reports["fp32"]["test_sets"]["not_compared"]
+    assert "only be compared on the run's test sets" in reports["int8"]["reasons"][0]
+    files = {file.name for file in (tmp_path / "out/onnx").iterdir()}
+    assert files == {"model.onnx", "parity.json", "checksums.json"}
 
 
-def test_an_unknown_format_is_named(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(SbkitError, match=r"`--formats` must name some of onnx, .* 'tflite'"):
+def test_require_formats_refuses_an_unknown_format(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(SbkitError, match="has no format 'tflite'. Choose from onnx"):
         export_run(run, tmp_path / "out", formats=["onnx", "tflite"])
 
 
-def test_a_card_knows_how_every_format_is_loaded() -> None:
-    assert {*WRITERS, HUB} == FORMATS.keys()
+def test_model_card_says_how_every_format_is_loaded() -> None:
+    assert {*WRITERS, HUB} == USES.keys()
 
 
 class Fixed(nn.Module):
-    """Take the length of its example for a constant."""
+    """Treats the length of its example as a constant."""
 
     def forward(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
         return audio[:, : len(audio[0])].reshape(-1, 100, 1), audio_lengths
 
 
 class Doubling(nn.Module):
-    """Take audio of any length."""
+    """Takes audio of any length."""
 
     def forward(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
         return audio * 2, audio_lengths
 
 
 class Choosing(nn.Module):
-    """Take another way for loud audio, of which torch prints the graph so far."""
+    """Branches on loudness, for which torch prints the graph so far."""
 
     def forward(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
         return (audio * 2 if float(audio.abs().mean()) > 0.5 else audio), audio_lengths
 
 
-@pytest.mark.parametrize("kind", [Fixed, Choosing])
-def test_a_model_of_some_audio_only_is_refused(
-    kind: type[nn.Module], capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("module", [Fixed, Choosing])
+def test_trace_refuses_a_module_that_depends_on_its_example(
+    module: type[nn.Module], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SbkitError, match="for any batch and length"):
-        trace(kind(), torch.zeros(3, 100), torch.tensor([100, 100, 50]))
+    with pytest.raises(SbkitError, match="for any batch size and length"):
+        trace(module(), torch.zeros(3, 100), torch.tensor([100, 100, 50]))
     assert not capsys.readouterr().err
 
 
-def test_a_graph_names_no_folder_of_this_machine() -> None:
+def test_graphs_name_no_folder_of_this_machine() -> None:
     program = trace(Doubling(), torch.zeros(3, 100), torch.tensor([100, 100, 50]))
     assert not any("stack_trace" in node.meta for node in program.graph.nodes)
     graph = make_onnx(program, ["audio", "audio_lengths"], ["features", "lengths"])
@@ -152,7 +154,7 @@ def test_a_graph_names_no_folder_of_this_machine() -> None:
     assert str(Path(__file__).parent).encode() not in graph.SerializeToString()
 
 
-def test_the_words_of_held_out_clips_are_counted(tmp_path: Path) -> None:
+def test_comparison_counts_word_errors_of_test_clips(tmp_path: Path) -> None:
     bundle, tokenizer, model = tone_bundle(tmp_path)
     right, wrong = (
         BatchLogProbs(model.encode([speak(tokenizer, text)])[0].log_probs[None], np.array([24]))
@@ -161,11 +163,11 @@ def test_the_words_of_held_out_clips_are_counted(tmp_path: Path) -> None:
     candidate = Candidate(name="onnx", files=[], log_probs=lambda audio, lengths: wrong)
     comparison = Comparison(candidate, bundle)
     comparison.add(Case(np.zeros((1, 1)), np.ones(1), "a clip", [{"text": "the dogs"}]), right)
-    assert comparison.trained.words.errors == 0 and comparison.errors.words.errors == 1
+    assert comparison.trained_errors.words.errors == 0 and comparison.errors.words.errors == 1
     assert comparison.other_words == 1
 
 
-def test_a_grid_pads_as_it_says() -> None:
+def test_grid_pads_clips_in_every_way() -> None:
     cases = {case.what: case for case in Grid(batches=(1, 2), seconds=(1.0,)).cases(100)}
     assert len(cases) == 2 + 3
     ragged = cases["2 x 1 s, padding: ragged"]
@@ -173,7 +175,7 @@ def test_a_grid_pads_as_it_says() -> None:
     assert cases["1 x 1 s, padding: beyond"].audio.shape == (1, 201)
 
 
-def test_the_noise_of_a_grid_grows_and_fades_four_times_a_second() -> None:
+def test_grid_noise_swells_and_fades_four_times_a_second() -> None:
     case, *_ = Grid(batches=(1,), seconds=(20.0,)).cases(400)
     loudness = case.audio.reshape(80, 100).std(0)
     assert loudness[20:30].mean() == pytest.approx(0.1, rel=0.1)

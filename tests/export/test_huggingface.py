@@ -24,43 +24,43 @@ from sbkit.base.checksums import find_damage
 from sbkit.base.errors import SbkitError
 from sbkit.decoding.greedy import best_tokens
 from sbkit.export.export import export_run
-from sbkit.export.held_out import find_held_out, read_whole_clips
 from sbkit.export.huggingface_format import write_huggingface, write_tokenizer
 from sbkit.export.parity import Grid
-from sbkit.export.sherpa_format import ADDED, NormalizedModel, takes_waveforms
+from sbkit.export.sherpa_format import VARIANCE_EPSILON, NormalizedModel, takes_waveforms
+from sbkit.export.test_sets import prepare_test_sets, read_whole_clips
 from sbkit.export.traced import TrainedModel, trained_log_probs
 from sbkit.runtime.torch_model import load_bundle
 from sbkit.text.tokenizer import ensure_tokenizer
 from tests.models.pretrained.folders import FRAMES, tiny_config
 from tests.runtime.bundles import ROOT, make_run, parity_report
 
-# of transformers' WavLM, which warns of its own masks
+# transformers' WavLM warns about its own masks
 pytestmark = pytest.mark.filterwarnings("ignore:Support for mismatched key_padding_mask")
 YAML = ROOT / "hparams/ctc_pretrained.yaml"
 SMALL = Grid(batches=(1, 3), seconds=(0.3, 2.0))
-SOURCE = {"name": "ann/tiny", "licence": "mit", "sha256": "ab12"}
+SOURCE = {"name": "ann/tiny", "license": "mit", "sha256": "ab12"}
 LARGE = {"feat_extract_norm": "layer", "do_stable_layer_norm": True, "conv_bias": True}
 MODELS: dict[str, dict[str, Any]] = {
     "wav2vec2": {},
     "hubert": LARGE,
     "wavlm": {"do_normalize": False, "num_hidden_layers": 1},
 }
-FORMATS = {  # each at least once; sherpa-onnx would normalize the audio of the last
+FORMATS = {  # sherpa-onnx would normalize the audio of the last
     "wav2vec2": ["sherpa-onnx", "huggingface"],
     "hubert": ["huggingface"],
     "wavlm": ["onnx", "sherpa-onnx", "huggingface"],
 }
 
 
-def louder(hparams: Any) -> None:
+def make_talkative(hparams: Any) -> None:
     with torch.no_grad():
         hparams["ctc_lin"].weight.mul_(3)
         hparams["ctc_lin"].bias[0] = 1
-        hparams["ctc_lin"].bias[1:4] = -100  # special tokens have names elsewhere
+        hparams["ctc_lin"].bias[1:4] = -100  # other libraries write the names of special tokens
 
 
 def run_of(
-    folder: Path, model_type: str, change: Callable[[Any], Any] = louder, **more: Any
+    folder: Path, model_type: str, change: Callable[[Any], Any] = make_talkative, **more: Any
 ) -> Path:
     more_config = {**FRAMES, **MODELS[model_type]} if model_type in MODELS else {}
     config = tiny_config(model_type, **more_config, source=SOURCE)
@@ -80,7 +80,7 @@ def folder(
 
 @pytest.fixture(scope="module")
 def clips(folder: Path) -> list[Samples]:
-    (rows,) = find_held_out(folder.parent / "run").values()
+    (rows,) = prepare_test_sets(folder.parent / "run").values()
     return [row["audio"] for batch in read_whole_clips(rows, 16_000) for row in batch.values()]
 
 
@@ -93,26 +93,26 @@ def expected(folder: Path, clips: list[Samples]) -> list[str]:
 
 
 @pytest.mark.slow
-def test_transformers_writes_the_same_text(
+def test_transformers_writes_the_same_text_to_the_last_space(
     folder: Path, clips: list[Samples], expected: list[str]
 ) -> None:
-    """To the last space; that the words of all clips are the same is in the parity report."""
-    hears = transformers.pipeline(
+    recognizer = transformers.pipeline(
         "automatic-speech-recognition", model=str(folder / "huggingface"), device="cpu"
     )
     for clip, text in zip(clips[::8], expected[::8], strict=True):
-        found = hears({"raw": clip / np.float32(32768), "sampling_rate": 16_000})["text"]
-        assert found == text
+        audio = {"raw": clip / np.float32(32768), "sampling_rate": 16_000}
+        assert recognizer(audio)["text"] == text
 
 
 @pytest.mark.slow
-def test_transformers_finds_every_tensor_and_its_words_have_times(
+def test_transformers_loads_every_tensor_and_times_words(
     folder: Path, clips: list[Samples]
 ) -> None:
-    kind = transformers.AutoModelForCTC
-    model, found = kind.from_pretrained(folder / "huggingface", output_loading_info=True)
+    model, loading = transformers.AutoModelForCTC.from_pretrained(
+        folder / "huggingface", output_loading_info=True
+    )
     assert type(model).__name__ in parity_report(folder, "huggingface")
-    assert not any(found[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert not any(loading[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     processor = transformers.AutoProcessor.from_pretrained(folder / "huggingface")
     characters = transformers.Wav2Vec2CTCTokenizer.from_pretrained(folder / "huggingface")
     ids = processor.tokenizer("other there").input_ids
@@ -124,24 +124,24 @@ def test_transformers_finds_every_tensor_and_its_words_have_times(
 
 
 @pytest.mark.slow
-def test_formats_are_written_where_they_can_mean_the_same(folder: Path) -> None:
+def test_formats_are_written_if_they_can_equal_the_model(folder: Path) -> None:
     for name in FORMATS[folder.parent.name]:
         assert find_damage(folder / name) is None
         if name == "sherpa-onnx" and folder.parent.name == "wavlm":
             (reason,) = parity_report(folder, name)["all"]["reasons"]
-            assert "this one has do_normalize: false" in reason
+            assert "trained with do_normalize: false" in reason
             continue
-        found = next(iter(parity_report(folder, name).values()))  # int8 of random weights may fail
-        assert found["written"], found["reasons"]
-        assert found["held_out"]["largest_difference"] < 1e-4
-        assert not found["held_out"]["transcripts_with_other_words"]
+        report = next(iter(parity_report(folder, name).values()))  # int8 of random weights may fail
+        assert report["written"], report["reasons"]
+        assert report["test_sets"]["largest_difference"] < 1e-4
+        assert not report["test_sets"]["transcripts_with_other_words"]
 
 
 @pytest.mark.slow
-def test_sherpa_onnx_hears_the_same_words(
+def test_sherpa_onnx_recognizes_the_same_words(
     folder: Path, clips: list[Samples], expected: list[str]
 ) -> None:
-    """Quiet clips, too: its normalization adds a hundred times as much to the variance as ours."""
+    """Also in quiet clips, although it adds a hundred times more to the variance than sbkit."""
     if not (folder / "sherpa-onnx/model.onnx").exists():
         pytest.skip("not written")
     recognizer = sherpa_onnx.OfflineRecognizer.from_omnilingual_asr_ctc(
@@ -157,15 +157,15 @@ def test_sherpa_onnx_hears_the_same_words(
 
 
 @pytest.mark.slow
-def test_cards_name_the_pretrained_encoder(folder: Path) -> None:
+def test_model_cards_name_the_pretrained_encoder(folder: Path) -> None:
     for card, library in (("README.md", "sbkit"), ("huggingface/README.md", "transformers")):
         text = (folder / card).read_text()
         head = yaml.safe_load(text.split("---\n")[1])
         assert (head["base_model"], head["library_name"]) == ("ann/tiny", library)
-        assert "- pretrained encoder: ann/tiny, licence: mit, SHA-256 of its weights: ab12" in text
+        assert "- pretrained encoder: ann/tiny, license: mit, SHA-256 of its weights: ab12" in text
 
 
-def test_a_bundle_needs_no_transformers(tmp_path: Path) -> None:
+def test_a_bundle_runs_without_transformers(tmp_path: Path) -> None:
     export_run(run_of(tmp_path / "run", "wav2vec2"), tmp_path / "bundle")
     clip = (3000 * np.random.default_rng(0).standard_normal(32_000)).astype(np.int16)
     soundfile.write(tmp_path / "clip.wav", clip, 16_000)
@@ -174,26 +174,26 @@ def test_a_bundle_needs_no_transformers(tmp_path: Path) -> None:
         "from sbkit.commands.cli import run; run(sys.argv[1:])"
     )
     words = ["transcribe", tmp_path / "bundle", tmp_path / "clip.wav", "--device=cpu"]
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code, *words], capture_output=True, text=True, check=False, cwd=ROOT
     )
     (expected,) = load_bundle(tmp_path / "bundle").transcribe([clip])
-    assert expected and done.stdout.strip() == expected, done.stderr
+    assert expected and process.stdout.strip() == expected, process.stderr
 
 
 @pytest.mark.parametrize(
-    ("knobs", "came"),
+    ("knobs", "reason"),
     [
-        ({"layers": "weighted"}, "it takes a mean of the encoder's layers"),
-        ({"num_linear_layers": 1}, "more than that follows the encoder"),
+        ({"layers": "weighted"}, "takes a weighted mean of the encoder's layers"),
+        ({"num_linear_layers": 1}, "has further layers after the encoder"),
     ],
 )
-def test_what_transformers_has_no_place_for_is_refused(
-    knobs: dict[str, Any], came: str, tmp_path: Path
+def test_write_huggingface_refuses_further_parts(
+    knobs: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
     run = run_of(tmp_path / "run", "wav2vec2", **knobs)
     export_run(run, tmp_path / "bundle")
-    with pytest.raises(SbkitError, match=re.escape(came)):
+    with pytest.raises(SbkitError, match=re.escape(reason)):
         write_huggingface(TrainedModel(load_bundle(tmp_path / "bundle")), tmp_path)
 
 
@@ -201,38 +201,41 @@ def test_what_transformers_has_no_place_for_is_refused(
     ("model_type", "knobs"),
     [("wav2vec2", {"layers": 2}), ("wav2vec2-bert", {}), ("parakeet_encoder", {})],
 )
-def test_other_encoders_have_a_place(
+def test_write_huggingface_writes_other_encoders(
     model_type: str, knobs: dict[str, Any], tmp_path: Path
 ) -> None:
-    """The first layers of one, and those of log-mel features."""
     export_run(run_of(tmp_path / "run", model_type, **knobs), tmp_path / "bundle")
     trained = TrainedModel(load_bundle(tmp_path / "bundle"))
     (candidate,) = write_huggingface(trained, tmp_path)
     audio = np.random.default_rng(0).standard_normal((2, 16_400)).astype(np.float32) / 10
     lengths = np.array([16_400, 16_160])  # an even and an odd number of windows
     audio[1, 16_160:] = 0
-    found = candidate.log_probs(audio, lengths)
-    ours = trained_log_probs(trained.waveform, audio, lengths)
-    np.testing.assert_array_equal(found.lengths, ours.lengths)
-    for one, two, frames in zip(found.log_probs, ours.log_probs, ours.lengths, strict=True):
-        np.testing.assert_allclose(one[:frames], two[:frames], rtol=0, atol=1e-4)
+    actual = candidate.log_probs(audio, lengths)
+    expected = trained_log_probs(trained.waveform, audio, lengths)
+    np.testing.assert_array_equal(actual.lengths, expected.lengths)
+    for got, wanted, frames in zip(
+        actual.log_probs, expected.log_probs, expected.lengths, strict=True
+    ):
+        np.testing.assert_allclose(got[:frames], wanted[:frames], rtol=0, atol=1e-4)
 
 
-def test_a_quiet_clip_means_the_same_once_sherpa_onnx_has_normalized_it(tmp_path: Path) -> None:
-    """Almost all of the variance that it divides by is what it adds."""
+def test_normalized_model_undoes_the_normalization_of_sherpa_onnx(tmp_path: Path) -> None:
+    """For a quiet clip, nearly all of the variance that it divides by is the epsilon."""
     export_run(run_of(tmp_path / "run", "hubert"), tmp_path / "bundle")
     trained = TrainedModel(load_bundle(tmp_path / "bundle"))
     network = trained.bundle.model.network
     assert takes_waveforms(network.encoder.modules["compute_features"])
     quiet = np.random.default_rng(0).standard_normal((1, 16_000)).astype(np.float32) / 2000
-    normalized = (quiet - quiet.mean()) / np.sqrt(quiet.var() + ADDED)
-    found = NormalizedModel(network).eval()(torch.from_numpy(normalized)).detach()
+    normalized = (quiet - quiet.mean()) / np.sqrt(quiet.var() + VARIANCE_EPSILON)
+    actual = NormalizedModel(network).eval()(torch.from_numpy(normalized)).detach()
     expected = trained_log_probs(trained.waveform, quiet, np.array([16_000])).log_probs
-    np.testing.assert_allclose(found.numpy(), expected, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(actual.numpy(), expected, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize(("kind", "size"), [("char", None), ("bpe", 60), ("unigram", 36)])
-def test_tokens_are_decoded_and_encoded_alike(kind: str, size: int | None, tmp_path: Path) -> None:
+def test_written_tokenizer_encodes_and_decodes_alike(
+    kind: str, size: int | None, tmp_path: Path
+) -> None:
     texts = ["the quick brown fox jumps over the lazy dog", "she sells sea shells by the sea shore"]
     file, folder = tmp_path / "tokenizer.model", tmp_path / "out"
     ours = ensure_tokenizer(model_file=file, kind=kind, vocab_size=size, texts=lambda: texts * 5)

@@ -1,4 +1,4 @@
-"""A card says what training wrote into the run folder, and no more."""
+"""A model card holds the facts of the run folder, and no others."""
 
 import json
 from pathlib import Path
@@ -46,12 +46,12 @@ def run(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_card_says_data_results_licences_and_command(run: Path) -> None:
-    card = model_card(run, SPEECH_RECOGNITION, CONFIG, [], licence="cc-by-4.0")
+def test_card_has_data_results_licenses_and_command(run: Path) -> None:
+    card = model_card(run, SPEECH_RECOGNITION, CONFIG, [], license="cc-by-4.0")
     head = yaml.safe_load(card.split("---\n")[1])
     assert head["language"] == "no" and head["license"] == "cc-by-4.0"
     assert head["model-index"][0]["results"][0]["metrics"] == [{"type": "wer", "value": 0.2575}]
-    (data,) = [each["dataset"] for each in head["model-index"][0]["results"]]
+    (data,) = [result["dataset"] for result in head["model-index"][0]["results"]]
     assert data == {"name": "Asterisk prompts", "type": "asterisk-prompts", "split": "test"}
     for line in (
         "| train | 419 | 0.30 | 1 |",
@@ -60,21 +60,21 @@ def test_a_card_says_data_results_licences_and_command(run: Path) -> None:
         "    train.py hparams/ctc.yaml --init_from=base --manifest train=a.csv "
         "--data_folder=s3://bucket/x",
         "- fine-tuned from: base",
-        "- weights: an exponential moving average over the steps of training, of decay 0.999",
+        "- weights: an exponential moving average over the training steps, with decay 0.999",
         "- corpus: Asterisk prompts",
-        "- licence of the corpus: CC-BY-SA-3.0",
+        "- license of the corpus: CC-BY-SA-3.0",
         "- model: cc-by-4.0",
         "- commit: c6bb4af8",
     ):
         assert f"\n{line}\n" in card
 
 
-def test_what_is_not_known_is_said_to_be_unknown(tmp_path: Path) -> None:
+def test_card_of_an_empty_run_folder_says_unknown(tmp_path: Path) -> None:
     card = model_card(tmp_path, SPEECH_RECOGNITION, CONFIG, [])
     assert 'license: "unknown"' in card and "fill it in before you publish" in card
     assert "Unknown: the run was not tested." in card and "no report of its data" in card
 
 
-def test_a_card_says_how_the_formats_beside_it_are_loaded(run: Path) -> None:
+def test_card_says_how_its_formats_are_loaded(run: Path) -> None:
     card = model_card(run, SPEECH_RECOGNITION, CONFIG, ["speechbrain"])
     assert "\n- speechbrain: `EncoderASR.from_hparams(" in card and "- onnx" not in card

@@ -1,4 +1,4 @@
-"""A streaming model by onnxruntime has the log-probabilities and events of torch, without torch."""
+"""A streaming model in onnxruntime or sherpa-onnx equals the trained model, without torch."""
 
 import subprocess
 import sys
@@ -16,23 +16,25 @@ from tests.runtime.bundles import ROOT, make_bundle, make_live_run, parity_repor
 
 
 @pytest.mark.slow(20)
-def test_sherpas_online_recognizer_writes_the_same(asterisk_english: Path, tmp_path: Path) -> None:
+def test_sherpa_online_recognizer_writes_the_same_words(
+    asterisk_english: Path, tmp_path: Path
+) -> None:
     run = make_live_run(tmp_path / "run", d_model=64, cnn_channels=24)
     grid = Grid(batches=(1, 2), seconds=(0.02, 0.655, 1.3))
     export_run(run, tmp_path / "bundle", formats=["sherpa-onnx"], grid=grid)
-    found = parity_report(tmp_path / "bundle", "sherpa-onnx")["wenet_ctc, online"]
-    assert found["written"] and found["held_out"]["utterances"] == 65
-    assert found["held_out"]["utterances_with_other_tokens"] == 0
-    assert found["held_out"]["transcripts_with_other_words"] == 0
+    report = parity_report(tmp_path / "bundle", "sherpa-onnx")["wenet_ctc, online"]
+    assert report["written"] and report["test_sets"]["utterances"] == 65
+    assert report["test_sets"]["utterances_with_other_tokens"] == 0
+    assert report["test_sets"]["transcripts_with_other_words"] == 0
 
 
 @pytest.mark.slow(20)
-def test_its_chunks_are_written_compared_and_run_live(streaming: Path) -> None:
-    found = parity_report(streaming, "onnx")["streaming, fp32"]
-    assert found["written"] and found["grid"]["largest_difference"] < 1e-4
+def test_onnx_chunks_have_the_events_of_torch(streaming: Path) -> None:
+    report = parity_report(streaming, "onnx")["streaming, fp32"]
+    assert report["written"] and report["grid"]["largest_difference"] < 1e-4
     random = np.random.default_rng(0)
     clips = [(3000 * random.normal(size=size)).astype(np.int16) for size in (300, 20_000, 60_123)]
-    said = []
+    events_by_runtime = []
     for runtime in ("torch", "onnx"):
         with StreamingRecognizer.load(streaming, runtime=runtime) as recognizer:
             sessions, events = [Session(recognizer) for _ in clips], []
@@ -40,12 +42,13 @@ def test_its_chunks_are_written_compared_and_run_live(streaming: Path) -> None:
                 for session, clip in zip(sessions, clips, strict=True):
                     session.feed(clip[first : first + 7_000])
                 events += advance_batch(sessions)
-            said.append([*events, *(session.finish() for session in sessions)])
-    assert any(said[0])
-    assert said[0] == said[1]
+            events_by_runtime.append([*events, *(session.finish() for session in sessions)])
+    of_torch, of_onnx = events_by_runtime
+    assert any(of_torch)
+    assert of_torch == of_onnx
 
 
-def test_live_speech_by_onnxruntime_imports_no_torch(tmp_path: Path) -> None:
+def test_listening_with_onnxruntime_imports_no_torch(tmp_path: Path) -> None:
     code = "import sys, sbkit.commands.listen; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
     with pytest.raises(SbkitError, match=r"has no onnx/streaming\.onnx"):

@@ -13,8 +13,8 @@ from sbkit.checkpoint.checkpointer import NORMALIZER, TASK
 from sbkit.checkpoint.run_config import RunConfig
 from sbkit.config.hparams import load_hparams, read_knobs, save_resolved
 from sbkit.export.export import export_run
+from sbkit.export.formats import HUB, HUGGINGFACE, WRITERS
 from sbkit.export.parity import Grid
-from sbkit.export.write import HUB, HUGGINGFACE, WRITERS
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 from sbkit.text.normalization import table_to_store
 from sbkit.text.tokenizer import ensure_tokenizer
@@ -100,10 +100,10 @@ def export_streaming(folder: Path) -> None:
 
 
 def parity_report(bundle: Path, name: str) -> dict[str, Any]:
-    """Read what was found of a format."""
+    """Read the parity reports of a format, by precision."""
     content = json.loads((bundle / name / "parity.json").read_text())
-    found: dict[str, Any] = content["compared_with_the_trained_model"]
-    return found
+    reports: dict[str, Any] = content["compared_with_the_trained_model"]
+    return reports
 
 
 def edit_config(bundle: Path, change: Callable[[dict[str, Any]], Any]) -> None:

@@ -70,7 +70,7 @@ def finished(
 @pytest.mark.slow
 def test_a_run_names_what_it_began_with(finished: Path, pretrained: Path) -> None:
     config = read_encoder_config(pretrained)
-    assert config["source"]["licence"] == "mit"
+    assert config["source"]["license"] == "mit"
     assert read_json(finished / "run_config.json")["values"]["encoder_config"] == config
     assert read_knobs(finished / "hyperparams.yaml", {})["encoder_config"] == config
     assert "tensors are loaded." in (finished / "train.log").read_text()

@@ -5,7 +5,7 @@ only those that the modules of this folder read are kept. Beside them:
 
     do_normalize   whether the model was trained on clips of zero mean and unit variance
     sample_rate    Hz
-    source         name, licence and SHA-256 of the weights of the base model; null: from nothing
+    source         name, license and SHA-256 of the weights of the base model; null: from nothing
 """
 
 import re
@@ -104,7 +104,7 @@ def read_encoder_config(named: str | Path) -> Config:
     name = folder.resolve().name
     if folder.parent.name == SNAPSHOTS:
         name = home_of(folder).name.removeprefix("models--").replace("--", "/")
-    source = {"name": name, "licence": _licence(folder), "sha256": hash_weights(folder)}
+    source = {"name": name, "license": _license(folder), "sha256": hash_weights(folder)}
     return config | {"source": source}
 
 
@@ -174,8 +174,8 @@ def _audio(folder: Path) -> Config:
     return {**found, "sample_rate": found["sampling_rate"]}
 
 
-def _licence(folder: Path) -> str:
-    """Find the licence in the front matter of the model card."""
+def _license(folder: Path) -> str:
+    """Find the license in the front matter of the model card."""
     found = None
     if (file := file_in(folder, CARD)) is not None:
         text = read_regular(file, max_bytes=LARGEST, subject="A model card").decode(

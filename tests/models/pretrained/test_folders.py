@@ -239,10 +239,10 @@ def test_the_hubs_cache_is_found_by_an_id_with_its_links(
         read_encoder_config("org/other")
 
 
-def test_the_card_tells_the_licence(folder: Path) -> None:
-    assert read_encoder_config(folder)["source"]["licence"] == "unknown"
+def test_the_card_tells_the_license(folder: Path) -> None:
+    assert read_encoder_config(folder)["source"]["license"] == "unknown"
     (folder / "README.md").write_text("---\nlanguage: it\nlicense: apache-2.0\n---\n# license: x\n")
-    assert read_encoder_config(folder)["source"]["licence"] == "apache-2.0"
+    assert read_encoder_config(folder)["source"]["license"] == "apache-2.0"
 
 
 @pytest.mark.parametrize("model_type", PARTS)

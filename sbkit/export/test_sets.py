@@ -1,7 +1,4 @@
-"""Whole utterances of prepared data, and the test sets of a run.
-
-Formats are compared on them, and `sbkit score` scores them.
-"""
+"""The test sets of a run, and batches of whole utterances of prepared data."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -9,7 +6,7 @@ from typing import Any
 
 import datasets
 
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import DataError
 from sbkit.checkpoint.run_config import RESOLVED
 from sbkit.config.hparams import read_knobs
 from sbkit.data.batch import UtteranceDataset
@@ -23,26 +20,27 @@ BATCH_SECONDS = 120.0  # of padded audio
 def read_whole_clips(
     rows: datasets.Dataset, sample_rate: int
 ) -> Iterator[dict[int, Mapping[str, Any]]]:
-    """Yield batches of utterances, the shortest first: by their places, with `audio` (S,) int16."""
+    """Yield batches of utterances, the shortest first, by row index, with `audio` (S,) int16."""
     reader = UtteranceDataset(rows)
     batches = EvalSampler(
         samples=sample_counts(rows), batch_seconds=BATCH_SECONDS, sample_rate=sample_rate
     )
     for batch in batches:
-        places = (row for each in batch for row in each.rows)
-        yield dict(zip(places, reader.__getitems__(batch), strict=True))
+        indices = (row for plan in batch for row in plan.rows)
+        yield dict(zip(indices, reader.__getitems__(batch), strict=True))
 
 
-def find_held_out(run: Path) -> Mapping[str, datasets.Dataset]:
+def prepare_test_sets(run: Path) -> Mapping[str, datasets.Dataset]:
     """Prepare the test sets that a run's YAML names, as training does.
 
-    Raises SbkitError where the data is not there.
+    Raises:
+        SbkitError: the data is missing, or the run has no test sets.
     """
     knobs = read_knobs(run / RESOLVED, {})
-    sets = load_recipe(knobs, run / RESOLVED).prepare_splits(knobs).test
-    if not sets:
-        raise SbkitError(
-            f"A run must have test sets to be scored or compared on, but {run} has none. Name data "
-            f"of yours: sbkit score {run} test.csv"
+    test_sets = load_recipe(knobs, run / RESOLVED).prepare_splits(knobs).test
+    if not test_sets:
+        raise DataError(
+            f"{run} has no test sets to score or compare models on. Name data of yours: sbkit "
+            f"score {run} test.csv"
         )
-    return sets
+    return test_sets

@@ -1,0 +1,153 @@
+"""Write the formats of a bundle; each is compared with the trained model, and kept if it agrees.
+
+FORMAT/          the files that users of the format load
+    parity.json      the parity report: what was compared, or why the format is not written
+    checksums.json   SHA-256 of the other files
+"""
+
+import logging
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sbkit.base.checksums import write_checksums
+from sbkit.base.errors import ConfigError, SbkitError
+from sbkit.base.files import to_json
+from sbkit.base.versions import versions
+from sbkit.export.huggingface_format import write_huggingface
+from sbkit.export.onnx_format import WrittenGraph, write_graphs, write_onnx
+from sbkit.export.parity import Candidate, Grid, TestSets, compare
+from sbkit.export.sherpa_format import write_sherpa
+from sbkit.export.speechbrain_format import write_speechbrain
+from sbkit.export.test_sets import prepare_test_sets
+from sbkit.export.traced import TrainedModel, quiet_exporters, trained_log_probs
+from sbkit.tasks.task import ONNX
+
+logger = logging.getLogger(__name__)
+
+Writer = Callable[[TrainedModel, Path], Sequence[Candidate]]
+ParityReports = Mapping[str, Mapping[str, Any]]  # by format and candidate
+
+PARITY_FILE, HUB, HUGGINGFACE = "parity.json", "hub", "huggingface"
+PROGRAM_FILE = "model.pt2"  # of torch.export; torch suffices to run it
+GIT_ATTRIBUTES = "".join(
+    f"{pattern} filter=lfs diff=lfs merge=lfs -text\n" for pattern in ("*.safetensors", "*.model")
+)
+PACKAGES = ("onnx", "onnxscript", "onnxruntime", "sherpa-onnx", "transformers")
+
+
+def write_torch(trained: TrainedModel, folder: Path) -> Sequence[Candidate]:
+    """Write the program of torch.export, and load it."""
+    torch.export.save(trained.program, folder / PROGRAM_FILE)
+    program = torch.export.load(folder / PROGRAM_FILE).module()
+    log_probs = partial(trained_log_probs, program)
+    return [Candidate(name="fp32", files=(PROGRAM_FILE,), log_probs=log_probs)]
+
+
+WRITERS: Mapping[str, Writer] = {
+    ONNX: write_onnx,
+    "torch": write_torch,
+    "sherpa-onnx": write_sherpa,
+    HUGGINGFACE: write_huggingface,
+    "speechbrain": write_speechbrain,
+}
+
+
+def write_hub(bundle: Path) -> None:
+    """Copy a finished bundle into a folder of its own, to upload."""
+    folder = bundle / HUB
+    folder.mkdir()
+    for file in bundle.iterdir():
+        if file.is_file():
+            shutil.copyfile(file, folder / file.name)
+    (folder / ".gitattributes").write_text(GIT_ATTRIBUTES, encoding="utf-8")
+    write_checksums(folder)
+
+
+def require_formats(names: Sequence[str]) -> None:
+    """Raise ConfigError for a name that is no format."""
+    unknown = [name for name in names if name not in (*WRITERS, HUB)]
+    if unknown:
+        raise ConfigError(
+            f"`--formats` has no format {unknown[0]!r}. Choose from {', '.join((*WRITERS, HUB))}, "
+            "separated by commas."
+        )
+
+
+def write_formats(
+    trained: TrainedModel, run: Path, folder: Path, names: Sequence[str], grid: Grid
+) -> ParityReports:
+    """Write formats into a bundle's folder, each with its parity report.
+
+    Raises:
+        ConfigError: the task's models have no such format.
+    """
+    task = trained.bundle.task
+    graph_formats = {graph.format for graph in task.require_export().graphs.values()}
+    if task.predicts not in ("text", "speech") and not graph_formats.issuperset(names):
+        formats = f"Its formats are: {', '.join(sorted(graph_formats))}." if graph_formats else ""
+        raise ConfigError(
+            f"`--formats {','.join(names)}` is not supported for this model, a {task.model_name}. "
+            f"{formats or 'Leave it out.'}"
+        )
+    try:
+        test_sets: TestSets | str = prepare_test_sets(run)
+    except SbkitError as error:
+        test_sets = str(error)
+    written: dict[str, Sequence[Candidate] | Sequence[WrittenGraph]] = {}
+    reports: dict[str, dict[str, Any]] = {}
+    for name in names:
+        logger.info(f"writing {name}")
+        (folder / name).mkdir()
+        try:
+            with quiet_exporters():
+                if graph_formats:
+                    graphs = write_graphs(trained, folder / name, grid, test_sets)
+                    written[name] = graphs
+                    reports[name] = {graph.name: graph.report() for graph in graphs}
+                else:
+                    written[name] = WRITERS[name](trained, folder / name)
+        except SbkitError as error:
+            reports[name] = {"all": {"written": False, "reasons": [str(error)]}}
+    if not graph_formats:
+        reports |= _compare(trained, written, grid, test_sets)
+    for name in names:
+        _keep(folder / name, written.get(name, ()), reports[name])
+    return reports
+
+
+def _compare(
+    trained: TrainedModel,
+    written: Mapping[str, Sequence[Any]],
+    grid: Grid,
+    test_sets: TestSets | str,
+) -> dict[str, dict[str, Any]]:
+    """Run the candidates of all formats on the same audio, and return their parity reports."""
+    candidates = [candidate for format in written.values() for candidate in format]
+    comparisons = iter(compare(trained, candidates, grid, test_sets))
+    return {
+        name: {
+            candidate.name: next(comparisons).report(grid, test_sets) for candidate in candidates
+        }
+        for name, candidates in written.items()
+    }
+
+
+def _keep(
+    folder: Path, written: Sequence[Candidate | WrittenGraph], reports: Mapping[str, Any]
+) -> None:
+    """Remove the files of candidates that missed their limits, and write the parity report."""
+    missed = [candidate for candidate in written if not reports[candidate.name]["written"]]
+    if len(missed) == len(written):
+        shutil.rmtree(folder)
+        folder.mkdir()
+    else:
+        for file in (file for candidate in missed for file in candidate.files):
+            (folder / file).unlink()
+    parity = {"versions": versions(PACKAGES), "compared_with_the_trained_model": reports}
+    (folder / PARITY_FILE).write_text(to_json(parity, indent=1) + "\n", encoding="utf-8")
+    write_checksums(folder)
