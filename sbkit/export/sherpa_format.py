@@ -36,7 +36,7 @@ from sbkit.export.parity import Candidate, Case, Run
 from sbkit.export.traced import EXAMPLE_BATCH, TrainedModel, WaveformModel, trace
 from sbkit.models.asr import AsrModel, StreamingAsrModel
 from sbkit.models.frontend import KEPT, STRIDE
-from sbkit.models.pretrained.features import LEAST_VARIANCE, NormalizedAudio
+from sbkit.models.pretrained.features import VARIANCE_EPS, NormalizedAudio
 from sbkit.models.streaming import EncoderState, streaming_network
 from sbkit.runtime.onnx_model import BatchLogProbs, OnnxModel
 from sbkit.runtime.torch_model import TorchBundle
@@ -211,7 +211,7 @@ class NormalizedModel(WaveformModel):
         """Score every token at every frame."""
         # v / (v + VARIANCE_EPSILON) for a clip of variance v
         variance = audio.double().var(1, correction=0, keepdim=True)
-        share = LEAST_VARIANCE / VARIANCE_EPSILON
+        share = VARIANCE_EPS / VARIANCE_EPSILON
         audio = audio * (variance + share * (1 - variance)).rsqrt().float()
         lengths = torch.full_like(audio[:, 0], audio.shape[1], dtype=torch.int64)
         states, _ = self.model.encoder.encode_features(audio.unsqueeze(-1), lengths)

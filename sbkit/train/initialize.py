@@ -203,7 +203,7 @@ def with_encoder_config(yaml_file: Path, overrides: Mapping[str, object]) -> dic
         return dict(overrides)  # done
     given = given or plain_value(read_document(yaml_file).root.get(CONFIG))
     if isinstance(given, dict) and not holds_object(given):  # the YAML refers to sizes in it
-        overrides = {**overrides, CONFIG: complete_config(given, of=f"`{CONFIG}`")}
+        overrides = {**overrides, CONFIG: complete_config(given, source_file=f"`{CONFIG}`")}
     knobs = read_knobs(yaml_file, overrides)
     if CONFIG not in knobs:
         return dict(overrides)
@@ -226,7 +226,7 @@ def _config_of(knobs: Mapping[str, Any]) -> dict[str, Any]:
         if given is None and (source := knobs.get("init_from")):
             given = encoder_config_of(Path(source))
         if isinstance(given, Mapping):
-            return complete_config(given, of=f"`{CONFIG}`")
+            return complete_config(given, source_file=f"`{CONFIG}`")
         raise SbkitError(
             f"`{KNOB}` must name the folder of a pretrained encoder, but is null. Pass "
             f"--{KNOB}=FOLDER, or as `{CONFIG}` a mapping: an encoder of random weights."

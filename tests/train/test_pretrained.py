@@ -73,7 +73,7 @@ def test_a_run_names_what_it_began_with(finished: Path, pretrained: Path) -> Non
     assert config["source"]["license"] == "mit"
     assert read_json(finished / "run_config.json")["values"]["encoder_config"] == config
     assert read_knobs(finished / "hyperparams.yaml", {})["encoder_config"] == config
-    assert "tensors are loaded." in (finished / "train.log").read_text()
+    assert ": loaded " in (finished / "train.log").read_text()
     epochs = [each for each in read_log(finished / "train_log.jsonl") if each["kind"] == "epoch"]
     assert epochs[-1]["loss"] < epochs[0]["loss"]
 

@@ -1,14 +1,8 @@
-"""What the families of pretrained encoders have in common.
+"""Parts that the families of pretrained encoders share, and the masks of their training.
 
 Legend: B utterances, U frames, C channels, D width, H heads.
 
-Hide spans of frames and of channels in training.
-
-Legend: B utterances, U frames, D width.
-
-Sources: wav2vec 2.0 (Baevski et al. 2020, appendix B), SpecAugment (Park et al. 2019). Spans may
-overlap, so less is hidden than ``prob``: .49 of the frames with .65 and 10, .40 with .5 and 64.
-They are drawn by utterance (`sbkit/audio/draws.py`), and nothing waits for the device.
+Sources of the masks: wav2vec 2.0 (Baevski et al. 2020, appendix B), SpecAugment (Park et al. 2019).
 """
 
 from collections import OrderedDict
@@ -23,23 +17,23 @@ from sbkit.audio.draws import draw_uniform
 from sbkit.models.attention import attend
 from sbkit.models.layers import Dropout
 
-Config = Mapping[str, Any]  # sizes and dropout rates, by their names in a `config.json`
+Config = Mapping[str, Any]  # sizes and dropout rates, by their keys in a `config.json`
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {  # by the names in a `config.json`
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {  # by their names in a `config.json`
     "gelu": gelu,
     "relu": relu,
     "silu": silu,
     "swish": silu,
 }
-Placed = tuple[Tensor, Tensor | None]  # a query, and what positions add to its scores
-LAYER_NORM_EPS = 1e-5  # of families whose files do not say it
+PositionedQuery = tuple[Tensor, Tensor | None]  # a query, and the bias of positions
+LAYER_NORM_EPS = 1e-5  # of families whose files do not contain it
 
 
-def wide(device: torch.device) -> torch.dtype:
-    """Return the type of sums over a clip.
+def sum_dtype(device: torch.device) -> torch.dtype:
+    """Return the dtype for sums over a clip.
 
-    onnxruntime adds one number to the other: in float32, the variance of 40 s of audio was so far
-    off that log-probabilities were by 6e-4.
+    onnxruntime adds numbers one by one: in float32, the variance of 40 s of audio was so far off
+    that log-probabilities changed by 6e-4.
     """
     return torch.float32 if device.type == "mps" else torch.float64
 
@@ -50,9 +44,9 @@ def layer_norm(config: Config) -> nn.LayerNorm:
 
 
 class Body(nn.Module):
-    """An encoder without its front-end, whose tensors have the names of its file.
+    """An encoder without its front-end, with the tensor names of its file.
 
-    `project`, `begin`, each of `layers` and `finish` are called in this order.
+    The calls are `project`, `begin`, each of `layers`, and `finish`.
     """
 
     encoder: Any
@@ -60,16 +54,16 @@ class Body(nn.Module):
 
     @property
     def layers(self) -> Any:
-        """Return the layers, each called with (x, mask, context)."""
+        """The layers, each called with (x, mask, context)."""
         return self.encoder.layers
 
     def project(self, x: Tensor) -> Tensor:
-        """Project features, of which some may be masked then: (B, U, C) -> (B, U, D)."""
+        """Project features, before masks: (B, U, C) -> (B, U, D)."""
         projected: Tensor = self.feature_projection(x)
         return projected
 
     def finish(self, x: Tensor) -> Tensor:
-        """Return x, which its layer has normalized."""
+        """Return x: the layers have normalized it."""
         return x
 
 
@@ -91,7 +85,7 @@ class FeatureProjection(nn.Sequential):
 class Attention(nn.Module):
     """Attend to all frames of an utterance: (B, U, D), (B, U) -> (B, U, D).
 
-    names: of the projections of query, key, value and output in the files.
+    names: the projections of query, key, value and output in the files.
     """
 
     names = ("q_proj", "k_proj", "v_proj", "out_proj")
@@ -110,21 +104,21 @@ class Attention(nn.Module):
             project(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, H, U, D/H)
             for project in projections
         )
-        query, bias = self.place(query, x, context)
+        query, bias = self.add_positions(query, x, context)
         dropout = self.p if self.training else 0.0
         attended = attend(query, key, value, mask[:, None, None, :], bias=bias, dropout=dropout)
         projected: Tensor = out_proj(attended)
         return projected
 
-    def place(self, query: Tensor, x: Tensor, context: Tensor | None) -> Placed:
-        """Return the query, and what positions add to the scores, here nothing."""
+    def add_positions(self, query: Tensor, x: Tensor, context: Tensor | None) -> PositionedQuery:
+        """Return the query, and the bias that positions add to the scores, here none."""
         return query, None
 
 
 class FeedForward(nn.Module):
     """Project up, and down again: (B, U, D) -> (B, U, D).
 
-    names: of the two projections in the files.
+    names: the two projections in the files.
     """
 
     def __init__(
@@ -143,28 +137,30 @@ class FeedForward(nn.Module):
         self.add_module(names[1], nn.Linear(inner, width, bias))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply both."""
         up, down = (getattr(self, name) for name in self.names)
         projected: Tensor = down(self.dropout(self.activation(up(x))))
         return projected
 
 
 def draw_spans(lengths: Tensor, size: int, prob: float, width: int) -> Tensor:
-    """Draw what is hidden of rows of these lengths: (B,) on the CPU -> (B, size) of bool.
+    """Draw the masked positions of rows of these lengths: (B,) on the CPU -> (B, size) of bool.
 
-    A row gets prob * length / width spans, rounded up or down at random, each at another place
-    within it. A row shorter than a span gets none.
+    A row gets prob * length / width spans, rounded up or down at random, each with another start
+    within it. A row shorter than a span gets none. Spans may overlap, so less than ``prob`` is
+    masked: .49 of the frames with a prob of .65 and a width of 10, .40 with .5 and 64. The draws
+    belong to the utterance (`sbkit/audio/draws.py`), and the host never waits for the device.
     """
-    places = (lengths - width + 1).clamp(min=0)
-    spans = (prob * lengths / width + draw_uniform(len(lengths))).long().minimum(places)
-    at = torch.arange(size)
-    order = draw_uniform(len(lengths), size).masked_fill_(at >= places.unsqueeze(1), -1.0)
-    chosen = order.topk(int(spans.max())).indices  # (B, N)
-    first = torch.zeros(len(lengths), size, dtype=torch.int32)
-    first.scatter_(1, chosen, (at[: chosen.shape[1]] < spans.unsqueeze(1)).int())
-    begun = first.cumsum(1)
-    begun[:, width:] -= begun[:, :-width].clone()  # spans that have ended
-    return begun > 0
+    num_starts = (lengths - width + 1).clamp(min=0)
+    num_spans = (prob * lengths / width + draw_uniform(len(lengths))).long().minimum(num_starts)
+    positions = torch.arange(size)
+    order = draw_uniform(len(lengths), size)
+    order.masked_fill_(positions >= num_starts.unsqueeze(1), -1.0)
+    starts = order.topk(int(num_spans.max())).indices  # (B, N)
+    started = torch.zeros(len(lengths), size, dtype=torch.int32)
+    started.scatter_(1, starts, (positions[: starts.shape[1]] < num_spans.unsqueeze(1)).int())
+    open_spans = started.cumsum(1)
+    open_spans[:, width:] -= open_spans[:, :-width].clone()  # spans that have ended
+    return open_spans > 0
 
 
 def mask_spans(
@@ -175,16 +171,17 @@ def mask_spans(
     channels: tuple[float, int],
     vector: Tensor | None,
 ) -> Tensor:
-    """Hide frames and channels, each by (prob, width): (B, U, D), (B,) -> (B, U, D).
+    """Mask spans of frames and of channels: (B, U, D), (B,) -> (B, U, D).
 
-    vector (D,): what stands in the place of a hidden frame; None: zeros. Channels become zero.
+    frames, channels: prob and width for `draw_spans`.
+    vector: replaces a masked frame, (D,); None: zeros. Masked channels become zero.
     """
     if frames[0] > 0:
-        hidden = draw_spans(lengths, x.shape[1], *frames).to(x.device, non_blocking=True)
-        instead = x.new_zeros(()) if vector is None else vector.to(x.dtype)
-        x = torch.where(hidden.unsqueeze(-1), instead, x)
+        mask = draw_spans(lengths, x.shape[1], *frames).to(x.device, non_blocking=True)
+        fill = x.new_zeros(()) if vector is None else vector.to(x.dtype)
+        x = torch.where(mask.unsqueeze(-1), fill, x)
     if channels[0] > 0:
-        widths = torch.full((x.shape[0],), x.shape[2])
-        hidden = draw_spans(widths, x.shape[2], *channels).to(x.device, non_blocking=True)
-        x = x.masked_fill(hidden.unsqueeze(1), 0.0)
+        num_channels = torch.full((x.shape[0],), x.shape[2])
+        mask = draw_spans(num_channels, x.shape[2], *channels).to(x.device, non_blocking=True)
+        x = x.masked_fill(mask.unsqueeze(1), 0.0)
     return x

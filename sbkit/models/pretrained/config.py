@@ -1,11 +1,11 @@
-"""The sizes of a pretrained encoder: what `config.json` says, with the defaults that it leaves out.
+"""The configuration of a pretrained encoder: its `config.json`, completed with defaults.
 
-The keys and their defaults are Hugging Face's (transformers 5.23, `models/*/configuration_*.py`);
-only those that the modules of this folder read are kept. Beside them:
+Keys and defaults are Hugging Face's (transformers 5.23, `models/*/configuration_*.py`); only keys
+that the modules of this folder read are kept. In addition:
 
     do_normalize   whether the model was trained on clips of zero mean and unit variance
     sample_rate    Hz
-    source         name, license and SHA-256 of the weights of the base model; null: from nothing
+    source         name, license and SHA-256 of the weights of the base model; null: random weights
 """
 
 import re
@@ -13,14 +13,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import BundleError, ConfigError
 from sbkit.base.files import read_regular
 from sbkit.base.units import SAMPLE_RATE
 from sbkit.config.document import did_you_mean
 from sbkit.config.ranges import NOT_NEGATIVE, Range
 from sbkit.models.pretrained.folder import (
     CONFIG,
-    LARGEST,
+    MAX_FILE_BYTES,
     SNAPSHOTS,
     file_in,
     find_folder,
@@ -70,116 +70,117 @@ FAMILIES: dict[str, Config] = {  # by model_type
     "parakeet_encoder": PARAKEET,
 }
 UNSUPPORTED = {  # unless false or null
-    "auto_map": "null: it asks for code of its author, which is not run",
-    "add_adapter": "false: such models are not supported",
-    "adapter_attn_dim": "null: such models are not supported",
-    "conv_pos_batch_norm": "false: such models are not supported",
+    "auto_map": "null, since code of the model's author is never run",
+    "add_adapter": "false",
+    "adapter_attn_dim": "null",
+    "conv_pos_batch_norm": "false",
 }
-WORDS = {
+CHOICES = {
     "hidden_act": ("gelu", "relu", "silu", "swish"),
     "feat_extract_activation": ("gelu", "relu", "silu", "swish"),
     "feat_extract_norm": ("group", "layer"),
     "position_embeddings_type": ("relative_key",),
 }
-SIZE = Range(low=1, high=1 << 16, whole=True, advice="Take another model.")
-MULTIPLE = ("num_attention_heads", "num_conv_pos_embedding_groups")  # hidden_size is one of each
+SIZE = Range(low=1, high=1 << 16, whole=True, advice="Use another model.")
+DIVISORS = ("num_attention_heads", "num_conv_pos_embedding_groups")  # of hidden_size
 PREPROCESSOR, PROCESSOR, CARD = "preprocessor_config.json", "processor_config.json", "README.md"
 
 
-def read_encoder_config(named: str | Path) -> Config:
-    """Read what a folder, or the id of a model in the hub's cache, says of an encoder.
+def read_encoder_config(path_or_id: str | Path) -> Config:
+    """Read the configuration of an encoder from a folder, or from the hub's cache by its id.
 
-    Raises SbkitError for another family, an architecture that is not supported, sizes that cannot
-    be, and what the folder lacks.
+    Raises:
+        ConfigError: the family, the architecture or a size is not supported.
+        BundleError: a file of the folder is missing or damaged.
     """
-    folder = find_folder(str(named))
-    whole = read_json(folder, CONFIG)
-    if whole is None:
-        raise SbkitError(
-            f"`pretrained` must be a folder with {CONFIG}, but {folder} has none. Name the folder "
-            "that save_pretrained or a download left."
+    folder = find_folder(str(path_or_id))
+    settings = read_json(folder, CONFIG)
+    if settings is None:
+        raise BundleError(
+            f"`pretrained` must be a folder with {CONFIG}, but {folder} has none. Pass a folder "
+            "written by save_pretrained or a download."
         )
-    inner = whole.get("encoder_config") or {}  # of a model with a head
-    config = complete_config({**whole, **inner, **_audio(folder)}, of=str(folder / CONFIG))
+    encoder_settings = settings.get("encoder_config") or {}  # of a model with a head
+    settings = {**settings, **encoder_settings, **_feature_settings(folder)}
+    config = complete_config(settings, source_file=str(folder / CONFIG))
     name = folder.resolve().name
     if folder.parent.name == SNAPSHOTS:
         name = home_of(folder).name.removeprefix("models--").replace("--", "/")
-    source = {"name": name, "license": _license(folder), "sha256": hash_weights(folder)}
+    source = {"name": name, "license": _read_license(folder), "sha256": hash_weights(folder)}
     return config | {"source": source}
 
 
-def complete_config(settings: Mapping[str, Any], *, of: str) -> Config:
-    """Fill in the defaults of a family, and keep what its modules read; ``of`` is for the errors.
+def complete_config(settings: Mapping[str, Any], *, source_file: str) -> Config:
+    """Keep the settings that a family's modules read, and add defaults; check all values.
 
-    Raises SbkitError.
+    Raises:
+        ConfigError: a value is not supported; the message names ``source_file``.
     """
     family = settings.get("model_type")
     if family not in FAMILIES:
-        raise SbkitError(
-            f"`model_type` of {of} must be {', '.join(FAMILIES)}, but is {family}."
-            f"{did_you_mean(str(family), FAMILIES)} Take a model of one of these families."
+        raise ConfigError(
+            f"`model_type` in {source_file} must be {', '.join(FAMILIES)}, but is {family}."
+            f"{did_you_mean(str(family), FAMILIES)} Use a model of one of these families."
         )
-    config = {name: settings.get(name, each) for name, each in FAMILIES[family].items()}
-    for name, must in _faults({**settings, **config}, FAMILIES[family]):
-        came = config.get(name, settings.get(name))
-        raise SbkitError(
-            f"`{name}` of {of} must be {must}, but is {came}. Correct it, or take another model."
+    config = {key: settings.get(key, default) for key, default in FAMILIES[family].items()}
+    for key, requirement in _faults({**settings, **config}, FAMILIES[family]):
+        raise ConfigError(
+            f"`{key}` in {source_file} must be {requirement}, but is "
+            f"{config.get(key, settings.get(key))}. Correct it, or use another model."
         )
     return {"model_type": family, **config, "source": settings.get("source")}
 
 
 def _faults(settings: Mapping[str, Any], defaults: Config) -> Iterator[tuple[str, str]]:
-    """Yield what is not as it must be, and how that is."""
-    yield from ((name, must) for name, must in UNSUPPORTED.items() if settings.get(name))
-    for name, default in defaults.items():
-        must, is_met = _rule(name, default, settings[name])
+    """Yield the keys of invalid values, and the requirement of each."""
+    yield from ((key, requirement) for key, requirement in UNSUPPORTED.items() if settings.get(key))
+    for key, default in defaults.items():
+        requirement, is_met = _requirement(key, default, settings[key])
         if not is_met:
-            yield name, must
-    for name in MULTIPLE:
-        if settings["hidden_size"] % settings.get(name, 1):
-            yield "hidden_size", f"a multiple of `{name}` ({settings[name]})"
-    for name in ("conv_kernel", "conv_stride"):
-        if len(settings.get(name, ())) != (count := len(settings.get("conv_dim", ()))):
-            yield name, f"a list as long as `conv_dim` ({count})"
+            yield key, requirement
+    for key in DIVISORS:
+        if settings["hidden_size"] % settings.get(key, 1):
+            yield "hidden_size", f"a multiple of `{key}` ({settings[key]})"
+    for key in ("conv_kernel", "conv_stride"):
+        if len(settings.get(key, ())) != (count := len(settings.get("conv_dim", ()))):
+            yield key, f"a list as long as `conv_dim` ({count})"
     if "feature_projection_input_dim" in defaults:
         stacked = settings["num_mel_bins"] * settings["stride"]
         if settings["feature_projection_input_dim"] != stacked:
-            must = f"`num_mel_bins` times `stride` of {PREPROCESSOR}, {stacked}"
-            yield "feature_projection_input_dim", must
+            requirement = f"`num_mel_bins` times `stride` of {PREPROCESSOR}, {stacked}"
+            yield "feature_projection_input_dim", requirement
 
 
-def _rule(name: str, default: Any, value: Any) -> tuple[str, bool]:
-    """Say what a value must be by its name or its default, and whether it is that."""
-    if name in WORDS:
-        return " or ".join(WORDS[name]), value in WORDS[name]
+def _requirement(key: str, default: object, value: object) -> tuple[str, bool]:
+    """Return the requirement of a value, from its key or default, and whether it is met."""
+    if key in CHOICES:
+        return " or ".join(CHOICES[key]), value in CHOICES[key]
     if isinstance(default, bool):
         return "true or false", isinstance(value, bool)
     if isinstance(default, list):
-        is_list = isinstance(value, list) and bool(value)
-        return f"a list, each {SIZE}", is_list and all(each in SIZE for each in value)
+        is_met = isinstance(value, list) and bool(value) and all(size in SIZE for size in value)
+        return f"a list, each {SIZE}", is_met
     allowed = SIZE if isinstance(default, int) else NOT_NEGATIVE
     return str(allowed), value in allowed
 
 
-def _audio(folder: Path) -> Config:
-    """Read how features are made of audio; transformers 5 writes it into the processor's file."""
+def _feature_settings(folder: Path) -> Config:
+    """Read the settings of the features, which transformers 5 writes into the processor's file."""
     processor = read_json(folder, PROCESSOR) or {}
-    found = read_json(folder, PREPROCESSOR) or processor.get("feature_extractor") or {}
-    if "sampling_rate" not in found:
-        raise SbkitError(
-            f"{folder} must hold {PREPROCESSOR}, which says the rate of the audio and whether it "
-            "is normalized, but has none that does. Download it, or save the model's feature "
-            "extractor there, too."
+    settings = read_json(folder, PREPROCESSOR) or processor.get("feature_extractor") or {}
+    if "sampling_rate" not in settings:
+        raise BundleError(
+            f"{folder} has no {PREPROCESSOR} with a sampling_rate. Download it, or save the "
+            "feature extractor of the model into the folder."
         )
-    return {**found, "sample_rate": found["sampling_rate"]}
+    return {**settings, "sample_rate": settings["sampling_rate"]}
 
 
-def _license(folder: Path) -> str:
+def _read_license(folder: Path) -> str:
     """Find the license in the front matter of the model card."""
-    found = None
-    if (file := file_in(folder, CARD)) is not None:
-        text = read_regular(file, max_bytes=LARGEST, subject="A model card").decode(
-            errors="replace"
-        )
-        found = re.match(r"---\s*\n(?:(?!---).*\n)*?license:\s*(\S+)", text)
-    return found[1].strip("'\"") if found else "unknown"
+    if (file := file_in(folder, CARD)) is None:
+        return "unknown"
+    card = read_regular(file, max_bytes=MAX_FILE_BYTES, subject="A model card")
+    front_matter = r"---\s*\n(?:(?!---).*\n)*?license:\s*(\S+)"
+    match = re.match(front_matter, card.decode(errors="replace"))
+    return match[1].strip("'\"") if match else "unknown"

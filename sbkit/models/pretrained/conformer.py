@@ -1,12 +1,12 @@
-"""w2v-BERT 2.0, and FastConformer, the encoder of Parakeet, with the names of their files' tensors.
+"""w2v-BERT 2.0 and FastConformer, the encoder of Parakeet, with the tensor names of their files.
 
 Legend: B utterances, T frames of 10 ms, U frames of 20 ms (w2v-BERT) or 80 ms, M mel bins, C
 channels, D width, H heads.
 
 Sources: Gulati et al. 2020 (Conformer), Chung et al. 2021 (w2v-BERT), Seamless Communication 2023
 (2.0), Rekesh et al. 2023 (FastConformer), Shaw et al. 2018 (embeddings of distances), Dai et al.
-2019 (Transformer-XL: sinusoids of distances, a bias of the query for them and for what frames hold,
-and the scores of all distances from one product).
+2019 (Transformer-XL: sinusoids of distances, one bias of the query for distances and one for
+content, and the scores of all distances from one product).
 """
 
 from functools import lru_cache
@@ -24,18 +24,18 @@ from sbkit.models.pretrained.blocks import (
     Config,
     FeatureProjection,
     FeedForward,
-    Placed,
+    PositionedQuery,
     layer_norm,
 )
 
 SINUSOID_BASE = 10_000.0
-LEAST_VARIANCE = 1e-5  # added to that of a channel by FrozenBatchNorm
+VARIANCE_EPS = 1e-5  # of FrozenBatchNorm
 
 
 class ConformerLayer(nn.Module):
     """Half a feed-forward, attention, convolution, half a feed-forward, each after a norm; a norm.
 
-    parts: these nine in the order of their calls, by the names that they have in the files.
+    parts: these nine in the order of their calls, by their names in the files.
     """
 
     def __init__(self, config: Config, parts: dict[str, nn.Module]) -> None:
@@ -46,13 +46,13 @@ class ConformerLayer(nn.Module):
         self.dropout = Dropout(config["hidden_dropout"])
 
     def forward(self, x: Tensor, mask: Tensor, context: Tensor) -> Tensor:
-        """Apply them: (B, U, D), (B, U), what tells distances -> (B, U, D)."""
+        """Apply the parts: (B, U, D), (B, U), context of the distances -> (B, U, D)."""
         parts = [getattr(self, name) for name in self.names]
-        norm1, forward1, norm2, attention, norm3, convolution, norm4, forward2, last_norm = parts
-        x = self.dropout.add(x, forward1(norm1(x)), 0.5)
+        norm1, feed1, norm2, attention, norm3, convolution, norm4, feed2, last_norm = parts
+        x = self.dropout.add(x, feed1(norm1(x)), 0.5)
         x = self.dropout.add(x, attention(norm2(x), mask, context))
         x = self.dropout.add(x, convolution(norm3(x), mask))
-        x = self.dropout.add(x, forward2(norm4(x)), 0.5)
+        x = self.dropout.add(x, feed2(norm4(x)), 0.5)
         normed: Tensor = last_norm(x)
         return normed
 
@@ -60,7 +60,8 @@ class ConformerLayer(nn.Module):
 class Convolution(nn.Module):
     """Gate, depthwise convolution, norm, activation: (B, U, D), (B, U) -> (B, U, D).
 
-    norm: with the name that it has in the files; left, right: frames that a frame sees.
+    left, right: frames that a frame sees.
+    norm: its name in the files, and the module.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class Convolution(nn.Module):
         self.pointwise_conv2 = PointwiseConv(width, width, 1, bias=bias)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """Convolve; what lies beyond the ends of an utterance counts as zero."""
+        """Convolve; frames outside the utterance count as zero."""
         y = glu(self.pointwise_conv1(x)) * mask.unsqueeze(-1)
         y = getattr(self, self.norm_name)(self.depthwise_conv(pad(y, (0, 0, *self.sides))))
         convolved: Tensor = self.pointwise_conv2(self.activation(y))
@@ -84,23 +85,22 @@ class Convolution(nn.Module):
 
 
 class PointwiseConv(nn.Conv1d):
-    """A linear layer of each frame, as a convolution in its file: (B, U, D) -> (B, U, D')."""
+    """A linear layer per frame, stored as a convolution in its file: (B, U, D) -> (B, U, D')."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Project."""
         return linear(x, self.weight.squeeze(-1), self.bias)
 
 
 def distances(length: int, device: torch.device) -> Tensor:
-    """Return how far a frame may lie behind another, falling: U - 1 to -U, (2U,)."""
+    """Return by how many frames one may follow another, from U - 1 down to -U: (2U,)."""
     return torch.arange(length - 1, -length - 1, -1, device=device)
 
 
 def distance_scores(query: Tensor, keys: Tensor) -> Tensor:
     """Score frames by their distance: (B, H, U, D/H), (H or 1, 2U, D/H) -> (B, H, U, U).
 
-    keys: of each of `distances`. Row i of the product has those of its frames from U - 1 - i on,
-    which is U - 1 from the first row's begin, and then every 2U - 1.
+    keys: one for each of `distances`. In row i of the product the frames start at column U - 1 - i,
+    which is offset U - 1 of the flat product for the first row, and 2U - 1 more for each next row.
     """
     length, scale = query.shape[2], query.shape[3] ** -0.5
     scores = (query * scale @ keys.transpose(-1, -2)).flatten(2)  # (B, H, U * 2U)
@@ -109,22 +109,22 @@ def distance_scores(query: Tensor, keys: Tensor) -> Tensor:
 
 
 class StackedFrames(nn.Module):
-    """Put neighbouring frames side by side: (B, T, M), (B,) -> (B, U, 2M), (B,)."""
+    """Concatenate neighboring frames: (B, T, M), (B,) -> (B, U, 2M), (B,)."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.stride: int = config["stride"]
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Stack; the last frame is left out where it has no neighbour."""
+        """Stack; drop a last frame without a neighbor."""
         if features.shape[1] < self.stride:  # so that a frame exists
             features = pad(features, (0, 0, 0, self.stride - features.shape[1]))
         end = features.shape[1] - self.stride + 1
-        nth = [features[:, at : end + at : self.stride] for at in range(self.stride)]
-        return torch.cat(nth, -1), self.frame_lengths(lengths)
+        columns = [features[:, first : end + first : self.stride] for first in range(self.stride)]
+        return torch.cat(columns, -1), self.frame_lengths(lengths)
 
     def frame_lengths(self, lengths: Tensor) -> Tensor:
-        """Count what is left: (B,) -> (B,)."""
+        """Count the stacked frames: (B,) -> (B,)."""
         return lengths // self.stride
 
 
@@ -133,8 +133,8 @@ class W2vBert(Body):
 
     def __init__(self, config: Config) -> None:
         super().__init__()
-        self.nearest = -config["left_max_position_embeddings"]
-        self.farthest = config["right_max_position_embeddings"]
+        self.min_distance = -config["left_max_position_embeddings"]
+        self.max_distance = config["right_max_position_embeddings"]
         self.feature_projection = FeatureProjection(config, config["feature_projection_input_dim"])
         self.dropout = Dropout(config["hidden_dropout"])
         self.encoder = nn.Module()
@@ -144,9 +144,11 @@ class W2vBert(Body):
         )
 
     def begin(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the row of the embeddings for each distance, too: -> (B, U, D), (2U,)."""
+        """Also return the embedding row of each distance: -> (B, U, D), (2U,)."""
         ahead = -distances(x.shape[1], x.device)
-        return self.dropout(x), ahead.clamp(self.nearest, self.farthest) - self.nearest
+        return self.dropout(x), ahead.clamp(
+            self.min_distance, self.max_distance
+        ) - self.min_distance
 
 
 def _w2v_bert_parts(config: Config) -> dict[str, nn.Module]:
@@ -155,7 +157,7 @@ def _w2v_bert_parts(config: Config) -> dict[str, nn.Module]:
         "ffn1": FeedForward(config),
         "self_attn_layer_norm": layer_norm(config),
         "self_attn": ShawAttention(config),
-        "conv_norm": nn.Identity(),  # it has its own
+        "conv_norm": nn.Identity(),  # conv_module has its own
         "conv_module": CausalConvolution(config),
         "ffn2_layer_norm": layer_norm(config),
         "ffn2": FeedForward(config),
@@ -164,7 +166,7 @@ def _w2v_bert_parts(config: Config) -> dict[str, nn.Module]:
 
 
 class ShawAttention(Attention):
-    """Attention that embeddings of the distance add to."""
+    """Attention with a bias from embeddings of the distance."""
 
     names = ("linear_q", "linear_k", "linear_v", "linear_out")
 
@@ -173,13 +175,13 @@ class ShawAttention(Attention):
         count = config["left_max_position_embeddings"] + config["right_max_position_embeddings"] + 1
         self.distance_embedding = nn.Embedding(count, config["hidden_size"] // self.heads)
 
-    def place(self, query: Tensor, x: Tensor, context: Tensor | None) -> Placed:
-        """Score distances; context (2U,): the row of the embeddings for each."""
+    def add_positions(self, query: Tensor, x: Tensor, context: Tensor | None) -> PositionedQuery:
+        """Score distances; context (2U,): the embedding row of each."""
         return query, distance_scores(query, self.distance_embedding(context).unsqueeze(0))
 
 
 class CausalConvolution(Convolution):
-    """Normalize, and convolve with what lies before: (B, U, D), (B, U) -> (B, U, D)."""
+    """Normalize, and convolve with past frames: (B, U, D), (B, U) -> (B, U, D)."""
 
     def __init__(self, config: Config) -> None:
         norm = ("depthwise_layer_norm", layer_norm(config))
@@ -187,15 +189,14 @@ class CausalConvolution(Convolution):
         self.layer_norm = layer_norm(config)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """Apply both."""
         return super().forward(self.layer_norm(x), mask)
 
 
 class StridedConvs(nn.Module):
     """Subsample by strided convolutions of the spectrogram: (B, T, M), (B,) -> (B, U, D), (B,).
 
-    What lies past an utterance is zero before each. All but the first are depthwise, and followed
-    by one that mixes channels.
+    The padding is zero before each. All but the first are depthwise, followed by one that mixes
+    channels.
     """
 
     def __init__(self, config: Config) -> None:
@@ -204,7 +205,7 @@ class StridedConvs(nn.Module):
         self.kernel: int = config["subsampling_conv_kernel_size"]
         self.stride: int = config["subsampling_conv_stride"]
         self.padding = (self.kernel - 1) // 2
-        self.count = int(config["subsampling_factor"]).bit_length() - 1  # its power of two
+        self.count = int(config["subsampling_factor"]).bit_length() - 1  # log2
         sizes = {"kernel_size": self.kernel, "stride": self.stride, "padding": self.padding}
         self.layers = nn.ModuleList([nn.Conv2d(1, channels, **sizes), nn.ReLU()])
         for _ in range(self.count - 1):
@@ -214,7 +215,7 @@ class StridedConvs(nn.Module):
         self.linear = nn.Linear(channels * bins, config["hidden_size"])
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Convolve, and project what is left of a spectrum."""
+        """Convolve, and project the remaining bins."""
         x = features.unsqueeze(1)  # (B, 1, T, M)
         for layer in self.layers:
             if isinstance(layer, nn.Conv2d) and layer.kernel_size != (1, 1):
@@ -225,7 +226,7 @@ class StridedConvs(nn.Module):
         return self.linear(x), lengths
 
     def frame_lengths(self, lengths: Tensor) -> Tensor:
-        """Count the frames that are left: (B,) -> (B,)."""
+        """Count the remaining frames: (B,) -> (B,)."""
         for _ in range(self.count):
             lengths = self._strided(lengths)
         return lengths
@@ -235,7 +236,7 @@ class StridedConvs(nn.Module):
 
 
 class FastConformer(nn.Module):
-    """Conformer layers over subsampled frames; called as a `Body` is."""
+    """Conformer layers over subsampled frames; called like a `Body`."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -247,45 +248,45 @@ class FastConformer(nn.Module):
         )
 
     def project(self, x: Tensor) -> Tensor:
-        """Scale frames, which the front-end has projected: (B, U, D) -> (B, U, D)."""
+        """Scale frames; the front-end has projected them: (B, U, D) -> (B, U, D)."""
         return x * self.scale
 
     def begin(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Return sinusoids of each distance, too: -> (B, U, D), (2U, D)."""
+        """Also return sinusoids of each distance: -> (B, U, D), (2U, D)."""
         behind = distances(x.shape[1], x.device)
         angles = behind.unsqueeze(1) * frequencies(x.shape[2], x.device)
         return self.dropout(x), torch.stack([angles.sin(), angles.cos()], -1).flatten(1)
 
     def finish(self, x: Tensor) -> Tensor:
-        """Return x, which its layer has normalized."""
+        """Return x: the layers have normalized it."""
         return x
 
 
 @lru_cache(maxsize=8)
 def frequencies(width: int, device: torch.device) -> Tensor:
-    """Return those of the sinusoids, in radians of a frame: (D / 2,)."""
+    """Return the frequencies of the sinusoids, in radians per frame: (D / 2,)."""
     return 1 / SINUSOID_BASE ** (torch.arange(0, width, 2, device=device) / width)
 
 
 def _parakeet_parts(config: Config) -> dict[str, nn.Module]:
     side, bias = (config["conv_kernel_size"] - 1) // 2, config["convolution_bias"]
-    names, forward_bias = ("linear1", "linear2"), config["attention_bias"]
+    names, feed_bias = ("linear1", "linear2"), config["attention_bias"]
     norm = ("norm", FrozenBatchNorm(config["hidden_size"]))
     return {
         "norm_feed_forward1": layer_norm(config),
-        "feed_forward1": FeedForward(config, names, bias=forward_bias),
+        "feed_forward1": FeedForward(config, names, bias=feed_bias),
         "norm_self_att": layer_norm(config),
         "self_attn": SinusoidAttention(config),
         "norm_conv": layer_norm(config),
         "conv": Convolution(config, side, side, norm, bias=bias),
         "norm_feed_forward2": layer_norm(config),
-        "feed_forward2": FeedForward(config, names, bias=forward_bias),
+        "feed_forward2": FeedForward(config, names, bias=feed_bias),
         "norm_out": layer_norm(config),
     }
 
 
 class SinusoidAttention(Attention):
-    """Attention that sinusoids of the distance add to, with one bias of the query for each."""
+    """Attention with a bias from sinusoids of the distance, and two biases of the query."""
 
     names = ("q_proj", "k_proj", "v_proj", "o_proj")
 
@@ -296,7 +297,7 @@ class SinusoidAttention(Attention):
         self.bias_u = nn.Parameter(torch.zeros(self.heads, width // self.heads))
         self.bias_v = nn.Parameter(torch.zeros(self.heads, width // self.heads))
 
-    def place(self, query: Tensor, x: Tensor, context: Tensor | None) -> Placed:
+    def add_positions(self, query: Tensor, x: Tensor, context: Tensor | None) -> PositionedQuery:
         """Score distances; context (2U, D): sinusoids of each."""
         keys = self.relative_k_proj(context).unflatten(-1, (self.heads, -1)).transpose(0, 1)
         scores = distance_scores(query + self.bias_v.unsqueeze(1), keys)  # keys (H, 2U, D/H)
@@ -306,8 +307,8 @@ class SinusoidAttention(Attention):
 class FrozenBatchNorm(nn.Module):
     """Normalize by the statistics of pretraining, also in training: (B, U, D) -> (B, U, D).
 
-    By those of a batch, an utterance would depend on what it is batched with, and the weights on
-    the number of processes. ``weight`` and ``bias`` learn.
+    With those of a batch, an utterance would depend on its batch, and the weights on the number of
+    processes. ``weight`` and ``bias`` are trained.
     """
 
     running_mean: Tensor
@@ -320,6 +321,5 @@ class FrozenBatchNorm(nn.Module):
             self.register_buffer(name, buffer)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scale and shift each channel."""
-        scale = self.weight * (self.running_var + LEAST_VARIANCE).rsqrt()
+        scale = self.weight * (self.running_var + VARIANCE_EPS).rsqrt()
         return torch.addcmul(self.bias - self.running_mean * scale, x, scale)

@@ -1,6 +1,6 @@
-"""LoRA: projections of a pretrained encoder learn a change of low rank beside their frozen weights.
+"""LoRA: projections of a pretrained encoder train a low-rank update of their frozen weights.
 
-Legend: R rank of the change, I inputs, O outputs of a projection.
+Legend: R rank of the update, I inputs, O outputs of a projection.
 
 Source: Hu et al. 2021.
 """
@@ -12,16 +12,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import ConfigError
 from sbkit.config.ranges import AT_LEAST_ONE, require_in_range
 
-SCALE = ".lora_scale"  # how the name of an adapter's constant ends, beside its two matrices
+SCALE_SUFFIX = ".lora_scale"  # of the name of an adapter's constant
 
 
 class LoraLinear(nn.Linear):
-    """A Linear layer and its change, at first none: (..., I) -> (..., O).
+    """A Linear layer and its update, which starts at zero: (..., I) -> (..., O).
 
-    lora_scale (): alpha / R, so that a state_dict alone says what the change is.
+    lora_scale: alpha / R, (), so that the state_dict is enough to merge the update.
+
+    >>> layer, x = nn.Linear(3, 2), torch.rand(1, 3)
+    >>> torch.equal(LoraLinear(layer, rank=1, alpha=2)(x), layer(x))
+    True
     """
 
     lora_scale: Tensor
@@ -35,27 +39,30 @@ class LoraLinear(nn.Linear):
         nn.init.kaiming_uniform_(self.lora_a, a=math.sqrt(5))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Project."""
-        change = linear(linear(x, self.lora_a), self.lora_b)
-        return super().forward(x) + self.lora_scale * change
+        update = linear(linear(x, self.lora_a), self.lora_b)
+        return super().forward(x) + self.lora_scale * update
 
 
 def add_adapters(
     module: nn.Module, *, rank: int, projections: Sequence[str], alpha: float | None = None
 ) -> None:
-    """Freeze a module, and give those of its Linear layers that have one of the names an adapter.
+    """Freeze a module, and add adapters to some of its Linear layers.
 
-    The name is the last of a layer's path; ``alpha``, of the change, is ``rank`` if not given.
-    Raises SbkitError for a name that no layer has.
+    rank: of the update.
+    projections: names of the layers, the last component of their paths.
+    alpha: the update is multiplied by alpha / rank; None: ``rank``.
+
+    Raises:
+        ConfigError: no layer has one of the names.
     """
     require_in_range({"rank": rank}, {"rank": AT_LEAST_ONE})
     module.requires_grad_(False)
-    layers = {name: each for name, each in module.named_modules() if isinstance(each, nn.Linear)}
-    names = {name.rpartition(".")[2] for name in layers}
+    layers = {path: m for path, m in module.named_modules() if isinstance(m, nn.Linear)}
+    names = {path.rpartition(".")[2] for path in layers}
     if not projections or not names.issuperset(projections):
-        raise SbkitError(
-            "`projections` of `lora` must be names of Linear layers of the encoder, "
-            f"{', '.join(sorted(names))}, but is {projections!r}. Correct it."
+        raise ConfigError(
+            f"`projections` of `lora` is {projections!r}, but the Linear layers of the encoder are "
+            f"{', '.join(sorted(names))}. Choose some of them."
         )
     for path, layer in layers.items():
         parent, _, name = path.rpartition(".")
@@ -65,14 +72,13 @@ def add_adapters(
 
 
 def merge_adapters(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a state_dict without adapters, whose projections have the changes in their weights."""
+    """Add the updates of adapters to the weights of a state_dict, and remove the adapters."""
     merged = dict(weights)
     for name in weights:
-        if name.endswith(SCALE):
-            stem = name.removesuffix(SCALE)
-            scale, a, b = (merged.pop(f"{stem}.lora_{each}") for each in ("scale", "a", "b"))
-            weight = merged[f"{stem}.weight"]
-            merged[f"{stem}.weight"] = (weight + scale.double() * (b.double() @ a.double())).to(
-                weight
-            )
+        if name.endswith(SCALE_SUFFIX):
+            layer = name.removesuffix(SCALE_SUFFIX)
+            scale, a, b = (merged.pop(f"{layer}.lora_{key}") for key in ("scale", "a", "b"))
+            weight = merged[f"{layer}.weight"]
+            updated = weight + scale.double() * (b.double() @ a.double())
+            merged[f"{layer}.weight"] = updated.to(weight)
     return merged

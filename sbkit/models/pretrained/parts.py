@@ -3,9 +3,9 @@
 Legend: B utterances, S samples, T frames of features, U frames of the encoder, M features of a
 frame, C channels, D width.
 
-Each has one argument in common, `config`: the sizes that are read from the folder of the pretrained
-model, by the names that they have in its `config.json`. What is of one family stands in ``body``,
-whose tensors have the names of the file; what all families share in training stands here.
+All take `config`: the settings from the folder of the pretrained model, by their keys in its
+`config.json`. Each has a ``body`` that implements a family, with the tensor names of its file; this
+module implements the training that all families share.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -24,21 +24,21 @@ from sbkit.models.pretrained.features import NormalizedAudio, ParakeetFeatures, 
 from sbkit.models.pretrained.lora import add_adapters
 from sbkit.models.pretrained.wav2vec2 import ConvEncoder, Wav2Vec2
 
-WEIGHTED = "weighted"  # in the place of a number of layers
+WEIGHTED = "weighted"  # instead of a number of layers
 
 
 class Family(NamedTuple):
-    """The modules of one kind of pretrained encoder, each made of its config.
+    """The modules of a family of pretrained encoders, each built from a config.
 
-    prefix: of the names of the front-end's tensors in a file; mask_vector: whether a file has what
-    stands in the place of hidden frames.
+    prefix: of the front-end's tensor names in a file.
+    has_mask_vector: whether a file has the vector that replaces masked frames.
     """
 
     features: Callable[[Config], nn.Module]
     front_end: Callable[[Config], nn.Module]
     body: Callable[[Config], nn.Module]
     prefix: str
-    mask_vector: bool = True
+    has_mask_vector: bool = True
 
 
 WAVEFORMS = Family(NormalizedAudio, ConvEncoder, Wav2Vec2, "feature_extractor.")
@@ -46,31 +46,30 @@ FAMILIES = {  # by the `model_type` of a `config.json`
     **dict.fromkeys(("wav2vec2", "hubert", "wavlm"), WAVEFORMS),
     "wav2vec2-bert": Family(W2vBertFeatures, StackedFrames, W2vBert, ""),
     "parakeet_encoder": Family(
-        ParakeetFeatures, StridedConvs, FastConformer, "subsampling.", mask_vector=False
+        ParakeetFeatures, StridedConvs, FastConformer, "subsampling.", has_mask_vector=False
     ),
 }
 
 
 class Part(nn.Module):
-    """What makes frames of samples or of frames, as a family does it: (B, ...), (B,) -> same."""
+    """Compute frames from samples or frames, by the body of a family: (B, ...), (B,) -> same."""
 
     body: Any
 
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute them."""
         frames, frame_lengths = self.body(x, lengths)
         return frames, frame_lengths
 
     def frame_lengths(self, lengths: Tensor) -> Tensor:
         """Count the frames of lengths: (B,) -> (B,)."""
-        counted: Tensor = self.body.frame_lengths(lengths)
-        return counted
+        frame_lengths: Tensor = self.body.frame_lengths(lengths)
+        return frame_lengths
 
 
 class PretrainedFeatures(Part):
-    """Compute what the encoder was trained on: (B, S), (B,) -> (B, T, M), (B,).
+    """Compute the features that the encoder was trained on: (B, S), (B,) -> (B, T, M), (B,).
 
-    For wav2vec 2.0 and its like that is audio, normalized, as (B, S, 1).
+    For wav2vec 2.0, HuBERT and WavLM they are the normalized audio, (B, S, 1).
     """
 
     audio_scale = 1.0
@@ -94,15 +93,19 @@ class PretrainedFrontEnd(Part):
 class PretrainedEncoder(nn.Module):
     """Encode frames: (B, U, C), (B,) -> (B, U, D).
 
-    layers: so many of the first ones; null: all; `weighted`: all, and what each returns is summed
-    by learned weights. intermediate_layer: the number of that whose output an inter-CTC loss reads;
-    null: the one in the middle. lora: {rank: 8, alpha: 16, projections: [q_proj, v_proj]} freezes
-    the weights of the encoder, and trains adapters of its Linear layers of these names; null: none.
-
-    In training, not in evaluation: dropout; ``layerdrop``, the chance that a layer is left out;
-    masks of time and of channels, of which each hides spans of a length until they make up a share
-    of a clip, overlaps counted twice; and ``gradient_checkpointing``, with which the backward pass
-    computes the activations of each layer again, with the same random numbers.
+    config: the settings of the encoder.
+    layers: the number of layers to use, from the first; null: all; `weighted`: all, with a learned
+        weighted sum of their outputs.
+    intermediate_layer: the layer that an inter-CTC loss reads, from 1; null: the middle one.
+    dropout, attention_dropout, activation_dropout, feat_proj_dropout: rates, in training.
+    layerdrop: the chance that a layer is skipped in training.
+    mask_time_prob, mask_time_length: the share of frames in masks, overlaps counted twice, and the
+        frames of a mask, in training.
+    mask_channel_prob, mask_channel_length: the same for channels.
+    gradient_checkpointing: recompute the activations of each layer in the backward pass, with the
+        same random numbers.
+    lora: {rank: 8, alpha: 16, projections: [q_proj, v_proj]} freezes the encoder and trains
+        adapters of the Linear layers of these names; null: none.
     """
 
     RANGES: ClassVar = {
@@ -113,7 +116,7 @@ class PretrainedEncoder(nn.Module):
             low=1, whole=True, or_null=True, word=WEIGHTED, advice="Pass null for all layers."
         ),
         "intermediate_layer": Range(
-            low=1, whole=True, or_null=True, advice="Pass null for the one in the middle."
+            low=1, whole=True, or_null=True, advice="Pass null for the middle one."
         ),
     }
 
@@ -140,20 +143,20 @@ class PretrainedEncoder(nn.Module):
         depth = config["num_hidden_layers"]
         count = layers if isinstance(layers, int) else depth
         middle = max(1, count // 2) if intermediate_layer is None else intermediate_layer
-        for name, number, most in (("layers", count, depth), ("intermediate_layer", middle, count)):
-            there = Range(low=1, high=most, whole=True, advice="Choose one of these layers.")
-            require_in_range({name: number}, {name: there})
+        for key, layer, last in (("layers", count, depth), ("intermediate_layer", middle, count)):
+            valid = Range(low=1, high=last, whole=True, advice="Choose one of these layers.")
+            require_in_range({key: layer}, {key: valid})
         self.intermediate_layer = middle
         rates = {"hidden_dropout": dropout, "feat_proj_dropout": feat_proj_dropout}
         rates |= {"attention_dropout": attention_dropout, "activation_dropout": activation_dropout}
         self.body: Any = family.body({**config, **rates, "num_hidden_layers": count})
         self.frame_masks = (mask_time_prob, mask_time_length)
         self.channel_masks = (mask_channel_prob, mask_channel_length)
-        if mask_time_prob > 0 and family.mask_vector:
+        if mask_time_prob > 0 and family.has_mask_vector:
             self.body.masked_spec_embed = nn.Parameter(torch.zeros(config["hidden_size"]))
         if lora is not None:
             add_adapters(self.body, **lora)
-        if layers == WEIGHTED:  # of what goes into the first layer, too
+        if layers == WEIGHTED:  # including the input of the first layer
             self.layer_weights = nn.Parameter(torch.zeros(count + 1))
         self.layerdrop, self.gradient_checkpointing = layerdrop, gradient_checkpointing
 
@@ -162,29 +165,29 @@ class PretrainedEncoder(nn.Module):
         return self._encoded(x, lengths)[1]
 
     def encode_with_intermediate(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Encode, and return first the states after a layer in the middle: -> 2 x (B, U, D).
+        """Encode, and also return the states after the middle, first: -> 2 x (B, U, D).
 
-        Both through the same norm, so that one head can read either (Lee and Watanabe 2021).
+        Both pass the same norm, so that one head can read either (Lee and Watanabe 2021).
         """
         middle, states = self._encoded(x, lengths)
         return self.body.finish(middle), states
 
     def _encoded(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the states after a layer in the middle, as they are, and those to predict from."""
+        """Return the states after the intermediate layer, without norm, and the final states."""
         weights = getattr(self, "layer_weights", None)
         shares = None if weights is None else weights.softmax(0)
         middle = last = x
-        summed: Tensor | None = None
-        for number, last in enumerate(self._states(x, lengths)):
-            if number == self.intermediate_layer:
+        total: Tensor | None = None
+        for index, last in enumerate(self._states(x, lengths)):
+            if index == self.intermediate_layer:
                 middle = last
             if shares is not None:
-                share = shares[number] * self.body.finish(last)
-                summed = share if summed is None else summed + share
-        return middle, self.body.finish(last) if summed is None else summed
+                weighted = shares[index] * self.body.finish(last)
+                total = weighted if total is None else total + weighted
+        return middle, self.body.finish(last) if total is None else total
 
     def _states(self, x: Tensor, lengths: Tensor) -> Iterator[Tensor]:
-        """Yield what goes into the first layer, and what comes out of each."""
+        """Yield the input of the first layer, and the output of each."""
         mask = length_mask(lengths, x.shape[1], x.device)  # (B, U)
         x = self.body.project(x)
         if self.training:
@@ -194,28 +197,28 @@ class PretrainedEncoder(nn.Module):
             )
         x, context = self.body.begin(x, mask)
         yield x
-        again = self.gradient_checkpointing and self.training and torch.is_grad_enabled()
-        for layer, is_dropped in zip(self.body.layers, self._draw_dropped(), strict=True):
-            if is_dropped:
-                x = _leave_out(layer, x)
-            elif again:
+        recompute = self.gradient_checkpointing and self.training and torch.is_grad_enabled()
+        for layer, is_skipped in zip(self.body.layers, self._draw_skipped(), strict=True):
+            if is_skipped:
+                x = _skip(layer, x)
+            elif recompute:
                 x = checkpoint(layer, x, mask, context, use_reentrant=False)
             else:
                 x = layer(x, mask, context)
             yield x
 
-    def _draw_dropped(self) -> list[bool]:
-        """Draw which layers are left out, the same on every rank."""
+    def _draw_skipped(self) -> list[bool]:
+        """Draw which layers are skipped, the same on every rank."""
         if not self.training or self.layerdrop == 0:
             return [False] * len(self.body.layers)
-        dropped: list[bool] = (draw_for_step(len(self.body.layers)) < self.layerdrop).tolist()
-        return dropped
+        is_skipped: list[bool] = (draw_for_step(len(self.body.layers)) < self.layerdrop).tolist()
+        return is_skipped
 
 
-def _leave_out(layer: nn.Module, x: Tensor) -> Tensor:
-    """Return x, which depends on the parameters of a layer without changing with them.
+def _skip(layer: nn.Module, x: Tensor) -> Tensor:
+    """Return x plus zero times the parameters of a layer.
 
-    Their gradient is zero in the place of none: DDP waits for every gradient.
+    Their gradient is then zero instead of missing: DDP waits for every gradient.
     """
-    total = sum(each.sum() for each in layer.parameters() if each.requires_grad)
+    total = sum(p.sum() for p in layer.parameters() if p.requires_grad)
     return x + 0 * total

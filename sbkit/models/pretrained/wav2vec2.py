@@ -1,12 +1,12 @@
-"""wav2vec 2.0, HuBERT and WavLM, with the names that tensors have in their files.
+"""wav2vec 2.0, HuBERT and WavLM, with the tensor names of their files.
 
 Legend: B utterances, S samples, T frames of a convolution, U frames of 20 ms, C channels, D width,
 H heads.
 
 Sources: Baevski et al. 2020 (wav2vec 2.0), Hsu et al. 2021 (HuBERT), Chen et al. 2022 (WavLM: a
 bias of attention by relative position, gated by the query). XLS-R and MMS are wav2vec 2.0. Each
-convolution normalizes over channels (`layer`), or the first one over time (`group`); blocks
-normalize what they add to (`do_stable_layer_norm`), or its sum.
+convolution normalizes over channels (`layer`), or only the first one, over time (`group`). Blocks
+normalize before each part (`do_stable_layer_norm`), or after each sum.
 """
 
 import math
@@ -26,28 +26,28 @@ from sbkit.models.pretrained.blocks import (
     Config,
     FeatureProjection,
     FeedForward,
-    Placed,
+    PositionedQuery,
     layer_norm,
-    wide,
+    sum_dtype,
 )
 
 
 class ConvEncoder(nn.Module):
     """Convolve audio without padding: (B, S, 1), (B,) -> (B, U, C), (B,).
 
-    A frame is one whose samples all lie within its clip, so padding is not seen.
+    All samples of a frame lie within its clip, so no frame sees the padding.
     """
 
     def __init__(self, config: Config) -> None:
         super().__init__()
         sizes = list(zip(config["conv_kernel"], config["conv_stride"], strict=True))
-        self.conv_layers = nn.ModuleList(ConvLayer(config, at) for at in range(len(sizes)))
-        self.shortest = 1  # audio that makes a frame, in samples
+        self.conv_layers = nn.ModuleList(ConvLayer(config, i) for i in range(len(sizes)))
+        self.shortest = 1  # samples that yield a frame
         for kernel, stride in reversed(sizes):
             self.shortest = (self.shortest - 1) * stride + kernel
 
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Convolve; audio shorter than a frame has none, beside the padding that is returned."""
+        """Convolve; audio shorter than a frame has length 0 and one frame of padding."""
         if x.shape[1] < self.shortest:
             x = pad(x, (0, 0, 0, self.shortest - x.shape[1]))
         for layer in self.conv_layers:
@@ -65,24 +65,23 @@ class ConvEncoder(nn.Module):
 class ConvLayer(nn.Module):
     """A strided convolution, a norm and an activation: (B, T, C), (B,) -> (B, T', C'), (B,).
 
-    number: which one of the encoder it is, from 0.
+    index: its position in the encoder, from 0.
     """
 
-    def __init__(self, config: Config, number: int) -> None:
+    def __init__(self, config: Config, index: int) -> None:
         super().__init__()
-        before, channels = (1, *config["conv_dim"])[number : number + 2]
-        kernel, stride = config["conv_kernel"][number], config["conv_stride"][number]
-        self.conv = StridedConv(before, channels, kernel, stride, bias=config["conv_bias"])
+        in_channels, channels = (1, *config["conv_dim"])[index : index + 2]
+        kernel, stride = config["conv_kernel"][index], config["conv_stride"][index]
+        self.conv = StridedConv(in_channels, channels, kernel, stride, bias=config["conv_bias"])
         nn.init.kaiming_normal_(self.conv.weight)
         self.layer_norm: Any = None
         if config["feat_extract_norm"] == "layer":
             self.layer_norm = nn.LayerNorm(channels)
-        elif number == 0:
+        elif index == 0:
             self.layer_norm = nn.GroupNorm(channels, channels)
         self.activation = ACTIVATIONS[config["feat_extract_activation"]]
 
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Convolve."""
         lengths = self.frame_lengths(lengths)
         if isinstance(self.layer_norm, nn.GroupNorm):
             x = self._normalized(x.squeeze(-1), lengths)
@@ -92,27 +91,27 @@ class ConvLayer(nn.Module):
         return self.activation(x), lengths
 
     def frame_lengths(self, lengths: Tensor) -> Tensor:
-        """Count the frames that are left of lengths: (B,) -> (B,)."""
+        """Count the frames that remain of lengths: (B,) -> (B,)."""
         return count_windows(lengths, self.conv.kernel_size[0], self.conv.stride[0])
 
     def _normalized(self, audio: Tensor, lengths: Tensor) -> Tensor:
         """Convolve and normalize each channel over a clip's own frames: (B, S), (B,) -> (B, T, C).
 
-        PyTorch's group norm takes padding along (fairseq issue #3227). Of a linear map, mean and
-        variance follow from mean and covariance of its input, here of K samples, and both go into
-        the weights: (B, T, C) is written once. In float64, as the variance may be a small
+        PyTorch's group norm includes the padding (fairseq issue #3227). Mean and variance of a
+        linear map follow from mean and covariance of its input, here K samples, and both are folded
+        into the weights, so (B, T, C) is written once. In float64, as the variance may be a small
         difference.
         """
         windows = audio.unfold(1, self.conv.kernel_size[0], self.conv.stride[0])  # (B, T, K)
         mask = length_mask(lengths, windows.shape[1], audio.device).unsqueeze(-1)
         count = mask.sum(1, keepdim=True).clamp(min=1)
-        dtype = wide(audio.device)
+        dtype = sum_dtype(audio.device)
         mean = (windows * mask).sum(1, keepdim=True, dtype=dtype) / count  # (B, 1, K)
-        centred = (windows - mean) * mask
-        covariance = centred.mT @ centred / count  # (B, K, K)
+        centered = (windows - mean) * mask
+        covariance = centered.mT @ centered / count  # (B, K, K)
         weight, norm = self.conv.weight.squeeze(1).to(dtype), self.layer_norm  # (C, K)
         bias = 0.0 if self.conv.bias is None else self.conv.bias.unsqueeze(1)
-        # Weights on the left: onnxruntime would have the others in int8.
+        # Weights on the left, since onnxruntime would quantize those on the right to int8.
         variance = (weight @ covariance * weight).sum(2, keepdim=True)  # (B, C, 1)
         scale = norm.weight.unsqueeze(1) * (variance + norm.eps).rsqrt()
         shift = norm.bias.unsqueeze(1) + scale * (bias - (weight @ mean.mT + bias))
@@ -121,7 +120,7 @@ class ConvLayer(nn.Module):
 
 
 class Wav2Vec2(Body):
-    """Blocks of attention over features that know their place by a convolution."""
+    """Blocks of attention over features with positions from a convolution."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -134,13 +133,13 @@ class Wav2Vec2(Body):
         self.encoder.layers = nn.ModuleList(
             Block(config) for _ in range(config["num_hidden_layers"])
         )
-        if config["model_type"] == "wavlm":  # what all share has the name of the first
+        if config["model_type"] == "wavlm":  # shared by all layers, stored in the first
             self.layers[0].attention.rel_attn_embed = RelativePositions(config)
 
     def begin(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Add positions, which see zeros past the end of an utterance.
+        """Add positions; the convolution sees zeros in the padding.
 
-        (B, U, D), (B, U) -> (B, U, D), and WavLM's bias of attention, (H, U, U).
+        (B, U, D), (B, U) -> (B, U, D), and WavLM's attention bias, (H, U, U).
         """
         x = x * mask.unsqueeze(-1)
         x = x + self.encoder.pos_conv_embed(x)
@@ -149,7 +148,7 @@ class Wav2Vec2(Body):
         return self.encoder.dropout(x if self.norm_first else self.encoder.layer_norm(x)), bias
 
     def finish(self, x: Tensor) -> Tensor:
-        """Normalize what a block returns, where blocks do not: (B, U, D) -> (B, U, D)."""
+        """Normalize the output if the blocks do not: (B, U, D) -> (B, U, D)."""
         finished: Tensor = self.encoder.layer_norm(x) if self.norm_first else x
         return finished
 
@@ -167,7 +166,7 @@ class PositionalConv(nn.Module):
         self.activation = ACTIVATIONS[config["feat_extract_activation"]]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Convolve; an even kernel leaves a frame more than there were."""
+        """Convolve; an even kernel returns one frame more, which is dropped."""
         return self.activation(self.conv(x)[:, : x.shape[1]])
 
 
@@ -185,7 +184,7 @@ class Block(nn.Module):
         self.final_layer_norm = layer_norm(config)
 
     def forward(self, x: Tensor, mask: Tensor, context: Tensor | None) -> Tensor:
-        """Apply both; ``mask`` (B, U) is true within an utterance."""
+        """Apply the parts; ``mask`` (B, U) is true within an utterance."""
         if self.norm_first:
             x = self.dropout.add(x, self.attention(self.layer_norm(x), mask, context))
             return self.dropout.add(x, self.feed_forward(self.final_layer_norm(x)))
@@ -195,15 +194,15 @@ class Block(nn.Module):
 
 
 class GatedAttention(Attention):
-    """Attention with a bias by relative position, which each query scales (WavLM, section 3.2)."""
+    """Attention with a bias by relative position, scaled by each query (WavLM, section 3.2)."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.gru_rel_pos_const = nn.Parameter(torch.ones(1, self.heads, 1, 1))
         self.gru_rel_pos_linear = nn.Linear(config["hidden_size"] // self.heads, 8)
 
-    def place(self, query: Tensor, x: Tensor, context: Tensor | None) -> Placed:
-        """Scale the bias of all blocks: (B, U, D), (H, U, U) -> (B, H, U, U)."""
+    def add_positions(self, query: Tensor, x: Tensor, context: Tensor | None) -> PositionedQuery:
+        """Scale the shared bias: (B, U, D), (H, U, U) -> (B, H, U, U)."""
         assert context is not None
         heads = x.view(*x.shape[:2], self.heads, -1).transpose(1, 2)  # (B, H, U, D/H)
         gates = self.gru_rel_pos_linear(heads).unflatten(-1, (2, 4)).sum(-1).sigmoid()
@@ -212,10 +211,11 @@ class GatedAttention(Attention):
 
 
 class RelativePositions(nn.Embedding):
-    """The bias of each head by relative position, which has a bucket: -> (H, U, U).
+    """The bias of each head by bucket of relative positions: -> (H, U, U).
 
-    Half of the buckets are for frames to the left. Of each half, half are for one distance each,
-    the others for ranges that grow up to ``max_bucket_distance`` frames (Raffel et al. 2020, T5).
+    Half of the buckets are for frames to the left. In each half, one half has one bucket per
+    distance, the other has ranges that grow up to ``max_bucket_distance`` frames (Raffel et al.
+    2020, T5).
     """
 
     def __init__(self, config: Config) -> None:
@@ -224,11 +224,11 @@ class RelativePositions(nn.Embedding):
 
     def forward(self, frames: int) -> Tensor:  # type: ignore[override]
         """Look up the bias of every frame for every other."""
-        at = torch.arange(frames, device=self.weight.device)
-        right = at.unsqueeze(0) - at.unsqueeze(1)  # (U, U), frames from the query to the key
-        distance, buckets = right.abs(), self.num_embeddings // 2
-        near = buckets // 2
-        growth = (distance.clamp(min=near) / near).log() / math.log(self.max_distance / near)
-        far = (near + growth * (buckets - near)).long().clamp(max=buckets - 1)
-        bucket = torch.where(distance < near, distance, far) + (right > 0) * buckets
+        positions = torch.arange(frames, device=self.weight.device)
+        offset = positions.unsqueeze(0) - positions.unsqueeze(1)  # (U, U), from query to key
+        distance, buckets = offset.abs(), self.num_embeddings // 2
+        exact = buckets // 2  # distances with a bucket each
+        growth = (distance.clamp(min=exact) / exact).log() / math.log(self.max_distance / exact)
+        range_bucket = (exact + growth * (buckets - exact)).long().clamp(max=buckets - 1)
+        bucket = torch.where(distance < exact, distance, range_bucket) + (offset > 0) * buckets
         return super().forward(bucket).permute(2, 0, 1)

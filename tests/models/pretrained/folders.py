@@ -1,4 +1,4 @@
-"""Folders of tiny pretrained models as `save_pretrained` leaves them, without transformers."""
+"""Folders of tiny pretrained models as `save_pretrained` writes them, without transformers."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ WAVEFORMS = {
     **{"conv_dim": [16, 16, 16], "conv_kernel": [10, 3, 2], "conv_stride": [5, 4, 2]},
     **{"num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4},
 }
-# The rest is what both Hugging Face's classes and ours take where a file does not say it.
+# Everything else is a default of both Hugging Face's classes and ours.
 CONFIGS: dict[str, dict[str, Any]] = {
     "wav2vec2": WAVEFORMS,
     "hubert": WAVEFORMS,
@@ -32,7 +32,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "parakeet_encoder": {**SIZES, "conv_kernel_size": 5, "subsampling_conv_channels": 8},
 }
-# A frame of 20 ms, as those of large models, which a run is quick with.
+# Frames of 20 ms, like those of large models, so that a run is quick.
 FRAMES = {"conv_dim": [16] * 3, "conv_kernel": [20, 8, 8], "conv_stride": [10, 8, 4]}
 PREPROCESSOR: dict[str, Any] = {
     "feature_extractor_type": "Wav2Vec2FeatureExtractor",
@@ -64,15 +64,15 @@ PREPROCESSORS: dict[str, dict[str, Any]] = {
 
 
 def tiny_config(model_type: str = "wav2vec2", **config: Any) -> dict[str, Any]:
-    """Return what `encoder_config` of a YAML is for the folder of the same arguments."""
-    read = {**CONFIGS[model_type], **PREPROCESSORS.get(model_type, {}), **config}
-    return complete_config({**read, "model_type": model_type}, of="a test")
+    """Return `encoder_config` of the folder that `make_folder` makes of the same arguments."""
+    settings = {**CONFIGS[model_type], **PREPROCESSORS.get(model_type, {}), **config}
+    return complete_config({**settings, "model_type": model_type}, source_file="a test")
 
 
 def make_parts(
     config: dict[str, Any], **knobs: Any
 ) -> tuple[PretrainedFrontEnd, PretrainedEncoder]:
-    """Make front-end and encoder of random weights, also where they begin as 0 or 1."""
+    """Make front-end and encoder with random weights, even where they start as 0 or 1."""
     torch.manual_seed(0)
     front_end = PretrainedFrontEnd(config=config)
     encoder = PretrainedEncoder(config=config, **knobs)
@@ -85,7 +85,7 @@ def make_parts(
 
 
 def file_tensors(front_end: PretrainedFrontEnd, encoder: PretrainedEncoder) -> dict[str, Tensor]:
-    """Return the tensors of parts by the names of a file."""
+    """Return the tensors of parts by their names in a file."""
     return {
         prefix + name.removeprefix("body."): tensor.contiguous()
         for part, prefix in ((front_end, front_end.prefix), (encoder, ""))
@@ -96,8 +96,8 @@ def file_tensors(front_end: PretrainedFrontEnd, encoder: PretrainedEncoder) -> d
 def make_folder(path: Path, model_type: str = "wav2vec2", **config: Any) -> Path:
     """Write config.json, model.safetensors and preprocessor_config.json of a tiny random model."""
     path.mkdir(parents=True, exist_ok=True)
-    written = {**CONFIGS[model_type], "model_type": model_type, **config}
-    (path / "config.json").write_text(json.dumps(written))
+    settings = {**CONFIGS[model_type], "model_type": model_type, **config}
+    (path / "config.json").write_text(json.dumps(settings))
     (path / "preprocessor_config.json").write_text(
         json.dumps(PREPROCESSORS.get(model_type, PREPROCESSOR))
     )

@@ -1,4 +1,4 @@
-"""The encoders compute what transformers does, on clips alone; all that imports it stands here."""
+"""The encoders equal those of transformers on single clips; only this file imports it."""
 
 import json
 import re
@@ -53,7 +53,7 @@ def clip(samples: int) -> Tensor:
     return torch.randn(1, samples, generator=torch.Generator().manual_seed(samples)) * 0.1
 
 
-def states(config: dict[str, Any], audio: Tensor, lengths: Tensor, *parts: Any) -> Tensor:
+def encode(config: dict[str, Any], audio: Tensor, lengths: Tensor, *parts: Any) -> Tensor:
     features, frames = PretrainedFeatures(config=config)(audio, lengths)
     x, frames = parts[0](features, frames)
     return parts[1].encode(x, frames)
@@ -67,40 +67,40 @@ def test_defaults_are_those_of_transformers(model_type: str) -> None:
     }
     extractor = extractors.get(model_type, Wav2Vec2FeatureExtractor)().to_dict()
     theirs = extractor | AutoConfig.for_model(model_type).to_dict()
-    named = {"do_normalize": True, "sample_rate": theirs["sampling_rate"]}  # not in all of theirs
-    assert FAMILIES[model_type].items() <= (named | theirs).items()
+    extra = {"do_normalize": True, "sample_rate": theirs["sampling_rate"]}  # not in all of theirs
+    assert FAMILIES[model_type].items() <= (extra | theirs).items()
 
 
 @pytest.mark.parametrize(("model_type", "config"), VARIANTS)
 @torch.no_grad()
-def test_states_are_those_of_transformers(
+def test_states_equal_those_of_transformers(
     model_type: str, config: dict[str, Any], tmp_path: Path
 ) -> None:
     folder = make_folder(tmp_path, model_type, **config)
     theirs = AutoModel.from_pretrained(folder).eval()
     theirs.save_pretrained(folder)
     full = read_encoder_config(folder)
-    parts = [each(config=full).eval() for each in (PretrainedFrontEnd, PretrainedEncoder)]
-    assert load_weights(folder, parts).endswith(f"{len(theirs.state_dict())} tensors are loaded.")
+    parts = [part(config=full).eval() for part in (PretrainedFrontEnd, PretrainedEncoder)]
+    assert load_weights(folder, parts).endswith(f"loaded {len(theirs.state_dict())} tensors.")
     for samples in (1000, 4321):
         audio, lengths = clip(samples), torch.tensor([samples])
         normal = (audio - audio.mean()) / (audio.var(correction=0) + 1e-7).sqrt()
         expected = theirs(normal).last_hidden_state
         torch.testing.assert_close(
-            states(full, audio, lengths, *parts), expected, rtol=0.0, atol=1e-5
+            encode(full, audio, lengths, *parts), expected, rtol=0.0, atol=1e-5
         )
 
 
 def save_recognizer(path: Path, model_type: str, **config: Any) -> Any:
-    """Save a tiny recognizer of random weights in shards, and return its encoder."""
+    """Save a tiny recognizer with random weights in shards, and return its encoder."""
     sizes = {**CONFIGS[model_type], **config}
     if model_type == "parakeet_encoder":
-        made = AutoConfig.for_model("parakeet_ctc", encoder_config=sizes, vocab_size=7)
+        model_config = AutoConfig.for_model("parakeet_ctc", encoder_config=sizes, vocab_size=7)
     else:
-        made = AutoConfig.for_model(model_type, **sizes, vocab_size=7)
-    recognizer = AutoModelForCTC.from_config(made).eval()
+        model_config = AutoConfig.for_model(model_type, **sizes, vocab_size=7)
+    recognizer = AutoModelForCTC.from_config(model_config).eval()
     torch.manual_seed(0)
-    for tensor in recognizer.state_dict().values():  # the statistics of batch norm, too
+    for tensor in recognizer.state_dict().values():  # including the statistics of batch norm
         tensor += (0.1 * torch.randn(tensor.shape)).to(tensor.dtype)
     recognizer.save_pretrained(path, max_shard_size="20KB")
     (path / "preprocessor_config.json").write_text(json.dumps(PREPROCESSORS[model_type]))
@@ -116,25 +116,26 @@ def save_recognizer(path: Path, model_type: str, **config: Any) -> Any:
     ],
 )
 @torch.no_grad()
-def test_a_saved_conformer_has_its_features_and_states(
+def test_features_and_states_of_saved_conformers_equal_transformers(
     model_type: str, config: dict[str, Any], atol: float, tmp_path: Path
 ) -> None:
     theirs = save_recognizer(tmp_path, model_type, **config)
     extract = AutoFeatureExtractor.from_pretrained(tmp_path)
-    read = read_encoder_config(tmp_path)
-    features = PretrainedFeatures(config=read).eval()
-    front_end, encoder = make_parts(read)
-    said = load_weights(tmp_path, [front_end, encoder])
-    assert re.search(r"; not used: \w+_head.bias, \w+_head.weight", said), said
+    encoder_config = read_encoder_config(tmp_path)
+    features = PretrainedFeatures(config=encoder_config).eval()
+    front_end, encoder = make_parts(encoder_config)
+    line = load_weights(tmp_path, [front_end, encoder])
+    assert re.search(r"; not used: \w+_head.bias, \w+_head.weight", line), line
     for samples in (5000, 16_000, 24_321):
         audio = clip(samples) * torch.linspace(1, 30, samples).sin()
         inputs = extract(audio[0].numpy(), sampling_rate=16_000, return_tensors="pt")
         ours, frames = features(audio, torch.tensor([samples]))
-        expected = inputs["input_features"].reshape(1, -1, read["num_mel_bins"])[:, : int(frames)]
+        expected = inputs["input_features"].reshape(1, -1, encoder_config["num_mel_bins"])
+        expected = expected[:, : int(frames)]
         torch.testing.assert_close(ours[:, : int(frames)], expected, rtol=0.0, atol=atol)
         x, frames = front_end(expected, frames)
         output = theirs(**inputs)
-        within = output.get("attention_mask", inputs["attention_mask"])
-        assert x.shape[1] == frames == within.sum()
+        mask = output.get("attention_mask", inputs["attention_mask"])
+        assert x.shape[1] == frames == mask.sum()
         expected = output.last_hidden_state[:, : int(frames)]
         torch.testing.assert_close(encoder.encode(x, frames), expected, rtol=0.0, atol=1e-5)

@@ -1,4 +1,4 @@
-"""Pretrained encoders know where a clip ends, and train as the field does."""
+"""Pretrained encoders ignore the padding, train as published, and export."""
 
 from itertools import product
 from typing import Any
@@ -36,25 +36,25 @@ def name_of(config: dict[str, Any]) -> str:
 
 def encode(config: dict[str, Any], parts: Any, audio: Tensor, *lengths: int) -> Tensor:
     """Compute states (B, U, D)."""
-    features, counted = PretrainedFeatures(config=config)(audio, torch.tensor(lengths))
-    x, counted = parts[0](features, counted)
-    states: Tensor = parts[1].encode(x, counted)
+    features, frames = PretrainedFeatures(config=config)(audio, torch.tensor(lengths))
+    x, frames = parts[0](features, frames)
+    states: Tensor = parts[1].encode(x, frames)
     return states
 
 
 @pytest.mark.parametrize("config", VARIANTS + CONFORMERS, ids=name_of)
 @torch.no_grad()
-def test_a_clip_is_the_same_alone_and_beside_a_longer_one(config: dict[str, Any]) -> None:
+def test_states_of_a_clip_do_not_depend_on_its_batch(config: dict[str, Any]) -> None:
     parts = make_parts(config)
     lengths = torch.tensor([3000, 801, 47, 3])
     audio = torch.randn(4, 3000)
-    together = encode(config, parts, audio, *lengths)  # what lies beyond a clip is not zero
-    assert together.isfinite().all()
+    batch = encode(config, parts, audio, *lengths)  # the padding of the audio is not zero
+    assert batch.isfinite().all()
     for row, length in enumerate(lengths):
-        alone = encode(config, parts, audio[row : row + 1, :length], length)[0]
+        single = encode(config, parts, audio[row : row + 1, :length], length)[0]
         frames = PretrainedFeatures(config=config).frame_lengths(length)
-        counted = int(parts[0].frame_lengths(frames))
-        torch.testing.assert_close(together[row, :counted], alone[:counted], rtol=0.0, atol=1e-5)
+        count = int(parts[0].frame_lengths(frames))
+        torch.testing.assert_close(batch[row, :count], single[:count], rtol=0.0, atol=1e-5)
 
 
 @pytest.mark.parametrize("config", VARIANTS + CONFORMERS, ids=name_of)
@@ -63,35 +63,33 @@ def test_every_parameter_gets_a_gradient_and_no_buffer_changes(config: dict[str,
     parts = make_parts(config, **knobs)
     for part in parts:
         part.train()
-    before = [each.clone() for part in parts for each in part.buffers()]  # FastConformer's norms
+    before = [b.clone() for part in parts for b in part.buffers()]  # FastConformer's norms
     encode(config, parts, torch.randn(2, 3000), 3000, 900).square().sum().backward()
     for part in parts:
         for name, parameter in part.named_parameters():
             assert parameter.grad is not None and parameter.grad.isfinite().all(), name
-    torch.testing.assert_close([each for part in parts for each in part.buffers()], before)
+    torch.testing.assert_close([b for part in parts for b in part.buffers()], before)
 
 
-def trained(config: dict[str, Any], **knobs: Any) -> tuple[Tensor, list[Tensor]]:
-    """Return the states of a training step of a fixed seed, and the encoder's gradients."""
+def train_step(config: dict[str, Any], **knobs: Any) -> tuple[Tensor, list[Tensor]]:
+    """Return the states of a training step with a fixed seed, and the encoder's gradients."""
     front_end, encoder = make_parts(config, **knobs)
     encoder.train()
     torch.manual_seed(3)
     states = encode(config, (front_end, encoder), torch.randn(2, 3000), 3000, 2100)
     states.square().sum().backward()
-    return states, [each.grad for each in encoder.parameters() if each.grad is not None]
+    return states, [p.grad for p in encoder.parameters() if p.grad is not None]
 
 
 @pytest.mark.parametrize("model_type", ["wav2vec2", "wavlm"])
 def test_gradient_checkpointing_changes_nothing(model_type: str) -> None:
     config = tiny_config(model_type, num_hidden_layers=5)
     knobs = {"dropout": 0.2, "attention_dropout": 0.2, "layerdrop": 0.4, "mask_channel_length": 5}
-    plain = trained(config, **knobs)
-    torch.testing.assert_close(
-        trained(config, **knobs, gradient_checkpointing=True), plain, rtol=0.0, atol=0.0
-    )
+    checkpointed = train_step(config, **knobs, gradient_checkpointing=True)
+    torch.testing.assert_close(checkpointed, train_step(config, **knobs), rtol=0.0, atol=0.0)
 
 
-def test_an_evaluation_draws_nothing() -> None:
+def test_evaluation_draws_no_random_numbers() -> None:
     config = tiny_config()
     parts = make_parts(config, dropout=0.5, attention_dropout=0.5, layerdrop=0.9)
     audio, before = torch.randn(1, 2000), torch.get_rng_state()
@@ -102,7 +100,7 @@ def test_an_evaluation_draws_nothing() -> None:
     torch.testing.assert_close(encode(config, plain, audio, 2000), states, rtol=0.0, atol=0.0)
 
 
-def test_layerdrop_is_the_share_of_layers_left_out() -> None:
+def test_layerdrop_is_the_share_of_skipped_layers() -> None:
     _, encoder = make_parts(tiny_config(num_hidden_layers=5), **PLAIN | {"layerdrop": 0.2})
     computed: list[nn.Module] = []
     for layer in encoder.body.layers:
@@ -113,7 +111,7 @@ def test_layerdrop_is_the_share_of_layers_left_out() -> None:
     assert len(computed) / 200 == pytest.approx(0.8, abs=0.08)
 
 
-def test_fewer_layers_are_the_first_ones_and_can_be_weighted() -> None:
+def test_layers_are_the_first_ones_or_a_weighted_sum_of_all() -> None:
     config = tiny_config(do_stable_layer_norm=True)
     whole = make_parts(config, **PLAIN)
     two = make_parts(config, **PLAIN, layers=2)
@@ -126,7 +124,7 @@ def test_fewer_layers_are_the_first_ones_and_can_be_weighted() -> None:
     states = [h] + [
         h := layer(h, torch.ones(1, 9, dtype=torch.bool), None) for layer in body.layers
     ]
-    finished = [body.finish(each) for each in states]
+    finished = [body.finish(layer_states) for layer_states in states]
     assert len(two[1].body.layers) == 2
     expected = {
         whole[1]: (finished[1], finished[3]),
@@ -136,22 +134,22 @@ def test_fewer_layers_are_the_first_ones_and_can_be_weighted() -> None:
             sum(s * f for s, f in zip(weighted[1].layer_weights.softmax(0), finished, strict=True)),
         ),
     }
-    for encoder, both in expected.items():
-        torch.testing.assert_close(encoder.encode_with_intermediate(x, lengths), both)
-        torch.testing.assert_close(encoder.encode(x, lengths), both[1])
+    for encoder, (middle, last) in expected.items():
+        torch.testing.assert_close(encoder.encode_with_intermediate(x, lengths), (middle, last))
+        torch.testing.assert_close(encoder.encode(x, lengths), last)
 
 
 @pytest.mark.parametrize("knobs", [{"layers": 4}, {"layers": 2, "intermediate_layer": 3}])
-def test_a_layer_that_is_not_there_is_refused(knobs: dict[str, int]) -> None:
+def test_layer_numbers_out_of_range_are_refused(knobs: dict[str, int]) -> None:
     with pytest.raises(SbkitError, match=f"`{[*knobs][-1]}` must be a whole number from 1 to "):
         PretrainedEncoder(config=tiny_config(), **knobs)
 
 
 @pytest.mark.parametrize("config", [VARIANTS[0], VARIANTS[-1], *CONFORMERS], ids=name_of)
-def test_a_graph_takes_any_batch_and_length(config: dict[str, Any]) -> None:
+def test_exported_graph_takes_any_batch_and_length(config: dict[str, Any]) -> None:
     config = {**config, "num_hidden_layers": 1}
 
-    class Whole(nn.Module):
+    class WholeEncoder(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.parts = nn.ModuleList([PretrainedFeatures(config=config), *make_parts(config)])
@@ -161,7 +159,7 @@ def test_a_graph_takes_any_batch_and_length(config: dict[str, Any]) -> None:
             x, lengths = self.parts[1](x, lengths)
             return self.parts[2].encode(x, lengths)
 
-    model = Whole().eval()
+    model = WholeEncoder().eval()
     graph = trace(model, torch.randn(3, 4000), torch.tensor([4000, 3000, 2000])).module()
     for batch, samples in ((1, 4000), (2, 2345), (5, 9000)):
         audio, lengths = torch.randn(batch, samples), torch.randint(500, samples, (batch,))
@@ -171,14 +169,13 @@ def test_a_graph_takes_any_batch_and_length(config: dict[str, Any]) -> None:
         )
 
 
-def test_onnxruntime_normalizes_long_audio_as_torch_does() -> None:
-    """It adds one number to the other: in float32 the variance of 40 s was 1e-4 off."""
+def test_onnxruntime_normalizes_long_audio_like_torch() -> None:
+    """It adds numbers one by one: in float32 the variance of 40 s was 1e-4 off."""
     features = PretrainedFeatures(config=tiny_config()).eval()
     program = trace(features, torch.randn(3, 4000), torch.tensor([4000, 3000, 2000]))
     graph = make_onnx(program, ["audio", "audio_lengths"], ["features", "lengths"])
     audio, lengths = 0.1 * torch.randn(1, 640_000), torch.tensor([640_000])
     arguments = {"audio": audio.numpy(), "audio_lengths": lengths.numpy()}
-    found, _ = onnxruntime.InferenceSession(graph.SerializeToString()).run(None, arguments)
-    torch.testing.assert_close(
-        torch.from_numpy(found), features(audio, lengths)[0], rtol=0.0, atol=1e-5
-    )
+    normalized, _ = onnxruntime.InferenceSession(graph.SerializeToString()).run(None, arguments)
+    expected = features(audio, lengths)[0]
+    torch.testing.assert_close(torch.from_numpy(normalized), expected, rtol=0.0, atol=1e-5)
