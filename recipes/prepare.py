@@ -127,7 +127,7 @@ class UserCorpus:
     module: Corpus
 
     def splits(self, knobs: KnobValues) -> Mapping[str, tuple[str, ...]]:
-        """Return the splits of each role: those of the knob ``splits``, else the module's."""
+        """Return the splits of each role: the knob ``splits``, else the module's."""
         roles = self.module.splits(knobs)
         return resolve_splits(knobs.get("splits"), roles, [*chain.from_iterable(roles.values())])
 

@@ -25,7 +25,7 @@ EXAMPLE = "Write manifest: {train: a.csv, dev: b.csv, test: {clean: c.csv, noisy
 
 
 def splits(knobs: KnobValues) -> Mapping[str, tuple[str, ...]]:
-    """Return the splits of each role: those of the knob ``splits``, else as in ``manifest``.
+    """Return the splits of each role: the knob ``splits``, else as in ``manifest``.
 
     Raises:
         ConfigError: ``manifest`` is malformed, or lacks a training or validation set.

@@ -59,7 +59,7 @@ def read_manifest(corpus: Corpus, knobs: KnobValues, split: str) -> Manifest:
 def resolve_splits(
     names: object, defaults: Mapping[str, Sequence[str]], available: Sequence[str]
 ) -> dict[str, tuple[str, ...]]:
-    """Return the splits of each role: those of the knob ``splits``, else the corpus's own.
+    """Return the splits of each role: the knob ``splits``, else the corpus's own.
 
     Args:
         names: null, or a mapping from ``train``, ``valid``, ``test`` to a name or a list of names.

@@ -26,7 +26,7 @@ def recognizes(folder: Path) -> bool:
 
 
 def splits(knobs: KnobValues) -> Mapping[str, tuple[str, ...]]:
-    """Return the splits of each role: those of the knob ``splits``, else train, dev and test.
+    """Return the splits of each role: the knob ``splits``, else train, dev and test.
 
     Raises:
         SbkitError: ``data_folder`` has no release, or not the splits that are named.

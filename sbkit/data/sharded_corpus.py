@@ -84,7 +84,7 @@ def recognizes(location: str) -> bool:
 
 
 def splits(knobs: KnobValues) -> Mapping[str, tuple[str, ...]]:
-    """Return the splits of each role: those of the knob ``splits``, else as they were prepared.
+    """Return the splits of each role: the knob ``splits``, else as prepared.
 
     Raises:
         SbkitError: the index is missing or damaged, or a split is unknown.
