@@ -17,7 +17,7 @@ from sbkit.decoding.alignment import frames_needed
 from sbkit.models.subsampling import Subsampling
 from sbkit.text.vocabulary import Vocabulary
 
-BATCH_ROWS = 10_000
+TOKENIZED_ROWS = 10_000
 
 Counts = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -65,8 +65,8 @@ class Transcripts:
 def read_transcripts(split: datasets.Dataset, tokenizer: TextLabels) -> Transcripts:
     """Tokenize all texts of a split; a million of 50 characters take about ten seconds."""
     columns = take_columns(split, "samples", "text")
-    starts = range(0, max(1, len(split)), BATCH_ROWS)
-    batches = [_tokenize(columns.slice(start, BATCH_ROWS), tokenizer) for start in starts]
+    starts = range(0, max(1, len(split)), TOKENIZED_ROWS)
+    batches = [_tokenize(columns.slice(start, TOKENIZED_ROWS), tokenizer) for start in starts]
     return Transcripts(
         *(
             np.concatenate([getattr(batch, field.name) for batch in batches])
