@@ -26,7 +26,7 @@ from sbkit.data import release as common_voice
 from sbkit.data import sharded_corpus
 from sbkit.data.batch import Batch, Loaders, collate_audio, make_loaders
 from sbkit.data.cache import default_cache, is_archive, unpacked
-from sbkit.data.corpus import Corpus, KnobValues, read_manifest, resolve_splits
+from sbkit.data.corpus import Corpus, KnobValues
 from sbkit.data.manifest import Excluded, Manifest, check_locale
 from sbkit.data.sampler import TrainSampler
 from sbkit.data.shard import AUDIO, Row, require_store
@@ -37,6 +37,7 @@ from sbkit.data.splits import (
     Splits,
     filled_rows,
     prepare_split,
+    resolve_splits,
     sample_counts,
     take_columns,
     within_limits,
@@ -152,6 +153,22 @@ def prepare_transcripts(knobs: KnobValues) -> Splits:
 def prepare_audio(knobs: KnobValues) -> Splits:
     """Prepare audio and all columns of the manifest; transcripts may be empty."""
     return _prepare(knobs, normalize=str, keep_empty=True)
+
+
+def read_manifest(corpus: Corpus, knobs: KnobValues, split: str) -> Manifest:
+    """Return the manifest of one split.
+
+    Raises:
+        DataError: the split is in remote tables, which must become shards first.
+    """
+    manifest = corpus.read(knobs, split)
+    if isinstance(manifest, RemoteTables):
+        raise DataError(
+            f"{split} is in remote tables ({manifest.files[0]}), which cannot be trained on. Make "
+            "shards of them first, sbkit prepare YAML --shards FOLDER, and pass "
+            "--data_folder=FOLDER."
+        )
+    return manifest
 
 
 def _prepare(

@@ -16,7 +16,7 @@ import soundfile
 import torch
 from torch import Tensor
 
-from recipes.AsteriskPrompts.prepare import prepare_prompts
+from recipes.AsteriskPrompts.corpus import prepare_prompts
 from sbkit.data.cache import default_cache
 from tests.runs import Workplace, make_workplace
 from tests.runtime.bundles import export_all, export_streaming

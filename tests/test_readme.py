@@ -49,8 +49,8 @@ ELSEWHERE = (  # commands that other tests run: how they begin
     *("tools/demo", "tools/test", "tools/launch/one_node.sh", "tools/launch/several_nodes.sh"),
     *(
         "sbatch ",
-        "python -m recipes.AsteriskPrompts.prepare",
-        "python -m recipes.FestvoxRu.prepare",
+        "python -m recipes.AsteriskPrompts.corpus",
+        "python -m recipes.FestvoxRu.corpus",
     ),
     "torchrun train.py hparams/ctc.yaml --corpus=recipes.FestvoxRu.corpus",
     "torchrun train.py hparams/tts.yaml --corpus=recipes.FestvoxRu.corpus",

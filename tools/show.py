@@ -24,7 +24,7 @@ def folder(arguments: Sequence[str]) -> str:
 def clip(arguments: Sequence[str]) -> str:
     """Name the clip of the test split with the longest text and, after a tab, that normalized."""
     # These import torch and datasets, which take seconds, and nothing else here needs them.
-    from recipes.AsteriskPrompts.prepare import prepare_prompts
+    from recipes.AsteriskPrompts.corpus import prepare_prompts
     from sbkit.data.cache import default_cache
     from sbkit.data.release import find_release, read_release
     from sbkit.data.tables import TableOptions

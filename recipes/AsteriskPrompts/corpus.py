@@ -1,22 +1,65 @@
-"""The default corpus: the telephone prompts of Asterisk, fetched when they are first used."""
+"""The default corpus: the telephone prompts of Asterisk, fetched when they are first used.
 
-from collections.abc import Mapping
+python -m recipes.AsteriskPrompts.corpus --language en    (fetches them now)
 
-from recipes.AsteriskPrompts.prepare import prepare_prompts
+two packages -> key: text + g722 at 16 kHz -> clips/*.flac + train, dev, test, validated.tsv
+"""
+
+import argparse
+import gzip
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import G722
+import numpy as np
+import soundfile
+
+from sbkit.audio.io import Samples
+from sbkit.base.errors import ConfigError
+from sbkit.base.process import run_main
+from sbkit.base.units import SAMPLE_RATE
 from sbkit.data.cache import default_cache
 from sbkit.data.corpus import KnobValues
-from sbkit.data.debian_release import splits
+from sbkit.data.debian_release import (
+    PASS_A_RELEASE,
+    ReleaseRow,
+    ensure_release,
+    find_one,
+    print_release,
+    sentence_id,
+    write_tsvs,
+)
+from sbkit.data.debian_release import splits as splits
 from sbkit.data.manifest import Manifest
 from sbkit.data.release import read_releases
 from sbkit.data.tables import TableOptions
 from sbkit.text.languages import language_tags
+from sbkit.text.normalization import normalize
+from sbkit.text.verbalize import spell_numbers
 
-__all__ = ["about", "read", "splits"]
-
-# From the copyright file of each package.
-LICENSES = {
+LICENSES = {  # by language, from the copyright file of each package
     **dict.fromkeys(("en", "es", "fr"), "CC-BY-SA-3.0"),
     **dict.fromkeys(("it", "ru"), "CC-BY-3.0"),
+}
+G722_BITS_PER_SECOND = 64_000
+
+# Keys of sounds without words, although some translators describe them without brackets.
+TONE_KEYS = frozenset(
+    (
+        *("ascending-2tone", "descending-2tone", "beep", "beeperr"),
+        *("confbridge-join", "confbridge-leave", "tt-monkeys"),
+    )
+)
+_BRACKET = re.compile(r"[\[\](){}<>]")  # "[sound of monkeys screaming]", "IAX (does not say 2)"
+_LOST_LETTER = re.compile(r"\?\s+[a-z]")  # "sar? esattamente": an accented letter in Italian
+_PHONE_KEYS: Mapping[str, Mapping[str, str]] = {
+    "en": {"*": "star", "#": "pound"},
+    "es": {"*": "asterisco", "#": "numeral"},
+    "fr": {"*": "étoile", "#": "dièse"},
+    "it": {"*": "asterisco", "#": "cancelletto"},
+    "ru": {"*": "звездочка", "#": "решетка"},
 }
 
 
@@ -37,3 +80,110 @@ def read(knobs: KnobValues, split: str) -> Manifest:
         for language in language_tags(knobs["language"])
     }
     return read_releases(releases, split, TableOptions.from_knobs(knobs))
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One line of the list of prompts; the key names the sound file."""
+
+    key: str
+    text: str
+
+
+def prepare_prompts(*, language: str = "en", cache_folder: str | Path) -> Path:
+    """Return the release folder of a language; fetch and write it if it is missing.
+
+    Raises:
+        ConfigError: the language has no prompts.
+        DataError: apt-get cannot fetch them.
+    """
+    if language not in LICENSES:
+        raise ConfigError(
+            f"The default corpus has the languages {', '.join(LICENSES)}, but `language` is "
+            f"{language!r}. {PASS_A_RELEASE}"
+        )
+    name = f"asterisk-core-sounds-{language}"
+    return ensure_release(
+        Path(cache_folder) / "asterisk-prompts",
+        language,
+        (name, f"{name}-g722"),
+        lambda root, release: write_release(root, language, release),
+    )
+
+
+def write_release(root: Path, language: str, release: Path) -> None:
+    """Write the prompts of unpacked packages as clips and TSVs into an empty folder."""
+    sounds = find_one(root, "usr/share/asterisk/sounds/*")
+    text = find_one(root, f"usr/share/doc/asterisk-core-sounds-{language}/core-sounds-*.txt.gz")
+    (release / "clips").mkdir()
+    rows: list[ReleaseRow] = []
+    for prompt in read_prompts(gzip.decompress(text.read_bytes())):
+        source = sounds / f"{prompt.key}.g722"
+        if _is_speech(prompt) and source.is_file():
+            row = _describe(prompt, language, speaker=sounds.name)
+            if normalize(row.sentence, language):
+                soundfile.write(release / "clips" / row.path, decode_g722(source), SAMPLE_RATE)
+                rows.append(row)
+    write_tsvs(release, rows)
+
+
+def read_prompts(content: bytes) -> Iterator[Prompt]:
+    """Read lines ``key: text``; comments start with a semicolon."""
+    for line in content.removeprefix(b"\xef\xbb\xbf").split(b"\n"):
+        key, colon, text = _decode_line(line).partition(":")
+        if colon and not key.startswith(";"):
+            yield Prompt(key.strip(), text.strip())
+
+
+def _decode_line(line: bytes) -> str:
+    """Decode UTF-8; a few lines are in Latin-1."""
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError:
+        return line.decode("latin-1")
+
+
+def _is_speech(prompt: Prompt) -> bool:
+    """Check that the text of a prompt is spoken: not a noise, a note or damaged."""
+    if prompt.key in TONE_KEYS or prompt.key.startswith("silence/"):
+        return False
+    return not _BRACKET.search(prompt.text) and not _LOST_LETTER.search(prompt.text)
+
+
+def spell_digits(text: str, language: str = "en") -> str:
+    """Spell the numbers of a text, and the keys * and # of a telephone, as they are read aloud."""
+    for key, word in _PHONE_KEYS.get(language, {}).items():
+        text = text.replace(key, f" {word} ")
+    return spell_numbers(text, language)
+
+
+def _describe(prompt: Prompt, language: str, *, speaker: str) -> ReleaseRow:
+    """Make the row of a prompt; the speaker's folder has a name like ``en_US_f_Allison``."""
+    sentence = spell_digits(prompt.text, language)
+    return ReleaseRow(
+        client_id=speaker,
+        path=prompt.key.replace("/", "_") + ".flac",
+        sentence_id=sentence_id(sentence),
+        sentence=sentence,
+        gender="female_feminine" if "_f_" in speaker else "male_masculine",
+        locale=language,
+    )
+
+
+def decode_g722(file: Path) -> Samples:
+    """Decode a g722 file, which has no header, to samples (S,) at 16 kHz."""
+    codec = G722.G722(SAMPLE_RATE, G722_BITS_PER_SECOND)
+    return np.array(codec.decode(file.read_bytes()), dtype=np.int16)
+
+
+def main() -> None:
+    """Prepare one language; print its folder, clips and minutes."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--language", default="en", help=f"one of {', '.join(LICENSES)}")
+    parser.add_argument("--cache_folder", type=Path, default=default_cache())
+    options = parser.parse_args()
+    print_release(prepare_prompts(language=options.language, cache_folder=options.cache_folder))
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,18 +1,42 @@
-"""The corpus of Debian's Russian Festival voice, fetched when it is first used."""
+"""The corpus of Debian's Russian Festival voice, fetched when it is first used.
 
-from collections.abc import Mapping
+python -m recipes.FestvoxRu.corpus    (fetches it now)
 
-from recipes.FestvoxRu.prepare import LANGUAGE, prepare_festvox
+package -> id: sentence, wav and phone labels -> clips/*.flac + train, dev, test, validated.tsv
+"""
+
+import argparse
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import soundfile
+
+from recipes.FestvoxRu.phones import read_labels, time_words
 from sbkit.base.errors import ConfigError
+from sbkit.base.process import run_main
 from sbkit.data.cache import default_cache
 from sbkit.data.corpus import KnobValues
-from sbkit.data.debian_release import splits
+from sbkit.data.debian_release import (
+    ReleaseRow,
+    ensure_release,
+    find_one,
+    print_release,
+    sentence_id,
+    write_tsvs,
+)
+from sbkit.data.debian_release import splits as splits
 from sbkit.data.manifest import Manifest
 from sbkit.data.release import read_release
 from sbkit.data.tables import TableOptions
 from sbkit.text.languages import language_tags
+from sbkit.text.normalization import normalize
 
-__all__ = ["about", "read", "splits"]
+PACKAGE = "festvox-ru"
+LANGUAGE = "ru"
+SPEAKER = "nsh"
+_SENTENCE = re.compile(r'\( (\w+) "(.*)" \)\s*')  # ( ru_0004 "+Окна многоэтажных домов." )
 
 
 def about(knobs: KnobValues) -> Mapping[str, str]:
@@ -34,3 +58,76 @@ def read(knobs: KnobValues, split: str) -> Manifest:
         )
     release = prepare_festvox(cache_folder=default_cache())
     return read_release(release / f"{split}.tsv", TableOptions.from_knobs(knobs, LANGUAGE))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedRow(ReleaseRow):
+    """A row with the times of the words of its normalized sentence.
+
+    Attributes:
+        word_times: ``start-end`` of each word in seconds, separated by spaces.
+    """
+
+    word_times: str
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """One line of the voice's text, without the plus signs that mark stress."""
+
+    id: str
+    text: str
+
+
+def prepare_festvox(*, cache_folder: str | Path) -> Path:
+    """Return the release folder; fetch and write it if it is missing.
+
+    Raises:
+        DataError: apt-get cannot fetch the package, or its labels do not match its text.
+    """
+    return ensure_release(Path(cache_folder) / PACKAGE, LANGUAGE, (PACKAGE,), write_release)
+
+
+def write_release(root: Path, release: Path) -> None:
+    """Write the sentences of the unpacked package as clips and TSVs into an empty folder."""
+    voice = find_one(root, "usr/share/festival/voices/russian/*")
+    (release / "clips").mkdir()
+    rows = []
+    for sentence in read_sentences((voice / "etc/txt.done.data").read_text(encoding="utf-8")):
+        samples, rate = soundfile.read(voice / "wav" / f"{sentence.id}.wav", dtype="int16")
+        soundfile.write(release / "clips" / f"{sentence.id}.flac", samples, rate)
+        labels = (voice / "lab" / f"{sentence.id}.lab").read_text(encoding="utf-8")
+        rows.append(_describe(sentence, labels))
+    write_tsvs(release, rows, kind=TimedRow)
+
+
+def read_sentences(content: str) -> Iterator[Sentence]:
+    """Read lines ``( id "text" )``; quotation marks in the text are escaped by a backslash."""
+    for line in content.splitlines():
+        if match := _SENTENCE.fullmatch(line):
+            yield Sentence(match[1], match[2].replace("+", "").replace('\\"', '"'))
+
+
+def _describe(sentence: Sentence, labels: str) -> TimedRow:
+    times = time_words(normalize(sentence.text, LANGUAGE).split(), read_labels(labels))
+    return TimedRow(
+        client_id=SPEAKER,
+        path=f"{sentence.id}.flac",
+        sentence_id=sentence_id(sentence.text),
+        sentence=sentence.text,
+        gender="male_masculine",
+        locale=LANGUAGE,
+        word_times=" ".join(f"{start:.3f}-{end:.3f}" for start, end in times),
+    )
+
+
+def main() -> None:
+    """Prepare the corpus; print its folder, clips and minutes."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--cache_folder", type=Path, default=default_cache())
+    options = parser.parse_args()
+    print_release(prepare_festvox(cache_folder=options.cache_folder))
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -3,12 +3,13 @@
 manifest: {train: a.csv, dev: [b.tsv, c.tsv], test: {clean: d.jsonl, noisy: kaldi/noisy}}
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
 from sbkit.base.errors import ConfigError, DataError
-from sbkit.data.corpus import ROLES, KnobValues, check_split_name, resolve_splits
+from sbkit.data.corpus import KnobValues
 from sbkit.data.manifest import Manifest
 from sbkit.data.sources import (
     RemoteTables,
@@ -17,10 +18,12 @@ from sbkit.data.sources import (
     read_manifests,
     remote_tables,
 )
+from sbkit.data.splits import ROLES, resolve_splits
 from sbkit.data.tables import TableOptions
 from sbkit.text.languages import spoken_language
 
 ROLE_OF = {"train": "train", "valid": "valid", "dev": "valid", "test": "test"}
+SPLIT_NAME = re.compile(r"[^\W_][\w.+-]*")  # also of files
 EXAMPLE = "Write manifest: {train: a.csv, dev: b.csv, test: {clean: c.csv, noisy: d.csv}}."
 
 
@@ -80,7 +83,11 @@ def _read_mapping(manifest: object) -> tuple[dict[str, tuple[str, ...]], dict[st
     for key, value in manifest.items():
         by_split = value if isinstance(value, Mapping) else {str(key): value}
         for split, paths in by_split.items():
-            check_split_name(str(split))
+            if not SPLIT_NAME.fullmatch(str(split)):
+                raise ConfigError(
+                    f"`manifest` names the split {split!r}, but names start with a letter or digit "
+                    "and consist of letters, digits and . + - _. Rename it."
+                )
             if split in files:
                 raise ConfigError(f"`manifest` names the split {split!r} twice. Rename one.")
             files[str(split)] = _paths(str(split), paths)

@@ -15,8 +15,7 @@ from sbkit.base.messages import plural
 from sbkit.data.batch import Loaders, TextCollate, make_loaders
 from sbkit.data.manifest import Excluded
 from sbkit.data.sampler import fastest_percent
-from sbkit.data.splits import Splits, count_characters, read_texts, take_columns
-from sbkit.data.transcripts import read_transcripts
+from sbkit.data.splits import Splits, count_characters, read_texts, read_transcripts, take_columns
 from sbkit.distributed.device import Placement
 from sbkit.distributed.ranks import rank
 from sbkit.models.encoder import measure_subsampling

@@ -29,8 +29,7 @@ from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.data.report import measure_data
 from sbkit.data.sampler import fastest_percent
 from sbkit.data.shard import read_clips
-from sbkit.data.splits import sample_counts, spread_rows
-from sbkit.data.transcripts import TextLabels, Transcripts, read_transcripts
+from sbkit.data.splits import TextLabels, Transcripts, read_transcripts, sample_counts, spread_rows
 from sbkit.models.asr import head_size
 from sbkit.models.encoder import measure_subsampling
 from sbkit.models.parts import TransformerPart, WaveformPart, token_embedding

@@ -1,17 +1,11 @@
 """Corpora: they name their splits and read the manifest of each."""
 
-import re
-from collections.abc import Mapping, Sequence
-from itertools import combinations
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from sbkit.base.errors import ConfigError, DataError
 from sbkit.data.manifest import Manifest
 from sbkit.data.sources import RemoteTables
-
-ROLES = ("train", "valid", "test")
-SPLIT_NAME = re.compile(r"[^\W_][\w.+-]*")  # names files, too
 
 KnobValues = Mapping[str, Any]  # the plain values of a YAML
 
@@ -38,80 +32,3 @@ def describe_corpus(corpus: Corpus | None, knobs: KnobValues) -> dict[str, str |
         return {**about(knobs)}
     name = knobs.get("corpus") or knobs.get("data_folder")
     return {"name": name and Path(str(name)).name, "license": None}
-
-
-def read_manifest(corpus: Corpus, knobs: KnobValues, split: str) -> Manifest:
-    """Return the manifest of one split.
-
-    Raises:
-        DataError: the split is in remote tables, which must become shards first.
-    """
-    manifest = corpus.read(knobs, split)
-    if isinstance(manifest, RemoteTables):
-        raise DataError(
-            f"{split} is in remote tables ({manifest.files[0]}), which cannot be trained on. Make "
-            "shards of them first, sbkit prepare YAML --shards FOLDER, and pass "
-            "--data_folder=FOLDER."
-        )
-    return manifest
-
-
-def resolve_splits(
-    names: object, defaults: Mapping[str, Sequence[str]], available: Sequence[str]
-) -> dict[str, tuple[str, ...]]:
-    """Return the splits of each role: the knob ``splits``, else the corpus's own.
-
-    Args:
-        names: null, or a mapping from ``train``, ``valid``, ``test`` to a name or a list of names.
-        defaults: the corpus's own splits of each role.
-        available: the names of all splits of the corpus.
-
-    Raises:
-        ConfigError: a role or split is unknown, a split has two roles, there is nothing to train or
-            validate on, or a split called ``train`` is not trained on.
-    """
-    by_role = {} if names is None else names
-    if not isinstance(by_role, Mapping) or not {*by_role} <= {*ROLES}:
-        raise ConfigError(
-            f"`splits` must map {', '.join(ROLES)} to names of splits, but is {names!r}. Write "
-            "splits: {train: train, valid: dev, test: [test-clean, test-other]}, or null."
-        )
-    roles: dict[str, tuple[str, ...]] = {}
-    for role in ROLES:
-        splits = by_role.get(role)
-        splits = defaults.get(role, ()) if splits is None else splits
-        roles[role] = tuple(dict.fromkeys([splits] if isinstance(splits, str) else splits))
-        _check_role(role, roles[role], available)
-    for first, second in combinations(ROLES, 2):
-        for name in {*roles[first]} & {*roles[second]}:
-            raise ConfigError(
-                f"{name!r} is in `splits.{first}` and in `splits.{second}`, but a split has one "
-                "role. Take it out of one of them."
-            )
-    return roles
-
-
-def _check_role(role: str, splits: Sequence[str], available: Sequence[str]) -> None:
-    choices = ", ".join(available) or "none"
-    for name in splits:
-        if name not in available:
-            raise ConfigError(
-                f"`splits.{role}` names {name!r}, which is not a split of the corpus. Choose "
-                f"among: {choices}{', or [] for none' * (role == 'test')}."
-            )
-    if not splits and role != "test":
-        raise ConfigError(f"`splits.{role}` is empty. Choose at least one split: {choices}.")
-    if "train" in splits and role != "train":
-        raise ConfigError(
-            f"`splits.{role}` names a split called train, which is the name of a run's training "
-            "set. Rename it, or choose another split."
-        )
-
-
-def check_split_name(name: str) -> None:
-    """Raise ConfigError unless a name consists of letters, digits and ``. + - _``."""
-    if not SPLIT_NAME.fullmatch(name):
-        raise ConfigError(
-            f"{name!r} cannot be the name of a split: it must start with a letter or digit and "
-            "consist of letters, digits and . + - _. Rename it."
-        )

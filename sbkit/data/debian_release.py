@@ -16,8 +16,9 @@ import soundfile
 from sbkit.base.errors import DataError
 from sbkit.base.files import building
 from sbkit.base.units import SAMPLE_RATE, samples_to_seconds
-from sbkit.data.corpus import KnobValues, resolve_splits
+from sbkit.data.corpus import KnobValues
 from sbkit.data.release import ROLES, read_release
+from sbkit.data.splits import resolve_splits
 from sbkit.data.tables import TableOptions
 from sbkit.text.normalization import normalize
 

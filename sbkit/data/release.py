@@ -11,8 +11,9 @@ from pathlib import Path
 
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.data.cache import unpacked
-from sbkit.data.corpus import KnobValues, resolve_splits
+from sbkit.data.corpus import KnobValues
 from sbkit.data.manifest import Excluded, Manifest
+from sbkit.data.splits import resolve_splits
 from sbkit.data.tables import TableOptions, read_table, to_manifest
 from sbkit.text.languages import check_language, language_tags
 

@@ -1,14 +1,16 @@
-"""The splits of a run: prepared from manifests, with roles and names, and read by whole columns.
+"""The splits of a run: their roles, their preparation, and their columns and transcripts.
 
 manifest -> transcripts, normalized each time -> audio, decoded once -> Dataset
 """
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
+from itertools import chain, combinations
 from pathlib import Path
-from typing import Self
+from typing import Protocol, Self, runtime_checkable
 
 import datasets
 import numpy as np
@@ -19,14 +21,76 @@ from datasets.table import InMemoryTable
 
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import write_text_atomically
-from sbkit.base.units import samples_to_seconds, seconds_to_samples
+from sbkit.base.units import at_speed, samples_to_seconds, seconds_to_samples
 from sbkit.data.cache import StoredAudio, prepare_audio
 from sbkit.data.manifest import Excluded, Manifest, unreserved_name
 from sbkit.data.shard import AUDIO
+from sbkit.decoding.alignment import frames_needed
+from sbkit.models.subsampling import Subsampling
+from sbkit.text.vocabulary import Vocabulary
 
+ROLES = ("train", "valid", "test")
 MAX_UNUSABLE_SHARE = 0.05  # of a split's rows; with more, the run is refused
 UNREADABLE, EMPTY = "unreadable audio", "empty transcript"  # reasons
-BATCH_ROWS = 100_000  # of texts
+TEXT_ROWS, TOKENIZED_ROWS = 100_000, 10_000  # in a batch
+
+Counts = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+
+# Roles
+
+
+def resolve_splits(
+    names: object, defaults: Mapping[str, Sequence[str]], available: Sequence[str]
+) -> dict[str, tuple[str, ...]]:
+    """Return the splits of each role: the knob ``splits``, else the corpus's own.
+
+    Args:
+        names: null, or a mapping from ``train``, ``valid``, ``test`` to a name or a list of names.
+        defaults: the corpus's own splits of each role.
+        available: the names of all splits of the corpus.
+
+    Raises:
+        ConfigError: a role or split is unknown, a split has two roles, there is nothing to train or
+            validate on, or a split called ``train`` is not trained on.
+    """
+    by_role = {} if names is None else names
+    if not isinstance(by_role, Mapping) or not {*by_role} <= {*ROLES}:
+        raise ConfigError(
+            f"`splits` must map {', '.join(ROLES)} to names of splits, but is {names!r}. Write "
+            "splits: {train: train, valid: dev, test: [test-clean, test-other]}, or null."
+        )
+    roles: dict[str, tuple[str, ...]] = {}
+    for role in ROLES:
+        splits = by_role.get(role)
+        splits = defaults.get(role, ()) if splits is None else splits
+        roles[role] = tuple(dict.fromkeys([splits] if isinstance(splits, str) else splits))
+        _check_role(role, roles[role], available)
+    for first, second in combinations(ROLES, 2):
+        for name in {*roles[first]} & {*roles[second]}:
+            raise ConfigError(
+                f"{name!r} is in `splits.{first}` and in `splits.{second}`, but a split has one "
+                "role. Take it out of one of them."
+            )
+    return roles
+
+
+def _check_role(role: str, splits: Sequence[str], available: Sequence[str]) -> None:
+    choices = ", ".join(available) or "none"
+    for name in splits:
+        if name not in available:
+            raise ConfigError(
+                f"`splits.{role}` names {name!r}, which is not a split of the corpus. Choose "
+                f"among: {choices}{', or [] for none' * (role == 'test')}."
+            )
+    if not splits and role != "test":
+        raise ConfigError(f"`splits.{role}` is empty. Choose at least one split: {choices}.")
+    if "train" in splits and role != "train":
+        raise ConfigError(
+            f"`splits.{role}` names a split called train, which is the name of a run's training "
+            "set. Rename it, or choose another split."
+        )
 
 
 @dataclass(frozen=True)
@@ -65,6 +129,9 @@ class Splits:
     def evaluated(self) -> dict[str, datasets.Dataset]:
         """Return the validation and test sets by their names."""
         return {**self.valid, **self.test}
+
+
+# Preparation
 
 
 @dataclass(frozen=True)
@@ -228,30 +295,30 @@ def take_columns(split: datasets.Dataset, *names: str) -> pa.Table:
     return columns
 
 
-def filled_rows(split: datasets.Dataset, column: str) -> npt.NDArray[np.int64]:
+def filled_rows(split: datasets.Dataset, column: str) -> Counts:
     """Return the indices of rows whose text in a column is more than white space."""
     texts = take_columns(split, column)[column].to_pylist()
     return np.flatnonzero(np.array([bool(text.strip()) for text in texts], dtype=np.bool_))
 
 
-def sample_counts(split: datasets.Dataset) -> npt.NDArray[np.int64]:
+def sample_counts(split: datasets.Dataset) -> Counts:
     """Return the length of the audio of every row."""
-    counts: npt.NDArray[np.int64] = take_columns(split, "samples")["samples"].to_numpy()
+    counts: Counts = take_columns(split, "samples")["samples"].to_numpy()
     return counts
 
 
-def shard_numbers(split: datasets.Dataset) -> npt.NDArray[np.int64]:
+def shard_numbers(split: datasets.Dataset) -> Counts:
     """Return the number of the shard with the audio of every row; 0 for the cache."""
     audio = take_columns(split, AUDIO)[AUDIO]
-    numbers: npt.NDArray[np.int64] = pc.struct_field(audio, "shard").to_numpy()
+    numbers: Counts = pc.struct_field(audio, "shard").to_numpy()
     return numbers
 
 
 def read_texts(split: datasets.Dataset, name: str = "text") -> Iterator[list[str]]:
     """Yield the texts of a column in batches."""
     column = take_columns(split, name)[name]
-    for start in range(0, len(column), BATCH_ROWS):
-        yield column.slice(start, BATCH_ROWS).to_pylist()
+    for start in range(0, len(column), TEXT_ROWS):
+        yield column.slice(start, TEXT_ROWS).to_pylist()
 
 
 def count_characters(batches: Iterable[Sequence[str]]) -> Counter[str]:
@@ -268,3 +335,80 @@ def spread_rows(count: int, max_rows: int) -> list[int]:
     if count <= max_rows:
         return [*range(count)]
     return [index * count // max_rows for index in range(max_rows)]
+
+
+# Transcripts
+
+
+@runtime_checkable
+class TextLabels(Hashable, Protocol):
+    """Turns the text of an utterance into ids of a vocabulary, as a tokenizer does."""
+
+    vocabulary: Vocabulary
+
+    def encode(self, text: str) -> list[int]:
+        """Turn normalized text into ids."""
+
+
+@dataclass(frozen=True)
+class Transcripts:
+    """Columns with an entry for each row of a split.
+
+    Attributes:
+        samples: of the audio.
+        characters, labels: of the text, as numbers.
+        frames_needed: a frame for each label, and a blank between two that are equal.
+        refused: contains an id that no loss accepts.
+        unknown: contains the unknown label.
+    """
+
+    samples: Counts
+    characters: Counts
+    labels: Counts
+    frames_needed: Counts
+    refused: Mask
+    unknown: Mask
+
+    def too_short(self, subsampling: Subsampling, percent: int = 100) -> Counts:
+        """Return the rows with too few frames, at a speed in percent, for any alignment of CTC."""
+        return np.flatnonzero(self.frames(subsampling, percent) < self.frames_needed)
+
+    def frames(self, subsampling: Subsampling, percent: int = 100) -> Counts:
+        """Count the frames after the front-end, at a speed in percent."""
+        return subsampling.count(at_speed(self.samples, percent))
+
+
+@lru_cache(maxsize=32)  # the checks and then the loaders read every split
+def read_transcripts(split: datasets.Dataset, tokenizer: TextLabels) -> Transcripts:
+    """Tokenize all texts of a split; a million of 50 characters take about ten seconds."""
+    columns = take_columns(split, "samples", "text")
+    starts = range(0, max(1, len(split)), TOKENIZED_ROWS)
+    batches = [_tokenize(columns.slice(start, TOKENIZED_ROWS), tokenizer) for start in starts]
+    return Transcripts(
+        *(
+            np.concatenate([getattr(batch, field.name) for batch in batches])
+            for field in fields(Transcripts)
+        )
+    )
+
+
+def _tokenize(table: pa.Table, tokenizer: TextLabels) -> Transcripts:
+    texts: list[str] = table["text"].to_pylist()
+    encoded = [tokenizer.encode(text) for text in texts]
+    counts = np.fromiter(map(len, encoded), np.int64, len(texts))
+    labels = np.fromiter(chain.from_iterable(encoded), np.int64, counts.sum())
+    rows = np.repeat(np.arange(len(texts)), counts)
+    vocabulary = tokenizer.vocabulary
+    is_refused = (labels < 0) | (labels >= vocabulary.size) | (labels == vocabulary.blank)
+
+    def rows_with(mask: Mask) -> Mask:
+        return np.bincount(rows[mask], minlength=len(texts)) > 0
+
+    return Transcripts(
+        samples=table["samples"].to_numpy(),
+        characters=np.fromiter(map(len, texts), np.int64, len(texts)),
+        labels=counts,
+        frames_needed=frames_needed(labels, counts),
+        refused=rows_with(is_refused),
+        unknown=rows_with(labels == vocabulary.unk),
+    )

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from recipes.prepare import corpus_of
+from recipes.prepare import corpus_of, read_manifest
 from sbkit.base.errors import SbkitError
 from sbkit.data.cache import list_entries, unpacked
-from sbkit.data.corpus import read_manifest
 from tests.recipes.test_common_voice import make_release, prepare
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn.functional import ctc_loss
 
-from sbkit.data.transcripts import read_transcripts
+from sbkit.data.splits import read_transcripts
 from sbkit.models.subsampling import Subsampling
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 from tests.stores import Utterance, make_store

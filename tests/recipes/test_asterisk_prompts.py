@@ -11,12 +11,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from recipes.AsteriskPrompts.prepare import (
-    Prompt,
-    prepare_prompts,
-    read_prompts,
-    write_release,
-)
+from recipes.AsteriskPrompts.corpus import Prompt, prepare_prompts, read_prompts, write_release
 from sbkit.base.errors import SbkitError
 from sbkit.data.debian_release import choose_split
 from sbkit.data.manifest import Clip

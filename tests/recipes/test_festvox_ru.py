@@ -10,8 +10,8 @@ import pytest
 import soundfile
 
 from recipes.FestvoxRu import corpus
+from recipes.FestvoxRu.corpus import Sentence, read_sentences, write_release
 from recipes.FestvoxRu.phones import SOUNDS, Phone, read_labels, time_words
-from recipes.FestvoxRu.prepare import Sentence, read_sentences, write_release
 from sbkit.base.errors import SbkitError
 from sbkit.data.debian_release import RELEASE_VERSION
 from sbkit.data.release import read_release

@@ -2,7 +2,7 @@
 
 import pytest
 
-from recipes.AsteriskPrompts.prepare import spell_digits
+from recipes.AsteriskPrompts.corpus import spell_digits
 
 CASES = [
     ("en", "press 1", "press one"),
