@@ -59,7 +59,7 @@ def change_row(release: Path, split: str, row: int, **values: str) -> str:
         (["--ctc_lin.out_features=7"], ["`ctc_lin`", "the tokenizer has tokens (", "has 7"]),
         (["--attention_rescoring=rescore"], ["`--attention_rescoring` must be true or false"]),
         (["--batch_seconds=1"], ["`batch_seconds`", "1"]),
-        (["--min_seconds=30"], ["`min_seconds`", "30", "none of the 16"]),
+        (["--min_seconds=30"], ["`min_seconds`", "30", "None of the 16"]),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else None,
 )
