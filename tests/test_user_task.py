@@ -20,7 +20,6 @@ from tests.runtime.bundles import edit_config, make_bundle
 
 SOURCE = """
 from dataclasses import replace
-from sbkit.commands.arguments import text
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 from sbkit.tasks.task import Command
 
@@ -35,7 +34,7 @@ TASK = replace(
     commands={
         "spell": Command(
             run="MODULE.spell",
-            arguments=(text("word", "WORD", ""), text("--times", "N", "", type=int)),
+            arguments=(("word", {}), ("--times", {"type": int})),
         )
     },
 )

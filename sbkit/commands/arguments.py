@@ -1,14 +1,12 @@
-"""Arguments of a command line, declared before there is a parser to take them.
-
-The options of `sbkit serve` that no other command has; it imports nothing of the server.
-"""
+"""Command-line arguments that several commands share, as parents of their parsers."""
 
 import argparse
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from sbkit.tasks.task import PRECISIONS, Argument
+from sbkit.tasks.task import PRECISIONS
 
 
 class Parser(argparse.ArgumentParser):
@@ -24,90 +22,117 @@ class Parser(argparse.ArgumentParser):
         return "=".join([option, *value]) if option in self._option_string_actions else argument
 
 
-def text(name: str, metavar: str, help: str, **more: Any) -> Argument:
-    """Declare an argument that is a text, or what ``type`` makes of it."""
-    return name, {"metavar": metavar, "help": help, **more}
+shared = partial(Parser, add_help=False)
 
+YAML = shared()
+YAML.add_argument("yaml", metavar="YAML", type=Path, help="the YAML, as given to train.py")
 
-def path(name: str, metavar: str, help: str, **more: Any) -> Argument:
-    """Declare an argument that is a file or a folder."""
-    return text(name, metavar, help, type=Path, **more)
+BUNDLE = shared()
+BUNDLE.add_argument("bundle", metavar="BUNDLE|RUN", type=Path, help="a bundle or a run folder")
 
+FILES = shared()
+FILES.add_argument(
+    "files",
+    metavar="FILE",
+    nargs="+",
+    help="audio files, folders or glob patterns; - reads standard input",
+)
+FILES.add_argument(
+    "--raw-rate",
+    metavar="HZ",
+    type=int,
+    help="sample rate of standard input without a header (16-bit little-endian mono)",
+)
+FILES.add_argument(
+    "--errors", metavar="FILE", type=Path, help="write a JSON line to FILE for each failed file"
+)
 
-def flag(name: str, help: str) -> Argument:
-    """Declare an option without a value."""
-    return name, {"action": "store_true", "help": help}
-
-
-def boolean(name: str, help: str) -> Argument:
-    """Declare an option ``--name`` with its opposite ``--no-name``; None if neither is given."""
-    return name, {"action": argparse.BooleanOptionalAction, "help": help}
-
-
-def choice(name: str, *choices: str, help: str = "", default: str | None = None) -> Argument:
-    """Declare an option that is one of several words."""
-    return name, {"choices": choices, "help": help, "default": default}
-
-
-YAML = path("yaml", "YAML", "as given to train.py")
-RUN = path("run", "RUN", "a run folder, as training names it")
-BUNDLE = path("bundle", "BUNDLE|RUN", "an exported folder, or a run folder")
-BUNDLES = path("bundles", "BUNDLE|RUN", "recognizers and voices, by their folders", nargs="+")
-DECODER = choice(
-    *("--decoder", "greedy", "beam", "graph"),
-    help="beam or graph: with language models; the default is the one that the model has, and "
+DECODING = shared()
+DECODING.add_argument(
+    "--decoder",
+    choices=("greedy", "beam", "graph"),
+    help="beam and graph use language models; the default is the decoder of the model, and "
     "another must be tuned first: sbkit tune MODEL --decoder graph",
 )
-HOTWORDS = text(
-    *("--hotwords", "FILE|WORDS"),
-    help="phrases to expect: a file, one on each line, or a list with commas",
+DECODING.add_argument(
+    "--hotwords",
+    metavar="FILE|WORDS",
+    help="phrases to expect: a file with one per line, or a comma-separated list",
 )
-VAD = text("--vad", "BUNDLE|silero", "what finds speech and pauses: a voice activity detector")
-RUNNING = (
-    text("--device", "DEVICE", "cpu, cuda, cuda:N or auto (the default)", default="auto"),
-    choice("--runtime", *PRECISIONS, default="torch"),
-    choice(
-        *("--precision", *dict.fromkeys(chain(*PRECISIONS.values()))),
-        help="; ".join(f"{name}: {', '.join(each)}" for name, each in PRECISIONS.items()),
-        default="fp32",
-    ),
-    choice("--compile", "default", "reduce-overhead", help="compile the model first"),
+
+VAD = shared()
+VAD.add_argument(
+    "--vad",
+    metavar="BUNDLE|silero",
+    help="the voice activity detector that finds speech and pauses",
 )
-FILES = text("files", "FILE", "audio, folders, patterns, - for standard input", nargs="+")
-RAW_RATE = text(
-    *("--raw-rate", "HZ", "of standard input without a header: 16 bits, little-endian, mono"),
-    type=int,
+
+RUNTIME = shared()
+RUNTIME.add_argument("--device", default="auto", help="cpu, cuda, cuda:N or auto (default: auto)")
+RUNTIME.add_argument(
+    "--runtime", choices=PRECISIONS, default="torch", help="runtime of the model (default: torch)"
 )
-ERRORS = path("--errors", "FILE", "write a line of JSON there for each file that failed")
-QUIET = flag("--quiet", "show no progress")
-IMPORT = text(
-    *("--import", "MODULE", "a module of your own that parts of the model are in; repeatable"),
+RUNTIME.add_argument(
+    "--precision",
+    choices=tuple(dict.fromkeys(chain(*PRECISIONS.values()))),
+    default="fp32",
+    help="; ".join(f"{runtime}: {', '.join(names)}" for runtime, names in PRECISIONS.items()),
+)
+RUNTIME.add_argument(
+    "--compile", choices=("default", "reduce-overhead"), help="compile the model with torch first"
+)
+
+QUIET = shared()
+QUIET.add_argument("--quiet", action="store_true", help="show no progress")
+
+IMPORT = shared()
+IMPORT.add_argument(
+    "--import",
     dest="imports",
+    metavar="MODULE",
     action="append",
     default=[],
+    help="import a module of your own that defines parts of the model; repeatable",
 )
 
-
-LISTENING = (
-    text("--host", "HOST", "to listen on (default: 127.0.0.1)", default="127.0.0.1"),
-    text("--port", "N", "(default: 8000; 0: a free one)", type=int, default=8000),
-    text("--alias", "NAME", "that clients may have for the model; repeatable", action="append"),
-    path("--api-key-file", "FILE", "the keys of clients, one on each line; SIGHUP reads it again"),
-    flag("--no-key", "admit clients on other machines without a key"),
-    text("--allow-origin", "URL", "whose pages may use it; repeatable, * for all", action="append"),
+SERVER = shared()
+add = SERVER.add_argument
+add("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+add("--port", type=int, default=8000, help="port to listen on; 0 picks one (default: 8000)")
+add("--alias", action="append", help="another name of the model for clients; repeatable")
+add(
+    "--api-key-file",
+    metavar="FILE",
+    type=Path,
+    help="API keys, one per line; SIGHUP reads the file again",
 )
-LIMITING = (
-    text("--max-batch-seconds", "S", "of padded audio in a batch", type=float),
-    text("--max-wait-ms", "MS", "to wait for others (default: 10)", type=float, default=10.0),
-    text("--max-mb", "N", "of a request (default: 25)", type=float),
-    text("--max-seconds", "S", "of its audio (default: 7200)", type=float),
-    text("--max-concurrent", "N", "requests transcribed at a time (default: 32)", type=int),
-    text("--max-queue", "N", "requests that wait beside them (default: 128)", type=int),
-    text("--max-sessions", "N", "realtime ones (default: 64)", type=int),
-    text("--max-session-seconds", "S", "of a realtime session (default: 7200)", type=float),
-    text("--max-connections", "N", "of clients (default: 1000)", type=int),
-    text("--receive-seconds", "S", "for a request to arrive (default: 60)", type=float),
-    text("--answer-seconds", "S", "until its answer (default: 600)", type=float),
-    text("--drain-seconds", "S", "to go on after SIGTERM (default: 5)", type=float),
-    text("--grace-seconds", "S", "to finish after that (default: 30)", type=float),
+add("--no-key", action="store_true", help="admit clients on other machines without a key")
+add(
+    "--allow-origin",
+    metavar="URL",
+    action="append",
+    help="allow web pages of this origin (CORS), * for all; repeatable",
+)
+
+LIMITS = shared()
+add = partial(LIMITS.add_argument, metavar="S", type=float)
+add("--max-batch-seconds", help="audio in a batch, including padding")
+add("--max-seconds", help="audio of a request (default: 7200)")
+add("--max-session-seconds", help="audio of a realtime session (default: 7200)")
+add("--receive-seconds", help="time for a request to arrive (default: 60)")
+add("--answer-seconds", help="time until the end of its answer (default: 600)")
+add("--drain-seconds", help="time after SIGTERM in which requests are accepted (default: 5)")
+add("--grace-seconds", help="time after that to finish running requests (default: 30)")
+add = partial(LIMITS.add_argument, metavar="N", type=int)
+add("--max-concurrent", help="requests transcribed at the same time (default: 32)")
+add("--max-queue", help="requests that may wait for those (default: 128)")
+add("--max-sessions", help="realtime sessions (default: 64)")
+add("--max-connections", help="open connections (default: 1000)")
+LIMITS.add_argument("--max-mb", metavar="MB", type=float, help="size of a request (default: 25)")
+LIMITS.add_argument(
+    "--max-wait-ms",
+    metavar="MS",
+    type=float,
+    default=10.0,
+    help="time that a request waits for others to share its batch (default: 10)",
 )

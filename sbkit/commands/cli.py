@@ -17,40 +17,30 @@ from sbkit.base.process import run_main
 from sbkit.base.versions import __version__
 from sbkit.commands.arguments import (
     BUNDLE,
-    BUNDLES,
-    DECODER,
-    ERRORS,
+    DECODING,
     FILES,
-    HOTWORDS,
     IMPORT,
-    LIMITING,
-    LISTENING,
+    LIMITS,
     QUIET,
-    RAW_RATE,
-    RUN,
-    RUNNING,
+    RUNTIME,
+    SERVER,
     VAD,
     YAML,
     Parser,
-    boolean,
-    choice,
-    flag,
-    path,
-    text,
 )
 from sbkit.logs.handlers import log_to_screen
-from sbkit.tasks.task import Argument, import_object
+from sbkit.tasks.task import import_object
 
 Command = Callable[[argparse.Namespace], int | None]
-OWN = text("command", "COMMAND", "of the task; its own arguments follow")
-LOG_IS_OUTPUT = ("prepare", "tune")  # standard output of the others holds their result
-COMMANDS: dict[str, tuple[Command, str, tuple[Argument, ...]]] = {}
+AddCommand = Callable[..., Parser]
+
+LOGS_TO_STDOUT = ("prepare", "tune")  # other commands print their result on standard output
 
 
 def main() -> None:
     """Run ``sbkit`` with the arguments of the process.
 
-    The folder in which sbkit lies is searched last for modules: that of a checkout has `recipes`,
+    The folder that contains sbkit is searched last for modules: in a checkout it has `recipes`,
     which is not installed.
     """
     sys.path.append(str(Path(__file__).parents[2]))
@@ -58,62 +48,230 @@ def main() -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command, return its exit code; raises SbkitError for bad input or no package."""
+    """Run one command and return its exit code; raises SbkitError for bad input or no package."""
+    parser = build_parser()
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown and not options.takes_overrides:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    options.overrides = unknown
+    with log_to_screen(
+        to_stderr=options.command not in LOGS_TO_STDOUT,
+        format="%(asctime)s %(message)s" if options.command == "serve" else "%(message)s",
+    ):
+        folders = [getattr(options, name, None) for name in ("bundle", "model")]
+        folders += getattr(options, "bundles", [])
+        options.user_modules = import_user_modules(
+            getattr(options, "imports", ()), next(filter(None, folders), None)
+        )
+        try:
+            return options.handler(options) or 0
+        except ModuleNotFoundError as error:
+            raise SbkitError(
+                f"`sbkit {options.command}` needs the package {error.name}, which is not "
+                "installed. Install all that sbkit needs: pip install sbkit, without --no-deps."
+            ) from error
+
+
+def build_parser() -> Parser:
+    """Make the parser of all commands."""
     parser = Parser(prog="sbkit", description="Training recipes for speech, each from one YAML.")
     parser.add_argument("--version", action="version", version=f"sbkit {__version__}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True, dest="name")
-    for name, (_, help, several) in COMMANDS.items():
-        # A key of the YAML, or an option of a task's own command, may begin like an option.
-        takes_others = YAML in several or OWN in several
-        added = commands.add_parser(name, help=help, allow_abbrev=not takes_others)
-        for argument, details in several:
-            added.add_argument(argument, **details)
-    options, more = parser.parse_known_args(arguments)
-    command, _, taken = COMMANDS[options.name]
-    if more and YAML not in taken and OWN not in taken:
-        parser.error(f"unrecognized arguments: {' '.join(more)}")
-    options.overrides = more
-    with log_to_screen(
-        to_stderr=options.name not in LOG_IS_OUTPUT,
-        format="%(asctime)s %(message)s" if options.name == "serve" else "%(message)s",
-    ):
-        return _run(command, options)
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, dest="command")
+
+    def add_command(
+        name: str,
+        handler: Command,
+        help: str,
+        *parents: Parser,
+        takes_overrides: bool = False,
+    ) -> Parser:
+        # With overrides there are no abbreviations: a key of the YAML may begin like an option.
+        added = commands.add_parser(
+            name, help=help, parents=parents, allow_abbrev=not takes_overrides
+        )
+        added.set_defaults(handler=handler, takes_overrides=takes_overrides)
+        return added
+
+    _add_training_commands(add_command)
+    _add_decoder_commands(add_command)
+    _add_scoring_commands(add_command)
+    _add_inference_commands(add_command)
+    _add_task_commands(add_command)
+    return parser
 
 
-def _run(command: Command, options: argparse.Namespace) -> int:
-    """Import the user's modules, and run a command."""
-    folders = [getattr(options, each, None) for each in ("bundle", "model")]
-    folders += getattr(options, "bundles", [])
-    options.user_modules = import_user_modules(
-        getattr(options, "imports", ()), next(filter(None, folders), None)
+def _add_training_commands(add_command: AddCommand) -> None:
+    check = add_command("check", _check, "check a run before it starts", YAML, takes_overrides=True)
+    check.add_argument("--json", action="store_true", help="print the findings as JSON")
+    check.add_argument("--target", metavar="cuda:N", help="check for a machine with N CUDA devices")
+    check.add_argument("--strict", action="store_true", help="exit with 1 for notes, too")
+
+    add_command(
+        "config",
+        _config,
+        "print a YAML as one file, with its base and the overrides given here",
+        YAML,
+        takes_overrides=True,
     )
-    try:
-        return command(options) or 0
-    except ModuleNotFoundError as error:
-        raise SbkitError(
-            f"`sbkit {options.name}` needs the package {error.name}, which is not installed. "
-            "Install all that sbkit needs: pip install sbkit, without --no-deps."
-        ) from error
+
+    prepare = add_command(
+        "prepare",
+        _prepare,
+        "decode the data of a run; several processes may share the work",
+        YAML,
+        takes_overrides=True,
+    )
+    prepare.add_argument("--report", metavar="DIR", type=Path, help="write the data report to DIR")
+    prepare.add_argument("--shards", metavar="DIR|URL", help="only write the data as shards there")
+    prepare.add_argument("--shard-size", default="1GB", help="audio per shard (default: 1GB)")
+
+    cache = add_command("cache", _cache, "list prepared audio, or remove what no corpus needs")
+    cache.add_argument("action", choices=("list", "prune"), nargs="?", default="list")
+
+    export = add_command("export", _export, "write all that a model needs to run elsewhere", IMPORT)
+    export.add_argument("run", metavar="RUN", type=Path, help="a run folder, as training prints it")
+    export.add_argument("--out", metavar="DIR", type=Path, required=True, help="the new bundle")
+    export.add_argument(
+        "--formats",
+        metavar="NAMES",
+        default="",
+        help="comma-separated: onnx, torch, sherpa-onnx, speechbrain, hub; each is compared with "
+        "the trained model first",
+    )
+    export.add_argument("--license", default="unknown", help="license ID for the model card")
 
 
-def command(name: str, help: str, *arguments: Argument) -> Callable[[Command], Command]:
-    """Add a function to the commands, with the arguments that it takes."""
+def _add_decoder_commands(add_command: AddCommand) -> None:
+    tune = add_command(
+        "tune", _tune, "fit another decoder to a validation set, and keep the better one", IMPORT
+    )
+    tune.add_argument("model", metavar="RUN|BUNDLE", type=Path, help="a run folder or a bundle")
+    tune.add_argument(
+        "--lm-text", metavar="TEXT|ARPA", type=Path, help="text or ARPA file of the language model"
+    )
+    tune.add_argument("--word-lm-order", metavar="N", type=int, help="word n-grams; 0 for none")
+    tune.add_argument("--token-lm-order", metavar="N", type=int, help="token n-grams; 0 for none")
+    tune.add_argument(
+        "--decoder", choices=("beam", "graph"), help="graph is faster, and only uses words"
+    )
+    tune.add_argument("--beam-size", metavar="N", type=int, help="number of hypotheses")
+    tune.add_argument(
+        "--attention-rescoring",
+        action=argparse.BooleanOptionalAction,
+        help="rescore with a trained attention decoder",
+    )
+    tune.add_argument(
+        "--data", metavar="TABLE", type=Path, help="the validation set (default: those of the run)"
+    )
+    tune.add_argument(
+        "--out", metavar="DIR", type=Path, help="write a new bundle there (default: into the run)"
+    )
+    tune.add_argument("--force", action="store_true", help="replace even a better decoder")
 
-    def add(function: Command) -> Command:
-        COMMANDS[name] = function, help, arguments
-        return function
+    lm = add_command("lm", _train_lm, "train an n-gram language model, and write it as ARPA")
+    lm.add_argument("texts", metavar="TEXT", type=Path, nargs="+", help="one sentence per line")
+    lm.add_argument("--out", metavar="FILE", type=Path, required=True, help="the ARPA file")
+    lm.add_argument(
+        "--order", metavar="N", type=int, default=3, help="n of the n-grams (default: 3)"
+    )
+    lm.add_argument("--language", metavar="TAG", help="normalize text of this language")
+    lm.add_argument(
+        "--tokenizer", metavar="RUN|BUNDLE", type=Path, help="count its tokens instead of words"
+    )
 
-    return add
+
+def _add_scoring_commands(add_command: AddCommand) -> None:
+    score = add_command(
+        "score", _score, "score a model on your data, without training", DECODING, QUIET, IMPORT
+    )
+    score.add_argument("model", metavar="BUNDLE|RUN", type=Path, help="a bundle or a run folder")
+    score.add_argument(
+        "data", metavar="DATA", type=Path, nargs="*", help="tables (default: the run's test sets)"
+    )
+    score.add_argument("--out", metavar="DIR", type=Path, help="write the reports to DIR")
+    score.add_argument("--label", metavar="COLUMN", help="the correct classes, for a classifier")
+    score.add_argument(
+        "--report-by", metavar="COLUMN", action="append", default=[], help="group; repeatable"
+    )
+    score.add_argument("--path-column", metavar="COLUMN", help="the audio files")
+    score.add_argument("--text-column", metavar="COLUMN", help="the transcripts")
+
+    compare = add_command("compare", _compare, "test whether runs differ, and find the best one")
+    compare.add_argument("first", metavar="RUN", type=Path, help="a run, or a folder of scores")
+    compare.add_argument("others", metavar="RUN", type=Path, nargs="+", help="one or more others")
+    compare.add_argument("--json", action="store_true", help="print the figures as JSON")
+    compare.add_argument("--html", metavar="FILE", type=Path, help="also write a page (two runs)")
 
 
-@command(
-    "check",
-    "check a run before it starts",
-    YAML,
-    flag("--json", "print the findings as JSON"),
-    text("--target", "cuda:N", "the machine meant: N CUDA devices"),
-    flag("--strict", "leave with 1 for notes too"),
-)
+def _add_inference_commands(add_command: AddCommand) -> None:
+    transcribe = add_command(
+        *("transcribe", _transcribe, "transcribe audio files"),
+        *(BUNDLE, FILES, RUNTIME, DECODING, VAD, QUIET, IMPORT),
+    )
+    formats = ("text", "txt", "json", "srt", "vtt", "tsv")
+    transcribe.add_argument("--format", choices=formats, default="text", help="(default: text)")
+    transcribe.add_argument(
+        "--out", metavar="DIR", type=Path, help="write a file for each there instead of printing"
+    )
+    transcribe.add_argument(
+        "--live",
+        action="store_true",
+        help="print the text of one FILE, - or mic (a microphone) while it is spoken",
+    )
+    transcribe.add_argument(
+        "--pace", metavar="X", type=float, help="speed of --live with a file; 1 is real time"
+    )
+
+    serve = add_command(
+        *("serve", _serve, "answer OpenAI clients' requests for transcripts and speech"),
+        *(SERVER, RUNTIME, LIMITS, DECODING, VAD, IMPORT),
+    )
+    serve.add_argument(
+        *("bundles",), metavar="BUNDLE|RUN", type=Path, nargs="+", help="recognizers and voices"
+    )
+
+    classify = add_command(
+        *("classify", _classify, "print the class of audio files"),
+        *(BUNDLE, FILES, QUIET, IMPORT),
+    )
+    classify.add_argument("--format", choices=("text", "json"), default="text")
+
+
+def _add_task_commands(add_command: AddCommand) -> None:
+    for name, help in (("encode", "write audio as codes"), ("decode", "write the audio of codes")):
+        code = add_command(name, _run_task, help, BUNDLE, RUNTIME, IMPORT)
+        code.add_argument("file", metavar="FILE", type=Path, help="the file to read")
+        code.add_argument(
+            "--out", metavar="FILE", type=Path, required=True, help="the file to write"
+        )
+
+    speak = add_command("speak", _run_task, "write text as speech", BUNDLE, RUNTIME, IMPORT)
+    speak.add_argument("text", metavar="TEXT", nargs="?", help="the text to speak")
+    speak.add_argument(
+        "--file", metavar="FILE", type=Path, help="a UTF-8 text instead; - reads standard input"
+    )
+    speak.add_argument(
+        "--out", metavar="FILE", type=Path, required=True, help="the WAV; - is standard output"
+    )
+    speak.add_argument(
+        "--speed", metavar="X", type=float, default=1.0, help="from 0.25 to 4 (default: 1)"
+    )
+
+    user_command = add_command(
+        *("run", _run_user_command, "run a command that the task of a bundle declares"),
+        *(BUNDLE, RUNTIME, IMPORT),
+        takes_overrides=True,
+    )
+    user_command.add_argument(
+        "task_command", metavar="COMMAND", help="the command; its own arguments follow"
+    )
+
+    doctor = add_command("doctor", _doctor, "print what models can run on here", IMPORT)
+    doctor.add_argument(
+        *("bundle",), metavar="BUNDLE", type=Path, nargs="?", help="try the formats of this bundle"
+    )
+
+
 def _check(options: argparse.Namespace) -> int:
     keep_freed_memory()  # as training does, whose memory is measured
     from sbkit.commands.check import check_file
@@ -127,38 +285,24 @@ def _check(options: argparse.Namespace) -> int:
     )
 
 
-@command("config", "print a YAML as one file: with its base, and the values given here", YAML)
 def _config(options: argparse.Namespace) -> None:
     from sbkit.config.hparams import parse_overrides, resolve
 
     print(resolve(options.yaml, parse_overrides(options.overrides)).one_file, end="")
 
 
-@command(
-    "prepare",
-    "decode the data of a run; any number of processes may share the work",
-    YAML,
-    path("--report", "DIR", "write the data report there"),
-    text("--shards", "DIR|URL", "write the data there as shards, and nothing else"),
-    text("--shard-size", "SIZE", "of audio (default: 1GB)", default="1GB"),
-)
 def _prepare(options: argparse.Namespace) -> None:
     from sbkit.commands.train import prepare_data, prepare_shards
 
     arguments = [str(options.yaml), *options.overrides]
     if options.shards and options.report:
-        raise SbkitError("--report must come without --shards, which only writes data. Call twice.")
+        raise ConfigError("--shards only writes data; for --report, run `sbkit prepare` once more.")
     if options.shards is None:
         prepare_data(arguments, options.report)
     else:
         prepare_shards(arguments, options.shards, options.shard_size)
 
 
-@command(
-    "cache",
-    "list prepared audio, or remove what no corpus needs",
-    ("action", {"choices": ("list", "prune"), "nargs": "?", "default": "list"}),
-)
 def _cache(options: argparse.Namespace) -> None:
     from sbkit.data.cache import default_cache, print_entries, prune
 
@@ -168,19 +312,6 @@ def _cache(options: argparse.Namespace) -> None:
         prune(default_cache())
 
 
-@command(
-    "export",
-    "write everything needed to run a model elsewhere",
-    RUN,
-    path("--out", "DIR", "the bundle", required=True),
-    text(
-        *("--formats", "NAMES"),
-        help="onnx, torch, sherpa-onnx, speechbrain, hub, with commas; each is compared first",
-        default="",
-    ),
-    text("--license", "ID", "for the model card", default="unknown"),
-    IMPORT,
-)
 def _export(options: argparse.Namespace) -> int:
     from sbkit.export.export import export_run
 
@@ -192,48 +323,25 @@ def _export(options: argparse.Namespace) -> int:
         license=options.license,
         user_modules=options.user_modules,
     )
-    missed = [
+    failures = [
         f"{name} ({kind}) is not written: {reason.rstrip('.')}."
-        for name, several in parity.items()
-        for kind, found in several.items()
-        for reason in found["reasons"]
+        for name, reports in parity.items()
+        for kind, report in reports.items()
+        for reason in report["reasons"]
     ]
-    print(*missed, sep="\n", end="\n" if missed else "", file=sys.stderr)
+    for failure in failures:
+        print(failure, file=sys.stderr)
     print(options.out)
-    return FAILED if missed else 0
+    return FAILED if failures else 0
 
 
-@command(
-    "tune",
-    "fit another decoder to a validation set, and keep the better one",
-    path("model", "RUN|BUNDLE", "a run folder or a bundle"),
-    path("--lm-text", "TEXT|ARPA", "of the language models"),
-    text("--word-lm-order", "N", "n-grams of words; 0: none", type=int),
-    text("--token-lm-order", "N", "of tokens; 0: none", type=int),
-    choice("--decoder", "beam", "graph", help="graph: faster, with only the model of words"),
-    text("--beam-size", "N", "hypotheses", type=int),
-    boolean("--attention-rescoring", "by a trained attention decoder"),
-    path("--data", "TABLE", "the validation set (default: those of the run)"),
-    path("--out", "DIR", "write a bundle with the new decoder there (default: into the run)"),
-    flag("--force", "replace the decoder of the run even if the new one is no better"),
-    IMPORT,
-)
 def _tune(options: argparse.Namespace) -> None:
     from sbkit.commands.tune import TuneOptions, tune_model
 
-    wanted = {each: getattr(options, each) for each in TuneOptions.__dataclass_fields__}
-    tune_model(options.model, TuneOptions(**wanted), user_modules=options.user_modules)
+    chosen = {name: getattr(options, name) for name in TuneOptions.__dataclass_fields__}
+    tune_model(options.model, TuneOptions(**chosen), user_modules=options.user_modules)
 
 
-@command(
-    "lm",
-    "train an n-gram language model, and write it as ARPA",
-    path("texts", "TEXT", "a sentence on each line", nargs="+"),
-    path("--out", "FILE", "the ARPA file", required=True),
-    text("--order", "N", "of the n-grams (default: 3)", type=int, default=3),
-    text("--language", "TAG", "of its normalizer (else the tokenizer's)"),
-    path("--tokenizer", "RUN|BUNDLE", "make it of its tokens, not of words"),
-)
 def _train_lm(options: argparse.Namespace) -> None:
     from sbkit.bundle.bundle import language_of
     from sbkit.decoding.language_models import train_texts
@@ -243,43 +351,27 @@ def _train_lm(options: argparse.Namespace) -> None:
     if language is None:
         language = "und" if tokenizer is None else language_of(tokenizer)
     check_language(language)
-    wanted = {"order": options.order, "tokenizer": tokenizer, "out": options.out}
-    print(train_texts(options.texts, language=language, **wanted))
+    print(
+        train_texts(
+            options.texts,
+            language=language,
+            order=options.order,
+            tokenizer=tokenizer,
+            out=options.out,
+        )
+    )
 
 
-@command(
-    "score",
-    "score a model on data of yours; trains nothing",
-    path("model", "BUNDLE|RUN", "a bundle or a run folder"),
-    path("data", "DATA", "tables; none: a run's own test sets", nargs="*"),
-    path("--out", "DIR", "write the reports there"),
-    text("--label", "COLUMN", "of a classifier: the right answers"),
-    text("--report-by", "COLUMN", "repeatable", action="append", default=[]),
-    text("--path-column", "COLUMN", "of the audio files"),
-    text("--text-column", "COLUMN", "of the transcripts"),
-    DECODER,
-    HOTWORDS,
-    QUIET,
-    IMPORT,
-)
 def _score(options: argparse.Namespace) -> None:
     from sbkit.commands.score import ScoreOptions, score_model
 
-    wanted = {each: getattr(options, each) for each in ScoreOptions.__dataclass_fields__}
+    chosen = {name: getattr(options, name) for name in ScoreOptions.__dataclass_fields__}
     for line in score_model(
-        options.model, options.data, ScoreOptions(**wanted), user_modules=options.user_modules
+        options.model, options.data, ScoreOptions(**chosen), user_modules=options.user_modules
     ):
         print(printable(line), flush=True)
 
 
-@command(
-    "compare",
-    "test whether two runs differ, or find the best of several",
-    path("first", "RUN", "a run, or a folder of scores"),
-    path("others", "RUN", "others; the best of all is marked", nargs="+"),
-    flag("--json", "print the figures as JSON"),
-    path("--html", "FILE", "write a page of two runs, too"),
-)
 def _compare(options: argparse.Namespace) -> None:
     from sbkit.base.files import to_json
     from sbkit.checkpoint.provenance import require_current_results
@@ -300,27 +392,9 @@ def _compare(options: argparse.Namespace) -> None:
     )
 
 
-@command(
-    "transcribe",
-    "transcribe audio files",
-    BUNDLE,
-    FILES,
-    RAW_RATE,
-    choice("--format", "text", "txt", "json", "srt", "vtt", "tsv", default="text"),
-    path("--out", "DIR", "write a file for each there, instead of printing"),
-    ERRORS,
-    *RUNNING,
-    DECODER,
-    HOTWORDS,
-    VAD,
-    flag("--live", "print the text of one FILE, - or mic (a microphone) as it comes"),
-    text("--pace", "X", "with --live, of a file: 1 for real time (default: at once)", type=float),
-    QUIET,
-    IMPORT,
-)
 def _transcribe(options: argparse.Namespace) -> int:
     if options.pace is not None and not options.live:
-        raise SbkitError("`--pace` must come with --live, but does not. Add it, or leave it out.")
+        raise ConfigError("`--pace` needs --live. Add --live, or leave --pace out.")
     with _opened(options.bundle, options.user_modules) as options.bundle:
         options.detector = None
         if options.vad is not None:
@@ -338,42 +412,19 @@ def _transcribe(options: argparse.Namespace) -> int:
         return transcribe(options)
 
 
-@command(
-    "serve",
-    "answer the requests of OpenAI's clients for transcripts and speech",
-    BUNDLES,
-    *LISTENING,
-    *RUNNING,
-    *LIMITING,
-    DECODER,
-    HOTWORDS,
-    VAD,
-    IMPORT,
-)
 def _serve(options: argparse.Namespace) -> int:
     for name in ("starlette", "uvicorn", "websockets", "python_multipart", "prometheus_client"):
         require_package(name, extra="serve")
     from sbkit.commands.serve import serve
 
-    names = [each.resolve().name for each in options.bundles]
+    names = [folder.resolve().name for folder in options.bundles]
     with ExitStack() as stack:
         folders = [
-            stack.enter_context(_opened(each, options.user_modules)) for each in options.bundles
+            stack.enter_context(_opened(folder, options.user_modules)) for folder in options.bundles
         ]
         return serve(names, folders, options)
 
 
-@command(
-    "classify",
-    "print which label audio files have",
-    BUNDLE,
-    FILES,
-    RAW_RATE,
-    choice("--format", "text", "json", default="text"),
-    ERRORS,
-    QUIET,
-    IMPORT,
-)
 def _classify(options: argparse.Namespace) -> int:
     from sbkit.commands.transcribe import classify
 
@@ -381,45 +432,26 @@ def _classify(options: argparse.Namespace) -> int:
         return classify(options)
 
 
-CODING = BUNDLE, path("file", "FILE", "to read"), path("--out", "FILE", "to write", required=True)
-
-
-@command("encode", "write audio as codes", *CODING, *RUNNING, IMPORT)
-@command("decode", "write the audio of codes", *CODING, *RUNNING, IMPORT)
-@command(
-    "speak",
-    "write text as speech",
-    BUNDLE,
-    text("text", "TEXT", "what is to be said", nargs="?"),
-    path("--file", "FILE", "a text of UTF-8, - for standard input, in its place"),
-    path("--out", "FILE", "the WAV to write, - for standard output", required=True),
-    text("--speed", "X", "from 0.25 to 4 (default: 1)", type=float, default=1.0),
-    *RUNNING,
-    IMPORT,
-)
-def _run_of_task(options: argparse.Namespace) -> int:
+def _run_task(options: argparse.Namespace) -> int:
     from sbkit.bundle.bundle import read_bundle
 
     with _opened(options.bundle, options.user_modules) as options.bundle:
         task = read_bundle(options.bundle, user_modules=options.user_modules).task
-        return int(import_object(task.require_command(options.name).run)(options))
+        return int(import_object(task.require_command(options.command).run)(options))
 
 
-@command("run", "run a command that a bundle's own task has", BUNDLE, OWN, *RUNNING, IMPORT)
-def _run_own(options: argparse.Namespace) -> int:
+def _run_user_command(options: argparse.Namespace) -> int:
     from sbkit.bundle.bundle import read_bundle
 
     with _opened(options.bundle, options.user_modules) as options.bundle:
         task = read_bundle(options.bundle, user_modules=options.user_modules).task
-        commands = {
-            name: each for name, each in task.commands.items() if each.arguments is not None
-        }
-        if (command := commands.get(options.command)) is None:
+        commands = {name: c for name, c in task.commands.items() if c.arguments is not None}
+        if (command := commands.get(options.task_command)) is None:
             raise ConfigError(
                 f"`sbkit run` runs commands that a task declares with `arguments`, and {task.name} "
-                f"has no {options.command}. It has: {', '.join(commands) or 'none'}."
+                f"has no {options.task_command}. It has: {', '.join(commands) or 'none'}."
             )
-        parser = Parser(prog=f"sbkit run {options.bundle} {options.command}")
+        parser = Parser(prog=f"sbkit run {options.bundle} {options.task_command}")
         for argument, details in command.arguments or ():
             parser.add_argument(argument, **details)
         parser.parse_args(options.overrides, options)
@@ -427,7 +459,7 @@ def _run_own(options: argparse.Namespace) -> int:
 
 
 def _opened(folder: Path, user_modules: frozenset[str]) -> AbstractContextManager[Path]:
-    """Name the bundle, or make one of a run, for which more is imported."""
+    """Return the folder of a bundle; a run folder is exported first, which imports more."""
     if not (folder / "hyperparams.yaml").is_file():
         return nullcontext(folder)
     from sbkit.export.export import as_bundle
@@ -435,12 +467,6 @@ def _opened(folder: Path, user_modules: frozenset[str]) -> AbstractContextManage
     return as_bundle(folder, user_modules)
 
 
-@command(
-    "doctor",
-    "print what models can run on here",
-    path("bundle", "BUNDLE", "whose formats are tried", nargs="?"),
-    IMPORT,
-)
 def _doctor(options: argparse.Namespace) -> int:
     from sbkit.commands.doctor import print_report
 

@@ -138,7 +138,7 @@ def test_a_pipe_gets_each_event_at_once(as_json: bool, monkeypatch: pytest.Monke
 def test_what_does_not_fit_is_refused(arguments: Sequence[str], match: str, talk: Path) -> None:
     with pytest.raises(SbkitError, match=match):
         live(*arguments)
-    with pytest.raises(SbkitError, match="`--pace` must come with --live"):
+    with pytest.raises(SbkitError, match="`--pace` needs --live"):
         run(["transcribe", "model", "a.wav", "--pace", "1"])
 
 

@@ -169,7 +169,7 @@ def test_each_gets_a_file_of_its_own(talks: Path, capsys: Captured) -> None:
     [
         (["talks/?.*", "--format", "tsv"], "prints one recording, but there are 2"),
         (["talks/a.wav", "talks/a.wav", "--out", "here"], "two of them have the same name"),
-        (["talks", "--out", "/proc/here"], "`--out` must name a folder to write to"),
+        (["talks", "--out", "/proc/here"], "`--out` must name a folder that"),
     ],
 )
 @pytest.mark.usefixtures("talks")
