@@ -8,7 +8,7 @@ import pytest
 import soundfile
 
 from sbkit.base.errors import BAD_INPUT
-from sbkit.evaluate.slices import EMPTY
+from sbkit.evaluate.slices import EMPTY_VALUE
 from sbkit.logs.run_log import read_log
 from tests.runs import Workplace, prompts, read_json, rows_of
 
@@ -80,7 +80,10 @@ def test_tables_of_ones_own_train(workplace: Workplace, tmp_path: Path) -> None:
     test = read_json(run / "summary.json")["test"]["test"]
     assert test["utterances"] == 4
     slices = test["report_by"]["reader"]
-    assert {reader: each["utterances"] for reader, each in slices.items()} == {"ann": 3, EMPTY: 1}
+    assert {reader: each["utterances"] for reader, each in slices.items()} == {
+        "ann": 3,
+        EMPTY_VALUE: 1,
+    }
     assert (run / "report_by_test.tsv").read_text().startswith("column\tvalue\tutterances\tCER")
 
 

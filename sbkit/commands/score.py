@@ -29,7 +29,7 @@ from sbkit.data.sources import read_manifests
 from sbkit.data.splits import filled_rows, prepare_split, sample_counts
 from sbkit.data.tables import TableOptions
 from sbkit.decoding.confidence import GREEDY
-from sbkit.evaluate.report import REPORT, Known, write_report
+from sbkit.evaluate.report import REPORT, KnownWords, write_report
 from sbkit.evaluate.run_results import read_results
 from sbkit.evaluate.slices import measure_slices, require_columns, slice_columns, write_slices
 from sbkit.evaluate.utterances import PROVENANCE
@@ -184,7 +184,7 @@ def _write_page(
         clips=partial(clips_of, scored, bundle.config.sample_rate),
         known=None
         if words is None
-        else Known(words=words, source="the words of the language model"),
+        else KnownWords(words=words, source="the words of the language model"),
         notes=[
             f"{model.name}, sbkit {__version__}",
             describe_provenance(provenance_of_bundle(bundle)),

@@ -80,10 +80,15 @@ class Weights:
 class BeamDecoder:
     """Decode CTC log-probabilities with language models, hotwords and an attention decoder.
 
-    >>> tokenizer = Tokenizer(model_file="tokenizer.model")
-    >>> decoder = BeamDecoder(tokenizer=tokenizer, language_models="lm.safetensors", beam_size=8)
-    >>> decoder.weights.word, decoder.needs_tuning
-    (0.6, True)
+    >>> import numpy as np, tempfile
+    >>> from sbkit.text.tokenizer import ensure_tokenizer
+    >>> options = {"kind": "char", "vocab_size": None, "texts": lambda: ["ab ba"] * 9}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     tokenizer = ensure_tokenizer(model_file=Path(folder, "tokenizer.model"), **options)
+    >>> decoder = BeamDecoder(tokenizer=tokenizer, language_models=LanguageModels(None, None))
+    >>> log_probs = np.log(np.eye(tokenizer.vocab_size)[tokenizer.encode("ba")] + 1e-9)
+    >>> tokenizer.decode(decoder.nbest(log_probs)[0].tokens)
+    'ba'
 
     Args:
         tokenizer: the tokenizer of the model.

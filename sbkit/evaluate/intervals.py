@@ -1,22 +1,19 @@
-"""A 95 % interval of an error rate, from a bootstrap over speakers or clips.
+"""How certain an error rate is, and whether two recognizers differ.
 
-Clips of one speaker fail together, so speakers are drawn where they are known: a resample is as
-many units as there are, with replacement, and its rate is all its errors divided by all its words.
-The ends are the 2.5 % and 97.5 % percentiles (Bisani & Ney, ICASSP 2004).
+The 95 % interval of a rate is from a bootstrap over speakers or clips. Clips of one speaker fail
+together, so speakers are drawn if they are known: a resample has as many units as there are, drawn
+with replacement, and its rate is all its errors divided by all its words. The ends are the 2.5 %
+and 97.5 % percentiles (Bisani & Ney, ICASSP 2004). An interval over clips says nothing about
+speakers who are not in the test, and one over few units is too narrow: in 1,000 simulations of
+speakers with individual rates, intervals over 2, 5, 10, 20 and 60 speakers contained the true rate
+in 51, 84, 90, 93 and 94 %.
 
-An interval over clips says nothing about speakers who are not in the test, and one of few units is
-too narrow: in 1,000 simulations of speakers with rates of their own, intervals of 2, 5, 10, 20 and
-60 speakers held the true rate in 51, 84, 90, 93 and 94 %.
-
-MAPSSWE: do two recognizers make different numbers of word errors on the same references?
-
-The matched-pair sentence-segment word error test of Gillick & Cox (ICASSP 1989), as NIST's
-sc_stats does it. Segments are cut where both have two correct words in a row, so that an error in
-one says little about the next; those without an error are left out. Of each, the difference of
-the error counts is taken: Z = mean / (sd / sqrt n).
-
-Segments count as independent, even those of one speaker. Whether a difference holds for other
-speakers is what the interval of the difference shows (`sbkit/evaluate/intervals.py`).
+MAPSSWE is the matched-pair sentence-segment word error test of Gillick & Cox (ICASSP 1989), as in
+NIST's sc_stats: do two recognizers make different numbers of errors on the same references?
+Segments are cut where both have two correct words in a row, so that an error in one segment says
+little about the next. Segments without an error are left out. Z = mean / (sd / sqrt n) of the
+differences of the error counts. Segments count as independent, even those of one speaker: whether a
+difference holds for other speakers is shown by its interval.
 """
 
 import math
@@ -25,20 +22,17 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from sbkit.base.arrays import Counts, Float64s
 from sbkit.evaluate.wer import ErrorCounts, split_units
 
-DRAWS = 10_000
-CHUNK = 1 << 20  # units drawn at a time, 8 MB; all draws of 20,000 clips would be 1.6 GB
-FEW = 10  # units; an interval over fewer holds the true rate in less than 90 %
-
-Counts = npt.NDArray[np.int64]  # one for each utterance, or for each unit
-Rates = npt.NDArray[np.float64]  # one for each draw
+NUM_DRAWS = 10_000
+UNITS_AT_ONCE = 1 << 20  # drawn together, 8 MB; all draws of 20,000 clips would be 1.6 GB
+MIN_UNITS = 10  # an interval over fewer contains the true rate in less than 90 %
 
 
 class Units(NamedTuple):
-    """What is drawn: what the units are, in the singular, and the unit of each utterance."""
+    """The units of the bootstrap: their name in the singular, and the unit of each utterance."""
 
     name: str
     groups: tuple[str, ...]
@@ -46,9 +40,14 @@ class Units(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """A 95 % interval, in fractions; both ends are None where there is nothing to draw from.
+    """A 95 % interval, in fractions; both ends are None if there is at most one unit.
 
-    ``unit`` is what was drawn, in the singular; ``unit_count`` how many of them there are.
+    unit: the name of the units, in the singular; unit_count: their number.
+
+    >>> counts = [ErrorCounts(substitutions=n % 3, total=9) for n in range(40)]
+    >>> units = units_of([str(n) for n in range(40)], [""] * 40)
+    >>> print(interval_of(counts, units))
+    8.1 to 13.6, 40 clips
     """
 
     low: float | None
@@ -57,21 +56,21 @@ class Interval:
     unit_count: int
 
     def __str__(self) -> str:
-        """Write it in percent, and what was drawn: "31.4 to 50.2, 65 clips"."""
+        """Format the interval in percent with its units: "31.4 to 50.2, 65 clips"."""
         if self.low is None or self.high is None:
             return f"no interval over {self.unit_count} {self.unit}"
         return f"{100 * self.low:.1f} to {100 * self.high:.1f}, {self.describe_units()}"
 
     def describe_units(self) -> str:
-        """Write how many units were drawn, "only" where an interval over so few is too narrow."""
-        plural = " or ".join(f"{each}s" for each in self.unit.split(" or "))
-        return f"{'only ' if self.unit_count < FEW else ''}{self.unit_count} {plural}"
+        """Format the number of units, with "only" if an interval over so few is too narrow."""
+        plural = " or ".join(f"{name}s" for name in self.unit.split(" or "))
+        return f"{'only ' if self.unit_count < MIN_UNITS else ''}{self.unit_count} {plural}"
 
 
 def units_of(ids: Sequence[str], speakers: Sequence[str]) -> Units:
-    """Return the speaker of each utterance where one is known, else the clip itself.
+    """Return the speaker of each utterance, or the clip itself if the speaker is "" (unknown).
 
-    ``speakers`` holds "" where none is known. A single speaker cannot be resampled: then clips are.
+    A single speaker cannot be resampled, so clips are.
     """
     clips = tuple(f"clip {id}" for id in ids)
     groups = tuple(
@@ -88,99 +87,99 @@ def interval_of(
 ) -> Interval:
     """Compute the interval of a rate from the counts of each utterance.
 
-    With the counts of another system on the same references, ``minus``, of the difference of the
-    two rates: both rates of a draw are of the same units, so that what is hard for both cancels.
+    With ``minus``, the counts of another system on the same references, it is the interval of the
+    difference of the two rates. Both rates of a draw are from the same units, so that their shared
+    difficulty cancels.
     """
-    errors = np.array([each.errors for each in counts], dtype=np.int64)
+    errors = np.array([count.errors for count in counts], dtype=np.int64)
     if minus:
-        errors -= [each.errors for each in minus]
-    return rate_interval(errors, np.array([each.total for each in counts], dtype=np.int64), units)
+        errors -= [count.errors for count in minus]
+    return rate_interval(errors, np.array([count.total for count in counts], dtype=np.int64), units)
 
 
 def rate_interval(
-    errors: Counts, totals: Counts, units: Units, *, draws: int = DRAWS, seed: int = 0
+    errors: Counts, totals: Counts, units: Units, *, draws: int = NUM_DRAWS, seed: int = 0
 ) -> Interval:
     """Compute the interval of the rate ``errors.sum() / totals.sum()``: (N,), (N,), N units.
 
-    The same input gives the same interval, also in another order.
+    The same input in any order gives the same interval.
     """
     names, unit_of = np.unique(np.array(units.groups, dtype=np.str_), return_inverse=True)
-    of_units = np.zeros((len(names), 2), dtype=np.int64)
-    np.add.at(of_units, unit_of, np.stack([errors, totals], axis=1))
+    unit_counts = np.zeros((len(names), 2), dtype=np.int64)
+    np.add.at(unit_counts, unit_of, np.stack([errors, totals], axis=1))
     low: float | None = None
     high: float | None = None
     if len(names) > 1 and totals.any():
-        rates = np.concatenate([*_resampled(of_units, draws, seed)])
+        rates = np.concatenate([*_resample(unit_counts, draws, seed)])
         low, high = np.quantile(rates, (0.025, 0.975)).tolist()
     return Interval(low=low, high=high, unit=units.name, unit_count=len(names))
 
 
-def _resampled(of_units: Counts, draws: int, seed: int) -> Iterator[Rates]:
-    """Yield the rates of all draws, some at a time; a draw of empty references divides by one."""
-    random, units = np.random.default_rng(seed), len(of_units)
-    errors, totals = of_units.T.copy()
-    step = max(1, CHUNK // units)
+def _resample(unit_counts: Counts, draws: int, seed: int) -> Iterator[Float64s]:
+    """Yield the rates of all draws in blocks; a draw of empty references divides by one."""
+    random, num_units = np.random.default_rng(seed), len(unit_counts)
+    errors, totals = unit_counts.T.copy()
+    step = max(1, UNITS_AT_ONCE // num_units)
     for first in range(0, draws, step):
-        drawn = random.integers(units, size=(min(step, draws - first), units))
+        drawn = random.integers(num_units, size=(min(step, draws - first), num_units))
         yield errors.take(drawn).sum(1) / np.maximum(totals.take(drawn).sum(1), 1)
 
 
-BOUNDARY_WORDS = 2  # correct in both, as sc_stats has it
-SUBSTITUTION, DELETION, INSERTION = 4, 3, 3  # what they cost in an alignment of sclite
+BOUNDARY_WORDS = 2  # correct in both, as in sc_stats
+SUBSTITUTION, DELETION, INSERTION = 4, 3, 3  # costs in an alignment of sclite
 
 
 def mapsswe(triples: Iterable[tuple[str, str, str]], *, by_words: bool = True) -> dict[str, Any]:
     """Test whether A and B differ, from (reference, A's transcript, B's) of each utterance.
 
-    Returns the number of segments, the mean difference A - B, Z and the two-sided p; where there is
-    no test these two are None, and `reason` says why.
-    Characters take the place of words where a language writes no spaces between them.
-    Segments and Z equal those of sc_stats (SCTK 2.4.10). p takes Z as normal, for which Gillick &
-    Cox ask for some fifty segments.
+    Returns the number of segments, the mean difference A - B, Z and the two-sided p; if no test is
+    possible, Z and p are None, and `reason` says why. Characters replace words in a language
+    without spaces between them. Segments and Z equal those of sc_stats (SCTK 2.4.10). p assumes
+    that Z is normal, for which Gillick & Cox ask for some fifty segments.
     """
     differences = [
-        each for triple in triples for each in segment_differences(*triple, by_words=by_words)
+        difference
+        for triple in triples
+        for difference in segment_differences(*triple, by_words=by_words)
     ]
     count = len(differences)
     mean = float(np.mean(differences)) if differences else 0.0
-    found = {"segments": count, "mean": mean, "z": None, "p": None}
+    figures = {"segments": count, "mean": mean, "z": None, "p": None}
     if count < 2:
-        reason = f"there must be at least 2 segments with errors, but there are {count}"
-        return {**found, "reason": reason}
+        return {**figures, "reason": f"needs at least 2 segments with errors, there are {count}"}
     error = float(np.std(differences, ddof=1)) / math.sqrt(count)
     if error == 0 and mean != 0:
-        reason = f"segments must differ, but all {count} have the same difference, {mean:+g}"
-        return {**found, "reason": reason}
+        return {**figures, "reason": f"all {count} segments have the same difference, {mean:+g}"}
     z = mean / error if error else 0.0
-    return {**found, "z": z, "p": math.erfc(abs(z) / math.sqrt(2))}
+    return {**figures, "z": z, "p": math.erfc(abs(z) / math.sqrt(2))}
 
 
 def segment_differences(
     reference: str, hypothesis_a: str, hypothesis_b: str, *, by_words: bool = True
 ) -> list[int]:
-    """Return A's errors minus B's in every segment of one utterance that has an error."""
-    words, *both = (
-        split_units(each, by_words=by_words) for each in (reference, hypothesis_a, hypothesis_b)
+    """Return A's errors minus B's in every segment of an utterance that has an error."""
+    words, *hypotheses = (
+        split_units(text, by_words=by_words) for text in (reference, hypothesis_a, hypothesis_b)
     )
-    errors_of_both = [_errors(words, each) for each in both]
-    inserted, missed = (np.stack(each, axis=1) for each in zip(*errors_of_both, strict=True))
+    pairs = [_errors(words, hypothesis) for hypothesis in hypotheses]
+    inserted, wrong = (np.stack(arrays, axis=1) for arrays in zip(*pairs, strict=True))
     differences: list[int] = []
-    errors, correct = np.zeros(2, dtype=np.int64), 0
-    for before, here in zip(inserted, missed, strict=True):
-        correct = 0 if here.any() else 1 if before.any() else correct + 1
-        errors += before + here
-        if correct == BOUNDARY_WORDS and errors.any():
+    errors, num_correct = np.zeros(2, dtype=np.int64), 0
+    for insertions, is_wrong in zip(inserted, wrong, strict=True):
+        num_correct = 0 if is_wrong.any() else 1 if insertions.any() else num_correct + 1
+        errors += insertions + is_wrong
+        if num_correct == BOUNDARY_WORDS and errors.any():
             differences.append(int(errors[0] - errors[1]))
             errors[:] = 0
     return [*differences, int(errors[0] - errors[1])] if errors.any() else differences
 
 
 def _errors(reference: Sequence[str], hypothesis: Sequence[str]) -> tuple[Counts, Counts]:
-    """Count the insertions before each word of the reference, and mark the words that are wrong.
+    """Count the insertions before each word of the reference, and mark the wrong words.
 
-    Both (N + 1,) of N words: the last place is behind them all. Of equally cheap alignments it is
-    sclite's, which goes back from the end and pairs two words wherever that is cheapest: those of
-    rapidfuzz have as many errors, but cut 86 segments where sc_stats has 90.
+    Both are (N + 1,) for N words, the last entry standing for the end. Of equally cheap alignments,
+    this is sclite's, which goes back from the end and pairs two words wherever that is cheapest.
+    The alignments of rapidfuzz have as many errors, but cut 86 segments where sc_stats cuts 90.
     """
     inserted, wrong = np.zeros((2, len(reference) + 1), dtype=np.int64)
     if reference == hypothesis:
@@ -202,15 +201,15 @@ def _errors(reference: Sequence[str], hypothesis: Sequence[str]) -> tuple[Counts
     return inserted, wrong
 
 
-def _costs(reference: Sequence[str], hypothesis: Sequence[str]) -> npt.NDArray[np.int64]:
-    """Return the least cost of aligning each beginning of the one with each of the other."""
-    found = np.array(hypothesis, dtype=object)
+def _costs(reference: Sequence[str], hypothesis: Sequence[str]) -> Counts:
+    """Return the minimal cost of aligning each prefix of one text with each of the other."""
+    words = np.array(hypothesis, dtype=object)
     inserted = INSERTION * np.arange(len(hypothesis) + 1)
     costs = np.empty((len(reference) + 1, len(hypothesis) + 1), dtype=np.int64)
     costs[0] = inserted
     for above, row, word in zip(costs, costs[1:], reference, strict=False):
         row[:] = above + DELETION
-        np.minimum(row[1:], above[:-1] + SUBSTITUTION * (found != word), out=row[1:])
-        # The least of what lies to the left, and the insertions from there on.
+        np.minimum(row[1:], above[:-1] + SUBSTITUTION * (words != word), out=row[1:])
+        # The minimum over all entries to the left, plus the insertions from there.
         row[:] = np.minimum.accumulate(row - inserted) + inserted
     return costs

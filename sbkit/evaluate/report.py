@@ -1,4 +1,4 @@
-"""``report.html``: the results of a run, or of two side by side, as one page to be mailed.
+"""``report.html``: the results of a run, or of two side by side, as one self-contained page.
 
 results -> for each test set the chosen utterances, frequent errors, slices -> a template
 """
@@ -24,21 +24,22 @@ from sbkit.logs.metric import Metric, Metrics
 from sbkit.text.word import Word
 
 REPORT = "report.html"
-CLIPS = 200  # that can be played
-LONGEST = 30.0  # seconds of a clip that can be played
-ALL_BYTES, ROW_BYTES = 5_600_000, 700_000  # of rows with their clips, and without; a page has 6 MB
-MOST = 20  # frequent errors of each kind
-SLICES = 200  # values of a column: 10,000 speakers would take 6 MB
+MAX_CLIPS = 200
+MAX_CLIP_SECONDS = 30.0
+# Of the rows of utterances, with their clips and without, so that a page has at most 6 MB.
+MAX_BYTES, MAX_ROW_BYTES = 5_600_000, 700_000
+MAX_FREQUENT_ERRORS = 20  # of each kind
+MAX_SLICES = 200  # values of a column: 10,000 speakers would take 6 MB
 ERROR_RATES: Metrics = {"WER": Metric(), "CER": Metric()}
 
 Clips = Callable[[str, list[str], int], Mapping[str, str]]
-"""Given a test set, ids and the bytes that they may take, return MP3 in base64 by id."""
+"""Given a test set, ids and a limit in bytes, return MP3 in base64 by id."""
 
-Compared = tuple[ScoredUtterance, ...]  # an utterance as each run recognized it
+UtteranceOfRuns = tuple[ScoredUtterance, ...]  # an utterance as each run recognized it
 
 
-class Known(NamedTuple):
-    """The words that a recognizer has seen written, and where."""
+class KnownWords(NamedTuple):
+    """The words that a recognizer has seen in text, and the source of that text."""
 
     words: Container[str]
     source: str
@@ -50,37 +51,45 @@ def write_report(
     *,
     clips: Clips,
     metrics: Metrics = ERROR_RATES,
-    known: Known | None = None,
+    known: KnownWords | None = None,
     notes: Sequence[str] = (),
     pictures: Iterable[Path] = (),
     compared: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write the page of one run, or of two with the figures of their differences, ``compared``.
+    """Write the page of one run, or of two. The same input gives the same bytes.
 
-    Two runs must have the same references (`sbkit/evaluate/compare.py`). ``notes`` are lines below
-    the title, ``pictures`` PNGs that the recipe drew, each shown with the MP3s beside it, which
-    are named `PICTURE.WHAT.mp3`. The same input gives the same bytes.
+    Args:
+        file: the page.
+        runs: the results; two runs must have the same references (`sbkit/evaluate/compare.py`).
+        clips: returns clips to play.
+        metrics: of the recipe, in the order of the table.
+        known: the words that the recognizer has seen; others are listed.
+        notes: lines below the title.
+        pictures: PNGs that the recipe drew, each shown with the MP3s beside it, which are named
+            `PICTURE.LABEL.mp3`.
+        compared: of two runs, the comparison of each test set.
     """
-    names = [name for name in runs[0].test if all(name in each.test for each in runs)]
-    with_text = [name for name in names if all(name in each.utterances for each in runs)]
-    by_words = all(have_words(each.utterances[name]) for each in runs for name in with_text)
+    names = [name for name in runs[0].test if all(name in run.test for run in runs)]
+    with_text = [name for name in names if all(name in run.utterances for run in runs)]
+    by_words = all(have_words(run.utterances[name]) for run in runs for name in with_text)
     known = known if by_words else None
-    sections, tables = list[dict[str, Any]](), dict[str, list[dict[str, Any]]]()
+    sections: list[dict[str, Any]] = []
+    tables: dict[str, list[dict[str, Any]]] = {}
     for name in with_text:
         section, tables[name] = _section(name, runs, clips, known, share=len(with_text))
         sections.append(section)
-    measured = [each.test[name] for each in runs for name in names]
+    figures = [run.test[name] for run in runs for name in names]
     content = render_page(
-        title=" and ".join(each.name for each in runs),
+        title=" and ".join(run.name for run in runs),
         notes=notes,
         runs=[*zip(("A", "B"), runs, strict=False)],
         names=names,
         sections=sections,
         slices={name: [*_slices(name, runs)] for name in names},
-        metrics={name: each for name, each in metrics.items() if all(name in m for m in measured)},
+        metrics={name: one for name, one in metrics.items() if all(name in of for of in figures)},
         unit="word" if by_words else "character",
-        curves=encode_curves([each.log for each in runs], metrics),
-        pictures={each.stem: (_encoded(each), _sounds(each)) for each in pictures},
+        curves=encode_curves([run.log for run in runs], metrics),
+        pictures={file.stem: (_encode(file), _sounds(file)) for file in pictures},
         known=known,
         compared=compared,
         facts=runs[0].data,
@@ -89,77 +98,77 @@ def write_report(
     write_text_atomically(file, content)
 
 
-def _encoded(file: Path) -> str:
+def _encode(file: Path) -> str:
     return b64encode(file.read_bytes()).decode()
 
 
 def _sounds(picture: Path) -> dict[str, str]:
-    """Return the MP3s of a picture by what they are."""
+    """Return the MP3s of a picture by label."""
     sounds = sorted(picture.parent.glob(f"{picture.stem}.*.mp3"))
-    return {each.stem.removeprefix(f"{picture.stem}."): _encoded(each) for each in sounds}
+    return {file.stem.removeprefix(f"{picture.stem}."): _encode(file) for file in sounds}
 
 
 def _section(
-    name: str, runs: Sequence[RunResults], clips: Clips, known: Known | None, *, share: int
+    name: str, runs: Sequence[RunResults], clips: Clips, known: KnownWords | None, *, share: int
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return what is shown of a test set, and its rows, in a ``share``-th of the page's bytes."""
-    utterances = compare_utterances([each.utterances[name] for each in runs])
-    ordered = choose(utterances)
-    sizes = [*accumulate(len(to_json(row(each, {})).encode()) for each in ordered)]
-    chosen = ordered[: bisect_right(sizes, ROW_BYTES // share)]
-    left = ALL_BYTES // share - sum(sizes[len(chosen) - 1 : len(chosen)])
-    found = clips(name, [each[0].id for each in chosen[: CLIPS // share]], left)
-    pairs = [[each.pairs for each in run] for run in zip(*utterances, strict=True)]
-    judged = [judge_words(each.utterances[name]) for each in runs]
-    reliability = [reliability_bins(*each) for each in judged]
+    """Return the section of a test set and its rows, in 1 / ``share`` of the page's bytes."""
+    utterances = join_utterances([run.utterances[name] for run in runs])
+    ordered = order_by_use(utterances)
+    sizes = [*accumulate(len(to_json(row(utterance, {})).encode()) for utterance in ordered)]
+    chosen = ordered[: bisect_right(sizes, MAX_ROW_BYTES // share)]
+    clip_bytes = MAX_BYTES // share - sum(sizes[len(chosen) - 1 : len(chosen)])
+    ids = [utterance[0].id for utterance in chosen[: MAX_CLIPS // share]]
+    clip_of_id = clips(name, ids, clip_bytes)
+    pairs = [[one.pairs for one in run] for run in zip(*utterances, strict=True)]
+    judged = [judge_words(run.utterances[name]) for run in runs]
+    reliability = [reliability_bins(*words) for words in judged]
     section = {
         "name": name,
         "utterances": len(utterances),
         "shown": len(chosen),
-        "played": len(found),
+        "played": len(clip_of_id),
         "errors": confusions(pairs),
         "unknown": unknown_words(pairs[0], known.words) if known and pairs else [],
         "reliability": reliability,
-        "calibration": [measure_calibration(*each) for each in judged],
+        "calibration": [measure_calibration(*words) for words in judged],
         "calibrated": any(reliability),
     }
-    return section, [row(each, found) for each in sorted(chosen, key=lambda each: each[0].id)]
+    by_id = sorted(chosen, key=lambda utterance: utterance[0].id)
+    return section, [row(utterance, clip_of_id) for utterance in by_id]
 
 
 def _slices(name: str, runs: Sequence[RunResults]) -> Iterator[dict[str, Any]]:
-    """Yield the figures of each column that all runs are reported by; `all` counts its values."""
-    reported = [each.test[name].get("report_by") or {} for each in runs]
-    for column, values in reported[0].items():
-        shared = [
-            value for value in values if all(value in each.get(column, {}) for each in reported)
-        ]
-        largest = nlargest(SLICES, shared, key=lambda value: values[value]["utterances"])
-        rows = [(value, [each[column][value] for each in reported]) for value in sorted(largest)]
+    """Yield the slices of each column that all runs have; `all` is the number of its values."""
+    slices = [run.test[name].get("report_by") or {} for run in runs]
+    for column, values in slices[0].items():
+        shared = [value for value in values if all(value in one.get(column, {}) for one in slices)]
+        largest = nlargest(MAX_SLICES, shared, key=lambda value: values[value]["utterances"])
+        rows = [(value, [one[column][value] for one in slices]) for value in sorted(largest)]
         if rows:
             yield {"column": column, "all": len(shared), "rows": rows}
 
 
-def compare_utterances(runs: Sequence[Iterable[ScoredUtterance]]) -> list[Compared]:
-    """Put the same utterances of each run together, in the order of their ids."""
-    ordered = [sorted(each, key=lambda one: (one.id, one.reference)) for each in runs]
+def join_utterances(runs: Sequence[Iterable[ScoredUtterance]]) -> list[UtteranceOfRuns]:
+    """Join the same utterances of all runs, in the order of their ids."""
+    ordered = [sorted(run, key=lambda one: (one.id, one.reference)) for run in runs]
     return list(zip(*ordered, strict=True))
 
 
-def choose(utterances: Sequence[Compared]) -> list[Compared]:
-    """Return them in the order of their use for a report: in turn the worst left, and one drawn.
+def order_by_use(utterances: Sequence[UtteranceOfRuns]) -> list[UtteranceOfRuns]:
+    """Return utterances in the order of their use for a report: alternately the worst, and a draw.
 
     The same utterances give the same order.
     """
     worst_first = sorted(
-        utterances, key=lambda each: (-sum(one.errors.errors for one in each), each[0].id)
+        utterances, key=lambda runs: (-sum(one.errors.errors for one in runs), runs[0].id)
     )
     drawn = iter(np.random.default_rng(0).permutation(len(worst_first)).tolist())
-    by_turns = (place for pair in zip(count(), drawn, strict=False) for place in pair)
-    return [worst_first[place] for place in dict.fromkeys(by_turns)]
+    alternating = (index for pair in zip(count(), drawn, strict=False) for index in pair)
+    return [worst_first[index] for index in dict.fromkeys(alternating)]
 
 
-def row(utterance: Compared, clips: Mapping[str, str]) -> dict[str, Any]:
-    """Return an utterance as plain data; ``clips`` are MP3 in base64, by id."""
+def row(utterance: UtteranceOfRuns, clips: Mapping[str, str]) -> dict[str, Any]:
+    """Return an utterance as plain data; ``clips``: MP3 in base64 by id."""
     first = utterance[0]
     return {
         "id": first.id,
@@ -169,19 +178,19 @@ def row(utterance: Compared, clips: Mapping[str, str]) -> dict[str, Any]:
         "seconds": first.seconds,
         "speaker": first.speaker,
         "clip": clips.get(first.id),
-        "runs": [_side(each) for each in utterance],
+        "runs": [_side(one) for one in utterance],
     }
 
 
 def _side(scored: ScoredUtterance) -> dict[str, Any]:
-    """Return a hypothesis; ``marks`` has S, D, I or, of a right word, = for each pair of words."""
-    timed = [each.text for each in scored.words] == scored.hypothesis.split()
+    """Return a hypothesis; ``marks`` has S, D, I or = (right) for each pair of words."""
+    is_timed = [word.text for word in scored.words] == scored.hypothesis.split()
     return {
         "hypothesis": scored.hypothesis,
         "marks": "".join(mark_pair(*pair) or "=" for pair in scored.pairs),
         "errors": scored.errors.errors,
         "character_errors": scored.scores.characters.errors,
-        "heard": [_time(each) for each in scored.words] if timed else None,
+        "heard": [_time(word) for word in scored.words] if is_timed else None,
     }
 
 
@@ -191,33 +200,33 @@ def _time(word: Word) -> list[float | None]:
 
 
 def confusions(runs: Sequence[Iterable[WordPairs]]) -> dict[str, list[dict[str, Any]]]:
-    """Return the most frequent errors of one run or several, by kind, with the counts of each.
+    """Return the most frequent errors by kind, with the count of each run.
 
-    Of a word that was inserted the reference is "", of a deleted one the hypothesis.
+    The reference of an inserted word is "", and so is the hypothesis of a deleted one.
     """
-    counted = [
+    counters = [
         Counter(pair for pairs in utterances for pair in pairs if pair[0] != pair[1])
         for utterances in runs
     ]
-    together = sum(counted, Counter[tuple[str, str]]())
+    total = sum(counters, Counter[tuple[str, str]]())
     kinds: dict[str, list[dict[str, Any]]] = {"Substituted": [], "Deleted": [], "Inserted": []}
-    for pair in sorted(together, key=lambda pair: (-together[pair], pair)):
+    for pair in sorted(total, key=lambda pair: (-total[pair], pair)):
         kind = {"S": "Substituted", "D": "Deleted", "I": "Inserted"}[mark_pair(*pair)]
-        both = dict(zip(("reference", "hypothesis"), pair, strict=True))
-        kinds[kind].append({**both, "counts": [each[pair] for each in counted]})
-    return {kind: each[:MOST] for kind, each in kinds.items()}
+        texts = dict(zip(("reference", "hypothesis"), pair, strict=True))
+        kinds[kind].append({**texts, "counts": [counter[pair] for counter in counters]})
+    return {kind: errors[:MAX_FREQUENT_ERRORS] for kind, errors in kinds.items()}
 
 
 def unknown_words(utterances: Iterable[WordPairs], known: Container[str]) -> list[dict[str, Any]]:
-    """Return the words of the references that are not known, the most frequent first.
+    """Return the unknown words of the references, the most frequent first.
 
-    Of each how often it occurs, how often it is right, and what was recognized in its place.
+    Each has its count, how often it was right, and the words that were recognized instead.
     """
-    found: dict[str, Counter[str]] = defaultdict(Counter)
+    recognized_as: dict[str, Counter[str]] = defaultdict(Counter)
     for pairs in utterances:
         for word, recognized in pairs:
             if word and word not in known:
-                found[word][recognized] += 1
+                recognized_as[word][recognized] += 1
     return [
         {
             "word": word,
@@ -225,5 +234,7 @@ def unknown_words(utterances: Iterable[WordPairs], known: Container[str]) -> lis
             "right": counts[word],
             "instead": [other for other, _ in counts.most_common() if other not in (word, "")],
         }
-        for word, counts in sorted(found.items(), key=lambda each: (-each[1].total(), each[0]))
+        for word, counts in sorted(
+            recognized_as.items(), key=lambda item: (-item[1].total(), item[0])
+        )
     ]

@@ -1,4 +1,4 @@
-"""What a tested run leaves in its folder: ``summary.json``, and what the page of a report needs."""
+"""The results in the folder of a tested run: ``summary.json``, and the files of a report's page."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import BundleError
 from sbkit.base.files import to_json, write_text_atomically
 from sbkit.base.machine import cpu_name, usable_cores
 from sbkit.base.versions import git_commit, versions
@@ -20,7 +20,7 @@ from sbkit.logs.run_log import LOG_FILE, Record, read_log
 SUMMARY = "summary.json"  # of a run
 SCORES = "scores.json"  # of `sbkit score --out`
 DATA_REPORT = "data_report.json"
-DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', re.DOTALL)
+PAGE_DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', re.DOTALL)
 
 
 def write_summary(
@@ -33,11 +33,17 @@ def write_summary(
     device: torch.device,
     provenance: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write the run's figures as JSON, those of each test set by its name.
+    """Write the figures of a run as JSON.
 
-    ``train_seconds`` is wall time; ``audio_seconds`` is all the audio trained on in it, every
-    epoch and every rank counted; ``rtfx`` is their quotient, null for a run that did not train.
-    ``provenance``: the record of what was tested.
+    Args:
+        path: the file.
+        test: the figures of each test set by its name.
+        parameters: the size of the model.
+        train_seconds: wall time of the training.
+        audio_seconds: all audio that was trained on in that time, over all epochs and ranks. The
+            figure ``rtfx`` is the quotient of both, null for a run that did not train.
+        device: where the run was trained.
+        provenance: the record of what was tested.
     """
     accelerator = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     summary = {
@@ -61,11 +67,14 @@ def write_summary(
 
 @dataclass(frozen=True, kw_only=True)
 class RunResults:
-    """A run, or a folder of scores.
+    """The results of a run, or of a folder of scores.
 
-    name: the end of its folder; test: the figures of each test set, as in ``summary.json``;
-    utterances: those of each test set of a recognizer; log: what training logged; data: what the
-    data is, where it was measured.
+    Attributes:
+        name: the end of its path.
+        test: the figures of each test set, as in ``summary.json``.
+        utterances: of each test set of a recognizer.
+        log: the records that training logged.
+        data: the figures of the data report, if there is one.
     """
 
     name: str
@@ -78,24 +87,22 @@ class RunResults:
 def read_figures(folder: Path) -> dict[str, dict[str, Any]]:
     """Return the figures of every test set of a run, or of a folder of scores.
 
-    Raises:
-        SbkitError: there are none.
+    Raises BundleError if there are none.
     """
     for file in (folder / SUMMARY, folder / SCORES):
         if file.exists():
             test: dict[str, dict[str, Any]] = json.loads(file.read_bytes())["test"]
             return test
-    raise SbkitError(
-        f"{folder} must be a run that was tested, or a folder of scores, but has neither {SUMMARY} "
-        f"nor {SCORES}. Finish the run, or: sbkit score RUN DATA --out DIR."
+    raise BundleError(
+        f"{folder} is neither a tested run nor a folder of scores: it has neither {SUMMARY} nor "
+        f"{SCORES}. Finish the run, or: sbkit score RUN DATA --out DIR."
     )
 
 
 def read_results(folder: Path, test: Mapping[str, Mapping[str, Any]]) -> RunResults:
-    """Read the files of a folder; ``test`` holds the figures of its test sets.
+    """Read the files of a folder; ``test`` has the figures of its test sets.
 
-    Raises:
-        SbkitError: the utterances of a test set cannot be read.
+    Raises DataError if the utterances of a test set cannot be read.
     """
     files = {name: utterances_file(folder, name) for name in test}
     data = folder / DATA_REPORT
@@ -109,9 +116,9 @@ def read_results(folder: Path, test: Mapping[str, Mapping[str, Any]]) -> RunResu
 
 
 def read_clips(page: Path) -> dict[str, dict[str, str]]:
-    """Return the MP3 in base64 of every clip of a report, by test set and id; none without one."""
-    found = DATA.search(page.read_text("utf-8")) if page.exists() else None
+    """Return the clips of a report as MP3 in base64, by test set and id; {} without a report."""
+    match = PAGE_DATA.search(page.read_text("utf-8")) if page.exists() else None
     return {
         name: {row["id"]: row["clip"] for row in rows if row["clip"] is not None}
-        for name, rows in (json.loads(found[1])["sets"] if found else {}).items()
+        for name, rows in (json.loads(match[1])["sets"] if match else {}).items()
     }

@@ -1,6 +1,6 @@
 """The metrics of a test set for each value of a column: by speaker, language, gender, length.
 
-The YAML names the columns in `report_by`; any recipe that measures its results has such a report.
+The YAML names the columns in `report_by`. Every recipe that measures its results has this report.
 """
 
 from bisect import bisect_right
@@ -11,7 +11,7 @@ from typing import Any
 
 from sbkit.audio.io import Samples
 from sbkit.audio.levels import estimate_snr
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import ConfigError
 from sbkit.base.files import write_text_atomically
 from sbkit.base.messages import printable
 from sbkit.base.units import samples_to_seconds
@@ -19,28 +19,27 @@ from sbkit.base.units import samples_to_seconds
 Measure = Callable[[Sequence[Any]], Mapping[str, Any]]
 Slices = dict[str, dict[str, dict[str, Any]]]  # column -> value -> utterances and metrics
 LENGTH, NOISE = "length", "noise"  # columns that all data has
-LENGTHS = (0, 2, 5, 10, 20)  # seconds, at which groups begin
-RATIOS = (0, 10, 20, 30, 40, 50)  # dB of speech above noise (`sbkit/audio/levels.py`)
-EMPTY = "(empty)"  # in the place of a value that the manifest does not give
+LENGTH_GROUPS = (0, 2, 5, 10, 20)  # lower limits in seconds
+SNR_GROUPS = (0, 10, 20, 30, 40, 50)  # lower limits in dB (`sbkit/audio/levels.py`)
+EMPTY_VALUE = "(empty)"  # stands for a value that the manifest lacks
 
 
 def require_columns(report_by: Any, tests: Mapping[str, Sequence[str]]) -> None:
-    """Check that the columns of every test set, ``tests``, have those of `report_by`.
+    """Check that every test set has the columns of `report_by`; ``tests``: the columns by name.
 
-    Raises SbkitError: `report_by` is no list of names, or a test set has no such column.
+    Raises ConfigError if `report_by` is not a list of names, or a test set lacks a column.
     """
-    if not isinstance(report_by, list) or not all(isinstance(each, str) for each in report_by):
-        raise SbkitError(
-            f"`report_by` must be a list of columns, but is {report_by!r}. Write [gender], or [] "
-            "for none."
+    if not isinstance(report_by, list) or not all(isinstance(name, str) for name in report_by):
+        raise ConfigError(
+            f"`report_by` must be a list of columns, such as [gender], or []; got {report_by!r}."
         )
-    for name, known in tests.items():
-        columns = [*dict.fromkeys([*known, LENGTH, NOISE])]
+    for name, test_columns in tests.items():
+        columns = [*dict.fromkeys([*test_columns, LENGTH, NOISE])]
         for column in report_by:
             if column not in columns:
-                raise SbkitError(
-                    f"`report_by` must name columns of the test sets, but {name} has no "
-                    f"`{column}`. It has {', '.join(columns)}."
+                raise ConfigError(
+                    f"`report_by` names `{column}`, but {name} has no such column. It has "
+                    f"{', '.join(columns)}."
                 )
 
 
@@ -51,45 +50,52 @@ def slice_columns(
     sample_rate: int,
     clips: Iterable[Samples] = (),
 ) -> list[tuple[str, ...]]:
-    """Return what the columns say of each utterance, `length` by its samples, `noise` by its clip.
+    """Return the values of each utterance in some columns.
 
-    A column of the data that is named so goes before; ``clips`` are read for `noise` alone.
+    Args:
+        names: of the columns; `length` and `noise` are computed, unless the data has them.
+        columns: of the data.
+        samples: the length of each utterance.
+        sample_rate: of the utterances.
+        clips: the audio of each utterance, which is read only for `noise`.
     """
-    seconds = [samples_to_seconds(each, sample_rate) for each in samples]
-    found = {LENGTH: [_group(each, LENGTHS, "s") for each in seconds], **columns}
-    if NOISE in names and NOISE not in found:
-        found[NOISE] = [_group(estimate_snr(each, sample_rate), RATIOS, "dB") for each in clips]
-    return list(zip(*(found[name] for name in names), strict=True))
+    seconds = [samples_to_seconds(count, sample_rate) for count in samples]
+    lengths = [_group(length, LENGTH_GROUPS, "s") for length in seconds]
+    values = {LENGTH: lengths, **columns}
+    if NOISE in names and NOISE not in values:
+        ratios = (estimate_snr(clip, sample_rate) for clip in clips)
+        values[NOISE] = [_group(ratio, SNR_GROUPS, "dB") for ratio in ratios]
+    return list(zip(*(values[name] for name in names), strict=True))
 
 
 def _group(value: float | None, groups: Sequence[int], unit: str) -> str:
-    """Name the numbers between which a value is; sorted, the names are in their order."""
+    """Name the group of a value; the names sort like the values."""
     if value is None:
         return ""
-    place = bisect_right(groups, value) - 1
-    if place == len(groups) - 1:
-        return f"{groups[place]} {unit} or more"
-    return f"{groups[place]:02d} to {groups[place + 1]:02d} {unit}"
+    index = bisect_right(groups, value) - 1
+    if index == len(groups) - 1:
+        return f"{groups[index]} {unit} or more"
+    return f"{groups[index]:02d} to {groups[index + 1]:02d} {unit}"
 
 
 def measure_slices(
     names: Sequence[str], columns: Sequence[Sequence[str]], results: Sequence[Any], measure: Measure
 ) -> Slices:
-    """Measure the results of each value of each column; ``columns`` are those of each result."""
+    """Measure the results for each value of each column; ``columns``: the values of each result."""
     slices: Slices = {}
-    for number, name in enumerate(names):
+    for index, name in enumerate(names):
         by_value: dict[str, list[Any]] = defaultdict(list)
         for values, result in zip(columns, results, strict=True):
-            by_value[values[number] or EMPTY].append(result)
+            by_value[values[index] or EMPTY_VALUE].append(result)
         slices[name] = {
-            value: {"utterances": len(each), **measure(each)}
-            for value, each in sorted(by_value.items())
+            value: {"utterances": len(part), **measure(part)}
+            for value, part in sorted(by_value.items())
         }
     return slices
 
 
 def _flat(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the ends of each interval as figures of their own."""
+    """Return the ends of each interval as separate figures."""
     flat: dict[str, Any] = {}
     for name, value in figures.items():
         if isinstance(value, Mapping):
@@ -101,7 +107,7 @@ def _flat(figures: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _cell(value: object) -> str:
-    """Write a cell that clears no screen and that no spreadsheet computes; "" for None."""
+    """Format a cell that can neither clear a screen nor run as a formula; "" for None."""
     if not isinstance(value, str):
         return "" if value is None else str(value)
     text = printable(" ".join(value.split()))

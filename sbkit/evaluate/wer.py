@@ -12,7 +12,7 @@ from rich.cells import cell_len, set_cell_size
 
 from sbkit.text.word import Word
 
-SPACE = "\N{OPEN BOX}"  # what shows a space where characters are aligned
+SPACE = "\N{OPEN BOX}"  # stands for a space when characters are aligned
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,6 @@ class ErrorCounts:
     total: int = 0
 
     def __add__(self, other: "ErrorCounts") -> "ErrorCounts":
-        """Add count by count."""
         return ErrorCounts(*map(operator.add, astuple(self), astuple(other)))
 
     @property
@@ -38,24 +37,28 @@ class ErrorCounts:
 
     @property
     def rate(self) -> float:
-        """Divide errors by the total, as a fraction that exceeds 1 when insertions abound.
+        """Return errors / total, a fraction that may exceed 1 because of insertions.
 
-        An empty reference divides by one, as jiwer does: 0.0 for an empty hypothesis,
-        otherwise the number of insertions; so it is finite, sorts and fits into JSON.
+        An empty reference counts as one word, as in jiwer, so the rate is finite, sortable and
+        valid in JSON: 0.0 for an empty hypothesis, else the number of insertions.
         """
         return self.errors / max(self.total, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """Error counts of one utterance or of many; ``sum(scores, Scores())`` scores a split."""
+    """Error counts of one utterance or of many; ``sum(scores, Scores())`` scores a split.
+
+    >>> scores = count_errors("call the north office", "call the nor office")
+    >>> scores.words.errors, scores.wer, scores.characters.errors
+    (1, 0.25, 2)
+    """
 
     words: ErrorCounts = ErrorCounts()
     characters: ErrorCounts = ErrorCounts()
     utterances: int = 0
 
     def __add__(self, other: "Scores") -> "Scores":
-        """Add the counts of two sets of utterances."""
         return Scores(
             words=self.words + other.words,
             characters=self.characters + other.characters,
@@ -75,12 +78,14 @@ class Scores:
 
 @dataclass(frozen=True)
 class ScoredUtterance:
-    """One utterance: its reference, its hypothesis and the errors.
+    """An utterance with its reference, its hypothesis and the errors.
 
-    greedy: the result of greedy decoding, where another decoder wrote the hypothesis;
-    speaker: "" where it is not known; seconds: of audio, None where they are not known; words: of
-    the hypothesis in time, where they were aligned; by_words: false for a language that writes no
-    spaces between words: what stands between two is a sentence, and there is no WER.
+    Attributes:
+        greedy: the greedy result of an utterance whose hypothesis is from another decoder.
+        speaker: "" if unknown.
+        seconds: of audio, None if unknown.
+        words: of the hypothesis with their times, if they were aligned.
+        by_words: False for a language without spaces between words, which has no WER.
     """
 
     id: str
@@ -100,36 +105,36 @@ class ScoredUtterance:
 
     @property
     def errors(self) -> ErrorCounts:
-        """Return the counts that rank it: those of words, or of characters without words."""
+        """Return the errors in words, or in characters in a language without word boundaries."""
         return self.scores.words if self.by_words else self.scores.characters
 
     @property
     def pairs(self) -> "WordPairs":
-        """Pair its words, or its characters, with their counterparts."""
+        """Pair the words, or characters, of both texts."""
         return pair_units(self.reference, self.hypothesis, by_words=self.by_words)
 
 
-WordPairs = list[tuple[str, str]]  # of reference and hypothesis, "" where one has no counterpart
+WordPairs = list[tuple[str, str]]  # of reference and hypothesis, "" for a missing counterpart
 
 
 def have_words(scored: Iterable[ScoredUtterance]) -> bool:
-    """Return whether all utterances are of a language that writes spaces between words."""
-    return all(each.by_words for each in scored)
+    """Check whether all utterances are in a language with spaces between words."""
+    return all(utterance.by_words for utterance in scored)
 
 
 def split_units(text: str, *, by_words: bool) -> list[str]:
-    """Return what is aligned: the words of a text or, without words, its characters."""
+    """Return the units of an alignment: the words of a text, or its characters."""
     return text.split() if by_words else list(SPACE.join(text.split()))
 
 
 def pair_units(reference: str, hypothesis: str, *, by_words: bool = True) -> WordPairs:
-    """Pair each word, or character, with its counterpart, "" where there is none."""
-    said, found = (split_units(text, by_words=by_words) for text in (reference, hypothesis))
+    """Pair each word, or character, with its counterpart, "" if there is none."""
+    source, target = (split_units(text, by_words=by_words) for text in (reference, hypothesis))
     pairs: WordPairs = []
-    for operation in Levenshtein.opcodes(said, found):
-        words = said[operation.src_start : operation.src_end]
-        others = found[operation.dest_start : operation.dest_end]
-        pairs += zip_longest(words, others, fillvalue="")
+    for operation in Levenshtein.opcodes(source, target):
+        source_units = source[operation.src_start : operation.src_end]
+        target_units = target[operation.dest_start : operation.dest_end]
+        pairs += zip_longest(source_units, target_units, fillvalue="")
     return pairs
 
 
@@ -141,8 +146,8 @@ def total_scores(scored: Iterable[ScoredUtterance]) -> Scores:
 def count_errors(reference: str, hypothesis: str) -> Scores:
     """Count word and character errors of one utterance; either side may be empty.
 
-    Words stand between white space, of which any run counts as one space. Characters are
-    code points, spaces among them, as in jiwer: "ab" for "a b" has one deletion in three.
+    White space separates words, and any run of it counts as one space. Characters are code points,
+    spaces included, as in jiwer: "ab" for "a b" has one deletion in three.
     """
     reference, hypothesis = " ".join(reference.split()), " ".join(hypothesis.split())
     return Scores(
@@ -154,35 +159,34 @@ def count_errors(reference: str, hypothesis: str) -> Scores:
 
 def right_words(reference: Sequence[str], hypothesis: Sequence[str]) -> list[bool]:
     """Return which words of the hypothesis are right, by an alignment with the reference."""
-    right = {place for _, place in matching_words(reference, hypothesis)}
-    return [place in right for place in range(len(hypothesis))]
+    right = {index for _, index in matching_words(reference, hypothesis)}
+    return [index in right for index in range(len(hypothesis))]
 
 
 def matching_words(reference: Sequence[str], hypothesis: Sequence[str]) -> list[tuple[int, int]]:
-    """Return the places of the right words, in the reference and in the hypothesis."""
+    """Return the indices of the right words, in the reference and in the hypothesis."""
     return [
-        (operation.src_start + place, operation.dest_start + place)
+        (operation.src_start + offset, operation.dest_start + offset)
         for operation in Levenshtein.opcodes(reference, hypothesis)
         if operation.tag == "equal"
-        for place in range(operation.src_end - operation.src_start)
+        for offset in range(operation.src_end - operation.src_start)
     ]
 
 
 def align(reference: str, hypothesis: str, *, by_words: bool = True) -> tuple[str, str, str]:
-    """Set the words of both in shared columns, ``*`` where one is missing, marked S, D or I.
+    """Align the words, or characters, of two texts in columns, as three lines of text.
 
-    Without words, the characters. Returns three lines to print below each other.
-    Columns are as wide as a terminal shows them: two cells for a CJK character, none for a
-    combining accent.
+    The third line marks errors as S, D or I; ``*`` stands for a missing word. Columns have the
+    width that a terminal shows: two cells for a CJK character, none for a combining accent.
     """
     columns = []
     for pair in pair_units(reference, hypothesis, by_words=by_words):
         width = max(1, *map(cell_len, pair))
-        cells = (*(each or "*" * width for each in pair), mark_pair(*pair))
-        columns.append([set_cell_size(each, width) for each in cells])
-    between = " " if by_words else ""
+        cells = (*(text or "*" * width for text in pair), mark_pair(*pair))
+        columns.append([set_cell_size(cell, width) for cell in cells])
+    separator = " " if by_words else ""
     first, second, marks = (
-        between.join(column[line] for column in columns).rstrip() for line in range(3)
+        separator.join(column[line] for column in columns).rstrip() for line in range(3)
     )
     return first, second, marks
 
@@ -198,7 +202,7 @@ def _count_edits(reference: Sequence[str], hypothesis: Sequence[str]) -> ErrorCo
 
 
 def mark_pair(reference: str, hypothesis: str) -> str:
-    """Return S, D or I for a word and its counterpart, "" where they are equal."""
+    """Return S, D or I for a word and its counterpart, "" if they are equal."""
     if reference == hypothesis:
         return ""
     return "S" if reference and hypothesis else "D" if reference else "I"

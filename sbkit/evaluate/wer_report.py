@@ -1,4 +1,4 @@
-"""A report of every utterance of a split with its word errors, and the figures of the whole."""
+"""The error rates of a test set: a report of every utterance, and figures with intervals."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
@@ -20,11 +20,11 @@ from sbkit.evaluate.wer import (
     total_scores,
 )
 
-MAX_SILENT_SHARE = 0.1  # of the characters of the references
+MAX_SILENT_SHARE = 0.1  # of the characters of the references; below, the model is silent
 
 
 def report_errors(folder: Path, split: str, scored: Sequence[ScoredUtterance]) -> dict[str, Any]:
-    """Write every utterance of a test set, for people and for programs; return its figures."""
+    """Write the utterances of a test set for people and for programs; return the figures."""
     write_wer(folder / f"wer_{split}.txt", scored)
     write_utterances(utterances_file(folder, split), scored)
     return result_figures(scored)
@@ -32,7 +32,7 @@ def report_errors(folder: Path, split: str, scored: Sequence[ScoredUtterance]) -
 
 def write_wer(path: Path, scored: Iterable[ScoredUtterance]) -> None:
     """Write every utterance with its aligned errors, the worst first, below the totals."""
-    worst_first = sorted(scored, key=lambda each: (-each.errors.errors, -each.errors.rate, each.id))
+    worst_first = sorted(scored, key=lambda one: (-one.errors.errors, -one.errors.rate, one.id))
     scores, by_words = total_scores(worst_first), have_words(worst_first)
     wer = [f"WER {_describe_counts(scores.words, 'words')}"] if by_words else []
     head = [
@@ -58,8 +58,8 @@ def _describe_utterance(utterance: ScoredUtterance) -> str:
     scores = utterance.scores
     rates = {"WER": scores.words} if utterance.by_words else {}
     described = ", ".join(
-        f"{name} {100 * each.rate:.2f} % ({each.errors} / {each.total})"
-        for name, each in {**rates, "CER": scores.characters}.items()
+        f"{name} {100 * counts.rate:.2f} % ({counts.errors} / {counts.total})"
+        for name, counts in {**rates, "CER": scores.characters}.items()
     )
     lines = align(utterance.reference, utterance.hypothesis, by_words=utterance.by_words)
     text = f"{printable(utterance.id)}: {described}\n"
@@ -70,16 +70,15 @@ def _describe_utterance(utterance: ScoredUtterance) -> str:
 
 
 def _intervals(scored: Sequence[ScoredUtterance]) -> dict[str, Interval]:
-    """Compute those of both rates over the speakers where they are known, else the clips."""
-    units = units_of([each.id for each in scored], [each.speaker for each in scored])
-    rates = {"CER": [each.scores.characters for each in scored]}
+    """Compute the intervals of both rates over the speakers if they are known, else the clips."""
+    units = units_of([one.id for one in scored], [one.speaker for one in scored])
+    rates = {"CER": [one.scores.characters for one in scored]}
     if have_words(scored):
-        rates["WER"] = [each.scores.words for each in scored]
+        rates["WER"] = [one.scores.words for one in scored]
     return {name: interval_of(counts, units) for name, counts in rates.items()}
 
 
 def _describe_rates(scored: Sequence[ScoredUtterance]) -> str:
-    """Write both rates with their counts and 95 % intervals, in one line."""
     test = total_scores(scored)
     rates = {"CER": (test.characters, "characters"), "WER": (test.words, "words")}
     return ", ".join(
@@ -90,10 +89,10 @@ def _describe_rates(scored: Sequence[ScoredUtterance]) -> str:
 
 
 def describe_results(scored: Sequence[ScoredUtterance]) -> str:
-    """Write both rates of a split with their counts and 95 % intervals, in one line.
+    """Describe both rates of a test set with their counts and 95 % intervals, in one line.
 
-    Where another decoder was used, the rates of the greedy one follow; where there are confidences,
-    how good they are.
+    The rates of greedy decoding follow if another decoder was used, and the quality of the
+    confidences if there are any.
     """
     line = _describe_rates(scored)
     if greedy := greedy_of(scored):
@@ -104,13 +103,13 @@ def describe_results(scored: Sequence[ScoredUtterance]) -> str:
 
 
 def describe_silence(scored: Sequence[ScoredUtterance]) -> Iterator[str]:
-    """Yield a sentence where greedy decoding wrote (nearly) nothing: the model has not learned."""
+    """Yield a note if greedy decoding wrote (nearly) nothing: the model has not learned."""
     greedy = greedy_of(scored)
-    texts = [each.hypothesis.strip() for each in greedy or scored]
-    written, said = sum(map(len, texts)), total_scores(scored).characters.total
-    if written < MAX_SILENT_SHARE * said:
+    texts = [one.hypothesis.strip() for one in greedy or scored]
+    num_written, num_spoken = sum(map(len, texts)), total_scores(scored).characters.total
+    if num_written < MAX_SILENT_SHARE * num_spoken:
         yield (
-            f"greedy decoding wrote {written} characters where {said} were said, and nothing for "
+            f"greedy decoding wrote {num_written} of {num_spoken} characters, and nothing for "
             f"{texts.count('')} of {plural(len(texts), 'utterance')}"
             + "; the beam's words come from its language model"
             * bool(greedy)
@@ -118,16 +117,18 @@ def describe_silence(scored: Sequence[ScoredUtterance]) -> Iterator[str]:
 
 
 def greedy_of(scored: Sequence[ScoredUtterance]) -> list[ScoredUtterance]:
-    """Return what greedy decoding came to, of each utterance where it stands beside another."""
-    return [each.greedy for each in scored if each.greedy is not None]
+    """Return the greedy result of each utterance that also has a beam result."""
+    return [one.greedy for one in scored if one.greedy is not None]
 
 
 def judge_words(scored: Iterable[ScoredUtterance]) -> tuple[list[float], list[bool]]:
     """Return the confidence of each word that has one, and whether the word is right."""
-    confidences, right = list[float](), list[bool]()
-    for each in scored:
-        judged = right_words(each.reference.split(), [word.text for word in each.words])
-        for word, is_right in zip(each.words, judged, strict=True):
+    confidences: list[float] = []
+    right: list[bool] = []
+    for utterance in scored:
+        texts = [word.text for word in utterance.words]
+        judged = right_words(utterance.reference.split(), texts)
+        for word, is_right in zip(utterance.words, judged, strict=True):
             if word.confidence is not None:
                 confidences.append(word.confidence)
                 right.append(is_right)
@@ -135,10 +136,10 @@ def judge_words(scored: Iterable[ScoredUtterance]) -> tuple[list[float], list[bo
 
 
 def result_figures(scored: Sequence[ScoredUtterance]) -> dict[str, Any]:
-    """Return the rates of a split with their counts and 95 % intervals.
+    """Return the rates of a test set with their counts and 95 % intervals.
 
-    ``references`` is the SHA-256 of the ids and references: equal where two figures may be
-    compared. The figures of greedy decoding stand beside them where another decoder was used.
+    ``references`` is the SHA-256 of the ids and references: figures may be compared if it is equal.
+    ``greedy`` has the figures of greedy decoding, if another decoder was used.
     """
     greedy = greedy_of(scored)
     figures = {**_decoder_figures(scored), "references": hash_references(scored)}
@@ -146,7 +147,7 @@ def result_figures(scored: Sequence[ScoredUtterance]) -> dict[str, Any]:
 
 
 def _decoder_figures(scored: Sequence[ScoredUtterance]) -> dict[str, Any]:
-    """Return the rates of one decoder, and how good its confidences are where it has any."""
+    """Return the rates of one decoder, and the quality of its confidences if it has any."""
     confidence = measure_calibration(*judge_words(scored))
     return {
         **error_figures(total_scores(scored), by_words=have_words(scored)),
@@ -156,9 +157,9 @@ def _decoder_figures(scored: Sequence[ScoredUtterance]) -> dict[str, Any]:
 
 
 def error_figures(test: Scores, *, by_words: bool = True) -> dict[str, Any]:
-    """Return the rates of a split, with the counts that they are made of.
+    """Return the rates of a test set with their counts.
 
-    ``by_words`` is false for a language that writes no spaces between words: it has no WER.
+    ``by_words`` is False for a language without spaces between words, which has no WER.
     """
     figures = {
         "WER": test.wer,
@@ -171,15 +172,16 @@ def error_figures(test: Scores, *, by_words: bool = True) -> dict[str, Any]:
     }
     if by_words:
         return figures
-    return {name: each for name, each in figures.items() if not name.startswith(("WER", "word"))}
+    of_words = ("WER", "word")
+    return {name: value for name, value in figures.items() if not name.startswith(of_words)}
 
 
 def slice_error_rates(scored: Sequence[ScoredUtterance]) -> dict[str, Any]:
     """Return the rates of a part of a test set with their counts and 95 % intervals."""
     figures = error_figures(total_scores(scored), by_words=have_words(scored))
-    chosen = (name for name in ("CER", "WER", "words", "characters") if name in figures)
-    return {**{name: figures[name] for name in chosen}, **_interval_figures(scored)}
+    names = [name for name in ("CER", "WER", "words", "characters") if name in figures]
+    return {**{name: figures[name] for name in names}, **_interval_figures(scored)}
 
 
 def _interval_figures(scored: Sequence[ScoredUtterance]) -> dict[str, Any]:
-    return {f"{name}_interval": asdict(each) for name, each in _intervals(scored).items()}
+    return {f"{name}_interval": asdict(one) for name, one in _intervals(scored).items()}

@@ -23,7 +23,7 @@ from sbkit.data.batch import Loaders
 from sbkit.data.report import encode_clips
 from sbkit.data.splits import Splits, take_columns
 from sbkit.distributed.ranks import gather_over_ranks, rank
-from sbkit.evaluate.report import LONGEST, REPORT, Known, write_report
+from sbkit.evaluate.report import MAX_CLIP_SECONDS, REPORT, KnownWords, write_report
 from sbkit.evaluate.run_results import SUMMARY, read_results, write_summary
 from sbkit.evaluate.slices import measure_slices, write_slices
 from sbkit.logs.curves import draw_curves
@@ -322,12 +322,14 @@ def clips_of(
         splits[name],
         ids,
         sample_rate=sample_rate,
-        max_seconds=LONGEST,
+        max_seconds=MAX_CLIP_SECONDS,
         max_characters=max_characters,
     )
 
 
-def _training_words(train: datasets.Dataset) -> Known:
+def _training_words(train: datasets.Dataset) -> KnownWords:
     texts = take_columns(train, "text")["text"].combine_chunks()
     words = pc.unique(pc.list_flatten(pc.utf8_split_whitespace(texts)))
-    return Known(words=frozenset(words.to_pylist()), source="the words of the training transcripts")
+    return KnownWords(
+        words=frozenset(words.to_pylist()), source="the words of the training transcripts"
+    )

@@ -14,7 +14,7 @@ def measured(said: list[float], right: list[bool]) -> Calibration:
     return calibration
 
 
-def test_figures_of_four_words_by_hand() -> None:
+def test_calibration_of_four_words_by_hand() -> None:
     """H is 4 bits, of which what is said of the words is subtracted."""
     calibration = measured([0.8, 0.2, 0.4, 0.8], [True, True, False, False])
     bits = np.log2(0.8) + np.log2(0.2) + np.log2(0.6) + np.log2(0.2)
@@ -27,14 +27,14 @@ def test_figures_of_four_words_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("right", "error"), [(False, 0.8), (True, 0.2)])
-def test_words_that_are_all_alike_cannot_be_told_apart(right: bool, error: float) -> None:
+def test_words_that_are_all_right_or_wrong_have_no_auc(right: bool, error: float) -> None:
     calibration = measured([0.9, 0.7], [right, right])
     assert (calibration.AUC, calibration.NCE) == (None, None)
     assert pytest.approx(error) == calibration.ECE
     assert measure_calibration([], []) is None
 
 
-def test_a_bin_is_a_tenth() -> None:
+def test_reliability_bins_are_tenths() -> None:
     said = [tenth / 10 + inside for tenth in range(10) for inside in (0.01, 0.09)]
     bins = reliability_bins(said, [True, False] * 10)
     assert [each.words for each in bins] == [2] * 10

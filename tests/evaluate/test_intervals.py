@@ -1,9 +1,19 @@
 """Intervals that hold the true rate as often as they say."""
 
+import csv
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from sbkit.evaluate.intervals import Interval, Units, rate_interval, units_of
+from sbkit.evaluate.intervals import (
+    Interval,
+    Units,
+    mapsswe,
+    rate_interval,
+    segment_differences,
+    units_of,
+)
 from sbkit.evaluate.wer import ScoredUtterance
 from sbkit.evaluate.wer_report import describe_results
 from sbkit.tasks.utterance_classification import Classified, accuracy_figures, describe_accuracy
@@ -23,23 +33,23 @@ def simulate(random: np.random.Generator, mean: float) -> tuple[np.ndarray, np.n
     return random.binomial(totals, rates[:, None]).ravel(), totals.ravel()
 
 
-def holds(interval: Interval, value: float) -> bool:
+def contains(interval: Interval, value: float) -> bool:
     assert interval.low is not None
     assert interval.high is not None
     return interval.low <= value <= interval.high
 
 
-def test_an_interval_over_speakers_holds_the_true_rate_in_95_percent() -> None:
+def test_interval_over_speakers_contains_the_true_rate_in_95_percent() -> None:
     random, by_speaker, by_clip = np.random.default_rng(0), 0, 0
     for seed in range(1000):
         errors, totals = simulate(random, mean=0.2)
-        by_speaker += holds(rate_interval(errors, totals, SPEAKERS, draws=500, seed=seed), 0.2)
-        by_clip += holds(rate_interval(errors, totals, clips(480), draws=100, seed=seed), 0.2)
+        by_speaker += contains(rate_interval(errors, totals, SPEAKERS, draws=500, seed=seed), 0.2)
+        by_clip += contains(rate_interval(errors, totals, clips(480), draws=100, seed=seed), 0.2)
     assert 930 <= by_speaker <= 970
     assert by_clip < 900  # clips of one speaker are no independent evidence
 
 
-def test_the_same_clips_in_another_order_have_the_same_interval() -> None:
+def test_interval_does_not_depend_on_the_order() -> None:
     errors, totals = simulate(np.random.default_rng(3), mean=0.2)
     order = np.random.default_rng(4).permutation(480)
     shuffled = Units(name="speaker", groups=tuple(SPEAKERS.groups[each] for each in order))
@@ -49,14 +59,14 @@ def test_the_same_clips_in_another_order_have_the_same_interval() -> None:
     assert (first.unit, first.unit_count) == ("speaker", 60)
 
 
-def test_where_nothing_can_be_drawn_there_is_no_interval() -> None:
+def test_one_unit_has_no_interval() -> None:
     speaker = Units(name="speaker", groups=("ann", "ann"))
     for totals, units in (([5, 5], speaker), ([5], clips(1)), ([], clips(0)), ([0, 0], clips(2))):
         found = rate_interval(np.ones(len(totals), int), np.array(totals, int), units)
         assert (found.low, found.high, found.unit) == (None, None, units.name)
 
 
-def test_a_draw_of_empty_references_is_finite() -> None:
+def test_draw_of_empty_references_is_finite() -> None:
     found = rate_interval(np.array([1, 0]), np.array([0, 4]), clips(2))
     assert (found.low, found.high) == (0.0, 2.0)  # two insertions, as `ErrorCounts.rate` has it
 
@@ -70,9 +80,7 @@ def test_a_draw_of_empty_references_is_finite() -> None:
         (["ann", "", "ann"], "speaker or clip", 2),
     ],
 )
-def test_speakers_are_drawn_where_they_are_known(
-    speakers: list[str], name: str, count: int
-) -> None:
+def test_units_are_speakers_if_they_are_known(speakers: list[str], name: str, count: int) -> None:
     units = units_of(["1", "2", "3"], speakers)
     assert (units.name, len({*units.groups})) == (name, count)
 
@@ -82,16 +90,68 @@ SET = [ScoredUtterance(f"ann{n}", "a b", "a b", speaker="ann") for n in range(10
 SET += [ScoredUtterance(f"bob{n}", "a b", "a c", speaker="bob") for n in range(10)]
 
 
-def test_the_line_of_a_test_set_names_what_was_drawn() -> None:
+def test_describe_results_names_the_units() -> None:
     words = "WER 25.0 % (10 / 40 words; 0.0 to 50.0, only 2 speakers)"
     assert describe_results(SET).endswith(f", {words}")
     assert describe_results(SET[:1]).endswith("(0 / 2 words; no interval over 1 clip)")
 
 
-def test_an_accuracy_has_its_interval() -> None:
+def test_accuracy_has_an_interval() -> None:
     answers = [Classified(str(n), "a", "ab"[n % 4 == 0], speaker=str(n % 20)) for n in range(40)]
     assert describe_accuracy(answers) == "accuracy 75.0 % (30 / 40; 55.0 to 95.0, 20 speakers)"
     figures = accuracy_figures(answers)
     assert (figures["accuracy"], figures["right"], figures["utterances"]) == (0.75, 30, 40)
     assert figures["accuracy_interval"]["unit_count"] == 20
     assert accuracy_figures([])["accuracy_interval"]["low"] is None
+
+
+# -- MAPSSWE -------------------------------------------------------------------------------------
+
+DATA = Path(__file__).parent / "data" / "mapsswe"
+SENTENCES = (Path(__file__).parents[1] / "lm/data/sentences.txt").read_text().splitlines()
+
+
+def table(name: str) -> list[dict[str, str]]:
+    with (DATA / f"{name}.tsv").open(encoding="utf-8", newline="") as lines:
+        return list(csv.DictReader(lines, delimiter="\t"))
+
+
+@pytest.mark.parametrize("printed", table("sc_stats"), ids=lambda printed: printed["pair"])
+def test_mapsswe_equals_sc_stats(printed: dict[str, str]) -> None:
+    triples = [(row["reference"], row["a"], row["b"]) for row in table(printed["pair"])]
+    found = mapsswe(triples)
+    assert found["segments"] == int(printed["segments"])
+    assert f"{found['mean']:.3f}" == printed["mean"]
+    assert f"{found['z']:.3f}" == printed["Z"]
+    swapped = mapsswe((reference, b, a) for reference, a, b in triples)
+    assert (-swapped["z"], swapped["p"]) == pytest.approx((found["z"], found["p"]))
+
+
+@pytest.mark.parametrize(
+    ("reference", "a", "b", "differences"),
+    [
+        ("a b c d", "a b c d", "a b c d", []),
+        ("a b c d", "x b c d", "a b c y", [1, -1]),  # two words apart: two segments
+        ("a b c", "x b c", "a b y", [0]),  # one word apart: one segment
+        ("a b c d e f", "x b z c d e f", "a b c d y f", [2, -1]),
+        ("a b c d", "x b z c d", "a b c y", [1]),  # an insertion starts the count of words again
+        ("a b", "a b", "a b x y", [-2]),
+        ("a b", "", "a b", [2]),
+        ("  a \t b ", "a b", "a  c", [-1]),  # any white space is one
+    ],
+)
+def test_mapsswe_cuts_segments_at_two_words_correct_in_both(
+    reference: str, a: str, b: str, differences: list[int]
+) -> None:
+    assert segment_differences(reference, a, b) == differences
+
+
+def test_mapsswe_gives_a_reason_for_no_test() -> None:
+    same = mapsswe([("a b", "a b", "a b")] * 9)
+    assert (same["segments"], same["z"], same["p"]) == (0, None, None)
+    assert "needs at least 2 segments with errors, there are 0" in same["reason"]
+    alike = mapsswe([("a b", "a c", "a b")] * 9)
+    assert (alike["segments"], alike["mean"], alike["p"]) == (9, 1.0, None)
+    assert "all 9 segments have the same difference, +1" in alike["reason"]
+    equal = mapsswe([("a b", "a c", "a d")] * 9)  # the same number of errors everywhere
+    assert (equal["segments"], equal["z"], equal["p"]) == (9, 0.0, 1.0)

@@ -9,9 +9,9 @@ import pytest
 
 from sbkit.evaluate import report
 from sbkit.evaluate.report import (
-    choose,
-    compare_utterances,
     confusions,
+    join_utterances,
+    order_by_use,
     unknown_words,
     write_report,
 )
@@ -23,7 +23,7 @@ from tests.logs.reports import results, tone, write_example
 
 
 @pytest.mark.parametrize("runs", [1, 2])
-def test_the_page_is_safe(tmp_path: Path, runs: int) -> None:
+def test_page_escapes_hostile_text(tmp_path: Path, runs: int) -> None:
     page = write_example(tmp_path, runs=runs).read_text("utf-8")
     links = re.findall(r'(?:src|href)="(.{5})', page.partition('<script type="application')[0])
     assert {link for link in links if not link.startswith("#")} == {"data:"}
@@ -36,7 +36,7 @@ def test_the_page_is_safe(tmp_path: Path, runs: int) -> None:
     assert policy.startswith("default-src &#39;none&#39;;")
 
 
-def test_the_page_says_what_was_measured(tmp_path: Path) -> None:
+def test_page_shows_the_figures(tmp_path: Path) -> None:
     page = " ".join(write_example(tmp_path, runs=2).read_text("utf-8").split())
     assert "42.9 %" in page  # WER of A: 3 errors in 7 words
     assert "+28.6 points" in page  # A - B: 2 errors
@@ -44,9 +44,9 @@ def test_the_page_says_what_was_measured(tmp_path: Path) -> None:
     assert "5 words of the references are not among the words of the training transcripts" in page
 
 
-def test_a_page_has_six_megabytes_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "ROW_BYTES", 20_000)
-    monkeypatch.setattr(report, "ALL_BYTES", 100_000)
+def test_page_has_at_most_six_megabytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "MAX_ROW_BYTES", 20_000)
+    monkeypatch.setattr(report, "MAX_BYTES", 100_000)
     scored = [
         ScoredUtterance(f"{n:04}", "one two", "one too" if n % 3 else "two") for n in range(500)
     ]
@@ -65,7 +65,7 @@ def test_a_page_has_six_megabytes_at_most(tmp_path: Path, monkeypatch: pytest.Mo
     assert page.stat().st_size < static + 20_000 + 400 * count
 
 
-def test_of_many_speakers_those_with_most_utterances_are_shown(tmp_path: Path) -> None:
+def test_page_shows_the_largest_slices(tmp_path: Path) -> None:
     figures = {**slice_error_rates([ScoredUtterance("a", "a b", "a c")]), "utterances": 1}
     values = {f"speaker {n:05}": figures for n in range(20_000)}
     values["speaker 19999"] = {**figures, "utterances": 9}
@@ -80,20 +80,20 @@ def test_of_many_speakers_those_with_most_utterances_are_shown(tmp_path: Path) -
     assert "The 200 of 20000 values of speaker with most utterances" in page
 
 
-def test_the_worst_and_typical_ones_are_chosen() -> None:
+def test_order_by_use_alternates_the_worst_and_draws() -> None:
     scored = [
         ScoredUtterance(f"{n:03}", "one two three", " ".join(["x"] * (n % 6))) for n in range(400)
     ]
-    utterances = compare_utterances([scored])
-    chosen = choose(utterances)
+    utterances = join_utterances([scored])
+    chosen = order_by_use(utterances)
     errors = [each.errors.errors for (each,) in chosen]
     assert sorted(chosen, key=lambda each: each[0].id) == utterances
     worst_half, typical = errors[:100:2], errors[1:100:2]
     assert min(worst_half) == 3 and 3.0 < sum(typical) / len(typical) < 4.5
-    assert choose(utterances[::-1]) == chosen
+    assert order_by_use(utterances[::-1]) == chosen
 
 
-def test_errors_are_counted_for_each_run() -> None:
+def test_confusions_count_errors_for_each_run() -> None:
     a = [pair_units("hold the line", "told the line"), pair_units("hold on", "told on now")]
     b = [pair_units("hold the line", "hold line"), pair_units("hold on", "told on")]
     assert confusions([a, b]) == {
@@ -103,7 +103,7 @@ def test_errors_are_counted_for_each_run() -> None:
     }
 
 
-def test_unknown_words_are_those_that_were_never_seen() -> None:
+def test_unknown_words_are_counted_with_their_substitutes() -> None:
     texts = (("grey mare", "grey mayor"), ("mare", "mare"), ("mare", ""))
     assert unknown_words([pair_units(*each) for each in texts], {"grey"}) == [
         {"word": "mare", "count": 3, "right": 1, "instead": ["mayor"]}
@@ -114,7 +114,7 @@ def no_clips(name: str, ids: list[str], most: int) -> dict[str, str]:
     return {}
 
 
-def test_metrics_of_ones_own_have_a_page(tmp_path: Path) -> None:
+def test_page_shows_any_metrics(tmp_path: Path) -> None:
     test = {"a": {"loss": 2.5, "report_by": {"speaker": {"ann": {"utterances": 2, "loss": 3.25}}}}}
     run = RunResults(name="x", test=test, utterances={}, log=[], data=None)
     metrics = {"loss": Metric(is_fraction=False)}

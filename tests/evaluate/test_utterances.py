@@ -23,7 +23,7 @@ SET = [
 ]
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_written_utterances_are_read_back(tmp_path: Path) -> None:
     write_utterances(tmp_path / "utterances_test.jsonl", SET)
     lines = (tmp_path / "utterances_test.jsonl").read_text("utf-8").removesuffix("\n").split("\n")
     assert json.loads(lines[1]) == {
@@ -48,19 +48,19 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert read_utterances(tmp_path / "utterances_test.jsonl") == [SET[1], SET[0]]
 
 
-def test_a_transcript_of_any_length_is_read_back(tmp_path: Path) -> None:
+def test_transcript_of_any_length_is_read_back(tmp_path: Path) -> None:
     long = [ScoredUtterance("a", "hold the line " * 25_000, "told line")]
     write_utterances(tmp_path / "utterances_test.jsonl", long)
     assert read_utterances(tmp_path / "utterances_test.jsonl") == long
 
 
-def test_what_is_no_utterance_is_one_sentence(tmp_path: Path) -> None:
+def test_read_utterances_refuses_another_form(tmp_path: Path) -> None:
     (tmp_path / "broken.jsonl").write_text('{"id": "a", "words": []}')
-    with pytest.raises(SbkitError, match=r"broken.jsonl must have .*'reference'"):
+    with pytest.raises(SbkitError, match=r"broken.jsonl has a line that .*'reference'"):
         read_utterances(tmp_path / "broken.jsonl")
 
 
-def test_the_hash_is_of_ids_and_references_alone() -> None:
+def test_hash_references_depends_on_ids_and_references_only() -> None:
     expected = hash_references(SET)
     assert hash_references([ScoredUtterance("a", SET[1].reference, "other"), SET[0]]) == expected
     assert hash_references([SET[0], ScoredUtterance("c", SET[1].reference, "")]) != expected

@@ -26,7 +26,7 @@ from sbkit.evaluate.wer import (
         ("日本語", "日本", (1, 0, 0, 1), (0, 1, 0, 3)),
     ],
 )
-def test_counts_of_one_utterance(
+def test_count_errors_of_one_utterance(
     reference: str, hypothesis: str, words: tuple[int, ...], characters: tuple[int, ...]
 ) -> None:
     scores = count_errors(reference, hypothesis)
@@ -35,7 +35,7 @@ def test_counts_of_one_utterance(
     assert scores.utterances == 1
 
 
-def test_errors_are_the_edit_distance() -> None:
+def test_count_errors_equals_the_edit_distance() -> None:
     random_numbers = random.Random(0)
     for _ in range(300):
         reference, hypothesis = (_random_text(random_numbers) for _ in range(2))
@@ -48,7 +48,7 @@ def test_errors_are_the_edit_distance() -> None:
         assert (len(right), sum(right)) == (len(hypothesis.split()), hits)
 
 
-def test_a_split_is_scored_by_summed_counts_not_by_the_mean_of_rates() -> None:
+def test_scores_add_counts_instead_of_averaging_rates() -> None:
     split = [
         ScoredUtterance("long", "a b c d e f g h i", "a b c d e f g h i"),
         ScoredUtterance("short", "a", "b"),
@@ -73,11 +73,13 @@ def test_a_split_is_scored_by_summed_counts_not_by_the_mean_of_rates() -> None:
         ("re\u0301sume\u0301 ok", "resume no", ("re\u0301sume\u0301 ok", "resume no", "S      S")),
     ],
 )
-def test_alignment(reference: str, hypothesis: str, lines: tuple[str, str, str]) -> None:
+def test_align_puts_words_in_columns(
+    reference: str, hypothesis: str, lines: tuple[str, str, str]
+) -> None:
     assert align(reference, hypothesis) == lines
 
 
-def test_without_words_characters_are_aligned() -> None:
+def test_align_puts_characters_in_columns_without_words() -> None:
     """A space is a character that can be seen, as it counts for the CER."""
     assert align("今 天气", "今天气好", by_words=False) == ("今␣天气**", "今*天气好", "  D    I")
 

@@ -55,12 +55,12 @@ c_right: WER 0.00 % (0 / 3), CER 0.00 % (0 / 11)
 """
 
 
-def test_wer_report(tmp_path: Path) -> None:
+def test_write_wer_writes_the_worst_first(tmp_path: Path) -> None:
     write_wer(tmp_path / "wer_test.txt", iter(SPLIT))
     assert (tmp_path / "wer_test.txt").read_text() == REPORT
 
 
-def test_confidences_are_compared_with_what_was_said() -> None:
+def test_judge_words_compares_confidences_with_the_reference() -> None:
     """Words that have none do not count; greedy decoding has figures of its own."""
     sure = (Word("please", 0, 1, 0.9), Word("told", 1, 2, 0.2), Word("line", 2, 3))
     beam = ScoredUtterance("a", "please hold the line", "please told line", words=sure)
@@ -82,14 +82,14 @@ def test_confidences_are_compared_with_what_was_said() -> None:
     assert "confidence" not in result_figures(SPLIT)
 
 
-def test_a_beam_does_not_hide_that_the_model_wrote_nothing() -> None:
+def test_describe_silence_notes_a_model_that_wrote_nothing() -> None:
     said, heard = "please hold the line please", "the line"
     quiet = [
         ScoredUtterance(name, said, heard, greedy=ScoredUtterance(name, said, "")) for name in "ab"
     ]
     blurted = replace(quiet[0], greedy=ScoredUtterance("a", said, "es"))
     assert [*describe_silence([blurted, quiet[1]])] == [
-        "greedy decoding wrote 2 characters where 54 were said, and nothing for 1 of 2 utterances; "
+        "greedy decoding wrote 2 of 54 characters, and nothing for 1 of 2 utterances; "
         "the beam's words come from its language model"
     ]
     (alone,) = describe_silence([ScoredUtterance("a", said, "")])  # tested greedily
@@ -99,7 +99,7 @@ def test_a_beam_does_not_hide_that_the_model_wrote_nothing() -> None:
         assert not [*describe_silence(scored)]
 
 
-def test_a_language_without_spaces_has_no_word_error_rate(tmp_path: Path) -> None:
+def test_language_without_spaces_has_no_word_error_rate(tmp_path: Path) -> None:
     """Greedily neither, nor of a part of the set; the worst have most characters wrong."""
     texts = (("a", "今天天气好", "今天气好"), ("b", "你好", "您好吗"))
     scored = [ScoredUtterance(*each, by_words=False) for each in texts]
@@ -127,7 +127,9 @@ a: CER 20.00 % (1 / 5)
 
 
 @pytest.mark.parametrize(("seconds", "rtfx"), [(100.0, 250.0), (0.0, None)])  # not trained
-def test_summary(seconds: float, rtfx: float | None, tmp_path: Path) -> None:
+def test_write_summary_has_the_speed_of_training(
+    seconds: float, rtfx: float | None, tmp_path: Path
+) -> None:
     write_summary(
         tmp_path / "summary.json",
         test={"clean": error_figures(total_scores(SPLIT))},

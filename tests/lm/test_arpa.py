@@ -41,7 +41,7 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
-def test_numbers_are_natural_logarithms(tmp_path: Path) -> None:
+def test_read_arpa_converts_to_natural_logarithms(tmp_path: Path) -> None:
     model = read_arpa(written(tmp_path, SMALL))
     assert model.words == ("<unk>", "<s>", "</s>", "a", "b")
     a, b = model.id_of("a"), model.id_of("b")
@@ -53,7 +53,7 @@ def test_numbers_are_natural_logarithms(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["words_pruned", "pieces"])
-def test_a_round_trip_changes_nothing(tmp_path: Path, name: str) -> None:
+def test_round_trip_changes_nothing(tmp_path: Path, name: str) -> None:
     model = read_arpa(DATA / f"{name}.arpa")
     write_arpa(model, tmp_path / "copy.arpa")
     copy = read_arpa(tmp_path / "copy.arpa")
@@ -64,7 +64,7 @@ def test_a_round_trip_changes_nothing(tmp_path: Path, name: str) -> None:
         np.testing.assert_allclose(one.backoffs, other.backoffs, atol=1e-6, rtol=0)
 
 
-def test_words_of_all_scripts_and_empty_orders_travel(tmp_path: Path) -> None:
+def test_words_of_all_scripts_and_empty_orders_survive_a_round_trip(tmp_path: Path) -> None:
     sentences = [["日本", "語\u3000x", "\u00a0", "a\x85b"], ["日本", "e\u0301", "🙂"]]
     model = train(sentences, order=7).model
     write_arpa(model, tmp_path / "model.arpa")
@@ -75,13 +75,13 @@ def test_words_of_all_scripts_and_empty_orders_travel(tmp_path: Path) -> None:
     )
 
 
-def test_without_unk_an_unknown_word_has_no_probability(tmp_path: Path) -> None:
+def test_arpa_without_unk_gives_unknown_words_no_probability(tmp_path: Path) -> None:
     text = SMALL.replace("-1\t<unk>\n", "").replace("ngram 1=5", "ngram 1=4")
     model = read_arpa(written(tmp_path, text))
     assert model.score(NO_HISTORY, model.id_of("zebra"))[0] == pytest.approx(-99 * math.log(10))
 
 
-def test_unk_in_capitals_is_unk(tmp_path: Path) -> None:
+def test_read_arpa_accepts_unk_in_capitals(tmp_path: Path) -> None:
     text = SMALL.replace("-1\t<unk>", "-3\t<UNK>").replace("a b", "a <UNK>")
     model = read_arpa(written(tmp_path, text))
     assert model.score(NO_HISTORY, 0)[0] == pytest.approx(-3 * math.log(10))
@@ -105,7 +105,9 @@ def test_unk_in_capitals_is_unk(tmp_path: Path) -> None:
         ("-2\tb", "-2\t\udcff", "must be UTF-8"),
     ],
 )
-def test_a_damaged_file_is_refused(tmp_path: Path, old: str, new: str, sentence: str) -> None:
+def test_read_arpa_refuses_a_damaged_file(
+    tmp_path: Path, old: str, new: str, sentence: str
+) -> None:
     path = written(tmp_path, SMALL.replace(old, new, 1))
     with pytest.raises(SbkitError) as refusal:
         read_arpa(path)
@@ -114,7 +116,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path, old: str, new: str, sentence:
     assert str(path) in str(refusal.value) and "\n" not in str(refusal.value)
 
 
-def test_an_ngram_needs_its_first_words(tmp_path: Path) -> None:
+def test_read_arpa_refuses_an_ngram_without_its_prefix(tmp_path: Path) -> None:
     text = (DATA / "tiny.arpa").read_text().replace("\told boat\t", "\tboat old\t", 1)
     with pytest.raises(SbkitError, match="must hold the first words of each 3-gram"):
         read_arpa(written(tmp_path, text))

@@ -37,7 +37,7 @@ def cut(sentence: str) -> list[str]:
         ("tiny", str.split, SENTENCES[:2], (2, 3)),
     ],
 )
-def test_every_number_is_that_of_lmplz(
+def test_train_equals_lmplz(
     name: str,
     split: Callable[[str], list[str]],
     lines: list[str],
@@ -85,7 +85,7 @@ def test_probabilities_sum_to_one_in_every_context(order: int) -> None:
             ), history
 
 
-def test_an_order_that_falls_back_takes_the_discounts_that_it_says() -> None:
+def test_order_with_too_little_text_uses_the_fallback_discounts() -> None:
     trained = train([["a", "a", "a", "b"]], order=1)
     assert trained.fallback_orders == (1,)
     probability = np.exp(trained.model.score(NO_HISTORY, trained.model.id_of("a"))[0])
@@ -93,7 +93,7 @@ def test_an_order_that_falls_back_takes_the_discounts_that_it_says() -> None:
     assert probability == pytest.approx((3 - FALLBACK[3]) / 5 + freed / 5 / 4)
 
 
-def test_a_text_is_read_once_and_counted() -> None:
+def test_train_reads_a_text_once_and_counts_it() -> None:
     def stream() -> Iterator[list[str]]:
         yield from (["a", "b"], [], ["b"])
 
@@ -110,9 +110,7 @@ def test_a_text_is_read_once_and_counted() -> None:
         ([[], []], 2, "must hold at least one word, but its sentences hold none"),
     ],
 )
-def test_what_no_model_can_be_made_of_is_refused(
-    sentences: list[list[str]], order: int, sentence: str
-) -> None:
+def test_train_refuses_unusable_text(sentences: list[list[str]], order: int, sentence: str) -> None:
     with pytest.raises(SbkitError) as refusal:
         train(sentences, order=order)
     assert sentence in str(refusal.value)

@@ -43,7 +43,7 @@ def model(request: pytest.FixtureRequest) -> NgramModel:
     return read_arpa(DATA / f"{request.param}.arpa")
 
 
-def test_a_walk_scores_every_word_with_all_its_history(model: NgramModel) -> None:
+def test_score_uses_the_whole_history(model: NgramModel) -> None:
     listed, random_numbers = table(model), random.Random(0)
     for _ in range(40):
         state, history = model.start, (BEGIN,)
@@ -57,7 +57,7 @@ def test_a_walk_scores_every_word_with_all_its_history(model: NgramModel) -> Non
             history = (*history, word)
 
 
-def test_states_are_the_shortest_that_suffice(model: NgramModel) -> None:
+def test_states_are_the_shortest_sufficient_histories(model: NgramModel) -> None:
     listed = table(model)
     followed = {gram[:-1] for gram in listed}
     numbers = {gram: number for number, gram in enumerate(listed, start=1)} | {(): NO_HISTORY}
@@ -68,7 +68,7 @@ def test_states_are_the_shortest_that_suffice(model: NgramModel) -> None:
         assert state_after(model, *gram) == numbers[next(said, ())]
 
 
-def test_unknown_words_lead_to_the_empty_state() -> None:
+def test_unknown_word_leads_to_the_empty_state() -> None:
     model = read_arpa(DATA / "words.arpa")
     assert "boat" in model and "zebra" not in model
     assert model.id_of("zebra") == 0
@@ -86,7 +86,7 @@ WORDS = ("<unk>", "<s>", "</s>", "a", "b")
 UNIGRAMS = grams([0, 1, 2, 3, 4], [-4, -9, -1, -1, -2], [0, -0.5, 0, 0, -0.25])
 
 
-def test_an_ngram_may_be_there_without_its_first_word() -> None:
+def test_ngram_may_exist_without_its_suffix() -> None:
     """`<s> a b` is, `a b` is not: from there it backs off to `b`."""
     bigrams, trigrams = grams([1 * 5 + 3], [-0.1], [-0.125]), grams([0 * 5 + 4], [-0.5], [0])
     fourgrams = grams([0 * 5 + 3], [-0.75], [0])
@@ -118,7 +118,7 @@ def walk(made: Automaton, words: list[int]) -> float:
 
 
 @pytest.mark.parametrize("order", [1, 3])
-def test_an_automaton_scores_every_sentence_as_its_model(order: int) -> None:
+def test_automaton_scores_every_sentence_like_its_model(order: int) -> None:
     sentences = [line.split() for line in SENTENCES]
     model = train(sentences, order=order).model
     empty = grams([], [], [])  # an order may be

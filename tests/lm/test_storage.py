@@ -27,7 +27,7 @@ def stored(folder: Path) -> Path:
     return folder / "lm.safetensors"
 
 
-def test_a_file_keeps_its_models(tmp_path: Path) -> None:
+def test_save_and_load_keep_the_models(tmp_path: Path) -> None:
     models, about = load(stored(tmp_path))
     assert about["tokenizer"] == "x"
     assert {name: model.order for name, model in models.items()} == {"words": 3, "tokens": 2}
@@ -36,7 +36,7 @@ def test_a_file_keeps_its_models(tmp_path: Path) -> None:
         assert sentence_log_prob(models["words"], words) == sentence_log_prob(model, words)
 
 
-def test_equal_models_make_equal_bytes(tmp_path: Path) -> None:
+def test_equal_models_give_equal_bytes(tmp_path: Path) -> None:
     about = {name: name for name in "abcdefgh"}
     models = {"words": train(SENTENCES, order=2).model}
     contents = set()
@@ -82,7 +82,7 @@ SPOILED: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("name", SPOILED)
-def test_a_damaged_file_is_refused(tmp_path: Path, name: str) -> None:
+def test_load_refuses_a_damaged_file(tmp_path: Path, name: str) -> None:
     file = stored(tmp_path)
     SPOILED[name](file)
     with pytest.raises(SbkitError, match=r"^A file of language models must .* but .*\. Train them"):

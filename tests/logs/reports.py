@@ -8,7 +8,7 @@ import numpy as np
 import soundfile
 
 from sbkit.evaluate.compare import compare
-from sbkit.evaluate.report import Known, write_report
+from sbkit.evaluate.report import KnownWords, write_report
 from sbkit.evaluate.run_results import RunResults
 from sbkit.evaluate.wer import ScoredUtterance
 from sbkit.evaluate.wer_report import result_figures, slice_error_rates
@@ -74,7 +74,7 @@ def write_example(folder: Path, *, runs: int = 1) -> Path:
         page,
         [results(HOSTILE, A), results("b", B)][:runs],
         clips=lambda name, ids, most: {"c": tone()},
-        known=Known(words={"two", "the"}, source="the words of the training transcripts"),
+        known=KnownWords(words={"two", "the"}, source="the words of the training transcripts"),
         compared={"test": compare("test", [("a", A), ("b", B)])} if runs == 2 else None,
         notes=[HOSTILE],
     )
