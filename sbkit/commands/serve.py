@@ -1,4 +1,4 @@
-"""The command `sbkit serve`: open bundles, and answer until a signal."""
+"""The command `sbkit serve`: open bundles, and answer requests until a signal."""
 
 import argparse
 import gc
@@ -11,7 +11,7 @@ from socket import socket
 from typing import Any
 
 from sbkit.base.allocator import share_free_memory
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import ConfigError
 from sbkit.bundle.bundle import read_bundle
 from sbkit.bundle.config import CONFIG_FILE
 from sbkit.bundle.protocols import Effective
@@ -21,13 +21,12 @@ from sbkit.runtime.runtimes import AUTO, FIRST_GPU, MODEL_OPTIONS
 from sbkit.runtime.transcriber import default_batch_seconds, open_recognizer
 from sbkit.runtime.voice_detector import VoiceDetector
 from sbkit.serve.app import Service
-from sbkit.serve.limits import Keys, Limits, State
-from sbkit.serve.metrics import Metrics
-from sbkit.serve.models import Model, Models
+from sbkit.serve.batching import Workers
+from sbkit.serve.middleware import Keys, Limits, Metrics, State
 from sbkit.serve.recognizer import Recognizer
+from sbkit.serve.requests import Model, Models
 from sbkit.serve.server import Server, bind
-from sbkit.serve.voice import Voice
-from sbkit.serve.workers import Workers
+from sbkit.serve.tts import Voice
 from sbkit.tasks.task import import_object
 
 ALIASES = {
@@ -40,23 +39,23 @@ def serve(names: Sequence[str], folders: Sequence[Path], options: argparse.Names
     """Serve bundles by their names until a signal ends it, and return the exit code.
 
     Raises:
-        SbkitError: a bundle cannot be used or runs on another device, two have one name, or the
-            options do not fit.
+        SbkitError: a bundle cannot be used or runs on another device, two have the same name, or
+            the options do not fit.
     """
     if len({*names}) < len(names):
-        raise SbkitError(
-            "The folders of `sbkit serve` must have different names, by which clients choose, but "
-            f"they are {', '.join(names)}. Rename one."
+        raise ConfigError(
+            "Clients choose a bundle by the name of its folder, but two are the same: "
+            f"{', '.join(names)}. Rename one."
         )
     share_free_memory()
-    given = {each.name: getattr(options, each.name) for each in fields(Limits)}
-    limits = Limits(**{name: value for name, value in given.items() if value is not None})
+    values = {limit.name: getattr(options, limit.name) for limit in fields(Limits)}
+    limits = Limits(**{name: value for name, value in values.items() if value is not None})
     metrics, state, keys = Metrics(), State(), Keys(options.api_key_file)
     with ExitStack() as stack:
         listening = stack.enter_context(closing(bind(options.host, options.port)))
         _require_keys(listening, options)
         workers = stack.enter_context(closing(Workers(limits.max_concurrent)))
-        models = list[Model]()
+        models: list[Model] = []
         if (detector := options.vad) is not None:
             detector = VoiceDetector.load(
                 options.vad, device=options.device, runtime=options.runtime
@@ -64,12 +63,12 @@ def serve(names: Sequence[str], folders: Sequence[Path], options: argparse.Names
         for name, folder in zip(names, folders, strict=True):
             opened = _open(folder, options, limits, detector, workers=workers, metrics=metrics)
             engine = stack.enter_context(closing(opened))
-            _require_asked(engine.effective, options)
+            _require_device(engine.effective, options)
             created, readme = int((folder / CONFIG_FILE).stat().st_mtime), folder / "README.md"
             is_file = readme.is_file() and not readme.is_symlink()  # `/card` shows it to anybody
             card = readme.read_text("utf-8", "replace") if is_file else ""
             models.append(Model(name=name, engine=engine, created=created, readme=card))
-        kinds = {type(each.engine) for each in models}
+        kinds = {type(model.engine) for model in models}
         aliases = {kind: options.alias or ALIASES[kind] for kind in ALIASES if kind in kinds}
         service = Service(
             models=Models(models=models, aliases=aliases),
@@ -79,7 +78,7 @@ def serve(names: Sequence[str], folders: Sequence[Path], options: argparse.Names
             metrics=metrics,
             origins=options.allow_origin or (),
         )
-        gc.freeze()  # what is here stays; cycles of requests are looked for in what comes
+        gc.freeze()  # loaded objects stay; only those of requests are searched for cycles
         gc.collect()
         server = Server(service, keys=keys)
         server.run(sockets=[listening])
@@ -87,10 +86,10 @@ def serve(names: Sequence[str], folders: Sequence[Path], options: argparse.Names
 
 
 def _require_keys(listening: socket, options: argparse.Namespace) -> None:
-    """Raise SbkitError where other machines reach an address without keys."""
+    """Raise ConfigError if other machines reach an address without keys."""
     is_local = ip_address(listening.getsockname()[0]).is_loopback
     if not (is_local or options.no_key or options.api_key_file):
-        raise SbkitError(
+        raise ConfigError(
             f"`--host {options.host}` admits clients on other machines, which needs keys. Pass "
             "--api-key-file FILE, or --no-key to admit everyone."
         )
@@ -103,30 +102,27 @@ def _open(
     detector: VoiceDetector | None,
     **shared: Any,
 ) -> Recognizer | Voice:
-    """Open a bundle as what its task makes of it."""
-    asked, task = (
-        recognizer_options(options),
-        read_bundle(folder, user_modules=options.user_modules).task,
-    )
+    """Open a bundle as a recognizer, or as a voice if its task is synthesis."""
+    opening = recognizer_options(options)
+    task = read_bundle(folder, user_modules=options.user_modules).task
     if task.synthesizer_class is not None:
-        synthesizer = import_object(task.synthesizer_class)
-        return Voice(
-            synthesizer.load(folder, **{name: asked[name] for name in MODEL_OPTIONS}), **shared
-        )
-    bundle = open_recognizer(folder, streaming="also", **asked)
-    most = options.max_batch_seconds or default_batch_seconds(bundle.model.effective)
+        synthesizer_class = import_object(task.synthesizer_class)
+        model_options = {name: opening[name] for name in MODEL_OPTIONS}
+        return Voice(synthesizer_class.load(folder, **model_options), **shared)
+    bundle = open_recognizer(folder, streaming="also", **opening)
+    batch_seconds = options.max_batch_seconds or default_batch_seconds(bundle.model.effective)
     return Recognizer(
         bundle,
-        shapes=Shapes.table(bundle.config.sample_rate, batch_seconds=most),
-        wait=options.max_wait_ms / 1000,
+        shapes=Shapes.table(bundle.config.sample_rate, batch_seconds=batch_seconds),
+        wait_seconds=options.max_wait_ms / 1000,
         max_seconds=limits.max_seconds,
         detector=detector,
         **shared,
     )
 
 
-def _require_asked(effective: Effective, options: argparse.Namespace) -> None:
-    """Raise SbkitError where a model runs on another device, or in another precision."""
+def _require_device(effective: Effective, options: argparse.Namespace) -> None:
+    """Raise DeviceError if a model runs on another device, or in another precision."""
     device = FIRST_GPU if options.device == "cuda" else options.device
     device = effective.device if device == AUTO else device
     require_effective(effective, device=device, precision=options.precision)

@@ -1,9 +1,9 @@
 """Realtime transcription over a WebSocket, with the events of OpenAI's API.
 
-    audio in base64 -> samples at the model's rate -> what is said in a turn -> deltas, a transcript
+    audio in base64 -> samples at the model's rate -> the text of a turn -> deltas, a transcript
 
-A turn ends where the client commits it, where a detector finds the end of its speech, or without
-one at an endpoint of the live session.
+A turn ends when the client commits it, when a detector finds the end of its speech, or, without a
+detector, at an endpoint of the streaming session.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ import io
 import json
 from base64 import b64decode
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any
 from uuid import uuid4
@@ -25,40 +25,108 @@ from sbkit.audio.io import Samples, to_int16
 from sbkit.audio.resample import END, Resampler, Signal
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
-from sbkit.serve.errors import ApiError, as_api_error, too_large
-from sbkit.serve.fields import take, wrong_field
-from sbkit.serve.limits import Limits, State
-from sbkit.serve.metrics import Metrics, noted
-from sbkit.serve.models import Models
-from sbkit.serve.options import Options
+from sbkit.runtime.voice_detector import VoiceDetector
+from sbkit.serve.middleware import Limits, Metrics, State
 from sbkit.serve.recognizer import Recognizer
+from sbkit.serve.requests import Models, SessionOptions, take
+from sbkit.serve.responses import (
+    ApiError,
+    as_api_error,
+    request_facts,
+    too_large,
+    words_of,
+    wrong_field,
+)
 from sbkit.streaming.session import Endpoint, Event, Final, Partial
 from sbkit.text.normalization import join_segments
 
-BLOCK = 24_000  # bytes that are decoded at a time, so that a long message lets others pass
-SHORTEST = 0.1  # seconds of a turn that a client commits
-PROTOCOL = "realtime"  # of those that a browser offers
+BLOCK_BYTES = 24_000  # that are decoded at a time, so that a long message lets others pass
+MIN_TURN_SECONDS = 0.1  # of a turn that a client commits
+SPEECH_PADDING_SECONDS = 0.3  # of a turn before its speech, as OpenAI's `prefix_padding_ms`
+DETECTION_SECONDS = 1.0  # within which a detector finds the start of speech; older audio is dropped
+SUBPROTOCOL = "realtime"  # of those that a browser offers
 BUFFER, TRANSCRIPTION = "input_audio_buffer", "conversation.item.input_audio_transcription"
 GOING_AWAY, FAILED = 1001, 1011  # codes of closing
-NOTHING = np.zeros(0, np.int16)
+NO_SAMPLES = np.zeros(0, np.int16)
+
+
+@dataclass(frozen=True)
+class TurnPart:
+    """Samples of a turn.
+
+    start: the index of the first sample in the stream.
+    began: when the turn's speech began, in seconds, in its first part.
+    ended: when it ended, in its last part.
+    """
+
+    start: int
+    samples: Samples
+    began: float | None = None
+    ended: float | None = None
+
+
+class SpeechTurns:
+    """Cut a stream into turns, from a little before speech to the silence that ends it."""
+
+    def __init__(self, detector: VoiceDetector, *, silence: float, start: float) -> None:
+        """Begin a stream.
+
+        silence: seconds that end a turn.
+        start: the time of the stream's first sample.
+        """
+        rules = replace(detector.rules, hang_over=silence)
+        self._detector, self._rate = replace(detector, rules=rules), detector.model.sample_rate
+        self._state, self._start = detector.start(), start
+        self._first = seconds_to_samples(start, self._rate)  # the index of the first pending sample
+        self._pending, self._is_speech = NO_SAMPLES, False
+
+    def push(self, samples: Samples) -> list[TurnPart]:
+        """Take samples (S,) of int16, and return those that belong to turns."""
+        events, self._state = self._detector.push(samples, self._state)
+        self._pending = np.concatenate([self._pending, samples])
+        parts: list[TurnPart] = []
+        began: float | None = None
+        for event in events:
+            self._is_speech, seconds = event.kind == "started", self._start + event.seconds
+            if self._is_speech:
+                self._take(seconds - SPEECH_PADDING_SECONDS)
+                began = seconds
+            else:
+                parts.append(TurnPart(*self._take(self._start + event.known), began, seconds))
+                began = None
+        now = samples_to_seconds(self._first + len(self._pending), self._rate)
+        if self._is_speech:
+            parts.append(TurnPart(*self._take(now), began))
+        else:
+            self._take(now - DETECTION_SECONDS)
+        return parts
+
+    def _take(self, until: float) -> tuple[int, Samples]:
+        """Take pending samples up to a time; return the index of the first one, too."""
+        start, pending = self._first, self._pending
+        end = min(len(pending), max(0, seconds_to_samples(until, self._rate) - start))
+        self._first, self._pending = start + end, pending[end:]
+        return start, pending[:end]
 
 
 @dataclass
 class Item:
-    """What a client knows of a turn.
+    """A turn as the client knows it.
 
-    begin: in seconds of the session; shown: all deltas; is_open: whether its speech was announced.
+    begin: in seconds of the session.
+    sent: the text of all deltas.
+    is_open: whether its speech was announced.
     """
 
     begin: float
     finals: list[Final] = field(default_factory=list)
-    shown: str = ""
+    sent: str = ""
     is_open: bool = False
     id: str = field(default_factory=lambda: f"item_{uuid4().hex}")
 
-    def text(self, more: str = "") -> str:
-        """Return the text of all that ended in it, and of what goes on."""
-        return join_segments([*(each.text for each in self.finals), more])
+    def text(self, partial: str = "") -> str:
+        """Return the text of all utterances that ended in it, and of one that has not."""
+        return join_segments([*(final.text for final in self.finals), partial])
 
 
 class RealtimeSession:
@@ -82,49 +150,48 @@ class RealtimeSession:
         self._last_item: str | None = None
 
     async def run(self) -> None:
-        """Answer the client's events until it leaves or the server stops, or one of its limits.
+        """Answer the client's events until it leaves, the server stops, or a limit is reached.
 
-        What it has sent of a turn until then is transcribed.
+        Audio that it has sent of a turn until then is transcribed.
         """
         offered = self._socket.scope["subprotocols"]
-        await self._socket.accept(PROTOCOL if PROTOCOL in offered else None)
+        await self._socket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
         try:
-            await self._choose({})
+            await self._configure({})
             await self._send("session.created", session=self._plain())
             while (message := await self._receive()) is not None:
                 await self._answer(message)
-            if self._is_heard:
+            if self._in_turn:
                 with suppress(ApiError):  # too short
                     await self._commit()
-            await self._socket.close(
-                GOING_AWAY, "The server stops, or this was too long, or silent."
-            )
+            reason = "The server stops, or the session was silent or too long."
+            await self._socket.close(GOING_AWAY, reason)
         except WebSocketDisconnect:
             pass
         except Exception as error:
             with suppress(WebSocketDisconnect):
                 await self._fail(error)
-                await self._socket.close(FAILED, "The server failed; its log says why.")
+                await self._socket.close(FAILED, "Internal server error; see the server log.")
             raise
         finally:
             self._stopping.cancel()
-            noted.get()["audio_seconds"] = self._now
+            request_facts.get()["audio_seconds"] = self._now
 
     async def _receive(self) -> Message | None:
-        """Return what the client sends next, None where it is not waited for any longer."""
-        coming = asyncio.ensure_future(self._socket.receive())
-        most = min(self._limits.answer_seconds, self._until - monotonic())
-        either = asyncio.FIRST_COMPLETED
+        """Return the client's next message; None if a limit is reached or the server stops."""
+        message = asyncio.ensure_future(self._socket.receive())
+        timeout = min(self._limits.answer_seconds, self._until - monotonic())
+        first = asyncio.FIRST_COMPLETED
         try:
-            if most > 0:
-                await asyncio.wait((coming, self._stopping), timeout=most, return_when=either)
+            if timeout > 0:
+                await asyncio.wait((message, self._stopping), timeout=timeout, return_when=first)
         finally:
-            coming.cancel()  # unless it is done
-        if not coming.done():
+            message.cancel()  # unless it is done
+        if not message.done():
             return None
-        if coming.result()["type"] == "websocket.disconnect":
+        if message.result()["type"] == "websocket.disconnect":
             raise WebSocketDisconnect
-        return coming.result()
+        return message.result()
 
     async def _answer(self, message: Message) -> None:
         event: dict[str, Any] = {}
@@ -138,7 +205,7 @@ class RealtimeSession:
                 case "input_audio_buffer.commit":
                     await self._commit()
                 case "input_audio_buffer.clear":
-                    self._begin()
+                    self._begin_stream()
                     await self._send(f"{BUFFER}.cleared")
                 case other:
                     raise wrong_field("type", "an event of transcription sessions", other)
@@ -148,29 +215,32 @@ class RealtimeSession:
     async def _update(self, session: dict[str, Any]) -> None:
         if (kind := take(session, "type", str) or "transcription") != "transcription":
             raise wrong_field("type", "transcription", kind)
-        if self._is_heard:
-            must = "between turns: commit or clear the audio first"
-            raise wrong_field("session.update", must, "within one")
-        given = take(take(session, "audio", dict), "input", dict)
-        await self._choose({**self._options.plain, **given})
+        if self._in_turn:
+            expected = "between turns: commit or clear the audio first"
+            raise wrong_field("session.update", expected, "within one")
+        audio_input = take(take(session, "audio", dict), "input", dict)
+        await self._configure({**self._options.plain, **audio_input})
         await self._send("session.updated", session=self._plain())
 
-    async def _choose(self, given: dict[str, Any]) -> None:
+    async def _configure(self, audio_input: dict[str, Any]) -> None:
         model = self._socket.query_params.get("model") or self._models.names_of(Recognizer)[0]
-        self._options = options = Options.parse(given, self._models, model)
+        self._options = options = SessionOptions.parse(audio_input, self._models, model)
         self._recognizer, self._rate = options.recognizer, options.recognizer.sample_rate
-        self._turn = await self._recognizer.turns(options.phrases, options.silence)
-        self._begin()
+        self._make_turn = await self._recognizer.turns(options.phrases, options.silence)
+        self._begin_stream()
 
-    def _begin(self) -> None:
+    def _begin_stream(self) -> None:
         """Begin a stream, and a turn."""
+        detector, silence = self._recognizer.detector, self._options.silence
         self._resampler = Resampler(self._options.format[1], self._rate)
-        self._cutter = self._recognizer.speech_turns(self._options.silence, self._now)
-        self._start(seconds_to_samples(self._now, self._rate))
+        self._speech_turns: SpeechTurns | None = None
+        if detector is not None and silence is not None:
+            self._speech_turns = SpeechTurns(detector, silence=silence, start=self._now)
+        self._begin_turn(seconds_to_samples(self._now, self._rate))
 
-    def _start(self, place: int) -> None:
-        """Begin a turn with some sample of the session."""
-        self._heard, self._item = self._turn(place), Item(samples_to_seconds(place, self._rate))
+    def _begin_turn(self, start: int) -> None:
+        """Begin a turn at a sample of the session."""
+        self._turn, self._item = self._make_turn(start), Item(samples_to_seconds(start, self._rate))
 
     async def _append(self, audio: str) -> None:
         try:
@@ -179,25 +249,25 @@ class RealtimeSession:
             raise wrong_field("audio", "base64", "not") from None
         subtype, rate, width = self._options.format
         if len(content) % width:
-            raise wrong_field("audio", "of whole samples of 16 bits", f"{len(content)} bytes")
-        kind = {"format": "RAW", "subtype": subtype, "samplerate": rate, "channels": 1}
-        most = min(self._limits.max_seconds, self._limits.max_bytes / 2 / self._rate)
-        for at in range(0, len(content), BLOCK):
-            if self._now - self._item.begin > most:
-                raise too_large(f"{most:g} s of audio in a turn", "audio")
-            block = io.BytesIO(content[at : at + BLOCK])
-            await self._hear(soundfile.read(block, dtype="float32", **kind)[0])
+            raise wrong_field("audio", "whole samples of 16 bits", f"{len(content)} bytes")
+        format = {"format": "RAW", "subtype": subtype, "samplerate": rate, "channels": 1}
+        max_seconds = min(self._limits.max_seconds, self._limits.max_bytes / 2 / self._rate)
+        for start in range(0, len(content), BLOCK_BYTES):
+            if self._now - self._item.begin > max_seconds:
+                raise too_large(f"{max_seconds:g} s of audio in a turn", "audio")
+            block = io.BytesIO(content[start : start + BLOCK_BYTES])
+            await self._push(soundfile.read(block, dtype="float32", **format)[0])
             await asyncio.sleep(0)  # others are served
 
-    async def _hear(self, signal: Signal) -> None:
+    async def _push(self, signal: Signal) -> None:
         samples = to_int16(self._resampler.push(signal))
         self._now += samples_to_seconds(len(samples), self._rate)
-        if self._cutter is None:
+        if self._speech_turns is None:
             await self._feed(samples)
             return
-        for part in await asyncio.to_thread(self._cutter.push, samples):
+        for part in await asyncio.to_thread(self._speech_turns.push, samples):
             if part.began is not None:
-                self._start(part.place)
+                self._begin_turn(part.start)
                 await self._announce(part.began)
             await self._feed(part.samples)
             if part.ended is not None:
@@ -206,18 +276,18 @@ class RealtimeSession:
             self._item.begin = self._now
 
     async def _feed(self, samples: Samples, *, is_last: bool = False) -> None:
-        """Run samples of the turn, and send what they make known."""
-        if self._recognizer.live is not None:  # else it is counted as a file
+        """Run samples of the turn, and send its new events."""
+        if self._recognizer.streaming is not None:  # otherwise it is counted as a file
             self._metrics.audio.inc(samples_to_seconds(len(samples), self._rate))
-        self._heard.feed(samples)
-        self._heard.is_finished = is_last
-        for event in await self._recognizer.advance(self._heard):
-            await self._tell(event, is_last=is_last)
+        self._turn.feed(samples)
+        self._turn.is_finished = is_last
+        for event in await self._recognizer.advance(self._turn):
+            await self._send_event(event, is_last=is_last)
 
-    async def _tell(self, event: Event, *, is_last: bool) -> None:
-        """Send what an event adds to the text; where the rules end turns, a Final is the end."""
+    async def _send_event(self, event: Event, *, is_last: bool) -> None:
+        """Send the text that an event adds; where endpoint rules end turns, a Final is the end."""
         item = self._item
-        by_rules = self._cutter is None and self._options.silence is not None and not is_last
+        by_rules = self._speech_turns is None and self._options.silence is not None and not is_last
         match event:
             case Final():
                 item.finals.append(event)
@@ -232,9 +302,9 @@ class RealtimeSession:
                 return
         if text and by_rules and not item.is_open:
             await self._announce(event.seconds)
-        more = stable[len(item.shown) :] if stable.startswith(item.shown) else ""
-        item.shown += more
-        await self._send_text("delta", delta=more, hypothesis=text)
+        delta = stable[len(item.sent) :] if stable.startswith(item.sent) else ""
+        item.sent += delta
+        await self._send_text("delta", delta=delta, hypothesis=text)
         if isinstance(event, Final) and by_rules:
             await self._end(event.end)
             await self._complete(event.end)
@@ -246,15 +316,15 @@ class RealtimeSession:
 
     async def _commit(self) -> None:
         """End the turn here, and the stream with it."""
-        if self._now - self._item.begin < SHORTEST:
-            told = f"A turn must have {SHORTEST:g} s of audio, but has less. Append more."
-            raise ApiError(400, told, code="input_audio_buffer_commit_empty")
+        if self._now - self._item.begin < MIN_TURN_SECONDS:
+            message = f"The turn has less than {MIN_TURN_SECONDS:g} s of audio. Append more."
+            raise ApiError(400, message, code="input_audio_buffer_commit_empty")
         samples = to_int16(self._resampler.push(END, is_last=True))
         self._now += samples_to_seconds(len(samples), self._rate)
         await self._finish(self._now, samples)
-        self._begin()
+        self._begin_stream()
 
-    async def _finish(self, end: float, samples: Samples = NOTHING) -> None:
+    async def _finish(self, end: float, samples: Samples = NO_SAMPLES) -> None:
         """End the turn with its last samples; end: of its speech."""
         await self._end(end)
         try:
@@ -276,22 +346,22 @@ class RealtimeSession:
     async def _complete(self, end: float) -> None:
         """Send the transcript of the turn, and begin to wait for the next one."""
         item = self._item
-        words = [word.plain() for each in item.finals for word in each.words]
         await self._send_text(
             "completed",
             transcript=item.text(),
             usage={"type": "duration", "seconds": round(end - item.begin, 3)},
-            words=[{"word": each.pop("text"), **each} for each in words],
+            words=words_of([word for final in item.finals for word in final.words]),
         )
         self._item = Item(end)
 
-    async def _fail(self, error: Exception, event: object = None) -> None:
+    async def _fail(self, error: Exception, event_id: object = None) -> None:
         content = as_api_error(error).plain()["error"]
-        await self._send("error", error={**content, "event_id": event})
+        await self._send("error", error={**content, "event_id": event_id})
 
     async def _send_text(self, kind: str, **content: Any) -> None:
-        about = {"item_id": self._item.id, "content_index": 0}
-        await self._send(f"{TRANSCRIPTION}.{kind}", **about, **content)
+        await self._send(
+            f"{TRANSCRIPTION}.{kind}", item_id=self._item.id, content_index=0, **content
+        )
 
     async def _send(self, kind: str, **content: Any) -> None:
         event = {"type": kind, "event_id": f"event_{uuid4().hex}", **content}
@@ -299,25 +369,29 @@ class RealtimeSession:
 
     def _plain(self) -> dict[str, Any]:
         """Return the options that are in effect."""
-        kind = {"id": self._id, "object": "realtime.transcription_session", "type": "transcription"}
-        return {**kind, "audio": {"input": self._options.plain}}
+        return {
+            "id": self._id,
+            "object": "realtime.transcription_session",
+            "type": "transcription",
+            "audio": {"input": self._options.plain},
+        }
 
     @property
-    def _is_heard(self) -> bool:
-        """Check whether a turn is being spoken."""
+    def _in_turn(self) -> bool:
+        """Whether a turn is being spoken."""
         by_client = self._options.silence is None
         return self._item.is_open or (by_client and self._now > self._item.begin)
 
 
 def _parse(message: Message) -> dict[str, Any]:
     """Read an event of a client; raises ApiError."""
-    must, text = "an event as JSON in a text frame", message.get("text")
+    expected, text = "an event as JSON in a text frame", message.get("text")
     if text is None:
-        raise wrong_field("message", must, "binary; append audio in base64")
+        raise wrong_field("message", expected, "binary; append audio in base64")
     try:
         event = json.loads(text)
     except (ValueError, RecursionError):
         event = None
     if not isinstance(event, dict):
-        raise wrong_field("message", must, text)
+        raise wrong_field("message", expected, text)
     return event

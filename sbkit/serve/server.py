@@ -1,4 +1,7 @@
-"""The server: listen, warm up, answer, and stop in order."""
+"""The server: listen, warm up, answer, and stop in order.
+
+All that is particular to uvicorn and h11 stands here; tried with uvicorn 0.54.0 and h11 0.16.0.
+"""
 
 import asyncio
 import ctypes
@@ -19,34 +22,33 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from sbkit.base.errors import INTERRUPTED, SbkitError
+from sbkit.base.errors import INTERRUPTED, ConfigError, SbkitError
 from sbkit.serve.app import Service
-from sbkit.serve.errors import ApiError
-from sbkit.serve.limits import DRAINING, READY, STOPPING, WARMING, Keys
-from sbkit.serve.metrics import LOGGER
+from sbkit.serve.middleware import DRAINING, READY, STOPPING, WARMING, Keys, logger
+from sbkit.serve.responses import ApiError
 
 HEADER_SECONDS = 10.0  # within which a connection sends the header of a request
-PROBE_SECONDS = 1.0  # between two looks whether a client that sends no more is there
+PROBE_SECONDS = 1.0  # between two probes of a client that sends no more
 PING_SECONDS = 20.0  # from a pong to the next ping, and within which it is answered
 ACCEPT_SECONDS = 0.1  # to accept the last connections
+CLOSE_SECONDS = 1  # from the end of the grace time to that of the connections
 SO_ATTACH_FILTER, DROP_ALL = 26, struct.pack("HBBI", 6, 0, 0, 0)  # Linux: a filter, "return 0"
-CUT_OFF = 1  # seconds between the end of the grace time and that of the connections
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Take an address, before the model is loaded; raises SbkitError where it is not free."""
+    """Bind an address before the model is loaded; raises ConfigError if it is not free."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family)
     except (OSError, OverflowError) as error:
-        raise SbkitError(
-            f"`--host` and `--port` must be an address that is free here, but {host}:{port} is not "
-            f"({error}). Choose another one."
+        raise ConfigError(
+            f"The server cannot listen at `--host {host}` and `--port {port}` ({error}). Choose "
+            "another address."
         ) from error
 
 
 class Protocol(H11Protocol):
-    """Limit connections and the time of each header: uvicorn waits for ever for one that began."""
+    """Limit connections and the time of each header; uvicorn waits forever for one that began."""
 
     _deadline: asyncio.TimerHandle | None = None
 
@@ -58,7 +60,7 @@ class Protocol(H11Protocol):
             self._refuse(ApiError(503, "There are too many connections. Try again later."))
 
     def data_received(self, data: bytes) -> None:
-        """Go on to wait for a header, until it is there."""
+        """Continue to wait for a header until it is complete."""
         super().data_received(data)
         self._await_header()
 
@@ -80,7 +82,8 @@ class Protocol(H11Protocol):
     def eof_received(self) -> bool:  # type: ignore[override]
         """Return whether to answer: a client that has gone looks like one that sends no more.
 
-        Both are sent what clients skip (RFC 9110, 15.2), again and again: the first resets it.
+        Both are sent a response that clients skip (RFC 9110, 15.2), again and again. A client that
+        has gone resets the connection.
         """
         is_waiting = self._is_answering and not self.cycle.more_body | self.cycle.response_started
         is_here = is_waiting and not self.transport.is_closing()
@@ -93,7 +96,7 @@ class Protocol(H11Protocol):
         return True
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no HTTP."""
+        """Refuse bytes that are no HTTP."""
         self._refuse(ApiError(400, msg))
 
     def _refuse(self, error: ApiError) -> None:
@@ -108,24 +111,22 @@ class Protocol(H11Protocol):
 
 
 class Socket(WebSocketsSansIOProtocol):
-    """Drop a client that answers no ping: uvicorn waits for it to read all before it closes."""
+    """Drop a client that answers no ping; uvicorn waits until the client has read everything."""
 
     async def send(self, message: Any) -> None:
-        """Send; a refused handshake is complete, over which uvicorn would log an error."""
+        """Send; mark a refused handshake as complete, or uvicorn would log an error."""
         await super().send(message)
         self.handshake_complete |= message["type"] == "websocket.http.response.body"
 
     def keepalive_timeout(self) -> None:
-        """End the connection now."""
         super().keepalive_timeout()
         self.transport.abort()
 
 
 class Server(uvicorn.Server):
-    """Listen, warm up, and stop as asked: not ready, what is queued is finished, then the end."""
+    """Listen, warm up, and stop when asked: drain, finish queued requests, then leave."""
 
     def __init__(self, service: Service, *, keys: Keys) -> None:
-        """Take what the routes answer from, and the keys that clients may have."""
         super().__init__(
             uvicorn.Config(
                 service.app(keys),
@@ -140,37 +141,37 @@ class Server(uvicorn.Server):
                 log_level="error",
                 access_log=False,
                 server_header=False,
-                timeout_graceful_shutdown=CUT_OFF,
+                timeout_graceful_shutdown=CLOSE_SECONDS,
             )
         )
         self._service, self._state, self._keys = service, service.state, keys
-        self._asked: int | None = None  # the signal
-        self._drained = self._until = 0.0
+        self._stop_signal: int | None = None
+        self._drain_end = self._grace_end = 0.0
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, say where, and begin to warm up."""
-        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a file for each connection
+        """Listen, log the address, and begin to warm up."""
+        max_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max_files, max_files))  # one per connection
         self._listening = sockets or []
         await super().startup(sockets)
+        models = self._service.models.models
         for listening in self._listening:
             host, port = listening.getsockname()[:2]
-            where = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-            names = ", ".join(each.name for each in self._service.models.models)
-            LOGGER.info("serving %s at %s", names, where)
-        for model in self._service.models.models:
-            LOGGER.info("running on %s", model.engine.effective)
+            url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+            logger.info("serving %s at %s", ", ".join(model.name for model in models), url)
+        for model in models:
+            logger.info("running on %s", model.engine.effective)
         if threading.current_thread() is threading.main_thread():
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.read_keys)
         threading.Thread(target=self._warm_up, name="warm-up", daemon=True).start()
 
     def read_keys(self) -> None:
-        """Read the keys again; where that fails, keep the ones before."""
+        """Read the keys again; if that fails, keep the previous ones."""
         try:
             self._keys.read()
-            LOGGER.info("read %d keys again", len(self._keys.digests))
+            logger.info("read %d keys again", len(self._keys.digests))
         except SbkitError as error:
-            LOGGER.error("kept the keys: %s", error)
+            logger.error("kept the keys: %s", error)
 
     def _warm_up(self) -> None:
         try:
@@ -183,42 +184,44 @@ class Server(uvicorn.Server):
                 self._state.phase = READY
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to stop, on Ctrl-C without a pause; a second signal ends pause and grace time."""
-        limits, is_first = self._service.limits, self._asked is None
-        pause = limits.drain_seconds if is_first and sig == signal.SIGTERM else 0.0
-        self._drained = monotonic() + pause
-        self._until = self._drained + limits.grace_seconds * is_first
-        self._asked, self._state.phase = sig, DRAINING
+        """Begin to stop, on Ctrl-C without draining; a second signal ends drain and grace time."""
+        limits, is_first = self._service.limits, self._stop_signal is None
+        drain_seconds = limits.drain_seconds if is_first and sig == signal.SIGTERM else 0.0
+        self._drain_end = monotonic() + drain_seconds
+        self._grace_end = self._drain_end + limits.grace_seconds * is_first
+        self._stop_signal, self._state.phase = sig, DRAINING
 
     async def on_tick(self, counter: int) -> bool:
         """Return whether to leave, ten times a second."""
-        if self._asked is not None and monotonic() >= self._drained:
+        if self._stop_signal is not None and monotonic() >= self._drain_end:
             self._state.phase = STOPPING
             self._state.stopping.set()
-            if not self._state.in_flight + self._state.sessions or monotonic() > self._until:
+            is_idle = not self._state.in_flight + self._state.sessions
+            if is_idle or monotonic() > self._grace_end:
                 await self._stop_listening()
                 return True
         return self._state.failure is not None or await super().on_tick(counter)
 
     async def _stop_listening(self) -> None:
-        """Stop listening, and answer who has connected: closing resets what is not accepted yet.
+        """Stop listening, and answer clients that have connected.
 
-        So the system drops what comes for new connections first, until the others are accepted.
+        Closing a socket resets connections that are not accepted yet. So the system first drops
+        packets of new connections, until the others are accepted.
         """
         program = ctypes.create_string_buffer(DROP_ALL)
         for listening in self._listening:
             with suppress(OSError):  # no Linux
-                described = struct.pack("HP", 1, ctypes.addressof(program))
-                listening.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, described)
+                filter_option = struct.pack("HP", 1, ctypes.addressof(program))
+                listening.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, filter_option)
         await asyncio.sleep(ACCEPT_SECONDS)
         for server in self.servers:
             server.close()
-        until = monotonic() + CUT_OFF
+        until = monotonic() + CLOSE_SECONDS
         while self.server_state.connections and monotonic() < until:
             await asyncio.sleep(0.01)
 
     def exit_code(self) -> int:
-        """Return the code of the signal that ended the server, or raise what failed."""
-        if self._asked is None and self._state.failure is not None:
+        """Return the code of the signal that ended the server, or raise the error that did."""
+        if self._stop_signal is None and self._state.failure is not None:
             raise self._state.failure
-        return INTERRUPTED if self._asked == signal.SIGINT else 0
+        return INTERRUPTED if self._stop_signal == signal.SIGINT else 0

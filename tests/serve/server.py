@@ -24,13 +24,12 @@ from sbkit.runtime.model import Shapes
 from sbkit.runtime.synthesizer import Speech
 from sbkit.runtime.voice_detector import VoiceDetector
 from sbkit.serve.app import TRANSCRIPTIONS, Service
-from sbkit.serve.limits import READY, WARMING, Keys, Limits, State
-from sbkit.serve.metrics import Metrics
-from sbkit.serve.models import Model, Models
+from sbkit.serve.batching import Workers
+from sbkit.serve.middleware import READY, WARMING, Keys, Limits, Metrics, State
 from sbkit.serve.recognizer import Recognizer
+from sbkit.serve.requests import Model, Models
 from sbkit.serve.server import Server, bind
-from sbkit.serve.voice import Voice
-from sbkit.serve.workers import Workers
+from sbkit.serve.tts import Voice
 from sbkit.text.tokenizer import Tokenizer
 from tests.runtime.tones import RATE, ToneModel, speak, tone_bundle
 
@@ -156,7 +155,7 @@ def served(
         recognizer = Recognizer(
             recognizer_bundle,
             shapes=SHAPES,
-            wait=0.01,
+            wait_seconds=0.01,
             max_seconds=bounds.max_seconds,
             workers=workers,
             metrics=metrics,

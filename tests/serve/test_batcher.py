@@ -11,8 +11,7 @@ import pytest
 from sbkit.audio.io import Samples
 from sbkit.bundle.protocols import Effective, Encoded
 from sbkit.runtime.model import ModelThread, Shapes, run_batches
-from sbkit.serve.batcher import Batcher
-from sbkit.serve.workers import cancelled
+from sbkit.serve.batching import Batcher, cancelled
 from tests.serve.server import wait_for
 
 SECOND = 100  # samples
@@ -64,7 +63,7 @@ def clip(number: int, seconds: float = 1.0) -> Samples:
 
 
 def ask(batcher: Batcher, *clips: Samples) -> list[int]:
-    (found,) = batcher.encode_batches([clips])
+    (found,) = [batcher.encode(clips)]
     return [int(each.log_probs[0]) for each in found]
 
 
@@ -105,7 +104,7 @@ def test_a_full_round_waits_for_no_more(echo: Echo) -> None:
 def test_what_is_cancelled_does_not_run(
     echo: Echo, batcher: Batcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sbkit.serve.batcher.monotonic", lambda: 0.0)  # pieces come at one time
+    monkeypatch.setattr("sbkit.serve.batching.monotonic", lambda: 0.0)  # pieces come at one time
     end = threading.Event()
 
     def ask_cancelled() -> list[int]:

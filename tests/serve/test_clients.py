@@ -167,7 +167,7 @@ def test_everyone_gets_the_text_of_his_own_audio_and_batches_hold_several(here: 
         with here.busy():
             found = clients.map(lambda text: create(here, here.say(text)).text, texts)
             wait_for(lambda: here.state.in_flight == 16)
-            wait_for(lambda: here.metric("sbkit_queued_pieces") >= 8)
+            wait_for(lambda: here.metric("sbkit_queued_segments") >= 8)
         assert list(found) == texts
     assert here.metric("sbkit_batch_clips_count") - before < 16
     assert max(map(len, here.model.batches)) > 1

@@ -17,7 +17,7 @@ import pytest
 from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run
 from sbkit.serve.app import TRANSCRIPTIONS
-from sbkit.serve.limits import STOPPING, WARMING, Keys, Limits
+from sbkit.serve.middleware import STOPPING, WARMING, Keys, Limits
 from sbkit.serve.recognizer import Recognizer
 from tests.serve.server import Served, served, silence, wait_for
 
@@ -192,7 +192,7 @@ def test_a_client_that_goes_costs_nothing_more(tmp_path: Path) -> None:
     with served(tmp_path) as here, ThreadPoolExecutor(2) as clients:
         with here.busy():
             first = clients.submit(here.post, here.say("fox"))
-            wait_for(lambda: here.metric("sbkit_queued_pieces") == 0 and here.state.in_flight)
+            wait_for(lambda: here.metric("sbkit_queued_segments") == 0 and here.state.in_flight)
             sleep(0.1)
             for data in ({}, {"stream": "true"}):
                 with pytest.raises(Exception, match="timed out"):

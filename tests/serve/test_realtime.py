@@ -25,9 +25,9 @@ from sbkit.audio.resample import resample_by_numpy
 from sbkit.decoding.decoder import BeamDecoder
 from sbkit.runtime.model import ModelThread
 from sbkit.runtime.voice_detector import SpeechRules, VoiceDetector
-from sbkit.serve.limits import STOPPING
+from sbkit.serve.batching import SessionBatcher
+from sbkit.serve.middleware import STOPPING
 from sbkit.serve.realtime import Item
-from sbkit.serve.streams import StreamBatcher
 from sbkit.streaming.recognizer import StreamingRecognizer
 from sbkit.streaming.session import Final, Session
 from tests.decoding.spoken import train_models
@@ -475,7 +475,7 @@ def test_a_fault_over_one_session_is_not_that_of_the_others(
         monkeypatch.setattr(sessions[1], "read", lambda _: 1 // 0)
 
     async def advance() -> list[Any]:
-        batcher = StreamBatcher(lambda _: None)
+        batcher = SessionBatcher(lambda _: None)
         answers = await asyncio.gather(*map(batcher.advance, sessions), return_exceptions=True)
         batcher.close()
         return answers

@@ -15,13 +15,11 @@ import soundfile
 
 from sbkit.audio.io import read_audio
 from sbkit.runtime.synthesizer import Speech
-from sbkit.serve.encoder import Encoder
-from sbkit.serve.errors import ApiError
-from sbkit.serve.metrics import Metrics
-from sbkit.serve.models import Model, Models, unknown_model
-from sbkit.serve.speech import SpeechFields
-from sbkit.serve.voice import Voice
-from sbkit.serve.workers import Workers
+from sbkit.serve.batching import Workers
+from sbkit.serve.middleware import Metrics
+from sbkit.serve.requests import Model, Models, SpeechRequest, unknown_model
+from sbkit.serve.responses import ApiError
+from sbkit.serve.tts import FileWriter, Voice
 from tests.runtime.tones import LETTER, RATE, STEP, tone_bundle
 from tests.serve.server import Served, ToneSpeaker, served, wait_for
 
@@ -75,7 +73,7 @@ def test_a_wav_has_no_end_in_its_header(here: Served) -> None:
 @pytest.mark.parametrize("format", ["mp3", "opus"])
 def test_what_is_too_loud_is_clipped(format: str) -> None:
     """Formats of 16 bits do it by themselves; a clipped tone has a mean square below 1."""
-    encoder = Encoder(format, 24_000)
+    encoder = FileWriter(format, 24_000)
     tone = 3 * np.sin(np.arange(24_000, dtype=np.float32) / 10)
     content = encoder.push(tone) + encoder.finish()
     decoded, _ = soundfile.read(io.BytesIO(content), dtype="float32")
@@ -142,7 +140,7 @@ def test_a_voice_is_chosen_by_its_name_as_model_or_as_voice() -> None:
 
     def parse(**given: object) -> Voice:
         content = json.dumps({"input": "a fox", **given}).encode()
-        return SpeechFields.parse(content, models).voice
+        return SpeechRequest.parse(content, models).voice
 
     assert parse() is parse(model="tts-1", voice="alloy") is parse(model="anna") is anna
     assert parse(model="bob", voice="alloy") is parse(model="tts-1", voice="bob") is bob
@@ -201,13 +199,13 @@ def test_a_client_that_goes_ends_its_speech(here: Served, monkeypatch: pytest.Mo
             made += 1
             yield np.zeros(RATE, np.float32)
 
-    encoders = list[Encoder]()
+    encoders = list[FileWriter]()
 
-    def encoder(*given: Any) -> Encoder:
-        encoders.append(Encoder(*given))
+    def encoder(*given: Any) -> FileWriter:
+        encoders.append(FileWriter(*given))
         return encoders[-1]
 
-    monkeypatch.setattr("sbkit.serve.voice.Encoder", encoder)
+    monkeypatch.setattr("sbkit.serve.tts.FileWriter", encoder)
     monkeypatch.setattr(ToneSpeaker, "stream", lambda *_, **__: Speech(endless(), ()))
     with here.client.stream("POST", SPEECH, json={"input": "a", "response_format": "pcm"}) as some:
         next(some.iter_bytes())

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sbkit.runtime.voice_detector import SpeechRules, VoiceDetector
-from sbkit.serve.turns import Part, SpeechTurns
+from sbkit.serve.realtime import SpeechTurns, TurnPart
 from tests.runtime.told_frames import ToldFrames, is_speech, tell
 
 RATE = 16_000
@@ -17,7 +17,7 @@ def test_a_turn_is_from_before_its_speech_to_where_its_end_is_known(
     """Where the stream has less before it, it is from its first sample."""
     audio = tell(*is_speech(quiet, 1.0, 1.5, 0.5))
     detector = VoiceDetector(ToldFrames(), SpeechRules(padding=0.0))
-    turns, parts = SpeechTurns(detector, silence=0.4, start=100.0), list[Part]()
+    turns, parts = SpeechTurns(detector, silence=0.4, start=100.0), list[TurnPart]()
     for start in range(0, len(audio), block):
         parts += turns.push(audio[start : start + block])
     begins = [place for place, part in enumerate(parts) if part.began is not None]

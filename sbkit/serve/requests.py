@@ -1,0 +1,324 @@
+"""The fields of requests, as OpenAI's API has them, and the models that they name.
+
+Fields that the API has and this server does not need are ignored.
+"""
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Self, TypeVar
+
+from starlette.datastructures import FormData, UploadFile
+
+from sbkit.base.messages import listed
+from sbkit.serve.recognizer import Recognizer
+from sbkit.serve.responses import ApiError, request_facts, wrong_field
+from sbkit.serve.tts import FILE_FORMATS, Voice
+from sbkit.text.languages import primary
+
+TRANSCRIPT_FORMATS = ("json", "text", "srt", "vtt", "verbose_json")
+STREAMED_FORMATS = ("json", "text")  # their text can be sent bit by bit
+GRANULARITIES = ("segment", "word")
+MAX_PROMPT_PHRASES = 100
+MAX_SPEECH_CHARACTERS = 4096
+MAX_SPEECH_BYTES = 1 << 16  # of a request; JSON may write a character in twelve
+MAX_SESSION_CHARACTERS = 1 << 16  # of a prompt, with keywords
+OPENAI_VOICES = (  # names of the API; each means the model's own voice
+    *("alloy", "ash", "ballad", "cedar", "coral", "echo", "fable"),
+    *("marin", "nova", "onyx", "sage", "shimmer", "verse"),
+)
+AUDIO_FORMATS = {  # of a session: its name in libsndfile, samples a second, bytes of a sample
+    "audio/pcm": ("PCM_16", 24_000, 2),
+    "audio/pcmu": ("ULAW", 8_000, 1),
+    "audio/pcma": ("ALAW", 8_000, 1),
+}
+TYPE_NAMES = {dict: "an object", str: "a text", list: "a list", int: "a whole number"}
+
+Engine = TypeVar("Engine", bound=Recognizer | Voice)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """A bundle that is served.
+
+    name: of its folder.
+    created: when it was exported, in seconds since 1970.
+    readme: its model card.
+    """
+
+    name: str
+    engine: Recognizer | Voice
+    created: int = 0
+    readme: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Models:
+    """All bundles that are served; an alias means the first one of its class of engine."""
+
+    models: Sequence[Model]
+    aliases: Mapping[type, Sequence[str]]
+
+    @property
+    def names(self) -> list[str]:
+        """All names that clients may use."""
+        names = (model.name for model in self.models)
+        return [*dict.fromkeys(chain(names, *self.aliases.values()))]
+
+    def pick(self, kind: type[Engine], name: str = "") -> Engine:
+        """Return the engine of a name; without a name, the first of its class.
+
+        Raises:
+            ApiError: there is none.
+        """
+        engines = {
+            model.name: model.engine for model in self.models if isinstance(model.engine, kind)
+        }
+        aliases = self.aliases.get(kind, ())
+        if name not in engines and (not name or name in aliases):
+            name = next(iter(engines), name)
+        if name not in engines:
+            raise unknown_model(name, [*engines, *aliases] if engines else [])
+        request_facts.get({})["model"] = name
+        return engines[name]
+
+    def names_of(self, kind: type[Engine]) -> list[str]:
+        """Return the names of all engines of a class."""
+        return [model.name for model in self.models if isinstance(model.engine, kind)]
+
+    def pick_recognizer(self, name: str, languages: Sequence[Any]) -> Recognizer:
+        """Return the recognizer of a name, if it has one of the languages, or none is given.
+
+        A recognizer whose language is und, undetermined, takes any.
+
+        Raises:
+            ApiError: there is none, or it has another language.
+        """
+        recognizer = self.pick(Recognizer, name)
+        own = primary(recognizer.language or "und")
+        tags = [str(language) for language in languages if language]
+        if tags and own != "und" and own not in map(primary, tags):
+            raise wrong_field("language", f"{own}, the model's", listed(tags))
+        return recognizer
+
+    def pick_voice(self, model: str, voice: object) -> Voice:
+        """Return the TTS model of a name; ``voice`` may name another, or is one of OpenAI's."""
+        engine, own = self.pick(Voice, model), self.names_of(Voice)
+        own = [model] if model in own else own
+        name = voice.get("id") if isinstance(voice, dict) else voice
+        if name not in (None, *own, *OPENAI_VOICES):
+            raise wrong_field("voice", " or ".join([*own, "one of OpenAI's"]), str(name))
+        return self.pick(Voice, str(name)) if name in own else engine
+
+
+def unknown_model(name: str, names: Sequence[str]) -> ApiError:
+    """Return the error about a model that is not served, or does not do what is asked for."""
+    given = name[:100] or "missing"
+    if not names:
+        return ApiError(404, f"No model of this server does this, `model` is {given}.", "model")
+    known = listed(names, max_names=10)
+    return ApiError(404, f"`model` must be one of {known}, but is {given}.", "model")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranscriptionRequest:
+    """The fields of a request for a transcript.
+
+    granularities: of verbose_json.
+    phrases: to expect.
+    is_streamed: whether the text is sent as events.
+    """
+
+    file: UploadFile
+    recognizer: Recognizer
+    format: str
+    granularities: Sequence[str]
+    phrases: tuple[str, ...]
+    is_streamed: bool
+
+    @classmethod
+    def parse(cls, form: FormData, models: Models) -> Self:
+        """Read a form.
+
+        Raises:
+            ApiError: a field is missing, or the API or the model does not allow its value.
+        """
+        file = form.get("file")
+        if not isinstance(file, UploadFile):
+            raise wrong_field("file", "an audio file", "missing" if file is None else "a text")
+        text = {name: str(form.get(name, "")) for name in ("model", "prompt", "temperature")}
+        languages = [*form.getlist("language"), *form.getlist("languages[]")]
+        recognizer = models.pick_recognizer(text["model"], languages)
+        # Decoding draws nothing at random, so a temperature changes nothing.
+        check_number("temperature", text["temperature"] or 0, 0, 1)
+        format = choose("response_format", form.get("response_format", "json"), TRANSCRIPT_FORMATS)
+        granularities = [str(value) for value in form.getlist("timestamp_granularities[]")]
+        for value in granularities:
+            if format != "verbose_json" or value not in GRANULARITIES:
+                expected = "word or segment, with verbose_json"
+                raise wrong_field("timestamp_granularities[]", expected, f"{value} with {format}")
+        is_streamed = choose("stream", form.get("stream", "false"), ("false", "true")) == "true"
+        if is_streamed and format not in STREAMED_FORMATS:
+            raise wrong_field("stream", f"false with {format}, or the format json", "true")
+        return cls(
+            file=file,
+            recognizer=recognizer,
+            format=format,
+            granularities=granularities or GRANULARITIES[:1],
+            phrases=split_phrases(text["prompt"]),
+            is_streamed=is_streamed,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeechRequest:
+    """The fields of a request for speech; is_streamed: whether audio is sent as events."""
+
+    voice: Voice
+    text: str
+    speed: float
+    format: str
+    is_streamed: bool
+
+    @classmethod
+    def parse(cls, content: bytes, models: Models) -> Self:
+        """Read JSON.
+
+        Raises:
+            ApiError: a field is missing, or the API or the model does not allow its value.
+        """
+        try:
+            body = json.loads(content)
+        except (ValueError, RecursionError):
+            body = None
+        if not isinstance(body, dict):
+            raise ApiError(400, "The body of the request is not a JSON object.")
+        body = {name: value for name, value in body.items() if value is not None}
+        text = take(body, "input", str)
+        if not 0 < len(text) <= MAX_SPEECH_CHARACTERS:
+            expected = f"a text of 1 to {MAX_SPEECH_CHARACTERS} characters"
+            raise wrong_field("input", expected, f"{len(text)} characters long")
+        speed = check_number("speed", body.get("speed", 1.0), 0.25, 4)
+        format = choose("response_format", body.get("response_format", "mp3"), [*FILE_FORMATS])
+        stream = choose("stream_format", body.get("stream_format", "audio"), ("audio", "sse"))
+        return cls(
+            voice=models.pick_voice(take(body, "model", str), body.get("voice")),
+            text=text,
+            speed=speed,
+            format=format,
+            is_streamed=stream == "sse",
+        )
+
+
+@dataclass(frozen=True)
+class SessionOptions:
+    """The options of a realtime session.
+
+    plain: all of them, as ``audio.input`` of OpenAI's API.
+    format: one of AUDIO_FORMATS.
+    phrases: to expect.
+    silence: seconds that end a turn; None if the client commits it.
+    """
+
+    plain: Mapping[str, Any]
+    recognizer: Recognizer
+    format: tuple[str, int, int]
+    phrases: tuple[str, ...]
+    silence: float | None
+
+    @classmethod
+    def parse(cls, audio_input: Mapping[str, Any], models: Models, model: str) -> Self:
+        """Read ``audio.input``; model: the name of the model, unless it has another one.
+
+        Raises:
+            ApiError: the API or the model does not allow the value of a field.
+        """
+        audio = take(audio_input, "format", dict)
+        transcription = {"model": model, **take(audio_input, "transcription", dict)}
+        kind = take(audio, "type", str) or "audio/pcm"
+        if kind not in AUDIO_FORMATS:
+            raise wrong_field("format", listed(AUDIO_FORMATS), kind)
+        rate = AUDIO_FORMATS[kind][1]
+        if take(audio, "rate", int, rate) != rate:
+            raise wrong_field("rate", f"{rate} with {kind}", str(audio["rate"]))
+        languages = [take(transcription, "language", str), *take_texts(transcription, "languages")]
+        recognizer = models.pick_recognizer(take(transcription, "model", str), languages)
+        silence = _parse_silence(audio_input, recognizer.silence)
+        phrases = [take(transcription, "prompt", str), *take_texts(transcription, "keywords")]
+        if sum(map(len, phrases)) > MAX_SESSION_CHARACTERS:
+            raise wrong_field("prompt", f"at most {MAX_SESSION_CHARACTERS} characters", "longer")
+        ms = silence and round(1000 * silence)
+        plain = {
+            "format": {"type": kind, "rate": rate},
+            "transcription": transcription,
+            "turn_detection": ms and {"type": "server_vad", "silence_duration_ms": ms},
+            "noise_reduction": None,
+        }
+        format = AUDIO_FORMATS[kind]
+        return cls(plain, recognizer, format, split_phrases("\n".join(phrases)), silence)
+
+
+def _parse_silence(audio_input: Mapping[str, Any], default: float | None) -> float | None:
+    """Read ``turn_detection``; default: None if the recognizer does not find ends of turns."""
+    if "turn_detection" not in audio_input:
+        return default
+    if audio_input["turn_detection"] is None:
+        return None
+    detection = take(audio_input, "turn_detection", dict)
+    kind = take(detection, "type", str) or "server_vad"
+    if default is None:
+        raise wrong_field("turn_detection", "null, as the model takes whole clips", kind)
+    if kind != "server_vad":
+        raise wrong_field("turn_detection", "server_vad or null", kind)
+    ms = take(detection, "silence_duration_ms", int, round(1000 * default))
+    return check_number("silence_duration_ms", ms, 1, 60_000) / 1000
+
+
+def choose(name: str, value: Any, choices: Sequence[str]) -> str:
+    """Return a value that is one of several, in lower case; raises ApiError for another one."""
+    if str(value).lower() not in choices:
+        raise wrong_field(name, " or ".join(choices), str(value))
+    return str(value).lower()
+
+
+def check_number(name: str, value: Any, least: float, most: float) -> float:
+    """Return a number, also one in a text; raises ApiError for another value."""
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):  # the last for 400 digits
+        number = math.nan
+    if not least <= number <= most:
+        raise wrong_field(name, f"from {least:g} to {most:g}", str(value))
+    return number
+
+
+def split_phrases(prompt: str) -> tuple[str, ...]:
+    """Split a prompt at punctuation and line ends."""
+    phrases = (part.strip() for part in re.split(r"[,;:.!?\n]+", prompt))
+    return tuple(dict.fromkeys(filter(None, phrases)))[:MAX_PROMPT_PHRASES]
+
+
+def take(content: Mapping[str, Any], name: str, kind: type, default: Any = None) -> Any:
+    """Return a field of some type; if it is null or missing, the default, or an empty value.
+
+    Raises:
+        ApiError: it has another type.
+    """
+    value = content.get(name)
+    if value is None:
+        return kind() if default is None else default
+    if not isinstance(value, kind) or isinstance(value, bool):  # an int for Python
+        raise wrong_field(name, TYPE_NAMES[kind], str(value))
+    return value
+
+
+def take_texts(content: Mapping[str, Any], name: str) -> list[str]:
+    """Return a field that is a list of texts; raises ApiError for another one."""
+    texts: list[str] = take(content, name, list)
+    for text in texts:
+        if not isinstance(text, str):
+            raise wrong_field(name, "a list of texts", str(text))
+    return texts
