@@ -87,12 +87,13 @@ def test_events_bring_the_text_bit_by_bit(here: Served) -> None:
 
 
 def test_a_fault_amid_events_is_told(here: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def fail(*_: object, **__: object) -> AsyncIterator[str]:
+    async def fail(_: Recognizer, upload: Any, **__: object) -> AsyncIterator[str]:
+        upload.close()
         yield "the "
         raise SbkitError("The decoder was killed.")
 
     monkeypatch.setattr(Recognizer, "transcribe", fail)
-    with pytest.raises(openai.APIError, match="the server failed"):
+    with pytest.raises(openai.APIError, match="Internal server error"):
         list(create(here, silence(1.0), stream=True))
 
 
@@ -218,7 +219,7 @@ def test_the_prompt_is_what_is_expected_where_there_are_language_models(
     here: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever the prompts, the processes that decode are as many as the cores."""
-    monkeypatch.setattr("sbkit.decoding.ctc_decoder.MANY_FRAMES", 0)
+    monkeypatch.setattr("sbkit.decoding.ctc_decoder.MIN_FRAMES_FOR_POOL", 0)
     monkeypatch.setattr("sbkit.bundle.bundle.usable_cores", lambda: 2)
     bundle, tokenizer, _ = tone_bundle(tmp_path)
     train_models(tmp_path / "lm.safetensors", tokenizer, [TEXT], tokens=0)

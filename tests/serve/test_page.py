@@ -109,7 +109,7 @@ def test_a_file_is_transcribed_by_a_model_of_whole_clips(
     wait(key.is_displayed)
     file.send_keys(str(folder / "talk.flac"))
     wait(lambda: "talk.flac is sent once there is a key" in find(browser, "#text")[0].text)
-    assert "key of this server" in find(browser, "#error")[0].text
+    assert "API key is missing" in find(browser, "#error")[0].text
     key.send_keys("secret\n")
     wait(lambda: words(browser) == TEXTS[0].split())
     assert not key.is_displayed()

@@ -153,7 +153,7 @@ def test_a_voice_is_chosen_by_its_name_as_model_or_as_voice() -> None:
 
 def test_an_unknown_model_is_told_with_ten_that_are_known() -> None:
     told = str(unknown_model("x" * 200, [f"model {n}" for n in range(12)]))
-    assert f"model 8, model 9 and 2 more, but is {'x' * 100}. " in told
+    assert f"model 8, model 9 and 2 more, but is {'x' * 100}." in told
 
 
 def test_a_header_has_the_notes_that_fit_and_events_have_all(
@@ -185,7 +185,7 @@ def test_what_is_no_request(here: Served) -> None:
 def test_a_server_without_a_voice_says_so(tmp_path: Path) -> None:
     with (
         served(tmp_path) as deaf,
-        pytest.raises(openai.NotFoundError, match="of which this server has none"),
+        pytest.raises(openai.NotFoundError, match="No model of this server does this"),
     ):
         create(deaf, TEXT, model="tts-1")
 

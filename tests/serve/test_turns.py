@@ -29,10 +29,10 @@ def test_a_turn_is_from_before_its_speech_to_where_its_end_is_known(
         assert turn[0].began == pytest.approx(100 + began)
         assert turn[-1].ended == (ended and pytest.approx(100 + ended))
         start, end = round(max(began - 0.3, 0.0) * RATE), round(known * RATE)
-        assert turn[0].place == 100 * RATE + start
+        assert turn[0].start == 100 * RATE + start
         samples = np.concatenate([part.samples for part in turn])
         assert np.array_equal(samples, audio[start : start + len(samples)])
         # samples that arrived before the end was known are in the turn, too
         assert end <= start + len(samples) <= (end if block > len(audio) else end + 320)
-        places = np.cumsum([turn[0].place, *(len(part.samples) for part in turn)])
-        assert [part.place for part in turn] == places[:-1].tolist()
+        places = np.cumsum([turn[0].start, *(len(part.samples) for part in turn)])
+        assert [part.start for part in turn] == places[:-1].tolist()
