@@ -60,19 +60,14 @@ class SpeedGroup:
 
 
 class AudioBatch(Protocol):
-    """The audio of a batch."""
+    """The audio of a batch (B, S), its lengths (B,), and the speeds of its utterances in order."""
 
     @property
-    def audio(self) -> Tensor:
-        """The audio: (B, S)."""
-
+    def audio(self) -> Tensor: ...
     @property
-    def audio_lengths(self) -> Tensor:
-        """The samples of each utterance: (B,)."""
-
+    def audio_lengths(self) -> Tensor: ...
     @property
-    def speed_groups(self) -> Sequence[SpeedGroup]:
-        """The speeds of the utterances, in their order."""
+    def speed_groups(self) -> Sequence[SpeedGroup]: ...
 
 
 class Augmentation:
@@ -173,7 +168,6 @@ class Compose(nn.Module):
         self.parts = nn.ModuleList(parts)
 
     def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Apply the parts."""
         for part in self.parts:
             audio, lengths = part(audio, lengths)
         return audio, lengths
@@ -232,7 +226,6 @@ class AddNoise(_FolderAugmentation):
         self.min_snr_db, self.max_snr_db = map(float, snr_db)
 
     def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Draw a file, a start and a ratio for every utterance, and add the noise."""
         draws = draw_uniform(len(lengths), 4).to(audio.device, non_blocking=True).T
         seconds = MAX_NOISE_SECONDS / len(self.files)
         clips = read_clips(self.files, self.sample_rate, seconds, audio.device)
@@ -259,7 +252,6 @@ class AddReverb(_FolderAugmentation):
     """
 
     def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Draw a room for every utterance, and convolve in the frequency domain."""
         draws = draw_uniform(len(lengths), 2).to(audio.device, non_blocking=True).T
         responses = read_impulse_responses(self.files, self.sample_rate, audio.device)  # (N, R)
         response = responses[(draws[0] * len(responses)).long()]
@@ -338,7 +330,6 @@ class SpecAugment(nn.Module):
         self.freq_masks, self.freq_width = freq_masks, freq_width
 
     def forward(self, features: Tensor, lengths: Tensor) -> Tensor:
-        """Draw the masks of every utterance and fill them."""
         _, frames, bins = features.shape
         device, masks = features.device, self.time_masks + self.freq_masks
         draws = draw_uniform(len(lengths), 2, masks).to(lengths.device).unbind(2)

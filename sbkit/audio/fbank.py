@@ -57,7 +57,6 @@ class Fbank(nn.Module):
         self.sample_rate = sample_rate
 
     def frame_lengths(self, audio_lengths: Tensor) -> Tensor:
-        """Count the frames of audio: (B,) samples -> (B,)."""
         return frame_counts(audio_lengths, self.sample_rate)
 
     def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:

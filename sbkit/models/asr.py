@@ -202,7 +202,6 @@ class StreamingAsrModel:
         self.window = self.step - shift + self.shortest
 
     def start(self) -> EncoderState:
-        """Return the state of one session before its first sample."""
         return EncoderState(**self._front_end.start(), **self._encoder.start())
 
     def forward_chunk(

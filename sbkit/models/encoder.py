@@ -89,12 +89,10 @@ class FeatureEncoder(Encoder):
         return self.front_end(features, frame_lengths)
 
     def encode_features(self, features: Tensor, frame_lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Encode features: (B, T, M), (B,) -> (B, U, D), (B,)."""
         return self.part.encode(*self.subsample(features, frame_lengths))
 
     @cached_property
     def subsampling(self) -> Subsampling:
-        """The frames of audio that features and front-end return."""
         audio = self._silence()
         with as_evaluated(audio.device, *self.modules.values()):
             features, _ = self.features(audio, torch.tensor([SAMPLE_RATE]))
@@ -153,7 +151,6 @@ class AcousticModel:
         self.model, self.encoder = model, encoder
 
     def encode(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Encode: (B, S), (B,) -> (B, U, D), (B,)."""
         return self.encoder(audio, audio_lengths)
 
     def to(self, device: torch.device) -> None:

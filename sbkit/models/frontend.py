@@ -55,7 +55,6 @@ class ConvFrontEnd(nn.Module):
         self.norm = nn.LayerNorm(d_model)
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Normalize and convolve twice."""
         x = _mask_padding(self.normalize(features), lengths)
         past = (self.start() if self.is_causal else {}).values()
         past_rows = [frames.expand(x.shape[0], -1, -1) for frames in past]
@@ -98,7 +97,6 @@ class ConvFrontEnd(nn.Module):
         return self.norm(x), lengths, inputs  # (B, U, D)
 
     def frame_lengths(self, lengths: Tensor) -> Tensor:
-        """Count the frames that remain of lengths: (B,) -> (B,)."""
         return _halve(_halve(lengths))
 
 

@@ -47,7 +47,7 @@ LengthsForm = Callable[[Tensor, Tensor], Tensor]
 
 
 def absolute(x: Tensor, lengths: Tensor) -> Tensor:
-    """Return the lengths as they are."""
+    """Return the lengths unchanged."""
     return lengths
 
 
@@ -108,7 +108,7 @@ class Part:
     SIGNATURES: ClassVar[str]
     NDIMS: ClassVar[tuple[int, ...]] = (3,)  # dimensions that its output may have
     UNIT: ClassVar[str] = "samples"  # of its input lengths
-    SHORTEST: ClassVar[int] = SAMPLE_RATE  # the first length that is tried
+    FIRST_LENGTH: ClassVar[int] = SAMPLE_RATE  # that measuring tries
     OTHER_ARGUMENTS: ClassVar[tuple[str, ...]] = ()  # that it may require besides lengths
     METHOD: ClassVar[str] = "forward"  # the method to call, if the module has it
 
@@ -220,7 +220,7 @@ class Part:
         if self._subsampling is None:
             with as_evaluated(x.device, self.module):
                 self._subsampling = find_subsampling(
-                    count, part=self.NAME, unit=self.UNIT, shortest=self.SHORTEST
+                    count, part=self.NAME, unit=self.UNIT, shortest=self.FIRST_LENGTH
                 )
         return self._subsampling
 
@@ -250,7 +250,7 @@ class FrontEnd(Part):
         "forward(features, lengths) -> (x, lengths), or forward(features) -> x, with features "
         "(B, T, M), x (B, U, D) or (B, U, C, F) and lengths (B,) in whole frames"
     )
-    UNIT, SHORTEST = "frames", 400  # four seconds, longer than a kernel
+    UNIT, FIRST_LENGTH = "frames", 400  # four seconds, longer than a kernel
 
     def __call__(self, features: Tensor, frame_lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Call the module; raise ConfigError if its output has another shape."""
@@ -334,7 +334,6 @@ class TransformerPart(Part):
         return decoded
 
     def decoding_modules(self) -> tuple[nn.Module, ...]:
-        """Return the children that only decoding runs."""
         names = getattr(self.module, "decoding_modules", DECODING_MODULES)
         children = (getattr(self.module, name, None) for name in names)
         return tuple(child for child in children if isinstance(child, nn.Module))

@@ -30,7 +30,6 @@ class Subsampling:
     offset: int
 
     def count(self, lengths: Lengths) -> Lengths:
-        """Count the frames of lengths: (B,) -> (B,)."""
         # Clipped first: integer division rounds towards zero in ONNX, and down in torch.
         return (lengths + self.offset).clip(min=0) // self.stride
 

@@ -204,7 +204,6 @@ class ConformerBlock(nn.Module):
         self.feed_forward2 = FeedForward(d_model=d_model, d_ffn=d_ffn, dropout=dropout)
 
     def forward(self, x: Tensor, mask: Tensor, chunks: ChunkMask | None = None) -> Tensor:
-        """Apply the parts; ``mask`` (B, U) is true within an utterance."""
         x = self.feed_forward1(x, weight=0.5)
         x = self.attention(x, mask if chunks is None else chunks.visible)
         x = self.convolution(x, mask, None if chunks is None else chunks.chunk)
@@ -214,7 +213,6 @@ class ConformerBlock(nn.Module):
     def forward_chunk(
         self, x: Tensor, chunk: ChunkMask, mask: Tensor, past: BlockState
     ) -> tuple[Tensor, BlockState]:
-        """Apply the parts to the frames of a chunk, after those of ``past``."""
         x = self.feed_forward1(x, weight=0.5)
         x, attention = self.attention.forward_chunk(x, chunk.visible, past.attention)
         x, convolution = self.convolution.forward_chunk(x, mask, past.convolution)
@@ -230,7 +228,6 @@ class TransformerBlock(nn.Module):
         self.feed_forward = FeedForward(d_model=d_model, d_ffn=d_ffn, dropout=dropout)
 
     def forward(self, x: Tensor, mask: Tensor, chunks: ChunkMask | None = None) -> Tensor:
-        """Apply the parts; ``mask`` (B, U) is true within an utterance."""
         x = self.attention(x, mask if chunks is None else chunks.visible)
         out: Tensor = self.feed_forward(x)
         return out
@@ -238,7 +235,6 @@ class TransformerBlock(nn.Module):
     def forward_chunk(
         self, x: Tensor, chunk: ChunkMask, mask: Tensor, past: BlockState
     ) -> tuple[Tensor, BlockState]:
-        """Apply the parts to the frames of a chunk, after those of ``past``."""
         x, attention = self.attention.forward_chunk(x, chunk.visible, past.attention)
         return self.feed_forward(x), BlockState(attention, past.convolution)
 
@@ -253,7 +249,6 @@ class DecoderBlock(nn.Module):
         self.feed_forward = FeedForward(d_model=d_model, d_ffn=d_ffn, dropout=dropout)
 
     def forward(self, x: Tensor, states: Tensor, mask: Tensor) -> Tensor:
-        """Apply the parts; ``mask`` (B, U) is true at the frames of an utterance."""
         x = self.attention(x, None)
         x = self.cross_attention(x, states, mask)
         out: Tensor = self.feed_forward(x)

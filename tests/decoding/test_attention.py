@@ -11,7 +11,7 @@ from sbkit.decoding.attention import AttentionDecoder, rescore
 from sbkit.decoding.prefix_beam import PrefixBeamSearch
 from sbkit.models.loss import attention_loss
 from tests.decoding.by_definition import SETTINGS, best_of, enumerate_paths, random_matrices
-from tests.models.test_asr import asr_model, ours
+from tests.models.test_asr import make_model, sbkit_parts
 
 
 class RandomDecoder(AttentionDecoder):
@@ -53,7 +53,7 @@ def test_rescore_of_all_hypotheses_equals_enumeration() -> None:
 @torch.no_grad()
 def test_attention_decoder_scores_texts_as_the_training_loss_does() -> None:
     torch.manual_seed(0)
-    model = asr_model(ours())
+    model = make_model(sbkit_parts())
     states, lengths = torch.randn(2, 7, 16), torch.tensor([7, 4])
     tokens, counts = torch.tensor([[4, 5, 6], [8, 0, 0]]), torch.tensor([3, 1])
     logits = model.decoder_log_probs(tokens, states, lengths)

@@ -1,4 +1,4 @@
-"""Compiled blocks train as the others do, and are compiled once."""
+"""Compiled blocks train like plain ones, and are compiled once."""
 
 from concurrent.futures import ProcessPoolExecutor
 from importlib import import_module
@@ -17,12 +17,12 @@ from tests.processes import CONTEXT
 from tests.train import fine_tuning
 
 CPU = torch.device("cpu")
-# Of utterances and frames; a single utterance would have a graph of its own.
+# Utterances and frames; a single utterance would have a graph of its own.
 SHAPES = [(3, 31), (2, 40), (5, 9), (4, 26)]
 
 
-class Encoding(Brain):
-    """Bring the mean of an encoder's states to zero."""
+class StateBrain(Brain):
+    """Train an encoder to return zeros."""
 
     def compute_forward(self, batch: Any, stage: sb.Stage) -> Tensor:
         frames, lengths = batch
@@ -34,7 +34,7 @@ class Encoding(Brain):
 
 
 def train(**options: Any) -> tuple[list[float], list[int]]:
-    """Take 50 steps of many shapes; return the losses, and how many graphs there were by then."""
+    """Take 50 steps of many shapes; return the loss and the number of graphs after each."""
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     torch.manual_seed(0)
@@ -46,7 +46,7 @@ def train(**options: Any) -> tuple[list[float], list[int]]:
         dropout=0.2,
         encoder_module="transformer",  # half the kernels of a Conformer's
     )
-    brain = Encoding(
+    brain = StateBrain(
         {"model": nn.ModuleList([encoder])},
         lambda parameters: torch.optim.SGD(parameters, lr=0.01),
         run_opts={"device": "cpu", **options},
@@ -64,9 +64,9 @@ def train(**options: Any) -> tuple[list[float], list[int]]:
 
 
 def write_no_vectors() -> None:
-    """Let the compiler write code without vector instructions.
+    """Make the compiler write code without vector instructions.
 
-    It would try each kind of them in a process that imports torch, and compile for twice as long.
+    Otherwise it tries each kind in a process that imports torch, and takes twice as long.
     """
     config: Any = import_module("torch._inductor.config")
     config.cpp.vec_isa_ok = False
@@ -74,12 +74,12 @@ def write_no_vectors() -> None:
 
 @pytest.mark.slow(30)
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")  # of the compiler
-def test_a_compiled_run_has_the_losses_of_one_that_is_not() -> None:
+def test_compiled_training_has_the_losses_of_plain_training() -> None:
     plain, before = train()
     assert before[-1] == 0
-    # In a process of its own: what is forked after it, as by tests/attacks, cannot train.
-    with ProcessPoolExecutor(1, CONTEXT, initializer=write_no_vectors) as fresh:
-        compiled, graphs = fresh.submit(train, compile=True).result()
+    # In its own process: processes forked after it, as in tests/attacks, could not train.
+    with ProcessPoolExecutor(1, CONTEXT, initializer=write_no_vectors) as pool:
+        compiled, graphs = pool.submit(train, compile=True).result()
     assert compiled == pytest.approx(plain, rel=1e-4)
     assert plain[-1] < plain[0]
     assert graphs[0] > 0
@@ -88,27 +88,27 @@ def test_a_compiled_run_has_the_losses_of_one_that_is_not() -> None:
 
 @pytest.mark.slow(20)
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")  # of the compiler
-def test_a_compiled_run_goes_on_where_freezing_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What computed as for inference then has gradients, dropout, LayerDrop and checkpointing."""
+def test_compiled_training_continues_when_freezing_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frozen layers run as in inference; then with gradients, dropout and checkpointing."""
     plain = fine_tuning.train_one("wavlm", fine_tuning.FREEZE)
-    compile_block, learns = nn.Module.compile, set[bool]()
+    compile_block, requires_grad = nn.Module.compile, set[bool]()
 
     def without_kernels(module: nn.Module, *, dynamic: bool, options: Any) -> None:
         compile_block(module, backend=recording, dynamic=dynamic)
 
     def recording(graph: Any, inputs: Any) -> Any:
-        learns.add(any(getattr(each, "requires_grad", False) for each in inputs))
+        requires_grad.add(any(getattr(x, "requires_grad", False) for x in inputs))
         return import_module("torch._dynamo.backends.debugging").aot_eager(graph, inputs)
 
     monkeypatch.setattr(nn.Module, "compile", without_kernels)
     compiled = fine_tuning.train_one("wavlm", fine_tuning.FREEZE, compile=True)
-    assert learns == {False, True}
+    assert requires_grad == {False, True}
     for name, values in plain.items():
         assert compiled[name] == pytest.approx(values, rel=1e-4, abs=1e-6), name
 
 
-class Own(nn.Module):
-    """What torch compiles, unlike a module of its own."""
+class UserModule(nn.Module):
+    """A module that is compiled, unlike torch's."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -119,13 +119,14 @@ class Own(nn.Module):
         return y
 
 
-def test_all_forms_of_a_block_run_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With torch's limit of 8 the last of these ran as they are written, and nothing said so."""
-    ran = list[int]()
+def test_all_variants_of_a_block_run_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With torch's limit of 8 the last of these silently ran uncompiled."""
+    calls = 0
 
     def counting(graph: Any, inputs: Any) -> Any:
         def run(*arguments: Any) -> Any:
-            ran.append(1)
+            nonlocal calls
+            calls += 1
             return graph(*arguments)
 
         return run
@@ -133,27 +134,24 @@ def test_all_forms_of_a_block_run_compiled(monkeypatch: pytest.MonkeyPatch) -> N
     def compile_counting(module: nn.Module, *, dynamic: bool, options: Any) -> None:
         plain(module, backend=counting, dynamic=dynamic)
 
-    plain, own = nn.Module.compile, Own()
+    plain, module = nn.Module.compile, UserModule()
     torchs = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
     monkeypatch.setattr(import_module("torch._dynamo.config"), "recompile_limit", 8)
     monkeypatch.setattr(nn.Module, "compile", compile_counting)
-    assert compiling.compile_blocks([own, torchs, nn.Linear(3, 3)], CPU) == {"Own": 1}
+    assert compiling.compile_blocks([module, torchs, nn.Linear(3, 3)], CPU) == {"UserModule": 1}
     torchs(torch.ones(1, 3))
-    assert not ran
-    forms = list(product((1, 4), (1, 7), (True, False), (True, False)))
-    for clips, frames, learns, is_bf16 in forms:
-        with (
-            torch.set_grad_enabled(learns),
-            torch.autocast("cpu", torch.bfloat16, enabled=is_bf16),
-        ):
-            own(torch.ones(clips, frames, 3))
-    assert len(ran) == len(forms)
+    assert not calls
+    variants = list(product((1, 4), (1, 7), (True, False), (True, False)))
+    for clips, frames, with_grad, is_bf16 in variants:
+        autocast = torch.autocast("cpu", torch.bfloat16, enabled=is_bf16)
+        with torch.set_grad_enabled(with_grad), autocast:
+            module(torch.ones(clips, frames, 3))
+    assert calls == len(variants)
 
 
-def test_what_is_compiled() -> None:
+def test_find_blocks_finds_the_outermost_lists_or_the_module() -> None:
     encoder = Transformer(d_model=8, nhead=2, d_ffn=16, num_encoder_layers=3)
     assert list(compiling.find_blocks(encoder)) == list(encoder.encoder)
-    nested = nn.Sequential(encoder)
-    assert list(compiling.find_blocks(nested)) == list(encoder.encoder)
-    alone = nn.Linear(2, 2)
-    assert list(compiling.find_blocks(alone)) == [alone]
+    assert list(compiling.find_blocks(nn.Sequential(encoder))) == list(encoder.encoder)
+    layer = nn.Linear(2, 2)
+    assert list(compiling.find_blocks(layer)) == [layer]

@@ -1,4 +1,4 @@
-"""Losses are sums over labels, and an utterance without an alignment harms no other."""
+"""Losses are sums over tokens, and an utterance without an alignment affects no other."""
 
 from itertools import groupby, product
 
@@ -17,17 +17,17 @@ def scores(batch: int, frames: int, size: int) -> Tensor:
     return torch.randn(batch, frames, size).log_softmax(-1).requires_grad_()
 
 
-def over_all_paths(log_probs: Tensor, labels: list[int]) -> float:
-    """Add up the probability of every path that spells the labels: (U, V) -> -log."""
+def over_all_paths(log_probs: Tensor, tokens: list[int]) -> float:
+    """Sum the probability of every path that spells the tokens: (U, V) -> -log."""
     total = 0.0
     for path in product(range(log_probs.shape[1]), repeat=log_probs.shape[0]):
-        if [label for label, _ in groupby(path) if label != BLANK] == labels:
-            total += float(sum(log_probs[n, label] for n, label in enumerate(path)).exp())
+        if [token for token, _ in groupby(path) if token != BLANK] == tokens:
+            total += float(sum(log_probs[n, token] for n, token in enumerate(path)).exp())
     return -float(torch.tensor(total).log())
 
 
 @pytest.mark.parametrize("labels", [[], [1], [1, 2], [1, 1], [2, 1, 2], [1, 1, 2]])
-def test_ctc_is_the_sum_over_all_alignments(labels: list[int]) -> None:
+def test_ctc_sums_over_all_alignments(labels: list[int]) -> None:
     log_probs = scores(1, 4, 3).detach()
     tokens, counts = torch.tensor([labels]).long().reshape(1, -1), torch.tensor([len(labels)])
     loss = ctc(log_probs, torch.tensor([4]), tokens, counts, BLANK)
@@ -35,13 +35,13 @@ def test_ctc_is_the_sum_over_all_alignments(labels: list[int]) -> None:
     assert loss.counts.tolist() == [len(labels)]
 
 
-def test_the_frames_that_ctc_needs() -> None:
+def test_frames_needed_counts_tokens_and_repeats() -> None:
     tokens = torch.tensor([[1, 2, 3, 0], [1, 1, 1, 0], [2, 2, 1, 1], [5, 0, 0, 0], [0, 0, 0, 0]])
     counts = torch.tensor([3, 3, 4, 1, 0])
     assert frames_needed(tokens, counts).tolist() == [3, 5, 6, 1, 0]
 
 
-def test_an_impossible_utterance_weighs_nothing_and_the_others_keep_their_gradient() -> None:
+def test_ctc_excludes_utterances_without_an_alignment() -> None:
     tokens = torch.tensor([[1, 2, 3], [1, 1, 0], [1, 1, 0], [2, 0, 0]])
     counts = torch.tensor([3, 2, 2, 1])
     frames = torch.tensor([2, 2, 3, 0])  # too few, too few for a repeat, just enough, none
@@ -58,23 +58,23 @@ def test_an_impossible_utterance_weighs_nothing_and_the_others_keep_their_gradie
     assert grad.abs().sum((1, 2)).bool().tolist() == [False, False, True, False]
 
 
-def by_hand(logits: Tensor, labels: list[int], smoothing: float) -> Tensor:
-    """Add up the cross entropies of the labels and the end: (L + 1, V) -> ()."""
+def by_hand(logits: Tensor, tokens: list[int], smoothing: float) -> Tensor:
+    """Sum the cross entropies of the tokens and the end: (L + 1, V) -> ()."""
     total = torch.zeros(())
-    for row, label in zip(logits.log_softmax(-1), [*labels, EOS], strict=False):
-        total = total - (1 - smoothing) * row[label] - smoothing * row.mean()
+    for row, token in zip(logits.log_softmax(-1), [*tokens, EOS], strict=False):
+        total = total - (1 - smoothing) * row[token] - smoothing * row.mean()
     return total
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_the_sequence_loss_is_the_cross_entropy_of_labels_and_end(smoothing: float) -> None:
+def test_attention_loss_is_the_cross_entropy_of_tokens_and_end(smoothing: float) -> None:
     torch.manual_seed(0)
     logits = torch.randn(3, 5, 7, requires_grad=True)
     tokens = torch.tensor([[4, 5, 6, 4], [5, 0, 0, 0], [0, 0, 0, 0]])
     counts = torch.tensor([4, 1, 0])
     loss = attention_loss(logits, tokens, counts, EOS, smoothing)
-    for n, labels in enumerate([[4, 5, 6, 4], [5], []]):
-        torch.testing.assert_close(loss.sums[n], by_hand(logits[n], labels, smoothing))
+    for n, row in enumerate([[4, 5, 6, 4], [5], []]):
+        torch.testing.assert_close(loss.sums[n], by_hand(logits[n], row, smoothing))
     assert loss.counts is counts
     loss.sums.sum().backward()
     assert logits.grad is not None
@@ -85,9 +85,9 @@ def test_the_sequence_loss_is_the_cross_entropy_of_labels_and_end(smoothing: flo
     ]
 
 
-def test_what_takes_no_part_in_one_loss_takes_none_in_the_mixture() -> None:
+def test_interpolate_excludes_what_the_first_loss_excludes() -> None:
     impossible = Loss(torch.tensor([0.0, 4.0]), torch.tensor([0, 3]))
     decoder = Loss(torch.tensor([10.0, 20.0], requires_grad=True), torch.tensor([5, 3]))
-    interpolate = impossible.interpolate(decoder, 0.5)
-    assert interpolate.sums.tolist() == [0.0, 12.0]
-    assert interpolate.counts.tolist() == [0, 3]
+    mixture = impossible.interpolate(decoder, 0.5)
+    assert mixture.sums.tolist() == [0.0, 12.0]
+    assert mixture.counts.tolist() == [0, 3]

@@ -1,4 +1,4 @@
-"""Chunk by chunk, a recognizer computes what it computes of the whole clip at once."""
+"""Chunk by chunk, a recognizer computes the same as on the whole clip."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sbkit.audio.fbank import Fbank
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import ConfigError
 from sbkit.models.asr import AsrModel, StreamingAsrModel
 from sbkit.models.frontend import ConvFrontEnd
 from sbkit.models.layers import GlobalNorm
@@ -21,7 +21,7 @@ SIZES: dict[str, Any] = {"d_model": 16, "nhead": 2, "d_ffn": 24, "num_encoder_la
 
 
 def make_model(streaming: dict[str, int] | None, **changes: Any) -> AsrModel:
-    """Make a small recognizer whose outputs are far apart, in eval mode."""
+    """Make a small recognizer with distinct outputs, in eval mode."""
     torch.manual_seed(0)
     norm = GlobalNorm(n_mels=20)
     norm.mean.fill_(5)
@@ -41,31 +41,31 @@ def make_model(streaming: dict[str, int] | None, **changes: Any) -> AsrModel:
 
 
 def declared(chunk: int, left: int) -> dict[str, int]:
-    """Write chunk and left context, in frames, as a YAML does."""
+    """Return `streaming` of a YAML for a chunk and a left context in frames."""
     return {"chunk_ms": 40 * chunk, "left_ms": 40 * left, "lookahead_ms": 0}
 
 
 def streaming_of(model: AsrModel) -> StreamingAsrModel:
-    found = streaming_network(model)
-    assert found is not None
-    return found
+    network = streaming_network(model)
+    assert isinstance(network, StreamingAsrModel)
+    return network
 
 
 def feed(
     stream: StreamingAsrModel, clip: Tensor, state: EncoderState
 ) -> tuple[Tensor, EncoderState]:
     """Run a clip to its end."""
-    found = [torch.zeros(0, 9)]
+    outputs = [torch.zeros(0, 9)]
     while len(clip) >= 400:
-        piece = clip[: stream.window]
+        chunk = clip[: stream.window]
         rows, lengths, state = stream.forward_chunk(
-            piece.unsqueeze(0), torch.tensor([len(piece)]), state
+            chunk.unsqueeze(0), torch.tensor([len(chunk)]), state
         )
-        found.append(rows[0, : lengths[0]])
-        if len(piece) < stream.window:
+        outputs.append(rows[0, : lengths[0]])
+        if len(chunk) < stream.window:
             break
         clip = clip[stream.step :]
-    return torch.cat(found), state
+    return torch.cat(outputs), state
 
 
 def noise(samples: int, seed: int = 0) -> Tensor:
@@ -74,26 +74,26 @@ def noise(samples: int, seed: int = 0) -> Tensor:
     return 3000 * drawn * torch.arange(samples).div(1500).sin()
 
 
-@pytest.mark.parametrize("kind", ["conformer", "transformer"])
+@pytest.mark.parametrize("block", ["conformer", "transformer"])
 @pytest.mark.parametrize(
     ("chunk", "left", "kernel"), [(4, 8, 5), (1, 3, 7), (3, 0, 3), (40, 2, 15)]
 )
 @torch.inference_mode()
-def test_chunks_are_the_whole_clip_under_a_mask(
-    kind: str, chunk: int, left: int, kernel: int
+def test_chunks_equal_the_whole_clip_under_a_mask(
+    block: str, chunk: int, left: int, kernel: int
 ) -> None:
-    model = make_model(declared(chunk, left), encoder_module=kind, kernel_size=kernel)
+    model = make_model(declared(chunk, left), encoder_module=block, kernel_size=kernel)
     stream = streaming_of(model)
     for seconds in (0.01, 0.026, 0.1, 0.64, 0.655, 1.234, 3.0):
         clip = noise(round(16_000 * seconds))
         whole, frames = model.predict(clip.unsqueeze(0), torch.tensor([len(clip)]))
-        found, state = feed(stream, clip, stream.start())
-        assert len(found) == frames[0] == state.frames[0]
-        torch.testing.assert_close(found, whole[0, : len(found)], rtol=0.0, atol=1e-4)
+        streamed, state = feed(stream, clip, stream.start())
+        assert len(streamed) == frames[0] == state.frames[0]
+        torch.testing.assert_close(streamed, whole[0, : len(streamed)], rtol=0.0, atol=1e-4)
 
 
 @torch.inference_mode()
-def test_sessions_of_any_age_go_on_in_one_batch_and_from_what_was_saved() -> None:
+def test_sessions_of_any_age_continue_in_one_batch_and_from_saved_states() -> None:
     stream = streaming_of(make_model(declared(4, 6), kernel_size=5))
     halves = [
         feed_whole_chunks(stream, noise(stream.step * count + 3000, count), count - 1)
@@ -104,13 +104,15 @@ def test_sessions_of_any_age_go_on_in_one_batch_and_from_what_was_saved() -> Non
     rests = [rest[: stream.window] for _, rest in halves]
     lengths = torch.tensor([len(rest) for rest in rests])
     rows, frames, after = stream.forward_chunk(torch.stack(rests), lengths, EncoderState(**saved))
-    for row, count, one, (state, rest) in zip(rows, frames, after.rows(), halves, strict=True):
-        alone, _, alone_after = stream.forward_chunk(
+    for row, count, row_state, (state, rest) in zip(
+        rows, frames, after.rows(), halves, strict=True
+    ):
+        single, _, single_state = stream.forward_chunk(
             rest[None, : stream.window], lengths[:1], state
         )
-        torch.testing.assert_close(row[:count], alone[0], rtol=0.0, atol=1e-4)
-        continued, _ = feed(stream, rest[stream.step :], one)
-        expected, _ = feed(stream, rest[stream.step :], alone_after)
+        torch.testing.assert_close(row[:count], single[0], rtol=0.0, atol=1e-4)
+        continued, _ = feed(stream, rest[stream.step :], row_state)
+        expected, _ = feed(stream, rest[stream.step :], single_state)
         torch.testing.assert_close(continued, expected, rtol=0.0, atol=1e-4)
 
 
@@ -126,59 +128,58 @@ def feed_whole_chunks(
     return state, clip
 
 
-def test_a_later_chunk_never_changes_an_earlier_frame() -> None:
+def test_frames_do_not_depend_on_later_chunks() -> None:
     model = make_model(declared(4, 8), kernel_size=7)
     clip = noise(32_000)
     other = clip.clone()
     other[16 * 640 + 240 :] = noise(32_000 - 16 * 640 - 240, seed=1)
-    both = model.predict(torch.stack([clip, other]), torch.tensor([32_000, 32_000]))[0]
-    torch.testing.assert_close(both[0, :16], both[1, :16], rtol=0.0, atol=1e-5)
-    assert not torch.isclose(both[0, 16:], both[1, 16:]).all(-1).any()
+    y = model.predict(torch.stack([clip, other]), torch.tensor([32_000, 32_000]))[0]
+    torch.testing.assert_close(y[0, :16], y[1, :16], rtol=0.0, atol=1e-5)
+    assert not torch.isclose(y[0, 16:], y[1, 16:]).all(-1).any()
 
 
-def test_training_draws_chunks_and_is_the_whole_clip_model_without_them() -> None:
+def test_training_draws_chunk_sizes_and_sometimes_whole_clips() -> None:
     streaming = StreamingConfig.parse(declared(16, 64))
     torch.manual_seed(0)
     drawn = [streaming.draw().chunk for _ in range(400)]
-    cut = [each for each in drawn if each is not None]
-    assert {*cut} == {*range(8, 33)} and 0.2 < 1 - len(cut) / len(drawn) < 0.4
+    chunks = [chunk for chunk in drawn if chunk is not None]
+    assert {*chunks} == {*range(8, 33)} and 0.2 < 1 - len(chunks) / len(drawn) < 0.4
     torch.manual_seed(0)
     assert [streaming.draw().chunk for _ in range(400)] == drawn
     x, lengths = torch.randn(2, 30, 16), torch.tensor([30, 11])
     sizes = {**SIZES, "kernel_size": 5, "dropout": 0.0}
     torch.manual_seed(0)
     plain = Transformer(**sizes)
-    cutting = Transformer(**sizes, streaming=declared(4, 4))
-    cutting.load_state_dict(plain.state_dict())
+    chunked = Transformer(**sizes, streaming=declared(4, 4))
+    chunked.load_state_dict(plain.state_dict())
     expected = plain.encode(x, lengths)
     torch.manual_seed(0)
-    same = [torch.equal(cutting.encode(x, lengths), expected) for _ in range(20)]
-    assert 0 < sum(same) < 20
+    is_whole = [torch.equal(chunked.encode(x, lengths), expected) for _ in range(20)]
+    assert 0 < sum(is_whole) < 20
 
 
-@pytest.mark.parametrize("kind", ["conformer", "transformer"])
-def test_padding_changes_nothing_and_gradients_reach_every_parameter(kind: str) -> None:
+@pytest.mark.parametrize("block", ["conformer", "transformer"])
+def test_chunked_encoder_ignores_padding_and_trains_every_parameter(block: str) -> None:
     torch.manual_seed(0)
-    sizes = {**SIZES, "kernel_size": 5, "dropout": 0.0, "encoder_module": kind}
+    sizes = {**SIZES, "kernel_size": 5, "dropout": 0.0, "encoder_module": block}
     model = Transformer(**sizes, streaming=declared(3, 4)).eval()
     x, lengths = torch.randn(3, 11, 16), torch.tensor([11, 5, 0])
-    together = model.encode(x, lengths)
-    torch.testing.assert_close(
-        together[1:2, :5], model.encode(x[1:2, :5], lengths[1:2]), rtol=0.0, atol=1e-5
-    )
-    (together[0] * torch.randn(11, 16)).sum().backward()
-    assert all(each.grad is not None and each.grad.isfinite().all() for each in model.parameters())
+    batch = model.encode(x, lengths)
+    single = model.encode(x[1:2, :5], lengths[1:2])
+    torch.testing.assert_close(batch[1:2, :5], single, rtol=0.0, atol=1e-5)
+    (batch[0] * torch.randn(11, 16)).sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
-def test_what_is_no_cut_is_refused() -> None:
-    wrong: Sequence[dict[str, int]] = (
+def test_invalid_streaming_options_are_refused() -> None:
+    invalid: Sequence[dict[str, int]] = (
         declared(4, 8) | {"chunk_ms": 100},
         declared(0, 8),
         declared(4, -8),
         declared(4, 8) | {"lookahead_ms": 80},
         {"chunk_ms": 640},
     )
-    for each in wrong:
-        with pytest.raises(SbkitError, match=r"multiples of the 40 ms .* raise chunk_ms"):
-            StreamingConfig.parse(each)
+    for options in invalid:
+        with pytest.raises(ConfigError, match=r"multiples of the 40 ms .* raise chunk_ms"):
+            StreamingConfig.parse(options)
     assert streaming_network(make_model(None)) is None

@@ -63,7 +63,6 @@ class Body(nn.Module):
         return projected
 
     def finish(self, x: Tensor) -> Tensor:
-        """Return x: the layers have normalized it."""
         return x
 
 
@@ -98,7 +97,6 @@ class Attention(nn.Module):
             self.add_module(name, nn.Linear(config["hidden_size"], config["hidden_size"], bias))
 
     def forward(self, x: Tensor, mask: Tensor, context: Tensor | None) -> Tensor:
-        """Attend where ``mask`` (B, U) is true."""
         *projections, out_proj = (getattr(self, name) for name in self.names)
         query, key, value = (
             project(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, H, U, D/H)

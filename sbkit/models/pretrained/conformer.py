@@ -116,7 +116,6 @@ class StackedFrames(nn.Module):
         self.stride: int = config["stride"]
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Stack; drop a last frame without a neighbor."""
         if features.shape[1] < self.stride:  # so that a frame exists
             features = pad(features, (0, 0, 0, self.stride - features.shape[1]))
         end = features.shape[1] - self.stride + 1
@@ -124,7 +123,6 @@ class StackedFrames(nn.Module):
         return torch.cat(columns, -1), self.frame_lengths(lengths)
 
     def frame_lengths(self, lengths: Tensor) -> Tensor:
-        """Count the stacked frames: (B,) -> (B,)."""
         return lengths // self.stride
 
 
@@ -215,7 +213,6 @@ class StridedConvs(nn.Module):
         self.linear = nn.Linear(channels * bins, config["hidden_size"])
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Convolve, and project the remaining bins."""
         x = features.unsqueeze(1)  # (B, 1, T, M)
         for layer in self.layers:
             if isinstance(layer, nn.Conv2d) and layer.kernel_size != (1, 1):
@@ -226,7 +223,6 @@ class StridedConvs(nn.Module):
         return self.linear(x), lengths
 
     def frame_lengths(self, lengths: Tensor) -> Tensor:
-        """Count the remaining frames: (B,) -> (B,)."""
         for _ in range(self.count):
             lengths = self._strided(lengths)
         return lengths
@@ -258,7 +254,6 @@ class FastConformer(nn.Module):
         return self.dropout(x), torch.stack([angles.sin(), angles.cos()], -1).flatten(1)
 
     def finish(self, x: Tensor) -> Tensor:
-        """Return x: the layers have normalized it."""
         return x
 
 

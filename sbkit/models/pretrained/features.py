@@ -62,7 +62,6 @@ class NormalizedAudio(nn.Module):
         return x, lengths
 
     def frame_lengths(self, lengths: Tensor) -> Tensor:
-        """Return the lengths: a frame is one sample."""
         return lengths
 
 
@@ -113,7 +112,6 @@ class W2vBertFeatures(LogMel):
         return centered * (variance + VARIANCE_EPS).rsqrt(), frames
 
     def frame_lengths(self, lengths: Tensor) -> Tensor:
-        """Count the whole windows: (B,) -> (B,)."""
         return count_windows(lengths, self.size, self.shift)
 
 

@@ -26,7 +26,7 @@ CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.
 SNAPSHOTS = "snapshots"  # in the hub's cache, with a folder per commit of a model
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 MAX_FILE_BYTES = 1 << 25  # of a JSON file or a model card
-WHOLE, AGAIN = "be a whole file", "Download it again."
+AGAIN = "Download it again."
 
 
 def find_folder(path_or_id: str) -> Path:
@@ -74,7 +74,7 @@ def read_json(folder: Path, name: str) -> dict[str, Any] | None:
     """Read a JSON file, None if missing; raise SbkitError if it is damaged."""
     if (file := file_in(folder, name)) is None:
         return None
-    with reading(folder / name, must=WHOLE, fix=AGAIN):
+    with reading(folder / name, must="be a whole file", fix=AGAIN):
         return {**json.loads(read_regular(file, max_bytes=MAX_FILE_BYTES, subject=f"The {name}"))}
 
 
@@ -86,7 +86,7 @@ def weight_files(folder: Path) -> list[Path]:
     """
     names = [WEIGHTS]
     if (index := read_json(folder, INDEX)) is not None and file_in(folder, WEIGHTS) is None:
-        with reading(folder / INDEX, must=WHOLE, fix=AGAIN):
+        with reading(folder / INDEX, must="be a whole file", fix=AGAIN):
             names = sorted({*index["weight_map"].values()})
     files = {name: file_in(folder, name) for name in names}
     if missing := [name for name, file in files.items() if file is None]:
@@ -172,7 +172,7 @@ def _match_tensors(folder: Path, parts: Iterable[nn.Module]) -> tuple[dict[str, 
     """
     stored: Stored = {}
     for path in weight_files(folder):
-        with reading(path, must=WHOLE, fix=AGAIN):
+        with reading(path, must="be a whole file", fix=AGAIN):
             file: Any = safe_open(path, framework="pt")
             stored |= {_renamed(name): file.get_slice(name) for name in [*file.keys()]}
     ours = _tensors(parts, stored)

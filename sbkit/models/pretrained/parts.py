@@ -61,7 +61,6 @@ class Part(nn.Module):
         return frames, frame_lengths
 
     def frame_lengths(self, lengths: Tensor) -> Tensor:
-        """Count the frames of lengths: (B,) -> (B,)."""
         frame_lengths: Tensor = self.body.frame_lengths(lengths)
         return frame_lengths
 
@@ -161,7 +160,6 @@ class PretrainedEncoder(nn.Module):
         self.layerdrop, self.gradient_checkpointing = layerdrop, gradient_checkpointing
 
     def encode(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """Encode frames: (B, U, C), (B,) -> (B, U, D)."""
         return self._encoded(x, lengths)[1]
 
     def encode_with_intermediate(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:

@@ -55,7 +55,6 @@ class ConvEncoder(nn.Module):
         return x, lengths
 
     def frame_lengths(self, lengths: Tensor) -> Tensor:
-        """Count the frames of audio: (B,) -> (B,)."""
         layer: Any
         for layer in self.conv_layers:
             lengths = layer.frame_lengths(lengths)
@@ -91,7 +90,6 @@ class ConvLayer(nn.Module):
         return self.activation(x), lengths
 
     def frame_lengths(self, lengths: Tensor) -> Tensor:
-        """Count the frames that remain of lengths: (B,) -> (B,)."""
         return count_windows(lengths, self.conv.kernel_size[0], self.conv.stride[0])
 
     def _normalized(self, audio: Tensor, lengths: Tensor) -> Tensor:
@@ -184,7 +182,6 @@ class Block(nn.Module):
         self.final_layer_norm = layer_norm(config)
 
     def forward(self, x: Tensor, mask: Tensor, context: Tensor | None) -> Tensor:
-        """Apply the parts; ``mask`` (B, U) is true within an utterance."""
         if self.norm_first:
             x = self.dropout.add(x, self.attention(self.layer_norm(x), mask, context))
             return self.dropout.add(x, self.feed_forward(self.final_layer_norm(x)))
@@ -223,7 +220,6 @@ class RelativePositions(nn.Embedding):
         self.max_distance: int = config["max_bucket_distance"]
 
     def forward(self, frames: int) -> Tensor:  # type: ignore[override]
-        """Look up the bias of every frame for every other."""
         positions = torch.arange(frames, device=self.weight.device)
         offset = positions.unsqueeze(0) - positions.unsqueeze(1)  # (U, U), from query to key
         distance, buckets = offset.abs(), self.num_embeddings // 2
