@@ -107,4 +107,4 @@ def test_a_manifest_of_another_language_is_refused(
         head, *rows = table.read_text().splitlines()
         table.write_text("\n".join([f"{head}\tlocale", *(f"{row}\tde" for row in rows)]) + "\n")
     assert own.train_here(tmp_path / "run") == BAD_INPUT
-    assert "is en where 16 of 16 rows have the locale de" in capsys.readouterr().err
+    assert "is en, but 16 of 16 rows of the manifest have the locale de" in capsys.readouterr().err

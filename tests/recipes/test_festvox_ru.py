@@ -164,7 +164,7 @@ def test_it_trains_and_times_words(
     with patch.object(sys, "argv", ["bench_times", str(run), str(data), "--decoder", "greedy"]):
         bench_times.main()
     assert re.search(
-        r"^aligned: (\d+) of \1 words: boundaries off by", capsys.readouterr().out, re.M
+        r"^aligned: (\d+) of \1 words: median error of boundaries", capsys.readouterr().out, re.M
     )
 
 
