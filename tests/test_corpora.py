@@ -1,4 +1,4 @@
-"""Whole runs on other corpora: LibriSpeech's layout, tables of one's own, another sample rate."""
+"""Complete runs on other corpora: the layout of LibriSpeech, tables, another sample rate."""
 
 import json
 import shutil
@@ -21,20 +21,20 @@ LIBRISPEECH = {
 
 def write_librispeech(asterisk: Path, root: Path) -> None:
     """Write six splits of eight or four clips; no clip is in two of them."""
-    found = {split: prompts(asterisk, split) for split in ("train", "dev", "test")}
+    clips = {split: prompts(asterisk, split) for split in ("train", "dev", "test")}
     for number, (name, split) in enumerate(LIBRISPEECH.items()):
         chapter = root / name / f"{number}" / "7"
         chapter.mkdir(parents=True)
         lines = []
         for n in range(8 if split == "train" else 3):
-            clip, text = next(found[split])
+            clip, text = next(clips[split])
             shutil.copy(clip, chapter / f"{number}-7-{n:04}.flac")
             lines.append(f"{number}-7-{n:04} {text.upper()}\n")
         (chapter / f"{number}-7.trans.txt").write_text("".join(lines))
 
 
 @pytest.mark.slow
-def test_librispeech_trains_and_has_a_report_for_each_test_set(
+def test_librispeech_run_reports_each_test_set(
     asterisk_english: Path, workplace: Workplace, tmp_path: Path
 ) -> None:
     write_librispeech(asterisk_english, tmp_path / "LibriSpeech")
@@ -42,20 +42,23 @@ def test_librispeech_trains_and_has_a_report_for_each_test_set(
     folder = f"--data_folder={tmp_path / 'LibriSpeech'}"
     assert workplace.train_here(run, folder, "--number_of_epochs=1") == 0
     test = read_json(run / "summary.json")["test"]
-    assert {name: each["utterances"] for name, each in test.items()} == {
+    assert {name: figures["utterances"] for name, figures in test.items()} == {
         "test-clean": 3,
         "test-other": 3,
     }
     assert (run / "wer_test-clean.txt").is_file()
     assert (run / "wer_test-other.txt").is_file()
     log = read_log(run / "train_log.jsonl")
-    (epoch,) = [each for each in log if each["kind"] == "epoch"]
+    (epoch,) = [record for record in log if record["kind"] == "epoch"]
     assert {"CER", "dev-clean/CER", "dev-other/WER"} <= epoch.keys()
-    assert [each["split"] for each in log if each["kind"] == "test"] == ["test-clean", "test-other"]
+    assert [record["split"] for record in log if record["kind"] == "test"] == [
+        "test-clean",
+        "test-other",
+    ]
 
 
 @pytest.mark.slow
-def test_tables_of_ones_own_train(workplace: Workplace, tmp_path: Path) -> None:
+def test_run_on_tables_reports_by_column(workplace: Workplace, tmp_path: Path) -> None:
     clips = workplace.release / "clips"
     rows = {
         split: [(clips / row["path"], row["sentence"]) for row in rows_of(file)]
@@ -80,7 +83,7 @@ def test_tables_of_ones_own_train(workplace: Workplace, tmp_path: Path) -> None:
     test = read_json(run / "summary.json")["test"]["test"]
     assert test["utterances"] == 4
     slices = test["report_by"]["reader"]
-    assert {reader: each["utterances"] for reader, each in slices.items()} == {
+    assert {reader: figures["utterances"] for reader, figures in slices.items()} == {
         "ann": 3,
         EMPTY_VALUE: 1,
     }
@@ -88,7 +91,7 @@ def test_tables_of_ones_own_train(workplace: Workplace, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_model_of_8_khz_trains(workplace: Workplace, tmp_path: Path) -> None:
+def test_run_at_8_khz_uses_all_audio(workplace: Workplace, tmp_path: Path) -> None:
     assert workplace.train_here(tmp_path, "--sample_rate=8000", *UNCHECKED) == 0
     seconds = read_json(tmp_path / "summary.json")["audio_seconds"]
     rows = rows_of(workplace.release / "train.tsv")
@@ -97,7 +100,7 @@ def test_a_model_of_8_khz_trains(workplace: Workplace, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_manifest_of_another_language_is_refused(
+def test_run_on_another_language_is_refused(
     workplace: Workplace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own = Workplace(tmp_path / "release", tmp_path / "cache")

@@ -1,4 +1,4 @@
-"""A release is read straight from its archive, which is unpacked whole or not at all."""
+"""A release is read from its archive, which is unpacked completely or not at all."""
 
 import io
 import tarfile
@@ -29,11 +29,12 @@ def pack(tmp_path: Path, suffix: str = ".tar.gz") -> Path:
 
 
 @pytest.mark.parametrize("suffix", [".tar", ".tar.gz"])
-def test_an_archive_is_prepared_as_its_folder(suffix: str, tmp_path: Path, cache: Path) -> None:
+def test_archive_is_prepared_like_its_folder(suffix: str, tmp_path: Path, cache: Path) -> None:
     archive = pack(tmp_path, suffix)
     folder = tmp_path / "cv-corpus-1.0"
     packed, plain = (
-        prepare(data_folder=each, language="it", cache_folder=cache) for each in (archive, folder)
+        prepare(data_folder=source, language="it", cache_folder=cache)
+        for source in (archive, folder)
     )
     assert packed.fingerprints == plain.fingerprints
     assert len(packed.train) == 3
@@ -41,16 +42,14 @@ def test_an_archive_is_prepared_as_its_folder(suffix: str, tmp_path: Path, cache
     assert len(read_manifest(corpus_of(named), named, "train")) == 3
     again = unpacked(archive)
     assert again == unpacked(archive)
-    (entry,) = [each for each in list_entries(cache) if each.corpus == archive]
+    (entry,) = [item for item in list_entries(cache) if item.corpus == archive]
     assert not entry.is_orphan
     archive.unlink()
     assert entry.is_orphan
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5])
-def test_an_archive_that_is_cut_short_is_one_sentence(
-    share: float, tmp_path: Path, cache: Path
-) -> None:
+def test_truncated_archive_is_refused(share: float, tmp_path: Path, cache: Path) -> None:
     archive = pack(tmp_path)
     content = archive.read_bytes()
     archive.write_bytes(content[: int(share * len(content))])
@@ -60,7 +59,7 @@ def test_an_archive_that_is_cut_short_is_one_sentence(
 
 
 @pytest.mark.parametrize("name", ["a/../../outside.tsv", "/tmp/outside.tsv"])
-def test_nothing_is_written_outside(name: str, tmp_path: Path, cache: Path) -> None:
+def test_archive_cannot_write_outside_its_folder(name: str, tmp_path: Path, cache: Path) -> None:
     archive = tmp_path / "evil.tar"
     with tarfile.open(archive, "w") as tar:
         info = tarfile.TarInfo(name)
@@ -71,7 +70,7 @@ def test_nothing_is_written_outside(name: str, tmp_path: Path, cache: Path) -> N
     assert not [*tmp_path.rglob("outside.tsv")]
 
 
-def test_links_and_devices_are_not_unpacked(tmp_path: Path) -> None:
+def test_archive_links_and_devices_are_not_unpacked(tmp_path: Path) -> None:
     archive = tmp_path / "links.tar"
     with tarfile.open(archive, "w") as tar:
         for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE):
@@ -80,7 +79,7 @@ def test_links_and_devices_are_not_unpacked(tmp_path: Path) -> None:
             tar.addfile(info)
         info = tarfile.TarInfo("train.tsv")
         tar.addfile(info, io.BytesIO())
-    assert [each.name for each in unpacked(archive).iterdir() if each.suffix == ".tsv"] == [
+    assert [file.name for file in unpacked(archive).iterdir() if file.suffix == ".tsv"] == [
         "train.tsv"
     ]
-    assert not [each for each in unpacked(archive).iterdir() if each.name.startswith("entry")]
+    assert not [file for file in unpacked(archive).iterdir() if file.name.startswith("entry")]

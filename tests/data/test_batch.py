@@ -1,8 +1,10 @@
-"""Rows become tensors, and nothing is lost or added on the way."""
+"""Rows become batches of tensors, and loaders yield them."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import datasets
 import numpy as np
@@ -11,7 +13,7 @@ import torch
 
 from sbkit.audio.augment import SpeedGroup
 from sbkit.base.errors import SbkitError
-from sbkit.data.batch import TextBatch, TextCollate, UtteranceDataset, make_loader
+from sbkit.data.batch import TextBatch, TextCollate, UtteranceDataset, make_loader, make_loaders
 from sbkit.data.plan import Example
 from sbkit.data.sampler import EvalSampler, TrainSampler
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
@@ -47,12 +49,12 @@ def tokenizer(tmp_path: Path) -> Tokenizer:
 
 
 def collate(store: datasets.Dataset, tokenizer: Tokenizer, rows: list[int]) -> TextBatch:
-    """Read rows and put them side by side."""
+    """Read rows and collate them."""
     examples = [Example((row,), SAMPLES[row]) for row in rows]
     return TextCollate(tokenizer)(UtteranceDataset(store).__getitems__(examples))
 
 
-def test_rows_side_by_side(store: datasets.Dataset, tokenizer: Tokenizer) -> None:
+def test_text_collate_pads_audio_and_tokens(store: datasets.Dataset, tokenizer: Tokenizer) -> None:
     batch = collate(store, tokenizer, [3, 1, 2])
     assert (batch.ids, batch.texts) == (["clip3", "clip1", "clip2"], [TEXTS[3], TEXTS[1], ""])
     assert len(batch) == 3
@@ -76,16 +78,16 @@ def test_rows_side_by_side(store: datasets.Dataset, tokenizer: Tokenizer) -> Non
     assert types == {torch.int64}
 
 
-def test_a_row_by_itself_is_the_row(store: datasets.Dataset) -> None:
+def test_dataset_reads_a_single_row(store: datasets.Dataset) -> None:
     rows = UtteranceDataset(store)
     assert len(rows) == 5
     row = rows[4]
     assert np.array_equal(row.pop("audio"), clip(4))
-    known = {name: store[4][name] for name in store.column_names if name != "audio"}
-    assert row == {**known, "percent": 100, "weight": 1}
+    columns = {name: store[4][name] for name in store.column_names if name != "audio"}
+    assert row == {**columns, "percent": 100, "weight": 1}
 
 
-def test_joined_rows_of_a_language_without_spaces_have_no_label_between(tmp_path: Path) -> None:
+def test_joined_rows_of_a_language_without_spaces_have_no_token_between(tmp_path: Path) -> None:
     texts = ["今天", "回家了"]
     file = tmp_path / "tokenizer.model"
     tokenizer = ensure_tokenizer(model_file=file, kind="char", vocab_size=None, texts=lambda: texts)
@@ -96,13 +98,17 @@ def test_joined_rows_of_a_language_without_spaces_have_no_label_between(tmp_path
     assert tokenizer.vocabulary.unk not in batch.tokens
 
 
-def test_an_id_outside_the_labels_is_refused(store: datasets.Dataset, tokenizer: Tokenizer) -> None:
+def test_text_collate_refuses_an_id_outside_the_vocabulary(
+    store: datasets.Dataset, tokenizer: Tokenizer
+) -> None:
     tokenizer.vocabulary = Vocabulary(size=6)
     with pytest.raises(SbkitError, match=r"from 0 to 5 .* but clip3 holds \d+"):
         collate(store, tokenizer, [3])
 
 
-def test_a_batch_moves_but_for_its_lengths(store: datasets.Dataset, tokenizer: Tokenizer) -> None:
+def test_batch_to_moves_all_tensors_except_lengths(
+    store: datasets.Dataset, tokenizer: Tokenizer
+) -> None:
     batch = collate(store, tokenizer, [0, 1])
     moved = batch.to(torch.device("meta"))
     tensors = {"audio", "tokens", "weights"}
@@ -113,7 +119,7 @@ def test_a_batch_moves_but_for_its_lengths(store: datasets.Dataset, tokenizer: T
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_the_loader_follows_the_sampler(
+def test_loader_yields_the_batches_of_its_sampler(
     store: datasets.Dataset, tokenizer: Tokenizer, num_workers: int
 ) -> None:
     train = TrainSampler(samples=SAMPLES, batch_seconds=2.0, seed=0, world_size=2)
@@ -128,10 +134,10 @@ def test_the_loader_follows_the_sampler(
         batches = list(loader)
         assert len(batches) == len(loader) == len(sampler)
         for examples, batch in zip(sampler, batches, strict=True):
-            assert batch.ids == [f"clip{each.rows[0]}" for each in examples]
-            assert batch.weights.tolist() == [each.weight for each in examples]
-            for each, audio in zip(examples, batch.audio, strict=True):
-                original = clip(each.rows[0])
+            assert batch.ids == [f"clip{example.rows[0]}" for example in examples]
+            assert batch.weights.tolist() == [example.weight for example in examples]
+            for example, audio in zip(examples, batch.audio, strict=True):
+                original = clip(example.rows[0])
                 assert np.array_equal(audio[: len(original)], original)
 
 
@@ -153,7 +159,7 @@ sys.exit(75)
 """
 
 
-def test_a_process_that_leaves_in_mid_epoch_leaves_no_worker_and_does_not_wait_for_one(
+def test_exit_in_mid_epoch_ends_workers_without_waiting(
     store: datasets.Dataset, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     store.save_to_disk(tmp_path / "store")
@@ -162,20 +168,20 @@ def test_a_process_that_leaves_in_mid_epoch_leaves_no_worker_and_does_not_wait_f
     assert (done.returncode, done.stderr) == (75, "")
 
 
-def test_joined_rows_are_heard_one_after_the_other_in_the_order_of_speeds(
+def test_joined_rows_are_concatenated_and_examples_ordered_by_speed(
     store: datasets.Dataset, tokenizer: Tokenizer
 ) -> None:
     examples = [Example((0, 2, 1), 24_100), Example((3,), 35_555, 90), Example((1,), 8_888, 90)]
     batch = TextCollate(tokenizer)(UtteranceDataset(store).__getitems__(examples))
     assert batch.ids == ["clip3", "clip1", "clip0+clip2+clip1"]
     assert batch.texts[2] == "one two  three"
-    heard = batch.audio[2, : batch.audio_lengths[2]]
-    assert np.array_equal(heard, np.concatenate([clip(0), clip(2), clip(1)]))
+    audio = batch.audio[2, : batch.audio_lengths[2]]
+    assert np.array_equal(audio, np.concatenate([clip(0), clip(2), clip(1)]))
     assert batch.speed_groups == (SpeedGroup(90, 2, 32_000), SpeedGroup(100, 1, 24_100))
     assert batch.seconds == (32_000 + 8_000 + 24_100) / 16_000
 
 
-def test_some_utterances_of_a_batch_are_the_batch_of_them_alone(
+def test_batch_take_equals_collating_only_these_rows(
     store: datasets.Dataset, tokenizer: Tokenizer
 ) -> None:
     examples = [Example((3,), 32_000), Example((0, 1), 21_818, 110), Example((2,), 100, weight=0)]
@@ -193,3 +199,24 @@ def assert_same(one: TextBatch, other: TextBatch) -> None:
             torch.testing.assert_close(getattr(one, name), value, rtol=0, atol=0)
         else:
             assert getattr(one, name) == value, name
+
+
+KNOBS = {
+    "num_workers": 2,
+    "batch_seconds": 100.0,
+    "grad_accumulation_factor": 1,
+    "eval_batch_seconds": 10.0,
+    "sample_rate": 16_000,
+}
+NEEDED = 2 * 2 * 100 * 16_000 * 2  # batches of each, workers, seconds, samples, bytes
+
+
+def test_make_loaders_refuses_too_little_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = type("Usage", (), {"free": 8 * NEEDED - 1})()
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    nothing: Any = None
+    with pytest.raises(SbkitError, match=r"need 102 MB of shared memory"):
+        make_loaders(nothing, KNOBS, collate=nothing, placement=nothing)
+    with pytest.raises(AttributeError):  # it continues to the splits, of which there are none
+        make_loaders(nothing, {**KNOBS, "num_workers": 1}, collate=nothing, placement=nothing)

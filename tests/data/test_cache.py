@@ -1,4 +1,4 @@
-"""What lies in the cache is listed, and only what is chosen is removed, and only there."""
+"""`sbkit cache` lists the cache, and `sbkit cache prune` removes orphans."""
 
 import fcntl
 import os
@@ -14,7 +14,7 @@ from tests.data.test_splits import make_clips, prepare
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Prepare two corpora, one of which is gone by now, beside files of an unknown one."""
+    """Prepare a corpus that exists, one that is gone, and one that is unknown."""
     folder = tmp_path / "cache"
     for name, count in (("here", 40), ("gone", 3)):
         prepare(tmp_path, make_clips(tmp_path / name, count))
@@ -29,11 +29,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def of(cache: Path, name: str) -> Path:
     """Find the folder of one corpus."""
-    (entry,) = [each for each in list_entries(cache) if name in str(each.corpus or each.folder)]
+    (entry,) = [item for item in list_entries(cache) if name in str(item.corpus or item.folder)]
     return entry.folder
 
 
-def test_what_is_there_is_listed(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cache_command_lists_corpora_and_sizes(
+    cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.run(["cache"]) == 0
     *lines, total = capsys.readouterr().out.splitlines()
     sizes = {line.split("  ")[-1].partition(", in ")[0]: line.split()[:2] for line in lines}
@@ -44,7 +46,7 @@ def test_what_is_there_is_listed(cache: Path, capsys: pytest.CaptureFixture[str]
     assert total.endswith(f"in 3 folders of {cache}")
 
 
-def test_what_no_corpus_needs_is_removed(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cache_prune_removes_only_orphans(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     here, gone, unknown = of(cache, "here"), of(cache, "gone"), of(cache, "talks")
     cli.run(["cache", "prune"])
     assert f"removed {gone} (0.0 MB) of {cache.parent / 'gone'}" in capsys.readouterr().out
@@ -52,7 +54,7 @@ def test_what_no_corpus_needs_is_removed(cache: Path, capsys: pytest.CaptureFixt
     assert (cache / "asterisk-prompts").is_dir()
 
 
-def test_a_corpus_that_may_not_be_seen_is_not_gone(
+def test_cache_prune_keeps_the_audio_of_an_inaccessible_corpus(
     cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(path: Path) -> bool:
@@ -64,7 +66,9 @@ def test_a_corpus_that_may_not_be_seen_is_not_gone(
     assert "removed" not in capsys.readouterr().out
 
 
-def test_what_is_being_prepared_is_kept(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cache_prune_keeps_a_folder_in_preparation(
+    cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     gone = of(cache, "gone")
     lock = os.open(gone, os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
@@ -74,7 +78,7 @@ def test_what_is_being_prepared_is_kept(cache: Path, capsys: pytest.CaptureFixtu
     assert f"kept, since a process is preparing it: {gone}" in capsys.readouterr().out
 
 
-def test_nothing_outside_the_cache_is_removed(cache: Path) -> None:
+def test_cache_prune_removes_nothing_outside_the_cache(cache: Path) -> None:
     outside = of(cache, "gone").rename(cache.parent / "thesis")
     (cache / "audio" / "link").symlink_to(outside)
     cli.run(["cache", "prune"])
@@ -89,7 +93,7 @@ def test_nothing_outside_the_cache_is_removed(cache: Path) -> None:
         ({}, "/home/ann/.cache/sbkit"),
     ],
 )
-def test_default_cache(
+def test_default_cache_follows_the_environment(
     monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], expected: str
 ) -> None:
     for name in ("SBKIT_CACHE", "XDG_CACHE_HOME"):

@@ -1,4 +1,4 @@
-"""The report of a run's data: its figures, its page, and what of it can be heard."""
+"""The data report of a run: figures, page and playable clips."""
 
 import base64
 import io
@@ -7,31 +7,33 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
+import datasets
 import numpy as np
 import pytest
 import soundfile
 
 from sbkit.commands.cli import run as sbkit
 from sbkit.data.manifest import Clip, Excluded, Manifest
-from sbkit.data.report import measure_data, write_data_report
+from sbkit.data.report import encode_clips, measure_data, write_data_report
 from sbkit.data.splits import Splits, prepare_split, within_limits
 from tests.runs import ROOT, make_workplace
+from tests.stores import Utterance, make_store
 
 HOSTILE = '</td><script>alert(1)</script>"'
 
 
 def make_splits(folder: Path) -> Splits:
-    """Prepare five clips of train, of which one is too long, and two of test, one known."""
+    """Prepare five clips of train, one too long, and two of test, one of them also in train."""
 
     def prepared(name: str, clips: list[tuple[str, str, str, float]]):  # type: ignore[no-untyped-def]
-        made = []
+        prepared_clips = []
         for id, text, speaker, seconds in clips:
-            file = folder / f"{name}-{len(made)}.wav"
+            file = folder / f"{name}-{len(prepared_clips)}.wav"
             noise = np.random.default_rng(0).standard_normal(int(seconds * 16_000))
             soundfile.write(file, 0.1 * noise, 16_000)
-            made.append(Clip(id, file, text, {"speaker": speaker}))
+            prepared_clips.append(Clip(id, file, text, {"speaker": speaker}))
         return prepare_split(
-            Manifest.of(made),
+            Manifest.of(prepared_clips),
             split=name,
             normalize=str.lower,
             sample_rate=16_000,
@@ -62,37 +64,37 @@ def write(folder: Path) -> tuple[dict, str]:  # type: ignore[type-arg]
 
 
 @pytest.mark.parametrize(("language", "words"), [("my", None), (["my", "en"], 5), (None, 5)])
-def test_what_has_no_spaces_has_no_count_of_words(
+def test_words_are_not_counted_in_a_language_without_spaces(
     language: object, words: int | None, tmp_path: Path
 ) -> None:
     facts = measure_data(make_splits(tmp_path), sample_rate=16_000, language=language)
     assert facts["splits"]["train"]["words"] == words
 
 
-def test_the_figures_are_those_of_the_data(tmp_path: Path) -> None:
+def test_data_report_figures_match_the_data(tmp_path: Path) -> None:
     facts, _ = write(tmp_path)
     train = facts["splits"]["train"]
     assert (train["utterances"], train["speakers"], train["words"]) == (4, 2, 5)
     assert train["hours"] == pytest.approx(7.5 / 3600)
     assert (train["seconds"]["shortest"], train["seconds"]["longest"]) == (1.0, 2.5)
-    histogram = {each["from"]: each["utterances"] for each in train["seconds"]["histogram"]}
+    histogram = {bin["from"]: bin["utterances"] for bin in train["seconds"]["histogram"]}
     assert {key: count for key, count in histogram.items() if count} == {1: 2, 2: 2}
     assert train["characters"]["é"] == 1
-    assert [(each["reason"], each["utterances"]) for each in facts["left_out"]] == [
+    assert [(group["reason"], group["utterances"]) for group in facts["left_out"]] == [
         ("unreadable audio", 1),
         ("longer than 5 s", 1),
     ]
-    shared = {each["column"]: (each["values"], each["examples"]) for each in facts["shared"]}
+    shared = {row["column"]: (row["values"], row["examples"]) for row in facts["shared"]}
     of_text = {"id": (0, []), "text": (1, ["one two"]), "speaker": (1, ["bob"])}
     assert shared == of_text | {"audio": (2, ["x", "y"])}  # the same noise as `a`
-    assert [each["from"] for each in train["seconds"]["histogram"]] == [1, 2]
+    assert [bin["from"] for bin in train["seconds"]["histogram"]] == [1, 2]
     assert train["characters_per_second"] == pytest.approx(sum(train["characters"].values()) / 7.5)
     assert train["transcripts"][0] == {"id": "a", "sentence": "One two", "text": "one two"}
     assert train["dBFS"] == pytest.approx([-20] * 3, abs=0.2)
     assert (train["measured_clips"], train["clipped"], train["source_rates"]) == (4, 0, [])
 
 
-def test_the_page_asks_for_nothing_and_escapes_what_it_shows(tmp_path: Path) -> None:
+def test_data_report_page_loads_nothing_and_escapes_text(tmp_path: Path) -> None:
     _, page = write(tmp_path)
     tags: list[str] = []
 
@@ -111,7 +113,7 @@ def test_the_page_asks_for_nothing_and_escapes_what_it_shows(tmp_path: Path) -> 
     assert "default-src &#39;none&#39;; " in page
 
 
-def test_an_example_that_is_left_out_can_be_heard(tmp_path: Path) -> None:
+def test_data_report_plays_excluded_examples(tmp_path: Path) -> None:
     _, page = write(tmp_path)
     (encoded,) = re.findall(r"data:audio/mpeg;base64,([\w+/=]+)", page)
     samples, rate = soundfile.read(io.BytesIO(base64.b64decode(encoded)))
@@ -119,7 +121,7 @@ def test_an_example_that_is_left_out_can_be_heard(tmp_path: Path) -> None:
     assert len(samples) / rate == pytest.approx(9.0, abs=0.2)
 
 
-def test_the_command_prepares_without_a_run_folder(
+def test_prepare_command_writes_no_run_folder(
     asterisk_english: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     release = make_workplace(asterisk_english, tmp_path).release
@@ -128,8 +130,34 @@ def test_the_command_prepares_without_a_run_folder(
     report = ["--report", str(tmp_path / "report")]
     yaml = str(ROOT / "hparams/ctc.yaml")
     assert sbkit(["prepare", yaml, *arguments, "--audio_store=flac", *report]) == 0
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     facts = json.loads((tmp_path / "report/data_report.json").read_text())
-    assert f"train: {facts['splits']['train']['utterances']} utterances, " in said
+    assert f"train: {facts['splits']['train']['utterances']} utterances, " in output
     assert (tmp_path / "report/data_report.html").is_file()
     assert not run.exists()
+
+
+@pytest.fixture(scope="module")
+def split() -> datasets.Dataset:
+    """Make three clips of 1, 2 and 3 seconds; the last is truncated."""
+    audio = [bytes(2 * 16_000 * seconds) for seconds in (1, 2, 2)]
+    rows = zip("abc", (16_000, 32_000, 48_000), audio, strict=True)
+    return make_store((Utterance(id, "", "", "", n, audio) for id, n, audio in rows), "flac")
+
+
+def seconds_of(clip: str) -> float:
+    samples, rate = soundfile.read(io.BytesIO(base64.b64decode(clip)))
+    return len(samples) / rate
+
+
+def test_encode_clips_keeps_the_order_and_skips_unreadable_clips(split: datasets.Dataset) -> None:
+    clips = encode_clips(split, ["b", "none", "c", "a"], sample_rate=16_000, max_seconds=1.5)
+    assert {id: seconds_of(clip) for id, clip in clips.items()} == {"b": 1.5, "a": 1.0}
+    assert [*clips] == ["b", "a"]
+
+
+def test_encode_clips_stops_at_max_characters(split: datasets.Dataset) -> None:
+    options = {"sample_rate": 16_000, "max_seconds": 30.0}
+    (size,) = map(len, encode_clips(split, ["a"], **options).values())
+    assert [*encode_clips(split, ["a", "b"], max_characters=size, **options)] == ["a"]
+    assert encode_clips(split, ["a", "b"], max_characters=size - 1, **options) == {}

@@ -1,4 +1,4 @@
-"""Plans of batches: every row once, whatever the hardware."""
+"""Plans of batches: every row once, on any hardware."""
 
 from collections import Counter
 from dataclasses import replace
@@ -25,7 +25,7 @@ def lengths(seed: int) -> list[int]:
     random = np.random.default_rng(seed)
     count = int(random.choice([1, 2, 3, 5, 40, 300]))
     longest = int(random.choice([1, SECOND, 30 * SECOND]))
-    return [int(each) for each in random.integers(0, longest + 1, count)]
+    return [int(length) for length in random.integers(0, longest + 1, count)]
 
 
 def micro_batches(
@@ -37,7 +37,7 @@ def micro_batches(
     seed: int = 7,
     **augmentation: Any,
 ) -> list[list[MicroBatch]]:
-    """Give every rank's micro-batches of an epoch."""
+    """Return the micro-batches of an epoch for every rank."""
     ranks = []
     for rank in range(world_size):
         sampler = TrainSampler(
@@ -56,23 +56,23 @@ def micro_batches(
 
 
 def steps(ranks: list[list[MicroBatch]], accumulation: int) -> list[set[Example]]:
-    """Put together the real examples of each optimizer step, over all ranks."""
+    """Collect the examples of each optimizer step over all ranks, without fillers."""
     count = len(ranks[0]) // accumulation
     return [
         {
-            each
+            example
             for rank in ranks
             for batch in rank[step * accumulation : (step + 1) * accumulation]
-            for each in batch
-            if each.weight
+            for example in batch
+            if example.weight
         }
         for step in range(count)
     ]
 
 
 def padded(batch: MicroBatch) -> int:
-    """Count the samples of a batch, padding included."""
-    return len(batch) * max(each.samples for each in batch)
+    """Count the samples of a batch, including padding."""
+    return len(batch) * max(example.samples for example in batch)
 
 
 HARDWARE = [(ranks, accumulation) for ranks in (1, 2, 3) for accumulation in (1, 2, 4)]
@@ -80,14 +80,14 @@ HARDWARE = [(ranks, accumulation) for ranks in (1, 2, 3) for accumulation in (1,
 
 @pytest.mark.parametrize(("world_size", "accumulation"), HARDWARE)
 @pytest.mark.parametrize("seed", range(12))
-def test_every_row_once_and_the_same_steps_on_any_hardware(
+def test_train_sampler_yields_each_row_once_and_the_same_steps_on_any_hardware(
     seed: int, world_size: int, accumulation: int
 ) -> None:
     samples = lengths(seed)
     how: dict[str, Any] = {"concat_prob": seed % 3 / 2, "speeds": [0.9, 1.0, 1.1]}
     ranks = micro_batches(samples, world_size=world_size, accumulation=accumulation, **how)
-    real = (each for rank in ranks for batch in rank for each in batch if each.weight)
-    rows = Counter(row for each in real for row in each.rows)
+    real = (example for rank in ranks for batch in rank for example in batch if example.weight)
+    rows = Counter(row for example in real for row in example.rows)
     assert rows == Counter(range(len(samples)))
     assert len({len(rank) for rank in ranks}) == 1
     assert len(ranks[0]) % accumulation == 0
@@ -96,7 +96,7 @@ def test_every_row_once_and_the_same_steps_on_any_hardware(
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_a_step_holds_no_more_padded_audio_than_it_may(seed: int) -> None:
+def test_train_sampler_batches_stay_within_batch_seconds(seed: int) -> None:
     samples = lengths(seed)
     for speeds in ([1.0], [0.5, 2.0]):
         (batches,) = micro_batches(samples, concat_prob=0.5, speeds=speeds)
@@ -104,7 +104,7 @@ def test_a_step_holds_no_more_padded_audio_than_it_may(seed: int) -> None:
 
 
 @pytest.mark.parametrize("concat_prob", [0.0, 0.5])
-def test_padding_is_little_in_a_small_corpus(concat_prob: float) -> None:
+def test_train_sampler_pads_little_in_a_small_corpus(concat_prob: float) -> None:
     """The 419 lengths of the default corpus, by their quantiles: 18 minutes."""
     shares, seconds = [0, 0.05, 0.25, 0.5, 0.75, 0.95, 1], [0.6, 0.7, 0.9, 1.4, 2.8, 7.3, 31.1]
     drawn = np.interp(np.linspace(0, 1, 419) ** 1.05, shares, seconds)
@@ -118,11 +118,11 @@ def test_padding_is_little_in_a_small_corpus(concat_prob: float) -> None:
     for epoch in range(3):
         sampler.set_epoch(epoch)
         batches = list(sampler)
-        heard = sum(each.samples for batch in batches for each in batch)
-        assert heard / sum(map(padded, batches)) >= 0.96
+        total = sum(example.samples for batch in batches for example in batch)
+        assert total / sum(map(padded, batches)) >= 0.96
 
 
-def test_a_placeholder_stands_in_where_there_are_fewer_rows_than_ranks() -> None:
+def test_train_sampler_fills_ranks_without_rows_at_weight_0() -> None:
     ranks = micro_batches([3 * SECOND, SECOND], world_size=3, accumulation=1)
     long, short = Example((0,), 3 * SECOND), Example((1,), SECOND)
     assert ranks == [[[long]], [[short]], [[replace(short, weight=0)]]]
@@ -130,7 +130,7 @@ def test_a_placeholder_stands_in_where_there_are_fewer_rows_than_ranks() -> None
     assert split_batch([long], 3) == [[long], [filler], [filler]]
 
 
-def test_epochs_differ_and_the_same_seed_gives_the_same_plan() -> None:
+def test_train_sampler_plan_depends_on_seed_and_epoch() -> None:
     samples = lengths(5) * 3
     first = micro_batches(samples, epoch=1)
     assert first == micro_batches(samples, epoch=1)
@@ -140,18 +140,18 @@ def test_epochs_differ_and_the_same_seed_gives_the_same_plan() -> None:
     assert contents[0] != contents[1]  # other neighbours, not just another order
 
 
-def test_start_skips_what_was_seen() -> None:
+def test_train_sampler_start_skips_seen_batches() -> None:
     sampler = TrainSampler(samples=lengths(5) * 9, batch_seconds=40.0, seed=7, accumulation=2)
     sampler.set_epoch(3)
-    everything, count = list(sampler), len(sampler)
+    batches, count = list(sampler), len(sampler)
     sampler.set_epoch(3, start=4)
-    assert list(sampler) == everything[4:]
+    assert list(sampler) == batches[4:]
     assert len(sampler) == count
     sampler.set_epoch(3, start=count)
     assert list(sampler) == []
 
 
-def test_batch_seconds_below_the_longest_utterance_is_refused() -> None:
+def test_train_sampler_refuses_batch_seconds_below_the_longest_utterance() -> None:
     samples = [SECOND, 31 * SECOND, 2 * SECOND]
     with pytest.raises(SbkitError, match=r"is 30, but the longest utterance \(row 1\) has 31\.0 s"):
         TrainSampler(samples=samples, batch_seconds=30.0, seed=0)
@@ -160,7 +160,7 @@ def test_batch_seconds_below_the_longest_utterance_is_refused() -> None:
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 7])
 @pytest.mark.parametrize("seed", range(6))
-def test_evaluation_shares_whole_batches_without_duplicates(seed: int, world_size: int) -> None:
+def test_eval_sampler_deals_batches_without_duplicates(seed: int, world_size: int) -> None:
     samples = lengths(seed)
     alone = list(EvalSampler(samples=samples, batch_seconds=20.0))
     shares = [
@@ -170,62 +170,64 @@ def test_evaluation_shares_whole_batches_without_duplicates(seed: int, world_siz
     assert [len(share) for share in shares] == [len(list(share)) for share in shares]
     together = [batch for share in shares for batch in share]
     assert Counter(map(tuple, together)) == Counter(map(tuple, alone))
-    assert sorted(each.rows for batch in together for each in batch) == [
+    assert sorted(example.rows for batch in together for example in batch) == [
         (row,) for row in range(len(samples))
     ]
-    assert {(each.percent, each.weight) for batch in alone for each in batch} == {(100, 1)}
+    assert {(example.percent, example.weight) for batch in alone for example in batch} == {(100, 1)}
     assert max(map(padded, alone)) <= max(20 * SECOND, *samples)
 
 
-def test_evaluation_takes_an_utterance_longer_than_its_batches() -> None:
+def test_eval_sampler_accepts_an_utterance_longer_than_its_batches() -> None:
     sampler = EvalSampler(samples=[99 * SECOND, SECOND], batch_seconds=20.0)
     assert list(sampler) == [[Example((1,), SECOND)], [Example((0,), 99 * SECOND)]]
     assert list(EvalSampler(samples=[], batch_seconds=20.0)) == []
 
 
-def test_utterances_are_joined_until_they_are_long_enough() -> None:
+def test_train_sampler_joins_utterances_up_to_a_length() -> None:
     samples = [SECOND] * 999
     (batches,) = micro_batches(samples, concat_prob=0.5)
-    counts = Counter(len(each.rows) for batch in batches for each in batch)
+    counts = Counter(len(example.rows) for batch in batches for example in batch)
     assert counts[1] == pytest.approx(250, abs=50)  # neither joined nor followed
     assert counts[2] == pytest.approx(125, abs=40)
-    assert max(len(each.rows) for batch in batches for each in batch) <= 10
-    assert all(each.samples == len(each.rows) * SECOND for batch in batches for each in batch)
-    (everything,) = micro_batches(samples, concat_prob=1.0)
-    assert {each.samples for batch in everything for each in batch} == {
+    assert max(len(example.rows) for batch in batches for example in batch) <= 10
+    assert all(
+        example.samples == len(example.rows) * SECOND for batch in batches for example in batch
+    )
+    (joined,) = micro_batches(samples, concat_prob=1.0)
+    assert {example.samples for batch in joined for example in batch} == {
         MAX_JOINED_SECONDS * SECOND,
         9 * SECOND,
     }
     (apart,) = micro_batches(samples, concat_prob=0.0)
-    assert {len(each.rows) for batch in apart for each in batch} == {1}
+    assert {len(example.rows) for batch in apart for example in batch} == {1}
 
 
-def test_every_utterance_has_a_speed_of_its_own() -> None:
+def test_train_sampler_draws_a_speed_for_each_example() -> None:
     (batches,) = micro_batches([SECOND] * 300, concat_prob=0.3, speeds=[0.9, 1.1])
-    counts = Counter(each.percent for batch in batches for each in batch)
+    counts = Counter(example.percent for batch in batches for example in batch)
     assert set(counts) == {90, 110}
     assert counts[90] == pytest.approx(counts[110], rel=0.4)
-    assert any(len({each.percent for each in batch}) == 2 for batch in batches)
+    assert any(len({example.percent for example in batch}) == 2 for batch in batches)
     for batch in batches:
-        for each in batch:
-            assert each.samples == len(each.rows) * (SECOND * 100 // each.percent)
+        for example in batch:
+            assert example.samples == len(example.rows) * (SECOND * 100 // example.percent)
 
 
-def test_what_a_batch_would_not_hold_at_its_speed_is_played_at_its_own() -> None:
+def test_train_sampler_plays_at_natural_speed_what_would_not_fit() -> None:
     (batches,) = micro_batches([39 * SECOND, SECOND], speeds=[0.9])
-    assert {(each.rows, each.percent) for batch in batches for each in batch} == {
+    assert {(example.rows, example.percent) for batch in batches for example in batch} == {
         ((0,), 100),
         ((1,), 90),
     }
 
 
 @pytest.mark.parametrize("speeds", ([], [1.0, -0.9], [1.005], ["fast"], 1.0), ids=str)
-def test_speeds_that_cannot_be_kept_are_refused(speeds: Any) -> None:
+def test_to_percents_refuses_bad_speeds(speeds: Any) -> None:
     with pytest.raises(SbkitError, match="`speeds` must be"):
         to_percents(speeds)
 
 
-def test_a_run_is_as_long_as_its_capacity_lets_it_be() -> None:
+def test_cut_runs_fills_each_run_up_to_its_capacity() -> None:
     assert cut_runs([1] * 10, 4) == [4, 8, 10]
     assert cut_runs([1, 1, 2, 2, 9, 1], 4) == [2, 4, 5, 6]  # one alone may be longer
     assert cut_runs([], 4) == []

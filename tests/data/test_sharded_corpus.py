@@ -1,4 +1,4 @@
-"""A corpus in shards: prepared by many, read in part by each, and exact in what it trains."""
+"""Corpora of shards: written by several processes, read in parts by several ranks."""
 
 import io
 import json
@@ -79,14 +79,14 @@ def train_of(place: str) -> datasets.Dataset:
 
 
 @pytest.mark.parametrize("store", ["pcm", "flac"])
-def test_what_was_listed_is_read_again_from_any_file_system(
+def test_shards_give_back_the_clips_on_any_file_system(
     clips: list[Clip], place: str, tmp_path: Path, store: str
 ) -> None:
     options = ShardOptions(sample_rate=16_000, store=store, shard_bytes=20_000, seed=7)
-    for each in (place, str(tmp_path / "shards [fr]*")):  # which is no pattern
-        index = write(each, clips, options)
+    for location in (place, str(tmp_path / "shards [fr]*")):  # which is no pattern
+        index = write(location, clips, options)
         assert index is not None and len(index.splits["train"]) > 4
-        splits = prepare_transcripts(knobs(each))
+        splits = prepare_transcripts(knobs(location))
         names = splits.train.column_names
         assert names == ["id", "text", "sentence", "samples", "speaker", "age", "audio"]
         rows = {row["id"]: row for row in read_rows(splits.train, range(24))}
@@ -96,7 +96,7 @@ def test_what_was_listed_is_read_again_from_any_file_system(
             row = rows[clip.id]
             assert (row["sentence"], row["age"]) == (clip.sentence, clip.columns["age"])
             assert np.array_equal(row["audio"], read_audio(clip.path))
-        assert [(each.id, each.reason) for each in splits.excluded] == [("line 9", "no path")]
+        assert [(row.id, row.reason) for row in splits.excluded] == [("line 9", "no path")]
         assert set(splits.valid) == {"dev"}
 
 
@@ -117,12 +117,10 @@ def sampler(
 
 
 def rows_of(batches: list[MicroBatch]) -> list[int]:
-    return [row for batch in batches for each in batch if each.weight for row in each.rows]
+    return [row for batch in batches for example in batch if example.weight for row in example.rows]
 
 
-def test_an_epoch_takes_every_row_once_and_a_window_of_shards_at_a_time(
-    clips: list[Clip], place: str
-) -> None:
+def test_train_sampler_shuffles_within_windows_of_shards(clips: list[Clip], place: str) -> None:
     write(place, clips)
     train = train_of(place)
     numbers = shard_numbers(train)
@@ -134,7 +132,7 @@ def test_an_epoch_takes_every_row_once_and_a_window_of_shards_at_a_time(
         places: dict[int, list[int]] = {}
         for at, row in enumerate(seen):
             places.setdefault(int(numbers[row]), []).append(at)
-        spans = [max(each) - min(each) for each in places.values()]
+        spans = [max(positions) - min(positions) for positions in places.values()]
         assert max(spans) < 16  # two of six shards, and a batch over the border
         assert sum(spans) > 6 * 4  # which are mixed
     orders = [[int(numbers[row]) for row in rows_of(list(plan))] for plan in plans]
@@ -146,9 +144,9 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[storage.ByteRange]:
     """List the ranges that are read."""
     ranges: list[storage.ByteRange] = []
 
-    def read_ranges(wanted: list[storage.ByteRange]) -> list[bytes]:
-        ranges.extend(wanted)
-        return storage.read_ranges(wanted)
+    def read_ranges(requested: list[storage.ByteRange]) -> list[bytes]:
+        ranges.extend(requested)
+        return storage.read_ranges(requested)
 
     monkeypatch.setattr(audio_store, "read_ranges", read_ranges)
     return ranges
@@ -159,27 +157,27 @@ def heard(split: datasets.Dataset, plan: TrainSampler) -> list[list[tuple[str, i
     data = UtteranceDataset(split)
     loaded = (data.__getitems__(batch) for batch in plan)
     return [
-        [(e["id"], e["percent"], e["audio"].tobytes()) for e in each if e["weight"]]
-        for each in loaded
+        [(e["id"], e["percent"], e["audio"].tobytes()) for e in examples if e["weight"]]
+        for examples in loaded
     ]
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
-def test_many_ranks_hear_the_batches_of_one_and_read_each_clip_once(
+def test_ranks_get_the_same_batches_and_read_each_clip_once(
     clips: list[Clip], place: str, fetched: list[storage.ByteRange], world_size: int
 ) -> None:
     write(place, clips)
     train = train_of(place)
     alone = heard(train, sampler(train, seconds=2.0))
-    total = sum(each[2] for each in fetched)
+    total = sum(request[2] for request in fetched)
     assert total == 24 * WAV_HEADER_BYTES + 24 // 3 * 2 * (1600 + 3200 + 4800)
     read, ranks = [], []
     for rank in range(world_size):
         fetched.clear()
         ranks.append(heard(train, sampler(train, rank, world_size, 2.0)))
-        read.append(sum(each[2] for each in fetched))
+        read.append(sum(request[2] for request in fetched))
     together = [sorted(chain(*parts)) for parts in zip(*ranks, strict=True)]
-    assert together == [sorted(each) for each in alone]
+    assert together == [sorted(batch) for batch in alone]
     assert max(read) < 1.8 * total / world_size
     assert sum(read) <= 1.2 * total  # a rank without a share of a step repeats its shortest clip
 
@@ -200,28 +198,26 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def test_two_processes_share_the_work_and_both_know_when_all_is_there(
-    clips: list[Clip], tmp_path: Path
-) -> None:
-    found: list[Index | None] = []
+def test_two_processes_share_the_writing_of_shards(clips: list[Clip], tmp_path: Path) -> None:
+    indexes: list[Index | None] = []
     publish = ShardWriter.publish
     with patch.object(ShardWriter, "publish", autospec=True, side_effect=publish) as wrote:
-        both = [
-            threading.Thread(target=lambda: found.append(write(str(tmp_path / "shards"), clips)))
+        threads = [
+            threading.Thread(target=lambda: indexes.append(write(str(tmp_path / "shards"), clips)))
             for _ in range(2)
         ]
-        for each in both:
-            each.start()
-        for each in both:
-            each.join()
-    assert found[0] is not None and found[0] == found[1]
-    assert wrote.call_count == sum(map(len, found[0].splits.values()))  # none was written twice
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert indexes[0] is not None and indexes[0] == indexes[1]
+    assert wrote.call_count == sum(map(len, indexes[0].splits.values()))  # none was written twice
     assert len(train_of(str(tmp_path / "shards"))) == 24
     names = {file.suffix for file in (tmp_path / "shards").iterdir()}
     assert names == {".arrow", ".parquet", ".json"}
 
 
-def test_the_tasks_of_an_array_take_their_share_and_the_last_writes_the_index(
+def test_array_tasks_take_their_share_and_the_last_writes_the_index(
     clips: list[Clip], place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {"MIN": 1, "COUNT": 2, "ID": 2}.items():
@@ -250,18 +246,18 @@ write(sys.argv[2], make_clips(Path(sys.argv[1])))
 """
 
 
-def test_a_killed_process_loses_its_current_shard(tmp_path: Path, decoded: list[str]) -> None:
+def test_killed_writer_loses_only_its_current_shard(tmp_path: Path, decoded: list[str]) -> None:
     clips = make_clips(tmp_path / "clips")
     target = tmp_path / "shards"
     done = processes.run(["-c", KILLED, tmp_path / "clips", target])
     assert done.returncode == -signal.SIGKILL
     assert not (target / INDEX_FILE).exists()
-    kept = {file: file.stat().st_ino for file in target.glob("train-*-*.*")}
-    assert len(kept) == 4
+    inodes = {file: file.stat().st_ino for file in target.glob("train-*-*.*")}
+    assert len(inodes) == 4
     assert list(target.glob(".*.tmp"))
     index = write(str(target), clips)
     assert index is not None
-    assert all(file.stat().st_ino == inode for file, inode in kept.items())
+    assert all(file.stat().st_ino == inode for file, inode in inodes.items())
     probed = 24 + 2
     assert len(decoded) == probed + (24 - 2 * 3) + 2
     assert not list(target.glob(".*.tmp"))
@@ -290,8 +286,8 @@ def write_stream(folder: Path, *, kind: str = "parquet") -> None:
             for n in range(10 * part, 10 * part + 10)
         ]
         if kind == "parquet":
-            made = datasets.Dataset.from_list(rows).cast_column("audio", datasets.Audio())
-            made.to_parquet(folder / f"part{part}.parquet")
+            dataset = datasets.Dataset.from_list(rows).cast_column("audio", datasets.Audio())
+            dataset.to_parquet(folder / f"part{part}.parquet")
             continue
         for row in rows:
             audio: Any = row["audio"]
@@ -312,7 +308,7 @@ def write_streamed(target: str, source: Path | str) -> Index | None:
 
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])
-def test_a_stream_of_datasets_becomes_shards_and_nothing_else(
+def test_remote_tables_become_shards_and_leave_no_cache(
     tmp_path: Path, place: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / "cache"))
@@ -328,17 +324,17 @@ def test_a_stream_of_datasets_becomes_shards_and_nothing_else(
 
 
 @pytest.mark.parametrize("audio", ["file://{}", "{}"])
-def test_a_row_of_a_url_names_no_file_of_this_machine(tmp_path: Path, audio: str) -> None:
+def test_remote_row_cannot_name_a_local_file(tmp_path: Path, audio: str) -> None:
     (tmp_path / "private.wav").write_bytes(wav(1))
     source = f"memory://{tmp_path.name}-rows"
     row = {"audio": audio.format(tmp_path / "private.wav"), "text": "word"}
     fsspec.filesystem("memory").pipe(f"{source}/part.jsonl", json.dumps(row).encode())
     split = streamed(source)
     (part,) = split.read(split.files[0], tmp_path, 0)
-    assert [each.reason for each in part.excluded] == ["no audio file"]
+    assert [row.reason for row in part.excluded] == ["no audio file"]
 
 
-def test_a_stream_may_come_from_a_url_and_goes_on_behind_its_last_shard(
+def test_remote_tables_at_a_url_resume_after_their_last_shard(
     tmp_path: Path, place: str, decoded: list[str]
 ) -> None:
     write_stream(tmp_path / "stream", kind="jsonl")
@@ -358,13 +354,11 @@ def test_a_stream_may_come_from_a_url_and_goes_on_behind_its_last_shard(
     decoded.clear()
     assert write_streamed(place, source) is not None
     assert len(set(decoded)) == len(decoded) == 16  # all but a shard of four
-    found = Counter(clip.id for clip in corpus_of(knobs(place)).read(knobs(place), "train"))
-    assert found == Counter(map(str, range(20)))
+    counts = Counter(clip.id for clip in corpus_of(knobs(place)).read(knobs(place), "train"))
+    assert counts == Counter(map(str, range(20)))
 
 
-def test_the_command_makes_shards_of_a_stream_and_training_takes_no_stream(
-    tmp_path: Path, place: str
-) -> None:
+def test_prepare_command_makes_shards_of_remote_tables(tmp_path: Path, place: str) -> None:
     write_stream(tmp_path / "a")
     write_stream(tmp_path / "b")
     manifest = [f"--manifest={{train: {tmp_path / 'a'}, dev: {tmp_path / 'b'}}}"]
@@ -409,9 +403,7 @@ FAULTS: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("sentence", FAULTS)
-def test_damaged_shards_are_refused_in_a_sentence(
-    clips: list[Clip], tmp_path: Path, sentence: str
-) -> None:
+def test_damaged_shards_are_refused(clips: list[Clip], tmp_path: Path, sentence: str) -> None:
     write(str(tmp_path), clips)
     FAULTS[sentence](tmp_path)
     with pytest.raises(SbkitError, match=sentence):
@@ -421,7 +413,7 @@ def test_damaged_shards_are_refused_in_a_sentence(
         assert len(list(read_rows(train_of(str(tmp_path)), range(24)))) == 24
 
 
-def test_what_cannot_be_is_refused_in_a_sentence(
+def test_impossible_shard_options_are_refused(
     clips: list[Clip], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = str(tmp_path / "shards")
@@ -449,7 +441,7 @@ def test_what_cannot_be_is_refused_in_a_sentence(
         write_streamed(str(tmp_path / "other"), tmp_path / "stream")
 
 
-def test_parts_of_a_stream_may_have_other_columns(tmp_path: Path, place: str) -> None:
+def test_remote_tables_may_have_different_columns(tmp_path: Path, place: str) -> None:
     write_stream(tmp_path / "stream")
     row = {"audio": {"bytes": wav(1), "path": "other.wav"}, "text": "a", "mood": "calm"}
     datasets.Dataset.from_list([row]).to_parquet(tmp_path / "stream" / "part2.parquet")

@@ -1,10 +1,10 @@
-"""Clips are decoded once, damage is noticed, and what is interrupted goes on."""
+"""Splits: clips are decoded once, damage is noticed, and transcripts are measured."""
 
 import io
 import os
 import pickle
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +12,9 @@ import datasets
 import numpy as np
 import pytest
 import soundfile
+import torch
 from datasets import Audio
+from torch.nn.functional import ctc_loss
 
 from sbkit.audio.io import read_audio
 from sbkit.base.errors import SbkitError
@@ -22,9 +24,18 @@ from sbkit.data.batch import UtteranceDataset
 from sbkit.data.manifest import Clip, Excluded, Manifest
 from sbkit.data.plan import Example
 from sbkit.data.shard import read_rows, require_store
-from sbkit.data.splits import PreparedSplit, prepare_split, sample_counts, take_columns
+from sbkit.data.splits import (
+    PreparedSplit,
+    prepare_split,
+    read_transcripts,
+    sample_counts,
+    take_columns,
+)
+from sbkit.models.subsampling import Subsampling
+from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 from tests.processes import Process
 from tests.shortage import largest_file
+from tests.stores import Utterance, make_store
 
 
 def make_clips(folder: Path, count: int, rate: int = 16_000) -> list[Clip]:
@@ -64,7 +75,7 @@ def prepare(
 
 @pytest.fixture
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """List the clips that are decoded."""
+    """Record the clips that are decoded."""
     names: list[str] = []
 
     def record(path: Path, sample_rate: int) -> np.ndarray:
@@ -90,7 +101,7 @@ def shards_of(folder: Path) -> list[Path]:
     return sorted((folder / "cache").rglob("*.arrow"))
 
 
-def test_text_stands_beside_its_audio(tmp_path: Path) -> None:
+def test_prepare_split_puts_text_beside_audio(tmp_path: Path) -> None:
     clips = make_clips(tmp_path / "clips", 250)
     prepared = prepare(tmp_path, clips)
     assert_holds(prepared, clips)
@@ -101,7 +112,7 @@ def test_text_stands_beside_its_audio(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("store", ["pcm", "flac"])
-def test_datasets_reads_the_audio_without_us(tmp_path: Path, store: str) -> None:
+def test_datasets_reads_shards_without_sbkit(tmp_path: Path, store: str) -> None:
     clips = make_clips(tmp_path / "clips", 3)
     prepare(tmp_path, clips, store=store)
     (file,) = shards_of(tmp_path)
@@ -113,7 +124,7 @@ def test_datasets_reads_the_audio_without_us(tmp_path: Path, store: str) -> None
         assert np.array_equal(samples, read_audio(clip.path))
 
 
-def test_another_rate_is_another_cache(tmp_path: Path) -> None:
+def test_another_sample_rate_has_its_own_cache(tmp_path: Path) -> None:
     clips = make_clips(tmp_path / "clips", 5)
     assert_holds(prepare(tmp_path, clips), clips)
     prepared = prepare(tmp_path, clips, sample_rate=8_000)
@@ -121,7 +132,7 @@ def test_another_rate_is_another_cache(tmp_path: Path) -> None:
     assert sample_counts(prepared.dataset).tolist() == [800, 1600, 2400, 800, 1600]
 
 
-def test_what_is_no_change_of_audio_decodes_nothing(tmp_path: Path, decoded: list[str]) -> None:
+def test_unchanged_audio_is_not_decoded_again(tmp_path: Path, decoded: list[str]) -> None:
     clips = make_clips(tmp_path / "clips", 10)
     first = prepare(tmp_path, clips)
     assert sorted(decoded) == [clip.id for clip in clips]
@@ -134,7 +145,7 @@ def test_what_is_no_change_of_audio_decodes_nothing(tmp_path: Path, decoded: lis
         assert (again.fingerprint == first.fingerprint) == (changed is clips)
 
 
-def test_a_clip_that_is_new_or_another_is_decoded_alone(tmp_path: Path, decoded: list[str]) -> None:
+def test_only_new_and_changed_clips_are_decoded(tmp_path: Path, decoded: list[str]) -> None:
     clips = make_clips(tmp_path / "clips", 10)
     first = prepare(tmp_path, clips)
     decoded.clear()
@@ -149,14 +160,14 @@ def test_a_clip_that_is_new_or_another_is_decoded_alone(tmp_path: Path, decoded:
     assert again.fingerprint != first.fingerprint
 
 
-def test_the_fingerprint_is_of_the_data_and_not_of_its_place(tmp_path: Path) -> None:
+def test_fingerprint_does_not_depend_on_the_folder(tmp_path: Path) -> None:
     clips = make_clips(tmp_path / "clips", 4)
     copied = make_clips(tmp_path / "copy", 4)
     os.utime(copied[0].path, (1, 1))
     assert prepare(tmp_path, clips).fingerprint == prepare(tmp_path, copied).fingerprint
 
 
-def test_a_selection_reads_and_travels_like_any_dataset(tmp_path: Path) -> None:
+def test_selected_and_pickled_split_reads_its_rows(tmp_path: Path) -> None:
     clips = make_clips(tmp_path / "clips", 120)[::-1]
     prepared = prepare(tmp_path, clips).dataset
     packed = pickle.dumps(prepared)
@@ -181,7 +192,7 @@ SPOILED: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("spoiled", SPOILED)
-def test_an_unreadable_clip_is_excluded_with_its_reason(tmp_path: Path, spoiled: str) -> None:
+def test_unreadable_clip_is_excluded_with_its_reason(tmp_path: Path, spoiled: str) -> None:
     spoil, words = SPOILED[spoiled]
     clips = make_clips(tmp_path / "clips", 20)
     spoil(clips[7].path)
@@ -205,7 +216,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_shard_that_is_not_whole_is_prepared_again(
+def test_damaged_shard_is_prepared_again(
     tmp_path: Path, decoded: list[str], caplog: pytest.LogCaptureFixture, damage: str
 ) -> None:
     clips = make_clips(tmp_path / "clips", 40)
@@ -224,7 +235,7 @@ def test_a_shard_that_is_not_whole_is_prepared_again(
 
 
 @pytest.mark.parametrize("limit", [{"BLOCK_CLIPS": 5}, {"BLOCK_BYTES": 30_000}])
-def test_shards_are_bounded(
+def test_cache_shards_are_bounded_in_clips_and_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: dict[str, int]
 ) -> None:
     (name,) = limit
@@ -234,7 +245,7 @@ def test_shards_are_bounded(
     assert len(shards_of(tmp_path)) > 5
 
 
-def test_a_full_disk_is_told_and_what_was_prepared_stays(
+def test_full_disk_is_refused_and_finished_shards_stay(
     tmp_path: Path, decoded: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clips = make_clips(tmp_path / "clips", 40)
@@ -281,9 +292,7 @@ def start(folder: Path, count: int, delay: float) -> Process:
     return Process(["-c", PREPARE, folder, count, delay])
 
 
-def test_a_killed_preparation_loses_one_block_and_leaves_nothing(
-    tmp_path: Path, decoded: list[str]
-) -> None:
+def test_killed_preparation_loses_one_block(tmp_path: Path, decoded: list[str]) -> None:
     clips = make_clips(tmp_path / "clips", 60)
     process = start(tmp_path, 60, delay=0.2)
     deadline = time.monotonic() + 60
@@ -298,17 +307,17 @@ def test_a_killed_preparation_loses_one_block_and_leaves_nothing(
     assert len(shards_of(tmp_path)) == before + 1
 
 
-def test_several_processes_share_the_work(tmp_path: Path) -> None:
+def test_three_processes_share_the_decoding(tmp_path: Path) -> None:
     clips = make_clips(tmp_path / "clips", 60)
     processes = [start(tmp_path, 60, delay=0.1) for _ in range(3)]
-    said = [process.communicate(timeout=120)[0].splitlines() for process in processes]
-    counts = [int(lines[-2]) for lines in said]
+    outputs = [process.communicate(timeout=120)[0].splitlines() for process in processes]
+    counts = [int(lines[-2]) for lines in outputs]
     assert sum(counts) == 60
     assert sorted(counts)[1] >= 5
-    assert {lines[-1] for lines in said} == {prepare(tmp_path, clips).fingerprint}
+    assert {lines[-1] for lines in outputs} == {prepare(tmp_path, clips).fingerprint}
 
 
-def test_a_cache_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+def test_unwritable_cache_is_refused(tmp_path: Path) -> None:
     clips = make_clips(tmp_path / "clips", 2)
     (tmp_path / "cache").touch()
     with pytest.raises(SbkitError, match="cannot be written to"):
@@ -327,9 +336,7 @@ def tone(folder: Path) -> list[Clip]:
 
 
 @pytest.mark.parametrize("store", ["flac", "none"])
-def test_every_store_gives_the_samples_and_the_fingerprint_of_pcm(
-    tmp_path: Path, store: str
-) -> None:
+def test_every_store_gives_the_samples_and_fingerprint_of_pcm(tmp_path: Path, store: str) -> None:
     clips = make_clips(tmp_path / "clips", 7) + tone(tmp_path)
     plain, other = prepare(tmp_path, clips), prepare(tmp_path, clips, store=store)
     assert other.fingerprint == plain.fingerprint
@@ -339,7 +346,7 @@ def test_every_store_gives_the_samples_and_the_fingerprint_of_pcm(
 
 
 @pytest.mark.parametrize("change", ["another length", "gone"])
-def test_a_clip_that_changes_after_preparation_is_named(tmp_path: Path, change: str) -> None:
+def test_clip_changed_after_preparation_is_named(tmp_path: Path, change: str) -> None:
     clips = tone(tmp_path)
     dataset = prepare(tmp_path, clips, store="none").dataset
     if change == "gone":
@@ -350,6 +357,65 @@ def test_a_clip_that_changes_after_preparation_is_named(tmp_path: Path, change: 
         UtteranceDataset(dataset).__getitems__([Example((0,), 16_000)])
 
 
-def test_an_unknown_store_is_refused() -> None:
+def test_unknown_store_is_refused() -> None:
     with pytest.raises(SbkitError, match="`audio_store` must be one of pcm, flac, none, but is 'm"):
         require_store("mp3")
+
+
+TEXTS = ("hello", "a", "", "aab bb", "he! a")
+FORTY_MS = Subsampling(stride=640, offset=240)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    file = tmp_path_factory.mktemp("tokenizer") / "tokenizer.model"
+    return ensure_tokenizer(
+        model_file=file, kind="char", vocab_size=None, texts=lambda: ["hello ab"]
+    )
+
+
+def store(texts: Sequence[str], samples: Sequence[int]) -> datasets.Dataset:
+    rows = enumerate(zip(texts, samples, strict=True))
+    return make_store(Utterance(str(n), text, "", "", count, b"") for n, (text, count) in rows)
+
+
+def test_read_transcripts_counts_every_row(tokenizer: Tokenizer) -> None:
+    transcripts = read_transcripts(store(TEXTS, range(5)), tokenizer)
+    assert transcripts.samples.tolist() == [0, 1, 2, 3, 4]
+    assert transcripts.characters.tolist() == [5, 1, 0, 6, 5]
+    assert transcripts.labels.tolist() == [5, 1, 0, 6, 5]
+    assert transcripts.frames_needed.tolist() == [6, 1, 0, 8, 5]  # one more for each repeat
+    assert transcripts.unknown.tolist() == [False, False, False, False, True]
+    assert not transcripts.refused.any()
+
+
+def test_read_transcripts_marks_ids_that_no_loss_accepts(tokenizer: Tokenizer) -> None:
+    class Broken(Tokenizer):
+        def encode(self, text: str) -> list[int]:
+            return {"a": [self.vocab_size], "": [-1], "hello": [0]}.get(text, [4, 4])
+
+    broken = Broken(model_file=tokenizer.model_file)
+    transcripts = read_transcripts(store(TEXTS, range(5)), broken)
+    assert transcripts.refused.tolist() == [True, True, True, False, False]
+
+
+def test_too_short_rows_are_those_that_ctc_loss_cannot_align(tokenizer: Tokenizer) -> None:
+    random = np.random.default_rng(0)
+    texts = ["".join(random.choice([*"helo ab"], random.integers(1, 9))).strip() for _ in range(60)]
+    texts = [" ".join(text.split()) or "a" for text in texts]
+    samples = random.integers(400, 8000, len(texts)).tolist()
+    transcripts = read_transcripts(store(texts, samples), tokenizer)
+    frames = torch.from_numpy(transcripts.frames(FORTY_MS))
+    tokens = [torch.tensor(tokenizer.encode(text)) for text in texts]
+    losses = ctc_loss(
+        torch.zeros(int(frames.max()), len(texts), tokenizer.vocab_size).log_softmax(-1),
+        torch.cat(tokens),
+        frames,
+        torch.tensor([len(ids) for ids in tokens]),
+        blank=tokenizer.vocabulary.blank,
+        reduction="none",
+    )
+    impossible = np.flatnonzero(losses.isinf().numpy())
+    assert 5 < len(impossible) < 55
+    assert transcripts.too_short(FORTY_MS).tolist() == impossible.tolist()
+    assert {*transcripts.too_short(FORTY_MS, percent=150).tolist()} > {*impossible.tolist()}

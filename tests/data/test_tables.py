@@ -1,4 +1,4 @@
-"""TSVs of releases as they come, and as they should not."""
+"""Tables of releases: their forms, their bad rows, and files that are refused."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ def read_manifest(file: Path) -> Manifest:
 
 
 def write(folder: Path, content: str | bytes) -> Path:
-    """Write a manifest as it stands."""
+    """Write a manifest unchanged."""
     file = folder / "train.tsv"
     file.write_bytes(content.encode() if isinstance(content, str) else content)
     return file
@@ -36,13 +36,13 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_ways_to_write_one_row(tmp_path: Path, way: str) -> None:
+def test_read_table_accepts_every_form_of_a_row(tmp_path: Path, way: str) -> None:
     manifest = read_manifest(write(tmp_path, WAYS[way]))
     assert [*manifest] == [Clip("a", tmp_path / "clips/a.mp3", "Été", {"language": "en"})]
     assert manifest.excluded == ()
 
 
-def test_a_release_without_transcripts_is_read_where_that_is_declared(tmp_path: Path) -> None:
+def test_text_column_false_reads_a_release_without_transcripts(tmp_path: Path) -> None:
     for rows in ("path\tage\na.mp3\t30\n", "path\tage\na.mp3\t30\n\t31\n"):  # a bad row, too
         file = write(tmp_path, rows)
         (clip,) = read_release(file, TableOptions(text_column=False, language="en"))
@@ -61,7 +61,7 @@ BAD_ROWS = [
 
 
 @pytest.mark.parametrize(("row", "reason", "detail"), BAD_ROWS)
-def test_a_bad_row_is_noted_and_the_others_stay(
+def test_bad_row_is_excluded_and_the_others_stay(
     tmp_path: Path, row: str, reason: str, detail: str
 ) -> None:
     manifest = read_manifest(write(tmp_path, f"path\tsentence\na.mp3\tyes\n{row}\nb.mp3\tno\n"))
@@ -81,49 +81,49 @@ REFUSED: dict[str, tuple[str | bytes, str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_no_manifest_is_refused(tmp_path: Path, case: str) -> None:
+def test_read_table_refuses_what_is_not_a_table(tmp_path: Path, case: str) -> None:
     content, words = REFUSED[case]
     with pytest.raises(SbkitError, match=words) as caught:
         read_manifest(write(tmp_path, content))
     assert str(tmp_path / "train.tsv") in str(caught.value)
 
 
-def test_a_missing_manifest_is_refused(tmp_path: Path) -> None:
+def test_read_table_refuses_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(SbkitError, match="is not a file"):
         read_manifest(tmp_path / "train.tsv")
 
 
-def test_the_file_tells_the_extension_that_a_name_lacks(tmp_path: Path) -> None:
+def test_release_finds_the_extension_of_a_clip(tmp_path: Path) -> None:
     (tmp_path / "clips").mkdir()
     (tmp_path / "clips" / "a.flac").touch()
     clips = read_manifest(write(tmp_path, "path\tsentence\na\thi\nb\tyo\n"))
     assert [clip.path.name for clip in clips] == ["a.flac", "b.mp3"]
 
 
-def test_whole_columns_are_read_as_rows_are(tmp_path: Path) -> None:
+def test_to_manifest_by_columns_equals_by_rows(tmp_path: Path) -> None:
     names = ["a.mp3", "x/y-1/b.c.wav", "A_2.flac"]
     rows = ["path\tsentence", *(f"{name}\t" for name in names)]
     plain = read_manifest(write(tmp_path, "\n".join(rows)))
     by_row = read_manifest(write(tmp_path, "\n".join([*rows, "é.mp3\t"])))
     assert [*plain] == [*by_row][:3]
-    assert [(each.id, each.path) for each in by_row] == [
+    assert [(clip.id, clip.path) for clip in by_row] == [
         (id, tmp_path / "clips" / name)
         for id, name in zip(["a", "b.c", "A_2", "é"], [*names, "é.mp3"], strict=True)
     ]
 
 
-def test_a_clip_listed_twice_is_a_bad_row_and_ids_are_unique(tmp_path: Path) -> None:
+def test_manifest_excludes_repeated_clips_and_makes_ids_unique(tmp_path: Path) -> None:
     rows = "path\tsentence\na.wav\thi\na.flac\tyo\nb.mp3\tme\na.wav\thi\n"
     manifest = read_manifest(write(tmp_path, rows))
     assert [clip.id for clip in manifest] == ["a.wav", "a.flac", "b"]
     assert manifest.excluded == (Excluded("a", "clip listed twice", "a row before it names a.wav"),)
 
 
-def test_columns_that_have_the_names_of_ours_are_renamed(tmp_path: Path) -> None:
+def test_columns_with_reserved_names_are_renamed(tmp_path: Path) -> None:
     row = 'path\tsentence\ttext\tclient_id\tweight\na.wav\t"hi\tHI\tann\t61 kg\n'
     (clip,) = read_manifest(write(tmp_path, row))
-    kept = {"manifest_text": "HI", "speaker": "ann", "manifest_weight": "61 kg"}
-    assert clip == Clip("a", tmp_path / "clips/a.wav", '"hi', {**kept, "language": "en"})
+    columns = {"manifest_text": "HI", "speaker": "ann", "manifest_weight": "61 kg"}
+    assert clip == Clip("a", tmp_path / "clips/a.wav", '"hi', {**columns, "language": "en"})
 
 
 def locales(*tags: str) -> Manifest:
@@ -131,7 +131,7 @@ def locales(*tags: str) -> Manifest:
     return Manifest.of(clips)
 
 
-def test_the_language_is_held_against_the_locale_column() -> None:
+def test_check_locale_refuses_a_manifest_of_another_language() -> None:
     check_locale(locales("de", "de-AT", ""), "de")
     check_locale(locales("", ""), "en")
     check_locale(locales("sv-SE", "sv-SE", "fi"), "sv")

@@ -1,4 +1,4 @@
-"""A device is parsed once, and only its type travels on."""
+"""Devices and precisions: parsing, checks and defaults."""
 
 from typing import Any
 
@@ -35,19 +35,19 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(backend, "is_available", lambda: False)
 
 
-def test_a_precision_that_may_cost_time_is_noted_before_training() -> None:
+def test_note_precision_warns_of_bf16_on_a_cpu() -> None:
     assert "may train slower than fp32" in str(note_precision(resolve("cpu", "bf16")))
     for device, precision in (("cpu", "fp32"), ("cuda:0", "bf16")):
         assert note_precision(Placement(torch.device(device), precision)) is None
 
 
-def test_a_string_of_an_allowed_form_is_a_device() -> None:
+def test_parse_device_accepts_every_form() -> None:
     for text in ("cpu", "cuda", "cuda:0", "cuda:13", "mps", "xpu", "xpu:1"):
         assert parse_device(text) == torch.device(text)
 
 
 @pytest.mark.parametrize("nonsense", NONSENSE, ids=repr)
-def test_nonsense_is_refused_with_the_forms_that_are_allowed(nonsense: Any) -> None:
+def test_parse_device_refuses_other_forms(nonsense: Any) -> None:
     with pytest.raises(SbkitError, match="must be cpu, cuda, cuda:N, mps, xpu or xpu:N") as caught:
         parse_device(nonsense)
     assert f"is {nonsense!r}." in str(caught.value)
@@ -63,37 +63,37 @@ REFUSED_PAIRS = [
 
 
 @pytest.mark.parametrize(("kind", "precision", "words"), REFUSED_PAIRS)
-def test_a_pair_that_cannot_train_is_refused_by_name(kind: str, precision: Any, words: str) -> None:
+def test_check_precision_refuses_unsupported_pairs(kind: str, precision: Any, words: str) -> None:
     with pytest.raises(SbkitError, match=words):
         check_precision(kind, precision)
 
 
 @pytest.mark.usefixtures("no_gpu")
 @pytest.mark.parametrize("text", ["cuda", "cuda:3", "mps", "xpu"])
-def test_a_device_that_is_not_here_is_refused(text: str) -> None:
+def test_resolve_refuses_a_missing_device(text: str) -> None:
     with pytest.raises(SbkitError, match=rf"is {text}.* but torch finds no device of that type"):
         resolve(text, "fp32")
 
 
 @pytest.mark.usefixtures("no_gpu")
-def test_no_device_declared_takes_the_cpu_where_there_is_no_gpu() -> None:
+def test_resolve_without_a_device_takes_the_cpu_if_there_is_no_gpu() -> None:
     assert resolve(None, "bf16") == Placement(torch.device("cpu"), "bf16")
     assert resolve(torch.device("cpu:0"), "fp32").device == torch.device("cpu")
 
 
 @pytest.mark.usefixtures("two_gpus")
-def test_cuda_is_the_device_of_the_local_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resolve_cuda_is_the_device_of_the_local_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolve(None, "fp32").device == torch.device("cuda:0")
     assert resolve("cuda:1", "fp16").device == torch.device("cuda:1")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setenv("LOCAL_RANK", "1")
-    placed = resolve("cuda", "bf16").device
-    assert placed == torch.device("cuda:1")
-    assert resolve(placed, "bf16").device == placed  # what was resolved once may be again
+    device = resolve("cuda", "bf16").device
+    assert device == torch.device("cuda:1")
+    assert resolve(device, "bf16").device == device  # what was resolved once may be again
 
 
 @pytest.mark.usefixtures("two_gpus")
-def test_all_processes_on_one_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resolve_refuses_one_gpu_for_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setenv("LOCAL_RANK", "1")
     with pytest.raises(SbkitError, match="is cuda:0, but torchrun starts 2"):
@@ -106,23 +106,23 @@ def test_all_processes_on_one_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)]
 )
-def test_the_declared_precision_takes_effect(precision: str, dtype: torch.dtype) -> None:
+def test_placement_autocast_applies_the_precision(precision: str, dtype: torch.dtype) -> None:
     placement = resolve("cpu", precision)
     with placement.autocast():
         assert torch.nn.Linear(2, 2)(torch.zeros(1, 2)).dtype == dtype
     assert not placement.grad_scaler().is_enabled()
 
 
-def test_what_is_rounded_on_a_gpu_is_said() -> None:
+def test_describe_products_names_operations_in_tf32() -> None:
     """Importing SpeechBrain turns TF32 on for products; PyTorch has it on for convolutions."""
     products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
     before = products.allow_tf32, convolutions.allow_tf32
     try:
         products.allow_tf32, convolutions.allow_tf32 = True, True
-        said = describe_products(torch.device("cuda", 0))
+        note = describe_products(torch.device("cuda", 0))
         products.allow_tf32, convolutions.allow_tf32 = False, False
         assert describe_products(torch.device("cuda", 0)) == ""
     finally:
         products.allow_tf32, convolutions.allow_tf32 = before
-    assert said == "; float32 products and convolutions in TF32"
+    assert note == "; float32 products and convolutions in TF32"
     assert describe_products(torch.device("cpu")) == ""

@@ -1,4 +1,4 @@
-"""Ranks: alone everything is quiet, together they agree."""
+"""Ranks: collective operations, and their end after errors."""
 
 import json
 from collections.abc import Callable
@@ -57,7 +57,7 @@ seen["alone"] = [rank(), world_size()]
 """
 
 
-def test_alone_there_is_one_rank_and_nothing_to_wait_for() -> None:
+def test_single_process_has_one_rank() -> None:
     with process_group(torch.device("cpu")), main_rank_first():
         assert (rank(), world_size()) == (0, 1)
         assert gather_over_ranks("one") == ["one"]
@@ -67,7 +67,7 @@ def test_alone_there_is_one_rank_and_nothing_to_wait_for() -> None:
 
 
 @pytest.mark.parametrize("exchange", [sum_over_ranks, from_main_rank, any_rank])
-def test_a_rank_that_another_has_left_lets_that_one_say_why(
+def test_rank_left_by_another_waits_for_its_error(
     exchange: Callable[[torch.Tensor], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def lost(*_: object) -> None:
@@ -88,26 +88,26 @@ def test_a_rank_that_another_has_left_lets_that_one_say_why(
     [(None, True), (SystemExit(75), True), (ValueError(), False), (KeyboardInterrupt(), False)],
     ids=["done", "asked", "failed", "interrupted"],
 )
-def test_a_rank_that_fails_does_not_wait_for_what_others_never_send(
+def test_process_group_is_aborted_only_after_an_error(
     error: BaseException | None, waits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    left = list[str]()
+    calls = list[str]()
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setattr(ranks, "_join", lambda device: None)
-    monkeypatch.setattr(ranks.dist, "destroy_process_group", lambda: left.append("waited"))
-    monkeypatch.setattr(ranks, "abort_process_group", lambda: left.append("aborted"))
+    monkeypatch.setattr(ranks.dist, "destroy_process_group", lambda: calls.append("waited"))
+    monkeypatch.setattr(ranks, "abort_process_group", lambda: calls.append("aborted"))
     expected = nullcontext() if error is None else pytest.raises(type(error))
     with expected, process_group(torch.device("cuda", 0)):
         if error is not None:
             raise error
-    assert left == ["waited" if waits else "aborted"]
+    assert calls == ["waited" if waits else "aborted"]
 
 
 @pytest.mark.ddp
-def test_two_ranks_wait_fail_share_and_add(tmp_path: Path) -> None:
+def test_two_ranks_wait_fail_gather_and_sum(tmp_path: Path) -> None:
     done = processes.run(["-c", TWO_RANKS, tmp_path], ranks=2)
     assert done.returncode == 0, done.stderr
-    both = {
+    common = {
         "found": True,
         "ranks": [[0, 2], [1, 2]],
         "sum": [3.0, 20.0],
@@ -115,5 +115,5 @@ def test_two_ranks_wait_fail_share_and_add(tmp_path: Path) -> None:
         "threads": [],
     }
     first, second = (json.loads((tmp_path / f"{me}.json").read_text()) for me in (0, 1))
-    assert first == {**both, "left": "with its error"}
-    assert second == {**both, "left": 1}  # in silence, with the code of the first
+    assert first == {**common, "left": "with its error"}
+    assert second == {**common, "left": 1}  # in silence, with the code of the first

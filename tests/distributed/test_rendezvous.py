@@ -1,4 +1,4 @@
-"""Processes that do not find one another say so; those that did wait as long as it takes."""
+"""An incomplete rendezvous ends with an error; afterwards ranks wait as long as it takes."""
 
 import socket
 from collections.abc import Callable, Iterator
@@ -23,28 +23,26 @@ def main():
 run_main(main)
 """
 
-Come = Callable[..., Process]
+Start = Callable[..., Process]
 
 
 @pytest.fixture
-def come() -> Iterator[Come]:
-    """Let a process come to the meeting; whoever is still there at the end is killed."""
+def start() -> Iterator[Start]:
+    """Start a process that joins the rendezvous; kill it at the end."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     with ExitStack() as stack:
 
-        def come(*, patience: float = 1, **place: str) -> Process:
-            here = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-            here["LOCAL_RANK"] = (
-                "0"  # a node for each: the others of a node let its first one speak
-            )
-            here["SBKIT_RENDEZVOUS_SECONDS"] = str(patience)
-            process = Process(["-c", JOIN], **{**here, **place})
+        def start(*, seconds: float = 1, **variables: str) -> Process:
+            common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            # One node each: only the first process of a node prints errors.
+            common |= {"LOCAL_RANK": "0", "SBKIT_RENDEZVOUS_SECONDS": str(seconds)}
+            process = Process(["-c", JOIN], **{**common, **variables})
             stack.callback(process.kill)
             return process
 
-        yield come
+        yield start
 
 
 @pytest.mark.slow
@@ -58,10 +56,10 @@ def come() -> Iterator[Come]:
     ],
     ids=str,
 )
-def test_a_rendezvous_that_never_completes_ends_in_a_sentence(
-    place: dict[str, str], words: list[str], come: Come
+def test_incomplete_rendezvous_is_one_sentence(
+    place: dict[str, str], words: list[str], start: Start
 ) -> None:
-    process = come(**place)
+    process = start(**place)
     _, error = process.communicate(timeout=240)
     assert process.returncode == BAD_INPUT, error
     assert "Traceback" not in error
@@ -70,8 +68,8 @@ def test_a_rendezvous_that_never_completes_ends_in_a_sentence(
 
 @pytest.mark.slow
 @pytest.mark.ddp
-def test_ranks_that_are_together_have_more_patience(come: Come) -> None:
-    ranks = [come(patience=6, RANK=str(rank), LATE=str(7 * rank)) for rank in (0, 1)]
+def test_ranks_wait_longer_after_the_rendezvous(start: Start) -> None:
+    ranks = [start(seconds=6, RANK=str(rank), LATE=str(7 * rank)) for rank in (0, 1)]
     for process in ranks:
         _, error = process.communicate(timeout=240)
         assert process.returncode == 0, error

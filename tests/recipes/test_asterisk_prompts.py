@@ -1,4 +1,4 @@
-"""The default corpus: made of tiny packages that are built here, and once of the real ones."""
+"""The default corpus, from tiny packages that are built here, and from the real ones."""
 
 import gzip
 import os
@@ -11,7 +11,13 @@ import numpy as np
 import pytest
 import soundfile
 
-from recipes.AsteriskPrompts.corpus import Prompt, prepare_prompts, read_prompts, write_release
+from recipes.AsteriskPrompts.corpus import (
+    Prompt,
+    prepare_prompts,
+    read_prompts,
+    spell_digits,
+    write_release,
+)
 from sbkit.base.errors import SbkitError
 from sbkit.data.debian_release import choose_split
 from sbkit.data.manifest import Clip
@@ -73,7 +79,7 @@ def release(tmp_path: Path) -> Path:
     return folder
 
 
-def test_speech_is_kept_and_noises_are_not(release: Path) -> None:
+def test_write_release_keeps_speech_only(release: Path) -> None:
     sentences = {id: clip.sentence for id, clip in all_clips(release).items()}
     assert sentences == {
         "hello": "Hello, World.",
@@ -84,7 +90,7 @@ def test_speech_is_kept_and_noises_are_not(release: Path) -> None:
     }
 
 
-def test_clips_are_sixteen_kilohertz_flac(release: Path) -> None:
+def test_prompts_become_flac_at_16_khz(release: Path) -> None:
     for clip in all_clips(release).values():
         samples, rate = soundfile.read(clip.path, dtype="int16")
         assert (clip.path.suffix, rate, len(samples)) == (".flac", 16_000, 8000)
@@ -95,7 +101,7 @@ def test_clips_are_sixteen_kilohertz_flac(release: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "split"), [("activated", "test"), ("call forwarding", "dev"), ("added", "train")]
 )
-def test_the_split_of_a_text_never_changes(text: str, split: str) -> None:
+def test_choose_split_is_stable(text: str, split: str) -> None:
     assert choose_split(text) == split
 
 
@@ -110,7 +116,7 @@ def test_the_split_of_a_text_never_changes(text: str, split: str) -> None:
         ),
     ],
 )
-def test_prompts_are_read_from_text(content: bytes, expected: list[Prompt]) -> None:
+def test_read_prompts_parses_the_list(content: bytes, expected: list[Prompt]) -> None:
     assert list(read_prompts(content)) == expected
 
 
@@ -157,9 +163,7 @@ def test_packages_are_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert download.endswith("download asterisk-core-sounds-en asterisk-core-sounds-en-g722")
 
 
-def test_a_failed_download_is_told_in_apts_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_download_quotes_apt_get(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = (
         "case $* in *update*) echo 'W: Failed to fetch http://x  No route' >&2 ;;"
         " *) echo 'E: Unable to locate package' >&2; exit 100 ;; esac"
@@ -171,7 +175,7 @@ def test_a_failed_download_is_told_in_apts_words(
     assert not (tmp_path / "cache").exists()
 
 
-def test_the_real_english_prompts(asterisk_english: Path) -> None:
+def test_english_prompts_are_normalized_speech(asterisk_english: Path) -> None:
     clips = all_clips(asterisk_english)
     assert len(clips) > 500
     for clip in clips.values():
@@ -180,3 +184,28 @@ def test_the_real_english_prompts(asterisk_english: Path) -> None:
         assert normalize(text, "en") == text
         assert not any(char.isdigit() for char in text)
     assert clips["vm-Cust1"].sentence == "folder five"
+
+
+CASES = [
+    ("en", "press 1", "press one"),
+    ("en", "Press 0, or 10.", "Press zero, or ten."),
+    ("en", "dial 500 now", "dial five hundred now"),
+    ("en", "101 times", "one hundred and one times"),
+    ("en", "extension 1234", "extension twelve thirty-four"),
+    ("en", "dial 8500", "dial eighty-five hundred"),
+    ("en", "agent 007", "agent zero zero seven"),
+    ("en", "28.8 kilobit", "twenty-eight point eight kilobit"),
+    ("en", "the 3rd and 21st", "the third and twenty-first"),
+    ("en", "H.323", "H three two three"),
+    ("en", "IAX2 3D", "IAX two three D"),
+    ("en", "press * or #", "press star or pound"),
+    ("es", "marque 1", "marque uno"),
+    ("fr", "appuyez sur 21 #", "appuyez sur vingt et un dièse"),
+    ("it", "premere 8", "premere otto"),
+    ("ru", "нажмите 2", "нажмите два"),
+]
+
+
+@pytest.mark.parametrize(("language", "text", "expected"), CASES)
+def test_spell_digits(language: str, text: str, expected: str) -> None:
+    assert spell_digits(text, language) == expected

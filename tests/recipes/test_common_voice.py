@@ -1,6 +1,7 @@
-"""Release folders, sound and damaged, prepared from end to end."""
+"""Common Voice releases of every version, intact and damaged."""
 
 import os
+import tarfile
 from pathlib import Path
 from unittest.mock import patch
 
@@ -9,8 +10,9 @@ import pytest
 import soundfile
 
 from recipes.asr.data import leave_out_impossible
-from recipes.prepare import prepare_audio, prepare_transcripts
+from recipes.prepare import corpus_of, prepare_audio, prepare_transcripts
 from sbkit.base.errors import SbkitError
+from sbkit.data import release as common_voice
 from sbkit.data.manifest import Excluded
 from sbkit.data.shard import read_rows
 from sbkit.data.splits import Splits, within_limits, write_excluded
@@ -44,7 +46,7 @@ def prepare(*, data_folder: object, language: object, cache_folder: Path) -> Spl
 
 
 def write_clip(file: Path, signal: np.ndarray, rate: int) -> None:
-    """Write audio; soundfile knows opus as a kind of ogg."""
+    """Write audio; for soundfile, opus is a subtype of ogg."""
     opus = file.suffix == ".opus"
     soundfile.write(
         file, signal, rate, format="OGG" if opus else None, subtype="OPUS" * opus or None
@@ -67,7 +69,7 @@ def set_sentence(folder: Path, split: str, row: int, sentence: str) -> None:
     ("kind", "rate"),
     [("mp3", 48_000), ("flac", 16_000), ("wav", 8_000), ("opus", 48_000)],
 )
-def test_a_release_of_any_kind_becomes_stores(tmp_path: Path, kind: str, rate: int) -> None:
+def test_release_of_any_audio_format_is_prepared(tmp_path: Path, kind: str, rate: int) -> None:
     release = make_release(tmp_path / "en", kind=kind, rate=rate)
     prepared = prepare(data_folder=release, language="en", cache_folder=tmp_path / "cache")
     assert list(prepared.named()) == list(SPLITS)
@@ -81,7 +83,7 @@ def test_a_release_of_any_kind_becomes_stores(tmp_path: Path, kind: str, rate: i
             assert row["samples"] == pytest.approx(1600 * (n + 1), abs=2400 if kind == "mp3" else 1)
 
 
-def test_an_empty_transcript_is_left_out_of_training_only(tmp_path: Path) -> None:
+def test_empty_transcripts_are_excluded_from_training_only(tmp_path: Path) -> None:
     release = make_release(tmp_path / "en")
     for split in SPLITS:
         set_sentence(release, split, 1, "…")
@@ -92,7 +94,7 @@ def test_an_empty_transcript_is_left_out_of_training_only(tmp_path: Path) -> Non
     assert prepared.named()["dev"][1]["text"] == ""
 
 
-def test_where_nothing_is_left_to_train_on_the_reason_is_said(tmp_path: Path) -> None:
+def test_empty_training_set_is_refused_with_the_reason(tmp_path: Path) -> None:
     release = make_release(tmp_path / "en", count=2)
     (release / "train.tsv").rename(release / "validated.tsv")
     for row in range(2):
@@ -103,26 +105,28 @@ def test_where_nothing_is_left_to_train_on_the_reason_is_said(tmp_path: Path) ->
         prepare_transcripts(knobs)
 
 
-def test_a_release_without_clips_is_refused(tmp_path: Path) -> None:
+def test_release_without_clips_is_refused(tmp_path: Path) -> None:
     release = make_release(tmp_path / "en")
     (release / "clips").rename(tmp_path / "moved")
     with pytest.raises(SbkitError, match=r"has no clips/\. Pass --data_folder"):
         prepare(data_folder=release, language="en", cache_folder=tmp_path / "cache")
 
 
-def test_training_is_limited_by_length() -> None:
+def test_within_limits_excludes_by_length() -> None:
     seconds = [0.2, 0.3, 5.0, 15.0, 15.01]
     rows = (Utterance(f"{s}", "a", "A", "", round(16_000 * s), b"") for s in seconds)
     dataset = make_store(rows)
-    kept, _, left_out = within_limits(dataset, min_seconds=0.3, max_seconds=15, sample_rate=16_000)
-    assert kept["id"][:] == ["0.3", "5.0", "15.0"]
+    inside, _, left_out = within_limits(
+        dataset, min_seconds=0.3, max_seconds=15, sample_rate=16_000
+    )
+    assert inside["id"][:] == ["0.3", "5.0", "15.0"]
     assert left_out == [
         Excluded("0.2", "shorter than 0.3 s", "0.20 s", "train"),
         Excluded("15.01", "longer than 15 s", "15.01 s", "train"),
     ]
 
 
-def test_what_ctc_cannot_align_is_left_out_of_training_only(tmp_path: Path) -> None:
+def test_utterances_too_short_for_ctc_are_excluded_from_training_only(tmp_path: Path) -> None:
     rows = [Utterance(text, text, text, "", 3_200, b"") for text in ("abcd", "abcde", "aabbc")]
     train, dev, test = (make_store(rows) for _ in range(3))
     splits = Splits(train, {"dev": dev}, {"test": test})
@@ -130,18 +134,18 @@ def test_what_ctc_cannot_align_is_left_out_of_training_only(tmp_path: Path) -> N
         model_file=tmp_path / "tokenizer", kind="char", vocab_size=None, texts=lambda: ["abcde"]
     )
     five = Subsampling(stride=640, offset=240)  # frames of 0.2 s; four of it at 1.1 of its speed
-    left = leave_out_impossible(splits, tokenizer, five, speeds=[0.9, 1.0])
-    assert left.train["id"][:] == ["abcd", "abcde"]
-    left = leave_out_impossible(splits, tokenizer, five, speeds=[0.9, 1.0, 1.1])
-    assert left.train["id"][:] == ["abcd"]
-    assert left.excluded == [
+    result = leave_out_impossible(splits, tokenizer, five, speeds=[0.9, 1.0])
+    assert result.train["id"][:] == ["abcd", "abcde"]
+    result = leave_out_impossible(splits, tokenizer, five, speeds=[0.9, 1.0, 1.1])
+    assert result.train["id"][:] == ["abcd"]
+    assert result.excluded == [
         Excluded("abcde", "too short for its transcript", "4 frames, 5 needed", "train"),
         Excluded("aabbc", "too short for its transcript", "4 frames, 7 needed", "train"),
     ]
-    assert (left.valid, left.test) == (splits.valid, splits.test)
+    assert (result.valid, result.test) == (splits.valid, splits.test)
 
 
-def test_what_is_left_out_is_listed(tmp_path: Path) -> None:
+def test_write_excluded_writes_a_tsv(tmp_path: Path) -> None:
     left_out = [
         Excluded("a", "empty transcript", '"…"\tand\nmore', "train"),
         Excluded("b", "empty transcript", "", "train"),
@@ -158,7 +162,7 @@ def test_what_is_left_out_is_listed(tmp_path: Path) -> None:
     assert list(file.parent.iterdir()) == [file]
 
 
-def test_the_default_corpus_is_whole(asterisk_english: Path, tmp_path: Path) -> None:
+def test_default_corpus_is_complete(asterisk_english: Path, tmp_path: Path) -> None:
     prepared = prepare(data_folder=asterisk_english, language="en", cache_folder=tmp_path)
     assert prepared.excluded == []
     texts = {}
@@ -170,10 +174,84 @@ def test_the_default_corpus_is_whole(asterisk_english: Path, tmp_path: Path) -> 
     assert set("".join(map("".join, texts.values()))) == set("abcdefghijklmnopqrstuvwxyz' ")
 
 
-def test_two_languages_cannot_be_one_folder(tmp_path: Path) -> None:
+def test_two_languages_need_two_releases(tmp_path: Path) -> None:
     release = make_release(tmp_path / "en")
     knobs = {"data_folder": release, "language": ["en", "fr"], "sample_rate": 16_000}
     with pytest.raises(SbkitError, match="names en, fr, but .* is the release of one language"):
         prepare_audio({**knobs, "min_seconds": 0.0, "max_seconds": 1000.0})
     with pytest.raises(SbkitError, match="must be the tag of a known language"):
         prepare(data_folder=release, language=["en", "fr"], cache_folder=tmp_path / "cache")
+
+
+VOTES = "up_votes\tdown_votes\tage\tgender"
+HEADERS = {  # of train.tsv, by the version that brought them
+    "1": f"client_id\tpath\tsentence\t{VOTES}\taccent",
+    "5": f"client_id\tpath\tsentence\t{VOTES}\taccent\tlocale\tsegment",
+    "7": f"client_id\tpath\tsentence\t{VOTES}\taccents\tlocale\tsegment",
+    "22": "client_id\tpath\tsentence_id\tsentence\tsentence_domain\t"
+    f"{VOTES}\taccents\tvariant\tlocale\tsegment",
+}
+MORE = ("validated", "invalidated", "other")  # tables of clips beside the splits
+
+
+def release_of(folder: Path, version: str, *, splits: tuple[str, ...]) -> Path:
+    """Make a small release of a version: its columns, its files and its ways to name clips."""
+    release = make_release(folder, kind="mp3", rate=48_000)
+    names = HEADERS[version].split("\t")
+    for split in (*splits, *MORE):
+        source = split if split in ("train", "dev", "test") else "train"
+        rows = []
+        for number in range(3):
+            path = f"{source}{number}" + (".mp3" if version != "1" else "")
+            values = {
+                "client_id": f"{number:04x}",
+                "path": path,
+                "sentence": f'"Clip" number {number}!',
+                "sentence_id": f"{number:064x}",
+                "up_votes": "2",
+                "down_votes": "0",
+                "locale": "en",
+            }
+            rows.append("\t".join(values.get(name, "") for name in names))
+        write_tsv(release, split, [HEADERS[version], *rows])
+    return release
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["folder", "archive"])
+@pytest.mark.parametrize("version", HEADERS)
+def test_release_of_any_version_is_read(
+    version: str, packed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / "cache"))
+    top = tmp_path / f"cv-corpus-{version}.0"
+    release_of(top / "en", version, splits=("train", "dev", "test"))
+    knobs = {"data_folder": top, "language": "en", "splits": None}
+    if packed:
+        knobs["data_folder"] = tmp_path / f"cv-corpus-{version}.0-en.tar.gz"
+        with tarfile.open(knobs["data_folder"], "w:gz") as tar:
+            tar.add(top, top.name)
+    assert common_voice.recognizes(top)
+    corpus = corpus_of(knobs)
+    assert corpus.splits(knobs) == common_voice.ROLES
+    for split in ("train", "dev", "test"):
+        manifest = corpus.read(knobs, split)
+        assert list(manifest.excluded) == []
+        assert [clip.id for clip in manifest] == [f"{split}{number}" for number in range(3)]
+        for number, clip in enumerate(manifest):
+            assert clip.path.is_file()
+            assert clip.sentence == f'"Clip" number {number}!'
+            columns = set(HEADERS[version].split("\t")) - {"path", "sentence", "client_id"}
+            assert columns | {"speaker", "language"} == {*clip.columns} | {"language"}
+            assert clip.columns["speaker"] == f"{number:04x}"
+
+
+def test_delta_release_needs_named_splits(tmp_path: Path) -> None:
+    release = release_of(tmp_path / "cv-corpus-15.0-delta-2023-09-08" / "en", "22", splits=())
+    for split in ("train", "dev", "test"):
+        (release / f"{split}.tsv").unlink()
+    knobs = {"data_folder": release.parent, "language": "en", "splits": None}
+    missing = r"has no train\.tsv, dev\.tsv, test\.tsv.*among .*invalidated, other, .*--splits"
+    with pytest.raises(SbkitError, match=missing):
+        common_voice.splits(knobs)
+    with pytest.raises(SbkitError, match=r"'test', which is not a split .*, or \[\] for none"):
+        common_voice.splits(knobs | {"splits": {"train": "validated", "valid": "other"}})

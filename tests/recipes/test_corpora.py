@@ -1,4 +1,4 @@
-"""Which corpus a run gets, and manifests of the user's own."""
+"""The choice of the corpus, and manifests that a user names."""
 
 import io
 import json
@@ -28,14 +28,14 @@ from sbkit.data.manifest import Clip, Excluded, Manifest
 ROOT = Path(__file__).parents[2]
 
 
-def test_no_corpus_imports_another() -> None:
+def test_corpora_do_not_import_each_other() -> None:
     corpora = {file.parent.name for file in (ROOT / "recipes").glob("*/corpus.py")}
     for file in (ROOT / "recipes").glob("*/*.py"):
         named = set(re.findall(r"from recipes\.(\w+)", file.read_text()))
         assert not named & corpora - {file.parent.name}, file
 
 
-def test_the_knobs_choose_the_corpus(tmp_path: Path) -> None:
+def test_corpus_of_follows_the_knobs(tmp_path: Path) -> None:
     assert corpus_of({"data_folder": None}) is asterisk_prompts
     assert corpus_of({"data_folder": None, "manifest": {"train": "a.csv"}}) is own_data
     name = "sbkit.data.release"
@@ -56,7 +56,7 @@ def test_the_knobs_choose_the_corpus(tmp_path: Path) -> None:
         ({"corpus": "json"}, "has no function splits and no read"),
     ],
 )
-def test_what_leads_to_no_corpus_is_refused(
+def test_corpus_of_refuses_unknown_data(
     tmp_path: Path, knobs: dict[str, object], words: str
 ) -> None:
     folder = knobs.get("data_folder")
@@ -66,23 +66,22 @@ def test_what_leads_to_no_corpus_is_refused(
         corpus_of(knobs)
 
 
-def test_a_card_names_the_corpus_and_its_licence() -> None:
-    """An own one says both by its function `about`; else the data's folder names it."""
-    several = describe_corpus(asterisk_prompts, {"language": ["en", "es", "ru"]})
-    assert several == {"name": "Asterisk prompts", "license": "CC-BY-SA-3.0 and CC-BY-3.0"}
+def test_describe_corpus_returns_name_and_license() -> None:
+    corpus = describe_corpus(asterisk_prompts, {"language": ["en", "es", "ru"]})
+    assert corpus == {"name": "Asterisk prompts", "license": "CC-BY-SA-3.0 and CC-BY-3.0"}
     own: Any = SimpleNamespace(about=lambda knobs: {"name": "mine", "license": "mit"})
     assert describe_corpus(UserCorpus(own), {"corpus": "my.corpus"})["name"] == "mine"
     for knobs, name in (({"data_folder": "/data/cv-fr/"}, "cv-fr"), ({}, None)):
         assert describe_corpus(common_voice, knobs) == {"name": name, "license": None}
 
 
-def test_the_knob_splits_applies_to_a_corpus_of_ones_own() -> None:
+def test_knob_splits_applies_to_a_user_corpus() -> None:
     module: Any = SimpleNamespace(splits=lambda _: {"train": ("a", "b"), "valid": ("dev",)})
     splits = UserCorpus(module).splits({"splits": {"train": "a", "test": "b"}})
     assert splits == {"train": ("a",), "valid": ("dev",), "test": ("b",)}
 
 
-def test_the_default_corpus_has_the_columns_of_its_release(asterisk_english: Path) -> None:
+def test_default_corpus_has_the_columns_of_its_release(asterisk_english: Path) -> None:
     knobs = {"data_folder": None, "language": "en"}
     assert asterisk_prompts.splits(knobs)["valid"] == ("dev",)
     clip = asterisk_prompts.read(knobs, "dev")[0]
@@ -92,7 +91,7 @@ def test_the_default_corpus_has_the_columns_of_its_release(asterisk_english: Pat
 
 
 def read(file: Path, content: str, **knobs: object) -> Manifest:
-    """Write one manifest and read it by the corpus of own data."""
+    """Write one manifest and read it as OwnData."""
     file.write_text(content, encoding="utf-8")
     all_knobs = {"manifest": {"train": str(file)}, "language": "en", **knobs}
     return corpus_of(all_knobs).read(all_knobs, "train")
@@ -112,13 +111,13 @@ TABLES = {
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_a_table_of_any_kind_is_read(tmp_path: Path, name: str) -> None:
+def test_tables_of_every_form_are_read(tmp_path: Path, name: str) -> None:
     content, knobs = TABLES[name]
     (clip,) = read(tmp_path / name, content, **knobs)
     assert clip == Clip("a", tmp_path / "a.wav", "hi", {"speaker": "ann", "language": "en"})
 
 
-def test_nemos_manifest_is_read_and_its_segments_are_excluded(tmp_path: Path) -> None:
+def test_nemo_manifest_is_read_without_its_segments(tmp_path: Path) -> None:
     lines = [NEMO, NEMO | {"offset": 3.5}, [1], NEMO | {"audio_filepath": "https://x/a.wav"}]
     manifest = read(tmp_path / "a.json", "\n".join(map(json.dumps, lines)))
     assert manifest[0].columns == {
@@ -131,7 +130,7 @@ def test_nemos_manifest_is_read_and_its_segments_are_excluded(tmp_path: Path) ->
     }
 
 
-def test_data_without_transcripts_is_read(tmp_path: Path) -> None:
+def test_text_column_false_reads_a_table_without_transcripts(tmp_path: Path) -> None:
     content = "path,Transcript,language\na.wav,,de\n"
     (clip,) = read(tmp_path / "a.csv", content, text_column=False)
     assert clip.columns == {"Transcript": "", "language": "de"}
@@ -150,7 +149,7 @@ def test_data_without_transcripts_is_read(tmp_path: Path) -> None:
         ("[{}]", {}, "one object on each line, but line 1 is not"),
     ],
 )
-def test_a_table_without_its_columns_is_refused(
+def test_table_without_its_columns_is_refused(
     tmp_path: Path, content: str, knobs: dict[str, object], words: str
 ) -> None:
     with pytest.raises(SbkitError, match=words):
@@ -164,7 +163,7 @@ def kaldi(folder: Path, **files: str) -> Mapping[str, object]:
     return {"manifest": {"train": str(folder)}, "language": "en"}
 
 
-def test_a_folder_of_kaldi_is_read(tmp_path: Path) -> None:
+def test_kaldi_folder_is_read(tmp_path: Path) -> None:
     wav = "u1 /x/a.flac\nu2 b.flac\nu3 c.flac\n"
     text, english = "u1 hello there\nu2 yes\nu4 no\n", {"language": "en"}
     knobs = kaldi(
@@ -189,7 +188,7 @@ def test_a_folder_of_kaldi_is_read(tmp_path: Path) -> None:
         ({"wav": "u1 a.wav", "text": "u1 hi", "segments": "s u1 0 1"}, "by the file segments"),
     ],
 )
-def test_a_folder_of_kaldi_that_cannot_be_read_is_refused(
+def test_unreadable_kaldi_folder_is_refused(
     tmp_path: Path, files: dict[str, str], words: str
 ) -> None:
     knobs = kaldi(tmp_path / "k", **files)
@@ -198,7 +197,7 @@ def test_a_folder_of_kaldi_that_cannot_be_read_is_refused(
 
 
 @pytest.mark.parametrize("source", ["saved", "rows.parquet"])
-def test_classes_of_a_dataset_have_their_names(source: str, tmp_path: Path) -> None:
+def test_class_labels_of_a_dataset_become_names(source: str, tmp_path: Path) -> None:
     kind = datasets.ClassLabel(names=["female", "male"])
     rows = {"path": ["a.wav", "b.wav", "c.wav"], "text": ["a", "b", "c"], "gender": [1, 0, -1]}
     dataset = datasets.Dataset.from_dict(rows).cast_column("gender", kind)
@@ -216,7 +215,7 @@ def encoded(kind: str, samples: npt.NDArray[np.int16]) -> bytes:
 
 
 @pytest.mark.parametrize("parquet", [False, True])
-def test_a_dataset_that_holds_its_audio_is_read(
+def test_dataset_with_embedded_audio_is_read(
     parquet: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / "cache"))
@@ -250,7 +249,7 @@ def test_a_dataset_that_holds_its_audio_is_read(
     assert not first[0].path.exists()
 
 
-def test_the_mapping_names_splits_and_roles(tmp_path: Path) -> None:
+def test_manifest_mapping_names_splits_and_roles(tmp_path: Path) -> None:
     for name in ("a.csv", "b.csv"):
         (tmp_path / name).write_text(f"path,text\n{name}.wav,hi\n")
     a, b = str(tmp_path / "a.csv"), str(tmp_path / "b.csv")
@@ -275,12 +274,12 @@ def test_the_mapping_names_splits_and_roles(tmp_path: Path) -> None:
         ({"train": [], "dev": "b"}, "must be a file or a list of files"),
     ],
 )
-def test_a_mapping_that_cannot_be_is_refused(manifest: object, words: str) -> None:
+def test_malformed_manifest_mapping_is_refused(manifest: object, words: str) -> None:
     with pytest.raises(SbkitError, match=words):
         own_data.splits({"manifest": manifest, "language": "en"})
 
 
-def test_releases_of_several_languages_are_one_corpus(tmp_path: Path) -> None:
+def test_releases_of_two_languages_are_one_corpus(tmp_path: Path) -> None:
     for language in ("en", "es"):
         (tmp_path / language / "clips").mkdir(parents=True)
         for split in ("train", "dev", "test", "validated"):

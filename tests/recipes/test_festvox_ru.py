@@ -1,4 +1,4 @@
-"""The Russian voice: words get the times of their phones, and a release is made of a package."""
+"""The Russian voice: word times from phones, and a release from a package."""
 
 import re
 import sys
@@ -54,7 +54,7 @@ def make_package(root: Path, text: str = TEXT, phones: dict[str, str] = LABELS) 
 
 
 def make_voice(root: Path) -> Path:
-    """Make a package of thirty sentences of two words, sounds as the letters say."""
+    """Make a package of thirty sentences of two words, with phones after their letters."""
     words = ["дом", "рад", "она", "его", "лист", "вода"]
     texts = [f"{one} {two}" for one in words for two in words if one != two]
     lines = (f'( ru_{n:04} "{text}" )\n' for n, text in enumerate(texts))
@@ -77,55 +77,57 @@ SPOKEN = [
 
 
 @pytest.mark.parametrize(("words", "phones", "expected"), SPOKEN)
-def test_words_get_their_phones(words: str, phones: str, expected: list[str]) -> None:
-    counts = np.cumsum([0, *(len(each.split()) for each in expected)])
+def test_time_words_finds_the_phones_of_each_word(
+    words: str, phones: str, expected: list[str]
+) -> None:
+    counts = np.cumsum([0, *(len(word_phones.split()) for word_phones in expected)])
     spoken = [Phone(name, 2.0 * at, 2.0 * at + 2) for at, name in enumerate(phones.split())]
     times = time_words(words.split(), spoken)
     assert times == [(2.0 * a, 2.0 * b) for a, b in zip(counts, counts[1:], strict=False)]
 
 
-def test_pauses_belong_to_no_word() -> None:
+def test_time_words_skips_pauses() -> None:
     spoken = read_labels(labels("d aa pau pau n e tt", seconds=0.5))
     assert time_words(["да", "нет"], spoken) == [(0.5, 1.5), (2.5, 4.0)]
 
 
-def test_phones_of_another_sentence_are_refused() -> None:
+def test_time_words_refuses_phones_of_another_sentence() -> None:
     spoken = read_labels(labels("k ay rr ae s p a n dd ee n t"))
     with pytest.raises(SbkitError, match="'она читала' do not match its words"):
         time_words(["она", "читала"], spoken)
 
 
 @pytest.mark.parametrize("line", ["0.5 125", "0.05 125 a"])
-def test_a_line_that_is_no_label_is_refused(line: str) -> None:
+def test_read_labels_refuses_a_malformed_line(line: str) -> None:
     with pytest.raises(SbkitError, match="should be a rising time, a number and a phone"):
         read_labels(f"#\n0.10000 125 pau\n{line}\n")
 
 
-def test_stress_marks_and_quotation_marks_are_undone() -> None:
+def test_read_sentences_removes_stress_marks_and_escapes() -> None:
     assert list(read_sentences(TEXT)) == [
         Sentence("ru_0001", "Снова, он здесь."),
         Sentence("ru_0002", '"Я рад", - сказал он.'),
     ]
 
 
-def test_a_release_has_the_times_of_words(tmp_path: Path) -> None:
+def test_write_release_adds_word_times(tmp_path: Path) -> None:
     (tmp_path / "release").mkdir()
     write_release(make_package(tmp_path / "root"), tmp_path / "release")
     manifest = read_release(tmp_path / "release" / "validated.tsv", TableOptions(language="ru"))
     assert manifest.excluded == ()
-    found = {clip.id: clip for clip in manifest}
-    times = {name: clip.columns["word_times"] for name, clip in found.items()}
+    clips = {clip.id: clip for clip in manifest}
+    times = {name: clip.columns["word_times"] for name, clip in clips.items()}
     assert times == {
         "ru_0001": "0.100-0.600 0.700-0.900 0.900-1.300",
         "ru_0002": "0.100-0.300 0.300-0.600 0.700-1.300 1.300-1.500",
     }
-    samples, rate = soundfile.read(found["ru_0001"].path, dtype="int16")
+    samples, rate = soundfile.read(clips["ru_0001"].path, dtype="int16")
     assert rate == 16_000
     assert len(samples) == 32_000
 
 
-def test_the_corpus_is_read_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is there is not fetched again; the knob ``language`` must be its own."""
+def test_festvox_is_read_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An existing release is not fetched again, and has one language."""
     release = tmp_path / f"festvox-ru/9-r{RELEASE_VERSION}/ru"
     release.mkdir(parents=True)
     write_release(make_package(tmp_path / "root"), release)
@@ -156,7 +158,7 @@ def train(yaml: str, *knobs: str, folder: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_it_trains_and_times_words(
+def test_festvox_recognizer_trains_and_times_words(
     release: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = train("hparams/ctc.yaml", *TINY, "--number_of_epochs=1", folder=tmp_path)
@@ -170,7 +172,7 @@ def test_it_trains_and_times_words(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("release")
-def test_a_voice_of_it_reads_cyrillic(tmp_path: Path) -> None:
+def test_festvox_voice_reads_cyrillic(tmp_path: Path) -> None:
     run = train("hparams/tts.yaml", *TINY_VOICE, folder=tmp_path)
     with as_bundle(run) as folder, Synthesizer.load(folder, device="cpu") as voice:
         assert [note for note in voice.stream("2 лист").notes if "два" in note]

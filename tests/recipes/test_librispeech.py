@@ -1,4 +1,4 @@
-"""A small folder in LibriSpeech's layout, written from the default corpus and read."""
+"""A small folder with the layout of LibriSpeech, written from the default corpus."""
 
 import shutil
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ SPLITS = ("train-clean-100", "train-other-500", "dev-clean", "test-clean", "test
 
 @pytest.fixture
 def root(tmp_path: Path, asterisk_english: Path) -> Path:
-    """Two speakers in each split, with two clips each."""
+    """Write two speakers in each split, with two clips each."""
     clips = iter(read_release(asterisk_english / "train.tsv", TableOptions(language="en")))
     for split in SPLITS:
         for speaker in ("84", "1089"):
@@ -35,11 +35,11 @@ def root(tmp_path: Path, asterisk_english: Path) -> Path:
     return tmp_path
 
 
-def knobs(folder: Path, **others: object) -> Mapping[str, object]:
-    return {"data_folder": str(folder), "language": "en", **others}
+def knobs(folder: Path, **options: object) -> Mapping[str, object]:
+    return {"data_folder": str(folder), "language": "en", **options}
 
 
-def test_the_roles_are_the_splits_that_are_there(root: Path) -> None:
+def test_librispeech_roles_are_the_existing_splits(root: Path) -> None:
     for folder in (root, root / "LibriSpeech"):
         corpus = corpus_of(knobs(folder))
         assert corpus.splits(knobs(folder)) == {
@@ -52,7 +52,7 @@ def test_the_roles_are_the_splits_that_are_there(root: Path) -> None:
 
 
 @pytest.mark.parametrize("chapter", ["84", "part/1/84/7"])
-def test_chapters_lie_at_any_depth(root: Path, chapter: str) -> None:
+def test_librispeech_chapters_are_found_at_any_depth(root: Path, chapter: str) -> None:
     split = root / "LibriSpeech" / "test-other"
     (split / "84" / "7").rename(root / "moved")
     (split / "84").rmdir()
@@ -68,7 +68,7 @@ def test_chapters_lie_at_any_depth(root: Path, chapter: str) -> None:
     assert manifest[0].columns["gender"] == "female"
 
 
-def test_clips_have_their_words_and_columns(root: Path) -> None:
+def test_librispeech_clips_have_words_and_columns(root: Path) -> None:
     manifest = corpus_of(knobs(root)).read(knobs(root), "test-other")
     assert manifest.excluded == ()
     clips = manifest
@@ -78,7 +78,7 @@ def test_clips_have_their_words_and_columns(root: Path) -> None:
     assert all(clip.path.is_file() and clip.sentence.isupper() for clip in clips)
 
 
-def test_lines_and_files_without_a_partner_are_excluded(root: Path) -> None:
+def test_librispeech_lines_and_files_without_a_partner_are_excluded(root: Path) -> None:
     chapter = root / "LibriSpeech" / "dev-clean" / "84" / "7"
     (chapter / "84-7-0000.flac").unlink()
     (chapter / "84-7-0009.wav").touch()
@@ -103,6 +103,6 @@ def test_lines_and_files_without_a_partner_are_excluded(root: Path) -> None:
         ("train", "`splits` must map train, valid, test"),
     ],
 )
-def test_splits_that_cannot_be_are_refused(root: Path, splits: object, words: str) -> None:
+def test_resolve_splits_refuses_bad_names(root: Path, splits: object, words: str) -> None:
     with pytest.raises(SbkitError, match=words):
         corpus_of(knobs(root)).splits(knobs(root, splits=splits))
