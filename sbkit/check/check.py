@@ -1,20 +1,35 @@
-"""Run every check over one planned run, and gather all that they find."""
+"""Run every check over one planned run, and gather their findings."""
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import ConfigError, SbkitError
+from sbkit.base.messages import plural
 from sbkit.check.cost import check_cost
-from sbkit.check.data import check_alignment, check_labels, check_masks, check_report, check_silence
-from sbkit.check.dependence import check_causality, check_padding
-from sbkit.check.dry_run import check_freezing, check_rate, check_shapes, check_state, check_unused
-from sbkit.check.existing_run import check_export, check_initial_weights, check_run_folder
-from sbkit.check.finding import Finding, words_of
-from sbkit.check.knobs import check_ranges, check_unread
+from sbkit.check.data import check_alignment, check_data, check_labels, check_masks, check_silence
+from sbkit.check.dry_run import (
+    check_causality,
+    check_learning_rate,
+    check_padding,
+    check_shapes,
+    check_state,
+    check_unused,
+)
 from sbkit.check.ownership import check_optimizers, check_ownership
-from sbkit.check.placement import check_placement, check_shares
-from sbkit.check.planned_run import MissingPartError, PlannedRun
+from sbkit.check.planned_run import Finding, MissingPartError, PlannedRun
+from sbkit.check.settings import (
+    check_batches,
+    check_export,
+    check_freezing,
+    check_initial_weights,
+    check_placement,
+    check_ranges,
+    check_run_folder,
+    check_unread,
+)
 from sbkit.distributed.ranks import single_rank
 from sbkit.logs.progress import shown
 from sbkit.train.run import Run
@@ -23,21 +38,21 @@ logger = logging.getLogger(__name__)
 
 Check = Callable[[PlannedRun], Iterable[Finding]]
 
-UNBUILT: tuple[Check, ...] = (check_ranges, check_placement)
+CHECKS_OF_VALUES: tuple[Check, ...] = (check_ranges, check_placement)  # nothing is built for them
 CHECKS: tuple[Check, ...] = (
-    *UNBUILT,
+    *CHECKS_OF_VALUES,
     check_ownership,
     check_optimizers,
-    check_shares,
+    check_batches,
     check_labels,
     check_alignment,
     check_masks,
     check_shapes,
     check_state,
-    check_rate,
+    check_learning_rate,
     check_causality,
     check_padding,
-    check_report,
+    check_data,
     check_silence,
     check_unused,
     check_unread,
@@ -48,37 +63,38 @@ CHECKS: tuple[Check, ...] = (
     check_export,
 )  # in the order in which their findings are reported
 
-PLACE = re.compile(r"[^\s(]+\.yaml:\d+")
-KEY = re.compile(r"`(?:--)?([\w.]+)`")
+FILE_AND_LINE = re.compile(r"[^\s(]+\.yaml:\d+")
+QUOTED_KEY = re.compile(r"`(?:--)?([\w.]+)`")
 
 
 def check_planned_run(planned: PlannedRun, checks: Iterable[Check] = CHECKS) -> list[Finding]:
-    """Return all findings, those of parts that cannot be made last, and each once.
+    """Return all findings, each once; those of parts that cannot be made come last.
 
-    With a value out of its range nothing is built: what comes of it would be reported beside it.
+    If a value is out of its range nothing is built: the consequences would be reported beside it.
     """
-    found = list(check_ranges(planned))
-    if not found:
+    is_in_range = not any(check_ranges(planned))
+    if is_in_range:
         planned.take_steps()
-    chosen = [each for each in checks if each in UNBUILT or not found]
-    found = []
+    chosen = [check for check in checks if is_in_range or check in CHECKS_OF_VALUES]
+    findings: list[Finding] = []
     with shown("checking the run", len(chosen)) as advance:
         for check in chosen:
-            found += _run(check, planned)
+            findings += _run(check, planned)
             advance(1)
-    stopping = {finding.where for finding in found if finding.stops}
-    faults = [
-        from_error(error, name, planned)
+    stopping = {finding.where for finding in findings if finding.stops}
+    findings += [
+        _from_error(error, name, planned)
         for name, error in planned.faults.items()
         if stopping.isdisjoint(_places(error, planned))
     ]
-    return list({(each.declared, each.effect): each for each in [*found, *faults]}.values())
+    return list({finding.problem: finding for finding in findings}.values())
 
 
 def check_before_training(run: Run) -> None:
-    """Check a run before its first step: print the notes, refuse to start over an error.
+    """Check a run before its first step: log the notes, refuse to start over an error.
 
-    Raises SbkitError for an error.
+    Raises:
+        ConfigError: there is an error.
     """
     with (
         single_rank(),
@@ -87,46 +103,55 @@ def check_before_training(run: Run) -> None:
         findings = check_planned_run(planned)
     stopping = [finding for finding in findings if finding.stops]
     if len(stopping) == 1:
-        raise SbkitError(stopping[0].as_sentence())
+        raise ConfigError(stopping[0].as_sentence())
     for finding in stopping:
-        logger.error(finding)
+        print(finding, file=sys.stderr)
     if stopping:
-        raise SbkitError(
-            f"A run must start without errors, but `sbkit check` found {len(stopping)}, printed "
-            "above. Fix them, or pass --check=False."
+        raise ConfigError(
+            f"`sbkit check` found {len(stopping)} errors, printed above. Fix them, or pass "
+            "--check=False."
         )
     for finding in findings:
         logger.info(f"note: {finding.as_sentence()}")
 
 
+def summary(findings: Sequence[Finding]) -> str:
+    """Count findings by severity: "2 errors and 1 note"."""
+    severities = [finding.severity for finding in findings]
+    counts = {word: severities.count(word) for word in ("error", "note")}
+    parts = [plural(count, word) for word, count in counts.items() if count]
+    return " and ".join(parts) or "Nothing found."
+
+
 def _run(check: Check, planned: PlannedRun) -> Iterator[Finding]:
-    """Run a check; one that raises is a finding itself, since it did not complete."""
+    """Run a check. If it raises, that is a finding too: the check did not complete."""
     name = check.__name__.removeprefix("check_")
     try:
-        yield from check(planned)
+        for finding in check(planned):
+            yield replace(finding, check=name)
     except MissingPartError:
         return
     except SbkitError as error:
-        yield from_error(error, name, planned)
+        yield _from_error(error, name, planned)
     except Exception as error:
-        yield planned.finding(
-            name,
-            declared=f"the check `{name}` must run to its end",
-            effect=f"it did not complete ({type(error).__name__}: {error})",
+        yield Finding(
+            check=name,
+            where=planned.place(),
+            problem=f"The check `{name}` did not complete ({type(error).__name__}: {error})",
             fix="Correct the part that the error names; if it is sound, report a bug of sbkit.",
             stops=False,
         )
 
 
-def from_error(error: SbkitError, check: str, planned: PlannedRun) -> Finding:
-    """Make a finding of an error's sentence, at the place or the key that it names."""
-    sentence = str(error).replace(str(planned.folder), str(planned.run_folder))
-    place, keys = PLACE.search(sentence), _places(error, planned)
+def _from_error(error: SbkitError, check: str, planned: PlannedRun) -> Finding:
+    """Make a finding of an error, at the place or the key that it names."""
+    message = str(error).replace(str(planned.folder), str(planned.run_folder))
+    place, keys = FILE_AND_LINE.search(message), _places(error, planned)
     where = place[0] if place else next(iter(keys), planned.place())
-    return Finding(check=check, where=where, **words_of(sentence))
+    return Finding(check=check, where=where, problem=message.rstrip("."))
 
 
 def _places(error: SbkitError, planned: PlannedRun) -> list[str]:
     """Return the places of the keys that an error names."""
-    paths = [key.split(".") for key in KEY.findall(str(error))]
+    paths = [key.split(".") for key in QUOTED_KEY.findall(str(error))]
     return [planned.place(*path) for path in paths if path[0] in planned.document.root]

@@ -1,50 +1,77 @@
-"""What a run takes in memory, time and disk: its largest batch is run for real, and measured."""
+"""Memory, time and disk of a run, measured by real steps on its device.
+
+`batch_seconds: auto` is the largest batch whose step fits into memory, tried on the GPU.
+"""
 
 import gc
+import logging
+import math
 import resource
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from speechbrain import Stage
 from torch import Tensor, nn
 
 from sbkit.base.allocator import return_freed_memory
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import ConfigError, DeviceError, SbkitError
 from sbkit.base.files import nearest_existing
-from sbkit.check.dry_run import dry_run
-from sbkit.check.finding import Finding
-from sbkit.check.placement import count_processes
-from sbkit.check.planned_run import MissingPartError, PlannedRun
+from sbkit.base.units import at_speed, samples_to_seconds
+from sbkit.check.dry_run import completed_dry_run
+from sbkit.check.planned_run import Finding, MissingPartError, PlannedRun
 from sbkit.checkpoint.rng import preserve_rng
-from sbkit.checkpoint.run_config import CHECKPOINTS
-from sbkit.data.plan import MicroBatch
-from sbkit.data.sampler import TrainSampler, split_batch
+from sbkit.checkpoint.run_config import CHECKPOINTS, read_run_config
+from sbkit.config.hparams import read_knobs
+from sbkit.data.plan import Example, MicroBatch
+from sbkit.data.sampler import split_batch, to_percents
+from sbkit.data.splits import sample_counts
+from sbkit.distributed.ranks import gather_over_ranks, main_rank_first, single_rank, world_size
+from sbkit.logs.handlers import quiet
 from sbkit.train.nonfinite import explained_memory
+from sbkit.train.recipe import Recipe
+from sbkit.train.run import Run
 from sbkit.train.step import training_loss
 
-NAME = "cost"
-BESIDE_KEPT = 2  # checkpoints: the newest, and the one being written
+logger = logging.getLogger(__name__)
+
+COST = "cost"  # among a planned run's results
+EXTRA_CHECKPOINTS = 2  # beside those to average: the newest, and the one being written
 KILOBYTE = 1024
+
+AUTO, KNOB = "auto", "batch_seconds"
+PROBED_SECONDS = 3600.0  # of audio in a batch of the plan that is probed: only its data is used
+MEMORY_SHARE = 0.9  # of the free memory for a step: the allocator has gaps, others allocate
+MIN_GROWTH = 1.1  # times the largest batch that fits: a smaller step up is not tried
+CPU_SECONDS = 60  # of audio: 98 s are trained a second at 35, 104 at 60, 102 at 120, 65 at 240
+MIN_STEPS = 20  # of an epoch
+
+
+# -- the cost of a run -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
     """What one process of a run takes.
 
-    peak_bytes: on a GPU the most that torch allocated, elsewhere the most that the process held.
-    seconds_per_epoch: by the audio, as if validation took as long as training.
+    Attributes:
+        parameters, trained: of the model, and those that learn (also if frozen for a time).
+        peak_bytes: on a GPU the most that torch allocated, elsewhere the most the process held.
+        seconds_of_step: of the largest batch.
+        seconds_per_epoch: by the audio, as if validation took as long as training.
     """
 
     parameters: int
-    trained: int  # of them, once nothing is frozen for a time
+    trained: int
     steps_per_epoch: int
     peak_bytes: int
-    seconds_of_step: float  # the one of the largest batch
+    seconds_of_step: float
     seconds_per_epoch: float
     seconds_of_run: float
     checkpoints: int
@@ -52,13 +79,12 @@ class Cost:
     disk_bytes: int
 
     def __str__(self) -> str:
-        """Write the figures for a person."""
         rows = [
-            ("parameters", f"{self.parameters:,}, of which {self.trained:,} are trained"),
+            ("parameters", f"{self.parameters:,}, {self.trained:,} of them trained"),
             ("steps per epoch", f"{self.steps_per_epoch:,}"),
             ("memory at its peak", _megabytes(self.peak_bytes)),
             ("seconds of the largest step", f"{self.seconds_of_step:,.2f}"),
-            ("seconds per epoch", f"about {self.seconds_per_epoch:,.1f}, of the measured step"),
+            ("seconds per epoch", f"about {self.seconds_per_epoch:,.1f}, from the measured step"),
             ("hours of all epochs", f"about {self.seconds_of_run / 3600:,.2f}"),
             ("a checkpoint", _megabytes(self.checkpoint_bytes)),
             (f"disk of the run, {self.checkpoints} checkpoints", _megabytes(self.disk_bytes)),
@@ -68,47 +94,51 @@ class Cost:
 
 def check_cost(planned: PlannedRun) -> Iterator[Finding]:
     """Find a batch that does not fit into memory, and checkpoints that do not fit on the disk."""
-    if planned.target is not None or dry_run(planned).broken:
+    if planned.target is not None:
         return  # nothing can be measured for another machine
-    cost = planned.take(NAME, lambda: measure_cost(planned))
-    files = (planned.run_folder / CHECKPOINTS).rglob("*")
-    needed = cost.disk_bytes - sum(file.stat().st_size for file in files if file.is_file())
-    free = shutil.disk_usage(nearest_existing(planned.run_folder)).free
+    completed_dry_run(planned)
+    cost, folder = planned.take(COST, lambda: measure_cost(planned)), planned.run_folder
+    files = [file for file in (folder / CHECKPOINTS).rglob("*") if file.is_file()]
+    needed = cost.disk_bytes - sum(file.stat().st_size for file in files)
+    free = shutil.disk_usage(nearest_existing(folder)).free
     if needed > free:
         yield planned.finding(
-            NAME,
             "output_folder",
-            declared=f"{planned.run_folder} must have room for {cost.checkpoints:,} checkpoints of "
-            f"{_megabytes(cost.checkpoint_bytes)}",
-            effect=f"they need {_megabytes(needed)} more, and {_megabytes(free)} are free there: "
-            "the run would end with a full disk",
+            problem=f"{cost.checkpoints:,} checkpoints of {_megabytes(cost.checkpoint_bytes)} need "
+            f"{_megabytes(needed)} more in {folder}, where {_megabytes(free)} are free: the run "
+            "would end with a full disk",
             fix="Choose an --output_folder with room, or lower --average_checkpoints.",
         )
 
 
 def measure_cost(planned: PlannedRun) -> Cost:
-    """Train the largest batch; the time of the others follows by their audio.
+    """Train the largest batch; the time of the others follows from their audio.
 
-    Raises SbkitError: a step fails on this device, or does not fit into memory.
+    Raises:
+        SbkitError: a step fails on this device, or does not fit into memory.
     """
-    plan, steps_per_epoch = _plan(planned)
-    valid: Any = planned.make_loaders().valid.values()
-    evaluated = [batch for each in valid for batch in each.batch_sampler]
-    largest = max(plan, key=padded)
+    num_processes = planned.count_processes()
+    parts = num_processes * planned.accumulation
+    steps_of_epoch = planned.require_sampler().steps()  # of the first process:
+    plan = [b for step in steps_of_epoch for b in split_batch(step, parts)[::num_processes]]
+    loaders: Any = planned.make_loaders().valid.values()
+    evaluated = [batch for loader in loaders for batch in loader.batch_sampler]
+    largest = max(plan, key=padded_samples)
     with real_steps(planned) as steps:
         batch = steps.load(largest)
         with explained_memory(batch):
-            steps.take(batch)  # which warms up
-            step = steps.take(batch)
-        audio = sum(map(padded, plan)) + sum(map(padded, evaluated)) / count_processes(planned)
-        epoch = step * audio / padded(largest)
-        checkpoints = int(planned.knobs.get("average_checkpoints", 1)) + BESIDE_KEPT
+            steps.take(batch)  # warm-up
+            seconds = steps.take(batch)
+        samples = sum(map(padded_samples, plan))
+        samples_per_process = samples + sum(map(padded_samples, evaluated)) / num_processes
+        epoch = seconds * samples_per_process / padded_samples(largest)
+        checkpoints = int(planned.knobs.get("average_checkpoints", 1)) + EXTRA_CHECKPOINTS
         return Cost(
-            parameters=sum(each.numel() for each in planned.require_model().parameters()),
+            parameters=sum(p.numel() for p in planned.require_model().parameters()),
             trained=steps.trained,
-            steps_per_epoch=steps_per_epoch,
-            peak_bytes=steps.peak,
-            seconds_of_step=round(step, 3),
+            steps_per_epoch=len(steps_of_epoch),
+            peak_bytes=steps.peak_bytes,
+            seconds_of_step=round(seconds, 3),
             seconds_per_epoch=round(epoch, 2),
             seconds_of_run=round(epoch * planned.knobs["number_of_epochs"], 2),
             checkpoints=checkpoints,
@@ -121,10 +151,10 @@ class RealSteps:
     """Steps of a Brain with its optimizers: forward, backward, update."""
 
     def __init__(self, planned: PlannedRun) -> None:
-        self.brain: Any = planned.build_again()
-        self._beside = _tensor_bytes(planned.require_model())  # the plan's own weights
+        self.brain = planned.build_again()
+        self._bytes_of_plan = _tensor_bytes(planned.require_model())  # which training does not hold
         self._loader: Any = planned.make_loaders().train
-        self._accumulates = int(planned.knobs.get("grad_accumulation_factor", 1)) > 1
+        self._accumulates = planned.accumulation > 1
         self.brain.on_stage_start(Stage.TRAIN, 1)
         self.brain.init_optimizers()
 
@@ -135,9 +165,10 @@ class RealSteps:
     def take(self, batch: Any) -> float:
         """Take a step, and return its seconds.
 
-        Raises SbkitError: a part or an optimizer fails on this device.
+        Raises:
+            SbkitError: a part or an optimizer fails on this device.
         """
-        begun, brain = time.perf_counter(), self.brain
+        start, brain = time.perf_counter(), self.brain
         if not self._accumulates:
             brain.modules.zero_grad(set_to_none=True)
         brain.training_step.train_mode()
@@ -149,47 +180,47 @@ class RealSteps:
         except (SbkitError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # whatever a part or an optimizer raises on this device
-            raise SbkitError(
-                f"A step of training must run on {brain.device}, but raised {type(error).__name__} "
-                f"({str(error).partition(chr(10))[0]}). Correct the part that it names; a tensor "
-                "on another device must be a buffer of a module in `model`, or be moved."
+            raise DeviceError(
+                f"A step of training on {brain.device} raised {type(error).__name__} "
+                f"({str(error).partition(chr(10))[0]}). Correct the part that it names. A tensor "
+                "on another device should be a buffer of a module in `model`, or be moved."
             ) from error
         if brain.device.type != "cpu":
             torch.get_device_module(brain.device).synchronize()
-        return time.perf_counter() - begun
+        return time.perf_counter() - start
 
     @property
-    def peak(self) -> int:
-        """Return the most bytes held so far, without what training holds only once."""
+    def peak_bytes(self) -> int:
+        """The most bytes held so far, without those that only the check holds."""
         if self.brain.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.brain.device)
-        return KILOBYTE * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - self._beside
+        held = KILOBYTE * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return held - self._bytes_of_plan
 
     @property
     def trained(self) -> int:
-        """Count the parameters that learn."""
-        parameters = self.brain.modules.parameters()
-        return sum(each.numel() for each in parameters if each.requires_grad)
+        """The number of parameters that learn."""
+        return sum(p.numel() for p in self.brain.modules.parameters() if p.requires_grad)
 
     @property
     def saved_bytes(self) -> int:
-        """Count the bytes of a checkpoint: the model, its average, what the optimizers keep."""
+        """The bytes of a checkpoint: the model, its average, and the states of the optimizers."""
         optimizers = (self.brain.optimizers_dict or {}).values()
-        states = [state for each in optimizers for state in each.state.values()]
-        kept = [value for each in states for value in each.values() if isinstance(value, Tensor)]
-        kept += self.brain.training_step.moving_average.others.values()
-        return _tensor_bytes(self.brain.modules) + sum(each.nbytes for each in kept)
+        states = [state for optimizer in optimizers for state in optimizer.state.values()]
+        tensors = [t for state in states for t in state.values() if isinstance(t, Tensor)]
+        tensors += self.brain.training_step.moving_average.others.values()
+        return _tensor_bytes(self.brain.modules) + sum(t.nbytes for t in tensors)
 
 
 @contextmanager
 def real_steps(planned: PlannedRun) -> Iterator[RealSteps]:
-    """Yield steps of a Brain of its own, on the device and in the precision of the run."""
+    """Yield steps of a new Brain, on the device and in the precision of the run."""
     device = planned.choose_placement().device
     is_cuda = device.type == "cuda"
     if is_cuda:
         torch.cuda.reset_peak_memory_stats(device)
     gc.collect()
-    return_freed_memory()  # of the checks before, which would count
+    return_freed_memory()  # what earlier checks have freed would count
     with preserve_rng(device):
         steps = RealSteps(planned)
         try:
@@ -201,24 +232,169 @@ def real_steps(planned: PlannedRun) -> Iterator[RealSteps]:
                 torch.cuda.empty_cache()
 
 
-def padded(batch: MicroBatch) -> int:
+def padded_samples(batch: MicroBatch) -> int:
     """Count the samples of a batch with its padding."""
-    return len(batch) * max(each.samples for each in batch)
-
-
-def _plan(planned: PlannedRun) -> tuple[list[MicroBatch], int]:
-    """Return the first epoch's micro-batches of the first process, and the number of its steps."""
-    sampler = planned.make_loaders().train.batch_sampler
-    if not isinstance(sampler, TrainSampler):
-        raise MissingPartError(NAME)
-    parts = count_processes(planned) * int(planned.knobs.get("grad_accumulation_factor", 1))
-    steps = [split_batch(step, parts)[:: count_processes(planned)] for step in sampler.steps()]
-    return [each for step in steps for each in step], len(steps)
+    return len(batch) * max(example.samples for example in batch)
 
 
 def _tensor_bytes(module: nn.Module) -> int:
-    return sum(each.nbytes for each in (*module.parameters(), *module.buffers()))
+    return sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
 
 
 def _megabytes(count: float) -> str:
     return f"{count / 1e6:,.1f} MB"
+
+
+# -- batch_seconds: auto ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FittingBatch:
+    """The padded audio of one process's micro-batch, in seconds, and why it is not larger."""
+
+    seconds: int
+    reason: str
+
+
+def find_batch_seconds(
+    yaml_file: Path,
+    overrides: Mapping[str, object],
+    *,
+    recipe: Recipe | None = None,
+    target: str | None = None,
+) -> dict[str, object]:
+    """Return the overrides with a number for `batch_seconds: auto`; others as they are.
+
+    A resumed run keeps the number that it started with. All ranks call this, and agree.
+
+    Raises:
+        SbkitError: another machine is meant, or not even the longest utterance fits.
+    """
+    knobs = read_knobs(yaml_file, overrides)
+    if knobs.get(KNOB) != AUTO:
+        return dict(overrides)
+    if target is not None:
+        raise ConfigError(
+            f"`{KNOB}: {AUTO}` is tried on this machine, but --target names another one. Pass "
+            f"--{KNOB}=NUMBER."
+        )
+    run = Run(yaml_file, overrides, recipe=recipe)
+    overrides = run.overrides
+    run.check_ranges()
+    if run.has_checkpoint():
+        before = float(read_run_config(run.folder).values[KNOB])
+        logger.info(f"{KNOB}: {AUTO} -> {before:g}, as the run started")
+        return {**overrides, KNOB: before}
+    parts = world_size() * int(knobs.get("grad_accumulation_factor", 1))
+    with main_rank_first(), single_rank(), quiet():
+        probed_seconds = max(PROBED_SECONDS, float(knobs.get("max_seconds") or 0))
+        with PlannedRun(yaml_file, {**overrides, KNOB: probed_seconds}, recipe=recipe) as planned:
+            try:
+                fitting = _find(planned, parts)
+            except MissingPartError:  # which the checks report
+                reason = "no step can be tried: see the errors of `sbkit check`"
+                fitting = FittingBatch(CPU_SECONDS, reason)
+    fitting = min(gather_over_ranks(fitting), key=lambda batch: batch.seconds)
+    seconds = float(parts * fitting.seconds)
+    logger.info(f"{KNOB}: {AUTO} -> {seconds:g} ({fitting.reason})")
+    return {**overrides, KNOB: seconds}
+
+
+def _find(planned: PlannedRun, parts: int) -> FittingBatch:
+    """Find the largest batch of one process, before it has put anything on its device.
+
+    parts: micro-batches of a step.
+    """
+    device, batches = planned.choose_placement().device, ProbeBatches(planned)
+    max_seconds = batches.total_seconds / MIN_STEPS / parts
+    if device.type == "cpu":
+        seconds = max(math.ceil(batches.longest_seconds), min(CPU_SECONDS, int(max_seconds)))
+        return FittingBatch(seconds, "more is not faster on the CPU")
+    if device.type != "cuda":
+        raise DeviceError(
+            f"`{KNOB}: {AUTO}` cannot be tried on {device}, whose free memory is not known. Pass "
+            f"--{KNOB}=NUMBER."
+        )
+    free = torch.cuda.mem_get_info(device)[0]
+    return try_steps(planned, batches, max_seconds=max_seconds, free_bytes=free)
+
+
+def try_steps(
+    planned: PlannedRun, batches: "ProbeBatches", *, max_seconds: float, free_bytes: int
+) -> FittingBatch:
+    """Find the largest batch whose real steps fit into the free bytes.
+
+    Raises:
+        MissingPartError: a step fails on any device.
+        DeviceError: not even the longest utterance fits.
+    """
+    completed_dry_run(planned)
+    with real_steps(planned) as steps:
+
+        def peak_of(seconds: int) -> int | None:
+            try:
+                for batch in batches.of(seconds):
+                    steps.take(steps.load(batch))
+            except torch.OutOfMemoryError:
+                return None
+            return steps.peak_bytes
+
+        fitting = largest_fitting(
+            peak_of,
+            min_seconds=math.ceil(batches.longest_seconds),
+            max_seconds=max_seconds,
+            free_bytes=free_bytes,
+        )
+    if fitting is None:
+        raise DeviceError(
+            f"A step with only the longest utterance ({batches.longest_seconds:.1f} s) does not "
+            f"fit into {_gib(MEMORY_SHARE * free_bytes)} GiB. Lower --max_seconds, take a smaller "
+            "model, or set --precision=bf16 if the device has it."
+        )
+    return fitting
+
+
+def largest_fitting(
+    peak_of: Callable[[int], int | None], *, min_seconds: int, max_seconds: float, free_bytes: int
+) -> FittingBatch | None:
+    """Raise the seconds of a batch while its step fits; None if not even the smallest one does.
+
+    peak_of: the bytes of a step by the seconds of its batch, None if it does not fit.
+    """
+    room, seconds, fitting = int(MEMORY_SHARE * free_bytes), min_seconds, None
+    while (peak := peak_of(seconds)) is not None and peak <= room:
+        fitting = FittingBatch(seconds, f"peak {_gib(peak)} of {_gib(free_bytes)} GiB")
+        larger = int(min(max_seconds, 2 * seconds, seconds * room / max(peak, 1)))
+        if larger < MIN_GROWTH * seconds:
+            break
+        seconds = larger
+    return fitting
+
+
+class ProbeBatches:
+    """Batches of the longest and of the median utterances of a planned run, at the lowest speed."""
+
+    def __init__(self, planned: PlannedRun) -> None:
+        self._percent = min(100, *to_percents(planned.knobs.get("speeds", [1.0])))
+        self._samples_of = sample_counts(planned.prepare_splits().train)
+        self._order = np.argsort(self._samples_of, kind="stable")
+        self._rate = int(planned.knobs["sample_rate"])
+        self.longest_seconds = samples_to_seconds(self._samples(self._order[-1]), self._rate)
+        self.total_seconds = samples_to_seconds(int(self._samples_of.sum()), self._rate)
+
+    def of(self, seconds: int) -> list[MicroBatch]:
+        """Fill a batch with the longest utterances, and one with those of the median length."""
+        batches = []
+        for end in (len(self._order), len(self._order) // 2 + 1):
+            order = self._order[:end][::-1]
+            count = max(1, seconds * self._rate // max(self._samples(order[0]), 1))
+            rows = np.resize(order[:count], count).tolist()
+            batches.append([Example((r,), self._samples(r), self._percent) for r in rows])
+        return batches
+
+    def _samples(self, row: int) -> int:
+        return at_speed(int(self._samples_of[row]), self._percent)
+
+
+def _gib(count: float) -> str:
+    return f"{count / 2**30:.1f}"

@@ -1,15 +1,4 @@
-"""Transcripts of a planned run, and findings about utterances.
-
-Whether CTC can align every transcript: a frame for each label, one more between two equal ones.
-
-The loss gives no weight to an utterance that has none, so training alone would not show it.
-
-Whether tokenizer, heads and transcripts agree on what a label is.
-
-Whether masks of a pretrained encoder fit: what is shorter than one has none.
-
-What the report of the data says of rows left out and shared, of letters, and of silence.
-"""
+"""Checks of the data: labels, frames to align them with, masks, splits, letters and silence."""
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
@@ -23,9 +12,8 @@ from torch import nn
 from sbkit.audio.io import FULL_SCALE
 from sbkit.base.messages import listed, plural
 from sbkit.base.units import samples_to_seconds
-from sbkit.check.dry_run import dry_run
-from sbkit.check.finding import SHOWN, Finding
-from sbkit.check.planned_run import MissingPartError, PlannedRun
+from sbkit.check.dry_run import completed_dry_run
+from sbkit.check.planned_run import Finding, MissingPartError, PlannedRun
 from sbkit.data.report import measure_data
 from sbkit.data.sampler import fastest_percent
 from sbkit.data.shard import read_clips
@@ -37,79 +25,63 @@ from sbkit.models.pretrained.parts import PretrainedEncoder
 from sbkit.text.normalization import languages_with
 
 TRAIN = "train"
+MAX_LISTED_IDS = 5  # in a sentence; `--json` has all
+MAX_UNALIGNED_SHARE = 0.05  # of all utterances; with more, training is not started
+MAX_RARE_SHARE = 0.02  # of a split's transcripts with foreign characters, as healthy corpora have
+COLUMN_NOUNS = {"audio": "clip", "text": "sentence", "speaker": "speaker"}  # not to be shared
+MAX_SHARED_SHARE = 0.5  # of a set's clips that were trained on: beyond, its score means nothing
+MAX_OUTSIDE_SHARE = 0.01  # of train; `min_seconds` and `max_seconds` are there for a few
+MAX_SAMPLED_CLIPS = 500  # of a split, evenly spread over it, whose audio is read
+# Of the letters of the default corpus, the English table replaces 0.24 % in Spanish (whose prompts
+# have few accents), 0.54 % in Italian, 3.55 % in French, and none in English.
+MAX_REPLACED_SHARE = 0.001
+MIN_REPLACED_LETTERS = 20  # fewer are loan words of a small corpus
+SILENT_PEAK = FULL_SCALE * 10 ** (-50 / 20)  # loudest sample, 50 dB below full scale
 
 Rows = npt.NDArray[np.int64]
 
 
-def transcripts_of(planned: PlannedRun) -> dict[str, Transcripts]:
-    """Return the transcripts of all splits, read once.
+def read_all_transcripts(planned: PlannedRun) -> dict[str, Transcripts]:
+    """Return the transcripts of all splits.
 
     Raises:
-        MissingPartError: labels are not made of text: a check of transcripts does not apply.
+        MissingPartError: labels are not made of text, so that checks of transcripts do not apply.
     """
     labels = planned.prepare_labels()
     if not isinstance(labels, TextLabels):
         raise MissingPartError("transcripts")
-    return {
-        name: read_transcripts(each, labels)
-        for name, each in planned.prepare_splits().named().items()
-    }
+    splits = planned.prepare_splits().named()
+    return {name: read_transcripts(split, labels) for name, split in splits.items()}
 
 
-def about(
-    planned: PlannedRun, check: str, key: str, found: Mapping[str, Rows], **words: Any
+def _finding_of_rows(
+    planned: PlannedRun,
+    key: str,
+    rows_by_split: Mapping[str, Rows],
+    *,
+    problem: str,
+    fix: str,
+    stops: bool = True,
 ) -> Iterator[Finding]:
-    """Make a finding of rows of splits, if there are any; `declared` says what each must do."""
-    splits, counts, ids = planned.prepare_splits().named(), [], []
-    for name, rows in found.items():
+    """Make a finding of rows, if there are any; counts and ids are added to the problem."""
+    splits = planned.prepare_splits().named()
+    counts: list[str] = []
+    ids: list[str] = []
+    for name, rows in rows_by_split.items():
         if len(rows):
             counts.append(f"{len(rows):,} of {len(splits[name]):,} in {name}")
             ids += splits[name].select(rows)["id"][:]
     if ids:
-        verb = "does" if len(ids) == 1 else "do"
-        effect = f"{listed(counts)} {verb} not: {listed(ids, max_names=SHOWN)}"
-        yield planned.finding(check, key, effect=effect, ids=tuple(ids), **words)
+        names = listed(ids, max_names=MAX_LISTED_IDS)
+        problem = f"{problem}: {listed(counts)} ({names})"
+        yield planned.finding(key, problem=problem, fix=fix, stops=stops, ids=tuple(ids))
 
 
-MANY = 0.05  # of all utterances; with more, training is not started
-
-
-def check_alignment(planned: PlannedRun) -> Iterator[Finding]:
-    """Find the utterances with fewer frames than labels."""
-    transcripts = transcripts_of(planned)
-    if dry_run(planned).broken:
-        return  # there may be no frames to count
-    subsampling = measure_subsampling(planned.build_hparams())
-    fastest = fastest_percent(planned.knobs.get("speeds") or [1.0])
-    lacking = {
-        name: each.too_short(subsampling, fastest if name == TRAIN else 100)
-        for name, each in transcripts.items()
-    }
-    many = sum(map(len, lacking.values())) > MANY * sum(len(t.labels) for t in transcripts.values())
-    only_fast = not any(len(each.too_short(subsampling)) for each in transcripts.values())
-    milliseconds = 1000 * samples_to_seconds(subsampling.stride, planned.knobs["sample_rate"])
-    yield from about(
-        planned,
-        "alignment",
-        "speeds" if only_fast else "data_folder",
-        lacking,
-        declared=f"every utterance must have a frame of {milliseconds:g} ms for each label, for "
-        "CTC to align it",
-        fix="Lower the fastest of `speeds`."
-        if only_fast
-        else "See whether each transcript belongs to its clip; where most do, pass "
-        "--token_type=bpe, whose tokens are longer than characters, or let the encoder keep more "
-        "frames. They are left out of training, and count as errors elsewhere.",
-        stops=many,
-    )
-
-
-LABELS_CHECK = "labels"
-RARE = 0.02  # share of a split's transcripts with foreign characters, as healthy corpora have them
+# -- labels ----------------------------------------------------------------------------------------
 
 
 def check_labels(planned: PlannedRun) -> Iterator[Finding]:
-    """Compare the sizes, and the labels of every transcript."""
+    """Compare the sizes of heads and embeddings, and the labels of every transcript."""
     for check in (_check_sizes, _check_transcripts):
         with suppress(MissingPartError):
             yield from check(planned)
@@ -117,21 +89,19 @@ def check_labels(planned: PlannedRun) -> Iterator[Finding]:
 
 def _check_sizes(planned: PlannedRun) -> Iterator[Finding]:
     sizes = dict(_sizes(planned))
-    whose, wanted = next(iter(sizes.items()), ("", 0))
+    reference, expected = next(iter(sizes.items()), ("", 0))
     for name, size in sizes.items():
-        if size != wanted:
+        if size != expected:
             yield planned.finding(
-                LABELS_CHECK,
                 name,
-                declared=f"`{name}` must have as many outputs or rows as {whose} has tokens "
-                f"({wanted})",
-                effect=f"has {size}",
+                problem=f"`{name}` has {size} outputs or rows, but {reference} has {expected} "
+                "tokens",
                 fix="Write `!ref <tokenizer.vocab_size>` for its size.",
             )
 
 
 def _sizes(planned: PlannedRun) -> Iterator[tuple[str, int]]:
-    """Yield all that has one row or output per token; the others must agree with the first."""
+    """Yield every part that has one row or output per token; the first is the reference."""
     hparams = planned.build_hparams()
     vocab_size = getattr(hparams.get("tokenizer"), "vocab_size", None)
     if isinstance(vocab_size, int):
@@ -148,127 +118,142 @@ def _sizes(planned: PlannedRun) -> Iterator[tuple[str, int]]:
 
 def _check_transcripts(planned: PlannedRun) -> Iterator[Finding]:
     """Find labels that no loss may see, characters that the tokenizer lacks, and no text."""
-    transcripts, vocabulary = transcripts_of(planned), planned.prepare_labels().vocabulary
-    yield from about(
+    transcripts, vocabulary = read_all_transcripts(planned), planned.prepare_labels().vocabulary
+    yield from _finding_of_rows(
         planned,
-        LABELS_CHECK,
         "tokenizer",
-        {name: np.flatnonzero(each.refused) for name, each in transcripts.items()},
-        declared=f"every transcript must have labels from 0 to {vocabulary.size - 1} without the "
-        f"blank ({vocabulary.blank})",
+        {name: np.flatnonzero(split.refused) for name, split in transcripts.items()},
+        problem=f"Transcripts have labels outside 0 to {vocabulary.size - 1}, or the blank "
+        f"({vocabulary.blank}) among them",
         fix="Use the tokenizer that was trained on this text.",
     )
-    unknown = {name: np.flatnonzero(each.unknown) for name, each in transcripts.items()}
+    unknown = {name: np.flatnonzero(split.unknown) for name, split in transcripts.items()}
     is_rare = all(
-        len(rows) <= RARE * len(transcripts[name].unknown) for name, rows in unknown.items()
+        len(rows) <= MAX_RARE_SHARE * len(transcripts[name].unknown)
+        for name, rows in unknown.items()
     )
-    yield from about(
+    yield from _finding_of_rows(
         planned,
-        LABELS_CHECK,
         "data_folder",
         unknown,
-        declared="every transcript must consist of characters that the tokenizer knows",
-        fix="So few foreign characters count as errors, and need nothing done."
+        problem="Transcripts have characters that the tokenizer does not know",
+        fix="Nothing needs to be done about so few: they count as errors."
         if is_rare
-        else "Correct these transcripts. Where they are many and of train, choose another "
-        "--output_folder, for which a tokenizer is trained anew.",
+        else "Correct these transcripts. If many of train are concerned, choose another "
+        "--output_folder, for which a new tokenizer is trained.",
         stops=False,
     )
-    yield from about(
+    yield from _finding_of_rows(
         planned,
-        LABELS_CHECK,
         "data_folder",
-        {name: np.flatnonzero(each.characters == 0) for name, each in transcripts.items()},
-        declared="every utterance must have a transcript",
-        fix="Write down what was said, or take the rows out.",
+        {name: np.flatnonzero(split.characters == 0) for name, split in transcripts.items()},
+        problem="Utterances are without a transcript",
+        fix="Write down what was said, or remove the rows.",
         stops=False,
     )
 
 
-MASKS_CHECK = "masks"
+def check_alignment(planned: PlannedRun) -> Iterator[Finding]:
+    """Find utterances with fewer frames than CTC needs: one a label, one between equal labels.
+
+    The loss gives such an utterance no weight, so training alone would not show it.
+    """
+    transcripts = read_all_transcripts(planned)
+    completed_dry_run(planned)  # there are frames to count
+    subsampling = measure_subsampling(planned.build_hparams())
+    fastest = fastest_percent(planned.knobs.get("speeds") or [1.0])
+    lacking = {
+        name: split.too_short(subsampling, fastest if name == TRAIN else 100)
+        for name, split in transcripts.items()
+    }
+    num_lacking = sum(map(len, lacking.values()))
+    num_utterances = sum(len(split.labels) for split in transcripts.values())
+    fit_unchanged = not any(len(split.too_short(subsampling)) for split in transcripts.values())
+    milliseconds = 1000 * samples_to_seconds(subsampling.stride, planned.knobs["sample_rate"])
+    yield from _finding_of_rows(
+        planned,
+        "speeds" if fit_unchanged else "data_folder",
+        lacking,
+        problem=f"CTC cannot align utterances with fewer {milliseconds:g} ms frames than labels",
+        fix="Lower the fastest of `speeds`."
+        if fit_unchanged
+        else "Check that each transcript belongs to its clip. If most do, pass --token_type=bpe, "
+        "whose tokens are longer than characters, or let the encoder keep more frames. These "
+        "utterances are left out of training, and count as errors elsewhere.",
+        stops=num_lacking > MAX_UNALIGNED_SHARE * num_utterances,
+    )
 
 
 def check_masks(planned: PlannedRun) -> Iterator[Finding]:
-    """Find what is shorter than a mask: utterances, or all channels of the encoder."""
+    """Find masks that do not fit: longer than an utterance, or wider than the encoder."""
     encoder = planned.build_hparams().get("Transformer")
     if not isinstance(encoder, PretrainedEncoder):
         return
-    (share, length), (channels, width) = encoder.frame_masks, encoder.channel_masks
-    if share > 0:
+    (frame_share, length), (channel_share, width) = encoder.frame_masks, encoder.channel_masks
+    if frame_share > 0:
         frames = measure_subsampling(planned.build_hparams()).count(
             sample_counts(planned.prepare_splits().train)
         )
-        yield from about(
+        yield from _finding_of_rows(
             planned,
-            MASKS_CHECK,
             "mask_time_length",
             {TRAIN: np.flatnonzero(frames < length)},
-            declared=f"every utterance must have the {length} frames of a mask to be masked",
+            problem=f"Utterances are shorter than the {length} frames of a mask, so never masked",
             fix="Lower --mask_time_length, or leave it: they are trained on as they are.",
             stops=False,
         )
     hidden = planned.knobs["encoder_config"]["hidden_size"]
-    if channels > 0 and width > hidden:
+    if channel_share > 0 and width > hidden:
         yield planned.finding(
-            MASKS_CHECK,
             "mask_channel_length",
-            declared=f"a mask must be at most as wide as the encoder ({hidden} channels)",
-            effect=f"is {width} wide, so that no channel is masked",
+            problem=f"A mask of {width} channels is wider than the encoder ({hidden}), so no "
+            "channel is masked",
             fix="Lower --mask_channel_length, or pass --mask_channel_prob=0.",
             stops=False,
         )
 
 
-DATA_CHECK, KEY = "data", "data_folder"
-# What splits may not share, by its column.
-NAMES = {"audio": "clip", "text": "sentence", "speaker": "speaker"}
-MANY_SHARED = 0.5  # of a set's clips that were trained on, with which its score means nothing
-MANY_OUTSIDE = 0.01  # of train; the limits are declared, and fewer are what they are there for
-SAMPLED = 500  # utterances of a split, evenly spread over it, whose audio is looked at
-# Of the letters of the default corpus, the English table replaces 0.24 % in Spanish (whose prompts
-# have few accents), 0.54 % in Italian, 3.55 % in French, and none in English.
-MAX_REPLACED = 0.001
-MIN_REPLACED = 20  # letters; fewer are loan words of a small corpus
-SILENT = FULL_SCALE * 10 ** (-50 / 20)  # loudest sample, 50 dB below full scale
+# -- splits ----------------------------------------------------------------------------------------
 
 
-def check_report(planned: PlannedRun) -> Iterator[Finding]:
+def check_data(planned: PlannedRun) -> Iterator[Finding]:
     """Find rows that are left out, and clips, sentences and speakers in two splits."""
     splits, language = planned.prepare_splits(), planned.knobs.get("language")
     facts = measure_data(splits, sample_rate=planned.knobs["sample_rate"], language=language)
     yield from _check_letters(planned, facts["splits"].values())
-    few = MANY_OUTSIDE * (len(splits.out_of_range) + len(splits.train))
-    outside = {each.reason for each in splits.out_of_range if len(splits.out_of_range) > few}
-    unusable = {each.reason for each in splits.excluded}
-    for each in facts["left_out"]:
-        if each["reason"] in outside | unusable:
-            shown = (f"{item['id']} ({item['detail']})" for item in each["examples"])
-            count = each["utterances"]
+    num_usual = MAX_OUTSIDE_SHARE * (len(splits.out_of_range) + len(splits.train))
+    is_unusual = len(splits.out_of_range) > num_usual
+    outside = {row.reason for row in splits.out_of_range if is_unusual}
+    unusable = {row.reason for row in splits.excluded}
+    for group in facts["left_out"]:
+        if group["reason"] in outside | unusable:
+            examples = (f"{row['id']} ({row['detail']})" for row in group["examples"])
             yield planned.finding(
-                DATA_CHECK,
-                "max_seconds" if each["reason"] in outside else KEY,
-                declared=f"every row of {each['split']} must be usable",
-                effect=f"{plural(count, 'row')} {'is' if count == 1 else 'are'} left out "
-                f"({each['reason']}): {listed(shown)}",
+                "max_seconds" if group["reason"] in outside else "data_folder",
+                problem=f"{group['split']} is without {plural(group['utterances'], 'row')} "
+                f"({group['reason']}): {listed(examples)}",
                 fix="Repair these rows or clips, or widen `min_seconds` and `max_seconds`.",
                 stops=False,
             )
-    for each in facts["shared"]:
-        what, (one, other) = NAMES.get(each["column"]), each["splits"]
-        only_one = what == "speaker" and facts["speakers"] == 1  # whom no split can part
-        if what and each["values"] and not only_one:
-            is_trained = what == "clip" and one == "train"
-            yield planned.finding(
-                DATA_CHECK,
-                KEY,
-                declared=f"a {what} must be in one split only: a score on what was trained on "
-                "measures memory",
-                effect=f"{each['values']:,} of {plural(each['of'], what)} in {other} "
-                f"{'is' if each['values'] == 1 else 'are'} in {one}, too: "
-                f"{listed(each['examples'], max_names=SHOWN)}",
-                fix=f"Keep each {what} in one split.",
-                stops=is_trained and each["values"] > MANY_SHARED * each["of"],
-            )
+    for shared in facts["shared"]:
+        yield from _check_shared(planned, shared, is_one_speaker=facts["speakers"] == 1)
+
+
+def _check_shared(
+    planned: PlannedRun, shared: Mapping[str, Any], *, is_one_speaker: bool
+) -> Iterator[Finding]:
+    """Find values of a column in two splits; a single speaker cannot be kept in one."""
+    noun, (first, second) = COLUMN_NOUNS.get(shared["column"]), shared["splits"]
+    count = shared["values"]
+    if noun and count and not (noun == "speaker" and is_one_speaker):
+        yield planned.finding(
+            "data_folder",
+            problem=f"{count:,} of {plural(shared['of'], noun)} in {second} "
+            f"{'is' if count == 1 else 'are'} in {first} too, so its score measures memory: "
+            f"{listed(shared['examples'], max_names=MAX_LISTED_IDS)}",
+            fix=f"Keep each {noun} in one split.",
+            stops=(noun, first) == ("clip", TRAIN) and count > MAX_SHARED_SHARE * shared["of"],
+        )
 
 
 def _check_letters(planned: PlannedRun, splits: Collection[Mapping[str, Any]]) -> Iterator[Finding]:
@@ -277,36 +262,33 @@ def _check_letters(planned: PlannedRun, splits: Collection[Mapping[str, Any]]) -
     if not replaced:
         return
     count, share = replaced.total(), replaced.total() / sum(split["letters"] for split in splits)
-    fitting = languages_with(replaced)
-    stops = share > MAX_REPLACED and count >= MIN_REPLACED and bool(fitting)
+    languages = languages_with(replaced)
+    stops = share > MAX_REPLACED_SHARE and count >= MIN_REPLACED_LETTERS and len(languages) > 0
     letters = (f"{number} {letter}" for letter, number in replaced.most_common())
     yield planned.finding(
-        DATA_CHECK,
         "language",
-        declared="the text table of `language` must have the letters of the transcripts",
-        effect=f"it replaces {plural(count, 'letter')} of them ({share:.2%}): "
-        f"{listed(letters, max_names=2 * SHOWN)}",
-        fix=f"Languages whose tables have these letters: {listed(fitting)}. Pass "
-        f"--language={fitting[0]}, or write the transcripts in the letters to train on."
+        problem=f"The text table of `language` replaces {plural(count, 'letter')} of the "
+        f"transcripts ({share:.2%}): {listed(letters, max_names=2 * MAX_LISTED_IDS)}",
+        fix=f"Languages whose tables have these letters: {listed(languages)}. Pass "
+        f"--language={languages[0]}, or write the transcripts in the letters to train on."
         if stops
-        else "Loan words, and spellings that the table unifies, need nothing done.",
+        else "Nothing needs to be done about loan words, and spellings that the table unifies.",
         stops=stops,
     )
 
 
 def check_silence(planned: PlannedRun) -> Iterator[Finding]:
-    """Find silent clips among some of each split."""
+    """Find silent clips in a sample of each split."""
     silent = {}
     for name, split in planned.prepare_splits().named().items():
-        rows = spread_rows(len(split), SAMPLED)
+        rows = spread_rows(len(split), MAX_SAMPLED_CLIPS)
         peaks = [np.abs(c.astype(np.int32)).max(initial=0) for c in read_clips(split, rows)]
-        silent[name] = np.array(rows, np.int64)[np.array(peaks) < SILENT]
-    yield from about(
+        silent[name] = np.array(rows, np.int64)[np.array(peaks) < SILENT_PEAK]
+    yield from _finding_of_rows(
         planned,
-        DATA_CHECK,
-        KEY,
+        "data_folder",
         silent,
-        declared=f"every clip must hold sound (up to {SAMPLED} of each split were looked at)",
-        fix="Record them again, or take them out.",
+        problem=f"Clips are silent (up to {MAX_SAMPLED_CLIPS} of each split were read)",
+        fix="Record them again, or remove them.",
         stops=False,
     )

@@ -1,14 +1,17 @@
 """Small steps of training and an evaluation, watched: two short utterances, on the CPU.
 
-They show whether each part fits the next one, and whether a checkpoint holds all that training
-changes: a statistic that is neither parameter nor buffer, as that of SpeechBrain's
-InputNormalization, is in none.
+They show whether each part fits the next one, what learns, whether a checkpoint holds all that
+training changes, and what an output depends on. (A statistic that is neither parameter nor buffer,
+such as that of SpeechBrain's InputNormalization, is in no checkpoint.)
+
+Legend: B utterances, U frames, D width, L tokens, V vocabulary.
 """
 
+import math
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,22 +23,30 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from sbkit.audio.draws import seeded_draws
 from sbkit.base.errors import SbkitError
 from sbkit.base.messages import listed
-from sbkit.check.finding import Finding
 from sbkit.check.ownership import reached
-from sbkit.check.planned_run import STAND_IN, PlannedRun
+from sbkit.check.planned_run import CPU_OPTIONS, Finding, MissingPartError, PlannedRun
+from sbkit.checkpoint.rng import preserve_rng
 from sbkit.config.document import Keys, dotted
-from sbkit.data.sampler import TrainSampler
+from sbkit.data.batch import Batch, TextBatch
 from sbkit.logs.handlers import quiet
+from sbkit.models.asr import Predictions
+from sbkit.train.brain import Brain
 from sbkit.train.nonfinite import ids_of
-from sbkit.train.optimizers import ALWAYS, KNOB
 from sbkit.train.step import as_loss, training_loss
 
-SEEN_ROWS = 32  # of which the shortest is taken, and one that is LONGER
-LONGER = 4.0  # times as long, where there is one: what starts in the padding is far from the end
+MAX_ROWS = 32  # read to find the shortest utterance, and one that is LENGTH_RATIO as long
+LENGTH_RATIO = 4.0  # so that a layer that starts in the padding is far from the end
 # Times the loss before, or 1. Of hparams/ctc.yaml the loss falls to 0.7 at its `lr` of 0.0025; at
 # ten times as much it grows to 1.2, at 100 times to 6, at 1,000 times to 600.
-MAX_GROWTH = 10.0
-TRIES = 5  # steps in which a parameter may get no gradient before it counts as one that gets none
+MAX_LOSS_GROWTH = 10.0
+MAX_STEPS = 5  # in which a parameter may get no gradient before it counts as one that gets none
+# Of the largest state. Those of hparams/ctc.yaml differ by 6e-7, those of ctc_speechbrain.yaml,
+# whose convolutions see a frame of padding, by 0.2; the losses of the latter differ by only 0.003.
+MAX_STATE_CHANGE = 1e-3
+MAX_LOGIT_CHANGE = 1e-4  # of the largest logit: sums may be taken in another order
+
+
+# -- the steps -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -50,139 +61,85 @@ class StepFailure:
 class DryRun:
     """What small steps showed.
 
-    ran: ids of the modules that were called; trained: ids of the parameters that got a gradient;
-    made: parts that were not there before; unsaved: what the steps changed, on which an evaluation
-    depends, and which no checkpoint holds.
+    Attributes:
+        failure: where the step broke off, None if it did not.
+        called: ids of the modules that were called.
+        trained: ids of the parameters that got a gradient.
+        created: parts that `forward` made.
+        unsaved: state that the steps changed, an evaluation needs, and no checkpoint holds.
     """
 
-    broken: StepFailure | None
-    ran: set[int]
+    failure: StepFailure | None
+    called: set[int]
     trained: set[int]
-    made: tuple[Keys, ...] = ()
+    created: tuple[Keys, ...] = ()
     unsaved: tuple[Keys, ...] = ()
-
-
-def check_shapes(planned: PlannedRun) -> Iterator[Finding]:
-    """Find the part in which a step fails, as where it is given another size than it takes."""
-    broken = dry_run(planned).broken
-    if broken is not None:
-        where = broken.module if broken.module and broken.module[0] in planned.document.root else ()
-        name = f"`{dotted(where)}`" if where else "the recipe"
-        reason = str(broken.error).strip().partition("\n")[0]
-        yield planned.finding(
-            "shapes",
-            *where,
-            declared="a step of training on two short utterances must run",
-            effect=f"fails in {name} ({type(broken.error).__name__}: {reason})",
-            fix="Correct that part, or what it is given.",
-        )
-
-
-def check_state(planned: PlannedRun) -> Iterator[Finding]:
-    """Find what `forward` makes or changes that a checkpoint would not hold."""
-    seen = dry_run(planned)
-    for found, effect, fix in (
-        (seen.made, "made by `forward` when it is first called", "Make it in `__init__`."),
-        (
-            seen.unsaved,
-            "changed by training and neither",
-            "Register it with `register_buffer`; for features, sbkit.models.layers.GlobalNorm "
-            "has its statistics there.",
-        ),
-    ):
-        if found:
-            names = listed(f"`{dotted(keys)}`" for keys in found)
-            yield planned.finding(
-                "state",
-                *found[0],
-                declared="all that a model learns must be in its parameters and buffers, made "
-                "before training",
-                effect=f"{names} {'is' if len(found) == 1 else 'are'} {effect}: a model that is "
-                "loaded from a checkpoint would compute something else",
-                fix=fix,
-            )
-
-
-def check_rate(planned: PlannedRun) -> Iterator[Finding]:
-    """Find a learning rate with which the loss of a batch grows many times in two steps on it.
-
-    They are taken at the highest rate of the schedule, from weights as they are initialized.
-    """
-    done = dry_run(planned)
-    if done.broken or done.made or planned.make_cpu_brain().optimizers_dict is None:
-        return
-    batch, brain = small_batch(planned), planned.build_again(**STAND_IN)
-    brain.modules.load_state_dict(planned.make_cpu_brain().modules.state_dict())
-    brain.init_optimizers()
-    rate, before = brain.set_highest_rate(), _evaluate(brain, batch).sum()
-    for _ in range(2):
-        brain.training_step.train_mode()
-        brain.on_stage_start(Stage.TRAIN, 1)
-        loss = training_loss(brain, batch)
-        labels = loss.counts.sum()
-        torch.autograd.backward(loss.sums.sum() / labels)
-        with quiet():  # a gradient that is not finite is logged
-            brain.optimizers_step()
-    after = _evaluate(brain, batch).sum()
-    if not after - before < MAX_GROWTH * before.abs().max(labels):  # also where it is not a number
-        yield planned.finding(
-            "rate",
-            "lr",
-            declared="two steps on a batch must not raise its loss many times",
-            effect=f"at a learning rate of {rate:g} they raise it from {before:.3g} to {after:.3g}",
-            fix="Lower `lr`.",
-        )
 
 
 def dry_run(planned: PlannedRun) -> DryRun:
     """Return what small steps show; they run once.
 
-    Raises MissingPartError where there is no Brain, or the recipe refuses before the step.
+    Raises:
+        MissingPartError: there is no Brain, or the recipe refuses before the step.
     """
-    return planned.take("dry_run", lambda: _dry_run(planned))
+    return planned.take("dry_run", lambda: _take_small_steps(planned))
 
 
-def _dry_run(planned: PlannedRun) -> DryRun:
+def completed_dry_run(planned: PlannedRun) -> DryRun:
+    """Return what small steps show.
+
+    Raises:
+        MissingPartError: they did not run, or broke off.
+    """
+    run = dry_run(planned)
+    if run.failure is not None:
+        raise MissingPartError("dry_run")
+    return run
+
+
+def _take_small_steps(planned: PlannedRun) -> DryRun:
     brain, batch = planned.make_cpu_brain(), small_batch(planned)
     trace = StepTrace(
-        {id(each): keys for keys, each in reached(planned) if isinstance(each, nn.Module)}
+        {id(part): keys for keys, part in reached(planned) if isinstance(part, nn.Module)}
     )
-    stance: Any = torch.compiler.set_stance  # compiled parts fail beneath what watches them
-    eager = stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
-    made: tuple[Keys, ...] = ()
+    set_stance: Any = torch.compiler.set_stance  # compiled parts would fail under the hooks
+    eager = set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+    failure: StepFailure | None = None
+    created: tuple[Keys, ...] = ()
     unsaved: tuple[Keys, ...] = ()
     with eager, trace.hooked():
-        broken = None
         try:
             _train(brain, batch)
             _evaluate(brain, batch)
         except SbkitError:
             raise
         except Exception as error:  # whatever a part raises
-            broken = StepFailure(trace.inside[-1] if trace.inside else (), error)
-        trained = {id(each) for each in brain.modules.parameters() if each.grad is not None}
+            failure = StepFailure(trace.inside[-1] if trace.inside else (), error)
+        trained = {id(p) for p in brain.modules.parameters() if p.grad is not None}
         brain.modules.zero_grad(set_to_none=True)  # as large as the model
-        if broken is None:
-            made, unsaved = _not_in_a_checkpoint(planned, batch)
-    return DryRun(broken=broken, ran=trace.ran, trained=trained, made=made, unsaved=unsaved)
+        if failure is None:
+            created, unsaved = _not_in_a_checkpoint(planned, batch)
+    return DryRun(
+        failure=failure, called=trace.called, trained=trained, created=created, unsaved=unsaved
+    )
 
 
-def inactive(brain: Any) -> set[int]:
-    """Return the ids of the parameters that a Brain declares to be off with the present knobs."""
-    return {id(each) for part in brain.inactive for each in part.parameters()}
-
-
-def _train(brain: Any, batch: Any) -> None:
-    """Take two steps, as the first may break the second, and more where layers were dropped."""
-    off = inactive(brain)
-    for number in range(TRIES):
+def _train(brain: Brain, batch: Any) -> None:
+    """Take two steps, as the first may break the second, and more if layers were dropped."""
+    inactive = _inactive(brain)
+    for index in range(MAX_STEPS):
         parameters = list(brain.modules.parameters())
-        missing = (each for each in parameters if each.requires_grad and each.grad is None)
-        if number > 1 and all(id(each) in off for each in missing):
+        missing = (p for p in parameters if p.requires_grad and p.grad is None)
+        if index > 1 and all(id(p) in inactive for p in missing):
             break
         brain.training_step.train_mode()
         brain.on_stage_start(Stage.TRAIN, 1)
         torch.autograd.backward(training_loss(brain, batch).sums.sum())
+
+
+def _inactive(brain: Brain) -> set[int]:
+    """Return the ids of the parameters that a Brain declares to be off with the present knobs."""
+    return {id(p) for part in brain.inactive for p in part.parameters()}
 
 
 def _not_in_a_checkpoint(
@@ -190,62 +147,63 @@ def _not_in_a_checkpoint(
 ) -> tuple[tuple[Keys, ...], tuple[Keys, ...]]:
     """Load the model's state into a second one, and return the parts and attributes that it lacks.
 
-    Attributes count where the second one computes other losses.
+    Attributes count only if the second one computes other losses.
     """
-    brain, again = planned.make_cpu_brain(), planned.build_again(**STAND_IN)
-    lacking = again.modules.load_state_dict(brain.modules.state_dict(), strict=False)
-    found, known = (dict(each.modules.named_modules()) for each in (brain, again))
-    places = {id(each): keys for keys, each in reached(planned)}
+    brain, copy = planned.make_cpu_brain(), planned.build_again(**CPU_OPTIONS)
+    lacking = copy.modules.load_state_dict(brain.modules.state_dict(), strict=False)
+    parts, copies = dict(brain.modules.named_modules()), dict(copy.modules.named_modules())
+    paths = {id(part): keys for keys, part in reached(planned)}
 
-    def named(part: str, own: str) -> Keys:
-        return (*places.get(id(found[part]), ("model",)), own)
+    def path_of(part: str, attribute: str) -> Keys:
+        return (*paths.get(id(parts[part]), ("model",)), attribute)
 
-    made: dict[Keys, None] = {}
+    created: dict[Keys, None] = {}
     for part in lacking.unexpected_keys:
-        own = ""
-        while part not in known:
-            part, _, own = part.rpartition(".")
-        made[named(part, own)] = None
-    if made:
-        return tuple(made), ()
+        attribute = ""
+        while part not in copies:
+            part, _, attribute = part.rpartition(".")
+        created[path_of(part, attribute)] = None
+    if created:
+        return tuple(created), ()
     try:
-        is_same = torch.allclose(losses_of(brain, batch), _evaluate(again, batch), rtol=1e-4)
+        is_same = torch.allclose(_losses_of(brain, batch), _evaluate(copy, batch), rtol=1e-4)
     except Exception:  # whatever a part raises that lacks what it has learned
         is_same = False
+    if is_same:
+        return (), ()
     changed = [
-        named(name, own)
-        for name, part in found.items()
-        for own in _changed_attributes(part, known[name])
-        if not is_same
+        path_of(name, attribute)
+        for name, part in parts.items()
+        for attribute in _changed_attributes(part, copies[name])
     ]
-    return (), () if is_same else tuple(changed or [("model",)])
+    return (), tuple(changed or [("model",)])
 
 
-def _changed_attributes(one: nn.Module, other: nn.Module) -> Iterator[str]:
+def _changed_attributes(part: nn.Module, copy: nn.Module) -> Iterator[str]:
     """Yield the names of the numbers, arrays and tensors in which two modules differ."""
-    for name, value in vars(one).items():
+    for name, value in vars(part).items():
         if isinstance(value, Tensor | np.ndarray | int | float):
-            mine, theirs = (torch.as_tensor(vars(each).get(name, [])) for each in (one, other))
+            mine, theirs = (torch.as_tensor(vars(m).get(name, [])) for m in (part, copy))
             if not np.array_equal(mine.detach().numpy(), theirs.detach().numpy()):
                 yield name
 
 
-def _evaluate(brain: Any, batch: Any) -> Tensor:
+def _evaluate(brain: Brain, batch: Any) -> Tensor:
     """Return the losses of an evaluation, which begins as one of a run does."""
     brain.modules.eval()
     brain.on_stage_start(Stage.VALID, 1)
-    return losses_of(brain, batch)
+    return _losses_of(brain, batch)
 
 
 @torch.no_grad()
-def losses_of(brain: Any, batch: Any) -> Tensor:
+def _losses_of(brain: Brain, batch: Any) -> Tensor:
     """Compute the losses of an evaluation, with the same random numbers each time."""
-    with seeded_evaluation(batch):
+    with _seeded_evaluation(batch):
         outputs = brain.compute_forward(batch, Stage.VALID)
         return as_loss(brain.compute_objectives(outputs, batch, Stage.VALID)).sums
 
 
-def seeded_evaluation(batch: Any) -> AbstractContextManager[None]:
+def _seeded_evaluation(batch: Any) -> AbstractContextManager[None]:
     """Seed torch's generator, and in this context the random numbers of each utterance."""
     torch.manual_seed(0)
     return seeded_draws(ids_of(batch))
@@ -254,21 +212,21 @@ def seeded_evaluation(batch: Any) -> AbstractContextManager[None]:
 def small_batch(planned: PlannedRun) -> Any:
     """Collate two short utterances of the training data; one is longer, to have padding."""
     loader: Any = planned.make_loaders().train
-    data = loader.dataset
-    rows = [data[row] for row in range(min(SEEN_ROWS, len(data)))]
+    dataset = loader.dataset
+    rows = [dataset[index] for index in range(min(MAX_ROWS, len(dataset)))]
     shortest, *others = sorted(rows, key=lambda row: len(row["audio"]))
-    enough = LONGER * len(shortest["audio"])
-    longer = [row for row in others if len(row["audio"]) >= enough] or others[-1:]
+    min_samples = LENGTH_RATIO * len(shortest["audio"])
+    longer = [row for row in others if len(row["audio"]) >= min_samples] or others[-1:]
     return loader.collate_fn([shortest, *longer[:1]])
 
 
 class StepTrace:
-    """Follow a step from module to module: which ran, and which are running."""
+    """Follow a step from module to module: which were called, and which are running."""
 
     def __init__(self, names: Mapping[int, Keys]) -> None:
         self._names = names
         self.inside: list[Keys] = []
-        self.ran: set[int] = set()
+        self.called: set[int] = set()
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
@@ -279,68 +237,199 @@ class StepTrace:
 
     def _enter(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         self.inside.append(self._names.get(id(module), (type(module).__name__,)))
-        self.ran.add(id(module))
+        self.called.add(id(module))
 
     def _leave(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         self.inside.pop()
 
 
-UNUSED_CHECK = "unused"
+# -- do the parts fit, and are they saved? ---------------------------------------------------------
 
 
-def check_unused(planned: PlannedRun) -> Iterator[Finding]:
-    """Find what of the model small steps leave without a gradient.
-
-    A knob may turn a part off (`ctc_weight: 1.0` runs no decoder): the Brain declares
-    it in `inactive`.
-    """
-    seen = dry_run(planned)
-    if seen.broken is not None:
-        return
-    used = seen.trained | inactive(planned.make_cpu_brain())
-    dead = {
-        id(p) for p in planned.require_model().parameters() if p.requires_grad and id(p) not in used
-    }
-    groups: dict[tuple[str | int, bool], list[Keys]] = {}
-    for keys, part in _topmost(planned, dead):
-        inside = part.modules() if isinstance(part, nn.Module) else ()
-        ran = not inside or any(id(each) in seen.ran for each in inside)
-        groups.setdefault((keys[0], ran), []).append(keys)
-    for (_, ran), found in groups.items():
+def check_shapes(planned: PlannedRun) -> Iterator[Finding]:
+    """Find the part in which a step fails, for example because its input has another size."""
+    failure = dry_run(planned).failure
+    if failure is not None:
+        is_declared = failure.module and failure.module[0] in planned.document.root
+        keys = failure.module if is_declared else ()
+        name = f"`{dotted(keys)}`" if keys else "the recipe"
+        reason = str(failure.error).strip().partition("\n")[0]
         yield planned.finding(
-            UNUSED_CHECK,
-            *found[0],
-            declared=f"{', '.join(f'`{dotted(keys)}`' for keys in found)} must be trained",
-            effect=f"{'does not reach the loss' if ran else 'is never run'}, so that it gets no "
-            "gradient and stays as it was made",
-            fix="Use it in the recipe, or take it out of the YAML. What a knob turns off belongs "
-            "into `inactive` of the Brain.",
+            *keys,
+            problem=f"A step of training on two short utterances fails in {name} "
+            f"({type(failure.error).__name__}: {reason})",
+            fix="Correct that part, or its input.",
         )
 
 
-def check_freezing(planned: PlannedRun) -> Iterator[Finding]:
-    """Find what `freeze` frees after the last step only: more steps than a small corpus has."""
-    declared, sampler = planned.knobs.get(KNOB), planned.make_loaders().train.batch_sampler
-    if not (isinstance(declared, Mapping) and isinstance(sampler, TrainSampler)):
-        return
-    steps = len(sampler.steps()) * planned.knobs["number_of_epochs"]
-    late = [path for path, end in declared.items() if end != ALWAYS and end >= steps]
-    if late:
+def check_state(planned: PlannedRun) -> Iterator[Finding]:
+    """Find state that `forward` makes or changes, and that a checkpoint would not hold."""
+    run = dry_run(planned)
+    for paths, origin, fix in (
+        (run.created, "made by `forward` when it is first called", "Make it in `__init__`."),
+        (
+            run.unsaved,
+            "changed by training, but neither a parameter nor a buffer",
+            "Register it with `register_buffer`; for features, sbkit.models.layers.GlobalNorm "
+            "keeps its statistics in buffers.",
+        ),
+    ):
+        if paths:
+            names = listed(f"`{dotted(keys)}`" for keys in paths)
+            yield planned.finding(
+                *paths[0],
+                problem=f"{names} {'is' if len(paths) == 1 else 'are'} {origin}: a model that is "
+                "loaded from a checkpoint would compute something else",
+                fix=fix,
+            )
+
+
+# -- does everything learn? ------------------------------------------------------------------------
+
+
+def check_unused(planned: PlannedRun) -> Iterator[Finding]:
+    """Find parts of the model that small steps leave without a gradient.
+
+    A knob may turn a part off (`ctc_weight: 1.0` runs no decoder): the Brain declares it in
+    `inactive`.
+    """
+    run, parameters = completed_dry_run(planned), planned.require_model().parameters()
+    used = run.trained | _inactive(planned.make_cpu_brain())
+    dead = {id(p) for p in parameters if p.requires_grad and id(p) not in used}
+    groups: dict[tuple[str | int, bool], list[Keys]] = {}
+    for keys, part in _largest_dead(planned, dead):
+        modules = part.modules() if isinstance(part, nn.Module) else ()
+        was_called = not modules or any(id(module) in run.called for module in modules)
+        groups.setdefault((keys[0], was_called), []).append(keys)
+    for (_, was_called), paths in groups.items():
+        verb = "does not reach the loss" if was_called else "is never run"
         yield planned.finding(
-            UNUSED_CHECK,
-            KNOB,
-            declared=f"`freeze` of {', '.join(late)} must end within the run",
-            effect=f"the run has about {steps:,} steps, so that nothing of it ever learns",
-            fix=f"Lower its steps, or write `{ALWAYS}`.",
+            *paths[0],
+            problem=f"{', '.join(f'`{dotted(keys)}`' for keys in paths)} {verb}, so it gets no "
+            "gradient and never learns",
+            fix="Use it in the recipe, or take it out of the YAML. If a knob turns it off, list it "
+            "in `inactive` of the Brain.",
+        )
+
+
+def _largest_dead(planned: PlannedRun, dead: set[int]) -> Iterator[tuple[Keys, object]]:
+    """Yield the largest modules with only dead parameters, then the parameters left."""
+    left = set(dead)
+    for keys, part in reached(planned):
+        inside = {id(p) for p in part.parameters()} if isinstance(part, nn.Module) else {id(part)}
+        if inside and inside <= left:
+            left -= inside
+            yield keys, part
+
+
+def check_learning_rate(planned: PlannedRun) -> Iterator[Finding]:
+    """Find a learning rate at which the loss of a batch grows many times in two steps on it.
+
+    They are taken at the highest rate of the schedule, from weights as they are initialized.
+    """
+    run, trained = completed_dry_run(planned), planned.make_cpu_brain()
+    if run.created or trained.optimizers_dict is None:
+        return
+    batch, brain = small_batch(planned), planned.build_again(**CPU_OPTIONS)
+    brain.modules.load_state_dict(trained.modules.state_dict())
+    brain.init_optimizers()
+    rate, before = brain.set_highest_rate(), _evaluate(brain, batch).sum()
+    for _ in range(2):
+        brain.training_step.train_mode()
+        brain.on_stage_start(Stage.TRAIN, 1)
+        loss = training_loss(brain, batch)
+        count = loss.counts.sum()
+        torch.autograd.backward(loss.sums.sum() / count)
+        with quiet():  # a gradient that is not finite is logged
+            brain.optimizers_step()
+    after = _evaluate(brain, batch).sum()
+    if not after - before < MAX_LOSS_GROWTH * before.abs().max(count):  # also if it is NaN
+        yield planned.finding(
+            "lr",
+            problem=f"Two steps at a learning rate of {rate:g} raise the loss of their own batch "
+            f"from {before:.3g} to {after:.3g}",
+            fix="Lower `lr`.",
+        )
+
+
+# -- what does an output depend on? ----------------------------------------------------------------
+
+
+def check_padding(planned: PlannedRun) -> Iterator[Finding]:
+    """Find that the states of an utterance change beside a longer utterance."""
+    completed_dry_run(planned)
+    brain, batch = planned.make_cpu_brain(), small_batch(planned)
+    if not isinstance(batch, Batch):
+        return
+    with _evaluating(brain):
+        together = _states_of(brain, batch)
+        clips = [batch.take(slice(index, index + 1)) for index in range(len(batch))]
+        alone = [states for clip in clips for states in _states_of(brain, clip)]
+    if len(together) != len(alone):
+        return  # a mean of the batch
+    change = max(map(_relative_change, together, alone))
+    if change > MAX_STATE_CHANGE:
+        yield planned.finding(
+            "model",
+            problem=f"The output for an utterance changes by {change:.1%} beside a longer one: "
+            "results would depend on the number of processes and on `batch_seconds`",
+            fix="Let parts take lengths; leave padding out of means, norms and attention, and "
+            "start the backward direction of recurrent layers at the end of each utterance.",
             stops=False,
         )
 
 
-def _topmost(planned: PlannedRun, dead: set[int]) -> Iterator[tuple[Keys, object]]:
-    """Yield the largest modules all of whose parameters are dead, then the parameters left."""
-    left = set(dead)
-    for keys, each in reached(planned):
-        inside = {id(p) for p in each.parameters()} if isinstance(each, nn.Module) else {id(each)}
-        if inside and inside <= left:
-            left -= inside
-            yield keys, each
+@torch.no_grad()
+def _states_of(brain: Brain, batch: Batch) -> list[Tensor]:
+    """Return the encoder's states of each utterance (U, D), or its loss if there are none."""
+    with _seeded_evaluation(batch):
+        outputs = brain.compute_forward(batch, Stage.VALID)
+    if isinstance(outputs, Predictions):
+        rows = zip(outputs.states, outputs.frame_lengths.tolist(), strict=True)
+        return [states[:frames] for states, frames in rows]
+    return [*_losses_of(brain, batch)]
+
+
+def _relative_change(value: Tensor, reference: Tensor) -> float:
+    """Return the largest difference of two tensors, as a share of the largest value."""
+    if value.shape != reference.shape or not reference.numel():
+        return math.inf if value.numel() else 0.0
+    return float((value - reference).abs().max() / reference.abs().max().clamp(min=1e-3))
+
+
+def check_causality(planned: PlannedRun) -> Iterator[Finding]:
+    """Find a decoder whose scores of a token change with a later one: it learns to copy them."""
+    completed_dry_run(planned)
+    brain, batch = planned.make_cpu_brain(), small_batch(planned)
+    if not isinstance(batch, TextBatch) or not batch.tokens.numel():
+        return
+    tokens, row = batch.tokens.clone(), int(batch.token_lengths.argmax())
+    tokens[row, -1] = tokens[row, 0]
+    before, after = _logits(brain, batch), _logits(brain, replace(batch, tokens=tokens))
+    if before is None or after is None:
+        return
+    num_earlier = batch.tokens.shape[1]  # (B, L + 1, V): the last scores follow the last token
+    change = (before - after)[:, :num_earlier].abs().max() / before.abs().max()
+    if change > MAX_LOGIT_CHANGE:
+        yield planned.finding(
+            "Transformer" if "Transformer" in planned.build_hparams() else "encoder",
+            problem="The decoder sees the tokens that it is to predict: its scores of earlier "
+            "tokens change with the last one",
+            fix="Give its self-attention a causal mask.",
+        )
+
+
+@torch.no_grad()
+def _logits(brain: Brain, batch: TextBatch) -> Tensor | None:
+    with _evaluating(brain):
+        logits = getattr(brain.compute_forward(batch, Stage.VALID), "logits", None)
+    return logits if isinstance(logits, Tensor) and logits.ndim == 3 else None
+
+
+@contextmanager
+def _evaluating(brain: Brain) -> Iterator[None]:
+    """Let a Brain evaluate, and restore the random numbers."""
+    with preserve_rng(brain.device):
+        brain.modules.eval()
+        brain.on_stage_start(Stage.VALID, 1)
+        yield

@@ -1,11 +1,14 @@
 """The run that is checked: in a scratch folder, each of its steps taken once, or failed once.
 
-A step that fails is reported once; the checks that need its result are left out.
+A check asks a planned run for what it needs and yields findings. A step that fails is reported
+once; the checks that need its result are left out.
 """
 
+import os
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,30 +16,75 @@ from typing import Any
 from torch import nn
 
 from sbkit.base.errors import ConfigError, SbkitError
-from sbkit.check.finding import Finding
+from sbkit.base.messages import printable
 from sbkit.checkpoint.rng import preserve_rng
 from sbkit.config.document import dotted, read_document
 from sbkit.config.hparams import read_knobs
 from sbkit.data.batch import Loaders
-from sbkit.distributed.device import count_local_devices, counter_of_target, resolve
+from sbkit.data.sampler import TrainSampler
+from sbkit.distributed.device import count_local_devices, counter_of_target, parse_device, resolve
 from sbkit.logs.handlers import quiet
 from sbkit.train.brain import Brain
 from sbkit.train.recipe import Recipe
 from sbkit.train.run import Result, Run, step
 
 ON_CPU = resolve("cpu", "fp32")
-STAND_IN = {"device": ON_CPU.device, "precision": "fp32", "eval_precision": "fp32"}
+CPU_OPTIONS = {"device": ON_CPU.device, "precision": "fp32", "eval_precision": "fp32"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One difference between what is declared and what would take effect.
+
+    Attributes:
+        where: FILE:LINE, or --KEY of the command line.
+        problem: a sentence without its period.
+        fix: what to do about it; empty if the problem says so itself.
+        stops: the run is not started (an error); otherwise the finding is a note.
+        ids: the utterances concerned.
+        check: the name of the check.
+
+    >>> print(Finding(where="ctc.yaml:3", problem="`lr` is negative", fix="Raise it.", check="lr"))
+    ctc.yaml:3: error: `lr` is negative [lr]
+      fix: Raise it.
+    """
+
+    where: str
+    problem: str
+    fix: str = ""
+    stops: bool = True
+    ids: tuple[str, ...] = field(default=(), repr=False)
+    check: str = ""
+
+    @property
+    def severity(self) -> str:
+        """Return "error" for a finding that stops a run, else "note"."""
+        return "error" if self.stops else "note"
+
+    def __str__(self) -> str:
+        line = printable(f"{self.where}: {self.severity}: {self.problem} [{self.check}]")
+        return f"{line}\n  fix: {printable(self.fix)}" if self.fix else line
+
+    def as_sentence(self) -> str:
+        """Write the finding as one paragraph, with its place unless that is only the file."""
+        text = f"{self.problem}. {self.fix}".rstrip()
+        is_located = self.where in text or self.where.endswith(":1")
+        return printable(text if is_located else f"{text} ({self.where})")
+
+    def as_record(self) -> dict[str, object]:
+        """Return the finding for JSON."""
+        names = ("check", "severity", "stops", "where", "problem", "fix")
+        return {name: getattr(self, name) for name in names} | {"ids": list(self.ids)}
 
 
 class MissingPartError(Exception):
-    """A part that a check asked for and that cannot be made; its fault is reported elsewhere."""
+    """Raised when a check asks for a part that cannot be made; the fault is reported elsewhere."""
 
 
 class PlannedRun(Run):
     """A run that leaves no trace in its folder, which is ``run_folder``.
 
-    A step that fails raises MissingPartError, however often it is taken, and its error is in
-    `faults` once. Raises SbkitError when the YAML cannot be read at all.
+    A step that fails raises MissingPartError each time, and its error is in `faults` once.
     """
 
     def __init__(
@@ -47,6 +95,17 @@ class PlannedRun(Run):
         recipe: Recipe | None = None,
         target: str | None = None,
     ) -> None:
+        """Read the YAML.
+
+        Args:
+            yaml_file: the YAML of the run.
+            overrides: values that replace those of the YAML, by key.
+            recipe: replaces the recipe that the YAML names.
+            target: the machine to check for, such as cuda:8; by default this one.
+
+        Raises:
+            SbkitError: the YAML cannot be read at all.
+        """
         count = count_local_devices if target is None else counter_of_target(target)
         super().__init__(yaml_file, overrides, recipe=recipe, count=count)
         self.run_folder, self.target = self.folder, target
@@ -66,7 +125,7 @@ class PlannedRun(Run):
         """Take a step without a trace: nothing is logged, and no random number is drawn.
 
         Raises:
-            MissingPartError: the step failed; its error is kept in `faults`, once.
+            MissingPartError: the step failed; its error is kept in `faults`.
         """
         if name in self.faults:
             raise MissingPartError(name)
@@ -77,8 +136,14 @@ class PlannedRun(Run):
                 return super().take(name, step)
         except MissingPartError:  # a step before it failed
             raise
+        except SbkitError as error:
+            self.faults[name] = error
+            raise MissingPartError(name) from error
         except Exception as error:
-            self.faults[name] = _as_sentence(error, name)
+            self.faults[name] = ConfigError(
+                f"The {name} of the run cannot be made: {type(error).__name__}: {error}. Correct "
+                "the part of the YAML or the recipe that makes it."
+            )
             raise MissingPartError(name) from error
 
     def take_steps(self) -> None:
@@ -112,7 +177,7 @@ class PlannedRun(Run):
         model = self.build_hparams()["model"]
         if not isinstance(model, nn.ModuleList):
             raise ConfigError(
-                "`model` must be the one torch.nn.ModuleList of all parts, but is "
+                f"`model` must be the one torch.nn.ModuleList of all parts, not a "
                 f"{type(model).__name__}. Write `model: !new:torch.nn.ModuleList` over a list of "
                 "`!ref`s."
             )
@@ -129,7 +194,7 @@ class PlannedRun(Run):
     def make_cpu_brain(self) -> Brain:
         """Make the recipe's Brain on the CPU, in fp32."""
         self.require_model()
-        return self.make_brain(**STAND_IN)
+        return self.make_brain(**CPU_OPTIONS)
 
     @step("optimizers")
     def make_optimizers(self) -> list[Any]:
@@ -139,7 +204,7 @@ class PlannedRun(Run):
             brain.init_optimizers()
         except Exception as error:  # whatever an optimizer or a recipe raises
             raise ConfigError(
-                f"The optimizers cannot be made ({type(error).__name__}: {error}). Correct "
+                f"The optimizers cannot be made: {type(error).__name__}: {error}. Correct "
                 "`opt_class`, or the recipe's `init_optimizers`."
             ) from error
         return list((brain.optimizers_dict or {}).values())
@@ -150,14 +215,38 @@ class PlannedRun(Run):
         again.results |= {"splits": self.prepare_splits(), "labels": self.prepare_labels()}
         return again.make_brain(**run_opts)
 
-    # -- words and places ----------------------------------------------------------------------
+    # -- how an epoch is shared ----------------------------------------------------------------
+
+    def require_sampler(self) -> TrainSampler:
+        """Return the sampler of the training set.
+
+        Raises:
+            MissingPartError: the recipe plans its batches in another way.
+        """
+        sampler = self.make_loaders().train.batch_sampler
+        if not isinstance(sampler, TrainSampler):
+            raise MissingPartError("sampler")
+        return sampler
+
+    def count_processes(self) -> int:
+        """Count the processes: torchrun's, or one for each device of the target."""
+        if self.target is None:
+            return int(os.environ.get("WORLD_SIZE", "1"))
+        return max(1, self.count(parse_device(self.target).type))
+
+    @property
+    def accumulation(self) -> int:
+        """The micro-batches of each process in a step."""
+        return int(self.knobs.get("grad_accumulation_factor", 1))
+
+    # -- findings and their places -------------------------------------------------------------
 
     def place(self, *keys: str | int) -> str:
         """Return --KEY of the command line; else FILE:LINE of the last key that the file has."""
         if keys == ("data_folder",) and self.knobs.get("manifest"):
-            keys = ("manifest",)  # which is read in its place
-        given: Any = self.given
-        declared: Any = self.document.root
+            keys = ("manifest",)  # which is read instead
+        given: object = self.given
+        declared: object = self.document.root
         for depth, key in enumerate(keys, start=1):
             if not isinstance(given, Mapping) or key not in given:
                 break
@@ -167,15 +256,13 @@ class PlannedRun(Run):
                 return f"--{dotted(keys[:depth])}"
         return self.document.place(keys)
 
-    def finding(self, check: str, *keys: str | int, **words: Any) -> Finding:
+    def finding(
+        self,
+        *keys: str | int,
+        problem: str,
+        fix: str = "",
+        stops: bool = True,
+        ids: tuple[str, ...] = (),
+    ) -> Finding:
         """Make a finding about a key."""
-        return Finding(check=check, where=self.place(*keys), **words)
-
-
-def _as_sentence(error: Exception, part: str) -> SbkitError:
-    if isinstance(error, SbkitError):
-        return error
-    return SbkitError(
-        f"`{part}` of the run must be made without an error, but {type(error).__name__} was "
-        f"raised: {error}. Correct the part of the YAML that it is made of."
-    )
+        return Finding(where=self.place(*keys), problem=problem, fix=fix, stops=stops, ids=ids)

@@ -6,15 +6,13 @@ from pathlib import Path
 
 from sbkit.base.files import to_json
 from sbkit.base.messages import printable_json
-from sbkit.check.batch_seconds import find_batch_seconds
-from sbkit.check.check import check_planned_run
-from sbkit.check.cost import NAME as COST
-from sbkit.check.existing_run import INITIAL
-from sbkit.check.finding import Finding, summary
-from sbkit.check.planned_run import PlannedRun
+from sbkit.check.check import check_planned_run, summary
+from sbkit.check.cost import COST, find_batch_seconds
+from sbkit.check.planned_run import Finding, PlannedRun
+from sbkit.check.settings import INITIAL_WEIGHTS
 from sbkit.config.hparams import parse_overrides
 
-FINDINGS = 1  # exit code
+FINDINGS_EXIT = 1  # exit code
 
 
 def check_file(
@@ -25,23 +23,31 @@ def check_file(
     as_json: bool = False,
     strict: bool = False,
 ) -> int:
-    """Print every finding; return 1 when one stops the run (strict: or there is a note), else 0.
+    """Print every finding, and return the exit code.
 
-    Raises SbkitError for a YAML that cannot be read, over which the command leaves with 2.
+    Args:
+        yaml_file: the YAML of the run.
+        arguments: overrides, as on the command line.
+        target: the machine to check for, such as cuda:8; by default this one.
+        as_json: print one JSON object.
+        strict: return 1 for notes, too.
+
+    Raises:
+        SbkitError: the YAML cannot be read; the command exits with 2.
     """
     overrides = find_batch_seconds(yaml_file, parse_overrides(arguments), target=target)
     with PlannedRun(yaml_file, overrides, target=target) as planned:
         findings = check_planned_run(planned)
-    cost = planned.results.get(COST)  # where it could be measured
+    cost = planned.results.get(COST)  # None if it could not be measured
     if as_json:
         record = {"findings": [finding.as_record() for finding in findings]}
         print(printable_json(to_json(record | ({COST: asdict(cost)} if cost else {}))))
     else:
-        loaded = planned.results.get(INITIAL, [])
-        print(*findings, *loaded, summary(findings), *([cost] if cost else []), sep="\n")
+        lines = planned.results.get(INITIAL_WEIGHTS, [])
+        print(*findings, *lines, summary(findings), *([cost] if cost else []), sep="\n")
     return exit_code(findings, strict=strict)
 
 
 def exit_code(findings: Sequence[Finding], *, strict: bool) -> int:
-    """Return 1 when a finding stops the run; strict: also when there is any."""
-    return FINDINGS if any(strict or finding.stops for finding in findings) else 0
+    """Return 1 if a finding stops the run; with ``strict``, if there is any finding."""
+    return FINDINGS_EXIT if any(strict or finding.stops for finding in findings) else 0

@@ -14,8 +14,8 @@ from sbkit.base.allocator import describe_allocator
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import require_writable
 from sbkit.base.openmp import describe_waiting
-from sbkit.check.batch_seconds import find_batch_seconds
 from sbkit.check.check import check_before_training
+from sbkit.check.cost import find_batch_seconds
 from sbkit.checkpoint.folder import hold
 from sbkit.checkpoint.run_config import RESOLVED
 from sbkit.config.hparams import parse_command, save_resolved

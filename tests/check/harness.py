@@ -5,7 +5,8 @@ Rows are in tests/check/mutations/, a list `MUTATIONS` a file; test_mutations.py
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
@@ -13,8 +14,7 @@ from unittest.mock import patch
 from recipes.asr.recipe import ASR
 from sbkit.check.check import CHECKS, Check, check_planned_run
 from sbkit.check.cost import check_cost
-from sbkit.check.finding import Finding
-from sbkit.check.planned_run import PlannedRun
+from sbkit.check.planned_run import Finding, PlannedRun
 from sbkit.config.document import Document, Keys, read_document
 from sbkit.config.hparams import parse_command
 from sbkit.text.normalization import normalize
@@ -89,22 +89,38 @@ def findings_of(mutation: Mutation, workplace: Workplace, folder: Path) -> list[
         run.mkdir()
         mutation.run(run)
     recipe = ASR if mutation.recipe is None else mutation.recipe(ASR)
-    command = workplace.arguments(run, *mutation.options, yaml=str(yaml))
+    with planned_run(
+        workplace, run, *mutation.options, recipe=recipe, yaml=yaml, target=mutation.target
+    ) as planned:
+        return check_planned_run(planned, mutation.checks)
+
+
+@contextmanager
+def planned_run(
+    workplace: Workplace,
+    run: Path,
+    *arguments: str,
+    recipe: Recipe | None = ASR,
+    yaml: Path = ROOT / "hparams/ctc.yaml",
+    target: str | None = None,
+) -> Iterator[PlannedRun]:
+    """Plan a run on the release of a workplace, in one thread and with its cache."""
+    command = parse_command(workplace.arguments(run, *arguments, yaml=str(yaml)))
     with (
         patch.dict(os.environ, {"SBKIT_CACHE": str(workplace.cache)}),
         one_thread(),
-        PlannedRun(*parse_command(command), recipe=recipe, target=mutation.target) as planned,
+        PlannedRun(*command, recipe=recipe, target=target) as planned,
     ):
-        return check_planned_run(planned, mutation.checks)
+        yield planned
 
 
 def assert_found(mutation: Mutation, findings: list[Finding], yaml: Path) -> None:
     """Compare what was found with what must be, one to one."""
-    told = "\n".join(map(str, findings)) or "nothing"
+    printed = "\n".join(map(str, findings)) or "nothing"
     left, document = list(findings), read_document(yaml)
     for expected in mutation.expected:
         match = [finding for finding in left if _is(finding, expected, document)]
-        assert match, f"{expected} is not found, but:\n{told}"
+        assert match, f"{expected} is not found, but:\n{printed}"
         left.remove(match[0])
     assert not left, f"beside what is expected, there is:\n{''.join(map(str, left))}"
 

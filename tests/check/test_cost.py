@@ -1,4 +1,4 @@
-"""What a run takes is measured by real steps, which leave nothing behind."""
+"""Real steps measure what a run takes, find the largest batch that fits, and leave nothing."""
 
 import json
 import re
@@ -9,67 +9,65 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from recipes.asr.recipe import ASR
+from sbkit.base.errors import ConfigError, DeviceError
 from sbkit.check import cost
 from sbkit.check.check import check_planned_run
-from sbkit.check.cost import RealSteps, check_cost, measure_cost, real_steps
+from sbkit.check.cost import (
+    ProbeBatches,
+    RealSteps,
+    check_cost,
+    find_batch_seconds,
+    largest_fitting,
+    measure_cost,
+    real_steps,
+    try_steps,
+)
 from sbkit.check.planned_run import PlannedRun
 from sbkit.commands.cli import run
-from sbkit.config.hparams import parse_command
 from sbkit.distributed.device import resolve
-from tests.check.harness import healthy_workplace
-from tests.runs import ROOT, Workplace, one_thread
+from tests.check.harness import planned_run
+from tests.runs import ROOT, Workplace, one_thread, read_json
 
-
-@pytest.fixture(scope="module")
-def workplace(asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory) -> Workplace:
-    return healthy_workplace(asterisk_english, tmp_path_factory.mktemp("workplace"))
+YAML = ROOT / "hparams" / "ctc.yaml"
+FREE_BYTES = 1000  # 900 may be taken
 
 
 @pytest.fixture
-def planned(
-    workplace: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[PlannedRun]:
-    monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
-    command = parse_command(workplace.arguments(tmp_path / "run", "--number_of_epochs=3"))
-    with one_thread(), PlannedRun(*command, recipe=ASR) as made:
-        yield made
+def planned(workplace: Workplace, tmp_path: Path) -> Iterator[PlannedRun]:
+    with planned_run(workplace, tmp_path / "run", "--number_of_epochs=3") as planned:
+        yield planned
 
 
-def test_the_steps_are_real_and_leave_no_trace(planned: PlannedRun) -> None:
+def test_measured_steps_are_real_and_leave_no_trace(planned: PlannedRun) -> None:
     planned.results["placement"] = resolve("cpu", "bf16")
-    state, before = (
-        torch.get_rng_state(),
-        [each.clone() for each in planned.require_model().parameters()],
-    )
+    random_state = torch.get_rng_state()
+    before = [p.clone() for p in planned.require_model().parameters()]
     with real_steps(planned) as steps:
-        steps.take(steps.load(next(iter(planned.make_loaders().train.batch_sampler or ()))))
+        steps.take(steps.load(next(iter(planned.require_sampler()))))
         after = list(steps.brain.modules.parameters())
         assert not any(torch.equal(*pair) for pair in zip(before, after, strict=True))
-    taken = measure_cost(planned)
-    assert all(
-        torch.equal(*pair)
-        for pair in zip(before, planned.require_model().parameters(), strict=True)
-    )
-    assert torch.equal(torch.get_rng_state(), state)
+    measured = measure_cost(planned)
+    unchanged = planned.require_model().parameters()
+    assert all(torch.equal(*pair) for pair in zip(before, unchanged, strict=True))
+    assert torch.equal(torch.get_rng_state(), random_state)
     assert not planned.run_folder.exists()
-    weights = 4 * taken.parameters
-    assert 3 * weights <= taken.checkpoint_bytes < 3.2 * weights  # with Adam's two moments
-    assert taken.seconds_of_run == pytest.approx(3 * taken.seconds_per_epoch, rel=0.05)
-    assert taken.peak_bytes > weights
+    weights = 4 * measured.parameters
+    assert 3 * weights <= measured.checkpoint_bytes < 3.2 * weights  # with Adam's two moments
+    assert measured.seconds_of_run == pytest.approx(3 * measured.seconds_per_epoch, rel=0.05)
+    assert measured.peak_bytes > weights
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "text"),
     [
         (RuntimeError("all tensors on one device"), "raised RuntimeError (all tensors on one dev"),
         (torch.OutOfMemoryError("CUDA out of memory."), "raise --grad_accumulation_factor"),
     ],
 )
-def test_a_step_that_fails_on_the_device_is_found(
-    planned: PlannedRun, monkeypatch: pytest.MonkeyPatch, error: Exception, said: str
+def test_step_that_fails_only_on_the_device_is_found(
+    planned: PlannedRun, monkeypatch: pytest.MonkeyPatch, error: Exception, text: str
 ) -> None:
-    """As where a tensor of a part stays on the CPU, which only the run's own device shows."""
+    """For example because a tensor of a part stays on the CPU."""
 
     def fail(*_: object) -> None:
         raise error
@@ -78,18 +76,18 @@ def test_a_step_that_fails_on_the_device_is_found(
     monkeypatch.setattr(cost, "training_loss", fail)
     (finding,) = check_planned_run(planned, [check_cost])
     assert finding.stops
-    assert said in str(finding)
+    assert text in str(finding)
 
 
-def test_a_full_disk_is_found(planned: PlannedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_found(planned: PlannedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RealSteps, "take", lambda *_: 1.0)
     assert list(check_cost(planned)) == []
     monkeypatch.setattr(cost.shutil, "disk_usage", lambda folder: SimpleNamespace(free=1000))
-    (disk,) = check_cost(planned)
-    assert (disk.where, disk.stops) == (planned.place("output_folder"), True)
+    (finding,) = check_cost(planned)
+    assert (finding.where, finding.stops) == (planned.place("output_folder"), True)
 
 
-def test_the_command_prints_it_unless_another_machine_is_meant(
+def test_check_command_prints_the_cost_unless_another_machine_is_meant(
     workplace: Workplace,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -100,14 +98,91 @@ def test_the_command_prints_it_unless_another_machine_is_meant(
     arguments = workplace.arguments(tmp_path / "run", "--concat_prob=0.0")
     with one_thread():
         assert run(["check", "--json", *arguments]) == 0
-        told = json.loads(capsys.readouterr().out.splitlines()[-1])
+        record = json.loads(capsys.readouterr().out.splitlines()[-1])
         assert run(["check", *arguments]) == 0
-        shown = capsys.readouterr().out
-        assert "memory at its peak" in shown
-        assert re.search(r"seconds per epoch +about [\d.]+, of the measured step\n", shown)
-        assert re.search(r"hours of all epochs +about [\d.]+\n", shown)
-        assert re.search(r"disk of the run, 12 checkpoints +[\d.]+ MB\n", shown)
+        printed = capsys.readouterr().out
+        assert "memory at its peak" in printed
+        assert re.search(r"seconds per epoch +about [\d.]+, from the measured step\n", printed)
+        assert re.search(r"hours of all epochs +about [\d.]+\n", printed)
+        assert re.search(r"disk of the run, 12 checkpoints +[\d.]+ MB\n", printed)
         assert run(["check", "--target=cuda:2", *arguments]) == 0
         assert capsys.readouterr().out == "Nothing found.\n"
-    assert told["findings"] == []
-    assert told["cost"]["seconds_of_run"] > told["cost"]["seconds_per_epoch"] > 0
+    assert record["findings"] == []
+    assert record["cost"]["seconds_of_run"] > record["cost"]["seconds_per_epoch"] > 0
+
+
+# -- batch_seconds: auto ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("held_bytes", "failing_seconds", "max_seconds", "expected"),
+    [
+        (100, 9999, 5000, 374),  # two bytes a second: the last tenth is not tried
+        (100, 9999, 60, 60),
+        (100, 9999, 20, 31),  # never less than the longest utterance
+        (100, 200, 5000, 124),  # memory ends before its line says so
+        (100, 30, 5000, None),
+    ],
+)
+def test_largest_fitting_batch_grows_until_memory_ends(
+    held_bytes: int, failing_seconds: int, max_seconds: float, expected: int | None
+) -> None:
+    def peak_of(seconds: int) -> int | None:
+        return held_bytes + 2 * seconds if seconds <= failing_seconds else None
+
+    fitting = largest_fitting(
+        peak_of, min_seconds=31, max_seconds=max_seconds, free_bytes=FREE_BYTES
+    )
+    assert (fitting and fitting.seconds) == expected
+
+
+def test_largest_fitting_batch_names_its_peak() -> None:
+    fitting = largest_fitting(
+        lambda _: 61 << 30, min_seconds=31, max_seconds=31, free_bytes=79 << 30
+    )
+    assert fitting is not None
+    assert fitting.reason == "peak 61.0 of 79.0 GiB"
+
+
+def test_batch_seconds_given_as_a_number_stay() -> None:
+    assert find_batch_seconds(YAML, {"batch_seconds": 40}) == {"batch_seconds": 40}
+
+
+def test_batch_seconds_auto_is_refused_for_another_machine() -> None:
+    with pytest.raises(ConfigError, match="but --target names another one"):
+        find_batch_seconds(YAML, {"batch_seconds": "auto"}, target="cuda:8")
+
+
+def test_batch_seconds_auto_leaves_a_broken_run_to_the_check(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    overrides = {"batch_seconds": "auto", "data_folder": str(tmp_path), "output_folder": "none"}
+    assert find_batch_seconds(YAML, overrides) == overrides | {"batch_seconds": 60.0}
+    assert "auto -> 60 (no step can be tried: see the errors of " in caplog.text
+
+
+def test_steps_are_tried_until_memory_ends(
+    planned: PlannedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches = ProbeBatches(planned)
+    assert try_steps(planned, batches, max_seconds=9, free_bytes=1 << 50).seconds == 9
+
+    def out_of_memory(*_: object) -> float:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(RealSteps, "take", out_of_memory)
+    with pytest.raises(DeviceError, match="A step with only the longest utterance"):
+        try_steps(planned, batches, max_seconds=9, free_bytes=1 << 50)
+
+
+def test_resumed_run_keeps_its_batch_seconds(
+    workplace: Workplace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--batch_seconds=auto", "--check=False", "--average_checkpoints=1")
+    assert workplace.train_here(tmp_path / "run", "--number_of_epochs=1", *options) == 0
+    chosen = re.search(r"^batch_seconds: auto -> (\d+) \(", capsys.readouterr().out, re.M)
+    assert chosen is not None
+    declared = read_json(tmp_path / "run" / "run_config.json")["values"]["batch_seconds"]
+    assert declared == float(chosen[1])
+    assert workplace.train_here(tmp_path / "run", "--number_of_epochs=2", *options) == 0
+    assert f"batch_seconds: auto -> {chosen[1]}, as the run started" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""One thing broken at a time: `sbkit check` names exactly that; what is healthy it lets pass."""
+"""One thing broken at a time: `sbkit check` names that and nothing else."""
 
 from importlib import import_module
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sbkit.check.check import CHECKS
-from tests.check.harness import Mutation, assert_found, findings_of, healthy_workplace
+from tests.check.harness import Mutation, assert_found, findings_of
 from tests.runs import ROOT, Workplace
 
 FILES = sorted((ROOT / "tests" / "check" / "mutations").glob("*.py"))
@@ -33,11 +33,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:Support for mismatched:UserWarning"),
 ]
-
-
-@pytest.fixture(scope="session")
-def workplace(asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory) -> Workplace:
-    return healthy_workplace(asterisk_english, tmp_path_factory.mktemp("workplace"))
 
 
 @pytest.mark.parametrize("mutation", [*HEALTHY, *MUTATIONS], ids=lambda mutation: mutation.name)

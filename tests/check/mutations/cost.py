@@ -8,6 +8,6 @@ MUTATIONS = [
         name="more checkpoints than any disk holds",
         options=("--average_checkpoints=1000000000",),
         checks=CHECKS,
-        expected=(Expected("cost", "output_folder", ("free there", "full disk")),),
+        expected=(Expected("cost", "output_folder", ("are free", "full disk")),),
     ),
 ]

@@ -4,7 +4,7 @@ from tests.check.harness import Expected, Mutation
 
 EIGHT = {"target": "cuda:8"}
 ROOMY = ("--device=cuda", "--batch_seconds=60", "--concat_prob=0.0")
-FEW_STEPS = Expected("placement", "--batch_seconds", ("of train have 1",), stops=False)
+FEW_STEPS = Expected("batches", "--batch_seconds", ("of train make 1",), stops=False)
 
 
 MUTATIONS = [
@@ -42,7 +42,7 @@ MUTATIONS = [
     Mutation(
         name="batches too small for eight processes",
         options=("--device=cuda",),
-        expected=(Expected("placement", "batch_seconds", ("8 processes",), stops=False),),
+        expected=(Expected("batches", "batch_seconds", ("8 processes",), stops=False),),
         **EIGHT,
     ),
     Mutation(name="healthy on eight devices", options=ROOMY, expected=(FEW_STEPS,), **EIGHT),

@@ -1,4 +1,4 @@
-"""Findings about the data at a larger scale than the table of mutations has."""
+"""Findings about the data that the small release of the mutations cannot show."""
 
 import os
 from collections.abc import Iterator
@@ -13,10 +13,10 @@ from recipes.asr.recipe import ASR
 from sbkit.check.check import check_planned_run
 from sbkit.check.data import (
     check_alignment,
+    check_data,
     check_labels,
-    check_report,
     check_silence,
-    transcripts_of,
+    read_all_transcripts,
 )
 from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.data.manifest import Excluded
@@ -45,7 +45,7 @@ def splits_of(*speakers: str) -> Splits:
     return Splits(train, {"dev": dev}, {"test": test})
 
 
-def subject_of(splits: Splits, run: Path) -> PlannedRun:
+def planned_on(splits: Splits, run: Path) -> PlannedRun:
     recipe = replace(ASR, prepare_splits=lambda knobs: splits)
     knobs = {"output_folder": str(run), "d_model": 16, "d_ffn": 16, "nhead": 2}
     return PlannedRun(ROOT / "hparams/ctc.yaml", knobs, recipe=recipe)
@@ -57,8 +57,10 @@ def folder(tmp_path: Path) -> Iterator[Path]:
         yield tmp_path
 
 
-@pytest.mark.parametrize(("rows", "advice"), [(60, "need nothing done"), (3, "Correct these")])
-def test_a_rare_foreign_character_is_no_fault_of_a_corpus(
+@pytest.mark.parametrize(
+    ("rows", "advice"), [(60, "Nothing needs to be done"), (3, "Correct these")]
+)
+def test_check_labels_tolerates_rare_foreign_characters(
     rows: int, advice: str, folder: Path
 ) -> None:
     texts = ["the fox café", *["the quick fox"] * (rows - 1)]
@@ -67,23 +69,23 @@ def test_a_rare_foreign_character_is_no_fault_of_a_corpus(
         for n, text in enumerate(texts)
     )
     splits = replace(splits_of(*NOBODY), valid={}, test={"test": test})
-    with subject_of(splits, folder / "run") as planned:
+    with planned_on(splits, folder / "run") as planned:
         (finding,) = check_labels(planned)
-    assert f"1 of {rows} in test" in finding.effect
+    assert f"1 of {rows} in test" in finding.problem
     assert advice in finding.fix
     assert not finding.stops
 
 
-def test_what_is_left_out_is_counted_with_its_reason(folder: Path) -> None:
+def test_check_data_counts_rows_left_out_by_reason(folder: Path) -> None:
     lost = [Excluded(f"bad{n}", "unreadable audio", "it is empty", "train") for n in range(2)]
     outside = [Excluded(f"long{n}", "longer than 9 s", "12.00 s", "train") for n in range(8)]
     splits = replace(splits_of(*NOBODY), excluded=lost, out_of_range=outside)
-    with subject_of(splits, folder / "run") as planned:
-        unusable, long = check_report(planned)
-    assert unusable.effect.startswith(
-        "2 rows are left out (unreadable audio): bad0 (it is empty), bad1"
+    with planned_on(splits, folder / "run") as planned:
+        unusable, long = check_data(planned)
+    assert unusable.problem.startswith(
+        "train is without 2 rows (unreadable audio): bad0 (it is empty), bad1"
     )
-    assert long.effect.startswith("8 rows are left out (longer than 9 s): long0 (12.00 s), ")
+    assert long.problem.startswith("train is without 8 rows (longer than 9 s): long0 (12.00 s), ")
     assert long.where == planned.place("max_seconds")
 
 
@@ -94,57 +96,58 @@ def test_what_is_left_out_is_counted_with_its_reason(folder: Path) -> None:
         ("¿Cuántos niños están aquí?", "en", "á", "Pass --language=es"),
         ("Très bien, vous êtes déjà là, ça va?", "en", "ê", "Pass --language=fr"),
         ("In beiden Händen in Kopfhöhe, Straße", "de", "", ""),
-        ("Ёлка и ещё решётка", "ru", "ё", "need nothing done"),
+        ("Ёлка и ещё решётка", "ru", "ё", "Nothing needs"),
         (
             "The naïve fox has a café " + "by the old river in the wide valley " * 99,
             "en",
             "é",
-            "Loan words",
+            "loan words",
         ),
     ],
 )
-def test_letters_of_another_language_are_an_error_that_names_it(
+def test_check_data_names_the_language_of_replaced_letters(
     sentence: str, language: str, replaced: str, advice: str, folder: Path
 ) -> None:
     text = normalize(sentence, language)
     rows = (Utterance(f"a{n}", text, sentence, "", len(TONE), TONE.tobytes()) for n in range(30))
     splits = replace(splits_of(*NOBODY), train=make_store(rows), valid={}, test={})
-    with subject_of(splits, folder / "run") as planned:
-        found = [finding for finding in check_report(planned) if "text table" in finding.declared]
-    assert [replaced in finding.effect and advice in finding.fix for finding in found] == (
-        [True] if replaced else []
-    )
-    assert all(finding.stops == ("--language" in finding.fix) for finding in found)
+    with planned_on(splits, folder / "run") as planned:
+        findings = [f for f in check_data(planned) if "text table" in f.problem]
+    assert len(findings) == bool(replaced)
+    for finding in findings:
+        assert replaced in finding.problem
+        assert advice in finding.fix
+        assert finding.stops == ("--language" in finding.fix)
 
 
-def test_labels_of_no_text_have_no_check_of_transcripts(folder: Path) -> None:
-    with subject_of(splits_of(*NOBODY), folder / "run") as planned:
+def test_check_labels_skips_labels_that_are_not_text(folder: Path) -> None:
+    with planned_on(splits_of(*NOBODY), folder / "run") as planned:
         names = ensure_labels(folder / "labels.txt", ["en", "fr"])
         planned.results["labels"] = names  # though there is text, and `encode`
         assert list(check_labels(planned)) == []
         with pytest.raises(MissingPartError, match="transcripts"):
-            transcripts_of(planned)
+            read_all_transcripts(planned)
 
 
 @pytest.mark.parametrize(
-    ("speakers", "found"),
+    ("speakers", "num_findings"),
     [
         (("ann", "ann", "ann"), 0),  # no split could part a single speaker
         (("ann", "bob", "bob"), 1),
         (("ann", "bob", ""), 0),
     ],
 )
-def test_a_speaker_in_two_splits_is_told_where_there_are_others(
-    folder: Path, speakers: tuple[str, str, str], found: int
+def test_check_data_finds_a_shared_speaker_unless_it_is_the_only_one(
+    folder: Path, speakers: tuple[str, str, str], num_findings: int
 ) -> None:
-    with subject_of(splits_of(*speakers), folder / "run") as planned:
-        findings = list(check_report(planned))
-    assert len(findings) == found
-    assert all("speaker" in finding.effect and not finding.stops for finding in findings)
+    with planned_on(splits_of(*speakers), folder / "run") as planned:
+        findings = list(check_data(planned))
+    assert len(findings) == num_findings
+    assert all("speaker" in finding.problem and not finding.stops for finding in findings)
 
 
-def test_the_default_corpus_has_nothing_to_tell(asterisk_english: Path, tmp_path: Path) -> None:
+def test_default_corpus_has_no_findings(asterisk_english: Path, tmp_path: Path) -> None:
     knobs = {"output_folder": str(tmp_path / "run"), "data_folder": str(asterisk_english)}
-    checks = (check_labels, check_alignment, check_report, check_silence)
+    checks = (check_labels, check_alignment, check_data, check_silence)
     with PlannedRun(ROOT / "hparams/ctc.yaml", knobs, recipe=ASR) as planned:
         assert check_planned_run(planned, checks) == []

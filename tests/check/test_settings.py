@@ -1,0 +1,241 @@
+"""Ranges, keys that nothing reads, the machine that is meant, and the run folder."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from sbkit.base.errors import BAD_INPUT, SbkitError
+from sbkit.check.check import check_planned_run
+from sbkit.check.planned_run import Finding, PlannedRun
+from sbkit.check.settings import check_placement, check_run_folder, check_unread, unread
+from sbkit.config.document import read_document
+from sbkit.config.hparams import KnobAttributes, Knobs, MissingKnobError, parse_command
+from sbkit.distributed.device import counter_of_target, resolve
+from tests.check.harness import planned_run
+from tests.check.mutations.data import rewrite
+from tests.runs import COUNTS, ROOT, TINY, TINY_VOICE, Workplace, one_thread, rows_of
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from sbkit.checkpoint.folder import hold
+hold(Path(sys.argv[1]))
+print("held", flush=True)
+time.sleep(300)
+"""
+OPTIONS = ("--number_of_epochs=2", "--average_checkpoints=2")
+
+# -- keys that nothing reads -----------------------------------------------------------------------
+
+
+def test_knobs_remember_every_way_of_reading_a_key() -> None:
+    knobs = Knobs({"train_rows": 1, "lr": 2, "seed": 3, "other": 4})
+    assert [knobs[f"{split}_rows"] for split in ("train",)] == [1]
+    assert (KnobAttributes(knobs).lr, "seed" in knobs, knobs.get("absent", 5)) == (2, True, 5)
+    assert dict(knobs.items()) == {"train_rows": 1, "lr": 2, "seed": 3, "other": 4}
+    with pytest.raises(MissingKnobError, match="`needed`, which is not in the YAML"):
+        _ = KnobAttributes(knobs).needed
+    assert knobs.names_read == {"train_rows", "lr", "seed", "absent", "needed"}
+    assert {**knobs, "new": 1} == {"train_rows": 1, "lr": 2, "seed": 3, "other": 4, "new": 1}
+    assert "other" in knobs.names_read  # nobody knows what is read of a copy
+
+
+@pytest.mark.parametrize(
+    ("yaml", "expected"),
+    [
+        ("named: 1", []),
+        ("unnamed: 1", ["unnamed"]),
+        ("called: !apply:os.getcwd", []),  # it had its effect when it was built
+        ("size: 1\nsizes: {a: 1}\nnamed: !ref <size> * <sizes[a]>", []),
+        ("named: 1\nspare: !new:torch.nn.Linear [1, 1]", ["spare"]),
+    ],
+)
+def test_a_key_without_a_reader_is_found(yaml: str, expected: list[str], tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(f"{yaml}\n")
+    assert list(unread(read_document(tmp_path / "a.yaml"), {"named"})) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("yaml", "options"),
+    [
+        ("codec", ("--d_model=16", "--d_ffn=32")),
+        ("ctc", TINY),
+        ("ctc_large", (*TINY, "--vocab_size=50", "--num_workers=0", "--precision=fp32")),
+        ("ctc_speechbrain", ()),
+        ("ctc_streaming", TINY),
+        ("language_id", ("--label=pace", "--language=[en]", "--min_seconds=0")),
+        ("tts", TINY_VOICE),
+        ("vad", ()),
+    ],
+)
+def test_every_key_of_the_yamls_is_read(
+    yaml: str, options: tuple[str, ...], workplace: Workplace, tmp_path: Path
+) -> None:
+    release = Path(shutil.copytree(workplace.release, tmp_path / "release"))
+    for split in COUNTS:  # a label for language_id.yaml
+        rows = rows_of(release / f"{split}.tsv")
+        paces = [{"pace": ("quick", "slow")[index % 2]} for index in range(len(rows))]
+        rewrite(release, split, [row | pace for row, pace in zip(rows, paces, strict=True)])
+    file = tmp_path / "a.yaml"
+    file.write_text(f"base: {ROOT / 'hparams' / yaml}.yaml\nforgotten_knob: 3\n")
+    folders = (f"--data_folder={release}", f"--output_folder={tmp_path / 'run'}")
+    command = [str(file), *folders, "--device=cpu", "--batch_seconds=6", *options]
+    with (
+        patch.dict(os.environ, {"SBKIT_CACHE": str(workplace.cache)}),
+        one_thread(),
+        PlannedRun(*parse_command(command)) as planned,
+    ):
+        (finding,) = check_planned_run(planned, [check_unread])
+        assert finding.where == f"{file}:2"
+        names = planned.knobs.names_read | planned.build_hparams().names_read
+    assert list(unread(planned.document, names)) == ["forgotten_knob"]
+
+
+# -- the machine -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("target", "device", "placed"),
+    [
+        ("cuda:8", None, "cuda:0"),
+        ("cuda:8", "cuda:7", "cuda:7"),
+        ("cpu", None, "cpu"),
+    ],
+)
+def test_target_counts_as_the_machine(target: str, device: str | None, placed: str) -> None:
+    assert resolve(device, "fp32", count=counter_of_target(target)).device == torch.device(placed)
+
+
+@pytest.mark.parametrize("device", ["cuda:8", "mps"])
+def test_device_that_the_target_lacks_is_refused(device: str) -> None:
+    with pytest.raises(SbkitError, match="but the target has"):
+        resolve(device, "fp32", count=counter_of_target("cuda:8"))
+
+
+@pytest.mark.parametrize("target", ["cuda:0", "gpu", "8"])
+def test_target_that_is_no_machine_is_refused(target: str) -> None:
+    with pytest.raises(SbkitError, match="`--target` "):
+        counter_of_target(target)
+
+
+def test_device_number_beside_torchrun_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    yaml = ROOT / "hparams/ctc.yaml"
+    with PlannedRun(yaml, {"device": "cuda:1"}, target="cuda:8") as planned:
+        findings = check_planned_run(planned, [check_placement])
+    (finding,) = [finding for finding in findings if finding.check == "placement"]
+    assert finding.where == planned.place("device")
+    assert "torchrun starts 8 processes" in str(finding)
+
+
+# -- the run folder --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trained(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("trained") / "run"
+    assert workplace.train_here(run, *OPTIONS) == 0
+    return run
+
+
+def check_resumed(workplace: Workplace, run: Path, *options: str) -> list[Finding]:
+    with planned_run(workplace, run, *OPTIONS, *options) as planned:
+        return check_planned_run(planned, [check_run_folder])
+
+
+def times_in(folder: Path) -> dict[Path, int]:
+    return {file: file.stat().st_mtime_ns for file in folder.rglob("*")}
+
+
+def contents_of(folder: Path, pattern: str = "*") -> dict[Path, bytes]:
+    return {file: file.read_bytes() for file in folder.rglob(pattern) if file.is_file()}
+
+
+@pytest.mark.slow
+def test_run_resumed_with_more_epochs_is_healthy_and_untouched(
+    workplace: Workplace, trained: Path
+) -> None:
+    before = times_in(trained)
+    assert check_resumed(workplace, trained, "--number_of_epochs=3") == []
+    assert times_in(trained) == before
+
+
+@pytest.mark.slow
+def test_replaced_tokenizer_is_found(workplace: Workplace, trained: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(trained, tmp_path / "run"))
+    model = (run / "tokenizer.model").read_bytes()
+    swapped = bytearray(model)
+    first, second = model.index(b"\n\x01e") + 2, model.index(b"\n\x01t") + 2
+    swapped[first], swapped[second] = model[second], model[first]  # the letters under other ids
+    (run / "tokenizer.model").write_bytes(swapped)
+    (finding,) = check_resumed(workplace, run)
+    assert "the file of labels: " in finding.problem
+    assert finding.stops
+    before = contents_of(run, "lm.*")
+    models = ("--check=False", "--word_lm_order=2", "--token_lm_order=2")
+    assert workplace.train_here(run, *OPTIONS, *models) == BAD_INPUT
+    assert contents_of(run, "lm.*") == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("option", "difference"),
+    [
+        ("--d_model=48", "d_model: 32 before, 48 now"),
+        ("--language=de", "language: en before, de now"),
+        ("--batch_seconds=7", "batch_seconds: 6.0 before, 7.0 now"),
+        ("--freeze=[CNN]", 'freeze: [] before, ["CNN"] now'),
+    ],
+)
+def test_run_resumed_with_another_value_is_refused(
+    workplace: Workplace, trained: Path, option: str, difference: str
+) -> None:
+    finding, *_ = check_resumed(workplace, trained, option)
+    assert difference in finding.problem
+    assert finding.stops
+
+
+@pytest.mark.slow
+def test_finished_run_refuses_another_corpus_and_keeps_its_results(
+    workplace: Workplace, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    release = Path(shutil.copytree(workplace.release, tmp_path / "release"))
+    other = Workplace(release, workplace.cache)
+    before = contents_of(trained)
+    assert other.train_here(trained, *OPTIONS, "--check=False") == 0  # the same corpus has moved
+    assert "stay as they are" in capsys.readouterr().out
+    after = contents_of(trained)
+    for name in ("summary.json", "wer_test.txt"):
+        assert after[trained / name] == before[trained / name]
+
+    lines = (release / "train.tsv").read_text().splitlines()
+    (release / "train.tsv").write_text("\n".join(lines[:-2]) + "\n")
+    for check_first in ("True", "False"):
+        assert other.train_here(trained, *OPTIONS, f"--check={check_first}") == BAD_INPUT
+        error = capsys.readouterr().err
+        assert "the data of `train`: " in error
+        assert contents_of(trained) == after
+
+
+@pytest.mark.slow
+def test_second_run_in_a_held_folder_is_refused_and_writes_nothing(
+    workplace: Workplace, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Path(shutil.copytree(trained, tmp_path / "run"))
+    before = times_in(run)
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(run)], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        assert workplace.train_here(run, *OPTIONS, "--max_seconds=3") == BAD_INPUT
+        holder.kill()
+    assert "One run at a time" in capsys.readouterr().err
+    assert times_in(run) == before
