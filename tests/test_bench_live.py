@@ -17,7 +17,7 @@ from tools import bench_live
 def test_delays_and_what_was_taken_back() -> None:
     said = Word("a", 0.0, 0.3), Word("fox", 0.4, 0.9)
     final = Final(seconds=2.0, text="a fox", start=0.0, end=2.0, words=said)
-    found = bench_live.Found()
+    found = bench_live.Measurements()
     texts = ("an", 0), ("a fo", 1), ("a dog", 1), ("a fox", 0)
     events = [
         Partial(seconds=0.5 * place, text=text, stable=stable)

@@ -3,16 +3,17 @@
 python -m tools.bench_live RUN|BUNDLE [DATA] [--chunks 320,640,1280] [--whole RUN|BUNDLE]
     [--plot bench_live.png]
 
-DATA is a table as `sbkit score` takes it; without it, the test sets of the run. --whole names a
-model of whole clips, such as one of hparams/ctc.yaml trained for the same time, for a row beside.
-Every clip goes through a live session. Prints a table of Markdown, and draws the delays of words:
+DATA is a table as `sbkit score` takes it; without it, the test sets of the run. --whole adds
+a row for a model of whole clips, such as one of hparams/ctc.yaml trained for the same time.
+Every clip runs through a streaming session. Prints a table of Markdown, and draws the delays of
+words:
 
-- latency: from the end of a word, as the final text has it, to the end of the chunk from which on
-  it is shown in its place;
-- taken back: words that were shown and then changed, in a hundred of final words; a last word that
-  grows is not counted; then the same of those that were called stable;
-- endpoint: from the end of the last word to the event, where silence follows;
-- final: what `finish` takes after the last sample, in ms of computing.
+- latency: from the end of a word, according to the final text, to the end of the chunk since which
+  partial texts have it in its position;
+- taken back: words of partial texts that changed later, per hundred final words; a last word that
+  grows does not count; then the same for words that were called stable;
+- endpoint: from the end of the last word to the event, if silence follows;
+- final: the computing time of `finish` after the last sample, in ms.
 """
 
 import argparse
@@ -39,7 +40,7 @@ from sbkit.runtime.torch_model import TorchBundle
 from sbkit.streaming.recognizer import StreamingRecognizer
 from sbkit.streaming.session import Endpoint, Event, Final, Partial, Session
 
-SILENCE = 3.0  # seconds after a clip, in which its endpoint is found
+SILENCE_SECONDS = 3.0  # after a clip, to find its endpoint
 COLUMNS = (
     *("chunk", "decoder", "CER", "WER", "latency: mean", "p50", "p95 (ms)"),
     *("taken back (%)", "stable ones (%)", "endpoint: p50 (ms)", "final: p50 (ms)"),
@@ -47,8 +48,8 @@ COLUMNS = (
 
 
 @dataclass
-class Found:
-    """What all clips came to, with one chunk and decoder; delays in seconds."""
+class Measurements:
+    """The results of all clips, with one chunk size and decoder; delays in seconds."""
 
     scores: Scores = field(default_factory=Scores)
     latencies: list[float] = field(default_factory=list)
@@ -64,8 +65,8 @@ class Found:
             *(chunk, decoder, f"{self.scores.cer:.1%}", f"{self.scores.wer:.1%}"),
             _ms(np.mean, self.latencies),
             *(_ms(np.percentile, self.latencies, share) for share in (50, 95)),
-            *(f"{100 * each / words:.1f}" for each in (self.taken_back, self.stable_taken_back)),
-            *(_ms(np.percentile, each, 50) for each in (self.endpoints, self.finals)),
+            *(f"{100 * count / words:.1f}" for count in (self.taken_back, self.stable_taken_back)),
+            *(_ms(np.percentile, delays, 50) for delays in (self.endpoints, self.finals)),
         ]
 
 
@@ -76,23 +77,24 @@ def _ms(measure: Any, seconds: Sequence[float], *more: float) -> str:
 def main() -> None:
     """Measure each size of chunk with each decoder, print the table, and draw the plot."""
     options = _parse()
-    rows, drawn = list[list[str]](), dict[str, list[float]]()
+    rows: list[list[str]] = []
+    latencies: dict[str, list[float]] = {}
     with open_model(options.model) as bundle:
         clips = list(read_clips(bundle, options))
         if options.whole is not None:
-            with open_model(options.whole) as whole:
-                rows += [score_whole(each, clips) for each in with_decoders(whole)]
+            with open_model(options.whole) as whole_model:
+                rows += [score_whole(one, clips) for one in with_decoders(whole_model)]
         for chunk_ms in map(int, options.chunks.split(",")):
-            for each in with_decoders(set_chunk(bundle, chunk_ms)):
-                decoder = GREEDY if each.decoder is None else each.decoder.decoder_type
-                found = measure(each, clips)
-                rows.append(found.row(f"{chunk_ms} ms", decoder))
-                drawn[f"{chunk_ms} ms, {decoder}"] = found.latencies
+            for variant in with_decoders(set_chunk(bundle, chunk_ms)):
+                decoder = GREEDY if variant.decoder is None else variant.decoder.decoder_type
+                results = measure(variant, clips)
+                rows.append(results.row(f"{chunk_ms} ms", decoder))
+                latencies[f"{chunk_ms} ms, {decoder}"] = results.latencies
         set_chunk(bundle, None)
-        rows += [score_whole(each, clips, "whole clip") for each in with_decoders(bundle)]
+        rows += [score_whole(variant, clips, "whole clip") for variant in with_decoders(bundle)]
     for row in (COLUMNS, ["---"] * len(COLUMNS), *rows):
         print(f"| {' | '.join(row)} |", flush=True)
-    draw(drawn, options.plot)
+    draw(latencies, options.plot)
 
 
 def _parse() -> argparse.Namespace:
@@ -124,12 +126,11 @@ def with_decoders(bundle: TorchBundle) -> Iterator[TorchBundle]:
 
 
 def set_chunk(bundle: TorchBundle, chunk_ms: int | None) -> TorchBundle:
-    """Let the model see chunks of another size, or whole clips."""
+    """Change the size of the chunks that the model sees; None for whole clips."""
     encoder = bundle.model.network.encoder.modules.get("Transformer")
     if not isinstance(streaming := getattr(encoder, "streaming", None), StreamingConfig):
         raise SbkitError(
-            "The model must be a streaming one, but takes whole clips alone. Name a run of "
-            "hparams/ctc_streaming.yaml."
+            "This model only takes whole clips. Name a run of hparams/ctc_streaming.yaml."
         )
     chunk = None if chunk_ms is None else chunk_ms // FRAME_MS
     encoder.streaming = replace(streaming, chunk=chunk)
@@ -140,15 +141,18 @@ def score_whole(
     bundle: TorchBundle, clips: Sequence[tuple[Samples, str]], name: str = "whole-clip model"
 ) -> list[str]:
     """Return the row of a model that sees whole clips."""
-    found = Found()
+    results = Measurements()
     for clip, text in clips:
-        found.scores += count_errors(text, *bundle.transcribe([clip]))
-    return found.row(name, GREEDY if bundle.decoder is None else bundle.decoder.decoder_type)
+        results.scores += count_errors(text, *bundle.transcribe([clip]))
+    return results.row(name, GREEDY if bundle.decoder is None else bundle.decoder.decoder_type)
 
 
-def measure(bundle: TorchBundle, clips: Sequence[tuple[Samples, str]]) -> Found:
-    """Run each clip through a session, and through a copy that goes on with silence."""
-    found, silence = Found(), np.zeros(round(SILENCE * bundle.config.sample_rate), np.int16)
+def measure(bundle: TorchBundle, clips: Sequence[tuple[Samples, str]]) -> Measurements:
+    """Run each clip through a session, and through a copy that continues with silence."""
+    results, silence = (
+        Measurements(),
+        np.zeros(round(SILENCE_SECONDS * bundle.config.sample_rate), np.int16),
+    )
     model = bundle.model
     with StreamingRecognizer(
         bundle=OpenBundle.of(bundle, ModelThread(lambda: model))
@@ -159,63 +163,65 @@ def measure(bundle: TorchBundle, clips: Sequence[tuple[Samples, str]]) -> Found:
             waiting = [*events, *session.copy().push(silence)]
             began = time.perf_counter()
             events += session.finish()
-            found.finals.append(time.perf_counter() - began)
-            said = " ".join(each.text for each in events if isinstance(each, Final))
-            found.scores += count_errors(text, said)
-            add_delays(found, events)
-            add_endpoint(found, waiting)
-    return found
+            results.finals.append(time.perf_counter() - began)
+            text_found = " ".join(event.text for event in events if isinstance(event, Final))
+            results.scores += count_errors(text, text_found)
+            add_delays(results, events)
+            add_endpoint(results, waiting)
+    return results
 
 
-def add_endpoint(found: Found, events: Sequence[Event]) -> None:
-    """Add how long after the last word its endpoint came."""
+def add_endpoint(results: Measurements, events: Sequence[Event]) -> None:
+    """Add the delay from the last word to its endpoint."""
     for event, after in pairwise(events):
         if isinstance(event, Endpoint) and event.rule == "silence" and isinstance(after, Final):
-            found.endpoints.append(event.seconds - after.words[-1].end)
+            results.endpoints.append(event.seconds - after.words[-1].end)
 
 
-def add_delays(found: Found, events: Sequence[Event]) -> None:
-    """Add the latency of each word of each utterance, and what was taken back."""
+def add_delays(results: Measurements, events: Sequence[Event]) -> None:
+    """Add the latency of each word of each utterance, and count words that were taken back."""
     partial: list[Partial] = []
     for event in events:
         if isinstance(event, Partial):
             partial.append(event)
         elif isinstance(event, Final):
-            shown = [each.text.split() for each in partial]
+            partial_words = [event.text.split() for event in partial]
             words = event.text.split()
-            for place, (text, word) in enumerate(zip(words, event.words, strict=True)):
+            for index, (text, word) in enumerate(zip(words, event.words, strict=True)):
                 at = event.seconds
-                for each, so_far in zip(reversed(partial), reversed(shown), strict=True):
-                    if so_far[place : place + 1] != [text]:
+                for earlier, so_far in zip(reversed(partial), reversed(partial_words), strict=True):
+                    if so_far[index : index + 1] != [text]:
                         break
-                    at = each.seconds
-                found.latencies.append(at - word.end)
-            for each, (before, after) in zip(partial, pairwise([*shown, words]), strict=True):
-                gone = changed(before, after)
-                found.taken_back += len(gone)
-                found.stable_taken_back += sum(place < each.stable for place in gone)
+                    at = earlier.seconds
+                results.latencies.append(at - word.end)
+            for earlier, (before, after) in zip(
+                partial, pairwise([*partial_words, words]), strict=True
+            ):
+                gone = changed_words(before, after)
+                results.taken_back += len(gone)
+                results.stable_taken_back += sum(index < earlier.stable for index in gone)
             partial = []
 
 
-def changed(before: Sequence[str], after: Sequence[str]) -> list[int]:
-    """Return the places of words that are others now; the last one may have grown."""
+def changed_words(before: Sequence[str], after: Sequence[str]) -> list[int]:
+    """Return the indices of words that have changed; the last one may have grown."""
     grown = len(before) - 1
     return [
-        place
-        for place, word in enumerate(before)
-        if after[place : place + 1] != [word]
-        and not (place == grown and place < len(after) and after[place].startswith(word))
+        index
+        for index, word in enumerate(before)
+        if after[index : index + 1] != [word]
+        and not (index == grown and index < len(after) and after[index].startswith(word))
     ]
 
 
 def draw(latencies: dict[str, list[float]], file: Path) -> None:
-    """Draw which share of the words is shown how long after it was said."""
+    """Draw the cumulative distribution of the latencies."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 5), dpi=120, layout="constrained")  # inches
     axes = figure.subplots()
     for name, seconds in latencies.items():
-        axes.ecdf([1000 * each for each in seconds] or [0.0], label=name, linewidth=2)
+        axes.ecdf([1000 * second for second in seconds] or [0.0], label=name, linewidth=2)
     axes.set(xlabel="from the end of a word to its text (ms)", ylabel="share of the words")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)

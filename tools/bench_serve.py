@@ -1,16 +1,15 @@
-"""Measure `sbkit serve` with many clients, or torment it with bad ones.
+"""Measure `sbkit serve` with many clients, or attack it with misbehaving ones.
 
 python -m tools.bench_serve BUNDLE AUDIO [--runtime onnx] [--clients 32] [--seconds 60] [--rounds 3]
 python -m tools.bench_serve BUNDLE AUDIO --realtime [--clients 32] [--seconds 60]
 python -m tools.bench_serve BUNDLE AUDIO --soak [--clients 64] [--seconds 300]
 
-AUDIO is a folder of clips. In each round come many clients, then one, then the plain loop of
-`sbkit transcribe`, in this process. Prints seconds of audio per second (RTFx), latencies, and the
-mean batch. With --realtime the clients speak over WebSockets, as fast as people do: the latency is
-that from the end of a turn to its text, which must be what one client alone is told. With --soak a
-third of the clients' requests is good, the others stall, abort or send rubbish; prints the good
-answers that are wrong or lost, and the memory as time goes by. The exit code is 1 where an answer
-is wrong.
+AUDIO is a folder of clips. Each round measures many clients, then one client, then the plain loop
+of `sbkit transcribe` in this process. Prints seconds of audio per second (RTFx), latencies, and the
+mean batch. With --realtime the clients speak over WebSockets in real time. The latency is then from
+the end of a turn to its text, which must equal the text that a single client gets. With --soak a
+third of the requests is good; the others stall, abort or send rubbish. Prints how many good answers
+are wrong or lost, and the memory over time. The exit code is 1 if an answer is wrong.
 """
 
 import argparse
@@ -44,13 +43,13 @@ HEADER = (
 )
 PART = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
 END = b"\r\n--x--\r\n"
-RATE, PIECE = 24_000, 2_400  # samples a second of realtime sessions, and of a message
-PARTS = 10  # of a soak, after each of which memory is measured
+RATE, MESSAGE_SAMPLES = 24_000, 2_400  # of realtime sessions: a second, and a message
+NUM_SOAK_PARTS = 10  # memory is measured after each
 
 
 @dataclass(frozen=True)
-class Clip:
-    """A request and the text that it must be answered with."""
+class ExpectedClip:
+    """A request, and the right text of its answer."""
 
     request: bytes
     seconds: float
@@ -58,8 +57,8 @@ class Clip:
 
 
 @dataclass
-class Found:
-    """What clients found: how many seconds each good answer took, and its audio has."""
+class Results:
+    """The results of clients; latencies: of good answers; seconds: of their audio."""
 
     latencies: list[float] = field(default_factory=list)
     seconds: float = 0.0
@@ -114,8 +113,8 @@ def main() -> int:
     load = {"runtime": options.runtime, "decoder": options.decoder, "device": "cpu"}
     with Transcriber.load(options.bundle, times=False, **load) as transcriber:
         clips = [
-            Clip(as_request(file.read_bytes()), declared_seconds(file), found.text)
-            for file, found in zip(files, transcriber.transcribe_batch(files), strict=True)
+            ExpectedClip(as_request(file.read_bytes()), declared_seconds(file), transcript.text)
+            for file, transcript in zip(files, transcriber.transcribe_batch(files), strict=True)
         ]
         print(f"{len(clips)} clips of {mean(clip.seconds for clip in clips):.1f} s", flush=True)
         with serving(options) as port:
@@ -154,7 +153,10 @@ def as_request(content: bytes) -> bytes:
 
 
 def measure(
-    port: int, clips: Sequence[Clip], options: argparse.Namespace, loop: Callable[[], object]
+    port: int,
+    clips: Sequence[ExpectedClip],
+    options: argparse.Namespace,
+    loop: Callable[[], object],
 ) -> int:
     """Alternate between many clients, one client and the plain loop; print the medians."""
     rates: dict[str, list[float]] = {"many": [], "one": [], "loop": []}
@@ -162,17 +164,17 @@ def measure(
     for _ in range(options.rounds):
         for name, clients in (("many", options.clients), ("one", 1)):
             before = batches(port)
-            found = asyncio.run(run_clients(port, clips, clients, options.seconds, ask))
-            rates[name].append(found.seconds / options.seconds)
-            wrong += found.kinds.total() - found.kinds["right"]
-            print(describe(f"{clients} clients", found, options.seconds, before, batches(port)))
+            results = asyncio.run(run_clients(port, clips, clients, options.seconds, ask))
+            rates[name].append(results.seconds / options.seconds)
+            wrong += results.kinds.total() - results.kinds["right"]
+            print(describe(f"{clients} clients", results, options.seconds, before, batches(port)))
         began, seconds = time.perf_counter(), 0.0
         while time.perf_counter() - began < options.seconds:
             loop()
             seconds += sum(clip.seconds for clip in clips)
         rates["loop"].append(seconds / (time.perf_counter() - began))
         print(f"plain loop: {rates['loop'][-1]:.0f} RTFx", flush=True)
-    many, one, plain = (median(each) for each in rates.values())
+    many, one, plain = (median(rounds) for rounds in rates.values())
     print(f"many clients: {many / one:.2f} times one client, {many / plain:.2f} times the loop")
     return int(wrong > 0)
 
@@ -187,49 +189,55 @@ def batches(port: int) -> tuple[float, float, float]:
 
 
 def metric(port: int, name: str) -> float:
-    """Read a figure of the server."""
+    """Read a metric of the server."""
     with urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
-        found = re.search(rf"^{name} (\S+)$", answer.read().decode(), re.MULTILINE)
-    assert found is not None
-    return float(found[1])
+        value = re.search(rf"^{name} (\S+)$", answer.read().decode(), re.MULTILINE)
+    assert value is not None
+    return float(value[1])
 
 
 def describe(
     name: str,
-    found: Found,
+    results: Results,
     seconds: float,
     before: Sequence[float],
     after: Sequence[float],
 ) -> str:
-    """Write what a round has found."""
-    ordered = sorted(found.latencies) or [0.0]
+    """Describe a round in one line."""
+    ordered = sorted(results.latencies) or [0.0]
     parts = [ordered[int(share * (len(ordered) - 1))] for share in (0.5, 0.95, 0.99)]
     count, clips, padded = (end - begin for begin, end in zip(before, after, strict=True))
     return (
-        f"{name}: {found.seconds / seconds:.0f} RTFx, {len(ordered) / seconds:.1f} answers/s, "
+        f"{name}: {results.seconds / seconds:.0f} RTFx, {len(ordered) / seconds:.1f} answers/s, "
         f"latency p50 {1e3 * parts[0]:.0f}, p95 {1e3 * parts[1]:.0f}, p99 {1e3 * parts[2]:.0f} ms, "
         f"batches of {clips / max(1, count):.1f} clips and {padded / max(1, count):.1f} s; "
-        f"{dict(found.kinds)}"
+        f"{dict(results.kinds)}"
     )
 
 
 async def run_clients(
-    port: int, clips: Sequence[Clip], clients: int, seconds: float, act: Callable[..., object]
-) -> Found:
-    """Let clients act until the time is over; each has a connection of its own."""
-    found, until = Found(), time.perf_counter() + seconds
+    port: int,
+    clips: Sequence[ExpectedClip],
+    clients: int,
+    seconds: float,
+    act: Callable[..., object],
+) -> Results:
+    """Let clients act until the time is over, each with its own connection."""
+    results, until = Results(), time.perf_counter() + seconds
 
     async def client(number: int) -> None:
         choose, connection = random.Random(number), Connection(port)
         while time.perf_counter() < until:
-            await act(connection, choose.choice(clips), found, choose)  # type: ignore[misc]
+            await act(connection, choose.choice(clips), results, choose)  # type: ignore[misc]
         connection.close()
 
     await asyncio.gather(*map(client, range(clients)))
-    return found
+    return results
 
 
-async def ask(connection: Connection, clip: Clip, found: Found, _: random.Random) -> None:
+async def ask(
+    connection: Connection, clip: ExpectedClip, results: Results, _: random.Random
+) -> None:
     """Ask for a transcript, and compare it."""
     began = time.perf_counter()
     try:
@@ -237,34 +245,34 @@ async def ask(connection: Connection, clip: Clip, found: Found, _: random.Random
         status, body = await connection.receive()
     except (OSError, EOFError):
         connection.close()
-        found.kinds["lost"] += 1
+        results.kinds["lost"] += 1
         return
-    found.latencies.append(time.perf_counter() - began)
+    results.latencies.append(time.perf_counter() - began)
     if status == 200:
         right = json.loads(body)["text"] == clip.text
-        found.seconds += clip.seconds
-        found.kinds["right" if right else "wrong"] += 1
+        results.seconds += clip.seconds
+        results.kinds["right" if right else "wrong"] += 1
     else:
-        found.kinds[str(status)] += 1
+        results.kinds[str(status)] += 1
 
 
 async def converse(port: int, files: Sequence[Path], options: argparse.Namespace) -> int:
-    """Let clients speak in real time, after one that is told what the clips' texts are."""
-    found, expected = Found(), dict[Path, str]()
+    """Let clients speak in real time, after one client that collects the expected texts."""
+    results, expected = Results(), dict[Path, str]()
     spoken = {file: read_audio(file, RATE) for file in files}
 
-    async def say_each(several: Iterable[Path], pace: float) -> None:
+    async def say_each(clip_files: Iterable[Path], pace: float) -> None:
         async with connect(f"ws://127.0.0.1:{port}/v1/realtime?intent=transcription") as socket:
-            given = {"audio": {"input": {"turn_detection": None}}}
-            await socket.send(json.dumps({"type": "session.update", "session": given}))
-            for file in several:
+            options = {"audio": {"input": {"turn_detection": None}}}
+            await socket.send(json.dumps({"type": "session.update", "session": options}))
+            for file in clip_files:
                 text, seconds = await say(socket, spoken[file], pace)
                 if expected.setdefault(file, text) != text:
-                    found.kinds["wrong"] += 1
+                    results.kinds["wrong"] += 1
                 elif pace:
-                    found.kinds["right"] += 1
-                    found.latencies.append(seconds)
-                    found.seconds += len(spoken[file]) / RATE
+                    results.kinds["right"] += 1
+                    results.latencies.append(seconds)
+                    results.seconds += len(spoken[file]) / RATE
 
     def choices(number: int) -> Iterator[Path]:
         choose, until = random.Random(number), time.perf_counter() + options.seconds
@@ -275,18 +283,18 @@ async def converse(port: int, files: Sequence[Path], options: argparse.Namespace
     before = batches(port)
     await asyncio.gather(*(say_each(choices(n), 1.0) for n in range(options.clients)))
     name = f"{options.clients} speakers"
-    print(describe(name, found, options.seconds, before, batches(port)))
-    return int(found.kinds["wrong"] > 0)
+    print(describe(name, results, options.seconds, before, batches(port)))
+    return int(results.kinds["wrong"] > 0)
 
 
 async def say(socket: ClientConnection, samples: Samples, pace: float) -> tuple[str, float]:
-    """Say a clip in pieces; return its text, and the seconds until it came after the last one."""
-    began, sent = time.perf_counter(), 0
-    for piece in np.array_split(samples, 1 + len(samples) // PIECE):
-        audio = base64.b64encode(piece.tobytes()).decode()
+    """Say a clip message by message; return its text, and the seconds until it arrived."""
+    began, num_sent = time.perf_counter(), 0
+    for message in np.array_split(samples, 1 + len(samples) // MESSAGE_SAMPLES):
+        audio = base64.b64encode(message.tobytes()).decode()
         await socket.send(json.dumps({"type": "input_audio_buffer.append", "audio": audio}))
-        sent += len(piece)
-        await asyncio.sleep(pace * (began + sent / RATE - time.perf_counter()))
+        num_sent += len(message)
+        await asyncio.sleep(pace * (began + num_sent / RATE - time.perf_counter()))
     ended = time.perf_counter()
     await socket.send(json.dumps({"type": "input_audio_buffer.commit"}))
     while not (event := json.loads(await socket.recv()))["type"].endswith("completed"):
@@ -294,11 +302,13 @@ async def say(socket: ClientConnection, samples: Samples, pace: float) -> tuple[
     return event["transcript"], time.perf_counter() - ended
 
 
-async def torment(connection: Connection, clip: Clip, found: Found, choose: random.Random) -> None:
-    """Ask as `ask` does, or do something bad."""
+async def misbehave(
+    connection: Connection, clip: ExpectedClip, results: Results, choose: random.Random
+) -> None:
+    """Ask as `ask` does, or misbehave."""
     kind = choose.choice(("good", "good", "connect", "stall", "abort", "rubbish"))
     if kind == "good":
-        await ask(connection, clip, found, choose)
+        await ask(connection, clip, results, choose)
         return
     with suppress(OSError, EOFError):
         if kind == "rubbish":
@@ -310,21 +320,20 @@ async def torment(connection: Connection, clip: Clip, found: Found, choose: rand
             part = choose.randrange(len(clip.request)) if kind == "stall" else None
             await connection.send(clip.request[:part])
             await asyncio.sleep(choose.uniform(0, 2 if kind == "stall" else 0.1))
-    found.kinds[kind] += 1
+    results.kinds[kind] += 1
     connection.close()
 
 
-def soak(port: int, clips: Sequence[Clip], options: argparse.Namespace) -> int:
-    """Torment the server, and print what has become of the good requests and of its memory."""
-    memory, total, seconds = list[float](), Counter[str](), options.seconds / PARTS
-    for _ in range(PARTS):
-        found = asyncio.run(run_clients(port, clips, options.clients, seconds, torment))
-        total += found.kinds
+def soak(port: int, clips: Sequence[ExpectedClip], options: argparse.Namespace) -> int:
+    """Attack the server; print how many good requests failed, and its memory over time."""
+    memory: list[float] = []
+    total, seconds = Counter[str](), options.seconds / NUM_SOAK_PARTS
+    for _ in range(NUM_SOAK_PARTS):
+        results = asyncio.run(run_clients(port, clips, options.clients, seconds, misbehave))
+        total += results.kinds
         memory.append(metric(port, "process_resident_memory_bytes") / 1e6)
     print(f"{options.seconds:g} s of {options.clients} clients: {dict(total)}")
-    print(
-        f"memory in MB, of {PARTS} parts of the time: {', '.join(f'{each:.0f}' for each in memory)}"
-    )
+    print(f"memory in MB over time: {', '.join(f'{mb:.0f}' for mb in memory)}")
     bad = {"connect", "stall", "abort", "rubbish", "right"}
     return int(bool(total.keys() - bad))
 

@@ -3,9 +3,9 @@
 python -m tools.talk BUNDLE [SOURCE] [--voice BUNDLE] [--vad BUNDLE|silero] [--out FILE]
 
 BUNDLE is a streaming recognizer; SOURCE a file, which is paced in real time, or mic. Without a
-voice, espeak-ng speaks. Prints what was said, what is answered and, after each turn, the
+voice, espeak-ng speaks. Prints the recognized text, the answer and, after each turn, the
 milliseconds that each stage added, from the end of the last word to the first sound. With --out the
-answers are written to a file, in which the recognizer is then asked what they say.
+answers are written to a file, which the recognizer then transcribes.
 """
 
 import argparse
@@ -21,9 +21,9 @@ import numpy as np
 
 from sbkit.audio.io import FULL_SCALE
 from sbkit.audio.resample import Signal
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import ConfigError
 from sbkit.base.process import run_main
-from sbkit.runtime.synthesizer import Synthesizer as Voice
+from sbkit.runtime.synthesizer import Synthesizer
 from sbkit.runtime.voice_detector import VoiceDetector
 from sbkit.streaming.devices import MICROPHONE, FilePlayer, Speakers, audio_blocks
 from sbkit.streaming.pipeline import Answer, Pipeline, TextToSpeech, Turn
@@ -35,27 +35,26 @@ class Espeak:
     """The voice of the command espeak-ng."""
 
     sample_rate: ClassVar = 22_050
-    HEADER = 44  # bytes of WAV
+    HEADER_BYTES = 44  # of WAV
 
     def __init__(self, language: str) -> None:
-        """Name the language; raises SbkitError without the command."""
+        """Choose a language; raises ConfigError without the command."""
         if shutil.which("espeak-ng") is None:
-            raise SbkitError(
-                "Something must speak, but there is no espeak-ng. On Debian: apt-get install "
-                "espeak-ng"
+            raise ConfigError(
+                "There is no voice: pass --voice BUNDLE, or install espeak-ng, on Debian: apt-get "
+                "install espeak-ng"
             )
         self._command = ["espeak-ng", "-v", language, "--stdin", "--stdout"]
 
     def stream(self, text: str) -> Iterator[Signal]:
         """Yield the sound of a text (S,), at once."""
         done = subprocess.run(self._command, input=text.encode(), capture_output=True, check=True)
-        yield np.frombuffer(done.stdout[self.HEADER :], "<i2").astype(np.float32) / np.float32(
-            FULL_SCALE
-        )
+        samples = np.frombuffer(done.stdout[self.HEADER_BYTES :], "<i2")
+        yield samples.astype(np.float32) / np.float32(FULL_SCALE)
 
 
 def show(event: Event | Turn) -> None:
-    """Print what was said, what is answered, and the trace of a turn."""
+    """Print recognized text, an answer, or the trace of a turn."""
     match event:
         case Final(text=text):
             print(">", text, flush=True)
@@ -66,7 +65,7 @@ def show(event: Event | Turn) -> None:
 
 
 def main() -> None:
-    """Answer what is said with the same words, until the source ends."""
+    """Repeat what is said until the source ends."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("bundle", metavar="BUNDLE", type=Path)
     parser.add_argument("source", metavar="SOURCE", nargs="?", default=MICROPHONE)
@@ -83,7 +82,7 @@ def main() -> None:
         if options.voice is None:
             voice = Espeak(options.language)
         else:
-            voice = stack.enter_context(Voice.load(options.voice))
+            voice = stack.enter_context(Synthesizer.load(options.voice))
         Pipeline(
             recognizer,
             lambda text: text,
@@ -97,11 +96,13 @@ def main() -> None:
 
 
 def recognize(recognizer: StreamingRecognizer, file: Path) -> str:
-    """Return what is said in a file."""
-    session, events = Session(recognizer), list[Event]()
+    """Return the text of a file."""
+    session = Session(recognizer)
+    events: list[Event] = []
     for block in audio_blocks(str(file), recognizer.sample_rate):
         events += session.push(block)
-    return " ".join(each.text for each in [*events, *session.finish()] if isinstance(each, Final))
+    events += session.finish()
+    return " ".join(event.text for event in events if isinstance(event, Final))
 
 
 if __name__ == "__main__":

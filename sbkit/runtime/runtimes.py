@@ -64,9 +64,9 @@ def open_model(
         SbkitError: the bundle is damaged, or the device, runtime or precision is not available.
     """
     if runtime in PRECISIONS and precision not in PRECISIONS[runtime]:
-        known = "; ".join(f"{name}: {', '.join(names)}" for name, names in PRECISIONS.items())
+        supported = "; ".join(f"{name}: {', '.join(names)}" for name, names in PRECISIONS.items())
         raise ConfigError(
-            f"`--precision {precision}` is not supported by the runtime {runtime} ({known}). "
+            f"`--precision {precision}` is not supported by the runtime {runtime} ({supported}). "
             "Choose one of its precisions, or pass another --runtime."
         )
     if runtime not in ("torch", ONNX) or (runtime == ONNX and compile is not None):

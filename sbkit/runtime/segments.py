@@ -143,7 +143,7 @@ class Pauses:
         if self._detector is None:
             return find_pauses(samples, window)
         end = samples_to_seconds(start + len(samples), rate)
-        times = [0.0, *(event.seconds for event in self._events if event.known <= end), end]
+        times = [0.0, *(event.seconds for event in self._events if event.detected <= end), end]
         edges = np.rint((np.array(times[: len(times) // 2 * 2]) * rate - start) / window)
         pauses: list[list[int]] = (
             edges.clip(0, len(samples) // window).astype(int).reshape(-1, 2).tolist()

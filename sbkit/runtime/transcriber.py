@@ -82,7 +82,7 @@ class BatchError(DataError):
 
 
 @dataclass(frozen=True)
-class _Queued:
+class _SourceSegment:
     """A segment of a source, or the error that ends the source; name: of a file."""
 
     name: str | None
@@ -244,7 +244,7 @@ class Transcriber(AbstractContextManager["Transcriber"]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _read(self, audios: Iterable[Audio], sample_rate: int | None) -> Iterator[_Queued]:
+    def _read(self, audios: Iterable[Audio], sample_rate: int | None) -> Iterator[_SourceSegment]:
         """Read and cut one source after the other; one that cannot be read ends in its error."""
         for audio in audios:
             name = str(audio) if isinstance(audio, Path | str) else None
@@ -255,12 +255,12 @@ class Transcriber(AbstractContextManager["Transcriber"]):
             try:
                 for segment, following in pairwise(chain(self._segmenter.split(blocks), [None])):
                     assert segment is not None
-                    yield _Queued(name, segment, is_last=following is None)
+                    yield _SourceSegment(name, segment, is_last=following is None)
             except SbkitError as error:
-                yield _Queued(name, error, is_last=True)
+                yield _SourceSegment(name, error, is_last=True)
 
     def _decoder_inputs(
-        self, pool: Sequence[_Queued], cut: int, phrases: tuple[str, ...]
+        self, pool: Sequence[_SourceSegment], cut: int, phrases: tuple[str, ...]
     ) -> tuple[list[DecoderInput], int]:
         """Run the model on a pool; return what the decoder takes of each segment.
 
@@ -342,9 +342,11 @@ def open_recognizer(
         raise
 
 
-def _pools(queued: Iterable[_Queued], sample_rate: int, seconds: float) -> Iterator[list[_Queued]]:
+def _pools(
+    queued: Iterable[_SourceSegment], sample_rate: int, seconds: float
+) -> Iterator[list[_SourceSegment]]:
     """Collect segments until they hold that many seconds of audio."""
-    pool: list[_Queued] = []
+    pool: list[_SourceSegment] = []
     missing = max_samples = seconds_to_samples(seconds, sample_rate)
     for item in queued:
         pool.append(item)

@@ -36,11 +36,11 @@ class SpeechSegment(NamedTuple):
 
 
 class SpeechEvent(NamedTuple):
-    """Speech started or stopped at ``seconds``; it took the audio up to ``known`` to detect it."""
+    """Speech started or stopped at ``seconds``; the audio up to ``detected`` showed it."""
 
     kind: Literal["started", "stopped"]
     seconds: float
-    known: float
+    detected: float
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,8 +29,10 @@ from sbkit.streaming.session import Event, Session, forward_batch
 Part = TypeVar("Part")
 Result = TypeVar("Result")
 
-# Set when the request of a thread is cancelled: its segments are not run any more.
-cancelled: ContextVar[threading.Event | None] = ContextVar("cancelled", default=None)
+# Set when the request of a thread ends early: its segments are not run any more.
+request_cancelled: ContextVar[threading.Event | None] = ContextVar(
+    "request_cancelled", default=None
+)
 
 
 class Workers:
@@ -47,7 +49,7 @@ class Workers:
     ) -> AsyncGenerator[Part | Result]:
         """Yield each part that ``work`` passes to its argument at once, then what it returns.
 
-        Once the iterator is closed or cancelled, the argument of ``work`` raises CancelledError.
+        Once the iterator is closed, the argument of ``work`` raises CancelledError.
         Errors of ``work`` are raised here.
 
         on_end: called when ``work`` has ended, or will not run.
@@ -65,7 +67,7 @@ class Workers:
             put(part)
 
         def start() -> Result:
-            cancelled.set(end)
+            request_cancelled.set(end)
             return work(give)
 
         future = self._threads.submit(start)
@@ -91,7 +93,7 @@ class _Queued:
     due: int
     arrived: float
     samples: Samples = field(compare=False)
-    cancelled: threading.Event | None = field(compare=False)
+    cancel_event: threading.Event | None = field(compare=False)
     output: Future[Encoded] = field(compare=False, default_factory=Future)
 
 
@@ -129,12 +131,12 @@ class Batcher:
         """Run the encoder on segments (S,), in batches with those of others.
 
         Raises:
-            CancelledError: the request was cancelled, or the batcher is closed.
+            CancelledError: the request ended, or the batcher is closed.
         """
         with self._changed:
             if self._is_closed:
                 raise CancelledError
-            now, event = monotonic(), cancelled.get()
+            now, event = monotonic(), request_cancelled.get()
             queued = [
                 _Queued(due, now, samples, event)
                 for due, samples in enumerate(segments, start=self._round)
@@ -175,7 +177,7 @@ class Batcher:
             while self._queue and room > 0:
                 item = heapq.heappop(self._queue)
                 self._samples -= self._padded(item)
-                if item.cancelled is not None and item.cancelled.is_set():
+                if item.cancel_event is not None and item.cancel_event.is_set():
                     item.output.cancel()
                 if item.output.set_running_or_notify_cancel():
                     items.append(item)

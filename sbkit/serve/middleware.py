@@ -210,9 +210,9 @@ class KeyGuard:
             protocols = scope.get("subprotocols", ())
             key = "".join(name for name in protocols if name.startswith(KEY_SUBPROTOCOL))
             key = key.removeprefix(KEY_SUBPROTOCOL)
-        given, digests = _digest(key.strip()), self._keys.digests
+        client_digest, digests = _digest(key.strip()), self._keys.digests
         # All are compared, each in a time that does not depend on what is equal.
-        matches = [hmac.compare_digest(given, digest) for digest in digests]
+        matches = [hmac.compare_digest(client_digest, digest) for digest in digests]
         if digests and not sum(matches):
             raise ApiError(
                 401,

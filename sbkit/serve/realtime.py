@@ -92,7 +92,7 @@ class SpeechTurns:
                 self._take(seconds - SPEECH_PADDING_SECONDS)
                 began = seconds
             else:
-                parts.append(TurnPart(*self._take(self._start + event.known), began, seconds))
+                parts.append(TurnPart(*self._take(self._start + event.detected), began, seconds))
                 began = None
         now = samples_to_seconds(self._first + len(self._pending), self._rate)
         if self._is_speech:
@@ -114,13 +114,13 @@ class Item:
     """A turn as the client knows it.
 
     begin: in seconds of the session.
-    sent: the text of all deltas.
+    delta_text: the text of all deltas.
     is_open: whether its speech was announced.
     """
 
     begin: float
     finals: list[Final] = field(default_factory=list)
-    sent: str = ""
+    delta_text: str = ""
     is_open: bool = False
     id: str = field(default_factory=lambda: f"item_{uuid4().hex}")
 
@@ -302,8 +302,8 @@ class RealtimeSession:
                 return
         if text and by_rules and not item.is_open:
             await self._announce(event.seconds)
-        delta = stable[len(item.sent) :] if stable.startswith(item.sent) else ""
-        item.sent += delta
+        delta = stable[len(item.delta_text) :] if stable.startswith(item.delta_text) else ""
+        item.delta_text += delta
         await self._send_text("delta", delta=delta, hypothesis=text)
         if isinstance(event, Final) and by_rules:
             await self._end(event.end)

@@ -29,7 +29,7 @@ TURN_SILENCE_SECONDS = (
 
 
 @dataclass
-class Clip:
+class ClipTurn:
     """The audio of a turn for a model of whole clips, made and fed as a `Session` is."""
 
     phrases: tuple[str, ...]
@@ -123,7 +123,7 @@ class Recognizer:
 
     async def turns(
         self, phrases: tuple[str, ...], silence: float | None
-    ) -> Callable[[int], Session | Clip]:
+    ) -> Callable[[int], Session | ClipTurn]:
         """Return a function that makes a turn, given the index of its first sample.
 
         phrases: to expect.
@@ -131,7 +131,7 @@ class Recognizer:
         """
         streaming = self.streaming
         if streaming is None:
-            return partial(Clip, phrases)
+            return partial(ClipTurn, phrases)
         rules = streaming.rules
         if silence is not None and self.detector is None:
             rules = replace(rules, silence=silence)
@@ -144,7 +144,7 @@ class Recognizer:
             streaming = expecting
         return lambda start: Session(streaming, rules, start=start)
 
-    async def advance(self, turn: Session | Clip) -> Sequence[Event]:
+    async def advance(self, turn: Session | ClipTurn) -> Sequence[Event]:
         """Process the audio fed to a turn and return its new events.
 
         A whole-clip turn has events only once it is finished.

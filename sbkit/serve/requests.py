@@ -116,11 +116,12 @@ class Models:
 
 def unknown_model(name: str, names: Sequence[str]) -> ApiError:
     """Return the error about a model that is not served, or does not do what is asked for."""
-    given = name[:100] or "missing"
+    actual = name[:100] or "missing"
     if not names:
-        return ApiError(404, f"No model of this server does this, `model` is {given}.", "model")
-    known = listed(names, max_names=10)
-    return ApiError(404, f"`model` must be one of {known}, but is {given}.", "model")
+        return ApiError(404, f"No model of this server does this, `model` is {actual}.", "model")
+    return ApiError(
+        404, f"`model` must be one of {listed(names, max_names=10)}, but is {actual}.", "model"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -50,9 +50,9 @@ class ApiError(SbkitError):
         return {"error": {**content, "code": self.code}}
 
 
-def wrong_field(name: str, expected: str, given: str) -> ApiError:
+def wrong_field(name: str, expected: str, actual: str) -> ApiError:
     """Return the error about a field with an invalid value."""
-    return ApiError(400, f"`{name}` must be {expected}, but is {given[:100]}.", name)
+    return ApiError(400, f"`{name}` must be {expected}, but is {actual[:100]}.", name)
 
 
 def too_large(limit: str, name: str = "file") -> ApiError:

@@ -29,7 +29,7 @@ from sbkit.streaming.session import Event, Final, Partial, Session
 QUEUE_ITEMS = 8  # between two stages
 PLAYER_SECONDS = 0.5  # of sound that the player has in store
 
-Work = Callable[[Any, Any], Generator["Item"]]
+Work = Callable[[Any, Any], Generator["QueueItem"]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,7 @@ class Turn:
         return f"{' + '.join(parts)} = {1000 * sum(self.delays.values()):.0f} ms{end}"
 
 
-class Item(NamedTuple):
+class QueueItem(NamedTuple):
     """An item of a queue. Without content, its turn has ended; without a turn, the source has."""
 
     turn: Turn | None
@@ -144,7 +144,7 @@ class Pipeline:
         stages |= {"recognizer": self._recognize, "answer": self._answer}
         if synthesizer is not None:
             stages |= {"synthesizer": self._speak, "player": self._play}
-        self._queues = [deque[Item]() for _ in stages]
+        self._queues = [deque[QueueItem]() for _ in stages]
         self._threads = [
             threading.Thread(target=self._run, args=(index, stage, work), name=stage, daemon=True)
             for index, (stage, work) in enumerate(stages.items())
@@ -221,7 +221,7 @@ class Pipeline:
             with suppress(Exception):  # a failed part may fail again
                 self.close()
 
-    def _get(self, index: int) -> Item | None:
+    def _get(self, index: int) -> QueueItem | None:
         """Wait for an item whose turn is open; return None once the pipeline is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._queues[index] or self._is_closed)
@@ -235,7 +235,7 @@ class Pipeline:
                 queue = self._queues[index]
                 self._changed.wait_for(lambda: len(queue) < QUEUE_ITEMS or not self._is_open(turn))
                 if self._is_open(turn):
-                    queue.append(Item(turn, content))
+                    queue.append(QueueItem(turn, content))
                     self._changed.notify_all()
             elif turn is not None and content is None and self._is_open(turn):
                 self._end_turn(is_interrupted=False)
@@ -255,16 +255,16 @@ class Pipeline:
         self._changed.notify_all()
         self._on_event(turn)
 
-    def _detect(self, _: None, block: _Block | None) -> Generator[Item]:
+    def _detect(self, _: None, block: _Block | None) -> Generator[QueueItem]:
         """Interrupt when speech starts, and mark the block in which it stops."""
         if block is not None and self._detector is not None:
             events, self._detector_state = self._detector.push(block.samples, self._detector_state)
             kinds = {event.kind for event in events}
             if "started" in kinds:
                 self.interrupt()
-            yield Item(None, _Block(block.samples, block.arrived, is_end="stopped" in kinds))
+            yield QueueItem(None, _Block(block.samples, block.arrived, is_end="stopped" in kinds))
 
-    def _recognize(self, _: None, block: _Block | None) -> Generator[Item]:
+    def _recognize(self, _: None, block: _Block | None) -> Generator[QueueItem]:
         """Recognize a block, and open a turn with each final text."""
         arrived = self._clock()
         events: list[Event] = []
@@ -284,13 +284,13 @@ class Pipeline:
                     times = {"speech": spoken, "endpoint": arrived, "recognizer": self._clock()}
                     self._open_turn = turn = Turn(event.text, times)
             if isinstance(event, Final):
-                yield Item(turn, event.text)
+                yield QueueItem(turn, event.text)
 
     @property
     def _seconds(self) -> float:
         return samples_to_seconds(self._received, self._recognizer.sample_rate)
 
-    def _answer(self, turn: Turn | None, text: str | None) -> Generator[Item]:
+    def _answer(self, turn: Turn | None, text: str | None) -> Generator[QueueItem]:
         """Call the user's callback, and pass on its texts as they arrive."""
         if turn is None or text is None:
             return
@@ -301,16 +301,16 @@ class Pipeline:
                     return
                 turn.times.setdefault("answer", self._clock())
                 self._on_event(Answer(seconds=self._seconds, text=part))
-            yield Item(turn, part)
-        yield Item(turn, None)
+            yield QueueItem(turn, part)
+        yield QueueItem(turn, None)
 
-    def _speak(self, turn: Turn | None, text: str | None) -> Generator[Item]:
+    def _speak(self, turn: Turn | None, text: str | None) -> Generator[QueueItem]:
         """Synthesize a text block by block, if it has anything to be spoken."""
         if self._synthesizer and text and any(map(str.isalnum, text)):
             for block in self._synthesizer.stream(text):
-                yield Item(turn, to_int16(block))
+                yield QueueItem(turn, to_int16(block))
 
-    def _play(self, turn: Turn | None, block: Samples | None) -> Generator[Item]:
+    def _play(self, turn: Turn | None, block: Samples | None) -> Generator[QueueItem]:
         """Pass a block to the player when it needs one, or wait until all is heard."""
         if self._player is not None:
             self._player.wait(0.0 if block is None else PLAYER_SECONDS)

@@ -202,7 +202,7 @@ class Session:
         if self._detector is None:
             return self._frame_seconds(self._utterance.silence)
         now = self._frame_seconds(self._utterance.first) + seconds
-        num_known = bisect(self._speech_events, now, key=lambda event: event.known)
+        num_known = bisect(self._speech_events, now, key=lambda event: event.detected)
         if num_known == 0:
             return seconds
         last = self._speech_events[num_known - 1]
@@ -223,11 +223,11 @@ class Session:
         A word is stable if nearly all of the beam has it. The last word may still grow.
         """
         beam = self._beam()
-        words, *others = [self._words(hypothesis) for hypothesis in beam]
+        words, *rivals = [self._words(hypothesis) for hypothesis in beam]
         text = printable(" ".join(words))
         if text != self._utterance.last_partial:
             self._utterance.last_partial = text
-            shares = agreement(words, [words, *others], [hypothesis.score for hypothesis in beam])
+            shares = agreement(words, [words, *rivals], [hypothesis.score for hypothesis in beam])
             doubted = np.flatnonzero(shares[:-1] < STABLE_SHARE)
             stable = int(doubted[0]) if len(doubted) else max(0, len(words) - 1)
             yield Partial(seconds=self._now, text=text, stable=stable)

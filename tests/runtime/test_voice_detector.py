@@ -56,7 +56,9 @@ def test_a_model_that_judges_later_moves_no_speech() -> None:
     events, _ = detector.push(tell(*is_speech(1, 1, 1)), detector.start())
     assert [event.kind for event in events] == ["started", "stopped"]
     assert [event.seconds for event in events] == pytest.approx([1.0, 2.0])
-    assert [event.known for event in events] == pytest.approx([1.0 + 0.1 + 0.08, 2.0 + 0.3 + 0.08])
+    assert [event.detected for event in events] == pytest.approx(
+        [1.0 + 0.1 + 0.08, 2.0 + 0.3 + 0.08]
+    )
 
 
 def test_speech_begins_at_the_onset_and_goes_on_above_the_offset() -> None:

@@ -11,7 +11,7 @@ import pytest
 from sbkit.audio.io import Samples
 from sbkit.bundle.protocols import Effective, Encoded
 from sbkit.runtime.model import ModelThread, Shapes, run_batches
-from sbkit.serve.batching import Batcher, cancelled
+from sbkit.serve.batching import Batcher, request_cancelled
 from tests.serve.server import wait_for
 
 SECOND = 100  # samples
@@ -108,7 +108,7 @@ def test_what_is_cancelled_does_not_run(
     end = threading.Event()
 
     def ask_cancelled() -> list[int]:
-        cancelled.set(end)
+        request_cancelled.set(end)
         return ask(batcher, clip(7))
 
     with ThreadPoolExecutor(3) as callers:
