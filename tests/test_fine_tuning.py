@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from sbkit.base.errors import BAD_INPUT
-from sbkit.checkpoint.averaging import read_averaged
+from sbkit.checkpoint.checkpointer import AveragedCheckpoints
 from sbkit.commands.cli import run as sbkit
 from tests.runs import Workplace, last_parameters, read_json
 
@@ -26,7 +26,7 @@ def trained(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> P
 def test_the_test_averages_what_makes_dev_best_and_export_takes_the_same(
     trained: Path, tmp_path: Path
 ) -> None:
-    averaged = read_averaged(trained / "checkpoints")
+    averaged = AveragedCheckpoints.read(trained / "checkpoints")
     assert averaged is not None
     assert len(averaged.of) == 3
     best_alone = averaged.scores["1"]

@@ -122,7 +122,7 @@ def test_a_full_disk_stops_every_rank_with_one_sentence(
 ) -> None:
     arguments = without_folder(workplace.arguments(tmp_path, "--check=false"))
     done = start(2, "full", tmp_path, arguments, workplace)
-    assert done.stderr.count("A checkpoint must be written whole") == 1
+    assert done.stderr.count("Writing a checkpoint to") == 1
     assert (tmp_path / "code-1").read_text() == str(BAD_INPUT)
 
 

@@ -14,7 +14,7 @@ from sbkit.base.units import samples_to_seconds
 from sbkit.check.dry_run import dry_run
 from sbkit.check.planned_run import Finding, MissingPartError, PlannedRun
 from sbkit.checkpoint.checkpointer import Checkpointer
-from sbkit.checkpoint.folder import newest_described
+from sbkit.checkpoint.folder import newest_checkpoint
 from sbkit.checkpoint.run_config import CHECKPOINTS, RESOLVED
 from sbkit.checkpoint.weights import check_weights
 from sbkit.config.document import (
@@ -175,7 +175,7 @@ def check_run_folder(planned: PlannedRun) -> tuple[Finding, ...]:
 
 def check_initial_weights(planned: PlannedRun) -> tuple[Finding, ...]:
     """Refuse, as training does, `pretrained` and `init_from` without the weights of the model."""
-    if newest_described(planned.run_folder / CHECKPOINTS) is None:
+    if newest_checkpoint(planned.run_folder / CHECKPOINTS) is None:
         planned.results[INITIAL_WEIGHTS] = planned.load_initial_weights()
     return ()
 

@@ -1,13 +1,15 @@
-"""Checkpoints that are whole or absent.
+"""Checkpoints that are whole or absent, and the average of the best ones.
 
 SpeechBrain's Checkpointer writes its marker file first, so a killed save looks like a good
 checkpoint. This one writes a folder beside, checksums it, and renames it: the name is the marker.
 """
 
+import json
 import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,14 +20,13 @@ from speechbrain.utils.distributed import MainProcessContext
 from torch.optim import Optimizer
 
 from sbkit.base.checksums import CHECKSUMS, SAVED, find_damage
-from sbkit.base.errors import SbkitError
-from sbkit.base.files import reading
-from sbkit.checkpoint.averaging import Averaged, choose, read_averaged, write_averaged
+from sbkit.base.errors import BundleError, ConfigError, SbkitError
+from sbkit.base.files import reading, to_json, write_text_atomically
 from sbkit.checkpoint.folder import (
     checkpoint_folders,
-    describe,
-    hold,
+    lock_folder,
     publish,
+    read_checkpoint,
     remove_unfinished,
     staging_path,
 )
@@ -40,28 +41,104 @@ from sbkit.distributed.ranks import gather_over_ranks, leave_together, main_rank
 
 logger = logging.getLogger(__name__)
 
-# Of a checkpoint's meta file: the metric that chooses the best one, the text table, the task
+# Keys of a checkpoint's meta file: the metric that ranks it, the text table, the task
 RANKED_BY, NORMALIZER, TASK = "ranked_by", "normalizer", "task"
+AVERAGED_FILE = "averaged.json"  # in the folder of the checkpoints
+
+
+@dataclass(frozen=True)
+class AveragedCheckpoints:
+    """The checkpoints that a run is tested and exported with.
+
+    The mean of the last weights of a converged run beats each of them; the mean over a run that was
+    still learning is worse than its best checkpoint. So the mean of all, of half of them, and so on
+    down to the best one, are scored on the validation set, and the best of these is taken.
+    Source: model soups, Wortsman et al. 2022, over prefixes instead of one by one: a validation set
+    is small, and each further try would fit it more.
+
+    Attributes:
+        checkpoints: names of their folders, the best first.
+        of: all checkpoints that were there to choose from.
+        scores: on the validation set, by the number of checkpoints averaged.
+    """
+
+    checkpoints: tuple[str, ...]
+    of: tuple[str, ...]
+    scores: dict[str, float]
+
+    def __str__(self) -> str:
+        count = len(self.checkpoints)
+        tested = (
+            "the best checkpoint" if count == 1 else f"the mean of the {count} best checkpoints"
+        )
+        if not self.scores:
+            return f"tested: {tested}"
+        tried = ", ".join(f"{score:.4f} with {count}" for count, score in self.scores.items())
+        return f"tested: {tested} of {len(self.of)} (on validation, lower is better: {tried})"
+
+    def write(self, folder: Path) -> None:
+        """Write the choice beside the checkpoints, for export and for a test that is repeated."""
+        write_text_atomically(folder / AVERAGED_FILE, to_json(asdict(self), indent=1) + "\n")
+
+    @staticmethod
+    def read(folder: Path) -> "AveragedCheckpoints | None":
+        """Read the choice; None if none was made."""
+        file = folder / AVERAGED_FILE
+        if not file.is_file():
+            return None
+        record = json.loads(file.read_text(encoding="utf-8"))
+        return AveragedCheckpoints(
+            tuple(record["checkpoints"]), tuple(record["of"]), record["scores"]
+        )
+
+
+def choose_averaged(
+    ranked: Sequence[Checkpoint], score: Callable[[int], float]
+) -> AveragedCheckpoints:
+    """Score the means of the first checkpoints; take the best, and among equals the largest mean.
+
+    score(count): the error on the validation set of the mean of the first ``count``, such as CER:
+    lower is better, NaN the worst. It is called at most log2(len(ranked)) + 1 times.
+    """
+    counts = [len(ranked) >> times for times in range(len(ranked).bit_length())]
+    scores = {count: score(count) for count in counts} if len(ranked) > 1 else {}
+    finite = [count for count in scores if not math.isnan(scores[count])]
+    best = min(finite, key=lambda count: (scores[count], -count), default=1)
+    names = tuple(checkpoint.path.name for checkpoint in ranked)
+    by_count = {str(count): value for count, value in scores.items()}
+    return AveragedCheckpoints(names[:best], names, by_count)
 
 
 class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
     """Save and recover as SpeechBrain does, but never half a checkpoint and never a damaged one.
 
     Reading leaves the folder as it is, also while a run is training in it.
+
+    Attributes:
+        meta: values that are written into every checkpoint's meta file.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> from torch import nn
+    >>> with TemporaryDirectory() as folder:
+    ...     checkpointer = Checkpointer(folder, recoverables={"model": nn.Linear(2, 1)})
+    ...     checkpoint = checkpointer.save_checkpoint(meta={"CER": 0.1})
+    ...     checkpointer.find_checkpoint(min_key="CER").meta["CER"]
+    0.1
     """
 
     def __init__(self, checkpoints_dir: str | Path, **options: Any) -> None:
-        """Take SpeechBrain's options; raises SbkitError for a recoverable that cannot be saved."""
+        """Take SpeechBrain's options; raises ConfigError for a recoverable that cannot be saved."""
         super().__init__(checkpoints_dir, **options)
-        for name, each in self.recoverables.items():
-            if name not in self.custom_save_hooks and not isinstance(each, (*DEFAULT_SAVE_HOOKS,)):
-                raise SbkitError(
+        for name, recoverable in self.recoverables.items():
+            has_hook = isinstance(recoverable, (*DEFAULT_SAVE_HOOKS,))
+            if name not in self.custom_save_hooks and not has_hook:
+                raise ConfigError(
                     f"Recoverables must be modules or other objects that SpeechBrain can save, but "
-                    f"`{name}` is a {type(each).__name__}. Take it out of the recoverables."
+                    f"`{name}` is a {type(recoverable).__name__}. Remove it from the recoverables."
                 )
         self.optional_recoverables = dict.fromkeys(self.recoverables, False)  # SpeechBrain forgets
         self._is_claimed = False
-        self.meta: dict[str, Any] = {}  # written into every checkpoint
+        self.meta: dict[str, Any] = {}
         self._logged: set[str] = set()
 
     # -- saving -------------------------------------------------------------------------------
@@ -69,18 +146,18 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
     def claim(self) -> None:
         """Lock the folder for this run, on all ranks, and remove what a killed one left.
 
-        Raises SbkitError when another run is saving there.
+        Raises ConfigError when another run is saving there.
         """
         if self._is_claimed:
             return
         with main_rank_first():
             if rank() == 0:
-                hold(self.checkpoints_dir)
+                lock_folder(self.checkpoints_dir)
                 remove_unfinished(self.checkpoints_dir)
         self._is_claimed = True
 
     def save_checkpoint(self, *arguments: Any, **options: Any) -> Checkpoint | None:
-        """Save beside, checksum, and rename; give the checkpoint on rank 0, None elsewhere."""
+        """Save beside, checksum, and rename; return the checkpoint on rank 0, None elsewhere."""
         self.claim()
         checkpoint: Checkpoint | None = None
         trouble: SbkitError | None = None
@@ -90,9 +167,8 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
                     checkpoint = publish(super().save_checkpoint(*arguments, **options))
         except (OSError, RuntimeError) as error:  # torch.save raises the latter on a full disk
             trouble = SbkitError(
-                f"A checkpoint must be written whole, but writing to {self.checkpoints_dir} failed "
-                f"({error}). What was saved before is untouched: make room there if "
-                "that is it, and start again."
+                f"Writing a checkpoint to {self.checkpoints_dir} failed ({error}). Earlier "
+                "checkpoints are untouched. Make room if the disk is full, and start again."
             )
             trouble.__cause__ = error
             remove_unfinished(self.checkpoints_dir)
@@ -111,7 +187,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
     # -- recovering ---------------------------------------------------------------------------
 
     def recover_if_possible(self, **keys: Any) -> Checkpoint | None:
-        """Load the first in the order asked for that is undamaged, and say which ones are not."""
+        """Load the first undamaged checkpoint in the order asked for; log which are damaged."""
         best = self.find_whole(1, **keys)
         if not best:
             return None
@@ -124,87 +200,93 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         """Rank by a number of the meta file; NaN, as of data without labels, comes last."""
         if key := max_key or min_key:
 
-            def rank_by_key(each: Checkpoint) -> float:
-                value = float(each.meta[key])
+            def rank_by_key(checkpoint: Checkpoint) -> float:
+                value = float(checkpoint.meta[key])
                 return -math.inf if math.isnan(value) else value if max_key else -value
 
-            also = keys.pop("ckpt_predicate", None) or bool
-            keys["ckpt_predicate"] = lambda each: key in each.meta and also(each)
+            given = keys.pop("ckpt_predicate", None) or bool
+            keys["ckpt_predicate"] = lambda checkpoint: key in checkpoint.meta and given(checkpoint)
             keys["importance_key"] = rank_by_key
         ranked: list[Checkpoint] = super().find_checkpoints(**keys)
         return ranked
 
     def find_whole(self, count: int, **keys: Any) -> list[Checkpoint]:
-        """Find the ``count`` best undamaged checkpoints, and say which better ones are damaged.
+        """Find the ``count`` best undamaged checkpoints, and log which better ones are damaged.
 
-        Raises SbkitError when there are checkpoints and all of them are damaged.
+        Raises BundleError when there are checkpoints and all of them are damaged.
         """
         folders = checkpoint_folders(self.checkpoints_dir)
         for folder in folders:
-            if describe(folder) is None:
+            if read_checkpoint(folder) is None:
                 self._log_once(f"{folder} is skipped: its {METAFNAME} cannot be read.")
         whole = list(islice(filter(self._is_whole, self.find_checkpoints(**keys)), count))
         if folders and not whole:
-            raise SbkitError(
-                f"At least one checkpoint in {self.checkpoints_dir} must be whole, but all "
-                f"{len(folders)} are damaged. Restore one, or move the folder away to start over."
+            raise BundleError(
+                f"No checkpoint in {self.checkpoints_dir} is whole: all {len(folders)} are "
+                "damaged. Restore one, or move the folder away to start over."
             )
         return whole
 
     def load_average(
         self, count: int, score: Callable[[], float] | None = None, **keys: Any
-    ) -> Averaged | None:
-        """Load the modules with mean weights of best checkpoints: as many as score best.
+    ) -> AveragedCheckpoints | None:
+        """Load the modules with the mean weights of as many of the best checkpoints as score best.
 
-        score(): the error of the loaded modules on the validation set, lower is better; every
-        rank calls it. It is not called where the choice was made before, from the same
-        checkpoints; without it all ``count`` are taken. Returns None when there are none.
+        Args:
+            count: the number of checkpoints to choose from.
+            score: returns the error of the loaded modules on the validation set, lower is better;
+                every rank calls it. It is not called if the choice was made before, from the same
+                checkpoints. Without it all ``count`` are averaged.
+            keys: rank the checkpoints, as in `find_checkpoints`.
+
+        Returns:
+            The choice; None if there are no checkpoints.
         """
         ranked = self.find_whole(count, **keys)
         if not ranked:
             return None
         # Rank 0's reading for all: a slower rank would find what rank 0 has just written.
-        known = gather_over_ranks(read_averaged(self.checkpoints_dir))[0]
-        names = tuple(each.path.name for each in ranked)
+        earlier = gather_over_ranks(AveragedCheckpoints.read(self.checkpoints_dir))[0]
+        names = tuple(checkpoint.path.name for checkpoint in ranked)
         if score is None:
-            averaged = Averaged(names, names, {})
-        elif known is not None and known.of == names:
-            averaged = known
+            averaged = AveragedCheckpoints(names, names, {})
+        elif earlier is not None and earlier.of == names:
+            averaged = earlier
         else:
 
             def score_mean(count: int) -> float:
                 self._load_mean(ranked[:count])
                 return score()
 
-            averaged = choose(ranked, score_mean)
+            averaged = choose_averaged(ranked, score_mean)
             with main_rank_first():
                 if rank() == 0:
-                    write_averaged(self.checkpoints_dir, averaged)
+                    averaged.write(self.checkpoints_dir)
         self._load_mean(ranked[: len(averaged.checkpoints)])
         return averaged
 
     def find_averaged(self, **keys: Any) -> list[Checkpoint]:
-        """Find the checkpoints that the test averaged; without a valid choice, the best alone.
+        """Find the checkpoints that the test averaged; without a valid choice, only the best.
 
         Without keys they are ranked by the metric of the recipe that saved them.
         """
         keys = keys or self.ranked_by()
-        averaged = read_averaged(self.checkpoints_dir)
+        averaged = AveragedCheckpoints.read(self.checkpoints_dir)
         if averaged is not None:
             ranked = self.find_whole(len(averaged.of), **keys)
-            if tuple(each.path.name for each in ranked) == averaged.of:
+            if tuple(checkpoint.path.name for checkpoint in ranked) == averaged.of:
                 return ranked[: len(averaged.checkpoints)]
         return self.find_whole(1, **keys)
 
     def ranked_by(self) -> dict[str, str]:
         """Return the metric that the checkpoints were saved with as `max_key` or `min_key`."""
-        ranked = (each.meta.get(RANKED_BY) for each in self.list_checkpoints())
+        ranked = (checkpoint.meta.get(RANKED_BY) for checkpoint in self.list_checkpoints())
         key: dict[str, str | None] = next(filter(None, ranked), {})
         return {direction: name for direction, name in key.items() if name}
 
-    def _load_mean(self, best: Sequence[Checkpoint]) -> None:
+    def _load_mean(self, checkpoints: Sequence[Checkpoint]) -> None:
         for name, module in modules_of(self).items():
-            mean = average(best, name)
+            mean = average(checkpoints, name)
             check_same_model(mean, module.state_dict(), of=str(self.checkpoints_dir))
             module.load_state_dict(mean)
 
@@ -219,22 +301,22 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         for checkpoint in self.find_whole(1):
             check_weights(self, checkpoint)
 
-    # -- inside -------------------------------------------------------------------------------
+    # -- inside SpeechBrain's methods ----------------------------------------------------------
 
     def _call_load_hooks(self, checkpoint: Checkpoint) -> None:
         """Load every recoverable; optimizers with their moments and the declared parameters."""
-        optimizers = [each for each in self.recoverables.values() if isinstance(each, Optimizer)]
-        declared = [[dict(group) for group in each.param_groups] for each in optimizers]
-        fix = f"Restore it, or move {checkpoint.path} away to go on from the one before."
+        optimizers = [r for r in self.recoverables.values() if isinstance(r, Optimizer)]
+        declared = [[dict(group) for group in o.param_groups] for o in optimizers]
+        fix = f"Restore it, or move {checkpoint.path} away to resume from the one before."
         with reading(checkpoint.path, must=SAVED, fix=fix):
             super()._call_load_hooks(checkpoint)
-        for each, groups in zip(optimizers, declared, strict=True):
-            restore_declared(each, groups, of=checkpoint.path)
+        for optimizer, groups in zip(optimizers, declared, strict=True):
+            restore_declared(optimizer, groups, of=checkpoint.path)
 
     def _is_whole(self, checkpoint: Checkpoint) -> bool:
         if not (checkpoint.path / CHECKSUMS).exists():
             self._log_once(
-                f"{checkpoint.path} has no checksums, as SpeechBrain leaves it; it is taken."
+                f"{checkpoint.path} has no checksums, as SpeechBrain saves it; it is used."
             )
             return True
         damage = find_damage(checkpoint.path)
@@ -250,14 +332,15 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
 
     @staticmethod
     def _construct_checkpoint_objects(folders: Iterable[Path]) -> list[Checkpoint]:
-        described = map(describe, folders)
-        return [checkpoint for checkpoint in described if checkpoint is not None]
+        checkpoints = map(read_checkpoint, folders)
+        return [checkpoint for checkpoint in checkpoints if checkpoint is not None]
 
     def _save_checkpoint_metafile(
         self, file: Path, meta: Mapping[str, Any] | None = None, end_of_epoch: bool = True
     ) -> Mapping[str, Any]:
-        """Date it later than all that are there, whatever the clock says: the order is progress."""
-        latest = max((each.meta["unixtime"] for each in self.list_checkpoints()), default=0.0)
+        """Date it later than all existing ones, whatever the clock says: the order is progress."""
+        dates = (checkpoint.meta["unixtime"] for checkpoint in self.list_checkpoints())
+        latest = max(dates, default=0.0)
         date = {"unixtime": max(time.time(), math.nextafter(latest, math.inf))}
         added = {**date, **self.meta, **(meta or {})}
         written: Mapping[str, Any] = super()._save_checkpoint_metafile(file, added, end_of_epoch)

@@ -1,6 +1,6 @@
-"""The folder of checkpoints: one run's, listed also where some are damaged, and written whole.
+"""The folder of a run's checkpoints: locked, listed even if some are damaged, and written whole.
 
-A checkpoint is written under another name, and renamed once it is whole on the disk.
+A checkpoint is written under another name and renamed once it is whole on the disk.
 """
 
 import math
@@ -12,87 +12,84 @@ from speechbrain.utils.checkpoints import CKPT_PREFIX, Checkpoint, Checkpointer
 from yaml import YAMLError
 
 from sbkit.base.checksums import UNREADABLE, write_checksums
-from sbkit.base.errors import SbkitError
-from sbkit.base.files import (
-    fsync_tree,
-    require_writable,
-    try_lock,
-)
+from sbkit.base.errors import ConfigError
+from sbkit.base.files import fsync_tree, require_writable, try_lock
 
 UNFINISHED = ".unfinished-"  # prefix of a folder that is still being written
 
-_held: dict[tuple[int, int], int] = {}  # open folders by device and inode, until this process ends
+# File descriptors of locked folders by device and inode, until this process ends
+_locked: dict[tuple[int, int], int] = {}
 
 
-def hold(folder: Path) -> None:
-    """Create a folder and lock it for this process; disks without locks lock nothing.
+def lock_folder(folder: Path) -> None:
+    """Create a folder and lock it for this process; a disk without locks locks nothing.
 
-    A run calls this with its run folder before anything in it is written, and the Checkpointer with
-    that of its checkpoints. The kernel takes the lock back when the process ends.
-    Raises SbkitError when another process has it, or when it can be no folder.
+    A run locks its run folder before it writes anything there, and the Checkpointer locks the
+    folder of its checkpoints. The kernel releases the lock when the process ends.
+    Raises ConfigError if another process has locked it, or if it cannot be a folder.
     """
     require_writable(folder, option="output_folder")
-    state = folder.stat()
-    place = (state.st_dev, state.st_ino)
-    if place in _held:
+    stat = folder.stat()
+    key = (stat.st_dev, stat.st_ino)
+    if key in _locked:
         return
     descriptor = os.open(folder, os.O_RDONLY)
     if not try_lock(descriptor):
         os.close(descriptor)
-        raise SbkitError(
-            f"One run at a time may save to {folder}, but another one is training there. Wait for "
-            "it, stop it, or choose another output_folder."
+        raise ConfigError(
+            f"Only one run at a time may save to {folder}, but another one is training there. Wait "
+            "for it, stop it, or choose another --output_folder."
         )
-    if not _held:
-        os.register_at_fork(after_in_child=_forget)
-    _held[place] = descriptor
+    if not _locked:
+        os.register_at_fork(after_in_child=_unlock_in_child)
+    _locked[key] = descriptor
 
 
-def _forget() -> None:
-    """Close them in a worker process, which would hold them longer than a run that is killed."""
-    for descriptor in _held.values():
+def _unlock_in_child() -> None:
+    """Close the descriptors in a worker process, which may outlive a run that is killed."""
+    for descriptor in _locked.values():
         os.close(descriptor)
-    _held.clear()
+    _locked.clear()
 
 
-def describe(folder: Path) -> Checkpoint | None:
-    """Read a checkpoint's meta file; None when that, or its date, cannot be read."""
+def read_checkpoint(folder: Path) -> Checkpoint | None:
+    """Read a checkpoint's meta file; None if the file or its date cannot be read."""
     try:
-        (described,) = Checkpointer._construct_checkpoint_objects([folder])
-        return described if math.isfinite(described.meta["unixtime"]) else None
+        (checkpoint,) = Checkpointer._construct_checkpoint_objects([folder])
+        return checkpoint if math.isfinite(checkpoint.meta["unixtime"]) else None
     except (*UNREADABLE, YAMLError):
         return None
 
 
 def checkpoint_folders(folder: Path) -> list[Path]:
-    """List the folders of checkpoints, damaged ones included."""
-    return sorted(each for each in folder.glob(f"{CKPT_PREFIX}+*") if each.is_dir())
+    """List the folders of checkpoints, including damaged ones."""
+    return sorted(path for path in folder.glob(f"{CKPT_PREFIX}+*") if path.is_dir())
 
 
-def newest_described(folder: Path) -> Checkpoint | None:
-    """Find the newest checkpoint by its meta file alone, whether it is whole or damaged."""
-    described = filter(None, map(describe, checkpoint_folders(folder)))
-    return max(described, key=lambda each: each.meta["unixtime"], default=None)
+def newest_checkpoint(folder: Path) -> Checkpoint | None:
+    """Find the newest checkpoint by the meta files only: its other files may be damaged."""
+    checkpoints = filter(None, map(read_checkpoint, checkpoint_folders(folder)))
+    return max(checkpoints, key=lambda checkpoint: checkpoint.meta["unixtime"], default=None)
 
 
 def staging_path(folder: Path) -> Path:
-    """Name the folder that is written in the place of one."""
+    """Return the path under which a folder is written before it gets its name."""
     return folder.with_name(UNFINISHED + folder.name)
 
 
-def publish(written: Checkpoint) -> Checkpoint:
+def publish(staged: Checkpoint) -> Checkpoint:
     """Rename a finished folder to its name, once everything in it is on the disk."""
-    write_checksums(written.path)
-    fsync_tree(written.path)
-    final = written.path.with_name(written.path.name.removeprefix(UNFINISHED))
+    write_checksums(staged.path)
+    fsync_tree(staged.path)
+    final = staged.path.with_name(staged.path.name.removeprefix(UNFINISHED))
     if final.exists():
         shutil.rmtree(final)
-    written.path.rename(final)
-    files = {name: final / file.name for name, file in written.paramfiles.items()}
-    return Checkpoint(final, written.meta, files)
+    staged.path.rename(final)
+    files = {name: final / file.name for name, file in staged.paramfiles.items()}
+    return Checkpoint(final, staged.meta, files)
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Clear away what a killed or failed save left in a folder of checkpoints."""
+    """Remove what a killed or failed save left in a folder of checkpoints."""
     for unfinished in folder.glob(f"{UNFINISHED}*"):
         shutil.rmtree(unfinished, ignore_errors=True)

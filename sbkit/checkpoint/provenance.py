@@ -1,6 +1,6 @@
-"""What a score was measured with: a record beside every score, compared before it is shown again.
+"""Provenance of scores: a record beside every score, compared before the score is shown again.
 
-A figure belongs to the weights, decoder, language models and confidences that it was measured with.
+A score belongs to the weights, decoder, language models and confidences that it was measured with.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ from typing import Any
 from safetensors.torch import save
 from speechbrain.utils.checkpoints import Checkpoint
 
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import BundleError
 from sbkit.base.files import to_json
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.run_config import CHECKPOINTS
@@ -23,19 +23,15 @@ from sbkit.evaluate.run_results import SUMMARY
 from sbkit.evaluate.utterances import PROVENANCE
 from sbkit.models.pretrained.lora import merge_adapters
 
-SAID = {
+NAMES_IN_SENTENCE = {
     "weights": "these weights",
     "decoder": "this decoder",
     "language_models": "these language models",
     "confidence": "these confidences",
 }
-SETTINGS = (
-    "decoder_type",
-    "beam_size",
-    "attention_rescoring",
-    "weights",
-)  # of a decoder; others say how it was made
-DIGITS = 12  # of a hash on a page
+# Of a decoder; its other fields record how it was fitted
+DECODER_SETTINGS = ("decoder_type", "beam_size", "attention_rescoring", "weights")
+NUM_HASH_DIGITS = 12
 
 Provenance = dict[str, Any]
 
@@ -47,10 +43,13 @@ def make_provenance(
     language_models: bytes | None,
     confidence: Any,
 ) -> Provenance:
-    """Return the record, plain data.
+    """Return the record as plain data.
 
-    weights, language_models: files of safetensors; decoder: its settings, None for greedy decoding;
-    confidence: of the words, as confidence.json has it.
+    Args:
+        weights: a safetensors file.
+        decoder: its settings; None for greedy decoding.
+        language_models: a safetensors file.
+        confidence: the contents of confidence.json.
     """
     return {
         "weights": _hash(weights),
@@ -65,29 +64,29 @@ def _hash(content: bytes | None) -> str | None:
 
 
 def settings_of(decoder: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return what decides about the texts of a decoder, None for greedy decoding."""
-    return None if decoder is None else {name: decoder.get(name) for name in SETTINGS}
+    """Return the settings that decide the texts of a decoder; None for greedy decoding."""
+    return None if decoder is None else {name: decoder.get(name) for name in DECODER_SETTINGS}
 
 
-def to_safetensors(best: Sequence[Checkpoint], kept: Sequence[int] | None = None) -> bytes:
+def to_safetensors(best: Sequence[Checkpoint], parts: Sequence[int] | None = None) -> bytes:
     """Average the model of checkpoints, adapters merged; the same ones give the same bytes.
 
-    ``kept``: the numbers of the parts that are written, which are then counted anew; None for all.
+    ``parts``: indices of the parts that are written, which are then counted from 0; None for all.
     """
     merged = merge_adapters(average(best, "model"))
-    if kept is not None:
-        split = {name: name.partition(".") for name in merged}
-        numbers = {str(old): new for new, old in enumerate(kept)}
+    if parts is not None:
+        new_index = {str(old): new for new, old in enumerate(parts)}
+        split_names = ((name, *name.partition(".")[::2]) for name in merged)
         merged = {
-            f"{numbers[number]}.{rest}": merged[name]
-            for name, (number, _, rest) in split.items()
-            if number in numbers
+            f"{new_index[index]}.{path}": merged[name]
+            for name, index, path in split_names
+            if index in new_index
         }
     return save({name: value.clone() for name, value in merged.items()})
 
 
 def provenance_of_run(run: Path) -> Provenance | None:
-    """Return the record of what a run would be exported with now; None without a checkpoint."""
+    """Return the provenance that a run has if it is exported now; None without a checkpoint."""
     best = Checkpointer(run / CHECKPOINTS).find_averaged() if (run / CHECKPOINTS).is_dir() else []
     if not best:
         return None
@@ -101,42 +100,46 @@ def provenance_of_run(run: Path) -> Provenance | None:
 
 
 def describe_provenance(record: Provenance | None) -> str:
-    """Write a record in one line."""
+    """Write a provenance in one line."""
     if record is None:
         return "measured without a checkpoint"
     decoder = record["decoder"] or {"decoder_type": "none", "beam_size": None, "weights": {}}
     chosen = {"beam": decoder["beam_size"], **decoder["weights"]}
     settings = [f"{name} {value:g}" for name, value in chosen.items() if value is not None]
     hashes = [
-        f"{name.replace('_', ' ')} {each[:DIGITS]}"
-        for name, each in record.items()
-        if isinstance(each, str)
+        f"{name.replace('_', ' ')} {value[:NUM_HASH_DIGITS]}"
+        for name, value in record.items()
+        if isinstance(value, str)
     ]
-    said = ", ".join([*hashes, f"decoder {decoder['decoder_type']}", *settings])
-    return f"measured with {said}"
+    facts = ", ".join([*hashes, f"decoder {decoder['decoder_type']}", *settings])
+    return f"measured with {facts}"
 
 
 def what_differs(measured: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> str | None:
-    """Return "not measured with this decoder" and the like; None where nothing differs.
+    """Return "not measured with this decoder" and the like; None if nothing differs.
 
-    What is no run has no record, and nothing to differ from.
+    A score without a run has no record, and nothing to differ from.
     """
     if now is None:
         return None
-    names = [said for name, said in SAID.items() if (measured or {}).get(name) != now.get(name)]
+    names = [
+        words
+        for name, words in NAMES_IN_SENTENCE.items()
+        if (measured or {}).get(name) != now.get(name)
+    ]
     return f"not measured with {' and '.join(names)}" if names else None
 
 
 def require_current_results(folder: Path) -> None:
-    """Raise SbkitError where the figures of a run are not those of the run as it is now."""
+    """Raise BundleError if the scores of a run were measured with other weights or decoders."""
     measured = (read_json(folder / SUMMARY) or {}).get(PROVENANCE)
     if differs := what_differs(measured, provenance_of_run(folder)):
-        raise SbkitError(
-            f"The figures of {folder} must be those of the run as it is now, but are {differs}. "
-            f"Measure them again: sbkit score {folder} --out DIR"
+        raise BundleError(
+            f"The scores in {folder} are outdated: {differs}. Measure them again: sbkit score "
+            f"{folder} --out DIR"
         )
 
 
 def read_json(file: Path) -> Any:
-    """Read what training wrote into a run folder; None where it wrote nothing."""
+    """Read a JSON file that training wrote into a run folder; None if it is not there."""
     return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None

@@ -15,14 +15,14 @@ State = dict[str, Any]
 
 
 def seed_step(seed: int, *, epoch: int, step: int) -> None:
-    """Set torch's generators, as of dropout, by the place in the run; different on every rank."""
-    place = (seed, epoch, step, rank())
-    torch.manual_seed(int(np.random.SeedSequence(place).generate_state(1)[0]))
+    """Seed torch, which draws dropout, from the position in the run; different on every rank."""
+    position = (seed, epoch, step, rank())
+    torch.manual_seed(int(np.random.SeedSequence(position).generate_state(1)[0]))
 
 
 @contextmanager
 def preserve_rng(device: torch.device) -> Iterator[None]:
-    """Leave every generator where it was, whatever is drawn here."""
+    """Leave every generator where it was, whatever is drawn within a `with` statement."""
     state = random_state(device)
     try:
         yield
@@ -31,19 +31,23 @@ def preserve_rng(device: torch.device) -> Iterator[None]:
 
 
 def random_state(device: torch.device) -> State:
-    """Return the state of the generators of Python, NumPy and torch, and that of a device."""
-    numpys: Any = np.random.get_state(legacy=False)
-    numpys["state"]["key"] = numpys["state"]["key"].tolist()
-    state = {"python": random.getstate(), "numpy": numpys, "cpu": _to_hex(torch.get_rng_state())}
+    """Return the states of the generators of Python, NumPy, torch and a device."""
+    numpy_state: Any = np.random.get_state(legacy=False)
+    numpy_state["state"]["key"] = numpy_state["state"]["key"].tolist()
+    state = {
+        "python": random.getstate(),
+        "numpy": numpy_state,
+        "cpu": _to_hex(torch.get_rng_state()),
+    }
     if device.type != "cpu":
         state[device.type] = _to_hex(torch.get_device_module(device).get_rng_state(device))
     return state
 
 
 def restore_random_state(state: State, device: torch.device) -> None:
-    """Set the generators to a state of `random_state`, also once JSON has made lists of its tuples.
+    """Set the generators to a state of `random_state`, which may have been JSON since.
 
-    The other ranks branch off it, each its own way; a device that the state is not of stays.
+    The other ranks branch off it, each in its own way. A device without a saved state is left.
     """
     _restore(state, device)
     if rank() > 0:

@@ -1,7 +1,7 @@
-"""Which run a folder belongs to: the YAML as it takes effect, and the hashes of data and labels.
+"""Which run a folder belongs to: the YAML as it takes effect, and hashes of its data and labels.
 
-`run_config.json` is written before anything is trained. A run that goes on is compared with it,
-but for a short list of knobs that may change.
+`run_config.json` is written before anything is trained. A resumed run is compared with it, except
+for a short list of knobs that may change.
 """
 
 import json
@@ -13,52 +13,56 @@ from typing import Any
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
 from sbkit.base.checksums import checksum
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import ConfigError
 from sbkit.base.files import reading, to_json, write_text_atomically
 from sbkit.base.messages import listed, plural
-from sbkit.checkpoint.folder import newest_described
+from sbkit.checkpoint.folder import newest_checkpoint
 from sbkit.config.document import Keys, dotted, tag_of
 from sbkit.config.hparams import resolve
 from sbkit.distributed.ranks import gather_over_ranks
 
 FILE = "run_config.json"
 CHECKPOINTS, RESOLVED = "checkpoints", "hyperparams.yaml"  # of a run folder
-# What may change when a run is resumed: nothing that decides what it learns from, or what its
-# weights mean.
+# Knobs that may change when a run is resumed: none that decides what it learns from, or what its
+# weights mean
 MAY_CHANGE = frozenset(
     {
         # where and how fast it is computed
         *("output_folder", "device", "precision", "eval_precision", "num_workers", "audio_store"),
         *("grad_accumulation_factor", "eval_batch_seconds", "find_unused_parameters"),
         *("compile", "gradient_checkpointing"),
-        # how long it goes on
+        # how long it trains
         *("number_of_epochs", "optimizer_step_limit", "early_stopping"),
-        # how what was learned is decoded
+        # how it decodes
         *("decoder", "beam_size", "word_lm_order", "token_lm_order", "lm_text"),
         *("attention_rescoring", "decoder_type"),
         # what is watched, logged, saved and averaged
         *("check", "log_every", "profile", "report_by", "stall_seconds", "nonfinite_patience"),
         *("ckpt_interval_minutes", "ckpt_interval_steps", "average_checkpoints"),
         *("noprogressbar", "debug", "debug_batches", "debug_epochs"),
-        # the size of the steps to come: what one lowers when a run diverges; the change is said
+        # the size of the steps to come, lowered when a run diverges; the change is logged
         *("lr", "weight_decay", "max_grad_norm"),
     }
 )
-ARGUMENTS = "opt_class."  # of an optimizer, which resumes with the moments that were saved
-PLACES = frozenset({"data_folder", "corpus", "manifest"})  # the hashes of the data tell
-SHOWN = 8  # differences in one sentence
-DIGITS = 12  # of a hash of data
-WIDEST = 60  # characters of a value
+OPTIMIZER_ARGUMENTS = "opt_class."  # an optimizer resumes with the moments that were saved
+# Not compared if the hashes of the data are known
+DATA_KNOBS = frozenset({"data_folder", "corpus", "manifest"})
+MAX_LISTED_DIFFERENCES = 8
+NUM_HASH_DIGITS = 12
+MAX_VALUE_CHARACTERS = 60
 
 Change = tuple[str, Any, Any]  # a name, what it was, what it is
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """A run's YAML as it takes effect, and what it is given.
+    """A run's YAML as it takes effect, and hashes of its data and labels.
 
-    values: the YAML's, by their dotted path, every reference resolved; data: a hash by split;
-    labels: the hash of their file. What is not known yet is None and is not compared.
+    Attributes:
+        values: of the YAML, by dotted path, with every reference resolved.
+        data: a hash by split; None, and not compared, if not known yet.
+        labels: the hash of the label file; None, and not compared, if not known yet.
+        source: the YAML and its overrides.
     """
 
     values: Mapping[str, Any]
@@ -74,10 +78,10 @@ class RunConfig:
         data: Mapping[str, str] | None = None,
         label_file: Path | None = None,
     ) -> "RunConfig":
-        """Describe a run from its YAML and command line, as far as its parts are there."""
+        """Describe a run by its YAML and overrides, its data and its label file."""
         return RunConfig(
             values=_values(yaml_file, overrides),
-            data={split: value[:DIGITS] for split, value in (data or {}).items()} or None,
+            data={split: value[:NUM_HASH_DIGITS] for split, value in (data or {}).items()} or None,
             labels=None if label_file is None else checksum(label_file),
             source=(yaml_file, overrides),
         )
@@ -88,58 +92,63 @@ class RunConfig:
         write_text_atomically(folder / FILE, to_json(record, indent=1) + "\n")
 
     def check_continues(self, folder: Path) -> str | None:
-        """Return what has changed of what may, where a run goes on; nothing is written.
+        """Return a message about the changed knobs of a resumed run; None if nothing has changed.
 
-        A folder without a checkpoint holds nothing to go on from, and is not compared.
-        Raises SbkitError for another run.
+        A folder without a checkpoint is not compared.
+        Raises ConfigError if the folder belongs to another run.
         """
-        if newest_described(folder / CHECKPOINTS) is None:
+        if newest_checkpoint(folder / CHECKPOINTS) is None:
             return None
         before = read_run_config(folder)
         differences = [*map(_changed, self.differences(before))]
         if differences:
             count = plural(len(differences), "thing differs", "things differ")
-            raise SbkitError(
-                f"The run in {folder} must go on as it was declared when it began, but {count} "
-                f"({listed(differences, max_names=SHOWN, separator='; ')}). Give the values "
-                "that it began with, or choose another --output_folder for a new run."
+            differences_listed = listed(
+                differences, max_names=MAX_LISTED_DIFFERENCES, separator="; "
             )
-        may = MAY_CHANGE - {"output_folder"}
-        changes = [each for each in _compare(before.values, self.values) if each[0] in may]
+            raise ConfigError(
+                f"The run in {folder} was begun with another configuration: {count} "
+                f"({differences_listed}). Give the values that it began with, or choose another "
+                "--output_folder for a new run."
+            )
+        loggable = MAY_CHANGE - {"output_folder"}
+        compared = _compare(before.values, self.values)
+        changes = [change for change in compared if change[0] in loggable]
         lines = ["Resuming with changed values:", *map(_changed, changes)]
         if any(name == "number_of_epochs" for name, *_ in changes):
             lines.append("the learning rate follows the schedule over the new number of epochs")
         return "\n  ".join(lines) if changes else None
 
     def check_same_on_ranks(self) -> None:
-        """Raise SbkitError, on all ranks, where one has another YAML or other data than rank 0."""
+        """Raise ConfigError, on all ranks, if one has another YAML or other data than rank 0."""
         first, *others = gather_over_ranks(self)
-        for number, other in enumerate(others, start=1):
+        for index, other in enumerate(others, start=1):
             for name, before, now in other.differences(first):
-                raise SbkitError(
+                raise ConfigError(
                     "All processes must train the same model on the same data, but "
-                    f"{name}: {_short(before)} on rank 0, {_short(now)} on rank {number}. "
+                    f"{name}: {_short(before)} on rank 0, {_short(now)} on rank {index}. "
                     "Give every node the same files, and every process the same command."
                 )
 
     def differences(self, before: "RunConfig") -> Iterator[Change]:
-        """Yield all that differs and may not."""
+        """Yield the differences that are not allowed."""
         allowed = set(MAY_CHANGE)
         if before.data and self.data:
-            allowed |= PLACES
+            allowed |= DATA_KNOBS
             for split, was, now in _compare(before.data, self.data):
                 yield f"the data of `{split}`", was, now
         if None not in (before.labels, self.labels) and before.labels != self.labels:
             yield "the file of labels", before.labels, self.labels
-        for each in _compare(before.values, self._with(before, allowed)):
-            if each[0].split(".")[0] not in allowed and ARGUMENTS not in each[0]:
-                yield each
+        for change in _compare(before.values, self._restored(before, allowed)):
+            name = change[0]
+            if name.split(".")[0] not in allowed and OPTIMIZER_ARGUMENTS not in name:
+                yield change
 
-    def _with(self, before: "RunConfig", allowed: set[str]) -> Mapping[str, Any]:
-        """Resolve the YAML with the knobs that may change as the run began with them."""
-        both = before.values.keys() & self.values.keys() & allowed - {"output_folder"}
+    def _restored(self, before: "RunConfig", allowed: set[str]) -> Mapping[str, Any]:
+        """Resolve the YAML with the earlier values of the knobs that may change."""
+        names = before.values.keys() & self.values.keys() & allowed - {"output_folder"}
         was, now = before.values, self.values
-        restored = {name: was[name] for name in both if was[name] != now[name]}
+        restored = {name: was[name] for name in names if was[name] != now[name]}
         if self.source is None or not restored:
             return self.values
         yaml_file, overrides = self.source
@@ -147,7 +156,7 @@ class RunConfig:
 
 
 def read_run_config(folder: Path) -> RunConfig:
-    """Read how the run in a folder began; raises SbkitError where that is not to be read."""
+    """Read how the run in a folder began; raises SbkitError if that cannot be read."""
     file = folder / FILE
     fix = "Put it back, or choose another --output_folder for a new run."
     with reading(file, must="be what sbkit wrote when the run began", fix=fix):
@@ -173,7 +182,7 @@ def _relative(value: Any, folder: str) -> Any:
 
 
 def _leaves(node: object, keys: Keys, seen: dict[int, str]) -> Iterator[tuple[str, Any]]:
-    """Yield the tags and the scalars below a node by their dotted path; an alias is only named."""
+    """Yield the tags and scalars below a node by dotted path; for an alias only its target."""
     tag = tag_of(node)
     if not isinstance(node, CommentedMap | CommentedSeq | dict):
         value = getattr(node, "value", node)
@@ -189,8 +198,8 @@ def _leaves(node: object, keys: Keys, seen: dict[int, str]) -> Iterator[tuple[st
 
 
 def _compare(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Change]:
-    """Yield what differs, in the order in which it is declared now; of mappings, by its key."""
-    for name in [*now, *(each for each in before if each not in now)]:
+    """Yield the differences in the order of ``now``; nested mappings are compared by key."""
+    for name in [*now, *(name for name in before if name not in now)]:
         was, value = before.get(name, "nothing"), now.get(name, "nothing")
         if isinstance(was, Mapping) and isinstance(value, Mapping):
             yield from ((f"{name}.{key}", a, b) for key, a, b in _compare(was, value))
@@ -205,4 +214,4 @@ def _changed(change: Change) -> str:
 
 def _short(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= WIDEST else f"{text[: WIDEST - 3]}..."
+    return text if len(text) <= MAX_VALUE_CHARACTERS else f"{text[: MAX_VALUE_CHARACTERS - 3]}..."

@@ -1,11 +1,8 @@
 """What checkpoints hold: weights, read and averaged, and the state of optimizers.
 
-Check that weights are finite and fit a model, without importing SpeechBrain.
-
-Names of tensors by the YAML's parts: `CNN.conv1.weight` for a checkpoint's `0.conv1.weight`.
-
 A checkpoint of a torch.nn.ModuleList numbers its modules. Another YAML may list other parts in
-another order, so what is compared between runs goes by the key under which a part is declared.
+another order, so weights are compared between runs by the key under which a part is declared:
+`CNN.conv1.weight` for a checkpoint's `0.conv1.weight`.
 """
 
 import threading
@@ -29,35 +26,43 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.optim import Optimizer
 
 from sbkit.base.checksums import SAVED
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import BundleError, ConfigError
 from sbkit.base.files import reading
 from sbkit.base.messages import listed, plural
 
-# What schedules write into the groups, SpeechBrain's and torch's: they go on from what they wrote.
-SCHEDULED = {"lr", "initial_lr", "prev_lr", "max_lr", "min_lr", "base_momentum", "max_momentum"}
-CYCLED = {"momentum", "betas"}  # by schedules that leave a `base_momentum`
+# Written into the groups by schedules, SpeechBrain's and torch's, which resume from them
+SCHEDULED_NAMES = {
+    "lr",
+    "initial_lr",
+    "prev_lr",
+    "max_lr",
+    "min_lr",
+    "base_momentum",
+    "max_momentum",
+}
+CYCLED_NAMES = {"momentum", "betas"}  # written by schedules that leave a `base_momentum`
 
 Groups = Sequence[Mapping[str, Any]]
 
 
 def modules_of(checkpointer: Checkpointer) -> dict[str, nn.Module]:
-    """Name the modules whose file is a state_dict; others have savers of their own."""
-    own = {**checkpointer.custom_load_hooks, **checkpointer.custom_save_hooks}
+    """Name the modules whose file is a state_dict; others have their own savers."""
+    custom = {**checkpointer.custom_load_hooks, **checkpointer.custom_save_hooks}
     return {
-        name: each
-        for name, each in checkpointer.recoverables.items()
-        if isinstance(each, nn.Module)
-        and name not in own
-        and get_default_hook(each, DEFAULT_LOAD_HOOKS) is torch_recovery
+        name: recoverable
+        for name, recoverable in checkpointer.recoverables.items()
+        if isinstance(recoverable, nn.Module)
+        and name not in custom
+        and get_default_hook(recoverable, DEFAULT_LOAD_HOOKS) is torch_recovery
     }
 
 
 def read_weights(file: Path) -> dict[str, Any]:
     """Read a state_dict onto the CPU, by the names that SpeechBrain now has for its tensors.
 
-    Raises SbkitError when the file holds something else, tensors without numbers, or NaN.
+    Raises SbkitError for anything else, or for tensors that hold NaN.
     """
-    fix = f"Restore it, or move {file.parent} away to go on from the one before."
+    fix = f"Restore it, or move {file.parent} away to resume from the one before."
     with reading(file, must=SAVED, fix=fix):
         weights = torch.load(file, "cpu", weights_only=True)
         if not isinstance(weights, Mapping):
@@ -67,7 +72,7 @@ def read_weights(file: Path) -> dict[str, Any]:
 
 
 def check_weights(checkpointer: Checkpointer, checkpoint: Checkpoint) -> None:
-    """Refuse a checkpoint whose weights are not those of the modules; raises SbkitError."""
+    """Raise BundleError for a checkpoint whose weights do not fit the modules."""
     for name, module in modules_of(checkpointer).items():
         if name in checkpoint.paramfiles:
             saved = read_weights(checkpoint.paramfiles[name])
@@ -75,10 +80,10 @@ def check_weights(checkpointer: Checkpointer, checkpoint: Checkpoint) -> None:
 
 
 def average(checkpoints: Sequence[Checkpoint], name: str) -> dict[str, Any]:
-    """Average the weights of a module over checkpoints; whole numbers are the first one's.
+    """Average the weights of a module over checkpoints; integers are taken from the first.
 
-    One after the other in float64, so memory holds two models however many there are.
-    Raises SbkitError when they are not all of one model.
+    Checkpoints are added one by one in float64, so memory holds two models however many there are.
+    Raises BundleError when they do not all belong to one model.
     """
     first, *others = (checkpoint.paramfiles[name] for checkpoint in checkpoints)
     mean = read_weights(first)
@@ -98,53 +103,51 @@ def average(checkpoints: Sequence[Checkpoint], name: str) -> dict[str, Any]:
 
 
 def restore_declared(optimizer: Optimizer, declared: Groups, *, of: Path) -> None:
-    """Set the declared hyperparameters of an optimizer that was loaded, but for scheduled ones.
+    """Set the declared hyperparameters of a loaded optimizer, except for scheduled ones.
 
-    Raises SbkitError where the loaded state is that of another class of optimizers.
+    Raises ConfigError if the loaded state comes from another class of optimizers.
     """
     for group, own in zip(optimizer.param_groups, declared, strict=True):
-        gone, new = group.keys() - own.keys() - SCHEDULED, own.keys() - group.keys()
-        if gone and new:  # either alone may come with another torch
-            raise SbkitError(
-                f"The optimizer in {of} must be the declared one, but was saved with "
-                f"{listed(sorted(gone))}, and is declared with {listed(sorted(new))}. Use the YAML "
-                "that it was trained with, or another output_folder."
+        gone, new = group.keys() - own.keys() - SCHEDULED_NAMES, own.keys() - group.keys()
+        if gone and new:  # one of both may come with another version of torch
+            raise ConfigError(
+                f"The optimizer in {of} was saved with {listed(sorted(gone))}, but is declared "
+                f"with {listed(sorted(new))}. Use the YAML that it was trained with, or another "
+                "--output_folder."
             )
-        kept = {"params", *SCHEDULED, *(CYCLED if "base_momentum" in group else ())}
-        group.update({name: value for name, value in own.items() if name not in kept})
+        loaded = {"params", *SCHEDULED_NAMES, *(CYCLED_NAMES if "base_momentum" in group else ())}
+        group.update({name: value for name, value in own.items() if name not in loaded})
 
 
-PARTS_WITHOUT_WEIGHTS = 1 << 24  # parameters at most, of parts that the file has nothing for
+MAX_UNSAVED_PARAMETERS = 1 << 24  # of parts for which the file has no weights
 
 
 def limit_parameters(weights: Mapping[str, torch.Tensor]) -> AbstractContextManager[object]:
-    """Refuse, in this thread and in a `with` statement, modules far larger than their weights.
+    """Raise BundleError, within a `with` statement, for modules far larger than their weights.
 
     They are refused before their memory is written to: a file of a megabyte may come with the
-    description of a model that fills the machine.
-    Raises SbkitError.
+    description of a model that fills the machine. Other threads are not affected.
     """
-    # A parameter is registered again where it is parametrized, as that of a weight norm is.
-    left = 2 * sum(value.numel() for value in weights.values()) + PARTS_WITHOUT_WEIGHTS
+    # A parameter is registered twice if it is parametrized, for example by a weight norm.
+    budget = 2 * sum(value.numel() for value in weights.values()) + MAX_UNSAVED_PARAMETERS
     thread = threading.get_ident()
 
     def count(_: object, name: str, parameter: torch.nn.Parameter) -> None:
-        nonlocal left
-        left -= parameter.numel() if threading.get_ident() == thread else 0
-        if left < 0:
-            raise SbkitError(
-                "The parts of a model must be as large as its weights, but at one of its "
-                f"parameters, `{name}`, they are more than twice as large. Export it again."
+        nonlocal budget
+        budget -= parameter.numel() if threading.get_ident() == thread else 0
+        if budget < 0:
+            raise BundleError(
+                f"The parts of the model, up to its parameter `{name}`, are more than twice as "
+                "large as its weights. Export it again."
             )
 
     return register_module_parameter_registration_hook(count)
 
 
 def check_finite(weights: Mapping[str, Any], *, of: str, parameters: Container[str] = ()) -> None:
-    """Refuse tensors that hold NaN, and infinite ones among the ``parameters``.
+    """Raise BundleError for tensors that hold NaN, and for infinite ones among the ``parameters``.
 
     A buffer may be infinite: it may be a mask.
-    Raises SbkitError.
     """
     for name, value in weights.items():
         if not isinstance(value, torch.Tensor):
@@ -152,7 +155,7 @@ def check_finite(weights: Mapping[str, Any], *, of: str, parameters: Container[s
         finite = value.isfinite() if name in parameters else ~value.isnan()
         if not bool(finite.all()):
             count = value.numel() - int(finite.sum())
-            raise SbkitError(
+            raise BundleError(
                 f"Weights must be finite, but {name} in {of} holds {count} of {value.numel()} that "
                 f"{'is' if count == 1 else 'are'} not. Restore an earlier checkpoint, or train "
                 "again with a lower `lr`."
@@ -160,7 +163,7 @@ def check_finite(weights: Mapping[str, Any], *, of: str, parameters: Container[s
 
 
 def check_same_model(saved: Mapping[str, Any], wanted: Mapping[str, Any], *, of: str) -> None:
-    """Raise SbkitError for weights of another model; the first differences are named with sizes."""
+    """Raise BundleError for weights of another model, with the first differences and sizes."""
     differences = [
         f"{key}: {size_in(saved, key)} saved, {size_in(wanted, key)} declared"
         for key in sorted({*saved, *wanted})
@@ -168,56 +171,56 @@ def check_same_model(saved: Mapping[str, Any], wanted: Mapping[str, Any], *, of:
     ]
     if differences:
         count = plural(len(differences), "tensor differs", "tensors differ")
-        raise SbkitError(
-            f"The weights in {of} must be those of the declared model, but {count} "
+        raise BundleError(
+            f"The weights in {of} do not fit the declared model: {count} "
             f"({listed(differences, separator='; ')}). Use the YAML they were trained with, or "
             "another folder."
         )
 
 
 def size_in(tensors: Mapping[str, Any], key: str) -> str:
-    """Write the size of a tensor, and its type unless it is one of floats; "none": not there."""
+    """Write the size of a tensor, and its type unless it holds floats; "none" if it is missing."""
     if key not in tensors:
         return "none"
     value = tensors[key]
     size = "x".join(map(str, getattr(value, "shape", ()))) or "1"
     if not isinstance(value, torch.Tensor) or value.is_floating_point():
-        return size  # any of floats fits any other, and any of complex numbers
+        return size  # any float type fits any other
     kind = "complex" if value.is_complex() else str(value.dtype).removeprefix("torch.")
     return f"{size} {kind}"
 
 
 def part_names(hparams: Mapping[str, Any]) -> list[str]:
-    """Name the parts of the ModuleList in its order; one that is no key keeps its number."""
-    owned = hparams.get("model")
-    if not isinstance(owned, nn.ModuleList):
+    """Name the parts of the ModuleList in order; a part without a key keeps its index."""
+    model = hparams.get("model")
+    if not isinstance(model, nn.ModuleList):
         return []
     keys = {id(value): key for key, value in hparams.items() if isinstance(value, nn.Module)}
-    return [keys.get(id(module), str(number)) for number, module in enumerate(owned)]
+    return [keys.get(id(module), str(index)) for index, module in enumerate(model)]
 
 
 def part_names_in(root: CommentedMap) -> list[str]:
-    """Name the parts likewise from a resolved YAML, in which an alias is the node itself."""
+    """Name the parts in order from a resolved YAML, in which an alias is the node itself."""
     keys = {id(node): str(key) for key, node in root.items()}
-    arguments = root.get("model")  # by place, or as `modules`
+    arguments = root.get("model")  # by position, or as `modules`
     is_map = isinstance(arguments, CommentedMap)
-    listed = arguments.get("modules") if is_map else arguments and arguments[0]
-    return [keys.get(id(node), str(number)) for number, node in enumerate(listed or ())]
+    nodes = arguments.get("modules") if is_map else arguments and arguments[0]
+    return [keys.get(id(node), str(index)) for index, node in enumerate(nodes or ())]
 
 
 def to_part_name(name: str, parts: Sequence[str]) -> str:
     """Turn `0.conv1.weight` into `CNN.conv1.weight`."""
-    number, _, rest = name.partition(".")
-    if not number.isdecimal() or int(number) >= len(parts):
+    index, _, path = name.partition(".")
+    if not index.isdecimal() or int(index) >= len(parts):
         return name
-    return f"{parts[int(number)]}.{rest}"
+    return f"{parts[int(index)]}.{path}"
 
 
 def tensors_by_part(hparams: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the model's own tensors, parameters and buffers, by part and path."""
-    owned = hparams.get("model")
-    if not isinstance(owned, nn.Module):
+    """Return the parameters and buffers of the model by part and path."""
+    model = hparams.get("model")
+    if not isinstance(model, nn.Module):
         return {}
     parts = part_names(hparams)
-    tensors = owned.state_dict(keep_vars=True)
-    return {to_part_name(name, parts): each for name, each in tensors.items()}
+    tensors = model.state_dict(keep_vars=True)
+    return {to_part_name(name, parts): tensor for name, tensor in tensors.items()}

@@ -16,7 +16,7 @@ from sbkit.base.files import require_writable
 from sbkit.base.openmp import describe_waiting
 from sbkit.check.check import check_before_training
 from sbkit.check.cost import find_batch_seconds
-from sbkit.checkpoint.folder import hold
+from sbkit.checkpoint.folder import lock_folder
 from sbkit.checkpoint.run_config import RESOLVED
 from sbkit.config.hparams import parse_command, save_resolved
 from sbkit.data.cache import default_cache
@@ -73,7 +73,7 @@ def prepare(run: Run) -> None:
     """Check the run, and make its data, labels, model and batches; raises SbkitError."""
     with main_rank_first():
         if rank() == 0:
-            hold(run.folder)  # before anything in it is written
+            lock_folder(run.folder)  # before anything in it is written
         if run.knobs.get("check", True) and rank() == 0:
             check_before_training(run)
         run.prepare_splits()

@@ -19,7 +19,7 @@ from sbkit.base.errors import BundleError, ConfigError
 from sbkit.base.files import building, fsync_tree, require_writable, write_bytes_atomically
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE
-from sbkit.checkpoint.folder import hold
+from sbkit.checkpoint.folder import lock_folder
 from sbkit.checkpoint.provenance import make_provenance, read_json
 from sbkit.checkpoint.run_config import RESOLVED
 from sbkit.commands.score import ScoreOptions, prepare_source
@@ -115,7 +115,7 @@ def tune_model(
         new = Path(folder)
         run = None if is_bundle else Run(model / RESOLVED, _overrides(options, new))
         if run is not None:
-            hold(model)  # so that nothing trains it meanwhile
+            lock_folder(model)  # so that nothing trains it meanwhile
             run.check_ranges()
         _make_language_models(model, bundle, run, options, new / LANGUAGE_MODELS)
         decoder = _make_decoder(bundle, run, options, new / LANGUAGE_MODELS)

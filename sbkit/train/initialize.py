@@ -25,7 +25,7 @@ from sbkit.base.files import read_regular, reading
 from sbkit.base.messages import listed
 from sbkit.bundle.config import MAX_FILE_BYTES, WEIGHTS_FILE, BundleFiles
 from sbkit.checkpoint.checkpointer import Checkpointer
-from sbkit.checkpoint.folder import newest_described
+from sbkit.checkpoint.folder import newest_checkpoint
 from sbkit.checkpoint.run_config import CHECKPOINTS, RESOLVED, read_run_config
 from sbkit.checkpoint.weights import average, part_names_in, size_in, tensors_by_part, to_part_name
 from sbkit.config.document import read_document
@@ -208,7 +208,7 @@ def with_encoder_config(yaml_file: Path, overrides: Mapping[str, object]) -> dic
     if CONFIG not in knobs:
         return dict(overrides)
     run = Path(knobs["output_folder"])
-    if newest_described(run / CHECKPOINTS) is not None:
+    if newest_checkpoint(run / CHECKPOINTS) is not None:
         return {**overrides, CONFIG: read_run_config(run).values[CONFIG]}
     config = _config_of(knobs)
     if config["sample_rate"] != knobs["sample_rate"]:

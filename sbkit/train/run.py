@@ -16,7 +16,7 @@ import torch
 
 from sbkit.base.errors import ConfigError
 from sbkit.checkpoint.checkpointer import NORMALIZER, TASK, Checkpointer
-from sbkit.checkpoint.folder import newest_described
+from sbkit.checkpoint.folder import newest_checkpoint
 from sbkit.checkpoint.run_config import CHECKPOINTS, RunConfig
 from sbkit.config.hparams import Knobs, load_hparams, read_knobs
 from sbkit.config.ranges import RANGES, require_in_range
@@ -207,7 +207,7 @@ class Run:
 
     def has_checkpoint(self) -> bool:
         """Return whether the run has saved a checkpoint."""
-        return newest_described(self.folder / CHECKPOINTS) is not None
+        return newest_checkpoint(self.folder / CHECKPOINTS) is not None
 
     def is_finished(self) -> bool:
         """Return whether the run has trained its last epoch, or has stopped early."""
@@ -231,7 +231,7 @@ class Run:
         """Rename the summary of a run that is trained further: an earlier model wrote it."""
         if not (summary := self.folder / SUMMARY).is_file():
             return
-        newest = newest_described(self.folder / CHECKPOINTS)
+        newest = newest_checkpoint(self.folder / CHECKPOINTS)
         epoch = newest.meta.get("epoch", 0) if newest else 0
         kept = summary.rename(summary.with_stem(f"{summary.stem}-{epoch}"))
         logger.info(

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from sbkit.base.errors import ASKED_TO_STOP
 from sbkit.base.process import detach_from_lost_terminal, handle_signals
-from sbkit.checkpoint.folder import newest_described
+from sbkit.checkpoint.folder import newest_checkpoint
 from sbkit.checkpoint.run_config import CHECKPOINTS
 from sbkit.distributed.ranks import gather_over_ranks, rank, world_size
 from sbkit.logs.metric import BestKey
@@ -158,7 +158,7 @@ def first_best_epoch(checkpointer: Any, key: BestKey, *, epoch: int, value: floa
 
 def has_stopped_early(checkpoints: Path, patience: int) -> bool:
     """Return whether no epoch has been better for ``patience`` epochs; 0 never stops."""
-    newest = newest_described(checkpoints)
+    newest = newest_checkpoint(checkpoints)
     if newest is None or BEST_EPOCH not in newest.meta:
         return False
     return 0 < patience <= int(newest.meta["epoch"]) - int(newest.meta[BEST_EPOCH])
@@ -182,7 +182,7 @@ def is_finished(run_folder: Path, *, number_of_epochs: int, patience: int = 0) -
 
     Call it before training: afterwards every run is finished.
     """
-    newest = newest_described(run_folder / CHECKPOINTS)
+    newest = newest_checkpoint(run_folder / CHECKPOINTS)
     if newest is None or not newest.meta.get("end-of-epoch", True):
         return False
     has_ended = newest.meta.get("epoch", 0) >= number_of_epochs

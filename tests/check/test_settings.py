@@ -24,8 +24,8 @@ from tests.runs import COUNTS, ROOT, TINY, TINY_VOICE, Workplace, one_thread, ro
 HOLDER = """
 import sys, time
 from pathlib import Path
-from sbkit.checkpoint.folder import hold
-hold(Path(sys.argv[1]))
+from sbkit.checkpoint.folder import lock_folder
+lock_folder(Path(sys.argv[1]))
 print("held", flush=True)
 time.sleep(300)
 """
@@ -237,5 +237,5 @@ def test_second_run_in_a_held_folder_is_refused_and_writes_nothing(
         assert holder.stdout.readline() == "held\n"
         assert workplace.train_here(run, *OPTIONS, "--max_seconds=3") == BAD_INPUT
         holder.kill()
-    assert "One run at a time" in capsys.readouterr().err
+    assert "Only one run at a time" in capsys.readouterr().err
     assert times_in(run) == before

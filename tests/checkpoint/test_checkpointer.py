@@ -107,7 +107,7 @@ def test_a_full_disk_leaves_the_one_before_and_nothing_else(tmp_path: Path, size
     big = nn.Linear(100, 100)
     before = checkpointer(tmp_path, big).save_checkpoint()
     assert before is not None
-    with largest_file(size), pytest.raises(SbkitError, match="make room") as caught:
+    with largest_file(size), pytest.raises(SbkitError, match="Make room") as caught:
         checkpointer(tmp_path, big).save_checkpoint()
     assert str(tmp_path) in str(caught.value)
     assert list(tmp_path.iterdir()) == [before.path]

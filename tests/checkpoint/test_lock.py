@@ -42,7 +42,7 @@ def test_a_second_run_is_refused_until_the_first_is_killed(tmp_path: Path) -> No
     saves = tmp_path / "saves"
     with training(saves) as first:
         for second in (Checkpointer(saves).check_same_model, lambda: save(saves, 1.0)):
-            with pytest.raises(SbkitError, match=f"One run at a time may save to {saves}"):
+            with pytest.raises(SbkitError, match=f"Only one run at a time may save to {saves}"):
                 second()
         assert recovered(saves) is None  # who only reads is not refused
         assert Checkpointer(saves).find_whole(1) == []

@@ -12,8 +12,7 @@ from torch import nn
 from torch.optim import SGD, AdamW, Muon, Optimizer
 
 from sbkit.base.errors import SbkitError
-from sbkit.checkpoint.averaging import read_averaged
-from sbkit.checkpoint.checkpointer import Checkpointer
+from sbkit.checkpoint.checkpointer import AveragedCheckpoints, Checkpointer
 from sbkit.logs.run_log import read_log
 from sbkit.models.loss import Loss
 from sbkit.train.brain import Brain
@@ -217,7 +216,7 @@ def test_a_run_without_metrics_is_judged_by_its_loss(whole: Path) -> None:
     assert len(losses) == 4
     kept = Checkpointer(whole / "checkpoints").find_checkpoints(min_key="loss")
     assert sorted(losses)[0] == min(each.meta["loss"] for each in kept)
-    averaged = read_averaged(whole / "checkpoints")
+    averaged = AveragedCheckpoints.read(whole / "checkpoints")
     assert averaged is not None and len(averaged.of) == 2
     tested = read_json(whole / "summary.json")["test"]["test"]
     assert tested["loss"] > 0

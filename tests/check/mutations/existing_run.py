@@ -36,7 +36,7 @@ MUTATIONS = [
         name="a checkpoint cut short, and no other",
         run=cut_short,
         expected=(
-            Expected("run_folder", "mutated.yaml:1", ("must be whole", "all 1 are damaged")),
+            Expected("run_folder", "mutated.yaml:1", ("No checkpoint in", "all 1 are damaged")),
         ),
     ),
     Mutation(
