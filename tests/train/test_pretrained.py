@@ -14,7 +14,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run as sbkit
 from sbkit.config.hparams import read_knobs, save_resolved
 from sbkit.logs.run_log import read_log
-from sbkit.models.pretrained.config import FAMILIES, read_encoder_config
+from sbkit.models.pretrained.config import DEFAULTS, read_encoder_config
 from sbkit.runtime.torch_model import load_bundle
 from sbkit.train.run import Run
 from tests.models.pretrained.folders import FRAMES, make_folder
@@ -200,7 +200,7 @@ def test_some_sizes_are_an_encoder_of_random_weights(
     yaml.write_text(re.sub(r"(?m)^encoder_config: null", written, YAML.read_text()))
     run = Run(yaml, {} if is_in_the_yaml else {"encoder_config": sizes})
     config = run.knobs["encoder_config"]
-    assert config.keys() == {"model_type", "source", *FAMILIES["hubert"]}
+    assert config.keys() == {"model_type", "source", *DEFAULTS["hubert"]}
     assert (config["hidden_size"], config["num_hidden_layers"], config["source"]) == (
         width,
         12,

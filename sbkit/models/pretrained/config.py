@@ -62,7 +62,7 @@ PARAKEET: Config = {
     **{"subsampling_conv_stride": 2, "num_mel_bins": 80, "n_fft": 512, "win_length": 400},
     **{"hop_length": 160, "preemphasis": 0.97},
 }
-FAMILIES: dict[str, Config] = {  # by model_type
+DEFAULTS: dict[str, Config] = {  # by model_type
     "wav2vec2": WAV2VEC2,
     "hubert": {**WAV2VEC2, "feat_proj_layer_norm": True},
     "wavlm": {**WAV2VEC2, "num_buckets": 320, "max_bucket_distance": 800},
@@ -117,13 +117,13 @@ def complete_config(settings: Mapping[str, Any], *, source_file: str) -> Config:
         ConfigError: a value is not supported; the message names ``source_file``.
     """
     family = settings.get("model_type")
-    if family not in FAMILIES:
+    if family not in DEFAULTS:
         raise ConfigError(
-            f"`model_type` in {source_file} must be {', '.join(FAMILIES)}, but is {family}."
-            f"{did_you_mean(str(family), FAMILIES)} Use a model of one of these families."
+            f"`model_type` in {source_file} must be {', '.join(DEFAULTS)}, but is {family}."
+            f"{did_you_mean(str(family), DEFAULTS)} Use a model of one of these families."
         )
-    config = {key: settings.get(key, default) for key, default in FAMILIES[family].items()}
-    for key, requirement in _faults({**settings, **config}, FAMILIES[family]):
+    config = {key: settings.get(key, default) for key, default in DEFAULTS[family].items()}
+    for key, requirement in _faults({**settings, **config}, DEFAULTS[family]):
         raise ConfigError(
             f"`{key}` in {source_file} must be {requirement}, but is "
             f"{config.get(key, settings.get(key))}. Correct it, or use another model."

@@ -18,7 +18,7 @@ from transformers import (
     Wav2Vec2FeatureExtractor,
 )
 
-from sbkit.models.pretrained.config import FAMILIES, read_encoder_config
+from sbkit.models.pretrained.config import DEFAULTS, read_encoder_config
 from sbkit.models.pretrained.folder import load_weights
 from sbkit.models.pretrained.parts import PretrainedEncoder, PretrainedFeatures, PretrainedFrontEnd
 from tests.models.pretrained.folders import (
@@ -59,7 +59,7 @@ def encode(config: dict[str, Any], audio: Tensor, lengths: Tensor, *parts: Any) 
     return parts[1].encode(x, frames)
 
 
-@pytest.mark.parametrize("model_type", FAMILIES)
+@pytest.mark.parametrize("model_type", DEFAULTS)
 def test_defaults_are_those_of_transformers(model_type: str) -> None:
     extractors = {
         "wav2vec2-bert": SeamlessM4TFeatureExtractor,
@@ -68,7 +68,7 @@ def test_defaults_are_those_of_transformers(model_type: str) -> None:
     extractor = extractors.get(model_type, Wav2Vec2FeatureExtractor)().to_dict()
     theirs = extractor | AutoConfig.for_model(model_type).to_dict()
     extra = {"do_normalize": True, "sample_rate": theirs["sampling_rate"]}  # not in all of theirs
-    assert FAMILIES[model_type].items() <= (extra | theirs).items()
+    assert DEFAULTS[model_type].items() <= (extra | theirs).items()
 
 
 @pytest.mark.parametrize(("model_type", "config"), VARIANTS)
