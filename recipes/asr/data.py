@@ -19,7 +19,7 @@ from sbkit.data.splits import Splits, count_characters, read_texts, read_transcr
 from sbkit.distributed.device import Placement
 from sbkit.distributed.ranks import rank
 from sbkit.models.encoder import measure_subsampling
-from sbkit.models.subsampling import Subsampling
+from sbkit.models.parts import Subsampling
 from sbkit.text.normalization import describe_dropped, describe_normalizer
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 

@@ -45,15 +45,14 @@ MODULES = {
     "TransformerEncoder TransformerEncoderLayer",
     "sbkit.audio.augment": "Compose SpecAugment",
     "sbkit.audio.fbank": "Fbank",
-    "sbkit.models.attention": "CrossAttention SelfAttention",
     "sbkit.models.frontend": "ConvFrontEnd",
     "sbkit.models.classifier": "AttentiveStatisticsPooling",
     "sbkit.models.codec": "FiniteScalarQuantizer",
     "sbkit.models.layers": "Dropout FrameConv GlobalNorm LinearStack",
     "sbkit.models.pretrained.parts": "PretrainedEncoder PretrainedFeatures PretrainedFrontEnd",
     "sbkit.models.synthesis": "Aligner MelDecoder TextEncoder VarianceAdaptor",
-    "sbkit.models.transformer": "ConformerBlock Convolution DecoderBlock FeedForward "
-    "Transformer TransformerBlock",
+    "sbkit.models.transformer": "ConformerBlock Convolution CrossAttention DecoderBlock "
+    "FeedForward SelfAttention Transformer TransformerBlock",
     "sbkit.models.vocoder": "Decoder Encoder LogMel",
     "speechbrain.augment.freq_domain": "RandomShift SpectrogramDrop Warping",
     "speechbrain.lobes.features": "Fbank MFCC",

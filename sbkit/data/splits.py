@@ -26,7 +26,7 @@ from sbkit.data.cache import StoredAudio, prepare_audio
 from sbkit.data.manifest import Excluded, Manifest, unreserved_name
 from sbkit.data.shard import AUDIO
 from sbkit.decoding.alignment import frames_needed
-from sbkit.models.subsampling import Subsampling
+from sbkit.models.parts import Subsampling
 from sbkit.text.vocabulary import Vocabulary
 
 ROLES = ("train", "valid", "test")

@@ -19,8 +19,14 @@ from sbkit.audio.augment import AugmentFeatures
 from sbkit.audio.lengths import pad_to_bucket
 from sbkit.base.errors import ConfigError
 from sbkit.base.units import SAMPLE_RATE
-from sbkit.models.parts import FeatureExtractor, FrontEnd, TransformerPart, WaveformPart
-from sbkit.models.subsampling import Subsampling, as_evaluated
+from sbkit.models.parts import (
+    FeatureExtractor,
+    FrontEnd,
+    Subsampling,
+    TransformerPart,
+    WaveformPart,
+    as_evaluated,
+)
 
 ENCODER, COMPOSED = "encoder", ("compute_features", "CNN", "Transformer")  # keys of the YAML
 

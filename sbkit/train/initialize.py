@@ -32,8 +32,12 @@ from sbkit.config.document import read_document
 from sbkit.config.hparams import read_knobs
 from sbkit.config.references import holds_object, plain_value
 from sbkit.models.parts import token_embedding
-from sbkit.models.pretrained.config import complete_config, read_encoder_config
-from sbkit.models.pretrained.folder import check_weights, find_folder
+from sbkit.models.pretrained.folder import (
+    check_weights,
+    complete_config,
+    find_folder,
+    read_encoder_config,
+)
 from sbkit.models.pretrained.lora import merge_adapters
 from sbkit.tasks.task import Task
 

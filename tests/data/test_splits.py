@@ -31,7 +31,7 @@ from sbkit.data.splits import (
     sample_counts,
     take_columns,
 )
-from sbkit.models.subsampling import Subsampling
+from sbkit.models.parts import Subsampling
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 from tests.processes import Process
 from tests.shortage import largest_file

@@ -14,7 +14,7 @@ from sbkit.audio.fbank import Fbank
 from sbkit.base.errors import ConfigError
 from sbkit.models.asr import AsrModel
 from sbkit.models.encoder import make_encoder, require_rate
-from sbkit.models.subsampling import Subsampling
+from sbkit.models.parts import Subsampling
 from sbkit.text.vocabulary import Vocabulary
 
 AUDIO, LENGTHS = 16_384 * torch.ones(2, 1600), torch.tensor([1600, 900])

@@ -18,8 +18,13 @@ from sbkit.base.errors import ConfigError
 from sbkit.models.encoder import measure_subsampling
 from sbkit.models.frontend import ConvFrontEnd
 from sbkit.models.layers import GlobalNorm
-from sbkit.models.parts import FeatureExtractor, FrontEnd, TransformerPart
-from sbkit.models.subsampling import Subsampling, find_subsampling
+from sbkit.models.parts import (
+    FeatureExtractor,
+    FrontEnd,
+    Subsampling,
+    TransformerPart,
+    find_subsampling,
+)
 
 MELS = 20
 

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from sbkit.base.errors import ConfigError
-from sbkit.models.attention import SelfAttention
-from sbkit.models.transformer import ConformerBlock, Transformer
+from sbkit.models.transformer import ConformerBlock, SelfAttention, Transformer
 
 BLOCKS = ["conformer", "transformer"]
 SIZES: dict[str, Any] = {"d_model": 16, "nhead": 2, "d_ffn": 24, "num_encoder_layers": 2}

@@ -16,7 +16,7 @@ from sbkit.data import release as common_voice
 from sbkit.data.manifest import Excluded
 from sbkit.data.shard import read_rows
 from sbkit.data.splits import Splits, within_limits, write_excluded
-from sbkit.models.subsampling import Subsampling
+from sbkit.models.parts import Subsampling
 from sbkit.text.tokenizer import ensure_tokenizer
 from tests.stores import Utterance, make_store
 

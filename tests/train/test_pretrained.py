@@ -14,7 +14,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run as sbkit
 from sbkit.config.hparams import read_knobs, save_resolved
 from sbkit.logs.run_log import read_log
-from sbkit.models.pretrained.config import DEFAULTS, read_encoder_config
+from sbkit.models.pretrained.folder import DEFAULTS, read_encoder_config
 from sbkit.runtime.torch_model import load_bundle
 from sbkit.train.run import Run
 from tests.models.pretrained.folders import FRAMES, make_folder

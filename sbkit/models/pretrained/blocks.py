@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, relu, silu
 
 from sbkit.audio.draws import draw_uniform
-from sbkit.models.attention import attend
 from sbkit.models.layers import Dropout
+from sbkit.models.transformer import attend
 
 Config = Mapping[str, Any]  # sizes and dropout rates, by their keys in a `config.json`
 

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from sbkit.models.pretrained.config import complete_config
+from sbkit.models.pretrained.folder import complete_config
 from sbkit.models.pretrained.parts import PretrainedEncoder, PretrainedFrontEnd
 
 SIZES = {

@@ -18,8 +18,7 @@ from transformers import (
     Wav2Vec2FeatureExtractor,
 )
 
-from sbkit.models.pretrained.config import DEFAULTS, read_encoder_config
-from sbkit.models.pretrained.folder import load_weights
+from sbkit.models.pretrained.folder import DEFAULTS, load_weights, read_encoder_config
 from sbkit.models.pretrained.parts import PretrainedEncoder, PretrainedFeatures, PretrainedFrontEnd
 from tests.models.pretrained.folders import (
     CONFIGS,

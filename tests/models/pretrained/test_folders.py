@@ -12,8 +12,7 @@ from torch import Tensor
 
 from sbkit.base.errors import BundleError, ConfigError, DeviceError, SbkitError
 from sbkit.models.pretrained import folder as folder_module
-from sbkit.models.pretrained.config import read_encoder_config
-from sbkit.models.pretrained.folder import check_weights, load_weights
+from sbkit.models.pretrained.folder import check_weights, load_weights, read_encoder_config
 from sbkit.models.pretrained.parts import FAMILIES as PARTS
 from sbkit.models.pretrained.parts import PretrainedEncoder, PretrainedFeatures, PretrainedFrontEnd
 from tests.models.pretrained.folders import make_folder, make_parts
