@@ -21,7 +21,7 @@ MUTATIONS = [
     Mutation(
         name="a device that this machine has not",
         options=("--device=cuda:99",),
-        expected=(Expected("placement", "device", ("torch sees", "cuda:99")),),
+        expected=(Expected("placement", "device", ("torch finds", "cuda:99")),),
     ),
     Mutation(
         name="a device of no form",
