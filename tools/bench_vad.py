@@ -1,11 +1,11 @@
 """Measure a detector of voice activity beside webrtcvad, frame by frame, in noise.
 
-python -m tools.bench_vad RUN|BUNDLE [--aligner RUN|BUNDLE] [--languages en,it] [--silero]
+python -m tools.bench_vad RUN|BUNDLE [--recognizer RUN|BUNDLE] [--languages en,it] [--silero]
 
 Needs `pip install webrtcvad-wheels==2.0.14.post1`. The clips are the test splits of the default
-corpora, whose truth is the level of the clean clips (near words that --aligner aligns), and that of
-FestvoxRu, another voice and language, whose truth are phone labels. Each clip stands in a second of
-silence before and after; noise goes on in it, so many dB below the clip's speech. Babble is the
+corpora, whose truth is the level of the clean clips (near words that --recognizer aligns), and
+that of FestvoxRu, another voice and language, whose truth are phone labels. Each clip has a second
+of silence before and after it, in noise at a ratio to the clip's speech. Babble is the
 speech of six other clips of the split at a time. Prints misses and false alarms in percent of the
 windows of 20 ms, with 95 % intervals over clips. A detector says speech where its probability
 reaches the onset.
@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from recipes.vad.labels import SPEECH, Frames, bridge_pauses, prepare_speech, speech_of
+from recipes.vad.labels import SPEECH, Windows, bridge_pauses, prepare_speech, speech_of
 from recipes.vad.noise import Spoken, add_noise, color
 from sbkit.audio.io import Samples
 from sbkit.audio.levels import WINDOWS_PER_SECOND
@@ -41,7 +41,7 @@ TALKERS, DRAWS = 6, 2000
 NOISES = [("clean", 99)] + [(kind, db) for kind in ("pink", "babble") for db in (20, 10, 5)]
 FESTVOX = {"corpus": "recipes.FestvoxRu.corpus", "language": "ru"}
 
-Detector = Callable[[Samples], Frames]
+Detector = Callable[[Samples], Windows]
 Signal = npt.NDArray[np.float32]
 
 
@@ -50,7 +50,7 @@ class Clip:
     """Clean audio in silence (S,), and which windows are speech (W,)."""
 
     audio: Samples
-    speech: Frames
+    speech: Windows
 
     @property
     def spoken(self) -> Signal:
@@ -93,25 +93,25 @@ def babble(clips: Sequence[Clip], place: int, random: np.random.Generator) -> Si
     return total
 
 
-def webrtc(mode: int, audio: Samples) -> Frames:
+def webrtc(mode: int, audio: Samples) -> Windows:
     """Run webrtcvad."""
     vad = require_package("webrtcvad", extra="webrtcvad-wheels").Vad(mode)
     windows = audio.reshape(-1, WINDOW)
     return np.array([vad.is_speech(each.tobytes(), SAMPLE_RATE) for each in windows], np.bool_)
 
 
-def frames_of(detector: VoiceDetector, audio: Samples) -> Frames:
+def frames_of(detector: VoiceDetector, audio: Samples) -> Windows:
     """Run a detector of any step, and take its frames to windows of 20 ms."""
     model = detector.model
     padded = np.pad(audio, (0, (model.delay + 2) * model.step + model.overlap))
     frames = (len(padded) - model.overlap) // model.step
     found, _ = model.advance(padded[: frames * model.step + model.overlap], model.start())
     places = np.arange(len(audio) // WINDOW) * WINDOW // model.step + model.delay
-    is_speech: Frames = found[places] >= detector.rules.onset
+    is_speech: Windows = found[places] >= detector.rules.onset
     return is_speech
 
 
-def rate(pairs: Sequence[tuple[Frames, Frames]]) -> str:
+def rate(pairs: Sequence[tuple[Windows, Windows]]) -> str:
     """Divide, for each clip, the windows that are wrong by all; percent, and its interval."""
     counts = np.array([(int((wrong & of).sum()), int(of.sum())) for of, wrong in pairs]).T
     drawn = np.random.default_rng(0).integers(len(pairs), size=(DRAWS, len(pairs)))
@@ -141,7 +141,7 @@ def main() -> None:
     """Print a table for each corpus."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("model", type=Path)
-    parser.add_argument("--aligner", type=Path)
+    parser.add_argument("--recognizer", type=Path)
     parser.add_argument("--languages", default="en")
     parser.add_argument("--silero", action="store_true")
     options = parser.parse_args()
@@ -151,7 +151,7 @@ def main() -> None:
     if options.silero:
         detectors["silero-vad"] = partial(frames_of, VoiceDetector.load(SILERO))
     languages = options.languages.split(",")
-    for knobs in [*({"aligner": options.aligner, "language": x} for x in languages), FESTVOX]:
+    for knobs in [*({"recognizer": options.recognizer, "language": x} for x in languages), FESTVOX]:
         clips = list(read_test(**knobs))
         print(f"\n{knobs}: {len(clips)} clips\n\n| noise | detector | miss % | false alarm % |")
         print("|---|---|---|---|", *measure(clips, detectors), sep="\n", flush=True)

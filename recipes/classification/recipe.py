@@ -27,8 +27,8 @@ def make_label_loaders(
     """Plan the batches of every split."""
     print_data(splits, hparams)
     rate = hparams["sample_rate"]
-    by_label = partial(collate, labels=labels, column=hparams["label"], sample_rate=rate)
-    return make_loaders(splits, hparams, collate=by_label, placement=placement)
+    collate_by_label = partial(collate, labels=labels, column=hparams["label"], sample_rate=rate)
+    return make_loaders(splits, hparams, collate=collate_by_label, placement=placement)
 
 
 CLASSIFICATION = Recipe(

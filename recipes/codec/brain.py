@@ -1,33 +1,40 @@
-"""Train a codec: audio to codes and back, by how far the spectra are apart.
+"""Train a codec: audio to codes and back, by the distance of the spectra.
 
 Legend: B utterances, S samples, U frames of codes, G codebooks.
 """
 
+import io
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 from speechbrain import Stage
 from torch import Tensor, nn
 
-from recipes.codec import statistics
-from recipes.codec.statistics import CodedUtterance
 from sbkit.audio.augment import speed_perturb
 from sbkit.audio.io import FULL_SCALE
 from sbkit.audio.lengths import length_mask
+from sbkit.base.files import write_bytes_atomically, write_text_atomically
 from sbkit.data.batch import Batch
 from sbkit.logs.metric import Metrics, as_words
+from sbkit.models.code_space import Codes
 from sbkit.models.codec import CodecModel
 from sbkit.models.loss import Loss
 from sbkit.models.spectral_losses import mel_distance, spectral_distance
 from sbkit.tasks.codec import CODEC
 from sbkit.train.brain import Brain
 
+logger = logging.getLogger(__name__)
+
 PARTS = ("compute_features", "encoder", "quantizer", "decoder")
+MIN_USAGE_SHARE = 0.5  # of the codes that as many equally likely draws would reach
 
 
 class Decoded(NamedTuple):
-    """Audio between -1 and 1, and what became of it: (B, S), zero past the lengths (B,)."""
+    """Audio (B, S) between -1 and 1, and its decoded codes (B, S); zero past the lengths (B,)."""
 
     audio: Tensor
     lengths: Tensor
@@ -37,30 +44,37 @@ class Decoded(NamedTuple):
     distance: Tensor  # (B,) of log-mel features, summed over frames
 
 
+class CodedUtterance(NamedTuple):
+    """The mean distance of an utterance's log-mel features, its codes, and the codebook's size."""
+
+    distance: float
+    codes: Codes
+    size: int
+
+
 class CodecBrain(Brain):
-    """Train features and spectra towards those of the audio, against a discriminator if wanted."""
+    """Train features and spectra towards those of the audio, optionally with a discriminator."""
 
     metrics: ClassVar[Metrics] = CODEC.metrics
 
     def __init__(self, **options: Any) -> None:
-        """Accept SpeechBrain's options."""
         super().__init__(**options)
         parts = {name: getattr(self.hparams, name) for name in PARTS}
         self.codec = CodecModel(model=self.modules["model"], **parts)
 
     @property
     def inactive(self) -> tuple[nn.Module, ...]:
-        """Return the discriminator where it has no weight."""
+        """Return the discriminator if its weight is 0."""
         return () if self.hparams.adversarial_weight else (self.hparams.discriminator,)
 
     def on_fit_start(self) -> None:
-        """Find the last checkpoint; without one, measure the features first."""
+        """Find the last checkpoint; without one, first measure the features."""
         super().on_fit_start()
         features = self.codec.features
         self.measure_features(lambda audio, lengths: features(audio / FULL_SCALE, lengths))
 
     def compute_forward(self, batch: Batch, stage: Stage) -> Decoded:
-        """Code the audio, and decode it."""
+        """Code the audio, and decode the codes."""
         audio, lengths = speed_perturb(batch.audio, batch.audio_lengths, batch.speed_groups)
         audio = audio.float() / FULL_SCALE
         decoded, codes, frames = self.codec.forward(audio, lengths)
@@ -71,7 +85,7 @@ class CodecBrain(Brain):
     def compute_objectives(
         self, outputs: Decoded, batch: Batch, stage: Stage
     ) -> Loss | dict[str, Loss]:
-        """Sum distances over samples, for the mean of a sample; with a discriminator, its, too."""
+        """Sum distances over samples, for the mean per sample; add the discriminator's loss."""
         knobs, audio, decoded = self.hparams, outputs.audio, outputs.decoded
         lengths = outputs.lengths.to(audio.device, non_blocking=True)
         sums = knobs.mel_weight * outputs.distance * self.codec.features.frame
@@ -79,35 +93,93 @@ class CodecBrain(Brain):
         counts = lengths * batch.weights
         if not knobs.adversarial_weight:
             return Loss(sums * batch.weights, counts)
-        tell = knobs.discriminator
-        sums = sums + knobs.adversarial_weight * lengths * tell(decoded, lengths, 1.0)
-        told = tell(audio, lengths, 1.0) + tell(decoded.detach(), lengths, 0.0)
-        made = Loss(sums * batch.weights, counts)
-        return {"generator": made, "discriminator": Loss(told * batch.weights, batch.weights)}
+        discriminator = knobs.discriminator
+        sums = sums + knobs.adversarial_weight * lengths * discriminator(decoded, lengths, 1.0)
+        recorded_error = discriminator(audio, lengths, 1.0)
+        errors = recorded_error + discriminator(decoded.detach(), lengths, 0.0)
+        return {
+            "generator": Loss(sums * batch.weights, counts),
+            "discriminator": Loss(errors * batch.weights, batch.weights),
+        }
 
     def score(self, outputs: Decoded, batch: Batch) -> list[CodedUtterance]:
-        """Keep how far the features of each utterance are apart, and its codes."""
+        """Keep the distance of each utterance's features, and its codes."""
         space, codes = self.codec.quantizer.space, outputs.codes.cpu().numpy()
-        rows = zip(
+        utterances = zip(
             outputs.distance.tolist(), codes, outputs.frames.tolist(), batch.ids, strict=True
         )
         return [
-            CodedUtterance(distance / frames, space.check(row[:frames], of=name), space.size)
-            for distance, row, frames, name in rows
+            CodedUtterance(distance / frames, space.check(padded[:frames], of=id), space.size)
+            for distance, padded, frames, id in utterances
         ]
 
     def measure(self, results: Sequence[CodedUtterance]) -> Mapping[str, float]:
-        """Return the mel distance, and the figures of the codes."""
-        return statistics.measure(results)
+        """Return the mel distance per frame, and figures of the codes: means, and per codebook.
+
+        Usage is the share of codes that occur; entropy (in bits) and perplexity are of their
+        frequencies.
+        """
+        frames = [len(result.codes) for result in results]
+        distance = float(np.average([result.distance for result in results], weights=frames))
+        counts = count_codes(results)
+        shares = counts / counts.sum(1, keepdims=True)
+        entropy = -(shares * np.log2(np.where(shares > 0, shares, 1))).sum(1)
+        figures = {"usage": (counts > 0).mean(1), "perplexity": 2**entropy, "entropy": entropy}
+        means = {name: float(values.mean()) for name, values in figures.items()}
+        per_codebook = {
+            f"{name}_{codebook}": float(value)
+            for name, values in figures.items()
+            for codebook, value in enumerate(values)
+        }
+        return {"mel_distance": distance, **means, **per_codebook}
 
     def describe(self, results: Sequence[CodedUtterance]) -> str:
-        """Write the figures over all codebooks."""
-        values = statistics.measure(results)
-        shown = {name: each for name, each in values.items() if not name[-1].isdecimal()}
-        return ", ".join(as_words(self.metrics, shown))
+        """Write the means over all codebooks."""
+        values = self.measure(results)
+        means = {name: value for name, value in values.items() if not name[-1].isdecimal()}
+        return ", ".join(as_words(self.metrics, means))
 
     def report(
         self, split: str, results: Sequence[CodedUtterance], folder: Path
     ) -> Mapping[str, Any]:
-        """Write how often each code came, and its picture; return the figures."""
-        return statistics.report(folder, split, results)
+        """Write `codes_SPLIT.tsv`, the frequency of each code, and its picture; return the figures.
+
+        Log a note for each codebook of which most codes must be dead.
+        """
+        values, counts = self.measure(results), count_codes(results)
+        rows = [["code", *map(str, range(len(counts)))]]
+        rows += [[str(code), *map(str, row)] for code, row in enumerate(counts.T.tolist())]
+        table = "".join("\t".join(row) + "\n" for row in rows)
+        write_text_atomically(folder / f"codes_{split}.tsv", table)
+        write_bytes_atomically(folder / f"codes_{split}.png", draw_codes(counts, values))
+        reachable = 1 - (1 - 1 / counts.shape[1]) ** counts[0].sum()
+        for codebook in range(len(counts)):
+            if (usage := values[f"usage_{codebook}"]) < MIN_USAGE_SHARE * reachable:
+                logger.info(
+                    f"note: most codes of codebook {codebook} are dead in {split} ({usage:.0%} "
+                    "occur). Try a lower lr or fewer levels."
+                )
+        return values
+
+
+def count_codes(results: Sequence[CodedUtterance]) -> npt.NDArray[np.int64]:
+    """Count the occurrences of each code of each codebook: -> (G, size)."""
+    codes = np.concatenate([result.codes for result in results])
+    return np.stack([np.bincount(column, minlength=results[0].size) for column in codes.T])
+
+
+def draw_codes(counts: npt.NDArray[np.int64], values: Mapping[str, float]) -> bytes:
+    """Draw the occurrences of each codebook's codes, the most frequent first, as PNG."""
+    from matplotlib.figure import Figure  # 0.7 s to import
+
+    figure = Figure(figsize=(8, 4), layout="constrained")
+    axes = figure.subplots()
+    for codebook, occurrences in enumerate(counts):
+        usage, perplexity = values[f"usage_{codebook}"], values[f"perplexity_{codebook}"]
+        label = f"codebook {codebook}: {usage:.0%} used, perplexity {perplexity:.0f}"
+        axes.plot(np.sort(occurrences)[::-1], label=label)
+    axes.set_yscale("symlog", linthresh=1)
+    axes.set(xlabel="codes, by frequency", ylabel="frames", ylim=(0, None))
+    axes.legend()
+    figure.savefig(png := io.BytesIO(), format="png", dpi=120)
+    return png.getvalue()

@@ -1,4 +1,4 @@
-"""A codec: audio alone, of any corpus."""
+"""A codec, trained on the audio of any corpus."""
 
 from recipes.codec.brain import CodecBrain
 from recipes.prepare import RANGES, corpus_of, prepare_audio, unlabeled_loaders
@@ -6,12 +6,12 @@ from sbkit.config.ranges import NOT_NEGATIVE
 from sbkit.tasks.codec import CODEC as TASK
 from sbkit.train.recipe import Recipe
 
-WEIGHTS = ("mel_weight", "spectral_weight", "adversarial_weight")
+LOSS_WEIGHTS = ("mel_weight", "spectral_weight", "adversarial_weight")
 CODEC = Recipe(
     task=TASK,
     prepare_splits=prepare_audio,
     make_loaders=unlabeled_loaders(),
     brain=CodecBrain,
     corpus=corpus_of,
-    ranges=RANGES | dict.fromkeys(WEIGHTS, NOT_NEGATIVE),
+    ranges=RANGES | dict.fromkeys(LOSS_WEIGHTS, NOT_NEGATIVE),
 )

@@ -1,7 +1,7 @@
-"""Train a synthesizer: the alignment of text and sound, what sound is made of, and the vocoder.
+"""Train a TTS model: the alignment of text and audio, the acoustic model and the vocoder.
 
-All learn in one step. The aligner knows the sound; on its best path the others learn durations,
-pitch, energy and features, and the vocoder learns of the clips' own features.
+All are trained in one step. The aligner sees the audio; on its best path the others learn
+durations, pitch, energy and features, and the vocoder learns from the clips' own features.
 
 Legend: B utterances, S samples, L symbols, U frames, F features.
 """
@@ -18,7 +18,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from recipes.synthesis.data import SpokenBatch
-from recipes.synthesis.statistics import DRAWN, Shown, SpokenUtterance, describe, measure, report
+from recipes.synthesis.statistics import (
+    NUM_EXAMPLES,
+    Example,
+    SpokenUtterance,
+    describe,
+    measure,
+    report,
+)
 from sbkit.audio.draws import draw_uniform
 from sbkit.audio.io import FULL_SCALE, to_int16
 from sbkit.audio.lengths import length_mask
@@ -45,233 +52,248 @@ PARTS = (
     *("compute_features", "aligner", "text_encoder", "adaptor", "mel_decoder"),
     *("vocoder_encoder", "vocoder_decoder"),
 )
-EDGE = 1  # frames at each end of a piece for the vocoder, in which windows are missing
+EDGE_FRAMES = 1  # at each end of a vocoder segment, where windows are missing
 
 
 @dataclass(frozen=True)
 class Aligned:
-    """Which symbol each frame is of.
+    """The alignment of a batch.
 
-    scores (B, U, L): the aligner's; durations (B, L); index (B, U); wrong (B,): true where the text
-    cannot be what is said.
+    Attributes:
+        scores: of the aligner, (B, U, L).
+        durations: frames of each symbol, (B, L).
+        index: the symbol of each frame, (B, U).
+        is_misaligned: (B,), whether the text cannot match the audio.
     """
 
     scores: Tensor
     durations: Tensor
     index: Tensor
-    wrong: Tensor
+    is_misaligned: Tensor
 
 
 @dataclass(frozen=True)
 class Synthesized:
-    """What became of a batch: normalized features (B, U, F), and what they should be, in `mask`.
+    """The outputs for a batch.
 
-    log_durations (B, L); found, variances (B, L, 2): pitch and energy; piece, decoded (B, S'): a
-    piece of each clip and what the vocoder made of it, piece_lengths (B,), distance (B,): between
-    the log-mel features of both; sound (n, S): of the first of a test, else of none.
+    Attributes:
+        aligned: the alignment.
+        features, target: predicted and recorded normalized features, (B, U, F).
+        mask: true within an utterance, (B, U).
+        frames: (B,).
+        log_durations: predicted, (B, L).
+        predicted_variances, variances: predicted and recorded pitch and energy, (B, L, 2).
+        symbol_mask: true within a text, (B, L).
+        segment, decoded: a segment of each clip, and its vocoded features, (B, S').
+        segment_lengths: in samples, (B,).
+        distance: between the log-mel features of segment and decoded, (B,).
+        examples: audio of the first utterances of a test batch, (n, S); n is 0 otherwise.
     """
 
     aligned: Aligned
     features: Tensor
-    expected: Tensor
+    target: Tensor
     mask: Tensor
     frames: Tensor
     log_durations: Tensor
-    found: Tensor
+    predicted_variances: Tensor
     variances: Tensor
     symbol_mask: Tensor
-    piece: Tensor
+    segment: Tensor
     decoded: Tensor
-    piece_lengths: Tensor
+    segment_lengths: Tensor
     distance: Tensor
-    sound: Tensor
+    examples: Tensor
 
 
 class SynthesisBrain(Brain):
-    """Train by all losses at once, on every clip whose text is what is said."""
+    """Train by all losses at once, on every clip whose text matches its audio."""
 
     metrics: ClassVar[Metrics] = SYNTHESIS.metrics
 
     def __init__(self, **options: Any) -> None:
-        """Accept SpeechBrain's options."""
         super().__init__(**options)
         parts: dict[str, Any] = {name: getattr(self.hparams, name) for name in PARTS}
         self.model = SynthesisModel(model=self.modules["model"], **parts)
         names = self.hparams.labels.names
         self._is_pause = torch.tensor([name in PAUSE_SYMBOLS for name in names], device=self.device)
-        self._wrong: dict[str, bool] = {}  # of the training clips of this epoch
+        self._is_misaligned: dict[str, bool] = {}  # by the id of this epoch's training clips
 
     def on_fit_start(self) -> None:
-        """Find the last checkpoint; without one, measure the features first."""
+        """Find the last checkpoint; without one, first measure the features."""
         super().on_fit_start()
         features = self.model.features
         self.measure_features(lambda audio, lengths: features(audio / FULL_SCALE, lengths))
 
     def compute_forward(self, batch: SpokenBatch, stage: Stage) -> Synthesized:
-        """Align, and synthesize with the durations that are found, in training the pitch, too."""
+        """Align, and synthesize with the recorded durations, in training also with the pitch."""
         audio, model = batch.audio.float() / FULL_SCALE, self.model
         with torch.autocast(audio.device.type, enabled=False):
             raw, frames = model.features(audio, batch.audio_lengths)
             mask = length_mask(frames, raw.shape[1], raw.device).unsqueeze(2).float()
-            expected = model.mel_decoder.normalize(raw) * mask
+            target = model.mel_decoder.normalize(raw) * mask
         symbol_mask = length_mask(batch.symbol_lengths, batch.symbols.shape[1], raw.device)
         symbols = symbol_mask.unsqueeze(2).float()
-        aligned = self._align(batch, expected, frames)
+        aligned = self._align(batch, target, frames)
         octaves = pad(batch.octaves, (0, raw.shape[1] - batch.octaves.shape[1]))
-        each = (octaves * mask[:, :, 0], expected.mean(2))
+        pitch_and_energy = (octaves * mask[:, :, 0], target.mean(2))
         variances = torch.stack(
-            [mean_by_symbol(value, aligned.index, aligned.durations) for value in each], 2
+            [mean_by_symbol(x, aligned.index, aligned.durations) for x in pitch_and_energy], 2
         )
         states = model.text_encoder(batch.symbols, symbols)
-        log_durations, found = model.adaptor.predict(states, symbols)
-        given = variances if stage is Stage.TRAIN else found
-        of_frames = expand(model.adaptor(states, given, symbols), aligned.index)
-        piece, decoded, lengths = self._vocode(audio, raw, frames, stage)
-        distance = mel_distance(model.features, decoded, piece, lengths)
-        features = model.mel_decoder(of_frames, mask) * mask
+        log_durations, predicted = model.adaptor.predict(states, symbols)
+        used = variances if stage is Stage.TRAIN else predicted
+        frame_states = expand(model.adaptor(states, used, symbols), aligned.index)
+        segment, decoded, lengths = self._vocode(audio, raw, frames, stage)
+        distance = mel_distance(model.features, decoded, segment, lengths)
+        features = model.mel_decoder(frame_states, mask) * mask
         if stage is Stage.TEST:
-            restored = model.mel_decoder.restore(features[:DRAWN])
-            heard = model.vocode(restored, mask[:DRAWN])
+            restored = model.mel_decoder.restore(features[:NUM_EXAMPLES])
+            examples = model.vocode(restored, mask[:NUM_EXAMPLES])
         else:
-            heard = audio[:0]
+            examples = audio[:0]
         return Synthesized(
             aligned=aligned,
             features=features,
-            expected=expected,
+            target=target,
             mask=mask[:, :, 0],
             frames=frames,
             log_durations=log_durations,
-            found=found,
+            predicted_variances=predicted,
             variances=variances,
             symbol_mask=symbol_mask,
-            piece=piece,
+            segment=segment,
             decoded=decoded,
-            piece_lengths=lengths,
+            segment_lengths=lengths,
             distance=distance * model.features.frame / lengths.to(distance.device),
-            sound=heard,
+            examples=examples,
         )
 
-    def _align(self, batch: SpokenBatch, expected: Tensor, frames: Tensor) -> Aligned:
-        scores, durations = self.model.align(batch.symbols, batch.symbol_lengths, expected, frames)
+    def _align(self, batch: SpokenBatch, features: Tensor, frames: Tensor) -> Aligned:
+        scores, durations = self.model.align(batch.symbols, batch.symbol_lengths, features, frames)
         limit = self.hparams.longest_symbol * self.hparams.sample_rate / self.model.features.frame
         is_pause = self._is_pause[batch.symbols]
-        wrong = find_misaligned(durations, batch.symbol_lengths, is_pause, limit)
-        return Aligned(scores, durations, frame_index(durations, scores.shape[1]), wrong)
+        is_misaligned = find_misaligned(durations, batch.symbol_lengths, is_pause, limit)
+        return Aligned(scores, durations, frame_index(durations, scores.shape[1]), is_misaligned)
 
     def _vocode(
         self, audio: Tensor, features: Tensor, frames: Tensor, stage: Stage
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Vocode a piece of each clip: drawn in training, from its middle otherwise."""
-        size, frame = self.hparams.piece_frames + 2 * EDGE, self.model.features.frame
+        """Vocode a segment of each clip: a random one in training, else its middle."""
+        size, frame = self.hparams.segment_frames + 2 * EDGE_FRAMES, self.model.features.frame
         room = (frames - size).clamp(min=0)
         shares = torch.full((len(frames),), 0.5)
         if stage is Stage.TRAIN:
             shares = draw_uniform(len(frames))
         starts = (shares * (room + 1)).long().to(audio.device)
-        at = starts.unsqueeze(1) + torch.arange(size, device=audio.device)  # (B, P)
-        mask = (at < frames.to(audio.device).unsqueeze(1)).unsqueeze(2).float()
-        at = at.clamp(max=features.shape[1] - 1)
-        picked = features.gather(1, at.unsqueeze(2).expand(-1, -1, features.shape[2]))
-        decoded = self.model.vocode(picked, mask)[:, EDGE * frame : -EDGE * frame]
-        samples = starts.unsqueeze(1) * frame + torch.arange(decoded.shape[1]).to(at) + EDGE * frame
-        lengths = (frames - starts.cpu() - EDGE).clamp(1, self.hparams.piece_frames) * frame
+        index = starts.unsqueeze(1) + torch.arange(size, device=audio.device)  # (B, P)
+        mask = (index < frames.to(audio.device).unsqueeze(1)).unsqueeze(2).float()
+        index = index.clamp(max=features.shape[1] - 1)
+        selected = features.gather(1, index.unsqueeze(2).expand(-1, -1, features.shape[2]))
+        decoded = self.model.vocode(selected, mask)[:, EDGE_FRAMES * frame : -EDGE_FRAMES * frame]
+        first = (starts.unsqueeze(1) + EDGE_FRAMES) * frame
+        samples = first + torch.arange(decoded.shape[1]).to(index)
+        lengths = (frames - starts.cpu() - EDGE_FRAMES).clamp(1, self.hparams.segment_frames)
+        lengths = lengths * frame
         within = length_mask(lengths, decoded.shape[1], audio.device)
         padded = pad(audio, (0, size * frame))
         return padded.gather(1, samples) * within, decoded * within, lengths
 
     def compute_objectives(self, outputs: Synthesized, batch: SpokenBatch, stage: Stage) -> Loss:
-        """Sum the losses over the frames of each utterance, the mean of which is a frame's."""
+        """Sum the losses over the frames of each utterance, for the mean per frame."""
         knobs, aligned = self.hparams, outputs.aligned
         frames = outputs.frames.to(outputs.mask.device)
-        sound = ((outputs.features - outputs.expected).abs().mean(2) * outputs.mask).sum(1)
+        acoustic = ((outputs.features - outputs.target).abs().mean(2) * outputs.mask).sum(1)
         mask, durations = outputs.symbol_mask, aligned.durations
         timing = (outputs.log_durations.exp() - durations * outputs.log_durations) * mask
-        square = (outputs.found - outputs.variances).square().sum(2) * durations
-        spoken = (
-            sound + knobs.duration_weight * timing.sum(1) + knobs.variance_weight * square.sum(1)
+        square = (outputs.predicted_variances - outputs.variances).square().sum(2) * durations
+        acoustic = (
+            acoustic + knobs.duration_weight * timing.sum(1) + knobs.variance_weight * square.sum(1)
         )
         alignment = forward_sum(aligned.scores, outputs.frames, batch.symbol_lengths)
-        lengths = outputs.piece_lengths.to(frames.device)
-        spectral = spectral_distance(outputs.decoded, outputs.piece, lengths)
+        lengths = outputs.segment_lengths.to(frames.device)
+        spectral = spectral_distance(outputs.decoded, outputs.segment, lengths)
         vocoder = frames * (outputs.distance + spectral / lengths)
-        sums = spoken * ~aligned.wrong + knobs.align_weight * alignment + vocoder
+        sums = acoustic * ~aligned.is_misaligned + knobs.align_weight * alignment + vocoder
         if stage is Stage.TRAIN:
-            self._wrong.update(zip(batch.ids, aligned.wrong.tolist(), strict=True))
+            is_misaligned = zip(batch.ids, aligned.is_misaligned.tolist(), strict=True)
+            self._is_misaligned.update(is_misaligned)
         return Loss(sums * batch.weights, frames * batch.weights)
 
     def on_stage_end(self, stage: Stage, stage_loss: float, epoch: int | None = None) -> None:
-        """After training, list the clips whose text is not what is said."""
+        """After a training epoch, list the clips whose text does not match their audio."""
         super().on_stage_end(stage, stage_loss, epoch)
         if stage is not Stage.TRAIN:
             return
-        wrong = {
-            name: is_wrong
-            for each in gather_over_ranks(self._wrong)
-            for name, is_wrong in each.items()
+        clips = {
+            id: is_misaligned
+            for share in gather_over_ranks(self._is_misaligned)
+            for id, is_misaligned in share.items()
         }
-        self._wrong = {}
-        listed = sorted(name for name, is_wrong in wrong.items() if is_wrong)
-        if rank() == 0 and self.run_folder is not None and wrong:
+        self._is_misaligned = {}
+        misaligned = sorted(id for id, is_misaligned in clips.items() if is_misaligned)
+        if rank() == 0 and self.run_folder is not None and clips:
             file = self.run_folder / "misaligned.tsv"
-            write_text_atomically(file, "".join(f"{name}\n" for name in ["id", *listed]))
+            write_text_atomically(file, "".join(f"{id}\n" for id in ["id", *misaligned]))
             if epoch == self.hparams.epoch_counter.limit:
                 logger.info(
-                    f"{len(listed)} of {len(wrong)} clips of train are misaligned, and not learned "
-                    f"from (listed in {file})"
+                    f"{len(misaligned)} of {len(clips)} training clips are misaligned, and were "
+                    f"not used for training (see {file})"
                 )
 
     def score(self, outputs: Synthesized, batch: SpokenBatch) -> list[SpokenUtterance]:
-        """Keep how far the features, the pitch and the length of each utterance are off."""
+        """Measure the errors of features, pitch and length of each utterance."""
         std = self.model.mel_decoder.normalize.std
-        distance = ((outputs.features - outputs.expected).abs() * std).mean(2) * outputs.mask
-        octaves = expand(outputs.found[:, :, :1], outputs.aligned.index)[:, :, 0] - batch.octaves
+        distance = ((outputs.features - outputs.target).abs() * std).mean(2) * outputs.mask
+        octaves = self._predicted_octaves(outputs) - batch.octaves
         voiced = batch.voiced & outputs.mask.bool()
         durations = outputs.log_durations.exp() * outputs.symbol_mask
         return [
-            SpokenUtterance(*each)
-            for each in zip(
+            SpokenUtterance(*values)
+            for values in zip(
                 outputs.frames.tolist(),
                 distance.sum(1).tolist(),
                 voiced.sum(1).tolist(),
                 (octaves.square() * voiced).sum(1).tolist(),
                 durations.sum(1).tolist(),
                 outputs.distance.tolist(),
-                outputs.aligned.wrong.tolist(),
-                self._shown(outputs, batch),
+                outputs.aligned.is_misaligned.tolist(),
+                self._examples(outputs, batch),
                 strict=True,
             )
         ]
 
-    def _shown(self, outputs: Synthesized, batch: SpokenBatch) -> list[Shown | None]:
-        """Keep what is drawn and heard of the first utterances of a test's batch."""
-        names, shown = self.hparams.labels.names, list[Shown | None]()
-        octaves = expand(outputs.found[:, :, :1], outputs.aligned.index)[:, :, 0]
-        for row, sound in enumerate(outputs.sound):
-            count, length = int(outputs.frames[row]), int(batch.symbol_lengths[row])
+    def _predicted_octaves(self, outputs: Synthesized) -> Tensor:
+        return expand(outputs.predicted_variances[:, :, :1], outputs.aligned.index)[:, :, 0]
+
+    def _examples(self, outputs: Synthesized, batch: SpokenBatch) -> list[Example | None]:
+        """Return the first utterances of a test batch as examples, None for the others."""
+        names, octaves = self.hparams.labels.names, self._predicted_octaves(outputs)
+        by_frame = (outputs.target, outputs.features, batch.voiced, batch.octaves, octaves)
+        examples: list[Example | None] = []
+        for row, audio in enumerate(outputs.examples):
+            frames, symbols = int(outputs.frames[row]), int(batch.symbol_lengths[row])
             samples = int(batch.audio_lengths[row])
-            each = (outputs.expected, outputs.features, batch.voiced, batch.octaves, octaves)
-            shown.append(
-                Shown(
+            examples.append(
+                Example(
                     batch.ids[row],
-                    [names[id] for id in batch.symbols[row, :length].tolist()],
-                    outputs.aligned.durations[row, :length].cumsum(0).tolist(),
+                    [names[id] for id in batch.symbols[row, :symbols].tolist()],
+                    outputs.aligned.durations[row, :symbols].cumsum(0).tolist(),
                     batch.audio[row, :samples].cpu().numpy(),
-                    to_int16(sound[:samples].float().cpu().numpy()),
-                    *(values[row, :count].cpu().numpy() for values in each),
+                    to_int16(audio[:samples].float().cpu().numpy()),
+                    *(values[row, :frames].cpu().numpy() for values in by_frame),
                 )
             )
-        return shown + [None] * (len(batch) - len(shown))
+        return examples + [None] * (len(batch) - len(examples))
 
     def measure(self, results: Sequence[SpokenUtterance]) -> Mapping[str, float]:
-        """Return the mel distance and what else is off."""
         return measure(results)
 
     def describe(self, results: Sequence[SpokenUtterance]) -> str:
-        """Write the figures for the screen."""
         return describe(results)
 
     def report(
         self, split: str, results: Sequence[SpokenUtterance], folder: Path
     ) -> Mapping[str, Any]:
-        """Draw a few utterances, and write them to be heard; return the figures."""
+        """Draw a few utterances, and write their audio; return the figures."""
         return report(folder, split, results, self.hparams.sample_rate)

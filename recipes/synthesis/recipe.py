@@ -1,4 +1,4 @@
-"""Synthesis: text to speech, in the voice of a corpus."""
+"""Text to speech, in the voice of a corpus."""
 
 from recipes.prepare import RANGES, corpus_of
 from recipes.synthesis.brain import SynthesisBrain
@@ -17,7 +17,7 @@ SYNTHESIS = Recipe(
     ranges=RANGES
     | dict.fromkeys(("align_weight", "duration_weight", "variance_weight"), NOT_NEGATIVE)
     | {
-        "piece_frames": Range(low=4, whole=True, advice="32 frames are 0.8 s."),
+        "segment_frames": Range(low=4, whole=True, advice="32 frames are 0.8 s."),
         "longest_symbol": Range(low=0.1, advice="0.6 s is usual."),
     },
 )

@@ -1,4 +1,4 @@
-"""How far what is synthesized is from what was recorded, on the durations of the recording."""
+"""The distance of synthesized from recorded speech, on the durations of the recording."""
 
 import io
 import math
@@ -15,15 +15,20 @@ from sbkit.logs.metric import as_words
 from sbkit.tasks.synthesis import SYNTHESIS
 
 SEMITONES = 12  # in an octave
-DRAWN = 3  # utterances of a test set
-Floats = npt.NDArray[Any]
+NUM_EXAMPLES = 3  # utterances of a test set that are drawn
+Array = npt.NDArray[Any]
 
 
-class Shown(NamedTuple):
-    """What is drawn of an utterance.
+class Example(NamedTuple):
+    """An utterance that is drawn and written as audio.
 
-    id; symbols and the frame that each ends at; recorded, synthesized: audio (S,); expected, found:
-    normalized features (U, F); voiced (U,); octaves, predicted (U,): the pitch.
+    Attributes:
+        symbols: of the text.
+        ends: the frame at which each symbol ends.
+        recorded, synthesized: audio (S,).
+        target, predicted: normalized features (U, F).
+        voiced: (U,).
+        octaves, predicted_octaves: the pitch (U,).
     """
 
     id: str
@@ -31,47 +36,52 @@ class Shown(NamedTuple):
     ends: list[int]
     recorded: Samples
     synthesized: Samples
-    expected: Floats
-    found: Floats
-    voiced: Floats
-    octaves: Floats
-    predicted: Floats
+    target: Array
+    predicted: Array
+    voiced: Array
+    octaves: Array
+    predicted_octaves: Array
 
 
 class SpokenUtterance(NamedTuple):
-    """What is measured of an utterance.
+    """The measurements of an utterance.
 
-    frames; distance: the sum over them of the mean difference of log-mel features; voiced: frames
-    with a pitch; squares: the sum over these of the squares of octaves that it is off; predicted:
-    frames by the durations; vocoded: the mean difference of features of what the vocoder makes of
-    the clip's own; is_misaligned: whether its text is not what is said; shown: of a few.
+    Attributes:
+        frames: their number.
+        distance: the sum over frames of the mean difference of log-mel features.
+        voiced: the number of voiced frames.
+        squares: the sum over voiced frames of the squared error of the pitch, in octaves.
+        predicted_frames: by the predicted durations.
+        vocoder_distance: the mean difference of features after vocoding the recording's features.
+        is_misaligned: whether its text does not match its audio.
+        example: of the first utterances of a test set.
     """
 
     frames: int
     distance: float
     voiced: int
     squares: float
-    predicted: float
-    vocoded: float
+    predicted_frames: float
+    vocoder_distance: float
     is_misaligned: bool
-    shown: Shown | None = None
+    example: Example | None = None
 
 
 def measure(results: Sequence[SpokenUtterance]) -> Mapping[str, float]:
     """Return the distances in nats, the error of the pitch in semitones, and two ratios.
 
-    distance: the sum of both others, by which the best checkpoint is chosen.
+    distance: the sum of the other distances, which chooses the best checkpoint.
     """
-    frames, distance, voiced, squares, predicted, vocoded, wrong = (
-        math.fsum(each) for each in zip(*(result[:-1] for result in results), strict=True)
+    frames, distance, voiced, squares, predicted_frames, vocoder_distance, misaligned = (
+        math.fsum(values) for values in zip(*(result[:-1] for result in results), strict=True)
     )
     return {
-        "distance": distance / frames + vocoded / len(results),
+        "distance": distance / frames + vocoder_distance / len(results),
         "mel_distance": distance / frames,
-        "vocoder_distance": vocoded / len(results),
+        "vocoder_distance": vocoder_distance / len(results),
         "pitch_error": SEMITONES * math.sqrt(squares / max(1, voiced)),
-        "length_ratio": predicted / frames,
-        "misaligned": wrong / len(results),
+        "length_ratio": predicted_frames / frames,
+        "misaligned": misaligned / len(results),
     }
 
 
@@ -85,38 +95,41 @@ def report(
 ) -> Mapping[str, float]:
     """Draw a few utterances of a test set as `speech_SPLIT.png`; return the figures.
 
-    Their audio is beside it: `speech_SPLIT.N_recorded.mp3` and `speech_SPLIT.N_synthesized.mp3`.
+    Their audio is `speech_SPLIT.N_recorded.mp3` and `speech_SPLIT.N_synthesized.mp3`.
     """
-    from sbkit.data.report import MP3_RATES, encode_mp3  # needs what only training installs
+    from sbkit.data.report import MP3_RATES, encode_mp3  # needs packages of training
 
-    shown = [each.shown for each in results if each.shown is not None][:DRAWN]
-    write_bytes_atomically(folder / f"speech_{split}.png", picture(shown))
+    examples = [result.example for result in results if result.example is not None]
+    examples = examples[:NUM_EXAMPLES]
+    write_bytes_atomically(folder / f"speech_{split}.png", draw(examples))
     if sample_rate in MP3_RATES:
-        for number, each in enumerate(shown, 1):
-            for what in ("recorded", "synthesized"):
-                content = encode_mp3(getattr(each, what), sample_rate)
-                write_bytes_atomically(folder / f"speech_{split}.{number}_{what}.mp3", content)
+        for number, example in enumerate(examples, 1):
+            for name in ("recorded", "synthesized"):
+                content = encode_mp3(getattr(example, name), sample_rate)
+                write_bytes_atomically(folder / f"speech_{split}.{number}_{name}.mp3", content)
     return measure(results)
 
 
-def picture(shown: Sequence[Shown]) -> bytes:
-    """Draw recordings and, beside each, what is synthesized, with its symbols and pitch, as PNG."""
+def draw(examples: Sequence[Example]) -> bytes:
+    """Draw recordings beside their synthesis, with symbols and pitch, as PNG."""
     from matplotlib.figure import Figure  # 0.7 s to import
 
-    figure = Figure(figsize=(14, 3 * len(shown)), layout="constrained")
-    for each, axes in zip(shown, figure.subplots(len(shown), 2, squeeze=False), strict=True):
-        for side, (what, features, octaves) in enumerate(
-            (("recorded", each.expected, each.octaves), ("synthesized", each.found, each.predicted))
+    figure = Figure(figsize=(14, 3 * len(examples)), layout="constrained")
+    rows = figure.subplots(len(examples), 2, squeeze=False)
+    for example, (left, right) in zip(examples, rows, strict=True):
+        for axes, title, features, octaves in (
+            (left, "recorded", example.target, example.octaves),
+            (right, "synthesized", example.predicted, example.predicted_octaves),
         ):
             hops = features.reshape(2 * len(features), -1)  # a frame is two hops
             extent = (0, len(features), 0, hops.shape[1])
-            axes[side].imshow(hops.T, origin="lower", aspect="auto", extent=extent)
-            pitch = np.where(each.voiced, (octaves + 1.5) * hops.shape[1] / 3, np.nan)
-            axes[side].plot(np.arange(len(pitch)) + 0.5, pitch, "r", label="pitch")
-            starts = [0, *each.ends[:-1]]
-            axes[side].vlines(starts, 0, hops.shape[1], "w", lw=0.3)
-            middles = np.add(starts, each.ends) / 2
-            axes[side].set_xticks(middles, each.symbols, fontsize=6)
-            axes[side].set(title=f"{each.id}, {what}", yticks=[])
+            axes.imshow(hops.T, origin="lower", aspect="auto", extent=extent)
+            pitch = np.where(example.voiced, (octaves + 1.5) * hops.shape[1] / 3, np.nan)
+            axes.plot(np.arange(len(pitch)) + 0.5, pitch, "r", label="pitch")
+            starts = [0, *example.ends[:-1]]
+            axes.vlines(starts, 0, hops.shape[1], "w", lw=0.3)
+            middles = np.add(starts, example.ends) / 2
+            axes.set_xticks(middles, example.symbols, fontsize=6)
+            axes.set(title=f"{example.id}, {title}", yticks=[])
     figure.savefig(png := io.BytesIO(), format="png", dpi=80)
     return png.getvalue()

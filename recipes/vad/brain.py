@@ -1,4 +1,4 @@
-"""Train a detector of voice activity: clips in noise and silence, and a label for each frame.
+"""Train a voice activity detector on clips in noise and silence, with a label for each frame.
 
 Legend: B utterances, U frames of 20 ms.
 """
@@ -19,7 +19,7 @@ from recipes.vad.labels import SPEECH, speech_of
 from recipes.vad.noise import (
     NOISE_DRAWS,
     add_noise,
-    in_silence,
+    add_silence,
     make_colored,
     make_voices,
     take_noise,
@@ -36,13 +36,13 @@ from sbkit.models.voice_activity import VoiceActivityModel
 from sbkit.tasks.voice_activity import DELAY_FRAMES, VOICE_ACTIVITY, FrameCounts, frame_errors
 from sbkit.train.brain import Brain
 
-EVALUATION = (10, 10), (0, 0), 1  # snr_db, gain_db and noise_prob
-BABBLE_CLIPS = 500  # of the training set, which babble is made of
+EVALUATION_NOISE = (10, 10), (0, 0), 1  # snr_db, gain_db and noise_prob
+NUM_BABBLE_CLIPS = 500  # of the training set, from which babble is made
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpeechBatch(Batch):
-    """Audio, and which windows of 20 ms are speech; speech (B, U)."""
+    """Audio, and the speech windows of 20 ms; speech (B, U)."""
 
     ON_DEVICE = (*Batch.ON_DEVICE, SPEECH)
 
@@ -58,7 +58,7 @@ class Scored(NamedTuple):
 
 
 def collate(rows: Sequence[Mapping[str, Any]], *, sample_rate: int) -> SpeechBatch:
-    """Pad utterances to a batch of whole windows, with the labels of these."""
+    """Pad utterances to a batch of whole windows, with the labels of the windows."""
     labels = [torch.from_numpy(speech_of(row, sample_rate)) for row in rows]
     speech = pad_sequence(labels, batch_first=True)
     return SpeechBatch(**collate_audio(rows, sample_rate), speech=speech)
@@ -74,45 +74,42 @@ class VoiceActivityBrain(Brain):
     metrics: ClassVar[Metrics] = VOICE_ACTIVITY.metrics
 
     def __init__(self, **options: Any) -> None:
-        """Accept SpeechBrain's options."""
         super().__init__(**options)
         parts = ("compute_features", "normalize", "conv", "rnn", "speech_lin")
         self.detector = VoiceActivityModel(
-            model=self.modules["model"], **{each: getattr(self.hparams, each) for each in parts}
+            model=self.modules["model"], **{name: getattr(self.hparams, name) for name in parts}
         )
         self.augmentation = Augmentation(self.hparams, features=self.detector.features)
         self._colored = make_colored(self.hparams.sample_rate).to(self.device)
 
     @cached_property
     def _voices(self) -> Tensor:
-        """The speech of clips of the training set, for babble; the same on every rank."""
+        """The speech of training clips, for babble; the same on every rank."""
         if self.loaders is None:
             return torch.zeros(0)
         split, rate, clips = self.loaders.splits.train, self.hparams.sample_rate, list[Tensor]()
-        for row in read_rows(split, range(0, len(split), -(-len(split) // BABBLE_CLIPS))):
+        for row in read_rows(split, range(0, len(split), -(-len(split) // NUM_BABBLE_CLIPS))):
             speech = np.repeat(speech_of(row, rate), rate // WINDOWS_PER_SECOND)
             clips.append(torch.from_numpy(row["audio"][: len(speech)][speech]).float())
         return make_voices(clips, rate).to(self.device)
 
     def compute_forward(self, batch: SpeechBatch, stage: Stage) -> Scored:
         """Score the frames of audio in silence and noise."""
-        hparams, training, rows = self.hparams, stage is Stage.TRAIN, len(batch)
-        more, window = round(hparams.silence_seconds * WINDOWS_PER_SECOND), self.detector.step
-        snr_db, gain_db, noise_prob = EVALUATION
-        # An evaluation draws each utterance the same noise each time. In one kind of noise alone,
-        # the best checkpoint was an early one that knew little about the others.
-        draws = draw_uniform(rows, 4 + NOISE_DRAWS)
+        hparams, training = self.hparams, stage is Stage.TRAIN
+        silence, window = round(hparams.silence_seconds * WINDOWS_PER_SECOND), self.detector.step
+        snr_db, gain_db, noise_prob = EVALUATION_NOISE
+        # An evaluation draws the same noise for an utterance each time. With one kind of noise, the
+        # best checkpoint was an early one that knew little about the others.
+        draws = draw_uniform(len(batch), 4 + NOISE_DRAWS)
         if training:
             snr_db, gain_db, noise_prob = hparams.snr_db, hparams.gain_db, hparams.noise_prob
         else:
-            draws[:, 0] = 0.5  # as much silence before a clip as after it
+            draws[:, 0] = 0.5  # equal silence before and after a clip
         lead, gain, ratio, chance = draws.T[:4].to(batch.audio.device, non_blocking=True)
-        spoken = in_silence(
-            batch.audio, batch.speech, (lead * (more + 1)).long(), more=more, window=window
-        )
-        batch = replace(
-            batch, audio=spoken.audio, audio_lengths=batch.audio_lengths + more * window
-        )
+        leading = (lead * (silence + 1)).long()
+        spoken = add_silence(batch.audio, batch.speech, leading, total=silence, window=window)
+        lengths = batch.audio_lengths + silence * window
+        batch = replace(batch, audio=spoken.audio, audio_lengths=lengths)
         audio, lengths = self.augmentation.audio(batch, training=training)
         audio = audio * 10 ** (_between(*gain_db, gain) / 20).unsqueeze(1)
         ratio = torch.where(chance < noise_prob, _between(*snr_db, ratio), torch.inf)
@@ -126,8 +123,8 @@ class VoiceActivityBrain(Brain):
 
     def compute_objectives(self, scored: Scored, batch: SpeechBatch, stage: Stage) -> Loss:
         """Sum the negative log-likelihood of the frames of each utterance."""
-        right = scored.log_probs.gather(2, scored.speech.long().unsqueeze(2)).squeeze(2)
-        sums = -(right * scored.mask).sum(1)
+        likelihoods = scored.log_probs.gather(2, scored.speech.long().unsqueeze(2)).squeeze(2)
+        sums = -(likelihoods * scored.mask).sum(1)
         return Loss(sums * batch.weights, scored.mask.sum(1) * batch.weights)
 
     def on_fit_start(self) -> None:
@@ -137,11 +134,13 @@ class VoiceActivityBrain(Brain):
 
     def score(self, scored: Scored, batch: SpeechBatch) -> list[FrameCounts]:
         """Count the frames of each utterance."""
-        found, right, mask = scored.log_probs.argmax(2).bool(), scored.speech, scored.mask
-        counted = (right & mask, right & ~found & mask, ~right & mask, ~right & found & mask)
-        rows = zip(*(each.sum(1).tolist() for each in counted), strict=True)
-        return [FrameCounts(*each) for each in rows]
+        detected, speech, mask = scored.log_probs.argmax(2).bool(), scored.speech, scored.mask
+        frames = (
+            *(speech & mask, speech & ~detected & mask),
+            *(~speech & mask, ~speech & detected & mask),
+        )
+        counts = zip(*(frame.sum(1).tolist() for frame in frames), strict=True)
+        return [FrameCounts(*utterance) for utterance in counts]
 
     def measure(self, results: Sequence[FrameCounts]) -> Mapping[str, float]:
-        """Divide the errors by the frames."""
         return frame_errors(results)

@@ -1,4 +1,4 @@
-"""Voice activity: whether each frame is speech."""
+"""Voice activity detection: whether each frame is speech."""
 
 from recipes.prepare import RANGES, corpus_of, unlabeled_loaders
 from recipes.vad.brain import VoiceActivityBrain, collate

@@ -9,6 +9,7 @@ import numpy.typing as npt
 from sbkit.audio.io import Samples
 
 WINDOWS_PER_SECOND = 50
+SHORT_PAUSE_SECONDS = 0.2  # the closure of a stop consonant lasts up to 0.15
 NOISE_PERCENTILE, SPEECH_PERCENTILE = 5, 95  # of the levels of windows
 
 # A window is a pause if it is 35 dB below speech, within 6 dB of noise that is itself 15 dB below

@@ -50,10 +50,10 @@ MODULES = {
     "sbkit.models.codec": "FiniteScalarQuantizer",
     "sbkit.models.layers": "Dropout FrameConv GlobalNorm LinearStack",
     "sbkit.models.pretrained.parts": "PretrainedEncoder PretrainedFeatures PretrainedFrontEnd",
-    "sbkit.models.synthesis": "Aligner MelDecoder TextEncoder VarianceAdaptor",
+    "sbkit.models.synthesis": "DurationAligner MelDecoder TextEncoder VarianceAdaptor",
     "sbkit.models.transformer": "ConformerBlock Convolution CrossAttention DecoderBlock "
     "FeedForward SelfAttention Transformer TransformerBlock",
-    "sbkit.models.vocoder": "Decoder Encoder LogMel",
+    "sbkit.models.vocoder": "LogMel VocoderDecoder VocoderEncoder",
     "speechbrain.augment.freq_domain": "RandomShift SpectrogramDrop Warping",
     "speechbrain.lobes.features": "Fbank MFCC",
     "speechbrain.lobes.models.CRDNN": "CNN_Block CRDNN DNN_Block",

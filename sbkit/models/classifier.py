@@ -1,10 +1,6 @@
 """A classifier of utterances: (encoder of audio) -> pooling -> label_lin.
 
 Legend: B utterances, S samples, U frames of the encoder, D model width, V classes.
-
-Pool the frames of an utterance into one vector.
-
-Legend: B utterances, U frames, D model width.
 """
 
 from typing import ClassVar
@@ -14,17 +10,18 @@ from torch import Tensor, nn
 
 from sbkit.audio.augment import AugmentFeatures
 from sbkit.audio.lengths import length_mask
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import ConfigError
 from sbkit.config.ranges import AT_LEAST_ONE
 from sbkit.models.asr import head_size
 from sbkit.models.encoder import AcousticModel, make_encoder
 from sbkit.models.parts import absolute, lengths_argument, raise_signature_error
 
-POOLING = "forward(x, lengths) -> y, with x (B, U, D), lengths (B,) and y (B, D')"
+MIN_VARIANCE = 1e-5  # the gradient of a square root is unbounded at zero
+POOLING_SIGNATURE = "forward(x, lengths) -> y, with x (B, U, D), lengths (B,) and y (B, D')"
 
 
 class UtteranceClassifier(AcousticModel):
-    """Call the parts of a classifier in their order; one label an utterance."""
+    """A classifier as one model; each utterance has one label."""
 
     def __init__(
         self,
@@ -44,13 +41,16 @@ class UtteranceClassifier(AcousticModel):
             encoder=make_encoder({**parts, "CNN": CNN, "Transformer": Transformer}),
             heads={"pooling": pooling, "label_lin": label_lin},
         )
-        if lengths_argument(pooling.forward, part="pooling", signatures=POOLING)[1] is not absolute:
-            raise_signature_error("pooling", POOLING, "its forward takes no `lengths`")
+        if (
+            lengths_argument(pooling.forward, part="pooling", signatures=POOLING_SIGNATURE)[1]
+            is not absolute
+        ):
+            raise_signature_error("pooling", POOLING_SIGNATURE, "its forward takes no `lengths`")
         outputs = head_size(label_lin)
         if outputs != classes:
-            raise SbkitError(
-                f"`label_lin` must have as many outputs as there are classes ({classes}), but has "
-                f"{outputs}. Set its out_features to {classes}."
+            raise ConfigError(
+                f"`label_lin` has {outputs} outputs for {classes} classes. Set its out_features to "
+                f"{classes}."
             )
         self.classes = classes
         self.pooling = pooling
@@ -65,14 +65,11 @@ class UtteranceClassifier(AcousticModel):
         return scores.float().log_softmax(-1)
 
 
-EPSILON = 1e-5  # least variance; the gradient of a square root has no bound at zero
-
-
 class AttentiveStatisticsPooling(nn.Module):
-    """Weigh frames by attention, and join their mean and deviation: (B, U, D), (B,) -> (B, 2D).
+    """Weigh frames by attention; return mean and deviation: (B, U, D), (B,) -> (B, 2D).
 
-    In float32; frames past the end of an utterance weigh nothing, so padding changes nothing. An
-    utterance without a frame becomes zeros. Source: Okabe et al. 2018, equations 2 to 7.
+    Computed in float32. Frames past the end of an utterance have weight 0, so padding changes
+    nothing. An utterance without frames becomes zeros. Source: Okabe et al. 2018, equations 2 to 7.
     """
 
     RANGES: ClassVar = dict.fromkeys(("d_model", "attention_dim"), AT_LEAST_ONE)
@@ -87,9 +84,9 @@ class AttentiveStatisticsPooling(nn.Module):
         """Pool: (B, U, D), (B,) -> (B, 2D)."""
         mask = length_mask(lengths, x.shape[1], x.device).unsqueeze(-1)  # (B, U, 1), true within
         scores = self.attention(x).float().masked_fill(~mask, -torch.inf)
-        weights = scores.softmax(1).masked_fill(~mask, 0.0)  # of no frame at all: 0, not 0 / 0
+        weights = scores.softmax(1).masked_fill(~mask, 0.0)  # without any frame: 0, not 0 / 0
         x = x.float().masked_fill(~mask, 0.0)
         mean = (weights * x).sum(1)
         variance = (weights * (x - mean.unsqueeze(1)).square()).sum(1)
-        spoken = mask.any(1)  # (B, 1)
-        return torch.cat([mean, variance.clamp(min=EPSILON).sqrt() * spoken], dim=-1)
+        has_frames = mask.any(1)  # (B, 1)
+        return torch.cat([mean, variance.clamp(min=MIN_VARIANCE).sqrt() * has_frames], dim=-1)

@@ -1,4 +1,4 @@
-"""Which frames of a clip are which symbol of its text, learned without any label.
+"""Align the frames of a clip with the symbols of its text, without labels.
 
 Legend: B utterances, U frames, L symbols.
 """
@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import ctc_loss, pad
 
-BLANK = -1.0  # log-probability of no symbol, before all are normalized; Badlani et al. have it so
-NEVER = -1e4
-SPELLED = 4  # symbols of a text that may be an abbreviation
-MOST_SHORT = 0.6  # of the symbols that may have a single frame
+BLANK_LOG_PROB = -1.0  # before normalization, as in Badlani et al.
+IMPOSSIBLE = -1e4  # a log-probability
+MAX_SPELLED_SYMBOLS = 4  # of a text that may be an abbreviation
+MAX_SHORT_SHARE = 0.6  # of symbols with a single frame
 
 
 def forward_sum(log_probs: Tensor, frame_lengths: Tensor, symbol_lengths: Tensor) -> Tensor:
@@ -21,11 +21,11 @@ def forward_sum(log_probs: Tensor, frame_lengths: Tensor, symbol_lengths: Tensor
 
     Source: Badlani et al. 2021, One TTS Alignment To Rule Them All (arXiv 2108.10447).
     """
-    with_blank = pad(log_probs.float(), (1, 0), value=BLANK).log_softmax(2)
-    places = torch.arange(1, log_probs.shape[2] + 1).expand(len(log_probs), -1)
+    with_blank = pad(log_probs.float(), (1, 0), value=BLANK_LOG_PROB).log_softmax(2)
+    classes = torch.arange(1, log_probs.shape[2] + 1).expand(len(log_probs), -1)
     return ctc_loss(
         with_blank.transpose(0, 1),
-        places.to(log_probs.device),
+        classes.to(log_probs.device),
         frame_lengths,
         symbol_lengths,
         reduction="none",
@@ -48,10 +48,10 @@ def diagonal_prior(frames: int, symbols: int) -> Tensor:
 
 
 def diagonal_priors(scores: Tensor, frame_lengths: Tensor, symbol_lengths: Tensor) -> Tensor:
-    """Return the prior of each utterance, `NEVER` past its lengths: (B, U, L), (B,), (B,)."""
-    priors = torch.full(scores.shape, NEVER)
-    rows = zip(priors, frame_lengths.tolist(), symbol_lengths.tolist(), strict=True)
-    for prior, frames, symbols in rows:
+    """Return the prior of each utterance, impossible past its lengths: (B, U, L), (B,), (B,)."""
+    priors = torch.full(scores.shape, IMPOSSIBLE)
+    lengths = zip(frame_lengths.tolist(), symbol_lengths.tolist(), strict=True)
+    for prior, (frames, symbols) in zip(priors, lengths, strict=True):
         prior[:frames, :symbols] = diagonal_prior(frames, symbols)
     return priors.to(scores.device)
 
@@ -59,56 +59,58 @@ def diagonal_priors(scores: Tensor, frame_lengths: Tensor, symbol_lengths: Tenso
 def find_durations(log_probs: Tensor, frame_lengths: Tensor, symbol_lengths: Tensor) -> Tensor:
     """Count the frames of each symbol on the best monotonic path: (B, U, L), (B,), (B,) -> (B, L).
 
-    Each symbol has one at least; of more symbols than frames the last ones have none.
+    Each symbol has at least one; if there are more symbols than frames, the last have none.
     """
     scores = log_probs.detach().float().cpu().numpy().transpose(1, 0, 2)  # (U, B, L)
-    frames, rows, symbols = scores.shape
-    came = np.zeros((frames, rows, symbols), bool)  # from the symbol before
-    best = np.full((rows, symbols), 2 * NEVER * frames)
+    frames, utterances, symbols = scores.shape
+    advances = np.zeros(
+        (frames, utterances, symbols), bool
+    )  # the path comes from the symbol before
+    best = np.full((utterances, symbols), 2 * IMPOSSIBLE * frames)
     best[:, 0] = scores[0, :, 0]
     for frame in range(1, frames):
-        before = np.pad(best[:, :-1], ((0, 0), (1, 0)), constant_values=-np.inf)
-        came[frame] = before > best
-        best = np.maximum(before, best) + scores[frame]
-    durations = np.zeros((rows, symbols), np.int64)
-    lengths, row = frame_lengths.numpy(), np.arange(rows)
-    place = np.minimum(symbol_lengths.numpy(), lengths) - 1
+        previous = np.pad(best[:, :-1], ((0, 0), (1, 0)), constant_values=-np.inf)
+        advances[frame] = previous > best
+        best = np.maximum(previous, best) + scores[frame]
+    durations = np.zeros((utterances, symbols), np.int64)
+    lengths, utterance = frame_lengths.numpy(), np.arange(utterances)
+    symbol = np.minimum(symbol_lengths.numpy(), lengths) - 1
     for frame in range(frames - 1, -1, -1):
         within = frame < lengths
-        durations[row[within], place[within]] += 1
-        place = place - (within & came[frame, row, place])
+        durations[utterance[within], symbol[within]] += 1
+        symbol = symbol - (within & advances[frame, utterance, symbol])
     return torch.from_numpy(durations)
 
 
 def find_misaligned(
-    durations: Tensor, symbol_lengths: Tensor, is_pause: Tensor, longest: float
+    durations: Tensor, symbol_lengths: Tensor, is_pause: Tensor, max_frames: float
 ) -> Tensor:
     """Check each utterance for durations that no speech has: (B, L), (B,), (B, L) -> (B,).
 
-    Those of a letter of more than ``longest`` frames, or of a single frame for most symbols, as
-    where the text is not what is said. The letters of a few may be words, as those of "DVD".
+    They occur when the text does not match the audio: a letter has more than ``max_frames`` frames,
+    or most symbols have one. In texts of few letters, a letter may be a word, as in "DVD".
     """
     counts = symbol_lengths.to(durations.device)
-    is_long = durations.masked_fill(is_pause, 0).amax(1) > longest
-    is_short = (durations == 1).sum(1) > MOST_SHORT * counts
-    found: Tensor = (is_long & (counts > SPELLED)) | is_short
-    return found
+    is_long = durations.masked_fill(is_pause, 0).amax(1) > max_frames
+    is_short = (durations == 1).sum(1) > MAX_SHORT_SHARE * counts
+    is_misaligned: Tensor = (is_long & (counts > MAX_SPELLED_SYMBOLS)) | is_short
+    return is_misaligned
 
 
 def expand(states: Tensor, index: Tensor) -> Tensor:
-    """Return the state of the symbol of each frame: (B, L, D), (B, U) -> (B, U, D)."""
+    """Return the state of each frame's symbol: (B, L, D), (B, U) -> (B, U, D)."""
     return states.gather(1, index.unsqueeze(2).expand(-1, -1, states.shape[2]))
 
 
 def frame_index(durations: Tensor, frames: int) -> Tensor:
-    """Return which symbol each frame is of: (B, L) -> (B, U); the last one's past the end."""
+    """Return the symbol index of each frame: (B, L) -> (B, U); past the end, the last symbol's."""
     ends = durations.cumsum(1)
-    at = torch.arange(frames, device=durations.device).expand(len(durations), -1).contiguous()
-    return torch.searchsorted(ends, at, right=True).clamp(max=durations.shape[1] - 1)
+    frame = torch.arange(frames, device=durations.device).expand(len(durations), -1).contiguous()
+    return torch.searchsorted(ends, frame, right=True).clamp(max=durations.shape[1] - 1)
 
 
 def mean_by_symbol(values: Tensor, index: Tensor, durations: Tensor) -> Tensor:
-    """Return the mean of the frames of each symbol: (B, U), (B, U), (B, L) -> (B, L).
+    """Return the mean over each symbol's frames: (B, U), (B, U), (B, L) -> (B, L).
 
     Frames past the end must be 0. A symbol without frames has 0.
     """

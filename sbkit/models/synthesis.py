@@ -1,4 +1,4 @@
-"""The parts of a synthesizer, in the order in which text becomes sound.
+"""The parts of a TTS model, in the order in which text becomes sound.
 
 Legend: B utterances, L symbols, U frames of 25 ms, M mel bins (of two hops: 2 M), D model width,
 S samples.
@@ -7,15 +7,16 @@ S samples.
 import torch
 from torch import Tensor, nn
 
+from sbkit.audio.io import FULL_SCALE
 from sbkit.audio.lengths import length_mask
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import ConfigError
 from sbkit.base.torch_internals import assume
 from sbkit.models.layers import FrameConv, GlobalNorm
-from sbkit.models.symbol_alignment import NEVER, diagonal_priors, expand, find_durations
-from sbkit.models.vocoder import PER_CODE, ConvNeXt, Decoder, Encoder, LogMel
+from sbkit.models.symbol_alignment import IMPOSSIBLE, diagonal_priors, expand, find_durations
+from sbkit.models.vocoder import FRAME_HOPS, ConvNeXt, LogMel, VocoderDecoder, VocoderEncoder
 
-LONGEST = 80.0  # frames of a symbol, two seconds, as far as they are predicted
-VARIANCES = 2  # pitch and energy
+MAX_SYMBOL_FRAMES = 80.0  # that are predicted: two seconds
+NUM_VARIANCES = 2  # pitch and energy
 
 
 class TextEncoder(nn.Module):
@@ -46,8 +47,8 @@ class TextEncoder(nn.Module):
         return states
 
 
-class Aligner(nn.Module):
-    """Score which symbol each frame is of, by a distance between what is learned of both.
+class DurationAligner(nn.Module):
+    """Score which symbol each frame belongs to, by the distance of their learned embeddings.
 
     (B, L), (B, U, 2 M) -> (B, U, L), unnormalized. Source: arXiv 2108.10447.
     """
@@ -57,7 +58,7 @@ class Aligner(nn.Module):
         self.embedding = nn.Embedding(symbols, d_align)
         self.text_conv = FrameConv(d_align, 2 * d_align, 3, padding=1)
         self.text_proj = nn.Linear(2 * d_align, d_align)
-        self.frame_conv = FrameConv(PER_CODE * n_mels, 2 * d_align, 3, padding=1)
+        self.frame_conv = FrameConv(FRAME_HOPS * n_mels, 2 * d_align, 3, padding=1)
         self.frame_proj = nn.Linear(2 * d_align, d_align)
         self.log_scale = nn.Parameter(-torch.tensor(float(d_align)).log())
 
@@ -71,7 +72,7 @@ class Aligner(nn.Module):
 
 
 class VarianceAdaptor(nn.Module):
-    """Predict the duration, the pitch and the energy of each symbol, and add these two.
+    """Predict duration, pitch and energy of each symbol, and add pitch and energy to its state.
 
     Durations are predicted as logarithms of frames, pitch in octaves, energy in nats.
     """
@@ -79,30 +80,30 @@ class VarianceAdaptor(nn.Module):
     def __init__(self, *, d_model: int, num_layers: int, dropout: float) -> None:
         super().__init__()
         self.blocks = ConvNeXt(num_layers, d_model, d_model, dropout)
-        self.norm, self.head = nn.LayerNorm(d_model), nn.Linear(d_model, 1 + VARIANCES)
-        self.embed = FrameConv(VARIANCES, d_model, 3, padding=1)
+        self.norm, self.head = nn.LayerNorm(d_model), nn.Linear(d_model, 1 + NUM_VARIANCES)
+        self.embed = FrameConv(NUM_VARIANCES, d_model, 3, padding=1)
 
     def predict(self, states: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Predict log-durations (B, L), and pitch and energy: (B, L, D), (B, L, 1) -> (B, L, 2)."""
-        found = self.head(self.norm(self.blocks(states, mask)))
-        return found[:, :, 0], found[:, :, 1:]
+        predicted = self.head(self.norm(self.blocks(states, mask)))
+        return predicted[:, :, 0], predicted[:, :, 1:]
 
     def forward(self, states: Tensor, variances: Tensor, mask: Tensor) -> Tensor:
         """Add pitch and energy to states: (B, L, D), (B, L, 2), (B, L, 1) -> (B, L, D)."""
-        added: Tensor = states + self.embed(variances * mask)
-        return added
+        varied: Tensor = states + self.embed(variances * mask)
+        return varied
 
 
 class MelDecoder(nn.Module):
-    """Make normalized log-mel features of the states of frames: (B, U, D) -> (B, U, 2 M)."""
+    """Turn the states of frames into normalized log-mel features: (B, U, D) -> (B, U, 2 M)."""
 
     def __init__(
         self, *, n_mels: int, d_model: int, d_ffn: int, num_layers: int, dropout: float
     ) -> None:
         super().__init__()
-        self.normalize = GlobalNorm(n_mels=PER_CODE * n_mels)
+        self.normalize = GlobalNorm(n_mels=FRAME_HOPS * n_mels)
         self.blocks = ConvNeXt(num_layers, d_model, d_ffn, dropout)
-        self.norm, self.proj = nn.LayerNorm(d_model), nn.Linear(d_model, PER_CODE * n_mels)
+        self.norm, self.proj = nn.LayerNorm(d_model), nn.Linear(d_model, FRAME_HOPS * n_mels)
 
     def forward(self, states: Tensor, mask: Tensor) -> Tensor:
         """Run the blocks."""
@@ -115,9 +116,10 @@ class MelDecoder(nn.Module):
 
 
 class SynthesisModel:
-    """Call the parts in their order.
+    """A TTS model as one: aligner, text encoder, adaptor, mel decoder and vocoder.
 
-    Raises SbkitError where features and vocoder do not have one length of a frame.
+    Raises:
+        ConfigError: features and vocoder have different hops.
     """
 
     def __init__(
@@ -125,17 +127,17 @@ class SynthesisModel:
         *,
         model: nn.ModuleList,
         compute_features: LogMel,
-        aligner: Aligner,
+        aligner: DurationAligner,
         text_encoder: TextEncoder,
         adaptor: VarianceAdaptor,
         mel_decoder: MelDecoder,
-        vocoder_encoder: Encoder,
-        vocoder_decoder: Decoder,
+        vocoder_encoder: VocoderEncoder,
+        vocoder_decoder: VocoderDecoder,
     ) -> None:
         if compute_features.hop != vocoder_decoder.hop:
-            raise SbkitError(
-                "`vocoder_decoder` must have the hop of `compute_features` "
-                f"({compute_features.hop}), but has {vocoder_decoder.hop}. Let both refer to one."
+            raise ConfigError(
+                f"`vocoder_decoder` has a hop of {vocoder_decoder.hop}, but `compute_features` of "
+                f"{compute_features.hop}. Let both refer to one key."
             )
         self.model, self.features, self.aligner = model, compute_features, aligner
         self.text_encoder, self.adaptor, self.mel_decoder = text_encoder, adaptor, mel_decoder
@@ -143,35 +145,35 @@ class SynthesisModel:
 
     @property
     def settings(self) -> dict[str, object]:
-        """Return what whoever runs the graphs needs."""
+        """Return the plain data that callers of the graphs need."""
         return {"symbol_type": self.text_encoder.symbol_type, "frame": self.features.frame}
 
     def align(
         self, symbols: Tensor, symbol_lengths: Tensor, features: Tensor, frames: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Score which symbol each frame is of, and count the frames of each on the best path.
+        """Score which symbol each frame belongs to, and count the frames of each on the best path.
 
         Takes symbols (B, L), their lengths (B,), normalized features (B, U, 2 M) and their lengths
-        (B,), lengths on the CPU; returns (B, U, L) and (B, L).
+        (B,), with lengths on the CPU; returns (B, U, L) and (B, L).
         """
         mask = length_mask(symbol_lengths, symbols.shape[1], symbols.device).unsqueeze(2).float()
         scores = self.aligner(symbols, mask, features).float()
-        scores = scores.masked_fill(mask.transpose(1, 2) == 0, NEVER).log_softmax(2)
+        scores = scores.masked_fill(mask.transpose(1, 2) == 0, IMPOSSIBLE).log_softmax(2)
         scores = scores + diagonal_priors(scores, frames, symbol_lengths)
         return scores, find_durations(scores, frames, symbol_lengths).to(scores.device)
 
     def encode(self, symbols: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the states of symbols, and how many frames each has: (B, L) -> (B, L, D), (B, L).
+        """Return the states and durations of symbols: (B, L) -> (B, L, D), (B, L).
 
-        Frames are no whole numbers.
+        Durations are in frames, unrounded.
         """
         mask = torch.ones_like(symbols, dtype=torch.float32).unsqueeze(2)
         states = self.text_encoder(symbols, mask)
         durations, variances = self.adaptor.predict(states, mask)
-        return self.adaptor(states, variances, mask), durations.exp().clamp(max=LONGEST)
+        return self.adaptor(states, variances, mask), durations.exp().clamp(max=MAX_SYMBOL_FRAMES)
 
     def decode(self, states: Tensor, index: Tensor) -> tuple[Tensor]:
-        """Return audio between -1 and 1: (B, L, D), (B, U), the symbol of each frame -> (B, S)."""
+        """Return audio between -1 and 1: (B, L, D), frame-to-symbol index (B, U) -> (B, S)."""
         mask = torch.ones_like(index, dtype=torch.float32).unsqueeze(2)
         features = self.mel_decoder(expand(states, index), mask)
         return (self.vocode(self.mel_decoder.restore(features), mask),)
@@ -179,26 +181,26 @@ class SynthesisModel:
     def speak(
         self, symbols: Tensor, count: Tensor, noise: Tensor, length_scale: Tensor, noise_w: Tensor
     ) -> tuple[Tensor]:
-        """Return the audio of one text: (1, L), four of (1,) -> (1, S).
+        """Return the audio of one text: (1, L), four times (1,) -> (1, S).
 
-        In one graph, with the inputs of a VITS, of which this voice needs no count and no noise.
+        The graph has the inputs of a VITS; count and noise are not used.
         """
         states, durations = self.encode(symbols)
         ends = (durations * length_scale).double().cumsum(1).round().long()
         frames = ends[0, -1].clamp(min=2).item()
-        # int(frames) would be a constant of the graph, and one frame would be traced otherwise.
+        # int(frames) would become a constant of the graph, and one frame is traced differently.
         assume(frames > 1)
         at = torch.arange(frames, device=ends.device)
         index = (at.unsqueeze(1) >= ends.unsqueeze(1)).sum(2).clamp(max=symbols.shape[1] - 1)
         return self.decode(states, index)
 
     def vocode(self, features: Tensor, mask: Tensor) -> Tensor:
-        """Make audio of log-mel features: (B, U, 2 M), (B, U, 1) -> (B, S)."""
-        sound: Tensor = self.vocoder_decoder(self.vocoder_encoder(features * mask, mask), mask)
-        return sound
+        """Turn log-mel features into audio: (B, U, 2 M), (B, U, 1) -> (B, S)."""
+        audio: Tensor = self.vocoder_decoder(self.vocoder_encoder(features * mask, mask), mask)
+        return audio
 
     def predict(self, audio: Tensor, audio_lengths: Tensor) -> Tensor:
-        """Make the audio of its own features, in the scale of int16: (B, S), (B,) -> (B, S)."""
-        features, frames = self.features(audio / 2**15, audio_lengths)
+        """Vocode the features of audio in the scale of int16: (B, S), (B,) -> (B, S)."""
+        features, frames = self.features(audio / FULL_SCALE, audio_lengths)
         mask = length_mask(frames, features.shape[1], features.device).unsqueeze(2).float()
         return self.vocode(features, mask)[:, : audio.shape[1]]

@@ -1,8 +1,8 @@
-"""Voice activity: log-mel features -> causal convolution -> GRU -> one logit a frame.
+"""Voice activity: log-mel features -> causal convolution -> GRU -> one logit per frame.
 
 Legend: B utterances or sessions, S samples, T frames of 10 ms, U frames, M mel bins, D width.
 
-A frame sees no later audio than its own windows of features, and all before it.
+A frame sees the audio of its own feature windows, and all audio before it.
 """
 
 from dataclasses import dataclass
@@ -25,11 +25,12 @@ class VoiceState(StreamingState):
 
 
 class VoiceActivityModel:
-    """The parts of a detector, of a whole clip or chunk by chunk; holds nothing of a session.
+    """A detector as one model, for whole clips or chunk by chunk; it holds no session state.
 
     Attributes:
-        step, window, shortest: samples from one frame to the next, that one is computed of, and
-            that have features.
+        step: samples from one frame to the next.
+        window: samples that a frame is computed from.
+        shortest: the fewest samples that have features.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class VoiceActivityModel:
         self.window = self.step - shift + self.shortest
 
     def as_streaming(self) -> "VoiceActivityModel":
-        """Return this model, which runs whole clips and chunks."""
+        """Return this model, which runs both whole clips and chunks."""
         return self
 
     def start(self) -> VoiceState:
@@ -64,15 +65,15 @@ class VoiceActivityModel:
     def predict(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Score silence and speech at every frame of clips: (B, S), (B,) -> (B, U, 2), (B,)."""
         start = self.start()
-        rows = VoiceState(*(each.expand(len(audio), -1, -1) for each in vars(start).values()))
-        return self.forward_chunk(audio, audio_lengths, rows)[:2]
+        states = VoiceState(*(x.expand(len(audio), -1, -1) for x in vars(start).values()))
+        return self.forward_chunk(audio, audio_lengths, states)[:2]
 
     def forward_chunk(
         self, audio: Tensor, audio_lengths: Tensor, state: VoiceState
     ) -> tuple[Tensor, Tensor, VoiceState]:
         """Return log-probabilities of silence and speech: (B, S), (B,) -> (B, U, 2), (B,), state.
 
-        Sessions that go on have audio of one length, of U * step + window - step samples.
+        Sessions that continue have audio of equal length: U * step + window - step samples.
         """
         features, lengths = self.features(audio, audio_lengths)
         x = torch.cat([state.features, self.normalize(features)], 1)  # (B, K + T, M)
@@ -81,5 +82,5 @@ class VoiceActivityModel:
         )
         logits = self.speech_lin(y).float()  # (B, U, 1)
         log_probs = nn.functional.logsigmoid(torch.cat([-logits, logits], 2))
-        after = VoiceState(last_frames(x, state.features.shape[1]), hidden.transpose(0, 1))
-        return log_probs, lengths // self.conv.stride[0], after
+        next_state = VoiceState(last_frames(x, state.features.shape[1]), hidden.transpose(0, 1))
+        return log_probs, lengths // self.conv.stride[0], next_state

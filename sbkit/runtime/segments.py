@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sbkit.audio.io import Samples
-from sbkit.audio.levels import WINDOWS_PER_SECOND, find_pauses
+from sbkit.audio.levels import SHORT_PAUSE_SECONDS, WINDOWS_PER_SECOND, find_pauses
 from sbkit.base.arrays import LogProbs
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.runtime.voice_detector import SpeechEvent, VoiceDetector
@@ -25,7 +25,6 @@ from sbkit.runtime.voice_detector import SpeechEvent, VoiceDetector
 MAX_SEGMENT_SECONDS = 30.0  # attention grows with the square of the length
 MIN_SEGMENT_SECONDS = 1.0  # before a long pause ends a segment
 LONG_PAUSE_SECONDS = 0.5
-SHORT_PAUSE_SECONDS = 0.2  # the closure of a stop consonant lasts up to 0.15
 MARGIN_SECONDS = 0.5  # of a pause that is left before speech
 OVERLAP_SECONDS = 4.0  # that two segments share if speech does not pause
 

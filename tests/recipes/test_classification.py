@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -36,15 +37,13 @@ SMALL = (
 
 @pytest.fixture(scope="module")
 def release(asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A release whose clips are quick or slow, by the seconds of a letter."""
+    """Make a release whose clips are quick or slow, by the seconds per letter."""
     folder = tmp_path_factory.mktemp("paced") / "release"
     (folder / "clips").mkdir(parents=True)
-    for split, wanted in COUNTS.items():
-        clips = [
-            pair for _, pair in zip(range(wanted), prompts(asterisk_english, split), strict=False)
-        ]
+    for split, count in COUNTS.items():
+        clips = [*islice(prompts(asterisk_english, split), count)]
         pace = {clip: soundfile.info(clip).duration / len(text) for clip, text in clips}
-        middle = sorted(pace.values())[wanted // 2]
+        middle = sorted(pace.values())[count // 2]
         with (folder / f"{split}.tsv").open("w", encoding="utf-8", newline="") as file:
             table = csv.writer(file, delimiter="\t", quoting=csv.QUOTE_NONE, quotechar=None)
             table.writerow(["path", "sentence", "pace"])
@@ -72,7 +71,7 @@ def finished(release: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_a_run_leaves_accuracy_and_confusion(finished: Path) -> None:
+def test_run_writes_accuracy_and_confusion(finished: Path) -> None:
     test = read_json(finished / "summary.json")["test"]["test"]
     assert test["utterances"] == COUNTS["test"]
     assert test["accuracy"] == test["right"] / test["utterances"]
@@ -82,12 +81,12 @@ def test_a_run_leaves_accuracy_and_confusion(finished: Path) -> None:
     assert sum(map(sum, counts)) == COUNTS["test"]
     assert sum(counts[n][n] for n in range(2)) == test["right"]
     assert (finished / "confusion_test.png").read_bytes().startswith(b"\x89PNG")
-    epochs = [each for each in read_log(finished / "train_log.jsonl") if each["kind"] == "epoch"]
-    assert all(0 <= each["accuracy"] <= 1 for each in epochs)
+    epochs = [row for row in read_log(finished / "train_log.jsonl") if row["kind"] == "epoch"]
+    assert all(0 <= epoch["accuracy"] <= 1 for epoch in epochs)
 
 
 @pytest.mark.slow
-def test_a_run_is_scored_as_its_test_was(
+def test_score_repeats_the_test_of_a_run(
     finished: Path, release: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["score", str(finished), str(tmp_path / "test.csv"), "--out", str(tmp_path / "out")]
@@ -114,26 +113,26 @@ def test_a_run_is_scored_as_its_test_was(
 
 
 @pytest.mark.slow
-def test_a_bundle_classifies_and_does_not_transcribe(
+def test_bundle_classifies_and_does_not_transcribe(
     finished: Path, release: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clips = [str(clip) for clip in sorted((release / "clips").iterdir())[:3]]
     assert sbkit(["export", str(finished), "--out", str(tmp_path / "bundle")]) == 0
     capsys.readouterr()
     assert sbkit(["classify", str(tmp_path / "bundle"), *clips]) == 0
-    found = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
-    assert [file for file, _, _ in found] == clips
-    assert all(label in ("quick", "slow") for _, label, _ in found)
-    assert all(0.5 <= float(probability) <= 1 for *_, probability in found)
+    results = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert [file for file, _, _ in results] == clips
+    assert all(label in ("quick", "slow") for _, label, _ in results)
+    assert all(0.5 <= float(probability) <= 1 for *_, probability in results)
     assert sbkit(["classify", str(tmp_path / "bundle"), clips[0], "--format", "json"]) == 0
     plain = json.loads(capsys.readouterr().out)
-    assert (plain["file"], plain["label"], plain["probability"] >= 0.5) == (*found[0][:2], True)
+    assert (plain["file"], plain["label"], plain["probability"] >= 0.5) == (*results[0][:2], True)
     assert plain["seconds"] == pytest.approx(soundfile.info(clips[0]).duration, abs=0.1)
-    listed = tmp_path / "errors.jsonl"
-    both = ["classify", str(tmp_path / "bundle"), "gone.wav", clips[0], "--errors", str(listed)]
-    assert sbkit(both) == FILES_FAILED
-    assert capsys.readouterr().err.endswith(f"1 written, 1 failed; the errors are in {listed}\n")
-    assert json.loads(listed.read_text())["file"] == "gone.wav"
+    errors = tmp_path / "errors.jsonl"
+    words = ["classify", str(tmp_path / "bundle"), "gone.wav", clips[0], "--errors", str(errors)]
+    assert sbkit(words) == FILES_FAILED
+    assert capsys.readouterr().err.endswith(f"1 written, 1 failed; the errors are in {errors}\n")
+    assert json.loads(errors.read_text())["file"] == "gone.wav"
     assert sbkit(["doctor", str(tmp_path / "bundle")]) == 0
     assert "torch fp32: runs on torch, cpu" in capsys.readouterr().out
     with pytest.raises(SbkitError, match="Use: sbkit classify"):
@@ -148,7 +147,7 @@ def test_a_bundle_classifies_and_does_not_transcribe(
         ("--nhead=99", "fails in `Transformer.encoder.0.attention`"),
     ],
 )
-def test_what_cannot_be_is_one_sentence(
+def test_impossible_options_are_refused_in_one_sentence(
     option: str, words: str, release: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert train_here(release, tmp_path, option) == BAD_INPUT
@@ -156,7 +155,7 @@ def test_what_cannot_be_is_one_sentence(
 
 
 @pytest.mark.slow
-def test_what_has_no_label_is_left_out_and_said(
+def test_clips_without_a_label_are_left_out_and_reported(
     release: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(release, tmp_path / "release")
@@ -179,7 +178,7 @@ def test_what_has_no_label_is_left_out_and_said(
 
 
 def knobs_of(folder: Path, **tables: str) -> dict[str, Any]:
-    """Write tables `CLIP,pace`, a line for each of the words given, and clips of 0.1 s."""
+    """Write tables `CLIP,pace`, a line for each word of ``tables``, and clips of 0.1 s."""
     manifest: dict[str, Any] = {"train": {}, "dev": {}, "test": {}}
     for name, rows in tables.items():
         file = folder / f"{name}.csv"
@@ -201,16 +200,16 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("cache")
-def test_other_labels_are_other_data(tmp_path: Path) -> None:
-    found = []
+def test_other_labels_change_the_fingerprint(tmp_path: Path) -> None:
+    fingerprints = []
     for last in ("quick", "slow", "quick"):
         knobs = knobs_of(tmp_path, train=f"a=quick b=slow c={last}", dev="d=slow")
-        found.append(prepare_labeled(knobs).fingerprints)
-    assert found[0] == found[2] != found[1]
+        fingerprints.append(prepare_labeled(knobs).fingerprints)
+    assert fingerprints[0] == fingerprints[2] != fingerprints[1]
 
 
 @pytest.mark.usefixtures("cache")
-def test_a_label_that_only_a_test_set_has_is_refused_before_training(tmp_path: Path) -> None:
+def test_a_label_of_only_a_test_set_is_refused_before_training(tmp_path: Path) -> None:
     knobs = knobs_of(tmp_path, train="a=quick b=slow", dev="c=slow", test="d=slow e=fast")
     with pytest.raises(
         SbkitError, match=r"e of test has the label 'fast', .* 2 classes .*quick, slow\)"

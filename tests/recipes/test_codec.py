@@ -18,9 +18,8 @@ from speechbrain import Stage
 from torch import nn
 from torchaudio.functional import melscale_fbanks
 
-from recipes.codec.brain import CodecBrain
+from recipes.codec.brain import CodecBrain, CodedUtterance
 from recipes.codec.recipe import CODEC
-from recipes.codec.statistics import CodedUtterance, measure, report
 from sbkit.base.errors import SbkitError
 from sbkit.check.check import check_planned_run
 from sbkit.check.planned_run import PlannedRun
@@ -34,7 +33,7 @@ from sbkit.models.code_space import HEADER, Coded, CodeSpace, read_codes, write_
 from sbkit.models.codec import FiniteScalarQuantizer
 from sbkit.models.loss import Loss
 from sbkit.models.spectral_losses import mel_distance, spectral_distance
-from sbkit.models.vocoder import ConvNeXt, Decoder, Encoder, LogMel, fourier_basis
+from sbkit.models.vocoder import ConvNeXt, LogMel, VocoderDecoder, VocoderEncoder, fourier_basis
 from sbkit.runtime.codec import Codec, windows
 from sbkit.runtime.torch_model import load_bundle
 from tests import processes
@@ -55,7 +54,7 @@ TINY = (
     "--number_of_epochs=2",
     "--log_every=1",
 )
-WRONG = {
+INVALID_CODES = {
     "size": np.array([[0, 1000]]),
     "more special ids": np.array([[1063, 0]]),
     "below": np.array([[0, 0], [3, -1]]),
@@ -93,8 +92,11 @@ def bundle(trained: Path, workplace: Workplace, tmp_path_factory: pytest.TempPat
     out = tmp_path_factory.mktemp("bundle") / "bundle"
     grid = Grid(batches=(1, 3), seconds=(0.3, 1.0))
     with patch.dict(os.environ, {"SBKIT_CACHE": str(workplace.cache)}):
-        found = export_run(trained, out, formats=["onnx"], grid=grid)["onnx"]
-    assert {name: each["reasons"] for name, each in found.items()} == {"encode": [], "decode": []}
+        reports = export_run(trained, out, formats=["onnx"], grid=grid)["onnx"]
+    assert {name: report["reasons"] for name, report in reports.items()} == {
+        "encode": [],
+        "decode": [],
+    }
     return out
 
 
@@ -109,49 +111,55 @@ def codec(bundle: Path, request: pytest.FixtureRequest) -> Iterator[Codec]:
         yield codec
 
 
-def test_it_is_trained_and_its_codes_are_counted(trained: Path) -> None:
-    epochs = [each for each in read_log(trained / "train_log.jsonl") if "valid_loss" in each]
+def test_codec_yaml_is_trained_and_counts_its_codes(trained: Path) -> None:
+    epochs = [entry for entry in read_log(trained / "train_log.jsonl") if "valid_loss" in entry]
     assert epochs[1]["valid_loss"] < epochs[0]["valid_loss"]
     assert {"mel_distance", "usage_1", "perplexity_1", "entropy_1"} <= epochs[0].keys()
-    tested = read_json(trained / "summary.json")["test"]["test"]
+    figures = read_json(trained / "summary.json")["test"]["test"]
     rows = (trained / "codes_test.tsv").read_text().splitlines()
     counts = np.array([row.split("\t")[1:] for row in rows[1:]], int)  # (size, G)
     assert counts.shape == (1000, 2)
-    assert [tested[f"usage_{n}"] for n in range(2)] == pytest.approx((counts > 0).mean(0))
+    assert [figures[f"usage_{n}"] for n in range(2)] == pytest.approx((counts > 0).mean(0))
     assert (trained / "codes_test.png").stat().st_size > 1000
 
 
-def test_figures_of_codes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_measure_counts_codes_and_report_notes_dead_codebooks(
+    brain: CodecBrain, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     codes = np.array([[0, 3], [1, 3], [0, 3], [1, 3]])
-    found = measure([CodedUtterance(2.0, codes, 4)])
+    found = brain.measure([CodedUtterance(2.0, codes, 4)])
     assert (found["usage_0"], found["perplexity_0"], found["entropy_0"]) == (0.5, 2.0, 1.0)
     assert (found["usage_1"], found["perplexity_1"], found["entropy_1"]) == (0.25, 1.0, 0.0)
     assert (found["mel_distance"], found["usage"]) == (2.0, 0.375)
-    report(tmp_path, "test", [CodedUtterance(2.0, np.tile(codes, (9, 1)), 4)])
-    (note,) = caplog.messages  # all four could have come, and one did
-    assert "most codes of codebook 1 are dead in test (25% came)" in note
+    brain.report("test", [CodedUtterance(2.0, np.tile(codes, (9, 1)), 4)], tmp_path)
+    (note,) = caplog.messages  # all four could occur, and one does
+    assert "most codes of codebook 1 are dead in test (25% occur)" in note
     all_different = np.tile(np.arange(36)[:, None], (1, 2))
-    report(tmp_path, "dev", [CodedUtterance(2.0, all_different, 1000)])
+    brain.report("dev", [CodedUtterance(2.0, all_different, 1000)], tmp_path)
     assert caplog.messages == [note]
 
 
-def test_a_discriminator_learns_where_it_has_weight(
+def test_discriminator_is_trained_if_it_has_weight(
     trained: Path, workplace: Workplace, tmp_path: Path
 ) -> None:
     assert train(workplace, tmp_path, "--adversarial_weight=0.5", "--number_of_epochs=1") == 0
-    without, with_it = last_parameters(trained), last_parameters(tmp_path)
-    of_it = [name for name in without if ".stacks." in name]
-    assert of_it and not any(torch.equal(without[name], with_it[name]) for name in of_it)
+    before, after = last_parameters(trained), last_parameters(tmp_path)
+    names = [name for name in before if ".stacks." in name]
+    assert names and not any(torch.equal(before[name], after[name]) for name in names)
 
 
-def test_losses_are_weighed_and_of_clips_that_count(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The second clip only fills a rank's share; of the third there is less."""
+@pytest.fixture
+def brain(tmp_path: Path) -> CodecBrain:
     overrides = parse_overrides([*TINY, f"--output_folder={tmp_path}"])
     hparams = load_hparams(ROOT / "hparams/codec.yaml", overrides)
     modules, device = {"model": hparams["model"]}, {"device": "cpu"}
-    brain = CodecBrain(modules=modules, hparams=hparams, run_opts=device)
+    return CodecBrain(modules=modules, hparams=hparams, run_opts=device)
+
+
+def test_losses_are_weighted_and_ignore_clips_without_weight(
+    brain: CodecBrain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second clip only fills a rank's share; the third is shorter."""
     random = np.random.default_rng(0)
     rows = [
         {"id": str(n), "audio": random.normal(0, 3000, size).astype(np.int16), "percent": 100}
@@ -167,8 +175,8 @@ def test_losses_are_weighed_and_of_clips_that_count(
     torch.testing.assert_close(predicted[:2], decoded[:2])
     scores = brain.score(outputs, batch)
     assert [score.codes.shape for score in scores] == [(20, 2), (20, 2), (13, 2)]
-    shown = [figure.split()[0] for figure in brain.describe(scores).split(", ")]
-    assert shown == ["mel_distance", "usage", "perplexity", "entropy"]
+    described = [figure.split()[0] for figure in brain.describe(scores).split(", ")]
+    assert described == ["mel_distance", "usage", "perplexity", "entropy"]
     assert scores[2].distance == pytest.approx(outputs.distance[2].item() / 13)
     weights = {"mel_weight": 2.0, "spectral_weight": 3.0}
     for name, value in weights.items():
@@ -194,22 +202,22 @@ def test_losses_are_weighed_and_of_clips_that_count(
 
 @pytest.mark.slow
 @pytest.mark.ddp
-def test_two_ranks_take_the_steps_of_one(workplace: Workplace, tmp_path: Path) -> None:
+def test_two_ranks_train_as_one(workplace: Workplace, tmp_path: Path) -> None:
     yaml = with_sgd("codec", tmp_path)
     weights = []
     for ranks in (1, 2):
         run = tmp_path / str(ranks)
         words = command(workplace, run, "--adversarial_weight=0.5", "--lr=0.01", yaml=yaml)
-        done = processes.run(words, ranks=ranks, SBKIT_CACHE=workplace.cache)
-        assert done.returncode == 0, done.stderr
+        process = processes.run(words, ranks=ranks, SBKIT_CACHE=workplace.cache)
+        assert process.returncode == 0, process.stderr
         weights.append(last_parameters(run))
     one, two = weights
     for name, value in one.items():
         assert torch.allclose(two[name], value, atol=1e-6), name
 
 
-def test_spectra_of_twice_the_level_are_as_far_as_the_definition_says() -> None:
-    """Every transform has ln 2 in each frame, which lasts its hop, and a convergence of 1."""
+def test_spectral_distance_of_twice_the_level_follows_its_definition() -> None:
+    """Each frame differs by ln 2 over its hop, and the convergence is 1."""
     audio = torch.randn(2, 2048, generator=torch.Generator().manual_seed(0))
     audio[1, 1024:] = 0
     distances = spectral_distance(2 * audio, audio, torch.tensor([2048, 1024]))
@@ -218,11 +226,11 @@ def test_spectra_of_twice_the_level_are_as_far_as_the_definition_says() -> None:
         for samples in (2048, 1024)
     ]
     assert distances.tolist() == pytest.approx(expected, rel=1e-3)
-    quiet = 1e-6 * audio[:1]  # under the floor, which no ear hears
+    quiet = 1e-6 * audio[:1]  # below MIN_MAGNITUDE
     assert spectral_distance(2 * quiet, quiet, torch.tensor([2048])).item() < 1
 
 
-def test_features_are_log_mel_of_windows_around_their_hop() -> None:
+def test_log_mel_equals_the_log_mel_of_windows_around_their_hop() -> None:
     """Hann windows of four hops, 30 samples before their hop and 30 after it; two to a frame."""
     features = LogMel(n_mels=5, hop=20, sample_rate=2000)
     audio = torch.randn(2, 130, generator=torch.Generator().manual_seed(0))
@@ -241,16 +249,16 @@ def test_features_are_log_mel_of_windows_around_their_hop() -> None:
     assert distance.tolist() == pytest.approx([4 * math.log(2), 2 * math.log(2)], rel=1e-2)
 
 
-def test_the_spectra_of_a_sound_become_the_sound_again() -> None:
-    decoder = Decoder(hop=20, d_model=4, d_ffn=8, num_layers=1, num_fine_layers=1)
+def test_vocoder_decoder_inverts_spectra() -> None:
+    decoder = VocoderDecoder(hop=20, d_model=4, d_ffn=8, num_layers=1, num_fine_layers=1)
     audio = torch.randn(1, 200, generator=torch.Generator().manual_seed(0))
     windows = torch.nn.functional.pad(audio, (30, 30)).unfold(1, 80, 20)
     real, imaginary = (windows @ fourier_basis(80)).chunk(2, 2)
     spectra = torch.complex(real, imaginary)
     head = torch.cat([spectra.abs().log(), spectra.angle()], 2)
     with patch.object(decoder.head, "forward", lambda x: head):
-        sound = decoder(torch.zeros(1, 5, 4), torch.ones(1, 5, 1))
-        torch.testing.assert_close(sound[:, 30:-30], audio[:, 30:-30], atol=1e-5, rtol=1e-4)
+        decoded = decoder(torch.zeros(1, 5, 4), torch.ones(1, 5, 1))
+        torch.testing.assert_close(decoded[:, 30:-30], audio[:, 30:-30], atol=1e-5, rtol=1e-4)
         half = decoder(torch.zeros(1, 5, 4), torch.tensor([1.0, 1, 0, 0, 0]).view(1, 5, 1))
     assert not half[:, 80 + 30 :].any() and half[:, 80 : 80 + 30].any()
     loud = [
@@ -260,12 +268,15 @@ def test_the_spectra_of_a_sound_become_the_sound_again() -> None:
         ends = [decoder(torch.zeros(1, 5, 4), torch.ones(1, 5, 1)) for _ in loud]
     assert torch.equal(*ends)
     assert [block.scale.unique().tolist() for block in ConvNeXt(4, 4, 8)] == [[0.25]] * 4
-    # states three frames away, and windows, are all that a sample is made of
-    assert (decoder.context, Encoder(n_mels=5, d_model=4, d_ffn=8, num_layers=2).context) == (6, 7)
+    # a sample depends on states up to three frames away, and on windows
+    assert (
+        decoder.context,
+        VocoderEncoder(n_mels=5, d_model=4, d_ffn=8, num_layers=2).context,
+    ) == (6, 7)
 
 
-def test_levels_are_rounded_and_their_gradient_is_that_of_no_rounding() -> None:
-    """By the definition: digits of the channels, the first one the lowest."""
+def test_quantizer_rounds_levels_with_the_gradient_of_no_rounding() -> None:
+    """The channels are the digits of a code, the first the lowest."""
     quantizer = FiniteScalarQuantizer(d_model=2, groups=1, levels=[4, 3])
     with torch.no_grad():
         for layer in (quantizer.to_levels, quantizer.from_levels):
@@ -283,30 +294,30 @@ def test_levels_are_rounded_and_their_gradient_is_that_of_no_rounding() -> None:
     assert slopes.tolist() == pytest.approx([1.001 * 0.8, 1.001], abs=0.12)
 
 
-def test_quantizer_decodes_what_it_rounded() -> None:
+def test_quantizer_decode_returns_the_rounded_states() -> None:
     quantizer = FiniteScalarQuantizer(d_model=8, groups=2, levels=[4, 3])
     states, codes = quantizer(torch.randn(3, 200, 8) * 5)
     assert torch.equal(codes.unique(), torch.arange(12))
     assert torch.allclose(quantizer.decode(codes), states, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_no_other_index_is_decoded(name: str, codec: Codec) -> None:
+@pytest.mark.parametrize("name", INVALID_CODES)
+def test_decode_refuses_invalid_codes(name: str, codec: Codec) -> None:
     with (
-        patch.object(Codec, "run", side_effect=AssertionError("the network was asked")),
+        patch.object(Codec, "run", side_effect=AssertionError("the network was run")),
         pytest.raises(SbkitError, match="^Codes must be "),
     ):
-        codec.decode(Coded(WRONG[name], 800))
+        codec.decode(Coded(INVALID_CODES[name], 800))
     with pytest.raises(SbkitError, match="^Codes must be "):
-        [*codec.decode_stream([WRONG[name]])]
+        [*codec.decode_stream([INVALID_CODES[name]])]
 
 
-def test_what_is_not_finite_is_not_encoded(codec: Codec) -> None:
+def test_encode_refuses_non_finite_audio(codec: Codec) -> None:
     with pytest.raises(SbkitError, match="reach nan"):
         codec.encode(np.array([0.0, np.nan]), RATE)
 
 
-def test_blocks_give_what_the_whole_gives(codec: Codec, bundle: Path, clip: Path) -> None:
+def test_streams_of_blocks_equal_whole_audio(codec: Codec, bundle: Path, clip: Path) -> None:
     samples, _ = soundfile.read(clip, dtype="int16")
     coded = codec.encode(samples, RATE)
     audio = codec.decode(coded)
@@ -314,28 +325,30 @@ def test_blocks_give_what_the_whole_gives(codec: Codec, bundle: Path, clip: Path
     for size in (160, 1000, 7000):
         blocks = [samples[None, at : at + size] for at in range(0, len(samples), size)]
         assert np.array_equal(np.concatenate([*codec.encode_stream(blocks)]), coded.codes)
-    few = [coded.codes[at : at + 3] for at in range(0, len(coded.codes), 3)]
-    assert np.array_equal(np.concatenate([*codec.decode_stream(few)])[: len(samples)], audio)
-    with Codec.load(bundle, device="cpu") as whole:  # in one window
-        assert np.array_equal(whole.encode(samples, RATE).codes, coded.codes)
-        assert np.abs(whole.decode(coded).astype(int) - audio).max() <= 1
+    code_blocks = [coded.codes[at : at + 3] for at in range(0, len(coded.codes), 3)]
+    assert np.array_equal(
+        np.concatenate([*codec.decode_stream(code_blocks)])[: len(samples)], audio
+    )
+    with Codec.load(bundle, device="cpu") as one_window:
+        assert np.array_equal(one_window.encode(samples, RATE).codes, coded.codes)
+        assert np.abs(one_window.decode(coded).astype(int) - audio).max() <= 1
 
 
-def test_the_discriminator_stays_with_its_run(trained: Path, bundle: Path) -> None:
+def test_bundle_omits_the_discriminator(trained: Path, bundle: Path) -> None:
     names = load_file(bundle / "model.safetensors").keys()
-    assert names == {each for each in last_parameters(trained) if ".stacks." not in each}
+    assert names == {name for name in last_parameters(trained) if ".stacks." not in name}
     assert "discriminator" not in (bundle / "config.json").read_text()
 
 
-def test_codes_are_not_scored(bundle: Path, clip: Path) -> None:
-    with pytest.raises(SbkitError, match="with a `scorer` to be scored, but recipes.codec"):
+def test_score_refuses_a_codec(bundle: Path, clip: Path) -> None:
+    with pytest.raises(SbkitError, match="sbkit.tasks.codec.CODEC has none"):
         sbkit(["score", str(bundle), str(clip)])
 
 
-def test_windows_do_not_depend_on_the_blocks() -> None:
+def test_windows_are_independent_of_block_sizes() -> None:
     whole = np.arange(23)
-    expected = [(each.tolist(), first, end) for each, first, end in windows([whole], 1, 5, 2)]
-    assert [each[first:end] for each, first, end in expected] == [
+    expected = [(window.tolist(), *span) for window, *span in windows([whole], 1, 5, 2)]
+    assert [window[first:end] for window, first, end in expected] == [
         [0, 1, 2, 3, 4],
         [5, 6, 7, 8, 9],
         [10, 11, 12, 13, 14],
@@ -348,14 +361,13 @@ def test_windows_do_not_depend_on_the_blocks() -> None:
     ]
     first_blocks = iter(whole[:10].reshape(10, 1))
     next(windows(first_blocks, 1, 5, 2))
-    assert len([*first_blocks]) == 3  # it waits for a step and what the network sees after it
+    assert len([*first_blocks]) == 3  # it waits for a step and its context
     for size in (1, 4, 9):
         blocks = [whole[at : at + size] for at in range(0, 23, size)]
-        found = [(each.tolist(), first, end) for each, first, end in windows(blocks, 1, 5, 2)]
-        assert found == expected
+        assert [(window.tolist(), *span) for window, *span in windows(blocks, 1, 5, 2)] == expected
 
 
-def test_padding_changes_no_code(bundle: Path, clip: Path) -> None:
+def test_padding_does_not_change_codes(bundle: Path, clip: Path) -> None:
     model = load_bundle(bundle).model
     samples, _ = soundfile.read(clip, dtype="float32")
     short = samples[:9000]
@@ -367,7 +379,7 @@ def test_padding_changes_no_code(bundle: Path, clip: Path) -> None:
     assert np.array_equal(together[1, :23], alone[0]) and not together[1, 23:].any()
 
 
-def test_files_by_command(
+def test_encode_and_decode_commands_write_files(
     bundle: Path, clip: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     codes, wav = tmp_path / "talk.codes", tmp_path / "talk.wav"
@@ -377,12 +389,14 @@ def test_files_by_command(
     assert (info.frames, info.samplerate) == (soundfile.info(clip).frames, RATE)
     frames = -(-info.frames // 400)
     assert codes.stat().st_size == HEADER.size + -(-frames * 2 * 10 // 8)  # bytes
-    with pytest.raises(SbkitError, match="`sbkit transcribe` must have a bundle of a task"):
+    with pytest.raises(
+        SbkitError, match="`sbkit transcribe` cannot run this kind of bundle: codec"
+    ):
         sbkit(["transcribe", str(bundle), str(clip)])
 
 
 @pytest.mark.slow
-def test_onnx_codes_without_torch(bundle: Path, clip: Path, tmp_path: Path) -> None:
+def test_encode_with_onnx_imports_no_torch(bundle: Path, clip: Path, tmp_path: Path) -> None:
     words = ["encode", str(bundle), str(clip), "--out", str(tmp_path / "a.codes")]
     program = (
         f"import sys; from sbkit.commands.cli import run; run({[*words, '--runtime', 'onnx']}); "
@@ -392,7 +406,7 @@ def test_onnx_codes_without_torch(bundle: Path, clip: Path, tmp_path: Path) -> N
     assert (tmp_path / "a.codes").stat().st_size > HEADER.size
 
 
-def test_codes_of_a_file_are_all_there(tmp_path: Path) -> None:
+def test_read_codes_refuses_damaged_files(tmp_path: Path) -> None:
     assert (SPACE.bits, CodeSpace(1, (8, 8)).bits) == (10, 6)
     file, key = tmp_path / "a.codes", SPACE.fingerprint()
     codes = np.random.default_rng(0).integers(0, 1000, (7, 4))
@@ -401,11 +415,14 @@ def test_codes_of_a_file_are_all_there(tmp_path: Path) -> None:
     assert np.array_equal(found.codes, codes) and found.samples == 2700
     whole = file.read_bytes()
     for content, match in (
-        (whole[:-1], "7 frames in 35 bytes after its header, but has 34: it is cut short"),
-        (whole + b"\0", "cut short"),
+        (
+            whole[:-1],
+            "truncated or changed: its 7 frames need 35 bytes after the header, but it has 34",
+        ),
+        (whole + b"\0", "truncated or changed"),
         (whole[:40], "is of another codec"),
-        (b"RIFF" + whole[4:], "is none"),
-        (b"", "is none"),
+        (b"RIFF" + whole[4:], "is no file of codes"),
+        (b"", "is no file of codes"),
         (whole[: HEADER.size] + b"\xff" * 35, "from 0 to 999, but .* has 1023"),
     ):
         file.write_bytes(content)
@@ -425,9 +442,7 @@ class HeadBrain(CodecBrain):
         self.codec.quantizer.space.check_head("discriminator", head.out_features)
 
 
-def test_a_head_of_another_size_is_refused_before_training(
-    workplace: Workplace, tmp_path: Path
-) -> None:
+def test_check_refuses_a_head_of_another_size(workplace: Workplace, tmp_path: Path) -> None:
     yaml = (ROOT / "hparams/codec.yaml").read_text()
     before, after = yaml.split("discriminator: !new:", 1)
     head = "discriminator: !new:torch.nn.Linear {in_features: 16, out_features: 1063}\n\n"
@@ -439,12 +454,12 @@ def test_a_head_of_another_size_is_refused_before_training(
             tmp_path / "codec.yaml", folders, recipe=replace(CODEC, brain=HeadBrain)
         ) as planned,
     ):
-        found = [str(each) for each in check_planned_run(planned) if each.check == "brain"]
-    assert len(found) == 1
-    assert "as many outputs as there are codes (1000), but has 1063" in found[0]
+        findings = [str(found) for found in check_planned_run(planned) if found.check == "brain"]
+    assert len(findings) == 1
+    assert "has 1063 outputs for 1000 codes" in findings[0]
 
 
 @pytest.mark.parametrize(("groups", "levels"), [(0, (8,)), (1, ()), (1, (1, 5))])
-def test_a_space_has_codes(groups: int, levels: tuple[int, ...]) -> None:
-    with pytest.raises(SbkitError, match="A code space must have"):
+def test_code_space_without_codes_is_refused(groups: int, levels: tuple[int, ...]) -> None:
+    with pytest.raises(SbkitError, match="at least one group, and levels of at least 2"):
         CodeSpace(groups, levels)

@@ -27,7 +27,7 @@ from speechbrain import Stage
 
 from recipes.synthesis.brain import SynthesisBrain
 from recipes.synthesis.data import SpokenBatch, SpokenCollate
-from recipes.synthesis.pitch import continuous, track_pitch
+from recipes.synthesis.pitch import interpolate, track_pitch
 from sbkit.audio.io import to_int16
 from sbkit.base.errors import SbkitError
 from sbkit.bundle.bundle import read_bundle
@@ -78,27 +78,27 @@ def bundle(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def voice(bundle: Path) -> Iterator[Synthesizer]:
-    task = read_bundle(bundle).task
-    assert task.load is not None
-    with task.load(bundle, device="cpu") as voice:
+    assert read_bundle(bundle).task.synthesizer_class == "sbkit.runtime.synthesizer.Synthesizer"
+    with Synthesizer.load(bundle, device="cpu") as voice:
         yield voice
 
 
-def test_it_is_trained_and_lists_misaligned_clips(trained: Path) -> None:
-    epochs = [each for each in read_log(trained / "train_log.jsonl") if "valid_loss" in each]
+def test_tts_yaml_is_trained_and_reports_examples_and_misaligned_clips(trained: Path) -> None:
+    epochs = [entry for entry in read_log(trained / "train_log.jsonl") if "valid_loss" in entry]
     assert epochs[1]["valid_loss"] < epochs[0]["valid_loss"]
-    tested = read_json(trained / "summary.json")["test"]["test"]
-    assert tested["distance"] == pytest.approx(tested["mel_distance"] + tested["vocoder_distance"])
-    assert {"pitch_error", "length_ratio", "misaligned"} <= tested.keys()
+    figures = read_json(trained / "summary.json")["test"]["test"]
+    parts = figures["mel_distance"] + figures["vocoder_distance"]
+    assert figures["distance"] == pytest.approx(parts)
+    assert {"pitch_error", "length_ratio", "misaligned"} <= figures.keys()
     assert (trained / "misaligned.tsv").read_text().startswith("id\n")
-    drawn = (trained / "speech_test.png").read_bytes()
-    assert struct.unpack(">II", drawn[16:24]) == (14 * 80, 3 * 3 * 80)  # pixels
+    picture = (trained / "speech_test.png").read_bytes()
+    assert struct.unpack(">II", picture[16:24]) == (14 * 80, 3 * 3 * 80)  # pixels
     page = (trained / "report.html").read_text()
-    assert b64encode(drawn).decode() in page
-    for number, what in product("123", ("recorded", "synthesized")):
-        sound = trained / f"speech_test.{number}_{what}.mp3"
-        assert soundfile.read(sound)[0].std() > 1e-3
-        assert f"{number} {what}: <audio" in page and b64encode(sound.read_bytes()).decode() in page
+    assert b64encode(picture).decode() in page
+    for number, name in product("123", ("recorded", "synthesized")):
+        mp3 = trained / f"speech_test.{number}_{name}.mp3"
+        assert soundfile.read(mp3)[0].std() > 1e-3
+        assert f"{number} {name}: <audio" in page and b64encode(mp3.read_bytes()).decode() in page
 
 
 @pytest.fixture(scope="module")
@@ -126,64 +126,64 @@ def batch(brain: SynthesisBrain) -> SpokenBatch:
     return SpokenCollate(brain.hparams.labels, RATE, FRAME)(rows)
 
 
-def test_only_training_is_given_the_pitch_of_the_recording(
+def test_only_training_uses_the_pitch_of_the_recording(
     brain: SynthesisBrain, batch: SpokenBatch
 ) -> None:
     higher = replace(batch, octaves=batch.octaves + 1)
-    for stage, is_given in ((Stage.TRAIN, True), (Stage.VALID, False), (Stage.TEST, False)):
+    for stage, is_used in ((Stage.TRAIN, True), (Stage.VALID, False), (Stage.TEST, False)):
         features = [brain.compute_forward(clips, stage).features for clips in (batch, higher)]
-        assert torch.equal(*features) is not is_given
+        assert torch.equal(*features) is not is_used
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "of_a_frame", "if_wrong"),
+    ("name", "change", "per_frame", "if_misaligned"),
     [
         ("features", 1.0, 1.0, 0.0),
         ("log_durations", math.log(2), 0.1 * (1 - math.log(2)), 0.0),
-        ("found", 1.0, 1.0 * 2, 0.0),  # pitch and energy
+        ("predicted_variances", 1.0, 1.0 * 2, 0.0),  # pitch and energy
         ("distance", 1.0, 1.0, 1.0),
     ],
 )
-def test_losses_are_of_frames_and_of_a_misaligned_clip_the_vocoder_learns_only(
+def test_losses_count_frames_and_a_misaligned_clip_only_trains_the_vocoder(
     brain: SynthesisBrain,
     batch: SpokenBatch,
     name: str,
     change: float,
-    of_a_frame: float,
-    if_wrong: float,
+    per_frame: float,
+    if_misaligned: float,
 ) -> None:
     outputs = brain.compute_forward(batch, Stage.VALID)
-    aligned = replace(outputs.aligned, wrong=torch.tensor([False, True]))
-    right = replace(
+    aligned = replace(outputs.aligned, is_misaligned=torch.tensor([False, True]))
+    perfect = replace(
         outputs,
         aligned=aligned,
-        features=outputs.expected,
+        features=outputs.target,
         log_durations=aligned.durations.clamp(min=1).log(),
-        found=outputs.variances,
+        predicted_variances=outputs.variances,
     )
-    changed = replace(right, **{name: getattr(right, name) + change})
-    before, after = (brain.compute_objectives(x, batch, Stage.VALID) for x in (right, changed))
+    changed = replace(perfect, **{name: getattr(perfect, name) + change})
+    before, after = (brain.compute_objectives(x, batch, Stage.VALID) for x in (perfect, changed))
     assert before.counts.tolist() == [60, 31]
-    expected = [60 * of_a_frame, 31 * if_wrong]
+    expected = [60 * per_frame, 31 * if_misaligned]
     assert (after.sums - before.sums).tolist() == pytest.approx(expected, abs=0.01)
 
 
-def test_the_vocoder_learns_of_the_middle_of_a_clip_without_its_edges(
+def test_the_vocoder_is_validated_on_the_middle_of_a_clip_without_its_edges(
     brain: SynthesisBrain, batch: SpokenBatch
 ) -> None:
-    """Of 42 frames from the tenth on, the first and the last are context; 31 frames are fewer."""
+    """The first and the last of 42 frames are context; a clip of 31 frames has fewer."""
     outputs = brain.compute_forward(batch, Stage.VALID)
     audio = batch.audio.float() / 2**15
-    assert outputs.piece_lengths.tolist() == [40 * FRAME, 30 * FRAME]
-    assert torch.equal(outputs.piece[0], audio[0, 10 * FRAME : 50 * FRAME])
-    assert torch.equal(outputs.piece[1, : 30 * FRAME], audio[1, FRAME : 31 * FRAME])
+    assert outputs.segment_lengths.tolist() == [40 * FRAME, 30 * FRAME]
+    assert torch.equal(outputs.segment[0], audio[0, 10 * FRAME : 50 * FRAME])
+    assert torch.equal(outputs.segment[1, : 30 * FRAME], audio[1, FRAME : 31 * FRAME])
     features, _ = brain.model.features(audio, batch.audio_lengths)
     decoded = brain.model.vocode(features[:1, 9:51], torch.ones(1, 42, 1))
     torch.testing.assert_close(outputs.decoded[:1], decoded[:, FRAME:-FRAME])
-    assert not outputs.piece[1, 30 * FRAME :].any() and not outputs.decoded[1, 30 * FRAME :].any()
+    assert not outputs.segment[1, 30 * FRAME :].any() and not outputs.decoded[1, 30 * FRAME :].any()
 
 
-def test_one_graph_speaks_as_two_do(brain: SynthesisBrain) -> None:
+def test_speak_equals_encode_and_decode(brain: SynthesisBrain) -> None:
     symbols, scale = torch.tensor([[3, 4, 5, 1, 6, 7, 2]]), torch.tensor([1.7])
     unused = torch.ones(1)
     with torch.no_grad():
@@ -196,8 +196,8 @@ def test_one_graph_speaks_as_two_do(brain: SynthesisBrain) -> None:
     torch.testing.assert_close(spoken, expected)
 
 
-def test_a_clip_is_learned_without_the_silence_around_it(brain: SynthesisBrain) -> None:
-    """From 40 ms before its speech, at a whole frame, to 40 ms after it; pauses within stay."""
+def test_collate_trims_the_silence_around_a_clip(brain: SynthesisBrain) -> None:
+    """It keeps 40 ms on both sides, and pauses within."""
     random = np.random.default_rng(0)
     runs = ((0.5, 5), (1.0, 3000), (0.4, 5), (1.0, 3000), (0.5, 5))
     audio = np.concatenate([random.normal(0, level, round(s * RATE)) for s, level in runs])
@@ -215,22 +215,29 @@ def test_a_clip_is_learned_without_the_silence_around_it(brain: SynthesisBrain) 
 
 @pytest.mark.slow(30)
 @pytest.mark.ddp
-def test_two_ranks_take_the_steps_of_one(workplace: Workplace, tmp_path: Path) -> None:
-    """What is drawn is off: dropout, and which piece of a clip the vocoder learns of."""
+def test_two_ranks_train_as_one(workplace: Workplace, tmp_path: Path) -> None:
+    """Without random draws: no dropout, and whole clips for the vocoder."""
     yaml = with_sgd("tts", tmp_path)
     weights = []
     for ranks in (1, 2):
         folders = (f"--data_folder={workplace.release}", f"--output_folder={tmp_path / str(ranks)}")
-        words = ["train.py", str(yaml), *folders, *TINY_VOICE, "--dropout=0", "--piece_frames=400"]
-        done = processes.run([*words, "--lr=0.01"], ranks=ranks, SBKIT_CACHE=workplace.cache)
-        assert done.returncode == 0, done.stderr
+        words = [
+            "train.py",
+            str(yaml),
+            *folders,
+            *TINY_VOICE,
+            "--dropout=0",
+            "--segment_frames=400",
+        ]
+        process = processes.run([*words, "--lr=0.01"], ranks=ranks, SBKIT_CACHE=workplace.cache)
+        assert process.returncode == 0, process.stderr
         weights.append(last_parameters(tmp_path / str(ranks)))
     one, two = weights
     for name, value in one.items():
         assert torch.allclose(two[name], value, atol=1e-6), name
 
 
-def test_sentences_come_one_by_one(voice: Synthesizer) -> None:
+def test_stream_yields_sentences_with_pauses(voice: Synthesizer) -> None:
     first, second = voice.stream("Please hold. Press one")
     assert first.dtype == np.float32 and np.abs(first).max() <= 16
     pause = round(0.25 * voice.sample_rate)
@@ -241,14 +248,14 @@ def test_sentences_come_one_by_one(voice: Synthesizer) -> None:
     assert (voice.sample_rate, voice.language) == (RATE, "en")
 
 
-def test_openais_client_is_spoken_to(voice: Synthesizer, tmp_path: Path) -> None:
+def test_openai_client_gets_speech_notes_and_errors(voice: Synthesizer, tmp_path: Path) -> None:
     text = "Please hold. Press one"
     with served(tmp_path, speaker=voice) as here:
         speech: Any = partial(here.openai.audio.speech.create, model="anna", voice="alloy")
         for speed in (1.0, 2.0):
-            made = speech(input=text, response_format="pcm", speed=speed).content
+            pcm = speech(input=text, response_format="pcm", speed=speed).content
             seconds = len(voice.speak(text, speed)) / RATE
-            assert len(made) / 2 / 24_000 == pytest.approx(seconds, abs=0.001)
+            assert len(pcm) / 2 / 24_000 == pytest.approx(seconds, abs=0.001)
         for bad in ("\x1b[2J", "?!", "привет"):
             with pytest.raises(openai.BadRequestError, match="Text must have"):
                 speech(input=bad)
@@ -256,25 +263,25 @@ def test_openais_client_is_spoken_to(voice: Synthesizer, tmp_path: Path) -> None
             speech(input="7 " * 1000)
         headers = speech(input="Press 1").response.headers
         assert json.loads(headers["x-sbkit-notes"]) == ['"1" is read "one".']
-        every = " ".join(map(str, range(140)))
-        assert 1900 < len(speech(input=every).response.headers["x-sbkit-notes"]) <= 2000
+        numbers = " ".join(map(str, range(140)))
+        assert 1900 < len(speech(input=numbers).response.headers["x-sbkit-notes"]) <= 2000
         events = speech(input="Press 1", stream_format="sse").text
         assert json.loads(events.split("data: ")[-1])["notes"] == ['"1" is read "one".']
 
 
 @pytest.mark.slow(30)
-def test_a_recognizer_and_a_voice_are_served_together(exported: Path, bundle: Path) -> None:
+def test_a_recognizer_and_a_tts_model_are_served_together(exported: Path, bundle: Path) -> None:
     with serving(exported, beside=[bundle]) as (client, _):
         ready = client.get("/health/ready").json()
-        assert [each["name"] for each in ready["models"]] == ["tiny", "bundle"]
-        assert [each["effective"]["device"] for each in ready["models"]] == ["cpu", "cpu"]
+        assert [model["name"] for model in ready["models"]] == ["tiny", "bundle"]
+        assert [model["effective"]["device"] for model in ready["models"]] == ["cpu", "cpu"]
         asked = {"model": "tts-1", "voice": "alloy", "input": "Press one", "response_format": "wav"}
         speech = client.post("/v1/audio/speech", json=asked).content
-        found = client.post("/v1/audio/transcriptions", files={"file": speech})
-        assert found.status_code == 200
+        response = client.post("/v1/audio/transcriptions", files={"file": speech})
+        assert response.status_code == 200
 
 
-def test_a_pipeline_answers_by_it(voice: Synthesizer, tmp_path: Path) -> None:
+def test_pipeline_answers_with_a_tts_model(voice: Synthesizer, tmp_path: Path) -> None:
     recognizer, tokenizer, _ = streaming_tones(tmp_path)
     player = partial(FilePlayer, tmp_path / "answer.wav")
     with recognizer:
@@ -285,45 +292,47 @@ def test_a_pipeline_answers_by_it(voice: Synthesizer, tmp_path: Path) -> None:
     assert np.array_equal(answer, to_int16(voice.speak("I heard the dog.")))
 
 
-def test_speed_divides_the_length(voice: Synthesizer) -> None:
-    usual, fast = (len(voice.speak("please hold the line", each)) for each in (1.0, 2.0))
+def test_speed_divides_the_length_of_speech(voice: Synthesizer) -> None:
+    usual, fast = (len(voice.speak("please hold the line", speed)) for speed in (1.0, 2.0))
     assert abs(fast - usual / 2) <= FRAME
 
 
 @pytest.mark.slow(30)
-def test_onnx_says_the_same(
+def test_onnx_and_sherpa_onnx_synthesize_the_same(
     trained: Path, voice: Synthesizer, workplace: Workplace, tmp_path: Path
 ) -> None:
     grid = Grid(batches=(1, 3), seconds=(0.3, 1.0))
     with patch.dict(os.environ, {"SBKIT_CACHE": str(workplace.cache)}):
-        found = export_run(trained, tmp_path / "bundle", formats=["onnx", "sherpa-onnx"], grid=grid)
+        parity = export_run(
+            trained, tmp_path / "bundle", formats=["onnx", "sherpa-onnx"], grid=grid
+        )
     reasons = {
-        name: each["reasons"] for several in found.values() for name, each in several.items()
+        name: report["reasons"] for graphs in parity.values() for name, report in graphs.items()
     }
     assert reasons == {"encode": [], "decode": [], "speak": []}
-    with Synthesizer.load(tmp_path / "bundle", device="cpu", runtime="onnx") as other:
-        assert other.effective.runtime == "onnx"
-        assert np.allclose(other.speak("Press one."), voice.speak("Press one."), atol=1e-4)
-    spoken = sherpa_speaks(tmp_path / "bundle" / "sherpa-onnx", "PRESS one.", speed=1.25)
-    assert np.allclose(spoken, voice.speak("Press one.", speed=1.25), atol=1e-4)
+    with Synthesizer.load(tmp_path / "bundle", device="cpu", runtime="onnx") as onnx:
+        assert onnx.effective.runtime == "onnx"
+        assert np.allclose(onnx.speak("Press one."), voice.speak("Press one."), atol=1e-4)
+    speech = synthesize_with_sherpa(tmp_path / "bundle" / "sherpa-onnx", "PRESS one.", speed=1.25)
+    assert np.allclose(speech, voice.speak("Press one.", speed=1.25), atol=1e-4)
 
 
-def sherpa_speaks(folder: Path, text: str, speed: float) -> Any:
+def synthesize_with_sherpa(folder: Path, text: str, speed: float) -> Any:
     vits = sherpa_onnx.OfflineTtsVitsModelConfig(
         model=str(folder / "speak.onnx"), tokens=str(folder / "tokens.txt")
     )
     config = sherpa_onnx.OfflineTtsConfig(model=sherpa_onnx.OfflineTtsModelConfig(vits=vits))
     options = sherpa_onnx.GenerationConfig()
     options.speed, options.silence_scale = speed, 1.0
-    spoken = sherpa_onnx.OfflineTts(config).generate(text, options)
-    assert spoken.sample_rate == RATE
-    return np.array(spoken.samples, np.float32)
+    speech = sherpa_onnx.OfflineTts(config).generate(text, options)
+    assert speech.sample_rate == RATE
+    return np.array(speech.samples, np.float32)
 
 
-def test_a_voice_of_phonemes_is_none_for_sherpa() -> None:
-    for kind, is_refused in (("characters", False), ("phonemes", True)):
+def test_describe_as_vits_refuses_phonemes() -> None:
+    for symbol_type, is_refused in (("characters", False), ("phonemes", True)):
         bundle = SimpleNamespace(
-            model=SimpleNamespace(settings={"kind": kind}),
+            model=SimpleNamespace(settings={"symbol_type": symbol_type}),
             config=SimpleNamespace(language="en"),
             labels=SimpleNamespace(names=["a"]),
         )
@@ -331,7 +340,7 @@ def test_a_voice_of_phonemes_is_none_for_sherpa() -> None:
             assert describe_as_vits(bundle)[1] == {"tokens.txt": "A 0\na 0\n"}
 
 
-def test_characters_have_their_capitals() -> None:
+def test_list_characters_adds_capitals() -> None:
     assert list_characters(["-", "?", "i", "ß", "ж", "e\N{COMBINING ACUTE ACCENT}"]).split(
         "\n"
     ) == [*("- 0", "? 1", "I 2", "Ж 4", "i 2", "ß 3", "ж 4", "")]
@@ -348,14 +357,14 @@ def test_characters_have_their_capitals() -> None:
         ("...!", "words that this voice can read"),
     ],
 )
-def test_bad_text_gets_a_sentence_at_the_call(voice: Synthesizer, text: str, match: str) -> None:
+def test_stream_refuses_bad_text_at_the_call(voice: Synthesizer, text: str, match: str) -> None:
     with pytest.raises(SbkitError, match=match):
         voice.stream(text)
     with pytest.raises(SbkitError, match=r"`speed` must be from 0\.25 to 4"):
         voice.stream("Press one", 5.0)
 
 
-def test_notes_name_what_is_left_out(voice: Synthesizer) -> None:
+def test_stream_notes_name_readings_and_unknown_characters(voice: Synthesizer) -> None:
     notes = voice.stream("Press 1 \N{GREEK SMALL LETTER OMEGA}").notes
     assert notes == (
         '"1" is read "one".',
@@ -363,7 +372,7 @@ def test_notes_name_what_is_left_out(voice: Synthesizer) -> None:
     )
 
 
-def test_the_command_writes_a_file_or_standard_output(
+def test_speak_command_writes_a_file_or_standard_output(
     bundle: Path, tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     wav, text = tmp_path / "hello.wav", tmp_path / "hello.txt"
@@ -378,12 +387,12 @@ def test_the_command_writes_a_file_or_standard_output(
         sbkit(["speak", str(bundle), "--out", str(wav)])
 
 
-def test_the_best_path_is_found() -> None:
+def test_find_durations_equals_the_best_of_all_paths() -> None:
     scores = torch.randn(2, 7, 4, generator=torch.Generator().manual_seed(0))
     frames, symbols = torch.tensor([7, 5]), torch.tensor([4, 2])
-    found = find_durations(scores, frames, symbols).tolist()
-    for row, count, some in zip(scores, frames.tolist(), found, strict=True):
-        length = sum(each > 0 for each in some)
+    durations = find_durations(scores, frames, symbols).tolist()
+    for row, count, found in zip(scores, frames.tolist(), durations, strict=True):
+        length = np.count_nonzero(found)
         paths = [
             np.diff([0, *cuts, count]).tolist()
             for cuts in combinations(range(1, count), length - 1)
@@ -391,10 +400,10 @@ def test_the_best_path_is_found() -> None:
         best = max(
             paths, key=lambda path: float(row[range(count), np.arange(length).repeat(path)].sum())
         )
-        assert some == best + [0] * (4 - length)
+        assert found == best + [0] * (4 - length)
 
 
-def test_the_prior_is_a_beta_binomial_along_the_diagonal() -> None:
+def test_diagonal_prior_is_a_beta_binomial() -> None:
     """Its moments by the definition: 3 trials, a = 1 ... 7 and b = 7 ... 1."""
     prior, symbols = diagonal_prior(7, 4).exp(), torch.arange(4.0)
     a = torch.arange(1.0, 8)
@@ -404,7 +413,7 @@ def test_the_prior_is_a_beta_binomial_along_the_diagonal() -> None:
     assert torch.allclose(prior @ symbols.square() - mean**2, 3 * a * (8 - a) * (8 + 3) / (64 * 9))
 
 
-def test_alignments_are_summed_over_all_paths() -> None:
+def test_forward_sum_equals_the_sum_over_all_paths() -> None:
     """A path has the symbols in their order, for any number of frames, and blanks between."""
     scores = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(0))
     losses = forward_sum(scores, torch.tensor([5, 4]), torch.tensor([3, 2]))
@@ -412,13 +421,13 @@ def test_alignments_are_summed_over_all_paths() -> None:
         with_blank = torch.cat([torch.full((5, 1), -1.0), row], 1).log_softmax(1)
         total = 0.0
         for path in product(range(4), repeat=frames):
-            read = [symbol for symbol, _ in groupby(path) if symbol]
-            if read == [*range(1, symbols + 1)]:
+            symbols_of_path = [symbol for symbol, _ in groupby(path) if symbol]
+            if symbols_of_path == [*range(1, symbols + 1)]:
                 total += math.exp(with_blank[range(frames), path].sum())
         assert loss == pytest.approx(-math.log(total), rel=1e-4)
 
 
-def test_frames_belong_to_their_symbols() -> None:
+def test_frame_index_and_mean_by_symbol_follow_durations() -> None:
     durations = torch.tensor([[2, 1, 3]])
     index = frame_index(durations, 8)
     assert index.tolist() == [[0, 0, 1, 2, 2, 2, 2, 2]]
@@ -427,7 +436,7 @@ def test_frames_belong_to_their_symbols() -> None:
 
 
 @pytest.mark.parametrize(
-    ("durations", "pauses", "is_wrong"),
+    ("durations", "pauses", "is_misaligned"),
     [
         ([3, 2, 4, 5, 3, 2], [], False),
         ([3, 2, 40, 5, 3, 2], [], True),
@@ -437,27 +446,27 @@ def test_frames_belong_to_their_symbols() -> None:
         ([1, 1, 1, 1, 20, 1], [], True),
     ],
 )
-def test_durations_that_no_speech_has(
-    durations: list[int], pauses: list[int], is_wrong: bool
+def test_find_misaligned_finds_durations_that_no_speech_has(
+    durations: list[int], pauses: list[int], is_misaligned: bool
 ) -> None:
     counts, is_pause = torch.tensor([len(durations)]), torch.zeros(1, len(durations)).bool()
     is_pause[:, pauses] = True
     found = find_misaligned(torch.tensor([durations]), counts, is_pause, 24)
-    assert found.tolist() == [is_wrong]
+    assert found.tolist() == [is_misaligned]
 
 
 @pytest.mark.parametrize("hertz", [90, 150, 333])
-def test_pitch_is_that_of_the_signal(hertz: float) -> None:
+def test_track_pitch_finds_the_fundamental_of_a_signal(hertz: float) -> None:
     at = np.arange(RATE) / RATE
     waves = sum(np.sin(2 * np.pi * hertz * n * at) / n for n in range(1, 8))
     clip = np.concatenate([np.zeros(RATE, np.int16), (5000 * waves).astype(np.int16)])
     pitch = track_pitch(clip, RATE, FRAME)
     assert len(pitch) == 80 and np.flatnonzero(pitch)[0] in (39, 40)  # a window is two frames
     assert np.allclose(pitch[42:78], hertz, rtol=0.01)
-    assert np.allclose(continuous(pitch), hertz, rtol=0.02)
+    assert np.allclose(interpolate(pitch), hertz, rtol=0.02)
 
 
-def test_pitch_follows_a_voice_and_a_short_clip_has_a_frame() -> None:
+def test_track_pitch_follows_a_jump_and_a_short_clip_has_a_frame() -> None:
     at = np.arange(RATE // 2) / RATE
     halves = [
         sum(np.sin(2 * np.pi * hertz * n * at) / n for n in range(1, 8)) for hertz in (120, 200)
@@ -468,7 +477,7 @@ def test_pitch_follows_a_voice_and_a_short_clip_has_a_frame() -> None:
         assert track_pitch(np.zeros(samples, np.int16), RATE, FRAME).tolist() == [0.0]
 
 
-def test_pitch_stays_where_a_voice_creaks() -> None:
+def test_track_pitch_ignores_creaks() -> None:
     at = np.arange(RATE) / RATE
     waves = sum(np.sin(2 * np.pi * 200 * n * at) / n for n in range(1, 8))
     every_second = np.floor(at * 200) % 2 == 1
@@ -478,16 +487,16 @@ def test_pitch_stays_where_a_voice_creaks() -> None:
 
 
 @pytest.mark.skipif(shutil.which(ESPEAK) is None, reason="espeak-ng is not installed")
-def test_phonemes_keep_the_marks() -> None:
-    (found,) = read_texts(["Hello, world. Press 1"], "en", "phonemes")
-    assert [each for each in found if each in ",.?"] == [",", "."]
-    symbols = to_symbols(found)
-    assert "".join(symbols) == found and "ˈɜː" in symbols
-    with pytest.raises(SbkitError, match="it has no voice tlh"):
+def test_read_texts_in_phonemes_keeps_marks() -> None:
+    (phonemes,) = read_texts(["Hello, world. Press 1"], "en", "phonemes")
+    assert [symbol for symbol in phonemes if symbol in ",.?"] == [",", "."]
+    symbols = to_symbols(phonemes)
+    assert "".join(symbols) == phonemes and "ˈɜː" in symbols
+    with pytest.raises(SbkitError, match="which has no tlh"):
         read_texts(["Hello"], "tlh", "phonemes")
 
 
-def test_phonemes_need_espeak() -> None:
+def test_read_texts_in_phonemes_needs_espeak() -> None:
     with patch.object(shutil, "which", return_value=None), pytest.raises(SbkitError) as error:
         read_texts(["not said before"], "en", "phonemes")
     assert "apt-get install espeak-ng" in str(error.value)

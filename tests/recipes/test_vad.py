@@ -17,8 +17,8 @@ from recipes.vad.noise import (
     NOISE_DRAWS,
     Spoken,
     add_noise,
+    add_silence,
     color,
-    in_silence,
     make_colored,
     make_voices,
     take_noise,
@@ -43,14 +43,14 @@ RATE, WINDOW = 16_000, 320
 
 
 def loud(*runs: float) -> Samples:
-    """Return noise that is quiet and loud in turns, of so many seconds each."""
+    """Return alternately quiet and loud noise; ``runs`` are the seconds of each."""
     random = np.random.default_rng(0)
-    levels = [5.0 if place % 2 == 0 else 3000.0 for place in range(len(runs))]
+    levels = [5.0 if index % 2 == 0 else 3000.0 for index in range(len(runs))]
     parts = [random.normal(0, x, round(s * RATE)) for s, x in zip(runs, levels, strict=True)]
     return np.concatenate(parts).astype(np.int16)
 
 
-def test_labels_are_what_is_loud_near_a_word_with_short_pauses() -> None:
+def test_find_speech_labels_loud_windows_near_words_with_short_pauses() -> None:
     clip = loud(0.5, 1.0, 0.1, 0.5, 0.6, 0.3, 0.5)
     assert np.array_equal(find_speech(clip, RATE, None), read_speech("0.50-2.10 2.70-3.00", 175))
     words = [Word("one", 0.55, 1.2), Word("two", 1.3, 2.0)]
@@ -60,18 +60,18 @@ def test_labels_are_what_is_loud_near_a_word_with_short_pauses() -> None:
     assert np.array_equal(find_speech(clip, RATE, words[1:]), read_speech("1.20-2.00", 125))
 
 
-def test_labels_move_with_the_audio() -> None:
+def test_add_silence_moves_labels_with_the_audio() -> None:
     speech, lead = torch.zeros(2, 50, dtype=torch.bool), torch.tensor([0, 25])
     speech[:, 10:30] = True
     audio = pad(torch.ones(2, 50 * WINDOW) * speech.repeat_interleave(WINDOW, 1), (0, 7))
-    placed = in_silence(audio, speech, lead, more=25, window=WINDOW)
-    assert placed.speech.nonzero()[[0, 20], 1].tolist() == [10, 35]
-    is_loud = placed.audio.view(2, -1, WINDOW).abs().amax(2) > 0
-    assert torch.equal(is_loud, placed.speech)
+    shifted = add_silence(audio, speech, lead, total=25, window=WINDOW)
+    assert shifted.speech.nonzero()[[0, 20], 1].tolist() == [10, 35]
+    is_loud = shifted.audio.view(2, -1, WINDOW).abs().amax(2) > 0
+    assert torch.equal(is_loud, shifted.speech)
 
 
 def band_power(signal: Tensor) -> Tensor:
-    """Return the power (B,) of (B, S) from the lowest frequency of the features on."""
+    """Return the power (B,) of (B, S) above the lowest frequency of the features."""
     spectrum = torch.fft.rfft(signal.double()).abs().square()
     hertz = torch.fft.rfftfreq(signal.shape[1], 1 / RATE)
     power: Tensor = 2 * spectrum[:, hertz >= MIN_HZ].sum(1) / signal.shape[1] ** 2
@@ -79,8 +79,8 @@ def band_power(signal: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("name", ["white", "pink", "brown", "babble"])
-def test_noise_has_its_ratio_in_the_band_of_the_features_in_any_batch(name: str) -> None:
-    """Also beside rumble and an offset, which are below the band."""
+def test_add_noise_has_its_ratio_in_the_band_of_the_features_in_any_batch(name: str) -> None:
+    """Also with rumble and an offset, which are below the band."""
     clips = [3000 * torch.randn(count * RATE) for count in (1, 2)]
     index = {"white": 0, "pink": 4, "brown": 8, "babble": 4}[name]
     colored = make_colored(RATE)[index : index + 1]
@@ -93,11 +93,11 @@ def test_noise_has_its_ratio_in_the_band_of_the_features_in_any_batch(name: str)
     audio = (spoken + below) * length_mask(lengths * WINDOW, len(time), time.device)
 
     def added(rows: int, windows: int) -> Tensor:
-        some = Spoken(audio[:rows, : windows * WINDOW], speech[:rows, :windows])
-        draws = torch.linspace(0, 0.9999, 2 * NOISE_DRAWS).view(2, -1)[:rows]  # up to the end
+        clip = Spoken(audio[:rows, : windows * WINDOW], speech[:rows, :windows])
+        draws = torch.linspace(0, 0.9999, 2 * NOISE_DRAWS).view(2, -1)[:rows]
         noise = take_noise(colored, voices, draws, windows * WINDOW)
         mask = length_mask(lengths[:rows] * WINDOW, windows * WINDOW, noise.device)
-        return add_noise(some, noise, torch.tensor([10.0, torch.inf])[:rows], mask) - some.audio
+        return add_noise(clip, noise, torch.tensor([10.0, torch.inf])[:rows], mask) - clip.audio
 
     alone, together = added(1, 100), added(2, 250)
     torch.testing.assert_close(together[:1, : 100 * WINDOW], alone, rtol=1e-4, atol=1e-2)
@@ -106,7 +106,7 @@ def test_noise_has_its_ratio_in_the_band_of_the_features_in_any_batch(name: str)
     assert float(10 * power.log10()) == pytest.approx(10.0, abs=0.5)
 
 
-def test_the_power_of_pink_noise_is_the_same_in_each_octave() -> None:
+def test_pink_noise_has_equal_power_in_each_octave() -> None:
     spectrum = torch.fft.rfft(color(torch.randn(RATE), 1.0, RATE)).abs().square()
     octaves = [float(spectrum[first : 2 * first].sum()) for first in (400, 1600, 3200)]
     assert octaves == pytest.approx([octaves[0]] * 3, rel=0.2)
@@ -130,43 +130,43 @@ def batch_of(*clips: Samples, weights: list[int]) -> SpeechBatch:
     return collate(rows, sample_rate=RATE)
 
 
-def test_a_frame_is_judged_four_later_and_validation_has_the_same_noise_each_time(
+def test_frames_are_judged_four_later_and_validation_repeats_its_noise(
     brain: VoiceActivityBrain,
 ) -> None:
     batch = batch_of(loud(0.3, 0.5, 0.2), loud(0.5, 0.2), weights=[1, 1])
-    in_clips = [batch.speech[0].nonzero().flatten(), batch.speech[1].nonzero().flatten()]
-    assert [len(windows) for windows in in_clips] == [25, 10]
+    labels = [batch.speech[0].nonzero().flatten(), batch.speech[1].nonzero().flatten()]
+    assert [len(windows) for windows in labels] == [25, 10]
     validated = []
     for seed, stage in ((1, Stage.VALID), (2, Stage.VALID), (3, Stage.TEST)):
         torch.manual_seed(seed)
         with seeded_draws(batch.ids):
             scored = brain.compute_forward(batch, stage)
         validated.append(scored.log_probs)
-        for speech, windows in zip(scored.speech, in_clips, strict=True):
-            # a second of silence comes before the clip, and another after it
+        for speech, windows in zip(scored.speech, labels, strict=True):
+            # a second of silence precedes the clip, and another follows
             assert speech.nonzero().flatten().tolist() == (windows + 50 + 4).tolist()
     assert scored.mask.sum(1).tolist() == [50 + 50 + 50 - 1, 50 + 35 + 50 - 1]
     assert torch.equal(validated[0], validated[1]) and torch.equal(validated[0], validated[2])
     with seeded_draws(batch.ids, epoch=1):
         trained = brain.compute_forward(batch, Stage.TRAIN)
     assert not torch.equal(trained.log_probs, validated[0])
-    for speech, windows in zip(trained.speech, in_clips, strict=True):
+    for speech, windows in zip(trained.speech, labels, strict=True):
         moved = speech.nonzero().flatten() - windows - 4
         assert 0 <= moved[0] <= 100 and (moved == moved[0]).all()
 
 
-def test_training_draws_level_and_noise_and_validation_has_noise_at_10_db(
+def test_training_draws_level_and_noise_and_validation_uses_10_db(
     brain: VoiceActivityBrain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clip, inputs = loud(0.3, 0.5, 0.2), list[torch.Tensor]()
     batch, predict = batch_of(*[clip] * 64, weights=[1] * 64), brain.detector.predict
 
-    def listening(audio: torch.Tensor, lengths: torch.Tensor) -> Any:
+    def recording(audio: torch.Tensor, lengths: torch.Tensor) -> Any:
         inputs.append(audio)
         return predict(audio, lengths)
 
-    def heard(stage: Stage, **knobs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what the model gets, and the clip in its place in silence: 2 x (B, S)."""
+    def inputs_of(stage: Stage, **knobs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the model's input, and the clip in silence without noise: 2 x (B, S)."""
         for name, value in knobs.items():
             monkeypatch.setattr(brain.hparams, name, value)
         speech = brain.compute_forward(batch, stage).speech.float()
@@ -176,35 +176,35 @@ def test_training_draws_level_and_noise_and_validation_has_noise_at_10_db(
         return inputs[-1], clean
 
     torch.manual_seed(0)
-    monkeypatch.setattr(brain.detector, "predict", listening)
-    audio, clean = heard(Stage.TRAIN, noise_prob=0.0)
+    monkeypatch.setattr(brain.detector, "predict", recording)
+    audio, clean = inputs_of(Stage.TRAIN, noise_prob=0.0)
     gains = 20 * (audio.abs().amax(1) / clean.abs().amax(1)).log10()
     assert -20 <= gains.min() < -10 and 0 < gains.max() <= 10
     knobs = {"noise_prob": 1.0, "gain_db": [0, 0]}
     for stage, low, high in ((Stage.TRAIN, 0, 30), (Stage.VALID, 10, 10)):
-        audio, clean = heard(stage, **knobs)
+        audio, clean = inputs_of(stage, **knobs)
         speech = torch.from_numpy(clip[15 * WINDOW : 40 * WINDOW]).float().square().mean()
         ratios = 10 * (speech / (audio - clean).square().mean(1)).log10()
-        assert (audio - clean).std(1).min() > 1  # no constant
+        assert (audio - clean).std(1).min() > 1  # not constant
         share = (high - low) / 5
         assert low - 0.5 <= ratios.min() <= low + share + 0.5
         assert high - share - 0.5 <= ratios.max() <= high + 0.5
 
 
-def test_loss_and_counts_are_of_the_frames_within_an_utterance(brain: VoiceActivityBrain) -> None:
+def test_loss_and_score_count_the_frames_within_an_utterance(brain: VoiceActivityBrain) -> None:
     """The second utterance only fills a rank's share."""
     batch = batch_of(*[np.ones(960, np.int16)] * 3, weights=[1, 0, 1])
-    of_speech = torch.tensor([[0.9, 0.4, 0.8], [0.6, 0.6, 0.6], [0.3, 0.3, 0.3]])
+    probabilities = torch.tensor([[0.9, 0.4, 0.8], [0.6, 0.6, 0.6], [0.3, 0.3, 0.3]])
     speech = torch.tensor([[1, 1, 1], [1, 1, 1], [1, 0, 0]]).bool()
     mask = torch.tensor([[1, 1, 0], [1, 1, 1], [1, 1, 1]]).bool()
-    scored = Scored(torch.stack([1 - of_speech, of_speech], 2).log(), speech, mask)
+    scored = Scored(torch.stack([1 - probabilities, probabilities], 2).log(), speech, mask)
     loss = brain.compute_objectives(scored, batch, Stage.TRAIN)
-    right = torch.tensor([0.9 * 0.4, 1.0, 0.3 * 0.7 * 0.7])
-    torch.testing.assert_close(loss.sums, -right.log())
+    likelihoods = torch.tensor([0.9 * 0.4, 1.0, 0.3 * 0.7 * 0.7])
+    torch.testing.assert_close(loss.sums, -likelihoods.log())
     assert loss.counts.tolist() == [2, 0, 3]
-    counted = brain.score(scored._replace(speech=speech ^ (torch.arange(3) == 2)), batch)
-    assert counted == [(2, 1, 0, 0), (2, 0, 1, 1), (2, 2, 1, 0)]
-    assert brain.measure(counted)["DCF"] == pytest.approx(0.75 * 3 / 6 + 0.25 * 1 / 2)
+    counts = brain.score(scored._replace(speech=speech ^ (torch.arange(3) == 2)), batch)
+    assert counts == [(2, 1, 0, 0), (2, 0, 1, 1), (2, 2, 1, 0)]
+    assert brain.measure(counts)["DCF"] == pytest.approx(0.75 * 3 / 6 + 0.25 * 1 / 2)
 
 
 def command(workplace: Workplace, out: Path) -> list[str]:
@@ -212,38 +212,38 @@ def command(workplace: Workplace, out: Path) -> list[str]:
     return ["train.py", "hparams/vad.yaml", *folders, *SMALL]
 
 
-def test_an_aligner_must_be_a_recognizer(
+def test_prepare_speech_needs_a_recognizer(
     workplace: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
-    given = {"data_folder": str(workplace.release), "aligner": str(tmp_path / "none")}
-    knobs = read_knobs(Path("hparams/vad.yaml"), {}) | given
-    with pytest.raises(SbkitError, match=r"A bundle must be a folder with .*/none is none"):
+    changed = {"data_folder": str(workplace.release), "recognizer": str(tmp_path / "none")}
+    knobs = read_knobs(Path("hparams/vad.yaml"), {}) | changed
+    with pytest.raises(SbkitError, match="none is no bundle"):
         prepare_speech(knobs)
 
 
-def test_an_aligner_labels_what_is_loud_near_its_words(
+def test_prepare_speech_labels_loud_windows_near_aligned_words(
     workplace: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
     bundle = make_bundle(tmp_path)
-    knobs = {"data_folder": str(workplace.release), "aligner": str(bundle)}
+    knobs = {"data_folder": str(workplace.release), "recognizer": str(bundle)}
     test = prepare_speech(read_knobs(ROOT / "hparams/vad.yaml", {}) | knobs).test["test"]
-    aligner = load_bundle(bundle)
+    recognizer = load_bundle(bundle)
     for row in read_rows(test, range(len(test))):
-        (words,) = aligner.align([row["audio"]], [row["text"]])
+        (words,) = recognizer.align([row["audio"]], [row["text"]])
         expected = find_speech(row["audio"], RATE, words)
         assert row["speech"] and np.array_equal(speech_of(row, RATE), expected)
 
 
 @pytest.mark.slow
 @pytest.mark.ddp
-def test_two_processes_train_as_one(workplace: Workplace, tmp_path: Path) -> None:
-    for ranks, seconds in ((1, 120), (2, 3)):  # batches of an evaluation change no figure, either
+def test_two_ranks_train_as_one(workplace: Workplace, tmp_path: Path) -> None:
+    for ranks, seconds in ((1, 120), (2, 3)):  # evaluation batches change no figure
         words = [*command(workplace, tmp_path / str(ranks)), "--check=false"]
         words.append(f"--eval_batch_seconds={seconds}")
-        done = processes.run(words, ranks=ranks, SBKIT_CACHE=workplace.cache)
-        assert done.returncode == 0, done.stderr
+        process = processes.run(words, ranks=ranks, SBKIT_CACHE=workplace.cache)
+        assert process.returncode == 0, process.stderr
     alone, shared = (last_parameters(tmp_path / str(ranks)) for ranks in (1, 2))
     for name, value in alone.items():
         torch.testing.assert_close(shared[name], value, rtol=1e-4, atol=1e-5)
@@ -264,11 +264,11 @@ def bundle(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 @pytest.mark.slow
-def test_a_bundle_detects_the_same_in_pieces_and_by_onnx(
+def test_detector_finds_the_same_speech_in_blocks_and_by_onnx(
     bundle: Path, asterisk_english: Path, tmp_path: Path
 ) -> None:
     clips = [read_audio(clip, RATE) for clip, _ in list(prompts(asterisk_english, "test"))[:3]]
-    audio = np.concatenate([np.pad(each, 4000) for each in clips])
+    audio = np.concatenate([np.pad(clip, 4000) for clip in clips])
     detector = VoiceDetector.load(bundle)
     onset = float(
         np.median(detector.model.advance(audio[: 100 * WINDOW + 240], detector.start().model)[0])
@@ -278,18 +278,18 @@ def test_a_bundle_detects_the_same_in_pieces_and_by_onnx(
     expected = detector.speech_segments(audio)
     assert expected
     by_onnx = VoiceDetector(VoiceDetector.load(bundle, runtime="onnx").model, detector.rules)
-    for each in (detector, by_onnx):
-        events, state = list[SpeechEvent](), each.start()
+    for tested in (detector, by_onnx):
+        events, state = list[SpeechEvent](), tested.start()
         for first in range(0, len(audio), 1111):
-            made, state = each.push(audio[first : first + 1111], state)
-            events += made
-        times = [x.seconds for x in [*events, *each.finish(state)]]
+            new, state = tested.push(audio[first : first + 1111], state)
+            events += new
+        times = [event.seconds for event in [*events, *tested.finish(state)]]
         assert list(zip(times[::2], times[1::2], strict=True)) == expected
     soundfile.write(tmp_path / "talk.wav", audio, RATE)
     talk = [str(make_bundle(tmp_path)), str(tmp_path / "talk.wav")]
     for name in (str(bundle), "silero"):
         assert sbkit(["transcribe", *talk, "--vad", name, "--decoder", "greedy"]) == 0
-    with pytest.raises(SbkitError, match="Use: sbkit transcribe --vad"):
+    with pytest.raises(SbkitError, match="Use: sbkit transcribe RECOGNIZER talk.wav --vad"):
         sbkit(["classify", str(bundle), "any.wav"])
     with pytest.raises(
         SbkitError, match="takes audio at 16000 Hz, but the recognizer's is at 8000 Hz"
