@@ -29,11 +29,10 @@ from sbkit.train.brain import Brain
 class AsrBrain(Brain):
     """Train CTC, and an attention decoder beside it while `ctc_weight` is below one."""
 
-    task: ClassVar[Task] = SPEECH_RECOGNITION  # whose model is trained; that of the recipe
+    task: ClassVar[Task] = SPEECH_RECOGNITION  # of the recipe
     metrics: ClassVar[Metrics] = SPEECH_RECOGNITION.metrics
 
     def __init__(self, **options: Any) -> None:
-        """Accept SpeechBrain's options."""
         super().__init__(**options)
         self.tokenizer = self.hparams.tokenizer
         self._stage = Stage.TRAIN
@@ -50,20 +49,20 @@ class AsrBrain(Brain):
         self.decoding = RunDecoding(self.hparams, self.asr_model)
 
     def make_model(self, **parts: Any) -> AsrModel:
-        """Make the model that is trained, and that bundles are rebuilt as: the task's.
+        """Build the model of the task, which is trained, and which a bundle contains.
 
-        A model with more parts than a recognizer's takes them from the hparams in an override.
+        An override may add more parts from the hparams.
         """
         model: AsrModel = self.task.require_export().import_model_class()(**parts)
         return model
 
     @property
     def inactive(self) -> tuple[nn.Module, ...]:
-        """Return the modules that no loss of these weights trains: the decoder of CTC alone."""
+        """Return the modules that the losses do not train: the decoder, if there is only CTC."""
         return self.asr_model.unused_modules(self.hparams.ctc_weight)
 
     def compute_forward(self, batch: TextBatch, stage: Stage) -> Predictions:
-        """Compute the scores of every label at every frame from the audio."""
+        """Compute the scores of all tokens at each frame."""
         training = stage is Stage.TRAIN
         return self.asr_model.run(
             *self.augmentation.audio(batch, training=training),
@@ -87,36 +86,35 @@ class AsrBrain(Brain):
         return Loss(loss.sums * batch.weights, loss.counts * batch.weights)
 
     def on_fit_start(self) -> None:
-        """Find the last checkpoint; without one, measure the features first."""
+        """Load the last checkpoint; if there is none, measure the features."""
         super().on_fit_start()
         self.measure_features(self.asr_model.encoder.features)
 
     # -- evaluation ---------------------------------------------------------------------------
 
     def on_stage_start(self, stage: Stage, epoch: int | None = None) -> None:
-        """Note what the batches are for."""
         super().on_stage_start(stage, epoch)
         self._stage = stage
 
     def on_evaluate_start(self, max_key: str | None = None, min_key: str | None = None) -> None:
-        """Load the weights to be tested, and fit to the validation sets how they are decoded."""
+        """Load the weights to test, and fit the decoder to the validation sets."""
         super().on_evaluate_start(max_key=max_key, min_key=min_key)
         self.decoding.fit(self)
 
     def score(self, predictions: Predictions, batch: TextBatch) -> list[ScoredUtterance]:
-        """Decode every utterance and count its errors: greedily, but for a test set."""
+        """Decode every utterance and count its errors; greedily, except for a test set."""
         log_probs, frames = predictions.log_probs, predictions.frame_lengths
         if self._stage is Stage.TEST:
             return self.decoding.score(batch, log_probs, frames, predictions.states)
         return self.decoding.score_greedily(batch, log_probs, frames)
 
     def measure(self, results: Sequence[ScoredUtterance]) -> Mapping[str, float]:
-        """Divide the errors of all utterances by what was said."""
+        """Return the error rates of a split."""
         scores = total_scores(results)
         return {"CER": scores.cer, **({"WER": scores.wer} if self.decoding.by_words else {})}
 
     def seconds_after_training(self, test_share: float) -> float:
-        """Estimate how long the weights and confidences are fitted, and the test sets searched."""
+        """Estimate the time to fit the decoder and to decode the test sets."""
         return self.decoding.seconds_to_fit(self, test_share)
 
     def measure_slice(self, results: Sequence[ScoredUtterance]) -> Mapping[str, Any]:
@@ -124,13 +122,13 @@ class AsrBrain(Brain):
         return slice_error_rates(results)
 
     def describe(self, results: Sequence[ScoredUtterance]) -> str:
-        """Write both rates with their counts and intervals."""
+        """Describe both rates with their counts and intervals."""
         return describe_results(results)
 
     def report(
         self, split: str, results: Sequence[ScoredUtterance], folder: Path
     ) -> Mapping[str, Any]:
-        """Write every utterance with its errors; return the counts, intervals and notes."""
+        """Write every utterance with its errors; return the figures and notes."""
         figures = {**report_errors(folder, split, results), "decoder": self.decoding.decoder_type}
         notes = [*self.decoding.notes, *describe_silence(results)]
         return {**figures, "notes": notes} if notes else figures

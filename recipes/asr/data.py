@@ -1,4 +1,4 @@
-"""The data of speech recognition: from a corpus to loaders, by way of stores and tokenizer."""
+"""The data of speech recognition: from the splits of a corpus to a tokenizer and loaders."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ import numpy as np
 
 from recipes.asr.language_models import prepare_language_models
 from recipes.prepare import print_data
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import DataError
 from sbkit.base.messages import plural
 from sbkit.data.batch import Loaders, TextCollate, make_loaders
 from sbkit.data.manifest import Excluded
@@ -27,9 +27,9 @@ logger = logging.getLogger(__name__)
 
 
 def prepare_tokenizer(knobs: Mapping[str, Any], splits: Splits) -> Tokenizer:
-    """Train the tokenizer on the training text, unless the run folder has it; check it.
+    """Train the tokenizer on the training text, unless the run folder has one, and check it.
 
-    The language models of a decoder are trained beside it.
+    The language models of a decoder are trained, too.
     """
     tokenizer = ensure_tokenizer(
         model_file=Path(knobs["output_folder"]) / "tokenizer.model",
@@ -45,15 +45,15 @@ def prepare_tokenizer(knobs: Mapping[str, Any], splits: Splits) -> Tokenizer:
 def make_asr_loaders(
     hparams: Mapping[str, Any], splits: Splits, tokenizer: Tokenizer, placement: Placement
 ) -> Loaders:
-    """Leave out of train what CTC cannot learn, log all that is left out, and plan the batches."""
+    """Leave utterances that CTC cannot learn out of train, log them, and make the loaders."""
     subsampling = measure_subsampling(hparams)
-    every = len(splits.train)
+    num_listed = len(splits.train)
     splits = leave_out_impossible(splits, tokenizer, subsampling, hparams["speeds"])
-    if every and not len(splits.train):
+    if num_listed and not len(splits.train):
         left_out, milliseconds = splits.excluded[-1], 1000 * subsampling.stride
-        raise SbkitError(
+        raise DataError(
             "CTC needs a frame for each token of a transcript, but all "
-            f"{plural(every, 'transcript')} of train have more tokens than frames of "
+            f"{plural(num_listed, 'transcript')} of train have more tokens than frames of "
             f"{milliseconds / hparams['sample_rate']:g} ms (`token_type` is "
             f"{hparams['token_type']}; {left_out.id}: {left_out.detail}). Pass --token_type=bpe, "
             "whose tokens are longer than characters, or let the encoder keep more frames."
@@ -68,10 +68,10 @@ def make_asr_loaders(
 def leave_out_impossible(
     splits: Splits, tokenizer: Tokenizer, subsampling: Subsampling, speeds: Sequence[float]
 ) -> Splits:
-    """Leave utterances out of train that have fewer frames, at their fastest, than CTC needs."""
+    """Leave utterances out of train that have too few frames for CTC at the highest speed."""
     transcripts = read_transcripts(splits.train, tokenizer)
     fastest = fastest_percent(speeds)
-    lacking = transcripts.too_short(subsampling, fastest)
+    too_short = transcripts.too_short(subsampling, fastest)
     frames, needed = transcripts.frames(subsampling, fastest), transcripts.frames_needed
     left_out = [
         Excluded(
@@ -80,27 +80,27 @@ def leave_out_impossible(
             f"{frames[row]} frames, {needed[row]} needed",
             "train",
         )
-        for row, utterance in zip(lacking, splits.train.select(lacking)["id"], strict=True)
+        for row, utterance in zip(too_short, splits.train.select(too_short)["id"], strict=True)
     ]
-    kept = np.setdiff1d(np.arange(len(splits.train)), lacking)
-    return replace(splits, train=splits.train.select(kept), excluded=[*splits.excluded, *left_out])
+    rows = np.setdiff1d(np.arange(len(splits.train)), too_short)
+    return replace(splits, train=splits.train.select(rows), excluded=[*splits.excluded, *left_out])
 
 
 def _log_texts(
     splits: Splits, tokenizer: Tokenizer, subsampling: Subsampling, language: str
 ) -> None:
-    """Log how texts are normalized, and how many to be scored no model could write."""
+    """Log how texts are normalized, and how many transcripts no model could produce."""
     logger.info(describe_normalizer(language))
     characters = count_characters(read_texts(splits.train, "sentence"))
     if dropped := describe_dropped(characters, language):
         logger.info(f"note: in train, {dropped}.")
     for name, split in splits.evaluated().items():
         transcripts = read_transcripts(split, tokenizer)
-        unknown, long = transcripts.unknown.sum(), len(transcripts.too_short(subsampling))
+        num_unknown, num_long = transcripts.unknown.sum(), len(transcripts.too_short(subsampling))
         for count, reason in (
-            (unknown, "with characters that the training text never showed"),
-            (long, "with more text than the frames of the audio can hold"),
+            (num_unknown, "characters that are not in the training text"),
+            (num_long, "more text than the frames of the audio can hold"),
         ):
             if count:
-                several = plural(count, "transcript")
-                logger.info(f"{name}: {several} {reason}; what cannot be written counts as errors")
+                transcripts_text = plural(count, "transcript")
+                logger.info(f"{name}: {transcripts_text} with {reason}; these count as errors")

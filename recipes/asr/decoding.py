@@ -37,6 +37,7 @@ from sbkit.evaluate.wer import ScoredUtterance
 from sbkit.models.asr import AsrModel
 from sbkit.tasks.speech_recognition import score_texts
 from sbkit.text.normalization import separates_words
+from sbkit.train.brain import Brain
 
 SECONDS_PER_TOKEN = 3e-3  # for all trials of the weights, on one core
 LIKELY_TOKENS_PER_FRAME = 3  # in the default validation set
@@ -65,7 +66,7 @@ class RunDecoding:
         self.notes: list[str] = []
         self._pools: dict[str, DecoderPool] = {}  # by decoder type
 
-    def fit(self, brain: Any) -> None:
+    def fit(self, brain: Brain) -> None:
         """Fit the decoder and the confidences to the validation sets, never to a test set.
 
         Both are written into the run folder.
@@ -98,7 +99,7 @@ class RunDecoding:
             decoder = CtcDecoder.of(None if name == GREEDY else self.decoder, judge)
             self._pools[name] = DecoderPool(decoder, processes=processes)
 
-    def seconds_to_fit(self, brain: Any, test_share: float) -> float:
+    def seconds_to_fit(self, brain: Brain, test_share: float) -> float:
         """Estimate how long `fit` and the decoding of the test sets take, besides the model.
 
         test_share: the size of the test sets divided by that of the validation sets.
@@ -117,7 +118,7 @@ class RunDecoding:
         return SECONDS_PER_TOKEN * (tried + 2 * decoded_once / NUM_TRIALS)
 
     @torch.no_grad()
-    def _encode_validation(self, brain: Any) -> Iterator[ValidationUtterance]:
+    def _encode_validation(self, brain: Brain) -> Iterator[ValidationUtterance]:
         """Compute the log-probabilities of this rank's share of the validation sets."""
         brain.start_validation()
         brain.modules.eval()
@@ -218,6 +219,6 @@ def _declared_decoder(hparams: Any) -> BeamDecoder | None:
     return decoder
 
 
-def _valid_loaders(brain: Any) -> Sequence[tuple[str, Any]]:
+def _valid_loaders(brain: Brain) -> Sequence[tuple[str, Any]]:
     """Return the loaders of a run's validation sets with their names."""
     return [] if brain.loaders is None else [*brain.loaders.valid.items()]

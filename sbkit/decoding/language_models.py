@@ -168,9 +168,10 @@ def to_pieces(text: str, tokenizer: Tokenizer) -> list[str]:
 
 def describe_model(name: str, order: int, trained: Trained) -> str:
     """Describe the text of a language model in one line."""
+    num_different = len(trained.model.words) - len(SPECIAL)
     line = (
-        f"language model of {name}: {order}-grams of {trained.tokens} {name} in "
-        f"{trained.sentences} sentences, {len(trained.model.words) - len(SPECIAL)} different ones"
+        f"language model of {name}: {order}-grams of {trained.num_tokens} {name} in "
+        f"{trained.num_sentences} sentences, {num_different} different ones"
     )
     if trained.fallback_orders:
         orders = ", ".join(map(str, trained.fallback_orders))

@@ -17,30 +17,29 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
-from sbkit.base.arrays import Float32s, Int64s
-from sbkit.base.errors import SbkitError
+from sbkit.base.arrays import Float32s, Float64s, Int64s
+from sbkit.base.errors import DataError
 from sbkit.base.files import read_lines, write_bytes_atomically
-from sbkit.lm.ngram import LARGEST_ORDER, SPECIAL, Grams, NgramModel
+from sbkit.lm.ngram import MAX_ORDER, SPECIAL, Grams, NgramModel
 
 LN_10 = math.log(10)
-ZERO = -99.0  # log10, by convention that of no probability
-START = b"\\data\\"  # above it, tools may write what they like
+LOG10_ZERO = -99.0  # by convention, the log10 of no probability
+START = b"\\data\\"  # tools may write anything above it
 
 
 def read_arpa(path: Path) -> NgramModel:
     """Read a model from an ARPA file.
 
-    A file without `<unk>` gives unknown words no probability; theirs becomes a log10 of -99, which
-    stands for that in ARPA files. Back-offs of the highest order have no effect and are dropped.
-    Raises SbkitError for a file that cannot be read, is cut short, holds other numbers of n-grams
-    than it says, or an n-gram whose words are no unigrams or whose first words are no n-gram.
+    A file without `<unk>` gives unknown words no probability: a log10 of -99, as is usual in ARPA
+    files. Back-offs of the highest order have no effect and are dropped.
+    Raises DataError if the file is truncated, its numbers of n-grams are wrong, or it has an n-gram
+    whose words are not unigrams or whose prefix is not an n-gram.
     """
     file = ArpaFile(path)
     counts = file.read_counts()
     words, unigrams = _read_unigrams(file, counts[0])
-    ids = {word.encode(): number for number, word in enumerate(words)}
+    ids = {word.encode(): n for n, word in enumerate(words)}
     ids.setdefault(b"<UNK>", ids[b"<unk>"])
     grams = [unigrams]
     for order, count in enumerate(counts[1:], start=2):
@@ -53,14 +52,14 @@ def read_arpa(path: Path) -> NgramModel:
 
 
 class ArpaFile:
-    """The lines of a file, counted, so that an error can name the latest one."""
+    """The lines of a file with their numbers, for errors."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._lines = path, read_lines(path, subject="An ARPA file")
         self._number, self._line = 0, b""
 
     def take(self) -> bytes:
-        """Return the next line that is not blank, nothing at the end of the file."""
+        """Return the next line that is not blank, b"" at the end of the file."""
         for line in self._lines:
             self._number += 1
             if stripped := line.strip():
@@ -69,24 +68,24 @@ class ArpaFile:
         self._line = b""
         return b""
 
-    def error(self, must: str) -> SbkitError:
-        """Return an error that names the latest line."""
+    def error(self, rule: str) -> DataError:
+        """Return an error that names the latest line; ``rule``: what an ARPA file must do."""
         line = self._line[:80].decode(errors="backslashreplace")
-        came = f"has {line!r} in line {self._number}" if line else "is cut short"
-        return SbkitError(
-            f"An ARPA file must {must}, but {self._path} {came}. Make or fetch the file again."
+        fault = f"has {line!r} in line {self._number}" if line else "is truncated"
+        return DataError(
+            f"An ARPA file must {rule}, but {self._path} {fault}. Make or fetch the file again."
         )
 
     def read_counts(self) -> list[int]:
-        r"""Read what follows \data\: the number of n-grams of each order."""
+        r"""Read the number of n-grams of each order, after \data\."""
         while self.take() not in (START, b""):
             pass
-        counts = list[int]()
+        counts: list[int] = []
         while self.take().startswith(b"ngram "):
             count = self._line.partition(b"=")[2].strip()
             counts.append(int(count) if count.isdigit() else 0)
-        if not 1 <= len(counts) <= LARGEST_ORDER or self._line != b"\\1-grams:":
-            raise self.error(f"count the n-grams of 1 to {LARGEST_ORDER} orders before \\1-grams:")
+        if not 1 <= len(counts) <= MAX_ORDER or self._line != b"\\1-grams:":
+            raise self.error(f"count the n-grams of 1 to {MAX_ORDER} orders before \\1-grams:")
         return counts
 
     def read_rows(self, order: int, count: int) -> Iterator[tuple[float, list[bytes], float]]:
@@ -96,10 +95,10 @@ class ArpaFile:
             try:
                 log_prob = float(fields[0])
                 backoff = float(fields[order + 1]) if len(fields) > order + 1 else 0.0
-                is_sound = log_prob <= 0 and math.isfinite(log_prob) and math.isfinite(backoff)
+                is_valid = log_prob <= 0 and math.isfinite(log_prob) and math.isfinite(backoff)
             except (ValueError, IndexError):
-                is_sound = False
-            if not is_sound or not order + 1 <= len(fields) <= order + 2:
+                is_valid = False
+            if not is_valid or not order + 1 <= len(fields) <= order + 2:
                 raise self.error(
                     f"hold {count} {order}-grams, each a log10 probability, {order} "
                     f"word{'s' * (order > 1)} and perhaps a back-off"
@@ -108,7 +107,7 @@ class ArpaFile:
 
 
 def _read_unigrams(file: ArpaFile, count: int) -> tuple[tuple[str, ...], Grams]:
-    rows: dict[str, tuple[float, float]] = {SPECIAL[0]: (ZERO, 0.0)}
+    rows: dict[str, tuple[float, float]] = {SPECIAL[0]: (LOG10_ZERO, 0.0)}
     for log_prob, (field,), backoff in file.read_rows(1, count):
         try:
             word = field.decode()
@@ -122,59 +121,59 @@ def _read_unigrams(file: ArpaFile, count: int) -> tuple[tuple[str, ...], Grams]:
     return words, Grams(np.arange(len(words)), *_columns(values))
 
 
-def _columns(values: npt.NDArray[np.float64]) -> Iterator[Float32s]:
-    return (each.astype(np.float32) for each in values.T)
+def _columns(values: Float64s) -> Iterator[Float32s]:
+    return (column.astype(np.float32) for column in values.T)
 
 
 def _read_grams(
     file: ArpaFile, order: int, count: int, ids: dict[bytes, int], lower: Sequence[Grams]
 ) -> Grams:
     if file.take() != b"\\%d-grams:" % order:
-        raise file.error(f"go on with \\{order}-grams: after as many n-grams as it says")
-    numbers, values = array("q"), array("d")
+        raise file.error(f"continue with \\{order}-grams: after as many n-grams as it declares")
+    word_ids, values = array("q"), array("d")
     for log_prob, fields, backoff in file.read_rows(order, count):
         try:
-            numbers.extend([ids[field] for field in fields])
+            word_ids.extend([ids[field] for field in fields])
         except KeyError:
             raise file.error("list every word as a unigram") from None
         values.extend((log_prob, backoff))
-    keys = _find_keys(np.array(numbers, np.int64).reshape(-1, order), lower)
+    keys = _find_keys(np.array(word_ids, np.int64).reshape(-1, order), lower)
     if (keys < 0).any():
-        raise file.error(f"hold the first words of each {order}-gram as an n-gram")
+        raise file.error(f"contain the prefix of each {order}-gram as an n-gram")
     by_key = np.argsort(keys, kind="stable")
     columns = _columns(LN_10 * np.array(values).reshape(-1, 2)[by_key])
     return Grams(keys[by_key], *columns)
 
 
 def _find_keys(words: Int64s, lower: Sequence[Grams]) -> Int64s:
-    """Compute the keys of n-grams, (N, order) ids -> (N,); -1 where the first words are none."""
+    """Compute the keys of n-grams, (N, order) ids -> (N,); -1 if the prefix is not an n-gram."""
     size = len(lower[0])
     rows = words[:, 0]
     for grams, word in zip(lower[1:], words.T[1:], strict=False):
         keys = rows * size + word
         rows = np.searchsorted(grams.keys, keys)
-        found = grams.keys[np.minimum(rows, len(grams) - 1)] == keys if len(grams) else False
-        rows = np.where(found & (keys >= 0), rows, -size)
-    found_keys: Int64s = np.where(rows >= 0, rows * size + words[:, -1], -1)
-    return found_keys
+        exists = grams.keys[np.minimum(rows, len(grams) - 1)] == keys if len(grams) else False
+        rows = np.where(exists & (keys >= 0), rows, -size)
+    all_keys: Int64s = np.where(rows >= 0, rows * size + words[:, -1], -1)
+    return all_keys
 
 
 def write_arpa(model: NgramModel, path: Path) -> None:
-    """Write a model as an ARPA file, whole or not at all, in the order of its ids.
+    """Write a model as an ARPA file atomically, in the order of its ids.
 
-    Numbers have nine digits, which float32 comes back from as it was, but for a rounding of log10.
+    Numbers have nine digits, so a float32 is read back exactly, except for rounding by log10.
     """
-    counts = [f"ngram {order}={len(each)}" for order, each in enumerate(model.grams, start=1)]
+    counts = [f"ngram {order}={len(grams)}" for order, grams in enumerate(model.grams, start=1)]
     parts = ["\\data\\\n" + "\n".join(counts) + "\n"]
-    texts = [""]  # by row, the words of the order below
+    texts = [""]  # the words of the order below, by row
     for order, grams in enumerate(model.grams, start=1):
         rows, words = np.divmod(grams.keys, len(model.words))
-        before = map(texts.__getitem__, rows.tolist())
-        after = map(model.words.__getitem__, words.tolist())
-        texts = list(map(str.__add__, before, after))
+        prefixes = map(texts.__getitem__, rows.tolist())
+        last_words = map(model.words.__getitem__, words.tolist())
+        texts = list(map(str.__add__, prefixes, last_words))
         parts.append(f"\n\\{order}-grams:\n")
         parts += _write_lines(texts, grams, last=order == model.order)
-        texts = [f"{each} " for each in texts]
+        texts = [f"{text} " for text in texts]
     parts.append("\n\\end\\\n")
     write_bytes_atomically(path, "".join(parts).encode())
 

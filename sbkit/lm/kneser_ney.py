@@ -1,11 +1,11 @@
-"""Interpolated modified Kneser-Ney smoothing, in numpy: what KenLM's lmplz computes.
+"""Interpolated modified Kneser-Ney smoothing in numpy, as KenLM's lmplz computes it.
 
 Chen and Goodman, "An empirical study of smoothing techniques for language modeling" (1998), with
 the choices of Heafield et al., "Scalable modified Kneser-Ney language model estimation" (2013):
-below the highest order the count of an n-gram is the number of different words seen before it, or,
-where it begins with `<s>`, how often it was seen; unigrams are interpolated with the uniform
-distribution over all words, `<unk>` and `</s>`. lmplz counts the last n-gram of each order by how
-often it was seen, an oversight that is not repeated: discounts of tiny texts may differ.
+below the highest order, the count of an n-gram is the number of different words before it, or, if
+it begins with `<s>`, its frequency; unigrams are interpolated with the uniform distribution over
+all words, `<unk>` and `</s>`. lmplz counts the last n-gram of each order by its frequency. That
+oversight is not repeated, so discounts of tiny texts may differ.
 
 Legend: T tokens, V words, N n-grams of one order.
 """
@@ -16,113 +16,117 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
-from sbkit.base.arrays import Float32s, Int64s
-from sbkit.base.errors import SbkitError
-from sbkit.lm.ngram import BEGIN, END, LARGEST_ORDER, SPECIAL, Grams, NgramModel
+from sbkit.base.arrays import Float32s, Float64s, Int64s
+from sbkit.base.errors import ConfigError, DataError
+from sbkit.lm.ngram import BEGIN, END, MAX_ORDER, SPECIAL, Grams, NgramModel
 
-FALLBACK = (0.0, 0.5, 1.0, 1.5)  # lmplz's --discount_fallback
-LEAST = float(np.finfo(np.float32).tiny)  # stands for a weight of zero, which has no logarithm
+FALLBACK_DISCOUNTS = (0.0, 0.5, 1.0, 1.5)  # of lmplz's --discount_fallback
+MIN_WEIGHT = float(np.finfo(np.float32).tiny)  # replaces zero, which has no logarithm
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """A model and what it was trained on.
+    """A model and the size of its training text.
 
-    fallback_orders: those whose discounts could not be estimated and are 0.5, 1 and 1.5;
-    tokens: words read.
+    fallback_orders: orders whose discounts could not be estimated and are 0.5, 1 and 1.5;
+    num_tokens: the number of words in the text.
     """
 
     model: NgramModel
     fallback_orders: tuple[int, ...]
-    sentences: int
-    tokens: int
+    num_sentences: int
+    num_tokens: int
 
 
 @dataclass(frozen=True, eq=False)
 class Counted:
     """The n-grams of one order, sorted by key.
 
-    prefixes, suffixes: (N,) rows, in the order below, of what is left without the last or the
-    first word; times: (N,) seen; counts: (N,) smoothed with, those of lmplz.
+    prefixes, suffixes: (N,) rows, in the order below, of the n-gram without its last or its first
+    word; frequencies: (N,); counts: (N,) for smoothing, those of lmplz.
     """
 
     keys: Int64s
     prefixes: Int64s
     suffixes: Int64s
-    times: Int64s
+    frequencies: Int64s
     counts: Int64s
 
 
 def train(sentences: Iterable[Sequence[str]], *, order: int) -> Trained:
-    """Train a model of an order, from sentences of words that are read once.
+    """Train a model on sentences of words, which are read once.
 
-    Where discounts cannot be estimated, which lmplz refuses unless told, its
-    ``--discount_fallback`` stands in and ``fallback_orders`` says so.
-    Raises SbkitError for an order out of range, and for no words.
+    If the discounts of an order cannot be estimated, those of lmplz's ``--discount_fallback`` are
+    used, and ``fallback_orders`` names the order.
+    Raises ConfigError for an order out of range, DataError for a text without words.
+
+    >>> trained = train([["call", "me"], ["call", "the", "office"]], order=2)
+    >>> trained.model.order, trained.num_tokens
+    (2, 5)
     """
-    if not 1 <= order <= LARGEST_ORDER:
-        raise SbkitError(
-            f"The order of a language model must be from 1 to {LARGEST_ORDER}, but is {order}. "
-            "Take 3 for words, 6 for characters."
+    if not 1 <= order <= MAX_ORDER:
+        raise ConfigError(
+            f"The order of a language model must be from 1 to {MAX_ORDER}, but is {order}. Use 3 "
+            "for words, 6 for characters."
         )
     words, ids = read_text(sentences)
     counted = count(ids, len(words), order)
-    sentence_count = int((ids == END).sum())
-    discounts = [estimate_discounts(each.counts) for each in counted]
+    num_sentences = int((ids == END).sum())
+    discounts = [estimate_discounts(grams.counts) for grams in counted]
+    used = [estimated or FALLBACK_DISCOUNTS for estimated in discounts]
     return Trained(
-        model=NgramModel(words, smooth(counted, [each or FALLBACK for each in discounts])),
-        fallback_orders=tuple(n for n, each in enumerate(discounts, start=1) if each is None),
-        sentences=sentence_count,
-        tokens=len(ids) - 2 * sentence_count,
+        model=NgramModel(words, smooth(counted, used)),
+        fallback_orders=tuple(n for n, one in enumerate(discounts, start=1) if one is None),
+        num_sentences=num_sentences,
+        num_tokens=len(ids) - 2 * num_sentences,
     )
 
 
 def read_text(sentences: Iterable[Sequence[str]]) -> tuple[tuple[str, ...], Int64s]:
-    """Number the words of sentences, and keep each different word once: -> words (V,), ids (T,).
+    """Assign ids to the words of sentences: -> different words (V,), ids of the text (T,).
 
-    Each sentence is between `<s>` and `</s>`. Raises SbkitError for no words.
+    Each sentence is between `<s>` and `</s>`. Raises DataError for a text without words.
     """
-    seen: defaultdict[str, int] = defaultdict()
-    seen.default_factory = seen.__len__
+    first_ids: defaultdict[str, int] = defaultdict()
+    first_ids.default_factory = first_ids.__len__
     for word in SPECIAL:
-        seen[word]
+        first_ids[word]
     stream = array("i")  # 4 bytes a word
     for sentence in sentences:
         stream.append(BEGIN)
-        stream.extend(map(seen.__getitem__, sentence))
+        stream.extend(map(first_ids.__getitem__, sentence))
         stream.append(END)
-    if len(seen) == len(SPECIAL):
-        raise SbkitError(
-            "A text to train on must hold at least one word, but its sentences hold none. Check "
-            "the file and the normalizer."
+    if len(first_ids) == len(SPECIAL):
+        raise DataError(
+            "A text to train on needs at least one word, but this one has none. Check the file and "
+            "the normalizer."
         )
-    own = sorted(list(seen)[len(SPECIAL) :])
-    renumbered = np.arange(len(seen))
-    renumbered[[seen[word] for word in own]] = np.arange(len(SPECIAL), len(seen))
-    return (*SPECIAL, *own), renumbered[np.frombuffer(stream, np.intc)]
+    words = sorted(list(first_ids)[len(SPECIAL) :])
+    sorted_ids = np.arange(len(first_ids))
+    sorted_ids[[first_ids[word] for word in words]] = np.arange(len(SPECIAL), len(first_ids))
+    return (*SPECIAL, *words), sorted_ids[np.frombuffer(stream, np.intc)]
 
 
 def count(ids: Int64s, size: int, order: int) -> list[Counted]:
-    """Count the n-grams of all orders up to one, of so many words: (T,)."""
-    times = np.bincount(ids, minlength=size)
-    times[BEGIN] = 0  # it is never predicted
-    nothing = np.zeros(size, np.int64)
-    counted = [Counted(np.arange(size), nothing, nothing, times, times)]
-    ends = np.arange(len(ids))  # (T',) where an n-gram ends that is within one sentence
+    """Count the n-grams of all orders up to ``order``: ids (T,) of ``size`` words."""
+    frequencies = np.bincount(ids, minlength=size)
+    frequencies[BEGIN] = 0  # it is never predicted
+    zeros = np.zeros(size, np.int64)
+    counted = [Counted(np.arange(size), zeros, zeros, frequencies, frequencies)]
+    ends = np.arange(len(ids))  # (T',) positions at which an n-gram within one sentence ends
     rows = ids  # (T,) the row of the n-gram that ends there
     begins = np.arange(size) == BEGIN  # (N,) whether an n-gram begins with <s>
     for _ in range(1, order):
         ends = ends[ids[ends] != END] + 1
         all_keys = rows[ends - 1] * size + ids[ends]
-        keys, first, inverse, times = np.unique(
+        keys, first, inverse, frequencies = np.unique(
             all_keys, return_index=True, return_inverse=True, return_counts=True
         )
         suffixes, lower = rows[ends[first]], counted[-1]
-        before = np.bincount(suffixes, minlength=len(lower.keys))  # different words before
-        counted[-1] = replace(lower, counts=np.where(begins, lower.times, before))
-        counted.append(Counted(keys, keys // size, suffixes, times, times))
+        num_previous = np.bincount(suffixes, minlength=len(lower.keys))  # different words before
+        counted[-1] = replace(lower, counts=np.where(begins, lower.frequencies, num_previous))
+        counted.append(Counted(keys, keys // size, suffixes, frequencies, frequencies))
         begins = begins[keys // size]
         rows = np.zeros_like(rows)
         rows[ends] = inverse
@@ -130,43 +134,44 @@ def count(ids: Int64s, size: int, order: int) -> list[Counted]:
 
 
 def estimate_discounts(counts: Int64s) -> tuple[float, ...] | None:
-    """Estimate what is taken from a count of 0, 1, 2, and 3 or more; None where that fails.
+    """Estimate the discounts of counts of 0, 1, 2, and 3 or more; None if that fails.
 
     Chen and Goodman's equation 26, from the numbers t of n-grams with a count of 1 to 4:
-    D(k) = k - (k + 1) Y t(k + 1) / t(k), where Y = t(1) / (t(1) + 2 t(2)). It fails where t(1),
-    t(2) or t(3) is 0, or D(k) is below 0 or above k.
+    D(k) = k - (k + 1) Y t(k + 1) / t(k), where Y = t(1) / (t(1) + 2 t(2)). It fails if t(1), t(2)
+    or t(3) is 0, or D(k) is below 0 or above k.
     """
     t = [int(np.count_nonzero(counts == k)) for k in range(5)]
     if 0 in t[1:4]:
         return None
     y = t[1] / (t[1] + 2 * t[2])
     discounts = (0.0, *(k - (k + 1) * y * t[k + 1] / t[k] for k in (1, 2, 3)))
-    return discounts if all(0 <= each <= k for k, each in enumerate(discounts)) else None
+    return discounts if all(0 <= d <= k for k, d in enumerate(discounts)) else None
 
 
 def smooth(counted: Sequence[Counted], discounts: Sequence[tuple[float, ...]]) -> tuple[Grams, ...]:
-    """Compute the probabilities of all orders, each interpolated with the one below."""
+    """Compute the probabilities of all orders, each interpolated with the order below."""
     size = len(counted[0].keys)
-    lower = np.array([1 / (size - 1)])  # of the order 0: uniform over all words but <s>
-    log_probs, weights = list[Float32s](), list[Float32s]()
-    for order, (grams, discount) in enumerate(zip(counted, discounts, strict=True), start=1):
-        taken = np.array(discount)[np.minimum(grams.counts, 3)]  # (N,)
-        contexts = len(lower)
-        totals = np.bincount(grams.prefixes, grams.counts, contexts)
-        freed_totals = np.bincount(grams.prefixes, taken, contexts)
-        backoffs = np.ones(contexts)  # of what is no context
+    lower = np.array([1 / (size - 1)])  # of order 0: uniform over all words except <s>
+    log_probs: list[Float32s] = []
+    weights: list[Float32s] = []
+    for order, (grams, by_count) in enumerate(zip(counted, discounts, strict=True), start=1):
+        discount = np.array(by_count)[np.minimum(grams.counts, 3)]  # (N,)
+        num_contexts = len(lower)
+        totals = np.bincount(grams.prefixes, grams.counts, num_contexts)
+        freed_totals = np.bincount(grams.prefixes, discount, num_contexts)
+        backoffs = np.ones(num_contexts)  # 1 for an n-gram that is no context
         np.divide(freed_totals, totals, out=backoffs, where=totals > 0)
-        probs = (grams.counts - taken) / totals[grams.prefixes]
+        probs = (grams.counts - discount) / totals[grams.prefixes]
         probs += backoffs[grams.prefixes] * lower[grams.suffixes]
         if order == 1:
-            probs[BEGIN] = 1.0  # as lmplz writes it: scored, it changes nothing
+            probs[BEGIN] = 1.0  # as in lmplz; it has no effect on scores
         log_probs.append(_log(probs))
         weights.append(_log(backoffs))
         lower = probs
     weights.append(_log(np.ones(len(lower))))  # the highest order has nothing to back off from
-    keys = (each.keys for each in counted)
+    keys = (grams.keys for grams in counted)
     return tuple(map(Grams, keys, log_probs, weights[1:]))
 
 
-def _log(values: npt.NDArray[np.float64]) -> Float32s:
-    return np.log(np.clip(values, LEAST, 1.0)).astype(np.float32)
+def _log(values: Float64s) -> Float32s:
+    return np.log(np.clip(values, MIN_WEIGHT, 1.0)).astype(np.float32)

@@ -1,8 +1,8 @@
 """A back-off n-gram model in sorted arrays, which scores text word by word.
 
 Legend: V words, N n-grams of one order. An n-gram of order n is a row of that order's arrays; its
-key is (row of its first n - 1 words in order n - 1) * V + (id of its last word). So the n-grams
-that share a context stand side by side, and one binary search per word finds any of them.
+key is (row of its first n - 1 words in order n - 1) * V + (id of its last word). Thus n-grams with
+the same context are adjacent, and one binary search per word finds any of them.
 
 A state is the shortest history that predicts as well as all words so far: the number of an n-gram,
 counted from 1 through all orders, or NO_HISTORY.
@@ -22,7 +22,7 @@ NO_HISTORY = 0  # a state
 
 UNKNOWN, BEGIN, END = 0, 1, 2  # ids
 SPECIAL = ("<unk>", "<s>", "</s>")  # by id
-LARGEST_ORDER = 10
+MAX_ORDER = 10
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +30,7 @@ class Grams:
     """The n-grams of one order, sorted by key.
 
     keys: (N,); log_probs: (N,) natural logarithms; backoffs: (N,) natural logarithms of the weight
-    that a longer n-gram pays where it is not there, 0 where none is.
+    for a longer n-gram that does not exist, 0 for no weight.
     """
 
     keys: Int64s
@@ -38,16 +38,19 @@ class Grams:
     backoffs: Float32s
 
     def __len__(self) -> int:
-        """Count them."""
         return len(self.keys)
 
 
 class Numbered(NamedTuple):
-    """The n-grams of all orders by number, (N + 1,) each; number 0 is none.
+    """The n-grams of all orders by number, (N + 1,) each; number 0 stands for no n-gram.
 
-    contexts: the number of each one's first words; words: its last one; log_probs, backoffs: as in
-    `Grams`; shorter: the state to back off to; states: the state after all its words; begins: the
-    number of the first n-gram that has it as context, or would, (N + 2,).
+    Attributes:
+        contexts: the number of the n-gram without its last word.
+        words: the id of its last word.
+        log_probs, backoffs: as in `Grams`.
+        shorter: the state to back off to.
+        states: the state after all its words.
+        begins: (N + 2,) where the n-grams with this context begin, or would begin.
     """
 
     contexts: Int64s
@@ -64,7 +67,13 @@ class NgramModel:
     """An n-gram model with back-off, as an ARPA file describes it.
 
     words: by id, `<unk>`, `<s>`, `</s>`, then the others in the order of their code points;
-    grams: by order; the unigrams are all V words, so that the row of one is its id.
+    grams: by order. The unigrams are all V words, so the row of a unigram is its id.
+
+    >>> from sbkit.lm.kneser_ney import train
+    >>> model = train([["call", "me"], ["call", "the", "office"]], order=2).model
+    >>> log_prob, state = model.score(model.start, model.id_of("call"))
+    >>> round(log_prob, 2)
+    -0.29
     """
 
     words: tuple[str, ...]
@@ -85,11 +94,10 @@ class NgramModel:
         return self.score(NO_HISTORY, BEGIN)[1]
 
     def __contains__(self, word: object) -> bool:
-        """Check whether a word has an id of its own."""
         return word in self._ids
 
     def id_of(self, word: str) -> int:
-        """Return the id of a word, that of `<unk>` where it is unknown."""
+        """Return the id of a word, or of `<unk>` if it is unknown."""
         return self._ids.get(word, UNKNOWN)
 
     def score(self, state: int, word: int) -> tuple[float, int]:
@@ -109,61 +117,61 @@ class NgramModel:
         return paid + log_probs[1 + word], states[1 + word]
 
     def numbered(self) -> Numbered:
-        """Number the n-grams, and find the states: those with successors or a back-off weight."""
+        """Number the n-grams, and find the states: n-grams with successors or a back-off weight."""
         size = len(self.words)
-        firsts = [0, *np.cumsum([1, *map(len, self.grams)]).tolist()]  # numbers, of each order
+        firsts = [0, *np.cumsum([1, *map(len, self.grams)]).tolist()]  # numbers, by order
         orders = zip(self.grams, firsts, strict=False)
-        keys = np.concatenate([[0], *(each.keys + first * size for each, first in orders)])
-        none = np.zeros(1, np.float32)
-        log_probs = np.concatenate([none, *(each.log_probs for each in self.grams)])
-        backoffs = np.concatenate([none, *(each.backoffs for each in self.grams)])
+        keys = np.concatenate([[0], *(grams.keys + first * size for grams, first in orders)])
+        zero = np.zeros(1, np.float32)
+        log_probs = np.concatenate([zero, *(grams.log_probs for grams in self.grams)])
+        backoffs = np.concatenate([zero, *(grams.backoffs for grams in self.grams)])
         begins = 1 + np.searchsorted(keys[1:], size * np.arange(len(keys) + 1))
-        kept = (backoffs != 0) | (begins[1:] > begins[:-1])
-        kept[firsts[-2] :] = False  # of the highest order
+        is_state = (backoffs != 0) | (begins[1:] > begins[:-1])
+        is_state[firsts[-2] :] = False  # of the highest order
         contexts, words = np.divmod(keys, size)
         shorter, states = np.zeros_like(keys), np.zeros_like(keys)
         for first, end in pairwise(firsts[1:]):
-            own = slice(first, end)
+            order = slice(first, end)
             if first > 1:
-                suffixes = _longest(keys, shorter, shorter[contexts[own]], words[own], size)
-                shorter[own] = states[suffixes]
-            states[own] = np.where(kept[own], np.arange(first, end), shorter[own])
+                suffixes = _longest(keys, shorter, shorter[contexts[order]], words[order], size)
+                shorter[order] = states[suffixes]
+            states[order] = np.where(is_state[order], np.arange(first, end), shorter[order])
         return Numbered(contexts, words, log_probs, backoffs, shorter, states, begins)
 
     # `data` gives Python's own numbers, in 40 ns instead of 100.
     @cached_property
     def _columns(self) -> tuple[memoryview, ...]:
-        made = self.numbered()
-        numbers = (made.words, made.shorter, made.states, made.begins)
-        words, *others = (each.astype(np.uint32).data for each in numbers)
-        return words, made.log_probs.data, made.backoffs.data, *others
+        grams = self.numbered()
+        arrays = (grams.words, grams.shorter, grams.states, grams.begins)
+        words, shorter, states, begins = (array.astype(np.uint32).data for array in arrays)
+        return words, grams.log_probs.data, grams.backoffs.data, shorter, states, begins
 
     @cached_property
     def _ids(self) -> dict[str, int]:
-        return {word: number for number, word in enumerate(self.words)}
+        return {word: n for n, word in enumerate(self.words)}
 
 
 def _longest(keys: Int64s, shorter: Int64s, states: Int64s, words: Int64s, size: int) -> Int64s:
-    """Return the longest n-gram of each word after a state, or after one that it backs off to."""
-    found, left = np.zeros_like(words), np.arange(len(words))
-    while len(left):
-        wanted = states[left] * size + words[left]
-        numbers = 1 + np.searchsorted(keys[1:], wanted)
-        is_there = keys[np.minimum(numbers, len(keys) - 1)] == wanted
-        found[left[is_there]] = numbers[is_there]
-        left = left[~is_there]
-        states[left] = shorter[states[left]]
-    return found
+    """Return the longest n-gram of each word after a state, or after a state to back off to."""
+    longest, pending = np.zeros_like(words), np.arange(len(words))
+    while len(pending):
+        targets = states[pending] * size + words[pending]
+        numbers = 1 + np.searchsorted(keys[1:], targets)
+        exists = keys[np.minimum(numbers, len(keys) - 1)] == targets
+        longest[pending[exists]] = numbers[exists]
+        pending = pending[~exists]
+        states[pending] = shorter[states[pending]]
+    return longest
 
 
 Arc = tuple[int, int, int, float]  # two states, a word's id, a natural logarithm
 
 
 class Automaton(NamedTuple):
-    """An n-gram model as an automaton that is deterministic but for its arcs of back-off.
+    """An n-gram model as an automaton that is deterministic except for its back-off arcs.
 
-    start: the state after `<s>`; words: an arc for each n-gram but those that end in `<s>` or
-    `</s>`; ends: for those that end in `</s>`; backoffs: to the state of a shorter history.
+    start: the state after `<s>`; words: an arc for each n-gram that does not end in `<s>` or
+    `</s>`; ends: an arc for each that ends in `</s>`; backoffs: to the state of a shorter history.
     """
 
     start: int
@@ -173,17 +181,17 @@ class Automaton(NamedTuple):
 
 
 def make_automaton(model: NgramModel) -> Automaton:
-    """Make an automaton of the states of a model, by their numbers."""
-    made = model.numbered()
-    every = _arcs(made.contexts[1:], made.states[1:], made.words[1:], made.log_probs[1:])
-    states = 1 + np.flatnonzero(made.states[1:] == np.arange(1, len(made.states)))
+    """Build the automaton of a model; its states have the numbers of the model's."""
+    grams = model.numbered()
+    arcs = _arcs(grams.contexts[1:], grams.states[1:], grams.words[1:], grams.log_probs[1:])
+    states = 1 + np.flatnonzero(grams.states[1:] == np.arange(1, len(grams.states)))
     return Automaton(
         model.start,
-        [each for each in every if each[2] not in (BEGIN, END)],
-        [each for each in every if each[2] == END],
-        _arcs(states, made.shorter[states], made.words[states], made.backoffs[states]),
+        [arc for arc in arcs if arc[2] not in (BEGIN, END)],
+        [arc for arc in arcs if arc[2] == END],
+        _arcs(states, grams.shorter[states], grams.words[states], grams.backoffs[states]),
     )
 
 
 def _arcs(*columns: Int64s | Float32s) -> list[Arc]:
-    return list(zip(*(each.tolist() for each in columns), strict=True))
+    return list(zip(*(column.tolist() for column in columns), strict=True))

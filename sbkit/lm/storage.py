@@ -1,7 +1,7 @@
 """Store language models in one safetensors file, with the origin of their text.
 
 Each model has a name, such as ``words``; its arrays are ``NAME.keys_2``, ``NAME.log_probs_1`` and
-so on, and its words are one text. Loading runs nothing, and takes no more memory than the file.
+so on, and its words are one text. Loading runs no code, and takes no more memory than the file.
 """
 
 import json
@@ -13,11 +13,11 @@ import numpy as np
 import safetensors.numpy
 from safetensors import SafetensorError
 
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import DataError
 from sbkit.base.files import read_regular, write_bytes_atomically
 from sbkit.lm.ngram import SPECIAL, Grams, NgramModel
 
-LARGEST_FILE = 1 << 33  # bytes
+MAX_FILE_BYTES = 1 << 33
 FIELDS = ("keys", "log_probs", "backoffs")
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 
@@ -33,26 +33,23 @@ def save(models: Mapping[str, NgramModel], file: Path, *, metadata: Mapping[str,
                 for field in FIELDS
             }
     orders = {name: model.order for name, model in models.items()}
-    about = {"orders": json.dumps(orders), **metadata}
-    write_bytes_atomically(file, _in_order(safetensors.numpy.save(arrays, metadata=about)))
+    content = safetensors.numpy.save(arrays, metadata={"orders": json.dumps(orders), **metadata})
+    write_bytes_atomically(file, _sort_metadata(content))
 
 
-def _in_order(content: bytes) -> bytes:
-    """Sort the metadata: safetensors writes it in any order, and equal runs make equal files."""
+def _sort_metadata(content: bytes) -> bytes:
+    """Sort the metadata, whose order safetensors does not fix: equal runs must give equal files."""
     length = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + length])
     header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-    written = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-    written += b" " * (-len(written) % 8)  # the arrays begin at a multiple of 8
-    return len(written).to_bytes(8, "little") + written + content[8 + length :]
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # the arrays begin at a multiple of 8
+    return len(text).to_bytes(8, "little") + text + content[8 + length :]
 
 
 def load(file: Path) -> tuple[dict[str, NgramModel], dict[str, str]]:
-    """Read models and their metadata.
-
-    Raises SbkitError where it is no file of language models, or its parts do not fit together.
-    """
-    content = read_regular(file, max_bytes=LARGEST_FILE, subject="A file of language models")
+    """Read models and their metadata; raise DataError if the file is damaged or of another kind."""
+    content = read_regular(file, max_bytes=MAX_FILE_BYTES, subject="A file of language models")
     return parse(content, of=file)
 
 
@@ -61,13 +58,13 @@ def parse(content: bytes, *, of: Path) -> tuple[dict[str, NgramModel], dict[str,
     try:
         arrays = safetensors.numpy.load(content)
         length = int.from_bytes(content[:8], "little")  # of the header
-        about: dict[str, str] = json.loads(content[8 : 8 + length])["__metadata__"]
-        orders = json.loads(about["orders"])
-        return {name: _make_model(arrays, name, orders[name]) for name in orders}, about
+        metadata: dict[str, str] = json.loads(content[8 : 8 + length])["__metadata__"]
+        orders = json.loads(metadata["orders"])
+        return {name: _make_model(arrays, name, orders[name]) for name in orders}, metadata
     except (SafetensorError, ValueError, LookupError, TypeError, RecursionError) as error:
-        raise SbkitError(
-            f"A file of language models must be one that sbkit wrote, but {of} cannot be read "
-            f"({type(error).__name__}: {error}). Train them again."
+        raise DataError(
+            f"{of} is not a file of language models, or is damaged ({type(error).__name__}: "
+            f"{error}). Train them again."
         ) from error
 
 
@@ -78,21 +75,21 @@ def _make_model(arrays: Arrays, name: str, order: int) -> NgramModel:
     ]
     if words[: len(SPECIAL)] != SPECIAL or len(grams[0]) != len(words):
         raise ValueError(f"the words of {name} are not those of its unigrams")
-    contexts = 1
-    for n, each in enumerate(grams, start=1):
-        if not _is_sound(each, contexts * len(words)):
+    num_contexts = 1
+    for n, one in enumerate(grams, start=1):
+        if not _is_valid(one, num_contexts * len(words)):
             raise ValueError(f"the {n}-grams of {name} are damaged")
-        contexts = len(each)
+        num_contexts = len(one)
     return NgramModel(words, tuple(grams))
 
 
-def _is_sound(grams: Grams, size: int) -> bool:
-    """Check that keys rise from 0 to below a size, and that log-probabilities are such."""
+def _is_valid(grams: Grams, size: int) -> bool:
+    """Check that keys increase from 0 to below ``size``, and that log-probabilities are valid."""
     keys, values = grams.keys, (grams.log_probs, grams.backoffs)
     return bool(
         keys.dtype == np.int64
         and keys.ndim == 1
-        and all(each.dtype == np.float32 and each.shape == keys.shape for each in values)
+        and all(one.dtype == np.float32 and one.shape == keys.shape for one in values)
         and (np.diff(keys, prepend=-1, append=size) > 0).all()
         and np.isfinite(values).all()
         and (grams.log_probs <= 0).all()

@@ -113,7 +113,7 @@ def test_lm_command_spells_a_text_in_tokens(tmp_path: Path) -> None:
         (b"", [], "at least one word"),
         (b"\xff\xfe", [], "must be UTF-8"),
         (b"\\data\\\nngram 1=1", [], "is an ARPA file"),
-        (b"a b", ["--tokenizer", "nowhere"], "The tokenizer, a sentencepiece model"),
+        (b"a b", ["--tokenizer", "nowhere"], "sentencepiece model must be readable"),
     ],
 )
 def test_lm_command_refuses_unusable_input(

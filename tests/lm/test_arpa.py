@@ -92,10 +92,10 @@ def test_read_arpa_accepts_unk_in_capitals(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "sentence"),
     [
-        ("\\end\\", "", "is cut short"),
+        ("\\end\\", "", "is truncated"),
         ("ngram 2=3", "ngram 2=4", "must hold 4 2-grams"),
         ("ngram 2=3", "ngram 2=2", "must end with \\end\\ after 2 2-grams"),
-        ("ngram 1=5", "ngram 1=4", "must go on with \\2-grams: after as many n-grams as it says"),
+        ("ngram 1=5", "ngram 1=4", "must continue with \\2-grams: after as many n-grams as it declares"),
         ("\\1-grams:", "\\3-grams:", "before \\1-grams:"),
         ("-0.5\ta", "nan\ta", "in line 10"),
         ("-0.5\ta", "0.5\ta", "each a log10 probability"),
@@ -118,5 +118,5 @@ def test_read_arpa_refuses_a_damaged_file(
 
 def test_read_arpa_refuses_an_ngram_without_its_prefix(tmp_path: Path) -> None:
     text = (DATA / "tiny.arpa").read_text().replace("\told boat\t", "\tboat old\t", 1)
-    with pytest.raises(SbkitError, match="must hold the first words of each 3-gram"):
+    with pytest.raises(SbkitError, match="must contain the prefix of each 3-gram"):
         read_arpa(written(tmp_path, text))

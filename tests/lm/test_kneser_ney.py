@@ -10,7 +10,7 @@ import pytest
 
 from sbkit.base.errors import SbkitError
 from sbkit.lm.arpa import read_arpa
-from sbkit.lm.kneser_ney import FALLBACK, train
+from sbkit.lm.kneser_ney import FALLBACK_DISCOUNTS, train
 from sbkit.lm.ngram import BEGIN, NO_HISTORY, NgramModel
 from tests.decoding.by_definition import state_after
 
@@ -89,8 +89,8 @@ def test_order_with_too_little_text_uses_the_fallback_discounts() -> None:
     trained = train([["a", "a", "a", "b"]], order=1)
     assert trained.fallback_orders == (1,)
     probability = np.exp(trained.model.score(NO_HISTORY, trained.model.id_of("a"))[0])
-    freed = FALLBACK[3] + 2 * FALLBACK[1]  # of a three times, b and </s> once
-    assert probability == pytest.approx((3 - FALLBACK[3]) / 5 + freed / 5 / 4)
+    freed = FALLBACK_DISCOUNTS[3] + 2 * FALLBACK_DISCOUNTS[1]  # of a three times, b and </s> once
+    assert probability == pytest.approx((3 - FALLBACK_DISCOUNTS[3]) / 5 + freed / 5 / 4)
 
 
 def test_train_reads_a_text_once_and_counts_it() -> None:
@@ -98,7 +98,7 @@ def test_train_reads_a_text_once_and_counts_it() -> None:
         yield from (["a", "b"], [], ["b"])
 
     trained = train(stream(), order=2)
-    assert (trained.sentences, trained.tokens) == (3, 3)
+    assert (trained.num_sentences, trained.num_tokens) == (3, 3)
     assert trained.model.words == ("<unk>", "<s>", "</s>", "a", "b")
 
 
@@ -107,7 +107,7 @@ def test_train_reads_a_text_once_and_counts_it() -> None:
     [
         ([["a"]], 0, "order of a language model must be from 1 to 10, but is 0"),
         ([["a"]], 11, "but is 11"),
-        ([[], []], 2, "must hold at least one word, but its sentences hold none"),
+        ([[], []], 2, "needs at least one word, but this one has none"),
     ],
 )
 def test_train_refuses_unusable_text(sentences: list[list[str]], order: int, sentence: str) -> None:
