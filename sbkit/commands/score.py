@@ -1,7 +1,7 @@
-"""The score of a trained model on any data. Nothing is trained, and no run is written to.
+"""`sbkit score`: score a trained model on any data, without training or writing into a run.
 
-model: a bundle, or a run, of which a bundle is made first -> data: tables, folders of Kaldi, saved
-datasets -> prepared as for training -> whole clips transcribed or classified -> scored
+model: a bundle, or a run, which is exported first -> data: tables, folders of Kaldi, saved datasets
+-> prepared as for training -> whole clips transcribed or classified -> scored
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ from typing import Any
 
 import datasets
 
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import require_writable, to_json, write_text_atomically
 from sbkit.base.messages import plural
 from sbkit.base.versions import __version__
@@ -46,15 +46,15 @@ SCORES = "scores.json"
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreOptions:
-    """How the data is to be read, and what is to be reported of it.
+    """How the data is read, and what is reported.
 
     Attributes:
-        out: a folder for the reports, or None for none.
-        label: of a classifier, the column of the right answer.
-        report_by: columns; the metrics of each of their values are reported.
+        out: a folder for the reports, or None.
+        label: for a classifier, the column of the right answers.
+        report_by: columns whose values are reported separately.
         path_column, text_column: of the tables; None for those of the run, or the usual names.
         decoder: greedy, beam or graph; None for the model's own.
-        hotwords: phrases to expect, or a file of them.
+        hotwords: phrases to expect, or a file of phrases.
         quiet: show no progress.
     """
 
@@ -75,23 +75,20 @@ def score_model(
     *,
     user_modules: frozenset[str] = frozenset(),
 ) -> Iterator[str]:
-    """Yield a line for every source once it is scored; without any, for the test sets of a run.
+    """Yield a line for each source once it is scored; without sources, for a run's test sets.
 
-    Raises:
-        SbkitError: the model or a source cannot be read, ``out`` holds scores already, or nothing
-            can be written there.
+    Raises SbkitError if the model or a source cannot be read, or ``options.out`` has scores already
+    or cannot be written.
     """
     if options.out is not None:
         if (options.out / SCORES).exists():
-            raise SbkitError(
-                f"`--out` must be a folder without scores, but {options.out} has some, which are "
-                "not overwritten. Choose another folder."
+            raise ConfigError(
+                f"{options.out} already has scores, which are not overwritten. Choose another "
+                "folder for --out."
             )
         require_writable(options.out, option="--out")
     elif options.report_by:
-        raise SbkitError(
-            "`--report-by` must come with --out DIR, for its tables, but there is none. Add it."
-        )
+        raise ConfigError("`--report-by` writes tables, so it needs --out DIR. Add it.")
     options = _with_columns_of_run(model, options)
     entries: dict[str, Any] = {}
     scored: dict[str, datasets.Dataset] = {}
@@ -102,14 +99,14 @@ def score_model(
         for name, prepared in _prepare(bundle, model, sources, options):
             rows = prepared
             if scorer.target == "label" and options.label is not None:
-                rows = _labelled(prepared, bundle, options.label)
+                rows = _labeled(prepared, bundle, options.label)
             scored[name] = rows
             results = score_rows(bundle, rows, score, title=f"scoring {name}", quiet=options.quiet)
             if options.out is not None:
                 entries[name] = _report(options.out, name, rows, results, bundle, options)
-            left = len(prepared) - len(rows)
-            without = f", without {left} whose {options.label} is empty" if left else ""
-            yield f"{name}: {scorer.describe(results)}, {plural(len(rows), 'utterance')}{without}"
+            num_empty = len(prepared) - len(rows)
+            note = f", without {num_empty} whose {options.label} is empty" if num_empty else ""
+            yield f"{name}: {scorer.describe(results)}, {plural(len(rows), 'utterance')}{note}"
     if options.out is not None:
         _write_page(options.out, entries, scored, bundle, model)
         record = {PROVENANCE: provenance_of_bundle(bundle), "test": entries}
@@ -118,12 +115,13 @@ def score_model(
 
 
 def _with_columns_of_run(model: Path, options: ScoreOptions) -> ScoreOptions:
-    """Read the tables by the columns that a run was trained on, but for those that are given."""
+    """Use the columns that a run was trained on, unless the options name others."""
     if (model / CONFIG_FILE).exists() or not (model / RESOLVED).is_file():
         return options
     knobs, names = read_document(model / RESOLVED).root, ("path_column", "text_column")
-    own = {name: knobs.get(name) for name in names if getattr(options, name) is None}
-    return replace(options, **own)
+    return replace(
+        options, **{name: knobs.get(name) for name in names if getattr(options, name) is None}
+    )
 
 
 def _report(
@@ -138,9 +136,9 @@ def _report(
     scorer, report_by = _scorer_of(bundle.task, options), options.report_by
     entry: dict[str, Any] = {"utterances": len(rows), **scorer.report(folder, name, results)}
     if report_by:
-        known = {each: rows[each][:] for each in report_by if each in rows.column_names}
+        present = {name: rows[name][:] for name in report_by if name in rows.column_names}
         rate, clips = bundle.config.sample_rate, read_clips(rows, range(len(rows)))
-        columns = slice_columns(report_by, known, rows["samples"][:], rate, clips)
+        columns = slice_columns(report_by, present, rows["samples"][:], rate, clips)
         entry["report_by"] = measure_slices(report_by, columns, results, scorer.measure)
         write_slices(folder / f"report_by_{name}.tsv", entry["report_by"])
     return entry
@@ -152,19 +150,16 @@ def describe_decoding(bundle: TorchBundle) -> dict[str, Any]:
         return {}
     if bundle.decoder is None:
         return {"decoder": GREEDY}
-    described: dict[str, Any] = {"decoder": bundle.decoder.decoder_type}
+    description: dict[str, Any] = {"decoder": bundle.decoder.decoder_type}
     if bundle.decoder.phrases:
-        described |= {
-            "hotwords": bundle.decoder.phrases,
-            "refused_hotwords": bundle.refused_hotwords,
-        }
-    return described
+        description["hotwords"] = bundle.decoder.phrases
+        description["refused_hotwords"] = bundle.refused_hotwords
+    return description
 
 
 def provenance_of_bundle(bundle: TorchBundle) -> Provenance:
-    """Return the record of a bundle with the decoder that was asked for."""
-    found = bundle.decoder
-    settings = None if found is None else {**vars(found), "weights": found.weights.plain()}
+    """Return the provenance of a bundle with the chosen decoder."""
+    settings = None if bundle.decoder is None else bundle.decoder.plain()
     return {**(bundle.config.provenance or {}), "decoder": settings_of(settings)}
 
 
@@ -177,14 +172,15 @@ def _write_page(
 ) -> None:
     """Write ``report.html`` with the audio that was scored."""
     words = None if bundle.decoder is None else bundle.decoder.language_models.words
+    known = None
+    if words is not None:
+        known = KnownWords(words=words, source="the words of the language model")
     write_report(
         out / REPORT,
         [read_results(out, entries)],
         metrics=bundle.task.metrics,
         clips=partial(clips_of, scored, bundle.config.sample_rate),
-        known=None
-        if words is None
-        else KnownWords(words=words, source="the words of the language model"),
+        known=known,
         notes=[
             f"{model.name}, sbkit {__version__}",
             describe_provenance(provenance_of_bundle(bundle)),
@@ -194,7 +190,7 @@ def _write_page(
 
 @contextmanager
 def open_model(model: Path, user_modules: frozenset[str] = frozenset()) -> Iterator[TorchBundle]:
-    """Load a bundle, or make one of a run in a temporary folder."""
+    """Load a bundle, or export a run into a temporary folder first."""
     with as_bundle(model, user_modules) as folder:
         yield load_bundle(folder, user_modules=user_modules)
 
@@ -202,21 +198,21 @@ def open_model(model: Path, user_modules: frozenset[str] = frozenset()) -> Itera
 def _prepare(
     bundle: TorchBundle, model: Path, sources: Sequence[Path], options: ScoreOptions
 ) -> Iterator[tuple[str, datasets.Dataset]]:
-    """Yield each source by its name as training prepares it; without any, a run's test sets."""
+    """Yield each source with its name, prepared like training data; or a run's test sets."""
     names = [source.stem or source.resolve().stem for source in sources]
     if len({*names}) < len(names):
-        raise SbkitError(
-            "Files to score must have different names, because their reports have them, but two "
-            "have the same. Score them one after the other, each with an --out of its own."
+        raise ConfigError(
+            "Two of the files have the same name, which their reports would share. Score them one "
+            "after the other, each with its own --out."
         )
     if sources:
         for name, source in zip(names, sources, strict=True):
             yield name, prepare_source(bundle, source, options, name)
         return
     if (model / CONFIG_FILE).exists():
-        raise SbkitError(
-            f"A bundle must be given the data to score it on, but {model} stands alone, and it "
-            "knows of no test set, as a run does. Name a table: sbkit score BUNDLE test.csv"
+        raise ConfigError(
+            f"{model} is a bundle, which has no test sets. Name the data: sbkit score BUNDLE "
+            "test.csv"
         )
     for name, rows in prepare_test_sets(model).items():
         _require_columns(rows, options, name)
@@ -226,7 +222,7 @@ def _prepare(
 def prepare_source(
     bundle: TorchBundle, source: Path, options: ScoreOptions, name: str
 ) -> datasets.Dataset:
-    """Decode and normalize a source as training does; rows without text stay, as in a test set."""
+    """Prepare a source like training data; rows without text stay, as in a test set."""
     language, scorer = bundle.config.language or "und", bundle.task.scorer
     has_text = scorer is not None and scorer.target == "text"
     columns = TableOptions(
@@ -254,24 +250,23 @@ def _require_columns(rows: datasets.Dataset, options: ScoreOptions, name: str) -
     columns = user_columns(rows.column_names)
     require_columns([*options.report_by], {name: columns})
     if options.label and options.label not in columns:
-        raise SbkitError(
+        raise ConfigError(
             f"`--label` must name a column with the right answers, but {name} has no "
             f"`{options.label}`. It has {', '.join(columns)}."
         )
 
 
-def _labelled(rows: datasets.Dataset, bundle: TorchBundle, label: str) -> datasets.Dataset:
-    """Return the rows of a classifier's data that have a label; there must be one it knows."""
+def _labeled(rows: datasets.Dataset, bundle: TorchBundle, label: str) -> datasets.Dataset:
+    """Return the rows that have a label; raise DataError if the model knows none of the labels."""
     filled, labels = filled_rows(rows, label), bundle.task.labels
-    known = () if labels is None else labels.names(bundle.labels)
-    labelled = rows if len(filled) == len(rows) else rows.select(filled)
-    if {*known}.isdisjoint(map(str, labelled[label])):
-        raise SbkitError(
-            f"`--label` must name a column with the right answers, but `{label}` has none of the "
-            f"model's classes ({', '.join(known[:10])}) in {len(rows)} rows. Fill it, or choose "
-            "another column."
+    classes = () if labels is None else labels.names(bundle.labels)
+    labeled = rows if len(filled) == len(rows) else rows.select(filled)
+    if {*classes}.isdisjoint(map(str, labeled[label])):
+        raise DataError(
+            f"The column `{label}` has none of the model's classes ({', '.join(classes[:10])}) in "
+            f"{len(rows)} rows. Fill it, or choose another column with --label."
         )
-    return labelled
+    return labeled
 
 
 def score_rows(
@@ -282,28 +277,25 @@ def score_rows(
     title: str = "scoring",
     quiet: bool = False,
 ) -> list[Any]:
-    """Score every utterance, the shortest first, in the order of the rows."""
-    found: dict[int, Any] = {}
+    """Score every utterance, the shortest first; return the results in the order of the rows."""
+    results: dict[int, Any] = {}
     with shown(title, float(sample_counts(rows).sum()), quiet=quiet) as advance:
         for batch in read_whole_clips(rows, bundle.config.sample_rate):
-            few = [*batch.values()]
-            clips = [row["audio"] for row in few]
-            with naming_audio(", ".join(row["id"] for row in few[:3])):
-                found |= zip(batch, score(few, clips), strict=True)
+            batch_rows = [*batch.values()]
+            clips = [row["audio"] for row in batch_rows]
+            with naming_audio(", ".join(row["id"] for row in batch_rows[:3])):
+                results |= zip(batch, score(batch_rows, clips), strict=True)
             advance(sum(map(len, clips)))
-    return [found[row] for row in range(len(rows))]
+    return [results[row] for row in range(len(rows))]
 
 
 def _scorer_of(task: Task, options: ScoreOptions) -> Scorer:
-    """Return how a task is scored; raises SbkitError where a label is missing."""
+    """Return the scorer of a task; raise ConfigError if it has none, or a label is missing."""
     if task.scorer is None:
-        raise SbkitError(
-            f"A model must be of a task with a `scorer` to be scored, but {task.name} has none. "
-            "Add one to the task."
-        )
+        raise ConfigError(f"{task.name} cannot be scored: the task has no `scorer`. Add one.")
     if task.scorer.target == "label" and options.label is None:
-        raise SbkitError(
-            "`--label` must name the column of a classifier's right answers, but is missing. "
-            "Pass --label=language, or another column of the data."
+        raise ConfigError(
+            "A classifier needs the column with the right answers: pass --label=language, or "
+            "another column of the data."
         )
     return task.scorer

@@ -1,0 +1,32 @@
+"""Evaluation: error rates with intervals, comparisons of runs, calibration and reports.
+
+Counts are added over a test set and divided once.
+"""
+
+from typing import TYPE_CHECKING
+
+from sbkit.base.imports import lazy_names
+
+if TYPE_CHECKING:
+    from sbkit.evaluate.calibration import Calibration as Calibration
+    from sbkit.evaluate.compare import compare_runs as compare_runs
+    from sbkit.evaluate.intervals import Interval as Interval
+    from sbkit.evaluate.intervals import mapsswe as mapsswe
+    from sbkit.evaluate.report import write_report as write_report
+    from sbkit.evaluate.wer import ErrorCounts as ErrorCounts
+    from sbkit.evaluate.wer import ScoredUtterance as ScoredUtterance
+    from sbkit.evaluate.wer import Scores as Scores
+    from sbkit.evaluate.wer import count_errors as count_errors
+
+__getattr__ = lazy_names(
+    "sbkit.evaluate",
+    Calibration="calibration",
+    ErrorCounts="wer",
+    Interval="intervals",
+    ScoredUtterance="wer",
+    Scores="wer",
+    compare_runs="compare",
+    count_errors="wer",
+    mapsswe="intervals",
+    write_report="report",
+)

@@ -95,7 +95,11 @@ def test_read_arpa_accepts_unk_in_capitals(tmp_path: Path) -> None:
         ("\\end\\", "", "is truncated"),
         ("ngram 2=3", "ngram 2=4", "must hold 4 2-grams"),
         ("ngram 2=3", "ngram 2=2", "must end with \\end\\ after 2 2-grams"),
-        ("ngram 1=5", "ngram 1=4", "must continue with \\2-grams: after as many n-grams as it declares"),
+        (
+            "ngram 1=5",
+            "ngram 1=4",
+            "must continue with \\2-grams: after as many n-grams as it declares",
+        ),
         ("\\1-grams:", "\\3-grams:", "before \\1-grams:"),
         ("-0.5\ta", "nan\ta", "in line 10"),
         ("-0.5\ta", "0.5\ta", "each a log10 probability"),

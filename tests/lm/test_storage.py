@@ -85,5 +85,7 @@ SPOILED: dict[str, Callable[[Path], object]] = {
 def test_load_refuses_a_damaged_file(tmp_path: Path, name: str) -> None:
     file = stored(tmp_path)
     SPOILED[name](file)
-    with pytest.raises(SbkitError, match=r"is not a file of language models, or is damaged .*\. Train them"):
+    with pytest.raises(
+        SbkitError, match=r"is not a file of language models, or is damaged .*\. Train them"
+    ):
         load(file)

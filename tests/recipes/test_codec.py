@@ -341,7 +341,7 @@ def test_bundle_omits_the_discriminator(trained: Path, bundle: Path) -> None:
 
 
 def test_score_refuses_a_codec(bundle: Path, clip: Path) -> None:
-    with pytest.raises(SbkitError, match="sbkit.tasks.codec.CODEC has none"):
+    with pytest.raises(SbkitError, match="sbkit.tasks.codec.CODEC cannot be scored"):
         sbkit(["score", str(bundle), str(clip)])
 
 
