@@ -1,8 +1,8 @@
 """Decoding: from CTC log-probabilities to texts, and words with times and confidences.
 
 A decoder is greedy, or a prefix beam search with language models and hotwords, or the best path
-through a decoding graph (WFST). The attention decoder of a model may rescore. Only `fit`, which runs
-on all ranks of a training, imports torch.
+through a decoding graph (WFST). The attention decoder of a model may rescore. Only `fit`, which
+runs on all ranks of a training, imports torch.
 """
 
 from typing import TYPE_CHECKING
