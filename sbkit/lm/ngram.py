@@ -73,7 +73,7 @@ class NgramModel:
     >>> model = train([["call", "me"], ["call", "the", "office"]], order=2).model
     >>> log_prob, state = model.score(model.start, model.id_of("call"))
     >>> round(log_prob, 2)
-    -0.29
+    -0.54
     """
 
     words: tuple[str, ...]
