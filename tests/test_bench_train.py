@@ -8,7 +8,8 @@ import pytest
 import soundfile
 import torch
 
-from sbkit.config.hparams import load_hparams, parse_command
+from sbkit.config.hparams import load_hparams
+from sbkit.config.overrides import parse_command
 from sbkit.models.pretrained.parts import PretrainedEncoder
 from sbkit.text.tokenizer import ensure_tokenizer
 from sbkit.train.initialize import with_encoder_config

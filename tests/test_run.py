@@ -11,7 +11,7 @@ import torch
 from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run as sbkit
 from sbkit.config.document import read_document
-from sbkit.config.hparams import parse_command
+from sbkit.config.overrides import parse_command
 from sbkit.evaluate import wer_report
 from sbkit.evaluate.compare import compare_runs
 from sbkit.evaluate.run_results import read_clips

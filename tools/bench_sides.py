@@ -13,7 +13,7 @@ from torchaudio.functional import resample
 from recipes.prepare import corpus_of, read_manifest
 from sbkit.audio.io import read_audio
 from sbkit.base.units import at_speed
-from sbkit.config.hparams import parse_command
+from sbkit.config.overrides import parse_command
 from sbkit.data.splits import sample_counts, take_columns
 from sbkit.evaluate.wer import ScoredUtterance, total_scores
 from sbkit.train.run import Run

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from sbkit.base.process import run_main
-from sbkit.config.hparams import parse_command, read_knobs
+from sbkit.config.hparams import read_knobs
+from sbkit.config.overrides import parse_command
 from sbkit.text.normalization import normalize
 
 

@@ -10,7 +10,7 @@ from sbkit.check.check import check_planned_run, summary
 from sbkit.check.cost import COST, find_batch_seconds
 from sbkit.check.planned_run import Finding, PlannedRun
 from sbkit.check.settings import INITIAL_WEIGHTS
-from sbkit.config.hparams import parse_overrides
+from sbkit.config.overrides import parse_overrides
 
 FINDINGS_EXIT = 1  # exit code
 

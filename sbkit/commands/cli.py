@@ -286,7 +286,8 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _config(options: argparse.Namespace) -> None:
-    from sbkit.config.hparams import parse_overrides, resolve
+    from sbkit.config.hparams import resolve
+    from sbkit.config.overrides import parse_overrides
 
     print(resolve(options.yaml, parse_overrides(options.overrides)).one_file, end="")
 

@@ -18,7 +18,8 @@ from sbkit.check.check import check_before_training
 from sbkit.check.cost import find_batch_seconds
 from sbkit.checkpoint.folder import lock_folder
 from sbkit.checkpoint.run_config import RESOLVED
-from sbkit.config.hparams import parse_command, save_resolved
+from sbkit.config.hparams import save_resolved
+from sbkit.config.overrides import parse_command
 from sbkit.data.cache import default_cache
 from sbkit.data.filesystem import Storage
 from sbkit.data.report import measure_data, write_data_report

@@ -4,11 +4,17 @@ A file with a key `base` holds only what differs from that file. A plain value, 
 with a tag replaces the base's. A mapping without a tag merges into the base's mapping or object by
 its keys, as `--Transformer.dropout=0.2` does. A new key stands before the base's key that follows
 it in this file, else at the end.
+
+References are resolved in a copy of the tree. HyperPyYAML writes an unresolved node into text in
+silence, and leaves ``-1 * 2`` as text: both are refused here.
 """
 
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from datetime import date
 from difflib import get_close_matches
 from functools import reduce
 from operator import getitem, itemgetter
@@ -16,45 +22,52 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from hyperpyyaml.core import recursive_update
-from ruamel.yaml import YAML
+from hyperpyyaml.core import recursive_resolve, recursive_update
+from ruamel.yaml import YAML, constructor, resolver
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.constructor import RoundTripConstructor
 
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import ConfigError
 
 Keys = tuple[str | int, ...]
 
 REFERENCE_TAGS = ("!ref", "!copy")
 INCLUDE_TAG = "!include:"
+PLACEHOLDER_TAG = "!PLACEHOLDER"
 BUILDER_TAGS = ("!new:", "!name:", "!module:", "!apply:")
 BASE_KEY = "base"
 WHOLE_KEYS = {("freeze",), ("lr_scale",), ("layer_decay",), ("encoder_config",)}  # never merged
 REFERENCE = re.compile(r"<([^>]*)>")
 TUPLE = re.compile(r"\(.*\)")
-SPELLING, SIMILAR = 0.75, 0.6  # share of letters that two words have in common, in order
+ARITHMETIC = re.compile(r"[-+*/%().\deE\s]*")
+NEGATIVE = re.compile(r"(?:^|[-+*/%(])\s*-\s*[\d.(]")
+MIN_SPELLING, MIN_SIMILARITY = 0.75, 0.6  # share of letters that two words have in common, in order
+OBJECT = object()  # stands for an object that would be built
+
+
+# -- keys and nodes --------------------------------------------------------------------------------
 
 
 def nearest(word: str, words: Iterable[object]) -> str | None:
-    """Return the key that was probably meant, None when none is near.
+    """Return the key that was probably meant, None if none is near.
 
     That is one of nearly the same spelling; else one that has all the word's parts in it
     (`epochs`: `number_of_epochs`); else a similar one of the same first part (`batch_size`:
     `batch_seconds`). Sharing a last part is not enough: `beam_size` is no `vocab_size`.
     """
-    known = [str(each) for each in words]
+    candidates = [str(candidate) for candidate in words]
     parts = word.split("_")
-    holding = [each for each in known if {*parts} <= {*each.split("_")}]
-    alike = [each for each in known if each.split("_")[0] == parts[0]]
-    same_spelling = get_close_matches(word, known, n=1, cutoff=SPELLING)
-    similar = get_close_matches(word, alike, n=1, cutoff=SIMILAR)
-    return next(iter((*same_spelling, *sorted(holding, key=len), *similar)), None)
+    same_spelling = get_close_matches(word, candidates, n=1, cutoff=MIN_SPELLING)
+    longer = [key for key in candidates if {*parts} <= {*key.split("_")}]
+    same_start = [key for key in candidates if key.split("_")[0] == parts[0]]
+    similar = get_close_matches(word, same_start, n=1, cutoff=MIN_SIMILARITY)
+    return next(iter((*same_spelling, *sorted(longer, key=len), *similar)), None)
 
 
 def did_you_mean(word: str, words: Iterable[object]) -> str:
     """Return a question that offers the word that was probably meant, or nothing."""
-    found = nearest(word, words)
-    return f" Did you mean `{found}`?" if found else ""
+    candidate = nearest(word, words)
+    return f" Did you mean `{candidate}`?" if candidate else ""
 
 
 def dotted(keys: Keys) -> str:
@@ -91,11 +104,73 @@ def walk(node: object, keys: Keys = ()) -> Iterator[tuple[Keys, object]]:
     yield keys, node
 
 
+def plain_value(node: Any) -> Any:
+    """Turn a resolved node into Python's own values; an object that would be built is `OBJECT`."""
+    if tag_of(node):
+        return OBJECT
+    if isinstance(node, dict):
+        return {key: plain_value(value) for key, value in node.items()}
+    if isinstance(node, list):
+        return [plain_value(value) for value in node]
+    if isinstance(node, str):
+        return read_tuple(node) if TUPLE.fullmatch(node) else str(node)
+    if node is None or isinstance(node, bool | date):
+        return node
+    return int(node) if isinstance(node, int) else float(node)
+
+
+def holds_object(value: object) -> bool:
+    """Return whether a plain value has an object in it."""
+    if isinstance(value, dict | list):
+        return any(map(holds_object, value.values() if isinstance(value, dict) else value))
+    return value is OBJECT
+
+
+def read_tuple(text: str) -> tuple[object, ...]:
+    """Read ``(1, 2)`` as HyperPyYAML does.
+
+    Raises:
+        ConfigError: something in it is not a plain value.
+    """
+    try:
+        return tuple(yaml.safe_load(f"[{text[1:-1]}]"))
+    except yaml.YAMLError as error:
+        raise ConfigError(
+            f"`{text}` is read as a tuple, because of its parentheses, but does not hold plain "
+            "values. Write it without them if it is text."
+        ) from error
+
+
+@contextmanager
+def clean_ruamel() -> Iterator[None]:
+    """Restore ruamel afterwards: HyperPyYAML changes it for the whole process.
+
+    Its tuple rule goes into ruamel's global table, and after a failure every constructor stays
+    deep. The rule is also taken out while reading, for callers outside sbkit leave it behind.
+    """
+    rules = list(resolver.implicit_resolvers)
+    resolver.implicit_resolvers[:] = [rule for rule in rules if rule[1] != "!tuple"]
+    functions = [m.BaseConstructor.construct_object for m in (yaml.constructor, constructor)]
+    defaults = [function.__defaults__ for function in functions]
+    try:
+        yield
+    finally:
+        resolver.implicit_resolvers[:] = rules
+        for function, default in zip(functions, defaults, strict=True):
+            function.__defaults__ = default
+
+
+# -- a file with its base and its includes ---------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class Document:
     """One file, with the trees of its base and of the files it includes.
 
-    own: what the file itself declares; root: that over its base; included: by their keys.
+    Attributes:
+        own: what the file itself declares.
+        root: that over its base.
+        included: the included files, by their keys.
     """
 
     path: Path
@@ -143,9 +218,10 @@ _Reader.add_constructor("!tuple", lambda reader, node: reader.construct_scalar(n
 
 
 def read_document(path: Path, *, above: tuple[Path, ...] = ()) -> Document:
-    """Read a file and its base into a tree; raises SbkitError with the line of what is wrong.
+    """Read a file and its base into a tree; ``above`` are the files that build on this one.
 
-    above: the files that build on this one.
+    Raises:
+        ConfigError: the file or a line of it is wrong.
     """
     text = read_yaml_text(path)
     try:
@@ -155,13 +231,13 @@ def read_document(path: Path, *, above: tuple[Path, ...] = ()) -> Document:
     except Exception as error:  # ruamel.yaml raises errors of many kinds for bad YAML
         mark, problem = (getattr(error, name, None) for name in ("problem_mark", "problem"))
         place = f"{path}:{mark.line + 1}" if mark else path
-        todo = "Indent it with spaces." if r"'\t'" in str(problem) else "Correct it."
-        raise SbkitError(f"{place} must be valid YAML, but {problem or error}. {todo}") from error
+        advice = "Indent it with spaces." if r"'\t'" in str(problem) else "Correct it."
+        raise ConfigError(f"{place} is not valid YAML: {problem or error}. {advice}") from error
     if not isinstance(root, CommentedMap) or tag_of(root):
-        what = tag_of(root) or ("nothing" if root is None else "something else")
-        raise SbkitError(
-            f"{path} must consist of `key: value` lines, but at its root there is {what}. "
-            "Put every part under a key of its own."
+        kind = tag_of(root) or ("empty" if root is None else "something else")
+        raise ConfigError(
+            f"{path} must consist of `key: value` lines, but its root is {kind}. Put every part "
+            "under a key of its own."
         )
     document = Document(path, text, root, root)
     for keys, node in [*walk(root)]:
@@ -170,14 +246,32 @@ def read_document(path: Path, *, above: tuple[Path, ...] = ()) -> Document:
     return _with_base(document, above) if BASE_KEY in root else document
 
 
+def read_yaml_text(path: Path) -> str:
+    """Read a file of UTF-8 text.
+
+    Raises:
+        ConfigError: it cannot be read, or is no such text.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        files = path.parent.glob("*.yaml")
+        candidate = did_you_mean(path.name, (file.name for file in files))  # not of another folder
+        raise ConfigError(
+            f"{path} cannot be read ({error.strerror}).{candidate or ' Check its name.'}"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 text. Save it as UTF-8.") from error
+
+
 def _with_base(document: Document, above: tuple[Path, ...]) -> Document:
     """Return the document over the one that its `base` names."""
     name, chain = str(document.own.pop(BASE_KEY)), (*above, document.path.resolve())
     file = document.path.parent / name
     if file.resolve() in chain:
-        raise SbkitError(
-            f"`{BASE_KEY}` ({document.place((BASE_KEY,))}) must name a file that does not build on "
-            f"this one, but {name} does. Take the key out of one of them."
+        raise ConfigError(
+            f"`{BASE_KEY}` ({document.place((BASE_KEY,))}) leads back to this file: {name} builds "
+            "on it. Take the key out of one of them."
         )
     base = read_document(file, above=chain)
     _merge(document, base.root, document.own)
@@ -198,9 +292,9 @@ def _merge(document: Document, tree: CommentedMap, changes: CommentedMap, above:
         elif is_merged and isinstance(old, CommentedMap):
             _merge(document, old, new, keys)
         elif is_merged and tag_of(old).startswith((*BUILDER_TAGS, *REFERENCE_TAGS)):
-            raise SbkitError(
-                f"`{dotted(keys)}` ({document.place(keys)}) must have a tag, such as !new:, "
-                f"because the base's `{tag_of(old)}` has no keys to merge with. Add the tag."
+            raise ConfigError(
+                f"`{dotted(keys)}` ({document.place(keys)}) has no tag, and the base's "
+                f"`{tag_of(old)}` has no keys to merge with. Add a tag, such as !new:."
             )
         else:
             tree[key] = new
@@ -208,42 +302,93 @@ def _merge(document: Document, tree: CommentedMap, changes: CommentedMap, above:
 
 
 def _include(document: Document, keys: Keys, node: object) -> None:
-    """Put the tree of a file in the place of ``!include:FILE``; keys beside the tag override it."""
+    """Replace ``!include:FILE`` by the tree of the file; keys beside the tag override it."""
     inner = read_document(document.path.parent / tag_of(node).removeprefix(INCLUDE_TAG))
     above = f"{keys[0]}{''.join(f'[{key}]' for key in keys[1:])}"
-    nodes: dict[int, Any] = {id(each): each for _, each in walk(inner.root)}  # an alias once
-    for each in nodes.values():
-        if tag_of(each) in REFERENCE_TAGS:  # to keys of its own file
-            each.value = re.sub(r"<([^].[>]+)", rf"<{above}[\1]", each.value)
+    nodes: dict[int, Any] = {id(child): child for _, child in walk(inner.root)}  # an alias once
+    for child in nodes.values():
+        if tag_of(child) in REFERENCE_TAGS:  # to keys of its own file
+            child.value = re.sub(r"<([^].[>]+)", rf"<{above}[\1]", child.value)
     try:
         recursive_update(inner.root, node if isinstance(node, CommentedMap) else {}, True)
     except KeyError as error:
-        raise SbkitError(f"`{dotted(keys)}` ({document.place(keys)}): {error.args[0]}.") from error
+        raise ConfigError(f"`{dotted(keys)}` ({document.place(keys)}): {error.args[0]}.") from error
     reduce(getitem, keys[:-1], document.root)[keys[-1]] = inner.root
     document.included[keys] = inner
 
 
-def read_yaml_text(path: Path) -> str:
-    """Read a file of UTF-8 text; raises SbkitError where it cannot be read, or is none."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        there = path.parent.glob("*.yaml")
-        near = did_you_mean(path.name, (each.name for each in there))  # a folder is no likeness
-        raise SbkitError(
-            f"The hparams file must be readable, but {path} is not ({error.strerror})."
-            f"{near or ' Check its name.'}"
-        ) from error
-    except UnicodeDecodeError as error:
-        raise SbkitError(f"{path} must be UTF-8 text, but is not. Save it as UTF-8.") from error
+# -- references ------------------------------------------------------------------------------------
 
 
-def read_tuple(text: str) -> tuple[object, ...]:
-    """Read ``(1, 2)`` as HyperPyYAML does; raises SbkitError for anything but plain values."""
+def resolve_references(document: Document, *, are_filled: bool = True) -> CommentedMap:
+    """Resolve a copy of the document's tree; a reference to an object becomes the node itself.
+
+    are_filled: every ``!PLACEHOLDER`` has a value by now; otherwise it is null.
+
+    Raises:
+        ConfigError: a reference leads nowhere, or cannot be computed.
+    """
+    root = deepcopy(document.root)
+
+    def resolve(node: Any, keys: Keys) -> object:
+        if isinstance(node, CommentedMap | CommentedSeq):
+            for key in [*node] if isinstance(node, CommentedMap) else range(len(node)):
+                node[key] = resolve(node[key], (*keys, key))
+        where = f"`{dotted(keys)}: {tag_of(node)} {text_of(node)}` ({document.place(keys)})"
+        if tag_of(node) == PLACEHOLDER_TAG and are_filled:
+            raise ConfigError(f"{where} needs a value. Pass --{dotted(keys)}=...")
+        if tag_of(node) == PLACEHOLDER_TAG:
+            return None
+        value = _follow(root, node, where) if tag_of(node) in REFERENCE_TAGS else node
+        if isinstance(value, str) and value.startswith("~/"):  # after `=` no shell expands it
+            return str(Path(value).expanduser())
+        return value
+
+    resolve(root, ())
+    return root
+
+
+def _follow(root: CommentedMap, node: object, where: str) -> object:
+    """Return the value of a reference; ``where`` names it in errors."""
+    text = text_of(node)
+    if not referenced(node):
+        raise ConfigError(f"{where} names no key. Write it in angle brackets: `!ref <key>`.")
+    is_whole = REFERENCE.fullmatch(text) is not None
+    for keys in referenced(node):
+        target = _reach(root, keys, where)
+        if target is None and is_whole:
+            return None  # becomes known when a run starts, such as `encoder_config`
+        if tag_of(target) in REFERENCE_TAGS:
+            raise ConfigError(
+                f"{where} refers to a reference that is resolved later. Move `{dotted(keys)}` "
+                "above it."
+            )
+        if not is_whole and (tag_of(target) or isinstance(target, dict | list)):
+            raise ConfigError(
+                f"{where} puts `{dotted(keys)}` into text, which is an object. Name a value."
+            )
     try:
-        return tuple(yaml.safe_load(f"[{text[1:-1]}]"))
-    except yaml.YAMLError as error:
-        raise SbkitError(
-            f"`{text}` must be a tuple of plain values, because of its parentheses, but cannot be "
-            "read. Write it without them if it is text."
-        ) from error
+        value: object = recursive_resolve(text, [], root, tag_of(node) == "!copy")
+    except ArithmeticError as error:
+        raise ConfigError(f"{where} cannot be computed: {error}. Correct it.") from error
+    is_number = isinstance(value, str) and not is_whole and ARITHMETIC.fullmatch(value)
+    if is_number and NEGATIVE.search(str(value)):
+        raise ConfigError(
+            f"{where} stays the text {value!r}: HyperPyYAML does not compute with negative "
+            "numbers. Write the result."
+        )
+    return value
+
+
+def _reach(root: CommentedMap, keys: Keys, where: str) -> object:
+    node: object = root
+    for key in keys:
+        if node is None:
+            return None
+        if not isinstance(node, dict) or key not in node:
+            candidate = did_you_mean(str(key), node if isinstance(node, dict) else ())
+            raise ConfigError(
+                f"{where} leads nowhere: there is no `{key}`.{candidate or ' Correct the name.'}"
+            )
+        node = node[key]
+    return node

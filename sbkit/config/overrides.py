@@ -1,38 +1,163 @@
-"""Values that replace those of a YAML: every key must be there, and every value of its kind."""
+"""The command line: values that replace those of a YAML.
 
+Every key must be in the YAML, and every value of the same kind as there.
+"""
+
+import re
 from collections.abc import Mapping, Sequence
 from datetime import date
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
+from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
+from ruamel.yaml.error import YAMLError
 
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import ConfigError
 from sbkit.config.document import (
     REFERENCE_TAGS,
     TUPLE,
     WHOLE_KEYS,
     Document,
     Keys,
+    clean_ruamel,
     dotted,
     nearest,
+    resolve_references,
     tag_of,
     text_of,
     walk,
 )
-from sbkit.config.references import resolve_references
 
-ATTRIBUTE = "!apply:getattr"  # what HyperPyYAML makes of `!ref <tokenizer.vocab_size>`
-AUTO = {"batch_seconds": "auto"}  # a word that a number may give way to, and the other way round
+OPTION = re.compile(r"--(?P<path>[^=]+)(?:=(?P<value>.*))?", re.DOTALL)
+PATH = re.compile(r"[^.\[\]\s]+(?:\.[^.\[\]\s]+|\[[^.\[\]\s]+\])*")
+NEGATIVE_NUMBER = re.compile(r"-[\d.]+(?:[eE][-+]?\d+)?")  # a value that starts as an option does
+ATTRIBUTE_TAG = "!apply:getattr"  # HyperPyYAML's for `!ref <tokenizer.vocab_size>`
+WORDS_FOR_NUMBERS = {"batch_seconds": "auto"}  # by key; either may replace the other
+
+USAGE = """\
+usage: train.py FILE.yaml [--key=value ...]
+
+Trains the model that FILE.yaml declares. Every key of the file can be overridden:
+  --lr=0.001               a knob; numbers, text, true, false, null, [lists] and {mappings}
+  --Transformer.dropout=0  a key inside another
+  --check=False            do not check the run before its first step
+
+`sbkit check FILE.yaml [--key=value ...]` checks a run without starting it."""
+
+
+# -- reading arguments -----------------------------------------------------------------------------
+
+
+def parse_command(arguments: Sequence[str]) -> tuple[Path, dict[str, object]]:
+    """Read ``FILE.yaml --key=value ...``: the file, and the overrides.
+
+    Raises:
+        SystemExit: for `--help`, after printing the usage.
+        ConfigError: the first argument is not a YAML file, or another is no override.
+    """
+    if {"--help", "-h"} & {*arguments}:
+        print(USAGE)
+        raise SystemExit(0)
+    if not arguments or arguments[0].startswith("-"):
+        given = f", not `{arguments[0]}`" if arguments else ""
+        raise ConfigError(
+            f"The first argument must be a YAML file{given}. Write: torchrun train.py "
+            "hparams/ctc.yaml [--key=value ...]"
+        )
+    return Path(arguments[0]), parse_overrides(arguments[1:])
+
+
+def parse_overrides(arguments: Sequence[str]) -> dict[str, object]:
+    """Read ``--key value``, ``--key=value`` and ``--flag``; ``--a.b`` and ``--a[b]`` nest.
+
+    ``--manifest NAME=FILE`` may be given several times; the files of one name are a list.
+
+    >>> parse_overrides(["--lr=1e-3", "--Transformer.dropout", "0", "--compile"])
+    {'lr': 0.001, 'Transformer': {'dropout': 0}, 'compile': True}
+
+    Raises:
+        ConfigError: an argument is none of these.
+    """
+    overrides: dict[str, object] = {}
+    waiting = list(arguments)
+    while waiting:
+        argument = waiting.pop(0)
+        option = OPTION.fullmatch(argument)
+        if option is None or not PATH.fullmatch(option["path"]):
+            raise ConfigError(
+                f"`{argument}` is not of the form --key=value. Write --key=value, or "
+                "--key.inner=value for a nested key."
+            )
+        text = option["value"]
+        if text is None:
+            is_value = waiting and (waiting[0][:1] != "-" or NEGATIVE_NUMBER.fullmatch(waiting[0]))
+            text = waiting.pop(0) if is_value else "true"
+        if option["path"] == "manifest" and text != "null" and not text.startswith("{"):
+            _add_manifest(overrides, argument, text)
+            continue
+        _put(overrides, re.findall(r"[^.\[\]]+", option["path"]), _read_value(argument, text))
+    return overrides
+
+
+def _put(overrides: dict[str, object], keys: Sequence[str], value: object) -> None:
+    """Write a value at a path of keys; a later argument wins."""
+    *above, last = keys
+    for key in above:
+        inner = overrides.get(key)
+        overrides[key] = inner = inner if isinstance(inner, dict) else {}
+        overrides = inner
+    overrides[last] = value
+
+
+def _add_manifest(overrides: dict[str, object], argument: str, text: str) -> None:
+    """Add a file to the mapping of split names to files."""
+    name, _, file = text.partition("=")
+    if not name or not file:
+        raise ConfigError(
+            f"`{argument}` needs NAME=FILE, not {text!r}. Write --manifest train=a.csv --manifest "
+            "dev=b.csv --manifest test=c.csv."
+        )
+    manifest = overrides.get("manifest")
+    files = manifest if isinstance(manifest, dict) else {}
+    before = files.get(name)
+    earlier = before if isinstance(before, list) else [] if before is None else [before]
+    files[name] = [*earlier, file] if earlier else file
+    overrides["manifest"] = files
+
+
+def _read_value(argument: str, text: str) -> object:
+    """Read a number, true, false, null, a list, a mapping or quoted text; else plain text."""
+    if not text or text.startswith("!"):
+        raise ConfigError(
+            f"`{argument}` needs a plain value. Pass null for none, '\"\"' for an empty text; to "
+            "change an object, edit the YAML."
+        )
+    is_quoted = text[0] in "[{\"'"
+    try:
+        with clean_ruamel():
+            value: object = YAML(typ="safe", pure=True).load(text)
+    except (YAMLError, ValueError) as error:  # ValueError for an impossible date
+        if not is_quoted:
+            return text
+        raise ConfigError(
+            f"`{argument}`: {text!r} is no list, mapping or quoted text of YAML. Close its "
+            "brackets and quotes."
+        ) from error
+    return value if is_quoted or value is None or isinstance(value, int | float) else text
+
+
+# -- replacing values ------------------------------------------------------------------------------
 
 
 def apply_overrides(document: Document, overrides: Mapping[str, object]) -> None:
     """Set the overrides in the tree.
 
-    Raises SbkitError: a key that is not there (with the nearest one), or a value of another kind.
+    Raises:
+        ConfigError: a key is not there, or a value is of another kind.
     """
     whole = {key for key in overrides if (key,) in WHOLE_KEYS} & document.root.keys()
-    for key in whole:  # before references to what is in them are resolved
+    for key in whole:  # before references into them are resolved
         document.root[key] = overrides[key]
     if others := {key: value for key, value in overrides.items() if key not in whole}:
         defaults = resolve_references(document, are_filled=False)
@@ -40,8 +165,76 @@ def apply_overrides(document: Document, overrides: Mapping[str, object]) -> None
             _replace(document, document.root, defaults, (key,), value)
 
 
-def kind(value: object) -> str:
-    """Return what sort of plain value this is, in a user's words."""
+def _replace(
+    document: Document,
+    parent: CommentedMap | CommentedSeq,
+    defaults: Any,
+    keys: Keys,
+    value: object,
+) -> None:
+    """Replace the value at ``keys[-1]`` of its parent, or the keys of a mapping inside it."""
+    key = _existing_key(document, parent, keys)
+    node, default = parent[key], defaults[key]
+    if isinstance(value, Mapping) and tag_of(node) in REFERENCE_TAGS:
+        raise ConfigError(
+            f"`--{dotted(keys)}` has no keys to override, because it refers to {text_of(node)} "
+            f"({document.place(keys)}). Override them there."
+        )
+    is_container = isinstance(node, CommentedMap | CommentedSeq)
+    if isinstance(value, Mapping) and (tag_of(node) or (node and is_container)):
+        # An object without arguments is a scalar: there is no key in it.
+        inside = node if is_container else CommentedMap()
+        for inner_key, inner_value in value.items():
+            _replace(document, inside, default, (*keys, inner_key), inner_value)
+    else:
+        parent[key] = _checked(document, default, keys, value)
+
+
+def _existing_key(document: Document, parent: CommentedMap | CommentedSeq, keys: Keys) -> str | int:
+    key = keys[-1]
+    if isinstance(parent, CommentedMap) and key in parent:
+        return key
+    if isinstance(parent, CommentedSeq) and str(key).isdecimal() and int(key) < len(parent):
+        return int(key)
+    sibling = nearest(str(key), parent if isinstance(parent, CommentedMap) else ())
+    elsewhere = (path for path, _ in walk(document.root) if path[-1:] == (key,))
+    path = (*keys[:-1], sibling) if sibling else next(elsewhere, None)
+    advice = f"Did you mean `{dotted(path)}`?" if path else "Correct it, or add it in the YAML."
+    holder = f" under `{dotted(keys[:-1])}`" if keys[1:] else ""
+    raise ConfigError(
+        f"`--{dotted(keys)}` overrides nothing: {document.path} has no such key{holder}. {advice}"
+    )
+
+
+def _checked(document: Document, default: Any, keys: Keys, value: object) -> object:
+    """Return the value as one of the YAML's kind.
+
+    Raises:
+        ConfigError: it is of another kind.
+    """
+    value = str(value) if isinstance(value, PurePath) else value
+    if tag_of(default) == ATTRIBUTE_TAG:
+        return value  # of an object that is not built yet: of any kind
+    if tag_of(default):
+        raise ConfigError(
+            f"`--{dotted(keys)}` would replace the object of {document.place(keys)} by {value!r}. "
+            f"Override one of its arguments, as in --{dotted(keys)}.argument=value, or edit the "
+            "YAML."
+        )
+    word = WORDS_FOR_NUMBERS.get(str(keys[-1]))
+    if word and value == word:
+        return value
+    try:
+        return converted(0.0 if word and default == word else default, value)
+    except TypeError as error:
+        raise ConfigError(
+            f"`--{dotted(keys)}` must be {error}, as in {document.place(keys)}, not {value!r} "
+            f"({kind_of(value)})."
+        ) from error
+
+
+def kind_of(value: object) -> str:
+    """Return the kind of a plain value, in a user's words."""
     if isinstance(value, str):
         return "a list" if TUPLE.fullmatch(value) else "text"
     kinds: dict[type, str] = {
@@ -53,89 +246,30 @@ def kind(value: object) -> str:
         Sequence: "a list",
         date: "a date",
     }
-    return next((name for each, name in kinds.items() if isinstance(value, each)), "an object")
+    return next((name for type_, name in kinds.items() if isinstance(value, type_)), "an object")
 
 
 def converted(default: object, value: object) -> object:
-    """Return the value as one of the default's kind; raises TypeError where it is of another."""
-    wanted, came = kind(default), kind(value)
-    if came == "an object":
+    """Return the value as one of the default's kind.
+
+    Raises:
+        TypeError: it is of another kind; the message names the default's.
+    """
+    wanted, given = kind_of(default), kind_of(value)
+    if given == "an object":
         raise TypeError("a plain value")
-    if wanted == "a number" and isinstance(value, int) and came == "a whole number":
+    if wanted == "a number" and isinstance(value, int) and given == "a whole number":
         return float(value)
     if wanted == "a whole number" and isinstance(value, float) and value.is_integer():
         return int(value)
-    if wanted == "text" and came == "a whole number":
+    if wanted == "text" and given == "a whole number":
         return str(value)
-    if wanted not in ("null", came):
+    if wanted not in ("null", given):
         raise TypeError(wanted)
     if isinstance(default, list) and isinstance(value, list):
-        kinds, others = ({kind(e).replace("whole ", "") for e in each} for each in (default, value))
+        kinds, others = (
+            {kind_of(item).replace("whole ", "") for item in items} for items in (default, value)
+        )
         if len(kinds) == 1 and not others <= kinds:
             raise TypeError(f"a list of values that are each {kinds.pop()}")
     return value
-
-
-def _replace(
-    document: Document,
-    parent: CommentedMap | CommentedSeq,
-    defaults: Any,
-    keys: Keys,
-    value: object,
-) -> None:
-    """Replace the value at ``keys[-1]`` of its parent, or what a mapping names inside it."""
-    key = _existing_key(document, parent, keys)
-    node, default = parent[key], defaults[key]
-    if not isinstance(value, Mapping):
-        parent[key] = _checked(document, default, keys, value)
-    elif tag_of(node) in REFERENCE_TAGS:
-        raise SbkitError(
-            f"`--{dotted(keys)}` must have keys of its own to override, but refers to "
-            f"{text_of(node)} ({document.place(keys)}). Override them there."
-        )
-    elif tag_of(node) or (node and isinstance(node, CommentedMap | CommentedSeq)):
-        # An object without arguments is a scalar: there is no key in it.
-        inside = node if isinstance(node, CommentedMap | CommentedSeq) else CommentedMap()
-        for inner, each in value.items():
-            _replace(document, inside, default, (*keys, inner), each)
-    else:
-        parent[key] = _checked(document, default, keys, value)
-
-
-def _existing_key(document: Document, parent: CommentedMap | CommentedSeq, keys: Keys) -> str | int:
-    key = keys[-1]
-    if isinstance(parent, CommentedMap) and key in parent:
-        return key
-    if isinstance(parent, CommentedSeq) and str(key).isdecimal() and int(key) < len(parent):
-        return int(key)
-    beside = nearest(str(key), parent if isinstance(parent, CommentedMap) else ())
-    elsewhere = (each for each, _ in walk(document.root) if each[-1:] == (key,))
-    found = (*keys[:-1], beside) if beside else next(elsewhere, None)
-    advice = f"Did you mean `{dotted(found)}`?" if found else "Correct it, or add it in the YAML."
-    holder = f" under `{dotted(keys[:-1])}`" if keys[1:] else ""
-    raise SbkitError(
-        f"`--{dotted(keys)}` must name a key of {document.path}, but there is none of that "
-        f"name{holder}. {advice}"
-    )
-
-
-def _checked(document: Document, default: Any, keys: Keys, value: object) -> object:
-    """Return the value as one of the YAML's kind; raises SbkitError for another kind."""
-    value = str(value) if isinstance(value, PurePath) else value
-    if tag_of(default) == ATTRIBUTE:
-        return value  # of an object that is not built yet: of any kind
-    if tag_of(default):
-        raise SbkitError(
-            f"`--{dotted(keys)}` must stay the object of {document.place(keys)}, but {value!r} "
-            f"came. Override one of its arguments, as in --{dotted(keys)}.argument=value, or edit "
-            "the YAML."
-        )
-    try:
-        word = AUTO.get(str(keys[-1]))
-        number = 0.0 if word and default == word else default
-        return value if word and value == word else converted(number, value)
-    except TypeError as error:
-        raise SbkitError(
-            f"`--{dotted(keys)}` must be {error}, as in {document.place(keys)}, but is "
-            f"{value!r} ({kind(value)}). Pass {error}."
-        ) from error

@@ -1,4 +1,4 @@
-"""What the numbers and texts of a run may be, asked before anything is built of them."""
+"""The ranges of numbers and texts of a run, checked before anything is built of them."""
 
 import math
 import pydoc
@@ -6,16 +6,24 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import ConfigError
 
 DAY = 24 * 60 * 60  # seconds
 
 
 @dataclass(frozen=True, kw_only=True)
 class Range:
-    """The values that a knob may take; ``advice`` is what to do about another.
+    """The values that a knob may take.
 
-    word: one that may stand in the place of a number.
+    Attributes:
+        advice: how to correct a value outside the range.
+        whole: only whole numbers.
+        or_null: null, too.
+        word: text that may replace a number.
+
+    >>> share = Range(low=0, high=1, advice="0 is none, 1 is all.")
+    >>> 0.5 in share, "half" in share, str(share)
+    (True, False, 'a number from 0 to 1')
     """
 
     advice: str
@@ -35,8 +43,8 @@ class Range:
         return self.low <= value <= self.high
 
     def __str__(self) -> str:
-        other = f"{'null or ' * self.or_null}{f'{self.word} or ' if self.word else ''}"
-        kind = f"{other}a {'whole ' * self.whole}number"
+        alternatives = f"{'null or ' * self.or_null}{f'{self.word} or ' if self.word else ''}"
+        kind = f"{alternatives}a {'whole ' * self.whole}number"
         if self.high < math.inf:
             return f"{kind} from {self.low:g} to {self.high:g}"
         return f"{kind} of at least {self.low:g}" if self.low > -math.inf else kind
@@ -44,7 +52,7 @@ class Range:
 
 @dataclass(frozen=True, kw_only=True)
 class Text(Range):
-    """Text or null; ``or_false``: false, too."""
+    """Text or null; with ``or_false`` also false."""
 
     advice: str = "Write a number as text, in two kinds of quotes: '\"2024\"'."
     or_false: bool = False
@@ -61,56 +69,58 @@ AT_LEAST_NONE = Range(low=0, whole=True, advice="Pass 0 for none.")
 AT_LEAST_ONE = Range(low=1, whole=True, advice="Pass 1 for the smallest.")
 NOT_NEGATIVE = Range(low=0, advice="Pass 0 for none.")
 
-RANGES = {  # of what every run has; a class declares those of its arguments as `RANGES`, too
-    "seed": Range(low=0, high=2**63 - 1, whole=True, advice="Pass any other."),
+RANGES = {  # of the keys of every run; a class declares those of its arguments as `RANGES`, too
+    "seed": Range(low=0, high=2**63 - 1, whole=True, advice="Pass any number in it."),
     "shuffle_shards": Range(low=1, whole=True, advice="Pass 1 to shuffle within each shard."),
-    # With a highest value: each is a process, and a typo would take all memory.
+    # Each worker is a process: without a highest value a typo would take all memory.
     "num_workers": Range(low=0, high=1024, whole=True, advice="Pass 0 to read in this process."),
     "number_of_epochs": Range(low=1, whole=True, advice="Pass 1 to train for one."),
     "early_stopping": Range(low=0, whole=True, advice="Pass 0 to train all epochs."),
-    "grad_accumulation_factor": Range(  # likewise: each micro-batch has a plan
+    "grad_accumulation_factor": Range(  # each micro-batch has a plan, which takes memory
         low=1, high=1 << 16, whole=True, advice="Pass 1 to split no step."
     ),
     "log_every": Range(low=1, whole=True, advice="Pass 1 to log every step."),
     "nonfinite_patience": Range(low=0, whole=True, advice="Pass 0 to stop at the first such step."),
     "stall_seconds": Range(low=0, high=DAY, advice="Pass 0 for no watch."),
     "ema_decay": SHARE,
-    "average_checkpoints": Range(low=1, whole=True, advice="Pass 1 to take the best alone."),
-    "ckpt_interval_minutes": Range(advice="Pass 0 to save after an epoch only."),  # as below 0
+    "average_checkpoints": Range(low=1, whole=True, advice="Pass 1 to take only the best."),
+    "ckpt_interval_minutes": Range(
+        advice="Pass 0 to save only after an epoch."
+    ),  # or a value below 0
     "lr": NOT_NEGATIVE,
     "weight_decay": NOT_NEGATIVE,
-    "max_grad_norm": Range(advice="Pass 0 to clip nothing."),  # as below 0
+    "max_grad_norm": Range(advice="Pass 0 to clip nothing."),  # or a value below 0
     **dict.fromkeys(("init_from", "pretrained"), Text()),
     "vocab_size": Range(low=5, whole=True, or_null=True, advice="Pass null for characters."),
 }
-OF_OTHERS = {"speechbrain.utils.epoch_loop.EpochCounter": {"limit": AT_LEAST_ONE}}
+RANGES_OF_OTHERS = {"speechbrain.utils.epoch_loop.EpochCounter": {"limit": AT_LEAST_ONE}}
 
 
 def out_of_range(
     knobs: Mapping[str, Any], ranges: Mapping[str, Range] = RANGES
 ) -> Iterator[tuple[str, str]]:
-    """Yield each knob that has a value out of its range, with the sentence that refuses it."""
-    for name, allowed in ranges.items():
-        if name in knobs and knobs[name] not in allowed:
-            yield name, refusal(name, knobs[name], allowed)
+    """Yield each knob that is out of its range, and the refusal."""
+    for name, range_ in ranges.items():
+        if name in knobs and knobs[name] not in range_:
+            yield name, refusal(name, knobs[name], range_)
 
 
-def refusal(name: str, value: object, allowed: Range) -> str:
-    """Write the sentence that refuses a value."""
-    return f"`{name}` must be {allowed}, but is {value!r}. {allowed.advice}"
+def refusal(name: str, value: object, range_: Range) -> str:
+    """Write why a value is refused, and what to do."""
+    return f"`{name}` must be {range_}, but is {value!r}. {range_.advice}"
 
 
 def require_in_range(knobs: Mapping[str, Any], ranges: Mapping[str, Range] = RANGES) -> None:
-    """Raise SbkitError for the first knob that has a value out of its range."""
+    """Raise ConfigError for the first knob that is out of its range."""
     for _, sentence in out_of_range(knobs, ranges):
-        raise SbkitError(sentence)
+        raise ConfigError(sentence)
 
 
 def ranges_of(name: str) -> Mapping[str, Range]:
     """Return the ranges that a class, given by its dotted name, declares for its arguments."""
     try:
-        found = pydoc.locate(name)
+        class_ = pydoc.locate(name)
     except pydoc.ErrorDuringImport:
-        return {}  # refused in a sentence of its own when the YAML is built
-    declared: Mapping[str, Range] = OF_OTHERS.get(name) or getattr(found, "RANGES", {})
-    return declared if isinstance(declared, Mapping) else {}
+        return {}  # building the YAML refuses it
+    ranges: Mapping[str, Range] = RANGES_OF_OTHERS.get(name) or getattr(class_, "RANGES", {})
+    return ranges if isinstance(ranges, Mapping) else {}

@@ -29,7 +29,7 @@ class Vocabulary:
         special = {"blank": self.blank, "unk": self.unk, "bos": self.bos, "eos": self.eos}
         if len(set(special.values()) & set(range(self.size))) < len(special):
             raise SbkitError(
-                "The tokenizer must have four different ids from 0 to "
+                "The `tokenizer` must have four different ids from 0 to "
                 f"{self.size - 1} for blank, unk, bos and eos, but has {special}. Train it again."
             )
 

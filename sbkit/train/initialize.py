@@ -28,9 +28,8 @@ from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.folder import newest_checkpoint
 from sbkit.checkpoint.run_config import CHECKPOINTS, RESOLVED, read_run_config
 from sbkit.checkpoint.weights import average, part_names_in, size_in, tensors_by_part, to_part_name
-from sbkit.config.document import read_document
+from sbkit.config.document import holds_object, plain_value, read_document
 from sbkit.config.hparams import read_knobs
-from sbkit.config.references import holds_object, plain_value
 from sbkit.models.parts import token_embedding
 from sbkit.models.pretrained.folder import (
     check_weights,

@@ -16,7 +16,7 @@ from sbkit.check.check import CHECKS, Check, check_planned_run
 from sbkit.check.cost import check_cost
 from sbkit.check.planned_run import Finding, PlannedRun
 from sbkit.config.document import Document, Keys, read_document
-from sbkit.config.hparams import parse_command
+from sbkit.config.overrides import parse_command
 from sbkit.text.normalization import normalize
 from sbkit.train.recipe import Recipe
 from tests.runs import COUNTS, ROOT, Workplace, one_thread, prompts, write_tsv

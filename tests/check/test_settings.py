@@ -15,7 +15,8 @@ from sbkit.check.check import check_planned_run
 from sbkit.check.planned_run import Finding, PlannedRun
 from sbkit.check.settings import check_placement, check_run_folder, check_unread, unread
 from sbkit.config.document import read_document
-from sbkit.config.hparams import KnobAttributes, Knobs, MissingKnobError, parse_command
+from sbkit.config.hparams import KnobAttributes, Knobs, MissingKnobError
+from sbkit.config.overrides import parse_command
 from sbkit.distributed.device import counter_of_target, resolve
 from tests.check.harness import planned_run
 from tests.check.mutations.data import rewrite

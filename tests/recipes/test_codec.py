@@ -24,7 +24,8 @@ from sbkit.base.errors import SbkitError
 from sbkit.check.check import check_planned_run
 from sbkit.check.planned_run import PlannedRun
 from sbkit.commands.cli import run as sbkit
-from sbkit.config.hparams import load_hparams, parse_overrides
+from sbkit.config.hparams import load_hparams
+from sbkit.config.overrides import parse_overrides
 from sbkit.data.batch import Batch, collate_audio
 from sbkit.export.export import export_run
 from sbkit.export.parity import Grid

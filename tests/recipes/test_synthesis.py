@@ -32,7 +32,8 @@ from sbkit.audio.io import to_int16
 from sbkit.base.errors import SbkitError
 from sbkit.bundle.bundle import read_bundle
 from sbkit.commands.cli import run as sbkit
-from sbkit.config.hparams import load_hparams, parse_overrides
+from sbkit.config.hparams import load_hparams
+from sbkit.config.overrides import parse_overrides
 from sbkit.export.export import export_run
 from sbkit.export.parity import Grid
 from sbkit.logs.run_log import read_log

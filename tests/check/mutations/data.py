@@ -204,7 +204,7 @@ MUTATIONS = [
     Mutation(
         name="a report by a column that no test set has",
         options=("--report_by=[dialect]",),
-        expected=(Expected("splits", "report_by", ("test has no `dialect`",)),),
+        expected=(Expected("splits", "report_by", ("names `dialect`",)),),
     ),
     Mutation(
         name="a letter that training never shows",

@@ -42,7 +42,7 @@ MUTATIONS = [
         name="language models without a decoder",
         options=("--word_lm_order=1",),
         text=(("decoder: !new:sbkit", "another_decoder: !new:sbkit"),),
-        expected=(Expected("brain", "word_lm_order", ("those of a `decoder`", "has none")),),
+        expected=(Expected("brain", "word_lm_order", ("belong to a `decoder`", "has none")),),
     ),
     Mutation(
         name="an argument out of the range that its class declares",
