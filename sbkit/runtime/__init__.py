@@ -1,0 +1,28 @@
+"""Run bundles by torch or onnxruntime: transcription, voice detection, codecs and synthesis.
+
+A model runs in a thread of its own. Nothing here imports torch unless a bundle is run by it.
+"""
+
+from typing import TYPE_CHECKING
+
+from sbkit.base.imports import lazy_names
+
+if TYPE_CHECKING:
+    from sbkit.runtime.codec import Codec as Codec
+    from sbkit.runtime.runtimes import open_model as open_model
+    from sbkit.runtime.synthesizer import Synthesizer as Synthesizer
+    from sbkit.runtime.torch_model import load_bundle as load_bundle
+    from sbkit.runtime.transcriber import Transcriber as Transcriber
+    from sbkit.runtime.transcriber import Transcript as Transcript
+    from sbkit.runtime.voice_detector import VoiceDetector as VoiceDetector
+
+__getattr__ = lazy_names(
+    "sbkit.runtime",
+    Codec="codec",
+    Synthesizer="synthesizer",
+    Transcriber="transcriber",
+    Transcript="transcriber",
+    VoiceDetector="voice_detector",
+    load_bundle="torch_model",
+    open_model="runtimes",
+)

@@ -67,7 +67,14 @@ def _split_long(word: Word) -> Iterator[Word]:
 
 
 def to_srt(words: Sequence[Word]) -> str:
-    """Write SubRip."""
+    """Write SubRip.
+
+    >>> print(to_srt([Word("hello", 0.5, 0.9), Word("there", 1.0, 1.4)]))
+    1
+    00:00:00,500 --> 00:00:01,400
+    hello there
+    <BLANKLINE>
+    """
     blocks = (
         f"{number}\n{_time(subtitle, ',')}\n{_text(subtitle)}\n"
         for number, subtitle in enumerate(subtitles(words), start=1)

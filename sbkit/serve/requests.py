@@ -297,7 +297,11 @@ def check_number(name: str, value: Any, least: float, most: float) -> float:
 
 
 def split_phrases(prompt: str) -> tuple[str, ...]:
-    """Split a prompt at punctuation and line ends."""
+    """Split a prompt at punctuation and line ends.
+
+    >>> split_phrases("Ada Lovelace, the analytical engine.")
+    ('Ada Lovelace', 'the analytical engine')
+    """
     phrases = (part.strip() for part in re.split(r"[,;:.!?\n]+", prompt))
     return tuple(dict.fromkeys(filter(None, phrases)))[:MAX_PROMPT_PHRASES]
 

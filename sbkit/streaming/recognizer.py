@@ -33,6 +33,9 @@ class EndpointRules:
 
     Silence is frames whose best token is no speech. The rules are those of Kaldi,
     `online2/online-endpoint.h`; the numbers are sherpa-onnx's.
+
+    >>> EndpointRules().met(is_spoken=True, silence=1.3, seconds=4.0)
+    'silence'
     """
 
     nothing: float = 2.4
