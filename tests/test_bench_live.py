@@ -15,19 +15,19 @@ from tools import bench_live
 
 
 def test_delays_and_what_was_taken_back() -> None:
-    said = Word("a", 0.0, 0.3), Word("fox", 0.4, 0.9)
-    final = Final(seconds=2.0, text="a fox", start=0.0, end=2.0, words=said)
-    found = bench_live.Measurements()
+    words = Word("a", 0.0, 0.3), Word("fox", 0.4, 0.9)
+    final = Final(seconds=2.0, text="a fox", start=0.0, end=2.0, words=words)
+    results = bench_live.Measurements()
     texts = ("an", 0), ("a fo", 1), ("a dog", 1), ("a fox", 0)
     events = [
         Partial(seconds=0.5 * place, text=text, stable=stable)
         for place, (text, stable) in enumerate(texts, 1)
     ]
-    bench_live.add_delays(found, [*events, final])
-    assert found.latencies == pytest.approx([1.0 - 0.3, 2.0 - 0.9])
-    assert (found.taken_back, found.stable_taken_back) == (3, 0)  # an, fo, dog
-    bench_live.add_endpoint(found, [Endpoint(seconds=2.1, rule="silence"), final])
-    assert found.endpoints == pytest.approx([1.2])
+    bench_live.add_delays(results, [*events, final])
+    assert results.latencies == pytest.approx([1.0 - 0.3, 2.0 - 0.9])
+    assert (results.taken_back, results.stable_taken_back) == (3, 0)  # an, fo, dog
+    bench_live.add_endpoint(results, [Endpoint(seconds=2.1, rule="silence"), final])
+    assert results.endpoints == pytest.approx([1.2])
 
 
 def test_the_table_and_the_plot(

@@ -25,18 +25,18 @@ def test_the_pins_of_a_server_are_those_of_setup_cfg() -> None:
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
     extras = setup["options.extras_require"]
-    for name, known in (
+    for name, pinned in (
         ("runtime", setup["options"]["install_requires"] + extras["export"]),
         ("serve", extras["serve"]),
     ):
         lines = (ROOT / f"tools/{name}.txt").read_text().splitlines()
         pins = [line for line in lines if "==" in line]
-        assert set(pins) <= set(known.splitlines())
+        assert set(pins) <= set(pinned.splitlines())
         assert not {pin.partition(" ")[0] for pin in pins} & {*HEAVY}
 
 
 def call(*command: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    arguments = [str(each) for each in command]
+    arguments = [str(word) for word in command]
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     return subprocess.run(
         arguments, cwd=cwd, env=environment, capture_output=True, text=True, check=False
@@ -76,19 +76,19 @@ def test_a_server_transcribes_without_torch(exported: Path, tmp_path: Path) -> N
     lists = ["-r", "/tools/runtime.txt", "-r", "/tools/serve.txt"]
     assert f"pip install --no-cache-dir {' '.join(lists)}\n" in DOCKERFILE
     assert "pip install --no-cache-dir --no-deps /wheels/*.whl\n" in DOCKERFILE
-    here = [each.replace("/tools", f"{source}/tools") for each in lists]
-    for what in (here, ["--no-deps", wheel]):
-        installed = call(*pip, "install", "-q", *what, cwd=tmp_path)
+    here = [list.replace("/tools", f"{source}/tools") for list in lists]
+    for packages_args in (here, ["--no-deps", wheel]):
+        installed = call(*pip, "install", "-q", *packages_args, cwd=tmp_path)
         assert installed.returncode == 0, installed.stderr
     (packages,) = (tmp_path / "server/lib").glob("python*/site-packages")
-    size = sum(each.stat().st_size for each in packages.rglob("*") if each.is_file())
+    size = sum(file.stat().st_size for file in packages.rglob("*") if file.is_file())
     assert size < LIMIT
     assert not [name for name in HEAVY if (packages / name).exists()]
 
     command = [scripts / "sbkit", "transcribe", exported, tmp_path / "talk.flac"]
-    found = call(*command, "--runtime", "onnx", "--format", "json", cwd=tmp_path)
-    assert found.returncode == 0, found.stderr
-    assert json.loads(found.stdout)["effective"]["runtime"] == "onnx"
+    result = call(*command, "--runtime", "onnx", "--format", "json", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["effective"]["runtime"] == "onnx"
     refused = call(scripts / "sbkit", "check", "run.yaml", cwd=tmp_path)
     assert refused.returncode == 2, refused.stderr
     assert "needs the package" in refused.stderr

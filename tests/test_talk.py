@@ -41,8 +41,8 @@ def test_an_echo_says_what_was_said_and_how_long_each_stage_took(
     options = [str(question), "--pace", "20", "--out", str(answer)]
     monkeypatch.setattr(sys, "argv", ["talk", "my-live-model", *options])
     talk.main()
-    said, answered, trace, again = capsys.readouterr().out.splitlines()
-    assert (said, answered, again) == ("> the dog", "< the dog", "recognized again: the dog")
+    text, answered, trace, again = capsys.readouterr().out.splitlines()
+    assert (text, answered, again) == ("> the dog", "< the dog", "recognized again: the dog")
     stages = r"  endpoint -?\d+ \+ recognizer \d+ \+ answer \d+ \+ sound \d+ = -?\d+ ms"
     assert re.fullmatch(stages, trace)
 

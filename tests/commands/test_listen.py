@@ -48,14 +48,14 @@ def live(*arguments: object) -> int:
 
 def test_final_text_is_printed_and_text_so_far_beside_it(talk: Path, capsys: Captured) -> None:
     assert live(talk) == 0
-    said = capsys.readouterr()
-    assert said.out == "the dog\na quick fox\n"
-    assert said.err.splitlines()[-2:] == ["a quick", "a quick fox"]
+    text = capsys.readouterr()
+    assert text.out == "the dog\na quick fox\n"
+    assert text.err.splitlines()[-2:] == ["a quick", "a quick fox"]
     assert live(talk, "--quiet") == 0
     assert capsys.readouterr().err == ""
     assert live(talk, "--format", "json") == 0
     events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [each["event"] for each in events if each["event"] != "partial"] == [
+    assert [event["event"] for event in events if event["event"] != "partial"] == [
         "endpoint",
         "final",
         "final",
@@ -132,7 +132,7 @@ def test_a_pipe_gets_each_event_at_once(as_json: bool, monkeypatch: pytest.Monke
         (["a.wav", "--format", "srt"], "1 with srt"),
         (["a.wav", "--out", "there"], "--out"),
         (["-", "--raw-rate", "16"], "but standard input declares 16 Hz"),
-        (["gone.wav"], "is missing"),
+        (["gone.wav"], "does not exist"),
     ],
 )
 def test_what_does_not_fit_is_refused(arguments: Sequence[str], match: str, talk: Path) -> None:
@@ -148,22 +148,22 @@ def test_a_bundle_transcribes_live_what_it_transcribes_of_the_whole_clip(
     export_run(make_live_run(tmp_path / "run"), tmp_path / "my-live-model")
     random = np.random.default_rng(0)
     clips = [(3000 * random.normal(size=size)).astype(np.int16) for size in (300, 20_000, 60_123)]
-    with Transcriber.load(tmp_path / "my-live-model") as whole:
-        expected = [whole.transcribe(clip, RATE) for clip in clips]
-    assert any(each.text for each in expected)
+    with Transcriber.load(tmp_path / "my-live-model") as transcriber:
+        expected = [transcriber.transcribe(clip, RATE) for clip in clips]
+    assert any(transcript.text for transcript in expected)
     with StreamingRecognizer.load(tmp_path / "my-live-model") as recognizer:
         for clip, transcript in zip(clips, expected, strict=True):
             session = Session(recognizer)
             events = [event for piece in np.array_split(clip, 7) for event in session.push(piece)]
-            found = [each for each in [*events, *session.finish()] if isinstance(each, Final)]
-            assert "".join(each.text for each in found) == transcript.text
-            assert [word for each in found for word in each.words] == [*transcript.words]
+            finals = [event for event in [*events, *session.finish()] if isinstance(event, Final)]
+            assert "".join(final.text for final in finals) == transcript.text
+            assert [word for final in finals for word in final.words] == [*transcript.words]
     page = (ROOT / "sbkit/runtime/README.md").read_text("utf-8")
     monkeypatch.chdir(tmp_path)
-    shown: dict[str, Any] = {"microphone": np.array_split(clips[1], 3), "callers": clips}
-    exec(blocks(page, "python")[1], shown)
+    screen: dict[str, Any] = {"microphone": np.array_split(clips[1], 3), "callers": clips}
+    exec(blocks(page, "python")[1], screen)
     assert expected[1].text in capsys.readouterr().out
-    assert len(shown["events"]) == 3
+    assert len(screen["events"]) == 3
     soundfile.write("question.wav", clips[1], RATE)
     exec(blocks(page, "python")[2], {"voice": Beep()})
     assert f"Answer(seconds=1.25, text='You said: {expected[1].text}')" in capsys.readouterr().out

@@ -39,8 +39,8 @@ def talks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def names(*arguments: str) -> list[str]:
-    with find_audio(arguments) as found:
-        return [str(each) for each in found]
+    with find_audio(arguments) as files:
+        return [*map(str, files)]
 
 
 def test_files_folders_and_patterns(talks: Path) -> None:
@@ -123,40 +123,40 @@ def test_json_has_the_words_and_what_it_ran_on(talks: Path, capsys: Captured) ->
     (talks / "talks/a.wav").rename("größe.wav")
     assert run(["transcribe", "model", "größe.wav", "--format", "json"]) == 0
     line = capsys.readouterr().out
-    found = json.loads(line)
-    assert (found["file"], found["text"]) == ("größe.wav", "a fox") and "größe" in line
-    assert found["seconds"] == pytest.approx(0.6)
-    assert [each["text"] for each in found["words"]] == ["a", "fox"]
-    assert found["effective"]["device"] == "cpu"
+    result = json.loads(line)
+    assert (result["file"], result["text"]) == ("größe.wav", "a fox") and "größe" in line
+    assert result["seconds"] == pytest.approx(0.6)
+    assert [word["text"] for word in result["words"]] == ["a", "fox"]
+    assert result["effective"]["device"] == "cpu"
 
 
 def fields(value: Any, name: str = "") -> Iterator[str]:
     """Yield the names of all that an object of JSON holds, as `words.text`."""
     if isinstance(value, list):
-        for each in value:
-            yield from fields(each, name)
+        for element in value:
+            yield from fields(element, name)
     elif isinstance(value, dict):
-        for key, each in value.items():
+        for key, element in value.items():
             yield (below := f"{name}.{key}".lstrip("."))
-            yield from fields(each, below)
+            yield from fields(element, below)
 
 
 def test_every_field_of_json_is_in_the_readme(talks: Path, capsys: Captured) -> None:
     assert run(["transcribe", "model", "talks", "--format", "json"]) == 0
-    found = [{*fields(json.loads(line))} for line in capsys.readouterr().out.splitlines()]
+    result = [{*fields(json.loads(line))} for line in capsys.readouterr().out.splitlines()]
     sure = fields({"words": Word("a", 0, 1, confidence=0.5).plain()})
     label = {*fields(Classification(talks, "quick", 0.5, 1.0).plain())}
     text = (ROOT / "sbkit/runtime/README.md").read_text("utf-8")
     tables = text.partition("## From Python")[0].split("| field | |")[1:]
-    told = [{*re.findall(r"^\| `([\w.]+)` \|", table, re.MULTILINE)} for table in tables]
-    assert [found[0] | {*sure}, label] == told
-    assert found == 3 * found[:1]
+    message = [{*re.findall(r"^\| `([\w.]+)` \|", table, re.MULTILINE)} for table in tables]
+    assert [result[0] | {*sure}, label] == message
+    assert result == 3 * result[:1]
 
 
 def test_each_gets_a_file_of_its_own(talks: Path, capsys: Captured) -> None:
     for kind in ("srt", "vtt", "tsv", "text", "txt", "json"):
         assert run(["transcribe", "model", "talks", "--format", kind, "--out", kind]) == 0
-        assert sorted(each.name for each in (talks / kind).iterdir()) == [
+        assert sorted(file.name for file in (talks / kind).iterdir()) == [
             f"{name}.{'txt' if kind == 'text' else kind}" for name in "abc"
         ]
     assert capsys.readouterr().out == ""

@@ -32,7 +32,9 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def noise(*seconds: float) -> list[Samples]:
     random = np.random.default_rng(0)
-    return [random.integers(-9000, 9000, round(16_000 * each)).astype(np.int16) for each in seconds]
+    return [
+        random.integers(-9000, 9000, round(16_000 * second)).astype(np.int16) for second in seconds
+    ]
 
 
 def compiled(bundle: Path) -> ModelThread:
@@ -75,14 +77,14 @@ def test_a_batch_is_one_step_of_cuda_graphs_and_only_its_blocks_are_compiled(
     decoder for each utterance.
     """
     trees: Any = import_module("torch._inductor.cudagraph_trees")
-    made, steps = list[Any](), list[int]()
+    graphs_made, steps = list[Any](), list[int]()
 
     def noting(graph: Any, inputs: Any) -> Any:
         def run(*arguments: Any) -> Any:
             steps.append(trees.CUDAGraphTreeManager.get_curr_generation())
             return graph(*arguments)
 
-        made.append(graph)
+        graphs_made.append(graph)
         return run
 
     register_backend(noting, name="noting")
@@ -90,12 +92,12 @@ def test_a_batch_is_one_step_of_cuda_graphs_and_only_its_blocks_are_compiled(
     model = load_torch(read_bundle(bundle, with_weights=True), bundle, compilation=compilation)
     steps.clear()
     one, other = (model.encode(noise(1.0))[0] for _ in range(2))
-    first, second = steps[: len(made)], steps[len(made) :]
+    first, second = steps[: len(graphs_made)], steps[len(graphs_made) :]
     assert len(first) == len(second) > 1
     assert len({*first}) == len({*second}) == 1 and first != second
     for count in (3, 4):
         model.decoder_log_probs(one.states, np.ones((count, count), np.int64))
-    assert len(steps) == 2 * len(made)
+    assert len(steps) == 2 * len(graphs_made)
     assert one.states.untyped_storage().data_ptr() != other.states.untyped_storage().data_ptr()
 
 

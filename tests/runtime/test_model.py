@@ -68,7 +68,7 @@ def test_32_threads_with_20_clips_transcribe_as_one_does(tmp_path: Path) -> None
     ]
     with Transcriber.load(make_bundle(tmp_path), device="cpu") as transcriber:
         alone = [transcriber.transcribe(clip, RATE) for clip in clips]
-        assert any(each.text for each in alone)
+        assert any(row.text for row in alone)
 
         def is_same(number: int) -> bool:
             order = np.random.default_rng(number).permutation(len(clips))
@@ -80,10 +80,10 @@ def test_32_threads_with_20_clips_transcribe_as_one_does(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(("device", "precision"), [("cuda:0", "fp32"), ("cpu", "bf16")])
 def test_what_runs_otherwise_than_asked_is_refused(device: str, precision: str) -> None:
-    found = Effective(runtime="torch", device="cpu", precision="fp32")
+    effective = Effective(runtime="torch", device="cpu", precision="fp32")
     with pytest.raises(SbkitError, match="was asked for, but the model runs with cpu|fp32"):
-        require_effective(found, device=device, precision=precision)
-    assert require_effective(found, device="cpu", precision="fp32") == found
+        require_effective(effective, device=device, precision=precision)
+    assert require_effective(effective, device="cpu", precision="fp32") == effective
     mixed = Effective(runtime="torch", device="cpu", precision="bf16 and fp32")
     assert require_effective(mixed, device="cpu", precision="bf16") == mixed
     with pytest.raises(SbkitError, match="fp32` was asked for"):
@@ -92,15 +92,17 @@ def test_what_runs_otherwise_than_asked_is_refused(device: str, precision: str) 
 
 def clips(*seconds: float) -> list[Samples]:
     random = np.random.default_rng(0)
-    return [random.integers(-9000, 9000, int(16_000 * each)).astype(np.int16) for each in seconds]
+    return [
+        random.integers(-9000, 9000, int(16_000 * second)).astype(np.int16) for second in seconds
+    ]
 
 
 def test_two_batches_are_run_at_once_and_come_back_in_order() -> None:
-    both = threading.Barrier(2, timeout=60)
+    barrier = threading.Barrier(2, timeout=60)
 
     def encode(batch: Sequence[Samples]) -> list[Encoded]:
-        both.wait()
-        return [Encoded(each[:, None]) for each in batch]
+        barrier.wait()
+        return [Encoded(row[:, None]) for row in batch]
 
     one, two = run_batches(encode, [clips(0.1), clips(0.1, 0.1)], threads=2)
     assert (len(one), len(two)) == (1, 2)
@@ -111,7 +113,7 @@ def test_threads_encode_as_one_does_and_leave_torch_its_threads(
 ) -> None:
     model = load_bundle(make_bundle(tmp_path)).model
     batches = [clips(1.0, 0.7), clips(0.3), clips(0.2, 0.5)]
-    alone, used = [model.encode(each) for each in batches], set()
+    alone, used = [model.encode(batch) for batch in batches], set()
     encode = model.network.encode
 
     def noting(audio: torch.Tensor, lengths: torch.Tensor) -> Any:
@@ -131,6 +133,6 @@ def test_threads_encode_as_one_does_and_leave_torch_its_threads(
         assert later == [3]
     finally:
         torch.set_num_threads(before)
-    for expected, found in zip(alone, together, strict=True):
-        for one, other in zip(expected, found, strict=True):
+    for expected, effective in zip(alone, together, strict=True):
+        for one, other in zip(expected, effective, strict=True):
             np.testing.assert_allclose(other.log_probs, one.log_probs, rtol=0, atol=1e-5)

@@ -40,8 +40,8 @@ def test_audio_of_both_scales_and_too_short_is_the_same() -> None:
     samples = np.array([[16384, -32768, 8192]], np.int16)
     expected = [[0.5, -1.0, 0.25, 0.0]]
     for audio in (samples, samples.astype(np.float32) / 32768):
-        found = model.log_probs(audio, np.array([3]))
-        assert found.log_probs.tolist() == expected and found.lengths.tolist() == [3]
+        result = model.log_probs(audio, np.array([3]))
+        assert result.log_probs.tolist() == expected and result.lengths.tolist() == [3]
 
 
 def test_chunks_of_one_batch_are_run_with_the_states_of_their_sessions() -> None:

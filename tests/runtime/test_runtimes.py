@@ -63,14 +63,14 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def bundle(healthy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    made = Path(shutil.copytree(healthy, tmp_path / "bundle"))
-    (made / "onnx").mkdir()
-    (made / "onnx/model.onnx").write_bytes(b"graph")
-    (made / "onnx/model.int8.onnx").write_bytes(b"int8")
-    write_checksums(made / "onnx")
-    digest = json.loads((made / "checksums.json").read_text())["model.safetensors"]
+    copy = Path(shutil.copytree(healthy, tmp_path / "bundle"))
+    (copy / "onnx").mkdir()
+    (copy / "onnx/model.onnx").write_bytes(b"graph")
+    (copy / "onnx/model.int8.onnx").write_bytes(b"int8")
+    write_checksums(copy / "onnx")
+    digest = json.loads((copy / "checksums.json").read_text())["model.safetensors"]
     monkeypatch.setattr(StandInSession, "weights", digest)
-    return made
+    return copy
 
 
 def stand_in(
@@ -88,8 +88,8 @@ def stand_in(
     monkeypatch.setattr(runtimes, "has_driver", lambda: driver)
 
 
-def effective(bundle: Path, **wanted: str) -> Any:
-    model = open_model(bundle, runtime="onnx", **wanted).model  # type: ignore[arg-type]
+def effective(bundle: Path, **options: str) -> Any:
+    model = open_model(bundle, runtime="onnx", **options).model  # type: ignore[arg-type]
     model.close()
     return model.effective
 
@@ -111,8 +111,8 @@ def test_the_gpu_of_that_number_runs_it_or_it_is_an_error(
 ) -> None:
     stand_in(monkeypatch)
     monkeypatch.setattr(StandInSession, "ran_by", CUDA)
-    for device, found in (("auto", "cuda:0"), ("cuda", "cuda:0"), ("cuda:1", "cuda:1")):
-        assert effective(bundle, device=device).device == found
+    for device, result in (("auto", "cuda:0"), ("cuda", "cuda:0"), ("cuda:1", "cuda:1")):
+        assert effective(bundle, device=device).device == result
     monkeypatch.setattr(StandInSession, "gpu", "0")
     with pytest.raises(SbkitError, match="cuda:1` was asked for, but the model runs with cuda:0"):
         effective(bundle, device="cuda:1")
@@ -122,14 +122,17 @@ def test_the_precision_is_that_of_the_nodes_and_not_of_the_name(
     bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in(monkeypatch)
-    found = [effective(bundle, device="cpu", precision=each).precision for each in ("fp32", "int8")]
-    assert found == ["fp32", "int8 and fp32"]
+    result = [
+        effective(bundle, device="cpu", precision=precision).precision
+        for precision in ("fp32", "int8")
+    ]
+    assert result == ["fp32", "int8 and fp32"]
     (bundle / "onnx/model.onnx").write_bytes(b"int8")
     (bundle / "onnx/model.int8.onnx").write_bytes(b"graph")
     write_checksums(bundle / "onnx")
-    for asked, came in (("fp32", "int8 and fp32"), ("int8", "fp32")):
+    for asked, actual in (("fp32", "int8 and fp32"), ("int8", "fp32")):
         with pytest.raises(
-            SbkitError, match=f"{asked}` was asked for, but the model runs with {came}"
+            SbkitError, match=f"{asked}` was asked for, but the model runs with {actual}"
         ):
             effective(bundle, device="cpu", precision=asked)
 
@@ -148,8 +151,8 @@ def test_the_cause_is_named_and_auto_takes_the_cpu(
     for device in ("cuda", "cuda:0"):
         with pytest.raises(SbkitError, match=f"--device {device}. needs a GPU .*{cause}"):
             effective(bundle, device=device)
-    found = effective(bundle)
-    assert (found.runtime, found.device, dict(found.nodes)) == ("onnx", "cpu", {CPU: 2})
+    result = effective(bundle)
+    assert (result.runtime, result.device, dict(result.nodes)) == ("onnx", "cpu", {CPU: 2})
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -165,7 +168,7 @@ def test_torch_without_a_gpu_names_the_cause_too(
 
 
 @pytest.mark.parametrize(
-    ("wanted", "says"),
+    ("options", "says"),
     [
         ({"device": "mps"}, "must be auto, cpu, cuda or cuda:N"),
         ({"precision": "bf16"}, "precision bf16` is not supported by the runtime onnx"),
@@ -173,23 +176,25 @@ def test_torch_without_a_gpu_names_the_cause_too(
     ],
 )
 def test_what_onnx_cannot_be_asked_for(
-    wanted: dict[str, str], says: str, bundle: Path, monkeypatch: pytest.MonkeyPatch
+    options: dict[str, str], says: str, bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in(monkeypatch)
     with pytest.raises(SbkitError, match=says):
-        effective(bundle, **wanted)
+        effective(bundle, **options)
 
 
 def test_help_and_errors_have_one_list_of_precisions(
     bundle: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    known = "torch: fp32, bf16, fp16; onnx: fp32, int8"
+    supported = "torch: fp32, bf16, fp16; onnx: fp32, int8"
     assert {"torch": (*DTYPES,), "onnx": (*MODEL_FILES,)} == PRECISIONS
-    with pytest.raises(SbkitError, match=f"int8` is not supported by the runtime torch \\({known}"):
+    with pytest.raises(
+        SbkitError, match=f"int8` is not supported by the runtime torch \\({supported}"
+    ):
         open_model(bundle, precision="int8")
     with pytest.raises(SystemExit):
         run(["transcribe", "--help"])
-    assert known in " ".join(capsys.readouterr().out.split())
+    assert supported in " ".join(capsys.readouterr().out.split())
 
 
 def test_an_onnx_model_of_other_weights_is_refused(
@@ -197,7 +202,7 @@ def test_an_onnx_model_of_other_weights_is_refused(
 ) -> None:
     stand_in(monkeypatch)
     assert effective(bundle, device="cpu").device == "cpu"
-    edit_weights(bundle, lambda all_: {name: each + 1 for name, each in all_.items()})
+    edit_weights(bundle, lambda all_: {name: precision + 1 for name, precision in all_.items()})
     with pytest.raises(SbkitError, match="was not made from the weights of its bundle"):
         effective(bundle, device="cpu")
 
@@ -207,12 +212,12 @@ def test_the_doctor_tells_what_is_here_and_what_each_format_runs_on(
 ) -> None:
     stand_in(monkeypatch, driver=False)
     assert run(["doctor", str(bundle)]) == 0
-    told = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines())
-    assert told["torch"].startswith("2.")
-    assert told["CUDA with onnx"].startswith("no: there is no NVIDIA driver")
-    assert told["onnxruntime's providers"] == f"{CUDA}, {CPU}"
-    assert told[f"{bundle}, onnx int8"] == f"runs on onnx, cpu, int8 and fp32, 2 nodes on {CPU}"
-    assert told[f"{bundle}, torch fp32"].startswith("runs on torch, ")
+    report = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines())
+    assert report["torch"].startswith("2.")
+    assert report["CUDA with onnx"].startswith("no: there is no NVIDIA driver")
+    assert report["onnxruntime's providers"] == f"{CUDA}, {CPU}"
+    assert report[f"{bundle}, onnx int8"] == f"runs on onnx, cpu, int8 and fp32, 2 nodes on {CPU}"
+    assert report[f"{bundle}, torch fp32"].startswith("runs on torch, ")
     (bundle / "onnx/model.onnx").write_bytes(b"other")
     assert run(["doctor", str(bundle)]) == 2
     assert "is not what was written" in capsys.readouterr().out

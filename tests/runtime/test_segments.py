@@ -37,10 +37,10 @@ def test_pieces_join_to_the_whole_and_none_is_too_long(seconds: float, level: in
     audio = noise(seconds, level)
     pieces = cut(audio)
     assert all(len(piece.samples) <= MAX_SEGMENT_SECONDS * RATE for piece in pieces)
-    assert [each.start for each in pieces[1:]] == [each.next_start for each in pieces[:-1]]
-    assert [each.overlap > 0 for each in pieces] == [level > 0] * (len(pieces) - 1) + [False]
-    kept = [each.samples[: each.next_start - each.start] for each in pieces]
-    assert np.array_equal(np.concatenate(kept), audio)
+    assert [piece.start for piece in pieces[1:]] == [piece.next_start for piece in pieces[:-1]]
+    assert [piece.overlap > 0 for piece in pieces] == [level > 0] * (len(pieces) - 1) + [False]
+    unique = [piece.samples[: piece.next_start - piece.start] for piece in pieces]
+    assert np.array_equal(np.concatenate(unique), audio)
 
 
 def test_without_a_pause_two_pieces_share_whole_frames() -> None:
@@ -62,13 +62,13 @@ def test_a_piece_holds_all_that_it_shares_with_the_one_before() -> None:
 def test_a_long_pause_ends_a_sentence_and_a_short_one_only_a_long_piece() -> None:
     words, breath, pause = noise(4), noise(0.3, 10), noise(0.8, 10)
     short = cut(words, breath, words, pause, words)
-    assert [round(len(each.samples) / RATE, 1) for each in short] == [8.7, 4.4]
+    assert [round(len(segment.samples) / RATE, 1) for segment in short] == [8.7, 4.4]
     first, _ = cut(words, noise(3, 10), words)
     assert len(first.samples) / RATE == pytest.approx(4 + 3 - 0.5, abs=0.05)
     long = cut(*[words, breath] * 10)
-    assert all(each.overlap == 0 for each in long)
+    assert all(segment.overlap == 0 for segment in long)
     assert len(long) <= 6
-    edges = [each.next_start / RATE % 4.3 for each in long[:-1]]
+    edges = [segment.next_start / RATE % 4.3 for segment in long[:-1]]
     assert edges == pytest.approx([4.15] * len(edges), abs=0.15)
 
 
@@ -81,9 +81,9 @@ def test_a_short_piece_waits_for_more() -> None:
 @pytest.mark.parametrize("block", [0.01, 1.0, 7.3, 100.0])
 def test_the_size_of_blocks_changes_nothing(block: float) -> None:
     parts = [noise(13), noise(0.6, 10), noise(40), noise(0.3, 10), noise(5)]
-    pieces, whole = cut(*parts, block=block), cut(*parts)
-    assert [(each.start, len(each.samples), each.overlap) for each in pieces] == [
-        (each.start, len(each.samples), each.overlap) for each in whole
+    pieces, expected = cut(*parts, block=block), cut(*parts)
+    assert [(piece.start, len(piece.samples), piece.overlap) for piece in pieces] == [
+        (segment.start, len(segment.samples), segment.overlap) for segment in expected
     ]
 
 
@@ -117,5 +117,5 @@ def test_a_detector_finds_the_pauses_that_loudness_does_not_tell(block: float) -
     audio, size = tell(*runs), round(block * RATE)
     blocks = [audio[start : start + size] for start in range(0, len(audio), size)]
     cutter = Segmenter(RATE, 640, detector=VoiceDetector(ToldFrames()))
-    assert [len(each.samples) / RATE for each in cutter.split(blocks)] == [5.0, 16.6]
+    assert [len(segment.samples) / RATE for segment in cutter.split(blocks)] == [5.0, 16.6]
     assert len(list(Segmenter(RATE, 640).split(blocks))) == 1

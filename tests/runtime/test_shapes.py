@@ -30,7 +30,7 @@ def test_batches_have_the_shapes_of_the_table(seed: int, fewest: int) -> None:
 def test_padding_to_the_table_changes_no_answer(tmp_path: Path) -> None:
     thread = open_model(make_bundle(tmp_path), device="cpu").model
     random = np.random.default_rng(0)
-    clips = [random.integers(-9000, 9000, each).astype(np.int16) for each in (8000, 9000)]
+    clips = [random.integers(-9000, 9000, samples).astype(np.int16) for samples in (8000, 9000)]
     before = thread.encode(clips)
     thread.warm_up(Shapes.table(RATE, batch_seconds=2.0, clips=(1, 2), seconds=(0.5, 1.0)))
     for one, other in zip(before, thread.encode(clips), strict=True):

@@ -10,22 +10,25 @@ from sbkit.text.word import Word
 
 
 def spoken(*words: tuple[str, float, float]) -> list[Word]:
-    return [Word(*each) for each in words]
+    return [Word(*word) for word in words]
 
 
-def evenly(count: int, each: float, text: str = "word") -> list[Word]:
-    return [Word(f"{text}{n}", n * each, (n + 0.8) * each) for n in range(count)]
+def evenly(count: int, word_seconds: float, text: str = "word") -> list[Word]:
+    return [Word(f"{text}{n}", n * word_seconds, (n + 0.8) * word_seconds) for n in range(count)]
 
 
-@pytest.mark.parametrize(("count", "each"), [(1, 0.3), (60, 0.02), (60, 0.2), (60, 0.7), (5, 8.0)])
-def test_no_word_is_lost_and_no_cue_too_large(count: int, each: float) -> None:
-    words = evenly(count, each, "transcription")
-    found = list(cues(words))
-    assert [word for cue in found for word in cue] == words
-    for cue in found:
+@pytest.mark.parametrize(
+    ("count", "word_seconds"), [(1, 0.3), (60, 0.02), (60, 0.2), (60, 0.7), (5, 8.0)]
+)
+def test_no_word_is_lost_and_no_cue_too_large(count: int, word_seconds: float) -> None:
+    words = evenly(count, word_seconds, "transcription")
+    groups = list(cues(words))
+    assert [word for cue in groups for word in cue] == words
+    for cue in groups:
         assert len(cue) == 1 or cue[-1].end - cue[0].start <= 6.0
-    shown = subtitles(words)
-    for cue, (subtitle, following) in zip(found, pairwise([*shown, None]), strict=True):
+    pairs = pairwise([*subtitles(words), None])
+    for cue, (subtitle, following) in zip(groups, pairs, strict=True):
+        assert subtitle is not None
         limit = inf if following is None else following.start
         earliest_end = min(cue[0].start + 5 / 6, limit)
         assert earliest_end <= subtitle.end <= min(subtitle.start + 7.0, limit)
@@ -42,11 +45,11 @@ def test_a_pause_begins_a_cue() -> None:
 
 def test_a_sentence_without_spaces_is_shown_as_it_is_said() -> None:
     text = "".join(map(chr, range(0x4E00, 0x4E00 + 120)))
-    found = [*subtitles([Word(text, 1.0, 25.0)])]
-    assert "".join(line for each in found for line in each.lines) == text
-    assert len(found) == 4
-    assert (found[0].start, found[-1].end) == (1.0, 25.0)
-    assert all(each.end - each.start <= 7.0 and len(each.lines) <= 2 for each in found)
+    lines = [*subtitles([Word(text, 1.0, 25.0)])]
+    assert "".join(line for result in lines for line in result.lines) == text
+    assert len(lines) == 4
+    assert (lines[0].start, lines[-1].end) == (1.0, 25.0)
+    assert all(result.end - result.start <= 7.0 and len(result.lines) <= 2 for result in lines)
 
 
 def test_subrip_webvtt_and_tables() -> None:

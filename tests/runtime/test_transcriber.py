@@ -36,9 +36,9 @@ def say(seconds: float, *, seed: int = 0) -> str:
 @pytest.mark.parametrize("pause", [0.6, 1.0, 3.0, 40.0])
 def test_sentences_with_pauses_are_joined_as_they_were_said(pause: float, tmp_path: Path) -> None:
     transcriber, tokenizer, _ = tone_transcriber(tmp_path)
-    spoken = [speak(tokenizer, each) for each in SENTENCES]
-    audio = np.concatenate([each for one in spoken for each in (one, silence(pause))])
-    alone = [transcriber.transcribe(each, RATE).text for each in spoken]
+    spoken = [speak(tokenizer, text) for text in SENTENCES]
+    audio = np.concatenate([text for one in spoken for text in (one, silence(pause))])
+    alone = [transcriber.transcribe(text, RATE).text for text in spoken]
     assert alone == [*SENTENCES]
     joined = transcriber.transcribe(audio, RATE)
     assert joined.text == " ".join(SENTENCES)
@@ -48,10 +48,10 @@ def test_sentences_with_pauses_are_joined_as_they_were_said(pause: float, tmp_pa
 def test_nothing_stands_between_sentences_of_chinese(tmp_path: Path) -> None:
     bundle, tokenizer, _ = tone_bundle(tmp_path, "我爱北京天安门")
     audio = np.concatenate([speak(tokenizer, "我爱北京"), silence(40), speak(tokenizer, "天安门")])
-    heard: list[str] = []
-    (transcript,) = Transcriber(bundle=bundle).stream([audio], RATE, on_text=heard.append)
-    assert str(transcript) == "".join(heard) == "我爱北京天安门"
-    assert len(heard) > 1
+    parts: list[str] = []
+    (transcript,) = Transcriber(bundle=bundle).stream([audio], RATE, on_text=parts.append)
+    assert str(transcript) == "".join(parts) == "我爱北京天安门"
+    assert len(parts) > 1
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -61,10 +61,10 @@ def test_speech_without_a_pause_loses_no_word_and_has_none_twice(seed: int, tmp_
     transcriber = Transcriber(bundle=bundle, pool_seconds=pool_seconds)
     text = say(130, seed=seed)
     lead = silence(0.24 * seed)  # so that the cuts lie elsewhere
-    heard = transcriber.transcribe(np.concatenate([lead, speak(tokenizer, text)]), RATE)
+    transcript = transcriber.transcribe(np.concatenate([lead, speak(tokenizer, text)]), RATE)
     assert sum(map(len, model.batches)) == 5
-    assert heard.text == text
-    assert [each.text for each in heard.words] == text.split()
+    assert transcript.text == text
+    assert [word.text for word in transcript.words] == text.split()
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -76,8 +76,8 @@ def test_a_quiet_voice_before_a_loud_one_is_heard_once(seed: int, tmp_path: Path
     for first, end in ((218, 223), (232, 237), (250, None)):  # letters of 120 ms
         loudness[first:end] = 1.6
     letters = speak(tokenizer, text).reshape(len(text), -1) * loudness[:, None]
-    heard = transcriber.transcribe(letters.ravel().astype(np.int16), RATE)
-    assert heard.text == text
+    transcript = transcriber.transcribe(letters.ravel().astype(np.int16), RATE)
+    assert transcript.text == text
 
 
 def test_a_hotword_that_cannot_be_spelled_is_named(
@@ -95,8 +95,8 @@ def test_a_hotword_that_cannot_be_spelled_is_named(
         "refused_hotwords": ("日本",),
     }
     expecting = Transcriber(bundle=bundle)
-    heard = expecting.transcribe(speak(tokenizer, SENTENCES[1]), RATE)
-    assert heard.text == SENTENCES[1]
+    transcript = expecting.transcribe(speak(tokenizer, SENTENCES[1]), RATE)
+    assert transcript.text == SENTENCES[1]
 
 
 def test_onnx_is_refused_where_the_decoder_needs_the_attention_decoder(
@@ -108,8 +108,8 @@ def test_onnx_is_refused_where_the_decoder_needs_the_attention_decoder(
     decoder = BeamDecoder(
         tokenizer=tokenizer, language_models=file, weights={}, attention_rescoring=True
     )
-    made = replace(bundle, decoder=decoder)
-    monkeypatch.setattr("sbkit.runtime.transcriber.open_model", lambda *_, **__: made)
+    opened = replace(bundle, decoder=decoder)
+    monkeypatch.setattr("sbkit.runtime.transcriber.open_model", lambda *_, **__: opened)
     with pytest.raises(SbkitError, match="needs the attention decoder: that is not exported"):
         Transcriber.load(tmp_path, runtime="onnx")
 
@@ -117,10 +117,10 @@ def test_onnx_is_refused_where_the_decoder_needs_the_attention_decoder(
 def test_words_have_the_times_at_which_they_are_said(tmp_path: Path) -> None:
     transcriber, tokenizer, _ = tone_transcriber(tmp_path)
     text = say(70)
-    heard = transcriber.transcribe(speak(tokenizer, text), RATE)
-    assert [word.text for word in heard.words] == text.split()
+    transcript = transcriber.transcribe(speak(tokenizer, text), RATE)
+    assert [word.text for word in transcript.words] == text.split()
     place = 0
-    for word in heard.words:
+    for word in transcript.words:
         begin, end = 0.12 * place, 0.12 * (place + len(word.text))
         assert begin - 0.05 <= word.start < word.end <= end + 0.05
         place += len(word.text) + 1
@@ -130,8 +130,8 @@ def test_the_last_word_may_end_after_the_last_whole_frame(tmp_path: Path) -> Non
     bundle, tokenizer, _ = tone_bundle(tmp_path)
     late = replace(bundle, config=replace(bundle.config, word_offsets=WordOffsets(0.0, 9.0)))
     audio = np.append(speak(tokenizer, "a fox"), silence(1.0)[:300])
-    heard = Transcriber(bundle=late).transcribe(audio, RATE)
-    assert heard.words[-1].end == heard.seconds == len(audio) / RATE
+    transcript = Transcriber(bundle=late).transcribe(audio, RATE)
+    assert transcript.words[-1].end == transcript.seconds == len(audio) / RATE
 
 
 def test_batches_are_of_similar_length_and_go_across_sources(
@@ -140,8 +140,8 @@ def test_batches_are_of_similar_length_and_go_across_sources(
     monkeypatch.setattr("sbkit.runtime.model.usable_cores", lambda: 2)
     transcriber, tokenizer, model = tone_transcriber(tmp_path)
     texts = ["a", "fox", "the quick brown dog", "lazy"] * 50
-    heard = transcriber.transcribe_batch([speak(tokenizer, each) for each in texts], RATE)
-    assert [each.text for each in heard] == texts
+    transcripts = transcriber.transcribe_batch([speak(tokenizer, text) for text in texts], RATE)
+    assert [transcript.text for transcript in transcripts] == texts
     assert len(model.batches) < 25
     for batch in model.batches:
         assert len(batch) * max(batch) <= CPU_BATCH_SECONDS
@@ -177,7 +177,7 @@ def test_an_error_of_the_model_names_the_file(tmp_path: Path) -> None:
 
 def test_one_broken_file_loses_no_other(tmp_path: Path) -> None:
     transcriber, tokenizer, _ = tone_transcriber(tmp_path)
-    spoken = [speak(tokenizer, each) for each in SENTENCES[:2]]
+    spoken = [speak(tokenizer, text) for text in SENTENCES[:2]]
     with pytest.raises(
         BatchError, match=r"1 of 3 files or arrays cannot .* error: .*gone.wav"
     ) as failed:
@@ -196,9 +196,9 @@ def test_a_file_that_breaks_off_leaves_the_next_one_whole(tmp_path: Path) -> Non
     damaged = len(content) * 19 // 20
     content[damaged : damaged + 2000] = bytes(2000)
     file.write_bytes(content)
-    broken, whole = transcriber.stream([file, speak(tokenizer, SENTENCES[0])], RATE)
+    broken, second = transcriber.stream([file, speak(tokenizer, SENTENCES[0])], RATE)
     assert isinstance(broken, SbkitError)
-    assert isinstance(whole, Transcript) and whole.text == SENTENCES[0]
+    assert isinstance(second, Transcript) and second.text == SENTENCES[0]
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_a_file_that_breaks_off_leaves_the_next_one_whole(tmp_path: Path) -> Non
         (np.zeros(100), None, "must be from 4000 to 768000 Hz"),
         (np.zeros(100), 3, "must be from 4000 to 768000 Hz"),
         (np.zeros(0), RATE, "array is empty"),
-        (np.zeros(100, np.int64), RATE, "must hold int16, or floats"),
+        (np.zeros(100, np.int64), RATE, "int64 with shape"),
         (np.full(100, np.nan), RATE, "must lie between -1 and 1"),
         (np.full(100, 3e4), RATE, "must lie between -1 and 1"),
     ],
@@ -236,9 +236,13 @@ def test_a_bundle_says_what_it_runs_on(tmp_path: Path) -> None:
     bundle = make_bundle(tmp_path)
     for precision in ("fp32", "bf16"):
         with Transcriber.load(bundle, device="cpu", precision=precision) as transcriber:
-            found = transcriber.effective
-            assert (found.runtime, found.device, found.precision) == ("torch", "cpu", precision)
-            assert transcriber.transcribe(silence(1), RATE).effective == found
+            effective = transcriber.effective
+            assert (effective.runtime, effective.device, effective.precision) == (
+                "torch",
+                "cpu",
+                precision,
+            )
+            assert transcriber.transcribe(silence(1), RATE).effective == effective
     for wrong in ({"device": "gpu"}, {"precision": "fp16"}, {"runtime": "tf"}):
         with pytest.raises(SbkitError, match="must be"):
             Transcriber.load(bundle, **{"device": "cpu", **wrong})  # type: ignore[arg-type]

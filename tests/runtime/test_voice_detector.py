@@ -73,22 +73,22 @@ def test_pieces_of_any_size_make_known_the_same_as_the_whole_clip() -> None:
     levels = np.repeat(random.random(300), random.integers(1, 20, 300))
     audio = np.repeat((32767 * levels).astype(np.int16), 320)[:-77]
     detector = VoiceDetector(ToldFrames())
-    whole, end = detector.push(audio[None] / np.float32(32768), detector.start())  # (1, S)
-    assert len(whole) > 20
+    expected, end = detector.push(audio[None] / np.float32(32768), detector.start())  # (1, S)
+    assert len(expected) > 20
     for size in (1, 100, 320, 5000):
         events, state = list[SpeechEvent](), detector.start()
         for first in range(0, len(audio), size):
-            made, state = detector.push(audio[first : first + size], state)
-            events += made
-        assert events == whole and detector.finish(state) == detector.finish(end)
+            new_events, state = detector.push(audio[first : first + size], state)
+            events += new_events
+        assert events == expected and detector.finish(state) == detector.finish(end)
 
 
 def test_a_copy_goes_on_by_itself_and_events_tell_when_they_are_known() -> None:
     detector = VoiceDetector(ToldFrames(), BARE)
     events, state = detector.push(tell((1, 0.0), (1, 1.0)), detector.start())
     assert events == [SpeechEvent("started", 1.0, 1.1)]
-    kept = copy.deepcopy(state)
+    twin = copy.deepcopy(state)
     stopped, _ = detector.push(tell((1, 0.0)), state)
     assert stopped == [SpeechEvent("stopped", 2.0, 2.3)]
-    assert detector.push(tell((1, 0.0)), kept)[0] == stopped
-    assert detector.finish(kept) == [SpeechEvent("stopped", 2.0, 2.0)]
+    assert detector.push(tell((1, 0.0)), twin)[0] == stopped
+    assert detector.finish(twin) == [SpeechEvent("stopped", 2.0, 2.0)]

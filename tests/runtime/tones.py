@@ -60,10 +60,10 @@ class ToneModel:
 def speak(tokenizer: Tokenizer, text: str) -> Samples:
     """Say a text without a pause: its letters and spaces are tones, one after the other."""
     time = np.arange((LETTER - 1) * STEP) / RATE
-    rest = np.random.default_rng(0).normal(0, 300, STEP)  # no silence: breath, say
+    breath = np.random.default_rng(0).normal(0, 300, STEP)  # no silence: breath, say
     parts = []
     for token in tokenizer.encode(text):
-        parts += [8000 * np.sin(2 * np.pi * (LOWEST + APART * token) * time), rest]
+        parts += [8000 * np.sin(2 * np.pi * (LOWEST + APART * token) * time), breath]
     return np.concatenate(parts).astype(np.int16)
 
 

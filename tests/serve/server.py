@@ -34,7 +34,7 @@ from sbkit.text.tokenizer import Tokenizer
 from tests.runtime.tones import RATE, ToneModel, speak, tone_bundle
 
 SHAPES = Shapes.table(RATE, batch_seconds=10.0, clips=(1, 2, 4, 8), seconds=(1.0, 2.0, 5.0, 30.0))
-Made = tuple[Bundle, Tokenizer, ToneModel]
+Tones = tuple[Bundle, Tokenizer, ToneModel]
 
 
 @dataclass
@@ -100,11 +100,11 @@ class ToneSpeaker:
         self._tokenizer = tokenizer
 
     def stream(self, text: str, speed: float = 1.0, max_seconds: float = math.inf) -> Speech:
-        sentences = [each for part in text.split(".") if (each := part.strip())]
+        sentences = [part.strip() for part in text.split(".") if part.strip()]
         if not sentences or not set(text) <= set("abcdefghijklmnopqrstuvwxyz ."):
             raise SbkitError(f"A text must have letters alone, but is {text}. Say another one.")
-        spoken = (speak(self._tokenizer, each) / np.float32(32768) for each in sentences)
-        audio = (np.resize(each, round(len(each) / speed)) for each in spoken)
+        spoken = (speak(self._tokenizer, sentence) / np.float32(32768) for sentence in sentences)
+        audio = (np.resize(sentence, round(len(sentence) / speed)) for sentence in spoken)
         return Speech(audio, ())
 
     def close(self) -> None:
@@ -133,7 +133,7 @@ def wait_for(condition: Any) -> None:
 def served(
     folder: Path,
     *,
-    made: Made | None = None,
+    tones: Tones | None = None,
     keys: Sequence[str] = (),
     origins: Sequence[str] = (),
     phase: str = READY,
@@ -141,11 +141,11 @@ def served(
     readme: str = "",
     detector: VoiceDetector | None = None,
     speaker: Any = None,
-    beside: Made | None = None,
+    beside: Tones | None = None,
     **limits: Any,
 ) -> Iterator[Served]:
     """Serve a recognizer, one beside it, and a voice if there is a speaker, from a phase on."""
-    bundle, tokenizer, model = made or tone_bundle(folder)
+    bundle, tokenizer, model = tones or tone_bundle(folder)
     bundle = replace(bundle, config=replace(bundle.config, language=language))
     bundles = {"tones": bundle} if beside is None else {"tones": bundle, "beside": beside[0]}
     bounds, state = Limits(**{"drain_seconds": 0.0, **limits}), State()
@@ -182,9 +182,9 @@ def served(
     thread.start()
     try:
         wait_for(lambda: server.started and state.phase == (READY if phase != WARMING else phase))
-        found = Served(url, model, tokenizer, server, state, thread)
-        yield found
-        found.client.close()
+        here = Served(url, model, tokenizer, server, state, thread)
+        yield here
+        here.client.close()
     finally:
         server.should_exit = True
         thread.join()

@@ -26,13 +26,13 @@ async def livekit(url: str, audio: bytes, rate: int) -> None:
     """Send a clip as a file, and then as it comes, where an endpoint ends it."""
     frame = AudioFrame(audio, rate, 1, len(audio) // 2)
     options = {"base_url": f"{url}/v1", "api_key": KEY, "model": MODEL}
-    found = await openai.STT(**options).recognize(frame)
-    print(found.alternatives[0].text, flush=True)
+    result = await openai.STT(**options).recognize(frame)
+    print(result.alternatives[0].text, flush=True)
     async with http_context.open():
         voice = openai.TTS(base_url=f"{url}/v1", api_key=KEY, response_format="wav", **VOICE)
         spoken = await voice.synthesize(TEXT).collect()
-        found = await openai.STT(**options).recognize(spoken)
-        print(found.alternatives[0].text, flush=True)
+        result = await openai.STT(**options).recognize(spoken)
+        print(result.alternatives[0].text, flush=True)
         stream = openai.STT(**options, use_realtime=True).stream()
         stream.push_frame(frame)
         async for event in stream:
@@ -50,18 +50,18 @@ async def pipecat(url: str, audio: bytes, rate: int) -> None:
         service = kind(api_key=KEY, base_url=base_url, settings=kind.Settings(model=MODEL))
         step = rate // 50 * 2
         pieces = [audio[at : at + step] for at in range(0, len(audio), step)]
-        sent = [
+        frames_sent = [
             SleepFrame(1.0),  # until it has connected
             frames.VADUserStartedSpeakingFrame(),
-            *(frames.InputAudioRawFrame(each, rate, 1) for each in pieces),
+            *(frames.InputAudioRawFrame(piece, rate, 1) for piece in pieces),
             frames.VADUserStoppedSpeakingFrame(),
             SleepFrame(3.0),  # until it is answered
         ]
         down, _ = await run_test(
-            service, frames_to_send=sent, pipeline_params=params, start_timeout=20.0
+            service, frames_to_send=frames_sent, pipeline_params=params, start_timeout=20.0
         )
-        found = [each.text for each in down if isinstance(each, frames.TranscriptionFrame)]
-        print(*found, flush=True)
+        result = [frame.text for frame in down if isinstance(frame, frames.TranscriptionFrame)]
+        print(*result, flush=True)
     voice = OpenAITTSService(
         api_key=KEY, base_url=f"{url}/v1", settings=OpenAITTSService.Settings(**VOICE)
     )
@@ -71,12 +71,14 @@ async def pipecat(url: str, audio: bytes, rate: int) -> None:
         pipeline_params=PipelineParams(audio_out_sample_rate=OUT),
         start_timeout=20.0,
     )
-    spoken = b"".join(each.audio for each in down if isinstance(each, frames.TTSAudioRawFrame))
+    spoken = b"".join(frame.audio for frame in down if isinstance(frame, frames.TTSAudioRawFrame))
     file = io.BytesIO()
     soundfile.write(file, np.frombuffer(spoken, "<i2"), OUT, format="WAV")
     client = OpenAI(api_key=KEY, base_url=f"{url}/v1")
-    sent = client.audio.transcriptions.create(model=MODEL, file=("speech.wav", file.getvalue()))
-    print(sent.text, flush=True)
+    frames_sent = client.audio.transcriptions.create(
+        model=MODEL, file=("speech.wav", file.getvalue())
+    )
+    print(frames_sent.text, flush=True)
 
 
 if __name__ == "__main__":

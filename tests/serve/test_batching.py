@@ -50,12 +50,12 @@ def echo() -> Echo:
 
 @pytest.fixture
 def batcher(echo: Echo) -> Iterator[Batcher]:
-    made = Batcher(
+    tones = Batcher(
         ModelThread(lambda: echo), shapes=SHAPES, wait_seconds=0.01, on_batch=lambda *_: None
     )
-    yield made
+    yield tones
     echo.go.set()
-    made.close()
+    tones.close()
 
 
 def clip(number: int, seconds: float = 1.0) -> Samples:
@@ -63,8 +63,8 @@ def clip(number: int, seconds: float = 1.0) -> Samples:
 
 
 def ask(batcher: Batcher, *clips: Samples) -> list[int]:
-    (found,) = [batcher.encode(clips)]
-    return [int(each.log_probs[0]) for each in found]
+    (results,) = [batcher.encode(clips)]
+    return [int(result.log_probs[0]) for result in results]
 
 
 def test_many_callers_get_their_own_answers_from_common_batches(
@@ -72,10 +72,10 @@ def test_many_callers_get_their_own_answers_from_common_batches(
 ) -> None:
     with ThreadPoolExecutor(32) as callers:
         echo.go.clear()
-        found = callers.map(lambda n: ask(batcher, clip(n), clip(100 + n, 2.0)), range(32))
+        results = callers.map(lambda n: ask(batcher, clip(n), clip(100 + n, 2.0)), range(32))
         wait_for(lambda: len(batcher) >= 56)
         echo.go.set()
-        assert list(found) == [[n, 100 + n] for n in range(32)]
+        assert list(results) == [[n, 100 + n] for n in range(32)]
     assert max(map(len, echo.batches)) == 4
     assert all(len({number // 100 for number in batch}) == 1 for batch in echo.batches)
 
@@ -131,12 +131,12 @@ def test_the_fault_of_a_piece_is_that_of_its_caller(echo: Echo, batcher: Batcher
         echo.go.clear()
         callers.submit(ask, batcher, clip(1))
         echo.inside.wait()
-        found = [callers.submit(ask, batcher, clip(n)) for n in (-1, 3)]
+        results = [callers.submit(ask, batcher, clip(n)) for n in (-1, 3)]
         wait_for(lambda: len(batcher) == 2)
         echo.go.set()
         with pytest.raises(ZeroDivisionError):
-            found[0].result()
-        assert found[1].result() == [3]
+            results[0].result()
+        assert results[1].result() == [3]
 
 
 def test_nothing_waits_for_what_is_closed(echo: Echo, batcher: Batcher) -> None:

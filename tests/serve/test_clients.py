@@ -37,9 +37,9 @@ TEXT = "the quick brown fox"
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("served")
-    made = tone_bundle(folder)
-    with served(folder, made=made, speaker=ToneSpeaker(made[1])) as found:
-        yield found
+    tones = tone_bundle(folder)
+    with served(folder, tones=tones, speaker=ToneSpeaker(tones[1])) as result:
+        yield result
 
 
 def create(here: Served, audio: bytes, **more: Any) -> Any:
@@ -67,23 +67,23 @@ def test_json_has_the_text_and_verbose_json_what_is_asked_for(here: Served) -> N
     assert (verbose.text, verbose.duration, verbose.words) == (TEXT, pytest.approx(2.28), None)
     (segment,) = verbose.segments
     assert (segment.text, segment.start, segment.end) == (TEXT, 0.0, pytest.approx(2.24))
-    both = create(
+    servers = create(
         here, audio, response_format="verbose_json", timestamp_granularities=["word", "segment"]
     )
-    assert [word.word for word in both.words] == TEXT.split()
-    assert both.words[1].start == pytest.approx(0.48)
-    assert len(both.segments) == 1
+    assert [word.word for word in servers.words] == TEXT.split()
+    assert servers.words[1].start == pytest.approx(0.48)
+    assert len(servers.segments) == 1
 
 
 def test_events_bring_the_text_bit_by_bit(here: Served) -> None:
     texts = ["the dog jumps over a lazy fox " * 3] * 12
-    spoken = [(speak(here.tokenizer, each.strip()), pause(1.0)) for each in texts]
-    audio = np.concatenate([each for pair in spoken for each in pair])
+    spoken = [(speak(here.tokenizer, text.strip()), pause(1.0)) for text in texts]
+    audio = np.concatenate([part for pair in spoken for part in pair])
     *deltas, done = create(here, wav(audio), stream=True)
-    assert {each.type for each in deltas} == {"transcript.text.delta"}
+    assert {delta.type for delta in deltas} == {"transcript.text.delta"}
     assert len(deltas) > 1
     assert done.type == "transcript.text.done"
-    assert done.text == "".join(each.delta for each in deltas) == "".join(texts).strip()
+    assert done.text == "".join(delta.delta for delta in deltas) == "".join(texts).strip()
 
 
 def test_a_fault_amid_events_is_told(here: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +100,7 @@ def test_a_fault_amid_events_is_told(here: Served, monkeypatch: pytest.MonkeyPat
 def test_a_second_of_silence_is_an_empty_text(here: Served) -> None:
     """Front-ends send it first, to see whether the server is there."""
     assert create(here, silence(1.0)).text == ""
-    assert [each.type for each in create(here, silence(1.0), stream=True)][-1:] == [
+    assert [part.type for part in create(here, silence(1.0), stream=True)][-1:] == [
         "transcript.text.done"
     ]
 
@@ -122,9 +122,9 @@ def test_the_readme(
     """Its commands are taken, and what it asks of a server is answered."""
     monkeypatch.chdir(tmp_path)
     Path("talk.mp3").write_bytes(here.say(TEXT))
-    taken: list[argparse.Namespace] = []
+    parsed: list[argparse.Namespace] = []
     monkeypatch.setattr(
-        "sbkit.commands.serve.serve", lambda names, folders, options: taken.append(options)
+        "sbkit.commands.serve.serve", lambda names, folders, options: parsed.append(options)
     )
     text = README.read_text("utf-8").replace("http://127.0.0.1:8000", here.url)
     (shell,), scripts = (
@@ -134,7 +134,7 @@ def test_the_readme(
     *commands, curl = map(shlex.split, shell.splitlines())
     for command in commands:
         run(command[1:])
-    assert [each.port for each in taken] == [8000, 8000, 8000, 9000]
+    assert [options.port for options in parsed] == [8000, 8000, 8000, 9000]
     done = subprocess.run(curl, capture_output=True, check=True)
     assert json.loads(done.stdout)["text"] == TEXT
     resampled = resample_by_numpy(speak(here.tokenizer, TEXT) / np.float32(32768), 2, 3)
@@ -142,8 +142,8 @@ def test_the_readme(
     for python, expected in zip(scripts, (f"{TEXT}\n", "", f"{TEXT}\n"), strict=True):
         python = python.replace("my-model", "tones").replace("my-voice", "anna")
         words = [sys.executable, "-c", python.replace("Hello there", TEXT)]
-        said = subprocess.run(words, capture_output=True, check=True)
-        assert said.stdout.decode() == expected
+        done = subprocess.run(words, capture_output=True, check=True)
+        assert done.stdout.decode() == expected
     assert create(here, Path("hello.wav").read_bytes()).text == TEXT
     with pytest.raises(SystemExit):
         run(["serve", "--help"])
@@ -152,7 +152,7 @@ def test_the_readme(
 
 
 def test_the_model_has_its_name_and_aliases(here: Served) -> None:
-    assert [each.id for each in here.openai.models.list()] == [
+    assert [part.id for part in here.openai.models.list()] == [
         *("tones", "anna", "whisper-1", "tts-1")
     ]
     assert here.openai.models.retrieve("tones").owned_by == "sbkit"
@@ -166,10 +166,10 @@ def test_everyone_gets_the_text_of_his_own_audio_and_batches_hold_several(here: 
     before = here.metric("sbkit_batch_clips_count")
     with ThreadPoolExecutor(16) as clients:
         with here.busy():
-            found = clients.map(lambda text: create(here, here.say(text)).text, texts)
+            result = clients.map(lambda text: create(here, here.say(text)).text, texts)
             wait_for(lambda: here.state.in_flight == 16)
             wait_for(lambda: here.metric("sbkit_queued_segments") >= 8)
-        assert list(found) == texts
+        assert list(result) == texts
     assert here.metric("sbkit_batch_clips_count") - before < 16
     assert max(map(len, here.model.batches)) > 1
 
@@ -178,12 +178,10 @@ def test_health_and_metrics(here: Served) -> None:
     assert here.get("/health/live").status_code == 200
     ready = here.get("/health/ready")
     assert ready.status_code == 200
-    found = ready.json()
-    assert (found["status"], [each["name"] for each in found["models"]]) == (
-        "ready",
-        ["tones", "anna"],
-    )
-    for model in found["models"]:
+    content = ready.json()
+    assert content["status"] == "ready"
+    assert [model["name"] for model in content["models"]] == ["tones", "anna"]
+    for model in content["models"]:
         assert (model["declared"]["device"], model["effective"]["device"]) == ("auto", "cpu")
     good = f'sbkit_requests_total{{path="{TRANSCRIPTIONS}",status="200"}}'
     before = here.metric(good), here.metric("sbkit_audio_seconds_t")
@@ -204,8 +202,8 @@ class Unsure(ToneModel):
         scores = -2 * np.abs(place[:, None] - np.arange(self._vocab_size))
         scores[np.abs(frames).mean(1) < 500] = -20.0
         scores[np.abs(frames).mean(1) < 500, self._blank] = 0.0
-        found: LogProbs = scores - np.log(np.exp(scores).sum(1, keepdims=True))
-        return found
+        result: LogProbs = scores - np.log(np.exp(scores).sum(1, keepdims=True))
+        return result
 
 
 def decoding_processes() -> int:
@@ -227,10 +225,10 @@ def test_the_prompt_is_what_is_expected_where_there_are_language_models(
         tokenizer=tokenizer, language_models=tmp_path / "lm.safetensors", weights={}
     )
     model = Unsure(tokenizer.vocab_size, tokenizer.vocabulary.blank)
-    made = replace(bundle, decoder=decoder, model=ModelThread(lambda: model)), tokenizer, model
+    tones = replace(bundle, decoder=decoder, model=ModelThread(lambda: model)), tokenizer, model
     bundle.model.close()
     audio, before = wav(speak(tokenizer, "the fix")), decoding_processes()
-    with served(tmp_path, made=made) as unsure:
+    with served(tmp_path, tones=tones) as unsure:
         plain = create(unsure, audio).text
         assert create(unsure, audio, prompt="We speak of: the fix, /etc/passwd").text == "the fix"
         assert create(unsure, audio, prompt="/etc/hosts.txt").text == plain

@@ -50,8 +50,8 @@ def as_wav(clip: Samples) -> bytes:
 
 def say(session: Any, clip: Samples) -> str:
     """Send a turn, commit it, and return its text."""
-    given = {"audio": {"input": {"turn_detection": None}}, "type": "transcription"}
-    session.session.update(session=given)
+    session_options = {"audio": {"input": {"turn_detection": None}}, "type": "transcription"}
+    session.session.update(session=session_options)
     for piece in np.array_split(clip, 50):
         session.input_audio_buffer.append(audio=base64.b64encode(piece.tobytes()).decode())
     session.input_audio_buffer.commit()
@@ -88,17 +88,17 @@ def test_it_answers_what_transcribe_does_and_leaves_when_asked(
     random = np.random.default_rng(0)
     clips = [random.integers(-9000, 9000, RATE * n).astype(np.int16) for n in (1, 3, 4, 35)]
     with Transcriber.load(exported, runtime=runtime, device="cpu") as transcriber:
-        expected = [each.text for each in transcriber.transcribe_batch(clips, RATE)]
+        expected = [transcript.text for transcript in transcriber.transcribe_batch(clips, RATE)]
     with serving(exported, "--runtime", runtime) as (client, process):
         (ready,) = client.get("/health/ready").json()["models"]
         assert (ready["declared"]["runtime"], ready["effective"]["runtime"]) == (runtime, runtime)
         assert bool(ready["effective"]["nodes"]) == (runtime == "onnx")
-        found = [
+        results = [
             client.post("/v1/audio/transcriptions", files={"file": wav(clip)}).json()["text"]
             for clip in clips
         ]
-        assert found == expected
-        assert any(found)
+        assert results == expected
+        assert any(results)
         process.terminate()
         assert process.wait(120) == 0, process.written()[1]
         lines = process.written()[1].splitlines()
@@ -134,8 +134,8 @@ def test_a_compiled_model_answers_files_and_sessions_alike(tmp_path: Path) -> No
         mode="default", backend="eager", streaming="also", clips=(1, 2), seconds=(3.0, 30.0)
     )
     thread = ModelThread(partial(load_torch, read, folder, compilation=table))
-    made: Any = OpenBundle.of(read, thread), read.labels, None
-    with served(tmp_path, made=made) as here, ThreadPoolExecutor(3) as clients:
+    tones: Any = OpenBundle.of(read, thread), read.labels, None
+    with served(tmp_path, tones=tones) as here, ThreadPoolExecutor(3) as clients:
         before = counters["stats"]["unique_graphs"]
 
         def speak(_: int) -> str:
@@ -168,14 +168,16 @@ def test_no_request_is_lost_when_it_is_asked_to_stop(tmp_path: Path) -> None:
         serving(bundle, "--drain-seconds", "1") as (client, process),
         ThreadPoolExecutor(32) as clients,
     ):
-        found = [clients.submit(ask_until_gone, client.base_url, as_wav(NOISE)) for _ in range(32)]
+        results = [
+            clients.submit(ask_until_gone, client.base_url, as_wav(NOISE)) for _ in range(32)
+        ]
         wait_for(lambda: process.written()[1].count(" 200 ") > 32)
         process.terminate()
         wait_for(lambda: client.get("/health/ready").status_code == 503)
         before = process.written()[1].count(" 200 ")
         wait_for(lambda: process.written()[1].count(" 200 ") > before)
         assert process.wait(120) == 0
-        answers = sum((each.result() for each in found), Counter[str | int]())
+        answers = sum((result.result() for result in results), Counter[str | int]())
     assert answers.keys() <= {200, 503, "nobody listens"}, answers
     assert answers["nobody listens"] == 32
 
@@ -210,14 +212,14 @@ def test_a_model_that_runs_elsewhere_than_asked_ends_the_start(
     monkeypatch.setattr("sbkit.commands.serve.import_object", lambda name: voice_class)
     read = BundleContents(bundle.config, task)
     monkeypatch.setattr("sbkit.commands.serve.read_bundle", lambda *_, **__: read)
-    for options, came in (
+    for options, message in (
         (["--device", "cuda:0"], "cuda:0` was asked for, but the model runs with cpu"),
         (
             ["--runtime", "onnx", "--precision", "int8"],
             "int8` was asked for, but the model runs with fp32",
         ),
     ):
-        with pytest.raises(SbkitError, match=came):
+        with pytest.raises(SbkitError, match=message):
             run(["serve", str(tmp_path), "--port", "0", *options])
 
 
@@ -236,8 +238,8 @@ def test_it_does_not_start_where_it_cannot(tmp_path: Path) -> None:
     for runtime in ("torch", "onnx"):
         with pytest.raises(SbkitError, match=f"needs a GPU that {runtime} can use"):
             run(["serve", str(bundle), "--port", "0", "--device", "cuda", "--runtime", runtime])
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = str(listening.getsockname()[1])
         with pytest.raises(SbkitError, match="cannot listen at"):
             run(["serve", str(bundle), "--port", port])
     with pytest.raises(SbkitError, match="cannot listen at"):

@@ -23,8 +23,8 @@ TRUSTED = {"Origin": SITE, "Host": "talk.example.com"}
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with served(tmp_path_factory.mktemp("here"), origins=[SITE], max_seconds=20.0) as found:
-        yield found
+    with served(tmp_path_factory.mktemp("here"), origins=[SITE], max_seconds=20.0) as here_found:
+        yield here_found
 
 
 def read(stream: socket.socket) -> bytes:
@@ -187,7 +187,7 @@ def test_each_request_is_a_line_without_its_contents(
         assert json.loads(refused.value.response.body)["error"]["message"]
 
     def logged() -> list[str]:
-        return [each.getMessage() for each in caplog.records if each.name == "sbkit.serve"]
+        return [record.getMessage() for record in caplog.records if record.name == "sbkit.serve"]
 
     wait_for(lambda: len(logged()) == 7)
     lines = logged()

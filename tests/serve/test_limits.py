@@ -88,16 +88,16 @@ CASES: dict[str, tuple[int, str, dict[str, Any]]] = {
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("limited")
-    with served(folder, language="en", max_mb=2.0, max_seconds=20.0) as found:
-        yield found
+    with served(folder, language="en", max_mb=2.0, max_seconds=20.0) as answer:
+        yield answer
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_bad_requests_get_a_sentence(here: Served, name: str) -> None:
     status, words, request = CASES[name]
-    found = here.post(**request)
-    assert found.status_code == status, found.text
-    error = found.json()["error"]
+    answer = here.post(**request)
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
     assert words in error["message"]
     assert set(error) == {"message", "type", "param", "code"}
     assert error["type"] == "invalid_request_error"
@@ -111,8 +111,11 @@ def test_a_language_with_a_region_or_none_is_taken(here: Served) -> None:
 
 def test_what_is_not_there(here: Served) -> None:
     for path in ("/nowhere", "/v1/nowhere"):
-        found = here.get(path)
-        assert (found.status_code, found.json()["error"]["type"]) == (404, "invalid_request_error")
+        answer = here.get(path)
+        assert (answer.status_code, answer.json()["error"]["type"]) == (
+            404,
+            "invalid_request_error",
+        )
     assert here.get("/v1/audio/transcriptions").status_code == 405
     plain = here.get("/v1/realtime")  # as a proxy sends it that drops the header Upgrade
     assert (plain.status_code, plain.headers["upgrade"]) == (426, "websocket"), plain.text
@@ -122,17 +125,17 @@ def test_a_header_that_says_less_than_there_is_does_not_help(
     here: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sbkit.serve.recognizer.declared_seconds", lambda _: 0.0)
-    found = here.post(silence(21.0))
-    assert (found.status_code, "20 s of audio" in found.text) == (413, True)
+    answer = here.post(silence(21.0))
+    assert (answer.status_code, "20 s of audio" in answer.text) == (413, True)
 
 
 def test_a_fault_of_the_model_is_one_of_the_server(
     here: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(here.model, "encode", lambda clips: 1 // 0)
-    found = here.post(SOME)
-    assert (found.status_code, found.json()["error"]["type"]) == (500, "server_error")
-    assert "ZeroDivisionError" not in found.text
+    answer = here.post(SOME)
+    assert (answer.status_code, answer.json()["error"]["type"]) == (500, "server_error")
+    assert "ZeroDivisionError" not in answer.text
 
 
 def connect(here: Served) -> socket.socket:
@@ -172,7 +175,7 @@ def test_too_many_at_a_time(tmp_path: Path) -> None:
             with pytest.raises(openai.RateLimitError, match="3 requests are in flight") as refused:
                 here.openai.audio.transcriptions.create(model="tones", file=("a.wav", SOME))
             assert refused.value.response.headers["retry-after"] == "1"
-        assert [each.result().json()["text"] for each in first] == ["a dog", "a fox", "a"]
+        assert [future.result().json()["text"] for future in first] == ["a dog", "a fox", "a"]
         assert here.post(SOME).status_code == 200
         wait_for(lambda: here.state.in_flight == 0)
         here.state.in_flight = 1000  # above the limit, however it came there
@@ -244,7 +247,7 @@ def test_it_is_not_ready_before_it_is_warm_nor_while_it_stops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leave, warm_up = threading.Event(), Recognizer.warm_up
-    monkeypatch.setattr(Recognizer, "warm_up", lambda each: leave.wait() and warm_up(each))
+    monkeypatch.setattr(Recognizer, "warm_up", lambda engine: leave.wait() and warm_up(engine))
     with (
         served(tmp_path, phase=WARMING, drain_seconds=2.0) as here,
         ThreadPoolExecutor(2) as clients,

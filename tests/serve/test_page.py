@@ -13,7 +13,7 @@ from sbkit.audio.resample import resample_by_numpy
 from tests.browser import open_browser, require_quiet, visit
 from tests.logs.test_report_in_browser import find, wait
 from tests.runtime.tones import silence, speak, tone_bundle
-from tests.serve.server import Made, Served, ToneSpeaker, served
+from tests.serve.server import Served, Tones, ToneSpeaker, served
 from tests.serve.test_realtime import live_bundle
 
 pytestmark = pytest.mark.browser
@@ -38,27 +38,27 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def live(folder: Path) -> Iterator[Served]:
-    with served(folder, made=live_bundle(folder), language="en", readme=README) as here:
+    with served(folder, tones=live_bundle(folder), language="en", readme=README) as here:
         yield here
 
 
 @pytest.fixture(scope="module")
-def beside(folder: Path) -> Made:
+def beside(folder: Path) -> Tones:
     return tone_bundle(folder)
 
 
 @pytest.fixture(scope="module")
-def whole(folder: Path, beside: Made) -> Iterator[Served]:
-    made = tone_bundle(folder)
-    speaker = ToneSpeaker(made[1])
-    with served(folder, made=made, keys=["secret"], speaker=speaker, beside=beside) as here:
+def clip_server(folder: Path, beside: Tones) -> Iterator[Served]:
+    tones = tone_bundle(folder)
+    speaker = ToneSpeaker(tones[1])
+    with served(folder, tones=tones, keys=["secret"], speaker=speaker, beside=beside) as here:
         yield here
 
 
 @pytest.fixture(scope="module")
 def browser(folder: Path, live: Served) -> Iterator[Any]:
     """Open a browser whose microphone hears two sentences."""
-    spoken = [each for text in TEXTS for each in (speak(live.tokenizer, text), silence(1.5))]
+    spoken = [part for text in TEXTS for part in (speak(live.tokenizer, text), silence(1.5))]
     samples = np.concatenate([silence(1.0), *spoken, silence(20.0)])
     signal = resample_by_numpy(samples / np.float32(32768), 1, 3)
     soundfile.write(folder / "microphone.wav", signal, 48_000, subtype="PCM_16")
@@ -73,11 +73,11 @@ def browser(folder: Path, live: Served) -> Iterator[Any]:
 
 
 def text_of(browser: Any) -> list[str]:
-    return [each.text for each in find(browser, "#text p") if each.text]
+    return [part.text for part in find(browser, "#text p") if part.text]
 
 
 def words(browser: Any) -> list[str]:
-    return [each.text for each in find(browser, "#text .word")]
+    return [part.text for part in find(browser, "#text .word")]
 
 
 def test_a_microphone_is_transcribed_while_it_is_heard(browser: Any, live: Served) -> None:
@@ -86,7 +86,7 @@ def test_a_microphone_is_transcribed_while_it_is_heard(browser: Any, live: Serve
     wait(record.is_enabled)
     assert "tones" in browser.title
     card = find(browser, "#card")[0].text
-    assert all(each in card for each in ("16000 Hz", "en", "tones, cpu, fp32", "every 640 ms"))
+    assert all(part in card for part in ("16000 Hz", "en", "tones, cpu, fp32", "every 640 ms"))
     assert "16.50 %" in find(browser, "#scores")[0].text
     record.click()
     wait(lambda: find(browser, ".doubt"))
@@ -101,10 +101,10 @@ def test_a_microphone_is_transcribed_while_it_is_heard(browser: Any, live: Serve
 
 
 def test_a_file_is_transcribed_by_a_model_of_whole_clips(
-    browser: Any, whole: Served, beside: Made, folder: Path
+    browser: Any, clip_server: Served, beside: Tones, folder: Path
 ) -> None:
-    soundfile.write(folder / "talk.flac", speak(whole.tokenizer, TEXTS[0]), 16_000)
-    visit(browser, whole.url, width=390)
+    soundfile.write(folder / "talk.flac", speak(clip_server.tokenizer, TEXTS[0]), 16_000)
+    visit(browser, clip_server.url, width=390)
     (key,), (file,) = find(browser, "#secret"), find(browser, "#file")
     wait(key.is_displayed)
     file.send_keys(str(folder / "talk.flac"))
@@ -127,10 +127,10 @@ def test_a_file_is_transcribed_by_a_model_of_whole_clips(
     browser.switch_to.active_element.send_keys(Keys.ENTER)
     wait(lambda: browser.execute_script("return player.currentTime") > 1.2)  # brown
     browser.get_log("browser")  # of the answer 401
-    require_quiet(browser, whole.url)
+    require_quiet(browser, clip_server.url)
 
 
-def test_a_voice_is_heard(browser: Any, whole: Served) -> None:
+def test_a_voice_is_heard(browser: Any, clip_server: Served) -> None:
     """The page has the key of the test before."""
     find(browser, "#sentence")[0].send_keys("a fox")
     find(browser, "#speak")[0].click()
@@ -144,12 +144,12 @@ def test_a_voice_is_heard(browser: Any, whole: Served) -> None:
 
 
 def test_a_turn_of_a_model_of_whole_clips_ends_with_the_recording(
-    browser: Any, whole: Served
+    browser: Any, clip_server: Served
 ) -> None:
     (record,) = find(browser, "#record")
     record.click()
     wait(lambda: browser.execute_script("return seconds") > 4.5)
     record.click()
     wait(lambda: words(browser)[:4] == TEXTS[0].split())
-    wait(lambda: whole.state.sessions == 0)
-    require_quiet(browser, whole.url)
+    wait(lambda: clip_server.state.sessions == 0)
+    require_quiet(browser, clip_server.url)

@@ -32,7 +32,7 @@ from sbkit.streaming.recognizer import StreamingRecognizer
 from sbkit.streaming.session import Final, Session
 from tests.decoding.spoken import train_models
 from tests.runtime.tones import RATE, silence, speak, tone_bundle
-from tests.serve.server import Made, Served, served, wait_for
+from tests.serve.server import Served, Tones, served, wait_for
 from tests.serve.test_clients import Unsure
 from tests.streaming.streaming_tones import StreamingToneModel
 
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.timeout(60)  # for events that do not come
 COMMITTED = {"audio": {"input": {"turn_detection": None}}, "type": "transcription"}
 
 
-def live_bundle(folder: Path) -> Made:
+def live_bundle(folder: Path) -> Tones:
     bundle, tokenizer, _ = tone_bundle(folder)
     model = StreamingToneModel(tokenizer.vocab_size, tokenizer.vocabulary.blank)
     bundle.model.close()
@@ -51,14 +51,14 @@ def live_bundle(folder: Path) -> Made:
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("live")
-    with served(folder, made=live_bundle(folder), language="en", max_seconds=20.0) as found:
-        yield found
+    with served(folder, tones=live_bundle(folder), language="en", max_seconds=20.0) as results:
+        yield results
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with served(tmp_path_factory.mktemp("whole")) as found:
-        yield found
+def clip_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with served(tmp_path_factory.mktemp("whole")) as results:
+        yield results
 
 
 def at_24k(samples: Samples) -> bytes:
@@ -79,10 +79,10 @@ def until(session: Any, end: str) -> list[Any]:
 
 
 def short(events: Sequence[Any]) -> list[str]:
-    return [each.type.rpartition(".")[2] for each in events]
+    return [event.type.rpartition(".")[2] for event in events]
 
 
-@pytest.mark.parametrize("kind", ["live", "whole"])
+@pytest.mark.parametrize("kind", ["live", "clip_server"])
 def test_a_turn_that_the_client_commits(kind: str, request: pytest.FixtureRequest) -> None:
     here: Served = request.getfixturevalue(kind)
     with here.openai.realtime.connect(extra_query={"intent": "transcription"}) as session:
@@ -99,11 +99,11 @@ def test_a_turn_that_the_client_commits(kind: str, request: pytest.FixtureReques
             *_, completed = events
             assert completed.transcript == text
             assert completed.usage.seconds == pytest.approx(0.12 * len(text), abs=0.01)
-            assert [each["word"] for each in completed.words] == text.split()
-            deltas = [each.delta for each in events if each.type.endswith("delta")]
+            assert [word["word"] for word in completed.words] == text.split()
+            deltas = [event.delta for event in events if event.type.endswith("delta")]
             assert "".join(deltas) == text
             assert (len(list(filter(None, deltas))) > 1) == (kind == "live")
-            (committed,) = [each for each in events if each.type.endswith("committed")]
+            (committed,) = [event for event in events if event.type.endswith("committed")]
             assert (committed.previous_item_id, committed.item_id) == (previous, completed.item_id)
             previous = completed.item_id
 
@@ -115,7 +115,7 @@ def test_nothing_stands_between_utterances_of_chinese_in_a_turn() -> None:
 
 def test_the_server_ends_turns_at_endpoints(live: Served) -> None:
     texts = (TEXT, "a lazy dog")
-    spoken = [each for text in texts for each in (speak(live.tokenizer, text), silence(1.3))]
+    spoken = [part for text in texts for part in (speak(live.tokenizer, text), silence(1.3))]
     with live.openai.realtime.connect() as session:
         detection = session.recv().session.audio.input.turn_detection
         assert (detection.type, detection.silence_duration_ms) == ("server_vad", 1200)
@@ -129,7 +129,7 @@ def test_the_server_ends_turns_at_endpoints(live: Served) -> None:
                 "committed",
             ]
             assert set(short(deltas)) == {"delta"}
-            assert len({each.item_id for each in (started, *deltas, stopped, completed)}) == 1
+            assert len({part.item_id for part in (started, *deltas, stopped, completed)}) == 1
             assert completed.transcript == deltas[-1].hypothesis == text
             assert completed.words[0]["start"] == pytest.approx(begin, abs=0.06)
             end = begin + 0.12 * len(text)
@@ -160,12 +160,12 @@ class Loud:
         return (frames.mean(1) > 150).astype(np.float32), None
 
 
-@pytest.mark.parametrize("kind", ["live", "whole"])
+@pytest.mark.parametrize("kind", ["live", "clip_server"])
 def test_a_detector_ends_the_turns_of_any_model(kind: str, tmp_path: Path) -> None:
-    texts, made = (TEXT, "a lazy dog"), live_bundle(tmp_path) if kind == "live" else None
+    texts, tones = (TEXT, "a lazy dog"), live_bundle(tmp_path) if kind == "live" else None
     detector = VoiceDetector(Loud(), SpeechRules(padding=0.06))  # turns begin with a tone's frame
-    with served(tmp_path, made=made, detector=detector) as here:
-        spoken = [each for text in texts for each in (speak(here.tokenizer, text), silence(0.8))]
+    with served(tmp_path, tones=tones, detector=detector) as here:
+        spoken = [part for text in texts for part in (speak(here.tokenizer, text), silence(0.8))]
         audio = at_24k(np.concatenate([silence(2.0), *spoken]))
         for pieces in (1, 40):
             with here.openai.realtime.connect() as session:
@@ -178,7 +178,7 @@ def test_a_detector_ends_the_turns_of_any_model(kind: str, tmp_path: Path) -> No
                     end = begin + 0.12 * len(text)
                     assert started.type == "input_audio_buffer.speech_started"
                     assert started.audio_start_ms / 1000 == pytest.approx(begin - 0.06, abs=0.01)
-                    (stopped,) = [each for each in events if each.type.endswith("stopped")]
+                    (stopped,) = [event for event in events if event.type.endswith("stopped")]
                     assert stopped.audio_end_ms / 1000 == pytest.approx(end + 0.06, abs=0.01)
                     assert completed.transcript == text
                     assert completed.words[0]["start"] == pytest.approx(begin, abs=0.06)
@@ -190,7 +190,7 @@ def test_a_detector_ends_the_turns_of_any_model(kind: str, tmp_path: Path) -> No
 def test_after_a_clear_turns_begin_anew_where_the_stream_is(tmp_path: Path) -> None:
     detector = VoiceDetector(Loud(), SpeechRules(padding=0.06))
     with (
-        served(tmp_path, made=live_bundle(tmp_path), detector=detector) as here,
+        served(tmp_path, tones=live_bundle(tmp_path), detector=detector) as here,
         here.openai.realtime.connect() as session,
     ):
         send(session, at_24k(np.append(silence(1.0), speak(here.tokenizer, "a lazy dog"))))
@@ -214,9 +214,9 @@ def test_telephone_audio(live: Served, kind: str) -> None:
     signal = resample_by_numpy(speak(live.tokenizer, "a rude bird") / np.float32(32768), 2, 1)
     subtype = {"audio/pcmu": "ULAW", "audio/pcma": "ALAW"}[kind]
     soundfile.write(audio, signal, 8000, format="RAW", subtype=subtype)
-    given = {"format": {"type": kind}, "turn_detection": None}
+    fields = {"format": {"type": kind}, "turn_detection": None}
     with live.openai.realtime.connect() as session:
-        session.session.update(session={"type": "transcription", "audio": {"input": given}})
+        session.session.update(session={"type": "transcription", "audio": {"input": fields}})
         session.input_audio_buffer.append(audio=base64.b64encode(audio.getvalue()).decode())
         session.input_audio_buffer.commit()
         assert until(session, "completed")[-1].transcript == "a rude bird"
@@ -232,8 +232,8 @@ def test_sessions_of_many_are_one_batch_and_each_gets_his_own_text(live: Served)
             session.session.update(session=COMMITTED)
             send(session, at_24k(speak(live.tokenizer, text)))
             session.input_audio_buffer.commit()
-            found: str = until(session, "completed")[-1].transcript
-            return found
+            results: str = until(session, "completed")[-1].transcript
+            return results
 
     with ThreadPoolExecutor(16) as clients:
         assert list(clients.map(say, texts)) == texts
@@ -244,8 +244,8 @@ def test_sessions_of_many_are_one_batch_and_each_gets_his_own_text(live: Served)
     wait_for(lambda: live.metric("sbkit_sessions_open") == 0)
 
 
-def update(**given: Any) -> str:
-    return json.dumps({"type": "session.update", "session": {"audio": {"input": given}}})
+def update(**fields: Any) -> str:
+    return json.dumps({"type": "session.update", "session": {"audio": {"input": fields}}})
 
 
 def silence_of(ms: float) -> str:
@@ -322,8 +322,8 @@ def test_another_format_within_a_turn_is_refused_by_the_id_of_its_event(live: Se
     with live.openai.realtime.connect() as session:
         session.session.update(session=COMMITTED)
         send(session, at_24k(speak(live.tokenizer, "a fox")), pieces=1)
-        given = {"audio": {"input": {"format": {"type": "audio/pcmu"}}}, "type": "transcription"}
-        session.session.update(session=given, event_id="mine")
+        fields = {"audio": {"input": {"format": {"type": "audio/pcmu"}}}, "type": "transcription"}
+        session.session.update(session=fields, event_id="mine")
         error = until(session, "error")[-1].error
         assert (error.event_id, "commit or clear the audio first" in error.message) == (
             "mine",
@@ -333,8 +333,8 @@ def test_another_format_within_a_turn_is_refused_by_the_id_of_its_event(live: Se
         assert until(session, "completed")[-1].transcript == "a fox"
 
 
-def test_a_model_of_whole_clips_has_no_endpoints(whole: Served) -> None:
-    with whole.openai.realtime.connect() as session:
+def test_a_model_of_whole_clips_has_no_endpoints(clip_server: Served) -> None:
+    with clip_server.openai.realtime.connect() as session:
         assert session.recv().session.audio.input.turn_detection is None
         detection: Any = {"turn_detection": {"type": "server_vad"}}
         session.session.update(session={"type": "transcription", "audio": {"input": detection}})
@@ -343,13 +343,13 @@ def test_a_model_of_whole_clips_has_no_endpoints(whole: Served) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "limit"),
-    [("live", {"max_seconds": 2.0}), ("whole", {"max_seconds": 2.0}), ("live", {"max_mb": 0.064})],
+    [("live", {"max_seconds": 2.0}), ("clip_server", {"max_seconds": 2.0}), ("live", {"max_mb": 0.064})],
 )
 def test_a_turn_has_a_longest_duration(kind: str, limit: dict[str, float], tmp_path: Path) -> None:
     """By seconds, or by the bytes of a file of 16 kHz."""
-    made = live_bundle(tmp_path) if kind == "live" else None
+    tones = live_bundle(tmp_path) if kind == "live" else None
     with (
-        served(tmp_path, made=made, **limit) as here,
+        served(tmp_path, tones=tones, **limit) as here,
         here.openai.realtime.connect() as session,
     ):
         session.session.update(session=COMMITTED)
@@ -393,8 +393,8 @@ def test_a_message_that_is_too_large_closes_its_session_alone(live: Served) -> N
         with pytest.raises(ConnectionClosedError) as closed:
             session._connection.send(append("A" * (17 << 20)))
             until(session, "never")
-        if (told := closed.value.rcvd) is not None:  # a client that still sends may not read it
-            assert (told.code, "limit" in told.reason) == (1009, True)
+        if (message := closed.value.rcvd) is not None:  # a client that still sends may not read it
+            assert (message.code, "limit" in message.reason) == (1009, True)
         until(other, "created")
         other.session.update(session=COMMITTED)
         send(other, at_24k(speak(live.tokenizer, "a fox")))
@@ -406,8 +406,8 @@ def test_a_client_that_never_reads_is_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sbkit.serve.server.PING_SECONDS", 0.2)
-    made = live_bundle(tmp_path)
-    with served(tmp_path, made=made) as here, ThreadPoolExecutor(1) as clients:
+    tones = live_bundle(tmp_path)
+    with served(tmp_path, tones=tones) as here, ThreadPoolExecutor(1) as clients:
         host, _, port = here.url.removeprefix("http://").partition(":")
         with socket.create_connection((host, int(port))) as deaf:
             deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -424,16 +424,16 @@ def test_a_client_that_never_reads_is_dropped(
                     while True:
                         deaf.sendall(frame * 1000)
 
-            sent = clients.submit(flood)
+            messages = clients.submit(flood)
             wait_for(lambda: here.state.sessions == 1)
             wait_for(lambda: here.state.sessions == 0)
-            sent.result(20)
+            messages.result(20)
         with here.openai.realtime.connect() as session:
             until(session, "created")
 
 
 def test_what_was_said_is_transcribed_before_the_server_stops(tmp_path: Path) -> None:
-    with served(tmp_path, made=live_bundle(tmp_path)) as here:
+    with served(tmp_path, tones=live_bundle(tmp_path)) as here:
         with here.openai.realtime.connect() as session:
             send(session, at_24k(speak(here.tokenizer, TEXT)))
             until(session, "delta")
@@ -482,7 +482,9 @@ def test_a_fault_over_one_session_is_not_that_of_the_others(
 
     first, failed, last = asyncio.run(advance())
     assert isinstance(failed, ZeroDivisionError)
-    assert [each.text for found in (first, last) for each in found if isinstance(each, Final)] == [
+    assert [
+        result.text for results in (first, last) for result in results if isinstance(result, Final)
+    ] == [
         "a fox",
         "a fox",
     ]
@@ -492,7 +494,7 @@ def test_a_fault_over_one_session_is_not_that_of_the_others(
 def test_a_fault_of_the_model_ends_the_session(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with served(tmp_path, made=live_bundle(tmp_path)) as here:
+    with served(tmp_path, tones=live_bundle(tmp_path)) as here:
         here.model.advance = lambda *_: 1 // 0  # type: ignore[attr-defined]
         with here.openai.realtime.connect() as session:
             send(session, at_24k(speak(here.tokenizer, TEXT)))
@@ -514,12 +516,12 @@ def test_the_prompt_is_what_is_expected(tmp_path: Path) -> None:
     models = tmp_path / "lm.safetensors"
     decoder = BeamDecoder(tokenizer=tokenizer, language_models=models, weights={})
     model = LiveUnsure(tokenizer.vocab_size, tokenizer.vocabulary.blank)
-    made = replace(bundle, decoder=decoder, model=ModelThread(lambda: model)), tokenizer, model
-    with served(tmp_path, made=made) as here, here.openai.realtime.connect() as session:
+    tones = replace(bundle, decoder=decoder, model=ModelThread(lambda: model)), tokenizer, model
+    with served(tmp_path, tones=tones) as here, here.openai.realtime.connect() as session:
         texts = list[str]()
         for expected in ({}, {"prompt": "We speak of: cog"}, {"keywords": ["cog"]}):
-            given: Any = {"turn_detection": None, "transcription": expected}
-            session.session.update(session={"type": "transcription", "audio": {"input": given}})
+            fields: Any = {"turn_detection": None, "transcription": expected}
+            session.session.update(session={"type": "transcription", "audio": {"input": fields}})
             send(session, at_24k(speak(tokenizer, "dog")))
             session.input_audio_buffer.commit()
             texts.append(until(session, "completed")[-1].transcript)

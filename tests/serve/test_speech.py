@@ -30,9 +30,9 @@ SPEECH = "/v1/audio/speech"
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("speaking")
-    made = tone_bundle(folder)
-    with served(folder, made=made, speaker=ToneSpeaker(made[1])) as found:
-        yield found
+    tones = tone_bundle(folder)
+    with served(folder, tones=tones, speaker=ToneSpeaker(tones[1])) as answer:
+        yield answer
 
 
 def create(here: Served, text: str, **more: Any) -> Any:
@@ -60,8 +60,8 @@ def test_each_format_is_understood(
     assert seconds == pytest.approx(letters * LETTER * STEP / RATE, abs=0.1)
     if format == "mp3":  # it begins 40 ms late, so that no frame has one letter
         return
-    found = here.openai.audio.transcriptions.create(model="tones", file=("speech", content))
-    assert found.text.replace(" ", "") == f"{TEXT}a lazy dog".replace(" ", "")
+    answer = here.openai.audio.transcriptions.create(model="tones", file=("speech", content))
+    assert answer.text.replace(" ", "") == f"{TEXT}a lazy dog".replace(" ", "")
 
 
 def test_a_wav_has_no_end_in_its_header(here: Served) -> None:
@@ -88,9 +88,9 @@ def test_it_comes_sentence_by_sentence_in_events_too(here: Served) -> None:
         assert answer.headers["content-type"].startswith("text/event-stream")
         lines = [line for line in answer.iter_lines() if line]
     *deltas, done = [json.loads(line.removeprefix("data: ")) for line in lines]
-    assert {each["type"] for each in deltas} == {"speech.audio.delta"}
+    assert {delta["type"] for delta in deltas} == {"speech.audio.delta"}
     assert len(deltas) >= 2
-    samples = b"".join(base64.b64decode(each["audio"]) for each in deltas)
+    samples = b"".join(base64.b64decode(delta["audio"]) for delta in deltas)
     letters = len(f"{TEXT}a lazy dog")
     assert len(samples) / 48_000 == letters * LETTER * STEP / RATE / 2
     usage = {"input_tokens": 32, "output_tokens": 2, "total_tokens": 34}
@@ -123,23 +123,23 @@ BAD: dict[str, tuple[int, str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_bad_requests_get_a_sentence(here: Served, name: str) -> None:
-    status, words, given = BAD[name]
-    content = json.dumps({"model": "anna", "voice": "alloy", "input": "a fox", **given})
+    status, words, fields = BAD[name]
+    content = json.dumps({"model": "anna", "voice": "alloy", "input": "a fox", **fields})
     headers = {"Content-Type": "application/json"}
-    found = here.client.post(SPEECH, content=content, headers=headers)
-    assert (found.status_code, words in found.text) == (status, True), found.text
-    assert set(found.json()["error"]) == {"message", "type", "param", "code"}
+    answer = here.client.post(SPEECH, content=content, headers=headers)
+    assert (answer.status_code, words in answer.text) == (status, True), answer.text
+    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
     assert create(here, "a fox").content
 
 
 def test_a_voice_is_chosen_by_its_name_as_model_or_as_voice() -> None:
     workers, speaker = Workers(1), ToneSpeaker(None)
     anna, bob = (Voice(speaker, workers=workers, metrics=Metrics()) for _ in range(2))
-    both = [Model(name="anna", engine=anna), Model(name="bob", engine=bob)]
-    models = Models(models=both, aliases={Voice: ["tts-1"]})
+    servers = [Model(name="anna", engine=anna), Model(name="bob", engine=bob)]
+    models = Models(models=servers, aliases={Voice: ["tts-1"]})
 
-    def parse(**given: object) -> Voice:
-        content = json.dumps({"input": "a fox", **given}).encode()
+    def parse(**fields: object) -> Voice:
+        content = json.dumps({"input": "a fox", **fields}).encode()
         return SpeechRequest.parse(content, models).voice
 
     assert parse() is parse(model="tts-1", voice="alloy") is parse(model="anna") is anna
@@ -152,8 +152,8 @@ def test_a_voice_is_chosen_by_its_name_as_model_or_as_voice() -> None:
 
 
 def test_an_unknown_model_is_told_with_ten_that_are_known() -> None:
-    told = str(unknown_model("x" * 200, [f"model {n}" for n in range(12)]))
-    assert f"model 8, model 9 and 2 more, but is {'x' * 100}." in told
+    message = str(unknown_model("x" * 200, [f"model {n}" for n in range(12)]))
+    assert f"model 8, model 9 and 2 more, but is {'x' * 100}." in message
 
 
 def test_a_header_has_the_notes_that_fit_and_events_have_all(
@@ -174,8 +174,8 @@ def test_what_is_no_request(here: Served) -> None:
         (400, b"{", "application/json"),
         (413, b'"' + b"a" * 70_000 + b'"', "application/json"),
     ):
-        found = here.client.post(SPEECH, content=content, headers={"Content-Type": kind})
-        assert found.status_code == status, found.text
+        answer = here.client.post(SPEECH, content=content, headers={"Content-Type": kind})
+        assert answer.status_code == status, answer.text
     chunks = here.client.post(
         SPEECH, content=iter([b"a" * 70_000]), headers={"Content-Type": "application/json"}
     )
@@ -191,18 +191,18 @@ def test_a_server_without_a_voice_says_so(tmp_path: Path) -> None:
 
 
 def test_a_client_that_goes_ends_its_speech(here: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = 0
+    num_blocks = 0
 
     def endless() -> Iterator[Any]:
-        nonlocal made
+        nonlocal num_blocks
         while True:
-            made += 1
+            num_blocks += 1
             yield np.zeros(RATE, np.float32)
 
     encoders = list[FileWriter]()
 
-    def encoder(*given: Any) -> FileWriter:
-        encoders.append(FileWriter(*given))
+    def encoder(*fields: Any) -> FileWriter:
+        encoders.append(FileWriter(*fields))
         return encoders[-1]
 
     monkeypatch.setattr("sbkit.serve.tts.FileWriter", encoder)
@@ -212,6 +212,6 @@ def test_a_client_that_goes_ends_its_speech(here: Served, monkeypatch: pytest.Mo
     wait_for(lambda: here.state.in_flight == 0)
     wait_for(lambda: encoders[0].file.closed)  # else its end is written when the program ends
     before = here.metric("sbkit_speech_seconds_total")
-    assert before >= made - 1
+    assert before >= num_blocks - 1
     assert here.post(here.say("a fox")).json()["text"] == "a fox"
     assert here.metric("sbkit_speech_seconds_total") <= before + 1

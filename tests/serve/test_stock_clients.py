@@ -19,9 +19,9 @@ from tests.serve.test_realtime import live_bundle
 @pytest.mark.skipif(not find_spec("pipecat"), reason="needs the extra clients")
 @pytest.mark.skipif(not find_spec("livekit"), reason="needs the extra clients")
 def test_pipecat_and_livekit_hear_and_speak(tmp_path: Path) -> None:
-    made, file = live_bundle(tmp_path), tmp_path / "talk.wav"
-    soundfile.write(file, np.concatenate([speak(made[1], "the dog"), silence(2.0)]), RATE)
-    with served(tmp_path, made=made, speaker=ToneSpeaker(made[1]), language="en") as here:
+    tones, file = live_bundle(tmp_path), tmp_path / "talk.wav"
+    soundfile.write(file, np.concatenate([speak(tones[1], "the dog"), silence(2.0)]), RATE)
+    with served(tmp_path, tones=tones, speaker=ToneSpeaker(tones[1]), language="en") as here:
         command = [sys.executable, "-m", "tests.serve.stock_clients", here.url, str(file)]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.stdout.splitlines() == ["the dog"] * 6, done.stderr[-3000:]

@@ -22,13 +22,13 @@ def test_a_turn_is_from_before_its_speech_to_where_its_end_is_known(
         parts += turns.push(audio[start : start + block])
     begins = [place for place, part in enumerate(parts) if part.began is not None]
     first, second = parts[: begins[1]], parts[begins[1] :]
-    for turn, began, ended, known in (
+    for turn, began, ended, detected in (
         (first, quiet, quiet + 1.0, quiet + 1.4),
         (second, quiet + 2.5, None, quiet + 3.0),
     ):
         assert turn[0].began == pytest.approx(100 + began)
         assert turn[-1].ended == (ended and pytest.approx(100 + ended))
-        start, end = round(max(began - 0.3, 0.0) * RATE), round(known * RATE)
+        start, end = round(max(began - 0.3, 0.0) * RATE), round(detected * RATE)
         assert turn[0].start == 100 * RATE + start
         samples = np.concatenate([part.samples for part in turn])
         assert np.array_equal(samples, audio[start : start + len(samples)])

@@ -32,8 +32,8 @@ class StreamingToneModel(ToneModel):
 
     def advance(self, chunks: Sequence[Samples], states: Sequence[int]) -> list[Any]:
         self.batches.append([len(chunk) / STEP for chunk in chunks])
-        found: list[LogProbs] = [self._hear(chunk) for chunk in chunks]
-        return [(each, state + 1) for each, state in zip(found, states, strict=True)]
+        outputs: list[LogProbs] = [self._hear(chunk) for chunk in chunks]
+        return [(output, state + 1) for output, state in zip(outputs, states, strict=True)]
 
 
 def streaming_tones(

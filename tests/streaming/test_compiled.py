@@ -54,7 +54,7 @@ def talk(live: StreamingRecognizer, clip: Samples, texts: list[str]) -> None:
 def compare(bundle: Path, **options: Any) -> None:
     """Let three threads talk to a compiled recognizer, and compare with one that is not."""
     clips = [noise(seed, size) for seed, size in enumerate((9_000, 31_234, 60_123))]
-    expected, found = ([list[str]() for _ in clips] for _ in range(2))
+    expected, results = ([list[str]() for _ in clips] for _ in range(2))
     with recognizer(bundle) as plain:
         for clip, texts in zip(clips, expected, strict=True):
             talk(plain, clip, texts)
@@ -66,20 +66,20 @@ def compare(bundle: Path, **options: Any) -> None:
         assert warm > before
         assert compiled.effective.compiled == options["mode"]
         talking = [
-            threading.Thread(target=talk, args=(compiled, *each))
-            for each in zip(clips, found, strict=True)
+            threading.Thread(target=talk, args=(compiled, *result))
+            for result in zip(clips, results, strict=True)
         ]
         for thread in talking:
             thread.start()
         for thread in talking:
             thread.join()
-        assert found == expected
+        assert results == expected
         sessions = [Session(compiled) for _ in range(5)]  # more, and less, than the table has
         for session in sessions:
             session.feed(clips[1])
             session.is_finished = True
         for events in advance_batch(sessions):
-            assert [each.text for each in events if isinstance(each, Final)] == expected[1]
+            assert [event.text for event in events if isinstance(event, Final)] == expected[1]
     assert counters["stats"]["unique_graphs"] == warm
 
 

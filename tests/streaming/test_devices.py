@@ -43,14 +43,14 @@ class Stream:
 
 @pytest.fixture
 def streams(monkeypatch: pytest.MonkeyPatch) -> list[Stream]:
-    made = list[Stream]()
+    streams = list[Stream]()
 
     def open_stream(**options: Any) -> Stream:
-        made.append(Stream(**options))
-        return made[-1]
+        streams.append(Stream(**options))
+        return streams[-1]
 
     monkeypatch.setitem(sys.modules, "sounddevice", SimpleNamespace(RawOutputStream=open_stream))
-    return made
+    return streams
 
 
 def test_a_loudspeaker_waits_by_its_clock(

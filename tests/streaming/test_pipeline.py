@@ -85,10 +85,10 @@ class Events(list[Any]):
             assert self._changed.wait_for(lambda: len(self.of(Turn)) == count, WITHIN)
 
     def of(self, kind: type[Any]) -> list[Any]:
-        return [each for each in self if isinstance(each, kind)]
+        return [event for event in self if isinstance(event, kind)]
 
     def texts(self, kind: type[Any]) -> list[str]:
-        return [each.text for each in self.of(kind)]
+        return [event.text for event in self.of(kind)]
 
 
 @pytest.fixture
@@ -102,13 +102,13 @@ def tones(tmp_path: Path) -> Iterator[tuple[StreamingRecognizer, Tokenizer]]:
 
 def blocks(*audio: Samples) -> Iterator[Samples]:
     """Cut audio into blocks of a tenth of a second."""
-    whole = np.concatenate(audio)
-    yield from np.split(whole, range(RATE // 10, len(whole), RATE // 10))
+    joined = np.concatenate(audio)
+    yield from np.split(joined, range(RATE // 10, len(joined), RATE // 10))
 
 
 def say(tokenizer: Tokenizer, *texts: str) -> Iterator[Samples]:
     """Say texts, each with a pause that ends it, and the chunk that it is in."""
-    return blocks(*(each for text in texts for each in (speak(tokenizer, text), silence(2.0))))
+    return blocks(*(event for text in texts for event in (speak(tokenizer, text), silence(2.0))))
 
 
 def test_what_is_said_is_answered_and_heard(tones: Any) -> None:
@@ -124,7 +124,7 @@ def test_what_is_said_is_answered_and_heard(tones: Any) -> None:
     assert player.heard == ["you", "said", "the", "dog"]
     assert player.waits == [0.5] * 4 + [0.0] * 2  # at the end of the turn, and of the source
     assert player.is_closed
-    assert [type(each).__name__ for each in events if not isinstance(each, Partial)] == [
+    assert [type(event).__name__ for event in events if not isinstance(event, Partial)] == [
         *("Endpoint", "Final", "Answer", "Answer", "Turn")
     ]
     assert events.of(Answer)[0].plain().keys() == {"event", "seconds", "text"}
@@ -246,13 +246,13 @@ def test_who_speaks_stops_the_answer(detector: VoiceDetector | None, tones: Any)
         on_event=events,
     ).run(source())
     assert player.heard == ["zero", "one", "bye"]
-    assert [(each.text, each.is_interrupted) for each in events.of(Turn)] == [
+    assert [(turn.text, turn.is_interrupted) for turn in events.of(Turn)] == [
         ("the dog", True),
         ("a quick fox", False),
     ]
     assert str(events.of(Turn)[0]).endswith(" ms, interrupted")
-    first = next(place for place, each in enumerate(events) if isinstance(each, Turn))
-    assert [each.text for each in events[first:] if isinstance(each, Answer)] == ["bye"]
+    first = next(place for place, event in enumerate(events) if isinstance(event, Turn))
+    assert [event.text for event in events[first:] if isinstance(event, Answer)] == ["bye"]
 
 
 def test_speech_without_words_stops_the_answer_where_a_detector_hears_it(tones: Any) -> None:
@@ -274,14 +274,14 @@ def test_speech_without_words_stops_the_answer_where_a_detector_hears_it(tones: 
         on_event=events,
     ).run(source())
     assert player.heard == ["zero", "one"]
-    assert [each.is_interrupted for each in events.of(Turn)] == [True]
+    assert [turn.is_interrupted for turn in events.of(Turn)] == [True]
 
 
 def test_what_is_made_while_somebody_speaks_is_dropped_and_what_waits_is_not_begun(
     tones: Any,
 ) -> None:
     recognizer, tokenizer = tones
-    events, player, asked, made = Events(), Loudspeaker(), list[str](), list[str]()
+    events, player, asked, threads_made = Events(), Loudspeaker(), list[str](), list[str]()
     making, go_on = threading.Event(), threading.Event()
 
     def answer(text: str) -> Iterator[str]:
@@ -297,7 +297,7 @@ def test_what_is_made_while_somebody_speaks_is_dropped_and_what_waits_is_not_beg
             for block in super().stream(f"{text} 1 2 3"):
                 making.set()
                 assert go_on.wait(WITHIN)
-                made.append(question)
+                threads_made.append(question)
                 yield block
 
     def source() -> Iterator[Samples]:
@@ -313,7 +313,7 @@ def test_what_is_made_while_somebody_speaks_is_dropped_and_what_waits_is_not_beg
     )
     assert asked == ["the dog", "jumps"]
     assert events.texts(Answer) == ["early", "early"]
-    assert made == ["the dog", *["jumps"] * 4]
+    assert threads_made == ["the dog", *["jumps"] * 4]
     assert player.heard == ["early", "1", "2", "3"]
 
 
@@ -396,11 +396,11 @@ def test_a_stage_that_fails_ends_all_and_is_named(
     stages: dict[str, Any], match: str, tones: Any
 ) -> None:
     recognizer, tokenizer = tones
-    given = {"answer": str.upper, "synthesizer": Voice(), "player": Loudspeaker(), **stages}
-    pipeline = Pipeline(recognizer, **given)
-    with pytest.raises(SbkitError, match=match) as found:
+    parts = {"answer": str.upper, "synthesizer": Voice(), "player": Loudspeaker(), **stages}
+    pipeline = Pipeline(recognizer, **parts)
+    with pytest.raises(SbkitError, match=match) as raised:
         pipeline.run(endless(tokenizer))
-    assert isinstance(found.value.__cause__, ValueError | OSError)
+    assert isinstance(raised.value.__cause__, ValueError | OSError)
     with pytest.raises(SbkitError, match=match):
         pipeline.close()
 

@@ -28,19 +28,21 @@ def test_no_window_is_missed_or_computed_twice(seed: int, bundle: Bundle) -> Non
     clip = (3000 * random.normal(size=int(random.integers(1, 90_000)))).astype(np.int16)
     extract = model.network.encoder.modules["compute_features"]
     audio, samples = torch.from_numpy(clip).float().unsqueeze(0), torch.tensor([len(clip)])
-    whole, frames = extract(audio, samples)
+    clip_model, frames = extract(audio, samples)
     expected = model.encode([clip])[0].log_probs
     computed = list[torch.Tensor]()
     with StreamingRecognizer(bundle=replace(bundle, model=ModelThread(lambda: model))) as live:
         hook = extract.register_forward_hook(
             lambda *call: computed.append(call[2][0][0, : call[2][1][0]])
         )
-        found, state = [expected[:0]], live.start()
+        results, state = [expected[:0]], live.start()
         pieces = [*cut(clip, seed), clip[:0]]
         for number, piece in enumerate(pieces, 1):
             ((chunks, state),) = live.forward_chunks([piece], [state], [number == len(pieces)])
-            found += chunks
+            results += chunks
     hook.remove()
-    torch.testing.assert_close(torch.cat(computed or [whole[0, :0]]), whole[0, : frames[0]])
-    np.testing.assert_allclose(np.concatenate(found), expected, rtol=0, atol=1e-4)
-    assert (np.concatenate(found).argmax(1) == expected.argmax(1)).all()
+    torch.testing.assert_close(
+        torch.cat(computed or [clip_model[0, :0]]), clip_model[0, : frames[0]]
+    )
+    np.testing.assert_allclose(np.concatenate(results), expected, rtol=0, atol=1e-4)
+    assert (np.concatenate(results).argmax(1) == expected.argmax(1)).all()

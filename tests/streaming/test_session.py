@@ -45,34 +45,34 @@ def run(
     recognizer: StreamingRecognizer, pieces: Sequence[Samples] | Iterator[Samples]
 ) -> list[Event]:
     session = Session(recognizer)
-    return [*(event for each in pieces for event in session.push(each)), *session.finish()]
+    return [*(event for piece in pieces for event in session.push(piece)), *session.finish()]
 
 
 def finals(events: Sequence[Event]) -> list[Final]:
-    return [each for each in events if isinstance(each, Final)]
+    return [event for event in events if isinstance(event, Final)]
 
 
 @pytest.mark.parametrize("decoder", [{}, BEAM], ids=["greedy", "beam"])
 def test_events_do_not_depend_on_how_audio_is_cut(decoder: dict[str, Any], tmp_path: Path) -> None:
     recognizer, tokenizer, _ = streaming_tones(tmp_path, **decoder)
-    spoken = [each for text in TEXTS for each in (speak(tokenizer, text), silence(1.3))]
+    spoken = [audio for text in TEXTS for audio in (speak(tokenizer, text), silence(1.3))]
     audio = np.concatenate([*spoken, silence(2.6)])
     expected = run(recognizer, [audio])
-    assert [each.text for each in finals(expected)] == [*TEXTS]
+    assert [final.text for final in finals(expected)] == [*TEXTS]
     for seed in range(5):
         events = run(recognizer, cut(audio, seed))
-        assert [each.text for each in finals(events)] == [*TEXTS]
-        assert [replace(each, seconds=0.0) for each in events] == [
-            replace(each, seconds=0.0) for each in expected
+        assert [final.text for final in finals(events)] == [*TEXTS]
+        assert [replace(event, seconds=0.0) for event in events] == [
+            replace(event, seconds=0.0) for event in expected
         ]
-        assert [each.seconds for each in events] == [each.seconds for each in expected]
+        assert [event.seconds for event in events] == [event.seconds for event in expected]
     starts = np.cumsum([0, *map(len, spoken)]) / RATE
     for final, start, text in zip(finals(expected), starts[:-1:2], TEXTS, strict=True):
         assert [word.text for word in final.words] == text.split()
         assert final.words[0].start == pytest.approx(start, abs=0.05)
         begins = [start + 0.12 * place for place in _places(text)]
-        assert [each.start for each in final.words] == pytest.approx(begins, abs=0.13)
-    rules = [each.rule for each in expected if isinstance(each, Endpoint)]
+        assert [word.start for word in final.words] == pytest.approx(begins, abs=0.13)
+    rules = [event.rule for event in expected if isinstance(event, Endpoint)]
     assert rules == ["silence"] * 3 + ["nothing"]
 
 
@@ -90,8 +90,10 @@ def test_a_detector_tells_what_silence_is(size: int, tmp_path: Path) -> None:
     session, events = Session(recognizer, detector=detector), list[Event]()
     for first in range(0, len(audio), size):
         events += session.push(audio[None, first : first + size])  # (1, S)
-    (endpoint,) = (each for each in events if isinstance(each, Endpoint) and each.rule == "silence")
-    assert [each.text for each in finals(events)] == ["the dog"]
+    (endpoint,) = (
+        event for event in events if isinstance(event, Endpoint) and event.rule == "silence"
+    )
+    assert [final.text for final in finals(events)] == ["the dog"]
     padded = end + detector.rules.padding
     assert finals(events)[0].end == pytest.approx(padded + 1.2, abs=0.05)  # not the hang-over, too
     assert endpoint.seconds >= finals(events)[0].end
@@ -112,7 +114,7 @@ class SpeechUntil(ToldFrames):
 def test_a_long_utterance_is_ended_and_goes_on_in_the_next(tmp_path: Path) -> None:
     recognizer, tokenizer, _ = streaming_tones(tmp_path, rules=EndpointRules(longest=1.5))
     events = run(recognizer, [speak(tokenizer, "jumps over a lazy dog")])
-    assert [each.rule for each in events if isinstance(each, Endpoint)] == ["longest"]
+    assert [event.rule for event in events if isinstance(event, Endpoint)] == ["longest"]
     first, second = finals(events)
     assert first.end == second.start == pytest.approx(1.5, abs=0.05)
     assert f"{first.text}{second.text}".replace(" ", "") == "jumpsoveralazydog"
@@ -152,14 +154,14 @@ def test_an_utterance_begins_after_the_silence_that_ended_none(tmp_path: Path) -
 def test_text_so_far_grows_and_says_what_will_stay(tmp_path: Path) -> None:
     recognizer, tokenizer, _ = streaming_tones(tmp_path, **BEAM)
     events = run(recognizer, [speak(tokenizer, "the quick brown fox")])
-    partial = [each for each in events if isinstance(each, Partial)]
-    assert [each.seconds for each in partial] == sorted(each.seconds for each in partial)
+    partial = [event for event in events if isinstance(event, Partial)]
+    assert [event.seconds for event in partial] == sorted(event.seconds for event in partial)
     assert partial[-1].text == finals(events)[0].text == "the quick brown fox"
     for one, other in zip(partial, partial[1:], strict=False):
         stable = one.text.split()[: one.stable]
         assert other.text.split()[: one.stable] == stable
         assert one.stable <= other.stable < len(other.text.split())
-    assert max(each.stable for each in partial) == 3
+    assert max(event.stable for event in partial) == 3
     assert partial[0].plain().keys() == {"event", "seconds", "text", "stable"}
     session = Session(recognizer)
     session.feed(speak(tokenizer, "jumps over")[: CHUNK - 1])
@@ -209,7 +211,9 @@ def test_sessions_of_any_age_are_one_batch_and_say_the_same(tmp_path: Path) -> N
             session.is_finished = end is None
         for events, more in zip(together, advance_batch(sessions), strict=True):
             events += more
-    assert [finals(each)[0].text for each in together] == [finals(each)[0].text for each in alone]
+    assert [finals(event)[0].text for event in together] == [
+        finals(event)[0].text for event in alone
+    ]
     assert max(map(len, model.batches)) == 3
     assert advance_batch([]) == []
 
