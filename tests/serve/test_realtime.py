@@ -343,7 +343,11 @@ def test_a_model_of_whole_clips_has_no_endpoints(clip_server: Served) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "limit"),
-    [("live", {"max_seconds": 2.0}), ("clip_server", {"max_seconds": 2.0}), ("live", {"max_mb": 0.064})],
+    [
+        ("live", {"max_seconds": 2.0}),
+        ("clip_server", {"max_seconds": 2.0}),
+        ("live", {"max_mb": 0.064}),
+    ],
 )
 def test_a_turn_has_a_longest_duration(kind: str, limit: dict[str, float], tmp_path: Path) -> None:
     """By seconds, or by the bytes of a file of 16 kHz."""
