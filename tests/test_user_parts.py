@@ -1,4 +1,4 @@
-"""A user's own parts and recipe, in files beside a YAML that lies outside of the checkout."""
+"""A user's parts and recipe, in files beside a YAML outside of the checkout."""
 
 import re
 import shutil
@@ -20,38 +20,36 @@ from sbkit.export.export import distributions
 from tests import processes
 from tests.runs import ROOT, TINY, Workplace, read_json
 
-HERE = ROOT / "tests/user_parts"
-IMPORTED = ("--import", "my_parts", "--import", "my_models")
-UNUSED = ("cnn_channels", "nhead", "d_ffn", "num_encoder_layers", "num_decoder_layers")
-UNUSED += ("encoder_module", "kernel_size", "dropout", "gradient_checkpointing")
-UNUSED += ("label_smoothing", "warmup_fraction")
-UNUSED += ("time_masks", "time_width", "max_time_fraction", "freq_masks", "freq_width")
-OF_FEATURES = ("CNN", "Transformer", "compute_features", "spec_augment")
+USER_PARTS = ROOT / "tests/user_parts"
+IMPORT_OPTIONS = ("--import", "my_parts", "--import", "my_models")
+UNUSED_KNOBS = ("cnn_channels", "nhead", "d_ffn", "num_encoder_layers", "num_decoder_layers")
+UNUSED_KNOBS += ("encoder_module", "kernel_size", "dropout", "gradient_checkpointing")
+UNUSED_KNOBS += ("label_smoothing", "warmup_fraction")
+UNUSED_KNOBS += ("time_masks", "time_width", "max_time_fraction", "freq_masks", "freq_width")
+FEATURE_PARTS = ("CNN", "Transformer", "compute_features", "spec_augment")
 
 
-def own_yaml(name: str, dropped: Sequence[str] = (), unused: Sequence[str] = ()) -> str:
-    """Write ctc.yaml with the blocks of a file of own parts in place of some of its own."""
-    own = (HERE / name).read_text(encoding="utf-8").strip()
-    replaced = {"seq_lin", *dropped, *re.findall(r"^(\w+):", own, re.MULTILINE)}
+def make_yaml(name: str, dropped: Sequence[str] = (), unused: Sequence[str] = ()) -> str:
+    """Return ctc.yaml with the objects of a file in user_parts instead of its own."""
+    user_blocks = (USER_PARTS / name).read_text(encoding="utf-8").strip()
+    replaced = {"seq_lin", *dropped, *re.findall(r"^(\w+):", user_blocks, re.MULTILINE)}
     knobs, objects = (ROOT / "hparams/ctc.yaml").read_text(encoding="utf-8").split("# ========")
-    knobs = re.sub(rf"(?m)^({'|'.join((*UNUSED, *unused))}):.*\n", "", knobs)
+    knobs = re.sub(rf"(?m)^({'|'.join((*UNUSED_KNOBS, *unused))}):.*\n", "", knobs)
     knobs = knobs.replace("recipes.asr.recipe.ASR", "my_recipe.MINE")
     knobs = knobs.replace("corpus: null", "corpus: my_corpus")
     knobs = knobs.replace("inter_ctc_weight: 0.3", "inter_ctc_weight: 0.0")
     blocks = objects.split("\n\n")[1:]
-    kept = [each for each in blocks if each.strip().partition(":")[0] not in replaced]
-    before, after = kept[:2], kept[2:]  # the model is made of the tokenizer
-    return "\n\n".join([knobs, *before, *after[:1], own, *after[1:]]) + "\n"
+    blocks = [block for block in blocks if block.strip().partition(":")[0] not in replaced]
+    return "\n\n".join([knobs, *blocks[:3], user_blocks, *blocks[3:]]) + "\n"
 
 
 @pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of the user's."""
-    folder = tmp_path_factory.mktemp("own")
-    for file in HERE.glob("my_*.py"):
+def user_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("user")
+    for file in USER_PARTS.glob("my_*.py"):
         shutil.copy(file, folder)
-    (folder / "own.yaml").write_text(own_yaml("parts.yaml"))
-    (folder / "waveforms.yaml").write_text(own_yaml("waveforms.yaml", OF_FEATURES, ["n_mels"]))
+    (folder / "parts.yaml").write_text(make_yaml("parts.yaml"))
+    (folder / "waveforms.yaml").write_text(make_yaml("waveforms.yaml", FEATURE_PARTS, ["n_mels"]))
     return folder
 
 
@@ -60,16 +58,17 @@ def run(workplace: Workplace, cwd: Path, *command: object) -> subprocess.Complet
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("yaml", ["own.yaml", "waveforms.yaml"])
+@pytest.mark.parametrize("yaml", ["parts.yaml", "waveforms.yaml"])
 def test_user_parts_are_checked_trained_exported_and_transcribe(
-    yaml: str, own: Path, workplace: Workplace, tmp_path: Path
+    yaml: str, user_folder: Path, workplace: Workplace, tmp_path: Path
 ) -> None:
-    sizes = [each for each in TINY if each.split("=")[0][2:] not in (*UNUSED, "ctc_weight")]
+    unused = (*UNUSED_KNOBS, "ctc_weight")
+    sizes = [option for option in TINY if option.split("=")[0][2:] not in unused]
     options = [*sizes, f"--data_folder={workplace.release}", f"--output_folder={tmp_path / 'run'}"]
-    checked = run(workplace, tmp_path, "-m", "sbkit", "check", own / yaml, *options)
+    checked = run(workplace, tmp_path, "-m", "sbkit", "check", user_folder / yaml, *options)
     assert checked.returncode == 0, checked.stdout + checked.stderr
     trained = run(
-        workplace, tmp_path, ROOT / "train.py", own / yaml, *options, "--number_of_epochs=1"
+        workplace, tmp_path, ROOT / "train.py", user_folder / yaml, *options, "--number_of_epochs=1"
     )
     assert trained.returncode == 0, trained.stderr
     (last,) = re.findall("^test: CER.*", trained.stdout, re.MULTILINE)
@@ -78,43 +77,45 @@ def test_user_parts_are_checked_trained_exported_and_transcribe(
     assert f", exact {100 * tested['exact']:.1f} %, 4 utterances" in last
 
     export = ("-m", "sbkit", "export", tmp_path / "run", "--out", tmp_path / "bundle")
-    refused = run(workplace, own, *export)
+    refused = run(workplace, user_folder, *export)
     assert refused.returncode == BAD_INPUT
     assert "--import my_" in refused.stderr
-    assert run(workplace, own, *export, *IMPORTED).returncode == 0
+    assert run(workplace, user_folder, *export, *IMPORT_OPTIONS).returncode == 0
 
     bundle = tmp_path / "bundle"
     files = ("my_models.py", "my_parts.py")
     assert [(bundle / name).read_text() for name in files] == [
-        (HERE / name).read_text() for name in files
+        (USER_PARTS / name).read_text() for name in files
     ]
     card = (bundle / "README.md").read_text()
     assert "    sbkit transcribe FOLDER talk.wav --import my_models --import my_parts\n" in card
-    assert "of its author's: my_models, my_parts." in card
+    assert "code of its author: my_models, my_parts." in card
 
     clip = next((workplace.release / "clips").iterdir())
     transcribe = ("-m", "sbkit", "transcribe", tmp_path / "bundle", clip)
-    refused = run(workplace, own, *transcribe)
+    refused = run(workplace, user_folder, *transcribe)
     assert refused.returncode == BAD_INPUT
     assert "--import my_" in refused.stderr
-    here, elsewhere = (run(workplace, cwd, *transcribe, *IMPORTED) for cwd in (own, tmp_path))
+    here, elsewhere = (
+        run(workplace, cwd, *transcribe, *IMPORT_OPTIONS) for cwd in (user_folder, tmp_path)
+    )
     assert here.returncode == elsewhere.returncode == 0, elsewhere.stderr
     assert here.stdout == elsewhere.stdout
-    assert f"--import my_parts: running {own / 'my_parts.py'}" in here.stderr
+    assert f"--import my_parts: running {user_folder / 'my_parts.py'}" in here.stderr
     assert f"--import my_parts: running {bundle / 'my_parts.py'}" in elsewhere.stderr
     (bundle / "my_parts.py").write_text("class Encoder: ...")
-    refused = run(workplace, own, *transcribe, *IMPORTED)
+    refused = run(workplace, user_folder, *transcribe, *IMPORT_OPTIONS)
     assert refused.returncode == BAD_INPUT
     assert "my_parts.py is not what was written" in refused.stderr
 
 
-def test_the_packages_that_own_modules_import_are_named_for_their_versions() -> None:
+def test_distributions_of_user_modules_are_found() -> None:
     source = b"import os, yaml.nodes\nfrom numpy import array\nfrom . import other\nimport mine\n"
     assert distributions(["torch.nn"], {"mine.py": source}) == ["PyYAML", "numpy", "torch"]
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "message"),
     [
         ("null", "must name the recipe to run, but is None"),
         ("nothing.there.X", "must name something importable, but nothing.there raised ModuleNotF"),
@@ -126,47 +127,47 @@ def test_the_packages_that_own_modules_import_are_named_for_their_versions() -> 
         ("recipes.asr.recipe.AsrBrain", "is type"),
     ],
 )
-def test_a_recipe_that_is_none_is_one_sentence(
+def test_unsuitable_recipe_is_an_error_of_one_line(
     name: str,
-    words: str,
-    own: Path,
+    message: str,
+    user_folder: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    yaml = tmp_path / "own.yaml"
+    yaml = tmp_path / "parts.yaml"
     (tmp_path / "raising_recipe_of_a_test.py").write_text("1 / 0\n")
-    yaml.write_text((own / "own.yaml").read_text().replace("my_recipe.MINE", name))
-    with patch.object(sys, "argv", ["train.py", str(yaml)]), pytest.raises(SystemExit) as left:
+    yaml.write_text((user_folder / "parts.yaml").read_text().replace("my_recipe.MINE", name))
+    with patch.object(sys, "argv", ["train.py", str(yaml)]), pytest.raises(SystemExit) as exit:
         run_main(train.main)
-    assert left.value.code == BAD_INPUT
+    assert exit.value.code == BAD_INPUT
     error = capsys.readouterr().err
-    assert words in error
+    assert message in error
     assert len(error.splitlines()) == 1
 
 
-def test_a_decoder_of_another_class_which_no_bundle_could_hold_is_refused() -> None:
+def test_decoder_of_a_user_class_is_refused_since_no_bundle_can_hold_it() -> None:
     class Mine(BeamDecoder):
-        """A decoder of the user's own."""
+        """A user's decoder."""
 
     decoder = Mine(tokenizer=None, language_models="lm.safetensors")  # type: ignore[arg-type]
     with pytest.raises(SbkitError, match="`decoder` must be .*BeamDecoder, .*; got a Mine"):
         RunDecoding(SimpleNamespace(decoder=decoder, ctc_weight=1.0), None)  # type: ignore[arg-type]
 
 
-def test_the_table_of_parts_has_every_kind_with_a_tested_example() -> None:
-    """The examples lie in YAMLs of hparams and in files that this test and its neighbors train."""
+def test_readme_has_a_tested_example_of_every_kind_of_part() -> None:
+    """The examples are in YAMLs of hparams and in files that the tests train."""
     text = (ROOT / "hparams/README.md").read_text("utf-8").partition("## Parts")[2]
-    rows = [each.strip("| ").split(" | ") for each in text.splitlines() if each.startswith("| `")]
+    rows = [row.strip("| ").split(" | ") for row in text.splitlines() if row.startswith("| `")]
     examples = {row[0]: row[-1] for row in rows if len(row) == 3}
-    tested = {f"tests/user_parts/{file.name}" for file in HERE.iterdir() if file.is_file()}
+    tested = {f"tests/user_parts/{file.name}" for file in USER_PARTS.iterdir() if file.is_file()}
     tested |= {f"hparams/{file.name}" for file in (ROOT / "hparams").glob("*.yaml")}
     tested.add("tests/train/adversarial.py")
     for keys, files in examples.items():
-        named = re.findall(r"`([^`]+)`", files)
-        assert named and {*named} <= tested
+        paths = re.findall(r"`([^`]+)`", files)
+        assert paths and {*paths} <= tested
         for key in re.findall(r"`(\w+)`", keys):
             kinds = {"recipe": "Recipe|replace", "corpus": "def read"}
-            found = re.compile(kinds.get(key, rf"\b{key}\b"))
-            assert any(found.search((ROOT / file).read_text("utf-8")) for file in named), key
+            pattern = re.compile(kinds.get(key, rf"\b{key}\b"))
+            assert any(pattern.search((ROOT / path).read_text("utf-8")) for path in paths), key
     kinds = "recipe metrics corpus decoder Transformer encoder wave_augment spec_augment opt_class"
     assert {*kinds.split(), "lr_schedule"} <= {*re.findall(r"`(\w+)`", " ".join(examples))}

@@ -1,4 +1,4 @@
-"""One label an utterance: pooled without what pads it, and owned like any model."""
+"""A classifier pools an utterance without its padding, and checks its parts."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from sbkit.models.layers import GlobalNorm
 from sbkit.models.transformer import Transformer
 
 
-def parts() -> dict[str, nn.Module]:
+def make_parts() -> dict[str, nn.Module]:
     return {
         "compute_features": Fbank(n_mels=20),
         "CNN": ConvFrontEnd(normalize=GlobalNorm(n_mels=20), n_mels=20, channels=8, d_model=8),
@@ -24,13 +24,13 @@ def parts() -> dict[str, nn.Module]:
     }
 
 
-def classifier(**changes: Any) -> UtteranceClassifier:
-    options: dict[str, Any] = {"classes": 3, **parts(), **changes}
-    owned = [each for each in options.values() if isinstance(each, nn.Module)]
+def make_classifier(**changes: Any) -> UtteranceClassifier:
+    options: dict[str, Any] = {"classes": 3, **make_parts(), **changes}
+    owned = [part for part in options.values() if isinstance(part, nn.Module)]
     return UtteranceClassifier(**({"model": nn.ModuleList(owned)} | options))
 
 
-def test_pooling_is_the_weighted_mean_and_deviation_of_the_frames_within() -> None:
+def test_pooling_is_the_weighted_mean_and_deviation_without_padding() -> None:
     torch.manual_seed(0)
     pooling = AttentiveStatisticsPooling(d_model=5, attention_dim=3)
     x = torch.randn(4, 7, 5, requires_grad=True)
@@ -41,15 +41,15 @@ def test_pooling_is_the_weighted_mean_and_deviation_of_the_frames_within() -> No
         mean = (weights * frames).sum(0)
         deviation = ((weights * frames.square()).sum(0) - mean.square()).sqrt()
         torch.testing.assert_close(pooled[row], torch.cat([mean, deviation]))
-    assert not pooled[3].any()  # of no frame
+    assert not pooled[3].any()  # no frames
     pooled.square().sum().backward()
-    gradients = [x.grad, *(each.grad for each in pooling.parameters())]
-    assert all(each is not None and each.isfinite().all() for each in gradients)
+    gradients = [x.grad, *(p.grad for p in pooling.parameters())]
+    assert all(g is not None and g.isfinite().all() for g in gradients)
 
 
-def test_an_utterance_is_scored_in_a_batch_as_it_is_alone() -> None:
+def test_scores_of_an_utterance_do_not_depend_on_its_batch() -> None:
     torch.manual_seed(0)
-    model = classifier()
+    model = make_classifier()
     audio, lengths = 1000 * torch.randn(2, 16_000), torch.tensor([16_000, 9000])
     audio[1, 9000:] = 0
     scores = model.predict(audio, lengths)
@@ -58,22 +58,22 @@ def test_an_utterance_is_scored_in_a_batch_as_it_is_alone() -> None:
     torch.testing.assert_close(scores.exp().sum(1), torch.ones(2))
     torch.testing.assert_close(model.predict(audio[1:, :9000], lengths[1:])[0], scores[1])
     nn.functional.nll_loss(scores, torch.tensor([0, 2])).backward()
-    assert all(each.grad is not None for each in model.model.parameters())
+    assert all(p.grad is not None for p in model.model.parameters())
 
 
-class Mean(nn.Module):
+class MeanPooling(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x.mean(1)
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "message"),
     [
         ({"classes": 4}, r"\(4\), but has 3"),
-        ({"pooling": Mean()}, "`pooling` must have forward"),
-        ({"model": nn.ModuleList(list(parts().values()))}, "`CNN` is not in its list"),
+        ({"pooling": MeanPooling()}, "`pooling` must have forward"),
+        ({"model": nn.ModuleList(list(make_parts().values()))}, "`CNN` is not in its list"),
     ],
 )
-def test_what_does_not_belong_is_refused(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(SbkitError, match=words):
-        classifier(**changes)
+def test_unsuitable_parts_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(SbkitError, match=message):
+        make_classifier(**changes)

@@ -1,4 +1,4 @@
-"""A corpus of one's own: the tables and clips of a release, read in a few lines."""
+"""A user's corpus: the tables and clips of a release, read in a few lines."""
 
 import csv
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
-"""Parts of one's own: a front-end, an encoder of audio, augmentations, optimizer and schedule.
+"""A user's front-end, encoder of audio, augmentations, optimizer and learning rate schedule.
 
-The front-end says nothing of lengths, and its layers round down.
+The front-end declares no lengths, and its layers round down.
 """
 
 from collections.abc import Iterable
@@ -23,7 +23,7 @@ class FrontEnd(nn.Module):
 
 
 class Waveforms(nn.Module):
-    """Two strided convolutions over audio, and a layer that autocast is to leave alone."""
+    """Two strided convolutions over audio, which run without autocast."""
 
     audio_scale = 1.0
     precision = "fp32"
@@ -50,7 +50,7 @@ class Volume(nn.Module):
         return audio * (0.5 + torch.rand(len(audio), 1, device=audio.device)), lengths
 
 
-class HideBeginning(nn.Module):
+class MaskStart(nn.Module):
     """A `spec_augment`."""
 
     def forward(self, features: Tensor, lengths: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ class MyBrain(AsrBrain):
     metrics = {**AsrBrain.metrics, "exact": Metric(lower_is_better=False)}
 
     def measure(self, results):
-        exact = [each.hypothesis == each.reference for each in results]
+        exact = [result.hypothesis == result.reference for result in results]
         return {**super().measure(results), "exact": sum(exact) / max(1, len(exact))}
 
 
