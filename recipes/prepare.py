@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import numpy as np
 from datasets import Dataset, concatenate_datasets
@@ -104,7 +104,7 @@ def corpus_of(knobs: KnobValues) -> Corpus:
 
 def _import_corpus(name: str) -> Corpus:
     try:
-        module: Any = importlib.import_module(name)
+        module = importlib.import_module(name)
     except ImportError as error:
         raise ConfigError(
             f"`corpus` names the module {name!r}, which cannot be imported ({error}). Correct the "
@@ -118,7 +118,7 @@ def _import_corpus(name: str) -> Corpus:
             f"`corpus` names the module {name}, which has no function {' and no '.join(missing)}. "
             "Write it, as in recipes/LibriSpeech/corpus.py."
         )
-    return UserCorpus(module)
+    return UserCorpus(cast(Corpus, module))
 
 
 @dataclass(frozen=True)
@@ -292,11 +292,7 @@ def with_column(
 ) -> Splits:
     """Add a column to each split that lacks it, computed once and kept in the cache.
 
-    Args:
-        splits: those of the run.
-        column: its name.
-        compute: returns the column's texts for the rows of a split.
-        identity: plain data that identifies the way of computing.
+    ``identity`` is plain data that identifies the way of computing the texts.
     """
     named, fingerprints = splits.named(), {**splits.fingerprints}
     for name, split in named.items():

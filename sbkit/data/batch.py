@@ -93,14 +93,14 @@ class Batch:
         lengths = self.audio_lengths[rows]
         percents = [group.percent for group in self.speed_groups for _ in range(group.utterances)]
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        taken: dict[str, Any] = {
-            name: value[rows] for name, value in values.items() if isinstance(value, Tensor | list)
+        sliced: dict[str, Any] = {
+            n: v[rows] for n, v in values.items() if isinstance(v, Tensor | list)
         }
         weights = self.weights.cpu()
         seconds_per_sample = self.seconds / max(1, int((self.audio_lengths * weights).sum()))
         return replace(
             self,
-            **taken | {"audio": self.audio[rows, : int(lengths.max())]},
+            **sliced | {"audio": self.audio[rows, : int(lengths.max())]},
             columns={name: column[rows] for name, column in self.columns.items()},
             speed_groups=tuple(_speed_groups(percents[rows], lengths.tolist())),
             seconds=seconds_per_sample * int((lengths * weights[rows]).sum()),

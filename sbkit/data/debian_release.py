@@ -59,11 +59,8 @@ def ensure_release(
 ) -> Path:
     """Return the release folder of a language; fetch and write it if it is missing.
 
-    Args:
-        folder: contains a release for each version of the packages.
-        language: of the release.
-        packages: of Debian; the first has the version.
-        write_release: converts the root of the unpacked packages into an empty folder.
+    ``folder`` has a release for each version of the first package. ``write_release`` converts the
+    root of the unpacked packages into an empty folder.
 
     Raises:
         DataError: apt-get cannot fetch the packages, or their content is unexpected.

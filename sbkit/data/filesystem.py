@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
@@ -121,7 +121,7 @@ def read_ranges(ranges: Sequence[ByteRange]) -> list[bytes]:
     return contents
 
 
-def _file_system(url: str) -> tuple[Any, str]:
+def _file_system(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
     """Return the file system of a URL, and the path in it.
 
     fsspec keeps one object for each file system and process, so a loader's worker gets its own.

@@ -98,12 +98,7 @@ def read_release(tsv: Path, options: TableOptions) -> Manifest:
 
 
 def read_releases(releases: Mapping[str, Path], split: str, options: TableOptions) -> Manifest:
-    """Read one split of the releases of one or more languages as one manifest.
-
-    Args:
-        releases: the release folder of each language, which fills the column ``language``.
-        split: the name of the TSV without ``.tsv``.
-        options: the names of the columns.
+    """Read one split, a TSV in the release folder of each language, as one manifest.
 
     Raises:
         DataError: a file cannot be read as a table, or lacks a column.

@@ -91,16 +91,9 @@ def measure_data(
 ) -> Facts:
     """Measure all splits, without reading audio.
 
-    Args:
-        splits: those of the run.
-        sample_rate: Hz.
-        language: the knob.
-        corpus: its name and license.
-
-    Returns:
-        For each split: utterances, hours, speakers, a histogram of seconds, counts of characters
-        and of letters that the text table replaced. Excluded utterances by reason, with examples.
-        For each pair of splits, how many values they share.
+    The facts are, for each split, utterances, hours, speakers, a histogram of seconds, counts of
+    characters and of letters that the text table replaced; excluded utterances by reason, with
+    examples; and for each pair of splits the values that they share.
     """
     named = splits.named()
     has_words = separates_words(str(language))  # also for several languages or none

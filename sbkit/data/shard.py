@@ -27,7 +27,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 from uuid import uuid4
 
 import datasets
@@ -67,9 +67,19 @@ CLAIM_PREFIX = ".claim-"  # of the lock file of a task
 FACTS_KEY = b"sbkit"  # in the metadata of a table, for its `ShardFacts`
 _SCHEMA = Features({AUDIO: Audio()}).arrow_schema
 
-Row = Mapping[
-    str, Any
-]  # of a prepared split: samples (S,) in `audio`, an int in `samples`, else text
+# Of a prepared split: samples (S,) in `audio`, their number in `samples`, text in all others.
+Row = Mapping[str, Any]
+
+
+class AudioLocation(TypedDict):
+    """A value of `AUDIO_TYPE`."""
+
+    file: str
+    shard: int
+    start: int | None
+    size: int
+    crc32: int
+    sample_rate: int
 
 
 def require_store(name: object) -> str:
@@ -114,7 +124,7 @@ def read_clips(
     return (row[AUDIO] for row in read_rows(clips, indices, batch_size))
 
 
-def _read_audio(locations: Sequence[Mapping[str, Any]]) -> list[Samples]:
+def _read_audio(locations: Sequence[AudioLocation]) -> list[Samples]:
     """Read clips, those in shards in one request."""
     ranges = [(a["file"], a["start"], a["size"]) for a in locations if a["start"] is not None]
     contents = iter(read_ranges(ranges))
@@ -126,9 +136,9 @@ def _read_audio(locations: Sequence[Mapping[str, Any]]) -> list[Samples]:
     ]
 
 
-def _decode(content: bytes, location: Mapping[str, Any]) -> Samples:
+def _decode(content: bytes, location: AudioLocation) -> Samples:
     if zlib.crc32(content) != location["crc32"]:
-        start, end = location["start"], location["start"] + location["size"]
+        start, end = location["start"], (location["start"] or 0) + location["size"]
         raise DataError(
             f"{location['file']} is damaged: bytes {start} to {end} have another checksum than "
             "when they were written. Copy it again, or remove it and prepare the data again."
@@ -216,7 +226,7 @@ class ShardFacts:
     """
 
     bytes: int
-    left_out: Sequence[Sequence[Any]]
+    left_out: Sequence[Sequence[str]]
     parts: int = 1
     last: bool = True
 
@@ -278,7 +288,14 @@ class ShardWriter:
         self._batch, self._batch_bytes = [], 0
 
     def publish(
-        self, storage: Storage, name: str, columns: Mapping[str, Any], **facts: Any
+        self,
+        storage: Storage,
+        name: str,
+        columns: Mapping[str, pa.Array | pa.ChunkedArray],
+        *,
+        left_out: Sequence[Sequence[str]],
+        parts: int = 1,
+        last: bool = True,
     ) -> None:
         """Move the audio to its place, then write its table, with further columns.
 
@@ -293,7 +310,8 @@ class ShardWriter:
         size = self._path.stat().st_size if self.bytes else 0
         samples = pa.array(self._samples, pa.int64())
         table = pa.table({"samples": samples, AUDIO: self._locations(), **columns})
-        metadata = {FACTS_KEY: json.dumps(asdict(ShardFacts(size, **facts)))}
+        facts = ShardFacts(size, left_out, parts, last)
+        metadata = {FACTS_KEY: json.dumps(asdict(facts))}
         content = io.BytesIO()
         pq.write_table(table.replace_schema_metadata(metadata), content, write_page_checksum=True)
         if self.bytes:

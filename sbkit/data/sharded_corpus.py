@@ -239,13 +239,7 @@ def write_shards(
     sources: Mapping[str, Manifest | RemoteTables],
     roles: Mapping[str, Sequence[str]],
 ) -> Index | None:
-    """Write the missing shards of a corpus; return its index, None while others still work.
-
-    Args:
-        storage: the target.
-        options: the audio's rate and store, the size of a shard, and the seed of the order.
-        sources: the rows of each split.
-        roles: the splits of train, valid and test.
+    """Write the missing shards of each split; return the index, None while others still work.
 
     Raises:
         DataError: the target cannot be written, a disk is full, or a split has too many unusable

@@ -45,11 +45,7 @@ SaveAudio = Callable[[bytes, str], Path]  # writes the bytes of an audio file un
 
 
 def read_manifests(sources: Sequence[Path], options: TableOptions) -> Manifest:
-    """Read files and folders, in their order, as one manifest.
-
-    Args:
-        sources: CSV, TSV or JSON Lines, Kaldi's folders, datasets saved to disk, parquet.
-        options: the names of the columns, and the language.
+    """Read tables, Kaldi's folders, saved datasets and parquet, in this order, as one manifest.
 
     Raises:
         DataError: a source cannot be read, or lacks a column.

@@ -44,12 +44,9 @@ Mask = npt.NDArray[np.bool_]
 def resolve_splits(
     names: object, defaults: Mapping[str, Sequence[str]], available: Sequence[str]
 ) -> dict[str, tuple[str, ...]]:
-    """Return the splits of each role: the knob ``splits``, else the corpus's own.
+    """Return the splits of each role: the knob ``splits``, else the corpus's defaults.
 
-    Args:
-        names: null, or a mapping from ``train``, ``valid``, ``test`` to a name or a list of names.
-        defaults: the corpus's own splits of each role.
-        available: the names of all splits of the corpus.
+    ``names`` is null, or maps ``train``, ``valid`` and ``test`` to a name or a list of names.
 
     Raises:
         ConfigError: a role or split is unknown, a split has two roles, there is nothing to train or

@@ -208,10 +208,12 @@ def read_objects(file: Path, lines: Iterable[str], batch_rows: int = BATCH_ROWS)
             if not line.strip():
                 continue
             try:
-                values: Any = json.loads(line) or None  # an object without keys is not a row
+                values = json.loads(line)
+                if not isinstance(values, dict) or not values:
+                    raise ValueError("it is not an object with keys")
                 rows.append({name.strip(): _to_text(value) for name, value in values.items()})
                 numbers.append(number)
-            except (ValueError, AttributeError) as error:
+            except ValueError as error:
                 excluded.append(Excluded(f"row {number}", "not a JSON object", str(error)))
         names = dict.fromkeys(name for row in rows for name in row)
         columns = {name: pa.array([row.get(name) for row in rows], pa.string()) for name in names}

@@ -204,16 +204,6 @@ def from_main_rank(tensor: Tensor) -> Tensor:
 
 
 @_stopped_like_others()
-def any_rank(value: bool) -> bool:
-    """Return on every rank whether ``value`` is true on any; the host waits for no device."""
-    if world_size() == 1:
-        return value
-    count = torch.tensor(int(value))  # travels by the CPU
-    dist.all_reduce(count)
-    return bool(count)
-
-
-@_stopped_like_others()
 def gather_over_ranks(value: T) -> list[T]:
     """Return the picklable objects of all ranks, in their order, on every rank."""
     return _gather(value)

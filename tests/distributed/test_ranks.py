@@ -11,7 +11,6 @@ import torch
 from sbkit.base.process import OTHER_RANKS_DELAY
 from sbkit.distributed import ranks
 from sbkit.distributed.ranks import (
-    any_rank,
     from_main_rank,
     gather_over_ranks,
     main_rank_first,
@@ -66,7 +65,7 @@ def test_single_process_has_one_rank() -> None:
         assert tensor.tolist() == [1.0, 1.0]
 
 
-@pytest.mark.parametrize("exchange", [sum_over_ranks, from_main_rank, any_rank])
+@pytest.mark.parametrize("exchange", [sum_over_ranks, from_main_rank])
 def test_rank_left_by_another_waits_for_its_error(
     exchange: Callable[[torch.Tensor], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
