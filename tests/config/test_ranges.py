@@ -1,4 +1,4 @@
-"""A number that a run cannot take is refused in a sentence, wherever it is declared."""
+"""A value out of its range is refused, wherever the range is declared."""
 
 import math
 import re
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import ConfigError
 from sbkit.config.hparams import load_hparams, read_knobs
 from sbkit.config.ranges import RANGES, require_in_range
 from sbkit.train.brain import Brain
@@ -23,28 +23,28 @@ REFUSED: list[tuple[str, object, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "value", "said"), REFUSED)
-def test_a_number_out_of_its_range_is_refused(name: str, value: object, said: str) -> None:
-    with pytest.raises(SbkitError) as refused:
+@pytest.mark.parametrize(("name", "value", "text"), REFUSED)
+def test_require_in_range_refuses_a_value(name: str, value: object, text: str) -> None:
+    with pytest.raises(ConfigError) as refused:
         require_in_range({name: value})
-    assert str(refused.value) == f"`{name}` must be {said} {RANGES[name].advice}"
+    assert str(refused.value) == f"`{name}` must be {text} {RANGES[name].advice}"
 
 
 @pytest.mark.parametrize(
     ("name", "value"), [("stall_seconds", 0), ("stall_seconds", 0.5), ("ckpt_interval_minutes", -1)]
 )
-def test_what_switches_something_off_is_taken(name: str, value: float) -> None:
+def test_require_in_range_allows_values_that_switch_off(name: str, value: float) -> None:
     require_in_range({name: value})
 
 
-def test_what_the_yaml_declares_is_in_range() -> None:
+def test_values_of_every_yaml_are_in_range() -> None:
     for file in (ROOT / "hparams").glob("*.yaml"):
         require_in_range(read_knobs(file, {"data_folder": "anywhere"}))
 
 
 @pytest.mark.parametrize("yaml", ["ctc.yaml", "language_id.yaml"])
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "text"),
     [
         ("max_seconds: 20 s", "`max_seconds` must be a number from 0 to 86400, but is '20 s'"),
         ("batch_seconds: 32 s", "`batch_seconds` must be auto or a number of at least 0"),
@@ -54,13 +54,13 @@ def test_what_the_yaml_declares_is_in_range() -> None:
         ("text_column: true", "`text_column` must be false, null or text, but is True"),
     ],
 )
-def test_lengths_are_numbers_in_every_recipe(
-    yaml: str, line: str, said: str, tmp_path: Path
+def test_recipes_refuse_values_of_another_kind(
+    yaml: str, line: str, text: str, tmp_path: Path
 ) -> None:
-    text = (ROOT / "hparams" / yaml).read_text(encoding="utf-8")
+    declared = (ROOT / "hparams" / yaml).read_text(encoding="utf-8")
     file = tmp_path / yaml
-    file.write_text(re.sub(rf"^{line.partition(':')[0]}:.*$", line, text, flags=re.MULTILINE))
-    with pytest.raises(SbkitError, match=said):
+    file.write_text(re.sub(rf"^{line.partition(':')[0]}:.*$", line, declared, flags=re.MULTILINE))
+    with pytest.raises(ConfigError, match=text):
         Run(file, {}).check_ranges()
 
 
@@ -73,13 +73,15 @@ def test_lengths_are_numbers_in_every_recipe(
     ],
     ids=str,
 )
-def test_a_brain_made_by_hand_refuses_it_too(declared: dict[str, dict[str, int]]) -> None:
-    with pytest.raises(SbkitError, match="must be a whole number (of at least|from)"):
+def test_brain_made_by_hand_refuses_values_out_of_range(
+    declared: dict[str, dict[str, int]],
+) -> None:
+    with pytest.raises(ConfigError, match="must be a whole number (of at least|from)"):
         Brain(**declared)
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "text"),
     [
         ({"log_every": 0}, "`log_every` must be a whole number of at least 1, but is 0."),
         ({"freq_masks": -1}, "`freq_masks` must be a whole number of at least 0, but is -1."),
@@ -91,9 +93,9 @@ def test_a_brain_made_by_hand_refuses_it_too(declared: dict[str, dict[str, int]]
     ],
     ids=str,
 )
-def test_a_class_owns_the_ranges_of_its_arguments(
-    overrides: dict[str, object], said: str, tmp_path: Path
+def test_ranges_of_a_class_apply_to_its_arguments(
+    overrides: dict[str, object], text: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(SbkitError) as refused:
+    with pytest.raises(ConfigError) as refused:
         load_hparams(ROOT / "hparams/ctc.yaml", {"output_folder": str(tmp_path), **overrides})
-    assert str(refused.value).startswith(said)
+    assert str(refused.value).startswith(text)

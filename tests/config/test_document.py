@@ -1,0 +1,213 @@
+"""Faults of a YAML are named with their lines, also in an included file and in a base."""
+
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from sbkit.checkpoint.run_config import RunConfig
+from sbkit.config.document import nearest, read_document
+from sbkit.config.hparams import load_hparams, read_knobs, resolve, save_resolved
+from sbkit.config.overrides import parse_overrides
+from tests.config.refusals import refusal
+from tests.runs import ROOT
+
+
+@pytest.mark.parametrize(
+    ("yaml", "text"),
+    [
+        ("a: [1\nb: 2", ":2 is not valid YAML"),
+        ("a: 1\na: 2", 'duplicate key "a"'),
+        ("\ta: 1", "cannot start any token. Indent it with spaces."),
+        ("- 1", "must consist of `key: value` lines"),
+        ("", "its root is empty"),
+        ("!include:other.yaml", "its root is !include:other.yaml"),
+        ("a: !PLACEHOLDER\n", "`a: !PLACEHOLDER ` ({path}:1) needs a value. Pass --a=..."),
+        ("size: 1\na: !ref <siz>", "there is no `siz`. Did you mean `size`?"),
+        ("a: !ref size", "Write it in angle brackets: `!ref <key>`"),
+        ("a: !ref <b>\nb: !ref <a>", "resolved later"),
+        ("a: !new:fractions.Fraction\nb: !ref <a>/c", "is an object"),
+        ("n: -1\nb: !ref <n> * 2", "stays the text '-1 * 2'"),
+        ("n: 0\nb: !ref 1 / <n>", "division by zero"),
+        ("a: (!!python/object/apply:os.getcwd [])", "is read as a tuple"),
+        (
+            "a: !new:fractions.Fractoin\n",
+            "`a` ({path}:1) cannot be made of `fractions.Fractoin`",
+        ),
+        (
+            "a: !new:nothere.Thing\n",
+            "no such class as nothere.Thing. Correct it. A module of your own must lie beside",
+        ),
+        ("a: !new:os.getcwd\n", "should be a class"),
+        ("a: !apply:fractions.Fraction\n", "should be a callable"),
+        ("x: 1\na: !new:fractions.Fraction\n  numertor: 1\n", "`a` ({path}:2) cannot be made"),
+        (
+            "x: 1\na: !new:torch.optim.SGD\n  lr: 1\n",
+            "Add them, or write `!name:` if the recipe",
+        ),
+        ("a: {b: !new:fractions.Fraction [x]}\n", "`a.b` ({path}:1)"),
+        ("a: !new:fractions.Fraction [1, 0]\n", ": ZeroDivisionError:"),
+        ("a: !new:fractions.Fraction\nb: !ref <a.nope>\n", "has no attribute 'nope'"),
+    ],
+)
+def test_faulty_yaml_is_refused_with_its_line(tmp_path: Path, yaml: str, text: str) -> None:
+    path = tmp_path / "ctc.yaml"
+    path.write_text(yaml)
+    assert text.format(path=path) in refusal(path, {})
+
+
+def test_missing_file_offers_the_nearest(path: Path) -> None:
+    text = refusal(path.with_name("ctx.yaml"), {})
+    assert "No such file" in text
+    assert "ctc.yaml`?" in text
+    text = refusal(path.with_name("other"), {})
+    assert text.endswith("No such file or directory). Check its name.")
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("epochs", "number_of_epochs"),
+        ("batch_size", "batch_seconds"),
+        ("speedz", "speeds"),
+        ("temperature", None),
+        ("lm_weight", None),
+    ],
+)
+def test_nearest_offers_only_a_likely_key(word: str, expected: str | None) -> None:
+    assert nearest(word, read_document(ROOT / "hparams/ctc.yaml").root) == expected
+
+
+# -- !include --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def including(tmp_path: Path) -> Path:
+    (tmp_path / "deep.yaml").write_text("# sizes\n\nsize: 1\nhalf: !ref <size> / 2\n")
+    (tmp_path / "inner.yaml").write_text(
+        "# a model\nsize: 1\nmust: !PLACEHOLDER\ntwice: !ref <size> * 2\nmany: [1, 2]\n"
+        "deep: !include:deep.yaml  # below\n    size: !ref <size>\n"
+    )
+    including = tmp_path / "outer.yaml"
+    including.write_text(
+        "seed: 4\ninner: !include:inner.yaml  # more\n  must: !ref <seed>\n"
+        "seen: !ref <inner[twice]>\n"
+    )
+    return including
+
+
+def test_include_is_read_overridden_and_saved(including: Path) -> None:
+    inner = {"size": 1, "must": 4, "twice": 2, "many": [1, 2], "deep": {"size": 1, "half": 0.5}}
+    assert read_knobs(including, {})["inner"] == load_hparams(including, {})["inner"] == inner
+    arguments = ("--inner.size=5", "--inner.must=3", "--inner.many.0=3", "--inner.deep.size=8")
+    overrides = parse_overrides(arguments)
+    overridden = read_knobs(including, overrides)
+    inner = {"size": 5, "must": 3, "twice": 10, "many": [3, 2], "deep": {"size": 8, "half": 4}}
+    assert overridden == {"seed": 4, "inner": inner, "seen": 10}
+    saved = including.with_name("hyperparams.yaml")
+    save_resolved(saved, including, overrides)
+    assert "!include" not in saved.read_text()
+    assert read_knobs(saved, {}) == load_hparams(saved, {}) == overridden
+
+
+@pytest.mark.parametrize(
+    ("argument", "text"),
+    [
+        ("--inner.sise=3", "Did you mean `inner.size`?"),
+        ("--inner.size=abc", "`--inner.size` must be a whole number"),
+        ("--inner=3", "must be a mapping"),
+    ],
+)
+def test_include_refuses_a_wrong_override(including: Path, argument: str, text: str) -> None:
+    assert text in refusal(including, parse_overrides([argument]))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "text"),
+    [
+        ("must: !ref", "mist: !ref", "'mist' not found in: ['size', 'must'"),
+        ("  must: !ref <seed>\n", "", "`inner.must: !PLACEHOLDER ` ({inner}:3) needs a value"),
+        ("inner.yaml", "none.yaml", "cannot be read"),
+        ("inner[twice]", "inner[twise]", "Did you mean `twice`?"),
+    ],
+)
+def test_include_refuses_a_wrong_file(including: Path, old: str, new: str, text: str) -> None:
+    including.write_text(including.read_text().replace(old, new))
+    assert text.format(inner=including.with_name("inner.yaml")) in refusal(including, {})
+
+
+def test_include_names_a_failing_object_in_its_own_file(including: Path) -> None:
+    inner = including.with_name("inner.yaml")
+    inner.write_text(inner.read_text() + "bad: !new:fractions.Fraction [1, 0]\n")
+    assert f"`inner.bad` ({inner}:8)" in refusal(including, {})
+
+
+# -- base ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def top(tmp_path: Path) -> Path:
+    (tmp_path / "bases").mkdir()
+    (tmp_path / "bases/root.yaml").write_text(
+        "# of two cores\nsize: 1  # in units\nfreeze: {A: always}\nkept: !ref <size> * 2\n"
+        "masks: {time: 2, freq: 3}\nspeeds: [1.0]\nratio: !new:fractions.Fraction\n"
+        "  numerator: 3\n  denominator: 4\nbare: !new:collections.Counter\n"
+    )
+    (tmp_path / "bases/middle.yaml").write_text("base: root.yaml\nspeeds: [0.9, 1.1]\n")
+    top = tmp_path / "top.yaml"
+    top.write_text(
+        "# of eight GPUs\nbase: bases/middle.yaml\nunit: 5  # new\nsize: !ref <unit> + 1\n"
+        "freeze: {B: always}\nmasks: {time: 7, tone: !ref <kept>}\n"
+        "ratio:\n  denominator: !ref <size>\nlater: !ref <kept>\n"
+    )
+    return top
+
+
+def test_base_merges_and_prints_as_one_file(top: Path) -> None:
+    assert read_knobs(top, {}) == {
+        **{"unit": 5, "size": 6, "freeze": {"B": "always"}, "kept": 12, "later": 12},
+        **{"masks": {"time": 7, "freq": 3, "tone": 12}, "speeds": [0.9, 1.1]},
+    }
+    assert load_hparams(top, {})["ratio"] == Fraction(3, 6)
+    overrides = parse_overrides(["--unit=8", "--ratio.numerator=2", "--masks.tone=1"])
+    printed = top.with_name("printed.yaml")
+    printed.write_text(resolve(top, overrides).one_file)
+    assert printed.read_text().startswith("# of eight GPUs\n")
+    assert "\nunit: 8  # new\nsize: !ref <unit> + 1 # in units\n" in printed.read_text()
+    assert RunConfig.of(top, overrides).values == RunConfig.of(printed, {}).values
+
+
+@pytest.mark.parametrize("yaml", sorted((ROOT / "hparams").glob("*.yaml")), ids=lambda f: f.stem)
+def test_every_yaml_trains_the_same_as_one_file(yaml: Path, tmp_path: Path) -> None:
+    path = tmp_path / "printed.yaml"
+    path.write_text(resolve(yaml, {"data_folder": "x"}).one_file)
+    printed, original = (RunConfig.of(f, {"data_folder": "x"}).values for f in (path, yaml))
+    assert printed == original
+
+
+def test_base_that_changes_is_read_again(top: Path) -> None:
+    assert read_knobs(top, {})["speeds"] == [0.9, 1.1]
+    (top.parent / "bases/middle.yaml").write_text("base: root.yaml\nspeeds: [3.0]\n")
+    assert read_knobs(top, {})["speeds"] == [3.0]
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "text"),
+    [
+        ("top", "denominator: !ref <size>", "denominator: 0", "`ratio` ({top}:7) cannot be"),
+        ("top", "<kept>}", "<kelt>}", "`masks.tone: !ref <kelt>` ({top}:6) leads nowhere"),
+        ("bases/root", "<size> * 2", "<sice>", "`kept: !ref <sice>` ({bases/root}:4) leads"),
+        ("bases/root", "numerator: 3", "numerato: 3", "`ratio` ({top}:7) cannot be"),
+        ("bases/middle", "root", "../top", "`base` ({bases/middle}:1) leads back"),
+        ("bases/middle", "root", "roof", "roof.yaml cannot be read (No such file or"),
+        ("top", "later: ", "bare: {a: 1}\nlater: ", "`bare` ({top}:9) has no tag, and"),
+    ],
+)
+def test_base_errors_name_the_file_and_the_line(
+    top: Path, file: str, old: str, new: str, text: str
+) -> None:
+    files = {name: top.parent / f"{name}.yaml" for name in ("top", "bases/middle", "bases/root")}
+    files[file].write_text(files[file].read_text().replace(old, new))
+    for name, real in files.items():
+        text = text.replace(f"{{{name}}}", str(real))
+    assert text in refusal(top, {}).replace("bases/../", "")

@@ -1,0 +1,135 @@
+"""Arguments of the command line are read, take effect, or are refused."""
+
+from pathlib import Path
+
+import pytest
+
+from sbkit.base.errors import ConfigError
+from sbkit.config.hparams import read_knobs
+from sbkit.config.overrides import parse_command, parse_overrides
+from tests.config.refusals import refusal
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--a", "1"], {"a": 1}),
+        (["--a=1e-3"], {"a": 0.001}),
+        (["--a", "-1"], {"a": -1}),
+        (["--a=-.5"], {"a": -0.5}),
+        (["--a=x # y: z"], {"a": "x # y: z"}),
+        (["--a=a=b"], {"a": "a=b"}),
+        (["--a='1'"], {"a": "1"}),
+        (['--a=""'], {"a": ""}),
+        (["--flag", "--b", "false"], {"flag": True, "b": False}),
+        (["--a=True", "--b=FALSE", "--c=Null"], {"a": True, "b": False, "c": None}),
+        (["--a=null"], {"a": None}),
+        (["--a=[0.9, 1e-3]"], {"a": [0.9, 0.001]}),
+        (["--a={b: 1}"], {"a": {"b": 1}}),
+        (["--a.b=1", "--a[c]=2"], {"a": {"b": 1, "c": 2}}),
+        (["--a=1", "--a=2"], {"a": 2}),
+    ],
+)
+def test_parse_overrides_reads_values(arguments: list[str], expected: dict[str, object]) -> None:
+    overrides = parse_overrides(arguments)
+    assert overrides == expected
+    assert list(map(type, overrides.values())) == list(map(type, expected.values()))
+
+
+@pytest.mark.parametrize(
+    ("argument", "text"),
+    [
+        ("lr", "`lr` is not of the form --key=value"),
+        ("--", "is not of the form"),
+        ("--a[b=3", "is not of the form"),
+        ("--a=", "needs a plain value"),
+        ("--a=!new:os.system", "needs a plain value"),
+        ("--a=[1,", "Close its brackets"),
+        ("--a={b: !new:os.system }", "is no list, mapping or quoted text"),
+    ],
+)
+def test_parse_overrides_refuses_a_malformed_argument(argument: str, text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_overrides([argument])
+    assert text in str(caught.value)
+
+
+def test_parse_overrides_collects_manifests(tmp_path: Path) -> None:
+    arguments = ["--manifest", "train=a.csv", "--manifest=test-x=1", "--manifest", "train=b=c.tsv"]
+    overrides = parse_overrides(arguments)
+    assert overrides == {"manifest": {"train": ["a.csv", "b=c.tsv"], "test-x": "1"}}
+    yaml = tmp_path / "a.yaml"
+    yaml.write_text("manifest: null\n", encoding="utf-8")
+    assert read_knobs(yaml, overrides)["manifest"] == overrides["manifest"]
+    assert parse_overrides(["--manifest={test: a}"]) == {"manifest": {"test": "a"}}
+    assert parse_overrides(["--manifest", "null"]) == {"manifest": None}
+
+
+@pytest.mark.parametrize("text", ["a.csv", "train=", "=a.csv"])
+def test_parse_overrides_refuses_a_manifest_without_name_or_file(text: str) -> None:
+    with pytest.raises(ConfigError, match="needs NAME=FILE"):
+        parse_overrides(["--manifest", text])
+
+
+@pytest.mark.parametrize("arguments", [["-h"], ["a.yaml", "--help"]])
+def test_parse_command_prints_help(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        parse_command(arguments)
+    assert exit_.value.code == 0
+    assert capsys.readouterr().out.startswith("usage: train.py FILE.yaml")
+
+
+@pytest.mark.parametrize(
+    ("argument", "key", "expected"),
+    [
+        ("--batch_seconds=12", "batch_seconds", 12.0),
+        ("--batch_seconds=12", "double", 24.0),
+        ("--seed=1e3", "seed", 1000),
+        ("--mixed", "mixed", True),
+        ("--double=3", "double", 3.0),
+        ("--betas=[0.8, 0.9]", "betas", [0.8, 0.9]),
+        ("--betas=(0.8, 0.9)", "betas", (0.8, 0.9)),
+        ("--free.new=1", "free", {"new": 1}),
+        ("--freeze={CNN: 5, Transformer: 9}", "freeze", {"CNN": 5, "Transformer": 9}),
+        ("--freeze=[Transformer]", "freeze", ["Transformer"]),
+        ("--freeze.CNN=5", "freeze", {"CNN": 5}),
+        ("--augment.masks.time=3", "augment", {"speeds": [0.9, 1.0], "masks": {"time": 3}}),
+        ("--augment.speeds.1=2.0", "augment", {"speeds": [0.9, 2.0], "masks": {"time": 2}}),
+        ("--ratio.numerator=4", "third", 4),
+    ],
+)
+def test_override_takes_effect(path: Path, argument: str, key: str, expected: object) -> None:
+    value = read_knobs(path, parse_overrides([argument]))[key]
+    assert value == expected
+    assert type(value) is type(expected)
+
+
+@pytest.mark.parametrize(
+    ("argument", "text"),
+    [
+        ("--batch_secnds=3", "Did you mean `batch_seconds`?"),
+        ("--augment.masks.tim=1", "Did you mean `augment.masks.time`?"),
+        ("--augment.speeds.2=1", "has no such key under `augment.speeds`"),
+        ("--numerator=1", "Did you mean `ratio.numerator`?"),
+        ("--later.other=1", "add it in the YAML"),
+        ("--ratio=3", "would replace the object of {path}:19"),
+        ("--modules=3", "must be a mapping"),
+        ("--modules.ratio=3", "would replace the object"),
+        ("--also.numerator=3", "refers to <ratio>"),
+        ("--batch_seconds=abc", "must be a number, as in {path}:3, not 'abc' (text)"),
+        ("--seed=1.5", "must be a whole number"),
+        ("--mixed=no", "must be true or false"),
+        ("--language.x=1", "must be text"),
+        ("--augment.speeds=1", "must be a list"),
+        ("--augment.speeds=[a]", "a list of values that are each a number"),
+    ],
+)
+def test_override_without_effect_is_refused(path: Path, argument: str, text: str) -> None:
+    assert text.format(path=path) in refusal(path, parse_overrides([argument]))
+
+
+def test_overrides_from_python_may_be_paths_but_not_objects(path: Path) -> None:
+    assert read_knobs(path, {"output_folder": path.parent})["output_folder"] == str(path.parent)
+    assert "`--limit` must be a plain value" in refusal(path, {"limit": object()})
