@@ -1,4 +1,4 @@
-"""A task that lies in a bundle as source: it loads from Python, and its commands run."""
+"""A task whose source lies in a bundle: it loads from Python, and its commands run."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -43,11 +43,11 @@ TASK = replace(
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_bundle(tmp_path_factory.mktemp("own"))
+    return make_bundle(tmp_path_factory.mktemp("user"))
 
 
 def put(bundle: Path, module: str) -> tuple[str, str]:
-    """Let a bundle have a task of its author's, whose source lies in it; return the option."""
+    """Give a bundle a user task with its source; return the option that imports it."""
     (bundle / f"{module}.py").write_text(SOURCE.replace("MODULE", module))
     edit_config(bundle, lambda config: config.update(task=f"{module}.TASK"))
     return "--import", module
@@ -64,19 +64,19 @@ def test_python_imports_the_module_of_a_bundle_as_the_command_line_does(
     assert caplog.messages == [f"{option} {module}: running {bundle / module}.py"]
 
 
-def test_its_command_takes_its_own_options(
+def test_run_passes_options_to_a_command_of_a_user_task(
     bundle: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own = put(bundle, "task_with_command")
-    assert run(["run", str(bundle), "spell", "yes", "--times=2", *own]) == 3
+    imported = put(bundle, "task_with_command")
+    assert run(["run", str(bundle), "spell", "yes", "--times=2", *imported]) == 3
     assert capsys.readouterr().out == "bundle yes 2 auto\n"
     with pytest.raises(SbkitError, match="has no shout. It has: spell"):
-        run(["run", str(bundle), "shout", *own])
+        run(["run", str(bundle), "shout", *imported])
     with pytest.raises(SbkitError, match="Use: sbkit run FOLDER spell"):
-        run(["classify", str(bundle), "a.wav", *own])
+        run(["classify", str(bundle), "a.wav", *imported])
 
 
-def test_what_trains_is_what_the_bundle_is_rebuilt_as() -> None:
+def test_make_brain_refuses_a_brain_of_another_model_class() -> None:
     task = replace(SPEECH_RECOGNITION, export=Exportable(model_class="types.SimpleNamespace"))
     brain: Any = SimpleNamespace(task=task)
     assert AsrBrain.make_model(brain, ctc_lin="a head") == SimpleNamespace(ctc_lin="a head")
@@ -88,7 +88,7 @@ def test_what_trains_is_what_the_bundle_is_rebuilt_as() -> None:
         Run.make_brain(run)
 
 
-def test_a_module_that_needs_a_checkout_is_pointed_out() -> None:
+def test_describe_recipes_names_modules_that_need_a_checkout() -> None:
     sources = {"a.py": b"from recipes.prepare import RANGES", "b.py": b"import torch, recipes_x"}
     assert [note.split(",")[0] for note in describe_recipes(sources)] == [
         "note: a.py imports recipes.prepare"

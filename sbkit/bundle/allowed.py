@@ -1,11 +1,11 @@
 """The classes and activations that a bundle may name, by exact name.
 
-A name may mislead: `speechbrain.core.os.system` is `posix.system`. So a bundle names everything as
-the module does that defines it, and nothing is imported before its name was found on this list.
+A name may mislead: `speechbrain.core.os.system` is `posix.system`. So a bundle names everything by
+the module that defines it, and nothing is imported before its name has been found on this list.
 
-Nothing is listed by prefix. Each entry was read: building and calling it only computes on tensors;
-none opens a file, a connection or a pickle, and none looks up, by a name that it is given, anything
-but an entry of a table.
+Nothing is listed by prefix. The source of each entry was read: building and calling it only
+computes on tensors. No entry opens a file, a connection or a pickle, and if one looks up a name
+that it is passed, then only in a fixed table.
 """
 
 import inspect
@@ -15,10 +15,10 @@ from typing import Any
 
 from torch import nn
 
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import BundleError
 
-# Left out on purpose: what takes any callable (ParameterDict), what has no size of its own (Lazy*),
-# and what talks to other processes.
+# Left out on purpose: classes that take any callable (ParameterDict), have no size of their own
+# (Lazy*), or communicate with other processes.
 MODULES = {
     "torch.nn.modules.activation": "CELU ELU GELU GLU Hardshrink Hardsigmoid Hardswish Hardtanh "
     "LeakyReLU LogSigmoid LogSoftmax Mish MultiheadAttention PReLU RReLU ReLU ReLU6 SELU SiLU "
@@ -101,28 +101,31 @@ ACTIVATIONS = {  # functions that a part may take as arguments, by `!name:`
     "mish relu relu6 selu sigmoid silu softmax softsign tanh tanhshrink",
 }
 
-ALLOWED = {  # the tags that may name each
-    f"{module}.{name}": kinds
-    for table, kinds in ((MODULES, ("!new", "!name")), (ACTIVATIONS, ("!name",)))
+ALLOWED_TAGS = {  # by name
+    f"{module}.{name}": tags
+    for table, tags in ((MODULES, ("!new", "!name")), (ACTIVATIONS, ("!name",)))
     for module, names in table.items()
     for name in names.split()
 }
-HOMES = {  # the modules of these, and the packages that they are in
-    home
-    for name in ALLOWED
-    for home in accumulate(name.split(".")[:-1], lambda above, part: f"{above}.{part}")
+ALLOWED_MODULES = {  # with their packages
+    module
+    for name in ALLOWED_TAGS
+    for module in accumulate(name.split(".")[:-1], lambda package, part: f"{package}.{part}")
 }
 
 
 def canonical(name: str) -> str:
     """Return the name that a class or function has in the module that defines it.
 
-    What no module or package of the list has stays as it is: nothing else is imported.
+    Names outside the modules of the list are returned unchanged: nothing else is imported.
+
+    >>> canonical("torch.nn.Linear")
+    'torch.nn.modules.linear.Linear'
     """
-    module, _, last = name.rpartition(".")
-    found = getattr(import_module(module), last, None) if module in HOMES else None
-    home, own = (getattr(found, each, None) for each in ("__module__", "__qualname__"))
-    return f"{home}.{own}" if home and own else name
+    module, _, attribute = name.rpartition(".")
+    target = getattr(import_module(module), attribute, None) if module in ALLOWED_MODULES else None
+    home, qualified_name = (getattr(target, key, None) for key in ("__module__", "__qualname__"))
+    return f"{home}.{qualified_name}" if home and qualified_name else name
 
 
 def find_allowed(tag: str, name: str, *, user_modules: frozenset[str] = frozenset()) -> Any:
@@ -130,16 +133,22 @@ def find_allowed(tag: str, name: str, *, user_modules: frozenset[str] = frozense
 
     This is the only way from a name in a bundle to an object. ``user_modules`` are the modules that
     `--import` names: the torch.nn.Module classes that they define are allowed.
-    Raises SbkitError, and imports nothing, for any other name.
+
+    Raises:
+        BundleError: the name is not on the list. Nothing is imported.
     """
-    module, _, last = name.rpartition(".")
-    if tag in ALLOWED.get(name, ()):
-        return vars(import_module(module))[last]
+    module, _, attribute = name.rpartition(".")
+    if tag in ALLOWED_TAGS.get(name, ()):
+        return vars(import_module(module))[attribute]
     if module in user_modules:
-        found = vars(import_module(module)).get(last)
-        if inspect.isclass(found) and issubclass(found, nn.Module) and found.__module__ == module:
-            return found
-    raise SbkitError(
-        f"A model must be built of modules on sbkit's list, but {name} is not on it. If it is a "
-        f"class of yours, or of somebody whom you trust, pass --import {module or 'MODULE'}."
+        target = vars(import_module(module)).get(attribute)
+        if (
+            inspect.isclass(target)
+            and issubclass(target, nn.Module)
+            and target.__module__ == module
+        ):
+            return target
+    raise BundleError(
+        f"{name} is not on sbkit's list of modules that a model may be built from. If you wrote "
+        f"the class, or trust its author, pass --import {module or 'MODULE'}."
     )

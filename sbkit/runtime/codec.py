@@ -1,8 +1,8 @@
-"""A codec that is ready to run: audio to codes and back, whole or as it comes.
+"""A codec that is ready to run: audio to codes and back, whole or as a stream.
 
-The same windows are run however the audio comes: each a step, with as much before and after it as
-the network sees. So what comes block by block is, bit for bit, what comes of the whole, and long
-audio takes no more memory. Every index is checked before the network gets it.
+Whole audio and streams are run in the same windows: a step each, with the context that the network
+sees before and after it. So streaming gives bit for bit the codes of whole audio, and long audio
+needs no more memory. Every index is checked before it reaches the network.
 
 Legend: S samples, U frames of codes, G codebooks.
 """
@@ -36,12 +36,12 @@ Array = npt.NDArray[Any]
 
 
 class Codec(GraphModel):
-    """Code audio, and decode codes.
+    """A codec, opened from a bundle: encodes audio, and decodes codes.
 
     Attributes:
         space: of the codes.
-        frame: samples of one.
-        fingerprint: that files of its codes begin with.
+        frame: samples of a frame.
+        fingerprint: in the header of files of its codes.
     """
 
     command: ClassVar[str] = "encode"
@@ -51,7 +51,7 @@ class Codec(GraphModel):
     ) -> None:
         """Open a bundle as `GraphModel` does.
 
-        step_seconds: how much is coded at a time, beside what the network sees before and after.
+        step_seconds: audio that is coded at a time, without its context.
         """
         super().__init__(folder, **options)
         settings = self.settings
@@ -64,9 +64,10 @@ class Codec(GraphModel):
         self.fingerprint = self.space.fingerprint(**rates, weights=weights)
 
     def encode(self, audio: Path | str | Array, sample_rate: int | None = None) -> Coded:
-        """Code a file, or an array at ``sample_rate``, as `to_samples` takes it.
+        """Encode a file, or an array at ``sample_rate`` of the types of `to_samples`.
 
-        Raises SbkitError: the file is no audio, or the array no finite samples.
+        Raises:
+            SbkitError: the file is no audio, or the array has non-finite samples.
         """
         if isinstance(audio, Path | str):
             samples = read_audio(audio, self.sample_rate)
@@ -75,21 +76,21 @@ class Codec(GraphModel):
         return Coded(np.concatenate([*self.encode_stream([samples])]), len(samples))
 
     def encode_stream(self, blocks: Iterable[Samples]) -> Iterator[Codes]:
-        """Yield the codes (U, G) of blocks at the codec's rate, as `to_samples` takes them."""
+        """Yield the codes (U, G) of blocks at the codec's rate, of the types of `to_samples`."""
         samples = map(to_samples, blocks)
         for window, first, end in windows(samples, self.frame, self._step, self._contexts[0]):
             audio = (window.astype(np.float32) / np.float32(FULL_SCALE))[None]
             codes, _ = self.run("encode", audio, np.array([len(window)]))
-            yield self.space.check(codes[0], of="what the model encodes")[first:end]
+            yield self.space.check(codes[0], of="the output of the model")[first:end]
 
     def decode(self, coded: Coded) -> Samples:
-        """Return the audio of codes, (S,) int16; raises SbkitError for indices out of range."""
+        """Return the audio of codes, (S,) int16; raises DataError for indices out of range."""
         codes = self.space.check(coded.codes, of="`codes`")
         return np.concatenate([*self.decode_stream([codes])])[: coded.samples]
 
     def decode_stream(self, blocks: Iterable[Codes]) -> Iterator[Samples]:
-        """Yield the audio of blocks of codes (U, G), as soon as it is known; raises SbkitError."""
-        checked = (self.space.check(each, of="a block of codes") for each in blocks)
+        """Yield the audio of blocks of codes (U, G) as soon as it is known; raises DataError."""
+        checked = (self.space.check(block, of="a block of codes") for block in blocks)
         for window, first, end in windows(checked, 1, self._step, self._contexts[1]):
             (audio,) = self.run("decode", window[None])
             yield to_int16(audio[0, first * self.frame : end * self.frame])
@@ -98,20 +99,23 @@ class Codec(GraphModel):
 def windows(
     blocks: Iterable[Array], unit: int, step: int, context: int
 ) -> Iterator[tuple[Array, int, int]]:
-    """Cut what comes into windows of ``step`` units, with ``context`` units to each side.
+    """Cut a stream of blocks into windows of ``step`` units, with ``context`` units on each side.
 
-    Yield each with the first unit that is its own, and the one past the last.
+    Yield each window with the first unit of its step, and the unit past the last.
+
+    >>> [(window.tolist(), first, end) for window, first, end in windows([np.arange(5)], 1, 3, 1)]
+    [([0, 1, 2, 3], 0, 3), ([2, 3, 4], 1, 4)]
     """
-    waiting: Array = np.empty(0)
-    before = 0  # units that wait, and that the last window had
+    buffer: Array = np.empty(0)
+    before = 0  # units at the start of the buffer that are only context
     for block in chain(blocks, [None]):
         if block is not None:
-            waiting = np.concatenate([waiting, block]) if len(waiting) else block
-        fewest = 1 if block is None else unit * (step + context)
-        while len(waiting) - unit * before >= fewest:
-            yield waiting[: unit * (before + step + context)], before, before + step
-            gone = max(0, before + step - context)
-            waiting, before = waiting[unit * gone :], before + step - gone
+            buffer = np.concatenate([buffer, block]) if len(buffer) else block
+        needed = 1 if block is None else unit * (step + context)
+        while len(buffer) - unit * before >= needed:
+            yield buffer[: unit * (before + step + context)], before, before + step
+            unused = max(0, before + step - context)
+            buffer, before = buffer[unit * unused :], before + step - unused
 
 
 def encode_file(options: argparse.Namespace) -> int:

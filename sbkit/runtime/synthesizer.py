@@ -1,4 +1,4 @@
-"""A voice that is ready to speak: text to audio, a sentence at a time.
+"""A TTS model that is ready to run: text to audio, a sentence at a time.
 
 Legend: S samples, L symbols, U frames.
 """
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sbkit.audio.io import STANDARD, to_int16, write_wav
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import read_regular, require_writable
 from sbkit.base.messages import listed, printable
 from sbkit.runtime.runtimes import GraphModel
@@ -26,78 +26,78 @@ from sbkit.text.verbalize import MARKS, spell_out, split_sentences
 
 logger = logging.getLogger(__name__)
 
-LONGEST_TEXT = 20_000  # characters; half an hour
-LONGEST_SENTENCE = 300  # characters that are synthesized at once
-SHORTEST = 2  # frames, of which no graph is a special case
-SYMBOLS_PER_SECOND = 13  # of the default corpus in English, with its marks and spaces
-PAUSE = 0.25  # seconds between two sentences
-SLOWEST, FASTEST = 0.25, 4.0
+MAX_TEXT_CHARACTERS = 20_000  # half an hour
+MAX_SENTENCE_CHARACTERS = 300  # that are synthesized at once
+MIN_FRAMES = 2  # a graph may treat one frame as a special case
+SYMBOLS_PER_SECOND = 13  # in the default corpus in English, with marks and spaces
+PAUSE_SECONDS = 0.25  # between two sentences
+MIN_SPEED, MAX_SPEED = 0.25, 4.0
 
-Sound = npt.NDArray[np.float32]  # (S,) between -1 and 1
+Audio = npt.NDArray[np.float32]  # (S,) between -1 and 1
 
 
 @dataclass(frozen=True)
 class Speech:
-    """The audio of a text, synthesized as it is taken, and the notes of its reading."""
+    """The audio of a text, synthesized while it is iterated over, and notes on its reading."""
 
-    audio: Iterator[Sound]
+    audio: Iterator[Audio]
     notes: tuple[str, ...]
 
-    def __iter__(self) -> Iterator[Sound]:
+    def __iter__(self) -> Iterator[Audio]:
         """Yield the audio of each sentence, and a pause after all but the last."""
         return self.audio
 
 
 class Synthesizer(GraphModel):
-    """Speak text.
+    """A TTS model, opened from a bundle.
 
     Attributes:
-        language: the tag of what it reads.
+        language: the tag of its texts.
     """
 
     command: ClassVar[str] = "speak"
 
     def __init__(self, folder: Path | str, **options: Any) -> None:
-        """Open a bundle as `GraphModel` does."""
         super().__init__(folder, **options)
         self._labels = self.bundle.labels
-        self.language = check_language(self.bundle.config.language or "und")  # espeak-ng gets it
-        self._kind, self._known = str(self.settings["symbol_type"]), set(self._labels.names)
+        self.language = check_language(self.bundle.config.language or "und")  # passed to espeak-ng
+        self._symbol_type, self._known = str(self.settings["symbol_type"]), set(self._labels.names)
 
     def stream(self, text: str, speed: float = 1.0, *, max_seconds: float = math.inf) -> Speech:
-        """Read a text; its audio is made a sentence at a time.
+        """Read a text; its audio is synthesized a sentence at a time.
 
-        max_seconds: of speech, estimated from the written-out text.
+        max_seconds: of speech, estimated from the spelled-out text.
 
         Raises:
-            SbkitError: there is nothing to say, too much, what is no text, or no such speed; at
-                the call, before the first sentence.
+            DataError: the text is empty, too long or unreadable, or the speed out of range; raised
+                at the call, before the first sentence.
         """
-        if not SLOWEST <= speed <= FASTEST:
-            raise SbkitError(
-                f"`speed` must be from {SLOWEST:g} to {FASTEST:g}, but is {speed:g}. Correct it."
+        if not MIN_SPEED <= speed <= MAX_SPEED:
+            raise DataError(
+                f"`speed` must be from {MIN_SPEED:g} to {MAX_SPEED:g}, but is {speed:g}."
             )
         sentences, notes = self._read(text)
         seconds = sum(map(len, sentences)) / SYMBOLS_PER_SECOND / speed
         if seconds > max_seconds:
-            raise SbkitError(
+            raise DataError(
                 f"Speech must be at most {max_seconds:g} s long, but this text takes about "
                 f"{seconds:.0f} s. Send it in parts."
             )
         return Speech(self._speak(sentences, speed), notes)
 
-    def speak(self, text: str, speed: float = 1.0) -> Sound:
-        """Return the audio of a text; raises SbkitError as `stream`."""
+    def speak(self, text: str, speed: float = 1.0) -> Audio:
+        """Return the audio of a text; raises DataError as `stream`."""
         return np.concatenate([*self.stream(text, speed)])
 
     def _read(self, text: str) -> tuple[list[list[int]], tuple[str, ...]]:
         """Return the symbol ids of the sentences of a text, and notes on how it is read."""
-        _check(text)
+        _check_text(text)
         spoken = spell_out(text, self.language)
-        parts = split_sentences(spoken.text, LONGEST_SENTENCE)
-        sentences, unknown = list[list[int]](), dict[str, None]()
-        for part in transcribe_phonemes(parts, self.language, self._kind):
-            symbols = to_symbols(part)
+        texts = split_sentences(spoken.text, MAX_SENTENCE_CHARACTERS)
+        sentences: list[list[int]] = []
+        unknown: dict[str, None] = {}
+        for sentence in transcribe_phonemes(texts, self.language, self._symbol_type):
+            symbols = to_symbols(sentence)
             if symbols and symbols[-1] not in MARKS:
                 symbols.append(".")
             known = [symbol for symbol in symbols if symbol in self._known]
@@ -105,37 +105,36 @@ class Synthesizer(GraphModel):
             if not {*known} <= {*MARKS, " "}:
                 sentences.append([self._labels.encode(symbol) for symbol in known])
         if not sentences:
-            raise SbkitError(
-                f"Text must have words that this voice can read, which knows {self.language}, but "
-                f"{printable(text[:40])!r} has none. Write words of that language."
+            raise DataError(
+                f"{printable(text[:40])!r} has no words that this voice can read. Write words of "
+                f"its language, {self.language}."
             )
-        left_out = f"No clip of this voice has {listed(unknown)}, which is left out."
-        return sentences, (*spoken.notes, *([left_out] if unknown else []))
+        omitted = f"No training clip of this voice has {listed(unknown)}, which is omitted."
+        return sentences, (*spoken.notes, *([omitted] if unknown else []))
 
-    def _speak(self, sentences: list[list[int]], speed: float) -> Iterator[Sound]:
-        pause = np.zeros(round(PAUSE / speed * self.sample_rate), np.float32)
-        for place, ids in enumerate(sentences, 1):
+    def _speak(self, sentences: list[list[int]], speed: float) -> Iterator[Audio]:
+        pause = np.zeros(round(PAUSE_SECONDS / speed * self.sample_rate), np.float32)
+        for number, ids in enumerate(sentences, 1):
             states, durations = self.run("encode", np.array([ids]))
             ends = np.rint(np.cumsum(durations[0] / speed)).astype(np.int64)
-            frames = np.arange(max(SHORTEST, ends[-1]))
+            frames = np.arange(max(MIN_FRAMES, ends[-1]))
             index = np.searchsorted(ends, frames, side="right").clip(max=len(ends) - 1)
             (audio,) = self.run("decode", states, index[None])
-            yield audio[0] if place == len(sentences) else np.concatenate([audio[0], pause])
+            yield audio[0] if number == len(sentences) else np.concatenate([audio[0], pause])
 
 
-def _check(text: str) -> None:
-    """Raise SbkitError for a text that no voice reads."""
-    strange = next((each for each in text if not (each.isprintable() or each.isspace())), None)
-    for is_wrong, has, fix in (
-        (not text.strip(), "is empty", "Write what is to be said"),
-        (len(text) > LONGEST_TEXT, f"has {len(text)}", "Speak it in parts"),
-        (strange is not None, f"has the character {strange!r}", "Take it out"),
-    ):
-        if is_wrong:
-            raise SbkitError(
-                f"Text must have from 1 to {LONGEST_TEXT} characters, without control characters, "
-                f"but {has}. {fix}."
-            )
+def _check_text(text: str) -> None:
+    """Raise DataError for a text that no TTS model reads."""
+    control = next((char for char in text if not (char.isprintable() or char.isspace())), None)
+    if not text.strip():
+        raise DataError("The text is empty. Write the text to speak.")
+    if len(text) > MAX_TEXT_CHARACTERS:
+        raise DataError(
+            f"The text has {len(text)} characters, more than {MAX_TEXT_CHARACTERS}. Speak it in "
+            "parts."
+        )
+    if control is not None:
+        raise DataError(f"The text has the control character {control!r}. Remove it.")
 
 
 def speak(options: argparse.Namespace) -> int:
@@ -143,7 +142,7 @@ def speak(options: argparse.Namespace) -> int:
     if options.out != STANDARD:
         require_writable(options.out.parent, option="--out")
     if (options.text is None) == (options.file is None):
-        raise SbkitError("`sbkit speak` must have a text or --file, one of them. Correct that.")
+        raise ConfigError("`sbkit speak` needs either a text or --file. Pass one of them.")
     text = options.text if options.file is None else _read_text(options.file)
     with Synthesizer.from_options(options) as voice:
         speech = voice.stream(text, options.speed)
@@ -157,8 +156,8 @@ def _read_text(file: Path) -> str:
     if file == STANDARD:
         content = sys.stdin.buffer.read()
     else:
-        content = read_regular(file, max_bytes=8 * LONGEST_TEXT, subject="A text")
+        content = read_regular(file, max_bytes=8 * MAX_TEXT_CHARACTERS, subject="A text")
     try:
         return content.decode()
     except UnicodeDecodeError as error:
-        raise SbkitError(f"{file} must be UTF-8, but is not ({error}). Convert it.") from error
+        raise DataError(f"{file} is not UTF-8 ({error}). Convert it.") from error

@@ -1,4 +1,4 @@
-"""What a hostile file must not do: run code, move the cursor, or end in a traceback."""
+"""Detect hostile files that run code, move the cursor, or cause a traceback."""
 
 import os
 import sys
@@ -14,8 +14,8 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.messages import printable
 
 ESCAPE = "\x1b[2J\x1b[H"
-# Audit events of Python that reading data has no reason to raise.
-EXECUTED = (
+# Audit events of Python that reading data must not raise.
+EXECUTION_EVENTS = (
     *("os.system", "os.exec", "os.posix_spawn", "subprocess.Popen", "pickle.find_class"),
     *("socket.connect", "socket.getaddrinfo", "urllib.Request", "webbrowser.open"),
 )
@@ -23,7 +23,7 @@ _events: list[str] | None = None
 
 
 def _note(event: str, details: tuple[Any, ...]) -> None:
-    if _events is not None and event in EXECUTED:
+    if _events is not None and event in EXECUTION_EVENTS:
         _events.append(event)
 
 
@@ -32,23 +32,23 @@ sys.addaudithook(_note)  # for as long as the process lives
 
 @contextmanager
 def watched(canary: Path) -> Iterator[None]:
-    """Fail where something is executed inside, or the file ``canary`` made."""
+    """Fail if code is executed inside, or if the file ``canary`` is created."""
     global _events
-    _events = seen = []
+    _events = events = []
     try:
         yield
     finally:
         _events = None
-    assert not seen and not canary.exists()
+    assert not events and not canary.exists()
 
 
 def refused(read: Callable[[], object], canary: Path) -> str:
-    """Read a hostile file, and return the sentence that refuses it."""
+    """Read a hostile file, and return the error that refuses it."""
     with watched(canary), pytest.raises(SbkitError) as error:
         read()
-    sentence = str(error.value)
-    assert sentence.strip() and printable(sentence) == sentence
-    return sentence
+    message = str(error.value)
+    assert message.strip() and printable(message) == message
+    return message
 
 
 def _replace(make: Callable[[Path], Any], file: Path) -> None:
@@ -67,8 +67,8 @@ def _sparse(file: Path) -> None:
         content.truncate(1 << 40)
 
 
-# What may stand in the place of a file.
-KINDS: dict[str, Callable[[Path], Any]] = {
+# Ways to damage or replace a file.
+DAMAGES: dict[str, Callable[[Path], Any]] = {
     "missing": Path.unlink,
     "pipe": partial(_replace, os.mkfifo),
     "link to /dev/zero": partial(_replace, lambda file: file.symlink_to("/dev/zero")),

@@ -1,4 +1,4 @@
-"""A bundle is what people exchange: whatever it holds, to load it runs no code of its own."""
+"""People exchange bundles: whatever a bundle holds, loading it runs none of its code."""
 
 import json
 import shutil
@@ -16,11 +16,11 @@ from sbkit.commands.cli import run
 from sbkit.decoding.decoder import LANGUAGE_MODELS
 from sbkit.decoding.language_models import TOKENS, WORDS, ensure_language_models
 from sbkit.text.tokenizer import Tokenizer
-from tests.attacks.hostile import KINDS, refused
+from tests.attacks.hostile import DAMAGES, refused
 from tests.runtime.bundles import edit_config, edit_weights, make_bundle
 
 MISSING = object()
-CALLED = ["touch CANARY"]  # arguments of whatever is named: a command that leaves a trace
+CALLED = ["touch CANARY"]  # a command that leaves a trace
 
 
 @pytest.fixture(scope="module")
@@ -36,21 +36,21 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def bundle(healthy: Path, tmp_path: Path) -> Path:
-    """Copy the bundle; the clip lies beside it, and so would a canary."""
+    """Copy the bundle; the clip lies beside it, as would a canary."""
     shutil.copytree(healthy / "bundle", tmp_path / "bundle")
     shutil.copy(healthy / "clip.wav", tmp_path / "clip.wav")
     return tmp_path / "bundle"
 
 
 def transcription_refused(bundle: Path) -> str:
-    """Transcribe the clip with a hostile bundle, and return what is said."""
+    """Transcribe the clip with a hostile bundle, and return the error."""
     command = ["transcribe", str(bundle), str(bundle.parent / "clip.wav"), "--format", "json"]
     return refused(partial(run, command), bundle.parent / "canary")
 
 
 # -- config.json ----------------------------------------------------------------------------------
 
-CODE = {  # the chain of classes that once ran a command
+CODE = {  # a chain of classes that once ran a command
     "new": "torch.fx.graph_module._CodeOnlyModule",
     "arguments": {
         "body": {
@@ -70,7 +70,7 @@ CHAINS: dict[str, Any] = {
     "YAML": "!!python/object/apply:os.system ['touch CANARY']",
     "new in new": {"new": {"new": "os.system"}, "arguments": CALLED},
     "a class that is called": {"new": "torch.nn.Linear", "arguments": {"dtype": CODE}},
-    "arguments that are an object": {  # ran the command, since another traversal had checked names
+    "arguments that are an object": {  # ran the command in an earlier version
         "new": "torch.nn.modules.linear.Identity",
         "arguments": {"new": "posix.system", "arguments": CALLED},
     },
@@ -78,14 +78,14 @@ CHAINS: dict[str, Any] = {
 
 
 def with_part(bundle: Path, key: str, plain: Any) -> None:
-    """Describe a part otherwise."""
+    """Replace the description of a part."""
     text = json.dumps(plain).replace("CANARY", str(bundle.parent / "canary"))
     edit_config(bundle, lambda config: config["parts"].update({key: json.loads(text)}))
 
 
 @pytest.mark.parametrize("key", ["seq_lin", "compute_features"])
 @pytest.mark.parametrize("plain", CHAINS.values(), ids=CHAINS.keys())
-def test_a_chain_of_callables_is_refused(plain: Any, key: str, bundle: Path) -> None:
+def test_parts_with_chains_of_callables_are_refused(plain: Any, key: str, bundle: Path) -> None:
     with_part(bundle, key, plain)
     transcription_refused(bundle)
 
@@ -114,8 +114,10 @@ FIELDS = [
 ]
 
 
-@pytest.mark.parametrize(("field", "value"), FIELDS, ids=lambda each: f"{each!r:.20}")
-def test_a_field_of_another_type_is_refused(field: str, value: Any, bundle: Path) -> None:
+@pytest.mark.parametrize(("field", "value"), FIELDS, ids=lambda value: f"{value!r:.20}")
+def test_config_with_a_field_of_another_type_is_refused(
+    field: str, value: Any, bundle: Path
+) -> None:
     def change(config: dict[str, Any]) -> None:
         config[field] = value
         if value is MISSING:
@@ -128,10 +130,10 @@ def test_a_field_of_another_type_is_refused(field: str, value: Any, bundle: Path
 @pytest.mark.parametrize(
     "content",
     [b"", b"[]", b"\xff\xfe", b"[" * 100_000, b"9" * 100_000],
-    ids=lambda each: f"{each!r:.20}",
+    ids=lambda value: f"{value!r:.20}",
 )
 @pytest.mark.parametrize("name", ["config.json", "checksums.json"])
-def test_what_is_no_description_is_refused(name: str, content: bytes, bundle: Path) -> None:
+def test_malformed_json_is_refused(name: str, content: bytes, bundle: Path) -> None:
     (bundle / name).write_bytes(content)
     if name == "config.json":
         write_checksums(bundle)
@@ -139,7 +141,7 @@ def test_what_is_no_description_is_refused(name: str, content: bytes, bundle: Pa
 
 
 @pytest.mark.parametrize("size", [10**9, 1.5, "32"])
-def test_a_beam_that_no_memory_holds_is_refused(size: Any, bundle: Path) -> None:
+def test_an_impossible_beam_size_is_refused(size: Any, bundle: Path) -> None:
     ensure_language_models(
         bundle / LANGUAGE_MODELS,
         source="",
@@ -158,7 +160,7 @@ def test_a_beam_that_no_memory_holds_is_refused(size: Any, bundle: Path) -> None
         ("torch.nn.modules.rnn.GRU", {"input_size": 9, "hidden_size": 99, "num_layers": 10**12}),
     ],
 )
-def test_parts_that_are_larger_than_the_weights_are_refused(
+def test_parts_larger_than_the_weights_are_refused(
     name: str, arguments: dict[str, int], bundle: Path
 ) -> None:
     with_part(bundle, "seq_lin", {"new": name, "arguments": arguments})
@@ -168,12 +170,12 @@ def test_parts_that_are_larger_than_the_weights_are_refused(
 # -- the files ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.model"])
-def test_something_else_in_the_place_of_a_file_is_refused(
-    name: str, kind: Callable[[Path], Any], bundle: Path
+def test_damaged_and_replaced_files_are_refused(
+    name: str, damage: Callable[[Path], Any], bundle: Path
 ) -> None:
-    kind(bundle / name)
+    damage(bundle / name)
     transcription_refused(bundle)
 
 
@@ -183,7 +185,7 @@ def test_weights_of_another_model_are_refused(bundle: Path) -> None:
 
 
 def header(text: bytes, size: int | None = None) -> bytes:
-    """Write a file of safetensors with a header of choice."""
+    """Return a safetensors file with this header."""
     return (len(text) if size is None else size).to_bytes(8, "little") + text + bytes(4)
 
 
@@ -198,9 +200,9 @@ PICKLE = b"cos\nsystem\n(S'touch canary'\ntR."
         header(b'{"a":{"dtype":"F32","shape":[1099511627776],"data_offsets":[0,4]}}'),
         PICKLE,
     ],
-    ids=lambda each: f"{each!r:.20}",
+    ids=lambda value: f"{value!r:.20}",
 )
-def test_what_are_no_weights_is_refused(content: bytes, bundle: Path) -> None:
+def test_files_that_are_no_weights_are_refused(content: bytes, bundle: Path) -> None:
     (bundle / "model.safetensors").write_bytes(content)
     write_checksums(bundle)
     transcription_refused(bundle)

@@ -1,4 +1,4 @@
-"""Tables, graphs and weights of others are data, too."""
+"""Third-party tables, graphs and weights are read as data."""
 
 import os
 import pickle
@@ -24,7 +24,7 @@ from tests.runtime.bundles import make_run
 
 @pytest.fixture
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make a file that must stay as it is, and a cache beside it."""
+    """Make a file that must stay unchanged, and a cache beside it."""
     monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / "cache"))
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "kept.txt").write_text("kept")
@@ -46,7 +46,7 @@ def read_table(file: Path) -> None:
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_a_table_is_text(name: str, mine: Path, tmp_path: Path) -> None:
+def test_hostile_tables_are_read_as_text(name: str, mine: Path, tmp_path: Path) -> None:
     file = tmp_path / f"train{Path(name).suffix}"
     file.write_text(TABLES[name])
     try:
@@ -57,7 +57,7 @@ def test_a_table_is_text(name: str, mine: Path, tmp_path: Path) -> None:
     assert mine.read_text() == "kept"
 
 
-def test_a_command_in_a_kaldi_folder_is_not_run(tmp_path: Path) -> None:
+def test_kaldi_folder_with_a_command_is_refused(tmp_path: Path) -> None:
     (tmp_path / "wav.scp").write_text(f"a touch {tmp_path}/canary |\n")
     (tmp_path / "text").write_text("a hi\n")
     refused(partial(read_table, tmp_path), tmp_path / "canary")
@@ -67,7 +67,7 @@ def test_a_command_in_a_kaldi_folder_is_not_run(tmp_path: Path) -> None:
 
 
 class Call:
-    """A pickle that runs a command where it is loaded."""
+    """Runs a command when it is unpickled."""
 
     def __init__(self, canary: Path) -> None:
         self.canary = canary
@@ -77,7 +77,7 @@ class Call:
 
 
 @pytest.mark.parametrize("name", ["model.ckpt", "CKPT.yaml", "checksums.json"])
-def test_a_checkpoint_to_start_from_runs_no_code(name: str, tmp_path: Path) -> None:
+def test_init_from_a_hostile_checkpoint_runs_no_code(name: str, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     (checkpoint,) = (run / "checkpoints").glob("CKPT*")
     parts = {name: torch.nn.Linear(2, 2) for name in ("CNN", "Transformer", "seq_lin", "ctc_lin")}
@@ -117,17 +117,19 @@ def onnx_model(**changes: Any) -> Any:
 
 
 @pytest.mark.parametrize("location", ["/etc/passwd", "../mine/kept.txt", "/dev/zero"])
-def test_a_graph_reads_no_other_file(location: str, mine: Path, tmp_path: Path) -> None:
+def test_onnx_graph_with_an_external_file_is_refused(
+    location: str, mine: Path, tmp_path: Path
+) -> None:
     refused(partial(OnnxModel, onnx_model(location=location)), tmp_path / "canary")
 
 
 @pytest.mark.parametrize("samples", ["1000000000000", "-1", "", "1.5", "9" * 5000])
-def test_a_graph_asks_for_no_memory_by_its_metadata(samples: str, tmp_path: Path) -> None:
+def test_onnx_metadata_with_impossible_sizes_is_refused(samples: str, tmp_path: Path) -> None:
     refused(partial(OnnxModel, onnx_model(min_samples=samples)), tmp_path / "canary")
     model = OnnxModel(onnx_model(samples_per_frame=samples))
     refused(lambda: model.samples_per_frame, tmp_path / "canary")
 
 
-def test_a_key_in_a_folder_for_speechbrain_is_text() -> None:
+def test_keys_in_the_speechbrain_yaml_are_quoted() -> None:
     plain = {"a: !apply:os.system [x], b": [{"c}": "d"}]}
     assert yaml.safe_load(speechbrain_format._flow(plain)) == plain

@@ -1,4 +1,4 @@
-"""Whatever stands wherever in the description of a part, no foreign name becomes an object."""
+"""No foreign name becomes an object, wherever it stands in the description of a part."""
 
 import json
 import random
@@ -51,7 +51,7 @@ def new(arguments: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def canary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Name a file that exists once a foreign name was imported or called."""
+    """Return a file that is created when a foreign name is imported or called."""
     trace = f"open({str(tmp_path / 'canary')!r}, 'w').close()"
     (tmp_path / f"{MODULE}.py").write_text(
         f"from torch import nn\n{trace}\n\nclass Layer(nn.Module):\n    pass\n"
@@ -61,7 +61,7 @@ def canary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def foreign_objects(canary: Path) -> list[dict[str, Any]]:
-    """Describe calls that would each leave a trace, of names that no bundle may have."""
+    """Describe calls of forbidden names, each of which would leave a trace."""
     touch, file = [f"touch {canary}"], {"file": str(canary), "mode": "w"}
     calls: dict[str, Any] = {
         **dict.fromkeys(("posix.system", "os.system", "speechbrain.core.os.system"), touch),
@@ -74,13 +74,13 @@ def foreign_objects(canary: Path) -> list[dict[str, Any]]:
         **{"torch.hub.load": [], "sbkit.commands.cli.run": [["doctor"]], "functools.partial": []},
     }
     return [
-        {kind: name, "arguments": arguments}
-        for (name, arguments), kind in product(calls.items(), ("new", "name"))
+        {tag: name, "arguments": arguments}
+        for (name, arguments), tag in product(calls.items(), ("new", "name"))
     ]
 
 
 def nested(value: Any, depth: int) -> Iterator[Any]:
-    """Put a value into every place, and that into every place, up to a depth."""
+    """Yield a value nested in every combination of places, up to a depth."""
     yield value
     if depth:
         for place in PLACES:
@@ -88,7 +88,7 @@ def nested(value: Any, depth: int) -> Iterator[Any]:
 
 
 def real_parts(folder: Path) -> Iterator[dict[str, Any]]:
-    """Describe the parts of a model of each task, as an export does."""
+    """Describe the parts of each task's model, as an export does."""
     labels = SimpleNamespace(vocab_size=12, size=12)
     for name, path in TASKS.items():
         task, knobs = load_task(path), {"data_folder": "", "output_folder": ""}
@@ -99,7 +99,7 @@ def real_parts(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def mutate(plain: Any, draw: random.Random, foreign: list[Any]) -> Any:
-    """Change a random place: put something else there, put it elsewhere, or name another."""
+    """Change a random place: replace it, wrap it, or name something else."""
     if isinstance(plain, list | dict) and plain and draw.random() < 0.7:
         key = draw.choice([*plain] if isinstance(plain, dict) else range(len(plain)))
         changed: Any = plain.copy()
@@ -112,7 +112,7 @@ def mutate(plain: Any, draw: random.Random, foreign: list[Any]) -> Any:
 
 
 def foreign_in_all_places(canary: Path, turns: int = 2) -> Iterator[Any]:
-    """Put foreign objects into all places to a depth of three: some of them, in turn, into each."""
+    """Put foreign objects into all places to a depth of three, ``turns`` of them into each."""
     foreign = cycle(foreign_objects(canary))
     for place in map(json.dumps, nested("FOREIGN", 3)):
         for value in islice(foreign, turns):
@@ -120,7 +120,7 @@ def foreign_in_all_places(canary: Path, turns: int = 2) -> Iterator[Any]:
 
 
 def changed_parts(canary: Path, rounds: int = 30) -> Iterator[Any]:
-    """Change each part of each task's model in one to three places, again and again."""
+    """Change each part of each task's model in one to three places, ``rounds`` times."""
     draw, foreign = random.Random(0), foreign_objects(canary)
     for parts in real_parts(canary.parent):
         for _, plain in product(range(rounds), parts.values()):
@@ -129,7 +129,7 @@ def changed_parts(canary: Path, rounds: int = 30) -> Iterator[Any]:
             yield plain
 
 
-def test_a_foreign_object_is_refused_in_every_place(canary: Path) -> None:
+def test_build_refuses_foreign_objects_in_every_place(canary: Path) -> None:
     with watched(canary):
         for plain in foreign_in_all_places(canary):  # 4760 of them
             with pytest.raises(SbkitError):
@@ -137,7 +137,7 @@ def test_a_foreign_object_is_refused_in_every_place(canary: Path) -> None:
             assert not canary.exists(), plain
 
 
-def test_changed_parts_run_nothing_foreign(canary: Path) -> None:
+def test_build_of_mutated_parts_runs_nothing_foreign(canary: Path) -> None:
     with watched(canary):
         for plain in changed_parts(canary):  # 930 of them
             with suppress(Exception), limit_parameters({}):  # classes refuse in their own ways
@@ -155,6 +155,6 @@ def test_changed_parts_run_nothing_foreign(canary: Path) -> None:
     ],
     ids=lambda plain: f"{plain!r:.40}",
 )
-def test_what_is_outside_of_the_grammar_is_refused(plain: Any) -> None:
+def test_build_refuses_data_outside_the_grammar(plain: Any) -> None:
     with pytest.raises(SbkitError, match="grammar"):
         build({"new": ALLOWED, "arguments": [plain]})

@@ -1,6 +1,6 @@
-"""A task of one's own: log-mel frames through a few numbers and back, without labels or text.
+"""A user task: compress log-mel frames, without labels or text.
 
-Nothing in sbkit knows of it. Legend: B utterances, S samples, T frames of 10 ms, M mel bins.
+Nothing in sbkit refers to it. Legend: B utterances, S samples, T frames of 10 ms, M mel bins.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ from sbkit.train.recipe import Recipe
 
 
 class Autoencoder:
-    """Call the parts in their order."""
+    """An autoencoder as one model."""
 
     def __init__(
         self,
@@ -51,14 +51,14 @@ class Autoencoder:
 
 
 class Error(NamedTuple):
-    """The squared error of an utterance, and its frames."""
+    """The squared error of an utterance, and its number of frames."""
 
     total: float
     frames: int
 
 
 class Decoded(NamedTuple):
-    """Features (B, T, M), what became of them (B, T, M), and their lengths (B,)."""
+    """Features (B, T, M), their reconstruction (B, T, M), and their lengths (B,)."""
 
     features: Tensor
     decoded: Tensor
@@ -71,25 +71,25 @@ class Decoded(NamedTuple):
 
 
 def measure(errors: Sequence[Error]) -> Mapping[str, float]:
-    frames = sum(each.frames for each in errors)
-    return {"loss": sum(each.total for each in errors) / frames}
+    frames = sum(error.frames for error in errors)
+    return {"loss": sum(error.total for error in errors) / frames}
 
 
 def score_rows(
     bundle: Any, rows: Sequence[Mapping[str, Any]], clips: list[Samples], **_: Any
 ) -> list[Error]:
-    """Compare what the model of a bundle makes of each clip with the clip's own features."""
-    found = []
+    """Compare the reconstruction of each clip with the clip's features."""
+    errors = []
     for clip in clips:
         decoded, lengths = bundle.predict([clip])
         audio = torch.from_numpy(clip.astype("float32")).unsqueeze(0)
         features, _ = bundle.model.network.features(audio, torch.tensor([len(clip)]))
-        found.append(Error(float(Decoded(features, decoded, lengths).errors()), int(lengths)))
-    return found
+        errors.append(Error(float(Decoded(features, decoded, lengths).errors()), int(lengths)))
+    return errors
 
 
 def report(folder: Path, name: str, errors: Sequence[Error]) -> Mapping[str, float]:
-    lines = [f"{each.total}\t{each.frames}\n" for each in errors]
+    lines = [f"{error.total}\t{error.frames}\n" for error in errors]
     (folder / f"errors_{name}.tsv").write_text("".join(lines))
     return measure(errors)
 
@@ -109,7 +109,7 @@ LOG_MEL_CODING = Task(
 
 
 class AutoencoderBrain(Brain):
-    """Train the squared error of the frames, by which it is judged, too."""
+    """Train and evaluate by the squared error of the frames."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)

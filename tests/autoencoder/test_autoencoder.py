@@ -1,6 +1,6 @@
-"""A task whose output is neither text nor a label trains, resumes, is tested, exported and run.
+"""A user task that predicts neither text nor labels is trained, resumed, tested, exported and run.
 
-It stands in this folder alone; sbkit has no line of it.
+It is only in this folder; sbkit has no line of it.
 """
 
 import os
@@ -20,8 +20,8 @@ from sbkit.runtime.torch_model import load_bundle
 from tests.autoencoder.autoencoder import LOG_MEL_CODING, Autoencoder, AutoencoderBrain
 from tests.runs import ROOT, Workplace, last_parameters, read_json, train_here
 
-HOME = "tests.autoencoder.autoencoder"
-OWN = ("--import", HOME)
+MODULE = "tests.autoencoder.autoencoder"
+IMPORT = ("--import", MODULE)
 
 
 def train(workplace: Workplace, run: Path, *options: str) -> int:
@@ -37,15 +37,15 @@ def trained(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> P
     return run
 
 
-def test_it_is_trained_logged_and_tested(trained: Path) -> None:
-    epochs = [each for each in read_log(trained / "train_log.jsonl") if "valid_loss" in each]
+def test_user_task_is_trained_logged_and_tested(trained: Path) -> None:
+    epochs = [entry for entry in read_log(trained / "train_log.jsonl") if "valid_loss" in entry]
     assert len(epochs) == 3
     assert epochs[-1]["valid_loss"] < epochs[0]["valid_loss"]
-    tested = read_json(trained / "summary.json")["test"]["test"]
-    assert tested["loss"] == pytest.approx(epochs[-1]["valid_loss"], rel=0.5)
+    figures = read_json(trained / "summary.json")["test"]["test"]
+    assert figures["loss"] == pytest.approx(epochs[-1]["valid_loss"], rel=0.5)
 
 
-def test_a_run_that_is_stopped_resumes_to_the_same_weights(
+def test_stopped_run_resumes_to_the_same_weights(
     trained: Path, workplace: Workplace, tmp_path: Path
 ) -> None:
     fit_batch = AutoencoderBrain.fit_batch
@@ -58,22 +58,22 @@ def test_a_run_that_is_stopped_resumes_to_the_same_weights(
     with patch.object(AutoencoderBrain, "fit_batch", stopping):
         assert train(workplace, tmp_path) == ASKED_TO_STOP
     assert train(workplace, tmp_path) == 0
-    there, here = last_parameters(trained), last_parameters(tmp_path)
-    assert all(torch.equal(there[name], here[name]) for name in there)
+    whole, resumed = last_parameters(trained), last_parameters(tmp_path)
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
-def test_it_is_exported_and_run_from_its_bundle(
+def test_user_task_is_exported_and_run_from_its_bundle(
     trained: Path, workplace: Workplace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "bundle"
-    with pytest.raises(SbkitError, match=f"pass --import {HOME}"):
+    with pytest.raises(SbkitError, match=f"pass --import {MODULE}"):
         sbkit(["export", str(trained), "--out", str(out)])
-    assert sbkit(["export", str(trained), "--out", str(out), *OWN]) == 0
+    assert sbkit(["export", str(trained), "--out", str(out), *IMPORT]) == 0
     assert "# Autoencoder of log-mel frames" in (out / "README.md").read_text()
-    with pytest.raises(SbkitError, match=f"pass --import {HOME}"):
+    with pytest.raises(SbkitError, match=f"pass --import {MODULE}"):
         load_bundle(out)
 
-    bundle = load_bundle(out, user_modules=frozenset([HOME]))
+    bundle = load_bundle(out, user_modules=frozenset([MODULE]))
     assert bundle.task is LOG_MEL_CODING and type(bundle.model.network) is Autoencoder
     clip = np.random.default_rng(0).integers(-9000, 9000, 16_000, np.int16)
     decoded, lengths = bundle.predict([clip, clip[:8000]])
@@ -84,7 +84,7 @@ def test_it_is_exported_and_run_from_its_bundle(
     capsys.readouterr()
     table = str(workplace.release / "test.tsv")
     with patch.dict(os.environ, {"SBKIT_CACHE": str(workplace.cache)}):
-        assert sbkit(["score", str(out), table, "--out", str(tmp_path / "scores"), *OWN]) == 0
+        assert sbkit(["score", str(out), table, "--out", str(tmp_path / "scores"), *IMPORT]) == 0
     expected = read_json(trained / "summary.json")["test"]["test"]["loss"]
     scored = read_json(tmp_path / "scores/scores.json")["test"]["test"]
     assert scored["loss"] == pytest.approx(expected, rel=1e-4)

@@ -1,23 +1,25 @@
-"""Every entry of the list is the object that it names, and a bundle may name nothing else."""
+"""The allow-list: every entry is the object that it names, and nothing else is allowed."""
 
 import pytest
 from torch import nn
 
 from sbkit.base.errors import SbkitError
-from sbkit.bundle.allowed import ALLOWED, canonical, find_allowed
+from sbkit.bundle.allowed import ALLOWED_TAGS, canonical, find_allowed
 
 
-def test_every_entry_is_the_object_that_it_names() -> None:
-    assert [name for name in ALLOWED if canonical(name) != name] == []
+def test_every_entry_has_its_canonical_name() -> None:
+    assert [name for name in ALLOWED_TAGS if canonical(name) != name] == []
 
 
-def test_a_bundle_is_made_of_modules_and_activations() -> None:
-    for made in (find_allowed("!new", name) for name, tags in ALLOWED.items() if "!new" in tags):
-        assert isinstance(made, type) and issubclass(made, nn.Module), made
+def test_every_new_entry_is_a_module_class() -> None:
+    for allowed in (
+        find_allowed("!new", name) for name, tags in ALLOWED_TAGS.items() if "!new" in tags
+    ):
+        assert isinstance(allowed, type) and issubclass(allowed, nn.Module), allowed
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"),
+    ("tag", "name"),
     [
         ("!new", "torch.nn.Linear"),  # a re-export of torch.nn.modules.linear.Linear
         ("!new", "speechbrain.lobes.models.transformer.TransformerASR.TransformerASR"),
@@ -25,12 +27,12 @@ def test_a_bundle_is_made_of_modules_and_activations() -> None:
         ("!name", "torch.nn.functional.relu"),
     ],
 )
-def test_a_part_is_allowed_in_a_bundle(kind: str, name: str) -> None:
-    assert find_allowed(kind, canonical(name))
+def test_find_allowed_returns_listed_names(tag: str, name: str) -> None:
+    assert find_allowed(tag, canonical(name))
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"),
+    ("tag", "name"),
     [
         ("!new", "torch.fx.graph_module._CodeOnlyModule"),
         ("!name", "torch.nn.utils._deprecation_utils.lazy_deprecated_import"),
@@ -52,6 +54,6 @@ def test_a_part_is_allowed_in_a_bundle(kind: str, name: str) -> None:
         ("!name", "torch.nn.init.normal_"),
     ],
 )
-def test_nothing_else_is(kind: str, name: str) -> None:
+def test_find_allowed_refuses_other_names(tag: str, name: str) -> None:
     with pytest.raises(SbkitError, match="list"):
-        find_allowed(kind, name)
+        find_allowed(tag, name)

@@ -1,4 +1,4 @@
-"""Objects become plain data and come back; nothing but modules is built from it."""
+"""Module specifications: modules become plain data and are rebuilt from it."""
 
 import sys
 from pathlib import Path
@@ -23,7 +23,7 @@ def plain_of(text: str) -> Any:
     return to_plain(root["part"], key="part", objects={id(root.get("tokenizer")): Sizes()})
 
 
-def test_a_tree_of_modules_comes_back() -> None:
+def test_build_restores_a_tree_of_modules() -> None:
     plain = plain_of(
         """
 tokenizer: &t !new:some.Tokenizer {file: x}
@@ -41,10 +41,10 @@ part: !new:torch.nn.Sequential
     assert model[2].kernel_size == (2, 3)
 
 
-def test_a_name_stays_a_class_or_becomes_a_partial() -> None:
+def test_build_of_a_name_returns_the_class_or_a_partial() -> None:
     assert build(plain_of("part: !name:torch.nn.GELU")) is nn.GELU
-    made = build(plain_of("part: !name:torch.nn.LeakyReLU {negative_slope: 0.5}"))
-    assert made()(torch.tensor(-1.0)).item() == -0.5
+    leaky_relu = build(plain_of("part: !name:torch.nn.LeakyReLU {negative_slope: 0.5}"))
+    assert leaky_relu()(torch.tensor(-1.0)).item() == -0.5
 
 
 @pytest.mark.parametrize(
@@ -54,13 +54,13 @@ def test_a_name_stays_a_class_or_becomes_a_partial() -> None:
         ("part: !!python/object/apply:os.getcwd []", "python/object/apply"),
     ],
 )
-def test_what_only_running_code_could_tell_is_refused(text: str, word: str) -> None:
+def test_to_plain_refuses_values_that_need_running_code(text: str, word: str) -> None:
     with pytest.raises(SbkitError) as error:
         plain_of(text)
     assert word in str(error.value)
 
 
-def test_a_module_of_ones_own_is_built_once_the_user_names_it(
+def test_build_uses_only_module_classes_of_imported_user_modules(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "my_own_layers.py").write_text(
@@ -75,11 +75,11 @@ def test_a_module_of_ones_own_is_built_once_the_user_names_it(
     user_modules = import_user_modules(["my_own_layers"])
     assert type(build(plain, user_modules=user_modules)).__name__ == "Layer"
     for name in ("leave", "os.system", "nn.Module"):
-        for kind in ("new", "name"):
+        for tag in ("new", "name"):
             with pytest.raises(SbkitError, match="list"):
-                build({kind: f"my_own_layers.{name}", "arguments": []}, user_modules=user_modules)
+                build({tag: f"my_own_layers.{name}", "arguments": []}, user_modules=user_modules)
 
 
-def test_a_module_that_cannot_be_imported_is_named() -> None:
+def test_import_user_modules_names_a_module_that_cannot_be_imported() -> None:
     with pytest.raises(SbkitError, match="`no_such_module` raised ModuleNotFoundError"):
         import_user_modules(["no_such_module"])

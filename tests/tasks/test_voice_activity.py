@@ -1,4 +1,4 @@
-"""The figures of voice activity by their definition."""
+"""The errors of voice activity detection follow their definition."""
 
 import pytest
 
@@ -14,7 +14,7 @@ from sbkit.tasks.voice_activity import FrameCounts, frame_errors
         ([], 0.0, 0.0),
     ],
 )
-def test_dcf_weighs_the_shares_of_misses_and_false_alarms_as_nist_does(
+def test_frame_errors_weigh_misses_and_false_alarms_as_nist_does(
     utterances: list[FrameCounts], miss: float, false_alarm: float
 ) -> None:
     """The plan of OpenSAT has DCF = 0.75 P(miss) + 0.25 P(false alarm), over all utterances."""
