@@ -33,6 +33,7 @@ from sbkit.evaluate.report import REPORT, KnownWords, write_report
 from sbkit.evaluate.run_results import read_results
 from sbkit.evaluate.slices import measure_slices, require_columns, slice_columns, write_slices
 from sbkit.evaluate.utterances import PROVENANCE
+from sbkit.evaluate.wer import Figures
 from sbkit.export.export import as_bundle
 from sbkit.export.test_sets import prepare_test_sets, read_whole_clips
 from sbkit.logs.progress import shown
@@ -90,7 +91,7 @@ def score_model(
     elif options.report_by:
         raise ConfigError("`--report-by` writes tables, so it needs --out DIR. Add it.")
     options = _with_columns_of_run(model, options)
-    entries: dict[str, Any] = {}
+    entries: dict[str, Figures] = {}
     scored: dict[str, datasets.Dataset] = {}
     with open_model(model, user_modules) as opened:
         bundle = opened.with_decoder(options.decoder).with_hotwords(options.hotwords)
@@ -131,10 +132,10 @@ def _report(
     results: Sequence[Any],
     bundle: TorchBundle,
     options: ScoreOptions,
-) -> dict[str, Any]:
+) -> Figures:
     """Write the reports of a source, and return its figures."""
     scorer, report_by = _scorer_of(bundle.task, options), options.report_by
-    entry: dict[str, Any] = {"utterances": len(rows), **scorer.report(folder, name, results)}
+    entry: Figures = {"utterances": len(rows), **scorer.report(folder, name, results)}
     if report_by:
         present = {name: rows[name][:] for name in report_by if name in rows.column_names}
         rate, clips = bundle.config.sample_rate, read_clips(rows, range(len(rows)))
@@ -144,13 +145,13 @@ def _report(
     return entry
 
 
-def describe_decoding(bundle: TorchBundle) -> dict[str, Any]:
+def describe_decoding(bundle: TorchBundle) -> Figures:
     """Return the decoder of a recognizer and its hotwords, as plain data."""
     if bundle.task.predicts != "text":
         return {}
     if bundle.decoder is None:
         return {"decoder": GREEDY}
-    description: dict[str, Any] = {"decoder": bundle.decoder.decoder_type}
+    description: Figures = {"decoder": bundle.decoder.decoder_type}
     if bundle.decoder.phrases:
         description["hotwords"] = bundle.decoder.phrases
         description["refused_hotwords"] = bundle.refused_hotwords
@@ -165,7 +166,7 @@ def provenance_of_bundle(bundle: TorchBundle) -> Provenance:
 
 def _write_page(
     out: Path,
-    entries: Mapping[str, Any],
+    entries: Mapping[str, Figures],
     scored: Mapping[str, datasets.Dataset],
     bundle: TorchBundle,
     model: Path,

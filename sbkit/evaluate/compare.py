@@ -7,18 +7,17 @@ run folders, or folders of `sbkit score --out` -> the utterances of the test set
 p is that of one pair: among many runs, one is the best by chance.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from string import ascii_uppercase
-from typing import Any
 
 from sbkit.base.errors import DataError
 from sbkit.evaluate.intervals import Interval, Units, interval_of, mapsswe, units_of
 from sbkit.evaluate.report import REPORT, write_report
 from sbkit.evaluate.run_results import read_clips, read_figures, read_results
 from sbkit.evaluate.utterances import list_test_sets, read_utterances, utterances_file
-from sbkit.evaluate.wer import ErrorCounts, ScoredUtterance, have_words
+from sbkit.evaluate.wer import ErrorCounts, Figures, ScoredUtterance, have_words
 
 SIGNIFICANCE_LEVEL = 0.05  # a difference with a smaller p is significant
 MAX_CHANGED = 10  # utterances that are listed
@@ -28,7 +27,7 @@ LETTERS = [*ascii_uppercase, *map(str, range(27, 1000))]  # of the runs
 Utterances = Sequence[ScoredUtterance]
 
 
-def compare_runs(folders: Sequence[Path]) -> dict[str, Any]:
+def compare_runs(folders: Sequence[Path]) -> Figures:
     """Compare two or more runs on every test set that all have; return plain data.
 
     Raises DataError if no test set is in all runs, or the references of one differ.
@@ -59,7 +58,7 @@ def compare_runs(folders: Sequence[Path]) -> dict[str, Any]:
     }
 
 
-def compare(name: str, runs: Sequence[tuple[str, Utterances]]) -> dict[str, Any]:
+def compare(name: str, runs: Sequence[tuple[str, Utterances]]) -> Figures:
     """Compare the results of named runs on the same utterances, in any order.
 
     Returns the rates of each run, how far they are above those of the run with the fewest errors,
@@ -113,7 +112,7 @@ def _counts(side: Utterances, rate: str) -> list[ErrorCounts]:
     return [getattr(one.scores, UNITS[rate]) for one in side]
 
 
-def _rates(side: Utterances, units: Units, by_words: bool) -> dict[str, Any]:
+def _rates(side: Utterances, units: Units, by_words: bool) -> Figures:
     """Return the error rates of a run with their counts and intervals."""
     rates = {}
     for rate in _used_rates(by_words):
@@ -124,7 +123,7 @@ def _rates(side: Utterances, units: Units, by_words: bool) -> dict[str, Any]:
     return rates
 
 
-def _above(side: Utterances, best: Utterances, units: Units, by_words: bool) -> dict[str, Any]:
+def _above(side: Utterances, best: Utterances, units: Units, by_words: bool) -> Figures:
     """Return how far the rates of a run are above the best run's, and the test of both."""
     above = {}
     for rate in _used_rates(by_words):
@@ -139,7 +138,7 @@ def _above(side: Utterances, best: Utterances, units: Units, by_words: bool) -> 
     return {"above_best": above, "MAPSSWE": mapsswe(triples, by_words=by_words)}
 
 
-def _most_changed(a: Utterances, b: Utterances) -> list[dict[str, Any]]:
+def _most_changed(a: Utterances, b: Utterances) -> list[Figures]:
     def change(pair: tuple[ScoredUtterance, ScoredUtterance]) -> int:
         return abs(pair[0].errors.errors - pair[1].errors.errors)
 
@@ -176,7 +175,7 @@ def _require_same_references(
 # ---- text and page
 
 
-def describe_comparison(comparison: Mapping[str, Any]) -> Iterator[str]:
+def describe_comparison(comparison: Figures) -> Iterator[str]:
     """Yield the lines of a table for each test set."""
     if comparison["not_in_all"]:
         yield f"not compared, because not in all runs: {', '.join(comparison['not_in_all'])}"
@@ -202,7 +201,7 @@ def describe_comparison(comparison: Mapping[str, Any]) -> Iterator[str]:
                 yield f"      {label:<9}  {text}".rstrip()
 
 
-def _cells(row: Mapping[str, Any], rates: Sequence[str]) -> tuple[str, ...]:
+def _cells(row: Figures, rates: Sequence[str]) -> tuple[str, ...]:
     own = [f"{100 * row[rate]['rate']:5.1f} ({_ends(row[rate]['interval'])})" for rate in rates]
     above = [""] * len(rates)
     if "above_best" in row:
@@ -215,7 +214,7 @@ def _cells(row: Mapping[str, Any], rates: Sequence[str]) -> tuple[str, ...]:
     return mark, *own, *above, test, f"{row['letter']}  {row['run']}"
 
 
-def _ends(interval: Mapping[str, Any]) -> str:
+def _ends(interval: Figures) -> str:
     """Write an interval without its units, which are the same for all."""
     return str(Interval(**interval)).partition(",")[0]
 
@@ -227,7 +226,7 @@ def _align_columns(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
         yield f"  {'  '.join(cells)}".rstrip()
 
 
-def describe_test(row: Mapping[str, Any]) -> str:
+def describe_test(row: Figures) -> str:
     """Describe the result of MAPSSWE between a run and the best one, or why there is none."""
     test = row["MAPSSWE"]
     if test["p"] is None:
@@ -237,7 +236,7 @@ def describe_test(row: Mapping[str, Any]) -> str:
     return text if test["p"] < SIGNIFICANCE_LEVEL else f"{text}: not significant"
 
 
-def write_comparison(file: Path, comparison: Mapping[str, Any]) -> None:
+def write_comparison(file: Path, comparison: Figures) -> None:
     """Write the page of two runs; it plays the clips that the report of one of them holds."""
     a, b = map(Path, comparison["runs"])
     clips = read_clips(a / REPORT) or read_clips(b / REPORT)

@@ -19,12 +19,12 @@ difference holds for other speakers is shown by its interval.
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from sbkit.base.arrays import Counts, Float64s
-from sbkit.evaluate.wer import ErrorCounts, split_units
+from sbkit.evaluate.wer import ErrorCounts, Figures, split_units
 
 NUM_DRAWS = 10_000
 UNITS_AT_ONCE = 1 << 20  # drawn together, 8 MB; all draws of 20,000 clips would be 1.6 GB
@@ -129,7 +129,7 @@ BOUNDARY_WORDS = 2  # correct in both, as in sc_stats
 SUBSTITUTION, DELETION, INSERTION = 4, 3, 3  # costs in an alignment of sclite
 
 
-def mapsswe(triples: Iterable[tuple[str, str, str]], *, by_words: bool = True) -> dict[str, Any]:
+def mapsswe(triples: Iterable[tuple[str, str, str]], *, by_words: bool = True) -> Figures:
     """Test whether A and B differ, from (reference, A's transcript, B's) of each utterance.
 
     Returns the number of segments, the mean difference A - B, Z and the two-sided p; if no test is

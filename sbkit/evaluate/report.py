@@ -10,14 +10,14 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from heapq import nlargest
 from itertools import accumulate, count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from sbkit.base.files import to_json, write_text_atomically
 from sbkit.evaluate.calibration import measure_calibration, reliability_bins
 from sbkit.evaluate.run_results import RunResults
-from sbkit.evaluate.wer import ScoredUtterance, WordPairs, have_words, mark_pair
+from sbkit.evaluate.wer import Figures, ScoredUtterance, WordPairs, have_words, mark_pair
 from sbkit.evaluate.wer_report import judge_words
 from sbkit.logs.curves import encode_curves, render_page
 from sbkit.logs.metric import Metric, Metrics
@@ -54,7 +54,7 @@ def write_report(
     known: KnownWords | None = None,
     notes: Sequence[str] = (),
     pictures: Iterable[Path] = (),
-    compared: Mapping[str, Any] | None = None,
+    compared: Figures | None = None,
 ) -> None:
     """Write the page of one run, or of two. The same input gives the same bytes.
 
@@ -73,8 +73,8 @@ def write_report(
     with_text = [name for name in names if all(name in run.utterances for run in runs)]
     by_words = all(have_words(run.utterances[name]) for run in runs for name in with_text)
     known = known if by_words else None
-    sections: list[dict[str, Any]] = []
-    tables: dict[str, list[dict[str, Any]]] = {}
+    sections: list[Figures] = []
+    tables: dict[str, list[Figures]] = {}
     for name in with_text:
         section, tables[name] = _section(name, runs, clips, known, share=len(with_text))
         sections.append(section)
@@ -110,7 +110,7 @@ def _sounds(picture: Path) -> dict[str, str]:
 
 def _section(
     name: str, runs: Sequence[RunResults], clips: Clips, known: KnownWords | None, *, share: int
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+) -> tuple[Figures, list[Figures]]:
     """Return the section of a test set and its rows, in 1 / ``share`` of the page's bytes."""
     utterances = join_utterances([run.utterances[name] for run in runs])
     ordered = order_by_use(utterances)
@@ -137,7 +137,7 @@ def _section(
     return section, [row(utterance, clip_of_id) for utterance in by_id]
 
 
-def _slices(name: str, runs: Sequence[RunResults]) -> Iterator[dict[str, Any]]:
+def _slices(name: str, runs: Sequence[RunResults]) -> Iterator[Figures]:
     """Yield the slices of each column that all runs have; `all` is the number of its values."""
     slices = [run.test[name].get("report_by") or {} for run in runs]
     for column, values in slices[0].items():
@@ -167,7 +167,7 @@ def order_by_use(utterances: Sequence[UtteranceOfRuns]) -> list[UtteranceOfRuns]
     return [worst_first[index] for index in dict.fromkeys(alternating)]
 
 
-def row(utterance: UtteranceOfRuns, clips: Mapping[str, str]) -> dict[str, Any]:
+def row(utterance: UtteranceOfRuns, clips: Mapping[str, str]) -> Figures:
     """Return an utterance as plain data; ``clips``: MP3 in base64 by id."""
     first = utterance[0]
     return {
@@ -182,7 +182,7 @@ def row(utterance: UtteranceOfRuns, clips: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _side(scored: ScoredUtterance) -> dict[str, Any]:
+def _side(scored: ScoredUtterance) -> Figures:
     """Return a hypothesis; ``marks`` has S, D, I or = (right) for each pair of words."""
     is_timed = [word.text for word in scored.words] == scored.hypothesis.split()
     return {
@@ -199,7 +199,7 @@ def _time(word: Word) -> list[float | None]:
     return [round(word.start, 3), round(word.end, 3), confidence]
 
 
-def confusions(runs: Sequence[Iterable[WordPairs]]) -> dict[str, list[dict[str, Any]]]:
+def confusions(runs: Sequence[Iterable[WordPairs]]) -> dict[str, list[Figures]]:
     """Return the most frequent errors by kind, with the count of each run.
 
     The reference of an inserted word is "", and so is the hypothesis of a deleted one.
@@ -209,7 +209,7 @@ def confusions(runs: Sequence[Iterable[WordPairs]]) -> dict[str, list[dict[str, 
         for utterances in runs
     ]
     total = sum(counters, Counter[tuple[str, str]]())
-    kinds: dict[str, list[dict[str, Any]]] = {"Substituted": [], "Deleted": [], "Inserted": []}
+    kinds: dict[str, list[Figures]] = {"Substituted": [], "Deleted": [], "Inserted": []}
     for pair in sorted(total, key=lambda pair: (-total[pair], pair)):
         kind = {"S": "Substituted", "D": "Deleted", "I": "Inserted"}[mark_pair(*pair)]
         texts = dict(zip(("reference", "hypothesis"), pair, strict=True))
@@ -217,7 +217,7 @@ def confusions(runs: Sequence[Iterable[WordPairs]]) -> dict[str, list[dict[str, 
     return {kind: errors[:MAX_FREQUENT_ERRORS] for kind, errors in kinds.items()}
 
 
-def unknown_words(utterances: Iterable[WordPairs], known: Container[str]) -> list[dict[str, Any]]:
+def unknown_words(utterances: Iterable[WordPairs], known: Container[str]) -> list[Figures]:
     """Return the unknown words of the references, the most frequent first.
 
     Each has its count, how often it was right, and the words that were recognized instead.

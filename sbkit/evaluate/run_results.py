@@ -5,7 +5,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -14,7 +13,7 @@ from sbkit.base.files import to_json, write_text_atomically
 from sbkit.base.machine import cpu_name, usable_cores
 from sbkit.base.versions import git_commit, versions
 from sbkit.evaluate.utterances import PROVENANCE, read_utterances, utterances_file
-from sbkit.evaluate.wer import ScoredUtterance
+from sbkit.evaluate.wer import Figures, ScoredUtterance
 from sbkit.logs.run_log import LOG_FILE, Record, read_log
 
 SUMMARY = "summary.json"  # of a run
@@ -26,12 +25,12 @@ PAGE_DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script
 def write_summary(
     path: Path,
     *,
-    test: Mapping[str, Mapping[str, Any]],
+    test: Mapping[str, Figures],
     parameters: int,
     train_seconds: float,
     audio_seconds: float,
     device: torch.device,
-    provenance: Mapping[str, Any] | None = None,
+    provenance: Figures | None = None,
 ) -> None:
     """Write the figures of a run as JSON.
 
@@ -78,20 +77,20 @@ class RunResults:
     """
 
     name: str
-    test: Mapping[str, Mapping[str, Any]]
+    test: Mapping[str, Figures]
     utterances: Mapping[str, Sequence[ScoredUtterance]]
     log: Sequence[Record]
-    data: Mapping[str, Any] | None
+    data: Figures | None
 
 
-def read_figures(folder: Path) -> dict[str, dict[str, Any]]:
+def read_figures(folder: Path) -> dict[str, Figures]:
     """Return the figures of every test set of a run, or of a folder of scores.
 
     Raises BundleError if there are none.
     """
     for file in (folder / SUMMARY, folder / SCORES):
         if file.exists():
-            test: dict[str, dict[str, Any]] = json.loads(file.read_bytes())["test"]
+            test: dict[str, Figures] = json.loads(file.read_bytes())["test"]
             return test
     raise BundleError(
         f"{folder} is neither a tested run nor a folder of scores: it has neither {SUMMARY} nor "
@@ -99,7 +98,7 @@ def read_figures(folder: Path) -> dict[str, dict[str, Any]]:
     )
 
 
-def read_results(folder: Path, test: Mapping[str, Mapping[str, Any]]) -> RunResults:
+def read_results(folder: Path, test: Mapping[str, Figures]) -> RunResults:
     """Read the files of a folder; ``test`` has the figures of its test sets.
 
     Raises DataError if the utterances of a test set cannot be read.

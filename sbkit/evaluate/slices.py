@@ -15,9 +15,10 @@ from sbkit.base.errors import ConfigError
 from sbkit.base.files import write_text_atomically
 from sbkit.base.messages import printable
 from sbkit.base.units import samples_to_seconds
+from sbkit.evaluate.wer import Figures
 
 Measure = Callable[[Sequence[Any]], Mapping[str, Any]]
-Slices = dict[str, dict[str, dict[str, Any]]]  # column -> value -> utterances and metrics
+Slices = dict[str, dict[str, Figures]]  # column -> value -> utterances and metrics
 LENGTH, NOISE = "length", "noise"  # columns that all data has
 LENGTH_GROUPS = (0, 2, 5, 10, 20)  # lower limits in seconds
 SNR_GROUPS = (0, 10, 20, 30, 40, 50)  # lower limits in dB (`sbkit/audio/levels.py`)
@@ -94,9 +95,9 @@ def measure_slices(
     return slices
 
 
-def _flat(figures: Mapping[str, Any]) -> dict[str, Any]:
+def _flat(figures: Figures) -> Figures:
     """Return the ends of each interval as separate figures."""
-    flat: dict[str, Any] = {}
+    flat: Figures = {}
     for name, value in figures.items():
         if isinstance(value, Mapping):
             stem = name.removesuffix("_interval")

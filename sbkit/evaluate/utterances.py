@@ -21,7 +21,7 @@ from typing import Any
 
 from sbkit.base.errors import DataError
 from sbkit.base.files import to_json, write_text_atomically
-from sbkit.evaluate.wer import ErrorCounts, ScoredUtterance
+from sbkit.evaluate.wer import ErrorCounts, Figures, ScoredUtterance
 from sbkit.text.word import Word
 
 PROVENANCE = "provenance"  # beside the figures, a record (`sbkit/checkpoint/provenance.py`)
@@ -46,8 +46,8 @@ def write_utterances(path: Path, scored: Iterable[ScoredUtterance]) -> None:
     write_text_atomically(path, "".join(lines))
 
 
-def _row(utterance: ScoredUtterance) -> dict[str, Any]:
-    row: dict[str, Any] = {
+def _row(utterance: ScoredUtterance) -> Figures:
+    row: Figures = {
         "id": utterance.id,
         "reference": utterance.reference,
         "hypothesis": utterance.hypothesis,

@@ -6,12 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, astuple, dataclass
 from functools import cached_property
 from itertools import zip_longest
+from typing import Any
 
 from rapidfuzz.distance import Levenshtein
 from rich.cells import cell_len, set_cell_size
 
 from sbkit.text.word import Word
 
+Figures = dict[str, Any]  # rates, counts and intervals by name, as plain data for JSON
 SPACE = "\N{OPEN BOX}"  # stands for a space when characters are aligned
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from sbkit.base.files import write_text_atomically
 from sbkit.base.messages import plural, printable
@@ -12,6 +11,7 @@ from sbkit.evaluate.intervals import Interval, interval_of, units_of
 from sbkit.evaluate.utterances import edits, hash_references, utterances_file, write_utterances
 from sbkit.evaluate.wer import (
     ErrorCounts,
+    Figures,
     ScoredUtterance,
     Scores,
     align,
@@ -23,7 +23,7 @@ from sbkit.evaluate.wer import (
 MAX_SILENT_SHARE = 0.1  # of the characters of the references; below, the model is silent
 
 
-def report_errors(folder: Path, split: str, scored: Sequence[ScoredUtterance]) -> dict[str, Any]:
+def report_errors(folder: Path, split: str, scored: Sequence[ScoredUtterance]) -> Figures:
     """Write the utterances of a test set for people and for programs; return the figures."""
     write_wer(folder / f"wer_{split}.txt", scored)
     write_utterances(utterances_file(folder, split), scored)
@@ -135,7 +135,7 @@ def judge_words(scored: Iterable[ScoredUtterance]) -> tuple[list[float], list[bo
     return confidences, right
 
 
-def result_figures(scored: Sequence[ScoredUtterance]) -> dict[str, Any]:
+def result_figures(scored: Sequence[ScoredUtterance]) -> Figures:
     """Return the rates of a test set with their counts and 95 % intervals.
 
     ``references`` is the SHA-256 of the ids and references: figures may be compared if it is equal.
@@ -146,7 +146,7 @@ def result_figures(scored: Sequence[ScoredUtterance]) -> dict[str, Any]:
     return {**figures, "greedy": _decoder_figures(greedy)} if greedy else figures
 
 
-def _decoder_figures(scored: Sequence[ScoredUtterance]) -> dict[str, Any]:
+def _decoder_figures(scored: Sequence[ScoredUtterance]) -> Figures:
     """Return the rates of one decoder, and the quality of its confidences if it has any."""
     confidence = measure_calibration(*judge_words(scored))
     return {
@@ -156,7 +156,7 @@ def _decoder_figures(scored: Sequence[ScoredUtterance]) -> dict[str, Any]:
     }
 
 
-def error_figures(test: Scores, *, by_words: bool = True) -> dict[str, Any]:
+def error_figures(test: Scores, *, by_words: bool = True) -> Figures:
     """Return the rates of a test set with their counts.
 
     ``by_words`` is False for a language without spaces between words, which has no WER.
@@ -176,12 +176,12 @@ def error_figures(test: Scores, *, by_words: bool = True) -> dict[str, Any]:
     return {name: value for name, value in figures.items() if not name.startswith(of_words)}
 
 
-def slice_error_rates(scored: Sequence[ScoredUtterance]) -> dict[str, Any]:
+def slice_error_rates(scored: Sequence[ScoredUtterance]) -> Figures:
     """Return the rates of a part of a test set with their counts and 95 % intervals."""
     figures = error_figures(total_scores(scored), by_words=have_words(scored))
     names = [name for name in ("CER", "WER", "words", "characters") if name in figures]
     return {**{name: figures[name] for name in names}, **_interval_figures(scored)}
 
 
-def _interval_figures(scored: Sequence[ScoredUtterance]) -> dict[str, Any]:
+def _interval_figures(scored: Sequence[ScoredUtterance]) -> Figures:
     return {f"{name}_interval": asdict(one) for name, one in _intervals(scored).items()}
