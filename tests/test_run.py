@@ -206,7 +206,7 @@ def test_a_model_is_scored_elsewhere_as_its_run_was(
     assert scored == {
         name: value for name, value in trained.items() if name not in ("greedy", "decoder")
     }
-    assert compare_runs(learned / "run", tmp_path)["test"]["test"]["changed"] == []
+    assert compare_runs([learned / "run", tmp_path])["test"]["test"]["changed"] == []
     for name in ("wer_test.txt", "utterances_test.jsonl"):
         assert (tmp_path / name).read_text() == (learned / "run" / name).read_text()
     assert read_clips(tmp_path / "report.html") == read_clips(learned / "run" / "report.html")
