@@ -46,7 +46,7 @@ Collate = Callable[[Sequence[Row]], "Batch"]
 
 
 def user_columns(names: Sequence[str]) -> list[str]:
-    """Return the columns of the corpus, such as `speaker`, without those of sbkit."""
+    """Return the columns of the corpus, such as `speaker`, without sbkit's own."""
     return [name for name in names if name not in SBKIT_COLUMNS]
 
 
@@ -226,7 +226,7 @@ class TextCollate:
 
 
 def _speed_groups(percents: Sequence[int], samples: Sequence[int]) -> Iterator[SpeedGroup]:
-    """Group consecutive utterances of one speed; samples are those before the change of speed."""
+    """Group consecutive utterances of one speed; samples are counted before it changes."""
     for percent, run in groupby(zip(percents, samples, strict=True), key=lambda pair: pair[0]):
         lengths = [length for _, length in run]
         yield SpeedGroup(percent=percent, utterances=len(lengths), longest=max(lengths))

@@ -72,7 +72,7 @@ class Manifest:
         rows: the columns id, path and sentence.
         columns: every other column, null where a clip has none.
         excluded: the rows of the corpus that name no usable clip.
-        stored: for clips whose audio is already in shards: samples, digest and place of each.
+        stored: for clips whose audio is already in shards: samples, digest and location of each.
     """
 
     rows: pa.Table
@@ -177,7 +177,7 @@ class Manifest:
         return sentences
 
     def take(self, rows: Sequence[int] | npt.NDArray[np.int64]) -> Self:
-        """Return some of the clips, in the order of ``rows``; all of them are not copied."""
+        """Return the clips of ``rows``, in their order; all clips are not copied."""
         if np.array_equal(rows, np.arange(len(self))):
             return self
         indices = pa.array(rows, pa.int64())
@@ -200,9 +200,9 @@ class Manifest:
 
     def _clips(self, start: int, count: int) -> Iterator[Clip]:
         rows, columns = self.rows.slice(start, count), self.columns.slice(start, count)
-        other_columns = columns.to_pylist() if columns.num_columns else [{}] * len(rows)
+        dicts = columns.to_pylist() if columns.num_columns else [{}] * len(rows)
         fields = (rows[name].to_pylist() for name in _SCHEMA.names)
-        for id, path, sentence, values in zip(*fields, other_columns, strict=True):
+        for id, path, sentence, values in zip(*fields, dicts, strict=True):
             filled = {name: value for name, value in values.items() if value is not None}
             yield Clip(id, Path(os.fsdecode(path)), sentence, filled)
 
@@ -223,10 +223,10 @@ def rename_columns(names: Sequence[str], used: Collection[str]) -> dict[str, str
 
     The speaker's column becomes ``speaker``. A reserved name gets the prefix ``manifest_``.
     """
-    others = [name for name in names if name not in used]
-    lower = {name.lower(): name for name in others}
+    unused = [name for name in names if name not in used]
+    lower = {name.lower(): name for name in unused}
     speaker = next((lower[name] for name in SPEAKER_COLUMNS if name in lower), None)
-    return {name: "speaker" if name == speaker else unreserved_name(name) for name in others}
+    return {name: "speaker" if name == speaker else unreserved_name(name) for name in unused}
 
 
 def unreserved_name(name: str) -> str:
@@ -248,10 +248,10 @@ def check_locale(manifest: Manifest, language: str) -> None:
     for entry in manifest.columns["locale"].value_counts().to_pylist():
         counts[(entry["values"] or "").strip()] += entry["counts"]
     del counts[""]
-    others = {tag: n for tag, n in counts.items() if primary(tag) != primary(language)}
-    if 2 * sum(others.values()) > counts.total():
-        locale = max(others, key=others.__getitem__)
+    foreign = {tag: n for tag, n in counts.items() if primary(tag) != primary(language)}
+    if 2 * sum(foreign.values()) > counts.total():
+        locale = max(foreign, key=foreign.__getitem__)
         raise DataError(
-            f"`language` is {language}, but {others[locale]} of {counts.total()} rows of the "
+            f"`language` is {language}, but {foreign[locale]} of {counts.total()} rows of the "
             f"manifest have the locale {locale}. Pass --language={locale}."
         )

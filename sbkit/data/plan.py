@@ -131,7 +131,11 @@ class Plan:
 
 
 def cut_runs(lengths: Sequence[int], capacity: int) -> list[int]:
-    """Return where each run of lengths ends whose count times longest is within ``capacity``."""
+    """Return where each run of lengths ends, such that count times longest is within ``capacity``.
+
+    >>> cut_runs([1, 1, 2, 2, 9, 1], 4)
+    [2, 4, 5, 6]
+    """
     ends: list[int] = []
     count = longest = 0
     for index, length in enumerate(lengths):

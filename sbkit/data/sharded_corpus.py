@@ -222,7 +222,11 @@ class Unit:
 
 
 def parse_size(text: str) -> int:
-    """Return a number of bytes written as 1GB; raises ConfigError."""
+    """Return the number of bytes of a size; raises ConfigError.
+
+    >>> parse_size("1.5 MB")
+    1500000
+    """
     match = SIZE_PATTERN.fullmatch(text)
     size = int(float(match[1]) * UNIT_BYTES[match[2]]) if match else 0
     if size <= 0:
@@ -316,7 +320,7 @@ def _file_facts(path: str) -> tuple[int, int]:
 def _write_units(
     storage: Storage, options: ShardOptions, scratch: Path, units: Sequence[Unit]
 ) -> None:
-    """Write missing units: on a disk with locks those that no process writes, else a share."""
+    """Write the missing units that no other process writes or, without locks, a share of them."""
     index, processes = (0, 1) if storage.folder else work_share(os.environ)
     with shown("writing shards", len(units[index::processes])) as advance:
 

@@ -48,6 +48,9 @@ def resolve_splits(
 
     ``names`` is null, or maps ``train``, ``valid`` and ``test`` to a name or a list of names.
 
+    >>> resolve_splits({"test": "b"}, {"train": ["train"], "valid": ["a"]}, ["train", "a", "b"])
+    {'train': ('train',), 'valid': ('a',), 'test': ('b',)}
+
     Raises:
         ConfigError: a role or split is unknown, a split has two roles, there is nothing to train or
             validate on, or a split called ``train`` is not trained on.
@@ -136,8 +139,8 @@ class PreparedSplit:
     """One split, ready to be batched.
 
     Attributes:
-        dataset: columns id, text (normalized), sentence, samples, those of the manifest as
-            strings, and audio, from which `read_rows` reads.
+        dataset: columns id, text (normalized), sentence, samples, the manifest's as strings, and
+            audio, which `read_rows` reads.
         excluded: rows and utterances that are not in it.
         fingerprint: changes if the ids, texts or audio files of the dataset do.
     """
