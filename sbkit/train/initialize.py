@@ -1,15 +1,14 @@
-"""Start a run from the weights of another one: what fits by name and by shape is loaded.
+"""Start a run from the weights of another one, or from a pretrained encoder.
 
-Names are those of the YAML's parts, such as `CNN.conv1.weight`, so the other model may list its
-parts in another order, have others, or another vocabulary, also one of the same size: characters
-are numbered by how often they occur. Heads and embeddings are then loaded token by token. Only
-numbers are read: safetensors or a state_dict, and a YAML or JSON as text; nothing of the other
-folder is built.
+`init_from`: weights that fit by name and shape are loaded. Their names follow the YAML's parts,
+such as `CNN.conv1.weight`, so the other model may list its parts in another order, or have other
+parts or another vocabulary, even one of the same size: characters are numbered by how often they
+occur. Heads and embeddings are then loaded token by token. Only numbers are read: safetensors or a
+state_dict, and a YAML or JSON as text; nothing from the other folder is built.
 
-The pretrained encoder of a run: its sizes become plain data of the YAML when the run begins.
-
-`pretrained` names a folder, and `encoder_config` becomes what it says. So the resolved YAML, the
-declaration and the bundle hold every size, and a run that has begun needs the folder no more.
+`pretrained` names the folder of an encoder, whose sizes become the plain data `encoder_config` when
+the run begins. So the resolved YAML, the run configuration and the bundle hold every size, and the
+run no longer needs the folder.
 """
 
 from collections.abc import Mapping
@@ -20,7 +19,7 @@ import torch
 from safetensors.torch import load as load_safetensors
 from torch import Tensor, nn
 
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import BundleError, ConfigError
 from sbkit.base.files import read_regular, reading
 from sbkit.base.messages import listed
 from sbkit.bundle.config import MAX_FILE_BYTES, WEIGHTS_FILE, BundleFiles
@@ -41,87 +40,108 @@ from sbkit.models.pretrained.lora import merge_adapters
 from sbkit.tasks.task import Task
 
 SOURCE = "be a run folder or a bundle for `init_from`"
-FIX = "Name another, or null to start from nothing."
-SHOWN = 4  # names in a line
+FIX = "Name another, or null to start without."
+MAX_LISTED_NAMES = 4
 
 
 def initialize_from(source: Path, hparams: Mapping[str, Any], task: Task) -> list[str]:
-    """Load into the model of a task what fits of a run's or a bundle's weights.
+    """Load the weights of a run or a bundle into the model of a task, as far as they fit.
 
-    Returns lines: which tensors are loaded, which by token, where the vocabulary is another one,
-    which are new, with the reason, and which of those there are not ours.
-    Call it only where the run has no checkpoint of its own.
-    Raises SbkitError when the folder is neither, or when nothing in it fits.
+    Returns lines: which tensors are loaded, which by token if the vocabularies differ, which are
+    new, with the reason, and which of the source's are not used. Call it only for a run without
+    its own checkpoint.
+    Raises BundleError when the folder is neither, or when nothing in it fits.
     """
     theirs, ours = read_named_weights(source), tensors_by_part(hparams)
-    tokens, own = _tokens(source, hparams, task)
-    others = set[int]() if tokens == own else _by_label(hparams, task, len(own))
-    places = {token: row for row, token in enumerate(tokens)}
-    pairs = [(places[token], row) for row, token in enumerate(own) if token in places]
-    loaded, by_token, new = list[str](), list[str](), list[str]()
-    faults = {name: _fault(theirs, ours, name) for name in ours}
-    module_of = {name: name.rpartition(".")[0] for name in ours}
-    buffers = {name for name, each in ours.items() if not isinstance(each, nn.Parameter)}
-    # A statistic of another size is measured anew, unless its count says that it was.
-    apart = {module_of[name] for name in buffers if faults[name] is not None}
+    their_tokens, our_tokens = _tokens(source, hparams, task)
+    by_label = _ids_by_label(hparams, task, len(our_tokens)) if their_tokens != our_tokens else ()
+    their_row = {token: row for row, token in enumerate(their_tokens)}
+    rows = [(their_row[t], row) for row, t in enumerate(our_tokens) if t in their_row]
+    misfits = _misfits(theirs, ours)
+    loaded: list[str] = []
+    by_token: list[str] = []
+    new: list[str] = []
     with torch.no_grad():
         for name, tensor in ours.items():
-            fault = faults[name]
-            if id(tensor) in others and _load_rows(theirs.get(name), tensor, pairs, len(tokens)):
+            has_labels, misfit = id(tensor) in by_label, misfits[name]
+            if has_labels and _load_rows(theirs.get(name), tensor, rows, len(their_tokens)):
                 by_token.append(name)
-                continue
-            if fault is None and id(tensor) in others:
-                fault = "of other labels there"
-            if fault is None and name in buffers and module_of[name] in apart:
-                fault = "beside buffers that do not fit"
-            if fault is None:
+            elif misfit is not None or has_labels:
+                new.append(f"{name} ({misfit or 'of other labels there'})")
+            else:
                 tensor.copy_(theirs[name])
                 loaded.append(name)
-            else:
-                new.append(f"{name} ({fault})")
-    left = [name for name in theirs if name not in ours]
+    unused = [name for name in theirs if name not in ours]
     if not loaded and not by_token:
-        raise SbkitError(
-            f"`init_from` must name a run or a bundle with parts of this model, but of the "
-            f"{len(theirs)} tensors in {source} none fits by name and shape "
-            f"({', '.join([*theirs][:SHOWN])}). Give the parts the names that they "
-            "have there."
+        raise BundleError(
+            f"`init_from`: none of the {len(theirs)} tensors in {source} fits this model by name "
+            f"and shape ({', '.join([*theirs][:MAX_LISTED_NAMES])}). Give the parts the names that "
+            "they have there."
         )
     return [
-        f"init_from {source}: {len(loaded)} tensors are loaded{_of(loaded)}",
-        *([f"init_from: {len(pairs)} of {len(own)} rows by token{_of(by_token)}"] * bool(by_token)),
-        f"init_from: {len(new)} tensors are new{_of(new)}",
-        f"init_from: {len(left)} tensors there are not used{_of(left)}",
+        f"init_from {source}: {len(loaded)} tensors are loaded{_names(loaded)}",
+        *(
+            [f"init_from: {len(rows)} of {len(our_tokens)} rows by token{_names(by_token)}"]
+            * bool(by_token)
+        ),
+        f"init_from: {len(new)} tensors are new{_names(new)}",
+        f"init_from: {len(unused)} tensors there are not used{_names(unused)}",
     ]
 
 
+def _misfits(theirs: Mapping[str, Any], ours: Mapping[str, Tensor]) -> dict[str, str | None]:
+    """Say why each of our tensors cannot be loaded; None if it can."""
+    misfits = {name: _misfit(theirs, ours, name) for name in ours}
+    buffers = [name for name, tensor in ours.items() if not isinstance(tensor, nn.Parameter)]
+    module_of = {name: name.rpartition(".")[0] for name in buffers}
+    # A statistic of another size is measured again, unless its count says that it was measured.
+    apart = {module_of[name] for name in buffers if misfits[name] is not None}
+    for name in buffers:
+        if misfits[name] is None and module_of[name] in apart:
+            misfits[name] = "beside buffers that do not fit"
+    return misfits
+
+
+def _misfit(theirs: Mapping[str, Any], ours: Mapping[str, Tensor], name: str) -> str | None:
+    there, here = size_in(theirs, name), size_in(ours, name)
+    if there != here:
+        return f"{there} there, {here} here"
+    value, is_parameter = theirs[name], isinstance(ours[name], nn.Parameter)
+    unusable = ~value.isfinite() if is_parameter else value.isnan()  # a buffer may be a mask
+    return "not finite there" if unusable.any() else None
+
+
+def _names(names: list[str]) -> str:
+    return f": {listed(names, max_names=MAX_LISTED_NAMES)}." if names else "."
+
+
 def _tokens(source: Path, hparams: Mapping[str, Any], task: Task) -> tuple[list[str], list[str]]:
-    """Return what the outputs stand for: there, none where no file says, and here."""
+    """Return the tokens of the outputs there, none if no file lists them, and here."""
     if task.labels is None or (labels := hparams.get(task.labels.key)) is None:
         return [], []
-    file, here = source / task.labels.name, [*task.labels.names(labels)]
+    file, our_tokens = source / task.labels.name, [*task.labels.names(labels)]
     if not file.exists():
-        return [], here
+        return [], our_tokens
     content = read_regular(file, max_bytes=MAX_FILE_BYTES, subject=f"The labels in {source}")
-    return [*task.labels.names(task.labels.read(file, content))], here
+    return [*task.labels.names(task.labels.read(file, content))], our_tokens
 
 
-def _by_label(hparams: Mapping[str, Any], task: Task, count: int) -> set[int]:
-    """Return the ids of the tensors with a row for each label: of heads and of embeddings."""
+def _ids_by_label(hparams: Mapping[str, Any], task: Task, num_labels: int) -> set[int]:
+    """Return the ids of the tensors with a row for each label, in heads and embeddings."""
     heads = [hparams.get(name) for name in task.heads]
     parts = [part for part in (*heads, *map(token_embedding, hparams.values())) if part is not None]
-    for module in hparams["model"].modules():  # also embeddings of which the task knows nothing
-        if isinstance(module, nn.Embedding) and module.num_embeddings == count:
+    for module in hparams["model"].modules():  # embeddings that the task does not name, too
+        if isinstance(module, nn.Embedding) and module.num_embeddings == num_labels:
             parts.append(module)
-    return {id(each) for part in parts for each in part.state_dict(keep_vars=True).values()}
+    return {id(t) for part in parts for t in part.state_dict(keep_vars=True).values()}
 
 
-def _load_rows(theirs: Any, ours: Tensor, pairs: list[tuple[int, int]], count: int) -> bool:
-    """Copy the rows of tokens that both have; return False where there are none that fit."""
-    wanted = (count, *ours.shape[1:])
-    if not pairs or not isinstance(theirs, Tensor) or theirs.shape != wanted:
+def _load_rows(theirs: Any, ours: Tensor, rows: list[tuple[int, int]], num_tokens: int) -> bool:
+    """Copy the rows of common tokens, (theirs, ours); return False if none fit."""
+    expected_shape = (num_tokens, *ours.shape[1:])
+    if not rows or not isinstance(theirs, Tensor) or theirs.shape != expected_shape:
         return False
-    there, here = torch.tensor(pairs).unbind(1)
+    there, here = torch.tensor(rows).unbind(1)
     if len(ours) <= here.max() or not theirs[there].isfinite().all():
         return False
     ours[here] = theirs[there].to(ours)
@@ -129,9 +149,9 @@ def _load_rows(theirs: Any, ours: Tensor, pairs: list[tuple[int, int]], count: i
 
 
 def read_named_weights(source: Path) -> dict[str, Tensor]:
-    """Read the weights of a bundle, or those that a run was tested with, by part and path.
+    """Read the weights of a bundle, or the tested weights of a run, by part and path.
 
-    Raises SbkitError.
+    Raises SbkitError if they cannot be read.
     """
     with reading(source, must=SOURCE, fix=FIX):
         if (source / WEIGHTS_FILE).is_file():
@@ -139,26 +159,26 @@ def read_named_weights(source: Path) -> dict[str, Tensor]:
         elif (source / CHECKPOINTS).is_dir():
             weights, parts = _read_run(source)
         else:
-            raise SbkitError(
+            raise BundleError(
                 f"`init_from` must name a run folder with {CHECKPOINTS}/ or a bundle with "
                 f"{WEIGHTS_FILE}, but {source} is neither. {FIX}"
             )
-    return {to_part_name(name, parts): each for name, each in weights.items()}
+    return {to_part_name(name, parts): tensor for name, tensor in weights.items()}
 
 
 def encoder_config_of(source: Path) -> dict[str, Any] | None:
-    """Read the sizes of the pretrained encoder that a bundle or a run has, None where it has none.
+    """Read the sizes of the pretrained encoder of a bundle or a run; None if it has none.
 
-    Raises SbkitError.
+    Raises SbkitError if they cannot be read.
     """
-    found: dict[str, Any] | None = None
+    config: dict[str, Any] | None = None
     with reading(source, must=SOURCE, fix=FIX):
         if (source / WEIGHTS_FILE).is_file():
             parts = BundleFiles(source).config.parts
-            found = parts.get("Transformer", {}).get("arguments", {}).get("config")
+            config = parts.get("Transformer", {}).get("arguments", {}).get("config")
         elif (source / RESOLVED).is_file():
-            found = read_run_config(source).values.get("encoder_config")
-    return found
+            config = read_run_config(source).values.get("encoder_config")
+    return config
 
 
 def _read_bundle(source: Path) -> tuple[dict[str, Tensor], list[str]]:
@@ -171,42 +191,29 @@ def _read_run(source: Path) -> tuple[dict[str, Tensor], list[str]]:
     checkpointer = Checkpointer(source / CHECKPOINTS)
     best = checkpointer.find_averaged() or checkpointer.find_whole(1)
     if not best:
-        raise SbkitError(
-            f"`init_from` must name a run with a whole checkpoint, but {source} has none. Train it "
-            "first, or name another."
+        raise BundleError(
+            f"`init_from` must name a run with an undamaged checkpoint, but {source} has none. "
+            "Train it first, or name another."
         )
     return merge_adapters(average(best, "model")), parts
-
-
-def _fault(theirs: Mapping[str, Any], ours: Mapping[str, Tensor], name: str) -> str | None:
-    there, here = size_in(theirs, name), size_in(ours, name)
-    if there != here:
-        return f"{there} there, {here} here"
-    value, is_learned = theirs[name], isinstance(ours[name], nn.Parameter)
-    unfit = ~value.isfinite() if is_learned else value.isnan()  # a buffer may be a mask
-    return "not finite there" if unfit.any() else None
-
-
-def _of(names: list[str]) -> str:
-    return f": {listed(names, max_names=SHOWN)}." if names else "."
 
 
 KNOB, CONFIG = "pretrained", "encoder_config"
 
 
 def with_encoder_config(yaml_file: Path, overrides: Mapping[str, object]) -> dict[str, object]:
-    """Return the overrides with the sizes of the encoder, in a YAML that has `encoder_config`.
+    """Return the overrides with the sizes of the encoder, if the YAML has `encoder_config`.
 
-    They are those that the run began with; else those of the folder; without one, those that are
-    given, of an encoder that begins with random weights, or those of `init_from`.
-    Raises SbkitError for what cannot be loaded, and for a model that does not fit into the memory.
+    The sizes are the ones that the run began with, or else come from the `pretrained` folder.
+    Without one they are given, for an encoder of random weights, or come from `init_from`.
+    Raises SbkitError for a folder that cannot be loaded, or does not fit into memory.
     """
-    given: Any = overrides.get(CONFIG) or {}
-    if "source" in given:
-        return dict(overrides)  # done
-    given = given or plain_value(read_document(yaml_file).root.get(CONFIG))
-    if isinstance(given, dict) and not holds_object(given):  # the YAML refers to sizes in it
-        overrides = {**overrides, CONFIG: complete_config(given, source_file=f"`{CONFIG}`")}
+    config: Any = overrides.get(CONFIG) or {}
+    if "source" in config:
+        return dict(overrides)  # they are complete
+    config = config or plain_value(read_document(yaml_file).root.get(CONFIG))
+    if isinstance(config, dict) and not holds_object(config):  # the YAML refers to sizes in it
+        overrides = {**overrides, CONFIG: complete_config(config, source_file=f"`{CONFIG}`")}
     knobs = read_knobs(yaml_file, overrides)
     if CONFIG not in knobs:
         return dict(overrides)
@@ -215,7 +222,7 @@ def with_encoder_config(yaml_file: Path, overrides: Mapping[str, object]) -> dic
         return {**overrides, CONFIG: read_run_config(run).values[CONFIG]}
     config = _config_of(knobs)
     if config["sample_rate"] != knobs["sample_rate"]:
-        raise SbkitError(
+        raise ConfigError(
             f"`sample_rate` must be the {config['sample_rate']} Hz that the encoder was trained on "
             f"(its preprocessor_config.json), but is {knobs['sample_rate']}. Take an encoder of "
             f"that rate, or pass --sample_rate={config['sample_rate']}."
@@ -224,22 +231,22 @@ def with_encoder_config(yaml_file: Path, overrides: Mapping[str, object]) -> dic
 
 
 def _config_of(knobs: Mapping[str, Any]) -> dict[str, Any]:
-    named, given = knobs.get(KNOB), knobs[CONFIG]
-    if named is None:
-        if given is None and (source := knobs.get("init_from")):
-            given = encoder_config_of(Path(source))
-        if isinstance(given, Mapping):
-            return complete_config(given, source_file=f"`{CONFIG}`")
-        raise SbkitError(
+    folder, declared = knobs.get(KNOB), knobs[CONFIG]
+    if folder is None:
+        if declared is None and (source := knobs.get("init_from")):
+            declared = encoder_config_of(Path(source))
+        if isinstance(declared, Mapping):
+            return complete_config(declared, source_file=f"`{CONFIG}`")
+        raise ConfigError(
             f"`{KNOB}` must name the folder of a pretrained encoder, but is null. Pass "
-            f"--{KNOB}=FOLDER, or as `{CONFIG}` a mapping: an encoder of random weights."
+            f"--{KNOB}=FOLDER, or for random weights a mapping as `{CONFIG}`."
         )
-    config = read_encoder_config(named)
-    if given is None:
-        check_weights(find_folder(named), config)
-    elif given != config:
-        raise SbkitError(
-            f"`{CONFIG}` must be null, or what `{KNOB}` says, but {named} says something else. "
-            "Take one of the two out."
+    config = read_encoder_config(folder)
+    if declared is None:
+        check_weights(find_folder(folder), config)
+    elif declared != config:
+        raise ConfigError(
+            f"`{CONFIG}` must be null or agree with `{KNOB}`, but {folder} has other sizes. "
+            "Remove one of the two."
         )
     return config
