@@ -112,7 +112,7 @@ def test_a_batch_that_does_not_fit_ends_the_run_with_what_to_lower(
         assert workplace.train_here(tmp_path, *options) == BAD_INPUT
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
-    assert "Each batch must fit into memory" in capsys.readouterr().err
+    assert "does not fit into memory" in capsys.readouterr().err
 
 
 def test_a_run_is_checked_fitted_and_profiled(

@@ -54,7 +54,7 @@ def test_the_batch_is_written_down_with_its_utterances(
     for file in files:
         record = read_json(file)
         (batch,) = record["micro_batches"]
-        assert (record["what"], batch["loss_is_finite"]) == ("loss", False)
+        assert (record["fault"], batch["loss_is_finite"]) == ("loss", False)
         heard = [name for each in batch["ids"] for name in each.split("+")]
         assert noisy_clip(workplace).stem in heard
         assert len(batch["ids"]) == len(batch["samples"])

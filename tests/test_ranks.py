@@ -133,9 +133,7 @@ def test_a_hang_is_named_by_every_rank_and_the_job_ends(
     done = start(2, "hanging", tmp_path, arguments, workplace)
     assert done.returncode != 0
     for rank in (0, 1):
-        assert (
-            f"Rank {rank}: every rank must move on within 4 s, but one stands still" in done.stderr
-        )
+        assert f"Rank {rank}: a rank has not moved for 4 s." in done.stderr
     assert len(re.findall(r"rank 1 in step after step 2 on \S+", done.stderr)) == 2
     assert "in hanging" in done.stderr  # the function in which it sleeps, in the stack trace
     assert "stall_seconds" in done.stderr

@@ -50,7 +50,7 @@ from sbkit.train.evaluation import (
     mean_over_ranks,
     seconds_after_training,
 )
-from sbkit.train.metrics import ZERO, MetricTotals, TrainingMetrics, profiled
+from sbkit.train.metrics import NO_TOTALS, MetricTotals, TrainingMetrics, profiled
 from sbkit.train.model_state import ComputeFeatures, agree_on_buffers, measure_features
 from sbkit.train.nonfinite import explained_memory, ids_of
 from sbkit.train.optimizers import Freezing, make_optimizers, named_parameters, with_lr_scale
@@ -744,7 +744,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         self.training_metrics.unread = self.training_metrics.meter.peek()
         with self.training_step.moving_average.applied():
             super()._save_intra_epoch_ckpt()
-        self.training_metrics.unread = ZERO
+        self.training_metrics.unread = NO_TOTALS
 
     @mark_as_saver  # type: ignore[untyped-decorator]
     def _save(self, path: str | Path) -> None:

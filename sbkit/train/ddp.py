@@ -10,7 +10,7 @@ from speechbrain import Stage
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import ConfigError
 from sbkit.base.messages import listed
 from sbkit.distributed.ranks import from_main_rank
 
@@ -22,7 +22,7 @@ class ForwardLoss(nn.Module):
     """Forward and loss in one module.
 
     One reducer sees every parameter, whichever modules a recipe calls and in whatever order. Only
-    the loss is returned, because DDP waits for the gradient of all that an output depends on.
+    the loss is returned, because DDP waits for every gradient that an output depends on.
     """
 
     def __init__(self, *, modules: nn.Module, forward: Forward, objectives: Objective) -> None:
@@ -38,10 +38,11 @@ class ForwardLoss(nn.Module):
 
 
 class DdpStep:
-    """A step of this process alone until it is shared: then DDP adds up its gradients.
+    """Forward and loss of one process until they are shared: then DDP adds up the gradients.
 
     With ``find_unused`` a parameter that no rank used in a step has no gradient, as on one process;
-    one that only some ranks used has a gradient of zero on the others. Without, all use all.
+    a parameter that only some ranks used has a gradient of zero on the others. Without it, every
+    rank uses every parameter.
     """
 
     def __init__(self, graph: ForwardLoss, device: torch.device, *, find_unused: bool) -> None:
@@ -60,16 +61,16 @@ class DdpStep:
         return self._wrapped is not None
 
     def share(self, inactive: Iterable[nn.Module] = ()) -> None:
-        """Share the step among the ranks, which begin with the weights of rank 0.
+        """Share the step among the ranks, which start with the weights of rank 0.
 
-        On GPUs batch normalization sees the batch of all ranks.
+        On GPUs batch normalization sees the batches of all ranks.
         """
         if self._device.type == "cuda":
             share_batch_norms(self._graph)
         with torch.no_grad():
-            for each in (*self._graph.parameters(), *self._graph.buffers()):
-                from_main_rank(each)
-        # Of a gradient of another stride over an axis of size one, as a depthwise convolution has.
+            for tensor in (*self._graph.parameters(), *self._graph.buffers()):
+                from_main_rank(tensor)
+        # A depthwise convolution has a gradient of another stride over an axis of size one.
         warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
         silenced: Any = _Silenced
         silenced.apply(self._with_reducer(nn.Linear(1, 1, device=self._device)), self._device)
@@ -82,24 +83,24 @@ class DdpStep:
             self._wrap(inactive)
 
     def _wrap(self, inactive: Iterable[nn.Module]) -> None:
-        """Make the reducer of what learns.
+        """Make the reducer of the parameters that learn.
 
-        ``inactive`` modules are turned off: frozen, the host does not wait for the device to learn
-        that no rank used them.
+        ``inactive`` modules are frozen: otherwise the host would wait for the device to learn that
+        no rank used them.
         """
         for part in inactive:
             part.requires_grad_(False)
         self._wrapped = self._with_reducer(self._graph)
 
     def check_all_used(self) -> None:
-        """Raise SbkitError for a parameter that DDP waits for, and that the step has not used.
+        """Raise ConfigError for a parameter that DDP waits for, but that the step has not used.
 
-        DDP would say so in the next step only, when the others had stepped without its bucket.
+        DDP would report it only in the next step, when the others had stepped without its bucket.
         """
         named = self._graph.parts.named_parameters()
-        unused = [name for name, each in named if each.requires_grad and each.grad is None]
+        unused = [name for name, p in named if p.requires_grad and p.grad is None]
         if unused and self.is_shared and not self._find_unused:
-            raise SbkitError(
+            raise ConfigError(
                 "Every parameter must take part in every step while `find_unused_parameters` is "
                 f"false, but {listed(unused)} had no gradient. Pass "
                 "--find_unused_parameters=True, or freeze what does not learn."
@@ -125,9 +126,9 @@ class DdpStep:
 
 
 class _Silenced(torch.autograd.Function):
-    """Have DDP warn here, once in a process, that it found no unused parameters.
+    """Let DDP warn here, once per process, that it found no unused parameters.
 
-    Within a Function the warning is Python's; elsewhere every rank prints it.
+    Within a Function the warning is Python's and can be filtered; elsewhere every rank prints it.
     """
 
     @staticmethod
@@ -138,13 +139,13 @@ class _Silenced(torch.autograd.Function):
 
 
 def share_batch_norms(modules: nn.Module) -> None:
-    """Let batch normalizations see the batch of all ranks.
+    """Let batch normalizations see the batches of all ranks.
 
-    They stay the modules that they are, unlike with torch's `convert_sync_batchnorm`: a recipe, or
-    what is frozen by name, may hold them.
+    They stay the same objects, unlike with torch's `convert_sync_batchnorm`: a recipe, or a list of
+    frozen modules, may hold them.
     """
-    each: Any
-    for each in modules.modules():
-        if type(each) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
-            each.__class__ = nn.SyncBatchNorm
-            each.process_group = None  # that of all
+    module: Any
+    for module in modules.modules():
+        if type(module) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
+            module.__class__ = nn.SyncBatchNorm
+            module.process_group = None  # all ranks

@@ -59,7 +59,7 @@ class MetricTotals:
         return MetricTotals(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
 
-ZERO = MetricTotals(0.0, 0.0, 0.0, 0.0, 0.0)
+NO_TOTALS = MetricTotals(0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 class Meter:
@@ -70,9 +70,9 @@ class Meter:
         self._reset()
 
     def add(self, loss: Loss, audio_seconds: float) -> None:
-        """Count one micro-batch of this rank; a loss that is not finite is no part of a mean."""
-        both = torch.stack([loss.sums.detach().sum(), loss.counts.sum()]).to(self._loss)
-        self._loss += torch.where(both[0].isfinite(), both, 0.0)
+        """Count one micro-batch of this rank; a loss that is not finite is left out of the mean."""
+        sum_and_count = torch.stack([loss.sums.detach().sum(), loss.counts.sum()]).to(self._loss)
+        self._loss += torch.where(sum_and_count[0].isfinite(), sum_and_count, 0.0)
         self._audio_seconds += audio_seconds
 
     def timed(self, batches: Iterator[Batched]) -> Iterator[Batched]:
@@ -86,13 +86,13 @@ class Meter:
             yield batch
 
     def read(self) -> MetricTotals:
-        """Sum over ranks, transfer once, and start anew."""
+        """Sum over ranks, transfer once, and start again from zero."""
         reading = self.peek()
         self._reset()
         return reading
 
     def resume(self, unread: MetricTotals) -> None:
-        """Continue from the sums of a stopped run: rank 0 adds those of all ranks."""
+        """Continue from the sums over all ranks of a stopped run, which rank 0 adds."""
         self._started -= unread.wall_seconds
         if rank() == 0:
             self._loss += torch.tensor([unread.loss_sum, unread.labels], dtype=torch.float64).to(
@@ -135,9 +135,9 @@ class TrainingMetrics:
 
     def __init__(self, device: torch.device) -> None:
         self.meter = Meter(device)
-        self.so_far = ZERO
+        self.so_far = NO_TOTALS
         self.train_seconds, self.audio_seconds = 0.0, 0.0
-        self.unread = ZERO
+        self.unread = NO_TOTALS
         self.validations: list[Validation] = []
         self._log: RunLog | None = None  # of the first rank
         self._progress = Progress(total_epochs=0, total_steps=0)
@@ -163,16 +163,16 @@ class TrainingMetrics:
             self._log.close()
 
     def start_epoch(self, *, afresh: bool) -> None:
-        """Start an epoch, or go on within one; what was counted before does not belong to it."""
+        """Start an epoch, or resume within one, and forget what was counted before."""
         if afresh:
-            self.so_far = ZERO
+            self.so_far = NO_TOTALS
         self.meter.read()
         self.meter.resume(self.unread)
-        self.unread = ZERO
+        self.unread = NO_TOTALS
         self._progress.go_on()
 
     def end_epoch(self) -> None:
-        """Note that what comes now is no training."""
+        """Pause the progress: no training follows until the next epoch."""
         self._progress.pause()
 
     def read(self) -> MetricTotals:
@@ -186,7 +186,7 @@ class TrainingMetrics:
     def log_step(
         self, epoch: int, step: int, reading: MetricTotals, *, rate: float, live: bool
     ) -> None:
-        """Write the figures of the last steps; ``live`` shows them, too. Every rank calls it."""
+        """Log the figures of the last steps; ``live`` also shows them. Every rank calls this."""
         figures = StepFigures(
             epoch=epoch,
             step=step,
@@ -209,9 +209,14 @@ class TrainingMetrics:
         values: Mapping[str, float],
         ending: Callable[[float], float] = lambda _: 0.0,
     ) -> None:
-        """Write an epoch's figures to the log and the screen; every rank calls it.
+        """Write an epoch's figures to the log and the screen; every rank calls this.
 
-        ending: from the seconds of a validation to those that follow the last one.
+        Args:
+            epoch: the epoch.
+            step: steps of the run so far.
+            valid_loss: mean loss of the validation.
+            values: metrics of the validation.
+            ending: estimates, from the seconds of a validation, the seconds after the last one.
         """
         figures = EpochFigures(
             epoch=epoch,
@@ -243,17 +248,17 @@ class TrainingMetrics:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned; SpeechBrain's checkpoints have none of it."""
-        self.so_far = MetricTotals(**state.get("so_far", vars(ZERO)))
-        self.unread = MetricTotals(**state.get("unread", vars(ZERO)))
+        """Restore the result of `state`; SpeechBrain's checkpoints have none of it."""
+        self.so_far = MetricTotals(**state.get("so_far", vars(NO_TOTALS)))
+        self.unread = MetricTotals(**state.get("unread", vars(NO_TOTALS)))
         self.train_seconds = state.get("train_seconds", 0.0)
         self.audio_seconds = state.get("audio_seconds", 0.0)
-        self.validations = [Validation(*each) for each in state.get("validations", ())]
+        self.validations = [Validation(*values) for values in state.get("validations", ())]
 
 
 @contextmanager
 def _together() -> Iterator[None]:
-    """Stop all ranks when the log of one cannot be written; that one reports it."""
+    """Stop all ranks if one cannot write its log; that rank reports it."""
     trouble: OSError | None = None
     try:
         yield

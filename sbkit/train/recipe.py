@@ -3,7 +3,7 @@
     prepare_splits -> prepare_labels -> (the YAML's objects) -> make_loaders -> brain
 
 A YAML names its recipe, `recipe: recipes.asr.recipe.ASR`: any object of this class that can be
-imported, also from a file beside the YAML.
+imported, including from a file beside the YAML.
 """
 
 import sys
@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import ConfigError
 from sbkit.config.document import read_document
 from sbkit.config.hparams import Knobs
 from sbkit.config.ranges import Range
@@ -31,14 +31,14 @@ class Recipe:
     Attributes:
         task: what the model predicts; bundles of the run store its name.
         prepare_splits: from the knobs to the prepared data of every split.
-        prepare_labels: from the knobs and the data to what turns labels into ids (a tokenizer, a
-            list of classes), if anything does; it leaves the task's file of labels in the run
-            folder, which the YAML opens. A recipe without one has no labels.
+        prepare_labels: from the knobs and the data to the tokenizer or the list of classes, if the
+            recipe has labels; it writes the task's label file into the run folder, which the YAML
+            opens.
         make_loaders: from the built hparams, the data, the labels and the device to batches.
         brain: the `sbkit.Brain` that trains it.
-        corpus: from the knobs to the corpus that `prepare_splits` reads, for making shards of it;
-            a recipe without one makes none.
-        ranges: what the recipe's own numbers may be.
+        corpus: from the knobs to the corpus that `prepare_splits` reads, to make shards of it; a
+            recipe without one makes no shards.
+        ranges: allowed ranges of the recipe's own numbers.
     """
 
     task: Task
@@ -51,33 +51,33 @@ class Recipe:
 
 
 def load_recipe(knobs: Knobs, yaml_file: Path) -> Recipe:
-    """Import the recipe that a YAML names; its own folder and its base's are searched last.
+    """Import the recipe that a YAML names; its folder and its base's are searched last.
 
-    Raises SbkitError: the YAML names none, or what it names cannot be imported or is no recipe.
+    Raises ConfigError if the YAML names no recipe, or one that cannot be imported.
     """
     name = knobs.get("recipe")
     if not isinstance(name, str) or "." not in name:
-        raise SbkitError(
+        raise ConfigError(
             f"`recipe` in {yaml_file} must name the recipe to run, but is {name!r}. Write "
-            "`recipe: recipes.asr.recipe.ASR`, or MODULE.NAME of your own, in a file beside it; a "
-            "YAML of SpeechBrain's is for the script that it came with, over sbkit.Brain."
+            "`recipe: recipes.asr.recipe.ASR`, or MODULE.NAME of your own in a file beside it. A "
+            "YAML of SpeechBrain's belongs to its script, which moves over by sbkit.Brain."
         )
     search_beside(yaml_file)
     module, _, attribute = name.rpartition(".")
     try:
-        found = getattr(import_module(module), attribute, None)
-    except Exception as error:  # a module of the user's may fail in any way
-        raise SbkitError(
-            f"`recipe` in {yaml_file} must name something importable, but {module} raised "
+        recipe = getattr(import_module(module), attribute, None)
+    except Exception as error:  # a user's module may fail in any way
+        raise ConfigError(
+            f"The module {module} of `recipe` in {yaml_file} cannot be imported: it raised "
             f"{type(error).__name__} ({error}). Correct the name or the module, put its file "
             "beside the YAML, or add its folder to PYTHONPATH."
         ) from error
-    if not isinstance(found, Recipe):
-        raise SbkitError(
+    if not isinstance(recipe, Recipe):
+        raise ConfigError(
             f"`recipe` in {yaml_file} must name a sbkit.train.recipe.Recipe, but {name} is "
-            f"{'not there' if found is None else type(found).__name__}. Correct the name."
+            f"{'not there' if recipe is None else type(recipe).__name__}. Correct the name."
         )
-    return found
+    return recipe
 
 
 def search_beside(yaml_file: Path) -> None:

@@ -1,4 +1,4 @@
-"""How far a run is, and the learning rate that follows from it: nothing to save or restore."""
+"""How far a run is, and the learning rate that follows from that: nothing to save or restore."""
 
 import inspect
 import math
@@ -12,17 +12,17 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import ConfigError
 from sbkit.config.ranges import AT_LEAST_NONE, NOT_NEGATIVE, SHARE, Range
 
-SCHEDULERS = "speechbrain.nnet.schedulers"  # where SpeechBrain's are defined
-PARTS = 10_000  # of a run, of each of which a schedule of torch's with `total_steps` has a rate
+SPEECHBRAIN_SCHEDULERS = "speechbrain.nnet.schedulers"
+TOTAL_STEPS = 10_000  # into which a run is divided for a schedule of torch's with `total_steps`
 
 
 class Validation(NamedTuple):
-    """What a validation came to: the mean loss, and what chooses the best checkpoint.
+    """The result of a validation: the mean loss, and the error that ranks checkpoints.
 
-    error: lower is better; of a metric of which more is better, the negative.
+    error: lower is better; the negative of a metric that is better if higher.
     """
 
     loss: float
@@ -30,20 +30,20 @@ class Validation(NamedTuple):
 
 
 Validations = Sequence[Validation]  # of the run so far
-# The factor of `lr` from the progress of the run, its step and epoch from 1, and its validations.
+# From the progress of the run, its step and epoch (from 1), and its validations to a factor of `lr`
 Schedule = Callable[[float, int, int, Validations], float]
 
 
 def read_schedule(hparams: Mapping[str, Any]) -> Schedule | None:
-    """Return the factor of `lr` that `lr_schedule` gives in a step; None where there is none.
+    """Read `lr_schedule`, which gives a factor of `lr` in each step; None without the knob.
 
-    Raises SbkitError for what is neither a function of progress nor a scheduler that can be called
-    with nothing but the steps and epochs before, as one of others that waits for a metric.
+    Raises ConfigError for neither a function of progress nor a scheduler that needs only the steps
+    and epochs so far. Schedulers of SpeechBrain's and torch's that wait for a metric are refused.
     """
     declared = hparams.get("lr_schedule")
     if declared is None:
         return None
-    why, rate = "", hparams.get("lr")
+    reason, rate = "", hparams.get("lr")
     if hasattr(hparams.get("epoch_counter"), "limit") and (
         _is_rate(rate) or "optimizers" in hparams
     ):
@@ -52,15 +52,15 @@ def read_schedule(hparams: Mapping[str, Any]) -> Schedule | None:
             if 0 <= schedule(0.5, 2, 1, ()) < math.inf:
                 return schedule
         except Exception as error:  # a scheduler that waits for something else fails in any way
-            why = f", which raised {type(error).__name__} ({error})"
-    made = getattr(declared, "func", declared)
-    raise SbkitError(
-        "`lr_schedule` must be a function from the progress of the run, 0 to 1, to a factor of the "
-        "number `lr`, of at least 0, or a scheduler of SpeechBrain's or torch's that sets the rate "
-        "alone and needs no metric, beside an `epoch_counter`, but is a "
-        f"{getattr(made, '__name__', type(made).__name__)}{why}. Correct it, take WarmupCosine, "
-        "TriStage or NewBob of sbkit.train.schedule, or call a scheduler that the recipe steps "
-        "itself by another name, such as `lr_annealing`."
+            reason = f", which raised {type(error).__name__} ({error})"
+    function = getattr(declared, "func", declared)
+    raise ConfigError(
+        "`lr_schedule` must be a function from the progress of the run, 0 to 1, to a factor of "
+        "`lr` of at least 0, or a scheduler of SpeechBrain's or torch's that sets only the rate "
+        "and needs no metric, and `lr` and `epoch_counter` must be set, but is a "
+        f"{getattr(function, '__name__', type(function).__name__)}{reason}. Correct it, use "
+        "WarmupCosine, TriStage or NewBob of sbkit.train.schedule, or give a scheduler that the "
+        "recipe steps itself another name, such as `lr_annealing`."
     )
 
 
@@ -69,10 +69,10 @@ def _is_rate(value: object) -> bool:
 
 
 def _adapt(declared: Any, rate: Any) -> Schedule:
-    """Return a schedule of sbkit's, SpeechBrain's or torch's as a function of the place in a run.
+    """Return a schedule of sbkit's, SpeechBrain's or torch's as a function of the position.
 
     The rates of SpeechBrain's and torch's are divided by `lr`. In step n a scheduler that takes an
-    optimizer has been called n times, or one of torch's n - 1 times; in epoch n one that takes the
+    optimizer has been called n times, one of torch's n - 1 times; in epoch n one that takes the
     epoch has been called after epoch n - 1.
     """
     kind = getattr(declared, "func", declared)
@@ -80,7 +80,7 @@ def _adapt(declared: Any, rate: Any) -> Schedule:
         return _adapt_torch(declared, float(rate))
     if isinstance(declared, NewBob):
         return lambda progress, step, epoch, validations: declared(validations)
-    if type(declared).__module__ != SCHEDULERS:
+    if type(declared).__module__ != SPEECHBRAIN_SCHEDULERS:
         return lambda progress, step, epoch, validations: declared(progress)
     takes = tuple(inspect.signature(declared).parameters)
     if takes == ("current_epoch",):
@@ -94,32 +94,32 @@ def _adapt(declared: Any, rate: Any) -> Schedule:
             return lambda number: scheduler(optimizer)
         return lambda number: scheduler(optimizer, number)
 
-    called = _Called(begin, float(rate))
-    return lambda progress, step, epoch, validations: called.factor(step)
+    stepped = _SteppedScheduler(begin, float(rate))
+    return lambda progress, step, epoch, validations: stepped.factor(step)
 
 
 def _adapt_torch(declared: Any, rate: float) -> Schedule:
-    """Return torch's scheduler over the optimizer's steps; a `total_steps` is the whole run."""
+    """Return torch's scheduler over the optimizer's steps; `total_steps` is the whole run."""
     has_length = "total_steps" in inspect.signature(declared).parameters
-    told = {"total_steps", "epochs", "steps_per_epoch"} & {*getattr(declared, "keywords", ())}
-    if has_length and told:
-        raise TypeError(f"{min(told)} is the length of the run, which sbkit knows: leave it out")
+    lengths = {"total_steps", "epochs", "steps_per_epoch"} & {*getattr(declared, "keywords", ())}
+    if has_length and lengths:
+        raise TypeError(f"{min(lengths)} is the length of the run, which sbkit knows: leave it out")
 
     def begin(optimizer: Optimizer) -> Callable[[int], object]:
-        length = {"total_steps": PARTS} if has_length else {}
+        length = {"total_steps": TOTAL_STEPS} if has_length else {}
         scheduler = declared(optimizer, **length)
         return lambda number: number == 1 or (optimizer.step(), scheduler.step())
 
-    called = _Called(begin, rate)
+    stepped = _SteppedScheduler(begin, rate)
     if has_length:
-        return lambda progress, step, epoch, validations: called.factor(
-            1 + int(progress * (PARTS - 1))
+        return lambda progress, step, epoch, validations: stepped.factor(
+            1 + int(progress * (TOTAL_STEPS - 1))
         )
-    return lambda progress, step, epoch, validations: called.factor(step)
+    return lambda progress, step, epoch, validations: stepped.factor(step)
 
 
 class _Rate(Optimizer):
-    """Have a rate for a scheduler to set, and nothing else, such as a momentum."""
+    """An optimizer with a rate for a scheduler to set, and nothing else, such as a momentum."""
 
     def __init__(self, rate: float) -> None:
         super().__init__([nn.Parameter(torch.zeros(1))], {"lr": rate})
@@ -128,8 +128,8 @@ class _Rate(Optimizer):
         """Do nothing."""
 
 
-class _Called:
-    """Call a scheduler once for every step up to the present one: nothing to save or restore."""
+class _SteppedScheduler:
+    """A scheduler called once for every step up to the present one: nothing to save or restore."""
 
     def __init__(self, begin: Callable[[Optimizer], Callable[[int], object]], rate: float) -> None:
         self._begin, self._rate, self._calls = begin, rate, 0
@@ -147,9 +147,9 @@ class _Called:
 
 
 def set_rate(optimizers: Iterable[Optimizer], factor: float, rate: float | None) -> None:
-    """Set the learning rate of every group: a rate, or else the optimizer's own, times the factor.
+    """Set the learning rate of every group: ``rate``, or the optimizer's own, times the factor.
 
-    A group with an `lr_scale` has that share of it.
+    A group with an `lr_scale` gets that share of it.
     """
     for optimizer in optimizers:
         declared = optimizer.defaults["lr"] if rate is None else rate
@@ -158,9 +158,13 @@ def set_rate(optimizers: Iterable[Optimizer], factor: float, rate: float | None)
 
 
 class WarmupCosine:
-    """Rise in a line over ``warmup_fraction`` of the run, then fall along a half cosine.
+    """Rise linearly over ``warmup_fraction`` of the run, then fall along a half cosine.
 
     Source: Loshchilov and Hutter 2017, without restarts.
+
+    >>> schedule = WarmupCosine(warmup_fraction=0.1)
+    >>> [round(schedule(progress), 2) for progress in (0, 0.05, 0.1, 0.55, 1)]
+    [0.0, 0.5, 1.0, 0.5, 0.0]
     """
 
     RANGES: ClassVar = {"warmup_fraction": SHARE}
@@ -177,11 +181,11 @@ class WarmupCosine:
 
 
 class TriStage:
-    """Rise in a line over ``warmup_fraction`` of the run, hold, then fall exponentially to its end.
+    """Rise linearly over ``warmup_fraction`` of the run, hold, then fall exponentially to its end.
 
     initial_factor, final_factor: of `lr`, in the first step and after the last.
-    Source: Park et al. 2019; the defaults are those of wav2vec 2.0's fine-tuning (Baevski et al.
-    2020). Raises SbkitError where nothing is left to fall in.
+    Source: Park et al. 2019; the defaults come from wav2vec 2.0's fine-tuning (Baevski et al.
+    2020). Raises ConfigError if no share is left for the fall.
     """
 
     RANGES: ClassVar = {
@@ -199,9 +203,9 @@ class TriStage:
     ) -> None:
         self.falls_from = warmup_fraction + hold_fraction
         if self.falls_from >= 1:
-            raise SbkitError(
-                "`warmup_fraction` and `hold_fraction` must leave a share of the run in which the "
-                f"rate falls, but add up to {self.falls_from:g}. Lower one."
+            raise ConfigError(
+                "`warmup_fraction` and `hold_fraction` must leave a share of the run for the rate "
+                f"to fall, but add up to {self.falls_from:g}. Lower one."
             )
         self.warmup_fraction = warmup_fraction
         self.initial_factor, self.final_factor = initial_factor, final_factor
@@ -218,9 +222,9 @@ class TriStage:
 class NewBob:
     """Multiply the rate by ``annealing_factor`` after a validation that was hardly better.
 
-    improvement_threshold: the relative improvement over the validation before that is enough;
-    patient: so many that were hardly better are passed over first; metric: loss, or error, which is
-    what chooses the best checkpoint. The factor follows from the validations of the run so far,
+    improvement_threshold: relative improvement over the validation before that counts as better;
+    patient: the number of validations, hardly better, that are passed over first; metric: loss, or
+    error, which ranks the checkpoints. The factor follows from the validations of the run so far,
     which its checkpoints hold. Source: SpeechBrain's NewBobScheduler.
     """
 
@@ -238,43 +242,40 @@ class NewBob:
         patient: int = 0,
         metric: str = "loss",
     ) -> None:
-        if metric not in Validation._fields:
-            raise SbkitError(
-                f"`metric` of NewBob must be {' or '.join(Validation._fields)}, but is {metric!r}. "
-                "Choose one of the two."
-            )
+        if metric not in ("loss", "error"):
+            raise ConfigError(f"`metric` of NewBob must be loss or error, but is {metric!r}.")
         self.annealing_factor, self.improvement_threshold = annealing_factor, improvement_threshold
         self.patient, self.metric = patient, metric
 
     def __call__(self, validations: Validations) -> float:
         """Return the factor after these validations."""
-        factor, left = 1.0, self.patient
-        values = [getattr(each, self.metric) for each in validations]
+        factor, patience = 1.0, self.patient
+        values = [getattr(validation, self.metric) for validation in validations]
         for before, value in pairwise(values):
             improvement = (before - value) / abs(before) if before else 0.0
             if improvement < self.improvement_threshold:
-                factor *= 1.0 if left else self.annealing_factor
-                left = left - 1 if left else self.patient
+                factor *= 1.0 if patience else self.annealing_factor
+                patience = patience - 1 if patience else self.patient
         return factor
 
 
 def mark_last(
     batches: Iterable[Any], *, count: int | None, done: int
 ) -> Iterator[tuple[Any, bool]]:
-    """Yield each batch and whether it is the last of an epoch of which ``done`` were already seen.
+    """Yield each batch and whether it is the last of its epoch, after ``done`` earlier ones.
 
-    Where the number is not known, one batch is read ahead. That would do everywhere, but a loader
-    that saves its place would be one too far.
+    If the count is not known, one batch is read ahead. That would work everywhere, but a loader
+    that saves its position would then be one batch too far.
     """
     if count is not None:
-        yield from ((batch, number == count) for number, batch in enumerate(batches, done + 1))
+        yield from ((batch, index == count) for index, batch in enumerate(batches, done + 1))
         return
     for batch, following in pairwise(chain(batches, [None])):
         yield batch, following is None
 
 
 def length_of(batches: Any) -> int | None:
-    """Count the batches of a loader, None where it does not know."""
+    """Count the batches of a loader; None if it does not know."""
     try:
         return len(batches)
     except TypeError:
@@ -282,8 +283,8 @@ def length_of(batches: Any) -> int | None:
 
 
 def share_of_steps(done: int, count: int | None, accumulation: int) -> float:
-    """Return how much of an epoch lies before the step of the next micro-batch.
+    """Return the share of an epoch that lies before the step of the next micro-batch.
 
-    In steps: a schedule that counted micro-batches would depend on the accumulation.
+    It counts steps: a schedule that counted micro-batches would depend on the accumulation.
     """
     return (done // accumulation) / -(-count // accumulation) if count else 0.0

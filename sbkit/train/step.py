@@ -26,7 +26,7 @@ from sbkit.models.loss import Loss
 from sbkit.train.ddp import DdpStep, Forward, ForwardLoss, Objective
 from sbkit.train.model_state import MovingAverage, RunningStatistics
 from sbkit.train.nonfinite import NonFiniteRecorder
-from sbkit.train.optimizers import Freezing, clip, step_unless, with_gradient
+from sbkit.train.optimizers import Freezing, clip, parameters_with_gradient, step_unless
 
 ONLY_LOSS = "loss"  # the name of a single loss
 
@@ -141,7 +141,7 @@ class TrainingStep:
         factors = torch.where(self._num_bad > 0, torch.nan, world_size() / labels.clamp(min=1))
         for name, optimizer in optimizers.items():
             factor = factors[self._loss_names.index(name) if len(factors) > 1 else 0]
-            grads = [p.grad for p in with_gradient(optimizer) if p.grad is not None]
+            grads = [p.grad for p in parameters_with_gradient(optimizer) if p.grad is not None]
             if any(grad.is_sparse for grad in grads):
                 raise ConfigError(
                     "Gradients must be dense to be divided and clipped, but those of an embedding "
@@ -162,7 +162,9 @@ class TrainingStep:
         # Optimizers without a gradient are left out: a GradScaler refuses them, and torch returns
         # the norm of no gradient on the CPU, whatever the device.
         stepping = [
-            optimizer for optimizer in optimizers if any(True for _ in with_gradient(optimizer))
+            optimizer
+            for optimizer in optimizers
+            if any(True for _ in parameters_with_gradient(optimizer))
         ]
         for optimizer in stepping:
             scaler.unscale_(optimizer)

@@ -12,7 +12,7 @@ from sbkit.base.errors import BAD_INPUT
 from sbkit.logs.progress import Progress
 from sbkit.logs.run_log import read_log
 from sbkit.models.loss import Loss
-from sbkit.train.metrics import ZERO, Meter, MetricTotals, TrainingMetrics
+from sbkit.train.metrics import NO_TOTALS, Meter, MetricTotals, TrainingMetrics
 
 CPU = torch.device("cpu")
 
@@ -54,14 +54,16 @@ def test_waiting_for_a_batch_is_told_from_work(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_readings_add_up() -> None:
-    total = ZERO + MetricTotals(6.0, 3.0, 10.0, 2.0, 0.5) + MetricTotals(2.0, 1.0, 20.0, 4.0, 1.0)
+    total = (
+        NO_TOTALS + MetricTotals(6.0, 3.0, 10.0, 2.0, 0.5) + MetricTotals(2.0, 1.0, 20.0, 4.0, 1.0)
+    )
     assert total == MetricTotals(8.0, 4.0, 30.0, 6.0, 1.5)
     assert (total.loss, total.rtfx, total.waiting) == (2.0, 5.0, 0.25)
 
 
 def test_nothing_has_no_loss_and_no_speed() -> None:
-    assert math.isnan(ZERO.loss)
-    assert (ZERO.rtfx, ZERO.waiting) == (0.0, 0.0)
+    assert math.isnan(NO_TOTALS.loss)
+    assert (NO_TOTALS.rtfx, NO_TOTALS.waiting) == (0.0, 0.0)
 
 
 def opened(
@@ -92,6 +94,6 @@ def test_the_others_leave_in_silence() -> None:
         patch("sbkit.distributed.ranks.gather_over_ranks", lambda mine: [True, mine]),
         pytest.raises(SystemExit) as left,
     ):
-        metrics.log_step(1, 10, ZERO, rate=0.1, live=False)
+        metrics.log_step(1, 10, NO_TOTALS, rate=0.1, live=False)
     assert left.value.code == BAD_INPUT
     metrics.close()

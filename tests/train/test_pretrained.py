@@ -186,7 +186,9 @@ def test_a_resolved_yaml_needs_the_same_folder(pretrained: Path, tmp_path: Path)
     again = Run(tmp_path / "resolved.yaml", {})
     assert again.knobs == run.knobs
     other = make_folder(tmp_path / "tiny", **FRAMES, do_stable_layer_norm=True)
-    with pytest.raises(SbkitError, match="`encoder_config` must be null or agree with `pretrained`"):
+    with pytest.raises(
+        SbkitError, match="`encoder_config` must be null or agree with `pretrained`"
+    ):
         Run(tmp_path / "resolved.yaml", {"pretrained": str(other)})
 
 

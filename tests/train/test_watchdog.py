@@ -15,7 +15,7 @@ import sys, time
 from pathlib import Path
 from sbkit.train import watchdog
 
-watchdog.TICK, watchdog.REPORT_SECONDS, watchdog.world_size = 0.05, 0.1, lambda: 2
+watchdog.TICK_SECONDS, watchdog.REPORT_SECONDS, watchdog.world_size = 0.05, 0.1, lambda: 2
 with watchdog.Watchdog(Path(sys.argv[1]), stall_seconds=0.5) as running:
     for step in range(10):
         running.ping("step", step, [f"clip{number}" for number in range(9)])
@@ -42,7 +42,7 @@ import os, signal, sys, time
 from pathlib import Path
 from sbkit.train import watchdog
 
-watchdog.TICK, watchdog.REPORT_SECONDS = 0.05, 0.1
+watchdog.TICK_SECONDS, watchdog.REPORT_SECONDS = 0.05, 0.1
 with watchdog.Watchdog(Path(sys.argv[1]), stall_seconds=0.5) as running:
     for step in range(30):
         running.ping("step", step)
@@ -71,7 +71,7 @@ def test_a_sign_of_life_goes_with_the_run(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / NOTE).touch()  # of a run before
     (folder / "rank-0").write_text("in valid after step 12")
-    with patch("sbkit.train.watchdog.TICK", 0.02), Watchdog(tmp_path, stall_seconds=60):
+    with patch("sbkit.train.watchdog.TICK_SECONDS", 0.02), Watchdog(tmp_path, stall_seconds=60):
         while not (folder / "rank-0").exists() or (folder / "rank-0").read_text() != "in start":
             time.sleep(0.02)
     assert not folder.exists()
