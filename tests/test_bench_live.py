@@ -14,7 +14,7 @@ from tests.runtime.bundles import make_live_run
 from tools import bench_live
 
 
-def test_delays_and_what_was_taken_back() -> None:
+def test_bench_live_counts_delays_and_taken_back_words() -> None:
     words = Word("a", 0.0, 0.3), Word("fox", 0.4, 0.9)
     final = Final(seconds=2.0, text="a fox", start=0.0, end=2.0, words=words)
     results = bench_live.Measurements()
@@ -30,7 +30,7 @@ def test_delays_and_what_was_taken_back() -> None:
     assert results.endpoints == pytest.approx([1.2])
 
 
-def test_the_table_and_the_plot(
+def test_bench_live_writes_a_table_and_a_plot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / "cache"))

@@ -21,7 +21,7 @@ IGNORED = shutil.ignore_patterns("__pycache__")
 HEAVY = ("torch", "speechbrain", "datasets", "tensorboard", "matplotlib")
 
 
-def test_the_pins_of_a_server_are_those_of_setup_cfg() -> None:
+def test_server_pins_equal_those_of_setup_cfg() -> None:
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
     extras = setup["options.extras_require"]
@@ -58,7 +58,9 @@ def copy_source(folder: Path) -> Path:
 
 
 @pytest.mark.slow(40)
-def test_a_server_transcribes_without_torch(exported: Path, tmp_path: Path) -> None:
+def test_server_install_transcribes_and_serves_without_torch(
+    exported: Path, tmp_path: Path
+) -> None:
     noise = np.random.default_rng(0).normal(0, 0.1, 44_100)
     soundfile.write(tmp_path / "talk.flac", noise, 44_100)
     source = copy_source(tmp_path / "source")

@@ -20,7 +20,7 @@ from tests.streaming.streaming_tones import streaming_tones
 from tools import talk
 
 
-def test_an_echo_says_what_was_said_and_how_long_each_stage_took(
+def test_talk_echoes_and_prints_the_trace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recognizer, tokenizer, _ = streaming_tones(tmp_path)
@@ -47,7 +47,7 @@ def test_an_echo_says_what_was_said_and_how_long_each_stage_took(
     assert re.fullmatch(stages, trace)
 
 
-def test_a_voice_of_ones_own_needs_no_espeak(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_talk_with_a_voice_needs_no_espeak(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(StreamingRecognizer, "load", nullcontext)
     monkeypatch.setattr(sys, "argv", ["talk", "my-live-model", "--voice", "no-such-voice"])

@@ -46,7 +46,7 @@ def live(*arguments: object) -> int:
     return run(["transcribe", "model", "--live", *map(str, arguments)])
 
 
-def test_final_text_is_printed_and_text_so_far_beside_it(talk: Path, capsys: Captured) -> None:
+def test_listen_prints_final_and_partial_text(talk: Path, capsys: Captured) -> None:
     assert live(talk) == 0
     text = capsys.readouterr()
     assert text.out == "the dog\na quick fox\n"
@@ -69,7 +69,7 @@ def piped(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=pipe))
 
 
-def test_standard_input_is_taken_as_it_is_piped(
+def test_listen_reads_standard_input(
     talk: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     samples, _ = soundfile.read(talk, dtype="int16")
@@ -93,7 +93,7 @@ def test_standard_input_is_taken_as_it_is_piped(
         live("-")
 
 
-def test_a_file_is_paced_in_real_time(talk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_audio_blocks_paces_a_file(talk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
 
@@ -107,7 +107,7 @@ def test_a_file_is_paced_in_real_time(talk: Path, monkeypatch: pytest.MonkeyPatc
     assert max(size for size, _ in come) < RATE / 5
 
 
-def test_a_terminal_has_one_line_of_text_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_display_keeps_partial_text_on_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setenv("COLUMNS", "10")
     show = Display(as_json=False, quiet=False, partial=terminal)
@@ -117,7 +117,7 @@ def test_a_terminal_has_one_line_of_text_so_far(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_a_pipe_gets_each_event_at_once(as_json: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_display_flushes_each_event(as_json: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(pipe))
     show = Display(as_json=as_json, quiet=False, partial=io.StringIO())
@@ -135,14 +135,16 @@ def test_a_pipe_gets_each_event_at_once(as_json: bool, monkeypatch: pytest.Monke
         (["gone.wav"], "does not exist"),
     ],
 )
-def test_what_does_not_fit_is_refused(arguments: Sequence[str], match: str, talk: Path) -> None:
+def test_listen_refuses_unsupported_options(
+    arguments: Sequence[str], match: str, talk: Path
+) -> None:
     with pytest.raises(SbkitError, match=match):
         live(*arguments)
     with pytest.raises(SbkitError, match="`--pace` needs --live"):
         run(["transcribe", "model", "a.wav", "--pace", "1"])
 
 
-def test_a_bundle_transcribes_live_what_it_transcribes_of_the_whole_clip(
+def test_streaming_bundle_equals_its_whole_clip_transcripts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     export_run(make_live_run(tmp_path / "run"), tmp_path / "my-live-model")
@@ -154,7 +156,7 @@ def test_a_bundle_transcribes_live_what_it_transcribes_of_the_whole_clip(
     with StreamingRecognizer.load(tmp_path / "my-live-model") as recognizer:
         for clip, transcript in zip(clips, expected, strict=True):
             session = Session(recognizer)
-            events = [event for piece in np.array_split(clip, 7) for event in session.push(piece)]
+            events = [event for block in np.array_split(clip, 7) for event in session.push(block)]
             finals = [event for event in [*events, *session.finish()] if isinstance(event, Final)]
             assert "".join(final.text for final in finals) == transcript.text
             assert [word for final in finals for word in final.words] == [*transcript.words]
@@ -179,7 +181,7 @@ class Beep:
         return [np.full(400, 0.1, np.float32)] * 2
 
 
-def test_a_bundle_of_whole_clips_is_refused(tmp_path: Path) -> None:
+def test_listen_refuses_a_whole_clip_bundle(tmp_path: Path) -> None:
     bundle = make_bundle(tmp_path)
     with pytest.raises(SbkitError, match="This one, run by torch, only takes whole clips"):
         run(["transcribe", str(bundle), "--live", "a.wav", "--quiet"])

@@ -43,7 +43,7 @@ def names(*arguments: str) -> list[str]:
         return [*map(str, files)]
 
 
-def test_files_folders_and_patterns(talks: Path) -> None:
+def test_find_audio_lists_files_folders_and_patterns(talks: Path) -> None:
     (talks / "talks/._a.wav").touch()
     assert names("talks") == ["talks/a.wav", "talks/b.flac", "talks/old/c.mp3"]
     assert names("talks/*.txt", "talks/a.wav") == ["talks/notes.txt", "talks/a.wav"]
@@ -59,7 +59,9 @@ def test_files_folders_and_patterns(talks: Path) -> None:
             names(nothing)
 
 
-def test_standard_input(talks: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+def test_transcribe_reads_standard_input(
+    talks: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
     content = io.BytesIO((talks / "talks/b.flac").read_bytes())
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=content))
     monkeypatch.setattr(tempfile, "tempdir", str(talks))
@@ -68,7 +70,7 @@ def test_standard_input(talks: Path, monkeypatch: pytest.MonkeyPatch, capsys: Ca
     assert not list(talks.glob("tmp*"))
 
 
-def test_raw_samples_are_taken_at_the_rate_that_is_given(
+def test_transcribe_reads_raw_samples(
     talks: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     samples, _ = soundfile.read(talks / "talks/b.flac", dtype="int16")
@@ -85,9 +87,7 @@ def test_raw_samples_are_taken_at_the_rate_that_is_given(
     assert capsys.readouterr().out == "the dog\n"
 
 
-def test_all_that_can_be_is_printed_and_the_code_tells_of_the_rest(
-    talks: Path, capsys: Captured
-) -> None:
+def test_transcribe_prints_good_files_and_reports_bad_ones(talks: Path, capsys: Captured) -> None:
     assert run(["transcribe", "model", "talks/a.wav"]) == 0
     out, error = capsys.readouterr()
     assert (out, error) == ("a fox\n", "running on tones, cpu, fp32\n")
@@ -106,7 +106,7 @@ def test_all_that_can_be_is_printed_and_the_code_tells_of_the_rest(
         run(["transcribe", "model", *files, "--errors", "none/errors"])
 
 
-def test_a_terminal_shows_how_much_is_done_unless_it_shall_be_quiet(
+def test_transcribe_shows_progress_unless_quiet(
     talks: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for more, says in (([], True), (["--quiet"], False)):
@@ -119,7 +119,7 @@ def test_a_terminal_shows_how_much_is_done_unless_it_shall_be_quiet(
         assert ("running on" in terminal.getvalue()) is says
 
 
-def test_json_has_the_words_and_what_it_ran_on(talks: Path, capsys: Captured) -> None:
+def test_transcribe_json_has_words_and_effective(talks: Path, capsys: Captured) -> None:
     (talks / "talks/a.wav").rename("größe.wav")
     assert run(["transcribe", "model", "größe.wav", "--format", "json"]) == 0
     line = capsys.readouterr().out
@@ -141,7 +141,7 @@ def fields(value: Any, name: str = "") -> Iterator[str]:
             yield from fields(element, below)
 
 
-def test_every_field_of_json_is_in_the_readme(talks: Path, capsys: Captured) -> None:
+def test_readme_lists_every_field_of_json(talks: Path, capsys: Captured) -> None:
     assert run(["transcribe", "model", "talks", "--format", "json"]) == 0
     result = [{*fields(json.loads(line))} for line in capsys.readouterr().out.splitlines()]
     sure = fields({"words": Word("a", 0, 1, confidence=0.5).plain()})
@@ -153,7 +153,7 @@ def test_every_field_of_json_is_in_the_readme(talks: Path, capsys: Captured) -> 
     assert result == 3 * result[:1]
 
 
-def test_each_gets_a_file_of_its_own(talks: Path, capsys: Captured) -> None:
+def test_transcribe_out_writes_a_file_per_recording(talks: Path, capsys: Captured) -> None:
     for kind in ("srt", "vtt", "tsv", "text", "txt", "json"):
         assert run(["transcribe", "model", "talks", "--format", kind, "--out", kind]) == 0
         assert sorted(file.name for file in (talks / kind).iterdir()) == [
@@ -173,6 +173,6 @@ def test_each_gets_a_file_of_its_own(talks: Path, capsys: Captured) -> None:
     ],
 )
 @pytest.mark.usefixtures("talks")
-def test_what_cannot_be_written_is_told_first(arguments: list[str], says: str) -> None:
+def test_transcribe_checks_its_output_first(arguments: list[str], says: str) -> None:
     with pytest.raises(SbkitError, match=says):
         run(["transcribe", "model", *arguments])

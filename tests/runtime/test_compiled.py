@@ -48,7 +48,9 @@ def graphs() -> int:
     return int(counters["stats"]["unique_graphs"])
 
 
-def test_nothing_is_compiled_after_the_warm_up_and_the_answers_are_the_same(bundle: Path) -> None:
+def test_compiled_model_compiles_nothing_after_its_warm_up_and_gives_the_same_output(
+    bundle: Path,
+) -> None:
     before = graphs()
     model = compiled(bundle)
     warm = graphs()
@@ -61,14 +63,14 @@ def test_nothing_is_compiled_after_the_warm_up_and_the_answers_are_the_same(bund
     assert graphs() == warm
 
 
-def test_a_shape_that_was_not_compiled_is_an_error(bundle: Path) -> None:
+def test_compiled_model_refuses_a_clip_longer_than_its_table(bundle: Path) -> None:
     model = compiled(bundle)
     with pytest.raises(RuntimeError, match="fail_on_recompile"):
         model.encode(noise(1.7))
     assert len(model.encode(noise(0.7))) == 1
 
 
-def test_a_batch_is_one_step_of_cuda_graphs_and_only_its_blocks_are_compiled(
+def test_compiled_batch_is_one_cuda_graph_step_and_compiles_only_blocks(
     bundle: Path,
 ) -> None:
     """In a step of its own, a block's graph may overwrite what the one before left as its input.
@@ -147,7 +149,7 @@ print("the same", flush=True)
 
 
 @pytest.mark.slow(30)
-def test_a_real_compiler_gives_the_same(bundle: Path) -> None:
+def test_inductor_gives_the_same_output(bundle: Path) -> None:
     done = processes.run(["-c", REAL, bundle], timeout=500)
     assert "the same" in done.stdout, done.stderr
 
@@ -172,7 +174,7 @@ print("survived")
 """
 
 
-def test_a_thread_that_traced_may_end() -> None:
+def test_device_guard_survives_the_thread_that_traced() -> None:
     """Without the keeper this ended in a segmentation fault, three times out of three."""
     done = processes.run(["-c", TRACED_BY_A_THREAD_THAT_ENDS])
     assert (done.returncode, done.stdout) == (0, "survived\n"), done.stderr

@@ -13,7 +13,8 @@ import torch
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.bundle.protocols import Effective, Encoded
-from sbkit.runtime.model import ModelThread, require_effective, run_batches
+from sbkit.runtime.model import ModelThread, Shapes, require_effective, round_up, run_batches
+from sbkit.runtime.runtimes import open_model
 from sbkit.runtime.torch_model import load_bundle
 from sbkit.runtime.transcriber import Transcriber
 from tests.runtime.bundles import make_bundle
@@ -34,7 +35,7 @@ class Named(ToneModel):
         return []
 
 
-def test_every_call_is_in_the_thread_that_made_the_model() -> None:
+def test_model_thread_makes_and_calls_the_model_in_one_thread() -> None:
     thread = ModelThread(Named)
     with ThreadPoolExecutor(8) as callers:
         list(callers.map(lambda _: thread.encode([]), range(50)))
@@ -42,7 +43,7 @@ def test_every_call_is_in_the_thread_that_made_the_model() -> None:
     assert one != threading.get_ident()
 
 
-def test_errors_come_back_and_the_thread_goes_on() -> None:
+def test_model_thread_survives_errors() -> None:
     thread = ModelThread(Named)
     with pytest.raises(ZeroDivisionError):
         thread.call(lambda _: 1 // 0)
@@ -50,7 +51,7 @@ def test_errors_come_back_and_the_thread_goes_on() -> None:
     thread.close()
 
 
-def test_a_model_that_cannot_be_made_leaves_no_thread() -> None:
+def test_model_thread_ends_when_the_model_cannot_be_made() -> None:
     def fail() -> Named:
         raise SbkitError("x must be y")
 
@@ -60,7 +61,7 @@ def test_a_model_that_cannot_be_made_leaves_no_thread() -> None:
     assert threading.active_count() == before
 
 
-def test_32_threads_with_20_clips_transcribe_as_one_does(tmp_path: Path) -> None:
+def test_transcriber_gives_32_threads_the_texts_of_one(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     clips: list[Samples] = [
         random.integers(-9000, 9000, random.integers(800, 12_000)).astype(np.int16)
@@ -79,7 +80,7 @@ def test_32_threads_with_20_clips_transcribe_as_one_does(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("device", "precision"), [("cuda:0", "fp32"), ("cpu", "bf16")])
-def test_what_runs_otherwise_than_asked_is_refused(device: str, precision: str) -> None:
+def test_require_effective_refuses_another_device_or_precision(device: str, precision: str) -> None:
     effective = Effective(runtime="torch", device="cpu", precision="fp32")
     with pytest.raises(SbkitError, match="was asked for, but the model runs with cpu|fp32"):
         require_effective(effective, device=device, precision=precision)
@@ -97,7 +98,7 @@ def clips(*seconds: float) -> list[Samples]:
     ]
 
 
-def test_two_batches_are_run_at_once_and_come_back_in_order() -> None:
+def test_run_batches_runs_two_in_parallel_and_keeps_their_order() -> None:
     barrier = threading.Barrier(2, timeout=60)
 
     def encode(batch: Sequence[Samples]) -> list[Encoded]:
@@ -108,7 +109,7 @@ def test_two_batches_are_run_at_once_and_come_back_in_order() -> None:
     assert (len(one), len(two)) == (1, 2)
 
 
-def test_threads_encode_as_one_does_and_leave_torch_its_threads(
+def test_encode_batches_equals_encode_and_restores_torch_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = load_bundle(make_bundle(tmp_path)).model
@@ -136,3 +137,30 @@ def test_threads_encode_as_one_does_and_leave_torch_its_threads(
     for expected, effective in zip(alone, together, strict=True):
         for one, other in zip(expected, effective, strict=True):
             np.testing.assert_allclose(other.log_probs, one.log_probs, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("fewest", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(5))
+def test_shapes_batches_fit_the_table(seed: int, fewest: int) -> None:
+    table, random = Shapes.table(RATE, batch_seconds=10.0), np.random.default_rng(seed)
+    lengths = random.integers(1, 30 * RATE, random.integers(1, 60)).tolist()
+    batches = list(table.batches(lengths, min_batches=fewest))
+    assert sorted(place for batch in batches for place in batch) == [*range(len(lengths))]
+    assert len(batches) >= min(fewest, len(lengths))
+    pairs = table.pairs()
+    for batch in batches:
+        padded = {round_up(lengths[place], table.lengths) for place in batch}
+        assert len(padded) == 1
+        assert (len(batch), *padded) in pairs
+
+
+def test_padding_to_the_table_changes_no_output(tmp_path: Path) -> None:
+    thread = open_model(make_bundle(tmp_path), device="cpu").model
+    random = np.random.default_rng(0)
+    clips = [random.integers(-9000, 9000, samples).astype(np.int16) for samples in (8000, 9000)]
+    before = thread.encode(clips)
+    thread.warm_up(Shapes.table(RATE, batch_seconds=2.0, clips=(1, 2), seconds=(0.5, 1.0)))
+    for one, other in zip(before, thread.encode(clips), strict=True):
+        np.testing.assert_allclose(one.log_probs, other.log_probs, atol=1e-4)
+    assert thread.call(lambda model: model.padded_lengths) == (8000, 16_000)
+    thread.close()

@@ -35,7 +35,7 @@ def content() -> bytes:
     return bytes(model.SerializeToString())
 
 
-def test_audio_of_both_scales_and_too_short_is_the_same() -> None:
+def test_onnx_model_takes_both_scales_and_short_audio() -> None:
     model = OnnxModel(content())
     samples = np.array([[16384, -32768, 8192]], np.int16)
     expected = [[0.5, -1.0, 0.25, 0.0]]
@@ -44,7 +44,7 @@ def test_audio_of_both_scales_and_too_short_is_the_same() -> None:
         assert result.log_probs.tolist() == expected and result.lengths.tolist() == [3]
 
 
-def test_chunks_of_one_batch_are_run_with_the_states_of_their_sessions() -> None:
+def test_onnx_streaming_model_batches_chunks_with_their_own_states() -> None:
     model = onnx.parser.parse_model(
         """
         <ir_version: 10, opset_import: ["": 18],
@@ -64,7 +64,7 @@ def test_chunks_of_one_batch_are_run_with_the_states_of_their_sessions() -> None
     assert stream.chunks == ChunkSizes(step=2, window=3, shortest=1)
 
 
-def test_a_gpu_is_given_its_libraries_and_multiplies_float32_whole(
+def test_onnx_model_preloads_cuda_and_disables_tf32(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The libraries of CUDA's wheels are found by torch alone, which this runtime does without."""
@@ -98,13 +98,13 @@ class Fusing(onnxruntime.InferenceSession):  # type: ignore[misc]
         return [on(CUDA, "MatMul"), on(CPU, "FusedConv")]
 
 
-def test_a_fused_node_on_the_cpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_onnx_model_refuses_a_fused_node_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onnxruntime, "InferenceSession", Fusing)
     with pytest.raises(SbkitError, match=r"all 2 .* but runs 1 \(1 by CPUExecutionProvider\)"):
         OnnxModel(content(), device="cuda")
 
 
-def test_a_server_imports_nothing_heavy() -> None:
+def test_onnx_model_imports_no_torch() -> None:
     """`tools/runtime.txt` names all that a server has installed."""
     code = (
         "import sys, sbkit; sbkit.Transcriber; import sbkit.runtime.onnx_model;"

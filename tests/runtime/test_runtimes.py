@@ -94,7 +94,7 @@ def effective(bundle: Path, **options: str) -> Any:
     return model.effective
 
 
-def test_a_provider_that_is_listed_and_does_not_run_is_an_error(
+def test_open_model_refuses_a_provider_that_runs_no_node(
     bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in(monkeypatch)
@@ -106,9 +106,7 @@ def test_a_provider_that_is_listed_and_does_not_run_is_an_error(
     assert dict(effective(bundle).nodes) == {CUDA: 2}
 
 
-def test_the_gpu_of_that_number_runs_it_or_it_is_an_error(
-    bundle: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_open_model_reads_back_the_gpu_index(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(monkeypatch)
     monkeypatch.setattr(StandInSession, "ran_by", CUDA)
     for device, result in (("auto", "cuda:0"), ("cuda", "cuda:0"), ("cuda:1", "cuda:1")):
@@ -118,7 +116,7 @@ def test_the_gpu_of_that_number_runs_it_or_it_is_an_error(
         effective(bundle, device="cuda:1")
 
 
-def test_the_precision_is_that_of_the_nodes_and_not_of_the_name(
+def test_open_model_reads_back_the_precision_of_nodes(
     bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in(monkeypatch)
@@ -144,7 +142,7 @@ def test_the_precision_is_that_of_the_nodes_and_not_of_the_name(
         ({"providers": [CPU]}, "there is no onnxruntime with CUDA, or another wheel hides it"),
     ],
 )
-def test_the_cause_is_named_and_auto_takes_the_cpu(
+def test_missing_cuda_is_explained_and_auto_takes_the_cpu(
     here: dict[str, Any], cause: str, bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in(monkeypatch, **here)
@@ -156,9 +154,7 @@ def test_the_cause_is_named_and_auto_takes_the_cpu(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_torch_without_a_gpu_names_the_cause_too(
-    bundle: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_cuda_is_explained_for_torch(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtimes, "has_driver", lambda: False)
     with pytest.raises(SbkitError, match="GPU that torch can use, but there is no NVIDIA driver"):
         open_model(bundle, device="cuda")
@@ -175,7 +171,7 @@ def test_torch_without_a_gpu_names_the_cause_too(
         ({"compile": "default"}, "compiles nothing"),
     ],
 )
-def test_what_onnx_cannot_be_asked_for(
+def test_open_model_refuses_unsupported_options_of_onnx(
     options: dict[str, str], says: str, bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in(monkeypatch)
@@ -183,7 +179,7 @@ def test_what_onnx_cannot_be_asked_for(
         effective(bundle, **options)
 
 
-def test_help_and_errors_have_one_list_of_precisions(
+def test_precisions_are_the_same_in_help_and_errors(
     bundle: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     supported = "torch: fp32, bf16, fp16; onnx: fp32, int8"
@@ -197,7 +193,7 @@ def test_help_and_errors_have_one_list_of_precisions(
     assert supported in " ".join(capsys.readouterr().out.split())
 
 
-def test_an_onnx_model_of_other_weights_is_refused(
+def test_open_model_refuses_an_onnx_model_of_other_weights(
     bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in(monkeypatch)
@@ -207,7 +203,7 @@ def test_an_onnx_model_of_other_weights_is_refused(
         effective(bundle, device="cpu")
 
 
-def test_the_doctor_tells_what_is_here_and_what_each_format_runs_on(
+def test_doctor_lists_packages_and_what_each_format_runs_on(
     bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stand_in(monkeypatch, driver=False)
@@ -223,7 +219,7 @@ def test_the_doctor_tells_what_is_here_and_what_each_format_runs_on(
     assert "is not what was written" in capsys.readouterr().out
 
 
-def test_without_torch_the_other_runtime_is_named(bundle: Path) -> None:
+def test_transcribe_without_torch_names_onnx(bundle: Path) -> None:
     code = (
         "import sys; sys.modules['torch'] = None\n"
         "from sbkit.commands.cli import main, run\n"

@@ -15,7 +15,7 @@ from sbkit.runtime.segments import (
     find_gap,
 )
 from sbkit.runtime.voice_detector import VoiceDetector
-from tests.runtime.told_frames import ToldFrames, is_speech, tell
+from tests.runtime.scripted_speech import ScriptedSpeech, is_speech, script
 
 RATE = 16_000
 
@@ -33,33 +33,37 @@ def cut(*parts: Samples, block: float = 60.0, multiple: int = 640) -> list[Segme
 
 @pytest.mark.parametrize("seconds", [0.0, 0.1, 29.9, 30.0, 30.1, 61.0, 200.3])
 @pytest.mark.parametrize("level", [0, 3000])
-def test_pieces_join_to_the_whole_and_none_is_too_long(seconds: float, level: int) -> None:
+def test_segments_cover_the_audio_and_none_is_too_long(seconds: float, level: int) -> None:
     audio = noise(seconds, level)
-    pieces = cut(audio)
-    assert all(len(piece.samples) <= MAX_SEGMENT_SECONDS * RATE for piece in pieces)
-    assert [piece.start for piece in pieces[1:]] == [piece.next_start for piece in pieces[:-1]]
-    assert [piece.overlap > 0 for piece in pieces] == [level > 0] * (len(pieces) - 1) + [False]
-    unique = [piece.samples[: piece.next_start - piece.start] for piece in pieces]
+    segments = cut(audio)
+    assert all(len(segment.samples) <= MAX_SEGMENT_SECONDS * RATE for segment in segments)
+    assert [segment.start for segment in segments[1:]] == [
+        segment.next_start for segment in segments[:-1]
+    ]
+    assert [segment.overlap > 0 for segment in segments] == [level > 0] * (len(segments) - 1) + [
+        False
+    ]
+    unique = [segment.samples[: segment.next_start - segment.start] for segment in segments]
     assert np.array_equal(np.concatenate(unique), audio)
 
 
-def test_without_a_pause_two_pieces_share_whole_frames() -> None:
-    pieces = cut(noise(100))
-    assert len(pieces) == len([*Segmenter(RATE).split([noise(100)])]) == 4
-    for one, two in pairwise(pieces):
+def test_segments_without_a_pause_share_whole_frames() -> None:
+    segments = cut(noise(100))
+    assert len(segments) == len([*Segmenter(RATE).split([noise(100)])]) == 4
+    for one, two in pairwise(segments):
         assert (two.start - one.start) % 640 == 0
         assert one.overlap / RATE == pytest.approx(OVERLAP_SECONDS, abs=0.1)
         assert np.array_equal(one.samples[-one.overlap :], two.samples[: one.overlap])
 
 
-def test_a_piece_holds_all_that_it_shares_with_the_one_before() -> None:
+def test_segment_is_longer_than_its_overlap_with_the_previous_one() -> None:
     """What is a pause beside loud speech was none beside what came before it."""
     quiet, click = noise(26.3, 100), noise(0.2, 20_000)
     one, two, *_ = cut(quiet, click, noise(1.5, 100), click, noise(1.8, 100), noise(40, 20_000))
     assert 0 < one.overlap < len(two.samples)
 
 
-def test_a_long_pause_ends_a_sentence_and_a_short_one_only_a_long_piece() -> None:
+def test_long_pause_ends_any_segment_and_short_pause_a_long_one() -> None:
     words, breath, pause = noise(4), noise(0.3, 10), noise(0.8, 10)
     short = cut(words, breath, words, pause, words)
     assert [round(len(segment.samples) / RATE, 1) for segment in short] == [8.7, 4.4]
@@ -72,22 +76,22 @@ def test_a_long_pause_ends_a_sentence_and_a_short_one_only_a_long_piece() -> Non
     assert edges == pytest.approx([4.15] * len(edges), abs=0.15)
 
 
-def test_a_short_piece_waits_for_more() -> None:
+def test_segment_has_a_minimum_length() -> None:
     first, second = cut(noise(0.4), noise(0.8, 10), noise(3), noise(0.8, 10), noise(3))
     assert len(first.samples) > 4 * RATE
     assert second.overlap == 0
 
 
 @pytest.mark.parametrize("block", [0.01, 1.0, 7.3, 100.0])
-def test_the_size_of_blocks_changes_nothing(block: float) -> None:
+def test_segments_do_not_depend_on_block_size(block: float) -> None:
     parts = [noise(13), noise(0.6, 10), noise(40), noise(0.3, 10), noise(5)]
-    pieces, expected = cut(*parts, block=block), cut(*parts)
-    assert [(piece.start, len(piece.samples), piece.overlap) for piece in pieces] == [
+    segments, expected = cut(*parts, block=block), cut(*parts)
+    assert [(segment.start, len(segment.samples), segment.overlap) for segment in segments] == [
         (segment.start, len(segment.samples), segment.overlap) for segment in expected
     ]
 
 
-def test_noise_that_is_not_far_below_speech_is_a_pause_still() -> None:
+def test_pause_may_have_noise_20_db_below_speech() -> None:
     (first, _) = cut(noise(5, 3000), noise(1, 300), noise(5, 3000))  # 20 dB
     assert len(first.samples) / RATE == pytest.approx(5.5, abs=0.1)
 
@@ -101,7 +105,7 @@ def test_noise_that_is_not_far_below_speech_is_a_pause_still() -> None:
         (range(24, 40), 32),
     ],
 )
-def test_an_overlap_is_cut_in_the_longest_gap_of_its_middle_half(
+def test_find_gap_is_the_longest_in_the_middle_half_of_the_overlap(
     silent: Sequence[int], expected: int
 ) -> None:
     """The last 16 of 40 frames are shared, and 28 to 35 are the middle half of these."""
@@ -112,10 +116,10 @@ def test_an_overlap_is_cut_in_the_longest_gap_of_its_middle_half(
 
 
 @pytest.mark.parametrize("block", [0.01, 0.7, 7.3, 100.0])
-def test_a_detector_finds_the_pauses_that_loudness_does_not_tell(block: float) -> None:
+def test_segmenter_takes_pauses_from_a_detector(block: float) -> None:
     runs = [(seconds, 0.3 + 0.6 * spoken) for seconds, spoken in is_speech(0.5, 4, 1, 5, 0.1, 9, 2)]
-    audio, size = tell(*runs), round(block * RATE)
+    audio, size = script(*runs), round(block * RATE)
     blocks = [audio[start : start + size] for start in range(0, len(audio), size)]
-    cutter = Segmenter(RATE, 640, detector=VoiceDetector(ToldFrames()))
+    cutter = Segmenter(RATE, 640, detector=VoiceDetector(ScriptedSpeech()))
     assert [len(segment.samples) / RATE for segment in cutter.split(blocks)] == [5.0, 16.6]
     assert len(list(Segmenter(RATE, 640).split(blocks))) == 1

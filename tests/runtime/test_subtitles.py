@@ -20,7 +20,7 @@ def evenly(count: int, word_seconds: float, text: str = "word") -> list[Word]:
 @pytest.mark.parametrize(
     ("count", "word_seconds"), [(1, 0.3), (60, 0.02), (60, 0.2), (60, 0.7), (5, 8.0)]
 )
-def test_no_word_is_lost_and_no_cue_too_large(count: int, word_seconds: float) -> None:
+def test_subtitles_lose_no_word_and_keep_their_limits(count: int, word_seconds: float) -> None:
     words = evenly(count, word_seconds, "transcription")
     groups = list(cues(words))
     assert [word for cue in groups for word in cue] == words
@@ -38,12 +38,12 @@ def test_no_word_is_lost_and_no_cue_too_large(count: int, word_seconds: float) -
         assert all(len(line) <= 42 for line in lines)
 
 
-def test_a_pause_begins_a_cue() -> None:
+def test_subtitles_begin_after_a_pause() -> None:
     words = spoken(("one", 0.0, 0.5), ("two", 0.9, 1.2), ("three", 2.5, 3.0))
     assert [[word.text for word in cue] for cue in cues(words)] == [["one", "two"], ["three"]]
 
 
-def test_a_sentence_without_spaces_is_shown_as_it_is_said() -> None:
+def test_subtitles_split_a_sentence_without_spaces_in_time() -> None:
     text = "".join(map(chr, range(0x4E00, 0x4E00 + 120)))
     lines = [*subtitles([Word(text, 1.0, 25.0)])]
     assert "".join(line for result in lines for line in result.lines) == text
@@ -52,7 +52,7 @@ def test_a_sentence_without_spaces_is_shown_as_it_is_said() -> None:
     assert all(result.end - result.start <= 7.0 and len(result.lines) <= 2 for result in lines)
 
 
-def test_subrip_webvtt_and_tables() -> None:
+def test_srt_vtt_and_tsv_are_written() -> None:
     words = spoken(("a<b", 3661.5, 3662.0), ("c&d", 3662.0004, 3662.9996))
     assert to_srt(words) == "1\n01:01:01,500 --> 01:01:03,000\na<b c&d\n"
     assert to_vtt(words) == ("WEBVTT\n\n01:01:01.500 --> 01:01:03.000\na&lt;b c&amp;d\n")

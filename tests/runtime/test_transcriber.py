@@ -34,7 +34,7 @@ def say(seconds: float, *, seed: int = 0) -> str:
 
 
 @pytest.mark.parametrize("pause", [0.6, 1.0, 3.0, 40.0])
-def test_sentences_with_pauses_are_joined_as_they_were_said(pause: float, tmp_path: Path) -> None:
+def test_transcriber_joins_segments_at_pauses(pause: float, tmp_path: Path) -> None:
     transcriber, tokenizer, _ = tone_transcriber(tmp_path)
     spoken = [speak(tokenizer, text) for text in SENTENCES]
     audio = np.concatenate([text for one in spoken for text in (one, silence(pause))])
@@ -45,7 +45,7 @@ def test_sentences_with_pauses_are_joined_as_they_were_said(pause: float, tmp_pa
     assert joined.seconds == pytest.approx(len(audio) / RATE)
 
 
-def test_nothing_stands_between_sentences_of_chinese(tmp_path: Path) -> None:
+def test_transcriber_joins_chinese_without_spaces(tmp_path: Path) -> None:
     bundle, tokenizer, _ = tone_bundle(tmp_path, "我爱北京天安门")
     audio = np.concatenate([speak(tokenizer, "我爱北京"), silence(40), speak(tokenizer, "天安门")])
     parts: list[str] = []
@@ -55,7 +55,9 @@ def test_nothing_stands_between_sentences_of_chinese(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_speech_without_a_pause_loses_no_word_and_has_none_twice(seed: int, tmp_path: Path) -> None:
+def test_transcriber_joins_overlaps_without_losing_or_repeating_words(
+    seed: int, tmp_path: Path
+) -> None:
     bundle, tokenizer, model = tone_bundle(tmp_path)
     pool_seconds = 40.0 if seed % 2 else 480.0  # 40: two that share audio are read one by one
     transcriber = Transcriber(bundle=bundle, pool_seconds=pool_seconds)
@@ -68,7 +70,9 @@ def test_speech_without_a_pause_loses_no_word_and_has_none_twice(seed: int, tmp_
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_quiet_voice_before_a_loud_one_is_heard_once(seed: int, tmp_path: Path) -> None:
+def test_transcriber_transcribes_quiet_speech_before_loud_speech_once(
+    seed: int, tmp_path: Path
+) -> None:
     """Beside the loud one the quiet one is a pause, also where two pieces share it."""
     transcriber, tokenizer, _ = tone_transcriber(tmp_path)
     text = say(60, seed=seed)
@@ -80,7 +84,7 @@ def test_a_quiet_voice_before_a_loud_one_is_heard_once(seed: int, tmp_path: Path
     assert transcript.text == text
 
 
-def test_a_hotword_that_cannot_be_spelled_is_named(
+def test_hotwords_that_cannot_be_spelled_are_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     bundle, tokenizer, _ = tone_bundle(tmp_path)
@@ -99,7 +103,7 @@ def test_a_hotword_that_cannot_be_spelled_is_named(
     assert transcript.text == SENTENCES[1]
 
 
-def test_onnx_is_refused_where_the_decoder_needs_the_attention_decoder(
+def test_onnx_is_refused_if_the_decoder_needs_the_attention_decoder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundle, tokenizer, _ = tone_bundle(tmp_path)
@@ -114,7 +118,7 @@ def test_onnx_is_refused_where_the_decoder_needs_the_attention_decoder(
         Transcriber.load(tmp_path, runtime="onnx")
 
 
-def test_words_have_the_times_at_which_they_are_said(tmp_path: Path) -> None:
+def test_transcript_words_have_their_times(tmp_path: Path) -> None:
     transcriber, tokenizer, _ = tone_transcriber(tmp_path)
     text = say(70)
     transcript = transcriber.transcribe(speak(tokenizer, text), RATE)
@@ -126,7 +130,7 @@ def test_words_have_the_times_at_which_they_are_said(tmp_path: Path) -> None:
         place += len(word.text) + 1
 
 
-def test_the_last_word_may_end_after_the_last_whole_frame(tmp_path: Path) -> None:
+def test_transcript_last_word_may_end_after_the_last_whole_frame(tmp_path: Path) -> None:
     bundle, tokenizer, _ = tone_bundle(tmp_path)
     late = replace(bundle, config=replace(bundle.config, word_offsets=WordOffsets(0.0, 9.0)))
     audio = np.append(speak(tokenizer, "a fox"), silence(1.0)[:300])
@@ -134,7 +138,7 @@ def test_the_last_word_may_end_after_the_last_whole_frame(tmp_path: Path) -> Non
     assert transcript.words[-1].end == transcript.seconds == len(audio) / RATE
 
 
-def test_batches_are_of_similar_length_and_go_across_sources(
+def test_transcriber_batches_similar_lengths_across_sources(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sbkit.runtime.model.usable_cores", lambda: 2)
@@ -148,7 +152,7 @@ def test_batches_are_of_similar_length_and_go_across_sources(
         assert len(batch) * max(batch) < 2 * sum(batch)
 
 
-def test_the_cores_of_the_host_cut_no_batch_of_a_gpu(
+def test_transcriber_does_not_split_gpu_batches_by_cpu_cores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sbkit.runtime.model.usable_cores", lambda: 64)
@@ -166,7 +170,7 @@ class Fussy(ToneModel):
         raise RuntimeError("too loud")
 
 
-def test_an_error_of_the_model_names_the_file(tmp_path: Path) -> None:
+def test_transcriber_errors_of_the_model_name_the_file(tmp_path: Path) -> None:
     transcriber, tokenizer, model = tone_transcriber(tmp_path)
     model.__class__ = Fussy
     soundfile.write(tmp_path / "loud.wav", speak(tokenizer, "a dog"), RATE)
@@ -175,7 +179,7 @@ def test_an_error_of_the_model_names_the_file(tmp_path: Path) -> None:
         transcriber.transcribe(tmp_path / "loud.wav")
 
 
-def test_one_broken_file_loses_no_other(tmp_path: Path) -> None:
+def test_transcribe_batch_keeps_the_results_beside_a_broken_file(tmp_path: Path) -> None:
     transcriber, tokenizer, _ = tone_transcriber(tmp_path)
     spoken = [speak(tokenizer, text) for text in SENTENCES[:2]]
     with pytest.raises(
@@ -187,7 +191,7 @@ def test_one_broken_file_loses_no_other(tmp_path: Path) -> None:
     assert isinstance(gone, SbkitError)
 
 
-def test_a_file_that_breaks_off_leaves_the_next_one_whole(tmp_path: Path) -> None:
+def test_transcriber_recovers_after_a_truncated_file(tmp_path: Path) -> None:
     """Its first segment is decoded before it breaks, and leaves frames to a second one."""
     transcriber, tokenizer, _ = tone_transcriber(tmp_path)
     file = tmp_path / "broken.flac"
@@ -212,7 +216,7 @@ def test_a_file_that_breaks_off_leaves_the_next_one_whole(tmp_path: Path) -> Non
         (np.full(100, 3e4), RATE, "must lie between -1 and 1"),
     ],
 )
-def test_an_array_that_is_no_audio_is_refused(
+def test_transcriber_refuses_arrays_that_are_no_audio(
     array: npt.NDArray[np.generic], rate: int | None, says: str, tmp_path: Path
 ) -> None:
     transcriber, _, _ = tone_transcriber(tmp_path)
@@ -220,7 +224,7 @@ def test_an_array_that_is_no_audio_is_refused(
         transcriber.transcribe(array, rate)
 
 
-def test_arrays_of_any_kind_are_heard_alike(tmp_path: Path) -> None:
+def test_transcriber_takes_arrays_of_any_layout(tmp_path: Path) -> None:
     transcriber, tokenizer, _ = tone_transcriber(tmp_path)
     spoken = speak(tokenizer, "a fox")
     floats = spoken / np.float32(32768)
@@ -232,7 +236,7 @@ def test_arrays_of_any_kind_are_heard_alike(tmp_path: Path) -> None:
     assert [word.text for word in words] == ["a", "fox"]
 
 
-def test_a_bundle_says_what_it_runs_on(tmp_path: Path) -> None:
+def test_transcriber_reports_what_it_runs_on(tmp_path: Path) -> None:
     bundle = make_bundle(tmp_path)
     for precision in ("fp32", "bf16"):
         with Transcriber.load(bundle, device="cpu", precision=precision) as transcriber:

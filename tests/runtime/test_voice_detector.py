@@ -8,13 +8,13 @@ import pytest
 
 from sbkit.audio.io import Samples
 from sbkit.runtime.voice_detector import SpeechEvent, SpeechRules, VoiceDetector
-from tests.runtime.told_frames import ToldFrames, is_speech, tell
+from tests.runtime.scripted_speech import ScriptedSpeech, is_speech, script
 
 BARE = SpeechRules(onset=0.5, offset=0.35, shortest=0.1, hang_over=0.3, padding=0.0)
 
 
 def find(audio: Samples, **rules: float) -> list[tuple[float, float]]:
-    detector = VoiceDetector(ToldFrames(), SpeechRules(**{**vars(BARE), **rules}))
+    detector = VoiceDetector(ScriptedSpeech(), SpeechRules(**{**vars(BARE), **rules}))
     return [(round(start, 3), round(end, 3)) for start, end in detector.speech_segments(audio)]
 
 
@@ -32,13 +32,13 @@ def find(audio: Samples, **rules: float) -> list[tuple[float, float]]:
         ((0.0, 1.0), {}, [(0.0, 1.0)]),  # it goes on to the last sample
     ],
 )
-def test_rules(
+def test_speech_rules_turn_probabilities_into_segments(
     runs: tuple[float, ...], rules: dict[str, float], expected: list[tuple[float, float]]
 ) -> None:
-    assert find(tell(*is_speech(*runs)), **rules) == expected
+    assert find(script(*is_speech(*runs)), **rules) == expected
 
 
-class LateFrames(ToldFrames):
+class LateFrames(ScriptedSpeech):
     """A frame judges the audio of four frames before it."""
 
     delay = 4
@@ -51,9 +51,9 @@ class LateFrames(ToldFrames):
         return frames[: -self.delay], frames[-self.delay :]
 
 
-def test_a_model_that_judges_later_moves_no_speech() -> None:
+def test_voice_detector_corrects_the_delay_of_its_model() -> None:
     detector = VoiceDetector(LateFrames(), BARE)
-    events, _ = detector.push(tell(*is_speech(1, 1, 1)), detector.start())
+    events, _ = detector.push(script(*is_speech(1, 1, 1)), detector.start())
     assert [event.kind for event in events] == ["started", "stopped"]
     assert [event.seconds for event in events] == pytest.approx([1.0, 2.0])
     assert [event.detected for event in events] == pytest.approx(
@@ -61,18 +61,18 @@ def test_a_model_that_judges_later_moves_no_speech() -> None:
     )
 
 
-def test_speech_begins_at_the_onset_and_goes_on_above_the_offset() -> None:
-    audio = tell((1, 0.0), (1, 0.4), (1, 0.6), (1, 0.4), (1, 0.3))
+def test_speech_begins_at_the_onset_and_continues_above_the_offset() -> None:
+    audio = script((1, 0.0), (1, 0.4), (1, 0.6), (1, 0.4), (1, 0.3))
     assert find(audio) == [(2.0, 4.0)]
     assert find(audio, onset=0.3) == [(1.0, 4.0)]
     assert find(audio, onset=0.7) == []
 
 
-def test_pieces_of_any_size_make_known_the_same_as_the_whole_clip() -> None:
+def test_voice_detector_events_do_not_depend_on_block_size() -> None:
     random = np.random.default_rng(0)
     levels = np.repeat(random.random(300), random.integers(1, 20, 300))
     audio = np.repeat((32767 * levels).astype(np.int16), 320)[:-77]
-    detector = VoiceDetector(ToldFrames())
+    detector = VoiceDetector(ScriptedSpeech())
     expected, end = detector.push(audio[None] / np.float32(32768), detector.start())  # (1, S)
     assert len(expected) > 20
     for size in (1, 100, 320, 5000):
@@ -83,12 +83,29 @@ def test_pieces_of_any_size_make_known_the_same_as_the_whole_clip() -> None:
         assert events == expected and detector.finish(state) == detector.finish(end)
 
 
-def test_a_copy_goes_on_by_itself_and_events_tell_when_they_are_known() -> None:
-    detector = VoiceDetector(ToldFrames(), BARE)
-    events, state = detector.push(tell((1, 0.0), (1, 1.0)), detector.start())
+def test_speech_state_copies_are_independent() -> None:
+    detector = VoiceDetector(ScriptedSpeech(), BARE)
+    events, state = detector.push(script((1, 0.0), (1, 1.0)), detector.start())
     assert events == [SpeechEvent("started", 1.0, 1.1)]
     twin = copy.deepcopy(state)
-    stopped, _ = detector.push(tell((1, 0.0)), state)
+    stopped, _ = detector.push(script((1, 0.0)), state)
     assert stopped == [SpeechEvent("stopped", 2.0, 2.3)]
-    assert detector.push(tell((1, 0.0)), twin)[0] == stopped
+    assert detector.push(script((1, 0.0)), twin)[0] == stopped
     assert detector.finish(twin) == [SpeechEvent("stopped", 2.0, 2.0)]
+
+
+def test_silero_finds_no_speech_in_noise_and_blocks_equal_the_whole() -> None:
+    pytest.importorskip("silero_vad", exc_type=ImportError)
+    detector = VoiceDetector.load("silero")
+    noise = np.random.default_rng(0).normal(0, 500, 30_000).astype(np.int16)
+    assert detector.speech_segments(noise) == []
+    expected, _ = detector.model.advance(noise[: 50 * 512], detector.model.start())
+    state, events = detector.start(), []
+    for first in range(0, 50 * 512, 700):
+        before = state.frames
+        _, state = detector.push(noise[first : min(50 * 512, first + 700)], state)
+        events.append(state.frames - before)
+    assert sum(events) == len(expected) == 50
+    assert np.allclose(
+        state.model[0], detector.model.advance(noise[: 50 * 512], detector.model.start())[1][0]
+    )

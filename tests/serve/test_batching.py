@@ -67,9 +67,7 @@ def ask(batcher: Batcher, *clips: Samples) -> list[int]:
     return [int(result.log_probs[0]) for result in results]
 
 
-def test_many_callers_get_their_own_answers_from_common_batches(
-    echo: Echo, batcher: Batcher
-) -> None:
+def test_batcher_returns_each_caller_its_own_outputs(echo: Echo, batcher: Batcher) -> None:
     with ThreadPoolExecutor(32) as callers:
         echo.go.clear()
         results = callers.map(lambda n: ask(batcher, clip(n), clip(100 + n, 2.0)), range(32))
@@ -80,7 +78,7 @@ def test_many_callers_get_their_own_answers_from_common_batches(
     assert all(len({number // 100 for number in batch}) == 1 for batch in echo.batches)
 
 
-def test_a_short_request_passes_a_long_one_that_came_first(echo: Echo, batcher: Batcher) -> None:
+def test_batcher_lets_a_short_request_pass_a_long_one(echo: Echo, batcher: Batcher) -> None:
     with ThreadPoolExecutor(2) as callers:
         echo.go.clear()
         long = callers.submit(ask, batcher, *(clip(n, 8.0) for n in range(6)))
@@ -93,7 +91,7 @@ def test_a_short_request_passes_a_long_one_that_came_first(echo: Echo, batcher: 
 
 
 @pytest.mark.timeout(60)
-def test_a_full_round_waits_for_no_more(echo: Echo) -> None:
+def test_batcher_does_not_wait_once_a_round_is_full(echo: Echo) -> None:
     batcher = Batcher(
         ModelThread(lambda: echo), shapes=SHAPES, wait_seconds=3600.0, on_batch=lambda *_: None
     )
@@ -101,10 +99,10 @@ def test_a_full_round_waits_for_no_more(echo: Echo) -> None:
     batcher.close()
 
 
-def test_what_is_cancelled_does_not_run(
+def test_batcher_does_not_run_cancelled_requests(
     echo: Echo, batcher: Batcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sbkit.serve.batching.monotonic", lambda: 0.0)  # pieces come at one time
+    monkeypatch.setattr("sbkit.serve.batching.monotonic", lambda: 0.0)  # blocks come at one time
     end = threading.Event()
 
     def ask_cancelled() -> list[int]:
@@ -126,7 +124,7 @@ def test_what_is_cancelled_does_not_run(
     assert echo.batches == [[1], [2]]
 
 
-def test_the_fault_of_a_piece_is_that_of_its_caller(echo: Echo, batcher: Batcher) -> None:
+def test_batcher_raises_a_fault_only_to_its_caller(echo: Echo, batcher: Batcher) -> None:
     with ThreadPoolExecutor(3) as callers:
         echo.go.clear()
         callers.submit(ask, batcher, clip(1))
@@ -139,7 +137,7 @@ def test_the_fault_of_a_piece_is_that_of_its_caller(echo: Echo, batcher: Batcher
         assert results[1].result() == [3]
 
 
-def test_nothing_waits_for_what_is_closed(echo: Echo, batcher: Batcher) -> None:
+def test_batcher_cancels_waiting_requests_when_closed(echo: Echo, batcher: Batcher) -> None:
     with ThreadPoolExecutor(2) as callers:
         echo.go.clear()
         first = callers.submit(ask, batcher, clip(1))

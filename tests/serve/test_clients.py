@@ -55,11 +55,11 @@ def create(here: Served, audio: bytes, **more: Any) -> Any:
         ("vtt", f"WEBVTT\n\n00:00:00.000 --> 00:00:02.240\n{TEXT}\n"),
     ],
 )
-def test_formats_of_text(here: Served, format: str, expected: str) -> None:
+def test_transcriptions_in_text_formats(here: Served, format: str, expected: str) -> None:
     assert create(here, here.say(TEXT), response_format=format) == expected
 
 
-def test_json_has_the_text_and_verbose_json_what_is_asked_for(here: Served) -> None:
+def test_transcriptions_in_json_and_verbose_json(here: Served) -> None:
     audio = here.say(TEXT)
     plain = create(here, audio, model="tones", temperature=0.2, extra_body={"nonsense": "1"})
     assert (plain.text, plain.usage.seconds) == (TEXT, 3)
@@ -75,7 +75,7 @@ def test_json_has_the_text_and_verbose_json_what_is_asked_for(here: Served) -> N
     assert len(servers.segments) == 1
 
 
-def test_events_bring_the_text_bit_by_bit(here: Served) -> None:
+def test_transcription_events_add_up_to_the_text(here: Served) -> None:
     texts = ["the dog jumps over a lazy fox " * 3] * 12
     spoken = [(speak(here.tokenizer, text.strip()), pause(1.0)) for text in texts]
     audio = np.concatenate([part for pair in spoken for part in pair])
@@ -86,7 +86,9 @@ def test_events_bring_the_text_bit_by_bit(here: Served) -> None:
     assert done.text == "".join(delta.delta for delta in deltas) == "".join(texts).strip()
 
 
-def test_a_fault_amid_events_is_told(here: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transcription_events_end_with_an_error(
+    here: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def fail(_: Recognizer, upload: Any, **__: object) -> AsyncIterator[str]:
         upload.close()
         yield "the "
@@ -97,7 +99,7 @@ def test_a_fault_amid_events_is_told(here: Served, monkeypatch: pytest.MonkeyPat
         list(create(here, silence(1.0), stream=True))
 
 
-def test_a_second_of_silence_is_an_empty_text(here: Served) -> None:
+def test_transcription_of_silence_is_empty(here: Served) -> None:
     """Front-ends send it first, to see whether the server is there."""
     assert create(here, silence(1.0)).text == ""
     assert [part.type for part in create(here, silence(1.0), stream=True)][-1:] == [
@@ -105,7 +107,7 @@ def test_a_second_of_silence_is_an_empty_text(here: Served) -> None:
     ]
 
 
-def test_curl(here: Served, tmp_path: Path) -> None:
+def test_transcriptions_by_curl(here: Served, tmp_path: Path) -> None:
     (tmp_path / "talk.wav").write_bytes(here.say(TEXT))
     url = f"{here.url}/v1/audio/transcriptions"
     command = ["curl", "-sS", url, "-F", "file=@talk.wav", "-F", "model=whisper-1"]
@@ -113,7 +115,7 @@ def test_curl(here: Served, tmp_path: Path) -> None:
     assert json.loads(done.stdout)["text"] == TEXT
 
 
-def test_the_readme(
+def test_readme_commands_and_scripts_work(
     here: Served,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -151,7 +153,7 @@ def test_the_readme(
     assert not [option for option in options if f"`{option}`" not in text]
 
 
-def test_the_model_has_its_name_and_aliases(here: Served) -> None:
+def test_models_lists_names_and_aliases(here: Served) -> None:
     assert [part.id for part in here.openai.models.list()] == [
         *("tones", "anna", "whisper-1", "tts-1")
     ]
@@ -160,7 +162,7 @@ def test_the_model_has_its_name_and_aliases(here: Served) -> None:
         here.openai.models.retrieve("another")
 
 
-def test_everyone_gets_the_text_of_his_own_audio_and_batches_hold_several(here: Served) -> None:
+def test_concurrent_clients_share_batches_and_get_their_own_texts(here: Served) -> None:
     words = TEXT.split()
     texts = [f"{words[n % 4]} {words[n // 4]}" for n in range(16)]
     before = here.metric("sbkit_batch_clips_count")
@@ -174,7 +176,7 @@ def test_everyone_gets_the_text_of_his_own_audio_and_batches_hold_several(here: 
     assert max(map(len, here.model.batches)) > 1
 
 
-def test_health_and_metrics(here: Served) -> None:
+def test_health_and_metrics_report_models_and_requests(here: Served) -> None:
     assert here.get("/health/live").status_code == 200
     ready = here.get("/health/ready")
     assert ready.status_code == 200
@@ -213,7 +215,7 @@ def decoding_processes() -> int:
     return sum(b"LokyProcess" in command for command in commands)
 
 
-def test_the_prompt_is_what_is_expected_where_there_are_language_models(
+def test_transcription_prompt_is_expected_by_the_decoder(
     here: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever the prompts, the processes that decode are as many as the cores."""

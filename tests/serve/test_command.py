@@ -82,7 +82,7 @@ def serving(
 @pytest.mark.ddp
 @pytest.mark.slow
 @pytest.mark.parametrize("runtime", ["torch", "onnx"])
-def test_it_answers_what_transcribe_does_and_leaves_when_asked(
+def test_serve_answers_as_transcribe_does_and_stops_on_sigterm(
     exported: Path, runtime: str
 ) -> None:
     random = np.random.default_rng(0)
@@ -110,7 +110,7 @@ def test_it_answers_what_transcribe_does_and_leaves_when_asked(
 @pytest.mark.ddp
 @pytest.mark.slow
 @pytest.mark.parametrize("runtime", ["torch", "onnx"])
-def test_a_streaming_bundle_says_the_same_live_as_of_the_file(
+def test_serve_gives_files_and_realtime_sessions_the_same_text(
     streaming: Path, runtime: str
 ) -> None:
     with serving(streaming, "--runtime", runtime) as (client, process):
@@ -126,7 +126,7 @@ def test_a_streaming_bundle_says_the_same_live_as_of_the_file(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler
-def test_a_compiled_model_answers_files_and_sessions_alike(tmp_path: Path) -> None:
+def test_serve_compiled_model_gives_files_and_sessions_the_same_text(tmp_path: Path) -> None:
     folder = tmp_path / "bundle"
     export_run(make_live_run(tmp_path / "run"), folder)
     read = read_bundle(folder, with_weights=True)
@@ -161,7 +161,7 @@ def ask_until_gone(url: httpx2.URL, audio: bytes) -> Counter[str | int]:
 
 
 @pytest.mark.ddp
-def test_no_request_is_lost_when_it_is_asked_to_stop(tmp_path: Path) -> None:
+def test_serve_loses_no_request_when_it_drains(tmp_path: Path) -> None:
     """Four of 168 got a closed connection: it closed those that were kept alive."""
     bundle = make_bundle(tmp_path).rename(tmp_path / "tiny")
     with (
@@ -183,7 +183,7 @@ def test_no_request_is_lost_when_it_is_asked_to_stop(tmp_path: Path) -> None:
 
 
 @pytest.mark.ddp
-def test_keys_are_read_again_at_sighup(tmp_path: Path) -> None:
+def test_serve_reads_keys_again_on_sighup(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("one")
     bundle = make_bundle(tmp_path).rename(tmp_path / "tiny")
     with serving(bundle, "--api-key-file", str(tmp_path / "keys")) as (client, process):
@@ -195,13 +195,13 @@ def test_keys_are_read_again_at_sighup(tmp_path: Path) -> None:
 
 
 @pytest.mark.ddp
-def test_control_c(exported: Path) -> None:
+def test_serve_stops_on_control_c(exported: Path) -> None:
     with serving(exported) as (_, process):
         os.kill(process.pid, signal.SIGINT)
         assert process.wait(120) == INTERRUPTED
 
 
-def test_a_model_that_runs_elsewhere_than_asked_ends_the_start(
+def test_serve_refuses_a_model_on_another_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A synthesizer ran on the CPU without a word (speaches #255)."""
@@ -223,7 +223,7 @@ def test_a_model_that_runs_elsewhere_than_asked_ends_the_start(
             run(["serve", str(tmp_path), "--port", "0", *options])
 
 
-def test_one_onnxruntime_over_the_other_ends_the_start(
+def test_serve_refuses_an_onnxruntime_that_hides_cuda(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both distributions are installed, and the files are those of the one for the CPU."""
@@ -233,7 +233,7 @@ def test_one_onnxruntime_over_the_other_ends_the_start(
         run(["serve", str(bundle), "--port", "0", "--device", "cuda:0", "--runtime", "onnx"])
 
 
-def test_it_does_not_start_where_it_cannot(tmp_path: Path) -> None:
+def test_serve_refuses_unusable_devices_addresses_and_names(tmp_path: Path) -> None:
     bundle = make_bundle(tmp_path)
     for runtime in ("torch", "onnx"):
         with pytest.raises(SbkitError, match=f"needs a GPU that {runtime} can use"):

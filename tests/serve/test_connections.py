@@ -63,7 +63,9 @@ def request(audio: bytes) -> bytes:
         ),
     ],
 )
-def test_what_is_no_http_is_refused_as_json(here: Served, content: bytes, status: int) -> None:
+def test_server_answers_malformed_http_with_json_errors(
+    here: Served, content: bytes, status: int
+) -> None:
     with connect(here) as stream:
         stream.sendall(content)
         header, _, body = read(stream).partition(b"\r\n\r\n")
@@ -71,7 +73,7 @@ def test_what_is_no_http_is_refused_as_json(here: Served, content: bytes, status
     assert json.loads(body)["error"]["type"] == "invalid_request_error"
 
 
-def test_a_client_that_sends_no_more_gets_its_answer(here: Served) -> None:
+def test_server_answers_a_half_closed_client(here: Served) -> None:
     with connect(here) as stream:
         with here.busy():
             stream.sendall(request(here.say("a fox")))
@@ -80,7 +82,7 @@ def test_a_client_that_sends_no_more_gets_its_answer(here: Served) -> None:
         assert b'"a fox"' in read(stream)
 
 
-def test_a_slow_second_request_is_cut(here: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_closes_a_slow_second_request(here: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sbkit.serve.server.HEADER_SECONDS", 0.3)
     with connect(here) as stream:
         for _ in range(2):
@@ -92,7 +94,7 @@ def test_a_slow_second_request_is_cut(here: Served, monkeypatch: pytest.MonkeyPa
                     raise ConnectionResetError
 
 
-def test_connections_are_as_many_as_there_may_be(tmp_path: Path) -> None:
+def test_server_limits_connections(tmp_path: Path) -> None:
     with served(tmp_path, max_connections=3) as few, ExitStack() as stack:
         wait_for(lambda: not few.server.server_state.connections)
         streams = [stack.enter_context(connect(few)) for _ in range(3)]
@@ -106,7 +108,7 @@ def test_connections_are_as_many_as_there_may_be(tmp_path: Path) -> None:
         assert few.get("/health/live").status_code == 200
 
 
-def test_a_fault_leaves_the_connection_open_and_is_logged(
+def test_server_keeps_the_connection_after_a_fault_and_logs_it(
     here: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with connect(here) as stream, monkeypatch.context() as patched:
@@ -139,7 +141,7 @@ ORIGINS = {
 }
 
 
-def test_a_page_of_another_site_is_refused(here: Served) -> None:
+def test_origin_guard_refuses_pages_of_other_sites(here: Served) -> None:
     for host, status in HOSTS.items():
         for path in ("/", "/card", "/health/live", "/metrics", "/v1/models"):
             answer = here.client.get(path, headers={"Host": host})
@@ -158,7 +160,7 @@ def test_a_page_of_another_site_is_refused(here: Served) -> None:
         assert (opened, origin) == (status, origin)
 
 
-def test_an_allowed_origin_may_read_the_answers(here: Served, tmp_path: Path) -> None:
+def test_allowed_origins_may_read_answers(here: Served, tmp_path: Path) -> None:
     asked = {"Access-Control-Request-Method": "POST"}
     asked |= {"Access-Control-Request-Headers": "authorization"}
     answer = here.client.options("/v1/audio/speech", headers=TRUSTED | asked)
@@ -170,7 +172,7 @@ def test_an_allowed_origin_may_read_the_answers(here: Served, tmp_path: Path) ->
         assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, "*")
 
 
-def test_each_request_is_a_line_without_its_contents(
+def test_log_has_a_line_per_request_without_contents(
     here: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
     here.post(silence(2.0), data={"prompt": "secret"}, headers={"Authorization": "Bearer secret"})
@@ -203,7 +205,7 @@ def test_each_request_is_a_line_without_its_contents(
     ]
 
 
-def test_the_system_drops_who_comes_while_it_stops(
+def test_server_drops_new_connections_while_it_stops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Closing would reset a connection that is not accepted yet; one that is dropped asks again."""
@@ -221,7 +223,7 @@ def test_the_system_drops_who_comes_while_it_stops(
         wait_for(is_dropped)
 
 
-def test_a_session_has_a_longest_duration(tmp_path: Path) -> None:
+def test_realtime_session_has_a_longest_duration(tmp_path: Path) -> None:
     with (
         served(tmp_path, max_session_seconds=0.5) as here,
         here.openai.realtime.connect() as session,

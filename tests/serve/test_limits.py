@@ -93,7 +93,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_bad_requests_get_a_sentence(here: Served, name: str) -> None:
+def test_bad_transcription_requests_get_a_clear_error(here: Served, name: str) -> None:
     status, words, request = CASES[name]
     answer = here.post(**request)
     assert answer.status_code == status, answer.text
@@ -104,12 +104,12 @@ def test_bad_requests_get_a_sentence(here: Served, name: str) -> None:
     assert here.post(here.say("a fox")).json()["text"] == "a fox"
 
 
-def test_a_language_with_a_region_or_none_is_taken(here: Served) -> None:
+def test_language_with_a_region_or_none_is_accepted(here: Served) -> None:
     for language in ("en-US", "en", ""):
         assert here.post(SOME, data={"language": language}).status_code == 200
 
 
-def test_what_is_not_there(here: Served) -> None:
+def test_unknown_paths_and_methods_are_refused(here: Served) -> None:
     for path in ("/nowhere", "/v1/nowhere"):
         answer = here.get(path)
         assert (answer.status_code, answer.json()["error"]["type"]) == (
@@ -121,7 +121,7 @@ def test_what_is_not_there(here: Served) -> None:
     assert (plain.status_code, plain.headers["upgrade"]) == (426, "websocket"), plain.text
 
 
-def test_a_header_that_says_less_than_there_is_does_not_help(
+def test_max_seconds_holds_against_a_false_header(
     here: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sbkit.serve.recognizer.declared_seconds", lambda _: 0.0)
@@ -129,9 +129,7 @@ def test_a_header_that_says_less_than_there_is_does_not_help(
     assert (answer.status_code, "20 s of audio" in answer.text) == (413, True)
 
 
-def test_a_fault_of_the_model_is_one_of_the_server(
-    here: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_model_fault_is_a_server_error(here: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(here.model, "encode", lambda clips: 1 // 0)
     answer = here.post(SOME)
     assert (answer.status_code, answer.json()["error"]["type"]) == (500, "server_error")
@@ -149,7 +147,7 @@ HEAD = (
 )
 
 
-def test_a_slow_body_and_a_late_answer(tmp_path: Path) -> None:
+def test_slow_bodies_and_late_answers_time_out(tmp_path: Path) -> None:
     with served(tmp_path, receive_seconds=0.2, answer_seconds=1.5) as here:
         with connect(here) as slow:
             slow.sendall(HEAD + PART)
@@ -164,7 +162,7 @@ def test_a_slow_body_and_a_late_answer(tmp_path: Path) -> None:
         assert here.post(SOME).status_code == 200
 
 
-def test_too_many_at_a_time(tmp_path: Path) -> None:
+def test_admission_limits_requests_in_flight(tmp_path: Path) -> None:
     with (
         served(tmp_path, max_concurrent=1, max_queue=2) as here,
         ThreadPoolExecutor(3) as clients,
@@ -191,7 +189,7 @@ def test_help_of_each_limit_names_its_default(capsys: pytest.CaptureFixture[str]
         assert re.search(rf"{option} \w+ [^-]*\(default: {value:g}\)", help), option
 
 
-def test_a_client_that_goes_costs_nothing_more(tmp_path: Path) -> None:
+def test_lost_clients_cost_nothing_more(tmp_path: Path) -> None:
     with served(tmp_path) as here, ThreadPoolExecutor(2) as clients:
         with here.busy():
             first = clients.submit(here.post, here.say("fox"))
@@ -206,7 +204,7 @@ def test_a_client_that_goes_costs_nothing_more(tmp_path: Path) -> None:
         assert not [batch for batch in here.model.batches if batch == [3.0]]
 
 
-def test_a_connection_without_a_request_is_closed(
+def test_connections_without_a_request_are_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sbkit.serve.server.HEADER_SECONDS", 0.2)
@@ -216,9 +214,7 @@ def test_a_connection_without_a_request_is_closed(
         assert here.post(SOME).status_code == 200
 
 
-def test_a_key_is_asked_for_where_there_are_some(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_key_guard_admits_only_valid_keys(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "keys"
     with served(tmp_path, keys=["one", "", "two"]) as here:
         for key, status in (("Bearer one", 200), ("bearer two", 200), ("Bearer on", 401)):
@@ -243,7 +239,7 @@ def test_a_key_is_asked_for_where_there_are_some(
         Keys(file)
 
 
-def test_it_is_not_ready_before_it_is_warm_nor_while_it_stops(
+def test_server_is_ready_only_between_warm_up_and_drain(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leave, warm_up = threading.Event(), Recognizer.warm_up
@@ -277,7 +273,7 @@ def test_it_is_not_ready_before_it_is_warm_nor_while_it_stops(
         assert not here.thread.is_alive()
 
 
-def test_what_is_not_finished_within_the_grace_time_is_told(tmp_path: Path) -> None:
+def test_requests_beyond_the_grace_time_get_503(tmp_path: Path) -> None:
     with (
         served(tmp_path, drain_seconds=3600.0) as here,
         ThreadPoolExecutor(1) as clients,
@@ -290,7 +286,7 @@ def test_what_is_not_finished_within_the_grace_time_is_told(tmp_path: Path) -> N
         assert queued.result().status_code == 503
 
 
-def test_a_warm_up_that_fails_ends_it(
+def test_failed_warm_up_ends_the_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")

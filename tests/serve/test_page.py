@@ -80,7 +80,7 @@ def words(browser: Any) -> list[str]:
     return [part.text for part in find(browser, "#text .word")]
 
 
-def test_a_microphone_is_transcribed_while_it_is_heard(browser: Any, live: Served) -> None:
+def test_page_transcribes_the_microphone(browser: Any, live: Served) -> None:
     visit(browser, live.url)
     (record,) = find(browser, "#record")
     wait(record.is_enabled)
@@ -100,7 +100,7 @@ def test_a_microphone_is_transcribed_while_it_is_heard(browser: Any, live: Serve
     require_quiet(browser, live.url)
 
 
-def test_a_file_is_transcribed_by_a_model_of_whole_clips(
+def test_page_transcribes_a_file_with_a_whole_clip_model(
     browser: Any, clip_server: Served, beside: Tones, folder: Path
 ) -> None:
     soundfile.write(folder / "talk.flac", speak(clip_server.tokenizer, TEXTS[0]), 16_000)
@@ -130,7 +130,7 @@ def test_a_file_is_transcribed_by_a_model_of_whole_clips(
     require_quiet(browser, clip_server.url)
 
 
-def test_a_voice_is_heard(browser: Any, clip_server: Served) -> None:
+def test_page_plays_a_voice(browser: Any, clip_server: Served) -> None:
     """The page has the key of the test before."""
     find(browser, "#sentence")[0].send_keys("a fox")
     find(browser, "#speak")[0].click()
@@ -143,9 +143,7 @@ def test_a_voice_is_heard(browser: Any, clip_server: Served) -> None:
     require_quiet(browser, "")
 
 
-def test_a_turn_of_a_model_of_whole_clips_ends_with_the_recording(
-    browser: Any, clip_server: Served
-) -> None:
+def test_page_ends_a_whole_clip_turn_with_the_recording(browser: Any, clip_server: Served) -> None:
     (record,) = find(browser, "#record")
     record.click()
     wait(lambda: browser.execute_script("return seconds") > 4.5)

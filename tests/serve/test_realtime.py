@@ -27,10 +27,11 @@ from sbkit.runtime.model import ModelThread
 from sbkit.runtime.voice_detector import SpeechRules, VoiceDetector
 from sbkit.serve.batching import SessionBatcher
 from sbkit.serve.middleware import STOPPING
-from sbkit.serve.realtime import Item
+from sbkit.serve.realtime import Item, SpeechTurns, TurnPart
 from sbkit.streaming.recognizer import StreamingRecognizer
 from sbkit.streaming.session import Final, Session
 from tests.decoding.spoken import train_models
+from tests.runtime.scripted_speech import ScriptedSpeech, is_speech, script
 from tests.runtime.tones import RATE, silence, speak, tone_bundle
 from tests.serve.server import Served, Tones, served, wait_for
 from tests.serve.test_clients import Unsure
@@ -83,7 +84,7 @@ def short(events: Sequence[Any]) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", ["live", "clip_server"])
-def test_a_turn_that_the_client_commits(kind: str, request: pytest.FixtureRequest) -> None:
+def test_turn_ends_when_the_client_commits(kind: str, request: pytest.FixtureRequest) -> None:
     here: Served = request.getfixturevalue(kind)
     with here.openai.realtime.connect(extra_query={"intent": "transcription"}) as session:
         created = session.recv()
@@ -108,12 +109,12 @@ def test_a_turn_that_the_client_commits(kind: str, request: pytest.FixtureReques
             previous = completed.item_id
 
 
-def test_nothing_stands_between_utterances_of_chinese_in_a_turn() -> None:
+def test_turn_joins_chinese_utterances_without_spaces() -> None:
     final = Final(seconds=1.0, text="我爱北京", start=0.0, end=1.0, words=())
     assert Item(0.0, [final]).text("天安门") == "我爱北京天安门"
 
 
-def test_the_server_ends_turns_at_endpoints(live: Served) -> None:
+def test_turn_ends_at_an_endpoint(live: Served) -> None:
     texts = (TEXT, "a lazy dog")
     spoken = [part for text in texts for part in (speak(live.tokenizer, text), silence(1.3))]
     with live.openai.realtime.connect() as session:
@@ -161,7 +162,7 @@ class Loud:
 
 
 @pytest.mark.parametrize("kind", ["live", "clip_server"])
-def test_a_detector_ends_the_turns_of_any_model(kind: str, tmp_path: Path) -> None:
+def test_turn_ends_when_a_detector_finds_silence(kind: str, tmp_path: Path) -> None:
     texts, tones = (TEXT, "a lazy dog"), live_bundle(tmp_path) if kind == "live" else None
     detector = VoiceDetector(Loud(), SpeechRules(padding=0.06))  # turns begin with a tone's frame
     with served(tmp_path, tones=tones, detector=detector) as here:
@@ -187,7 +188,7 @@ def test_a_detector_ends_the_turns_of_any_model(kind: str, tmp_path: Path) -> No
                 assert "0.1 s of audio" in until(session, "error")[-1].error.message
 
 
-def test_after_a_clear_turns_begin_anew_where_the_stream_is(tmp_path: Path) -> None:
+def test_clear_begins_a_new_turn(tmp_path: Path) -> None:
     detector = VoiceDetector(Loud(), SpeechRules(padding=0.06))
     with (
         served(tmp_path, tones=live_bundle(tmp_path), detector=detector) as here,
@@ -208,7 +209,7 @@ def test_after_a_clear_turns_begin_anew_where_the_stream_is(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("kind", ["audio/pcmu", "audio/pcma"])
-def test_telephone_audio(live: Served, kind: str) -> None:
+def test_session_takes_telephone_audio(live: Served, kind: str) -> None:
     """Its letters are below 4 kHz."""
     audio = io.BytesIO()
     signal = resample_by_numpy(speak(live.tokenizer, "a rude bird") / np.float32(32768), 2, 1)
@@ -222,7 +223,7 @@ def test_telephone_audio(live: Served, kind: str) -> None:
         assert until(session, "completed")[-1].transcript == "a rude bird"
 
 
-def test_sessions_of_many_are_one_batch_and_each_gets_his_own_text(live: Served) -> None:
+def test_concurrent_sessions_share_batches_and_get_their_own_texts(live: Served) -> None:
     words = TEXT.split()
     texts = [f"{words[n % 4]} {words[n // 4]} {words[n % 3]}" for n in range(16)]
     live.model.batches.clear()
@@ -296,7 +297,7 @@ BAD: dict[str, tuple[str | bytes, str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_event_gets_a_sentence_and_the_session_goes_on(live: Served, name: str) -> None:
+def test_bad_events_get_a_clear_error_and_the_session_continues(live: Served, name: str) -> None:
     event, words = BAD[name]
     with live.openai.realtime.connect() as session:
         session.session.update(session=COMMITTED)
@@ -311,14 +312,14 @@ def test_a_bad_event_gets_a_sentence_and_the_session_goes_on(live: Served, name:
 
 
 @pytest.mark.parametrize("ms", [1, 60_000, None])
-def test_a_silence_may_be_as_short_and_as_long_as_said(live: Served, ms: int | None) -> None:
+def test_silence_accepts_its_extremes(live: Served, ms: int | None) -> None:
     with live.openai.realtime.connect() as session:
         session._connection.send(silence_of(ms))  # type: ignore[arg-type]
         detection = until(session, "updated")[-1].session.audio.input.turn_detection
         assert detection.silence_duration_ms == (1200 if ms is None else ms)
 
 
-def test_another_format_within_a_turn_is_refused_by_the_id_of_its_event(live: Served) -> None:
+def test_format_cannot_change_within_a_turn(live: Served) -> None:
     with live.openai.realtime.connect() as session:
         session.session.update(session=COMMITTED)
         send(session, at_24k(speak(live.tokenizer, "a fox")), pieces=1)
@@ -333,7 +334,7 @@ def test_another_format_within_a_turn_is_refused_by_the_id_of_its_event(live: Se
         assert until(session, "completed")[-1].transcript == "a fox"
 
 
-def test_a_model_of_whole_clips_has_no_endpoints(clip_server: Served) -> None:
+def test_whole_clip_model_refuses_turn_detection(clip_server: Served) -> None:
     with clip_server.openai.realtime.connect() as session:
         assert session.recv().session.audio.input.turn_detection is None
         detection: Any = {"turn_detection": {"type": "server_vad"}}
@@ -349,7 +350,7 @@ def test_a_model_of_whole_clips_has_no_endpoints(clip_server: Served) -> None:
         ("live", {"max_mb": 0.064}),
     ],
 )
-def test_a_turn_has_a_longest_duration(kind: str, limit: dict[str, float], tmp_path: Path) -> None:
+def test_turn_has_a_longest_duration(kind: str, limit: dict[str, float], tmp_path: Path) -> None:
     """By seconds, or by the bytes of a file of 16 kHz."""
     tones = live_bundle(tmp_path) if kind == "live" else None
     with (
@@ -364,7 +365,7 @@ def test_a_turn_has_a_longest_duration(kind: str, limit: dict[str, float], tmp_p
         assert until(session, end)
 
 
-def test_what_is_refused_before_a_session(tmp_path: Path) -> None:
+def test_sessions_are_refused_before_they_open(tmp_path: Path) -> None:
     with served(tmp_path, keys=["one"], max_sessions=1) as here:
         url = here.url.replace("http", "ws") + "/v1/realtime"
         for query, protocols, status in (
@@ -392,7 +393,7 @@ def test_what_is_refused_before_a_session(tmp_path: Path) -> None:
         assert refused.value.response.status_code == 503
 
 
-def test_a_message_that_is_too_large_closes_its_session_alone(live: Served) -> None:
+def test_too_large_message_closes_only_its_session(live: Served) -> None:
     with live.openai.realtime.connect() as session, live.openai.realtime.connect() as other:
         with pytest.raises(ConnectionClosedError) as closed:
             session._connection.send(append("A" * (17 << 20)))
@@ -406,7 +407,7 @@ def test_a_message_that_is_too_large_closes_its_session_alone(live: Served) -> N
         assert until(other, "completed")[-1].transcript == "a fox"
 
 
-def test_a_client_that_never_reads_is_dropped(
+def test_client_that_never_reads_is_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sbkit.serve.server.PING_SECONDS", 0.2)
@@ -436,7 +437,7 @@ def test_a_client_that_never_reads_is_dropped(
             until(session, "created")
 
 
-def test_what_was_said_is_transcribed_before_the_server_stops(tmp_path: Path) -> None:
+def test_open_turn_is_transcribed_before_the_server_stops(tmp_path: Path) -> None:
     with served(tmp_path, tones=live_bundle(tmp_path)) as here:
         with here.openai.realtime.connect() as session:
             send(session, at_24k(speak(here.tokenizer, TEXT)))
@@ -461,7 +462,7 @@ class Failing(StreamingToneModel):
 
 
 @pytest.mark.parametrize("place", ["model", "decoder"])
-def test_a_fault_over_one_session_is_not_that_of_the_others(
+def test_fault_of_one_session_spares_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     bundle, tokenizer, _ = tone_bundle(tmp_path)
@@ -495,9 +496,7 @@ def test_a_fault_over_one_session_is_not_that_of_the_others(
     recognizer.close()
 
 
-def test_a_fault_of_the_model_ends_the_session(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_model_fault_ends_the_session(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with served(tmp_path, tones=live_bundle(tmp_path)) as here:
         here.model.advance = lambda *_: 1 // 0  # type: ignore[attr-defined]
         with here.openai.realtime.connect() as session:
@@ -513,7 +512,7 @@ class LiveUnsure(Unsure, StreamingToneModel):
     """Hear neighbouring letters nearly alike, in chunks."""
 
 
-def test_the_prompt_is_what_is_expected(tmp_path: Path) -> None:
+def test_session_prompt_is_expected_by_the_decoder(tmp_path: Path) -> None:
     bundle, tokenizer, _ = tone_bundle(tmp_path)
     bundle.model.close()
     train_models(tmp_path / "lm.safetensors", tokenizer, [TEXT], tokens=0)
@@ -530,3 +529,32 @@ def test_the_prompt_is_what_is_expected(tmp_path: Path) -> None:
             session.input_audio_buffer.commit()
             texts.append(until(session, "completed")[-1].transcript)
     assert texts == ["dog", "cog", "cog"]
+
+
+RATE = 16_000
+
+
+@pytest.mark.parametrize(("block", "quiet"), [(700, 2.0), (700, 0.2), (200_000, 2.0)])
+def test_speech_turns_last_from_padding_to_detected_end(block: int, quiet: float) -> None:
+    """Where the stream has less before it, it is from its first sample."""
+    audio = script(*is_speech(quiet, 1.0, 1.5, 0.5))
+    detector = VoiceDetector(ScriptedSpeech(), SpeechRules(padding=0.0))
+    turns, parts = SpeechTurns(detector, silence=0.4, start=100.0), list[TurnPart]()
+    for start in range(0, len(audio), block):
+        parts += turns.push(audio[start : start + block])
+    begins = [place for place, part in enumerate(parts) if part.began is not None]
+    first, second = parts[: begins[1]], parts[begins[1] :]
+    for turn, began, ended, detected in (
+        (first, quiet, quiet + 1.0, quiet + 1.4),
+        (second, quiet + 2.5, None, quiet + 3.0),
+    ):
+        assert turn[0].began == pytest.approx(100 + began)
+        assert turn[-1].ended == (ended and pytest.approx(100 + ended))
+        start, end = round(max(began - 0.3, 0.0) * RATE), round(detected * RATE)
+        assert turn[0].start == 100 * RATE + start
+        samples = np.concatenate([part.samples for part in turn])
+        assert np.array_equal(samples, audio[start : start + len(samples)])
+        # samples that arrived before the end was known are in the turn, too
+        assert end <= start + len(samples) <= (end if block > len(audio) else end + 320)
+        places = np.cumsum([turn[0].start, *(len(part.samples) for part in turn)])
+        assert [part.start for part in turn] == places[:-1].tolist()

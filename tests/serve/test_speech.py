@@ -44,7 +44,7 @@ def create(here: Served, text: str, **more: Any) -> Any:
     ("format", "media_type"),
     [("mp3", "mpeg"), ("opus", "ogg"), ("flac", "flac"), ("wav", "wav"), ("pcm", "pcm")],
 )
-def test_each_format_is_understood(
+def test_speech_in_each_format_is_understood(
     here: Served, format: str, media_type: str, tmp_path: Path
 ) -> None:
     answer = create(here, f"{TEXT}. a lazy dog.", response_format=format)
@@ -64,14 +64,14 @@ def test_each_format_is_understood(
     assert answer.text.replace(" ", "") == f"{TEXT}a lazy dog".replace(" ", "")
 
 
-def test_a_wav_has_no_end_in_its_header(here: Served) -> None:
+def test_speech_wav_declares_no_length(here: Served) -> None:
     content = create(here, TEXT, response_format="wav").content
     assert content[4:8] == content[40:44] == b"\xff" * 4
     assert soundfile.info(io.BytesIO(content)).samplerate == 24_000
 
 
 @pytest.mark.parametrize("format", ["mp3", "opus"])
-def test_what_is_too_loud_is_clipped(format: str) -> None:
+def test_file_writer_clips_loud_samples(format: str) -> None:
     """Formats of 16 bits do it by themselves; a clipped tone has a mean square below 1."""
     encoder = FileWriter(format, 24_000)
     tone = 3 * np.sin(np.arange(24_000, dtype=np.float32) / 10)
@@ -81,7 +81,7 @@ def test_what_is_too_loud_is_clipped(format: str) -> None:
     assert encoder.seconds == 1.0
 
 
-def test_it_comes_sentence_by_sentence_in_events_too(here: Served) -> None:
+def test_speech_is_sent_sentence_by_sentence(here: Served) -> None:
     asked = {"model": "tts", "input": f"{TEXT}. a lazy dog.", "response_format": "pcm"}
     asked |= {"model": "anna", "stream_format": "sse", "voice": {"id": "anna"}, "speed": 2}
     with here.client.stream("POST", SPEECH, json=asked) as answer:
@@ -122,7 +122,7 @@ BAD: dict[str, tuple[int, str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_requests_get_a_sentence(here: Served, name: str) -> None:
+def test_bad_speech_requests_get_a_clear_error(here: Served, name: str) -> None:
     status, words, fields = BAD[name]
     content = json.dumps({"model": "anna", "voice": "alloy", "input": "a fox", **fields})
     headers = {"Content-Type": "application/json"}
@@ -132,7 +132,7 @@ def test_bad_requests_get_a_sentence(here: Served, name: str) -> None:
     assert create(here, "a fox").content
 
 
-def test_a_voice_is_chosen_by_its_name_as_model_or_as_voice() -> None:
+def test_voice_is_chosen_by_model_or_voice_name() -> None:
     workers, speaker = Workers(1), ToneSpeaker(None)
     anna, bob = (Voice(speaker, workers=workers, metrics=Metrics()) for _ in range(2))
     servers = [Model(name="anna", engine=anna), Model(name="bob", engine=bob)]
@@ -151,12 +151,12 @@ def test_a_voice_is_chosen_by_its_name_as_model_or_as_voice() -> None:
     workers.close()
 
 
-def test_an_unknown_model_is_told_with_ten_that_are_known() -> None:
+def test_unknown_model_error_lists_ten_names() -> None:
     message = str(unknown_model("x" * 200, [f"model {n}" for n in range(12)]))
     assert f"model 8, model 9 and 2 more, but is {'x' * 100}." in message
 
 
-def test_a_header_has_the_notes_that_fit_and_events_have_all(
+def test_notes_fit_the_header_and_events_have_all(
     here: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     notes = [letter * 498 for letter in "abcd"]  # with quotes and a comma, 502 bytes each
@@ -167,7 +167,7 @@ def test_a_header_has_the_notes_that_fit_and_events_have_all(
     assert json.loads(lines[-2].removeprefix("data: "))["notes"] == notes
 
 
-def test_what_is_no_request(here: Served) -> None:
+def test_speech_body_must_be_a_json_object(here: Served) -> None:
     for status, content, kind in (
         (415, b"{}", "text/plain"),
         (400, b"[]", "application/json"),
@@ -182,7 +182,7 @@ def test_what_is_no_request(here: Served) -> None:
     assert chunks.status_code == 413
 
 
-def test_a_server_without_a_voice_says_so(tmp_path: Path) -> None:
+def test_speech_without_a_voice_is_refused(tmp_path: Path) -> None:
     with (
         served(tmp_path) as deaf,
         pytest.raises(openai.NotFoundError, match="No model of this server does this"),
@@ -190,7 +190,7 @@ def test_a_server_without_a_voice_says_so(tmp_path: Path) -> None:
         create(deaf, TEXT, model="tts-1")
 
 
-def test_a_client_that_goes_ends_its_speech(here: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_client_ends_its_speech(here: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     num_blocks = 0
 
     def endless() -> Iterator[Any]:

@@ -18,7 +18,7 @@ from tests.serve.test_realtime import live_bundle
 @pytest.mark.slow(40)
 @pytest.mark.skipif(not find_spec("pipecat"), reason="needs the extra clients")
 @pytest.mark.skipif(not find_spec("livekit"), reason="needs the extra clients")
-def test_pipecat_and_livekit_hear_and_speak(tmp_path: Path) -> None:
+def test_pipecat_and_livekit_transcribe_and_speak(tmp_path: Path) -> None:
     tones, file = live_bundle(tmp_path), tmp_path / "talk.wav"
     soundfile.write(file, np.concatenate([speak(tones[1], "the dog"), silence(2.0)]), RATE)
     with served(tmp_path, tones=tones, speaker=ToneSpeaker(tones[1]), language="en") as here:

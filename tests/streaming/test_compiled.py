@@ -83,7 +83,9 @@ def compare(bundle: Path, **options: Any) -> None:
     assert counters["stats"]["unique_graphs"] == warm
 
 
-def test_three_threads_and_new_shapes_compile_nothing_and_give_the_same_text(bundle: Path) -> None:
+def test_compiled_chunks_compile_nothing_for_new_shapes_and_give_the_same_text(
+    bundle: Path,
+) -> None:
     compare(bundle, mode="default", backend="eager", clips=(1, 3))
 
 
@@ -100,6 +102,6 @@ print("the same", flush=True)
 
 
 @pytest.mark.slow
-def test_a_real_compiler_gives_the_same(bundle: Path) -> None:
+def test_inductor_gives_the_same_output(bundle: Path) -> None:
     done = processes.run(["-c", REAL, bundle], timeout=500)
     assert "the same" in done.stdout, done.stderr

@@ -53,7 +53,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> list[Stream]:
     return streams
 
 
-def test_a_loudspeaker_waits_by_its_clock(
+def test_speakers_wait_by_their_clock(
     streams: list[Stream], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Clock(threading.Condition):
@@ -81,7 +81,7 @@ def test_a_loudspeaker_waits_by_its_clock(
     assert stream.time == pytest.approx(late + LATENCY + 0.1)
 
 
-def test_what_is_left_is_dropped(streams: list[Stream]) -> None:
+def test_speakers_drop_pending_sound(streams: list[Stream]) -> None:
     speakers = Speakers(RATE)
     speakers.play(np.ones(4000, np.int16))
     (stream,) = streams
@@ -93,7 +93,7 @@ def test_what_is_left_is_dropped(streams: list[Stream]) -> None:
     assert stream.calls == ["start", "abort", "start", "close"]
 
 
-def test_a_file_has_what_was_played(tmp_path: Path) -> None:
+def test_file_player_writes_all_blocks(tmp_path: Path) -> None:
     player = FilePlayer(tmp_path / "answer.wav", RATE)
     for block in (np.arange(5, dtype=np.int16), np.arange(3, dtype=np.int16)):
         player.play(block)

@@ -111,7 +111,7 @@ def say(tokenizer: Tokenizer, *texts: str) -> Iterator[Samples]:
     return blocks(*(event for text in texts for event in (speak(tokenizer, text), silence(2.0))))
 
 
-def test_what_is_said_is_answered_and_heard(tones: Any) -> None:
+def test_pipeline_answers_and_speaks(tones: Any) -> None:
     recognizer, tokenizer = tones
     events, player = Events(), Loudspeaker()
     Pipeline(
@@ -131,9 +131,7 @@ def test_what_is_said_is_answered_and_heard(tones: Any) -> None:
 
 
 @pytest.mark.parametrize("answer", [lambda text: None, lambda text: iter(()), lambda text: "fine"])
-def test_an_answer_may_be_none_and_sound_may_be_left_out(
-    answer: Callable[[str], Any], tones: Any
-) -> None:
+def test_pipeline_allows_no_answer_and_no_sound(answer: Callable[[str], Any], tones: Any) -> None:
     recognizer, tokenizer = tones
     events = Events()
 
@@ -147,7 +145,7 @@ def test_an_answer_may_be_none_and_sound_may_be_left_out(
     assert len(events.of(Answer)) == (2 if answer("") == "fine" else 0)
 
 
-def test_the_trace_has_the_delay_that_each_stage_adds(tones: Any) -> None:
+def test_turn_trace_has_the_delay_of_each_stage(tones: Any) -> None:
     recognizer, tokenizer = tones
     now, events = [100.0], Events()
 
@@ -200,7 +198,7 @@ class Told:
         return np.abs(samples.reshape(-1, self.step)).max(1) > 100, None
 
 
-def test_a_detector_ends_turns_sooner_and_times_go_on(tones: Any) -> None:
+def test_pipeline_detector_ends_turns_sooner(tones: Any) -> None:
     recognizer, tokenizer = tones
     detector = VoiceDetector(Told(), SpeechRules(hang_over=0.3))
     events, pause = Events(), silence(0.6)
@@ -218,7 +216,7 @@ def test_a_detector_ends_turns_sooner_and_times_go_on(tones: Any) -> None:
 
 
 @pytest.mark.parametrize("detector", [None, VoiceDetector(Told())])
-def test_who_speaks_stops_the_answer(detector: VoiceDetector | None, tones: Any) -> None:
+def test_speech_interrupts_the_answer(detector: VoiceDetector | None, tones: Any) -> None:
     recognizer, tokenizer = tones
     events, player, was_closed = Events(), Loudspeaker(until="one"), threading.Event()
 
@@ -255,7 +253,7 @@ def test_who_speaks_stops_the_answer(detector: VoiceDetector | None, tones: Any)
     assert [event.text for event in events[first:] if isinstance(event, Answer)] == ["bye"]
 
 
-def test_speech_without_words_stops_the_answer_where_a_detector_hears_it(tones: Any) -> None:
+def test_detected_speech_without_words_interrupts_the_answer(tones: Any) -> None:
     recognizer, tokenizer = tones
     events, player = Events(), Loudspeaker(until="one")
 
@@ -277,7 +275,7 @@ def test_speech_without_words_stops_the_answer_where_a_detector_hears_it(tones: 
     assert [turn.is_interrupted for turn in events.of(Turn)] == [True]
 
 
-def test_what_is_made_while_somebody_speaks_is_dropped_and_what_waits_is_not_begun(
+def test_interruption_drops_queued_and_running_work(
     tones: Any,
 ) -> None:
     recognizer, tokenizer = tones
@@ -392,7 +390,7 @@ def endless(tokenizer: Tokenizer) -> Iterator[Samples]:
         ({"on_event": fail}, "its recognizer raised ValueError"),
     ],
 )
-def test_a_stage_that_fails_ends_all_and_is_named(
+def test_failing_stage_ends_the_pipeline_and_is_named(
     stages: dict[str, Any], match: str, tones: Any
 ) -> None:
     recognizer, tokenizer = tones
@@ -406,7 +404,7 @@ def test_a_stage_that_fails_ends_all_and_is_named(
 
 
 @pytest.mark.parametrize("state", ["begun", "answering", "playing", "full", "of itself"])
-def test_a_pipeline_may_be_closed_in_any_state(state: str, tones: Any) -> None:
+def test_pipeline_closes_in_any_state(state: str, tones: Any) -> None:
     recognizer, tokenizer = tones
     reached, go_on = threading.Event(), threading.Event()
     player = Loudspeaker(until="zero" if state in ("playing", "full") else None)
@@ -447,7 +445,7 @@ def test_a_pipeline_may_be_closed_in_any_state(state: str, tones: Any) -> None:
     pipeline.close()
 
 
-def test_what_a_source_raises_reaches_the_caller(tones: Any) -> None:
+def test_pipeline_raises_errors_of_its_source(tones: Any) -> None:
     recognizer, tokenizer = tones
 
     def source() -> Iterator[Samples]:

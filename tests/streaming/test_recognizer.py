@@ -1,4 +1,4 @@
-"""Samples in pieces of any size give the features and log-probabilities of the whole clip."""
+"""Samples in blocks of any size give the features and log-probabilities of the whole clip."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_no_window_is_missed_or_computed_twice(seed: int, bundle: Bundle) -> None:
+def test_forward_chunks_computes_each_window_once(seed: int, bundle: Bundle) -> None:
     model, random = bundle.model, np.random.default_rng(seed)
     clip = (3000 * random.normal(size=int(random.integers(1, 90_000)))).astype(np.int16)
     extract = model.network.encoder.modules["compute_features"]
@@ -36,9 +36,9 @@ def test_no_window_is_missed_or_computed_twice(seed: int, bundle: Bundle) -> Non
             lambda *call: computed.append(call[2][0][0, : call[2][1][0]])
         )
         results, state = [expected[:0]], live.start()
-        pieces = [*cut(clip, seed), clip[:0]]
-        for number, piece in enumerate(pieces, 1):
-            ((chunks, state),) = live.forward_chunks([piece], [state], [number == len(pieces)])
+        blocks = [*cut(clip, seed), clip[:0]]
+        for number, block in enumerate(blocks, 1):
+            ((chunks, state),) = live.forward_chunks([block], [state], [number == len(blocks)])
             results += chunks
     hook.remove()
     torch.testing.assert_close(

@@ -24,7 +24,7 @@ from sbkit.streaming.session import (
     advance_batch,
     forward_batch,
 )
-from tests.runtime.told_frames import ToldFrames
+from tests.runtime.scripted_speech import ScriptedSpeech
 from tests.runtime.tones import LETTER, RATE, STEP, silence, speak, tone_bundle
 from tests.streaming.streaming_tones import CHUNK, streaming_tones
 
@@ -33,7 +33,7 @@ BEAM: dict[str, Any] = {"texts": [*TEXTS, "a fox over the dog"]}
 
 
 def cut(audio: Samples, seed: int) -> Iterator[Samples]:
-    """Cut audio at random, into pieces from none to some thousand samples."""
+    """Cut audio at random, into blocks from none to some thousand samples."""
     random = np.random.default_rng(seed)
     while len(audio):
         size = int(random.choice([0, 1, 7, 500, 3000, 30_000]))
@@ -42,10 +42,10 @@ def cut(audio: Samples, seed: int) -> Iterator[Samples]:
 
 
 def run(
-    recognizer: StreamingRecognizer, pieces: Sequence[Samples] | Iterator[Samples]
+    recognizer: StreamingRecognizer, blocks: Sequence[Samples] | Iterator[Samples]
 ) -> list[Event]:
     session = Session(recognizer)
-    return [*(event for piece in pieces for event in session.push(piece)), *session.finish()]
+    return [*(event for block in blocks for event in session.push(block)), *session.finish()]
 
 
 def finals(events: Sequence[Event]) -> list[Final]:
@@ -53,7 +53,9 @@ def finals(events: Sequence[Event]) -> list[Final]:
 
 
 @pytest.mark.parametrize("decoder", [{}, BEAM], ids=["greedy", "beam"])
-def test_events_do_not_depend_on_how_audio_is_cut(decoder: dict[str, Any], tmp_path: Path) -> None:
+def test_session_events_do_not_depend_on_block_size(
+    decoder: dict[str, Any], tmp_path: Path
+) -> None:
     recognizer, tokenizer, _ = streaming_tones(tmp_path, **decoder)
     spoken = [audio for text in TEXTS for audio in (speak(tokenizer, text), silence(1.3))]
     audio = np.concatenate([*spoken, silence(2.6)])
@@ -81,7 +83,7 @@ def _places(text: str) -> list[int]:
 
 
 @pytest.mark.parametrize("size", [1000, 100_000])
-def test_a_detector_tells_what_silence_is(size: int, tmp_path: Path) -> None:
+def test_session_takes_silence_from_a_detector(size: int, tmp_path: Path) -> None:
     """Humming after the words is no token, and no silence: the utterance ends after it."""
     recognizer, tokenizer, _ = streaming_tones(tmp_path)
     audio = np.concatenate([speak(tokenizer, "the dog"), silence(4.0)])
@@ -99,7 +101,7 @@ def test_a_detector_tells_what_silence_is(size: int, tmp_path: Path) -> None:
     assert endpoint.seconds >= finals(events)[0].end
 
 
-class SpeechUntil(ToldFrames):
+class SpeechUntil(ScriptedSpeech):
     """Speech from the first frame to a moment, whatever is heard."""
 
     def __init__(self, end: float) -> None:
@@ -111,7 +113,7 @@ class SpeechUntil(ToldFrames):
         return (np.arange(state, after) * self.step < self.end * RATE).astype(float), after
 
 
-def test_a_long_utterance_is_ended_and_goes_on_in_the_next(tmp_path: Path) -> None:
+def test_session_ends_a_long_utterance(tmp_path: Path) -> None:
     recognizer, tokenizer, _ = streaming_tones(tmp_path, rules=EndpointRules(longest=1.5))
     events = run(recognizer, [speak(tokenizer, "jumps over a lazy dog")])
     assert [event.rule for event in events if isinstance(event, Endpoint)] == ["longest"]
@@ -120,7 +122,7 @@ def test_a_long_utterance_is_ended_and_goes_on_in_the_next(tmp_path: Path) -> No
     assert f"{first.text}{second.text}".replace(" ", "") == "jumpsoveralazydog"
 
 
-def test_events_have_the_times_of_the_stream(tmp_path: Path) -> None:
+def test_session_events_have_times_of_the_stream(tmp_path: Path) -> None:
     """A chunk is 0.64 s, a letter 0.12 s, and a word may reach 9 frames into what follows."""
     recognizer, tokenizer, _ = streaming_tones(tmp_path)
     aligner = replace(recognizer.decoder.aligner, offsets=WordOffsets(0.0, 9.0))
@@ -145,13 +147,13 @@ def test_events_have_the_times_of_the_stream(tmp_path: Path) -> None:
         assert times == pytest.approx([time for _, *span in expected for time in span])
 
 
-def test_an_utterance_begins_after_the_silence_that_ended_none(tmp_path: Path) -> None:
+def test_utterance_begins_after_silence_without_words(tmp_path: Path) -> None:
     recognizer, tokenizer, _ = streaming_tones(tmp_path)
     events = run(recognizer, [silence(2.4), speak(tokenizer, "the dog"), silence(1.4)])
     assert finals(events)[0].start == 2.4
 
 
-def test_text_so_far_grows_and_says_what_will_stay(tmp_path: Path) -> None:
+def test_partial_text_grows_and_marks_stable_words(tmp_path: Path) -> None:
     recognizer, tokenizer, _ = streaming_tones(tmp_path, **BEAM)
     events = run(recognizer, [speak(tokenizer, "the quick brown fox")])
     partial = [event for event in events if isinstance(event, Partial)]
@@ -174,7 +176,7 @@ def test_text_so_far_grows_and_says_what_will_stay(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("decoder", [{}, BEAM], ids=["greedy", "beam"])
-def test_two_continuations_of_one_session(decoder: dict[str, Any], tmp_path: Path) -> None:
+def test_session_copies_are_independent(decoder: dict[str, Any], tmp_path: Path) -> None:
     recognizer, tokenizer, _ = streaming_tones(tmp_path, **decoder)
     texts = ("the quick brown fox", "the quick dog")
     shared = LETTER * STEP * len("the quick")
@@ -195,7 +197,7 @@ def test_two_continuations_of_one_session(decoder: dict[str, Any], tmp_path: Pat
         assert finals(session.finish())[0].text == "the quick"
 
 
-def test_sessions_of_any_age_are_one_batch_and_say_the_same(tmp_path: Path) -> None:
+def test_advance_batch_equals_single_sessions(tmp_path: Path) -> None:
     recognizer, tokenizer, model = streaming_tones(tmp_path, **BEAM)
     clips = [speak(tokenizer, text) for text in TEXTS]
     alone = [run(recognizer, [clip]) for clip in clips]
@@ -218,7 +220,7 @@ def test_sessions_of_any_age_are_one_batch_and_say_the_same(tmp_path: Path) -> N
     assert advance_batch([]) == []
 
 
-def test_hotwords_are_searched_as_it_comes(tmp_path: Path) -> None:
+def test_session_expects_hotwords(tmp_path: Path) -> None:
     recognizer, tokenizer, _ = streaming_tones(tmp_path, **BEAM)
     decoder = recognizer.decoder.decoder
     assert isinstance(decoder, BeamDecoder)
@@ -228,7 +230,7 @@ def test_hotwords_are_searched_as_it_comes(tmp_path: Path) -> None:
     assert finals(events)[0].text == "a lazy fox"
 
 
-def test_what_cannot_be_live_is_refused(tmp_path: Path) -> None:
+def test_streaming_recognizer_refuses_whole_clip_models_and_decoders(tmp_path: Path) -> None:
     bundle, _, _ = tone_bundle(tmp_path)
     with pytest.raises(SbkitError, match="`--live` needs a streaming model"):
         StreamingRecognizer(bundle=bundle)
