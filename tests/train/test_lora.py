@@ -47,7 +47,7 @@ def test_they_are_merged_on_export_and_a_new_vocabulary_keeps_the_encoder(
         assert torch.equal(pretrained[weight], exported[f"1.body.{weight}"]) is not is_adapted
     assert not [name for name in exported if "lora" in name]
     card = (bundle / "README.md").read_text()
-    assert "moving average over the steps of training, of decay 0.9" in card
+    assert "moving average over the training steps, with decay 0.9" in card
 
     clips = sorted((workplace.release / "clips").glob("*"))[:2]
     samples = [torch.from_numpy(read_audio(clip)).float() for clip in clips]
