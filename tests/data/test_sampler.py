@@ -84,15 +84,15 @@ def test_train_sampler_yields_each_row_once_and_the_same_steps_on_any_hardware(
     seed: int, world_size: int, accumulation: int
 ) -> None:
     samples = lengths(seed)
-    how: dict[str, Any] = {"concat_prob": seed % 3 / 2, "speeds": [0.9, 1.0, 1.1]}
-    ranks = micro_batches(samples, world_size=world_size, accumulation=accumulation, **how)
+    options: dict[str, Any] = {"concat_prob": seed % 3 / 2, "speeds": [0.9, 1.0, 1.1]}
+    ranks = micro_batches(samples, world_size=world_size, accumulation=accumulation, **options)
     real = (example for rank in ranks for batch in rank for example in batch if example.weight)
     rows = Counter(row for example in real for row in example.rows)
     assert rows == Counter(range(len(samples)))
     assert len({len(rank) for rank in ranks}) == 1
     assert len(ranks[0]) % accumulation == 0
     assert all(batch for rank in ranks for batch in rank)
-    assert steps(ranks, accumulation) == steps(micro_batches(samples, **how), 1)
+    assert steps(ranks, accumulation) == steps(micro_batches(samples, **options), 1)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -162,19 +162,21 @@ def test_train_sampler_refuses_batch_seconds_below_the_longest_utterance() -> No
 @pytest.mark.parametrize("seed", range(6))
 def test_eval_sampler_deals_batches_without_duplicates(seed: int, world_size: int) -> None:
     samples = lengths(seed)
-    alone = list(EvalSampler(samples=samples, batch_seconds=20.0))
+    single = list(EvalSampler(samples=samples, batch_seconds=20.0))
     shares = [
         EvalSampler(samples=samples, batch_seconds=20.0, rank=rank, world_size=world_size)
         for rank in range(world_size)
     ]
     assert [len(share) for share in shares] == [len(list(share)) for share in shares]
-    together = [batch for share in shares for batch in share]
-    assert Counter(map(tuple, together)) == Counter(map(tuple, alone))
-    assert sorted(example.rows for batch in together for example in batch) == [
+    dealt = [batch for share in shares for batch in share]
+    assert Counter(map(tuple, dealt)) == Counter(map(tuple, single))
+    assert sorted(example.rows for batch in dealt for example in batch) == [
         (row,) for row in range(len(samples))
     ]
-    assert {(example.percent, example.weight) for batch in alone for example in batch} == {(100, 1)}
-    assert max(map(padded, alone)) <= max(20 * SECOND, *samples)
+    assert {(example.percent, example.weight) for batch in single for example in batch} == {
+        (100, 1)
+    }
+    assert max(map(padded, single)) <= max(20 * SECOND, *samples)
 
 
 def test_eval_sampler_accepts_an_utterance_longer_than_its_batches() -> None:
@@ -229,5 +231,5 @@ def test_to_percents_refuses_bad_speeds(speeds: Any) -> None:
 
 def test_cut_runs_fills_each_run_up_to_its_capacity() -> None:
     assert cut_runs([1] * 10, 4) == [4, 8, 10]
-    assert cut_runs([1, 1, 2, 2, 9, 1], 4) == [2, 4, 5, 6]  # one alone may be longer
+    assert cut_runs([1, 1, 2, 2, 9, 1], 4) == [2, 4, 5, 6]  # a single length may be longer
     assert cut_runs([], 4) == []

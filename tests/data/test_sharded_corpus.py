@@ -55,38 +55,38 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> list[Clip]:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[str]:
-    """Name a place in memory that no other test uses."""
+def location(tmp_path: Path) -> Iterator[str]:
+    """Return a URL in memory that no other test uses."""
     yield f"memory://{tmp_path.name}"
     fsspec.filesystem("memory").store.clear()
 
 
-def write(place: str, clips: list[Clip], options: ShardOptions = OPTIONS) -> Index | None:
+def write(location: str, clips: list[Clip], options: ShardOptions = OPTIONS) -> Index | None:
     """Write clips as train, and the first of them as dev."""
     sources = {"train": Manifest.of([*clips, Excluded("line 9", "no path", "")])}
     sources["dev"] = Manifest.of(clips[:2])
-    return write_shards(Storage.at(place), options, sources, ROLES)
+    return write_shards(Storage.at(location), options, sources, ROLES)
 
 
-def knobs(place: str, **more: Any) -> dict[str, Any]:
+def knobs(location: str, **more: Any) -> dict[str, Any]:
     common = {"language": "en", "sample_rate": 16_000, "min_seconds": 0.0, "max_seconds": 9.0}
-    return {**common, "data_folder": place, **more}
+    return {**common, "data_folder": location, **more}
 
 
-def train_of(place: str) -> datasets.Dataset:
+def train_of(location: str) -> datasets.Dataset:
     """Open the training split as a run does."""
-    return prepare_transcripts(knobs(place, max_seconds=9.0)).train
+    return prepare_transcripts(knobs(location, max_seconds=9.0)).train
 
 
 @pytest.mark.parametrize("store", ["pcm", "flac"])
 def test_shards_give_back_the_clips_on_any_file_system(
-    clips: list[Clip], place: str, tmp_path: Path, store: str
+    clips: list[Clip], location: str, tmp_path: Path, store: str
 ) -> None:
     options = ShardOptions(sample_rate=16_000, store=store, shard_bytes=20_000, seed=7)
-    for location in (place, str(tmp_path / "shards [fr]*")):  # which is no pattern
-        index = write(location, clips, options)
+    for target in (location, str(tmp_path / "shards [fr]*")):  # not a pattern
+        index = write(target, clips, options)
         assert index is not None and len(index.splits["train"]) > 4
-        splits = prepare_transcripts(knobs(location))
+        splits = prepare_transcripts(knobs(target))
         names = splits.train.column_names
         assert names == ["id", "text", "sentence", "samples", "speaker", "age", "audio"]
         rows = {row["id"]: row for row in read_rows(splits.train, range(24))}
@@ -120,19 +120,19 @@ def rows_of(batches: list[MicroBatch]) -> list[int]:
     return [row for batch in batches for example in batch if example.weight for row in example.rows]
 
 
-def test_train_sampler_shuffles_within_windows_of_shards(clips: list[Clip], place: str) -> None:
-    write(place, clips)
-    train = train_of(place)
+def test_train_sampler_shuffles_within_windows_of_shards(clips: list[Clip], location: str) -> None:
+    write(location, clips)
+    train = train_of(location)
     numbers = shard_numbers(train)
     plans = [sampler(train), sampler(train)]
     for epoch, plan in enumerate(plans):
         plan.set_epoch(epoch)
         seen = rows_of(list(plan))
         assert sorted(seen) == list(range(24))
-        places: dict[int, list[int]] = {}
-        for at, row in enumerate(seen):
-            places.setdefault(int(numbers[row]), []).append(at)
-        spans = [max(positions) - min(positions) for positions in places.values()]
+        positions_of: dict[int, list[int]] = {}
+        for position, row in enumerate(seen):
+            positions_of.setdefault(int(numbers[row]), []).append(position)
+        spans = [max(positions) - min(positions) for positions in positions_of.values()]
         assert max(spans) < 16  # two of six shards, and a batch over the border
         assert sum(spans) > 6 * 4  # which are mixed
     orders = [[int(numbers[row]) for row in rows_of(list(plan))] for plan in plans]
@@ -152,8 +152,8 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[storage.ByteRange]:
     return ranges
 
 
-def heard(split: datasets.Dataset, plan: TrainSampler) -> list[list[tuple[str, int, bytes]]]:
-    """Load micro-batches: id, speed and audio of what counts."""
+def load_batches(split: datasets.Dataset, plan: TrainSampler) -> list[list[tuple[str, int, bytes]]]:
+    """Load micro-batches: id, speed and audio of examples with a weight."""
     data = UtteranceDataset(split)
     loaded = (data.__getitems__(batch) for batch in plan)
     return [
@@ -164,20 +164,20 @@ def heard(split: datasets.Dataset, plan: TrainSampler) -> list[list[tuple[str, i
 
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_ranks_get_the_same_batches_and_read_each_clip_once(
-    clips: list[Clip], place: str, fetched: list[storage.ByteRange], world_size: int
+    clips: list[Clip], location: str, fetched: list[storage.ByteRange], world_size: int
 ) -> None:
-    write(place, clips)
-    train = train_of(place)
-    alone = heard(train, sampler(train, seconds=2.0))
+    write(location, clips)
+    train = train_of(location)
+    single = load_batches(train, sampler(train, seconds=2.0))
     total = sum(request[2] for request in fetched)
     assert total == 24 * WAV_HEADER_BYTES + 24 // 3 * 2 * (1600 + 3200 + 4800)
     read, ranks = [], []
     for rank in range(world_size):
         fetched.clear()
-        ranks.append(heard(train, sampler(train, rank, world_size, 2.0)))
+        ranks.append(load_batches(train, sampler(train, rank, world_size, 2.0)))
         read.append(sum(request[2] for request in fetched))
-    together = [sorted(chain(*parts)) for parts in zip(*ranks, strict=True)]
-    assert together == [sorted(batch) for batch in alone]
+    joined = [sorted(chain(*parts)) for parts in zip(*ranks, strict=True)]
+    assert joined == [sorted(batch) for batch in single]
     assert max(read) < 1.8 * total / world_size
     assert sum(read) <= 1.2 * total  # a rank without a share of a step repeats its shortest clip
 
@@ -218,16 +218,16 @@ def test_two_processes_share_the_writing_of_shards(clips: list[Clip], tmp_path: 
 
 
 def test_array_tasks_take_their_share_and_the_last_writes_the_index(
-    clips: list[Clip], place: str, monkeypatch: pytest.MonkeyPatch
+    clips: list[Clip], location: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {"MIN": 1, "COUNT": 2, "ID": 2}.items():
         monkeypatch.setenv(f"SLURM_ARRAY_TASK_{name}", str(value))
-    assert write(place, clips) is None
+    assert write(location, clips) is None
     with pytest.raises(SbkitError, match="data_folder must be"):
-        corpus_of(knobs(place))
+        corpus_of(knobs(location))
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "1")
-    assert write(place, clips) is not None
-    assert len(train_of(place)) == 24
+    assert write(location, clips) is not None
+    assert len(train_of(location)) == 24
     assert work_share({"RANK": "1", "WORLD_SIZE": "4"}) == (1, 4)
 
 
@@ -277,7 +277,7 @@ def wav(n: int) -> bytes:
     return content.getvalue()
 
 
-def write_stream(folder: Path, *, kind: str = "parquet") -> None:
+def write_sources(folder: Path, *, kind: str = "parquet") -> None:
     """Write two files of 10 rows, with the audio in them (parquet) or beside them."""
     folder.mkdir()
     for part in range(2):
@@ -296,27 +296,27 @@ def write_stream(folder: Path, *, kind: str = "parquet") -> None:
         (folder / f"part{part}.jsonl").write_text("\n".join(map(json.dumps, rows)))
 
 
-def streamed(place: Path | str) -> RemoteTables:
-    return RemoteTables(tuple(remote_tables(str(place))), TableOptions(language="en"))
+def tables_at(location: Path | str) -> RemoteTables:
+    return RemoteTables(tuple(remote_tables(str(location))), TableOptions(language="en"))
 
 
-def write_streamed(target: str, source: Path | str) -> Index | None:
+def write_tables(target: str, source: Path | str) -> Index | None:
     options = ShardOptions(sample_rate=16_000, store="pcm", shard_bytes=11_000, seed=7)
-    sources = {"train": streamed(source)}
+    sources = {"train": tables_at(source)}
     with patch.object(source_files, "BATCH_ROWS", 2):
         return write_shards(Storage.at(target), options, sources, {"train": ["train"]})
 
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])
 def test_remote_tables_become_shards_and_leave_no_cache(
-    tmp_path: Path, place: str, kind: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, location: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / "cache"))
-    write_stream(tmp_path / "stream", kind=kind)
-    index = write_streamed(place, tmp_path / "stream")
+    write_sources(tmp_path / "source", kind=kind)
+    index = write_tables(location, tmp_path / "source")
     assert index is not None
     assert len(index.splits["train"]) == 6  # of 4, 4 and 2 clips, twice
-    manifest = corpus_of(knobs(place)).read(knobs(place), "train")
+    manifest = corpus_of(knobs(location)).read(knobs(location), "train")
     assert isinstance(manifest, Manifest)
     assert sorted(manifest[0].columns) == ["language", "speaker"]
     assert sorted(clip.id for clip in manifest) == sorted(map(str, range(20)))
@@ -329,17 +329,17 @@ def test_remote_row_cannot_name_a_local_file(tmp_path: Path, audio: str) -> None
     source = f"memory://{tmp_path.name}-rows"
     row = {"audio": audio.format(tmp_path / "private.wav"), "text": "word"}
     fsspec.filesystem("memory").pipe(f"{source}/part.jsonl", json.dumps(row).encode())
-    split = streamed(source)
+    split = tables_at(source)
     (part,) = split.read(split.files[0], tmp_path, 0)
     assert [row.reason for row in part.excluded] == ["no audio file"]
 
 
 def test_remote_tables_at_a_url_resume_after_their_last_shard(
-    tmp_path: Path, place: str, decoded: list[str]
+    tmp_path: Path, location: str, decoded: list[str]
 ) -> None:
-    write_stream(tmp_path / "stream", kind="jsonl")
+    write_sources(tmp_path / "source", kind="jsonl")
     memory = fsspec.filesystem("memory")
-    memory.put(str(tmp_path / "stream"), f"/{tmp_path.name}-source", recursive=True)
+    memory.put(str(tmp_path / "source"), f"/{tmp_path.name}-source", recursive=True)
     source = f"memory://{tmp_path.name}-source"
     publish, published = ShardWriter.publish, list[str]()
 
@@ -350,23 +350,23 @@ def test_remote_tables_at_a_url_resume_after_their_last_shard(
         published.append(name)
 
     with patch.object(ShardWriter, "publish", one), pytest.raises(KeyboardInterrupt):
-        write_streamed(place, source)
+        write_tables(location, source)
     decoded.clear()
-    assert write_streamed(place, source) is not None
+    assert write_tables(location, source) is not None
     assert len(set(decoded)) == len(decoded) == 16  # all but a shard of four
-    counts = Counter(clip.id for clip in corpus_of(knobs(place)).read(knobs(place), "train"))
+    counts = Counter(clip.id for clip in corpus_of(knobs(location)).read(knobs(location), "train"))
     assert counts == Counter(map(str, range(20)))
 
 
-def test_prepare_command_makes_shards_of_remote_tables(tmp_path: Path, place: str) -> None:
-    write_stream(tmp_path / "a")
-    write_stream(tmp_path / "b")
+def test_prepare_command_makes_shards_of_remote_tables(tmp_path: Path, location: str) -> None:
+    write_sources(tmp_path / "a")
+    write_sources(tmp_path / "b")
     manifest = [f"--manifest={{train: {tmp_path / 'a'}, dev: {tmp_path / 'b'}}}"]
     yaml = str(ROOT / "hparams/ctc.yaml")
     with pytest.raises(SbkitError, match="Make shards of them first, sbkit prepare"):
         sbkit(["prepare", yaml, *manifest])
-    assert sbkit(["prepare", yaml, *manifest, "--shards", place, "--shard-size", "15kB"]) == 0
-    assert sbkit(["prepare", yaml, f"--data_folder={place}", "--min_seconds=0"]) == 0
+    assert sbkit(["prepare", yaml, *manifest, "--shards", location, "--shard-size", "15kB"]) == 0
+    assert sbkit(["prepare", yaml, f"--data_folder={location}", "--min_seconds=0"]) == 0
 
 
 # ---- bad input
@@ -433,22 +433,22 @@ def test_impossible_shard_options_are_refused(
     (tmp_path / "file").touch()
     with pytest.raises(SbkitError, match="cannot be written to"):
         write(str(tmp_path / "file" / "shards"), clips)
-    write_stream(tmp_path / "stream")
-    cut_short(tmp_path / "stream/part1.parquet")
+    write_sources(tmp_path / "source")
+    cut_short(tmp_path / "source/part1.parquet")
     with pytest.raises(
         SbkitError, match=r"must be parquet or JSON Lines in UTF-8, but cannot be read"
     ):
-        write_streamed(str(tmp_path / "other"), tmp_path / "stream")
+        write_tables(str(tmp_path / "other"), tmp_path / "source")
 
 
-def test_remote_tables_may_have_different_columns(tmp_path: Path, place: str) -> None:
-    write_stream(tmp_path / "stream")
+def test_remote_tables_may_have_different_columns(tmp_path: Path, location: str) -> None:
+    write_sources(tmp_path / "source")
     row = {"audio": {"bytes": wav(1), "path": "other.wav"}, "text": "a", "mood": "calm"}
-    datasets.Dataset.from_list([row]).to_parquet(tmp_path / "stream" / "part2.parquet")
+    datasets.Dataset.from_list([row]).to_parquet(tmp_path / "source" / "part2.parquet")
     none = datasets.Dataset.from_list([row]).select([])
-    none.to_parquet(tmp_path / "stream" / "part3.parquet")
-    assert write_streamed(place, tmp_path / "stream") is not None
-    clips = corpus_of(knobs(place)).read(knobs(place), "train")
+    none.to_parquet(tmp_path / "source" / "part3.parquet")
+    assert write_tables(location, tmp_path / "source") is not None
+    clips = corpus_of(knobs(location)).read(knobs(location), "train")
     columns = {clip.id: {**clip.columns} for clip in clips}
     assert len(columns) == 21
     assert columns["other"] == {"mood": "calm", "language": "en"}

@@ -47,7 +47,7 @@ def start() -> Iterator[Start]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("place", "words"),
+    ("variables", "words"),
     [
         ({"RANK": "0"}, ["Rank 0 did not meet", "at 127.0.0.1:", "1/2 clients joined"]),
         ({"RANK": "1"}, ["within 1 s", "Rank 1"]),
@@ -57,9 +57,9 @@ def start() -> Iterator[Start]:
     ids=str,
 )
 def test_incomplete_rendezvous_is_one_sentence(
-    place: dict[str, str], words: list[str], start: Start
+    variables: dict[str, str], words: list[str], start: Start
 ) -> None:
-    process = start(**place)
+    process = start(**variables)
     _, error = process.communicate(timeout=240)
     assert process.returncode == BAD_INPUT, error
     assert "Traceback" not in error

@@ -35,7 +35,7 @@ def labels(phones: str, *, seconds: float = 0.1) -> str:
     """Write labels as the package has them: a pause, and phones of the same duration."""
     names = ["pau", *phones.split(), "pau"]
     return "#\n" + "".join(
-        f"{seconds * place:.5f} 125 {name}\n" for place, name in enumerate(names, start=1)
+        f"{seconds * number:.5f} 125 {name}\n" for number, name in enumerate(names, start=1)
     )
 
 
