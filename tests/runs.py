@@ -25,7 +25,7 @@ from sbkit.base.process import run_main
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.data.batch import Batch
 from sbkit.logs import curves
-from sbkit.logs.curves import curves_of, picture
+from sbkit.logs.curves import curves_of, draw_png
 from sbkit.logs.metric import Metrics
 from sbkit.logs.run_log import Record
 from tests import processes
@@ -93,7 +93,7 @@ def train_here(command: list[str], cache: Path) -> int:
     with (
         patch.object(sys, "argv", command),
         patch.dict(os.environ, {"SBKIT_CACHE": str(cache)}),
-        patch.object(curves, "picture", drawn_once),
+        patch.object(curves, "draw_png", drawn_once),
         one_thread(),
         pytest.raises(SystemExit) as left,
     ):
@@ -105,7 +105,7 @@ def drawn_once(runs: Sequence[Sequence[Record]], metrics: Metrics) -> bytes:
     """Draw curves as a run does, but those of one form only once: a fifth of a run this small."""
     form = repr([[(c.panel, c.style, c.color) for c in curves_of(each, metrics)] for each in runs])
     if form not in _drawn:
-        _drawn[form] = picture(runs, metrics)
+        _drawn[form] = draw_png(runs, metrics)
     return _drawn[form]
 
 

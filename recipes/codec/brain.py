@@ -19,7 +19,7 @@ from sbkit.audio.io import FULL_SCALE
 from sbkit.audio.lengths import length_mask
 from sbkit.base.files import write_bytes_atomically, write_text_atomically
 from sbkit.data.batch import Batch
-from sbkit.logs.metric import Metrics, as_words
+from sbkit.logs.metric import Metrics, describe_values
 from sbkit.models.code_space import Codes
 from sbkit.models.codec import CodecModel
 from sbkit.models.loss import Loss
@@ -137,7 +137,7 @@ class CodecBrain(Brain):
         """Write the means over all codebooks."""
         values = self.measure(results)
         means = {name: value for name, value in values.items() if not name[-1].isdecimal()}
-        return ", ".join(as_words(self.metrics, means))
+        return ", ".join(describe_values(self.metrics, means))
 
     def report(
         self, split: str, results: Sequence[CodedUtterance], folder: Path

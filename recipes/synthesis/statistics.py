@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from sbkit.audio.io import Samples
 from sbkit.base.files import write_bytes_atomically
-from sbkit.logs.metric import as_words
+from sbkit.logs.metric import describe_values
 from sbkit.tasks.synthesis import SYNTHESIS
 
 SEMITONES = 12  # in an octave
@@ -87,7 +87,7 @@ def measure(results: Sequence[SpokenUtterance]) -> Mapping[str, float]:
 
 def describe(results: Sequence[SpokenUtterance]) -> str:
     """Write the figures for the screen."""
-    return ", ".join(as_words(SYNTHESIS.metrics, measure(results)))
+    return ", ".join(describe_values(SYNTHESIS.metrics, measure(results)))
 
 
 def report(

@@ -31,7 +31,7 @@ from sbkit.check.settings import (
     check_unread,
 )
 from sbkit.distributed.ranks import single_rank
-from sbkit.logs.progress import shown
+from sbkit.logs.progress import progress_bar
 from sbkit.train.run import Run
 
 logger = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ def check_planned_run(planned: PlannedRun, checks: Iterable[Check] = CHECKS) -> 
         planned.take_steps()
     chosen = [check for check in checks if is_in_range or check in CHECKS_OF_VALUES]
     findings: list[Finding] = []
-    with shown("checking the run", len(chosen)) as advance:
+    with progress_bar("checking the run", len(chosen)) as advance:
         for check in chosen:
             findings += _run(check, planned)
             advance(1)

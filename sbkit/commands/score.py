@@ -36,7 +36,7 @@ from sbkit.evaluate.utterances import PROVENANCE
 from sbkit.evaluate.wer import Figures
 from sbkit.export.export import as_bundle
 from sbkit.export.test_sets import prepare_test_sets, read_whole_clips
-from sbkit.logs.progress import shown
+from sbkit.logs.progress import progress_bar
 from sbkit.runtime.model import naming_audio
 from sbkit.runtime.torch_model import TorchBundle, load_bundle
 from sbkit.tasks.task import Scorer, Task
@@ -280,7 +280,7 @@ def score_rows(
 ) -> list[Any]:
     """Score every utterance, the shortest first; return the results in the order of the rows."""
     results: dict[int, Any] = {}
-    with shown(title, float(sample_counts(rows).sum()), quiet=quiet) as advance:
+    with progress_bar(title, float(sample_counts(rows).sum()), quiet=quiet) as advance:
         for batch in read_whole_clips(rows, bundle.config.sample_rate):
             batch_rows = [*batch.values()]
             clips = [row["audio"] for row in batch_rows]

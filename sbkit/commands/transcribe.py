@@ -29,7 +29,7 @@ from sbkit.base.files import require_writable, write_text_atomically
 from sbkit.base.machine import usable_cores
 from sbkit.base.messages import printable, printable_json
 from sbkit.base.units import samples_to_seconds
-from sbkit.logs.progress import shown
+from sbkit.logs.progress import progress_bar
 from sbkit.runtime.model import naming_audio
 from sbkit.runtime.runtimes import MODEL_OPTIONS
 from sbkit.runtime.segments import Segmenter
@@ -213,7 +213,7 @@ def show_seconds(
 ) -> AbstractContextManager[Callable[[float], object]]:
     """Show how many seconds of audio are done; yields a function that takes further seconds."""
     seconds = None if quiet else sum(map(declared_seconds, files))
-    return shown(title, seconds, quiet=quiet)
+    return progress_bar(title, seconds, quiet=quiet)
 
 
 @dataclass(frozen=True)

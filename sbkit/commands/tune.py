@@ -54,7 +54,7 @@ from sbkit.evaluate.wer import Scores
 from sbkit.export.export import CARD, as_bundle, change_config, require_free
 from sbkit.export.test_sets import read_whole_clips
 from sbkit.lm.storage import save
-from sbkit.logs.progress import shown
+from sbkit.logs.progress import progress_bar
 from sbkit.runtime.torch_model import TorchBundle, load_bundle
 from sbkit.train.run import Run
 
@@ -268,7 +268,7 @@ def _fit(
     rescores = bundle.decoder is not None and bundle.decoder.attention_rescoring
     with_attention = decoder.attention_rescoring or rescores
     utterances = sample_utterances(_encode(bundle, sets, with_attention=with_attention))
-    with shown("decoding as before", len(utterances)) as advance:
+    with progress_bar("decoding as before", len(utterances)) as advance:
         before = count_all_errors(current.decoder, utterances, bundle.tokenizer, lambda: advance(1))
     decoder_type = GREEDY if bundle.decoder is None else bundle.decoder.decoder_type
     logger.info(f"before ({decoder_type}): {_describe(before, by_words)} ({splits})")

@@ -40,7 +40,7 @@ from sbkit.data.shard import (
     share_work,
     to_stored,
 )
-from sbkit.logs.progress import shown
+from sbkit.logs.progress import progress_bar
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ def prepare_audio(
     files = _Files(paths)
     shards.read_new()
     if missing := files.row_of.keys() - shards.keys:
-        with _write_access(shards.folder), shown(title, len(missing)) as advance:
+        with _write_access(shards.folder), progress_bar(title, len(missing)) as advance:
             describe_folder(shards.folder, corpus)
             tasks = [
                 (block[0] + block[-1], partial(shards.decode, files, block, partial(advance, 1)))

@@ -37,7 +37,7 @@ from sbkit.data.splits import (
     spread_rows,
     take_columns,
 )
-from sbkit.logs.curves import render_page
+from sbkit.logs.html_page import render_page
 from sbkit.text.normalization import NORMALIZER_VERSION, normalize, separates_words
 
 REPORT_NAME = "data_report"

@@ -49,7 +49,7 @@ from sbkit.data.shard import (
 )
 from sbkit.data.sources import RemoteTables, file_version
 from sbkit.data.splits import UNREADABLE, check_loss, resolve_splits
-from sbkit.logs.progress import shown
+from sbkit.logs.progress import progress_bar
 
 logger = logging.getLogger(__name__)
 
@@ -322,7 +322,7 @@ def _write_units(
 ) -> None:
     """Write the missing units that no other process writes or, without locks, a share of them."""
     index, processes = (0, 1) if storage.folder else work_share(os.environ)
-    with shown("writing shards", len(units[index::processes])) as advance:
+    with progress_bar("writing shards", len(units[index::processes])) as advance:
 
         def write(unit: Unit) -> None:
             _write_unit(storage, options, scratch, unit)

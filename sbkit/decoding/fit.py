@@ -39,7 +39,7 @@ from sbkit.decoding.language_models import LanguageModels
 from sbkit.distributed.ranks import gather_over_ranks, rank
 from sbkit.evaluate.wer import Scores, count_errors
 from sbkit.lm.ngram import NgramModel
-from sbkit.logs.progress import shown
+from sbkit.logs.progress import progress_bar
 from sbkit.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -262,7 +262,7 @@ def fit_weights(
     count = plural(sum(gather_over_ranks(len(utterances))), "utterance")
     logger.info(f"decoder: trying {NUM_TRIALS} settings of its weights on {count} ({splits})")
     num_decoded = (NUM_TRIALS + 1) * len(utterances)
-    with shown("trying weights of the decoder", num_decoded, quiet=quiet) as advance:
+    with progress_bar("trying weights of the decoder", num_decoded, quiet=quiet) as advance:
         fitted = search_weights(decoder, utterances, by_words=by_words, ping=_both(ping, advance))
     decoder = decoder.with_weights(fitted.weights)
     values = fitted.weights.plain()
@@ -440,7 +440,7 @@ def fit_confidences(
     labeled: dict[str, list[LabeledWords]] = {GREEDY: []}
     if decoder is not None:
         labeled[decoder.decoder_type] = []
-    with shown("fitting the confidence of words", len(utterances), quiet=quiet) as advance:
+    with progress_bar("fitting the confidence of words", len(utterances), quiet=quiet) as advance:
         for utterance in utterances:
             _both(ping, advance)()
             log_probs = utterance.log_probs

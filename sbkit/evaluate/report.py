@@ -19,7 +19,8 @@ from sbkit.evaluate.calibration import measure_calibration, reliability_bins
 from sbkit.evaluate.run_results import RunResults
 from sbkit.evaluate.wer import Figures, ScoredUtterance, WordPairs, have_words, mark_pair
 from sbkit.evaluate.wer_report import judge_words
-from sbkit.logs.curves import encode_curves, render_page
+from sbkit.logs.curves import encode_curves
+from sbkit.logs.html_page import render_page
 from sbkit.logs.metric import Metric, Metrics
 from sbkit.text.word import Word
 

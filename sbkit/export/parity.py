@@ -27,7 +27,7 @@ from sbkit.evaluate.wer import Scores, count_errors
 from sbkit.evaluate.wer_report import error_figures
 from sbkit.export.test_sets import read_whole_clips
 from sbkit.export.traced import TrainedModel, trained_log_probs
-from sbkit.logs.progress import shown
+from sbkit.logs.progress import progress_bar
 from sbkit.runtime.model import naming_audio
 from sbkit.runtime.onnx_model import BatchLogProbs
 
@@ -296,7 +296,7 @@ def cases(grid: Grid, test_sets: TestSets | str, rate: int) -> Iterator[Case]:
     batches = (batch for rows in sets for batch in read_whole_clips(rows, rate))
     test_cases = (Case.of_clips([*batch.values()]) for batch in batches)
     clips = sum(batch for batch, *_ in grid.combinations) + sum(map(len, sets))
-    with shown("comparing with the trained model", clips) as advance:
+    with progress_bar("comparing with the trained model", clips) as advance:
         for case in chain(grid.cases(rate), test_cases):
             yield case
             advance(len(case.lengths))

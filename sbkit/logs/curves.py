@@ -1,24 +1,14 @@
-"""Curves of a run, or of two over each other: the records of ``train_log.jsonl`` as a picture.
-
-HTML pages that hold all they need: one file each, which loads nothing.
-
-Results, comparisons and data reports share one template, one style and one script. jinja2 escapes
-what comes from data, and a policy (CSP) forbids every request and every other script and style.
-"""
+"""The curves of a run, or of two runs in the same panels, drawn from ``train_log.jsonl`` as PNG."""
 
 import base64
-import hashlib
 import io
 from collections.abc import Iterator, Sequence
-from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import jinja2
 import numpy as np
 
-from sbkit.base.files import to_json, write_bytes_atomically
+from sbkit.base.files import write_bytes_atomically
 from sbkit.logs.metric import Metrics, base_name
 from sbkit.logs.run_log import Record, read_log
 
@@ -26,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 LOSS, RATE, BY_EPOCH, METRICS = "Training loss", "Learning rate", "Loss by epoch", "Metrics"
-AXES = {  # of each panel, x and y
+AXES = {  # x and y of each panel
     LOSS: ("step", "loss"),
     RATE: ("step", "learning rate (10⁻³)"),
     BY_EPOCH: ("epoch", "loss"),
@@ -43,7 +33,7 @@ DPI = 120
 
 
 class Curve(NamedTuple):
-    """One curve of a panel; ``color`` counts from 0."""
+    """One curve of a panel; ``color`` is an index into COLORS."""
 
     panel: str
     label: str
@@ -55,7 +45,7 @@ class Curve(NamedTuple):
 
 def curves_of(records: Sequence[Record], metrics: Metrics) -> Iterator[Curve]:
     """Yield the training loss, the learning rate, the loss by epoch and the metrics."""
-    steps, epochs = (_of_kind(records, kind) for kind in ("step", "epoch"))
+    steps, epochs = _select(records, "step"), _select(records, "epoch")
     for xs, ys in _points(steps, "step", "loss"):
         yield Curve(LOSS, "as logged", xs, ys, 0, "faint")
         yield Curve(LOSS, "running mean", *_smooth(xs, ys), 0, "line")
@@ -64,30 +54,31 @@ def curves_of(records: Sequence[Record], metrics: Metrics) -> Iterator[Curve]:
     for color, (name, label) in enumerate((("loss", "training"), ("valid_loss", "validation"))):
         for xs, ys in _points(epochs, "epoch", name):
             yield Curve(BY_EPOCH, label, xs, ys, color, "marked")
-    tests = {test["split"]: test for test in _of_kind(records, "test")}  # the latest of each
+    tests = {test["split"]: test for test in _select(records, "test")}  # the last one of each
     decoders = {split: test.get("decoder") for split, test in tests.items()}
-    greedily = " (greedy)" if any(decoders.values()) else ""  # as every epoch is validated
+    # Every epoch is validated with greedy decoding.
+    validation_decoder = " (greedy)" if any(decoders.values()) else ""
     for color, name in enumerate(_names(epochs, metrics), start=3):
         metric = metrics[base_name(name)]
         scale, unit = (100, " %") if metric.is_fraction else (1, f" {metric.unit}".rstrip())
         best = min if metric.lower_is_better else max
         for xs, ys in _points(epochs, "epoch", name, scale=scale):
-            label = f"valid {name}{greedily}, best {best(ys):.4g}{unit}"
+            label = f"valid {name}{validation_decoder}, best {best(ys):.4g}{unit}"
             yield Curve(METRICS, label, xs, ys, color, "marked")
         for split, test in tests.items():
             if test.get(name) is not None:
                 value = scale * test[name]
-                how = f" ({decoders[split]})" if decoders[split] else ""
-                label = f"{split} {name}{how}, {value:.4g}{unit}"
+                decoder = f" ({decoders[split]})" if decoders[split] else ""
+                label = f"{split} {name}{decoder}, {value:.4g}{unit}"
                 yield Curve(METRICS, label, (), [value], color, "level")
 
 
-def _of_kind(records: Sequence[Record], kind: str) -> list[Record]:
+def _select(records: Sequence[Record], kind: str) -> list[Record]:
     return [record for record in records if record["kind"] == kind]
 
 
 def _names(epochs: Sequence[Record], metrics: Metrics) -> list[str]:
-    """List the metrics that were logged, in the recipe's order; those of one set follow all's."""
+    """List the logged metrics in the recipe's order, then those of single validation sets."""
     logged = dict.fromkeys(name for epoch in epochs for name in epoch)
     return [
         *(name for name in metrics if name in logged),
@@ -98,47 +89,47 @@ def _names(epochs: Sequence[Record], metrics: Metrics) -> list[str]:
 def _points(
     records: Sequence[Record], x: str, y: str, *, scale: float = 1
 ) -> Iterator[tuple[list[float], list[float]]]:
-    """Yield the finite points of a curve (what was not finite was logged as null), if any."""
-    chosen = [record for record in records if record.get(y) is not None]
-    if chosen:
-        yield [record[x] for record in chosen], [scale * record[y] for record in chosen]
+    """Yield the finite points of a curve, if it has any; other values were logged as null."""
+    finite = [record for record in records if record.get(y) is not None]
+    if finite:
+        yield [record[x] for record in finite], [scale * record[y] for record in finite]
 
 
 def _smooth(xs: Sequence[float], ys: Sequence[float]) -> tuple[list[float], list[float]]:
-    """Average over windows of a thirtieth of the curve."""
+    """Average over windows of one thirtieth of the curve."""
     width = max(1, len(ys) // 30)
     means = np.convolve(ys, np.full(width, 1 / width), mode="valid")
     return list(xs[width // 2 :][: len(means)]), means.tolist()
 
 
 def draw_curves(log_file: Path, png: Path, metrics: Metrics) -> None:
-    """Draw the records so far."""
-    write_bytes_atomically(png, picture([read_log(log_file)], metrics))
+    """Draw the records of a run so far."""
+    write_bytes_atomically(png, draw_png([read_log(log_file)], metrics))
 
 
 def encode_curves(runs: Sequence[Sequence[Record]], metrics: Metrics) -> str:
-    """Draw runs as PNG in base64, for a page; nothing where nothing was trained."""
-    trained = [each for each in runs if each]
-    return base64.b64encode(picture(trained, metrics)).decode() if trained else ""
+    """Draw runs as base64 PNG for a page; return "" if no run has records."""
+    trained = [records for records in runs if records]
+    return base64.b64encode(draw_png(trained, metrics)).decode() if trained else ""
 
 
-def picture(runs: Sequence[Sequence[Record]], metrics: Metrics) -> bytes:
-    """Draw the four panels as PNG; of two runs, A and B, each has a colour of its own."""
-    from matplotlib.figure import Figure  # 0.7 s to import; without pyplot it is always Agg
+def draw_png(runs: Sequence[Sequence[Record]], metrics: Metrics) -> bytes:
+    """Draw the four panels as PNG; two runs are labeled A and B and have different colors."""
+    from matplotlib.figure import Figure  # takes 0.7 s; without pyplot the backend is Agg
 
     figure = Figure(figsize=(12, 8), dpi=DPI, layout="constrained")  # inches
     panels = dict(zip(AXES, figure.subplots(2, 2).flat, strict=True))
-    for number, records in enumerate(runs):
+    for index, records in enumerate(runs):
         for curve in curves_of(records, metrics):
             if len(runs) == 1:
                 _draw(panels[curve.panel], curve)
             elif curve.style != "faint":
-                label = f"{'AB'[number]} {curve.label}".strip()
-                _draw(panels[curve.panel], curve._replace(label=label, color=number))
+                label = f"{'AB'[index]} {curve.label}".strip()
+                _draw(panels[curve.panel], curve._replace(label=label, color=index))
     for title, axes in panels.items():
         _finish(axes, title)
-    figure.savefig(drawn := io.BytesIO(), format="png")
-    return drawn.getvalue()
+    figure.savefig(png := io.BytesIO(), format="png")
+    return png.getvalue()
 
 
 def _draw(axes: "Axes", curve: Curve) -> None:
@@ -150,9 +141,9 @@ def _draw(axes: "Axes", curve: Curve) -> None:
 
 
 def _finish(axes: "Axes", title: str) -> None:
-    """Write title, axes and legend; on the log axis 1, 2 and 5 of each decade as plain numbers.
+    """Write title, axes and legend; a log axis is labeled at 1, 2 and 5 of each decade.
 
-    A loss that is not always positive, as SI-SNR or ELBO, has a linear axis.
+    A loss that is not always positive, such as SI-SNR or ELBO, has a linear axis.
     """
     from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
@@ -176,53 +167,3 @@ def _finish(axes: "Axes", title: str) -> None:
         axes.set_ylim(bottom=0)
     if title != RATE or len(axes.lines) > 1:
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2, frameon=False)
-
-
-FOLDER = "pages"  # beside this file
-OPTIONAL = {  # what a page may show, and its value where it does not
-    "notes": (),
-    "runs": (),
-    "names": (),
-    "sections": (),
-    "slices": {},
-    "curves": "",
-    "pictures": {},
-    "known": None,
-    "compared": None,
-    "facts": None,
-    "players": {},
-    "data": {"sets": {}, "runs": 0, "byWords": True},
-}
-
-
-def render_page(*, title: str, **content: object) -> str:
-    """Fill in the template; sections without content are left out."""
-    style, code = _read("page.css"), _read("page.js")
-    policy = (
-        f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(code)}; "
-        "img-src data:; media-src data:; base-uri 'none'; form-action 'none'"
-    )
-    values = {"title": title, "policy": policy, "style": style, "code": code}
-    return _template().render(OPTIONAL | content, **values)
-
-
-@cache
-def _template() -> jinja2.Template:
-    """Compile the template once: a run writes two pages."""
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("sbkit.logs", FOLDER),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    environment.policies |= {"json.dumps_function": to_json, "json.dumps_kwargs": {}}
-    return environment.get_template("page.html.j2")
-
-
-def _read(name: str) -> str:
-    return files("sbkit.logs").joinpath(FOLDER, name).read_text(encoding="utf-8")
-
-
-def _hash(content: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"

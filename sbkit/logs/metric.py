@@ -1,4 +1,4 @@
-"""How a metric of a recipe is read: which direction is better, and how it is written."""
+"""The metrics of a recipe: which direction is better, and how values are written."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,10 +7,14 @@ from typing import NamedTuple
 
 @dataclass(frozen=True)
 class Metric:
-    """A figure that a recipe computes of a split.
+    """A metric that a recipe computes for a split.
 
-    lower_is_better: the direction, as of an error rate; is_fraction: it is shown in percent; unit:
-    of another figure, such as dB.
+    lower_is_better: true for error rates and losses.
+    is_fraction: whether values are written as percentages.
+    unit: of a metric that is not a fraction, such as dB.
+
+    >>> Metric().as_text(0.125), Metric(lower_is_better=False, unit="dB").as_text(12.5)
+    ('12.5 %', '12.5 dB')
     """
 
     lower_is_better: bool = True
@@ -18,43 +22,45 @@ class Metric:
     unit: str = ""
 
     def __post_init__(self) -> None:
-        """Show a figure with a unit as it is."""
         if self.unit:
             object.__setattr__(self, "is_fraction", False)
 
     def as_text(self, value: float) -> str:
-        """Write a value for a person."""
+        """Write a value with its unit."""
         return f"{100 * value:.1f} %" if self.is_fraction else f"{value:.4g} {self.unit}".rstrip()
 
 
-Metrics = Mapping[str, Metric]  # by name; the first one chooses the best checkpoint
-LOSS: Metrics = {"loss": Metric(is_fraction=False)}  # of a Brain without metrics of its own
+Metrics = Mapping[str, Metric]  # by name; the first one selects the best checkpoint
+LOSS: Metrics = {"loss": Metric(is_fraction=False)}  # of a Brain that declares no metrics
 
 
 def base_name(name: str) -> str:
-    """Return the metric of a figure's name: that of `dev-clean/WER` is `WER`."""
+    """Return the name of a metric without its split: `WER` for `dev-clean/WER`."""
     return name.rpartition("/")[2]
 
 
-def as_words(metrics: Metrics, values: Mapping[str, float]) -> list[str]:
-    """Write figures for a person, each with its name."""
-    known = {**{base_name(name): Metric(is_fraction=False) for name in values}, **metrics}
-    return [f"{name} {known[base_name(name)].as_text(value)}" for name, value in values.items()]
+def describe_values(metrics: Metrics, values: Mapping[str, float]) -> list[str]:
+    """Write each value with its name and unit."""
+    plain = Metric(is_fraction=False)  # of a value that the recipe does not declare
+    return [
+        f"{name} {metrics.get(base_name(name), plain).as_text(value)}"
+        for name, value in values.items()
+    ]
 
 
 class BestKey(NamedTuple):
-    """The metric that chooses the best checkpoint, as SpeechBrain's Checkpointer takes it."""
+    """The metric that selects the best checkpoint, in the form of SpeechBrain's Checkpointer."""
 
     max_key: str | None
     min_key: str | None
 
     @property
     def name(self) -> str:
-        """Return the metric."""
+        """Return the name of the metric."""
         return self.max_key or self.min_key or ""
 
 
 def best_key(metrics: Metrics) -> BestKey:
-    """Name the first metric, by which the best checkpoint is chosen, with its direction."""
+    """Return the first metric, which selects the best checkpoint, with its direction."""
     name, metric = next(iter(metrics.items()))
     return BestKey(None, name) if metric.lower_is_better else BestKey(name, None)

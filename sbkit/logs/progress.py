@@ -1,7 +1,4 @@
-"""How far long work is, and how long it will take: live on a terminal, in a file by lines.
-
-Where a line is no epoch's, a file gets one each minute.
-"""
+"""Progress and time left: live on a terminal; in a file, a line per minute or epoch."""
 
 import logging
 import sys
@@ -17,48 +14,49 @@ from rich.progress import Progress as Bar
 from rich.text import Text
 
 from sbkit.logs.handlers import is_first_rank
-from sbkit.logs.metric import Metrics, as_words
+from sbkit.logs.metric import Metrics, describe_values
 from sbkit.logs.run_log import EpochFigures, StepFigures
 
 logger = logging.getLogger(__name__)
 
-LINE_EVERY = 60.0  # seconds between two lines in a file
-SHOW_EVERY = 0.2  # seconds between two looks at a bar
+LINE_SECONDS = 60.0  # between two lines in a file
+REFRESH_SECONDS = 0.2  # between two updates of a bar
 
 Clock = Callable[[], float]
 
 
 @contextmanager
-def shown(
+def progress_bar(
     title: str, total: float | None, *, quiet: bool = False, clock: Clock = time.perf_counter
 ) -> Iterator[Callable[[float], None]]:
-    """Show how much of some work is done: a bar on a terminal, lines in a file; rank 0 only.
+    """Show the progress of some work: a bar on a terminal, lines in a file; rank 0 only.
 
-    Yields what is called with how much was done since; ``total`` is in the same unit, None where it
-    is not known. Standard output may be the result, so all goes to standard error.
+    Yields a function that is called with the amount of work done since its last call. ``total`` is
+    in the same unit, or None if unknown. The bar is drawn on standard error, because standard
+    output may hold a result.
     """
-    # What is piped away does not pass the terminal.
+    # Piped output does not pass the terminal.
     console, on_terminal = Console(stderr=True), sys.stdout.isatty()
     is_off = quiet or not is_first_rank()
     bar = Bar(
         console=console,
         transient=True,
-        auto_refresh=False,  # as of the live line of `Progress`
+        auto_refresh=False,  # for the same reason as in `Progress`
         redirect_stdout=on_terminal,
         disable=is_off or not console.is_terminal,
     )
-    began = said = clock()
-    seen, done = began - SHOW_EVERY, 0.0
+    start = last_line = clock()
+    last_refresh, done = start - REFRESH_SECONDS, 0.0
 
-    def advance(by: float) -> None:
-        nonlocal done, said, seen
-        done, now = done + by, clock()
-        if now - seen >= SHOW_EVERY:
-            seen = now
+    def advance(amount: float) -> None:
+        nonlocal done, last_line, last_refresh
+        done, now = done + amount, clock()
+        if now - last_refresh >= REFRESH_SECONDS:
+            last_refresh = now
             bar.update(task, completed=done, refresh=True)
-        if now - said >= LINE_EVERY and not is_off:
-            said = now
-            line = f"{title}: {_share(done, total, now - began)}"
+        if now - last_line >= LINE_SECONDS and not is_off:
+            last_line = now
+            line = f"{title}: {_describe(done, total, now - start)}"
             logger.log(level_of(is_shown=not bar.disable), line)
 
     with bar:
@@ -66,8 +64,8 @@ def shown(
         yield advance
 
 
-def _share(done: float, total: float | None, seconds: float) -> str:
-    """Write how much is done, and how long the rest will take at the same pace."""
+def _describe(done: float, total: float | None, seconds: float) -> str:
+    """Describe the part done, and the time for the rest at the same pace."""
     if not total or not 0 < done <= total:
         return f"{done:,.0f} done"
     return f"{done / total:.0%} done, about {_as_time(seconds * (total - done) / done)} left"
@@ -83,11 +81,11 @@ def _as_time(seconds: float) -> timedelta:
 
 
 class Progress:
-    """Show a live line on a terminal, and one plain line per epoch anywhere; rank 0 only.
+    """Show a live line on a terminal, and log one line per epoch; rank 0 only.
 
-    ``total_steps`` is the last step of the whole run, from which the time left is estimated: of
-    the training to come at the pace of the last steps, the validations to come, each as long as the
-    last one, and what follows them.
+    The time left is estimated from ``total_steps``, the last step of the run, at the pace of the
+    last steps, from the remaining validations, each as long as the last one, and from the work
+    after the last epoch.
     """
 
     def __init__(
@@ -98,7 +96,6 @@ class Progress:
         metrics: Metrics | None = None,
         clock: Clock = time.perf_counter,
     ) -> None:
-        """Print nothing yet: the live line appears with the first step."""
         first = is_first_rank()
         console = Console(
             quiet=not first, force_terminal=first and sys.stdout.isatty(), highlight=False
@@ -108,59 +105,58 @@ class Progress:
             console=console,
             auto_refresh=False,
             transient=True,
-            redirect_stderr=sys.stderr.isatty(),  # a redirected stderr stays where it was sent
+            redirect_stderr=sys.stderr.isatty(),  # a redirected stderr stays redirected
         )
         self._total_epochs, self._metrics = total_epochs, metrics or {}
         self._total_steps, self._clock = total_steps, clock
         self._points: deque[tuple[int, float]] = deque(maxlen=50)  # step, seconds of training
-        self._paused: float | None = None  # since when nothing is trained
-        self._elsewhere = 0.0  # seconds in which nothing was trained
-        self._validation: float | None = None  # seconds of the last one
-        self._ending = 0.0  # seconds, an estimate
-        self._said = clock()
+        self._paused_since: float | None = None
+        self._paused_seconds = 0.0
+        self._validation_seconds: float | None = None  # of the last one
+        self._ending_seconds = 0.0  # an estimate
+        self._last_line = clock()
 
     def pause(self) -> None:
-        """Stop the clock of training, and remove the live line."""
-        self._paused = self._clock()
+        """Stop the training clock, and remove the live line."""
+        self._paused_since = self._clock()
         self._live.stop()
 
-    def go_on(self) -> None:
-        """Start the clock of training again, where it stands still."""
-        if self._paused is not None:
-            self._elsewhere += self._clock() - self._paused
-            self._paused = None
+    def resume(self) -> None:
+        """Restart the training clock, if it is stopped."""
+        if self._paused_since is not None:
+            self._paused_seconds += self._clock() - self._paused_since
+            self._paused_since = None
 
     def step(self, figures: StepFigures) -> None:
-        """Update the live line; where there is none, print it once in a while."""
+        """Update the live line; without a terminal, log it once a minute."""
         now = self._clock()
-        self._points.append((figures.step, now - self._elsewhere))
-        left = self._left(figures, validations=self._total_epochs - figures.epoch + 1)
+        self._points.append((figures.step, now - self._paused_seconds))
+        time_left = self._time_left(figures, validations=self._total_epochs - figures.epoch + 1)
         words = [f"lr {figures.learning_rate:.1e}"]
-        line = self._line(figures, words, [f"waiting {100 * figures.waiting:.0f} %"], left)
+        line = self._line(figures, words, [f"waiting {100 * figures.waiting:.0f} %"], time_left)
         self._live.start()
         self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
-        if now - self._said >= LINE_EVERY:
-            self._said = now
+        if now - self._last_line >= LINE_SECONDS:
+            self._last_line = now
             logger.log(level_of(is_shown=self._live.console.is_terminal), line)
 
     def epoch(
         self, figures: EpochFigures, ending: Callable[[float], float] = lambda _: 0.0
     ) -> None:
-        """Print the line of an epoch, and write it to the text log.
+        """Log the line of an epoch.
 
-        ending: from the seconds of a validation to those that follow the last one.
+        ending: estimates the seconds after the last epoch from the seconds of a validation.
         """
-        self._said = self._clock()
-        if self._paused is not None:
-            self._validation = self._said - self._paused
-            self._ending = ending(self._validation)
-        left = self._left(figures, validations=self._total_epochs - figures.epoch)
+        self._last_line = self._clock()
+        if self._paused_since is not None:
+            self._validation_seconds = self._last_line - self._paused_since
+            self._ending_seconds = ending(self._validation_seconds)
+        time_left = self._time_left(figures, validations=self._total_epochs - figures.epoch)
         valid = [] if figures.valid_loss is None else [f"valid loss {figures.valid_loss:.3f}"]
-        words = [*valid, *as_words(self._metrics, figures.metrics)]
-        logger.info(self._line(figures, words, [], left))
+        words = [*valid, *describe_values(self._metrics, figures.metrics)]
+        logger.info(self._line(figures, words, [], time_left))
 
     def close(self) -> None:
-        """Remove the live line."""
         self._live.stop()
 
     def _line(
@@ -168,25 +164,24 @@ class Progress:
         figures: StepFigures | EpochFigures,
         words: Sequence[str],
         after: Sequence[str],
-        left: Sequence[str],
+        time_left: Sequence[str],
     ) -> str:
         skipped = [f"{figures.skipped} skipped"] if figures.skipped else []
         head = f"epoch {figures.epoch}/{self._total_epochs} step {figures.step}"
-        known = [f"{figures.rtfx:.0f} RTFx", *after, *skipped, *left]
-        return " ".join([head, f"loss {figures.loss:.3f}", *words, *known])
+        tail = [f"{figures.rtfx:.0f} RTFx", *after, *skipped, *time_left]
+        return " ".join([head, f"loss {figures.loss:.3f}", *words, *tail])
 
-    def _left(self, figures: StepFigures | EpochFigures, *, validations: int) -> list[str]:
-        """Estimate the time left at the pace of the last 50 points; nothing before there are two.
+    def _time_left(self, figures: StepFigures | EpochFigures, *, validations: int) -> list[str]:
+        """Estimate the time left at the pace of the last 50 points, if there are two.
 
-        Before the first validation only that of training is known: there will be more.
+        Before the first validation, only the training time is known, so the result is a minimum.
         """
         if len(self._points) < 2:
             return []
         (first_step, first_time), (step, now) = self._points[0], self._points[-1]
         seconds_per_step = (now - first_time) / max(step - first_step, 1)
         training = seconds_per_step * max(self._total_steps - figures.step, 0)
-        if self._validation is None:
+        if self._validation_seconds is None:
             return [f"> {_as_time(training)} left"]
-        return [
-            f"{_as_time(training + max(validations, 0) * self._validation + self._ending)} left"
-        ]
+        validating = max(validations, 0) * self._validation_seconds
+        return [f"{_as_time(training + validating + self._ending_seconds)} left"]

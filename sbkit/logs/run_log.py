@@ -1,7 +1,7 @@
-"""The figures of a run, in ``train_log.jsonl`` and TensorBoard.
+"""The figures of a run in ``train_log.jsonl`` and TensorBoard.
 
-Figures are plain numbers, given every few steps, never tensors: reading a tensor would make
-the host wait for the device.
+Figures are plain numbers, logged every few steps, never tensors: reading a tensor would make the
+host wait for the device.
 """
 
 import json
@@ -17,12 +17,12 @@ from sbkit.base.files import naming, to_json, write_text_atomically
 LOG_FILE = "train_log.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
 
-Record = dict[str, Any]  # a line of the log, as JSON gives it
+Record = dict[str, Any]  # a line of the log, parsed from JSON
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """What was measured at a step; ``metrics`` are those of the recipe, by their names."""
+    """Measurements at a step; ``metrics`` are the recipe's, by name."""
 
     kind: ClassVar[str]
     epoch: int
@@ -31,9 +31,9 @@ class Figures:
 
     def as_record(self) -> Record:
         """Flatten to one line of the log."""
-        named = asdict(self)
-        metrics = named.pop("metrics")
-        return {"kind": self.kind, **named, **metrics}
+        fields = asdict(self)
+        metrics = fields.pop("metrics")
+        return {"kind": self.kind, **fields, **metrics}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class StepFigures(Figures):
 
 @dataclass(frozen=True, kw_only=True)
 class EpochFigures(Figures):
-    """Figures of a whole epoch; ``valid_loss`` is None when it was not validated."""
+    """Figures of a whole epoch; ``valid_loss`` is None if it was not validated."""
 
     kind: ClassVar[str] = "epoch"
     loss: float  # mean training loss over the epoch
@@ -61,7 +61,7 @@ class EpochFigures(Figures):
 
 @dataclass(frozen=True, kw_only=True)
 class FinalFigures(Figures):
-    """Metrics of a test set; ``decoder`` is None where the task has none."""
+    """Metrics of a test set; ``decoder`` is None if the task has none."""
 
     kind: ClassVar[str] = "test"
     split: str
@@ -69,7 +69,7 @@ class FinalFigures(Figures):
 
 
 def read_log(path: Path) -> list[Record]:
-    """Read a run's records in order, without a line that a killed run half wrote.
+    """Read a run's records in order, without a line that a killed run left incomplete.
 
     A missing file is an empty log.
     """
@@ -88,12 +88,15 @@ def _parse(line: str) -> Record | None:
 
 
 class RunLog:
-    """Append figures to ``train_log.jsonl``, a JSON object a line; mirror them to TensorBoard.
+    """Append figures to ``train_log.jsonl``, one JSON object per line, and to TensorBoard.
 
-    A run that resumes at ``resume_step`` drops the records beyond it, and its test figures, which
-    it measures again; a fresh run (0) drops all. ``within_epoch``: the run stands before the
-    validation of an epoch, and drops the record of that step too. A line is handed to the system
-    before ``write`` returns, so a killed run loses at most its last.
+    A line is handed to the system before ``write`` returns, so a killed run loses at most its last
+    line.
+
+    resume_step: drop the records after this step and the test figures, which the run measures
+        again; a fresh run (0) drops all records.
+    within_epoch: the run resumes before the validation of an epoch, so its record is dropped too.
+    keep_test: keep the test figures of this step.
     """
 
     def __init__(
@@ -104,42 +107,40 @@ class RunLog:
         within_epoch: bool = False,
         keep_test: bool = False,
     ) -> None:
-        """Open the log of the run in ``folder``; ``keep_test``: keep the test figures."""
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / LOG_FILE
-        tested = resume_step if keep_test else -1
-        _forget_beyond(self._path, resume_step, within_epoch=within_epoch, tested=tested)
+        test_step = resume_step if keep_test else -1
+        epoch_step = resume_step - within_epoch
+        _drop_later(self._path, step=resume_step, epoch=epoch_step, test=test_step)
         writer: Any = import_module("torch.utils.tensorboard").SummaryWriter
         self._curves = writer(folder / TENSORBOARD_FOLDER, purge_step=resume_step + 1)
         self._file = self._path.open("a", encoding="utf-8", buffering=1)
 
     def write(self, figures: Figures) -> None:
-        """Add one line, and one point to each of TensorBoard's curves."""
+        """Add a line, and a point to each of TensorBoard's curves."""
         record = figures.as_record()
         with naming(self._path):
             self._file.write(to_json(record) + "\n")
-        group = record.get("split", record["kind"])  # each test set has curves of its own
+        group = record.get("split", record["kind"])  # each test set has its own curves
         for name, value in record.items():
             if isinstance(value, int | float) and name not in ("step", "epoch"):
                 self._curves.add_scalar(f"{group}/{name}", value, figures.step)
         self._curves.flush()
 
     def close(self) -> None:
-        """Close both; an error follows from an earlier one."""
         self._curves.close()
-        with suppress(OSError):
+        with suppress(OSError):  # an earlier error has been raised
             self._file.close()
 
 
-def _forget_beyond(path: Path, step: int, *, within_epoch: bool, tested: int) -> None:
-    """Rewrite the log without the records past ``step``, those to come again, and torn lines."""
+def _drop_later(path: Path, *, step: int, epoch: int, test: int) -> None:
+    """Rewrite the log without incomplete lines and records after the last step of their kind."""
     if not path.exists():
         return
-    last = {
-        StepFigures.kind: step,
-        EpochFigures.kind: step - within_epoch,
-        FinalFigures.kind: tested,
-    }
-    records = read_log(path)
-    kept = [record for record in records if record["step"] <= last.get(record["kind"], step)]
-    write_text_atomically(path, "".join(to_json(record) + "\n" for record in kept))
+    last_steps = {StepFigures.kind: step, EpochFigures.kind: epoch, FinalFigures.kind: test}
+    remaining = [
+        record
+        for record in read_log(path)
+        if record["step"] <= last_steps.get(record["kind"], step)
+    ]
+    write_text_atomically(path, "".join(to_json(record) + "\n" for record in remaining))

@@ -40,7 +40,7 @@ from sbkit.distributed.device import Placement, check_precision, resolve
 from sbkit.distributed.ranks import gather_over_ranks, rank, world_size
 from sbkit.evaluate.slices import slice_columns
 from sbkit.logs.metric import LOSS, best_key
-from sbkit.logs.progress import Progress, shown
+from sbkit.logs.progress import Progress, progress_bar
 from sbkit.models.compiling import compile_blocks
 from sbkit.models.loss import Loss
 from sbkit.train.evaluation import (
@@ -600,7 +600,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
     def watched(self, batches: Iterable[Any], phase: str) -> Iterator[Any]:
         """Yield batches outside the training loop; show the progress, and ping the watchdog."""
         quiet, title = self.noprogressbar, PHASES.get(phase, phase)
-        with shown(title, length_of(batches), quiet=quiet) as advance:
+        with progress_bar(title, length_of(batches), quiet=quiet) as advance:
             for batch in batches:
                 self.watchdog.ping(phase, self.optimizer_step, ids_of(batch))
                 yield batch

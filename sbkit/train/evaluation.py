@@ -27,7 +27,7 @@ from sbkit.evaluate.report import MAX_CLIP_SECONDS, REPORT, KnownWords, write_re
 from sbkit.evaluate.run_results import SUMMARY, read_results, write_summary
 from sbkit.evaluate.slices import measure_slices, write_slices
 from sbkit.logs.curves import draw_curves
-from sbkit.logs.metric import LOSS, Metrics, as_words
+from sbkit.logs.metric import LOSS, Metrics, describe_values
 from sbkit.logs.run_log import LOG_FILE, FinalFigures, RunLog
 from sbkit.models.loss import Loss
 from sbkit.train.schedule import length_of
@@ -65,7 +65,7 @@ class EvaluationHooks:
 
     def describe(self, results: Sequence[Any]) -> str:
         """Write the metrics of a test set for the screen; a recipe may add the counts."""
-        return ", ".join(as_words(type(self).metrics or LOSS, self.measure(results)))
+        return ", ".join(describe_values(type(self).metrics or LOSS, self.measure(results)))
 
     def report(self, split: str, results: Sequence[Any], folder: Path) -> Mapping[str, Any]:
         """Write a test set's report into the run folder; return its entry in `summary.json`."""
@@ -187,7 +187,7 @@ class Evaluator:
         owner: Any = next(base for base in kind.__mro__ if "describe" in vars(base))
         added = kind.metrics.keys() - owner.metrics.keys() if owner.metrics else ()
         values = {name: v for name, v in self.measure(results).items() if name in added}
-        return ", ".join([self._hooks.describe(results), *as_words(kind.metrics, values)])
+        return ", ".join([self._hooks.describe(results), *describe_values(kind.metrics, values)])
 
     # -- the report of a test -------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Curves are drawn at any moment of a run: before, during and after it."""
+"""Curves are drawn before, during and after a run."""
 
 import struct
 from dataclasses import replace
@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.backend_bases import RendererBase
 
 from sbkit.base.files import to_json
-from sbkit.logs.curves import AXES, curves_of, draw_curves, encode_curves, picture
+from sbkit.logs.curves import AXES, curves_of, draw_curves, draw_png, encode_curves
 from sbkit.logs.metric import Metric
 from sbkit.logs.run_log import EpochFigures, FinalFigures, StepFigures
 
@@ -61,14 +61,14 @@ def test_panels(tmp_path: Path, drawn: Drawn) -> None:
             [LOSSES, [""], ["training", "validation"], ERROR_RATES],
         ),
     ):
-        log.write_text("".join(to_json(each.as_record()) + "\n" for each in figures))
+        log.write_text("".join(to_json(item.as_record()) + "\n" for item in figures))
         draw_curves(log, png, METRICS)
         labels = [drawn[title] for title in AXES]
-        assert [[each.removeprefix("_child0") for each in panel] for panel in labels] == expected
+        assert [[label.removeprefix("_child0") for label in panel] for panel in labels] == expected
         assert struct.unpack(">II", png.read_bytes()[16:24]) == (1440, 960)
 
 
-def test_the_running_mean_of_a_curve() -> None:
+def test_running_mean_of_curve() -> None:
     records = [{"kind": "step", "step": step, "loss": float(step % 2)} for step in range(6000)]
     raw, mean = curves_of(records, METRICS)
     assert (len(raw.ys), len(mean.ys), mean.xs[0], mean.xs[-1]) == (6000, 5801, 100, 5900)
@@ -76,18 +76,18 @@ def test_the_running_mean_of_a_curve() -> None:
 
 
 @pytest.mark.filterwarnings("error")
-def test_figures_below_zero_are_drawn(drawn: Drawn, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_negative_figures_are_drawn(drawn: Drawn, monkeypatch: pytest.MonkeyPatch) -> None:
     bottoms = list[object]()
     monkeypatch.setattr(Axes, "set_ylim", lambda axes, **limits: bottoms.append(axes.get_title()))
     epoch = replace(VALIDATED, loss=-4.0, metrics={"gain": -2.0})
-    records = [each.as_record() for each in (replace(STEPS[0], loss=-4.0), epoch)]
-    picture([records], {"gain": Metric(lower_is_better=False, unit="dB")})
+    records = [figures.as_record() for figures in (replace(STEPS[0], loss=-4.0), epoch)]
+    draw_png([records], {"gain": Metric(lower_is_better=False, unit="dB")})
     assert drawn["Metrics"] == ["valid gain, best -2 dB"]
     assert bottoms == ["Learning rate"]
 
 
-def test_two_runs_are_drawn_over_each_other(drawn: Drawn) -> None:
-    records = [each.as_record() for each in (*STEPS, VALIDATED)]
+def test_two_runs_are_drawn_in_same_panels(drawn: Drawn) -> None:
+    records = [figures.as_record() for figures in (*STEPS, VALIDATED)]
     assert encode_curves([records, records], METRICS)
     assert drawn["Training loss"] == ["A running mean", "B running mean"]
     assert drawn["Metrics"][::2] == ["A valid CER, best 30 %", "B valid CER, best 30 %"]

@@ -1,4 +1,4 @@
-"""A person at a terminal sees a live line; a file gets one plain line per epoch."""
+"""A terminal shows a live line; a file gets one plain line per epoch."""
 
 import itertools
 import sys
@@ -8,7 +8,7 @@ import pytest
 
 from sbkit.logs.handlers import log_to_screen, quiet
 from sbkit.logs.metric import Metric
-from sbkit.logs.progress import Progress, shown
+from sbkit.logs.progress import Progress, progress_bar
 from sbkit.logs.run_log import EpochFigures, StepFigures
 from tests.logs.terminal import Terminal
 
@@ -19,9 +19,9 @@ EPOCH = (
 
 
 def show_an_epoch() -> None:
-    """Train two logged points of ten steps and ten seconds each, then validate for ten.
+    """Train two logged points of ten steps and ten seconds each, then validate for ten seconds.
 
-    What is left is an epoch of training for 20 s, a validation for 10 s, and the end of the run.
+    The rest is an epoch of training for 20 s, a validation for 10 s, and the end of the run.
     """
     seconds = itertools.count(step=10)
     progress = Progress(
@@ -31,16 +31,16 @@ def show_an_epoch() -> None:
         clock=lambda: float(next(seconds)),
     )
     for step in (10, 20):
-        same: dict[str, Any] = {"epoch": 1, "step": step, "loss": 1.234, "rtfx": 250.0}
-        progress.step(StepFigures(**same, learning_rate=2e-3, waiting=0.03))
+        common: dict[str, Any] = {"epoch": 1, "step": step, "loss": 1.234, "rtfx": 250.0}
+        progress.step(StepFigures(**common, learning_rate=2e-3, waiting=0.03))
     print("saved", flush=True)
     progress.pause()
-    figures = EpochFigures(**same, valid_loss=1.5, metrics={"CER": 0.321, "WER": 0.71})
+    figures = EpochFigures(**common, valid_loss=1.5, metrics={"CER": 0.321, "WER": 0.71})
     progress.epoch(figures, ending=lambda validation: 4.5 * validation)
     progress.close()
 
 
-def test_a_file_gets_one_plain_line_per_epoch(
+def test_file_gets_one_plain_line_per_epoch(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")
@@ -50,29 +50,29 @@ def test_a_file_gets_one_plain_line_per_epoch(
     assert capsys.readouterr().out == "saved\n" + EPOCH
 
 
-def test_a_terminal_gets_a_live_line_and_keeps_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_terminal_gets_live_line_and_other_output(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "80")
     with log_to_screen():
         show_an_epoch()
-    shown = terminal.getvalue()
-    assert LIVE in shown
-    assert "saved" in shown
-    assert EPOCH.split(" WER")[0] in shown
-    assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")  # the cursor is back
+    output = terminal.getvalue()
+    assert LIVE in output
+    assert "saved" in output
+    assert EPOCH.split(" WER")[0] in output
+    assert output.rindex("\x1b[?25h") > output.rindex("\x1b[?25l")  # the cursor is back
     assert sys.stdout is terminal
 
 
-def test_other_work_says_each_minute_in_a_file_how_long_it_will_take(
+def test_progress_bar_logs_time_left_each_minute_without_terminal(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     seconds = itertools.count(step=25)
     with (
         log_to_screen(to_stderr=True),
         quiet(),
-        shown("testing", 8, clock=lambda: float(next(seconds))) as advance,
+        progress_bar("testing", 8, clock=lambda: float(next(seconds))) as advance,
     ):
         for _ in range(8):
             advance(1)
@@ -85,12 +85,12 @@ def test_other_work_says_each_minute_in_a_file_how_long_it_will_take(
 
 
 @pytest.mark.parametrize("quiet", [False, True])
-def test_other_work_has_a_bar_on_a_terminal(quiet: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_bar_on_terminal(quiet: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
     seconds = itertools.count(step=25)
-    with shown("testing", 8, quiet=quiet, clock=lambda: float(next(seconds))) as advance:
+    with progress_bar("testing", 8, quiet=quiet, clock=lambda: float(next(seconds))) as advance:
         advance(4)
     assert ("testing" in terminal.getvalue()) is not quiet
     assert ("50%" in terminal.getvalue()) is not quiet

@@ -1,4 +1,4 @@
-"""A run's log survives kills and resumes, and says things once."""
+"""The log of a run survives kills and resumes."""
 
 import json
 import logging
@@ -20,7 +20,7 @@ def step_figures(step: int, *, loss: float = 2.0, **others: float) -> StepFigure
     )
 
 
-def test_lines_are_json_and_on_disk_before_the_run_ends(tmp_path: Path) -> None:
+def test_lines_are_json_and_on_disk_at_once(tmp_path: Path) -> None:
     run_log = RunLog(tmp_path)
     run_log.write(step_figures(10, loss=math.nan, ctc_loss=1.5))
     run_log.write(
@@ -36,7 +36,7 @@ def test_lines_are_json_and_on_disk_before_the_run_ends(tmp_path: Path) -> None:
     assert (test["kind"], test["WER"]) == ("test", 0.8)
 
 
-def test_resuming_forgets_what_came_after_the_checkpoint(tmp_path: Path) -> None:
+def test_resuming_drops_records_after_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "train_log.jsonl"
     first = RunLog(tmp_path)
     for step in (10, 20, 30):
@@ -59,11 +59,11 @@ def test_resuming_forgets_what_came_after_the_checkpoint(tmp_path: Path) -> None
     assert _tensorboard(tmp_path, "step/loss") == [(10, 2.0), (20, 2.0), (30, 1.0)]
 
 
-@pytest.mark.parametrize(("within_epoch", "kept"), [(False, [1, 2]), (True, [1])])
-def test_a_run_that_stands_before_a_validation_forgets_its_figures(
-    within_epoch: bool, kept: list[int], tmp_path: Path
+@pytest.mark.parametrize(("within_epoch", "expected"), [(False, [1, 2]), (True, [1])])
+def test_resuming_before_validation_drops_record_of_that_epoch(
+    within_epoch: bool, expected: list[int], tmp_path: Path
 ) -> None:
-    """It was killed between the epoch's line and its checkpoint, and will validate once more."""
+    """The run was killed between the epoch's line and its checkpoint, and validates again."""
     run_log = RunLog(tmp_path)
     for epoch, step in ((1, 10), (2, 20), (3, 30)):
         run_log.write(step_figures(step))
@@ -71,11 +71,11 @@ def test_a_run_that_stands_before_a_validation_forgets_its_figures(
     run_log.close()
     RunLog(tmp_path, resume_step=20, within_epoch=within_epoch).close()
     records = read_log(tmp_path / "train_log.jsonl")
-    assert [each["epoch"] for each in records if each["kind"] == "epoch"] == kept
-    assert [each["step"] for each in records if each["kind"] == "step"] == [10, 20]
+    assert [record["epoch"] for record in records if record["kind"] == "epoch"] == expected
+    assert [record["step"] for record in records if record["kind"] == "step"] == [10, 20]
 
 
-def test_a_full_disk_is_told_once_and_with_the_file(tmp_path: Path) -> None:
+def test_full_disk_is_raised_once_and_names_file(tmp_path: Path) -> None:
     run_log = RunLog(tmp_path)
     run_log.write(step_figures(1))
     size = (tmp_path / "train_log.jsonl").stat().st_size

@@ -43,7 +43,7 @@ def test_a_run_says_what_it_does_from_first_to_last(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(progress, "LINE_EVERY", 0.0)  # not once a minute, but whenever it is asked
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)  # at every step
     fresh, more = Workplace(workplace.release, tmp_path / "cache"), ("--log_every=1",)
     epochs = "--number_of_epochs=2"
     assert fresh.train_here(tmp_path / "run", epochs, "--average_checkpoints=2", *more) == 0
