@@ -169,7 +169,7 @@ class TrainingMetrics:
         self.meter.read()
         self.meter.resume(self.unread)
         self.unread = NO_TOTALS
-        self._progress.go_on()
+        self._progress.resume()
 
     def end_epoch(self) -> None:
         """Pause the progress: no training follows until the next epoch."""
