@@ -69,7 +69,7 @@ class MeanPooling(nn.Module):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"classes": 4}, r"\(4\), but has 3"),
+        ({"classes": 4}, "3 outputs for 4 classes"),
         ({"pooling": MeanPooling()}, "`pooling` must have forward"),
         ({"model": nn.ModuleList(list(make_parts().values()))}, "`CNN` is not in its list"),
     ],

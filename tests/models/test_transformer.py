@@ -10,6 +10,7 @@ from sbkit.base.errors import ConfigError
 from sbkit.models.transformer import ConformerBlock, SelfAttention, Transformer
 
 BLOCKS = ["conformer", "transformer"]
+STREAMING = [None, {"chunk_ms": 120, "left_ms": 160}]
 SIZES: dict[str, Any] = {"d_model": 16, "nhead": 2, "d_ffn": 24, "num_encoder_layers": 2}
 
 
@@ -19,9 +20,11 @@ def make_transformer(**changes: Any) -> Transformer:
     return Transformer(**{**SIZES, **changes}).eval()
 
 
+@pytest.mark.parametrize("streaming", STREAMING)
 @pytest.mark.parametrize("block", BLOCKS)
-def test_padding_changes_nothing(block: str) -> None:
-    model = make_transformer(encoder_module=block, num_decoder_layers=1, vocab_size=9)
+def test_padding_changes_nothing(block: str, streaming: dict[str, int] | None) -> None:
+    options = {"encoder_module": block, "streaming": streaming}
+    model = make_transformer(**options, num_decoder_layers=1, vocab_size=9)
     x, lengths = torch.randn(2, 12, 16), torch.tensor([12, 5])
     tokens = torch.randint(4, 9, (2, 3))
     garbage = x.clone()
@@ -65,9 +68,13 @@ def test_conformer_block_halves_both_feed_forwards() -> None:
     torch.testing.assert_close(block(x, torch.ones(1, 7, dtype=torch.bool)), expected)
 
 
+@pytest.mark.parametrize("streaming", STREAMING)
 @pytest.mark.parametrize("block", BLOCKS)
-def test_utterance_without_frames_gives_finite_gradients(block: str) -> None:
-    model = make_transformer(encoder_module=block, num_decoder_layers=1, vocab_size=9).train()
+def test_utterance_without_frames_gives_finite_gradients(
+    block: str, streaming: dict[str, int] | None
+) -> None:
+    options = {"encoder_module": block, "streaming": streaming}
+    model = make_transformer(**options, num_decoder_layers=1, vocab_size=9).train(not streaming)
     x = torch.randn(2, 7, 16, requires_grad=True)
     lengths = torch.tensor([7, 0])
     states = model.encode(x, lengths)
@@ -79,9 +86,11 @@ def test_utterance_without_frames_gives_finite_gradients(block: str) -> None:
     assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
 
 
+@pytest.mark.parametrize("streaming", STREAMING)
 @pytest.mark.parametrize("block", BLOCKS)
-def test_gradients_reach_every_parameter(block: str) -> None:
-    model = make_transformer(encoder_module=block, num_decoder_layers=2, vocab_size=9, dropout=0.0)
+def test_gradients_reach_every_parameter(block: str, streaming: dict[str, int] | None) -> None:
+    options = {"encoder_module": block, "streaming": streaming, "dropout": 0.0}
+    model = make_transformer(**options, num_decoder_layers=2, vocab_size=9)
     lengths = torch.tensor([7, 4])
     states = model.encode(torch.randn(2, 7, 16), lengths)
     decoded = model.decode(torch.arange(9).repeat(2, 1), states, lengths)
