@@ -204,8 +204,10 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
                 value = float(checkpoint.meta[key])
                 return -math.inf if math.isnan(value) else value if max_key else -value
 
-            given = keys.pop("ckpt_predicate", None) or bool
-            keys["ckpt_predicate"] = lambda checkpoint: key in checkpoint.meta and given(checkpoint)
+            predicate = keys.pop("ckpt_predicate", None) or bool
+            keys["ckpt_predicate"] = lambda checkpoint: (
+                key in checkpoint.meta and predicate(checkpoint)
+            )
             keys["importance_key"] = rank_by_key
         ranked: list[Checkpoint] = super().find_checkpoints(**keys)
         return ranked
@@ -219,13 +221,13 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         for folder in folders:
             if read_checkpoint(folder) is None:
                 self._log_once(f"{folder} is skipped: its {METAFNAME} cannot be read.")
-        whole = list(islice(filter(self._is_whole, self.find_checkpoints(**keys)), count))
-        if folders and not whole:
+        undamaged = list(islice(filter(self._is_whole, self.find_checkpoints(**keys)), count))
+        if folders and not undamaged:
             raise BundleError(
                 f"No checkpoint in {self.checkpoints_dir} is whole: all {len(folders)} are "
                 "damaged. Restore one, or move the folder away to start over."
             )
-        return whole
+        return undamaged
 
     def load_average(
         self, count: int, score: Callable[[], float] | None = None, **keys: Any

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from sbkit.base.allocator import describe_allocator
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import ConfigError
 from sbkit.base.files import require_writable
 from sbkit.base.openmp import describe_waiting
 from sbkit.check.check import check_before_training
@@ -120,9 +120,9 @@ def test(run: Run, brain: Brain, *, was_finished: bool) -> None:
 
 
 def prepare_data(arguments: Sequence[str], report: Path | None = None) -> None:
-    """Prepare the data of a run and describe it, with a page into ``report``.
+    """Prepare the data of a run and describe it, with a page in the folder ``report``.
 
-    Nothing is trained, and no run folder is made. Raises SbkitError: bad input.
+    Nothing is trained, and no run folder is made. Raises SbkitError for bad input.
     """
     run = Run(*parse_command(arguments))
     run.check_ranges()
@@ -133,8 +133,8 @@ def prepare_data(arguments: Sequence[str], report: Path | None = None) -> None:
     facts = measure_data(splits, sample_rate=rate, language=language)
     for name, split in facts["splits"].items():
         logger.info(f"{name}: {split['utterances']} utterances, {split['hours']:.2f} h")
-    for each in facts["left_out"]:
-        logger.info(f"{each['split']}: {each['utterances']} left out, {each['reason']}")
+    for group in facts["left_out"]:
+        logger.info(f"{group['split']}: {group['utterances']} left out, {group['reason']}")
     if not shard_numbers(splits.train).any():
         logger.info(f"prepared audio: {default_cache()}")
     if report is not None:
@@ -145,14 +145,14 @@ def prepare_data(arguments: Sequence[str], report: Path | None = None) -> None:
 def prepare_shards(arguments: Sequence[str], destination: str, shard_size: str) -> None:
     """Write the data of a run as shards, or this process's share of them.
 
-    Raises SbkitError: bad input, or there is no room.
+    Raises SbkitError for bad input, or a full disk.
     """
     run = Run(*parse_command(arguments))
     run.check_ranges()
     make_corpus = run.load_recipe().corpus
     if make_corpus is None:
-        raise SbkitError(
-            "The recipe must name its `corpus` for shards to be made of it, but does not. Add "
+        raise ConfigError(
+            "Shards can only be made if the recipe has a `corpus`. Add "
             "corpus=recipes.prepare.corpus_of to the recipe."
         )
     corpus = make_corpus(run.knobs)

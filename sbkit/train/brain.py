@@ -87,7 +87,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
     `device` may be a string or a torch.device; only its type reaches autocast and GradScaler.
 
     Attributes:
-        loaders: those of the run, if a `Run` made the Brain.
+        loaders: loaders of the run, if a `Run` made the Brain.
         training_step: adds up gradients and updates the weights.
         training_metrics: loss and speed of the run so far.
         evaluator: keeps and measures the results of evaluated splits.
@@ -282,7 +282,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
     def on_evaluate_start(self, max_key: str | None = None, min_key: str | None = None) -> None:
         """Load the best checkpoint, or the mean of the `average_checkpoints` best.
 
-        The counters stay those of the whole run.
+        The counters keep counting the whole run.
         """
         self._keeps_counters = True
         super().on_evaluate_start(max_key=max_key, min_key=min_key)
@@ -739,7 +739,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
     def _save_intra_epoch_ckpt(self) -> None:
         """Save, also what was not read from the device yet."""
         self.watchdog.ping("checkpoint", self.optimizer_step)
-        agree_on_buffers(self.modules)  # the file has those of one rank
+        agree_on_buffers(self.modules)  # the file has the buffers of one rank
         self._read_skipped()
         self.training_metrics.unread = self.training_metrics.meter.peek()
         with self.training_step.moving_average.applied():
@@ -800,16 +800,16 @@ PLAIN_TYPES = (bool, int, float, str, list)  # an object belongs to the recipe
 
 
 def read_run_options(hparams: Mapping[str, Any], run_opts: Any) -> dict[str, Any]:
-    """Collect the declared run options; those of ``run_opts`` take precedence.
+    """Collect the declared run options; ``run_opts`` take precedence.
 
     Raises ConfigError for one that has no effect here, and for a number out of its range.
     """
     if isinstance(run_opts, RunOptions):
-        given = {name: run_opts[name] for name in run_opts.overridden_args}
+        overrides = {name: run_opts[name] for name in run_opts.overridden_args}
     else:
-        given = dict(run_opts or {})
+        overrides = dict(run_opts or {})
     names = RunOptions().as_dict()
-    options = {**{name: hparams[name] for name in names if name in hparams}, **given}
+    options = {**{name: hparams[name] for name in names if name in hparams}, **overrides}
     plain = {name: value for name, value in hparams.items() if isinstance(value, PLAIN_TYPES)}
     require_in_range({**plain, **options})
     for name, instead in REFUSED_OPTIONS.items():

@@ -81,31 +81,19 @@ class EvaluationHooks:
 
 @dataclass(frozen=True, kw_only=True)
 class TestedModel:
-    """The facts about a run that the report of its test states.
-
-    Attributes:
-        folder: the run folder.
-        step, epoch: the steps and epochs that it was trained for.
-        num_parameters: of the model.
-        num_averaged: the number of checkpoints whose mean was tested.
-        train_seconds, audio_seconds: wall time, and audio trained on.
-        device: the device it was tested on.
-        splits: the data of the run, None if unknown.
-        sample_rate: of the clips, in Hz.
-        report_by: columns by which the test sets are sliced.
-    """
+    """The facts that the report of a test states about the run."""
 
     folder: Path
     step: int
     epoch: int
     num_parameters: int
-    num_averaged: int
-    train_seconds: float
-    audio_seconds: float
+    num_averaged: int  # checkpoints whose mean was tested
+    train_seconds: float  # wall time
+    audio_seconds: float  # trained on
     device: torch.device
-    splits: Splits | None
-    sample_rate: int
-    report_by: Sequence[str]
+    splits: Splits | None  # None if unknown
+    sample_rate: int  # Hz, of the clips
+    report_by: Sequence[str]  # columns by which the test sets are sliced
 
     @property
     def weights(self) -> str:
@@ -137,7 +125,7 @@ class Evaluator:
         self.start(())
 
     def start(self, splits: Iterable[str]) -> None:
-        """Forget earlier results, and expect those of some splits."""
+        """Forget earlier results, and expect results of some splits."""
         self.results: dict[str, list[Any]] = defaultdict(list, {name: [] for name in splits})
         self.columns: dict[str, list[Any]] = defaultdict(list, {name: [] for name in splits})
         self._split = ""

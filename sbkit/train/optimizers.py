@@ -180,10 +180,10 @@ def _scales(hparams: Mapping[str, Any]) -> dict[int, float]:
 
 def split_groups(groups: Groups, scale_of: Mapping[int, float]) -> Iterator[dict[str, Any]]:
     """Split each group by the scales of its parameters; unscaled parameters come first."""
-    given: list[Any] = list(groups)
-    if not given or not isinstance(given[0], dict):
-        given = [{"params": given}]
-    for group in given:
+    group_list: list[Any] = list(groups)
+    if not group_list or not isinstance(group_list[0], dict):
+        group_list = [{"params": group_list}]
+    for group in group_list:
         by_scale: dict[float, list[nn.Parameter]] = {1.0: []}
         for parameter in group["params"]:
             by_scale.setdefault(scale_of.get(id(parameter), 1.0), []).append(parameter)

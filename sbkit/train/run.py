@@ -233,8 +233,8 @@ class Run:
             return
         newest = newest_checkpoint(self.folder / CHECKPOINTS)
         epoch = newest.meta.get("epoch", 0) if newest else 0
-        kept = summary.rename(summary.with_stem(f"{summary.stem}-{epoch}"))
+        renamed = summary.rename(summary.with_stem(f"{summary.stem}-{epoch}"))
         logger.info(
-            f"The results after epoch {epoch} are kept as {kept.name}. The next test replaces the "
-            "report, the utterances and the decoder."
+            f"The results after epoch {epoch} are kept as {renamed.name}. The next test replaces "
+            "the report, the utterances and the decoder."
         )
