@@ -35,7 +35,7 @@ from sbkit.decoding.decoder import (
 )
 from sbkit.decoding.fit import (
     ValidationUtterance,
-    count_all_errors,
+    count_own_errors,
     error_of,
     fit_decoder,
     order_of,
@@ -269,7 +269,7 @@ def _fit(
     with_attention = decoder.attention_rescoring or rescores
     utterances = sample_utterances(_encode(bundle, sets, with_attention=with_attention))
     with progress_bar("decoding as before", len(utterances)) as advance:
-        before = count_all_errors(current.decoder, utterances, bundle.tokenizer, lambda: advance(1))
+        before = count_own_errors(current.decoder, utterances, bundle.tokenizer, lambda: advance(1))
     decoder_type = GREEDY if bundle.decoder is None else bundle.decoder.decoder_type
     logger.info(f"before ({decoder_type}): {_describe(before, by_words)} ({splits})")
     fitted = fit_decoder(

@@ -166,7 +166,7 @@ def fit_decoder(
     """
     weights, splits = None, [*split_sizes]
     if decoder is not None and decoder.needs_tuning and any(used_weights(decoder)):
-        decoder, weights = fit_weights(
+        weights = fit_weights(
             decoder,
             utterances,
             split_sizes=split_sizes,
@@ -174,6 +174,7 @@ def fit_decoder(
             ping=lambda: ping("tuning"),
             quiet=quiet,
         )
+        decoder = decoder.with_weights(weights.weights)
     confidences = fit_confidences(
         aligner, decoder, utterances, ping=lambda: ping("confidence"), quiet=quiet
     )
@@ -248,29 +249,31 @@ def fit_weights(
     by_words: bool,
     ping: Ping = int,
     quiet: bool = False,
-) -> tuple[BeamDecoder, FittedWeights]:
-    """Return the decoder with the best weights, and the errors with them.
+) -> FittedWeights:
+    """Return the best weights of a decoder, and the errors with them.
 
     If the sample is too small a part of the sets, the weights keep their defaults, and
     ``FittedWeights.reason`` says why.
     """
     splits = ", ".join(split_sizes)
     if reason := _too_few(utterances, sum(split_sizes.values())):
-        decoder = decoder.with_weights(Weights() if by_words else Weights(word=0.0))
+        weights = Weights() if by_words else Weights(word=0.0)
+        (scores,) = count_all_errors([decoder.with_weights(weights)], utterances, ping)
         logger.info(reason)
-        return decoder, _measure(decoder, utterances, by_words, ping, reason)
+        return FittedWeights(weights, scores, by_words, reason)
     count = plural(sum(gather_over_ranks(len(utterances))), "utterance")
     logger.info(f"decoder: trying {NUM_TRIALS} settings of its weights on {count} ({splits})")
     num_decoded = (NUM_TRIALS + 1) * len(utterances)
     with progress_bar("trying weights of the decoder", num_decoded, quiet=quiet) as advance:
-        fitted = search_weights(decoder, utterances, by_words=by_words, ping=_both(ping, advance))
-    decoder = decoder.with_weights(fitted.weights)
+        notify = _both(ping, advance)
+        fitted = search_weights(decoder, utterances, by_words=by_words, ping=notify)
     values = fitted.weights.plain()
-    text = ", ".join(f"{name} {values[name]:g}" for name in used_weights(decoder))
-    if decoder.language_models.words is not None and not decoder.weights.word:
+    names = used_weights(decoder.with_weights(fitted.weights))
+    text = ", ".join(f"{name} {values[name]:g}" for name in names)
+    if decoder.language_models.words is not None and not fitted.weights.word:
         text += ", without the model of words, because the language does not separate them"
     logger.info(f"decoder: {text} (chosen on {splits})")
-    return decoder, fitted
+    return fitted
 
 
 def _too_few(utterances: Sequence[ValidationUtterance], total: int) -> str:
@@ -309,16 +312,11 @@ def search_weights(
     points = np.stack([_halton(NUM_TRIALS, base) for base in HALTON_BASES[: len(names)]], 1)
     ranges = GRAPH_WEIGHT_RANGES if decoder.decoder_type == "graph" else WEIGHT_RANGES
     beam_size, quick = min(decoder.beam_size, TRIAL_BEAM_SIZE), _make_quick(decoder)
-    trials = [
-        count_all_errors(
-            quick.with_weights(_weights_at(names, ranges, point), beam_size=beam_size),
-            utterances,
-            decoder.tokenizer,
-            ping,
-        )
+    trials = (
+        quick.with_weights(_weights_at(names, ranges, point), beam_size=beam_size)
         for point in points
-    ]
-    scores = _sum_over_ranks(trials)
+    )
+    scores = count_all_errors(trials, utterances, ping)
     if not scores[0].utterances:
         raise DataError(
             "The weights of a decoder are fitted to a validation set, but it is empty. Write the "
@@ -326,44 +324,38 @@ def search_weights(
         )
     smooth = _fit_quadratic(points, np.array([error_of(s, by_words=by_words) for s in scores]))
     center = points[smooth.argsort(kind="stable")[:NUM_AVERAGED]].mean(0)
-    best = decoder.with_weights(_weights_at(names, ranges, center))
-    return _measure(best, utterances, by_words, ping)
-
-
-def _measure(
-    decoder: BeamDecoder,
-    utterances: Sequence[ValidationUtterance],
-    by_words: bool,
-    ping: Ping,
-    reason: str = "",
-) -> FittedWeights:
-    (scores,) = _sum_over_ranks([count_all_errors(decoder, utterances, decoder.tokenizer, ping)])
-    return FittedWeights(decoder.weights, scores, by_words, reason)
-
-
-def _sum_over_ranks(scores: Sequence[Scores]) -> list[Scores]:
-    per_rank = gather_over_ranks(list(scores))
-    return [sum(parts, Scores()) for parts in zip(*per_rank, strict=True)]
-
-
-def error_of(scores: Scores, *, by_words: bool) -> float:
-    """Return the error that weights are chosen by: CER, plus WER in a language with words."""
-    return scores.cer + (scores.wer if by_words else 0)
+    best = _weights_at(names, ranges, center)
+    (best_scores,) = count_all_errors([decoder.with_weights(best)], utterances, ping)
+    return FittedWeights(best, best_scores, by_words)
 
 
 def count_all_errors(
+    decoders: Iterable[BeamDecoder], utterances: Sequence[ValidationUtterance], ping: Ping = int
+) -> list[Scores]:
+    """Decode with each decoder, and add the errors of all ranks; ping before each utterance."""
+    own = [count_own_errors(one, utterances, one.tokenizer, ping) for one in decoders]
+    per_rank = gather_over_ranks(own)
+    return [sum(parts, Scores()) for parts in zip(*per_rank, strict=True)]
+
+
+def count_own_errors(
     decoder: BeamDecoder | GreedyDecoder,
     utterances: Sequence[ValidationUtterance],
     tokenizer: Tokenizer,
     ping: Ping = int,
 ) -> Scores:
-    """Decode utterances, and count their errors; ``ping`` is called before each."""
+    """Decode the utterances of this rank, and count their errors."""
     scores = Scores()
     for utterance in utterances:
         ping()
         tokens = list(decoder.nbest(utterance.log_probs, utterance.attention)[0].tokens)
         scores += count_errors(utterance.text, tokenizer.decode(tokens))
     return scores
+
+
+def error_of(scores: Scores, *, by_words: bool) -> float:
+    """Return the error that weights are chosen by: CER, plus WER in a language with words."""
+    return scores.cer + (scores.wer if by_words else 0)
 
 
 def used_weights(decoder: BeamDecoder) -> Iterator[str]:
