@@ -37,9 +37,9 @@ class LettersTokenizer(Tokenizer):
         rest = rest if self._known == CHARACTERS else f"▁{rest}"
         ids = []
         while rest:
-            known = [n for n, piece in enumerate(self._known) if n and rest.startswith(piece)]
-            token = max(known, key=lambda n: len(self._known[n]), default=0)
-            rest = rest[len(self._known[token]) if known else 1 :]
+            matches = [n for n, piece in enumerate(self._known) if n and rest.startswith(piece)]
+            token = max(matches, key=lambda n: len(self._known[n]), default=0)
+            rest = rest[len(self._known[token]) if matches else 1 :]
             ids.append(token)
         return ids
 
@@ -73,11 +73,11 @@ def random_model(words: Sequence[str], seed: int) -> RandomModel:
     names = ("<unk>", "<s>", "</s>", *words)
     ids = range(len(names))
     grams = [gram for n in (1, 2, 3) for gram in product(ids, repeat=n)]
-    kept = [gram for gram in grams if len(gram) == 1 or drawn.random() < 0.4]
+    used = [gram for gram in grams if len(gram) == 1 or drawn.random() < 0.4]
     return RandomModel(
         names,
-        {gram: log(drawn.uniform(0.01, 0.9)) for gram in kept},
-        {gram: log(drawn.uniform(0.1, 0.9)) for gram in kept if len(gram) < 3},
+        {gram: log(drawn.uniform(0.01, 0.9)) for gram in used},
+        {gram: log(drawn.uniform(0.1, 0.9)) for gram in used if len(gram) < 3},
     )
 
 

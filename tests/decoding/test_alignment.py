@@ -54,22 +54,22 @@ def test_align_finds_the_best_of_all_paths(tokens: list[int]) -> None:
         if len(log_probs) < frames_needed(np.array(tokens), np.array([len(tokens)]))[0]:
             continue
         spans = align(log_probs, tokens, blank=0)
-        found = score_of(log_probs, tokens, spans)
-        assert found == pytest.approx(best_by_enumeration(log_probs, tokens), abs=1e-9)
+        score = score_of(log_probs, tokens, spans)
+        assert score == pytest.approx(best_by_enumeration(log_probs, tokens), abs=1e-9)
 
 
 def test_time_words_takes_the_frames_of_the_tokens() -> None:
     """Frames of "a b", silence, space, "ab": words from their first token to their last."""
-    said = [0, 1, 2, 0, 3, 0, 0, 1, 1, 0, 2, 0]
-    log_probs = np.log(np.full((len(said), 4), 0.01) + 0.96 * np.eye(4)[said])
+    path = [0, 1, 2, 0, 3, 0, 0, 1, 1, 0, 2, 0]
+    log_probs = np.log(np.full((len(path), 4), 0.01) + 0.96 * np.eye(4)[path])
     words = time_words(log_probs, [1, 2, 3, 1, 2], pieces=PIECES, blank=0)
-    assert [(each.text, each.first, each.end) for each in words] == [("ab", 1, 3), ("ab", 7, 11)]
+    assert [(word.text, word.first, word.end) for word in words] == [("ab", 1, 3), ("ab", 7, 11)]
     assert words[0].tokens == (TimedToken(1, 1, 2), TimedToken(2, 2, 3))
     assert time_words(log_probs, [], pieces=PIECES, blank=0) == []
     pieces = ["<blank>", "▁ab", "c", "▁"]
     words = time_words(log_probs, [1, 2, 3, 1], pieces=pieces, blank=0)
-    assert [each.text for each in words] == ["abc", "ab"]
-    assert [each.token for each in words[0].tokens] == [1, 2]
+    assert [word.text for word in words] == ["abc", "ab"]
+    assert [word.token for word in words[0].tokens] == [1, 2]
 
 
 @pytest.mark.parametrize(("frames", "tokens"), [(0, [1]), (2, [1, 2, 3]), (2, [1, 1])])
@@ -107,8 +107,8 @@ def test_words_follow_each_other_whatever_the_offsets() -> None:
     for _ in range(300):
         cuts = np.sort(random.choice(60, 2 * random.integers(1, 9), replace=False))
         start, end = random.uniform(-25, 25, 2).tolist()
-        found = place(cuts.reshape(-1, 2).tolist(), start=start, end=end, frames=60)
-        bounds = np.ravel(found)
+        spans = place(cuts.reshape(-1, 2).tolist(), start=start, end=end, frames=60)
+        bounds = np.ravel(spans)
         assert (np.diff(bounds) >= 0).all()
         assert bounds.min() >= 0
         assert bounds.max() <= 60 * STEP

@@ -24,7 +24,7 @@ from tests.decoding.spoken import char_tokenizer, spoken
 
 
 def word(text: str, *tokens: tuple[int, int, int]) -> TimedWord:
-    return TimedWord(text, tuple(TimedToken(*each) for each in tokens))
+    return TimedWord(text, tuple(TimedToken(*token) for token in tokens))
 
 
 def frames(*rows: Sequence[float]) -> Float64s:
@@ -37,16 +37,16 @@ def frames(*rows: Sequence[float]) -> Float64s:
 def test_entropy_is_0_for_a_certain_word_and_1_for_a_guess() -> None:
     sure, guess = [1e-9, 1, 1e-9, 1e-9], [1, 1, 1, 1]
     words = [word("a", (1, 0, 2)), word("b", (2, 2, 3))]
-    found = features_of_audio(frames(sure, sure, guess), words)
-    assert found["entropy"].tolist() == pytest.approx([0, 1], abs=0.01)
-    assert found["posterior"][0] == pytest.approx(np.log(1 / 0.001), abs=0.01)
-    assert found["posterior"][1] == pytest.approx(np.log(0.25 / 0.75), abs=0.01)
+    features = features_of_audio(frames(sure, sure, guess), words)
+    assert features["entropy"].tolist() == pytest.approx([0, 1], abs=0.01)
+    assert features["posterior"][0] == pytest.approx(np.log(1 / 0.001), abs=0.01)
+    assert features["posterior"][1] == pytest.approx(np.log(0.25 / 0.75), abs=0.01)
 
 
 def test_posterior_is_that_of_the_weakest_token_at_its_best_frame() -> None:
     log_probs = frames([1, 8, 1, 1], [6, 2, 1, 1], [1, 3, 6, 2])
-    (found,) = features_of_audio(log_probs, [word("ab", (1, 0, 2), (2, 2, 3))])["posterior"]
-    assert found == pytest.approx(np.log(0.5 / 0.5), abs=0.01)
+    (posterior,) = features_of_audio(log_probs, [word("ab", (1, 0, 2), (2, 2, 3))])["posterior"]
+    assert posterior == pytest.approx(np.log(0.5 / 0.5), abs=0.01)
     longer = features_of_audio(log_probs, [word("abc", (1, 0, 2))])
     assert longer["length"].tolist() == [np.log(3)]
 
@@ -54,8 +54,8 @@ def test_posterior_is_that_of_the_weakest_token_at_its_best_frame() -> None:
 def test_agreement_is_the_share_of_the_beam_that_has_the_word() -> None:
     best = ["the", "north", "office"]
     others = [best, ["the", "nor", "office"], ["a", "the", "north"], ["the", "nor", "office"]]
-    found = agreement(best, others, np.log([4, 2, 1, 1]).tolist())
-    assert found.tolist() == pytest.approx([1, 5 / 8, 7 / 8])
+    shares = agreement(best, others, np.log([4, 2, 1, 1]).tolist())
+    assert shares.tolist() == pytest.approx([1, 5 / 8, 7 / 8])
     of_long_clip = agreement(best, others, (np.log([4, 2, 1, 1]) - 2000).tolist())
     assert of_long_clip.tolist() == pytest.approx([1, 5 / 8, 7 / 8])
     assert agreement(best, [best], [-900.0]).tolist() == [1, 1, 1]
@@ -64,11 +64,11 @@ def test_agreement_is_the_share_of_the_beam_that_has_the_word() -> None:
 
 def test_features_of_language_depend_on_the_history() -> None:
     lm = train([["call", "the", "office"]] * 3 + [["call", "me"]], order=2).model
-    found = features_of_language(lm, ["call", "zebra", "the"])
-    assert found["known"].tolist() == [1, 0, 1]
-    assert found["lm"][0] == lm.score(lm.start, lm.id_of("call"))[0]
+    features = features_of_language(lm, ["call", "zebra", "the"])
+    assert features["known"].tolist() == [1, 0, 1]
+    assert features["lm"][0] == lm.score(lm.start, lm.id_of("call"))[0]
     after = features_of_language(lm, ["call", "the"])["lm"][1]
-    assert after > found["lm"][2]  # what stands before counts
+    assert after > features["lm"][2]  # what stands before counts
 
 
 # -- fitting -------------------------------------------------------------------------------------
@@ -77,7 +77,7 @@ def test_features_of_language_depend_on_the_history() -> None:
 def utterances(count: int, *, informed: bool = True, words: int = 4) -> list[LabeledWords]:
     """Draw words whose log odds are twice their posterior, or whose features tell nothing."""
     random = np.random.default_rng(1)
-    found = []
+    labeled = []
     for place in range(count):
         posterior = random.standard_normal(words)
         odds = 2 * posterior if informed else 0 * posterior
@@ -88,8 +88,8 @@ def utterances(count: int, *, informed: bool = True, words: int = 4) -> list[Lab
             "length": np.zeros(words),
             "agreement": np.ones(words),
         }
-        found.append(LabeledWords(f"utterance {place}", features, right.tolist()))
-    return found
+        labeled.append(LabeledWords(f"utterance {place}", features, right.tolist()))
+    return labeled
 
 
 def test_fitted_confidence_is_calibrated_on_other_words() -> None:
@@ -106,8 +106,8 @@ def test_fitted_confidence_is_calibrated_on_other_words() -> None:
 
 
 def test_fitted_confidence_does_not_depend_on_the_order() -> None:
-    every = utterances(60)
-    assert fit_confidence(every[1::2] + every[::2]).plain() == fit_confidence(every).plain()
+    labeled = utterances(60)
+    assert fit_confidence(labeled[1::2] + labeled[::2]).plain() == fit_confidence(labeled).plain()
 
 
 def test_too_few_words_give_no_confidence() -> None:
@@ -163,7 +163,7 @@ def test_aligner_gives_an_unclear_word_a_lower_confidence(tokenizer: Tokenizer) 
 def test_label_words_compares_features_with_the_reference(tokenizer: Tokenizer) -> None:
     tokens = tuple(tokenizer.encode("call the norm"))
     other = tuple(tokenizer.encode("cold the norm"))
-    beam = [Hypothesis(tokens=each, score=0, ctc_score=0, lm_score=0) for each in (tokens, other)]
+    beam = [Hypothesis(tokens=ids, score=0, ctc_score=0, lm_score=0) for ids in (tokens, other)]
     aligner = WordAligner(tokenizer=tokenizer, samples_per_frame=640, sample_rate=16_000)
     words = aligner.extract_features(spoken(tokenizer, "call the norm", {}), tokens, beam)
     labeled = label_words(words, "call norm")

@@ -43,12 +43,12 @@ def clips_of(decoder: CtcDecoder) -> list[DecoderInput]:
 
 
 @pytest.fixture
-def several(monkeypatch: pytest.MonkeyPatch) -> None:
+def always_pooled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctc_decoder, "MIN_FRAMES_FOR_POOL", 0)
 
 
 def test_pool_of_processes_equals_one_process(
-    decoder: CtcDecoder, several: None, monkeypatch: pytest.MonkeyPatch
+    decoder: CtcDecoder, always_pooled: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clips = clips_of(decoder)
     bad = DecoderInput(log_probs=np.full((3, 99), np.nan), samples=3 * STEP, start=0)
@@ -68,7 +68,7 @@ def test_pool_of_processes_equals_one_process(
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_phrases_of_a_clip_bias_only_that_clip(
-    decoder: CtcDecoder, several: None, processes: int
+    decoder: CtcDecoder, always_pooled: None, processes: int
 ) -> None:
     """A request with a prompt had processes of its own."""
     tokenizer, beam = decoder.aligner.tokenizer, decoder.decoder
@@ -83,11 +83,11 @@ def test_phrases_of_a_clip_bias_only_that_clip(
     pool.close()
     assert plain == again
     assert (plain.text, expected.text) == ("the north is cold", "the forth is cold")
-    known = [word.confidence is not None for word in expected.words]
-    assert known == [True, False, True, True]
+    has_confidence = [word.confidence is not None for word in expected.words]
+    assert has_confidence == [True, False, True, True]
 
 
-def test_pool_reports_a_killed_process(decoder: CtcDecoder, several: None) -> None:
+def test_pool_reports_a_killed_process(decoder: CtcDecoder, always_pooled: None) -> None:
     many, clips = DecoderPool(decoder, processes=2), clips_of(decoder)
     many.decode(clips, times=True)
     assert many._processes is not None

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from recipes.asr.language_models import prepare_language_models
+from recipes.asr.data import prepare_language_models
 from sbkit.base.errors import SbkitError
 from sbkit.data.splits import Splits
 from sbkit.decoding.decoder import BeamDecoder, Weights
@@ -45,11 +45,12 @@ class ByDefinition:
         first = {word: tuple(how.encode(word)) for word in words}
         later = {word: tuple(how.encode(f"{word} {word}"))[len(first[word]) :] for word in words}
         self._known = [
-            {tokens: model.id_of(word) for word, tokens in each.items()} for each in (first, later)
+            {tokens: model.id_of(word) for word, tokens in spellings.items()}
+            for spellings in (first, later)
         ]
         self._letters = [
-            train((list(map(str, tokens)) for tokens in each.values()), order=3).model
-            for each in (first, later)
+            train((list(map(str, tokens)) for tokens in spellings.values()), order=3).model
+            for spellings in (first, later)
         ]
         self._spellings = [
             Walks(make_automaton(letters), forgets_start=letters is self._letters[0])
@@ -80,52 +81,56 @@ class ByDefinition:
             yield self._known[later][tokens], 0.0
         letters = self._letters[later]
         ids = [letters.id_of(str(token)) for token in tokens]
-        explicit = [each[0] for each in self._known[later]]
+        explicit = [spelling[0] for spelling in self._known[later]]
         begins = not tokens or tokens[0] in explicit or not (later or self._begins(tokens[0]))
         if begins and UNKNOWN not in ids:
             spelled = self._spellings[later].best(ids)
             yield UNKNOWN, WEIGHTS["unknown"] + WEIGHTS["scale"] * spelled
 
     def _sentence(self, readings: Sequence[tuple[int, float]]) -> float:
-        said = self._words.best([word for word, _ in readings])
+        score = self._words.best([word for word, _ in readings])
         added = sum(more + WEIGHTS["word_bonus"] for _, more in readings)
-        return WEIGHTS["scale"] * said + added
+        return WEIGHTS["scale"] * score + added
 
 
 class Walks:
     """The ways of a sentence through an automaton, which may back off anywhere."""
 
-    def __init__(self, made: Automaton, *, forgets_start: bool = True) -> None:
-        self._start, self._said, self._ends = made.start, rows(made.words), rows(made.ends)
-        self._backoffs = {source: to for (source, _), to in rows(made.backoffs).items()}
+    def __init__(self, automaton: Automaton, *, forgets_start: bool = True) -> None:
+        self._start, self._said, self._ends = (
+            automaton.start,
+            rows(automaton.words),
+            rows(automaton.ends),
+        )
+        self._backoffs = {source: to for (source, _), to in rows(automaton.backoffs).items()}
         if not forgets_start:
-            del self._backoffs[made.start]
+            del self._backoffs[automaton.start]
 
     def best(self, words: Sequence[int]) -> float:
         """Return the best score of a sentence."""
         return self._best(self._start, words)
 
     def _best(self, state: int, words: Sequence[int]) -> float:
-        found = -inf
+        best = -inf
         if not words and (state, END) in self._ends:
-            found = self._ends[state, END][1]
+            best = self._ends[state, END][1]
         elif words and (state, words[0]) in self._said:
             target, weight = self._said[state, words[0]]
-            found = weight + self._best(target, words[1:])
+            best = weight + self._best(target, words[1:])
         if state in self._backoffs:
             target, weight = self._backoffs[state]
-            found = max(found, weight + self._best(target, words))
-        return found
+            best = max(best, weight + self._best(target, words))
+        return best
 
 
 def best_alignments(log_probs: npt.NDArray[np.float64]) -> dict[tuple[int, ...], float]:
     """Return the best of the 4^U alignments of each token sequence."""
-    found = dict[tuple[int, ...], float]()
+    scores = dict[tuple[int, ...], float]()
     for path in product(range(4), repeat=len(log_probs)):
         tokens = tuple(token for token, _ in groupby(path) if token)
         score = float(sum(row[token] for row, token in zip(log_probs, path, strict=True)))
-        found[tokens] = max(found.get(tokens, -inf), score)
-    return found
+        scores[tokens] = max(scores.get(tokens, -inf), score)
+    return scores
 
 
 @pytest.mark.parametrize("pieces", [CHARACTERS, PIECES])
@@ -138,7 +143,7 @@ def test_decoder_finds_the_best_path_by_definition(pieces: Sequence[str]) -> Non
     decoder = GraphDecoder(graph=graph, vocab_size=4, blank=0)
     definition, compared = ByDefinition(model, how), 0
     for log_probs in filter(len, random_matrices(42)):
-        (found,) = decoder.decode(log_probs)
+        (hypothesis,) = decoder.decode(log_probs)
         scores = {
             tokens: score + definition.score(tokens)
             for tokens, score in best_alignments(log_probs).items()
@@ -147,11 +152,13 @@ def test_decoder_finds_the_best_path_by_definition(pieces: Sequence[str]) -> Non
         if best == -inf:
             continue
         compared += 1
-        assert found.score == pytest.approx(best, abs=0.01)  # weights are rounded to a thousandth
-        assert scores[found.tokens] == pytest.approx(best, abs=0.02)
-        assert found.score == found.ctc_score + found.lm_score
+        assert hypothesis.score == pytest.approx(
+            best, abs=0.01
+        )  # weights are rounded to a thousandth
+        assert scores[hypothesis.tokens] == pytest.approx(best, abs=0.02)
+        assert hypothesis.score == hypothesis.ctc_score + hypothesis.lm_score
         if second < best - 0.02:
-            assert found.tokens == max(scores, key=scores.__getitem__)
+            assert hypothesis.tokens == max(scores, key=scores.__getitem__)
     assert compared > 25
 
 

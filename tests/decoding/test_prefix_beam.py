@@ -99,22 +99,22 @@ def test_unbounded_beam_equals_enumeration_and_beam_of_16_nearly(
     exact = PrefixBeamSearch(settings=SETTINGS, scorer=scorer)
     bounded = PrefixBeamSearch(settings=BEAM_OF_16, scorer=scorer)
     matrices = random_matrices(200 if pieces == CHARACTERS else 50)
-    found = 0
+    num_best = 0
     for log_probs in matrices:
         ctc_scores = enumerate_paths(log_probs)
         added = {tokens: definition(tokens) for tokens in ctc_scores}
         scores = {tokens: ctc_scores[tokens] + added[tokens] for tokens in ctc_scores}
         answer = exact.decode(log_probs)
-        assert {each.tokens for each in answer} == scores.keys()
+        assert {hypothesis.tokens for hypothesis in answer} == scores.keys()
         assert len(answer) == len(scores)
-        for each in answer:
-            assert each.score == pytest.approx(scores[each.tokens], abs=1e-9)
-            assert each.ctc_score == pytest.approx(ctc_scores[each.tokens], abs=1e-9)
-            assert each.lm_score == pytest.approx(added[each.tokens], abs=1e-9)
-        ordered = [each.score for each in answer]
+        for hypothesis in answer:
+            assert hypothesis.score == pytest.approx(scores[hypothesis.tokens], abs=1e-9)
+            assert hypothesis.ctc_score == pytest.approx(ctc_scores[hypothesis.tokens], abs=1e-9)
+            assert hypothesis.lm_score == pytest.approx(added[hypothesis.tokens], abs=1e-9)
+        ordered = [hypothesis.score for hypothesis in answer]
         assert ordered == sorted(ordered, reverse=True)
-        found += bounded.decode(log_probs)[0].tokens == best_of(scores)
-    assert found >= 0.9 * len(matrices)
+        num_best += bounded.decode(log_probs)[0].tokens == best_of(scores)
+    assert num_best >= 0.9 * len(matrices)
 
 
 def plain_search(log_probs: np.ndarray, scorer: PrefixScorer, size: int) -> dict[Tokens, float]:
@@ -135,8 +135,8 @@ def plain_search(log_probs: np.ndarray, scorer: PrefixScorer, size: int) -> dict
         best = sorted(after, key=score, reverse=True)[:size]
         beam = {tokens: after[tokens] for tokens in best if score(tokens) > -inf}
     return {
-        tokens: log_add(*each) + sum(steps_of(scorer, tokens, ends=True))
-        for tokens, each in beam.items()
+        tokens: log_add(*parts) + sum(steps_of(scorer, tokens, ends=True))
+        for tokens, parts in beam.items()
     }
 
 
@@ -160,12 +160,14 @@ def test_bounded_beam_equals_plain_beam(size: int) -> None:
     scorer, _ = all_at_once(CHARACTERS)
     search = PrefixBeamSearch(settings=replace(SETTINGS, beam_size=size), scorer=scorer)
     for log_probs in random_matrices(100, seed=4):
-        found = search.decode(log_probs)
+        beam = search.decode(log_probs)
         expected = plain_search(log_probs, scorer, size)
-        assert [each.tokens for each in found] == sorted(
+        assert [hypothesis.tokens for hypothesis in beam] == sorted(
             expected, key=expected.__getitem__, reverse=True
         )
-        assert [each.score for each in found] == pytest.approx(sorted(expected.values())[::-1])
+        assert [hypothesis.score for hypothesis in beam] == pytest.approx(
+            sorted(expected.values())[::-1]
+        )
 
 
 def test_word_scorer_pays_the_best_unigram_at_once_and_the_rest_at_the_end() -> None:

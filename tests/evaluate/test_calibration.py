@@ -8,8 +8,8 @@ import pytest
 from sbkit.evaluate.calibration import Calibration, measure_calibration, reliability_bins
 
 
-def measured(said: list[float], right: list[bool]) -> Calibration:
-    calibration = measure_calibration(said, right)
+def measured(confidences: list[float], right: list[bool]) -> Calibration:
+    calibration = measure_calibration(confidences, right)
     assert calibration is not None
     return calibration
 
@@ -35,8 +35,8 @@ def test_words_that_are_all_right_or_wrong_have_no_auc(right: bool, error: float
 
 
 def test_reliability_bins_are_tenths() -> None:
-    said = [tenth / 10 + inside for tenth in range(10) for inside in (0.01, 0.09)]
-    bins = reliability_bins(said, [True, False] * 10)
-    assert [each.words for each in bins] == [2] * 10
-    assert [each.confidence for each in bins] == pytest.approx(np.arange(0.05, 1, 0.1))
-    assert {each.right for each in bins} == {0.5}
+    confidences = [tenth / 10 + inside for tenth in range(10) for inside in (0.01, 0.09)]
+    bins = reliability_bins(confidences, [True, False] * 10)
+    assert [one.words for one in bins] == [2] * 10
+    assert [one.confidence for one in bins] == pytest.approx(np.arange(0.05, 1, 0.1))
+    assert {one.right for one in bins} == {0.5}

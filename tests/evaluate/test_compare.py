@@ -90,9 +90,9 @@ def test_json_of_compare_has_the_figures_of_the_runs(
     runs: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert sbkit(["compare", *runs, "--json"]) == 0
-    printed: dict[str, Any] = json.loads(capsys.readouterr().out)
-    assert (printed["not_in_all"], [*printed["test"]]) == (["worse"], ["better", "level"])
-    better = printed["test"]["better"]
+    comparison: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert (comparison["not_in_all"], [*comparison["test"]]) == (["worse"], ["better", "level"])
+    better = comparison["test"]["better"]
     worse_run, _ = better["rows"]
     in_run = read_json(Path(runs[0]) / "summary.json")["test"]["better"]
     assert worse_run["WER"]["rate"] == in_run["WER"]

@@ -52,7 +52,7 @@ def test_interval_over_speakers_contains_the_true_rate_in_95_percent() -> None:
 def test_interval_does_not_depend_on_the_order() -> None:
     errors, totals = simulate(np.random.default_rng(3), mean=0.2)
     order = np.random.default_rng(4).permutation(480)
-    shuffled = Units(name="speaker", groups=tuple(SPEAKERS.groups[each] for each in order))
+    shuffled = Units(name="speaker", groups=tuple(SPEAKERS.groups[n] for n in order))
     first = rate_interval(errors, totals, SPEAKERS)
     assert rate_interval(errors[order], totals[order], shuffled) == first
     assert rate_interval(errors, totals, SPEAKERS, seed=1) != first
@@ -62,13 +62,16 @@ def test_interval_does_not_depend_on_the_order() -> None:
 def test_one_unit_has_no_interval() -> None:
     speaker = Units(name="speaker", groups=("ann", "ann"))
     for totals, units in (([5, 5], speaker), ([5], clips(1)), ([], clips(0)), ([0, 0], clips(2))):
-        found = rate_interval(np.ones(len(totals), int), np.array(totals, int), units)
-        assert (found.low, found.high, found.unit) == (None, None, units.name)
+        interval = rate_interval(np.ones(len(totals), int), np.array(totals, int), units)
+        assert (interval.low, interval.high, interval.unit) == (None, None, units.name)
 
 
 def test_draw_of_empty_references_is_finite() -> None:
-    found = rate_interval(np.array([1, 0]), np.array([0, 4]), clips(2))
-    assert (found.low, found.high) == (0.0, 2.0)  # two insertions, as `ErrorCounts.rate` has it
+    interval = rate_interval(np.array([1, 0]), np.array([0, 4]), clips(2))
+    assert (interval.low, interval.high) == (
+        0.0,
+        2.0,
+    )  # two insertions, as `ErrorCounts.rate` has it
 
 
 @pytest.mark.parametrize(
@@ -119,12 +122,12 @@ def table(name: str) -> list[dict[str, str]]:
 @pytest.mark.parametrize("printed", table("sc_stats"), ids=lambda printed: printed["pair"])
 def test_mapsswe_equals_sc_stats(printed: dict[str, str]) -> None:
     triples = [(row["reference"], row["a"], row["b"]) for row in table(printed["pair"])]
-    found = mapsswe(triples)
-    assert found["segments"] == int(printed["segments"])
-    assert f"{found['mean']:.3f}" == printed["mean"]
-    assert f"{found['z']:.3f}" == printed["Z"]
+    ours = mapsswe(triples)
+    assert ours["segments"] == int(printed["segments"])
+    assert f"{ours['mean']:.3f}" == printed["mean"]
+    assert f"{ours['z']:.3f}" == printed["Z"]
     swapped = mapsswe((reference, b, a) for reference, a, b in triples)
-    assert (-swapped["z"], swapped["p"]) == pytest.approx((found["z"], found["p"]))
+    assert (-swapped["z"], swapped["p"]) == pytest.approx((ours["z"], ours["p"]))
 
 
 @pytest.mark.parametrize(

@@ -74,8 +74,8 @@ def test_page_shows_the_largest_slices(tmp_path: Path) -> None:
     write_report(tmp_path / "report.html", [run], clips=no_clips)
     page = (tmp_path / "report.html").read_text("utf-8")
     assert len(page) < 500_000
-    shown = [f"speaker {n:05}" for n in (0, 198, 19_999)]
-    assert all(f"<td>{each}<" in page for each in shown)
+    speakers = [f"speaker {n:05}" for n in (0, 198, 19_999)]
+    assert all(f"<td>{speaker}<" in page for speaker in speakers)
     assert "speaker 00199" not in page
     assert "The 200 of 20000 values of speaker with most utterances" in page
 
@@ -86,8 +86,8 @@ def test_order_by_use_alternates_the_worst_and_draws() -> None:
     ]
     utterances = join_utterances([scored])
     chosen = order_by_use(utterances)
-    errors = [each.errors.errors for (each,) in chosen]
-    assert sorted(chosen, key=lambda each: each[0].id) == utterances
+    errors = [runs.errors.errors for (runs,) in chosen]
+    assert sorted(chosen, key=lambda runs: runs[0].id) == utterances
     worst_half, typical = errors[:100:2], errors[1:100:2]
     assert min(worst_half) == 3 and 3.0 < sum(typical) / len(typical) < 4.5
     assert order_by_use(utterances[::-1]) == chosen
@@ -105,7 +105,7 @@ def test_confusions_count_errors_for_each_run() -> None:
 
 def test_unknown_words_are_counted_with_their_substitutes() -> None:
     texts = (("grey mare", "grey mayor"), ("mare", "mare"), ("mare", ""))
-    assert unknown_words([pair_units(*each) for each in texts], {"grey"}) == [
+    assert unknown_words([pair_units(*pair) for pair in texts], {"grey"}) == [
         {"word": "mare", "count": 3, "right": 1, "instead": ["mayor"]}
     ]
 

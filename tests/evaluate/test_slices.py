@@ -43,13 +43,13 @@ def test_slices_measure_each_value_of_each_column(tmp_path: Path) -> None:
     head, row, *hostile = (tmp_path / "by.tsv").read_text().splitlines()
     assert head.split("\t") == ["column", "value", "WER", "WER_low", "WER_high"]
     assert row.split("\t") == ["speaker", "ann", "0.5", "0.4", ""]
-    assert [each.split("\t")[1] for each in hostile] == ["'=cmd|' /C calc'!A0", r"a\x1b[2Jb"]
+    assert [row.split("\t")[1] for row in hostile] == ["'=cmd|' /C calc'!A0", r"a\x1b[2Jb"]
 
 
 def test_slice_columns_groups_lengths_unless_the_data_has_them() -> None:
     samples = [0, 31_999, 32_000, 100_000, 320_000]
-    found = slice_columns(["speaker", "length"], {"speaker": [*"abcde"]}, samples, 16_000)
-    assert [each for _, each in found] == [
+    values = slice_columns(["speaker", "length"], {"speaker": [*"abcde"]}, samples, 16_000)
+    assert [length for _, length in values] == [
         "00 to 02 s",
         "00 to 02 s",
         "02 to 05 s",
@@ -73,8 +73,8 @@ def test_slice_columns_estimates_noise_from_clips() -> None:
         for level in (1500, 150, 15, 0)
     ]
     samples = [*map(len, clips), 0]
-    found = slice_columns(["noise"], {}, samples, 16_000, iter([*clips, clips[0][:0]]))
-    assert found == [
+    values = slice_columns(["noise"], {}, samples, 16_000, iter([*clips, clips[0][:0]]))
+    assert values == [
         ("00 to 10 dB",),
         ("20 to 30 dB",),
         ("40 to 50 dB",),

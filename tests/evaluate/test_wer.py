@@ -91,9 +91,9 @@ def _random_text(random_numbers: random.Random, alphabet: str = "abc") -> str:
 
 def _edit_distance(reference: list[str], hypothesis: list[str]) -> int:
     above = list(range(len(hypothesis) + 1))
-    for i, said in enumerate(reference, start=1):
+    for i, expected in enumerate(reference, start=1):
         row = [i]
-        for j, heard in enumerate(hypothesis, start=1):
-            row.append(min(above[j] + 1, row[-1] + 1, above[j - 1] + (said != heard)))
+        for j, actual in enumerate(hypothesis, start=1):
+            row.append(min(above[j] + 1, row[-1] + 1, above[j - 1] + (expected != actual)))
         above = row
     return above[-1]

@@ -83,18 +83,19 @@ def test_judge_words_compares_confidences_with_the_reference() -> None:
 
 
 def test_describe_silence_notes_a_model_that_wrote_nothing() -> None:
-    said, heard = "please hold the line please", "the line"
+    reference, hypothesis = "please hold the line please", "the line"
     quiet = [
-        ScoredUtterance(name, said, heard, greedy=ScoredUtterance(name, said, "")) for name in "ab"
+        ScoredUtterance(name, reference, hypothesis, greedy=ScoredUtterance(name, reference, ""))
+        for name in "ab"
     ]
-    blurted = replace(quiet[0], greedy=ScoredUtterance("a", said, "es"))
+    blurted = replace(quiet[0], greedy=ScoredUtterance("a", reference, "es"))
     assert [*describe_silence([blurted, quiet[1]])] == [
         "greedy decoding wrote 2 of 54 characters, and nothing for 1 of 2 utterances; "
         "the beam's words come from its language model"
     ]
-    (alone,) = describe_silence([ScoredUtterance("a", said, "")])  # tested greedily
+    (alone,) = describe_silence([ScoredUtterance("a", reference, "")])  # tested greedily
     assert alone.endswith("nothing for 1 of 1 utterance")
-    wordy = replace(quiet[0], greedy=ScoredUtterance("a", said, "please"))
+    wordy = replace(quiet[0], greedy=ScoredUtterance("a", reference, "please"))
     for scored in ([wordy, quiet[1]], [ScoredUtterance("a", "", "")], []):
         assert not [*describe_silence(scored)]
 
@@ -102,14 +103,14 @@ def test_describe_silence_notes_a_model_that_wrote_nothing() -> None:
 def test_language_without_spaces_has_no_word_error_rate(tmp_path: Path) -> None:
     """Greedily neither, nor of a part of the set; the worst have most characters wrong."""
     texts = (("a", "今天天气好", "今天气好"), ("b", "你好", "您好吗"))
-    scored = [ScoredUtterance(*each, by_words=False) for each in texts]
-    scored = [replace(each, greedy=each) for each in scored]
+    scored = [ScoredUtterance(*row, by_words=False) for row in texts]
+    scored = [replace(one, greedy=one) for one in scored]
     assert "; greedily CER " in describe_results(scored)
     figures = report_errors(tmp_path, "test", scored)
     parts = slice_error_rates(scored)
-    said = json.dumps([describe_results(scored), figures, parts])
-    assert "WER" not in said
-    assert "word" not in said
+    text = json.dumps([describe_results(scored), figures, parts])
+    assert "WER" not in text
+    assert "word" not in text
     assert figures["CER"] == figures["greedy"]["CER"] == parts["CER"] == 3 / 7
     assert figures["character_errors"] == {"substitutions": 1, "deletions": 1, "insertions": 1}
     assert (

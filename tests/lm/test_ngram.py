@@ -48,9 +48,11 @@ def test_score_uses_the_whole_history(model: NgramModel) -> None:
     for _ in range(40):
         state, history = model.start, (BEGIN,)
         for _ in range(12):
-            known = [gram[-1] for gram in listed if gram[:-1] == history[-1:] and gram[-1] > END]
+            followers = [
+                gram[-1] for gram in listed if gram[:-1] == history[-1:] and gram[-1] > END
+            ]
             anything = range(3, len(model.words))
-            word = random_numbers.choice([*known, 0, random_numbers.choice(anything)])
+            word = random_numbers.choice([*followers, 0, random_numbers.choice(anything)])
             expected = back_off(listed, history[1 - model.order :], word)
             log_prob, state = model.score(state, word)
             assert log_prob == pytest.approx(expected, abs=1e-9)
@@ -64,8 +66,10 @@ def test_states_are_the_shortest_sufficient_histories(model: NgramModel) -> None
     for gram in listed:
         history = gram[max(0, len(gram) - model.order + 1) :]
         suffixes = (history[start:] for start in range(len(history) + 1))
-        said = (each for each in suffixes if each in followed or listed.get(each, (0, 0))[1])
-        assert state_after(model, *gram) == numbers[next(said, ())]
+        states = (
+            suffix for suffix in suffixes if suffix in followed or listed.get(suffix, (0, 0))[1]
+        )
+        assert state_after(model, *gram) == numbers[next(states, ())]
 
 
 def test_unknown_word_leads_to_the_empty_state() -> None:
@@ -78,7 +82,7 @@ def test_unknown_word_leads_to_the_empty_state() -> None:
 
 
 def grams(keys: list[int], log_probs: list[float], backoffs: list[float]) -> Grams:
-    values = (np.array(each, np.float32) for each in (log_probs, backoffs))
+    values = (np.array(column, np.float32) for column in (log_probs, backoffs))
     return Grams(np.array(keys, np.int64), *values)
 
 
@@ -103,11 +107,11 @@ def rows(arcs: list[Arc]) -> dict[tuple[int, int], tuple[int, float]]:
     return {(source, word): (target, weight) for source, target, word, weight in arcs}
 
 
-def walk(made: Automaton, words: list[int]) -> float:
+def walk(automaton: Automaton, words: list[int]) -> float:
     """Follow a sentence, and back off only where no arc has the word."""
-    arcs = rows(made.words) | rows(made.ends)
-    backoffs = {source: to for (source, _), to in rows(made.backoffs).items()}
-    state, total = made.start, 0.0
+    arcs = rows(automaton.words) | rows(automaton.ends)
+    backoffs = {source: to for (source, _), to in rows(automaton.backoffs).items()}
+    state, total = automaton.start, 0.0
     for word in [*words, END]:
         while (state, word) not in arcs:
             state, weight = backoffs[state]
@@ -122,7 +126,7 @@ def test_automaton_scores_every_sentence_like_its_model(order: int) -> None:
     sentences = [line.split() for line in SENTENCES]
     model = train(sentences, order=order).model
     empty = grams([], [], [])  # an order may be
-    made = make_automaton(NgramModel(model.words, (*model.grams, empty)))
+    automaton = make_automaton(NgramModel(model.words, (*model.grams, empty)))
     for sentence in sentences:
         words = [model.id_of(word) for word in sentence]
-        assert walk(made, words) == pytest.approx(sentence_log_prob(model, sentence), abs=1e-4)
+        assert walk(automaton, words) == pytest.approx(sentence_log_prob(model, sentence), abs=1e-4)

@@ -21,7 +21,7 @@ SENTENCES = [line.split() for line in TEXT.splitlines()]
 def stored(folder: Path) -> Path:
     models = {
         "words": train(SENTENCES, order=3).model,
-        "tokens": train([list("".join(each)) for each in SENTENCES], order=2).model,
+        "tokens": train([list("".join(words)) for words in SENTENCES], order=2).model,
     }
     save(models, folder / "lm.safetensors", metadata={"tokenizer": "x"})
     return folder / "lm.safetensors"

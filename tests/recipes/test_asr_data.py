@@ -1,10 +1,10 @@
-"""What was chosen with the language models of a run goes when they do."""
+"""Language models are trained again for other data, and the weights fitted with them removed."""
 
 from pathlib import Path
 
 import pytest
 
-from recipes.asr.language_models import prepare_language_models
+from recipes.asr.data import prepare_language_models
 from sbkit.data.splits import Splits
 from sbkit.decoding.confidence import CONFIDENCE_FILE
 from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS
@@ -24,7 +24,7 @@ def tokenizer(tmp_path: Path) -> Tokenizer:
     )
 
 
-def test_weights_of_other_language_models_are_removed_and_it_is_said(
+def test_weights_fitted_with_other_language_models_are_removed(
     tokenizer: Tokenizer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     text = tmp_path / "talks.txt"
@@ -41,7 +41,7 @@ def test_weights_of_other_language_models_are_removed_and_it_is_said(
         caplog.clear()
 
 
-def test_other_training_data_makes_other_language_models(
+def test_other_training_data_gives_other_language_models(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     """Training splits may have any names, as those of LibriSpeech have."""
