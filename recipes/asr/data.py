@@ -1,4 +1,4 @@
-"""The data of speech recognition: tokenizer, language models and loaders, from a corpus's splits."""
+"""The data of speech recognition: from splits to a tokenizer, language models and loaders."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
