@@ -18,6 +18,7 @@ from torch import Tensor
 from sbkit.audio.augment import Augmentation
 from sbkit.base.files import write_bytes_atomically, write_text_atomically
 from sbkit.data.batch import Batch, collate_audio
+from sbkit.data.shard import Row
 from sbkit.logs.metric import Metrics
 from sbkit.models.classifier import UtteranceClassifier
 from sbkit.models.encoder import encoder_parts
@@ -46,7 +47,7 @@ class LabelBatch(Batch):
 
 
 def collate(
-    rows: Sequence[Mapping[str, Any]], *, labels: ClassLabels, column: str, sample_rate: int
+    rows: Sequence[Row], *, labels: ClassLabels, column: str, sample_rate: int
 ) -> LabelBatch:
     """Pad utterances to a batch, and read their classes from a column."""
     fields = collate_audio(rows, sample_rate)

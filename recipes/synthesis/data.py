@@ -21,7 +21,7 @@ from sbkit.audio.io import Samples
 from sbkit.audio.levels import WINDOWS_PER_SECOND, find_pauses
 from sbkit.base.errors import ConfigError
 from sbkit.data.batch import Batch, Loaders, collate_audio, make_loaders
-from sbkit.data.shard import read_rows
+from sbkit.data.shard import Row, read_rows
 from sbkit.data.splits import Splits, take_columns
 from sbkit.distributed.device import Placement
 from sbkit.text.symbols import SYMBOL_TYPES, read_texts, to_symbols
@@ -100,7 +100,7 @@ class SpokenCollate:
     sample_rate: int
     frame: int
 
-    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> SpokenBatch:
+    def __call__(self, rows: Sequence[Row]) -> SpokenBatch:
         trimmed: list[Mapping[str, Any]] = []
         pitches: list[Tensor] = []
         for row in rows:

@@ -29,7 +29,7 @@ from sbkit.audio.draws import draw_uniform
 from sbkit.audio.lengths import length_mask
 from sbkit.audio.levels import WINDOWS_PER_SECOND
 from sbkit.data.batch import Batch, collate_audio
-from sbkit.data.shard import read_rows
+from sbkit.data.shard import Row, read_rows
 from sbkit.logs.metric import Metrics
 from sbkit.models.loss import Loss
 from sbkit.models.voice_activity import VoiceActivityModel
@@ -57,7 +57,7 @@ class Scored(NamedTuple):
     mask: Tensor
 
 
-def collate(rows: Sequence[Mapping[str, Any]], *, sample_rate: int) -> SpeechBatch:
+def collate(rows: Sequence[Row], *, sample_rate: int) -> SpeechBatch:
     """Pad utterances to a batch of whole windows, with the labels of the windows."""
     labels = [torch.from_numpy(speech_of(row, sample_rate)) for row in rows]
     speech = pad_sequence(labels, batch_first=True)

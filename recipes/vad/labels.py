@@ -21,7 +21,7 @@ from sbkit.audio.levels import SHORT_PAUSE_SECONDS, WINDOWS_PER_SECOND, find_pau
 from sbkit.base.checksums import listed_checksums
 from sbkit.bundle.bundle import Bundle
 from sbkit.bundle.config import WEIGHTS_FILE
-from sbkit.data.shard import read_rows
+from sbkit.data.shard import Row, read_rows
 from sbkit.data.splits import Splits
 from sbkit.export.export import as_bundle
 from sbkit.runtime.torch_model import load_bundle
@@ -58,7 +58,7 @@ def _align(split: Dataset, rate: int, recognizer: Bundle) -> Iterator[str]:
         yield " ".join(f"{start:.2f}-{end:.2f}" for start, end in edges)
 
 
-def speech_of(row: Mapping[str, Any], sample_rate: int) -> Windows:
+def speech_of(row: Row, sample_rate: int) -> Windows:
     """Label the windows of a clip as speech, by its column or by its level: -> (W,)."""
     if SPEECH not in row:
         return find_speech(row["audio"], sample_rate)

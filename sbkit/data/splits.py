@@ -263,7 +263,7 @@ def within_limits(
     if len(train) and not len(inside):
         raise ConfigError(
             f"None of the {len(train)} training utterances is between `min_seconds` "
-            f"({min_seconds:g}) and `max_seconds` ({max_seconds:g}) long. Widen the limits."
+            f"({min_seconds:g} s) and `max_seconds` ({max_seconds:g} s) long. Widen the limits."
         )
     outside = np.flatnonzero(is_short | is_long)
     return train.select(inside), train.select(outside), out_of_range
