@@ -133,7 +133,7 @@ def set_chunk(bundle: TorchBundle, chunk_ms: int | None) -> TorchBundle:
             "This model only takes whole clips. Name a run of hparams/ctc_streaming.yaml."
         )
     chunk = None if chunk_ms is None else chunk_ms // FRAME_MS
-    encoder.streaming = replace(streaming, chunk=chunk)
+    encoder.streaming = replace(streaming, chunk_frames=chunk)
     return bundle
 
 

@@ -291,7 +291,7 @@ def read_impulse_responses(
         response = response[int(response.abs().argmax()) :][: MAX_IMPULSE_SECONDS * sample_rate]
         responses.append(response / response.abs().max().clamp(min=1.0))
     longest = max(map(len, responses))
-    return torch.stack([pad(each, (0, longest - len(each))) for each in responses]).to(device)
+    return torch.stack([pad(r, (0, longest - len(r))) for r in responses]).to(device)
 
 
 class SpecAugment(nn.Module):

@@ -100,11 +100,11 @@ class Fbank(nn.Module):
         """
         rate = self.sample_rate
         windows = windows - windows.mean(-1, keepdim=True)
-        first, rest, previous = windows[..., :1], windows[..., 1:], windows[..., :-1]
+        first, current, previous = windows[..., :1], windows[..., 1:], windows[..., :-1]
         zeros = windows.new_zeros(()).expand(
             *windows.shape[:2], fft_samples(rate) - windows.shape[2]
         )
-        parts = [first - PREEMPHASIS * first, rest - PREEMPHASIS * previous, zeros]
+        parts = [first - PREEMPHASIS * first, current - PREEMPHASIS * previous, zeros]
         windows = torch.cat(parts, dim=-1).mul_(povey_window(rate, windows.device))  # (B, T, 512)
         return torch.view_as_real(torch.fft.rfft(windows)).square().flatten(-2).float()
 

@@ -136,7 +136,7 @@ def _from_start(source: Path | str | IOBase) -> bytes | IOBase:
 
 
 def convert_array(
-    array: npt.NDArray[Any], sample_rate: int | None, new_rate: int = SAMPLE_RATE
+    array: npt.NDArray[np.generic], sample_rate: int | None, new_rate: int = SAMPLE_RATE
 ) -> Iterator[Samples]:
     """Convert a clip from memory like that of a file, and yield it as one block (S,).
 
@@ -153,7 +153,7 @@ def convert_array(
     yield from map(to_int16, resample_blocks([mono], rate, new_rate))
 
 
-def to_samples(array: npt.NDArray[Any]) -> Samples:
+def to_samples(array: npt.NDArray[np.generic]) -> Samples:
     """Convert an array of audio to (S,) int16; everything that takes samples calls this.
 
     array: int16, or floats between -1 and 1, or such a tensor on the CPU, of shape (S,), (S,
@@ -171,7 +171,7 @@ def to_samples(array: npt.NDArray[Any]) -> Samples:
     return samples if is_converted else to_int16(_average_channels(samples))
 
 
-def _average_channels(samples: npt.NDArray[Any]) -> Signal:
+def _average_channels(samples: npt.NDArray[np.generic]) -> Signal:
     """Average the channels of an array as in `to_samples` -> (S,) between -1 and 1."""
     sides = sorted(samples.shape)
     is_mono = len(sides) == 1 or (len(sides) == 2 and sides[0] == 1)

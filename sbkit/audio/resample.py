@@ -10,10 +10,13 @@ from fractions import Fraction
 from functools import lru_cache
 from importlib.util import find_spec
 from itertools import chain, pairwise
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from torchaudio.transforms import Resample
 
 Signal = npt.NDArray[np.float32]  # (S,)
 END: Signal = np.empty(0, np.float32)
@@ -105,7 +108,7 @@ def _resample_by_torch(signal: Signal, old: int, new: int) -> Signal:
 
 
 @lru_cache(MAX_CACHED_KERNELS)
-def _transform(old: int, new: int) -> Any:
+def _transform(old: int, new: int) -> "Resample":
     from torchaudio.transforms import Resample
 
     with _kernel_lock:

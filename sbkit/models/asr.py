@@ -172,9 +172,10 @@ class AsrModel(AcousticModel):
             and isinstance(encoder, Transformer)
             and front_end.is_causal
             and encoder.streaming is not None
-            and encoder.streaming.chunk is not None
+            and encoder.streaming.chunk_frames is not None
         ):
-            return StreamingAsrModel(self, features, front_end, encoder, encoder.streaming.chunk)
+            chunk_frames = encoder.streaming.chunk_frames
+            return StreamingAsrModel(self, features, front_end, encoder, chunk_frames)
         return None
 
 
@@ -191,14 +192,13 @@ class StreamingAsrModel:
         features: Fbank,
         front_end: ConvFrontEnd,
         encoder: Transformer,
-        chunk: int,
+        chunk_frames: int,
     ) -> None:
-        """Take a model and its parts; ``chunk`` is in frames."""
         self._model, self.features = model, features
         self._front_end, self._encoder = front_end, encoder
         shift = shift_samples(features.sample_rate)
         self.shortest = window_samples(features.sample_rate)
-        self.step = chunk * STRIDE**2 * shift
+        self.step = chunk_frames * STRIDE**2 * shift
         self.window = self.step - shift + self.shortest
 
     def start(self) -> EncoderState:

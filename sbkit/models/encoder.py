@@ -185,7 +185,7 @@ def require_registered(model: nn.ModuleList, parts: Mapping[str, nn.Module]) -> 
             )
 
 
-def require_rate(parts: Mapping[str, Any], sample_rate: int) -> None:
+def require_rate(parts: Mapping[str, object], sample_rate: int) -> None:
     """Raise ConfigError if a module that takes audio has another `sample_rate`, in Hz."""
     for name in TAKE_AUDIO:
         part = parts.get(name)

@@ -435,7 +435,7 @@ class WaveformPart(TransformerPart):
     _frame_lengths = Part._frame_lengths
 
 
-def token_embedding(part: Any) -> nn.Embedding | None:
+def token_embedding(part: object) -> nn.Embedding | None:
     """Return the embedding of the tokens, if any; other embeddings may have any size."""
     if not callable(getattr(part, "decode", None)):
         return None

@@ -30,19 +30,19 @@ class ChunkMask(NamedTuple):
     """The frames that each frame attends to, (B, 1, U, U) or (B, 1, 1, L + U); frames per chunk."""
 
     visible: Tensor
-    chunk: int
+    chunk_frames: int
 
 
 @dataclass(frozen=True)
 class StreamingConfig:
-    """Chunk and left context of an encoder, in frames; ``chunk`` None: whole clips.
+    """Chunk and left context of an encoder; ``chunk_frames`` None: whole clips.
 
     >>> StreamingConfig.parse({"chunk_ms": 640, "left_ms": 2560})
-    StreamingConfig(chunk=16, left=64)
+    StreamingConfig(chunk_frames=16, left_frames=64)
     """
 
-    chunk: int | None
-    left: int
+    chunk_frames: int | None
+    left_frames: int
 
     @classmethod
     def parse(cls, declared: Mapping[str, object]) -> Self:
@@ -70,10 +70,10 @@ class StreamingConfig:
         All micro-batches of a step have the same (`sbkit/audio/draws.py`).
         """
         whole_clips, share = draw_for_step(2).tolist()
-        if self.chunk is None or whole_clips < WHOLE_CLIP_SHARE:
-            return StreamingConfig(None, self.left)
-        shortest, longest = max(1, self.chunk // 2), 2 * self.chunk
-        return StreamingConfig(shortest + int(share * (longest + 1 - shortest)), self.left)
+        if self.chunk_frames is None or whole_clips < WHOLE_CLIP_SHARE:
+            return StreamingConfig(None, self.left_frames)
+        shortest, longest = max(1, self.chunk_frames // 2), 2 * self.chunk_frames
+        return StreamingConfig(shortest + int(share * (longest + 1 - shortest)), self.left_frames)
 
     def mask(self, mask: Tensor) -> ChunkMask | None:
         """Return the chunk mask of a batch, None for whole clips; ``mask`` (B, U): true within.
@@ -81,13 +81,15 @@ class StreamingConfig:
         A frame in the padding attends to itself, since a row without any frame is NaN on some
         devices.
         """
-        if self.chunk is None:
+        if self.chunk_frames is None:
             return None
         position = torch.arange(mask.shape[1], device=mask.device)
-        chunk_start = (position // self.chunk * self.chunk).unsqueeze(1)  # (U, 1)
-        is_near = (position >= chunk_start - self.left) & (position < chunk_start + self.chunk)
+        chunk_start = (position // self.chunk_frames * self.chunk_frames).unsqueeze(1)  # (U, 1)
+        is_near = (position >= chunk_start - self.left_frames) & (
+            position < chunk_start + self.chunk_frames
+        )
         visible = is_near & mask.unsqueeze(1) | (position == position.unsqueeze(1))
-        return ChunkMask(visible.unsqueeze(1), self.chunk)
+        return ChunkMask(visible.unsqueeze(1), self.chunk_frames)
 
 
 class BlockState(NamedTuple):

@@ -147,7 +147,7 @@ class Transformer(nn.Module):
         heads = (self.nhead, self.d_model // self.nhead)
         return {
             "frames": zeros(1, dtype=torch.int64),
-            "attention": zeros(1, blocks, self.streaming.left, 2, *heads),
+            "attention": zeros(1, blocks, self.streaming.left_frames, 2, *heads),
             "convolution": zeros(1, blocks, self.past_frames, self.d_model),
         }
 
@@ -158,9 +158,11 @@ class Transformer(nn.Module):
 
         lengths: the whole chunk, for a session that continues.
         """
-        left, device = state.attention.shape[2], x.device
+        num_past, device = state.attention.shape[2], x.device
         mask = length_mask(lengths, x.shape[1], device)  # (B, U)
-        has_past = torch.arange(left, device=device) >= left - state.frames.unsqueeze(1)  # (B, L)
+        has_past = torch.arange(num_past, device=device) >= num_past - state.frames.unsqueeze(
+            1
+        )  # (B, L)
         visible = torch.cat([has_past, mask], 1)[:, None, None]  # (B, 1, 1, L + U)
         block_states: list[BlockState] = []
         for index, block in enumerate(cast("Iterable[EncoderBlock]", self.encoder)):
@@ -208,7 +210,7 @@ class ConformerBlock(nn.Module):
     def forward(self, x: Tensor, mask: Tensor, chunks: ChunkMask | None = None) -> Tensor:
         x = self.feed_forward1(x, weight=0.5)
         x = self.attention(x, mask if chunks is None else chunks.visible)
-        x = self.convolution(x, mask, None if chunks is None else chunks.chunk)
+        x = self.convolution(x, mask, None if chunks is None else chunks.chunk_frames)
         out: Tensor = self.feed_forward2(x, weight=0.5)
         return out
 
@@ -309,8 +311,10 @@ class Convolution(nn.Module):
     def forward_chunk(self, x: Tensor, mask: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
         """Convolve a chunk after the frames of ``past``, (B, K, D)."""
         y = nn.functional.glu(self.pointwise_conv1(self.norm(x))) * mask.unsqueeze(-1)
-        frames, left = torch.cat([past, y], 1), past.shape[1]
-        return self._add(x, self.depthwise_conv(frames)[:, left:]), last_frames(frames, left)
+        frames, num_past = torch.cat([past, y], 1), past.shape[1]
+        return self._add(x, self.depthwise_conv(frames)[:, num_past:]), last_frames(
+            frames, num_past
+        )
 
     def _convolve_chunks(self, y: Tensor, chunk: int) -> Tensor:
         """Convolve, then subtract what came from past the end of each chunk: (B, U, D) -> same.
@@ -366,11 +370,11 @@ class SelfAttention(nn.Module):
         heads = self.qkv_proj(self.norm(x)).unflatten(-1, (3, self.nhead, -1))
         query, key_value = heads[:, :, :1], torch.cat([past, heads[:, :, 1:]], 1)
         key, value = key_value[:, :, :1], key_value[:, :, 1:]  # (B, L + U, 1, H, D/H)
-        left = past.shape[1]
-        cosine, sine = rotary_angles(left + x.shape[1], heads.shape[-1], x.device)
-        query, key = rotate(query, cosine[left:], sine[left:]), rotate(key, cosine, sine)
+        num_past = past.shape[1]
+        cosine, sine = rotary_angles(num_past + x.shape[1], heads.shape[-1], x.device)
+        query, key = rotate(query, cosine[num_past:], sine[num_past:]), rotate(key, cosine, sine)
         out = self._attend(x, query.squeeze(2), key.squeeze(2), value.squeeze(2), mask)
-        return out, last_frames(key_value, left)
+        return out, last_frames(key_value, num_past)
 
     def _attend(
         self, x: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None

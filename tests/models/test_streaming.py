@@ -141,11 +141,11 @@ def test_frames_do_not_depend_on_later_chunks() -> None:
 def test_training_draws_chunk_sizes_and_sometimes_whole_clips() -> None:
     streaming = StreamingConfig.parse(declared(16, 64))
     torch.manual_seed(0)
-    drawn = [streaming.draw().chunk for _ in range(400)]
+    drawn = [streaming.draw().chunk_frames for _ in range(400)]
     chunks = [chunk for chunk in drawn if chunk is not None]
     assert {*chunks} == {*range(8, 33)} and 0.2 < 1 - len(chunks) / len(drawn) < 0.4
     torch.manual_seed(0)
-    assert [streaming.draw().chunk for _ in range(400)] == drawn
+    assert [streaming.draw().chunk_frames for _ in range(400)] == drawn
     x, lengths = torch.randn(2, 30, 16), torch.tensor([30, 11])
     sizes = {**SIZES, "kernel_size": 5, "dropout": 0.0}
     torch.manual_seed(0)

@@ -60,19 +60,19 @@ class ConformerLayer(nn.Module):
 class Convolution(nn.Module):
     """Gate, depthwise convolution, norm, activation: (B, U, D), (B, U) -> (B, U, D).
 
-    left, right: frames that a frame sees.
+    past, future: frames that a frame sees to each side.
     norm: its name in the files, and the module.
     """
 
     def __init__(
-        self, config: Config, left: int, right: int, norm: tuple[str, nn.Module], *, bias: bool
+        self, config: Config, past: int, future: int, norm: tuple[str, nn.Module], *, bias: bool
     ) -> None:
         super().__init__()
         width = config["hidden_size"]
-        self.sides, self.norm_name = (left, right), norm[0]
+        self.sides, self.norm_name = (past, future), norm[0]
         self.activation = ACTIVATIONS[config["hidden_act"]]
         self.pointwise_conv1 = PointwiseConv(width, 2 * width, 1, bias=bias)
-        self.depthwise_conv = FrameConv(width, width, left + 1 + right, groups=width, bias=bias)
+        self.depthwise_conv = FrameConv(width, width, past + 1 + future, groups=width, bias=bias)
         self.add_module(*norm)
         self.pointwise_conv2 = PointwiseConv(width, width, 1, bias=bias)
 

@@ -363,9 +363,9 @@ def _tensors(parts: Iterable[nn.Module], stored: Stored) -> dict[str, Tensor]:
     ours = {}
     for part in parts:
         for name, tensor in part.state_dict(keep_vars=True).items():
-            child, _, rest = name.partition(".")
-            if child == "body" and "lora_" not in rest:
-                ours[f"{getattr(part, 'prefix', '')}{rest}"] = tensor
+            child, _, path = name.partition(".")
+            if child == "body" and "lora_" not in path:
+                ours[f"{getattr(part, 'prefix', '')}{path}"] = tensor
     prefix = max(PREFIXES, key=lambda prefix: sum(f"{prefix}{name}" in stored for name in ours))
     return {f"{prefix}{name}": tensor for name, tensor in ours.items()}
 
