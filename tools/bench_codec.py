@@ -70,10 +70,10 @@ def main() -> None:
 def read_clips(options: argparse.Namespace) -> list[Mapping[str, Any]]:
     """Return the test clips of the run, or of another corpus."""
     knobs = read_knobs(options.run / RESOLVED, {})
-    given = {name: getattr(options, name) for name in ("language", "corpus")}
-    knobs.update({name: value for name, value in given.items() if value})
+    settings = {name: getattr(options, name) for name in ("language", "corpus")}
+    knobs.update({name: value for name, value in settings.items() if value})
     test = load_recipe(knobs, options.run / RESOLVED).prepare_splits(knobs).test
-    rows = [row for each in test.values() for row in iter_rows(each)]
+    rows = [row for split in test.values() for row in iter_rows(split)]
     return rows[: options.most]
 
 
@@ -118,10 +118,10 @@ def by_codec2(clip: Samples) -> tuple[Samples, int]:
     narrow = np.rint(resample_by_numpy(clip.astype(np.float32), RATE, 8000)).astype(np.int16)
     coded = pipe(["c2enc", "3200", "-", "-"], narrow.tobytes())
     decoded = np.frombuffer(pipe(["c2dec", "3200", "-", "-"], coded), np.int16)
-    wide = np.rint(resample_by_numpy(decoded.astype(np.float32), 8000, RATE)).clip(
+    resampled = np.rint(resample_by_numpy(decoded.astype(np.float32), 8000, RATE)).clip(
         -FULL_SCALE, 32767
     )
-    return wide.astype(np.int16)[: len(clip)], len(coded)
+    return resampled.astype(np.int16)[: len(clip)], len(coded)
 
 
 def pipe(command: list[str], content: bytes) -> bytes:
@@ -166,9 +166,9 @@ def recognizer(folder: Path) -> Callable[..., str]:
             ScoredUtterance(row["id"], normalize(row["text"]), text)
             for row, text in zip(rows, texts, strict=True)
         ]
-        counts = [each.scores.characters for each in scored]
-        units = units_of([each.id for each in scored], [""] * len(scored))
-        rate = sum(each.errors for each in counts) / sum(each.total for each in counts)
+        counts = [utterance.scores.characters for utterance in scored]
+        units = units_of([utterance.id for utterance in scored], [""] * len(scored))
+        rate = sum(c.errors for c in counts) / sum(c.total for c in counts)
         return f"{100 * rate:.1f} % ({interval_of(counts, units)})"
 
     return error_rate

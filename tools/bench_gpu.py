@@ -70,9 +70,12 @@ def main() -> None:
     options, more = parser.parse_known_args()
     with tempfile.TemporaryDirectory() as folder:
         release = options.data_folder or make_release(Path(folder) / "release", CLIPS)
-        each = [f"--data_folder={release}", f"--seconds={options.seconds}", read_ahead(), *more]
-        chosen = fine_tunings(each) if options.fine_tuning else parts(each, Path(folder) / "run")
-        ends = [run(part) for part in chosen]
+        common = [f"--data_folder={release}", f"--seconds={options.seconds}", read_ahead(), *more]
+        if options.fine_tuning:
+            commands = fine_tunings(common)
+        else:
+            commands = parts(common, Path(folder) / "run")
+        ends = [run(part) for part in commands]
     print("\n\n".join(["", *ends]))
 
 
@@ -82,12 +85,12 @@ def read_ahead() -> str:
     return f"--num_workers={WORKERS if has_room else 0}"
 
 
-def parts(each: Sequence[str], folder: Path) -> list[Part]:
+def parts(common: Sequence[str], folder: Path) -> list[Part]:
     """List what is run; ``each`` are options of all that train."""
     python = (sys.executable, "-m")
-    bench = (*BENCH, *each)
+    bench = (*BENCH, *common)
     large, conformer = "hparams/ctc_large.yaml", "hparams/ctc.yaml"
-    knobs = [option for option in each if not option.startswith("--seconds")]
+    knobs = [option for option in common if not option.startswith("--seconds")]
     short = (
         *("--profile", "--batch_seconds=1600", "--number_of_epochs=1", "--check=False"),
         *("--word_lm_order=0", "--token_lm_order=0"),
@@ -103,9 +106,9 @@ def parts(each: Sequence[str], folder: Path) -> list[Part]:
     ]
 
 
-def fine_tunings(each: Sequence[str]) -> list[Part]:
+def fine_tunings(common: Sequence[str]) -> list[Part]:
     """List the ways to train a large encoder; ``each`` are options of all."""
-    bench = (*BENCH, "--alone", *XLS_R, *each)
+    bench = (*BENCH, "--alone", *XLS_R, *common)
     return [Part(f"XLS-R, 300 M: {way}", (*bench, *how), 170) for way, how in FINE_TUNINGS.items()]
 
 

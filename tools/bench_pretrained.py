@@ -187,7 +187,7 @@ class HuggingFace:
         self._loader: Any = DataLoader(
             [*items.values()],  # type: ignore[arg-type]
             batch_sampler=Shuffled(
-                LengthGroupedSampler(clips, lengths=[int(each * RATE) for each in seconds]), clips
+                LengthGroupedSampler(clips, lengths=[int(s * RATE) for s in seconds]), clips
             ),
             collate_fn=self._collate,
             num_workers=knobs["num_workers"],

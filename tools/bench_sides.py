@@ -96,8 +96,8 @@ class Ours:
         self.brain.step += 1
         self.brain.fit_batch(batch)
         clips = zip(batch.audio_lengths.tolist(), _percents(batch), strict=True)
-        heard = [at_speed(samples, percent) for samples, percent in clips]
-        return batch.seconds, batch.seconds * max(heard) * len(heard) / sum(heard)
+        lengths = [at_speed(samples, percent) for samples, percent in clips]
+        return batch.seconds, batch.seconds * max(lengths) * len(lengths) / sum(lengths)
 
     def cer(self) -> float:
         """Return the character error rate of the first validation set, greedy."""
@@ -112,7 +112,7 @@ class Ours:
 
 
 def _percents(batch: Any) -> list[int]:
-    return [each.percent for each in batch.speed_groups for _ in range(each.utterances)]
+    return [group.percent for group in batch.speed_groups for _ in range(group.utterances)]
 
 
 class Theirs:
@@ -133,7 +133,7 @@ class Theirs:
     def make_brain(self, run: Run) -> Any:
         """Make a Brain with as many parameters as that of the run."""
         knobs, vocab_size = run.knobs, self._tokenizer.vocabulary.size
-        parameters = sum(each.numel() for each in run.build_hparams()["model"].parameters())
+        parameters = sum(p.numel() for p in run.build_hparams()["model"].parameters())
         return theirs.make_brain(
             theirs.modules_of_size(knobs, vocab_size, parameters),
             device=str(run.choose_placement().device),
@@ -160,9 +160,9 @@ class Theirs:
 
     def cer(self) -> float:
         """Return the character error rate of the first validation set, greedy."""
-        found = theirs.transcribe(self.brain, self._dev, self._tokenizer)
+        transcripts = theirs.transcribe(self.brain, self._dev, self._tokenizer)
         return total_scores(
-            ScoredUtterance(each, self._dev_items[each]["text"], text) for each, text in found
+            ScoredUtterance(id, self._dev_items[id]["text"], text) for id, text in transcripts
         ).cer
 
 

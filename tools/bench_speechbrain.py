@@ -104,7 +104,7 @@ def make_modules(knobs: Mapping[str, Any], vocab_size: int, d_ffn: int) -> nn.Mo
 def modules_of_size(knobs: Mapping[str, Any], vocab_size: int, parameters: int) -> nn.ModuleDict:
     """Build a model of so many parameters, by its d_ffn; they grow with it in a line."""
     small, large = (
-        sum(each.numel() for each in make_modules(knobs, vocab_size, width).parameters())
+        sum(p.numel() for p in make_modules(knobs, vocab_size, width).parameters())
         for width in (8, 16)
     )
     width = 8 + round((parameters - small) / (large - small) * 8)
@@ -120,11 +120,11 @@ def make_dataset(items: Mapping[str, Any], tokenizer: Tokenizer) -> Any:
         yield torch.LongTensor([*ids, EOS])
         yield torch.LongTensor(ids)
 
-    made: Any = sb.utils.data_pipeline
+    pipeline: Any = sb.utils.data_pipeline
     labels = ("tokens_bos", "tokens_eos", "tokens")
     pipelines = [
-        made.takes("wav")(made.provides("sig")(decode)),
-        made.takes("text")(made.provides(*labels)(text)),
+        pipeline.takes("wav")(pipeline.provides("sig")(decode)),
+        pipeline.takes("text")(pipeline.provides(*labels)(text)),
     ]
     return DynamicItemDataset(items, pipelines, ["id", "sig", *labels, "duration"])
 

@@ -51,8 +51,8 @@ def main() -> None:
     rows = read_clips(options.run)[: options.most]
     with as_bundle(options.run) as folder, Synthesizer.load(folder, device="cpu") as voice:
         bundle, rate = load_bundle(folder), voice.sample_rate
-        whole = SpokenCollate(bundle.labels, rate, bundle.model.settings["frame"])
-        batches = [whole([{"percent": 100, "weight": 1.0, **row}]) for row in rows]
+        collate = SpokenCollate(bundle.labels, rate, bundle.model.settings["frame"])
+        batches = [collate([{"percent": 100, "weight": 1.0, **row}]) for row in rows]
         clips = [next(batch.clips()) for batch in batches]
         seconds = sum(samples_to_seconds(len(clip), rate) for clip in clips)
         print(f"{len(rows)} sentences, {seconds:.0f} s, {cpu_name()}")
@@ -65,9 +65,9 @@ def main() -> None:
         begun = time.process_time()
         spoken = [to_int16(voice.speak(row["sentence"])) for row in rows]
         used = time.process_time() - begun
-        made = sum(samples_to_seconds(len(each), rate) for each in spoken)
+        seconds_made = sum(samples_to_seconds(len(audio), rate) for audio in spoken)
         error = pitch_error(bundle, batches)
-        figures = (f"{error:.2f}", f"{made / seconds:.3f}", f"{made / used:.0f}")
+        figures = (f"{error:.2f}", f"{seconds_made / seconds:.3f}", f"{seconds_made / used:.0f}")
         print(row_of("this voice", *judge(spoken), *figures))
         print(f"first audio of {first_audio(voice, rows):.0f} ms (median of sentences)")
 
@@ -76,7 +76,7 @@ def read_clips(run: Path) -> list[Mapping[str, Any]]:
     """Return the test clips of a run, with their audio (S,) int16."""
     knobs = read_knobs(run / RESOLVED, {})
     test = load_recipe(knobs, run / RESOLVED).prepare_splits(knobs).test
-    readers = [UtteranceDataset(each) for each in test.values()]
+    readers = [UtteranceDataset(split) for split in test.values()]
     return [reader[number] for reader in readers for number in range(len(reader))]
 
 
@@ -88,8 +88,8 @@ def row_of(*cells: str) -> str:
 @torch.inference_mode()
 def by_vocoder(bundle: TorchBundle, batch: SpokenBatch) -> Any:
     """Make the audio of a clip's own features: -> (S,)."""
-    found = bundle.model.network.predict(batch.audio.float(), batch.audio_lengths)
-    return found[0].numpy()
+    prediction = bundle.model.network.predict(batch.audio.float(), batch.audio_lengths)
+    return prediction[0].numpy()
 
 
 @torch.inference_mode()
@@ -106,8 +106,8 @@ def pitch_error(bundle: TorchBundle, batches: Sequence[SpokenBatch]) -> float:
         (spoken,) = model.decode(states, frame_index(durations, int(frames)))
         short = max(0, audio.shape[1] - spoken.shape[1])
         pitch = [
-            track_pitch(to_int16(each[0].numpy()), rate, frame)
-            for each in (audio, pad(spoken, (0, short))[:, : audio.shape[1]])
+            track_pitch(to_int16(signal[0].numpy()), rate, frame)
+            for signal in (audio, pad(spoken, (0, short))[:, : audio.shape[1]])
         ]
         voiced = (pitch[0] > 0) & (pitch[1] > 0)
         squares.append(np.square(np.log2(pitch[0][voiced] / pitch[1][voiced])))
@@ -123,19 +123,19 @@ def error_rates(
     bundle = load_bundle(recognizer)
     normalize = bundle.normalizer()
     cells = list[str]()
-    for each in (bundle, bundle.with_decoder("greedy")):
-        transcribe: Callable[..., list[str]] = each.transcribe
+    for decoded_bundle in (bundle, bundle.with_decoder("greedy")):
+        transcribe: Callable[..., list[str]] = decoded_bundle.transcribe
         texts = [transcribe([clip])[0] for clip in clips]
         pairs = zip(rows, texts, strict=True)
         scores = [count_errors(normalize(row["text"]), text) for row, text in pairs]
-        cells += [rate_of([each.words for each in scores])]
-        cells += [rate_of([each.characters for each in scores])]
+        cells += [rate_of([score.words for score in scores])]
+        cells += [rate_of([score.characters for score in scores])]
     return cells
 
 
 def rate_of(counts: Sequence[ErrorCounts]) -> str:
     """Write an error rate with its counts and its 95 % interval, drawn by clips."""
-    errors, total = sum(each.errors for each in counts), sum(each.total for each in counts)
+    errors, total = sum(c.errors for c in counts), sum(c.total for c in counts)
     clips = Units("clip", tuple(map(str, range(len(counts)))))
     return f"{100 * errors / total:.1f} % ({errors} / {total}; {interval_of(counts, clips)})"
 

@@ -119,7 +119,7 @@ class Side:
 
     def median(self, figure: str) -> float:
         """Return the median of a figure over the rounds."""
-        return statistics.median(each[figure] for each in self.rounds)
+        return statistics.median(measured[figure] for measured in self.rounds)
 
     def close(self) -> None:
         """End it."""
@@ -154,7 +154,7 @@ def compare(options: argparse.Namespace, more: Sequence[str], folder: Path) -> N
     compared = SIDES
     if options.yaml == FINE_TUNING:
         compared = FINE_TUNING_SIDES
-        if not any(each.startswith(("--pretrained=", "--encoder_config=")) for each in more):
+        if not any(option.startswith(("--pretrained=", "--encoder_config=")) for option in more):
             from tools.bench_pretrained import save_base
 
             arguments.append(f"--pretrained={save_base(folder / 'base')}")
@@ -176,9 +176,11 @@ def compare(options: argparse.Namespace, more: Sequence[str], folder: Path) -> N
 def table(sides: Sequence[Side]) -> str:
     """Write the medians, and how many times faster the first side is than the best other one."""
     device = sides[0].facts["name"].split()
-    for peak in [each for name, each in PEAKS.items() if name in device]:
+    for peak in [flops for name, flops in PEAKS.items() if name in device]:
         for side in sides:
-            side.rounds = [{**each, "mfu": each["tflops"] / peak} for each in side.rounds]
+            side.rounds = [
+                {**measured, "mfu": measured["tflops"] / peak} for measured in side.rounds
+            ]
     columns = [name for name in sides[0].rounds[0] if name != "seconds"]
     lines = [f"{'':20}" + "".join(f"{name:>12}" for name in columns)]
     for side in sides:
@@ -197,7 +199,7 @@ def race(sides: Sequence[Side], limit: float, seconds: float) -> None:
     """
     took: list[float] = []
     for side in [sides[0], *sorted(sides[1:], key=lambda side: -side.median("rtfx"))[:1]]:
-        cer, spent = math.inf, sum(each["seconds"] for each in side.rounds)
+        cer, spent = math.inf, sum(measured["seconds"] for measured in side.rounds)
         while cer >= limit and (not took or spent < LONGEST * took[0]):
             spent += side.ask(seconds=seconds)["seconds"]
             cer = side.ask(evaluate=1)["cer"]
@@ -222,15 +224,17 @@ def serve(options: argparse.Namespace, more: Sequence[str]) -> None:
 
         from tools.bench_sides import Ours, Theirs, make_side
 
-        made: dict[str, Any] = {"sbkit": Ours, "speechbrain": Theirs}
+        side_classes: dict[str, Any] = {"sbkit": Ours, "speechbrain": Theirs}
         if options.yaml == FINE_TUNING and options.side != "sbkit":  # which is spared transformers
             from tools.bench_pretrained import FineTunedTheirs, HuggingFace
 
-            made = {"speechbrain": FineTunedTheirs, "huggingface": HuggingFace}
+            side_classes = {"speechbrain": FineTunedTheirs, "huggingface": HuggingFace}
 
         sizes = {**KNOBS.get(options.yaml, {}), "check": False}
-        side = make_side(made[options.side], Path(options.yaml), more, sizes, options.folder)
-        parameters = sum(each.numel() for each in side.model.parameters())
+        side = make_side(
+            side_classes[options.side], Path(options.yaml), more, sizes, options.folder
+        )
+        parameters = sum(p.numel() for p in side.model.parameters())
         device = next(side.model.parameters()).device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         facts = {"parameters": parameters, "device": str(device), "name": name}

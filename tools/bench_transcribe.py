@@ -101,7 +101,9 @@ def of_sbkit(runtime: str, precision: str, folder: Path) -> Transcribe:
     loaded = Transcriber.load(
         folder, runtime=runtime, precision=precision, decoder="greedy", device="cpu", times=False
     )
-    return lambda clips: [each.text for each in loaded.transcribe_batch(list(clips), RATE)]
+    return lambda clips: [
+        transcript.text for transcript in loaded.transcribe_batch(list(clips), RATE)
+    ]
 
 
 def of_sherpa(folder: Path) -> Transcribe:

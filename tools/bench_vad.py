@@ -75,8 +75,8 @@ def read_test(**knobs: Any) -> Iterator[Clip]:
     around = round(PADDING * WINDOWS_PER_SECOND)
     for row in read_rows(split, range(len(split))):
         count = len(row["audio"]) // WINDOW
-        given = {SPEECH: row[TIMES_COLUMN]} if TIMES_COLUMN in row else {}
-        speech = bridge_pauses(speech_of({**row, **given}, SAMPLE_RATE))
+        times = {SPEECH: row[TIMES_COLUMN]} if TIMES_COLUMN in row else {}
+        speech = bridge_pauses(speech_of({**row, **times}, SAMPLE_RATE))
         if speech.any():
             audio = np.pad(row["audio"][: count * WINDOW], around * WINDOW)
             yield Clip(audio, np.pad(speech, around))
@@ -85,9 +85,9 @@ def read_test(**knobs: Any) -> Iterator[Clip]:
 def babble(clips: Sequence[Clip], place: int, random: np.random.Generator) -> Signal:
     """Return the speech of other clips, six at a time, as long as a clip."""
     total = np.zeros(len(clips[place].audio), np.float32)
-    others = [n for n in range(len(clips)) if n != place]
+    other_clips = [n for n in range(len(clips)) if n != place]
     for _ in range(TALKERS):
-        parts = [clips[n].spoken for n in random.permutation(others)[:20]]
+        parts = [clips[n].spoken for n in random.permutation(other_clips)[:20]]
         joined = np.concatenate([part / np.square(part).mean() ** 0.5 for part in parts])
         total += np.resize(np.roll(joined, random.integers(len(joined))), len(total))
     return total
@@ -97,7 +97,7 @@ def webrtc(mode: int, audio: Samples) -> Windows:
     """Run webrtcvad."""
     vad = require_package("webrtcvad", extra="webrtcvad-wheels").Vad(mode)
     windows = audio.reshape(-1, WINDOW)
-    return np.array([vad.is_speech(each.tobytes(), SAMPLE_RATE) for each in windows], np.bool_)
+    return np.array([vad.is_speech(window.tobytes(), SAMPLE_RATE) for window in windows], np.bool_)
 
 
 def frames_of(detector: VoiceDetector, audio: Samples) -> Windows:
@@ -105,9 +105,9 @@ def frames_of(detector: VoiceDetector, audio: Samples) -> Windows:
     model = detector.model
     padded = np.pad(audio, (0, (model.delay + 2) * model.step + model.overlap))
     frames = (len(padded) - model.overlap) // model.step
-    found, _ = model.advance(padded[: frames * model.step + model.overlap], model.start())
+    outputs, _ = model.advance(padded[: frames * model.step + model.overlap], model.start())
     places = np.arange(len(audio) // WINDOW) * WINDOW // model.step + model.delay
-    is_speech: Windows = found[places] >= detector.rules.onset
+    is_speech: Windows = outputs[places] >= detector.rules.onset
     return is_speech
 
 
@@ -122,17 +122,22 @@ def rate(pairs: Sequence[tuple[Windows, Windows]]) -> str:
 
 def measure(clips: Sequence[Clip], detectors: dict[str, Detector]) -> Iterator[str]:
     """Yield a row of the table for each noise and detector."""
-    random, longest = np.random.default_rng(0), max(len(each.audio) for each in clips)
+    random, longest = np.random.default_rng(0), max(len(clip.audio) for clip in clips)
     white = torch.randn(longest, generator=torch.Generator().manual_seed(1))
     noises = {"pink": [color(white, 1.0, SAMPLE_RATE).numpy()] * len(clips)}
     noises["babble"] = [babble(clips, place, random) for place in range(len(clips))]
     for kind, db in NOISES:
-        audio = [each.audio for each in clips]
+        audio = [clip.audio for clip in clips]
         if kind in noises:
             audio = [c.noisy(n, db) for c, n in zip(clips, noises[kind], strict=True)]
         for name, detect in detectors.items():
-            found = [(clip.speech, detect(each)) for clip, each in zip(clips, audio, strict=True)]
-            miss, alarm = rate([(s, ~f) for s, f in found]), rate([(~s, f) for s, f in found])
+            detections = [
+                (clip.speech, detect(samples)) for clip, samples in zip(clips, audio, strict=True)
+            ]
+            miss, alarm = (
+                rate([(s, ~f) for s, f in detections]),
+                rate([(~s, f) for s, f in detections]),
+            )
             condition = f"{kind}, {db} dB" if kind in noises else kind
             yield f"| {condition} | {name} | {miss} | {alarm} |"
 

@@ -93,17 +93,18 @@ def main() -> int:
             copy = copies.get()
             try:
                 marks = ALL if options.slow else QUICK
-                found = try_fault(fault, copy, marks=marks, near_only=options.near)
+                tests = try_fault(fault, copy, marks=marks, near_only=options.near)
             finally:
                 copies.put(copy)
-            print("noticed" if found else "MISSED ", f"{fault.module}:{fault.line}", flush=True)
-            return found
+            print("noticed" if tests else "MISSED ", f"{fault.module}:{fault.line}", flush=True)
+            return tests
 
         with ThreadPoolExecutor(options.jobs) as pool:
             noticing = list(pool.map(find_noticing, faults))
         print(as_table(faults, list(map(bool, noticing))))
-        for fault in (each for each, found in zip(faults, noticing, strict=True) if not found):
-            print(f"\n{fault.diff(fault.module.read_text(encoding='utf-8'))}")
+        for fault, tests in zip(faults, noticing, strict=True):
+            if not tests:
+                print(f"\n{fault.diff(fault.module.read_text(encoding='utf-8'))}")
         check_tests(sorted(set(chain(*noticing))), copy)
     return 0
 
@@ -121,7 +122,7 @@ def draw(modules: Iterable[Path], count: int, chance: random.Random) -> list[Fau
         places += [place for file in files for place in faults_by_place(file)]
     chance.shuffle(places)
     drawn = (chance.sample(alternatives, len(alternatives)) for alternatives in places)
-    faults = (next(filter(Fault.is_code, each), None) for each in drawn)
+    faults = (next(filter(Fault.is_code, candidates), None) for candidates in drawn)
     return list(islice(filter(None, faults), count))
 
 
@@ -177,13 +178,13 @@ def try_fault(fault: Fault, copy: Path, *, marks: str, near_only: bool) -> list[
     near, all_of_them = tests_of(fault.module)
     (copy / fault.module).write_text(fault.apply(source), encoding="utf-8")
     try:
-        found = near and failing(copy, near, QUICK)
+        tests = near and failing(copy, near, QUICK)
         if near_only:
-            return found
-        found = found or failing(copy, all_of_them, marks)
-        if not found and WHOLE_RUN[0].exists():
-            found = failing(copy, ["{}::{}".format(*WHOLE_RUN)], ALL)
-        return found
+            return tests
+        tests = tests or failing(copy, all_of_them, marks)
+        if not tests and WHOLE_RUN[0].exists():
+            tests = failing(copy, ["{}::{}".format(*WHOLE_RUN)], ALL)
+        return tests
     finally:
         (copy / fault.module).write_text(source, encoding="utf-8")
 
@@ -240,10 +241,10 @@ def failing(copy: Path, tests: Sequence[str], marks: str) -> list[str]:
 def as_table(faults: Sequence[Fault], noticed: Sequence[bool]) -> str:
     """Count the faults of each folder, and those that were noticed."""
     counts, seen = Counter[str](), Counter[str]()
-    for fault, each in zip(faults, noticed, strict=True):
+    for fault, tests in zip(faults, noticed, strict=True):
         for folder in (str(fault.module.parent), "all"):
             counts[folder] += 1
-            seen[folder] += each
+            seen[folder] += tests
     rows = [
         f"| {folder} | {count} | {seen[folder]} | {seen[folder] / count:.0%} |"
         for folder, count in sorted(counts.items(), key=lambda item: (item[0] == "all", item[0]))

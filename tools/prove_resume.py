@@ -104,7 +104,9 @@ def differences(run: Path, other: Path) -> list[str]:
 def timeless(run: Path) -> list[Record]:
     """Read a log without what depends on the clock."""
     records = read_log(run / LOG_FILE)
-    return [{name: value for name, value in each.items() if name not in CLOCK} for each in records]
+    return [
+        {name: value for name, value in record.items() if name not in CLOCK} for record in records
+    ]
 
 
 def parameters(run: Path) -> dict[str, torch.Tensor]:
@@ -126,7 +128,7 @@ def with_frequent_saves(yaml: Path, folder: Path) -> Path:
 def known(options: Sequence[str], yaml: Path) -> list[str]:
     """Return the options whose keys a YAML has: not each model has a `d_model`."""
     keys = read_document(yaml).root
-    return [each for each in options if each.strip("-").partition("=")[0] in keys]
+    return [option for option in options if option.strip("-").partition("=")[0] in keys]
 
 
 def main() -> int:
@@ -144,7 +146,7 @@ def main() -> int:
     finish(start(arguments, reference), reference)
     seconds = time.monotonic() - began
 
-    kills, found = 0, list[str]()
+    kills, mismatches = 0, list[str]()
     while kills < options.kills:
         run = folder / f"after_{kills}_kills"
         process = start(arguments, run)
@@ -153,9 +155,9 @@ def main() -> int:
             print(f"kill {kills}, {'in' if is_saving(run) else 'outside of'} a save", flush=True)
             process = start(arguments, run)
         finish(process, run)
-        found += [f"{run}: {each}" for each in differences(run, reference)]
-    if found:
-        print(*found, "DIFFERENT from the run that was never stopped", sep="\n")
+        mismatches += [f"{run}: {difference}" for difference in differences(run, reference)]
+    if mismatches:
+        print(*mismatches, "DIFFERENT from the run that was never stopped", sep="\n")
         return 1
     print(f"{kills} kills; every loss and parameter is that of the run never stopped, bit for bit")
     shutil.rmtree(folder)

@@ -37,7 +37,7 @@ def clip(arguments: Sequence[str]) -> str:
     )
     test = find_release(release, language) / "test.tsv"
     clips = read_release(test, TableOptions(language=language))
-    chosen = max(clips, key=lambda each: len(each.sentence))
+    chosen = max(clips, key=lambda clip: len(clip.sentence))
     return f"{chosen.path}\t{normalize(chosen.sentence, language)}"
 
 

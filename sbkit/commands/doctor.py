@@ -1,4 +1,4 @@
-"""What models can run on here: versions, devices, providers, compiler; and a bundle."""
+"""`sbkit doctor`: versions, devices, providers and compiler of this machine, and a bundle."""
 
 import os
 import platform
@@ -18,7 +18,7 @@ PACKAGES = ("soundfile", "onnxruntime", "onnxruntime-gpu")
 
 
 def print_report(folder: Path | None, *, user_modules: frozenset[str] = frozenset()) -> int:
-    """Print what is here; ``folder`` is a bundle to be loaded. Return the exit code."""
+    """Print what models can run on here; load a bundle, if given; return the exit code."""
     for subject, text in describe_machine().items():
         print(f"{subject}: {text}", flush=True)
     code = 0
@@ -35,17 +35,17 @@ def print_report(folder: Path | None, *, user_modules: frozenset[str] = frozense
                     folder, runtime=runtime, precision=precision, user_modules=user_modules
                 ).model
             except SbkitError as error:
-                code, found = BAD_INPUT, str(error)
+                code, result = BAD_INPUT, str(error)
             else:
-                found = f"runs on {model.effective}"
+                result = f"runs on {model.effective}"
                 model.close()
-            print(printable(f"{folder}, {runtime} {precision}: {found}"), flush=True)
+            print(printable(f"{folder}, {runtime} {precision}: {result}"), flush=True)
     return code
 
 
 def describe_machine() -> dict[str, str]:
-    """Return what is here, by subject."""
-    devices = list[str]()
+    """Describe this machine, by subject."""
+    devices: list[str] = []
     if has_torch():
         from sbkit.distributed.device import PRECISIONS_OF, count_local_devices
 
@@ -60,5 +60,5 @@ def describe_machine() -> dict[str, str]:
         **{f"CUDA with {name}": f"no: {why}" if why else "usable" for name, why in causes.items()},
         "onnxruntime's providers": ", ".join(available_providers()) or "none",
         "compiler": shutil.which(os.environ.get("CXX", "g++"))
-        or "none, so that --compile cannot be used",
+        or "none, so --compile cannot be used",
     }

@@ -317,43 +317,43 @@ class _Reader:
         return str(self.words["to"]) if is_rising else ""
 
     def _read_number(self, match: re.Match[str]) -> str:
-        whole, decimals = re.sub(r"\D", "", match["whole"] or ""), match["decimals"] or ""
+        integer, decimals = re.sub(r"\D", "", match["whole"] or ""), match["decimals"] or ""
         unit = self.words["units"].get(match["currency"] or match["unit"]) if self.words else None
-        if len(whole) > MAX_CARDINAL_DIGITS:
-            words = self._digits(whole + decimals)
+        if len(integer) > MAX_CARDINAL_DIGITS:
+            words = self._digits(integer + decimals)
         elif unit:
-            words = self._amount(whole, match["point"], decimals, unit)
+            words = self._amount(integer, match["point"], decimals, unit)
         elif decimals:
-            words = self._decimal(whole, match["point"], decimals)
+            words = self._decimal(integer, match["point"], decimals)
         elif match["ordinal"]:
-            words = self._suffixed(int(whole), match["ordinal"].lstrip("-."))
+            words = self._suffixed(int(integer), match["ordinal"].lstrip("-."))
         elif match["code"]:
-            words = self._digits(whole)
+            words = self._digits(integer)
         else:
-            words = self._bare(whole, match)
+            words = self._bare(integer, match)
         sign = {None: "", "+": "plus"}.get(match["sign"], "minus")
         return f"{(match['code'] or '').rstrip('.')} {self.words[sign] if sign else ''} {words}"
 
-    def _bare(self, whole: str, match: re.Match[str]) -> str:
+    def _bare(self, integer: str, match: re.Match[str]) -> str:
         """Read a whole number as the words around it require."""
         noun, before = match["noun"] or "", _word_before(match)
-        if len(whole) <= 2 and not {noun, before}.isdisjoint(self.months):
-            return self._day(int(whole), before)
-        if len(whole) == 4 and noun in self.words.get("years", ()):
-            return self._ordinal(int(whole), case=self.words["years"][noun])
+        if len(integer) <= 2 and not {noun, before}.isdisjoint(self.months):
+            return self._day(int(integer), before)
+        if len(integer) == 4 and noun in self.words.get("years", ()):
+            return self._ordinal(int(integer), case=self.words["years"][noun])
         spell = self._cardinal if match["group"] else self._whole
-        return spell(whole, self._gender(noun))
+        return spell(integer, self._gender(noun))
 
-    def _amount(self, whole: str, point: str, decimals: str, unit: Sequence[str]) -> str:
+    def _amount(self, integer: str, point: str, decimals: str, unit: Sequence[str]) -> str:
         """Read an amount; `unit` has the forms of the unit, then those of its hundredth part."""
         count = len(self.words["hour"])
         forms, parts = unit[:count], unit[count:]
         if not decimals:
-            return self._count(int(whole), forms)
+            return self._count(int(integer), forms)
         if not parts or len(decimals) != 2:
-            form = self._form(int(whole or 0), forms, has_decimals=True)
-            return f"{self._decimal(whole, point, decimals)} {form}"
-        amounts = ((int(whole or 0), forms), (int(decimals), parts))
+            form = self._form(int(integer or 0), forms, has_decimals=True)
+            return f"{self._decimal(integer, point, decimals)} {form}"
+        amounts = ((int(integer or 0), forms), (int(decimals), parts))
         counted = [self._count(number, names) for number, names in amounts if number]
         return f" {self.words['and']} ".join(counted) or self._count(0, forms)
 
@@ -395,12 +395,12 @@ class _Reader:
         words = num2words(number, lang=self.language, to="ordinal", **inflection)
         return str(words).replace(",", "")
 
-    def _decimal(self, whole: str, point: str | None, decimals: str) -> str:
+    def _decimal(self, integer: str, point: str | None, decimals: str) -> str:
         if not self.words:
-            return str(num2words(f"{whole}.{decimals}", lang=self.language))
-        style, whole_words = self.words["decimals"], self._cardinal(whole) if whole else ""
+            return str(num2words(f"{integer}.{decimals}", lang=self.language))
+        style, whole_words = self.words["decimals"], self._cardinal(integer) if integer else ""
         if style == "fraction" and len(decimals) <= 3:
-            return str(num2words(f"{whole or 0}.{decimals}", lang=self.language))
+            return str(num2words(f"{integer or 0}.{decimals}", lang=self.language))
         significant = decimals.lstrip("0")
         if style == "number" and significant and len(decimals) <= 3:
             fraction = (
