@@ -320,7 +320,7 @@ def test_a_run_goes_on_after_its_rank_died_its_agent_and_the_time_of_its_job(
         while processes_about(run) and time.monotonic() < end:
             time.sleep(0.1)
         assert not processes_about(run)  # its ranks have saved, and left
-        assert "It is saved" in job.said()
+        assert "checkpoint saved" in job.said()
         assert not steps_of(run, "test")
 
     spooled = shutil.copy2(LAUNCH / "slurm.sh", tmp_path / "slurm_script")
@@ -351,7 +351,7 @@ def test_a_run_goes_on_after_its_rank_died_its_agent_and_the_time_of_its_job(
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
-def test_a_command_that_cannot_be(command: list[str], said: str) -> None:
+def test_launch_refuses_a_wrong_command(command: list[str], said: str) -> None:
     done = subprocess.run(
         [str(LAUNCH / command[0]), *command[1:]],
         capture_output=True,

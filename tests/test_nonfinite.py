@@ -34,7 +34,7 @@ def finished(workplace: Workplace, fragile: str, tmp_path_factory: pytest.TempPa
     return run
 
 
-def test_the_step_is_skipped_and_counted_and_training_goes_on(finished: Path) -> None:
+def test_nonfinite_step_is_skipped_and_counted(finished: Path) -> None:
     records = read_log(finished / "train_log.jsonl")
     epochs = [record for record in records if record["kind"] == "epoch"]
     assert [record["skipped"] for record in epochs] == [1, 1]
@@ -46,7 +46,7 @@ def test_the_step_is_skipped_and_counted_and_training_goes_on(finished: Path) ->
     assert all(value.isfinite().all() for value in last_parameters(finished).values())
 
 
-def test_the_batch_is_written_down_with_its_utterances(
+def test_nonfinite_batch_is_recorded_with_its_utterances(
     finished: Path, workplace: Workplace
 ) -> None:
     files = sorted((finished / "nonfinite").glob("*.json"))
@@ -60,7 +60,7 @@ def test_the_batch_is_written_down_with_its_utterances(
         assert len(batch["ids"]) == len(batch["samples"])
 
 
-def test_too_many_of_them_stop_the_run_with_its_checkpoint_intact(
+def test_too_many_nonfinite_steps_stop_the_run(
     workplace: Workplace,
     fragile: str,
     tmp_path: Path,

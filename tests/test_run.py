@@ -88,7 +88,7 @@ def test_a_run_leaves_everything_in_its_folder(finished: Path) -> None:
 
 
 @pytest.mark.slow
-def test_its_logs_tell_every_step_every_epoch_and_the_test(finished: Path) -> None:
+def test_run_logs_every_step_epoch_and_test(finished: Path) -> None:
     steps, epochs = figures(finished, "step"), figures(finished, "epoch")
     assert [each["step"] for each in steps] == list(range(1, len(steps) + 1))
     assert [each["epoch"] for each in epochs] == [1, 2, 3, 4]
@@ -171,7 +171,7 @@ def bundle(learned: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_it_learns_by_heart_and_its_bundle_hears_the_same(
+def test_run_overfits_and_its_bundle_transcribes_the_same(
     learned: Path, bundle: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert read_json(learned / "run" / "summary.json")["test"]["test"]["CER"] < 0.05

@@ -108,7 +108,7 @@ def whole(train: Callable[..., Trace]) -> Trace:
     return train(sbkit.Brain)
 
 
-def test_it_comes_to_the_same_under_both(train: Callable[..., Trace], whole: Trace) -> None:
+def test_recipe_trains_equally_under_both_brains(train: Callable[..., Trace], whole: Trace) -> None:
     wanted = train(sb.Brain)
     assert len(wanted.losses) == 3 * 12
     assert len(wanted.stages) == 3 * 2 + 1
@@ -117,7 +117,7 @@ def test_it_comes_to_the_same_under_both(train: Callable[..., Trace], whole: Tra
     assert_alike(whole, wanted)
 
 
-def test_stopped_within_an_epoch_it_goes_on_to_the_same_end(
+def test_recipe_stopped_within_an_epoch_resumes_exactly(
     train: Callable[..., Trace], whole: Trace, tmp_path: Path
 ) -> None:
     stopped, rest = (
@@ -130,7 +130,9 @@ def test_stopped_within_an_epoch_it_goes_on_to_the_same_end(
     assert all(map(torch.equal, rest.parameters, whole.parameters))
 
 
-def test_what_speechbrain_began_sbkit_ends(train: Callable[..., Trace], tmp_path: Path) -> None:
+def test_run_of_speechbrain_resumes_under_sbkit(
+    train: Callable[..., Trace], tmp_path: Path
+) -> None:
     train(sb.Brain, folder=tmp_path / "one", stop_at=14)
     shutil.copytree(tmp_path / "one", tmp_path / "two")
     ended = train(sbkit.Brain, folder=tmp_path / "one")
@@ -189,7 +191,7 @@ VARIATIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", VARIATIONS)
-def test_it_may_override_what_speechbrain_lets_it(train: Callable[..., Trace], name: str) -> None:
+def test_recipe_overrides_behave_as_in_speechbrain(train: Callable[..., Trace], name: str) -> None:
     trace, wanted = (train(each, **VARIATIONS[name]) for each in (sbkit.Brain, sb.Brain))
     assert len(wanted.losses) >= 6
     assert_alike(trace, wanted)

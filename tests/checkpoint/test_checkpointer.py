@@ -1,16 +1,22 @@
-"""A checkpoint is whole or absent, whatever happens while it is written or afterwards."""
+"""Checkpoints are whole or absent, restore everything, and the best are averaged."""
 
+import math
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from speechbrain.processing.features import InputNormalization
+from speechbrain.utils.epoch_loop import EpochCounter
 from torch import nn
 
-from sbkit.base.checksums import find_damage
+from sbkit.base.checksums import find_damage, write_checksums
 from sbkit.base.errors import SbkitError
-from sbkit.checkpoint.checkpointer import Checkpointer
+from sbkit.checkpoint.checkpointer import RANKED_BY, Checkpointer
 from sbkit.checkpoint.folder import UNFINISHED
 from tests import processes
 from tests.checkpoint.saves import checkpointer, line, recovered, save
@@ -34,7 +40,7 @@ deadly.save_checkpoint(meta={"epoch": 2})
 """
 
 
-def test_what_was_saved_comes_back(tmp_path: Path) -> None:
+def test_checkpoint_restores_what_was_saved(tmp_path: Path) -> None:
     assert recovered(tmp_path) is None
     save(tmp_path, 0.5, 0.2, 0.4)
     assert recovered(tmp_path) == pytest.approx(0.4)
@@ -42,13 +48,13 @@ def test_what_was_saved_comes_back(tmp_path: Path) -> None:
     assert recovered(tmp_path, max_key="CER") == pytest.approx(0.5)
 
 
-def test_a_score_that_is_not_finite_ranks_last(tmp_path: Path) -> None:
+def test_nonfinite_score_ranks_last(tmp_path: Path) -> None:
     save(tmp_path, 0.2, float("nan"), 0.4)
     assert recovered(tmp_path, min_key="CER") == pytest.approx(0.2)
     assert recovered(tmp_path, max_key="CER") == pytest.approx(0.4)
 
 
-def test_what_cannot_be_saved_is_no_recoverable(tmp_path: Path) -> None:
+def test_recoverable_that_cannot_be_saved_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SbkitError, match="Recoverables must be modules .* but `lr` is a float"):
         Checkpointer(tmp_path, recoverables={"model": nn.Linear(2, 2), "lr": 0.1})
 
@@ -68,7 +74,7 @@ def test_the_best_and_the_last_are_kept(tmp_path: Path) -> None:
     assert recovered(tmp_path) == pytest.approx(0.3)
 
 
-def test_a_clock_that_goes_back_loses_nothing(
+def test_checkpoints_keep_their_order_if_the_clock_goes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = time.time()
@@ -92,7 +98,7 @@ def test_a_kill_while_saving_leaves_the_one_before_and_nothing_else(tmp_path: Pa
     assert list((tmp_path / "saves").iterdir()) == [found.path]
 
 
-def test_who_reads_leaves_what_another_is_writing(tmp_path: Path) -> None:
+def test_reading_leaves_unfinished_checkpoints(tmp_path: Path) -> None:
     save(tmp_path, 0.5)
     being_written = tmp_path / f"{UNFINISHED}CKPT+2026-11-20+12-00-00+00"
     being_written.mkdir()
@@ -131,3 +137,154 @@ def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(
     monkeypatch.setattr(Path, "rename", renamed)
     save(tmp_path, 1.0)
     assert "renamed" in waited_for
+
+
+class Payload:
+    """Runs code when it is unpickled."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.file,)
+
+
+def test_loading_runs_no_code_of_a_checkpoint(tmp_path: Path) -> None:
+    (path,) = save(tmp_path / "saves", 1.0)
+    torch.save(Payload(tmp_path / "ran"), path / "model.ckpt")
+    write_checksums(path)
+    with pytest.raises(SbkitError, match="CKPT.* must hold what training saved"):
+        recovered(tmp_path / "saves")
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"many"])
+def test_a_file_of_something_else_is_refused_in_a_sentence(tmp_path: Path, content: bytes) -> None:
+    parts = {"model": line(1.0), "epochs": EpochCounter(3)}
+    saved = Checkpointer(tmp_path, recoverables=parts).save_checkpoint()
+    assert saved is not None
+    (saved.path / "epochs.ckpt").write_bytes(content)
+    write_checksums(saved.path)
+    with pytest.raises(SbkitError, match="CKPT.* must hold what training saved") as caught:
+        Checkpointer(tmp_path, recoverables=parts).recover_if_possible()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_checkpoint_without_a_recoverable_is_refused(tmp_path: Path) -> None:
+    save(tmp_path, 1.0)
+    parts = {"model": line(0.0), "epochs": EpochCounter(3)}
+    with pytest.raises(SbkitError, match="missing a load path for epochs"):
+        Checkpointer(tmp_path, recoverables=parts).recover_if_possible()
+    partly = Checkpointer(tmp_path, recoverables=parts, allow_partial_load=True)
+    assert partly.recover_if_possible() is not None
+
+
+def test_a_module_with_a_saver_of_its_own_comes_back(tmp_path: Path) -> None:
+    normalizer, own = InputNormalization(), line(2.0)
+    normalizer(torch.randn(2, 5, 4), torch.ones(2))
+
+    def write(module: nn.Linear, path: Path) -> None:
+        Path(path).write_text(str(float(module.bias[0].detach())))
+
+    def read(module: nn.Linear, path: Path, end_of_epoch: bool) -> None:
+        nn.init.constant_(module.bias, float(Path(path).read_text()))
+
+    def keeper(*modules: nn.Module) -> Checkpointer:
+        return Checkpointer(
+            tmp_path,
+            recoverables=dict(zip(("normalizer", "own", "model"), modules, strict=True)),
+            custom_save_hooks={"own": write},
+            custom_load_hooks={"own": read},
+        )
+
+    keeper(normalizer, own, line(1.0)).save_checkpoint()
+    modules = InputNormalization(), line(0.0), line(0.0)
+    again = keeper(*modules)
+    again.check_same_model()
+    assert again.recover_if_possible() is not None
+    again.load_average(2)
+    assert torch.equal(modules[0].glob_mean, normalizer.glob_mean)
+    assert [float(each.bias[0].detach()) for each in modules[1:]] == [2.0, 1.0]
+
+
+KEYS = {"min_key": "CER"}
+
+
+class Scored:
+    """A checkpointer over one model, whose error is a function of its weight."""
+
+    def __init__(self, folder: Path, error: Callable[[float], float]) -> None:
+        self.model = line(-1.0)
+        self.checkpointer = checkpointer(folder, self.model)
+        self.asked: list[float] = []
+        self._error = error
+
+    def score(self) -> float:
+        self.asked.append(self.weight)
+        return self._error(self.weight)
+
+    @property
+    def weight(self) -> float:
+        return round(float(self.model.bias[0].detach()), 4)
+
+    def load(self, count: int) -> int:
+        averaged = self.checkpointer.load_average(count, self.score, **KEYS)
+        assert averaged is not None
+        return len(averaged.checkpoints)
+
+
+@pytest.mark.parametrize(
+    ("meta", "best"),
+    [
+        ([{"TER": 3, RANKED_BY: {"min_key": "TER"}}, {"TER": 2, RANKED_BY: {"min_key": "TER"}}], 1),
+        ([{"F1": 3, RANKED_BY: {"max_key": "F1"}}, {"F1": 2, RANKED_BY: {"max_key": "F1"}}], 0),
+    ],
+)
+def test_the_best_is_found_by_the_metric_that_ranked_it(
+    tmp_path: Path, meta: list[dict[str, Any]], best: int
+) -> None:
+    for number, each in enumerate(meta):
+        checkpointer(tmp_path, line(float(number))).save_checkpoint(meta=each)
+    (found,) = Checkpointer(tmp_path).find_averaged()
+    assert meta[best].items() <= found.meta.items()
+
+
+@pytest.mark.parametrize(
+    ("best_weight", "chosen", "weight"),
+    [
+        (0.1, 1, 0.1),  # the best alone: the others only spoil it
+        (0.15, 2, 0.15),  # the mean of two
+        (0.3, 4, 0.25),  # all of them
+    ],
+)
+def test_averaging_takes_the_count_that_validates_best(
+    tmp_path: Path, best_weight: float, chosen: int, weight: float
+) -> None:
+    save(tmp_path, 0.4, 0.1, 0.2, 0.3)
+    scored = Scored(tmp_path, lambda value: abs(value - best_weight))
+    assert scored.load(4) == chosen
+    assert scored.weight == weight
+    assert scored.asked == [0.25, 0.15, 0.1]  # of four, of two, of one
+    # Whoever exports or tests again takes the same, and scores nothing.
+    found = Checkpointer(tmp_path).find_averaged(**KEYS)
+    assert [each.meta["CER"] for each in found] == [0.1, 0.2, 0.3, 0.4][:chosen]
+    again = Scored(tmp_path, lambda _: math.nan)
+    assert (again.load(4), again.weight, again.asked) == (chosen, weight, [])
+
+
+def test_averaging_without_scores_takes_only_the_best(tmp_path: Path) -> None:
+    save(tmp_path, 0.4, 0.1)
+    scored = Scored(tmp_path, lambda _: math.nan)
+    assert (scored.load(2), scored.weight) == (1, 0.1)
+
+
+def test_averaging_is_chosen_again_after_more_training(tmp_path: Path) -> None:
+    save(tmp_path, 0.4, 0.1)
+    assert Scored(tmp_path, lambda _: 1.0).load(2) == 2  # of equal ones the most are averaged
+    save(tmp_path, 0.2)
+    assert [each.meta["CER"] for each in Checkpointer(tmp_path).find_averaged(**KEYS)] == [0.1]
+    scored = Scored(tmp_path, lambda value: abs(value - 0.15))
+    assert (scored.load(2), scored.weight) == (2, 0.15)
+    save(tmp_path, 0.05)
+    scored = Scored(tmp_path, lambda value: abs(value - 0.05))
+    assert (scored.load(2), scored.weight) == (1, 0.05)

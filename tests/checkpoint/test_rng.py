@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
     ],
     ids=["python", "numpy", "torch"],
 )
-def test_a_state_comes_back_through_json(draw: Callable[[], object]) -> None:
+def test_random_state_survives_json(draw: Callable[[], object]) -> None:
     draw()  # both Gaussians come in pairs, of which the second is kept
     written = json.dumps(random_state(CPU))
     wanted = [draw() for _ in range(3)]
@@ -33,7 +33,7 @@ def test_a_state_comes_back_through_json(draw: Callable[[], object]) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_gpus_state_comes_back_too() -> None:
+def test_random_state_of_a_gpu_is_restored() -> None:
     device = torch.device("cuda")
     written = json.dumps(random_state(device))
     wanted = torch.rand(8, device=device)

@@ -60,7 +60,7 @@ def begun(folder: Path) -> Path:
     return run
 
 
-def test_what_may_change_is_taken_and_said(tmp_path: Path) -> None:
+def test_allowed_changes_are_accepted_and_logged(tmp_path: Path) -> None:
     run = begun(tmp_path)
     assert declare(tmp_path).check_continues(run) is None
     moved = {"output_folder": "elsewhere", "data_folder": "/other/place"}
@@ -110,7 +110,7 @@ def test_a_rank_of_other_data_is_refused_by_all(
         ),
     ],
 )
-def test_everything_else_is_refused_with_both_values(
+def test_other_changes_are_refused_with_both_values(
     tmp_path: Path, change: dict[str, Any], said: str
 ) -> None:
     run = begun(tmp_path)
@@ -122,7 +122,7 @@ def test_everything_else_is_refused_with_both_values(
     assert {file: file.read_bytes() for file in run.rglob("*") if file.is_file()} == before
 
 
-def test_of_a_mapping_what_differs_is_named(tmp_path: Path) -> None:
+def test_changed_key_of_a_mapping_is_named(tmp_path: Path) -> None:
     text = YAML + "encoder_config: {size: 2, source: {name: base, sha256: HASH}}\n"
     one, two = (declare(tmp_path, text.replace("HASH", each)) for each in ("aa", "bb"))
     assert list(two.differences(one)) == [("encoder_config.source.sha256", "aa", "bb")]

@@ -1,14 +1,21 @@
-"""Weights are those of the declared model, and are averaged over checkpoints of it alone."""
+"""Weights, part names and optimizers of checkpoints must fit the declared model."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from sbkit.base.errors import SbkitError
-from sbkit.checkpoint.weights import check_same_model
+from sbkit.checkpoint.checkpointer import Checkpointer
+from sbkit.checkpoint.weights import check_same_model, part_names_in
+from sbkit.config.document import read_document
+from sbkit.export.export import plain_parts
+from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 from tests.checkpoint.saves import checkpointer, cut, line, recovered, save
 
 
@@ -41,7 +48,7 @@ def test_a_mean_is_rounded_once(tmp_path: Path) -> None:
     assert torch.equal(model.weight, torch.full((2, 3), (2**24 + 2) / 3))
 
 
-def test_whole_numbers_are_not_averaged(tmp_path: Path) -> None:
+def test_integers_are_not_averaged(tmp_path: Path) -> None:
     norm = nn.BatchNorm1d(2)
     for count in (3, 8):
         norm.num_batches_tracked.fill_(count)
@@ -76,3 +83,119 @@ def test_weights_that_are_not_numbers_are_refused(tmp_path: Path) -> None:
     save(tmp_path, math.nan)
     with pytest.raises(SbkitError, match="Weights must be finite, but weight in .* 6 of 6"):
         recovered(tmp_path)
+
+
+PARTS = """
+compute_features: !new:sbkit.audio.fbank.Fbank
+CNN: &cnn !new:torch.nn.Linear [80, 4]
+Transformer: &transformer !new:torch.nn.Identity
+ctc_lin: &ctc_lin !new:torch.nn.Linear [4, 9]
+"""
+
+
+@pytest.mark.parametrize(
+    "listed", ["- [*cnn, *transformer, *ctc_lin]", "  modules: [*cnn, *transformer, *ctc_lin]"]
+)
+def test_part_names_by_position_or_by_name(listed: str, tmp_path: Path) -> None:
+    file = tmp_path / "resolved.yaml"
+    file.write_text(f"{PARTS}\nmodel: !new:torch.nn.ModuleList\n{listed}\n")
+    root = read_document(file).root
+    assert part_names_in(root) == ["CNN", "Transformer", "ctc_lin"]
+    plain = plain_parts(root, {}, SPEECH_RECOGNITION)
+    assert plain["model"] == ["CNN", "Transformer", "ctc_lin"]
+    assert plain["parts"]["Transformer"] == {
+        "new": "torch.nn.modules.linear.Identity",
+        "arguments": {},
+    }
+
+
+Make = Callable[[nn.Module], Optimizer]
+
+
+def step(model: nn.Module, optimizer: Optimizer) -> None:
+    optimizer.zero_grad()
+    model(torch.ones(1, 3).to(model.weight)).abs().sum().backward()
+    optimizer.step()
+
+
+def saved_optimizer(folder: Path, make: Make) -> tuple[nn.Module, Optimizer]:
+    """Save after two steps, the second of another rate."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    optimizer = make(model)
+    step(model, optimizer)
+    optimizer.param_groups[0]["lr"] = 0.25
+    step(model, optimizer)
+    Checkpointer(folder, recoverables={"model": model, "optimizer": optimizer}).save_checkpoint()
+    return model, optimizer
+
+
+def recovered_optimizer(folder: Path, make: Make) -> tuple[nn.Module, Optimizer]:
+    model = nn.Linear(3, 2)
+    optimizer = make(model)
+    parts = {"model": model, "optimizer": optimizer}
+    assert Checkpointer(folder, recoverables=parts).recover_if_possible() is not None
+    return model, optimizer
+
+
+def over(kind: Any, **options: Any) -> Make:
+    return lambda model: kind(model.parameters(), **{"lr": 0.1, **options})
+
+
+def in_two_groups(model: nn.Module) -> Optimizer:
+    weight, bias = model.parameters()
+    return AdamW([{"params": [weight]}, {"params": [bias], "weight_decay": 0.0}], lr=0.1)
+
+
+@pytest.mark.parametrize("make", [over(Adam), over(SGD, momentum=0.9), in_two_groups])
+def test_the_same_optimizer_goes_on_bit_for_bit(tmp_path: Path, make: Make) -> None:
+    model, optimizer = saved_optimizer(tmp_path, make)
+    again, other = recovered_optimizer(tmp_path, make)
+    assert str(other.state_dict()) == str(optimizer.state_dict())
+    for each in (model, optimizer), (again, other):
+        step(*each)
+    assert torch.equal(again.weight, model.weight)
+
+
+def test_declared_optimizer_settings_replace_saved_ones(tmp_path: Path) -> None:
+    _, optimizer = saved_optimizer(tmp_path, over(Adam))
+    model, other = recovered_optimizer(tmp_path, over(Adam, betas=(0.8, 0.9)))
+    group = other.param_groups[0]
+    assert (group["betas"], group["lr"]) == ((0.8, 0.9), 0.25)  # the latter is the schedule's
+    assert str(other.state_dict()["state"]) == str(optimizer.state_dict()["state"])
+    step(model, other)
+
+
+def test_scheduled_optimizer_settings_are_restored(tmp_path: Path) -> None:
+    def cycled(model: nn.Module) -> Optimizer:
+        optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1.0, total_steps=9)
+        for _ in range(3):
+            optimizer.step()
+            schedule.step()
+        return optimizer
+
+    _, optimizer = saved_optimizer(tmp_path, cycled)
+    _, other = recovered_optimizer(tmp_path, over(SGD, momentum=0.9))
+    expected, group = optimizer.param_groups[0], other.param_groups[0]
+    for name in ("lr", "initial_lr", "max_lr", "momentum", "max_momentum"):
+        assert group[name] == expected[name], name
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "said"),
+    [
+        (
+            over(AdamW),
+            in_two_groups,
+            "must hold what training saved, .* different number of parameter",
+        ),
+        (over(AdamW), over(SGD), "was saved with amsgrad, betas, .* with dampening"),
+    ],
+)
+def test_another_optimizer_is_refused_in_a_sentence(
+    tmp_path: Path, before: Make, now: Make, said: str
+) -> None:
+    saved_optimizer(tmp_path, before)
+    with pytest.raises(SbkitError, match=said):
+        recovered_optimizer(tmp_path, now)

@@ -71,28 +71,26 @@ def test_sbkit_brain_is_this_brain() -> None:
 
 
 @pytest.mark.parametrize(("size", "accumulation"), [(2, 2), (1, 4), (3, 1), (2, 6)])
-def test_the_step_is_that_of_the_whole_batch_however_it_is_split(
-    size: int, accumulation: int
-) -> None:
+def test_step_of_micro_batches_equals_step_of_whole_batch(size: int, accumulation: int) -> None:
     whole = trained(size * accumulation, 1)
     split = trained(size, accumulation)
     assert_alike(whole, split)
 
 
-def test_an_unfilled_accumulation_is_stepped_at_the_end_of_an_epoch() -> None:
+def test_unfilled_accumulation_steps_at_end_of_epoch() -> None:
     # 5 rows, one at a time, in steps of 4: one step of four rows and one of the row that is left.
     split = trained(1, 4, count=5, epochs=2)
     whole = trained(4, 1, count=5, epochs=2)
     assert_alike(whole, split)
 
 
-def test_batches_of_unequal_size_weigh_by_their_rows() -> None:
+def test_unequal_micro_batches_weigh_by_their_rows() -> None:
     # Two micro-batches of 3 and 1 rows make the same step as one of 4.
     uneven = trained(3, 2, count=4, epochs=1)
     assert_alike(uneven, trained(4, 1, count=4, epochs=1))
 
 
-def test_the_rate_is_that_of_the_share_of_the_run_before_the_step() -> None:
+def test_rate_follows_share_of_run_before_the_step() -> None:
     """Two epochs of three steps, of two micro-batches each."""
     epochs, rates = EpochCounter(2), list[float]()
     brain = LineBrain(
@@ -166,7 +164,7 @@ def test_a_loss_that_is_not_finite_skips_its_step_though_its_gradient_is_finite(
     assert torch.equal(model.weight, before.weight)
 
 
-def test_the_patience_with_bad_steps_of_an_epoch_spans_a_stop(tmp_path: Path) -> None:
+def test_nonfinite_count_survives_a_stop_within_an_epoch(tmp_path: Path) -> None:
     inputs, targets = rows(12)
     inputs[::2] = torch.nan  # every second step is bad, of twelve
     bad = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(inputs, targets), batch_size=1)
@@ -221,7 +219,7 @@ def scaled_brain() -> LineBrain:
     return brain
 
 
-def test_what_is_scaled_steps_as_what_is_not() -> None:
+def test_scaled_steps_equal_unscaled_steps() -> None:
     brain = scaled_brain()
     brain.fit(range(3), loader(12, 4))
     plain = LineBrain(
@@ -233,7 +231,7 @@ def test_what_is_scaled_steps_as_what_is_not() -> None:
     assert_alike(brain.modules["model"], plain.modules["model"])
 
 
-def test_an_overflow_skips_the_step_counts_it_and_halves_the_scale() -> None:
+def test_overflow_skips_the_step_and_halves_the_scale() -> None:
     """It is no bad batch: the loss is finite, and patience is not asked of anybody."""
     brain = scaled_brain()
     before = brain.modules["model"].weight.clone()

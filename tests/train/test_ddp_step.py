@@ -11,7 +11,7 @@ from tests.train.sharing import train
 pytestmark = [pytest.mark.slow, pytest.mark.ddp]
 
 
-def test_parts_that_take_turns_learn_as_on_one_process() -> None:
+def test_ddp_step_with_parts_taking_turns_equals_one_process() -> None:
     done = processes.run(["-m", "tests.train.sharing"], ranks=2)
     assert (done.returncode, done.stderr) == (0, "")
     shared, alone = json.loads(done.stdout), train()
@@ -20,7 +20,7 @@ def test_parts_that_take_turns_learn_as_on_one_process() -> None:
         assert shared[name] == pytest.approx(values, rel=1e-5, abs=1e-6), name
 
 
-def test_parts_that_take_turns_and_are_not_to_are_named_in_the_same_step() -> None:
+def test_ddp_step_names_unused_parameters_in_the_same_step() -> None:
     done = processes.run(["-m", "tests.train.sharing", "used"], ranks=2)
     assert done.returncode != 0
     said = (

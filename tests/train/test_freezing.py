@@ -31,7 +31,7 @@ def moved(before: State, after: State) -> set[str]:
     return {name for name in after if not torch.equal(before[name], after[name])}
 
 
-def test_a_frozen_part_stays_as_it_is_with_its_statistics() -> None:
+def test_frozen_part_keeps_weights_and_statistics() -> None:
     _, (before, after) = fit(freeze=["CNN"])
     assert moved(before, after) == {"1.weight", "1.bias"}
 
@@ -41,7 +41,7 @@ def test_a_layer_of_a_part_can_be_frozen() -> None:
     assert {"0.0.weight", "0.0.bias", "1.bias"} == before.keys() - moved(before, after)
 
 
-def test_the_longest_path_decides() -> None:
+def test_longest_path_of_freeze_decides() -> None:
     _, (before, after) = fit(freeze={"CNN.0": 0, "CNN": "always"})
     assert moved(before, after) == {"0.0.weight", "0.0.bias", "1.weight", "1.bias"}
 
@@ -76,7 +76,7 @@ def head(brain: Line) -> Any:
     return brain.modules["model"][1]
 
 
-def test_what_an_adapter_has_frozen_stays_so() -> None:
+def test_freezing_never_unfreezes_what_an_adapter_froze() -> None:
     """As LoRA does with the weights below it: freezing ends for what was to learn alone."""
     hparams = {**parts(), "freeze": {"CNN": 1}}
     hparams["CNN"][0].requires_grad_(False)
@@ -106,7 +106,7 @@ def test_a_frozen_normalization_that_ranks_share_stays_so() -> None:
 
 
 @pytest.mark.parametrize("freeze", [{"CNN": "ever"}, {"CNN": -1}, {"CNN": 1.5}, "CNN", [1]])
-def test_what_says_no_steps_is_refused(freeze: Any) -> None:
+def test_freeze_without_steps_is_refused(freeze: Any) -> None:
     with pytest.raises(
         SbkitError, match="`freeze` must be a list of paths .* number of steps, but"
     ):

@@ -53,7 +53,7 @@ def write_bundle(folder: Path, hparams: dict[str, Any], order: tuple[str, ...] =
 
 @pytest.mark.parametrize("write", [write_run, write_bundle])
 @pytest.mark.parametrize("order", [ORDER, ORDER[::-1]])
-def test_what_fits_is_loaded_and_another_vocabulary_makes_a_new_head(
+def test_init_from_loads_fitting_tensors_and_keeps_a_new_head(
     tmp_path: Path, write: Any, order: tuple[str, ...]
 ) -> None:
     source = write(tmp_path / "source", parts(7.0))
@@ -94,7 +94,7 @@ def test_a_malformed_bundle_is_a_sentence(tmp_path: Path, name: str) -> None:
         initialize_from(source, parts(1.0), SPEECH_RECOGNITION)
 
 
-def test_what_is_no_source_is_refused(tmp_path: Path) -> None:
+def test_init_from_refuses_a_folder_without_weights(tmp_path: Path) -> None:
     with pytest.raises(SbkitError, match="is neither"):
         initialize_from(tmp_path, parts(1.0), SPEECH_RECOGNITION)
     (tmp_path / "checkpoints").mkdir()

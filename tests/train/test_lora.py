@@ -30,7 +30,7 @@ def train(workplace: Workplace, run: Path, *options: str) -> int:
     return train_here(["train.py", str(YAML), *folders, *ONE, *PLAIN, *options], workplace.cache)
 
 
-def test_they_are_merged_on_export_and_a_new_vocabulary_keeps_the_encoder(
+def test_adapters_are_merged_on_export_and_kept_by_init_from(
     workplace: Workplace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, run, bundle = (tmp_path / name for name in ("source", "run", "bundle"))

@@ -1,5 +1,7 @@
-"""A meter adds and starts anew; a log that cannot be written ends the run on every rank."""
+"""Loss and speed of a run are added up and logged; a profile shows where its time goes."""
 
+import gzip
+import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,12 +14,20 @@ from sbkit.base.errors import BAD_INPUT
 from sbkit.logs.progress import Progress
 from sbkit.logs.run_log import read_log
 from sbkit.models.loss import Loss
-from sbkit.train.metrics import NO_TOTALS, Meter, MetricTotals, TrainingMetrics
+from sbkit.train.metrics import (
+    NO_TOTALS,
+    PROFILED_BATCHES,
+    WARM_UP_BATCHES,
+    Meter,
+    MetricTotals,
+    TrainingMetrics,
+)
+from tests.train.test_speechbrain_ways import batches, brain_of
 
 CPU = torch.device("cpu")
 
 
-def test_sums_are_added_and_then_forgotten() -> None:
+def test_meter_adds_and_then_forgets_sums() -> None:
     meter = Meter(CPU)
     meter.add(Loss(torch.tensor([2.0, 4.0], requires_grad=True), torch.tensor([1, 2])), 1.5)
     meter.add(Loss(torch.tensor([6.0]), torch.tensor([3.0])), 2.0)
@@ -27,7 +37,7 @@ def test_sums_are_added_and_then_forgotten() -> None:
     assert (meter.read().loss_sum, meter.read().audio_seconds) == (0.0, 0.0)
 
 
-def test_a_million_small_sums_lose_nothing() -> None:
+def test_meter_adds_small_sums_exactly() -> None:
     meter = Meter(CPU)
     meter.add(Loss(torch.tensor([2.0**24]), torch.tensor([1])), 0.0)
     for _ in range(100):
@@ -35,7 +45,7 @@ def test_a_million_small_sums_lose_nothing() -> None:
     assert meter.read().loss_sum == 2**24 + 100  # float32 would have stayed at 2**24
 
 
-def test_waiting_for_a_batch_is_told_from_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_meter_separates_waiting_from_work(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
 
@@ -53,7 +63,7 @@ def test_waiting_for_a_batch_is_told_from_work(monkeypatch: pytest.MonkeyPatch) 
     assert reading.waiting == 0.8
 
 
-def test_readings_add_up() -> None:
+def test_metric_totals_add_up() -> None:
     total = (
         NO_TOTALS + MetricTotals(6.0, 3.0, 10.0, 2.0, 0.5) + MetricTotals(2.0, 1.0, 20.0, 4.0, 1.0)
     )
@@ -61,7 +71,7 @@ def test_readings_add_up() -> None:
     assert (total.loss, total.rtfx, total.waiting) == (2.0, 5.0, 0.25)
 
 
-def test_nothing_has_no_loss_and_no_speed() -> None:
+def test_empty_totals_have_no_loss_and_no_speed() -> None:
     assert math.isnan(NO_TOTALS.loss)
     assert (NO_TOTALS.rtfx, NO_TOTALS.waiting) == (0.0, 0.0)
 
@@ -82,13 +92,13 @@ def test_an_epoch_is_logged_once_whenever_the_run_was_killed(tmp_path: Path) -> 
     assert len(read_log(tmp_path / "train_log.jsonl")) == 1
 
 
-def test_the_rank_that_cannot_write_says_why(tmp_path: Path) -> None:
+def test_rank_that_cannot_write_its_log_raises_the_error(tmp_path: Path) -> None:
     (tmp_path / "train_log.jsonl").mkdir()
     with pytest.raises(OSError, match="train_log"):
         opened(tmp_path)
 
 
-def test_the_others_leave_in_silence() -> None:
+def test_other_ranks_leave_silently() -> None:
     metrics = opened(None)
     with (
         patch("sbkit.distributed.ranks.gather_over_ranks", lambda mine: [True, mine]),
@@ -97,3 +107,27 @@ def test_the_others_leave_in_silence() -> None:
         metrics.log_step(1, 10, NO_TOTALS, rate=0.1, live=False)
     assert left.value.code == BAD_INPUT
     metrics.close()
+
+
+@pytest.mark.parametrize("count", [3, WARM_UP_BATCHES + 4, WARM_UP_BATCHES + PROFILED_BATCHES + 5])
+def test_a_run_writes_the_profile_of_its_first_epoch(
+    count: int,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    brain = brain_of(hparams={"output_folder": str(tmp_path), "profile": True})
+    brain.fit([1, 2], batches(count))
+    assert brain.optimizer_step == 2 * count
+    assert capfd.readouterr().err == ""  # as of the GPU that a CPU has not
+    watched = min(PROFILED_BATCHES, max(0, count - WARM_UP_BATCHES))
+    assert (tmp_path / "profile.txt").exists() == (watched > 0)
+    if not watched:
+        assert caplog.text.count("profile: True needs an epoch of more than 10 steps") == 1
+        return
+    assert caplog.text.count("profile of") == 1
+    verdict = (tmp_path / "profile.txt").read_text()
+    assert verdict.startswith(f"profile of {watched} steps: ")
+    trace = json.loads(gzip.decompress((tmp_path / "profile.json.gz").read_bytes()))
+    names = [event.get("name") for event in trace["traceEvents"]]
+    assert names.count("aten::linear") == watched

@@ -118,7 +118,7 @@ def test_a_run_that_stopped_where_freezing_ends_needs_the_folder_no_more(
     ("model_type", "config"),
     [("wav2vec2-bert", {}), ("parakeet_encoder", {"subsampling_factor": 2})],  # frames of 20 ms
 )
-def test_so_does_one_of_a_conformer(
+def test_stopped_conformer_run_needs_the_folder_no_more(
     model_type: str, config: dict[str, Any], workplace: Workplace, tmp_path: Path
 ) -> None:
     folder = make_folder(tmp_path / "tiny", model_type, **config)
@@ -194,7 +194,7 @@ def test_a_resolved_yaml_needs_the_same_folder(pretrained: Path, tmp_path: Path)
 
 @pytest.mark.parametrize("is_in_the_yaml", [False, True])
 @pytest.mark.parametrize(("given", "width"), [({}, 768), ({"hidden_size": 48, **FRAMES}, 48)])
-def test_some_sizes_are_an_encoder_of_random_weights(
+def test_encoder_config_without_folder_has_random_weights(
     given: dict[str, Any], width: int, is_in_the_yaml: bool, tmp_path: Path
 ) -> None:
     yaml, sizes = tmp_path / "ctc.yaml", {"model_type": "hubert", **given}

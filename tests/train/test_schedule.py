@@ -41,7 +41,7 @@ FACTORS: list[tuple[WarmupCosine | TriStage, float, float]] = [
 
 
 @pytest.mark.parametrize(("schedule", "progress", "factor"), FACTORS)
-def test_the_factor_at_a_share_of_the_run(
+def test_schedule_factor_by_share_of_run(
     schedule: WarmupCosine | TriStage, progress: float, factor: float
 ) -> None:
     assert schedule(progress) == pytest.approx(factor, abs=1e-12)

@@ -98,7 +98,7 @@ def expected_gradients(brain: Pair) -> dict[str, list[torch.Tensor]]:
 
 
 @pytest.mark.parametrize(("accumulation", "unlimited"), [(1, -1.0), (4, 0.0)])
-def test_each_steps_its_own_parts_by_the_mean_of_its_own_loss(
+def test_each_optimizer_steps_its_parts_by_its_own_loss(
     accumulation: int, unlimited: float
 ) -> None:
     brain = pair(grad_accumulation_factor=accumulation, max_grad_norm=unlimited)
@@ -111,7 +111,7 @@ def test_each_steps_its_own_parts_by_the_mean_of_its_own_loss(
             torch.testing.assert_close(step, rate * gradient)
 
 
-def test_each_is_clipped_by_its_own_norm() -> None:
+def test_each_optimizer_is_clipped_by_its_own_norm() -> None:
     brain = pair(max_grad_norm=0.01)
     before = {name: parameters(module) for name, module in brain.modules.items()}
     fit(brain)
@@ -120,7 +120,7 @@ def test_each_is_clipped_by_its_own_norm() -> None:
         torch.testing.assert_close(norm, torch.tensor(rate * 0.01), rtol=1e-3, atol=0.0)
 
 
-def test_they_skip_a_step_together() -> None:
+def test_optimizers_skip_a_step_together() -> None:
     brain = pair(kind=SpoiledPair, nonfinite_patience=9)
     before = {name: parameters(module) for name, module in brain.modules.items()}
     fit(brain)
@@ -128,7 +128,7 @@ def test_they_skip_a_step_together() -> None:
     assert brain.nonfinite_count == 1
 
 
-def test_a_single_loss_moves_all_and_muon_has_the_matrices() -> None:
+def test_single_loss_moves_all_optimizers() -> None:
     class Alone(Pair):
         def compute_objectives(self, predictions: Any, batch: Any, stage: Any) -> Any:
             return predictions[0].square().mean()

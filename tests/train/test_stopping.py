@@ -1,15 +1,29 @@
-"""Signals are heard, and ranks agree on them without asking in every step."""
+"""Signals and early stopping end a run, on all ranks together."""
 
+import errno
+import math
 import os
 import pty
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 
-from sbkit.train.stopping import MAX_STEPS_BETWEEN_QUESTIONS, RankConsensus, StopSignals
+from sbkit.base.errors import BAD_INPUT
+from sbkit.checkpoint.checkpointer import Checkpointer
+from sbkit.logs.metric import Metric, best_key
+from sbkit.train.stopping import (
+    BEST_EPOCH,
+    MAX_STEPS_BETWEEN_QUESTIONS,
+    RankConsensus,
+    StopSignals,
+    first_best_epoch,
+    is_finished,
+)
+from tests.runs import Workplace
 
 HANGS_UP = """
 import os, signal, sys
@@ -25,7 +39,7 @@ sys.exit(75)
 """
 
 
-def test_who_was_started_with_nohup_stays_deaf() -> None:
+def test_stop_signals_keep_ignoring_sighup_under_nohup() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with StopSignals() as signals:
@@ -36,7 +50,7 @@ def test_who_was_started_with_nohup_stays_deaf() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_a_terminal_that_is_gone_ends_nothing() -> None:
+def test_stop_signals_survive_a_lost_terminal() -> None:
     """Words to it would be an OSError, before anything is saved."""
     leader, terminal = pty.openpty()
     process = subprocess.Popen(
@@ -56,7 +70,7 @@ def test_a_terminal_that_is_gone_ends_nothing() -> None:
     assert process.returncode == 75
 
 
-def test_alone_a_wish_is_granted_at_once() -> None:
+def test_rank_consensus_on_one_rank_answers_at_once() -> None:
     consensus = RankConsensus()
     for stop, save in ((False, False), (True, False), (False, True)):
         assert consensus.ask(stop=stop, save=save) == (stop, save)
@@ -70,7 +84,7 @@ def test_alone_a_wish_is_granted_at_once() -> None:
         (1e-9, [1, 2]),  # and at most so many steps apart (MAX_STEPS_BETWEEN_QUESTIONS)
     ],
 )
-def test_ranks_ask_one_another_about_every_second(seconds: float, questions: list[int]) -> None:
+def test_rank_consensus_asks_about_every_second(seconds: float, questions: list[int]) -> None:
     """The other rank is as fast, and wishes nothing."""
     steps, asked = list[None](), list[int]()
 
@@ -91,3 +105,68 @@ def test_ranks_ask_one_another_about_every_second(seconds: float, questions: lis
         assert asked == questions
         wishes = asked[-1] + MAX_STEPS_BETWEEN_QUESTIONS - 20
         assert any(after_a_step(stop=True)[0] for _ in range(wishes))
+
+
+LOWER, HIGHER = {"CER": Metric()}, {"accuracy": Metric(lower_is_better=False)}
+
+
+@pytest.mark.parametrize("metrics", [LOWER, HIGHER])
+def test_early_stopping_counts_epochs_since_the_best(
+    metrics: dict[str, Metric], tmp_path: Path
+) -> None:
+    """An equal one is no better, however few checkpoints are kept; NaN is worse than all."""
+    keeper, key = Checkpointer(tmp_path / "checkpoints"), best_key(metrics)
+    figures, since = (math.nan, 0.7, 0.5, 0.5, math.nan, 0.4, 0.7, 0.4), []
+    for epoch, figure in enumerate(figures, start=1):
+        value = figure if key.min_key else 1 - figure
+        first = first_best_epoch(keeper, key, epoch=epoch, value=value)
+        keeper.save_and_keep_only(
+            meta={key.name: value, "epoch": epoch, BEST_EPOCH: first},
+            num_to_keep=1,
+            **{("min_keys" if key.min_key else "max_keys"): [key.name]},
+        )
+        since.append(epoch - first)
+        for patience in (1, 2, 3):
+            stopped = is_finished(tmp_path, number_of_epochs=99, patience=patience)
+            assert stopped is (since[-1] >= patience)
+    assert since == [0, 0, 0, 1, 2, 0, 1, 2]
+    assert is_finished(tmp_path, number_of_epochs=8)
+    assert not is_finished(tmp_path, number_of_epochs=9)
+
+
+@pytest.mark.slow
+def test_longer_run_killed_in_its_test_is_tested_again(
+    workplace: Workplace,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The results of the shorter run are kept, but not as those of the longer one."""
+    summary = tmp_path / "run" / "summary.json"
+    one, two = (("--check=false", f"--number_of_epochs={epochs}") for epochs in (1, 2))
+    assert workplace.train_here(tmp_path / "run", *one) == 0
+    of_one_epoch = summary.read_bytes()
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error", "disk")
+
+    with monkeypatch.context() as context:
+        context.setattr("sbkit.train.brain.Brain.evaluate", fail)
+        assert workplace.train_here(tmp_path / "run", *two) == BAD_INPUT
+    assert not summary.exists()
+    assert "after epoch 1 are kept as summary-1.json" in capsys.readouterr().out
+    assert summary.with_name("summary-1.json").read_bytes() == of_one_epoch
+    assert workplace.train_here(tmp_path / "run", *two) == 0
+    assert summary.is_file()
+
+
+@pytest.mark.slow
+def test_a_run_that_stopped_early_stays_ended(
+    workplace: Workplace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--lr=0.0", "--early_stopping=1", "--check=false")
+    for said in ("CER has not improved for 1 epochs", "the results in"):
+        assert workplace.train_here(tmp_path, *options) == 0
+        out = capsys.readouterr().out
+        assert said in out
+        assert "epoch 3/4" not in out

@@ -66,7 +66,7 @@ def is_stopped(running: processes.Process) -> bool:
     return state.startswith("T")
 
 
-def test_a_sign_of_life_goes_with_the_run(tmp_path: Path) -> None:
+def test_heartbeat_is_removed_with_the_run(tmp_path: Path) -> None:
     folder = tmp_path / FOLDER
     folder.mkdir()
     (folder / NOTE).touch()  # of a run before

@@ -37,7 +37,7 @@ def test_seconds_after_training_count_averaging_fitting_and_testing(
     assert estimate == seconds
 
 
-def test_a_run_says_what_it_does_from_first_to_last(
+def test_run_shows_progress_of_every_phase(
     workplace: Workplace,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -1,5 +1,9 @@
-"""Checkpoints that are damaged are passed over, SpeechBrain's are taken, and both is said."""
+"""Damaged checkpoints are skipped, SpeechBrain's are read, and one run locks a folder."""
 
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -7,7 +11,9 @@ from speechbrain.utils.checkpoints import Checkpointer as SpeechBrainCheckpointe
 
 from sbkit.base.checksums import CHECKSUMS, find_damage
 from sbkit.base.errors import SbkitError
+from sbkit.checkpoint.checkpointer import Checkpointer
 from tests.checkpoint.saves import cut, flip, line, recovered, save
+from tests.processes import Process
 
 DAMAGES = {
     "cut weights": lambda path: cut(path / "model.ckpt"),
@@ -22,7 +28,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_checkpoint_is_said_and_the_one_before_is_taken(
+def test_damaged_checkpoint_is_skipped_with_a_warning(
     tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     _, newest = save(tmp_path, 1.0, 2.0)
@@ -32,7 +38,7 @@ def test_a_damaged_checkpoint_is_said_and_the_one_before_is_taken(
     assert f"{newest} is skipped: " in caplog.text
 
 
-def test_when_all_are_damaged_nothing_starts_over_in_silence(tmp_path: Path) -> None:
+def test_only_damaged_checkpoints_are_an_error(tmp_path: Path) -> None:
     for path in save(tmp_path, 1.0, 2.0):
         cut(path / "model.ckpt")
     with pytest.raises(SbkitError, match="all 2 are damaged"):
@@ -51,3 +57,44 @@ def test_a_run_that_speechbrain_began_goes_on(
     cut(newest.path / "model.ckpt")
     with pytest.raises(SbkitError, match="away to resume from the one before"):
         recovered(tmp_path)
+
+
+# A run with a worker process that outlives it, as those of a DataLoader do for a while.
+TRAINING = """
+import os, sys, time
+from sbkit.checkpoint.checkpointer import Checkpointer
+
+os.setsid()
+Checkpointer(sys.argv[1]).claim()
+if os.fork() == 0:
+    print("at work", flush=True)  # what it was forked with is let go by now
+time.sleep(60)
+"""
+
+
+@contextmanager
+def training(folder: Path) -> Iterator[Process]:
+    """Let another process train in a folder."""
+    process = Process(["-c", TRAINING, folder])
+    try:
+        while not process.written()[0]:
+            assert process.poll() is None, process.written()
+        yield process
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_a_second_run_is_refused_until_the_first_is_killed(tmp_path: Path) -> None:
+    saves = tmp_path / "saves"
+    with training(saves) as first:
+        for second in (Checkpointer(saves).check_same_model, lambda: save(saves, 1.0)):
+            with pytest.raises(SbkitError, match=f"Only one run at a time may save to {saves}"):
+                second()
+        assert recovered(saves) is None  # who only reads is not refused
+        assert Checkpointer(saves).find_whole(1) == []
+        assert list(saves.iterdir()) == []
+
+        first.kill()
+        first.wait()
+        save(saves, 0.5)  # its worker is still there
+        assert recovered(saves) == 0.5

@@ -1,0 +1,271 @@
+"""State of a model beside its weights: averages, buffers, running and feature statistics."""
+
+import json
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from speechbrain import Stage
+from speechbrain.utils.epoch_loop import EpochCounter
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from sbkit.audio.augment import SpeedGroup
+from sbkit.audio.fbank import Fbank
+from sbkit.base.errors import SbkitError
+from sbkit.checkpoint.checkpointer import Checkpointer
+from sbkit.data.batch import Batch
+from sbkit.models.layers import GlobalNorm
+from sbkit.train.brain import Brain
+from sbkit.train.model_state import RunningStatistics, measure_features
+from tests import processes
+from tests.train.test_brain import LineBrain, line, loader, rows
+
+DECAY = 0.6  # above (1 + n) / (10 + n) until step 12
+
+
+class Averaging(LineBrain):
+    """Note the weights after each step and in each validation."""
+
+    def on_fit_batch_end(self, *_: Any) -> None:
+        self.hparams.seen.append(self.modules["model"].weight.detach().clone())
+        if self.optimizer_step == self.hparams.stop_after:
+            self.signals.received = signal.SIGTERM
+
+    def on_stage_end(self, stage: Stage, stage_loss: float, epoch: int | None = None) -> None:
+        if stage is Stage.VALID:
+            self.hparams.validated.append(self.modules["model"].weight.detach().clone())
+        super().on_stage_end(stage, stage_loss, epoch)
+
+
+def averaging(folder: Path, *, stop_after: int = 0, decay: float = DECAY) -> Averaging:
+    model, epochs = line(), EpochCounter(4)
+    knobs = {"ema_decay": decay, "seen": [], "validated": [], "stop_after": stop_after}
+    return Averaging(
+        modules={"model": model},
+        opt_class=lambda parameters: torch.optim.Adam(parameters, lr=0.1),
+        hparams={**knobs, "epoch_counter": epochs},
+        run_opts={"device": "cpu"},
+        checkpointer=Checkpointer(folder, recoverables={"model": model, "epochs": epochs}),
+    )
+
+
+def fit(brain: Averaging, *, bad: int | None = None) -> None:
+    inputs, targets = rows(12)
+    if bad is not None:
+        inputs[3 * bad] = torch.nan
+    data: Any = torch.utils.data.TensorDataset(inputs, targets)
+    options = {"batch_size": 3}  # a loader that saves its place
+    brain.fit(brain.hparams.epoch_counter, data, loader(6, 3), train_loader_kwargs=options)
+
+
+def test_moving_average_is_validated_saved_and_tested(tmp_path: Path) -> None:
+    brain = averaging(tmp_path)
+    fit(brain, bad=1)
+    steps = brain.hparams.seen
+    assert torch.equal(steps[0], steps[1]) and not torch.equal(steps[1], steps[2])
+    average, after = steps[0].double(), []
+    for number, weight in enumerate(steps, start=1):
+        decay = 1.0 if number % 4 == 2 else min(DECAY, (1 + number) / (10 + number))
+        average = decay * average + (1 - decay) * weight
+        after.append(average.float())
+    torch.testing.assert_close(brain.hparams.validated, after[3::4], atol=1e-6, rtol=0.0)
+    best = brain.checkpointer.find_checkpoint(min_key="loss")
+    saved = torch.load(best.paramfiles["model"], weights_only=True)["weight"]
+    brain.evaluate(loader(6, 3), min_key="loss")
+    for weight in (saved, brain.modules["model"].weight):
+        assert any(torch.equal(weight, each) for each in brain.hparams.validated)
+
+
+@pytest.mark.parametrize("stop_after", [6, 8])
+def test_a_stopped_run_goes_on_bit_for_bit(tmp_path: Path, stop_after: int) -> None:
+    """Within an epoch, and with its last step."""
+    whole, stopped = averaging(tmp_path / "whole"), averaging(tmp_path / "stopped")
+    stopped.hparams.stop_after = stop_after
+    fit(whole)
+    with pytest.raises(SystemExit):
+        fit(stopped)
+    resumed = averaging(tmp_path / "stopped")
+    fit(resumed)
+    for name in ("seen", "validated"):
+        both = getattr(stopped.hparams, name) + getattr(resumed.hparams, name)
+        assert torch.equal(torch.stack(both), torch.stack(getattr(whole.hparams, name)))
+    others = (each.training_step.moving_average.others for each in (whole, resumed))
+    assert all(map(torch.equal, *(each.values() for each in others)))
+
+
+def test_moving_average_holds_only_learning_parameters(tmp_path: Path) -> None:
+    brain = averaging(tmp_path / "frozen")
+    brain.modules["model"].bias.requires_grad_(False)
+    fit(brain)
+    assert [*brain.training_step.moving_average.others] == [0]
+    plain = averaging(tmp_path / "plain", decay=0.0)
+    fit(plain)
+    assert torch.equal(plain.hparams.validated[-1], plain.hparams.seen[-1])
+    assert "moving_average" not in plain.checkpointer.recoverables
+
+
+class Replacing(nn.Module):
+    """Keep a mean as SpeechBrain's normalization does: a plain tensor, and another each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = torch.zeros(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Move the mean."""
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return x - self.mean
+
+
+def state(module: nn.Module) -> list[Tensor]:
+    """Copy what a module counts."""
+    mean = [module.mean] if isinstance(module, Replacing) else list(module.buffers())
+    return [each.clone() for each in mean]
+
+
+@pytest.mark.parametrize("make", [lambda: nn.BatchNorm1d(3), Replacing])
+def test_running_statistics_are_restored_after_a_skipped_step(
+    make: Callable[[], nn.Module],
+) -> None:
+    module, statistics = make(), None
+    statistics = RunningStatistics(module)
+    before = state(module)
+    for is_skipped in (True, False, True, False):
+        statistics.save()
+        module(torch.randn(4, 3) / (0 if is_skipped else 1))
+        statistics.restore(torch.tensor(is_skipped))
+        after = state(module)
+        alike = all(map(torch.equal, after, before))
+        assert alike is is_skipped
+        assert all(each.isfinite().all() for each in after)
+        before = after
+
+
+class NormBrain(Brain):
+    """Normalize by the batch, and lose the squares."""
+
+    def compute_forward(self, batch: Any, stage: Stage) -> Tensor:
+        """Normalize."""
+        outputs: Tensor = self.modules["norm"](batch)
+        return outputs
+
+    def compute_objectives(self, predictions: Tensor, batch: Any, stage: Stage) -> Tensor:
+        """Lose."""
+        return predictions.square().mean()
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_bad_batch_does_not_stay_in_the_running_statistics(accumulation: int) -> None:
+    torch.manual_seed(0)
+    batches = list(torch.randn(8, 5, 3))
+    batches[5][0, 0] = torch.nan
+    norm = nn.BatchNorm1d(3)
+    brain = NormBrain(
+        modules={"norm": norm},
+        opt_class=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        run_opts={"device": "cpu", "grad_accumulation_factor": accumulation},
+    )
+    brain.fit(range(1), torch.utils.data.DataLoader(batches, batch_size=None))  # type: ignore[arg-type]
+    assert int(norm.num_batches_tracked) == 8 - accumulation
+    assert all(each.isfinite().all() for each in norm.buffers())
+
+
+TWO_RANKS = """
+import json
+import torch
+from torch import nn
+from sbkit.distributed.ranks import gather_over_ranks, process_group, rank
+from sbkit.train.model_state import agree_on_buffers
+
+with process_group(torch.device("cpu")):
+    model = nn.Sequential(nn.BatchNorm1d(2), nn.Module())
+    mine = float(rank() + 1)
+    model[0].running_mean.fill_(mine)
+    kinds = (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64)
+    for number, kind in enumerate(kinds):
+        model[1].register_buffer(f"b{number}", torch.full((2, 3), mine - 1).to(kind).T)
+    model[1].register_buffer("empty", torch.zeros(0))
+    model[1].register_buffer("count", torch.tensor(rank() + 7))
+    agree_on_buffers(model)
+    ours = {name: str(each.tolist()) for name, each in model.named_buffers()}
+    everyone = gather_over_ranks(ours)
+    if rank() == 0:
+        print(json.dumps(everyone))
+"""
+
+
+@pytest.mark.ddp
+def test_agree_on_buffers_averages_norms_and_copies_rank_0() -> None:
+    done = processes.run(["-c", TWO_RANKS], ranks=2)
+    assert done.returncode == 0, done.stderr
+    first, second = json.loads(done.stdout)
+    assert first == second
+    assert first["0.running_mean"] == "[1.5, 1.5]"
+    assert first["1.count"] == "7"
+    assert first["1.b0"] == first["1.b1"] == "[[0.0, 0.0], [0.0, 0.0], [0.0, 0.0]]"
+    assert first["1.b3"] == "[[False, False], [False, False], [False, False]]"
+
+
+CPU = torch.device("cpu")
+LENGTHS = [16_000, 399, 9000, 400, 12_345]
+
+
+def clips() -> list[Tensor]:
+    torch.manual_seed(0)
+    noise = [torch.randn(count) * 1000 * (n + 1) for n, count in enumerate(LENGTHS)]
+    return [clip.to(torch.int16) for clip in noise]
+
+
+def batch(audio: list[Tensor]) -> Batch:
+    """Put clips side by side; their labels do not matter here."""
+    zeros = torch.zeros(len(audio), dtype=torch.int64)
+    return Batch(
+        ids=[""] * len(audio),
+        audio=pad_sequence(audio, batch_first=True),
+        columns={},
+        audio_lengths=torch.tensor([len(clip) for clip in audio]),
+        weights=zeros + 1,
+        speed_groups=(SpeedGroup(100, len(audio), max(map(len, audio))),),
+        seconds=0.0,
+    )
+
+
+def batches() -> Iterator[Batch]:
+    yield batch(clips()[:2])
+    yield batch(clips()[2:])
+
+
+def test_measured_features_equal_numpy() -> None:
+    norm = GlobalNorm(n_mels=23)
+    measure_features(norm, Fbank(n_mels=23), batches(), CPU)
+    features = [
+        Fbank(n_mels=23)(clip.unsqueeze(0), torch.tensor([len(clip)]))[0][0].double().numpy()
+        for clip in clips()
+        if len(clip) >= 400
+    ]
+    frames = np.concatenate(features)
+    assert norm.frames == len(frames)
+    np.testing.assert_allclose(norm.mean, frames.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(norm.std, frames.std(0), rtol=1e-5)
+
+
+def test_measuring_leaves_a_restored_model() -> None:
+    norm = GlobalNorm(n_mels=23)
+    norm.frames.fill_(7)
+
+    def never() -> Iterator[Batch]:
+        raise AssertionError("nothing is to be read")
+        yield
+
+    measure_features(norm, Fbank(n_mels=23), never(), CPU)
+    assert not norm.mean.any()
+
+
+def test_measuring_an_empty_training_set_is_refused() -> None:
+    with pytest.raises(SbkitError, match="no clip of at least 25 ms"):
+        measure_features(GlobalNorm(n_mels=23), Fbank(n_mels=23), iter(()), CPU)
