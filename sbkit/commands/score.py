@@ -173,15 +173,15 @@ def _write_page(
 ) -> None:
     """Write ``report.html`` with the audio that was scored."""
     words = None if bundle.decoder is None else bundle.decoder.language_models.words
-    known = None
+    known_words = None
     if words is not None:
-        known = KnownWords(words=words, source="the words of the language model")
+        known_words = KnownWords(words=words, source="the words of the language model")
     write_report(
         out / REPORT,
         [read_results(out, entries)],
         metrics=bundle.task.metrics,
         clips=partial(clips_of, scored, bundle.config.sample_rate),
-        known=known,
+        known_words=known_words,
         notes=[
             f"{model.name}, sbkit {__version__}",
             describe_provenance(provenance_of_bundle(bundle)),

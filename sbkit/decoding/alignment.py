@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from sbkit.base.arrays import Bools, Counts, Float64s, LogProbs
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import DataError
 from sbkit.text.tokenizer import SPACE
 
 MAX_OFFSET_FRAMES = 25.0  # of 40 ms: a second
@@ -52,7 +52,7 @@ class TimedWord:
 def align(log_probs: LogProbs, tokens: Sequence[int], blank: int) -> list[tuple[int, int]]:
     """Return the first frame of each token and the frame after its last: (U, V) -> L pairs.
 
-    Raises SbkitError if the text has more tokens than the frames can hold.
+    Raises DataError if the text has more tokens than the frames can hold.
     """
     if not tokens:
         return []
@@ -90,7 +90,7 @@ def _best_path(scores: Float64s, skip: Bools) -> Counts:
         best = candidates.max(0) + scores[frame]
     state = num_states - 1 if best[-1] >= best[-2] else num_states - 2
     if num_frames == 0 or best[state] == -np.inf:
-        raise SbkitError(
+        raise DataError(
             f"A text of {num_states // 2} tokens cannot be aligned with {num_frames} frames, which "
             "are too few. Align it with its own audio."
         )

@@ -89,7 +89,7 @@ class ValidationUtterance(NamedTuple):
 
     @property
     def order(self) -> Order:
-        """Return the sort key by which a sample is filled."""
+        """Return the sort key for filling a sample."""
         return order_of(self.id), self.text
 
 
@@ -220,8 +220,8 @@ def sample_utterances(
         counts[utterance.order] = int(likely.clip(max=MAX_CANDIDATES).sum())
         if sum(counts.values()) > 2 * max_tokens:
             last = _last_within(counts.items(), max_tokens)
-            sample = [kept for kept in sample if kept.order <= last]
-            counts = {kept.order: counts[kept.order] for kept in sample}
+            sample = [one for one in sample if one.order <= last]
+            counts = {one.order: counts[one.order] for one in sample}
     all_counts = [pair for share in gather_over_ranks([*counts.items()]) for pair in share]
     last = _last_within(all_counts, max_tokens)
     return [utterance for utterance in sample if utterance.order <= last]

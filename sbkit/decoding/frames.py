@@ -10,7 +10,7 @@ from math import inf
 import numpy as np
 
 from sbkit.base.arrays import Bools, LogProbs
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import DataError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,16 +74,16 @@ def make_frames(log_probs: LogProbs, settings: BeamSettings) -> list[Frame]:
 
 
 def check_log_probs(log_probs: LogProbs, vocab_size: int) -> None:
-    """Raise SbkitError for another vocabulary, or for a frame without a finite largest value."""
+    """Raise DataError for another vocabulary, or for a frame without a finite largest value."""
     if log_probs.shape[1] != vocab_size:
-        raise SbkitError(
+        raise DataError(
             f"The tokenizer has {vocab_size} tokens, but the model's log-probabilities have "
             f"{log_probs.shape[1]} columns. Decode with the model's own tokenizer."
         )
     best = log_probs.max(1, initial=-inf)  # NaN where the frame contains one
     if not np.isfinite(best).all():
         frame = int(np.flatnonzero(~np.isfinite(best))[0])
-        raise SbkitError(
+        raise DataError(
             f"The largest log-probability of a frame must be finite, but that of frame {frame} is "
             f"{float(best[frame])}. Look for NaN or infinity in the audio or the model's weights."
         )

@@ -60,7 +60,7 @@ class GreedyDecoder:
     def advance(self, state: GreedyState, log_probs: LogProbs) -> GreedyState:
         """Return the state after more frames, natural log-probabilities (U, V).
 
-        Raises SbkitError for another vocabulary, or for frames without a finite largest value.
+        Raises DataError for another vocabulary, or for frames without a finite largest value.
         """
         check_log_probs(log_probs, self.vocab_size)
         if not len(log_probs):

@@ -20,7 +20,7 @@ PHRASE_REWARD = 2.0
 LETTER_REWARD = 1.2
 MAX_REWARDED_LETTERS = 10  # of a phrase
 MAX_LIST_BYTES = 1 << 24
-FILE_SUFFIXES = (".txt", ".tsv", ".csv", ".lst", ".list")  # with which no phrase ends
+FILE_SUFFIXES = (".txt", ".tsv", ".csv", ".lst", ".list")  # which no phrase has
 
 
 def read_hotwords(source: str) -> list[str]:

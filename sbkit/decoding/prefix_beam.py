@@ -1,10 +1,10 @@
-"""CTC prefix beam search over one utterance, exact where the beam is not bounded.
+"""CTC prefix beam search over one utterance, exact if the beam is unbounded.
 
 Legend: U frames of 40 ms, V vocabulary.
 
 Each prefix carries two probabilities, of the alignments that end in a blank and of those that end
 in its last token, after Graves (2012, "Sequence transduction with recurrent neural networks") and
-Hannun et al. (2014, arXiv 1408.2873). What the scorers add depends on the prefix alone.
+Hannun et al. (2014, arXiv 1408.2873). The scores of the scorers depend only on the prefix.
 """
 
 from dataclasses import dataclass, field, replace
@@ -116,7 +116,7 @@ class PrefixBeamSearch:
     def advance(self, state: BeamState, log_probs: LogProbs) -> BeamState:
         """Return the state after more frames, natural log-probabilities (U, V).
 
-        The earlier state is no longer valid. Raises SbkitError for another vocabulary, or for
+        The earlier state is no longer valid. Raises DataError for another vocabulary, or for
         frames without a finite largest value.
         """
         frames = make_frames(log_probs, self.settings)

@@ -52,7 +52,7 @@ def write_report(
     *,
     clips: Clips,
     metrics: Metrics = ERROR_RATES,
-    known: KnownWords | None = None,
+    known_words: KnownWords | None = None,
     notes: Sequence[str] = (),
     pictures: Iterable[Path] = (),
     compared: Figures | None = None,
@@ -64,7 +64,7 @@ def write_report(
         runs: the results; two runs must have the same references (`sbkit/evaluate/compare.py`).
         clips: returns clips to play.
         metrics: of the recipe, in the order of the table.
-        known: the words that the recognizer has seen; others are listed.
+        known_words: the words that the recognizer has seen; others are listed.
         notes: lines below the title.
         pictures: PNGs that the recipe drew, each shown with the MP3s beside it, which are named
             `PICTURE.LABEL.mp3`.
@@ -73,11 +73,11 @@ def write_report(
     names = [name for name in runs[0].test if all(name in run.test for run in runs)]
     with_text = [name for name in names if all(name in run.utterances for run in runs)]
     by_words = all(have_words(run.utterances[name]) for run in runs for name in with_text)
-    known = known if by_words else None
+    known_words = known_words if by_words else None
     sections: list[Figures] = []
     tables: dict[str, list[Figures]] = {}
     for name in with_text:
-        section, tables[name] = _section(name, runs, clips, known, share=len(with_text))
+        section, tables[name] = _section(name, runs, clips, known_words, share=len(with_text))
         sections.append(section)
     figures = [run.test[name] for run in runs for name in names]
     content = render_page(
@@ -91,7 +91,7 @@ def write_report(
         unit="word" if by_words else "character",
         curves=encode_curves([run.log for run in runs], metrics),
         pictures={file.stem: (_encode(file), _sounds(file)) for file in pictures},
-        known=known,
+        known=known_words,
         compared=compared,
         facts=runs[0].data,
         data={"sets": tables, "runs": len(runs), "byWords": by_words},
@@ -110,7 +110,12 @@ def _sounds(picture: Path) -> dict[str, str]:
 
 
 def _section(
-    name: str, runs: Sequence[RunResults], clips: Clips, known: KnownWords | None, *, share: int
+    name: str,
+    runs: Sequence[RunResults],
+    clips: Clips,
+    known_words: KnownWords | None,
+    *,
+    share: int,
 ) -> tuple[Figures, list[Figures]]:
     """Return the section of a test set and its rows, in 1 / ``share`` of the page's bytes."""
     utterances = join_utterances([run.utterances[name] for run in runs])
@@ -129,7 +134,7 @@ def _section(
         "shown": len(chosen),
         "played": len(clip_of_id),
         "errors": confusions(pairs),
-        "unknown": unknown_words(pairs[0], known.words) if known and pairs else [],
+        "unknown": unknown_words(pairs[0], known_words.words) if known_words and pairs else [],
         "reliability": reliability,
         "calibration": [measure_calibration(*words) for words in judged],
         "calibrated": any(reliability),
@@ -218,7 +223,7 @@ def confusions(runs: Sequence[Iterable[WordPairs]]) -> dict[str, list[Figures]]:
     return {kind: errors[:MAX_FREQUENT_ERRORS] for kind, errors in kinds.items()}
 
 
-def unknown_words(utterances: Iterable[WordPairs], known: Container[str]) -> list[Figures]:
+def unknown_words(utterances: Iterable[WordPairs], vocabulary: Container[str]) -> list[Figures]:
     """Return the unknown words of the references, the most frequent first.
 
     Each has its count, how often it was right, and the words that were recognized instead.
@@ -226,7 +231,7 @@ def unknown_words(utterances: Iterable[WordPairs], known: Container[str]) -> lis
     recognized_as: dict[str, Counter[str]] = defaultdict(Counter)
     for pairs in utterances:
         for word, recognized in pairs:
-            if word and word not in known:
+            if word and word not in vocabulary:
                 recognized_as[word][recognized] += 1
     return [
         {

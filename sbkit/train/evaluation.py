@@ -232,7 +232,7 @@ class Evaluator:
             [read],
             clips=partial(clips_of, splits.test if splits else {}, model.sample_rate),
             metrics=self.metrics,
-            known=_training_words(splits.train) if splits and read.utterances else None,
+            known_words=_training_words(splits.train) if splits and read.utterances else None,
             pictures=[file for split in entries for file in sorted(folder.glob(f"*_{split}.png"))],
             notes=notes,
         )

@@ -74,7 +74,9 @@ def write_example(folder: Path, *, runs: int = 1) -> Path:
         page,
         [results(HOSTILE, A), results("b", B)][:runs],
         clips=lambda name, ids, most: {"c": tone()},
-        known=KnownWords(words={"two", "the"}, source="the words of the training transcripts"),
+        known_words=KnownWords(
+            words={"two", "the"}, source="the words of the training transcripts"
+        ),
         compared={"test": compare("test", [("a", A), ("b", B)])} if runs == 2 else None,
         notes=[HOSTILE],
     )
