@@ -8,28 +8,8 @@ from dataclasses import replace
 
 from sbkit.base.errors import ConfigError, SbkitError
 from sbkit.base.messages import plural
-from sbkit.check.cost import check_cost
-from sbkit.check.data import check_alignment, check_data, check_labels, check_masks, check_silence
-from sbkit.check.dry_run import (
-    check_causality,
-    check_learning_rate,
-    check_padding,
-    check_shapes,
-    check_state,
-    check_unused,
-)
-from sbkit.check.ownership import check_optimizers, check_ownership
+from sbkit.check import cost, data, dry_run, ownership, settings
 from sbkit.check.planned_run import Finding, MissingPartError, PlannedRun
-from sbkit.check.settings import (
-    check_batches,
-    check_export,
-    check_freezing,
-    check_initial_weights,
-    check_placement,
-    check_ranges,
-    check_run_folder,
-    check_unread,
-)
 from sbkit.distributed.ranks import single_rank
 from sbkit.logs.progress import progress_bar
 from sbkit.train.run import Run
@@ -38,30 +18,21 @@ logger = logging.getLogger(__name__)
 
 Check = Callable[[PlannedRun], Iterable[Finding]]
 
-CHECKS_OF_VALUES: tuple[Check, ...] = (check_ranges, check_placement)  # nothing is built for them
-CHECKS: tuple[Check, ...] = (
+CHECKS_OF_VALUES: tuple[Check, ...] = (  # nothing is built for them
+    settings.check_ranges,
+    settings.check_placement,
+)
+CHECKS: tuple[Check, ...] = (  # their findings are reported in this order
     *CHECKS_OF_VALUES,
-    check_ownership,
-    check_optimizers,
-    check_batches,
-    check_labels,
-    check_alignment,
-    check_masks,
-    check_shapes,
-    check_state,
-    check_learning_rate,
-    check_causality,
-    check_padding,
-    check_data,
-    check_silence,
-    check_unused,
-    check_unread,
-    check_freezing,
-    check_cost,
-    check_run_folder,
-    check_initial_weights,
-    check_export,
-)  # in the order in which their findings are reported
+    *(ownership.check_ownership, ownership.check_optimizers, settings.check_batches),
+    *(data.check_labels, data.check_alignment, data.check_masks),
+    *(dry_run.check_shapes, dry_run.check_state, dry_run.check_learning_rate),
+    *(dry_run.check_causality, dry_run.check_padding),
+    *(data.check_data, data.check_silence),
+    *(dry_run.check_unused, settings.check_unread, settings.check_freezing),
+    cost.check_cost,
+    *(settings.check_run_folder, settings.check_initial_weights, settings.check_export),
+)
 
 FILE_AND_LINE = re.compile(r"[^\s(]+\.yaml:\d+")
 QUOTED_KEY = re.compile(r"`(?:--)?([\w.]+)`")
@@ -72,7 +43,7 @@ def check_planned_run(planned: PlannedRun, checks: Iterable[Check] = CHECKS) -> 
 
     If a value is out of its range nothing is built: the consequences would be reported beside it.
     """
-    is_in_range = not any(check_ranges(planned))
+    is_in_range = not any(settings.check_ranges(planned))
     if is_in_range:
         planned.take_steps()
     chosen = [check for check in checks if is_in_range or check in CHECKS_OF_VALUES]

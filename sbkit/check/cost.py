@@ -132,10 +132,11 @@ def measure_cost(planned: PlannedRun) -> Cost:
         samples = sum(map(padded_samples, plan))
         samples_per_process = samples + sum(map(padded_samples, evaluated)) / num_processes
         epoch = seconds * samples_per_process / padded_samples(largest)
+        parameters = list(steps.brain.modules.parameters())
         checkpoints = int(planned.knobs.get("average_checkpoints", 1)) + EXTRA_CHECKPOINTS
         return Cost(
-            parameters=sum(p.numel() for p in planned.require_model().parameters()),
-            trained=steps.trained,
+            parameters=sum(p.numel() for p in parameters),
+            trained=sum(p.numel() for p in parameters if p.requires_grad),
             steps_per_epoch=len(steps_of_epoch),
             peak_bytes=steps.peak_bytes,
             seconds_of_step=round(seconds, 3),
@@ -196,11 +197,6 @@ class RealSteps:
             return torch.cuda.max_memory_allocated(self.brain.device)
         held = KILOBYTE * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return held - self._bytes_of_plan
-
-    @property
-    def trained(self) -> int:
-        """The number of parameters that learn."""
-        return sum(p.numel() for p in self.brain.modules.parameters() if p.requires_grad)
 
     @property
     def saved_bytes(self) -> int:

@@ -86,11 +86,7 @@ def dry_run(planned: PlannedRun) -> DryRun:
 
 
 def completed_dry_run(planned: PlannedRun) -> DryRun:
-    """Return what small steps show.
-
-    Raises:
-        MissingPartError: they did not run, or broke off.
-    """
+    """Return what small steps show; raise MissingPartError if they broke off."""
     run = dry_run(planned)
     if run.failure is not None:
         raise MissingPartError("dry_run")
@@ -124,7 +120,7 @@ def _take_small_steps(planned: PlannedRun) -> DryRun:
     )
 
 
-def _train(brain: Brain, batch: Any) -> None:
+def _train(brain: Brain, batch: object) -> None:
     """Take two steps, as the first may break the second, and more if layers were dropped."""
     inactive = _inactive(brain)
     for index in range(MAX_STEPS):
@@ -143,7 +139,7 @@ def _inactive(brain: Brain) -> set[int]:
 
 
 def _not_in_a_checkpoint(
-    planned: PlannedRun, batch: Any
+    planned: PlannedRun, batch: object
 ) -> tuple[tuple[Keys, ...], tuple[Keys, ...]]:
     """Load the model's state into a second one, and return the parts and attributes that it lacks.
 
@@ -188,7 +184,7 @@ def _changed_attributes(part: nn.Module, copy: nn.Module) -> Iterator[str]:
                 yield name
 
 
-def _evaluate(brain: Brain, batch: Any) -> Tensor:
+def _evaluate(brain: Brain, batch: object) -> Tensor:
     """Return the losses of an evaluation, which begins as one of a run does."""
     brain.modules.eval()
     brain.on_stage_start(Stage.VALID, 1)
@@ -196,20 +192,20 @@ def _evaluate(brain: Brain, batch: Any) -> Tensor:
 
 
 @torch.no_grad()
-def _losses_of(brain: Brain, batch: Any) -> Tensor:
+def _losses_of(brain: Brain, batch: object) -> Tensor:
     """Compute the losses of an evaluation, with the same random numbers each time."""
     with _seeded_evaluation(batch):
         outputs = brain.compute_forward(batch, Stage.VALID)
         return as_loss(brain.compute_objectives(outputs, batch, Stage.VALID)).sums
 
 
-def _seeded_evaluation(batch: Any) -> AbstractContextManager[None]:
+def _seeded_evaluation(batch: object) -> AbstractContextManager[None]:
     """Seed torch's generator, and in this context the random numbers of each utterance."""
     torch.manual_seed(0)
     return seeded_draws(ids_of(batch))
 
 
-def small_batch(planned: PlannedRun) -> Any:
+def small_batch(planned: PlannedRun) -> object:
     """Collate two short utterances of the training data; one is longer, to have padding."""
     loader: Any = planned.make_loaders().train
     dataset = loader.dataset
@@ -235,11 +231,11 @@ class StepTrace:
         with entering, register_module_forward_hook(self._leave):
             yield
 
-    def _enter(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def _enter(self, module: nn.Module, inputs: tuple[object, ...]) -> None:
         self.inside.append(self._names.get(id(module), (type(module).__name__,)))
         self.called.add(id(module))
 
-    def _leave(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+    def _leave(self, module: nn.Module, inputs: tuple[object, ...], output: object) -> None:
         self.inside.pop()
 
 

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from logging import Logger
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from sbkit.base.messages import listed, plural
@@ -143,7 +143,7 @@ def check_optimizers(planned: PlannedRun) -> Iterator[Finding]:
     yield from _unsaved(planned, optimizers)
 
 
-def _unsaved(planned: PlannedRun, optimizers: list[Any]) -> Iterator[Finding]:
+def _unsaved(planned: PlannedRun, optimizers: list[Optimizer]) -> Iterator[Finding]:
     """Find tensors of the model, epochs and optimizers that the checkpointer does not save."""
     checkpointer, model = planned.make_cpu_brain().checkpointer, planned.require_model()
     recoverables: dict[str, object] = getattr(checkpointer, "recoverables", {})

@@ -8,12 +8,13 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from torch import nn
+from torch.optim import Optimizer
 
 from sbkit.base.errors import ConfigError, SbkitError
 from sbkit.base.messages import printable
@@ -73,8 +74,7 @@ class Finding:
 
     def as_record(self) -> dict[str, object]:
         """Return the finding for JSON."""
-        names = ("check", "severity", "stops", "where", "problem", "fix")
-        return {name: getattr(self, name) for name in names} | {"ids": list(self.ids)}
+        return {"severity": self.severity, **asdict(self)}
 
 
 class MissingPartError(Exception):
@@ -136,28 +136,13 @@ class PlannedRun(Run):
                 return super().take(name, step)
         except MissingPartError:  # a step before it failed
             raise
-        except SbkitError as error:
-            self.faults[name] = error
-            raise MissingPartError(name) from error
         except Exception as error:
-            self.faults[name] = ConfigError(
-                f"The {name} of the run cannot be made: {type(error).__name__}: {error}. Correct "
-                "the part of the YAML or the recipe that makes it."
-            )
+            self.faults[name] = error if isinstance(error, SbkitError) else _explained(error, name)
             raise MissingPartError(name) from error
 
     def take_steps(self) -> None:
-        """Take every step; the errors of those that fail are in `faults`."""
-        for take in (
-            self.load_recipe,
-            self.choose_placement,
-            self.prepare_splits,
-            self.prepare_labels,
-            self.build_hparams,
-            self.require_model,
-            self.make_loaders,
-            self.make_cpu_brain,
-        ):
+        """Take every step, with those that it needs; the errors are in `faults`."""
+        for take in (self.choose_placement, self.make_loaders, self.make_cpu_brain):
             with suppress(MissingPartError):
                 take()
 
@@ -197,7 +182,7 @@ class PlannedRun(Run):
         return self.make_brain(**CPU_OPTIONS)
 
     @step("optimizers")
-    def make_optimizers(self) -> list[Any]:
+    def make_optimizers(self) -> list[Optimizer]:
         """Make the optimizers of the Brain."""
         brain = self.make_cpu_brain()
         try:
@@ -209,7 +194,7 @@ class PlannedRun(Run):
             ) from error
         return list((brain.optimizers_dict or {}).values())
 
-    def build_again(self, **run_opts: Any) -> Brain:
+    def build_again(self, **run_opts: object) -> Brain:
         """Build the objects of the YAML and the Brain once more, from the same data and labels."""
         again = Run(self.yaml_file, self.overrides, recipe=self.load_recipe(), count=self.count)
         again.results |= {"splits": self.prepare_splits(), "labels": self.prepare_labels()}
@@ -266,3 +251,10 @@ class PlannedRun(Run):
     ) -> Finding:
         """Make a finding about a key."""
         return Finding(where=self.place(*keys), problem=problem, fix=fix, stops=stops, ids=ids)
+
+
+def _explained(error: Exception, part: str) -> ConfigError:
+    return ConfigError(
+        f"The {part} of the run cannot be made: {type(error).__name__}: {error}. Correct the part "
+        "of the YAML or the recipe that makes it."
+    )

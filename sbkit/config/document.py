@@ -127,11 +127,7 @@ def holds_object(value: object) -> bool:
 
 
 def read_tuple(text: str) -> tuple[object, ...]:
-    """Read ``(1, 2)`` as HyperPyYAML does.
-
-    Raises:
-        ConfigError: something in it is not a plain value.
-    """
+    """Read ``(1, 2)`` as HyperPyYAML does; it must hold plain values."""
     try:
         return tuple(yaml.safe_load(f"[{text[1:-1]}]"))
     except yaml.YAMLError as error:
@@ -247,11 +243,7 @@ def read_document(path: Path, *, above: tuple[Path, ...] = ()) -> Document:
 
 
 def read_yaml_text(path: Path) -> str:
-    """Read a file of UTF-8 text.
-
-    Raises:
-        ConfigError: it cannot be read, or is no such text.
-    """
+    """Read a file of UTF-8 text, or raise ConfigError."""
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:

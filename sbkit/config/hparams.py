@@ -68,7 +68,7 @@ class Knobs(dict[str, Any]):
     ['lr', 'seed']
     """
 
-    def __init__(self, values: Mapping[str, Any]) -> None:
+    def __init__(self, values: Mapping[str, object]) -> None:
         super().__init__(values)
         self.names_read: set[str] = set()
 
@@ -83,7 +83,7 @@ class Knobs(dict[str, Any]):
         self.names_read.add(str(name))
         return super().__contains__(name)
 
-    def get(self, name: str, default: Any = None) -> Any:
+    def get(self, name: str, default: object = None) -> Any:
         self.names_read.add(name)
         return super().get(name, default)
 

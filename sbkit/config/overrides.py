@@ -119,11 +119,10 @@ def _add_manifest(overrides: dict[str, object], argument: str, text: str) -> Non
             "dev=b.csv --manifest test=c.csv."
         )
     manifest = overrides.get("manifest")
-    files = manifest if isinstance(manifest, dict) else {}
-    before = files.get(name)
-    earlier = before if isinstance(before, list) else [] if before is None else [before]
+    overrides["manifest"] = files = manifest if isinstance(manifest, dict) else {}
+    earlier = files.get(name, [])
+    earlier = earlier if isinstance(earlier, list) else [earlier]
     files[name] = [*earlier, file] if earlier else file
-    overrides["manifest"] = files
 
 
 def _read_value(argument: str, text: str) -> object:
@@ -151,11 +150,7 @@ def _read_value(argument: str, text: str) -> object:
 
 
 def apply_overrides(document: Document, overrides: Mapping[str, object]) -> None:
-    """Set the overrides in the tree.
-
-    Raises:
-        ConfigError: a key is not there, or a value is of another kind.
-    """
+    """Set the overrides in the tree; a missing key or a value of another kind is refused."""
     whole = {key for key in overrides if (key,) in WHOLE_KEYS} & document.root.keys()
     for key in whole:  # before references into them are resolved
         document.root[key] = overrides[key]
@@ -206,12 +201,8 @@ def _existing_key(document: Document, parent: CommentedMap | CommentedSeq, keys:
     )
 
 
-def _checked(document: Document, default: Any, keys: Keys, value: object) -> object:
-    """Return the value as one of the YAML's kind.
-
-    Raises:
-        ConfigError: it is of another kind.
-    """
+def _checked(document: Document, default: object, keys: Keys, value: object) -> object:
+    """Return the value as one of the YAML's kind, or refuse it."""
     value = str(value) if isinstance(value, PurePath) else value
     if tag_of(default) == ATTRIBUTE_TAG:
         return value  # of an object that is not built yet: of any kind
@@ -250,11 +241,7 @@ def kind_of(value: object) -> str:
 
 
 def converted(default: object, value: object) -> object:
-    """Return the value as one of the default's kind.
-
-    Raises:
-        TypeError: it is of another kind; the message names the default's.
-    """
+    """Return the value as one of the default's kind, or raise TypeError with that kind."""
     wanted, given = kind_of(default), kind_of(value)
     if given == "an object":
         raise TypeError("a plain value")

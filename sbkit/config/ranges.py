@@ -4,7 +4,6 @@ import math
 import pydoc
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from sbkit.base.errors import ConfigError
 
@@ -97,7 +96,7 @@ RANGES_OF_OTHERS = {"speechbrain.utils.epoch_loop.EpochCounter": {"limit": AT_LE
 
 
 def out_of_range(
-    knobs: Mapping[str, Any], ranges: Mapping[str, Range] = RANGES
+    knobs: Mapping[str, object], ranges: Mapping[str, Range] = RANGES
 ) -> Iterator[tuple[str, str]]:
     """Yield each knob that is out of its range, and the refusal."""
     for name, range_ in ranges.items():
@@ -110,7 +109,7 @@ def refusal(name: str, value: object, range_: Range) -> str:
     return f"`{name}` must be {range_}, but is {value!r}. {range_.advice}"
 
 
-def require_in_range(knobs: Mapping[str, Any], ranges: Mapping[str, Range] = RANGES) -> None:
+def require_in_range(knobs: Mapping[str, object], ranges: Mapping[str, Range] = RANGES) -> None:
     """Raise ConfigError for the first knob that is out of its range."""
     for _, sentence in out_of_range(knobs, ranges):
         raise ConfigError(sentence)

@@ -1,6 +1,6 @@
-"""A healthy run with one thing broken, and what `sbkit check` must say of it.
+"""A healthy run with one fault, and the findings that `sbkit check` must report.
 
-Rows are in tests/check/mutations/, a list `MUTATIONS` a file; test_mutations.py runs them all.
+The faults are in tests/check/mutations/, a list `MUTATIONS` in each file.
 """
 
 import os
@@ -27,10 +27,10 @@ WITHOUT_COST = tuple(check for check in CHECKS if check is not check_cost)  # wh
 
 @dataclass(frozen=True)
 class Expected:
-    """A finding: of which check, where, and words that stand in it.
+    """A finding: its check, its place, and words in its text.
 
-    at: a key of the YAML (``model.0.3``), whose line or option must be named; or another place's
-    last part.
+    at: a key of the YAML (``model.0.3``), whose line or option must be named; or the end of
+    another place.
     """
 
     check: str
@@ -41,11 +41,13 @@ class Expected:
 
 @dataclass(frozen=True, kw_only=True)
 class Mutation:
-    """What is broken, and what must be found: no more and no less.
+    """A fault, and the findings that must be reported: no more and no less.
 
-    text: replacements in the YAML, of which each must hit exactly once; options: more of the
-    command line; recipe, release, run: edit the recipe, a copy of the release, the run's folder;
-    checks: those that are run, all but the slow one where cost is not the subject.
+    Attributes:
+        text: replacements in the YAML; each must match exactly once.
+        options: more options of the command line.
+        recipe, release, run: edit the recipe, a copy of the release, the run folder.
+        checks: those that run; by default all but the slow `check_cost`.
     """
 
     name: str
@@ -78,7 +80,7 @@ def healthy_workplace(asterisk: Path, folder: Path) -> Workplace:
 
 
 def findings_of(mutation: Mutation, workplace: Workplace, folder: Path) -> list[Finding]:
-    """Break the thing in a folder of its own, and check the run."""
+    """Apply the fault in a new folder, and check the run."""
     yaml, run = folder / "mutated.yaml", folder / "run"
     yaml.write_text(_broken_text(mutation), encoding="utf-8")
     if mutation.release is not None:
@@ -115,7 +117,7 @@ def planned_run(
 
 
 def assert_found(mutation: Mutation, findings: list[Finding], yaml: Path) -> None:
-    """Compare what was found with what must be, one to one."""
+    """Compare the findings with the expected ones, one to one."""
     printed = "\n".join(map(str, findings)) or "nothing"
     left, document = list(findings), read_document(yaml)
     for expected in mutation.expected:

@@ -1,4 +1,4 @@
-"""Parts that a YAML may name, and that something is wrong with."""
+"""Parts for a YAML, each with one fault or one oddity."""
 
 from functools import lru_cache
 from typing import Any
@@ -11,21 +11,21 @@ from sbkit.models.transformer import Transformer
 
 
 class LensFrontEnd(ConvFrontEnd):
-    """Calls its second argument otherwise."""
+    """Gives its second argument another name."""
 
     def forward(self, x: Tensor, lens: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         return super().forward(x, lens)
 
 
 class UndividedFrontEnd(ConvFrontEnd):
-    """Returns the lengths that it was given."""
+    """Returns the lengths of its input."""
 
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         return super().forward(x, lengths)[0], lengths
 
 
-class SeeingTransformer(Transformer):
-    """Lets the decoder look at the tokens to come."""
+class AcausalTransformer(Transformer):
+    """Lets the decoder see later tokens."""
 
     def decode(self, tokens: Tensor, states: Tensor, lengths: Tensor) -> Tensor:
         decoded: Tensor = super().decode(tokens, states, lengths)
@@ -33,7 +33,7 @@ class SeeingTransformer(Transformer):
 
 
 class RunningMeanFrontEnd(ConvFrontEnd):
-    """Learns a mean in training, and has it in an attribute that is no buffer."""
+    """Learns a mean in training, in an attribute that is no buffer."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -42,31 +42,31 @@ class RunningMeanFrontEnd(ConvFrontEnd):
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         if self.training:
             self.mean = 0.9 * self.mean.to(x.device) + 0.1 * x.mean((0, 1))
-        centred: tuple[Tensor, Tensor] = super().forward(x - self.mean.to(x.device), lengths)
-        return centred
+        centered: tuple[Tensor, Tensor] = super().forward(x - self.mean.to(x.device), lengths)
+        return centered
 
 
-class ClosingFrontEnd(ConvFrontEnd):
-    """Learns a mean, and has it in a closure."""
+class ClosureFrontEnd(ConvFrontEnd):
+    """Learns a mean in a closure."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         moving = 0.0
 
-        def centred(x: Tensor) -> Tensor:
+        def centered(x: Tensor) -> Tensor:
             nonlocal moving
             moving += float(x.detach().mean()) * self.training
             return x - moving
 
-        self.centred = centred
+        self.centered = centered
 
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        centred: tuple[Tensor, Tensor] = super().forward(self.centred(x), lengths)
-        return centred
+        centered: tuple[Tensor, Tensor] = super().forward(self.centered(x), lengths)
+        return centered
 
 
 class AttachedFrontEnd(ConvFrontEnd):
-    """Has the graph of the step before in a buffer, which the next one follows."""
+    """Keeps the graph of a step in a buffer, so that the next step goes back through it."""
 
     mean: Tensor
 
@@ -82,7 +82,7 @@ class AttachedFrontEnd(ConvFrontEnd):
 
 
 class CompiledFrontEnd(ConvFrontEnd):
-    """Compiles a layer by itself."""
+    """Compiles one of its layers."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -90,7 +90,7 @@ class CompiledFrontEnd(ConvFrontEnd):
 
 
 class CountingFrontEnd(ConvFrontEnd):
-    """Keeps a number and a tensor on which nothing depends that is computed."""
+    """Keeps a number and a tensor that change no output."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -109,20 +109,20 @@ class LateFrontEnd(ConvFrontEnd):
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         if not hasattr(self, "late"):
             self.late = torch.nn.Linear(x.shape[-1], x.shape[-1])
-        made: tuple[Tensor, Tensor] = super().forward(self.late(x), lengths)
-        return made
+        outputs: tuple[Tensor, Tensor] = super().forward(self.late(x), lengths)
+        return outputs
 
 
 class CachingFrontEnd(ConvFrontEnd):
-    """Keeps a layer where no walk over objects comes to it."""
+    """Keeps a layer in a cache that no walk over objects reaches."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.layer_of = lru_cache(lambda size: torch.nn.Linear(size, size))
 
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        made: tuple[Tensor, Tensor] = super().forward(self.layer_of(x.shape[-1])(x), lengths)
-        return made
+        outputs: tuple[Tensor, Tensor] = super().forward(self.layer_of(x.shape[-1])(x), lengths)
+        return outputs
 
 
 class DroppingFrontEnd(ConvFrontEnd):
@@ -139,7 +139,7 @@ class DroppingFrontEnd(ConvFrontEnd):
 
 
 class CenteringFrontEnd(ConvFrontEnd):
-    """Takes the mean of all frames away, padding among them."""
+    """Subtracts the mean of all frames, including padding."""
 
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         x, lengths = super().forward(x, lengths)
@@ -147,7 +147,7 @@ class CenteringFrontEnd(ConvFrontEnd):
 
 
 class BackwardFrontEnd(ConvFrontEnd):
-    """Ends with an LSTM in both directions, of which one begins in the padding."""
+    """Ends with a bidirectional LSTM, whose backward direction starts in the padding."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)

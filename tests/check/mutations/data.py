@@ -1,4 +1,4 @@
-"""What can be wrong with labels, alignment and the data: one thing at a time."""
+"""One fault each in labels, alignment and the data."""
 
 import shutil
 from collections.abc import Callable
@@ -42,12 +42,6 @@ def longer(times: int) -> Callable[[str], str]:
     return lambda text: " ".join([text] * times)
 
 
-def with_unseen_letter(release: Path) -> None:
-    seen = "".join(row["sentence"] for row in rows_of(release / "train.tsv")).lower()
-    unseen = next(letter for letter in ascii_lowercase if letter not in seen)
-    sentence("test", lambda text: text + unseen)(release)
-
-
 def audio(split: str, change: Callable[[np.ndarray], np.ndarray]) -> Edit:
     """Change the first clip of a split."""
 
@@ -60,7 +54,7 @@ def audio(split: str, change: Callable[[np.ndarray], np.ndarray]) -> Edit:
 
 
 def roomy(*edits: Edit) -> Edit:
-    """Make train three times as large first, so that one clip less is within what may be lost."""
+    """Make train three times as large first, so that losing one clip is tolerated."""
 
     def edit(release: Path) -> None:
         rows = rows_of(release / "train.tsv")
@@ -71,14 +65,10 @@ def roomy(*edits: Edit) -> Edit:
                 release / "clips" / row["path"], samples * (0.5 + 0.2 * int(row["path"][0])), rate
             )
         rewrite(release, "train", rows + more)
-        for each in edits:
-            each(release)
+        for apply in edits:
+            apply(release)
 
     return edit
-
-
-def without_clip(release: Path) -> None:
-    (release / "clips" / rows_of(release / "train.tsv")[0]["path"]).unlink()
 
 
 def with_cut_file(release: Path) -> None:
@@ -89,11 +79,6 @@ def with_cut_file(release: Path) -> None:
 def with_torn_row(release: Path) -> None:
     with (release / "train.tsv").open("a", encoding="utf-8") as file:
         file.write("allison\tno sentence\n")
-
-
-def without_sentences(release: Path) -> None:
-    rows = rows_of(release / "train.tsv")
-    rewrite(release, "train", [row | {"sentence": "…"} for row in rows])
 
 
 def with_long_transcripts(release: Path) -> None:
@@ -110,20 +95,11 @@ def with_train_as_dev(release: Path) -> None:
     shutil.copy2(release / "train.tsv", release / "dev.tsv")
 
 
-def with_shared_speaker(release: Path) -> None:
-    """Give every split a speaker of its own, and one of train's to dev."""
-    for split in ("train", "dev", "test"):
-        rows = rows_of(release / f"{split}.tsv")
-        rewrite(release, split, [row | {"client_id": split} for row in rows])
-    first, *rest = rows_of(release / "dev.tsv")
-    rewrite(release, "dev", [first | {"client_id": "train"}, *rest])
-
-
 # -- edits of the tokenizer --------------------------------------------------------------------
 
 
 def tokenizer_of(letters: str, **names: str) -> Edit:
-    """Put a tokenizer of these letters into the run's folder; names: which piece is which."""
+    """Put a tokenizer of these letters into the run folder; ``names`` renames its pieces."""
 
     def edit(run: Path) -> None:
         file = run / "tokenizer.model"
@@ -138,14 +114,14 @@ def tokenizer_of(letters: str, **names: str) -> Edit:
 
 
 class Overflowing(Tokenizer):
-    """Ends a transcript with an id that nothing has."""
+    """Ends each transcript with an id beyond the vocabulary."""
 
     def encode(self, text: str) -> list[int]:
         return [*super().encode(text), self.vocab_size]
 
 
-class Misled(Tokenizer):
-    """Takes the commonest letter for the blank."""
+class WrongBlank(Tokenizer):
+    """Takes the most common letter for the blank."""
 
     def __init__(self, *, model_file: Path) -> None:
         super().__init__(model_file=model_file)
@@ -167,14 +143,15 @@ SEQ_LIN = "seq_lin: !new:torch.nn.Linear\n    in_features: !ref <d_model>\n    o
 
 MUTATIONS = [
     Mutation(
-        name="a head of the decoder one label too small",
-        text=((f"{SEQ_LIN}!ref <tokenizer.vocab_size>", f"{SEQ_LIN}20"),),
-        expected=(Expected("labels", "seq_lin", ("has 20",)),),
-    ),
-    Mutation(
-        name="an embedding of a size typed by hand",
-        text=(("vocab_size: !ref <tokenizer.vocab_size>", "vocab_size: 60"),),
-        expected=(Expected("labels", "Transformer", ("has 60",)),),
+        name="a head and an embedding of sizes typed by hand",
+        text=(
+            (f"{SEQ_LIN}!ref <tokenizer.vocab_size>", f"{SEQ_LIN}20"),
+            ("vocab_size: !ref <tokenizer.vocab_size>", "vocab_size: 60"),
+        ),
+        expected=(
+            Expected("labels", "seq_lin", ("has 20",)),
+            Expected("labels", "Transformer", ("has 60",)),
+        ),
     ),
     Mutation(
         name="a tokenizer of another text",
@@ -183,18 +160,13 @@ MUTATIONS = [
     ),
     Mutation(
         name="a blank that is a letter",
-        recipe=tokenizing(Misled),
+        recipe=tokenizing(WrongBlank),
         expected=(Expected("labels", "tokenizer", ("15 of 16 in train", "outside 0 to")),),
     ),
     Mutation(
         name="a start that is the end",
         run=tokenizer_of(LETTERS, bos_piece="</s>"),
         expected=(Expected("labels", "tokenizer", ("'bos': 3, 'eos': 3",)),),
-    ),
-    Mutation(
-        name="a tokenizer without a blank",
-        run=tokenizer_of(LETTERS, pad_piece="<pad>"),
-        expected=(Expected("labels", "tokenizer", ("'blank': -1",)),),
     ),
     Mutation(
         name="a label beyond the vocabulary",
@@ -205,11 +177,6 @@ MUTATIONS = [
         name="a report by a column that no test set has",
         options=("--report_by=[dialect]",),
         expected=(Expected("splits", "report_by", ("names `dialect`",)),),
-    ),
-    Mutation(
-        name="a letter that training never shows",
-        release=with_unseen_letter,
-        expected=(Expected("labels", "data_folder", ("1 of 4 in test",), stops=False),),
     ),
     Mutation(
         name="a subsampling twice as wide",
@@ -245,28 +212,11 @@ MUTATIONS = [
         for split, rows in (("train", 16), ("dev", 4), ("test", 4))
     ),
     Mutation(
-        name="a clip without its end",
-        release=audio("dev", lambda samples: samples[:4000]),
-        expected=(Expected("alignment", "data_folder", ("1 of 4 in dev",), stops=False),),
-    ),
-    Mutation(
         name="a clip cut in the middle of its file",
         release=roomy(with_cut_file),
         expected=(
             Expected("data", "data_folder", ("train is without 1 row", "unreadable"), stops=False),
         ),
-    ),
-    Mutation(
-        name="a clip that is missing",
-        release=roomy(without_clip),
-        expected=(
-            Expected("data", "data_folder", ("train is without 1 row", "unreadable"), stops=False),
-        ),
-    ),
-    Mutation(
-        name="too many clips that are missing",
-        release=without_clip,
-        expected=(Expected("splits", ".yaml:1", ("1 unreadable audio",)),),
     ),
     Mutation(
         name="a row that is torn",
@@ -291,11 +241,6 @@ MUTATIONS = [
         expected=(Expected("data", "data_folder", ("empty transcript",), stops=False),),
     ),
     Mutation(
-        name="no transcript in train",
-        release=without_sentences,
-        expected=(Expected("splits", "language", ("All 16 sentences", "`sentence`")),),
-    ),
-    Mutation(
         name="a sentence in two splits",
         release=with_shared_sentence,
         expected=(Expected("data", "data_folder", ("1 of 4 sentences in test",), stops=False),),
@@ -314,24 +259,14 @@ MUTATIONS = [
         expected=(Expected("batches", "--batch_seconds", ("of train make 1",), stops=False),),
     ),
     Mutation(
-        name="a misspelt manifest on the command line",
+        name="a misspelled manifest on the command line",
         options=("--data_folder=null", "--manifest", "train=trian.tsv", "--manifest", "dev=a.tsv"),
         expected=(Expected("splits", "--manifest", ("trian.tsv does not exist",)),),
     ),
     Mutation(
-        name="a misspelt manifest in the YAML",
+        name="a misspelled manifest in the YAML",
         text=(("manifest: null", "manifest: {train: trian.tsv, dev: a.tsv}"),),
         options=("--data_folder=null",),
         expected=(Expected("splits", "manifest.train", ("trian.tsv does not exist",)),),
-    ),
-    Mutation(
-        name="a speaker in two splits",
-        release=with_shared_speaker,
-        expected=(Expected("data", "data_folder", ("1 of 2 speakers in dev",), stops=False),),
-    ),
-    Mutation(
-        name="limits that leave out much of train",
-        options=("--max_seconds=1.85",),
-        expected=(Expected("data", "max_seconds", ("train is without",), stops=False),),
     ),
 ]

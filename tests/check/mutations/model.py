@@ -1,4 +1,4 @@
-"""What can be wrong with the model of a YAML: who owns it, whether it fits, whether it is used."""
+"""One fault each in the model of a YAML: its owner, its shapes, its state, its use."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,13 +9,11 @@ from speechbrain import Stage
 from torch import Tensor, nn
 
 from recipes.asr.brain import AsrBrain
-from sbkit.check.settings import check_unread
 from sbkit.data.batch import Batch
 from sbkit.models.asr import Predictions
 from sbkit.models.loss import Loss
 from sbkit.train.recipe import Recipe
 from tests.check.harness import Expected, Mutation
-from tests.runs import ROOT
 
 PARTS = "[!ref <CNN>, !ref <Transformer>, !ref <seq_lin>, !ref <ctc_lin>]"
 HEADS = "!ref <seq_lin>, !ref <ctc_lin>]"
@@ -23,11 +21,11 @@ CTC = "hparams/ctc.yaml"
 LOBES = "hparams/ctc_speechbrain.yaml"
 
 
-# -- a recipe's own mistakes -----------------------------------------------------------------------
+# -- mistakes of a recipe -----------------------------------------------------------------------
 
 
 class Scorer:
-    """As a beam search has: an object that is no module, and holds one."""
+    """An object that holds a module but is none, as a beam search may be."""
 
     def __init__(self, size: int) -> None:
         self.lin = nn.Linear(size, size)
@@ -101,9 +99,6 @@ def brain(kind: Callable[..., Any]) -> Callable[[Recipe], Recipe]:
 
 
 HERE = f"!new:{__name__}"
-TEXT = (ROOT / "hparams/ctc.yaml").read_text(encoding="utf-8")
-AUGMENTED = TEXT[TEXT.index("spec_augment: !new") : TEXT.index("CNN: !new")]
-MASKS = TEXT[TEXT.index("time_masks: 4") : TEXT.index("\n# ---- model")]
 
 OWNERSHIP = [
     Mutation(
@@ -162,11 +157,6 @@ OWNERSHIP = [
         ),
     ),
     Mutation(
-        name="healthy run without augmentation",
-        text=((AUGMENTED, "spec_augment: null\n"), (MASKS, "")),
-        expected=(),
-    ),
-    Mutation(
         name="a checkpointer without epochs and optimizer",
         text=(("        epochs: !ref <epoch_counter>\n", ""),),
         recipe=brain(Forgetting),
@@ -207,23 +197,6 @@ OWNERSHIP = [
     ),
 ]
 
-BASES = [
-    Mutation(
-        name="what only a replaced part of the base read",
-        yaml="hparams/ctc_streaming.yaml",
-        text=(
-            (
-                "Transformer:\n    streaming: !ref <streaming>",
-                "spec_augment: null\nwidth: 3\nTransformer:\n    streaming: !ref <streaming>",
-            ),
-        ),
-        options=("--time_masks=1",),
-        expected=tuple(
-            Expected("unread", key, (f"Nothing reads `{key}`",)) for key in ("width", "time_masks")
-        ),
-        checks=(check_unread,),
-    ),
-]
 SHAPES = [
     Mutation(
         name="the CNN is wider than the Transformer",
@@ -231,49 +204,17 @@ SHAPES = [
         expected=(Expected("shapes", "Transformer", ("fails in `Transformer", "RuntimeError")),),
     ),
     Mutation(
-        name="a head of a width typed by hand",
-        options=("--ctc_lin.in_features=31",),
-        expected=(Expected("shapes", "ctc_lin", ("fails in `ctc_lin`", "32 and 31")),),
-    ),
-    Mutation(
         name="features of another size than the CNN's",
         options=("--compute_features.n_mels=40",),
         expected=(Expected("shapes", "CNN.normalize", ("fails in `CNN.normalize`", "(80)")),),
-    ),
-    Mutation(
-        name="lobes: a Transformer of another input than the front-end's output",
-        yaml=LOBES,
-        text=(("!ref <n_mels> // 4 * <cnn_channels>", "641"),),
-        expected=(Expected("shapes", "Transformer", ("641",)),),
     ),
 ]
 
 UNUSED = [
     Mutation(
-        name="a key of another spelling at depth three",
+        name="a misspelled key at depth three",
         text=(("        n_mels: !ref <n_mels>\n    n_mels", "        n_mel: 80\n    n_mels"),),
         expected=(Expected("hparams", "CNN.normalize", ("keyword argument 'n_mel'",)),),
-    ),
-    Mutation(
-        name="a knob that nobody reads",
-        text=(("lr: 0.0025", "learning_pace: 3\nlr: 0.0025"),),
-        expected=(Expected("unread", "learning_pace", ("has no effect",)),),
-    ),
-    Mutation(
-        name="a knob of another spelling, which the data needs",
-        text=(("\nspeeds: ", "\nspeedz: "),),
-        expected=(
-            Expected("unread", "speedz", ("Did you mean `speeds`?",)),
-            Expected("loaders", ".yaml:1", ("`speeds`, which is not in the YAML",)),
-        ),
-    ),
-    Mutation(
-        name="a knob of another spelling, which the step needs",
-        text=(("\nlabel_smoothing: ", "\nlabel_smothing: "),),
-        expected=(
-            Expected("unread", "label_smothing", ("Did you mean `label_smoothing`?",)),
-            Expected("dry_run", ".yaml:1", ("`label_smoothing`, which is not in the YAML",)),
-        ),
     ),
     Mutation(
         name="a decoder without layers",
@@ -304,13 +245,6 @@ UNUSED = [
         ),
     ),
     Mutation(
-        name="freezing that ends after the run",
-        options=("--freeze={CNN: 1, Transformer: 10000}",),
-        expected=(
-            Expected("freezing", "freeze", ("of Transformer does not end", "never learn"), False),
-        ),
-    ),
-    Mutation(
         name="a layer that never runs, frozen for a time",
         recipe=brain(SpareLayer),
         options=("--freeze={CNN: 1}",),
@@ -331,10 +265,15 @@ UNUSED = [
 
 CNN = "!new:sbkit.models.frontend.ConvFrontEnd"
 
+
+def front_end(part: str) -> tuple[tuple[str, str], ...]:
+    return ((CNN, f"!new:tests.check.parts.{part}"),)
+
+
 INTERFACES = [
     *(
         Mutation(
-            name=f"a front-end of another kind: {part}",
+            name=f"a front-end with another interface: {part}",
             text=((CNN, f"!new:tests.check.parts.{part}"),),
             expected=(Expected(check, "CNN", ("`CNN` must", said)),),
         )
@@ -353,7 +292,7 @@ INTERFACES = [
         text=(
             (
                 "!new:sbkit.models.transformer.Transformer",
-                "!new:tests.check.parts.SeeingTransformer",
+                "!new:tests.check.parts.AcausalTransformer",
             ),
         ),
         expected=(
@@ -384,4 +323,49 @@ INTERFACES = [
     ),
 ]
 
-MUTATIONS = [*BASES, *INTERFACES, *OWNERSHIP, *SHAPES, *UNUSED]
+STATE = [
+    Mutation(
+        name="a statistic that is no buffer",
+        text=front_end("RunningMeanFrontEnd"),
+        expected=(
+            Expected("state", "CNN", ("`CNN.mean` is changed by training", "register_buffer")),
+        ),
+    ),
+    Mutation(
+        name="a statistic in a closure",
+        text=front_end("ClosureFrontEnd"),
+        expected=(Expected("state", "model", ("`model` is changed",)),),
+    ),
+    Mutation(
+        name="a buffer that keeps the graph of a step",
+        text=front_end("AttachedFrontEnd"),
+        expected=(Expected("shapes", ".yaml:1", ("through the graph a second time",)),),
+    ),
+    Mutation(
+        name="healthy layer that a part compiles by itself",
+        text=front_end("CompiledFrontEnd"),
+        expected=(),
+    ),
+    Mutation(
+        name="healthy attributes",
+        text=front_end("CountingFrontEnd"),
+        expected=(),
+    ),
+    Mutation(
+        name="healthy layer that most steps drop",
+        text=front_end("DroppingFrontEnd"),
+        expected=(),
+    ),
+    Mutation(
+        name="a layer that forward makes",
+        text=front_end("LateFrontEnd"),
+        expected=(Expected("state", "CNN", ("`CNN.late` is made by `forward`", "in `__init__`")),),
+    ),
+    Mutation(
+        name="a layer in a cache",
+        text=front_end("CachingFrontEnd"),
+        expected=(Expected("state", "model", ("`model` is changed",)),),
+    ),
+]
+
+MUTATIONS = [*INTERFACES, *OWNERSHIP, *SHAPES, *STATE, *UNUSED]
