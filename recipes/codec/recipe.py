@@ -2,7 +2,7 @@
 
 from recipes.codec.brain import CodecBrain
 from recipes.prepare import RANGES, corpus_of, prepare_audio, unlabeled_loaders
-from sbkit.config.ranges import NOT_NEGATIVE
+from sbkit.config.ranges import NON_NEGATIVE
 from sbkit.tasks.codec import CODEC as TASK
 from sbkit.train.recipe import Recipe
 
@@ -13,5 +13,5 @@ CODEC = Recipe(
     make_loaders=unlabeled_loaders(),
     brain=CodecBrain,
     corpus=corpus_of,
-    ranges=RANGES | dict.fromkeys(LOSS_WEIGHTS, NOT_NEGATIVE),
+    ranges=RANGES | dict.fromkeys(LOSS_WEIGHTS, NON_NEGATIVE),
 )

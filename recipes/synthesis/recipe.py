@@ -3,7 +3,7 @@
 from recipes.prepare import RANGES, corpus_of
 from recipes.synthesis.brain import SynthesisBrain
 from recipes.synthesis.data import make_spoken_loaders, prepare_spoken, prepare_symbols
-from sbkit.config.ranges import NOT_NEGATIVE, Range
+from sbkit.config.ranges import NON_NEGATIVE, Range
 from sbkit.tasks.synthesis import SYNTHESIS as TASK
 from sbkit.train.recipe import Recipe
 
@@ -15,7 +15,7 @@ SYNTHESIS = Recipe(
     brain=SynthesisBrain,
     corpus=corpus_of,
     ranges=RANGES
-    | dict.fromkeys(("align_weight", "duration_weight", "variance_weight"), NOT_NEGATIVE)
+    | dict.fromkeys(("align_weight", "duration_weight", "variance_weight"), NON_NEGATIVE)
     | {
         "segment_frames": Range(low=4, whole=True, advice="32 frames are 0.8 s."),
         "longest_symbol": Range(low=0.1, advice="0.6 s is usual."),

@@ -36,7 +36,7 @@ from sbkit.audio.io import SUFFIXES, find_audio_files, read_audio
 from sbkit.audio.lengths import bucket_of, length_mask
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.units import SAMPLE_RATE
-from sbkit.config.ranges import AT_LEAST_NONE, SHARE
+from sbkit.config.ranges import NON_NEGATIVE_COUNT, SHARE
 
 MAX_NOISE_SECONDS = 3600  # of one folder on a device, 115 MB; divided evenly among its files
 MAX_IMPULSE_SECONDS = 2  # of a room's impulse response
@@ -311,7 +311,9 @@ class SpecAugment(nn.Module):
     """
 
     RANGES: ClassVar = {
-        **dict.fromkeys(("time_masks", "time_width", "freq_masks", "freq_width"), AT_LEAST_NONE),
+        **dict.fromkeys(
+            ("time_masks", "time_width", "freq_masks", "freq_width"), NON_NEGATIVE_COUNT
+        ),
         "max_time_fraction": SHARE,
     }
 

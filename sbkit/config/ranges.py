@@ -64,9 +64,9 @@ class Text(Range):
 
 
 SHARE = Range(low=0, high=1, advice="0 is none, 1 is all.")
-AT_LEAST_NONE = Range(low=0, whole=True, advice="Pass 0 for none.")
-AT_LEAST_ONE = Range(low=1, whole=True, advice="Pass 1 for the smallest.")
-NOT_NEGATIVE = Range(low=0, advice="Pass 0 for none.")
+NON_NEGATIVE_COUNT = Range(low=0, whole=True, advice="Pass 0 for none.")
+POSITIVE_COUNT = Range(low=1, whole=True, advice="Pass 1 for the smallest.")
+NON_NEGATIVE = Range(low=0, advice="Pass 0 for none.")
 
 RANGES = {  # of the keys of every run; a class declares those of its arguments as `RANGES`, too
     "seed": Range(low=0, high=2**63 - 1, whole=True, advice="Pass any number in it."),
@@ -86,13 +86,13 @@ RANGES = {  # of the keys of every run; a class declares those of its arguments 
     "ckpt_interval_minutes": Range(
         advice="Pass 0 to save only after an epoch."
     ),  # or a value below 0
-    "lr": NOT_NEGATIVE,
-    "weight_decay": NOT_NEGATIVE,
+    "lr": NON_NEGATIVE,
+    "weight_decay": NON_NEGATIVE,
     "max_grad_norm": Range(advice="Pass 0 to clip nothing."),  # or a value below 0
     **dict.fromkeys(("init_from", "pretrained"), Text()),
     "vocab_size": Range(low=5, whole=True, or_null=True, advice="Pass null for characters."),
 }
-RANGES_OF_OTHERS = {"speechbrain.utils.epoch_loop.EpochCounter": {"limit": AT_LEAST_ONE}}
+RANGES_OF_OTHERS = {"speechbrain.utils.epoch_loop.EpochCounter": {"limit": POSITIVE_COUNT}}
 
 
 def out_of_range(

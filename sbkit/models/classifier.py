@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from sbkit.audio.augment import AugmentFeatures
 from sbkit.audio.lengths import length_mask
 from sbkit.base.errors import ConfigError
-from sbkit.config.ranges import AT_LEAST_ONE
+from sbkit.config.ranges import POSITIVE_COUNT
 from sbkit.models.asr import head_size
 from sbkit.models.encoder import AcousticModel, make_encoder
 from sbkit.models.parts import absolute, lengths_argument, raise_signature_error
@@ -72,7 +72,7 @@ class AttentiveStatisticsPooling(nn.Module):
     nothing. An utterance without frames becomes zeros. Source: Okabe et al. 2018, equations 2 to 7.
     """
 
-    RANGES: ClassVar = dict.fromkeys(("d_model", "attention_dim"), AT_LEAST_ONE)
+    RANGES: ClassVar = dict.fromkeys(("d_model", "attention_dim"), POSITIVE_COUNT)
 
     def __init__(self, *, d_model: int, attention_dim: int) -> None:
         super().__init__()

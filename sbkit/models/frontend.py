@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sbkit.audio.lengths import length_mask
-from sbkit.config.ranges import AT_LEAST_ONE
+from sbkit.config.ranges import POSITIVE_COUNT
 from sbkit.models.layers import FrameConv, GlobalNorm
 from sbkit.models.streaming import EncoderState, last_frames
 
@@ -36,7 +36,7 @@ class ConvFrontEnd(nn.Module):
     (torch.Size([1, 25, 144]), tensor([25]))
     """
 
-    RANGES: ClassVar = dict.fromkeys(("n_mels", "channels", "d_model"), AT_LEAST_ONE)
+    RANGES: ClassVar = dict.fromkeys(("n_mels", "channels", "d_model"), POSITIVE_COUNT)
 
     def __init__(
         self,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import conv2d
 
 from sbkit.base.errors import DataError
-from sbkit.config.ranges import AT_LEAST_NONE, AT_LEAST_ONE, SHARE
+from sbkit.config.ranges import NON_NEGATIVE_COUNT, POSITIVE_COUNT, SHARE
 
 
 class LinearStack(nn.Sequential):
@@ -21,7 +21,7 @@ class LinearStack(nn.Sequential):
     statistics include the padding.
     """
 
-    RANGES: ClassVar = {"size": AT_LEAST_ONE, "layers": AT_LEAST_NONE, "dropout": SHARE}
+    RANGES: ClassVar = {"size": POSITIVE_COUNT, "layers": NON_NEGATIVE_COUNT, "dropout": SHARE}
 
     def __init__(self, *, size: int, layers: int, dropout: float = 0.0) -> None:
         blocks = (

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from sbkit.audio.lengths import length_mask
 from sbkit.base.errors import ConfigError
-from sbkit.config.ranges import AT_LEAST_NONE, AT_LEAST_ONE, SHARE
+from sbkit.config.ranges import NON_NEGATIVE_COUNT, POSITIVE_COUNT, SHARE
 from sbkit.models.layers import Dropout, FrameConv
 from sbkit.models.streaming import (
     BlockState,
@@ -60,9 +60,9 @@ class Transformer(nn.Module):
     """
 
     RANGES: ClassVar = {
-        **dict.fromkeys(("d_model", "nhead", "d_ffn", "kernel_size"), AT_LEAST_ONE),
-        "num_encoder_layers": AT_LEAST_ONE,
-        "num_decoder_layers": AT_LEAST_NONE,
+        **dict.fromkeys(("d_model", "nhead", "d_ffn", "kernel_size"), POSITIVE_COUNT),
+        "num_encoder_layers": POSITIVE_COUNT,
+        "num_decoder_layers": NON_NEGATIVE_COUNT,
         "dropout": SHARE,
     }
 

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from sbkit.base.errors import ConfigError
-from sbkit.config.ranges import AT_LEAST_NONE, NOT_NEGATIVE, SHARE, Range
+from sbkit.config.ranges import NON_NEGATIVE, NON_NEGATIVE_COUNT, SHARE, Range
 
 SPEECHBRAIN_SCHEDULERS = "speechbrain.nnet.schedulers"
 TOTAL_STEPS = 10_000  # into which a run is divided for a schedule of torch's with `total_steps`
@@ -230,8 +230,8 @@ class NewBob:
 
     RANGES: ClassVar = {
         "annealing_factor": SHARE,
-        "improvement_threshold": NOT_NEGATIVE,
-        "patient": AT_LEAST_NONE,
+        "improvement_threshold": NON_NEGATIVE,
+        "patient": NON_NEGATIVE_COUNT,
     }
 
     def __init__(

@@ -31,7 +31,7 @@ from sbkit.base.machine import available_memory
 from sbkit.base.messages import listed
 from sbkit.base.units import SAMPLE_RATE
 from sbkit.config.document import did_you_mean
-from sbkit.config.ranges import NOT_NEGATIVE, Range
+from sbkit.config.ranges import NON_NEGATIVE, Range
 from sbkit.models.pretrained.parts import PretrainedEncoder, PretrainedFrontEnd
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
@@ -258,7 +258,7 @@ def _requirement(key: str, default: object, value: object) -> tuple[str, bool]:
     if isinstance(default, list):
         is_met = isinstance(value, list) and bool(value) and all(size in SIZE for size in value)
         return f"a list, each {SIZE}", is_met
-    allowed = SIZE if isinstance(default, int) else NOT_NEGATIVE
+    allowed = SIZE if isinstance(default, int) else NON_NEGATIVE
     return str(allowed), value in allowed
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from sbkit.base.errors import ConfigError
-from sbkit.config.ranges import AT_LEAST_ONE, require_in_range
+from sbkit.config.ranges import POSITIVE_COUNT, require_in_range
 
 SCALE_SUFFIX = ".lora_scale"  # of the name of an adapter's constant
 
@@ -55,7 +55,7 @@ def add_adapters(
     Raises:
         ConfigError: no layer has one of the names.
     """
-    require_in_range({"rank": rank}, {"rank": AT_LEAST_ONE})
+    require_in_range({"rank": rank}, {"rank": POSITIVE_COUNT})
     module.requires_grad_(False)
     layers = {path: m for path, m in module.named_modules() if isinstance(m, nn.Linear)}
     names = {path.rpartition(".")[2] for path in layers}

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from sbkit.audio.draws import draw_for_step
 from sbkit.audio.lengths import length_mask
-from sbkit.config.ranges import AT_LEAST_ONE, SHARE, Range, require_in_range
+from sbkit.config.ranges import POSITIVE_COUNT, SHARE, Range, require_in_range
 from sbkit.models.pretrained.blocks import Config, mask_spans
 from sbkit.models.pretrained.conformer import FastConformer, StackedFrames, StridedConvs, W2vBert
 from sbkit.models.pretrained.features import NormalizedAudio, ParakeetFeatures, W2vBertFeatures
@@ -110,7 +110,7 @@ class PretrainedEncoder(nn.Module):
     RANGES: ClassVar = {
         **dict.fromkeys(("mask_time_prob", "mask_channel_prob", "layerdrop", "dropout"), SHARE),
         **dict.fromkeys(("attention_dropout", "activation_dropout", "feat_proj_dropout"), SHARE),
-        **dict.fromkeys(("mask_time_length", "mask_channel_length"), AT_LEAST_ONE),
+        **dict.fromkeys(("mask_time_length", "mask_channel_length"), POSITIVE_COUNT),
         "layers": Range(
             low=1, whole=True, or_null=True, word=WEIGHTED, advice="Pass null for all layers."
         ),
