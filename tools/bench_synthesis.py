@@ -20,9 +20,8 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from recipes.synthesis.data import SpokenBatch, SpokenCollate
-from recipes.synthesis.pitch import track_pitch
-from recipes.synthesis.statistics import SEMITONES
+from recipes.synthesis.brain import SEMITONES
+from recipes.synthesis.data import SpokenBatch, SpokenCollate, track_pitch
 from sbkit.audio.io import FULL_SCALE, Samples, to_int16
 from sbkit.base.machine import cpu_name
 from sbkit.base.units import samples_to_seconds
@@ -32,7 +31,7 @@ from sbkit.data.batch import UtteranceDataset
 from sbkit.evaluate.intervals import Units, interval_of
 from sbkit.evaluate.wer import ErrorCounts, count_errors
 from sbkit.export.export import as_bundle
-from sbkit.models.symbol_alignment import frame_index
+from sbkit.models.synthesis import frame_index
 from sbkit.runtime.synthesizer import Synthesizer
 from sbkit.runtime.torch_model import TorchBundle, load_bundle
 from sbkit.train.recipe import load_recipe

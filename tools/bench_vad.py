@@ -22,8 +22,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from recipes.vad.labels import SPEECH, Windows, bridge_pauses, prepare_speech, speech_of
-from recipes.vad.noise import Spoken, add_noise, color
+from recipes.vad.data import (
+    SPEECH,
+    Spoken,
+    Windows,
+    add_noise,
+    bridge_pauses,
+    color,
+    prepare_speech,
+    speech_of,
+)
 from sbkit.audio.io import Samples
 from sbkit.audio.levels import WINDOWS_PER_SECOND
 from sbkit.base.imports import require_package

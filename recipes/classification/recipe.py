@@ -8,6 +8,7 @@ from typing import Any
 from recipes.classification.brain import ClassificationBrain, collate
 from recipes.prepare import RANGES, corpus_of, prepare_labeled, print_data
 from sbkit.data.batch import Loaders, make_loaders
+from sbkit.data.corpus import KnobValues
 from sbkit.data.splits import Splits, take_columns
 from sbkit.distributed.device import Placement
 from sbkit.tasks.utterance_classification import UTTERANCE_CLASSIFICATION
@@ -15,7 +16,7 @@ from sbkit.text.vocabulary import LABEL_FILE, ClassLabels, ensure_labels
 from sbkit.train.recipe import Recipe
 
 
-def prepare_labels(knobs: Mapping[str, Any], splits: Splits) -> ClassLabels:
+def prepare_labels(knobs: KnobValues, splits: Splits) -> ClassLabels:
     """List the classes of the training set."""
     names = take_columns(splits.train, knobs["label"])[knobs["label"]].to_pylist()
     return ensure_labels(Path(knobs["output_folder"]) / LABEL_FILE, names)

@@ -6,42 +6,38 @@ durations, pitch, energy and features, and the vocoder learns from the clips' ow
 Legend: B utterances, S samples, L symbols, U frames, F features.
 """
 
+import io
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from speechbrain import Stage
 from torch import Tensor
 from torch.nn.functional import pad
 
 from recipes.synthesis.data import SpokenBatch
-from recipes.synthesis.statistics import (
-    NUM_EXAMPLES,
-    Example,
-    SpokenUtterance,
-    describe,
-    measure,
-    report,
-)
 from sbkit.audio.draws import draw_uniform
-from sbkit.audio.io import FULL_SCALE, to_int16
+from sbkit.audio.io import FULL_SCALE, Samples, to_int16
 from sbkit.audio.lengths import length_mask
-from sbkit.base.files import write_text_atomically
+from sbkit.base.files import write_bytes_atomically, write_text_atomically
 from sbkit.distributed.ranks import gather_over_ranks, rank
-from sbkit.logs.metric import Metrics
+from sbkit.logs.metric import Metrics, describe_values
 from sbkit.models.loss import Loss
 from sbkit.models.spectral_losses import mel_distance, spectral_distance
-from sbkit.models.symbol_alignment import (
+from sbkit.models.synthesis import (
+    SynthesisModel,
     expand,
     find_misaligned,
     forward_sum,
     frame_index,
     mean_by_symbol,
 )
-from sbkit.models.synthesis import SynthesisModel
 from sbkit.tasks.synthesis import SYNTHESIS
 from sbkit.text.symbols import PAUSE_SYMBOLS
 from sbkit.train.brain import Brain
@@ -53,6 +49,57 @@ PARTS = (
     *("vocoder_encoder", "vocoder_decoder"),
 )
 EDGE_FRAMES = 1  # at each end of a vocoder segment, where windows are missing
+SEMITONES = 12  # in an octave
+NUM_EXAMPLES = 3  # utterances of a test set that are drawn
+Array = npt.NDArray[Any]
+
+
+class Example(NamedTuple):
+    """An utterance that is drawn and written as audio.
+
+    Attributes:
+        symbols: of the text.
+        ends: the frame at which each symbol ends.
+        recorded, synthesized: audio (S,).
+        target, predicted: normalized features (U, F).
+        voiced: (U,).
+        octaves, predicted_octaves: the pitch (U,).
+    """
+
+    id: str
+    symbols: list[str]
+    ends: list[int]
+    recorded: Samples
+    synthesized: Samples
+    target: Array
+    predicted: Array
+    voiced: Array
+    octaves: Array
+    predicted_octaves: Array
+
+
+class SpokenUtterance(NamedTuple):
+    """The measurements of an utterance.
+
+    Attributes:
+        frames: their number.
+        distance: the sum over frames of the mean difference of log-mel features.
+        voiced: the number of voiced frames.
+        squares: the sum over voiced frames of the squared error of the pitch, in octaves.
+        predicted_frames: by the predicted durations.
+        vocoder_distance: the mean difference of features after vocoding the recording's features.
+        is_misaligned: whether its text does not match its audio.
+        example: of the first utterances of a test set.
+    """
+
+    frames: int
+    distance: float
+    voiced: int
+    squares: float
+    predicted_frames: float
+    vocoder_distance: float
+    is_misaligned: bool
+    example: Example | None = None
 
 
 @dataclass(frozen=True)
@@ -287,13 +334,65 @@ class SynthesisBrain(Brain):
         return examples + [None] * (len(batch) - len(examples))
 
     def measure(self, results: Sequence[SpokenUtterance]) -> Mapping[str, float]:
-        return measure(results)
+        """Return the distances in nats, the error of the pitch in semitones, and two ratios.
+
+        distance: the sum of the other distances, which chooses the best checkpoint.
+        """
+        frames, distance, voiced, squares, predicted_frames, vocoder_distance, misaligned = (
+            math.fsum(values) for values in zip(*(result[:-1] for result in results), strict=True)
+        )
+        return {
+            "distance": distance / frames + vocoder_distance / len(results),
+            "mel_distance": distance / frames,
+            "vocoder_distance": vocoder_distance / len(results),
+            "pitch_error": SEMITONES * math.sqrt(squares / max(1, voiced)),
+            "length_ratio": predicted_frames / frames,
+            "misaligned": misaligned / len(results),
+        }
 
     def describe(self, results: Sequence[SpokenUtterance]) -> str:
-        return describe(results)
+        return ", ".join(describe_values(self.metrics, self.measure(results)))
 
     def report(
         self, split: str, results: Sequence[SpokenUtterance], folder: Path
     ) -> Mapping[str, Any]:
-        """Draw a few utterances, and write their audio; return the figures."""
-        return report(folder, split, results, self.hparams.sample_rate)
+        """Draw a few utterances of a test set as `speech_SPLIT.png`; return the figures.
+
+        Their audio is `speech_SPLIT.N_recorded.mp3` and `speech_SPLIT.N_synthesized.mp3`.
+        """
+        from sbkit.data.report import MP3_RATES, encode_mp3  # needs packages of training
+
+        examples = [result.example for result in results if result.example is not None]
+        examples = examples[:NUM_EXAMPLES]
+        write_bytes_atomically(folder / f"speech_{split}.png", draw_examples(examples))
+        if (rate := self.hparams.sample_rate) in MP3_RATES:
+            for number, example in enumerate(examples, 1):
+                for name in ("recorded", "synthesized"):
+                    mp3 = folder / f"speech_{split}.{number}_{name}.mp3"
+                    write_bytes_atomically(mp3, encode_mp3(getattr(example, name), rate))
+        return self.measure(results)
+
+
+def draw_examples(examples: Sequence[Example]) -> bytes:
+    """Draw recordings beside their synthesis, with symbols and pitch, as PNG."""
+    from matplotlib.figure import Figure  # 0.7 s to import
+
+    figure = Figure(figsize=(14, 3 * len(examples)), layout="constrained")
+    rows = figure.subplots(len(examples), 2, squeeze=False)
+    for example, (left, right) in zip(examples, rows, strict=True):
+        for axes, title, features, octaves in (
+            (left, "recorded", example.target, example.octaves),
+            (right, "synthesized", example.predicted, example.predicted_octaves),
+        ):
+            hops = features.reshape(2 * len(features), -1)  # a frame is two hops
+            extent = (0, len(features), 0, hops.shape[1])
+            axes.imshow(hops.T, origin="lower", aspect="auto", extent=extent)
+            pitch = np.where(example.voiced, (octaves + 1.5) * hops.shape[1] / 3, np.nan)
+            axes.plot(np.arange(len(pitch)) + 0.5, pitch, "r", label="pitch")
+            starts = [0, *example.ends[:-1]]
+            axes.vlines(starts, 0, hops.shape[1], "w", lw=0.3)
+            middles = np.add(starts, example.ends) / 2
+            axes.set_xticks(middles, example.symbols, fontsize=6)
+            axes.set(title=f"{example.id}, {title}", yticks=[])
+    figure.savefig(png := io.BytesIO(), format="png", dpi=80)
+    return png.getvalue()

@@ -15,13 +15,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
-from recipes.vad.labels import SPEECH, speech_of
-from recipes.vad.noise import (
+from recipes.vad.data import (
     NOISE_DRAWS,
+    SPEECH,
     add_noise,
     add_silence,
     make_colored,
     make_voices,
+    speech_of,
     take_noise,
 )
 from sbkit.audio.augment import Augmentation

@@ -2,7 +2,7 @@
 
 from recipes.prepare import RANGES, corpus_of, unlabeled_loaders
 from recipes.vad.brain import VoiceActivityBrain, collate
-from recipes.vad.labels import prepare_speech
+from recipes.vad.data import prepare_speech
 from sbkit.tasks.voice_activity import VOICE_ACTIVITY
 from sbkit.train.recipe import Recipe
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from sbkit.audio.io import Samples, to_samples
 from sbkit.base.errors import ConfigError
@@ -39,7 +39,7 @@ from sbkit.decoding.decoder import LANGUAGE_MODELS, BeamDecoder
 from sbkit.decoding.hotwords import normalize_hotwords, read_hotwords
 from sbkit.decoding.language_models import load_language_models
 from sbkit.lm.ngram import NgramModel
-from sbkit.tasks.task import Task, load_task
+from sbkit.tasks.task import Labels, Task, load_task
 from sbkit.text.normalization import normalize
 from sbkit.text.tokenizer import Tokenizer
 from sbkit.text.word import Word
@@ -62,7 +62,7 @@ class BundleContents:
 
     config: BundleConfig
     task: Task
-    labels: Any = None
+    labels: Labels = None
     decoder: BeamDecoder | None = None
     lm: NgramModel | None = None
     weights: bytes = b""
@@ -80,7 +80,7 @@ class Bundle:
 
     config: BundleConfig
     task: Task
-    labels: Any
+    labels: Labels
     model: RunnableModel
     decoder: BeamDecoder | None = None
     lm: NgramModel | None = None
@@ -249,7 +249,7 @@ def read_bundle(
     import_user_modules(sorted(user_modules), folder)
     task = load_task(config.task, user_modules=user_modules)
     weights = files.read(WEIGHTS_FILE) if with_weights else b""
-    labels: Any = None
+    labels: Labels = None
     if task.labels is not None:
         name = task.labels.name
         labels = task.labels.read(folder / name, files.read(name))

@@ -30,7 +30,8 @@ from sbkit.tasks.task import ONNX
 logger = logging.getLogger(__name__)
 
 Writer = Callable[[TrainedModel, Path], Sequence[Candidate]]
-ParityReports = Mapping[str, Mapping[str, Any]]  # by format and candidate
+ParityReport = Mapping[str, Any]  # plain data
+ParityReports = Mapping[str, Mapping[str, ParityReport]]  # by format and candidate
 
 PARITY_FILE, HUB, HUGGINGFACE = "parity.json", "hub", "huggingface"
 PROGRAM_FILE = "model.pt2"  # of torch.export; torch suffices to run it
@@ -99,7 +100,7 @@ def write_formats(
     except SbkitError as error:
         test_sets = str(error)
     written: dict[str, Sequence[Candidate] | Sequence[WrittenGraph]] = {}
-    reports: dict[str, dict[str, Any]] = {}
+    reports: dict[str, dict[str, ParityReport]] = {}
     for name in names:
         logger.info(f"writing {name}")
         (folder / name).mkdir()
@@ -125,7 +126,7 @@ def _compare(
     written: Mapping[str, Sequence[Any]],
     grid: Grid,
     test_sets: TestSets | str,
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, dict[str, ParityReport]]:
     """Run the candidates of all formats on the same audio, and return their parity reports."""
     candidates = [candidate for format in written.values() for candidate in format]
     comparisons = iter(compare(trained, candidates, grid, test_sets))
@@ -138,7 +139,7 @@ def _compare(
 
 
 def _keep(
-    folder: Path, written: Sequence[Candidate | WrittenGraph], reports: Mapping[str, Any]
+    folder: Path, written: Sequence[Candidate | WrittenGraph], reports: Mapping[str, ParityReport]
 ) -> None:
     """Remove the files of candidates that missed their limits, and write the parity report."""
     missed = [candidate for candidate in written if not reports[candidate.name]["written"]]

@@ -30,6 +30,7 @@ from sbkit.base.files import to_json
 from sbkit.base.imports import require_package
 from sbkit.export.parity import Candidate
 from sbkit.export.traced import TrainedModel, quiet_exporters
+from sbkit.models.asr import AsrModel
 from sbkit.models.pretrained.parts import PretrainedEncoder, PretrainedFrontEnd
 from sbkit.runtime.onnx_model import BatchLogProbs
 from sbkit.text.tokenizer import SPACE, Tokenizer
@@ -81,7 +82,7 @@ def write_huggingface(trained: TrainedModel, folder: Path) -> Sequence[Candidate
     ]
 
 
-def _require_one_head(network: Any) -> None:
+def _require_one_head(network: AsrModel) -> None:
     front_end, encoder = (network.encoder.modules.get(name) for name in ("CNN", "Transformer"))
     reason = None
     if not (isinstance(front_end, PretrainedFrontEnd) and isinstance(encoder, PretrainedEncoder)):
@@ -97,7 +98,7 @@ def _require_one_head(network: Any) -> None:
         )
 
 
-def _preprocessor(config: Mapping[str, Any]) -> dict[str, Any]:
+def _preprocessor(config: Mapping[str, Any]) -> dict[str, object]:
     processor, features = PROCESSORS.get(config["model_type"], WAVEFORM_PROCESSOR)
     return {
         "feature_extractor_type": features,
@@ -110,7 +111,7 @@ def _preprocessor(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _model_settings(network: Any, config: Mapping[str, Any]) -> dict[str, Any]:
+def _model_settings(network: Any, config: Mapping[str, Any]) -> dict[str, object]:
     encoder, vocabulary = network.encoder.modules["Transformer"], network.vocabulary
     sizes = {
         **{name: value for name, value in config.items() if name not in NOT_SIZES},

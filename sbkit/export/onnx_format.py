@@ -46,6 +46,7 @@ OPSET = 18  # 17 gives an invalid model; every runtime of the last years has 18
 MAX_INTEGER_MISMATCHES = 1e-3  # of all: a value between two integers may be rounded to either
 
 Array = npt.NDArray[Any]
+Proto = Any  # a message of the package onnx, which makes its classes at run time
 
 # Recognizers and voice activity detectors
 
@@ -84,7 +85,7 @@ def write_onnx(trained: TrainedModel, folder: Path) -> Sequence[Candidate]:
     ] + chunk_candidates
 
 
-def make_onnx(program: ExportedProgram, inputs: Sequence[str], outputs: Sequence[str]) -> Any:
+def make_onnx(program: ExportedProgram, inputs: Sequence[str], outputs: Sequence[str]) -> Proto:
     """Translate a traced graph to ONNX, check it, and remove the paths that it names.
 
     Raises:
@@ -114,7 +115,7 @@ def make_onnx(program: ExportedProgram, inputs: Sequence[str], outputs: Sequence
     return model
 
 
-def save_onnx(model: Any, file: Path, metadata: Mapping[str, Any]) -> None:
+def save_onnx(model: Proto, file: Path, metadata: Mapping[str, object]) -> None:
     """Write a model with this metadata, and no other."""
     model.ClearField("metadata_props")
     text = {name: str(value) for name, value in metadata.items()}
@@ -122,7 +123,7 @@ def save_onnx(model: Any, file: Path, metadata: Mapping[str, Any]) -> None:
     file.write_bytes(model.SerializeToString())
 
 
-def _quantize(model: Any, file: Path, metadata: Mapping[str, Any]) -> None:
+def _quantize(model: Proto, file: Path, metadata: Mapping[str, object]) -> None:
     """Write the weights of matrix products in int8, each column with its scale.
 
     Convolutions stay in float32, because onnxruntime's are slower in int8. So do the mel filters
@@ -144,7 +145,7 @@ def _quantize(model: Any, file: Path, metadata: Mapping[str, Any]) -> None:
     save_onnx(onnx.load(file), file, metadata)
 
 
-def _to_float32(model: Any) -> None:
+def _to_float32(model: Proto) -> None:
     """Replace float64 by float32: 1.15 times as fast overall (`Fbank` says where float64 is)."""
     onnx = require_package("onnx", extra="export")
     double, single = onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT
@@ -159,7 +160,7 @@ def _to_float32(model: Any) -> None:
             attribute.i = single
 
 
-def _before_logarithm(graph: Any) -> set[str]:
+def _before_logarithm(graph: Proto) -> set[str]:
     """Name the nodes that a logarithm depends on: those of the features."""
     node_of_output = {name: node for node in graph.node for name in node.output}
     pending = [node for node in graph.node if node.op_type == "Log"]
@@ -172,7 +173,7 @@ def _before_logarithm(graph: Any) -> set[str]:
     return names
 
 
-def _strip(model: Any) -> None:
+def _strip(model: Proto) -> None:
     """Remove the exporter's debugging notes: stack traces, which name folders."""
     graph = model.graph
     graph.ClearField("value_info")
@@ -229,7 +230,7 @@ def trace_chunk(model: Any) -> tuple[ExportedProgram, list[str]]:
 
 
 def _write_chunk(
-    trained: TrainedModel, folder: Path, metadata: Mapping[str, Any]
+    trained: TrainedModel, folder: Path, metadata: Mapping[str, object]
 ) -> list[Candidate]:
     """Write the chunk of a streaming model; that of a recognizer also in int8."""
     program, state = trace_chunk(trained.bundle.model.network)
@@ -317,7 +318,7 @@ class WrittenGraph:
         except Exception as error:  # a runtime has many exceptions of its own
             self.failure = self.failure or describe_failure(what, error)
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> dict[str, object]:
         """Return the parity report."""
         reasons = [self.failure] if self.failure else []
         if not self.difference <= MAX_DIFFERENCE:

@@ -279,7 +279,7 @@ class OnlineModel(nn.Module):
         kept = self.start.features.numel() + self.start.hidden.numel()
         return self.start.convolution[0, 0].numel() >= kept
 
-    def metadata(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, object]:
         """Return the sizes of the caches, for sherpa-onnx."""
         _, blocks, width, size = self.start.convolution.shape
         return {

@@ -3,15 +3,16 @@
 Legend: B utterances, S samples, L symbols.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from sbkit.base.errors import BundleError
 from sbkit.base.units import SAMPLE_RATE
 from sbkit.logs.metric import Metric
-from sbkit.tasks.task import Command, Exportable, Graph, LabelFile, Task
+from sbkit.tasks.task import Arrays, Command, Exportable, Graph, LabelFile, Task
 from sbkit.text.symbols import SYMBOL_TYPES
 from sbkit.text.vocabulary import ClassLabels
 
@@ -21,10 +22,10 @@ EXAMPLE_SYMBOL_IDS = 3  # every voice has at least these
 MAX_EXAMPLE_SYMBOLS = 100  # of more, rounding decides which frame is the last symbol's
 VITS_SCALES = (0.667, 1.0, 0.8)  # sherpa-onnx's: of noise, lengths, and noise of lengths
 
-Arrays = Sequence[np.ndarray[Any, Any]]
+Array = npt.NDArray[Any]
 
 
-def describe_as_vits(bundle: Any) -> tuple[Mapping[str, Any], Mapping[str, str]]:
+def describe_as_vits(bundle: Any) -> tuple[Mapping[str, object], Mapping[str, str]]:
     """Return the metadata and the list of characters that sherpa-onnx needs for `OfflineTts`.
 
     The model has the interface of a VITS of characters. sherpa-onnx splits a text into characters,
@@ -60,21 +61,21 @@ def list_characters(names: list[str]) -> str:
     return "".join(f"{name} {id}\n" for name, id in ids.items())
 
 
-def example_symbols(run: Any, audio: Any, lengths: Any) -> Arrays:
+def example_symbols(run: Callable[..., Arrays], audio: Array, lengths: Array) -> Arrays:
     """Return symbols for a batch of audio: (B, S) -> (B, L)."""
     count = max(1, audio.shape[1] * EXAMPLE_SYMBOLS_PER_SECOND // SAMPLE_RATE)
     random = np.random.default_rng(count)
     return (random.integers(0, EXAMPLE_SYMBOL_IDS, (len(audio), count)),)
 
 
-def example_states(run: Callable[..., Arrays], audio: Any, lengths: Any) -> Arrays:
+def example_states(run: Callable[..., Arrays], audio: Array, lengths: Array) -> Arrays:
     """Return symbol states and a frame-to-symbol index (four frames per symbol)."""
     states, durations = run("encode", *example_symbols(run, audio, lengths))
     index = np.arange(durations.shape[1]).repeat(4)
     return states, np.tile(index, (len(states), 1))
 
 
-def example_sentence(run: Callable[..., Arrays], audio: Any, lengths: Any) -> Arrays:
+def example_sentence(run: Callable[..., Arrays], audio: Array, lengths: Array) -> Arrays:
     """Return the inputs of sherpa-onnx: a sentence (1, L), its length (1,), three scales (1,)."""
     symbols = example_symbols(run, audio, lengths)[0][:1, :MAX_EXAMPLE_SYMBOLS]
     scales = (np.full(1, scale, np.float32) for scale in VITS_SCALES)

@@ -10,10 +10,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy.typing as npt
+
 from sbkit.base.errors import BundleError, ConfigError
 from sbkit.logs.metric import LOSS, Metrics
 
-Argument = tuple[str, dict[str, Any]]  # its name, and the keywords of `add_argument`
+Labels = Any  # the object that a task makes from its label file
+Result = Any  # of an utterance, as the task's scorer returns it
+Arrays = Sequence[npt.NDArray[Any]]
+Argument = tuple[str, Mapping[str, Any]]  # its name, and the keywords of `add_argument`
 Prediction = Literal["text", "label", "speech", "other"]
 
 ONNX = "onnx"
@@ -40,9 +45,9 @@ class LabelFile:
 
     name: str
     key: str
-    read: Callable[[Path, bytes], Any]
-    names: Callable[[Any], Sequence[str]]
-    arguments: Callable[[Any], Mapping[str, Any]]
+    read: Callable[[Path, bytes], Labels]
+    names: Callable[[Labels], Sequence[str]]
+    arguments: Callable[[Labels], Mapping[str, object]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,10 +65,10 @@ class Scorer:
     """
 
     target: Literal["text", "label", "audio"]
-    score: Callable[..., list[Any]]
-    measure: Callable[[Sequence[Any]], Mapping[str, Any]]
-    describe: Callable[[Sequence[Any]], str]
-    report: Callable[[Path, str, Sequence[Any]], Mapping[str, Any]]
+    score: Callable[..., list[Result]]
+    measure: Callable[[Sequence[Result]], Mapping[str, Any]]
+    describe: Callable[[Sequence[Result]], str]
+    report: Callable[[Path, str, Sequence[Result]], Mapping[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,9 +90,9 @@ class Graph:
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    arguments: Callable[[Callable[..., Sequence[Any]], Any, Any], Sequence[Any]]
+    arguments: Callable[[Callable[..., Arrays], npt.NDArray[Any], npt.NDArray[Any]], Arrays]
     format: str = ONNX
-    companions: Callable[[Any], tuple[Mapping[str, Any], Mapping[str, str]]] = lambda _: ({}, {})
+    companions: Callable[[Any], tuple[Mapping[str, object], Mapping[str, str]]] = lambda _: ({}, {})
 
 
 @dataclass(frozen=True, kw_only=True)

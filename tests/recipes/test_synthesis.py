@@ -26,8 +26,7 @@ import torch
 from speechbrain import Stage
 
 from recipes.synthesis.brain import SynthesisBrain
-from recipes.synthesis.data import SpokenBatch, SpokenCollate
-from recipes.synthesis.pitch import interpolate, track_pitch
+from recipes.synthesis.data import SpokenBatch, SpokenCollate, interpolate, track_pitch
 from sbkit.audio.io import to_int16
 from sbkit.base.errors import SbkitError
 from sbkit.bundle.bundle import read_bundle
@@ -37,7 +36,7 @@ from sbkit.config.overrides import parse_overrides
 from sbkit.export.export import export_run
 from sbkit.export.parity import Grid
 from sbkit.logs.run_log import read_log
-from sbkit.models.symbol_alignment import (
+from sbkit.models.synthesis import (
     diagonal_prior,
     find_durations,
     find_misaligned,

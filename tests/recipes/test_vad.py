@@ -12,15 +12,18 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from recipes.vad.brain import Scored, SpeechBatch, VoiceActivityBrain, collate
-from recipes.vad.labels import find_speech, prepare_speech, read_speech, speech_of
-from recipes.vad.noise import (
+from recipes.vad.data import (
     NOISE_DRAWS,
     Spoken,
     add_noise,
     add_silence,
     color,
+    find_speech,
     make_colored,
     make_voices,
+    prepare_speech,
+    read_speech,
+    speech_of,
     take_noise,
 )
 from sbkit.audio.draws import seeded_draws

@@ -1,0 +1,202 @@
+"""The data of voice activity detection: labels of clean clips, and clips in silence and noise.
+
+Labels are a column `speech` with the times of each span, in seconds. A window of 20 ms is speech if
+its level is no pause's and, if a recognizer aligns the transcript, it is near an aligned word, so
+that breath and clicks are no speech. Short pauses are speech.
+
+Levels of noise are measured in the band of the features and over the clip's own samples: pink and
+brown noise have most of their power below the lowest frequency of the band, which features ignore.
+
+Legend: B utterances, S samples, W or U windows of 20 ms, K colors, N samples of a noise.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial, reduce
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from datasets import Dataset
+from torch import Tensor
+from torch.nn.functional import pad
+
+from recipes.prepare import prepare_audio, prepare_transcripts, with_column
+from sbkit.audio.fbank import MIN_HZ
+from sbkit.audio.io import Samples
+from sbkit.audio.levels import SHORT_PAUSE_SECONDS, WINDOWS_PER_SECOND, find_pauses
+from sbkit.base.checksums import listed_checksums
+from sbkit.bundle.bundle import Bundle
+from sbkit.bundle.config import WEIGHTS_FILE
+from sbkit.data.corpus import KnobValues
+from sbkit.data.shard import Row, read_rows
+from sbkit.data.splits import Splits
+from sbkit.export.export import as_bundle
+from sbkit.runtime.torch_model import load_bundle
+from sbkit.text.word import Word
+
+SPEECH = "speech"  # the column
+WORD_MARGIN_SECONDS = 0.1  # around an aligned word
+
+Windows = npt.NDArray[np.bool_]
+
+
+def prepare_speech(knobs: KnobValues) -> Splits:
+    """Prepare audio; with a `recognizer`, label each clip that the corpus itself does not label.
+
+    Raises:
+        BundleError: `recognizer` is no speech recognizer.
+    """
+    if knobs["recognizer"] is None:
+        return prepare_audio(knobs)
+    with as_bundle(Path(knobs["recognizer"])) as folder:
+        recognizer, weights = load_bundle(folder), listed_checksums(folder)[WEIGHTS_FILE]
+    recognizer.task.require_prediction("text", command="transcribe")
+    splits, rate = prepare_transcripts(knobs), knobs["sample_rate"]
+    align = partial(_align, rate=rate, recognizer=recognizer)
+    return with_column(splits, SPEECH, align, identity=[rate, weights])
+
+
+def _align(split: Dataset, rate: int, recognizer: Bundle) -> Iterator[str]:
+    """Yield the value of the column for each row."""
+    for row in read_rows(split, range(len(split))):
+        (words,) = recognizer.align([row["audio"]], [row["text"]])
+        speech = np.pad(find_speech(row["audio"], rate, words).astype(np.int8), 1)
+        edges = np.flatnonzero(np.diff(speech)).reshape(-1, 2) / WINDOWS_PER_SECOND
+        yield " ".join(f"{start:.2f}-{end:.2f}" for start, end in edges)
+
+
+def speech_of(row: Row, sample_rate: int) -> Windows:
+    """Label the windows of a clip as speech, by its column or by its level: -> (W,)."""
+    if SPEECH not in row:
+        return find_speech(row["audio"], sample_rate)
+    return read_speech(row[SPEECH], len(row["audio"]) // (sample_rate // WINDOWS_PER_SECOND))
+
+
+def find_speech(samples: Samples, sample_rate: int, words: Sequence[Word] | None = None) -> Windows:
+    """Label the windows of clean audio as speech: (S,) -> (W,)."""
+    window = sample_rate // WINDOWS_PER_SECOND
+    speech = np.ones(len(samples) // window, np.bool_)
+    for first, end in find_pauses(samples, window):
+        speech[first:end] = False
+    if words is not None:
+        is_near_word = np.zeros_like(speech)
+        for word in words:
+            first = max(0, round((word.start - WORD_MARGIN_SECONDS) * WINDOWS_PER_SECOND))
+            end = round((word.end + WORD_MARGIN_SECONDS) * WINDOWS_PER_SECOND)
+            is_near_word[first:end] = True
+        speech &= is_near_word
+    return bridge_pauses(speech)
+
+
+def bridge_pauses(speech: Windows) -> Windows:
+    """Label short pauses as speech, such as the closure of a consonant: (W,) -> (W,)."""
+    bridged, spoken = speech.copy(), np.flatnonzero(speech)
+    lengths = np.diff(spoken)  # the windows of a pause, plus one
+    is_bridged = (lengths > 1) & (lengths <= SHORT_PAUSE_SECONDS * WINDOWS_PER_SECOND)
+    for index in np.flatnonzero(is_bridged):
+        bridged[spoken[index] : spoken[index + 1]] = True
+    return bridged
+
+
+def read_speech(value: str, windows: int) -> Windows:
+    """Parse the column's value of a clip: -> (W,)."""
+    speech = np.zeros(windows, np.bool_)
+    for span in value.split():
+        start, end = (round(float(time) * WINDOWS_PER_SECOND) for time in span.split("-"))
+        speech[start:end] = True
+    return speech
+
+
+# Silence and noise, on the device of the audio
+
+SLOPES = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0)  # of colored noise: white to brown
+MIN_TALKERS, MAX_TALKERS = 4, 12  # of babble
+BABBLE_SHARE = 0.6  # of noises
+NOISE_DRAWS = 2 + MAX_TALKERS  # random numbers of a clip
+NOISE_SAMPLES = 1 << 20
+
+
+class Spoken(NamedTuple):
+    """Audio (B, S), and its speech windows (B, U)."""
+
+    audio: Tensor
+    speech: Tensor
+
+
+def add_silence(audio: Tensor, speech: Tensor, lead: Tensor, *, total: int, window: int) -> Spoken:
+    """Add ``total`` windows of silence to each clip, ``lead`` (B,) of them before it.
+
+    Takes audio (B, S) and speech (B, U), zero past each length; ``window``: samples of a window.
+    """
+    audio = pad(audio, (0, total * window + -audio.shape[1] % window))
+    windows = audio.view(len(audio), -1, window)  # (B, U', 320)
+    speech = pad(speech, (0, windows.shape[1] - speech.shape[1]))
+    sources = torch.arange(windows.shape[1], device=audio.device) - lead.unsqueeze(1)
+    sources = sources % windows.shape[1]
+    shifted = windows.gather(1, sources.unsqueeze(2).expand_as(windows)).flatten(1)
+    return Spoken(shifted, speech.gather(1, sources))
+
+
+def color(white: Tensor, slope: float, sample_rate: int) -> Tensor:
+    """Color noise (S,): its power falls by frequency ** ``slope``, and is 1 in total.
+
+    Frequencies below the band of the features are removed.
+    """
+    spectrum = torch.fft.rfft(white)
+    hertz = torch.fft.rfftfreq(len(white), 1 / sample_rate)
+    weights = hertz.clamp(min=MIN_HZ) ** (-slope / 2) * (hertz >= MIN_HZ)
+    noise: Tensor = torch.fft.irfft(spectrum * weights, n=len(white))
+    return noise / noise.square().mean().sqrt()
+
+
+def make_colored(sample_rate: int) -> Tensor:
+    """Make noise of each slope: (K, N), always the same."""
+    white = torch.randn(NOISE_SAMPLES, generator=torch.Generator().manual_seed(0))
+    return torch.stack([color(white, slope, sample_rate) for slope in SLOPES])
+
+
+def make_voices(clips: Iterable[Tensor], sample_rate: int) -> Tensor:
+    """Concatenate the speech (S,) of clips at one level: -> (N,)."""
+    parts = [color(clip, 0.0, sample_rate) for clip in clips if len(clip)]
+    return torch.cat([torch.zeros(0), *parts])
+
+
+def take_noise(colored: Tensor, voices: Tensor, draws: Tensor, samples: int) -> Tensor:
+    """Take colored noise or babble for each clip: (K, N), (N',), (B, NOISE_DRAWS) -> (B, S).
+
+    draws: from 0 to 1, on the CPU. Without voices, no noise is babble.
+    """
+    noises = []
+    for babble, choice, *starts in draws.tolist():
+        if len(voices) and babble < BABBLE_SHARE:
+            talkers = MIN_TALKERS + int(choice * (MAX_TALKERS - MIN_TALKERS + 1))
+            parts = [_cut(voices, int(start * len(voices)), samples) for start in starts[:talkers]]
+            noises.append(reduce(torch.add, parts))
+        else:
+            noise = colored[int(choice * len(colored))]
+            noises.append(_cut(noise, int(starts[0] * len(noise)), samples))
+    return torch.stack(noises)
+
+
+def _cut(noise: Tensor, start: int, samples: int) -> Tensor:
+    """Return a number of samples of a noise, which repeats after its end."""
+    part = noise[start : start + samples]
+    missing = samples - len(part)
+    return torch.cat([part, _cut(noise, 0, missing)]) if missing else part
+
+
+def add_noise(spoken: Spoken, noise: Tensor, snr_db: Tensor, mask: Tensor) -> Tensor:
+    """Add noise (B, S) at a signal-to-noise ratio (B,) to the speech of each clip: -> (B, S).
+
+    mask (B, S): true within a clip. The power of speech excludes the mean of each window, as the
+    features do.
+    """
+    audio, speech = spoken
+    levels = audio.view(*speech.shape, -1).var(2, correction=0)  # (B, U)
+    power = (levels * speech).sum(1) / speech.sum(1).clamp(min=1)
+    noise = noise * mask
+    noise_power = noise.square().sum(1) / mask.sum(1)
+    gain = (power / 10 ** (snr_db / 10) / noise_power.clamp(min=1e-9)).sqrt()
+    return audio + gain.unsqueeze(1) * noise
