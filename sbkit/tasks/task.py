@@ -10,14 +10,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy.typing as npt
-
 from sbkit.base.errors import BundleError, ConfigError
 from sbkit.logs.metric import LOSS, Metrics
 
 Labels = Any  # the object that a task makes from its label file
 Result = Any  # of an utterance, as the task's scorer returns it
-Arrays = Sequence[npt.NDArray[Any]]
+Array = Any  # of numpy, which the command line does not import
+Arrays = Sequence[Array]
 Argument = tuple[str, Mapping[str, Any]]  # its name, and the keywords of `add_argument`
 Prediction = Literal["text", "label", "speech", "other"]
 
@@ -90,7 +89,7 @@ class Graph:
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    arguments: Callable[[Callable[..., Arrays], npt.NDArray[Any], npt.NDArray[Any]], Arrays]
+    arguments: Callable[[Callable[..., Arrays], Array, Array], Arrays]
     format: str = ONNX
     companions: Callable[[Any], tuple[Mapping[str, object], Mapping[str, str]]] = lambda _: ({}, {})
 

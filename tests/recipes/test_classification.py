@@ -93,7 +93,7 @@ def test_score_repeats_the_test_of_a_run(
     rows = [row.split("\t") for row in (release / "test.tsv").read_text().splitlines()[1:]]
     lines = [f"{release / 'clips' / clip},{pace}\n" for clip, _, pace in rows]
     (tmp_path / "test.csv").write_text(f"path,pace\n{''.join(lines)}")
-    with pytest.raises(SbkitError, match="`--label` must name the column .* but is missing"):
+    with pytest.raises(SbkitError, match="needs the column with the right answers: pass --label"):
         sbkit(command)
     with pytest.raises(SbkitError, match=r"`language` has none of the model's classes \(quick, s"):
         sbkit([*command, "--label", "language"])
@@ -166,7 +166,7 @@ def test_clips_without_a_label_are_left_out_and_reported(
         file.write_text("\n".join(lines) + "\n")
     run = tmp_path / "run"
     assert train_here(tmp_path / "release", run, "--number_of_epochs=1") == 0
-    assert "1 row is left out (no label)" in capsys.readouterr().out
+    assert "train is without 1 row (no label)" in capsys.readouterr().out
     left_out = (run / "left_out.tsv").read_text().splitlines()[1:]
     assert [line.split("\t")[0] for line in left_out] == [*COUNTS]
     assert all(line.endswith("\tno label\tpace is empty") for line in left_out)
