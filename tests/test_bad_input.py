@@ -63,7 +63,7 @@ def change_row(release: Path, split: str, row: int, **values: str) -> str:
     ],
     ids=lambda value: value[0] if isinstance(value, list) else None,
 )
-def test_a_knob_that_cannot_be(
+def test_impossible_knob_is_named(
     options: list[str], said: list[str], workplace: Workplace, tmp_path: Path, capsys: Captured
 ) -> None:
     sentence = refused(workplace, tmp_path / "run", *options, capsys=capsys)
@@ -71,7 +71,7 @@ def test_a_knob_that_cannot_be(
         assert part in sentence
 
 
-def test_a_folder_that_cannot_be_written(
+def test_unwritable_output_folder_is_named(
     workplace: Workplace, tmp_path: Path, capsys: Captured
 ) -> None:
     (tmp_path / "file").write_text("not a folder")
@@ -80,7 +80,7 @@ def test_a_folder_that_cannot_be_written(
     assert (tmp_path / "file").read_text() == "not a folder"
 
 
-def test_a_knob_that_the_recipe_reads_and_the_yaml_does_not_have(
+def test_missing_knob_that_recipe_reads_is_named(
     workplace: Workplace, tmp_path: Path, capsys: Captured
 ) -> None:
     text, yaml = (ROOT / "hparams/ctc.yaml").read_text("utf-8"), tmp_path / "own.yaml"
@@ -91,7 +91,9 @@ def test_a_knob_that_the_recipe_reads_and_the_yaml_does_not_have(
 
 @pytest.mark.slow
 @pytest.mark.ddp
-def test_by_the_real_command_under_torchrun(workplace: Workplace, tmp_path: Path) -> None:
+def test_torchrun_exits_with_bad_input_and_one_sentence(
+    workplace: Workplace, tmp_path: Path
+) -> None:
     """Torchrun adds a report of its own; of two ranks one prints the sentence before it.
 
     On a machine so busy that the first is ten seconds late, the other one does, too.
@@ -106,9 +108,7 @@ def test_by_the_real_command_under_torchrun(workplace: Workplace, tmp_path: Path
     assert not (tmp_path / "run").exists()
 
 
-def test_more_bad_clips_than_a_run_can_spare(
-    own: Workplace, tmp_path: Path, capsys: Captured
-) -> None:
+def test_too_many_bad_clips_are_refused(own: Workplace, tmp_path: Path, capsys: Captured) -> None:
     clip = change_row(own.release, "dev", 1, path="gone.flac")
     sentence = refused(own, tmp_path / "run", capsys=capsys)
     assert "1 of 4" in sentence
@@ -117,7 +117,7 @@ def test_more_bad_clips_than_a_run_can_spare(
 
 
 @pytest.mark.slow
-def test_transcripts_that_no_model_could_write(
+def test_transcripts_too_long_for_their_audio_are_left_out(
     own: Workplace, tmp_path: Path, capsys: Captured
 ) -> None:
     """Long ones are left out of training; in dev and test they stay, and are said to be there."""
@@ -172,7 +172,7 @@ def cut_short(file: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_of_another_model_is_left_as_it_is(
+def test_run_folder_of_other_model_is_left_unchanged(
     run: Path, workplace: Workplace, capsys: Captured
 ) -> None:
     before = contents(run)
@@ -182,9 +182,7 @@ def test_a_run_of_another_model_is_left_as_it_is(
 
 
 @pytest.mark.slow
-def test_a_checkpoint_cut_short_is_passed_over(
-    run: Path, workplace: Workplace, capsys: Captured
-) -> None:
+def test_truncated_checkpoint_is_skipped(run: Path, workplace: Workplace, capsys: Captured) -> None:
     first, last = checkpoints(run)
     cut_short(last / "model.ckpt")
     good = contents(first)
@@ -197,7 +195,7 @@ def test_a_checkpoint_cut_short_is_passed_over(
 
 
 @pytest.mark.slow
-def test_a_run_without_a_whole_checkpoint_is_left_as_it_is(
+def test_run_without_complete_checkpoint_is_left_unchanged(
     run: Path, workplace: Workplace, tmp_path: Path, capsys: Captured
 ) -> None:
     for checkpoint in checkpoints(run):
@@ -211,14 +209,14 @@ def test_a_run_without_a_whole_checkpoint_is_left_as_it_is(
     assert not (tmp_path / "bundle").exists()
 
 
-def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SbkitError, match="must be a folder with hyperparams.yaml"):
+def test_folder_without_model_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SbkitError, match="is no run folder: it has no hyperparams.yaml"):
         sbkit(["export", str(tmp_path), "--out", str(tmp_path / "bundle")])
     with pytest.raises(SbkitError, match="is no bundle: it has no config.json"):
         sbkit(["transcribe", str(tmp_path), "talk.wav"])
 
 
-def test_a_folder_in_the_home_folder_is_found_there(
+def test_tilde_in_folder_is_expanded(
     workplace: Workplace, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -35,7 +35,7 @@ SMALL += ("--vocab_size=null", "--num_encoder_layers=1", "--num_decoder_layers=1
 
 
 @pytest.mark.slow(30)
-def test_both_sides_train_in_turns(
+def test_bench_train_runs_both_sides_in_turns(
     asterisk_english: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -63,7 +63,7 @@ def test_both_sides_train_in_turns(
 
 
 @pytest.mark.slow(30)
-def test_all_sides_fine_tune_in_turns(
+def test_bench_train_fine_tunes_all_sides_in_turns(
     asterisk_english: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -83,7 +83,7 @@ def test_all_sides_fine_tune_in_turns(
     assert re.search(r"to dev CER 9.0: \d+\.\d times as fast", printed)
 
 
-def test_sbkit_learns_at_the_rates_of_its_run(
+def test_bench_train_uses_learning_rates_of_run(
     asterisk_english: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workplace: Workplace = make_workplace(asterisk_english, tmp_path)
@@ -100,7 +100,7 @@ def test_sbkit_learns_at_the_rates_of_its_run(
     assert rates[0] == 0 and max(rates) == rates[len(rates) // 2] == 0.0025
 
 
-def test_what_a_gpu_is_measured_with_is_of_the_size_that_it_says(tmp_path: Path) -> None:
+def test_bench_gpu_models_have_declared_sizes(tmp_path: Path) -> None:
     release = make_release(tmp_path / "release", {"train": 3, "dev": 1})
     rows = (release / "train.tsv").read_text().splitlines()[1:]
     assert len(rows) == 3 * COPIES
@@ -116,7 +116,7 @@ def test_what_a_gpu_is_measured_with_is_of_the_size_that_it_says(tmp_path: Path)
     assert 29e6 < sum(each.numel() for each in model.parameters()) < 31e6
 
 
-def test_a_large_encoder_is_fine_tuned_in_all_ways(tmp_path: Path) -> None:
+def test_bench_gpu_fine_tunes_large_encoder_in_all_ways(tmp_path: Path) -> None:
     for part in fine_tunings([]):
         yaml, overrides = parse_command(part.command[part.command.index("--yaml") + 1 :])
         knobs = with_encoder_config(ROOT / yaml, {**overrides, "output_folder": str(tmp_path)})
@@ -126,7 +126,7 @@ def test_a_large_encoder_is_fine_tuned_in_all_ways(tmp_path: Path) -> None:
     assert knobs["lora"] and knobs["precision"] == "bf16"
 
 
-def test_a_part_that_fails_or_hangs_is_said_and_stops_nothing() -> None:
+def test_bench_gpu_reports_failed_and_hanging_parts_and_continues() -> None:
     python = (sys.executable, "-c")
     failed = run(Part("a test", (*python, "print('seen'); raise SystemExit(3)"), 60))
     assert failed.startswith("a test (exit code 3, ") and failed.endswith("seen")
@@ -138,7 +138,7 @@ def test_a_part_that_fails_or_hangs_is_said_and_stops_nothing() -> None:
         assert sum(part.limit for part in chosen) < 570  # and the release takes 20
 
 
-def test_all_tests_of_a_gpu_are_run_there() -> None:
+def test_bench_gpu_runs_all_gpu_tests() -> None:
     marked = {
         str(file.relative_to(ROOT))
         for file in (ROOT / "tests").rglob("test_*.py")

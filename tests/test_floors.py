@@ -77,7 +77,7 @@ def test_every_floor_is_listed() -> None:
 
 
 @pytest.mark.parametrize("name", SBKIT)
-def test_a_file_imports_only_from_its_floor_and_below(name: str) -> None:
+def test_file_imports_only_from_its_floor_and_below(name: str) -> None:
     floor = FLOORS.index(name.split(".")[1])
     for imported in imports(name):
         top, *below = imported.split(".")
@@ -95,7 +95,7 @@ def test_folders_form_no_circle() -> None:
     assert_no_circle(graph)
 
 
-def test_a_name_is_imported_from_the_file_that_defines_it() -> None:
+def test_names_are_imported_from_defining_file() -> None:
     for name in MODULES:
         for imported in imports(name):
             is_package = (ROOT / imported.replace(".", "/") / "__init__.py").is_file()

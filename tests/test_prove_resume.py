@@ -25,7 +25,7 @@ def save(run: Path, model: torch.nn.Module, **figures: float) -> Path:
     return run
 
 
-def test_it_sees_a_bit(tmp_path: Path) -> None:
+def test_differences_finds_one_flipped_bit(tmp_path: Path) -> None:
     model = torch.nn.Linear(3, 2)
     one = save(tmp_path / "one", model)
     assert differences(one, save(tmp_path / "same", model, rtfx=3.0)) == []
@@ -37,7 +37,7 @@ def test_it_sees_a_bit(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow(20)
-def test_a_run_killed_twice_ends_as_one_that_was_not(
+def test_run_killed_twice_equals_uninterrupted_run(
     workplace: Workplace,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -220,7 +220,7 @@ def trained(checkout: Path, data: Path, done: set[frozenset[str]]) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("readme", READMES[1:], ids=lambda readme: readme.parent.name)
-def test_the_commands_run_in_their_order(
+def test_commands_run_in_order(
     readme: Path,
     trained: Path,
     data: Path,
@@ -239,7 +239,7 @@ def test_the_commands_run_in_their_order(
 
 
 @pytest.mark.slow
-def test_parts_recipe_and_noise_of_the_readme_train(checkout: Path, data: Path) -> None:
+def test_parts_recipe_and_noise_of_readme_train(checkout: Path, data: Path) -> None:
     text = READMES[0].read_text("utf-8")
     (model,), (recipe,) = blocks(text, "yaml"), blocks(text, "python")
     for block in model.split("\n\n"):
@@ -267,7 +267,7 @@ def test_parts_recipe_and_noise_of_the_readme_train(checkout: Path, data: Path) 
     assert execute(["python", "train.py", "mine.yaml", folder, *options]) == 0
 
 
-def test_the_pages_show_the_files_that_tests_train() -> None:
+def test_pages_show_files_that_tests_train() -> None:
     here, text = ROOT / "tests/user_parts", (ROOT / "hparams/README.md").read_text("utf-8")
     before, after = (
         file.read_text("utf-8").splitlines()
@@ -284,7 +284,7 @@ def test_the_pages_show_the_files_that_tests_train() -> None:
 
 
 @pytest.mark.parametrize("readme", READMES, ids=lambda readme: readme.parent.name)
-def test_every_command_is_in_a_block_or_named_with_its_test(readme: Path) -> None:
+def test_every_command_is_run_or_names_its_test(readme: Path) -> None:
     text = readme.read_text("utf-8")
     fences = re.findall(r"^```(.*)$", text, re.MULTILINE)
     assert {*fences[::2]} <= {"sh", "yaml", "python", "diff"}
@@ -303,18 +303,18 @@ def test_every_command_is_in_a_block_or_named_with_its_test(readme: Path) -> Non
 
 
 @pytest.mark.parametrize("tool", ["demo", "test", "launch/one_node.sh", "launch/several_nodes.sh"])
-def test_the_tools_are_there_to_be_run(tool: str) -> None:
+def test_tools_exist_and_are_executable(tool: str) -> None:
     assert os.access(ROOT / "tools" / tool, os.X_OK)
     subprocess.run(["bash", "-n", ROOT / "tools" / tool], check=True)
 
 
-def test_every_exit_code_is_in_the_table() -> None:
+def test_table_has_every_exit_code() -> None:
     text = (ROOT / "sbkit/train/README.md").read_text("utf-8").split("| exit code |")[1]
     codes = {code for code in vars(errors).values() if isinstance(code, int)}
     assert {*map(int, re.findall(r"^\| (\d+) \|", text, re.MULTILINE))} == {0, *codes}
 
 
-def test_every_path_that_is_named_is_there() -> None:
+def test_every_named_path_exists() -> None:
     text = "".join(readme.read_text(encoding="utf-8") for readme in READMES)
     paths = set(re.findall(r"`((?:sbkit|recipes|hparams|tests|tools)/[\w./-]+)`", text))
     assert len(paths) > 20
@@ -333,7 +333,7 @@ def rows_of_page(page: str) -> dict[str, str]:
     return dict(re.findall(r"^\| `(\w+)` \| `(.*?)`", text, re.MULTILINE))
 
 
-def test_every_key_of_the_yamls_is_in_their_readme_with_its_default() -> None:
+def test_readme_has_every_yaml_key_with_its_default() -> None:
     declared: dict[str, str] = {}
     shared = ("ctc", "ctc_streaming", "ctc_large", "ctc_speechbrain")
     for name in (*shared, "language_id", "vad", "codec", "tts"):

@@ -34,7 +34,7 @@ IN_OWN_ENVIRONMENT = Path(sys.prefix) == ROOT / ".venv"
 
 @pytest.mark.slow(30)
 @pytest.mark.skipif(not IN_OWN_ENVIRONMENT, reason="tools/demo would make .venv: run tools/test")
-def test_the_demo_trains_scores_exports_and_transcribes(
+def test_demo_trains_scores_exports_and_transcribes(
     workplace: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
@@ -50,7 +50,7 @@ def test_the_demo_trains_scores_exports_and_transcribes(
     assert f"{tmp_path}/run/bundle/model.safetensors" in done.stdout
 
 
-def test_both_decoders_have_a_row(tmp_path: Path) -> None:
+def test_show_row_has_both_decoders(tmp_path: Path) -> None:
     texts = ("one two", "one too"), ("three", "three")
     scored = [
         replace(ScoredUtterance(text, text, text), greedy=ScoredUtterance(text, text, heard))
@@ -73,18 +73,18 @@ def test_both_decoders_have_a_row(tmp_path: Path) -> None:
     ]
 
 
-def test_figures_are_shown_without_what_takes_seconds_to_import() -> None:
+def test_show_imports_nothing_heavy() -> None:
     code = "import sys, tools.show; assert not {'torch', 'datasets'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
-def test_the_folder_is_where_the_command_would_write() -> None:
+def test_show_folder_names_output_folder_of_command() -> None:
     yaml = str(ROOT / "hparams/ctc.yaml")
     assert show.folder([yaml, "--seed=5"]) == "results/ctc/en/5"
     assert show.folder([yaml, "--output_folder=there"]) == "there"
 
 
-def test_a_fault_that_no_test_notices_is_shown(
+def test_mutate_prints_fault_that_no_test_notices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("cosmic_ray")

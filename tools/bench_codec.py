@@ -44,7 +44,7 @@ DRAWS = 1000
 
 
 def main() -> None:
-    """Code the clips in each way, and print a row of each."""
+    """Code the clips with each codec, and print a row for each."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("run", type=Path)
     parser.add_argument("--recognizer", type=Path)
@@ -85,7 +85,7 @@ def iter_rows(rows: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def coders(codec: Codec) -> Iterator[tuple[str, Coder]]:
-    """Yield what is compared, each with its name."""
+    """Yield the name and the coder of each row of the table."""
     yield "recordings", lambda clip: (clip, clip.nbytes)
     yield "this codec", partial(by_codec, codec)
     for kbits in (6, 9):
@@ -125,7 +125,7 @@ def by_codec2(clip: Samples) -> tuple[Samples, int]:
 
 
 def pipe(command: list[str], content: bytes) -> bytes:
-    """Return what a command writes of what it is given."""
+    """Run a command with bytes on standard input, and return its standard output."""
     return subprocess.run(command, input=content, check=True, capture_output=True).stdout
 
 
@@ -146,7 +146,7 @@ def judge(
 
 
 def of_clips(package: str, measure: Callable[[Any], list[float]]) -> str:
-    """Return the mean of a figure with its interval, "-" where its package is not installed."""
+    """Return a mean with its interval, or "-" if its package is not installed."""
     if importlib.util.find_spec(package) is None:
         return "-"
     values = np.array(measure(importlib.import_module(package)))
@@ -156,7 +156,7 @@ def of_clips(package: str, measure: Callable[[Any], list[float]]) -> str:
 
 
 def recognizer(folder: Path) -> Callable[..., str]:
-    """Return what transcribes clips greedily, and writes their CER with its interval."""
+    """Return a function that transcribes clips greedily and writes their CER with its interval."""
     bundle = load_bundle(folder).with_decoder("greedy")
     normalize = bundle.normalizer()
 

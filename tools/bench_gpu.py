@@ -1,4 +1,4 @@
-"""Everything about speed that only a machine with a GPU can show, in one call of ten minutes.
+"""Measure the speed of training on a GPU, in one call of ten minutes.
 
 python -m tools.bench_gpu [--fine_tuning] [--data_folder=RELEASE] [--seconds 8]
 
@@ -54,7 +54,7 @@ FINE_TUNINGS = {
 
 
 class Part(NamedTuple):
-    """A command, and the seconds after which it is ended."""
+    """A command with its time limit in seconds."""
 
     title: str
     command: Sequence[str]
@@ -62,7 +62,7 @@ class Part(NamedTuple):
 
 
 def main() -> None:
-    """Run all parts, and print their ends together."""
+    """Run all parts, and print the last lines of each together."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--data_folder", type=Path, help="a release of Common Voice")
     parser.add_argument("--seconds", type=float, default=8.0, help="of training in a round")
@@ -80,13 +80,13 @@ def main() -> None:
 
 
 def read_ahead() -> str:
-    """Let processes read ahead, where shared memory has room for their batches."""
+    """Use worker processes if shared memory has room for their batches."""
     has_room = shutil.disk_usage("/dev/shm").free > WORKERS * 2 * 100e6  # two each, of 51 MB
     return f"--num_workers={WORKERS if has_room else 0}"
 
 
 def parts(common: Sequence[str], folder: Path) -> list[Part]:
-    """List what is run; ``each`` are options of all that train."""
+    """List the parts; ``common`` are options of all training commands."""
     python = (sys.executable, "-m")
     bench = (*BENCH, *common)
     large, conformer = "hparams/ctc_large.yaml", "hparams/ctc.yaml"
@@ -107,7 +107,7 @@ def parts(common: Sequence[str], folder: Path) -> list[Part]:
 
 
 def fine_tunings(common: Sequence[str]) -> list[Part]:
-    """List the ways to train a large encoder; ``each`` are options of all."""
+    """List the ways to train a large encoder; ``common`` are options of all of them."""
     bench = (*BENCH, "--alone", *XLS_R, *common)
     return [Part(f"XLS-R, 300 M: {way}", (*bench, *how), 170) for way, how in FINE_TUNINGS.items()]
 
@@ -125,7 +125,7 @@ def run(part: Part) -> str:
 
 
 def make_release(folder: Path, clips: dict[str, int]) -> Path:
-    """Write a release of noise that comes and goes, with sentences of words that nobody knows."""
+    """Write a release of modulated noise, with sentences of made-up words."""
     random = np.random.default_rng(0)
     counts = random.integers(2, 5, LEXICON)  # syllables of a word
     words = ["".join(random.choice(SYLLABLES, count)) for count in counts]

@@ -68,7 +68,7 @@ class FineTuned(sb.Brain):  # type: ignore[misc]
         return loss
 
     def init_optimizers(self) -> None:
-        """Make one for the encoder, and one for what is new."""
+        """Make an optimizer for the encoder, and one for the new layers."""
         encoder, *head = (self.modules[name].parameters() for name in self.modules)
         self.optimizers_dict = {
             "wav2vec": torch.optim.Adam(encoder, lr=1e-4),
@@ -102,7 +102,7 @@ def make_brain(folder: str, vocab_size: int, *, device: str, precision: str) -> 
 
 
 class Shuffled:
-    """Batches of so many clips of like durations, in any order.
+    """Batches of a fixed number of clips of similar durations, in random order.
 
     Both scripts go through batches in the order of their durations, Hugging Face's through fifty at
     a time: a window of some seconds would hear long clips only, or short ones.
@@ -116,7 +116,7 @@ class Shuffled:
         self._epoch = epoch
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Yield the numbers of the clips of each batch."""
+        """Yield the clip indices of each batch."""
         ordered = [*self._ordered]
         starts = range(0, len(ordered), self._clips)
         generator = torch.Generator().manual_seed(self._epoch)
@@ -137,7 +137,7 @@ class FineTunedTheirs(Theirs):
         )
 
     def make_loader(self, dataset: Any, knobs: Mapping[str, Any]) -> Any:
-        """Batch clips of like durations."""
+        """Batch clips of similar durations."""
         seconds = [item["duration"] for item in dataset.data.values()]
         ordered = sorted(range(len(seconds)), key=seconds.__getitem__)
         return DataLoader(

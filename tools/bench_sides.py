@@ -44,7 +44,7 @@ def make_side(
 
 
 def convert(release: Path) -> Path:
-    """Write the default corpus as 48 kHz mp3, as Common Voice comes; does nothing the next time.
+    """Write the default corpus as 48 kHz mp3, the format of Common Voice, unless it exists.
 
     It has 419 training clips, too few for either side to fill its batches with clips of like
     lengths, as a corpus of many hours does. So each is listed several times.
@@ -72,7 +72,7 @@ def convert(release: Path) -> Path:
 
 
 class Ours:
-    """Train as `Brain.fit` does, without what a run writes."""
+    """Train as `Brain.fit` does, without writing files."""
 
     def __init__(self, run: Run) -> None:
         self._run, self.brain = run, run.make_brain()
@@ -131,7 +131,7 @@ class Theirs:
         self.batches = self._batches()
 
     def make_brain(self, run: Run) -> Any:
-        """Make a Brain with as many parameters as that of the run."""
+        """Make a Brain with as many parameters as the run's model."""
         knobs, vocab_size = run.knobs, self._tokenizer.vocabulary.size
         parameters = sum(p.numel() for p in run.build_hparams()["model"].parameters())
         return theirs.make_brain(

@@ -64,7 +64,7 @@ class Joint(sb.Brain):  # type: ignore[misc]
 
 
 def make_modules(knobs: Mapping[str, Any], vocab_size: int, d_ffn: int) -> nn.ModuleDict:
-    """Build the parts of the recipe; d_ffn of the Conformer is what makes two models equal."""
+    """Build the parts of the recipe; the Conformer's d_ffn adjusts the number of parameters."""
     d_model = knobs["d_model"]
     front = ConvolutionFrontEnd(
         input_shape=(8, 10, 80),
@@ -102,7 +102,7 @@ def make_modules(knobs: Mapping[str, Any], vocab_size: int, d_ffn: int) -> nn.Mo
 
 
 def modules_of_size(knobs: Mapping[str, Any], vocab_size: int, parameters: int) -> nn.ModuleDict:
-    """Build a model of so many parameters, by its d_ffn; they grow with it in a line."""
+    """Build a model with a given number of parameters, which grows linearly with d_ffn."""
     small, large = (
         sum(p.numel() for p in make_modules(knobs, vocab_size, width).parameters())
         for width in (8, 16)
@@ -112,7 +112,7 @@ def modules_of_size(knobs: Mapping[str, Any], vocab_size: int, parameters: int) 
 
 
 def make_dataset(items: Mapping[str, Any], tokenizer: Tokenizer) -> Any:
-    """Decode, resample and encode when an item is asked for; it has wav, text and duration."""
+    """Make a dataset that decodes, resamples and encodes items (wav, text, duration) lazily."""
 
     def text(words: str) -> Iterator[Tensor]:
         ids = tokenizer.encode(words)

@@ -40,7 +40,7 @@ Clips = Sequence[Samples]
 
 
 def main() -> None:
-    """Speak in each way, and print a row of each."""
+    """Synthesize the sentences, and print the rows of the table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("run", type=Path)
     parser.add_argument("--recognizer", type=Path)
@@ -86,14 +86,14 @@ def row_of(*cells: str) -> str:
 
 @torch.inference_mode()
 def by_vocoder(bundle: TorchBundle, batch: SpokenBatch) -> Any:
-    """Make the audio of a clip's own features: -> (S,)."""
+    """Vocode the features of the recording itself: -> (S,)."""
     prediction = bundle.model.network.predict(batch.audio.float(), batch.audio_lengths)
     return prediction[0].numpy()
 
 
 @torch.inference_mode()
 def pitch_error(bundle: TorchBundle, batches: Sequence[SpokenBatch]) -> float:
-    """Return the root of the mean square of semitones that the pitch is off."""
+    """Return the root mean square error of the pitch in semitones."""
     model, rate = bundle.model.network, bundle.config.sample_rate
     frame, squares = model.features.frame, list[np.ndarray[Any, Any]]()
     for batch in batches:
@@ -116,7 +116,7 @@ def pitch_error(bundle: TorchBundle, batches: Sequence[SpokenBatch]) -> float:
 def error_rates(
     rows: Sequence[Mapping[str, Any]], recognizer: Path | None, clips: Clips
 ) -> list[str]:
-    """Return WER and CER of what a recognizer hears, by its decoder and greedily."""
+    """Return WER and CER of a recognizer, with its decoder and with greedy decoding."""
     if recognizer is None:
         return ["-"] * 4
     bundle = load_bundle(recognizer)
@@ -133,14 +133,14 @@ def error_rates(
 
 
 def rate_of(counts: Sequence[ErrorCounts]) -> str:
-    """Write an error rate with its counts and its 95 % interval, drawn by clips."""
+    """Write an error rate with its counts and its 95 % interval over clips."""
     errors, total = sum(c.errors for c in counts), sum(c.total for c in counts)
     clips = Units("clip", tuple(map(str, range(len(counts)))))
     return f"{100 * errors / total:.1f} % ({errors} / {total}; {interval_of(counts, clips)})"
 
 
 def first_audio(voice: Synthesizer, rows: Sequence[Mapping[str, Any]]) -> float:
-    """Return the milliseconds to the audio of a first sentence, the median."""
+    """Return the median time to the audio of the first sentence, in milliseconds."""
     waits = list[float]()
     for row in rows:
         begun = time.perf_counter()

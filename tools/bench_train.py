@@ -68,7 +68,7 @@ PEAKS = {"H200": 989, "H100": 989, "A100": 312, "L40S": 362, "L4": 121}  # TFLOP
 
 
 def main() -> None:
-    """Run both sides, or be one of them."""
+    """Run all sides, or act as one of them."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=20.0, help="of training in a round")
@@ -89,7 +89,7 @@ def main() -> None:
 
 
 class Side:
-    """A process that works when it is its turn, and is stopped when it is not."""
+    """A process that trains when it is its turn, and is suspended otherwise."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class Side:
         self.facts = self._read()
 
     def ask(self, **question: float) -> dict[str, Any]:
-        """Run it until it has answered."""
+        """Resume the process until it has answered."""
         assert self._process.stdin is not None
         self._process.send_signal(signal.SIGCONT)
         self._process.stdin.write(json.dumps(question) + "\n")
@@ -139,7 +139,7 @@ class Side:
 
 
 def take_turns(sides: Sequence[Side], rounds: int, **question: float) -> None:
-    """Ask all sides in turns, and keep and print their answers."""
+    """Ask the sides in turns; store and print their answers."""
     for number in range(rounds + 1):  # the first one warms up
         for side in sides:
             answer = side.ask(**question)
@@ -174,7 +174,7 @@ def compare(options: argparse.Namespace, more: Sequence[str], folder: Path) -> N
 
 
 def table(sides: Sequence[Side]) -> str:
-    """Write the medians, and how many times faster the first side is than the best other one."""
+    """Write the medians, and the speed of the first side relative to the best other side."""
     device = sides[0].facts["name"].split()
     for peak in [flops for name, flops in PEAKS.items() if name in device]:
         for side in sides:
@@ -213,7 +213,7 @@ def race(sides: Sequence[Side], limit: float, seconds: float) -> None:
 
 
 def serve(options: argparse.Namespace, more: Sequence[str]) -> None:
-    """Answer the questions of standard input, a line each, by training."""
+    """Train and answer for each line of standard input."""
     from sbkit.base.allocator import keep_freed_memory
     from sbkit.base.openmp import ThreadWaiting
 
@@ -252,7 +252,7 @@ def serve(options: argparse.Namespace, more: Sequence[str]) -> None:
 
 
 def train(side: Any, seconds: float, flops: float, *, on_gpu: bool) -> dict[str, float]:
-    """Train for so many seconds, and return the figures; flops: of a padded second of audio."""
+    """Train for some seconds and return the figures; flops: per padded second of audio."""
     import torch
 
     audio = padded = waiting = 0.0

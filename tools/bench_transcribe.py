@@ -32,7 +32,7 @@ Transcribe = Callable[[Clips], list[str]]
 
 
 def main() -> None:
-    """Run all sides, or be one of them."""
+    """Run all sides, or act as one of them."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("bundle", type=Path)
     parser.add_argument("data", type=Path)
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def serve(options: argparse.Namespace) -> None:
-    """Transcribe all clips once for each line of standard input, and say how fast that was."""
+    """Transcribe all clips for each line of standard input, and print the speed."""
     clips, expected = read_clips(options.bundle, options.data)
     transcribe = MAKERS[options.side](options.bundle)
     texts = transcribe(clips)
@@ -73,7 +73,7 @@ def serve(options: argparse.Namespace) -> None:
 
 
 def read_clips(folder: Path, data: Path) -> tuple[Clips, list[str]]:
-    """Read all clips of the data, and what the bundle itself makes of them."""
+    """Read all clips of the data, and transcribe them with the bundle itself."""
     from sbkit.commands.score import ScoreOptions, prepare_source
     from sbkit.export.test_sets import read_whole_clips
     from sbkit.runtime.torch_model import load_bundle
@@ -85,7 +85,7 @@ def read_clips(folder: Path, data: Path) -> tuple[Clips, list[str]]:
 
 
 def batches(clips: Clips) -> list[Clips]:
-    """Group clips, the shortest first, within BATCH_SECONDS of padded audio."""
+    """Group clips by length into batches of at most BATCH_SECONDS of padded audio."""
     groups: list[list[npt.NDArray[np.int16]]] = [[]]
     for clip in clips:
         if groups[-1] and len(clip) * (len(groups[-1]) + 1) > BATCH_SECONDS * RATE:

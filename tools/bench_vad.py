@@ -1,4 +1,4 @@
-"""Measure a detector of voice activity beside webrtcvad, frame by frame, in noise.
+"""Compare a voice activity detector with webrtcvad, frame by frame, in noise.
 
 python -m tools.bench_vad RUN|BUNDLE [--recognizer RUN|BUNDLE] [--languages en,it] [--silero]
 
@@ -66,7 +66,7 @@ class Clip:
         return self.audio[np.repeat(self.speech, WINDOW)].astype(np.float32)
 
     def noisy(self, noise: Signal, snr_db: float) -> Samples:
-        """Add noise (S,) so many dB below the speech, in the band of the features."""
+        """Add noise (S,) at a given level in dB below the speech, in the band of the features."""
         audio = torch.from_numpy(self.audio.astype(np.float32))[None]
         spoken = Spoken(audio, torch.from_numpy(self.speech)[None])
         in_band = color(torch.from_numpy(noise)[: len(self.audio)], 0.0, SAMPLE_RATE)[None]
@@ -91,7 +91,7 @@ def read_test(**knobs: Any) -> Iterator[Clip]:
 
 
 def babble(clips: Sequence[Clip], place: int, random: np.random.Generator) -> Signal:
-    """Return the speech of other clips, six at a time, as long as a clip."""
+    """Mix the speech of six other clips to the length of a clip."""
     total = np.zeros(len(clips[place].audio), np.float32)
     other_clips = [n for n in range(len(clips)) if n != place]
     for _ in range(TALKERS):
@@ -109,7 +109,7 @@ def webrtc(mode: int, audio: Samples) -> Windows:
 
 
 def frames_of(detector: VoiceDetector, audio: Samples) -> Windows:
-    """Run a detector of any step, and take its frames to windows of 20 ms."""
+    """Run a detector, and map its frames to windows of 20 ms."""
     model = detector.model
     padded = np.pad(audio, (0, (model.delay + 2) * model.step + model.overlap))
     frames = (len(padded) - model.overlap) // model.step
@@ -120,7 +120,7 @@ def frames_of(detector: VoiceDetector, audio: Samples) -> Windows:
 
 
 def rate(pairs: Sequence[tuple[Windows, Windows]]) -> str:
-    """Divide, for each clip, the windows that are wrong by all; percent, and its interval."""
+    """Return the percentage of wrong windows, with its interval over clips."""
     counts = np.array([(int((wrong & of).sum()), int(of.sum())) for of, wrong in pairs]).T
     drawn = np.random.default_rng(0).integers(len(pairs), size=(DRAWS, len(pairs)))
     rates = 100 * counts[0][drawn].sum(1) / counts[1][drawn].sum(1)
@@ -129,7 +129,7 @@ def rate(pairs: Sequence[tuple[Windows, Windows]]) -> str:
 
 
 def measure(clips: Sequence[Clip], detectors: dict[str, Detector]) -> Iterator[str]:
-    """Yield a row of the table for each noise and detector."""
+    """Yield a table row for each noise and detector."""
     random, longest = np.random.default_rng(0), max(len(clip.audio) for clip in clips)
     white = torch.randn(longest, generator=torch.Generator().manual_seed(1))
     noises = {"pink": [color(white, 1.0, SAMPLE_RATE).numpy()] * len(clips)}

@@ -1,4 +1,4 @@
-"""Put small faults into modules, one at a time, and count those that their tests notice.
+"""Put small faults into modules, one at a time, and count the faults that tests notice.
 
 python -m tools.mutate [MODULE.py or FOLDER ...] [--sample 200] [--seed 0] [--jobs 2]
                        [--near | --slow]
@@ -45,7 +45,7 @@ QUICK, ALL = "not slow and not ddp and not browser", "not browser"
 
 @dataclass(frozen=True)
 class Fault:
-    """A change of one place of a module, by an operator of cosmic-ray and its count of places."""
+    """A change at one position of a module, made by an operator of cosmic-ray."""
 
     module: Path
     operator: str
@@ -57,7 +57,7 @@ class Fault:
         return str(mutate_code(source, get_operator(self.operator)(), self.occurrence))
 
     def is_code(self) -> bool:
-        """Return whether Python can read it: any test would notice what it cannot."""
+        """Return whether the faulty source compiles: any test would notice a syntax error."""
         try:
             ast.parse(self.apply(self.module.read_text(encoding="utf-8")))
         except SyntaxError:
@@ -72,7 +72,7 @@ class Fault:
 
 
 def main() -> int:
-    """Draw the faults, try them, and print what came of them."""
+    """Draw faults, try them, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     default = [Path("sbkit", folder) for folder in FOLDERS]
     parser.add_argument("modules", nargs="*", type=Path, default=default)
@@ -110,7 +110,7 @@ def main() -> int:
 
 
 def draw(modules: Iterable[Path], count: int, chance: random.Random) -> list[Fault]:
-    """Draw places of the modules without repetition, and one fault for each.
+    """Draw positions in the modules without repetition, and one fault for each.
 
     Raises SbkitError: a module is not in the working folder.
     """
@@ -127,7 +127,7 @@ def draw(modules: Iterable[Path], count: int, chance: random.Random) -> list[Fau
 
 
 def faults_by_place(module: Path) -> list[list[Fault]]:
-    """Return the faults of each place of a module; annotations have none."""
+    """Return the faults at each position of a module, except in annotations."""
     source = module.read_text(encoding="utf-8")
     annotated = set(_annotated_places(ast.parse(source)))
     nodes = list(ast_nodes(get_ast(source)))
@@ -146,7 +146,7 @@ def faults_by_place(module: Path) -> list[list[Fault]]:
 
 
 def _is_separator(source: str, start: tuple[int, int], end: tuple[int, int]) -> bool:
-    """Return whether it is the `*` or `/` of a signature, which cosmic-ray takes for operators."""
+    """Return whether a token is the `*` or `/` of a signature, which is no operator."""
     line = source.splitlines()[start[0] - 1]
     return line[start[1] : end[1]] in ("*", "/") and line[end[1] : end[1] + 1] in (",", ")")
 
@@ -162,7 +162,7 @@ def _annotated_places(tree: ast.AST) -> Iterator[tuple[int, int]]:
 
 
 def copy_checkout(folder: Path) -> Path:
-    """Copy the files that git knows into a folder."""
+    """Copy the files that git tracks into a folder."""
     files = subprocess.run(
         ["git", "ls-files", "-z"], check=True, capture_output=True, text=True
     ).stdout.split("\0")
@@ -190,7 +190,7 @@ def try_fault(fault: Fault, copy: Path, *, marks: str, near_only: bool) -> list[
 
 
 def check_tests(tests: Sequence[str], copy: Path) -> None:
-    """Raise SbkitError where one of the tests that noticed a fault fails without one, too."""
+    """Raise SbkitError if a test that noticed a fault also fails without it."""
     if tests and (failed := failing(copy, tests, ALL)):
         raise SbkitError(
             f"Tests must pass without a fault to tell of one, but {', '.join(failed)} fails in a "
@@ -220,14 +220,14 @@ def tests_of(module: Path) -> tuple[list[str], list[str]]:
 
 
 def importers(module: Path, files: Iterable[Path]) -> list[Path]:
-    """Return those of the files that import a module."""
+    """Return the files that import a module."""
     package, name = ".".join(module.parent.parts), module.stem
     imports = re.compile(rf"from {package}(\.{name} import| import .*\b{name}\b)")
     return [file for file in files if imports.search(file.read_text(encoding="utf-8"))]
 
 
 def failing(copy: Path, tests: Sequence[str], marks: str) -> list[str]:
-    """Run tests in a copy of the checkout and return the first that fails, all where they hang."""
+    """Run tests in a copy of the checkout; return the first failure, or all tests if they hang."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", marks]
     environment = {**os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"}
     limits = ["timeout", "--signal=KILL", str(WAITING), "prlimit", f"--cpu={LIMIT}"]
@@ -241,10 +241,10 @@ def failing(copy: Path, tests: Sequence[str], marks: str) -> list[str]:
 def as_table(faults: Sequence[Fault], noticed: Sequence[bool]) -> str:
     """Count the faults of each folder, and those that were noticed."""
     counts, seen = Counter[str](), Counter[str]()
-    for fault, tests in zip(faults, noticed, strict=True):
+    for fault, is_noticed in zip(faults, noticed, strict=True):
         for folder in (str(fault.module.parent), "all"):
             counts[folder] += 1
-            seen[folder] += tests
+            seen[folder] += is_noticed
     rows = [
         f"| {folder} | {count} | {seen[folder]} | {seen[folder] / count:.0%} |"
         for folder, count in sorted(counts.items(), key=lambda item: (item[0] == "all", item[0]))

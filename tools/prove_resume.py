@@ -1,4 +1,4 @@
-"""Kill a training run at random moments, and prove that it ends as one that was never stopped.
+"""Kill a training run at random moments, and prove that it ends like an uninterrupted one.
 
 python -m tools.prove_resume [--kills 20] [--seed 0] [YAML [--knob=value ...]]
 
@@ -51,7 +51,7 @@ WATCH_SECONDS = 0.0005
 
 
 def start(arguments: Sequence[str], run: Path) -> subprocess.Popen[bytes]:
-    """Start the run in a folder, or let it go on."""
+    """Start or resume the run in a folder."""
     with run.with_suffix(".out").open("ab") as printed:
         return subprocess.Popen(
             [sys.executable, "train.py", *arguments, f"--output_folder={run}"],
@@ -63,7 +63,7 @@ def start(arguments: Sequence[str], run: Path) -> subprocess.Popen[bytes]:
 
 
 def finish(process: subprocess.Popen[bytes], run: Path) -> None:
-    """Wait for its end; raises SbkitError when that is not a good one."""
+    """Wait for the end of a run; raise SbkitError if it failed."""
     if process.wait() != 0:
         printed = run.with_suffix(".out").read_text(errors="replace")
         raise SbkitError(
@@ -73,12 +73,12 @@ def finish(process: subprocess.Popen[bytes], run: Path) -> None:
 
 
 def is_saving(run: Path) -> bool:
-    """Return whether a checkpoint is begun and not complete."""
+    """Return whether a checkpoint is being written."""
     return any((run / "checkpoints").glob(f"{UNFINISHED}*"))
 
 
 def kill(process: subprocess.Popen[bytes], run: Path, seconds: float, dice: random.Random) -> bool:
-    """Kill a run within so many seconds, half of the times within the next save.
+    """Kill a run within a time limit; in half of the calls, during the next save.
 
     Return whether it was still there.
     """
@@ -94,7 +94,7 @@ def kill(process: subprocess.Popen[bytes], run: Path, seconds: float, dice: rand
 
 
 def differences(run: Path, other: Path) -> list[str]:
-    """Name the first record that is not the same in two runs, and every such parameter."""
+    """Name the first record and all parameters that differ between two runs."""
     pairs = zip_longest(timeless(run), timeless(other))
     records = [f"logged {mine}, not {theirs}" for mine, theirs in pairs if mine != theirs]
     mine, theirs = parameters(run), parameters(other)
@@ -102,7 +102,7 @@ def differences(run: Path, other: Path) -> list[str]:
 
 
 def timeless(run: Path) -> list[Record]:
-    """Read a log without what depends on the clock."""
+    """Read a log without the fields that depend on the clock."""
     records = read_log(run / LOG_FILE)
     return [
         {name: value for name, value in record.items() if name not in CLOCK} for record in records
@@ -126,7 +126,7 @@ def with_frequent_saves(yaml: Path, folder: Path) -> Path:
 
 
 def known(options: Sequence[str], yaml: Path) -> list[str]:
-    """Return the options whose keys a YAML has: not each model has a `d_model`."""
+    """Return the options whose keys are in the YAML: not every model has a `d_model`."""
     keys = read_document(yaml).root
     return [option for option in options if option.strip("-").partition("=")[0] in keys]
 
@@ -157,9 +157,11 @@ def main() -> int:
         finish(process, run)
         mismatches += [f"{run}: {difference}" for difference in differences(run, reference)]
     if mismatches:
-        print(*mismatches, "DIFFERENT from the run that was never stopped", sep="\n")
+        print(*mismatches, "DIFFERENT from the uninterrupted run", sep="\n")
         return 1
-    print(f"{kills} kills; every loss and parameter is that of the run never stopped, bit for bit")
+    print(
+        f"{kills} kills; every loss and parameter equals that of the uninterrupted run, bit for bit"
+    )
     shutil.rmtree(folder)
     return 0
 

@@ -1,4 +1,4 @@
-"""Show what a run is and what it came to.
+"""Show the folder, a clip, or the results of a run.
 
 python -m tools.show folder hparams/ctc.yaml [--knob=value ...]
 python -m tools.show clip RUN
@@ -77,7 +77,7 @@ def _row(summary: dict[str, Any], test: dict[str, Any], how: str) -> str:
 
 
 def main() -> None:
-    """Print one of them."""
+    """Print what the first argument names."""
     shows = {"folder": folder, "clip": clip, "row": row}
     print(shows[sys.argv[1]](sys.argv[2:]))
 

@@ -24,7 +24,7 @@ from sbkit.base.files import (
 )
 
 
-def test_text_replaces_what_was_there_and_leaves_nothing_beside(tmp_path: Path) -> None:
+def test_write_text_replaces_file_and_leaves_no_temporary_file(tmp_path: Path) -> None:
     path = tmp_path / "語.txt"
     for text in ("first, and longer\n", "grüß dich, 日本\n"):
         write_text_atomically(path, text)
@@ -32,7 +32,7 @@ def test_text_replaces_what_was_there_and_leaves_nothing_beside(tmp_path: Path) 
     assert [*tmp_path.iterdir()] == [path]
 
 
-def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_write_keeps_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "weights.bin"
     write_bytes_atomically(path, b"old")
 
@@ -47,7 +47,7 @@ def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.M
     assert [*tmp_path.iterdir()] == [path]
 
 
-def test_a_folder_that_cannot_be_finished_is_named(tmp_path: Path) -> None:
+def test_building_names_folder_when_disk_is_full(tmp_path: Path) -> None:
     """The operating system names no file when a disk is full."""
     with pytest.raises(OSError, match="No space left") as caught, building(tmp_path / "store"):
         raise OSError(28, "No space left on device")
@@ -74,7 +74,7 @@ def test_json_has_no_nan(value: object, text: str) -> None:
     json.loads(text)
 
 
-def test_the_first_of_two_builders_wins(tmp_path: Path) -> None:
+def test_first_of_two_builders_wins(tmp_path: Path) -> None:
     folder = tmp_path / "deep" / "folder"
     left = folder.parent / ".folder.0123456789ab.tmp"
     left.mkdir(parents=True)
@@ -88,9 +88,7 @@ def test_the_first_of_two_builders_wins(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["file/scores", "/proc/scores"])
-def test_a_folder_that_cannot_be_written_is_refused_before_it_is_needed(
-    place: str, tmp_path: Path
-) -> None:
+def test_require_writable_refuses_unwritable_folder(place: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(SbkitError, match="`--out` must name a folder that .*scores cannot"):
         require_writable(tmp_path / place, option="--out")
@@ -106,7 +104,7 @@ STRANGE: dict[str, Callable[[Path], Any]] = {
 }
 
 
-def test_lines_of_what_a_link_leads_to(tmp_path: Path) -> None:
+def test_read_lines_follows_link_and_read_regular_does_not(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"one\n\ntwo")
     (tmp_path / "b.txt").symlink_to(tmp_path / "a.txt")
     assert list(read_lines(tmp_path / "b.txt", subject="A text")) == [b"one\n", b"\n", b"two"]
@@ -117,7 +115,9 @@ def test_lines_of_what_a_link_leads_to(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", STRANGE.values(), ids=STRANGE.keys())
-def test_what_is_no_file_is_not_read(make: Callable[[Path], Any], tmp_path: Path) -> None:
+def test_pipe_device_folder_and_missing_file_are_not_read(
+    make: Callable[[Path], Any], tmp_path: Path
+) -> None:
     make(tmp_path / "a.txt")
     with pytest.raises(SbkitError, match="A file must be readable, but .*a.txt is not"):
         read_regular(tmp_path / "a.txt", max_bytes=9, subject="A file")

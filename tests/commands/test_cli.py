@@ -22,13 +22,13 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("module", ["sbkit", "sbkit.commands.cli", "sbkit.config.hparams"])
-def test_importing_the_command_line_imports_nothing_heavy(module: str) -> None:
+def test_importing_command_line_imports_nothing_heavy(module: str) -> None:
     heavy = "{'torch', 'torchaudio', 'speechbrain', 'datasets', 'matplotlib', 'numpy'}"
     done = python(f"import sys, {module}; print(sorted({heavy} & set(sys.modules)))")
     assert (done.stdout.strip(), done.stderr) == ("[]", "")
 
 
-def test_the_package_can_be_run_as_a_module() -> None:
+def test_package_runs_as_module() -> None:
     command = [sys.executable, "-m", "sbkit", "--version"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, f"sbkit {__version__}\n")
@@ -44,7 +44,7 @@ def test_the_package_can_be_run_as_a_module() -> None:
         (["transcribe", "x", "y.wav", "--format", "xml"], "invalid choice"),
     ],
 )
-def test_wrong_arguments(
+def test_wrong_arguments_exit_with_2(
     arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as left:
@@ -53,7 +53,7 @@ def test_wrong_arguments(
     assert says in capsys.readouterr().err
 
 
-def test_an_option_may_be_spelled_as_keys_of_a_yaml_are(
+def test_option_accepts_underscores(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(SystemExit):
@@ -61,7 +61,7 @@ def test_an_option_may_be_spelled_as_keys_of_a_yaml_are(
     assert "argument --report-by: expected one argument" in capsys.readouterr().err
 
 
-def test_a_key_of_the_yaml_may_begin_like_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_override_may_begin_like_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     module = ModuleType("sbkit.commands.check")
     monkeypatch.setattr(
@@ -77,7 +77,7 @@ def test_a_key_of_the_yaml_may_begin_like_an_option(monkeypatch: pytest.MonkeyPa
     assert (options["as_json"], options["strict"], options["target"]) == (True, False, None)
 
 
-def test_export_hands_over_both_folders_and_the_formats(
+def test_export_passes_folders_and_formats(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     calls: list[tuple[Path, Path, list[str], str]] = []
@@ -105,7 +105,7 @@ def test_export_hands_over_both_folders_and_the_formats(
     ("raises", "code", "says"),
     [(SbkitError("x must be y"), 2, "x must be y\n"), (KeyboardInterrupt(), 130, "")],
 )
-def test_a_command_leaves_with_a_sentence(
+def test_command_exits_with_sentence_and_code(
     raises: BaseException, code: int, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def main() -> None:
@@ -116,12 +116,12 @@ def test_a_command_leaves_with_a_sentence(
     assert (left.value.code, capsys.readouterr().err) == (code, says)
 
 
-def test_a_fault_of_ours_keeps_its_traceback() -> None:
+def test_bug_keeps_its_traceback() -> None:
     with pytest.raises(ZeroDivisionError):
         run_main(lambda: 1 // 0)
 
 
-def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:
+def test_closed_pipe_exits_without_error_message(tmp_path: Path) -> None:
     script = tmp_path / "many.py"
     script.write_text(
         "from sbkit.base.process import run_main\nrun_main(lambda: print('x\\n' * 100_000))\n"
@@ -132,13 +132,13 @@ def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (141, "x\n", "")
 
 
-def test_an_unknown_name_of_sbkit_is_an_attribute_error() -> None:
+def test_unknown_public_name_is_attribute_error() -> None:
     done = python("import sbkit; sbkit.Brian")
     assert "module 'sbkit' has no attribute 'Brian'" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["transcribe", "score"])
-def test_help_says_that_another_decoder_must_be_tuned_first(
+def test_help_says_that_other_decoder_must_be_tuned_first(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):

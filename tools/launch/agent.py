@@ -1,4 +1,4 @@
-"""torchrun, for runs that may be asked to leave: ``python -m tools.launch.agent [options] ...``.
+"""torchrun for runs that may be asked to stop: ``python -m tools.launch.agent [options] ...``.
 
 Torchrun hands a signal on to the ranks and kills those that are still there 30 s later; but then it
 ends with a traceback and exit code 1, and ranks that have left by themselves it starts again.
@@ -27,7 +27,7 @@ BY_THE_AGENT = -signal.SIGTERM  # the end of ranks that it stops because another
 
 
 class Agent(LocalElasticAgent):
-    """Start ranks again that have died; not those that were asked to leave, or refused."""
+    """Restart ranks that died, but not ranks that were asked to stop or refused their input."""
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         result: RunResult = super()._monitor_workers(worker_group)
@@ -38,7 +38,7 @@ class Agent(LocalElasticAgent):
 
 
 def main() -> int:
-    """Run torchrun, and give the exit code that its ranks left with."""
+    """Run torchrun, and return the exit code of its ranks."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, leave)
     launcher.LocalElasticAgent = Agent  # torchrun has no option for it
@@ -64,7 +64,7 @@ def main() -> int:
 
 
 def leave(number: int, frame: FrameType | None) -> NoReturn:
-    """Leave while there are no ranks yet; once there are, torchrun has put its own in place."""
+    """Exit while there are no ranks yet; later, torchrun has installed its own handler."""
     raise SignalException("asked to leave", signal.Signals(number))
 
 
