@@ -8,7 +8,7 @@ The model is that of a bundle, or of the package silero-vad.
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
+from typing import Any, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -84,23 +84,18 @@ class SpeechState:
 
 
 class SpeechModel(Protocol):
-    """A model that computes the probability of speech of every frame."""
+    """A model that computes the probability of speech of every frame.
 
-    @property
-    def sample_rate(self) -> int:
-        """The rate of its audio in Hz."""
+    sample_rate: of its audio, in Hz.
+    step: samples from one frame to the next.
+    overlap: samples of the next frame that a frame needs.
+    delay: by how many frames its output lags behind the audio.
+    """
 
-    @property
-    def step(self) -> int:
-        """The samples from one frame to the next."""
-
-    @property
-    def overlap(self) -> int:
-        """The samples of the next frame that a frame needs."""
-
-    @property
-    def delay(self) -> int:
-        """By how many frames its output lags behind the audio."""
+    sample_rate: int
+    step: int
+    overlap: int
+    delay: int
 
     def start(self) -> ModelState:
         """Return the state before the first sample; nothing changes it."""
@@ -231,10 +226,7 @@ SileroState = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]  # recurre
 class SileroModel:
     """The ONNX graph of silero-vad, which has frames of 32 ms, as a `SpeechModel`."""
 
-    sample_rate: ClassVar = 16_000
-    step: ClassVar = 512
-    overlap: ClassVar = 0
-    delay: ClassVar = 0
+    sample_rate, step, overlap, delay = 16_000, 512, 0, 0
 
     def __init__(self) -> None:
         onnxruntime = require_package("onnxruntime", extra=SILERO)

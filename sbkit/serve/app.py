@@ -47,6 +47,7 @@ from sbkit.serve.responses import (
     EVENT_STREAM,
     HANDLERS,
     ApiError,
+    JsonObject,
     speech_response,
     too_large,
     transcript_events,
@@ -214,7 +215,7 @@ class Service:
             raise unknown_model(name, self.models.names)
         return JSONResponse(self._model(name))
 
-    def _model(self, name: str) -> dict[str, Any]:
+    def _model(self, name: str) -> JsonObject:
         created = next((model.created for model in self.models.models if model.name == name), 0)
         return {"id": name, "object": "model", "created": created, "owned_by": "sbkit"}
 
@@ -225,7 +226,7 @@ class Service:
 
     async def _card(self, request: Request) -> Response:
         """Describe all recognizers and voices, for the page."""
-        cards: dict[str, list[dict[str, Any]]] = {"recognizers": [], "voices": []}
+        cards: dict[str, list[JsonObject]] = {"recognizers": [], "voices": []}
         for model in self.models.models:
             is_recognizer = isinstance(model.engine, Recognizer)
             cards["recognizers" if is_recognizer else "voices"].append(_card_of(model))
@@ -250,9 +251,9 @@ class Service:
         return Response(self.metrics.write(), media_type=CONTENT_TYPE_LATEST)
 
 
-def _card_of(model: Model) -> dict[str, Any]:
+def _card_of(model: Model) -> JsonObject:
     engine, rate = model.engine, model.engine.sample_rate
-    card: dict[str, Any] = {"name": model.name, "readme": model.readme, "sample_rate": rate}
+    card: JsonObject = {"name": model.name, "readme": model.readme, "sample_rate": rate}
     card["effective"] = asdict(engine.effective)
     if isinstance(engine, Recognizer):
         card["language"], card["finds_turns"] = engine.language, engine.silence is not None

@@ -13,7 +13,6 @@ from base64 import b64decode
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from time import monotonic
-from typing import Any
 from uuid import uuid4
 
 import numpy as np
@@ -31,6 +30,8 @@ from sbkit.serve.recognizer import Recognizer
 from sbkit.serve.requests import Models, SessionOptions, take
 from sbkit.serve.responses import (
     ApiError,
+    Json,
+    JsonObject,
     as_api_error,
     request_facts,
     too_large,
@@ -194,7 +195,7 @@ class RealtimeSession:
         return message.result()
 
     async def _answer(self, message: Message) -> None:
-        event: dict[str, Any] = {}
+        event: JsonObject = {}
         try:
             event = _parse(message)
             match take(event, "type", str):
@@ -212,7 +213,7 @@ class RealtimeSession:
         except ApiError as error:
             await self._fail(error, event.get("event_id"))
 
-    async def _update(self, session: dict[str, Any]) -> None:
+    async def _update(self, session: JsonObject) -> None:
         if (kind := take(session, "type", str) or "transcription") != "transcription":
             raise wrong_field("type", "transcription", kind)
         if self._in_turn:
@@ -222,7 +223,7 @@ class RealtimeSession:
         await self._configure({**self._options.plain, **audio_input})
         await self._send("session.updated", session=self._plain())
 
-    async def _configure(self, audio_input: dict[str, Any]) -> None:
+    async def _configure(self, audio_input: JsonObject) -> None:
         model = self._socket.query_params.get("model") or self._models.names_of(Recognizer)[0]
         self._options = options = SessionOptions.parse(audio_input, self._models, model)
         self._recognizer, self._rate = options.recognizer, options.recognizer.sample_rate
@@ -358,16 +359,16 @@ class RealtimeSession:
         content = as_api_error(error).plain()["error"]
         await self._send("error", error={**content, "event_id": event_id})
 
-    async def _send_text(self, kind: str, **content: Any) -> None:
+    async def _send_text(self, kind: str, **content: Json) -> None:
         await self._send(
             f"{TRANSCRIPTION}.{kind}", item_id=self._item.id, content_index=0, **content
         )
 
-    async def _send(self, kind: str, **content: Any) -> None:
+    async def _send(self, kind: str, **content: Json) -> None:
         event = {"type": kind, "event_id": f"event_{uuid4().hex}", **content}
         await self._socket.send_text(json.dumps(event))  # ASCII: half a character may come back
 
-    def _plain(self) -> dict[str, Any]:
+    def _plain(self) -> JsonObject:
         """Return the options that are in effect."""
         return {
             "id": self._id,
@@ -383,7 +384,7 @@ class RealtimeSession:
         return self._item.is_open or (by_client and self._now > self._item.begin)
 
 
-def _parse(message: Message) -> dict[str, Any]:
+def _parse(message: Message) -> JsonObject:
     """Read an event of a client; raises ApiError."""
     expected, text = "an event as JSON in a text frame", message.get("text")
     if text is None:

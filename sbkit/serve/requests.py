@@ -9,13 +9,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 from starlette.datastructures import FormData, UploadFile
 
 from sbkit.base.messages import listed
 from sbkit.serve.recognizer import Recognizer
-from sbkit.serve.responses import ApiError, request_facts, wrong_field
+from sbkit.serve.responses import ApiError, Json, request_facts, wrong_field
 from sbkit.serve.tts import FILE_FORMATS, Voice
 from sbkit.text.languages import primary
 
@@ -89,7 +89,7 @@ class Models:
         """Return the names of all engines of a class."""
         return [model.name for model in self.models if isinstance(model.engine, kind)]
 
-    def pick_recognizer(self, name: str, languages: Sequence[Any]) -> Recognizer:
+    def pick_recognizer(self, name: str, languages: Sequence[Json]) -> Recognizer:
         """Return the recognizer of a name, if it has one of the languages, or none is given.
 
         A recognizer whose language is und, undetermined, takes any.
@@ -224,14 +224,14 @@ class SessionOptions:
     silence: seconds that end a turn; None if the client commits it.
     """
 
-    plain: Mapping[str, Any]
+    plain: Mapping[str, Json]
     recognizer: Recognizer
     format: tuple[str, int, int]
     phrases: tuple[str, ...]
     silence: float | None
 
     @classmethod
-    def parse(cls, audio_input: Mapping[str, Any], models: Models, model: str) -> Self:
+    def parse(cls, audio_input: Mapping[str, Json], models: Models, model: str) -> Self:
         """Read ``audio.input``; model: the name of the model, unless it has another one.
 
         Raises:
@@ -262,7 +262,7 @@ class SessionOptions:
         return cls(plain, recognizer, format, split_phrases("\n".join(phrases)), silence)
 
 
-def _parse_silence(audio_input: Mapping[str, Any], default: float | None) -> float | None:
+def _parse_silence(audio_input: Mapping[str, Json], default: float | None) -> float | None:
     """Read ``turn_detection``; default: None if the recognizer does not find ends of turns."""
     if "turn_detection" not in audio_input:
         return default
@@ -278,14 +278,14 @@ def _parse_silence(audio_input: Mapping[str, Any], default: float | None) -> flo
     return check_number("silence_duration_ms", ms, 1, 60_000) / 1000
 
 
-def choose(name: str, value: Any, choices: Sequence[str]) -> str:
+def choose(name: str, value: Json, choices: Sequence[str]) -> str:
     """Return a value that is one of several, in lower case; raises ApiError for another one."""
     if str(value).lower() not in choices:
         raise wrong_field(name, " or ".join(choices), str(value))
     return str(value).lower()
 
 
-def check_number(name: str, value: Any, least: float, most: float) -> float:
+def check_number(name: str, value: Json, least: float, most: float) -> float:
     """Return a number, also one in a text; raises ApiError for another value."""
     try:
         number = math.nan if isinstance(value, bool) else float(value)
@@ -306,7 +306,7 @@ def split_phrases(prompt: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(filter(None, phrases)))[:MAX_PROMPT_PHRASES]
 
 
-def take(content: Mapping[str, Any], name: str, kind: type, default: Any = None) -> Any:
+def take(content: Mapping[str, Json], name: str, kind: type, default: Json = None) -> Json:
     """Return a field of some type; if it is null or missing, the default, or an empty value.
 
     Raises:
@@ -320,7 +320,7 @@ def take(content: Mapping[str, Any], name: str, kind: type, default: Any = None)
     return value
 
 
-def take_texts(content: Mapping[str, Any], name: str) -> list[str]:
+def take_texts(content: Mapping[str, Json], name: str) -> list[str]:
     """Return a field that is a list of texts; raises ApiError for another one."""
     texts: list[str] = take(content, name, list)
     for text in texts:

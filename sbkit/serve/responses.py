@@ -29,7 +29,10 @@ EVENT_STREAM = "text/event-stream"
 NOTES_HEADER = "X-Sbkit-Notes"  # a JSON list in ASCII; server-sent events have it in the last one
 MAX_NOTES_BYTES = 2000  # of that header; proxies refuse large ones
 
-request_facts: ContextVar[dict[str, Any]] = ContextVar("facts")  # for the log: model, audio_seconds
+Json = Any  # a value of JSON
+JsonObject = dict[str, Json]
+
+request_facts: ContextVar[JsonObject] = ContextVar("facts")  # for the log: model, audio_seconds
 
 
 class ApiError(SbkitError):
@@ -81,7 +84,7 @@ HANDLERS: Mapping[type[Exception], ExceptionHandler] = dict.fromkeys(
 )
 
 
-def event(name: str, **content: Any) -> str:
+def event(name: str, **content: Json) -> str:
     """Write a server-sent event."""
     return f"data: {json.dumps({'type': name, **content}, ensure_ascii=False)}\n\n"
 
@@ -125,14 +128,14 @@ async def transcript_events(
             yield event("error", **as_api_error(error).plain())
 
 
-def words_of(words: Sequence[Word]) -> list[dict[str, Any]]:
+def words_of(words: Sequence[Word]) -> list[JsonObject]:
     """Return timed words as the API has them."""
     plain = (word.plain() for word in words)
     return [{"word": word.pop("text"), **word} for word in plain]
 
 
-def _times(transcript: Transcript, granularities: Sequence[str]) -> dict[str, Any]:
-    content: dict[str, Any] = {"duration": round(transcript.seconds, 3)}
+def _times(transcript: Transcript, granularities: Sequence[str]) -> JsonObject:
+    content: JsonObject = {"duration": round(transcript.seconds, 3)}
     if "segment" in granularities:
         content["segments"] = [
             _segment(index, cue) for index, cue in enumerate(cues(transcript.words))
@@ -142,7 +145,7 @@ def _times(transcript: Transcript, granularities: Sequence[str]) -> dict[str, An
     return content
 
 
-def _segment(index: int, words: Sequence[Word]) -> dict[str, Any]:
+def _segment(index: int, words: Sequence[Word]) -> JsonObject:
     """Describe the words of a subtitle; fields without a counterpart in CTC say "good speech".
 
     avg_logprob: from the words' confidences, 0 without any.
