@@ -249,7 +249,7 @@ def test_all_leave_the_preparation_when_one_that_waits_is_asked(tmp_path: Path) 
         os.kill(int((ranks / "1").read_text()), signal.SIGTERM)
         assert job.end() == ASKED_TO_STOP, job.said()
     assert not (ranks / "prepares-1").exists()
-    assert job.said().count("Stopped at step") == 1
+    assert job.said().count("Stopped outside of training") == 1
     assert not re.search("(?m)^Traceback", job.said())  # of a rank; the agent's has its time
 
 
