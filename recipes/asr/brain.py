@@ -86,7 +86,6 @@ class AsrBrain(Brain):
         return Loss(loss.sums * batch.weights, loss.counts * batch.weights)
 
     def on_fit_start(self) -> None:
-        """Load the last checkpoint; if there is none, measure the features."""
         super().on_fit_start()
         self.measure_features(self.asr_model.encoder.features)
 
@@ -109,7 +108,6 @@ class AsrBrain(Brain):
         return self.decoding.score_greedily(batch, log_probs, frames)
 
     def measure(self, results: Sequence[ScoredUtterance]) -> Mapping[str, float]:
-        """Return the error rates of a split."""
         scores = total_scores(results)
         return {"CER": scores.cer, **({"WER": scores.wer} if self.decoding.by_words else {})}
 
@@ -118,11 +116,9 @@ class AsrBrain(Brain):
         return self.decoding.seconds_to_fit(self, test_share)
 
     def measure_slice(self, results: Sequence[ScoredUtterance]) -> Mapping[str, Any]:
-        """Return both rates with their intervals."""
         return slice_error_rates(results)
 
     def describe(self, results: Sequence[ScoredUtterance]) -> str:
-        """Describe both rates with their counts and intervals."""
         return describe_results(results)
 
     def report(

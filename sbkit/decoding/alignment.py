@@ -33,19 +33,17 @@ class TimedToken:
 
 @dataclass(frozen=True)
 class TimedWord:
-    """A word and the tokens that spell it, at least one."""
+    """A word and its tokens, with its first frame and the frame after its last."""
 
     text: str
     tokens: tuple[TimedToken, ...]
 
     @property
     def first(self) -> int:
-        """Return the first frame."""
         return self.tokens[0].first
 
     @property
     def end(self) -> int:
-        """Return the frame after the last."""
         return self.tokens[-1].end
 
 

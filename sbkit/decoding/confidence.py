@@ -63,7 +63,6 @@ class Confidence:
         return cls(weights.pop(BIAS), weights)
 
     def plain(self) -> dict[str, float]:
-        """Return the weights as plain data."""
         return {BIAS: self.bias, **self.weights}
 
     def __call__(self, features: Mapping[str, Float64s]) -> list[float]:
@@ -169,13 +168,11 @@ class FittedConfidence:
     right: int
 
     def plain(self) -> dict[str, Any]:
-        """Return the confidence and its calibration as plain data."""
         weights = None if self.confidence is None else self.confidence.plain()
         figures = {} if self.calibration is None else asdict(self.calibration)
         return {"weights": weights, "words": self.words, "right": self.right, **figures}
 
     def __str__(self) -> str:
-        """Describe the calibration, or why there is none."""
         if self.confidence is not None:
             return f"{self.calibration}, by cross-validation"
         if self.calibration is None:

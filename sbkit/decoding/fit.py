@@ -107,7 +107,6 @@ class FittedWeights:
     reason: str = ""
 
     def plain(self) -> dict[str, Any]:
-        """Return the figures as plain data."""
         return {
             "weights": self.weights.plain(),
             "CER": self.scores.cer,

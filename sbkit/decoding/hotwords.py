@@ -87,7 +87,6 @@ class HotwordScorer:
         self._before_word = self._root.children[SPACE]
 
     def start(self) -> Hashable:
-        """Return the state before the first word."""
         return PhraseState(self._before_word, False)
 
     def step(self, state: PhraseState, token: int) -> tuple[float, Hashable]:

@@ -36,11 +36,9 @@ class SumOfScorers:
         self._scorers = tuple(scorers)
 
     def start(self) -> Hashable:
-        """Return the start states of all."""
         return tuple(scorer.start() for scorer in self._scorers)
 
     def step(self, state: Sequence[Any], token: int) -> tuple[float, Hashable]:
-        """Return the sum of their scores, and their states."""
         total = 0.0
         next_states: list[Hashable] = []
         for scorer, scorer_state in zip(self._scorers, state, strict=True):
@@ -50,7 +48,6 @@ class SumOfScorers:
         return total, tuple(next_states)
 
     def end(self, state: Sequence[Any]) -> float:
-        """Return the sum of their end scores."""
         return sum(scorer.end(s) for scorer, s in zip(self._scorers, state, strict=True))
 
 
@@ -86,7 +83,6 @@ class LazyAutomaton:
             self._states = {}
 
     def start(self) -> AutomatonState:
-        """Return the start state."""
         return self.state(self._scorer.start())
 
     def state(self, scorer_state: Hashable) -> AutomatonState:
@@ -102,7 +98,6 @@ class LazyAutomaton:
         return arc
 
     def end(self, scorer_state: Hashable) -> float:
-        """Return the score of the end of the audio after a state of the scorer."""
         return self._scorer.end(scorer_state)
 
 
@@ -124,16 +119,13 @@ class TokenScorer:
         self._ids = [lm.id_of(piece) for piece in pieces]
 
     def start(self) -> Hashable:
-        """Return the state after `<s>`."""
         return self._lm.start
 
     def step(self, state: int, token: int) -> tuple[float, Hashable]:
-        """Return the weighted log-probability of a token, and the state after it."""
         log_prob, after = self._lm.score(state, self._ids[token])
         return self._lm_weight * log_prob + self._token_bonus, after
 
     def end(self, state: int) -> float:
-        """Return the weighted log-probability of `</s>`."""
         return self._lm_weight * self._lm.score(state, END)[0]
 
 
@@ -230,11 +222,9 @@ class WordScorer:
         self._root = extend_lexicon(lexicon, entries)
 
     def start(self) -> Hashable:
-        """Return the state after `<s>`, before a word."""
         return self._lm.start, self._root
 
     def step(self, state: WordState, token: int) -> tuple[float, Hashable]:
-        """Return the score of the characters of a token, and the state after them."""
         total = 0.0
         for letter in self._texts[token]:
             score, state = self._close(state) if letter == SPACE else self._spell(state, letter)
@@ -242,7 +232,6 @@ class WordScorer:
         return total, state
 
     def end(self, state: WordState) -> float:
-        """Return the score of the end of the last word and `</s>`."""
         score, (history, _) = self._close(state)
         return score + self._lm_weight * self._lm.score(history, END)[0]
 

@@ -34,7 +34,6 @@ class ErrorCounts:
 
     @property
     def errors(self) -> int:
-        """Count all edits."""
         return self.substitutions + self.deletions + self.insertions
 
     @property
@@ -69,12 +68,10 @@ class Scores:
 
     @property
     def wer(self) -> float:
-        """Return the word error rate as a fraction."""
         return self.words.rate
 
     @property
     def cer(self) -> float:
-        """Return the character error rate as a fraction."""
         return self.characters.rate
 
 
