@@ -8,7 +8,6 @@ count; codec2 is taken where c2enc and c2dec are installed, STOI and PESQ by the
 RTFx is by the seconds of one core. Each mean over clips has its 95 % interval, drawn by clips.
 """
 
-import argparse
 import importlib.util
 import io
 import shutil
@@ -26,15 +25,11 @@ from sbkit.audio.io import FULL_SCALE, Samples
 from sbkit.audio.resample import resample_by_numpy
 from sbkit.base.machine import cpu_name
 from sbkit.base.units import samples_to_seconds
-from sbkit.checkpoint.run_config import RESOLVED
-from sbkit.config.hparams import read_knobs
-from sbkit.data.batch import UtteranceDataset
-from sbkit.evaluate.intervals import interval_of, units_of
-from sbkit.evaluate.wer import ScoredUtterance
+from sbkit.evaluate.wer import count_errors
 from sbkit.export.export import as_bundle
 from sbkit.runtime.codec import Codec
 from sbkit.runtime.torch_model import load_bundle
-from sbkit.train.recipe import load_recipe
+from tools.bench_clips import error_rate, make_parser, read_clips, table_row
 
 Coder = Callable[[Samples], tuple[Samples, int]]  # what became of a clip, and its bytes
 RATE = 16_000
@@ -45,14 +40,12 @@ DRAWS = 1000
 
 def main() -> None:
     """Code the clips with each codec, and print a row for each."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("run", type=Path)
-    parser.add_argument("--recognizer", type=Path)
+    parser = make_parser(__doc__)
     parser.add_argument("--language")
     parser.add_argument("--corpus")
-    parser.add_argument("--most", type=int, default=1000)
     options = parser.parse_args()
-    rows = read_clips(options)
+    corpus = {"language": options.language, "corpus": options.corpus}
+    rows = read_clips(options.run, options.most, **corpus)
     seconds = sum(samples_to_seconds(len(row["audio"]), RATE) for row in rows)
     print(f"{len(rows)} clips, {seconds:.0f} s, {cpu_name()}")
     print("| | kbit/s | STOI | PESQ-wb | CER greedy | RTFx |\n|---|---|---|---|---|---|")
@@ -64,24 +57,7 @@ def main() -> None:
             speed = seconds / (time.process_time() - begun)
             kbits = sum(size for _, size in coded) * 8 / seconds / 1000
             figures = judge(rows, [audio for audio, _ in coded], recognize)
-            print(f"| {name} | {kbits:.2f} | {' | '.join(figures)} | {speed:.0f} |", flush=True)
-
-
-def read_clips(options: argparse.Namespace) -> list[Mapping[str, Any]]:
-    """Return the test clips of the run, or of another corpus."""
-    knobs = read_knobs(options.run / RESOLVED, {})
-    settings = {name: getattr(options, name) for name in ("language", "corpus")}
-    knobs.update({name: value for name, value in settings.items() if value})
-    test = load_recipe(knobs, options.run / RESOLVED).prepare_splits(knobs).test
-    rows = [row for split in test.values() for row in iter_rows(split)]
-    return rows[: options.most]
-
-
-def iter_rows(rows: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield rows with their audio (S,) int16."""
-    reader = UtteranceDataset(rows)
-    for number in range(len(reader)):
-        yield reader[number]
+            print(table_row(name, f"{kbits:.2f}", *figures, f"{speed:.0f}"), flush=True)
 
 
 def coders(codec: Codec) -> Iterator[tuple[str, Coder]]:
@@ -160,18 +136,12 @@ def recognizer(folder: Path) -> Callable[..., str]:
     bundle = load_bundle(folder).with_decoder("greedy")
     normalize = bundle.normalizer()
 
-    def error_rate(rows: Sequence[Mapping[str, Any]], decoded: Sequence[Samples]) -> str:
+    def recognize(rows: Sequence[Mapping[str, Any]], decoded: Sequence[Samples]) -> str:
         texts = [bundle.transcribe([audio])[0] for audio in decoded]
-        scored = [
-            ScoredUtterance(row["id"], normalize(row["text"]), text)
-            for row, text in zip(rows, texts, strict=True)
-        ]
-        counts = [utterance.scores.characters for utterance in scored]
-        units = units_of([utterance.id for utterance in scored], [""] * len(scored))
-        rate = sum(c.errors for c in counts) / sum(c.total for c in counts)
-        return f"{100 * rate:.1f} % ({interval_of(counts, units)})"
+        pairs = zip(rows, texts, strict=True)
+        return error_rate([count_errors(normalize(r["text"]), t).characters for r, t in pairs])
 
-    return error_rate
+    return recognize
 
 
 if __name__ == "__main__":

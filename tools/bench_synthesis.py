@@ -8,7 +8,6 @@ durations of the recording, which the voice's aligner finds; the length is compa
 recording without the silence around it. RTFx is by the seconds of one core.
 """
 
-import argparse
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,29 +24,21 @@ from recipes.synthesis.data import SpokenBatch, SpokenCollate, track_pitch
 from sbkit.audio.io import FULL_SCALE, Samples, to_int16
 from sbkit.base.machine import cpu_name
 from sbkit.base.units import samples_to_seconds
-from sbkit.checkpoint.run_config import RESOLVED
-from sbkit.config.hparams import read_knobs
-from sbkit.data.batch import UtteranceDataset
-from sbkit.evaluate.intervals import Units, interval_of
-from sbkit.evaluate.wer import ErrorCounts, count_errors
+from sbkit.evaluate.wer import count_errors
 from sbkit.export.export import as_bundle
 from sbkit.models.synthesis import frame_index
 from sbkit.runtime.synthesizer import Synthesizer
 from sbkit.runtime.torch_model import TorchBundle, load_bundle
-from sbkit.train.recipe import load_recipe
+from tools.bench_clips import error_rate, make_parser, read_clips, table_row
 
 Clips = Sequence[Samples]
 
 
 def main() -> None:
     """Synthesize the sentences, and print the rows of the table."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("run", type=Path)
-    parser.add_argument("--recognizer", type=Path)
-    parser.add_argument("--most", type=int, default=1000)
-    options = parser.parse_args()
+    options = make_parser(__doc__).parse_args()
     torch.set_num_threads(1)
-    rows = read_clips(options.run)[: options.most]
+    rows = read_clips(options.run, options.most)
     with as_bundle(options.run) as folder, Synthesizer.load(folder, device="cpu") as voice:
         bundle, rate = load_bundle(folder), voice.sample_rate
         collate = SpokenCollate(bundle.labels, rate, bundle.model.settings["frame"])
@@ -58,33 +49,19 @@ def main() -> None:
         print("| | WER | CER | WER greedy | CER greedy | f0 RMSE | length | RTFx |")
         print(f"|{'---|' * 8}")
         judge = partial(error_rates, rows, options.recognizer)
-        print(row_of("recordings", *judge([row["audio"] for row in rows]), "-", "1", "-"))
+        print(table_row("recordings", *judge([row["audio"] for row in rows]), "-", "1", "-"))
         vocoded = [to_int16(by_vocoder(bundle, batch)) for batch in batches]
-        print(row_of("recordings, vocoded", *judge(vocoded), "-", "1", "-"), flush=True)
+        print(table_row("recordings, vocoded", *judge(vocoded), "-", "1", "-"), flush=True)
         begun = time.process_time()
         spoken = [to_int16(voice.speak(row["sentence"])) for row in rows]
         used = time.process_time() - begun
         seconds_made = sum(samples_to_seconds(len(audio), rate) for audio in spoken)
         error = pitch_error(bundle, batches)
         figures = (f"{error:.2f}", f"{seconds_made / seconds:.3f}", f"{seconds_made / used:.0f}")
-        print(row_of("this voice", *judge(spoken), *figures))
+        print(table_row("this voice", *judge(spoken), *figures))
         print(f"first audio of {first_audio(voice, rows):.0f} ms (median of sentences)")
 
 
-def read_clips(run: Path) -> list[Mapping[str, Any]]:
-    """Return the test clips of a run, with their audio (S,) int16."""
-    knobs = read_knobs(run / RESOLVED, {})
-    test = load_recipe(knobs, run / RESOLVED).prepare_splits(knobs).test
-    readers = [UtteranceDataset(split) for split in test.values()]
-    return [reader[number] for reader in readers for number in range(len(reader))]
-
-
-def row_of(*cells: str) -> str:
-    """Write a row of a table."""
-    return f"| {' | '.join(cells)} |"
-
-
-@torch.inference_mode()
 def by_vocoder(bundle: TorchBundle, batch: SpokenBatch) -> Any:
     """Vocode the features of the recording itself: -> (S,)."""
     prediction = bundle.model.network.predict(batch.audio.float(), batch.audio_lengths)
@@ -127,16 +104,9 @@ def error_rates(
         texts = [transcribe([clip])[0] for clip in clips]
         pairs = zip(rows, texts, strict=True)
         scores = [count_errors(normalize(row["text"]), text) for row, text in pairs]
-        cells += [rate_of([score.words for score in scores])]
-        cells += [rate_of([score.characters for score in scores])]
+        cells += [error_rate([score.words for score in scores])]
+        cells += [error_rate([score.characters for score in scores])]
     return cells
-
-
-def rate_of(counts: Sequence[ErrorCounts]) -> str:
-    """Write an error rate with its counts and its 95 % interval over clips."""
-    errors, total = sum(c.errors for c in counts), sum(c.total for c in counts)
-    clips = Units("clip", tuple(map(str, range(len(counts)))))
-    return f"{100 * errors / total:.1f} % ({errors} / {total}; {interval_of(counts, clips)})"
 
 
 def first_audio(voice: Synthesizer, rows: Sequence[Mapping[str, Any]]) -> float:
