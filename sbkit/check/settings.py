@@ -1,12 +1,15 @@
 """Checks of the values, the machine and the run folder: whatever shows without watching a step.
 
-Training reads its keys from a `Knobs`, and so does the dry run: a key that neither has read, and
-that no reference reaches, does nothing. A key that is read only with certain values of others is
-declared in the ranges of sbkit or of the recipe.
+Code reads keys from a `Knobs`, which remembers them: a key that the dry run has not read, and that
+no reference reaches, does nothing. The dry run calls no hook at the end of a stage, so the names in
+the methods of the recipe's Brain count, too. A key that is read only with certain values of others
+is declared in the ranges of sbkit or of the recipe.
 """
 
 from collections.abc import Iterator, Mapping, Set
 from contextlib import suppress
+from inspect import isfunction
+from types import CodeType
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.messages import plural
@@ -69,6 +72,8 @@ def check_unread(planned: PlannedRun) -> Iterator[Finding]:
         planned.make_optimizers()
         dry_run(planned)
     names = planned.knobs.names_read | planned.results.get("hparams", planned.knobs).names_read
+    if "brain" in planned.results:
+        names |= names_in_methods(type(planned.make_cpu_brain()))
     missing = {e.name for e in planned.faults.values() if isinstance(e, MissingKnobError)}
     is_complete = not planned.faults and dry_run(planned).failure is None
     candidates = names - set(planned.document.root) if is_complete else missing
@@ -80,6 +85,16 @@ def check_unread(planned: PlannedRun) -> Iterator[Finding]:
                 problem=f"Nothing reads `{key}`, neither a reference nor code: it has no effect",
                 fix=f"Correct its name, or take it out.{did_you_mean(key, candidates)}",
             )
+
+
+def names_in_methods(brain: type) -> set[str]:
+    """Return the names and texts in the methods of a Brain's classes, except sbkit's own."""
+    classes = [c for c in brain.__mro__ if not c.__module__.startswith(("sbkit.", "speechbrain."))]
+    methods = [m for class_ in classes for m in vars(class_).values() if isfunction(m)]
+    codes = [method.__code__ for method in methods]
+    for code in codes:  # grows by nested functions
+        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return {n for c in codes for n in (*c.co_names, *c.co_consts) if isinstance(n, str)}
 
 
 def unread(document: Document, names_read: Set[str]) -> Iterator[str]:

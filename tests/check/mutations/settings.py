@@ -2,10 +2,13 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
+from speechbrain import Stage
 
+from recipes.asr.brain import AsrBrain
 from sbkit.base.checksums import write_checksums
 from sbkit.check.check import CHECKS
 from sbkit.check.settings import check_unread
@@ -15,6 +18,12 @@ EIGHT_GPUS = {"target": "cuda:8"}
 LARGE_BATCHES = ("--device=cuda", "--batch_seconds=60", "--concat_prob=0.0")
 FEW_STEPS = Expected("batches", "--batch_seconds", ("of train make 1",), stops=False)
 CTC_LIN = "ctc_lin: !new:torch.nn.Linear\n    in_features: "
+
+
+class NotesStages(AsrBrain):
+    def on_stage_end(self, stage: Stage, stage_loss: float, epoch: int | None = None) -> None:
+        super().on_stage_end(stage, stage_loss, epoch)
+        print([f"{note}" for note in [self.hparams.stage_note]])
 
 
 def undeclared(run: Path) -> None:
@@ -106,6 +115,12 @@ UNREAD = [
             Expected("unread", key, (f"Nothing reads `{key}`",)) for key in ("width", "time_masks")
         ),
         checks=(check_unread,),
+    ),
+    Mutation(
+        name="healthy knob that is read at the end of a stage",
+        text=(("lr: 0.0025", "stage_note: 3\nlr: 0.0025"),),
+        recipe=lambda recipe: replace(recipe, brain=NotesStages),
+        expected=(),
     ),
     Mutation(
         name="freezing that ends after the run",
