@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from speechbrain import Stage
 from torch import Tensor
@@ -25,6 +24,7 @@ from recipes.synthesis.data import SpokenBatch
 from sbkit.audio.draws import draw_uniform
 from sbkit.audio.io import FULL_SCALE, Samples, to_int16
 from sbkit.audio.lengths import length_mask
+from sbkit.base.arrays import Array
 from sbkit.base.files import write_bytes_atomically, write_text_atomically
 from sbkit.distributed.ranks import gather_over_ranks, rank
 from sbkit.logs.metric import Metrics, describe_values
@@ -51,7 +51,6 @@ PARTS = (
 EDGE_FRAMES = 1  # at each end of a vocoder segment, where windows are missing
 SEMITONES = 12  # in an octave
 NUM_EXAMPLES = 3  # utterances of a test set that are drawn
-Array = npt.NDArray[Any]
 
 
 class Example(NamedTuple):

@@ -20,6 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 from recipes.prepare import prepare_transcripts, print_data, with_column
 from sbkit.audio.io import FULL_SCALE, Samples
 from sbkit.audio.levels import WINDOWS_PER_SECOND, find_pauses
+from sbkit.base.arrays import Array
 from sbkit.base.errors import ConfigError
 from sbkit.data.batch import Batch, Loaders, collate_audio, make_loaders
 from sbkit.data.corpus import KnobValues
@@ -40,7 +41,6 @@ JUMP_COST = 0.75  # per octave; Boersma's 0.35 leaves 1.5 times as many jumps
 VOICING_COST = 0.14  # between a frame with a pitch and one without
 
 Hertz = npt.NDArray[np.float32]
-Array = npt.NDArray[Any]
 
 
 def track_pitch(samples: Samples, sample_rate: int, frame: int) -> Hertz:

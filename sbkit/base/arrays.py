@@ -1,8 +1,11 @@
 """Types of numpy arrays, each with one name and one meaning in all of sbkit."""
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
+Array = npt.NDArray[Any]  # of any type
 Float32s = npt.NDArray[np.float32]
 Float64s = npt.NDArray[np.float64]
 Int64s = npt.NDArray[np.int64]  # ids and indices

@@ -11,9 +11,8 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
+from sbkit.base.arrays import Counts
 from sbkit.base.units import at_speed
-
-Counts = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)

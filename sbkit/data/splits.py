@@ -14,11 +14,11 @@ from typing import Protocol, Self, runtime_checkable
 
 import datasets
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from datasets.table import InMemoryTable
 
+from sbkit.base.arrays import Bools, Counts
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import write_text_atomically
 from sbkit.base.units import at_speed, samples_to_seconds, seconds_to_samples
@@ -33,9 +33,6 @@ ROLES = ("train", "valid", "test")
 MAX_UNUSABLE_SHARE = 0.05  # of a split's rows; with more, the run is refused
 UNREADABLE, EMPTY = "unreadable audio", "empty transcript"  # reasons
 TEXT_ROWS, TOKENIZED_ROWS = 100_000, 10_000  # in a batch
-
-Counts = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 
 
 # Roles
@@ -366,8 +363,8 @@ class Transcripts:
     characters: Counts
     labels: Counts
     frames_needed: Counts
-    refused: Mask
-    unknown: Mask
+    refused: Bools
+    unknown: Bools
 
     def too_short(self, subsampling: Subsampling, percent: int = 100) -> Counts:
         """Return the rows with too few frames, at a speed in percent, for any alignment of CTC."""
@@ -401,7 +398,7 @@ def _tokenize(table: pa.Table, tokenizer: TextLabels) -> Transcripts:
     vocabulary = tokenizer.vocabulary
     is_refused = (labels < 0) | (labels >= vocabulary.size) | (labels == vocabulary.blank)
 
-    def rows_with(mask: Mask) -> Mask:
+    def rows_with(mask: Bools) -> Bools:
         return np.bincount(rows[mask], minlength=len(texts)) > 0
 
     return Transcripts(

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from sbkit.audio.io import FULL_SCALE
-from sbkit.base.arrays import Counts, Float32s
+from sbkit.base.arrays import Array, Counts, Float32s
 from sbkit.base.checksums import listed_checksums
 from sbkit.base.errors import BundleError
 from sbkit.base.imports import require_package
@@ -45,7 +44,6 @@ from sbkit.runtime.onnx_model import (
 OPSET = 18  # 17 gives an invalid model; every runtime of the last years has 18
 MAX_INTEGER_MISMATCHES = 1e-3  # of all: a value between two integers may be rounded to either
 
-Array = npt.NDArray[Any]
 Proto = Any  # a message of the package onnx, which makes its classes at run time
 
 # Recognizers and voice activity detectors

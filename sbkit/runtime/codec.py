@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from sbkit.audio.io import (
     FULL_SCALE,
@@ -25,6 +24,7 @@ from sbkit.audio.io import (
     to_samples,
     write_wav,
 )
+from sbkit.base.arrays import Array
 from sbkit.base.checksums import listed_checksums
 from sbkit.base.files import require_writable
 from sbkit.bundle.config import WEIGHTS_FILE
@@ -32,7 +32,6 @@ from sbkit.models.code_space import Coded, Codes, CodeSpace, read_codes, write_c
 from sbkit.runtime.runtimes import GraphModel
 
 STEP_SECONDS = 5.0
-Array = npt.NDArray[Any]
 
 
 class Codec(GraphModel):

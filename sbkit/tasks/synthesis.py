@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from sbkit.base.arrays import Array
 from sbkit.base.errors import BundleError
 from sbkit.base.units import SAMPLE_RATE
 from sbkit.logs.metric import Metric
@@ -21,8 +21,6 @@ EXAMPLE_SYMBOLS_PER_SECOND = 10  # of example text for a second of audio
 EXAMPLE_SYMBOL_IDS = 3  # every voice has at least these
 MAX_EXAMPLE_SYMBOLS = 100  # of more, rounding decides which frame is the last symbol's
 VITS_SCALES = (0.667, 1.0, 0.8)  # sherpa-onnx's: of noise, lengths, and noise of lengths
-
-Array = npt.NDArray[Any]
 
 
 def describe_as_vits(bundle: Any) -> tuple[Mapping[str, object], Mapping[str, str]]:

@@ -12,7 +12,6 @@ extractor does not, and is up to 1e-4 off in such bins.
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
@@ -20,10 +19,9 @@ from torch.nn.functional import pad
 from sbkit.audio.fbank import EPSILON, MIN_HZ, PREEMPHASIS, fft_samples
 from sbkit.audio.io import FULL_SCALE
 from sbkit.audio.lengths import count_windows, length_mask
+from sbkit.base.arrays import Float64s
 from sbkit.base.units import shift_samples, window_samples
 from sbkit.models.pretrained.blocks import Config, sum_dtype
-
-Reals = npt.NDArray[np.float64]
 
 POVEY_POWER, HANN_POWER = 0.85, 1.0  # of Hann's window
 VARIANCE_EPS = 1e-7  # of audio, and of a mel bin of w2v-BERT
@@ -73,7 +71,7 @@ class LogMel(nn.Module):
 
     filters: Tensor
 
-    def __init__(self, filters: Reals, *, size: int, shift: int) -> None:
+    def __init__(self, filters: Float64s, *, size: int, shift: int) -> None:
         super().__init__()
         self.size, self.shift, self.n_fft = size, shift, 2 * (len(filters) - 1)
         self.register_buffer("filters", torch.from_numpy(filters).float(), persistent=False)
@@ -145,14 +143,14 @@ def hann_window(size: int, power: float, dtype: torch.dtype, device: torch.devic
     return torch.hann_window(size, periodic=False, dtype=dtype, device=device) ** power
 
 
-def kaldi_filters(n_mels: int, sample_rate: int) -> Reals:
+def kaldi_filters(n_mels: int, sample_rate: int) -> Float64s:
     """Return triangles of equal width on Kaldi's mel scale, starting at 20 Hz: (K, M)."""
     bins = np.linspace(0, sample_rate / 2, fft_samples(sample_rate) // 2 + 1)
     mel, lowest = 1127 * np.log1p(bins / 700), 1127 * np.log1p(MIN_HZ / 700)
     return _triangles(mel, np.linspace(lowest, mel[-1], n_mels + 2))
 
 
-def slaney_filters(n_mels: int, n_fft: int, sample_rate: int) -> Reals:
+def slaney_filters(n_mels: int, n_fft: int, sample_rate: int) -> Float64s:
     """Return triangles of equal area on the mel scale of Slaney's Auditory Toolbox: (K, M).
 
     It is linear up to 1000 Hz, which is 15 mel; above, 27 mel are a factor of 6.4.
@@ -165,10 +163,10 @@ def slaney_filters(n_mels: int, n_fft: int, sample_rate: int) -> Reals:
     return filters
 
 
-def _triangles(bins: Reals, edges: Reals) -> Reals:
+def _triangles(bins: Float64s, edges: Float64s) -> Float64s:
     """Return filters that rise from each edge to the next, and fall to the second next: (K, M)."""
     widths = np.diff(edges)
     rise = (bins[:, None] - edges[:-2]) / widths[:-1]
     fall = (edges[2:] - bins[:, None]) / widths[1:]
-    filters: Reals = np.minimum(rise, fall).clip(min=0)
+    filters: Float64s = np.minimum(rise, fall).clip(min=0)
     return filters
