@@ -378,10 +378,10 @@ def draw_examples(examples: Sequence[Example]) -> bytes:
 
     figure = Figure(figsize=(14, 3 * len(examples)), layout="constrained")
     rows = figure.subplots(len(examples), 2, squeeze=False)
-    for example, (left, right) in zip(examples, rows, strict=True):
+    for example, (recorded_axes, synthesized_axes) in zip(examples, rows, strict=True):
         for axes, title, features, octaves in (
-            (left, "recorded", example.target, example.octaves),
-            (right, "synthesized", example.predicted, example.predicted_octaves),
+            (recorded_axes, "recorded", example.target, example.octaves),
+            (synthesized_axes, "synthesized", example.predicted, example.predicted_octaves),
         ):
             hops = features.reshape(2 * len(features), -1)  # a frame is two hops
             extent = (0, len(features), 0, hops.shape[1])

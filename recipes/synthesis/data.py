@@ -208,10 +208,9 @@ class SpokenCollate:
         )
 
     def _encode(self, text: str) -> list[int]:
-        known = set(self.symbols.names)
-        return [self.symbols.encode(symbol) for symbol in to_symbols(text) if symbol in known] or [
-            0
-        ]
+        trained = set(self.symbols.names)
+        ids = [self.symbols.encode(symbol) for symbol in to_symbols(text) if symbol in trained]
+        return ids or [0]
 
     def _trim(self, samples: Samples) -> tuple[int, int]:
         """Return the start of speech, at a whole frame, and its end, in samples."""

@@ -189,8 +189,10 @@ def _contents(run: Path, user_modules: frozenset[str]) -> tuple[dict[str, bytes]
             f"Finish the run, or fit the weights: sbkit tune {run}"
         )
     weights = to_safetensors(checkpoints)
-    kept = _kept_parts(root, task)
-    contents[WEIGHTS_FILE] = weights if kept is None else to_safetensors(checkpoints, kept)
+    parts_kept = _kept_parts(root, task)
+    contents[WEIGHTS_FILE] = (
+        weights if parts_kept is None else to_safetensors(checkpoints, parts_kept)
+    )
     confidence, language_models = read_json(run / CONFIDENCE_FILE), contents.get(LANGUAGE_MODELS)
     config = {
         "format": FORMAT,
@@ -288,9 +290,9 @@ def plain_parts(root: CommentedMap, objects: Mapping[str, object], task: Task) -
             f"key, but lists {listed(unexpected)}. Remove unused parts, or make them parts of the "
             "others."
         )
-    others = [name for name in parameters if name != "model" and tag_of(root.get(name))]
+    unowned = [name for name in parameters if name != "model" and tag_of(root.get(name))]
     by_node = {id(root.get(key)): built for key, built in objects.items() if built is not None}
-    names = dict.fromkeys([*owned, *others])
+    names = dict.fromkeys([*owned, *unowned])
     parts: Any = {name: to_plain(root[name], key=name, objects=by_node) for name in names}
     for part in parts.values():
         if part.get("new") == PRETRAINED_ENCODER and "lora" in part[ARGUMENTS]:

@@ -303,18 +303,18 @@ class WrittenGraph:
     cases: list[str] = field(default_factory=list)
     failure: str = ""
 
-    def compare(self, arguments: Sequence[Array], expected: Sequence[Array], what: str) -> None:
+    def compare(self, arguments: Sequence[Array], expected: Sequence[Array], batch: str) -> None:
         """Run it on a batch, and add its differences; other shapes are a failure."""
-        self.cases.append(what)
+        self.cases.append(batch)
         try:
-            for wanted, got in zip(expected, self.run(*arguments), strict=True):
-                if wanted.dtype.kind == "i":
-                    self.integer_mismatches += int((wanted != got).sum())
-                    self.integers += wanted.size
-                elif not (worst := float(np.abs(wanted - got).max(initial=0))) <= self.difference:
-                    self.difference, self.where = worst, what
+            for x, y in zip(expected, self.run(*arguments), strict=True):
+                if x.dtype.kind == "i":
+                    self.integer_mismatches += int((x != y).sum())
+                    self.integers += x.size
+                elif not (worst := float(np.abs(x - y).max(initial=0))) <= self.difference:
+                    self.difference, self.where = worst, batch
         except Exception as error:  # a runtime has many exceptions of its own
-            self.failure = self.failure or describe_failure(what, error)
+            self.failure = self.failure or describe_failure(batch, error)
 
     def report(self) -> dict[str, object]:
         """Return the parity report."""
@@ -368,7 +368,7 @@ def write_graphs(
     for case in cases(grid, test_sets, rate):
         for output, (name, graph) in zip(written, graphs.items(), strict=True):
             arguments = graph.arguments(model.run, case.audio, case.lengths)
-            output.compare(arguments, model.run(name, *arguments), case.what)
+            output.compare(arguments, model.run(name, *arguments), case.description)
     return written
 
 

@@ -43,13 +43,13 @@ MAX_WER_DIFFERENCE = 0.01  # on the test sets; of CER in a language without word
 class Case:
     """One batch: audio (B, S) between -1 and 1, zero past its lengths (B,).
 
-    what: describes it in messages.
+    description: for messages.
     rows: the columns of each utterance of a test set; empty for noise.
     """
 
     audio: Float32s
     lengths: Counts
-    what: str
+    description: str
     rows: Sequence[Mapping[str, Any]] = ()
 
     @classmethod
@@ -99,7 +99,7 @@ class Grid:
     none: all clips have one length; ragged: each is shorter than the one before; beyond: ragged,
     with a second of zeros past the longest.
 
-    >>> [case.what for case in Grid(batches=(1,), seconds=(0.5,)).cases(16_000)]
+    >>> [case.description for case in Grid(batches=(1,), seconds=(0.5,)).cases(16_000)]
     ['1 x 0.5 s, padding: none', '1 x 0.5 s, padding: beyond']
     """
 
@@ -139,20 +139,21 @@ class Agreement:
     utterances: int = 0
     utterances_with_other_tokens: int = 0
 
-    def add(self, expected: BatchLogProbs, actual: BatchLogProbs, *, blank: int, what: str) -> None:
+    def add(
+        self, expected: BatchLogProbs, actual: BatchLogProbs, *, blank: int, where: str
+    ) -> None:
         """Compare a batch; other lengths are an infinite difference."""
         self.utterances += len(expected.lengths)
         if not np.array_equal(expected.lengths, actual.lengths):
-            self.largest_difference, self.where = float("inf"), f"{what}: other lengths"
+            self.largest_difference, self.where = float("inf"), f"{where}: other lengths"
             self.utterances_with_other_tokens += len(expected.lengths)
             return
-        for wanted, got in zip(_utterances(expected), _utterances(actual), strict=True):
-            self.utterances_with_other_tokens += best_tokens(wanted, blank) != best_tokens(
-                got, blank
-            )
-            difference = float(np.abs(wanted - got).max(initial=0))
+        for trained, written in zip(_utterances(expected), _utterances(actual), strict=True):
+            differs = best_tokens(trained, blank) != best_tokens(written, blank)
+            self.utterances_with_other_tokens += differs
+            difference = float(np.abs(trained - written).max(initial=0))
             if not difference <= self.largest_difference:  # NaN is not, either
-                self.largest_difference, self.where = difference, what
+                self.largest_difference, self.where = difference, where
 
 
 @dataclass
@@ -181,10 +182,10 @@ class Comparison:
         try:
             actual = self.candidate.log_probs(case.audio, case.lengths)
         except Exception as error:  # as the graph of an LSTM does at other lengths
-            self.failure = describe_failure(case.what, error)
+            self.failure = describe_failure(case.description, error)
             return
         agreement = self.clips if case.rows else self.grid
-        agreement.add(expected, actual, blank=self.bundle.blank, what=case.what)
+        agreement.add(expected, actual, blank=self.bundle.blank, where=case.description)
         if case.rows and self.bundle.labels is not None:
             self._score(case, expected, actual)
 
@@ -266,9 +267,9 @@ class Comparison:
         }
 
 
-def describe_failure(what: str, error: Exception) -> str:
+def describe_failure(batch: str, error: Exception) -> str:
     """Say on what a format failed; runtimes have exceptions of their own."""
-    return f"on {what} it raised {type(error).__name__}: {printable(str(error))[:300]}"
+    return f"on {batch} it raised {type(error).__name__}: {printable(str(error))[:300]}"
 
 
 def compare(
@@ -277,7 +278,7 @@ def compare(
     """Run every candidate and the trained model on the same audio."""
     comparisons = [Comparison(candidate, trained.bundle) for candidate in candidates]
     for case in cases(grid, test_sets, trained.bundle.config.sample_rate):
-        with naming_audio(case.what):
+        with naming_audio(case.description):
             expected = trained_log_probs(trained.waveform, case.audio, case.lengths)
         for comparison in comparisons:
             if (prepare := comparison.candidate.prepare) is None:

@@ -276,8 +276,8 @@ class OnlineModel(nn.Module):
     @property
     def fits(self) -> bool:
         """Check whether the frames that the front-end keeps fit into a block's cache."""
-        kept = self.start.features.numel() + self.start.hidden.numel()
-        return self.start.convolution[0, 0].numel() >= kept
+        cached = self.start.features.numel() + self.start.hidden.numel()
+        return self.start.convolution[0, 0].numel() >= cached
 
     def metadata(self) -> dict[str, object]:
         """Return the sizes of the caches, for sherpa-onnx."""
@@ -317,13 +317,13 @@ class OnlineModel(nn.Module):
 
     def _unpack(self, attention: Tensor, convolution: Tensor, mask: Tensor) -> EncoderState:
         mels, channels = self.start.features.shape[2], self.start.hidden.shape[2]
-        kept = convolution[-1].flatten()[: KEPT * (mels + channels)].view(1, KEPT, -1)
+        cached = convolution[-1].flatten()[: KEPT * (mels + channels)].view(1, KEPT, -1)
         _, blocks, left, _, heads, size = self.start.attention.shape
         keys = attention[:-1].reshape(blocks, heads, left, 2, size)
         return EncoderState(
             frames=mask[:, 0, : attention.shape[2]].sum(-1),
-            features=kept[..., :mels],
-            hidden=kept[..., mels:],
+            features=cached[..., :mels],
+            hidden=cached[..., mels:],
             attention=keys.permute(0, 2, 3, 1, 4).unsqueeze(0),
             convolution=convolution[:-1, 0].transpose(1, 2).unsqueeze(0),
         )
@@ -331,9 +331,9 @@ class OnlineModel(nn.Module):
     def _pack(self, state: EncoderState) -> tuple[Tensor, Tensor]:
         keys = state.attention[0].permute(0, 3, 1, 2, 4).flatten(3)  # (N, H, L, 2 D/H)
         blocks = state.convolution[0].transpose(1, 2).unsqueeze(1)  # (N, 1, D, K)
-        kept = torch.cat([state.features, state.hidden], 2).flatten()
-        kept = nn.functional.pad(kept, (0, blocks[0].numel() - kept.shape[0]))
-        last = kept.view(1, *blocks.shape[1:])
+        cached = torch.cat([state.features, state.hidden], 2).flatten()
+        cached = nn.functional.pad(cached, (0, blocks[0].numel() - cached.shape[0]))
+        last = cached.view(1, *blocks.shape[1:])
         return torch.cat([keys, torch.zeros_like(keys[:1])]), torch.cat([blocks, last])
 
 

@@ -59,8 +59,10 @@ class VoiceActivityModel:
     def start(self) -> VoiceState:
         """Return the state of one session before its first sample."""
         zeros = self.speech_lin.weight.new_zeros
-        kept = self.conv.kernel_size[0] - self.conv.stride[0]
-        return VoiceState(zeros(1, kept, self.conv.in_channels), zeros(1, 1, self.rnn.hidden_size))
+        context = self.conv.kernel_size[0] - self.conv.stride[0]
+        return VoiceState(
+            zeros(1, context, self.conv.in_channels), zeros(1, 1, self.rnn.hidden_size)
+        )
 
     def predict(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Score silence and speech at every frame of clips: (B, S), (B,) -> (B, U, 2), (B,)."""

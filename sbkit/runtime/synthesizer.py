@@ -100,10 +100,10 @@ class Synthesizer(GraphModel):
             symbols = to_symbols(sentence)
             if symbols and symbols[-1] not in MARKS:
                 symbols.append(".")
-            known = [symbol for symbol in symbols if symbol in self._known]
+            readable = [symbol for symbol in symbols if symbol in self._known]
             unknown |= dict.fromkeys(s for s in symbols if s not in self._known and s not in MARKS)
-            if not {*known} <= {*MARKS, " "}:
-                sentences.append([self._labels.encode(symbol) for symbol in known])
+            if not {*readable} <= {*MARKS, " "}:
+                sentences.append([self._labels.encode(symbol) for symbol in readable])
         if not sentences:
             raise DataError(
                 f"{printable(text[:40])!r} has no words that this voice can read. Write words of "

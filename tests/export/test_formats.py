@@ -168,7 +168,7 @@ def test_comparison_counts_word_errors_of_test_clips(tmp_path: Path) -> None:
 
 
 def test_grid_pads_clips_in_every_way() -> None:
-    cases = {case.what: case for case in Grid(batches=(1, 2), seconds=(1.0,)).cases(100)}
+    cases = {case.description: case for case in Grid(batches=(1, 2), seconds=(1.0,)).cases(100)}
     assert len(cases) == 2 + 3
     ragged = cases["2 x 1 s, padding: ragged"]
     assert ragged.lengths.tolist() == [100, 40] and not ragged.audio[1, 40:].any()
