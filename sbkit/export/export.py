@@ -189,10 +189,9 @@ def _contents(run: Path, user_modules: frozenset[str]) -> tuple[dict[str, bytes]
             f"Finish the run, or fit the weights: sbkit tune {run}"
         )
     weights = to_safetensors(checkpoints)
-    parts_kept = _kept_parts(root, task)
-    contents[WEIGHTS_FILE] = (
-        weights if parts_kept is None else to_safetensors(checkpoints, parts_kept)
-    )
+    omitted = task.require_export().training_parts
+    indices = [index for index, name in enumerate(part_names_in(root)) if name not in omitted]
+    contents[WEIGHTS_FILE] = to_safetensors(checkpoints, indices) if omitted else weights
     confidence, language_models = read_json(run / CONFIDENCE_FILE), contents.get(LANGUAGE_MODELS)
     config = {
         "format": FORMAT,
@@ -260,13 +259,6 @@ def _read_labels(run: Path, task: Task) -> tuple[dict[str, bytes], Any]:
         )
     content = file.read_bytes()
     return {file.name: content}, task.labels.read(file, content)
-
-
-def _kept_parts(root: CommentedMap, task: Task) -> list[int] | None:
-    """Return the indices of the parts that a bundle has; None for all."""
-    if not (omitted := task.require_export().training_parts):
-        return None
-    return [index for index, name in enumerate(part_names_in(root)) if name not in omitted]
 
 
 def plain_parts(root: CommentedMap, objects: Mapping[str, object], task: Task) -> dict[str, Any]:

@@ -100,7 +100,7 @@ def test_export_of_a_foreign_run_builds_only_allowed_classes(run: Path, tmp_path
     text = yaml.read_text()
     assert "sbkit.audio.fbank.Fbank" in text
     yaml.write_text(text.replace("sbkit.audio.fbank.Fbank", "torch.nn.ParameterDict.get"))
-    with pytest.raises(SbkitError, match="ParameterDict.get is not on it"):
+    with pytest.raises(SbkitError, match="ParameterDict.get is not on sbkit's list"):
         export_run(foreign, tmp_path / "out")
     assert names(tmp_path) == {"run"}
 
