@@ -210,9 +210,9 @@ def small_batch(planned: PlannedRun) -> object:
     loader: Any = planned.make_loaders().train
     dataset = loader.dataset
     rows = [dataset[index] for index in range(min(MAX_ROWS, len(dataset)))]
-    shortest, *others = sorted(rows, key=lambda row: len(row["audio"]))
+    shortest, *rest = sorted(rows, key=lambda row: len(row["audio"]))
     min_samples = LENGTH_RATIO * len(shortest["audio"])
-    longer = [row for row in others if len(row["audio"]) >= min_samples] or others[-1:]
+    longer = [row for row in rest if len(row["audio"]) >= min_samples] or rest[-1:]
     return loader.collate_fn([shortest, *longer[:1]])
 
 
@@ -310,11 +310,11 @@ def check_unused(planned: PlannedRun) -> Iterator[Finding]:
 
 def _largest_dead(planned: PlannedRun, dead: set[int]) -> Iterator[tuple[Keys, object]]:
     """Yield the largest modules with only dead parameters, then the parameters left."""
-    left = set(dead)
+    remaining = set(dead)
     for keys, part in reached(planned):
         inside = {id(p) for p in part.parameters()} if isinstance(part, nn.Module) else {id(part)}
-        if inside and inside <= left:
-            left -= inside
+        if inside and inside <= remaining:
+            remaining -= inside
             yield keys, part
 
 

@@ -151,13 +151,16 @@ def _unsaved(planned: PlannedRun, optimizers: list[Optimizer]) -> Iterator[Findi
     saved = {id(t) for part in modules for t in (*part.parameters(), *part.buffers())}
     saved |= set(map(id, recoverables.values()))
     tensors = [t for t in (*model.parameters(), *model.buffers()) if id(t) not in saved]
-    others = [
+    unsaved_types = [
         type(part).__name__
         for part in (planned.build_hparams()["epoch_counter"], *optimizers)
         if id(part) not in saved
     ]
-    if tensors or others:
-        unsaved = [*([_first_of(planned, tensors)] if tensors else []), *dict.fromkeys(others)]
+    if tensors or unsaved_types:
+        unsaved = [
+            *([_first_of(planned, tensors)] if tensors else []),
+            *dict.fromkeys(unsaved_types),
+        ]
         yield planned.finding(
             *("checkpointer", "recoverables"),
             problem=f"{listed(unsaved)} would be in no checkpoint: the checkpointer saves "

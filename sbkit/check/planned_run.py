@@ -230,14 +230,14 @@ class PlannedRun(Run):
         """Return --KEY of the command line; else FILE:LINE of the last key that the file has."""
         if keys == ("data_folder",) and self.knobs.get("manifest"):
             keys = ("manifest",)  # which is read instead
-        given: object = self.given
+        override: object = self.given
         declared: object = self.document.root
         for depth, key in enumerate(keys, start=1):
-            if not isinstance(given, Mapping) or key not in given:
+            if not isinstance(override, Mapping) or key not in override:
                 break
-            given = given[key]
+            override = override[key]
             declared = declared.get(key) if isinstance(declared, Mapping) else None
-            if not (isinstance(given, Mapping) and declared):
+            if not (isinstance(override, Mapping) and declared):
                 return f"--{dotted(keys[:depth])}"
         return self.document.place(keys)
 

@@ -60,9 +60,9 @@ def parse_command(arguments: Sequence[str]) -> tuple[Path, dict[str, object]]:
         print(USAGE)
         raise SystemExit(0)
     if not arguments or arguments[0].startswith("-"):
-        given = f", not `{arguments[0]}`" if arguments else ""
+        first = f", not `{arguments[0]}`" if arguments else ""
         raise ConfigError(
-            f"The first argument must be a YAML file{given}. Write: torchrun train.py "
+            f"The first argument must be a YAML file{first}. Write: torchrun train.py "
             "hparams/ctc.yaml [--key=value ...]"
         )
     return Path(arguments[0]), parse_overrides(arguments[1:])
@@ -151,12 +151,12 @@ def _read_value(argument: str, text: str) -> object:
 
 def apply_overrides(document: Document, overrides: Mapping[str, object]) -> None:
     """Set the overrides in the tree; a missing key or a value of another kind is refused."""
-    whole = {key for key in overrides if (key,) in WHOLE_KEYS} & document.root.keys()
-    for key in whole:  # before references into them are resolved
+    whole_keys = {key for key in overrides if (key,) in WHOLE_KEYS} & document.root.keys()
+    for key in whole_keys:  # before references into them are resolved
         document.root[key] = overrides[key]
-    if others := {key: value for key, value in overrides.items() if key not in whole}:
+    if merged := {k: value for k, value in overrides.items() if k not in whole_keys}:
         defaults = resolve_references(document, are_filled=False)
-        for key, value in others.items():
+        for key, value in merged.items():
             _replace(document, document.root, defaults, (key,), value)
 
 
@@ -242,21 +242,21 @@ def kind_of(value: object) -> str:
 
 def converted(default: object, value: object) -> object:
     """Return the value as one of the default's kind, or raise TypeError with that kind."""
-    wanted, given = kind_of(default), kind_of(value)
-    if given == "an object":
+    default_kind, value_kind = kind_of(default), kind_of(value)
+    if value_kind == "an object":
         raise TypeError("a plain value")
-    if wanted == "a number" and isinstance(value, int) and given == "a whole number":
+    if default_kind == "a number" and isinstance(value, int) and value_kind == "a whole number":
         return float(value)
-    if wanted == "a whole number" and isinstance(value, float) and value.is_integer():
+    if default_kind == "a whole number" and isinstance(value, float) and value.is_integer():
         return int(value)
-    if wanted == "text" and given == "a whole number":
+    if default_kind == "text" and value_kind == "a whole number":
         return str(value)
-    if wanted not in ("null", given):
-        raise TypeError(wanted)
+    if default_kind not in ("null", value_kind):
+        raise TypeError(default_kind)
     if isinstance(default, list) and isinstance(value, list):
-        kinds, others = (
+        default_kinds, value_kinds = (
             {kind_of(item).replace("whole ", "") for item in items} for items in (default, value)
         )
-        if len(kinds) == 1 and not others <= kinds:
-            raise TypeError(f"a list of values that are each {kinds.pop()}")
+        if len(default_kinds) == 1 and not value_kinds <= default_kinds:
+            raise TypeError(f"a list of values that are each {default_kinds.pop()}")
     return value
