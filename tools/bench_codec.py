@@ -34,7 +34,7 @@ from tools.bench_clips import error_rate, make_parser, read_clips, table_row
 Coder = Callable[[Samples], tuple[Samples, int]]  # what became of a clip, and its bytes
 RATE = 16_000
 OPUS = (6, 256)  # kbit/s of libsndfile's highest and lowest level of compression
-SHORTEST = 0.5  # seconds of a clip that STOI and PESQ are defined for
+MIN_CLIP_SECONDS = 0.5  # for which STOI and PESQ are defined
 DRAWS = 1000
 
 
@@ -112,7 +112,7 @@ def judge(
     pairs = [
         (np.asarray(row["audio"][: len(audio)]), audio)
         for row, audio in zip(rows, decoded, strict=True)
-        if len(audio) >= SHORTEST * RATE
+        if len(audio) >= MIN_CLIP_SECONDS * RATE
     ]
     return [
         of_clips("pystoi", lambda package: [package.stoi(a, b, RATE) for a, b in pairs]),

@@ -63,7 +63,7 @@ BASE = {  # of the other YAML: all compute all layers, and drop what Hugging Fac
     "number_of_epochs": 11,
 }
 KNOBS: dict[str, dict[str, Any]] = {YAML: JOINT, FINE_TUNING: BASE}
-LONGEST = 6  # times that the other side may take to a dev CER, of the first one's
+MAX_TIME_FACTOR = 6  # the other side may take this many times as long to the dev CER
 PEAKS = {"H200": 989, "H100": 989, "A100": 312, "L40S": 362, "L4": 121}  # TFLOP/s, dense, by NVIDIA
 
 
@@ -195,12 +195,12 @@ def table(sides: Sequence[Side]) -> str:
 def race(sides: Sequence[Side], limit: float, seconds: float) -> None:
     """Train the first side, and then the fastest other one, until its dev CER is below the limit.
 
-    The other one is given LONGEST times as long.
+    The other one may take MAX_TIME_FACTOR times as long.
     """
     took: list[float] = []
     for side in [sides[0], *sorted(sides[1:], key=lambda side: -side.median("rtfx"))[:1]]:
         cer, spent = math.inf, sum(measured["seconds"] for measured in side.rounds)
-        while cer >= limit and (not took or spent < LONGEST * took[0]):
+        while cer >= limit and (not took or spent < MAX_TIME_FACTOR * took[0]):
             spent += side.ask(seconds=seconds)["seconds"]
             cer = side.ask(evaluate=1)["cer"]
             print(f"{side.name}: dev CER {cer:.3f} after {spent:.0f} s", flush=True)

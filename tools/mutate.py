@@ -40,7 +40,7 @@ FOLDERS = ("audio", "models", "decoding", "checkpoint", "train", "data", "evalua
 LIMIT = 300  # seconds of a processor for one call of pytest: what loops for ever is noticed
 WAITING = 1800  # seconds by the clock: so is what waits for ever, on a busy machine, too
 WHOLE_RUN = Path("tests/test_run.py"), "test_a_run_leaves_everything_in_its_folder"
-QUICK, ALL = "not slow and not ddp and not browser", "not browser"
+QUICK, ALL_MARKS = "not slow and not ddp and not browser", "not browser"
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def main() -> int:
         def find_noticing(fault: Fault) -> list[str]:
             copy = copies.get()
             try:
-                marks = ALL if options.slow else QUICK
+                marks = ALL_MARKS if options.slow else QUICK
                 tests = try_fault(fault, copy, marks=marks, near_only=options.near)
             finally:
                 copies.put(copy)
@@ -183,7 +183,7 @@ def try_fault(fault: Fault, copy: Path, *, marks: str, near_only: bool) -> list[
             return tests
         tests = tests or failing(copy, all_of_them, marks)
         if not tests and WHOLE_RUN[0].exists():
-            tests = failing(copy, ["{}::{}".format(*WHOLE_RUN)], ALL)
+            tests = failing(copy, ["{}::{}".format(*WHOLE_RUN)], ALL_MARKS)
         return tests
     finally:
         (copy / fault.module).write_text(source, encoding="utf-8")
@@ -191,7 +191,7 @@ def try_fault(fault: Fault, copy: Path, *, marks: str, near_only: bool) -> list[
 
 def check_tests(tests: Sequence[str], copy: Path) -> None:
     """Raise SbkitError if a test that noticed a fault also fails without it."""
-    if tests and (failed := failing(copy, tests, ALL)):
+    if tests and (failed := failing(copy, tests, ALL_MARKS)):
         raise SbkitError(
             f"Tests must pass without a fault to tell of one, but {', '.join(failed)} fails in a "
             "copy of what git lists. Add new files to git, and run it."
