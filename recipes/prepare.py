@@ -70,12 +70,7 @@ MAX_LISTED_LABELS = 10  # in an error
 
 
 def corpus_of(knobs: KnobValues) -> Corpus:
-    """Choose the corpus by the knob ``corpus``, ``manifest`` or ``data_folder``, or the default.
-
-    Raises:
-        ConfigError: knobs exclude each other, or ``corpus`` is not a corpus.
-        DataError: the folder has no known layout.
-    """
+    """Choose the corpus by the knob ``corpus``, ``manifest`` or ``data_folder``, or the default."""
     # All three are read, so that `sbkit check` lists none of them as unread.
     module, manifest, data_folder = map(knobs.get, ("corpus", "manifest", "data_folder"))
     if module:
@@ -128,12 +123,10 @@ class UserCorpus:
     module: Corpus
 
     def splits(self, knobs: KnobValues) -> Mapping[str, tuple[str, ...]]:
-        """Return the splits of each role: the knob ``splits``, else the module's."""
         roles = self.module.splits(knobs)
         return resolve_splits(knobs.get("splits"), roles, [*chain.from_iterable(roles.values())])
 
     def read(self, knobs: KnobValues, split: str) -> Manifest | RemoteTables:
-        """Return the rows of one split."""
         return self.module.read(knobs, split)
 
 
@@ -156,11 +149,7 @@ def prepare_audio(knobs: KnobValues) -> Splits:
 
 
 def read_manifest(corpus: Corpus, knobs: KnobValues, split: str) -> Manifest:
-    """Return the manifest of one split.
-
-    Raises:
-        DataError: the split is in remote tables, which must become shards first.
-    """
+    """Return the manifest of one split, which must not be in remote tables."""
     manifest = corpus.read(knobs, split)
     if isinstance(manifest, RemoteTables):
         raise DataError(
@@ -229,7 +218,7 @@ def _empty_train_error(knobs: KnobValues, parts: Sequence[PreparedSplit]) -> Dat
     if reasons == {EMPTY}:
         return DataError(
             f"All {len(excluded)} sentences of train are empty after normalization for "
-            f"`language: {knobs['language']}`. Look at the column `sentence`, and at `language`."
+            f"`language: {knobs['language']}`. Correct the column `sentence`, or `language`."
         )
     return DataError(
         f"The training set is empty: all {len(excluded)} rows are left out "
@@ -238,12 +227,7 @@ def _empty_train_error(knobs: KnobValues, parts: Sequence[PreparedSplit]) -> Dat
 
 
 def prepare_labeled(knobs: KnobValues) -> Splits:
-    """Prepare audio and all columns of utterances whose column `label` is not empty.
-
-    Raises:
-        ConfigError: a split has no such column, or no label in it.
-        DataError: a split has a label that train has not.
-    """
+    """Prepare audio and all columns of utterances whose column `label` is not empty."""
     splits, column = prepare_audio(knobs), knobs["label"]
     named, excluded = splits.named(), [*splits.excluded]
     fingerprints = {**splits.fingerprints}
@@ -333,12 +317,14 @@ def collate_clips(rows: Sequence[Row], *, sample_rate: int) -> Batch:
     return Batch(**collate_audio(rows, sample_rate))
 
 
-def unlabeled_loaders(collate: Callable[..., Batch] = collate_clips) -> Callable[..., Loaders]:
-    """Return the `make_loaders` of a recipe without labels, which plans every split's batches."""
-
-    def load(hparams: KnobValues, splits: Splits, labels: None, placement: Placement) -> Loaders:
-        print_data(splits, hparams)
-        collate_at_rate = partial(collate, sample_rate=hparams["sample_rate"])
-        return make_loaders(splits, hparams, collate=collate_at_rate, placement=placement)
-
-    return load
+def unlabeled_loaders(
+    hparams: KnobValues,
+    splits: Splits,
+    labels: None,
+    placement: Placement,
+    collate: Callable[..., Batch] = collate_clips,
+) -> Loaders:
+    """Plan every split's batches: the `make_loaders` of a recipe without labels."""
+    print_data(splits, hparams)
+    collate = partial(collate, sample_rate=hparams["sample_rate"])
+    return make_loaders(splits, hparams, collate=collate, placement=placement)

@@ -9,7 +9,6 @@ import argparse
 import gzip
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import G722
@@ -70,11 +69,7 @@ def about(knobs: KnobValues) -> Mapping[str, str]:
 
 
 def read(knobs: KnobValues, split: str) -> Manifest:
-    """Read one split in the language or languages of the knobs; fetch it if it is missing.
-
-    Raises:
-        SbkitError: a language has no prompts, or they cannot be fetched.
-    """
+    """Read one split in the language or languages of the knobs; fetch it if it is missing."""
     releases = {
         language: prepare_prompts(language=language, cache_folder=default_cache())
         for language in language_tags(knobs["language"])
@@ -82,21 +77,8 @@ def read(knobs: KnobValues, split: str) -> Manifest:
     return read_releases(releases, split, TableOptions.from_knobs(knobs))
 
 
-@dataclass(frozen=True)
-class Prompt:
-    """One line of the list of prompts; the key names the sound file."""
-
-    key: str
-    text: str
-
-
 def prepare_prompts(*, language: str = "en", cache_folder: str | Path) -> Path:
-    """Return the release folder of a language; fetch and write it if it is missing.
-
-    Raises:
-        ConfigError: the language has no prompts.
-        DataError: apt-get cannot fetch them.
-    """
+    """Return the release folder of a language; fetch and write it if it is missing."""
     if language not in LICENSES:
         raise ConfigError(
             f"The default corpus has the languages {', '.join(LICENSES)}, but `language` is "
@@ -117,22 +99,25 @@ def write_release(root: Path, language: str, release: Path) -> None:
     text = find_one(root, f"usr/share/doc/asterisk-core-sounds-{language}/core-sounds-*.txt.gz")
     (release / "clips").mkdir()
     rows: list[ReleaseRow] = []
-    for prompt in read_prompts(gzip.decompress(text.read_bytes())):
-        source = sounds / f"{prompt.key}.g722"
-        if _is_speech(prompt) and source.is_file():
-            row = _describe(prompt, language, speaker=sounds.name)
+    for key, prompt in read_prompts(gzip.decompress(text.read_bytes())):
+        source = sounds / f"{key}.g722"
+        if _is_speech(key, prompt) and source.is_file():
+            row = _describe(key, prompt, language, speaker=sounds.name)
             if normalize(row.sentence, language):
                 soundfile.write(release / "clips" / row.path, decode_g722(source), SAMPLE_RATE)
                 rows.append(row)
     write_tsvs(release, rows)
 
 
-def read_prompts(content: bytes) -> Iterator[Prompt]:
-    """Read lines ``key: text``; comments start with a semicolon."""
+def read_prompts(content: bytes) -> Iterator[tuple[str, str]]:
+    """Yield the key, which names the sound file, and the text of lines ``key: text``.
+
+    Comments start with a semicolon.
+    """
     for line in content.removeprefix(b"\xef\xbb\xbf").split(b"\n"):
         key, colon, text = _decode_line(line).partition(":")
         if colon and not key.startswith(";"):
-            yield Prompt(key.strip(), text.strip())
+            yield key.strip(), text.strip()
 
 
 def _decode_line(line: bytes) -> str:
@@ -143,11 +128,11 @@ def _decode_line(line: bytes) -> str:
         return line.decode("latin-1")
 
 
-def _is_speech(prompt: Prompt) -> bool:
+def _is_speech(key: str, prompt: str) -> bool:
     """Check that the text of a prompt is spoken: not a noise, a note or damaged."""
-    if prompt.key in TONE_KEYS or prompt.key.startswith("silence/"):
+    if key in TONE_KEYS or key.startswith("silence/"):
         return False
-    return not _BRACKET.search(prompt.text) and not _LOST_LETTER.search(prompt.text)
+    return not _BRACKET.search(prompt) and not _LOST_LETTER.search(prompt)
 
 
 def spell_digits(text: str, language: str = "en") -> str:
@@ -157,12 +142,12 @@ def spell_digits(text: str, language: str = "en") -> str:
     return spell_numbers(text, language)
 
 
-def _describe(prompt: Prompt, language: str, *, speaker: str) -> ReleaseRow:
+def _describe(key: str, prompt: str, language: str, *, speaker: str) -> ReleaseRow:
     """Make the row of a prompt; the speaker's folder has a name like ``en_US_f_Allison``."""
-    sentence = spell_digits(prompt.text, language)
+    sentence = spell_digits(prompt, language)
     return ReleaseRow(
         client_id=speaker,
-        path=prompt.key.replace("/", "_") + ".flac",
+        path=key.replace("/", "_") + ".flac",
         sentence_id=sentence_id(sentence),
         sentence=sentence,
         gender="female_feminine" if "_f_" in speaker else "male_masculine",

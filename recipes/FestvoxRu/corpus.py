@@ -45,12 +45,7 @@ def about(knobs: KnobValues) -> Mapping[str, str]:
 
 
 def read(knobs: KnobValues, split: str) -> Manifest:
-    """Read one split, with the column word_times; fetch the corpus if it is missing.
-
-    Raises:
-        ConfigError: `language` is not that of the corpus.
-        DataError: the corpus cannot be fetched.
-    """
+    """Read one split, with the column word_times; fetch the corpus if it is missing."""
     if language_tags(knobs["language"]) != (LANGUAGE,):
         raise ConfigError(
             f"The corpus FestvoxRu is in {LANGUAGE}, but `language` is {knobs['language']!r}. Pass "
@@ -71,20 +66,8 @@ class TimedRow(ReleaseRow):
     word_times: str
 
 
-@dataclass(frozen=True)
-class Sentence:
-    """One line of the voice's text, without the plus signs that mark stress."""
-
-    id: str
-    text: str
-
-
 def prepare_festvox(*, cache_folder: str | Path) -> Path:
-    """Return the release folder; fetch and write it if it is missing.
-
-    Raises:
-        DataError: apt-get cannot fetch the package, or its labels do not match its text.
-    """
+    """Return the release folder; fetch and write it if it is missing."""
     return ensure_release(Path(cache_folder) / PACKAGE, LANGUAGE, (PACKAGE,), write_release)
 
 
@@ -93,28 +76,31 @@ def write_release(root: Path, release: Path) -> None:
     voice = find_one(root, "usr/share/festival/voices/russian/*")
     (release / "clips").mkdir()
     rows = []
-    for sentence in read_sentences((voice / "etc/txt.done.data").read_text(encoding="utf-8")):
-        samples, rate = soundfile.read(voice / "wav" / f"{sentence.id}.wav", dtype="int16")
-        soundfile.write(release / "clips" / f"{sentence.id}.flac", samples, rate)
-        labels = (voice / "lab" / f"{sentence.id}.lab").read_text(encoding="utf-8")
-        rows.append(_describe(sentence, labels))
+    for id, sentence in read_sentences((voice / "etc/txt.done.data").read_text(encoding="utf-8")):
+        samples, rate = soundfile.read(voice / "wav" / f"{id}.wav", dtype="int16")
+        soundfile.write(release / "clips" / f"{id}.flac", samples, rate)
+        labels = (voice / "lab" / f"{id}.lab").read_text(encoding="utf-8")
+        rows.append(_describe(id, sentence, labels))
     write_tsvs(release, rows, kind=TimedRow)
 
 
-def read_sentences(content: str) -> Iterator[Sentence]:
-    """Read lines ``( id "text" )``; quotation marks in the text are escaped by a backslash."""
+def read_sentences(content: str) -> Iterator[tuple[str, str]]:
+    """Yield the id and the text, without marks of stress, of lines ``( id "text" )``.
+
+    Quotation marks in the text are escaped by a backslash.
+    """
     for line in content.splitlines():
         if match := _SENTENCE.fullmatch(line):
-            yield Sentence(match[1], match[2].replace("+", "").replace('\\"', '"'))
+            yield match[1], match[2].replace("+", "").replace('\\"', '"')
 
 
-def _describe(sentence: Sentence, labels: str) -> TimedRow:
-    times = time_words(normalize(sentence.text, LANGUAGE).split(), read_labels(labels))
+def _describe(id: str, sentence: str, labels: str) -> TimedRow:
+    times = time_words(normalize(sentence, LANGUAGE).split(), read_labels(labels))
     return TimedRow(
         client_id=SPEAKER,
-        path=f"{sentence.id}.flac",
-        sentence_id=sentence_id(sentence.text),
-        sentence=sentence.text,
+        path=f"{id}.flac",
+        sentence_id=sentence_id(sentence),
+        sentence=sentence,
         gender="male_masculine",
         locale=LANGUAGE,
         word_times=" ".join(f"{start:.3f}-{end:.3f}" for start, end in times),

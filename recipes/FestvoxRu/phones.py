@@ -52,11 +52,7 @@ class Phone:
 
 
 def read_labels(content: str) -> list[Phone]:
-    """Read a label file: lines of end, color and name after a line with a number sign.
-
-    Raises:
-        DataError: a line has another form, or a phone ends before it starts.
-    """
+    """Read a label file: lines of end, color and name after a line with a number sign."""
     phones: list[Phone] = []
     for line in content.partition("#\n")[2].splitlines():
         match = re.fullmatch(r"\s*(\d+\.\d+)\s+\d+\s+(\w+)\s*", line)
@@ -71,11 +67,7 @@ def read_labels(content: str) -> list[Phone]:
 
 
 def time_words(words: Sequence[str], phones: Sequence[Phone]) -> list[tuple[float, float]]:
-    """Return the start and end of each word in seconds.
-
-    Raises:
-        DataError: the phones do not match the words.
-    """
+    """Return the start and end of each word in seconds."""
     spoken = [phone for phone in phones if phone.name != PAUSE]
     letters = "".join(words)
     steps, cost = _align(letters, [phone.name for phone in spoken])

@@ -29,11 +29,7 @@ def recognizes(folder: Path) -> bool:
 
 
 def splits(knobs: KnobValues) -> Mapping[str, tuple[str, ...]]:
-    """Return the splits of each role: of the knob ``splits``, else train-*, dev-* and test-*.
-
-    Raises:
-        SbkitError: ``data_folder`` has no split with this layout, or not the one named.
-    """
+    """Return the splits of each role: of the knob ``splits``, else train-*, dev-* and test-*."""
     available = _split_names(_find_root(knobs))
     defaults = {
         role: [split for split in available if split.startswith(prefix)]
@@ -43,11 +39,7 @@ def splits(knobs: KnobValues) -> Mapping[str, tuple[str, ...]]:
 
 
 def read(knobs: KnobValues, split: str) -> Manifest:
-    """Read one split, with the columns speaker, chapter, language and, if known, gender.
-
-    Raises:
-        DataError: the folder has another layout, or a transcript is not UTF-8.
-    """
+    """Read one split, with the columns speaker, chapter, language and, if known, gender."""
     root = _find_root(knobs)
     language = spoken_language(knobs["language"])
     rows = _read_split(root / split, language, _read_genders(root / "SPEAKERS.TXT"))

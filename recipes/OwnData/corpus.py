@@ -28,11 +28,7 @@ EXAMPLE = "Write manifest: {train: a.csv, dev: b.csv, test: {clean: c.csv, noisy
 
 
 def splits(knobs: KnobValues) -> Mapping[str, tuple[str, ...]]:
-    """Return the splits of each role: the knob ``splits``, else as in ``manifest``.
-
-    Raises:
-        ConfigError: ``manifest`` is malformed, or lacks a training or validation set.
-    """
+    """Return the splits of each role: the knob ``splits``, else as in ``manifest``."""
     files, roles = _read_mapping(knobs["manifest"])
     for role, key in (("train", "train"), ("valid", "dev")):
         if not knobs.get("splits") and not roles[role]:
@@ -41,12 +37,7 @@ def splits(knobs: KnobValues) -> Mapping[str, tuple[str, ...]]:
 
 
 def read(knobs: KnobValues, split: str) -> Manifest | RemoteTables:
-    """Read the files of one split as one manifest, or return its remote tables.
-
-    Raises:
-        DataError: a file cannot be read, or lacks a column.
-        ConfigError: a file is missing.
-    """
+    """Read the files of one split as one manifest, or return its remote tables."""
     sources = _read_mapping(knobs["manifest"])[0][split]
     for source in sources:
         if "://" not in source and not Path(source).exists():

@@ -11,6 +11,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -259,9 +260,6 @@ def make_loaders(
     """Plan the batches of every split from the knobs of the YAML.
 
     `shuffle_shards`, `concat_prob` and `speeds` are optional.
-
-    Raises:
-        ConfigError: the shared memory is too small for the number of workers.
     """
     if knobs["num_workers"] > 0:
         _require_shared_memory(knobs)
@@ -278,22 +276,20 @@ def make_loaders(
         **common,
     )
 
-    def load(split: datasets.Dataset, sampler: TrainSampler | EvalSampler) -> Loader:
-        return make_loader(
-            split,
-            sampler=sampler,
-            collate=collate,
-            num_workers=knobs["num_workers"],
-            pin_memory=placement.device.type == "cuda",
-        )
+    load = partial(
+        make_loader,
+        collate=collate,
+        num_workers=knobs["num_workers"],
+        pin_memory=placement.device.type == "cuda",
+    )
 
     def in_order(split: datasets.Dataset) -> Loader:
         seconds = knobs["eval_batch_seconds"]
         sampler = EvalSampler(samples=sample_counts(split), batch_seconds=seconds, **common)
-        return load(split, sampler)
+        return load(split, sampler=sampler)
 
     return Loaders(
-        train=load(splits.train, train),
+        train=load(splits.train, sampler=train),
         valid={name: in_order(split) for name, split in splits.valid.items()},
         test={name: in_order(split) for name, split in splits.test.items()},
         measure=in_order(splits.train),

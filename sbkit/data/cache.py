@@ -72,11 +72,7 @@ NO_AUDIO = pa.schema(
 
 
 class StoredAudio(NamedTuple):
-    """The audio of clips.
-
-    table: the columns samples, digest and audio of the readable clips.
-    errors: those of the other clips, by row.
-    """
+    """The columns samples, digest and audio of readable clips; the errors of others, by row."""
 
     table: pa.Table
     errors: dict[int, AudioError]
@@ -87,17 +83,9 @@ def prepare_audio(
 ) -> StoredAudio:
     """Locate the audio of clips, after decoding those that are not in the cache yet.
 
-    All clips share one folder in the cache, identified by their common corpus folder.
-
-    Args:
-        paths: audio files, as bytes.
-        sample_rate: Hz, of the decoded audio.
-        cache_folder: that of all corpora.
-        store: a name of `STORES`.
-        title: shown while clips are decoded.
-
-    Raises:
-        DataError: the cache cannot be written, or its disk is full.
+    ``paths`` are bytes, ``sample_rate`` is in Hz, ``store`` is one of `STORES`, and ``title`` is
+    shown while clips are decoded. All clips share one folder in the cache of all corpora,
+    identified by their common corpus folder.
     """
     if not len(paths):
         return StoredAudio(NO_AUDIO, {})
@@ -273,9 +261,6 @@ def unpacked(corpus: Path) -> Path:
 
     Only files and folders are unpacked, no links and no devices. A changed archive, by its path,
     size and time, is unpacked again.
-
-    Raises:
-        DataError: the archive is damaged or leads out of its folder, or the disk is full.
     """
     if not is_archive(corpus):
         return corpus
@@ -327,16 +312,10 @@ def _innermost(folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """One folder of the cache.
-
-    Attributes:
-        folder: its path.
-        corpus: the folder or file that its audio comes from, None if unknown.
-        bytes: on the disk.
-    """
+    """One folder of the cache, and its size on the disk."""
 
     folder: Path
-    corpus: Path | None
+    corpus: Path | None  # the folder or file that its audio comes from, if known
     bytes: int
 
     @property
@@ -362,11 +341,7 @@ def list_entries(cache_folder: Path) -> list[CacheEntry]:
 
 
 def remove(entry: CacheEntry) -> bool:
-    """Remove a folder of the cache; return False if a process is preparing it.
-
-    Raises:
-        DataError: it cannot be removed.
-    """
+    """Remove a folder of the cache; return False if a process is preparing it."""
     lock = os.open(entry.folder, os.O_RDONLY)
     try:
         if not try_lock(lock):

@@ -61,9 +61,6 @@ def ensure_release(
 
     ``folder`` has a release for each version of the first package. ``write_release`` converts the
     root of the unpacked packages into an empty folder.
-
-    Raises:
-        DataError: apt-get cannot fetch the packages, or their content is unexpected.
     """
     folder = folder.expanduser()
     finished = sorted(folder.glob(f"*-r{RELEASE_VERSION}/{language}/validated.tsv"))
@@ -78,11 +75,7 @@ def ensure_release(
 
 
 def fetch_packages(names: Sequence[str], folder: Path) -> tuple[str, Path]:
-    """Download and unpack packages with apt-get; return the first one's version, and the root.
-
-    Raises:
-        DataError: there is no apt-get, no mirror answers, or none has the packages.
-    """
+    """Download and unpack packages with apt-get; return the first one's version, and the root."""
     for subfolder in ("lists/partial", "cache/archives/partial", "root"):
         (folder / subfolder).mkdir(parents=True)
     options = [

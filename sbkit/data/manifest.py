@@ -238,9 +238,6 @@ def check_locale(manifest: Manifest, language: str) -> None:
     """Check that at least half of the rows that have a locale have that of the language.
 
     Regions are ignored, as are rows without a locale.
-
-    Raises:
-        DataError: most rows have another locale.
     """
     if "locale" not in manifest.columns.column_names:
         return

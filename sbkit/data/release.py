@@ -27,11 +27,7 @@ def recognizes(folder: Path) -> bool:
 
 
 def splits(knobs: KnobValues) -> Mapping[str, tuple[str, ...]]:
-    """Return the splits of each role: the knob ``splits``, else train, dev and test.
-
-    Raises:
-        SbkitError: ``data_folder`` has no release, or not the splits that are named.
-    """
+    """Return the splits of each role: the knob ``splits``, else train, dev and test."""
     if not knobs.get("splits"):
         _find_releases(knobs, *(split for names in ROLES.values() for split in names))
         return ROLES
@@ -40,11 +36,7 @@ def splits(knobs: KnobValues) -> Mapping[str, tuple[str, ...]]:
 
 
 def read(knobs: KnobValues, split: str) -> Manifest:
-    """Read one split of the release, or of one release for each language of a list.
-
-    Raises:
-        SbkitError: the split is missing or cannot be read.
-    """
+    """Read one split of the release, or of one release for each language of a list."""
     return read_releases(_find_releases(knobs, split), split, TableOptions.from_knobs(knobs))
 
 
@@ -62,12 +54,7 @@ def _find_releases(knobs: KnobValues, *splits: str) -> dict[str, Path]:
 
 
 def find_release(data_folder: str | Path | None, language: str, splits: Sequence[str] = ()) -> Path:
-    """Return the folder with the TSVs: ``data_folder`` or the language's folder in it.
-
-    Raises:
-        ConfigError: the language is not a tag.
-        DataError: there is no release, or it lacks one of the splits.
-    """
+    """Return the folder with the TSVs: ``data_folder`` or the language's folder in it."""
     check_language(language)  # it becomes the name of a folder
     tsvs = ", ".join(f"{split}.tsv" for split in splits or ("train", "dev", "test"))
     advice = f"Pass --data_folder=FOLDER of a Common Voice release, with {tsvs} and clips/."
@@ -98,11 +85,7 @@ def read_release(tsv: Path, options: TableOptions) -> Manifest:
 
 
 def read_releases(releases: Mapping[str, Path], split: str, options: TableOptions) -> Manifest:
-    """Read one split, a TSV in the release folder of each language, as one manifest.
-
-    Raises:
-        DataError: a file cannot be read as a table, or lacks a column.
-    """
+    """Read one split, a TSV in the release folder of each language, as one manifest."""
     parts = []
     for language, release in releases.items():
         clips = release / "clips"

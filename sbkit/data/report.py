@@ -238,14 +238,8 @@ def encode_clips(
 ) -> dict[str, str]:
     """Return clips as MP3 in base64, by id and in the order of ``ids``.
 
-    Missing and unreadable clips are skipped, and all clips if MP3 does not support the rate.
-
-    Args:
-        split: a prepared split.
-        ids: of the clips.
-        sample_rate: Hz.
-        max_seconds: longer clips are cut.
-        max_characters: the sum of all texts returned.
+    Missing and unreadable clips are skipped, and all clips if MP3 does not support the rate (Hz).
+    Longer clips are cut to ``max_seconds``. All texts together have at most ``max_characters``.
     """
     if sample_rate not in MP3_RATES:
         return {}

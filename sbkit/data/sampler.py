@@ -170,11 +170,7 @@ class EvalSampler(Sampler[MicroBatch]):
 
 
 def to_percents(speeds: Sequence[float]) -> list[int]:
-    """Convert speeds to percent: small integers make a small resampling kernel.
-
-    Raises:
-        ConfigError: a speed is not a positive number with at most two decimals.
-    """
+    """Convert speeds to percent: small integers make a small resampling kernel."""
     try:
         percents = [round(100 * speed) for speed in speeds]
         is_exact = bool(percents) and [percent / 100 for percent in percents] == list(speeds)

@@ -27,7 +27,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import datasets
@@ -69,17 +69,7 @@ _SCHEMA = Features({AUDIO: Audio()}).arrow_schema
 
 # Of a prepared split: samples (S,) in `audio`, their number in `samples`, text in all others.
 Row = Mapping[str, Any]
-
-
-class AudioLocation(TypedDict):
-    """A value of `AUDIO_TYPE`."""
-
-    file: str
-    shard: int
-    start: int | None
-    size: int
-    crc32: int
-    sample_rate: int
+AudioLocation = Mapping[str, Any]  # a value of AUDIO_TYPE
 
 
 def require_store(name: object) -> str:
@@ -138,7 +128,7 @@ def _read_audio(locations: Sequence[AudioLocation]) -> list[Samples]:
 
 def _decode(content: bytes, location: AudioLocation) -> Samples:
     if zlib.crc32(content) != location["crc32"]:
-        start, end = location["start"], (location["start"] or 0) + location["size"]
+        start, end = location["start"], location["start"] + location["size"]
         raise DataError(
             f"{location['file']} is damaged: bytes {start} to {end} have another checksum than "
             "when they were written. Copy it again, or remove it and prepare the data again."
@@ -267,20 +257,16 @@ class ShardWriter:
             if isinstance(decoded.audio, AudioError):
                 errors[index] = decoded.audio
                 continue
-            self._add(name, decoded.audio)
+            if len(decoded.audio) + self._batch_bytes > BATCH_BYTES:
+                self._flush()
+            self._batch.append({"bytes": decoded.audio, "path": name})
+            self._batch_bytes += len(decoded.audio)
+            self._crcs.append(zlib.crc32(decoded.audio))
             self._samples.append(decoded.samples)
             self._digests.append(decoded.digest)
+            self.bytes += len(decoded.audio)
             added.append(index)
         return added, errors
-
-    def _add(self, name: str, audio: bytes) -> None:
-        """Add the audio of a clip, which is written with its record batch."""
-        if len(audio) + self._batch_bytes > BATCH_BYTES:
-            self._flush()
-        self._batch.append({"bytes": audio, "path": name})
-        self._batch_bytes += len(audio)
-        self._crcs.append(zlib.crc32(audio))
-        self.bytes += len(audio)
 
     def _flush(self) -> None:
         if self._batch:
@@ -320,12 +306,9 @@ class ShardWriter:
 
     def _locations(self) -> pa.StructArray:
         """Return the start of each clip's audio, its size and CRC-32, and the file's digest."""
-        count = len(self._crcs)
-        starts, sizes = (pa.nulls(count, pa.int64()), pa.nulls(count, pa.int64()))
-        if self.bytes:
-            starts, sizes = locate_audio(self._path)
-        crcs = pa.array(self._crcs, pa.int64())
-        digests = pa.array(self._digests, pa.string())
+        nothing = pa.nulls(len(self._crcs), pa.int64())
+        starts, sizes = locate_audio(self._path) if self.bytes else (nothing, nothing)
+        crcs, digests = pa.array(self._crcs, pa.int64()), pa.array(self._digests, pa.string())
         names = ["start", "size", "crc32", "digest"]
         return pa.StructArray.from_arrays([starts, sizes, crcs, digests], names)
 

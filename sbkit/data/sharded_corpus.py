@@ -65,13 +65,7 @@ PROBED_CLIPS = 100  # that are decoded to estimate the size of the others
 
 @dataclass(frozen=True)
 class Index:
-    """The content of a corpus of shards.
-
-    Attributes:
-        sample_rate: Hz.
-        roles: the splits of train, valid and test.
-        splits: the names of the shards of each split.
-    """
+    """The sample rate (Hz), the splits of each role, and the names of the shards of each split."""
 
     sample_rate: int
     roles: Mapping[str, Sequence[str]]
@@ -84,22 +78,13 @@ def recognizes(location: str) -> bool:
 
 
 def splits(knobs: KnobValues) -> Mapping[str, tuple[str, ...]]:
-    """Return the splits of each role: the knob ``splits``, else as prepared.
-
-    Raises:
-        SbkitError: the index is missing or damaged, or a split is unknown.
-    """
+    """Return the splits of each role: the knob ``splits``, else as prepared."""
     index = read_index(Storage.at(knobs["data_folder"]))
     return resolve_splits(knobs.get("splits"), index.roles, list(index.splits))
 
 
 def read(knobs: KnobValues, split: str) -> Manifest:
-    """Return the manifest of one split, whose audio stays where it is.
-
-    Raises:
-        DataError: a shard is missing, truncated or damaged.
-        ConfigError: the shards have another sample rate.
-    """
+    """Return the manifest of one split, whose audio stays where it is."""
     storage = Storage.at(knobs["data_folder"])
     index = read_index(storage)
     if index.sample_rate != knobs["sample_rate"]:
@@ -156,11 +141,7 @@ def _unique(ids: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def read_index(storage: Storage) -> Index:
-    """Read the index of a folder of shards.
-
-    Raises:
-        DataError: it is missing, or `sbkit prepare` did not write it.
-    """
+    """Read the index of a folder of shards."""
     content = storage.read(INDEX_FILE)
     try:
         values = json.loads(content)
@@ -211,14 +192,10 @@ class Unit:
     """Rows that one process writes.
 
     A shard is full after the part that brings it to the wanted size.
-
-    Attributes:
-        name: the start of the names of the unit's shards.
-        parts: yields manifests, from the part with a given index on.
     """
 
-    name: str
-    parts: Callable[[int], Iterator[Manifest]]
+    name: str  # the start of the names of its shards
+    parts: Callable[[int], Iterator[Manifest]]  # from the part with a given index on
 
 
 def parse_size(text: str) -> int:
@@ -243,13 +220,7 @@ def write_shards(
     sources: Mapping[str, Manifest | RemoteTables],
     roles: Mapping[str, Sequence[str]],
 ) -> Index | None:
-    """Write the missing shards of each split; return the index, None while others still work.
-
-    Raises:
-        DataError: the target cannot be written, a disk is full, or a split has too many unusable
-            rows.
-        ConfigError: the store keeps no audio.
-    """
+    """Write the missing shards of each split; return the index, None while others still work."""
     if options.store == "none":
         raise ConfigError(
             "Shards contain the audio, so `audio_store` must be pcm or flac, but is none. Pass "
@@ -321,8 +292,10 @@ def _write_units(
     storage: Storage, options: ShardOptions, scratch: Path, units: Sequence[Unit]
 ) -> None:
     """Write the missing units that no other process writes or, without locks, a share of them."""
-    index, processes = (0, 1) if storage.folder else work_share(os.environ)
-    with progress_bar("writing shards", len(units[index::processes])) as advance:
+    if storage.folder is None:
+        index, processes = work_share(os.environ)
+        units = units[index::processes]
+    with progress_bar("writing shards", len(units)) as advance:
 
         def write(unit: Unit) -> None:
             _write_unit(storage, options, scratch, unit)
@@ -330,17 +303,13 @@ def _write_units(
 
         if storage.folder is not None:
             share_work(storage.folder, [(unit.name, partial(write, unit)) for unit in units])
-            return
-        for unit in units[index::processes]:
-            write(unit)
+        else:
+            for unit in units:
+                write(unit)
 
 
 def work_share(variables: Mapping[str, str]) -> tuple[int, int]:
-    """Return the index of this process and the number of processes, of SLURM's array or torchrun.
-
-    Raises:
-        ConfigError: the variables are inconsistent.
-    """
+    """Return the index of this process and their number, from SLURM's array or torchrun."""
     array = {n: v for n, v in variables.items() if n.startswith("SLURM_ARRAY_TASK_")}
     try:
         if array:
@@ -349,10 +318,8 @@ def work_share(variables: Mapping[str, str]) -> tuple[int, int]:
             step = int(array.get("SLURM_ARRAY_TASK_STEP", "1"))
             index = (int(array["SLURM_ARRAY_TASK_ID"]) - first) // step
         else:
-            index, processes = (
-                int(variables.get("RANK", "0")),
-                int(variables.get("WORLD_SIZE", "1")),
-            )
+            index = int(variables.get("RANK", "0"))
+            processes = int(variables.get("WORLD_SIZE", "1"))
         if index >= processes:
             raise ValueError(f"number {index} of {processes}")
     except (KeyError, ValueError) as error:

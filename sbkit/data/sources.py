@@ -45,11 +45,7 @@ SaveAudio = Callable[[bytes, str], Path]  # writes the bytes of an audio file un
 
 
 def read_manifests(sources: Sequence[Path], options: TableOptions) -> Manifest:
-    """Read tables, Kaldi's folders, saved datasets and parquet, in this order, as one manifest.
-
-    Raises:
-        DataError: a source cannot be read, or lacks a column.
-    """
+    """Read tables, Kaldi's folders, saved datasets and parquet, in this order, as one manifest."""
     parts = [(source.name, _read_source(source, options)) for source in sources]
     return Manifest.join_named(parts, *map(_embedded_folder, sources), sources[0].parent)
 
@@ -83,9 +79,6 @@ def _read_kaldi(folder: Path, options: TableOptions) -> Iterator[Clip | Excluded
 
     Each file has lines "KEY VALUE". Paths are relative to the folder. Without ``utt2lang``, the
     column ``language`` is that of the options.
-
-    Raises:
-        DataError: ``wav.scp`` contains a command, there are ``segments``, or ``text`` is missing.
     """
     if (folder / "segments").is_file():
         raise DataError(
@@ -142,9 +135,6 @@ def _read_saved_dataset(source: Path) -> Table:
     """Return the rows as text without decoding audio: an audio column becomes its path.
 
     Audio bytes in the dataset are written to files in the cache.
-
-    Raises:
-        DataError: the dataset cannot be read, or has several splits.
     """
     if (source / "dataset_dict.json").is_file():
         names = sorted(file.name for file in source.iterdir() if file.is_dir())
@@ -242,9 +232,6 @@ class RemoteTables:
         """Yield the batches of a file, from batch ``start`` on.
 
         Audio bytes of the file, and audio at a URL, are in ``scratch`` until the next batch.
-
-        Raises:
-            DataError: the file cannot be read, or lacks a column.
         """
         with reading(file, must=REMOTE_FORM, fix="Correct it."):
             for rows, first in islice(_read_batches(file), start, None):
@@ -266,20 +253,12 @@ class RemoteTables:
 
 
 def remote_tables(source: str) -> list[str]:
-    """Return the parquet and JSON Lines files at a URL or in a folder.
-
-    Raises:
-        DataError: the URL cannot be read.
-    """
+    """Return the parquet and JSON Lines files at a URL or in a folder."""
     return Storage.at(source).list_files(REMOTE_SUFFIXES)
 
 
 def file_version(file: str) -> str:
-    """Return text that changes when a file does.
-
-    Raises:
-        DataError: the file cannot be read.
-    """
+    """Return text that changes when a file does."""
     with reading(file, must=REMOTE_FORM, fix="Correct it."):
         system, path = fsspec.url_to_fs(file)
         return str(system.ukey(path))

@@ -133,12 +133,11 @@ class Splits:
 
 @dataclass(frozen=True)
 class PreparedSplit:
-    """One split, ready to be batched.
+    """One split, ready to be batched, and what is excluded from it.
 
     Attributes:
         dataset: columns id, text (normalized), sentence, samples, the manifest's as strings, and
             audio, which `read_rows` reads.
-        excluded: rows and utterances that are not in it.
         fingerprint: changes if the ids, texts or audio files of the dataset do.
     """
 
@@ -159,19 +158,9 @@ def prepare_split(
 ) -> PreparedSplit:
     """Normalize the texts of a split, and decode the clips that are not in the cache yet.
 
-    Args:
-        manifest: clips and excluded rows.
-        split: its name.
-        normalize: returns the text to learn for a sentence.
-        sample_rate: Hz, of the decoded audio.
-        cache_folder: where decoded audio is kept.
-        keep_empty: keep empty transcripts. Only training can do without them: elsewhere, words
-            recognized in silence are errors to be counted.
-        store: the form of decoded audio.
-
-    Raises:
-        DataError: more than `MAX_UNUSABLE_SHARE` of the rows is unusable, or the cache cannot be
-            written.
+    The decoded audio has ``sample_rate`` (Hz) and the form ``store``. Only training can do without
+    empty transcripts: elsewhere, words recognized in silence are errors to be counted, so
+    ``keep_empty`` keeps them.
     """
     texts = [normalize(sentence) for sentence in manifest.sentences]
     with_text = np.array([row for row, text in enumerate(texts) if keep_empty or text.strip()], int)
@@ -239,11 +228,7 @@ def _fingerprint(table: pa.Table, stored: pa.Table, sample_rate: int) -> str:
 def within_limits(
     train: datasets.Dataset, *, min_seconds: float, max_seconds: float, sample_rate: int
 ) -> tuple[datasets.Dataset, datasets.Dataset, list[Excluded]]:
-    """Return the utterances from ``min_seconds`` to ``max_seconds``, the others, and their list.
-
-    Raises:
-        ConfigError: no utterance is within the limits.
-    """
+    """Return the utterances from ``min_seconds`` to ``max_seconds``, the others, and their list."""
     samples = sample_counts(train)
     is_short = samples < seconds_to_samples(min_seconds, sample_rate)
     is_long = samples > seconds_to_samples(max_seconds, sample_rate)
@@ -329,9 +314,8 @@ def count_characters(batches: Iterable[Sequence[str]]) -> Counter[str]:
 
 def spread_rows(count: int, max_rows: int) -> list[int]:
     """Return the indices of at most ``max_rows`` of ``count`` rows, evenly spread."""
-    if count <= max_rows:
-        return [*range(count)]
-    return [index * count // max_rows for index in range(max_rows)]
+    num_rows = min(count, max_rows)
+    return [index * count // num_rows for index in range(num_rows)]
 
 
 # Transcripts

@@ -38,19 +38,12 @@ LineNumbers = npt.NDArray[np.int64] | Sequence[int]
 
 @dataclass(frozen=True)
 class Table:
-    """The rows of one file as text, null where a row lacks a field.
+    """The rows of one file as columns of text, null where a row lacks a field."""
 
-    Attributes:
-        file: relative paths are relative to its folder.
-        rows: a column of text for each field.
-        lines: the line of each row, 1 for the first line of the file.
-        excluded: lines that are not rows.
-    """
-
-    file: Path
+    file: Path  # relative paths are relative to its folder
     rows: pa.Table
-    lines: LineNumbers
-    excluded: Sequence[Excluded] = ()
+    lines: LineNumbers  # of each row, 1 for the first line of the file
+    excluded: Sequence[Excluded] = ()  # lines that are not rows
 
 
 @dataclass(frozen=True)
@@ -91,9 +84,6 @@ def read_table(file: Path) -> Table:
     JSON Lines start with a brace. The first line of other tables names the columns and shows the
     delimiter: a tab, comma, semicolon or vertical bar. With tabs, quotes are plain characters, as
     in Common Voice; otherwise they enclose a field, as in CSV.
-
-    Raises:
-        DataError: the file is missing, empty, not UTF-8, not a table or has no row.
     """
     if not file.is_file():
         raise DataError(f"{file} is not a file. Check the path of the manifest.")
@@ -240,9 +230,6 @@ def to_manifest(
         find_audio: returns the file for an entry of the path column, or why there is none.
         folder: where `find_audio` looks for plain relative paths. A table with only such paths is
             read by whole columns, three times as fast. None: `find_audio` is called for each row.
-
-    Raises:
-        DataError: the table lacks a column.
     """
     path = _find_column(table, options.path_column, PATH_COLUMNS, "path_column")
     text = ""

@@ -78,11 +78,7 @@ def count_local_devices(device_type: str) -> int:
 
 
 def counter_of_target(target: str) -> DeviceCounter:
-    """Return the counter of another machine: `cuda:8` has eight such devices, `cpu` none.
-
-    Raises:
-        ConfigError: the target has none of `DEVICE_FORMS`, or no device.
-    """
+    """Return the counter of another machine: `cuda:8` has eight such devices, `cpu` none."""
     device = parse_device(target, key="--target")
     count = 1 if device.index is None else device.index
     if count == 0:

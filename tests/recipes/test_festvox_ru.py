@@ -10,7 +10,7 @@ import pytest
 import soundfile
 
 from recipes.FestvoxRu import corpus
-from recipes.FestvoxRu.corpus import Sentence, read_sentences, write_release
+from recipes.FestvoxRu.corpus import read_sentences, write_release
 from recipes.FestvoxRu.phones import SOUNDS, Phone, read_labels, time_words
 from sbkit.base.errors import SbkitError
 from sbkit.data.debian_release import RELEASE_VERSION
@@ -105,8 +105,8 @@ def test_read_labels_refuses_a_malformed_line(line: str) -> None:
 
 def test_read_sentences_removes_stress_marks_and_escapes() -> None:
     assert list(read_sentences(TEXT)) == [
-        Sentence("ru_0001", "Снова, он здесь."),
-        Sentence("ru_0002", '"Я рад", - сказал он.'),
+        ("ru_0001", "Снова, он здесь."),
+        ("ru_0002", '"Я рад", - сказал он.'),
     ]
 
 
