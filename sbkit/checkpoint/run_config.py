@@ -121,8 +121,8 @@ class RunConfig:
 
     def check_same_on_ranks(self) -> None:
         """Raise ConfigError, on all ranks, if one has another YAML or other data than rank 0."""
-        first, *others = gather_over_ranks(self)
-        for index, other in enumerate(others, start=1):
+        first, *other_ranks = gather_over_ranks(self)
+        for index, other in enumerate(other_ranks, start=1):
             for name, before, now in other.differences(first):
                 raise ConfigError(
                     "All processes must train the same model on the same data, but "

@@ -85,7 +85,7 @@ def average(checkpoints: Sequence[Checkpoint], name: str) -> dict[str, Any]:
     Checkpoints are added one by one in float64, so memory holds two models however many there are.
     Raises BundleError when they do not all belong to one model.
     """
-    first, *others = (checkpoint.paramfiles[name] for checkpoint in checkpoints)
+    first, *later = (checkpoint.paramfiles[name] for checkpoint in checkpoints)
     mean = read_weights(first)
     types = {
         key: value.dtype
@@ -94,7 +94,7 @@ def average(checkpoints: Sequence[Checkpoint], name: str) -> dict[str, Any]:
     }
     for key, dtype in types.items():
         mean[key] = mean[key].to(torch.promote_types(dtype, torch.float64))
-    for file in others:
+    for file in later:
         weights = read_weights(file)
         check_same_model(weights, mean, of=str(file))
         for key in types:
@@ -162,12 +162,12 @@ def check_finite(weights: Mapping[str, Any], *, of: str, parameters: Container[s
             )
 
 
-def check_same_model(saved: Mapping[str, Any], wanted: Mapping[str, Any], *, of: str) -> None:
+def check_same_model(saved: Mapping[str, Any], declared: Mapping[str, Any], *, of: str) -> None:
     """Raise BundleError for weights of another model, with the first differences and sizes."""
     differences = [
-        f"{key}: {size_in(saved, key)} saved, {size_in(wanted, key)} declared"
-        for key in sorted({*saved, *wanted})
-        if size_in(saved, key) != size_in(wanted, key)
+        f"{key}: {size_in(saved, key)} saved, {size_in(declared, key)} declared"
+        for key in sorted({*saved, *declared})
+        if size_in(saved, key) != size_in(declared, key)
     ]
     if differences:
         count = plural(len(differences), "tensor differs", "tensors differ")
