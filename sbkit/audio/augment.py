@@ -49,14 +49,11 @@ AugmentFeatures = Callable[[Tensor, Tensor], Tensor]  # (B, T, M), (B,) -> (B, T
 
 @dataclass(frozen=True, slots=True)
 class SpeedGroup:
-    """Consecutive utterances that are played at one speed.
+    """Consecutive utterances that are played at one speed."""
 
-    percent: the speed. utterances: their number. longest: samples of the longest, before that.
-    """
-
-    percent: int
-    utterances: int
-    longest: int
+    percent: int  # the speed
+    utterances: int  # their number
+    longest: int  # samples of the longest, before that
 
 
 class AudioBatch(Protocol):
@@ -80,9 +77,6 @@ class Augmentation:
         """Read `wave_augment` and `spec_augment` of a Brain's hparams; both are optional.
 
         features: the part that computes features; None for a model that takes audio.
-
-        Raises:
-            ConfigError: a part is SpeechBrain's, or `spec_augment` has no features to mask.
         """
         self._wave: AugmentAudio | None = _declared(hparams, "wave_augment")
         self._spec: AugmentFeatures | None = _declared(hparams, "spec_augment")
@@ -102,7 +96,6 @@ class Augmentation:
         return audio, lengths
 
     def features(self, *, training: bool) -> AugmentFeatures | None:
-        """Return the function that masks features, if any."""
         return self._spec if training else None
 
 
@@ -311,9 +304,8 @@ class SpecAugment(nn.Module):
     """
 
     RANGES: ClassVar = {
-        **dict.fromkeys(
-            ("time_masks", "time_width", "freq_masks", "freq_width"), NON_NEGATIVE_COUNT
-        ),
+        **dict.fromkeys(("time_masks", "time_width"), NON_NEGATIVE_COUNT),
+        **dict.fromkeys(("freq_masks", "freq_width"), NON_NEGATIVE_COUNT),
         "max_time_fraction": SHARE,
     }
 

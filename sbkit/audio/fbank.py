@@ -30,8 +30,6 @@ EPSILON = torch.finfo(torch.float32).eps  # floor under the logarithm
 MAX_WINDOWS = 256
 MIN_ROW_SAMPLES = 8  # of MelProducts; with fewer, the products are large
 
-Reals = npt.NDArray[np.floating]
-
 
 class Fbank(nn.Module):
     """Compute log-mel filterbanks: audio (B, S), lengths (B,) -> (B, T, M), lengths (B,).
@@ -53,8 +51,7 @@ class Fbank(nn.Module):
 
     def __init__(self, *, n_mels: int = 80, sample_rate: int = SAMPLE_RATE) -> None:
         super().__init__()
-        self.n_mels = n_mels
-        self.sample_rate = sample_rate
+        self.n_mels, self.sample_rate = n_mels, sample_rate
 
     def frame_lengths(self, audio_lengths: Tensor) -> Tensor:
         return frame_counts(audio_lengths, self.sample_rate)
@@ -101,9 +98,8 @@ class Fbank(nn.Module):
         rate = self.sample_rate
         windows = windows - windows.mean(-1, keepdim=True)
         first, current, previous = windows[..., :1], windows[..., 1:], windows[..., :-1]
-        zeros = windows.new_zeros(()).expand(
-            *windows.shape[:2], fft_samples(rate) - windows.shape[2]
-        )
+        missing = fft_samples(rate) - windows.shape[2]
+        zeros = windows.new_zeros(()).expand(*windows.shape[:2], missing)
         parts = [first - PREEMPHASIS * first, current - PREEMPHASIS * previous, zeros]
         windows = torch.cat(parts, dim=-1).mul_(povey_window(rate, windows.device))  # (B, T, 512)
         return torch.view_as_real(torch.fft.rfft(windows)).square().flatten(-2).float()
@@ -146,15 +142,7 @@ def mel_filters(n_mels: int, sample_rate: int, device: torch.device) -> Tensor:
 def mel_products(n_mels: int, sample_rate: int) -> "MelProducts | None":
     """Return the products of an exported graph; None at rates at which they would be slower."""
     sizes = (window_samples(sample_rate), shift_samples(sample_rate), fft_samples(sample_rate))
-    if math.gcd(*sizes) < MIN_ROW_SAMPLES:
-        return None
-    cpu = torch.device("cpu")
-    return MelProducts(
-        *sizes,
-        preemphasis=PREEMPHASIS,
-        window=povey_window(sample_rate, cpu).numpy(),
-        filters=mel_filters(n_mels, sample_rate, cpu).numpy()[::2],
-    )
+    return None if math.gcd(*sizes) < MIN_ROW_SAMPLES else MelProducts(n_mels, sample_rate)
 
 
 class MelProducts:
@@ -169,37 +157,23 @@ class MelProducts:
     1965). PyTorch's FFT is twice as fast as this.
     """
 
-    def __init__(
-        self,
-        window_samples: int,
-        shift: int,
-        size: int,
-        *,
-        preemphasis: float,
-        window: Reals,
-        filters: Reals,
-    ) -> None:
-        """Compute the matrices.
-
-        window_samples, shift, size: samples of a window, a shift and the transform.
-        preemphasis: the share of the previous sample that is subtracted from each.
-        window: (F,); its first value must be zero.
-        filters: (F / 2 + 1, M).
-        """
-        self._samples, self._shift, self._preemphasis = window_samples, shift, preemphasis
-        row = self._row = math.gcd(window_samples, shift, size)
-        self._window = torch.from_numpy(np.float64(window[:window_samples]).reshape(-1, row))
+    def __init__(self, n_mels: int, sample_rate: int) -> None:
+        cpu, size = torch.device("cpu"), fft_samples(sample_rate)
+        self._samples, self._shift = window_samples(sample_rate), shift_samples(sample_rate)
+        row = self._row = math.gcd(self._samples, self._shift, size)
+        window = povey_window(sample_rate, cpu).double()
+        self._window = window[: self._samples].reshape(-1, row)  # its first value is zero
         rows = size // row
         ends = np.arange(rows // 2 + 1)
         turns = np.exp(-2j * np.pi * np.outer(ends, np.arange(len(self._window))) / rows)
-        self._of_rows = torch.from_numpy(
-            _real_parts(turns, 1).reshape(2 * len(ends), -1)
-        )  # (2K, Q)
+        row_parts = np.stack([turns.real, turns.imag], 1)
+        self._of_rows = torch.from_numpy(row_parts.reshape(2 * len(ends), -1))  # (2K, Q)
         bins = ends[:, None] + rows * np.arange(row)  # (K, P)
         turns = np.exp(-2j * np.pi * bins[:, None] * np.arange(row)[:, None] / size)  # (K, P, P)
-        columns = np.stack([_real_parts(turns, -1), _real_parts(1j * turns, -1)], 1)
-        # (K, 2, P, P, 2) -> (K, 2P, 2P)
+        parts = np.stack([turns, 1j * turns], 1)
+        columns = np.stack([parts.real, parts.imag], -1)  # (K, 2, P, P, 2) -> (K, 2P, 2P)
         self._of_columns = torch.from_numpy(columns.reshape(len(ends), 2 * row, 2 * row))
+        filters = mel_filters(n_mels, sample_rate, cpu).numpy()[::2]
         self._filters = torch.from_numpy(_reorder(filters, np.minimum(bins, size - bins)))
 
     def __call__(self, audio: Tensor) -> Tensor:
@@ -210,11 +184,11 @@ class MelProducts:
         sums = nn.functional.pad(audio, (0, padding)).reshape(audio.shape[0], -1, row).sum(-1)
         means = sums.index_select(1, row_index).reshape(-1, frames, count).sum(-1) / self._samples
         # The first sample of a window has no previous one, but its weight is zero.
-        emphasized = audio[:, 1:] - self._preemphasis * audio[:, :-1]
+        emphasized = audio[:, 1:] - PREEMPHASIS * audio[:, :-1]
         emphasized = nn.functional.pad(emphasized, (1, padding))
         rows = emphasized.reshape(audio.shape[0], -1, row)  # (B, S / P, P)
         windows = rows.index_select(1, row_index).reshape(-1, frames, count, row)  # (B, T, Q, P)
-        windows = windows - ((1 - self._preemphasis) * means)[..., None, None]
+        windows = windows - ((1 - PREEMPHASIS) * means)[..., None, None]
         windows = windows * self._window
         spectra = torch.matmul(self._of_rows, windows)  # (B, T, 2K, P)
         spectra = spectra.reshape(-1, len(self._of_columns), 2 * row).transpose(0, 1)
@@ -223,15 +197,12 @@ class MelProducts:
         return squares.reshape(audio.shape[0], -1, len(self._filters)) @ self._filters
 
 
-def _real_parts(turns: npt.NDArray[np.complex128], axis: int) -> npt.NDArray[np.float64]:
-    """Stack real and imaginary parts along a new axis."""
-    return np.stack([turns.real, turns.imag], axis)
-
-
-def _reorder(filters: Reals, bins: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+def _reorder(
+    filters: npt.NDArray[np.float32], bins: npt.NDArray[np.int64]
+) -> npt.NDArray[np.float32]:
     """Return the filters of both parts of each bin in (K, P), zero where it repeats: (2KP, M)."""
     order = bins.ravel()
     is_repeated = np.ones(order.size, bool)
     is_repeated[np.unique(order, return_index=True)[1]] = False
     ordered = np.where(is_repeated[:, None], np.float32(0), filters[order])
-    return np.repeat(ordered, 2, axis=0).astype(np.float32)
+    return np.repeat(ordered, 2, axis=0)

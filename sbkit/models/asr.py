@@ -27,20 +27,13 @@ from sbkit.text.vocabulary import Vocabulary
 
 @dataclass(frozen=True)
 class Predictions:
-    """What the model predicts from a batch.
+    """What the model predicts from a batch."""
 
-    states: of the encoder, (B, U, D).
-    log_probs: of CTC, (B, U, V).
-    intermediate: the same from the middle of the encoder, if requested.
-    frame_lengths: (B,).
-    logits: of the decoder, (B, L + 1, V), if there were tokens.
-    """
-
-    states: Tensor
-    log_probs: Tensor
-    intermediate: Tensor | None
-    frame_lengths: Tensor
-    logits: Tensor | None
+    states: Tensor  # of the encoder, (B, U, D)
+    log_probs: Tensor  # of CTC, (B, U, V)
+    intermediate: Tensor | None  # the same from the middle of the encoder, if requested
+    frame_lengths: Tensor  # (B,)
+    logits: Tensor | None  # of the decoder, (B, L + 1, V), if there were tokens
 
 
 class AsrModel(AcousticModel):
@@ -75,9 +68,7 @@ class AsrModel(AcousticModel):
         embedding = token_embedding(built.part.module)
         if embedding is not None:
             vocabulary.check_embedding(name=built.part.NAME, rows=embedding.num_embeddings)
-        self.vocabulary = vocabulary
-        self.ctc_lin = ctc_lin
-        self.seq_lin = seq_lin
+        self.vocabulary, self.ctc_lin, self.seq_lin = vocabulary, ctc_lin, seq_lin
         self.linear_stack = nn.Identity() if linear_stack is None else linear_stack
 
     def run(
@@ -118,7 +109,6 @@ class AsrModel(AcousticModel):
 
     @property
     def samples_per_frame(self) -> int:
-        """The samples of audio from one frame of CTC to the next."""
         return self.encoder.subsampling.stride
 
     def ctc_log_probs(self, states: Tensor) -> Tensor:
@@ -180,11 +170,7 @@ class AsrModel(AcousticModel):
 
 
 class StreamingAsrModel:
-    """A recognizer that runs chunk by chunk; it holds nothing of a session.
-
-    Attributes:
-        step, window, shortest: samples, as in `StreamingNetwork`.
-    """
+    """A recognizer as a `StreamingNetwork`: it runs chunk by chunk, and holds no session state."""
 
     def __init__(
         self,

@@ -41,20 +41,15 @@ class UtteranceClassifier(AcousticModel):
             encoder=make_encoder({**parts, "CNN": CNN, "Transformer": Transformer}),
             heads={"pooling": pooling, "label_lin": label_lin},
         )
-        if (
-            lengths_argument(pooling.forward, part="pooling", signatures=POOLING_SIGNATURE)[1]
-            is not absolute
-        ):
+        takes = lengths_argument(pooling.forward, part="pooling", signatures=POOLING_SIGNATURE)
+        if takes[1] is not absolute:
             raise_signature_error("pooling", POOLING_SIGNATURE, "its forward takes no `lengths`")
         outputs = head_size(label_lin)
         if outputs != classes:
             raise ConfigError(
-                f"`label_lin` has {outputs} outputs for {classes} classes. Set its out_features to "
-                f"{classes}."
+                f"`label_lin` has {outputs} outputs for {classes} classes. Correct out_features."
             )
-        self.classes = classes
-        self.pooling = pooling
-        self.label_lin = label_lin
+        self.classes, self.pooling, self.label_lin = classes, pooling, label_lin
 
     def predict(
         self, audio: Tensor, audio_lengths: Tensor, spec_augment: AugmentFeatures | None = None
@@ -81,7 +76,6 @@ class AttentiveStatisticsPooling(nn.Module):
         )
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """Pool: (B, U, D), (B,) -> (B, 2D)."""
         mask = length_mask(lengths, x.shape[1], x.device).unsqueeze(-1)  # (B, U, 1), true within
         scores = self.attention(x).float().masked_fill(~mask, -torch.inf)
         weights = scores.softmax(1).masked_fill(~mask, 0.0)  # without any frame: 0, not 0 / 0

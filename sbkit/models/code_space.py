@@ -35,9 +35,6 @@ class CodeSpace:
     >>> space = CodeSpace(groups=4, levels=(8, 5, 5, 5))
     >>> space.size, space.bits
     (1000, 10)
-
-    Raises:
-        ConfigError: it has no codes.
     """
 
     groups: int
@@ -52,12 +49,10 @@ class CodeSpace:
 
     @property
     def size(self) -> int:
-        """Count the codes of a codebook."""
         return math.prod(self.levels)
 
     @property
     def bits(self) -> int:
-        """Count the bits that hold a code."""
         return (self.size - 1).bit_length()
 
     def check_head(self, name: str, outputs: int) -> None:

@@ -71,7 +71,6 @@ class CodecModel:
 
     @property
     def settings(self) -> dict[str, object]:
-        """Return the sizes that callers of the graphs need."""
         space = self.quantizer.space
         return {
             "groups": space.groups,

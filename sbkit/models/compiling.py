@@ -17,8 +17,6 @@ from torch.nn.functional import scaled_dot_product_attention
 from sbkit.base.torch_internals import leave_uncompiled, set_recompile_limit
 
 logger = logging.getLogger(__name__)
-
-
 OPTIONS = {"fallback_random": True}
 # Variants of one function, beyond which torch runs it uncompiled. Its default of 8 is too few for
 # training, validation, two precisions, and sizes of one, which it compiles separately.
@@ -64,7 +62,4 @@ def find_blocks(part: nn.Module) -> Iterator[nn.Module]:
 
 def _members(module: nn.Module) -> Iterator[nn.Module]:
     for child in module.children():
-        if isinstance(child, nn.ModuleList):
-            yield from child
-        else:
-            yield from _members(child)
+        yield from child if isinstance(child, nn.ModuleList) else _members(child)

@@ -29,7 +29,6 @@ from sbkit.models.parts import (
 )
 
 ENCODER, COMPOSED = "encoder", ("compute_features", "CNN", "Transformer")  # keys of the YAML
-
 TAKE_AUDIO = ("compute_features", ENCODER, "wave_augment")
 
 
@@ -56,11 +55,7 @@ class Encoder:
 
     @cached_property
     def subsampling(self) -> Subsampling:
-        """The frames of audio, as the parts declare them, or by running them on silence.
-
-        Raises:
-            ConfigError: they have no constant stride.
-        """
+        """The frames of audio, as the parts declare them, or by running them on silence."""
         return self.part.subsampling(self._silence())
 
     def _silence(self) -> Tensor:
@@ -143,11 +138,7 @@ class AcousticModel:
     """An encoder with heads, all of whose parts the one ModuleList owns; the base of every task."""
 
     def __init__(
-        self,
-        *,
-        model: nn.ModuleList,
-        encoder: Encoder,
-        heads: Mapping[str, nn.Module],
+        self, *, model: nn.ModuleList, encoder: Encoder, heads: Mapping[str, nn.Module]
     ) -> None:
         parts = {**encoder.modules, **heads}
         if encoder.features is not None:  # only its parameters: constants may stay outside
@@ -172,11 +163,8 @@ def require_registered(model: nn.ModuleList, parts: Mapping[str, nn.Module]) -> 
     """
     owned = {id(tensor) for tensor in [*model.parameters(), *model.buffers()]}
     for name, part in parts.items():
-        strays = [
-            key
-            for key, tensor in [*part.named_parameters(), *part.named_buffers()]
-            if id(tensor) not in owned
-        ]
+        tensors = [*part.named_parameters(), *part.named_buffers()]
+        strays = [key for key, tensor in tensors if id(tensor) not in owned]
         if strays:
             raise ConfigError(
                 f"`model` must own every part, but `{name}` is not in its list "

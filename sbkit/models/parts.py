@@ -62,21 +62,16 @@ class Subsampling:
         return (lengths + self.offset).clip(min=0) // self.stride
 
     def then(self, other: "Subsampling") -> "Subsampling":
-        """Chain this subsampling and another."""
         return Subsampling(self.stride * other.stride, self.offset + other.offset * self.stride)
 
 
 def find_subsampling(
     count: Callable[[int], int], *, part: str, unit: str, shortest: int
 ) -> Subsampling:
-    """Find stride and offset from the frame counts of some twenty lengths.
-
-    count: returns the frames of a length.
-    part, unit: the name of the part, and the unit of lengths, for the error.
-    shortest: the first length.
+    """Find stride and offset from the frame counts of some twenty lengths, from ``shortest`` on.
 
     Raises:
-        ConfigError: no stride explains the counts.
+        ConfigError: no stride explains the counts; it names ``part`` and the ``unit`` of lengths.
     """
     first, second = count(shortest), count(2 * shortest)
     if second > first:
@@ -120,8 +115,6 @@ def as_evaluated(device: torch.device, *parts: nn.Module) -> Iterator[None]:
         for module, training in modes:
             module.training = training
 
-
-# -- parts ------------------------------------------------------------------------------------
 
 # Children that only decoding runs: sbkit's three, and SpeechBrain's token embedding.
 DECODING_MODULES = ("embedding", "decoder", "decoder_norm", "custom_tgt_module")
@@ -289,11 +282,7 @@ class Part:
         return frame_lengths
 
     def subsampling(self, x: Tensor) -> Subsampling:
-        """The frames that it returns, as declared, or else measured once on silence like x.
-
-        Raises:
-            ConfigError: it has no constant stride.
-        """
+        """The frames that it returns, as declared, or else measured once on silence like x."""
 
         def count(length: int) -> int:
             lengths = torch.tensor([length], device="cpu")
@@ -338,7 +327,6 @@ class FrontEnd(Part):
     UNIT, FIRST_LENGTH = "frames", 400  # four seconds, longer than a kernel
 
     def __call__(self, features: Tensor, frame_lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Call the module; raise ConfigError if its output has another shape."""
         x, frame_lengths = self.run(features, frame_lengths)
         return x.flatten(2), frame_lengths
 
@@ -361,15 +349,13 @@ class TransformerPart(Part):
     OTHER_ARGUMENTS: ClassVar[tuple[str, ...]] = ("pad_idx",)
 
     def __init__(self, module: nn.Module, *, padding: int = 0) -> None:
-        """Wrap the module; SpeechBrain's decoder needs the token that pads rows, ``padding``."""
         super().__init__(module)
-        self._padding = padding
+        self._padding = padding  # the token that pads rows, for SpeechBrain's decoder
         self._pads = "pad_idx" in inspect.signature(self._signed).parameters
         if self._pads:  # its decoder passes PyTorch a bool mask beside a float one
             warnings.filterwarnings("ignore", "Support for mismatched key_padding_mask")
 
     def encode(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Encode; raise ConfigError if the module returns another number of frames."""
         return self.run(x, lengths, **({"pad_idx": self._padding} if self._pads else {}))
 
     def _frame_lengths(self, x: Tensor, y: Tensor, lengths: Tensor, output: object) -> Tensor:
@@ -402,7 +388,6 @@ class TransformerPart(Part):
         return states, lengths, self.decode(tokens, states, lengths)
 
     def decode(self, tokens: Tensor, states: Tensor, frame_lengths: Tensor) -> Tensor:
-        """Decode with teacher forcing: (B, L), (B, U, D), (B,) -> (B, L, D)."""
         if not callable(getattr(self.module, "decode", None)):
             raise ConfigError(
                 f"ctc_weight is below 1.0, but {type(self.module).__name__} in `{self.NAME}` has "
@@ -440,8 +425,5 @@ def token_embedding(part: object) -> nn.Embedding | None:
     if not callable(getattr(part, "decode", None)):
         return None
     children = (getattr(part, name, None) for name in TOKEN_EMBEDDINGS)
-    for child in children:
-        for module in child.modules() if isinstance(child, nn.Module) else ():
-            if isinstance(module, nn.Embedding):
-                return module
-    return None
+    modules = (m for child in children if isinstance(child, nn.Module) for m in child.modules())
+    return next((module for module in modules if isinstance(module, nn.Embedding)), None)

@@ -69,10 +69,8 @@ class SpectrogramDiscriminator(nn.Module):
         """Return the mean squared error of the scores: (B, S), (B,) -> (B,)."""
         errors = []
         for stack, (magnitudes, mask, _) in zip(self.stacks, spectra(audio, lengths), strict=True):
-            levels = (
-                (magnitudes.clamp(min=MIN_MAGNITUDE) / MIN_MAGNITUDE).log().unsqueeze(1)
-            )  # 0 is silence
-            scores = stack(pad(levels, (self.reach, self.reach)))  # (B, 1, F', T)
+            levels = (magnitudes.clamp(min=MIN_MAGNITUDE) / MIN_MAGNITUDE).log()  # 0 is silence
+            scores = stack(pad(levels.unsqueeze(1), (self.reach, self.reach)))  # (B, 1, F', T)
             square = (scores - target).square().mean(2) * mask  # (B, 1, T)
             errors.append((square.sum(2) / mask.sum(2)).squeeze(1))
         return torch.stack(errors).mean(0)

@@ -13,7 +13,7 @@ et al. 2023, arXiv 2304.09325 (convolutions that end with the chunk).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, Self
 
 import torch
@@ -110,47 +110,32 @@ class StreamingState:
     @classmethod
     def stack(cls, states: Sequence[Self]) -> Self:
         """Put sessions of any age into one batch."""
-        names = [field.name for field in fields(cls)]
-        return cls(
-            **{name: torch.cat([getattr(state, name) for state in states]) for name in names}
-        )
+        columns = zip(*(vars(state).values() for state in states), strict=True)
+        return cls(*map(torch.cat, columns))
 
     def rows(self) -> list[Self]:
         """Return the state of each session, with storage of its own."""
-        columns = (tensor.split(1) for tensor in vars(self).values())
-        rows = zip(*columns, strict=True)
+        rows = zip(*(tensor.split(1) for tensor in vars(self).values()), strict=True)
         return [type(self)(*(tensor.clone() for tensor in row)) for row in rows]
 
 
 @dataclass(frozen=True)
 class EncoderState(StreamingState):
-    """The state of a recognizer's front-end and encoder.
+    """The state of a recognizer's front-end and encoder."""
 
-    frames (B,): encoded so far.
-    features (B, 3, M): the last normalized ones.
-    hidden (B, 3, C): the last frames between the two convolutions of the front-end.
-    attention (B, N, L, 2, H, D/H): keys before rotation, and values.
-    convolution (B, N, K, D): the last frames after the gate of each block.
-    """
-
-    frames: Tensor
-    features: Tensor
-    hidden: Tensor
-    attention: Tensor
-    convolution: Tensor
+    frames: Tensor  # (B,): encoded so far
+    features: Tensor  # (B, 3, M): the last normalized ones
+    hidden: Tensor  # (B, 3, C): the last between the two convolutions of the front-end
+    attention: Tensor  # (B, N, L, 2, H, D/H): keys before rotation, and values
+    convolution: Tensor  # (B, N, K, D): the last after the gate of each block
 
 
 class StreamingNetwork(Protocol):
-    """A network that runs chunk by chunk; the state of a session is passed in and returned.
+    """A network that runs chunk by chunk; the state of a session is passed in and returned."""
 
-    step: samples from the start of one chunk to the start of the next.
-    window: samples that a chunk is computed from: ``step`` and the overlap of feature windows.
-    shortest: the fewest samples that yield a frame.
-    """
-
-    step: int
-    window: int
-    shortest: int
+    step: int  # samples from the start of one chunk to the start of the next
+    window: int  # samples that a chunk needs: ``step`` and the overlap of feature windows
+    shortest: int  # the fewest samples that yield a frame
 
     def start(self) -> StreamingState:
         """Return the state of one session before its first sample."""

@@ -22,9 +22,8 @@ BLANK_LOG_PROB = -1.0  # before normalization, as in Badlani et al.
 IMPOSSIBLE = -1e4  # a log-probability
 MAX_SPELLED_SYMBOLS = 4  # of a text that may be an abbreviation
 MAX_SHORT_SHARE = 0.6  # of symbols with a single frame
-
-
-# Alignment of frames with symbols, without labels
+MAX_SYMBOL_FRAMES = 80.0  # that are predicted: two seconds
+NUM_VARIANCES = 2  # pitch and energy
 
 
 def forward_sum(log_probs: Tensor, frame_lengths: Tensor, symbol_lengths: Tensor) -> Tensor:
@@ -34,14 +33,9 @@ def forward_sum(log_probs: Tensor, frame_lengths: Tensor, symbol_lengths: Tensor
     """
     with_blank = pad(log_probs.float(), (1, 0), value=BLANK_LOG_PROB).log_softmax(2)
     classes = torch.arange(1, log_probs.shape[2] + 1).expand(len(log_probs), -1)
-    return ctc_loss(
-        with_blank.transpose(0, 1),
-        classes.to(log_probs.device),
-        frame_lengths,
-        symbol_lengths,
-        reduction="none",
-        zero_infinity=True,
-    )
+    inputs = with_blank.transpose(0, 1), classes.to(log_probs.device)
+    lengths = frame_lengths, symbol_lengths
+    return ctc_loss(*inputs, *lengths, reduction="none", zero_infinity=True)
 
 
 @lru_cache(maxsize=4096)
@@ -74,9 +68,7 @@ def find_durations(log_probs: Tensor, frame_lengths: Tensor, symbol_lengths: Ten
     """
     scores = log_probs.detach().float().cpu().numpy().transpose(1, 0, 2)  # (U, B, L)
     frames, utterances, symbols = scores.shape
-    advances = np.zeros(
-        (frames, utterances, symbols), bool
-    )  # the path comes from the symbol before
+    advances = np.zeros(scores.shape, bool)  # the path comes from the symbol before
     best = np.full((utterances, symbols), 2 * IMPOSSIBLE * frames)
     best[:, 0] = scores[0, :, 0]
     for frame in range(1, frames):
@@ -129,10 +121,6 @@ def mean_by_symbol(values: Tensor, index: Tensor, durations: Tensor) -> Tensor:
     return sums / durations.clamp(min=1)
 
 
-MAX_SYMBOL_FRAMES = 80.0  # that are predicted: two seconds
-NUM_VARIANCES = 2  # pitch and energy
-
-
 class TextEncoder(nn.Module):
     """Encode symbols: (B, L), (B, L, 1) -> (B, L, D).
 
@@ -156,7 +144,6 @@ class TextEncoder(nn.Module):
         self.norm = nn.LayerNorm(d_model)
 
     def forward(self, symbols: Tensor, mask: Tensor) -> Tensor:
-        """Run the blocks."""
         states: Tensor = self.norm(self.blocks(self.embedding(symbols), mask))
         return states
 
@@ -177,7 +164,6 @@ class DurationAligner(nn.Module):
         self.log_scale = nn.Parameter(-torch.tensor(float(d_align)).log())
 
     def forward(self, symbols: Tensor, mask: Tensor, features: Tensor) -> Tensor:
-        """Compute the squared distances."""
         keys = self.text_proj(self.text_conv(self.embedding(symbols) * mask).relu())
         queries = self.frame_proj(self.frame_conv(features).relu())
         squares = queries.square().sum(2, keepdim=True) + keys.square().sum(2).unsqueeze(1)
@@ -220,12 +206,10 @@ class MelDecoder(nn.Module):
         self.norm, self.proj = nn.LayerNorm(d_model), nn.Linear(d_model, FRAME_HOPS * n_mels)
 
     def forward(self, states: Tensor, mask: Tensor) -> Tensor:
-        """Run the blocks."""
         features: Tensor = self.proj(self.norm(self.blocks(states, mask)))
         return features
 
     def restore(self, features: Tensor) -> Tensor:
-        """Return features as `LogMel` computes them."""
         return features * self.normalize.std + self.normalize.mean
 
 
@@ -259,7 +243,6 @@ class SynthesisModel:
 
     @property
     def settings(self) -> dict[str, object]:
-        """Return the plain data that callers of the graphs need."""
         return {"symbol_type": self.text_encoder.symbol_type, "frame": self.features.frame}
 
     def align(

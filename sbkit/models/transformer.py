@@ -160,9 +160,8 @@ class Transformer(nn.Module):
         """
         num_past, device = state.attention.shape[2], x.device
         mask = length_mask(lengths, x.shape[1], device)  # (B, U)
-        has_past = torch.arange(num_past, device=device) >= num_past - state.frames.unsqueeze(
-            1
-        )  # (B, L)
+        missing = num_past - state.frames.unsqueeze(1)
+        has_past = torch.arange(num_past, device=device) >= missing  # (B, L)
         visible = torch.cat([has_past, mask], 1)[:, None, None]  # (B, 1, 1, L + U)
         block_states: list[BlockState] = []
         for index, block in enumerate(cast("Iterable[EncoderBlock]", self.encoder)):
@@ -273,7 +272,6 @@ class FeedForward(nn.Sequential):
         )
 
     def forward(self, x: Tensor, weight: float = 1.0) -> Tensor:
-        """Add ``weight`` times the output of the layers to x."""
         *layers, last = self
         y = x
         for layer in layers:
@@ -312,9 +310,8 @@ class Convolution(nn.Module):
         """Convolve a chunk after the frames of ``past``, (B, K, D)."""
         y = nn.functional.glu(self.pointwise_conv1(self.norm(x))) * mask.unsqueeze(-1)
         frames, num_past = torch.cat([past, y], 1), past.shape[1]
-        return self._add(x, self.depthwise_conv(frames)[:, num_past:]), last_frames(
-            frames, num_past
-        )
+        out = self._add(x, self.depthwise_conv(frames)[:, num_past:])
+        return out, last_frames(frames, num_past)
 
     def _convolve_chunks(self, y: Tensor, chunk: int) -> Tensor:
         """Convolve, then subtract what came from past the end of each chunk: (B, U, D) -> same.

@@ -31,9 +31,8 @@ def fourier_basis(window: int) -> Tensor:
 def inverse_basis(window: int) -> Tensor:
     """Return the matrix that turns spectra into Hann windows, which add up to the signal."""
     unit = torch.eye(window // 2 + 1, dtype=torch.float64)
-    hann = torch.hann_window(window, dtype=torch.float64) / (
-        WINDOW_HOPS * 3 / 8
-    )  # the sum of its squares
+    sum_of_squares = WINDOW_HOPS * 3 / 8
+    hann = torch.hann_window(window, dtype=torch.float64) / sum_of_squares
     basis: Tensor = torch.fft.irfft(torch.cat([unit, 1j * unit]), n=window) * hann
     return basis.float()
 
@@ -119,7 +118,6 @@ class VocoderEncoder(nn.Module):
         self.context = num_layers * BLOCK_CONTEXT + 1  # frames to each side
 
     def forward(self, features: Tensor, mask: Tensor) -> Tensor:
-        """Run the blocks."""
         states: Tensor = self.norm(self.blocks(self.proj(self.normalize(features)), mask))
         return states
 
@@ -142,9 +140,7 @@ class VocoderDecoder(nn.Module):
         self.fine_blocks = ConvNeXt(num_fine_layers, d_model, d_ffn)
         self.norm, self.head = nn.LayerNorm(d_model), nn.Linear(d_model, window + 2)
         self.register_buffer("inverse", inverse_basis(window), persistent=False)
-        fine = (
-            num_fine_layers * BLOCK_CONTEXT + WINDOW_HOPS - 1
-        )  # hops, of the blocks and of the windows
+        fine = num_fine_layers * BLOCK_CONTEXT + WINDOW_HOPS - 1  # hops, of blocks and windows
         self.context = num_layers * BLOCK_CONTEXT + -(-fine // FRAME_HOPS)  # frames to each side
 
     def forward(self, states: Tensor, mask: Tensor) -> Tensor:

@@ -27,10 +27,7 @@ class VoiceState(StreamingState):
 class VoiceActivityModel:
     """A detector as one model, for whole clips or chunk by chunk; it holds no session state.
 
-    Attributes:
-        step: samples from one frame to the next.
-        window: samples that a frame is computed from.
-        shortest: the fewest samples that have features.
+    It is a `StreamingNetwork` whose chunks are frames.
     """
 
     def __init__(
@@ -79,9 +76,8 @@ class VoiceActivityModel:
         """
         features, lengths = self.features(audio, audio_lengths)
         x = torch.cat([state.features, self.normalize(features)], 1)  # (B, K + T, M)
-        y, hidden = self.rnn(
-            nn.functional.silu(self.conv(x)), state.hidden.transpose(0, 1).contiguous()
-        )
+        y = nn.functional.silu(self.conv(x))
+        y, hidden = self.rnn(y, state.hidden.transpose(0, 1).contiguous())
         logits = self.speech_lin(y).float()  # (B, U, 1)
         log_probs = nn.functional.logsigmoid(torch.cat([-logits, logits], 2))
         next_state = VoiceState(last_frames(x, state.features.shape[1]), hidden.transpose(0, 1))
