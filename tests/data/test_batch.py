@@ -33,7 +33,6 @@ def clip(row: int) -> np.ndarray:
 
 @pytest.fixture
 def store() -> datasets.Dataset:
-    """Write five utterances."""
     rows = (
         Utterance(f"clip{n}", text, text, "ann", SAMPLES[n], clip(n).tobytes())
         for n, text in enumerate(TEXTS)
@@ -43,13 +42,11 @@ def store() -> datasets.Dataset:
 
 @pytest.fixture
 def tokenizer(tmp_path: Path) -> Tokenizer:
-    """Train characters on the texts."""
     file = tmp_path / "tokenizer.model"
     return ensure_tokenizer(model_file=file, kind="char", vocab_size=None, texts=lambda: TEXTS)
 
 
 def collate(store: datasets.Dataset, tokenizer: Tokenizer, rows: list[int]) -> TextBatch:
-    """Read rows and collate them."""
     examples = [Example((row,), SAMPLES[row]) for row in rows]
     return TextCollate(tokenizer)(UtteranceDataset(store).__getitems__(examples))
 
@@ -69,13 +66,8 @@ def test_text_collate_pads_audio_and_tokens(store: datasets.Dataset, tokenizer: 
     assert (batch.tokens[1, 5:] == tokenizer.vocabulary.blank).all()
     assert batch.weights.tolist() == [1, 1, 1]
     assert batch.seconds == 40_100 / 16_000
-    types = {
-        batch.audio_lengths.dtype,
-        batch.tokens.dtype,
-        batch.token_lengths.dtype,
-        batch.weights.dtype,
-    }
-    assert types == {torch.int64}
+    integers = (batch.audio_lengths, batch.tokens, batch.token_lengths, batch.weights)
+    assert {tensor.dtype for tensor in integers} == {torch.int64}
 
 
 def test_dataset_reads_a_single_row(store: datasets.Dataset) -> None:

@@ -37,21 +37,16 @@ from sbkit.data.sources import RemoteTables, remote_tables
 from sbkit.data.splits import sample_counts, shard_numbers
 from sbkit.data.tables import TableOptions
 from tests import processes
-from tests.data import test_splits
+from tests.data.test_splits import make_clips
 from tests.runs import ROOT
 
 OPTIONS = ShardOptions(sample_rate=16_000, store="pcm", shard_bytes=20_000, seed=7)
 ROLES = {"train": ["train"], "valid": ["dev"], "test": []}
 
 
-def make_clips(folder: Path, count: int = 24) -> list[Clip]:
-    """Write clips of 0.1, 0.2, 0.3, 0.1 ... seconds of noise."""
-    return test_splits.make_clips(folder, count)
-
-
 @pytest.fixture(scope="module")
 def clips(tmp_path_factory: pytest.TempPathFactory) -> list[Clip]:
-    return make_clips(tmp_path_factory.mktemp("corpus") / "clips")
+    return make_clips(tmp_path_factory.mktemp("corpus") / "clips", 24)
 
 
 @pytest.fixture
@@ -74,8 +69,7 @@ def knobs(location: str, **more: Any) -> dict[str, Any]:
 
 
 def train_of(location: str) -> datasets.Dataset:
-    """Open the training split as a run does."""
-    return prepare_transcripts(knobs(location, max_seconds=9.0)).train
+    return prepare_transcripts(knobs(location)).train
 
 
 @pytest.mark.parametrize("store", ["pcm", "flac"])
@@ -242,12 +236,12 @@ def publish_two(shard, *inputs, **options):
         os.kill(os.getpid(), signal.SIGKILL)
     publish(shard, *inputs, **options)
 ShardWriter.publish = publish_two
-write(sys.argv[2], make_clips(Path(sys.argv[1])))
+write(sys.argv[2], make_clips(Path(sys.argv[1]), 24))
 """
 
 
 def test_killed_writer_loses_only_its_current_shard(tmp_path: Path, decoded: list[str]) -> None:
-    clips = make_clips(tmp_path / "clips")
+    clips = make_clips(tmp_path / "clips", 24)
     target = tmp_path / "shards"
     done = processes.run(["-c", KILLED, tmp_path / "clips", target])
     assert done.returncode == -signal.SIGKILL
@@ -435,9 +429,7 @@ def test_impossible_shard_options_are_refused(
         write(str(tmp_path / "file" / "shards"), clips)
     write_sources(tmp_path / "source")
     cut_short(tmp_path / "source/part1.parquet")
-    with pytest.raises(
-        SbkitError, match=r"must be parquet or JSON Lines in UTF-8, but cannot be read"
-    ):
+    with pytest.raises(SbkitError, match="parquet or JSON Lines in UTF-8, but cannot be read"):
         write_tables(str(tmp_path / "other"), tmp_path / "source")
 
 

@@ -75,7 +75,6 @@ def prepare(
 
 @pytest.fixture
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Record the clips that are decoded."""
     names: list[str] = []
 
     def record(path: Path, sample_rate: int) -> np.ndarray:
@@ -87,7 +86,6 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def assert_holds(prepared: PreparedSplit, clips: list[Clip], sample_rate: int = 16_000) -> None:
-    """Compare each row with its clip."""
     rows = list(read_rows(prepared.dataset, range(len(prepared.dataset))))
     assert len(rows) == len(clips)
     for row, clip in zip(rows, clips, strict=True):
@@ -181,7 +179,6 @@ def test_selected_and_pickled_split_reads_its_rows(tmp_path: Path) -> None:
 
 
 def cut(file: Path) -> None:
-    """Keep the first half of a file."""
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
 

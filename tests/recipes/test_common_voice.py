@@ -54,21 +54,19 @@ def write_clip(file: Path, signal: np.ndarray, rate: int) -> None:
 
 
 def write_tsv(folder: Path, split: str, rows: list[str]) -> None:
-    """Write a manifest."""
     (folder / f"{split}.tsv").write_text("\n".join(rows) + "\n", encoding="utf-8")
 
 
 def set_sentence(folder: Path, split: str, row: int, sentence: str) -> None:
-    """Change one transcript."""
     rows = (folder / f"{split}.tsv").read_text(encoding="utf-8").splitlines()
     rows[row + 1] = "\t".join([*rows[row + 1].split("\t")[:2], sentence])
     write_tsv(folder, split, rows)
 
 
-@pytest.mark.parametrize(
-    ("kind", "rate"),
-    [("mp3", 48_000), ("flac", 16_000), ("wav", 8_000), ("opus", 48_000)],
-)
+FORMATS = [("mp3", 48_000), ("flac", 16_000), ("wav", 8_000), ("opus", 48_000)]
+
+
+@pytest.mark.parametrize(("kind", "rate"), FORMATS)
 def test_release_of_any_audio_format_is_prepared(tmp_path: Path, kind: str, rate: int) -> None:
     release = make_release(tmp_path / "en", kind=kind, rate=rate)
     prepared = prepare(data_folder=release, language="en", cache_folder=tmp_path / "cache")
@@ -116,9 +114,8 @@ def test_within_limits_excludes_by_length() -> None:
     seconds = [0.2, 0.3, 5.0, 15.0, 15.01]
     rows = (Utterance(f"{s}", "a", "A", "", round(16_000 * s), b"") for s in seconds)
     dataset = make_store(rows)
-    inside, _, left_out = within_limits(
-        dataset, min_seconds=0.3, max_seconds=15, sample_rate=16_000
-    )
+    limits = {"min_seconds": 0.3, "max_seconds": 15.0}
+    inside, _, left_out = within_limits(dataset, **limits, sample_rate=16_000)
     assert inside["id"][:] == ["0.3", "5.0", "15.0"]
     assert left_out == [
         Excluded("0.2", "shorter than 0.3 s", "0.20 s", "train"),

@@ -38,8 +38,7 @@ def test_corpora_do_not_import_each_other() -> None:
 def test_corpus_of_follows_the_knobs(tmp_path: Path) -> None:
     assert corpus_of({"data_folder": None}) is asterisk_prompts
     assert corpus_of({"data_folder": None, "manifest": {"train": "a.csv"}}) is own_data
-    name = "sbkit.data.release"
-    assert corpus_of({"corpus": name}) == UserCorpus(common_voice)
+    assert corpus_of({"corpus": "sbkit.data.release"}) == UserCorpus(common_voice)
     (tmp_path / "fr" / "clips").mkdir(parents=True)
     assert corpus_of({"data_folder": str(tmp_path)}) is common_voice
     assert corpus_of({"data_folder": str(tmp_path / "fr")}) is common_voice
@@ -120,9 +119,7 @@ def test_tables_of_every_form_are_read(tmp_path: Path, name: str) -> None:
 def test_nemo_manifest_is_read_without_its_segments(tmp_path: Path) -> None:
     lines = [NEMO, NEMO | {"offset": 3.5}, [1], NEMO | {"audio_filepath": "https://x/a.wav"}]
     manifest = read(tmp_path / "a.json", "\n".join(map(json.dumps, lines)))
-    assert manifest[0].columns == {
-        "duration": "1.5", "speaker": "ann", "language": "en"
-    }  # fmt: skip
+    assert manifest[0].columns == {"duration": "1.5", "speaker": "ann", "language": "en"}
     assert {(bad.id, bad.reason) for bad in manifest.excluded} == {
         ("row 2", "a part of a longer file"),
         ("row 3", "not a JSON object"),
