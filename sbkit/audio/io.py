@@ -50,15 +50,11 @@ _CHUNK = re.compile(r"^ *(?:data|SSND|riff|Data Size) *: (\d+) \(should be (\d+)
 
 
 class AudioError(DataError):
-    """Raised for an audio file that cannot be read.
-
-    Attributes:
-        reason: a category for counting: "missing", "no samples" ...
-    """
+    """Raised for an audio file that cannot be read."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
-        self.reason = reason
+        self.reason = reason  # a category for counting: "missing", "no samples" ...
 
 
 def find_audio_files(folder: Path) -> list[Path]:
@@ -95,12 +91,7 @@ def stream_audio(
 ) -> Iterator[Samples]:
     """Read like `read_audio`, and yield blocks (S,) of about ``block_seconds``.
 
-    A truncated file may only be detected at its end.
-
-    source: a path, or an open binary file, which is read from its start.
-
-    Raises:
-        AudioError: the file is missing, truncated or not audio.
+    An open binary file is read from its start. A truncated file may only be detected at its end.
     """
     path = "the file" if isinstance(source, IOBase) else Path(source)
     if isinstance(path, Path) and not path.is_file():
@@ -140,10 +131,8 @@ def convert_array(
 ) -> Iterator[Samples]:
     """Convert a clip from memory like that of a file, and yield it as one block (S,).
 
-    array: as for `to_samples`, at ``sample_rate``.
-
     Raises:
-        AudioError: it is empty, not finite, or of another type or shape.
+        AudioError: it is empty, or `to_samples` would refuse it.
     """
     rate = sample_rate or 0
     check_rate("the array", rate)

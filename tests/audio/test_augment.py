@@ -94,9 +94,7 @@ def test_one_time_mask_is_one_span_of_every_width_up_to_the_declared() -> None:
     assert int((rows.diff(dim=1) == 1).sum(1).max()) <= 1
 
 
-@pytest.mark.parametrize(
-    "options", [{**TIME_ONLY, "time_masks": 1}, {**FREQ_ONLY, "freq_masks": 1}]
-)
+@pytest.mark.parametrize("options", [TIME_ONLY | {"time_masks": 1}, FREQ_ONLY | {"freq_masks": 1}])
 def test_every_position_of_a_mask_is_equally_likely(options: dict[str, int]) -> None:
     """Including the first and the last; of 6 positions at most 3 are masked."""
     torch.manual_seed(0)

@@ -122,16 +122,14 @@ def test_streamed_wav_without_a_declared_length_is_read(tmp_path: Path) -> None:
 
 
 CreateFile = Callable[[Path], object]
+NOISE = np.random.default_rng(0).bytes(9999)
 NOT_AUDIO: dict[str, tuple[CreateFile, str]] = {
     "missing": (lambda file: None, "does not exist"),
     "a pipe": (os.mkfifo, "does not exist or is not a file"),
     "a folder": (lambda file: file.mkdir(), "does not exist or is not a file"),
     "empty": (lambda file: file.touch(), "not recognized as audio"),
     "text": (lambda file: file.write_text("no audio at all\n" * 99), "not recognized as audio"),
-    "noise": (
-        lambda file: file.write_bytes(np.random.default_rng(0).bytes(9999)),
-        "not recognized as audio",
-    ),
+    "noise": (lambda file: file.write_bytes(NOISE), "not recognized as audio"),
 }
 
 

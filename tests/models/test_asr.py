@@ -1,6 +1,7 @@
 """One recognizer runs sbkit's parts and SpeechBrain's, and checks that they fit together."""
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -89,12 +90,8 @@ def speech() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return audio, torch.tensor([16_000, 9000]), tokens, torch.tensor([4, 2])
 
 
-FAMILIES: list[tuple[Callable[..., Parts], str]] = [
-    (sbkit_parts, "conformer"),
-    (sbkit_parts, "transformer"),
-    (speechbrain_parts, "conformer"),
-    (speechbrain_parts, "transformer"),
-]
+BOTH: list[Callable[..., Parts]] = [sbkit_parts, speechbrain_parts]
+FAMILIES = [*product(BOTH, ("conformer", "transformer"))]
 
 
 @pytest.mark.parametrize("decoder_layers", [0, 1])
@@ -117,9 +114,8 @@ def test_parts_of_both_libraries_train(
             states, frames = model.encode(audio, samples)
         loss = ctc(model.ctc_log_probs(states), frames, tokens, counts, VOCABULARY.blank)
         if decoder_layers:
-            loss = loss.interpolate(
-                attention_loss(logits, tokens, counts, VOCABULARY.eos, 0.1), 0.5
-            )
+            decoder_loss = attention_loss(logits, tokens, counts, VOCABULARY.eos, 0.1)
+            loss = loss.interpolate(decoder_loss, 0.5)
         optimizer.zero_grad()
         loss.sums.sum().backward()
         optimizer.step()
@@ -146,10 +142,9 @@ def test_intermediate_states_are_scored_by_the_same_head() -> None:
 
 def test_missing_decoder_and_missing_intermediate_states_are_refused() -> None:
     audio, samples, tokens, _ = speech()
+    model = make_model(sbkit_parts("conformer", 0))
     with pytest.raises(SbkitError, match="num_decoder_layers"):
-        make_model(sbkit_parts("conformer", 0)).run(
-            audio, samples, tokens=tokens, return_intermediate=False
-        )
+        model.run(audio, samples, tokens=tokens, return_intermediate=False)
     model = make_model(speechbrain_parts("conformer", 0))
     with pytest.raises(SbkitError, match="inter_ctc_weight"):
         model.run(audio, samples, tokens=None, return_intermediate=True)
@@ -199,9 +194,8 @@ def test_scores_of_a_clip_do_not_depend_on_its_batch(kind: str, prompts: list[Te
     assert len({len(log_probs) for log_probs, _ in batch}) > 20  # many lengths, much padding
     for size in (1, 8):
         for start in range(0, 32, size):
-            rows = range(start, start + size)
-            expected = batch[start : start + size]
-            torch.testing.assert_close(score(rows), expected, rtol=0, atol=1e-5)
+            scores, expected = score(range(start, start + size)), batch[start : start + size]
+            torch.testing.assert_close(scores, expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("missing", ["CNN", "Transformer", "ctc_lin", "seq_lin"])
@@ -212,10 +206,8 @@ def test_part_outside_the_module_list_is_named(missing: str) -> None:
         make_model(parts, model=nn.ModuleList(owned))
 
 
-@pytest.mark.parametrize("family", [sbkit_parts, speechbrain_parts])
-def test_heads_and_embeddings_of_another_size_are_refused(
-    family: Callable[..., Parts],
-) -> None:
+@pytest.mark.parametrize("family", BOTH)
+def test_heads_and_embeddings_of_another_size_are_refused(family: Callable[..., Parts]) -> None:
     for name, head, size in (
         ("ctc_lin", nn.Linear(16, 12), 12),
         ("seq_lin", nn.Sequential(nn.Linear(16, 11), nn.ReLU(), nn.Linear(11, 9)), 9),
@@ -244,7 +236,7 @@ def test_ctc_only_needs_neither_decoder_nor_seq_lin() -> None:
         model.run(audio, samples, tokens=tokens, return_intermediate=False)
 
 
-@pytest.mark.parametrize("family", [sbkit_parts, speechbrain_parts])
+@pytest.mark.parametrize("family", BOTH)
 def test_unused_modules_with_ctc_only_get_no_gradient(family: Callable[..., Parts]) -> None:
     model = make_model(family())
     out = model.run(*speech()[:2], tokens=None, return_intermediate=False)

@@ -93,10 +93,7 @@ class MeanOverTime(nn.Module):
     [
         (UnknownArgument(), r"its forward takes \(features, lens\)"),
         (MeanOverTime(), r"returns a tensor of shape \(2, 20\)"),
-        (
-            PlainLayers(nn.AdaptiveAvgPool1d(10)),
-            "in proportion .* 10 for 400 frames, 10 for 800",
-        ),
+        (PlainLayers(nn.AdaptiveAvgPool1d(10)), "in proportion .* 10 for 400 frames, 10 for 800"),
     ],
 )
 def test_unsuitable_front_ends_are_refused(part: nn.Module, message: str) -> None:

@@ -58,9 +58,8 @@ def feed(
     outputs = [torch.zeros(0, 9)]
     while len(clip) >= 400:
         chunk = clip[: stream.window]
-        rows, lengths, state = stream.forward_chunk(
-            chunk.unsqueeze(0), torch.tensor([len(chunk)]), state
-        )
+        length = torch.tensor([len(chunk)])
+        rows, lengths, state = stream.forward_chunk(chunk[None], length, state)
         outputs.append(rows[0, : lengths[0]])
         if len(chunk) < stream.window:
             break
@@ -107,9 +106,8 @@ def test_sessions_of_any_age_continue_in_one_batch_and_from_saved_states() -> No
     for row, count, row_state, (state, rest) in zip(
         rows, frames, after.rows(), halves, strict=True
     ):
-        single, _, single_state = stream.forward_chunk(
-            rest[None, : stream.window], lengths[:1], state
-        )
+        first = rest[None, : stream.window]
+        single, _, single_state = stream.forward_chunk(first, lengths[:1], state)
         torch.testing.assert_close(row[:count], single[0], rtol=0.0, atol=1e-4)
         continued, _ = feed(stream, rest[stream.step :], row_state)
         expected, _ = feed(stream, rest[stream.step :], single_state)
@@ -119,11 +117,9 @@ def test_sessions_of_any_age_continue_in_one_batch_and_from_saved_states() -> No
 def feed_whole_chunks(
     stream: StreamingAsrModel, clip: Tensor, count: int
 ) -> tuple[EncoderState, Tensor]:
-    state = stream.start()
+    state, length = stream.start(), torch.tensor([stream.window])
     for _ in range(count):
-        _, _, state = stream.forward_chunk(
-            clip[None, : stream.window], torch.tensor([stream.window]), state
-        )
+        _, _, state = stream.forward_chunk(clip[None, : stream.window], length, state)
         clip = clip[stream.step :]
     return state, clip
 

@@ -53,8 +53,7 @@ class Body(nn.Module):
     feature_projection: Any
 
     @property
-    def layers(self) -> Any:
-        """The layers, each called with (x, mask, context)."""
+    def layers(self) -> Any:  # each called with (x, mask, context)
         return self.encoder.layers
 
     def project(self, x: Tensor) -> Tensor:

@@ -144,9 +144,8 @@ class W2vBert(Body):
     def begin(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Also return the embedding row of each distance: -> (B, U, D), (2U,)."""
         ahead = -distances(x.shape[1], x.device)
-        return self.dropout(x), ahead.clamp(
-            self.min_distance, self.max_distance
-        ) - self.min_distance
+        ahead = ahead.clamp(self.min_distance, self.max_distance)
+        return self.dropout(x), ahead - self.min_distance
 
 
 def _w2v_bert_parts(config: Config) -> dict[str, nn.Module]:

@@ -77,7 +77,6 @@ class LogMel(nn.Module):
         self.register_buffer("filters", torch.from_numpy(filters).float(), persistent=False)
 
     def precise(self, audio: Tensor) -> Tensor:
-        """Convert audio to the dtype of its spectra."""
         return audio.double() if not self.training and audio.device.type == "cpu" else audio.float()
 
     def energies(self, windows: Tensor, power: float) -> Tensor:
@@ -102,9 +101,8 @@ class W2vBertFeatures(LogMel):
         windows = self.precise(audio * FULL_SCALE).unfold(1, self.size, self.shift)
         windows = windows - windows.mean(-1, keepdim=True)
         previous = torch.cat([windows[..., :1], windows[..., :-1]], -1)
-        features = (
-            self.energies(windows - PREEMPHASIS * previous, POVEY_POWER).clamp(min=EPSILON).log()
-        )
+        energies = self.energies(windows - PREEMPHASIS * previous, POVEY_POWER)
+        features = energies.clamp(min=EPSILON).log()
         frames = self.frame_lengths(lengths)
         centered, variance = center(features, frames)
         return centered * (variance + VARIANCE_EPS).rsqrt(), frames

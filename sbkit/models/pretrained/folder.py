@@ -339,10 +339,7 @@ def load_weights(folder: Path, objects: Iterable[object]) -> str:
 
 
 def _match_tensors(folder: Path, parts: Iterable[nn.Module]) -> tuple[dict[str, Tensor], Stored]:
-    """Return our tensors and those of the files, by the current names of the latter.
-
-    Raises SbkitError for a damaged file, and for a tensor that is missing or different.
-    """
+    """Return our tensors and those of the files, by the current names of the latter."""
     stored: Stored = {}
     for path in weight_files(folder):
         with reading(path, must="be a whole file", fix=AGAIN):

@@ -48,7 +48,6 @@ def add_adapters(
 ) -> None:
     """Freeze a module, and add adapters to some of its Linear layers.
 
-    rank: of the update.
     projections: names of the layers, the last component of their paths.
     alpha: the update is multiplied by alpha / rank; None: ``rank``.
 

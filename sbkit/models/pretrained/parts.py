@@ -85,14 +85,12 @@ class PretrainedFrontEnd(Part):
     def __init__(self, *, config: Config) -> None:
         super().__init__()
         family = FAMILIES[config["model_type"]]
-        self.prefix = family.prefix
-        self.body = family.front_end(config)
+        self.prefix, self.body = family.prefix, family.front_end(config)
 
 
 class PretrainedEncoder(nn.Module):
     """Encode frames: (B, U, C), (B,) -> (B, U, D).
 
-    config: the settings of the encoder.
     layers: the number of layers to use, from the first; null: all; `weighted`: all, with a learned
         weighted sum of their outputs.
     intermediate_layer: the layer that an inter-CTC loss reads, from 1; null: the middle one.
