@@ -238,19 +238,12 @@ def _speed_groups(percents: Sequence[int], samples: Sequence[int]) -> Iterator[S
 
 @dataclass(frozen=True)
 class Loaders:
-    """Loaders of the batches of every split.
+    """Loaders of the batches of every split; those of valid and test by its name, in order."""
 
-    Attributes:
-        train: this rank's share of the global batches of the epoch.
-        valid, test: each split in order, by its name.
-        measure: the training set in order, to measure its features.
-        splits: what they read.
-    """
-
-    train: Loader
+    train: Loader  # this rank's share of the global batches of the epoch
     valid: Mapping[str, Loader]
     test: Mapping[str, Loader]
-    measure: Loader
+    measure: Loader  # the training set in order, to measure its features
     splits: Splits
 
 

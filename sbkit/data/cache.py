@@ -129,18 +129,12 @@ def _write_access(folder: Path) -> Iterator[None]:
 
 
 class _Files:
-    """The files of clips, as they are now.
-
-    Attributes:
-        errors: of the files that cannot be reached, by row.
-        keys: the key of every other file, its path, size and time of change, with its row.
-        row_of: the last row of each key.
-    """
+    """The files of clips, as they are now; a key is a file's path, size and time of change."""
 
     def __init__(self, paths: pa.ChunkedArray) -> None:
         self._paths = paths
-        self.errors: dict[int, AudioError] = {}
-        self.keys: list[tuple[str, int]] = []
+        self.errors: dict[int, AudioError] = {}  # of files that cannot be reached, by row
+        self.keys: list[tuple[str, int]] = []  # of every other file, with its row
         self._sizes: list[int] = []
         for row, path in enumerate(decode_paths(paths)):
             try:
@@ -154,7 +148,7 @@ class _Files:
                 continue
             self.keys.append((f"{path}\t{status.st_size}\t{status.st_mtime_ns}", row))
             self._sizes.append(status.st_size)
-        self.row_of = dict(self.keys)
+        self.row_of = dict(self.keys)  # the last row of each key
 
     def path(self, key: str) -> Path:
         return Path(os.fsdecode(self._paths[self.row_of[key]].as_py()))
@@ -169,18 +163,13 @@ class _Files:
 
 
 class _CorpusShards:
-    """The shards of one corpus folder, at one sample rate (Hz) and in one store.
-
-    Attributes:
-        unreadable: why a file has no usable audio, by its key.
-        keys: of all files that were decoded or are unreadable.
-    """
+    """The shards of one corpus folder, at one sample rate (Hz) and in one store."""
 
     def __init__(self, folder: Path, sample_rate: int, store: str) -> None:
         self.folder, self._sample_rate, self._store = folder, sample_rate, store
         self._tables: dict[Path, pa.Table] = {}
-        self.unreadable: dict[str, AudioError] = {}
-        self.keys: set[str] = set()
+        self.unreadable: dict[str, AudioError] = {}  # by the key of the file
+        self.keys: set[str] = set()  # of all files that were decoded or are unreadable
 
     def read_new(self) -> None:
         """Read the tables that were added since the last call."""

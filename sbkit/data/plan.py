@@ -37,18 +37,12 @@ MicroBatch = list[Example]
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Many examples, in columns.
+    """Many examples, in columns."""
 
-    Attributes:
-        rows: (N,) of all examples.
-        starts: (E + 1,) where the rows of each example start.
-        samples, percents: (E,) as in `Example`.
-    """
-
-    rows: Counts
-    starts: Counts
-    samples: Counts
-    percents: Counts
+    rows: Counts  # (N,) of all examples
+    starts: Counts  # (E + 1,) where the rows of each example start
+    samples: Counts  # (E,) as in `Example`
+    percents: Counts  # (E,) as in `Example`
 
     @classmethod
     def of_single_rows(cls, samples: Counts) -> Self:

@@ -206,27 +206,16 @@ def encode_audio(samples: Samples, *, store: str, sample_rate: int) -> bytes:
 
 @dataclass(frozen=True)
 class ShardFacts:
-    """Facts about a shard, kept in the metadata of its table.
+    """Facts about a shard, kept in the metadata of its table."""
 
-    Attributes:
-        bytes: size of the Arrow file.
-        left_out: the clips without usable audio, and why.
-        parts: of its unit that had been read completely when it was written.
-        last: whether these are all parts.
-    """
-
-    bytes: int
-    left_out: Sequence[Sequence[str]]
-    parts: int = 1
-    last: bool = True
+    bytes: int  # size of the Arrow file
+    left_out: Sequence[Sequence[str]]  # the clips without usable audio, and why
+    parts: int = 1  # of its unit that had been read completely when it was written
+    last: bool = True  # whether these are all parts
 
 
 class ShardWriter:
-    """Write one shard; it appears when it is published.
-
-    Attributes:
-        bytes: of audio so far.
-    """
+    """Write one shard; it appears when it is published."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / f".{uuid4().hex}.arrow.tmp"
@@ -237,7 +226,7 @@ class ShardWriter:
         self._crcs: list[int] = []
         self._samples: list[int] = []
         self._digests: list[str] = []
-        self.bytes = 0
+        self.bytes = 0  # of audio so far
 
     def decode(
         self,
