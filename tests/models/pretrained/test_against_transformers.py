@@ -20,12 +20,7 @@ from transformers import (
 
 from sbkit.models.pretrained.folder import DEFAULTS, load_weights, read_encoder_config
 from sbkit.models.pretrained.parts import PretrainedEncoder, PretrainedFeatures, PretrainedFrontEnd
-from tests.models.pretrained.folders import (
-    CONFIGS,
-    PREPROCESSORS,
-    make_folder,
-    make_parts,
-)
+from tests.models.pretrained.folders import CONFIGS, PREPROCESSORS, make_folder, make_parts
 
 LARGE = {"feat_extract_norm": "layer", "do_stable_layer_norm": True, "conv_bias": True}
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
@@ -40,11 +35,8 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("wavlm", LARGE),
 ]
 SMALL = {
-    "scale_input": False,
-    "attention_bias": False,
-    "convolution_bias": False,
-    "subsampling_factor": 4,
-    "conv_kernel_size": 9,
+    **dict.fromkeys(("scale_input", "attention_bias", "convolution_bias"), False),
+    **{"subsampling_factor": 4, "conv_kernel_size": 9},
 }
 
 
@@ -60,10 +52,8 @@ def encode(config: dict[str, Any], audio: Tensor, lengths: Tensor, *parts: Any) 
 
 @pytest.mark.parametrize("model_type", DEFAULTS)
 def test_defaults_are_those_of_transformers(model_type: str) -> None:
-    extractors = {
-        "wav2vec2-bert": SeamlessM4TFeatureExtractor,
-        "parakeet_encoder": ParakeetFeatureExtractor,
-    }
+    extractors = {"wav2vec2-bert": SeamlessM4TFeatureExtractor}
+    extractors |= {"parakeet_encoder": ParakeetFeatureExtractor}
     extractor = extractors.get(model_type, Wav2Vec2FeatureExtractor)().to_dict()
     theirs = extractor | AutoConfig.for_model(model_type).to_dict()
     extra = {"do_normalize": True, "sample_rate": theirs["sampling_rate"]}  # not in all of theirs
@@ -84,10 +74,8 @@ def test_states_equal_those_of_transformers(
     for samples in (1000, 4321):
         audio, lengths = clip(samples), torch.tensor([samples])
         normal = (audio - audio.mean()) / (audio.var(correction=0) + 1e-7).sqrt()
-        expected = theirs(normal).last_hidden_state
-        torch.testing.assert_close(
-            encode(full, audio, lengths, *parts), expected, rtol=0.0, atol=1e-5
-        )
+        states, expected = encode(full, audio, lengths, *parts), theirs(normal).last_hidden_state
+        torch.testing.assert_close(states, expected, rtol=0.0, atol=1e-5)
 
 
 def save_recognizer(path: Path, model_type: str, **config: Any) -> Any:
