@@ -19,8 +19,7 @@ def test_conv_front_end_counts_frames_and_ignores_the_padding() -> None:
         expected, count = part(features, lengths)
         assert expected.shape == (1, int(count), 12) == (1, math.ceil(frames / 4), 12)
         padded = torch.cat([features, torch.full((1, 60 - frames, 20), -1e4)], dim=1)
-        torch.testing.assert_close(
-            part(padded, lengths)[0][:, : count[0]], expected, rtol=0.0, atol=1e-5
-        )
+        x = part(padded, lengths)[0][:, : count[0]]
+        torch.testing.assert_close(x, expected, rtol=0.0, atol=1e-5)
     x, counts = part(torch.zeros(2, 9, 20), torch.tensor([9, 0]))
     assert counts.tolist() == [3, 0] and x.isfinite().all()

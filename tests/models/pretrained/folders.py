@@ -98,9 +98,8 @@ def make_folder(path: Path, model_type: str = "wav2vec2", **config: Any) -> Path
     path.mkdir(parents=True, exist_ok=True)
     settings = {**CONFIGS[model_type], "model_type": model_type, **config}
     (path / "config.json").write_text(json.dumps(settings))
-    (path / "preprocessor_config.json").write_text(
-        json.dumps(PREPROCESSORS.get(model_type, PREPROCESSOR))
-    )
+    preprocessor = PREPROCESSORS.get(model_type, PREPROCESSOR)
+    (path / "preprocessor_config.json").write_text(json.dumps(preprocessor))
     tensors = file_tensors(*make_parts(tiny_config(model_type, **config)))
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
     return path

@@ -16,17 +16,12 @@ from tests.models.pretrained.folders import make_parts, tiny_config
 
 VARIANTS = [
     tiny_config(family, feat_extract_norm=norm, do_stable_layer_norm=stable, conv_bias=stable)
-    for family, norm, stable in product(
-        ("wav2vec2", "hubert", "wavlm"), ("group", "layer"), (False, True)
-    )
+    for family in ("wav2vec2", "hubert", "wavlm")
+    for norm, stable in product(("group", "layer"), (False, True))
 ]
 CONFORMERS = [tiny_config("wav2vec2-bert"), tiny_config("parakeet_encoder")]
-PLAIN: dict[str, Any] = {
-    "layerdrop": 0.0,
-    "activation_dropout": 0.0,
-    "mask_time_prob": 0.0,
-    "mask_channel_prob": 0.0,
-}
+RATES = ("layerdrop", "activation_dropout", "mask_time_prob", "mask_channel_prob")
+PLAIN: dict[str, Any] = dict.fromkeys(RATES, 0.0)
 
 
 def name_of(config: dict[str, Any]) -> str:
@@ -120,19 +115,16 @@ def test_layers_are_the_first_ones_or_a_weighted_sum_of_all() -> None:
         part.load_state_dict(whole[1].state_dict(), strict=False)
     x, lengths = torch.randn(1, 9, 16), torch.tensor([9])
     body = whole[1].body
-    h, _ = body.begin(body.project(x), torch.ones(1, 9, dtype=torch.bool))
-    states = [h] + [
-        h := layer(h, torch.ones(1, 9, dtype=torch.bool), None) for layer in body.layers
-    ]
+    mask = torch.ones(1, 9, dtype=torch.bool)
+    h, _ = body.begin(body.project(x), mask)
+    states = [h] + [h := layer(h, mask, None) for layer in body.layers]
     finished = [body.finish(layer_states) for layer_states in states]
+    shares = weighted[1].layer_weights.softmax(0)
     assert len(two[1].body.layers) == 2
     expected = {
         whole[1]: (finished[1], finished[3]),
         two[1]: (finished[1], finished[2]),
-        weighted[1]: (
-            finished[2],
-            sum(s * f for s, f in zip(weighted[1].layer_weights.softmax(0), finished, strict=True)),
-        ),
+        weighted[1]: (finished[2], sum(s * f for s, f in zip(shares, finished, strict=True))),
     }
     for encoder, (middle, last) in expected.items():
         torch.testing.assert_close(encoder.encode_with_intermediate(x, lengths), (middle, last))
@@ -164,9 +156,8 @@ def test_exported_graph_takes_any_batch_and_length(config: dict[str, Any]) -> No
     for batch, samples in ((1, 4000), (2, 2345), (5, 9000)):
         audio, lengths = torch.randn(batch, samples), torch.randint(500, samples, (batch,))
         lengths[0] = samples
-        torch.testing.assert_close(
-            graph(audio, lengths), model(audio, lengths), rtol=0.0, atol=1e-5
-        )
+        ours, expected = graph(audio, lengths), model(audio, lengths)
+        torch.testing.assert_close(ours, expected, rtol=0.0, atol=1e-5)
 
 
 def test_onnxruntime_normalizes_long_audio_like_torch() -> None:
