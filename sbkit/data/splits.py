@@ -95,7 +95,6 @@ class Splits:
     """The data of a run: one training set, and validation and test sets by their names.
 
     Attributes:
-        train, valid, test: prepared splits.
         excluded: unusable rows and utterances of all splits.
         out_of_range: utterances of train that `min_seconds` and `max_seconds` exclude.
         fingerprints: a hash of the content of each split.
@@ -333,22 +332,14 @@ class TextLabels(Hashable, Protocol):
 
 @dataclass(frozen=True)
 class Transcripts:
-    """Columns with an entry for each row of a split.
+    """Columns with an entry for each row of a split."""
 
-    Attributes:
-        samples: of the audio.
-        characters, labels: of the text, as numbers.
-        frames_needed: a frame for each label, and a blank between two that are equal.
-        refused: contains an id that no loss accepts.
-        unknown: contains the unknown label.
-    """
-
-    samples: Counts
-    characters: Counts
-    labels: Counts
-    frames_needed: Counts
-    refused: Bools
-    unknown: Bools
+    samples: Counts  # of the audio
+    characters: Counts  # in the text
+    labels: Counts  # in the text
+    frames_needed: Counts  # one for each label, and a blank between two that are equal
+    refused: Bools  # contains an id that no loss accepts
+    unknown: Bools  # contains the unknown label
 
     def too_short(self, subsampling: Subsampling, percent: int = 100) -> Counts:
         """Return the rows with too few frames, at a speed in percent, for any alignment of CTC."""
