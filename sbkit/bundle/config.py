@@ -16,7 +16,7 @@ from sbkit.evaluate.utterances import PROVENANCE
 from sbkit.text.normalization import Orthography, read_stored_table, separates_words
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
-FORMAT = 3
+FORMAT = 4
 MAX_WEIGHTS_BYTES, MAX_FILE_BYTES = 1 << 36, 1 << 25
 
 Plain = Any  # what JSON can hold

@@ -87,7 +87,7 @@ def test_recognize_gives_the_words_and_confidences_of_word_aligner(bundle: Path)
     ("change", "message"),
     [
         ({"sample_rate": 8000}, "is made for 16000 Hz"),
-        ({"format": 2}, "its format is 2, not 3"),
+        ({"format": 3}, "its format is 3, not 4"),
         ({"task": "os.system"}, "is not one of sbkit's, .* pass --import os"),
         (
             {"task": "sbkit.tasks.gone.TASK"},
