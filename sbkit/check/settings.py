@@ -2,14 +2,15 @@
 
 Code reads keys from a `Knobs`, which remembers them: a key that the dry run has not read, and that
 no reference reaches, does nothing. The dry run calls no hook at the end of a stage, so the names in
-the methods of the recipe's Brain count, too. A key that is read only with certain values of others
-is declared in the ranges of sbkit or of the recipe.
+the recipe's code count, too: the modules of its Brain, and those beside them that they import.
 """
 
+import sys
 from collections.abc import Iterator, Mapping, Set
 from contextlib import suppress
-from inspect import isfunction
-from types import CodeType
+from inspect import isclass, isfunction
+from pathlib import Path
+from types import CodeType, ModuleType
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.messages import plural
@@ -73,7 +74,7 @@ def check_unread(planned: PlannedRun) -> Iterator[Finding]:
         dry_run(planned)
     names = planned.knobs.names_read | planned.results.get("hparams", planned.knobs).names_read
     if "brain" in planned.results:
-        names |= names_in_methods(type(planned.make_cpu_brain()))
+        names |= names_in_code(type(planned.make_cpu_brain()))
     missing = {e.name for e in planned.faults.values() if isinstance(e, MissingKnobError)}
     is_complete = not planned.faults and dry_run(planned).failure is None
     candidates = names - set(planned.document.root) if is_complete else missing
@@ -87,11 +88,28 @@ def check_unread(planned: PlannedRun) -> Iterator[Finding]:
             )
 
 
-def names_in_methods(brain: type) -> set[str]:
-    """Return the names and texts in the methods of a Brain's classes, except sbkit's own."""
+def names_in_code(brain: type) -> set[str]:
+    """Return the names and texts in the code of a Brain's modules and of those beside them.
+
+    sbkit's own and SpeechBrain's do not count.
+    """
     classes = [c for c in brain.__mro__ if not c.__module__.startswith(("sbkit.", "speechbrain."))]
-    methods = [m for class_ in classes for m in vars(class_).values() if isfunction(m)]
-    codes = [method.__code__ for method in methods]
+    pending = [sys.modules[class_.__module__] for class_ in classes if class_ is not object]
+    folders = {Path(str(module.__file__)).parent for module in pending}
+    modules: list[ModuleType] = []
+    while pending:
+        modules.append(module := pending.pop())
+        for value in vars(module).values():
+            is_module = isinstance(value, ModuleType)
+            owner = value.__name__ if is_module else getattr(value, "__module__", "")
+            used = sys.modules.get(str(owner))
+            is_beside = Path(getattr(used, "__file__", None) or "/").parent in folders
+            if used is not None and is_beside and used not in modules + pending:
+                pending.append(used)
+    values = [value for module in modules for value in vars(module).values()]
+    values += [member for v in values if isclass(v) for member in vars(v).values()]
+    names = {module.__name__ for module in modules}
+    codes = [v.__code__ for v in values if isfunction(v) and v.__module__ in names]
     for code in codes:  # grows by nested functions
         codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
     return {n for c in codes for n in (*c.co_names, *c.co_consts) if isinstance(n, str)}

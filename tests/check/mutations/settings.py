@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from speechbrain import Stage
@@ -23,7 +24,11 @@ CTC_LIN = "ctc_lin: !new:torch.nn.Linear\n    in_features: "
 class NotesStages(AsrBrain):
     def on_stage_end(self, stage: Stage, stage_loss: float, epoch: int | None = None) -> None:
         super().on_stage_end(stage, stage_loss, epoch)
-        print([f"{note}" for note in [self.hparams.stage_note]])
+        print_note(self.hparams)
+
+
+def print_note(hparams: Any) -> None:
+    print([f"{note}" for note in [hparams.stage_note]])
 
 
 def undeclared(run: Path) -> None:
