@@ -15,7 +15,7 @@ from sbkit.config.overrides import parse_command
 from sbkit.evaluate import wer_report
 from sbkit.evaluate.compare import compare_runs
 from sbkit.evaluate.run_results import read_clips
-from sbkit.evaluate.utterances import hash_references, read_utterances
+from sbkit.evaluate.wer_report import hash_references, read_utterances
 from sbkit.logs.run_log import Record, read_log
 from sbkit.runtime.torch_model import load_bundle
 from sbkit.text.normalization import normalize

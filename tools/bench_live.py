@@ -30,7 +30,7 @@ from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.base.process import run_main
 from sbkit.commands.score import ScoreOptions, open_model, prepare_source
-from sbkit.decoding.confidence import GREEDY
+from sbkit.decoding.words import GREEDY
 from sbkit.evaluate.wer import Scores, count_errors
 from sbkit.export.test_sets import prepare_test_sets, read_whole_clips
 from sbkit.models.streaming import FRAME_MS, StreamingConfig

@@ -26,7 +26,7 @@ from sbkit.base.errors import DataError
 from sbkit.base.process import run_main
 from sbkit.base.units import samples_to_seconds
 from sbkit.commands.score import ScoreOptions, open_model, prepare_source, score_rows
-from sbkit.decoding.alignment import WordOffsets
+from sbkit.decoding.words import WordOffsets
 from sbkit.evaluate.wer import matching_words
 from sbkit.export.export import change_config
 from sbkit.runtime.torch_model import TorchBundle, load_bundle

@@ -16,9 +16,11 @@ from sbkit.data.batch import Loaders, TextCollate, make_loaders
 from sbkit.data.manifest import Excluded
 from sbkit.data.sampler import fastest_percent
 from sbkit.data.splits import Splits, count_characters, read_texts, read_transcripts, take_columns
-from sbkit.decoding.confidence import CONFIDENCE_FILE
 from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS
-from sbkit.decoding.language_models import (
+from sbkit.decoding.words import CONFIDENCE_FILE
+from sbkit.distributed.device import Placement
+from sbkit.distributed.ranks import rank
+from sbkit.lm.language_models import (
     TOKENS,
     WORDS,
     ensure_language_models,
@@ -26,8 +28,6 @@ from sbkit.decoding.language_models import (
     load_language_models,
     read_sentences,
 )
-from sbkit.distributed.device import Placement
-from sbkit.distributed.ranks import rank
 from sbkit.models.encoder import measure_subsampling
 from sbkit.models.parts import Subsampling
 from sbkit.text.normalization import describe_dropped, describe_normalizer

@@ -21,10 +21,14 @@ from sbkit.base.errors import ConfigError
 from sbkit.base.machine import usable_cores
 from sbkit.data.batch import TextBatch
 from sbkit.data.splits import sample_counts
-from sbkit.decoding.attention import AttentionDecoder
-from sbkit.decoding.confidence import GREEDY, WordAligner
-from sbkit.decoding.ctc_decoder import CtcDecoder, DecoderInput, DecoderPool, Recognized
-from sbkit.decoding.decoder import BeamDecoder
+from sbkit.decoding.decoder import (
+    AttentionDecoder,
+    BeamDecoder,
+    CtcDecoder,
+    DecoderInput,
+    DecoderPool,
+    Recognized,
+)
 from sbkit.decoding.fit import (
     NUM_TRIALS,
     ValidationUtterance,
@@ -33,6 +37,7 @@ from sbkit.decoding.fit import (
     sample_utterances,
 )
 from sbkit.decoding.greedy import merge_repeats
+from sbkit.decoding.words import GREEDY, WordAligner
 from sbkit.evaluate.wer import ScoredUtterance
 from sbkit.models.asr import AsrModel
 from sbkit.tasks.speech_recognition import score_texts

@@ -27,17 +27,18 @@ from sbkit.base.machine import usable_cores
 from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE, BundleConfig, BundleFiles
 from sbkit.bundle.protocols import Encoded, RunnableModel
 from sbkit.config.ranges import require_in_range
-from sbkit.decoding.attention import AttentionDecoder
-from sbkit.decoding.confidence import GREEDY, WordAligner
-from sbkit.decoding.ctc_decoder import (
+from sbkit.decoding.decoder import (
+    LANGUAGE_MODELS,
+    AttentionDecoder,
+    BeamDecoder,
     CtcDecoder,
     DecoderInput,
     DecoderPool,
     Recognized,
 )
-from sbkit.decoding.decoder import LANGUAGE_MODELS, BeamDecoder
 from sbkit.decoding.hotwords import normalize_hotwords, read_hotwords
-from sbkit.decoding.language_models import load_language_models
+from sbkit.decoding.words import GREEDY, WordAligner
+from sbkit.lm.language_models import load_language_models
 from sbkit.lm.ngram import NgramModel
 from sbkit.tasks.task import Labels, Task, load_task
 from sbkit.text.normalization import normalize

@@ -10,9 +10,8 @@ from sbkit.audio.io import MAX_RATE_HZ, MIN_RATE_HZ
 from sbkit.base.checksums import CHECKSUMS, check_unchanged
 from sbkit.base.errors import BundleError
 from sbkit.base.files import read_regular, reading
-from sbkit.decoding.alignment import WordOffsets
-from sbkit.decoding.confidence import Confidence
-from sbkit.evaluate.utterances import PROVENANCE
+from sbkit.decoding.words import Confidence, WordOffsets
+from sbkit.evaluate.wer_report import PROVENANCE
 from sbkit.text.normalization import Orthography, read_stored_table, separates_words
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"

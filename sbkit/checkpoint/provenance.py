@@ -17,10 +17,10 @@ from sbkit.base.files import to_json
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.run_config import CHECKPOINTS
 from sbkit.checkpoint.weights import average
-from sbkit.decoding.confidence import CONFIDENCE_FILE
 from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS
+from sbkit.decoding.words import CONFIDENCE_FILE
 from sbkit.evaluate.run_results import SUMMARY
-from sbkit.evaluate.utterances import PROVENANCE
+from sbkit.evaluate.wer_report import PROVENANCE
 from sbkit.models.pretrained.lora import merge_adapters
 
 NAMES_IN_SENTENCE = {

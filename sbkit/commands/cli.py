@@ -345,7 +345,7 @@ def _tune(options: argparse.Namespace) -> None:
 
 def _train_lm(options: argparse.Namespace) -> None:
     from sbkit.bundle.bundle import language_of
-    from sbkit.decoding.language_models import train_texts
+    from sbkit.lm.language_models import train_texts
     from sbkit.text.languages import check_language
 
     language, tokenizer = options.language, options.tokenizer

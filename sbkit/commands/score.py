@@ -28,12 +28,12 @@ from sbkit.data.shard import read_clips
 from sbkit.data.sources import read_manifests
 from sbkit.data.splits import filled_rows, prepare_split, sample_counts
 from sbkit.data.tables import TableOptions
-from sbkit.decoding.confidence import GREEDY
+from sbkit.decoding.words import GREEDY
 from sbkit.evaluate.report import REPORT, KnownWords, write_report
 from sbkit.evaluate.run_results import read_results
 from sbkit.evaluate.slices import measure_slices, require_columns, slice_columns, write_slices
-from sbkit.evaluate.utterances import PROVENANCE
 from sbkit.evaluate.wer import Figures
+from sbkit.evaluate.wer_report import PROVENANCE
 from sbkit.export.export import as_bundle
 from sbkit.export.test_sets import prepare_test_sets, read_whole_clips
 from sbkit.logs.progress import progress_bar

@@ -25,7 +25,6 @@ from sbkit.checkpoint.run_config import RESOLVED
 from sbkit.commands.score import ScoreOptions, prepare_source
 from sbkit.config.ranges import require_in_range
 from sbkit.data.splits import sample_counts
-from sbkit.decoding.confidence import CONFIDENCE_FILE, GREEDY
 from sbkit.decoding.decoder import (
     BEAM_SIZE,
     DECODER_FILE,
@@ -42,18 +41,19 @@ from sbkit.decoding.fit import (
     sample_utterances,
     used_weights,
 )
-from sbkit.decoding.language_models import (
+from sbkit.decoding.words import CONFIDENCE_FILE, GREEDY
+from sbkit.evaluate.wer import Scores
+from sbkit.evaluate.wer_report import PROVENANCE
+from sbkit.export.export import CARD, as_bundle, change_config, require_free
+from sbkit.export.test_sets import read_whole_clips
+from sbkit.lm.language_models import (
     TOKENS,
     WORDS,
     digest_of,
     load_language_models,
     replace_language_models,
+    save,
 )
-from sbkit.evaluate.utterances import PROVENANCE
-from sbkit.evaluate.wer import Scores
-from sbkit.export.export import CARD, as_bundle, change_config, require_free
-from sbkit.export.test_sets import read_whole_clips
-from sbkit.lm.storage import save
 from sbkit.logs.progress import progress_bar
 from sbkit.runtime.torch_model import TorchBundle, load_bundle
 from sbkit.train.run import Run

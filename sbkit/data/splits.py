@@ -25,7 +25,7 @@ from sbkit.base.units import at_speed, samples_to_seconds, seconds_to_samples
 from sbkit.data.cache import StoredAudio, prepare_audio
 from sbkit.data.manifest import Excluded, Manifest, unreserved_name
 from sbkit.data.shard import AUDIO
-from sbkit.decoding.alignment import frames_needed
+from sbkit.decoding.words import frames_needed
 from sbkit.models.parts import Subsampling
 from sbkit.text.vocabulary import Vocabulary
 

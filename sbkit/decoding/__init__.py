@@ -10,23 +10,21 @@ from typing import TYPE_CHECKING
 from sbkit.base.imports import lazy_names
 
 if TYPE_CHECKING:
-    from sbkit.decoding.attention import AttentionDecoder as AttentionDecoder
-    from sbkit.decoding.confidence import WordAligner as WordAligner
+    from sbkit.decoding.decoder import AttentionDecoder as AttentionDecoder
     from sbkit.decoding.decoder import BeamDecoder as BeamDecoder
     from sbkit.decoding.decoder import Weights as Weights
-    from sbkit.decoding.frames import Hypothesis as Hypothesis
     from sbkit.decoding.greedy import GreedyDecoder as GreedyDecoder
-    from sbkit.decoding.language_models import LanguageModels as LanguageModels
+    from sbkit.decoding.greedy import Hypothesis as Hypothesis
     from sbkit.decoding.prefix_beam import PrefixBeamSearch as PrefixBeamSearch
+    from sbkit.decoding.words import WordAligner as WordAligner
 
 __getattr__ = lazy_names(
     "sbkit.decoding",
-    AttentionDecoder="attention",
+    AttentionDecoder="decoder",
     BeamDecoder="decoder",
     GreedyDecoder="greedy",
-    Hypothesis="frames",
-    LanguageModels="language_models",
+    Hypothesis="greedy",
     PrefixBeamSearch="prefix_beam",
     Weights="decoder",
-    WordAligner="confidence",
+    WordAligner="words",
 )

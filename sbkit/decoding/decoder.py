@@ -1,35 +1,50 @@
-"""The beam decoder of a run: prefix beam search or a decoding graph, with its language models.
+"""The decoder of a run or a bundle: log-probabilities of clips to texts, and words with times.
 
-Legend: U frames of 40 ms, V vocabulary.
+`BeamDecoder` is a prefix beam search or a decoding graph, with language models and hotwords. The
+attention decoder of a model may rescore its hypotheses. `CtcDecoder` also aligns the words of a
+text. Beam search is written in Python, which runs one thread at a time, so `DecoderPool` decodes
+many clips in several processes.
+
+Legend: U frames of 40 ms, V vocabulary, N sequences, L tokens.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+import os
+import threading
+import weakref
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
-from dataclasses import asdict, dataclass
-from functools import cached_property
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from sbkit.base.arrays import LogProbs
-from sbkit.base.errors import ConfigError
+import numpy as np
+
+from sbkit.base.arrays import Counts, Float64s, LogProbs
+from sbkit.base.errors import ConfigError, SbkitError
 from sbkit.base.imports import require_package
 from sbkit.config.ranges import Range
-from sbkit.decoding.attention import AttentionDecoder, rescore
 from sbkit.decoding.decoding_graph import PACKAGES, GraphDecoder, make_graph
-from sbkit.decoding.frames import BeamSettings, Hypothesis
+from sbkit.decoding.greedy import GreedyDecoder, Hypothesis
 from sbkit.decoding.hotwords import HotwordScorer, reward_phrases
-from sbkit.decoding.language_models import LanguageModels, load_language_models
-from sbkit.decoding.prefix_beam import BeamState, PrefixBeamSearch
-from sbkit.decoding.scorer import (
+from sbkit.decoding.prefix_beam import (
+    BeamSettings,
+    BeamState,
+    PrefixBeamSearch,
     PrefixScorer,
     SumOfScorers,
     TokenScorer,
     WordScorer,
     make_lexicon,
 )
+from sbkit.decoding.words import WordAligner
+from sbkit.lm.language_models import LanguageModels, load_language_models
 from sbkit.text.tokenizer import Tokenizer
+from sbkit.text.word import Word
 
-BeamStates = tuple[BeamState, ...]  # of the search without hotwords, and of the one with them
+if TYPE_CHECKING:
+    from loky import ProcessPoolExecutor
+
 DECODER_TYPES = ("beam", "graph")
 BEAM_SIZE = 32
 MAX_BEAM_SIZE = 4096  # each hypothesis takes memory, and a downloaded bundle may ask for more
@@ -37,6 +52,67 @@ MAX_WEIGHT = 1e3
 TOKEN_THRESHOLD = -6.0  # log-probability above which a token is tried at a frame
 MAX_CANDIDATES = 12  # tokens tried at a frame; a model that has learned little has many likely ones
 DECODER_FILE, LANGUAGE_MODELS = "decoder.json", "lm.safetensors"  # in a run and in a bundle
+MIN_FRAMES_FOR_POOL = 5000  # 200 s of audio; to start a process takes half a second
+MAX_HOTWORD_DECODERS = 8  # cached for the other clips of their requests
+MAX_PROCESSES = 16  # each has its own language models and caches: 0.1 GB in the default run
+
+Tokens = tuple[int, ...]
+BeamStates = tuple[BeamState, ...]  # of the search without hotwords, and of the one with them
+
+
+# ---- rescoring
+
+
+class AttentionDecoder:
+    """Score token sequences of one utterance, each sequence once.
+
+    log_probs: computes ln p of every token after each prefix of a sequence,
+    (N, L) -> (N, L + 1, V); eos: the token that ends a sequence.
+
+    >>> def uniform(tokens):
+    ...     return np.log(np.full((len(tokens), tokens.shape[1] + 1, 4), 0.25))
+    >>> decoder = AttentionDecoder(log_probs=uniform, eos=3)
+    >>> round(decoder.score([(1, 2)])[0], 2)  # 3 ln 0.25: two tokens and the end
+    -4.16
+    """
+
+    def __init__(self, *, log_probs: Callable[[Counts], Float64s], eos: int) -> None:
+        self._log_probs, self._eos = log_probs, eos
+        self._scores: dict[Tokens, float] = {}
+
+    def score(self, sequences: Sequence[Tokens]) -> list[float]:
+        """Return ln p(tokens and their end | audio) of each sequence."""
+        new = [tokens for tokens in dict.fromkeys(sequences) if tokens not in self._scores]
+        if new:
+            self._scores |= zip(new, self._compute(new), strict=True)
+        return [self._scores[tokens] for tokens in sequences]
+
+    def _compute(self, sequences: Sequence[Tokens]) -> list[float]:
+        lengths = np.array([len(tokens) for tokens in sequences])
+        padded = np.full((len(sequences), lengths.max() + 1), self._eos)  # (N, L + 1)
+        for row, tokens in zip(padded, sequences, strict=True):
+            row[: len(tokens)] = tokens
+        log_probs = self._log_probs(padded[:, :-1])
+        token_scores = np.take_along_axis(log_probs, padded[..., None], axis=2)[..., 0]
+        is_counted = np.arange(padded.shape[1]) <= lengths[:, None]  # the tokens and one end
+        return [float(score) for score in np.where(is_counted, token_scores, 0.0).sum(1)]
+
+
+def rescore(
+    hypotheses: Sequence[Hypothesis], attention: AttentionDecoder, weight: float
+) -> list[Hypothesis]:
+    """Add the attention decoder's weighted scores, and return the best hypothesis first."""
+    if not hypotheses:
+        return []
+    scores = attention.score([hypothesis.tokens for hypothesis in hypotheses])
+    rescored = [
+        replace(hypothesis, score=hypothesis.score + weight * score, attention_score=weight * score)
+        for hypothesis, score in zip(hypotheses, scores, strict=True)
+    ]
+    return sorted(rescored, key=lambda hypothesis: hypothesis.score, reverse=True)
+
+
+# ---- beam search and decoding graph
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +149,6 @@ class Weights:
         return weights
 
     def plain(self) -> dict[str, float]:
-        """Return the weights as plain data."""
         return asdict(self)
 
 
@@ -130,12 +205,9 @@ class BeamDecoder:
         self.decoder_type, self.attention_rescoring = decoder_type, attention_rescoring
         self._source = language_models
         self.needs_tuning = weights is None
-        self.weights = (
-            weights
-            if isinstance(weights, Weights)
-            else Weights.of({} if weights is None else weights)
-        )
-        self.phrases: tuple[str, ...] = ()  # hotwords
+        values = {} if weights is None else weights
+        self.weights = values if isinstance(values, Weights) else Weights.of(values)
+        self.phrases: tuple[str, ...] = ()  # of hotwords
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the searches: their trees are too deep for pickle."""
@@ -149,7 +221,6 @@ class BeamDecoder:
 
     @property
     def hotwords(self) -> frozenset[str]:
-        """Return the words of the hotword phrases."""
         return frozenset(word for phrase in self.phrases for word in phrase.split())
 
     @cached_property
@@ -159,7 +230,7 @@ class BeamDecoder:
             return self._source
         return load_language_models(Path(self._source), self.tokenizer)
 
-    # -- copies with changes ------------------------------------------------------------------
+    # -- copies with changes
 
     def with_weights(self, weights: Weights, *, beam_size: int | None = None) -> "BeamDecoder":
         """Return a copy with other weights, and optionally another beam size."""
@@ -171,11 +242,9 @@ class BeamDecoder:
         )
 
     def without_attention(self) -> "BeamDecoder":
-        """Return a copy that does not rescore with the attention decoder."""
         return self._copy(attention_rescoring=False)
 
     def with_language_models(self, models: LanguageModels) -> "BeamDecoder":
-        """Return a copy with other language models."""
         return self._copy(language_models=models)
 
     def with_hotwords(self, phrases: Sequence[str]) -> "BeamDecoder":
@@ -198,7 +267,7 @@ class BeamDecoder:
         vars(decoder).update(changes)
         return decoder
 
-    # -- construction of the searches ---------------------------------------------------------
+    # -- the searches, built when they are needed
 
     def check_graph(self) -> None:
         """Raise an error for a graph whose packages are missing, or with attention rescoring."""
@@ -215,7 +284,6 @@ class BeamDecoder:
 
     @cached_property
     def graph_decoder(self) -> GraphDecoder:
-        """Build the decoding graph."""
         self.check_graph()
         words, weights = self.language_models.words, self.weights
         vocabulary = self.tokenizer.vocabulary
@@ -236,12 +304,10 @@ class BeamDecoder:
 
     @cached_property
     def _search(self) -> PrefixBeamSearch:
-        """Build the search without hotwords."""
         return self._make_search(self._make_scorers())
 
     @cached_property
     def _biased_search(self) -> PrefixBeamSearch:
-        """Build the search with hotwords."""
         return self._make_search([*self._make_scorers(self.hotwords), self._hotword_scorer])
 
     @cached_property
@@ -288,7 +354,7 @@ class BeamDecoder:
             )
         return scorers
 
-    # -- decoding -----------------------------------------------------------------------------
+    # -- decoding
 
     def nbest(
         self, log_probs: LogProbs, attention: AttentionDecoder | None = None
@@ -317,7 +383,6 @@ class BeamDecoder:
         return tuple(search.advance(state, log_probs) for search, state in pairs)
 
     def copy(self, states: BeamStates) -> BeamStates:
-        """Return an independent copy of a state."""
         return tuple(state.copy() for state in states)
 
     def finish(
@@ -345,3 +410,152 @@ class BeamDecoder:
         if self.attention_rescoring and attention is not None:
             beams = [rescore(beam, attention, self.weights.attention) for beam in beams]
         return self._hotword_scorer.choose(*beams) if self.phrases else beams[0]
+
+
+# ---- clips
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class DecoderInput:
+    """The output of a model for a clip.
+
+    Attributes:
+        log_probs: (U, V).
+        samples: the length of the clip.
+        start: of the clip in the audio that it is cut from, in seconds.
+        attention: its attention decoder, for a decoder that rescores.
+        phrases: hotwords besides those of the decoder, which only beam search uses.
+    """
+
+    log_probs: LogProbs
+    samples: int
+    start: float = 0.0
+    attention: AttentionDecoder | None = None
+    phrases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Recognized:
+    """The text of a clip, and on request its words with times."""
+
+    text: str
+    words: tuple[Word, ...] = ()
+
+
+@dataclass(frozen=True)
+class CtcDecoder:
+    """Decode clips, and align their words.
+
+    It holds no model, so that it can be sent to other processes.
+    """
+
+    decoder: BeamDecoder | GreedyDecoder
+    aligner: WordAligner
+
+    @classmethod
+    def of(cls, decoder: BeamDecoder | None, aligner: WordAligner) -> "CtcDecoder":
+        """Wrap a beam decoder, or the greedy decoder if there is none."""
+        vocabulary = aligner.tokenizer.vocabulary
+        greedy = GreedyDecoder(vocab_size=vocabulary.size, blank=vocabulary.blank)
+        return cls(decoder or greedy, aligner)
+
+    @property
+    def is_python(self) -> bool:
+        """Whether decoding runs Python code without a model, and so holds the interpreter."""
+        decoder = self.decoder
+        return (
+            isinstance(decoder, BeamDecoder)
+            and decoder.decoder_type == "beam"
+            and not decoder.attention_rescoring
+        )
+
+    def decode(self, clip: DecoderInput, *, times: bool) -> Recognized:
+        """Decode a clip; times count from the start of the audio that it is cut from."""
+        decoder, aligner = self.decoder, self.aligner
+        if clip.phrases and isinstance(decoder, BeamDecoder) and decoder.decoder_type == "beam":
+            decoder = _with_hotwords(decoder, clip.phrases)
+            aligner = replace(aligner, unjudged=decoder.hotwords)
+        beam = decoder.nbest(clip.log_probs, clip.attention)
+        tokens = list(beam[0].tokens)
+        text = aligner.tokenizer.decode(tokens)
+        if not times:
+            return Recognized(text)
+        words = aligner.align(clip.log_probs, tokens, beam, samples=clip.samples)
+        return Recognized(text, tuple(word.later(clip.start) for word in words))
+
+
+@lru_cache(MAX_HOTWORD_DECODERS)
+def _with_hotwords(decoder: BeamDecoder, phrases: tuple[str, ...]) -> BeamDecoder:
+    return decoder.with_hotwords([*decoder.phrases, *phrases])
+
+
+_decoder_of_process: CtcDecoder  # in each process of the pool
+
+
+class DecoderPool:
+    """Decode clips, in several processes once there are many frames.
+
+    processes: their maximum number.
+    """
+
+    def __init__(self, decoder: CtcDecoder, *, processes: int) -> None:
+        self.decoder, self._num_processes = decoder, min(processes, MAX_PROCESSES)
+        self._starting = threading.Lock()
+        self._processes: ProcessPoolExecutor | None = None
+        self._num_frames = 0
+
+    def decode(self, clips: Sequence[DecoderInput], *, times: bool) -> list[Recognized]:
+        """Return the text of each clip, and with ``times`` its timed words.
+
+        Raises SbkitError if a clip cannot be decoded, or a process is killed.
+        """
+        self._num_frames += sum(len(clip.log_probs) for clip in clips)
+        is_worth_it = self._num_processes > 1 and self._num_frames >= MIN_FRAMES_FOR_POOL
+        if not (is_worth_it and self.decoder.is_python):
+            return [self.decoder.decode(clip, times=times) for clip in clips]
+        from loky.process_executor import BrokenProcessPool
+
+        try:
+            return list(self._started().map(partial(_decode, times), clips))
+        except BrokenProcessPool as error:
+            self.close()
+            raise SbkitError(
+                f"One of the {self._num_processes} decoding processes was killed, perhaps because "
+                "memory ran out. Free memory, or pass --decoder greedy."
+            ) from error
+
+    def close(self) -> None:
+        with self._starting:
+            if self._processes is not None:
+                self._end()
+                self._processes = None
+
+    def _started(self) -> "ProcessPoolExecutor":
+        # multiprocessing's pool would import the main module of the program again, which may lack
+        # a guard for that, and a fork copies locks that threads hold.
+        from loky import ProcessPoolExecutor
+
+        with self._starting:
+            if self._processes is None:
+                processes = ProcessPoolExecutor(
+                    self._num_processes, initializer=_keep_decoder, initargs=(self.decoder,)
+                )
+                # Also for a program that never closes the pool: loky's exit handler fails loudly.
+                self._end = weakref.finalize(self, _end, processes, os.getpid())
+                self._processes = processes
+            return self._processes
+
+
+def _end(processes: "ProcessPoolExecutor", owner: int) -> None:
+    """End the processes, unless called from a fork of the process that owns them."""
+    if os.getpid() == owner:
+        processes.shutdown(kill_workers=True)
+
+
+def _keep_decoder(decoder: CtcDecoder) -> None:
+    global _decoder_of_process
+    _decoder_of_process = decoder
+
+
+def _decode(times: bool, clip: DecoderInput) -> Recognized:
+    return _decoder_of_process.decode(clip, times=times)

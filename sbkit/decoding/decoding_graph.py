@@ -22,7 +22,7 @@ import numpy as np
 from sbkit.base.arrays import LogProbs
 from sbkit.base.errors import ConfigError
 from sbkit.base.imports import require_package
-from sbkit.decoding.frames import Hypothesis, check_log_probs
+from sbkit.decoding.greedy import Hypothesis, check_log_probs
 from sbkit.lm.kneser_ney import train
 from sbkit.lm.ngram import SPECIAL, UNKNOWN, NgramModel, make_automaton
 from sbkit.text.tokenizer import SPACE, Tokenizer

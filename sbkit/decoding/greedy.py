@@ -1,4 +1,6 @@
-"""Greedy decoding: the best token of each frame, repeats merged, blanks dropped.
+"""Greedy decoding, and the hypotheses that every decoder returns.
+
+Greedy decoding takes the best token of each frame, merges repeats and drops blanks.
 
 Legend: U frames of 40 ms, V vocabulary.
 """
@@ -10,7 +12,42 @@ from typing import NamedTuple
 import numpy as np
 
 from sbkit.base.arrays import Counts, LogProbs
-from sbkit.decoding.frames import Hypothesis, check_log_probs
+from sbkit.base.errors import DataError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hypothesis:
+    """A token sequence with natural logarithmic scores.
+
+    Attributes:
+        tokens: ids without blanks.
+        score: the sum of the three scores below.
+        ctc_score: ln p(tokens | audio) over the alignments that the search kept.
+        lm_score: the weighted sum of all scorers, hotword rewards included.
+        attention_score: weighted ln p(tokens, end | audio) of an attention decoder.
+    """
+
+    tokens: tuple[int, ...]
+    score: float
+    ctc_score: float
+    lm_score: float = 0.0
+    attention_score: float = 0.0
+
+
+def check_log_probs(log_probs: LogProbs, vocab_size: int) -> None:
+    """Raise DataError for another vocabulary, or for a frame without a finite largest value."""
+    if log_probs.shape[1] != vocab_size:
+        raise DataError(
+            f"The tokenizer has {vocab_size} tokens, but the model's log-probabilities have "
+            f"{log_probs.shape[1]} columns. Decode with the model's own tokenizer."
+        )
+    best = log_probs.max(1, initial=-np.inf)  # NaN where the frame contains one
+    if not np.isfinite(best).all():
+        frame = int(np.flatnonzero(~np.isfinite(best))[0])
+        raise DataError(
+            f"The largest log-probability of a frame must be finite, but that of frame {frame} is "
+            f"{float(best[frame])}. Look for NaN or infinity in the audio or the model's weights."
+        )
 
 
 def merge_repeats(best: Counts, blank: int, previous: int | None = None) -> list[int]:
@@ -38,7 +75,7 @@ class GreedyState(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class GreedyDecoder:
-    """Decode greedily, a whole clip or a stream of frames.
+    """Decode greedily, a whole clip or a stream of frames, with the methods of `BeamDecoder`.
 
     >>> decoder = GreedyDecoder(vocab_size=3, blank=0)
     >>> frames = np.log(np.array([[0.1, 0.8, 0.1], [0.1, 0.8, 0.1], [0.2, 0.2, 0.6]]))
@@ -50,18 +87,12 @@ class GreedyDecoder:
     blank: int
 
     def nbest(self, log_probs: LogProbs, attention: object = None) -> Sequence[Hypothesis]:
-        """Return the one hypothesis of a whole clip, (U, V)."""
         return self.finish(self.advance(self.start(), log_probs))
 
     def start(self) -> GreedyState:
-        """Return the state before the first frame."""
         return GreedyState(self.blank)
 
     def advance(self, state: GreedyState, log_probs: LogProbs) -> GreedyState:
-        """Return the state after more frames, natural log-probabilities (U, V).
-
-        Raises DataError for another vocabulary, or for frames without a finite largest value.
-        """
         check_log_probs(log_probs, self.vocab_size)
         if not len(log_probs):
             return state
@@ -71,7 +102,6 @@ class GreedyDecoder:
         return GreedyState(int(best[-1]), (*state.tokens, *tokens), score)
 
     def copy(self, state: GreedyState) -> GreedyState:
-        """Return an independent copy of a state."""
         return state
 
     def finish(self, state: GreedyState, attention: object = None) -> Sequence[Hypothesis]:

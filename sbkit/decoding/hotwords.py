@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sbkit.base.files import read_text
-from sbkit.decoding.frames import Hypothesis
+from sbkit.decoding.greedy import Hypothesis
 from sbkit.text.tokenizer import SPACE, Tokenizer
 
 # How much likelier a phrase is than other text, as natural logarithms: more for a longer phrase,

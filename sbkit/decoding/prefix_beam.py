@@ -1,20 +1,146 @@
-"""CTC prefix beam search over one utterance, exact if the beam is unbounded.
-
-Legend: U frames of 40 ms, V vocabulary.
+"""CTC prefix beam search over one utterance, exact if the beam is unbounded, and its scorers.
 
 Each prefix carries two probabilities, of the alignments that end in a blank and of those that end
 in its last token, after Graves (2012, "Sequence transduction with recurrent neural networks") and
-Hannun et al. (2014, arXiv 1408.2873). The scores of the scorers depend only on the prefix.
+Hannun et al. (2014, arXiv 1408.2873). Scorers, such as language models, add a score that depends
+only on the prefix.
+
+Legend: U frames of 40 ms, V vocabulary.
 """
 
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from math import exp, inf, log1p
 from operator import attrgetter, itemgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from sbkit.base.arrays import LogProbs
-from sbkit.decoding.frames import BeamSettings, Frame, Hypothesis, make_frames
-from sbkit.decoding.scorer import NO_SCORERS, Arc, AutomatonState, LazyAutomaton, PrefixScorer
+import numpy as np
+
+from sbkit.base.arrays import Bools, LogProbs
+from sbkit.decoding.greedy import Hypothesis, check_log_probs
+from sbkit.lm.ngram import END, NO_HISTORY, UNKNOWN, NgramModel
+from sbkit.text.tokenizer import SPACE, Tokenizer
+
+MAX_CACHED_STATES = 1 << 17  # of 1 to 4 kB each with their arcs; with fewer, decoding is slower
+
+
+# ---- frames
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeamSettings:
+    """How a beam search prunes, and which tokens it may append.
+
+    Attributes:
+        beam_size: hypotheses kept after each frame.
+        token_threshold: natural log-probability that a token must exceed to be appended at a frame.
+            The best token of a frame is always tried; blanks and repeats always count.
+        max_candidates: tokens appended at a frame, the likeliest first; None for no limit.
+        excluded: tokens that are never appended, such as `<unk>`.
+    """
+
+    vocab_size: int
+    blank: int = 0
+    beam_size: int = 16
+    token_threshold: float = -inf
+    max_candidates: int | None = None
+    excluded: Collection[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One frame: log_probs (V,) of all tokens; candidates: (token, log-probability) to append."""
+
+    log_probs: list[float]
+    candidates: list[tuple[int, float]]
+
+
+def make_frames(log_probs: LogProbs, settings: BeamSettings) -> list[Frame]:
+    """Check log-probabilities (U, V) and list the candidates of each frame."""
+    check_log_probs(log_probs, settings.vocab_size)
+    log_probs = log_probs.astype(np.float64)
+    is_candidate = _find_candidates(log_probs, settings)
+    ends = np.cumsum(is_candidate.sum(1))[:-1]
+    tokens = [ids.tolist() for ids in np.split(np.nonzero(is_candidate)[1], ends)]
+    values = [scores.tolist() for scores in np.split(log_probs[is_candidate], ends)]
+    rows = zip(log_probs.tolist(), tokens, values, strict=False)  # without frames, split makes one
+    return [Frame(row, list(zip(*pair, strict=True))) for row, *pair in rows]
+
+
+def _find_candidates(log_probs: LogProbs, settings: BeamSettings) -> Bools:
+    """Return which tokens may be appended: (U, V)."""
+    is_allowed = np.ones(settings.vocab_size, dtype=bool)
+    is_allowed[[settings.blank, *settings.excluded]] = False
+    log_probs = np.where(is_allowed, log_probs, -inf)
+    is_candidate: Bools = log_probs > settings.token_threshold
+    is_candidate |= log_probs == log_probs.max(1, keepdims=True)
+    is_candidate &= log_probs > -inf
+    if settings.max_candidates is not None and settings.max_candidates < log_probs.shape[1]:
+        scores = np.where(is_candidate, log_probs, -inf)
+        count = settings.max_candidates
+        lowest = np.partition(scores, -count, axis=1)[:, -count]
+        is_candidate &= scores >= lowest[:, None]
+    return is_candidate
+
+
+# ---- scorers
+
+
+class PrefixScorer(Protocol):
+    """A score of token sequences, as a deterministic weighted automaton over tokens.
+
+    Equal states have equal futures.
+    """
+
+    def start(self) -> Hashable:
+        """Return the state of the empty sequence."""
+
+    def step(self, state: Any, token: int) -> tuple[float, Hashable]:
+        """Return the score of a token after a state, and the state after it."""
+
+    def end(self, state: Any) -> float:
+        """Return the score of the end of the audio."""
+
+
+class SumOfScorers:
+    """Add the scores of several scorers."""
+
+    def __init__(self, *, scorers: Sequence[PrefixScorer]) -> None:
+        self._scorers = tuple(scorers)
+
+    def start(self) -> Hashable:
+        return tuple(scorer.start() for scorer in self._scorers)
+
+    def step(self, state: Sequence[Any], token: int) -> tuple[float, Hashable]:
+        total = 0.0
+        next_states: list[Hashable] = []
+        for scorer, scorer_state in zip(self._scorers, state, strict=True):
+            score, next_state = scorer.step(scorer_state, token)
+            total += score
+            next_states.append(next_state)
+        return total, tuple(next_states)
+
+    def end(self, state: Sequence[Any]) -> float:
+        return sum(scorer.end(s) for scorer, s in zip(self._scorers, state, strict=True))
+
+
+NO_SCORERS = SumOfScorers(scorers=())
+
+Arc = tuple[float, Hashable]
+"""The score of a token, and the scorer's state after it."""
+
+
+@dataclass(eq=False, slots=True)
+class AutomatonState:
+    """A scorer's state, and its computed arcs by token."""
+
+    scorer_state: Hashable
+    arcs: dict[int, Arc] = field(default_factory=dict)
+
+
+# ---- the search
+
 
 Path = tuple["Path", int] | None
 """The tokens of a prefix: (the earlier tokens, the last one), None for no tokens."""
@@ -100,8 +226,8 @@ class PrefixBeamSearch:
     """
 
     def __init__(self, *, settings: BeamSettings, scorer: PrefixScorer = NO_SCORERS) -> None:
-        self.settings = settings
-        self._automaton = LazyAutomaton(scorer)
+        self.settings, self._scorer = settings, scorer
+        self._states: dict[Hashable, AutomatonState] = {}  # of the scorer, as they are needed
 
     def decode(self, log_probs: LogProbs) -> list[Hypothesis]:
         """Return the beam of natural log-probabilities (U, V), the best hypothesis first."""
@@ -109,8 +235,10 @@ class PrefixBeamSearch:
 
     def start(self) -> BeamState:
         """Return the state before the first frame."""
-        self._automaton.limit()
-        root = Prefix(None, -1, self._automaton.start(), 0.0, in_blank=0.0, total=0.0)
+        if len(self._states) > MAX_CACHED_STATES:
+            self._states = {}
+        state = self._automaton_state(self._scorer.start())
+        root = Prefix(None, -1, state, 0.0, in_blank=0.0, total=0.0)
         return BeamState(0, [root])
 
     def advance(self, state: BeamState, log_probs: LogProbs) -> BeamState:
@@ -133,7 +261,15 @@ class PrefixBeamSearch:
         They are distinct, and impossible ones are left out. The state stays valid: more frames may
         follow it, so these may be partial hypotheses.
         """
-        hypotheses = map(self._hypothesis, state.beam)
+        hypotheses: list[Hypothesis] = []
+        for prefix in state.beam:
+            added = prefix.added + self._scorer.end(prefix.state.scorer_state)
+            score = prefix.total + added
+            hypotheses.append(
+                Hypothesis(
+                    tokens=prefix.tokens(), score=score, ctc_score=prefix.total, lm_score=added
+                )
+            )
         possible = [hypothesis for hypothesis in hypotheses if hypothesis.score > -inf]
         return sorted(possible, key=attrgetter("score"), reverse=True)
 
@@ -156,8 +292,10 @@ class PrefixBeamSearch:
         a blank before it, or it would be merged.
         """
         extensions: list[Extension] = []
-        expand, candidates = self._automaton.expand, frame.candidates
-        append, floor = extensions.append, self._floor(beam)
+        expand, candidates, append = self._expand, frame.candidates, extensions.append
+        # A full beam may stay as it is, so no extension below its worst prefix can enter.
+        is_full = len(beam) >= self.settings.beam_size
+        floor = min(prefix.score for prefix in beam) if is_full else -inf
         for prefix in beam:
             last, added = prefix.token, prefix.added
             total, blank = prefix.was_total, prefix.was_blank
@@ -175,15 +313,6 @@ class PrefixBeamSearch:
                     append((score, log_prob, prefix, token, arc))
         return extensions
 
-    def _floor(self, beam: list[Prefix]) -> float:
-        """Return a score that an extension must exceed to be in the next beam.
-
-        A full beam may stay as it is, so no extension below its worst prefix can enter.
-        """
-        if len(beam) < self.settings.beam_size:
-            return -inf
-        return min(prefix.score for prefix in beam)
-
     def _select(self, beam: list[Prefix], extensions: list[Extension]) -> list[Prefix]:
         """Return the best of the beam's prefixes and their extensions."""
         possible = [prefix for prefix in beam if prefix.score > -inf]
@@ -200,7 +329,7 @@ class PrefixBeamSearch:
         score, log_prob, parent, token, arc = extension
         if arc is None:
             return parent
-        state, added = self._automaton.state(arc[1]), parent.added + arc[0]
+        state, added = self._automaton_state(arc[1]), parent.added + arc[0]
         prefix = parent.children.get(token)
         if prefix is None:
             prefix = parent.children[token] = Prefix((parent.path, token), token, state, added)
@@ -209,14 +338,17 @@ class PrefixBeamSearch:
         prefix.in_token = prefix.total = log_prob
         return prefix
 
-    def _hypothesis(self, prefix: Prefix) -> Hypothesis:
-        added = prefix.added + self._automaton.end(prefix.state.scorer_state)
-        return Hypothesis(
-            tokens=prefix.tokens(),
-            score=prefix.total + added,
-            ctc_score=prefix.total,
-            lm_score=added,
-        )
+    # A dictionary lookup by token replaces a call of the scorer, and a state is hashed only when a
+    # prefix enters the beam.
+    def _automaton_state(self, scorer_state: Hashable) -> AutomatonState:
+        state = self._states.get(scorer_state)
+        if state is None:
+            state = self._states[scorer_state] = AutomatonState(scorer_state)
+        return state
+
+    def _expand(self, state: AutomatonState, token: int) -> Arc:
+        arc = state.arcs[token] = self._scorer.step(state.scorer_state, token)
+        return arc
 
 
 def log_add(a: float, b: float) -> float:
@@ -224,3 +356,173 @@ def log_add(a: float, b: float) -> float:
     if a < b:
         a, b = b, a
     return a if b == -inf else a + log1p(exp(b - a))
+
+
+# ---- language models as scorers
+
+
+class TokenScorer:
+    """Add lm_weight * ln P(tokens `</s>`) + token_bonus * (number of tokens).
+
+    lm: a model whose words are pieces of the tokenizer, `▁` included; pieces: by token id.
+    """
+
+    def __init__(
+        self,
+        *,
+        lm: NgramModel,
+        pieces: Sequence[str],
+        lm_weight: float = 0.5,
+        token_bonus: float = 0.0,
+    ) -> None:
+        self._lm, self._lm_weight, self._token_bonus = lm, lm_weight, token_bonus
+        self._ids = [lm.id_of(piece) for piece in pieces]
+
+    def start(self) -> Hashable:
+        return self._lm.start
+
+    def step(self, state: int, token: int) -> tuple[float, Hashable]:
+        log_prob, after = self._lm.score(state, self._ids[token])
+        return self._lm_weight * log_prob + self._token_bonus, after
+
+    def end(self, state: int) -> float:
+        return self._lm_weight * self._lm.score(state, END)[0]
+
+
+@dataclass(eq=False, slots=True)
+class LexiconNode:
+    """A prefix of words; the root is the lexicon.
+
+    children: by character; best: the highest look-ahead value of the words with this prefix; word:
+    the id of the word that is complete here, None if there is none.
+    """
+
+    children: dict[str, "LexiconNode"] = field(default_factory=dict)
+    best: float = -inf
+    word: int | None = None
+
+
+Entry = tuple[str, int, float]
+"""A word's characters, its id, and its look-ahead value: the log-probability of its unigram."""
+
+
+def extend_lexicon(root: LexiconNode, entries: Iterable[Entry]) -> LexiconNode:
+    """Return a tree with more words; of two words with one spelling, the first is kept.
+
+    The trees share all nodes that are on no new word's path, so the time depends only on the new
+    words, however large the tree is.
+    """
+    new_root = _copy(root)
+    own: set[int] = set()  # ids of nodes that no other tree has, so that they may be changed
+    for letters, word, value in entries:
+        node = new_root
+        for letter in letters:
+            node.best = max(node.best, value)
+            child = node.children.get(letter)
+            if child is None or id(child) not in own:
+                child = node.children[letter] = LexiconNode() if child is None else _copy(child)
+                own.add(id(child))
+            node = child
+        node.best = max(node.best, value)
+        node.word = word if node.word is None else node.word
+    return new_root
+
+
+def _copy(node: LexiconNode) -> LexiconNode:
+    return LexiconNode(dict(node.children), node.best, node.word)
+
+
+@lru_cache(maxsize=2)  # shared by decoders that differ in their weights
+def make_lexicon(lm: NgramModel, tokenizer: Tokenizer) -> LexiconNode:
+    """Return the words of a language model that the recognizer can spell, as a tree."""
+    spellings = ((tokenizer.letters(word), lm.id_of(word)) for word in lm.words[END + 1 :])
+    entries = [
+        (letters, word, lm.score(NO_HISTORY, word)[0])
+        for letters, word in spellings
+        if letters and SPACE not in letters
+    ]
+    return extend_lexicon(LexiconNode(), entries)
+
+
+WordState = tuple[int, LexiconNode | None]
+"""The language model's state, and the lexicon node of the current word: the root between words,
+None once a word has left the lexicon and the price of an unknown word is paid."""
+
+
+class WordScorer:
+    """Add lm_weight * ln P(words `</s>`) + word_bonus * words + unknown_word_score * unknown words.
+
+    A partly spelled word pays the best unigram of the words with that prefix at once, and the
+    difference to its own probability at its end (look-ahead, or smearing, after Ortmanns and Ney,
+    2000). A spelling that leaves the lexicon pays for `<unk>` and unknown_word_score when it
+    leaves, because paying at its end would fill the beam with nonwords. Added words, such as
+    hotwords, pay only for `<unk>`.
+    """
+
+    def __init__(
+        self,
+        *,
+        lm: NgramModel,
+        lexicon: LexiconNode,
+        tokenizer: Tokenizer,
+        lm_weight: float = 1.0,
+        word_bonus: float = 0.0,
+        unknown_word_score: float = -12.0,
+        added_words: Iterable[str] = (),
+    ) -> None:
+        self._lm, self._texts = lm, tokenizer.texts
+        self._lm_weight, self._word_bonus = lm_weight, word_bonus
+        self._unknown_word_score = unknown_word_score
+        value = lm.score(NO_HISTORY, UNKNOWN)[0]
+        spellings = (tokenizer.letters(word) for word in added_words)
+        entries = [(letters, UNKNOWN, value) for letters in spellings if letters]
+        self._root = extend_lexicon(lexicon, entries)
+
+    def start(self) -> Hashable:
+        return self._lm.start, self._root
+
+    def step(self, state: WordState, token: int) -> tuple[float, Hashable]:
+        total = 0.0
+        for letter in self._texts[token]:
+            score, state = self._close(state) if letter == SPACE else self._spell(state, letter)
+            total += score
+        return total, state
+
+    def end(self, state: WordState) -> float:
+        score, (history, _) = self._close(state)
+        return score + self._lm_weight * self._lm.score(history, END)[0]
+
+    def _spell(self, state: WordState, letter: str) -> tuple[float, WordState]:
+        history, node = state
+        if node is None:
+            return 0.0, state
+        child = node.children.get(letter)
+        if child is None:
+            return self._leave(history, node)
+        return self._lookahead(child) - self._lookahead(node), (history, child)
+
+    def _close(self, state: WordState) -> tuple[float, WordState]:
+        """End a word; between words, another space changes nothing."""
+        history, node = state
+        if node is self._root:
+            return 0.0, state
+        score = 0.0
+        if node is None or node.word is None:
+            if node is not None:
+                score, (history, _) = self._leave(history, node)
+            return score, (history, self._root)
+        log_prob, history = self._lm.score(history, node.word)
+        score = self._lm_weight * log_prob + self._word_bonus - self._lookahead(node)
+        return score, (history, self._root)
+
+    def _leave(self, history: int, node: LexiconNode) -> tuple[float, WordState]:
+        """Pay for an unknown word, and take back the look-ahead payment."""
+        log_prob, history = self._lm.score(history, UNKNOWN)
+        price = self._lm_weight * log_prob + self._word_bonus + self._unknown_word_score
+        return price - self._lookahead(node), (history, None)
+
+    def _lookahead(self, node: LexiconNode) -> float:
+        """Return the look-ahead payment for a partly spelled word, nothing between words."""
+        if node is self._root:
+            return 0.0
+        return self._lm_weight * node.best + self._word_bonus

@@ -16,8 +16,8 @@ from sbkit.base.errors import DataError
 from sbkit.evaluate.intervals import Interval, Units, interval_of, mapsswe, units_of
 from sbkit.evaluate.report import REPORT, write_report
 from sbkit.evaluate.run_results import read_clips, read_figures, read_results
-from sbkit.evaluate.utterances import list_test_sets, read_utterances, utterances_file
 from sbkit.evaluate.wer import ErrorCounts, Figures, ScoredUtterance, have_words
+from sbkit.evaluate.wer_report import list_test_sets, read_utterances, utterances_file
 
 SIGNIFICANCE_LEVEL = 0.05  # a difference with a smaller p is significant
 MAX_CHANGED = 10  # utterances that are listed

@@ -12,8 +12,8 @@ from sbkit.base.errors import BundleError
 from sbkit.base.files import to_json, write_text_atomically
 from sbkit.base.machine import cpu_name, usable_cores
 from sbkit.base.versions import git_commit, versions
-from sbkit.evaluate.utterances import PROVENANCE, read_utterances, utterances_file
 from sbkit.evaluate.wer import Figures, ScoredUtterance
+from sbkit.evaluate.wer_report import PROVENANCE, read_utterances, utterances_file
 from sbkit.logs.run_log import LOG_FILE, Record, read_log
 
 SUMMARY = "summary.json"  # of a run

@@ -32,9 +32,9 @@ from sbkit.checkpoint.provenance import make_provenance, read_json, to_safetenso
 from sbkit.checkpoint.run_config import CHECKPOINTS, RESOLVED, read_run_config
 from sbkit.checkpoint.weights import part_names_in
 from sbkit.config.document import read_document, tag_of
-from sbkit.decoding.confidence import CONFIDENCE_FILE
 from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS
-from sbkit.evaluate.utterances import PROVENANCE
+from sbkit.decoding.words import CONFIDENCE_FILE
+from sbkit.evaluate.wer_report import PROVENANCE
 from sbkit.export.formats import (
     HUB,
     HUGGINGFACE,

@@ -16,7 +16,7 @@ from sbkit.checkpoint.provenance import read_json, what_differs
 from sbkit.checkpoint.run_config import RESOLVED
 from sbkit.config.hparams import read_knobs
 from sbkit.evaluate.run_results import DATA_REPORT, SUMMARY
-from sbkit.evaluate.utterances import PROVENANCE
+from sbkit.evaluate.wer_report import PROVENANCE
 from sbkit.logs.handlers import TEXT_LOG
 from sbkit.logs.metric import Metric
 from sbkit.tasks.task import Task

@@ -21,8 +21,8 @@ from sbkit.base.arrays import Counts, Float32s
 from sbkit.base.messages import printable
 from sbkit.base.units import seconds_to_samples
 from sbkit.bundle.bundle import Bundle
-from sbkit.decoding.confidence import GREEDY
 from sbkit.decoding.greedy import best_tokens
+from sbkit.decoding.words import GREEDY
 from sbkit.evaluate.wer import Scores, count_errors
 from sbkit.evaluate.wer_report import error_figures
 from sbkit.export.test_sets import read_whole_clips

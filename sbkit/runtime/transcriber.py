@@ -22,7 +22,7 @@ from sbkit.base.errors import ConfigError, DataError, SbkitError
 from sbkit.base.messages import listed, printable
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.bundle.protocols import Effective, Encoded
-from sbkit.decoding.ctc_decoder import DecoderInput, Recognized
+from sbkit.decoding.decoder import DecoderInput, Recognized
 from sbkit.runtime.model import Shapes, naming_audio
 from sbkit.runtime.runtimes import OpenBundle, open_model
 from sbkit.runtime.segments import Segment, Segmenter, find_gap

@@ -17,8 +17,7 @@ from sbkit.audio.io import Samples
 from sbkit.base.arrays import LogProbs
 from sbkit.base.errors import BundleError
 from sbkit.bundle.protocols import ChunkSizes, ModelState
-from sbkit.decoding.ctc_decoder import CtcDecoder
-from sbkit.decoding.decoder import BeamDecoder
+from sbkit.decoding.decoder import BeamDecoder, CtcDecoder
 from sbkit.runtime.runtimes import OpenBundle
 from sbkit.runtime.transcriber import open_recognizer
 

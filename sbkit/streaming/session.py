@@ -16,8 +16,8 @@ from sbkit.base.arrays import LogProbs
 from sbkit.base.errors import SbkitError
 from sbkit.base.messages import printable
 from sbkit.base.units import samples_to_seconds
-from sbkit.decoding.confidence import agreement
-from sbkit.decoding.frames import Hypothesis
+from sbkit.decoding.greedy import Hypothesis
+from sbkit.decoding.words import agreement
 from sbkit.runtime.voice_detector import SpeechEvent, VoiceDetector
 from sbkit.streaming.recognizer import EndpointRules, StreamingRecognizer
 from sbkit.text.word import Word

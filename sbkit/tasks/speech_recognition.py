@@ -5,7 +5,7 @@ from typing import Any
 
 from sbkit.audio.io import Samples
 from sbkit.base.units import samples_to_seconds
-from sbkit.decoding.ctc_decoder import Recognized
+from sbkit.decoding.decoder import Recognized
 from sbkit.evaluate.wer import ScoredUtterance
 from sbkit.evaluate.wer_report import describe_results, report_errors, slice_error_rates
 from sbkit.logs.metric import Metric

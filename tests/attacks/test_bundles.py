@@ -14,7 +14,7 @@ import soundfile
 from sbkit.base.checksums import write_checksums
 from sbkit.commands.cli import run
 from sbkit.decoding.decoder import LANGUAGE_MODELS
-from sbkit.decoding.language_models import TOKENS, WORDS, ensure_language_models
+from sbkit.lm.language_models import TOKENS, WORDS, ensure_language_models
 from sbkit.text.tokenizer import Tokenizer
 from tests.attacks.hostile import DAMAGES, refused
 from tests.runtime.bundles import edit_config, edit_weights, make_bundle

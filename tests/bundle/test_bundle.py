@@ -18,8 +18,8 @@ from sbkit.base.errors import SbkitError
 from sbkit.bundle import config as files
 from sbkit.bundle.config import BundleConfig
 from sbkit.commands.transcribe import classify_files
-from sbkit.decoding.confidence import Confidence, WordAligner
 from sbkit.decoding.greedy import best_tokens
+from sbkit.decoding.words import Confidence, WordAligner
 from sbkit.runtime.torch_model import TorchBundle, load_bundle
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 from sbkit.tasks.utterance_classification import UTTERANCE_CLASSIFICATION

@@ -10,8 +10,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.provenance import describe_provenance, provenance_of_run
 from sbkit.commands.cli import run as sbkit
 from sbkit.decoding.decoder import Weights
-from sbkit.decoding.language_models import digest_of
-from sbkit.lm.storage import save
+from sbkit.lm.language_models import digest_of, save
 from sbkit.text.tokenizer import Tokenizer
 from tests.runs import read_json
 from tests.runtime.bundles import make_run

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import numpy.typing as npt
 
-from sbkit.decoding.frames import BeamSettings
+from sbkit.decoding.prefix_beam import BeamSettings
 from sbkit.lm.ngram import NO_HISTORY, NgramModel
 from sbkit.text.tokenizer import Tokenizer
 

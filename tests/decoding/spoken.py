@@ -8,7 +8,7 @@ import numpy as np
 from sbkit.base.arrays import LogProbs
 from sbkit.decoding.decoder import BeamDecoder
 from sbkit.decoding.fit import ValidationUtterance
-from sbkit.decoding.language_models import TOKENS, WORDS, ensure_language_models
+from sbkit.lm.language_models import TOKENS, WORDS, ensure_language_models
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 
 TEXTS = [

@@ -9,7 +9,7 @@ import pytest
 
 from sbkit.base.arrays import LogProbs
 from sbkit.base.errors import SbkitError
-from sbkit.decoding.alignment import (
+from sbkit.decoding.words import (
     TimedToken,
     TimedWord,
     WordOffsets,

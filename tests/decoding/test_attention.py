@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from sbkit.decoding.attention import AttentionDecoder, rescore
+from sbkit.decoding.decoder import AttentionDecoder, rescore
 from sbkit.decoding.prefix_beam import PrefixBeamSearch
 from sbkit.models.loss import attention_loss
 from tests.decoding.by_definition import SETTINGS, best_of, enumerate_paths, random_matrices

@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 
 from sbkit.base.arrays import Float64s
-from sbkit.decoding.alignment import TimedToken, TimedWord, WordOffsets
-from sbkit.decoding.confidence import (
+from sbkit.decoding.fit import LabeledWords, fit_confidence, label_words
+from sbkit.decoding.greedy import Hypothesis
+from sbkit.decoding.words import (
     Confidence,
-    LabeledWords,
+    TimedToken,
+    TimedWord,
     WordAligner,
+    WordOffsets,
     agreement,
     features_of_audio,
     features_of_language,
-    fit_confidence,
-    label_words,
 )
-from sbkit.decoding.frames import Hypothesis
 from sbkit.lm.kneser_ney import train
 from sbkit.text.tokenizer import Tokenizer
 from tests.decoding.spoken import char_tokenizer, spoken

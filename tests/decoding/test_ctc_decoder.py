@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 
 from sbkit.base.errors import SbkitError
-from sbkit.decoding import ctc_decoder
-from sbkit.decoding.confidence import Confidence, WordAligner
-from sbkit.decoding.ctc_decoder import CtcDecoder, DecoderInput, DecoderPool
-from sbkit.decoding.decoder import BeamDecoder
-from sbkit.decoding.language_models import LanguageModels
+from sbkit.decoding import decoder as ctc_decoder
+from sbkit.decoding.decoder import BeamDecoder, CtcDecoder, DecoderInput, DecoderPool
+from sbkit.decoding.words import Confidence, WordAligner
 from sbkit.lm.kneser_ney import train
+from sbkit.lm.language_models import LanguageModels
 from tests.decoding.spoken import char_tokenizer, spoken, train_models
 from tests.runs import ROOT
 
@@ -104,7 +103,7 @@ import builtins
 import pickle
 import sys
 from pathlib import Path
-from sbkit.decoding import ctc_decoder
+from sbkit.decoding import decoder as ctc_decoder
 ctc_decoder.MIN_FRAMES_FOR_POOL = 0
 decoder, clips = pickle.loads(Path(sys.argv[1]).read_bytes())
 many = builtins.many = ctc_decoder.DecoderPool(decoder, processes=2)  # there until the very end

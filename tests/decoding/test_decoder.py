@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from sbkit.base.errors import ConfigError
-from sbkit.decoding.attention import AttentionDecoder
-from sbkit.decoding.decoder import BeamDecoder
+from sbkit.decoding.decoder import AttentionDecoder, BeamDecoder
 from sbkit.decoding.greedy import GreedyDecoder
 from sbkit.text.tokenizer import Tokenizer
 from tests.decoding.spoken import char_tokenizer, misheard, spoken, train_models, transcribed

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from sbkit.decoding import fit
-from sbkit.decoding.confidence import WordAligner
 from sbkit.decoding.decoder import MAX_CANDIDATES, BeamDecoder, Weights
 from sbkit.decoding.fit import (
     FittedWeights,
@@ -18,6 +17,7 @@ from sbkit.decoding.fit import (
     search_weights,
     used_weights,
 )
+from sbkit.decoding.words import WordAligner
 from sbkit.evaluate.wer import Scores
 from sbkit.text.tokenizer import Tokenizer
 from tests.decoding.spoken import char_tokenizer, misheard, train_models

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sbkit.base.errors import SbkitError
-from sbkit.decoding.frames import Hypothesis
+from sbkit.decoding.greedy import Hypothesis
 from sbkit.decoding.hotwords import (
     LETTER_REWARD,
     HotwordScorer,

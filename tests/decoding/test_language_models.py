@@ -6,9 +6,9 @@ import pytest
 
 from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run as sbkit
-from sbkit.decoding.language_models import is_arpa, load_language_models
 from sbkit.lm.arpa import read_arpa, write_arpa
 from sbkit.lm.kneser_ney import train
+from sbkit.lm.language_models import is_arpa, load_language_models
 from sbkit.text.tokenizer import Tokenizer
 from tests.decoding.spoken import TEXTS, char_tokenizer, train_models
 

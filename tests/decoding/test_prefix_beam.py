@@ -8,15 +8,16 @@ import numpy as np
 import pytest
 
 from sbkit.base.errors import SbkitError
-from sbkit.decoding.frames import make_frames
 from sbkit.decoding.hotwords import HotwordScorer
-from sbkit.decoding.prefix_beam import PrefixBeamSearch, log_add
-from sbkit.decoding.scorer import (
+from sbkit.decoding.prefix_beam import (
     NO_SCORERS,
+    PrefixBeamSearch,
     PrefixScorer,
     SumOfScorers,
     TokenScorer,
     WordScorer,
+    log_add,
+    make_frames,
     make_lexicon,
 )
 from tests.decoding.by_definition import (

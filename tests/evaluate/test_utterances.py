@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from sbkit.base.errors import SbkitError
-from sbkit.evaluate.utterances import hash_references, read_utterances, write_utterances
 from sbkit.evaluate.wer import ScoredUtterance
+from sbkit.evaluate.wer_report import hash_references, read_utterances, write_utterances
 from sbkit.text.word import Word
 
 SET = [

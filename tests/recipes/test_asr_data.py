@@ -6,9 +6,9 @@ import pytest
 
 from recipes.asr.data import prepare_language_models
 from sbkit.data.splits import Splits
-from sbkit.decoding.confidence import CONFIDENCE_FILE
 from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS
-from sbkit.decoding.language_models import load_language_models
+from sbkit.decoding.words import CONFIDENCE_FILE
+from sbkit.lm.language_models import load_language_models
 from sbkit.lm.ngram import SPECIAL
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 from tests.stores import Utterance, make_store

@@ -13,8 +13,8 @@ from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.bundle.protocols import Encoded
 from sbkit.commands.score import describe_decoding
-from sbkit.decoding.alignment import WordOffsets
 from sbkit.decoding.decoder import BeamDecoder
+from sbkit.decoding.words import WordOffsets
 from sbkit.runtime.transcriber import CPU_BATCH_SECONDS, BatchError, Transcriber, Transcript
 from tests.decoding.spoken import train_models
 from tests.runtime.bundles import make_bundle

@@ -13,7 +13,7 @@ from sbkit.base.arrays import LogProbs
 from sbkit.bundle.bundle import Bundle
 from sbkit.bundle.config import BundleConfig
 from sbkit.bundle.protocols import Effective, Encoded, StreamingModel
-from sbkit.decoding.alignment import WordOffsets
+from sbkit.decoding.words import WordOffsets
 from sbkit.runtime.model import ModelThread, run_batches
 from sbkit.runtime.transcriber import Transcriber
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION

@@ -219,7 +219,7 @@ def test_transcription_prompt_is_expected_by_the_decoder(
     here: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever the prompts, the processes that decode are as many as the cores."""
-    monkeypatch.setattr("sbkit.decoding.ctc_decoder.MIN_FRAMES_FOR_POOL", 0)
+    monkeypatch.setattr("sbkit.decoding.decoder.MIN_FRAMES_FOR_POOL", 0)
     monkeypatch.setattr("sbkit.bundle.bundle.usable_cores", lambda: 2)
     bundle, tokenizer, _ = tone_bundle(tmp_path)
     train_models(tmp_path / "lm.safetensors", tokenizer, [TEXT], tokens=0)

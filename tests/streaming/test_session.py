@@ -11,8 +11,8 @@ import pytest
 
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
-from sbkit.decoding.alignment import WordOffsets
 from sbkit.decoding.decoder import BeamDecoder
+from sbkit.decoding.words import WordOffsets
 from sbkit.runtime.voice_detector import SpeechRules, VoiceDetector
 from sbkit.streaming.recognizer import EndpointRules, StreamingRecognizer
 from sbkit.streaming.session import (

@@ -11,7 +11,7 @@ import safetensors.numpy
 
 from sbkit.base.errors import SbkitError
 from sbkit.lm.kneser_ney import train
-from sbkit.lm.storage import load, save
+from sbkit.lm.language_models import load, save
 from tests.decoding.by_definition import sentence_log_prob
 
 TEXT = (Path(__file__).parent / "data/sentences.txt").read_text()

@@ -1,0 +1,354 @@
+"""The words of a decoded text, with times and confidences, the same in a run and in a bundle.
+
+log-probabilities, tokens, beam -> alignment -> features of words -> confidences
+
+Times are from forced alignment: Viterbi over the text with blanks between its tokens. The text of
+any decoder can be aligned, so times do not depend on the decoder. CTC emits a token in one or two
+of the frames in which it is spoken, so a word begins before its first token and ends after its last
+one. In a pause, offsets that were fitted to data with known times extend it; without a pause, two
+words meet in the middle.
+
+A confidence is a logistic function of a word's features, fitted to a validation set (`fit.py`) or
+absent: raw posteriors say less than the share of right words does.
+
+Legend: U frames, V vocabulary, L tokens, S = 2 L + 1 states: blank, token, blank, ..., blank;
+W words of an utterance; step: samples from one frame to the next.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+import numpy as np
+
+from sbkit.base.arrays import Bools, Counts, Float64s, LogProbs
+from sbkit.base.errors import DataError
+from sbkit.base.units import samples_to_seconds
+from sbkit.decoding.greedy import Hypothesis
+from sbkit.evaluate.wer import right_words
+from sbkit.lm.ngram import UNKNOWN, NgramModel
+from sbkit.text.tokenizer import SPACE, Tokenizer
+from sbkit.text.word import Word
+
+CONFIDENCE_FILE = "confidence.json"  # in a run
+GREEDY = "greedy"  # each decoder type has its own confidence, and so has greedy decoding
+FEATURES = ("entropy", "posterior", "length", "agreement", "known", "lm")
+BIAS = "bias"
+MAX_WEIGHT = 1e4
+TSALLIS_ORDER = 1 / 3  # of the entropy, as in NeMo; flatter than Shannon's
+MIN_PROBABILITY = 1e-3  # keeps odds finite; confidences have 3 decimals
+MAX_OFFSET_FRAMES = 25.0  # of 40 ms: a second
+
+
+# ---- times
+
+
+@dataclass(frozen=True)
+class TimedToken:
+    """A token with its first frame and the frame after its last."""
+
+    token: int
+    first: int
+    end: int
+
+
+@dataclass(frozen=True)
+class TimedWord:
+    """A word and its tokens, with its first frame and the frame after its last."""
+
+    text: str
+    tokens: tuple[TimedToken, ...]
+
+    @property
+    def first(self) -> int:
+        return self.tokens[0].first
+
+    @property
+    def end(self) -> int:
+        return self.tokens[-1].end
+
+
+def align(log_probs: LogProbs, tokens: Sequence[int], blank: int) -> list[tuple[int, int]]:
+    """Return the first frame of each token and the frame after its last: (U, V) -> L pairs.
+
+    Raises DataError if the text has more tokens than the frames can hold.
+    """
+    if not tokens:
+        return []
+    states = np.full(2 * len(tokens) + 1, blank)
+    states[1::2] = tokens
+    skip = np.zeros(len(states), np.bool_)  # tokens that may follow the last without a blank
+    skip[2:] = (states[2:] != blank) & (states[2:] != states[:-2])
+    path = _best_path(log_probs[:, states].astype(np.float64), skip)
+    frames = [np.flatnonzero(path == 2 * index + 1) for index in range(len(tokens))]
+    return [(int(span[0]), int(span[-1]) + 1) for span in frames]
+
+
+def frames_needed(tokens: Counts, lengths: Counts) -> Counts:
+    """Count the frames that CTC needs for each of N texts: one per token, and one per repeat.
+
+    tokens: of all texts, one text after the other; lengths: of each text, (N,) -> (N,).
+    """
+    texts = np.repeat(np.arange(len(lengths)), lengths)
+    is_repeat = (tokens[1:] == tokens[:-1]) & (texts[1:] == texts[:-1])  # needs a blank before it
+    return lengths + np.bincount(texts[1:][is_repeat], minlength=len(lengths))
+
+
+def _best_path(scores: Float64s, skip: Bools) -> Counts:
+    """Return the best state of each frame: (U, S) -> (U,)."""
+    num_frames, num_states = scores.shape
+    best = np.full(num_states, -np.inf)
+    best[0] = 0.0
+    steps = np.zeros((num_frames, num_states), np.int8)  # distance to the best previous state
+    candidates = np.full((3, num_states), -np.inf)
+    for frame in range(num_frames):
+        candidates[0] = best
+        candidates[1, 1:] = best[:-1]
+        candidates[2, 2:] = np.where(skip[2:], best[:-2], -np.inf)
+        steps[frame] = candidates.argmax(0)
+        best = candidates.max(0) + scores[frame]
+    state = num_states - 1 if best[-1] >= best[-2] else num_states - 2
+    if num_frames == 0 or best[state] == -np.inf:
+        raise DataError(
+            f"A text of {num_states // 2} tokens cannot be aligned with {num_frames} frames, which "
+            "are too few. Align it with its own audio."
+        )
+    path = np.empty(num_frames, np.int64)
+    for frame in range(num_frames - 1, -1, -1):
+        path[frame] = state
+        state -= int(steps[frame, state])
+    return path
+
+
+def time_words(
+    log_probs: LogProbs, tokens: Sequence[int], *, pieces: Sequence[str], blank: int
+) -> list[TimedWord]:
+    """Return the words of a text with their frames; ``pieces``: the written form by token id."""
+    words: list[TimedWord] = []
+    text, timed_tokens = "", list[TimedToken]()
+    for token, frames in zip(tokens, align(log_probs, tokens, blank), strict=True):
+        timed = TimedToken(token, *frames)
+        for letter in pieces[token]:
+            if letter == SPACE:
+                if text:
+                    words.append(TimedWord(text, tuple(timed_tokens)))
+                text, timed_tokens = "", []
+                continue
+            text += letter
+            if timed not in timed_tokens[-1:]:
+                timed_tokens.append(timed)
+    return [*words, TimedWord(text, tuple(timed_tokens))] if text else words
+
+
+@dataclass(frozen=True)
+class WordOffsets:
+    """How far a word extends beyond its tokens into a pause, in frames.
+
+    start: added to its first frame, mostly negative; end: added to the frame after its last.
+    """
+
+    start: float = -1.2
+    end: float = 3.05
+
+    @classmethod
+    def of(cls, value: Any) -> "WordOffsets":
+        """Read offsets from plain data; raise ValueError or TypeError if they are invalid."""
+        offsets = cls(**value)
+        if not all(abs(offset) <= MAX_OFFSET_FRAMES for offset in (offsets.start, offsets.end)):
+            raise ValueError(f"an offset is beyond {MAX_OFFSET_FRAMES:g} frames")
+        return offsets
+
+    def place(
+        self, words: Sequence[TimedWord], *, samples: int, step: int
+    ) -> list[tuple[int, int]]:
+        """Return the first sample of each word, and the sample after its last.
+
+        Words do not overlap, and stay within the clip, which has ``samples``.
+        """
+        first = np.array([word.first for word in words], np.float64)
+        end = np.array([word.end for word in words], np.float64)
+        bounds = np.stack([first + self.start, end + self.end], axis=1)  # (W, 2)
+        overlap = bounds[1:, 0] < bounds[:-1, 1]
+        bounds[1:, 0][overlap] = bounds[:-1, 1][overlap] = ((end[:-1] + first[1:]) / 2)[overlap]
+        bounds = np.rint(step * bounds).clip(0, samples)
+        rising = np.maximum.accumulate(bounds.ravel()).reshape(-1, 2)
+        return [(int(start), int(end)) for start, end in rising]
+
+
+# ---- confidences
+
+
+@dataclass(frozen=True)
+class Confidence:
+    """A logistic function: bias + sum of weight * feature are the log odds that a word is right.
+
+    weights: by the name of a feature, for some of FEATURES.
+    """
+
+    bias: float
+    weights: Mapping[str, float]
+
+    @classmethod
+    def of(cls, values: Mapping[str, float]) -> Self:
+        """Read plain data, {bias: ..., FEATURE: ...}.
+
+        Raises KeyError, TypeError or ValueError for anything else.
+        """
+        weights = dict(values)
+        is_bounded = all(abs(weight) <= MAX_WEIGHT for weight in weights.values())
+        if not is_bounded or not weights.keys() <= {BIAS, *FEATURES}:
+            raise ValueError(f"a weight is unknown or beyond {MAX_WEIGHT:g}")
+        return cls(weights.pop(BIAS), weights)
+
+    def plain(self) -> dict[str, float]:
+        return {BIAS: self.bias, **self.weights}
+
+    def __call__(self, features: Mapping[str, Float64s]) -> list[float]:
+        """Return the probability that each word is right, 0.001 to 0.999: features (W,) -> W."""
+        odds = self.bias + sum(weight * features[name] for name, weight in self.weights.items())
+        probabilities = 1 / (1 + np.exp(-np.clip(odds, -50, 50)))
+        clipped = probabilities.clip(MIN_PROBABILITY, 1 - MIN_PROBABILITY)
+        rounded: list[float] = np.broadcast_to(clipped, len(features["entropy"])).round(3).tolist()
+        return rounded
+
+
+@dataclass(frozen=True)
+class WordFeatures:
+    """The words of an utterance, and their features by name, (W,) each."""
+
+    words: tuple[TimedWord, ...]
+    features: dict[str, Float64s]
+
+
+def features_of_audio(log_probs: LogProbs, words: Sequence[TimedWord]) -> dict[str, Float64s]:
+    """Compute the features of words from log-probabilities: (U, V), W words -> (W,) each.
+
+    entropy: mean entropy of the tokens over the word's frames (Tsallis, of order 1/3; 0 if a token
+    is certain and 1 if all are equally probable; Laptev and Ginsburg, 2022, arXiv 2212.08703).
+    posterior: log odds of the word's least probable token, each token at its best frame.
+    length: logarithm of the number of letters.
+    """
+    log_probs = log_probs.astype(np.float64)
+    vocab_size = log_probs.shape[1]
+    max_entropy = vocab_size ** (1 - TSALLIS_ORDER) - 1
+    entropies = (np.exp(TSALLIS_ORDER * log_probs).sum(1) - 1) / max_entropy
+    best_frames = (
+        [log_probs[token.first : token.end, token.token].max() for token in word.tokens]
+        for word in words
+    )
+    weakest = np.exp(np.array([*map(min, best_frames)]))
+    return {
+        "entropy": np.array([entropies[word.first : word.end].mean() for word in words]),
+        "posterior": np.log((weakest + MIN_PROBABILITY) / (1 - weakest + MIN_PROBABILITY)),
+        "length": np.log([float(len(word.text)) for word in words]),
+    }
+
+
+def agreement(
+    words: Sequence[str], beam: Sequence[Sequence[str]], scores: Sequence[float]
+) -> Float64s:
+    """Return how much of a beam, by its scores, agrees with each word: -> (W,) between 0 and 1.
+
+    words: of the best hypothesis; beam: the words of every hypothesis, which are aligned with
+    them; scores: natural logarithms. A beam of one agrees with itself.
+    """
+    if len(beam) < 2:
+        return np.ones(len(words))
+    shares = np.exp(np.array(scores) - max(scores))
+    merged: dict[tuple[str, ...], float] = {}  # hypotheses may differ only in spaces
+    for hypothesis, share in zip(map(tuple, beam), (shares / shares.sum()).tolist(), strict=True):
+        merged[hypothesis] = merged.get(hypothesis, 0.0) + share
+    agreed = np.zeros(len(words))
+    for hypothesis, share in merged.items():
+        agreed += share * np.array(right_words(hypothesis, words), np.float64)
+    return agreed
+
+
+def features_of_language(lm: NgramModel, words: Sequence[str]) -> dict[str, Float64s]:
+    """Compute whether a language model knows each word, and ln P(word | history): -> (W,)."""
+    ids, state = np.array([lm.id_of(word) for word in words], np.int64), lm.start
+    log_probs = np.zeros(len(words))
+    for index, word_id in enumerate(ids.tolist()):
+        log_probs[index], state = lm.score(state, word_id)
+    return {"known": (ids != UNKNOWN).astype(np.float64), "lm": log_probs}
+
+
+# ---- words with times and confidences
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordAligner:
+    """Compute the times and confidences of the words of a text, from the frames of a whole clip.
+
+    Attributes:
+        samples_per_frame, sample_rate: convert frames to seconds.
+        offsets: how far words extend beyond the frames of their tokens.
+        lm: a language model of words, or None.
+        confidence: None for words without confidences.
+        unjudged: words that get no confidence, because no words like them were in the data that the
+            confidence was fitted to: hotwords.
+    """
+
+    tokenizer: Tokenizer
+    samples_per_frame: int
+    sample_rate: int
+    offsets: WordOffsets = field(default_factory=WordOffsets)
+    lm: NgramModel | None = None
+    confidence: Confidence | None = None
+    unjudged: frozenset[str] = frozenset()
+
+    def align(
+        self,
+        log_probs: LogProbs,
+        tokens: Sequence[int],
+        beam: Sequence[Hypothesis] = (),
+        *,
+        samples: int,
+    ) -> tuple[Word, ...]:
+        """Align tokens with log-probabilities (U, V), and compute the confidence of their words.
+
+        All words lie within the ``samples`` of the clip.
+        """
+        if self.confidence is None:
+            return self._in_seconds(self._align(log_probs, tokens), samples)
+        extracted = self.extract_features(log_probs, tokens, beam)
+        confidences = self.confidence(extracted.features)
+        words = self._in_seconds(extracted.words, samples)
+        return tuple(
+            word if word.text in self.unjudged else replace(word, confidence=confidence)
+            for word, confidence in zip(words, confidences, strict=True)
+        )
+
+    def extract_features(
+        self, log_probs: LogProbs, tokens: Sequence[int], beam: Sequence[Hypothesis] = ()
+    ) -> WordFeatures:
+        """Align tokens with log-probabilities (U, V), and compute the features of their words."""
+        words = self._align(log_probs, tokens)
+        texts = [word.text for word in words]
+        features = features_of_audio(log_probs, words)
+        features["agreement"] = agreement(
+            texts,
+            [self.tokenizer.words(hypothesis.tokens) for hypothesis in beam],
+            [hypothesis.score for hypothesis in beam],
+        )
+        if self.lm is not None:
+            features |= features_of_language(self.lm, texts)
+        return WordFeatures(words, features)
+
+    def _align(self, log_probs: LogProbs, tokens: Sequence[int]) -> tuple[TimedWord, ...]:
+        """Align the tokenizer's own spelling of the text, if the frames can hold it.
+
+        Thus a text has the same times whichever decoder wrote it.
+        """
+        spelled = np.array(self.tokenizer.encode(self.tokenizer.decode(list(tokens))), np.int64)
+        if frames_needed(spelled, np.array([len(spelled)]))[0] <= len(log_probs):
+            tokens = spelled.tolist()
+        blank, pieces = self.tokenizer.vocabulary.blank, self.tokenizer.texts
+        return tuple(time_words(log_probs, tokens, pieces=pieces, blank=blank))
+
+    def _in_seconds(self, words: Sequence[TimedWord], samples: int) -> tuple[Word, ...]:
+        spans = self.offsets.place(words, samples=samples, step=self.samples_per_frame)
+        return tuple(
+            Word(word.text, *(samples_to_seconds(sample, self.sample_rate) for sample in span))
+            for word, span in zip(words, spans, strict=True)
+        )
