@@ -15,6 +15,7 @@ import numpy as np
 from datasets import Dataset, concatenate_datasets
 
 from recipes.AsteriskPrompts import corpus as asterisk_prompts
+from recipes.CommonVoice import corpus as common_voice
 from recipes.LibriSpeech import corpus as librispeech
 from recipes.OwnData import corpus as own_data
 from sbkit.base.errors import ConfigError, DataError
@@ -22,11 +23,10 @@ from sbkit.base.files import to_json, write_text_atomically
 from sbkit.base.messages import listed, plural
 from sbkit.base.units import samples_to_seconds
 from sbkit.config.ranges import DAY, Range, Text
-from sbkit.data import release as common_voice
 from sbkit.data import sharded_corpus
 from sbkit.data.batch import Batch, Loaders, collate_audio, make_loaders
 from sbkit.data.cache import default_cache, is_archive, unpacked
-from sbkit.data.corpus import Corpus, KnobValues
+from sbkit.data.corpus import Corpus, KnobValues, resolve_splits
 from sbkit.data.manifest import Excluded, Manifest, check_locale
 from sbkit.data.sampler import TrainSampler
 from sbkit.data.shard import AUDIO, Row, require_store
@@ -37,7 +37,6 @@ from sbkit.data.splits import (
     Splits,
     filled_rows,
     prepare_split,
-    resolve_splits,
     sample_counts,
     take_columns,
     within_limits,

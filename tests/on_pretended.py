@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from recipes.asr.brain import AsrBrain
+from recipes.asr.recipe import AsrBrain
 from sbkit.base.errors import ASKED_TO_STOP
 from sbkit.checkpoint.rng import random_state, restore_random_state
 from sbkit.data.batch import Batch

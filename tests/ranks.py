@@ -19,7 +19,7 @@ from unittest.mock import patch
 import torch
 
 import train
-from recipes.asr.brain import AsrBrain
+from recipes.asr.recipe import AsrBrain
 from sbkit.distributed.ranks import process_group, rank, world_size
 from sbkit.train import watchdog
 

@@ -20,7 +20,7 @@ import soundfile
 import torch
 
 import train
-from recipes.asr.brain import AsrBrain
+from recipes.asr.recipe import AsrBrain
 from sbkit.base.process import run_main
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.data.batch import Batch

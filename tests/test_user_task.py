@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from recipes.asr.brain import AsrBrain
-from recipes.asr.recipe import ASR
+from recipes.asr.recipe import ASR, AsrBrain
 from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run
 from sbkit.export.export import describe_recipes

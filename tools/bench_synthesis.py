@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from recipes.synthesis.brain import SEMITONES
 from recipes.synthesis.data import SpokenBatch, SpokenCollate, track_pitch
+from recipes.synthesis.recipe import SEMITONES
 from sbkit.audio.io import FULL_SCALE, Samples, to_int16
 from sbkit.base.machine import cpu_name
 from sbkit.base.units import samples_to_seconds

@@ -26,9 +26,9 @@ def clip(arguments: Sequence[str]) -> str:
     """Name the clip of the test split with the longest text and, after a tab, that normalized."""
     # These import torch and datasets, which take seconds, and nothing else here needs them.
     from recipes.AsteriskPrompts.corpus import prepare_prompts
+    from recipes.CommonVoice.corpus import find_release
     from sbkit.data.cache import default_cache
-    from sbkit.data.release import find_release, read_release
-    from sbkit.data.tables import TableOptions
+    from sbkit.data.tables import TableOptions, read_release
 
     knobs = read_knobs(Path(arguments[0]) / "hyperparams.yaml", {})
     language = knobs["language"]

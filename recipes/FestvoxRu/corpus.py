@@ -28,8 +28,7 @@ from sbkit.data.debian_release import (
 )
 from sbkit.data.debian_release import splits as splits
 from sbkit.data.manifest import Manifest
-from sbkit.data.release import read_release
-from sbkit.data.tables import TableOptions
+from sbkit.data.tables import TableOptions, read_release
 from sbkit.text.languages import language_tags
 from sbkit.text.normalization import normalize
 

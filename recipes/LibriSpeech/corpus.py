@@ -12,9 +12,8 @@ from sbkit.audio.io import SUFFIXES
 from sbkit.base.errors import DataError
 from sbkit.base.files import read_text
 from sbkit.data.cache import unpacked
-from sbkit.data.corpus import KnobValues
+from sbkit.data.corpus import KnobValues, resolve_splits
 from sbkit.data.manifest import Clip, Excluded, Manifest
-from sbkit.data.splits import resolve_splits
 from sbkit.text.languages import spoken_language
 
 MAX_TRANSCRIPT_BYTES = 1 << 28  # of a chapter

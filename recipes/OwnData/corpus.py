@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 
 from sbkit.base.errors import ConfigError, DataError
-from sbkit.data.corpus import KnobValues
+from sbkit.data.corpus import ROLES, KnobValues, resolve_splits
 from sbkit.data.manifest import Manifest
 from sbkit.data.sources import (
     RemoteTables,
@@ -18,7 +18,6 @@ from sbkit.data.sources import (
     read_manifests,
     remote_tables,
 )
-from sbkit.data.splits import ROLES, resolve_splits
 from sbkit.data.tables import TableOptions
 from sbkit.text.languages import spoken_language
 

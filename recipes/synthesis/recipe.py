@@ -1,11 +1,360 @@
-"""Text to speech, in the voice of a corpus."""
+"""Text to speech in the voice of a corpus: an aligner, an acoustic model and a vocoder.
+
+All are trained in one step. The aligner sees the audio. On its best path the acoustic model learns
+durations, pitch, energy and features; the vocoder learns from the clips' own features.
+
+Legend: B utterances, S samples, L symbols, U frames, F features.
+"""
+
+import io
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from speechbrain import Stage
+from torch import Tensor
+from torch.nn.functional import pad
 
 from recipes.prepare import RANGES, corpus_of
-from recipes.synthesis.brain import SynthesisBrain
-from recipes.synthesis.data import make_spoken_loaders, prepare_spoken, prepare_symbols
+from recipes.synthesis.data import SpokenBatch, make_spoken_loaders, prepare_spoken, prepare_symbols
+from sbkit.audio.draws import draw_uniform
+from sbkit.audio.io import FULL_SCALE, Samples, to_int16
+from sbkit.audio.lengths import length_mask
+from sbkit.base.arrays import Array
+from sbkit.base.files import write_bytes_atomically, write_text_atomically
 from sbkit.config.ranges import NON_NEGATIVE, Range
+from sbkit.distributed.ranks import gather_over_ranks, rank
+from sbkit.logs.metric import Metrics
+from sbkit.models.loss import Loss
+from sbkit.models.spectral_losses import mel_distance, spectral_distance
+from sbkit.models.synthesis import (
+    SynthesisModel,
+    expand,
+    find_misaligned,
+    forward_sum,
+    frame_index,
+    mean_by_symbol,
+)
 from sbkit.tasks.synthesis import SYNTHESIS as TASK
+from sbkit.text.symbols import PAUSE_SYMBOLS
+from sbkit.train.brain import Brain
 from sbkit.train.recipe import Recipe
+
+logger = logging.getLogger(__name__)
+
+PARTS = (
+    *("compute_features", "aligner", "text_encoder", "adaptor", "mel_decoder"),
+    *("vocoder_encoder", "vocoder_decoder"),
+)
+EDGE_FRAMES = 1  # at each end of a vocoder segment, where windows are missing
+SEMITONES = 12  # in an octave
+NUM_EXAMPLES = 3  # utterances of a test set that are drawn
+
+
+class SpeechExample(NamedTuple):
+    """An utterance that is drawn and written as audio."""
+
+    id: str
+    symbols: list[str]
+    ends: list[int]  # the frame at which each symbol ends
+    recorded: Samples  # (S,)
+    synthesized: Samples  # (S,)
+    target: Array  # (U, F) normalized features
+    predicted: Array  # (U, F)
+    voiced: Array  # (U,)
+    octaves: Array  # (U,) the pitch
+    predicted_octaves: Array  # (U,)
+
+
+class SpokenUtterance(NamedTuple):
+    """The measurements of an utterance."""
+
+    frames: int
+    distance: float  # mean difference of log-mel features, summed over frames
+    voiced: int  # frames
+    squares: float  # squared error of the pitch in octaves, summed over voiced frames
+    predicted_frames: float  # by the predicted durations
+    vocoder_distance: float  # mean difference of features, after vocoding the recording's own
+    is_misaligned: bool  # the text does not match the audio
+    example: SpeechExample | None = None  # only in the first utterances of a test set
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """The alignment of a batch."""
+
+    scores: Tensor  # (B, U, L) of the aligner
+    durations: Tensor  # (B, L) frames of each symbol
+    index: Tensor  # (B, U) the symbol of each frame
+    is_misaligned: Tensor  # (B,) the text cannot match the audio
+
+
+@dataclass(frozen=True)
+class Synthesized:
+    """The outputs for a batch."""
+
+    aligned: Aligned
+    features: Tensor  # (B, U, F) predicted and normalized
+    target: Tensor  # (B, U, F) of the recording
+    mask: Tensor  # (B, U) true within an utterance
+    frames: Tensor  # (B,)
+    log_durations: Tensor  # (B, L) predicted
+    predicted_variances: Tensor  # (B, L, 2) pitch and energy
+    variances: Tensor  # (B, L, 2) of the recording
+    symbol_mask: Tensor  # (B, L) true within a text
+    segment: Tensor  # (B, S') a part of each recording
+    decoded: Tensor  # (B, S') the same part, vocoded
+    segment_lengths: Tensor  # (B,) samples
+    distance: Tensor  # (B,) between the log-mel features of segment and decoded
+    examples: Tensor  # (n, S) the first utterances of a test batch; n is 0 in other stages
+
+
+class SynthesisBrain(Brain):
+    """Train by all losses at once, on every clip whose text matches its audio."""
+
+    metrics: ClassVar[Metrics] = TASK.metrics
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        parts: dict[str, Any] = {name: getattr(self.hparams, name) for name in PARTS}
+        self.model = SynthesisModel(model=self.modules["model"], **parts)
+        names = self.hparams.labels.names
+        self._is_pause = torch.tensor([name in PAUSE_SYMBOLS for name in names], device=self.device)
+        self._is_misaligned: dict[str, bool] = {}  # by the id of this epoch's training clips
+
+    def on_fit_start(self) -> None:
+        """Find the last checkpoint; without one, first measure the features."""
+        super().on_fit_start()
+        features = self.model.features
+        self.measure_features(lambda audio, lengths: features(audio / FULL_SCALE, lengths))
+
+    def compute_forward(self, batch: SpokenBatch, stage: Stage) -> Synthesized:
+        """Align, and synthesize with the recorded durations, in training also with the pitch."""
+        audio, model = batch.audio.float() / FULL_SCALE, self.model
+        with torch.autocast(audio.device.type, enabled=False):
+            raw, frames = model.features(audio, batch.audio_lengths)
+            mask = length_mask(frames, raw.shape[1], raw.device).unsqueeze(2).float()
+            target = model.mel_decoder.normalize(raw) * mask
+        symbol_mask = length_mask(batch.symbol_lengths, batch.symbols.shape[1], raw.device)
+        symbols = symbol_mask.unsqueeze(2).float()
+        aligned = self._align(batch, target, frames)
+        octaves = pad(batch.octaves, (0, raw.shape[1] - batch.octaves.shape[1]))
+        pitch_and_energy = (octaves * mask[:, :, 0], target.mean(2))
+        variances = torch.stack(
+            [mean_by_symbol(x, aligned.index, aligned.durations) for x in pitch_and_energy], 2
+        )
+        states = model.text_encoder(batch.symbols, symbols)
+        log_durations, predicted = model.adaptor.predict(states, symbols)
+        used = variances if stage is Stage.TRAIN else predicted
+        frame_states = expand(model.adaptor(states, used, symbols), aligned.index)
+        segment, decoded, lengths = self._vocode(audio, raw, frames, stage)
+        distance = mel_distance(model.features, decoded, segment, lengths)
+        features = model.mel_decoder(frame_states, mask) * mask
+        if stage is Stage.TEST:
+            restored = model.mel_decoder.restore(features[:NUM_EXAMPLES])
+            examples = model.vocode(restored, mask[:NUM_EXAMPLES])
+        else:
+            examples = audio[:0]
+        return Synthesized(
+            aligned=aligned,
+            features=features,
+            target=target,
+            mask=mask[:, :, 0],
+            frames=frames,
+            log_durations=log_durations,
+            predicted_variances=predicted,
+            variances=variances,
+            symbol_mask=symbol_mask,
+            segment=segment,
+            decoded=decoded,
+            segment_lengths=lengths,
+            distance=distance * model.features.frame / lengths.to(distance.device),
+            examples=examples,
+        )
+
+    def _align(self, batch: SpokenBatch, features: Tensor, frames: Tensor) -> Aligned:
+        scores, durations = self.model.align(batch.symbols, batch.symbol_lengths, features, frames)
+        limit = self.hparams.longest_symbol * self.hparams.sample_rate / self.model.features.frame
+        is_pause = self._is_pause[batch.symbols]
+        is_misaligned = find_misaligned(durations, batch.symbol_lengths, is_pause, limit)
+        return Aligned(scores, durations, frame_index(durations, scores.shape[1]), is_misaligned)
+
+    def _vocode(
+        self, audio: Tensor, features: Tensor, frames: Tensor, stage: Stage
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Vocode a segment of each clip: a random one in training, else its middle."""
+        size, frame = self.hparams.segment_frames + 2 * EDGE_FRAMES, self.model.features.frame
+        room = (frames - size).clamp(min=0)
+        shares = torch.full((len(frames),), 0.5)
+        if stage is Stage.TRAIN:
+            shares = draw_uniform(len(frames))
+        starts = (shares * (room + 1)).long().to(audio.device)
+        index = starts.unsqueeze(1) + torch.arange(size, device=audio.device)  # (B, P)
+        mask = (index < frames.to(audio.device).unsqueeze(1)).unsqueeze(2).float()
+        index = index.clamp(max=features.shape[1] - 1)
+        selected = features.gather(1, index.unsqueeze(2).expand(-1, -1, features.shape[2]))
+        decoded = self.model.vocode(selected, mask)[:, EDGE_FRAMES * frame : -EDGE_FRAMES * frame]
+        first = (starts.unsqueeze(1) + EDGE_FRAMES) * frame
+        samples = first + torch.arange(decoded.shape[1]).to(index)
+        lengths = (frames - starts.cpu() - EDGE_FRAMES).clamp(1, self.hparams.segment_frames)
+        lengths = lengths * frame
+        within = length_mask(lengths, decoded.shape[1], audio.device)
+        padded = pad(audio, (0, size * frame))
+        return padded.gather(1, samples) * within, decoded * within, lengths
+
+    def compute_objectives(self, outputs: Synthesized, batch: SpokenBatch, stage: Stage) -> Loss:
+        """Sum the losses over the frames of each utterance, for the mean per frame."""
+        knobs, aligned = self.hparams, outputs.aligned
+        frames = outputs.frames.to(outputs.mask.device)
+        acoustic = ((outputs.features - outputs.target).abs().mean(2) * outputs.mask).sum(1)
+        mask, durations = outputs.symbol_mask, aligned.durations
+        timing = (outputs.log_durations.exp() - durations * outputs.log_durations) * mask
+        square = (outputs.predicted_variances - outputs.variances).square().sum(2) * durations
+        acoustic = (
+            acoustic + knobs.duration_weight * timing.sum(1) + knobs.variance_weight * square.sum(1)
+        )
+        alignment = forward_sum(aligned.scores, outputs.frames, batch.symbol_lengths)
+        lengths = outputs.segment_lengths.to(frames.device)
+        spectral = spectral_distance(outputs.decoded, outputs.segment, lengths)
+        vocoder = frames * (outputs.distance + spectral / lengths)
+        sums = acoustic * ~aligned.is_misaligned + knobs.align_weight * alignment + vocoder
+        if stage is Stage.TRAIN:
+            is_misaligned = zip(batch.ids, aligned.is_misaligned.tolist(), strict=True)
+            self._is_misaligned.update(is_misaligned)
+        return Loss(sums * batch.weights, frames * batch.weights)
+
+    def on_stage_end(self, stage: Stage, stage_loss: float, epoch: int | None = None) -> None:
+        """After a training epoch, list the clips whose text does not match their audio."""
+        super().on_stage_end(stage, stage_loss, epoch)
+        if stage is not Stage.TRAIN:
+            return
+        clips = {
+            id: is_misaligned
+            for share in gather_over_ranks(self._is_misaligned)
+            for id, is_misaligned in share.items()
+        }
+        self._is_misaligned = {}
+        misaligned = sorted(id for id, is_misaligned in clips.items() if is_misaligned)
+        if rank() == 0 and self.run_folder is not None and clips:
+            file = self.run_folder / "misaligned.tsv"
+            write_text_atomically(file, "".join(f"{id}\n" for id in ["id", *misaligned]))
+            if epoch == self.hparams.epoch_counter.limit:
+                logger.info(
+                    f"{len(misaligned)} of {len(clips)} training clips are misaligned, and were "
+                    f"not used for training (see {file})"
+                )
+
+    def score(self, outputs: Synthesized, batch: SpokenBatch) -> list[SpokenUtterance]:
+        """Measure the errors of features, pitch and length of each utterance."""
+        std = self.model.mel_decoder.normalize.std
+        distance = ((outputs.features - outputs.target).abs() * std).mean(2) * outputs.mask
+        octaves = self._predicted_octaves(outputs) - batch.octaves
+        voiced = batch.voiced & outputs.mask.bool()
+        durations = outputs.log_durations.exp() * outputs.symbol_mask
+        return [
+            SpokenUtterance(*values)
+            for values in zip(
+                outputs.frames.tolist(),
+                distance.sum(1).tolist(),
+                voiced.sum(1).tolist(),
+                (octaves.square() * voiced).sum(1).tolist(),
+                durations.sum(1).tolist(),
+                outputs.distance.tolist(),
+                outputs.aligned.is_misaligned.tolist(),
+                self._examples(outputs, batch),
+                strict=True,
+            )
+        ]
+
+    def _predicted_octaves(self, outputs: Synthesized) -> Tensor:
+        return expand(outputs.predicted_variances[:, :, :1], outputs.aligned.index)[:, :, 0]
+
+    def _examples(self, outputs: Synthesized, batch: SpokenBatch) -> list[SpeechExample | None]:
+        """Return the first utterances of a test batch as examples, None for the others."""
+        names, octaves = self.hparams.labels.names, self._predicted_octaves(outputs)
+        by_frame = (outputs.target, outputs.features, batch.voiced, batch.octaves, octaves)
+        examples: list[SpeechExample | None] = []
+        for row, audio in enumerate(outputs.examples):
+            frames, symbols = int(outputs.frames[row]), int(batch.symbol_lengths[row])
+            samples = int(batch.audio_lengths[row])
+            examples.append(
+                SpeechExample(
+                    batch.ids[row],
+                    [names[id] for id in batch.symbols[row, :symbols].tolist()],
+                    outputs.aligned.durations[row, :symbols].cumsum(0).tolist(),
+                    batch.audio[row, :samples].cpu().numpy(),
+                    to_int16(audio[:samples].float().cpu().numpy()),
+                    *(values[row, :frames].cpu().numpy() for values in by_frame),
+                )
+            )
+        return examples + [None] * (len(batch) - len(examples))
+
+    def measure(self, results: Sequence[SpokenUtterance]) -> Mapping[str, float]:
+        """Return the distances in nats, the error of the pitch in semitones, and two ratios.
+
+        distance: the sum of the other distances, which chooses the best checkpoint.
+        """
+        frames, distance, voiced, squares, predicted_frames, vocoder_distance, misaligned = (
+            math.fsum(values) for values in zip(*(result[:-1] for result in results), strict=True)
+        )
+        return {
+            "distance": distance / frames + vocoder_distance / len(results),
+            "mel_distance": distance / frames,
+            "vocoder_distance": vocoder_distance / len(results),
+            "pitch_error": SEMITONES * math.sqrt(squares / max(1, voiced)),
+            "length_ratio": predicted_frames / frames,
+            "misaligned": misaligned / len(results),
+        }
+
+    def report(
+        self, split: str, results: Sequence[SpokenUtterance], folder: Path
+    ) -> Mapping[str, Any]:
+        """Draw a few utterances of a test set as `speech_SPLIT.png`; return the figures.
+
+        Their audio is `speech_SPLIT.N_recorded.mp3` and `speech_SPLIT.N_synthesized.mp3`.
+        """
+        from sbkit.data.report import MP3_RATES, encode_mp3  # needs packages of training
+
+        examples = [result.example for result in results if result.example is not None]
+        examples = examples[:NUM_EXAMPLES]
+        write_bytes_atomically(folder / f"speech_{split}.png", draw_examples(examples))
+        if (rate := self.hparams.sample_rate) in MP3_RATES:
+            for number, example in enumerate(examples, 1):
+                for name in ("recorded", "synthesized"):
+                    mp3 = folder / f"speech_{split}.{number}_{name}.mp3"
+                    write_bytes_atomically(mp3, encode_mp3(getattr(example, name), rate))
+        return self.measure(results)
+
+
+def draw_examples(examples: Sequence[SpeechExample]) -> bytes:
+    """Draw recordings beside their synthesis, with symbols and pitch, as PNG."""
+    from matplotlib.figure import Figure  # 0.7 s to import
+
+    figure = Figure(figsize=(14, 3 * len(examples)), layout="constrained")
+    rows = figure.subplots(len(examples), 2, squeeze=False)
+    for example, (recorded_axes, synthesized_axes) in zip(examples, rows, strict=True):
+        for axes, title, features, octaves in (
+            (recorded_axes, "recorded", example.target, example.octaves),
+            (synthesized_axes, "synthesized", example.predicted, example.predicted_octaves),
+        ):
+            hops = features.reshape(2 * len(features), -1)  # a frame is two hops
+            extent = (0, len(features), 0, hops.shape[1])
+            axes.imshow(hops.T, origin="lower", aspect="auto", extent=extent)
+            pitch = np.where(example.voiced, (octaves + 1.5) * hops.shape[1] / 3, np.nan)
+            axes.plot(np.arange(len(pitch)) + 0.5, pitch, "r", label="pitch")
+            starts = [0, *example.ends[:-1]]
+            axes.vlines(starts, 0, hops.shape[1], "w", lw=0.3)
+            middles = np.add(starts, example.ends) / 2
+            axes.set_xticks(middles, example.symbols, fontsize=6)
+            axes.set(title=f"{example.id}, {title}", yticks=[])
+    figure.savefig(png := io.BytesIO(), format="png", dpi=80)
+    return png.getvalue()
+
 
 SYNTHESIS = Recipe(
     task=TASK,

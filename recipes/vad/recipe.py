@@ -1,12 +1,154 @@
-"""Voice activity detection: whether each frame is speech."""
+"""Voice activity detection, trained on clips in noise and silence, with a label for each frame.
 
-from functools import partial
+Legend: B utterances, U frames of 20 ms.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from speechbrain import Stage
+from torch import Tensor
+from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 
 from recipes.prepare import RANGES, corpus_of, unlabeled_loaders
-from recipes.vad.brain import VoiceActivityBrain, collate
-from recipes.vad.data import prepare_speech
-from sbkit.tasks.voice_activity import VOICE_ACTIVITY
+from recipes.vad.data import (
+    NOISE_DRAWS,
+    SPEECH,
+    add_noise,
+    add_silence,
+    make_colored,
+    make_voices,
+    prepare_speech,
+    speech_of,
+    take_noise,
+)
+from sbkit.audio.augment import Augmentation
+from sbkit.audio.draws import draw_uniform
+from sbkit.audio.lengths import length_mask
+from sbkit.audio.levels import WINDOWS_PER_SECOND
+from sbkit.data.batch import Batch, collate_audio
+from sbkit.data.shard import Row, read_rows
+from sbkit.logs.metric import Metrics
+from sbkit.models.loss import Loss
+from sbkit.models.voice_activity import VoiceActivityModel
+from sbkit.tasks.voice_activity import DELAY_FRAMES, VOICE_ACTIVITY, FrameCounts, frame_errors
+from sbkit.train.brain import Brain
 from sbkit.train.recipe import Recipe
+
+EVALUATION_NOISE = (10, 10), (0, 0), 1  # snr_db, gain_db and noise_prob
+NUM_BABBLE_CLIPS = 500  # of the training set, from which babble is made
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeechBatch(Batch):
+    """Audio, and the speech windows of 20 ms; speech (B, U)."""
+
+    ON_DEVICE = (*Batch.ON_DEVICE, SPEECH)
+
+    speech: Tensor
+
+
+class Scored(NamedTuple):
+    """log_probs (B, U, 2) of silence and speech; speech (B, U); mask (B, U), true within."""
+
+    log_probs: Tensor
+    speech: Tensor
+    mask: Tensor
+
+
+def collate(rows: Sequence[Row], *, sample_rate: int) -> SpeechBatch:
+    """Pad utterances to a batch of whole windows, with the labels of the windows."""
+    labels = [torch.from_numpy(speech_of(row, sample_rate)) for row in rows]
+    speech = pad_sequence(labels, batch_first=True)
+    return SpeechBatch(**collate_audio(rows, sample_rate), speech=speech)
+
+
+def _between(low: float, high: float, share: Tensor) -> Tensor:
+    return low + share * (high - low)
+
+
+class VoiceActivityBrain(Brain):
+    """Train the log-probability of speech or silence in each frame."""
+
+    metrics: ClassVar[Metrics] = VOICE_ACTIVITY.metrics
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        parts = ("compute_features", "normalize", "conv", "rnn", "speech_lin")
+        self.detector = VoiceActivityModel(
+            model=self.modules["model"], **{name: getattr(self.hparams, name) for name in parts}
+        )
+        self.augmentation = Augmentation(self.hparams, features=self.detector.features)
+        self._colored = make_colored(self.hparams.sample_rate).to(self.device)
+
+    @cached_property
+    def _voices(self) -> Tensor:
+        """The speech of training clips, for babble; the same on every rank."""
+        if self.loaders is None:
+            return torch.zeros(0)
+        split, rate, clips = self.loaders.splits.train, self.hparams.sample_rate, list[Tensor]()
+        for row in read_rows(split, range(0, len(split), -(-len(split) // NUM_BABBLE_CLIPS))):
+            speech = np.repeat(speech_of(row, rate), rate // WINDOWS_PER_SECOND)
+            clips.append(torch.from_numpy(row["audio"][: len(speech)][speech]).float())
+        return make_voices(clips, rate).to(self.device)
+
+    def compute_forward(self, batch: SpeechBatch, stage: Stage) -> Scored:
+        """Score the frames of audio in silence and noise."""
+        hparams, training = self.hparams, stage is Stage.TRAIN
+        silence, window = round(hparams.silence_seconds * WINDOWS_PER_SECOND), self.detector.step
+        snr_db, gain_db, noise_prob = EVALUATION_NOISE
+        # An evaluation draws the same noise for an utterance each time. With one kind of noise, the
+        # best checkpoint was an early one that knew little about the others.
+        draws = draw_uniform(len(batch), 4 + NOISE_DRAWS)
+        if training:
+            snr_db, gain_db, noise_prob = hparams.snr_db, hparams.gain_db, hparams.noise_prob
+        else:
+            draws[:, 0] = 0.5  # equal silence before and after a clip
+        lead, gain, ratio, chance = draws.T[:4].to(batch.audio.device, non_blocking=True)
+        leading = (lead * (silence + 1)).long()
+        spoken = add_silence(batch.audio, batch.speech, leading, total=silence, window=window)
+        lengths = batch.audio_lengths + silence * window
+        batch = replace(batch, audio=spoken.audio, audio_lengths=lengths)
+        audio, lengths = self.augmentation.audio(batch, training=training)
+        audio = audio * 10 ** (_between(*gain_db, gain) / 20).unsqueeze(1)
+        ratio = torch.where(chance < noise_prob, _between(*snr_db, ratio), torch.inf)
+        mask = length_mask(lengths, audio.shape[1], audio.device)
+        noise = take_noise(self._colored, self._voices, draws[:, 4:], audio.shape[1])
+        noisy = add_noise(spoken._replace(audio=audio), noise, ratio, mask)
+        log_probs, frames = self.detector.predict(noisy, lengths)
+        mask = length_mask(frames, log_probs.shape[1], log_probs.device)
+        speech = pad(spoken.speech, (DELAY_FRAMES, 0))[:, : log_probs.shape[1]]
+        return Scored(log_probs, speech, mask)
+
+    def compute_objectives(self, scored: Scored, batch: SpeechBatch, stage: Stage) -> Loss:
+        """Sum the negative log-likelihood of the frames of each utterance."""
+        likelihoods = scored.log_probs.gather(2, scored.speech.long().unsqueeze(2)).squeeze(2)
+        sums = -(likelihoods * scored.mask).sum(1)
+        return Loss(sums * batch.weights, scored.mask.sum(1) * batch.weights)
+
+    def on_fit_start(self) -> None:
+        """Find the last checkpoint; without one, measure the features first."""
+        super().on_fit_start()
+        self.measure_features(self.detector.features)
+
+    def score(self, scored: Scored, batch: SpeechBatch) -> list[FrameCounts]:
+        """Count the frames of each utterance."""
+        detected, speech, mask = scored.log_probs.argmax(2).bool(), scored.speech, scored.mask
+        frames = (
+            *(speech & mask, speech & ~detected & mask),
+            *(~speech & mask, ~speech & detected & mask),
+        )
+        counts = zip(*(frame.sum(1).tolist() for frame in frames), strict=True)
+        return [FrameCounts(*utterance) for utterance in counts]
+
+    def measure(self, results: Sequence[FrameCounts]) -> Mapping[str, float]:
+        return frame_errors(results)
+
 
 VAD = Recipe(
     task=VOICE_ACTIVITY,

@@ -29,8 +29,7 @@ from sbkit.check.planned_run import Finding, MissingPartError, PlannedRun
 from sbkit.checkpoint.rng import preserve_rng
 from sbkit.checkpoint.run_config import CHECKPOINTS, read_run_config
 from sbkit.config.hparams import read_knobs
-from sbkit.data.plan import Example, MicroBatch
-from sbkit.data.sampler import split_batch, to_percents
+from sbkit.data.sampler import Example, MicroBatch, split_batch, to_percents
 from sbkit.data.splits import sample_counts
 from sbkit.distributed.ranks import gather_over_ranks, main_rank_first, single_rank, world_size
 from sbkit.logs.handlers import quiet

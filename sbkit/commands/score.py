@@ -23,11 +23,10 @@ from sbkit.checkpoint.run_config import RESOLVED
 from sbkit.config.document import read_document
 from sbkit.data.batch import user_columns
 from sbkit.data.cache import default_cache
-from sbkit.data.release import read_release
 from sbkit.data.shard import read_clips
 from sbkit.data.sources import read_manifests
 from sbkit.data.splits import filled_rows, prepare_split, sample_counts
-from sbkit.data.tables import TableOptions
+from sbkit.data.tables import TableOptions, read_release
 from sbkit.decoding.words import GREEDY
 from sbkit.evaluate.report import REPORT, KnownWords, write_report
 from sbkit.evaluate.run_results import read_results

@@ -29,8 +29,7 @@ from sbkit.base.errors import ConfigError
 from sbkit.base.units import SAMPLE_RATE, samples_to_seconds, seconds_to_samples
 from sbkit.data.corpus import KnobValues
 from sbkit.data.manifest import RESERVED_COLUMNS
-from sbkit.data.plan import Example
-from sbkit.data.sampler import EvalSampler, TrainSampler
+from sbkit.data.sampler import EvalSampler, Example, TrainSampler
 from sbkit.data.shard import Row, read_rows
 from sbkit.data.splits import Splits, sample_counts, shard_numbers
 from sbkit.distributed.device import Placement

@@ -16,10 +16,8 @@ import soundfile
 from sbkit.base.errors import DataError
 from sbkit.base.files import building
 from sbkit.base.units import SAMPLE_RATE, samples_to_seconds
-from sbkit.data.corpus import KnobValues
-from sbkit.data.release import ROLES, read_release
-from sbkit.data.splits import resolve_splits
-from sbkit.data.tables import TableOptions
+from sbkit.data.corpus import USUAL_SPLITS, KnobValues, resolve_splits
+from sbkit.data.tables import TableOptions, read_release
 from sbkit.text.normalization import normalize
 
 PASS_A_RELEASE = "Pass the folder of a Common Voice release as --data_folder instead."
@@ -48,7 +46,7 @@ class ReleaseRow:
 
 def splits(knobs: KnobValues) -> Mapping[str, tuple[str, ...]]:
     """Return the splits of each role: the knob ``splits``, else train, dev and test."""
-    return resolve_splits(knobs.get("splits"), ROLES, SPLITS)
+    return resolve_splits(knobs.get("splits"), USUAL_SPLITS, SPLITS)
 
 
 def ensure_release(

@@ -33,7 +33,7 @@ import pyarrow.compute as pc
 
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.messages import plural
-from sbkit.data.corpus import KnobValues
+from sbkit.data.corpus import KnobValues, resolve_splits
 from sbkit.data.filesystem import Storage, writing
 from sbkit.data.manifest import Excluded, Manifest, unreserved_name
 from sbkit.data.shard import (
@@ -48,7 +48,7 @@ from sbkit.data.shard import (
     to_stored,
 )
 from sbkit.data.sources import RemoteTables, file_version
-from sbkit.data.splits import UNREADABLE, check_loss, resolve_splits
+from sbkit.data.splits import UNREADABLE, check_loss
 from sbkit.logs.progress import progress_bar
 
 logger = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""The splits of a run: their roles, their preparation, and their columns and transcripts.
+"""The splits of a run: their preparation, their columns and their transcripts.
 
 manifest -> transcripts, normalized each time -> audio, decoded once -> Dataset
 """
@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
-from itertools import chain, combinations
+from itertools import chain
 from pathlib import Path
 from typing import Protocol, Self, runtime_checkable
 
@@ -29,65 +29,9 @@ from sbkit.decoding.words import frames_needed
 from sbkit.models.parts import Subsampling
 from sbkit.text.vocabulary import Vocabulary
 
-ROLES = ("train", "valid", "test")
 MAX_UNUSABLE_SHARE = 0.05  # of a split's rows; with more, the run is refused
 UNREADABLE, EMPTY = "unreadable audio", "empty transcript"  # reasons
 TEXT_ROWS, TOKENIZED_ROWS = 100_000, 10_000  # in a batch
-
-
-# Roles
-
-
-def resolve_splits(
-    names: object, defaults: Mapping[str, Sequence[str]], available: Sequence[str]
-) -> dict[str, tuple[str, ...]]:
-    """Return the splits of each role: the knob ``splits``, else the corpus's defaults.
-
-    ``names`` is null, or maps ``train``, ``valid`` and ``test`` to a name or a list of names.
-
-    >>> resolve_splits({"test": "b"}, {"train": ["train"], "valid": ["a"]}, ["train", "a", "b"])
-    {'train': ('train',), 'valid': ('a',), 'test': ('b',)}
-
-    Raises:
-        ConfigError: a role or split is unknown, a split has two roles, there is nothing to train or
-            validate on, or a split called ``train`` is not trained on.
-    """
-    by_role = {} if names is None else names
-    if not isinstance(by_role, Mapping) or not {*by_role} <= {*ROLES}:
-        raise ConfigError(
-            f"`splits` must map {', '.join(ROLES)} to names of splits, but is {names!r}. Write "
-            "splits: {train: train, valid: dev, test: [test-clean, test-other]}, or null."
-        )
-    roles: dict[str, tuple[str, ...]] = {}
-    for role in ROLES:
-        splits = by_role.get(role)
-        splits = defaults.get(role, ()) if splits is None else splits
-        roles[role] = tuple(dict.fromkeys([splits] if isinstance(splits, str) else splits))
-        _check_role(role, roles[role], available)
-    for first, second in combinations(ROLES, 2):
-        for name in {*roles[first]} & {*roles[second]}:
-            raise ConfigError(
-                f"{name!r} is in `splits.{first}` and in `splits.{second}`, but a split has one "
-                "role. Take it out of one of them."
-            )
-    return roles
-
-
-def _check_role(role: str, splits: Sequence[str], available: Sequence[str]) -> None:
-    choices = ", ".join(available) or "none"
-    for name in splits:
-        if name not in available:
-            raise ConfigError(
-                f"`splits.{role}` names {name!r}, which is not a split of the corpus. Choose "
-                f"among: {choices}{', or [] for none' * (role == 'test')}."
-            )
-    if not splits and role != "test":
-        raise ConfigError(f"`splits.{role}` is empty. Choose at least one split: {choices}.")
-    if "train" in splits and role != "train":
-        raise ConfigError(
-            f"`splits.{role}` names a split called train, which is the name of a run's training "
-            "set. Rename it, or choose another split."
-        )
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from itertools import islice, repeat
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -327,3 +328,40 @@ def locate(folder: Path, name: str) -> str | Excluded:
     if name.startswith("~/"):
         return str(Path(name).expanduser())
     return name if name.startswith("/") else f"{folder}/{name}"
+
+
+DEFAULT_SUFFIX = ".mp3"  # the first releases named clips without their extension
+
+
+def read_release(tsv: Path, options: TableOptions) -> Manifest:
+    """Read one TSV of a release, which is beside ``clips/``, as `read_releases`."""
+    return read_releases({options.language: tsv.parent}, tsv.stem, options)
+
+
+def read_releases(releases: Mapping[str, Path], split: str, options: TableOptions) -> Manifest:
+    """Read one split, a TSV in the release folder of each language, as one manifest."""
+    parts = []
+    for language, release in releases.items():
+        clips = release / "clips"
+        columns = replace(options, language=language)
+        table = read_table(release / f"{split}.tsv")
+        parts.append((language, to_manifest(table, columns, partial(_locate, clips), clips)))
+    first = next(iter(releases.values()))
+    return Manifest.join_named(parts, first.parent if len(parts) > 1 else first / "clips")
+
+
+def _locate(clips: Path, name: str) -> str | Excluded:
+    """Return the path of a file in the folder of clips."""
+    if not name:
+        return Excluded("", "no path", "the field of the path is empty")
+    if name.startswith("/") or ".." in name.split("/"):
+        return Excluded("", "path outside the clips folder", name)
+    if "." not in name.rpartition("/")[2]:
+        name = _file_names(clips).get(name, name + DEFAULT_SUFFIX)
+    return f"{clips}/{name}"
+
+
+@lru_cache(maxsize=1)
+def _file_names(folder: Path) -> dict[str, str]:
+    """Return the names of the files in a folder, by their names without extension."""
+    return {file.stem: file.name for file in folder.iterdir()} if folder.is_dir() else {}

@@ -38,7 +38,7 @@ def test_archive_is_prepared_like_its_folder(suffix: str, tmp_path: Path, cache:
     )
     assert packed.fingerprints == plain.fingerprints
     assert len(packed.train) == 3
-    named = {"corpus": "sbkit.data.release", "data_folder": archive, "language": "it"}
+    named = {"corpus": "recipes.CommonVoice.corpus", "data_folder": archive, "language": "it"}
     assert len(read_manifest(corpus_of(named), named, "train")) == 3
     again = unpacked(archive)
     assert again == unpacked(archive)

@@ -14,8 +14,7 @@ import torch
 from sbkit.audio.augment import SpeedGroup
 from sbkit.base.errors import SbkitError
 from sbkit.data.batch import TextBatch, TextCollate, UtteranceDataset, make_loader, make_loaders
-from sbkit.data.plan import Example
-from sbkit.data.sampler import EvalSampler, TrainSampler
+from sbkit.data.sampler import EvalSampler, Example, TrainSampler
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 from sbkit.text.vocabulary import Vocabulary
 from tests.stores import Utterance, make_store

@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 from sbkit.base.errors import SbkitError
-from sbkit.data.plan import Example, MicroBatch, cut_runs
 from sbkit.data.sampler import (
     MAX_JOINED_SECONDS,
     EvalSampler,
+    Example,
+    MicroBatch,
     TrainSampler,
+    cut_runs,
     split_batch,
     to_percents,
 )

@@ -29,8 +29,7 @@ from sbkit.data import sources as source_files
 from sbkit.data.batch import UtteranceDataset
 from sbkit.data.filesystem import Storage
 from sbkit.data.manifest import Clip, Excluded, Manifest
-from sbkit.data.plan import MicroBatch
-from sbkit.data.sampler import TrainSampler
+from sbkit.data.sampler import MicroBatch, TrainSampler
 from sbkit.data.shard import WAV_HEADER_BYTES, ShardWriter, read_rows
 from sbkit.data.sharded_corpus import INDEX_FILE, Index, ShardOptions, work_share, write_shards
 from sbkit.data.sources import RemoteTables, remote_tables

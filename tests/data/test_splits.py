@@ -22,7 +22,7 @@ from sbkit.data import cache as audio_cache
 from sbkit.data import shard as decode
 from sbkit.data.batch import UtteranceDataset
 from sbkit.data.manifest import Clip, Excluded, Manifest
-from sbkit.data.plan import Example
+from sbkit.data.sampler import Example
 from sbkit.data.shard import read_rows, require_store
 from sbkit.data.splits import (
     PreparedSplit,

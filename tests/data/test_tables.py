@@ -6,8 +6,7 @@ import pytest
 
 from sbkit.base.errors import SbkitError
 from sbkit.data.manifest import Clip, Excluded, Manifest, check_locale
-from sbkit.data.release import read_release
-from sbkit.data.tables import TableOptions
+from sbkit.data.tables import TableOptions, read_release
 
 
 def read_manifest(file: Path) -> Manifest:

@@ -20,8 +20,7 @@ from recipes.AsteriskPrompts.corpus import (
 from sbkit.base.errors import SbkitError
 from sbkit.data.debian_release import choose_split
 from sbkit.data.manifest import Clip
-from sbkit.data.release import read_release
-from sbkit.data.tables import TableOptions
+from sbkit.data.tables import TableOptions, read_release
 from sbkit.text.normalization import normalize
 
 TEXT = """\ufeff; Core Asterisk Sounds in English

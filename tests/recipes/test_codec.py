@@ -18,8 +18,7 @@ from speechbrain import Stage
 from torch import nn
 from torchaudio.functional import melscale_fbanks
 
-from recipes.codec.brain import CodecBrain, CodedUtterance
-from recipes.codec.recipe import CODEC
+from recipes.codec.recipe import CODEC, CodecBrain, CodedUtterance
 from sbkit.base.errors import SbkitError
 from sbkit.check.check import check_planned_run
 from sbkit.check.planned_run import PlannedRun

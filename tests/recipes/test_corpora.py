@@ -16,11 +16,11 @@ import pytest
 import soundfile
 
 from recipes.AsteriskPrompts import corpus as asterisk_prompts
+from recipes.CommonVoice import corpus as common_voice
 from recipes.OwnData import corpus as own_data
 from recipes.prepare import UserCorpus, corpus_of
 from sbkit.audio.io import read_audio
 from sbkit.base.errors import SbkitError
-from sbkit.data import release as common_voice
 from sbkit.data.cache import list_entries, remove
 from sbkit.data.corpus import describe_corpus
 from sbkit.data.manifest import Clip, Excluded, Manifest
@@ -38,7 +38,7 @@ def test_corpora_do_not_import_each_other() -> None:
 def test_corpus_of_follows_the_knobs(tmp_path: Path) -> None:
     assert corpus_of({"data_folder": None}) is asterisk_prompts
     assert corpus_of({"data_folder": None, "manifest": {"train": "a.csv"}}) is own_data
-    assert corpus_of({"corpus": "sbkit.data.release"}) == UserCorpus(common_voice)
+    assert corpus_of({"corpus": "recipes.CommonVoice.corpus"}) == UserCorpus(common_voice)
     (tmp_path / "fr" / "clips").mkdir(parents=True)
     assert corpus_of({"data_folder": str(tmp_path)}) is common_voice
     assert corpus_of({"data_folder": str(tmp_path / "fr")}) is common_voice

@@ -14,8 +14,7 @@ from recipes.FestvoxRu.corpus import read_sentences, write_release
 from recipes.FestvoxRu.phones import SOUNDS, Phone, read_labels, time_words
 from sbkit.base.errors import SbkitError
 from sbkit.data.debian_release import RELEASE_VERSION
-from sbkit.data.release import read_release
-from sbkit.data.tables import TableOptions
+from sbkit.data.tables import TableOptions, read_release
 from sbkit.export.export import as_bundle
 from sbkit.runtime.synthesizer import Synthesizer
 from tests.runs import TINY, TINY_VOICE, train_here

@@ -8,8 +8,7 @@ import pytest
 
 from recipes.prepare import corpus_of
 from sbkit.base.errors import SbkitError
-from sbkit.data.release import read_release
-from sbkit.data.tables import TableOptions
+from sbkit.data.tables import TableOptions, read_release
 
 SPLITS = ("train-clean-100", "train-other-500", "dev-clean", "test-clean", "test-other")
 

@@ -25,8 +25,8 @@ import soundfile
 import torch
 from speechbrain import Stage
 
-from recipes.synthesis.brain import SynthesisBrain
 from recipes.synthesis.data import SpokenBatch, SpokenCollate, interpolate, track_pitch
+from recipes.synthesis.recipe import SynthesisBrain
 from sbkit.audio.io import to_int16
 from sbkit.base.errors import SbkitError
 from sbkit.bundle.bundle import read_bundle

@@ -11,7 +11,6 @@ from speechbrain import Stage
 from torch import Tensor
 from torch.nn.functional import pad
 
-from recipes.vad.brain import Scored, SpeechBatch, VoiceActivityBrain, collate
 from recipes.vad.data import (
     NOISE_DRAWS,
     Spoken,
@@ -26,6 +25,7 @@ from recipes.vad.data import (
     speech_of,
     take_noise,
 )
+from recipes.vad.recipe import Scored, SpeechBatch, VoiceActivityBrain, collate
 from sbkit.audio.draws import seeded_draws
 from sbkit.audio.fbank import MIN_HZ
 from sbkit.audio.io import Samples, read_audio

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from sbkit.data.release import read_release
-from sbkit.data.tables import TableOptions
+from sbkit.data.tables import TableOptions, read_release
 from sbkit.text.normalization import (
     NORMALIZER_VERSION,
     ORTHOGRAPHIES,

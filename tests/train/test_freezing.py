@@ -169,7 +169,7 @@ def test_two_processes_fine_tune_as_one() -> None:
 ENDS = 8  # steps, within the second epoch
 KILLED = """
 import os, signal, train
-from recipes.asr.brain import AsrBrain
+from recipes.asr.recipe import AsrBrain
 
 def kill(brain, *_):
     if brain.optimizer_step == int(os.environ["KILLED_AT"]):

@@ -1,7 +1,6 @@
 from dataclasses import replace
 
-from recipes.asr.brain import AsrBrain
-from recipes.asr.recipe import ASR
+from recipes.asr.recipe import ASR, AsrBrain
 from sbkit.logs.metric import Metric
 
 

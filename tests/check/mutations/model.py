@@ -8,7 +8,7 @@ import torch
 from speechbrain import Stage
 from torch import Tensor, nn
 
-from recipes.asr.brain import AsrBrain
+from recipes.asr.recipe import AsrBrain
 from sbkit.data.batch import Batch
 from sbkit.models.asr import Predictions
 from sbkit.models.loss import Loss

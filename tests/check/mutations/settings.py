@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from speechbrain import Stage
 
-from recipes.asr.brain import AsrBrain
+from recipes.asr.recipe import AsrBrain
 from sbkit.base.checksums import write_checksums
 from sbkit.check.check import CHECKS
 from sbkit.check.settings import check_unread
