@@ -100,7 +100,8 @@ class VoiceActivityBrain(Brain):
     def compute_forward(self, batch: SpeechBatch, stage: Stage) -> Scored:
         """Score the frames of audio in silence and noise."""
         hparams, training = self.hparams, stage is Stage.TRAIN
-        silence, window = round(hparams.silence_seconds * WINDOWS_PER_SECOND), self.detector.step
+        silence = round(hparams.silence_seconds * WINDOWS_PER_SECOND)
+        window = self.detector.chunk_shift_samples
         snr_db, gain_db, noise_prob = EVALUATION_NOISE
         # An evaluation draws the same noise for an utterance each time. With one kind of noise, the
         # best checkpoint was an early one that knew little about the others.

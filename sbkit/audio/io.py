@@ -97,7 +97,7 @@ def stream_audio(
     if isinstance(path, Path) and not path.is_file():
         raise AudioError("missing", f"Audio file {path} does not exist or is not a file.")
     try:
-        with _Reader(_from_start(source)) as file:
+        with _UnseekableFile(_from_start(source)) as file:
             _check_header(path, file)
             blocks = _mono_blocks(source, path, file, block_seconds)
             yield from map(to_int16, resample_blocks(blocks, file.samplerate, sample_rate))
@@ -197,7 +197,7 @@ def write_wav(file: Path, samples: Samples, sample_rate: int) -> None:
         write_bytes_atomically(file, wav.getvalue())
 
 
-class _Reader(soundfile.SoundFile):  # type: ignore[misc]
+class _UnseekableFile(soundfile.SoundFile):  # type: ignore[misc]
     """A file that is read from its start to its end.
 
     It denies being seekable: soundfile seeks after each read, which fails if the length is unknown.

@@ -189,7 +189,7 @@ def _strip(model: Proto) -> None:
 class ChunkModel(nn.Module):
     """A chunk as one module: audio (B, S) between -1 and 1, (B,), state -> (B, U, V), (B,), state.
 
-    The state is the tensors of the model's StreamingState, in their order.
+    The state is the tensors of the model's NetworkState, in their order.
     """
 
     def __init__(self, stream: StreamingNetwork, parts: nn.ModuleList) -> None:
@@ -216,8 +216,8 @@ def trace_chunk(model: Any) -> tuple[ExportedProgram, list[str]]:
     start: Any = stream.start()
     state = vars(type(start).stack([start] * EXAMPLE_BATCH))
     generator = torch.Generator().manual_seed(0)
-    noise = torch.randn(EXAMPLE_BATCH, stream.window, generator=generator) / 10
-    lengths = torch.tensor([stream.window, stream.window, stream.window // 2])
+    noise = torch.randn(EXAMPLE_BATCH, stream.chunk_samples, generator=generator) / 10
+    lengths = torch.tensor([stream.chunk_samples, stream.chunk_samples, stream.chunk_samples // 2])
     sessions = {0: Dim.DYNAMIC}
     program = trace(
         ChunkModel(stream, model.model).eval(),

@@ -295,7 +295,7 @@ class OnlineModel(nn.Module):
     def example(self) -> tuple[Tensor, ...]:
         """Return the inputs of a first chunk, of zeros, with the whole context visible."""
         left = self.start.attention.shape[2]
-        frames = self.stream.step // shift_samples(SAMPLE_RATE)
+        frames = self.stream.chunk_shift_samples // shift_samples(SAMPLE_RATE)
         mask = torch.ones(1, 1, left + frames // SUBSAMPLING, dtype=torch.bool)
         count, x = torch.tensor([left]), torch.zeros(1, frames, self.start.features.shape[2])
         return x, count, count, *self._pack(self.start), mask
@@ -343,7 +343,10 @@ def write_online(trained: TrainedModel, folder: Path, tokens: Path) -> Candidate
     stream, sizes = streaming_network(network), bundle.model.chunks
     assert isinstance(stream, StreamingAsrModel) and sizes is not None
     module = OnlineModel(network, stream).eval()
-    chunk, left = stream.step // bundle.model.samples_per_frame, module.start.attention.shape[2]
+    chunk, left = (
+        stream.chunk_shift_samples // bundle.model.samples_per_frame,
+        module.start.attention.shape[2],
+    )
     if not module.fits or left % chunk:
         raise BundleError(
             "sherpa-onnx's online recognizer needs left_ms to be a multiple of chunk_ms, and "

@@ -1,4 +1,4 @@
-"""A recognizer: encoder of audio -> linear_stack -> ctc_lin; decoder of the encoder -> seq_lin.
+"""A recognizer: encoder -> linear_stack -> ctc_lin, and attention decoder -> seq_lin.
 
 Legend: B utterances, S samples, T frames of features, U frames of the encoder, L tokens, M mel
 bins, D model width, V vocabulary.
@@ -8,13 +8,12 @@ Training, transcription and export all call this model.
 
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from sbkit.audio.augment import AugmentFeatures
 from sbkit.audio.fbank import Fbank
+from sbkit.base.arrays import Float64s, Int64s
 from sbkit.base.errors import ConfigError
 from sbkit.base.units import shift_samples, window_samples
 from sbkit.models.encoder import COMPOSED, AcousticModel, make_encoder
@@ -29,11 +28,11 @@ from sbkit.text.vocabulary import Vocabulary
 class Predictions:
     """What the model predicts from a batch."""
 
-    states: Tensor  # of the encoder, (B, U, D)
-    log_probs: Tensor  # of CTC, (B, U, V)
-    intermediate: Tensor | None  # the same from the middle of the encoder, if requested
+    states: Tensor  # encoder states (B, U, D)
+    log_probs: Tensor  # CTC scores (B, U, V)
+    intermediate: Tensor | None  # CTC scores from the middle of the encoder, if requested
     frame_lengths: Tensor  # (B,)
-    logits: Tensor | None  # of the decoder, (B, L + 1, V), if there were tokens
+    logits: Tensor | None  # decoder scores (B, L + 1, V), if there were tokens
 
 
 class AsrModel(AcousticModel):
@@ -59,15 +58,17 @@ class AsrModel(AcousticModel):
     ) -> None:
         parts = {"encoder": encoder, "compute_features": compute_features}
         parts |= {"CNN": CNN, "Transformer": Transformer}
-        built = make_encoder(parts, padding=vocabulary.blank)
-        heads = {"ctc_lin": ctc_lin} | ({} if seq_lin is None else {"seq_lin": seq_lin})
-        stack = {} if linear_stack is None else {"linear_stack": linear_stack}
-        super().__init__(model=model, encoder=built, heads=heads | stack)
-        for name, head in heads.items():
-            vocabulary.check_head(name=name, outputs=head_size(head))
-        embedding = token_embedding(built.part.module)
+        heads = {"ctc_lin": ctc_lin, "seq_lin": seq_lin, "linear_stack": linear_stack}
+        super().__init__(
+            model=model, encoder=make_encoder(parts, padding=vocabulary.blank), heads=heads
+        )
+        for name, head in (("ctc_lin", ctc_lin), ("seq_lin", seq_lin)):
+            if head is not None:
+                vocabulary.check_head(name=name, outputs=head_size(head))
+        backbone = self.encoder.backbone
+        embedding = token_embedding(backbone.module)
         if embedding is not None:
-            vocabulary.check_embedding(name=built.part.NAME, rows=embedding.num_embeddings)
+            vocabulary.check_embedding(name=backbone.NAME, rows=embedding.num_embeddings)
         self.vocabulary, self.ctc_lin, self.seq_lin = vocabulary, ctc_lin, seq_lin
         self.linear_stack = nn.Identity() if linear_stack is None else linear_stack
 
@@ -86,19 +87,17 @@ class AsrModel(AcousticModel):
             ConfigError: the encoder has no middle layer or no decoder, but it is requested.
         """
         x, lengths = self.encoder.inputs(audio, audio_lengths, spec_augment)
-        part = self.encoder.part
-        if tokens is not None:
-            tokens = nn.functional.pad(tokens, (1, 0), value=self.vocabulary.bos)  # (B, L + 1)
-        middle, decoded = None, None
+        backbone, middle, logits = self.encoder.backbone, None, None
         if return_intermediate:
-            middle, states, lengths = part.encode_with_intermediate(x, lengths)
+            middle, states, lengths = backbone.encode_with_intermediate(x, lengths)
             if tokens is not None:
-                decoded = part.decode(tokens, states, lengths)
+                logits = self._decode(tokens, states, lengths)
         elif tokens is not None:
-            states, lengths, decoded = part.encode_and_decode(x, lengths, tokens)
+            prefixed = self._prefixed(tokens)
+            states, lengths, decoded = backbone.encode_and_decode(x, lengths, prefixed)
+            logits = self._seq_logits(decoded)
         else:
-            states, lengths = part.encode(x, lengths)
-        logits = None if decoded is None else self._seq_logits(decoded)
+            states, lengths = backbone.encode(x, lengths)
         intermediate = None if middle is None else self.ctc_log_probs(middle)
         return Predictions(states, self.ctc_log_probs(states), intermediate, lengths, logits)
 
@@ -122,36 +121,38 @@ class AsrModel(AcousticModel):
         Raises:
             ConfigError: there is no decoder, or no `seq_lin`.
         """
-        prefixed = nn.functional.pad(tokens, (1, 0), value=self.vocabulary.bos)
-        decoded = self.encoder.part.decode(prefixed, states, frame_lengths)
-        return self._seq_logits(decoded).float().log_softmax(-1)
+        return self._decode(tokens, states, frame_lengths).float().log_softmax(-1)
 
     @torch.no_grad()
-    def score_tokens(
-        self, states: Tensor, tokens: npt.NDArray[np.int64]
-    ) -> npt.NDArray[np.float64]:
+    def score_tokens(self, states: Tensor, tokens: Int64s) -> Float64s:
         """Score hypotheses of one utterance with the decoder: (U, D), (N, L) -> (N, L + 1, V)."""
         states = states.float().expand(len(tokens), *states.shape)
         lengths = torch.full((len(tokens),), states.shape[1])
         scores = self.decoder_log_probs(torch.from_numpy(tokens).to(states.device), states, lengths)
-        array: npt.NDArray[np.float64] = scores.double().cpu().numpy()
-        return array
+        return scores.double().cpu().numpy()
 
     def unused_modules(self, ctc_weight: float) -> tuple[nn.Module, ...]:
         """Return the modules that training does not run: with CTC only, decoder and `seq_lin`."""
         if ctc_weight < 1:
             return ()
         head = () if self.seq_lin is None else (self.seq_lin,)
-        return (*self.encoder.part.decoding_modules(), *head)
+        return (*self.encoder.backbone.decoding_modules(), *head)
+
+    def _prefixed(self, tokens: Tensor) -> Tensor:
+        """Put the start token before each row: (B, L) -> (B, L + 1)."""
+        return nn.functional.pad(tokens, (1, 0), value=self.vocabulary.bos)
+
+    def _decode(self, tokens: Tensor, states: Tensor, lengths: Tensor) -> Tensor:
+        decoded = self.encoder.backbone.decode(self._prefixed(tokens), states, lengths)
+        return self._seq_logits(decoded)
 
     def _seq_logits(self, decoded: Tensor) -> Tensor:
         if self.seq_lin is None:
             raise ConfigError(
-                "ctc_weight is below 1.0, but the YAML has no `seq_lin`. Add it, or set "
-                "--ctc_weight=1.0 to train CTC only."
+                "The attention decoder needs `seq_lin`, but the YAML has none. Add it, or use CTC "
+                "only: train with --ctc_weight=1.0, decode with attention_rescoring: False."
             )
-        logits: Tensor = self.seq_lin(decoded)
-        return logits
+        return self.seq_lin(decoded)
 
     def as_streaming(self) -> "StreamingAsrModel | None":
         """Return the model that runs chunk by chunk; None if this one was not trained for it."""
@@ -183,9 +184,9 @@ class StreamingAsrModel:
         self._model, self.features = model, features
         self._front_end, self._encoder = front_end, encoder
         shift = shift_samples(features.sample_rate)
-        self.shortest = window_samples(features.sample_rate)
-        self.step = chunk_frames * STRIDE**2 * shift
-        self.window = self.step - shift + self.shortest
+        self.min_samples = window_samples(features.sample_rate)
+        self.chunk_shift_samples = chunk_frames * STRIDE**2 * shift
+        self.chunk_samples = self.chunk_shift_samples - shift + self.min_samples
 
     def start(self) -> EncoderState:
         return EncoderState(**self._front_end.start(), **self._encoder.start())
@@ -195,7 +196,7 @@ class StreamingAsrModel:
     ) -> tuple[Tensor, Tensor, EncoderState]:
         """Score every token at every frame of a chunk: (B, S), (B,) -> (B, U, V), (B,), state.
 
-        audio_lengths: ``window``, or less for a session that ends with this chunk.
+        audio_lengths: ``chunk_samples``, or less for a session that ends with this chunk.
         """
         features, lengths = self.features(audio, audio_lengths)
         return self.forward_features(features, lengths, state)

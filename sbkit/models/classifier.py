@@ -56,7 +56,7 @@ class UtteranceClassifier(AcousticModel):
     ) -> Tensor:
         """Score every class, in float32: (B, S), (B,) -> (B, V) log-probabilities."""
         inputs = self.encoder.inputs(audio, audio_lengths, spec_augment)
-        scores: Tensor = self.label_lin(self.pooling(*self.encoder.part.encode(*inputs)))
+        scores: Tensor = self.label_lin(self.pooling(*self.encoder.backbone.encode(*inputs)))
         return scores.float().log_softmax(-1)
 
 

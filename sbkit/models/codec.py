@@ -50,8 +50,7 @@ class FiniteScalarQuantizer(nn.Module):
         return self._states(digits - (self.counts - 1) / 2)
 
     def _states(self, levels: Tensor) -> Tensor:
-        states: Tensor = self.from_levels((levels * 2 / (self.counts - 1)).flatten(2))
-        return states
+        return self.from_levels((levels * 2 / (self.counts - 1)).flatten(2))
 
 
 class CodecModel:

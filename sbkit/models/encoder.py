@@ -10,7 +10,6 @@ and `Transformer`. These classes own no parameters: each belongs to the one Modu
 from collections.abc import Mapping
 from copy import deepcopy
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +19,7 @@ from sbkit.audio.lengths import pad_to_bucket
 from sbkit.base.errors import ConfigError
 from sbkit.base.units import SAMPLE_RATE
 from sbkit.models.parts import (
+    Backbone,
     FeatureExtractor,
     FrontEnd,
     Subsampling,
@@ -35,28 +35,27 @@ TAKE_AUDIO = ("compute_features", ENCODER, "wave_augment")
 class Encoder:
     """An encoder of audio, in one part: (B, S) in the scale of int16, (B,) -> (B, U, D), (B,).
 
-    part: the last part, which returns the states and may decode.
     modules: the modules of the YAML by their keys.
     """
 
     features: FeatureExtractor | None = None
 
-    def __init__(self, part: TransformerPart, modules: Mapping[str, nn.Module]) -> None:
-        self.part, self.modules = part, modules
+    def __init__(self, backbone: Backbone, modules: Mapping[str, nn.Module]) -> None:
+        self.backbone, self.modules = backbone, modules
 
     def inputs(
         self, audio: Tensor, audio_lengths: Tensor, spec_augment: AugmentFeatures | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Compute the input of the last part, here scaled audio: -> (B, S), (B,)."""
-        return self.part.scaled(audio), audio_lengths
+        """Compute the input of the backbone, here scaled audio: -> (B, S), (B,)."""
+        return self.backbone.scaled(audio), audio_lengths
 
     def __call__(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
-        return self.part.encode(*self.inputs(audio, audio_lengths))
+        return self.backbone.encode(*self.inputs(audio, audio_lengths))
 
     @cached_property
     def subsampling(self) -> Subsampling:
-        """The frames of audio, as the parts declare them, or by running them on silence."""
-        return self.part.subsampling(self._silence())
+        """How the parts subsample audio, as they declare it, or measured on silence."""
+        return self.backbone.subsampling(self._silence())
 
     def _silence(self) -> Tensor:
         parameters = (p for module in self.modules.values() for p in module.parameters())
@@ -64,7 +63,7 @@ class Encoder:
 
 
 class FeatureEncoder(Encoder):
-    """An encoder of three parts: features, front-end and Transformer."""
+    """An encoder in three parts: features, front-end and Transformer."""
 
     def __init__(self, modules: Mapping[str, nn.Module], *, padding: int = 0) -> None:
         super().__init__(TransformerPart(modules["Transformer"], padding=padding), modules)
@@ -85,12 +84,12 @@ class FeatureEncoder(Encoder):
 
         On an accelerator T is padded to one of few lengths, unless a part depends on padding.
         """
-        if self.front_end.accepts_lengths and self.part.accepts_lengths:
+        if self.front_end.accepts_lengths and self.backbone.accepts_lengths:
             features = pad_to_bucket(features)
         return self.front_end(features, frame_lengths)
 
     def encode_features(self, features: Tensor, frame_lengths: Tensor) -> tuple[Tensor, Tensor]:
-        return self.part.encode(*self.subsample(features, frame_lengths))
+        return self.backbone.encode(*self.subsample(features, frame_lengths))
 
     @cached_property
     def subsampling(self) -> Subsampling:
@@ -100,9 +99,10 @@ class FeatureEncoder(Encoder):
         return self.features.subsampling(audio).then(self.front_end.subsampling(features))
 
 
-def encoder_parts(hparams: Mapping[str, Any]) -> dict[str, nn.Module]:
+def encoder_parts(hparams: Mapping[str, nn.Module | None]) -> dict[str, nn.Module]:
     """Return the parts of the encoder that a YAML declares, by key."""
-    return {key: hparams[key] for key in (ENCODER, *COMPOSED) if hparams.get(key) is not None}
+    parts = {key: hparams.get(key) for key in (ENCODER, *COMPOSED)}
+    return {key: part for key, part in parts.items() if part is not None}
 
 
 def make_encoder(parts: Mapping[str, nn.Module | None], *, padding: int = 0) -> Encoder:
@@ -111,7 +111,7 @@ def make_encoder(parts: Mapping[str, nn.Module | None], *, padding: int = 0) -> 
     Raises:
         ConfigError: the parts are neither one encoder of audio nor its three parts.
     """
-    declared = {key: part for key, part in parts.items() if part is not None}
+    declared = encoder_parts(parts)
     if {*declared} == {ENCODER}:
         return Encoder(WaveformPart(declared[ENCODER]), declared)
     if {*declared} != {*COMPOSED}:
@@ -123,24 +123,21 @@ def make_encoder(parts: Mapping[str, nn.Module | None], *, padding: int = 0) -> 
     return FeatureEncoder(declared, padding=padding)
 
 
-def measure_subsampling(hparams: Mapping[str, Any]) -> Subsampling:
-    """Return the frames that the encoder of a YAML makes of audio, by running copies of its parts.
-
-    Raises:
-        ConfigError: they have no constant stride.
-    """
+def measure_subsampling(hparams: Mapping[str, nn.Module | None]) -> Subsampling:
+    """Return how the encoder of a YAML subsamples audio, by running copies of its parts."""
     parts = encoder_parts(hparams)
     run = {key: part for key, part in parts.items() if key != TransformerPart.NAME}
     return make_encoder(parts | deepcopy(run)).subsampling
 
 
 class AcousticModel:
-    """An encoder with heads, all of whose parts the one ModuleList owns; the base of every task."""
+    """An encoder and its heads, all owned by the one ModuleList; the base of every task's model."""
 
     def __init__(
-        self, *, model: nn.ModuleList, encoder: Encoder, heads: Mapping[str, nn.Module]
+        self, *, model: nn.ModuleList, encoder: Encoder, heads: Mapping[str, nn.Module | None]
     ) -> None:
-        parts = {**encoder.modules, **heads}
+        parts = {**encoder.modules}
+        parts |= {name: head for name, head in heads.items() if head is not None}
         if encoder.features is not None:  # only its parameters: constants may stay outside
             name = encoder.features.NAME
             parts[name] = nn.ParameterList(parts.pop(name).parameters())
@@ -161,7 +158,7 @@ def require_registered(model: nn.ModuleList, parts: Mapping[str, nn.Module]) -> 
 
     Such a part would stay on the CPU, in no optimizer and in no checkpoint (SpeechBrain #2804).
     """
-    owned = {id(tensor) for tensor in [*model.parameters(), *model.buffers()]}
+    owned = {*map(id, model.parameters()), *map(id, model.buffers())}
     for name, part in parts.items():
         tensors = [*part.named_parameters(), *part.named_buffers()]
         strays = [key for key, tensor in tensors if id(tensor) not in owned]

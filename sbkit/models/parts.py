@@ -1,4 +1,4 @@
-"""The modules of the YAML between audio and states: how they are called, what they return.
+"""Adapters of the YAML's modules between audio and states: how they are called, what they return.
 
 Legend: B utterances, S samples, T frames of features, U frames of the encoder, L tokens, M features
 of a frame, D model width.
@@ -14,7 +14,7 @@ A module is called according to its signature, and may take lengths in one of th
 A module declares, by attributes of its class or of itself:
 
 - ``audio_scale``: the largest amplitude of the audio that it takes: 1.0 as in wav2vec 2, or 32768
-  (the default), that of int16, as in Kaldi;
+  (the default) as in Kaldi, for the range of int16;
 - ``precision = "fp32"``: it runs without autocast;
 - ``frame_lengths(lengths)``: the frames that it returns for inputs of these lengths, (B,) -> (B,);
 - ``samples_per_frame``, if it takes audio: the samples from one frame to the next. Without
@@ -29,7 +29,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar, NoReturn, TypeVar
+from typing import ClassVar, NoReturn, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -78,9 +78,9 @@ def find_subsampling(
         frames = second - first
         max_stride = shortest // (frames - 1) + 1 if frames > 1 else 2 * shortest
         lengths = range(shortest, shortest + 2 * max_stride)
-        one, two = (shortest + bisect_left(lengths, first + n, key=count) for n in (1, 2))
-        stride = max(two - one, 1)
-        subsampling = Subsampling(stride, (first + 1) * stride - one)
+        next_frame, after = (shortest + bisect_left(lengths, first + n, key=count) for n in (1, 2))
+        stride = max(after - next_frame, 1)
+        subsampling = Subsampling(stride, (first + 1) * stride - next_frame)
     else:
         subsampling = Subsampling(shortest, first * shortest)  # fails the comparison below
     for length in (2 * shortest, *(int(shortest * factor) for factor in CONTROL_FACTORS)):
@@ -149,7 +149,7 @@ def lengths_argument(
     signatures: str,
     other_arguments: tuple[str, ...] = (),
 ) -> tuple[str, LengthsForm | None]:
-    """Read from the signature of a method which argument takes lengths, and in which form.
+    """Return the argument of a method that takes lengths, and their form, from its signature.
 
     Raises:
         ConfigError: it requires an argument that sbkit does not know.
@@ -161,7 +161,7 @@ def lengths_argument(
     }
     names = list(parameters)[1:]  # the first takes the data
     required = [name for name in names if parameters[name].default is inspect.Parameter.empty]
-    if any(name not in (*FORMS, *other_arguments) for name in required):
+    if not {*FORMS, *other_arguments}.issuperset(required):
         method_name = getattr(method, "__name__", "forward")
         raise_signature_error(
             part, signatures, f"its {method_name} takes ({', '.join(parameters)})"
@@ -179,15 +179,15 @@ def raise_signature_error(part: str, signatures: str, fault: str) -> NoReturn:
     )
 
 
-class Part:
-    """A module of the YAML, called with the lengths that it takes."""
+class PartAdapter:
+    """Call a module of the YAML with the lengths that it takes."""
 
     NAME: ClassVar[str]
     SIGNATURES: ClassVar[str]
     NDIMS: ClassVar[tuple[int, ...]] = (3,)  # dimensions that its output may have
-    UNIT: ClassVar[str] = "samples"  # of its input lengths
-    FIRST_LENGTH: ClassVar[int] = SAMPLE_RATE  # that measuring tries
-    OTHER_ARGUMENTS: ClassVar[tuple[str, ...]] = ()  # that it may require besides lengths
+    UNIT: ClassVar[str] = "samples"  # what its input lengths count
+    FIRST_LENGTH: ClassVar[int] = SAMPLE_RATE  # the first length that measuring tries
+    OTHER_ARGUMENTS: ClassVar[tuple[str, ...]] = ()  # required arguments besides lengths
     METHOD: ClassVar[str] = "forward"  # the method to call, if the module has it
 
     def __init__(self, module: nn.Module) -> None:
@@ -202,12 +202,12 @@ class Part:
                 f"`precision` of `{self.NAME}` can only be fp32, which turns autocast off, but is "
                 f"{module.precision!r}. Remove it to use the precision of the run."
             )
-        self.module: Any = module
+        self.module = module
         self._subsampling: Subsampling | None = None
-        self._signed: Callable[..., Any] = getattr(module, self.METHOD, None) or module.forward
-        self._method = module if self._signed == module.forward else self._signed
+        self._method: Callable[..., object] = getattr(module, self.METHOD, None) or module.forward
+        self._callable = module if self._method == module.forward else self._method  # with hooks
         self._argument, self._form = lengths_argument(
-            self._signed,
+            self._method,
             part=self.NAME,
             signatures=self.SIGNATURES,
             other_arguments=self.OTHER_ARGUMENTS,
@@ -222,8 +222,7 @@ class Part:
     def declared_lengths(self, lengths: Tensor) -> Tensor | None:
         """Return the frames that the module declares for these lengths, if any: (B,) -> (B,)."""
         if callable(count_frames := getattr(self.module, "frame_lengths", None)):
-            frame_lengths: Tensor = count_frames(lengths)
-            return frame_lengths
+            return count_frames(lengths)
         if isinstance(step := getattr(self.module, "samples_per_frame", None), int):
             return lengths // step
         return None
@@ -245,13 +244,13 @@ class Part:
             self._refuse(f"it returns a tensor of shape {tuple(y.shape)} for {tuple(x.shape)}")
         return y, self._frame_lengths(x, y, lengths, output)
 
-    def _call(self, x: Tensor, lengths: Tensor, **options: object) -> tuple[Any, Tensor]:
+    def _call(self, x: Tensor, lengths: Tensor, **options: object) -> tuple[object, Tensor]:
         """Return the output of the module, and its tensor: all, the first, or the last states."""
         context, x = self._uncast(x)
         if self._form is not None:
             options[self._argument] = self._form(x, lengths)
         with context:
-            output = self._method(x, **options)
+            output = self._callable(x, **options)
         y = output[0] if isinstance(output, tuple | list) and output else output
         y = y.get("last_hidden_state") if isinstance(y, Mapping) else y
         y = getattr(y, "last_hidden_state", y)
@@ -282,7 +281,7 @@ class Part:
         return frame_lengths
 
     def subsampling(self, x: Tensor) -> Subsampling:
-        """The frames that it returns, as declared, or else measured once on silence like x."""
+        """Return how it subsamples: as declared, or else measured once on silence like x."""
 
         def count(length: int) -> int:
             lengths = torch.tensor([length], device="cpu")
@@ -299,7 +298,7 @@ class Part:
         return self._subsampling
 
 
-class FeatureExtractor(Part):
+class FeatureExtractor(PartAdapter):
     """Compute features in float32, zero in the padding: (B, S), (B,) -> (B, T, M), (B,)."""
 
     NAME = "compute_features"
@@ -316,7 +315,7 @@ class FeatureExtractor(Part):
         return features * mask.unsqueeze(-1), frame_lengths
 
 
-class FrontEnd(Part):
+class FrontEnd(PartAdapter):
     """Subsample features: (B, T, M), (B,) -> (B, U, D), (B,)."""
 
     NAME, NDIMS = "CNN", (3, 4)
@@ -331,40 +330,29 @@ class FrontEnd(Part):
         return x.flatten(2), frame_lengths
 
 
-class TransformerPart(Part):
-    """Encode frames, and decode tokens against them: (B, U, D), (B,) -> (B, U, D), (B,).
+class Backbone(PartAdapter):
+    """The last part of an encoder, which returns the states, and may decode tokens against them.
 
-    The module may have two more methods: ``encode_with_intermediate(x, lengths)``, which also
-    returns the states of its middle, first, for inter-CTC, and ``decode(tokens, states, lengths)``.
+    The module may have two more methods: ``encode_with_intermediate(x, lengths)`` for inter-CTC,
+    which returns the states of its middle and its states, and ``decode(tokens, states, lengths)``.
     Its attribute ``decoding_modules`` names the children that only decoding runs; the default is
     DECODING_MODULES.
     """
 
-    NAME, METHOD = "Transformer", "encode"
-    SIGNATURES = (
-        "encode(x, lengths) -> y, SpeechBrain's encode(src, wav_len, pad_idx) -> y, "
-        "forward(x, lengths) -> y, or forward(x) -> y, with x and y (B, U, D), or y the first of a "
-        "tuple, and lengths (B,) in whole frames"
-    )
-    OTHER_ARGUMENTS: ClassVar[tuple[str, ...]] = ("pad_idx",)
+    METHOD = "encode"
 
     def __init__(self, module: nn.Module, *, padding: int = 0) -> None:
         super().__init__(module)
         self._padding = padding  # the token that pads rows, for SpeechBrain's decoder
-        self._pads = "pad_idx" in inspect.signature(self._signed).parameters
+        self._pads = "pad_idx" in inspect.signature(self._method).parameters
         if self._pads:  # its decoder passes PyTorch a bool mask beside a float one
             warnings.filterwarnings("ignore", "Support for mismatched key_padding_mask")
 
     def encode(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         return self.run(x, lengths, **({"pad_idx": self._padding} if self._pads else {}))
 
-    def _frame_lengths(self, x: Tensor, y: Tensor, lengths: Tensor, output: object) -> Tensor:
-        if y.shape[:2] != x.shape[:2]:
-            self._refuse(f"it returns a tensor of shape {tuple(y.shape)} for {tuple(x.shape)}")
-        return lengths
-
     def encode_with_intermediate(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Encode, and also return the states of the middle, first: -> 2 x (B, U, D), (B,)."""
+        """Return the states of the middle, the states and their lengths: 2 x (B, U, D), (B,)."""
         method = getattr(self.module, "encode_with_intermediate", None)
         if method is None:
             raise ConfigError(
@@ -388,20 +376,20 @@ class TransformerPart(Part):
         return states, lengths, self.decode(tokens, states, lengths)
 
     def decode(self, tokens: Tensor, states: Tensor, frame_lengths: Tensor) -> Tensor:
-        if not callable(getattr(self.module, "decode", None)):
+        method = getattr(self.module, "decode", None)
+        if not callable(method):
             raise ConfigError(
-                f"ctc_weight is below 1.0, but {type(self.module).__name__} in `{self.NAME}` has "
-                "no decode(tokens, states, lengths). Add it, or set --ctc_weight=1.0 to train CTC "
-                "only."
+                f"{type(self.module).__name__} in `{self.NAME}` has no decode(tokens, states, "
+                "lengths), the attention decoder. Add it, or use CTC only: train with "
+                "--ctc_weight=1.0, decode with attention_rescoring: False."
             )
         if self._pads:
             frame_lengths = frame_lengths.to(states.device, non_blocking=True)
         context, states = self._uncast(states)
         with context:
-            output = self.module.decode(tokens, states, frame_lengths)
+            output = method(tokens, states, frame_lengths)
         # SpeechBrain's also returns its attention weights.
-        decoded: Tensor = output[0] if isinstance(output, tuple) else output
-        return decoded
+        return output[0] if isinstance(output, tuple) else output
 
     def decoding_modules(self) -> tuple[nn.Module, ...]:
         names = getattr(self.module, "decoding_modules", DECODING_MODULES)
@@ -409,15 +397,30 @@ class TransformerPart(Part):
         return tuple(child for child in children if isinstance(child, nn.Module))
 
 
-class WaveformPart(TransformerPart):
+class TransformerPart(Backbone):
+    """Encode frames: (B, U, D), (B,) -> (B, U, D), (B,)."""
+
+    NAME, OTHER_ARGUMENTS = "Transformer", ("pad_idx",)
+    SIGNATURES = (
+        "encode(x, lengths) -> y, SpeechBrain's encode(src, wav_len, pad_idx) -> y, "
+        "forward(x, lengths) -> y, or forward(x) -> y, with x and y (B, U, D), or y the first of a "
+        "tuple, and lengths (B,) in whole frames"
+    )
+
+    def _frame_lengths(self, x: Tensor, y: Tensor, lengths: Tensor, output: object) -> Tensor:
+        if y.shape[:2] != x.shape[:2]:
+            self._refuse(f"it returns a tensor of shape {tuple(y.shape)} for {tuple(x.shape)}")
+        return lengths
+
+
+class WaveformPart(Backbone):
     """Encode audio: (B, S) in the scale that it declares, (B,) -> (B, U, D), (B,)."""
 
-    NAME, OTHER_ARGUMENTS = "encoder", ()
+    NAME = "encoder"
     SIGNATURES = (
         "forward(audio, audio_lengths) -> (states, frame_lengths), or forward(audio) -> states, "
         "with audio (B, S), states (B, U, D) and lengths (B,) in whole samples and frames"
     )
-    _frame_lengths = Part._frame_lengths
 
 
 def token_embedding(part: object) -> nn.Embedding | None:

@@ -84,5 +84,4 @@ def _layer(inputs: int, outputs: int) -> nn.Sequential:
 def mel_distance(features: LogMel, actual: Tensor, target: Tensor, lengths: Tensor) -> Tensor:
     """Sum the mean difference of log-mel features over frames: 2 x (B, S), (B,) -> (B,)."""
     (x, _), (y, _) = features(actual, lengths), features(target, lengths)
-    distance: Tensor = (x - y).abs().mean(2).sum(1)
-    return distance
+    return (x - y).abs().mean(2).sum(1)

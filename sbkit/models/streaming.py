@@ -23,13 +23,13 @@ from sbkit.audio.draws import draw_for_step
 from sbkit.base.errors import ConfigError
 
 FRAME_MS = 40  # of the front-end: four shifts of 10 ms
-WHOLE_CLIP_SHARE = 0.3  # of the micro-batches in training that see whole clips
+WHOLE_CLIP_SHARE = 0.3  # how many of the micro-batches in training see whole clips
 
 
 class ChunkMask(NamedTuple):
-    """The frames that each frame attends to, (B, 1, U, U) or (B, 1, 1, L + U); frames per chunk."""
+    """What a frame of a chunk sees."""
 
-    visible: Tensor
+    visible: Tensor  # the frames that each attends to: (B, 1, U, U) or (B, 1, 1, L + U)
     chunk_frames: int
 
 
@@ -46,13 +46,10 @@ class StreamingConfig:
 
     @classmethod
     def parse(cls, declared: Mapping[str, object]) -> Self:
-        """Read `streaming` of a YAML; raise ConfigError if it is not valid.
-
-        `lookahead_ms` must be 0: no frame sees past its chunk.
-        """
+        """Read `streaming` of a YAML; raises ConfigError if it is not valid."""
         match declared:
             case {"chunk_ms": int(chunk_ms), "left_ms": int(left_ms), **rest} if (
-                rest in ({}, {"lookahead_ms": 0})
+                rest in ({}, {"lookahead_ms": 0})  # no frame sees past its chunk
                 and chunk_ms % FRAME_MS == left_ms % FRAME_MS == 0
                 and chunk_ms > 0
                 and left_ms >= 0
@@ -93,14 +90,14 @@ class StreamingConfig:
 
 
 class BlockState(NamedTuple):
-    """The state of an encoder block: attention (B, L, 2, H, D/H), convolution (B, K, D)."""
+    """The state of an encoder block."""
 
-    attention: Tensor
-    convolution: Tensor
+    attention: Tensor  # (B, L, 2, H, D/H)
+    convolution: Tensor  # (B, K, D)
 
 
 @dataclass(frozen=True)
-class StreamingState:
+class NetworkState:
     """The state of sessions, one per row of its tensors.
 
     No tensor is ever modified, so a state may be shared. `vars(state)` are plain tensors to save;
@@ -120,7 +117,7 @@ class StreamingState:
 
 
 @dataclass(frozen=True)
-class EncoderState(StreamingState):
+class EncoderState(NetworkState):
     """The state of a recognizer's front-end and encoder."""
 
     frames: Tensor  # (B,): encoded so far
@@ -133,24 +130,23 @@ class EncoderState(StreamingState):
 class StreamingNetwork(Protocol):
     """A network that runs chunk by chunk; the state of a session is passed in and returned."""
 
-    step: int  # samples from the start of one chunk to the start of the next
-    window: int  # samples that a chunk needs: ``step`` and the overlap of feature windows
-    shortest: int  # the fewest samples that yield a frame
+    chunk_shift_samples: int  # from the start of one chunk to the start of the next
+    chunk_samples: int  # of audio in a chunk: the shift, and the overlap of feature windows
+    min_samples: int  # the fewest that yield a frame
 
-    def start(self) -> StreamingState:
+    def start(self) -> NetworkState:
         """Return the state of one session before its first sample."""
 
+    # Any: each network takes the state that its own `start` returns.
     def forward_chunk(
         self, audio: Tensor, audio_lengths: Tensor, state: Any
-    ) -> tuple[Tensor, Tensor, StreamingState]:
+    ) -> tuple[Tensor, Tensor, NetworkState]:
         """Compute log-probabilities of a chunk: (B, S), (B,) -> (B, U, V), (B,), state."""
 
 
 def streaming_network(model: object) -> StreamingNetwork | None:
     """Return the network that runs a model chunk by chunk; None if it only takes whole clips."""
-    as_streaming = getattr(model, "as_streaming", None)
-    network: StreamingNetwork | None = None if as_streaming is None else as_streaming()
-    return network
+    return getattr(model, "as_streaming", lambda: None)()
 
 
 def last_frames(x: Tensor, count: int) -> Tensor:

@@ -96,8 +96,7 @@ def find_misaligned(
     counts = symbol_lengths.to(durations.device)
     is_long = durations.masked_fill(is_pause, 0).amax(1) > max_frames
     is_short = (durations == 1).sum(1) > MAX_SHORT_SHARE * counts
-    is_misaligned: Tensor = (is_long & (counts > MAX_SPELLED_SYMBOLS)) | is_short
-    return is_misaligned
+    return (is_long & (counts > MAX_SPELLED_SYMBOLS)) | is_short
 
 
 def expand(states: Tensor, index: Tensor) -> Tensor:
@@ -144,8 +143,7 @@ class TextEncoder(nn.Module):
         self.norm = nn.LayerNorm(d_model)
 
     def forward(self, symbols: Tensor, mask: Tensor) -> Tensor:
-        states: Tensor = self.norm(self.blocks(self.embedding(symbols), mask))
-        return states
+        return self.norm(self.blocks(self.embedding(symbols), mask))
 
 
 class DurationAligner(nn.Module):
@@ -190,8 +188,7 @@ class VarianceAdaptor(nn.Module):
 
     def forward(self, states: Tensor, variances: Tensor, mask: Tensor) -> Tensor:
         """Add pitch and energy to states: (B, L, D), (B, L, 2), (B, L, 1) -> (B, L, D)."""
-        varied: Tensor = states + self.embed(variances * mask)
-        return varied
+        return states + self.embed(variances * mask)
 
 
 class MelDecoder(nn.Module):
@@ -206,8 +203,7 @@ class MelDecoder(nn.Module):
         self.norm, self.proj = nn.LayerNorm(d_model), nn.Linear(d_model, FRAME_HOPS * n_mels)
 
     def forward(self, states: Tensor, mask: Tensor) -> Tensor:
-        features: Tensor = self.proj(self.norm(self.blocks(states, mask)))
-        return features
+        return self.proj(self.norm(self.blocks(states, mask)))
 
     def restore(self, features: Tensor) -> Tensor:
         return features * self.normalize.std + self.normalize.mean
@@ -293,8 +289,7 @@ class SynthesisModel:
 
     def vocode(self, features: Tensor, mask: Tensor) -> Tensor:
         """Turn log-mel features into audio: (B, U, 2 M), (B, U, 1) -> (B, S)."""
-        audio: Tensor = self.vocoder_decoder(self.vocoder_encoder(features * mask, mask), mask)
-        return audio
+        return self.vocoder_decoder(self.vocoder_encoder(features * mask, mask), mask)
 
     def predict(self, audio: Tensor, audio_lengths: Tensor) -> Tensor:
         """Vocode the features of audio in the scale of int16: (B, S), (B,) -> (B, S)."""

@@ -11,8 +11,8 @@ Sources: Gulati et al. 2020 (Conformer), Su et al. 2021 (rotary positions).
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import lru_cache
-from typing import ClassVar, Protocol, cast
+from functools import lru_cache, partial
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,24 +23,9 @@ from sbkit.audio.lengths import length_mask
 from sbkit.base.errors import ConfigError
 from sbkit.config.ranges import NON_NEGATIVE_COUNT, POSITIVE_COUNT, SHARE
 from sbkit.models.layers import Dropout, FrameConv
-from sbkit.models.streaming import (
-    BlockState,
-    ChunkMask,
-    EncoderState,
-    StreamingConfig,
-    last_frames,
-)
+from sbkit.models.streaming import BlockState, ChunkMask, EncoderState, StreamingConfig, last_frames
 
 ROTARY_BASE = 10_000.0
-
-
-class EncoderBlock(Protocol):
-    """A block of the encoder, which also runs chunk by chunk."""
-
-    def forward_chunk(
-        self, x: Tensor, chunk: ChunkMask, mask: Tensor, past: BlockState
-    ) -> tuple[Tensor, BlockState]:
-        """Run the frames of a chunk after those of ``past``: (B, U, D) -> (B, U, D), state."""
 
 
 class Transformer(nn.Module):
@@ -50,9 +35,8 @@ class Transformer(nn.Module):
     kernel_size: frames of a Conformer's convolution.
     gradient_checkpointing: recompute the activations of each encoder block in the backward pass,
         with the same random numbers: less memory, a third more time.
-    streaming: {chunk_ms: 640, left_ms: 2560} limits what a frame sees to its chunk and the left
-        context. Training draws the size of the chunks. `forward_chunk` computes the same chunk by
-        chunk.
+    streaming: {chunk_ms: 640, left_ms: 2560} lets a frame see its chunk and the left context only.
+        Training draws the size of the chunks. `forward_chunk` computes the same chunk by chunk.
 
     >>> encoder = Transformer(d_model=16, nhead=2, d_ffn=32, num_encoder_layers=2)
     >>> encoder.encode(torch.rand(1, 25, 16), torch.tensor([25])).shape
@@ -82,21 +66,21 @@ class Transformer(nn.Module):
         streaming: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__()
-        if encoder_module not in ("conformer", "transformer"):
+        sizes = {"d_model": d_model, "nhead": nhead, "d_ffn": d_ffn}
+        blocks: dict[str, Callable[[], nn.Module]] = {
+            "conformer": partial(ConformerBlock, **sizes, kernel_size=kernel_size, dropout=dropout),
+            "transformer": partial(TransformerBlock, **sizes, dropout=dropout),
+        }
+        if encoder_module not in blocks:
             raise ConfigError(
                 f"`encoder_module` must be conformer or transformer, but is {encoder_module!r}."
             )
-        sizes = {"d_model": d_model, "nhead": nhead, "d_ffn": d_ffn}
-        block: Callable[[], nn.Module] = {
-            "conformer": lambda: ConformerBlock(**sizes, kernel_size=kernel_size, dropout=dropout),
-            "transformer": lambda: TransformerBlock(**sizes, dropout=dropout),
-        }[encoder_module]
         self.d_model, self.nhead = d_model, nhead
         self.past_frames = kernel_size // 2 if encoder_module == "conformer" else 0
         self.gradient_checkpointing = gradient_checkpointing
         self.streaming = None if streaming is None else StreamingConfig.parse(streaming)
         self.dropout = Dropout(dropout)
-        self.encoder = nn.ModuleList(block() for _ in range(num_encoder_layers))
+        self.encoder = nn.ModuleList(blocks[encoder_module]() for _ in range(num_encoder_layers))
         self.encoder_norm = nn.LayerNorm(d_model)
         self.decoder = nn.ModuleList(
             DecoderBlock(**sizes, dropout=dropout) for _ in range(num_decoder_layers)
@@ -113,11 +97,10 @@ class Transformer(nn.Module):
     def encode(self, x: Tensor, lengths: Tensor) -> Tensor:
         """Encode frames: (B, U, D), (B,) -> (B, U, D)."""
         *_, last = self._encoded(x, lengths)
-        normed: Tensor = self.encoder_norm(last)
-        return normed
+        return self.encoder_norm(last)
 
     def encode_with_intermediate(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Encode, and also return the states after half of the blocks, first: -> 2 x (B, U, D).
+        """Return the states after half of the blocks, and those after all: -> 2 x (B, U, D).
 
         Both pass the same norm, so that one head can read either (Lee and Watanabe 2021).
         """
@@ -125,12 +108,13 @@ class Transformer(nn.Module):
         return self.encoder_norm(states[len(self.encoder) // 2]), self.encoder_norm(states[-1])
 
     def _encoded(self, x: Tensor, lengths: Tensor) -> Iterator[Tensor]:
-        """Run the blocks, and yield the input and the output of each."""
+        """Yield the input of the first block, and the output of each."""
         recompute = self.gradient_checkpointing and self.training and torch.is_grad_enabled()
         mask = length_mask(lengths, x.shape[1], x.device)  # (B, U)
-        chunks: ChunkMask | None = None
-        if self.streaming is not None:
-            chunks = (self.streaming.draw() if self.training else self.streaming).mask(mask)
+        streaming = self.streaming
+        if streaming is not None and self.training:
+            streaming = streaming.draw()
+        chunks = None if streaming is None else streaming.mask(mask)
         x = self.dropout(x)
         yield x
         for block in self.encoder:
@@ -141,7 +125,7 @@ class Transformer(nn.Module):
             yield x
 
     def start(self) -> dict[str, Tensor]:
-        """Return its fields of the `EncoderState` of one session before the first chunk."""
+        """Return its fields of one session's `EncoderState` before the first chunk."""
         assert self.streaming is not None
         zeros, blocks = self.encoder_norm.weight.new_zeros, len(self.encoder)
         heads = (self.nhead, self.d_model // self.nhead)
@@ -164,7 +148,8 @@ class Transformer(nn.Module):
         has_past = torch.arange(num_past, device=device) >= missing  # (B, L)
         visible = torch.cat([has_past, mask], 1)[:, None, None]  # (B, 1, 1, L + U)
         block_states: list[BlockState] = []
-        for index, block in enumerate(cast("Iterable[EncoderBlock]", self.encoder)):
+        encoder = cast("Iterable[ConformerBlock | TransformerBlock]", self.encoder)
+        for index, block in enumerate(encoder):
             past = BlockState(state.attention[:, index], state.convolution[:, index])
             x, block_state = block.forward_chunk(x, ChunkMask(visible, x.shape[1]), mask, past)
             block_states.append(block_state)
@@ -183,15 +168,14 @@ class Transformer(nn.Module):
         """
         if not self.decoder:
             raise ConfigError(
-                "ctc_weight is below 1.0, but the Transformer has no decoder: `num_decoder_layers` "
-                "is 0. Raise it, or set --ctc_weight=1.0 to train CTC only."
+                "The Transformer has no attention decoder: `num_decoder_layers` is 0. Raise it, or "
+                "use CTC only: train with --ctc_weight=1.0, decode with attention_rescoring: False."
             )
         mask = length_mask(lengths, states.shape[1], states.device)
         x = self.dropout(self.embedding(tokens))
         for block in self.decoder:
             x = block(x, states, mask)
-        normed: Tensor = self.decoder_norm(x)
-        return normed
+        return self.decoder_norm(x)
 
 
 class ConformerBlock(nn.Module):
@@ -210,8 +194,7 @@ class ConformerBlock(nn.Module):
         x = self.feed_forward1(x, weight=0.5)
         x = self.attention(x, mask if chunks is None else chunks.visible)
         x = self.convolution(x, mask, None if chunks is None else chunks.chunk_frames)
-        out: Tensor = self.feed_forward2(x, weight=0.5)
-        return out
+        return self.feed_forward2(x, weight=0.5)
 
     def forward_chunk(
         self, x: Tensor, chunk: ChunkMask, mask: Tensor, past: BlockState
@@ -232,8 +215,7 @@ class TransformerBlock(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor, chunks: ChunkMask | None = None) -> Tensor:
         x = self.attention(x, mask if chunks is None else chunks.visible)
-        out: Tensor = self.feed_forward(x)
-        return out
+        return self.feed_forward(x)
 
     def forward_chunk(
         self, x: Tensor, chunk: ChunkMask, mask: Tensor, past: BlockState
@@ -254,8 +236,7 @@ class DecoderBlock(nn.Module):
     def forward(self, x: Tensor, states: Tensor, mask: Tensor) -> Tensor:
         x = self.attention(x, None)
         x = self.cross_attention(x, states, mask)
-        out: Tensor = self.feed_forward(x)
-        return out
+        return self.feed_forward(x)
 
 
 class FeedForward(nn.Sequential):
@@ -272,12 +253,11 @@ class FeedForward(nn.Sequential):
         )
 
     def forward(self, x: Tensor, weight: float = 1.0) -> Tensor:
-        *layers, last = self
+        *layers, dropout = self
         y = x
         for layer in layers:
             y = layer(y)
-        assert isinstance(last, Dropout)
-        return last.add(x, y, weight)
+        return cast("Dropout", dropout).add(x, y, weight)
 
 
 class Convolution(nn.Module):
@@ -310,8 +290,8 @@ class Convolution(nn.Module):
         """Convolve a chunk after the frames of ``past``, (B, K, D)."""
         y = nn.functional.glu(self.pointwise_conv1(self.norm(x))) * mask.unsqueeze(-1)
         frames, num_past = torch.cat([past, y], 1), past.shape[1]
-        out = self._add(x, self.depthwise_conv(frames)[:, num_past:])
-        return out, last_frames(frames, num_past)
+        y = self.depthwise_conv(frames)[:, num_past:]
+        return self._add(x, y), last_frames(frames, num_past)
 
     def _convolve_chunks(self, y: Tensor, chunk: int) -> Tensor:
         """Convolve, then subtract what came from past the end of each chunk: (B, U, D) -> same.
@@ -330,8 +310,7 @@ class Convolution(nn.Module):
         return convolved
 
     def _add(self, x: Tensor, y: Tensor) -> Tensor:
-        y = silu(self.depthwise_norm(y))
-        return self.dropout.add(x, self.out_proj(y))
+        return self.dropout.add(x, self.out_proj(silu(self.depthwise_norm(y))))
 
 
 class SelfAttention(nn.Module):
@@ -346,10 +325,9 @@ class SelfAttention(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """Attend where ``mask`` is true.
+        """Attend where ``mask`` is true: (B, U) for all frames, or (B, 1, U, U) for each.
 
-        mask: (B, U) for all frames, or (B, 1, U, U) for each frame; None: each frame attends to
-            itself and the frames before it.
+        Without a mask, each frame attends to itself and the frames before it.
         """
         heads = self.qkv_proj(self.norm(x)).unflatten(-1, (3, self.nhead, -1))  # (B, U, 3, H, D/H)
         cosine, sine = rotary_angles(x.shape[1], heads.shape[-1], x.device)
@@ -456,5 +434,4 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
 
     On whole rows: four products of halves and their gradients took twice as long.
     """
-    rotated: Tensor = x * cosine + x.roll(x.shape[-1] // 2, -1) * sine
-    return rotated.to(x.dtype)
+    return (x * cosine + x.roll(x.shape[-1] // 2, -1) * sine).to(x.dtype)

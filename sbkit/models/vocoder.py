@@ -118,8 +118,7 @@ class VocoderEncoder(nn.Module):
         self.context = num_layers * BLOCK_CONTEXT + 1  # frames to each side
 
     def forward(self, features: Tensor, mask: Tensor) -> Tensor:
-        states: Tensor = self.norm(self.blocks(self.proj(self.normalize(features)), mask))
-        return states
+        return self.norm(self.blocks(self.proj(self.normalize(features)), mask))
 
 
 class VocoderDecoder(nn.Module):

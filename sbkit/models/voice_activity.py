@@ -6,35 +6,35 @@ A frame sees the audio of its own feature windows, and all audio before it.
 """
 
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import logsigmoid, silu
 
+from sbkit.audio.fbank import Fbank
 from sbkit.base.units import shift_samples, window_samples
 from sbkit.models.encoder import require_registered
 from sbkit.models.parts import FeatureExtractor
-from sbkit.models.streaming import StreamingState, last_frames
+from sbkit.models.streaming import NetworkState, last_frames
 
 
 @dataclass(frozen=True)
-class VoiceState(StreamingState):
-    """features (B, K, M): the last normalized ones; hidden (B, 1, D): of the GRU."""
+class VoiceState(NetworkState):
+    """The state of a voice activity model."""
 
-    features: Tensor
-    hidden: Tensor
+    features: Tensor  # (B, K, M): the last normalized ones
+    hidden: Tensor  # (B, 1, D): that of the GRU
 
 
 class VoiceActivityModel:
-    """A detector as one model, for whole clips or chunk by chunk; it holds no session state.
-
-    It is a `StreamingNetwork` whose chunks are frames.
-    """
+    """A detector for whole clips, and a `StreamingNetwork` whose chunks are frames."""
 
     def __init__(
         self,
         *,
         model: nn.ModuleList,
-        compute_features: nn.Module,
+        compute_features: Fbank,
         normalize: nn.Module,
         conv: nn.Conv1d,
         rnn: nn.GRU,
@@ -44,17 +44,15 @@ class VoiceActivityModel:
         require_registered(model, parts)
         self.model, self.features = model, FeatureExtractor(compute_features)
         self.normalize, self.conv, self.rnn, self.speech_lin = normalize, conv, rnn, speech_lin
-        shift = shift_samples(rate := self.features.module.sample_rate)
-        self.shortest = window_samples(rate)
-        self.step = self.samples_per_frame = conv.stride[0] * shift
-        self.window = self.step - shift + self.shortest
+        shift = shift_samples(rate := compute_features.sample_rate)
+        self.min_samples = window_samples(rate)
+        self.chunk_shift_samples = self.samples_per_frame = conv.stride[0] * shift
+        self.chunk_samples = self.chunk_shift_samples - shift + self.min_samples
 
-    def as_streaming(self) -> "VoiceActivityModel":
-        """Return this model, which runs both whole clips and chunks."""
+    def as_streaming(self) -> Self:
         return self
 
     def start(self) -> VoiceState:
-        """Return the state of one session before its first sample."""
         zeros = self.speech_lin.weight.new_zeros
         context = self.conv.kernel_size[0] - self.conv.stride[0]
         return VoiceState(
@@ -72,13 +70,14 @@ class VoiceActivityModel:
     ) -> tuple[Tensor, Tensor, VoiceState]:
         """Return log-probabilities of silence and speech: (B, S), (B,) -> (B, U, 2), (B,), state.
 
-        Sessions that continue have audio of equal length: U * step + window - step samples.
+        Sessions that continue have audio of equal length: U frames take chunk_samples + (U - 1) *
+        chunk_shift_samples.
         """
         features, lengths = self.features(audio, audio_lengths)
         x = torch.cat([state.features, self.normalize(features)], 1)  # (B, K + T, M)
-        y = nn.functional.silu(self.conv(x))
+        y = silu(self.conv(x))
         y, hidden = self.rnn(y, state.hidden.transpose(0, 1).contiguous())
         logits = self.speech_lin(y).float()  # (B, U, 1)
-        log_probs = nn.functional.logsigmoid(torch.cat([-logits, logits], 2))
+        log_probs = logsigmoid(torch.cat([-logits, logits], 2))
         next_state = VoiceState(last_frames(x, state.features.shape[1]), hidden.transpose(0, 1))
         return log_probs, lengths // self.conv.stride[0], next_state

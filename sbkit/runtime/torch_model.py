@@ -31,7 +31,7 @@ from sbkit.checkpoint.weights import check_finite, check_same_model, limit_param
 from sbkit.distributed.device import DTYPES, Placement
 from sbkit.models.compiling import find_blocks
 from sbkit.models.encoder import require_rate
-from sbkit.models.streaming import StreamingNetwork, StreamingState, streaming_network
+from sbkit.models.streaming import NetworkState, StreamingNetwork, streaming_network
 from sbkit.runtime.model import (
     Shapes,
     StreamingUse,
@@ -123,21 +123,23 @@ class TorchModel:
         chunked = self._chunked
         if chunked is None:
             return None
-        return ChunkSizes(chunked.step, chunked.window, chunked.shortest)
+        return ChunkSizes(chunked.chunk_shift_samples, chunked.chunk_samples, chunked.min_samples)
 
-    def start(self) -> StreamingState:
+    def start(self) -> NetworkState:
         """Return the state of a session before its first sample."""
         assert self._chunked is not None
         return self._chunked.start()
 
     @torch.inference_mode()
     def advance(
-        self, chunks: Sequence[Samples], states: Sequence[StreamingState]
-    ) -> list[tuple[LogProbs, StreamingState]]:
+        self, chunks: Sequence[Samples], states: Sequence[NetworkState]
+    ) -> list[tuple[LogProbs, NetworkState]]:
         """Run one chunk (S,) of each session in one batch; return (U, V) and the new state."""
         assert self._chunked is not None
         state: Any = type(states[0]).stack(states)
-        batch = self._to_device(*pad_clips(chunks, max(self._chunked.window, *map(len, chunks))))
+        batch = self._to_device(
+            *pad_clips(chunks, max(self._chunked.chunk_samples, *map(len, chunks)))
+        )
         with self._placement.autocast():
             log_probs, frames, after = self._chunked.forward_chunk(*batch, state)
         rows = zip(log_probs.cpu(), frames.tolist(), after.rows(), strict=True)
@@ -302,10 +304,10 @@ class CompiledModel(TorchModel):
         return outputs
 
     def advance(
-        self, chunks: Sequence[Samples], states: Sequence[StreamingState]
-    ) -> list[tuple[LogProbs, StreamingState]]:
+        self, chunks: Sequence[Samples], states: Sequence[NetworkState]
+    ) -> list[tuple[LogProbs, NetworkState]]:
         """Run one chunk of each session, in batches of the table, as its base does."""
-        outputs: list[tuple[LogProbs, StreamingState]] = []
+        outputs: list[tuple[LogProbs, NetworkState]] = []
         sessions = list(zip(chunks, states, strict=True))
         for start in range(0, len(sessions), self._shapes.clips[-1]):
             batch = sessions[start : start + self._shapes.clips[-1]]

@@ -232,8 +232,12 @@ def test_ctc_only_needs_neither_decoder_nor_seq_lin() -> None:
         model.run(audio, samples, tokens=tokens, return_intermediate=False)
     parts |= {"Transformer": sbkit_parts()["Transformer"]}
     model = AsrModel(model=nn.ModuleList(parts.values()), vocabulary=VOCABULARY, **parts)
-    with pytest.raises(SbkitError, match="YAML has no `seq_lin`"):
+    with pytest.raises(SbkitError, match="needs `seq_lin`, but the YAML has none") as training:
         model.run(audio, samples, tokens=tokens, return_intermediate=False)
+    with pytest.raises(SbkitError) as decoding:  # where ctc_weight does not matter
+        model.decoder_log_probs(tokens, out.states, out.frame_lengths)
+    assert str(decoding.value) == str(training.value)
+    assert "decode with attention_rescoring: False" in str(decoding.value)
 
 
 @pytest.mark.parametrize("family", BOTH)

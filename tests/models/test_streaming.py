@@ -57,13 +57,13 @@ def feed(
     """Run a clip to its end."""
     outputs = [torch.zeros(0, 9)]
     while len(clip) >= 400:
-        chunk = clip[: stream.window]
+        chunk = clip[: stream.chunk_samples]
         length = torch.tensor([len(chunk)])
         rows, lengths, state = stream.forward_chunk(chunk[None], length, state)
         outputs.append(rows[0, : lengths[0]])
-        if len(chunk) < stream.window:
+        if len(chunk) < stream.chunk_samples:
             break
-        clip = clip[stream.step :]
+        clip = clip[stream.chunk_shift_samples :]
     return torch.cat(outputs), state
 
 
@@ -94,33 +94,34 @@ def test_chunks_equal_the_whole_clip_under_a_mask(
 @torch.inference_mode()
 def test_sessions_of_any_age_continue_in_one_batch_and_from_saved_states() -> None:
     stream = streaming_of(make_model(declared(4, 6), kernel_size=5))
+    shift = stream.chunk_shift_samples
     halves = [
-        feed_whole_chunks(stream, noise(stream.step * count + 3000, count), count - 1)
+        feed_whole_chunks(stream, noise(shift * count + 3000, count), count - 1)
         for count in (1, 2, 5)
     ]
     batch = EncoderState.stack([state for state, _ in halves])
     saved = safetensors.torch.load(safetensors.torch.save(dict(vars(batch))))
-    rests = [rest[: stream.window] for _, rest in halves]
+    rests = [rest[: stream.chunk_samples] for _, rest in halves]
     lengths = torch.tensor([len(rest) for rest in rests])
     rows, frames, after = stream.forward_chunk(torch.stack(rests), lengths, EncoderState(**saved))
     for row, count, row_state, (state, rest) in zip(
         rows, frames, after.rows(), halves, strict=True
     ):
-        first = rest[None, : stream.window]
+        first = rest[None, : stream.chunk_samples]
         single, _, single_state = stream.forward_chunk(first, lengths[:1], state)
         torch.testing.assert_close(row[:count], single[0], rtol=0.0, atol=1e-4)
-        continued, _ = feed(stream, rest[stream.step :], row_state)
-        expected, _ = feed(stream, rest[stream.step :], single_state)
+        continued, _ = feed(stream, rest[shift:], row_state)
+        expected, _ = feed(stream, rest[shift:], single_state)
         torch.testing.assert_close(continued, expected, rtol=0.0, atol=1e-4)
 
 
 def feed_whole_chunks(
     stream: StreamingAsrModel, clip: Tensor, count: int
 ) -> tuple[EncoderState, Tensor]:
-    state, length = stream.start(), torch.tensor([stream.window])
+    state, length = stream.start(), torch.tensor([stream.chunk_samples])
     for _ in range(count):
-        _, _, state = stream.forward_chunk(clip[None, : stream.window], length, state)
-        clip = clip[stream.step :]
+        _, _, state = stream.forward_chunk(clip[None, : stream.chunk_samples], length, state)
+        clip = clip[stream.chunk_shift_samples :]
     return state, clip
 
 

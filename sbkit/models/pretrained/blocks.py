@@ -58,8 +58,7 @@ class Body(nn.Module):
 
     def project(self, x: Tensor) -> Tensor:
         """Project features, before masks: (B, U, C) -> (B, U, D)."""
-        projected: Tensor = self.feature_projection(x)
-        return projected
+        return self.feature_projection(x)
 
     def finish(self, x: Tensor) -> Tensor:
         return x
@@ -104,15 +103,14 @@ class Attention(nn.Module):
         query, bias = self.add_positions(query, x, context)
         dropout = self.p if self.training else 0.0
         attended = attend(query, key, value, mask[:, None, None, :], bias=bias, dropout=dropout)
-        projected: Tensor = out_proj(attended)
-        return projected
+        return out_proj(attended)
 
     def add_positions(self, query: Tensor, x: Tensor, context: Tensor | None) -> PositionedQuery:
         """Return the query, and the bias that positions add to the scores, here none."""
         return query, None
 
 
-class FeedForward(nn.Module):
+class FeedForwardModule(nn.Module):
     """Project up, and down again: (B, U, D) -> (B, U, D).
 
     names: the two projections in the files.
@@ -135,8 +133,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         up, down = (getattr(self, name) for name in self.names)
-        projected: Tensor = down(self.dropout(self.activation(up(x))))
-        return projected
+        return down(self.dropout(self.activation(up(x))))
 
 
 def draw_spans(lengths: Tensor, size: int, prob: float, width: int) -> Tensor:

@@ -23,7 +23,7 @@ from sbkit.models.pretrained.blocks import (
     Body,
     Config,
     FeatureProjection,
-    FeedForward,
+    FeedForwardModule,
     PositionedQuery,
     layer_norm,
 )
@@ -53,11 +53,10 @@ class ConformerLayer(nn.Module):
         x = self.dropout.add(x, attention(norm2(x), mask, context))
         x = self.dropout.add(x, convolution(norm3(x), mask))
         x = self.dropout.add(x, feed2(norm4(x)), 0.5)
-        normed: Tensor = last_norm(x)
-        return normed
+        return last_norm(x)
 
 
-class Convolution(nn.Module):
+class ConvolutionModule(nn.Module):
     """Gate, depthwise convolution, norm, activation: (B, U, D), (B, U) -> (B, U, D).
 
     past, future: frames that a frame sees to each side.
@@ -80,8 +79,7 @@ class Convolution(nn.Module):
         """Convolve; frames outside the utterance count as zero."""
         y = glu(self.pointwise_conv1(x)) * mask.unsqueeze(-1)
         y = getattr(self, self.norm_name)(self.depthwise_conv(pad(y, (0, 0, *self.sides))))
-        convolved: Tensor = self.pointwise_conv2(self.activation(y))
-        return convolved
+        return self.pointwise_conv2(self.activation(y))
 
 
 class PointwiseConv(nn.Conv1d):
@@ -151,13 +149,13 @@ class W2vBert(Body):
 def _w2v_bert_parts(config: Config) -> dict[str, nn.Module]:
     return {
         "ffn1_layer_norm": layer_norm(config),
-        "ffn1": FeedForward(config),
+        "ffn1": FeedForwardModule(config),
         "self_attn_layer_norm": layer_norm(config),
         "self_attn": ShawAttention(config),
         "conv_norm": nn.Identity(),  # conv_module has its own
         "conv_module": CausalConvolution(config),
         "ffn2_layer_norm": layer_norm(config),
-        "ffn2": FeedForward(config),
+        "ffn2": FeedForwardModule(config),
         "final_layer_norm": layer_norm(config),
     }
 
@@ -177,7 +175,7 @@ class ShawAttention(Attention):
         return query, distance_scores(query, self.distance_embedding(context).unsqueeze(0))
 
 
-class CausalConvolution(Convolution):
+class CausalConvolution(ConvolutionModule):
     """Normalize, and convolve with past frames: (B, U, D), (B, U) -> (B, U, D)."""
 
     def __init__(self, config: Config) -> None:
@@ -268,13 +266,13 @@ def _parakeet_parts(config: Config) -> dict[str, nn.Module]:
     norm = ("norm", FrozenBatchNorm(config["hidden_size"]))
     return {
         "norm_feed_forward1": layer_norm(config),
-        "feed_forward1": FeedForward(config, names, bias=feed_bias),
+        "feed_forward1": FeedForwardModule(config, names, bias=feed_bias),
         "norm_self_att": layer_norm(config),
         "self_attn": SinusoidAttention(config),
         "norm_conv": layer_norm(config),
-        "conv": Convolution(config, side, side, norm, bias=bias),
+        "conv": ConvolutionModule(config, side, side, norm, bias=bias),
         "norm_feed_forward2": layer_norm(config),
-        "feed_forward2": FeedForward(config, names, bias=feed_bias),
+        "feed_forward2": FeedForwardModule(config, names, bias=feed_bias),
         "norm_out": layer_norm(config),
     }
 

@@ -63,7 +63,7 @@ class NormalizedAudio(nn.Module):
         return lengths
 
 
-class LogMel(nn.Module):
+class MelEnergies(nn.Module):
     """Mel energies of windows of ``size`` samples, one every ``shift``.
 
     ``filters`` (K, M) is a constant, and not saved in checkpoints.
@@ -86,7 +86,7 @@ class LogMel(nn.Module):
         return torch.view_as_real(spectra).square().sum(-1).float() @ self.filters
 
 
-class W2vBertFeatures(LogMel):
+class W2vBertFeatures(MelEnergies):
     """Compute Kaldi's features, normalized over a clip: (B, S) in +-1, (B,) -> (B, T, M), (B,)."""
 
     def __init__(self, config: Config) -> None:
@@ -111,7 +111,7 @@ class W2vBertFeatures(LogMel):
         return count_windows(lengths, self.size, self.shift)
 
 
-class ParakeetFeatures(LogMel):
+class ParakeetFeatures(MelEnergies):
     """Compute features around every shift, normalized: (B, S) in +-1, (B,) -> (B, T, M), (B,)."""
 
     def __init__(self, config: Config) -> None:
@@ -166,5 +166,4 @@ def _triangles(bins: Float64s, edges: Float64s) -> Float64s:
     widths = np.diff(edges)
     rise = (bins[:, None] - edges[:-2]) / widths[:-1]
     fall = (edges[2:] - bins[:, None]) / widths[1:]
-    filters: Float64s = np.minimum(rise, fall).clip(min=0)
-    return filters
+    return np.minimum(rise, fall).clip(min=0)

@@ -51,7 +51,7 @@ FAMILIES = {  # by the `model_type` of a `config.json`
 }
 
 
-class Part(nn.Module):
+class PretrainedPart(nn.Module):
     """Compute frames from samples or frames, by the body of a family: (B, ...), (B,) -> same."""
 
     body: Any
@@ -61,11 +61,10 @@ class Part(nn.Module):
         return frames, frame_lengths
 
     def frame_lengths(self, lengths: Tensor) -> Tensor:
-        frame_lengths: Tensor = self.body.frame_lengths(lengths)
-        return frame_lengths
+        return self.body.frame_lengths(lengths)
 
 
-class PretrainedFeatures(Part):
+class PretrainedFeatures(PretrainedPart):
     """Compute the features that the encoder was trained on: (B, S), (B,) -> (B, T, M), (B,).
 
     For wav2vec 2.0, HuBERT and WavLM they are the normalized audio, (B, S, 1).
@@ -79,7 +78,7 @@ class PretrainedFeatures(Part):
         self.body = FAMILIES[config["model_type"]].features(config)
 
 
-class PretrainedFrontEnd(Part):
+class PretrainedFrontEnd(PretrainedPart):
     """Subsample features: (B, T, M), (B,) -> (B, U, C), (B,)."""
 
     def __init__(self, *, config: Config) -> None:
@@ -207,8 +206,7 @@ class PretrainedEncoder(nn.Module):
         """Draw which layers are skipped, the same on every rank."""
         if not self.training or self.layerdrop == 0:
             return [False] * len(self.body.layers)
-        is_skipped: list[bool] = (draw_for_step(len(self.body.layers)) < self.layerdrop).tolist()
-        return is_skipped
+        return (draw_for_step(len(self.body.layers)) < self.layerdrop).tolist()
 
 
 def _skip(layer: nn.Module, x: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from sbkit.models.pretrained.blocks import (
     Body,
     Config,
     FeatureProjection,
-    FeedForward,
+    FeedForwardModule,
     PositionedQuery,
     layer_norm,
     sum_dtype,
@@ -42,14 +42,14 @@ class ConvEncoder(nn.Module):
         super().__init__()
         sizes = list(zip(config["conv_kernel"], config["conv_stride"], strict=True))
         self.conv_layers = nn.ModuleList(ConvLayer(config, i) for i in range(len(sizes)))
-        self.shortest = 1  # samples that yield a frame
+        self.min_samples = 1  # samples that yield a frame
         for kernel, stride in reversed(sizes):
-            self.shortest = (self.shortest - 1) * stride + kernel
+            self.min_samples = (self.min_samples - 1) * stride + kernel
 
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Convolve; audio shorter than a frame has length 0 and one frame of padding."""
-        if x.shape[1] < self.shortest:
-            x = pad(x, (0, 0, 0, self.shortest - x.shape[1]))
+        if x.shape[1] < self.min_samples:
+            x = pad(x, (0, 0, 0, self.min_samples - x.shape[1]))
         for layer in self.conv_layers:
             x, lengths = layer(x, lengths)
         return x, lengths
@@ -147,8 +147,7 @@ class Wav2Vec2(Body):
 
     def finish(self, x: Tensor) -> Tensor:
         """Normalize the output if the blocks do not: (B, U, D) -> (B, U, D)."""
-        finished: Tensor = self.encoder.layer_norm(x) if self.norm_first else x
-        return finished
+        return self.encoder.layer_norm(x) if self.norm_first else x
 
 
 class PositionalConv(nn.Module):
@@ -178,7 +177,7 @@ class Block(nn.Module):
         self.attention = GatedAttention(config) if is_wavlm else Attention(config)
         self.dropout = Dropout(config["hidden_dropout"])
         self.layer_norm = layer_norm(config)
-        self.feed_forward = FeedForward(config)
+        self.feed_forward = FeedForwardModule(config)
         self.final_layer_norm = layer_norm(config)
 
     def forward(self, x: Tensor, mask: Tensor, context: Tensor | None) -> Tensor:
@@ -186,8 +185,7 @@ class Block(nn.Module):
             x = self.dropout.add(x, self.attention(self.layer_norm(x), mask, context))
             return self.dropout.add(x, self.feed_forward(self.final_layer_norm(x)))
         x = self.layer_norm(self.dropout.add(x, self.attention(x, mask, context)))
-        normed: Tensor = self.final_layer_norm(self.dropout.add(x, self.feed_forward(x)))
-        return normed
+        return self.final_layer_norm(self.dropout.add(x, self.feed_forward(x)))
 
 
 class GatedAttention(Attention):
