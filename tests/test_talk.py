@@ -14,7 +14,7 @@ import soundfile
 from sbkit.audio.io import FULL_SCALE
 from sbkit.audio.resample import Signal
 from sbkit.base.errors import SbkitError
-from sbkit.streaming.recognizer import StreamingRecognizer
+from sbkit.streaming.session import StreamingRecognizer
 from tests.runtime.tones import RATE, silence, speak
 from tests.streaming.streaming_tones import streaming_tones
 from tools import talk

@@ -37,8 +37,7 @@ from sbkit.models.streaming import FRAME_MS, StreamingConfig
 from sbkit.runtime.model import ModelThread
 from sbkit.runtime.runtimes import OpenBundle
 from sbkit.runtime.torch_model import TorchBundle
-from sbkit.streaming.recognizer import StreamingRecognizer
-from sbkit.streaming.session import Endpoint, Event, Final, Partial, Session
+from sbkit.streaming.session import Endpoint, Event, Final, Partial, Session, StreamingRecognizer
 
 SILENCE_SECONDS = 3.0  # after a clip, to find its endpoint
 COLUMNS = (

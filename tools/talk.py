@@ -27,8 +27,7 @@ from sbkit.runtime.synthesizer import Synthesizer
 from sbkit.runtime.voice_detector import VoiceDetector
 from sbkit.streaming.devices import MICROPHONE, FilePlayer, Speakers, audio_blocks
 from sbkit.streaming.pipeline import Answer, Pipeline, TextToSpeech, Turn
-from sbkit.streaming.recognizer import StreamingRecognizer
-from sbkit.streaming.session import Event, Final, Session
+from sbkit.streaming.session import Event, Final, Session, StreamingRecognizer
 
 
 class Espeak:

@@ -90,9 +90,6 @@ class RunnableModel(Protocol):
     def encode(self, clips: Sequence[Samples]) -> list[Encoded]:
         """Run the encoder on clips (S,) in one batch."""
 
-    def encode_batches(self, batches: Sequence[Sequence[Samples]]) -> list[list[Encoded]]:
-        """Run the encoder on batches of clips, in parallel if the device allows it."""
-
     def decoder_log_probs(self, states: DeviceArray, tokens: Counts) -> Float64s:
         """Run the attention decoder on hypotheses: (U, D), (N, L) -> (N, L + 1, V)."""
 

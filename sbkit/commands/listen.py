@@ -11,8 +11,7 @@ from sbkit.base.errors import ConfigError
 from sbkit.base.messages import printable_json
 from sbkit.commands.transcribe import TEXT_FORMATS, recognizer_options
 from sbkit.streaming.devices import audio_blocks
-from sbkit.streaming.recognizer import StreamingRecognizer
-from sbkit.streaming.session import Event, Final, Partial, Session
+from sbkit.streaming.session import Event, Final, Partial, Session, StreamingRecognizer
 
 CLEAR_LINE = "\r\033[K"  # of a terminal: go to the beginning of the line, and erase it
 

@@ -32,9 +32,8 @@ from sbkit.base.units import samples_to_seconds
 from sbkit.logs.progress import progress_bar
 from sbkit.runtime.model import naming_audio
 from sbkit.runtime.runtimes import MODEL_OPTIONS
-from sbkit.runtime.segments import Segmenter
 from sbkit.runtime.subtitles import to_srt, to_tsv, to_vtt
-from sbkit.runtime.transcriber import Transcriber, Transcript
+from sbkit.runtime.transcriber import Segmenter, Transcriber, Transcript
 
 if TYPE_CHECKING:
     from sbkit.runtime.torch_model import TorchBundle

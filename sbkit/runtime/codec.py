@@ -1,13 +1,13 @@
 """A codec that is ready to run: audio to codes and back, whole or as a stream.
 
-Whole audio and streams are run in the same windows: a step each, with the context that the network
-sees before and after it. So streaming gives bit for bit the codes of whole audio, and long audio
-needs no more memory. Every index is checked before it reaches the network.
+Whole audio and streams run in the same windows: a step each, with the context that the network sees
+before and after it. So streaming gives bit for bit the codes of whole audio, and long audio needs
+no more memory. Every index is checked before it reaches the network.
 
 Legend: S samples, U frames of codes, G codebooks.
 """
 
-import argparse
+from argparse import Namespace
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -37,10 +37,8 @@ STEP_SECONDS = 5.0
 class Codec(GraphModel):
     """A codec, opened from a bundle: encodes audio, and decodes codes.
 
-    Attributes:
-        space: of the codes.
-        frame: samples of a frame.
-        fingerprint: in the header of files of its codes.
+    frame: the samples of a frame.
+    fingerprint: in the header of its files of codes.
     """
 
     command: ClassVar[str] = "encode"
@@ -53,17 +51,18 @@ class Codec(GraphModel):
         step_seconds: audio that is coded at a time, without its context.
         """
         super().__init__(folder, **options)
-        settings = self.settings
+        settings, rate = self.settings, self.sample_rate
         self.space = CodeSpace(settings["groups"], tuple(settings["levels"]))
         self.frame: int = settings["frame"]
         self._contexts = (settings["encoder_context"], settings["decoder_context"])
-        self._step = max(1, round(step_seconds * self.sample_rate / self.frame))
-        rates = {"sample_rate": self.sample_rate, "frame": self.frame}
+        self._step = max(1, round(step_seconds * rate / self.frame))
         weights = listed_checksums(Path(folder))[WEIGHTS_FILE]
-        self.fingerprint = self.space.fingerprint(**rates, weights=weights)
+        self.fingerprint = self.space.fingerprint(
+            sample_rate=rate, frame=self.frame, weights=weights
+        )
 
     def encode(self, audio: Path | str | Array, sample_rate: int | None = None) -> Coded:
-        """Encode a file, or an array at ``sample_rate`` of the types of `to_samples`.
+        """Encode a file, or an array at ``sample_rate`` that `to_samples` takes.
 
         Raises:
             SbkitError: the file is no audio, or the array has non-finite samples.
@@ -75,7 +74,7 @@ class Codec(GraphModel):
         return Coded(np.concatenate([*self.encode_stream([samples])]), len(samples))
 
     def encode_stream(self, blocks: Iterable[Samples]) -> Iterator[Codes]:
-        """Yield the codes (U, G) of blocks at the codec's rate, of the types of `to_samples`."""
+        """Yield the codes (U, G) of blocks at the codec's rate that `to_samples` takes."""
         samples = map(to_samples, blocks)
         for window, first, end in windows(samples, self.frame, self._step, self._contexts[0]):
             audio = (window.astype(np.float32) / np.float32(FULL_SCALE))[None]
@@ -88,7 +87,7 @@ class Codec(GraphModel):
         return np.concatenate([*self.decode_stream([codes])])[: coded.samples]
 
     def decode_stream(self, blocks: Iterable[Codes]) -> Iterator[Samples]:
-        """Yield the audio of blocks of codes (U, G) as soon as it is known; raises DataError."""
+        """Yield the audio of blocks of codes (U, G) without delay; raises DataError as `decode`."""
         checked = (self.space.check(block, of="a block of codes") for block in blocks)
         for window, first, end in windows(checked, 1, self._step, self._contexts[1]):
             (audio,) = self.run("decode", window[None])
@@ -100,7 +99,7 @@ def windows(
 ) -> Iterator[tuple[Array, int, int]]:
     """Cut a stream of blocks into windows of ``step`` units, with ``context`` units on each side.
 
-    Yield each window with the first unit of its step, and the unit past the last.
+    Yield each window with the first and the end unit of its step.
 
     >>> [(window.tolist(), first, end) for window, first, end in windows([np.arange(5)], 1, 3, 1)]
     [([0, 1, 2, 3], 0, 3), ([2, 3, 4], 1, 4)]
@@ -117,7 +116,7 @@ def windows(
             buffer, before = buffer[unit * unused :], before + step - unused
 
 
-def encode_file(options: argparse.Namespace) -> int:
+def encode_file(options: Namespace) -> int:
     """Run `sbkit encode`: write the codes of an audio file."""
     require_writable(options.out.parent, option="--out")
     with Codec.from_options(options) as codec:
@@ -125,7 +124,7 @@ def encode_file(options: argparse.Namespace) -> int:
     return 0
 
 
-def decode_file(options: argparse.Namespace) -> int:
+def decode_file(options: Namespace) -> int:
     """Run `sbkit decode`: write the audio of a file of codes, as WAV."""
     require_writable(options.out.parent, option="--out")
     with Codec.from_options(options) as codec:

@@ -17,16 +17,15 @@ from itertools import chain, product
 from typing import Any, Literal, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from sbkit.audio.io import Samples
-from sbkit.base.arrays import Counts, Float64s, LogProbs
+from sbkit.base.arrays import Counts, Float32s, Float64s, LogProbs
 from sbkit.base.errors import BundleError, DeviceError, SbkitError
 from sbkit.base.machine import usable_cores
 from sbkit.base.units import seconds_to_samples
 from sbkit.bundle.protocols import ChunkSizes, DeviceArray, Effective, Encoded, ModelState
 
-LoadedModel = Any  # each of its protocols, in sbkit/bundle/protocols.py, has its own callers
+LoadedModel = Any  # has the protocols in sbkit/bundle/protocols.py that its callers need
 StreamingUse = Literal["no", "also", "only"]  # whether a model is to run chunk by chunk
 Result = TypeVar("Result")
 
@@ -111,7 +110,7 @@ def round_up(size: int, sizes: Sequence[int]) -> int:
 
 def pad_clips(
     clips: Sequence[Samples], samples: int, num_rows: int | None = None
-) -> tuple[npt.NDArray[np.float32], Counts]:
+) -> tuple[Float32s, Counts]:
     """Pad clips (S,) with zeros to a batch in the scale of int16: -> (B, samples), (B,).
 
     num_rows: B, if silent rows of full length are to follow the clips.
@@ -125,21 +124,17 @@ def pad_clips(
 
 
 def require_effective(effective: Effective, *, device: str, precision: str) -> Effective:
-    """Return where and how a model runs, if that is what was asked for.
-
-    Raises:
-        DeviceError: the model runs on another device or in another precision.
-    """
-    in_precision = precision == effective.precision
-    if precision != "fp32":
-        in_precision = precision in effective.precision.split(" and ")
-    for option, asked, actual, is_met in (
-        ("device", device, effective.device, device == effective.device),
-        ("precision", precision, effective.precision, in_precision),
+    """Return where and how a model runs; raises DeviceError unless that is as requested."""
+    precisions = [effective.precision]
+    if precision != "fp32":  # features may stay in fp32
+        precisions += effective.precision.split(" and ")
+    for option, requested, actual, allowed in (
+        ("device", device, effective.device, [effective.device]),
+        ("precision", precision, effective.precision, precisions),
     ):
-        if not is_met:
+        if requested not in allowed:
             raise DeviceError(
-                f"`--{option} {asked}` was asked for, but the model runs with {actual}. To see "
+                f"`--{option} {requested}` was requested, but the model runs with {actual}. To see "
                 "what can be used: sbkit doctor"
             )
     return effective
@@ -160,10 +155,15 @@ class ModelThread:
         self._local = threading.local()  # the model ends with its thread
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
         try:
-            self.effective = self._executor.submit(self._make, make).result()
+            self.effective = self._executor.submit(self._keep, make).result()
         except BaseException:
             self.close()
             raise
+
+    def _keep(self, make: Callable[[], LoadedModel]) -> Effective:
+        self._local.model = model = make()
+        effective: Effective = model.effective
+        return effective
 
     def call(self, use: Callable[[LoadedModel], Result]) -> Result:
         """Call a function of the model in its thread, after earlier calls; return its result."""
@@ -171,7 +171,6 @@ class ModelThread:
 
     @cached_property
     def samples_per_frame(self) -> int:
-        """The samples from one frame of CTC to the next."""
         return self.call(lambda model: int(model.samples_per_frame))
 
     @property
@@ -183,10 +182,6 @@ class ModelThread:
         """Run the encoder on clips (S,) in one batch."""
         return self.call(lambda model: model.encode(clips))
 
-    def encode_batches(self, batches: Sequence[Sequence[Samples]]) -> list[list[Encoded]]:
-        """Run the encoder on batches of clips, in parallel if the device allows it."""
-        return self.call(lambda model: model.encode_batches(batches))
-
     def encode_by_length(
         self,
         clips: Sequence[Samples],
@@ -196,36 +191,34 @@ class ModelThread:
     ) -> list[Encoded]:
         """Run the encoder on clips in batches of similar length; return outputs in their order.
 
+        The batches run in parallel if the device allows it.
+
         on_batch: called with the number of clips of each batch and the samples of one, padded.
         """
         lengths = [len(clip) for clip in clips]
         batches = list(shapes.batches(lengths, min_batches=self.parallel_batches))
-        outputs = self.encode_batches([[clips[index] for index in batch] for batch in batches])
+        contents = [[clips[index] for index in batch] for batch in batches]
+        outputs = self.call(lambda model: model.encode_batches(contents))
         for batch in batches:
             on_batch(len(batch), round_up(lengths[batch[-1]], shapes.lengths))
         encoded = dict(zip(chain(*batches), chain(*outputs), strict=True))
         return [encoded[index] for index in range(len(clips))]
 
     def decoder_log_probs(self, states: DeviceArray, tokens: Counts) -> Float64s:
-        """Run the attention decoder on hypotheses: (U, D), (N, L) -> (N, L + 1, V)."""
         return self.call(lambda model: model.decoder_log_probs(states, tokens))
 
     @property
     def chunks(self) -> ChunkSizes | None:
         """The chunks of the streaming model, if there is one."""
-        sizes: ChunkSizes | None = self.call(
-            lambda model: model.streaming and model.streaming.chunks
-        )
+        sizes: ChunkSizes | None = self.call(lambda m: m.streaming and m.streaming.chunks)
         return sizes
 
     def start(self) -> ModelState:
-        """Return the state of a session of the streaming model before its first sample."""
         return self.call(lambda model: model.streaming.start())
 
     def advance(
         self, chunks: Sequence[Samples], states: Sequence[ModelState]
     ) -> list[tuple[LogProbs, ModelState]]:
-        """Run one chunk (S,) of each session in one batch; return (U, V) and the new state."""
         return self.call(lambda model: model.streaming.advance(chunks, states))
 
     def warm_up(self, shapes: Shapes) -> None:
@@ -242,11 +235,6 @@ class ModelThread:
         """End the thread, and with it the model."""
         self._executor.shutdown(cancel_futures=True)
 
-    def _make(self, make: Callable[[], LoadedModel]) -> Effective:
-        self._local.model = make()
-        effective: Effective = self._local.model.effective
-        return effective
-
 
 def run_batches(
     encode: Callable[[Sequence[Samples]], list[Encoded]],
@@ -258,9 +246,9 @@ def run_batches(
     """Call ``encode`` on each batch, and return the results in their order.
 
     Each thread has a core to itself: threads that share the work of every operation wait for each
-    other hundreds of times in a batch.
+    other hundreds of times in a batch. A single batch runs in the calling thread.
 
-    prepare: called first in each thread. A single batch runs in the calling thread, without it.
+    prepare: called first in each new thread.
     """
     threads = min(threads, len(batches))
     if threads < 2:

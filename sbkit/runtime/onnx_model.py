@@ -1,9 +1,9 @@
 """The ONNX models of a bundle, run by onnxruntime without torch.
 
-A session runs as asked, or is refused. onnxruntime falls back to the CPU with no more than a
+A session runs as requested, or is refused. onnxruntime falls back to the CPU with no more than a
 warning, so the provider of each node is read back, and so are the index of the GPU and the
-precision of the nodes. All that is particular to onnxruntime stands here and in `SileroModel`;
-tried with onnxruntime 1.31.1.
+precision of the nodes. Only this file and `SileroModel` call onnxruntime; tried with version
+1.31.1.
 
 Legend: B clips or sessions, S samples, U frames, V vocabulary.
 """
@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from sbkit.audio.io import FULL_SCALE, Samples
-from sbkit.base.arrays import Counts, Float32s, LogProbs
+from sbkit.base.arrays import Array, Counts, Float32s, Float64s, LogProbs
 from sbkit.base.checksums import CHECKSUMS, check_unchanged
 from sbkit.base.errors import BundleError, ConfigError, DeviceError
 from sbkit.base.files import read_regular, reading
@@ -41,7 +40,7 @@ from sbkit.runtime.model import StreamingUse, pad_clips, round_up, run_batches
 ONNX_FOLDER = "onnx"  # of a bundle
 MODEL_FILES = {"fp32": "model.onnx", "int8": "model.int8.onnx"}  # by precision
 WEIGHTS_SHA256 = "weights"  # key of the metadata: the checksum of the bundle's weights
-SETTINGS_JSON = "settings"  # key of the metadata: what callers of a task's graphs need
+SETTINGS_JSON = "settings"  # key of the metadata: data for callers of a task's graphs
 MAX_MODEL_BYTES = 1 << 31  # of a protobuf
 MAX_SAMPLES = 1 << 20  # of a chunk or of padding; clips of a minute at 16 kHz
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
@@ -65,9 +64,8 @@ class BatchLogProbs(NamedTuple):
 class OnnxModel:
     """A session that takes whole clips, a `RunnableModel`.
 
-    effective: where its nodes run, and in which precision.
     metadata: of the file: sample_rate, min_samples, samples_per_frame, blank, weights.
-    padded_lengths: the samples that clips are padded to; if empty, those of the longest clip.
+    padded_lengths: the samples that clips are padded to, by default the length of the longest clip.
     files: the name of the file in ``onnx/`` of a bundle, by precision.
     chunk_model: the session of a chunk, if it was loaded, too.
     """
@@ -105,39 +103,34 @@ class OnnxModel:
             ) from error
         self.effective = _read_back(self._session, provider)
         self.metadata = dict(self._session.get_modelmeta().custom_metadata_map)
-        self._min_samples = (
-            self.read_samples("min_samples") if "min_samples" in self.metadata else 0
-        )
+        has_minimum = "min_samples" in self.metadata
+        self._min_samples = self.read_samples("min_samples") if has_minimum else 0
 
     @classmethod
     def load(cls, bundle: Path, *, device: str = "cpu", precision: str = "fp32") -> Self:
         """Load the model from ``onnx/`` of a bundle; raises SbkitError as `read_graph` does."""
         return cls(read_graph(bundle, cls.files[precision]), device=device)
 
-    def log_probs(self, audio: npt.NDArray[Any], lengths: npt.NDArray[Any]) -> BatchLogProbs:
+    def log_probs(self, audio: Array, lengths: Array) -> BatchLogProbs:
         """Compute log-probabilities: (B, S), (B,) -> (B, U, V), (B,).
 
         ``audio`` is int16, or floating point between -1 and 1; zero past each length.
         """
-        scale = FULL_SCALE if audio.dtype == np.int16 else 1
-        return self._log_probs(audio.astype(np.float32) / np.float32(scale), lengths)
-
-    def _log_probs(self, audio: Float32s, lengths: npt.NDArray[Any]) -> BatchLogProbs:
+        signal = audio.astype(np.float32, copy=False)
+        if audio.dtype == np.int16:
+            signal = signal / np.float32(FULL_SCALE)
         missing = self._min_samples - audio.shape[1]
-        padded = np.pad(audio, ((0, 0), (0, missing))) if missing > 0 else audio
+        padded = np.pad(signal, ((0, 0), (0, missing))) if missing > 0 else signal
         return BatchLogProbs(*self.run(padded, lengths.astype(np.int64)))
 
-    def run(self, *arrays: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
+    def run(self, *arrays: Array) -> list[Array]:
         """Compute the outputs of the graph from its inputs, both in their order."""
         names = (node.name for node in self._session.get_inputs())
-        outputs: list[npt.NDArray[Any]] = self._session.run(
-            None, dict(zip(names, arrays, strict=True))
-        )
+        outputs: list[Array] = self._session.run(None, dict(zip(names, arrays, strict=True)))
         return outputs
 
     @property
     def samples_per_frame(self) -> int:
-        """The samples from one frame of CTC to the next."""
         return self.read_samples("samples_per_frame")
 
     def read_samples(self, name: str) -> int:
@@ -151,10 +144,9 @@ class OnnxModel:
         return int(text)
 
     def encode(self, clips: Sequence[Samples]) -> list[Encoded]:
-        """Run the encoder on clips (S,) in one batch."""
         samples = round_up(max(map(len, clips)), self.padded_lengths)
         audio, lengths = pad_clips(clips, samples)
-        log_probs, frames = self._log_probs(audio / np.float32(FULL_SCALE), lengths)
+        log_probs, frames = self.log_probs(audio / np.float32(FULL_SCALE), lengths)
         return [Encoded(row[:count]) for row, count in zip(log_probs, frames, strict=True)]
 
     def encode_batches(self, batches: Sequence[Sequence[Samples]]) -> list[list[Encoded]]:
@@ -162,13 +154,11 @@ class OnnxModel:
         threads = usable_cores() if self.effective.device == "cpu" else 1
         return run_batches(self.encode, batches, threads=threads)
 
-    def decoder_log_probs(self, states: DeviceArray, tokens: Counts) -> npt.NDArray[np.float64]:
-        """Raise DeviceError: only torch runs the attention decoder."""
+    def decoder_log_probs(self, states: DeviceArray, tokens: Counts) -> Float64s:
         raise DeviceError("The attention decoder is not exported to ONNX. Pass --runtime torch.")
 
     @property
     def streaming(self) -> StreamingModel | None:
-        """The streaming model, if one was loaded."""
         return self.chunk_model
 
 
@@ -179,16 +169,13 @@ class OnnxStreamingModel(OnnxModel):
 
     @property
     def streaming(self) -> StreamingModel:
-        """The model itself."""
         return self
 
     @property
     def chunks(self) -> ChunkSizes:
-        """The sizes of a chunk."""
         return ChunkSizes(*(self.read_samples(size.name) for size in fields(ChunkSizes)))
 
     def start(self) -> State:
-        """Return the state of a session before its first sample."""
         _, _, *states = self._session.get_inputs()
         return {
             state.name: np.zeros((1, *state.shape[1:]), NUMPY_TYPES[state.type]) for state in states
@@ -204,9 +191,8 @@ class OnnxStreamingModel(OnnxModel):
     def advance(
         self, chunks: Sequence[Samples], states: Sequence[State]
     ) -> list[tuple[LogProbs, State]]:
-        """Run one chunk (S,) of each session in one batch; return (U, V) and the new state."""
         audio, lengths = pad_clips(chunks, self.chunks.window)
-        state = {name: np.concatenate([one[name] for one in states]) for name in states[0]}
+        state = {name: np.concatenate([row[name] for row in states]) for name in states[0]}
         (log_probs, frames), after = self.step(audio / np.float32(FULL_SCALE), lengths, state)
         return [
             (log_probs[row, :count], {name: array[row : row + 1] for name, array in after.items()})
@@ -219,7 +205,6 @@ class OnnxGraphs:
 
     effective: where the nodes of all graphs run.
     metadata: of their files.
-    settings: the plain data that callers of the graphs need.
     """
 
     def __init__(self, models: Mapping[str, OnnxModel]) -> None:
@@ -232,33 +217,28 @@ class OnnxGraphs:
             self.settings: dict[str, Any] = json.loads(first.metadata[SETTINGS_JSON])
 
     @classmethod
-    def load(
-        cls, graphs: Iterable[str], bundle: Path, *, device: str = "cpu", precision: str = "fp32"
-    ) -> Self:
-        """Load the graphs of a bundle, which are in fp32; raises SbkitError."""
+    def load(cls, graphs: Iterable[str], bundle: Path, *, device: str) -> Self:
+        """Load graphs of a bundle; raises SbkitError."""
         contents = {name: read_graph(bundle, f"{name}.onnx") for name in graphs}
         return cls({name: OnnxModel(content, device=device) for name, content in contents.items()})
 
-    def run(self, graph: str, *arrays: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
-        """Run a graph of the task: arrays in, arrays out."""
+    def run(self, graph: str, *arrays: Array) -> list[Array]:
         return self._models[graph].run(*arrays)
 
 
 def load_onnx(
     bundle: Path, *, streaming: StreamingUse, device: str, precision: str
 ) -> OnnxModel | OnnxStreamingModel:
-    """Load the model of whole clips, that of chunks, or both if the bundle has the second.
+    """Load the model of whole clips, the model of chunks, or both if the bundle has both.
 
     Raises:
         SbkitError: a file is missing or damaged, or the device does not run the model.
     """
+    chunk_file = bundle / ONNX_FOLDER / OnnxStreamingModel.files[precision]
     if streaming == "only":
         return OnnxStreamingModel.load(bundle, device=device, precision=precision)
     model = OnnxModel.load(bundle, device=device, precision=precision)
-    if (
-        streaming == "also"
-        and (bundle / ONNX_FOLDER / OnnxStreamingModel.files[precision]).exists()
-    ):
+    if streaming == "also" and chunk_file.exists():
         model.chunk_model = OnnxStreamingModel.load(bundle, device=device, precision=precision)
     return model
 
@@ -295,18 +275,18 @@ def _parse_device(device: str) -> tuple[str, dict[str, str]]:
     match = DEVICE_PATTERN.fullmatch(device)
     if match is None:
         raise ConfigError(
-            f"`--device {device}` is not supported by the runtime onnx: it must be auto, cpu, cuda "
-            "or cuda:N. Choose one of them, or --runtime torch."
+            f"`--device {device}` is not supported by the runtime onnx, where it must be auto, "
+            "cpu, cuda or cuda:N. Choose one of them, or --runtime torch."
         )
     options = {} if device == "cpu" else {GPU_INDEX: match[2] or "0", "use_tf32": "0"}
     return PROVIDERS[match[1]], options
 
 
 def _read_back(session: Any, provider: str) -> Effective:
-    """Return where and in which precision a session computes matrix products and convolutions.
+    """Return where and how a session computes its matrix products and convolutions.
 
     Raises:
-        DeviceError: another provider than the one asked for computes some of them.
+        DeviceError: another provider than the requested one computes some of them.
     """
     subgraphs = session.get_provider_graph_assignment_info()
     nodes = [(graph.ep_name, node.op_type) for graph in subgraphs for node in graph.get_nodes()]

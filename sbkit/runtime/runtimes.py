@@ -1,16 +1,13 @@
 """Open the model of a bundle with torch or onnxruntime, imported in the thread that makes it."""
 
-import argparse
 import ctypes
-from collections.abc import Callable
+from argparse import Namespace
 from dataclasses import dataclass
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-import numpy.typing as npt
-
+from sbkit.base.arrays import Array
 from sbkit.base.checksums import listed_checksums
 from sbkit.base.errors import BundleError, ConfigError, DeviceError
 from sbkit.bundle.bundle import Bundle, BundleContents, read_bundle
@@ -21,7 +18,6 @@ from sbkit.runtime.onnx_model import (
     WEIGHTS_SHA256,
     OnnxGraphs,
     OnnxModel,
-    OnnxStreamingModel,
     available_providers,
     load_onnx,
 )
@@ -30,7 +26,6 @@ from sbkit.tasks.task import ONNX, PRECISIONS
 AUTO, FIRST_GPU = "auto", "cuda:0"
 DRIVER = "libcuda.so.1"  # comes with the driver, never with a wheel
 MODEL_OPTIONS = ("device", "runtime", "precision", "compile", "user_modules")  # of a command line
-LoadOnnx = Callable[..., OnnxModel | OnnxStreamingModel | OnnxGraphs]
 
 
 @dataclass(frozen=True)
@@ -52,13 +47,9 @@ def open_model(
 ) -> OpenBundle:
     """Read a bundle, and make its model in a thread of its own, a `ModelThread`.
 
-    device: cpu, cuda, cuda:N or auto.
-    runtime: torch or onnx.
-    precision: fp32, bf16, fp16 or int8.
-    compile: a mode of torch.compile, or None.
-    streaming: whether the model is to run chunk by chunk, for which ONNX has a file of its own:
+    device, runtime, precision, compile, user_modules: as for `Transcriber.load`.
+    streaming: whether the model is to run chunk by chunk, which takes a file of its own in ONNX:
         "no", "only", or "also" if the bundle allows it.
-    user_modules: the user's modules that the bundle may import.
 
     Raises:
         SbkitError: the bundle is damaged, or the device, runtime or precision is not available.
@@ -80,47 +71,40 @@ def open_model(
             "onnx, which runs a bundle exported with --formats onnx, or install torch."
         )
     read = read_bundle(folder, with_weights=runtime == "torch", user_modules=user_modules)
-    make: Callable[[], LoadedModel] = partial(
-        _load_torch, read, folder, device, precision, compile, streaming, user_modules
-    )
-    if runtime == ONNX:
-        export = read.task.require_export()
-        graphs = [name for name, graph in export.graphs.items() if graph.format == ONNX]
-        if not graphs and streaming != "only":
-            read.task.require_prediction(
-                "text", command="transcribe"
-            )  # classifiers are not exported to ONNX
-        load: LoadOnnx = partial(load_onnx, streaming=streaming)
-        load = partial(OnnxGraphs.load, graphs) if graphs else load
-        make = partial(_load_onnx, folder, device, precision, load)
+
+    def make() -> LoadedModel:
+        _require_cuda(device, runtime)
+        if runtime == ONNX:
+            return _load_onnx(read, folder, device, precision, streaming)
+        from sbkit.distributed.device import resolve
+        from sbkit.runtime.torch_model import Compilation, load_torch
+
+        compilation = Compilation(mode=compile, streaming=streaming) if compile else None
+        return load_torch(
+            read,
+            folder,
+            user_modules=user_modules,
+            placement=resolve(None if device == AUTO else device, precision),
+            compilation=compilation,
+        )
+
     return OpenBundle.of(read, ModelThread(make))
 
 
-def _load_torch(
-    read: BundleContents,
-    folder: Path,
-    device: str,
-    precision: str,
-    compile: str | None,
-    streaming: StreamingUse,
-    user_modules: frozenset[str],
-) -> LoadedModel:
-    from sbkit.distributed.device import resolve
-    from sbkit.runtime.torch_model import Compilation, load_torch
-
-    _require_cuda(device, "torch")
-    placement = resolve(None if device == AUTO else device, precision)
-    compilation = None if compile is None else Compilation(mode=compile, streaming=streaming)
-    return load_torch(
-        read, folder, user_modules=user_modules, placement=placement, compilation=compilation
-    )
-
-
-def _load_onnx(folder: Path, device: str, precision: str, load: LoadOnnx) -> LoadedModel:
-    _require_cuda(device, ONNX)
+def _load_onnx(
+    read: BundleContents, folder: Path, device: str, precision: str, streaming: StreamingUse
+) -> OnnxModel | OnnxGraphs:
+    export = read.task.require_export()
+    graphs = [name for name, graph in export.graphs.items() if graph.format == ONNX]
+    if not graphs and streaming != "only":  # classifiers are not exported to ONNX
+        read.task.require_prediction("text", command="transcribe")
     if device == AUTO:
         device = "cpu" if why_no_cuda(ONNX) else FIRST_GPU
-    model = load(folder, device=device, precision=precision)
+    model: OnnxModel | OnnxGraphs
+    if graphs:
+        model = OnnxGraphs.load(graphs, folder, device=device)
+    else:
+        model = load_onnx(folder, streaming=streaming, device=device, precision=precision)
     if model.metadata.get(WEIGHTS_SHA256) != listed_checksums(folder).get(WEIGHTS_FILE):
         raise BundleError(
             f"The ONNX model in {folder} was not made from the weights of its bundle. Export it "
@@ -132,7 +116,7 @@ def _load_onnx(folder: Path, device: str, precision: str, load: LoadOnnx) -> Loa
 
 
 def _require_cuda(device: str, runtime: str) -> None:
-    """Raise DeviceError with the cause if a GPU is asked for and none can be used."""
+    """Raise DeviceError with the cause if a GPU is requested and none can be used."""
     cause = why_no_cuda(runtime) if device.startswith("cuda") else None
     if cause is not None:
         raise DeviceError(
@@ -162,12 +146,12 @@ def why_no_cuda(runtime: str) -> str | None:
 
 
 def has_torch() -> bool:
-    """Check whether torch is installed."""
+    """Return whether torch is installed."""
     return find_spec("torch") is not None
 
 
 def has_driver() -> bool:
-    """Check whether the driver of NVIDIA's GPUs can be loaded."""
+    """Return whether the driver of NVIDIA's GPUs can be loaded."""
     try:
         ctypes.CDLL(DRIVER)
     except OSError:
@@ -176,11 +160,10 @@ def has_driver() -> bool:
 
 
 class GraphModel:
-    """A bundle whose task has graphs of its own, such as those of a codec.
+    """A bundle whose task has graphs of its own, as a codec has.
 
-    command: which bundles of the task must have.
+    command: a command that the task of the bundle must have.
     settings: the plain data that callers of the graphs need.
-    effective: where and how the model runs.
     """
 
     command: ClassVar[str]
@@ -203,17 +186,16 @@ class GraphModel:
         return cls(folder, **options)
 
     @classmethod
-    def from_options(cls, options: argparse.Namespace) -> Self:
+    def from_options(cls, options: Namespace) -> Self:
         """Open the bundle that a command line names."""
         return cls(options.bundle, **{name: getattr(options, name) for name in MODEL_OPTIONS})
 
-    def run(self, graph: str, *arrays: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
+    def run(self, graph: str, *arrays: Array) -> list[Array]:
         """Run a graph of the task: arrays in, arrays out."""
-        outputs: list[npt.NDArray[Any]] = self._thread.call(lambda model: model.run(graph, *arrays))
+        outputs: list[Array] = self._thread.call(lambda model: model.run(graph, *arrays))
         return outputs
 
     def close(self) -> None:
-        """End the thread of the model."""
         self._thread.close()
 
     def __enter__(self) -> Self:

@@ -6,6 +6,7 @@ lines of 42 characters, shown for five sixths of a second to seven seconds.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from html import escape
 from itertools import chain, pairwise
 from math import ceil, inf
 from textwrap import wrap
@@ -31,11 +32,11 @@ def subtitles(words: Sequence[Word]) -> list[Subtitle]:
     """Make subtitles of words; each one ends before the next one starts."""
     groups = [*cues(words)]
     starts = [*(cue[0].start for cue in groups), inf]
-    shown_cues = []
+    timed: list[Subtitle] = []
     for cue, (start, next_start) in zip(groups, pairwise(starts), strict=True):
         end = min(max(cue[-1].end, start + MIN_SECONDS), start + MAX_SECONDS, next_start)
-        shown_cues.append(Subtitle(tuple(_lines(cue)), start, end))
-    return shown_cues
+        timed.append(Subtitle(tuple(_lines(cue)), start, end))
+    return timed
 
 
 def cues(words: Sequence[Word]) -> Iterator[list[Word]]:
@@ -55,7 +56,7 @@ def cues(words: Sequence[Word]) -> Iterator[list[Word]]:
 
 
 def _split_long(word: Word) -> Iterator[Word]:
-    """Split a word that fits no subtitle by its letters: without spaces a sentence is one word."""
+    """Split a word too long for a subtitle: in text without spaces a sentence is one word."""
     seconds, letters = word.end - word.start, len(word.text)
     if letters <= MAX_WIDTH // 2:
         yield word
@@ -83,8 +84,11 @@ def to_srt(words: Sequence[Word]) -> str:
 
 
 def to_vtt(words: Sequence[Word]) -> str:
-    """Write WebVTT, in which three characters are escaped."""
-    blocks = (f"{_time(one, '.')}\n{_escape(_text(one))}\n" for one in subtitles(words))
+    """Write WebVTT, with the characters &, < and > escaped."""
+    blocks = (
+        f"{_time(subtitle, '.')}\n{escape(_text(subtitle), quote=False)}\n"
+        for subtitle in subtitles(words)
+    )
     return "\n".join(["WEBVTT\n", *blocks])
 
 
@@ -100,10 +104,6 @@ def _lines(cue: Sequence[Word]) -> list[str]:
 
 def _text(subtitle: Subtitle) -> str:
     return "\n".join(subtitle.lines)
-
-
-def _escape(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def _time(subtitle: Subtitle, mark: str) -> str:

@@ -3,19 +3,19 @@
 Legend: S samples, L symbols, U frames.
 """
 
-import argparse
 import logging
 import math
 import sys
+from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from sbkit.audio.io import STANDARD, to_int16, write_wav
+from sbkit.audio.resample import Signal
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import read_regular, require_writable
 from sbkit.base.messages import listed, printable
@@ -33,27 +33,20 @@ SYMBOLS_PER_SECOND = 13  # in the default corpus in English, with marks and spac
 PAUSE_SECONDS = 0.25  # between two sentences
 MIN_SPEED, MAX_SPEED = 0.25, 4.0
 
-Audio = npt.NDArray[np.float32]  # (S,) between -1 and 1
-
 
 @dataclass(frozen=True)
 class Speech:
-    """The audio of a text, synthesized while it is iterated over, and notes on its reading."""
+    """The audio of a text, synthesized while it is iterated over, and remarks on how it is read."""
 
-    audio: Iterator[Audio]
+    audio: Iterator[Signal]  # (S,) between -1 and 1: each sentence, and the pause after it
     notes: tuple[str, ...]
 
-    def __iter__(self) -> Iterator[Audio]:
-        """Yield the audio of each sentence, and a pause after all but the last."""
+    def __iter__(self) -> Iterator[Signal]:
         return self.audio
 
 
 class Synthesizer(GraphModel):
-    """A TTS model, opened from a bundle.
-
-    Attributes:
-        language: the tag of its texts.
-    """
+    """A TTS model, opened from a bundle; language: the tag of its texts."""
 
     command: ClassVar[str] = "speak"
 
@@ -69,8 +62,8 @@ class Synthesizer(GraphModel):
         max_seconds: of speech, estimated from the spelled-out text.
 
         Raises:
-            DataError: the text is empty, too long or unreadable, or the speed out of range; raised
-                at the call, before the first sentence.
+            DataError: the text is empty, too long or unreadable, or the speed is out of range. It
+                is raised before the first sentence is synthesized.
         """
         if not MIN_SPEED <= speed <= MAX_SPEED:
             raise DataError(
@@ -85,8 +78,8 @@ class Synthesizer(GraphModel):
             )
         return Speech(self._speak(sentences, speed), notes)
 
-    def speak(self, text: str, speed: float = 1.0) -> Audio:
-        """Return the audio of a text; raises DataError as `stream`."""
+    def speak(self, text: str, speed: float = 1.0) -> Signal:
+        """Return the audio of a text (S,); raises DataError as `stream`."""
         return np.concatenate([*self.stream(text, speed)])
 
     def _read(self, text: str) -> tuple[list[list[int]], tuple[str, ...]]:
@@ -112,7 +105,7 @@ class Synthesizer(GraphModel):
         omitted = f"No training clip of this voice has {listed(unknown)}, which is omitted."
         return sentences, (*spoken.notes, *([omitted] if unknown else []))
 
-    def _speak(self, sentences: list[list[int]], speed: float) -> Iterator[Audio]:
+    def _speak(self, sentences: list[list[int]], speed: float) -> Iterator[Signal]:
         pause = np.zeros(round(PAUSE_SECONDS / speed * self.sample_rate), np.float32)
         for number, ids in enumerate(sentences, 1):
             states, durations = self.run("encode", np.array([ids]))
@@ -125,7 +118,6 @@ class Synthesizer(GraphModel):
 
 def _check_text(text: str) -> None:
     """Raise DataError for a text that no TTS model reads."""
-    control = next((char for char in text if not (char.isprintable() or char.isspace())), None)
     if not text.strip():
         raise DataError("The text is empty. Write the text to speak.")
     if len(text) > MAX_TEXT_CHARACTERS:
@@ -133,11 +125,12 @@ def _check_text(text: str) -> None:
             f"The text has {len(text)} characters, more than {MAX_TEXT_CHARACTERS}. Speak it in "
             "parts."
         )
-    if control is not None:
-        raise DataError(f"The text has the control character {control!r}. Remove it.")
+    for char in text:
+        if not (char.isprintable() or char.isspace()):
+            raise DataError(f"The text has the control character {char!r}. Remove it.")
 
 
-def speak(options: argparse.Namespace) -> int:
+def speak(options: Namespace) -> int:
     """Run `sbkit speak`: write the audio of a text as WAV."""
     if options.out != STANDARD:
         require_writable(options.out.parent, option="--out")

@@ -1,4 +1,4 @@
-"""A bundle's model in torch, on the device and in the precision that were asked for.
+"""A bundle's model in torch, on the requested device and in the requested precision.
 
 Legend: B clips, S samples, U frames, V tokens or labels.
 """
@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import safetensors.torch
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from sbkit.audio.io import Samples, to_samples
-from sbkit.base.arrays import Counts, Float64s, LogProbs
+from sbkit.base.arrays import Array, Counts, Float32s, Float64s, LogProbs
 from sbkit.base.errors import BundleError, SbkitError
 from sbkit.base.torch_internals import keep_device_guard, own_cuda_graphs, set_recompile_limit
 from sbkit.bundle.bundle import Bundle, BundleContents, read_bundle
@@ -55,8 +54,7 @@ class TorchModel:
     encoder takes chunks.
 
     network: the model of a task, such as an AsrModel.
-    parts: all modules that it calls.
-    padded_lengths: the samples that clips are padded to; if empty, those of the longest clip.
+    padded_lengths: the samples that clips are padded to, by default the length of the longest clip.
     """
 
     padded_lengths: Sequence[int] = ()
@@ -71,8 +69,10 @@ class TorchModel:
     ) -> None:
         """Move the model to its device, run it, and read back where and how it ran.
 
+        parts: all modules that the model calls.
+
         Raises:
-            DeviceError: that is not what was asked for.
+            DeviceError: it did not run as requested.
         """
         self.network = network
         self._placement, self._rate = placement, sample_rate
@@ -86,12 +86,10 @@ class TorchModel:
 
     @cached_property
     def samples_per_frame(self) -> int:
-        """The samples from one frame of CTC to the next."""
         return int(self.network.samples_per_frame)
 
     @torch.inference_mode()
     def encode(self, clips: Sequence[Samples]) -> list[Encoded]:
-        """Run the encoder on clips (S,) in one batch."""
         with self._placement.autocast():
             states, frames = self.network.encode(*self._batch_of(clips))
             log_probs: Tensor = self.network.ctc_log_probs(states).cpu()
@@ -119,14 +117,12 @@ class TorchModel:
 
     @property
     def chunks(self) -> ChunkSizes | None:
-        """The sizes of a chunk; None for a model that only takes whole clips."""
         chunked = self._chunked
         if chunked is None:
             return None
         return ChunkSizes(chunked.chunk_shift_samples, chunked.chunk_samples, chunked.min_samples)
 
     def start(self) -> NetworkState:
-        """Return the state of a session before its first sample."""
         assert self._chunked is not None
         return self._chunked.start()
 
@@ -134,9 +130,8 @@ class TorchModel:
     def advance(
         self, chunks: Sequence[Samples], states: Sequence[NetworkState]
     ) -> list[tuple[LogProbs, NetworkState]]:
-        """Run one chunk (S,) of each session in one batch; return (U, V) and the new state."""
         assert self._chunked is not None
-        state: Any = type(states[0]).stack(states)
+        state = type(states[0]).stack(states)
         batch = self._to_device(
             *pad_clips(chunks, max(self._chunked.chunk_samples, *map(len, chunks)))
         )
@@ -147,7 +142,6 @@ class TorchModel:
 
     @torch.inference_mode()
     def decoder_log_probs(self, states: Tensor, tokens: Counts) -> Float64s:
-        """Run the attention decoder on hypotheses: (U, D), (N, L) -> (N, L + 1, V)."""
         log_probs: Float64s = self.network.score_tokens(states, tokens)
         return log_probs
 
@@ -157,20 +151,13 @@ class TorchModel:
         with self._placement.autocast():
             return self.network.predict(*self._batch_of(clips))
 
-    def probabilities(self, clips: Sequence[Samples]) -> npt.NDArray[np.float32]:
-        """Compute the probability of each class: clips (S,) -> (B, V)."""
-        log_probs: Tensor = self.predict(clips)
-        return log_probs.float().exp().cpu().numpy()
-
     @property
     def settings(self) -> dict[str, Any]:
-        """The plain data that callers of the task's graphs need."""
         settings: dict[str, Any] = self.network.settings
         return settings
 
     @torch.inference_mode()
-    def run(self, graph: str, *arrays: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
-        """Run a graph of the task: arrays in, arrays out."""
+    def run(self, graph: str, *arrays: Array) -> list[Array]:
         tensors = (torch.from_numpy(array).to(self._placement.device) for array in arrays)
         with self._placement.autocast():
             outputs = getattr(self.network, graph)(*tensors)
@@ -178,27 +165,25 @@ class TorchModel:
 
     def _batch_of(self, clips: Sequence[Samples]) -> tuple[Tensor, Tensor]:
         """Pad clips (S,) to one length, in the scale of int16: -> (B, S), (B,)."""
-        return self._to_device(
-            *pad_clips(clips, round_up(max(map(len, clips)), self.padded_lengths))
-        )
+        samples = round_up(max(map(len, clips)), self.padded_lengths)
+        return self._to_device(*pad_clips(clips, samples))
 
-    def _to_device(self, audio: npt.NDArray[np.float32], lengths: Counts) -> tuple[Tensor, Tensor]:
+    def _to_device(self, audio: Float32s, lengths: Counts) -> tuple[Tensor, Tensor]:
         return torch.from_numpy(audio).to(self._placement.device), torch.from_numpy(lengths)
 
     def _read_back(self) -> Effective:
         """Run a second of silence, and read back its devices and the types of its products."""
         types: set[torch.dtype] = set()
 
-        def note(module: nn.Module, inputs: Any, output: Any) -> None:
+        def note(module: nn.Module, inputs: object, output: object) -> None:
             if isinstance(output, Tensor):
                 types.add(output.dtype)
 
-        silence = [np.zeros(self._rate, np.int16)]
         with ExitStack() as hooks:
             for module in self.network.model.modules():
                 if isinstance(module, MATRIX_LAYERS):
                     hooks.enter_context(module.register_forward_hook(note))
-            self.predict(silence)
+            self.predict([np.zeros(self._rate, np.int16)])
         tensors = [*self.network.model.parameters(), *self.network.model.buffers()]
         used = {tensor.device for tensor in tensors}
         devices = sorted("mps" if device.type == "mps" else str(device) for device in used)
@@ -214,9 +199,8 @@ class TorchModel:
 class Compilation:
     """How a model is compiled, and for which shapes: each number of clips with each length.
 
-    mode: default or reduce-overhead.
-    backend: of torch.compile.
-    streaming: whether chunks of that many sessions are compiled, "only" or "also".
+    mode, backend: arguments of torch.compile; the mode is default or reduce-overhead.
+    streaming: whether chunks of as many sessions are compiled: "no", "also" or "only".
     """
 
     mode: str
@@ -229,8 +213,8 @@ class Compilation:
 class CompiledModel(TorchModel):
     """A model whose repeated blocks are compiled for a closed table of shapes; it has one thread.
 
-    Compiling takes seconds a shape. So every shape is compiled while the model is loaded, clips are
-    padded to the next one, and torch raises an error instead of compiling another one later.
+    Compiling takes seconds per shape. So every shape is compiled while the model is loaded, clips
+    are padded to the next one, and torch raises an error instead of compiling another one later.
     """
 
     def __init__(
@@ -243,12 +227,14 @@ class CompiledModel(TorchModel):
         )
         self._shapes = replace(table, max_samples=sys.maxsize)
         super().__init__(network, sample_rate=sample_rate, **options)
-        has_chunks = compilation.streaming != "no" and self._chunked is not None
-        self._compile_blocks(compilation, with_chunks=has_chunks)
+        chunks = None if compilation.streaming == "no" else self.chunks
+        self._compile_blocks(compilation, with_chunks=chunks is not None)
         for _ in range(NUM_WARM_UPS):
-            if has_chunks:
-                self._warm_up_chunks()
-            if not (has_chunks and compilation.streaming == "only"):
+            if chunks is not None:
+                for sessions in self._shapes.clips:
+                    silence = np.zeros(chunks.window, np.int16)
+                    self.advance([silence] * sessions, [self.start()] * sessions)
+            if chunks is None or compilation.streaming == "also":
                 for clips, samples in self._shapes.pairs():
                     self.encode([np.zeros(samples, np.int16)] * clips)
         self._stance = "fail_on_recompile"
@@ -266,12 +252,6 @@ class CompiledModel(TorchModel):
             block.compile(**options)
             if with_chunks and hasattr(block, "forward_chunk"):
                 block.forward_chunk = torch.compile(block.forward_chunk, **options)
-
-    def _warm_up_chunks(self) -> None:
-        assert self.chunks is not None
-        silence = np.zeros(self.chunks.window, np.int16)
-        for sessions in self._shapes.clips:
-            self.advance([silence] * sessions, [self.start()] * sessions)
 
     def _batch_of(self, clips: Sequence[Samples]) -> tuple[Tensor, Tensor]:
         """Pad clips to a shape of the table; rows that are added are silent."""
@@ -300,13 +280,13 @@ class CompiledModel(TorchModel):
             with self._step():
                 encoded = super().encode(batch)[: len(batch)]
             # CUDA graphs write the states of the next batch to the same memory.
-            outputs += [Encoded(one.log_probs, one.states.clone()) for one in encoded]
+            outputs += [Encoded(clip.log_probs, clip.states.clone()) for clip in encoded]
         return outputs
 
     def advance(
         self, chunks: Sequence[Samples], states: Sequence[NetworkState]
     ) -> list[tuple[LogProbs, NetworkState]]:
-        """Run one chunk of each session, in batches of the table, as its base does."""
+        """Run one chunk (S,) of each session, in batches of the table."""
         outputs: list[tuple[LogProbs, NetworkState]] = []
         sessions = list(zip(chunks, states, strict=True))
         for start in range(0, len(sessions), self._shapes.clips[-1]):
@@ -323,12 +303,10 @@ class CompiledModel(TorchModel):
 
     @cached_property
     def samples_per_frame(self) -> int:
-        """The samples from one frame of CTC to the next."""
-        with torch.compiler.set_stance("force_eager"):  # its shapes are not those of a batch
+        with torch.compiler.set_stance("force_eager"):  # its shapes are not in the table
             return super().samples_per_frame
 
     def decoder_log_probs(self, states: Tensor, tokens: Counts) -> Float64s:
-        """Run the attention decoder on hypotheses: (U, D), (N, L) -> (N, L + 1, V)."""
         with torch.compiler.set_stance("force_eager"):
             return super().decoder_log_probs(states, tokens)
 
@@ -340,13 +318,14 @@ class TorchBundle(Bundle):
     model: TorchModel
 
     def predict(self, clips: Sequence[Samples]) -> Any:
-        """Return what the model predicts for clips in one batch; `to_samples` says their types."""
+        """Return the model's predictions for clips in one batch, which `to_samples` converts."""
         return self.model.predict([*map(to_samples, clips)])
 
-    def classify(self, clips: Sequence[Samples]) -> npt.NDArray[np.float32]:
+    def classify(self, clips: Sequence[Samples]) -> Float32s:
         """Compute the probability of every label: clips, as in `predict` -> (B, V)."""
         self.task.require_prediction("label", command="classify")
-        return self.model.probabilities([*map(to_samples, clips)])
+        log_probs: Tensor = self.predict(clips)
+        return log_probs.float().exp().cpu().numpy()
 
 
 def load_bundle(folder: Path, *, user_modules: frozenset[str] = frozenset()) -> TorchBundle:
@@ -377,14 +356,14 @@ def load_torch(
     file = folder / WEIGHTS_FILE
     weights = _parse_weights(read.weights, file)
     with limit_parameters(weights):
-        model, parts = _assemble(read, user_modules)
-    modules: nn.ModuleList = model.model
+        network, parts = _assemble(read, user_modules)
+    modules: nn.ModuleList = network.model
     check_same_model(weights, modules.state_dict(), of=str(file))
     names = {name for name, _ in modules.named_parameters()}
     check_finite(weights, of=str(file), parameters=names)
     modules.load_state_dict(weights)
     make = TorchModel if compilation is None else partial(CompiledModel, compilation=compilation)
-    return make(model, parts=parts, sample_rate=read.config.sample_rate, placement=placement)
+    return make(network, parts=parts, sample_rate=read.config.sample_rate, placement=placement)
 
 
 def _assemble(read: BundleContents, user_modules: frozenset[str]) -> tuple[Any, list[nn.Module]]:

@@ -3,21 +3,34 @@
     sources -> segments -> batches of similar length, across sources -> log-probabilities
         -> joined at overlaps -> decoded -> a transcript for each source, in their order
 
+Audio is cut in pauses: where it is quiet, or between the speech that a voice detector finds. It
+arrives in blocks, and no more than a segment and a block are held. Where a cut is depends only on
+the 30 s before it, so the size of the blocks changes nothing.
+
+If there is no pause, two segments overlap. Their log-probabilities are cut at one frame, in the
+longest gap between two tokens of the first segment, so that no word is lost or repeated: CTC has a
+frame for each moment, independent of the decoder.
+
 Any number of threads may call one Transcriber.
+
+Legend: S samples, W windows of 20 ms, U frames, V vocabulary.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from io import IOBase
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Self
 
-import numpy.typing as npt
+import numpy as np
 
 from sbkit.audio.io import Samples, convert_array, stream_audio
+from sbkit.audio.levels import SHORT_PAUSE_SECONDS, WINDOWS_PER_SECOND, find_pauses
 from sbkit.base.allocator import return_freed_memory
+from sbkit.base.arrays import Array, LogProbs
 from sbkit.base.errors import ConfigError, DataError, SbkitError
 from sbkit.base.messages import listed, printable
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
@@ -25,16 +38,20 @@ from sbkit.bundle.protocols import Effective, Encoded
 from sbkit.decoding.decoder import DecoderInput, Recognized
 from sbkit.runtime.model import Shapes, naming_audio
 from sbkit.runtime.runtimes import OpenBundle, open_model
-from sbkit.runtime.segments import Segment, Segmenter, find_gap
-from sbkit.runtime.voice_detector import VoiceDetector
+from sbkit.runtime.voice_detector import SpeechEvent, VoiceDetector
 from sbkit.text.normalization import join_segments
 from sbkit.text.word import Word
 
 GPU_BATCH_SECONDS = 60.0  # of padded audio
 CPU_BATCH_SECONDS = 10.0  # fits the caches of a core; with 32 s ONNX takes 1.15 times as long
 POOL_SECONDS = 480.0  # that are read ahead, and sorted by length; 15 MB of audio
+MAX_SEGMENT_SECONDS = 30.0  # attention grows with the square of the length
+MIN_SEGMENT_SECONDS = 1.0  # before a long pause ends a segment
+LONG_PAUSE_SECONDS = 0.5
+MARGIN_SECONDS = 0.5  # of a pause that is left before speech
+OVERLAP_SECONDS = 4.0  # that two segments share if speech does not pause
 
-Audio = Path | str | IOBase | npt.NDArray[Any]
+Audio = Path | str | IOBase | Array
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +72,7 @@ class Transcript:
     def __str__(self) -> str:
         return self.text
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> dict[str, object]:
         """Return plain data, for JSON."""
         return {
             "file": self.file,
@@ -67,10 +84,7 @@ class Transcript:
 
 
 class BatchError(DataError):
-    """Some sources of a batch could not be read.
-
-    results: the transcript or the error of each source.
-    """
+    """Some sources of a batch could not be read; ``results`` has a transcript or error of each."""
 
     def __init__(self, results: Sequence[Transcript | SbkitError]) -> None:
         errors = [result for result in results if isinstance(result, SbkitError)]
@@ -82,10 +96,143 @@ class BatchError(DataError):
 
 
 @dataclass(frozen=True)
-class _SourceSegment:
-    """A segment of a source, or the error that ends the source; name: of a file."""
+class Segment:
+    """Audio that a model takes at once, and where it is in its source.
 
-    name: str | None
+    samples: (S,) of int16, a copy, so that the block that it is cut from can be freed.
+    start: the index of its first sample in the source.
+    overlap: how many of its last samples the next segment has, too; 0 if it ends in a pause.
+    """
+
+    samples: Samples
+    start: int
+    overlap: int = 0
+
+    @property
+    def next_start(self) -> int:
+        """The index of the first sample of the next segment."""
+        return self.start + len(self.samples) - self.overlap
+
+
+@dataclass(frozen=True)
+class Segmenter:
+    """Cut a stream of samples into segments.
+
+    multiple: the starts of overlapping segments differ by a multiple of this many samples.
+    min_seconds: before a long pause ends a segment.
+    detector: finds the pauses; without one they are found by level.
+
+    >>> tone = (9000 * np.sin(np.arange(16_000))).astype(np.int16)
+    >>> blocks = [tone, np.zeros(16_000, np.int16), tone]
+    >>> [len(segment.samples) for segment in Segmenter(16_000).split(blocks)]
+    [24000, 24000]
+    """
+
+    sample_rate: int
+    multiple: int = 1
+    min_seconds: float = MIN_SEGMENT_SECONDS
+    detector: VoiceDetector | None = None
+
+    def split(self, blocks: Iterable[Samples]) -> Iterator[Segment]:
+        """Yield the segments of blocks (S,); the last one may be empty.
+
+        A segment ends in the first long pause after ``min_seconds``. Before it exceeds
+        MAX_SEGMENT_SECONDS it ends in its longest pause. Without a pause it ends there, and the
+        next segment repeats its last OVERLAP_SECONDS.
+        """
+        pending = np.empty(0, np.int16)
+        segment, pauses = Segment(pending, 0), Pauses(self.detector, self.sample_rate)
+        for block in blocks:
+            pauses.add(block)
+            pending = np.concatenate([pending, block])
+            while len(pending) > self._max_samples:
+                segment = self._first(pending, pauses, after=segment)
+                yield segment
+                pending = pending[len(segment.samples) - segment.overlap :]
+        while True:
+            segment = self._first(pending, pauses, after=segment)
+            yield segment
+            pending = pending[len(segment.samples) :]
+            if not len(pending):
+                return
+
+    @property
+    def _max_samples(self) -> int:
+        return seconds_to_samples(MAX_SEGMENT_SECONDS, self.sample_rate)
+
+    def _first(self, pending: Samples, pauses: "Pauses", *, after: Segment) -> Segment:
+        """Return the first segment of pending samples (S,), which follows another one."""
+        start = after.next_start
+        ahead, is_longer = pending[: self._max_samples], len(pending) > self._max_samples
+        window = self.sample_rate // WINDOWS_PER_SECOND
+        count = len(ahead) // window
+        min_windows = max(self.min_seconds * WINDOWS_PER_SECOND, after.overlap / window)
+        cuts = [  # the length of each pause, and its cut: the middle, or MARGIN before the end
+            (end - first, end - min((end - first) // 2, round(MARGIN_SECONDS * WINDOWS_PER_SECOND)))
+            for first, end in pauses.within(ahead, start)
+            if (is_longer or end < count) and (first > 0 or end - first == count)
+        ]
+        cuts = [(length, cut) for length, cut in cuts if cut >= min_windows]
+        for length, cut in cuts:
+            if length >= LONG_PAUSE_SECONDS * WINDOWS_PER_SECOND:
+                return Segment(pending[: cut * window].copy(), start)
+        if not is_longer:
+            return Segment(pending, start)
+        length, cut = max(cuts, default=(0, 0))
+        if length >= SHORT_PAUSE_SECONDS * WINDOWS_PER_SECOND:
+            return Segment(pending[: cut * window].copy(), start)
+        step = self._max_samples - seconds_to_samples(OVERLAP_SECONDS, self.sample_rate)
+        return Segment(ahead, start, self._max_samples - step // self.multiple * self.multiple)
+
+
+class Pauses:
+    """The pauses of one source, which arrives block by block."""
+
+    def __init__(self, detector: VoiceDetector | None, sample_rate: int) -> None:
+        self._detector, self._rate = detector, sample_rate
+        self._state = None if detector is None else detector.start()
+        self._events: list[SpeechEvent] = []
+
+    def add(self, block: Samples) -> None:
+        if self._detector is not None and self._state is not None:
+            events, self._state = self._detector.push(block, self._state)
+            self._events += events
+
+    def within(self, samples: Samples, start: int) -> list[list[int]]:
+        """Return the pauses of samples (S,) as `find_pauses` does, in windows.
+
+        start: the index of the first of them in the source.
+        """
+        window, rate = self._rate // WINDOWS_PER_SECOND, self._rate
+        if self._detector is None:
+            return find_pauses(samples, window)
+        end = samples_to_seconds(start + len(samples), rate)
+        times = [0.0, *(event.seconds for event in self._events if event.detected <= end), end]
+        edges = np.rint((np.array(times[: len(times) // 2 * 2]) * rate - start) / window)
+        pauses = edges.clip(0, len(samples) // window).astype(int).reshape(-1, 2).tolist()
+        return [[first, end] for first, end in pauses if end > first]
+
+
+def find_gap(log_probs: LogProbs, overlap: int, silent: Collection[int]) -> int:
+    """Return the frame to cut (U, V) at: the middle of the longest gap between two tokens.
+
+    Only the middle half of the last ``overlap`` frames is searched. If every frame of it has a
+    token, its first frame is returned.
+
+    silent: the tokens without speech, blank and space.
+    """
+    first, last = len(log_probs) - 3 * overlap // 4, len(log_probs) - overlap // 4
+    spoken = np.flatnonzero(~np.isin(log_probs[first:last].argmax(1), list(silent)))
+    edges = np.concatenate([[-1], spoken, [last - first]])
+    longest = int(np.argmax(np.diff(edges)))
+    return first + int(edges[longest] + edges[longest + 1] + 1) // 2
+
+
+@dataclass(frozen=True)
+class _SourceSegment:
+    """A segment of a source, or the error that ends the source."""
+
+    name: str | None  # of a file
     segment: Segment | SbkitError
     is_last: bool
 
@@ -117,16 +264,14 @@ class Transcriber(AbstractContextManager["Transcriber"]):
         encode: runs the model on segments, by default in batches of similar length.
         """
         self._bundle, self._pool, self._times = bundle, bundle.decoder_pool, times
-        self._pool_seconds = pool_seconds
-        self._thread = bundle.model
-        self._rate = bundle.config.sample_rate
+        self._thread, self._rate = bundle.model, bundle.config.sample_rate
+        self._pool_seconds, self.effective = pool_seconds, bundle.model.effective
         self._segmenter = Segmenter(self._rate, self._thread.samples_per_frame, detector=detector)
         if detector is not None:
             detector.require_rate(self._rate)
-        self.effective = self._thread.effective
-        seconds = default_batch_seconds(self.effective)
-        self._shapes = Shapes(max_samples=seconds_to_samples(seconds, self._rate))
-        self._encode = encode or self._encode_by_length
+        max_samples = seconds_to_samples(default_batch_seconds(self.effective), self._rate)
+        by_length = partial(self._thread.encode_by_length, shapes=Shapes(max_samples=max_samples))
+        self._encode = encode or by_length
 
     @classmethod
     def load(
@@ -147,8 +292,8 @@ class Transcriber(AbstractContextManager["Transcriber"]):
 
         device: cpu, cuda, cuda:N or auto.
         runtime: torch or onnx.
-        precision: fp32, bf16 or fp16 of torch, fp32 or int8 of onnx.
-        compile: default or reduce-overhead; None for not at all.
+        precision: fp32, bf16 or fp16 with torch, fp32 or int8 with onnx.
+        compile: default or reduce-overhead; None to compile nothing.
         decoder: greedy, beam or graph; None for the bundle's own.
         hotwords: phrases separated by commas, or a file of them.
         times: whether words are timed.
@@ -187,7 +332,7 @@ class Transcriber(AbstractContextManager["Transcriber"]):
         """Transcribe sources as `transcribe` does, in batches of similar length.
 
         Raises:
-            BatchError: some cannot be read; its ``results`` have the transcripts of the others.
+            BatchError: some cannot be read.
         """
         results = list(self.stream(audios, sample_rate))
         transcripts = [result for result in results if isinstance(result, Transcript)]
@@ -208,9 +353,9 @@ class Transcriber(AbstractContextManager["Transcriber"]):
         """Yield the transcript of each source, or its error, in their order.
 
         on_seconds: called with the seconds of audio that were decoded since its last call.
-        on_text: called with the text that each segment adds to its source, as soon as it is known.
+        on_text: called with the text that each segment adds to its source, as soon as it is final.
         phrases: to expect, if the decoder can expect any.
-        times: whether words are timed, if other than the Transcriber's.
+        times: whether words are timed, by default as the Transcriber does.
         """
         recognized: list[Recognized] = []
         cut = 0  # frames that a segment leaves to the one before it
@@ -237,7 +382,6 @@ class Transcriber(AbstractContextManager["Transcriber"]):
                     recognized = []
 
     def close(self) -> None:
-        """End the thread of the model, and the processes that decode."""
         self._pool.close()
         self._thread.close()
 
@@ -262,10 +406,9 @@ class Transcriber(AbstractContextManager["Transcriber"]):
     def _decoder_inputs(
         self, pool: Sequence[_SourceSegment], cut: int, phrases: tuple[str, ...]
     ) -> tuple[list[DecoderInput], int]:
-        """Run the model on a pool; return what the decoder takes of each segment.
+        """Run the model on a pool; return the decoder's inputs, and ``cut`` for the next pool.
 
-        cut: frames that the first segment leaves to the one before it. It is returned for the first
-        segment of the next pool, too.
+        cut: frames that the first segment leaves to the one before it.
         """
         segments = [item.segment for item in pool if isinstance(item.segment, Segment)]
         with naming_audio(listed(dict.fromkeys(item.name or "an array" for item in pool))):
@@ -279,13 +422,10 @@ class Transcriber(AbstractContextManager["Transcriber"]):
                 inputs.append(replace(trimmed, phrases=phrases))
         return inputs, cut
 
-    def _encode_by_length(self, segments: Sequence[Samples]) -> list[Encoded]:
-        return self._thread.encode_by_length(segments, self._shapes)
-
     def _trim(self, segment: Segment, encoded: Encoded, first: int) -> tuple[DecoderInput, int]:
-        """Cut off the first frames of a segment, and those of its overlap that the next decodes.
+        """Leave out ``first`` frames of a segment, and the end of its overlap with the next one.
 
-        Return also how many frames the next segment cuts off.
+        Return also how many frames the next segment leaves out.
         """
         step, end, cut = self._thread.samples_per_frame, len(encoded.log_probs), 0
         if segment.overlap:
@@ -294,11 +434,8 @@ class Transcriber(AbstractContextManager["Transcriber"]):
             cut = end - following
         is_whole = end == len(encoded.log_probs)
         samples = len(segment.samples) - first * step if is_whole else (end - first) * step
-        begin = self._seconds(segment.start + first * step)
-        return (
-            self._bundle.decoder_input(encoded.part(first, end), samples=samples, begin=begin),
-            cut,
-        )
+        begin, frames = self._seconds(segment.start + first * step), encoded.part(first, end)
+        return self._bundle.decoder_input(frames, samples=samples, begin=begin), cut
 
     def _join(
         self, recognized: Sequence[Recognized], name: str | None, last: Segment
@@ -345,7 +482,7 @@ def open_recognizer(
 def _pools(
     queued: Iterable[_SourceSegment], sample_rate: int, seconds: float
 ) -> Iterator[list[_SourceSegment]]:
-    """Collect segments until they hold that many seconds of audio."""
+    """Collect segments until they have that many seconds of audio."""
     pool: list[_SourceSegment] = []
     missing = max_samples = seconds_to_samples(seconds, sample_rate)
     for item in queued:

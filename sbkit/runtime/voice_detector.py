@@ -2,7 +2,7 @@
 
     samples -> a model's probability of speech, frame by frame -> events: started, stopped
 
-The model is that of a bundle, or of the package silero-vad.
+The model comes from a bundle, or from the package silero-vad.
 """
 
 from dataclasses import dataclass, field, replace
@@ -11,17 +11,15 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from sbkit.audio.io import FULL_SCALE, Samples, to_samples
+from sbkit.base.arrays import Float32s
 from sbkit.base.errors import ConfigError
 from sbkit.base.imports import require_package
 from sbkit.base.units import samples_to_seconds
 from sbkit.bundle.protocols import ModelState, StreamingModel
 from sbkit.runtime.runtimes import OpenBundle, open_model
 from sbkit.tasks.voice_activity import DELAY_FRAMES
-
-Probabilities = npt.NDArray[np.float32]
 
 SILERO = "silero"  # the name of the detector, and of the extra that installs it
 SILERO_CONTEXT = 64  # samples before a frame that its model is given, too
@@ -49,8 +47,8 @@ class SpeechRules:
 
     onset: the probability at which speech may begin.
     offset: the probability below which speech may end.
-    shortest: speech begins with at least this much above ``offset``.
-    hang_over: speech ends after this much below ``offset``.
+    shortest: speech has at least this much time above ``offset``.
+    hang_over: speech ends after this much time below ``offset``.
     padding: added to both ends of a segment, at most ``hang_over``.
     """
 
@@ -63,44 +61,29 @@ class SpeechRules:
 
 @dataclass
 class SpeechState:
-    """The state of a stream. `push` returns a new one, so a stream can be continued twice.
-
-    model: the state of the model.
-    samples: (S,), from the first sample of the next frame.
-    frames: the number of frames so far.
-    first: the first frame of speech that may have begun.
-    last: the frame after the last frame of that speech.
-    is_speech: whether it was long enough.
-    end: of the segment before, in seconds.
-    """
+    """The state of a stream. `push` returns a new one, so a stream can be continued twice."""
 
     model: ModelState
-    samples: Samples = field(default_factory=lambda: np.zeros(0, np.int16))
-    frames: int = 0
-    first: int | None = None
-    last: int = 0
-    is_speech: bool = False
-    end: float = 0.0
+    samples: Samples = field(default_factory=lambda: np.zeros(0, np.int16))  # of the next frame
+    frames: int = 0  # so far
+    first: int | None = None  # the first frame of speech that may have begun
+    last: int = 0  # the frame after that speech
+    is_speech: bool = False  # whether it was long enough
+    end: float = 0.0  # of the previous segment, in seconds
 
 
 class SpeechModel(Protocol):
-    """A model that computes the probability of speech of every frame.
+    """A model that computes the probability of speech of every frame."""
 
-    sample_rate: of its audio, in Hz.
-    step: samples from one frame to the next.
-    overlap: samples of the next frame that a frame needs.
-    delay: by how many frames its output lags behind the audio.
-    """
-
-    sample_rate: int
-    step: int
-    overlap: int
-    delay: int
+    sample_rate: int  # in Hz
+    step: int  # samples from one frame to the next
+    overlap: int  # samples of the next frame that a frame needs
+    delay: int  # frames by which its output lags behind the audio
 
     def start(self) -> ModelState:
         """Return the state before the first sample; nothing changes it."""
 
-    def advance(self, samples: Samples, state: ModelState) -> tuple[Probabilities, ModelState]:
+    def advance(self, samples: Samples, state: ModelState) -> tuple[Float32s, ModelState]:
         """Compute U probabilities from U * step + overlap samples, and the new state."""
 
 
@@ -118,7 +101,7 @@ class VoiceDetector:
 
     @classmethod
     def load(cls, name: Path | str, **options: Any) -> Self:
-        """Load a bundle, with the options of `open_model`, or "silero", the package silero-vad.
+        """Load a bundle with the options of `open_model`, or the package silero-vad by "silero".
 
         Raises:
             SbkitError: the bundle is no detector, or cannot be used here.
@@ -189,38 +172,36 @@ class VoiceDetector:
 
 
 class BundleModel:
-    """The model of a bundle, in its thread, as a `SpeechModel`."""
+    """The model of a bundle in its thread, as a `SpeechModel`."""
 
     def __init__(self, bundle: OpenBundle) -> None:
         bundle.task.require_prediction("speech", command="transcribe --vad")
         self._thread = bundle.model
         self.sample_rate, self.delay = bundle.config.sample_rate, DELAY_FRAMES
-        assert self._thread.chunks is not None
-        self.step = self._thread.chunks.step
-        self.overlap = self._thread.chunks.window - self.step
+        chunks = self._thread.chunks
+        assert chunks is not None
+        self.step, self.overlap = chunks.step, chunks.window - chunks.step
         # The graph of ONNX takes one frame, because its exporter unrolls a GRU.
         self._one_frame = self._thread.effective.runtime != "torch"
 
     def start(self) -> ModelState:
-        """Return the state before the first sample."""
         return self._thread.start()
 
-    def advance(self, samples: Samples, state: ModelState) -> tuple[Probabilities, ModelState]:
-        """Compute U probabilities from U * step + overlap samples, and the new state."""
+    def advance(self, samples: Samples, state: ModelState) -> tuple[Float32s, ModelState]:
         return self._thread.call(lambda model: self._run(samples, state, model.streaming))
 
     def _run(
         self, samples: Samples, state: ModelState, model: StreamingModel
-    ) -> tuple[Probabilities, ModelState]:
+    ) -> tuple[Float32s, ModelState]:
         size = self.step + self.overlap if self._one_frame else len(samples)
-        probabilities: list[Probabilities] = []
+        probabilities: list[Float32s] = []
         for first in range(0, len(samples) - self.overlap, size - self.overlap):
             [(log_probs, state)] = model.advance([samples[first : first + size]], [state])
             probabilities.append(np.exp(log_probs[:, 1]))
         return np.concatenate(probabilities), state
 
 
-SileroState = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]  # recurrent, and the context
+SileroState = tuple[Float32s, Float32s]  # recurrent, and the context
 
 
 class SileroModel:
@@ -237,13 +218,11 @@ class SileroModel:
         self._session = onnxruntime.InferenceSession(file, options)
 
     def start(self) -> SileroState:
-        """Return the state before the first sample."""
         return np.zeros((2, 1, 128), np.float32), np.zeros(SILERO_CONTEXT, np.float32)
 
-    def advance(self, samples: Samples, state: SileroState) -> tuple[Probabilities, SileroState]:
-        """Compute U probabilities from U * step samples, and the new state."""
+    def advance(self, samples: Samples, state: SileroState) -> tuple[Float32s, SileroState]:
         recurrent, context = state
-        probabilities: list[Probabilities] = []
+        probabilities: list[Float32s] = []
         for frame in samples.reshape(-1, self.step).astype(np.float32) / FULL_SCALE:
             x = np.concatenate([context, frame])
             inputs = {"input": x[None], "state": recurrent, "sr": np.array(self.sample_rate)}

@@ -19,8 +19,7 @@ from sbkit.runtime.voice_detector import VoiceDetector
 from sbkit.serve.batching import Batcher, SessionBatcher, Workers
 from sbkit.serve.middleware import Metrics
 from sbkit.serve.responses import ApiError, too_large
-from sbkit.streaming.recognizer import StreamingRecognizer
-from sbkit.streaming.session import Event, Final, Session
+from sbkit.streaming.session import Event, Final, Session, StreamingRecognizer
 
 POOL_SECONDS = 60.0  # of a request that are read ahead; batches are made of all requests
 TURN_SILENCE_SECONDS = (

@@ -11,20 +11,20 @@ if TYPE_CHECKING:
     from sbkit.streaming.devices import audio_blocks as audio_blocks
     from sbkit.streaming.pipeline import Pipeline as Pipeline
     from sbkit.streaming.pipeline import Turn as Turn
-    from sbkit.streaming.recognizer import EndpointRules as EndpointRules
-    from sbkit.streaming.recognizer import StreamingRecognizer as StreamingRecognizer
+    from sbkit.streaming.session import EndpointRules as EndpointRules
     from sbkit.streaming.session import Event as Event
     from sbkit.streaming.session import Final as Final
     from sbkit.streaming.session import Session as Session
+    from sbkit.streaming.session import StreamingRecognizer as StreamingRecognizer
 
 __getattr__ = lazy_names(
     "sbkit.streaming",
-    EndpointRules="recognizer",
+    EndpointRules="session",
     Event="session",
     Final="session",
     Pipeline="pipeline",
     Session="session",
-    StreamingRecognizer="recognizer",
+    StreamingRecognizer="session",
     Turn="pipeline",
     audio_blocks="devices",
 )

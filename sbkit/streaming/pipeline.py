@@ -23,8 +23,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.units import samples_to_seconds
 from sbkit.runtime.voice_detector import VoiceDetector
 from sbkit.streaming.devices import Player
-from sbkit.streaming.recognizer import StreamingRecognizer
-from sbkit.streaming.session import Event, Final, Partial, Session
+from sbkit.streaming.session import Event, Final, Partial, Session, StreamingRecognizer
 
 QUEUE_ITEMS = 8  # between two stages
 PLAYER_SECONDS = 0.5  # of sound that the player has in store

@@ -1,37 +1,129 @@
-"""A session of streaming speech: samples in, events out, with growing text and timed words.
+"""Sessions of streaming speech: samples in, events out, with growing text and timed words.
+
+Audio arrives in blocks of any size, and runs through the model in chunks. The model has a thread of
+its own, and runs by torch or any other runtime: this file imports none.
 
 Legend: S samples, U frames, V vocabulary.
 """
 
 from bisect import bisect
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 
 from sbkit.audio.io import Samples, to_samples
 from sbkit.base.arrays import LogProbs
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import BundleError, SbkitError
 from sbkit.base.messages import printable
 from sbkit.base.units import samples_to_seconds
+from sbkit.decoding.decoder import BeamDecoder, CtcDecoder
 from sbkit.decoding.greedy import Hypothesis
 from sbkit.decoding.words import agreement
+from sbkit.runtime.runtimes import OpenBundle
+from sbkit.runtime.transcriber import open_recognizer
 from sbkit.runtime.voice_detector import SpeechEvent, VoiceDetector
-from sbkit.streaming.recognizer import EndpointRules, StreamingRecognizer
 from sbkit.text.word import Word
 
 STABLE_SHARE = 0.95  # of the beam, by its scores, that must agree on a word to call it stable
 
 
 @dataclass(frozen=True, kw_only=True)
+class EndpointRules:
+    """The seconds after which an utterance ends.
+
+    nothing: of silence, if nothing was decoded.
+    silence: of silence, after something was decoded.
+    longest: of an utterance, whatever it contains.
+
+    A frame is silent if its best token is no speech. The rules are Kaldi's
+    (`online2/online-endpoint.h`), the numbers sherpa-onnx's.
+
+    >>> EndpointRules().met(is_spoken=True, silence=1.3, seconds=4.0)
+    'silence'
+    """
+
+    nothing: float = 2.4
+    silence: float = 1.2
+    longest: float = 20.0
+
+    def met(self, *, is_spoken: bool, silence: float, seconds: float) -> str | None:
+        """Return the name of a rule that ends the utterance now, or None."""
+        if silence >= (self.silence if is_spoken else self.nothing):
+            return "silence" if is_spoken else "nothing"
+        return "longest" if seconds >= self.longest else None
+
+
+class StreamingRecognizer(AbstractContextManager["StreamingRecognizer"]):
+    """The model and the decoder of many sessions; made by `StreamingRecognizer.load`.
+
+    chunks: the samples of a chunk.
+    decoder: finds the tokens, and times the words.
+    """
+
+    def __init__(self, *, bundle: OpenBundle, rules: EndpointRules | None = None) -> None:
+        """Take a bundle whose model has a thread of its own.
+
+        Raises:
+            BundleError: the model or its decoder only takes whole clips.
+        """
+        self.model, self.effective = bundle.model, bundle.model.effective
+        self.rules = EndpointRules() if rules is None else rules
+        self.sample_rate = bundle.config.sample_rate
+        if (chunks := self.model.chunks) is None:
+            raise BundleError(
+                "`--live` needs a streaming model, from a YAML with `streaming`. This one, run by "
+                f"{self.effective.runtime}, only takes whole clips. Train "
+                "hparams/ctc_streaming.yaml, or leave out --live."
+            )
+        self.chunks = chunks
+        self.samples_per_frame = self.model.samples_per_frame
+        self.decoder: CtcDecoder = bundle.decoder_pool.decoder
+        self.silent = bundle.tokenizer.silent
+        decoder = self.decoder.decoder
+        if isinstance(decoder, BeamDecoder) and decoder.attention_rescoring:
+            raise BundleError(
+                "The decoder of this model rescores with the attention decoder, which takes whole "
+                "clips. Pass --decoder greedy to transcribe live speech, or tune another decoder: "
+                "sbkit tune RUN --no-attention-rescoring"
+            )
+        decoder.start()  # raises an error for a decoding graph, which takes whole clips, too
+        self.start = self.model.start()
+
+    @classmethod
+    def load(
+        cls, folder: Path | str, *, rules: EndpointRules | None = None, **options: Any
+    ) -> Self:
+        """Load a bundle, with the options of `Transcriber.load` except ``times``.
+
+        Raises:
+            SbkitError: the bundle cannot be used here, or only takes whole clips.
+        """
+        bundle = open_recognizer(Path(folder), streaming="only", **options)
+        try:
+            return cls(bundle=bundle, rules=rules)
+        except BaseException:
+            bundle.model.close()
+            raise
+
+    def close(self) -> None:
+        self.model.close()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Event:
-    """An event of a session. ``seconds``: of audio received when it was emitted."""
+    """An event of a session; seconds: of audio received when it was emitted."""
 
     seconds: float
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> dict[str, object]:
         """Return plain data, for JSON; ``event`` is the name of the class."""
         rounded = {name: round(x, 3) for name, x in asdict(self).items() if isinstance(x, float)}
         return {"event": type(self).__name__.lower(), **asdict(self), **rounded}
@@ -61,28 +153,21 @@ class Final(Event):
     end: float
     words: tuple[Word, ...]
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> dict[str, object]:
         return {**super().plain(), "words": [word.plain() for word in self.words]}
 
 
 @dataclass
 class Utterance:
-    """The state of an utterance until it ends.
+    """The state of an utterance until it ends."""
 
-    first: the index of its first frame in the stream.
-    search: the state of the decoder.
-    log_probs: (U, V) of its parts.
-    silence: the number of frames since the last one with a token.
-    last_partial: the text of the last `Partial`.
-    """
-
-    first: int
-    search: Any
-    log_probs: list[LogProbs] = field(default_factory=list)
+    first: int  # the index of its first frame in the stream
+    search: Any  # the state of the decoder
+    log_probs: list[LogProbs] = field(default_factory=list)  # (U, V) of its parts
     frames: int = 0
-    silence: int = 0
+    silence: int = 0  # frames since the last one with a token
     is_spoken: bool = False
-    last_partial: str = ""
+    last_partial: str = ""  # the text of the last `Partial`
 
 
 class Session:
@@ -107,32 +192,27 @@ class Session:
     ) -> None:
         """Begin a session.
 
-        rules: when an utterance ends, by default those of the recognizer.
+        rules: when an utterance ends, by default as the recognizer's rules say.
         start: the index of its first sample in the stream that the times of events refer to.
-        detector: decides what is silence, by default frames without a token.
+        detector: decides when there is silence, by default in frames without a token.
         """
-        self.recognizer, self.state = recognizer, recognizer.start()
+        self.recognizer, self.model_state = recognizer, recognizer.start
         self._rules, self._start = recognizer.rules if rules is None else rules, start
         self._detector = detector
-        self._speech_events: list[SpeechEvent] = []
+        self._speech_events: tuple[SpeechEvent, ...] = ()
         if detector is not None:
             detector.require_rate(recognizer.sample_rate)
             self._detector_state = detector.start()
         self.is_finished = False
-        self.fed = np.zeros(0, np.int16)  # samples since the last batch
-        self._received = 0  # samples
-        self._num_chunks = 0
-        self._utterance = self._begin(0)
+        self.pending = np.zeros(0, np.int16)  # from the first sample of the next chunk
+        self._received = self._num_chunks = 0  # samples; chunks
+        self.utterance = self._begin(0)
 
     def copy(self) -> "Session":
         """Return an independent session that continues from here."""
-        twin, utterance = copy(self), self._utterance
-        twin._speech_events = [*self._speech_events]
-        twin._utterance = replace(
-            utterance,
-            search=self.recognizer.decoder.decoder.copy(utterance.search),
-            log_probs=[*utterance.log_probs],
-        )
+        twin, utterance = copy(self), self.utterance
+        search = self.recognizer.decoder.decoder.copy(utterance.search)
+        twin.utterance = replace(utterance, search=search, log_probs=[*utterance.log_probs])
         return twin
 
     def push(self, samples: Samples) -> list[Event]:
@@ -154,16 +234,16 @@ class Session:
         if self.is_finished:
             raise SbkitError("This session is finished and takes no more samples; begin another.")
         samples = to_samples(samples)
-        self.fed, self._received = np.append(self.fed, samples), self._received + len(samples)
+        self.pending = np.append(self.pending, samples)
+        self._received += len(samples)
         if self._detector is not None:
             events, self._detector_state = self._detector.push(samples, self._detector_state)
-            self._speech_events += events
+            self._speech_events += tuple(events)
 
     @property
     def is_due(self) -> bool:
         """Whether `advance_batch` has anything to do for this session."""
-        pending = len(self.state.samples) + len(self.fed)
-        return self.is_finished or pending >= self.recognizer.chunks.window
+        return self.is_finished or len(self.pending) >= self.recognizer.chunks.window
 
     def read(self, chunks: Sequence[LogProbs]) -> Iterator[Event]:
         """Decode further chunks (U, V), and end the utterance if the session is finished."""
@@ -178,7 +258,7 @@ class Session:
         is_silent = np.isin(log_probs.argmax(1), self.recognizer.silent)
         done = 0
         for frame, is_blank in enumerate(is_silent, 1):
-            utterance = self._utterance
+            utterance = self.utterance
             utterance.silence = utterance.silence + 1 if is_blank else 0
             utterance.is_spoken |= not is_blank
             seconds = self._frame_seconds(utterance.frames + frame - done)
@@ -187,7 +267,7 @@ class Session:
             )
             if rule is not None:
                 self._decode(log_probs[done:frame])
-                end, done = self._utterance.first + self._utterance.frames, frame
+                end, done = utterance.first + utterance.frames, frame
                 yield Endpoint(seconds=self._now, rule=rule)
                 yield from self._end(end * self.recognizer.samples_per_frame)
         if done < len(log_probs):
@@ -200,20 +280,20 @@ class Session:
         A detector reports the end of speech only after its hang-over, which was silence, too.
         """
         if self._detector is None:
-            return self._frame_seconds(self._utterance.silence)
-        now = self._frame_seconds(self._utterance.first) + seconds
-        num_known = bisect(self._speech_events, now, key=lambda event: event.detected)
-        if num_known == 0:
+            return self._frame_seconds(self.utterance.silence)
+        now = self._frame_seconds(self.utterance.first) + seconds
+        num_detected = bisect(self._speech_events, now, key=lambda event: event.detected)
+        if num_detected == 0:
             return seconds
-        last = self._speech_events[num_known - 1]
+        last = self._speech_events[num_detected - 1]
         return 0.0 if last.kind == "started" else min(seconds, now - last.seconds)
 
     def _begin(self, frame: int) -> Utterance:
         return Utterance(frame, self.recognizer.decoder.decoder.start())
 
     def _decode(self, log_probs: LogProbs) -> None:
-        utterance, search = self._utterance, self.recognizer.decoder.decoder
-        utterance.search = search.advance(utterance.search, log_probs)
+        utterance, decoder = self.utterance, self.recognizer.decoder.decoder
+        utterance.search = decoder.advance(utterance.search, log_probs)
         utterance.log_probs.append(log_probs)
         utterance.frames += len(log_probs)
 
@@ -223,18 +303,19 @@ class Session:
         A word is stable if nearly all of the beam has it. The last word may still grow.
         """
         beam = self._beam()
-        words, *rivals = [self._words(hypothesis) for hypothesis in beam]
+        candidates = [self._words(hypothesis) for hypothesis in beam]
+        words = candidates[0]
         text = printable(" ".join(words))
-        if text != self._utterance.last_partial:
-            self._utterance.last_partial = text
-            shares = agreement(words, [words, *rivals], [hypothesis.score for hypothesis in beam])
+        if text != self.utterance.last_partial:
+            self.utterance.last_partial = text
+            shares = agreement(words, candidates, [hypothesis.score for hypothesis in beam])
             doubted = np.flatnonzero(shares[:-1] < STABLE_SHARE)
             stable = int(doubted[0]) if len(doubted) else max(0, len(words) - 1)
             yield Partial(seconds=self._now, text=text, stable=stable)
 
     def _end(self, end: int) -> Iterator[Event]:
         """Yield the text of the utterance if it has any, and begin the next; end: in samples."""
-        utterance, recognizer = self._utterance, self.recognizer
+        utterance, recognizer = self.utterance, self.recognizer
         first = utterance.first * recognizer.samples_per_frame
         best, *_ = beam = self._beam()
         if words := self._words(best):
@@ -250,10 +331,10 @@ class Session:
                     replace(word.later(start), text=printable(word.text)) for word in timed
                 ),
             )
-        self._utterance = self._begin(utterance.first + utterance.frames)
+        self.utterance = self._begin(utterance.first + utterance.frames)
 
     def _beam(self) -> Sequence[Hypothesis]:
-        return self.recognizer.decoder.decoder.finish(self._utterance.search)
+        return self.recognizer.decoder.decoder.finish(self.utterance.search)
 
     def _words(self, hypothesis: Hypothesis) -> list[str]:
         return self.recognizer.decoder.aligner.tokenizer.words(hypothesis.tokens)
@@ -273,20 +354,30 @@ class Session:
 
 
 def advance_batch(sessions: Sequence[Session]) -> list[list[Event]]:
-    """Run the samples fed to sessions of one recognizer as one batch; return each one's events."""
+    """Run the samples fed to sessions of one recognizer as one batch; return the events of each."""
     outputs = forward_batch(sessions)
     return [list(session.read(chunks)) for session, chunks in zip(sessions, outputs, strict=True)]
 
 
 def forward_batch(sessions: Sequence[Session]) -> list[list[LogProbs]]:
-    """Run only the model; return each session's chunks. After an error it may be called again."""
+    """Run only the model; return each session's chunks (U, V).
+
+    The chunks of all sessions run in one batch. After an error it may be called again.
+    """
     if not sessions:
         return []
-    outputs = sessions[0].recognizer.forward_chunks(
-        [session.fed for session in sessions],
-        [session.state for session in sessions],
-        [session.is_finished for session in sessions],
-    )
-    for session, (_, state) in zip(sessions, outputs, strict=True):
-        session.state, session.fed = state, session.fed[:0]
-    return [chunks for chunks, _ in outputs]
+    recognizer, sizes = sessions[0].recognizer, sessions[0].recognizer.chunks
+    pending = [session.pending for session in sessions]
+    states = [session.model_state for session in sessions]
+    needed = [sizes.shortest if session.is_finished else sizes.window for session in sessions]
+    outputs: list[list[LogProbs]] = [[] for _ in sessions]
+    while ready := [n for n, samples in enumerate(pending) if len(samples) >= needed[n]]:
+        results = recognizer.model.advance(
+            [pending[n][: sizes.window] for n in ready], [states[n] for n in ready]
+        )
+        for n, (log_probs, state) in zip(ready, results, strict=True):
+            outputs[n].append(log_probs)
+            states[n], pending[n] = state, pending[n][sizes.step :]
+    for session, state, samples in zip(sessions, states, pending, strict=True):
+        session.model_state, session.pending = state, samples
+    return outputs

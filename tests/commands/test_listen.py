@@ -21,8 +21,7 @@ from sbkit.commands.listen import Display
 from sbkit.export.export import export_run
 from sbkit.runtime.transcriber import Transcriber
 from sbkit.streaming.devices import audio_blocks
-from sbkit.streaming.recognizer import StreamingRecognizer
-from sbkit.streaming.session import Final, Partial, Session
+from sbkit.streaming.session import Final, Partial, Session, StreamingRecognizer
 from tests.logs.terminal import Terminal
 from tests.runtime.bundles import ROOT, make_bundle, make_live_run
 from tests.runtime.tones import RATE, silence, speak

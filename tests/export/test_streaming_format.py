@@ -10,8 +10,7 @@ import pytest
 from sbkit.base.errors import SbkitError
 from sbkit.export.export import export_run
 from sbkit.export.parity import Grid
-from sbkit.streaming.recognizer import StreamingRecognizer
-from sbkit.streaming.session import Session, advance_batch
+from sbkit.streaming.session import Session, StreamingRecognizer, advance_batch
 from tests.runtime.bundles import ROOT, make_bundle, make_live_run, parity_report
 
 

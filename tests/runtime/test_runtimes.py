@@ -112,7 +112,7 @@ def test_open_model_reads_back_the_gpu_index(bundle: Path, monkeypatch: pytest.M
     for device, result in (("auto", "cuda:0"), ("cuda", "cuda:0"), ("cuda:1", "cuda:1")):
         assert effective(bundle, device=device).device == result
     monkeypatch.setattr(StandInSession, "gpu", "0")
-    with pytest.raises(SbkitError, match="cuda:1` was asked for, but the model runs with cuda:0"):
+    with pytest.raises(SbkitError, match="cuda:1` was requested, but the model runs with cuda:0"):
         effective(bundle, device="cuda:1")
 
 
@@ -130,7 +130,7 @@ def test_open_model_reads_back_the_precision_of_nodes(
     write_checksums(bundle / "onnx")
     for asked, actual in (("fp32", "int8 and fp32"), ("int8", "fp32")):
         with pytest.raises(
-            SbkitError, match=f"{asked}` was asked for, but the model runs with {actual}"
+            SbkitError, match=f"{asked}` was requested, but the model runs with {actual}"
         ):
             effective(bundle, device="cpu", precision=asked)
 

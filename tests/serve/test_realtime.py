@@ -28,8 +28,7 @@ from sbkit.runtime.voice_detector import SpeechRules, VoiceDetector
 from sbkit.serve.batching import SessionBatcher
 from sbkit.serve.middleware import STOPPING
 from sbkit.serve.realtime import Item, SpeechTurns, TurnPart
-from sbkit.streaming.recognizer import StreamingRecognizer
-from sbkit.streaming.session import Final, Session
+from sbkit.streaming.session import Final, Session, StreamingRecognizer
 from tests.decoding.spoken import train_models
 from tests.runtime.scripted_speech import ScriptedSpeech, is_speech, script
 from tests.runtime.tones import RATE, silence, speak, tone_bundle
@@ -475,7 +474,7 @@ def test_fault_of_one_session_spares_the_others(
         session.feed(spoken)
         session.is_finished = True
     if place == "model":
-        sessions[1].fed[0] = 32_000
+        sessions[1].pending[0] = 32_000
     else:
         monkeypatch.setattr(sessions[1], "read", lambda _: 1 // 0)
 

@@ -10,7 +10,7 @@ from sbkit.base.arrays import LogProbs
 from sbkit.bundle.protocols import ChunkSizes, StreamingModel
 from sbkit.decoding.decoder import BeamDecoder
 from sbkit.runtime.model import ModelThread
-from sbkit.streaming.recognizer import EndpointRules, StreamingRecognizer
+from sbkit.streaming.session import EndpointRules, StreamingRecognizer
 from sbkit.text.tokenizer import Tokenizer
 from tests.decoding.spoken import train_models
 from tests.runtime.tones import STEP, ToneModel, tone_bundle

@@ -16,8 +16,7 @@ from sbkit.runtime.model import ModelThread
 from sbkit.runtime.runtimes import OpenBundle
 from sbkit.runtime.torch_model import Compilation, load_torch
 from sbkit.streaming.pipeline import Pipeline
-from sbkit.streaming.recognizer import StreamingRecognizer
-from sbkit.streaming.session import Final, Session, advance_batch
+from sbkit.streaming.session import Final, Session, StreamingRecognizer, advance_batch
 from tests import processes
 from tests.runtime.bundles import make_live_run
 

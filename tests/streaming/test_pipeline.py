@@ -13,8 +13,7 @@ from sbkit.audio.resample import Signal
 from sbkit.base.errors import SbkitError
 from sbkit.runtime.voice_detector import SpeechRules, VoiceDetector
 from sbkit.streaming.pipeline import Answer, Pipeline, Turn
-from sbkit.streaming.recognizer import StreamingRecognizer
-from sbkit.streaming.session import Final, Partial
+from sbkit.streaming.session import Final, Partial, StreamingRecognizer
 from sbkit.text.tokenizer import Tokenizer
 from tests.runtime.tones import RATE, silence, speak
 from tests.streaming.streaming_tones import streaming_tones

@@ -8,22 +8,29 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
+from sbkit.bundle.bundle import Bundle
 from sbkit.decoding.decoder import BeamDecoder
 from sbkit.decoding.words import WordOffsets
+from sbkit.export.export import export_run
+from sbkit.runtime.model import ModelThread
+from sbkit.runtime.torch_model import load_bundle
 from sbkit.runtime.voice_detector import SpeechRules, VoiceDetector
-from sbkit.streaming.recognizer import EndpointRules, StreamingRecognizer
 from sbkit.streaming.session import (
     Endpoint,
+    EndpointRules,
     Event,
     Final,
     Partial,
     Session,
+    StreamingRecognizer,
     advance_batch,
     forward_batch,
 )
+from tests.runtime.bundles import make_live_run
 from tests.runtime.scripted_speech import ScriptedSpeech
 from tests.runtime.tones import LETTER, RATE, STEP, silence, speak, tone_bundle
 from tests.streaming.streaming_tones import CHUNK, streaming_tones
@@ -50,6 +57,38 @@ def run(
 
 def finals(events: Sequence[Event]) -> list[Final]:
     return [event for event in events if isinstance(event, Final)]
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    folder = tmp_path_factory.mktemp("recognizer")
+    export_run(make_live_run(folder / "run"), folder / "bundle")
+    return load_bundle(folder / "bundle")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_forward_batch_computes_each_window_once(seed: int, bundle: Bundle) -> None:
+    model, random = bundle.model, np.random.default_rng(seed)
+    clip = (3000 * random.normal(size=int(random.integers(1, 90_000)))).astype(np.int16)
+    extract = model.network.encoder.modules["compute_features"]
+    audio, samples = torch.from_numpy(clip).float().unsqueeze(0), torch.tensor([len(clip)])
+    features, num_windows = extract(audio, samples)
+    expected = model.encode([clip])[0].log_probs
+    computed, chunks = [features[0, :0]], [expected[:0]]
+    with StreamingRecognizer(bundle=replace(bundle, model=ModelThread(lambda: model))) as live:
+        hook = extract.register_forward_hook(
+            lambda *call: computed.append(call[2][0][0, : call[2][1][0]])
+        )
+        session = Session(live)
+        for block in cut(clip, seed):
+            session.feed(block)
+            chunks += forward_batch([session])[0]
+        session.is_finished = True
+        chunks += forward_batch([session])[0]
+    hook.remove()
+    torch.testing.assert_close(torch.cat(computed), features[0, : num_windows[0]])
+    np.testing.assert_allclose(np.concatenate(chunks), expected, rtol=0, atol=1e-4)
+    assert (np.concatenate(chunks).argmax(1) == expected.argmax(1)).all()
 
 
 @pytest.mark.parametrize("decoder", [{}, BEAM], ids=["greedy", "beam"])
