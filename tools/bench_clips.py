@@ -8,7 +8,7 @@ from typing import Any
 from sbkit.checkpoint.run_config import RESOLVED
 from sbkit.config.hparams import read_knobs
 from sbkit.data.batch import UtteranceDataset
-from sbkit.evaluate.intervals import Units, interval_of
+from sbkit.evaluate.intervals import Grouping, interval_of
 from sbkit.evaluate.wer import ErrorCounts
 from sbkit.train.recipe import load_recipe
 
@@ -38,6 +38,6 @@ def table_row(*cells: str) -> str:
 
 def error_rate(counts: Sequence[ErrorCounts]) -> str:
     """Write an error rate with its counts and its 95 % interval over clips."""
-    errors, total = sum(c.errors for c in counts), sum(c.total for c in counts)
-    clips = Units("clip", tuple(map(str, range(len(counts)))))
-    return f"{100 * errors / total:.1f} % ({errors} / {total}; {interval_of(counts, clips)})"
+    total = sum(counts, ErrorCounts())
+    clips = Grouping("clip", tuple(map(str, range(len(counts)))))
+    return f"{100 * total.rate:.1f} % ({total}; {interval_of(counts, clips)})"

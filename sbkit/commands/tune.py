@@ -42,7 +42,7 @@ from sbkit.decoding.fit import (
     used_weights,
 )
 from sbkit.decoding.words import CONFIDENCE_FILE, GREEDY
-from sbkit.evaluate.wer import Scores
+from sbkit.evaluate.wer import UNIT_OF_RATE, Scores
 from sbkit.evaluate.wer_report import PROVENANCE
 from sbkit.export.export import CARD, as_bundle, change_config, require_free
 from sbkit.export.test_sets import read_whole_clips
@@ -287,12 +287,9 @@ def _fit(
 
 
 def _describe(scores: Scores, by_words: bool) -> str:
-    rates = {"CER": (scores.characters, "characters")}
-    if by_words:
-        rates["WER"] = (scores.words, "words")
     return ", ".join(
-        f"{name} {100 * counts.rate:.1f} % ({counts.errors} / {counts.total} {unit})"
-        for name, (counts, unit) in rates.items()
+        f"{rate} {100 * counts.rate:.1f} % ({counts} {UNIT_OF_RATE[rate]})"
+        for rate, counts in reversed(scores.by_rate(by_words=by_words).items())
     )
 
 

@@ -84,8 +84,8 @@ Order = tuple[str, str]
 class ValidationUtterance(NamedTuple):
     """An utterance of a validation set.
 
-    log_probs: (U, V); text: the reference; attention: its attention decoder, for a decoder that
-    rescores; id: decides whether it is in a sample; seconds: of audio.
+    log_probs: (U, V); text: the reference; attention: for a decoder that rescores; id: decides
+    whether it is in a sample; seconds: of audio.
     """
 
     log_probs: LogProbs
@@ -125,10 +125,10 @@ class FittedWeights:
 
 @dataclass(frozen=True)
 class FittedConfidence:
-    """A confidence, and its calibration on words that it was not fitted to.
+    """A confidence, and its calibration on words that it was not fitted to, by cross-validation.
 
-    confidence: None if there are too few words, or if it says no more than the share of right words
-    does; calibration: by cross-validation over utterances, None if there are too few words.
+    Both are None if there are too few words. The confidence is also None if it says no more than
+    the share of right words does.
     """
 
     confidence: Confidence | None
@@ -156,8 +156,8 @@ class FittedConfidence:
 class FittedDecoder:
     """A decoder that was fitted to validation sets.
 
-    decoder: None for greedy decoding; weights: None if they were given; confidences: of words, by
-    the type of the decoder; splits: the names of the validation sets.
+    decoder: None for greedy decoding; weights: None if they were given; confidences: by the type of
+    the decoder; splits: the names of the validation sets.
     """
 
     decoder: BeamDecoder | None
@@ -231,8 +231,8 @@ def order_of(id: str) -> str:
 def sample_size(trained_seconds: float) -> int:
     """Return the number of tokens in a sample, so that fitting takes a tenth of the training time.
 
-    It depends on the seconds of audio that were trained on, not on the time that took, so that the
-    same run has the same sample on any machine and any number of ranks.
+    It depends on the seconds of audio, not of training, so that the same run has the same sample on
+    any machine and any number of ranks.
     """
     size = round(SAMPLE_TOKENS_PER_SECOND * trained_seconds)
     return min(MAX_SAMPLE_TOKENS, max(MIN_SAMPLE_TOKENS, size))
@@ -243,9 +243,8 @@ def sample_utterances(
 ) -> list[ValidationUtterance]:
     """Keep this rank's part of a sample with at most ``max_tokens`` over all ranks.
 
-    A set with fewer tokens is kept whole. Of a larger one, the same utterances are kept on any
-    number of ranks. The others are dropped as they arrive, because the log-probabilities of a large
-    set do not fit into memory.
+    The sample is the same for any number of ranks. Other utterances are dropped as they arrive,
+    because the log-probabilities of a large set do not fit into memory.
     """
     sample: list[ValidationUtterance] = []
     counts: dict[Order, int] = {}
@@ -255,8 +254,8 @@ def sample_utterances(
         counts[utterance.order] = int(likely.clip(max=MAX_CANDIDATES).sum())
         if sum(counts.values()) > 2 * max_tokens:
             last = _last_within(counts.items(), max_tokens)
-            sample = [one for one in sample if one.order <= last]
-            counts = {one.order: counts[one.order] for one in sample}
+            sample = [kept for kept in sample if kept.order <= last]
+            counts = {kept.order: counts[kept.order] for kept in sample}
     all_counts = [pair for share in gather_over_ranks([*counts.items()]) for pair in share]
     last = _last_within(all_counts, max_tokens)
     return [utterance for utterance in sample if utterance.order <= last]
@@ -335,9 +334,9 @@ def search_weights(
 
     ``NUM_TRIALS`` settings are tried that fill the space of all weights evenly, and a quadratic
     function is fitted to their errors. The mean of the ``NUM_AVERAGED`` settings for which it is
-    lowest is chosen, not the setting with the fewest errors: on a set of a few hundred words that
-    is a matter of luck. A language that does not separate words is decoded without the model of
-    words, which would know only whole sentences.
+    lowest is chosen. The setting with the fewest errors is not: on a set of a few hundred words
+    that is a matter of luck. A language that does not separate words is decoded without the model
+    of words, which would know only whole sentences.
 
     Raises DataError if the validation sets are empty.
     """
@@ -368,9 +367,10 @@ def count_all_errors(
     decoders: Iterable[BeamDecoder], utterances: Sequence[ValidationUtterance], ping: Ping = int
 ) -> list[Scores]:
     """Decode with each decoder, and add the errors of all ranks; ping before each utterance."""
-    own = [count_own_errors(one, utterances, one.tokenizer, ping) for one in decoders]
-    per_rank = gather_over_ranks(own)
-    return [sum(parts, Scores()) for parts in zip(*per_rank, strict=True)]
+    own_scores = [
+        count_own_errors(decoder, utterances, decoder.tokenizer, ping) for decoder in decoders
+    ]
+    return [sum(shares, Scores()) for shares in zip(*gather_over_ranks(own_scores), strict=True)]
 
 
 def count_own_errors(
@@ -442,11 +442,9 @@ def _fit_quadratic(points: Float64s, values: Float64s) -> Float64s:
     centered = 2 * points - 1
     first, second = np.triu_indices(points.shape[1])
     features = np.concatenate([centered, centered[:, first] * centered[:, second]], 1)
-    features = features - features.mean(0)
-    penalty = RIDGE * np.eye(features.shape[1])
-    weights = np.linalg.solve(
-        features.T @ features + penalty, features.T @ (values - values.mean())
-    )
+    features -= features.mean(0)
+    curvature = features.T @ features + RIDGE * np.eye(features.shape[1])
+    weights = np.linalg.solve(curvature, features.T @ (values - values.mean()))
     fitted: Float64s = features @ weights + values.mean()
     return fitted
 
@@ -492,7 +490,7 @@ def _both(ping: Ping, advance: Callable[[float], None]) -> Ping:
 
 
 class LabeledWords(NamedTuple):
-    """The decoded words of an utterance: its reference, their features, and which are right."""
+    """The features of an utterance's decoded words, and which are right; text: the reference."""
 
     text: str
     features: dict[str, Float64s]
@@ -510,7 +508,7 @@ def fit_confidence(labeled: Sequence[LabeledWords]) -> FittedConfidence:
 
     Nothing is chosen here: features and prior are fixed, and cross-validation only measures.
     """
-    labeled = sorted((utterance for utterance in labeled if utterance.right), key=_order)
+    labeled = sorted((words for words in labeled if words.right), key=_order)
     right = np.array([is_right for words in labeled for is_right in words.right], np.bool_)
     num_words, num_right = len(right), int(right.sum())
     if len(labeled) < 2 or min(num_right, num_words - num_right) < MIN_WORDS:
@@ -527,14 +525,13 @@ def fit_confidence(labeled: Sequence[LabeledWords]) -> FittedConfidence:
         confidence = _fit(_select(features, ~is_held_out), right[~is_held_out])
         predicted[is_held_out] = confidence(_select(features, is_held_out))
     calibration = measure_calibration(predicted.tolist(), right.tolist())
-    nce = None if calibration is None else calibration.NCE
-    is_useful = nce is not None and nce > 0
+    is_useful = calibration is not None and (calibration.NCE or 0.0) > 0
     fitted = _fit(features, right) if is_useful else None
     return FittedConfidence(fitted, calibration, num_words, num_right)
 
 
-def _order(labeled: LabeledWords) -> tuple[Any, ...]:
-    return labeled.text, *(values.tolist() for values in labeled.features.values())
+def _order(labeled: LabeledWords) -> tuple[str, list[list[float]]]:
+    return labeled.text, [values.tolist() for values in labeled.features.values()]
 
 
 def _select(features: dict[str, Float64s], mask: Bools) -> dict[str, Float64s]:
@@ -550,24 +547,21 @@ def _fit(features: dict[str, Float64s], right: Bools) -> Confidence:
     stacked = np.stack([*used.values()], 1) if used else np.zeros((len(right), 0))
     mean, scale = stacked.mean(0), stacked.std(0)
     bias, weights = fit_logistic((stacked - mean) / scale, right)
-    weights = weights / scale
+    weights /= scale
     return Confidence(
         round(float(bias - weights @ mean), 4),
         {name: round(weight, 4) for name, weight in zip(used, weights.tolist(), strict=True)},
     )
 
 
-def fit_logistic(
-    features: Float64s, right: Bools, prior: float = PRIOR_PRECISION
-) -> tuple[float, Float64s]:
+def fit_logistic(features: Float64s, right: Bools) -> tuple[float, Float64s]:
     """Fit bias and weights of a logistic regression by Newton's method: (N, K), (N,) -> (K,).
 
-    Iteratively reweighted least squares with a ridge: ``prior`` is the precision of the normal
-    distribution of each weight; the bias has none (Bishop, 2006, "Pattern recognition and machine
-    learning", 4.3.3 and 4.5.1).
+    Iteratively reweighted least squares with a ridge, which the bias lacks (Bishop, 2006, "Pattern
+    recognition and machine learning", 4.3.3 and 4.5.1).
     """
     inputs = np.concatenate([np.ones((len(features), 1)), features], 1)
-    penalty = np.diag([1e-9, *[prior] * features.shape[1]])
+    penalty = np.diag([1e-9, *[PRIOR_PRECISION] * features.shape[1]])
     weights = np.zeros(inputs.shape[1])
     for _ in range(MAX_NEWTON_STEPS):
         probabilities = 1 / (1 + np.exp(-np.clip(inputs @ weights, -50, 50)))

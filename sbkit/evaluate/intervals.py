@@ -29,12 +29,14 @@ from sbkit.evaluate.wer import ErrorCounts, Figures, split_units
 NUM_DRAWS = 10_000
 UNITS_AT_ONCE = 1 << 20  # drawn together, 8 MB; all draws of 20,000 clips would be 1.6 GB
 MIN_UNITS = 10  # an interval over fewer contains the true rate in less than 90 %
+BOUNDARY_WORDS = 2  # between segments, correct in both, as in sc_stats
+SUBSTITUTION, DELETION, INSERTION = 4, 3, 3  # costs in an alignment of sclite
 
 
-class Units(NamedTuple):
-    """The units of the bootstrap: their name in the singular, and the unit of each utterance."""
+class Grouping(NamedTuple):
+    """What the bootstrap draws; unit: "speaker" or "clip"; groups: the unit of each utterance."""
 
-    name: str
+    unit: str
     groups: tuple[str, ...]
 
 
@@ -42,11 +44,10 @@ class Units(NamedTuple):
 class Interval:
     """A 95 % interval, in fractions; both ends are None if there is at most one unit.
 
-    unit: the name of the units, in the singular; unit_count: their number.
+    unit: "speaker", "clip" or "speaker or clip"; unit_count: the number of units.
 
-    >>> counts = [ErrorCounts(substitutions=n % 3, total=9) for n in range(40)]
-    >>> units = units_of([str(n) for n in range(40)], [""] * 40)
-    >>> print(interval_of(counts, units))
+    >>> counts = [ErrorCounts(substitutions=n % 3, reference_length=9) for n in range(40)]
+    >>> print(interval_of(counts, group_by_speaker([str(n) for n in range(40)], [""] * 40)))
     8.1 to 13.6, 40 clips
     """
 
@@ -57,9 +58,14 @@ class Interval:
 
     def __str__(self) -> str:
         """Format the interval in percent with its units: "31.4 to 50.2, 65 clips"."""
+        ends = self.format_ends()
+        return ends if self.low is None else f"{ends}, {self.describe_units()}"
+
+    def format_ends(self) -> str:
+        """Format the interval in percent."""
         if self.low is None or self.high is None:
             return f"no interval over {self.unit_count} {self.unit}"
-        return f"{100 * self.low:.1f} to {100 * self.high:.1f}, {self.describe_units()}"
+        return f"{100 * self.low:.1f} to {100 * self.high:.1f}"
 
     def describe_units(self) -> str:
         """Format the number of units, with "only" if an interval over so few is too narrow."""
@@ -67,52 +73,49 @@ class Interval:
         return f"{'only ' if self.unit_count < MIN_UNITS else ''}{self.unit_count} {plural}"
 
 
-def units_of(ids: Sequence[str], speakers: Sequence[str]) -> Units:
-    """Return the speaker of each utterance, or the clip itself if the speaker is "" (unknown).
+def group_by_speaker(ids: Sequence[str], speakers: Sequence[str]) -> Grouping:
+    """Group utterances by speaker; each clip whose speaker is "" (unknown) is a group of its own.
 
     A single speaker cannot be resampled, so clips are.
     """
     clips = tuple(f"clip {id}" for id in ids)
-    groups = tuple(
-        f"speaker {speaker}" if speaker else clip
-        for clip, speaker in zip(clips, speakers, strict=True)
-    )
+    pairs = zip(clips, speakers, strict=True)
+    groups = tuple(f"speaker {speaker}" if speaker else clip for clip, speaker in pairs)
     if len(set(groups)) < 2 or not any(speakers):
-        return Units("clip", clips)
-    return Units("speaker" if all(speakers) else "speaker or clip", groups)
+        return Grouping("clip", clips)
+    return Grouping("speaker" if all(speakers) else "speaker or clip", groups)
 
 
 def interval_of(
-    counts: Sequence[ErrorCounts], units: Units, *, minus: Sequence[ErrorCounts] = ()
+    counts: Sequence[ErrorCounts], grouping: Grouping, *, minus: Sequence[ErrorCounts] = ()
 ) -> Interval:
     """Compute the interval of a rate from the counts of each utterance.
 
     With ``minus``, the counts of another system on the same references, it is the interval of the
-    difference of the two rates. Both rates of a draw are from the same units, so that their shared
-    difficulty cancels.
+    difference of the rates. Both rates of a draw are from the same units, whose difficulty cancels.
     """
     errors = np.array([count.errors for count in counts], dtype=np.int64)
     if minus:
         errors -= [count.errors for count in minus]
-    return rate_interval(errors, np.array([count.total for count in counts], dtype=np.int64), units)
+    lengths = np.array([count.reference_length for count in counts], dtype=np.int64)
+    return rate_interval(errors, lengths, grouping)
 
 
 def rate_interval(
-    errors: Counts, totals: Counts, units: Units, *, draws: int = NUM_DRAWS, seed: int = 0
+    errors: Counts, totals: Counts, grouping: Grouping, *, draws: int = NUM_DRAWS, seed: int = 0
 ) -> Interval:
     """Compute the interval of the rate ``errors.sum() / totals.sum()``: (N,), (N,), N units.
 
     The same input in any order gives the same interval.
     """
-    names, unit_of = np.unique(np.array(units.groups, dtype=np.str_), return_inverse=True)
+    names, unit_of = np.unique(np.array(grouping.groups, dtype=np.str_), return_inverse=True)
     unit_counts = np.zeros((len(names), 2), dtype=np.int64)
     np.add.at(unit_counts, unit_of, np.stack([errors, totals], axis=1))
-    low: float | None = None
-    high: float | None = None
+    ends: Sequence[float | None] = (None, None)
     if len(names) > 1 and totals.any():
         rates = np.concatenate([*_resample(unit_counts, draws, seed)])
-        low, high = np.quantile(rates, (0.025, 0.975)).tolist()
-    return Interval(low=low, high=high, unit=units.name, unit_count=len(names))
+        ends = np.quantile(rates, (0.025, 0.975)).tolist()
+    return Interval(low=ends[0], high=ends[1], unit=grouping.unit, unit_count=len(names))
 
 
 def _resample(unit_counts: Counts, draws: int, seed: int) -> Iterator[Float64s]:
@@ -125,8 +128,7 @@ def _resample(unit_counts: Counts, draws: int, seed: int) -> Iterator[Float64s]:
         yield errors.take(drawn).sum(1) / np.maximum(totals.take(drawn).sum(1), 1)
 
 
-BOUNDARY_WORDS = 2  # correct in both, as in sc_stats
-SUBSTITUTION, DELETION, INSERTION = 4, 3, 3  # costs in an alignment of sclite
+# ---- MAPSSWE
 
 
 def mapsswe(triples: Iterable[tuple[str, str, str]], *, by_words: bool = True) -> Figures:

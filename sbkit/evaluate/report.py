@@ -166,7 +166,7 @@ def order_by_use(utterances: Sequence[UtteranceOfRuns]) -> list[UtteranceOfRuns]
     The same utterances give the same order.
     """
     worst_first = sorted(
-        utterances, key=lambda runs: (-sum(one.errors.errors for one in runs), runs[0].id)
+        utterances, key=lambda runs: (-sum(one.counts.errors for one in runs), runs[0].id)
     )
     drawn = iter(np.random.default_rng(0).permutation(len(worst_first)).tolist())
     alternating = (index for pair in zip(count(), drawn, strict=False) for index in pair)
@@ -179,8 +179,8 @@ def row(utterance: UtteranceOfRuns, clips: Mapping[str, str]) -> Figures:
     return {
         "id": first.id,
         "reference": first.reference,
-        "words": first.scores.words.total,
-        "characters": first.scores.characters.total,
+        "words": first.scores.words.reference_length,
+        "characters": first.scores.characters.reference_length,
         "seconds": first.seconds,
         "speaker": first.speaker,
         "clip": clips.get(first.id),
@@ -194,7 +194,7 @@ def _side(scored: ScoredUtterance) -> Figures:
     return {
         "hypothesis": scored.hypothesis,
         "marks": "".join(mark_pair(*pair) or "=" for pair in scored.pairs),
-        "errors": scored.errors.errors,
+        "errors": scored.counts.errors,
         "character_errors": scored.scores.characters.errors,
         "heard": [_time(word) for word in scored.words] if is_timed else None,
     }

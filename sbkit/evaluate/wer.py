@@ -14,36 +14,47 @@ from rich.cells import cell_len, set_cell_size
 from sbkit.text.word import Word
 
 Figures = dict[str, Any]  # rates, counts and intervals by name, as plain data for JSON
+UNIT_OF_RATE = {"WER": "words", "CER": "characters"}
 SPACE = "\N{OPEN BOX}"  # stands for a space when characters are aligned
 
 
 @dataclass(frozen=True)
 class ErrorCounts:
-    """The edits that turn references into hypotheses; ``ErrorCounts()`` is the zero of a sum.
+    """The edits that turn references into hypotheses, in words or in characters.
 
-    ``total`` counts the words, or the characters, of the references.
+    ``ErrorCounts()`` is the zero of a sum.
     """
 
     substitutions: int = 0
     deletions: int = 0
     insertions: int = 0
-    total: int = 0
+    reference_length: int = 0
 
     def __add__(self, other: "ErrorCounts") -> "ErrorCounts":
         return ErrorCounts(*map(operator.add, astuple(self), astuple(other)))
+
+    def __str__(self) -> str:
+        return f"{self.errors} / {self.reference_length}"
 
     @property
     def errors(self) -> int:
         return self.substitutions + self.deletions + self.insertions
 
+    def by_kind(self) -> dict[str, int]:
+        return {
+            "substitutions": self.substitutions,
+            "deletions": self.deletions,
+            "insertions": self.insertions,
+        }
+
     @property
     def rate(self) -> float:
-        """Return errors / total, a fraction that may exceed 1 because of insertions.
+        """Return the errors per word, a fraction that may exceed 1 because of insertions.
 
         An empty reference counts as one word, as in jiwer, so the rate is finite, sortable and
         valid in JSON: 0.0 for an empty hypothesis, else the number of insertions.
         """
-        return self.errors / max(self.total, 1)
+        return self.errors / max(self.reference_length, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,10 +85,14 @@ class Scores:
     def cer(self) -> float:
         return self.characters.rate
 
+    def by_rate(self, *, by_words: bool) -> dict[str, ErrorCounts]:
+        """Return the counts of "WER", unless a language has no words, and of "CER"."""
+        return {"WER": self.words, "CER": self.characters} if by_words else {"CER": self.characters}
+
 
 @dataclass(frozen=True)
 class ScoredUtterance:
-    """An utterance with its reference, its hypothesis and the errors.
+    """An utterance with its reference and its hypothesis.
 
     Attributes:
         greedy: the greedy result of an utterance whose hypothesis is from another decoder.
@@ -98,18 +113,16 @@ class ScoredUtterance:
     by_words: bool = True
 
     @cached_property
-    def scores(self) -> "Scores":
-        """Count the errors."""
+    def scores(self) -> Scores:
         return count_errors(self.reference, self.hypothesis)
 
     @property
-    def errors(self) -> ErrorCounts:
+    def counts(self) -> ErrorCounts:
         """Return the errors in words, or in characters in a language without word boundaries."""
         return self.scores.words if self.by_words else self.scores.characters
 
     @property
     def pairs(self) -> "WordPairs":
-        """Pair the words, or characters, of both texts."""
         return pair_units(self.reference, self.hypothesis, by_words=self.by_words)
 
 
@@ -196,7 +209,7 @@ def _count_edits(reference: Sequence[str], hypothesis: Sequence[str]) -> ErrorCo
         substitutions=kinds["replace"],
         deletions=kinds["delete"],
         insertions=kinds["insert"],
-        total=len(reference),
+        reference_length=len(reference),
     )
 
 

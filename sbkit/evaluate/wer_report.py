@@ -18,15 +18,14 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from sbkit.base.errors import DataError
 from sbkit.base.files import to_json, write_text_atomically
 from sbkit.base.messages import plural, printable
 from sbkit.evaluate.calibration import measure_calibration
-from sbkit.evaluate.intervals import Interval, interval_of, units_of
+from sbkit.evaluate.intervals import Interval, group_by_speaker, interval_of
 from sbkit.evaluate.wer import (
-    ErrorCounts,
+    UNIT_OF_RATE,
     Figures,
     ScoredUtterance,
     Scores,
@@ -39,83 +38,6 @@ from sbkit.text.word import Word
 
 PROVENANCE = "provenance"  # beside the figures, a record (`sbkit/checkpoint/provenance.py`)
 PREFIX, SUFFIX = "utterances_", ".jsonl"
-
-
-def utterances_file(folder: Path, split: str) -> Path:
-    """Return the file with the utterances of a test set."""
-    return folder / f"{PREFIX}{split}{SUFFIX}"
-
-
-def list_test_sets(folder: Path) -> list[str]:
-    """Return the names of the test sets whose utterances are in a folder, sorted."""
-    files = folder.glob(f"{PREFIX}*{SUFFIX}")
-    return sorted(file.name.removeprefix(PREFIX).removesuffix(SUFFIX) for file in files)
-
-
-def write_utterances(path: Path, scored: Iterable[ScoredUtterance]) -> None:
-    """Write a line for every utterance."""
-    ordered = sorted(scored, key=lambda utterance: utterance.id)
-    lines = [to_json(_row(utterance)) + "\n" for utterance in ordered]
-    write_text_atomically(path, "".join(lines))
-
-
-def _row(utterance: ScoredUtterance) -> Figures:
-    row: Figures = {
-        "id": utterance.id,
-        "reference": utterance.reference,
-        "hypothesis": utterance.hypothesis,
-        "by_words": utterance.by_words,
-    }
-    for unit in ("word", "character") if utterance.by_words else ("character",):
-        counts = getattr(utterance.scores, f"{unit}s")
-        row |= {f"reference_{unit}s": counts.total, f"{unit}_errors": edits(counts)}
-    words = [word.plain() for word in utterance.words]
-    return row | {
-        "seconds": utterance.seconds,
-        "speaker": utterance.speaker or None,
-        "words": words,
-    }
-
-
-def edits(counts: ErrorCounts) -> dict[str, int]:
-    """Return the three kinds of errors by name."""
-    return {name: count for name, count in asdict(counts).items() if name != "total"}
-
-
-def read_utterances(path: Path) -> list[ScoredUtterance]:
-    """Read a file of `write_utterances`; raise DataError if a line has another form."""
-    try:
-        lines = path.read_text("utf-8").split("\n")
-        return [_scored(**json.loads(line)) for line in lines if line]
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(
-            f"{path} has a line that is not an object with id, reference and hypothesis ({error}). "
-            "Write it again: sbkit score RUN DATA --out DIR."
-        ) from error
-
-
-def _scored(*, id: str, reference: str, hypothesis: str, words: Any, **row: Any) -> ScoredUtterance:
-    return ScoredUtterance(
-        id,
-        reference,
-        hypothesis,
-        speaker=row["speaker"] or "",
-        seconds=row["seconds"],
-        words=tuple(Word(**word) for word in words),
-        by_words=row["by_words"],
-    )
-
-
-def hash_references(scored: Iterable[ScoredUtterance]) -> str:
-    """Return the SHA-256 of all ids and references, independent of their order."""
-    return hash_pairs((utterance.id, utterance.reference) for utterance in scored)
-
-
-def hash_pairs(pairs: Iterable[tuple[str, str]]) -> str:
-    """Return the SHA-256 of ids with their references, independent of their order."""
-    return hashlib.sha256(to_json(sorted(pairs)).encode()).hexdigest()
-
-
 MAX_SILENT_SHARE = 0.1  # of the characters of the references; below, the model is silent
 
 
@@ -126,62 +48,40 @@ def report_errors(folder: Path, split: str, scored: Sequence[ScoredUtterance]) -
     return result_figures(scored)
 
 
+# ---- for people
+
+
 def write_wer(path: Path, scored: Iterable[ScoredUtterance]) -> None:
-    """Write every utterance with its aligned errors, the worst first, below the totals."""
-    worst_first = sorted(scored, key=lambda one: (-one.errors.errors, -one.errors.rate, one.id))
+    """Write the error rates, then every utterance with its aligned errors, the worst first."""
+    worst_first = sorted(scored, key=_rank)
     scores, by_words = total_scores(worst_first), have_words(worst_first)
-    wer = [f"WER {_describe_counts(scores.words, 'words')}"] if by_words else []
-    head = [
-        *wer,
-        f"CER {_describe_counts(scores.characters, 'characters')}",
-        "",
-        f"Utterances: {scores.utterances}, the worst first. "
-        "S: substituted, D: deleted, I: inserted, *: no counterpart.",
-        "",
+    rates = [
+        f"{rate} {100 * counts.rate:.2f} % ({counts.errors} errors / {counts.reference_length} "
+        f"{UNIT_OF_RATE[rate]}: {counts.substitutions} S, {counts.deletions} D, "
+        f"{counts.insertions} I)"
+        for rate, counts in scores.by_rate(by_words=by_words).items()
     ]
-    bodies = map(_describe_utterance, worst_first)
-    write_text_atomically(path, "\n".join([*head, *bodies]))
-
-
-def _describe_counts(counts: ErrorCounts, unit: str) -> str:
-    return (
-        f"{100 * counts.rate:.2f} % ({counts.errors} errors / {counts.total} {unit}: "
-        f"{counts.substitutions} S, {counts.deletions} D, {counts.insertions} I)"
+    legend = (
+        f"Utterances: {scores.utterances}, the worst first. "
+        "S: substituted, D: deleted, I: inserted, *: no counterpart."
     )
+    lines = [*rates, "", legend, "", *map(_describe_utterance, worst_first)]
+    write_text_atomically(path, "\n".join(lines))
+
+
+def _rank(utterance: ScoredUtterance) -> tuple[float, float, str]:
+    return -utterance.counts.errors, -utterance.counts.rate, utterance.id
 
 
 def _describe_utterance(utterance: ScoredUtterance) -> str:
-    scores = utterance.scores
-    rates = {"WER": scores.words} if utterance.by_words else {}
-    described = ", ".join(
-        f"{name} {100 * counts.rate:.2f} % ({counts.errors} / {counts.total})"
-        for name, counts in {**rates, "CER": scores.characters}.items()
-    )
+    by_rate = utterance.scores.by_rate(by_words=utterance.by_words)
+    rates = [f"{rate} {100 * counts.rate:.2f} % ({counts})" for rate, counts in by_rate.items()]
+    text = f"{printable(utterance.id)}: {', '.join(rates)}\n"
     lines = align(utterance.reference, utterance.hypothesis, by_words=utterance.by_words)
-    text = f"{printable(utterance.id)}: {described}\n"
     for name, line in zip(("reference", "hypothesis", ""), lines, strict=True):
         if name or line:
             text += f"  {name:<10}  {printable(line)}".rstrip() + "\n"
     return text
-
-
-def _intervals(scored: Sequence[ScoredUtterance]) -> dict[str, Interval]:
-    """Compute the intervals of both rates over the speakers if they are known, else the clips."""
-    units = units_of([one.id for one in scored], [one.speaker for one in scored])
-    rates = {"CER": [one.scores.characters for one in scored]}
-    if have_words(scored):
-        rates["WER"] = [one.scores.words for one in scored]
-    return {name: interval_of(counts, units) for name, counts in rates.items()}
-
-
-def _describe_rates(scored: Sequence[ScoredUtterance]) -> str:
-    test = total_scores(scored)
-    rates = {"CER": (test.characters, "characters"), "WER": (test.words, "words")}
-    return ", ".join(
-        f"{name} {100 * counts.rate:.1f} % ({counts.errors} / {counts.total} {unit}; {interval})"
-        for name, interval in _intervals(scored).items()
-        for counts, unit in [rates[name]]
-    )
 
 
 def describe_results(scored: Sequence[ScoredUtterance]) -> str:
@@ -198,11 +98,20 @@ def describe_results(scored: Sequence[ScoredUtterance]) -> str:
     return line
 
 
+def _describe_rates(scored: Sequence[ScoredUtterance]) -> str:
+    counts = total_scores(scored).by_rate(by_words=have_words(scored))
+    return ", ".join(
+        f"{rate} {100 * counts[rate].rate:.1f} % ({counts[rate]} {UNIT_OF_RATE[rate]}; {interval})"
+        for rate, interval in _intervals(scored).items()
+    )
+
+
 def describe_silence(scored: Sequence[ScoredUtterance]) -> Iterator[str]:
     """Yield a note if greedy decoding wrote (nearly) nothing: the model has not learned."""
     greedy = greedy_of(scored)
-    texts = [one.hypothesis.strip() for one in greedy or scored]
-    num_written, num_spoken = sum(map(len, texts)), total_scores(scored).characters.total
+    texts = [utterance.hypothesis.strip() for utterance in greedy or scored]
+    num_written = sum(map(len, texts))
+    num_spoken = total_scores(scored).characters.reference_length
     if num_written < MAX_SILENT_SHARE * num_spoken:
         yield (
             f"greedy decoding wrote {num_written} of {num_spoken} characters, and nothing for "
@@ -212,9 +121,12 @@ def describe_silence(scored: Sequence[ScoredUtterance]) -> Iterator[str]:
         )
 
 
+# ---- figures
+
+
 def greedy_of(scored: Sequence[ScoredUtterance]) -> list[ScoredUtterance]:
     """Return the greedy result of each utterance that also has a beam result."""
-    return [one.greedy for one in scored if one.greedy is not None]
+    return [utterance.greedy for utterance in scored if utterance.greedy is not None]
 
 
 def judge_words(scored: Iterable[ScoredUtterance]) -> tuple[list[float], list[bool]]:
@@ -261,15 +173,13 @@ def error_figures(test: Scores, *, by_words: bool = True) -> Figures:
         "WER": test.wer,
         "CER": test.cer,
         "utterances": test.utterances,
-        "words": test.words.total,
-        "characters": test.characters.total,
-        "word_errors": edits(test.words),
-        "character_errors": edits(test.characters),
+        "words": test.words.reference_length,
+        "characters": test.characters.reference_length,
+        "word_errors": test.words.by_kind(),
+        "character_errors": test.characters.by_kind(),
     }
-    if by_words:
-        return figures
-    of_words = ("WER", "word")
-    return {name: value for name, value in figures.items() if not name.startswith(of_words)}
+    hidden = () if by_words else ("WER", "words", "word_errors")
+    return {name: value for name, value in figures.items() if name not in hidden}
 
 
 def slice_error_rates(scored: Sequence[ScoredUtterance]) -> Figures:
@@ -280,4 +190,84 @@ def slice_error_rates(scored: Sequence[ScoredUtterance]) -> Figures:
 
 
 def _interval_figures(scored: Sequence[ScoredUtterance]) -> Figures:
-    return {f"{name}_interval": asdict(one) for name, one in _intervals(scored).items()}
+    return {f"{rate}_interval": asdict(interval) for rate, interval in _intervals(scored).items()}
+
+
+def _intervals(scored: Sequence[ScoredUtterance]) -> dict[str, Interval]:
+    """Compute the intervals of both rates over the speakers if they are known, else the clips."""
+    groups = group_by_speaker(
+        [utterance.id for utterance in scored], [utterance.speaker for utterance in scored]
+    )
+    rates = {"CER": [utterance.scores.characters for utterance in scored]}
+    if have_words(scored):
+        rates["WER"] = [utterance.scores.words for utterance in scored]
+    return {rate: interval_of(counts, groups) for rate, counts in rates.items()}
+
+
+# ---- for programs
+
+
+def utterances_file(folder: Path, split: str) -> Path:
+    """Return the file with the utterances of a test set."""
+    return folder / f"{PREFIX}{split}{SUFFIX}"
+
+
+def list_test_sets(folder: Path) -> list[str]:
+    """Return the names of the test sets whose utterances are in a folder, sorted."""
+    files = folder.glob(f"{PREFIX}*{SUFFIX}")
+    return sorted(file.name.removeprefix(PREFIX).removesuffix(SUFFIX) for file in files)
+
+
+def write_utterances(path: Path, scored: Iterable[ScoredUtterance]) -> None:
+    """Write a line for every utterance."""
+    ordered = sorted(scored, key=lambda utterance: utterance.id)
+    lines = [to_json(_row(utterance)) + "\n" for utterance in ordered]
+    write_text_atomically(path, "".join(lines))
+
+
+def _row(utterance: ScoredUtterance) -> Figures:
+    row: Figures = {
+        "id": utterance.id,
+        "reference": utterance.reference,
+        "hypothesis": utterance.hypothesis,
+        "by_words": utterance.by_words,
+    }
+    for rate, counts in utterance.scores.by_rate(by_words=utterance.by_words).items():
+        units = UNIT_OF_RATE[rate]
+        row[f"reference_{units}"] = counts.reference_length
+        row[f"{units.removesuffix('s')}_errors"] = counts.by_kind()
+    return row | {
+        "seconds": utterance.seconds,
+        "speaker": utterance.speaker or None,
+        "words": [word.plain() for word in utterance.words],
+    }
+
+
+def read_utterances(path: Path) -> list[ScoredUtterance]:
+    """Read a file of `write_utterances`; raise DataError if a line has another form."""
+    try:
+        lines = path.read_text("utf-8").split("\n")
+        return [_scored(json.loads(line)) for line in lines if line]
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"{path} has a line that is not an object with id, reference and hypothesis ({error}). "
+            "Write it again: sbkit score RUN DATA --out DIR."
+        ) from error
+
+
+def _scored(row: Figures) -> ScoredUtterance:
+    return ScoredUtterance(
+        row["id"],
+        row["reference"],
+        row["hypothesis"],
+        speaker=row["speaker"] or "",
+        seconds=row["seconds"],
+        words=tuple(Word(**word) for word in row["words"]),
+        by_words=row["by_words"],
+    )
+
+
+def hash_references(scored: Iterable[ScoredUtterance]) -> str:
+    """Return the SHA-256 of all ids and references, independent of their order."""
+    pairs = sorted((utterance.id, utterance.reference) for utterance in scored)
+    return hashlib.sha256(to_json(pairs).encode()).hexdigest()

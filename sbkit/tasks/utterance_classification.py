@@ -9,7 +9,7 @@ import numpy as np
 
 from sbkit.audio.io import Samples
 from sbkit.base.files import write_text_atomically
-from sbkit.evaluate.intervals import Interval, rate_interval, units_of
+from sbkit.evaluate.intervals import Interval, group_by_speaker, rate_interval
 from sbkit.logs.metric import Metric
 from sbkit.tasks.task import Exportable, LabelFile, Scorer, Task
 from sbkit.text.vocabulary import LABEL_FILE, ClassLabels
@@ -36,13 +36,15 @@ def accuracy(results: Sequence[Classified]) -> float:
 
 def accuracy_figures(results: Sequence[Classified]) -> dict[str, Any]:
     """Return the accuracy of a split with its counts and its 95 % interval."""
-    units = units_of([result.id for result in results], [result.speaker for result in results])
+    groups = group_by_speaker(
+        [result.id for result in results], [result.speaker for result in results]
+    )
     right = np.array([result.is_right for result in results], dtype=np.int64)
     return {
         "accuracy": accuracy(results),
         "right": int(right.sum()),
         "utterances": len(results),
-        "accuracy_interval": asdict(rate_interval(right, np.ones_like(right), units)),
+        "accuracy_interval": asdict(rate_interval(right, np.ones_like(right), groups)),
     }
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run as sbkit
-from sbkit.evaluate.compare import MAX_CHANGED, compare, compare_runs, write_comparison
+from sbkit.evaluate.compare import MAX_CHANGED, ComparedRun, compare, compare_runs, write_comparison
 from sbkit.evaluate.wer import ScoredUtterance
 from sbkit.evaluate.wer_report import report_errors
 from tests.runs import read_json
@@ -151,7 +151,20 @@ def test_compare_refuses_other_references() -> None:
     other = [a[0], ScoredUtterance("b", "too", "")]
     message = "0 utterances are only in y, 1 only in x, and 1 have another text, such as b. Score"
     with pytest.raises(SbkitError, match=f"references of test differ, .*: {message}"):
-        compare("test", [("x", longer), ("y", other)])
+        compare("test", [ComparedRun("x", longer), ComparedRun("y", other)])
+
+
+def test_compare_refuses_an_utterance_that_one_run_has_twice() -> None:
+    once = [ScoredUtterance("a", "one", "one"), ScoredUtterance("b", "two", "two")]
+    runs = [ComparedRun("x", once), ComparedRun("y", [*once, once[1]])]
+    with pytest.raises(SbkitError, match="1 utterances are only in y, 0 .*, such as b. Score"):
+        compare("test", runs)
+
+
+def test_compare_has_letters_for_any_number_of_runs() -> None:
+    runs = [ComparedRun(str(n), [ScoredUtterance("a", "one", "one")]) for n in range(1001)]
+    letters = [row["letter"] for row in compare("test", runs)["rows"]]
+    assert (letters[:2], letters[25:28], letters[-1]) == (["A", "B"], ["Z", "27", "28"], "1001")
 
 
 def test_compare_refuses_runs_without_a_common_test_set_or_figures(tmp_path: Path) -> None:

@@ -7,23 +7,23 @@ import numpy as np
 import pytest
 
 from sbkit.evaluate.intervals import (
+    Grouping,
     Interval,
-    Units,
+    group_by_speaker,
     mapsswe,
     rate_interval,
     segment_differences,
-    units_of,
 )
 from sbkit.evaluate.wer import ScoredUtterance
 from sbkit.evaluate.wer_report import describe_results
 from sbkit.tasks.utterance_classification import Classified, accuracy_figures, describe_accuracy
 
-SPEAKERS = Units(name="speaker", groups=tuple(f"s{n}" for n in range(60) for _ in range(8)))
+SPEAKERS = Grouping(unit="speaker", groups=tuple(f"s{n}" for n in range(60) for _ in range(8)))
 
 
-def clips(count: int) -> Units:
+def clips(count: int) -> Grouping:
     """Let every utterance be a unit of its own."""
-    return Units(name="clip", groups=tuple(map(str, range(count))))
+    return Grouping(unit="clip", groups=tuple(map(str, range(count))))
 
 
 def simulate(random: np.random.Generator, mean: float) -> tuple[np.ndarray, np.ndarray]:
@@ -52,7 +52,7 @@ def test_interval_over_speakers_contains_the_true_rate_in_95_percent() -> None:
 def test_interval_does_not_depend_on_the_order() -> None:
     errors, totals = simulate(np.random.default_rng(3), mean=0.2)
     order = np.random.default_rng(4).permutation(480)
-    shuffled = Units(name="speaker", groups=tuple(SPEAKERS.groups[n] for n in order))
+    shuffled = Grouping(unit="speaker", groups=tuple(SPEAKERS.groups[n] for n in order))
     first = rate_interval(errors, totals, SPEAKERS)
     assert rate_interval(errors[order], totals[order], shuffled) == first
     assert rate_interval(errors, totals, SPEAKERS, seed=1) != first
@@ -60,10 +60,10 @@ def test_interval_does_not_depend_on_the_order() -> None:
 
 
 def test_one_unit_has_no_interval() -> None:
-    speaker = Units(name="speaker", groups=("ann", "ann"))
+    speaker = Grouping(unit="speaker", groups=("ann", "ann"))
     for totals, units in (([5, 5], speaker), ([5], clips(1)), ([], clips(0)), ([0, 0], clips(2))):
         interval = rate_interval(np.ones(len(totals), int), np.array(totals, int), units)
-        assert (interval.low, interval.high, interval.unit) == (None, None, units.name)
+        assert (interval.low, interval.high, interval.unit) == (None, None, units.unit)
 
 
 def test_draw_of_empty_references_is_finite() -> None:
@@ -84,8 +84,8 @@ def test_draw_of_empty_references_is_finite() -> None:
     ],
 )
 def test_units_are_speakers_if_they_are_known(speakers: list[str], name: str, count: int) -> None:
-    units = units_of(["1", "2", "3"], speakers)
-    assert (units.name, len({*units.groups})) == (name, count)
+    units = group_by_speaker(["1", "2", "3"], speakers)
+    assert (units.unit, len({*units.groups})) == (name, count)
 
 
 # Twenty clips of two speakers: Ann's are all right, of Bob's every second word is wrong.

@@ -86,7 +86,7 @@ def test_order_by_use_alternates_the_worst_and_draws() -> None:
     ]
     utterances = join_utterances([scored])
     chosen = order_by_use(utterances)
-    errors = [runs.errors.errors for (runs,) in chosen]
+    errors = [runs.counts.errors for (runs,) in chosen]
     assert sorted(chosen, key=lambda runs: runs[0].id) == utterances
     worst_half, typical = errors[:100:2], errors[1:100:2]
     assert min(worst_half) == 3 and 3.0 < sum(typical) / len(typical) < 4.5

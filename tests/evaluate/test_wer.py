@@ -42,7 +42,7 @@ def test_count_errors_equals_the_edit_distance() -> None:
         scores = count_errors(reference, hypothesis)
         assert scores.words.errors == _edit_distance(reference.split(), hypothesis.split())
         assert scores.characters.errors == _edit_distance([*reference], [*hypothesis])
-        assert scores.words.total == len(reference.split())
+        assert scores.words.reference_length == len(reference.split())
         right = right_words(reference.split(), hypothesis.split())
         hits = len(reference.split()) - scores.words.substitutions - scores.words.deletions
         assert (len(right), sum(right)) == (len(hypothesis.split()), hits)

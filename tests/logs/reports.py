@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import soundfile
 
-from sbkit.evaluate.compare import compare
+from sbkit.evaluate.compare import ComparedRun, compare
 from sbkit.evaluate.report import KnownWords, write_report
 from sbkit.evaluate.run_results import RunResults
 from sbkit.evaluate.wer import ScoredUtterance
@@ -77,7 +77,9 @@ def write_example(folder: Path, *, runs: int = 1) -> Path:
         known_words=KnownWords(
             words={"two", "the"}, source="the words of the training transcripts"
         ),
-        compared={"test": compare("test", [("a", A), ("b", B)])} if runs == 2 else None,
+        compared={"test": compare("test", [ComparedRun("a", A), ComparedRun("b", B)])}
+        if runs == 2
+        else None,
         notes=[HOSTILE],
     )
     return page
