@@ -5,13 +5,11 @@ import importlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import cast
 
-import numpy as np
 from datasets import Dataset, concatenate_datasets
 
 from recipes.AsteriskPrompts import corpus as asterisk_prompts
@@ -20,25 +18,23 @@ from recipes.LibriSpeech import corpus as librispeech
 from recipes.OwnData import corpus as own_data
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import to_json, write_text_atomically
-from sbkit.base.messages import listed, plural
+from sbkit.base.messages import plural
 from sbkit.base.units import samples_to_seconds
 from sbkit.config.ranges import DAY, Range, Text
 from sbkit.data import sharded_corpus
 from sbkit.data.batch import Batch, Loaders, collate_audio, make_loaders
 from sbkit.data.cache import default_cache, is_archive, unpacked
-from sbkit.data.corpus import Corpus, KnobValues, resolve_splits
-from sbkit.data.manifest import Excluded, Manifest, check_locale
+from sbkit.data.corpus import Corpus, KnobValues, splits_of
+from sbkit.data.manifest import Manifest, check_locale
 from sbkit.data.sampler import TrainSampler
-from sbkit.data.shard import AUDIO, Row, require_store
+from sbkit.data.shard import Row, require_store
 from sbkit.data.sources import RemoteTables
 from sbkit.data.splits import (
     EMPTY,
     PreparedSplit,
     Splits,
-    filled_rows,
     prepare_split,
     sample_counts,
-    take_columns,
     within_limits,
     write_excluded,
 )
@@ -61,8 +57,6 @@ RANGES = {  # of the knobs that every recipe here reads
     "text_column": Text(or_false=True),
 }
 FOLDER_LAYOUTS = (librispeech, common_voice)  # the narrower layout first
-AUDIO_COLUMNS = frozenset({"samples", AUDIO})  # the others are text
-MAX_LISTED_LABELS = 10  # in an error
 
 
 # The corpus
@@ -112,21 +106,7 @@ def _import_corpus(name: str) -> Corpus:
             f"`corpus` names the module {name}, which has no function {' and no '.join(missing)}. "
             "Write it, as in recipes/LibriSpeech/corpus.py."
         )
-    return UserCorpus(cast(Corpus, module))
-
-
-@dataclass(frozen=True)
-class UserCorpus:
-    """The module of a corpus, to which the knob ``splits`` applies as well."""
-
-    module: Corpus
-
-    def splits(self, knobs: KnobValues) -> Mapping[str, tuple[str, ...]]:
-        roles = self.module.splits(knobs)
-        return resolve_splits(knobs.get("splits"), roles, [*chain.from_iterable(roles.values())])
-
-    def read(self, knobs: KnobValues, split: str) -> Manifest | RemoteTables:
-        return self.module.read(knobs, split)
+    return cast(Corpus, module)
 
 
 # Prepared splits
@@ -181,7 +161,7 @@ def _prepare(
 
     prepared = {
         role: {name: prepare(name, role) for name in names}
-        for role, names in corpus.splits(knobs).items()
+        for role, names in splits_of(corpus, knobs).items()
     }
     return _assemble(knobs, prepared)
 
@@ -223,51 +203,6 @@ def _empty_train_error(knobs: KnobValues, parts: Sequence[PreparedSplit]) -> Dat
         f"The training set is empty: all {len(excluded)} rows are left out "
         f"({', '.join(sorted(reasons)) or 'there are none'}). Correct the data."
     )
-
-
-def prepare_labeled(knobs: KnobValues) -> Splits:
-    """Prepare audio and all columns of utterances whose column `label` is not empty."""
-    splits, column = prepare_audio(knobs), knobs["label"]
-    named, excluded = splits.named(), [*splits.excluded]
-    fingerprints = {**splits.fingerprints}
-    for name, split in named.items():
-        columns = [name for name in split.column_names if name not in AUDIO_COLUMNS]
-        if column not in columns:
-            raise ConfigError(
-                f"`label` is {column!r}, which is not a column of {name} ({', '.join(columns)}). "
-                "Choose one of them, or add it."
-            )
-        labeled = filled_rows(split, column)
-        if not len(labeled):
-            raise ConfigError(
-                f"`label` names the column `{column}`, which is empty in all {len(split)} rows of "
-                f"{name}. Fill it with classes, or choose another column."
-            )
-        ids = split.select(np.setdiff1d(np.arange(len(split)), labeled))["id"]
-        excluded += [Excluded(id, "no label", f"{column} is empty", name) for id in ids]
-        named[name] = split.select(labeled) if len(ids) else split
-        labels = _labels_of(named[name], column)
-        fingerprints[f"{name}, {column}"] = hashlib.sha256("\0".join(labels).encode()).hexdigest()
-    _check_known_labels(named, column)
-    return replace(splits.with_named(named), excluded=excluded, fingerprints=fingerprints)
-
-
-def _labels_of(split: Dataset, column: str) -> list[str]:
-    labels: list[str] = take_columns(split, column)[column].to_pylist()
-    return labels
-
-
-def _check_known_labels(splits: Mapping[str, Dataset], column: str) -> None:
-    """Check that train has every label of the validation and test sets."""
-    classes = dict.fromkeys(_labels_of(splits["train"], column))
-    for name, split in splits.items():
-        for row, label in enumerate(_labels_of(split, column)):
-            if label not in classes:
-                raise DataError(
-                    f"{split[row]['id']} of {name} has the label {label!r}, which is not among the "
-                    f"{len(classes)} classes of the training set "
-                    f"({listed(classes, max_names=MAX_LISTED_LABELS)}). Correct it, or take it out."
-                )
 
 
 def with_column(

@@ -14,7 +14,7 @@ from recipes.prepare import corpus_of, read_manifest
 from sbkit.audio.io import read_audio
 from sbkit.base.units import at_speed
 from sbkit.config.overrides import parse_command
-from sbkit.data.splits import sample_counts, take_columns
+from sbkit.data.splits import read_column, sample_counts
 from sbkit.evaluate.wer import ScoredUtterance, total_scores
 from sbkit.train.run import Run
 from tools import bench_speechbrain as theirs
@@ -171,7 +171,7 @@ def items_of(run: Run, split: str) -> dict[str, dict[str, Any]]:
     listed = read_manifest(corpus_of(run.knobs), run.knobs, split)
     paths = {clip.id: clip.path for clip in listed}
     rows = run.prepare_splits().named()[split]
-    ids, texts = (take_columns(rows, name)[name].to_pylist() for name in ("id", "text"))
+    ids, texts = (read_column(rows, name) for name in ("id", "text"))
     seconds = sample_counts(rows) / run.knobs["sample_rate"]
     return {
         name: {"wav": str(paths[name]), "text": text, "duration": length}

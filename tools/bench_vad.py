@@ -24,7 +24,6 @@ import torch
 
 from recipes.vad.data import (
     SPEECH,
-    Spoken,
     Windows,
     add_noise,
     bridge_pauses,
@@ -54,7 +53,7 @@ Signal = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class Clip:
+class LabeledClip:
     """Clean audio in silence (S,), and which windows are speech (W,)."""
 
     audio: Samples
@@ -68,15 +67,15 @@ class Clip:
     def noisy(self, noise: Signal, snr_db: float) -> Samples:
         """Add noise (S,) at a given level in dB below the speech, in the band of the features."""
         audio = torch.from_numpy(self.audio.astype(np.float32))[None]
-        spoken = Spoken(audio, torch.from_numpy(self.speech)[None])
+        speech = torch.from_numpy(self.speech)[None]
         in_band = color(torch.from_numpy(noise)[: len(self.audio)], 0.0, SAMPLE_RATE)[None]
         mask = torch.ones_like(audio, dtype=torch.bool)
-        mixed = add_noise(spoken, in_band, torch.tensor([snr_db]), mask)[0].numpy()
+        mixed = add_noise(audio, speech, in_band, torch.tensor([snr_db]), mask)[0].numpy()
         clipped: Samples = mixed.clip(-32768, 32767).astype(np.int16)
         return clipped
 
 
-def read_test(**knobs: Any) -> Iterator[Clip]:
+def read_test(**knobs: Any) -> Iterator[LabeledClip]:
     """Yield the clips of a test split."""
     declared = read_knobs(Path("hparams/vad.yaml"), {})
     (split,) = prepare_speech({**declared, **knobs}).test.values()
@@ -87,10 +86,10 @@ def read_test(**knobs: Any) -> Iterator[Clip]:
         speech = bridge_pauses(speech_of({**row, **times}, SAMPLE_RATE))
         if speech.any():
             audio = np.pad(row["audio"][: count * WINDOW], around * WINDOW)
-            yield Clip(audio, np.pad(speech, around))
+            yield LabeledClip(audio, np.pad(speech, around))
 
 
-def babble(clips: Sequence[Clip], place: int, random: np.random.Generator) -> Signal:
+def babble(clips: Sequence[LabeledClip], place: int, random: np.random.Generator) -> Signal:
     """Mix the speech of six other clips to the length of a clip."""
     total = np.zeros(len(clips[place].audio), np.float32)
     other_clips = [n for n in range(len(clips)) if n != place]
@@ -128,7 +127,7 @@ def rate(pairs: Sequence[tuple[Windows, Windows]]) -> str:
     return f"{100 * counts[0].sum() / counts[1].sum():.1f} ({low:.1f} to {high:.1f})"
 
 
-def measure(clips: Sequence[Clip], detectors: dict[str, Detector]) -> Iterator[str]:
+def measure(clips: Sequence[LabeledClip], detectors: dict[str, Detector]) -> Iterator[str]:
     """Yield a table row for each noise and detector."""
     random, longest = np.random.default_rng(0), max(len(clip.audio) for clip in clips)
     white = torch.randn(longest, generator=torch.Generator().manual_seed(1))

@@ -100,9 +100,11 @@ def _read_split(
 
 def _read_chapter(chapter: Path, columns: Mapping[str, str]) -> Iterator[Clip | Excluded]:
     """Pair the lines of the transcripts with the audio files; exclude those without a partner."""
-    audio = {
-        file.stem: file for file in sorted(chapter.iterdir()) if file.suffix.lower() in SUFFIXES
-    }
+    audio: dict[str, Path] = {}
+    for file in sorted(chapter.iterdir()):
+        if file.suffix.lower() in SUFFIXES and audio.setdefault(file.stem, file) != file:
+            detail = f"{audio[file.stem].name} has the same id"
+            yield Excluded(file.name, "second audio file of an id", detail)
     ids: set[str] = set()
     for file in sorted(chapter.glob("*.trans.txt")):
         lines = read_text(file, max_bytes=MAX_TRANSCRIPT_BYTES, subject="A file of transcripts")

@@ -15,7 +15,7 @@ from sbkit.base.messages import plural
 from sbkit.data.batch import Loaders, TextCollate, make_loaders
 from sbkit.data.manifest import Excluded
 from sbkit.data.sampler import fastest_percent
-from sbkit.data.splits import Splits, count_characters, read_texts, read_transcripts, take_columns
+from sbkit.data.splits import Splits, count_characters, read_column, read_texts, read_transcripts
 from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS
 from sbkit.decoding.words import CONFIDENCE_FILE
 from sbkit.distributed.device import Placement
@@ -45,7 +45,7 @@ def prepare_tokenizer(knobs: Mapping[str, Any], splits: Splits) -> Tokenizer:
         model_file=Path(knobs["output_folder"]) / "tokenizer.model",
         kind=knobs["token_type"],
         vocab_size=knobs["vocab_size"],
-        texts=lambda: take_columns(splits.train, "text")["text"].to_pylist(),
+        texts=lambda: read_column(splits.train, "text"),
     )
     if "word_lm_order" in knobs:
         prepare_language_models(knobs, splits, tokenizer)
@@ -139,7 +139,7 @@ def prepare_language_models(knobs: Mapping[str, Any], splits: Splits, tokenizer:
 
     def texts() -> Iterator[str]:
         if text is None:
-            yield from take_columns(splits.train, "text")["text"].to_pylist()
+            yield from read_column(splits.train, "text")
         else:
             yield from read_sentences(text, knobs["language"])
 
@@ -164,6 +164,6 @@ def prepare_language_models(knobs: Mapping[str, Any], splits: Splits, tokenizer:
     if words is None:
         return
     for name, split in evaluated.items():
-        spoken = " ".join(take_columns(split, "text")["text"].to_pylist()).split()
+        spoken = " ".join(read_column(split, "text")).split()
         share = sum(word not in words for word in spoken) / max(1, len(spoken))
         logger.info(f"{name}: the language model does not know {share:.1%} of the words")

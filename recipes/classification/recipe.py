@@ -3,26 +3,31 @@
 Legend: B utterances, V classes.
 """
 
+import hashlib
 import io
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
+from datasets import Dataset
 from speechbrain import Stage
 from torch import Tensor
 
-from recipes.prepare import RANGES, corpus_of, prepare_labeled, print_data
+from recipes.prepare import RANGES, corpus_of, prepare_audio, print_data
 from sbkit.audio.augment import Augmentation
+from sbkit.base.arrays import Counts
+from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import write_bytes_atomically, write_text_atomically
+from sbkit.base.messages import listed
 from sbkit.data.batch import Batch, Loaders, collate_audio, make_loaders
 from sbkit.data.corpus import KnobValues
-from sbkit.data.shard import Row
-from sbkit.data.splits import Splits, take_columns
+from sbkit.data.manifest import Excluded
+from sbkit.data.shard import AUDIO, Row
+from sbkit.data.splits import Splits, filled_rows, read_column
 from sbkit.distributed.device import Placement
 from sbkit.logs.metric import Metrics
 from sbkit.models.classifier import UtteranceClassifier
@@ -39,8 +44,10 @@ from sbkit.text.vocabulary import LABEL_FILE, ClassLabels, ensure_labels
 from sbkit.train.brain import Brain
 from sbkit.train.recipe import Recipe
 
+AUDIO_COLUMNS = frozenset({"samples", AUDIO})  # the others are text
+MAX_LISTED_LABELS = 10  # in an error
 MAX_DRAWN_CLASSES = 50  # a picture of 1,200 took more than five minutes
-Confusion = npt.NDArray[np.int64]  # a row for each true class, a column for each prediction
+Confusion = Counts  # a row for each true class, a column for each prediction
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,9 +162,52 @@ def draw_confusion(png: Path, confusion: Confusion, names: Sequence[str]) -> Non
     write_bytes_atomically(png, picture.getvalue())
 
 
+# Data
+
+
+def prepare_labeled(knobs: KnobValues) -> Splits:
+    """Prepare audio and all columns of utterances whose column `label` is not empty."""
+    splits, column = prepare_audio(knobs), knobs["label"]
+    named, excluded = splits.named(), [*splits.excluded]
+    fingerprints = {**splits.fingerprints}
+    for name, split in named.items():
+        columns = [name for name in split.column_names if name not in AUDIO_COLUMNS]
+        if column not in columns:
+            raise ConfigError(
+                f"`label` is {column!r}, which is not a column of {name} ({', '.join(columns)}). "
+                "Choose one of them, or add it."
+            )
+        labeled = filled_rows(split, column)
+        if not len(labeled):
+            raise ConfigError(
+                f"`label` names the column `{column}`, which is empty in all {len(split)} rows of "
+                f"{name}. Fill it with classes, or choose another column."
+            )
+        ids = split.select(np.setdiff1d(np.arange(len(split)), labeled))["id"]
+        excluded += [Excluded(id, "no label", f"{column} is empty", name) for id in ids]
+        named[name] = split.select(labeled) if len(ids) else split
+        labels = read_column(named[name], column)
+        fingerprints[f"{name}, {column}"] = hashlib.sha256("\0".join(labels).encode()).hexdigest()
+    _check_known_labels(named, column)
+    return replace(splits.with_named(named), excluded=excluded, fingerprints=fingerprints)
+
+
+def _check_known_labels(splits: Mapping[str, Dataset], column: str) -> None:
+    """Check that train has every label of the validation and test sets."""
+    classes = dict.fromkeys(read_column(splits["train"], column))
+    for name, split in splits.items():
+        for row, label in enumerate(read_column(split, column)):
+            if label not in classes:
+                raise DataError(
+                    f"{split[row]['id']} of {name} has the label {label!r}, which is not among the "
+                    f"{len(classes)} classes of the training set "
+                    f"({listed(classes, max_names=MAX_LISTED_LABELS)}). Correct it, or take it out."
+                )
+
+
 def prepare_labels(knobs: KnobValues, splits: Splits) -> ClassLabels:
     """List the classes of the training set."""
-    names = take_columns(splits.train, knobs["label"])[knobs["label"]].to_pylist()
+    names = read_column(splits.train, knobs["label"])
     return ensure_labels(Path(knobs["output_folder"]) / LABEL_FILE, names)
 
 

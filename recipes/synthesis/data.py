@@ -25,7 +25,7 @@ from sbkit.base.errors import ConfigError
 from sbkit.data.batch import Batch, Loaders, collate_audio, make_loaders
 from sbkit.data.corpus import KnobValues
 from sbkit.data.shard import Row, read_rows
-from sbkit.data.splits import Splits, take_columns
+from sbkit.data.splits import Splits, read_column
 from sbkit.distributed.device import Placement
 from sbkit.text.symbols import SYMBOL_TYPES, read_texts, to_symbols
 from sbkit.text.vocabulary import ClassLabels, ensure_labels
@@ -150,7 +150,7 @@ def _track_pitch(split: Dataset, rate: int, frame: int) -> Iterator[str]:
 
 def prepare_symbols(knobs: KnobValues, splits: Splits) -> ClassLabels:
     """List the symbols of the training set."""
-    texts = take_columns(splits.train, SYMBOLS)[SYMBOLS].to_pylist()
+    texts = read_column(splits.train, SYMBOLS)
     names = {symbol for text in texts for symbol in to_symbols(text)}
     return ensure_labels(Path(knobs["output_folder"]) / SYMBOL_FILE, names)
 

@@ -13,7 +13,6 @@ Legend: B utterances, S samples, W or U windows of 20 ms, K colors, N samples of
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial, reduce
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -118,17 +117,13 @@ NOISE_DRAWS = 2 + MAX_TALKERS  # random numbers of a clip
 NOISE_SAMPLES = 1 << 20
 
 
-class Spoken(NamedTuple):
-    """Audio (B, S), and its speech windows (B, U)."""
-
-    audio: Tensor
-    speech: Tensor
-
-
-def add_silence(audio: Tensor, speech: Tensor, lead: Tensor, *, total: int, window: int) -> Spoken:
+def add_silence(
+    audio: Tensor, speech: Tensor, lead: Tensor, *, total: int, window: int
+) -> tuple[Tensor, Tensor]:
     """Add ``total`` windows of silence to each clip, ``lead`` (B,) of them before it.
 
-    Takes audio (B, S) and speech (B, U), zero past each length; ``window``: samples of a window.
+    Takes and returns audio (B, S) and speech (B, U), zero past each length; ``window``: samples of
+    a window.
     """
     audio = pad(audio, (0, total * window + -audio.shape[1] % window))
     windows = audio.view(len(audio), -1, window)  # (B, U', 320)
@@ -136,7 +131,7 @@ def add_silence(audio: Tensor, speech: Tensor, lead: Tensor, *, total: int, wind
     sources = torch.arange(windows.shape[1], device=audio.device) - lead.unsqueeze(1)
     sources = sources % windows.shape[1]
     shifted = windows.gather(1, sources.unsqueeze(2).expand_as(windows)).flatten(1)
-    return Spoken(shifted, speech.gather(1, sources))
+    return shifted, speech.gather(1, sources)
 
 
 def color(white: Tensor, slope: float, sample_rate: int) -> Tensor:
@@ -187,13 +182,12 @@ def _cut(noise: Tensor, start: int, samples: int) -> Tensor:
     return torch.cat([part, _cut(noise, 0, missing)]) if missing else part
 
 
-def add_noise(spoken: Spoken, noise: Tensor, snr_db: Tensor, mask: Tensor) -> Tensor:
-    """Add noise (B, S) at a signal-to-noise ratio (B,) to the speech of each clip: -> (B, S).
+def add_noise(audio: Tensor, speech: Tensor, noise: Tensor, snr_db: Tensor, mask: Tensor) -> Tensor:
+    """Add noise (B, S) at a ratio (B,) to the speech (B, U) in audio (B, S): -> (B, S).
 
     mask (B, S): true within a clip. The power of speech excludes the mean of each window, as the
     features do.
     """
-    audio, speech = spoken
     levels = audio.view(*speech.shape, -1).var(2, correction=0)  # (B, U)
     power = (levels * speech).sum(1) / speech.sum(1).clamp(min=1)
     noise = noise * mask

@@ -41,24 +41,24 @@ from sbkit.train.brain import Brain
 from sbkit.train.recipe import Recipe
 
 EVALUATION_NOISE = (10, 10), (0, 0), 1  # snr_db, gain_db and noise_prob
-NUM_BABBLE_CLIPS = 500  # of the training set, from which babble is made
+NUM_BABBLE_CLIPS = 500  # training clips that babble is made from
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpeechBatch(Batch):
-    """Audio, and the speech windows of 20 ms; speech (B, U)."""
+    """Audio, and which of its windows of 20 ms are speech."""
 
     ON_DEVICE = (*Batch.ON_DEVICE, SPEECH)
 
-    speech: Tensor
+    speech: Tensor  # (B, U)
 
 
 class Scored(NamedTuple):
-    """log_probs (B, U, 2) of silence and speech; speech (B, U); mask (B, U), true within."""
+    """The outputs for a batch, and their targets."""
 
-    log_probs: Tensor
-    speech: Tensor
-    mask: Tensor
+    log_probs: Tensor  # (B, U, 2) of silence and speech
+    speech: Tensor  # (B, U)
+    mask: Tensor  # (B, U) true within an utterance
 
 
 def collate(rows: Sequence[Row], *, sample_rate: int) -> SpeechBatch:
@@ -112,18 +112,20 @@ class VoiceActivityBrain(Brain):
             draws[:, 0] = 0.5  # equal silence before and after a clip
         lead, gain, ratio, chance = draws.T[:4].to(batch.audio.device, non_blocking=True)
         leading = (lead * (silence + 1)).long()
-        spoken = add_silence(batch.audio, batch.speech, leading, total=silence, window=window)
+        audio, speech = add_silence(
+            batch.audio, batch.speech, leading, total=silence, window=window
+        )
         lengths = batch.audio_lengths + silence * window
-        batch = replace(batch, audio=spoken.audio, audio_lengths=lengths)
+        batch = replace(batch, audio=audio, audio_lengths=lengths)
         audio, lengths = self.augmentation.audio(batch, training=training)
         audio = audio * 10 ** (_between(*gain_db, gain) / 20).unsqueeze(1)
         ratio = torch.where(chance < noise_prob, _between(*snr_db, ratio), torch.inf)
         mask = length_mask(lengths, audio.shape[1], audio.device)
         noise = take_noise(self._colored, self._voices, draws[:, 4:], audio.shape[1])
-        noisy = add_noise(spoken._replace(audio=audio), noise, ratio, mask)
+        noisy = add_noise(audio, speech, noise, ratio, mask)
         log_probs, frames = self.detector.predict(noisy, lengths)
         mask = length_mask(frames, log_probs.shape[1], log_probs.device)
-        speech = pad(spoken.speech, (DELAY_FRAMES, 0))[:, : log_probs.shape[1]]
+        speech = pad(speech, (DELAY_FRAMES, 0))[:, : log_probs.shape[1]]
         return Scored(log_probs, speech, mask)
 
     def compute_objectives(self, scored: Scored, batch: SpeechBatch, stage: Stage) -> Loss:

@@ -21,6 +21,7 @@ from sbkit.checkpoint.run_config import RESOLVED
 from sbkit.config.hparams import save_resolved
 from sbkit.config.overrides import parse_command
 from sbkit.data.cache import default_cache
+from sbkit.data.corpus import splits_of
 from sbkit.data.filesystem import Storage
 from sbkit.data.report import measure_data, write_data_report
 from sbkit.data.sharded_corpus import ShardOptions, parse_size, write_shards
@@ -162,7 +163,7 @@ def prepare_shards(arguments: Sequence[str], destination: str, shard_size: str) 
         shard_bytes=parse_size(shard_size),
         seed=run.knobs["seed"],
     )
-    roles = corpus.splits(run.knobs)
+    roles = splits_of(corpus, run.knobs)
     sources = {name: corpus.read(run.knobs, name) for names in roles.values() for name in names}
     if write_shards(Storage.at(destination), options, sources, roles) is not None:
         logger.info(f"Train with --data_folder={destination}")

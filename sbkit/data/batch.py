@@ -10,7 +10,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby, islice
 from pathlib import Path
@@ -52,27 +52,17 @@ def user_columns(names: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Padded audio with its lengths. A recipe adds its labels in a subclass.
-
-    Attributes:
-        ids: of the utterances.
-        columns: the other columns of the manifest, by name.
-        audio: (B, S) int16, zero past each length; it becomes float on the device.
-        audio_lengths: (B,) samples, on the CPU like all lengths.
-        weights: (B,) 1, or 0 for an utterance that only fills a rank's empty share.
-        speed_groups: which utterances are played at which speed, in the order of the rows.
-        seconds: of audio, without padding and utterances of weight 0.
-    """
+    """Padded audio with its lengths. A recipe adds its labels in a subclass."""
 
     ON_DEVICE: ClassVar[tuple[str, ...]] = ("audio", "weights")  # the tensors except lengths
 
     ids: list[str]
-    columns: Mapping[str, list[str]]
-    audio: Tensor
-    audio_lengths: Tensor
-    weights: Tensor
-    speed_groups: tuple[SpeedGroup, ...]
-    seconds: float
+    columns: Mapping[str, list[str]]  # the others of the manifest, by name
+    audio: Tensor  # (B, S) int16, zero past each length; it becomes float on the device
+    audio_lengths: Tensor  # (B,) samples, on the CPU like all lengths
+    weights: Tensor  # (B,) 1, or 0 for an utterance that only fills a rank's empty share
+    speed_groups: tuple[SpeedGroup, ...]  # in the order of the rows
+    seconds: float  # of audio, without padding and utterances of weight 0
 
     def to(self, device: torch.device) -> Self:
         """Move all tensors except lengths; the host does not wait if they are pinned."""
@@ -92,9 +82,10 @@ class Batch:
         """Return some utterances, without the padding of the others."""
         lengths = self.audio_lengths[rows]
         percents = [group.percent for group in self.speed_groups for _ in range(group.utterances)]
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
         sliced: dict[str, Any] = {
-            n: v[rows] for n, v in values.items() if isinstance(v, Tensor | list)
+            name: value[rows]
+            for name, value in vars(self).items()
+            if isinstance(value, Tensor | list)
         }
         weights = self.weights.cpu()
         seconds_per_sample = self.seconds / max(1, int((self.audio_lengths * weights).sum()))
@@ -102,7 +93,7 @@ class Batch:
             self,
             **sliced | {"audio": self.audio[rows, : int(lengths.max())]},
             columns={name: column[rows] for name, column in self.columns.items()},
-            speed_groups=tuple(_speed_groups(percents[rows], lengths.tolist())),
+            speed_groups=_speed_groups(percents[rows], lengths.tolist()),
             seconds=seconds_per_sample * int((lengths * weights[rows]).sum()),
         )
 
@@ -117,19 +108,13 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class TextBatch(Batch):
-    """Audio and its transcripts.
-
-    Attributes:
-        texts: the normalized transcripts.
-        tokens: (B, L) ids, the blank past each length.
-        token_lengths: (B,) tokens of each text.
-    """
+    """Audio and its transcripts."""
 
     ON_DEVICE = (*Batch.ON_DEVICE, "tokens")
 
-    texts: list[str]
-    tokens: Tensor
-    token_lengths: Tensor
+    texts: list[str]  # normalized
+    tokens: Tensor  # (B, L) ids, the blank past each length
+    token_lengths: Tensor  # (B,)
 
     def take(self, rows: slice) -> Self:
         """Return some utterances, without the padding of the others."""
@@ -162,7 +147,7 @@ class UtteranceDataset(Dataset[Row]):
 
 
 def _join(rows: Sequence[Row], example: Example) -> Row:
-    """Concatenate rows; columns in which they differ are joined by "+"."""
+    """Concatenate rows; differing values of a column are joined by "+"."""
     columns = {
         name: "+".join(dict.fromkeys(row[name] or "" for row in rows))
         for name in user_columns([*rows[0]])
@@ -190,8 +175,8 @@ def collate_audio(rows: Sequence[Row], sample_rate: int) -> dict[str, Any]:
         "audio": pad_sequence(audio, batch_first=True),
         "audio_lengths": torch.tensor([len(clip) for clip in audio]),
         "weights": torch.tensor([row["weight"] for row in rows]),
-        "speed_groups": tuple(
-            _speed_groups([row["percent"] for row in rows], [row["samples"] for row in rows])
+        "speed_groups": _speed_groups(
+            [row["percent"] for row in rows], [row["samples"] for row in rows]
         ),
         "seconds": samples_to_seconds(num_samples, sample_rate),
     }
@@ -225,11 +210,13 @@ class TextCollate:
         return ids
 
 
-def _speed_groups(percents: Sequence[int], samples: Sequence[int]) -> Iterator[SpeedGroup]:
+def _speed_groups(percents: Sequence[int], samples: Sequence[int]) -> tuple[SpeedGroup, ...]:
     """Group consecutive utterances of one speed; samples are counted before it changes."""
+    groups = []
     for percent, run in groupby(zip(percents, samples, strict=True), key=lambda pair: pair[0]):
         lengths = [length for _, length in run]
-        yield SpeedGroup(percent=percent, utterances=len(lengths), longest=max(lengths))
+        groups.append(SpeedGroup(percent, len(lengths), max(lengths)))
+    return tuple(groups)
 
 
 # Loaders
@@ -237,11 +224,11 @@ def _speed_groups(percents: Sequence[int], samples: Sequence[int]) -> Iterator[S
 
 @dataclass(frozen=True)
 class Loaders:
-    """Loaders of the batches of every split; those of valid and test by its name, in order."""
+    """The batches of every split."""
 
     train: Loader  # this rank's share of the global batches of the epoch
-    valid: Mapping[str, Loader]
-    test: Mapping[str, Loader]
+    valid: Mapping[str, Loader]  # by split
+    test: Mapping[str, Loader]  # by split
     measure: Loader  # the training set in order, to measure its features
     splits: Splits
 

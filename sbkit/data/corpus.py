@@ -1,7 +1,7 @@
 """Corpora: they name the splits of each role, and read the manifest of a split."""
 
 from collections.abc import Mapping, Sequence
-from itertools import combinations
+from itertools import chain, combinations
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,11 +32,16 @@ def describe_corpus(corpus: Corpus | None, knobs: KnobValues) -> dict[str, str |
 
     Otherwise the name is that of the module or folder, and the license is None, unknown.
     """
-    about = getattr(getattr(corpus, "module", corpus), "about", None)
-    if about is not None:
+    if (about := getattr(corpus, "about", None)) is not None:
         return {**about(knobs)}
     name = knobs.get("corpus") or knobs.get("data_folder")
     return {"name": name and Path(str(name)).name, "license": None}
+
+
+def splits_of(corpus: Corpus, knobs: KnobValues) -> dict[str, tuple[str, ...]]:
+    """Return the splits of each role; the knob ``splits`` also applies to a user's corpus."""
+    roles = corpus.splits(knobs)
+    return resolve_splits(knobs.get("splits"), roles, [*chain.from_iterable(roles.values())])
 
 
 def resolve_splits(

@@ -16,46 +16,32 @@ import pyarrow.compute as pc
 from sbkit.base.errors import DataError
 from sbkit.text.languages import primary
 
-# The columns of a prepared split, and those that a batch adds.
+# The columns of a prepared split, and the two that a batch adds.
 RESERVED_COLUMNS = ("id", "text", "sentence", "samples", "audio", "percent", "weight")
 SPEAKER_COLUMNS = ("speaker", "client_id", "speaker_id", "spk_id", "spk")
-BATCH_ROWS = 50_000  # that are Python objects at the same time
+BATCH_ROWS = 50_000  # rows that are Python objects at the same time
 ROW_COUNT = "id"  # a reserved name; Arrow's tables without a column have no length
 _SCHEMA = pa.schema({"id": pa.string(), "path": pa.binary(), "sentence": pa.string()})
 
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """One utterance of a corpus.
+    """One utterance of a corpus."""
 
-    Attributes:
-        id: unique within its manifest; the file name without extension where that is unique.
-        path: the audio file.
-        sentence: the transcript as the corpus writes it.
-        columns: every other column of the manifest; the speaker is always ``speaker``.
-    """
-
-    id: str
-    path: Path
-    sentence: str
-    columns: Mapping[str, str] = field(default_factory=dict)
+    id: str  # unique in its manifest; the file name without extension where that is unique
+    path: Path  # of the audio file
+    sentence: str  # the transcript as the corpus writes it
+    columns: Mapping[str, str] = field(default_factory=dict)  # the speaker is always ``speaker``
 
 
 @dataclass(frozen=True, slots=True)
 class Excluded:
-    """A row of a manifest, or an utterance of a split, that a run does not use.
+    """A row of a manifest, or an utterance of a split, that a run does not use."""
 
-    Attributes:
-        id: of the utterance, or the position of a row that names none.
-        reason: a few words, the same for all rows with the same fault.
-        detail: what is wrong with this row.
-        split: "" until the manifest becomes a split.
-    """
-
-    id: str
-    reason: str
-    detail: str
-    split: str = ""
+    id: str  # of the utterance, or the position of a row that names none
+    reason: str  # a few words, the same for all rows with the same fault
+    detail: str  # the fault of this row
+    split: str = ""  # until the manifest becomes a split
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,18 +53,12 @@ class Manifest:
     >>> manifest = Manifest.of([Clip("a", Path("/data/a.wav"), "Hello.", {"speaker": "ann"})])
     >>> len(manifest), manifest[0].columns["speaker"], manifest.sentences
     (1, 'ann', ['Hello.'])
-
-    Attributes:
-        rows: the columns id, path and sentence.
-        columns: every other column, null where a clip has none.
-        excluded: the rows of the corpus that name no usable clip.
-        stored: for clips whose audio is already in shards: samples, digest and location of each.
     """
 
-    rows: pa.Table
-    columns: pa.Table
-    excluded: tuple[Excluded, ...] = ()
-    stored: pa.Table | None = None
+    rows: pa.Table  # the columns id, path and sentence
+    columns: pa.Table  # all others, null where a clip has none
+    excluded: tuple[Excluded, ...] = ()  # rows of the corpus that name no usable clip
+    stored: pa.Table | None = None  # of audio that is in shards: samples, digest and location
 
     @classmethod
     def of(cls, rows: Iterable[Clip | Excluded], *bases: Path) -> Self:
@@ -90,19 +70,14 @@ class Manifest:
     @classmethod
     def _from_batch(cls, batch: Sequence[Clip | Excluded]) -> Self:
         clips = [row for row in batch if isinstance(row, Clip)]
-        fields = [(clip.id, os.fsencode(clip.path), clip.sentence) for clip in clips]
-        names = dict.fromkeys(name for clip in clips for name in clip.columns)
-        columns = {
-            name: pa.array([clip.columns.get(name) for clip in clips], pa.string())
-            for name in names
+        rows = {
+            "id": [clip.id for clip in clips],
+            "path": [os.fsencode(clip.path) for clip in clips],
+            "sentence": [clip.sentence for clip in clips],
         }
-        rows = [
-            pa.array(column, type)
-            for column, type in zip(zip(*fields, strict=True), _SCHEMA.types, strict=False)
-        ]
         return cls(
-            pa.table(rows, schema=_SCHEMA) if clips else _SCHEMA.empty_table(),
-            pa.table(columns),
+            pa.table(rows, schema=_SCHEMA),
+            text_table([clip.columns for clip in clips]),
             tuple(row for row in batch if isinstance(row, Excluded)),
         )
 
@@ -162,8 +137,7 @@ class Manifest:
     @property
     def ids(self) -> list[str]:
         """The id of every clip."""
-        ids: list[str] = self.rows["id"].to_pylist()
-        return ids
+        return to_texts(self.rows["id"])
 
     @property
     def paths(self) -> Iterator[str]:
@@ -173,8 +147,7 @@ class Manifest:
     @property
     def sentences(self) -> list[str]:
         """The transcript of every clip."""
-        sentences: list[str] = self.rows["sentence"].to_pylist()
-        return sentences
+        return to_texts(self.rows["sentence"])
 
     def take(self, rows: Sequence[int] | npt.NDArray[np.int64]) -> Self:
         """Return the clips of ``rows``, in their order; all clips are not copied."""
@@ -207,6 +180,20 @@ class Manifest:
             yield Clip(id, Path(os.fsdecode(path)), sentence, filled)
 
 
+def text_table(rows: Sequence[Mapping[str, str]]) -> pa.Table:
+    """Return texts by column, null where a row has none."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return pa.table(
+        {name: pa.array([row.get(name) for row in rows], pa.string()) for name in names}
+    )
+
+
+def to_texts(column: pa.ChunkedArray) -> list[str]:
+    """Return a column of text as strings."""
+    texts: list[str] = column.to_pylist()
+    return texts
+
+
 def decode_paths(column: pa.ChunkedArray) -> Iterator[str]:
     """Yield the paths of a column of bytes as strings."""
     for start in range(0, len(column), BATCH_ROWS):
@@ -235,10 +222,7 @@ def unreserved_name(name: str) -> str:
 
 
 def check_locale(manifest: Manifest, language: str) -> None:
-    """Check that at least half of the rows that have a locale have that of the language.
-
-    Regions are ignored, as are rows without a locale.
-    """
+    """Check that at least half of the rows with a locale are in the language; ignore regions."""
     if "locale" not in manifest.columns.column_names:
         return
     counts = Counter[str]()

@@ -32,6 +32,7 @@ from sbkit.data.shard import AUDIO, read_clips
 from sbkit.data.splits import (
     Splits,
     count_characters,
+    read_column,
     read_texts,
     sample_counts,
     spread_rows,
@@ -243,7 +244,7 @@ def encode_clips(
     """
     if sample_rate not in MP3_RATES:
         return {}
-    row_of = {id: row for row, id in enumerate(take_columns(split, "id")["id"].to_pylist())}
+    row_of = {id: row for row, id in enumerate(read_column(split, "id"))}
     encoded: dict[str, str] = {}
     for id in ids:
         if id not in row_of:

@@ -6,7 +6,7 @@ manifest -> transcripts, normalized each time -> audio, decoded once -> Dataset
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -23,7 +23,7 @@ from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import write_text_atomically
 from sbkit.base.units import at_speed, samples_to_seconds, seconds_to_samples
 from sbkit.data.cache import StoredAudio, prepare_audio
-from sbkit.data.manifest import Excluded, Manifest, unreserved_name
+from sbkit.data.manifest import Excluded, Manifest, to_texts, unreserved_name
 from sbkit.data.shard import AUDIO
 from sbkit.decoding.words import frames_needed
 from sbkit.models.parts import Subsampling
@@ -36,22 +36,15 @@ TEXT_ROWS, TOKENIZED_ROWS = 100_000, 10_000  # in a batch
 
 @dataclass(frozen=True)
 class Splits:
-    """The data of a run: one training set, and validation and test sets by their names.
-
-    Attributes:
-        excluded: unusable rows and utterances of all splits.
-        out_of_range: utterances of train that `min_seconds` and `max_seconds` exclude.
-        fingerprints: a hash of the content of each split.
-        unused: the rows of ``out_of_range``.
-    """
+    """The data of a run: one training set, and validation and test sets by their names."""
 
     train: datasets.Dataset
     valid: Mapping[str, datasets.Dataset]
     test: Mapping[str, datasets.Dataset]
-    excluded: list[Excluded] = field(default_factory=list)
-    out_of_range: list[Excluded] = field(default_factory=list)
-    fingerprints: Mapping[str, str] = field(default_factory=dict)
-    unused: datasets.Dataset | None = None
+    excluded: list[Excluded] = field(default_factory=list)  # unusable rows of all splits
+    out_of_range: list[Excluded] = field(default_factory=list)  # by min_seconds and max_seconds
+    fingerprints: Mapping[str, str] = field(default_factory=dict)  # hashes of the contents
+    unused: datasets.Dataset | None = None  # the rows of ``out_of_range``, which are of train
 
     def named(self) -> dict[str, datasets.Dataset]:
         """Return every split by its name; the training set is `train`."""
@@ -76,17 +69,15 @@ class Splits:
 
 @dataclass(frozen=True)
 class PreparedSplit:
-    """One split, ready to be batched, and what is excluded from it.
+    """One split, ready to be batched.
 
-    Attributes:
-        dataset: columns id, text (normalized), sentence, samples, the manifest's as strings, and
-            audio, which `read_rows` reads.
-        fingerprint: changes if the ids, texts or audio files of the dataset do.
+    The dataset has the columns id, text (normalized), sentence, samples, those of the manifest as
+    strings, and audio, which `read_rows` reads.
     """
 
     dataset: datasets.Dataset
     excluded: list[Excluded]
-    fingerprint: str
+    fingerprint: str  # changes if the ids, texts or audio files of the dataset do
 
 
 def prepare_split(
@@ -101,9 +92,9 @@ def prepare_split(
 ) -> PreparedSplit:
     """Normalize the texts of a split, and decode the clips that are not in the cache yet.
 
-    The decoded audio has ``sample_rate`` (Hz) and the form ``store``. Only training can do without
-    empty transcripts: elsewhere, words recognized in silence are errors to be counted, so
-    ``keep_empty`` keeps them.
+    The decoded audio has ``sample_rate`` (Hz) and the form ``store``. ``keep_empty`` keeps empty
+    transcripts. Only training can do without them: elsewhere, words recognized in silence are
+    errors to be counted.
     """
     texts = [normalize(sentence) for sentence in manifest.sentences]
     with_text = np.array([row for row, text in enumerate(texts) if keep_empty or text.strip()], int)
@@ -209,7 +200,8 @@ def write_excluded(file: Path, excluded: Iterable[Excluded]) -> None:
 def take_columns(split: datasets.Dataset, *names: str) -> pa.Table:
     """Return some columns of the selected rows; a missing text is empty.
 
-    datasets reads the rows of a selection one by one: 7.5 s for a million, instead of 0.1.
+    datasets reads the rows of a selection one by one, 7.5 s for a million instead of 0.1, and has
+    no public name for their indices.
     """
     columns = split.data.table.select(names)
     if split._indices is not None:
@@ -220,10 +212,15 @@ def take_columns(split: datasets.Dataset, *names: str) -> pa.Table:
     return columns
 
 
+def read_column(split: datasets.Dataset, name: str) -> list[str]:
+    """Return the texts of a column."""
+    return to_texts(take_columns(split, name)[name])
+
+
 def filled_rows(split: datasets.Dataset, column: str) -> Counts:
     """Return the indices of rows whose text in a column is more than white space."""
-    texts = take_columns(split, column)[column].to_pylist()
-    return np.flatnonzero(np.array([bool(text.strip()) for text in texts], dtype=np.bool_))
+    is_filled = [bool(text.strip()) for text in read_column(split, column)]
+    return np.flatnonzero(np.array(is_filled, dtype=np.bool_))
 
 
 def sample_counts(split: datasets.Dataset) -> Counts:
@@ -300,16 +297,12 @@ def read_transcripts(split: datasets.Dataset, tokenizer: TextLabels) -> Transcri
     columns = take_columns(split, "samples", "text")
     starts = range(0, max(1, len(split)), TOKENIZED_ROWS)
     batches = [_tokenize(columns.slice(start, TOKENIZED_ROWS), tokenizer) for start in starts]
-    return Transcripts(
-        *(
-            np.concatenate([getattr(batch, field.name) for batch in batches])
-            for field in fields(Transcripts)
-        )
-    )
+    arrays = (vars(batch).values() for batch in batches)
+    return Transcripts(*map(np.concatenate, zip(*arrays, strict=True)))
 
 
 def _tokenize(table: pa.Table, tokenizer: TextLabels) -> Transcripts:
-    texts: list[str] = table["text"].to_pylist()
+    texts = to_texts(table["text"])
     encoded = [tokenizer.encode(text) for text in texts]
     counts = np.fromiter(map(len, encoded), np.int64, len(texts))
     labels = np.fromiter(chain.from_iterable(encoded), np.int64, counts.sum())

@@ -19,7 +19,7 @@ from pyarrow import csv as arrow_csv
 
 from sbkit.base.errors import DataError
 from sbkit.base.messages import listed
-from sbkit.data.manifest import Excluded, Manifest, rename_columns
+from sbkit.data.manifest import Excluded, Manifest, rename_columns, text_table, to_texts
 
 PATH_COLUMNS = (
     *("path", "audio", "audio_filepath", "audio_path", "wav", "file", "filename"),
@@ -206,9 +206,7 @@ def read_objects(file: Path, lines: Iterable[str], batch_rows: int = BATCH_ROWS)
                 numbers.append(number)
             except ValueError as error:
                 excluded.append(Excluded(f"row {number}", "not a JSON object", str(error)))
-        names = dict.fromkeys(name for row in rows for name in row)
-        columns = {name: pa.array([row.get(name) for row in rows], pa.string()) for name in names}
-        yield Table(file, pa.table(columns), numbers, excluded)
+        yield Table(file, text_table(rows), numbers, excluded)
 
 
 def _to_text(value: object) -> str:
@@ -314,8 +312,7 @@ def _find_clips(
 def _read_column(table: Table, column: str) -> Iterable[str]:
     if column not in table.rows.column_names:
         return repeat("")
-    texts: list[str] = table.rows[column].fill_null("").to_pylist()
-    return texts
+    return to_texts(table.rows[column].fill_null(""))
 
 
 def locate(folder: Path, name: str) -> str | Excluded:

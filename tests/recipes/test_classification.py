@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from recipes.prepare import prepare_labeled
+from recipes.classification.recipe import prepare_labeled
 from sbkit.base.errors import BAD_INPUT, FILES_FAILED, SbkitError
 from sbkit.commands.cli import run as sbkit
 from sbkit.logs.run_log import read_log

@@ -18,11 +18,11 @@ import soundfile
 from recipes.AsteriskPrompts import corpus as asterisk_prompts
 from recipes.CommonVoice import corpus as common_voice
 from recipes.OwnData import corpus as own_data
-from recipes.prepare import UserCorpus, corpus_of
+from recipes.prepare import corpus_of
 from sbkit.audio.io import read_audio
 from sbkit.base.errors import SbkitError
 from sbkit.data.cache import list_entries, remove
-from sbkit.data.corpus import describe_corpus
+from sbkit.data.corpus import describe_corpus, splits_of
 from sbkit.data.manifest import Clip, Excluded, Manifest
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +38,7 @@ def test_corpora_do_not_import_each_other() -> None:
 def test_corpus_of_follows_the_knobs(tmp_path: Path) -> None:
     assert corpus_of({"data_folder": None}) is asterisk_prompts
     assert corpus_of({"data_folder": None, "manifest": {"train": "a.csv"}}) is own_data
-    assert corpus_of({"corpus": "recipes.CommonVoice.corpus"}) == UserCorpus(common_voice)
+    assert corpus_of({"corpus": "recipes.CommonVoice.corpus"}) is common_voice
     (tmp_path / "fr" / "clips").mkdir(parents=True)
     assert corpus_of({"data_folder": str(tmp_path)}) is common_voice
     assert corpus_of({"data_folder": str(tmp_path / "fr")}) is common_voice
@@ -69,14 +69,14 @@ def test_describe_corpus_returns_name_and_license() -> None:
     corpus = describe_corpus(asterisk_prompts, {"language": ["en", "es", "ru"]})
     assert corpus == {"name": "Asterisk prompts", "license": "CC-BY-SA-3.0 and CC-BY-3.0"}
     own: Any = SimpleNamespace(about=lambda knobs: {"name": "mine", "license": "mit"})
-    assert describe_corpus(UserCorpus(own), {"corpus": "my.corpus"})["name"] == "mine"
+    assert describe_corpus(own, {"corpus": "my.corpus"})["name"] == "mine"
     for knobs, name in (({"data_folder": "/data/cv-fr/"}, "cv-fr"), ({}, None)):
         assert describe_corpus(common_voice, knobs) == {"name": name, "license": None}
 
 
 def test_knob_splits_applies_to_a_user_corpus() -> None:
     module: Any = SimpleNamespace(splits=lambda _: {"train": ("a", "b"), "valid": ("dev",)})
-    splits = UserCorpus(module).splits({"splits": {"train": "a", "test": "b"}})
+    splits = splits_of(module, {"splits": {"train": "a", "test": "b"}})
     assert splits == {"train": ("a",), "valid": ("dev",), "test": ("b",)}
 
 

@@ -79,11 +79,14 @@ def test_librispeech_lines_and_files_without_a_partner_are_excluded(root: Path) 
     chapter = root / "LibriSpeech" / "dev-clean" / "84" / "7"
     (chapter / "84-7-0000.flac").unlink()
     (chapter / "84-7-0009.wav").touch()
+    (chapter / "84-7-0001.wav").touch()  # 84-7-0001.flac is there, too
     with (chapter / "84-7.trans.txt").open("a") as file:
         file.write("\n84-7-0005\n")
     manifest = corpus_of(knobs(root)).read(knobs(root), "dev-clean")
     assert [clip.id for clip in manifest] == ["1089-7-0000", "1089-7-0001", "84-7-0001"]
+    assert manifest[2].path.suffix == ".flac"
     assert [(bad.id, bad.reason) for bad in manifest.excluded] == [
+        ("84-7-0001.wav", "second audio file of an id"),
         ("84-7.trans.txt line 1", "no audio file"),
         ("84-7.trans.txt line 3", "empty line"),
         ("84-7.trans.txt line 4", "no transcript"),

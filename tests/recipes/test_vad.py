@@ -13,7 +13,6 @@ from torch.nn.functional import pad
 
 from recipes.vad.data import (
     NOISE_DRAWS,
-    Spoken,
     add_noise,
     add_silence,
     color,
@@ -67,10 +66,9 @@ def test_add_silence_moves_labels_with_the_audio() -> None:
     speech, lead = torch.zeros(2, 50, dtype=torch.bool), torch.tensor([0, 25])
     speech[:, 10:30] = True
     audio = pad(torch.ones(2, 50 * WINDOW) * speech.repeat_interleave(WINDOW, 1), (0, 7))
-    shifted = add_silence(audio, speech, lead, total=25, window=WINDOW)
-    assert shifted.speech.nonzero()[[0, 20], 1].tolist() == [10, 35]
-    is_loud = shifted.audio.view(2, -1, WINDOW).abs().amax(2) > 0
-    assert torch.equal(is_loud, shifted.speech)
+    audio, speech = add_silence(audio, speech, lead, total=25, window=WINDOW)
+    assert speech.nonzero()[[0, 20], 1].tolist() == [10, 35]
+    assert torch.equal(audio.view(2, -1, WINDOW).abs().amax(2) > 0, speech)
 
 
 def band_power(signal: Tensor) -> Tensor:
@@ -96,11 +94,12 @@ def test_add_noise_has_its_ratio_in_the_band_of_the_features_in_any_batch(name: 
     audio = (spoken + below) * length_mask(lengths * WINDOW, len(time), time.device)
 
     def added(rows: int, windows: int) -> Tensor:
-        clip = Spoken(audio[:rows, : windows * WINDOW], speech[:rows, :windows])
+        clips, is_speech = audio[:rows, : windows * WINDOW], speech[:rows, :windows]
         draws = torch.linspace(0, 0.9999, 2 * NOISE_DRAWS).view(2, -1)[:rows]
         noise = take_noise(colored, voices, draws, windows * WINDOW)
         mask = length_mask(lengths[:rows] * WINDOW, windows * WINDOW, noise.device)
-        return add_noise(clip, noise, torch.tensor([10.0, torch.inf])[:rows], mask) - clip.audio
+        ratios = torch.tensor([10.0, torch.inf])[:rows]
+        return add_noise(clips, is_speech, noise, ratios, mask) - clips
 
     alone, together = added(1, 100), added(2, 250)
     torch.testing.assert_close(together[:1, : 100 * WINDOW], alone, rtol=1e-4, atol=1e-2)
