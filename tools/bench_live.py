@@ -29,7 +29,7 @@ import numpy as np
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.base.process import run_main
-from sbkit.commands.score import ScoreOptions, open_model, prepare_source
+from sbkit.commands.score import open_model, prepare_source
 from sbkit.decoding.words import GREEDY
 from sbkit.evaluate.wer import Scores, count_errors
 from sbkit.export.test_sets import prepare_test_sets, read_whole_clips
@@ -109,7 +109,7 @@ def _parse() -> argparse.Namespace:
 def read_clips(bundle: TorchBundle, options: argparse.Namespace) -> Iterator[tuple[Samples, str]]:
     """Yield all clips with their texts."""
     if options.data is not None:
-        sets = [prepare_source(bundle, options.data, ScoreOptions(), options.data.stem)]
+        sets = [prepare_source(bundle, options.data)]
     else:
         sets = list(prepare_test_sets(options.model).values())
     for rows in sets:

@@ -25,7 +25,7 @@ from sbkit.audio.io import Samples
 from sbkit.base.errors import DataError
 from sbkit.base.process import run_main
 from sbkit.base.units import samples_to_seconds
-from sbkit.commands.score import ScoreOptions, open_model, prepare_source, score_rows
+from sbkit.commands.score import open_model, prepare_source, score_rows
 from sbkit.decoding.words import WordOffsets
 from sbkit.evaluate.wer import matching_words
 from sbkit.export.export import change_config
@@ -78,7 +78,7 @@ def time_source(bundle: TorchBundle, source: Path) -> list[TimedText]:
     Raises:
         DataError: the source cannot be read, or its times do not match its words.
     """
-    rows = prepare_source(bundle, source, ScoreOptions(), source.stem)
+    rows = prepare_source(bundle, source)
     if TIMES_COLUMN not in rows.column_names:
         raise DataError(
             f"{source} has no column `{TIMES_COLUMN}` with the true times of words. Use data such "

@@ -74,12 +74,12 @@ def serve(options: argparse.Namespace) -> None:
 
 def read_clips(folder: Path, data: Path) -> tuple[Clips, list[str]]:
     """Read all clips of the data, and transcribe them with the bundle itself."""
-    from sbkit.commands.score import ScoreOptions, prepare_source
+    from sbkit.commands.score import prepare_source
     from sbkit.export.test_sets import read_whole_clips
     from sbkit.runtime.torch_model import load_bundle
 
     bundle = load_bundle(folder).with_decoder("greedy")
-    rows = prepare_source(bundle, data, ScoreOptions(), data.stem)
+    rows = prepare_source(bundle, data)
     clips = [row["audio"] for batch in read_whole_clips(rows, RATE) for row in batch.values()]
     return clips, [text for batch in batches(clips) for text in bundle.transcribe(batch)]
 

@@ -3,7 +3,8 @@
 import os
 import platform
 import shutil
-from pathlib import Path
+from argparse import Namespace
+from functools import partial
 
 import soundfile
 
@@ -17,12 +18,13 @@ from sbkit.runtime.runtimes import has_torch, open_model, why_no_cuda
 PACKAGES = ("soundfile", "onnxruntime", "onnxruntime-gpu")
 
 
-def print_report(folder: Path | None, *, user_modules: frozenset[str] = frozenset()) -> int:
+def doctor(options: Namespace) -> int:
     """Print what models can run on here; load a bundle, if given; return the exit code."""
     for subject, text in describe_machine().items():
         print(f"{subject}: {text}", flush=True)
-    code = 0
+    code, folder = 0, options.bundle
     if folder is not None:
+        open_here = partial(open_model, folder, user_modules=options.user_modules)
         onnx = [
             ("onnx", name)
             for name, file in MODEL_FILES.items()
@@ -31,9 +33,7 @@ def print_report(folder: Path | None, *, user_modules: frozenset[str] = frozense
         torch = [("torch", "fp32")] if has_torch() or not onnx else []
         for runtime, precision in [*torch, *onnx]:
             try:
-                model = open_model(
-                    folder, runtime=runtime, precision=precision, user_modules=user_modules
-                ).model
+                model = open_here(runtime=runtime, precision=precision).model
             except SbkitError as error:
                 code, result = BAD_INPUT, str(error)
             else:

@@ -5,6 +5,7 @@
 
 import logging
 import shlex
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from sbkit.check.cost import find_batch_seconds
 from sbkit.checkpoint.folder import lock_folder
 from sbkit.checkpoint.run_config import RESOLVED
 from sbkit.config.hparams import save_resolved
-from sbkit.config.overrides import parse_command
+from sbkit.config.overrides import parse_command, parse_overrides
 from sbkit.data.cache import default_cache
 from sbkit.data.corpus import splits_of
 from sbkit.data.filesystem import Storage
@@ -120,13 +121,19 @@ def test(run: Run, brain: Brain, *, was_finished: bool) -> None:
         brain.evaluate(run.make_loaders().test)
 
 
-def prepare_data(arguments: Sequence[str], report: Path | None = None) -> None:
-    """Prepare the data of a run and describe it, with a page in the folder ``report``.
+def prepare_data(options: Namespace) -> None:
+    """Prepare the data of a run and describe it, or write it as shards.
 
-    Nothing is trained, and no run folder is made. Raises SbkitError for bad input.
+    Nothing is trained, and no run folder is made. Raises SbkitError for bad input, or a full disk.
     """
-    run = Run(*parse_command(arguments))
+    if options.shards and options.report:
+        raise ConfigError("--shards only writes data; for --report, run `sbkit prepare` once more.")
+    run = Run(options.yaml, parse_overrides(options.overrides))
     run.check_ranges()
+    if options.shards is not None:
+        write_run_as_shards(run, options.shards, options.shard_size)
+        return
+    report: Path | None = options.report
     if report is not None:
         require_writable(report, option="--report")
     rate, language = run.knobs["sample_rate"], run.knobs.get("language")
@@ -143,13 +150,8 @@ def prepare_data(arguments: Sequence[str], report: Path | None = None) -> None:
         logger.info(f"report: {page}")
 
 
-def prepare_shards(arguments: Sequence[str], destination: str, shard_size: str) -> None:
-    """Write the data of a run as shards, or this process's share of them.
-
-    Raises SbkitError for bad input, or a full disk.
-    """
-    run = Run(*parse_command(arguments))
-    run.check_ranges()
+def write_run_as_shards(run: Run, destination: str, shard_size: str) -> None:
+    """Write the data of a run as shards, or this process's share of them."""
     make_corpus = run.load_recipe().corpus
     if make_corpus is None:
         raise ConfigError(

@@ -7,28 +7,26 @@ model: a run or a bundle -> log-probabilities of its validation set -> errors of
 import logging
 import re
 import shutil
+from argparse import Namespace
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import datasets
 
-from sbkit.base.errors import BundleError, ConfigError
+from sbkit.base.errors import ConfigError
 from sbkit.base.files import building, fsync_tree, require_writable, write_bytes_atomically
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE
 from sbkit.checkpoint.folder import lock_folder
 from sbkit.checkpoint.provenance import make_provenance, read_json
 from sbkit.checkpoint.run_config import RESOLVED
-from sbkit.commands.score import ScoreOptions, prepare_source
+from sbkit.commands.score import name_of, prepare_source
 from sbkit.config.ranges import require_in_range
 from sbkit.data.splits import sample_counts
 from sbkit.decoding.decoder import (
-    BEAM_SIZE,
     DECODER_FILE,
-    DECODER_TYPES,
     LANGUAGE_MODELS,
     BeamDecoder,
 )
@@ -67,57 +65,23 @@ MAX_SECONDS = 2400.0  # of audio: the tokens of a sample, if each frame of 40 ms
 FORMATS_WITHOUT_DECODER = ("onnx", "torch")
 
 
-@dataclass(frozen=True, kw_only=True)
-class TuneOptions:
-    """What `sbkit tune` changes, and where it writes; None leaves a setting as it is.
+def tune(options: Namespace) -> None:
+    """Fit another decoder to a validation set; write it to ``--out``, or into a run if better.
 
-    Attributes:
-        lm_text, word_lm_order, token_lm_order: the text and the orders of the language models.
-        decoder, beam_size, attention_rescoring: of the decoder.
-        data: a table to use as the validation set; None for the validation sets of a run.
-        out: a folder for a bundle with the new decoder; None to replace the decoder of the run.
-        force: replace the decoder even if the new one is no better.
-    """
-
-    lm_text: Path | None = None
-    word_lm_order: int | None = None
-    token_lm_order: int | None = None
-    decoder: str | None = None
-    beam_size: int | None = None
-    attention_rescoring: bool | None = None
-    data: Path | None = None
-    out: Path | None = None
-    force: bool = False
-
-    @property
-    def orders(self) -> dict[str, int]:
-        """Return the n-gram orders that are given, by model."""
-        orders = {WORDS: self.word_lm_order, TOKENS: self.token_lm_order}
-        return {name: order for name, order in orders.items() if order is not None}
-
-
-def tune_model(
-    model: Path, options: TuneOptions, *, user_modules: frozenset[str] = frozenset()
-) -> None:
-    """Fit another decoder to a validation set; write it to ``options.out``, or if it is better.
-
-    ``user_modules`` names the user's modules that hold parts of the model.
     Raises SbkitError if the model is not a recognizer, or the options do not fit it.
     """
+    model, user_modules = options.model, options.user_modules
     is_bundle = (model / CONFIG_FILE).exists()
-    _check_options(model, options, is_bundle=is_bundle)
+    _check_options(options, is_bundle=is_bundle)
     with as_bundle(model, user_modules) as source, TemporaryDirectory() as folder:
         bundle = load_bundle(source, user_modules=user_modules)
-        if bundle.task.predicts != "text":
-            raise BundleError(
-                f"`sbkit tune` needs a speech recognizer; {model} is a {bundle.task.model_name}."
-            )
+        bundle.task.require_prediction("text", command="tune")
         new = Path(folder)
         run = None if is_bundle else Run(model / RESOLVED, _overrides(options, new))
         if run is not None:
             lock_folder(model)  # so that nothing trains it meanwhile
             run.check_ranges()
-        _make_language_models(model, bundle, run, options, new / LANGUAGE_MODELS)
+        _make_language_models(bundle, run, options, new / LANGUAGE_MODELS)
         decoder = _make_decoder(bundle, run, options, new / LANGUAGE_MODELS)
         is_better = _fit(bundle, decoder, _validation_sets(bundle, run, options), new)
         if options.out is not None:
@@ -136,49 +100,57 @@ def tune_model(
             )
 
 
-def _check_options(model: Path, options: TuneOptions, *, is_bundle: bool) -> None:
-    if is_bundle and (options.data is None or options.out is None):
+def _check_options(options: Namespace, *, is_bundle: bool) -> None:
+    model, out = options.model, options.out
+    if is_bundle and (options.data is None or out is None):
         missing = "--data" if options.data is None else "--out"
         raise ConfigError(
             "To tune a bundle, name the data and a folder for the new bundle; "
             f"{missing} is missing: sbkit tune {model} --data dev.csv --out NEW"
         )
-    if options.out is not None:
-        if options.out.resolve() == model.resolve():
+    if out is not None:
+        if out.resolve() == model.resolve():
             raise ConfigError(f"--out must be a new folder, but is {model} itself.")
-        require_free(options.out)
-        require_writable(options.out.parent, option="--out")
+        require_free(out)
+        require_writable(out.parent, option="--out")
 
 
-def _overrides(options: TuneOptions, folder: Path) -> dict[str, object]:
-    """Return the values with which the recipe trains the language models in ``folder``."""
-    orders = {f"{name[:-1]}_lm_order": order for name, order in options.orders.items()}
+def _overrides(options: Namespace, folder: Path) -> dict[str, object]:
+    """Return the overrides that make the recipe train the language models in ``folder``."""
+    orders = {f"{name[:-1]}_lm_order": order for name, order in _orders(options).items()}
     text = {} if options.lm_text is None else {"lm_text": str(options.lm_text)}
     return {"output_folder": str(folder), **orders, **text}
+
+
+def _orders(options: Namespace) -> dict[str, int]:
+    """Return the n-gram orders that are given, by model."""
+    orders = {WORDS: options.word_lm_order, TOKENS: options.token_lm_order}
+    return {name: order for name, order in orders.items() if order is not None}
 
 
 # ---- another decoder
 
 
 def _make_language_models(
-    model: Path, bundle: TorchBundle, run: Run | None, options: TuneOptions, file: Path
+    bundle: TorchBundle, run: Run | None, options: Namespace, file: Path
 ) -> None:
     """Write the language models of the new decoder: the model's own, or others on request."""
+    model, orders = options.model, _orders(options)
     if (model / LANGUAGE_MODELS).is_file():
         shutil.copyfile(model / LANGUAGE_MODELS, file)
-    if run is not None and (options.lm_text or options.orders):
+    if run is not None and (options.lm_text or orders):
         shutil.copyfile(model / TOKENIZER, file.with_name(TOKENIZER))
         run.prepare_labels()  # the recipe trains the language models, too
     elif options.lm_text is not None:
         messages = replace_language_models(
             file,
             options.lm_text,
-            options.orders,
+            orders,
             language=bundle.config.language or "und",
             tokenizer=bundle.tokenizer,
         )
         logger.info("\n".join(messages))
-    elif options.orders:
+    elif orders:
         raise ConfigError(
             "The language models of a bundle need a text, because a bundle has no transcripts. "
             "Name a text or an ARPA file with --lm-text."
@@ -188,17 +160,10 @@ def _make_language_models(
 
 
 def _make_decoder(
-    bundle: TorchBundle, run: Run | None, options: TuneOptions, language_models: Path
+    bundle: TorchBundle, run: Run | None, options: Namespace, language_models: Path
 ) -> BeamDecoder:
     """Return the new decoder without weights: like the current one, except for the options."""
-    knobs: Mapping[str, Any] = {} if run is None else run.knobs
-    settings: dict[str, Any] = {
-        "decoder_type": knobs.get("decoder_type", DECODER_TYPES[0]),
-        "beam_size": knobs.get("beam_size", BEAM_SIZE),
-        "attention_rescoring": knobs.get("attention_rescoring", False),
-    }
-    if bundle.decoder is not None:
-        settings = {name: getattr(bundle.decoder, name) for name in settings}
+    knobs = {} if run is None else run.knobs
     has_attention = bundle.model.network.seq_lin is not None and knobs.get("ctc_weight", 0) < 1
     if options.attention_rescoring and not has_attention:
         raise ConfigError(
@@ -210,8 +175,10 @@ def _make_decoder(
         "beam_size": options.beam_size,
         "attention_rescoring": options.attention_rescoring if has_attention else False,
     }
+    current = knobs if bundle.decoder is None else bundle.decoder.plain()
+    settings = {name: current[name] for name in changes if name in current}
     settings |= {name: value for name, value in changes.items() if value is not None}
-    require_in_range({"beam_size": settings["beam_size"]}, BeamDecoder.RANGES)
+    require_in_range(settings, BeamDecoder.RANGES)
     models = load_language_models(language_models, bundle.tokenizer)
     decoder = BeamDecoder(tokenizer=bundle.tokenizer, language_models=models, **settings)
     decoder.check_graph()
@@ -227,14 +194,12 @@ def _make_decoder(
 
 
 def _validation_sets(
-    bundle: TorchBundle, run: Run | None, options: TuneOptions
+    bundle: TorchBundle, run: Run | None, options: Namespace
 ) -> Mapping[str, datasets.Dataset]:
     """Prepare the table that is named, or the validation sets of the run."""
-    if options.data is None and run is not None:
+    if run is not None and options.data is None:
         return run.prepare_splits().valid
-    source = options.data or Path()
-    name = source.stem or source.resolve().stem
-    return {name: prepare_source(bundle, source, ScoreOptions(), name)}
+    return {name_of(options.data): prepare_source(bundle, options.data)}
 
 
 def _encode(

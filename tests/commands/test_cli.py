@@ -1,5 +1,6 @@
 """The command line: quick to answer, quiet about its own code, and a sentence for bad input."""
 
+import argparse
 import subprocess
 import sys
 from pathlib import Path
@@ -62,19 +63,14 @@ def test_option_accepts_underscores(
 
 
 def test_override_may_begin_like_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
+    parsed: list[argparse.Namespace] = []
     module = ModuleType("sbkit.commands.check")
-    monkeypatch.setattr(
-        module,
-        "check_file",
-        lambda *given, **options: asked.append((given, options)),
-        raising=False,
-    )
+    monkeypatch.setattr(module, "check", parsed.append, raising=False)
     monkeypatch.setitem(sys.modules, "sbkit.commands.check", module)
     run(["check", "own.yaml", "--s=5", "--json", "--tar=x"])
-    ((given, options),) = asked
-    assert given == (Path("own.yaml"), ["--s=5", "--tar=x"])
-    assert (options["as_json"], options["strict"], options["target"]) == (True, False, None)
+    (options,) = parsed
+    assert (options.yaml, options.overrides) == (Path("own.yaml"), ["--s=5", "--tar=x"])
+    assert (options.json, options.strict, options.target) == (True, False, None)
 
 
 def test_export_passes_folders_and_formats(
