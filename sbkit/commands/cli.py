@@ -437,13 +437,6 @@ def _transcribe(options: Namespace) -> int:
     if options.pace is not None and not options.live:
         raise ConfigError("`--pace` needs --live. Add --live, or leave --pace out.")
     with _opened(options.bundle, options.user_modules) as options.bundle:
-        options.detector = None
-        if options.vad is not None:
-            from sbkit.runtime.voice_detector import VoiceDetector
-
-            options.detector = VoiceDetector.load(
-                options.vad, device=options.device, runtime=options.runtime
-            )
         path = "listen.transcribe_live" if options.live else "transcribe.transcribe"
         return _importing(path)(options) or 0
 

@@ -1,22 +1,22 @@
 """The command `sbkit transcribe --live`: text as it is spoken, partial and final."""
 
-import argparse
 import json
 import sys
+from argparse import Namespace
 from collections.abc import Iterable
 from shutil import get_terminal_size
 from typing import TextIO
 
 from sbkit.base.errors import ConfigError
 from sbkit.base.messages import printable_json
-from sbkit.commands.transcribe import TEXT_FORMATS, recognizer_options
+from sbkit.commands.transcribe import TEXT_FORMATS, open_detector, recognizer_options
 from sbkit.streaming.devices import audio_blocks
 from sbkit.streaming.session import Event, Final, Partial, Session, StreamingRecognizer
 
 CLEAR_LINE = "\r\033[K"  # of a terminal: go to the beginning of the line, and erase it
 
 
-def transcribe_live(options: argparse.Namespace) -> int:
+def transcribe_live(options: Namespace) -> int:
     """Transcribe one source while it plays; return the exit code.
 
     Final text goes to standard output, partial text to standard error. As JSON, all events go to
@@ -29,7 +29,7 @@ def transcribe_live(options: argparse.Namespace) -> int:
     with StreamingRecognizer.load(options.bundle, **recognizer_options(options)) as recognizer:
         if not options.quiet:
             print(f"running on {recognizer.effective}", file=sys.stderr)
-        session = Session(recognizer, detector=options.detector)
+        session = Session(recognizer, detector=open_detector(options))
         show = Display(options.format == "json", options.quiet)
         (source,) = options.files
         rate, pace = recognizer.sample_rate, options.pace or 0.0
@@ -39,7 +39,7 @@ def transcribe_live(options: argparse.Namespace) -> int:
     return 0
 
 
-def _check_options(options: argparse.Namespace) -> None:
+def _check_options(options: Namespace) -> None:
     unsupported = [f"--{name}" for name in ("out", "errors") if getattr(options, name) is not None]
     if len(options.files) != 1 or unsupported or options.format not in (*TEXT_FORMATS, "json"):
         raise ConfigError(

@@ -1,21 +1,20 @@
 """The command `sbkit serve`: open bundles, and answer requests until a signal."""
 
-import argparse
 import gc
+from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import fields
 from ipaddress import ip_address
 from pathlib import Path
 from socket import socket
-from typing import Any
 
 from sbkit.base.allocator import share_free_memory
 from sbkit.base.errors import ConfigError
 from sbkit.bundle.bundle import read_bundle
 from sbkit.bundle.config import CONFIG_FILE
 from sbkit.bundle.protocols import Effective
-from sbkit.commands.transcribe import recognizer_options
+from sbkit.commands.transcribe import open_detector, recognizer_options
 from sbkit.runtime.model import Shapes, require_effective
 from sbkit.runtime.runtimes import AUTO, FIRST_GPU, MODEL_OPTIONS
 from sbkit.runtime.transcriber import default_batch_seconds, open_recognizer
@@ -35,7 +34,7 @@ ALIASES = {
 }
 
 
-def serve(names: Sequence[str], folders: Sequence[Path], options: argparse.Namespace) -> int:
+def serve(names: Sequence[str], folders: Sequence[Path], options: Namespace) -> int:
     """Serve bundles by their names until a signal ends it, and return the exit code.
 
     Raises:
@@ -56,12 +55,9 @@ def serve(names: Sequence[str], folders: Sequence[Path], options: argparse.Names
         _require_keys(listening, options)
         workers = stack.enter_context(closing(Workers(limits.max_concurrent)))
         models: list[Model] = []
-        if (detector := options.vad) is not None:
-            detector = VoiceDetector.load(
-                options.vad, device=options.device, runtime=options.runtime
-            )
+        detector = open_detector(options)
         for name, folder in zip(names, folders, strict=True):
-            opened = _open(folder, options, limits, detector, workers=workers, metrics=metrics)
+            opened = _open(folder, options, limits, detector, workers, metrics)
             engine = stack.enter_context(closing(opened))
             _require_device(engine.effective, options)
             created, readme = int((folder / CONFIG_FILE).stat().st_mtime), folder / "README.md"
@@ -78,14 +74,14 @@ def serve(names: Sequence[str], folders: Sequence[Path], options: argparse.Names
             metrics=metrics,
             origins=options.allow_origin or (),
         )
-        gc.freeze()  # loaded objects stay; only those of requests are searched for cycles
+        gc.freeze()  # loaded objects stay, so only objects of requests are searched for cycles
         gc.collect()
         server = Server(service, keys=keys)
         server.run(sockets=[listening])
     return server.exit_code()
 
 
-def _require_keys(listening: socket, options: argparse.Namespace) -> None:
+def _require_keys(listening: socket, options: Namespace) -> None:
     """Raise ConfigError if other machines reach an address without keys."""
     is_local = ip_address(listening.getsockname()[0]).is_loopback
     if not (is_local or options.no_key or options.api_key_file):
@@ -97,18 +93,19 @@ def _require_keys(listening: socket, options: argparse.Namespace) -> None:
 
 def _open(
     folder: Path,
-    options: argparse.Namespace,
+    options: Namespace,
     limits: Limits,
     detector: VoiceDetector | None,
-    **shared: Any,
+    workers: Workers,
+    metrics: Metrics,
 ) -> Recognizer | Voice:
     """Open a bundle as a recognizer, or as a voice if its task is synthesis."""
     opening = recognizer_options(options)
     task = read_bundle(folder, user_modules=options.user_modules).task
     if task.synthesizer_class is not None:
         synthesizer_class = import_object(task.synthesizer_class)
-        model_options = {name: opening[name] for name in MODEL_OPTIONS}
-        return Voice(synthesizer_class.load(folder, **model_options), **shared)
+        synthesizer = synthesizer_class.load(folder, **{n: opening[n] for n in MODEL_OPTIONS})
+        return Voice(synthesizer, workers=workers, metrics=metrics)
     bundle = open_recognizer(folder, streaming="also", **opening)
     batch_seconds = options.max_batch_seconds or default_batch_seconds(bundle.model.effective)
     return Recognizer(
@@ -117,11 +114,12 @@ def _open(
         wait_seconds=options.max_wait_ms / 1000,
         max_seconds=limits.max_seconds,
         detector=detector,
-        **shared,
+        workers=workers,
+        metrics=metrics,
     )
 
 
-def _require_device(effective: Effective, options: argparse.Namespace) -> None:
+def _require_device(effective: Effective, options: Namespace) -> None:
     """Raise DeviceError if a model runs on another device, or in another precision."""
     device = FIRST_GPU if options.device == "cuda" else options.device
     device = effective.device if device == AUTO else device

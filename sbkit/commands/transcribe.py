@@ -6,19 +6,20 @@ A file that fails does not stop the others. Its error goes to standard error, to
 Legend: V classes.
 """
 
-import argparse
 import json
 import os
 import shutil
 import sys
+from argparse import Namespace
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from glob import glob, has_magic
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 import soundfile
@@ -34,11 +35,10 @@ from sbkit.runtime.model import naming_audio
 from sbkit.runtime.runtimes import MODEL_OPTIONS
 from sbkit.runtime.subtitles import to_srt, to_tsv, to_vtt
 from sbkit.runtime.transcriber import Segmenter, Transcriber, Transcript
+from sbkit.runtime.voice_detector import VoiceDetector
 
 if TYPE_CHECKING:
     from sbkit.runtime.torch_model import TorchBundle
-
-Result = TypeVar("Result")
 
 STANDARD_INPUT = "-"
 COPY_BYTES = 1 << 20  # of 16-bit samples that are copied at a time
@@ -47,7 +47,24 @@ TIMED_FORMATS = {"srt": to_srt, "vtt": to_vtt, "tsv": to_tsv}  # a file for each
 MIN_CLASSIFIED_SECONDS = 20.0  # of a segment: one sentence is too short to be classified
 
 
-def transcribe(options: argparse.Namespace) -> int:
+@dataclass(frozen=True)
+class Classification:
+    """The most probable class of a file, and its probability according to the model (0 to 1)."""
+
+    file: Path
+    label: str
+    probability: float
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"{self.label}\t{self.probability:.4f}"
+
+    def plain(self) -> dict[str, object]:
+        """Return plain data, for JSON."""
+        return {**asdict(self), "file": str(self.file)}
+
+
+def transcribe(options: Namespace) -> int:
     """Transcribe the files, and return the exit code.
 
     Raises:
@@ -56,32 +73,32 @@ def transcribe(options: argparse.Namespace) -> int:
     # oneDNN keeps what it compiles for each shape of a batch, 70 kB, 1024 times; a batch needs four
     # of them, and in an hour hardly any shape comes twice: 60 MB.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(16 * usable_cores()))
-    with ExitStack() as stack:
-        files = stack.enter_context(find_audio(options.files, options.raw_rate))
+    load = partial(Transcriber.load, options.bundle, **recognizer_options(options))
+    times = options.format not in TEXT_FORMATS
+    with find_audio(options.files, options.raw_rate) as files:
         _check_output(options, files)
-        errors = stack.enter_context(open_errors(options.errors))
-        transcriber = stack.enter_context(
-            Transcriber.load(
-                options.bundle,
-                times=options.format not in TEXT_FORMATS,
-                detector=options.detector,
-                **recognizer_options(options),
-            )
-        )
-        if not options.quiet:
-            print(f"running on {transcriber.effective}", file=sys.stderr)
-        bar = show_seconds("transcribing", files, quiet=options.quiet)
-        on_seconds = stack.enter_context(bar)
-        results = transcriber.stream(files, on_seconds=on_seconds)
-        write = partial(_write, options=options, with_name=len(files) > 1)
-        num_failed = write_results(files, results, write, errors)
-    return report_failures(files, num_failed, options.errors)
+        with (
+            open_errors(options.errors) as errors,
+            load(times=times, detector=open_detector(options)) as transcriber,
+        ):
+            if not options.quiet:
+                print(f"running on {transcriber.effective}", file=sys.stderr)
+            with show_seconds("transcribing", files, quiet=options.quiet) as on_seconds:
+                results = transcriber.stream(files, on_seconds=on_seconds)
+                return write_results(options, files, results, errors)
 
 
-def recognizer_options(options: argparse.Namespace) -> dict[str, Any]:
+def recognizer_options(options: Namespace) -> dict[str, Any]:
     """Return the options of `open_recognizer` that a command line has."""
     names = (*MODEL_OPTIONS, "decoder", "hotwords")
     return {name: getattr(options, name) for name in names}
+
+
+def open_detector(options: Namespace) -> VoiceDetector | None:
+    """Open the voice activity detector of ``--vad``."""
+    if options.vad is None:
+        return None
+    return VoiceDetector.load(options.vad, device=options.device, runtime=options.runtime)
 
 
 def open_errors(file: Path | None) -> AbstractContextManager[TextIO | None]:
@@ -89,38 +106,82 @@ def open_errors(file: Path | None) -> AbstractContextManager[TextIO | None]:
     return nullcontext() if file is None else file.open("w", encoding="utf-8")
 
 
+def show_seconds(
+    title: str, files: Sequence[Path], *, quiet: bool
+) -> AbstractContextManager[Callable[[float], object]]:
+    """Show how many seconds of audio are done; yields a function that takes further seconds."""
+    seconds = None if quiet else sum(map(declared_seconds, files))
+    return progress_bar(title, seconds, quiet=quiet)
+
+
 def write_results(
+    options: Namespace,
     files: Sequence[Path],
-    results: Iterable[Result | SbkitError],
-    write: Callable[[Result], object],
+    results: Iterable[Transcript | Classification | SbkitError],
     errors: TextIO | None,
 ) -> int:
-    """Write the result of each file, or print its error; return how many failed."""
+    """Write the result of each file, or print its error; return the exit code."""
     num_failed = 0
     for file, result in zip(files, results, strict=True):
         if not isinstance(result, SbkitError):
-            write(result)
+            _write(file, result, options, with_name=len(files) > 1)
             continue
         num_failed += 1
         print(result, file=sys.stderr)
         if errors is not None:
             line = json.dumps({"file": str(file), "error": str(result)}, ensure_ascii=False)
             print(printable_json(line), file=errors, flush=True)
-    return num_failed
-
-
-def report_failures(files: Sequence[Path], num_failed: int, errors: Path | None) -> int:
-    """Print how many of several files were written; return the exit code."""
     if len(files) > 1:
-        place = "above" if errors is None else f"in {printable(str(errors))}"
+        place = "above" if errors is None else f"in {printable(str(options.errors))}"
         where = f"; the errors are {place}" if num_failed else ""
         print(f"{len(files) - num_failed} written, {num_failed} failed{where}", file=sys.stderr)
     return FILES_FAILED if num_failed else 0
 
 
+def _write(
+    file: Path, result: Transcript | Classification, options: Namespace, *, with_name: bool
+) -> None:
+    """Print a result, after the name of its file if there are several, or write it."""
+    text = str(result)
+    if options.format == "json":
+        text = printable_json(json.dumps(result.plain(), ensure_ascii=False))
+    elif isinstance(result, Transcript) and options.format in TIMED_FORMATS:
+        text = TIMED_FORMATS[options.format](result.words)
+    elif with_name and options.out is None:
+        text = f"{printable(str(file))}\t{text}"
+    if options.out is None:
+        print(text, flush=True)
+    else:
+        write_text_atomically(options.out / _output_name(file, options), text + "\n")
+
+
+def _output_name(file: Path, options: Namespace) -> str:
+    return f"{file.stem}.{'txt' if options.format in TEXT_FORMATS else options.format}"
+
+
+def _check_output(options: Namespace, files: Sequence[Path]) -> None:
+    """Check early that the result of each file can be written."""
+    if options.out is not None:
+        require_writable(options.out, option="--out")
+        for name, count in Counter(_output_name(file, options) for file in files).items():
+            if count > 1:
+                raise ConfigError(
+                    f"`--out` writes a file for each recording, but {count} of them would be "
+                    f"{name}. Transcribe them one after the other, each with an --out of its own."
+                )
+    elif len(files) > 1 and options.format in TIMED_FORMATS:
+        raise ConfigError(
+            f"`--format {options.format}` prints one recording, but there are {len(files)}. Pass "
+            "--out DIR, where each gets a file of its own."
+        )
+
+
+# ---- the files to read
+
+
 @contextmanager
 def find_audio(arguments: Sequence[str], raw_rate: int | None = None) -> Iterator[list[Path]]:
-    """List the files that arguments name, in their order; those of a folder or pattern are sorted.
+    """List the files that arguments name, in their order; a folder or pattern is sorted.
 
     Folders are searched to any depth for files with the suffix of an audio format. Standard input
     is first written to a file, which is removed in the end: a pipe cannot be searched. Missing
@@ -136,11 +197,11 @@ def find_audio(arguments: Sequence[str], raw_rate: int | None = None) -> Iterato
             "`--raw-rate` describes standard input, but no FILE is -. Pass -, or leave it out."
         )
     files: list[Path] = []
-    with ExitStack() as stack:
+    with TemporaryDirectory() as folder:
         for argument in arguments:
             path = Path(argument)
             if argument == STANDARD_INPUT:
-                path = Path(stack.enter_context(TemporaryDirectory()), "stdin")
+                path = Path(folder, "stdin")
                 _save_standard_input(path, raw_rate)
             matches = [path]
             if path.is_dir():
@@ -175,82 +236,20 @@ def _save_standard_input(file: Path, raw_rate: int | None) -> None:
             audio.buffer_write(block[: len(block) // 2 * 2], "int16")
 
 
-def _check_output(options: argparse.Namespace, files: Sequence[Path]) -> None:
-    """Check early that the result of each file can be written."""
-    if options.out is not None:
-        require_writable(options.out, option="--out")
-        if len({file.stem for file in files}) < len(files):
-            raise ConfigError(
-                "`--out` writes a file for each recording, but two of them have the same name. "
-                "Transcribe them one after the other, each with an --out of its own."
-            )
-    elif len(files) > 1 and options.format in TIMED_FORMATS:
-        raise ConfigError(
-            f"`--format {options.format}` prints one recording, but there are {len(files)}. Pass "
-            "--out DIR, where each gets a file of its own."
-        )
+# ---- classes
 
 
-def _write(transcript: Transcript, options: argparse.Namespace, *, with_name: bool) -> None:
-    """Print a transcript, after the name of its file if there are several, or write it."""
-    file, text = str(transcript.file), str(transcript)
-    if options.format == "json":
-        text = printable_json(json.dumps(transcript.plain(), ensure_ascii=False))
-    elif options.format in TIMED_FORMATS:
-        text = TIMED_FORMATS[options.format](transcript.words)
-    elif with_name and options.out is None:
-        text = f"{printable(file)}\t{text}"
-    if options.out is None:
-        print(text, flush=True)
-    else:
-        suffix = "txt" if options.format in TEXT_FORMATS else options.format
-        write_text_atomically(options.out / f"{Path(file).stem}.{suffix}", text + "\n")
-
-
-def show_seconds(
-    title: str, files: Sequence[Path], *, quiet: bool
-) -> AbstractContextManager[Callable[[float], object]]:
-    """Show how many seconds of audio are done; yields a function that takes further seconds."""
-    seconds = None if quiet else sum(map(declared_seconds, files))
-    return progress_bar(title, seconds, quiet=quiet)
-
-
-@dataclass(frozen=True)
-class Classification:
-    """The most probable class of a file, and its probability according to the model (0 to 1)."""
-
-    file: Path
-    label: str
-    probability: float
-    seconds: float
-
-    def __str__(self) -> str:
-        return f"{self.label}\t{self.probability:.4f}"
-
-    def plain(self) -> dict[str, Any]:
-        """Return plain data, for JSON."""
-        return {**asdict(self), "file": str(self.file)}
-
-
-def classify(options: argparse.Namespace) -> int:
+def classify(options: Namespace) -> int:
     """Classify the files, and return the exit code."""
-
-    def write(result: Classification) -> None:
-        text = f"{printable(str(result.file))}\t{result}" if len(files) > 1 else str(result)
-        if options.format == "json":
-            text = printable_json(json.dumps(result.plain(), ensure_ascii=False))
-        print(text, flush=True)
-
+    options.out = None  # classes are only printed
     with (
         find_audio(options.files, options.raw_rate) as files,
         open_errors(options.errors) as errors,
         show_seconds("classifying", files, quiet=options.quiet) as on_seconds,
     ):
-        results = classify_files(
-            options.bundle, files, user_modules=options.user_modules, on_seconds=on_seconds
-        )
-        num_failed = write_results(files, results, write, errors)
-    return report_failures(files, num_failed, options.errors)
+        classify_each = partial(classify_files, options.bundle, user_modules=options.user_modules)
+        results = classify_each(files, on_seconds=on_seconds)
+        return write_results(options, files, results, errors)
 
 
 def classify_files(

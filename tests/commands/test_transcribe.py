@@ -168,7 +168,7 @@ def test_transcribe_out_writes_a_file_per_recording(talks: Path, capsys: Capture
     ("arguments", "says"),
     [
         (["talks/?.*", "--format", "tsv"], "prints one recording, but there are 2"),
-        (["talks/a.wav", "talks/a.wav", "--out", "here"], "two of them have the same name"),
+        (["talks/a.wav", "talks/a.flac", "--out", "here"], "2 of them would be a.txt"),
         (["talks", "--out", "/proc/here"], "`--out` must name a folder that"),
     ],
 )
