@@ -78,7 +78,7 @@ def check_unread(planned: PlannedRun) -> Iterator[Finding]:
     missing = {e.name for e in planned.faults.values() if isinstance(e, MissingKnobError)}
     is_complete = not planned.faults and dry_run(planned).failure is None
     candidates = names - set(planned.document.root) if is_complete else missing
-    declared = {*planned.document.own, *planned.given}
+    declared = {*planned.document.own_keys, *planned.given}
     for key in unread(planned.document, names):
         if key in declared and (is_complete or nearest(key, missing)):
             yield planned.finding(

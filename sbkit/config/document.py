@@ -5,26 +5,26 @@ with a tag replaces the base's. A mapping without a tag merges into the base's m
 its keys, as `--Transformer.dropout=0.2` does. A new key stands before the base's key that follows
 it in this file, else at the end.
 
-References are resolved in a copy of the tree. HyperPyYAML writes an unresolved node into text in
-silence, and leaves ``-1 * 2`` as text: both are refused here.
+References are resolved in a copy of the tree. HyperPyYAML silently writes an unresolved node into
+text, and leaves ``-1 * 2`` as text: both are refused here.
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from datetime import date
 from difflib import get_close_matches
 from functools import reduce
-from operator import getitem, itemgetter
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
 import yaml
 from hyperpyyaml.core import recursive_resolve, recursive_update
 from ruamel.yaml import YAML, constructor, resolver
-from ruamel.yaml.comments import CommentedMap, CommentedSeq
+from ruamel.yaml.comments import CommentedMap, CommentedSeq, TaggedScalar
 from ruamel.yaml.constructor import RoundTripConstructor
 
 from sbkit.base.errors import ConfigError
@@ -51,9 +51,9 @@ OBJECT = object()  # stands for an object that would be built
 def nearest(word: str, words: Iterable[object]) -> str | None:
     """Return the key that was probably meant, None if none is near.
 
-    That is one of nearly the same spelling; else one that has all the word's parts in it
-    (`epochs`: `number_of_epochs`); else a similar one of the same first part (`batch_size`:
-    `batch_seconds`). Sharing a last part is not enough: `beam_size` is no `vocab_size`.
+    A key of nearly the same spelling comes first, then one with all parts of the word (`epochs`:
+    `number_of_epochs`), then a similar one with the same first part (`batch_size`:
+    `batch_seconds`). A common last part is not enough: `beam_size` is no `vocab_size`.
     """
     candidates = [str(candidate) for candidate in words]
     parts = word.split("_")
@@ -94,18 +94,20 @@ def referenced(node: object) -> list[Keys]:
 
 
 def walk(node: object, keys: Keys = ()) -> Iterator[tuple[Keys, object]]:
-    """Visit every node, children first: the order in which HyperPyYAML resolves them."""
-    if isinstance(node, CommentedMap):
-        for key, child in node.items():
-            yield from walk(child, (*keys, key))
-    elif isinstance(node, CommentedSeq):
-        for index, child in enumerate(node):
-            yield from walk(child, (*keys, index))
+    """Visit every node, children first, in HyperPyYAML's order of resolution."""
+    for key, child in _children(node):
+        yield from walk(child, (*keys, key))
     yield keys, node
 
 
+def _children(node: object) -> list[tuple[str | int, object]]:
+    if isinstance(node, CommentedMap):
+        return [*node.items()]
+    return [*enumerate(node)] if isinstance(node, CommentedSeq) else []
+
+
 def plain_value(node: Any) -> Any:
-    """Turn a resolved node into Python's own values; an object that would be built is `OBJECT`."""
+    """Turn a resolved node into Python's own values, and an object to be built into `OBJECT`."""
     if tag_of(node):
         return OBJECT
     if isinstance(node, dict):
@@ -127,7 +129,7 @@ def holds_object(value: object) -> bool:
 
 
 def read_tuple(text: str) -> tuple[object, ...]:
-    """Read ``(1, 2)`` as HyperPyYAML does; it must hold plain values."""
+    """Read ``(1, 2)`` as HyperPyYAML does."""
     try:
         return tuple(yaml.safe_load(f"[{text[1:-1]}]"))
     except yaml.YAMLError as error:
@@ -161,56 +163,32 @@ def clean_ruamel() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Document:
-    """One file, with the trees of its base and of the files it includes.
+    """A file, merged with its base and with the files that they include.
 
     Attributes:
-        own: what the file itself declares.
-        root: that over its base.
-        included: the included files, by their keys.
+        root: the merged tree.
+        own_keys: the root-level keys of the file itself.
+        places: FILE:LINE by path of keys.
+        texts: the content of each file that was read.
     """
 
     path: Path
-    text: str
-    own: CommentedMap
     root: CommentedMap
-    included: dict[Keys, "Document"] = field(default_factory=dict)
-    base: "Document | None" = None
+    own_keys: Set[str]
+    places: dict[Keys, str]
+    texts: dict[Path, str]
 
     def place(self, keys: Keys) -> str:
         """Return the file and the line of a key, as far down as the files go."""
-        return self._locate(keys)[1]
-
-    def files(self) -> Iterator["Document"]:
-        """Yield this file and all that it includes or builds on."""
-        yield self
-        for document in (*self.included.values(), *([self.base] if self.base else [])):
-            yield from document.files()
-
-    def _locate(self, keys: Keys) -> tuple[int, str]:
-        """Return how many of the keys this file or its base has, and where the last of them is."""
-        node: object = self.own
-        line = depth = 0
-        for key in keys:
-            if depth and keys[:depth] in self.included:
-                inner_depth, place = self.included[keys[:depth]]._locate(keys[depth:])
-                return depth + inner_depth, place
-            if not isinstance(node, CommentedMap | CommentedSeq):
-                break
-            line = (node.lc.data or {}).get(key, [line])[0]
-            try:
-                node = node[key]
-            except LookupError:
-                break
-            depth += 1
-        here = depth, f"{self.path}:{line + 1}"
-        return max(here, self.base._locate(keys), key=itemgetter(0)) if self.base else here
+        above = (keys[:depth] for depth in range(len(keys), 0, -1))
+        return next((self.places[path] for path in above if path in self.places), f"{self.path}:1")
 
 
-class _Reader(RoundTripConstructor):
+class TupleConstructor(RoundTripConstructor):
     """Reads ``!tuple (1, 2)`` as ``(1, 2)``, which is the same to HyperPyYAML."""
 
 
-_Reader.add_constructor("!tuple", lambda reader, node: reader.construct_scalar(node))
+TupleConstructor.add_constructor("!tuple", lambda reader, node: reader.construct_scalar(node))
 
 
 def read_document(path: Path, *, above: tuple[Path, ...] = ()) -> Document:
@@ -222,7 +200,7 @@ def read_document(path: Path, *, above: tuple[Path, ...] = ()) -> Document:
     text = read_yaml_text(path)
     try:
         reader = YAML()
-        reader.Constructor = _Reader
+        reader.Constructor = TupleConstructor
         root = reader.load(text)
     except Exception as error:  # ruamel.yaml raises errors of many kinds for bad YAML
         mark, problem = (getattr(error, name, None) for name in ("problem_mark", "problem"))
@@ -235,7 +213,13 @@ def read_document(path: Path, *, above: tuple[Path, ...] = ()) -> Document:
             f"{path} must consist of `key: value` lines, but its root is {kind}. Put every part "
             "under a key of its own."
         )
-    document = Document(path, text, root, root)
+    places = {
+        (*keys, key): f"{path}:{line + 1}"
+        for keys, node in walk(root)
+        if isinstance(node, CommentedMap | CommentedSeq)
+        for key, (line, *_) in (node.lc.data or {}).items()
+    }
+    document = Document(path, root, {*root} - {BASE_KEY}, places, {path: text})
     for keys, node in [*walk(root)]:
         if tag_of(node).startswith(INCLUDE_TAG):
             _include(document, keys, node)
@@ -258,7 +242,8 @@ def read_yaml_text(path: Path) -> str:
 
 def _with_base(document: Document, above: tuple[Path, ...]) -> Document:
     """Return the document over the one that its `base` names."""
-    name, chain = str(document.own.pop(BASE_KEY)), (*above, document.path.resolve())
+    own, chain = document.root, (*above, document.path.resolve())
+    name = str(own.pop(BASE_KEY))
     file = document.path.parent / name
     if file.resolve() in chain:
         raise ConfigError(
@@ -266,9 +251,10 @@ def _with_base(document: Document, above: tuple[Path, ...]) -> Document:
             "on it. Take the key out of one of them."
         )
     base = read_document(file, above=chain)
-    _merge(document, base.root, document.own)
-    base.root.ca.comment = document.own.ca.comment  # the header; others stay the base's
-    return replace(document, root=base.root, base=base)
+    _merge(document, base.root, own)
+    base.root.ca.comment = own.ca.comment  # the header; others stay the base's
+    places, texts = base.places | document.places, document.texts | base.texts
+    return Document(document.path, base.root, document.own_keys, places, texts)
 
 
 def _merge(document: Document, tree: CommentedMap, changes: CommentedMap, above: Keys = ()) -> None:
@@ -297,16 +283,16 @@ def _include(document: Document, keys: Keys, node: object) -> None:
     """Replace ``!include:FILE`` by the tree of the file; keys beside the tag override it."""
     inner = read_document(document.path.parent / tag_of(node).removeprefix(INCLUDE_TAG))
     above = f"{keys[0]}{''.join(f'[{key}]' for key in keys[1:])}"
-    nodes: dict[int, Any] = {id(child): child for _, child in walk(inner.root)}  # an alias once
-    for child in nodes.values():
-        if tag_of(child) in REFERENCE_TAGS:  # to keys of its own file
+    for child in {id(child): child for _, child in walk(inner.root)}.values():  # an alias once
+        if isinstance(child, TaggedScalar) and tag_of(child) in REFERENCE_TAGS:  # to its own file
             child.value = re.sub(r"<([^].[>]+)", rf"<{above}[\1]", child.value)
     try:
         recursive_update(inner.root, node if isinstance(node, CommentedMap) else {}, True)
     except KeyError as error:
         raise ConfigError(f"`{dotted(keys)}` ({document.place(keys)}): {error.args[0]}.") from error
     reduce(getitem, keys[:-1], document.root)[keys[-1]] = inner.root
-    document.included[keys] = inner
+    document.places.update({(*keys, *path): place for path, place in inner.places.items()})
+    document.texts.update(inner.texts)
 
 
 # -- references ------------------------------------------------------------------------------------
@@ -315,7 +301,7 @@ def _include(document: Document, keys: Keys, node: object) -> None:
 def resolve_references(document: Document, *, are_filled: bool = True) -> CommentedMap:
     """Resolve a copy of the document's tree; a reference to an object becomes the node itself.
 
-    are_filled: every ``!PLACEHOLDER`` has a value by now; otherwise it is null.
+    are_filled: every ``!PLACEHOLDER`` must have a value; otherwise it becomes null.
 
     Raises:
         ConfigError: a reference leads nowhere, or cannot be computed.
@@ -323,9 +309,8 @@ def resolve_references(document: Document, *, are_filled: bool = True) -> Commen
     root = deepcopy(document.root)
 
     def resolve(node: Any, keys: Keys) -> object:
-        if isinstance(node, CommentedMap | CommentedSeq):
-            for key in [*node] if isinstance(node, CommentedMap) else range(len(node)):
-                node[key] = resolve(node[key], (*keys, key))
+        for key, child in _children(node):
+            node[key] = resolve(child, (*keys, key))
         where = f"`{dotted(keys)}: {tag_of(node)} {text_of(node)}` ({document.place(keys)})"
         if tag_of(node) == PLACEHOLDER_TAG and are_filled:
             raise ConfigError(f"{where} needs a value. Pass --{dotted(keys)}=...")
@@ -342,11 +327,11 @@ def resolve_references(document: Document, *, are_filled: bool = True) -> Commen
 
 def _follow(root: CommentedMap, node: object, where: str) -> object:
     """Return the value of a reference; ``where`` names it in errors."""
-    text = text_of(node)
-    if not referenced(node):
+    text, paths = text_of(node), referenced(node)
+    if not paths:
         raise ConfigError(f"{where} names no key. Write it in angle brackets: `!ref <key>`.")
     is_whole = REFERENCE.fullmatch(text) is not None
-    for keys in referenced(node):
+    for keys in paths:
         target = _reach(root, keys, where)
         if target is None and is_whole:
             return None  # becomes known when a run starts, such as `encoder_config`

@@ -1,7 +1,7 @@
 """A run's YAML and command line: its plain knobs first, its objects once the data is prepared.
 
 The knobs, the objects and the saved YAML come from one resolved tree, so they cannot differ.
-Reading the knobs builds and imports nothing.
+Reading knobs builds and imports nothing.
 """
 
 from collections.abc import Iterator, Mapping
@@ -59,8 +59,6 @@ class MissingKnobError(ConfigError, AttributeError):
 class Knobs(dict[str, Any]):
     """The values of a YAML by key. Remembers which keys were read: `sbkit check` lists the others.
 
-    `get` returns a default for a missing key; `[]` raises MissingKnobError.
-
     >>> knobs = Knobs({"lr": 0.1, "learning_pace": 3})
     >>> knobs["lr"], knobs.get("seed", 1)
     (0.1, 1)
@@ -113,8 +111,8 @@ class Resolved:
     """A YAML as it takes effect.
 
     Attributes:
-        document: with the overrides.
-        tree: with the values of its references, too.
+        document: the files, with the overrides.
+        tree: a copy in which references are replaced by their values.
     """
 
     document: Document
@@ -122,10 +120,10 @@ class Resolved:
 
     @cached_property
     def text(self) -> str:
-        """The YAML as it takes effect."""
+        """The YAML with the values of its references."""
         return _dump(self.tree)
 
-    @cached_property
+    @property
     def one_file(self) -> str:
         """The YAML with its base and its overrides in it; references and comments stay."""
         return _dump(self.document.root)
@@ -139,8 +137,7 @@ class Resolved:
     def arguments_out_of_range(self) -> Iterator[tuple[Keys, str]]:
         """Yield the key of each argument out of its class's range, and the refusal.
 
-        If the argument is a reference to a knob, the key is the knob's; each comes once. Imports
-        the classes.
+        An argument that refers to a knob counts under the knob's key, once. Imports the classes.
         """
         seen: set[Keys] = set()
         for keys, node in walk(self.document.root):
@@ -160,14 +157,15 @@ _resolved: dict[tuple[Path, str], Resolved] = {}  # a run reads one or two of th
 
 
 def resolve(yaml_file: Path, overrides: Mapping[str, object]) -> Resolved:
-    """Read a file with its overrides, once while it stays as it is; do not change the result.
+    """Read a file with its overrides, again only after a change; do not change the result.
 
     Raises:
         ConfigError: the file or an override is wrong.
     """
     key = (yaml_file, repr(overrides))
     resolved = _resolved.get(key)
-    if resolved is None or any(read_yaml_text(f.path) != f.text for f in resolved.document.files()):
+    texts = resolved.document.texts if resolved else {}
+    if resolved is None or any(read_yaml_text(file) != text for file, text in texts.items()):
         with clean_ruamel():
             document = read_document(yaml_file)
             apply_overrides(document, overrides)
@@ -197,7 +195,10 @@ def load_hparams(yaml_file: Path, overrides: Mapping[str, object]) -> Knobs:
     with clean_ruamel():
         for _, sentence in resolved.arguments_out_of_range():
             raise ConfigError(sentence)
-        return Knobs(_build(resolved))
+        try:
+            return Knobs(load_hyperpyyaml(resolved.text, loader=_Loader))
+        except _BuildError as error:
+            raise ConfigError(_describe(error, resolved.document)) from error.cause
 
 
 def save_resolved(path: Path, yaml_file: Path, overrides: Mapping[str, object]) -> None:
@@ -221,7 +222,7 @@ def _dump(tree: CommentedMap) -> str:
 
 
 class _BuildError(Exception):
-    """An object that could not be built, and the keys that lead to it from ``above``."""
+    """Raised for an object that cannot be built; ``keys`` lead to it from the node ``above``."""
 
     def __init__(self, node: Node, cause: Exception) -> None:
         super().__init__(str(cause))
@@ -230,9 +231,9 @@ class _BuildError(Exception):
 
 
 class _Loader(Loader):
-    """HyperPyYAML's loader, which also tells the key of the object that fails."""
+    """HyperPyYAML's loader, which also records the keys of an object that fails."""
 
-    def construct_object(self, node: Node, deep: bool = True) -> Any:
+    def construct_object(self, node: Node, deep: bool = True) -> object:
         try:
             return super().construct_object(node, deep)
         except _BuildError as failure:
@@ -245,16 +246,7 @@ class _Loader(Loader):
             raise _BuildError(node, error) from error
 
 
-def _build(resolved: Resolved) -> dict[str, object]:
-    try:
-        hparams: dict[str, object] = load_hyperpyyaml(resolved.text, loader=_Loader)
-    except _BuildError as error:
-        raise ConfigError(_describe(resolved.document, error)) from error.cause
-    return hparams
-
-
-def _describe(document: Document, error: _BuildError) -> str:
-    """Name the key, the file and the line of an object that cannot be built, and the reason."""
+def _describe(error: _BuildError, document: Document) -> str:
     kind, _, name = str(error.node.tag).partition(":")
     where = f"`{dotted(error.keys)}` ({document.place(error.keys)})"
     if isinstance(error.cause, SbkitError):
@@ -265,7 +257,5 @@ def _describe(document: Document, error: _BuildError) -> str:
         advice = "Correct its arguments."
         if "missing" in reason and kind == "!new":
             advice = "Add them, or write `!name:` if the recipe gives them."
-    return (
-        f"{where} cannot be made of `{name or kind}`: {type(error.cause).__name__}: {reason}. "
-        f"{advice}"
-    )
+    name = name or kind
+    return f"{where} cannot be made of `{name}`: {type(error.cause).__name__}: {reason}. {advice}"

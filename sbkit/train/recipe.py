@@ -82,7 +82,7 @@ def load_recipe(knobs: Knobs, yaml_file: Path) -> Recipe:
 
 def search_beside(yaml_file: Path) -> None:
     """Search the folders of a YAML and its base, and then the working folder, last for modules."""
-    files = (document.path for document in read_document(yaml_file).files())
+    files = read_document(yaml_file).texts
     for folder in (*(str(file.resolve().parent) for file in files), str(Path.cwd())):
         if folder not in sys.path:
             sys.path.append(folder)
