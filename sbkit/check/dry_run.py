@@ -1,8 +1,8 @@
 """Small steps of training and an evaluation, watched: two short utterances, on the CPU.
 
-They show whether each part fits the next one, what learns, whether a checkpoint holds all that
+They show whether the parts fit each other, what learns, whether a checkpoint holds all that
 training changes, and what an output depends on. (A statistic that is neither parameter nor buffer,
-such as that of SpeechBrain's InputNormalization, is in no checkpoint.)
+such as the mean of SpeechBrain's InputNormalization, is in no checkpoint.)
 
 Legend: B utterances, U frames, D width, L tokens, V vocabulary.
 """
@@ -11,8 +11,7 @@ import math
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -36,12 +35,12 @@ from sbkit.train.step import as_loss, training_loss
 
 MAX_ROWS = 32  # read to find the shortest utterance, and one that is LENGTH_RATIO as long
 LENGTH_RATIO = 4.0  # so that a layer that starts in the padding is far from the end
-# Times the loss before, or 1. Of hparams/ctc.yaml the loss falls to 0.7 at its `lr` of 0.0025; at
-# ten times as much it grows to 1.2, at 100 times to 6, at 1,000 times to 600.
+# Times the loss before, or 1. The loss of hparams/ctc.yaml falls to 0.7 at its `lr` of 0.0025; at
+# 10 times that rate it grows to 1.2, at 100 times to 6, at 1,000 times to 600.
 MAX_LOSS_GROWTH = 10.0
-MAX_STEPS = 5  # in which a parameter may get no gradient before it counts as one that gets none
-# Of the largest state. Those of hparams/ctc.yaml differ by 6e-7, those of ctc_speechbrain.yaml,
-# whose convolutions see a frame of padding, by 0.2; the losses of the latter differ by only 0.003.
+MAX_STEPS = 5  # without a gradient before a parameter counts as never trained
+# Of the largest state. States of hparams/ctc.yaml differ by 6e-7; in ctc_speechbrain.yaml, whose
+# convolutions see a frame of padding, they differ by 0.2, and the losses by only 0.003.
 MAX_STATE_CHANGE = 1e-3
 MAX_LOGIT_CHANGE = 1e-4  # of the largest logit: sums may be taken in another order
 
@@ -49,31 +48,32 @@ MAX_LOGIT_CHANGE = 1e-4  # of the largest logit: sums may be taken in another or
 # -- the steps -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class StepFailure:
-    """A module in which the step broke off, and the error."""
-
-    module: Keys
-    error: Exception
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass
 class DryRun:
     """What small steps showed.
 
     Attributes:
-        failure: where the step broke off, None if it did not.
+        error: what a part raised, if the steps broke off.
+        running: the modules that are called, or in which the steps broke off, outermost first.
         called: ids of the modules that were called.
         trained: ids of the parameters that got a gradient.
         created: parts that `forward` made.
         unsaved: state that the steps changed, an evaluation needs, and no checkpoint holds.
     """
 
-    failure: StepFailure | None
-    called: set[int]
-    trained: set[int]
-    created: tuple[Keys, ...] = ()
-    unsaved: tuple[Keys, ...] = ()
+    error: Exception | None = None
+    running: list[nn.Module] = field(default_factory=list)
+    called: set[int] = field(default_factory=set)
+    trained: set[int] = field(default_factory=set)
+    created: list[Keys] = field(default_factory=list)
+    unsaved: list[Keys] = field(default_factory=list)
+
+    def enter(self, module: nn.Module, inputs: object) -> None:
+        self.running.append(module)
+        self.called.add(id(module))
+
+    def leave(self, module: nn.Module, inputs: object, output: object) -> None:
+        self.running.pop()
 
 
 def dry_run(planned: PlannedRun) -> DryRun:
@@ -88,36 +88,34 @@ def dry_run(planned: PlannedRun) -> DryRun:
 def completed_dry_run(planned: PlannedRun) -> DryRun:
     """Return what small steps show; raise MissingPartError if they broke off."""
     run = dry_run(planned)
-    if run.failure is not None:
+    if run.error is not None:
         raise MissingPartError("dry_run")
     return run
 
 
 def _take_small_steps(planned: PlannedRun) -> DryRun:
-    brain, batch = planned.make_cpu_brain(), small_batch(planned)
-    trace = StepTrace(
-        {id(part): keys for keys, part in reached(planned) if isinstance(part, nn.Module)}
-    )
-    set_stance: Any = torch.compiler.set_stance  # compiled parts would fail under the hooks
-    eager = set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
-    failure: StepFailure | None = None
-    created: tuple[Keys, ...] = ()
-    unsaved: tuple[Keys, ...] = ()
-    with eager, trace.hooked():
+    brain, batch, run = planned.make_cpu_brain(), small_batch(planned), DryRun()
+    paths = {id(part): keys for keys, part in reached(planned)}  # before `forward` makes parts
+    eager = nullcontext()
+    if "torch._dynamo" in sys.modules:  # compiled parts would fail under the hooks
+        eager = torch.compiler.set_stance("force_eager")
+    with (
+        eager,
+        register_module_forward_pre_hook(run.enter),
+        register_module_forward_hook(run.leave),
+    ):
         try:
             _train(brain, batch)
             _evaluate(brain, batch)
         except SbkitError:
             raise
         except Exception as error:  # whatever a part raises
-            failure = StepFailure(trace.inside[-1] if trace.inside else (), error)
-        trained = {id(p) for p in brain.modules.parameters() if p.grad is not None}
+            run.error = error
+        run.trained = {id(p) for p in brain.modules.parameters() if p.grad is not None}
         brain.modules.zero_grad(set_to_none=True)  # as large as the model
-        if failure is None:
-            created, unsaved = _not_in_a_checkpoint(planned, batch)
-    return DryRun(
-        failure=failure, called=trace.called, trained=trained, created=created, unsaved=unsaved
-    )
+        if run.error is None:
+            _find_unsaved(planned, batch, run, paths)
+    return run
 
 
 def _train(brain: Brain, batch: object) -> None:
@@ -138,45 +136,42 @@ def _inactive(brain: Brain) -> set[int]:
     return {id(p) for part in brain.inactive for p in part.parameters()}
 
 
-def _not_in_a_checkpoint(
-    planned: PlannedRun, batch: object
-) -> tuple[tuple[Keys, ...], tuple[Keys, ...]]:
-    """Load the model's state into a second one, and return the parts and attributes that it lacks.
+def _find_unsaved(
+    planned: PlannedRun, batch: object, run: DryRun, paths: Mapping[int, Keys]
+) -> None:
+    """Load the model's state into a second model, and find the parts and attributes that it lacks.
 
-    Attributes count only if the second one computes other losses.
+    Attributes count only if the second model computes other losses.
     """
     brain, copy = planned.make_cpu_brain(), planned.build_again(**CPU_OPTIONS)
     lacking = copy.modules.load_state_dict(brain.modules.state_dict(), strict=False)
     parts, copies = dict(brain.modules.named_modules()), dict(copy.modules.named_modules())
-    paths = {id(part): keys for keys, part in reached(planned)}
 
     def path_of(part: str, attribute: str) -> Keys:
         return (*paths.get(id(parts[part]), ("model",)), attribute)
 
-    created: dict[Keys, None] = {}
     for part in lacking.unexpected_keys:
         attribute = ""
         while part not in copies:
             part, _, attribute = part.rpartition(".")
-        created[path_of(part, attribute)] = None
-    if created:
-        return tuple(created), ()
+        if (path := path_of(part, attribute)) not in run.created:
+            run.created.append(path)
+    if run.created:
+        return
     try:
         is_same = torch.allclose(_losses_of(brain, batch), _evaluate(copy, batch), rtol=1e-4)
     except Exception:  # whatever a part raises that lacks what it has learned
         is_same = False
-    if is_same:
-        return (), ()
-    changed = [
-        path_of(name, attribute)
-        for name, part in parts.items()
-        for attribute in _changed_attributes(part, copies[name])
-    ]
-    return (), tuple(changed or [("model",)])
+    if not is_same:
+        run.unsaved = [
+            path_of(name, attribute)
+            for name, part in parts.items()
+            for attribute in _changed_attributes(part, copies[name])
+        ] or [("model",)]
 
 
 def _changed_attributes(part: nn.Module, copy: nn.Module) -> Iterator[str]:
-    """Yield the names of the numbers, arrays and tensors in which two modules differ."""
+    """Yield the names of numbers, arrays and tensors that differ between two modules."""
     for name, value in vars(part).items():
         if isinstance(value, Tensor | np.ndarray | int | float):
             mine, theirs = (torch.as_tensor(vars(m).get(name, [])) for m in (part, copy))
@@ -185,7 +180,7 @@ def _changed_attributes(part: nn.Module, copy: nn.Module) -> Iterator[str]:
 
 
 def _evaluate(brain: Brain, batch: object) -> Tensor:
-    """Return the losses of an evaluation, which begins as one of a run does."""
+    """Begin an evaluation as a run does, and return its losses."""
     brain.modules.eval()
     brain.on_stage_start(Stage.VALID, 1)
     return _losses_of(brain, batch)
@@ -193,7 +188,7 @@ def _evaluate(brain: Brain, batch: object) -> Tensor:
 
 @torch.no_grad()
 def _losses_of(brain: Brain, batch: object) -> Tensor:
-    """Compute the losses of an evaluation, with the same random numbers each time."""
+    """Return the losses of an evaluation, with the same random numbers each time."""
     with _seeded_evaluation(batch):
         outputs = brain.compute_forward(batch, Stage.VALID)
         return as_loss(brain.compute_objectives(outputs, batch, Stage.VALID)).sums
@@ -207,53 +202,31 @@ def _seeded_evaluation(batch: object) -> AbstractContextManager[None]:
 
 def small_batch(planned: PlannedRun) -> object:
     """Collate two short utterances of the training data; one is longer, to have padding."""
-    loader: Any = planned.make_loaders().train
-    dataset = loader.dataset
-    rows = [dataset[index] for index in range(min(MAX_ROWS, len(dataset)))]
-    shortest, *rest = sorted(rows, key=lambda row: len(row["audio"]))
+    loader = planned.make_loaders().train
+    num_rows = min(MAX_ROWS, len(loader.dataset))  # type: ignore[arg-type]
+    rows = [loader.dataset[index] for index in range(num_rows)]
+    shortest, *others = sorted(rows, key=lambda row: len(row["audio"]))
     min_samples = LENGTH_RATIO * len(shortest["audio"])
-    longer = [row for row in rest if len(row["audio"]) >= min_samples] or rest[-1:]
+    longer = [row for row in others if len(row["audio"]) >= min_samples] or others[-1:]
     return loader.collate_fn([shortest, *longer[:1]])
-
-
-class StepTrace:
-    """Follow a step from module to module: which were called, and which are running."""
-
-    def __init__(self, names: Mapping[int, Keys]) -> None:
-        self._names = names
-        self.inside: list[Keys] = []
-        self.called: set[int] = set()
-
-    @contextmanager
-    def hooked(self) -> Iterator[None]:
-        """Follow every module that is called."""
-        entering = register_module_forward_pre_hook(self._enter)
-        with entering, register_module_forward_hook(self._leave):
-            yield
-
-    def _enter(self, module: nn.Module, inputs: tuple[object, ...]) -> None:
-        self.inside.append(self._names.get(id(module), (type(module).__name__,)))
-        self.called.add(id(module))
-
-    def _leave(self, module: nn.Module, inputs: tuple[object, ...], output: object) -> None:
-        self.inside.pop()
 
 
 # -- do the parts fit, and are they saved? ---------------------------------------------------------
 
 
 def check_shapes(planned: PlannedRun) -> Iterator[Finding]:
-    """Find the part in which a step fails, for example because its input has another size."""
-    failure = dry_run(planned).failure
-    if failure is not None:
-        is_declared = failure.module and failure.module[0] in planned.document.root
-        keys = failure.module if is_declared else ()
+    """Find the part that fails in a step, for example because its input has another size."""
+    run = dry_run(planned)
+    if run.error is not None:
+        failing = [id(module) for module in run.running[-1:]]
+        path = next((keys for keys, part in reached(planned) if id(part) in failing), ())
+        keys = path if path and path[0] in planned.document.root else ()
         name = f"`{dotted(keys)}`" if keys else "the recipe"
-        reason = str(failure.error).strip().partition("\n")[0]
+        reason = str(run.error).strip().partition("\n")[0]
         yield planned.finding(
             *keys,
             problem=f"A step of training on two short utterances fails in {name} "
-            f"({type(failure.error).__name__}: {reason})",
+            f"({type(run.error).__name__}: {reason})",
             fix="Correct that part, or its input.",
         )
 
@@ -261,23 +234,21 @@ def check_shapes(planned: PlannedRun) -> Iterator[Finding]:
 def check_state(planned: PlannedRun) -> Iterator[Finding]:
     """Find state that `forward` makes or changes, and that a checkpoint would not hold."""
     run = dry_run(planned)
-    for paths, origin, fix in (
-        (run.created, "made by `forward` when it is first called", "Make it in `__init__`."),
-        (
-            run.unsaved,
-            "changed by training, but neither a parameter nor a buffer",
-            "Register it with `register_buffer`; for features, sbkit.models.layers.GlobalNorm "
-            "keeps its statistics in buffers.",
-        ),
-    ):
-        if paths:
-            names = listed(f"`{dotted(keys)}`" for keys in paths)
-            yield planned.finding(
-                *paths[0],
-                problem=f"{names} {'is' if len(paths) == 1 else 'are'} {origin}: a model that is "
-                "loaded from a checkpoint would compute something else",
-                fix=fix,
+    if paths := run.created or run.unsaved:
+        origin, fix = "made by `forward` when it is first called", "Make it in `__init__`."
+        if not run.created:
+            origin = "changed by training, but neither a parameter nor a buffer"
+            fix = (
+                "Register it with `register_buffer`; for features, sbkit.models.layers.GlobalNorm "
+                "keeps its statistics in buffers."
             )
+        names = listed(f"`{dotted(keys)}`" for keys in paths)
+        yield planned.finding(
+            *paths[0],
+            problem=f"{names} {'is' if len(paths) == 1 else 'are'} {origin}: a model that is "
+            "loaded from a checkpoint would compute something else",
+            fix=fix,
+        )
 
 
 # -- does everything learn? ------------------------------------------------------------------------
@@ -286,8 +257,7 @@ def check_state(planned: PlannedRun) -> Iterator[Finding]:
 def check_unused(planned: PlannedRun) -> Iterator[Finding]:
     """Find parts of the model that small steps leave without a gradient.
 
-    A knob may turn a part off (`ctc_weight: 1.0` runs no decoder): the Brain declares it in
-    `inactive`.
+    A part that a knob turns off (`ctc_weight: 1.0` runs no decoder) is in `inactive` of the Brain.
     """
     run, parameters = completed_dry_run(planned), planned.require_model().parameters()
     used = run.trained | _inactive(planned.make_cpu_brain())

@@ -76,7 +76,7 @@ def check_unread(planned: PlannedRun) -> Iterator[Finding]:
     if "brain" in planned.results:
         names |= names_in_code(type(planned.make_cpu_brain()))
     missing = {e.name for e in planned.faults.values() if isinstance(e, MissingKnobError)}
-    is_complete = not planned.faults and dry_run(planned).failure is None
+    is_complete = not planned.faults and dry_run(planned).error is None
     candidates = names - set(planned.document.root) if is_complete else missing
     declared = {*planned.document.own_keys, *planned.given}
     for key in unread(planned.document, names):

@@ -18,7 +18,7 @@ def test_dry_run_of_a_healthy_step_trains_everything_once(
         random_state = torch.get_rng_state()
         seen = dry_run(planned)
         assert seen.trained == {id(p) for p in planned.require_model().parameters()}
-        assert (seen.failure, seen.created, seen.unsaved) == (None, (), ())
+        assert (seen.error, seen.created, seen.unsaved) == (None, [], [])
         assert dry_run(planned) is seen
         assert torch.equal(torch.get_rng_state(), random_state)
     assert not module._global_forward_hooks
