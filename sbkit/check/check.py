@@ -39,7 +39,7 @@ QUOTED_KEY = re.compile(r"`(?:--)?([\w.]+)`")
 
 
 def check_planned_run(planned: PlannedRun, checks: Iterable[Check] = CHECKS) -> list[Finding]:
-    """Return all findings, each once; those of parts that cannot be made come last.
+    """Return all findings, each once, and last the steps that failed.
 
     If a value is out of its range nothing is built: the consequences would be reported beside it.
     """
@@ -62,11 +62,7 @@ def check_planned_run(planned: PlannedRun, checks: Iterable[Check] = CHECKS) -> 
 
 
 def check_before_training(run: Run) -> None:
-    """Check a run before its first step: log the notes, refuse to start over an error.
-
-    Raises:
-        ConfigError: there is an error.
-    """
+    """Check a run before its first step: log notes, and raise ConfigError if there are errors."""
     with (
         single_rank(),
         PlannedRun(run.yaml_file, run.overrides, recipe=run.load_recipe()) as planned,
@@ -95,7 +91,7 @@ def summary(findings: Sequence[Finding]) -> str:
 
 
 def _run(check: Check, planned: PlannedRun) -> Iterator[Finding]:
-    """Run a check. If it raises, that is a finding too: the check did not complete."""
+    """Run a check. If it raises, that is a finding, too."""
     name = check.__name__.removeprefix("check_")
     try:
         for finding in check(planned):
@@ -115,7 +111,7 @@ def _run(check: Check, planned: PlannedRun) -> Iterator[Finding]:
 
 
 def _from_error(error: SbkitError, check: str, planned: PlannedRun) -> Finding:
-    """Make a finding of an error, at the place or the key that it names."""
+    """Make a finding of an error, at the line or the key that it names."""
     message = str(error).replace(str(planned.folder), str(planned.run_folder))
     place, keys = FILE_AND_LINE.search(message), _places(error, planned)
     where = place[0] if place else next(iter(keys), planned.place())
@@ -123,6 +119,6 @@ def _from_error(error: SbkitError, check: str, planned: PlannedRun) -> Finding:
 
 
 def _places(error: SbkitError, planned: PlannedRun) -> list[str]:
-    """Return the places of the keys that an error names."""
+    """Locate the keys that an error names."""
     paths = [key.split(".") for key in QUOTED_KEY.findall(str(error))]
     return [planned.place(*path) for path in paths if path[0] in planned.document.root]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from sbkit.check.planned_run import Finding, MissingPartError, PlannedRun
 from sbkit.checkpoint.rng import preserve_rng
 from sbkit.checkpoint.run_config import CHECKPOINTS, read_run_config
 from sbkit.config.hparams import read_knobs
+from sbkit.data.batch import Batch, UtteranceDataset
 from sbkit.data.sampler import Example, MicroBatch, split_batch, to_percents
 from sbkit.data.splits import sample_counts
 from sbkit.distributed.ranks import gather_over_ranks, main_rank_first, single_rank, world_size
@@ -41,7 +42,7 @@ from sbkit.train.step import training_loss
 logger = logging.getLogger(__name__)
 
 COST = "cost"  # among a planned run's results
-EXTRA_CHECKPOINTS = 2  # beside those to average: the newest, and the one being written
+EXTRA_CHECKPOINTS = 2  # besides those to average: the newest, and the one being written
 KILOBYTE = 1024
 
 AUTO, KNOB = "auto", "batch_seconds"
@@ -60,7 +61,7 @@ class Cost:
     """What one process of a run takes.
 
     Attributes:
-        parameters, trained: of the model, and those that learn (also if frozen for a time).
+        trained: parameters that learn, also if frozen for a time.
         peak_bytes: on a GPU the most that torch allocated, elsewhere the most the process held.
         seconds_of_step: of the largest batch.
         seconds_per_epoch: by the audio, as if validation took as long as training.
@@ -111,17 +112,14 @@ def check_cost(planned: PlannedRun) -> Iterator[Finding]:
 
 
 def measure_cost(planned: PlannedRun) -> Cost:
-    """Train the largest batch; the time of the others follows from their audio.
-
-    Raises:
-        SbkitError: a step fails on this device, or does not fit into memory.
-    """
+    """Train the largest batch; the time of the others follows from their audio."""
     num_processes = planned.count_processes()
     parts = num_processes * planned.accumulation
-    steps_of_epoch = planned.require_sampler().steps()  # of the first process:
+    steps_of_epoch = planned.require_sampler().steps()
+    # The micro-batches of the first process:
     plan = [b for step in steps_of_epoch for b in split_batch(step, parts)[::num_processes]]
-    loaders: Any = planned.make_loaders().valid.values()
-    evaluated = [batch for loader in loaders for batch in loader.batch_sampler]
+    samplers = [loader.batch_sampler for loader in planned.make_loaders().valid.values()]
+    evaluated = [batch for sampler in samplers for batch in sampler or ()]
     largest = max(plan, key=padded_samples)
     with real_steps(planned) as steps:
         batch = steps.load(largest)
@@ -153,21 +151,18 @@ class RealSteps:
     def __init__(self, planned: PlannedRun) -> None:
         self.brain = planned.build_again()
         self._bytes_of_plan = _tensor_bytes(planned.require_model())  # which training does not hold
-        self._loader: Any = planned.make_loaders().train
+        self._loader = planned.make_loaders().train
         self._accumulates = planned.accumulation > 1
         self.brain.on_stage_start(Stage.TRAIN, 1)
         self.brain.init_optimizers()
 
-    def load(self, batch: MicroBatch) -> Any:
+    def load(self, planned: MicroBatch) -> Batch:
         """Read a planned batch."""
-        return self._loader.collate_fn(self._loader.dataset.__getitems__(batch))
+        dataset = cast(UtteranceDataset, self._loader.dataset)
+        return cast(Batch, self._loader.collate_fn(dataset.__getitems__(planned)))
 
-    def take(self, batch: Any) -> float:
-        """Take a step, and return its seconds.
-
-        Raises:
-            SbkitError: a part or an optimizer fails on this device.
-        """
+    def take(self, batch: Batch) -> float:
+        """Take a step, and return its seconds."""
         start, brain = time.perf_counter(), self.brain
         if not self._accumulates:
             brain.modules.zero_grad(set_to_none=True)
@@ -180,10 +175,11 @@ class RealSteps:
         except (SbkitError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # whatever a part or an optimizer raises on this device
+            reason = str(error).partition("\n")[0]
             raise DeviceError(
-                f"A step of training on {brain.device} raised {type(error).__name__} "
-                f"({str(error).partition(chr(10))[0]}). Correct the part that it names. A tensor "
-                "on another device should be a buffer of a module in `model`, or be moved."
+                f"A step of training on {brain.device} raised {type(error).__name__} ({reason}). "
+                "Correct the part that it names. A tensor on another device should be a buffer of "
+                "a module in `model`, or be moved."
             ) from error
         if brain.device.type != "cpu":
             torch.get_device_module(brain.device).synchronize()
@@ -211,8 +207,7 @@ class RealSteps:
 def real_steps(planned: PlannedRun) -> Iterator[RealSteps]:
     """Yield steps of a new Brain, on the device and in the precision of the run."""
     device = planned.choose_placement().device
-    is_cuda = device.type == "cuda"
-    if is_cuda:
+    if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     gc.collect()
     return_freed_memory()  # what earlier checks have freed would count
@@ -223,8 +218,7 @@ def real_steps(planned: PlannedRun) -> Iterator[RealSteps]:
         finally:
             del steps.brain  # and its memory, which training needs
             gc.collect()
-            if is_cuda:
-                torch.cuda.empty_cache()
+            torch.cuda.empty_cache()  # without CUDA it does nothing
 
 
 def padded_samples(batch: MicroBatch) -> int:
@@ -258,12 +252,9 @@ def find_batch_seconds(
     recipe: Recipe | None = None,
     target: str | None = None,
 ) -> dict[str, object]:
-    """Return the overrides with a number for `batch_seconds: auto`; others as they are.
+    """Return the overrides, with a number for `batch_seconds: auto`.
 
     A resumed run keeps the number that it started with. All ranks call this, and agree.
-
-    Raises:
-        SbkitError: another machine is meant, or not even the longest utterance fits.
     """
     knobs = read_knobs(yaml_file, overrides)
     if knobs.get(KNOB) != AUTO:
@@ -296,7 +287,7 @@ def find_batch_seconds(
 
 
 def _find(planned: PlannedRun, parts: int) -> FittingBatch:
-    """Find the largest batch of one process, before it has put anything on its device.
+    """Find the largest batch of a process that has nothing on its device yet.
 
     parts: micro-batches of a step.
     """
@@ -367,7 +358,7 @@ def largest_fitting(
 
 
 class ProbeBatches:
-    """Batches of the longest and of the median utterances of a planned run, at the lowest speed."""
+    """Batches of the longest and the median utterances of a planned run, at the lowest speed."""
 
     def __init__(self, planned: PlannedRun) -> None:
         self._percent = min(100, *to_percents(planned.knobs.get("speeds", [1.0])))
@@ -378,7 +369,7 @@ class ProbeBatches:
         self.total_seconds = samples_to_seconds(int(self._samples_of.sum()), self._rate)
 
     def of(self, seconds: int) -> list[MicroBatch]:
-        """Fill a batch with the longest utterances, and one with those of the median length."""
+        """Fill a batch with the longest utterances, and one with utterances of median length."""
         batches = []
         for end in (len(self._order), len(self._order) // 2 + 1):
             order = self._order[:end][::-1]

@@ -1,9 +1,8 @@
 """Checks of the data: labels, frames to align them with, masks, splits, letters and silence."""
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +13,7 @@ from sbkit.base.messages import listed, plural
 from sbkit.base.units import samples_to_seconds
 from sbkit.check.dry_run import completed_dry_run
 from sbkit.check.planned_run import Finding, MissingPartError, PlannedRun
-from sbkit.data.report import measure_data
+from sbkit.data.report import Facts, measure_data
 from sbkit.data.sampler import fastest_percent
 from sbkit.data.shard import read_clips
 from sbkit.data.splits import TextLabels, Transcripts, read_transcripts, sample_counts, spread_rows
@@ -32,7 +31,7 @@ COLUMN_NOUNS = {"audio": "clip", "text": "sentence", "speaker": "speaker"}  # no
 MAX_SHARED_SHARE = 0.5  # of a set's clips that were trained on: beyond, its score means nothing
 MAX_OUTSIDE_SHARE = 0.01  # of train; `min_seconds` and `max_seconds` are there for a few
 MAX_SAMPLED_CLIPS = 500  # of a split, evenly spread over it, whose audio is read
-# Of the letters of the default corpus, the English table replaces 0.24 % in Spanish (whose prompts
+# The English table replaces 0.24 % of the letters of the default corpus in Spanish (whose prompts
 # have few accents), 0.54 % in Italian, 3.55 % in French, and none in English.
 MAX_REPLACED_SHARE = 0.001
 MIN_REPLACED_LETTERS = 20  # fewer are loan words of a small corpus
@@ -41,39 +40,38 @@ SILENT_PEAK = FULL_SCALE * 10 ** (-50 / 20)  # loudest sample, 50 dB below full 
 Rows = npt.NDArray[np.int64]
 
 
-def read_all_transcripts(planned: PlannedRun) -> dict[str, Transcripts]:
-    """Return the transcripts of all splits.
-
-    Raises:
-        MissingPartError: labels are not made of text, so that checks of transcripts do not apply.
-    """
+def text_labels(planned: PlannedRun) -> TextLabels:
+    """Return the tokenizer; checks of transcripts do not apply to a run without one."""
     labels = planned.prepare_labels()
     if not isinstance(labels, TextLabels):
         raise MissingPartError("transcripts")
-    splits = planned.prepare_splits().named()
+    return labels
+
+
+def read_all_transcripts(planned: PlannedRun) -> dict[str, Transcripts]:
+    """Return the transcripts of all splits."""
+    labels, splits = text_labels(planned), planned.prepare_splits().named()
     return {name: read_transcripts(split, labels) for name, split in splits.items()}
 
 
 def _finding_of_rows(
     planned: PlannedRun,
-    key: str,
     rows_by_split: Mapping[str, Rows],
     *,
     problem: str,
     fix: str,
-    stops: bool = True,
+    key: str = "data_folder",
+    stops: bool = False,
 ) -> Iterator[Finding]:
     """Make a finding of rows, if there are any; counts and ids are added to the problem."""
     splits = planned.prepare_splits().named()
-    counts: list[str] = []
-    ids: list[str] = []
-    for name, rows in rows_by_split.items():
-        if len(rows):
-            counts.append(f"{len(rows):,} of {len(splits[name]):,} in {name}")
-            ids += splits[name].select(rows)["id"][:]
+    rows_by_split = {name: rows for name, rows in rows_by_split.items() if len(rows)}
+    ids = [id for name, rows in rows_by_split.items() for id in splits[name].select(rows)["id"][:]]
     if ids:
-        names = listed(ids, max_names=MAX_LISTED_IDS)
-        problem = f"{problem}: {listed(counts)} ({names})"
+        counts = (
+            f"{len(rows):,} of {len(splits[n]):,} in {n}" for n, rows in rows_by_split.items()
+        )
+        problem = f"{problem}: {listed(counts)} ({listed(ids, max_names=MAX_LISTED_IDS)})"
         yield planned.finding(key, problem=problem, fix=fix, stops=stops, ids=tuple(ids))
 
 
@@ -117,46 +115,40 @@ def _sizes(planned: PlannedRun) -> Iterator[tuple[str, int]]:
 
 
 def _check_transcripts(planned: PlannedRun) -> Iterator[Finding]:
-    """Find labels that no loss may see, characters that the tokenizer lacks, and no text."""
-    transcripts, vocabulary = read_all_transcripts(planned), planned.prepare_labels().vocabulary
+    """Find labels that no loss may see, unknown characters, and empty transcripts."""
+    transcripts, vocabulary = read_all_transcripts(planned), text_labels(planned).vocabulary
     yield from _finding_of_rows(
         planned,
-        "tokenizer",
         {name: np.flatnonzero(split.refused) for name, split in transcripts.items()},
+        key="tokenizer",
         problem=f"Transcripts have labels outside 0 to {vocabulary.size - 1}, or the blank "
         f"({vocabulary.blank}) among them",
         fix="Use the tokenizer that was trained on this text.",
+        stops=True,
     )
-    unknown = {name: np.flatnonzero(split.unknown) for name, split in transcripts.items()}
-    is_rare = all(
-        len(rows) <= MAX_RARE_SHARE * len(transcripts[name].unknown)
-        for name, rows in unknown.items()
-    )
+    masks = [split.unknown for split in transcripts.values()]
+    is_rare = all(mask.sum() <= MAX_RARE_SHARE * len(mask) for mask in masks)
     yield from _finding_of_rows(
         planned,
-        "data_folder",
-        unknown,
+        {name: np.flatnonzero(split.unknown) for name, split in transcripts.items()},
         problem="Transcripts have characters that the tokenizer does not know",
         fix="Nothing needs to be done about so few: they count as errors."
         if is_rare
-        else "Correct these transcripts. If many of train are concerned, choose another "
+        else "Correct these transcripts. If train has many of them, choose another "
         "--output_folder, for which a new tokenizer is trained.",
-        stops=False,
     )
     yield from _finding_of_rows(
         planned,
-        "data_folder",
         {name: np.flatnonzero(split.characters == 0) for name, split in transcripts.items()},
         problem="Utterances are without a transcript",
         fix="Write down what was said, or remove the rows.",
-        stops=False,
     )
 
 
 def check_alignment(planned: PlannedRun) -> Iterator[Finding]:
     """Find utterances with fewer frames than CTC needs: one a label, one between equal labels.
 
-    The loss gives such an utterance no weight, so training alone would not show it.
+    The loss gives such an utterance no weight, so it would not show in training.
     """
     transcripts = read_all_transcripts(planned)
     completed_dry_run(planned)  # there are frames to count
@@ -172,8 +164,8 @@ def check_alignment(planned: PlannedRun) -> Iterator[Finding]:
     milliseconds = 1000 * samples_to_seconds(subsampling.stride, planned.knobs["sample_rate"])
     yield from _finding_of_rows(
         planned,
-        "speeds" if fit_unchanged else "data_folder",
         lacking,
+        key="speeds" if fit_unchanged else "data_folder",
         problem=f"CTC cannot align utterances with fewer {milliseconds:g} ms frames than labels",
         fix="Lower the fastest of `speeds`."
         if fit_unchanged
@@ -196,11 +188,10 @@ def check_masks(planned: PlannedRun) -> Iterator[Finding]:
         )
         yield from _finding_of_rows(
             planned,
-            "mask_time_length",
             {TRAIN: np.flatnonzero(frames < length)},
+            key="mask_time_length",
             problem=f"Utterances are shorter than the {length} frames of a mask, so never masked",
             fix="Lower --mask_time_length, or leave it: they are trained on as they are.",
-            stops=False,
         )
     hidden = planned.knobs["encoder_config"]["hidden_size"]
     if channel_share > 0 and width > hidden:
@@ -220,7 +211,7 @@ def check_data(planned: PlannedRun) -> Iterator[Finding]:
     """Find rows that are left out, and clips, sentences and speakers in two splits."""
     splits, language = planned.prepare_splits(), planned.knobs.get("language")
     facts = measure_data(splits, sample_rate=planned.knobs["sample_rate"], language=language)
-    yield from _check_letters(planned, facts["splits"].values())
+    yield from _check_letters(planned, [*facts["splits"].values()])
     num_usual = MAX_OUTSIDE_SHARE * (len(splits.out_of_range) + len(splits.train))
     is_unusual = len(splits.out_of_range) > num_usual
     outside = {row.reason for row in splits.out_of_range if is_unusual}
@@ -239,9 +230,7 @@ def check_data(planned: PlannedRun) -> Iterator[Finding]:
         yield from _check_shared(planned, shared, is_one_speaker=facts["speakers"] == 1)
 
 
-def _check_shared(
-    planned: PlannedRun, shared: Mapping[str, Any], *, is_one_speaker: bool
-) -> Iterator[Finding]:
+def _check_shared(planned: PlannedRun, shared: Facts, *, is_one_speaker: bool) -> Iterator[Finding]:
     """Find values of a column in two splits; a single speaker cannot be kept in one."""
     noun, (first, second) = COLUMN_NOUNS.get(shared["column"]), shared["splits"]
     count = shared["values"]
@@ -256,7 +245,7 @@ def _check_shared(
         )
 
 
-def _check_letters(planned: PlannedRun, splits: Collection[Mapping[str, Any]]) -> Iterator[Finding]:
+def _check_letters(planned: PlannedRun, splits: Sequence[Facts]) -> Iterator[Finding]:
     """Find letters that the text table of the language replaced by others."""
     replaced = sum((Counter(split["replaced"]) for split in splits), Counter[str]())
     if not replaced:
@@ -286,9 +275,7 @@ def check_silence(planned: PlannedRun) -> Iterator[Finding]:
         silent[name] = np.array(rows, np.int64)[np.array(peaks) < SILENT_PEAK]
     yield from _finding_of_rows(
         planned,
-        "data_folder",
         silent,
         problem=f"Clips are silent (up to {MAX_SAMPLED_CLIPS} of each split were read)",
         fix="Record them again, or remove them.",
-        stops=False,
     )

@@ -34,10 +34,7 @@ LEAF_TYPES = (
 
 
 def reached(planned: PlannedRun) -> list[tuple[Keys, object]]:
-    """Return all that is reached from a run's hparams and, if there is one, from its Brain.
-
-    Each object comes once, with its shortest path.
-    """
+    """Return all objects within a run's hparams and its Brain, once, with their shortest paths."""
     roots = dict(planned.build_hparams().items())
     with suppress(MissingPartError):
         roots["brain"] = planned.make_cpu_brain()
@@ -45,7 +42,7 @@ def reached(planned: PlannedRun) -> list[tuple[Keys, object]]:
 
 
 def _reach(roots: Mapping[str, object]) -> Iterator[tuple[Keys, object]]:
-    """Walk breadth first, so that the path of an object is its shortest."""
+    """Walk breadth first, so that shorter paths come first."""
     waiting: deque[tuple[Keys, object]] = deque(((name,), root) for name, root in roots.items())
     seen: dict[int, object] = {}  # holds the objects themselves, or an id would come twice
     while waiting:
@@ -82,13 +79,13 @@ def _children(holder: object) -> Iterator[tuple[str | int, object]]:
 def check_ownership(planned: PlannedRun) -> Iterator[Finding]:
     """Find parameters outside the ModuleList, and parts that are in it twice."""
     objects, root = dict(reached(planned)), planned.document.root
-    for holder, sizes in _unowned(planned).items():
+    for holder, size in _unowned(planned).items():
         fix = f"Add `!ref <{holder[0]}>` to the list of `model`, or take it out."
         if isinstance(objects[holder], list | tuple | dict) or holder[0] not in root:
             fix = f"Make `{dotted(holder)}` a torch.nn.ModuleList or a part of `model`."
         yield planned.finding(
             *(holder if holder[0] in root else ("model",)),
-            problem=f"`{dotted(holder)}` holds {plural(sum(sizes), 'parameter')} outside the one "
+            problem=f"`{dotted(holder)}` holds {plural(size, 'parameter')} outside the one "
             "ModuleList `model`, that is on the CPU, in no optimizer and in no checkpoint",
             fix=fix,
         )
@@ -102,20 +99,20 @@ def check_ownership(planned: PlannedRun) -> Iterator[Finding]:
             )
 
 
-def _unowned(planned: PlannedRun) -> dict[Keys, list[int]]:
-    """Return the sizes of the parameters outside the list, by the largest module around them."""
+def _unowned(planned: PlannedRun) -> Counter[Keys]:
+    """Count the numbers in parameters outside the list, by the largest module around them."""
     model = planned.require_model()
     inside = {id(part) for part in (*model.modules(), *model.parameters())}
     owned = {keys for keys, part in reached(planned) if id(part) in inside}
     modules = {keys for keys, part in reached(planned) if isinstance(part, nn.Module)} - owned
-    unowned: dict[Keys, list[int]] = {}
+    unowned = Counter[Keys]()
     for keys, parameter in reached(planned):
         if id(parameter) not in inside and isinstance(parameter, nn.Parameter):
             above = [keys[:depth] for depth in range(1, len(keys))]
             owners = [path for path in above if path in owned]
             hidden = keys[: len(owners[-1]) + 1] if owners else None  # in a part of `model`
             holder = hidden or next((path for path in above if path in modules), keys)
-            unowned.setdefault(holder, []).append(parameter.numel())
+            unowned[holder] += parameter.numel()
     return unowned
 
 
@@ -151,16 +148,10 @@ def _unsaved(planned: PlannedRun, optimizers: list[Optimizer]) -> Iterator[Findi
     saved = {id(t) for part in modules for t in (*part.parameters(), *part.buffers())}
     saved |= set(map(id, recoverables.values()))
     tensors = [t for t in (*model.parameters(), *model.buffers()) if id(t) not in saved]
-    unsaved_types = [
-        type(part).__name__
-        for part in (planned.build_hparams()["epoch_counter"], *optimizers)
-        if id(part) not in saved
-    ]
-    if tensors or unsaved_types:
-        unsaved = [
-            *([_first_of(planned, tensors)] if tensors else []),
-            *dict.fromkeys(unsaved_types),
-        ]
+    unsaved = [_first_of(planned, tensors)] if tensors else []
+    others = (planned.build_hparams()["epoch_counter"], *optimizers)
+    unsaved += dict.fromkeys(type(part).__name__ for part in others if id(part) not in saved)
+    if unsaved:
         yield planned.finding(
             *("checkpointer", "recoverables"),
             problem=f"{listed(unsaved)} would be in no checkpoint: the checkpointer saves "

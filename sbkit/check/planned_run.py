@@ -1,7 +1,7 @@
-"""The run that is checked: in a scratch folder, each of its steps taken once, or failed once.
+"""The run that is checked, in a scratch folder.
 
-A check asks a planned run for what it needs and yields findings. A step that fails is reported
-once; the checks that need its result are left out.
+A check asks a planned run for the results of steps and yields findings. Each step is taken once.
+If it fails that is reported once, and the checks that need its result are left out.
 """
 
 import os
@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
@@ -40,10 +39,9 @@ class Finding:
     Attributes:
         where: FILE:LINE, or --KEY of the command line.
         problem: a sentence without its period.
-        fix: what to do about it; empty if the problem says so itself.
+        fix: advice; empty if the problem includes it.
         stops: the run is not started (an error); otherwise the finding is a note.
         ids: the utterances concerned.
-        check: the name of the check.
 
     >>> print(Finding(where="ctc.yaml:3", problem="`lr` is negative", fix="Raise it.", check="lr"))
     ctc.yaml:3: error: `lr` is negative [lr]
@@ -82,9 +80,9 @@ class MissingPartError(Exception):
 
 
 class PlannedRun(Run):
-    """A run that leaves no trace in its folder, which is ``run_folder``.
+    """A run that leaves no trace in its folder, ``run_folder``.
 
-    A step that fails raises MissingPartError each time, and its error is in `faults` once.
+    target: the machine to check for, such as cuda:8; by default this one.
     """
 
     def __init__(
@@ -95,17 +93,6 @@ class PlannedRun(Run):
         recipe: Recipe | None = None,
         target: str | None = None,
     ) -> None:
-        """Read the YAML.
-
-        Args:
-            yaml_file: the YAML of the run.
-            overrides: values that replace those of the YAML, by key.
-            recipe: replaces the recipe that the YAML names.
-            target: the machine to check for, such as cuda:8; by default this one.
-
-        Raises:
-            SbkitError: the YAML cannot be read at all.
-        """
         count = count_local_devices if target is None else counter_of_target(target)
         super().__init__(yaml_file, overrides, recipe=recipe, count=count)
         self.run_folder, self.target = self.folder, target
@@ -125,20 +112,23 @@ class PlannedRun(Run):
         """Take a step without a trace: nothing is logged, and no random number is drawn.
 
         Raises:
-            MissingPartError: the step failed; its error is kept in `faults`.
+            MissingPartError: the step failed now or before; its error is in `faults`.
         """
         if name in self.faults:
             raise MissingPartError(name)
-        if name in self.results:
-            return super().take(name, step)
         try:
             with quiet(), preserve_rng(ON_CPU.device):
                 return super().take(name, step)
-        except MissingPartError:  # a step before it failed
+        except MissingPartError:  # an earlier step failed
             raise
-        except Exception as error:
-            self.faults[name] = error if isinstance(error, SbkitError) else _explained(error, name)
-            raise MissingPartError(name) from error
+        except SbkitError as error:
+            self.faults[name] = error
+        except Exception as error:  # whatever a part raises
+            self.faults[name] = ConfigError(
+                f"The {name} of the run cannot be made: {type(error).__name__}: {error}. Correct "
+                "the part of the YAML or the recipe that makes it."
+            )
+        raise MissingPartError(name)
 
     def take_steps(self) -> None:
         """Take every step, with those that it needs; the errors are in `faults`."""
@@ -146,11 +136,11 @@ class PlannedRun(Run):
             with suppress(MissingPartError):
                 take()
 
-    # -- steps that differ from those of training ----------------------------------------------
+    # -- steps that differ from training -------------------------------------------------------
 
     @step("labels")
-    def prepare_labels(self) -> Any:
-        """Open what turns labels into ids, from a copy of the run's file if it has one."""
+    def prepare_labels(self) -> object:
+        """Open the tokenizer or the classes, from a copy of the run's file if it has one."""
         name = self.load_recipe().task.label_file
         if name and (self.run_folder / name).is_file():
             shutil.copy(self.run_folder / name, self.folder)
@@ -158,7 +148,6 @@ class PlannedRun(Run):
 
     @step("model")
     def require_model(self) -> nn.ModuleList:
-        """Return the one ModuleList."""
         model = self.build_hparams()["model"]
         if not isinstance(model, nn.ModuleList):
             raise ConfigError(
@@ -177,13 +166,11 @@ class PlannedRun(Run):
 
     @step("brain")
     def make_cpu_brain(self) -> Brain:
-        """Make the recipe's Brain on the CPU, in fp32."""
         self.require_model()
         return self.make_brain(**CPU_OPTIONS)
 
     @step("optimizers")
     def make_optimizers(self) -> list[Optimizer]:
-        """Make the optimizers of the Brain."""
         brain = self.make_cpu_brain()
         try:
             brain.init_optimizers()
@@ -195,7 +182,7 @@ class PlannedRun(Run):
         return list((brain.optimizers_dict or {}).values())
 
     def build_again(self, **run_opts: object) -> Brain:
-        """Build the objects of the YAML and the Brain once more, from the same data and labels."""
+        """Build a second Brain, with other objects of the YAML, from the same data and labels."""
         again = Run(self.yaml_file, self.overrides, recipe=self.load_recipe(), count=self.count)
         again.results |= {"splits": self.prepare_splits(), "labels": self.prepare_labels()}
         return again.make_brain(**run_opts)
@@ -203,18 +190,14 @@ class PlannedRun(Run):
     # -- how an epoch is shared ----------------------------------------------------------------
 
     def require_sampler(self) -> TrainSampler:
-        """Return the sampler of the training set.
-
-        Raises:
-            MissingPartError: the recipe plans its batches in another way.
-        """
+        """Return the sampler of the training set; a recipe may plan its batches in another way."""
         sampler = self.make_loaders().train.batch_sampler
         if not isinstance(sampler, TrainSampler):
             raise MissingPartError("sampler")
         return sampler
 
     def count_processes(self) -> int:
-        """Count the processes: torchrun's, or one for each device of the target."""
+        """Count torchrun's processes, or one for each device of the target."""
         if self.target is None:
             return int(os.environ.get("WORLD_SIZE", "1"))
         return max(1, self.count(parse_device(self.target).type))
@@ -227,7 +210,7 @@ class PlannedRun(Run):
     # -- findings and their places -------------------------------------------------------------
 
     def place(self, *keys: str | int) -> str:
-        """Return --KEY of the command line; else FILE:LINE of the last key that the file has."""
+        """Return --KEY if the command line has the key, else FILE:LINE."""
         if keys == ("data_folder",) and self.knobs.get("manifest"):
             keys = ("manifest",)  # which is read instead
         override: object = self.given
@@ -251,10 +234,3 @@ class PlannedRun(Run):
     ) -> Finding:
         """Make a finding about a key."""
         return Finding(where=self.place(*keys), problem=problem, fix=fix, stops=stops, ids=ids)
-
-
-def _explained(error: Exception, part: str) -> ConfigError:
-    return ConfigError(
-        f"The {part} of the run cannot be made: {type(error).__name__}: {error}. Correct the part "
-        "of the YAML or the recipe that makes it."
-    )

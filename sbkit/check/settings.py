@@ -1,8 +1,8 @@
-"""Checks of the values, the machine and the run folder: whatever shows without watching a step.
+"""Checks of the values, the machine and the run folder.
 
 Code reads keys from a `Knobs`, which remembers them: a key that the dry run has not read, and that
-no reference reaches, does nothing. The dry run calls no hook at the end of a stage, so the names in
-the recipe's code count, too: the modules of its Brain, and those beside them that they import.
+no reference reaches, does nothing. The dry run calls no hook at the end of a stage, so names in the
+code of the recipe count, too: the modules of its Brain, and those beside them that they import.
 """
 
 import sys
@@ -23,6 +23,7 @@ from sbkit.checkpoint.run_config import CHECKPOINTS, RESOLVED
 from sbkit.checkpoint.weights import check_weights
 from sbkit.config.document import (
     Document,
+    Keys,
     did_you_mean,
     nearest,
     read_document,
@@ -41,8 +42,8 @@ from sbkit.train.optimizers import ALWAYS, KNOB
 
 READ_BEFORE = {"check", "recipe"}  # by the command that checks a run before it trains it
 MIN_STEPS = 4  # of an epoch; with fewer, many epochs change little
-MAX_EMPTY_SHARE = 0.1  # of the micro-batches may hold no utterance of their own
-INITIAL_WEIGHTS = "initial weights"  # among a planned run's results: lines about what is loaded
+MAX_EMPTY_SHARE = 0.1  # of the micro-batches may be empty
+INITIAL_WEIGHTS = "initial weights"  # among a planned run's results: lines about loaded weights
 
 
 # -- values ----------------------------------------------------------------------------------------
@@ -53,14 +54,15 @@ def check_ranges(planned: PlannedRun) -> Iterator[Finding]:
     ranges = dict(RANGES)
     with suppress(MissingPartError):
         ranges |= planned.load_recipe().ranges
-    reported: set[str | int] = set()
-    for name, problem in out_of_range(planned.knobs, ranges):
-        reported.add(name)
-        yield planned.finding(name, problem=problem.rstrip("."))
+    problems: dict[Keys, str] = {
+        (name,): text for name, text in out_of_range(planned.knobs, ranges)
+    }
     resolved = resolve(planned.yaml_file, planned.overrides)
     for keys, problem in resolved.arguments_out_of_range():
-        if keys[0] not in reported:
-            yield planned.finding(*keys, problem=problem.rstrip("."))
+        if keys[:1] not in problems:
+            problems[keys] = problem
+    for keys, problem in problems.items():
+        yield planned.finding(*keys, problem=problem.rstrip("."))
 
 
 def check_unread(planned: PlannedRun) -> Iterator[Finding]:
@@ -89,7 +91,7 @@ def check_unread(planned: PlannedRun) -> Iterator[Finding]:
 
 
 def names_in_code(brain: type) -> set[str]:
-    """Return the names and texts in the code of a Brain's modules and of those beside them.
+    """Return the names and texts in the code of a Brain's modules and of modules beside them.
 
     sbkit's own and SpeechBrain's do not count.
     """
