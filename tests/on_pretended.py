@@ -1,4 +1,4 @@
-"""Runs on a stand-in for a GPU; `test_waiting.py` runs this in a process of its own."""
+"""Runs on a pretended accelerator; `test_waiting.py` runs this in another process."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,12 +22,12 @@ from tests.pretended import DEVICE, NAME, waits
 from tests.runs import Workplace, last_parameters, make_workplace, one_thread, stopped_after
 from tests.test_run import SPEECHBRAINS_MASKS
 
-FEW = {"train": 9, "dev": 2, "test": 1}
+CLIP_COUNTS = {"train": 9, "dev": 2, "test": 1}
 SMALL = ("--number_of_epochs=2", "--num_encoder_layers=1", "--average_checkpoints=1")
-THERE = ("--device=pretended", *SMALL)
+ON_DEVICE = ("--device=pretended", *SMALL)
 UNREAD = ("--log_every=1000", "--check=false")
 FP16 = ("--precision=fp16", "--eval_precision=fp16")
-STREAMING = "hparams/ctc_streaming.yaml"  # which draws the size of its chunks
+STREAMING = "hparams/ctc_streaming.yaml"  # draws the size of its chunks
 MODELS = {
     "joint": ("hparams/ctc.yaml",),
     "lobes": ("hparams/ctc_speechbrain.yaml", "--cnn_channels=8"),
@@ -36,83 +36,83 @@ MODELS = {
 
 pytestmark = SPEECHBRAINS_MASKS
 
-Steps = list[list[str]]  # what the host waited for in each
+Steps = list[list[str]]  # the waits of each step
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _plain() -> Iterator[None]:
-    """Compute attention in the same way on both devices."""
+def _same_attention() -> Iterator[None]:
+    """Compute attention the same way on both devices."""
     with one_thread(), sdpa_kernel(SDPBackend.MATH):
         yield
 
 
 @pytest.fixture(scope="module")
 def workplace(asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory) -> Workplace:
-    """Return a release of 12 prompts: the stand-in is slower than the CPU."""
-    return make_workplace(asterisk_english, tmp_path_factory.mktemp("workplace"), FEW)
+    """Return a release of 12 prompts: the pretended accelerator is slower than the CPU."""
+    return make_workplace(asterisk_english, tmp_path_factory.mktemp("workplace"), CLIP_COUNTS)
 
 
-def train_there(workplace: Workplace, run: Path, *options: str, **more: Any) -> Steps:
-    """Train; return what the host waited for in each step and between it and the one before."""
+def train_on_device(workplace: Workplace, run: Path, *options: str, **yaml: str) -> Steps:
+    """Train; return the waits of each step, from the end of the step before."""
     fit_batch, to, steps = AsrBrain.fit_batch, Batch.to, Steps()
 
-    def listened(brain: AsrBrain, batch: Batch) -> Any:
-        if brain.step == 1:  # what comes before an epoch is no step
+    def fit_batch_and_record(brain: AsrBrain, batch: Batch) -> Any:
+        if brain.step == 1:  # the start of an epoch is no step
             waits.clear()
-        lost = fit_batch(brain, batch)
+        loss = fit_batch(brain, batch)
         steps.append(waits.copy())
         waits.clear()
-        return lost
+        return loss
 
-    def pinned(batch: Batch, device: torch.device) -> Batch:
-        with patch.object(pretended, "STAGED", 2**40):  # as if the loader had pinned it
+    def move_as_pinned(batch: Batch, device: torch.device) -> Batch:
+        with patch.object(pretended, "MAX_STAGED_BYTES", 2**40):
             return to(batch, device)
 
-    def scaler(placement: Placement) -> GradScaler:  # of a scale that no step overflows
+    def scaler(placement: Placement) -> GradScaler:  # with a scale that no step overflows
         return GradScaler(NAME, init_scale=64.0, enabled=placement.precision == "fp16")
 
     with (
-        patch.object(AsrBrain, "fit_batch", listened),
-        patch.object(Batch, "to", pinned),
+        patch.object(AsrBrain, "fit_batch", fit_batch_and_record),
+        patch.object(Batch, "to", move_as_pinned),
         patch.object(Placement, "grad_scaler", scaler),
     ):
-        assert workplace.train_here(run, *THERE, *UNREAD, *options, **more) == 0
+        assert workplace.train_here(run, *ON_DEVICE, *UNREAD, *options, **yaml) == 0
     return steps
 
 
 def losses(run: Path) -> list[float]:
-    """List what a run logged of its losses."""
+    """List the training and validation losses of a run."""
     records = read_log(run / "train_log.jsonl")
-    return [each[name] for each in records for name in ("loss", "valid_loss") if name in each]
+    return [record[name] for record in records for name in ("loss", "valid_loss") if name in record]
 
 
 @pytest.mark.parametrize(
-    ("model", "precision", "close"),  # relative, after 6 steps
+    ("model", "precision", "tolerance"),  # relative, after 6 steps
     [*((model, (), 1e-5) for model in MODELS), ("joint", FP16, 5e-3)],
 )
-def test_a_run_has_the_losses_of_the_cpu_and_no_step_waits(
-    model: str, precision: tuple[str, ...], close: float, workplace: Workplace, tmp_path: Path
+def test_run_has_the_losses_of_the_cpu_and_no_step_waits(
+    model: str, precision: tuple[str, ...], tolerance: float, workplace: Workplace, tmp_path: Path
 ) -> None:
     yaml, *options = MODELS[model]
     options.append("--dropout=0.0")  # the device has another generator
-    here, there = tmp_path / "here", tmp_path / "there"
-    assert workplace.train_here(here, *SMALL, *UNREAD, *options, yaml=yaml) == 0
-    steps = train_there(workplace, there, *options, *precision, yaml=yaml)
+    on_cpu, on_device = tmp_path / "on_cpu", tmp_path / "on_device"
+    assert workplace.train_here(on_cpu, *SMALL, *UNREAD, *options, yaml=yaml) == 0
+    steps = train_on_device(workplace, on_device, *options, *precision, yaml=yaml)
     assert len(steps) >= 6
     assert steps == [[]] * len(steps)
-    assert losses(there) == pytest.approx(losses(here), rel=close)
+    assert losses(on_device) == pytest.approx(losses(on_cpu), rel=tolerance)
 
 
-def test_a_step_that_waits_is_found_out(workplace: Workplace, tmp_path: Path) -> None:
-    lose = AsrBrain.compute_objectives
+def test_step_that_waits_is_noticed(workplace: Workplace, tmp_path: Path) -> None:
+    compute_objectives = AsrBrain.compute_objectives
 
-    def asking(brain: AsrBrain, *inputs: Any, **stage: Any) -> Any:
-        loss = lose(brain, *inputs, **stage)
+    def compute_and_read(brain: AsrBrain, *inputs: Any, **stage: Any) -> Any:
+        loss = compute_objectives(brain, *inputs, **stage)
         assert loss.sums.sum().item() > 0
         return loss
 
-    with patch.object(AsrBrain, "compute_objectives", asking):
-        steps = train_there(workplace, tmp_path, "--number_of_epochs=1")
+    with patch.object(AsrBrain, "compute_objectives", compute_and_read):
+        steps = train_on_device(workplace, tmp_path, "--number_of_epochs=1")
     assert steps == [["_local_scalar_dense"]] * len(steps) != []
 
 
@@ -121,21 +121,21 @@ def test_a_step_that_waits_is_found_out(workplace: Workplace, tmp_path: Path) ->
     [("hparams/ctc.yaml", FP16), (STREAMING, ())],
     ids=["fp16", "streaming"],
 )
-def test_a_run_that_was_stopped_within_an_epoch_goes_on_to_the_same_digits(
+def test_run_stopped_within_an_epoch_resumes_to_the_same_digits(
     yaml: str, precision: tuple[str, ...], workplace: Workplace, tmp_path: Path
 ) -> None:
-    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    options = (*THERE, *precision)
-    assert workplace.train_here(whole, *options, yaml=yaml) == 0  # with its check
+    uninterrupted, stopped = tmp_path / "uninterrupted", tmp_path / "stopped"
+    options = (*ON_DEVICE, *precision)
+    assert workplace.train_here(uninterrupted, *options, yaml=yaml) == 0  # with its check
     with stopped_after(4):
         assert workplace.train_here(stopped, *options, yaml=yaml) == ASKED_TO_STOP
     assert workplace.train_here(stopped, *options, yaml=yaml) == 0
-    assert losses(stopped) == losses(whole)
-    expected = last_parameters(whole)
-    assert all(torch.equal(expected[name], each) for name, each in last_parameters(stopped).items())
+    assert losses(stopped) == losses(uninterrupted)
+    resumed, expected = last_parameters(stopped), last_parameters(uninterrupted)
+    assert all(torch.equal(expected[name], value) for name, value in resumed.items())
 
 
-def test_its_generators_state_comes_back_from_a_checkpoint() -> None:
+def test_generator_of_the_device_is_restored() -> None:
     state = random_state(DEVICE)
     expected = torch.rand(4, device=NAME)
     restore_random_state(state, DEVICE)
@@ -145,38 +145,38 @@ def test_its_generators_state_comes_back_from_a_checkpoint() -> None:
 @pytest.mark.parametrize(
     "mix",
     [
-        lambda there: there + torch.ones(3),
-        lambda there: torch.stack([there, torch.ones(3)]),
-        lambda there: torch.nn.Linear(3, 3)(there),
-        lambda there: there.masked_fill(torch.ones(3) > 0, 0.0),
-        lambda there: torch.ones(3)[there.long()],
-        lambda there: there.normal_(generator=torch.Generator()),
+        lambda tensor: tensor + torch.ones(3),
+        lambda tensor: torch.stack([tensor, torch.ones(3)]),
+        lambda tensor: torch.nn.Linear(3, 3)(tensor),
+        lambda tensor: tensor.masked_fill(torch.ones(3) > 0, 0.0),
+        lambda tensor: torch.ones(3)[tensor.long()],
+        lambda tensor: tensor.normal_(generator=torch.Generator()),
     ],
     ids=["add", "stack", "linear", "mask", "index", "generator"],
 )
-def test_the_devices_tensors_do_not_meet_those_of_the_cpu(mix: Callable[[Tensor], object]) -> None:
+def test_tensors_of_both_devices_cannot_be_mixed(mix: Callable[[Tensor], object]) -> None:
     with pytest.raises(RuntimeError, match="Expected"):
         mix(torch.ones(3, device=NAME))
 
 
-def test_what_would_wait_for_it_is_noted_and_nothing_else() -> None:
-    there = torch.zeros(3, device=NAME)
-    noted: dict[str, Callable[[], object]] = {
-        "copy to the host": there.tolist,
-        "copy to the": lambda: torch.ones(3).copy_(there),
-        "indexing by a mask": lambda: there[there > 0],
-        "nonzero": there.nonzero,
+def test_only_operations_that_would_wait_are_recorded() -> None:
+    tensor = torch.zeros(3, device=NAME)
+    operations: dict[str, Callable[[], object]] = {
+        "copy to the host": tensor.tolist,
+        "copy to the": lambda: torch.ones(3).copy_(tensor),
+        "indexing by a mask": lambda: tensor[tensor > 0],
+        "nonzero": tensor.nonzero,
         "blocking copy of () to": lambda: torch.tensor(1.0, device=NAME),
-        "blocking copy of (3,) to": lambda: there.copy_(torch.ones(3)),
-        "blocking copy of (99999,)": lambda: torch.ones(99_999).to(there, non_blocking=True),
-        "blocking copy of indices": lambda: there[torch.tensor([0, 1])],
+        "blocking copy of (3,) to": lambda: tensor.copy_(torch.ones(3)),
+        "blocking copy of (99999,)": lambda: torch.ones(99_999).to(tensor, non_blocking=True),
+        "blocking copy of indices": lambda: tensor[torch.tensor([0, 1])],
     }
-    for words, wait in noted.items():
+    for words, wait in operations.items():
         waits.clear()
         wait()
-        assert [each[: len(words)] for each in waits] == [words]
+        assert [reason[: len(words)] for reason in waits] == [words]
     waits.clear()
-    assert (there * 2.0 + torch.tensor(1.0)).sum().isfinite().shape == ()
-    torch.ones(3).to(there, non_blocking=True)
-    there.index_put_((there > 0,), torch.tensor(0.0))
+    assert (tensor * 2.0 + torch.tensor(1.0)).sum().isfinite().shape == ()
+    torch.ones(3).to(tensor, non_blocking=True)
+    tensor.index_put_((tensor > 0,), torch.tensor(0.0))
     assert waits == []

@@ -1,12 +1,13 @@
-"""A stand-in for a GPU: a device that torch takes for a real one, computed by the CPU.
+"""A pretended accelerator: torch treats it as a device, and the CPU computes its results.
 
-Its tensors say that they are on `pretended:0`, cannot be mixed with those of the CPU, as on CUDA,
-and have a random generator of their own. What would make the host wait for a GPU is noted in
-`waits`. Importing this changes the process for good, so only `tests/on_pretended.py` does.
+Its tensors are on `pretended:0`, cannot be mixed with CPU tensors, as on CUDA, and the device has
+its own random generator. Operations that would make the host wait for a GPU are recorded in
+`waits`. Importing this module changes the process permanently, so only `tests/on_pretended.py`
+imports it.
 
-Not as on a GPU: nothing runs asynchronously, memory cannot be pinned, there is one device, files
-hold its tensors as those of the CPU, and operations that are fused on GPUs only (GRU, LSTM), that
-change a shape in place, or `torch.load` to the device, fail.
+Differences from a GPU: nothing runs asynchronously, memory cannot be pinned, there is one device,
+and its tensors are saved as CPU tensors. Operations that are fused only on GPUs (GRU, LSTM), that
+change a shape in place, and `torch.load` to the device fail.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,15 +25,23 @@ from sbkit.distributed import device as sbkit_device
 NAME = "pretended"
 CPU = torch.device("cpu")
 
-# Names of torch's operations. Those whose result the host has to wait for on CUDA:
-READING = {
+# Names of torch's operations. The host waits for the result of these on CUDA:
+READING_OPERATIONS = {
     *("_local_scalar_dense", "equal", "nonzero", "masked_select", "repeat_interleave"),
     *("_unique", "_unique2", "unique_dim", "unique_consecutive", "bincount"),
 }
-INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}  # takes indices of the CPU
-CTC = {"_ctc_loss", "_ctc_loss_backward"}  # takes lengths of the CPU
-CASTING = ("linear", "matmul", "mm", "bmm", "addmm", "conv1d", "scaled_dot_product_attention")
-STAGED = 65_536  # bytes a copy from memory that is not pinned blocks only above this
+INDEXING_OPERATIONS = {"index", "index_put", "index_put_", "_index_put_impl_"}  # on CPU indices
+CTC_OPERATIONS = {"_ctc_loss", "_ctc_loss_backward"}  # take CPU lengths
+AUTOCAST_OPERATIONS = (
+    "linear",
+    "matmul",
+    "mm",
+    "bmm",
+    "addmm",
+    "conv1d",
+    "scaled_dot_product_attention",
+)
+MAX_STAGED_BYTES = 65_536  # larger copies from unpinned memory block
 
 waits: list[str] = []
 
@@ -56,15 +65,15 @@ class Accelerator(backend_registration._DummyBackendModule):
         self._random = state.clone()
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
-        """Return what autocast takes."""
+        """Return the types of autocast."""
         return [torch.bfloat16, torch.float16]
 
     def synchronize(self, device: object = None) -> None:
-        """Wait for nothing."""
+        """Do nothing: every operation has ended."""
 
     @contextmanager
-    def drawing(self) -> Iterator[None]:
-        """Draw from the device's generator, in operations that know only that of the CPU."""
+    def random_generator(self) -> Iterator[None]:
+        """Use the generator of the device in operations that draw from the CPU's."""
         before = torch.get_rng_state()
         torch.set_rng_state(self._random)
         yield
@@ -78,33 +87,38 @@ DEVICE = torch.device(NAME, 0)
 
 
 class Pretended(Tensor):
-    """A tensor on the device; its values are those of `held`, on the CPU."""
+    """A tensor on the device; its values are in `cpu_tensor`."""
 
-    held: Tensor
+    cpu_tensor: Tensor
     __torch_function__ = torch._C._disabled_torch_function_impl
-    # With these a module moves a parameter without making another one of it, as to a GPU.
+    # With these a module moves a parameter in place, as it does to a GPU.
     __tensor_flatten__ = __tensor_unflatten__ = None
 
     @staticmethod
-    def __new__(cls, held: Tensor) -> "Pretended":
+    def __new__(cls, cpu_tensor: Tensor) -> "Pretended":
         """Put a tensor on the device."""
-        layout = {"strides": held.stride(), "storage_offset": held.storage_offset()}
+        layout = {
+            "strides": cpu_tensor.stride(),
+            "storage_offset": cpu_tensor.storage_offset(),
+        }
         make = Tensor._make_wrapper_subclass
-        made: Pretended = make(cls, held.shape, dtype=held.dtype, device=DEVICE, **layout)
-        made.held = held
-        return made
+        tensor: Pretended = make(
+            cls, cpu_tensor.shape, dtype=cpu_tensor.dtype, device=DEVICE, **layout
+        )
+        tensor.cpu_tensor = cpu_tensor
+        return tensor
 
     @classmethod
     def __torch_dispatch__(cls, operation: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation that takes such a tensor."""
+        """Run an operation with such a tensor among its arguments."""
         return execute(operation, *args, **(kwargs or {}))
 
     def __repr__(self, **_: object) -> str:  # type: ignore[override]
         """Show the values."""
-        return f"{NAME}({self.held})"
+        return f"{NAME}({self.cpu_tensor})"
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Save as a tensor of the CPU."""
+        """Save as a CPU tensor."""
         return self.detach().cpu().__reduce_ex__(protocol)
 
     def tolist(self) -> Any:
@@ -113,127 +127,139 @@ class Pretended(Tensor):
 
 
 def execute(operation: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run an operation on the CPU, and put its results on the device unless meant for the CPU."""
+    """Run an operation on the CPU; put its results on the device unless its target is the CPU."""
     name = operation.overloadpacket.__name__
     refuse_mixing(operation, name, args, kwargs)
-    waits.extend(waited_for(name, args, kwargs))
+    waits.extend(waits_of(name, args, kwargs))
     target = kwargs.get("device")
-    held_args, held = changed((args, kwargs), lambda each: each.held if is_there(each) else each)
+    cpu_args, cpu_kwargs = map_tensors((args, kwargs), to_cpu_tensor)
     if target is not None:
-        held["device"] = CPU
+        cpu_kwargs["device"] = CPU
     draws = torch.Tag.nondeterministic_seeded in operation.tags
-    with accelerator.drawing() if draws else nullcontext():
-        made = operation(*held_args, **held)
+    with accelerator.random_generator() if draws else nullcontext():
+        result = operation(*cpu_args, **cpu_kwargs)
     if target is not None and torch.device(target) == CPU:
-        return made
-    given = {id(each.held if is_there(each) else each): each for each in tensors_in(args, kwargs)}
-    return changed(made, lambda each: given[id(each)] if id(each) in given else Pretended(each))
+        return result
+    inputs = {id(to_cpu_tensor(tensor)): tensor for tensor in tensors_in(args, kwargs)}
+    return map_tensors(
+        result, lambda tensor: inputs[id(tensor)] if id(tensor) in inputs else Pretended(tensor)
+    )
 
 
-def is_there(each: object) -> bool:
-    """Return whether something is a tensor on the device."""
-    return isinstance(each, Pretended)
+def is_pretended(value: object) -> bool:
+    return isinstance(value, Pretended)
 
 
-def changed(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Change the tensors among arguments; torch's own pytree takes most of the time of a run."""
+def to_cpu_tensor(tensor: Any) -> Any:
+    return tensor.cpu_tensor if is_pretended(tensor) else tensor
+
+
+def map_tensors(tree: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """Map the tensors among arguments; torch's own pytree takes most of the time of a run."""
     if isinstance(tree, Tensor):
-        return change(tree)
+        return function(tree)
     if isinstance(tree, list | tuple):
-        return type(tree)([changed(each, change) for each in tree])
+        return type(tree)([map_tensors(item, function) for item in tree])
     if isinstance(tree, dict):
-        return {name: changed(each, change) for name, each in tree.items()}
+        return {name: map_tensors(item, function) for name, item in tree.items()}
     return tree
 
 
 def tensors_in(*tree: Any) -> list[Any]:
     """List the tensors among arguments."""
-    found: list[Any] = []
-    for each in tree:
-        if isinstance(each, Tensor):
-            found.append(each)
-        elif isinstance(each, list | tuple):
-            found += tensors_in(*each)
-        elif isinstance(each, dict):
-            found += tensors_in(*each.values())
-    return found
+    tensors: list[Any] = []
+    for item in tree:
+        if isinstance(item, Tensor):
+            tensors.append(item)
+        elif isinstance(item, list | tuple):
+            tensors += tensors_in(*item)
+        elif isinstance(item, dict):
+            tensors += tensors_in(*item.values())
+    return tensors
 
 
 def refuse_mixing(operation: Any, name: str, args: Any, kwargs: Any) -> None:
-    """Refuse tensors and generators of the CPU beside the device's, as CUDA does."""
+    """Refuse CPU tensors and generators beside those on the device, as CUDA does."""
     if kwargs.get("generator") is not None:
         raise RuntimeError(f"Expected a '{NAME}' device type for generator but found 'cpu'")
     if name in {"copy_", "_to_copy", "_pack_padded_sequence"} or (
-        name in CTC and is_there(args[0])
+        name in CTC_OPERATIONS and is_pretended(args[0])
     ):
         return
-    mixed = tensors_in(args[:1], args[2:] if name in INDEXING else args[1:], kwargs)
-    numbers_may = torch.Tag.pointwise in operation.tags or name in INDEXING
-    here = [each for each in mixed if not (is_there(each) or (numbers_may and each.ndim == 0))]
-    if here and any(map(is_there, tensors_in(args, kwargs))):
+    is_indexing = name in INDEXING_OPERATIONS
+    checked = tensors_in(args[:1], args[2:] if is_indexing else args[1:], kwargs)
+    takes_cpu_scalars = torch.Tag.pointwise in operation.tags or is_indexing
+    on_cpu = [
+        tensor
+        for tensor in checked
+        if not (is_pretended(tensor) or (takes_cpu_scalars and tensor.ndim == 0))
+    ]
+    if on_cpu and any(map(is_pretended, tensors_in(args, kwargs))):
         raise RuntimeError(
             "Expected all tensors to be on the same device, but found at least two devices, "
-            f"{DEVICE} and {here[0].device} ({name}, {tuple(here[0].shape)})"
+            f"{DEVICE} and {on_cpu[0].device} ({name}, {tuple(on_cpu[0].shape)})"
         )
 
 
-def waited_for(name: str, args: Any, kwargs: Any) -> Iterator[str]:
-    """Yield what the host would wait for."""
-    if name in READING:
+def waits_of(name: str, args: Any, kwargs: Any) -> Iterator[str]:
+    """Yield the reasons for which the host would wait."""
+    if name in READING_OPERATIONS:
         yield name
     elif name == "_to_copy" and torch.device(kwargs.get("device") or DEVICE) == CPU:
         yield "copy to the host"
     elif name == "copy_":
         to, source, *non_blocking = args
-        if not is_there(to):
+        if not is_pretended(to):
             yield "copy to the host"
-        elif not is_there(source):
-            is_quick = (any(non_blocking) or kwargs.get("non_blocking")) and source.nbytes <= STAGED
+        elif not is_pretended(source):
+            is_quick = (
+                any(non_blocking) or kwargs.get("non_blocking")
+            ) and source.nbytes <= MAX_STAGED_BYTES
             if not is_quick:
                 yield f"blocking copy of {tuple(source.shape)} to the device"
-    elif name in INDEXING:
+    elif name in INDEXING_OPERATIONS:
         indices = tensors_in(args[1])
-        if not all(map(is_there, indices)):
+        if not all(map(is_pretended, indices)):
             yield "blocking copy of indices to the device"
         is_fill = len(indices) == 1 and len(args) > 2 and args[2].numel() == 1
-        if not is_fill and any(each.dtype in {torch.bool, torch.uint8} for each in indices):
+        if not is_fill and any(index.dtype in {torch.bool, torch.uint8} for index in indices):
             yield "indexing by a mask"
 
 
-def casting(operation: Any) -> Any:
-    """Make an operation that casts its inputs first, as CUDA's autocast does."""
+def autocast(operation: Any) -> Any:
+    """Return an operation that casts its inputs first, as autocast of CUDA does."""
     key = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
 
-    def cast(each: Tensor) -> Tensor:
-        is_wide = each.dtype is torch.float32 and is_there(each)
-        return each.to(torch.get_autocast_dtype(NAME)) if is_wide else each
+    def cast(tensor: Tensor) -> Tensor:
+        is_fp32 = tensor.dtype is torch.float32 and is_pretended(tensor)
+        return tensor.to(torch.get_autocast_dtype(NAME)) if is_fp32 else tensor
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(key):
-            return operation(*changed(args, cast), **kwargs)
+            return operation(*map_tensors(args, cast), **kwargs)
 
     return run
 
 
 # Operations without tensors, copies from within torch.tensor(), and autocast.
-everything = torch.library.Library("_", "IMPL")
-everything.fallback(execute, "PrivateUse1")
-everything.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+fallbacks = torch.library.Library("_", "IMPL")
+fallbacks.fallback(execute, "PrivateUse1")
+fallbacks.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
 aten = torch.library.Library("aten", "IMPL")
 aten.impl("copy_", partial(execute, torch.ops.aten.copy_.default), "PrivateUse1")
-for name in CASTING:
-    aten.impl(name, casting(getattr(torch.ops.aten, name)), "AutocastPrivateUse1")
+for name in AUTOCAST_OPERATIONS:
+    aten.impl(name, autocast(getattr(torch.ops.aten, name)), "AutocastPrivateUse1")
 
-# What knows only its own types or devices: torch's optimizers, sbkit's `device`.
+# Torch's optimizers and sbkit's `parse_device` accept only listed types and devices.
 for module in (optimizer, _foreach_utils):
     module._foreach_supported_types.append(Pretended)
 parse_device = sbkit_device.parse_device
 
 
-def parse_there(device: Any, **key: str) -> torch.device:
-    """Parse, also the device's name."""
+def parse_pretended(device: Any, **key: str) -> torch.device:
+    """Parse a device; accept the pretended one too."""
     return torch.device(device) if str(device).startswith(NAME) else parse_device(device, **key)
 
 
-sbkit_device.parse_device = parse_there
+sbkit_device.parse_device = parse_pretended
 sbkit_device.PRECISIONS_OF[NAME] = ("fp32", "bf16", "fp16")

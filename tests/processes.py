@@ -1,9 +1,8 @@
-"""Commands in processes of their own, forked from one that has imported everything.
+"""Commands in processes forked from one that has imported everything.
 
-A fresh interpreter spends seconds on imports before it comes to what a test is about. Nothing but
-imports (tests/imported.py) has happened in the process that these are forked from, so they are as
-new as a fresh one.
-How a command itself starts, and what torchrun does, is for tests that start fresh ones.
+A fresh interpreter spends seconds on imports. The process that these are forked from has done
+nothing but import (tests/imported.py), so they behave as fresh ones. Tests of how a command
+starts, and of torchrun, start fresh interpreters instead.
 """
 
 import atexit
@@ -27,20 +26,22 @@ CONTEXT.set_forkserver_preload(["tests.imported"])
 
 
 class Process:
-    """``python WORDS``: a script, ``-m MODULE`` or ``-c CODE``, and its arguments.
+    """Run ``python WORDS``: a script, ``-m MODULE`` or ``-c CODE``, with its arguments.
 
-    What has the name of something of `subprocess.Popen` is like it.
+    Methods and attributes are like those of `subprocess.Popen` with the same names.
     """
 
     def __init__(self, words: Sequence[object], *, cwd: Path = ROOT, **environment: object) -> None:
         self.args = [str(word) for word in words]
         self._streams = [os.memfd_create(name) for name in ("stdout", "stderr")]
-        for each in self._streams:
-            weakref.finalize(self, os.close, each)
-        written = [f"/proc/{os.getpid()}/fd/{each}" for each in self._streams]
-        own = {**os.environ, **{name: str(value) for name, value in environment.items()}}
-        self._process = CONTEXT.Process(target=_become, args=(self.args, cwd, own, written))
-        with chdir(ROOT):  # where the first of all finds what it imports
+        for stream in self._streams:
+            weakref.finalize(self, os.close, stream)
+        files = [f"/proc/{os.getpid()}/fd/{stream}" for stream in self._streams]
+        variables = {**os.environ, **{name: str(value) for name, value in environment.items()}}
+        self._process = CONTEXT.Process(
+            target=_run_command, args=(self.args, cwd, variables, files)
+        )
+        with chdir(ROOT):  # the fork server starts here, and imports tests.imported
             self._process.start()
         self.kill, self.terminate = self._process.kill, self._process.terminate
 
@@ -63,19 +64,19 @@ class Process:
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         self.wait(timeout)
-        return self.written()
+        return self.output()
 
-    def written(self) -> tuple[str, str]:
-        """Return what it has written so far."""
-        out, error = (os.pread(each, os.fstat(each).st_size, 0).decode() for each in self._streams)
+    def output(self) -> tuple[str, str]:
+        """Return stdout and stderr up to now."""
+        out, error = (os.pread(file, os.fstat(file).st_size, 0).decode() for file in self._streams)
         return out, error
 
 
-def _become(
-    words: list[str], cwd: Path, environment: Mapping[str, str], written: Sequence[str]
+def _run_command(
+    words: list[str], cwd: Path, environment: Mapping[str, str], files: Sequence[str]
 ) -> None:
-    """Go on as a command, in the process that was forked for it."""
-    for stream, file in enumerate(written, start=1):
+    """Run a command in this forked process."""
+    for stream, file in enumerate(files, start=1):
         os.dup2(os.open(file, os.O_WRONLY | os.O_APPEND), stream)
     os.environ.clear()
     os.environ.update(environment)
@@ -86,7 +87,7 @@ def _become(
         if kind == "-m":
             sys.path.insert(0, str(cwd))
             sys.argv = arguments
-            if not hasattr(sys.modules.get(arguments[0]), "__path__"):  # of a package it is a part
+            if not hasattr(sys.modules.get(arguments[0]), "__path__"):  # a module, not a package
                 sys.modules.pop(arguments[0], None)  # as if nothing had imported it
             runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
         elif kind == "-c":
@@ -99,46 +100,47 @@ def _become(
             sys.argv = words
             runpy.run_path(kind, run_name="__main__")
     finally:
-        atexit._run_exitfuncs()  # multiprocessing leaves without
+        atexit._run_exitfuncs()  # multiprocessing exits without them
 
 
 def run(
-    words: Sequence[object], *, ranks: int = 1, timeout: float = 240, **more: object
+    words: Sequence[object], *, ranks: int = 1, timeout: float = 240, **options: object
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end, on several ranks if need be.
+    """Run a command to its end on one or several ranks.
 
-    As under torchrun, the others are asked to leave when one has failed. Gives the code of one that
-    failed first, and what each has written; the first rank has the last word.
+    As under torchrun, the other ranks are terminated when one fails. Returns the exit code of the
+    first failure, and the output of all ranks, that of rank 0 last.
     """
     port = _free_port()
-    places = [
+    rank_variables = [
         {"RANK": rank, "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         for rank in range(ranks)
     ]
     sizes = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
-    started = [
-        Process(words, **more, **({**place, **sizes} if ranks > 1 else {})) for place in places
+    processes = [
+        Process(words, **options, **({**variables, **sizes} if ranks > 1 else {}))
+        for variables in rank_variables
     ]
     try:
-        code = _wait_for(started, time.monotonic() + timeout)
+        code = _wait_for(processes, time.monotonic() + timeout)
     finally:
-        for each in started:
-            each.kill()
-    written = [each.communicate() for each in reversed(started)]
-    out, error = ("".join(each) for each in zip(*written, strict=True))
+        for process in processes:
+            process.kill()
+    outputs = [process.communicate() for process in reversed(processes)]
+    out, error = ("".join(texts) for texts in zip(*outputs, strict=True))
     return subprocess.CompletedProcess(words, code, out, error)
 
 
-def _wait_for(started: Sequence[Process], end: float) -> int:
-    failed = 0
-    while None in (codes := [each.poll() for each in started]):
-        if not failed and any(codes):
-            failed = next(filter(None, codes))
-            for each in started:
-                each.terminate()
-        assert time.monotonic() < end, [each.args for each in started]
+def _wait_for(processes: Sequence[Process], deadline: float) -> int:
+    first_failure = 0
+    while None in (codes := [process.poll() for process in processes]):
+        if not first_failure and any(codes):
+            first_failure = next(filter(None, codes))
+            for process in processes:
+                process.terminate()
+        assert time.monotonic() < deadline, [process.args for process in processes]
         time.sleep(0.01)
-    return failed or next(filter(None, codes), 0)
+    return first_failure or next(filter(None, codes), 0)
 
 
 def _free_port() -> int:

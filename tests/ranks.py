@@ -1,6 +1,6 @@
-"""What the ranks of a test do: `python -m tests.ranks SCENARIO FOLDER ...`.
+"""The ranks of a test: `python -m tests.ranks SCENARIO FOLDER ...`.
 
-Each scenario runs the real train.py, several times where one group of processes can serve.
+Each scenario runs the real train.py; several runs share one process group.
 """
 
 import json
@@ -27,7 +27,7 @@ ACCUMULATIONS = (1, 4)
 
 
 def run(*arguments: str) -> None:
-    """Run train.py within the group that is there."""
+    """Run train.py within the existing process group."""
     with (
         patch("sbkit.commands.train.process_group", lambda device: nullcontext()),
         patch.object(sys, "argv", ["train.py", *arguments]),
@@ -36,62 +36,65 @@ def run(*arguments: str) -> None:
 
 
 def exact(folder: Path, finished: Path, arguments: Sequence[str]) -> None:
-    """Train with several accumulations, two ranks also stopped once; test a finished run."""
+    """Train with several accumulations, on two ranks also stopped once; test a finished run."""
     for accumulation in ACCUMULATIONS:
         output = folder / f"{world_size()}x{accumulation}"
         run(*arguments, f"--output_folder={output}", f"--grad_accumulation_factor={accumulation}")
     if world_size() == 2:
-        drawing = [*arguments, "--dropout=0.15"]
-        run(*drawing, f"--output_folder={folder / 'whole'}")
-        with patch.object(AsrBrain, "on_fit_batch_end", after("signalled")), suppress(SystemExit):
-            run(*drawing, f"--output_folder={folder / 'resumed'}")
-        run(*drawing, f"--output_folder={folder / 'resumed'}")
+        with_dropout = [*arguments, "--dropout=0.15"]
+        run(*with_dropout, f"--output_folder={folder / 'whole'}")
+        with (
+            patch.object(AsrBrain, "on_fit_batch_end", after_batch("signal_rank_1")),
+            suppress(SystemExit),
+        ):
+            run(*with_dropout, f"--output_folder={folder / 'resumed'}")
+        run(*with_dropout, f"--output_folder={folder / 'resumed'}")
     output = folder / f"test-{world_size()}"
     if rank() == 0:
         shutil.copytree(finished, output)
-    with losses() as seen:
+    with recorded_losses() as mean_losses:
         run(*arguments, f"--output_folder={output}")
-    (folder / f"loss-{world_size()}-{rank()}.json").write_text(json.dumps(seen))
+    (folder / f"loss-{world_size()}-{rank()}.json").write_text(json.dumps(mean_losses))
 
 
 @contextmanager
-def losses() -> Iterator[list[float]]:
-    """Note what `evaluate` gives."""
-    evaluate, seen = AsrBrain.evaluate, list[float]()
+def recorded_losses() -> Iterator[list[float]]:
+    """Yield a list of the losses that `evaluate` returns."""
+    evaluate, mean_losses = AsrBrain.evaluate, list[float]()
 
-    def noting(brain: AsrBrain, *inputs: Any, **options: Any) -> float:
-        seen.append(evaluate(brain, *inputs, **options))
-        return seen[-1]
+    def evaluate_and_record(brain: AsrBrain, *inputs: Any, **options: Any) -> float:
+        mean_losses.append(evaluate(brain, *inputs, **options))
+        return mean_losses[-1]
 
-    with patch.object(AsrBrain, "evaluate", noting):
-        yield seen
+    with patch.object(AsrBrain, "evaluate", evaluate_and_record):
+        yield mean_losses
 
 
-def signalled(brain: AsrBrain) -> None:
-    """Ask rank 1 alone to stop."""
+def signal_rank_1(brain: AsrBrain) -> None:
+    """Ask only rank 1 to stop."""
     if rank() == 1 and brain.optimizer_step >= 9 and not brain.signals.received:
         os.kill(os.getpid(), signal.SIGUSR1)
 
 
-def hanging(brain: AsrBrain) -> None:
-    """Let rank 1 sleep for ever, which may take four seconds; all before may take its time."""
+def hang_rank_1(brain: AsrBrain) -> None:
+    """Let rank 1 sleep forever; the watchdog waits four seconds from here on."""
     if brain.optimizer_step == 3:
         brain.watchdog._stall_seconds = 4
         time.sleep(10_000 * rank())
 
 
-def full(brain: AsrBrain) -> None:
-    """Let rank 0 write no file of more than 50 kB from here on, as on a disk that is full."""
+def fill_disk(brain: AsrBrain) -> None:
+    """Let rank 0 write no file of more than 50 kB from here on, as on a full disk."""
     if rank() == 0:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
 
 
-AFTER_BATCH = {"signalled": signalled, "hanging": hanging, "full": full}
+AFTER_BATCH = {"signal_rank_1": signal_rank_1, "hang_rank_1": hang_rank_1, "fill_disk": fill_disk}
 
 
 def main() -> None:
-    """Run the scenario that the command line names."""
+    """Run the scenario of the command line."""
     scenario, folder, *arguments = sys.argv[1:]
     torch.set_num_threads(1)
     watchdog.REPORT_SECONDS = 2.0
@@ -99,17 +102,17 @@ def main() -> None:
         if scenario == "exact":
             exact(Path(folder), Path(arguments[0]), arguments[1:])
             return
-        with patch.object(AsrBrain, "on_fit_batch_end", after(scenario)):
+        with patch.object(AsrBrain, "on_fit_batch_end", after_batch(scenario)):
             try:
                 run(*arguments, f"--output_folder={folder}/run")
-            except SystemExit as left:
-                Path(folder, f"code-{rank()}").write_text(str(left.code))
+            except SystemExit as exit_error:
+                Path(folder, f"code-{rank()}").write_text(str(exit_error.code))
                 return
     Path(folder, f"code-{rank()}").write_text("0")
 
 
-def after(scenario: str) -> Any:
-    """Give a hook that does something after every micro-batch."""
+def after_batch(scenario: str) -> Any:
+    """Return a hook that runs a scenario after every micro-batch."""
 
     def on_fit_batch_end(brain: AsrBrain, *inputs: Any) -> None:
         AFTER_BATCH[scenario](brain)

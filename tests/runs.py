@@ -1,4 +1,4 @@
-"""Whole runs on a few real prompts, for the tests that walk the road from end to end."""
+"""Whole runs on a few real prompts."""
 
 import csv
 import json
@@ -27,7 +27,7 @@ from sbkit.data.batch import Batch
 from sbkit.logs import curves
 from sbkit.logs.curves import curves_of, draw_png
 from sbkit.logs.metric import Metrics
-from sbkit.logs.run_log import Record
+from sbkit.logs.run_log import Record, read_log
 from tests import processes
 
 ROOT = processes.ROOT
@@ -53,7 +53,7 @@ TINY_VOICE = (
     "--d_model=16",
     "--d_ffn=32",
     "--d_align=16",
-    *(f"--num_{each}_layers=1" for each in ("encoder", "adaptor", "decoder", "vocoder", "fine")),
+    *(f"--num_{part}_layers=1" for part in ("encoder", "adaptor", "decoder", "vocoder", "fine")),
     "--batch_seconds=6",
     "--number_of_epochs=2",
     "--log_every=1",
@@ -62,59 +62,55 @@ TINY_VOICE = (
 
 @dataclass(frozen=True)
 class Workplace:
-    """A release to train on, and the cache that keeps its stores."""
+    """A release to train on, and the cache of its decoded audio."""
 
     release: Path
     cache: Path
 
     def arguments(self, output: Path, *options: str, yaml: str = "hparams/ctc.yaml") -> list[str]:
-        """Write the command after ``train.py``; later options win."""
+        """Return the arguments of ``train.py``; later options win."""
         folders = (f"--data_folder={self.release}", f"--output_folder={output}")
         return [yaml, *folders, *TINY, *options]
 
-    def command(self, output: Path, *options: str, **more: Any) -> list[str]:
-        """Write the command after ``python``."""
-        return ["train.py", *self.arguments(output, *options, **more)]
-
     def train_forked(
-        self, output: Path, *options: str, ranks: int = 1, **more: Any
+        self, output: Path, *options: str, ranks: int = 1, **yaml: str
     ) -> subprocess.CompletedProcess[str]:
-        """Run the command in processes of their own that need not import anything."""
-        command = self.command(output, *options, **more)
+        """Train in forked processes."""
+        command = ["train.py", *self.arguments(output, *options, **yaml)]
         return processes.run(command, ranks=ranks, SBKIT_CACHE=self.cache)
 
-    def train_here(self, output: Path, *options: str, **more: Any) -> int:
-        """Run the command in this process, which spares its imports; give its exit code."""
-        return train_here(self.command(output, *options, **more), self.cache)
+    def train_here(self, output: Path, *options: str, **yaml: str) -> int:
+        """Train in this process, which saves the imports; return the exit code."""
+        return train_here(["train.py", *self.arguments(output, *options, **yaml)], self.cache)
 
 
 def train_here(command: list[str], cache: Path) -> int:
-    """Run a command in this process, which spares its imports; give its exit code."""
+    """Run a command in this process, which saves the imports; return the exit code."""
     with (
         patch.object(sys, "argv", command),
         patch.dict(os.environ, {"SBKIT_CACHE": str(cache)}),
-        patch.object(curves, "draw_png", drawn_once),
+        patch.object(curves, "draw_png", draw_png_once),
         one_thread(),
-        pytest.raises(SystemExit) as left,
+        pytest.raises(SystemExit) as exit_info,
     ):
         run_main(train.main)
-    return int(left.value.code or 0)
+    return int(exit_info.value.code or 0)
 
 
-def drawn_once(runs: Sequence[Sequence[Record]], metrics: Metrics) -> bytes:
-    """Draw curves as a run does, but those of one form only once: a fifth of a run this small."""
-    form = repr([[(c.panel, c.style, c.color) for c in curves_of(each, metrics)] for each in runs])
-    if form not in _drawn:
-        _drawn[form] = draw_png(runs, metrics)
-    return _drawn[form]
+def draw_png_once(runs: Sequence[Sequence[Record]], metrics: Metrics) -> bytes:
+    """Draw each set of panels only once: drawing takes a fifth of a run this small."""
+    panels = repr([[(c.panel, c.style, c.color) for c in curves_of(run, metrics)] for run in runs])
+    if panels not in _png_by_panels:
+        _png_by_panels[panels] = draw_png(runs, metrics)
+    return _png_by_panels[panels]
 
 
-_drawn: dict[str, bytes] = {}
+_png_by_panels: dict[str, bytes] = {}
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute as the real command does here, which is also quicker for a model this small."""
+    """Compute with one thread, as the real command does here; a model this small is faster so."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -125,15 +121,15 @@ def one_thread() -> Iterator[None]:
 
 @contextmanager
 def stopped_after(steps: int) -> Iterator[None]:
-    """Ask a recognizer that trains in this process to stop, as a job's end does."""
+    """Send SIGTERM to a recognizer that trains in this process, as the end of a job does."""
     fit_batch = AsrBrain.fit_batch
 
-    def stopping(brain: AsrBrain, batch: Batch) -> Any:
+    def fit_batch_or_stop(brain: AsrBrain, batch: Batch) -> Any:
         if brain.optimizer_step == steps:
             os.kill(os.getpid(), signal.SIGTERM)
         return fit_batch(brain, batch)
 
-    with patch.object(AsrBrain, "fit_batch", stopping):
+    with patch.object(AsrBrain, "fit_batch", fit_batch_or_stop):
         yield
 
 
@@ -143,7 +139,7 @@ def rows_of(tsv: Path) -> list[dict[str, str]]:
 
 
 def prompts(asterisk: Path, split: str) -> Iterator[tuple[Path, str]]:
-    """Give the clips of one to two seconds, with what is said in them."""
+    """Yield clips of one to two seconds with their sentences."""
     for row in rows_of(asterisk / f"{split}.tsv"):
         clip = asterisk / "clips" / row["path"]
         if 1.0 < soundfile.info(clip).duration < 2.0:
@@ -151,7 +147,7 @@ def prompts(asterisk: Path, split: str) -> Iterator[tuple[Path, str]]:
 
 
 def make_workplace(asterisk: Path, folder: Path, counts: dict[str, int] = COUNTS) -> Workplace:
-    """Cut a small release out of the default corpus."""
+    """Write a small release with clips of the default corpus."""
     clips = folder / "release" / "clips"
     clips.mkdir(parents=True)
     for split, count in counts.items():
@@ -167,12 +163,16 @@ def write_tsv(release: Path, split: str, rows: list[tuple[str, str]]) -> None:
     (release / f"{split}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
+def records_of(run: Path, kind: str) -> list[Record]:
+    return [record for record in read_log(run / "train_log.jsonl") if record["kind"] == kind]
+
+
 def read_json(file: Path) -> Any:
     return json.loads(file.read_text(encoding="utf-8"))
 
 
 def with_sgd(name: str, folder: Path) -> Path:
-    """Write a YAML of hparams/ with SGD for AdamW, which shows the scale of gradients."""
+    """Copy a YAML of hparams/ with SGD instead of AdamW, which shows the scale of gradients."""
     text = (ROOT / f"hparams/{name}.yaml").read_text(encoding="utf-8")
     text = text.replace("torch.optim.AdamW", "torch.optim.SGD")
     yaml = folder / "sgd.yaml"

@@ -1,4 +1,4 @@
-"""Bad input gets one clear sentence and a non-zero exit, no traceback, and nothing is lost."""
+"""Bad input ends with one sentence and a nonzero exit code, and loses nothing."""
 
 import re
 import shutil
@@ -10,13 +10,7 @@ import pytest
 from sbkit.base.errors import BAD_INPUT, SbkitError
 from sbkit.commands.cli import run as sbkit
 from tests import processes
-from tests.runs import (
-    ROOT,
-    Workplace,
-    read_json,
-    rows_of,
-    write_tsv,
-)
+from tests.runs import ROOT, Workplace, read_json, rows_of, write_tsv
 
 ONE_EPOCH = "--number_of_epochs=1"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone")
@@ -24,18 +18,18 @@ Captured = pytest.CaptureFixture[str]
 
 
 @pytest.fixture
-def own(workplace: Workplace, tmp_path: Path) -> Workplace:
-    """A release that a test may spoil."""
+def own_release(workplace: Workplace, tmp_path: Path) -> Workplace:
+    """Return a copy of the release, which a test may change."""
     release = Path(shutil.copytree(workplace.release, tmp_path / "release"))
     return Workplace(release, tmp_path / "cache")
 
 
-def refused(
-    workplace: Workplace, output: Path, *options: str, capsys: Captured, **more: str
+def refusal(
+    workplace: Workplace, output: Path, *options: str, capsys: Captured, **yaml: str
 ) -> str:
-    """Run the command, which must be refused; give the one sentence it leaves."""
+    """Run a command that must be refused; return the sentence that it prints."""
     capsys.readouterr()
-    assert workplace.train_here(output, *options, **more) == BAD_INPUT
+    assert workplace.train_here(output, *options, **yaml) == BAD_INPUT
     error = capsys.readouterr().err
     assert len(error.splitlines()) == 1, error
     assert "Traceback" not in error
@@ -43,8 +37,8 @@ def refused(
 
 
 def change_row(release: Path, split: str, row: int, **values: str) -> str:
-    """Change a row of a manifest; give the clip's id."""
-    rows = [(each["path"], each["sentence"]) for each in rows_of(release / f"{split}.tsv")]
+    """Change a row of a manifest; return the id of the clip."""
+    rows = [(item["path"], item["sentence"]) for item in rows_of(release / f"{split}.tsv")]
     path, sentence = rows[row]
     rows[row] = (values.get("path", path), values.get("sentence", sentence))
     write_tsv(release, split, rows)
@@ -52,7 +46,7 @@ def change_row(release: Path, split: str, row: int, **values: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "parts"),
     [
         (["--d_modle=64"], ["--d_modle", "`d_model`"]),
         (["--token_type=bpe"], ["`vocab_size`", "null"]),
@@ -64,10 +58,10 @@ def change_row(release: Path, split: str, row: int, **values: str) -> str:
     ids=lambda value: value[0] if isinstance(value, list) else None,
 )
 def test_impossible_knob_is_named(
-    options: list[str], said: list[str], workplace: Workplace, tmp_path: Path, capsys: Captured
+    options: list[str], parts: list[str], workplace: Workplace, tmp_path: Path, capsys: Captured
 ) -> None:
-    sentence = refused(workplace, tmp_path / "run", *options, capsys=capsys)
-    for part in said:
+    sentence = refusal(workplace, tmp_path / "run", *options, capsys=capsys)
+    for part in parts:
         assert part in sentence
 
 
@@ -75,7 +69,7 @@ def test_unwritable_output_folder_is_named(
     workplace: Workplace, tmp_path: Path, capsys: Captured
 ) -> None:
     (tmp_path / "file").write_text("not a folder")
-    sentence = refused(workplace, tmp_path / "file" / "run", capsys=capsys)
+    sentence = refusal(workplace, tmp_path / "file" / "run", capsys=capsys)
     assert "output_folder" in sentence
     assert (tmp_path / "file").read_text() == "not a folder"
 
@@ -85,7 +79,7 @@ def test_missing_knob_that_recipe_reads_is_named(
 ) -> None:
     text, yaml = (ROOT / "hparams/ctc.yaml").read_text("utf-8"), tmp_path / "own.yaml"
     yaml.write_text(text.replace("\nlabel_smoothing: 0.1", "\n# "))
-    sentence = refused(workplace, tmp_path / "run", "--check=False", yaml=str(yaml), capsys=capsys)
+    sentence = refusal(workplace, tmp_path / "run", "--check=False", yaml=str(yaml), capsys=capsys)
     assert "This run reads `label_smoothing`, which is not in the YAML" in sentence
 
 
@@ -94,41 +88,43 @@ def test_missing_knob_that_recipe_reads_is_named(
 def test_torchrun_exits_with_bad_input_and_one_sentence(
     workplace: Workplace, tmp_path: Path
 ) -> None:
-    """Torchrun adds a report of its own; of two ranks one prints the sentence before it.
+    """One of two ranks prints the sentence, before the report of torchrun.
 
-    On a machine so busy that the first is ten seconds late, the other one does, too.
+    The other rank prints it too if the machine is busy and the first is ten seconds late.
     """
-    command = workplace.command(tmp_path / "run", "--d_modle=64")
-    done = processes.run([*TORCHRUN, "--nproc_per_node=2", *command])
-    assert done.returncode == 1
-    assert done.stdout == ""
-    assert done.stderr.count("Did you mean `d_model`?") in (1, 2)
-    assert re.search(rf"exitcode +: {BAD_INPUT} ", done.stderr)
-    assert 'train.py", line' not in done.stderr
+    command = ["train.py", *workplace.arguments(tmp_path / "run", "--d_modle=64")]
+    process = processes.run([*TORCHRUN, "--nproc_per_node=2", *command])
+    assert process.returncode == 1
+    assert process.stdout == ""
+    assert process.stderr.count("Did you mean `d_model`?") in (1, 2)
+    assert re.search(rf"exitcode +: {BAD_INPUT} ", process.stderr)
+    assert 'train.py", line' not in process.stderr
     assert not (tmp_path / "run").exists()
 
 
-def test_too_many_bad_clips_are_refused(own: Workplace, tmp_path: Path, capsys: Captured) -> None:
-    clip = change_row(own.release, "dev", 1, path="gone.flac")
-    sentence = refused(own, tmp_path / "run", capsys=capsys)
+def test_too_many_bad_clips_are_refused(
+    own_release: Workplace, tmp_path: Path, capsys: Captured
+) -> None:
+    clip = change_row(own_release.release, "dev", 1, path="gone.flac")
+    sentence = refusal(own_release, tmp_path / "run", capsys=capsys)
     assert "1 of 4" in sentence
     assert clip in sentence
-    assert not list(own.cache.rglob("*.tmp"))
+    assert not list(own_release.cache.rglob("*.tmp"))
 
 
 @pytest.mark.slow
 def test_transcripts_too_long_for_their_audio_are_left_out(
-    own: Workplace, tmp_path: Path, capsys: Captured
+    own_release: Workplace, tmp_path: Path, capsys: Captured
 ) -> None:
-    """Long ones are left out of training; in dev and test they stay, and are said to be there."""
-    endless = "one two three four five six seven eight nine ten eleven twelve thirteen " * 3
-    clip = change_row(own.release, "train", 3, sentence=endless)
-    change_row(own.release, "dev", 0, sentence=endless)
-    change_row(own.release, "test", 0, sentence="quiz, quartz & jazz")
-    for row, each in enumerate(rows_of(own.release / "train.tsv")):
-        text = each["sentence"].replace("z", "s") + (" €" if row == 5 else "")
-        change_row(own.release, "train", row, sentence=text)
-    assert own.train_here(tmp_path / "run", ONE_EPOCH, "--check=False") == 0
+    """They are left out of training; in dev and test they stay, and a note counts them."""
+    too_long = "one two three four five six seven eight nine ten eleven twelve thirteen " * 3
+    clip = change_row(own_release.release, "train", 3, sentence=too_long)
+    change_row(own_release.release, "dev", 0, sentence=too_long)
+    change_row(own_release.release, "test", 0, sentence="quiz, quartz & jazz")
+    for row, item in enumerate(rows_of(own_release.release / "train.tsv")):
+        text = item["sentence"].replace("z", "s") + (" €" if row == 5 else "")
+        change_row(own_release.release, "train", row, sentence=text)
+    assert own_release.train_here(tmp_path / "run", ONE_EPOCH, "--check=False") == 0
     out = capsys.readouterr().out
     assert "train: 15 utterances" in out
     assert "train: 1 left out, too short for its transcript" in out
@@ -151,11 +147,11 @@ def trained(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> P
 
 @pytest.fixture
 def run(trained: Path, tmp_path: Path) -> Iterator[Path]:
-    """A finished run that a test may spoil: it is put back, since a run knows its own path."""
-    whole = shutil.copytree(trained, tmp_path / "whole")
+    """Return a finished run that a test may change; afterwards it is restored in its place."""
+    copy = shutil.copytree(trained, tmp_path / "copy")
     yield trained
     shutil.rmtree(trained)
-    shutil.copytree(whole, trained)
+    shutil.copytree(copy, trained)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -164,10 +160,10 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def checkpoints(run: Path) -> list[Path]:
-    return sorted(each for each in (run / "checkpoints").iterdir() if each.is_dir())
+    return sorted(folder for folder in (run / "checkpoints").iterdir() if folder.is_dir())
 
 
-def cut_short(file: Path) -> None:
+def truncate(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-100])
 
 
@@ -176,7 +172,7 @@ def test_run_folder_of_other_model_is_left_unchanged(
     run: Path, workplace: Workplace, capsys: Captured
 ) -> None:
     before = contents(run)
-    sentence = refused(workplace, run, "--number_of_epochs=2", "--d_model=64", capsys=capsys)
+    sentence = refusal(workplace, run, "--number_of_epochs=2", "--d_model=64", capsys=capsys)
     assert str(run) in sentence
     assert contents(run) == before
 
@@ -184,14 +180,14 @@ def test_run_folder_of_other_model_is_left_unchanged(
 @pytest.mark.slow
 def test_truncated_checkpoint_is_skipped(run: Path, workplace: Workplace, capsys: Captured) -> None:
     first, last = checkpoints(run)
-    cut_short(last / "model.ckpt")
-    good = contents(first)
+    truncate(last / "model.ckpt")
+    complete = contents(first)
     capsys.readouterr()
     assert workplace.train_here(run, "--number_of_epochs=2", "--check=false") == 0
-    printed = capsys.readouterr()
-    assert f"{last} is skipped: model.ckpt" in printed.err
-    assert "epoch 2/2" in printed.out
-    assert not first.exists() or contents(first) == good
+    output = capsys.readouterr()
+    assert f"{last} is skipped: model.ckpt" in output.err
+    assert "epoch 2/2" in output.out
+    assert not first.exists() or contents(first) == complete
 
 
 @pytest.mark.slow
@@ -199,9 +195,9 @@ def test_run_without_complete_checkpoint_is_left_unchanged(
     run: Path, workplace: Workplace, tmp_path: Path, capsys: Captured
 ) -> None:
     for checkpoint in checkpoints(run):
-        cut_short(checkpoint / "model.ckpt")
+        truncate(checkpoint / "model.ckpt")
     before = contents(run)
-    sentence = refused(workplace, run, "--number_of_epochs=2", capsys=capsys)
+    sentence = refusal(workplace, run, "--number_of_epochs=2", capsys=capsys)
     assert "all 2 are damaged" in sentence
     assert contents(run) == before
     with pytest.raises(SbkitError, match="all 2 are damaged"):
@@ -223,6 +219,6 @@ def test_tilde_in_folder_is_expanded(
     monkeypatch.chdir(tmp_path)
     yaml = str(ROOT / "hparams" / "ctc.yaml")
     options = ("--output_folder=~/run", "--vocab_size=77", "--check=False")
-    refused(workplace, tmp_path / "other", *options, capsys=capsys, yaml=yaml)
+    refusal(workplace, tmp_path / "other", *options, capsys=capsys, yaml=yaml)
     assert (tmp_path / "run").is_dir()
     assert not (tmp_path / "~").exists()

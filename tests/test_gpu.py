@@ -1,6 +1,6 @@
-"""What only a machine with a GPU can show; `python -m tools.bench_gpu` runs it there.
+"""Tests that need a GPU; `python -m tools.bench_gpu` runs them.
 
-The data are noise that it makes, so that nothing is fetched.
+The data are generated noise, so that nothing is downloaded.
 """
 
 import os
@@ -35,7 +35,7 @@ OPTIONS = (
     *(f"--device={DEVICE}", "--check=false", "--number_of_epochs=2", "--log_every=1000"),
     *("--batch_seconds=12", "--min_seconds=0", "--num_workers=2"),
 )
-CLOSE = 1e-3  # relative: on a GPU sums have no fixed order, and products are in TF32
+RELATIVE_TOLERANCE = 1e-3  # sums on a GPU have no fixed order, and products are in TF32
 
 pytestmark = [
     pytest.mark.gpu,
@@ -46,30 +46,30 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
-    """A release of 32 clips of noise."""
+    """Return a release of 32 clips of noise."""
     folder = tmp_path_factory.mktemp("gpu")
     release = make_release(folder / "release", {"train": 4, "dev": 2, "test": 2})
     return Workplace(release, folder / "cache")
 
 
 @pytest.fixture(scope="module")
-def plain(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run without anything special."""
-    run = tmp_path_factory.mktemp("plain")
+def reference(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Train without further options; return the run folder."""
+    run = tmp_path_factory.mktemp("reference")
     assert workplace.train_here(run, *OPTIONS) == 0
     return run
 
 
 def losses(run: Path) -> list[float]:
-    """List what a run logged of its losses."""
+    """List the training and validation losses of a run."""
     records = read_log(run / "train_log.jsonl")
-    return [each[name] for each in records for name in ("loss", "valid_loss") if name in each]
+    return [record[name] for record in records for name in ("loss", "valid_loss") if name in record]
 
 
-def test_a_run_is_on_the_gpu_and_says_so(plain: Path) -> None:
-    summary = read_json(plain / "summary.json")
+def test_run_is_on_the_gpu_and_its_summary_names_it(reference: Path) -> None:
+    summary = read_json(reference / "summary.json")
     assert summary["machine"]["accelerator"] == torch.cuda.get_device_name()
-    assert len(losses(plain)) >= 4 and all(np.isfinite(losses(plain)))
+    assert len(losses(reference)) >= 4 and all(np.isfinite(losses(reference)))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
@@ -78,9 +78,9 @@ def test_ten_steps_without_a_synchronization(
 ) -> None:
     fit_batch, steps = AsrBrain.fit_batch, list[int]()
 
-    def strict(brain: AsrBrain, batch: Batch) -> Any:
+    def fit_batch_strictly(brain: AsrBrain, batch: Batch) -> Any:
         steps.append(1)
-        # The first steps build what is built once: kernels, the scaler's state, the optimizer's.
+        # The first steps build kernels and the state of the scaler and the optimizer.
         mode = "error" if 3 < len(steps) <= 3 + STEPS else "default"
         torch.cuda.set_sync_debug_mode(mode)
         try:
@@ -88,22 +88,22 @@ def test_ten_steps_without_a_synchronization(
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
-    with patch.object(AsrBrain, "fit_batch", strict):
+    with patch.object(AsrBrain, "fit_batch", fit_batch_strictly):
         options = (f"--precision={precision}", f"--eval_precision={precision}")
         assert workplace.train_here(tmp_path, *OPTIONS, *options) == 0
     assert len(steps) > 3 + STEPS
 
 
-def test_a_run_that_was_stopped_within_an_epoch_goes_on(
-    plain: Path, workplace: Workplace, tmp_path: Path
+def test_run_stopped_within_an_epoch_resumes(
+    reference: Path, workplace: Workplace, tmp_path: Path
 ) -> None:
     with stopped_after(4):
         assert workplace.train_here(tmp_path, *OPTIONS) == ASKED_TO_STOP
     assert workplace.train_here(tmp_path, *OPTIONS) == 0
-    assert losses(tmp_path) == pytest.approx(losses(plain), rel=CLOSE)
+    assert losses(tmp_path) == pytest.approx(losses(reference), rel=RELATIVE_TOLERANCE)
 
 
-def test_a_batch_that_does_not_fit_ends_the_run_with_what_to_lower(
+def test_batch_that_does_not_fit_into_memory_ends_the_run_with_advice(
     workplace: Workplace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = (*OPTIONS, "--batch_seconds=200")
@@ -115,7 +115,7 @@ def test_a_batch_that_does_not_fit_ends_the_run_with_what_to_lower(
     assert "does not fit into memory" in capsys.readouterr().err
 
 
-def test_a_run_is_checked_fitted_and_profiled(
+def test_run_is_checked_gets_its_batch_size_and_is_profiled(
     workplace: Workplace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ("--check=true", "--batch_seconds=auto", "--profile", "--number_of_epochs=3")
@@ -124,17 +124,17 @@ def test_a_run_is_checked_fitted_and_profiled(
     assert "is in kernels of the GPU" in (tmp_path / "profile.txt").read_text()
 
 
-def test_a_process_of_torchrun_meets_nccl_and_leaves(workplace: Workplace, tmp_path: Path) -> None:
+def test_torchrun_with_nccl_ends(workplace: Workplace, tmp_path: Path) -> None:
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=1")
-    done = subprocess.run(
-        [sys.executable, *launcher, *workplace.command(tmp_path, *OPTIONS)],
+    process = subprocess.run(
+        [sys.executable, *launcher, "train.py", *workplace.arguments(tmp_path, *OPTIONS)],
         cwd=ROOT,
         env={**os.environ, "SBKIT_CACHE": str(workplace.cache)},
         capture_output=True,
         text=True,
         timeout=120,
     )
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr
     assert (tmp_path / "summary.json").exists()
 
 
@@ -148,32 +148,32 @@ def test_a_process_of_torchrun_meets_nccl_and_leaves(workplace: Workplace, tmp_p
         ("fp32", "reduce-overhead", 1e-2),
     ],
 )
-def test_a_bundle_hears_there_what_it_hears_on_the_cpu(
+def test_bundle_has_the_log_probabilities_of_the_cpu(
     precision: str, mode: str | None, atol: float, tmp_path: Path
 ) -> None:
     bundle = make_bundle(tmp_path, num_encoder_layers=3)
-    read, random = read_bundle(bundle, with_weights=True), np.random.default_rng(0)
+    contents, random = read_bundle(bundle, with_weights=True), np.random.default_rng(0)
     clips = [random.integers(-9000, 9000, n).astype(np.int16) for n in (9000, 16_000, 12_345)]
     shape: dict[str, Any] = {"clips": (1,), "seconds": (1.0,)}
     compilation = None if mode is None else Compilation(mode=mode, **shape)
     placement = resolve(DEVICE, precision)
-    make = partial(load_torch, read, bundle, placement=placement, compilation=compilation)
-    there, here = ModelThread(make), load_torch(read, bundle)
-    assert there.effective.device == str(placement.device)
+    make = partial(load_torch, contents, bundle, placement=placement, compilation=compilation)
+    gpu_model, cpu_model = ModelThread(make), load_torch(contents, bundle)
+    assert gpu_model.effective.device == str(placement.device)
     with ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(lambda n: there.encode([clips[n % 3]])[0], range(24)))
-    for number, each in enumerate(found):
-        (expected,) = here.encode([clips[number % 3]])
-        np.testing.assert_allclose(each.log_probs, expected.log_probs, atol=atol)
-        tokens = np.ones((2, number % 5 + 1), np.int64)  # kept until all others were heard
-        scored = there.decoder_log_probs(each.states, tokens)
-        expected_scores = here.decoder_log_probs(expected.states, tokens)
-        np.testing.assert_allclose(scored, expected_scores, atol=atol)
-    there.close()
+        outputs = list(threads.map(lambda n: gpu_model.encode([clips[n % 3]])[0], range(24)))
+    for number, output in enumerate(outputs):
+        (expected,) = cpu_model.encode([clips[number % 3]])
+        np.testing.assert_allclose(output.log_probs, expected.log_probs, atol=atol)
+        tokens = np.ones((2, number % 5 + 1), np.int64)  # states outlive later calls of `encode`
+        log_probs = gpu_model.decoder_log_probs(output.states, tokens)
+        expected_log_probs = cpu_model.decoder_log_probs(expected.states, tokens)
+        np.testing.assert_allclose(log_probs, expected_log_probs, atol=atol)
+    gpu_model.close()
 
 
-def test_a_compiled_run_has_the_losses_of_a_plain_one(
-    plain: Path, workplace: Workplace, tmp_path: Path
+def test_compiled_run_has_the_same_losses(
+    reference: Path, workplace: Workplace, tmp_path: Path
 ) -> None:
     assert workplace.train_here(tmp_path, *OPTIONS, "--compile=True") == 0
-    assert losses(tmp_path) == pytest.approx(losses(plain), rel=CLOSE)
+    assert losses(tmp_path) == pytest.approx(losses(reference), rel=RELATIVE_TOLERANCE)

@@ -1,4 +1,4 @@
-"""The launchers: what has died starts again, what was asked to leave leaves, and nobody stays."""
+"""The launchers: dead ranks start again, a signal ends all of them, and no process stays."""
 
 import os
 import re
@@ -15,9 +15,8 @@ import pytest
 
 from sbkit.base.errors import ASKED_TO_STOP, BAD_INPUT
 from sbkit.base.machine import usable_cores
-from sbkit.logs.run_log import Record, read_log
 from tests.processes import Process
-from tests.runs import ROOT, Workplace
+from tests.runs import ROOT, Workplace, records_of
 
 LAUNCH = ROOT / "tools" / "launch"
 
@@ -26,44 +25,44 @@ LAUNCH = ROOT / "tools" / "launch"
 def yaml(tmp_path_factory: pytest.TempPathFactory) -> str:
     """ctc.yaml with a checkpoint every other step."""
     text = (ROOT / "hparams" / "ctc.yaml").read_text(encoding="utf-8")
-    often, count = re.subn(r"(?m)^ckpt_interval_minutes:.*", "ckpt_interval_steps: 2", text)
+    text, count = re.subn(r"(?m)^ckpt_interval_minutes:.*", "ckpt_interval_steps: 2", text)
     assert count == 1
     yaml = tmp_path_factory.mktemp("yaml") / "often.yaml"
-    yaml.write_text(often)
+    yaml.write_text(text)
     return str(yaml)
 
 
 @dataclass(frozen=True)
 class Job:
-    """A launcher at work, the folder that its run writes to, and what it printed."""
+    """A running launcher, its run folder, and a function that returns its output."""
 
     process: subprocess.Popen[bytes] | Process
     run: Path
-    said: Callable[[], str]
+    output: Callable[[], str]
 
     def ranks(self) -> dict[int, int]:
-        """Give the processes of the ranks that are alive, by rank."""
+        """Return the process ids of the living ranks, by rank."""
         return {
-            int(found[1]): pid
+            int(match[1]): pid
             for pid in processes_about(self.run)
-            if (found := re.search(r"(?m)^RANK=(\d+)$", environment_of(pid)))
+            if (match := re.search(r"(?m)^RANK=(\d+)$", environment_of(pid)))
         }
 
-    def until(self, happened: Callable[[], object]) -> None:
-        """Wait for something that happens while the job is at work."""
-        while not happened():
-            assert self.process.poll() is None, self.said()
-            time.sleep(0.02)  # a step takes longer; to look takes a tenth of it
+    def wait_until(self, condition: Callable[[], object]) -> None:
+        """Wait until a condition holds, while the job runs."""
+        while not condition():
+            assert self.process.poll() is None, self.output()
+            time.sleep(0.02)  # less than a step; evaluating a condition takes 2 ms
 
-    def end(self) -> int:
-        """Wait for the end, which leaves no process behind; give the exit code."""
+    def wait(self) -> int:
+        """Wait for the end; return the exit code. No process may be left."""
         code = self.process.wait(timeout=120)
         assert not processes_about(self.run)
         return code
 
 
 def processes_about(run: Path) -> list[int]:
-    """Find the processes whose command names a folder."""
+    """Return the ids of the processes whose command names a folder."""
     commands = [(file.parent, read_quietly(file)) for file in Path("/proc").glob("[0-9]*/cmdline")]
     return [int(folder.name) for folder, command in commands if str(run) in command]
 
@@ -76,20 +75,20 @@ def read_quietly(file: Path) -> str:
     try:
         return file.read_text(errors="replace")
     except OSError:
-        return ""  # it has ended
+        return ""  # the process has ended
 
 
 @contextmanager
 def started(command: Sequence[object], run: Path, **environment: object) -> Iterator[Job]:
-    """Start a launcher for two ranks; whatever is left at the end is killed."""
+    """Start a launcher for two ranks; kill its processes at the end of the block."""
     output = run.with_suffix(".out")
-    own = {"OMP_NUM_THREADS": 1, "PET_NPROC_PER_NODE": 2, **environment}
-    with output.open("ab") as printed:
+    variables = {"OMP_NUM_THREADS": 1, "PET_NPROC_PER_NODE": 2, **environment}
+    with output.open("ab") as stdout:
         process = subprocess.Popen(
             [str(part) for part in command],
             cwd=ROOT,
-            env={**os.environ, **{name: str(value) for name, value in own.items()}},
-            stdout=printed,
+            env={**os.environ, **{name: str(value) for name, value in variables.items()}},
+            stdout=stdout,
             stderr=subprocess.STDOUT,
         )
     with killed_at_the_end(process, run):
@@ -98,7 +97,7 @@ def started(command: Sequence[object], run: Path, **environment: object) -> Iter
 
 @contextmanager
 def killed_at_the_end(process: subprocess.Popen[bytes] | Process, run: Path) -> Iterator[None]:
-    """Leave neither a launcher behind, nor the processes about its run."""
+    """Kill a launcher and the processes about its run at the end of the block."""
     try:
         yield
     finally:
@@ -115,13 +114,9 @@ def write_script(file: Path, text: str) -> None:
     file.chmod(0o755)
 
 
-def steps_of(run: Path, kind: str = "step") -> list[Record]:
-    return [each for each in read_log(run / "train_log.jsonl") if each["kind"] == kind]
-
-
 def within_epoch(run: Path, epoch: int) -> bool:
-    """Whether the run is past a checkpoint that is not one of an epoch's end."""
-    return sum(int(each["epoch"] == epoch) for each in steps_of(run)) >= 3
+    """Return whether the run has written a checkpoint within this epoch."""
+    return sum(int(record["epoch"] == epoch) for record in records_of(run, "step")) >= 3
 
 
 # -- the agent -----------------------------------------------------------------------------------
@@ -148,43 +143,43 @@ def rank(tmp_path: Path) -> Path:
 def under_agent(
     script: Path, *arguments: object, ranks: int = 2, forked: bool = False
 ) -> Iterator[Job]:
-    """Start ranks under an agent, which need not import anything, to the end of the block.
+    """Start a forked agent and its ranks; kill them at the end of the block.
 
     Ranks that need torch can be forked from the agent, which has imported it.
     """
     options = ("--standalone", "--max_restarts=1", "--monitor_interval=0.05")
-    own = (f"--nproc_per_node={ranks}", "--signals_to_handle=SIGTERM,SIGUSR1")
-    fork = ("--run-path", "--start-method=fork") if forked else ()
-    command = ["-m", "tools.launch.agent", *options, *own, *fork, script, *arguments]
+    options += (f"--nproc_per_node={ranks}", "--signals_to_handle=SIGTERM,SIGUSR1")
+    options += ("--run-path", "--start-method=fork") if forked else ()
+    command = ["-m", "tools.launch.agent", *options, script, *arguments]
     process = Process(command, OMP_NUM_THREADS=1, PYTHONPATH=ROOT)
     with killed_at_the_end(process, script.parent):
-        yield Job(process, script.parent, lambda: "".join(process.written()))
+        yield Job(process, script.parent, lambda: "".join(process.output()))
 
 
 @pytest.mark.ddp
 @pytest.mark.parametrize(
-    ("leaves_with", "starts"),
+    ("exit_code", "starts"),
     [(ASKED_TO_STOP, 1), (BAD_INPUT, 1), (1, 2)],
     ids=["asked", "refused", "died"],
 )
 def test_only_ranks_that_died_start_again(
-    leaves_with: int, starts: int, rank: Path, tmp_path: Path
+    exit_code: int, starts: int, rank: Path, tmp_path: Path
 ) -> None:
     log = tmp_path / "log"
-    with under_agent(rank, log, leaves_with) as job:
-        assert job.end() == leaves_with
+    with under_agent(rank, log, exit_code) as job:
+        assert job.wait() == exit_code
     assert starts <= len(log.read_text().splitlines()) <= 2 * starts
-    assert "Traceback" not in job.said()
+    assert "Traceback" not in job.output()
 
 
 @pytest.mark.ddp
-def test_a_rank_that_is_asked_takes_the_others_along(rank: Path, tmp_path: Path) -> None:
+def test_signaled_rank_takes_the_others_along(rank: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
     with under_agent(rank, log) as job:
-        job.until(lambda: log.exists() and len(log.read_text().splitlines()) == 2)
+        job.wait_until(lambda: log.exists() and len(log.read_text().splitlines()) == 2)
         os.kill(job.ranks()[1], signal.SIGUSR1)
-        assert job.end() == ASKED_TO_STOP
-    assert "Traceback" not in job.said()
+        assert job.wait() == ASKED_TO_STOP
+    assert "Traceback" not in job.output()
 
 
 SENTENCE = "`lr` must be a number, but is much. Correct it."
@@ -202,21 +197,21 @@ run_main(main)
 @pytest.mark.slow
 @pytest.mark.ddp
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_refusal_is_the_last_thing_on_the_screen(ranks: int, tmp_path: Path) -> None:
-    """Torch's own torchrun ends with a traceback, and below that with the sentence and a rule."""
+def test_error_of_a_rank_is_the_last_line_on_the_screen(ranks: int, tmp_path: Path) -> None:
+    """Torch's own torchrun prints a traceback, the sentence, and a rule."""
     script = tmp_path / "refusing.py"
     script.write_text(REFUSING)
     options = ("--standalone", f"--nproc_per_node={ranks}")
     environment = {"PYTHONPATH": ROOT, "PET_NPROC_PER_NODE": ranks}
     with started(["torchrun", *options, script], tmp_path / "run", **environment) as job:
         assert job.process.wait(timeout=120) == 1
-    *_, last, rule = job.said().splitlines()
+    *_, last, rule = job.output().splitlines()
     assert last == f"  traceback : {SENTENCE}"
     assert set(rule) == {"="}
-    with under_agent(script, ranks=ranks) as ours:
-        assert ours.end() == BAD_INPUT
-    assert ours.said().splitlines()[-1] == SENTENCE
-    assert "FAILED" not in ours.said()
+    with under_agent(script, ranks=ranks) as agent:
+        assert agent.wait() == BAD_INPUT
+    assert agent.output().splitlines()[-1] == SENTENCE
+    assert "FAILED" not in agent.output()
 
 
 PREPARING = """
@@ -238,19 +233,21 @@ run_main(main)
 
 
 @pytest.mark.ddp
-def test_all_leave_the_preparation_when_one_that_waits_is_asked(tmp_path: Path) -> None:
+def test_signal_to_a_waiting_rank_ends_the_preparation(tmp_path: Path) -> None:
     """Rank 0 prepares, rank 1 waits for it."""
     script, ranks = tmp_path / "preparing.py", tmp_path / "ranks"
     ranks.mkdir()
     script.write_text(PREPARING)
     with under_agent(script, ranks, forked=True) as job:
-        job.until(lambda: {each.name for each in ranks.iterdir()} == {"0", "1", "prepares-0"})
-        time.sleep(0.2)  # for rank 1 to come to where it waits
+        job.wait_until(lambda: {file.name for file in ranks.iterdir()} == {"0", "1", "prepares-0"})
+        time.sleep(0.2)  # until rank 1 waits
         os.kill(int((ranks / "1").read_text()), signal.SIGTERM)
-        assert job.end() == ASKED_TO_STOP, job.said()
+        assert job.wait() == ASKED_TO_STOP, job.output()
     assert not (ranks / "prepares-1").exists()
-    assert job.said().count("Stopped outside of training") == 1
-    assert not re.search("(?m)^Traceback", job.said())  # of a rank; the agent's has its time
+    assert job.output().count("Stopped outside of training") == 1
+    assert not re.search(
+        "(?m)^Traceback", job.output()
+    )  # a rank's; that of the agent has a time before it
 
 
 # -- one node, and SLURM -------------------------------------------------------------------------
@@ -259,17 +256,17 @@ THREADS = "source tools/launch/torchrun.sh; exec() { echo $OMP_NUM_THREADS; }; s
 
 
 def test_ranks_share_the_cores_that_may_be_used(tmp_path: Path) -> None:
-    """A container's quota counts, of which `nproc` knows nothing."""
+    """A container's quota counts, which `nproc` ignores."""
     write_script(tmp_path / "nproc", "echo 128")
     environment = {name: text for name, text in os.environ.items() if name != "OMP_NUM_THREADS"}
     environment |= {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PET_NPROC_PER_NODE": "2"}
-    done = subprocess.run(
+    process = subprocess.run(
         ["bash", "-c", THREADS], cwd=ROOT, env=environment, capture_output=True, text=True
     )
-    assert (done.stdout, done.stderr) == (f"{max(1, usable_cores() // 2)}\n", "")
+    assert (process.stdout, process.stderr) == (f"{max(1, usable_cores() // 2)}\n", "")
 
 
-def training(workplace: Workplace, run: Path, yaml: str) -> list[str]:
+def training_arguments(workplace: Workplace, run: Path, yaml: str) -> list[str]:
     return workplace.arguments(run, "--check=False", "--number_of_epochs=4", yaml=yaml)
 
 
@@ -285,7 +282,7 @@ echo "$*" >>"$CALLS"
 
 @pytest.fixture
 def slurm(tmp_path: Path, workplace: Workplace) -> dict[str, object]:
-    """The environment of a SLURM job, whose commands write down how they are called."""
+    """Return the environment of a SLURM job whose commands record their arguments."""
     write_script(tmp_path / "srun", SRUN)
     write_script(tmp_path / "scontrol", SCONTROL)
     return {
@@ -296,53 +293,55 @@ def slurm(tmp_path: Path, workplace: Workplace) -> dict[str, object]:
         "SLURM_JOB_NODELIST": "node[1]",
         "SLURM_SUBMIT_DIR": ROOT,
         "SBKIT_CACHE": workplace.cache,
-        **{"PET_RUN_PATH": 1, "PET_START_METHOD": "fork"},  # ranks need not import torch again
+        **{"PET_RUN_PATH": 1, "PET_START_METHOD": "fork"},  # saves the ranks the import of torch
     }
 
 
 @pytest.mark.slow
 @pytest.mark.ddp
-def test_a_run_goes_on_after_its_rank_died_its_agent_and_the_time_of_its_job(
+def test_run_survives_a_dead_rank_a_dead_agent_and_the_end_of_its_job(
     workplace: Workplace, yaml: str, slurm: dict[str, object], tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    command = [LAUNCH / "one_node.sh", *training(workplace, run, yaml)]
+    command = [LAUNCH / "one_node.sh", *training_arguments(workplace, run, yaml)]
     with started(command, run, SBKIT_CACHE=workplace.cache) as job:
-        job.until(lambda: within_epoch(run, 1))
-        first = job.ranks()
-        os.kill(first[1], signal.SIGKILL)
-        job.until(lambda: len(job.ranks()) == 2 and not {*job.ranks().values()} & {*first.values()})
-        last = max((run / "checkpoints").glob("CKPT*/CKPT.yaml")).read_text()
-        assert "end-of-epoch: false" in last
-        job.until(lambda: within_epoch(run, 2))
+        job.wait_until(lambda: within_epoch(run, 1))
+        ranks = job.ranks()
+        os.kill(ranks[1], signal.SIGKILL)
+        job.wait_until(
+            lambda: len(job.ranks()) == 2 and not {*job.ranks().values()} & {*ranks.values()}
+        )
+        last_checkpoint = max((run / "checkpoints").glob("CKPT*/CKPT.yaml")).read_text()
+        assert "end-of-epoch: false" in last_checkpoint
+        job.wait_until(lambda: within_epoch(run, 2))
         job.process.kill()
-        end = time.monotonic() + 300
-        while processes_about(run) and time.monotonic() < end:
+        deadline = time.monotonic() + 300
+        while processes_about(run) and time.monotonic() < deadline:
             time.sleep(0.1)
-        assert not processes_about(run)  # its ranks have saved, and left
-        assert "checkpoint saved" in job.said()
-        assert not steps_of(run, "test")
+        assert not processes_about(run)  # its ranks have saved and ended
+        assert "checkpoint saved" in job.output()
+        assert not records_of(run, "test")
 
     spooled = shutil.copy2(LAUNCH / "slurm.sh", tmp_path / "slurm_script")
-    command = [spooled, *training(workplace, run, yaml)]
+    command = [spooled, *training_arguments(workplace, run, yaml)]
     requeue = f"requeue {slurm['SLURM_JOB_ID']}"
     with started(command, run, **slurm) as job:
-        job.until(lambda: within_epoch(run, 3))
+        job.wait_until(lambda: within_epoch(run, 3))
         os.kill(job.process.pid, signal.SIGUSR1)
-        assert job.end() == ASKED_TO_STOP, job.said()
+        assert job.wait() == ASKED_TO_STOP, job.output()
     assert (tmp_path / "calls").read_text().splitlines().count(requeue) == 1
-    assert not steps_of(run, "test")
+    assert not records_of(run, "test")
 
     with started(command, run, **slurm) as job:
-        assert job.end() == 0, job.said()
+        assert job.wait() == 0, job.output()
     assert (tmp_path / "calls").read_text().splitlines().count(requeue) == 1
-    steps = [each["step"] for each in steps_of(run)]
+    steps = [record["step"] for record in records_of(run, "step")]
     assert steps == [*range(1, len(steps) + 1)]
-    assert len(steps_of(run, "test")) == 1
+    assert len(records_of(run, "test")) == 1
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "message"),
     [
         (["one_node.sh"], "usage: tools/launch/one_node.sh YAML"),
         (["several_nodes.sh", "2", "here", "id", "a.yaml"], "ENDPOINT must be NAME:PORT"),
@@ -351,40 +350,37 @@ def test_a_run_goes_on_after_its_rank_died_its_agent_and_the_time_of_its_job(
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
-def test_launch_refuses_a_wrong_command(command: list[str], said: str) -> None:
-    done = subprocess.run(
-        [str(LAUNCH / command[0]), *command[1:]],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == BAD_INPUT
-    assert said in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+def test_launch_refuses_a_wrong_command(command: list[str], message: str) -> None:
+    words = [str(LAUNCH / command[0]), *command[1:]]
+    process = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert process.returncode == BAD_INPUT
+    assert message in process.stderr
+    assert len(process.stderr.splitlines()) == 1
 
 
 # -- several nodes -------------------------------------------------------------------------------
 
 
 @pytest.mark.ddp
-def test_machines_that_do_not_come_are_not_waited_for(tmp_path: Path) -> None:
+def test_launcher_names_the_machines_that_did_not_join(tmp_path: Path) -> None:
     command = [LAUNCH / "several_nodes.sh", 2, "localhost:0", "alone", tmp_path / "no.yaml"]
     with started(command, tmp_path, PET_RDZV_CONF="join_timeout=2") as job:
-        assert job.end() == BAD_INPUT
-    (sentence,) = job.said().splitlines()
+        assert job.wait() == BAD_INPUT
+    (sentence,) = job.output().splitlines()
     assert "2 machines must meet at localhost:0 as `alone`" in sentence
 
 
-def test_a_launcher_finds_the_environment_of_the_checkout(tmp_path: Path) -> None:
-    """Where the Python of the shell has no torch; the script may be one's own."""
+def test_launcher_uses_the_environment_of_the_checkout_if_python_has_no_torch(
+    tmp_path: Path,
+) -> None:
     shutil.copytree(ROOT / "tools", tmp_path / "tools")
     write_script(tmp_path / "bin/python", "exit 1")
     write_script(tmp_path / ".venv/bin/python", '[ "$1" = -c ] && echo 1; echo "$@" >&2')
-    done = subprocess.run(
+    process = subprocess.run(
         [tmp_path / "tools/launch/one_node.sh", "own.py", "own.yaml", "--seed=1"],
         env={"PATH": f"{tmp_path}/bin:/usr/bin:/bin"},
         capture_output=True,
         text=True,
         timeout=120,
     )
-    assert done.stderr.endswith("--standalone own.py own.yaml --seed=1\n"), done.stderr
+    assert process.stderr.endswith("--standalone own.py own.yaml --seed=1\n"), process.stderr

@@ -1,4 +1,4 @@
-"""A batch that is not finite is skipped and named."""
+"""A batch whose loss is not finite is skipped and named."""
 
 from pathlib import Path
 
@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from sbkit.base.errors import BAD_INPUT
-from sbkit.logs.run_log import read_log
 from tests.faulty import noisy_clip, noisy_workplace, write_fragile
-from tests.runs import Workplace, last_parameters, read_json
+from tests.runs import Workplace, last_parameters, read_json, records_of
 
 pytestmark = pytest.mark.slow
 
@@ -17,13 +16,13 @@ NO_CHECK = "--check=false"
 
 @pytest.fixture(scope="module")
 def workplace(asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory) -> Workplace:
-    """A release in which one training clip is noise at full scale."""
+    """Return a release with one training clip of noise at full scale."""
     return noisy_workplace(asterisk_english, tmp_path_factory.mktemp("nonfinite"))
 
 
 @pytest.fixture(scope="module")
 def fragile(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A YAML whose front-end cannot stand such noise."""
+    """Return a YAML whose front-end fails with such noise."""
     return write_fragile(tmp_path_factory.mktemp("yaml"))
 
 
@@ -35,14 +34,11 @@ def finished(workplace: Workplace, fragile: str, tmp_path_factory: pytest.TempPa
 
 
 def test_nonfinite_step_is_skipped_and_counted(finished: Path) -> None:
-    records = read_log(finished / "train_log.jsonl")
-    epochs = [record for record in records if record["kind"] == "epoch"]
-    assert [record["skipped"] for record in epochs] == [1, 1]
-    steps = [record for record in records if record["kind"] == "step"]
-    assert sum(record["skipped"] for record in steps) == 2
-    assert all(
-        np.isfinite(record["loss"]) for record in (*epochs, *(s for s in steps if not s["skipped"]))
-    )
+    epochs, steps = records_of(finished, "epoch"), records_of(finished, "step")
+    assert [epoch["skipped"] for epoch in epochs] == [1, 1]
+    assert sum(step["skipped"] for step in steps) == 2
+    taken = [step for step in steps if not step["skipped"]]
+    assert all(np.isfinite(record["loss"]) for record in (*epochs, *taken))
     assert all(value.isfinite().all() for value in last_parameters(finished).values())
 
 
@@ -55,8 +51,7 @@ def test_nonfinite_batch_is_recorded_with_its_utterances(
         record = read_json(file)
         (batch,) = record["micro_batches"]
         assert (record["fault"], batch["loss_is_finite"]) == ("loss", False)
-        heard = [name for each in batch["ids"] for name in each.split("+")]
-        assert noisy_clip(workplace).stem in heard
+        assert noisy_clip(workplace).stem in "+".join(batch["ids"])
         assert len(batch["ids"]) == len(batch["samples"])
 
 
@@ -69,6 +64,6 @@ def test_too_many_nonfinite_steps_stop_the_run(
     options = ("--nonfinite_patience=0", NO_CHECK)
     code = workplace.train_here(tmp_path, *options, yaml=fragile)
     assert code == BAD_INPUT
-    told = capsys.readouterr()
-    assert "its loss is not finite; its utterances are in" in told.err
-    assert "`nonfinite_patience`" in told.err
+    error = capsys.readouterr().err
+    assert "its loss is not finite; its utterances are in" in error
+    assert "`nonfinite_patience`" in error

@@ -1,4 +1,4 @@
-"""A SpeechBrain recipe moves over by another base class, and comes to the same numbers."""
+"""A SpeechBrain recipe needs only another base class, and computes the same numbers."""
 
 import copy
 import shutil
@@ -19,55 +19,57 @@ from tests.speechbrain_recipe import load_recipe, make_asr, run
 
 pytestmark = pytest.mark.slow
 
-Kind = type[sb.Brain]
-EXACT = 1e-6  # relative
+BrainClass = type[sb.Brain]
+RELATIVE_TOLERANCE = 1e-6
 
 
 @dataclass
 class Trace:
-    """What a run went through, and where it came to."""
+    """The figures of a run."""
 
-    losses: list[float] = field(default_factory=list)  # of every batch, as the recipe computes it
+    batch_losses: list[float] = field(default_factory=list)  # as the recipe computes them
     rates: list[float] = field(default_factory=list)  # after every batch
-    stages: list[float] = field(default_factory=list)  # mean losses
-    heard: list[Any] = field(default_factory=list)  # hypotheses and WER of every evaluation
+    stage_losses: list[float] = field(default_factory=list)  # means
+    hypotheses: list[Any] = field(default_factory=list)  # and the WER, of every evaluation
     parameters: list[torch.Tensor] = field(default_factory=list)
 
 
-def traced(asr: Kind, trace: Trace, *, stop_at: int | None = None) -> Kind:
-    """Watch a recipe from outside; stop it in the batch of that number, as Ctrl-C would."""
+def traced(asr: BrainClass, trace: Trace, *, stop_at: int | None = None) -> BrainClass:
+    """Record the figures of a recipe; stop it in batch ``stop_at``, as Ctrl-C would."""
 
     class Traced(asr):  # type: ignore[misc, valid-type]
         def compute_objectives(self, predictions: Any, batch: Any, stage: Stage) -> Any:
             loss = super().compute_objectives(predictions, batch, stage)
             if stage is Stage.TRAIN:
-                if len(trace.losses) == stop_at:
+                if len(trace.batch_losses) == stop_at:
                     raise KeyboardInterrupt
-                trace.losses.append(loss.item())
+                trace.batch_losses.append(loss.item())
             return loss
 
         def on_fit_batch_end(self, *arguments: Any) -> None:
             super().on_fit_batch_end(*arguments)
-            trace.rates += [each.param_groups[0]["lr"] for each in self.optimizers_dict.values()]
+            optimizers = self.optimizers_dict.values()
+            trace.rates += [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
 
         def on_stage_end(self, stage: Stage, stage_loss: float, epoch: int | None = None) -> None:
             super().on_stage_end(stage, stage_loss, epoch)
-            trace.stages.append(stage_loss)
+            trace.stage_losses.append(stage_loss)
             if stage is not Stage.TRAIN:
-                trace.heard += [each["hyp_tokens"] for each in self.wer_metric.scores]
-                trace.heard.append(self.wer_metric.summarize("WER"))
-            trace.parameters = [each.detach().clone() for each in self.modules.parameters()]
+                trace.hypotheses += [score["hyp_tokens"] for score in self.wer_metric.scores]
+                trace.hypotheses.append(self.wer_metric.summarize("WER"))
+            trace.parameters = [value.detach().clone() for value in self.modules.parameters()]
 
     return Traced
 
 
-def assert_alike(trace: Trace, other: Trace) -> None:
-    assert trace.losses == pytest.approx(other.losses, rel=EXACT)
-    assert trace.rates == pytest.approx(other.rates, rel=EXACT)
-    assert trace.stages == pytest.approx(other.stages, rel=EXACT)
-    assert trace.heard == other.heard
-    for one, two in zip(trace.parameters, other.parameters, strict=True):
-        torch.testing.assert_close(one, two, rtol=EXACT, atol=EXACT * float(two.abs().max()))
+def assert_equal(trace: Trace, expected: Trace) -> None:
+    for name in ("batch_losses", "rates", "stage_losses"):
+        figures = getattr(expected, name)
+        assert getattr(trace, name) == pytest.approx(figures, rel=RELATIVE_TOLERANCE), name
+    assert trace.hypotheses == expected.hypotheses
+    for value, other in zip(trace.parameters, expected.parameters, strict=True):
+        tolerance = RELATIVE_TOLERANCE * float(other.abs().max())
+        torch.testing.assert_close(value, other, rtol=RELATIVE_TOLERANCE, atol=tolerance)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -78,12 +80,12 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def train(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Trace]:
-    """Run the recipe over a Brain, in a new folder or one that was stopped."""
+    """Return a function that runs the recipe over a Brain class, in a new folder or another."""
 
     def train(
-        base: Kind,
+        base: BrainClass,
         *,
-        vary: Callable[[Kind], Kind] = lambda asr: asr,
+        vary: Callable[[BrainClass], BrainClass] = lambda asr: asr,
         stop_at: int | None = None,
         folder: Path | None = None,
         fit: Mapping[str, Any] = MappingProxyType({}),
@@ -103,44 +105,45 @@ def train(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Cal
 
 
 @pytest.fixture(scope="module")
-def whole(train: Callable[..., Trace]) -> Trace:
-    """A run that nothing stops."""
+def uninterrupted(train: Callable[..., Trace]) -> Trace:
     return train(sbkit.Brain)
 
 
-def test_recipe_trains_equally_under_both_brains(train: Callable[..., Trace], whole: Trace) -> None:
-    wanted = train(sb.Brain)
-    assert len(wanted.losses) == 3 * 12
-    assert len(wanted.stages) == 3 * 2 + 1
-    assert len(set(wanted.rates)) == 3 * 12
-    assert any(heard != [] for heard in wanted.heard[:4])
-    assert_alike(whole, wanted)
+def test_recipe_trains_equally_under_both_brains(
+    train: Callable[..., Trace], uninterrupted: Trace
+) -> None:
+    expected = train(sb.Brain)
+    assert len(expected.batch_losses) == 3 * 12
+    assert len(expected.stage_losses) == 3 * 2 + 1
+    assert len(set(expected.rates)) == 3 * 12
+    assert any(hypothesis != [] for hypothesis in expected.hypotheses[:4])
+    assert_equal(uninterrupted, expected)
 
 
 def test_recipe_stopped_within_an_epoch_resumes_exactly(
-    train: Callable[..., Trace], whole: Trace, tmp_path: Path
+    train: Callable[..., Trace], uninterrupted: Trace, tmp_path: Path
 ) -> None:
-    stopped, rest = (
+    stopped, resumed = (
         train(sbkit.Brain, folder=tmp_path, stop_at=stop_at, ckpt_interval_steps=1)
         for stop_at in (18, None)
     )
-    assert stopped.losses + rest.losses == whole.losses
-    assert rest.stages == whole.stages[2:]
-    assert rest.heard[-5:] == whole.heard[-5:]
-    assert all(map(torch.equal, rest.parameters, whole.parameters))
+    assert stopped.batch_losses + resumed.batch_losses == uninterrupted.batch_losses
+    assert resumed.stage_losses == uninterrupted.stage_losses[2:]
+    assert resumed.hypotheses[-5:] == uninterrupted.hypotheses[-5:]
+    assert all(map(torch.equal, resumed.parameters, uninterrupted.parameters))
 
 
 def test_run_of_speechbrain_resumes_under_sbkit(
     train: Callable[..., Trace], tmp_path: Path
 ) -> None:
-    train(sb.Brain, folder=tmp_path / "one", stop_at=14)
-    shutil.copytree(tmp_path / "one", tmp_path / "two")
-    ended = train(sbkit.Brain, folder=tmp_path / "one")
-    assert_alike(ended, train(sb.Brain, folder=tmp_path / "two"))
+    train(sb.Brain, folder=tmp_path / "stopped", stop_at=14)
+    shutil.copytree(tmp_path / "stopped", tmp_path / "copy")
+    resumed = train(sbkit.Brain, folder=tmp_path / "stopped")
+    assert_equal(resumed, train(sb.Brain, folder=tmp_path / "copy"))
 
 
-def own_step(asr: Kind) -> Kind:
-    """As in SpeechBrain's recipes with mixed precision."""
+def own_step(asr: BrainClass) -> BrainClass:
+    """Step as SpeechBrain's recipes with mixed precision do."""
 
     class OwnStep(asr):  # type: ignore[misc, valid-type]
         def fit_batch(self, batch: Any) -> Any:
@@ -160,7 +163,7 @@ def own_step(asr: Kind) -> Kind:
     return OwnStep
 
 
-def one_of_two_frozen(asr: Kind) -> Kind:
+def one_of_two_frozen(asr: BrainClass) -> BrainClass:
     """Step one of two optimizers, as recipes on pretrained encoders do."""
 
     class TwoOptimizers(asr):  # type: ignore[misc, valid-type]
@@ -192,6 +195,6 @@ VARIATIONS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", VARIATIONS)
 def test_recipe_overrides_behave_as_in_speechbrain(train: Callable[..., Trace], name: str) -> None:
-    trace, wanted = (train(each, **VARIATIONS[name]) for each in (sbkit.Brain, sb.Brain))
-    assert len(wanted.losses) >= 6
-    assert_alike(trace, wanted)
+    trace, expected = (train(base, **VARIATIONS[name]) for base in (sbkit.Brain, sb.Brain))
+    assert len(expected.batch_losses) >= 6
+    assert_equal(trace, expected)

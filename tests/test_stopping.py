@@ -1,4 +1,4 @@
-"""A run that is asked to leave saves, leaves with its own code, and goes on as if nothing was."""
+"""A signal makes a run save and exit with its own code; the same command resumes it exactly."""
 
 import os
 import re
@@ -14,7 +14,7 @@ import pytest
 from recipes.asr.recipe import AsrBrain
 from sbkit.base.errors import ASKED_TO_STOP
 from sbkit.checkpoint.checkpointer import Checkpointer
-from sbkit.data import shard as decode
+from sbkit.data import shard
 from sbkit.logs.run_log import read_log
 from sbkit.train import run as run_steps
 from tests.runs import Workplace, read_json
@@ -26,49 +26,42 @@ EPOCHS = 3
 
 
 @pytest.fixture(scope="module")
-def whole(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run that nobody asked to stop."""
-    run = tmp_path_factory.mktemp("whole")
+def uninterrupted(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("uninterrupted")
     assert train(workplace, run) == 0
     return run
 
 
-def train(workplace: Workplace, run: Path, *more: str) -> int:
-    return workplace.train_here(run, f"--number_of_epochs={EPOCHS}", "--check=false", *more)
+def train(workplace: Workplace, run: Path, *options: str) -> int:
+    return workplace.train_here(run, f"--number_of_epochs={EPOCHS}", "--check=false", *options)
 
 
 @contextmanager
-def signalled(sent: signal.Signals, *, hook: str, at_step: int) -> Iterator[None]:
-    """Send this process a signal the first time that a hook is over at a step."""
+def signal_after_hook(number: signal.Signals, *, hook: str, at_step: int) -> Iterator[None]:
+    """Send this process a signal the first time that a hook returns at a step."""
     original = getattr(AsrBrain, hook)
 
-    def and_signal(brain: AsrBrain, *arguments: Any, **options: Any) -> Any:
+    def hook_and_signal(brain: AsrBrain, *arguments: Any, **options: Any) -> Any:
         value = original(brain, *arguments, **options)
         if brain.optimizer_step == at_step and brain.signals.received is None:
-            os.kill(os.getpid(), sent)
+            os.kill(os.getpid(), number)
         return value
 
-    with patch.object(AsrBrain, hook, and_signal):
+    with patch.object(AsrBrain, hook, hook_and_signal):
         yield
 
 
 @contextmanager
-def signalled_in(place: tuple[Any, str], sent: signal.Signals) -> Iterator[None]:
-    """Send this process a signal when something is called that comes before the training."""
-    holder, name = place
-    original = getattr(holder, name)
+def signal_in_function(owner: Any, name: str) -> Iterator[None]:
+    """Send this process SIGTERM when a function outside of the training steps is called."""
+    original = getattr(owner, name)
 
-    def and_signal(*arguments: Any, **options: Any) -> Any:
-        os.kill(os.getpid(), sent)
+    def signal_and_call(*arguments: Any, **options: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
         return original(*arguments, **options)
 
-    with patch.object(holder, name, and_signal):
+    with patch.object(owner, name, signal_and_call):
         yield
-
-
-def assert_same_run(run: Path, whole: Path) -> None:
-    assert not differences(run, whole)
-    assert read_json(run / "summary.json")["test"] == read_json(whole / "summary.json")["test"]
 
 
 STOPS = (
@@ -80,60 +73,65 @@ STOPS = (
 )
 
 
-def test_signals_save_and_leave_and_the_same_command_goes_on_to_the_same_end(
-    workplace: Workplace, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_signaled_run_saves_exits_and_resumes_to_the_same_end(
+    workplace: Workplace, uninterrupted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = ""
-    for sent, hook, at_step in STOPS:
-        before = signal.getsignal(sent)
-        with signalled(sent, hook=hook, at_step=at_step):
+    for number, hook, at_step in STOPS:
+        handler = signal.getsignal(number)
+        with signal_after_hook(number, hook=hook, at_step=at_step):
             assert train(workplace, tmp_path) == ASKED_TO_STOP
-        assert signal.getsignal(sent) is before
-        assert f"Stopped at step {at_step}; checkpoint saved" in capsys.readouterr().out
+        assert signal.getsignal(number) is handler
+        sentence = f"Stopped at step {at_step}; checkpoint saved"
+        assert sentence in capsys.readouterr().out
         assert Checkpointer(tmp_path / "checkpoints").find_checkpoint() is not None
         assert not (tmp_path / "summary.json").exists()
-        earlier, log = log, (tmp_path / "train.log").read_text()
-        assert log.startswith(earlier)
-        said = f" Stopped at step {at_step}; checkpoint saved"
-        assert said in log.removeprefix(earlier)  # whatever the terminal did
+        earlier_log, log = log, (tmp_path / "train.log").read_text()
+        assert log.startswith(earlier_log)
+        assert f" {sentence}" in log.removeprefix(earlier_log)
         assert log.endswith(f" ended with exit code {ASKED_TO_STOP}\n")
 
-    with signalled_in((AsrBrain, "on_evaluate_start"), signal.SIGTERM):  # between it and the test
+    with signal_in_function(AsrBrain, "on_evaluate_start"):  # between training and test
         assert train(workplace, tmp_path) == ASKED_TO_STOP
     assert "Stopped outside of training" in capsys.readouterr().err
     assert train(workplace, tmp_path) == 0
-    assert_same_run(tmp_path, whole)
+    assert not differences(tmp_path, uninterrupted)
+    summary, expected = (read_json(run / "summary.json") for run in (tmp_path, uninterrupted))
+    assert summary["test"] == expected["test"]
     whole_log = (tmp_path / "train.log").read_text()
     assert whole_log.startswith(log)
     resumed = re.findall(r"Resuming after step (\d+), in epoch (\d+)", whole_log)
     assert resumed == [("1", "1"), ("3", "1"), ("6", "1"), ("7", "2"), ("13", "2")]
 
 
-def test_a_run_goes_on_at_the_same_step_with_another_accumulation(
-    workplace: Workplace, whole: Path, tmp_path: Path
+def test_run_resumes_at_the_same_step_with_another_accumulation(
+    workplace: Workplace, uninterrupted: Path, tmp_path: Path
 ) -> None:
-    with signalled(signal.SIGTERM, hook="on_fit_batch_end", at_step=7):  # within an epoch
+    with signal_after_hook(signal.SIGTERM, hook="on_fit_batch_end", at_step=7):  # within an epoch
         assert train(workplace, tmp_path, "--grad_accumulation_factor=1") == ASKED_TO_STOP
     assert train(workplace, tmp_path, "--grad_accumulation_factor=2") == 0
-    ended, wanted = (
-        [[each["step"], each["epoch"]] for each in read_log(run / "train_log.jsonl")]
-        for run in (tmp_path, whole)
+    resumed, expected = (
+        [[record["step"], record["epoch"]] for record in read_log(run / "train_log.jsonl")]
+        for run in (tmp_path, uninterrupted)
     )
-    assert ended == wanted
+    assert resumed == expected
 
 
 @pytest.mark.parametrize(
-    "place",
-    [(run_steps, "read_knobs"), (decode, "read_audio")],  # the second in the threads that decode
-    ids=lambda place: place[1],
+    ("owner", "name"),
+    [(run_steps, "read_knobs"), (shard, "read_audio")],  # read_audio runs in decoding threads
 )
-def test_before_training_a_signal_leaves_at_once_and_leaves_nothing(
-    place: tuple[Any, str], workplace: Workplace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_signal_before_training_leaves_nothing(
+    owner: Any,
+    name: str,
+    workplace: Workplace,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    own, run = Workplace(workplace.release, tmp_path / "cache"), tmp_path / "run"
-    with signalled_in(place, signal.SIGTERM):
-        assert own.train_here(run, "--check=false") == ASKED_TO_STOP
-    sentence = "Stopped outside of training; rerun the same command.\n"
-    assert capsys.readouterr().err == sentence
+    empty_cache = Workplace(workplace.release, tmp_path / "cache")
+    run = tmp_path / "run"
+    with signal_in_function(owner, name):
+        assert empty_cache.train_here(run, "--check=false") == ASKED_TO_STOP
+    assert capsys.readouterr().err == "Stopped outside of training; rerun the same command.\n"
     assert not [*tmp_path.rglob("*.tmp")]
     assert not [*run.glob("checkpoints/*")]

@@ -1,4 +1,4 @@
-"""The first of the two README commands, on a small model; and what it shows of a run."""
+"""tools/demo on a small model, and the tools that it and developers call."""
 
 import importlib
 import subprocess
@@ -21,7 +21,7 @@ SUMS = """def double(number):
 
 
 def twice(number):
-    return number + number  # unheard
+    return number + number  # untested
 """
 SUMS_TEST = """from house.sums import double
 
@@ -39,22 +39,22 @@ def test_demo_trains_scores_exports_and_transcribes(
 ) -> None:
     monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
     _, *options = workplace.arguments(tmp_path / "run", "--number_of_epochs=1", "--check=false")
-    done = subprocess.run(
+    process = subprocess.run(
         [ROOT / "tools/demo", *options], cwd=tmp_path, capture_output=True, text=True
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "Warning" not in done.stderr
-    assert "epoch 1/1" in done.stdout
-    assert "test: CER" in done.stdout
-    assert "held-out clip:" in done.stdout
-    assert f"{tmp_path}/run/bundle/model.safetensors" in done.stdout
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert "Warning" not in process.stderr
+    assert "epoch 1/1" in process.stdout
+    assert "test: CER" in process.stdout
+    assert "held-out clip:" in process.stdout
+    assert f"{tmp_path}/run/bundle/model.safetensors" in process.stdout
 
 
 def test_show_row_has_both_decoders(tmp_path: Path) -> None:
     texts = ("one two", "one too"), ("three", "three")
     scored = [
-        replace(ScoredUtterance(text, text, text), greedy=ScoredUtterance(text, text, heard))
-        for text, heard in texts
+        replace(ScoredUtterance(text, text, text), greedy=ScoredUtterance(text, text, hypothesis))
+        for text, hypothesis in texts
     ]
     write_summary(
         tmp_path / "summary.json",
@@ -65,9 +65,9 @@ def test_show_row_has_both_decoders(tmp_path: Path) -> None:
         device=torch.device("cpu"),
     )
     rows = show.row([str(tmp_path)]).splitlines()
-    cells = [[cell.strip() for cell in each.strip("|").split("|")] for each in rows]
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
     assert cells[0][:1] + cells[0][4:6] == ["1.0 M", "1.0 min", "1"]
-    assert [each[1:4] for each in cells] == [
+    assert [row[1:4] for row in cells] == [
         ["beam", "0.0% (0 / 12)", "0.0% (0 / 3)"],
         ["greedy", "8.3% (1 / 12)", "33.3% (1 / 3)"],
     ]
@@ -97,10 +97,10 @@ def test_mutate_prints_fault_that_no_test_notices(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["mutate", "house", "--jobs=1"])
     assert mutate.main() == 0
-    seen = capsys.readouterr().out
-    assert {*seen.splitlines()[:2]} == {"noticed house/sums.py:2", "MISSED  house/sums.py:6"}
-    assert "| all | 2 | 1 | 50% |" in seen
-    assert "house/sums.py:6\n-    return number + number  # unheard\n+    return number " in seen
+    output = capsys.readouterr().out
+    assert {*output.splitlines()[:2]} == {"noticed house/sums.py:2", "MISSED  house/sums.py:6"}
+    assert "| all | 2 | 1 | 50% |" in output
+    assert "house/sums.py:6\n-    return number + number  # untested\n+    return number " in output
 
     test.write_text(SUMS_TEST.replace("6", "7"))
     with pytest.raises(SbkitError, match="without a fault to tell of one, but .*::test_the_double"):

@@ -70,8 +70,8 @@ def serving(
     words += ["--drain-seconds", "0", *options]
     process = processes.Process(words)
     try:
-        wait_for(lambda: "running on" in process.written()[1])
-        (url,) = re.findall(r"serving tiny.* at (\S+)", process.written()[1])
+        wait_for(lambda: "running on" in process.output()[1])
+        (url,) = re.findall(r"serving tiny.* at (\S+)", process.output()[1])
         with httpx2.Client(base_url=url, timeout=120.0) as client:
             wait_for(lambda: client.get("/health/ready").status_code == 200)
             yield client, process
@@ -100,8 +100,8 @@ def test_serve_answers_as_transcribe_does_and_stops_on_sigterm(
         assert results == expected
         assert any(results)
         process.terminate()
-        assert process.wait(120) == 0, process.written()[1]
-        lines = process.written()[1].splitlines()
+        assert process.wait(120) == 0, process.output()[1]
+        lines = process.output()[1].splitlines()
         assert len(lines) == 2 + 4, lines
         assert "POST /v1/audio/transcriptions 200 " in lines[-1]
         assert lines[-1].endswith(" s, 35.0 s of audio, model tiny")
@@ -171,11 +171,11 @@ def test_serve_loses_no_request_when_it_drains(tmp_path: Path) -> None:
         results = [
             clients.submit(ask_until_gone, client.base_url, as_wav(NOISE)) for _ in range(32)
         ]
-        wait_for(lambda: process.written()[1].count(" 200 ") > 32)
+        wait_for(lambda: process.output()[1].count(" 200 ") > 32)
         process.terminate()
         wait_for(lambda: client.get("/health/ready").status_code == 503)
-        before = process.written()[1].count(" 200 ")
-        wait_for(lambda: process.written()[1].count(" 200 ") > before)
+        before = process.output()[1].count(" 200 ")
+        wait_for(lambda: process.output()[1].count(" 200 ") > before)
         assert process.wait(120) == 0
         answers = sum((result.result() for result in results), Counter[str | int]())
     assert answers.keys() <= {200, 503, "nobody listens"}, answers

@@ -200,7 +200,7 @@ def whole(workplace: Workplace, yaml: Path, tmp_path_factory: pytest.TempPathFac
     """The folder of a run that nothing disturbed."""
     run = tmp_path_factory.mktemp("whole")
     process = start(workplace, yaml, run)
-    assert process.wait(120) == 0, process.written()
+    assert process.wait(120) == 0, process.output()
     return run
 
 
@@ -236,7 +236,7 @@ def test_a_run_killed_at_random_steps_ends_as_one_that_was_not(
         process.kill()
         assert process.wait() == -signal.SIGKILL
     process = start(workplace, yaml, tmp_path)
-    assert process.wait(120) == 0, process.written()
+    assert process.wait(120) == 0, process.output()
     assert records(tmp_path) == records(whole)
     files = ("model.ckpt", "optimizer_generator.ckpt", "optimizer_discriminator.ckpt")
     last = [Checkpointer(each / "checkpoints").find_checkpoint() for each in (tmp_path, whole)]
