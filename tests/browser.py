@@ -16,22 +16,25 @@ addEventListener("error", (event) => seen.push(String(event.message)));
 
 
 def open_browser(downloads: Path, *arguments: str, has_network: bool = False) -> Iterator[Any]:
-    """Yield a driver of Selenium; the test is skipped where there is no chromium.
+    """Yield a driver of Selenium; skip the test without chromium.
 
-    arguments: of chromium; has_network: whether it reaches this machine.
+    Args:
+        downloads: the folder that chromium saves files in.
+        arguments: options of chromium.
+        has_network: whether chromium reaches this machine.
     """
     chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
     if chromium is None or driver is None:
-        pytest.skip("chromium and chromedriver are not here: apt-get install chromium-driver")
+        pytest.skip("chromium and chromedriver are not installed: apt-get install chromium-driver")
     webdriver = pytest.importorskip("selenium.webdriver")
     options = webdriver.ChromeOptions()
     options.binary_location = chromium
     options.add_argument("--headless=new")
     options.add_argument("--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1")
-    for each in arguments:
-        options.add_argument(each)
+    for argument in arguments:
+        options.add_argument(argument)
     if os.geteuid() == 0:
-        options.add_argument("--no-sandbox")  # chromium's own does not run as root
+        options.add_argument("--no-sandbox")  # that of chromium does not run as root
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
     try:
@@ -46,20 +49,18 @@ def open_browser(downloads: Path, *arguments: str, has_network: bool = False) ->
 
 
 def visit(browser: Any, page: Path | str, *, width: int = 1200) -> None:
-    """Open a file, or an address, in a window of some width."""
+    """Open a file or an address in a window with a width in pixels."""
     size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     browser.get(page if isinstance(page, str) else page.as_uri())
 
 
-def require_quiet(browser: Any, own: str = "data:") -> None:
-    """Check that the page asked for nothing but its own, that nothing failed, and that it fits."""
-    asked = "return performance.getEntriesByType('resource').map((each) => each.name)"
-    requests = [each for each in browser.execute_script(asked) if not each.startswith(own)]
-    assert not requests, requests
-    failed = browser.execute_script("return seen")
-    assert not failed, failed
-    logged = [each["message"] for each in browser.get_log("browser")]
-    assert not logged, logged
+def assert_no_faults(browser: Any, allowed: str = "data:") -> None:
+    """Assert that the page loads only allowed addresses, has no errors, and fits its window."""
+    script = "return performance.getEntriesByType('resource').map((entry) => entry.name)"
+    addresses = browser.execute_script(script)
+    assert not [address for address in addresses if not address.startswith(allowed)], addresses
+    assert not (errors := browser.execute_script("return seen")), errors
+    assert not (messages := [entry["message"] for entry in browser.get_log("browser")]), messages
     hidden = browser.execute_script("return document.documentElement.scrollWidth - innerWidth")
     assert hidden <= 0, f"{hidden} pixels are beyond the window"

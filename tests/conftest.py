@@ -1,4 +1,4 @@
-"""What all tests share, also where several workers run them."""
+"""Fixtures and scheduling that all tests share."""
 
 import fcntl
 import gc
@@ -21,22 +21,21 @@ from sbkit.data.cache import default_cache
 from tests.runs import Workplace, make_workplace
 from tests.runtime.bundles import export_all, export_streaming
 
-# A million objects are there once all is imported, and stay. Looking through them took 4.5 s until
-# then, and a tenth of the time of tests that train.
+# Imports create a million objects that stay. Collecting among them took 4.5 s during the imports,
+# and a tenth of the time of tests that train.
 gc.disable()
 
 
 def pytest_collection_finish() -> None:
-    """Collect garbage from here on, among what the tests make."""
+    """Collect garbage from here on, among the objects of the tests only."""
     gc.freeze()
     gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort for several workers, so that none ends late.
+    """Sort for several workers: long modules first, so that no worker ends late.
 
-    First come the modules with tests of several processes, which one worker runs, then those whose
-    slow tests take longest.
+    One worker runs the modules with tests of several processes; these come first.
     """
     if "PYTEST_XDIST_WORKER" not in os.environ:
         return
@@ -50,15 +49,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @cache
 def scope_of(file: Path) -> str:
-    """Name what one worker runs: a module, or all that have tests of several processes."""
+    """Return the scope that one worker runs: a module, or all with tests of several processes."""
     return "ddp" if "mark.ddp" in file.read_text() else str(file)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Keep a module in one worker, for its fixtures, and those with tests of several processes.
+    """Keep a module in one worker, for its fixtures.
 
-    Each of these keeps two cores busy.
+    One worker runs all tests of several processes, because each of them keeps two cores busy.
     """
     from xdist.scheduler import LoadScopeScheduling
 
@@ -71,7 +70,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.fixture(autouse=True, scope="session")
 def _signals_as_in_a_terminal() -> None:
-    """Hear Ctrl-C and SIGHUP, which a shell's background and `nohup` make a process ignore."""
+    """Restore Ctrl-C and SIGHUP, which a shell's background and `nohup` ignore."""
     for number, handler in (
         (signal.SIGINT, signal.default_int_handler),
         (signal.SIGHUP, signal.SIG_DFL),
@@ -82,9 +81,9 @@ def _signals_as_in_a_terminal() -> None:
 
 @pytest.fixture(scope="session")
 def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder that all workers of this session have in common."""
-    own = tmp_path_factory.getbasetemp()
-    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    """Return a folder that all workers of this session share."""
+    folder = tmp_path_factory.getbasetemp()
+    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
 
 
 @contextmanager
@@ -97,7 +96,7 @@ def locked(file: Path) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def asterisk_english(shared_folder: Path) -> Path:
-    """Return the release folder of the English prompts, which one worker fetches."""
+    """Return the release folder of the English prompts, which one worker prepares."""
     with locked(shared_folder / "asterisk_english.lock"):
         return prepare_prompts(language="en", cache_folder=default_cache())
 

@@ -1,7 +1,7 @@
-"""What the process imports that tests fork theirs from.
+"""The imports of the process that tests fork others from.
 
-None of it is garbage: to look through it would take a quarter of the time of these imports and, as
-that writes to them, copy its pages in every process that is forked.
+No imported object is garbage: collecting would take a quarter of the time of the imports and, as
+the collector writes to each object, copy its pages in every forked process.
 """
 
 import gc
@@ -16,7 +16,7 @@ for name in (
         "sbkit.runtime.transcriber",
     ),
     *("recipes.asr.recipe", "recipes.classification.recipe", "recipes.prepare"),
-    # What is imported late: by the first optimizer, group of ranks, curve and log.
+    # Imported late: by the first optimizer, process group, curve and log.
     *("torch._dynamo", "torch.distributed.nn", "torch.utils.serialization.config"),
     *("matplotlib.figure", "matplotlib.backends.backend_agg"),
     "torch.utils.tensorboard",

@@ -1,4 +1,4 @@
-"""A disk that is full, as far as one process can have it."""
+"""A limit on the size of files, which fails writes as a full disk does."""
 
 import resource
 from collections.abc import Iterator

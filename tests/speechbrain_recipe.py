@@ -113,8 +113,8 @@ def make_asr(base: type[sb.Brain]) -> type[sb.Brain]:
                     p_ctc, wav_lens, blank_id=self.hparams.blank_index
                 )
                 decoded = self.label_encoder.decode_ndim(sequences)
-                words = ["".join(each).split() for each in decoded]
-                self.wer_metric.append(batch.id, words, [each.split() for each in batch.words])
+                words = ["".join(tokens).split() for tokens in decoded]
+                self.wer_metric.append(batch.id, words, [text.split() for text in batch.words])
             return loss
 
         def on_stage_start(self, stage: sb.Stage, epoch: int | None = None) -> None:
@@ -149,7 +149,9 @@ def list_clips(release: Path, name: str) -> dict[str, dict[str, Any]]:
     clips = {}
     for row in rows_of(release / f"{name}.tsv"):
         clip = release / "clips" / row["path"]
-        words = "".join(each for each in row["sentence"].lower() if each.isalpha() or each == " ")
+        words = "".join(
+            letter for letter in row["sentence"].lower() if letter.isalpha() or letter == " "
+        )
         clips[clip.stem] = {"duration": soundfile.info(clip).duration, "wav": clip, "words": words}
     return clips
 

@@ -41,7 +41,7 @@ def test_bench_train_runs_both_sides_in_turns(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Each is a process of its own; two of the three, which differ in a variable."""
+    """Two of three sides, which differ in an environment variable."""
     workplace: Workplace = make_workplace(asterisk_english, tmp_path)
     names = ("sbkit", "speechbrain passive")
     monkeypatch.setattr(bench_train, "SIDES", {name: SIDES[name] for name in names})
@@ -49,17 +49,17 @@ def test_bench_train_runs_both_sides_in_turns(
     options = ("--rounds=2", "--seconds=0.3", "--to-cer=9", f"--data_folder={workplace.release}")
     monkeypatch.setattr(sys, "argv", ["bench_train", *options, *SMALL])
     bench_train.main()
-    printed = capsys.readouterr().out
-    sizes = [int(each.replace(",", "")) for each in re.findall(r"([\d,]+) parameters", printed)]
+    output = capsys.readouterr().out
+    sizes = [int(count.replace(",", "")) for count in re.findall(r"([\d,]+) parameters", output)]
     assert len(sizes) == 2
     assert max(sizes) / min(sizes) < 1.01
     for side in names:
-        assert len(re.findall(rf"round \d {side}: [\d.]+ RTFx", printed)) == 2
-    header, first, *_ = printed.partition("rtfx      update     padding")[2].splitlines()
+        assert len(re.findall(rf"round \d {side}: [\d.]+ RTFx", output)) == 2
+    header, first, *_ = output.partition("rtfx      update     padding")[2].splitlines()
     assert header.split() == ["waiting", "memory", "tflops"]
     assert float(first.split()[-1]) > 0
-    assert re.search(r"sbkit to the best of the others: \d+\.\d\d", printed)
-    assert re.search(r"to dev CER 9.0: \d+\.\d times as fast", printed)
+    assert re.search(r"sbkit to the best of the others: \d+\.\d\d", output)
+    assert re.search(r"to dev CER 9.0: \d+\.\d times as fast", output)
 
 
 @pytest.mark.slow(30)
@@ -73,14 +73,14 @@ def test_bench_train_fine_tunes_all_sides_in_turns(
     monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
     folder = make_folder(tmp_path / "base", **FRAMES)
     options = ("--rounds=1", "--seconds=0.3", "--to-cer=9", f"--data_folder={workplace.release}")
-    given = ("--yaml", "hparams/ctc_pretrained.yaml", f"--pretrained={folder}", "--batch_seconds=6")
-    monkeypatch.setattr(sys, "argv", ["bench_train", *options, *given])
+    model = ("--yaml", "hparams/ctc_pretrained.yaml", f"--pretrained={folder}", "--batch_seconds=6")
+    monkeypatch.setattr(sys, "argv", ["bench_train", *options, *model])
     bench_train.main()
-    printed = capsys.readouterr().out
+    output = capsys.readouterr().out
     for side in ("sbkit", "speechbrain", "huggingface"):
-        assert re.search(rf"round 1 {side}: [\d.]+ RTFx", printed)
-    assert re.search(r"sbkit to the best of the others: \d+\.\d\d", printed)
-    assert re.search(r"to dev CER 9.0: \d+\.\d times as fast", printed)
+        assert re.search(rf"round 1 {side}: [\d.]+ RTFx", output)
+    assert re.search(r"sbkit to the best of the others: \d+\.\d\d", output)
+    assert re.search(r"to dev CER 9.0: \d+\.\d times as fast", output)
 
 
 def test_bench_train_uses_learning_rates_of_run(
@@ -106,14 +106,14 @@ def test_bench_gpu_models_have_declared_sizes(tmp_path: Path) -> None:
     assert len(rows) == 3 * COPIES
     for file in (release / "clips").iterdir():
         assert SECONDS[0] <= soundfile.info(file).duration <= SECONDS[1]
-    texts = [each.partition("\t")[2] for each in rows]
+    texts = [row.partition("\t")[2] for row in rows]
     ensure_tokenizer(
         model_file=tmp_path / "tokenizer.model", kind="char", vocab_size=None, texts=lambda: texts
     )
     _, overrides = parse_command(["x.yaml", *CONFORMER, f"--output_folder={tmp_path}"])
     with torch.device("meta"):
         model = load_hparams(ROOT / "hparams" / "ctc.yaml", overrides)["model"]
-    assert 29e6 < sum(each.numel() for each in model.parameters()) < 31e6
+    assert 29e6 < sum(value.numel() for value in model.parameters()) < 31e6
 
 
 def test_bench_gpu_fine_tunes_large_encoder_in_all_ways(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_bench_gpu_fine_tunes_large_encoder_in_all_ways(tmp_path: Path) -> None:
         knobs = with_encoder_config(ROOT / yaml, {**overrides, "output_folder": str(tmp_path)})
         with torch.device("meta"):
             encoder = PretrainedEncoder(config=knobs["encoder_config"], lora=knobs.get("lora"))
-        assert 305e6 < sum(each.numel() for each in encoder.parameters()) < 315e6
+        assert 305e6 < sum(value.numel() for value in encoder.parameters()) < 315e6
     assert knobs["lora"] and knobs["precision"] == "bf16"
 
 

@@ -96,11 +96,11 @@ def test_run_at_8_khz_uses_all_audio(workplace: Workplace, tmp_path: Path) -> No
 def test_run_on_another_language_is_refused(
     workplace: Workplace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own = Workplace(tmp_path / "release", tmp_path / "cache")
-    shutil.copytree(workplace.release, own.release)
+    german = Workplace(tmp_path / "release", tmp_path / "cache")
+    shutil.copytree(workplace.release, german.release)
     for split in ("train", "dev", "test"):
-        table = own.release / f"{split}.tsv"
+        table = german.release / f"{split}.tsv"
         head, *rows = table.read_text().splitlines()
         table.write_text("\n".join([f"{head}\tlocale", *(f"{row}\tde" for row in rows)]) + "\n")
-    assert own.train_here(tmp_path / "run") == BAD_INPUT
+    assert german.train_here(tmp_path / "run") == BAD_INPUT
     assert "is en, but 16 of 16 rows of the manifest have the locale de" in capsys.readouterr().err

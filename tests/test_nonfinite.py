@@ -22,7 +22,7 @@ def workplace(asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture(scope="module")
 def fragile(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return a YAML whose front-end fails with such noise."""
+    """Return a YAML whose front-end overflows with such noise."""
     return write_fragile(tmp_path_factory.mktemp("yaml"))
 
 

@@ -1,4 +1,4 @@
-"""The proof that a killed run goes on to the same digits, in short; and that it sees others."""
+"""A short run of the proof that a killed run resumes to the same digits; it finds other digits."""
 
 import json
 import sys
@@ -19,7 +19,7 @@ STEP_2 = {"kind": "step", "epoch": 1, "step": 2, "loss": 0.5, "rtfx": 100.0}
 
 
 def save(run: Path, model: torch.nn.Module, **figures: float) -> Path:
-    """Leave a folder as a run does that has ended."""
+    """Write the folder of a finished run."""
     Checkpointer(run / "checkpoints", recoverables={"model": model}).save_checkpoint()
     (run / "train_log.jsonl").write_text(json.dumps({**STEP_2, **figures}) + "\n")
     return run
@@ -27,11 +27,11 @@ def save(run: Path, model: torch.nn.Module, **figures: float) -> Path:
 
 def test_differences_finds_one_flipped_bit(tmp_path: Path) -> None:
     model = torch.nn.Linear(3, 2)
-    one = save(tmp_path / "one", model)
-    assert differences(one, save(tmp_path / "same", model, rtfx=3.0)) == []
+    run = save(tmp_path / "run", model)
+    assert differences(run, save(tmp_path / "same", model, rtfx=3.0)) == []
     with torch.no_grad():
         model.bias[0] = torch.nextafter(model.bias[0], torch.tensor(9.0))
-    loss, parameter = differences(save(tmp_path / "other", model, loss=0.5 + 2**-53), one)
+    loss, parameter = differences(save(tmp_path / "other", model, loss=0.5 + 2**-53), run)
     assert "0.5000000000000001" in loss
     assert parameter == "bias"
 
@@ -43,7 +43,7 @@ def test_run_killed_twice_equals_uninterrupted_run(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The seed's moments are late in a run, so that none is trained for nothing."""
+    """The kills of this seed come late in a run, so that little is trained twice."""
     knobs = [
         "hparams/ctc.yaml",
         f"--data_folder={workplace.release}",
@@ -61,7 +61,7 @@ def test_run_killed_twice_equals_uninterrupted_run(
     monkeypatch.setattr(sys, "argv", ["prove_resume", "--kills=2", "--seed=729", *knobs])
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert main() == 0
-    said = capsys.readouterr().out
-    assert "2 kills; " in said
-    assert "bit for bit" in said
+    output = capsys.readouterr().out
+    assert "2 kills; " in output
+    assert "bit for bit" in output
     assert not list(tmp_path.glob("prove_resume_*"))

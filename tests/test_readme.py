@@ -1,6 +1,6 @@
-"""Every command of every README runs, on a small corpus with a small model, in their order.
+"""All commands of all READMEs run in order, on a small corpus with a small model.
 
-What a README shows of Python and YAML is used, too, and each path that it names is there.
+So do their Python and YAML, and every path that they name exists.
 """
 
 import ast
@@ -23,29 +23,12 @@ from tests import processes
 from tests.models.pretrained.folders import FRAMES, make_folder
 from tests.runs import ROOT, TINY, make_workplace, rows_of, train_here
 
-FOLDERS = (
-    "",
-    "recipes",
-    "recipes/asr",
-    "hparams",
-    "sbkit/runtime",
-    "sbkit/serve",
-    "sbkit/train",
-    "tools",
-)
-CORPORA = ("AsteriskPrompts", "CommonVoice", "FestvoxRu", "LibriSpeech", "OwnData")
-READMES = tuple(
-    ROOT / folder / "README.md"
-    for folder in (
-        *FOLDERS,
-        "recipes/classification",
-        "recipes/vad",
-        "recipes/codec",
-        "recipes/synthesis",
-        *(f"recipes/{each}" for each in CORPORA),
-    )
-)
-ELSEWHERE = (  # commands that other tests run: how they begin
+RECIPES = ("classification", "vad", "codec", "synthesis")
+RECIPES += ("AsteriskPrompts", "CommonVoice", "FestvoxRu", "LibriSpeech", "OwnData")
+FOLDERS = ("", "recipes", "recipes/asr", "hparams", "sbkit/runtime", "sbkit/serve", "sbkit/train")
+FOLDERS += ("tools", *(f"recipes/{name}" for name in RECIPES))
+READMES = tuple(ROOT / folder / "README.md" for folder in FOLDERS)
+TESTED_ELSEWHERE = (  # the beginnings of commands that other tests run
     *("tools/demo", "tools/test", "tools/launch/one_node.sh", "tools/launch/several_nodes.sh"),
     *(
         "sbatch ",
@@ -67,25 +50,22 @@ ELSEWHERE = (  # commands that other tests run: how they begin
     *("sbkit transcribe --runtime onnx", "sbkit score RUN", "sbkit tune RUN", "sbkit cache"),
     *("sbkit prepare YAML --shards", "sbkit export RUN", "sbkit classify "),
 )
-# What a machine without GPUs and without these corpora puts in place of the README's words.
-HERE = {"--nproc_per_node=8": "--nproc_per_node=2", "--language=fr": "--language=en"}
-HERE |= {"--language=it": "--language=en", "--language=[fr]": "--language=[en]"}
-HERE |= {"results/ctc_pretrained/it/3407": "results/asr_pretrained"}
-HERE |= {"results/codec/en/3407": "results/codec"}
-HERE |= {"results/tts/en/3407": "results/synthesis"}
-HERE |= {"onnx,sherpa-onnx,huggingface": "hub"}  # test_huggingface.py writes those
-# The test's release has one language, so language_id.yaml is to tell another column.
-SMALL = ("--device=cpu", "--language=[en]", "--label=gender", "--d_model=16", "--nhead=2")
-ENGLISH = (*TINY, "--language=en")
-OWN_SIZES = {  # of the YAMLs that lack knobs of ctc.yaml
-    "hparams/language_id.yaml": SMALL,
+# Replacements on a machine without GPUs and without these corpora.
+REPLACED_WORDS = {"--nproc_per_node=8": "--nproc_per_node=2", "--language=fr": "--language=en"}
+REPLACED_WORDS |= {"--language=it": "--language=en", "--language=[fr]": "--language=[en]"}
+REPLACED_WORDS |= {"results/ctc_pretrained/it/3407": "results/asr_pretrained"}
+REPLACED_WORDS |= {"results/codec/en/3407": "results/codec"}
+REPLACED_WORDS |= {"results/tts/en/3407": "results/synthesis"}
+REPLACED_WORDS |= {"onnx,sherpa-onnx,huggingface": "hub"}  # test_huggingface.py writes those
+# The release of the tests has one language, so language_id.yaml classifies another column.
+TINY_CLASSIFIER = ("--device=cpu", "--language=[en]", "--label=gender", "--d_model=16", "--nhead=2")
+TINY_ENGLISH = (*TINY, "--language=en")
+SIZES_BY_YAML = {  # for YAMLs that lack knobs of ctc.yaml
+    "hparams/language_id.yaml": TINY_CLASSIFIER,
     "hparams/codec.yaml": ("--device=cpu", "--d_model=16", "--d_ffn=32"),
     "hparams/tts.yaml": ("--device=cpu", "--d_model=16", "--d_ffn=32", "--d_align=16"),
     "hparams/ctc_pretrained.yaml": (
-        "--device=cpu",
-        "--batch_seconds=6",
-        "--word_lm_order=0",
-        "--token_lm_order=0",
+        *("--device=cpu", "--batch_seconds=6", "--word_lm_order=0", "--token_lm_order=0"),
     ),
 }
 FORMS = ("torchrun --standalone train.py ...", "torchrun --nproc_per_node=8 train.py ...")
@@ -104,7 +84,7 @@ def commands(readme: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def data(asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a small release of Common Voice."""
+    """Write a small release of Common Voice."""
     folder = tmp_path_factory.mktemp("data")
     release = make_workplace(asterisk_english, folder).release
     for table in release.glob("*.tsv"):
@@ -121,7 +101,7 @@ def data(asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 @pytest.fixture(scope="module")
 def workplace(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a folder that looks like a checkout, with recordings and tables in it."""
+    """Write a folder like a checkout, with recordings and tables in it."""
     tmp_path = tmp_path_factory.mktemp("checkout")
     for name in ("train.py", "hparams", "recipes", "sbkit", "tools"):
         (tmp_path / name).symlink_to(ROOT / name)
@@ -137,9 +117,9 @@ def workplace(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             row["path"] = str(clips / row["path"])
         lines = [json.dumps(row) for row in rows]
         (tmp_path / f"{split}.jsonl").write_text("\n".join(lines) + "\n")
-        for suffix, mark in (("csv", ","), ("tsv", "\t")):
+        for suffix, delimiter in (("csv", ","), ("tsv", "\t")):
             with (tmp_path / f"{split}.{suffix}").open("w", newline="") as file:
-                writer = csv.DictWriter(file, list(rows[0]), delimiter=mark)
+                writer = csv.DictWriter(file, list(rows[0]), delimiter=delimiter)
                 writer.writeheader()
                 writer.writerows(rows)
     return tmp_path
@@ -155,29 +135,26 @@ def checkout(workplace: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 
 
 def adapt(command: str, data: Path) -> list[str]:
-    """Make a README command small enough to run here; its words and their order stay."""
-    words = [HERE.get(word, word) for word in shlex.split(command)]
+    """Reduce a README command to the small corpus and model; keep the order of its words."""
+    words = [REPLACED_WORDS.get(word, word) for word in shlex.split(command)]
     words = [re.sub(r"=/data/cv\S+", f"={data / 'release'}", word) for word in words]
     if {"train.py", "check"} & {*words}:
-        own = {word.split("=")[0] for word in words}
-        sizes = next((OWN_SIZES[word] for word in words if word in OWN_SIZES), ENGLISH)
+        present = {word.split("=")[0] for word in words}
+        sizes = next((SIZES_BY_YAML[word] for word in words if word in SIZES_BY_YAML), TINY_ENGLISH)
         options = [*sizes, "--number_of_epochs=1"]
         if "--manifest" not in words:
             options.append(f"--data_folder={data / 'release'}")
         if "hparams/ctc_large.yaml" in words:
             options += ["--vocab_size=45", "--num_decoder_layers=1"]
-        words += [option for option in options if option.split("=")[0] not in own]
+        words += [option for option in options if option.split("=")[0] not in present]
     if words[1] == "tune" and "--word-lm-order" not in words:
-        # The run here has no language models, and an attention decoder that was trained.
+        # The run of the tests has no language models, and a trained attention decoder.
         words += ["--word-lm-order=2", "--no-attention-rescoring"]
     return words
 
 
 def execute(words: list[str]) -> int:
-    """Run a command in this process, which spares its imports, unless it starts several.
-
-    These are forked: how torchrun starts them is for test_run.py and test_launch.py.
-    """
+    """Run a command in this process, which saves its imports, or in forked ranks."""
     if words[0] == "sbkit":
         return sbkit(words[1:])
     start = words.index("train.py")
@@ -187,17 +164,17 @@ def execute(words: list[str]) -> int:
     return train_here(words[start:], Path(os.environ["SBKIT_CACHE"]))
 
 
-def run_commands(readme: Path, data: Path, done: set[frozenset[str]]) -> None:
-    """Run the commands of a README in their order, a training once on all pages."""
+def run_commands(readme: Path, data: Path, executed: set[frozenset[str]]) -> None:
+    """Run the commands of a README in their order; train only once with the same options."""
     for command in filter(None, commands(readme)):
-        if not command.startswith(ELSEWHERE):
+        if not command.startswith(TESTED_ELSEWHERE):
             # `check` notes that a corpus this small does not fill eight GPUs.
             expected = (0, 1) if " check " in command else (0,)
             words = adapt(command, data)
-            what = frozenset(each for each in words if not each.startswith("--output_folder="))
-            if "train.py" in words and what in done:
+            options = frozenset(word for word in words if not word.startswith("--output_folder="))
+            if "train.py" in words and options in executed:
                 continue
-            done.add(what)
+            executed.add(options)
             if "train.py" in words and readme != READMES[0] and "--output_folder" not in command:
                 base = "_pretrained" if "hparams/ctc_pretrained.yaml" in words else ""
                 words.append(f"--output_folder=results/{readme.parent.name}{base}")
@@ -205,16 +182,16 @@ def run_commands(readme: Path, data: Path, done: set[frozenset[str]]) -> None:
 
 
 @pytest.fixture(scope="module")
-def done() -> set[frozenset[str]]:
-    """What was run, each as its words."""
+def executed() -> set[frozenset[str]]:
+    """Return the words of the commands that have run."""
     return set()
 
 
 @pytest.fixture
-def trained(checkout: Path, data: Path, done: set[frozenset[str]]) -> Path:
-    """Run the commands of README.md, whose run and bundle the others take."""
-    if not done:
-        run_commands(READMES[0], data, done)
+def trained(checkout: Path, data: Path, executed: set[frozenset[str]]) -> Path:
+    """Run the commands of README.md, which write the run and the bundle of the others."""
+    if not executed:
+        run_commands(READMES[0], data, executed)
     return checkout
 
 
@@ -224,11 +201,11 @@ def test_commands_run_in_order(
     readme: Path,
     trained: Path,
     data: Path,
-    done: set[frozenset[str]],
+    executed: set[frozenset[str]],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    run_commands(readme, data, done)
-    if readme.parent.name == "inference":
+    run_commands(readme, data, executed)
+    if readme.parent.name == "runtime":
         assert (trained / "subtitles/talk.vtt").read_text("utf-8").startswith("WEBVTT")
         capsys.readouterr()
         exec(blocks(readme.read_text("utf-8"), "python")[0], {})
@@ -261,25 +238,25 @@ def test_parts_recipe_and_noise_of_readme_train(checkout: Path, data: Path) -> N
     folder = f"--data_folder={data / 'release'}"
     (checkout / "deep.yaml").write_text(variant.replace("ctc.yaml", "hparams/ctc.yaml"))
     assert execute(["sbkit", "check", "deep.yaml", folder, *options]) == 0
-    for each in schedules:
-        (checkout / "scheduled.yaml").write_text(yaml.replace(schedule, each))
+    for other_schedule in schedules:
+        (checkout / "scheduled.yaml").write_text(yaml.replace(schedule, other_schedule))
         assert execute(["sbkit", "check", "scheduled.yaml", folder, *options]) == 0
     assert execute(["python", "train.py", "mine.yaml", folder, *options]) == 0
 
 
 def test_pages_show_files_that_tests_train() -> None:
-    here, text = ROOT / "tests/user_parts", (ROOT / "hparams/README.md").read_text("utf-8")
+    folder, text = ROOT / "tests/user_parts", (ROOT / "hparams/README.md").read_text("utf-8")
     before, after = (
         file.read_text("utf-8").splitlines()
-        for file in (ROOT / "hparams/ctc.yaml", here / "encoder.yaml")
+        for file in (ROOT / "hparams/ctc.yaml", folder / "encoder.yaml")
     )
     changes = [*unified_diff(before, after, n=0, lineterm="")][2:]
     assert blocks(text, "diff") == ["".join(f"{x}\n" for x in changes if x[:2] != "@@")]
-    assert blocks(text, "python") == [(here / "my_models.py").read_text("utf-8")]
+    assert blocks(text, "python") == [(folder / "my_models.py").read_text("utf-8")]
     (task,) = blocks((ROOT / "recipes/OWN_TASK.md").read_text("utf-8"), "python")
     assert task in (ROOT / "tests/autoencoder/autoencoder.py").read_text("utf-8")
     assert blocks(READMES[0].read_text("utf-8"), "python") == [
-        (here / "my_recipe.py").read_text("utf-8")
+        (folder / "my_recipe.py").read_text("utf-8")
     ]
 
 
@@ -288,18 +265,14 @@ def test_every_command_is_run_or_names_its_test(readme: Path) -> None:
     text = readme.read_text("utf-8")
     fences = re.findall(r"^```(.*)$", text, re.MULTILINE)
     assert {*fences[::2]} <= {"sh", "yaml", "python", "diff"}
-    known = {*commands(readme), *FORMS}
-    indented = re.findall(r"^ {4}(.+)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.M)
-    inline = re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
-    whole = [each for each in (*indented, *inline) if not re.fullmatch(r"sbkit \w+", each)]
-    named = [each for each in whole if COMMAND.match(each) and " " in each]
-    assert not [each for each in named if each not in known and not each.startswith(ELSEWHERE)]
-    ran = re.compile(r"(torchrun|python)( --\S+)* train\.py hparams/|sbkit \w+ ")
-    assert not [
-        each
-        for each in commands(readme)
-        if each and not each.startswith(ELSEWHERE) and not ran.match(each)
-    ]
+    prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    snippets = re.findall(r"^ {4}(.+)$", prose, re.M) + re.findall(r"`([^`\n]+)`", prose)
+    for command in snippets:
+        if " " in command and COMMAND.match(command) and not re.fullmatch(r"sbkit \w+", command):
+            assert command in {*commands(readme), *FORMS} or command.startswith(TESTED_ELSEWHERE)
+    executable = re.compile(r"(torchrun|python)( --\S+)* train\.py hparams/|sbkit \w+ ")
+    for command in filter(None, commands(readme)):
+        assert executable.match(command) or command.startswith(TESTED_ELSEWHERE)
 
 
 @pytest.mark.parametrize("tool", ["demo", "test", "launch/one_node.sh", "launch/several_nodes.sh"])
@@ -340,5 +313,5 @@ def test_readme_has_every_yaml_key_with_its_default() -> None:
         declared = knobs_of(name) | declared
     assert rows_of_page("README.md") == declared
     plain, pretrained = knobs_of("ctc"), knobs_of("ctc_pretrained")
-    own = {key: value for key, value in pretrained.items() if plain.get(key) != value}
-    assert rows_of_page("ctc_pretrained.md") == own
+    differences = {key: value for key, value in pretrained.items() if plain.get(key) != value}
+    assert rows_of_page("ctc_pretrained.md") == differences

@@ -15,7 +15,7 @@ import pytest
 import soundfile
 
 ROOT = Path(__file__).parents[1]
-LIMIT = 300e6  # bytes; the image has those of Python beside it, some 130 MB
+MAX_INSTALL_BYTES = 300e6  # the image of Python adds some 130 MB
 DOCKERFILE = (ROOT / "tools/serve.Dockerfile").read_text()
 IGNORED = shutil.ignore_patterns("__pycache__")
 HEAVY = ("torch", "speechbrain", "datasets", "tensorboard", "matplotlib")
@@ -44,7 +44,7 @@ def call(*command: object, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def copy_source(folder: Path) -> Path:
-    """Copy what the image is built from, because building leaves folders behind."""
+    """Copy the sources of the image, because building leaves folders behind."""
     (folder / "tools").mkdir(parents=True)
     for line in (ROOT / ".dockerignore").read_text().splitlines():
         name = line.removeprefix("!")
@@ -84,7 +84,7 @@ def test_server_install_transcribes_and_serves_without_torch(
         assert installed.returncode == 0, installed.stderr
     (packages,) = (tmp_path / "server/lib").glob("python*/site-packages")
     size = sum(file.stat().st_size for file in packages.rglob("*") if file.is_file())
-    assert size < LIMIT
+    assert size < MAX_INSTALL_BYTES
     assert not [name for name in HEAVY if (packages / name).exists()]
 
     command = [scripts / "sbkit", "transcribe", exported, tmp_path / "talk.flac"]
@@ -100,7 +100,7 @@ def test_server_install_transcribes_and_serves_without_torch(
 
 
 def serve_without_torch(sbkit: Path, bundle: Path, audio: Path) -> None:
-    """Serve as the image does, and leave when asked."""
+    """Serve with the entry point of the image until SIGTERM."""
     (entry,) = re.findall(r"^ENTRYPOINT (.*)", DOCKERFILE, re.MULTILINE)
     words = [sbkit if word == "sbkit" else word for word in json.loads(entry)]
     words[words.index("0.0.0.0")] = "127.0.0.1"

@@ -1,4 +1,4 @@
-"""Within a step the host never waits for the device, shown on a stand-in for one.
+"""Within a step the host never waits for the device, shown on a pretended accelerator.
 
 `test_gpu.py` shows it on a GPU.
 """
@@ -9,8 +9,8 @@ from tests import processes
 
 
 @pytest.mark.slow(60)
-def test_all_that_a_stand_in_for_a_gpu_shows() -> None:
-    there = "ignore:Module already imported"  # plugins are there, before pytest looks at them
-    command = ["-m", "pytest", "-q", "--show-capture=no", "-W", there, "tests/on_pretended.py"]
-    done = processes.run(command, timeout=500)
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_runs_on_a_pretended_accelerator() -> None:
+    ignored = "ignore:Module already imported"  # plugins, which the fork server imported
+    command = ["-m", "pytest", "-q", "--show-capture=no", "-W", ignored, "tests/on_pretended.py"]
+    process = processes.run(command, timeout=500)
+    assert process.returncode == 0, process.stdout + process.stderr

@@ -12,7 +12,7 @@ from sbkit.data.report import write_data_report
 from sbkit.evaluate.report import write_report
 from sbkit.evaluate.wer import ScoredUtterance
 from sbkit.text.word import Word
-from tests.browser import open_browser, require_quiet, visit
+from tests.browser import assert_no_faults, open_browser, visit
 from tests.data.test_report import make_splits
 from tests.logs.reports import HOSTILE, results, tone, write_example
 
@@ -82,7 +82,7 @@ def test_the_table_is_sorted_filtered_and_saved(
     assert find(browser, "#pair")[0].text == "only hold → told ✕"
     click(browser, "#pair")
     assert len(ids(browser)) == 3
-    require_quiet(browser)
+    assert_no_faults(browser)
 
 
 def test_a_word_is_heard_where_it_is_clicked(browser: Any, tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_a_word_is_heard_where_it_is_clicked(browser: Any, tmp_path: Path) -> No
     assert 1.3 <= seconds < 1.6  # the word is from 1.0 to 1.3 s
     click(browser, ".spoken ins button")  # told
     wait(lambda: 0.2 <= browser.execute_script(position, audio)[0] < 1.0)
-    require_quiet(browser)
+    assert_no_faults(browser)
 
 
 def test_what_is_hostile_stays_text(browser: Any, tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_what_is_hostile_stays_text(browser: Any, tmp_path: Path) -> None:
     assert HOSTILE in ids(browser)
     assert len(find(browser, "script")) == 2
     assert find(browser, "img:not(#curves *), iframe, b script, #table script") == []
-    require_quiet(browser)
+    assert_no_faults(browser)
     assert (
         browser.execute_async_script(
             "fetch('https://example.org/').then(arguments[0], () => arguments[0]('refused'))"
@@ -148,7 +148,7 @@ def test_without_words_characters_are_shown(browser: Any, tmp_path: Path, downlo
     lane = wait(lambda: find(browser, ".lane button"))
     assert [each.text for each in lane] == ["今气", "好"]
     assert ["error" in str(each.get_attribute("class")) for each in lane] == [True, False]
-    require_quiet(browser)
+    assert_no_faults(browser)
 
 
 @pytest.mark.parametrize("width", [1200, 390])
@@ -161,10 +161,10 @@ def test_the_pages_fit_a_window(browser: Any, tmp_path: Path, width: int) -> Non
     ]
     click(browser, "#table .open")
     wait(lambda: len(find(browser, ".lane")) == 2)
-    require_quiet(browser)
+    assert_no_faults(browser)
     _, page = write_data_report(make_splits(tmp_path), tmp_path, sample_rate=16_000, language="en")
     visit(browser, page, width=width)
     (audio,) = find(browser, "audio")
     browser.execute_script("arguments[0].load()", audio)
     assert wait(lambda: browser.execute_script("return arguments[0].duration", audio)) > 8
-    require_quiet(browser)
+    assert_no_faults(browser)

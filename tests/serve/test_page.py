@@ -10,7 +10,7 @@ import soundfile
 from selenium.webdriver.common.keys import Keys
 
 from sbkit.audio.resample import resample_by_numpy
-from tests.browser import open_browser, require_quiet, visit
+from tests.browser import assert_no_faults, open_browser, visit
 from tests.logs.test_report_in_browser import find, wait
 from tests.runtime.tones import silence, speak, tone_bundle
 from tests.serve.server import Served, Tones, ToneSpeaker, served
@@ -97,7 +97,7 @@ def test_page_transcribes_the_microphone(browser: Any, live: Served) -> None:
     assert text_of(browser) == [*TEXTS]
     find(browser, "#text .word")[5].click()  # over
     wait(lambda: find(browser, ".word.now"))
-    require_quiet(browser, live.url)
+    assert_no_faults(browser, live.url)
 
 
 def test_page_transcribes_a_file_with_a_whole_clip_model(
@@ -127,7 +127,7 @@ def test_page_transcribes_a_file_with_a_whole_clip_model(
     browser.switch_to.active_element.send_keys(Keys.ENTER)
     wait(lambda: browser.execute_script("return player.currentTime") > 1.2)  # brown
     browser.get_log("browser")  # of the answer 401
-    require_quiet(browser, clip_server.url)
+    assert_no_faults(browser, clip_server.url)
 
 
 def test_page_plays_a_voice(browser: Any, clip_server: Served) -> None:
@@ -140,7 +140,7 @@ def test_page_plays_a_voice(browser: Any, clip_server: Served) -> None:
     find(browser, "#speak")[0].click()
     wait(lambda: "must have letters alone" in find(browser, "#error")[0].text)
     browser.get_log("browser")  # of the answer 400
-    require_quiet(browser, "")
+    assert_no_faults(browser, "")
 
 
 def test_page_ends_a_whole_clip_turn_with_the_recording(browser: Any, clip_server: Served) -> None:
@@ -150,4 +150,4 @@ def test_page_ends_a_whole_clip_turn_with_the_recording(browser: Any, clip_serve
     record.click()
     wait(lambda: words(browser)[:4] == TEXTS[0].split())
     wait(lambda: clip_server.state.sessions == 0)
-    require_quiet(browser, clip_server.url)
+    assert_no_faults(browser, clip_server.url)
