@@ -34,10 +34,10 @@ from sbkit.data.sampler import Example, MicroBatch, split_batch, to_percents
 from sbkit.data.splits import sample_counts
 from sbkit.distributed.ranks import gather_over_ranks, main_rank_first, single_rank, world_size
 from sbkit.logs.handlers import quiet
+from sbkit.train.brain import training_loss
 from sbkit.train.nonfinite import explained_memory
 from sbkit.train.recipe import Recipe
 from sbkit.train.run import Run
-from sbkit.train.step import training_loss
 
 logger = logging.getLogger(__name__)
 

@@ -29,9 +29,9 @@ from sbkit.config.document import Keys, dotted
 from sbkit.data.batch import Batch, TextBatch
 from sbkit.logs.handlers import quiet
 from sbkit.models.asr import Predictions
-from sbkit.train.brain import Brain
+from sbkit.train.brain import Brain, training_loss
 from sbkit.train.nonfinite import ids_of
-from sbkit.train.step import as_loss, training_loss
+from sbkit.train.step import as_loss
 
 MAX_ROWS = 32  # read to find the shortest utterance, and one that is LENGTH_RATIO as long
 LENGTH_RATIO = 4.0  # so that a layer that starts in the padding is far from the end

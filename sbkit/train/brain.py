@@ -1,4 +1,4 @@
-"""The training loop: SpeechBrain's Brain with its hooks, exact where that is not.
+"""The training loop: SpeechBrain's Brain with its hooks, and with exact steps.
 
 A recipe overrides `compute_forward` and `compute_objectives`, and as much of `on_stage_start`,
 `on_stage_end` and `on_fit_batch_start` as it needs. `compute_objectives` returns a `Loss` of sums
@@ -12,8 +12,9 @@ import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import speechbrain as sb
 import torch
@@ -21,6 +22,7 @@ import torch.distributed as dist
 import yaml
 from speechbrain import Stage
 from speechbrain.dataio.dataloader import LoopedLoader
+from speechbrain.utils.checkpoints import Checkpointer as SpeechBrainCheckpointer
 from speechbrain.utils.checkpoints import mark_as_loader, mark_as_saver, register_checkpoint_hooks
 from speechbrain.utils.run_opts import RunOptions
 from torch import nn
@@ -43,6 +45,7 @@ from sbkit.logs.metric import LOSS, best_key
 from sbkit.logs.progress import Progress, progress_bar
 from sbkit.models.compiling import compile_blocks
 from sbkit.models.loss import Loss
+from sbkit.train.ddp import Objective
 from sbkit.train.evaluation import (
     EvaluationHooks,
     Evaluator,
@@ -53,7 +56,13 @@ from sbkit.train.evaluation import (
 from sbkit.train.metrics import NO_TOTALS, MetricTotals, TrainingMetrics, profiled
 from sbkit.train.model_state import ComputeFeatures, agree_on_buffers, measure_features
 from sbkit.train.nonfinite import explained_memory, ids_of
-from sbkit.train.optimizers import Freezing, make_optimizers, named_parameters, with_lr_scale
+from sbkit.train.optimizers import (
+    Freezing,
+    OptimizerClass,
+    make_optimizers,
+    named_parameters,
+    with_lr_scale,
+)
 from sbkit.train.schedule import (
     Validation,
     length_of,
@@ -67,6 +76,11 @@ from sbkit.train.stopping import BEST_EPOCH, SaveOrLeave, first_best_epoch, stop
 from sbkit.train.watchdog import NullWatchdog, Watchdog
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Batches = Iterable[Any]  # a loader
+SplitLoaders = Mapping[str, Batches]  # loaders by the name of their split
+Options = Mapping[str, Any] | None  # of a DataLoader
 
 STALL_SECONDS = 120.0
 COUNTERS = ("step", "optimizer_step", "nonfinite_count")
@@ -82,7 +96,7 @@ PHASES = {  # of a run, as the progress bar calls them
 
 @register_checkpoint_hooks
 class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
-    """Train and evaluate what a recipe defines; takes the arguments of SpeechBrain's Brain.
+    """Train and evaluate a recipe's model; takes the arguments of SpeechBrain's Brain.
 
     `device` may be a string or a torch.device; only its type reaches autocast and GradScaler.
 
@@ -91,10 +105,12 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         training_step: adds up gradients and updates the weights.
         training_metrics: loss and speed of the run so far.
         evaluator: keeps and measures the results of evaluated splits.
-        save_or_leave: saves within an epoch, and leaves when the run is asked to stop.
-        signals, watchdog: what asks the run to stop, and what ends a run that hangs.
+        save_or_leave: saves within an epoch, and ends the run after a signal.
+        signals, watchdog: note a request to stop, and end a run that hangs.
         epoch_share: how much of the current epoch lies before the current step.
-        step, optimizer_step: micro-batches of the epoch, and steps of the run, so far.
+        step: micro-batches of the current epoch or evaluation so far, which sets it to 0 at its
+            end. A resumed epoch begins where it was saved.
+        optimizer_step: steps of the run so far.
         nonfinite_count: steps of the epoch that were skipped as bad, as far as they were read.
         num_averaged: the number of checkpoints whose mean is tested.
 
@@ -115,10 +131,10 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
     def __init__(
         self,
         modules: dict[str, nn.Module] | None = None,
-        opt_class: Any = None,
-        hparams: dict[str, Any] | None = None,
-        run_opts: Any = None,
-        checkpointer: Any = None,
+        opt_class: OptimizerClass | None = None,
+        hparams: Mapping[str, object] | None = None,
+        run_opts: RunOptions | Mapping[str, object] | None = None,
+        checkpointer: SpeechBrainCheckpointer | None = None,
     ) -> None:
         """Make the modules, the step and the evaluation.
 
@@ -183,14 +199,14 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         """Stand before the first step of a run."""
         self.step, self.optimizer_step, self.nonfinite_count = 0, 0, 0
         self.epoch_share = 0.0
-        self._is_last = False  # micro-batch of its epoch
+        self._is_last = False  # whether the micro-batch is the last of its epoch
         self._is_planned = False  # whether sbkit's sampler plans the epoch
-        self._is_profiled = rank() == 0 and self._hparam("profile", False)  # the first epoch
-        self._resume_rng: State | None = None  # of the checkpoint, until it is restored
-        self._saved_accumulation: int | None = None  # of the checkpoint, until it is used
+        self._profiles_next_epoch = rank() == 0 and self._hparam("profile", False)
+        self._saved_random: State | None = None  # from a checkpoint, until it is restored
+        self._saved_accumulation: int | None = None  # from a checkpoint, until it is used
         self._keeps_counters = False  # while an earlier checkpoint is loaded
-        self._steps_of_epoch = 0
-        self._valid_set: Mapping[str, Any] = {}  # of the last fit
+        self._epoch_micro_batches = 0  # that the last epoch trained on
+        self._valid_set: SplitLoaders = {}  # of the last fit
 
     @property
     def inactive(self) -> tuple[nn.Module, ...]:
@@ -203,7 +219,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         folder = self._hparam("output_folder", None)
         return None if folder is None else Path(folder)
 
-    def _hparam(self, name: str, default: Any) -> Any:
+    def _hparam(self, name: str, default: object) -> Any:
         return getattr(getattr(self, "hparams", None), name, default)
 
     # -- the run ------------------------------------------------------------------------------
@@ -211,11 +227,11 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
     def fit(
         self,
         epoch_counter: Iterable[int],
-        train_set: Any,
-        valid_set: Any = None,
+        train_set: object,
+        valid_set: object = None,
         progressbar: bool | None = None,
-        train_loader_kwargs: dict[str, Any] | None = None,
-        valid_loader_kwargs: dict[str, Any] | None = None,
+        train_loader_kwargs: Options = None,
+        valid_loader_kwargs: Options = None,
     ) -> None:
         """Train and validate epoch after epoch, from wherever the last checkpoint stands.
 
@@ -223,58 +239,64 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         """
         if self.test_only:
             return
-        train_set = self._loaders(train_set, Stage.TRAIN, train_loader_kwargs)["train"]
+        loader = self._loaders(train_set, Stage.TRAIN, train_loader_kwargs)["train"]
+        valid_loaders = None
         if valid_set is not None:
-            valid_set = self._valid_set = self._loaders(valid_set, Stage.VALID, valid_loader_kwargs)
-        enable = not self.noprogressbar if progressbar is None else progressbar
+            valid_loaders = self._loaders(valid_set, Stage.VALID, valid_loader_kwargs)
+            self._valid_set = valid_loaders
+        show_progress = not self.noprogressbar if progressbar is None else progressbar
         try:
             with self._watch() as self.watchdog:
                 if isinstance(self.checkpointer, Checkpointer):
                     self.checkpointer.claim()
-                self.on_fit_start()  # asked to stop in it, a run leaves at once: nothing is trained
+                self.on_fit_start()  # a signal ends it at once: nothing is trained yet
                 if self.step == 0:
-                    self._resume_random()
-                self._open_metrics(epoch_counter, train_set)
+                    self._restore_random()
+                self._open_metrics(epoch_counter, loader)
                 with self.signals:
-                    self._fit_epochs(epoch_counter, train_set, valid_set, enable)
+                    self._fit_epochs(epoch_counter, loader, valid_loaders, show_progress)
         finally:
             self.training_metrics.close()
             self._unwrap_distributed()
 
     def _fit_epochs(
-        self, epoch_counter: Iterable[int], train_set: Any, valid_set: Any, enable: bool
+        self,
+        epoch_counter: Iterable[int],
+        train_set: Batches,
+        valid_set: SplitLoaders | None,
+        show_progress: bool,
     ) -> None:
         patience, metric = self._hparam("early_stopping", 0), best_key(self.evaluator.metrics).name
         for epoch in epoch_counter:
             if self.step == 0 and stops_early(self.checkpointer, patience, metric=metric):
                 break
-            self._fit_train(train_set, epoch, enable)
-            self._fit_valid(valid_set, epoch, enable)
+            self._fit_train(train_set, epoch, show_progress)
+            self._fit_valid(valid_set, epoch, show_progress)
             is_debugged = self.debug and 0 < self.debug_epochs <= epoch
             if self._optimizer_step_limit_exceeded or is_debugged:
                 break
 
     def evaluate(
         self,
-        test_set: Any,
+        test_set: object,
         max_key: str | None = None,
         min_key: str | None = None,
         progressbar: bool | None = None,
-        test_loader_kwargs: dict[str, Any] | None = None,
+        test_loader_kwargs: Options = None,
     ) -> float:
         """Load the best checkpoint, evaluate one set or several by name, and return the mean loss.
 
         Without a key, the checkpoints name the figure that ranks them.
         """
-        test_set = self._loaders(test_set, Stage.TEST, test_loader_kwargs)
+        loaders = self._loaders(test_set, Stage.TEST, test_loader_kwargs)
         has_key = max_key is not None or min_key is not None
         keys = {"max_key": max_key, "min_key": min_key} if has_key else self._best_keys()
         self.on_evaluate_start(**keys)
         with self.signals, self._watch() as self.watchdog:
-            return self._evaluate_stage(test_set, Stage.TEST, None)
+            return self._evaluate_stage(loaders, Stage.TEST, None)
 
-    def load_best(self, valid_set: Any) -> None:
-        """Load what a test would be run with, without training or testing anything."""
+    def load_best(self, valid_set: object) -> None:
+        """Load the weights that a test would run with, without training or testing anything."""
         self._valid_set = self._loaders(valid_set, Stage.VALID, None)
         with self._watch() as self.watchdog:
             self.on_evaluate_start(**self._best_keys())
@@ -308,11 +330,16 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
 
     # -- an epoch -----------------------------------------------------------------------------
 
-    def _fit_train(self, train_set: Any, epoch: int, enable: bool) -> None:
+    def _fit_train(self, train_set: Batches, epoch: int, show_progress: bool) -> None:
         self.on_stage_start(Stage.TRAIN, epoch)
-        self._start_epoch(train_set, epoch)
+        self._start_epoch(epoch)
+        self._resume_position(train_set, epoch)
+        self._share_step()
+        batches = iter(train_set)
+        self._restore_random()  # the loader draws when its iterator is made, before the saved state
         count, log_every = length_of(train_set), self._hparam("log_every", STEPS_BETWEEN_LOGS)
-        for batch, is_last in self._training_batches(train_set, count):
+        marked = mark_last(batches, count=count, done=self.step)
+        for batch, is_last in self._profile(self.training_metrics.meter.timed(marked)):
             if self._optimizer_step_limit_exceeded:
                 break
             self.epoch_share = share_of_steps(self.step, count, self.grad_accumulation_factor)
@@ -322,37 +349,35 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
             objective = self.fit_batch(batch)
             seconds = batch.seconds if isinstance(batch, Batch) else 0.0
             self.training_metrics.meter.add(as_loss(objective), seconds)
-            if has_stepped := self.optimizer_step > steps_before:
+            if self.optimizer_step > steps_before:
                 self._freeze_parts()
-            if has_stepped and self.optimizer_step % log_every == 0:
-                self._log_step(epoch, live=enable)
+                if self.optimizer_step % log_every == 0:
+                    self._log_step(epoch, live=show_progress)
             if self.debug and self.step >= self.debug_batches:
                 break
-            if self.should_step:
-                self.save_or_leave.after_step(self.optimizer_step, is_last=is_last)
+            self.save_or_leave.after_micro_batch(
+                self.optimizer_step, ends_step=self.should_step, is_last=is_last
+            )
             self.watchdog.ping("data", self.optimizer_step)
         self._read_metrics()
         self.zero_grad(set_to_none=True)
-        self._steps_of_epoch = self.step
+        self._epoch_micro_batches = self.step
         self.training_metrics.end_epoch()
         self.on_stage_end(Stage.TRAIN, self.training_metrics.so_far.loss, epoch)
         self.avg_train_loss, self.step = 0.0, 0
 
-    def _start_epoch(self, train_set: Any, epoch: int) -> None:
-        self.training_step.discard()
+    def _start_epoch(self, epoch: int) -> None:
+        self.training_step.start_epoch(epoch)
         self.training_metrics.start_epoch(afresh=self.step == 0)
         if self.step == 0:
             self.nonfinite_count = 0
-        self.training_step.train_mode()
         self._freeze_parts()
         self.zero_grad(set_to_none=True)
-        self._set_epoch(train_set, epoch)
 
-    def _set_epoch(self, train_set: Any, epoch: int) -> None:
-        """Set on the sampler the epoch and, after a resume, where in it the run stands."""
+    def _resume_position(self, train_set: Batches, epoch: int) -> None:
+        """Tell the sampler the epoch and, after a resume, where in it the run stands."""
         sampler = getattr(train_set, "batch_sampler", None)
         self._is_planned = isinstance(sampler, TrainSampler)
-        self.training_step.nonfinite.epoch = epoch
         if isinstance(sampler, TrainSampler):
             if self._saved_accumulation is not None:  # other micro-batches of the same steps
                 steps = self.step // self._saved_accumulation
@@ -362,26 +387,22 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
             self.train_sampler.set_epoch(epoch)
         self._saved_accumulation = None
 
-    def _training_batches(self, train_set: Any, count: int | None) -> Iterator[tuple[Any, bool]]:
-        """Return the batches that are left of an epoch, each with whether it is the last."""
-        self._share_step()
-        batches = iter(train_set)
-        self._resume_random()  # the loader draws when its iterator is made, before the saved state
-        marked = mark_last(batches, count=count, done=self.step)
-        timed = self.training_metrics.meter.timed(marked)
-        if self._is_profiled and self.run_folder is not None:
-            timed, self._is_profiled = profiled(timed, self.run_folder, self.device), False
-        return timed
+    def _profile(self, batches: Iterator[T]) -> Iterator[T]:
+        """Profile the first epoch of the run, if `profile` is set."""
+        if not self._profiles_next_epoch or self.run_folder is None:
+            return batches
+        self._profiles_next_epoch = False
+        return profiled(batches, self.run_folder, self.device)
 
     def _freeze_parts(self) -> None:
-        """Freeze and unfreeze for the coming step; the ranks then share what learns in it."""
+        """Freeze and unfreeze for the coming step; the ranks then share what is not frozen."""
         if self.training_step.freezing.advance(self.optimizer_step):
             self.training_step.train_mode()
             self.training_step.ddp.renew(self.inactive)
 
     # -- a step -------------------------------------------------------------------------------
 
-    def fit_batch(self, batch: Any) -> Any:
+    def fit_batch(self, batch: Any) -> Objective:
         """Add one micro-batch's gradient, and step when the global batch is complete.
 
         Returns what `compute_objectives` returned, without its graph. A recipe may override this;
@@ -526,7 +547,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         return type(self).fit_batch is not Brain.fit_batch
 
     def no_sync(self, use: bool = True) -> AbstractContextManager[None]:
-        """Leave gradients on this rank while a batch is still being accumulated."""
+        """Leave gradients on this rank while the step still waits for micro-batches."""
         if use and self.training_step.ddp.is_shared:
             return self.training_step.ddp.no_sync()
         context: AbstractContextManager[None] = super().no_sync(use)
@@ -534,27 +555,27 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
 
     # -- evaluation ---------------------------------------------------------------------------
 
-    def _fit_valid(self, valid_set: Any, epoch: int, enable: bool) -> None:
+    def _fit_valid(self, valid_set: SplitLoaders | None, epoch: int, show_progress: bool) -> None:
         """Validate. A recipe may override this to validate less often; hence the arguments."""
         if valid_set is not None:
             self._evaluate_stage(valid_set, Stage.VALID, epoch)
 
-    def _evaluate_stage(self, loaders: Mapping[str, Any], stage: Stage, epoch: int | None) -> float:
+    def _evaluate_stage(self, loaders: SplitLoaders, stage: Stage, epoch: int | None) -> float:
         self.on_stage_start(stage, epoch)
         losses = self.evaluate_splits(loaders, stage, phase=stage.name.lower())
-        steps, self.step = self.step, 0
         if any(gather_over_ranks(self.signals.received is not None)):
-            self._leave_evaluation(stage)
+            if stage is Stage.VALID:  # save the end of the epoch: a resumed run validates again
+                self.step = self._epoch_micro_batches
+                self.save_or_leave.save()
+            self.save_or_leave.leave(self.optimizer_step)
         mean = mean_over_ranks(losses)
-        self.step = steps if stage is Stage.TEST else 0  # as in SpeechBrain
+        self.step = len(losses) if stage is Stage.TEST else 0  # as in SpeechBrain
         self.on_stage_end(stage, mean, epoch)
         self.step = 0
         return mean
 
     @torch.no_grad()
-    def evaluate_splits(
-        self, loaders: Mapping[str, Any], stage: Stage, *, phase: str
-    ) -> list[Loss]:
+    def evaluate_splits(self, loaders: SplitLoaders, stage: Stage, *, phase: str) -> list[Loss]:
         """Return the loss of every batch, and leave the results of each split in the evaluator.
 
         After a signal no more batches are evaluated. ``phase`` is for the watchdog.
@@ -564,21 +585,26 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         self.training_step.moving_average.apply()
         agree_on_buffers(self.modules)
         losses: list[Loss] = []
+        for batch in self._evaluated_batches(loaders, phase):
+            self.step += 1
+            with explained_memory(batch, "eval_batch_seconds"):
+                loss = as_loss(self.evaluate_batch(batch, stage))
+            losses.append(loss)
+            if not type(self).metrics:
+                pairs = zip(loss.sums.tolist(), loss.counts.tolist(), strict=True)
+                self.evaluator.add(pairs)
+        self.step = 0
+        return losses
+
+    def _evaluated_batches(self, loaders: SplitLoaders, phase: str) -> Iterator[Any]:
+        """Yield the batches of all splits until a signal comes; few of each with `debug`."""
         for split, loader in loaders.items():
             self.evaluator.enter(split)
-            for batch in self.watched(loader, phase):
+            limit = max(self.debug_batches, 1) if self.debug else None
+            for batch in islice(self.watched(loader, phase), limit):
                 if self.signals.received:
-                    return losses
-                self.step += 1
-                with explained_memory(batch, "eval_batch_seconds"):
-                    loss = as_loss(self.evaluate_batch(batch, stage))
-                losses.append(loss)
-                if not type(self).metrics:
-                    pairs = zip(loss.sums.tolist(), loss.counts.tolist(), strict=True)
-                    self.evaluator.add(pairs)
-                if self.debug and self.step >= self.debug_batches:
-                    break
-        return losses
+                    return
+                yield batch
 
     @torch.no_grad()
     def evaluate_batch(self, batch: Any, stage: Stage) -> Any:
@@ -597,7 +623,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
             )
         return (as_loss(objective) if isinstance(objective, Mapping) else objective).detach().cpu()
 
-    def watched(self, batches: Iterable[Any], phase: str) -> Iterator[Any]:
+    def watched(self, batches: Iterable[T], phase: str) -> Iterator[T]:
         """Yield batches outside the training loop; show the progress, and ping the watchdog."""
         quiet, title = self.noprogressbar, PHASES.get(phase, phase)
         with progress_bar(title, length_of(batches), quiet=quiet) as advance:
@@ -607,7 +633,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
                 advance(1)
 
     def start_validation(self) -> None:
-        """Begin to read the validation sets once more, in the epoch that was the last."""
+        """Begin another pass over the validation sets, in the last epoch."""
         epochs = self._hparam("epoch_counter", None)
         self.on_stage_start(Stage.VALID, getattr(epochs, "current", None))
 
@@ -679,13 +705,6 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
             report_by=self._hparam("report_by", []),
         )
 
-    def _leave_evaluation(self, stage: Stage) -> None:
-        """Leave without the figures; a resumed run validates again."""
-        if stage is Stage.VALID:
-            self.step = self._steps_of_epoch
-            self.save_or_leave.save()
-        self.save_or_leave.leave(self.optimizer_step)
-
     # -- logs ---------------------------------------------------------------------------------
 
     def _log_step(self, epoch: int, *, live: bool) -> None:
@@ -701,7 +720,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         self.avg_train_loss = self.training_metrics.so_far.loss
         return reading
 
-    def _open_metrics(self, epochs: Any, train_set: Any) -> None:
+    def _open_metrics(self, epochs: Iterable[int], train_set: Batches) -> None:
         total = getattr(epochs, "limit", None) or length_of(epochs) or 0
         steps = -(-(length_of(train_set) or 0) // self.grad_accumulation_factor)
         metrics, epoch = type(self).metrics, getattr(epochs, "current", 0) + (self.step > 0)
@@ -723,7 +742,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
             return NullWatchdog()
         return Watchdog(folder, stall_seconds=seconds)
 
-    def _loaders(self, data: Any, stage: Stage, options: dict[str, Any] | None) -> dict[str, Any]:
+    def _loaders(self, data: object, stage: Stage, options: Options) -> dict[str, Batches]:
         """Return the loader of each split by its name; an unnamed set is named after the stage."""
         by_name = data if isinstance(data, Mapping) else {stage.name.lower(): data}
         in_checkpoints = {} if stage is Stage.TRAIN else {"ckpt_prefix": None}
@@ -737,7 +756,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
     # -- checkpoints --------------------------------------------------------------------------
 
     def _save_intra_epoch_ckpt(self) -> None:
-        """Save, also what was not read from the device yet."""
+        """Save, including the losses that were not read from the device yet."""
         self.watchdog.ping("checkpoint", self.optimizer_step)
         agree_on_buffers(self.modules)  # the file has the buffers of one rank
         self._read_skipped()
@@ -764,14 +783,21 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         for name in COUNTERS:
             setattr(self, name, int(state.get(name, getattr(self, name))))
         self.training_metrics.restore(state)
-        self._resume_rng = state.get("random")
+        self._saved_random = state.get("random")
         self._saved_accumulation = state.get("accumulation")
 
-    def _resume_random(self) -> None:
+    def _restore_random(self) -> None:
         """Continue the random numbers from where the run was saved."""
-        if self._resume_rng is not None:
-            restore_random_state(self._resume_rng, self.device)
-            self._resume_rng = None
+        if self._saved_random is not None:
+            restore_random_state(self._saved_random, self.device)
+            self._saved_random = None
+
+
+def training_loss(brain: Brain, batch: object) -> Loss:
+    """Compute the loss of a batch as in training, but on this process only."""
+    with brain.training_ctx:
+        outputs = brain.compute_forward(batch, Stage.TRAIN)
+        return as_loss(brain.compute_objectives(outputs, batch, Stage.TRAIN))
 
 
 # ---- SpeechBrain's run options and hooks: which take effect, and which are refused
@@ -799,7 +825,9 @@ HOOKS_UNCALLED_BY_STEP = dict.fromkeys(  # unless the recipe's own `fit_batch` c
 PLAIN_TYPES = (bool, int, float, str, list)  # an object belongs to the recipe
 
 
-def read_run_options(hparams: Mapping[str, Any], run_opts: Any) -> dict[str, Any]:
+def read_run_options(
+    hparams: Mapping[str, object], run_opts: RunOptions | Mapping[str, object] | None
+) -> dict[str, Any]:
     """Collect the declared run options; ``run_opts`` take precedence.
 
     Raises ConfigError for one that has no effect here, and for a number out of its range.

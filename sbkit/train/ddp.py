@@ -1,21 +1,24 @@
 """How ranks share one training step: one DistributedDataParallel over forward and loss together."""
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from speechbrain import Stage
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from sbkit.base.errors import ConfigError
 from sbkit.base.messages import listed
 from sbkit.distributed.ranks import from_main_rank
+from sbkit.models.loss import Loss
 
-Forward = Callable[[Any, Stage], Any]
-Objective = Callable[[Any, Any, Stage], Any]
+# What `compute_objectives` returns: sums and counts or a mean, or one of them for each optimizer
+Objective = Loss | Tensor | Mapping[str, Loss | Tensor]
+Forward = Callable[[object, Stage], object]
+ComputeLoss = Callable[[object, object, Stage], Objective]
 
 
 class ForwardLoss(nn.Module):
@@ -25,16 +28,15 @@ class ForwardLoss(nn.Module):
     the loss is returned, because DDP waits for every gradient that an output depends on.
     """
 
-    def __init__(self, *, modules: nn.Module, forward: Forward, objectives: Objective) -> None:
+    def __init__(self, modules: nn.Module, forward: Forward, compute_loss: ComputeLoss) -> None:
         super().__init__()
         self.parts = modules
-        self.outputs: Any = None  # the recipe's predictions of the last batch
-        self._forward, self._objectives = forward, objectives
+        self.outputs: object = None  # the recipe's predictions for the last batch
+        self._forward, self._compute_loss = forward, compute_loss
 
-    def forward(self, batch: Any) -> Any:
-        """Return the recipe's loss."""
+    def forward(self, batch: object) -> Objective:
         self.outputs = self._forward(batch, Stage.TRAIN)
-        return self._objectives(self.outputs, batch, Stage.TRAIN)
+        return self._compute_loss(self.outputs, batch, Stage.TRAIN)
 
 
 class DdpStep:
@@ -49,7 +51,7 @@ class DdpStep:
         self._graph, self._device, self._find_unused = graph, device, find_unused
         self._wrapped: DistributedDataParallel | None = None
 
-    def __call__(self, batch: Any) -> tuple[Any, Any]:
+    def __call__(self, batch: object) -> tuple[object, Objective]:
         """Return the recipe's predictions and its loss."""
         objective = (self._wrapped or self._graph)(batch)
         outputs, self._graph.outputs = self._graph.outputs, None
@@ -57,7 +59,7 @@ class DdpStep:
 
     @property
     def is_shared(self) -> bool:
-        """Return whether gradients are added up over the ranks."""
+        """Whether gradients are added up over the ranks."""
         return self._wrapped is not None
 
     def share(self, inactive: Iterable[nn.Module] = ()) -> None:
@@ -72,8 +74,8 @@ class DdpStep:
                 from_main_rank(tensor)
         # A depthwise convolution has a gradient of another stride over an axis of size one.
         warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
-        silenced: Any = _Silenced
-        silenced.apply(self._with_reducer(nn.Linear(1, 1, device=self._device)), self._device)
+        apply: Callable[..., object] = _Silenced.apply
+        apply(self._with_reducer(nn.Linear(1, 1, device=self._device)), self._device)
         self._wrap(inactive)
 
     def renew(self, inactive: Iterable[nn.Module] = ()) -> None:
@@ -121,7 +123,7 @@ class DdpStep:
         self._wrapped = None
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Leave gradients on this rank while a batch is still being accumulated."""
+        """Leave gradients on this rank while the step still waits for micro-batches."""
         return self._wrapped.no_sync() if self._wrapped else nullcontext()
 
 
@@ -132,7 +134,7 @@ class _Silenced(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, module: DistributedDataParallel, device: torch.device) -> None:
+    def forward(ctx: object, module: DistributedDataParallel, device: torch.device) -> None:
         warnings.filterwarnings("ignore", "find_unused_parameters=True was specified")
         with torch.enable_grad():
             module(torch.ones(1, 1, device=device))

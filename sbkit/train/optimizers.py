@@ -40,6 +40,7 @@ from sbkit.config.ranges import Range
 from sbkit.train.schedule import SPEECHBRAIN_SCHEDULERS
 
 Groups = Iterable[nn.Parameter] | Sequence[dict[str, Any]]
+OptimizerClass = Callable[[Groups], Optimizer]
 Named = Mapping[str, nn.Parameter]
 
 RATE_FACTOR = Range(advice="Pass 1 for the rate of the run.")
@@ -117,9 +118,7 @@ def is_at(name: str, path: str) -> bool:
     return fnmatchcase(name, path) or fnmatchcase(name, f"{path}.*")
 
 
-def with_lr_scale(
-    opt_class: Callable[[Groups], Any], hparams: Mapping[str, Any]
-) -> Callable[[Groups], Any]:
+def with_lr_scale(opt_class: OptimizerClass, hparams: Mapping[str, object]) -> OptimizerClass:
     """Return ``opt_class`` with a scaled rate for each group, in its `lr_scale`.
 
     Given groups, such as the one without weight decay, are split, and keep their settings. A
@@ -136,7 +135,7 @@ def with_lr_scale(
                 "so that sbkit steps it, or use a scheduler of torch's."
             )
 
-    def make(groups: Groups) -> Any:
+    def make(groups: Groups) -> Optimizer:
         optimizer = opt_class(list(split_groups(groups, scale_of)))
         for group in optimizer.param_groups:
             group["lr"] *= group.setdefault("lr_scale", 1.0)

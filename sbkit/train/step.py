@@ -1,4 +1,4 @@
-"""One training step, from a micro-batch to new weights, in the order in which it happens.
+"""One training step, from a micro-batch to new weights.
 
     forward and loss -> backward -> (once the global batch is complete:) divide by the labels of all
     ranks -> unscale and clip -> step, unless a loss or a gradient is not finite
@@ -11,10 +11,8 @@ whether a step was skipped is read now and then.
 from collections.abc import Collection, Iterable, Mapping
 from functools import reduce
 from pathlib import Path
-from typing import Any
 
 import torch
-from speechbrain import Stage
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
@@ -23,7 +21,7 @@ from sbkit.base.errors import ConfigError
 from sbkit.base.torch_internals import multiply_gradients
 from sbkit.distributed.ranks import sum_over_ranks, world_size
 from sbkit.models.loss import Loss
-from sbkit.train.ddp import DdpStep, Forward, ForwardLoss, Objective
+from sbkit.train.ddp import ComputeLoss, DdpStep, Forward, ForwardLoss, Objective
 from sbkit.train.model_state import MovingAverage, RunningStatistics
 from sbkit.train.nonfinite import NonFiniteRecorder
 from sbkit.train.optimizers import Freezing, clip, parameters_with_gradient, step_unless
@@ -45,7 +43,7 @@ class TrainingStep:
         self,
         modules: nn.Module,
         forward: Forward,
-        objectives: Objective,
+        compute_loss: ComputeLoss,
         *,
         device: torch.device,
         freezing: Freezing,
@@ -58,7 +56,7 @@ class TrainingStep:
         Args:
             modules: all that may learn.
             forward: the recipe's `compute_forward`.
-            objectives: the recipe's `compute_objectives`.
+            compute_loss: the recipe's `compute_objectives`.
             device: the device of the modules.
             freezing: which parameters do not learn.
             find_unused: whether a rank may leave a parameter out of a step.
@@ -67,7 +65,7 @@ class TrainingStep:
         """
         self._modules = modules
         self.freezing = freezing
-        graph = ForwardLoss(modules=modules, forward=forward, objectives=objectives)
+        graph = ForwardLoss(modules, forward, compute_loss)
         self.ddp = DdpStep(graph, device, find_unused=find_unused)
         self.moving_average = MovingAverage(modules, ema_decay)
         self.nonfinite = NonFiniteRecorder(run_folder)
@@ -76,34 +74,36 @@ class TrainingStep:
         self._loss_names: list[str] = []
         self._num_bad = torch.zeros((), device=device)  # non-finite losses of the step, all ranks
 
+    def start_epoch(self, epoch: int) -> None:
+        """Forget the micro-batches of a step that was left open, and begin to train."""
+        self._counts = None
+        self.nonfinite.epoch = epoch
+        self.train_mode()
+
     def train_mode(self) -> None:
         """Put the modules into training mode, and frozen ones into evaluation mode."""
         self.moving_average.apply(False)
         self._modules.train()
         self.freezing.set_mode()
 
-    def discard(self) -> None:
-        """Forget the micro-batches of a step that was left open."""
-        self._counts = None
-
     # -- the phases -----------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Begin a global batch; the buffers are saved, for the case that its step is skipped."""
+        """Begin a global batch; its step may be skipped, and then restores the buffers."""
         self._statistics.save()
 
-    def forward(self, batch: Any) -> tuple[Any, Any]:
+    def forward(self, batch: object) -> tuple[object, Objective]:
         """Return the recipe's predictions for a micro-batch, and its loss."""
         return self.ddp(batch)
 
     def backward(
         self,
-        batch: Any,
-        objective: Any,
+        batch: object,
+        objective: Objective,
         optimizers: Mapping[str, Optimizer],
         scaler: GradScaler,
     ) -> None:
-        """Add the gradient of a micro-batch to that of the step, of each loss to its own parts."""
+        """Add the gradients of a micro-batch to those that the step has: each loss to its parts."""
         losses = match_losses(objective, optimizers)
         totals = [loss.sums.sum() for loss in losses.values()]
         for position, (name, total) in enumerate(zip(losses, totals, strict=True), 1):
@@ -116,7 +116,7 @@ class TrainingStep:
             torch.autograd.backward(
                 scaler.scale(total), inputs=parameters, retain_graph=position < len(totals)
             )
-        # For each loss its labels, and whether it is not finite: (losses, 2)
+        # The labels of each loss, and whether it is not finite: (losses, 2)
         counts = torch.stack(
             [
                 torch.stack([loss.counts.sum(), ~total.isfinite()]).to(torch.float32)
@@ -128,27 +128,31 @@ class TrainingStep:
         self.nonfinite.record(batch, reduce(torch.add, totals))
 
     def normalize(self, optimizers: Mapping[str, Optimizer]) -> None:
-        """Turn the gradient of each sum into that of its mean over all labels of all ranks.
+        """Divide the gradient of each sum by its labels in all micro-batches of all ranks."""
+        self.ddp.check_all_used()
+        factors = self._reduce_counts()
+        for name, optimizer in optimizers.items():
+            factor = factors[self._loss_names.index(name) if len(factors) > 1 else 0]
+            grads = [p.grad for p in parameters_with_gradient(optimizer) if p.grad is not None]
+            if any(grad.is_sparse for grad in grads):
+                raise ConfigError(
+                    "The sparse gradients of an embedding cannot be divided and clipped. Remove "
+                    "its `sparse=True`."
+                )
+            if grads:
+                multiply_gradients(grads, factor.to(grads[0].device))
+
+    def _reduce_counts(self) -> Tensor:
+        """Return the factor that turns the gradient of each sum into one of its mean: (losses,).
 
         DDP has averaged over the ranks what is to be summed, hence the world size. If the loss of
         any rank is not finite, every rank's gradient becomes NaN, so that they skip the step
         together.
         """
         assert self._counts is not None
-        self.ddp.check_all_used()
-        labels, num_bad = sum_over_ranks(self._counts.clone()).unbind(1)  # (losses,)
+        labels, num_bad = sum_over_ranks(self._counts).unbind(1)  # (losses,)
         self._counts, self._num_bad = None, num_bad.sum()
-        factors = torch.where(self._num_bad > 0, torch.nan, world_size() / labels.clamp(min=1))
-        for name, optimizer in optimizers.items():
-            factor = factors[self._loss_names.index(name) if len(factors) > 1 else 0]
-            grads = [p.grad for p in parameters_with_gradient(optimizer) if p.grad is not None]
-            if any(grad.is_sparse for grad in grads):
-                raise ConfigError(
-                    "Gradients must be dense to be divided and clipped, but those of an embedding "
-                    "are sparse. Remove its `sparse=True`."
-                )
-            if grads:
-                multiply_gradients(grads, factor.to(grads[0].device))
+        return torch.where(self._num_bad > 0, torch.nan, world_size() / labels.clamp(min=1))
 
     def update(
         self,
@@ -161,11 +165,7 @@ class TrainingStep:
         """Step every optimizer, or none if a loss or a gradient is not finite; ``step`` from 1."""
         # Optimizers without a gradient are left out: a GradScaler refuses them, and torch returns
         # the norm of no gradient on the CPU, whatever the device.
-        stepping = [
-            optimizer
-            for optimizer in optimizers
-            if any(True for _ in parameters_with_gradient(optimizer))
-        ]
+        stepping = [optimizer for optimizer in optimizers if [*parameters_with_gradient(optimizer)]]
         for optimizer in stepping:
             scaler.unscale_(optimizer)
         norms = [clip(optimizer, max_grad_norm) for optimizer in stepping]
@@ -183,7 +183,7 @@ class TrainingStep:
 # ---- losses of a recipe
 
 
-def match_losses(objective: Any, optimizers: Iterable[str]) -> dict[str, Loss]:
+def match_losses(objective: object, optimizers: Iterable[str]) -> dict[str, Loss]:
     """Return the losses by name, several in the order of their optimizers.
 
     Raises ConfigError if several losses are not named as the optimizers are.
@@ -199,7 +199,7 @@ def match_losses(objective: Any, optimizers: Iterable[str]) -> dict[str, Loss]:
     return {name: losses[name] for name in names}
 
 
-def as_losses(objective: Any) -> dict[str, Loss]:
+def as_losses(objective: object) -> dict[str, Loss]:
     """Return the losses of `compute_objectives` by name, a single one as `loss`.
 
     A mean counts as the loss of one label. Raises ConfigError for anything else.
@@ -216,20 +216,13 @@ def as_losses(objective: Any) -> dict[str, Loss]:
     return {ONLY_LOSS: Loss(objective.reshape(1), torch.ones(1, device=objective.device))}
 
 
-def as_loss(objective: Any) -> Loss:
+def as_loss(objective: object) -> Loss:
     """Return the loss that is logged and that judges checkpoints: the first of several."""
     return next(iter(as_losses(objective).values()))
 
 
-def detached(objective: Any) -> Any:
+def detached(objective: Objective) -> Objective:
     """Return what `compute_objectives` returned without its graph."""
     if isinstance(objective, Mapping):
         return {name: loss.detach() for name, loss in objective.items()}
     return objective.detach()
-
-
-def training_loss(brain: Any, batch: Any) -> Loss:
-    """Compute a Brain's loss of a batch as in training, on this process only."""
-    with brain.training_ctx:
-        outputs = brain.compute_forward(batch, Stage.TRAIN)
-        return as_loss(brain.compute_objectives(outputs, batch, Stage.TRAIN))

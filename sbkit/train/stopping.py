@@ -87,7 +87,7 @@ class RankConsensus:
 
 
 class SaveOrLeave:
-    """Save within an epoch when it is time, and leave when any rank was asked to.
+    """Save within an epoch when it is time, and leave after a signal to any rank.
 
     Attributes:
         signals: the signals received so far.
@@ -105,38 +105,43 @@ class SaveOrLeave:
         self._consensus = RankConsensus()
         self._save = save
         self._minutes, self._steps = minutes, steps
-        self._last_save, self._steps_since = time.monotonic(), 0
+        self._last_save, self._micro_batches = time.monotonic(), 0
 
-    def after_step(self, step: int, *, is_last: bool) -> None:
-        """Save or leave after step number ``step``; the last of an epoch is saved with the epoch.
+    def after_micro_batch(self, step: int, *, ends_step: bool, is_last: bool) -> None:
+        """Save or leave, between two steps; the end of an epoch is saved after its validation.
 
-        Raises SystemExit if any rank was asked to stop.
+        Args:
+            step: the number of optimizer steps so far, for the log.
+            ends_step: whether no gradient is left over from the micro-batch.
+            is_last: whether the epoch ends with the micro-batch.
+
+        Raises:
+            SystemExit: a rank has received a signal.
         """
+        self._micro_batches += 1
+        if not ends_step:
+            return
         is_due = self._minutes > 0 and time.monotonic() - self._last_save > 60 * self._minutes
-        is_asked = self.signals.received is not None
-        stops, saves = self._consensus.ask(stop=is_asked, save=is_due, at_once=is_last)
-        # Not `step`, which stands still if a recipe steps its optimizer itself.
-        self._steps_since = 0 if is_last else self._steps_since + 1
-        is_due_by_steps = 0 < self._steps <= self._steps_since
-        if stops or ((is_due_by_steps or saves) and not is_last):
+        is_stopping = self.signals.received is not None
+        stops, saves = self._consensus.ask(stop=is_stopping, save=is_due, at_once=is_last)
+        saves = saves or 0 < self._steps <= self._micro_batches
+        if is_last:
+            self._micro_batches, saves = 0, False
+        if stops or saves:
             self.save()
         if stops:
             self.leave(step)
 
     def save(self) -> None:
-        """Save, and count the minutes and steps from now on."""
-        self._last_save, self._steps_since = time.monotonic(), 0
+        """Save, and count minutes and micro-batches from now on."""
+        self._last_save, self._micro_batches = time.monotonic(), 0
         if self._save is not None:
             self._save()
 
     def leave(self, step: int) -> NoReturn:
-        """End the process by SystemExit, with the exit code of a run that was asked to stop."""
-        if self._save is not None:
-            logger.info(
-                f"Stopped at step {step}; checkpoint saved. Rerun the same command to resume."
-            )
-        else:
-            logger.info(f"Stopped at step {step}. Nothing is saved.")
+        """End the process by SystemExit, with the exit code of a run that a signal stopped."""
+        saved = "; checkpoint saved. Rerun the same command to resume."
+        logger.info(f"Stopped at step {step}{saved if self._save else '. Nothing is saved.'}")
         raise SystemExit(ASKED_TO_STOP)
 
 

@@ -3,16 +3,17 @@
 import json
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
 import speechbrain as sb
 import torch
 from speechbrain import Stage
-from speechbrain.utils.checkpoints import Checkpointer
 from torch import nn
 
 from sbkit.base.errors import ASKED_TO_STOP, SbkitError
+from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.train.brain import Brain
 from tests import processes
 
@@ -64,6 +65,32 @@ def test_debugging_stops_early_or_runs_all_epochs(debug_epochs: int, epochs: int
     brain = brain_of(debug=True, debug_batches=1, debug_epochs=debug_epochs)
     brain.fit([1, 2, 3], batches(4))
     assert brain.optimizer_step == epochs
+
+
+def test_debugging_evaluates_as_many_batches_of_every_set(tmp_path: Path) -> None:
+    """Also after the checkpoints to average have been validated."""
+    model = nn.Linear(3, 2)
+    kept = Checkpointer(tmp_path, recoverables={"model": model})
+    options = {"debug": True, "debug_batches": 2, "debug_epochs": 2, "debug_persistently": True}
+    brain = MeanBrain({"model": model}, torch.optim.SGD, {"average_checkpoints": 2}, options, kept)
+    brain.fit([1, 2], batches(4), {"a": batches(4), "b": batches(4)})
+    brain.evaluate({"c": batches(4), "d": batches(4)})
+    assert [len(losses) for losses in brain.evaluator.results.values()] == [2, 2]
+    assert brain.step == 0
+
+
+def test_ckpt_interval_steps_counts_micro_batches(tmp_path: Path) -> None:
+    """As in SpeechBrain; but only where a step ends, for a gradient is not saved."""
+    saved = []
+
+    class Saving(MeanBrain):
+        def _save_intra_epoch_ckpt(self) -> None:
+            saved.append(self.step)
+
+    options = {"grad_accumulation_factor": 2, "ckpt_interval_steps": 3}
+    brain = brain_of(Saving, kept=Checkpointer(tmp_path), **options)
+    brain.fit([1, 2], batches(10))
+    assert saved == [4, 8, 4, 8]
 
 
 class Watching(MeanBrain):
