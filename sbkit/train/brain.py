@@ -12,7 +12,7 @@ import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from itertools import islice
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -50,6 +50,7 @@ from sbkit.train.evaluation import (
     EvaluationHooks,
     Evaluator,
     TestedModel,
+    length_of,
     mean_over_ranks,
     seconds_after_training,
 )
@@ -63,14 +64,7 @@ from sbkit.train.optimizers import (
     named_parameters,
     with_lr_scale,
 )
-from sbkit.train.schedule import (
-    Validation,
-    length_of,
-    mark_last,
-    read_schedule,
-    set_rate,
-    share_of_steps,
-)
+from sbkit.train.schedule import Position, Validation, read_schedule, set_rate
 from sbkit.train.step import TrainingStep, as_loss, detached
 from sbkit.train.stopping import BEST_EPOCH, SaveOrLeave, first_best_epoch, stops_early
 from sbkit.train.watchdog import NullWatchdog, Watchdog
@@ -342,7 +336,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         for batch, is_last in self._profile(self.training_metrics.meter.timed(marked)):
             if self._optimizer_step_limit_exceeded:
                 break
-            self.epoch_share = share_of_steps(self.step, count, self.grad_accumulation_factor)
+            self.epoch_share = self._share_of_steps(count)
             self.watchdog.ping("step", self.optimizer_step, ids_of(batch))
             self.step, self._is_last = self.step + 1, is_last
             steps_before = self.optimizer_step
@@ -393,6 +387,14 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
             return batches
         self._profiles_next_epoch = False
         return profiled(batches, self.run_folder, self.device)
+
+    def _share_of_steps(self, count: int | None) -> float:
+        """Return the share of an epoch of ``count`` micro-batches before the next step.
+
+        A schedule that followed the micro-batches would depend on the accumulation.
+        """
+        accumulation = self.grad_accumulation_factor
+        return (self.step // accumulation) / -(-count // accumulation) if count else 0.0
 
     def _freeze_parts(self) -> None:
         """Freeze and unfreeze for the coming step; the ranks then share what is not frozen."""
@@ -461,15 +463,17 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         epochs = self.hparams.epoch_counter
         progress = (epochs.current - 1 + self.epoch_share) / epochs.limit
         validations = self.training_metrics.validations
-        factor = self._schedule(progress, self.optimizer_step + 1, epochs.current, validations)
+        factor = self._schedule(
+            Position(progress, self.optimizer_step + 1, epochs.current, validations)
+        )
         rate = None if self._hparam("optimizers", None) else self.hparams.lr
         set_rate(self._active_optimizers().values(), factor, rate)
 
     def set_highest_rate(self) -> float:
         """Set and return the highest rate of the schedule, as far as 10,000 steps have it."""
         optimizers = [*self._active_optimizers().values()]
-        positions = [(index / 20, 1 + 500 * index, 1, ()) for index in range(21)]
-        factor = max(self._schedule(*p) for p in positions) if self._schedule else 1.0
+        positions = [Position(index / 20, 1 + 500 * index, 1, ()) for index in range(21)]
+        factor = max(map(self._schedule, positions)) if self._schedule else 1.0
         set_rate(optimizers, factor, None)
         return float(max(g["lr"] for optimizer in optimizers for g in optimizer.param_groups))
 
@@ -791,6 +795,19 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         if self._saved_random is not None:
             restore_random_state(self._saved_random, self.device)
             self._saved_random = None
+
+
+def mark_last(batches: Batches, *, count: int | None, done: int) -> Iterator[tuple[Any, bool]]:
+    """Yield each batch and whether it is the last of its epoch, after ``done`` earlier ones.
+
+    If the count is not known, one batch is read ahead. That would work everywhere, but a loader
+    that saves its position would then be one batch too far.
+    """
+    if count is not None:
+        yield from ((batch, index == count) for index, batch in enumerate(batches, done + 1))
+        return
+    for batch, following in pairwise(chain(batches, [None])):
+        yield batch, following is None
 
 
 def training_loss(brain: Brain, batch: object) -> Loss:

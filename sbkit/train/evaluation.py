@@ -30,7 +30,6 @@ from sbkit.logs.curves import draw_curves
 from sbkit.logs.metric import LOSS, Metrics, describe_values
 from sbkit.logs.run_log import LOG_FILE, FinalFigures, RunLog
 from sbkit.models.loss import Loss
-from sbkit.train.schedule import length_of
 
 logger = logging.getLogger(__name__)
 
@@ -271,6 +270,14 @@ def mean_over_ranks(losses: Iterable[Loss]) -> float:
     total = math.fsum(value for sums, _ in per_rank for value in sums)
     labels = math.fsum(value for _, counts in per_rank for value in counts)
     return total / labels if labels else math.nan
+
+
+def length_of(batches: Any) -> int | None:
+    """Count the batches of a loader; None if it does not know."""
+    try:
+        return len(batches)
+    except TypeError:
+        return None
 
 
 def seconds_after_training(

@@ -1,10 +1,10 @@
-"""How far a run is, and the learning rate that follows from that: nothing to save or restore."""
+"""The learning rate follows from the position in the run: nothing to save or restore."""
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -29,9 +29,20 @@ class Validation(NamedTuple):
     error: float
 
 
-Validations = Sequence[Validation]  # of the run so far
-# From the progress of the run, its step and epoch (from 1), and its validations to a factor of `lr`
-Schedule = Callable[[float, int, int, Validations], float]
+Validations = Sequence[Validation]  # all of the run so far
+
+
+class Position(NamedTuple):
+    """Where in the run a step is: share of the run before it, step and epoch (from 1)."""
+
+    progress: float
+    step: int
+    epoch: int
+    validations: Validations
+
+
+Schedule = Callable[[Position], float]  # returns a factor of `lr`
+Scheduler = Callable[[int], object]  # sets the rate of its optimizer for a step, from 1
 
 
 def read_schedule(hparams: Mapping[str, Any]) -> Schedule | None:
@@ -40,32 +51,34 @@ def read_schedule(hparams: Mapping[str, Any]) -> Schedule | None:
     Raises ConfigError for neither a function of progress nor a scheduler that needs only the steps
     and epochs so far. Schedulers of SpeechBrain's and torch's that wait for a metric are refused.
     """
-    declared = hparams.get("lr_schedule")
+    declared, rate = hparams.get("lr_schedule"), hparams.get("lr")
     if declared is None:
         return None
-    reason, rate = "", hparams.get("lr")
-    if hasattr(hparams.get("epoch_counter"), "limit") and (
-        _is_rate(rate) or "optimizers" in hparams
-    ):
-        try:
-            schedule = _adapt(declared, rate)
-            if 0 <= schedule(0.5, 2, 1, ()) < math.inf:
-                return schedule
-        except Exception as error:  # a scheduler that waits for something else fails in any way
-            reason = f", which raised {type(error).__name__} ({error})"
-    function = getattr(declared, "func", declared)
-    raise ConfigError(
-        "`lr_schedule` must be a function from the progress of the run, 0 to 1, to a factor of "
-        "`lr` of at least 0, or a scheduler of SpeechBrain's or torch's that sets only the rate "
-        "and needs no metric, and `lr` and `epoch_counter` must be set, but is a "
-        f"{getattr(function, '__name__', type(function).__name__)}{reason}. Correct it, use "
-        "WarmupCosine, TriStage or NewBob of sbkit.train.schedule, or give a scheduler that the "
-        "recipe steps itself another name, such as `lr_annealing`."
-    )
-
-
-def _is_rate(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    kind = getattr(declared, "func", declared)
+    name = getattr(kind, "__name__", type(kind).__name__)
+    rename = "or give a scheduler that the recipe steps itself another name, such as `lr_annealing`"
+    has_rate = type(rate) in (int, float) or "optimizers" in hparams
+    if not has_rate or not hasattr(hparams.get("epoch_counter"), "limit"):
+        raise ConfigError(
+            f"`lr_schedule` ({name}) needs a number as `lr`, or `optimizers`, and an "
+            f"`epoch_counter` with a limit. Add them, {rename}."
+        )
+    try:
+        schedule = _adapt(declared, rate)
+        factor = schedule(Position(0.5, 2, 1, ()))
+    except Exception as error:  # a scheduler that waits for something else fails in any way
+        raise ConfigError(
+            "`lr_schedule` must be a function from the progress of the run, 0 to 1, to a factor of "
+            "`lr`, or a scheduler of SpeechBrain's or torch's that sets only the rate and needs no "
+            f"metric, but {name} raised {type(error).__name__} ({error}). Correct it, use "
+            f"WarmupCosine, TriStage or NewBob of sbkit.train.schedule, {rename}."
+        ) from error
+    if not 0 <= factor < math.inf:
+        raise ConfigError(
+            f"`lr_schedule` must give factors of `lr` of at least 0, but {name} gives {factor} in "
+            "the middle of the run. Correct it."
+        )
+    return schedule
 
 
 def _adapt(declared: Any, rate: Any) -> Schedule:
@@ -79,66 +92,67 @@ def _adapt(declared: Any, rate: Any) -> Schedule:
     if isinstance(kind, type) and issubclass(kind, LRScheduler):
         return _adapt_torch(declared, float(rate))
     if isinstance(declared, NewBob):
-        return lambda progress, step, epoch, validations: declared(validations)
+        return lambda position: declared(position.validations)
     if type(declared).__module__ != SPEECHBRAIN_SCHEDULERS:
-        return lambda progress, step, epoch, validations: declared(progress)
+        return lambda position: declared(position.progress)
     takes = tuple(inspect.signature(declared).parameters)
     if takes == ("current_epoch",):
-        return lambda progress, step, epoch, validations: declared(epoch - 1)[1] / float(rate)
+        return lambda position: declared(position.epoch - 1)[1] / float(rate)
     if takes not in (("opt",), ("opt", "num_updates")):
         raise TypeError(f"it is called with {' and '.join(takes)}")
 
-    def begin(optimizer: Optimizer) -> Callable[[int], object]:
+    def begin(optimizer: Optimizer) -> Scheduler:
         scheduler = deepcopy(declared)  # the recipe may call its own
-        if len(takes) == 1:
-            return lambda number: scheduler(optimizer)
-        return lambda number: scheduler(optimizer, number)
+        return lambda step: scheduler(*(optimizer, step)[: len(takes)])
 
     stepped = _SteppedScheduler(begin, float(rate))
-    return lambda progress, step, epoch, validations: stepped.factor(step)
+    return lambda position: stepped.factor(position.step)
 
 
-def _adapt_torch(declared: Any, rate: float) -> Schedule:
+def _adapt_torch(declared: Callable[..., LRScheduler], rate: float) -> Schedule:
     """Return torch's scheduler over the optimizer's steps; `total_steps` is the whole run."""
     has_length = "total_steps" in inspect.signature(declared).parameters
     lengths = {"total_steps", "epochs", "steps_per_epoch"} & {*getattr(declared, "keywords", ())}
     if has_length and lengths:
         raise TypeError(f"{min(lengths)} is the length of the run, which sbkit knows: leave it out")
 
-    def begin(optimizer: Optimizer) -> Callable[[int], object]:
+    def begin(optimizer: Optimizer) -> Scheduler:
         length = {"total_steps": TOTAL_STEPS} if has_length else {}
         scheduler = declared(optimizer, **length)
-        return lambda number: number == 1 or (optimizer.step(), scheduler.step())
+
+        def call(step: int) -> None:
+            if step > 1:
+                optimizer.step()
+                scheduler.step()
+
+        return call
 
     stepped = _SteppedScheduler(begin, rate)
     if has_length:
-        return lambda progress, step, epoch, validations: stepped.factor(
-            1 + int(progress * (TOTAL_STEPS - 1))
-        )
-    return lambda progress, step, epoch, validations: stepped.factor(step)
+        return lambda position: stepped.factor(1 + int(position.progress * (TOTAL_STEPS - 1)))
+    return lambda position: stepped.factor(position.step)
 
 
-class _Rate(Optimizer):
+class _DummyOptimizer(Optimizer):
     """An optimizer with a rate for a scheduler to set, and nothing else, such as a momentum."""
 
     def __init__(self, rate: float) -> None:
         super().__init__([nn.Parameter(torch.zeros(1))], {"lr": rate})
 
-    def step(self, closure: Any = None) -> Any:
-        """Do nothing."""
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        pass
 
 
 class _SteppedScheduler:
     """A scheduler called once for every step up to the present one: nothing to save or restore."""
 
-    def __init__(self, begin: Callable[[Optimizer], Callable[[int], object]], rate: float) -> None:
+    def __init__(self, begin: Callable[[Optimizer], Scheduler], rate: float) -> None:
         self._begin, self._rate, self._calls = begin, rate, 0
-        self._optimizer = _Rate(rate)
 
     def factor(self, step: int) -> float:
         """Return the share of the rate in a step, from 1."""
         if self._calls == 0 or step < self._calls:
-            self._optimizer, self._calls = _Rate(self._rate), 0
+            self._optimizer, self._calls = _DummyOptimizer(self._rate), 0
             self._call = self._begin(self._optimizer)
         while self._calls < step:
             self._calls += 1
@@ -222,10 +236,10 @@ class TriStage:
 class NewBob:
     """Multiply the rate by ``annealing_factor`` after a validation that was hardly better.
 
-    improvement_threshold: relative improvement over the validation before that counts as better;
-    patient: the number of validations, hardly better, that are passed over first; metric: loss, or
-    error, which ranks the checkpoints. The factor follows from the validations of the run so far,
-    which its checkpoints hold. Source: SpeechBrain's NewBobScheduler.
+    improvement_threshold: the relative improvement that a validation needs to count as better.
+    patient: the number of validations, hardly better, that change nothing first.
+    metric: loss, or error, which ranks the checkpoints.
+    Source: SpeechBrain's NewBobScheduler.
     """
 
     RANGES: ClassVar = {
@@ -257,34 +271,3 @@ class NewBob:
                 factor *= 1.0 if patience else self.annealing_factor
                 patience = patience - 1 if patience else self.patient
         return factor
-
-
-def mark_last(
-    batches: Iterable[Any], *, count: int | None, done: int
-) -> Iterator[tuple[Any, bool]]:
-    """Yield each batch and whether it is the last of its epoch, after ``done`` earlier ones.
-
-    If the count is not known, one batch is read ahead. That would work everywhere, but a loader
-    that saves its position would then be one batch too far.
-    """
-    if count is not None:
-        yield from ((batch, index == count) for index, batch in enumerate(batches, done + 1))
-        return
-    for batch, following in pairwise(chain(batches, [None])):
-        yield batch, following is None
-
-
-def length_of(batches: Any) -> int | None:
-    """Count the batches of a loader; None if it does not know."""
-    try:
-        return len(batches)
-    except TypeError:
-        return None
-
-
-def share_of_steps(done: int, count: int | None, accumulation: int) -> float:
-    """Return the share of an epoch that lies before the step of the next micro-batch.
-
-    It counts steps: a schedule that counted micro-batches would depend on the accumulation.
-    """
-    return (done // accumulation) / -(-count // accumulation) if count else 0.0

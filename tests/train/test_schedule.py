@@ -16,7 +16,7 @@ from torch.optim import lr_scheduler as torch_schedulers
 from torch.optim.lr_scheduler import OneCycleLR
 
 from sbkit.base.errors import SbkitError
-from sbkit.train.schedule import NewBob, TriStage, Validation, WarmupCosine, read_schedule
+from sbkit.train.schedule import NewBob, Position, TriStage, Validation, WarmupCosine, read_schedule
 from tests.train.test_speechbrain_ways import MeanBrain, batches, brain_of
 
 HALF = math.sqrt(0.5)
@@ -75,18 +75,22 @@ def declared(schedule: Any, **knobs: Any) -> dict[str, Any]:
 
 
 def test_a_scheduler_that_cannot_be_adapted_is_refused_in_a_sentence() -> None:
-    """What it lacks is said: a metric of validation, a length that is the run's, a momentum."""
+    """The message names what it lacks: a metric, a length that is the run's, a momentum."""
     for scheduler, words in (
         (schedulers.NewBobScheduler(0.1), "NewBobScheduler.*called with metric_value"),
         (schedulers.ReduceLROnPlateau(), "called with optim_list and current_epoch"),
         (partial(torch_schedulers.ReduceLROnPlateau, patience=1), "raised TypeError .*metrics"),
         (partial(OneCycleLR, max_lr=0.1), "OneCycleLR.*`cycle_momentum` option"),
         (partial(OneCycleLR, max_lr=0.1, total_steps=9), "total_steps is the length of the run"),
-        ("cosine", "is a str"),
-        (lambda progress: -progress, "is a <lambda>\\."),
+        ("cosine", "but str raised TypeError"),
     ):
         with pytest.raises(SbkitError, match="`lr_schedule` must be a function.*" + words):
             read_schedule(declared(scheduler))
+    with pytest.raises(SbkitError, match="of at least 0, but <lambda> gives -0.5 in the middle"):
+        read_schedule(declared(lambda progress: -progress))
+    for lacking in ({"epoch_counter": None}, {"lr": None}):
+        with pytest.raises(SbkitError, match=r"`lr_schedule` \(TriStage\) needs a number as `lr`"):
+            read_schedule(declared(TriStage(), **lacking))
 
 
 def factors(schedule: Any, steps: int = 8, epochs: int = 4) -> list[float]:
@@ -94,7 +98,9 @@ def factors(schedule: Any, steps: int = 8, epochs: int = 4) -> list[float]:
     read = read_schedule(declared(schedule))
     assert read is not None
     per_epoch = steps // epochs
-    return [read(step / steps, step + 1, step // per_epoch + 1, ()) for step in range(steps)]
+    return [
+        read(Position(step / steps, step + 1, step // per_epoch + 1, ())) for step in range(steps)
+    ]
 
 
 def test_schedulers_of_speechbrain_give_their_rates_step_by_step() -> None:
