@@ -19,11 +19,10 @@ from sbkit.runtime.model import Shapes, require_effective
 from sbkit.runtime.runtimes import AUTO, FIRST_GPU, MODEL_OPTIONS
 from sbkit.runtime.transcriber import default_batch_seconds, open_recognizer
 from sbkit.runtime.voice_detector import VoiceDetector
+from sbkit.serve.api import Model, Models
 from sbkit.serve.app import Service
-from sbkit.serve.batching import Workers
 from sbkit.serve.middleware import Keys, Limits, Metrics, State
-from sbkit.serve.recognizer import Recognizer
-from sbkit.serve.requests import Model, Models
+from sbkit.serve.recognizer import Recognizer, Workers
 from sbkit.serve.server import Server, bind
 from sbkit.serve.tts import Voice
 from sbkit.tasks.task import import_object

@@ -1,7 +1,7 @@
 """The application: transcripts, speech, models, health and metrics, as routes of Starlette."""
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.resources import files
 from io import IOBase
@@ -21,9 +21,25 @@ from starlette.websockets import WebSocket
 
 from sbkit.base.units import samples_to_seconds
 from sbkit.base.versions import __version__
+from sbkit.serve.api import (
+    EVENT_STREAM,
+    MAX_SPEECH_BYTES,
+    STREAMED_FORMATS,
+    Model,
+    Models,
+    SpeechRequest,
+    TranscriptionRequest,
+    speech_response,
+    transcript_events,
+    transcript_response,
+    unknown_model,
+)
 from sbkit.serve.middleware import (
+    HANDLERS,
     READY,
     Admission,
+    ApiError,
+    JsonObject,
     KeyGuard,
     Keys,
     Limits,
@@ -31,29 +47,10 @@ from sbkit.serve.middleware import (
     Observer,
     OriginGuard,
     State,
+    too_large,
 )
 from sbkit.serve.realtime import RealtimeSession
 from sbkit.serve.recognizer import Recognizer
-from sbkit.serve.requests import (
-    MAX_SPEECH_BYTES,
-    STREAMED_FORMATS,
-    Model,
-    Models,
-    SpeechRequest,
-    TranscriptionRequest,
-    unknown_model,
-)
-from sbkit.serve.responses import (
-    EVENT_STREAM,
-    HANDLERS,
-    ApiError,
-    JsonObject,
-    speech_response,
-    too_large,
-    transcript_events,
-    transcript_response,
-)
-from sbkit.serve.tts import FILE_FORMATS
 
 TRANSCRIPTIONS, SPEECH = "/v1/audio/transcriptions", "/v1/audio/speech"
 FORM_TYPE = "multipart/form-data"
@@ -64,25 +61,22 @@ PAGE_POLICY = (  # the page is one file, and asks only this server
     "connect-src 'self'; media-src blob:; img-src data:; frame-ancestors 'none'"
 )
 Result = TypeVar("Result")
+Handler = Callable[[Request], Awaitable[Response]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Service:
-    """The models that the routes answer with, and their limits.
-
-    declared: the device, runtime and precision that were asked for.
-    origins: of pages that may use the server, see `OriginGuard`.
-    """
+    """The models that the routes answer with, and their limits."""
 
     models: Models
     limits: Limits
-    declared: dict[str, str]
+    declared: dict[str, str]  # the requested device, runtime and precision
     state: State
     metrics: Metrics
-    origins: Sequence[str] = ()
+    origins: Sequence[str] = ()  # of pages that may use the server, see `OriginGuard`
 
     def app(self, keys: Keys) -> ASGIApp:
-        """Make the application; keys: that clients may have."""
+        """Make the application, for clients with any of the keys."""
         state, engines = self.state, [model.engine for model in self.models.models]
         queues = [engine.batcher for engine in engines if isinstance(engine, Recognizer)]
         self.metrics.show("requests_in_flight", "arriving or not done", lambda: state.in_flight)
@@ -116,19 +110,12 @@ class Service:
         )
         return Observer(app, paths=(TRANSCRIPTIONS, SPEECH), metrics=self.metrics, state=state)
 
-    def _post(self, path: str, answer: Any, media_type: str, max_bytes: int) -> Route:
+    def _post(self, path: str, answer: Handler, media_type: str, max_bytes: int) -> Route:
         """Make a route for requests within the limits."""
-        admission = Middleware(
-            Admission,
-            media_type=media_type,
-            max_bytes=max_bytes,
-            limits=self.limits,
-            state=self.state,
-        )
+        limits: Any = {"media_type": media_type, "max_bytes": max_bytes, "limits": self.limits}
+        admission = [Middleware(Admission, state=self.state, **limits)]
         path = path.removeprefix("/v1")
-        return Route(
-            path, answer, methods=["POST"], middleware=[admission], max_body_size=max_bytes
-        )
+        return Route(path, answer, methods=["POST"], middleware=admission, max_body_size=max_bytes)
 
     async def _transcriptions(self, request: Request) -> Response:
         form: FormData = await self._receive(request.form(**FORM_LIMITS), self.limits.max_bytes)
@@ -155,13 +142,7 @@ class Service:
     async def _speech(self, request: Request) -> Response:
         content = await self._receive(request.body(), MAX_SPEECH_BYTES)
         fields = SpeechRequest.parse(content, self.models)
-        response = speech_response(
-            fields.voice.speak(fields.text, fields.speed, fields.format),
-            media_type=FILE_FORMATS[fields.format].media_type,
-            num_characters=len(fields.text),
-            is_streamed=fields.is_streamed,
-        )
-        return await _until_disconnected(request, response)
+        return await _until_disconnected(request, speech_response(fields))
 
     async def _receive(self, body: Awaitable[Result], max_bytes: int) -> Result:
         """Receive a body within the limits of its bytes and its time."""
@@ -169,11 +150,9 @@ class Service:
             async with asyncio.timeout(self.limits.receive_seconds):
                 return await body
         except TimeoutError:
-            raise ApiError(
-                408,
-                f"The request did not arrive within {self.limits.receive_seconds:g} s. Send less, "
-                "or compress it.",
-            ) from None
+            seconds = f"{self.limits.receive_seconds:g} s"
+            message = f"The request did not arrive within {seconds}. Send less, or compress it."
+            raise ApiError(408, message) from None
         except HTTPException as error:
             if error.status_code == 413:
                 raise too_large(f"{max_bytes / 1e6:g} MB") from None
@@ -182,20 +161,15 @@ class Service:
     async def _realtime(self, socket: WebSocket) -> None:
         self.state.require_ready()
         self.models.pick(Recognizer, socket.query_params.get("model", ""))
-        if self.state.sessions >= self.limits.max_sessions:
-            raise ApiError(
-                429, f"{self.limits.max_sessions} sessions are open, the limit. Try again later."
-            )
+        if self.state.sessions >= (limit := self.limits.max_sessions):
+            raise ApiError(429, f"{limit} sessions are open, the limit. Try again later.")
         self.state.sessions += 1
         self.metrics.sessions.inc()
+        session = RealtimeSession(
+            socket, models=self.models, limits=self.limits, state=self.state, metrics=self.metrics
+        )
         try:
-            await RealtimeSession(
-                socket,
-                models=self.models,
-                limits=self.limits,
-                state=self.state,
-                metrics=self.metrics,
-            ).run()
+            await session.run()
         finally:
             self.state.sessions -= 1
 
@@ -236,14 +210,10 @@ class Service:
         return JSONResponse({"status": "live"})
 
     async def _ready(self, request: Request) -> Response:
-        models = [
-            {
-                "name": model.name,
-                "declared": self.declared,
-                "effective": asdict(model.engine.effective),
-            }
-            for model in self.models.models
-        ]
+        models = []
+        for model in self.models.models:
+            effective = asdict(model.engine.effective)
+            models.append({"name": model.name, "declared": self.declared, "effective": effective})
         body = {"status": self.state.phase, "sbkit": __version__, "models": models}
         return JSONResponse(body, 200 if self.state.phase == READY else 503)
 

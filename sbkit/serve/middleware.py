@@ -1,11 +1,12 @@
-"""What surrounds every request: limits, keys, origins, metrics and the log."""
+"""What surrounds every request: errors, limits, keys, origins, metrics and the log."""
 
 import asyncio
 import hmac
 import logging
 import re
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from hashlib import sha256
 from ipaddress import ip_address
@@ -21,57 +22,102 @@ from prometheus_client import (
     generate_latest,
 )
 from starlette.datastructures import Headers
-from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, ExceptionHandler, Message, Receive, Scope, Send
 
-from sbkit.base.errors import ConfigError
+from sbkit.base.errors import ConfigError, SbkitError
 from sbkit.base.files import read_text
 from sbkit.base.messages import printable
-from sbkit.serve.responses import CLIENT_GONE, ApiError, request_facts, too_large
 
 logger = logging.getLogger("sbkit.serve")
 
 MAX_KEY_FILE_BYTES = 1 << 20
 KEY_SUBPROTOCOL = "openai-insecure-api-key."
 WARMING, READY, DRAINING, STOPPING = "warming up", "ready", "draining", "stopping"
-PROBE_PATHS = ("/health/live", "/health/ready", "/metrics")  # asked all the time, and not logged
+PROBE_PATHS = ("/health/live", "/health/ready", "/metrics")  # polled all the time, and not logged
 LATENCIES = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 300.0)
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
 BATCH_SECONDS = (1, 2, 5, 10, 20, 30, 60)
+CLIENT_GONE = 499  # nobody reads it; metrics count it, as nginx's do
+ERROR_CODES = {401: "invalid_api_key", 404: "not_found", 429: "rate_limit_exceeded"}
+ERROR_HEADERS = {status: {"Retry-After": "1"} for status in (429, 503)}  # seconds
+ERROR_HEADERS[426] = {"Upgrade": "websocket", "Connection": "Upgrade"}
+
+Json = Any  # a value of JSON
+JsonObject = dict[str, Json]
+
+request_facts: ContextVar[JsonObject] = ContextVar("facts")  # for the log: model, audio_seconds
+
+
+class ApiError(SbkitError):
+    """An answer with an error status; param: the field at fault."""
+
+    def __init__(
+        self, status: int, message: str, param: str | None = None, *, code: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status, self.param = status, param
+        self.code = ERROR_CODES.get(status) if code is None else code
+
+    def plain(self) -> dict[str, dict[str, str | None]]:
+        """Return the body; the API fixes the type and the code of each status."""
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        kind = "rate_limit_error" if self.status == 429 else kind
+        content = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
+        return {"error": content}
+
+
+def wrong_field(name: str, expected: str, actual: str) -> ApiError:
+    """Return the error about a field with an invalid value."""
+    return ApiError(400, f"`{name}` must be {expected}, but is {actual[:100]}.", name)
+
+
+def too_large(limit: str, name: str = "file") -> ApiError:
+    """Return the error about a file, or audio, that exceeds a limit of bytes or seconds."""
+    return ApiError(413, f"`{name}` has more than {limit}, the limit. Send it in parts.", name)
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """Convert an error of sbkit, of Starlette (404, a broken form), or a fault of the server."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, HTTPException):
+        return ApiError(error.status_code, f"The API does not accept this request: {error.detail}")
+    return ApiError(500, "Internal server error; see the server log.")
+
+
+def _handle(_: Request, error: Exception) -> Response:
+    if isinstance(error, ClientDisconnect):
+        return Response(status_code=CLIENT_GONE)
+    answer = as_api_error(error)
+    return JSONResponse(answer.plain(), answer.status, headers=ERROR_HEADERS.get(answer.status))
+
+
+HANDLERS: Mapping[type[Exception], ExceptionHandler] = dict.fromkeys(
+    (ApiError, HTTPException, ClientDisconnect, Exception), _handle
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How large requests may be, how many there may be, and how long they may take.
+    """The limits on the size, the number and the time of requests."""
 
-    max_mb: of a body, in 10^6 bytes (OpenAI takes 25).
-    max_seconds: of audio.
-    max_concurrent: requests that are worked on at a time.
-    max_queue: further requests that arrive or wait.
-    max_sessions: realtime sessions; their audio is limited turn by turn.
-    max_session_seconds: from the start of a session to its end.
-    max_connections: of clients, whatever they do.
-    receive_seconds: until a body has arrived.
-    answer_seconds: until its answer is sent.
-    drain_seconds: after SIGTERM, in which requests are still accepted.
-    grace_seconds: then, to finish them.
-    """
-
-    max_mb: float = 25.0
-    max_seconds: float = 7200.0
-    max_concurrent: int = 32
-    max_queue: int = 128
-    max_sessions: int = 64
-    max_session_seconds: float = 7200.0
-    max_connections: int = 1000
-    receive_seconds: float = 60.0
-    answer_seconds: float = 600.0
-    drain_seconds: float = 5.0
-    grace_seconds: float = 30.0
+    max_mb: float = 25.0  # of a body, in 10^6 bytes; OpenAI's limit
+    max_seconds: float = 7200.0  # of audio
+    max_concurrent: int = 32  # requests that are worked on at a time
+    max_queue: int = 128  # further requests that arrive or wait
+    max_sessions: int = 64  # realtime sessions; their audio is limited turn by turn
+    max_session_seconds: float = 7200.0  # from the start of a session to its end
+    max_connections: int = 1000  # of clients, used or not
+    receive_seconds: float = 60.0  # until a body has arrived
+    answer_seconds: float = 600.0  # until its answer is sent
+    drain_seconds: float = 5.0  # after SIGTERM, while requests are still accepted
+    grace_seconds: float = 30.0  # to finish them after that
 
     @property
     def max_bytes(self) -> int:
-        """The largest body."""
         return round(self.max_mb * 1e6)
 
 
@@ -80,21 +126,16 @@ class State:
     """The phase of a server, and its requests.
 
     A server that drains accepts requests, but is not ready: load balancers send new ones elsewhere.
-
-    in_flight: requests that arrive or are not done.
-    sessions: open realtime sessions.
-    stopping: set when sessions are to end.
-    failure: of the warm-up.
     """
 
     phase: str = WARMING
-    in_flight: int = 0
-    sessions: int = 0
-    stopping: asyncio.Event = field(default_factory=asyncio.Event)
-    failure: BaseException | None = None
+    in_flight: int = 0  # requests that arrive or are not done
+    sessions: int = 0  # open realtime sessions
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)  # set when sessions must end
+    failure: BaseException | None = None  # of the warm-up
 
     def require_ready(self) -> None:
-        """Raise ApiError in a phase in which no requests are accepted."""
+        """Raise ApiError unless requests are accepted."""
         if self.phase not in (READY, DRAINING):
             raise ApiError(503, f"The server is {self.phase}. Try again later.")
 
@@ -103,39 +144,38 @@ class Metrics:
     """Counters and histograms of a server, and the memory and time of its process."""
 
     def __init__(self) -> None:
-        self._options: dict[str, Any] = {"namespace": "sbkit", "registry": CollectorRegistry()}
-        ProcessCollector(registry=self._options["registry"])
-        self.requests = Counter("requests", "by answer", ["path", "status"], **self._options)
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        self.requests = self._counter("requests", "by answer", ["path", "status"])
         self.latency = self._histogram("request_seconds", "to the end of the answer", LATENCIES)
-        self.audio = Counter("audio_seconds", "transcribed", **self._options)
-        self.speech = Counter("speech_seconds", "synthesized", **self._options)
-        self.sessions = Counter("sessions", "realtime sessions so far", **self._options)
+        self.audio = self._counter("audio_seconds", "transcribed")
+        self.speech = self._counter("speech_seconds", "synthesized")
+        self.sessions = self._counter("sessions", "realtime sessions so far")
         self.streams = self._histogram("stream_batch", "sessions of a batch", BATCH_SIZES)
         self.clips = self._histogram("batch_clips", "clips of a batch", BATCH_SIZES)
         self.seconds = self._histogram("batch_seconds", "with padding", BATCH_SECONDS)
 
-    def _histogram(self, name: str, help: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(name, help, buckets=buckets, **self._options)
+    def _counter(self, name: str, help: str, labels: Sequence[str] = ()) -> Counter:
+        return Counter(name, help, labels, namespace="sbkit", registry=self._registry)
 
-    def on_batch(self, clips: int, seconds: float) -> None:
-        """Count a batch of clips, and its seconds with their padding."""
-        self.clips.observe(clips)
-        self.seconds.observe(seconds)
+    def _histogram(self, name: str, help: str, buckets: Sequence[float]) -> Histogram:
+        return Histogram(name, help, buckets=buckets, namespace="sbkit", registry=self._registry)
 
     def show(self, name: str, help: str, read: Callable[[], float]) -> None:
         """Add a gauge that is read when Prometheus asks."""
-        Gauge(name, help, **self._options).set_function(read)
+        gauge = Gauge(name, help, namespace="sbkit", registry=self._registry)
+        gauge.set_function(read)
 
     def write(self) -> bytes:
         """Write all in the text format of Prometheus."""
-        return generate_latest(self._options["registry"])
+        return generate_latest(self._registry)
 
 
 class Observer:
     """Count the requests of some routes by status, with 499 for lost clients; log all requests.
 
-    The log has no contents and no keys. A connection outlives a fault that was answered. While the
-    server drains, a connection ends with its answer.
+    The log has no contents and no keys. A connection survives a fault that was answered. While the
+    server drains, each answer ends its connection.
     """
 
     def __init__(
@@ -211,7 +251,7 @@ class KeyGuard:
             key = "".join(name for name in protocols if name.startswith(KEY_SUBPROTOCOL))
             key = key.removeprefix(KEY_SUBPROTOCOL)
         client_digest, digests = _digest(key.strip()), self._keys.digests
-        # All are compared, each in a time that does not depend on what is equal.
+        # All keys are compared, each in a time that does not depend on how much is equal.
         matches = [hmac.compare_digest(client_digest, digest) for digest in digests]
         if digests and not sum(matches):
             raise ApiError(
@@ -232,21 +272,20 @@ class OriginGuard:
     A browser sends the origin of a page with each POST and WebSocket; other programs send none. By
     DNS rebinding a site's name leads here, and its pages have the same origin: names with a dot
     must be allowed, while addresses and local names belong to no site.
+
+    origins: allowed besides the server's own, ``*`` for all.
     """
 
     def __init__(self, app: ASGIApp, *, origins: Sequence[str]) -> None:
-        """Take the origins that are allowed beside the server's own, ``*`` for all."""
         self._app, self._origins = app, [origin.lower() for origin in origins]
         self._names = {_name_of(origin.partition("://")[2]) for origin in self._origins}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         if {"content-length", "transfer-encoding"} <= {*headers}:
-            error = ApiError(
-                400, "A request has Content-Length or Transfer-Encoding, but not both."
-            )
+            error = ApiError(400, "A request has Content-Length or Transfer-Encoding, not both.")
             answer = JSONResponse(error.plain(), error.status, {"Connection": "close"})
-            await answer(scope, receive, send)  # what follows may be smuggled (RFC 9112, 6.1)
+            await answer(scope, receive, send)  # another request may be smuggled (RFC 9112, 6.1)
             return
         host, origin = headers.get("host", "").lower(), headers.get("origin", "").lower()
         allowed = ["", f"http://{host}", f"https://{host}", *self._origins]
@@ -272,12 +311,14 @@ def _name_of(host: str) -> str:
 
 
 class Admission:
-    """Count the requests in flight, and refuse by its header a request that exceeds a limit."""
+    """Count the requests in flight, and refuse by its header a request that exceeds a limit.
+
+    Bodies must have one media type, and at most ``max_bytes``.
+    """
 
     def __init__(
         self, app: ASGIApp, *, media_type: str, max_bytes: int, limits: Limits, state: State
     ) -> None:
-        """Admit requests of one media type, with bodies of at most ``max_bytes``."""
         self._app, self._media_type, self._max_bytes = app, media_type, max_bytes
         self._limits, self._state = limits, state
 
@@ -290,11 +331,9 @@ class Admission:
             async with asyncio.timeout(limits.answer_seconds):
                 await self._app(scope, receive, send)
         except TimeoutError:
-            raise ApiError(
-                503,
-                f"The server did not answer within {limits.answer_seconds:g} s. Try again, or send "
-                "less.",
-            ) from None
+            seconds = f"{limits.answer_seconds:g} s"
+            message = f"The server did not answer within {seconds}. Try again, or send less."
+            raise ApiError(503, message) from None
         except asyncio.CancelledError:
             state.require_ready()  # if the grace time is over
             raise
@@ -304,13 +343,10 @@ class Admission:
     def _check(self, headers: Headers) -> None:
         media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
         if media_type != self._media_type:
-            raise ApiError(
-                415, f"A request must be {self._media_type}, but is {media_type or 'of no type'}."
-            )
+            actual = media_type or "of no type"
+            raise ApiError(415, f"A request must be {self._media_type}, but is {actual}.")
         if int(headers.get("content-length", 0)) > self._max_bytes:
             raise too_large(f"{self._max_bytes / 1e6:g} MB", "body")
-        max_in_flight = self._limits.max_concurrent + self._limits.max_queue
-        if self._state.in_flight >= max_in_flight:
-            raise ApiError(
-                429, f"{max_in_flight} requests are in flight, the limit. Try again later."
-            )
+        limit = self._limits.max_concurrent + self._limits.max_queue
+        if self._state.in_flight >= limit:
+            raise ApiError(429, f"{limit} requests are in flight, the limit. Try again later.")

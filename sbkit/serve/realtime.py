@@ -25,19 +25,20 @@ from sbkit.audio.resample import END, Resampler, Signal
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.runtime.voice_detector import VoiceDetector
-from sbkit.serve.middleware import Limits, Metrics, State
-from sbkit.serve.recognizer import Recognizer
-from sbkit.serve.requests import Models, SessionOptions, take
-from sbkit.serve.responses import (
+from sbkit.serve.api import Models, SessionOptions, parse_object, take, words_of
+from sbkit.serve.middleware import (
     ApiError,
     Json,
     JsonObject,
+    Limits,
+    Metrics,
+    State,
     as_api_error,
     request_facts,
     too_large,
-    words_of,
     wrong_field,
 )
+from sbkit.serve.recognizer import Recognizer
 from sbkit.streaming.session import Endpoint, Event, Final, Partial
 from sbkit.text.normalization import join_segments
 
@@ -45,7 +46,7 @@ BLOCK_BYTES = 24_000  # that are decoded at a time, so that a long message lets 
 MIN_TURN_SECONDS = 0.1  # of a turn that a client commits
 SPEECH_PADDING_SECONDS = 0.3  # of a turn before its speech, as OpenAI's `prefix_padding_ms`
 DETECTION_SECONDS = 1.0  # within which a detector finds the start of speech; older audio is dropped
-SUBPROTOCOL = "realtime"  # of those that a browser offers
+SUBPROTOCOL = "realtime"  # which browsers offer, among others
 BUFFER, TRANSCRIPTION = "input_audio_buffer", "conversation.item.input_audio_transcription"
 GOING_AWAY, FAILED = 1001, 1011  # codes of closing
 NO_SAMPLES = np.zeros(0, np.int16)
@@ -53,28 +54,22 @@ NO_SAMPLES = np.zeros(0, np.int16)
 
 @dataclass(frozen=True)
 class TurnPart:
-    """Samples of a turn.
+    """Samples of a turn."""
 
-    start: the index of the first sample in the stream.
-    began: when the turn's speech began, in seconds, in its first part.
-    ended: when it ended, in its last part.
-    """
-
-    start: int
+    start: int  # the index of the first sample in the stream
     samples: Samples
-    began: float | None = None
-    ended: float | None = None
+    began: float | None = None  # in the first part: when the turn's speech began, in seconds
+    ended: float | None = None  # in the last part: when it ended
 
 
 class SpeechTurns:
-    """Cut a stream into turns, from a little before speech to the silence that ends it."""
+    """Cut a stream into turns, from a little before speech to the silence that ends it.
+
+    silence: seconds that end a turn.
+    start: the time of the stream's first sample.
+    """
 
     def __init__(self, detector: VoiceDetector, *, silence: float, start: float) -> None:
-        """Begin a stream.
-
-        silence: seconds that end a turn.
-        start: the time of the stream's first sample.
-        """
         rules = replace(detector.rules, hang_over=silence)
         self._detector, self._rate = replace(detector, rules=rules), detector.model.sample_rate
         self._state, self._start = detector.start(), start
@@ -82,7 +77,7 @@ class SpeechTurns:
         self._pending, self._is_speech = NO_SAMPLES, False
 
     def push(self, samples: Samples) -> list[TurnPart]:
-        """Take samples (S,) of int16, and return those that belong to turns."""
+        """Take samples (S,) of int16; return the parts of turns that they complete."""
         events, self._state = self._detector.push(samples, self._state)
         self._pending = np.concatenate([self._pending, samples])
         parts: list[TurnPart] = []
@@ -103,7 +98,7 @@ class SpeechTurns:
         return parts
 
     def _take(self, until: float) -> tuple[int, Samples]:
-        """Take pending samples up to a time; return the index of the first one, too."""
+        """Take pending samples up to a time; return the index of the first, and the samples."""
         start, pending = self._first, self._pending
         end = min(len(pending), max(0, seconds_to_samples(until, self._rate) - start))
         self._first, self._pending = start + end, pending[end:]
@@ -112,21 +107,16 @@ class SpeechTurns:
 
 @dataclass
 class Item:
-    """A turn as the client knows it.
+    """A turn as the client knows it."""
 
-    begin: in seconds of the session.
-    delta_text: the text of all deltas.
-    is_open: whether its speech was announced.
-    """
-
-    begin: float
-    finals: list[Final] = field(default_factory=list)
-    delta_text: str = ""
-    is_open: bool = False
+    begin: float  # in seconds of the session
+    finals: list[Final] = field(default_factory=list)  # its utterances that have ended
+    delta_text: str = ""  # the text of all deltas
+    is_open: bool = False  # whether its speech was announced
     id: str = field(default_factory=lambda: f"item_{uuid4().hex}")
 
     def text(self, partial: str = "") -> str:
-        """Return the text of all utterances that ended in it, and of one that has not."""
+        """Return the text of its utterances, with the partial text of the last one."""
         return join_segments([*(final.text for final in self.finals), partial])
 
 
@@ -134,13 +124,7 @@ class RealtimeSession:
     """The session of a client; times are in seconds from its first sample."""
 
     def __init__(
-        self,
-        socket: WebSocket,
-        *,
-        models: Models,
-        limits: Limits,
-        state: State,
-        metrics: Metrics,
+        self, socket: WebSocket, *, models: Models, limits: Limits, state: State, metrics: Metrics
     ) -> None:
         """Take a WebSocket that is not accepted yet."""
         self._socket, self._models, self._limits = socket, models, limits
@@ -153,7 +137,7 @@ class RealtimeSession:
     async def run(self) -> None:
         """Answer the client's events until it leaves, the server stops, or a limit is reached.
 
-        Audio that it has sent of a turn until then is transcribed.
+        In the last two cases the audio of the open turn is transcribed.
         """
         offered = self._socket.scope["subprotocols"]
         await self._socket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
@@ -389,10 +373,6 @@ def _parse(message: Message) -> JsonObject:
     expected, text = "an event as JSON in a text frame", message.get("text")
     if text is None:
         raise wrong_field("message", expected, "binary; append audio in base64")
-    try:
-        event = json.loads(text)
-    except (ValueError, RecursionError):
-        event = None
-    if not isinstance(event, dict):
+    if (event := parse_object(text)) is None:
         raise wrong_field("message", expected, text)
     return event

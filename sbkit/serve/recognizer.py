@@ -1,35 +1,279 @@
-"""A bundle that transcribes the files and turns of many clients, in common batches."""
+"""A bundle that transcribes the files and turns of many clients, in shared batches.
+
+    segments of many requests -> one queue -> rounds -> batches of similar length -> the model
+        -> to each request the outputs that it waits for
+
+Each request cuts its audio and decodes in a thread of its own, by a `Transcriber` that calls
+`Batcher.encode`. The n-th segment of a call is due n rounds after it arrived, so that an hour of
+audio lets short requests pass, and is never starved by them (fair queueing after Demers, Keshav and
+Shenker, 1989). Sessions of a streaming model have a batcher of their own.
+"""
 
 import asyncio
+import heapq
+import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import aclosing, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
 from io import IOBase
+from time import monotonic
+from typing import TypeVar
 
 import numpy as np
 
 from sbkit.audio.io import AudioError, Samples, declared_seconds
+from sbkit.base.arrays import LogProbs
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import samples_to_seconds
-from sbkit.runtime.model import Shapes
+from sbkit.bundle.protocols import Encoded
+from sbkit.runtime.model import ModelThread, Shapes, round_up
 from sbkit.runtime.runtimes import OpenBundle
 from sbkit.runtime.transcriber import Transcriber, Transcript
 from sbkit.runtime.voice_detector import VoiceDetector
-from sbkit.serve.batching import Batcher, SessionBatcher, Workers
-from sbkit.serve.middleware import Metrics
-from sbkit.serve.responses import ApiError, too_large
-from sbkit.streaming.session import Event, Final, Session, StreamingRecognizer
+from sbkit.serve.middleware import ApiError, Metrics, too_large
+from sbkit.streaming.session import Event, Final, Session, StreamingRecognizer, forward_batch
 
 POOL_SECONDS = 60.0  # of a request that are read ahead; batches are made of all requests
-TURN_SILENCE_SECONDS = (
-    0.5  # as in OpenAI's server_vad; endpoint rules without a detector wait longer
-)
+TURN_SILENCE_SECONDS = 0.5  # as in OpenAI's server_vad; endpoint rules wait longer
+
+Part = TypeVar("Part")
+Result = TypeVar("Result")
+
+# Set when the request of a thread ends early: its segments are not run any more.
+request_cancelled: ContextVar[threading.Event] = ContextVar("request_cancelled")
+
+
+class Workers:
+    """Threads for a number of requests at a time; further requests wait."""
+
+    def __init__(self, num_threads: int) -> None:
+        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="request")
+
+    async def results(
+        self,
+        work: Callable[[Callable[[Part], None]], Result],
+        *,
+        on_end: Callable[[], object] = lambda: None,
+    ) -> AsyncGenerator[Part | Result]:
+        """Yield each part that ``work`` passes to its argument at once, then its result.
+
+        Once the iterator is closed, the argument of ``work`` raises CancelledError.
+        Errors of ``work`` are raised here.
+
+        on_end: called when ``work`` has ended, or will not run.
+        """
+        loop, parts = asyncio.get_running_loop(), asyncio.Queue[Part | Future[Result]]()
+        cancelled = threading.Event()
+
+        def put(part: Part | Future[Result]) -> None:
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(parts.put_nowait, part)
+
+        def give(part: Part) -> None:
+            if cancelled.is_set():
+                raise CancelledError
+            put(part)
+
+        def start() -> Result:
+            request_cancelled.set(cancelled)
+            return work(give)
+
+        future = self._threads.submit(start)
+        future.add_done_callback(lambda _: on_end())
+        future.add_done_callback(put)
+        try:
+            while not isinstance(part := await parts.get(), Future):
+                yield part
+            yield part.result()
+        finally:
+            future.cancel()
+            cancelled.set()
+
+    def close(self) -> None:
+        """Cancel requests that wait, and wait for the others."""
+        self._threads.shutdown(cancel_futures=True)
+
+
+@dataclass(order=True)
+class _Queued:
+    """A segment that waits."""
+
+    due: int  # the number of its round
+    arrived: float
+    samples: Samples = field(compare=False)
+    cancelled: threading.Event = field(compare=False)
+    output: Future[Encoded] = field(compare=False, default_factory=Future)
+
+
+class Batcher:
+    """Run the segments of many threads together in one model."""
+
+    def __init__(
+        self,
+        thread: ModelThread,
+        *,
+        shapes: Shapes,
+        wait_seconds: float,
+        on_batch: Callable[[int, int], object],
+    ) -> None:
+        """Start to collect segments.
+
+        shapes: a closed table.
+        wait_seconds: how long a segment waits for others while the model is idle.
+        on_batch: called with the number of clips of each batch and the samples of one, padded.
+        """
+        self._thread, self._shapes = thread, shapes
+        self._wait_seconds, self._on_batch = wait_seconds, on_batch
+        self._round_samples = thread.parallel_batches * shapes.max_samples
+        self._queue: list[_Queued] = []  # a heap
+        self._samples = self._round = 0  # queued, with padding; rounds so far
+        self._changed, self._is_closed = threading.Condition(), False
+        self._collector = threading.Thread(target=self._run, name="batcher", daemon=True)
+        self._collector.start()
+
+    def __len__(self) -> int:
+        """Count the segments that wait."""
+        return len(self._queue)
+
+    def encode(self, segments: Sequence[Samples]) -> list[Encoded]:
+        """Run the encoder on segments (S,), in batches shared with other requests.
+
+        Raises:
+            CancelledError: the request ended, or the batcher is closed.
+        """
+        with self._changed:
+            if self._is_closed:
+                raise CancelledError
+            now, cancelled = monotonic(), request_cancelled.get(threading.Event())
+            queued = [
+                _Queued(due, now, samples, cancelled)
+                for due, samples in enumerate(segments, start=self._round)
+            ]
+            for item in queued:
+                heapq.heappush(self._queue, item)
+                self._samples += self._padded(item)
+            self._changed.notify()
+        return [item.output.result() for item in queued]
+
+    def close(self) -> None:
+        """Cancel segments that wait, and end the thread."""
+        with self._changed:
+            self._is_closed = True
+            for item in self._queue:
+                item.output.cancel()
+            self._changed.notify()
+        self._collector.join()
+
+    def _padded(self, item: _Queued) -> int:
+        return round_up(len(item.samples), self._shapes.lengths)
+
+    def _run(self) -> None:
+        while (items := self._next_round()) is not None:
+            self._encode(items)
+
+    def _next_round(self) -> list[_Queued] | None:
+        """Wait for segments, and take the first that are due; None once this is closed."""
+        room = self._round_samples
+        items: list[_Queued] = []
+        with self._changed:
+            self._changed.wait_for(lambda: self._queue or self._is_closed)
+            if self._is_closed:
+                return None
+            wait = self._queue[0].arrived + self._wait_seconds - monotonic()
+            self._changed.wait_for(lambda: self._samples >= room or self._is_closed, max(0, wait))
+            self._round += 1
+            while self._queue and room > 0:
+                item = heapq.heappop(self._queue)
+                self._samples -= self._padded(item)
+                if item.cancelled.is_set():
+                    item.output.cancel()
+                if item.output.set_running_or_notify_cancel():
+                    items.append(item)
+                    room -= self._padded(item)
+        return items
+
+    def _encode(self, items: Sequence[_Queued]) -> None:
+        """Run segments in batches, and hand out the outputs."""
+        try:
+            outputs = self._thread.encode_by_length(
+                [item.samples for item in items], self._shapes, on_batch=self._on_batch
+            )
+        except Exception as error:
+            if len(items) == 1:
+                items[0].output.set_exception(error)
+            else:  # a faulty segment must not fail the others
+                for item in items:
+                    self._encode([item])
+            return
+        for item, output in zip(items, outputs, strict=True):
+            item.output.set_result(output)
+
+
+class SessionBatcher:
+    """Run sessions in rounds: the sessions fed during a round are the batch of the next one.
+
+    on_batch: called with the number of sessions of each round.
+    """
+
+    def __init__(self, on_batch: Callable[[int], object]) -> None:
+        self._on_batch = on_batch
+        self._waiting: list[tuple[Session, asyncio.Future[Sequence[Event]]]] = []
+        self._rounds: asyncio.Task[None] | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="sessions")
+
+    async def advance(self, session: Session) -> Sequence[Event]:
+        """Run the chunks that a session was fed, and return the new events."""
+        if not session.is_due:
+            return ()
+        events: asyncio.Future[Sequence[Event]] = asyncio.get_running_loop().create_future()
+        self._waiting.append((session, events))
+        if self._rounds is None or self._rounds.done():
+            self._rounds = asyncio.create_task(self._run())
+        return await events
+
+    def close(self) -> None:
+        self._thread.shutdown()
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while waiting := self._waiting:
+            self._waiting = []
+            sessions = [session for session, _ in waiting]
+            results = await loop.run_in_executor(self._thread, _advance, sessions)
+            self._on_batch(len(sessions))
+            for result, (_, events) in zip(results, waiting, strict=True):
+                if events.done():  # the client has gone
+                    continue
+                if isinstance(result, Exception):
+                    events.set_exception(result)
+                else:
+                    events.set_result(result)
+
+
+def _advance(sessions: Sequence[Session]) -> list[list[Event] | Exception]:
+    """Run sessions as one batch; a faulty one must not fail the others."""
+    try:
+        outputs = forward_batch(sessions)
+    except Exception as error:
+        if len(sessions) == 1:
+            return [error]
+        return [result for session in sessions for result in _advance([session])]
+    return [_read(session, chunks) for session, chunks in zip(sessions, outputs, strict=True)]
+
+
+def _read(session: Session, chunks: Sequence[LogProbs]) -> list[Event] | Exception:
+    try:
+        return list(session.read(chunks))
+    except Exception as error:
+        return error
 
 
 @dataclass
 class ClipTurn:
-    """The audio of a turn for a model of whole clips, made and fed as a `Session` is."""
+    """The audio of a turn for a model of whole clips, made and fed like a `Session`."""
 
     phrases: tuple[str, ...]
     start: int
@@ -37,14 +281,12 @@ class ClipTurn:
     is_finished: bool = False
 
     def feed(self, samples: Samples) -> None:
-        """Take samples (S,) of int16."""
         self.parts.append(samples)
 
 
 class Recognizer:
     """Transcribe the files and turns of many clients at a time.
 
-    effective: where and how the model runs.
     streaming: its streaming model, if it has one.
     detector: finds the beginning and the end of turns.
     silence: seconds that end a turn; None if only a client can end one.
@@ -84,7 +326,7 @@ class Recognizer:
             self.silence = TURN_SILENCE_SECONDS
 
     def warm_up(self) -> None:
-        """Run every shape of the table, and all that follows the model."""
+        """Run every shape of the table, and then everything after the model."""
         self._bundle.model.warm_up(self._shapes)
         silence = np.zeros(self.sample_rate, np.int16)
         for times in (False, True):
@@ -97,13 +339,11 @@ class Recognizer:
     def transcribe(
         self, audio: IOBase | Samples, *, times: bool, phrases: tuple[str, ...] = ()
     ) -> AsyncGenerator[str | Transcript]:
-        """Yield the text of each segment as soon as it is known, then the transcript.
+        """Yield the text of each segment as soon as it is final, then the transcript.
 
         audio: samples, or an open file, which is closed in the end.
         times: whether words are timed.
         phrases: to expect.
-
-        See `Workers.results`.
 
         Raises:
             ApiError: the file is no audio, or too long.
@@ -136,11 +376,9 @@ class Recognizer:
             rules = replace(rules, silence=silence)
         decoder = self._bundle.decoder
         if phrases and decoder is not None and decoder.decoder_type != "graph":
-            expecting = await asyncio.to_thread(
-                lambda: self._streaming(self._bundle.expecting(phrases))
+            streaming = await asyncio.to_thread(
+                lambda: StreamingRecognizer(bundle=self._bundle.expecting(phrases))
             )
-            assert expecting is not None
-            streaming = expecting
         return lambda start: Session(streaming, rules, start=start)
 
     async def advance(self, turn: Session | ClipTurn) -> Sequence[Event]:
@@ -175,7 +413,7 @@ class Recognizer:
         phrases: tuple[str, ...],
         on_text: Callable[[str], None],
     ) -> Transcript:
-        """Transcribe a file or samples, in a thread of the workers."""
+        """Transcribe in a thread of the workers."""
         if isinstance(audio, IOBase):
             self._check_seconds(declared_seconds(audio))
         (result,) = self._transcriber.stream(
@@ -200,12 +438,12 @@ class Recognizer:
 
     def _counter(self) -> Callable[[float], None]:
         """Return a function that counts seconds of a request; its header may declare too few."""
-        total = 0.0
+        request_seconds = 0.0
 
         def count(seconds: float) -> None:
-            nonlocal total
-            total += seconds
-            self._check_seconds(total)
+            nonlocal request_seconds
+            request_seconds += seconds
+            self._check_seconds(request_seconds)
             self._metrics.audio.inc(seconds)
 
         return count
@@ -215,7 +453,8 @@ class Recognizer:
             raise too_large(f"{self._max_seconds:g} s of audio")
 
     def _on_batch(self, clips: int, samples: int) -> None:
-        self._metrics.on_batch(clips, clips * self._seconds(samples))
+        self._metrics.clips.observe(clips)
+        self._metrics.seconds.observe(clips * self._seconds(samples))
 
     def _seconds(self, samples: int) -> float:
         return samples_to_seconds(samples, self.sample_rate)

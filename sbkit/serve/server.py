@@ -24,8 +24,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 
 from sbkit.base.errors import INTERRUPTED, ConfigError, SbkitError
 from sbkit.serve.app import Service
-from sbkit.serve.middleware import DRAINING, READY, STOPPING, WARMING, Keys, logger
-from sbkit.serve.responses import ApiError
+from sbkit.serve.middleware import DRAINING, READY, STOPPING, WARMING, ApiError, Keys, logger
 
 HEADER_SECONDS = 10.0  # within which a connection sends the header of a request
 PROBE_SECONDS = 1.0  # between two probes of a client that sends no more

@@ -1,4 +1,4 @@
-"""A TTS model that speaks for many clients, and the audio files that it is sent as.
+"""A TTS model that speaks for many clients, and the audio files that carry its speech.
 
 A file is written while the speech is synthesized: bytes that were returned never change.
 """
@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import soundfile
@@ -16,28 +17,26 @@ import soundfile
 from sbkit.audio.resample import END, Resampler, Signal
 from sbkit.base.errors import SbkitError
 from sbkit.bundle.protocols import SpeechSynthesizer
-from sbkit.serve.batching import Workers
 from sbkit.serve.middleware import Metrics
+from sbkit.serve.recognizer import Workers
 
 MAX_SPEECH_SECONDS = 360  # of a request: 4,096 characters of plain words take 315
 WARM_UP_TEXT = "1, 2, 3."  # which any language can say
 FILE_RATE = 24_000  # samples a second: of pcm in OpenAI's API, and one that opus has
 UNKNOWN_BYTES = 0xFFFFFFFF  # that a header declares while the length is not known
 
+SpeechParts = AsyncGenerator[Any]  # notes, the bytes of a file as they are made, then its seconds
+
 
 @dataclass(frozen=True)
 class FileFormat:
-    """A format of files: its media type, and its names in libsndfile.
-
-    level: of compression, with a constant bit rate.
-    skipped: bytes at the beginning that declare the length, which is not known yet.
-    """
+    """A format of files, by its media type, and its names in libsndfile."""
 
     media_type: str
     container: str
     subtype: str
-    level: float | None = None
-    skipped: int = 0
+    level: float | None = None  # of compression, with a constant bit rate
+    skipped: int = 0  # bytes at the beginning that declare the length, which is not known yet
 
 
 FILE_FORMATS = {  # mp3: 80 kbit/s, so that a player knows the duration without its first frame
@@ -50,10 +49,13 @@ FILE_FORMATS = {  # mp3: 80 kbit/s, so that a player knows the duration without 
 
 
 class FileWriter:
-    """Write a file of 24 kHz, mono, bit by bit; close its ``file`` in any case."""
+    """Write a file of 24 kHz, mono, bit by bit; close its ``file`` in any case.
+
+    format: one of FILE_FORMATS.
+    sample_rate: of the samples that are pushed.
+    """
 
     def __init__(self, format: str, sample_rate: int) -> None:
-        """Begin a file in one of FILE_FORMATS; sample_rate: of the samples that are pushed."""
         kind = FILE_FORMATS[format]
         self._content, self._sent = io.BytesIO(), kind.skipped
         if format == "wav":
@@ -98,10 +100,7 @@ def _wav_header() -> bytes:
 
 
 class Voice:
-    """Speak the texts of many clients at a time, sentence by sentence.
-
-    effective: where and how the model runs.
-    """
+    """Speak the texts of many clients at a time, sentence by sentence."""
 
     def __init__(
         self, synthesizer: SpeechSynthesizer, *, workers: Workers, metrics: Metrics
@@ -110,27 +109,18 @@ class Voice:
         self._synthesizer, self._workers, self._metrics = synthesizer, workers, metrics
 
     def warm_up(self) -> None:
-        """Speak once."""
         with suppress(SbkitError):
             speech = self._synthesizer.stream(WARM_UP_TEXT, max_seconds=MAX_SPEECH_SECONDS)
             deque(speech.audio, maxlen=0)
 
-    def speak(
-        self, text: str, speed: float, format: str
-    ) -> AsyncGenerator[Sequence[str] | bytes | float]:
-        """Yield notes, the bytes of a file as they are made, then its seconds.
-
-        See `Workers.results`.
-
-        Raises:
-            SbkitError: the text cannot be spoken.
-        """
+    def speak(self, text: str, speed: float, format: str) -> SpeechParts:
+        """Speak a text in one of FILE_FORMATS; raises SbkitError if it cannot be spoken."""
 
         def work(give: Callable[[Sequence[str] | bytes], None]) -> float:
             writer = FileWriter(format, self.sample_rate)
             speech = self._synthesizer.stream(text, speed, max_seconds=MAX_SPEECH_SECONDS)
             give(speech.notes)
-            with writer.file:  # at the end of the program there is nothing to write it to
+            with writer.file:  # left open, it fails when the program ends
                 for block in speech.audio:
                     self._metrics.speech.inc(len(block) / self.sample_rate)
                     give(writer.push(block))
@@ -140,5 +130,4 @@ class Voice:
         return self._workers.results(work)
 
     def close(self) -> None:
-        """End the model."""
         self._synthesizer.close()

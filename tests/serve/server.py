@@ -23,11 +23,10 @@ from sbkit.bundle.protocols import Effective, Encoded
 from sbkit.runtime.model import Shapes
 from sbkit.runtime.synthesizer import Speech
 from sbkit.runtime.voice_detector import VoiceDetector
+from sbkit.serve.api import Model, Models
 from sbkit.serve.app import TRANSCRIPTIONS, Service
-from sbkit.serve.batching import Workers
 from sbkit.serve.middleware import READY, WARMING, Keys, Limits, Metrics, State
-from sbkit.serve.recognizer import Recognizer
-from sbkit.serve.requests import Model, Models
+from sbkit.serve.recognizer import Recognizer, Workers
 from sbkit.serve.server import Server, bind
 from sbkit.serve.tts import Voice
 from sbkit.text.tokenizer import Tokenizer

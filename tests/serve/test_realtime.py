@@ -25,9 +25,9 @@ from sbkit.audio.resample import resample_by_numpy
 from sbkit.decoding.decoder import BeamDecoder
 from sbkit.runtime.model import ModelThread
 from sbkit.runtime.voice_detector import SpeechRules, VoiceDetector
-from sbkit.serve.batching import SessionBatcher
 from sbkit.serve.middleware import STOPPING
 from sbkit.serve.realtime import Item, SpeechTurns, TurnPart
+from sbkit.serve.recognizer import SessionBatcher
 from sbkit.streaming.session import Final, Session, StreamingRecognizer
 from tests.decoding.spoken import train_models
 from tests.runtime.scripted_speech import ScriptedSpeech, is_speech, script

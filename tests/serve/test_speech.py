@@ -15,10 +15,9 @@ import soundfile
 
 from sbkit.audio.io import read_audio
 from sbkit.runtime.synthesizer import Speech
-from sbkit.serve.batching import Workers
-from sbkit.serve.middleware import Metrics
-from sbkit.serve.requests import Model, Models, SpeechRequest, unknown_model
-from sbkit.serve.responses import ApiError
+from sbkit.serve.api import Model, Models, SpeechRequest, unknown_model
+from sbkit.serve.middleware import ApiError, Metrics
+from sbkit.serve.recognizer import Workers
 from sbkit.serve.tts import FileWriter, Voice
 from tests.runtime.tones import LETTER, RATE, STEP, tone_bundle
 from tests.serve.server import Served, ToneSpeaker, served, wait_for

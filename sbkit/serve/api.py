@@ -1,4 +1,4 @@
-"""The fields of requests, as OpenAI's API has them, and the models that they name.
+"""OpenAI's API: the models and fields that requests name, and answers in its form.
 
 Fields that the API has and this server does not need are ignored.
 """
@@ -6,18 +6,34 @@ Fields that the API has and this server does not need are ignored.
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+import zlib
+from base64 import b64encode
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Self, TypeVar
 
 from starlette.datastructures import FormData, UploadFile
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 
+from sbkit.base.errors import SbkitError
 from sbkit.base.messages import listed
+from sbkit.runtime.subtitles import cues, to_srt, to_vtt
+from sbkit.runtime.transcriber import Transcript
+from sbkit.serve.middleware import (
+    ApiError,
+    Json,
+    JsonObject,
+    as_api_error,
+    request_facts,
+    wrong_field,
+)
 from sbkit.serve.recognizer import Recognizer
-from sbkit.serve.responses import ApiError, Json, request_facts, wrong_field
-from sbkit.serve.tts import FILE_FORMATS, Voice
+from sbkit.serve.tts import FILE_FORMATS, SpeechParts, Voice
 from sbkit.text.languages import primary
+from sbkit.text.normalization import join_segments
+from sbkit.text.word import Word
 
 TRANSCRIPT_FORMATS = ("json", "text", "srt", "vtt", "verbose_json")
 STREAMED_FORMATS = ("json", "text")  # their text can be sent bit by bit
@@ -36,28 +52,26 @@ AUDIO_FORMATS = {  # of a session: its name in libsndfile, samples a second, byt
     "audio/pcma": ("ALAW", 8_000, 1),
 }
 TYPE_NAMES = {dict: "an object", str: "a text", list: "a list", int: "a whole number"}
+EVENT_STREAM = "text/event-stream"
+NOTES_HEADER = "X-Sbkit-Notes"  # a JSON list in ASCII; server-sent events have it in the last one
+MAX_NOTES_BYTES = 2000  # of that header; proxies refuse large ones
 
 Engine = TypeVar("Engine", bound=Recognizer | Voice)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """A bundle that is served.
+    """A bundle that is served."""
 
-    name: of its folder.
-    created: when it was exported, in seconds since 1970.
-    readme: its model card.
-    """
-
-    name: str
+    name: str  # of its folder
     engine: Recognizer | Voice
-    created: int = 0
-    readme: str = ""
+    created: int = 0  # the time of its export, in seconds since 1970
+    readme: str = ""  # its model card
 
 
 @dataclass(frozen=True, kw_only=True)
 class Models:
-    """All bundles that are served; an alias means the first one of its class of engine."""
+    """All bundles that are served; an alias means the first bundle with that class of engine."""
 
     models: Sequence[Model]
     aliases: Mapping[type, Sequence[str]]
@@ -69,11 +83,7 @@ class Models:
         return [*dict.fromkeys(chain(names, *self.aliases.values()))]
 
     def pick(self, kind: type[Engine], name: str = "") -> Engine:
-        """Return the engine of a name; without a name, the first of its class.
-
-        Raises:
-            ApiError: there is none.
-        """
+        """Return the engine of a name, by default the first of its class; raises ApiError."""
         engines = {
             model.name: model.engine for model in self.models if isinstance(model.engine, kind)
         }
@@ -90,12 +100,12 @@ class Models:
         return [model.name for model in self.models if isinstance(model.engine, kind)]
 
     def pick_recognizer(self, name: str, languages: Sequence[Json]) -> Recognizer:
-        """Return the recognizer of a name, if it has one of the languages, or none is given.
+        """Return the recognizer of a name, if it has one of the languages, if any are given.
 
         A recognizer whose language is und, undetermined, takes any.
 
         Raises:
-            ApiError: there is none, or it has another language.
+            ApiError: there is no such recognizer, or it has another language.
         """
         recognizer = self.pick(Recognizer, name)
         own = primary(recognizer.language or "und")
@@ -105,7 +115,7 @@ class Models:
         return recognizer
 
     def pick_voice(self, model: str, voice: object) -> Voice:
-        """Return the TTS model of a name; ``voice`` may name another, or is one of OpenAI's."""
+        """Return the TTS model of a name; ``voice`` may name another, or one of OpenAI's voices."""
         engine, own = self.pick(Voice, model), self.names_of(Voice)
         own = [model] if model in own else own
         name = voice.get("id") if isinstance(voice, dict) else voice
@@ -115,38 +125,28 @@ class Models:
 
 
 def unknown_model(name: str, names: Sequence[str]) -> ApiError:
-    """Return the error about a model that is not served, or does not do what is asked for."""
+    """Return the error about a model that is not served, or not for this kind of request."""
     actual = name[:100] or "missing"
+    message = f"`model` must be one of {listed(names, max_names=10)}, but is {actual}."
     if not names:
-        return ApiError(404, f"No model of this server does this, `model` is {actual}.", "model")
-    return ApiError(
-        404, f"`model` must be one of {listed(names, max_names=10)}, but is {actual}.", "model"
-    )
+        message = f"No model of this server does this, `model` is {actual}."
+    return ApiError(404, message, "model")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TranscriptionRequest:
-    """The fields of a request for a transcript.
-
-    granularities: of verbose_json.
-    phrases: to expect.
-    is_streamed: whether the text is sent as events.
-    """
+    """The fields of a request for a transcript."""
 
     file: UploadFile
     recognizer: Recognizer
     format: str
-    granularities: Sequence[str]
-    phrases: tuple[str, ...]
-    is_streamed: bool
+    granularities: Sequence[str]  # of verbose_json
+    phrases: tuple[str, ...]  # to expect
+    is_streamed: bool  # whether the text is sent as events
 
     @classmethod
     def parse(cls, form: FormData, models: Models) -> Self:
-        """Read a form.
-
-        Raises:
-            ApiError: a field is missing, or the API or the model does not allow its value.
-        """
+        """Read a form; raises ApiError if the API or the model does not allow a field."""
         file = form.get("file")
         if not isinstance(file, UploadFile):
             raise wrong_field("file", "an audio file", "missing" if file is None else "a text")
@@ -176,26 +176,19 @@ class TranscriptionRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class SpeechRequest:
-    """The fields of a request for speech; is_streamed: whether audio is sent as events."""
+    """The fields of a request for speech."""
 
     voice: Voice
     text: str
     speed: float
     format: str
-    is_streamed: bool
+    is_streamed: bool  # whether audio is sent as events
 
     @classmethod
     def parse(cls, content: bytes, models: Models) -> Self:
-        """Read JSON.
-
-        Raises:
-            ApiError: a field is missing, or the API or the model does not allow its value.
-        """
-        try:
-            body = json.loads(content)
-        except (ValueError, RecursionError):
-            body = None
-        if not isinstance(body, dict):
+        """Read JSON; raises ApiError if the API or the model does not allow a field."""
+        body = parse_object(content)
+        if body is None:
             raise ApiError(400, "The body of the request is not a JSON object.")
         body = {name: value for name, value in body.items() if value is not None}
         text = take(body, "input", str)
@@ -216,19 +209,13 @@ class SpeechRequest:
 
 @dataclass(frozen=True)
 class SessionOptions:
-    """The options of a realtime session.
+    """The options of a realtime session."""
 
-    plain: all of them, as ``audio.input`` of OpenAI's API.
-    format: one of AUDIO_FORMATS.
-    phrases: to expect.
-    silence: seconds that end a turn; None if the client commits it.
-    """
-
-    plain: Mapping[str, Json]
+    plain: Mapping[str, Json]  # all of them, as ``audio.input`` of OpenAI's API
     recognizer: Recognizer
-    format: tuple[str, int, int]
-    phrases: tuple[str, ...]
-    silence: float | None
+    format: tuple[str, int, int]  # one of AUDIO_FORMATS
+    phrases: tuple[str, ...]  # to expect
+    silence: float | None  # seconds that end a turn; None if the client commits it
 
     @classmethod
     def parse(cls, audio_input: Mapping[str, Json], models: Models, model: str) -> Self:
@@ -278,15 +265,24 @@ def _parse_silence(audio_input: Mapping[str, Json], default: float | None) -> fl
     return check_number("silence_duration_ms", ms, 1, 60_000) / 1000
 
 
+def parse_object(content: str | bytes) -> JsonObject | None:
+    """Read a JSON object; None if it is anything else."""
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
 def choose(name: str, value: Json, choices: Sequence[str]) -> str:
-    """Return a value that is one of several, in lower case; raises ApiError for another one."""
+    """Return one of several values in lower case; raises ApiError for any other."""
     if str(value).lower() not in choices:
         raise wrong_field(name, " or ".join(choices), str(value))
     return str(value).lower()
 
 
 def check_number(name: str, value: Json, least: float, most: float) -> float:
-    """Return a number, also one in a text; raises ApiError for another value."""
+    """Return a number within bounds, which may be given as text; raises ApiError."""
     try:
         number = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, OverflowError):  # the last for 400 digits
@@ -307,7 +303,7 @@ def split_phrases(prompt: str) -> tuple[str, ...]:
 
 
 def take(content: Mapping[str, Json], name: str, kind: type, default: Json = None) -> Json:
-    """Return a field of some type; if it is null or missing, the default, or an empty value.
+    """Return a field; if it is null or missing, the default, or an empty value of its type.
 
     Raises:
         ApiError: it has another type.
@@ -315,15 +311,146 @@ def take(content: Mapping[str, Json], name: str, kind: type, default: Json = Non
     value = content.get(name)
     if value is None:
         return kind() if default is None else default
-    if not isinstance(value, kind) or isinstance(value, bool):  # an int for Python
+    if not isinstance(value, kind) or isinstance(value, bool):  # which is an int in Python
         raise wrong_field(name, TYPE_NAMES[kind], str(value))
     return value
 
 
 def take_texts(content: Mapping[str, Json], name: str) -> list[str]:
-    """Return a field that is a list of texts; raises ApiError for another one."""
+    """Return a field that must be a list of texts; raises ApiError."""
     texts: list[str] = take(content, name, list)
     for text in texts:
         if not isinstance(text, str):
             raise wrong_field(name, "a list of texts", str(text))
     return texts
+
+
+def event(name: str, **content: Json) -> str:
+    """Write a server-sent event."""
+    return f"data: {json.dumps({'type': name, **content}, ensure_ascii=False)}\n\n"
+
+
+TEXT_FORMATS: Mapping[str, Callable[[Transcript], str]] = {
+    "text": lambda transcript: transcript.text + "\n",
+    "srt": lambda transcript: to_srt(transcript.words),
+    "vtt": lambda transcript: to_vtt(transcript.words),
+}
+
+
+def transcript_response(
+    transcript: Transcript, *, format: str, granularities: Sequence[str], language: str | None
+) -> Response:
+    """Write a transcript in the requested format."""
+    request_facts.get()["audio_seconds"] = transcript.seconds
+    if format in TEXT_FORMATS:
+        return PlainTextResponse(TEXT_FORMATS[format](transcript))
+    usage = {"type": "duration", "seconds": math.ceil(transcript.seconds)}
+    content = {"text": transcript.text, "usage": usage}
+    if format == "verbose_json":
+        content |= _times(transcript, granularities)
+        content |= {"task": "transcribe", "language": language or "und"}
+    return JSONResponse(content)
+
+
+async def transcript_events(
+    first: str | Transcript, results: AsyncGenerator[str | Transcript]
+) -> AsyncIterator[str]:
+    """Write server-sent events of texts and their transcript; first: the first of the results."""
+    async with aclosing(results):
+        try:
+            result = first
+            while isinstance(result, str):
+                if result:
+                    yield event("transcript.text.delta", delta=result)
+                result = await anext(results)
+            request_facts.get()["audio_seconds"] = result.seconds
+            yield event("transcript.text.done", text=result.text)
+        except SbkitError as error:
+            yield event("error", **as_api_error(error).plain())
+
+
+def words_of(words: Sequence[Word]) -> list[JsonObject]:
+    """Return timed words as the API has them."""
+    plain = (word.plain() for word in words)
+    return [{"word": word.pop("text"), **word} for word in plain]
+
+
+def _times(transcript: Transcript, granularities: Sequence[str]) -> JsonObject:
+    content: JsonObject = {"duration": round(transcript.seconds, 3)}
+    if "segment" in granularities:
+        content["segments"] = [
+            _segment(index, cue) for index, cue in enumerate(cues(transcript.words))
+        ]
+    if "word" in granularities:
+        content["words"] = words_of(transcript.words)
+    return content
+
+
+def _segment(index: int, words: Sequence[Word]) -> JsonObject:
+    """Describe the words of a subtitle; fields without a counterpart in CTC say "good speech"."""
+    text = join_segments(word.text for word in words)
+    log_probs = [
+        math.log(max(word.confidence, 1e-6)) for word in words if word.confidence is not None
+    ]
+    content = text.encode()
+    return {
+        "id": index,
+        "seek": 0,
+        "start": round(words[0].start, 3),
+        "end": round(words[-1].end, 3),
+        "text": text,
+        "tokens": [],
+        "temperature": 0.0,
+        "avg_logprob": sum(log_probs) / len(log_probs) if log_probs else 0.0,  # of confidences
+        "compression_ratio": len(content) / len(zlib.compress(content)),
+        "no_speech_prob": 0.0,
+    }
+
+
+async def speech_response(request: SpeechRequest) -> StreamingResponse:
+    """Send speech while it is synthesized; raises ApiError if the text cannot be spoken."""
+    parts = request.voice.speak(request.text, request.speed, request.format)
+    try:
+        notes, first = await anext(parts), await anext(parts)
+    except SbkitError as error:
+        raise ApiError(400, str(error), "input") from error
+    if request.is_streamed:
+        events = _speech_events(first, parts, len(request.text), notes)
+        return StreamingResponse(events, media_type=EVENT_STREAM)
+    media_type = FILE_FORMATS[request.format].media_type
+    headers = {NOTES_HEADER: _notes_header(notes)} if notes else {}
+    return StreamingResponse(_speech_file(first, parts), media_type=media_type, headers=headers)
+
+
+def _notes_header(notes: Sequence[str]) -> str:
+    """Write as many notes as fit into a header."""
+    sizes = accumulate(len(json.dumps(note)) + len(", ") for note in notes)
+    return json.dumps(
+        [note for note, size in zip(notes, sizes, strict=True) if size <= MAX_NOTES_BYTES]
+    )
+
+
+async def _speech_file(part: bytes | float, parts: SpeechParts) -> AsyncIterator[bytes]:
+    async with aclosing(parts):
+        while isinstance(part, bytes):
+            yield part
+            part = await anext(parts)
+    request_facts.get()["audio_seconds"] = part
+
+
+async def _speech_events(
+    part: bytes | float, parts: SpeechParts, num_characters: int, notes: Sequence[str]
+) -> AsyncIterator[str]:
+    """Write server-sent events; tokens are characters of text and seconds of speech."""
+    async with aclosing(parts):
+        try:
+            while isinstance(part, bytes):
+                yield event("speech.audio.delta", audio=b64encode(part).decode())
+                part = await anext(parts)
+            request_facts.get()["audio_seconds"] = part
+            usage = {"input_tokens": num_characters, "output_tokens": math.ceil(part)}
+            usage["total_tokens"] = sum(usage.values())
+            with_notes = {"notes": notes} if notes else {}
+            yield event("speech.audio.done", usage=usage, **with_notes)
+        except SbkitError as error:
+            yield event("error", **as_api_error(error).plain())

@@ -11,7 +11,7 @@ import pytest
 from sbkit.audio.io import Samples
 from sbkit.bundle.protocols import Effective, Encoded
 from sbkit.runtime.model import ModelThread, Shapes, run_batches
-from sbkit.serve.batching import Batcher, request_cancelled
+from sbkit.serve.recognizer import Batcher, request_cancelled
 from tests.serve.server import wait_for
 
 SECOND = 100  # samples
@@ -102,7 +102,7 @@ def test_batcher_does_not_wait_once_a_round_is_full(echo: Echo) -> None:
 def test_batcher_does_not_run_cancelled_requests(
     echo: Echo, batcher: Batcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sbkit.serve.batching.monotonic", lambda: 0.0)  # blocks come at one time
+    monkeypatch.setattr("sbkit.serve.recognizer.monotonic", lambda: 0.0)  # blocks come at one time
     end = threading.Event()
 
     def ask_cancelled() -> list[int]:
