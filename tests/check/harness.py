@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 from recipes.asr.recipe import ASR
@@ -35,8 +36,16 @@ class Expected:
 
     check: str
     at: str
-    words: tuple[str, ...] = ()
-    stops: bool = True
+    words: tuple[str, ...]
+    stops: bool
+
+
+def error(check: str, at: str, *words: str) -> Expected:
+    return Expected(check, at, words, stops=True)
+
+
+def note(check: str, at: str, *words: str) -> Expected:
+    return Expected(check, at, words, stops=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +60,7 @@ class Mutation:
     """
 
     name: str
-    expected: tuple[Expected, ...]
+    expected: tuple[Expected, ...] = ()
     yaml: str = "hparams/ctc.yaml"
     text: tuple[tuple[str, str], ...] = ()
     options: tuple[str, ...] = ()
@@ -60,6 +69,10 @@ class Mutation:
     run: Edit | None = None
     target: str | None = None
     checks: tuple[Check, ...] = WITHOUT_COST
+
+
+def mutation(name: str, *expected: Expected, **options: Any) -> Mutation:
+    return Mutation(name=name, expected=expected, **options)
 
 
 def healthy_workplace(asterisk: Path, folder: Path) -> Workplace:

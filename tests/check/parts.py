@@ -28,7 +28,7 @@ class AcausalTransformer(Transformer):
     """Lets the decoder see later tokens."""
 
     def decode(self, tokens: Tensor, states: Tensor, lengths: Tensor) -> Tensor:
-        decoded: Tensor = super().decode(tokens, states, lengths)
+        decoded = super().decode(tokens, states, lengths)
         return decoded + decoded.mean(1, keepdim=True)
 
 
@@ -42,8 +42,7 @@ class RunningMeanFrontEnd(ConvFrontEnd):
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         if self.training:
             self.mean = 0.9 * self.mean.to(x.device) + 0.1 * x.mean((0, 1))
-        centered: tuple[Tensor, Tensor] = super().forward(x - self.mean.to(x.device), lengths)
-        return centered
+        return super().forward(x - self.mean.to(x.device), lengths)
 
 
 class ClosureFrontEnd(ConvFrontEnd):
@@ -61,8 +60,7 @@ class ClosureFrontEnd(ConvFrontEnd):
         self.centered = centered
 
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        centered: tuple[Tensor, Tensor] = super().forward(self.centered(x), lengths)
-        return centered
+        return super().forward(self.centered(x), lengths)
 
 
 class AttachedFrontEnd(ConvFrontEnd):
@@ -99,8 +97,7 @@ class CountingFrontEnd(ConvFrontEnd):
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         self.calls += 1
         self.last = x.detach().mean((0, 1))
-        counted: tuple[Tensor, Tensor] = super().forward(x, lengths)
-        return counted
+        return super().forward(x, lengths)
 
 
 class LateFrontEnd(ConvFrontEnd):
@@ -109,8 +106,7 @@ class LateFrontEnd(ConvFrontEnd):
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         if not hasattr(self, "late"):
             self.late = torch.nn.Linear(x.shape[-1], x.shape[-1])
-        outputs: tuple[Tensor, Tensor] = super().forward(self.late(x), lengths)
-        return outputs
+        return super().forward(self.late(x), lengths)
 
 
 class CachingFrontEnd(ConvFrontEnd):
@@ -121,8 +117,7 @@ class CachingFrontEnd(ConvFrontEnd):
         self.layer_of = lru_cache(lambda size: torch.nn.Linear(size, size))
 
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        outputs: tuple[Tensor, Tensor] = super().forward(self.layer_of(x.shape[-1])(x), lengths)
-        return outputs
+        return super().forward(self.layer_of(x.shape[-1])(x), lengths)
 
 
 class DroppingFrontEnd(ConvFrontEnd):

@@ -19,14 +19,14 @@ SPEECHBRAIN_FBANK = ("!new:sbkit.audio.fbank.Fbank", "!new:speechbrain.lobes.fea
 PURE_CTC = ("--ctc_weight=1.0", "--num_decoder_layers=0")
 LARGE = ("--vocab_size=50", "--num_workers=0", "--precision=fp32")
 HEALTHY = [
-    Mutation(name="healthy", checks=CHECKS, expected=()),
-    Mutation(name="healthy BPE", options=("--token_type=bpe", "--vocab_size=50"), expected=()),
-    Mutation(name="healthy Transformer", options=("--encoder_module=transformer",), expected=()),
-    Mutation(name="healthy pure CTC", options=("--ctc_weight=1.0",), expected=()),
-    Mutation(name="healthy without a decoder", options=PURE_CTC, expected=()),
-    Mutation(name="healthy with another Fbank", text=(SPEECHBRAIN_FBANK,), expected=()),
-    Mutation(name="healthy large", yaml="hparams/ctc_large.yaml", options=LARGE, expected=()),
-    Mutation(name="healthy streaming", yaml="hparams/ctc_streaming.yaml", expected=()),
+    Mutation(name="healthy", checks=CHECKS),
+    Mutation(name="healthy BPE", options=("--token_type=bpe", "--vocab_size=50")),
+    Mutation(name="healthy Transformer", options=("--encoder_module=transformer",)),
+    Mutation(name="healthy pure CTC", options=("--ctc_weight=1.0",)),
+    Mutation(name="healthy without a decoder", options=PURE_CTC),
+    Mutation(name="healthy with another Fbank", text=(SPEECHBRAIN_FBANK,)),
+    Mutation(name="healthy large", yaml="hparams/ctc_large.yaml", options=LARGE),
+    Mutation(name="healthy streaming", yaml="hparams/ctc_streaming.yaml"),
 ]
 
 pytestmark = [
