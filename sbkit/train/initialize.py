@@ -230,7 +230,7 @@ def with_encoder_config(yaml_file: Path, overrides: Mapping[str, object]) -> dic
     return {**overrides, CONFIG: config}
 
 
-def _config_of(knobs: Mapping[str, Any]) -> dict[str, Any]:
+def _config_of(knobs: Mapping[str, Any]) -> Mapping[str, Any]:
     folder, declared = knobs.get(KNOB), knobs[CONFIG]
     if folder is None:
         if declared is None and (source := knobs.get("init_from")):

@@ -1,11 +1,10 @@
-"""Parts that the families of pretrained encoders share, and the masks of their training.
+"""Modules that the families of pretrained encoders share, and the masks of their training.
 
 Legend: B utterances, U frames, C channels, D width, H heads.
 
 Sources of the masks: wav2vec 2.0 (Baevski et al. 2020, appendix B), SpecAugment (Park et al. 2019).
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -25,8 +24,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {  # by their names in a `c
     "silu": silu,
     "swish": silu,
 }
-PositionedQuery = tuple[Tensor, Tensor | None]  # a query, and the bias of positions
-LAYER_NORM_EPS = 1e-5  # of families whose files do not contain it
+PositionedQuery = tuple[Tensor, Tensor | None]  # a query, and the bias of its scores by position
+LAYER_NORM_EPS = 1e-5  # for families whose files do not contain it
 
 
 def sum_dtype(device: torch.device) -> torch.dtype:
@@ -46,14 +45,14 @@ def layer_norm(config: Config) -> nn.LayerNorm:
 class Body(nn.Module):
     """An encoder without its front-end, with the tensor names of its file.
 
-    The calls are `project`, `begin`, each of `layers`, and `finish`.
+    It runs `project`, `begin`, each of `layers` with (x, mask, positions), and `finish`.
     """
 
     encoder: Any
-    feature_projection: Any
+    feature_projection: nn.Module
 
     @property
-    def layers(self) -> Any:  # each called with (x, mask, context)
+    def layers(self) -> nn.ModuleList:
         return self.encoder.layers
 
     def project(self, x: Tensor) -> Tensor:
@@ -68,15 +67,12 @@ class FeatureProjection(nn.Sequential):
     """Normalize features, and project them to the width of the encoder: (B, U, C) -> (B, U, D)."""
 
     def __init__(self, config: Config, channels: int) -> None:
-        norm = nn.LayerNorm(channels, eps=config["layer_norm_eps"])
+        super().__init__()
         is_normed = config.get("feat_proj_layer_norm", True)
-        super().__init__(
-            OrderedDict(
-                layer_norm=norm if is_normed else nn.Identity(),
-                projection=nn.Linear(channels, config["hidden_size"]),
-                dropout=Dropout(config["feat_proj_dropout"]),
-            )
-        )
+        norm = nn.LayerNorm(channels, eps=config["layer_norm_eps"]) if is_normed else nn.Identity()
+        self.add_module("layer_norm", norm)
+        self.add_module("projection", nn.Linear(channels, config["hidden_size"]))
+        self.add_module("dropout", Dropout(config["feat_proj_dropout"]))
 
 
 class Attention(nn.Module):
@@ -94,18 +90,18 @@ class Attention(nn.Module):
         for name in self.names:
             self.add_module(name, nn.Linear(config["hidden_size"], config["hidden_size"], bias))
 
-    def forward(self, x: Tensor, mask: Tensor, context: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor, positions: Tensor | None) -> Tensor:
         *projections, out_proj = (getattr(self, name) for name in self.names)
         query, key, value = (
             project(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, H, U, D/H)
             for project in projections
         )
-        query, bias = self.add_positions(query, x, context)
+        query, bias = self.add_positions(query, x, positions)
         dropout = self.p if self.training else 0.0
         attended = attend(query, key, value, mask[:, None, None, :], bias=bias, dropout=dropout)
         return out_proj(attended)
 
-    def add_positions(self, query: Tensor, x: Tensor, context: Tensor | None) -> PositionedQuery:
+    def add_positions(self, query: Tensor, x: Tensor, positions: Tensor | None) -> PositionedQuery:
         """Return the query, and the bias that positions add to the scores, here none."""
         return query, None
 
@@ -116,20 +112,15 @@ class FeedForwardModule(nn.Module):
     names: the two projections in the files.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        names: tuple[str, str] = ("intermediate_dense", "output_dense"),
-        *,
-        bias: bool = True,
-    ) -> None:
+    names = ("intermediate_dense", "output_dense")
+
+    def __init__(self, config: Config, *, bias: bool = True) -> None:
         super().__init__()
         width, inner = config["hidden_size"], config["intermediate_size"]
-        self.names = names
-        self.add_module(names[0], nn.Linear(width, inner, bias))
+        self.add_module(self.names[0], nn.Linear(width, inner, bias))
         self.activation = ACTIVATIONS[config["hidden_act"]]
         self.dropout = Dropout(config["activation_dropout"])
-        self.add_module(names[1], nn.Linear(inner, width, bias))
+        self.add_module(self.names[1], nn.Linear(inner, width, bias))
 
     def forward(self, x: Tensor) -> Tensor:
         up, down = (getattr(self, name) for name in self.names)

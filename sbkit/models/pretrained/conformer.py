@@ -29,7 +29,7 @@ from sbkit.models.pretrained.blocks import (
 )
 
 SINUSOID_BASE = 10_000.0
-VARIANCE_EPS = 1e-5  # of FrozenBatchNorm
+BATCH_NORM_EPS = 1e-5
 
 
 class ConformerLayer(nn.Module):
@@ -45,12 +45,12 @@ class ConformerLayer(nn.Module):
             self.add_module(name, part)
         self.dropout = Dropout(config["hidden_dropout"])
 
-    def forward(self, x: Tensor, mask: Tensor, context: Tensor) -> Tensor:
-        """Apply the parts: (B, U, D), (B, U), context of the distances -> (B, U, D)."""
+    def forward(self, x: Tensor, mask: Tensor, positions: Tensor) -> Tensor:
+        """Apply the parts: (B, U, D), (B, U), tensor for the distances -> (B, U, D)."""
         parts = [getattr(self, name) for name in self.names]
         norm1, feed1, norm2, attention, norm3, convolution, norm4, feed2, last_norm = parts
         x = self.dropout.add(x, feed1(norm1(x)), 0.5)
-        x = self.dropout.add(x, attention(norm2(x), mask, context))
+        x = self.dropout.add(x, attention(norm2(x), mask, positions))
         x = self.dropout.add(x, convolution(norm3(x), mask))
         x = self.dropout.add(x, feed2(norm4(x)), 0.5)
         return last_norm(x)
@@ -102,7 +102,7 @@ def distance_scores(query: Tensor, keys: Tensor) -> Tensor:
     """
     length, scale = query.shape[2], query.shape[3] ** -0.5
     scores = (query * scale @ keys.transpose(-1, -2)).flatten(2)  # (B, H, U * 2U)
-    rows: Tensor = scores[..., length - 1 : -1].reshape(*query.shape[:3], 2 * length - 1)
+    rows = scores[..., length - 1 : -1].reshape(*query.shape[:3], 2 * length - 1)
     return rows[..., :length]
 
 
@@ -141,8 +141,7 @@ class W2vBert(Body):
 
     def begin(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Also return the embedding row of each distance: -> (B, U, D), (2U,)."""
-        ahead = -distances(x.shape[1], x.device)
-        ahead = ahead.clamp(self.min_distance, self.max_distance)
+        ahead = (-distances(x.shape[1], x.device)).clamp(self.min_distance, self.max_distance)
         return self.dropout(x), ahead - self.min_distance
 
 
@@ -170,9 +169,9 @@ class ShawAttention(Attention):
         count = config["left_max_position_embeddings"] + config["right_max_position_embeddings"] + 1
         self.distance_embedding = nn.Embedding(count, config["hidden_size"] // self.heads)
 
-    def add_positions(self, query: Tensor, x: Tensor, context: Tensor | None) -> PositionedQuery:
-        """Score distances; context (2U,): the embedding row of each."""
-        return query, distance_scores(query, self.distance_embedding(context).unsqueeze(0))
+    def add_positions(self, query: Tensor, x: Tensor, positions: Tensor | None) -> PositionedQuery:
+        """Score distances; positions (2U,): the embedding row of each."""
+        return query, distance_scores(query, self.distance_embedding(positions).unsqueeze(0))
 
 
 class CausalConvolution(ConvolutionModule):
@@ -229,7 +228,7 @@ class StridedConvs(nn.Module):
 
 
 class FastConformer(nn.Module):
-    """Conformer layers over subsampled frames; called like a `Body`."""
+    """Conformer layers over subsampled frames, with the methods of a `Body`."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -261,20 +260,25 @@ def frequencies(width: int, device: torch.device) -> Tensor:
 
 
 def _parakeet_parts(config: Config) -> dict[str, nn.Module]:
-    side, bias = (config["conv_kernel_size"] - 1) // 2, config["convolution_bias"]
-    names, feed_bias = ("linear1", "linear2"), config["attention_bias"]
+    side, bias = (config["conv_kernel_size"] - 1) // 2, config["attention_bias"]
     norm = ("norm", FrozenBatchNorm(config["hidden_size"]))
     return {
         "norm_feed_forward1": layer_norm(config),
-        "feed_forward1": FeedForwardModule(config, names, bias=feed_bias),
+        "feed_forward1": ParakeetFeedForward(config, bias=bias),
         "norm_self_att": layer_norm(config),
         "self_attn": SinusoidAttention(config),
         "norm_conv": layer_norm(config),
-        "conv": ConvolutionModule(config, side, side, norm, bias=bias),
+        "conv": ConvolutionModule(config, side, side, norm, bias=config["convolution_bias"]),
         "norm_feed_forward2": layer_norm(config),
-        "feed_forward2": FeedForwardModule(config, names, bias=feed_bias),
+        "feed_forward2": ParakeetFeedForward(config, bias=bias),
         "norm_out": layer_norm(config),
     }
+
+
+class ParakeetFeedForward(FeedForwardModule):
+    """A feed-forward with the names of its file."""
+
+    names = ("linear1", "linear2")
 
 
 class SinusoidAttention(Attention):
@@ -289,9 +293,9 @@ class SinusoidAttention(Attention):
         self.bias_u = nn.Parameter(torch.zeros(self.heads, width // self.heads))
         self.bias_v = nn.Parameter(torch.zeros(self.heads, width // self.heads))
 
-    def add_positions(self, query: Tensor, x: Tensor, context: Tensor | None) -> PositionedQuery:
-        """Score distances; context (2U, D): sinusoids of each."""
-        keys = self.relative_k_proj(context).unflatten(-1, (self.heads, -1)).transpose(0, 1)
+    def add_positions(self, query: Tensor, x: Tensor, positions: Tensor | None) -> PositionedQuery:
+        """Score distances; positions (2U, D): sinusoids of each."""
+        keys = self.relative_k_proj(positions).unflatten(-1, (self.heads, -1)).transpose(0, 1)
         scores = distance_scores(query + self.bias_v.unsqueeze(1), keys)  # keys (H, 2U, D/H)
         return query + self.bias_u.unsqueeze(1), scores
 
@@ -299,8 +303,8 @@ class SinusoidAttention(Attention):
 class FrozenBatchNorm(nn.Module):
     """Normalize by the statistics of pretraining, also in training: (B, U, D) -> (B, U, D).
 
-    With those of a batch, an utterance would depend on its batch, and the weights on the number of
-    processes. ``weight`` and ``bias`` are trained.
+    With a batch's own statistics, an utterance would depend on its batch, and the weights on the
+    number of processes. ``weight`` and ``bias`` are trained.
     """
 
     running_mean: Tensor
@@ -313,5 +317,5 @@ class FrozenBatchNorm(nn.Module):
             self.register_buffer(name, buffer)
 
     def forward(self, x: Tensor) -> Tensor:
-        scale = self.weight * (self.running_var + VARIANCE_EPS).rsqrt()
+        scale = self.weight * (self.running_var + BATCH_NORM_EPS).rsqrt()
         return torch.addcmul(self.bias - self.running_mean * scale, x, scale)

@@ -3,10 +3,10 @@
 Legend: B utterances, S samples, T frames of 10 ms, W samples of a window, K frequencies, M mel
 bins.
 
-Filters and windows are computed in float64, as the extractors do: with those of `Fbank`, which are
-torchaudio's in float32, the quietest bins of real speech were up to 0.02 from w2v-BERT's, and with
-these 2e-6. A trained model on the CPU computes its spectra in float64, like `Fbank`; Parakeet's
-extractor does not, and is up to 1e-4 off in such bins.
+Filters and windows are computed in float64, as the extractors do. With `Fbank`'s, which torchaudio
+computes in float32, the quietest bins of real speech were up to 0.02 from w2v-BERT's; with these,
+2e-6. A trained model on the CPU computes its spectra in float64, like `Fbank`. Parakeet's extractor
+does not, and is up to 1e-4 off in such bins.
 """
 
 from functools import lru_cache
@@ -23,16 +23,15 @@ from sbkit.base.arrays import Float64s
 from sbkit.base.units import shift_samples, window_samples
 from sbkit.models.pretrained.blocks import Config, sum_dtype
 
-POVEY_POWER, HANN_POWER = 0.85, 1.0  # of Hann's window
-VARIANCE_EPS = 1e-7  # of audio, and of a mel bin of w2v-BERT
-DEVIATION_EPS = 1e-5  # of a mel bin of Parakeet
-ENERGY_EPS = 2.0**-24  # of a mel bin of Parakeet
+POVEY_POWER, HANN_POWER = 0.85, 1.0  # exponents of Hann's window
+VARIANCE_EPS = 1e-7  # for audio, and the mel bins of w2v-BERT
+DEVIATION_EPS, ENERGY_EPS = 1e-5, 2.0**-24  # for the mel bins of Parakeet
 
 
 def center(x: Tensor, lengths: Tensor, *, correction: int = 1) -> tuple[Tensor, Tensor]:
-    """Subtract the mean over a clip's own frames; also return the variance.
+    """Center x over a clip's own frames, and return the variance; the padding becomes zero.
 
-    (B, T, M), (B,) -> (B, T, M), (B, 1, M). The padding becomes zero.
+    (B, T, M), (B,) -> (B, T, M), (B, 1, M).
     """
     mask = length_mask(lengths, x.shape[1], x.device).unsqueeze(-1)
     count, dtype = mask.sum(1, keepdim=True), sum_dtype(x.device)
@@ -43,9 +42,9 @@ def center(x: Tensor, lengths: Tensor, *, correction: int = 1) -> tuple[Tensor, 
 
 
 class NormalizedAudio(nn.Module):
-    """Normalize each clip to mean 0 and variance 1: (B, S), (B,) -> (B, S, 1), (B,).
+    """Normalize each clip to mean 0 and variance 1, if ``do_normalize`` is true.
 
-    Over its own samples. If ``do_normalize`` is false the audio stays unchanged.
+    (B, S), (B,) -> (B, S, 1), (B,).
     """
 
     def __init__(self, config: Config) -> None:
@@ -64,12 +63,9 @@ class NormalizedAudio(nn.Module):
 
 
 class MelEnergies(nn.Module):
-    """Mel energies of windows of ``size`` samples, one every ``shift``.
+    """Mel energies of windows of ``size`` samples, one every ``shift``."""
 
-    ``filters`` (K, M) is a constant, and not saved in checkpoints.
-    """
-
-    filters: Tensor
+    filters: Tensor  # (K, M)
 
     def __init__(self, filters: Float64s, *, size: int, shift: int) -> None:
         super().__init__()
@@ -95,16 +91,14 @@ class W2vBertFeatures(MelEnergies):
         super().__init__(filters, size=window_samples(rate), shift=shift_samples(rate))
 
     def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute features of whole windows, without their mean and with pre-emphasis."""
         if audio.shape[1] < self.size:  # so that a frame exists
             audio = pad(audio, (0, self.size - audio.shape[1]))
         windows = self.precise(audio * FULL_SCALE).unfold(1, self.size, self.shift)
         windows = windows - windows.mean(-1, keepdim=True)
         previous = torch.cat([windows[..., :1], windows[..., :-1]], -1)
         energies = self.energies(windows - PREEMPHASIS * previous, POVEY_POWER)
-        features = energies.clamp(min=EPSILON).log()
         frames = self.frame_lengths(lengths)
-        centered, variance = center(features, frames)
+        centered, variance = center(energies.clamp(min=EPSILON).log(), frames)
         return centered * (variance + VARIANCE_EPS).rsqrt(), frames
 
     def frame_lengths(self, lengths: Tensor) -> Tensor:
@@ -120,19 +114,16 @@ class ParakeetFeatures(MelEnergies):
         self.preemphasis: float = config["preemphasis"]
 
     def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute features of audio with pre-emphasis, and zeros outside a clip."""
         audio = self.precise(audio)
         audio = audio - self.preemphasis * pad(audio[:, :-1], (1, 0))
         audio = audio * length_mask(lengths, audio.shape[1], audio.device)
         windows = pad(audio, (self.size // 2, self.size // 2)).unfold(1, self.size, self.shift)
-        features = (self.energies(windows, HANN_POWER) + ENERGY_EPS).log()
-        frames = self.frame_lengths(lengths)
-        centered, variance = center(features, frames)
+        energies, frames = self.energies(windows, HANN_POWER), self.frame_lengths(lengths)
+        centered, variance = center((energies + ENERGY_EPS).log(), frames)
         return centered / (variance.sqrt() + DEVIATION_EPS), frames
 
     def frame_lengths(self, lengths: Tensor) -> Tensor:
-        """Count all windows except the last, half of which lies past the end: (B,) -> (B,)."""
-        return lengths // self.shift
+        return lengths // self.shift  # half of the last window lies past the end
 
 
 @lru_cache(maxsize=8)  # a constant in an exported graph

@@ -6,7 +6,7 @@ that the files do not have, such as those of adapters, keep their initial values
 
 The configuration is `config.json`, completed with defaults. Keys and defaults are Hugging Face's
 (transformers 5.23, `models/*/configuration_*.py`); only keys that the modules here read are kept.
-In addition:
+Three are added:
 
     do_normalize   whether the model was trained on clips of zero mean and unit variance
     sample_rate    Hz
@@ -32,12 +32,13 @@ from sbkit.base.messages import listed
 from sbkit.base.units import SAMPLE_RATE
 from sbkit.config.document import did_you_mean
 from sbkit.config.ranges import NON_NEGATIVE, Range
+from sbkit.models.pretrained.blocks import Config
 from sbkit.models.pretrained.parts import PretrainedEncoder, PretrainedFrontEnd
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 SNAPSHOTS = "snapshots"  # in the hub's cache, with a folder per commit of a model
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
-MAX_FILE_BYTES = 1 << 25  # of a JSON file or a model card
+MAX_FILE_BYTES = 1 << 25  # a JSON file or a model card
 AGAIN = "Download it again."
 
 
@@ -127,8 +128,6 @@ def hash_weights(folder: Path) -> str:
 
 # -- configuration ----------------------------------------------------------------------------
 
-Config = dict[str, Any]
-
 
 def _sizes(hidden: int, layers: int, heads: int, intermediate: int) -> Config:
     return {
@@ -167,7 +166,7 @@ DEFAULTS: dict[str, Config] = {  # by model_type
     "wav2vec2-bert": W2V_BERT,
     "parakeet_encoder": PARAKEET,
 }
-UNSUPPORTED = {  # unless false or null
+UNSUPPORTED = {  # keys that must be false or null
     "auto_map": "null, since code of the model's author is never run",
     "add_adapter": "false",
     "adapter_attn_dim": "null",
@@ -180,7 +179,7 @@ CHOICES = {
     "position_embeddings_type": ("relative_key",),
 }
 SIZE = Range(low=1, high=1 << 16, whole=True, advice="Use another model.")
-DIVISORS = ("num_attention_heads", "num_conv_pos_embedding_groups")  # of hidden_size
+DIVISORS = ("num_attention_heads", "num_conv_pos_embedding_groups")  # they divide hidden_size
 PREPROCESSOR, PROCESSOR, CARD = "preprocessor_config.json", "processor_config.json", "README.md"
 
 
@@ -198,17 +197,17 @@ def read_encoder_config(path_or_id: str | Path) -> Config:
             f"`pretrained` must be a folder with {CONFIG}, but {folder} has none. Pass a folder "
             "written by save_pretrained or a download."
         )
-    encoder_settings = settings.get("encoder_config") or {}  # of a model with a head
+    encoder_settings = settings.get("encoder_config") or {}  # in a model with a head
     settings = {**settings, **encoder_settings, **_feature_settings(folder)}
     config = complete_config(settings, source_file=str(folder / CONFIG))
     name = folder.resolve().name
     if folder.parent.name == SNAPSHOTS:
         name = home_of(folder).name.removeprefix("models--").replace("--", "/")
     source = {"name": name, "license": _read_license(folder), "sha256": hash_weights(folder)}
-    return config | {"source": source}
+    return {**config, "source": source}
 
 
-def complete_config(settings: Mapping[str, Any], *, source_file: str) -> Config:
+def complete_config(settings: Config, *, source_file: str) -> Config:
     """Keep the settings that a family's modules read, and add defaults; check all values.
 
     Raises:
@@ -229,7 +228,7 @@ def complete_config(settings: Mapping[str, Any], *, source_file: str) -> Config:
     return {"model_type": family, **config, "source": settings.get("source")}
 
 
-def _faults(settings: Mapping[str, Any], defaults: Config) -> Iterator[tuple[str, str]]:
+def _faults(settings: Config, defaults: Config) -> Iterator[tuple[str, str]]:
     """Yield the keys of invalid values, and the requirement of each."""
     yield from ((key, requirement) for key, requirement in UNSUPPORTED.items() if settings.get(key))
     for key, default in defaults.items():
@@ -286,8 +285,8 @@ def _read_license(folder: Path) -> str:
 
 # -- weights ----------------------------------------------------------------------------------
 
-PREFIXES = ("", "wav2vec2.", "hubert.", "wavlm.", "wav2vec2_bert.", "encoder.")  # with a head
-RENAMED = {  # weight norm of torch before 2.0
+PREFIXES = ("", "wav2vec2.", "hubert.", "wavlm.", "wav2vec2_bert.", "encoder.")  # of head models
+RENAMED = {  # weight norm before torch 2.0
     "weight_g": "parametrizations.weight.original0",
     "weight_v": "parametrizations.weight.original1",
 }
@@ -295,10 +294,10 @@ FLOAT_TYPES = ("F64", "F32", "F16", "BF16")
 MASK = "masked_spec_embed"  # replaces masked frames
 MAX_LISTED_NAMES = 4
 
-Stored = dict[str, Any]  # slices of the files, by the current names of their tensors
+Stored = dict[str, Any]  # slices of the files, by their tensors' names since torch 2.0
 
 
-def check_weights(folder: Path, config: Mapping[str, Any]) -> None:
+def check_weights(folder: Path, config: Config) -> None:
     """Compare the tensors of a folder with its config, without reading or allocating them.
 
     Raises:
@@ -339,14 +338,14 @@ def load_weights(folder: Path, objects: Iterable[object]) -> str:
 
 
 def _match_tensors(folder: Path, parts: Iterable[nn.Module]) -> tuple[dict[str, Tensor], Stored]:
-    """Return our tensors and those of the files, by the current names of the latter."""
+    """Return our tensors and the files' slices, both by the names in the files."""
     stored: Stored = {}
     for path in weight_files(folder):
         with reading(path, must="be a whole file", fix=AGAIN):
             file: Any = safe_open(path, framework="pt")
             stored |= {_renamed(name): file.get_slice(name) for name in [*file.keys()]}
     ours = _tensors(parts, stored)
-    _check_no_faults(folder, {name: _fault(stored, name, ours[name]) for name in ours})
+    _check_no_faults(folder, {name: _fault(stored, name, tensor) for name, tensor in ours.items()})
     return ours, stored
 
 

@@ -9,6 +9,7 @@ module implements the training that all families share.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -25,20 +26,17 @@ from sbkit.models.pretrained.lora import add_adapters
 from sbkit.models.pretrained.wav2vec2 import ConvEncoder, Wav2Vec2
 
 WEIGHTED = "weighted"  # instead of a number of layers
+LAYER = Range(low=1, whole=True, or_null=True, advice="Pass null for the middle one.")
 
 
 class Family(NamedTuple):
-    """The modules of a family of pretrained encoders, each built from a config.
-
-    prefix: of the front-end's tensor names in a file.
-    has_mask_vector: whether a file has the vector that replaces masked frames.
-    """
+    """The modules of a family of pretrained encoders, each built from a config."""
 
     features: Callable[[Config], nn.Module]
     front_end: Callable[[Config], nn.Module]
     body: Callable[[Config], nn.Module]
-    prefix: str
-    has_mask_vector: bool = True
+    prefix: str  # with which the tensors of the front-end begin in a file
+    has_mask_vector: bool = True  # whether a file has the vector that replaces masked frames
 
 
 WAVEFORMS = Family(NormalizedAudio, ConvEncoder, Wav2Vec2, "feature_extractor.")
@@ -57,8 +55,7 @@ class PretrainedPart(nn.Module):
     body: Any
 
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        frames, frame_lengths = self.body(x, lengths)
-        return frames, frame_lengths
+        return self.body(x, lengths)
 
     def frame_lengths(self, lengths: Tensor) -> Tensor:
         return self.body.frame_lengths(lengths)
@@ -108,12 +105,8 @@ class PretrainedEncoder(nn.Module):
         **dict.fromkeys(("mask_time_prob", "mask_channel_prob", "layerdrop", "dropout"), SHARE),
         **dict.fromkeys(("attention_dropout", "activation_dropout", "feat_proj_dropout"), SHARE),
         **dict.fromkeys(("mask_time_length", "mask_channel_length"), POSITIVE_COUNT),
-        "layers": Range(
-            low=1, whole=True, or_null=True, word=WEIGHTED, advice="Pass null for all layers."
-        ),
-        "intermediate_layer": Range(
-            low=1, whole=True, or_null=True, advice="Pass null for the middle one."
-        ),
+        "layers": replace(LAYER, word=WEIGHTED, advice="Pass null for all layers."),
+        "intermediate_layer": LAYER,
     }
 
     def __init__(
@@ -160,7 +153,7 @@ class PretrainedEncoder(nn.Module):
         return self._encoded(x, lengths)[1]
 
     def encode_with_intermediate(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Encode, and also return the states after the middle, first: -> 2 x (B, U, D).
+        """Return the states after the intermediate layer, and the last: -> 2 x (B, U, D).
 
         Both pass the same norm, so that one head can read either (Lee and Watanabe 2021).
         """
@@ -172,14 +165,14 @@ class PretrainedEncoder(nn.Module):
         weights = getattr(self, "layer_weights", None)
         shares = None if weights is None else weights.softmax(0)
         middle = last = x
-        total: Tensor | None = None
+        weighted_sum: Tensor | None = None
         for index, last in enumerate(self._states(x, lengths)):
             if index == self.intermediate_layer:
                 middle = last
             if shares is not None:
                 weighted = shares[index] * self.body.finish(last)
-                total = weighted if total is None else total + weighted
-        return middle, self.body.finish(last) if total is None else total
+                weighted_sum = weighted if weighted_sum is None else weighted_sum + weighted
+        return middle, self.body.finish(last) if weighted_sum is None else weighted_sum
 
     def _states(self, x: Tensor, lengths: Tensor) -> Iterator[Tensor]:
         """Yield the input of the first layer, and the output of each."""
@@ -190,16 +183,16 @@ class PretrainedEncoder(nn.Module):
             x = mask_spans(
                 x, lengths, frames=self.frame_masks, channels=self.channel_masks, vector=vector
             )
-        x, context = self.body.begin(x, mask)
+        x, positions = self.body.begin(x, mask)
         yield x
         recompute = self.gradient_checkpointing and self.training and torch.is_grad_enabled()
         for layer, is_skipped in zip(self.body.layers, self._draw_skipped(), strict=True):
             if is_skipped:
                 x = _skip(layer, x)
             elif recompute:
-                x = checkpoint(layer, x, mask, context, use_reentrant=False)
+                x = checkpoint(layer, x, mask, positions, use_reentrant=False)
             else:
-                x = layer(x, mask, context)
+                x = layer(x, mask, positions)
             yield x
 
     def _draw_skipped(self) -> list[bool]:
@@ -214,5 +207,4 @@ def _skip(layer: nn.Module, x: Tensor) -> Tensor:
 
     Their gradient is then zero instead of missing: DDP waits for every gradient.
     """
-    total = sum(p.sum() for p in layer.parameters() if p.requires_grad)
-    return x + 0 * total
+    return x + 0 * sum(p.sum() for p in layer.parameters() if p.requires_grad)

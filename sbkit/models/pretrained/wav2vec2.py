@@ -10,7 +10,8 @@ normalize before each part (`do_stable_layer_norm`), or after each sum.
 """
 
 import math
-from typing import Any
+from collections.abc import Iterable
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -42,7 +43,7 @@ class ConvEncoder(nn.Module):
         super().__init__()
         sizes = list(zip(config["conv_kernel"], config["conv_stride"], strict=True))
         self.conv_layers = nn.ModuleList(ConvLayer(config, i) for i in range(len(sizes)))
-        self.min_samples = 1  # samples that yield a frame
+        self.min_samples = 1  # that yield a frame
         for kernel, stride in reversed(sizes):
             self.min_samples = (self.min_samples - 1) * stride + kernel
 
@@ -55,16 +56,15 @@ class ConvEncoder(nn.Module):
         return x, lengths
 
     def frame_lengths(self, lengths: Tensor) -> Tensor:
-        layer: Any
-        for layer in self.conv_layers:
+        for layer in cast("Iterable[ConvLayer]", self.conv_layers):
             lengths = layer.frame_lengths(lengths)
         return lengths
 
 
 class ConvLayer(nn.Module):
-    """A strided convolution, a norm and an activation: (B, T, C), (B,) -> (B, T', C'), (B,).
+    """Layer ``index`` of the encoder: strided convolution, norm and activation.
 
-    index: its position in the encoder, from 0.
+    (B, T, C), (B,) -> (B, T', C'), (B,).
     """
 
     def __init__(self, config: Config, index: int) -> None:
@@ -73,7 +73,7 @@ class ConvLayer(nn.Module):
         kernel, stride = config["conv_kernel"][index], config["conv_stride"][index]
         self.conv = StridedConv(in_channels, channels, kernel, stride, bias=config["conv_bias"])
         nn.init.kaiming_normal_(self.conv.weight)
-        self.layer_norm: Any = None
+        self.layer_norm: nn.Module | None = None
         if config["feat_extract_norm"] == "layer":
             self.layer_norm = nn.LayerNorm(channels)
         elif index == 0:
@@ -83,7 +83,7 @@ class ConvLayer(nn.Module):
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         lengths = self.frame_lengths(lengths)
         if isinstance(self.layer_norm, nn.GroupNorm):
-            x = self._normalized(x.squeeze(-1), lengths)
+            x = self._normalized(x.squeeze(-1), lengths, self.layer_norm)
         else:
             x = self.conv(x)
             x = x if self.layer_norm is None else self.layer_norm(x)
@@ -92,7 +92,7 @@ class ConvLayer(nn.Module):
     def frame_lengths(self, lengths: Tensor) -> Tensor:
         return count_windows(lengths, self.conv.kernel_size[0], self.conv.stride[0])
 
-    def _normalized(self, audio: Tensor, lengths: Tensor) -> Tensor:
+    def _normalized(self, audio: Tensor, lengths: Tensor, norm: nn.GroupNorm) -> Tensor:
         """Convolve and normalize each channel over a clip's own frames: (B, S), (B,) -> (B, T, C).
 
         PyTorch's group norm includes the padding (fairseq issue #3227). Mean and variance of a
@@ -107,7 +107,8 @@ class ConvLayer(nn.Module):
         mean = (windows * mask).sum(1, keepdim=True, dtype=dtype) / count  # (B, 1, K)
         centered = (windows - mean) * mask
         covariance = centered.mT @ centered / count  # (B, K, K)
-        weight, norm = self.conv.weight.squeeze(1).to(dtype), self.layer_norm  # (C, K)
+        weight = self.conv.weight.squeeze(1).to(dtype)  # (C, K)
+        # The bias cancels, but DDP waits for its gradient, which is then zero.
         bias = 0.0 if self.conv.bias is None else self.conv.bias.unsqueeze(1)
         # Weights on the left, since onnxruntime would quantize those on the right to int8.
         variance = (weight @ covariance * weight).sum(2, keepdim=True)  # (B, C, 1)
@@ -132,18 +133,19 @@ class Wav2Vec2(Body):
             Block(config) for _ in range(config["num_hidden_layers"])
         )
         if config["model_type"] == "wavlm":  # shared by all layers, stored in the first
-            self.layers[0].attention.rel_attn_embed = RelativePositions(config)
+            self.encoder.layers[0].attention.rel_attn_embed = RelativePositions(config)
 
     def begin(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Add positions; the convolution sees zeros in the padding.
+        """Add positions, and return WavLM's attention bias: (B, U, D), (B, U) -> same, (H, U, U).
 
-        (B, U, D), (B, U) -> (B, U, D), and WavLM's attention bias, (H, U, U).
+        The convolution sees zeros in the padding.
         """
         x = x * mask.unsqueeze(-1)
         x = x + self.encoder.pos_conv_embed(x)
-        positions = getattr(self.layers[0].attention, "rel_attn_embed", None)
-        bias = None if positions is None else positions(x.shape[1])
-        return self.encoder.dropout(x if self.norm_first else self.encoder.layer_norm(x)), bias
+        embed = getattr(self.encoder.layers[0].attention, "rel_attn_embed", None)
+        position_bias = None if embed is None else embed(x.shape[1])
+        x = x if self.norm_first else self.encoder.layer_norm(x)
+        return self.encoder.dropout(x), position_bias
 
     def finish(self, x: Tensor) -> Tensor:
         """Normalize the output if the blocks do not: (B, U, D) -> (B, U, D)."""
@@ -180,11 +182,11 @@ class Block(nn.Module):
         self.feed_forward = FeedForwardModule(config)
         self.final_layer_norm = layer_norm(config)
 
-    def forward(self, x: Tensor, mask: Tensor, context: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor, position_bias: Tensor | None) -> Tensor:
         if self.norm_first:
-            x = self.dropout.add(x, self.attention(self.layer_norm(x), mask, context))
+            x = self.dropout.add(x, self.attention(self.layer_norm(x), mask, position_bias))
             return self.dropout.add(x, self.feed_forward(self.final_layer_norm(x)))
-        x = self.layer_norm(self.dropout.add(x, self.attention(x, mask, context)))
+        x = self.layer_norm(self.dropout.add(x, self.attention(x, mask, position_bias)))
         return self.final_layer_norm(self.dropout.add(x, self.feed_forward(x)))
 
 
@@ -196,13 +198,15 @@ class GatedAttention(Attention):
         self.gru_rel_pos_const = nn.Parameter(torch.ones(1, self.heads, 1, 1))
         self.gru_rel_pos_linear = nn.Linear(config["hidden_size"] // self.heads, 8)
 
-    def add_positions(self, query: Tensor, x: Tensor, context: Tensor | None) -> PositionedQuery:
+    def add_positions(
+        self, query: Tensor, x: Tensor, position_bias: Tensor | None
+    ) -> PositionedQuery:
         """Scale the shared bias: (B, U, D), (H, U, U) -> (B, H, U, U)."""
-        assert context is not None
+        assert position_bias is not None
         heads = x.view(*x.shape[:2], self.heads, -1).transpose(1, 2)  # (B, H, U, D/H)
         gates = self.gru_rel_pos_linear(heads).unflatten(-1, (2, 4)).sum(-1).sigmoid()
         update, reset = gates.split(1, dim=-1)  # (B, H, U, 1)
-        return query, (update * (reset * self.gru_rel_pos_const - 1) + 2) * context
+        return query, (update * (reset * self.gru_rel_pos_const - 1) + 2) * position_bias
 
 
 class RelativePositions(nn.Embedding):
