@@ -12,23 +12,23 @@ from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torchaudio.compliance.kaldi import get_mel_banks
 
 from sbkit.audio.lengths import count_windows, length_mask
+from sbkit.base.arrays import Float32s, Int64s
 from sbkit.base.units import SAMPLE_RATE, shift_samples, window_samples
 from sbkit.config.ranges import Range
 
 PREEMPHASIS = 0.97
 MIN_HZ = 20.0  # the lower edge of the first filter; the last one ends at half the sample rate
 MIN_SAMPLE_RATE = 1000  # Hz; below, no mel filter is left above MIN_HZ
-EPSILON = torch.finfo(torch.float32).eps  # floor under the logarithm
+EPSILON = torch.finfo(torch.float32).eps  # the floor under the logarithm
 # Windows that a trained model transforms at a time on the CPU: all of 30 s take 62 MB instead of
 # 20, and, in one thread, 1.2 times as long. In training it would gain nothing.
 MAX_WINDOWS = 256
-MIN_ROW_SAMPLES = 8  # of MelProducts; with fewer, the products are large
+MIN_ROW_SAMPLES = 8  # with shorter rows, the products of MelProducts are large
 
 
 class Fbank(nn.Module):
@@ -44,17 +44,17 @@ class Fbank(nn.Module):
 
     RANGES: ClassVar = {
         "n_mels": Range(low=3, whole=True, advice="80 is usual."),
-        "sample_rate": Range(
-            low=MIN_SAMPLE_RATE, whole=True, advice="Write it in hertz, such as 16000."
-        ),
+        "sample_rate": Range(low=MIN_SAMPLE_RATE, whole=True, advice="Write hertz, such as 16000."),
     }
 
     def __init__(self, *, n_mels: int = 80, sample_rate: int = SAMPLE_RATE) -> None:
         super().__init__()
         self.n_mels, self.sample_rate = n_mels, sample_rate
 
-    def frame_lengths(self, audio_lengths: Tensor) -> Tensor:
-        return frame_counts(audio_lengths, self.sample_rate)
+    def frame_lengths(self, lengths: Tensor) -> Tensor:
+        """Count the whole windows in lengths of audio: (B,) samples -> (B,) frames."""
+        rate = self.sample_rate
+        return count_windows(lengths, window_samples(rate), shift_samples(rate))
 
     def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Compute in float32 whatever the autocast state; frames in the padding are zero.
@@ -70,7 +70,7 @@ class Fbank(nn.Module):
             if missing > 0:  # so that a frame exists
                 audio = nn.functional.pad(audio, (0, missing))
             features = self._mel(audio).clamp(min=EPSILON).log()
-        frames = frame_counts(lengths, self.sample_rate)
+        frames = self.frame_lengths(lengths)
         mask = length_mask(frames, features.shape[1], features.device)
         return features * mask.unsqueeze(-1), frames
 
@@ -87,8 +87,7 @@ class Fbank(nn.Module):
         else:
             parts = torch.split(windows, max(1, MAX_WINDOWS // len(windows)), dim=1)
             squares = torch.cat([self._squares(part) for part in parts], dim=1)
-        mel: Tensor = squares @ mel_filters(self.n_mels, rate, audio.device)  # (B, T, M)
-        return mel
+        return torch.matmul(squares, mel_filters(self.n_mels, rate, audio.device))  # (B, T, M)
 
     def _squares(self, windows: Tensor) -> Tensor:
         """Return the squared real and imaginary parts of the spectrum: (B, T, 400) -> 514.
@@ -108,11 +107,6 @@ class Fbank(nn.Module):
 def fft_samples(sample_rate: int) -> int:
     """Round the window up to a power of two: 512 at 16 kHz."""
     return 1 << (window_samples(sample_rate) - 1).bit_length()
-
-
-def frame_counts(audio_lengths: Tensor, sample_rate: int = SAMPLE_RATE) -> Tensor:
-    """Count the whole windows in lengths of audio: (B,) samples -> (B,) frames."""
-    return count_windows(audio_lengths, window_samples(sample_rate), shift_samples(sample_rate))
 
 
 @lru_cache(maxsize=8)
@@ -197,9 +191,7 @@ class MelProducts:
         return squares.reshape(audio.shape[0], -1, len(self._filters)) @ self._filters
 
 
-def _reorder(
-    filters: npt.NDArray[np.float32], bins: npt.NDArray[np.int64]
-) -> npt.NDArray[np.float32]:
+def _reorder(filters: Float32s, bins: Int64s) -> Float32s:
     """Return the filters of both parts of each bin in (K, P), zero where it repeats: (2KP, M)."""
     order = bins.ravel()
     is_repeated = np.ones(order.size, bool)

@@ -11,10 +11,9 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from io import IOBase
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,22 +25,23 @@ from sbkit.base.files import write_bytes_atomically
 from sbkit.base.units import SAMPLE_RATE
 
 Samples = npt.NDArray[np.int16]
+Source = Path | str | IOBase  # a file by its path, or open for reading bytes
 
 STANDARD = Path("-")  # standard input or output
 FULL_SCALE = 32768  # int16 steps in an amplitude of 1.0
-MIN_RATE_HZ, MAX_RATE_HZ = 4_000, 768_000  # below, a file of kilobytes can last for days
+MIN_RATE_HZ, MAX_RATE_HZ = 4_000, 768_000  # at lower rates a file of kilobytes can last for days
 MAX_PEAK = 16.0  # 24 dB above full scale: no recording reaches it, but integers in floats do
-MAX_CHANNELS = 32  # of an array, as large microphone arrays have
+MAX_CHANNELS = 32  # large microphone arrays have as many
 BLOCK_SECONDS = 60.0  # longer than training clips; 35 MB at 48 kHz stereo
 MAX_BLOCK_VALUES = 1 << 24  # samples of all channels in a block; 64 MB
-SUFFIXES = (  # of audio files in folders
+SUFFIXES = (  # the files that are taken from folders
     *(".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3"),
     *(".aiff", ".aif", ".au", ".caf", ".sph", ".w64"),
 )
-# Formats in which a truncated file can be detected.
+# A truncated file can be detected in these formats.
 FORMATS = ("WAV", "WAVEX", "FLAC", "OGG", "MP3", "AIFF", "AU", "CAF", "NIST", "W64")
 MP3_PADDING = 2 * 1152  # samples: an encoder's delay and its last, partly filled frame
-STREAMED_BYTES = 0x7FFF_0000  # a program that streams declares this length or more
+STREAMED_BYTES = 0x7FFF_0000  # programs that stream declare this length or more
 UNKNOWN_FRAMES = 1 << 40  # at 768 kHz more than two weeks, so no real length
 MAX_OGG_PAGE_BYTES = 65_307  # RFC 3533
 
@@ -58,7 +58,7 @@ class AudioError(DataError):
 
 
 def find_audio_files(folder: Path) -> list[Path]:
-    """List the audio files below a folder, sorted; without hidden ones, which macOS leaves."""
+    """List the audio files below a folder, sorted, except hidden ones, which macOS leaves."""
     return sorted(
         file
         for file in folder.rglob("*")
@@ -85,29 +85,33 @@ def read_audio(path: Path | str, sample_rate: int = SAMPLE_RATE) -> Samples:
 
 
 def stream_audio(
-    source: Path | str | IOBase,
-    sample_rate: int = SAMPLE_RATE,
-    block_seconds: float = BLOCK_SECONDS,
+    source: Source, sample_rate: int = SAMPLE_RATE, block_seconds: float = BLOCK_SECONDS
 ) -> Iterator[Samples]:
     """Read like `read_audio`, and yield blocks (S,) of about ``block_seconds``.
 
-    An open binary file is read from its start. A truncated file may only be detected at its end.
+    An open file is read from its start. A truncated file may only be detected at its end.
     """
-    path = "the file" if isinstance(source, IOBase) else Path(source)
-    if isinstance(path, Path) and not path.is_file():
-        raise AudioError("missing", f"Audio file {path} does not exist or is not a file.")
+    name = "the file" if isinstance(source, IOBase) else str(Path(source))
+    if not isinstance(source, IOBase) and not Path(source).is_file():
+        raise AudioError("missing", f"Audio file {name} does not exist or is not a file.")
     try:
         with _UnseekableFile(_from_start(source)) as file:
-            _check_header(path, file)
-            blocks = _mono_blocks(source, path, file, block_seconds)
+            check_rate(name, file.samplerate)
+            if file.format not in FORMATS:
+                raise AudioError(
+                    "format that cannot be checked",
+                    f"Format {file.format} of {name} is not supported because truncation cannot be "
+                    "detected. Convert the file to wav or flac.",
+                )
+            blocks = _mono_blocks(source, name, file, block_seconds)
             yield from map(to_int16, resample_blocks(blocks, file.samplerate, sample_rate))
     except AudioError:
         raise
     except Exception as error:  # a damaged file may make a library raise anything
-        raise _describe(path, error) from error
+        raise _describe(source, name, error) from error
 
 
-def declared_seconds(source: Path | str | IOBase) -> float:
+def declared_seconds(source: Source) -> float:
     """Return the duration that a file declares, 0 if it cannot be read; for a progress bar."""
     if not isinstance(source, IOBase) and not Path(source).is_file():
         return 0.0
@@ -118,7 +122,7 @@ def declared_seconds(source: Path | str | IOBase) -> float:
     return float(info.duration) if info.frames < UNKNOWN_FRAMES else 0.0
 
 
-def _from_start(source: Path | str | IOBase) -> bytes | IOBase:
+def _from_start(source: Source) -> bytes | IOBase:
     """Return the argument for soundfile: a path as bytes, or a file at its start."""
     if isinstance(source, IOBase):
         source.seek(0)
@@ -129,7 +133,7 @@ def _from_start(source: Path | str | IOBase) -> bytes | IOBase:
 def convert_array(
     array: npt.NDArray[np.generic], sample_rate: int | None, new_rate: int = SAMPLE_RATE
 ) -> Iterator[Samples]:
-    """Convert a clip from memory like that of a file, and yield it as one block (S,).
+    """Convert a clip in memory like a file, and yield it as one block (S,).
 
     Raises:
         AudioError: it is empty, or `to_samples` would refuse it.
@@ -150,7 +154,7 @@ def to_samples(array: npt.NDArray[np.generic]) -> Samples:
         side of the channels is 1, or at most MAX_CHANNELS if the other is longer than that.
 
     Raises:
-        AudioError: it is not finite, or of another type or shape.
+        AudioError: the array is not finite, or has another type or shape.
 
     >>> to_samples(np.array([0.0, 0.5, -1.0]))
     array([     0,  16384, -32768], dtype=int16)
@@ -161,7 +165,7 @@ def to_samples(array: npt.NDArray[np.generic]) -> Samples:
 
 
 def _average_channels(samples: npt.NDArray[np.generic]) -> Signal:
-    """Average the channels of an array as in `to_samples` -> (S,) between -1 and 1."""
+    """Average the channels of an array, checked as in `to_samples`: -> (S,) between -1 and 1."""
     sides = sorted(samples.shape)
     is_mono = len(sides) == 1 or (len(sides) == 2 and sides[0] == 1)
     has_channels = len(sides) == 2 and 1 < sides[0] <= MAX_CHANNELS < sides[1]
@@ -207,7 +211,7 @@ class _UnseekableFile(soundfile.SoundFile):  # type: ignore[misc]
         return False
 
 
-def check_rate(name: Path | str, rate: int) -> None:
+def check_rate(name: str, rate: int) -> None:
     """Raise AudioError for a rate in Hz that no recording has; ``name`` is its source."""
     if not MIN_RATE_HZ <= rate <= MAX_RATE_HZ:
         raise AudioError(
@@ -217,44 +221,34 @@ def check_rate(name: Path | str, rate: int) -> None:
         )
 
 
-def _check_header(path: Path | str, file: soundfile.SoundFile) -> None:
-    check_rate(path, file.samplerate)
-    if file.format not in FORMATS:
-        raise AudioError(
-            "format that cannot be checked",
-            f"Format {file.format} of {path} is not supported because truncation cannot be "
-            "detected. Convert the file to wav or flac.",
-        )
-
-
 def _mono_blocks(
-    source: Path | str | IOBase, path: Path | str, file: soundfile.SoundFile, seconds: float
+    source: Source, name: str, file: soundfile.SoundFile, seconds: float
 ) -> Iterator[Signal]:
     """Yield the averaged channels (S, channels) -> (S,); raise AudioError for a truncated file."""
     max_frames = min(round(seconds * file.samplerate), MAX_BLOCK_VALUES // file.channels)
     buffer = np.empty((max(1, min(max_frames, file.frames)), file.channels), np.float32)
-    total = 0
+    frames_read = 0
     while len(block := file.read(out=buffer)):
-        _check_values(path, block)
-        total += len(block)
+        _check_values(name, block)
+        frames_read += len(block)
         yield block.mean(axis=1)
-    if _is_truncated(source, file, total):
-        raise _cut_short(path)
-    if not total:
-        raise AudioError("no samples", f"{path} has no samples.")
+    if _is_truncated(source, file, frames_read):
+        raise _cut_short(name)
+    if not frames_read:
+        raise AudioError("no samples", f"{name} has no samples.")
 
 
-def _check_values(path: Path | str, block: npt.NDArray[np.float32]) -> None:
+def _check_values(name: str, block: npt.NDArray[np.float32]) -> None:
     peak = float(np.abs(block).max(initial=0))
     if not peak < MAX_PEAK:  # also true for NaN
         raise AudioError(
             "samples out of range",
-            f"Samples stored as floats must lie between -1 and 1, but those of {path} reach "
-            f"{peak:g}. Divide integers by the full scale of their format (32768 for 16 bits).",
+            f"Samples stored as floats must lie between -1 and 1, but {name} reaches {peak:g}. "
+            "Divide integers by the full scale of their format (32768 for 16 bits).",
         )
 
 
-def _is_truncated(source: Path | str | IOBase, file: soundfile.SoundFile, frames_read: int) -> bool:
+def _is_truncated(source: Source, file: soundfile.SoundFile, frames_read: int) -> bool:
     """Return whether a file, read to its end, has fewer frames or bytes than it declares."""
     padding = MP3_PADDING if file.format == "MP3" else 0
     chunks = _CHUNK.findall(file.extra_info)
@@ -266,10 +260,10 @@ def _is_truncated(source: Path | str | IOBase, file: soundfile.SoundFile, frames
     )
 
 
-def _ogg_is_truncated(source: Path | str | IOBase) -> bool:
+def _ogg_is_truncated(source: Source) -> bool:
     """Return whether the last ogg page is incomplete: libsndfile silently drops such a page.
 
-    A page has a header of 27 bytes, the last of which counts its segments, a table with the size of
+    A page has a header of 27 bytes, whose last byte counts the segments, a table with the size of
     each segment, and their bytes (RFC 3533).
     """
     with _bytes_of(source) as file:
@@ -279,7 +273,7 @@ def _ogg_is_truncated(source: Path | str | IOBase) -> bool:
     return len(page) < 27 or len(page) < 27 + page[26] + sum(page[27 : 27 + page[26]])
 
 
-def _nist_is_truncated(source: Path | str | IOBase) -> bool:
+def _nist_is_truncated(source: Source) -> bool:
     """Compare a NIST/SPHERE header with the size of the file.
 
     The header is text: "NIST_1A", its size in bytes, then a line "name -type value" per field.
@@ -293,31 +287,27 @@ def _nist_is_truncated(source: Path | str | IOBase) -> bool:
     return bool(length < size + count * channels * width)
 
 
-@contextmanager
-def _bytes_of(source: Path | str | IOBase) -> Iterator[Any]:
-    """Open a file at its start; close it unless it was open before."""
+def _bytes_of(source: Source) -> AbstractContextManager[IOBase]:
+    """Open a file at its start, to be closed unless it was open before."""
     if isinstance(source, IOBase):
         source.seek(0)
-        yield source
-    else:
-        with Path(source).open("rb") as file:
-            yield file
+        return nullcontext(source)
+    return Path(source).open("rb")
 
 
-def _describe(path: Path | str, error: Exception) -> AudioError:
+def _describe(source: Source, name: str, error: Exception) -> AudioError:
     """Tell a truncated file, which can be downloaded again, from one that is not audio."""
     if re.search("lost sync|malformed", getattr(error, "error_string", str(error))):
-        return _cut_short(path)
-    if isinstance(error, OSError | MemoryError) or (
-        isinstance(path, Path) and not os.access(path, os.R_OK)
-    ):
-        return AudioError("unreachable", f"{path} cannot be read: {error}")
+        return _cut_short(name)
+    is_readable = isinstance(source, IOBase) or os.access(source, os.R_OK)
+    if isinstance(error, OSError | MemoryError) or not is_readable:
+        return AudioError("unreachable", f"{name} cannot be read: {error}")
     return AudioError(
         "not audio",
-        f"The content of {path} is not recognized as audio (wav, flac, ogg, opus, mp3 ...). "
+        f"The content of {name} is not recognized as audio (wav, flac, ogg, opus, mp3 ...). "
         "Replace the file, or convert it to flac.",
     )
 
 
-def _cut_short(path: Path | str) -> AudioError:
-    return AudioError("cut short or damaged", f"{path} is truncated or damaged. Download it again.")
+def _cut_short(name: str) -> AudioError:
+    return AudioError("cut short or damaged", f"{name} is truncated or damaged. Download it again.")

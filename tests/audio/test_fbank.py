@@ -12,7 +12,6 @@ from sbkit.audio.fbank import (
     EPSILON,
     MAX_WINDOWS,
     Fbank,
-    frame_counts,
     mel_filters,
     mel_products,
     povey_window,
@@ -80,8 +79,8 @@ def test_other_sample_rates_and_numbers_of_bins_equal_kaldi(rate: int, n_mels: i
         torch.testing.assert_close(row[:count], kaldi(clip, n_mels, rate), **CLOSE)
 
 
-def test_frame_counts_counts_whole_windows() -> None:
-    counts = frame_counts(torch.arange(2000)).tolist()
+def test_frame_lengths_count_whole_windows() -> None:
+    counts = Fbank().frame_lengths(torch.arange(2000)).tolist()
     assert counts == [max(0, 1 + (samples - 400) // 160) for samples in range(2000)]
 
 

@@ -151,7 +151,7 @@ def test_empty_files_and_samples_out_of_range_are_refused(tmp_path: Path) -> Non
         read_audio(write(tmp_path / "none.wav", np.zeros(0)))
     for value in (np.nan, np.inf, 32767):  # integers would be clipped to square waves
         file = write(tmp_path / "a.wav", np.full(99, float(value)), subtype="FLOAT")
-        with pytest.raises(AudioError, match=f"between -1 and 1, but .* reach {value}") as caught:
+        with pytest.raises(AudioError, match=f"between -1 and 1, but .* reaches {value}") as caught:
             read_audio(file)
         assert caught.value.reason == "samples out of range"
 
