@@ -133,11 +133,7 @@ def _from_start(source: Source) -> bytes | IOBase:
 def convert_array(
     array: npt.NDArray[np.generic], sample_rate: int | None, new_rate: int = SAMPLE_RATE
 ) -> Iterator[Samples]:
-    """Convert a clip in memory like a file, and yield it as one block (S,).
-
-    Raises:
-        AudioError: it is empty, or `to_samples` would refuse it.
-    """
+    """Convert a clip in memory like a file, and yield it as one block (S,)."""
     rate = sample_rate or 0
     check_rate("the array", rate)
     mono = _average_channels(np.asarray(array))

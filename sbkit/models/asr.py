@@ -81,11 +81,7 @@ class AsrModel(AcousticModel):
         return_intermediate: bool,
         spec_augment: AugmentFeatures | None = None,
     ) -> Predictions:
-        """Score tokens at every frame, and with ``tokens`` (B, L) also after each of them.
-
-        Raises:
-            ConfigError: the encoder has no middle layer or no decoder, but it is requested.
-        """
+        """Score tokens at every frame, and with ``tokens`` (B, L) also after each of them."""
         x, lengths = self.encoder.inputs(audio, audio_lengths, spec_augment)
         backbone, middle, logits = self.encoder.backbone, None, None
         if return_intermediate:
@@ -116,11 +112,7 @@ class AsrModel(AcousticModel):
         return scores.float().log_softmax(-1)
 
     def decoder_log_probs(self, tokens: Tensor, states: Tensor, frame_lengths: Tensor) -> Tensor:
-        """Score every next token, in float32: (B, L), (B, U, D), (B,) -> (B, L + 1, V).
-
-        Raises:
-            ConfigError: there is no decoder, or no `seq_lin`.
-        """
+        """Score every next token, in float32: (B, L), (B, U, D), (B,) -> (B, L + 1, V)."""
         return self._decode(tokens, states, frame_lengths).float().log_softmax(-1)
 
     @torch.no_grad()

@@ -1,8 +1,7 @@
-"""The codes of a codec: their sizes, checks of indices, and files of codes.
+"""The codes of a codec: their sizes, checks of indices, and files of codes, without torch.
 
 An index out of range reads past the end of a table, which kills the process on a GPU, or silently
-decodes to a wrong sound. So indices are checked on the CPU, and not clamped, which would decode a
-wrong sound too. This module does not import torch.
+decodes to a wrong sound, as a clamped index would. So indices are checked on the CPU.
 
 Legend: U frames of codes, G codebooks.
 """
@@ -13,15 +12,15 @@ import math
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from sbkit.base.arrays import Int64s
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import read_regular, write_bytes_atomically
 
-Codes = npt.NDArray[np.int64]  # (U, G)
+Codes = Int64s  # (U, G)
 
 MAGIC = b"sbkit codes 1\n\0\0"
 HEADER = struct.Struct("<16s32sQ")  # magic, hash of the code space, samples
@@ -63,12 +62,8 @@ class CodeSpace:
                 f"{self.size}; special ids are no codes, and need a head of their own."
             )
 
-    def check(self, codes: Any, *, of: str) -> Codes:
-        """Return codes (U, G) as int64, if they are integers in the range of the space.
-
-        Raises:
-            DataError: they have another type, shape or value; ``of`` names them.
-        """
+    def check(self, codes: npt.ArrayLike, *, of: str) -> Codes:
+        """Return codes (U, G) as int64; raises DataError, which names ``of``, for others."""
         array = np.asarray(codes)
         fits = array.dtype.kind in "iu" and array.ndim == 2 and array.shape[1] == self.groups
         if not fits or not len(array):
@@ -80,8 +75,8 @@ class CodeSpace:
         if len(invalid):
             frame, group = invalid[0].tolist()
             raise DataError(
-                f"Codes must be from 0 to {self.size - 1}, but {of} has {array[frame, group]} in "
-                f"frame {frame}, codebook {group} ({len(invalid)} are out of range). Nothing is "
+                f"Codes must be from 0 to {self.size - 1}, but {of} has {array[frame, group]} "
+                f"in frame {frame}, codebook {group} ({len(invalid)} are out of range). Nothing is "
                 "decoded; find the model that predicted it."
             )
         return array.astype(np.int64)

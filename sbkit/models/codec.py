@@ -1,4 +1,4 @@
-"""The parts of a codec, in the order that sound travels.
+"""The quantizer of a codec, and the codec as one model.
 
 Legend: B utterances, S samples, T frames of a hop, U frames of codes (two hops), F frequencies,
 M mel bins, D model width, G codebooks, L levels of each.

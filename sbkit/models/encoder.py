@@ -29,7 +29,7 @@ from sbkit.models.parts import (
 )
 
 ENCODER, COMPOSED = "encoder", ("compute_features", "CNN", "Transformer")  # keys of the YAML
-TAKE_AUDIO = ("compute_features", ENCODER, "wave_augment")
+TAKE_AUDIO = ("compute_features", ENCODER, "wave_augment")  # so they may have a `sample_rate`
 
 
 class Encoder:
@@ -106,11 +106,7 @@ def encoder_parts(hparams: Mapping[str, nn.Module | None]) -> dict[str, nn.Modul
 
 
 def make_encoder(parts: Mapping[str, nn.Module | None], *, padding: int = 0) -> Encoder:
-    """Assemble an encoder from its parts; ``padding`` is the token that pads rows.
-
-    Raises:
-        ConfigError: the parts are neither one encoder of audio nor its three parts.
-    """
+    """Assemble an encoder from its parts; ``padding`` is the token that pads rows."""
     declared = encoder_parts(parts)
     if {*declared} == {ENCODER}:
         return Encoder(WaveformPart(declared[ENCODER]), declared)
@@ -126,8 +122,8 @@ def make_encoder(parts: Mapping[str, nn.Module | None], *, padding: int = 0) -> 
 def measure_subsampling(hparams: Mapping[str, nn.Module | None]) -> Subsampling:
     """Return how the encoder of a YAML subsamples audio, by running copies of its parts."""
     parts = encoder_parts(hparams)
-    run = {key: part for key, part in parts.items() if key != TransformerPart.NAME}
-    return make_encoder(parts | deepcopy(run)).subsampling
+    measured = {key: part for key, part in parts.items() if key != TransformerPart.NAME}
+    return make_encoder(parts | deepcopy(measured)).subsampling
 
 
 class AcousticModel:
@@ -136,8 +132,8 @@ class AcousticModel:
     def __init__(
         self, *, model: nn.ModuleList, encoder: Encoder, heads: Mapping[str, nn.Module | None]
     ) -> None:
-        parts = {**encoder.modules}
-        parts |= {name: head for name, head in heads.items() if head is not None}
+        declared = {**encoder.modules, **heads}
+        parts = {name: part for name, part in declared.items() if part is not None}
         if encoder.features is not None:  # only its parameters: constants may stay outside
             name = encoder.features.NAME
             parts[name] = nn.ParameterList(parts.pop(name).parameters())
@@ -148,13 +144,12 @@ class AcousticModel:
         return self.encoder(audio, audio_lengths)
 
     def to(self, device: torch.device) -> None:
-        """Move the model, and the part that computes features, to a device."""
-        for part in (self.model, *self.encoder.modules.values()):
+        for part in (self.model, *self.encoder.modules.values()):  # also the one for features
             part.to(device)
 
 
 def require_registered(model: nn.ModuleList, parts: Mapping[str, nn.Module]) -> None:
-    """Raise ConfigError for a part with parameters or buffers that the one ModuleList does not own.
+    """Raise ConfigError for a part with tensors that the one ModuleList does not own.
 
     Such a part would stay on the CPU, in no optimizer and in no checkpoint (SpeechBrain #2804).
     """
@@ -175,7 +170,7 @@ def require_rate(parts: Mapping[str, object], sample_rate: int) -> None:
     for name in TAKE_AUDIO:
         part = parts.get(name)
         for module in part.modules() if isinstance(part, nn.Module) else ():
-            module_rate = getattr(module, "sample_rate", None)
+            module_rate = getattr(module, "sample_rate", sample_rate)
             if isinstance(module_rate, int | float) and module_rate != sample_rate:
                 raise ConfigError(
                     f"The audio has {sample_rate} Hz, but {type(module).__name__} in `{name}` is "

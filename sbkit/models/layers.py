@@ -24,11 +24,10 @@ class LinearStack(nn.Sequential):
     RANGES: ClassVar = {"size": POSITIVE_COUNT, "layers": NON_NEGATIVE_COUNT, "dropout": SHARE}
 
     def __init__(self, *, size: int, layers: int, dropout: float = 0.0) -> None:
-        blocks = (
-            (nn.Linear(size, size), nn.LayerNorm(size), nn.LeakyReLU(), Dropout(dropout))
-            for _ in range(layers)
-        )
-        super().__init__(*(layer for block in blocks for layer in block))
+        super().__init__()
+        for _ in range(layers):
+            block = (nn.Linear(size, size), nn.LayerNorm(size), nn.LeakyReLU(), Dropout(dropout))
+            self.extend(block)
 
 
 class FrameConv(nn.Conv1d):
@@ -59,9 +58,9 @@ class FrameConv(nn.Conv1d):
 class StridedConv(FrameConv):
     """Convolve over frames with a stride, without padding or groups: (B, T, C) -> (B, T', C').
 
-    On the CPU by matrix products over ``stride`` taps at a time, whose rows are views. Forward and
-    backward of two clips of 8,000 frames, 512 channels, a kernel of 3 and a stride of 2 took 0.50 s
-    on one core; `FrameConv` took 2.08, and PyTorch's with channels first 0.67.
+    The CPU computes matrix products over ``stride`` taps at a time, whose rows are views. Forward
+    and backward of two clips of 8,000 frames, 512 channels, a kernel of 3 and a stride of 2 took
+    0.50 s on one core; `FrameConv` took 2.08, and PyTorch's with channels first 0.67.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -80,16 +79,16 @@ class StridedConv(FrameConv):
         return y
 
 
-_MAX_SEED = 2**63 - 1
-_LEVELS = 1 << 16  # a draw has 16 bits, so a rate is met to 1 part in 65536
+MAX_SEED = 2**63 - 1
+LEVELS = 1 << 16  # a draw has 16 bits, so a rate is met to 1 part in 65536
 
 
 class Dropout(nn.Module):
     """Set a share of the elements to zero and scale up the rest, in training only.
 
-    On the CPU, PyTorch's own draws one Mersenne-Twister number per element, one after the other: on
-    two cores it took 23 % of a Conformer's training step. Here one number of NumPy's SFC64, seeded
-    by PyTorch's generator, decides about four elements. Other devices use PyTorch's.
+    On the CPU, PyTorch's dropout draws one Mersenne-Twister number after the other, one per
+    element: on two cores it took 23 % of a Conformer's training step. Here one number of NumPy's
+    SFC64, seeded by PyTorch's generator, decides about four elements.
     """
 
     def __init__(self, p: float) -> None:
@@ -111,10 +110,10 @@ class Dropout(nn.Module):
 
     def _factors(self, x: Tensor, weight: float = 1.0) -> Tensor:
         """Draw for each element of x a zero, or the weight over the share that is kept."""
-        dropped = min(round(self.p * _LEVELS), _LEVELS - 1)
+        dropped = min(round(self.p * LEVELS), LEVELS - 1)
         draw = _draw_compiled if torch.compiler.is_compiling() else _draw
-        draws = draw(torch.randint(_MAX_SEED, ()), x.numel()).view(x.shape).to(torch.float32)
-        factors = draws.ge_(dropped - _LEVELS // 2).mul_(weight * _LEVELS / (_LEVELS - dropped))
+        draws = draw(torch.randint(MAX_SEED, ()), x.numel()).view(x.shape).to(torch.float32)
+        factors = draws.ge_(dropped - LEVELS // 2).mul_(weight * LEVELS / (LEVELS - dropped))
         return factors.to(x.dtype)
 
 
@@ -158,9 +157,6 @@ class GlobalNorm(nn.Module):
         """Set mean and standard deviation, from sums (2, M) of features and squares over frames ().
 
         The deviation of a bin that never varies is set to one.
-
-        Raises:
-            DataError: there are no frames.
         """
         if int(frames) == 0:
             raise DataError(

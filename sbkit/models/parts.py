@@ -68,11 +68,7 @@ class Subsampling:
 def find_subsampling(
     count: Callable[[int], int], *, part: str, unit: str, shortest: int
 ) -> Subsampling:
-    """Find stride and offset from the frame counts of some twenty lengths, from ``shortest`` on.
-
-    Raises:
-        ConfigError: no stride explains the counts; it names ``part`` and the ``unit`` of lengths.
-    """
+    """Find stride and offset from the frame counts of some twenty lengths, from ``shortest`` on."""
     first, second = count(shortest), count(2 * shortest)
     if second > first:
         frames = second - first
@@ -149,11 +145,7 @@ def lengths_argument(
     signatures: str,
     other_arguments: tuple[str, ...] = (),
 ) -> tuple[str, LengthsForm | None]:
-    """Return the argument of a method that takes lengths, and their form, from its signature.
-
-    Raises:
-        ConfigError: it requires an argument that sbkit does not know.
-    """
+    """Return the argument of a method that takes lengths, and their form, from its signature."""
     parameters = {
         name: parameter
         for name, parameter in inspect.signature(method).parameters.items()

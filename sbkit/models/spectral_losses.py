@@ -19,10 +19,10 @@ NEGATIVE_SLOPE = 0.1
 
 
 def spectra(audio: Tensor, lengths: Tensor) -> Iterator[tuple[Tensor, Tensor, int]]:
-    """Yield magnitudes (B, F, T), mask (B, 1, T) and hop in samples of each transform.
+    """Yield magnitudes (B, F, T), mask (B, 1, T) and hop in samples of each transform of (B, S).
 
-    Takes audio (B, S) and lengths (B,). The mask is true within an utterance; magnitudes are zero
-    past it, so that an utterance has the same loss in every batch.
+    The mask is true within an utterance. Magnitudes are zero past it, so that an utterance has the
+    same loss in every batch.
     """
     for size in WINDOW_SIZES:
         hop, window = size // 4, torch.hann_window(size, device=audio.device)
@@ -37,17 +37,17 @@ def spectra(audio: Tensor, lengths: Tensor) -> Iterator[tuple[Tensor, Tensor, in
 def spectral_distance(actual: Tensor, target: Tensor, lengths: Tensor) -> Tensor:
     """Sum the distance of two signals' spectra over samples: 2 x (B, S), (B,) -> (B,).
 
-    Of each transform: the difference of the logarithms, plus the spectral convergence.
+    Each transform adds the difference of the logarithms and the spectral convergence.
     Source: Yamamoto et al. 2020 (arXiv 1910.11480).
     """
-    total = actual.new_zeros(len(actual))
+    distance = actual.new_zeros(len(actual))
     pairs = zip(spectra(actual, lengths), spectra(target, lengths), strict=True)
     for (x, _, hop), (y, _, _) in pairs:
         difference = x.clamp(min=MIN_MAGNITUDE).log() - y.clamp(min=MIN_MAGNITUDE).log()
         logs = difference.abs().mean(1).sum(1)
         convergence = (x - y).flatten(1).norm(dim=1) / y.flatten(1).norm(dim=1).clamp(min=1)
-        total = total + (logs * hop + convergence * lengths) / len(WINDOW_SIZES)
-    return total
+        distance = distance + (logs * hop + convergence * lengths) / len(WINDOW_SIZES)
+    return distance
 
 
 class SpectrogramDiscriminator(nn.Module):

@@ -210,11 +210,7 @@ class MelDecoder(nn.Module):
 
 
 class SynthesisModel:
-    """A TTS model as one: aligner, text encoder, adaptor, mel decoder and vocoder.
-
-    Raises:
-        ConfigError: features and vocoder have different hops.
-    """
+    """A TTS model as one: aligner, text encoder, adaptor, mel decoder and vocoder."""
 
     def __init__(
         self,

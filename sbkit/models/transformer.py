@@ -162,9 +162,6 @@ class Transformer(nn.Module):
         """Decode with teacher forcing: (B, L) tokens, (B, U, D), (B,) frames -> (B, L, D).
 
         Attention is causal, so no token sees the padding after it.
-
-        Raises:
-            ConfigError: there are no decoder layers.
         """
         if not self.decoder:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""A vocoder, also the frame of a codec: log-mel features, an encoder of them, a decoder to audio.
+"""A vocoder, which also frames a codec: log-mel features, their encoder, and a decoder to audio.
 
 Legend: B utterances, S samples, T frames of a hop, U frames of two hops, F frequencies, M mel bins,
 D model width.
@@ -15,7 +15,7 @@ from sbkit.audio.lengths import length_mask
 from sbkit.config.ranges import Range
 from sbkit.models.layers import Dropout, FrameConv, GlobalNorm
 
-WINDOW_HOPS = 4  # windows that overlap at each sample
+WINDOW_HOPS = 4  # the number of windows that overlap at each sample
 FRAME_HOPS = 2
 MIN_MAGNITUDE = 1e-5  # under the logarithm, for audio between -1 and 1
 MAX_LOG_MAGNITUDE = 6.0
@@ -33,16 +33,14 @@ def inverse_basis(window: int) -> Tensor:
     unit = torch.eye(window // 2 + 1, dtype=torch.float64)
     sum_of_squares = WINDOW_HOPS * 3 / 8
     hann = torch.hann_window(window, dtype=torch.float64) / sum_of_squares
-    basis: Tensor = torch.fft.irfft(torch.cat([unit, 1j * unit]), n=window) * hann
-    return basis.float()
+    return (torch.fft.irfft(torch.cat([unit, 1j * unit]), n=window) * hann).float()
 
 
 class LogMel(nn.Module):
     """Compute log-mel features, two hops side by side: (B, S), (B,) -> (B, U, 2 M), (B,).
 
-    Windows of four hops are centered on their hop; U is the number of samples divided by those of a
-    frame, rounded up. Frames past a length are zero. The transform is a matrix product, which every
-    runtime has.
+    Windows of four hops are centered on their hop; the last frame may be partly filled. Frames past
+    a length are zero. The transform is a matrix product, which every runtime has.
     """
 
     basis: Tensor
@@ -51,7 +49,7 @@ class LogMel(nn.Module):
 
     def __init__(self, *, n_mels: int, hop: int, sample_rate: int) -> None:
         super().__init__()
-        self.hop, self.sample_rate, self.frame = hop, sample_rate, FRAME_HOPS * hop  # samples
+        self.hop, self.frame, self.sample_rate = hop, FRAME_HOPS * hop, sample_rate  # samples, Hz
         basis, highest = fourier_basis(WINDOW_HOPS * hop), sample_rate / 2
         filters = melscale_fbanks(basis.shape[1] // 2, 20.0, highest, n_mels, sample_rate)
         self.register_buffer("basis", basis, persistent=False)
@@ -89,19 +87,18 @@ class ConvNeXtBlock(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         """Add to x; frames past the end of an utterance are not seen."""
-        inner: Tensor = self.down(self.dropout(gelu(self.up(self.norm(self.conv(x * mask))))))
+        inner = self.down(self.dropout(gelu(self.up(self.norm(self.conv(x * mask))))))
         return x + self.scale * inner
 
 
 class ConvNeXt(nn.ModuleList):
-    """A stack of blocks, each of which starts close to the identity."""
+    """A stack of blocks that start close to the identity: (B, U, D), (B, U, 1) -> (B, U, D)."""
 
     def __init__(self, count: int, d_model: int, d_ffn: int, dropout: float = 0.0) -> None:
         options = {"scale": 1 / count, "dropout": dropout}
         super().__init__(ConvNeXtBlock(d_model, d_ffn, **options) for _ in range(count))
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """Run the blocks: (B, U, D), (B, U, 1) -> (B, U, D)."""
         for block in self:
             x = block(x, mask)
         return x
@@ -139,8 +136,8 @@ class VocoderDecoder(nn.Module):
         self.fine_blocks = ConvNeXt(num_fine_layers, d_model, d_ffn)
         self.norm, self.head = nn.LayerNorm(d_model), nn.Linear(d_model, window + 2)
         self.register_buffer("inverse", inverse_basis(window), persistent=False)
-        fine = num_fine_layers * BLOCK_CONTEXT + WINDOW_HOPS - 1  # hops, of blocks and windows
-        self.context = num_layers * BLOCK_CONTEXT + -(-fine // FRAME_HOPS)  # frames to each side
+        fine_hops = num_fine_layers * BLOCK_CONTEXT + WINDOW_HOPS - 1  # that blocks and windows see
+        self.context = num_layers * BLOCK_CONTEXT + -(-fine_hops // FRAME_HOPS)  # frames each side
 
     def forward(self, states: Tensor, mask: Tensor) -> Tensor:
         """Run the blocks, double the frames, and add up the windows of their spectra."""

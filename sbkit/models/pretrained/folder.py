@@ -43,11 +43,7 @@ AGAIN = "Download it again."
 
 
 def find_folder(path_or_id: str) -> Path:
-    """Return the folder that `pretrained` names, by its path or its id in the hub's cache.
-
-    Raises:
-        ConfigError: it is neither.
-    """
+    """Return the folder that `pretrained` names, by its path or its id in the hub's cache."""
     if (folder := Path(path_or_id).expanduser()).is_dir():
         return folder
     from huggingface_hub import try_to_load_from_cache  # reads the disk only, below HF_HOME
@@ -208,11 +204,7 @@ def read_encoder_config(path_or_id: str | Path) -> Config:
 
 
 def complete_config(settings: Config, *, source_file: str) -> Config:
-    """Keep the settings that a family's modules read, and add defaults; check all values.
-
-    Raises:
-        ConfigError: a value is not supported; the message names ``source_file``.
-    """
+    """Keep the settings that a family's modules read, and add defaults; check all values."""
     family = settings.get("model_type")
     if family not in DEFAULTS:
         raise ConfigError(

@@ -50,9 +50,6 @@ def add_adapters(
 
     projections: names of the layers, the last component of their paths.
     alpha: the update is multiplied by alpha / rank; None: ``rank``.
-
-    Raises:
-        ConfigError: no layer has one of the names.
     """
     require_in_range({"rank": rank}, {"rank": POSITIVE_COUNT})
     module.requires_grad_(False)
