@@ -16,7 +16,6 @@ import ctypes
 import os
 from contextlib import suppress
 from functools import cache
-from typing import Any
 
 # Options of mallopt(3) and madvise(2); sizes are in bytes.
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -2, -3, -8
@@ -74,7 +73,7 @@ def _set_variables() -> list[str]:
     return [name for name in VARIABLES if name in os.environ]
 
 
-def _grow_in_large_pages(glibc: Any) -> None:
+def _grow_in_large_pages(glibc: ctypes.CDLL) -> None:
     """Make the heap grow now, and ask for large pages in the new part."""
     glibc.sbrk.restype = glibc.malloc.restype = ctypes.c_void_p
     start = glibc.sbrk(ctypes.c_ssize_t(0))
@@ -87,5 +86,5 @@ def _grow_in_large_pages(glibc: Any) -> None:
 
 
 @cache
-def _glibc() -> Any:
+def _glibc() -> ctypes.CDLL:
     return ctypes.CDLL(None)

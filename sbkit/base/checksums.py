@@ -12,7 +12,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import read_regular, reading, write_text_atomically
 
 CHECKSUMS = "checksums.json"
-SAVED = "hold what training saved"  # `must` of `reading`, for a file of a checkpoint
+SAVED = "hold what training saved"  # the `requirement` of `reading`, for a checkpoint's file
 MAX_CHECKSUMS_BYTES = 1 << 24
 # Errors of a file, of its encoding, or of its contents: no mapping, or without an expected key.
 UNREADABLE = (OSError, ValueError, RecursionError, LookupError, TypeError, SbkitError)
@@ -35,7 +35,7 @@ def check_unchanged(contents: Mapping[str, bytes], checksums: bytes, *, of: Path
 
     A checksum finds accidents; it is not a signature. Raises SbkitError.
     """
-    with reading(of / CHECKSUMS, must=f"be the list of checksums of {of}", fix="Export it again."):
+    with reading(of / CHECKSUMS, f"be the list of checksums of {of}", fix="Export it again."):
         expected = json.loads(checksums.decode())
     for name, content in contents.items():
         digest = expected.get(name) if isinstance(expected, dict) else None

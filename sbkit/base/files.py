@@ -181,8 +181,8 @@ def read_regular(path: Path, *, max_bytes: int, subject: str) -> bytes:
 
 
 @contextmanager
-def reading(file: Path | str, *, must: str, fix: str) -> Iterator[None]:
-    """Turn any error of parsing a file into SbkitError: "FILE must MUST, but ... FIX"."""
+def reading(file: Path | str, requirement: str, *, fix: str) -> Iterator[None]:
+    """Turn any error of parsing a file into SbkitError: "FILE must REQUIREMENT, but ... FIX"."""
     try:
         yield
     except SbkitError:
@@ -191,7 +191,8 @@ def reading(file: Path | str, *, must: str, fix: str) -> Iterator[None]:
         # Only the first sentence: torch's errors continue with bad advice.
         reason = " ".join(str(error).partition("\n")[0].partition(". ")[0].split())
         raise SbkitError(
-            f"{file} must {must}, but cannot be read ({type(error).__name__}: {reason}). {fix}"
+            f"{file} must {requirement}, but cannot be read ({type(error).__name__}: {reason}). "
+            f"{fix}"
         ) from error
 
 
@@ -201,12 +202,8 @@ def read_text(path: Path, *, max_bytes: int, subject: str) -> list[str]:
     Raises SbkitError if `read_regular` does, and for another encoding.
     """
     content = read_regular(path.resolve(), max_bytes=max_bytes, subject=subject)
-    try:
+    with reading(f"{subject} ({path})", "be UTF-8", fix="Save it as UTF-8."):
         return content.decode("utf-8-sig").rstrip("\n").split("\n")
-    except UnicodeDecodeError as error:
-        raise SbkitError(
-            f"{subject} must be UTF-8, but {path} is not ({error}). Save it as UTF-8."
-        ) from error
 
 
 def read_lines(path: Path, *, subject: str) -> Iterator[bytes]:

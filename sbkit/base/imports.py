@@ -7,7 +7,6 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from sbkit.base.errors import ConfigError, SbkitError
 from sbkit.base.files import read_regular
@@ -36,7 +35,7 @@ def lazy_names(package: str, **homes: str) -> Callable[[str], object]:
     return get
 
 
-def require_package(name: str, *, extra: str) -> Any:
+def require_package(name: str, *, extra: str) -> ModuleType:
     """Import a package of an optional extra; raises SbkitError if it is not installed."""
     try:
         return import_module(name)

@@ -10,17 +10,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from io import TextIOWrapper
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from sbkit.base.errors import ASKED_TO_STOP, BAD_INPUT, FAILED, INTERRUPTED, PIPE_CLOSED, SbkitError
 from sbkit.base.files import to_json
 from sbkit.base.openmp import ThreadWaiting
 
-SignalHandler = Callable[[int, FrameType | None], Any]
+SignalHandler = Callable[[int, FrameType | None], object]
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 # The other ranks print their errors this much later than the first one; beside busy processes one
@@ -32,9 +32,8 @@ OS_ERROR_FIXES = {
     **dict.fromkeys((errno.EMFILE, errno.ENFILE), "Allow more open files (ulimit -n)"),
 }
 LOST_RANK = re.compile("gloo.*(Connection (reset|closed) by peer|Broken pipe)")
-SHORTAGES = (
-    *("Cannot allocate memory", "can't allocate memory", "can't start new thread"),
-    *("map segment", "out of memory"),
+SHORTAGES = re.compile(
+    "Cannot allocate memory|can't allocate memory|can't start new thread|map segment|out of memory"
 )
 
 
@@ -115,7 +114,7 @@ def _as_user_error(error: Exception) -> SbkitError | None:
             f"Another process of this run has ended ({reason[-100:]}). Rerun the same command to "
             "resume from the last checkpoint."
         )
-    if isinstance(error, MemoryError) or any(text in str(error) for text in SHORTAGES):
+    if isinstance(error, MemoryError) or SHORTAGES.search(str(error)):
         return SbkitError(
             f"The system refused memory or threads ({reason}). Free some memory (of the GPU, if "
             "the error is CUDA's), or raise the limits (ulimit -v, ulimit -u), and rerun the same "
@@ -131,20 +130,15 @@ def handle_signals(signals: Iterable[signal.Signals], handler: SignalHandler) ->
     Does nothing outside the main thread, where Python has no signals, nor with SIGHUP if `nohup`
     made this process ignore it.
     """
-    handlers_before: dict[signal.Signals, Any] = {}
-    if threading.current_thread() is threading.main_thread():
-        for number in signals:
+    with ExitStack() as stack:
+        for number in signals if threading.current_thread() is threading.main_thread() else ():
             if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
-                handlers_before[number] = signal.signal(number, handler)
-    try:
+                stack.callback(signal.signal, number, signal.signal(number, handler))
         yield
-    finally:
-        for number, handler_before in handlers_before.items():
-            signal.signal(number, handler_before)
 
 
 def detach_from_lost_terminal() -> None:
-    """Print to /dev/null if the terminal is gone: writing to it would end the process."""
+    """Print to /dev/null if the terminal was closed: writing to it would end the process."""
     for stream in (1, 2):
         if stat.S_ISCHR(os.fstat(stream).st_mode) and not os.isatty(stream):
             null = os.open(os.devnull, os.O_WRONLY)

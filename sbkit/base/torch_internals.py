@@ -8,16 +8,16 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from importlib import import_module
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.distributed.distributed_c10d import _abort_process_group
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 # NCCL's `destroy_process_group` would wait for ranks that never come.
-abort_process_group: Callable[[], Any] = _abort_process_group
+abort_process_group: Callable[[], object] = _abort_process_group
 
 
 def multiply_gradients(gradients: list[Tensor], factor: Tensor) -> None:
@@ -26,46 +26,40 @@ def multiply_gradients(gradients: list[Tensor], factor: Tensor) -> None:
 
 
 def found_inf_tensors(scaler: GradScaler, optimizer: Optimizer) -> Iterable[Tensor]:
-    """Return the tensors, one per device, by which a scaler decides to skip a step.
-
-    The scaler itself only looks at the gradients of this optimizer.
-    """
+    """Return the tensors, one per device, that make a scaler skip the step of an optimizer."""
     return scaler._found_inf_per_device(optimizer).values()
 
 
-def batch_norms(modules: nn.Module) -> Iterator[Any]:
+def batch_norms(modules: nn.Module) -> Iterator[_BatchNorm]:
     """Yield the batch normalizations of any dimension, synchronized ones included."""
-    kind = nn.modules.batchnorm._BatchNorm
-    return (module for module in modules.modules() if isinstance(module, kind))
+    return (module for module in modules.modules() if isinstance(module, _BatchNorm))
 
 
-def assume(condition: Any) -> None:
+def assume(condition: object) -> None:
     """Tell a tracer that a condition on a size holds, which it cannot derive from the data."""
     torch._check(condition)  # type: ignore[no-untyped-call]
 
 
 def set_recompile_limit(limit: int) -> None:
     """Set how many variants of a class of modules torch.compile makes before it gives up."""
-    compiler: Any = import_module("torch._dynamo")
-    compiler.config.recompile_limit = limit
+    import_module("torch._dynamo").config.recompile_limit = limit
 
 
-def leave_uncompiled(function: Callable[..., Any]) -> None:
+def leave_uncompiled(function: Callable[..., object]) -> None:
     """Call a function from compiled code as it is."""
-    compiler: Any = import_module("torch._dynamo")
-    compiler.disallow_in_graph(function)
+    import_module("torch._dynamo").disallow_in_graph(function)
 
 
 def own_cuda_graphs() -> None:
-    """Create the state of this thread in which compiled code keeps its CUDA graphs.
+    """Create this thread's store for the CUDA graphs of compiled code.
 
     torch creates it for the thread that imports the module, and asserts in any other one
     (`assert torch._C._is_key_in_tls`, pytorch #123177).
     """
-    trees: Any = import_module("torch._inductor.cudagraph_trees")
-    if not hasattr(trees.local, "tree_manager_containers"):
-        trees.local.tree_manager_containers = {}
-        trees.local.tree_manager_locks = defaultdict(threading.Lock)
+    local = import_module("torch._inductor.cudagraph_trees").local
+    if not hasattr(local, "tree_manager_containers"):
+        local.tree_manager_containers = {}
+        local.tree_manager_locks = defaultdict(threading.Lock)
 
 
 @cache

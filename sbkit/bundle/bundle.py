@@ -259,7 +259,7 @@ def read_bundle(
     language_models = load_language_models(
         folder / LANGUAGE_MODELS, labels, files.read(LANGUAGE_MODELS)
     )
-    with reading(folder / CONFIG_FILE, must="describe the decoder", fix="Export it again."):
+    with reading(folder / CONFIG_FILE, "describe the decoder", fix="Export it again."):
         require_in_range({"beam_size": chosen["beam_size"]}, BeamDecoder.RANGES)
         decoder = BeamDecoder(
             tokenizer=labels,

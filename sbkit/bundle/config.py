@@ -99,7 +99,7 @@ def parse_config(content: bytes, *, of: Path) -> BundleConfig:
         SbkitError: a field is missing, or is not what an export writes.
     """
     fix = "Export it again with this version of sbkit."
-    with reading(of, must="be what `sbkit export` writes", fix=fix):
+    with reading(of, "be what `sbkit export` writes", fix=fix):
         values = json.loads(content)
         if values["format"] != FORMAT:
             raise ValueError(f"its format is {values['format']}, not {FORMAT}")

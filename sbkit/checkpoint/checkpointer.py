@@ -310,7 +310,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         optimizers = [r for r in self.recoverables.values() if isinstance(r, Optimizer)]
         declared = [[dict(group) for group in o.param_groups] for o in optimizers]
         fix = f"Restore it, or move {checkpoint.path} away to resume from the one before."
-        with reading(checkpoint.path, must=SAVED, fix=fix):
+        with reading(checkpoint.path, SAVED, fix=fix):
             super()._call_load_hooks(checkpoint)
         for optimizer, groups in zip(optimizers, declared, strict=True):
             restore_declared(optimizer, groups, of=checkpoint.path)

@@ -159,7 +159,7 @@ def read_run_config(folder: Path) -> RunConfig:
     """Read how the run in a folder began; raises SbkitError if that cannot be read."""
     file = folder / FILE
     fix = "Put it back, or choose another --output_folder for a new run."
-    with reading(file, must="be what sbkit wrote when the run began", fix=fix):
+    with reading(file, "be what sbkit wrote when the run began", fix=fix):
         record = json.loads(file.read_text(encoding="utf-8"))
         return RunConfig(**{name: record[name] for name in ("values", "data", "labels")})
 

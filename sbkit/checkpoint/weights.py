@@ -63,7 +63,7 @@ def read_weights(file: Path) -> dict[str, Any]:
     Raises SbkitError for anything else, or for tensors that hold NaN.
     """
     fix = f"Restore it, or move {file.parent} away to resume from the one before."
-    with reading(file, must=SAVED, fix=fix):
+    with reading(file, SAVED, fix=fix):
         weights = torch.load(file, "cpu", weights_only=True)
         if not isinstance(weights, Mapping):
             raise ValueError(f"it holds a {type(weights).__name__}")

@@ -233,7 +233,7 @@ class RemoteTables:
 
         Audio bytes of the file, and audio at a URL, are in ``scratch`` until the next batch.
         """
-        with reading(file, must=REMOTE_FORM, fix="Correct it."):
+        with reading(file, REMOTE_FORM, fix="Correct it."):
             for rows, first in islice(_read_batches(file), start, None):
                 with TemporaryDirectory(dir=scratch) as folder:
                     yield self._to_manifest(rows, first, file, Path(folder))
@@ -259,7 +259,7 @@ def remote_tables(source: str) -> list[str]:
 
 def file_version(file: str) -> str:
     """Return text that changes when a file does."""
-    with reading(file, must=REMOTE_FORM, fix="Correct it."):
+    with reading(file, REMOTE_FORM, fix="Correct it."):
         system, path = fsspec.url_to_fs(file)
         return str(system.ukey(path))
 

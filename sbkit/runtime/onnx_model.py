@@ -213,7 +213,7 @@ class OnnxGraphs:
         nodes = sum((Counter(model.effective.nodes) for model in models.values()), Counter[str]())
         self.effective = replace(first.effective, nodes=dict(nodes))
         self.metadata = first.metadata
-        with reading("An ONNX model", must="hold its settings", fix="Export it again."):
+        with reading("An ONNX model", "hold its settings", fix="Export it again."):
             self.settings: dict[str, Any] = json.loads(first.metadata[SETTINGS_JSON])
 
     @classmethod

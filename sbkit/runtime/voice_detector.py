@@ -211,10 +211,11 @@ class SileroModel:
 
     def __init__(self) -> None:
         onnxruntime = require_package("onnxruntime", extra=SILERO)
-        spec = find_spec("silero_vad") or require_package("silero_vad", extra=SILERO).__spec__
+        spec = find_spec("silero_vad")
+        origin = spec.origin if spec else require_package("silero_vad", extra=SILERO).__file__
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
-        file = Path(str(spec.origin)).parent / SILERO_FILE
+        file = Path(str(origin)).parent / SILERO_FILE
         self._session = onnxruntime.InferenceSession(file, options)
 
     def start(self) -> SileroState:

@@ -59,7 +59,7 @@ ORTHOGRAPHIES: Mapping[str, Orthography] = {
     **dict.fromkeys(("hy", "hyw"), Orthography(rewrite={"՛": "", "՜": "", "՞": ""})),
     # Geresh and gershayim, or the quotes typed for them, are part of words.
     **dict.fromkeys(("he", "yi"), Orthography("", "'\"", _HEBREW_QUOTES)),
-    # Two letters of Uzbek are written with a mark, for which people type other characters.
+    # Two letters of Uzbek have a mark after them, in whose place people type other characters.
     "uz": Orthography(rewrite={"\N{MODIFIER LETTER TURNED COMMA}": "'"}),
 }
 ANY_LANGUAGE = Orthography()
@@ -83,9 +83,10 @@ _LIGATURES = re.compile("[\N{LATIN SMALL LIGATURE FF}-\N{ARMENIAN SMALL LIGATURE
 _SPOKEN_PUNCTUATION = "%&@#§‰٪"
 _SPOKEN_CATEGORIES = ("Sc", "Sm", "So", "No")
 # Languages that write no spaces between words: Chinese ones, then others.
-_UNSPACED = frozenset(("zh", "yue", "nan", "wuu", "gan", "hsn", "lzh")).union(
-    ("ja", "th", "lo", "km", "my", "shn", "nod", "bo", "dz")
-)
+_UNSPACED = {
+    *("zh", "yue", "nan", "wuu", "gan", "hsn", "lzh"),
+    *("ja", "th", "lo", "km", "my", "shn", "nod", "bo", "dz"),
+}
 # Their scripts: Thai and Lao, Burmese, Khmer, Tai Tham, kana and bopomofo, Han. Not Tibetan, in
 # which a space stands for the mark between two syllables.
 _UNSPACED_LETTERS = (
@@ -103,7 +104,7 @@ def orthography(language: str) -> Orthography:
     return ORTHOGRAPHIES.get(primary(language), general)
 
 
-def table_to_store(language: str) -> dict[str, Any]:
+def table_to_store(language: str) -> dict[str, object]:
     """Return the version and the table of a language as plain data, for checkpoints and bundles."""
     return {"version": NORMALIZER_VERSION, **asdict(orthography(language))}
 
@@ -145,12 +146,11 @@ def describe_dropped(characters: Mapping[str, int], language: str) -> str | None
 
     characters: how often each one occurs in all sentences.
     """
-    spoken = {
-        char: count
-        for char, count in characters.items()
-        if char in _SPOKEN_PUNCTUATION or unicodedata.category(char) in _SPOKEN_CATEGORIES
-    }
-    dropped = Counter({char: spoken[char] for char in spoken if not normalize(char, language)})
+    dropped = Counter[str]()
+    for char, count in characters.items():
+        is_spoken = char in _SPOKEN_PUNCTUATION or unicodedata.category(char) in _SPOKEN_CATEGORIES
+        if is_spoken and not normalize(char, language):
+            dropped[char] = count
     if not dropped:
         return None
     symbols = ", ".join(f"{count} {char}" for char, count in dropped.most_common(8))
@@ -162,13 +162,12 @@ def languages_with(letters: Mapping[str, int]) -> list[str]:
 
     letters: how often each one occurs.
     """
-    tables = {name: table.letters for name, table in ORTHOGRAPHIES.items() if table.letters}
-    num_kept = {
-        name: sum(count for letter, count in letters.items() if letter.lower() in alphabet)
-        for name, alphabet in tables.items()
-    }
-    fitting = [name for name in tables if num_kept[name] >= 0.9 * sum(letters.values())]
-    return sorted(fitting, key=lambda name: (-num_kept[name], len(tables[name])))
+    sort_keys: dict[str, tuple[int, int]] = {}
+    for name, table in ORTHOGRAPHIES.items():
+        num_kept = sum(n for letter, n in letters.items() if letter.lower() in table.letters)
+        if table.letters and num_kept >= 0.9 * sum(letters.values()):
+            sort_keys[name] = -num_kept, len(table.letters)
+    return sorted(sort_keys, key=sort_keys.__getitem__)
 
 
 def normalize(text: str, language: str, table: Orthography | None = None) -> str:
@@ -179,7 +178,7 @@ def normalize(text: str, language: str, table: Orthography | None = None) -> str
     Chinese and Thai, it is removed. Digits stay. The result is in Unicode NFC, and normalizing it
     again changes nothing.
 
-    table: replaces the table of the language; a trained model keeps the one of its training.
+    table: replaces the table of the language; a trained model keeps its own.
 
     >>> normalize("It's 50% off, Mr. Wu!", "en")
     "it's 50 percent off mr wu"
@@ -238,9 +237,8 @@ def _plain_form(char: str) -> str:
 
 def _is_silent(char: str) -> bool:
     """Check for soft hyphens, zero-width joiners, variation selectors, and the tatweel."""
-    if char == _TATWEEL or unicodedata.category(char) in ("Cf", "Me"):
-        return True
-    return "VARIATION SELECTOR" in unicodedata.name(char, "")
+    is_mark = char == _TATWEEL or unicodedata.category(char) in ("Cf", "Me")
+    return is_mark or "VARIATION SELECTOR" in unicodedata.name(char, "")
 
 
 _WIDTHS = _Table(lambda char: "" if _is_silent(char) else _plain_form(char))
@@ -257,10 +255,6 @@ def _write(char: str, letters: str, joiners: str) -> str:
     if not letters:
         return char
     spelled = unicodedata.normalize("NFKD", _PLAIN.get(char, char))
-    plain = "".join(_PLAIN.get(part, part) for part in spelled if not _is_accent(part))
+    # Without accents of Latin, Greek and Cyrillic, but with vowel signs of other scripts.
+    plain = "".join(_PLAIN.get(part, part) for part in spelled if not "\u0300" <= part <= "\u036f")
     return plain if all(part in letters for part in plain) else char
-
-
-def _is_accent(char: str) -> bool:
-    """Check for accents of Latin, Greek and Cyrillic, but not for vowel signs of other scripts."""
-    return "\u0300" <= char <= "\u036f"

@@ -45,8 +45,7 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Turn normalized text into ids; a character that training has not seen becomes ``unk``."""
-        ids: list[int] = self._pieces.encode(text, out_type=int)
-        return ids
+        return list(self._pieces.encode(text, out_type=int))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Turn ids into text, without the special tokens."""
@@ -82,8 +81,7 @@ class Tokenizer:
 
     def piece(self, label: int) -> str:
         """Return a token as it is written."""
-        text: str = self._pieces.id_to_piece(label)
-        return text
+        return str(self._pieces.id_to_piece(label))
 
 
 def ensure_tokenizer(

@@ -41,16 +41,9 @@ Note = Callable[[str, str], object]  # takes a part of the text, and the words f
 
 MARKS = ",.;:?!"
 _OTHER_MARKS = str.maketrans(
-    {
-        "\N{IDEOGRAPHIC COMMA}": ",",
-        "\N{FULLWIDTH COMMA}": ",",
-        "\N{IDEOGRAPHIC FULL STOP}": ".",
-        "\N{FULLWIDTH QUESTION MARK}": "?",
-        "\N{HORIZONTAL ELLIPSIS}": ".",
-        "\N{EN DASH}": ",",
-        "\N{EM DASH}": ",",
-        "\N{RIGHT SINGLE QUOTATION MARK}": "'",
-    }
+    dict.fromkeys("\N{IDEOGRAPHIC COMMA}\N{FULLWIDTH COMMA}\N{EN DASH}\N{EM DASH}", ",")
+    | dict.fromkeys("\N{IDEOGRAPHIC FULL STOP}\N{HORIZONTAL ELLIPSIS}", ".")
+    | {"\N{FULLWIDTH QUESTION MARK}": "?", "\N{RIGHT SINGLE QUOTATION MARK}": "'"}
 )
 _CLAUSE = re.compile(r"([,.;:?!]+)(?=[\s\"'»”)\]]|$)|\n+| - ")
 _PARAGRAPH = re.compile(r"(?<![.?!\s])\s*\n\s*\n")
@@ -109,28 +102,25 @@ def split_sentences(spoken: str, max_length: int) -> list[str]:
 @cache
 def _abbreviations(code: str) -> re.Pattern[str]:
     """Match the abbreviations of a language, "z. B." like "z.B.", and initials."""
-    abbreviations = {short for table in _tables(code).values() for short in table}
+    tables = spoken_words(code).get("abbreviations", {}).values()
+    abbreviations = {short for table in tables for short in table}
     abbreviations |= {short[0].upper() + short[1:] for short in abbreviations}
     keys = map(re.escape, sorted(abbreviations, key=len, reverse=True))
     alternatives = "|".join(re.sub(r"\\\.(?=\w)", r"\.\\s?", key) for key in keys)
     return re.compile(rf"(?<!\w)(?:(?P<short>{alternatives or _NEVER})(?!\w)|{_INITIALS})")
 
 
-def _tables(code: str) -> dict[str, dict[str, str]]:
-    tables: dict[str, dict[str, str]] = spoken_words(code).get("abbreviations", {})
-    return tables
-
-
 def _expand(code: str, note: Note, match: re.Match[str]) -> str:
     """Write out an abbreviation, with a period only if it also ends a sentence."""
+    written = match[0]
     following = _NEXT_WORD.match(match.string, match.end())
     next_start = following[1] if following else ""
     before_capital = next_start[:1].isupper()
     if match["initials"]:
-        is_pronoun = match[0] == "I." and code == "en" and "." not in next_start
-        is_initial = match[0].isupper() and before_capital and not is_pronoun
-        return match[0].replace(".", "") if is_initial or match[0].count(".") > 1 else match[0]
-    short = re.sub(r"\.\s(?=\w)", ".", match[0])
+        is_pronoun = written == "I." and code == "en" and "." not in next_start
+        is_initial = written.isupper() and before_capital and not is_pronoun
+        return written.replace(".", "") if is_initial or written.count(".") > 1 else written
+    short = re.sub(r"\.\s(?=\w)", ".", written)
     before = match.string[max(0, match.start() - 4) : match.start()]
     after_ordinal = re.fullmatch(r"\d(?:st|nd|rd|th)\s", before)
     applies = {
@@ -140,20 +130,17 @@ def _expand(code: str, note: Note, match: re.Match[str]) -> str:
         "final": True,
     }
     for position, does_apply in applies.items():
-        table = _tables(code).get(position, {})
-        words = table.get(short) or table.get(short[0].lower() + short[1:])
+        table = spoken_words(code).get("abbreviations", {}).get(position, {})
+        words = str(table.get(short) or table.get(short[0].lower() + short[1:], ""))
         if words and does_apply:
-            note(match[0], words)
+            note(written, words)
             at_end = not match.string[match.end() :].strip()
             return f"{words}." if position == "final" and (before_capital or at_end) else words
-    return match[0]
+    return written
 
 
 def spell_numbers(text: str, language: str = "en") -> str:
-    """Write the numbers of a text in words, with single spaces.
-
-    Without support by num2words, numbers stay as they are.
-    """
+    """Write the numbers of a text in words, with single spaces, if num2words has the language."""
     words = read_numbers(text, language).split()
     return re.sub(r"\s+(?=[,.;:!?])", "", " ".join(words))
 
@@ -178,20 +165,19 @@ def read_numbers(text: str, language: str, note: Note = lambda written, words: N
 def spoken_words(language: str) -> Mapping[str, Any]:
     """Return the table of a language in `verbalize.toml`, or an empty one."""
     file = files("sbkit.text").joinpath("verbalize.toml")
-    words: Mapping[str, Any] = tomllib.loads(file.read_text("utf-8")).get(language, {})
-    return words
+    return dict(tomllib.loads(file.read_text("utf-8")).get(language, {}))
 
 
 @cache
-def _reader(language: str) -> "_Reader | None":
+def _reader(language: str) -> "_NumberReader | None":
     try:
         num2words(0, lang=language)
     except NotImplementedError:
         return None
-    return _Reader(language)
+    return _NumberReader(language)
 
 
-class _Reader:
+class _NumberReader:
     """Read the numbers of one language."""
 
     def __init__(self, language: str) -> None:
@@ -244,8 +230,7 @@ class _Reader:
 
     def read(self, match: re.Match[str]) -> str:
         """Return the words of a match of the pattern."""
-        words: str = getattr(self, f"_read_{match.lastgroup}")(match)
-        return words
+        return str(getattr(self, f"_read_{match.lastgroup}")(match))
 
     def _read_digits(self, match: re.Match[str]) -> str:
         return self._digits(match[0])
@@ -264,11 +249,12 @@ class _Reader:
             month, day = day, month
         if not (0 < month <= 12 and 0 < day <= 31):
             return " ".join(self._whole(str(number)) for number in numbers)
-        day_words = self._day(day, _word_before(match))
         in_russian = self.language == "ru"
-        year_words = self._ordinal(year, case="g") if in_russian else self._whole(str(year))
-        date: str = self.words["date"]
-        return date.format(day=day_words, month=self.months[month - 1], year=year_words)
+        return str(self.words["date"]).format(
+            day=self._day(day, _word_before(match)),
+            month=self.months[month - 1],
+            year=self._ordinal(year, case="g") if in_russian else self._whole(str(year)),
+        )
 
     def _day(self, day: int, before: str) -> str:
         """Write the day of a month, given the word before it."""
@@ -291,9 +277,8 @@ class _Reader:
 
     def _read_time(self, match: re.Match[str]) -> str:
         hour, minute = re.findall(r"\d+", match[0])
-        full_hour, usual, first_minutes = self.words["clock"]
-        is_full = minute == "00"
-        clock: str = full_hour if is_full else first_minutes if minute[0] == "0" else usual
+        full_hour, usual, first_minutes = map(str, self.words["clock"])
+        clock = full_hour if minute == "00" else first_minutes if minute[0] == "0" else usual
         return clock.format(
             hour=self._cardinal(str(int(hour)), self.words["hour_gender"]),
             unit=self._form(int(hour), self.words["hour"]),
@@ -345,7 +330,7 @@ class _Reader:
         return spell(integer, self._gender(noun))
 
     def _amount(self, integer: str, point: str, decimals: str, unit: Sequence[str]) -> str:
-        """Read an amount; `unit` has the forms of the unit, then those of its hundredth part."""
+        """Read an amount; `unit` has the forms of the unit, then of its hundredth part."""
         count = len(self.words["hour"])
         forms, parts = unit[:count], unit[count:]
         if not decimals:
@@ -390,24 +375,20 @@ class _Reader:
         words = irregular or self._ordinal(number)
         return words if ending is None else re.sub(r"o\b", ending, words)
 
-    def _ordinal(self, number: int, **inflection: Any) -> str:
+    def _ordinal(self, number: int, **inflection: object) -> str:
         """Write an ordinal; `inflection` holds num2words' options for Russian case and gender."""
-        words = num2words(number, lang=self.language, to="ordinal", **inflection)
-        return str(words).replace(",", "")
+        return self._spell(number, to="ordinal", **inflection).replace(",", "")
 
     def _decimal(self, integer: str, point: str | None, decimals: str) -> str:
-        if not self.words:
-            return str(num2words(f"{integer}.{decimals}", lang=self.language))
-        style, whole_words = self.words["decimals"], self._cardinal(integer) if integer else ""
-        if style == "fraction" and len(decimals) <= 3:
-            return str(num2words(f"{integer or 0}.{decimals}", lang=self.language))
+        style, is_short = self.words.get("decimals"), len(decimals) <= 3
+        if not self.words or (style == "fraction" and is_short):
+            return self._spell(f"{integer or 0}.{decimals}")
+        fraction = self._digits(decimals)
         significant = decimals.lstrip("0")
-        if style == "number" and significant and len(decimals) <= 3:
-            fraction = (
-                f"{self._digits(decimals[: -len(significant)])} {self._cardinal(significant)}"
-            )
-        else:
-            fraction = self._digits(decimals)
+        if style == "number" and is_short and significant:
+            zeros = decimals.removesuffix(significant)
+            fraction = f"{self._digits(zeros)} {self._cardinal(significant)}"
+        whole_words = self._cardinal(integer) if integer else ""
         return f"{whole_words} {self.words['point' if point == '.' else 'comma']} {fraction}"
 
     def _whole(self, digits: str, gender: str = "") -> str:
@@ -417,13 +398,13 @@ class _Reader:
         if is_long or (digits[0] == "0" and len(digits) > 1):
             return self._digits(digits)
         if len(digits) == 4 and re.match(self.words.get("pair_years", _NEVER), digits):
-            return str(num2words(int(digits), lang=self.language, to="year"))
+            return self._spell(int(digits), to="year")
         return self._cardinal(digits, gender)
 
     def _cardinal(self, digits: str, gender: str = "") -> str:
         options = {"gender": gender} if gender and self.language == "ru" else {}
         try:
-            words = str(num2words(int(digits), lang=self.language, **options)).replace(",", "")
+            words = self._spell(int(digits), **options).replace(",", "")
         except OverflowError:
             return self._digits(digits)
         if self.language == "es":  # 0.5.14 writes "veintiuno mil"
@@ -436,7 +417,10 @@ class _Reader:
         return re.sub(r"\bveintiun\b", "veintiún", words)
 
     def _digits(self, digits: str) -> str:
-        return " ".join(str(num2words(int(digit), lang=self.language)) for digit in digits)
+        return " ".join(self._spell(int(digit)) for digit in digits)
+
+    def _spell(self, number: int | str, **options: object) -> str:
+        return str(num2words(number, lang=self.language, **options))
 
 
 def _word_before(match: re.Match[str]) -> str:

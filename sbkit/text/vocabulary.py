@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sbkit.base.errors import BundleError, ConfigError, DataError, SbkitError
-from sbkit.base.files import read_regular, write_text_atomically
+from sbkit.base.files import read_regular, reading, write_text_atomically
 from sbkit.base.messages import listed
 
 
@@ -35,7 +35,6 @@ class Vocabulary:
 
     @property
     def special(self) -> tuple[int, ...]:
-        """Return the four special ids."""
         return self.blank, self.unk, self.bos, self.eos
 
     def check_targets(self, ids: Iterable[int], *, of: str) -> None:
@@ -45,15 +44,11 @@ class Vocabulary:
         on a GPU the whole process dies on an assertion. So this runs before any kernel sees it.
         """
         for label in ids:
-            if self.refuses(label):
+            if not 0 <= label < self.size or label == self.blank:
                 raise DataError(
                     f"Every label must be an id from 0 to {self.size - 1} and not the blank "
                     f"({self.blank}), but {of} holds {label}. Use the `tokenizer` of this run."
                 )
-
-    def refuses(self, label: int) -> bool:
-        """Return whether an id is out of bounds or the blank, which no loss may see."""
-        return not 0 <= label < self.size or label == self.blank
 
     def check_head(self, *, name: str, outputs: int) -> None:
         """Raise ConfigError unless a head has as many outputs as there are tokens."""
@@ -81,22 +76,17 @@ class ClassLabels:
     content: the bytes of the file, if the caller has read them.
 
     Raises:
-        BundleError: the file holds fewer than two names, or one twice.
-        SbkitError: the file cannot be read.
+        SbkitError: the file cannot be read, or holds fewer than two names, or one twice.
     """
 
     def __init__(self, *, file: str | Path, content: bytes | None = None) -> None:
         self.file = Path(file)
-        try:
-            if content is None:
-                content = read_regular(
-                    self.file, max_bytes=MAX_LABEL_FILE_BYTES, subject="The list of classes"
-                )
+        if content is None:
+            content = read_regular(
+                self.file, max_bytes=MAX_LABEL_FILE_BYTES, subject="The list of classes"
+            )
+        with reading(self.file, "be UTF-8", fix="Restore it."):
             self.names = content.decode().split("\n")[:-1]
-        except UnicodeDecodeError as error:
-            raise BundleError(
-                f"{self.file} must be UTF-8, but is not ({error}). Restore it."
-            ) from error
         if len(set(self.names)) < max(2, len(self.names)) or not all(self.names):
             raise BundleError(
                 f"{self.file} must list two or more different classes, but of its "
@@ -106,11 +96,9 @@ class ClassLabels:
 
     @property
     def size(self) -> int:
-        """Count the classes."""
         return len(self.names)
 
     def encode(self, name: str) -> int:
-        """Return the id of a class."""
         return self._ids[name]
 
 
@@ -131,9 +119,9 @@ def ensure_labels(file: Path, names: Iterable[str]) -> ClassLabels:
         write_text_atomically(file, "".join(f"{name}\n" for name in classes))
     labels = ClassLabels(file=file)
     if labels.names != classes:
-        others = listed(sorted({*classes}.symmetric_difference(labels.names)))
+        differing = listed(sorted({*classes}.symmetric_difference(labels.names)))
         raise DataError(
             f"The classes of the training set must be those that {file} lists, but differ in "
-            f"{others}. Choose another output_folder."
+            f"{differing}. Choose another output_folder."
         )
     return labels

@@ -153,7 +153,7 @@ def read_named_weights(source: Path) -> dict[str, Tensor]:
 
     Raises SbkitError if they cannot be read.
     """
-    with reading(source, must=SOURCE, fix=FIX):
+    with reading(source, SOURCE, fix=FIX):
         if (source / WEIGHTS_FILE).is_file():
             weights, parts = _read_bundle(source)
         elif (source / CHECKPOINTS).is_dir():
@@ -172,7 +172,7 @@ def encoder_config_of(source: Path) -> dict[str, Any] | None:
     Raises SbkitError if they cannot be read.
     """
     config: dict[str, Any] | None = None
-    with reading(source, must=SOURCE, fix=FIX):
+    with reading(source, SOURCE, fix=FIX):
         if (source / WEIGHTS_FILE).is_file():
             parts = BundleFiles(source).config.parts
             config = parts.get("Transformer", {}).get("arguments", {}).get("config")

@@ -112,5 +112,5 @@ def test_read_hotwords_reads_a_file_or_a_list_with_commas(tmp_path: Path) -> Non
     with pytest.raises(SbkitError, match="`--hotwords` must be readable"):
         read_hotwords(str(tmp_path / "gone.txt"))
     file.write_bytes(b"\xff\xfe")
-    with pytest.raises(SbkitError, match="`--hotwords` must be UTF-8"):
+    with pytest.raises(SbkitError, match=r"`--hotwords` \(.*\) must be UTF-8"):
         read_hotwords(str(file))

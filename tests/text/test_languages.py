@@ -17,9 +17,10 @@ def test_known_tag_is_returned_unchanged(tag: str) -> None:
     ("value", "advice"),
     [
         ("deu", r"Write de\."),
+        ("deu-DE", r"Write de-DE\."),
         ("German", r"Write its ISO 639 code"),
         ("qq", r"Write its ISO 639 code"),
-        ("cmn_hans_cn", r"Write zh\."),
+        ("cmn_hans_cn", r"Write zh_hans_cn\."),
         (False, "YAML reads an unquoted no as false"),
     ],
 )

@@ -83,7 +83,7 @@ def read_json(folder: Path, name: str) -> dict[str, Any] | None:
     """Read a JSON file, None if missing; raise SbkitError if it is damaged."""
     if (file := file_in(folder, name)) is None:
         return None
-    with reading(folder / name, must="be a whole file", fix=AGAIN):
+    with reading(folder / name, "be a whole file", fix=AGAIN):
         return {**json.loads(read_regular(file, max_bytes=MAX_FILE_BYTES, subject=f"The {name}"))}
 
 
@@ -95,7 +95,7 @@ def weight_files(folder: Path) -> list[Path]:
     """
     names = [WEIGHTS]
     if (index := read_json(folder, INDEX)) is not None and file_in(folder, WEIGHTS) is None:
-        with reading(folder / INDEX, must="be a whole file", fix=AGAIN):
+        with reading(folder / INDEX, "be a whole file", fix=AGAIN):
             names = sorted({*index["weight_map"].values()})
     files = {name: file_in(folder, name) for name in names}
     if missing := [name for name, file in files.items() if file is None]:
@@ -333,7 +333,7 @@ def _match_tensors(folder: Path, parts: Iterable[nn.Module]) -> tuple[dict[str, 
     """Return our tensors and the files' slices, both by the names in the files."""
     stored: Stored = {}
     for path in weight_files(folder):
-        with reading(path, must="be a whole file", fix=AGAIN):
+        with reading(path, "be a whole file", fix=AGAIN):
             file: Any = safe_open(path, framework="pt")
             stored |= {_renamed(name): file.get_slice(name) for name in [*file.keys()]}
     ours = _tensors(parts, stored)
