@@ -3,6 +3,7 @@
 import logging
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -84,9 +85,8 @@ def check_before_training(run: Run) -> None:
 
 def summary(findings: Sequence[Finding]) -> str:
     """Count findings by severity: "2 errors and 1 note"."""
-    severities = [finding.severity for finding in findings]
-    counts = {word: severities.count(word) for word in ("error", "note")}
-    parts = [plural(count, word) for word, count in counts.items() if count]
+    counts = Counter(finding.severity for finding in findings)
+    parts = [plural(counts[word], word) for word in ("error", "note") if counts[word]]
     return " and ".join(parts) or "Nothing found."
 
 

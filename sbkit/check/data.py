@@ -75,9 +75,6 @@ def _finding_of_rows(
         yield planned.finding(key, problem=problem, fix=fix, stops=stops, ids=tuple(ids))
 
 
-# -- labels ----------------------------------------------------------------------------------------
-
-
 def check_labels(planned: PlannedRun) -> Iterator[Finding]:
     """Compare the sizes of heads and embeddings, and the labels of every transcript."""
     for check in (_check_sizes, _check_transcripts):
@@ -202,9 +199,6 @@ def check_masks(planned: PlannedRun) -> Iterator[Finding]:
             fix="Lower --mask_channel_length, or pass --mask_channel_prob=0.",
             stops=False,
         )
-
-
-# -- splits ----------------------------------------------------------------------------------------
 
 
 def check_data(planned: PlannedRun) -> Iterator[Finding]:

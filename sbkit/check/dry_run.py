@@ -77,11 +77,7 @@ class DryRun:
 
 
 def dry_run(planned: PlannedRun) -> DryRun:
-    """Return what small steps show; they run once.
-
-    Raises:
-        MissingPartError: there is no Brain, or the recipe refuses before the step.
-    """
+    """Return what small steps show; they run once."""
     return planned.take("dry_run", lambda: _take_small_steps(planned))
 
 

@@ -30,9 +30,6 @@ LEAF_TYPES = (
 )
 
 
-# -- the walk --------------------------------------------------------------------------------------
-
-
 def reached(planned: PlannedRun) -> list[tuple[Keys, object]]:
     """Return all objects within a run's hparams and its Brain, once, with their shortest paths."""
     roots = dict(planned.build_hparams().items())
@@ -73,9 +70,6 @@ def _children(holder: object) -> Iterator[tuple[str | int, object]]:
             yield name, value
 
 
-# -- the ModuleList --------------------------------------------------------------------------------
-
-
 def check_ownership(planned: PlannedRun) -> Iterator[Finding]:
     """Find parameters outside the ModuleList, and parts that are in it twice."""
     objects, root = dict(reached(planned)), planned.document.root
@@ -114,9 +108,6 @@ def _unowned(planned: PlannedRun) -> Counter[Keys]:
             holder = hidden or next((path for path in above if path in modules), keys)
             unowned[holder] += parameter.numel()
     return unowned
-
-
-# -- optimizers and checkpoints --------------------------------------------------------------------
 
 
 def check_optimizers(planned: PlannedRun) -> Iterator[Finding]:

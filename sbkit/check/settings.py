@@ -2,7 +2,7 @@
 
 Code reads keys from a `Knobs`, which remembers them: a key that the dry run has not read, and that
 no reference reaches, does nothing. The dry run calls no hook at the end of a stage, so names in the
-code of the recipe count, too: the modules of its Brain, and those beside them that they import.
+code of the recipe count, too: in the modules of its Brain and the modules beside them.
 """
 
 import sys
@@ -46,17 +46,13 @@ MAX_EMPTY_SHARE = 0.1  # of the micro-batches may be empty
 INITIAL_WEIGHTS = "initial weights"  # among a planned run's results: lines about loaded weights
 
 
-# -- values ----------------------------------------------------------------------------------------
-
-
 def check_ranges(planned: PlannedRun) -> Iterator[Finding]:
     """Find each knob, and each argument of a class that declares its ranges, out of its range."""
     ranges = dict(RANGES)
     with suppress(MissingPartError):
         ranges |= planned.load_recipe().ranges
-    problems: dict[Keys, str] = {
-        (name,): text for name, text in out_of_range(planned.knobs, ranges)
-    }
+    refusals = out_of_range(planned.knobs, ranges)
+    problems: dict[Keys, str] = {(name,): problem for name, problem in refusals}
     resolved = resolve(planned.yaml_file, planned.overrides)
     for keys, problem in resolved.arguments_out_of_range():
         if keys[:1] not in problems:
@@ -95,23 +91,14 @@ def names_in_code(brain: type) -> set[str]:
 
     sbkit's own and SpeechBrain's do not count.
     """
-    classes = [c for c in brain.__mro__ if not c.__module__.startswith(("sbkit.", "speechbrain."))]
-    pending = [sys.modules[class_.__module__] for class_ in classes if class_ is not object]
-    folders = {Path(str(module.__file__)).parent for module in pending}
-    modules: list[ModuleType] = []
-    while pending:
-        modules.append(module := pending.pop())
-        for value in vars(module).values():
-            is_module = isinstance(value, ModuleType)
-            owner = value.__name__ if is_module else getattr(value, "__module__", "")
-            used = sys.modules.get(str(owner))
-            is_beside = Path(getattr(used, "__file__", None) or "/").parent in folders
-            if used is not None and is_beside and used not in modules + pending:
-                pending.append(used)
-    values = [value for module in modules for value in vars(module).values()]
+    modules = {name: vars(m) for name, m in sys.modules.items() if isinstance(m, ModuleType)}
+    folder_of = {name: Path(str(m.get("__file__") or "/")).parent for name, m in modules.items()}
+    names = {class_.__module__ for class_ in brain.__mro__ if class_ is not object}
+    folders = {folder_of[n] for n in names if not n.startswith(("sbkit.", "speechbrain."))}
+    beside = {name for name, folder in folder_of.items() if folder in folders}
+    values = [value for name in beside for value in modules[name].values()]
     values += [member for v in values if isclass(v) for member in vars(v).values()]
-    names = {module.__name__ for module in modules}
-    codes = [v.__code__ for v in values if isfunction(v) and v.__module__ in names]
+    codes = [v.__code__ for v in values if isfunction(v) and v.__module__ in beside]
     for code in codes:  # grows by nested functions
         codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
     return {n for c in codes for n in (*c.co_names, *c.co_consts) if isinstance(n, str)}
@@ -144,9 +131,6 @@ def check_freezing(planned: PlannedRun) -> Iterator[Finding]:
             fix=f"Lower their number of steps, or write `{ALWAYS}`.",
             stops=False,
         )
-
-
-# -- the machine -----------------------------------------------------------------------------------
 
 
 def check_placement(planned: PlannedRun) -> Iterator[Finding]:
@@ -190,9 +174,6 @@ def check_batches(planned: PlannedRun) -> Iterator[Finding]:
             "processes.",
             stops=False,
         )
-
-
-# -- the run folder, which is only read ------------------------------------------------------------
 
 
 def check_run_folder(planned: PlannedRun) -> tuple[Finding, ...]:

@@ -192,11 +192,7 @@ TupleConstructor.add_constructor("!tuple", lambda reader, node: reader.construct
 
 
 def read_document(path: Path, *, above: tuple[Path, ...] = ()) -> Document:
-    """Read a file and its base into a tree; ``above`` are the files that build on this one.
-
-    Raises:
-        ConfigError: the file or a line of it is wrong.
-    """
+    """Read a file and its base into a tree; ``above`` are the files that build on this one."""
     text = read_yaml_text(path)
     try:
         reader = YAML()
@@ -302,9 +298,6 @@ def resolve_references(document: Document, *, are_filled: bool = True) -> Commen
     """Resolve a copy of the document's tree; a reference to an object becomes the node itself.
 
     are_filled: every ``!PLACEHOLDER`` must have a value; otherwise it becomes null.
-
-    Raises:
-        ConfigError: a reference leads nowhere, or cannot be computed.
     """
     root = deepcopy(document.root)
 

@@ -42,8 +42,6 @@ from sbkit.config.document import (
 from sbkit.config.overrides import apply_overrides
 from sbkit.config.ranges import ranges_of, refusal, require_in_range
 
-# -- values by key ---------------------------------------------------------------------------------
-
 
 class MissingKnobError(ConfigError, AttributeError):
     """Raised where code reads a key that the YAML does not have."""
@@ -86,13 +84,13 @@ class Knobs(dict[str, Any]):
         return super().get(name, default)
 
     def __iter__(self) -> Iterator[str]:
-        # With an `__iter__` of its own, `{**knobs}` and `dict(knobs)` copy item by item and so read
-        # every key: what happens to the copy is not recorded. `items` and `values` read no key.
+        # This override makes `{**knobs}` and `dict(knobs)` copy item by item and so read every key,
+        # because reads of the copy are not recorded. `items` and `values` read no key.
         return super().__iter__()
 
 
 class KnobAttributes:
-    """The values of ``knobs`` as attributes: the `hparams` of a Brain."""
+    """The values of ``knobs`` as attributes: the `hparams` of a Brain, as SpeechBrain has them."""
 
     def __init__(self, knobs: Knobs) -> None:
         self.knobs = knobs
@@ -157,11 +155,7 @@ _resolved: dict[tuple[Path, str], Resolved] = {}  # a run reads one or two of th
 
 
 def resolve(yaml_file: Path, overrides: Mapping[str, object]) -> Resolved:
-    """Read a file with its overrides, again only after a change; do not change the result.
-
-    Raises:
-        ConfigError: the file or an override is wrong.
-    """
+    """Read a file with its overrides, again only after a change; do not change the result."""
     key = (yaml_file, repr(overrides))
     resolved = _resolved.get(key)
     texts = resolved.document.texts if resolved else {}
@@ -175,21 +169,12 @@ def resolve(yaml_file: Path, overrides: Mapping[str, object]) -> Resolved:
 
 
 def read_knobs(yaml_file: Path, overrides: Mapping[str, object]) -> Knobs:
-    """Read the root-level plain values as they take effect; keys that reach an object are absent.
-
-    Raises:
-        ConfigError: the file or an override is wrong.
-    """
+    """Read the root-level plain values as they take effect, without keys that reach an object."""
     return Knobs(deepcopy(dict(resolve(yaml_file, overrides).knobs)))
 
 
 def load_hparams(yaml_file: Path, overrides: Mapping[str, object]) -> Knobs:
-    """Build everything the file declares.
-
-    Raises:
-        ConfigError: the file or an override is wrong, a number is out of its range, or an object
-            cannot be built.
-    """
+    """Build everything the file declares, unless a number is out of its range."""
     resolved = resolve(yaml_file, overrides)
     require_in_range(resolved.knobs)
     with clean_ruamel():

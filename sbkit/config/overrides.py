@@ -1,13 +1,9 @@
-"""The command line: values that replace those of a YAML.
-
-Every key must be in the YAML, and every value of the same kind as there.
-"""
+"""The command line: values that override a YAML's, by keys that it has, of the same kind."""
 
 import re
 from collections.abc import Mapping, Sequence
 from datetime import date
 from pathlib import Path, PurePath
-from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
@@ -34,6 +30,17 @@ PATH = re.compile(r"[^.\[\]\s]+(?:\.[^.\[\]\s]+|\[[^.\[\]\s]+\])*")
 NEGATIVE_NUMBER = re.compile(r"-[\d.]+(?:[eE][-+]?\d+)?")  # a value that starts as an option does
 ATTRIBUTE_TAG = "!apply:getattr"  # HyperPyYAML's for `!ref <tokenizer.vocab_size>`
 WORDS_FOR_NUMBERS = {"batch_seconds": "auto"}  # by key; either may replace the other
+KINDS: dict[type, str] = {
+    type(None): "null",
+    bool: "true or false",  # before int, its base
+    int: "a whole number",
+    float: "a number",
+    Mapping: "a mapping",
+    Sequence: "a list",
+    date: "a date",
+}
+
+Container = CommentedMap | CommentedSeq
 
 USAGE = """\
 usage: train.py FILE.yaml [--key=value ...]
@@ -50,12 +57,7 @@ Trains the model that FILE.yaml declares. Every key of the file can be overridde
 
 
 def parse_command(arguments: Sequence[str]) -> tuple[Path, dict[str, object]]:
-    """Read ``FILE.yaml --key=value ...``: the file, and the overrides.
-
-    Raises:
-        SystemExit: for `--help`, after printing the usage.
-        ConfigError: the first argument is not a YAML file, or another is no override.
-    """
+    """Read ``FILE.yaml --key=value ...``, or print the usage for `--help` and exit."""
     if {"--help", "-h"} & {*arguments}:
         print(USAGE)
         raise SystemExit(0)
@@ -75,9 +77,6 @@ def parse_overrides(arguments: Sequence[str]) -> dict[str, object]:
 
     >>> parse_overrides(["--lr=1e-3", "--Transformer.dropout", "0", "--compile"])
     {'lr': 0.001, 'Transformer': {'dropout': 0}, 'compile': True}
-
-    Raises:
-        ConfigError: an argument is none of these.
     """
     overrides: dict[str, object] = {}
     waiting = list(arguments)
@@ -119,14 +118,12 @@ def _add_manifest(overrides: dict[str, object], argument: str, text: str) -> Non
             "dev=b.csv --manifest test=c.csv."
         )
     manifest = overrides.get("manifest")
-    overrides["manifest"] = files = manifest if isinstance(manifest, dict) else {}
-    earlier = files.get(name, [])
-    earlier = earlier if isinstance(earlier, list) else [earlier]
-    files[name] = [*earlier, file] if earlier else file
+    earlier = manifest.get(name, []) if isinstance(manifest, dict) else []
+    files = [*(earlier if isinstance(earlier, list) else [earlier]), file]
+    _put(overrides, ("manifest", name), files if earlier else file)
 
 
 def _read_value(argument: str, text: str) -> object:
-    """Read a number, true, false, null, a list, a mapping or quoted text; else plain text."""
     if not text or text.startswith("!"):
         raise ConfigError(
             f"`{argument}` needs a plain value. Pass null for none, '\"\"' for an empty text; to "
@@ -150,7 +147,7 @@ def _read_value(argument: str, text: str) -> object:
 
 
 def apply_overrides(document: Document, overrides: Mapping[str, object]) -> None:
-    """Set the overrides in the tree; a missing key or a value of another kind is refused."""
+    """Set the overrides in the tree; refuse a missing key or a value of another kind."""
     whole_keys = {key for key in overrides if (key,) in WHOLE_KEYS} & document.root.keys()
     for key in whole_keys:  # before references into them are resolved
         document.root[key] = overrides[key]
@@ -161,11 +158,7 @@ def apply_overrides(document: Document, overrides: Mapping[str, object]) -> None
 
 
 def _replace(
-    document: Document,
-    parent: CommentedMap | CommentedSeq,
-    defaults: Any,
-    keys: Keys,
-    value: object,
+    document: Document, parent: Container, defaults: Container, keys: Keys, value: object
 ) -> None:
     """Replace the value at ``keys[-1]`` of its parent, or the keys of a mapping inside it."""
     key = _existing_key(document, parent, keys)
@@ -175,7 +168,7 @@ def _replace(
             f"`--{dotted(keys)}` has no keys to override, because it refers to {text_of(node)} "
             f"({document.place(keys)}). Override them there."
         )
-    is_container = isinstance(node, CommentedMap | CommentedSeq)
+    is_container = isinstance(node, Container)
     if isinstance(value, Mapping) and (tag_of(node) or (node and is_container)):
         # An object without arguments is a scalar: there is no key in it.
         inside = node if is_container else CommentedMap()
@@ -185,7 +178,7 @@ def _replace(
         parent[key] = _checked(document, default, keys, value)
 
 
-def _existing_key(document: Document, parent: CommentedMap | CommentedSeq, keys: Keys) -> str | int:
+def _existing_key(document: Document, parent: Container, keys: Keys) -> str | int:
     key = keys[-1]
     if isinstance(parent, CommentedMap) and key in parent:
         return key
@@ -202,10 +195,10 @@ def _existing_key(document: Document, parent: CommentedMap | CommentedSeq, keys:
 
 
 def _checked(document: Document, default: object, keys: Keys, value: object) -> object:
-    """Return the value as one of the YAML's kind, or refuse it."""
+    """Convert a value to the kind of the YAML's value, or refuse it."""
     value = str(value) if isinstance(value, PurePath) else value
     if tag_of(default) == ATTRIBUTE_TAG:
-        return value  # of an object that is not built yet: of any kind
+        return value  # any kind: the object is not built yet
     if tag_of(default):
         raise ConfigError(
             f"`--{dotted(keys)}` would replace the object of {document.place(keys)} by {value!r}. "
@@ -228,20 +221,11 @@ def kind_of(value: object) -> str:
     """Return the kind of a plain value, in a user's words."""
     if isinstance(value, str):
         return "a list" if TUPLE.fullmatch(value) else "text"
-    kinds: dict[type, str] = {
-        type(None): "null",
-        bool: "true or false",
-        int: "a whole number",
-        float: "a number",
-        Mapping: "a mapping",
-        Sequence: "a list",
-        date: "a date",
-    }
-    return next((name for type_, name in kinds.items() if isinstance(value, type_)), "an object")
+    return next((name for type_, name in KINDS.items() if isinstance(value, type_)), "an object")
 
 
 def converted(default: object, value: object) -> object:
-    """Return the value as one of the default's kind, or raise TypeError with that kind."""
+    """Convert a value to the default's kind, or raise TypeError with that kind."""
     default_kind, value_kind = kind_of(default), kind_of(value)
     if value_kind == "an object":
         raise TypeError("a plain value")
