@@ -52,7 +52,7 @@ RANGES = {  # of the knobs that every recipe here reads
         Range(low=0, high=DAY, advice="From 0 to 86400 clips may have any length."),
     ),
     "eval_batch_seconds": Range(low=1, advice="120 is usual."),
-    "sample_rate": Range(low=1000, high=384_000, whole=True, advice="16000 is usual."),
+    "sample_rate": Range(low=1000, high=384_000, integer=True, advice="16000 is usual."),
     **dict.fromkeys(("data_folder", "corpus", "path_column"), Text()),
     "text_column": Text(or_false=True),
 }

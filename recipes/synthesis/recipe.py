@@ -366,7 +366,7 @@ SYNTHESIS = Recipe(
     ranges=RANGES
     | dict.fromkeys(("align_weight", "duration_weight", "variance_weight"), NON_NEGATIVE)
     | {
-        "segment_frames": Range(low=4, whole=True, advice="32 frames are 0.8 s."),
+        "segment_frames": Range(low=4, integer=True, advice="32 frames are 0.8 s."),
         "longest_symbol": Range(low=0.1, advice="0.6 s is usual."),
     },
 )

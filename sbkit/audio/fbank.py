@@ -43,8 +43,10 @@ class Fbank(nn.Module):
     """
 
     RANGES: ClassVar = {
-        "n_mels": Range(low=3, whole=True, advice="80 is usual."),
-        "sample_rate": Range(low=MIN_SAMPLE_RATE, whole=True, advice="Write hertz, such as 16000."),
+        "n_mels": Range(low=3, integer=True, advice="80 is usual."),
+        "sample_rate": Range(
+            low=MIN_SAMPLE_RATE, integer=True, advice="Write hertz, such as 16000."
+        ),
     }
 
     def __init__(self, *, n_mels: int = 80, sample_rate: int = SAMPLE_RATE) -> None:

@@ -132,7 +132,7 @@ def _check_transcripts(planned: PlannedRun) -> Iterator[Finding]:
         fix="Nothing needs to be done about so few: they count as errors."
         if is_rare
         else "Correct these transcripts. If train has many of them, choose another "
-        "--output_folder, for which a new tokenizer is trained.",
+        "--output_folder: a new tokenizer is trained there.",
     )
     yield from _finding_of_rows(
         planned,

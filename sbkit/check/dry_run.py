@@ -54,7 +54,7 @@ class DryRun:
 
     Attributes:
         error: what a part raised, if the steps broke off.
-        running: the modules that are called, or in which the steps broke off, outermost first.
+        running: the modules whose `forward` is running, or has failed, outermost first.
         called: ids of the modules that were called.
         trained: ids of the parameters that got a gradient.
         created: parts that `forward` made.
@@ -201,10 +201,10 @@ def small_batch(planned: PlannedRun) -> object:
     loader = planned.make_loaders().train
     num_rows = min(MAX_ROWS, len(loader.dataset))  # type: ignore[arg-type]
     rows = [loader.dataset[index] for index in range(num_rows)]
-    shortest, *others = sorted(rows, key=lambda row: len(row["audio"]))
+    shortest, *longer = sorted(rows, key=lambda row: len(row["audio"]))
     min_samples = LENGTH_RATIO * len(shortest["audio"])
-    longer = [row for row in others if len(row["audio"]) >= min_samples] or others[-1:]
-    return loader.collate_fn([shortest, *longer[:1]])
+    long_enough = [row for row in longer if len(row["audio"]) >= min_samples] or longer[-1:]
+    return loader.collate_fn([shortest, *long_enough[:1]])
 
 
 # -- do the parts fit, and are they saved? ---------------------------------------------------------
@@ -324,12 +324,12 @@ def check_padding(planned: PlannedRun) -> Iterator[Finding]:
     if not isinstance(batch, Batch):
         return
     with _evaluating(brain):
-        together = _states_of(brain, batch)
+        batched = _states_of(brain, batch)
         clips = [batch.take(slice(index, index + 1)) for index in range(len(batch))]
-        alone = [states for clip in clips for states in _states_of(brain, clip)]
-    if len(together) != len(alone):
+        single = [states for clip in clips for states in _states_of(brain, clip)]
+    if len(batched) != len(single):
         return  # a mean of the batch
-    change = max(map(_relative_change, together, alone))
+    change = max(map(_relative_change, batched, single))
     if change > MAX_STATE_CHANGE:
         yield planned.finding(
             "model",

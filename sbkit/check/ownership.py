@@ -140,8 +140,8 @@ def _unsaved(planned: PlannedRun, optimizers: list[Optimizer]) -> Iterator[Findi
     saved |= set(map(id, recoverables.values()))
     tensors = [t for t in (*model.parameters(), *model.buffers()) if id(t) not in saved]
     unsaved = [_first_of(planned, tensors)] if tensors else []
-    others = (planned.build_hparams()["epoch_counter"], *optimizers)
-    unsaved += dict.fromkeys(type(part).__name__ for part in others if id(part) not in saved)
+    states = (planned.build_hparams()["epoch_counter"], *optimizers)
+    unsaved += dict.fromkeys(type(state).__name__ for state in states if id(state) not in saved)
     if unsaved:
         yield planned.finding(
             *("checkpointer", "recoverables"),

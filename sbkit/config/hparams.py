@@ -110,7 +110,7 @@ class Resolved:
 
     Attributes:
         document: the files, with the overrides.
-        tree: a copy in which references are replaced by their values.
+        tree: a copy with the values of the references.
     """
 
     document: Document

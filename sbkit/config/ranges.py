@@ -1,4 +1,4 @@
-"""The ranges of numbers and texts of a run, checked before anything is built of them."""
+"""Ranges of the numbers and texts of a run, checked before anything is built."""
 
 import math
 import pydoc
@@ -16,7 +16,7 @@ class Range:
 
     Attributes:
         advice: how to correct a value outside the range.
-        whole: only whole numbers.
+        integer: only whole numbers.
         or_null: null, too.
         word: text that may replace a number.
 
@@ -28,7 +28,7 @@ class Range:
     advice: str
     low: float = -math.inf
     high: float = math.inf
-    whole: bool = False
+    integer: bool = False
     or_null: bool = False
     word: str | None = None
 
@@ -37,13 +37,13 @@ class Range:
             return self.or_null
         if isinstance(value, str):
             return value == self.word
-        if isinstance(value, bool) or not isinstance(value, int if self.whole else int | float):
+        if isinstance(value, bool) or not isinstance(value, int if self.integer else int | float):
             return False
         return self.low <= value <= self.high
 
     def __str__(self) -> str:
-        alternatives = f"{'null or ' * self.or_null}{f'{self.word} or ' if self.word else ''}"
-        kind = f"{alternatives}a {'whole ' * self.whole}number"
+        alternatives = "null or " * self.or_null + (f"{self.word} or " if self.word else "")
+        kind = f"{alternatives}a {'whole ' * self.integer}number"
         if self.high < math.inf:
             return f"{kind} from {self.low:g} to {self.high:g}"
         return f"{kind} of at least {self.low:g}" if self.low > -math.inf else kind
@@ -64,33 +64,33 @@ class Text(Range):
 
 
 SHARE = Range(low=0, high=1, advice="0 is none, 1 is all.")
-NON_NEGATIVE_COUNT = Range(low=0, whole=True, advice="Pass 0 for none.")
-POSITIVE_COUNT = Range(low=1, whole=True, advice="Pass 1 for the smallest.")
+NON_NEGATIVE_COUNT = Range(low=0, integer=True, advice="Pass 0 for none.")
+POSITIVE_COUNT = Range(low=1, integer=True, advice="Pass 1 for the smallest.")
 NON_NEGATIVE = Range(low=0, advice="Pass 0 for none.")
 
-RANGES = {  # of the keys of every run; a class declares those of its arguments as `RANGES`, too
-    "seed": Range(low=0, high=2**63 - 1, whole=True, advice="Pass any number in it."),
-    "shuffle_shards": Range(low=1, whole=True, advice="Pass 1 to shuffle within each shard."),
+RANGES = {  # by keys of every run; a class declares the ranges of its arguments as `RANGES`, too
+    "seed": Range(low=0, high=2**63 - 1, integer=True, advice="Pass any number in it."),
+    "shuffle_shards": Range(low=1, integer=True, advice="Pass 1 to shuffle within each shard."),
     # Each worker is a process: without a highest value a typo would take all memory.
-    "num_workers": Range(low=0, high=1024, whole=True, advice="Pass 0 to read in this process."),
-    "number_of_epochs": Range(low=1, whole=True, advice="Pass 1 to train for one."),
-    "early_stopping": Range(low=0, whole=True, advice="Pass 0 to train all epochs."),
+    "num_workers": Range(low=0, high=1024, integer=True, advice="Pass 0 to read in this process."),
+    "number_of_epochs": Range(low=1, integer=True, advice="Pass 1 to train for one."),
+    "early_stopping": Range(low=0, integer=True, advice="Pass 0 to train all epochs."),
     "grad_accumulation_factor": Range(  # each micro-batch has a plan, which takes memory
-        low=1, high=1 << 16, whole=True, advice="Pass 1 to split no step."
+        low=1, high=1 << 16, integer=True, advice="Pass 1 to split no step."
     ),
-    "log_every": Range(low=1, whole=True, advice="Pass 1 to log every step."),
-    "nonfinite_patience": Range(low=0, whole=True, advice="Pass 0 to stop at the first such step."),
+    "log_every": Range(low=1, integer=True, advice="Pass 1 to log every step."),
+    "nonfinite_patience": Range(
+        low=0, integer=True, advice="Pass 0 to stop at the first such step."
+    ),
     "stall_seconds": Range(low=0, high=DAY, advice="Pass 0 for no watch."),
     "ema_decay": SHARE,
-    "average_checkpoints": Range(low=1, whole=True, advice="Pass 1 to take only the best."),
-    "ckpt_interval_minutes": Range(
-        advice="Pass 0 to save only after an epoch."
-    ),  # or a value below 0
+    "average_checkpoints": Range(low=1, integer=True, advice="Pass 1 to take only the best."),
+    "ckpt_interval_minutes": Range(advice="Pass 0 to save only after an epoch."),  # or less than 0
     "lr": NON_NEGATIVE,
     "weight_decay": NON_NEGATIVE,
-    "max_grad_norm": Range(advice="Pass 0 to clip nothing."),  # or a value below 0
+    "max_grad_norm": Range(advice="Pass 0 to clip nothing."),  # or less than 0
     **dict.fromkeys(("init_from", "pretrained"), Text()),
-    "vocab_size": Range(low=5, whole=True, or_null=True, advice="Pass null for characters."),
+    "vocab_size": Range(low=5, integer=True, or_null=True, advice="Pass null for characters."),
 }
 RANGES_OF_OTHERS = {"speechbrain.utils.epoch_loop.EpochCounter": {"limit": POSITIVE_COUNT}}
 
@@ -98,7 +98,7 @@ RANGES_OF_OTHERS = {"speechbrain.utils.epoch_loop.EpochCounter": {"limit": POSIT
 def out_of_range(
     knobs: Mapping[str, object], ranges: Mapping[str, Range] = RANGES
 ) -> Iterator[tuple[str, str]]:
-    """Yield each knob that is out of its range, and the refusal."""
+    """Yield each knob out of its range, and the refusal."""
     for name, range_ in ranges.items():
         if name in knobs and knobs[name] not in range_:
             yield name, refusal(name, knobs[name], range_)

@@ -180,7 +180,7 @@ class BeamDecoder:
     """
 
     RANGES: ClassVar = {
-        "beam_size": Range(low=1, high=MAX_BEAM_SIZE, whole=True, advice=f"{BEAM_SIZE} is usual.")
+        "beam_size": Range(low=1, high=MAX_BEAM_SIZE, integer=True, advice=f"{BEAM_SIZE} is usual.")
     }
 
     def __init__(

@@ -45,7 +45,7 @@ class LogMel(nn.Module):
 
     basis: Tensor
     filters: Tensor
-    RANGES: ClassVar = {"hop": Range(low=2, whole=True, advice="200 is 12.5 ms at 16 kHz.")}
+    RANGES: ClassVar = {"hop": Range(low=2, integer=True, advice="200 is 12.5 ms at 16 kHz.")}
 
     def __init__(self, *, n_mels: int, hop: int, sample_rate: int) -> None:
         super().__init__()

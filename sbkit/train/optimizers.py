@@ -274,7 +274,7 @@ def parameters_with_gradient(optimizer: Optimizer) -> Iterator[nn.Parameter]:
 
 
 KNOB, ALWAYS = "freeze", "always"
-STEPS = Range(low=0, whole=True, word=ALWAYS, advice="Pass always, or a number of steps.")
+STEPS = Range(low=0, integer=True, word=ALWAYS, advice="Pass always, or a number of steps.")
 
 
 class Freezing:

@@ -174,7 +174,7 @@ CHOICES = {
     "feat_extract_norm": ("group", "layer"),
     "position_embeddings_type": ("relative_key",),
 }
-SIZE = Range(low=1, high=1 << 16, whole=True, advice="Use another model.")
+SIZE = Range(low=1, high=1 << 16, integer=True, advice="Use another model.")
 DIVISORS = ("num_attention_heads", "num_conv_pos_embedding_groups")  # they divide hidden_size
 PREPROCESSOR, PROCESSOR, CARD = "preprocessor_config.json", "processor_config.json", "README.md"
 

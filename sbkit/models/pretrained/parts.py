@@ -26,7 +26,7 @@ from sbkit.models.pretrained.lora import add_adapters
 from sbkit.models.pretrained.wav2vec2 import ConvEncoder, Wav2Vec2
 
 WEIGHTED = "weighted"  # instead of a number of layers
-LAYER = Range(low=1, whole=True, or_null=True, advice="Pass null for the middle one.")
+LAYER = Range(low=1, integer=True, or_null=True, advice="Pass null for the middle one.")
 
 
 class Family(NamedTuple):
@@ -133,7 +133,7 @@ class PretrainedEncoder(nn.Module):
         count = layers if isinstance(layers, int) else depth
         middle = max(1, count // 2) if intermediate_layer is None else intermediate_layer
         for key, layer, last in (("layers", count, depth), ("intermediate_layer", middle, count)):
-            valid = Range(low=1, high=last, whole=True, advice="Choose one of these layers.")
+            valid = Range(low=1, high=last, integer=True, advice="Choose one of these layers.")
             require_in_range({key: layer}, {key: valid})
         self.intermediate_layer = middle
         rates = {"hidden_dropout": dropout, "feat_proj_dropout": feat_proj_dropout}
