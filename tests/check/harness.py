@@ -18,9 +18,8 @@ from sbkit.check.cost import check_cost
 from sbkit.check.planned_run import Finding, PlannedRun
 from sbkit.config.document import Document, Keys, read_document
 from sbkit.config.overrides import parse_command
-from sbkit.text.normalization import normalize
 from sbkit.train.recipe import Recipe
-from tests.runs import COUNTS, ROOT, Workplace, one_thread, prompts, write_tsv
+from tests.runs import ROOT, Workplace, one_thread
 
 Edit = Callable[[Path], None]
 WITHOUT_COST = tuple(check for check in CHECKS if check is not check_cost)  # which takes seconds
@@ -73,23 +72,6 @@ class Mutation:
 
 def mutation(name: str, *expected: Expected, **options: Any) -> Mutation:
     return Mutation(name=name, expected=expected, **options)
-
-
-def healthy_workplace(asterisk: Path, folder: Path) -> Workplace:
-    """Cut out a small release in which training sees every character of dev and test."""
-    clips = folder / "release" / "clips"
-    clips.mkdir(parents=True)
-    seen: set[str] = set()
-    for split, count in COUNTS.items():
-        rows = []
-        for clip, text in prompts(asterisk, split):
-            characters = set(normalize(text, "en"))
-            if len(rows) < count and (split == "train" or characters <= seen):
-                seen |= characters
-                shutil.copy2(clip, clips)
-                rows.append((clip.name, text))
-        write_tsv(folder / "release", split, rows)
-    return Workplace(folder / "release", folder / "cache")
 
 
 def findings_of(mutation: Mutation, workplace: Workplace, folder: Path) -> list[Finding]:

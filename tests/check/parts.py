@@ -35,9 +35,7 @@ class AcausalTransformer(Transformer):
 class RunningMeanFrontEnd(ConvFrontEnd):
     """Learns a mean in training, in an attribute that is no buffer."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.mean, self.calls = torch.zeros(1), 0
+    mean = torch.zeros(1)
 
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         if self.training:
@@ -50,12 +48,12 @@ class ClosureFrontEnd(ConvFrontEnd):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        moving = 0.0
+        mean = 0.0
 
         def centered(x: Tensor) -> Tensor:
-            nonlocal moving
-            moving += float(x.detach().mean()) * self.training
-            return x - moving
+            nonlocal mean
+            mean += float(x.detach().mean()) * self.training
+            return x - mean
 
         self.centered = centered
 
@@ -90,9 +88,7 @@ class CompiledFrontEnd(ConvFrontEnd):
 class CountingFrontEnd(ConvFrontEnd):
     """Keeps a number and a tensor that change no output."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.calls, self.last = 0, torch.zeros(0)
+    calls = 0
 
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         self.calls += 1

@@ -1,20 +1,15 @@
 """One thing broken at a time: `sbkit check` names that and nothing else."""
 
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from sbkit.check.check import CHECKS
 from tests.check.harness import Mutation, assert_found, findings_of
-from tests.runs import ROOT, Workplace
+from tests.check.mutations import data, model, settings
+from tests.runs import Workplace
 
-FILES = sorted((ROOT / "tests" / "check" / "mutations").glob("*.py"))
-MUTATIONS: list[Mutation] = [
-    mutation
-    for file in FILES
-    for mutation in import_module(f"tests.check.mutations.{file.stem}").MUTATIONS
-]
+MUTATIONS = [*data.MUTATIONS, *model.MUTATIONS, *settings.MUTATIONS]
 SPEECHBRAIN_FBANK = ("!new:sbkit.audio.fbank.Fbank", "!new:speechbrain.lobes.features.Fbank")
 PURE_CTC = ("--ctc_weight=1.0", "--num_decoder_layers=0")
 LARGE = ("--vocab_size=50", "--num_workers=0", "--precision=fp32")

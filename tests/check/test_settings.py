@@ -22,14 +22,10 @@ from tests.check.harness import planned_run
 from tests.check.mutations.data import rewrite
 from tests.runs import COUNTS, ROOT, TINY, TINY_VOICE, Workplace, one_thread, rows_of
 
-HOLDER = """
-import sys, time
-from pathlib import Path
-from sbkit.checkpoint.folder import lock_folder
-lock_folder(Path(sys.argv[1]))
+HOLDER = """import sys, time, pathlib, sbkit.checkpoint.folder
+sbkit.checkpoint.folder.lock_folder(pathlib.Path(sys.argv[1]))
 print("held", flush=True)
-time.sleep(300)
-"""
+time.sleep(300)"""
 OPTIONS = ("--number_of_epochs=2", "--average_checkpoints=2")
 
 # -- keys that nothing reads -----------------------------------------------------------------------

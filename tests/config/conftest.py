@@ -1,8 +1,12 @@
 """A YAML with every kind of value, for the tests of its overrides and its objects."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+
+from sbkit.base.errors import ConfigError
+from sbkit.config.hparams import load_hparams
 
 YAML = """\
 seed: 3407
@@ -42,3 +46,10 @@ def path(tmp_path: Path) -> Path:
     file = tmp_path / "ctc.yaml"
     file.write_text(YAML)
     return file
+
+
+def refusal(path: Path, overrides: Mapping[str, object]) -> str:
+    """Return the error of a YAML that must not be built."""
+    with pytest.raises(ConfigError) as caught:
+        load_hparams(path, overrides)
+    return str(caught.value)

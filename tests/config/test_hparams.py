@@ -11,8 +11,7 @@ from ruamel.yaml.constructor import BaseConstructor
 from sbkit.config.document import clean_ruamel
 from sbkit.config.hparams import load_hparams, read_knobs, save_resolved
 from sbkit.config.overrides import parse_overrides
-from tests.config.conftest import YAML
-from tests.config.refusals import refusal
+from tests.config.conftest import YAML, refusal
 
 KNOBS = {
     "seed": 3407,

@@ -7,7 +7,7 @@ import pytest
 from sbkit.base.errors import ConfigError
 from sbkit.config.hparams import read_knobs
 from sbkit.config.overrides import parse_command, parse_overrides
-from tests.config.refusals import refusal
+from tests.config.conftest import refusal
 
 
 @pytest.mark.parametrize(
