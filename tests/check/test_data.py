@@ -1,10 +1,7 @@
 """Findings about the data that the small release of the mutations cannot show."""
 
-import os
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -26,23 +23,26 @@ from sbkit.text.vocabulary import ensure_labels
 from tests.runs import ROOT
 from tests.stores import Utterance, make_store
 
-NOBODY = ("", "", "")
+LONG_TEXT = "by the old river in the wide valley " * 99
 TONE = (3000 * np.sin(np.arange(64_000) / 5)).astype("<i2")
 
 
-def splits_of(*speakers: str) -> Splits:
+def spoken(
+    id: str, text: str, *, sentence: str = "", speaker: str = "", divisor: int = 1
+) -> Utterance:
+    audio = (TONE // divisor).tobytes()
+    return Utterance(id, text, sentence or text, speaker, len(TONE), audio)
+
+
+def splits_of(train: str = "", dev: str = "", test: str = "") -> Splits:
     """Make splits of three different sentences of the same letters, each split of a speaker."""
-    train, dev, test = (
-        make_store(
-            Utterance(f"{split}{n}", text, text, speaker, len(TONE), (TONE // divisor).tobytes())
-            for n in range(3)
-            for text in [f"the quick brown fox {split} x{'o' * n}"]
-        )
-        for divisor, (split, speaker) in enumerate(
-            zip(("train", "dev", "test"), speakers, strict=True), start=1
-        )
-    )
-    return Splits(train, {"dev": dev}, {"test": test})
+    stores = {}
+    for name, speaker in {"train": train, "dev": dev, "test": test}.items():
+        voice = {"speaker": speaker, "divisor": len(stores) + 1}
+        texts = [f"the quick brown fox {name} x{'o' * n}" for n in range(3)]
+        rows = (spoken(f"{name}{n}", text, **voice) for n, text in enumerate(texts))
+        stores[name] = make_store(rows)
+    return Splits(stores["train"], {"dev": stores["dev"]}, {"test": stores["test"]})
 
 
 def planned_on(splits: Splits, run: Path) -> PlannedRun:
@@ -52,9 +52,9 @@ def planned_on(splits: Splits, run: Path) -> PlannedRun:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    with patch.dict(os.environ, {"SBKIT_CACHE": str(tmp_path / "cache")}):
-        yield tmp_path
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / "cache"))
+    return tmp_path
 
 
 @pytest.mark.parametrize(
@@ -64,11 +64,8 @@ def test_check_labels_tolerates_rare_foreign_characters(
     rows: int, advice: str, folder: Path
 ) -> None:
     texts = ["the fox café", *["the quick fox"] * (rows - 1)]
-    test = make_store(
-        Utterance(f"test{n}", text, text, "", len(TONE), TONE.tobytes())
-        for n, text in enumerate(texts)
-    )
-    splits = replace(splits_of(*NOBODY), valid={}, test={"test": test})
+    test = make_store(spoken(f"test{n}", text) for n, text in enumerate(texts))
+    splits = replace(splits_of(), valid={}, test={"test": test})
     with planned_on(splits, folder / "run") as planned:
         (finding,) = check_labels(planned)
     assert f"1 of {rows} in test" in finding.problem
@@ -79,7 +76,7 @@ def test_check_labels_tolerates_rare_foreign_characters(
 def test_check_data_counts_rows_left_out_by_reason(folder: Path) -> None:
     lost = [Excluded(f"bad{n}", "unreadable audio", "it is empty", "train") for n in range(2)]
     outside = [Excluded(f"long{n}", "longer than 9 s", "12.00 s", "train") for n in range(8)]
-    splits = replace(splits_of(*NOBODY), excluded=lost, out_of_range=outside)
+    splits = replace(splits_of(), excluded=lost, out_of_range=outside)
     with planned_on(splits, folder / "run") as planned:
         unusable, long = check_data(planned)
     assert unusable.problem.startswith(
@@ -97,20 +94,15 @@ def test_check_data_counts_rows_left_out_by_reason(folder: Path) -> None:
         ("Très bien, vous êtes déjà là, ça va?", "en", "ê", "Pass --language=fr"),
         ("In beiden Händen in Kopfhöhe, Straße", "de", "", ""),
         ("Ёлка и ещё решётка", "ru", "ё", "Nothing needs"),
-        (
-            "The naïve fox has a café " + "by the old river in the wide valley " * 99,
-            "en",
-            "é",
-            "loan words",
-        ),
+        (f"The naïve fox has a café {LONG_TEXT}", "en", "é", "loan words"),
     ],
 )
 def test_check_data_names_the_language_of_replaced_letters(
     sentence: str, language: str, replaced: str, advice: str, folder: Path
 ) -> None:
     text = normalize(sentence, language)
-    rows = (Utterance(f"a{n}", text, sentence, "", len(TONE), TONE.tobytes()) for n in range(30))
-    splits = replace(splits_of(*NOBODY), train=make_store(rows), valid={}, test={})
+    rows = (spoken(f"a{n}", text, sentence=sentence) for n in range(30))
+    splits = replace(splits_of(), train=make_store(rows), valid={}, test={})
     with planned_on(splits, folder / "run") as planned:
         findings = [f for f in check_data(planned) if "text table" in f.problem]
     assert len(findings) == bool(replaced)
@@ -121,7 +113,7 @@ def test_check_data_names_the_language_of_replaced_letters(
 
 
 def test_check_labels_skips_labels_that_are_not_text(folder: Path) -> None:
-    with planned_on(splits_of(*NOBODY), folder / "run") as planned:
+    with planned_on(splits_of(), folder / "run") as planned:
         names = ensure_labels(folder / "labels.txt", ["en", "fr"])
         planned.results["labels"] = names  # though there is text, and `encode`
         assert list(check_labels(planned)) == []

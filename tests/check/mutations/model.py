@@ -288,9 +288,7 @@ STATE = [
         error("shapes", ".yaml:1", "through the graph a second time"),
         text=front_end("AttachedFrontEnd"),
     ),
-    mutation("healthy layer that a part compiles by itself", text=front_end("CompiledFrontEnd")),
-    mutation("healthy attributes", text=front_end("CountingFrontEnd")),
-    mutation("healthy layer that most steps drop", text=front_end("DroppingFrontEnd")),
+    mutation("healthy, though odd", text=front_end("OddFrontEnd")),
     mutation(
         "a layer that forward makes",
         error("state", "CNN", "`CNN.late` is made by `forward`", "in `__init__`"),
