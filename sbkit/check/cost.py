@@ -287,10 +287,7 @@ def find_batch_seconds(
 
 
 def _find(planned: PlannedRun, parts: int) -> FittingBatch:
-    """Find the largest batch of a process that has nothing on its device yet.
-
-    parts: micro-batches of a step.
-    """
+    """Find the largest micro-batch of a process, one of ``parts`` in a step."""
     device, batches = planned.choose_placement().device, ProbeBatches(planned)
     max_seconds = batches.total_seconds / MIN_STEPS / parts
     if device.type == "cpu":
@@ -310,9 +307,7 @@ def try_steps(
 ) -> FittingBatch:
     """Find the largest batch whose real steps fit into the free bytes.
 
-    Raises:
-        MissingPartError: a step fails on any device.
-        DeviceError: not even the longest utterance fits.
+    Raises MissingPartError if a step fails on any device.
     """
     completed_dry_run(planned)
     with real_steps(planned) as steps:
@@ -345,7 +340,7 @@ def largest_fitting(
 ) -> FittingBatch | None:
     """Raise the seconds of a batch while its step fits; None if not even the smallest one does.
 
-    peak_of: the bytes of a step by the seconds of its batch, None if it does not fit.
+    peak_of: from the seconds of a batch to the bytes of its step, None if it does not fit.
     """
     room, seconds, fitting = int(MEMORY_SHARE * free_bytes), min_seconds, None
     while (peak := peak_of(seconds)) is not None and peak <= room:
@@ -361,25 +356,23 @@ class ProbeBatches:
     """Batches of the longest and the median utterances of a planned run, at the lowest speed."""
 
     def __init__(self, planned: PlannedRun) -> None:
+        samples = sample_counts(planned.prepare_splits().train)
         self._percent = min(100, *to_percents(planned.knobs.get("speeds", [1.0])))
-        self._samples_of = sample_counts(planned.prepare_splits().train)
-        self._order = np.argsort(self._samples_of, kind="stable")
+        self._samples = at_speed(samples, self._percent)  # (N,) of each row
+        self._order = np.argsort(samples, kind="stable")
         self._rate = int(planned.knobs["sample_rate"])
-        self.longest_seconds = samples_to_seconds(self._samples(self._order[-1]), self._rate)
-        self.total_seconds = samples_to_seconds(int(self._samples_of.sum()), self._rate)
+        self.longest_seconds = samples_to_seconds(int(self._samples.max()), self._rate)
+        self.total_seconds = samples_to_seconds(int(samples.sum()), self._rate)
 
     def of(self, seconds: int) -> list[MicroBatch]:
         """Fill a batch with the longest utterances, and one with utterances of median length."""
         batches = []
         for end in (len(self._order), len(self._order) // 2 + 1):
             order = self._order[:end][::-1]
-            count = max(1, seconds * self._rate // max(self._samples(order[0]), 1))
+            count = max(1, seconds * self._rate // max(int(self._samples[order[0]]), 1))
             rows = np.resize(order[:count], count).tolist()
-            batches.append([Example((r,), self._samples(r), self._percent) for r in rows])
+            batches.append([Example((r,), int(self._samples[r]), self._percent) for r in rows])
         return batches
-
-    def _samples(self, row: int) -> int:
-        return at_speed(int(self._samples_of[row]), self._percent)
 
 
 def _gib(count: float) -> str:

@@ -10,7 +10,7 @@ Legend: B utterances, U frames, D width, L tokens, V vocabulary.
 import math
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -102,7 +102,7 @@ def _take_small_steps(planned: PlannedRun) -> DryRun:
     ):
         try:
             _train(brain, batch)
-            _evaluate(brain, batch)
+            _losses_of(brain, batch)
         except SbkitError:
             raise
         except Exception as error:  # whatever a part raises
@@ -155,7 +155,7 @@ def _find_unsaved(
     if run.created:
         return
     try:
-        is_same = torch.allclose(_losses_of(brain, batch), _evaluate(copy, batch), rtol=1e-4)
+        is_same = torch.allclose(_losses_of(brain, batch), _losses_of(copy, batch), rtol=1e-4)
     except Exception:  # whatever a part raises that lacks what it has learned
         is_same = False
     if not is_same:
@@ -175,25 +175,19 @@ def _changed_attributes(part: nn.Module, copy: nn.Module) -> Iterator[str]:
                 yield name
 
 
-def _evaluate(brain: Brain, batch: object) -> Tensor:
-    """Begin an evaluation as a run does, and return its losses."""
+@contextmanager
+def _evaluation(brain: Brain, batch: object) -> Iterator[object]:
+    """Yield what a Brain predicts in an evaluation, with the same random numbers each time."""
     brain.modules.eval()
     brain.on_stage_start(Stage.VALID, 1)
-    return _losses_of(brain, batch)
-
-
-@torch.no_grad()
-def _losses_of(brain: Brain, batch: object) -> Tensor:
-    """Return the losses of an evaluation, with the same random numbers each time."""
-    with _seeded_evaluation(batch):
-        outputs = brain.compute_forward(batch, Stage.VALID)
-        return as_loss(brain.compute_objectives(outputs, batch, Stage.VALID)).sums
-
-
-def _seeded_evaluation(batch: object) -> AbstractContextManager[None]:
-    """Seed torch's generator, and in this context the random numbers of each utterance."""
     torch.manual_seed(0)
-    return seeded_draws(ids_of(batch))
+    with torch.no_grad(), seeded_draws(ids_of(batch)):
+        yield brain.compute_forward(batch, Stage.VALID)
+
+
+def _losses_of(brain: Brain, batch: object) -> Tensor:
+    with _evaluation(brain, batch) as outputs:
+        return as_loss(brain.compute_objectives(outputs, batch, Stage.VALID)).sums
 
 
 def small_batch(planned: PlannedRun) -> object:
@@ -295,7 +289,7 @@ def check_learning_rate(planned: PlannedRun) -> Iterator[Finding]:
     batch, brain = small_batch(planned), planned.build_again(**CPU_OPTIONS)
     brain.modules.load_state_dict(trained.modules.state_dict())
     brain.init_optimizers()
-    rate, before = brain.set_highest_rate(), _evaluate(brain, batch).sum()
+    rate, before = brain.set_highest_rate(), _losses_of(brain, batch).sum()
     for _ in range(2):
         brain.training_step.train_mode()
         brain.on_stage_start(Stage.TRAIN, 1)
@@ -304,7 +298,7 @@ def check_learning_rate(planned: PlannedRun) -> Iterator[Finding]:
         torch.autograd.backward(loss.sums.sum() / count)
         with quiet():  # a gradient that is not finite is logged
             brain.optimizers_step()
-    after = _evaluate(brain, batch).sum()
+    after = _losses_of(brain, batch).sum()
     if not after - before < MAX_LOSS_GROWTH * before.abs().max(count):  # also if it is NaN
         yield planned.finding(
             "lr",
@@ -323,7 +317,7 @@ def check_padding(planned: PlannedRun) -> Iterator[Finding]:
     brain, batch = planned.make_cpu_brain(), small_batch(planned)
     if not isinstance(batch, Batch):
         return
-    with _evaluating(brain):
+    with preserve_rng(brain.device):
         batched = _states_of(brain, batch)
         clips = [batch.take(slice(index, index + 1)) for index in range(len(batch))]
         single = [states for clip in clips for states in _states_of(brain, clip)]
@@ -341,14 +335,12 @@ def check_padding(planned: PlannedRun) -> Iterator[Finding]:
         )
 
 
-@torch.no_grad()
 def _states_of(brain: Brain, batch: Batch) -> list[Tensor]:
     """Return the encoder's states of each utterance (U, D), or its loss if there are none."""
-    with _seeded_evaluation(batch):
-        outputs = brain.compute_forward(batch, Stage.VALID)
-    if isinstance(outputs, Predictions):
-        rows = zip(outputs.states, outputs.frame_lengths.tolist(), strict=True)
-        return [states[:frames] for states, frames in rows]
+    with _evaluation(brain, batch) as outputs:
+        if isinstance(outputs, Predictions):
+            rows = zip(outputs.states, outputs.frame_lengths.tolist(), strict=True)
+            return [states[:frames] for states, frames in rows]
     return [*_losses_of(brain, batch)]
 
 
@@ -381,17 +373,7 @@ def check_causality(planned: PlannedRun) -> Iterator[Finding]:
         )
 
 
-@torch.no_grad()
 def _logits(brain: Brain, batch: TextBatch) -> Tensor | None:
-    with _evaluating(brain):
-        logits = getattr(brain.compute_forward(batch, Stage.VALID), "logits", None)
+    with preserve_rng(brain.device), _evaluation(brain, batch) as outputs:
+        logits = getattr(outputs, "logits", None)
     return logits if isinstance(logits, Tensor) and logits.ndim == 3 else None
-
-
-@contextmanager
-def _evaluating(brain: Brain) -> Iterator[None]:
-    """Let a Brain evaluate, and restore the random numbers."""
-    with preserve_rng(brain.device):
-        brain.modules.eval()
-        brain.on_stage_start(Stage.VALID, 1)
-        yield

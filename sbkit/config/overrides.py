@@ -84,10 +84,7 @@ def parse_overrides(arguments: Sequence[str]) -> dict[str, object]:
         argument = waiting.pop(0)
         option = OPTION.fullmatch(argument)
         if option is None or not PATH.fullmatch(option["path"]):
-            raise ConfigError(
-                f"`{argument}` is not of the form --key=value. Write --key=value, or "
-                "--key.inner=value for a nested key."
-            )
+            raise ConfigError(f"`{argument}` is not of the form --key=value or --key.inner=value.")
         text = option["value"]
         if text is None:
             is_value = waiting and (waiting[0][:1] != "-" or NEGATIVE_NUMBER.fullmatch(waiting[0]))
@@ -114,8 +111,7 @@ def _add_manifest(overrides: dict[str, object], argument: str, text: str) -> Non
     name, _, file = text.partition("=")
     if not name or not file:
         raise ConfigError(
-            f"`{argument}` needs NAME=FILE, not {text!r}. Write --manifest train=a.csv --manifest "
-            "dev=b.csv --manifest test=c.csv."
+            f"`{argument}` needs NAME=FILE, not {text!r}. Write --manifest train=a.csv."
         )
     manifest = overrides.get("manifest")
     earlier = manifest.get(name, []) if isinstance(manifest, dict) else []
@@ -202,8 +198,7 @@ def _checked(document: Document, default: object, keys: Keys, value: object) -> 
     if tag_of(default):
         raise ConfigError(
             f"`--{dotted(keys)}` would replace the object of {document.place(keys)} by {value!r}. "
-            f"Override one of its arguments, as in --{dotted(keys)}.argument=value, or edit the "
-            "YAML."
+            f"Override an argument, as in --{dotted(keys)}.argument=value, or edit the YAML."
         )
     word = WORDS_FOR_NUMBERS.get(str(keys[-1]))
     if word and value == word:
