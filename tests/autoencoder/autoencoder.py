@@ -46,8 +46,7 @@ class Autoencoder:
         return self.decode(features), lengths
 
     def decode(self, features: Tensor) -> Tensor:
-        decoded: Tensor = self.stretch(self.squeeze(features))
-        return decoded
+        return self.stretch(self.squeeze(features))
 
 
 class Error(NamedTuple):

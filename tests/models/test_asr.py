@@ -43,20 +43,24 @@ def sbkit_parts(encoder_module: str = "conformer", decoder_layers: int = 1) -> P
     }
 
 
+def speechbrain_cnn(*strides: int, n_mels: int, channels: int) -> nn.Module:
+    count = len(strides)
+    return ConvolutionFrontEnd(
+        input_shape=(None, None, n_mels),
+        num_blocks=count,
+        num_layers_per_block=1,
+        out_channels=[channels] * count,
+        kernel_sizes=[3] * count,
+        strides=[*strides],
+        residuals=[False] * count,
+        dropout=0.0,
+    )
+
+
 def speechbrain_parts(encoder_module: str = "transformer", decoder_layers: int = 1) -> Parts:
     is_conformer = encoder_module == "conformer"
     return sbkit_parts() | {
-        "CNN": ConvolutionFrontEnd(
-            input_shape=(None, None, 40),
-            num_blocks=2,
-            num_layers_per_block=1,
-            out_channels=[4, 4],
-            kernel_sizes=[3, 3],
-            strides=[2, 2],
-            dilations=[1, 1],
-            residuals=[False, False],
-            dropout=0.0,
-        ),
+        "CNN": speechbrain_cnn(2, 2, n_mels=40, channels=4),
         "Transformer": TransformerASR(
             tgt_vocab=VOCABULARY.size,
             input_size=40,
@@ -151,7 +155,6 @@ def test_decoder_log_probs_equal_those_of_training(family: Callable[..., Parts],
     model.model.eval()
     audio, samples, tokens, counts = speech()
     out = model.run(audio, samples, tokens=tokens, return_intermediate=False)
-    assert out.logits is not None
     for row, count in enumerate(counts.tolist()):
         single = model.decoder_log_probs(
             tokens[[row], :count],
@@ -179,7 +182,6 @@ def test_scores_of_a_clip_do_not_depend_on_its_batch(kind: str, prompts: list[Te
             tokens=pad_sequence(targets, batch_first=True),
             return_intermediate=False,
         )
-        assert out.logits is not None
         rows_of_batch = zip(out.log_probs, out.frame_lengths, out.logits, targets, strict=True)
         return [(x[:frames], y[: len(target) + 1]) for x, frames, y, target in rows_of_batch]
 

@@ -53,8 +53,7 @@ def test_scores_of_an_utterance_do_not_depend_on_its_batch() -> None:
     audio, lengths = 1000 * torch.randn(2, 16_000), torch.tensor([16_000, 9000])
     audio[1, 9000:] = 0
     scores = model.predict(audio, lengths)
-    assert scores.shape == (2, 3)
-    assert scores.dtype == torch.float32
+    assert (scores.shape, scores.dtype) == ((2, 3), torch.float32)
     torch.testing.assert_close(scores.exp().sum(1), torch.ones(2))
     torch.testing.assert_close(model.predict(audio[1:, :9000], lengths[1:])[0], scores[1])
     nn.functional.nll_loss(scores, torch.tensor([0, 2])).backward()

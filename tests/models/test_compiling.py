@@ -19,6 +19,7 @@ from tests.train import fine_tuning
 CPU = torch.device("cpu")
 # Utterances and frames; a single utterance would have a graph of its own.
 SHAPES = [(3, 31), (2, 40), (5, 9), (4, 26)]
+SIZES = {"d_model": 8, "nhead": 2, "d_ffn": 16}
 
 
 class StateBrain(Brain):
@@ -26,8 +27,7 @@ class StateBrain(Brain):
 
     def compute_forward(self, batch: Any, stage: sb.Stage) -> Tensor:
         frames, lengths = batch
-        states: Tensor = self.modules["model"][0].encode(frames, lengths)
-        return states
+        return self.modules["model"][0].encode(frames, lengths)
 
     def compute_objectives(self, predictions: Tensor, batch: Any, stage: sb.Stage) -> Tensor:
         return predictions.square().sum(-1).mean()
@@ -38,14 +38,8 @@ def train(**options: Any) -> tuple[list[float], list[int]]:
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     torch.manual_seed(0)
-    encoder = Transformer(
-        d_model=8,
-        nhead=2,
-        d_ffn=16,
-        num_encoder_layers=1,
-        dropout=0.2,
-        encoder_module="transformer",  # half the kernels of a Conformer's
-    )
+    # A Transformer's block has half the kernels of a Conformer's.
+    encoder = Transformer(**SIZES, num_encoder_layers=1, dropout=0.2, encoder_module="transformer")
     brain = StateBrain(
         {"model": nn.ModuleList([encoder])},
         lambda parameters: torch.optim.SGD(parameters, lr=0.01),
@@ -107,16 +101,11 @@ def test_compiled_training_continues_when_freezing_ends(monkeypatch: pytest.Monk
         assert compiled[name] == pytest.approx(values, rel=1e-4, abs=1e-6), name
 
 
-class UserModule(nn.Module):
+class UserModule(nn.Linear):
     """A module that is compiled, unlike torch's."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3, 3)
-
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.layer(x)
-        return y
+        return super().forward(x)
 
 
 def test_all_variants_of_a_block_run_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +123,7 @@ def test_all_variants_of_a_block_run_compiled(monkeypatch: pytest.MonkeyPatch) -
     def compile_counting(module: nn.Module, *, dynamic: bool, options: Any) -> None:
         plain(module, backend=counting, dynamic=dynamic)
 
-    plain, module = nn.Module.compile, UserModule()
+    plain, module = nn.Module.compile, UserModule(3, 3)
     torchs = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
     monkeypatch.setattr(import_module("torch._dynamo.config"), "recompile_limit", 8)
     monkeypatch.setattr(nn.Module, "compile", compile_counting)
@@ -150,7 +139,7 @@ def test_all_variants_of_a_block_run_compiled(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_find_blocks_finds_the_outermost_lists_or_the_module() -> None:
-    encoder = Transformer(d_model=8, nhead=2, d_ffn=16, num_encoder_layers=3)
+    encoder = Transformer(**SIZES, num_encoder_layers=3)
     assert list(compiling.find_blocks(encoder)) == list(encoder.encoder)
     assert list(compiling.find_blocks(nn.Sequential(encoder))) == list(encoder.encoder)
     layer = nn.Linear(2, 2)

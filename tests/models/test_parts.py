@@ -8,7 +8,6 @@ import pytest
 import torch
 from speechbrain.augment.augmenter import Augmenter
 from speechbrain.lobes.features import Fbank as SpeechBrainFbank
-from speechbrain.lobes.models.convolution import ConvolutionFrontEnd
 from speechbrain.nnet import RNN
 from torch import Tensor, nn
 
@@ -21,10 +20,12 @@ from sbkit.models.layers import GlobalNorm
 from sbkit.models.parts import (
     FeatureExtractor,
     FrontEnd,
+    PartAdapter,
     Subsampling,
     TransformerPart,
     find_subsampling,
 )
+from tests.models.test_asr import speechbrain_cnn
 
 MELS = 20
 
@@ -37,8 +38,7 @@ class PlainLayers(nn.Module):
         self.layers = nn.Sequential(*layers)
 
     def forward(self, features: Tensor) -> Tensor:
-        x: Tensor = self.layers(features.transpose(1, 2)).transpose(1, 2)
-        return x
+        return self.layers(features.transpose(1, 2)).transpose(1, 2)
 
 
 def conv(stride: int = 2, kernel: int = 3, **options: Any) -> nn.Module:
@@ -78,29 +78,6 @@ def test_measuring_changes_neither_modes_nor_random_numbers() -> None:
     assert all(module.training for module in part.modules())
 
 
-class UnknownArgument(nn.Module):
-    def forward(self, features: Tensor, lens: Tensor) -> Any:
-        return features, lens
-
-
-class MeanOverTime(nn.Module):
-    def forward(self, features: Tensor) -> Tensor:
-        return features.mean(1)
-
-
-@pytest.mark.parametrize(
-    ("part", "message"),
-    [
-        (UnknownArgument(), r"its forward takes \(features, lens\)"),
-        (MeanOverTime(), r"returns a tensor of shape \(2, 20\)"),
-        (PlainLayers(nn.AdaptiveAvgPool1d(10)), "in proportion .* 10 for 400 frames, 10 for 800"),
-    ],
-)
-def test_unsuitable_front_ends_are_refused(part: nn.Module, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        FrontEnd(part)(torch.randn(2, 300, MELS), torch.tensor([300, 200]))
-
-
 # -- encoders ---------------------------------------------------------------------------------
 
 
@@ -136,22 +113,41 @@ def test_plain_modules_are_encoders_that_ignore_the_padding(name: str) -> None:
         torch.testing.assert_close(encoder.encode(x, lengths)[0][1, :17], states[1, :17])
 
 
+class UnknownArgument(nn.Module):
+    def forward(self, features: Tensor, lens: Tensor) -> Any:
+        return features, lens
+
+
+class MeanOverTime(nn.Module):
+    def forward(self, features: Tensor) -> Tensor:
+        return features.mean(1)
+
+
 class AttentionOnly(nn.Module):
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return query
 
 
 @pytest.mark.parametrize(
-    ("part", "message"),
+    ("adapter", "part", "message"),
     [
-        (AttentionOnly(), r"must have encode\(x, lengths\) .* takes \(query, key, value\)"),
-        (nn.Sequential(nn.TransformerEncoderLayer(MELS, 2, 8)), "must take the batch first"),
-        (FRONT_ENDS["unpadded"], r"returns a tensor of shape \(2, 9, 20\) for"),
+        (FrontEnd, UnknownArgument(), r"its forward takes \(features, lens\)"),
+        (FrontEnd, MeanOverTime(), r"returns a tensor of shape \(2, 20\)"),
+        (
+            FrontEnd,
+            PlainLayers(nn.AdaptiveAvgPool1d(10)),
+            "proportion .* 10 for 400 frames, 10 for",
+        ),
+        (TransformerPart, AttentionOnly(), r"encode\(x, lengths\) .* takes \(query, key, value\)"),
+        (TransformerPart, nn.Sequential(nn.TransformerEncoderLayer(20, 2, 8)), "the batch first"),
+        (TransformerPart, FRONT_ENDS["unpadded"], r"returns a tensor of shape \(2, 74, 20\) for"),
     ],
 )
-def test_unsuitable_encoders_are_refused(part: nn.Module, message: str) -> None:
+def test_unsuitable_parts_are_refused(
+    adapter: type[PartAdapter], part: nn.Module, message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
-        TransformerPart(part).encode(torch.randn(2, 40, MELS), torch.tensor([40, 17]))
+        adapter(part).run(torch.randn(2, 300, MELS), torch.tensor([300, 200]))
 
 
 # -- features ---------------------------------------------------------------------------------
@@ -186,28 +182,15 @@ def test_augmentation_that_takes_fractions_is_refused() -> None:
 # -- subsampling ------------------------------------------------------------------------------
 
 
-def sbkit_cnn() -> nn.Module:
-    return ConvFrontEnd(normalize=GlobalNorm(n_mels=80), n_mels=80, channels=4, d_model=4)
-
-
-def speechbrain_cnn(*strides: int) -> nn.Module:
-    return ConvolutionFrontEnd(
-        input_shape=(1, 100, 80),
-        num_blocks=len(strides),
-        num_layers_per_block=1,
-        out_channels=[2] * len(strides),
-        kernel_sizes=[3] * len(strides),
-        strides=list(strides),
-        residuals=[False] * len(strides),
-    )
+SBKIT_CNN = ConvFrontEnd(normalize=GlobalNorm(n_mels=80), n_mels=80, channels=4, d_model=4)
 
 
 @pytest.mark.parametrize(
     ("features", "cnn", "frame_ms"),
     [
-        (Fbank(), sbkit_cnn(), 40),
-        (Fbank(), speechbrain_cnn(2, 2, 2), 80),
-        (SpeechBrainFbank(n_mels=80), speechbrain_cnn(2, 1), 20),
+        (Fbank(), SBKIT_CNN, 40),
+        (Fbank(), speechbrain_cnn(2, 2, 2, n_mels=80, channels=2), 80),
+        (SpeechBrainFbank(n_mels=80), speechbrain_cnn(2, 1, n_mels=80, channels=2), 20),
     ],
 )
 def test_measured_subsampling_counts_the_frames_of_the_parts(

@@ -52,18 +52,15 @@ def streaming_of(model: AsrModel) -> StreamingAsrModel:
 
 
 def feed(
-    stream: StreamingAsrModel, clip: Tensor, state: EncoderState
+    stream: StreamingAsrModel, clip: Tensor, state: EncoderState, max_chunks: int = 999
 ) -> tuple[Tensor, EncoderState]:
-    """Run a clip to its end."""
-    outputs = [torch.zeros(0, 9)]
-    while len(clip) >= 400:
-        chunk = clip[: stream.chunk_samples]
-        length = torch.tensor([len(chunk)])
-        rows, lengths, state = stream.forward_chunk(chunk[None], length, state)
+    """Run the chunks of a clip, by default to its end."""
+    outputs, size = [torch.zeros(0, 9)], stream.chunk_samples
+    while len(clip) >= 400 and len(outputs) <= max_chunks:
+        length = torch.tensor([min(len(clip), size)])
+        rows, lengths, state = stream.forward_chunk(clip[None, :size], length, state)
         outputs.append(rows[0, : lengths[0]])
-        if len(chunk) < stream.chunk_samples:
-            break
-        clip = clip[stream.chunk_shift_samples :]
+        clip = clip[stream.chunk_shift_samples :] if len(clip) >= size else clip[:0]
     return torch.cat(outputs), state
 
 
@@ -94,35 +91,21 @@ def test_chunks_equal_the_whole_clip_under_a_mask(
 @torch.inference_mode()
 def test_sessions_of_any_age_continue_in_one_batch_and_from_saved_states() -> None:
     stream = streaming_of(make_model(declared(4, 6), kernel_size=5))
-    shift = stream.chunk_shift_samples
-    halves = [
-        feed_whole_chunks(stream, noise(shift * count + 3000, count), count - 1)
-        for count in (1, 2, 5)
-    ]
-    batch = EncoderState.stack([state for state, _ in halves])
-    saved = safetensors.torch.load(safetensors.torch.save(dict(vars(batch))))
-    rests = [rest[: stream.chunk_samples] for _, rest in halves]
-    lengths = torch.tensor([len(rest) for rest in rests])
-    rows, frames, after = stream.forward_chunk(torch.stack(rests), lengths, EncoderState(**saved))
-    for row, count, row_state, (state, rest) in zip(
-        rows, frames, after.rows(), halves, strict=True
-    ):
-        first = rest[None, : stream.chunk_samples]
-        single, _, single_state = stream.forward_chunk(first, lengths[:1], state)
-        torch.testing.assert_close(row[:count], single[0], rtol=0.0, atol=1e-4)
+    shift, size = stream.chunk_shift_samples, stream.chunk_samples
+    states, rests = [], []
+    for chunks in (0, 1, 4):
+        clip = noise(shift * (chunks + 1) + 3000, seed=chunks)
+        states.append(feed(stream, clip, stream.start(), max_chunks=chunks)[1])
+        rests.append(clip[shift * chunks :])
+    saved = safetensors.torch.load(safetensors.torch.save(dict(vars(EncoderState.stack(states)))))
+    batch = torch.stack([rest[:size] for rest in rests]), torch.tensor([size] * 3)
+    rows, frames, after = stream.forward_chunk(*batch, EncoderState(**saved))
+    sessions = zip(rows, frames, after.rows(), states, rests, strict=True)
+    for row, count, row_state, state, rest in sessions:
         continued, _ = feed(stream, rest[shift:], row_state)
-        expected, _ = feed(stream, rest[shift:], single_state)
-        torch.testing.assert_close(continued, expected, rtol=0.0, atol=1e-4)
-
-
-def feed_whole_chunks(
-    stream: StreamingAsrModel, clip: Tensor, count: int
-) -> tuple[EncoderState, Tensor]:
-    state, length = stream.start(), torch.tensor([stream.chunk_samples])
-    for _ in range(count):
-        _, _, state = stream.forward_chunk(clip[None, : stream.chunk_samples], length, state)
-        clip = clip[stream.chunk_shift_samples :]
-    return state, clip
+        expected, _ = feed(stream, rest, state)
+        outputs = torch.cat([row[:count], continued])
+        torch.testing.assert_close(outputs, expected, rtol=0.0, atol=1e-4)
 
 
 def test_frames_do_not_depend_on_later_chunks() -> None:

@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from sbkit.models.pretrained.folder import complete_config
-from sbkit.models.pretrained.parts import PretrainedEncoder, PretrainedFrontEnd
+from sbkit.models.pretrained.parts import PretrainedEncoder, PretrainedFeatures, PretrainedFrontEnd
 
 SIZES = {
     **{"hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4},
@@ -34,32 +34,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 # Frames of 20 ms, like those of large models, so that a run is quick.
 FRAMES = {"conv_dim": [16] * 3, "conv_kernel": [20, 8, 8], "conv_stride": [10, 8, 4]}
-PREPROCESSOR: dict[str, Any] = {
-    "feature_extractor_type": "Wav2Vec2FeatureExtractor",
-    "feature_size": 1,
-    "sampling_rate": 16_000,
-    "padding_value": 0.0,
-    "do_normalize": True,
-    "return_attention_mask": False,
-}
+PREPROCESSOR = {"feature_extractor_type": "Wav2Vec2FeatureExtractor", "sampling_rate": 16_000}
 PREPROCESSORS: dict[str, dict[str, Any]] = {
     "wav2vec2-bert": {
-        "feature_extractor_type": "SeamlessM4TFeatureExtractor",
-        "feature_size": 20,
-        "num_mel_bins": 20,
-        "sampling_rate": 16_000,
-        "padding_value": 1,
-        "stride": 2,
+        **{"feature_extractor_type": "SeamlessM4TFeatureExtractor", "sampling_rate": 16_000},
+        **{"feature_size": 20, "num_mel_bins": 20, "padding_value": 1},
     },
-    "parakeet_encoder": {
-        "feature_extractor_type": "ParakeetFeatureExtractor",
-        "feature_size": 80,
-        "sampling_rate": 16_000,
-        "n_fft": 512,
-        "win_length": 400,
-        "hop_length": 160,
-        "preemphasis": 0.97,
-    },
+    "parakeet_encoder": PREPROCESSOR | {"feature_extractor_type": "ParakeetFeatureExtractor"},
 }
 
 
@@ -82,6 +63,13 @@ def make_parts(
         for buffer in part.buffers():  # the statistics of batch norm
             buffer.data += torch.rand(buffer.shape).to(buffer.dtype)
     return front_end.eval(), encoder.eval()
+
+
+def encode(config: dict[str, Any], parts: Any, audio: Tensor, *lengths: int) -> Tensor:
+    """Compute features and states of audio: (B, S), lengths -> (B, U, D)."""
+    features, frames = PretrainedFeatures(config=config)(audio, torch.tensor(lengths))
+    x, frames = parts[0](features, frames)
+    return parts[1].encode(x, frames)
 
 
 def file_tensors(front_end: PretrainedFrontEnd, encoder: PretrainedEncoder) -> dict[str, Tensor]:

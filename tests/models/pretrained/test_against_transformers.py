@@ -20,7 +20,7 @@ from transformers import (
 
 from sbkit.models.pretrained.folder import DEFAULTS, load_weights, read_encoder_config
 from sbkit.models.pretrained.parts import PretrainedEncoder, PretrainedFeatures, PretrainedFrontEnd
-from tests.models.pretrained.folders import CONFIGS, PREPROCESSORS, make_folder, make_parts
+from tests.models.pretrained.folders import CONFIGS, PREPROCESSORS, encode, make_folder, make_parts
 
 LARGE = {"feat_extract_norm": "layer", "do_stable_layer_norm": True, "conv_bias": True}
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
@@ -42,12 +42,6 @@ SMALL = {
 
 def clip(samples: int) -> Tensor:
     return torch.randn(1, samples, generator=torch.Generator().manual_seed(samples)) * 0.1
-
-
-def encode(config: dict[str, Any], audio: Tensor, lengths: Tensor, *parts: Any) -> Tensor:
-    features, frames = PretrainedFeatures(config=config)(audio, lengths)
-    x, frames = parts[0](features, frames)
-    return parts[1].encode(x, frames)
 
 
 @pytest.mark.parametrize("model_type", DEFAULTS)
@@ -72,9 +66,9 @@ def test_states_equal_those_of_transformers(
     parts = [part(config=full).eval() for part in (PretrainedFrontEnd, PretrainedEncoder)]
     assert load_weights(folder, parts).endswith(f"loaded {len(theirs.state_dict())} tensors.")
     for samples in (1000, 4321):
-        audio, lengths = clip(samples), torch.tensor([samples])
+        audio = clip(samples)
         normal = (audio - audio.mean()) / (audio.var(correction=0) + 1e-7).sqrt()
-        states, expected = encode(full, audio, lengths, *parts), theirs(normal).last_hidden_state
+        states, expected = encode(full, parts, audio, samples), theirs(normal).last_hidden_state
         torch.testing.assert_close(states, expected, rtol=0.0, atol=1e-5)
 
 

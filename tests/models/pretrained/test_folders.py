@@ -1,6 +1,7 @@
 """Every form of a pretrained folder is loaded, and every bad one is an error."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -60,8 +61,7 @@ def replace_by_pickle(folder: Path) -> None:
 
 
 def truncate(folder: Path) -> None:
-    file = folder / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-100])
+    os.truncate(file := folder / "model.safetensors", file.stat().st_size - 100)
 
 
 def replace_by_lfs_pointer(folder: Path) -> None:
@@ -184,8 +184,7 @@ GOOD: dict[str, Change] = {
 def test_every_form_of_a_folder_loads_the_same_weights(change: Change, folder: Path) -> None:
     before = load(folder)
     change(folder)
-    for weights, changed in zip(before, load(folder), strict=True):
-        assert torch.equal(weights, changed)
+    assert all(map(torch.equal, before, load(folder)))
     parameters = [p for part in make_parts(read_encoder_config(folder)) for p in part.parameters()]
     assert sum(t.numel() for t in before) == sum(p.numel() for p in parameters)
 

@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from sbkit.base.errors import SbkitError
 from sbkit.models.pretrained.lora import LoraLinear, merge_adapters
-from sbkit.models.pretrained.parts import FAMILIES, PretrainedEncoder, PretrainedFeatures
-from tests.models.pretrained.folders import make_parts, tiny_config
+from sbkit.models.pretrained.parts import FAMILIES, PretrainedEncoder
+from tests.models.pretrained.folders import encode, make_parts, tiny_config
 
-LENGTHS = torch.tensor([4000, 3000])  # samples
+AUDIO, LENGTHS = torch.randn(2, 4000, generator=torch.Generator().manual_seed(1)), (4000, 3000)
 
 
 def projections(encoder: PretrainedEncoder) -> list[str]:
@@ -27,13 +27,6 @@ def make_adapted(model_type: str, **knobs: Any) -> tuple[nn.Module, PretrainedEn
     return make_parts(tiny_config(model_type), lora=lora, **knobs)
 
 
-def encode(front_end: nn.Module, encoder: PretrainedEncoder, config: Any) -> Tensor:
-    audio = torch.randn(2, 4000, generator=torch.Generator().manual_seed(1))
-    features = PretrainedFeatures(config=config)(audio, LENGTHS)
-    x, lengths = front_end(*features)
-    return encoder.encode(x, lengths)
-
-
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_only_adapters_get_gradients(model_type: str, checkpointing: bool) -> None:
@@ -41,7 +34,8 @@ def test_only_adapters_get_gradients(model_type: str, checkpointing: bool) -> No
     front_end, encoder = make_adapted(
         model_type, layers="weighted", gradient_checkpointing=checkpointing, layerdrop=0.0
     )
-    encode(front_end, encoder.train(), tiny_config(model_type)).square().sum().backward()
+    parts = (front_end, encoder.train())
+    encode(tiny_config(model_type), parts, AUDIO, *LENGTHS).square().sum().backward()
     gradients = {name: p.grad for name, p in encoder.named_parameters() if p.grad is not None}
     assert {name for name, p in encoder.named_parameters() if p.requires_grad} == {*gradients}
     assert all(gradient.abs().max() > 0 for gradient in gradients.values())
@@ -53,12 +47,12 @@ def test_only_adapters_get_gradients(model_type: str, checkpointing: bool) -> No
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_merged_adapters_compute_the_same(model_type: str) -> None:
     config = tiny_config(model_type)
-    front_end, encoder = make_adapted(model_type)
-    merged = make_parts(config)[1]
-    before = encode(front_end, merged, config)
+    (front_end, encoder), (_, merged) = make_adapted(model_type), make_parts(config)
+    before = encode(config, (front_end, merged), AUDIO, *LENGTHS)
     merged.load_state_dict(merge_adapters(encoder.state_dict()))
-    unmerged = encode(front_end, encoder, config)
-    torch.testing.assert_close(encode(front_end, merged, config), unmerged, atol=1e-5, rtol=0)
+    after = encode(config, (front_end, merged), AUDIO, *LENGTHS)
+    unmerged = encode(config, (front_end, encoder), AUDIO, *LENGTHS)
+    torch.testing.assert_close(after, unmerged, atol=1e-5, rtol=0)
     assert (before - unmerged).abs().max() > 1e-2
 
 

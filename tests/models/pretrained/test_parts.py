@@ -13,7 +13,7 @@ from sbkit.export.onnx_format import make_onnx
 from sbkit.export.traced import trace
 from sbkit.models.pretrained.blocks import draw_spans, mask_spans
 from sbkit.models.pretrained.parts import PretrainedEncoder, PretrainedFeatures
-from tests.models.pretrained.folders import make_parts, tiny_config
+from tests.models.pretrained.folders import encode, make_parts, tiny_config
 
 VARIANTS = [
     tiny_config(family, feat_extract_norm=norm, do_stable_layer_norm=stable, conv_bias=stable)
@@ -28,14 +28,6 @@ PLAIN: dict[str, Any] = dict.fromkeys(RATES, 0.0)
 def name_of(config: dict[str, Any]) -> str:
     norm, stable = config.get("feat_extract_norm", ""), config.get("do_stable_layer_norm", "")
     return f"{config['model_type']}-{norm}-{stable}"
-
-
-def encode(config: dict[str, Any], parts: Any, audio: Tensor, *lengths: int) -> Tensor:
-    """Compute states (B, U, D)."""
-    features, frames = PretrainedFeatures(config=config)(audio, torch.tensor(lengths))
-    x, frames = parts[0](features, frames)
-    states: Tensor = parts[1].encode(x, frames)
-    return states
 
 
 @pytest.mark.parametrize("config", VARIANTS + CONFORMERS, ids=name_of)
