@@ -38,9 +38,9 @@ from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.units import SAMPLE_RATE
 from sbkit.config.ranges import NON_NEGATIVE_COUNT, SHARE
 
-MAX_NOISE_SECONDS = 3600  # of one folder on a device, 115 MB; divided evenly among its files
-MAX_IMPULSE_SECONDS = 2  # of a room's impulse response
-# With more files, each would give less than two seconds of noise, whose repetition is audible.
+MAX_NOISE_SECONDS = 3600  # a folder's share of a device, 115 MB, divided evenly among its files
+MAX_IMPULSE_SECONDS = 2  # the start of a room's impulse response
+# With more files, each would give less than two seconds of noise, and its repetition is audible.
 MAX_FILES = MAX_NOISE_SECONDS // MAX_IMPULSE_SECONDS
 
 AugmentAudio = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # (B, S), (B,) -> same
@@ -52,8 +52,8 @@ class SpeedGroup:
     """Consecutive utterances that are played at one speed."""
 
     percent: int  # the speed
-    utterances: int  # their number
-    longest: int  # samples of the longest, before that
+    utterances: int  # how many
+    longest: int  # samples of the longest before the change of speed
 
 
 class AudioBatch(Protocol):
@@ -175,11 +175,7 @@ class Clips(NamedTuple):
 
 
 class _FolderAugmentation(nn.Module):
-    """Augment each utterance with a chance of ``prob`` by a file of a folder.
-
-    Attributes:
-        files: the files that are used: at most MAX_FILES, evenly spaced in the sorted folder.
-    """
+    """Augment each utterance with a chance of ``prob`` by a file of a folder."""
 
     RANGES: ClassVar = {"prob": SHARE}
 
@@ -191,7 +187,7 @@ class _FolderAugmentation(nn.Module):
                 f"`folder` of {type(self).__name__} must hold audio files "
                 f"({', '.join(SUFFIXES[:6])} ...), but {folder} holds none. Correct `folder`."
             )
-        count = min(len(files), MAX_FILES)
+        count = min(len(files), MAX_FILES)  # evenly spaced in the sorted folder
         self.files = tuple(files[index * len(files) // count] for index in range(count))
         self.prob, self.sample_rate = prob, sample_rate
 
@@ -199,10 +195,9 @@ class _FolderAugmentation(nn.Module):
 class AddNoise(_FolderAugmentation):
     """Add noise at a random signal-to-noise ratio: (B, S), (B,) -> (B, S), (B,).
 
-    The ratio is that of the powers over the utterance's own length. An utterance stays unchanged
-    with a chance of 1 - ``prob``, and if it or the noise is silent. The noise starts at a random
-    sample of its file and repeats as needed. The result is float in the scale of int16, not
-    clipped.
+    The ratio compares powers over the utterance's own length. An utterance stays unchanged with a
+    chance of 1 - ``prob``, and if it or the noise is silent. The noise starts at a random sample of
+    its file and repeats as needed. The result is float in the scale of int16, not clipped.
 
     snr_db: the lowest and the highest ratio.
     """
@@ -230,10 +225,10 @@ class AddNoise(_FolderAugmentation):
         mask = length_mask(lengths, audio.shape[1], audio.device)
         audio, noise = audio.float(), noise * mask
         snr_db = self.min_snr_db + draws[2] * (self.max_snr_db - self.min_snr_db)
-        target_energy = (audio * mask).square().sum(1) / 10 ** (snr_db / 10)  # of the noise, (B,)
+        noise_energy = (audio * mask).square().sum(1) / 10 ** (snr_db / 10)  # wanted, (B,)
         energy = noise.square().sum(1)
         is_noisy = (draws[3] < self.prob) & (energy > 0)
-        gain = (target_energy / energy.clamp(min=1.0)).sqrt() * is_noisy
+        gain = (noise_energy / energy.clamp(min=1.0)).sqrt() * is_noisy
         return audio + gain.unsqueeze(1) * noise, lengths
 
 

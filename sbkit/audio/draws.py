@@ -55,7 +55,7 @@ def seeded_draws(
 def draw_uniform(utterances: int, *shape: int) -> Tensor:
     """Draw numbers from 0 to below 1 for each utterance of the batch: -> (B, *shape) on the CPU.
 
-    Each call returns other numbers. Rows that are not those of a Brain's batch are drawn by torch.
+    Each call returns other numbers. For another number of rows than the batch has, torch draws.
     """
     return _draw(_batch.utterances, utterances, shape)
 
@@ -71,7 +71,7 @@ def _draw(keys: Keys, rows: int, shape: tuple[int, ...]) -> Tensor:
     _batch.calls += 1
     streams = _mix(keys + np.array([_batch.calls], np.uint64) * GOLDEN_GAMMA)
     offsets = np.arange(1, prod(shape) + 1, dtype=np.uint64) * GOLDEN_GAMMA
-    bits = _mix(streams[:, None] + offsets) >> np.uint64(40)  # as many as a float32 holds
+    bits = _mix(streams[:, None] + offsets) >> np.uint64(40)  # the 24 bits that a float32 holds
     return torch.from_numpy(bits.astype(np.float32) / np.float32(1 << 24)).view(rows, *shape)
 
 
@@ -86,4 +86,4 @@ def _hash(names: Iterable[str]) -> Keys:
     return np.frombuffer(b"".join(digests), np.uint64)
 
 
-_batch = _BatchKeys(_hash([]), _hash([]))  # of the innermost context
+_batch = _BatchKeys(_hash([]), _hash([]))  # the keys of the innermost context

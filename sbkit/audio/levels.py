@@ -10,7 +10,7 @@ from sbkit.audio.io import Samples
 
 WINDOWS_PER_SECOND = 50
 SHORT_PAUSE_SECONDS = 0.2  # the closure of a stop consonant lasts up to 0.15
-NOISE_PERCENTILE, SPEECH_PERCENTILE = 5, 95  # of the levels of windows
+NOISE_PERCENTILE, SPEECH_PERCENTILE = 5, 95  # in the levels of a clip's windows
 
 # A window is a pause if it is 35 dB below speech, within 6 dB of noise that is itself 15 dB below
 # speech, or at most 3 steps of int16.
@@ -28,10 +28,7 @@ def window_levels(samples: Samples, window: int) -> Levels:
 
 
 def level_range(levels: Levels) -> tuple[float, float]:
-    """Return the levels of noise and of speech, in dB.
-
-    A twentieth of the windows is quieter than the noise, a twentieth louder than the speech.
-    """
+    """Return the levels of noise and of speech, in dB."""
     noise, speech = np.percentile(levels, (NOISE_PERCENTILE, SPEECH_PERCENTILE)).tolist()
     return noise, speech
 

@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 Signal = npt.NDArray[np.float32]  # (S,)
 END: Signal = np.empty(0, np.float32)
 
-ZERO_CROSSINGS = 6  # of the windowed sinc on each side, as in torchaudio's Resample
-ROLLOFF = 0.99  # of the lower Nyquist frequency, as in torchaudio's Resample
-MAX_FRAMES = 1 << 16  # convolved at a time: 11 MB from 48 kHz to 16 kHz
+# As in torchaudio's Resample.
+ZERO_CROSSINGS = 6  # the sides of the windowed sinc
+ROLLOFF = 0.99  # the cutoff, as a share of the lower Nyquist frequency
+MAX_FRAMES = 1 << 16  # frames convolved at a time: 11 MB from 48 kHz to 16 kHz
 MAX_KERNEL_VALUES = 1 << 20  # 4 MB; the largest of the usual ones, 11,025 Hz to 16 kHz, has 0.3 M
 MAX_DENOMINATOR = 1000
 MAX_CACHED_KERNELS = 8

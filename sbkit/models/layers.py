@@ -123,8 +123,7 @@ def _draw(seed: Tensor, count: int) -> Tensor:
     return torch.from_numpy(words.view(np.int16))[:count]
 
 
-# One operation for compiled code. Each call has its own seed, so that no compiler merges two calls
-# of one size.
+# One operation for compiled code. Each call has its own seed, so that no compiler merges calls.
 _draw_compiled = torch.library.custom_op(
     "sbkit::draw_int16",
     lambda seed, count: _draw(seed, count).clone(),

@@ -130,7 +130,7 @@ def relative(x: Tensor, lengths: Tensor) -> Tensor:
     return to_relative(lengths, x.shape[1]).to(x.device, non_blocking=True)
 
 
-FORMS: dict[str, LengthsForm] = {  # by the name of an argument
+FORMS: dict[str, LengthsForm] = {  # keyed by the name of the argument
     **dict.fromkeys(("lengths", "audio_lengths", "frame_lengths"), absolute),
     **dict.fromkeys(("wav_len", "wav_lens"), relative),
     "src_key_padding_mask": lambda x, lengths: ~length_mask(lengths, x.shape[1], x.device),
@@ -197,7 +197,7 @@ class PartAdapter:
         self.module = module
         self._subsampling: Subsampling | None = None
         self._method: Callable[..., object] = getattr(module, self.METHOD, None) or module.forward
-        self._callable = module if self._method == module.forward else self._method  # with hooks
+        self._callable = module if self._method == module.forward else self._method  # runs hooks
         self._argument, self._form = lengths_argument(
             self._method,
             part=self.NAME,

@@ -22,7 +22,7 @@ from torch import Tensor
 from sbkit.audio.draws import draw_for_step
 from sbkit.base.errors import ConfigError
 
-FRAME_MS = 40  # of the front-end: four shifts of 10 ms
+FRAME_MS = 40  # a frame of the front-end: four shifts of 10 ms
 WHOLE_CLIP_SHARE = 0.3  # how many of the micro-batches in training see whole clips
 
 
@@ -130,8 +130,8 @@ class EncoderState(NetworkState):
 class StreamingNetwork(Protocol):
     """A network that runs chunk by chunk; the state of a session is passed in and returned."""
 
-    chunk_shift_samples: int  # from the start of one chunk to the start of the next
-    chunk_samples: int  # of audio in a chunk: the shift, and the overlap of feature windows
+    chunk_shift_samples: int  # the distance between the starts of two chunks
+    chunk_samples: int  # the shift, and the overlap of feature windows
     min_samples: int  # the fewest that yield a frame
 
     def start(self) -> NetworkState:

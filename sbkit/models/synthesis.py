@@ -1,4 +1,4 @@
-"""The parts of a TTS model, in the order in which text becomes sound, and the alignment of both.
+"""The parts of a TTS model, from text to sound, and the alignment of both.
 
 Legend: B utterances, L symbols, U frames of 25 ms, M mel bins (of two hops: 2 M), D model width,
 S samples.
@@ -20,9 +20,9 @@ from sbkit.models.vocoder import FRAME_HOPS, ConvNeXt, LogMel, VocoderDecoder, V
 
 BLANK_LOG_PROB = -1.0  # before normalization, as in Badlani et al.
 IMPOSSIBLE = -1e4  # a log-probability
-MAX_SPELLED_SYMBOLS = 4  # of a text that may be an abbreviation
-MAX_SHORT_SHARE = 0.6  # of symbols with a single frame
-MAX_SYMBOL_FRAMES = 80.0  # that are predicted: two seconds
+MAX_SPELLED_SYMBOLS = 4  # a text as short may be an abbreviation
+MAX_SHORT_SHARE = 0.6  # how many symbols may have a single frame
+MAX_SYMBOL_FRAMES = 80.0  # the longest prediction: two seconds
 NUM_VARIANCES = 2  # pitch and energy
 
 

@@ -136,7 +136,7 @@ class VocoderDecoder(nn.Module):
         self.fine_blocks = ConvNeXt(num_fine_layers, d_model, d_ffn)
         self.norm, self.head = nn.LayerNorm(d_model), nn.Linear(d_model, window + 2)
         self.register_buffer("inverse", inverse_basis(window), persistent=False)
-        fine_hops = num_fine_layers * BLOCK_CONTEXT + WINDOW_HOPS - 1  # that blocks and windows see
+        fine_hops = num_fine_layers * BLOCK_CONTEXT + WINDOW_HOPS - 1  # of blocks and windows
         self.context = num_layers * BLOCK_CONTEXT + -(-fine_hops // FRAME_HOPS)  # frames each side
 
     def forward(self, states: Tensor, mask: Tensor) -> Tensor:

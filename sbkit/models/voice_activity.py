@@ -24,7 +24,7 @@ class VoiceState(NetworkState):
     """The state of a voice activity model."""
 
     features: Tensor  # (B, K, M): the last normalized ones
-    hidden: Tensor  # (B, 1, D): that of the GRU
+    hidden: Tensor  # (B, 1, D): the state of the GRU
 
 
 class VoiceActivityModel:

@@ -67,7 +67,7 @@ def write_no_vectors() -> None:
 
 
 @pytest.mark.slow(30)
-@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")  # of the compiler
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 def test_compiled_training_has_the_losses_of_plain_training() -> None:
     plain, before = train()
     assert before[-1] == 0
@@ -81,7 +81,7 @@ def test_compiled_training_has_the_losses_of_plain_training() -> None:
 
 
 @pytest.mark.slow(20)
-@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")  # of the compiler
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 def test_compiled_training_continues_when_freezing_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Frozen layers run as in inference; then with gradients, dropout and checkpointing."""
     plain = fine_tuning.train_one("wavlm", fine_tuning.FREEZE)

@@ -18,7 +18,7 @@ from sbkit.models.transformer import attend
 
 Config = Mapping[str, Any]  # sizes and dropout rates, by their keys in a `config.json`
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {  # by their names in a `config.json`
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {  # keyed as in a `config.json`
     "gelu": gelu,
     "relu": relu,
     "silu": silu,

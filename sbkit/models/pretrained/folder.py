@@ -2,7 +2,7 @@
 
 Its files are read as data: nothing is executed, and no connection is opened. Weights are mapped and
 loaded tensor by tensor into the parts of a YAML, so that they are in memory only once. Parameters
-that the files do not have, such as those of adapters, keep their initial values.
+that the files do not have, such as adapters, keep their initial values.
 
 The configuration is `config.json`, completed with defaults. Keys and defaults are Hugging Face's
 (transformers 5.23, `models/*/configuration_*.py`); only keys that the modules here read are kept.
@@ -155,7 +155,7 @@ PARAKEET: Config = {
     **{"subsampling_conv_stride": 2, "num_mel_bins": 80, "n_fft": 512, "win_length": 400},
     **{"hop_length": 160, "preemphasis": 0.97},
 }
-DEFAULTS: dict[str, Config] = {  # by model_type
+DEFAULTS: dict[str, Config] = {  # keyed by model_type
     "wav2vec2": WAV2VEC2,
     "hubert": {**WAV2VEC2, "feat_proj_layer_norm": True},
     "wavlm": {**WAV2VEC2, "num_buckets": 320, "max_bucket_distance": 800},
@@ -277,7 +277,8 @@ def _read_license(folder: Path) -> str:
 
 # -- weights ----------------------------------------------------------------------------------
 
-PREFIXES = ("", "wav2vec2.", "hubert.", "wavlm.", "wav2vec2_bert.", "encoder.")  # of head models
+# Models with a head have a prefix.
+PREFIXES = ("", "wav2vec2.", "hubert.", "wavlm.", "wav2vec2_bert.", "encoder.")
 RENAMED = {  # weight norm before torch 2.0
     "weight_g": "parametrizations.weight.original0",
     "weight_v": "parametrizations.weight.original1",

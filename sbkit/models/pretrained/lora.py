@@ -15,7 +15,7 @@ from torch.nn.functional import linear
 from sbkit.base.errors import ConfigError
 from sbkit.config.ranges import POSITIVE_COUNT, require_in_range
 
-SCALE_SUFFIX = ".lora_scale"  # of the name of an adapter's constant
+SCALE_SUFFIX = ".lora_scale"  # how the name of an adapter's constant ends
 
 
 class LoraLinear(nn.Linear):

@@ -25,7 +25,7 @@ from sbkit.models.pretrained.features import NormalizedAudio, ParakeetFeatures, 
 from sbkit.models.pretrained.lora import add_adapters
 from sbkit.models.pretrained.wav2vec2 import ConvEncoder, Wav2Vec2
 
-WEIGHTED = "weighted"  # instead of a number of layers
+WEIGHTED = "weighted"  # replaces a number of layers
 LAYER = Range(low=1, integer=True, or_null=True, advice="Pass null for the middle one.")
 
 
@@ -35,12 +35,12 @@ class Family(NamedTuple):
     features: Callable[[Config], nn.Module]
     front_end: Callable[[Config], nn.Module]
     body: Callable[[Config], nn.Module]
-    prefix: str  # with which the tensors of the front-end begin in a file
+    prefix: str  # the tensors of the front-end begin with it in a file
     has_mask_vector: bool = True  # whether a file has the vector that replaces masked frames
 
 
 WAVEFORMS = Family(NormalizedAudio, ConvEncoder, Wav2Vec2, "feature_extractor.")
-FAMILIES = {  # by the `model_type` of a `config.json`
+FAMILIES = {  # keyed by the `model_type` of a `config.json`
     **dict.fromkeys(("wav2vec2", "hubert", "wavlm"), WAVEFORMS),
     "wav2vec2-bert": Family(W2vBertFeatures, StackedFrames, W2vBert, ""),
     "parakeet_encoder": Family(

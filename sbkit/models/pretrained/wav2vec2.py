@@ -43,7 +43,7 @@ class ConvEncoder(nn.Module):
         super().__init__()
         sizes = list(zip(config["conv_kernel"], config["conv_stride"], strict=True))
         self.conv_layers = nn.ModuleList(ConvLayer(config, i) for i in range(len(sizes)))
-        self.min_samples = 1  # that yield a frame
+        self.min_samples = 1  # the fewest that yield a frame
         for kernel, stride in reversed(sizes):
             self.min_samples = (self.min_samples - 1) * stride + kernel
 
