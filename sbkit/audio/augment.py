@@ -29,6 +29,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 from torchaudio.transforms import Resample
 
 from sbkit.audio.draws import draw_uniform
@@ -68,16 +69,13 @@ class AudioBatch(Protocol):
 
 
 class Augmentation:
-    """The augmentation declared by a YAML.
+    """The `wave_augment` and `spec_augment` that a YAML may declare, and the speed of utterances.
 
-    Except for speed perturbation, it is applied in training only.
+    Except for the speed, it is applied in training only.
+    features: the part that computes features; None for a model that takes audio.
     """
 
     def __init__(self, hparams: object, *, features: object | None) -> None:
-        """Read `wave_augment` and `spec_augment` of a Brain's hparams; both are optional.
-
-        features: the part that computes features; None for a model that takes audio.
-        """
         self._wave: AugmentAudio | None = _declared(hparams, "wave_augment")
         self._spec: AugmentFeatures | None = _declared(hparams, "spec_augment")
         if self._spec is not None and features is None:
@@ -121,11 +119,10 @@ def speed_perturb(
     if all(group.percent == 100 for group in speed_groups):
         return audio, lengths
     sizes = [group.utterances for group in speed_groups]
+    parts = zip(speed_groups, torch.split(audio, sizes), torch.split(lengths, sizes), strict=True)
     groups = [
         _at_speed(clips[:, : group.longest], clip_lengths, group.percent)
-        for group, clips, clip_lengths in zip(
-            speed_groups, torch.split(audio, sizes), torch.split(lengths, sizes), strict=True
-        )
+        for group, clips, clip_lengths in parts
     ]
     longest = max(clips.shape[1] for clips, _ in groups)
     padded = [pad(clips, (0, longest - clips.shape[1])) for clips, _ in groups]
@@ -152,8 +149,7 @@ def resampler(percent: int, device: torch.device) -> nn.Module:
 class Compose(nn.Module):
     """Apply augmentations of audio in order: (B, S), (B,) -> (B, S), (B,).
 
-    Each part has forward(audio, lengths) -> (audio, lengths), keeps the shape, and leaves the
-    padding zero.
+    Each part maps (audio, lengths) to the same, keeps the shape, and leaves the padding zero.
     """
 
     def __init__(self, *, parts: Sequence[nn.Module]) -> None:
@@ -278,8 +274,7 @@ def read_impulse_responses(
         response = torch.from_numpy(read_audio(file, sample_rate)).float()
         response = response[int(response.abs().argmax()) :][: MAX_IMPULSE_SECONDS * sample_rate]
         responses.append(response / response.abs().max().clamp(min=1.0))
-    longest = max(map(len, responses))
-    return torch.stack([pad(r, (0, longest - len(r))) for r in responses]).to(device)
+    return pad_sequence(responses, batch_first=True).to(device)
 
 
 class SpecAugment(nn.Module):
@@ -298,11 +293,9 @@ class SpecAugment(nn.Module):
     torch.Size([1, 100, 80])
     """
 
-    RANGES: ClassVar = {
-        **dict.fromkeys(("time_masks", "time_width"), NON_NEGATIVE_COUNT),
-        **dict.fromkeys(("freq_masks", "freq_width"), NON_NEGATIVE_COUNT),
-        "max_time_fraction": SHARE,
-    }
+    RANGES: ClassVar = {"max_time_fraction": SHARE} | dict.fromkeys(
+        ("time_masks", "time_width", "freq_masks", "freq_width"), NON_NEGATIVE_COUNT
+    )
 
     def __init__(
         self,

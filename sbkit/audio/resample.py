@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 Signal = npt.NDArray[np.float32]  # (S,)
 END: Signal = np.empty(0, np.float32)
 
-# As in torchaudio's Resample.
-ZERO_CROSSINGS = 6  # the sides of the windowed sinc
-ROLLOFF = 0.99  # the cutoff, as a share of the lower Nyquist frequency
+# The kernel is that of torchaudio's Resample.
+ZERO_CROSSINGS = 6  # the windowed sinc has as many on each side
+ROLLOFF = 0.99  # its cutoff, as a share of the lower Nyquist frequency
 MAX_FRAMES = 1 << 16  # frames convolved at a time: 11 MB from 48 kHz to 16 kHz
 MAX_KERNEL_VALUES = 1 << 20  # 4 MB; the largest of the usual ones, 11,025 Hz to 16 kHz, has 0.3 M
 MAX_DENOMINATOR = 1000
@@ -40,7 +40,9 @@ def resample_blocks(blocks: Iterable[Signal], rate: int, new_rate: int) -> Itera
 
     A signal of one block is resampled whole.
     """
-    resampler = Resampler(rate, new_rate, _fastest())
+    # torchaudio's transform is faster, but a server that only runs bundles has no torch.
+    convolve = resample_by_numpy if find_spec("torchaudio") is None else _resample_by_torch
+    resampler = Resampler(rate, new_rate, convolve)
     for block, next_block in pairwise(chain(blocks, [END])):
         resampled = resampler.push(block, is_last=next_block is END)
         if resampled.size:
@@ -48,13 +50,12 @@ def resample_blocks(blocks: Iterable[Signal], rate: int, new_rate: int) -> Itera
 
 
 class Resampler:
-    """Resample a mono signal whose blocks are pushed one after another.
+    """Resample a mono signal whose blocks are pushed one after another, by default with numpy.
 
-    The output lags by the length of the kernel, since a block needs the next samples.
-
-    The exact kernel of a rate like 22,051 Hz takes gigabytes. The nearest ratio of small numbers
-    is exact for the usual rates, and within 0.05 % for any other, such as 11,127 Hz of old Macs;
-    its kernel has at most about MAX_KERNEL_VALUES.
+    The output lags by the length of the kernel, since a block needs the next samples. The exact
+    kernel of a rate like 22,051 Hz takes gigabytes. The nearest ratio of small numbers is exact for
+    the usual rates, and within 0.05 % for any other, such as 11,127 Hz of old Macs; its kernel has
+    at most about MAX_KERNEL_VALUES.
 
     >>> resampler = Resampler(48_000, 16_000)
     >>> first = resampler.push(np.zeros(4800, np.float32))
@@ -63,7 +64,6 @@ class Resampler:
     """
 
     def __init__(self, rate: int, new_rate: int, convolve: Convolve | None = None) -> None:
-        """Start a signal; ``convolve`` defaults to numpy."""
         max_denominator = math.isqrt(MAX_KERNEL_VALUES * rate // new_rate)
         ratio = Fraction(new_rate, rate).limit_denominator(min(max_denominator, MAX_DENOMINATOR))
         self._new, self._old = ratio.as_integer_ratio()
@@ -91,14 +91,6 @@ class Resampler:
 
 def _half_width(old: int, new: int) -> int:
     return math.ceil(ZERO_CROSSINGS * old / (min(old, new) * ROLLOFF))
-
-
-def _fastest() -> Convolve:
-    """Return torchaudio's transform if it is installed, else numpy's with the same kernel.
-
-    A server that only runs bundles has no torch.
-    """
-    return resample_by_numpy if find_spec("torchaudio") is None else _resample_by_torch
 
 
 def _resample_by_torch(signal: Signal, old: int, new: int) -> Signal:

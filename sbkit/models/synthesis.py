@@ -33,9 +33,8 @@ def forward_sum(log_probs: Tensor, frame_lengths: Tensor, symbol_lengths: Tensor
     """
     with_blank = pad(log_probs.float(), (1, 0), value=BLANK_LOG_PROB).log_softmax(2)
     classes = torch.arange(1, log_probs.shape[2] + 1).expand(len(log_probs), -1)
-    inputs = with_blank.transpose(0, 1), classes.to(log_probs.device)
-    lengths = frame_lengths, symbol_lengths
-    return ctc_loss(*inputs, *lengths, reduction="none", zero_infinity=True)
+    inputs = with_blank.transpose(0, 1), classes.to(log_probs.device), frame_lengths, symbol_lengths
+    return ctc_loss(*inputs, reduction="none", zero_infinity=True)
 
 
 @lru_cache(maxsize=4096)
@@ -149,7 +148,7 @@ class TextEncoder(nn.Module):
 class DurationAligner(nn.Module):
     """Score which symbol each frame belongs to, by the distance of their learned embeddings.
 
-    (B, L), (B, U, 2 M) -> (B, U, L), unnormalized. Source: arXiv 2108.10447.
+    (B, L), (B, L, 1), (B, U, 2 M) -> (B, U, L), unnormalized. Source: arXiv 2108.10447.
     """
 
     def __init__(self, *, symbols: int, n_mels: int, d_align: int) -> None:
@@ -242,8 +241,8 @@ class SynthesisModel:
     ) -> tuple[Tensor, Tensor]:
         """Score which symbol each frame belongs to, and count the frames of each on the best path.
 
-        Takes symbols (B, L), their lengths (B,), normalized features (B, U, 2 M) and their lengths
-        (B,), with lengths on the CPU; returns (B, U, L) and (B, L).
+        (B, L), (B,), normalized features (B, U, 2 M), (B,) -> (B, U, L), (B, L). The lengths are on
+        the CPU.
         """
         mask = length_mask(symbol_lengths, symbols.shape[1], symbols.device).unsqueeze(2).float()
         scores = self.aligner(symbols, mask, features).float()
@@ -252,10 +251,7 @@ class SynthesisModel:
         return scores, find_durations(scores, frames, symbol_lengths).to(scores.device)
 
     def encode(self, symbols: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the states and durations of symbols: (B, L) -> (B, L, D), (B, L).
-
-        Durations are in frames, unrounded.
-        """
+        """Return the states of symbols, and durations in unrounded frames: -> (B, L, D), (B, L)."""
         mask = torch.ones_like(symbols, dtype=torch.float32).unsqueeze(2)
         states = self.text_encoder(symbols, mask)
         durations, variances = self.adaptor.predict(states, mask)
@@ -270,10 +266,7 @@ class SynthesisModel:
     def speak(
         self, symbols: Tensor, count: Tensor, noise: Tensor, length_scale: Tensor, noise_w: Tensor
     ) -> tuple[Tensor]:
-        """Return the audio of one text: (1, L), four times (1,) -> (1, S).
-
-        The graph has the inputs of a VITS; count and noise are not used.
-        """
+        """Return the audio of one text, with the inputs of a VITS: (1, L), four (1,) -> (1, S)."""
         states, durations = self.encode(symbols)
         ends = (durations * length_scale).double().cumsum(1).round().long()
         frames = ends[0, -1].clamp(min=2).item()

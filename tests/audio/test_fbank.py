@@ -8,14 +8,7 @@ from torch.export import Dim, export
 from torch.nn.utils.rnn import pad_sequence
 from torchaudio.compliance.kaldi import fbank as kaldi_fbank
 
-from sbkit.audio.fbank import (
-    EPSILON,
-    MAX_WINDOWS,
-    Fbank,
-    mel_filters,
-    mel_products,
-    povey_window,
-)
+from sbkit.audio.fbank import EPSILON, MAX_WINDOWS, Fbank, mel_filters, mel_products, povey_window
 
 CPU = torch.device("cpu")
 CLOSE = {"rtol": 0.0, "atol": 1e-4}
