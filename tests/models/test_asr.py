@@ -22,6 +22,7 @@ from sbkit.text.vocabulary import Vocabulary
 
 VOCABULARY = Vocabulary(size=11)
 Parts = dict[str, nn.Module]
+Family = Callable[..., Parts]
 
 
 def sbkit_parts(encoder_module: str = "conformer", decoder_layers: int = 1) -> Parts:
@@ -94,15 +95,13 @@ def speech() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return audio, torch.tensor([16_000, 9000]), tokens, torch.tensor([4, 2])
 
 
-BOTH: list[Callable[..., Parts]] = [sbkit_parts, speechbrain_parts]
+BOTH: list[Family] = [sbkit_parts, speechbrain_parts]
 FAMILIES = [*product(BOTH, ("conformer", "transformer"))]
 
 
 @pytest.mark.parametrize("decoder_layers", [0, 1])
 @pytest.mark.parametrize(("family", "kind"), FAMILIES)
-def test_parts_of_both_libraries_train(
-    family: Callable[..., Parts], kind: str, decoder_layers: int
-) -> None:
+def test_parts_of_both_libraries_train(family: Family, kind: str, decoder_layers: int) -> None:
     torch.manual_seed(0)
     model = make_model(family(kind, decoder_layers))
     optimizer = torch.optim.Adam(model.model.parameters(), lr=0.01)
@@ -149,7 +148,7 @@ def test_missing_decoder_and_missing_intermediate_states_are_refused() -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize(("family", "kind"), FAMILIES)
-def test_decoder_log_probs_equal_those_of_training(family: Callable[..., Parts], kind: str) -> None:
+def test_decoder_log_probs_equal_those_of_training(family: Family, kind: str) -> None:
     torch.manual_seed(0)
     model = make_model(family(kind, 1))
     model.model.eval()
@@ -202,7 +201,7 @@ def test_part_outside_the_module_list_is_named(missing: str) -> None:
 
 
 @pytest.mark.parametrize("family", BOTH)
-def test_heads_and_embeddings_of_another_size_are_refused(family: Callable[..., Parts]) -> None:
+def test_heads_and_embeddings_of_another_size_are_refused(family: Family) -> None:
     for name, head, size in (
         ("ctc_lin", nn.Linear(16, 12), 12),
         ("seq_lin", nn.Sequential(nn.Linear(16, 11), nn.ReLU(), nn.Linear(11, 9)), 9),
@@ -236,7 +235,7 @@ def test_ctc_only_needs_neither_decoder_nor_seq_lin() -> None:
 
 
 @pytest.mark.parametrize("family", BOTH)
-def test_unused_modules_with_ctc_only_get_no_gradient(family: Callable[..., Parts]) -> None:
+def test_unused_modules_with_ctc_only_get_no_gradient(family: Family) -> None:
     model = make_model(family())
     out = model.run(*speech()[:2], tokens=None, return_intermediate=False)
     (model.ctc_log_probs(out.states)[..., 1].sum() + out.states.square().sum()).backward()
