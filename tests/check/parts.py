@@ -1,6 +1,5 @@
 """Parts for a YAML, each with one fault or one oddity."""
 
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -84,17 +83,6 @@ class LateFrontEnd(ConvFrontEnd):
         if not hasattr(self, "late"):
             self.late = torch.nn.Linear(x.shape[-1], x.shape[-1])
         return super().forward(self.late(x), lengths)
-
-
-class CachingFrontEnd(ConvFrontEnd):
-    """Keeps a layer in a cache that no walk over objects reaches."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.layer_of = lru_cache(lambda size: torch.nn.Linear(size, size))
-
-    def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        return super().forward(self.layer_of(x.shape[-1])(x), lengths)
 
 
 class OddFrontEnd(ConvFrontEnd):

@@ -1,14 +1,19 @@
-"""What a finding looks like in print, how findings are gathered, and the exit code."""
+"""What a finding looks like in print, how findings are gathered, and what a dry run leaves."""
 
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from torch.nn.modules import module
 
 from sbkit.base.errors import ConfigError
 from sbkit.check.check import check_planned_run, summary
+from sbkit.check.dry_run import dry_run
 from sbkit.check.planned_run import Finding, PlannedRun
 from sbkit.commands.check import exit_code
+from tests.check.harness import planned_run
+from tests.runs import Workplace
 
 ERROR = Finding(check="labels", problem="`a` has 3", where="x.yaml:3", fix="Do.")
 NOTE = Finding(check="data", problem="a clip is silent", where="x.yaml:1", stops=False)
@@ -74,3 +79,18 @@ def test_check_that_raises_is_a_note(planned: PlannedRun) -> None:
         note, *_ = check_planned_run(planned, [check_nothing])
     assert not note.stops
     assert "(TypeError: an unexpected keyword)" in note.problem
+
+
+def test_dry_run_of_a_healthy_step_trains_everything_once(
+    workplace: Workplace, tmp_path: Path
+) -> None:
+    with planned_run(workplace, tmp_path / "run") as planned:
+        assert planned.make_cpu_brain()
+        random_state = torch.get_rng_state()
+        seen = dry_run(planned)
+        assert seen.trained == {id(p) for p in planned.require_model().parameters()}
+        assert (seen.error, seen.created, seen.unsaved) == (None, [], [])
+        assert dry_run(planned) is seen
+        assert torch.equal(torch.get_rng_state(), random_state)
+    assert not module._global_forward_hooks
+    assert not module._global_forward_pre_hooks

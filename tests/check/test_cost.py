@@ -116,33 +116,24 @@ def test_check_command_prints_the_cost_unless_another_machine_is_meant(
 
 
 @pytest.mark.parametrize(
-    ("held_bytes", "failing_seconds", "max_seconds", "expected"),
+    ("failing_seconds", "max_seconds", "expected"),
     [
-        (100, 9999, 5000, 374),  # two bytes a second: the last tenth is not tried
-        (100, 9999, 60, 60),
-        (100, 9999, 20, 31),  # never less than the longest utterance
-        (100, 200, 5000, 124),  # memory ends before its line says so
-        (100, 30, 5000, None),
+        (9999, 5000, 374),  # two bytes a second: the last tenth is not tried
+        (9999, 60, 60),
+        (9999, 20, 31),  # never less than the longest utterance
+        (200, 5000, 124),  # memory ends before its line says so
+        (30, 5000, None),
     ],
 )
 def test_largest_fitting_batch_grows_until_memory_ends(
-    held_bytes: int, failing_seconds: int, max_seconds: float, expected: int | None
+    failing_seconds: int, max_seconds: float, expected: int | None
 ) -> None:
     def peak_of(seconds: int) -> int | None:
-        return held_bytes + 2 * seconds if seconds <= failing_seconds else None
+        return 100 + 2 * seconds if seconds <= failing_seconds else None
 
-    fitting = largest_fitting(
-        peak_of, min_seconds=31, max_seconds=max_seconds, free_bytes=FREE_BYTES
-    )
+    limits = {"min_seconds": 31, "max_seconds": max_seconds, "free_bytes": FREE_BYTES}
+    fitting = largest_fitting(peak_of, **limits)
     assert (fitting and fitting.seconds) == expected
-
-
-def test_largest_fitting_batch_names_its_peak() -> None:
-    fitting = largest_fitting(
-        lambda _: 61 << 30, min_seconds=31, max_seconds=31, free_bytes=79 << 30
-    )
-    assert fitting is not None
-    assert fitting.reason == "peak 61.0 of 79.0 GiB"
 
 
 def test_batch_seconds_given_as_a_number_stay() -> None:
@@ -166,7 +157,9 @@ def test_steps_are_tried_until_memory_ends(
     planned: PlannedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batches = ProbeBatches(planned)
-    assert try_steps(planned, batches, max_seconds=9, free_bytes=1 << 50).seconds == 9
+    fitting = try_steps(planned, batches, max_seconds=9, free_bytes=79 << 40)
+    assert fitting.seconds == 9
+    assert re.fullmatch(r"peak \d+\.\d of 80896\.0 GiB", fitting.reason)
 
     def out_of_memory(*_: object) -> float:
         raise torch.OutOfMemoryError

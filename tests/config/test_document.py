@@ -54,18 +54,11 @@ def test_missing_file_offers_the_nearest(path: Path, name: str, advice: str) -> 
     assert refusal(path.with_name(name), {}).endswith(f"No such file or directory). {advice}")
 
 
-@pytest.mark.parametrize(
-    ("word", "expected"),
-    [
-        ("epochs", "number_of_epochs"),
-        ("batch_size", "batch_seconds"),
-        ("speedz", "speeds"),
-        ("temperature", None),
-        ("lm_weight", None),
-    ],
-)
-def test_nearest_offers_only_a_likely_key(word: str, expected: str | None) -> None:
-    assert nearest(word, read_document(ROOT / "hparams/ctc.yaml").root) == expected
+def test_nearest_offers_only_a_likely_key() -> None:
+    keys = read_document(ROOT / "hparams/ctc.yaml").root
+    likely = {"epochs": "number_of_epochs", "batch_size": "batch_seconds", "speedz": "speeds"}
+    assert {word: nearest(word, keys) for word in likely} == likely
+    assert nearest("temperature", keys) is nearest("lm_weight", keys) is None
 
 
 # -- !include --------------------------------------------------------------------------------------

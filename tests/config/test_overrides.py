@@ -46,6 +46,9 @@ def test_parse_overrides_reads_values(arguments: list[str], expected: dict[str, 
         ("--a=!new:os.system", "needs a plain value"),
         ("--a=[1,", "Close its brackets"),
         ("--a={b: !new:os.system }", "is no list, mapping or quoted text"),
+        ("--manifest=a.csv", "needs NAME=FILE, not 'a.csv'"),
+        ("--manifest=train=", "needs NAME=FILE"),
+        ("--manifest==a.csv", "needs NAME=FILE"),
     ],
 )
 def test_parse_overrides_refuses_a_malformed_argument(argument: str, text: str) -> None:
@@ -65,20 +68,11 @@ def test_parse_overrides_collects_manifests(tmp_path: Path) -> None:
     assert parse_overrides(["--manifest", "null"]) == {"manifest": None}
 
 
-@pytest.mark.parametrize("text", ["a.csv", "train=", "=a.csv"])
-def test_parse_overrides_refuses_a_manifest_without_name_or_file(text: str) -> None:
-    with pytest.raises(ConfigError, match="needs NAME=FILE"):
-        parse_overrides(["--manifest", text])
-
-
-@pytest.mark.parametrize("arguments", [["-h"], ["a.yaml", "--help"]])
-def test_parse_command_prints_help(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as exit_:
-        parse_command(arguments)
-    assert exit_.value.code == 0
-    assert capsys.readouterr().out.startswith("usage: train.py FILE.yaml")
+def test_parse_command_prints_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["-h"], ["a.yaml", "--help"]):
+        with pytest.raises(SystemExit, match="^0$"):
+            parse_command(arguments)
+        assert capsys.readouterr().out.startswith("usage: train.py FILE.yaml")
 
 
 @pytest.mark.parametrize(

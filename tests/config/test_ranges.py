@@ -30,11 +30,9 @@ def test_require_in_range_refuses_a_value(name: str, value: object, text: str) -
     assert str(refused.value) == f"`{name}` must be {text} {RANGES[name].advice}"
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("stall_seconds", 0), ("stall_seconds", 0.5), ("ckpt_interval_minutes", -1)]
-)
-def test_require_in_range_allows_values_that_switch_off(name: str, value: float) -> None:
-    require_in_range({name: value})
+def test_require_in_range_allows_values_that_switch_off() -> None:
+    require_in_range({"stall_seconds": 0, "ckpt_interval_minutes": -1})
+    require_in_range({"stall_seconds": 0.5})
 
 
 def test_values_of_every_yaml_are_in_range() -> None:
