@@ -46,14 +46,11 @@ EXTRA_CHECKPOINTS = 2  # besides those to average: the newest, and the one being
 KILOBYTE = 1024
 
 AUTO, KNOB = "auto", "batch_seconds"
-PROBED_SECONDS = 3600.0  # of audio in a batch of the plan that is probed: only its data is used
-MEMORY_SHARE = 0.9  # of the free memory for a step: the allocator has gaps, others allocate
-MIN_GROWTH = 1.1  # times the largest batch that fits: a smaller step up is not tried
-CPU_SECONDS = 60  # of audio: 98 s are trained a second at 35, 104 at 60, 102 at 120, 65 at 240
-MIN_STEPS = 20  # of an epoch
-
-
-# -- the cost of a run -----------------------------------------------------------------------------
+PROBED_SECONDS = 3600.0  # `batch_seconds` of the plan that is probed; only its data is used
+MEMORY_SHARE = 0.9  # free memory for a step: the allocator has gaps, and others allocate
+MIN_GROWTH = 1.1  # a batch must be this much larger than the largest that fits to be tried
+CPU_SECONDS = 60  # audio: 98 s are trained per second at 35, 104 at 60, 102 at 120, 65 at 240
+MIN_STEPS = 20  # in an epoch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,8 +60,8 @@ class Cost:
     Attributes:
         trained: parameters that learn, also if frozen for a time.
         peak_bytes: on a GPU the most that torch allocated, elsewhere the most the process held.
-        seconds_of_step: of the largest batch.
-        seconds_per_epoch: by the audio, as if validation took as long as training.
+        seconds_of_step: the time of the largest batch.
+        seconds_per_epoch: in proportion to the audio, as if validation took as long as training.
     """
 
     parameters: int
@@ -157,7 +154,6 @@ class RealSteps:
         self.brain.init_optimizers()
 
     def load(self, planned: MicroBatch) -> Batch:
-        """Read a planned batch."""
         dataset = cast(UtteranceDataset, self._loader.dataset)
         return cast(Batch, self._loader.collate_fn(dataset.__getitems__(planned)))
 
@@ -210,7 +206,7 @@ def real_steps(planned: PlannedRun) -> Iterator[RealSteps]:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     gc.collect()
-    return_freed_memory()  # what earlier checks have freed would count
+    return_freed_memory()  # memory that earlier checks have freed would count
     with preserve_rng(device):
         steps = RealSteps(planned)
         try:

@@ -24,13 +24,13 @@ from sbkit.models.pretrained.parts import PretrainedEncoder
 from sbkit.text.normalization import languages_with
 
 TRAIN = "train"
-MAX_LISTED_IDS = 5  # in a sentence; `--json` has all
-MAX_UNALIGNED_SHARE = 0.05  # of all utterances; with more, training is not started
-MAX_RARE_SHARE = 0.02  # of a split's transcripts with foreign characters, as healthy corpora have
+MAX_LISTED_IDS = 5  # in a sentence; `--json` lists all
+MAX_UNALIGNED_SHARE = 0.05  # utterances; with more, training does not start
+MAX_RARE_SHARE = 0.02  # transcripts with foreign characters; healthy corpora have some
 COLUMN_NOUNS = {"audio": "clip", "text": "sentence", "speaker": "speaker"}  # not to be shared
-MAX_SHARED_SHARE = 0.5  # of a set's clips that were trained on: beyond, its score means nothing
-MAX_OUTSIDE_SHARE = 0.01  # of train; `min_seconds` and `max_seconds` are there for a few
-MAX_SAMPLED_CLIPS = 500  # of a split, evenly spread over it, whose audio is read
+MAX_SHARED_SHARE = 0.5  # clips of a set that were trained on; with more, its score is worthless
+MAX_OUTSIDE_SHARE = 0.01  # rows of train that `min_seconds` and `max_seconds` usually leave out
+MAX_SAMPLED_CLIPS = 500  # evenly spread over a split; their audio is read
 # The English table replaces 0.24 % of the letters of the default corpus in Spanish (whose prompts
 # have few accents), 0.54 % in Italian, 3.55 % in French, and none in English.
 MAX_REPLACED_SHARE = 0.001
@@ -68,9 +68,7 @@ def _finding_of_rows(
     rows_by_split = {name: rows for name, rows in rows_by_split.items() if len(rows)}
     ids = [id for name, rows in rows_by_split.items() for id in splits[name].select(rows)["id"][:]]
     if ids:
-        counts = (
-            f"{len(rows):,} of {len(splits[n]):,} in {n}" for n, rows in rows_by_split.items()
-        )
+        counts = (f"{len(rows_by_split[n]):,} of {len(splits[n]):,} in {n}" for n in rows_by_split)
         problem = f"{problem}: {listed(counts)} ({listed(ids, max_names=MAX_LISTED_IDS)})"
         yield planned.finding(key, problem=problem, fix=fix, stops=stops, ids=tuple(ids))
 
@@ -202,7 +200,7 @@ def check_masks(planned: PlannedRun) -> Iterator[Finding]:
 
 
 def check_data(planned: PlannedRun) -> Iterator[Finding]:
-    """Find rows that are left out, and clips, sentences and speakers in two splits."""
+    """Find rows left out, and clips, sentences and speakers that two splits share."""
     splits, language = planned.prepare_splits(), planned.knobs.get("language")
     facts = measure_data(splits, sample_rate=planned.knobs["sample_rate"], language=language)
     yield from _check_letters(planned, [*facts["splits"].values()])
@@ -240,7 +238,7 @@ def _check_shared(planned: PlannedRun, shared: Facts, *, is_one_speaker: bool) -
 
 
 def _check_letters(planned: PlannedRun, splits: Sequence[Facts]) -> Iterator[Finding]:
-    """Find letters that the text table of the language replaced by others."""
+    """Find letters that the text table of the language replaced."""
     replaced = sum((Counter(split["replaced"]) for split in splits), Counter[str]())
     if not replaced:
         return

@@ -33,24 +33,21 @@ from sbkit.train.brain import Brain, training_loss
 from sbkit.train.nonfinite import ids_of
 from sbkit.train.step import as_loss
 
-MAX_ROWS = 32  # read to find the shortest utterance, and one that is LENGTH_RATIO as long
-LENGTH_RATIO = 4.0  # so that a layer that starts in the padding is far from the end
+MAX_ROWS = 32  # read to find a short utterance, and one that is LENGTH_RATIO times as long
+LENGTH_RATIO = 4.0  # a layer that starts in the padding must start far from the end
 # Times the loss before, or 1. The loss of hparams/ctc.yaml falls to 0.7 at its `lr` of 0.0025; at
 # 10 times that rate it grows to 1.2, at 100 times to 6, at 1,000 times to 600.
 MAX_LOSS_GROWTH = 10.0
 MAX_STEPS = 5  # without a gradient before a parameter counts as never trained
-# Of the largest state. States of hparams/ctc.yaml differ by 6e-7; in ctc_speechbrain.yaml, whose
-# convolutions see a frame of padding, they differ by 0.2, and the losses by only 0.003.
+# Relative to the largest state. In hparams/ctc.yaml states differ by 6e-7; in ctc_speechbrain.yaml,
+# whose convolutions see a frame of padding, they differ by 0.2, and the losses by only 0.003.
 MAX_STATE_CHANGE = 1e-3
-MAX_LOGIT_CHANGE = 1e-4  # of the largest logit: sums may be taken in another order
-
-
-# -- the steps -------------------------------------------------------------------------------------
+MAX_LOGIT_CHANGE = 1e-4  # relative to the largest logit: sums may be taken in another order
 
 
 @dataclass
 class DryRun:
-    """What small steps showed.
+    """The results of small steps.
 
     Attributes:
         error: what a part raised, if the steps broke off.
@@ -128,7 +125,7 @@ def _train(brain: Brain, batch: object) -> None:
 
 
 def _inactive(brain: Brain) -> set[int]:
-    """Return the ids of the parameters that a Brain declares to be off with the present knobs."""
+    """Return the ids of the parameters that the knobs turn off."""
     return {id(p) for part in brain.inactive for p in part.parameters()}
 
 
@@ -312,7 +309,7 @@ def check_learning_rate(planned: PlannedRun) -> Iterator[Finding]:
 
 
 def check_padding(planned: PlannedRun) -> Iterator[Finding]:
-    """Find that the states of an utterance change beside a longer utterance."""
+    """Find states of an utterance that change beside a longer utterance."""
     completed_dry_run(planned)
     brain, batch = planned.make_cpu_brain(), small_batch(planned)
     if not isinstance(batch, Batch):

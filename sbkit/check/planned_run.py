@@ -57,7 +57,6 @@ class Finding:
 
     @property
     def severity(self) -> str:
-        """Return "error" for a finding that stops a run, else "note"."""
         return "error" if self.stops else "note"
 
     def __str__(self) -> str:
@@ -71,7 +70,6 @@ class Finding:
         return printable(text if is_located else f"{text} ({self.where})")
 
     def as_record(self) -> dict[str, object]:
-        """Return the finding for JSON."""
         return {"severity": self.severity, **asdict(self)}
 
 
@@ -232,5 +230,4 @@ class PlannedRun(Run):
         stops: bool = True,
         ids: tuple[str, ...] = (),
     ) -> Finding:
-        """Make a finding about a key."""
         return Finding(where=self.place(*keys), problem=problem, fix=fix, stops=stops, ids=ids)

@@ -40,9 +40,9 @@ from sbkit.logs.handlers import quiet
 from sbkit.tasks.task import load_task
 from sbkit.train.optimizers import ALWAYS, KNOB
 
-READ_BEFORE = {"check", "recipe"}  # by the command that checks a run before it trains it
-MIN_STEPS = 4  # of an epoch; with fewer, many epochs change little
-MAX_EMPTY_SHARE = 0.1  # of the micro-batches may be empty
+READ_BEFORE = {"check", "recipe"}  # by the command, before it checks and trains
+MIN_STEPS = 4  # in an epoch; with fewer, many epochs change little
+MAX_EMPTY_SHARE = 0.1  # micro-batches without an utterance
 INITIAL_WEIGHTS = "initial weights"  # among a planned run's results: lines about loaded weights
 
 
