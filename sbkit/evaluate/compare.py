@@ -32,6 +32,10 @@ class ComparedRun(NamedTuple):
     name: str
     utterances: Sequence[ScoredUtterance]
 
+    def in_order(self, *, by_words: bool) -> "ComparedRun":
+        alike = (replace(utterance, by_words=by_words) for utterance in self.utterances)
+        return ComparedRun(self.name, sorted(alike, key=lambda utterance: utterance.key))
+
     @property
     def num_errors(self) -> int:
         return sum(utterance.counts.errors for utterance in self.utterances)
@@ -42,10 +46,6 @@ class ComparedRun(NamedTuple):
 
     def total(self, rate: str) -> ErrorCounts:
         return sum(self.counts(rate), ErrorCounts())
-
-    def references(self) -> list[tuple[str, str]]:
-        """Return the id and the reference of each utterance."""
-        return [(utterance.id, utterance.reference) for utterance in self.utterances]
 
 
 def compare_runs(folders: Sequence[Path]) -> Figures:
@@ -87,7 +87,7 @@ def compare(name: str, runs: Sequence[ComparedRun]) -> Figures:
     """
     by_words = all(have_words(run.utterances) for run in runs)
     rates = [rate for rate in UNIT_OF_RATE if by_words or rate == "CER"]
-    runs = [_in_order(run, by_words) for run in runs]
+    runs = [run.in_order(by_words=by_words) for run in runs]
     best = min(runs, key=lambda run: run.num_errors)
     for run in runs:
         _require_same_references(name, run, best)
@@ -114,21 +114,14 @@ def compare(name: str, runs: Sequence[ComparedRun]) -> Figures:
     }
 
 
-def _in_order(run: ComparedRun, by_words: bool) -> ComparedRun:
-    alike = (replace(utterance, by_words=by_words) for utterance in run.utterances)
-    return ComparedRun(
-        run.name, sorted(alike, key=lambda utterance: (utterance.id, utterance.reference))
-    )
-
-
 def _require_same_references(name: str, run: ComparedRun, best: ComparedRun) -> None:
-    pairs, best_pairs = Counter(run.references()), Counter(best.references())
-    if pairs == best_pairs:
-        return
-    own_ids, best_ids = (
-        Counter(id for id, _ in missing.elements())
-        for missing in (pairs - best_pairs, best_pairs - pairs)
+    keys, best_keys = (
+        Counter(utterance.key for utterance in side.utterances) for side in (run, best)
     )
+    own_ids = Counter(id for id, _ in (keys - best_keys).elements())
+    best_ids = Counter(id for id, _ in (best_keys - keys).elements())
+    if not own_ids and not best_ids:
+        return
     different = own_ids & best_ids
     example = min(different or own_ids | best_ids)
     raise DataError(

@@ -22,7 +22,6 @@ from sbkit.evaluate.wer_report import judge_words
 from sbkit.logs.curves import encode_curves
 from sbkit.logs.html_page import render_page
 from sbkit.logs.metric import Metric, Metrics
-from sbkit.text.word import Word
 
 REPORT = "report.html"
 MAX_CLIPS = 200
@@ -64,37 +63,39 @@ def write_report(
         runs: the results; two runs must have the same references (`sbkit/evaluate/compare.py`).
         clips: returns clips to play.
         metrics: of the recipe, in the order of the table.
-        known_words: the words that the recognizer has seen; others are listed.
+        known_words: words that are not among them are listed.
         notes: lines below the title.
-        pictures: PNGs that the recipe drew, each shown with the MP3s beside it, which are named
-            `PICTURE.LABEL.mp3`.
-        compared: of two runs, the comparison of each test set.
+        pictures: PNGs, each shown with the MP3s beside it, which are named `PICTURE.LABEL.mp3`.
+        compared: the comparison of each test set of two runs.
     """
     names = [name for name in runs[0].test if all(name in run.test for run in runs)]
     with_text = [name for name in names if all(name in run.utterances for run in runs)]
     by_words = all(have_words(run.utterances[name]) for run in runs for name in with_text)
     known_words = known_words if by_words else None
-    sections: list[Figures] = []
-    tables: dict[str, list[Figures]] = {}
-    for name in with_text:
-        section, tables[name] = _section(name, runs, clips, known_words, share=len(with_text))
-        sections.append(section)
     figures = [run.test[name] for run in runs for name in names]
+    share = len(with_text)
+    sections = {name: _section(name, runs, clips, known_words, share=share) for name in with_text}
     content = render_page(
         title=" and ".join(run.name for run in runs),
         notes=notes,
         runs=[*zip(("A", "B"), runs, strict=False)],
         names=names,
-        sections=sections,
+        sections=[section for section, _ in sections.values()],
         slices={name: [*_slices(name, runs)] for name in names},
-        metrics={name: one for name, one in metrics.items() if all(name in of for of in figures)},
+        metrics={
+            name: metric for name, metric in metrics.items() if all(name in row for row in figures)
+        },
         unit="word" if by_words else "character",
         curves=encode_curves([run.log for run in runs], metrics),
         pictures={file.stem: (_encode(file), _sounds(file)) for file in pictures},
         known=known_words,
         compared=compared,
         facts=runs[0].data,
-        data={"sets": tables, "runs": len(runs), "byWords": by_words},
+        data={
+            "sets": {name: rows for name, (_, rows) in sections.items()},
+            "runs": len(runs),
+            "byWords": by_words,
+        },
     )
     write_text_atomically(file, content)
 
@@ -104,7 +105,6 @@ def _encode(file: Path) -> str:
 
 
 def _sounds(picture: Path) -> dict[str, str]:
-    """Return the MP3s of a picture by label."""
     sounds = sorted(picture.parent.glob(f"{picture.stem}.*.mp3"))
     return {file.stem.removeprefix(f"{picture.stem}."): _encode(file) for file in sounds}
 
@@ -125,7 +125,7 @@ def _section(
     clip_bytes = MAX_BYTES // share - sum(sizes[len(chosen) - 1 : len(chosen)])
     ids = [utterance[0].id for utterance in chosen[: MAX_CLIPS // share]]
     clip_of_id = clips(name, ids, clip_bytes)
-    pairs = [[one.pairs for one in run] for run in zip(*utterances, strict=True)]
+    pairs = [[result.pairs for result in run] for run in zip(*utterances, strict=True)]
     judged = [judge_words(run.utterances[name]) for run in runs]
     reliability = [reliability_bins(*words) for words in judged]
     section = {
@@ -147,16 +147,17 @@ def _slices(name: str, runs: Sequence[RunResults]) -> Iterator[Figures]:
     """Yield the slices of each column that all runs have; `all` is the number of its values."""
     slices = [run.test[name].get("report_by") or {} for run in runs]
     for column, values in slices[0].items():
-        shared = [value for value in values if all(value in one.get(column, {}) for one in slices)]
+        of_runs = [of_run.get(column, {}) for of_run in slices]
+        shared = [value for value in values if all(value in of_run for of_run in of_runs)]
         largest = nlargest(MAX_SLICES, shared, key=lambda value: values[value]["utterances"])
-        rows = [(value, [one[column][value] for one in slices]) for value in sorted(largest)]
+        rows = [(value, [of_run[value] for of_run in of_runs]) for value in sorted(largest)]
         if rows:
             yield {"column": column, "all": len(shared), "rows": rows}
 
 
 def join_utterances(runs: Sequence[Iterable[ScoredUtterance]]) -> list[UtteranceOfRuns]:
     """Join the same utterances of all runs, in the order of their ids."""
-    ordered = [sorted(run, key=lambda one: (one.id, one.reference)) for run in runs]
+    ordered = [sorted(run, key=lambda utterance: utterance.key) for run in runs]
     return list(zip(*ordered, strict=True))
 
 
@@ -165,9 +166,11 @@ def order_by_use(utterances: Sequence[UtteranceOfRuns]) -> list[UtteranceOfRuns]
 
     The same utterances give the same order.
     """
-    worst_first = sorted(
-        utterances, key=lambda runs: (-sum(one.counts.errors for one in runs), runs[0].id)
-    )
+
+    def rank(runs: UtteranceOfRuns) -> tuple[int, str]:
+        return -sum(result.counts.errors for result in runs), runs[0].id
+
+    worst_first = sorted(utterances, key=rank)
     drawn = iter(np.random.default_rng(0).permutation(len(worst_first)).tolist())
     alternating = (index for pair in zip(count(), drawn, strict=False) for index in pair)
     return [worst_first[index] for index in dict.fromkeys(alternating)]
@@ -184,25 +187,21 @@ def row(utterance: UtteranceOfRuns, clips: Mapping[str, str]) -> Figures:
         "seconds": first.seconds,
         "speaker": first.speaker,
         "clip": clips.get(first.id),
-        "runs": [_side(one) for one in utterance],
+        "runs": [*map(_side, utterance)],
     }
 
 
 def _side(scored: ScoredUtterance) -> Figures:
     """Return a hypothesis; ``marks`` has S, D, I or = (right) for each pair of words."""
     is_timed = [word.text for word in scored.words] == scored.hypothesis.split()
+    times = [[round(word.start, 3), round(word.end, 3), word.confidence] for word in scored.words]
     return {
         "hypothesis": scored.hypothesis,
         "marks": "".join(mark_pair(*pair) or "=" for pair in scored.pairs),
         "errors": scored.counts.errors,
         "character_errors": scored.scores.characters.errors,
-        "heard": [_time(word) for word in scored.words] if is_timed else None,
+        "heard": times if is_timed else None,
     }
-
-
-def _time(word: Word) -> list[float | None]:
-    confidence = None if word.confidence is None else round(word.confidence, 3)
-    return [round(word.start, 3), round(word.end, 3), confidence]
 
 
 def confusions(runs: Sequence[Iterable[WordPairs]]) -> dict[str, list[Figures]]:
@@ -214,9 +213,9 @@ def confusions(runs: Sequence[Iterable[WordPairs]]) -> dict[str, list[Figures]]:
         Counter(pair for pairs in utterances for pair in pairs if pair[0] != pair[1])
         for utterances in runs
     ]
-    total = sum(counters, Counter[tuple[str, str]]())
+    totals = sum(counters, Counter[tuple[str, str]]())
     kinds: dict[str, list[Figures]] = {"Substituted": [], "Deleted": [], "Inserted": []}
-    for pair in sorted(total, key=lambda pair: (-total[pair], pair)):
+    for pair in sorted(totals, key=lambda pair: (-totals[pair], pair)):
         kind = {"S": "Substituted", "D": "Deleted", "I": "Inserted"}[mark_pair(*pair)]
         texts = dict(zip(("reference", "hypothesis"), pair, strict=True))
         kinds[kind].append({**texts, "counts": [counter[pair] for counter in counters]})

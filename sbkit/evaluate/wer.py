@@ -112,6 +112,11 @@ class ScoredUtterance:
     words: tuple[Word, ...] = ()
     by_words: bool = True
 
+    @property
+    def key(self) -> tuple[str, str]:
+        """Return the id and the reference, which results that may be compared have in common."""
+        return self.id, self.reference
+
     @cached_property
     def scores(self) -> Scores:
         return count_errors(self.reference, self.hypothesis)

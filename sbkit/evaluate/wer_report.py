@@ -269,5 +269,5 @@ def _scored(row: Figures) -> ScoredUtterance:
 
 def hash_references(scored: Iterable[ScoredUtterance]) -> str:
     """Return the SHA-256 of all ids and references, independent of their order."""
-    pairs = sorted((utterance.id, utterance.reference) for utterance in scored)
-    return hashlib.sha256(to_json(pairs).encode()).hexdigest()
+    keys = sorted(utterance.key for utterance in scored)
+    return hashlib.sha256(to_json(keys).encode()).hexdigest()
