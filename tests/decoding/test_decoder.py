@@ -34,9 +34,7 @@ def test_stream_of_frames_is_decoded_as_the_whole_clip(
     file = tmp_path / "lm.safetensors"
     train_models(file, tokenizer)
     decoder: BeamDecoder | GreedyDecoder = BeamDecoder(
-        tokenizer=tokenizer,
-        language_models=file,
-        attention_rescoring=variant == "rescoring",
+        tokenizer=tokenizer, language_models=file, attention_rescoring=variant == "rescoring"
     )
     attention = None
     if variant == "rescoring":

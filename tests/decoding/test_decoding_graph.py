@@ -19,12 +19,7 @@ from sbkit.decoding.fit import ValidationUtterance, search_weights, used_weights
 from sbkit.lm.kneser_ney import train
 from sbkit.lm.ngram import END, UNKNOWN, Automaton, NgramModel, make_automaton
 from sbkit.text.tokenizer import Tokenizer
-from tests.decoding.by_definition import (
-    CHARACTERS,
-    PIECES,
-    LettersTokenizer,
-    random_matrices,
-)
+from tests.decoding.by_definition import CHARACTERS, PIECES, LettersTokenizer, random_matrices
 from tests.decoding.spoken import char_tokenizer, spoken, train_models, transcribed
 from tests.lm.test_ngram import rows
 

@@ -9,12 +9,7 @@ import pytest
 
 from sbkit.base.errors import SbkitError
 from sbkit.decoding.greedy import Hypothesis
-from sbkit.decoding.hotwords import (
-    LETTER_REWARD,
-    HotwordScorer,
-    read_hotwords,
-    reward_phrases,
-)
+from sbkit.decoding.hotwords import LETTER_REWARD, HotwordScorer, read_hotwords, reward_phrases
 from sbkit.decoding.prefix_beam import PrefixBeamSearch
 from tests.decoding.by_definition import BEAM_OF_16, CHARACTERS, LettersTokenizer
 

@@ -31,10 +31,7 @@ def test_slices_measure_each_value_of_each_column(tmp_path: Path) -> None:
             "ann": {"utterances": 2, "mean": 2.0},
             "bob": {"utterances": 1, "mean": 2.0},
         },
-        "language": {
-            "en": {"utterances": 2, "mean": 1.5},
-            "fr": {"utterances": 2, "mean": 4.5},
-        },
+        "language": {"en": {"utterances": 2, "mean": 1.5}, "fr": {"utterances": 2, "mean": 4.5}},
     }
     interval = {"low": 0.4, "high": None, "unit": "clip"}
     names = ("ann", "=cmd|' /C calc'!A0", "a\x1b[2Jb")  # a formula, and a cleared screen

@@ -5,13 +5,7 @@ from dataclasses import astuple
 
 import pytest
 
-from sbkit.evaluate.wer import (
-    ScoredUtterance,
-    align,
-    count_errors,
-    right_words,
-    total_scores,
-)
+from sbkit.evaluate.wer import ScoredUtterance, align, count_errors, right_words, total_scores
 
 
 @pytest.mark.parametrize(

@@ -38,10 +38,7 @@ def cut(sentence: str) -> list[str]:
     ],
 )
 def test_train_equals_lmplz(
-    name: str,
-    split: Callable[[str], list[str]],
-    lines: list[str],
-    fallback_orders: tuple[int, ...],
+    name: str, split: Callable[[str], list[str]], lines: list[str], fallback_orders: tuple[int, ...]
 ) -> None:
     theirs = read_arpa(DATA / f"{name}.arpa")
     trained = train(map(split, lines), order=theirs.order)
