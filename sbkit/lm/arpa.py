@@ -29,12 +29,10 @@ START = b"\\data\\"  # tools may write anything above it
 
 
 def read_arpa(path: Path) -> NgramModel:
-    """Read a model from an ARPA file.
+    """Read a model from an ARPA file; raise DataError if it is truncated or inconsistent.
 
     A file without `<unk>` gives unknown words no probability: a log10 of -99, as is usual in ARPA
     files. Back-offs of the highest order have no effect and are dropped.
-    Raises DataError if the file is truncated, its numbers of n-grams are wrong, or it has an n-gram
-    whose words are not unigrams or whose prefix is not an n-gram.
     """
     file = ArpaFile(path)
     counts = file.read_counts()
@@ -179,11 +177,8 @@ def write_arpa(model: NgramModel, path: Path) -> None:
 
 
 def _write_lines(texts: list[str], grams: Grams, *, last: bool) -> Iterator[str]:
-    log_probs = (grams.log_probs.astype(np.float64) / LN_10).tolist()
-    if last:
-        pairs = zip(log_probs, texts, strict=True)
-        yield from (f"{log_prob:.9g}\t{text}\n" for log_prob, text in pairs)
-        return
-    backoffs = (grams.backoffs.astype(np.float64) / LN_10).tolist()
+    log_probs, backoffs = (
+        (values.astype(np.float64) / LN_10).tolist() for values in (grams.log_probs, grams.backoffs)
+    )
     for log_prob, text, backoff in zip(log_probs, texts, backoffs, strict=True):
-        yield f"{log_prob:.9g}\t{text}\t{backoff:.9g}\n"
+        yield f"{log_prob:.9g}\t{text}\n" if last else f"{log_prob:.9g}\t{text}\t{backoff:.9g}\n"

@@ -43,22 +43,19 @@ class Trained:
 class Counted:
     """The n-grams of one order, sorted by key.
 
-    prefixes, suffixes: (N,) rows, in the order below, of the n-gram without its last or its first
-    word; frequencies: (N,); counts: (N,) for smoothing, those of lmplz.
+    keys: (N,) as in `Grams`; suffixes: (N,) rows, in the order below, of the n-gram without its
+    first word; counts: (N,) for smoothing, as lmplz defines them.
     """
 
     keys: Int64s
-    prefixes: Int64s
     suffixes: Int64s
-    frequencies: Int64s
     counts: Int64s
 
 
 def train(sentences: Iterable[Sequence[str]], *, order: int) -> Trained:
     """Train a model on sentences of words, which are read once.
 
-    If the discounts of an order cannot be estimated, those of lmplz's ``--discount_fallback`` are
-    used, and ``fallback_orders`` names the order.
+    An order whose discounts cannot be estimated has lmplz's ``--discount_fallback``.
     Raises ConfigError for an order out of range, DataError for a text without words.
 
     >>> trained = train([["call", "me"], ["call", "the", "office"]], order=2)
@@ -73,11 +70,11 @@ def train(sentences: Iterable[Sequence[str]], *, order: int) -> Trained:
     words, ids = read_text(sentences)
     counted = count(ids, len(words), order)
     num_sentences = int((ids == END).sum())
-    discounts = [estimate_discounts(grams.counts) for grams in counted]
-    used = [estimated or FALLBACK_DISCOUNTS for estimated in discounts]
+    estimates = [estimate_discounts(grams.counts) for grams in counted]
+    discounts = [estimate or FALLBACK_DISCOUNTS for estimate in estimates]
     return Trained(
-        model=NgramModel(words, smooth(counted, used)),
-        fallback_orders=tuple(n for n, one in enumerate(discounts, start=1) if one is None),
+        model=NgramModel(words, smooth(counted, discounts)),
+        fallback_orders=tuple(n for n, d in enumerate(estimates, start=1) if d is None),
         num_sentences=num_sentences,
         num_tokens=len(ids) - 2 * num_sentences,
     )
@@ -112,8 +109,7 @@ def count(ids: Int64s, size: int, order: int) -> list[Counted]:
     """Count the n-grams of all orders up to ``order``: ids (T,) of ``size`` words."""
     frequencies = np.bincount(ids, minlength=size)
     frequencies[BEGIN] = 0  # it is never predicted
-    zeros = np.zeros(size, np.int64)
-    counted = [Counted(np.arange(size), zeros, zeros, frequencies, frequencies)]
+    counted = [Counted(np.arange(size), np.zeros(size, np.int64), frequencies)]
     ends = np.arange(len(ids))  # (T',) positions at which an n-gram within one sentence ends
     rows = ids  # (T,) the row of the n-gram that ends there
     begins = np.arange(size) == BEGIN  # (N,) whether an n-gram begins with <s>
@@ -125,8 +121,8 @@ def count(ids: Int64s, size: int, order: int) -> list[Counted]:
         )
         suffixes, lower = rows[ends[first]], counted[-1]
         num_previous = np.bincount(suffixes, minlength=len(lower.keys))  # different words before
-        counted[-1] = replace(lower, counts=np.where(begins, lower.frequencies, num_previous))
-        counted.append(Counted(keys, keys // size, suffixes, frequencies, frequencies))
+        counted[-1] = replace(lower, counts=np.where(begins, lower.counts, num_previous))
+        counted.append(Counted(keys, suffixes, frequencies))
         begins = begins[keys // size]
         rows = np.zeros_like(rows)
         rows[ends] = inverse
@@ -156,13 +152,13 @@ def smooth(counted: Sequence[Counted], discounts: Sequence[tuple[float, ...]]) -
     weights: list[Float32s] = []
     for order, (grams, by_count) in enumerate(zip(counted, discounts, strict=True), start=1):
         discount = np.array(by_count)[np.minimum(grams.counts, 3)]  # (N,)
-        num_contexts = len(lower)
-        totals = np.bincount(grams.prefixes, grams.counts, num_contexts)
-        freed_totals = np.bincount(grams.prefixes, discount, num_contexts)
+        num_contexts, prefixes = len(lower), grams.keys // size  # (N,) rows of the order below
+        totals = np.bincount(prefixes, grams.counts, num_contexts)
+        freed_totals = np.bincount(prefixes, discount, num_contexts)
         backoffs = np.ones(num_contexts)  # 1 for an n-gram that is no context
         np.divide(freed_totals, totals, out=backoffs, where=totals > 0)
-        probs = (grams.counts - discount) / totals[grams.prefixes]
-        probs += backoffs[grams.prefixes] * lower[grams.suffixes]
+        probs = (grams.counts - discount) / totals[prefixes]
+        probs += backoffs[prefixes] * lower[grams.suffixes]
         if order == 1:
             probs[BEGIN] = 1.0  # as in lmplz; it has no effect on scores
         log_probs.append(_log(probs))

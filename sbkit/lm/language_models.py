@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import safetensors.numpy
 from safetensors import SafetensorError
 
+from sbkit.base.arrays import Array
 from sbkit.base.errors import BundleError, ConfigError, DataError, SbkitError
 from sbkit.base.files import read_lines, read_regular, require_writable, write_bytes_atomically
 from sbkit.lm.arpa import START, read_arpa, write_arpa
@@ -29,86 +29,9 @@ from sbkit.lm.ngram import SPECIAL, Grams, NgramModel
 from sbkit.text.normalization import NORMALIZER_VERSION, normalize
 from sbkit.text.tokenizer import SPACE, Tokenizer
 
+WORDS, TOKENS = "words", "tokens"
 MAX_FILE_BYTES = 1 << 33
 FIELDS = ("keys", "log_probs", "backoffs")
-Arrays = Mapping[str, np.ndarray[Any, Any]]
-
-
-def save(models: Mapping[str, NgramModel], file: Path, *, metadata: Mapping[str, str]) -> None:
-    """Write models and their metadata."""
-    arrays: dict[str, np.ndarray[Any, Any]] = {}
-    for name, model in models.items():
-        arrays[f"{name}.words"] = np.frombuffer("\n".join(model.words).encode(), np.uint8)
-        for order, grams in enumerate(model.grams, start=1):
-            arrays |= {
-                f"{name}.{field}_{order}": np.ascontiguousarray(getattr(grams, field))
-                for field in FIELDS
-            }
-    orders = {name: model.order for name, model in models.items()}
-    content = safetensors.numpy.save(arrays, metadata={"orders": json.dumps(orders), **metadata})
-    write_bytes_atomically(file, _sort_metadata(content))
-
-
-def _sort_metadata(content: bytes) -> bytes:
-    """Sort the metadata, whose order safetensors does not fix: equal runs must give equal files."""
-    length = int.from_bytes(content[:8], "little")
-    header = json.loads(content[8 : 8 + length])
-    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # the arrays begin at a multiple of 8
-    return len(text).to_bytes(8, "little") + text + content[8 + length :]
-
-
-def load(file: Path) -> tuple[dict[str, NgramModel], dict[str, str]]:
-    """Read models and their metadata; raise DataError if the file is damaged or of another kind."""
-    content = read_regular(file, max_bytes=MAX_FILE_BYTES, subject="A file of language models")
-    return parse(content, of=file)
-
-
-def parse(content: bytes, *, of: Path) -> tuple[dict[str, NgramModel], dict[str, str]]:
-    """Read models from the bytes of a file; ``of`` names it in an error."""
-    try:
-        arrays = safetensors.numpy.load(content)
-        length = int.from_bytes(content[:8], "little")  # of the header
-        metadata: dict[str, str] = json.loads(content[8 : 8 + length])["__metadata__"]
-        orders = json.loads(metadata["orders"])
-        return {name: _make_model(arrays, name, orders[name]) for name in orders}, metadata
-    except (SafetensorError, ValueError, LookupError, TypeError, RecursionError) as error:
-        raise DataError(
-            f"{of} is not a file of language models, or is damaged ({type(error).__name__}: "
-            f"{error}). Train them again."
-        ) from error
-
-
-def _make_model(arrays: Arrays, name: str, order: int) -> NgramModel:
-    words = tuple(arrays[f"{name}.words"].tobytes().decode().split("\n"))
-    grams = [
-        Grams(*(arrays[f"{name}.{field}_{n}"] for field in FIELDS)) for n in range(1, order + 1)
-    ]
-    if words[: len(SPECIAL)] != SPECIAL or len(grams[0]) != len(words):
-        raise ValueError(f"the words of {name} are not those of its unigrams")
-    num_contexts = 1
-    for n, one in enumerate(grams, start=1):
-        if not _is_valid(one, num_contexts * len(words)):
-            raise ValueError(f"the {n}-grams of {name} are damaged")
-        num_contexts = len(one)
-    return NgramModel(words, tuple(grams))
-
-
-def _is_valid(grams: Grams, size: int) -> bool:
-    """Check that keys increase from 0 to below ``size``, and that log-probabilities are valid."""
-    keys, values = grams.keys, (grams.log_probs, grams.backoffs)
-    return bool(
-        keys.dtype == np.int64
-        and keys.ndim == 1
-        and all(one.dtype == np.float32 and one.shape == keys.shape for one in values)
-        and (np.diff(keys, prepend=-1, append=size) > 0).all()
-        and np.isfinite(values).all()
-        and (grams.log_probs <= 0).all()
-    )
-
-
-WORDS, TOKENS = "words", "tokens"
 MAX_PREAMBLE_LINES = 1000  # above the data of an ARPA file, such as IRSTLM's
 MIN_SPELLED_SHARE = 0.5  # of the letters of a text, or the words of an ARPA file
 TEXT = "The text of a language model"
@@ -120,6 +43,103 @@ class LanguageModels:
 
     words: NgramModel | None
     tokens: NgramModel | None
+
+
+# ---- the file
+
+
+def save(models: Mapping[str, NgramModel], file: Path, *, metadata: Mapping[str, str]) -> None:
+    """Write models and their metadata; equal models and metadata give equal bytes."""
+    arrays: dict[str, Array] = {}
+    for name, model in models.items():
+        arrays[f"{name}.words"] = np.frombuffer("\n".join(model.words).encode(), np.uint8)
+        for order, grams in enumerate(model.grams, start=1):
+            for field in FIELDS:
+                array = np.ascontiguousarray(getattr(grams, field))
+                arrays[f"{name}.{field}_{order}"] = array
+    orders = {name: model.order for name, model in models.items()}
+    content = safetensors.numpy.save(arrays, metadata={"orders": json.dumps(orders), **metadata})
+    # Sort the metadata, whose order safetensors does not fix.
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # the arrays begin at a multiple of 8
+    write_bytes_atomically(file, len(text).to_bytes(8, "little") + text + content[8 + length :])
+
+
+def load(file: Path, content: bytes | None = None) -> tuple[dict[str, NgramModel], dict[str, str]]:
+    """Read models and their metadata; ``content``: the bytes of the file, if known.
+
+    Raises DataError if the file is damaged or of another kind.
+    """
+    if content is None:
+        subject = "A file of language models"
+        content = read_regular(file, max_bytes=MAX_FILE_BYTES, subject=subject)
+    try:
+        arrays = safetensors.numpy.load(content)
+        length = int.from_bytes(content[:8], "little")  # of the header
+        metadata: dict[str, str] = json.loads(content[8 : 8 + length])["__metadata__"]
+        orders = json.loads(metadata["orders"])
+        return {name: _make_model(arrays, name, orders[name]) for name in orders}, metadata
+    except (SafetensorError, ValueError, LookupError, TypeError, RecursionError) as error:
+        raise DataError(
+            f"{file} is not a file of language models, or is damaged ({type(error).__name__}: "
+            f"{error}). Train them again."
+        ) from error
+
+
+def _make_model(arrays: Mapping[str, Array], name: str, order: int) -> NgramModel:
+    words = tuple(arrays[f"{name}.words"].tobytes().decode().split("\n"))
+    orders = tuple(
+        Grams(*(arrays[f"{name}.{field}_{n}"] for field in FIELDS)) for n in range(1, order + 1)
+    )
+    if words[: len(SPECIAL)] != SPECIAL or len(orders[0]) != len(words):
+        raise ValueError(f"the words of {name} do not match its unigrams")
+    num_contexts = 1
+    for n, grams in enumerate(orders, start=1):
+        if not _is_valid(grams, num_contexts * len(words)):
+            raise ValueError(f"the {n}-grams of {name} are damaged")
+        num_contexts = len(grams)
+    return NgramModel(words, orders)
+
+
+def _is_valid(grams: Grams, size: int) -> bool:
+    """Check that keys increase from 0 to below ``size``, and that log-probabilities are valid."""
+    keys, columns = grams.keys, (grams.log_probs, grams.backoffs)
+    return bool(
+        keys.dtype == np.int64
+        and keys.ndim == 1
+        and all(column.dtype == np.float32 and column.shape == keys.shape for column in columns)
+        and (np.diff(keys, prepend=-1, append=size) > 0).all()
+        and np.isfinite(columns).all()
+        and (grams.log_probs <= 0).all()
+    )
+
+
+def load_language_models(
+    file: Path, tokenizer: Tokenizer, content: bytes | None = None
+) -> LanguageModels:
+    """Read the language models of a tokenizer; ``content``: the bytes of the file, if known.
+
+    Raises BundleError if the file belongs to another tokenizer, SbkitError if it cannot be read.
+    """
+    models, metadata = load(file, content)
+    digest = metadata.get("tokenizer")
+    if digest != digest_of(tokenizer):
+        raise BundleError(
+            f"The language models in {file} belong to another tokenizer ({str(digest)[:12]}...). "
+            "Train them again."
+        )
+    return LanguageModels(models.get(WORDS), models.get(TOKENS))
+
+
+def digest_of(tokenizer: Tokenizer) -> str:
+    """Return the SHA-256 of a tokenizer."""
+    return hashlib.sha256(tokenizer.content).hexdigest()
+
+
+# ---- training
 
 
 def ensure_language_models(
@@ -139,8 +159,8 @@ def ensure_language_models(
         orders: of the n-grams of ``WORDS`` and ``TOKENS``, 0 for no model.
         texts: returns the normalized sentences to train on.
         tokenizer: spells the sentences.
-        arpa: an ARPA file that replaces one model: that of tokens if a word of it has a `▁`, else
-            that of words.
+        arpa: an ARPA file that replaces one model: the model of tokens if a word of it has a `▁`,
+            else the model of words.
 
     Raises:
         SbkitError: the ARPA file cannot be read, or has another order or another spelling.
@@ -152,22 +172,26 @@ def ensure_language_models(
     }
     if file.exists() and metadata.items() <= _metadata(file).items():
         return []
-    models: dict[str, NgramModel] = {}
-    messages: list[str] = []
-    if arpa is not None:
-        models = _read_arpa_model(arpa, orders, tokenizer)
-        messages += [f"language model of {name}: {arpa}" for name in models]
+    models = {} if arpa is None else _read_arpa_model(arpa, orders, tokenizer)
+    messages = [f"language model of {name}: {arpa}" for name in models]
     sentences = [text for text in texts() if text.strip()]
     unspelled = _check_spelled(Counter(" ".join(sentences).split()), tokenizer)
-    to_tokens = partial(to_pieces, tokenizer=tokenizer)
+    to_tokens = partial(_to_pieces, tokenizer=tokenizer)
     splits: dict[str, Callable[[str], list[str]]] = {WORDS: str.split, TOKENS: to_tokens}
     for name, split in splits.items():
         if orders[name] and name not in models:
             trained = train(map(split, sentences), order=orders[name])
             models[name] = trained.model
-            messages.append(describe_model(name, orders[name], trained))
+            messages.append(_describe(name, trained))
     save(models, file, metadata=metadata)
     return messages + unspelled
+
+
+def _metadata(file: Path) -> dict[str, str]:
+    try:
+        return load(file)[1]
+    except SbkitError:
+        return {}
 
 
 def replace_language_models(
@@ -183,11 +207,8 @@ def replace_language_models(
     file.unlink(missing_ok=True)
     if is_arpa(text):
         models |= _read_arpa_model(text, orders, tokenizer)
-        save(
-            {name: model for name, model in models.items() if orders[name]},
-            file,
-            metadata={"made_of": text.name, "tokenizer": digest_of(tokenizer)},
-        )
+        kept = {name: model for name, model in models.items() if orders[name]}
+        save(kept, file, metadata={"made_of": text.name, "tokenizer": digest_of(tokenizer)})
         return [f"language model: {text}"]
     return ensure_language_models(
         file,
@@ -198,10 +219,79 @@ def replace_language_models(
     )
 
 
+def train_texts(
+    texts: Sequence[Path], *, order: int, language: str, tokenizer: Path | None, out: Path
+) -> str:
+    """Train a language model on texts, write it as an ARPA file, and return messages about it.
+
+    Args:
+        texts: files with one sentence per line.
+        order: of the n-grams.
+        language: of the normalizer.
+        tokenizer: a run, a bundle or a model file for a model of its tokens; None for words.
+        out: the ARPA file.
+
+    Raises:
+        SbkitError: a text or the tokenizer cannot be read, the tokens do not spell the text, the
+            order is out of range, or nothing can be written to ``out``.
+    """
+    if out.resolve() in map(Path.resolve, texts):
+        raise ConfigError(f"`--out` must be a new file, but {out} is one of the texts.")
+    for file in filter(is_arpa, texts):
+        raise DataError(f"A language model is trained on text, but {file} is an ARPA file.")
+    require_writable(out.parent, option="--out")
+    sentences = chain.from_iterable(read_sentences(file, language) for file in texts)
+    if tokenizer is None:
+        trained = train(map(str.split, sentences), order=order)
+        messages = [_describe(WORDS, trained)]
+    else:
+        file = tokenizer / "tokenizer.model" if tokenizer.is_dir() else tokenizer
+        speller, words = Tokenizer(model_file=file), Counter[str]()
+
+        def pieces() -> Iterator[list[str]]:
+            for text in sentences:
+                words.update(text.split())
+                yield _to_pieces(text, speller)
+
+        trained = train(pieces(), order=order)
+        messages = [_describe(TOKENS, trained), *_check_spelled(words, speller)]
+    write_arpa(trained.model, out)
+    return "\n".join(messages)
+
+
+def read_sentences(file: Path, language: str) -> Iterator[str]:
+    """Yield the normalized sentences of a text; raise DataError if it is not UTF-8."""
+    try:
+        for line in read_lines(file, subject=TEXT):
+            if text := normalize(line.decode("utf-8-sig"), language):
+                yield text
+    except UnicodeDecodeError as error:
+        raise DataError(f"{TEXT} must be UTF-8, but {file} is not ({error}).") from error
+
+
+def _to_pieces(text: str, tokenizer: Tokenizer) -> list[str]:
+    """Return the tokens of a text in their written form, without unknown ones."""
+    unknown = tokenizer.vocabulary.unk
+    return [tokenizer.piece(token) for token in tokenizer.encode(text) if token != unknown]
+
+
+def _describe(name: str, trained: Trained) -> str:
+    line = (
+        f"language model of {name}: {trained.model.order}-grams of {trained.num_tokens} {name} in "
+        f"{trained.num_sentences} sentences, {len(trained.model.words) - len(SPECIAL)} different "
+        "ones"
+    )
+    if trained.fallback_orders:
+        orders = ", ".join(map(str, trained.fallback_orders))
+        line += f" (too little text to estimate discounts of order {orders}: using 0.5, 1 and 1.5)"
+    return line
+
+
 def _check_spelled(words: Counter[str], tokenizer: Tokenizer) -> list[str]:
     """Return a message on the share of words that the tokens cannot spell, if there are any.
 
-    Raises DataError if half of all letters are in no token: the text is in another language.
+    Raises DataError if more than half of all letters are in no token: the text is in another
+    language.
     """
     known_letters = {*"".join(tokenizer.texts)}
     num_missing = {word: sum(letter not in known_letters for letter in word) for word in words}
@@ -209,13 +299,16 @@ def _check_spelled(words: Counter[str], tokenizer: Tokenizer) -> list[str]:
     share = num_unspelled / max(1, words.total())
     message = f"{share:.1%} of its words have letters that no token spells"
     num_letters = sum(len(word) * count for word, count in words.items())
-    missing = sum(num_missing[word] * words[word] for word in words)
+    missing = sum(num_missing[word] * count for word, count in words.items())
     if missing > MIN_SPELLED_SHARE * num_letters:
         raise DataError(
             f"The recognizer's tokens cannot spell this text: {message}. Train the language model "
             "on a text in the letters of the training transcripts."
         )
     return [message] if num_unspelled else []
+
+
+# ---- ARPA files
 
 
 def is_arpa(file: Path) -> bool:
@@ -246,101 +339,3 @@ def _read_arpa_model(
             "Train it on text that is normalized like the transcripts."
         )
     return {name: model}
-
-
-def to_pieces(text: str, tokenizer: Tokenizer) -> list[str]:
-    """Return the tokens of a text in their written form, without unknown ones."""
-    unknown = tokenizer.vocabulary.unk
-    return [tokenizer.piece(token) for token in tokenizer.encode(text) if token != unknown]
-
-
-def describe_model(name: str, order: int, trained: Trained) -> str:
-    """Describe the text of a language model in one line."""
-    num_different = len(trained.model.words) - len(SPECIAL)
-    line = (
-        f"language model of {name}: {order}-grams of {trained.num_tokens} {name} in "
-        f"{trained.num_sentences} sentences, {num_different} different ones"
-    )
-    if trained.fallback_orders:
-        orders = ", ".join(map(str, trained.fallback_orders))
-        line += f" (too little text to estimate discounts of order {orders}: using 0.5, 1 and 1.5)"
-    return line
-
-
-def _metadata(file: Path) -> dict[str, str]:
-    try:
-        return load(file)[1]
-    except SbkitError:
-        return {}
-
-
-def digest_of(tokenizer: Tokenizer) -> str:
-    """Return the SHA-256 of a tokenizer."""
-    return hashlib.sha256(tokenizer.content).hexdigest()
-
-
-def load_language_models(
-    file: Path, tokenizer: Tokenizer, content: bytes | None = None
-) -> LanguageModels:
-    """Read the language models of a tokenizer; ``content``: the bytes of the file, if known.
-
-    Raises BundleError if the file is of another tokenizer, SbkitError if it cannot be read.
-    """
-    models, metadata = load(file) if content is None else parse(content, of=file)
-    digest = metadata.get("tokenizer")
-    if digest != digest_of(tokenizer):
-        raise BundleError(
-            f"The language models in {file} belong to another tokenizer ({str(digest)[:12]}...). "
-            "Train them again."
-        )
-    return LanguageModels(models.get(WORDS), models.get(TOKENS))
-
-
-def read_sentences(file: Path, language: str) -> Iterator[str]:
-    """Yield the normalized sentences of a text; raise DataError if it is not UTF-8."""
-    try:
-        for line in read_lines(file, subject=TEXT):
-            if text := normalize(line.decode("utf-8-sig"), language):
-                yield text
-    except UnicodeDecodeError as error:
-        raise DataError(f"{TEXT} must be UTF-8, but {file} is not ({error}).") from error
-
-
-def train_texts(
-    texts: Sequence[Path], *, order: int, language: str, tokenizer: Path | None, out: Path
-) -> str:
-    """Train a language model on texts, write it as an ARPA file, and return messages about it.
-
-    Args:
-        texts: files with one sentence per line.
-        order: of the n-grams.
-        language: of the normalizer.
-        tokenizer: a run, a bundle or a model file for a model of its tokens; None for words.
-        out: the ARPA file.
-
-    Raises:
-        SbkitError: a text or the tokenizer cannot be read, the tokens do not spell the text, the
-            order is out of range, or nothing can be written to ``out``.
-    """
-    if out.resolve() in map(Path.resolve, texts):
-        raise ConfigError(f"`--out` must be a new file, but {out} is one of the texts.")
-    for file in filter(is_arpa, texts):
-        raise DataError(f"A language model is trained on text, but {file} is an ARPA file.")
-    require_writable(out.parent, option="--out")
-    sentences = chain.from_iterable(read_sentences(file, language) for file in texts)
-    if tokenizer is None:
-        trained = train(map(str.split, sentences), order=order)
-        messages = [describe_model(WORDS, order, trained)]
-    else:
-        file = tokenizer / "tokenizer.model" if tokenizer.is_dir() else tokenizer
-        speller, words = Tokenizer(model_file=file), Counter[str]()
-
-        def pieces() -> Iterator[list[str]]:
-            for text in sentences:
-                words.update(text.split())
-                yield to_pieces(text, speller)
-
-        trained = train(pieces(), order=order)
-        messages = [describe_model(TOKENS, order, trained), *_check_spelled(words, speller)]
-    write_arpa(trained.model, out)
-    return "\n".join(messages)
