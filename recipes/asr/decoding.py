@@ -219,7 +219,7 @@ def _declared_decoder(hparams: Any) -> BeamDecoder | None:
             "in `score` of your own Brain."
         )
     if hparams.ctc_weight == 1:  # the attention decoder is not trained
-        decoder = decoder.without_attention()
+        decoder = decoder.changed(attention_rescoring=False)
     decoder.check_graph()
     return decoder
 

@@ -232,20 +232,20 @@ class BeamDecoder:
 
     # -- copies with changes
 
+    def changed(self, **attributes: object) -> "BeamDecoder":
+        """Return a copy with other attributes."""
+        decoder = copy(self)  # without the searches, by __getstate__
+        vars(decoder).update(attributes)
+        return decoder
+
     def with_weights(self, weights: Weights, *, beam_size: int | None = None) -> "BeamDecoder":
         """Return a copy with other weights, and optionally another beam size."""
-        return self._copy(
+        return self.changed(
             weights=weights,
             needs_tuning=False,
             beam_size=beam_size or self.beam_size,
             language_models=self.language_models,  # loaded before they are copied
         )
-
-    def without_attention(self) -> "BeamDecoder":
-        return self._copy(attention_rescoring=False)
-
-    def with_language_models(self, models: LanguageModels) -> "BeamDecoder":
-        return self._copy(language_models=models)
 
     def with_hotwords(self, phrases: Sequence[str]) -> "BeamDecoder":
         """Return a copy that expects some phrases, which its tokens can spell.
@@ -258,14 +258,8 @@ class BeamDecoder:
                 "hotwords out, or fit another decoder: sbkit tune RUN --decoder beam"
             )
         decoder = self.with_weights(self.weights)
-        decoder.phrases = tuple(phrases)
-        vars(decoder)["_search"] = self._search  # the same without hotwords
-        return decoder
-
-    def _copy(self, **changes: Any) -> "BeamDecoder":
-        decoder = copy(self)  # by __getstate__
-        vars(decoder).update(changes)
-        return decoder
+        # The search without hotwords is the same.
+        return decoder.changed(phrases=tuple(phrases), _search=self._search)
 
     # -- the searches, built when they are needed
 

@@ -416,7 +416,7 @@ def _make_quick(decoder: BeamDecoder) -> BeamDecoder:
     sizes = np.cumsum([len(grams) for grams in words.grams])
     num_orders = max(1, int((sizes <= MAX_TRIAL_NGRAMS).sum()))
     shorter = NgramModel(words.words, words.grams[:num_orders])
-    return decoder.with_language_models(LanguageModels(words=shorter, tokens=None))
+    return decoder.changed(language_models=LanguageModels(words=shorter, tokens=None))
 
 
 def _weights_at(

@@ -111,6 +111,16 @@ def enumerate_paths(log_probs: npt.NDArray[np.float64]) -> dict[tuple[int, ...],
     return {tokens: log(total) for tokens, total in totals.items() if total}
 
 
+def best_alignments(log_probs: npt.NDArray[np.float64]) -> dict[tuple[int, ...], float]:
+    """Return the best of the 4^U alignments of each token sequence."""
+    paths, merged = _paths(len(log_probs))
+    scores = log_probs[np.arange(len(log_probs)), paths].sum(1).tolist()
+    best = dict[tuple[int, ...], float]()
+    for tokens, score in zip(merged, scores, strict=True):
+        best[tokens] = max(best.get(tokens, -inf), score)
+    return best
+
+
 def words_of(tokens: Sequence[int], pieces: Sequence[str]) -> list[str]:
     return "".join(pieces[token] for token in tokens).replace("▁", " ").split()
 

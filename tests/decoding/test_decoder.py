@@ -1,15 +1,50 @@
-"""The beam decoder: hotwords, streaming, and the settings that it refuses."""
+"""Beam decoders: hotwords, streams, rescoring, and pools of processes that decode many clips."""
 
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from sbkit.base.errors import ConfigError
-from sbkit.decoding.decoder import AttentionDecoder, BeamDecoder
+from sbkit.base.errors import ConfigError, SbkitError
+from sbkit.decoding import decoder as decoder_module
+from sbkit.decoding.decoder import (
+    AttentionDecoder,
+    BeamDecoder,
+    CtcDecoder,
+    DecoderInput,
+    DecoderPool,
+    Weights,
+    rescore,
+)
 from sbkit.decoding.greedy import GreedyDecoder
+from sbkit.decoding.prefix_beam import PrefixBeamSearch
+from sbkit.decoding.words import Confidence, WordAligner
+from sbkit.lm.kneser_ney import train
+from sbkit.lm.language_models import LanguageModels
+from sbkit.models.loss import attention_loss
 from sbkit.text.tokenizer import Tokenizer
-from tests.decoding.spoken import char_tokenizer, misheard, spoken, train_models, transcribed
+from tests.decoding.by_definition import SETTINGS, best_of, enumerate_paths, random_matrices
+from tests.decoding.spoken import (
+    TEXTS,
+    char_tokenizer,
+    misheard,
+    spoken,
+    train_models,
+    transcribed,
+)
+from tests.models.test_asr import make_model, sbkit_parts
+from tests.runs import ROOT
+
+STEP = 640  # samples of a frame
 
 
 @pytest.fixture
@@ -17,38 +52,38 @@ def tokenizer(tmp_path: Path) -> Tokenizer:
     return char_tokenizer(tmp_path)
 
 
-def test_hotword_that_is_in_no_text_is_recognized(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    """The utterance is "call lam"; its l sounds a little more like a t."""
+@pytest.fixture
+def beam(tmp_path: Path, tokenizer: Tokenizer) -> BeamDecoder:
     file = tmp_path / "lm.safetensors"
-    train_models(file, tokenizer, tokens=0)
-    plain = BeamDecoder(tokenizer=tokenizer, language_models=file, weights={"token": 0})
-    log_probs = spoken(tokenizer, "call lam", {5: "t"})
+    train_models(file, tokenizer)
+    return BeamDecoder(tokenizer=tokenizer, language_models=file, weights={})
+
+
+def test_hotword_that_is_in_no_text_is_recognized(beam: BeamDecoder) -> None:
+    """The utterance is "call lam"; its l sounds a little more like a t."""
+    plain = beam.with_weights(Weights(token=0))
+    log_probs = spoken(beam.tokenizer, "call lam", {5: "t"})
     assert transcribed(plain.with_hotwords(["lam"]), log_probs) == "call lam"
     assert transcribed(plain, log_probs) != "call lam"
 
 
 @pytest.mark.parametrize("variant", ["greedy", "hotwords", "rescoring"])
-def test_stream_of_frames_is_decoded_as_the_whole_clip(
-    tmp_path: Path, tokenizer: Tokenizer, variant: str
-) -> None:
-    file = tmp_path / "lm.safetensors"
-    train_models(file, tokenizer)
-    decoder: BeamDecoder | GreedyDecoder = BeamDecoder(
-        tokenizer=tokenizer, language_models=file, attention_rescoring=variant == "rescoring"
-    )
-    attention = None
+def test_stream_of_frames_is_decoded_as_the_whole_clip(beam: BeamDecoder, variant: str) -> None:
+    decoder: BeamDecoder | GreedyDecoder = beam
+    attention, vocabulary = None, beam.tokenizer.vocabulary
     if variant == "rescoring":
+        beam.attention_rescoring = True
         attention = AttentionDecoder(
             log_probs=lambda tokens: -np.ones((len(tokens), tokens.shape[1] + 1, 99)), eos=2
         )
         with pytest.raises(TypeError, match="needs the attention decoder"):
-            decoder.nbest(np.zeros((1, tokenizer.vocab_size)))
+            beam.nbest(np.zeros((1, vocabulary.size)))
     elif variant == "hotwords":
-        decoder = decoder.with_hotwords(["lam", "north"])
+        decoder = beam.with_hotwords(["lam", "north"])
     elif variant == "greedy":
-        decoder = GreedyDecoder(vocab_size=tokenizer.vocab_size, blank=tokenizer.vocabulary.blank)
+        decoder = GreedyDecoder(vocab_size=vocabulary.size, blank=vocabulary.blank)
     random = np.random.default_rng(3)
-    for utterance in misheard(tokenizer):
+    for utterance in misheard(beam.tokenizer):
         log_probs, state = utterance.log_probs, decoder.start()
         for part in np.split(log_probs, np.sort(random.integers(0, len(log_probs), 9))):
             state = decoder.advance(state, part)
@@ -70,3 +105,166 @@ def test_stream_of_frames_is_decoded_as_the_whole_clip(
 def test_decoder_refuses_invalid_settings(options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         BeamDecoder(tokenizer=None, language_models="x", **options)  # type: ignore[arg-type]
+
+
+# -- rescoring
+
+
+class RandomDecoder(AttentionDecoder):
+    """An attention decoder of random numbers."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    def score(self, sequences: Sequence[tuple[int, ...]]) -> list[float]:
+        return [np.random.default_rng([self._seed, *tokens]).normal() for tokens in sequences]
+
+
+def test_rescore_of_all_hypotheses_equals_enumeration() -> None:
+    for seed, log_probs in enumerate(random_matrices(30)):
+        attention, ctc_scores = RandomDecoder(seed), enumerate_paths(log_probs)
+        beam = PrefixBeamSearch(settings=SETTINGS).decode(log_probs)
+        scores = {
+            tokens: ctc + 1.5 * attention.score([tokens])[0] for tokens, ctc in ctc_scores.items()
+        }
+        rescored = rescore(beam, attention, 1.5)
+        assert rescored[0].tokens == best_of(scores)
+        ordered = sorted(scores.values(), reverse=True)
+        assert [hypothesis.score for hypothesis in rescored] == pytest.approx(ordered, abs=1e-9)
+        for hypothesis in rescored:
+            parts = hypothesis.ctc_score + hypothesis.attention_score
+            assert hypothesis.score == pytest.approx(parts, abs=1e-9)
+        unweighted = rescore(beam, attention, 0.0)
+        assert [each.tokens for each in unweighted] == [each.tokens for each in beam]
+    assert rescore([], RandomDecoder(0), 1.0) == []
+
+
+@torch.no_grad()
+def test_attention_decoder_scores_texts_as_the_training_loss_does() -> None:
+    torch.manual_seed(0)
+    model = make_model(sbkit_parts())
+    states, lengths = torch.randn(2, 7, 16), torch.tensor([7, 4])
+    tokens, counts = torch.tensor([[4, 5, 6], [8, 0, 0]]), torch.tensor([3, 1])
+    logits = model.decoder_log_probs(tokens, states, lengths)
+    losses = attention_loss(logits, tokens, counts, model.vocabulary.eos, 0.0).sums
+    long, short = (
+        AttentionDecoder(
+            log_probs=partial(model.score_tokens, row[:count]), eos=model.vocabulary.eos
+        )
+        for row, count in zip(states, lengths.tolist(), strict=True)
+    )
+    assert long.score([(4, 5, 6), (8,)])[0] == pytest.approx(-float(losses[0]), abs=1e-5)
+    assert short.score([(8,)]) == [pytest.approx(-float(losses[1]), abs=1e-5)]
+    end = model.score_tokens(states[0], np.zeros((1, 0), np.int64))[0, 0, model.vocabulary.eos]
+    assert long.score([()]) == [pytest.approx(float(end), abs=1e-5)]
+
+
+# -- pools
+
+
+@pytest.fixture
+def decoder(beam: BeamDecoder) -> CtcDecoder:
+    words = WordAligner(tokenizer=beam.tokenizer, samples_per_frame=STEP, sample_rate=16_000)
+    return CtcDecoder(beam.with_hotwords(["norse"]), words)
+
+
+def clips_of(decoder: CtcDecoder) -> list[DecoderInput]:
+    rows = [spoken(decoder.aligner.tokenizer, text, {}) for text in TEXTS]
+    return [
+        DecoderInput(log_probs=row, samples=len(row) * STEP, start=10.0 * index)
+        for index, row in enumerate(rows)
+    ]
+
+
+@pytest.fixture
+def always_pooled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoder_module, "MIN_FRAMES_FOR_POOL", 0)
+
+
+def test_pool_of_processes_equals_one_process(
+    decoder: CtcDecoder, always_pooled: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clips = clips_of(decoder)
+    bad = DecoderInput(log_probs=np.full((3, 99), np.nan), samples=3 * STEP, start=0)
+    pool = DecoderPool(decoder, processes=2)
+    results = pool.decode(clips, times=True)
+    assert pool._processes is not None
+    assert pool.decode(clips[:2], times=True) == results[:2]
+    with pytest.raises(SbkitError, match="99 columns"):
+        pool.decode([bad], times=True)
+    pool.close()
+    monkeypatch.setattr(decoder_module, "MIN_FRAMES_FOR_POOL", 1 << 30)
+    unused = DecoderPool(decoder, processes=2)
+    assert unused.decode(clips, times=True) == results
+    assert unused._processes is None
+    assert [result.text for result in results] == TEXTS
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_phrases_of_a_clip_bias_only_that_clip(
+    beam: BeamDecoder, decoder: CtcDecoder, always_pooled: None, processes: int
+) -> None:
+    """A request with a prompt had processes of its own."""
+    judged = replace(decoder.aligner, confidence=Confidence(0.0, {"posterior": 1.0}))
+    log_probs = spoken(beam.tokenizer, "the forth is cold", {4: "n"})
+    clip = DecoderInput(log_probs=log_probs, samples=len(log_probs) * STEP)
+    clips = [clip, replace(clip, phrases=("forth",)), clip]
+    pool = DecoderPool(CtcDecoder(beam, judged), processes=processes)
+    plain, expected, again = pool.decode(clips, times=True)
+    assert (pool._processes is None) == (processes == 1)
+    pool.close()
+    assert plain == again
+    assert (plain.text, expected.text) == ("the north is cold", "the forth is cold")
+    has_confidence = [word.confidence is not None for word in expected.words]
+    assert has_confidence == [True, False, True, True]
+
+
+def test_pool_reports_a_killed_process(decoder: CtcDecoder, always_pooled: None) -> None:
+    many, clips = DecoderPool(decoder, processes=2), clips_of(decoder)
+    many.decode(clips, times=True)
+    assert many._processes is not None
+    os.kill(next(iter(many._processes._processes)), signal.SIGKILL)
+    with pytest.raises(SbkitError, match="decoding processes was killed"):
+        for _ in range(1000):
+            many.decode(clips, times=True)
+    assert len(many.decode(clips, times=True)) == len(TEXTS)
+    many.close()
+
+
+NEVER_CLOSED = """
+import builtins
+import pickle
+import sys
+from pathlib import Path
+from sbkit.decoding import decoder as decoder_module
+decoder_module.MIN_FRAMES_FOR_POOL = 0
+decoder, clips = pickle.loads(Path(sys.argv[1]).read_bytes())
+many = builtins.many = decoder_module.DecoderPool(decoder, processes=2)  # there until the very end
+print(len(many.decode(clips, times=False)))
+"""
+
+
+def test_pool_needs_no_main_block_and_need_not_be_closed(
+    decoder: CtcDecoder, tmp_path: Path
+) -> None:
+    (tmp_path / "script.py").write_text(NEVER_CLOSED)
+    (tmp_path / "reader").write_bytes(pickle.dumps((decoder, clips_of(decoder))))
+    done = subprocess.run(
+        [sys.executable, "-W", "error", tmp_path / "script.py", tmp_path / "reader"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == (f"{len(TEXTS)}\n", "")
+
+
+def test_decoder_with_sentences_as_words_is_pickled(beam: BeamDecoder) -> None:
+    """A language without spaces has sentences as words, whose trees are deep."""
+    sentence = "callthenorthoffice" * 50
+    models = LanguageModels(train([[sentence]], order=1).model, None)
+    long = beam.changed(language_models=models).with_hotwords([sentence])
+    log_probs = spoken(beam.tokenizer, TEXTS[0], {})
+    expected = long.nbest(log_probs)
+    assert pickle.loads(pickle.dumps(long)).nbest(log_probs) == expected

@@ -2,12 +2,11 @@
 
 import sys
 from collections.abc import Iterator, Sequence
-from itertools import groupby, pairwise, product
+from itertools import pairwise, product
 from math import inf
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from recipes.asr.data import prepare_language_models
@@ -19,7 +18,14 @@ from sbkit.decoding.fit import ValidationUtterance, search_weights, used_weights
 from sbkit.lm.kneser_ney import train
 from sbkit.lm.ngram import END, UNKNOWN, Automaton, NgramModel, make_automaton
 from sbkit.text.tokenizer import Tokenizer
-from tests.decoding.by_definition import CHARACTERS, PIECES, LettersTokenizer, random_matrices
+from tests.decoding.by_definition import (
+    CHARACTERS,
+    PIECES,
+    LettersTokenizer,
+    best_alignments,
+    best_of,
+    random_matrices,
+)
 from tests.decoding.spoken import char_tokenizer, spoken, train_models, transcribed
 from tests.lm.test_ngram import rows
 
@@ -92,48 +98,30 @@ class Walks:
     """The ways of a sentence through an automaton, which may back off anywhere."""
 
     def __init__(self, automaton: Automaton, *, forgets_start: bool = True) -> None:
-        self._start, self._said, self._ends = (
-            automaton.start,
-            rows(automaton.words),
-            rows(automaton.ends),
-        )
+        self._start = automaton.start
+        self._said, self._ends = rows(automaton.words), rows(automaton.ends)
         self._backoffs = {source: to for (source, _), to in rows(automaton.backoffs).items()}
         if not forgets_start:
             del self._backoffs[automaton.start]
 
-    def best(self, words: Sequence[int]) -> float:
-        """Return the best score of a sentence."""
-        return self._best(self._start, words)
-
-    def _best(self, state: int, words: Sequence[int]) -> float:
-        best = -inf
+    def best(self, words: Sequence[int], state: int | None = None) -> float:
+        """Return the best score of the rest of a sentence after a state."""
+        state, best = self._start if state is None else state, -inf
         if not words and (state, END) in self._ends:
             best = self._ends[state, END][1]
         elif words and (state, words[0]) in self._said:
             target, weight = self._said[state, words[0]]
-            best = weight + self._best(target, words[1:])
+            best = weight + self.best(words[1:], target)
         if state in self._backoffs:
             target, weight = self._backoffs[state]
-            best = max(best, weight + self._best(target, words))
+            best = max(best, weight + self.best(words, target))
         return best
-
-
-def best_alignments(log_probs: npt.NDArray[np.float64]) -> dict[tuple[int, ...], float]:
-    """Return the best of the 4^U alignments of each token sequence."""
-    scores = dict[tuple[int, ...], float]()
-    for path in product(range(4), repeat=len(log_probs)):
-        tokens = tuple(token for token, _ in groupby(path) if token)
-        score = float(sum(row[token] for row, token in zip(log_probs, path, strict=True)))
-        scores[tokens] = max(scores.get(tokens, -inf), score)
-    return scores
 
 
 @pytest.mark.parametrize("pieces", [CHARACTERS, PIECES])
 def test_decoder_finds_the_best_path_by_definition(pieces: Sequence[str]) -> None:
-    model, how = (
-        train((text.split() for text in SENTENCES), order=3).model,
-        LettersTokenizer(pieces),
-    )
+    how = LettersTokenizer(pieces)
+    model = train((text.split() for text in SENTENCES), order=3).model
     graph = make_graph(words=model, tokenizer=how, blank=0, **WEIGHTS)
     decoder = GraphDecoder(graph=graph, vocab_size=4, blank=0)
     definition, compared = ByDefinition(model, how), 0
@@ -147,13 +135,12 @@ def test_decoder_finds_the_best_path_by_definition(pieces: Sequence[str]) -> Non
         if best == -inf:
             continue
         compared += 1
-        assert hypothesis.score == pytest.approx(
-            best, abs=0.01
-        )  # weights are rounded to a thousandth
+        # Weights are rounded to a thousandth.
+        assert hypothesis.score == pytest.approx(best, abs=0.01)
         assert scores[hypothesis.tokens] == pytest.approx(best, abs=0.02)
         assert hypothesis.score == hypothesis.ctc_score + hypothesis.lm_score
         if second < best - 0.02:
-            assert hypothesis.tokens == max(scores, key=scores.__getitem__)
+            assert hypothesis.tokens == best_of(scores)
     assert compared > 25
 
 
@@ -177,11 +164,8 @@ def test_decoder_corrects_words_by_the_language_model(tmp_path: Path, tokenizer:
     for text in TEXTS[:3]:
         log_probs = spoken(tokenizer, text, {3: "s", 8: "m"})
         assert transcribed(decoder, log_probs) == text
-    assert (
-        transcribed(decoder, spoken(tokenizer, "call dan in the north", {}))
-        == "call dan in the north"
-    )
-    assert transcribed(decoder, spoken(tokenizer, "dan is cold", {})) == "dan is cold"
+    for text in ("call dan in the north", "dan is cold"):
+        assert transcribed(decoder, spoken(tokenizer, text, {})) == text
     (nothing,) = decoder.nbest(np.zeros((0, tokenizer.vocab_size)))
     assert (nothing.tokens, nothing.score, nothing.lm_score) == ((), 0.0, 0.0)
 

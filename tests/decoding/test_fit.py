@@ -1,4 +1,4 @@
-"""A decoder's weights are chosen on a sample of the validation sets, or keep their defaults."""
+"""Weights are chosen on a sample of the validation sets; confidences are calibrated or absent."""
 
 from pathlib import Path
 
@@ -9,15 +9,17 @@ from sbkit.decoding import fit
 from sbkit.decoding.decoder import MAX_CANDIDATES, BeamDecoder, Weights
 from sbkit.decoding.fit import (
     FittedWeights,
+    LabeledWords,
     ValidationUtterance,
     count_all_errors,
+    fit_confidence,
     fit_decoder,
     fit_weights,
     sample_utterances,
     search_weights,
     used_weights,
 )
-from sbkit.decoding.words import WordAligner
+from sbkit.decoding.words import Confidence, WordAligner
 from sbkit.evaluate.wer import Scores
 from sbkit.text.tokenizer import Tokenizer
 from tests.decoding.spoken import char_tokenizer, misheard, train_models
@@ -154,3 +156,61 @@ def test_ranks_that_share_a_set_choose_the_weights_of_the_whole_set(
     monkeypatch.setattr(fit, "gather_over_ranks", gather)
     search_weights(decoder, utterances[1::2])
     assert search_weights(decoder, utterances[::2]).weights == whole.weights
+
+
+# -- confidences
+
+
+def labeled_words(count: int, *, informed: bool = True, words: int = 4) -> list[LabeledWords]:
+    """Draw words whose log odds are twice their posterior, or whose features tell nothing."""
+    random = np.random.default_rng(1)
+    labeled = []
+    for place in range(count):
+        posterior = random.standard_normal(words)
+        odds = 2 * posterior if informed else 0 * posterior
+        right = random.random(words) < 1 / (1 + np.exp(-odds))
+        features = {
+            "entropy": random.uniform(0, 1, words),
+            "posterior": posterior,
+            "length": np.zeros(words),
+            "agreement": np.ones(words),
+        }
+        labeled.append(LabeledWords(f"utterance {place}", features, right.tolist()))
+    return labeled
+
+
+def test_fitted_confidence_is_calibrated_on_other_words() -> None:
+    fitted = fit_confidence(labeled_words(500))
+    assert fitted.confidence is not None
+    assert fitted.calibration is not None
+    assert fitted.calibration.ECE < 0.04
+    assert fitted.calibration.NCE is not None
+    assert fitted.calibration.NCE > 0.25
+    assert set(fitted.confidence.weights) == {"entropy", "posterior"}  # the others never change
+    assert fitted.confidence.weights["posterior"] == pytest.approx(2, abs=0.2)
+    assert fitted.plain()["weights"] == fitted.confidence.plain()
+    assert Confidence.of(fitted.plain()["weights"]) == fitted.confidence
+
+
+def test_fitted_confidence_does_not_depend_on_the_order() -> None:
+    labeled = labeled_words(60)
+    assert fit_confidence(labeled[1::2] + labeled[::2]).plain() == fit_confidence(labeled).plain()
+
+
+def test_too_few_words_give_no_confidence() -> None:
+    fitted = fit_confidence(labeled_words(8))
+    assert fitted.confidence is None
+    assert fitted.plain()["weights"] is None
+    assert "at least 20 right and 20 wrong words" in str(fitted)
+    assert fit_confidence([]).confidence is None
+    (one,) = labeled_words(1, words=100)
+    assert "fitting needs two utterances" in str(fit_confidence([one]))
+
+
+def test_uninformative_features_give_no_confidence() -> None:
+    fitted = fit_confidence(labeled_words(40, informed=False))
+    assert fitted.confidence is None
+    assert fitted.calibration is not None
+    assert fitted.calibration.NCE is not None
+    assert fitted.calibration.NCE <= 0
+    assert str(fitted).startswith("none, because it predicts words it was not fitted to too badly")

@@ -1,0 +1,186 @@
+"""Words have the frames of the best alignment, reach into pauses, and have features."""
+
+from collections.abc import Sequence
+from math import inf
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sbkit.base.arrays import Float64s
+from sbkit.base.errors import SbkitError
+from sbkit.decoding.fit import label_words
+from sbkit.decoding.greedy import Hypothesis
+from sbkit.decoding.words import (
+    Confidence,
+    TimedToken,
+    TimedWord,
+    WordAligner,
+    WordOffsets,
+    agreement,
+    align,
+    features_of_audio,
+    features_of_language,
+    frames_needed,
+    time_words,
+)
+from sbkit.lm.kneser_ney import train
+from sbkit.text.tokenizer import Tokenizer
+from tests.decoding.by_definition import best_alignments, random_matrices
+from tests.decoding.spoken import char_tokenizer, spoken
+
+STEP = 10  # samples of a frame
+
+
+# -- times
+
+
+@pytest.mark.parametrize("tokens", [[1], [1, 1], [1, 2, 1], [3, 3], [2, 3, 1, 2]])
+def test_align_finds_the_best_of_all_paths(tokens: list[int]) -> None:
+    num_aligned = 0
+    for log_probs in random_matrices(60):
+        best = best_alignments(log_probs).get(tuple(tokens), -inf)
+        if best == -inf:
+            continue
+        num_aligned += 1
+        assert frames_needed(np.array(tokens), np.array([len(tokens)]))[0] <= len(log_probs)
+        path = np.zeros(len(log_probs), np.int64)
+        for token, (first, end) in zip(tokens, align(log_probs, tokens, blank=0), strict=True):
+            path[first:end] = token
+        assert log_probs[np.arange(len(path)), path].sum() == pytest.approx(best, abs=1e-9)
+    assert num_aligned > 10
+
+
+def test_time_words_takes_the_frames_of_the_tokens() -> None:
+    """Frames of "a b", silence, space, "ab": words from their first token to their last."""
+    path = [0, 1, 2, 0, 3, 0, 0, 1, 1, 0, 2, 0]
+    log_probs = np.log(np.full((len(path), 4), 0.01) + 0.96 * np.eye(4)[path])
+    pieces = ["<blank>", "a", "b", "▁"]
+    words = time_words(log_probs, [1, 2, 3, 1, 2], pieces=pieces, blank=0)
+    assert [(word.text, word.first, word.end) for word in words] == [("ab", 1, 3), ("ab", 7, 11)]
+    assert words[0].tokens == (TimedToken(1, 1, 2), TimedToken(2, 2, 3))
+    assert time_words(log_probs, [], pieces=pieces, blank=0) == []
+    words = time_words(log_probs, [1, 2, 3, 1], pieces=["<blank>", "▁ab", "c", "▁"], blank=0)
+    assert [word.text for word in words] == ["abc", "ab"]
+    assert [word.token for word in words[0].tokens] == [1, 2]
+
+
+@pytest.mark.parametrize(("frames", "tokens"), [(0, [1]), (2, [1, 2, 3]), (2, [1, 1])])
+def test_align_refuses_a_text_with_too_few_frames(frames: int, tokens: list[int]) -> None:
+    message = f"{len(tokens)} tokens cannot be aligned with {frames} frames"
+    with pytest.raises(SbkitError, match=message):
+        align(np.zeros((frames, 4)) - 1.4, tokens, blank=0)
+
+
+def place(
+    spans: Sequence[tuple[int, int]], *, start: float, end: float, samples: int = 1000
+) -> Any:
+    words = [TimedWord("a", (TimedToken(1, *span),)) for span in spans]
+    return WordOffsets(start, end).place(words, samples=samples, step=STEP)
+
+
+def test_place_moves_words_into_pauses_and_keeps_them_in_the_clip() -> None:
+    assert place([(20, 25), (60, 61)], start=-1.5, end=3.25) == [(185, 282), (585, 642)]
+    # Without a pause, words meet in the middle of their tokens.
+    assert place([(20, 25), (28, 30)], start=-1.0, end=3.0) == [(190, 265), (265, 330)]
+    # A front-end that pads makes frames that end after the audio.
+    assert place([(0, 98)], start=-1.0, end=3.0) == [(0, 1000)]
+    assert place([(0, 2)], start=0, end=0, samples=17) == [(0, 17)]
+    assert place([], start=-1.0, end=3.0) == []
+
+
+def test_words_follow_each_other_whatever_the_offsets() -> None:
+    random = np.random.default_rng(0)
+    for _ in range(300):
+        cuts = np.sort(random.choice(60, 2 * random.integers(1, 9), replace=False))
+        start, end = random.uniform(-25, 25, 2).tolist()
+        bounds = np.ravel(place(cuts.reshape(-1, 2).tolist(), start=start, end=end, samples=600))
+        assert (np.diff(bounds) >= 0).all()
+        assert bounds.min() >= 0 and bounds.max() <= 600
+
+
+# -- features
+
+
+def word(text: str, *tokens: tuple[int, int, int]) -> TimedWord:
+    return TimedWord(text, tuple(TimedToken(*token) for token in tokens))
+
+
+def frames(*rows: Sequence[float]) -> Float64s:
+    return np.log(np.array(rows) / np.sum(rows, axis=1, keepdims=True))
+
+
+def test_entropy_is_0_for_a_certain_word_and_1_for_a_guess() -> None:
+    sure, guess = [1e-9, 1, 1e-9, 1e-9], [1, 1, 1, 1]
+    words = [word("a", (1, 0, 2)), word("b", (2, 2, 3))]
+    features = features_of_audio(frames(sure, sure, guess), words)
+    assert features["entropy"].tolist() == pytest.approx([0, 1], abs=0.01)
+    odds = [np.log(1 / 0.001), np.log(0.25 / 0.75)]
+    assert features["posterior"].tolist() == pytest.approx(odds, abs=0.01)
+
+
+def test_posterior_is_that_of_the_weakest_token_at_its_best_frame() -> None:
+    log_probs = frames([1, 8, 1, 1], [6, 2, 1, 1], [1, 3, 6, 2])
+    (posterior,) = features_of_audio(log_probs, [word("ab", (1, 0, 2), (2, 2, 3))])["posterior"]
+    assert posterior == pytest.approx(np.log(0.5 / 0.5), abs=0.01)
+    longer = features_of_audio(log_probs, [word("abc", (1, 0, 2))])
+    assert longer["length"].tolist() == [np.log(3)]
+
+
+def test_agreement_is_the_share_of_the_beam_that_has_the_word() -> None:
+    best = ["the", "north", "office"]
+    beam = [best, ["the", "nor", "office"], ["a", "the", "north"], ["the", "nor", "office"]]
+    for score in (0, -2000):  # of a long clip
+        shares = agreement(best, beam, (np.log([4, 2, 1, 1]) + score).tolist())
+        assert shares.tolist() == pytest.approx([1, 5 / 8, 7 / 8])
+    assert agreement(best, [best], [-900.0]).tolist() == [1, 1, 1]
+    assert agreement(best, [], []).tolist() == [1, 1, 1]  # of a decoder without a beam
+
+
+def test_features_of_language_depend_on_the_history() -> None:
+    lm = train([["call", "the", "office"]] * 3 + [["call", "me"]], order=2).model
+    features = features_of_language(lm, ["call", "zebra", "the"])
+    assert features["known"].tolist() == [1, 0, 1]
+    assert features["lm"][0] == lm.score(lm.start, lm.id_of("call"))[0]
+    after = features_of_language(lm, ["call", "the"])["lm"][1]
+    assert after > features["lm"][2]  # what stands before counts
+
+
+# -- words with times and confidences
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return char_tokenizer(tmp_path_factory.mktemp("tokenizer"), ["call the office", "cold norm"])
+
+
+def test_aligner_gives_an_unclear_word_a_lower_confidence(tokenizer: Tokenizer) -> None:
+    log_probs = spoken(tokenizer, "call the office", {5: "c"})
+    aligner = WordAligner(
+        tokenizer=tokenizer,
+        samples_per_frame=640,
+        sample_rate=16_000,
+        offsets=WordOffsets(0.0, 0.0),
+        confidence=Confidence(0.0, {"posterior": 1.0}),
+        unjudged=frozenset({"office"}),
+    )
+    tokens = tokenizer.encode("call the office")
+    call, the, office = aligner.align(log_probs, tokens, samples=640 * len(log_probs))
+    assert [call.text, the.text, office.text] == ["call", "the", "office"]
+    assert (call.start, call.end) == (0.0, pytest.approx(7 * 0.04))
+    assert call.confidence is not None and the.confidence is not None
+    assert the.confidence < 0.5 < 0.99 < call.confidence <= 0.999
+    assert office.confidence is None and "confidence" not in office.plain()
+    assert aligner.align(log_probs[:0], [], samples=0) == ()
+
+
+def test_label_words_compares_features_with_the_reference(tokenizer: Tokenizer) -> None:
+    texts = ("call the norm", "cold the norm")
+    tokens, other = (tuple(tokenizer.encode(text)) for text in texts)
+    beam = [Hypothesis(tokens=ids, score=0, ctc_score=0) for ids in (tokens, other)]
+    aligner = WordAligner(tokenizer=tokenizer, samples_per_frame=640, sample_rate=16_000)
+    words = aligner.extract_features(spoken(tokenizer, texts[0], {}), tokens, beam)
+    labeled = label_words(words, "call norm")
+    assert labeled.right == [True, False, True]
+    assert labeled.features["agreement"].tolist() == [0.5, 1.0, 1.0]
+    assert "known" not in labeled.features  # there is no language model
