@@ -163,12 +163,12 @@ class MelProducts:
         ends = np.arange(rows // 2 + 1)
         turns = np.exp(-2j * np.pi * np.outer(ends, np.arange(len(self._window))) / rows)
         row_parts = np.stack([turns.real, turns.imag], 1)
-        self._of_rows = torch.from_numpy(row_parts.reshape(2 * len(ends), -1))  # (2K, Q)
+        self._row_transform = torch.from_numpy(row_parts.reshape(2 * len(ends), -1))  # (2K, Q)
         bins = ends[:, None] + rows * np.arange(row)  # (K, P)
         turns = np.exp(-2j * np.pi * bins[:, None] * np.arange(row)[:, None] / size)  # (K, P, P)
         parts = np.stack([turns, 1j * turns], 1)
         columns = np.stack([parts.real, parts.imag], -1)  # (K, 2, P, P, 2) -> (K, 2P, 2P)
-        self._of_columns = torch.from_numpy(columns.reshape(len(ends), 2 * row, 2 * row))
+        self._column_transform = torch.from_numpy(columns.reshape(len(ends), 2 * row, 2 * row))
         filters = mel_filters(n_mels, sample_rate, cpu).numpy()[::2]
         self._filters = torch.from_numpy(_reorder(filters, np.minimum(bins, size - bins)))
 
@@ -186,9 +186,9 @@ class MelProducts:
         windows = rows.index_select(1, row_index).reshape(-1, frames, count, row)  # (B, T, Q, P)
         windows = windows - ((1 - PREEMPHASIS) * means)[..., None, None]
         windows = windows * self._window
-        spectra = torch.matmul(self._of_rows, windows)  # (B, T, 2K, P)
-        spectra = spectra.reshape(-1, len(self._of_columns), 2 * row).transpose(0, 1)
-        spectra = torch.matmul(spectra, self._of_columns)  # (K, B * T, 2P)
+        spectra = torch.matmul(self._row_transform, windows)  # (B, T, 2K, P)
+        spectra = spectra.reshape(-1, len(self._column_transform), 2 * row).transpose(0, 1)
+        spectra = torch.matmul(spectra, self._column_transform)  # (K, B * T, 2P)
         squares = spectra.float().square().transpose(0, 1)  # (B * T, K, 2P)
         return squares.reshape(audio.shape[0], -1, len(self._filters)) @ self._filters
 

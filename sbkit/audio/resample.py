@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Signal = npt.NDArray[np.float32]  # (S,)
 END: Signal = np.empty(0, np.float32)
 
-# The kernel is that of torchaudio's Resample.
+# torchaudio's Resample has the same kernel.
 ZERO_CROSSINGS = 6  # the windowed sinc has as many on each side
 ROLLOFF = 0.99  # its cutoff, as a share of the lower Nyquist frequency
 MAX_FRAMES = 1 << 16  # frames convolved at a time: 11 MB from 48 kHz to 16 kHz

@@ -1,4 +1,4 @@
-"""A classifier of utterances: (encoder of audio) -> pooling -> label_lin.
+"""A classifier of utterances: encoder -> pooling -> label_lin.
 
 Legend: B utterances, S samples, U frames of the encoder, D model width, V classes.
 """
@@ -21,7 +21,7 @@ POOLING_SIGNATURE = "forward(x, lengths) -> y, with x (B, U, D), lengths (B,) an
 
 
 class UtteranceClassifier(AcousticModel):
-    """A classifier as one model; each utterance has one label."""
+    """Score one of several classes for each utterance."""
 
     def __init__(
         self,
@@ -41,8 +41,8 @@ class UtteranceClassifier(AcousticModel):
             encoder=make_encoder({**parts, "CNN": CNN, "Transformer": Transformer}),
             heads={"pooling": pooling, "label_lin": label_lin},
         )
-        takes = lengths_argument(pooling.forward, part="pooling", signatures=POOLING_SIGNATURE)
-        if takes[1] is not absolute:
+        _, form = lengths_argument(pooling.forward, part="pooling", signatures=POOLING_SIGNATURE)
+        if form is not absolute:
             raise_signature_error("pooling", POOLING_SIGNATURE, "its forward takes no `lengths`")
         outputs = head_size(label_lin)
         if outputs != classes:

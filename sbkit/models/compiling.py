@@ -17,9 +17,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from sbkit.base.torch_internals import leave_uncompiled, set_recompile_limit
 
 logger = logging.getLogger(__name__)
-OPTIONS = {"fallback_random": True}
-# Variants of one function, beyond which torch runs it uncompiled. Its default of 8 is too few for
-# training, validation, two precisions, and sizes of one, which it compiles separately.
+# torch runs a function with more variants uncompiled. Its default of 8 is too few for training,
+# validation, two precisions, and sizes of one, which it compiles separately.
 MAX_VARIANTS = 64
 
 
@@ -32,9 +31,12 @@ def compile_blocks(modules: Iterable[nn.Module], device: torch.device) -> Counte
     blocks = [block for part in chain.from_iterable(lists) for block in find_blocks(part)]
     set_recompile_limit(MAX_VARIANTS)
     if device.type == "cpu":
-        _leave_attention_uncompiled()
+        # torch 2.11 compiles the strides of the first batch into the gradient of its attention, so
+        # the second batch fails. It warns of code that it cannot compile.
+        warnings.filterwarnings("ignore", ".*builtin .torch._C._nn.scaled_dot_product_attention")
+        leave_uncompiled(scaled_dot_product_attention)
     for block in blocks:
-        block.compile(dynamic=True, options=OPTIONS)
+        block.compile(dynamic=True, options={"fallback_random": True})
     counts = Counter(type(block).__name__ for block in blocks if not _is_torchs(block))
     logger.info(f"compiling {', '.join(f'{n} {name}' for name, n in counts.items()) or 'nothing'}")
     return counts
@@ -43,16 +45,6 @@ def compile_blocks(modules: Iterable[nn.Module], device: torch.device) -> Counte
 def _is_torchs(block: nn.Module) -> bool:
     """Return whether a block has only modules of torch, which are not worth compiling."""
     return all(type(m).__module__.startswith("torch.") for m in block.modules())
-
-
-def _leave_attention_uncompiled() -> None:
-    """Call PyTorch's attention kernel from compiled code as it is.
-
-    torch 2.11 compiles the strides of the first batch into its gradient on the CPU, so the second
-    batch fails. It warns of code that it cannot compile.
-    """
-    warnings.filterwarnings("ignore", ".*builtin .torch._C._nn.scaled_dot_product_attention")
-    leave_uncompiled(scaled_dot_product_attention)
 
 
 def find_blocks(part: nn.Module) -> Iterator[nn.Module]:
