@@ -19,11 +19,11 @@ def scores(batch: int, frames: int, size: int) -> Tensor:
 
 def over_all_paths(log_probs: Tensor, tokens: list[int]) -> float:
     """Sum the probability of every path that spells the tokens: (U, V) -> -log."""
-    total = 0.0
+    likelihood = 0.0
     for path in product(range(log_probs.shape[1]), repeat=log_probs.shape[0]):
         if [token for token, _ in groupby(path) if token != BLANK] == tokens:
-            total += float(sum(log_probs[n, token] for n, token in enumerate(path)).exp())
-    return -float(torch.tensor(total).log())
+            likelihood += float(sum(log_probs[n, token] for n, token in enumerate(path)).exp())
+    return -float(torch.tensor(likelihood).log())
 
 
 @pytest.mark.parametrize("labels", [[], [1], [1, 2], [1, 1], [2, 1, 2], [1, 1, 2]])
@@ -59,10 +59,10 @@ def test_ctc_excludes_utterances_without_an_alignment() -> None:
 
 def by_hand(logits: Tensor, tokens: list[int], smoothing: float) -> Tensor:
     """Sum the cross entropies of the tokens and the end: (L + 1, V) -> ()."""
-    total = torch.zeros(())
+    loss = torch.zeros(())
     for row, token in zip(logits.log_softmax(-1), [*tokens, EOS], strict=False):
-        total = total - (1 - smoothing) * row[token] - smoothing * row.mean()
-    return total
+        loss = loss - (1 - smoothing) * row[token] - smoothing * row.mean()
+    return loss
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])

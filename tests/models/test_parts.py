@@ -215,5 +215,5 @@ def test_find_subsampling_finds_any_constant_stride(stride: int, offset: int) ->
     def count(length: int) -> int:
         return (length + offset) // stride
 
-    found = find_subsampling(count, part="CNN", unit="samples", shortest=100)
-    assert found == Subsampling(stride, offset)
+    measured = find_subsampling(count, part="CNN", unit="samples", shortest=100)
+    assert measured == Subsampling(stride, offset)
