@@ -313,7 +313,7 @@ def test_decode_refuses_invalid_codes(name: str, codec: Codec) -> None:
 
 
 def test_encode_refuses_non_finite_audio(codec: Codec) -> None:
-    with pytest.raises(SbkitError, match="reach nan"):
+    with pytest.raises(SbkitError, match="reaches nan"):
         codec.encode(np.array([0.0, np.nan]), RATE)
 
 
