@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import soundfile
 import torch
@@ -121,9 +120,9 @@ def test_load_bundle_parses_the_bytes_that_were_hashed(
 class Classifier:
     """Stands in for the model of utterance classification."""
 
-    def probabilities(self, clips: Sequence[Samples]) -> npt.NDArray[np.float32]:
+    def predict(self, clips: Sequence[Samples]) -> torch.Tensor:
         quiet = [int(np.abs(clip.astype(float)).mean() < 100) for clip in clips]
-        return (0.25 + 0.5 * np.eye(2)[quiet]).astype(np.float32)
+        return (0.25 + 0.5 * torch.eye(2)[quiet]).log()
 
 
 def test_classify_files_gives_a_label_and_its_probability(
