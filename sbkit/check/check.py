@@ -91,7 +91,6 @@ def summary(findings: Sequence[Finding]) -> str:
 
 
 def _run(check: Check, planned: PlannedRun) -> Iterator[Finding]:
-    """Run a check. If it raises, that is a finding, too."""
     name = check.__name__.removeprefix("check_")
     try:
         for finding in check(planned):

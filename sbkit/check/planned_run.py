@@ -29,6 +29,7 @@ from sbkit.train.recipe import Recipe
 from sbkit.train.run import Result, Run, step
 
 ON_CPU = resolve("cpu", "fp32")
+Ids = tuple[str, ...]
 CPU_OPTIONS = {"device": ON_CPU.device, "precision": "fp32", "eval_precision": "fp32"}
 
 
@@ -52,7 +53,7 @@ class Finding:
     problem: str
     fix: str = ""
     stops: bool = True
-    ids: tuple[str, ...] = field(default=(), repr=False)
+    ids: Ids = field(default=(), repr=False)
     check: str = ""
 
     @property
@@ -223,11 +224,6 @@ class PlannedRun(Run):
         return self.document.place(keys)
 
     def finding(
-        self,
-        *keys: str | int,
-        problem: str,
-        fix: str = "",
-        stops: bool = True,
-        ids: tuple[str, ...] = (),
+        self, *keys: str | int, problem: str, fix: str = "", stops: bool = True, ids: Ids = ()
     ) -> Finding:
         return Finding(where=self.place(*keys), problem=problem, fix=fix, stops=stops, ids=ids)

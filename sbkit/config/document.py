@@ -237,7 +237,6 @@ def read_yaml_text(path: Path) -> str:
 
 
 def _with_base(document: Document, above: tuple[Path, ...]) -> Document:
-    """Return the document over the one that its `base` names."""
     own, chain = document.root, (*above, document.path.resolve())
     name = str(own.pop(BASE_KEY))
     file = document.path.parent / name

@@ -97,7 +97,6 @@ def parse_overrides(arguments: Sequence[str]) -> dict[str, object]:
 
 
 def _put(overrides: dict[str, object], keys: Sequence[str], value: object) -> None:
-    """Write a value at a path of keys; a later argument wins."""
     *above, last = keys
     for key in above:
         inner = overrides.get(key)
@@ -107,7 +106,6 @@ def _put(overrides: dict[str, object], keys: Sequence[str], value: object) -> No
 
 
 def _add_manifest(overrides: dict[str, object], argument: str, text: str) -> None:
-    """Add a file to the mapping of split names to files."""
     name, _, file = text.partition("=")
     if not name or not file:
         raise ConfigError(
