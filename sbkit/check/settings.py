@@ -54,9 +54,8 @@ def check_ranges(planned: PlannedRun) -> Iterator[Finding]:
     refusals = out_of_range(planned.knobs, ranges)
     problems: dict[Keys, str] = {(name,): problem for name, problem in refusals}
     resolved = resolve(planned.yaml_file, planned.overrides)
-    for keys, problem in resolved.arguments_out_of_range():
-        if keys[:1] not in problems:
-            problems[keys] = problem
+    arguments = resolved.arguments_out_of_range()
+    problems |= {keys: text for keys, text in arguments.items() if keys[:1] not in problems}
     for keys, problem in problems.items():
         yield planned.finding(*keys, problem=problem.rstrip("."))
 

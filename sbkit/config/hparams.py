@@ -132,12 +132,12 @@ class Resolved:
         plain = {key: plain_value(node) for key, node in self.tree.items() if key[:2] != "__"}
         return {key: value for key, value in plain.items() if not holds_object(value)}
 
-    def arguments_out_of_range(self) -> Iterator[tuple[Keys, str]]:
-        """Yield the key of each argument out of its class's range, and the refusal.
+    def arguments_out_of_range(self) -> dict[Keys, str]:
+        """Return the refusal of each argument out of its class's range, by its key.
 
-        An argument that refers to a knob counts under the knob's key, once. Imports the classes.
+        An argument that refers to a knob counts under the knob's key. Imports the classes.
         """
-        seen: set[Keys] = set()
+        refusals: dict[Keys, str] = {}
         for keys, node in walk(self.document.root):
             if not (isinstance(node, CommentedMap) and tag_of(node).startswith(BUILDER_TAGS)):
                 continue
@@ -146,9 +146,9 @@ class Resolved:
                 value = plain_value(reduce(getitem, (*keys, name), self.tree))
                 is_whole = REFERENCE.fullmatch(text_of(node[name]))
                 path = referenced(node[name])[0] if is_whole else (*keys, name)
-                if not (holds_object(value) or value in ranges[name] or path in seen):
-                    seen.add(path)
-                    yield path, refusal(dotted(path), value, ranges[name])
+                if not (holds_object(value) or value in ranges[name]):
+                    refusals.setdefault(path, refusal(dotted(path), value, ranges[name]))
+        return refusals
 
 
 _resolved: dict[tuple[Path, str], Resolved] = {}  # a run reads one or two of these a dozen times
@@ -178,7 +178,7 @@ def load_hparams(yaml_file: Path, overrides: Mapping[str, object]) -> Knobs:
     resolved = resolve(yaml_file, overrides)
     require_in_range(resolved.knobs)
     with clean_ruamel():
-        for _, sentence in resolved.arguments_out_of_range():
+        for sentence in resolved.arguments_out_of_range().values():
             raise ConfigError(sentence)
         try:
             return Knobs(load_hyperpyyaml(resolved.text, loader=_Loader))
@@ -195,7 +195,7 @@ def _dump(tree: CommentedMap) -> str:
     stream, writer = StringIO(), YAML()
     writer.Representer = type("Writer", (RoundTripRepresenter,), {})
     writer.Representer.add_representer(  # ruamel's own writes nothing
-        type(None), lambda own, _: own.represent_scalar("tag:yaml.org,2002:null", "null")
+        type(None), lambda dumper, _: dumper.represent_scalar("tag:yaml.org,2002:null", "null")
     )
     writer.indent(mapping=4, sequence=6, offset=4)
     with clean_ruamel():
