@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from math import inf
+from operator import itemgetter
 
 import numpy as np
 import pytest
@@ -163,12 +164,9 @@ def test_bounded_beam_equals_plain_beam(size: int) -> None:
     for log_probs in random_matrices(100, seed=4):
         beam = search.decode(log_probs)
         expected = plain_search(log_probs, scorer, size)
-        assert [hypothesis.tokens for hypothesis in beam] == sorted(
-            expected, key=expected.__getitem__, reverse=True
-        )
-        assert [hypothesis.score for hypothesis in beam] == pytest.approx(
-            sorted(expected.values())[::-1]
-        )
+        ordered = dict(sorted(expected.items(), key=itemgetter(1), reverse=True))
+        assert [hypothesis.tokens for hypothesis in beam] == [*ordered]
+        assert [hypothesis.score for hypothesis in beam] == pytest.approx([*ordered.values()])
 
 
 def test_word_scorer_pays_the_best_unigram_at_once_and_the_rest_at_the_end() -> None:
@@ -189,21 +187,19 @@ def test_word_scorer_pays_the_best_unigram_at_once_and_the_rest_at_the_end() -> 
 
 def test_make_frames_prunes_candidates_by_threshold_and_count() -> None:
     log_probs = np.log([[0.1, 0.2, 0.4, 0.3], [0.97, 0.01, 0.01, 0.01]])
-    some = make_frames(log_probs, replace(SETTINGS, token_threshold=float(np.log(0.25))))
-    assert [[token for token, _ in frame.candidates] for frame in some] == [[2, 3], [1, 2, 3]]
-    two = make_frames(log_probs, replace(SETTINGS, max_candidates=2))
-    assert [[token for token, _ in frame.candidates] for frame in two] == [[2, 3], [1, 2, 3]]
-    without = make_frames(log_probs, replace(SETTINGS, token_threshold=0.0, excluded=(2,)))
-    assert [[token for token, _ in frame.candidates] for frame in without] == [[3], [1, 3]]
+    for settings, candidates in (
+        (replace(SETTINGS, token_threshold=float(np.log(0.25))), [[2, 3], [1, 2, 3]]),
+        (replace(SETTINGS, max_candidates=2), [[2, 3], [1, 2, 3]]),
+        (replace(SETTINGS, token_threshold=0.0, excluded=(2,)), [[3], [1, 3]]),
+    ):
+        frames = make_frames(log_probs, settings)
+        assert [[token for token, _ in frame.candidates] for frame in frames] == candidates
 
 
 @pytest.mark.parametrize(
     ("log_probs", "sentence"),
     [
-        (
-            np.zeros((3, 5)),
-            "The tokenizer has 4 tokens, but the model's log-probabilities have 5 col",
-        ),
+        (np.zeros((3, 5)), "has 4 tokens, but the model's log-probabilities have 5 col"),
         (np.array([[0, 0, 0, 0], [0, np.nan, 0, 0]]), "that of frame 1 is nan"),
         (np.array([[0, 0, np.inf, 0]]), "that of frame 0 is inf"),
         (np.full((1, 4), -np.inf), "that of frame 0 is -inf"),

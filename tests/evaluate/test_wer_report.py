@@ -1,4 +1,4 @@
-"""The written report: worst utterances first, figures as valid JSON."""
+"""Results as text, the worst utterances first, as lines for programs, and as figures in JSON."""
 
 import json
 from dataclasses import replace
@@ -8,15 +8,19 @@ import numpy as np
 import pytest
 import torch
 
+from sbkit.base.errors import SbkitError
 from sbkit.evaluate.run_results import write_summary
 from sbkit.evaluate.wer import ScoredUtterance, total_scores
 from sbkit.evaluate.wer_report import (
     describe_results,
     describe_silence,
     error_figures,
+    hash_references,
+    read_utterances,
     report_errors,
     result_figures,
     slice_error_rates,
+    write_utterances,
     write_wer,
 )
 from sbkit.text.word import Word
@@ -113,18 +117,14 @@ def test_language_without_spaces_has_no_word_error_rate(tmp_path: Path) -> None:
     assert "word" not in text
     assert figures["CER"] == figures["greedy"]["CER"] == parts["CER"] == 3 / 7
     assert figures["character_errors"] == {"substitutions": 1, "deletions": 1, "insertions": 1}
-    assert (
-        (tmp_path / "wer_test.txt")
-        .read_text()
-        .endswith(
-            """
-a: CER 20.00 % (1 / 5)
-  reference   今天天气好
-  hypothesis  今天**气好
-                  D
-"""
-        )
-    )
+    worst, other = (tmp_path / "wer_test.txt").read_text().split("\n\n")[2:]
+    assert worst.startswith("b: CER 100.00 % (2 / 2)")
+    assert other.splitlines() == [
+        "a: CER 20.00 % (1 / 5)",
+        "  reference   今天天气好",
+        "  hypothesis  今天**气好",
+        "                  D",
+    ]
 
 
 @pytest.mark.parametrize(("seconds", "rtfx"), [(100.0, 250.0), (0.0, None)])  # not trained
@@ -154,3 +154,61 @@ def test_write_summary_has_the_speed_of_training(
     assert (summary["audio_seconds"], summary["rtfx"]) == (25_000.0, rtfx)
     assert {"python", "torch", "speechbrain", "sbkit"} <= {*summary["versions"]}
     assert {*summary["machine"]} == {"cpu", "cores", "device", "accelerator"}
+
+
+# -- utterances
+
+SET = [
+    ScoredUtterance(
+        "b",
+        "hold the line",
+        "told line",
+        speaker="ann",
+        seconds=1.25,
+        words=(Word("told", 0.04, 0.4, 0.312), Word("line", 0.48, 1.0)),
+    ),
+    ScoredUtterance("a", "naïve\u2028 «да»", "", by_words=False),
+]
+
+
+def test_written_utterances_are_read_back(tmp_path: Path) -> None:
+    write_utterances(tmp_path / "utterances_test.jsonl", SET)
+    lines = (tmp_path / "utterances_test.jsonl").read_text("utf-8").removesuffix("\n").split("\n")
+    assert json.loads(lines[1]) == {
+        "id": "b",
+        "reference": "hold the line",
+        "hypothesis": "told line",
+        "by_words": True,
+        "reference_words": 3,
+        "word_errors": {"substitutions": 1, "deletions": 1, "insertions": 0},
+        "reference_characters": 13,
+        "character_errors": {"substitutions": 1, "deletions": 4, "insertions": 0},
+        "seconds": 1.25,
+        "speaker": "ann",
+        "words": [
+            {"text": "told", "start": 0.04, "end": 0.4, "confidence": 0.312},
+            {"text": "line", "start": 0.48, "end": 1.0},
+        ],
+    }
+    first = json.loads(lines[0])
+    assert (first["seconds"], first["speaker"], first["by_words"]) == (None, None, False)
+    assert not {"reference_words", "word_errors"} & first.keys()
+    assert read_utterances(tmp_path / "utterances_test.jsonl") == [SET[1], SET[0]]
+
+
+def test_transcript_of_any_length_is_read_back(tmp_path: Path) -> None:
+    long = [ScoredUtterance("a", "hold the line " * 25_000, "told line")]
+    write_utterances(tmp_path / "utterances_test.jsonl", long)
+    assert read_utterances(tmp_path / "utterances_test.jsonl") == long
+
+
+def test_read_utterances_refuses_another_form(tmp_path: Path) -> None:
+    (tmp_path / "broken.jsonl").write_text('{"id": "a", "words": []}')
+    with pytest.raises(SbkitError, match=r"broken.jsonl has a line that .*'reference'"):
+        read_utterances(tmp_path / "broken.jsonl")
+
+
+def test_hash_references_depends_on_ids_and_references_only() -> None:
+    expected = hash_references(SET)
+    assert hash_references([ScoredUtterance("a", SET[1].reference, "other"), SET[0]]) == expected
+    assert hash_references([SET[0], ScoredUtterance("c", SET[1].reference, "")]) != expected

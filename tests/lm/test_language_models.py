@@ -1,21 +1,160 @@
-"""Language models come back as they were stored, and a damaged file is refused in one sentence."""
+"""Language models are trained once or read from ARPA, stored, and refused if damaged."""
 
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import safetensors.numpy
 
+from sbkit.base.arrays import Array
 from sbkit.base.errors import SbkitError
+from sbkit.commands.cli import run as sbkit
+from sbkit.lm.arpa import read_arpa, write_arpa
 from sbkit.lm.kneser_ney import train
-from sbkit.lm.language_models import load, save
+from sbkit.lm.language_models import is_arpa, load, load_language_models, save
+from sbkit.text.tokenizer import Tokenizer
 from tests.decoding.by_definition import sentence_log_prob
+from tests.decoding.spoken import TEXTS, char_tokenizer, train_models
 
-TEXT = (Path(__file__).parent / "data/sentences.txt").read_text()
-SENTENCES = [line.split() for line in TEXT.splitlines()]
+SENTENCES = [
+    line.split() for line in (Path(__file__).parent / "data/sentences.txt").read_text().splitlines()
+]
+TEXT = "The bird sings.\n\nA bird, a tree!\nThe tree sings\n"
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Tokenizer:
+    return char_tokenizer(tmp_path)
+
+
+def test_models_are_trained_once_and_again_for_another_text(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    file = tmp_path / "lm.safetensors"
+    messages = train_models(file, tokenizer)
+    assert messages[0].startswith(
+        "language model of words: 2-grams of 60 words in 12 sentences, 11 "
+    )
+    assert "too little text" in messages[0]
+    assert train_models(file, tokenizer, []) == []
+    assert train_models(file, tokenizer, source="others")
+
+
+def test_text_in_other_letters_does_not_replace_the_models_of_a_run(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    file = tmp_path / "lm.safetensors"
+    train_models(file, tokenizer)
+    before = file.read_bytes()
+    with pytest.raises(SbkitError, match="100.0% of its words have letters that no token spells"):
+        train_models(file, tokenizer, ["птица поёт"], source="others")
+    assert file.read_bytes() == before
+    messages = train_models(file, tokenizer, [*TEXTS, "птица"], source="both")
+    assert messages[-1] == "1.6% of its words have letters that no token spells"
+
+
+@pytest.mark.parametrize("name", ["words", "tokens"])
+def test_arpa_file_replaces_the_model_of_its_kind(
+    tmp_path: Path, tokenizer: Tokenizer, name: str
+) -> None:
+    """The other model is trained on the transcripts."""
+    file, arpa = tmp_path / "lm.safetensors", tmp_path / "talks.arpa"
+    train_models(file, tokenizer)
+    theirs = getattr(load_language_models(file, tokenizer), name)
+    write_arpa(theirs, arpa)
+    messages = train_models(file, tokenizer, source=name, arpa=arpa)
+    assert messages[0] == f"language model of {name}: {arpa}"
+    model = getattr(load_language_models(file, tokenizer), name)
+    assert (model.words, model.order) == (theirs.words, theirs.order)
+
+
+def test_arpa_file_of_another_order_or_spelling_is_refused(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    arpa, file = tmp_path / "talks.arpa", tmp_path / "lm.safetensors"
+    write_arpa(train([text.split() for text in TEXTS], order=2).model, arpa)
+    with pytest.raises(SbkitError, match="2-gram model of words, .* is 3. Pass --word_lm"):
+        train_models(file, tokenizer, [], words=3, arpa=arpa)
+    write_arpa(train([text.upper().split() for text in TEXTS], order=2).model, arpa)
+    with pytest.raises(SbkitError, match="spell only 0 of the 11 words of .* Train it on text"):
+        train_models(file, tokenizer, [], arpa=arpa)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [("a.arpa", "any", True), ("irst.lm", "iARPA\n\n\\data\\\n", True), ("a.txt", "data\n", False)],
+)
+def test_is_arpa_checks_the_name_and_the_data(
+    tmp_path: Path, name: str, text: str, expected: bool
+) -> None:
+    (tmp_path / name).write_text(text)
+    assert is_arpa(tmp_path / name) is expected
+
+
+# -- `sbkit lm` ----------------------------------------------------------------------------------
+
+
+def test_lm_command_normalizes_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text, out = tmp_path / "a.txt", tmp_path / "new/words.arpa"
+    text.write_text(TEXT)
+    assert sbkit(["lm", str(text), "--language=en", "--order=2", "--out", str(out)]) == 0
+    output = capsys.readouterr().out
+    assert output.startswith("language model of words: 2-grams of 10 words in 3 sentences, 5 ")
+    model = read_arpa(out)
+    assert model.order == 2
+    assert model.words[3:] == ("a", "bird", "sings", "the", "tree")
+
+
+def test_lm_command_spells_a_text_in_tokens(tmp_path: Path) -> None:
+    text, out = tmp_path / "a.txt", tmp_path / "tokens.arpa"
+    text.write_text(TEXT)
+    tokenizer = char_tokenizer(tmp_path / "run", ["the bird sings", "a tre"])
+    options = ["--language=en", "--order=4", "--out", str(out), "--tokenizer"]
+    assert sbkit(["lm", str(text), *options, str(tmp_path / "run")]) == 0
+    assert set(read_arpa(out).words[3:]) <= set(tokenizer.pieces())
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "message"),
+    [
+        (b"", [], "at least one word"),
+        (b"\xff\xfe", [], "must be UTF-8"),
+        (b"\\data\\\nngram 1=1", [], "is an ARPA file"),
+        (b"a b", ["--tokenizer", "nowhere"], "sentencepiece model must be readable"),
+    ],
+)
+def test_lm_command_refuses_unusable_input(
+    tmp_path: Path, content: bytes, options: list[str], message: str
+) -> None:
+    (tmp_path / "a.txt").write_bytes(content)
+    out = tmp_path / "x.arpa"
+    with pytest.raises(SbkitError, match=message):
+        sbkit(["lm", str(tmp_path / "a.txt"), "--out", str(out), *options])
+    assert not out.exists()
+
+
+def test_lm_command_normalizes_a_text_like_the_transcripts_of_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run of English writes naive; without a language the ï would be lost."""
+    char_tokenizer(tmp_path, ["a naive bird"])
+    text, out = tmp_path / "a.txt", tmp_path / "tokens.arpa"
+    command = ["lm", str(text), "--tokenizer", str(tmp_path), "--out", str(out)]
+    (tmp_path / "hyperparams.yaml").write_text("language: en\n")
+    text.write_text("птица поёт\n" * 9)
+    with pytest.raises(SbkitError, match="100.0% of its words have letters that no token spells"):
+        sbkit(command)
+    assert not out.exists()
+    text.write_text("A naïve bird\n" * 9)
+    assert sbkit(command) == 0
+    assert "no token spells" not in capsys.readouterr().out
+    assert sbkit([*command, "--language=und"]) == 0
+    assert "33.3% of its words have letters that no token spells" in capsys.readouterr().out
+
+
+# -- the file
 
 
 def stored(folder: Path) -> Path:
@@ -47,7 +186,7 @@ def test_equal_models_give_equal_bytes(tmp_path: Path) -> None:
     assert about.items() <= load(tmp_path / "0.safetensors")[1].items()
 
 
-def change(file: Path, name: str, array: np.ndarray[Any, Any], **orders: object) -> None:
+def change(file: Path, name: str, array: Array, **orders: object) -> None:
     arrays = safetensors.numpy.load_file(file) | {name: array}
     about = {"orders": json.dumps({"words": 3, "tokens": 2} | orders)}
     safetensors.numpy.save_file(arrays, file, metadata=about)
