@@ -1,8 +1,8 @@
 """Scores of token sequences by their definition, and the little models that they are about."""
 
 import random
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from itertools import groupby, product
 from math import inf, log
@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sbkit.decoding.prefix_beam import BeamSettings
+from sbkit.lm.kneser_ney import train
 from sbkit.lm.ngram import NO_HISTORY, NgramModel
 from sbkit.text.tokenizer import Tokenizer
 
@@ -33,52 +34,17 @@ class LettersTokenizer(Tokenizer):
         return [*self._known]
 
     def encode(self, text: str) -> list[int]:
-        rest = text.replace(" ", "▁")
-        rest = rest if self._known == CHARACTERS else f"▁{rest}"
-        ids = []
-        while rest:
-            matches = [n for n, piece in enumerate(self._known) if n and rest.startswith(piece)]
-            token = max(matches, key=lambda n: len(self._known[n]), default=0)
-            rest = rest[len(self._known[token]) if matches else 1 :]
-            ids.append(token)
-        return ids
+        prefix = "" if self._known == CHARACTERS else "▁"
+        longest_first = sorted(self._known[1:], key=len, reverse=True)
+        spelled = re.findall("|".join([*longest_first, "."]), prefix + text.replace(" ", "▁"))
+        return [self._known.index(piece) if piece in self._known else 0 for piece in spelled]
 
 
-@dataclass(frozen=True, eq=False)
-class RandomModel:
-    """A back-off 3-gram of random numbers, no distribution: a search must not care."""
-
-    words: tuple[str, ...]
-    log_probs: dict[tuple[int, ...], float]
-    backoffs: dict[tuple[int, ...], float]
-
-    @property
-    def start(self) -> tuple[int, ...]:
-        return (1,)
-
-    def id_of(self, word: str) -> int:
-        return self.words.index(word) if word in self.words else 0
-
-    def score(self, state: tuple[int, ...], word: int) -> tuple[float, tuple[int, ...]]:
-        state = state or ()  # NO_HISTORY is 0
-        paid, history = 0.0, state
-        while (*history, word) not in self.log_probs:
-            paid += self.backoffs.get(history, 0.0)
-            history = history[1:]
-        return paid + self.log_probs[(*history, word)], (*state, word)[-2:]
-
-
-def random_model(words: Sequence[str], seed: int) -> RandomModel:
+def random_model(words: Sequence[str], seed: int) -> NgramModel:
+    """Train a 3-gram on random sentences."""
     drawn = random.Random(seed)
-    names = ("<unk>", "<s>", "</s>", *words)
-    ids = range(len(names))
-    grams = [gram for n in (1, 2, 3) for gram in product(ids, repeat=n)]
-    used = [gram for gram in grams if len(gram) == 1 or drawn.random() < 0.4]
-    return RandomModel(
-        names,
-        {gram: log(drawn.uniform(0.01, 0.9)) for gram in used},
-        {gram: log(drawn.uniform(0.1, 0.9)) for gram in used if len(gram) < 3},
-    )
+    sentences = (drawn.choices(words, k=drawn.randint(1, 6)) for _ in range(60))
+    return train(sentences, order=3).model
 
 
 def random_matrices(count: int, *, seed: int = 0) -> list[npt.NDArray[np.float64]]:
@@ -133,7 +99,7 @@ def state_after(model: NgramModel, *words: int) -> int:
     return state
 
 
-def sentence_log_prob(model: "NgramModel | RandomModel", words: Sequence[str]) -> float:
+def sentence_log_prob(model: NgramModel, words: Sequence[str]) -> float:
     total, state = 0.0, model.start
     for word in [model.id_of(word) for word in words] + [2]:
         log_prob, state = model.score(state, word)

@@ -148,10 +148,10 @@ def test_ranks_that_share_a_set_choose_the_weights_of_the_whole_set(
         """Keep the trials of the first rank, and return them to the second."""
         if len(own) == 1:  # the errors with the chosen weights
             return [own]
-        if not trials_of_other:
-            trials_of_other.extend(own)
-            return [own]
-        return [trials_of_other, own]
+        if trials_of_other:
+            return [trials_of_other, own]
+        trials_of_other.extend(own)
+        return [own]
 
     monkeypatch.setattr(fit, "gather_over_ranks", gather)
     search_weights(decoder, utterances[1::2])
@@ -165,27 +165,19 @@ def labeled_words(count: int, *, informed: bool = True, words: int = 4) -> list[
     """Draw words whose log odds are twice their posterior, or whose features tell nothing."""
     random = np.random.default_rng(1)
     labeled = []
-    for place in range(count):
-        posterior = random.standard_normal(words)
-        odds = 2 * posterior if informed else 0 * posterior
-        right = random.random(words) < 1 / (1 + np.exp(-odds))
-        features = {
-            "entropy": random.uniform(0, 1, words),
-            "posterior": posterior,
-            "length": np.zeros(words),
-            "agreement": np.ones(words),
-        }
-        labeled.append(LabeledWords(f"utterance {place}", features, right.tolist()))
+    for n in range(count):
+        posterior, constant = random.standard_normal(words), np.ones(words)
+        right = random.random(words) < 1 / (1 + np.exp(-2 * posterior * informed))
+        entropy = random.uniform(0, 1, words)
+        features = {"entropy": entropy, "posterior": posterior, "length": constant}
+        labeled.append(LabeledWords(f"utterance {n}", features, right.tolist()))
     return labeled
 
 
 def test_fitted_confidence_is_calibrated_on_other_words() -> None:
     fitted = fit_confidence(labeled_words(500))
-    assert fitted.confidence is not None
-    assert fitted.calibration is not None
-    assert fitted.calibration.ECE < 0.04
-    assert fitted.calibration.NCE is not None
-    assert fitted.calibration.NCE > 0.25
+    assert fitted.confidence is not None and fitted.calibration is not None
+    assert fitted.calibration.ECE < 0.04 and (fitted.calibration.NCE or 0) > 0.25
     assert set(fitted.confidence.weights) == {"entropy", "posterior"}  # the others never change
     assert fitted.confidence.weights["posterior"] == pytest.approx(2, abs=0.2)
     assert fitted.plain()["weights"] == fitted.confidence.plain()
@@ -198,19 +190,14 @@ def test_fitted_confidence_does_not_depend_on_the_order() -> None:
 
 
 def test_too_few_words_give_no_confidence() -> None:
-    fitted = fit_confidence(labeled_words(8))
-    assert fitted.confidence is None
-    assert fitted.plain()["weights"] is None
-    assert "at least 20 right and 20 wrong words" in str(fitted)
-    assert fit_confidence([]).confidence is None
-    (one,) = labeled_words(1, words=100)
-    assert "fitting needs two utterances" in str(fit_confidence([one]))
+    for labeled in (labeled_words(8), labeled_words(1, words=100), []):
+        fitted = fit_confidence(labeled)
+        assert fitted.confidence is None and fitted.plain()["weights"] is None
+        assert "two utterances with at least 20 right and 20 wrong words" in str(fitted)
 
 
 def test_uninformative_features_give_no_confidence() -> None:
     fitted = fit_confidence(labeled_words(40, informed=False))
-    assert fitted.confidence is None
-    assert fitted.calibration is not None
-    assert fitted.calibration.NCE is not None
-    assert fitted.calibration.NCE <= 0
+    assert fitted.confidence is None and fitted.calibration is not None
+    assert fitted.calibration.NCE is not None and fitted.calibration.NCE <= 0
     assert str(fitted).startswith("none, because it predicts words it was not fitted to too badly")

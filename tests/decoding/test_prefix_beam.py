@@ -21,6 +21,7 @@ from sbkit.decoding.prefix_beam import (
     make_frames,
     make_lexicon,
 )
+from sbkit.lm.ngram import NO_HISTORY
 from tests.decoding.by_definition import (
     BEAM_OF_16,
     CHARACTERS,
@@ -172,8 +173,8 @@ def test_bounded_beam_equals_plain_beam(size: int) -> None:
 def test_word_scorer_pays_the_best_unigram_at_once_and_the_rest_at_the_end() -> None:
     model = random_model(("aa", "ab", "bb"), seed=5)
 
-    def log_prob(word: str, history: tuple[int, ...] = ()) -> float:
-        return model.score(history, model.id_of(word))[0]
+    def log_prob(word: str, state: int = NO_HISTORY) -> float:
+        return model.score(state, model.id_of(word))[0]
 
     tokenizer = LettersTokenizer(CHARACTERS)
     lexicon = make_lexicon(model, tokenizer)
@@ -182,7 +183,7 @@ def test_word_scorer_pays_the_best_unigram_at_once_and_the_rest_at_the_end() -> 
     best = max(log_prob("aa"), log_prob("ab"))
     assert begun == pytest.approx(best + 0.25)
     assert second == pytest.approx(log_prob("ab") - best)
-    assert end == pytest.approx(log_prob("ab", (1,)) - log_prob("ab"))
+    assert end == pytest.approx(log_prob("ab", model.start) - log_prob("ab"))
 
 
 def test_make_frames_prunes_candidates_by_threshold_and_count() -> None:

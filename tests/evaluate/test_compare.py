@@ -1,6 +1,5 @@
 """Runs are compared with the best of them on the same references, or not at all."""
 
-import csv
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -14,15 +13,12 @@ from sbkit.commands.cli import run as sbkit
 from sbkit.evaluate.compare import MAX_CHANGED, ComparedRun, compare, compare_runs, write_comparison
 from sbkit.evaluate.wer import ScoredUtterance
 from sbkit.evaluate.wer_report import report_errors
+from tests.evaluate.test_intervals import read_table
 from tests.runs import read_json
-
-PAIRS = Path(__file__).parent / "data/mapsswe"
 
 
 def read_pair(name: str, side: str) -> list[ScoredUtterance]:
-    with (PAIRS / f"{name}.tsv").open(encoding="utf-8", newline="") as lines:
-        rows = list(csv.DictReader(lines, delimiter="\t"))
-    return [ScoredUtterance(row["id"], row["reference"], row[side]) for row in rows]
+    return [ScoredUtterance(row["id"], row["reference"], row[side]) for row in read_table(name)]
 
 
 def write_run(
@@ -124,17 +120,10 @@ def test_compare_counts_characters_in_a_language_without_spaces(
 ) -> None:
     texts = {"a": "今天天气很好", "b": "你好", "c": "我们去吃饭吧"}
     recognized = {"a": "今天天汽很好", "b": "你", "c": "我们去吃饭吧"}
-    runs = [
-        write_run(
-            tmp_path / name,
-            {
-                "test": [
-                    ScoredUtterance(id, texts[id], hypotheses[id], by_words=False) for id in texts
-                ]
-            },
-        )
-        for name, hypotheses in (("a", recognized), ("b", texts))
-    ]
+    runs = []
+    for name, hypotheses in (("a", recognized), ("b", texts)):
+        rows = [ScoredUtterance(id, texts[id], hypotheses[id], by_words=False) for id in texts]
+        runs.append(write_run(tmp_path / name, {"test": rows}))
     assert sbkit(["compare", *runs, "--html", str(tmp_path / "both.html")]) == 0
     output = capsys.readouterr().out
     assert "test: 3 utterances, 14 characters; 95 %" in output
@@ -145,32 +134,36 @@ def test_compare_counts_characters_in_a_language_without_spaces(
     assert "WER" not in output + page.partition("<script")[0]
 
 
-def test_compare_refuses_other_references() -> None:
-    a = [ScoredUtterance("a", "one", "one"), ScoredUtterance("b", "two", "two")]
-    longer = [*a, ScoredUtterance("c", "three", "")]
-    other = [a[0], ScoredUtterance("b", "too", "")]
-    message = "0 utterances are only in y, 1 only in x, and 1 have another text, such as b. Score"
+A, B = ScoredUtterance("a", "one", "one"), ScoredUtterance("b", "two", "two")
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "message"),
+    [
+        (
+            [A, B, ScoredUtterance("c", "three", "")],
+            [A, ScoredUtterance("b", "too", "")],
+            "0 utterances are only in y, 1 only in x, and 1 have another text, such as b. Score",
+        ),
+        ([A, B], [A, B, B], "1 utterances are only in y, 0 .*, such as b. Score"),  # twice
+    ],
+)
+def test_compare_refuses_other_references(
+    x: list[ScoredUtterance], y: list[ScoredUtterance], message: str
+) -> None:
     with pytest.raises(SbkitError, match=f"references of test differ, .*: {message}"):
-        compare("test", [ComparedRun("x", longer), ComparedRun("y", other)])
-
-
-def test_compare_refuses_an_utterance_that_one_run_has_twice() -> None:
-    once = [ScoredUtterance("a", "one", "one"), ScoredUtterance("b", "two", "two")]
-    runs = [ComparedRun("x", once), ComparedRun("y", [*once, once[1]])]
-    with pytest.raises(SbkitError, match="1 utterances are only in y, 0 .*, such as b. Score"):
-        compare("test", runs)
+        compare("test", [ComparedRun("x", x), ComparedRun("y", y)])
 
 
 def test_compare_has_letters_for_any_number_of_runs() -> None:
-    runs = [ComparedRun(str(n), [ScoredUtterance("a", "one", "one")]) for n in range(1001)]
+    runs = [ComparedRun(str(n), [A]) for n in range(1001)]
     letters = [row["letter"] for row in compare("test", runs)["rows"]]
     assert (letters[:2], letters[25:28], letters[-1]) == (["A", "B"], ["Z", "27", "28"], "1001")
 
 
 def test_compare_refuses_runs_without_a_common_test_set_or_figures(tmp_path: Path) -> None:
-    utterances = [ScoredUtterance("a", "one", "one")]
-    a = Path(write_run(tmp_path / "a", {"test": utterances}))
-    b = Path(write_run(tmp_path / "b", {"other": utterances}))
+    a = Path(write_run(tmp_path / "a", {"test": [A]}))
+    b = Path(write_run(tmp_path / "b", {"other": [A]}))
     with pytest.raises(SbkitError, match=r"there is none \(.*a has test; .*b has other\)\. Score"):
         compare_runs([a, b])
     (b / "utterances_test.jsonl").write_bytes((a / "utterances_test.jsonl").read_bytes())

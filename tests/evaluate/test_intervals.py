@@ -34,8 +34,7 @@ def simulate(random: np.random.Generator, mean: float) -> tuple[np.ndarray, np.n
 
 
 def contains(interval: Interval, value: float) -> bool:
-    assert interval.low is not None
-    assert interval.high is not None
+    assert interval.low is not None and interval.high is not None
     return interval.low <= value <= interval.high
 
 
@@ -68,10 +67,7 @@ def test_one_unit_has_no_interval() -> None:
 
 def test_draw_of_empty_references_is_finite() -> None:
     interval = rate_interval(np.array([1, 0]), np.array([0, 4]), clips(2))
-    assert (interval.low, interval.high) == (
-        0.0,
-        2.0,
-    )  # two insertions, as `ErrorCounts.rate` has it
+    assert (interval.low, interval.high) == (0.0, 2.0)  # two insertions, as `ErrorCounts.rate`
 
 
 @pytest.mark.parametrize(
@@ -114,14 +110,14 @@ DATA = Path(__file__).parent / "data" / "mapsswe"
 SENTENCES = (Path(__file__).parents[1] / "lm/data/sentences.txt").read_text().splitlines()
 
 
-def table(name: str) -> list[dict[str, str]]:
+def read_table(name: str) -> list[dict[str, str]]:
     with (DATA / f"{name}.tsv").open(encoding="utf-8", newline="") as lines:
         return list(csv.DictReader(lines, delimiter="\t"))
 
 
-@pytest.mark.parametrize("printed", table("sc_stats"), ids=lambda printed: printed["pair"])
+@pytest.mark.parametrize("printed", read_table("sc_stats"), ids=lambda printed: printed["pair"])
 def test_mapsswe_equals_sc_stats(printed: dict[str, str]) -> None:
-    triples = [(row["reference"], row["a"], row["b"]) for row in table(printed["pair"])]
+    triples = [(row["reference"], row["a"], row["b"]) for row in read_table(printed["pair"])]
     ours = mapsswe(triples)
     assert ours["segments"] == int(printed["segments"])
     assert f"{ours['mean']:.3f}" == printed["mean"]
