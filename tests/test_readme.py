@@ -26,7 +26,7 @@ from tests.runs import ROOT, TINY, make_workplace, rows_of, train_here
 RECIPES = ("classification", "vad", "codec", "synthesis")
 RECIPES += ("AsteriskPrompts", "CommonVoice", "FestvoxRu", "LibriSpeech", "OwnData")
 FOLDERS = ("", "recipes", "recipes/asr", "hparams", "sbkit/runtime", "sbkit/serve", "sbkit/train")
-FOLDERS += ("tools", *(f"recipes/{name}" for name in RECIPES))
+FOLDERS += ("tools", "tools/talk", *(f"recipes/{name}" for name in RECIPES))
 READMES = tuple(ROOT / folder / "README.md" for folder in FOLDERS)
 TESTED_ELSEWHERE = (  # the beginnings of commands that other tests run
     *("tools/demo", "tools/test", "tools/launch/one_node.sh", "tools/launch/several_nodes.sh"),

@@ -20,8 +20,8 @@ from sbkit.commands.cli import run
 from sbkit.commands.listen import Display
 from sbkit.export.export import export_run
 from sbkit.runtime.transcriber import Transcriber
-from sbkit.streaming.devices import audio_blocks
 from sbkit.streaming.session import Final, Partial, Session, StreamingRecognizer
+from sbkit.streaming.sources import audio_blocks
 from tests.logs.terminal import Terminal
 from tests.runtime.bundles import ROOT, make_bundle, make_live_run
 from tests.runtime.tones import RATE, silence, speak
@@ -166,7 +166,8 @@ def test_streaming_bundle_equals_its_whole_clip_transcripts(
     assert expected[1].text in capsys.readouterr().out
     assert len(screen["events"]) == 3
     soundfile.write("question.wav", clips[1], RATE)
-    exec(blocks(page, "python")[2], {"voice": Beep()})
+    page = (ROOT / "tools/talk/README.md").read_text("utf-8")
+    exec(blocks(page, "python")[0], {"voice": Beep()})
     assert f"Answer(seconds=1.25, text='You said: {expected[1].text}')" in capsys.readouterr().out
     assert soundfile.info("answer.wav").frames == 800
 

@@ -45,8 +45,6 @@ from sbkit.models.synthesis import (
     mean_by_symbol,
 )
 from sbkit.runtime.synthesizer import MAX_TEXT_CHARACTERS, Synthesizer
-from sbkit.streaming.devices import FilePlayer
-from sbkit.streaming.pipeline import Pipeline
 from sbkit.tasks.synthesis import describe_as_vits, list_characters
 from sbkit.text.symbols import ESPEAK, read_texts, to_symbols
 from sbkit.text.vocabulary import ensure_labels
@@ -56,6 +54,8 @@ from tests.runtime.tones import silence, speak
 from tests.serve.server import served
 from tests.serve.test_command import serving
 from tests.streaming.streaming_tones import streaming_tones
+from tools.talk.pipeline import Pipeline
+from tools.talk.players import FilePlayer
 
 RATE, FRAME = 16_000, 400
 

@@ -15,10 +15,10 @@ from sbkit.export.export import export_run
 from sbkit.runtime.model import ModelThread
 from sbkit.runtime.runtimes import OpenBundle
 from sbkit.runtime.torch_model import Compilation, load_torch
-from sbkit.streaming.pipeline import Pipeline
 from sbkit.streaming.session import Final, Session, StreamingRecognizer, advance_batch
 from tests import processes
 from tests.runtime.bundles import make_live_run
+from tools.talk.pipeline import Pipeline
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from sbkit.streaming.devices import FilePlayer, Speakers
+from tools.talk.players import FilePlayer, Speakers
 
 RATE, LATENCY = 8_000, 0.25  # seconds from a sample that is taken to its sound
 

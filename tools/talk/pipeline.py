@@ -22,8 +22,8 @@ from sbkit.audio.resample import Signal
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import samples_to_seconds
 from sbkit.runtime.voice_detector import VoiceDetector
-from sbkit.streaming.devices import Player
 from sbkit.streaming.session import Event, Final, Partial, Session, StreamingRecognizer
+from tools.talk.players import Player
 
 QUEUE_ITEMS = 8  # between two stages
 PLAYER_SECONDS = 0.5  # of sound that the player has in store

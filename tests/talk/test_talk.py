@@ -17,7 +17,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.streaming.session import StreamingRecognizer
 from tests.runtime.tones import RATE, silence, speak
 from tests.streaming.streaming_tones import streaming_tones
-from tools import talk
+from tools.talk import __main__ as talk
 
 
 def test_talk_echoes_and_prints_the_trace(

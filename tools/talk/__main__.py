@@ -25,9 +25,10 @@ from sbkit.base.errors import ConfigError
 from sbkit.base.process import run_main
 from sbkit.runtime.synthesizer import Synthesizer
 from sbkit.runtime.voice_detector import VoiceDetector
-from sbkit.streaming.devices import MICROPHONE, FilePlayer, Speakers, audio_blocks
-from sbkit.streaming.pipeline import Answer, Pipeline, TextToSpeech, Turn
 from sbkit.streaming.session import Event, Final, Session, StreamingRecognizer
+from sbkit.streaming.sources import MICROPHONE, audio_blocks
+from tools.talk.pipeline import Answer, Pipeline, TextToSpeech, Turn
+from tools.talk.players import FilePlayer, Speakers
 
 
 class Espeak:

@@ -12,11 +12,11 @@ from sbkit.audio.io import FULL_SCALE, Samples
 from sbkit.audio.resample import Signal
 from sbkit.base.errors import SbkitError
 from sbkit.runtime.voice_detector import SpeechRules, VoiceDetector
-from sbkit.streaming.pipeline import Answer, Pipeline, Turn
 from sbkit.streaming.session import Final, Partial, StreamingRecognizer
 from sbkit.text.tokenizer import Tokenizer
 from tests.runtime.tones import RATE, silence, speak
 from tests.streaming.streaming_tones import streaming_tones
+from tools.talk.pipeline import Answer, Pipeline, Turn
 
 WITHIN = 60.0  # seconds: who waits longer has failed
 

@@ -1,20 +1,18 @@
-"""Sources of streaming speech, in blocks of int16, and players: files, standard input, PortAudio.
+"""Sources of streaming speech in blocks of int16: files, standard input, a microphone.
 
 The blocks of a file may be paced in real time.
 """
 
 import queue
 import sys
-import threading
 import time
 import wave
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 import numpy as np
-import soundfile
 
 from sbkit.audio.io import FULL_SCALE, Samples, check_rate, stream_audio, to_int16
 from sbkit.audio.resample import Signal, resample_blocks
@@ -97,81 +95,6 @@ def _microphone(sample_rate: int) -> Iterator[Samples]:
     with suppress(KeyboardInterrupt), stream:
         while True:
             yield np.frombuffer(recorded.get(), np.int16)
-
-
-class Player(Protocol):
-    """Plays blocks one after the other, and knows by its clock when they have been heard."""
-
-    def play(self, samples: Samples) -> object:
-        """Take a block (S,) of int16, to be heard after those before it."""
-
-    def wait(self, seconds: float) -> object:
-        """Return when at most this much is left to be heard, or when `stop` is called."""
-
-    def stop(self) -> object:
-        """Drop all that has not been heard."""
-
-    def close(self) -> object:
-        """Release the file or the device; may be called again."""
-
-
-class FilePlayer:
-    """Write an audio file; a block counts as heard when it is written."""
-
-    def __init__(self, path: Path | str, sample_rate: int) -> None:
-        self._file = soundfile.SoundFile(path, "w", sample_rate, 1, "PCM_16")
-
-    def play(self, samples: Samples) -> None:
-        self._file.write(samples)
-
-    def wait(self, seconds: float) -> None:
-        pass
-
-    def stop(self) -> None:
-        pass
-
-    def close(self) -> None:
-        self._file.close()
-
-
-class Speakers:
-    """Play with PortAudio, by its clock."""
-
-    def __init__(self, sample_rate: int) -> None:
-        """Open the device; raises DeviceError without PortAudio."""
-        self._changed = threading.Condition()
-        self._pending, self._end = b"", 0.0  # bytes for the device; when all is heard, by its clock
-        self._stream = require_sounddevice().RawOutputStream(
-            samplerate=sample_rate, channels=1, dtype="int16", callback=self._fill
-        )
-        self._stream.start()
-
-    def play(self, samples: Samples) -> None:
-        with self._changed:
-            begin = max(self._end, self._stream.time + self._stream.latency)
-            self._pending += samples.tobytes()
-            self._end = begin + samples_to_seconds(len(samples), self._stream.samplerate)
-
-    def wait(self, seconds: float) -> None:
-        with self._changed:
-            while self._end and (excess := self._end - self._stream.time - seconds) > 0:
-                self._changed.wait(excess)
-
-    def stop(self) -> None:
-        """Drop all that has not been heard, also what the device already has."""
-        with self._changed:
-            self._pending, self._end = b"", 0.0
-            self._changed.notify_all()
-        self._stream.abort()
-        self._stream.start()
-
-    def close(self) -> None:
-        self._stream.close()
-
-    def _fill(self, out: Any, *_: object) -> None:
-        with self._changed:
-            block, self._pending = self._pending[: len(out)], self._pending[len(out) :]
-        out[:] = block.ljust(len(out), b"\0")
 
 
 def require_sounddevice() -> Any:
