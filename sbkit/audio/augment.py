@@ -81,8 +81,7 @@ class Augmentation:
         if self._spec is not None and features is None:
             raise ConfigError(
                 "`spec_augment` masks features, but the `encoder` of this model takes audio. "
-                "Remove `spec_augment` and let the encoder mask its own features; `wave_augment` "
-                "works with any model."
+                "Remove it, and let the encoder mask its own features."
             )
 
     def audio(self, batch: AudioBatch, *, training: bool) -> tuple[Tensor, Tensor]:

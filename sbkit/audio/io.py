@@ -170,9 +170,8 @@ def _average_channels(samples: npt.NDArray[np.generic]) -> Signal:
         raise AudioError(
             "not audio",
             f"An audio array of {samples.dtype} with shape {samples.shape} is not supported. Pass "
-            "one clip of int16, or of floats between -1 and 1, with shape (samples,), (samples, "
-            f"channels) or (channels, samples), at most {MAX_CHANNELS} channels, and more samples "
-            "than that.",
+            "one clip of int16, or of floats between -1 and 1: (samples,), (samples, channels) or "
+            f"(channels, samples), of at most {MAX_CHANNELS} channels and more samples than that.",
         )
     channels = np.atleast_2d(samples.T if len(samples) == sides[-1] else samples)  # (channels, S)
     scale = FULL_SCALE if samples.dtype == np.int16 else 1

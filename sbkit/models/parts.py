@@ -83,9 +83,8 @@ def find_subsampling(
         expected = (length + subsampling.offset) // subsampling.stride
         if (counted := count(length)) != expected or second <= first:
             raise ConfigError(
-                f"`{part}` must return frames in proportion to the length of its input, so that "
-                f"the frames of each utterance of a batch can be counted, but returns {first} for "
-                f"{shortest} {unit}, {second} for {2 * shortest} and {counted} for {length}. "
+                f"`{part}` must return frames in proportion to the length of its input, but has {first} "
+                f"for {shortest} {unit}, {second} for {2 * shortest} and {counted} for {length}. "
                 "Return (B, U, D) with time second, give its layers constant strides, or declare "
                 "`frame_lengths(lengths)` in its class."
             )
@@ -348,9 +347,8 @@ class Backbone(PartAdapter):
         method = getattr(self.module, "encode_with_intermediate", None)
         if method is None:
             raise ConfigError(
-                f"`inter_ctc_weight` is above 0.0, but {type(self.module).__name__} has no "
-                "encode_with_intermediate(x, lengths). Set it to 0.0, or use "
-                "sbkit.models.transformer.Transformer."
+                f"`inter_ctc_weight` is above 0.0, but {type(self.module).__name__} has no method "
+                "encode_with_intermediate(x, lengths). Set it to 0.0, or use sbkit's Transformer."
             )
         context, x = self._uncast(x)
         with context:

@@ -52,9 +52,8 @@ def find_folder(path_or_id: str) -> Path:
         if isinstance(file := try_to_load_from_cache(path_or_id, CONFIG), str):
             return Path(file).parent
     raise ConfigError(
-        f"`pretrained` must name a folder, or the id of a model in the cache of huggingface_hub, "
-        f"but {path_or_id} is neither. Download it first (hf download {path_or_id}), or correct "
-        "its name."
+        f"`pretrained` must name a folder, or a model in the cache of huggingface_hub, but "
+        f"{path_or_id} is neither. Download it first (hf download {path_or_id}), or correct it."
     )
 
 
