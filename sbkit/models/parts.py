@@ -83,8 +83,8 @@ def find_subsampling(
         expected = (length + subsampling.offset) // subsampling.stride
         if (counted := count(length)) != expected or second <= first:
             raise ConfigError(
-                f"`{part}` must return frames in proportion to the length of its input, but has {first} "
-                f"for {shortest} {unit}, {second} for {2 * shortest} and {counted} for {length}. "
+                f"`{part}` must return frames in proportion to its input, but has {first} for "
+                f"{shortest} {unit}, {second} for {2 * shortest} and {counted} for {length}. "
                 "Return (B, U, D) with time second, give its layers constant strides, or declare "
                 "`frame_lengths(lengths)` in its class."
             )
