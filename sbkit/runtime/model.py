@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, product
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
 
@@ -40,18 +40,14 @@ class Shapes:
     A new shape costs time and memory: torch generates kernels for it, and oneDNN and cuDNN choose
     theirs. A server warms up a closed table of shapes and uses no other.
 
-    max_samples: the padded audio of a batch of several clips.
-    clips: how many clips a batch may have, ascending from 1.
-    lengths: the samples that clips are padded to, ascending up to the longest clip.
-
     >>> shapes = Shapes(max_samples=600, clips=(1, 2, 4), lengths=(100, 200))
     >>> list(shapes.batches([90, 150, 80, 70, 160]))
     [[3, 2], [0], [1, 4]]
     """
 
-    max_samples: int
-    clips: tuple[int, ...] = ()
-    lengths: tuple[int, ...] = ()
+    max_samples: int  # the padded audio of a batch of several clips
+    clips: tuple[int, ...] = ()  # how many clips a batch may have, ascending from 1
+    lengths: tuple[int, ...] = ()  # that clips are padded to, ascending up to the longest clip
 
     @classmethod
     def table(
@@ -61,13 +57,11 @@ class Shapes:
         batch_seconds: float,
         clips: Sequence[int] = BATCH_CLIPS,
         seconds: Sequence[float] = CLIP_SECONDS,
-    ) -> "Shapes":
+    ) -> Self:
         """Make a closed table for a sample rate."""
-        return cls(
-            max_samples=seconds_to_samples(batch_seconds, sample_rate),
-            clips=tuple(sorted(clips)),
-            lengths=tuple(seconds_to_samples(length, sample_rate) for length in sorted(seconds)),
-        )
+        max_samples = seconds_to_samples(batch_seconds, sample_rate)
+        lengths = tuple(seconds_to_samples(length, sample_rate) for length in sorted(seconds))
+        return cls(max_samples=max_samples, clips=tuple(sorted(clips)), lengths=lengths)
 
     def pairs(self) -> list[tuple[int, int]]:
         """List all shapes (B, S) of a closed table."""
@@ -87,20 +81,17 @@ class Shapes:
         padded = [round_up(length, self.lengths) for length in lengths]
         max_samples = min(self.max_samples, sum(padded) // min_batches)
         order = sorted(range(len(lengths)), key=lengths.__getitem__)
-        start = 0
-        while start < len(order):
-            longest = padded[order[start]] * (1 if self.lengths else 2)
-            end = start + 1
-            while (
-                end < len(order)
-                and padded[order[end]] <= longest
-                and padded[order[end]] * (end + 1 - start) <= max_samples
-            ):
-                end += 1
+        while order:
+            longest = padded[order[0]] * (1 if self.lengths else 2)
+            count = 1
+            for index in order[1:]:
+                if padded[index] > longest or padded[index] * (count + 1) > max_samples:
+                    break
+                count += 1
             if self.clips:
-                end = start + max(clips for clips in self.clips if clips <= end - start)
-            yield order[start:end]
-            start = end
+                count = max(clips for clips in self.clips if clips <= count)
+            yield order[:count]
+            order = order[count:]
 
 
 def round_up(size: int, sizes: Sequence[int]) -> int:
@@ -141,17 +132,10 @@ def require_effective(effective: Effective, *, device: str, precision: str) -> E
 
 
 class ModelThread:
-    """A model that any thread may call: its own thread makes it and runs it.
-
-    effective: where and how the model runs.
-    """
+    """A model that any thread may call: its own thread makes it and runs it."""
 
     def __init__(self, make: Callable[[], LoadedModel]) -> None:
-        """Start the thread, and make the model in it.
-
-        Raises:
-            SbkitError: the model cannot be made.
-        """
+        """Start the thread, and make the model in it; raises as ``make`` does."""
         self._local = threading.local()  # the model ends with its thread
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
         try:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import safetensors.torch
@@ -45,6 +45,7 @@ NUM_WARM_UPS = 3  # of a shape: CUDA graphs run once as they are, are recorded, 
 CPU = Placement(torch.device("cpu"), "fp32")
 PRECISION_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 MATRIX_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d)  # their outputs have the products' precision
+Row = TypeVar("Row")
 
 
 class TorchModel:
@@ -197,17 +198,13 @@ class TorchModel:
 
 @dataclass(frozen=True, kw_only=True)
 class Compilation:
-    """How a model is compiled, and for which shapes: each number of clips with each length.
+    """How a model is compiled, and for which shapes: each number of clips with each length."""
 
-    mode, backend: arguments of torch.compile; the mode is default or reduce-overhead.
-    streaming: whether chunks of as many sessions are compiled: "no", "also" or "only".
-    """
-
-    mode: str
+    mode: str  # default or reduce-overhead
     clips: tuple[int, ...] = (1, 4)
     seconds: tuple[float, ...] = (5.0, 15.0, 30.0)
-    backend: str = "inductor"
-    streaming: StreamingUse = "no"
+    backend: str = "inductor"  # of torch.compile
+    streaming: StreamingUse = "no"  # whether chunks of as many sessions are compiled
 
 
 class CompiledModel(TorchModel):
@@ -275,8 +272,7 @@ class CompiledModel(TorchModel):
             RuntimeError: a clip is longer than any compiled shape.
         """
         outputs: list[Encoded] = []
-        for start in range(0, len(clips), self._shapes.clips[-1]):
-            batch = clips[start : start + self._shapes.clips[-1]]
+        for batch in self._split(list(clips)):
             with self._step():
                 encoded = super().encode(batch)[: len(batch)]
             # CUDA graphs write the states of the next batch to the same memory.
@@ -288,14 +284,16 @@ class CompiledModel(TorchModel):
     ) -> list[tuple[LogProbs, NetworkState]]:
         """Run one chunk (S,) of each session, in batches of the table."""
         outputs: list[tuple[LogProbs, NetworkState]] = []
-        sessions = list(zip(chunks, states, strict=True))
-        for start in range(0, len(sessions), self._shapes.clips[-1]):
-            batch = sessions[start : start + self._shapes.clips[-1]]
+        for batch in self._split(list(zip(chunks, states, strict=True))):
             num_added = round_up(len(batch), self._shapes.clips) - len(batch)
+            padded = batch + batch[:1] * num_added
             with self._step():
-                padded = batch + batch[:1] * num_added
                 outputs += super().advance(*zip(*padded, strict=True))[: len(batch)]
         return outputs
+
+    def _split(self, rows: list[Row]) -> list[list[Row]]:
+        size = self._shapes.clips[-1]
+        return [rows[start : start + size] for start in range(0, len(rows), size)]
 
     def encode_batches(self, batches: Sequence[Sequence[Samples]]) -> list[list[Encoded]]:
         """Run the encoder on one batch after the other."""

@@ -56,18 +56,13 @@ Audio = Path | str | IOBase | Array
 
 @dataclass(frozen=True, kw_only=True)
 class Transcript:
-    """The text of a source, and its words if their times were asked for.
+    """The text of a source."""
 
-    file: the name of the source; None for an array or an open file.
-    seconds: of audio.
-    effective: where and how the model ran.
-    """
-
-    file: str | None
+    file: str | None  # the name of the source; None for an array or an open file
     text: str
-    seconds: float
-    effective: Effective
-    words: tuple[Word, ...] = ()
+    seconds: float  # of audio
+    effective: Effective  # where and how the model ran
+    words: tuple[Word, ...] = ()  # if their times were requested
 
     def __str__(self) -> str:
         return self.text
@@ -97,16 +92,11 @@ class BatchError(DataError):
 
 @dataclass(frozen=True)
 class Segment:
-    """Audio that a model takes at once, and where it is in its source.
+    """Audio that a model takes at once, and where it is in its source."""
 
-    samples: (S,) of int16, a copy, so that the block that it is cut from can be freed.
-    start: the index of its first sample in the source.
-    overlap: how many of its last samples the next segment has, too; 0 if it ends in a pause.
-    """
-
-    samples: Samples
-    start: int
-    overlap: int = 0
+    samples: Samples  # a copy, so that the block that it is cut from can be freed
+    start: int  # the index of its first sample in the source
+    overlap: int = 0  # its last samples that the next segment has, too; 0 if it ends in a pause
 
     @property
     def next_start(self) -> int:
@@ -118,10 +108,6 @@ class Segment:
 class Segmenter:
     """Cut a stream of samples into segments.
 
-    multiple: the starts of overlapping segments differ by a multiple of this many samples.
-    min_seconds: before a long pause ends a segment.
-    detector: finds the pauses; without one they are found by level.
-
     >>> tone = (9000 * np.sin(np.arange(16_000))).astype(np.int16)
     >>> blocks = [tone, np.zeros(16_000, np.int16), tone]
     >>> [len(segment.samples) for segment in Segmenter(16_000).split(blocks)]
@@ -129,9 +115,9 @@ class Segmenter:
     """
 
     sample_rate: int
-    multiple: int = 1
-    min_seconds: float = MIN_SEGMENT_SECONDS
-    detector: VoiceDetector | None = None
+    multiple: int = 1  # of samples, by which the starts of overlapping segments differ
+    min_seconds: float = MIN_SEGMENT_SECONDS  # before a long pause ends a segment
+    detector: VoiceDetector | None = None  # finds the pauses; without one they are found by level
 
     def split(self, blocks: Iterable[Samples]) -> Iterator[Segment]:
         """Yield the segments of blocks (S,); the last one may be empty.
@@ -240,8 +226,6 @@ class _SourceSegment:
 class Transcriber(AbstractContextManager["Transcriber"]):
     """Transcribe files and arrays; made by `Transcriber.load`.
 
-    effective: where and how the model runs.
-
     >>> with Transcriber.load("my-model", device="cpu") as transcriber:  # doctest: +SKIP
     ...     print(transcriber.transcribe("talk.mp3").text)
     hello there
@@ -288,7 +272,7 @@ class Transcriber(AbstractContextManager["Transcriber"]):
         detector: VoiceDetector | None = None,
         user_modules: frozenset[str] = frozenset(),
     ) -> Self:
-        """Load a bundle and its model, which runs as asked or is refused.
+        """Load a bundle and its model, which runs as requested or is refused.
 
         device: cpu, cuda, cuda:N or auto.
         runtime: torch or onnx.
@@ -345,7 +329,7 @@ class Transcriber(AbstractContextManager["Transcriber"]):
         audios: Iterable[Audio],
         sample_rate: int | None = None,
         *,
-        on_seconds: Callable[[float], object] | None = None,
+        on_seconds: Callable[[float], object] = float,
         on_text: Callable[[str], object] | None = None,
         phrases: Sequence[str] = (),
         times: bool | None = None,
@@ -360,11 +344,11 @@ class Transcriber(AbstractContextManager["Transcriber"]):
         recognized: list[Recognized] = []
         cut = 0  # frames that a segment leaves to the one before it
         expected = self._bundle.spellable(phrases)[0]
-        is_timed = self._times if times is None else times
+        times = self._times if times is None else times
         queued = self._read(audios, sample_rate)
         for pool in _pools(queued, self._rate, self._pool_seconds):
             inputs, cut = self._decoder_inputs(pool, cut, expected)
-            decoded = iter(self._pool.decode(inputs, times=is_timed))
+            decoded = iter(self._pool.decode(inputs, times=times))
             for item in pool:
                 if isinstance(item.segment, SbkitError):
                     yield item.segment
@@ -375,8 +359,7 @@ class Transcriber(AbstractContextManager["Transcriber"]):
                     texts = [part.text for part in recognized]
                     before = join_segments(texts[:-1])
                     on_text(printable(join_segments(texts).removeprefix(before)))
-                if on_seconds is not None:
-                    on_seconds(self._seconds(item.segment.next_start - item.segment.start))
+                on_seconds(self._seconds(item.segment.next_start - item.segment.start))
                 if item.is_last:
                     yield self._join(recognized, item.name, item.segment)
                     recognized = []
