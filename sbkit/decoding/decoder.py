@@ -418,7 +418,7 @@ class DecoderInput:
         samples: the length of the clip.
         start: of the clip in the audio that it is cut from, in seconds.
         attention: its attention decoder, for a decoder that rescores.
-        phrases: hotwords besides those of the decoder, which only beam search uses.
+        phrases: more hotwords than the decoder has, for beam search only.
     """
 
     log_probs: LogProbs

@@ -167,7 +167,7 @@ class LexiconArcs:
             source, self._num_states = target, self._num_states + (not is_last)
 
     def _add_unknown(self, begin: int, spellings: Sequence[Sequence[int]]) -> None:
-        """Add a path for any token sequence that begins a word and in which no other word begins.
+        """Add a path for any token sequence that begins a word, and only one word.
 
         The first word of a text need not have a token that begins a word, and may be empty.
         """

@@ -193,7 +193,7 @@ def fit_decoder(
     Args:
         decoder: None for greedy decoding, which has only confidences.
         aligner: extracts the features of words.
-        utterances: this rank's share of a sample, see `sample_utterances`.
+        utterances: this rank's share of `sample_utterances`.
         split_sizes: the number of utterances of each validation set, over all ranks.
         by_words: False for a language without spaces between words.
         ping: called with "tuning" or "confidence" before each utterance, for a watchdog.
@@ -254,8 +254,8 @@ def sample_utterances(
         counts[utterance.order] = int(likely.clip(max=MAX_CANDIDATES).sum())
         if sum(counts.values()) > 2 * max_tokens:
             last = _last_within(counts.items(), max_tokens)
-            sample = [kept for kept in sample if kept.order <= last]
-            counts = {kept.order: counts[kept.order] for kept in sample}
+            counts = {order: count for order, count in counts.items() if order <= last}
+            sample = [utterance for utterance in sample if utterance.order <= last]
     all_counts = [pair for share in gather_over_ranks([*counts.items()]) for pair in share]
     last = _last_within(all_counts, max_tokens)
     return [utterance for utterance in sample if utterance.order <= last]
@@ -333,10 +333,10 @@ def search_weights(
     """Choose weights by the sum of word and character error rate; without words, by the latter.
 
     ``NUM_TRIALS`` settings are tried that fill the space of all weights evenly, and a quadratic
-    function is fitted to their errors. The mean of the ``NUM_AVERAGED`` settings for which it is
-    lowest is chosen. The setting with the fewest errors is not: on a set of a few hundred words
-    that is a matter of luck. A language that does not separate words is decoded without the model
-    of words, which would know only whole sentences.
+    function is fitted to their errors. The mean of the ``NUM_AVERAGED`` settings with its lowest
+    values is chosen, because the fewest errors on a few hundred words are a matter of luck. A
+    language that does not separate words is decoded without the model of words, which would know
+    only whole sentences.
 
     Raises DataError if the validation sets are empty.
     """
@@ -405,7 +405,7 @@ def used_weights(decoder: BeamDecoder) -> Iterator[str]:
 
 
 def _make_quick(decoder: BeamDecoder) -> BeamDecoder:
-    """Return a faster decoder for which nearly the same weights are the best.
+    """Return a faster decoder whose best weights are nearly the same.
 
     A graph is built again for each setting, so its language model keeps only orders with few
     n-grams.

@@ -45,7 +45,7 @@ def check_log_probs(log_probs: LogProbs, vocab_size: int) -> None:
     if not np.isfinite(best).all():
         frame = int(np.flatnonzero(~np.isfinite(best))[0])
         raise DataError(
-            f"The largest log-probability of a frame must be finite, but that of frame {frame} is "
+            f"The largest log-probability of a frame must be finite, but in frame {frame} it is "
             f"{float(best[frame])}. Look for NaN or infinity in the audio or the model's weights."
         )
 

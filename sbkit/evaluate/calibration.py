@@ -54,7 +54,7 @@ class Calibration:
 
 
 def measure_calibration(confidences: Sequence[float], right: Sequence[bool]) -> Calibration | None:
-    """Compare confidences, between 0 and 1 exclusive, with which words are right: (N,), (N,).
+    """Compare confidences, between 0 and 1 exclusive, with the facts: (N,), (N,).
 
     Returns None without words. Source of the ECE: Naeini, Cooper and Hauskrecht (2015, "Obtaining
     well calibrated probabilities using Bayesian binning").
@@ -62,12 +62,11 @@ def measure_calibration(confidences: Sequence[float], right: Sequence[bool]) -> 
     values, is_right = np.array(confidences, np.float64), np.array(right, np.bool_)
     if not len(values):
         return None
-    has_both = 0 < is_right.sum() < len(is_right)
-    bins = reliability_bins(confidences, right)
+    has_both, bins = is_right.any() and not is_right.all(), reliability_bins(confidences, right)
     return Calibration(
         AUC=_auc(values, is_right) if has_both else None,
         NCE=_nce(values, is_right) if has_both else None,
-        ECE=sum(one.words * abs(one.confidence - one.right) for one in bins) / len(values),
+        ECE=sum(b.words * abs(b.confidence - b.right) for b in bins) / len(values),
         words=len(is_right),
         right=int(is_right.sum()),
     )
@@ -95,9 +94,9 @@ def _nce(values: Float64s, right: Bools) -> float:
     """Compute the normalized cross entropy as NIST's sclite does.
 
     (H + sum of log2 p of the right words + sum of log2 (1 - p) of the wrong ones) / H, where H is
-    the entropy of the share of right words (NIST SCTK, documentation of sclite;
-    Siu, Gish and Richardson, 1997, "Improved estimation, evaluation and applications of confidence
-    measures for speech recognition").
+    the entropy of the share of right words (documentation of sclite in NIST SCTK; Siu, Gish and
+    Richardson, 1997, "Improved estimation, evaluation and applications of confidence measures for
+    speech recognition").
     """
     share = right.mean()
     entropy = -(right.sum() * np.log2(share) + (~right).sum() * np.log2(1 - share))

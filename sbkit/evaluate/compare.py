@@ -1,10 +1,10 @@
 """Compare runs: which makes the fewest errors, and does each of the others make more?
 
 run folders, or folders of `sbkit score --out` -> the utterances of the test sets that all have
--> for each run its rates, how far they are above those of the best run, and MAPSSWE -> plain data
+-> for each run its rates, their distance from the best run's, and MAPSSWE -> plain data
 -> a table, and a page of two runs
 
-p is that of one pair: among many runs, one is the best by chance.
+p holds for one pair: among many runs, one is the best by chance.
 """
 
 from collections import Counter
@@ -78,10 +78,9 @@ def compare_runs(folders: Sequence[Path]) -> Figures:
 def compare(name: str, runs: Sequence[ComparedRun]) -> Figures:
     """Compare runs on the same utterances, in any order.
 
-    Returns the rates of each run, how far they are above those of the run with the fewest errors,
-    and MAPSSWE between both. For a language without spaces between words, all counts are of
-    characters, and there is no WER. Of two runs, it also returns the utterances whose errors
-    differ most, the largest difference first.
+    Returns the rates of each run, how far they are above the rates of the run with the fewest
+    errors, and MAPSSWE between both; for two runs also the utterances whose errors differ most, the
+    largest difference first. A language without spaces between words has no WER.
 
     Raises DataError if the references differ.
     """

@@ -1,24 +1,25 @@
 """How certain an error rate is, and whether two recognizers differ.
 
-The 95 % interval of a rate is from a bootstrap over speakers or clips. Clips of one speaker fail
-together, so speakers are drawn if they are known: a resample has as many units as there are, drawn
-with replacement, and its rate is all its errors divided by all its words. The ends are the 2.5 %
-and 97.5 % percentiles (Bisani & Ney, ICASSP 2004). An interval over clips says nothing about
-speakers who are not in the test, and one over few units is too narrow: in 1,000 simulations of
-speakers with individual rates, intervals over 2, 5, 10, 20 and 60 speakers contained the true rate
-in 51, 84, 90, 93 and 94 %.
+The 95 % interval of a rate is from a bootstrap over speakers, or over clips if nobody has named the
+speakers: clips of one speaker fail together. A resample has as many units as there are, drawn with
+replacement, and its rate is all its errors divided by all its words. The ends are the 2.5 % and
+97.5 % percentiles (Bisani & Ney, ICASSP 2004). An interval over clips says nothing about speakers
+who are not in the test, and one over few units is too narrow: in 1,000 simulations of speakers with
+individual rates, intervals over 2, 5, 10, 20 and 60 speakers contained the true rate in 51, 84, 90,
+93 and 94 %.
 
 MAPSSWE is the matched-pair sentence-segment word error test of Gillick & Cox (ICASSP 1989), as in
 NIST's sc_stats: do two recognizers make different numbers of errors on the same references?
 Segments are cut where both have two correct words in a row, so that an error in one segment says
 little about the next. Segments without an error are left out. Z = mean / (sd / sqrt n) of the
-differences of the error counts. Segments count as independent, even those of one speaker: whether a
-difference holds for other speakers is shown by its interval.
+differences of the error counts. Segments count as independent, even within one speaker; the
+interval of a difference shows whether it holds for other speakers.
 """
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -136,14 +137,11 @@ def mapsswe(triples: Iterable[tuple[str, str, str]], *, by_words: bool = True) -
 
     Returns the number of segments, the mean difference A - B, Z and the two-sided p; if no test is
     possible, Z and p are None, and `reason` says why. Characters replace words in a language
-    without spaces between them. Segments and Z equal those of sc_stats (SCTK 2.4.10). p assumes
-    that Z is normal, for which Gillick & Cox ask for some fifty segments.
+    without spaces between them. Segments and Z equal sc_stats' (SCTK 2.4.10). p assumes that Z is
+    normal; Gillick & Cox ask for some fifty segments.
     """
-    differences = [
-        difference
-        for triple in triples
-        for difference in segment_differences(*triple, by_words=by_words)
-    ]
+    segments = (segment_differences(*triple, by_words=by_words) for triple in triples)
+    differences = [*chain.from_iterable(segments)]
     count = len(differences)
     mean = float(np.mean(differences)) if differences else 0.0
     figures = {"segments": count, "mean": mean, "z": None, "p": None}

@@ -42,7 +42,7 @@ def write_summary(
         audio_seconds: all audio that was trained on in that time, over all epochs and ranks. The
             figure ``rtfx`` is the quotient of both, null for a run that did not train.
         device: where the run was trained.
-        provenance: the record of what was tested.
+        provenance: the record of the tested model (`sbkit/checkpoint/provenance.py`).
     """
     accelerator = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     summary = {

@@ -36,7 +36,7 @@ from sbkit.evaluate.wer import (
 )
 from sbkit.text.word import Word
 
-PROVENANCE = "provenance"  # beside the figures, a record (`sbkit/checkpoint/provenance.py`)
+PROVENANCE = "provenance"  # a record beside the figures (`sbkit/checkpoint/provenance.py`)
 PREFIX, SUFFIX = "utterances_", ".jsonl"
 MAX_SILENT_SHARE = 0.1  # of the characters of the references; below, the model is silent
 
@@ -194,7 +194,6 @@ def _interval_figures(scored: Sequence[ScoredUtterance]) -> Figures:
 
 
 def _intervals(scored: Sequence[ScoredUtterance]) -> dict[str, Interval]:
-    """Compute the intervals of both rates over the speakers if they are known, else the clips."""
     groups = group_by_speaker(
         [utterance.id for utterance in scored], [utterance.speaker for utterance in scored]
     )

@@ -207,8 +207,8 @@ def replace_language_models(
     file.unlink(missing_ok=True)
     if is_arpa(text):
         models |= _read_arpa_model(text, orders, tokenizer)
-        kept = {name: model for name, model in models.items() if orders[name]}
-        save(kept, file, metadata={"made_of": text.name, "tokenizer": digest_of(tokenizer)})
+        models = {name: model for name, model in models.items() if orders[name]}
+        save(models, file, metadata={"made_of": text.name, "tokenizer": digest_of(tokenizer)})
         return [f"language model: {text}"]
     return ensure_language_models(
         file,
