@@ -166,9 +166,7 @@ class BeamDecoder:
     'ba'
 
     Args:
-        tokenizer: the tokenizer of the model.
         language_models: the models, or their file, which is loaded when it is first needed.
-        beam_size: number of hypotheses.
         weights: None to have them fitted to the validation sets at the end of training.
         attention_rescoring: whether the attention decoder's score is added to the hypotheses.
         decoder_type: "beam" for prefix beam search; "graph" for the best path through a decoding

@@ -168,12 +168,10 @@ def decoder(beam: BeamDecoder) -> CtcDecoder:
     return CtcDecoder(beam.with_hotwords(["norse"]), words)
 
 
-def clips_of(decoder: CtcDecoder) -> list[DecoderInput]:
-    rows = [spoken(decoder.aligner.tokenizer, text, {}) for text in TEXTS]
-    return [
-        DecoderInput(log_probs=row, samples=len(row) * STEP, start=10.0 * index)
-        for index, row in enumerate(rows)
-    ]
+@pytest.fixture
+def clips(tokenizer: Tokenizer) -> list[DecoderInput]:
+    rows = enumerate(spoken(tokenizer, text, {}) for text in TEXTS)
+    return [DecoderInput(log_probs=row, samples=len(row) * STEP, start=10.0 * n) for n, row in rows]
 
 
 @pytest.fixture
@@ -182,9 +180,11 @@ def always_pooled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_pool_of_processes_equals_one_process(
-    decoder: CtcDecoder, always_pooled: None, monkeypatch: pytest.MonkeyPatch
+    decoder: CtcDecoder,
+    clips: list[DecoderInput],
+    always_pooled: None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    clips = clips_of(decoder)
     bad = DecoderInput(log_probs=np.full((3, 99), np.nan), samples=3 * STEP, start=0)
     pool = DecoderPool(decoder, processes=2)
     results = pool.decode(clips, times=True)
@@ -219,8 +219,10 @@ def test_phrases_of_a_clip_bias_only_that_clip(
     assert has_confidence == [True, False, True, True]
 
 
-def test_pool_reports_a_killed_process(decoder: CtcDecoder, always_pooled: None) -> None:
-    many, clips = DecoderPool(decoder, processes=2), clips_of(decoder)
+def test_pool_reports_a_killed_process(
+    decoder: CtcDecoder, clips: list[DecoderInput], always_pooled: None
+) -> None:
+    many = DecoderPool(decoder, processes=2)
     many.decode(clips, times=True)
     assert many._processes is not None
     os.kill(next(iter(many._processes._processes)), signal.SIGKILL)
@@ -245,10 +247,10 @@ print(len(many.decode(clips, times=False)))
 
 
 def test_pool_needs_no_main_block_and_need_not_be_closed(
-    decoder: CtcDecoder, tmp_path: Path
+    decoder: CtcDecoder, clips: list[DecoderInput], tmp_path: Path
 ) -> None:
     (tmp_path / "script.py").write_text(NEVER_CLOSED)
-    (tmp_path / "reader").write_bytes(pickle.dumps((decoder, clips_of(decoder))))
+    (tmp_path / "reader").write_bytes(pickle.dumps((decoder, clips)))
     done = subprocess.run(
         [sys.executable, "-W", "error", tmp_path / "script.py", tmp_path / "reader"],
         env={**os.environ, "PYTHONPATH": str(ROOT)},

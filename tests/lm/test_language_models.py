@@ -18,9 +18,8 @@ from sbkit.text.tokenizer import Tokenizer
 from tests.decoding.by_definition import sentence_log_prob
 from tests.decoding.spoken import TEXTS, char_tokenizer, train_models
 
-SENTENCES = [
-    line.split() for line in (Path(__file__).parent / "data/sentences.txt").read_text().splitlines()
-]
+DATA = Path(__file__).parent / "data"
+SENTENCES = [*map(str.split, (DATA / "sentences.txt").read_text().splitlines())]
 TEXT = "The bird sings.\n\nA bird, a tree!\nThe tree sings\n"
 
 
@@ -29,23 +28,24 @@ def tokenizer(tmp_path: Path) -> Tokenizer:
     return char_tokenizer(tmp_path)
 
 
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "lm.safetensors"
+
+
 def test_models_are_trained_once_and_again_for_another_text(
-    tmp_path: Path, tokenizer: Tokenizer
+    file: Path, tokenizer: Tokenizer
 ) -> None:
-    file = tmp_path / "lm.safetensors"
-    messages = train_models(file, tokenizer)
-    assert messages[0].startswith(
-        "language model of words: 2-grams of 60 words in 12 sentences, 11 "
-    )
-    assert "too little text" in messages[0]
+    message, *_ = train_models(file, tokenizer)
+    assert message.startswith("language model of words: 2-grams of 60 words in 12 sentences, 11 ")
+    assert "too little text" in message
     assert train_models(file, tokenizer, []) == []
     assert train_models(file, tokenizer, source="others")
 
 
 def test_text_in_other_letters_does_not_replace_the_models_of_a_run(
-    tmp_path: Path, tokenizer: Tokenizer
+    file: Path, tokenizer: Tokenizer
 ) -> None:
-    file = tmp_path / "lm.safetensors"
     train_models(file, tokenizer)
     before = file.read_bytes()
     with pytest.raises(SbkitError, match="100.0% of its words have letters that no token spells"):
@@ -57,10 +57,10 @@ def test_text_in_other_letters_does_not_replace_the_models_of_a_run(
 
 @pytest.mark.parametrize("name", ["words", "tokens"])
 def test_arpa_file_replaces_the_model_of_its_kind(
-    tmp_path: Path, tokenizer: Tokenizer, name: str
+    file: Path, tokenizer: Tokenizer, name: str
 ) -> None:
     """The other model is trained on the transcripts."""
-    file, arpa = tmp_path / "lm.safetensors", tmp_path / "talks.arpa"
+    arpa = file.with_name("talks.arpa")
     train_models(file, tokenizer)
     theirs = getattr(load_language_models(file, tokenizer), name)
     write_arpa(theirs, arpa)
@@ -71,9 +71,9 @@ def test_arpa_file_replaces_the_model_of_its_kind(
 
 
 def test_arpa_file_of_another_order_or_spelling_is_refused(
-    tmp_path: Path, tokenizer: Tokenizer
+    file: Path, tokenizer: Tokenizer
 ) -> None:
-    arpa, file = tmp_path / "talks.arpa", tmp_path / "lm.safetensors"
+    arpa = file.with_name("talks.arpa")
     write_arpa(train([text.split() for text in TEXTS], order=2).model, arpa)
     with pytest.raises(SbkitError, match="2-gram model of words, .* is 3. Pass --word_lm"):
         train_models(file, tokenizer, [], words=3, arpa=arpa)
@@ -93,7 +93,7 @@ def test_is_arpa_checks_the_name_and_the_data(
     assert is_arpa(tmp_path / name) is expected
 
 
-# -- `sbkit lm` ----------------------------------------------------------------------------------
+# -- `sbkit lm`
 
 
 def test_lm_command_normalizes_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,16 +103,15 @@ def test_lm_command_normalizes_words(tmp_path: Path, capsys: pytest.CaptureFixtu
     output = capsys.readouterr().out
     assert output.startswith("language model of words: 2-grams of 10 words in 3 sentences, 5 ")
     model = read_arpa(out)
-    assert model.order == 2
-    assert model.words[3:] == ("a", "bird", "sings", "the", "tree")
+    assert (model.order, model.words[3:]) == (2, ("a", "bird", "sings", "the", "tree"))
 
 
 def test_lm_command_spells_a_text_in_tokens(tmp_path: Path) -> None:
     text, out = tmp_path / "a.txt", tmp_path / "tokens.arpa"
     text.write_text(TEXT)
     tokenizer = char_tokenizer(tmp_path / "run", ["the bird sings", "a tre"])
-    options = ["--language=en", "--order=4", "--out", str(out), "--tokenizer"]
-    assert sbkit(["lm", str(text), *options, str(tmp_path / "run")]) == 0
+    options = ["--language=en", "--order=4", "--tokenizer", str(tmp_path / "run")]
+    assert sbkit(["lm", str(text), *options, "--out", str(out)]) == 0
     assert set(read_arpa(out).words[3:]) <= set(tokenizer.pieces())
 
 
@@ -175,15 +174,14 @@ def test_save_and_load_keep_the_models(tmp_path: Path) -> None:
         assert sentence_log_prob(models["words"], words) == sentence_log_prob(model, words)
 
 
-def test_equal_models_give_equal_bytes(tmp_path: Path) -> None:
-    about = {name: name for name in "abcdefgh"}
-    models = {"words": train(SENTENCES, order=2).model}
-    contents = set()
-    for number in range(3):
-        save(models, tmp_path / f"{number}.safetensors", metadata=about)
-        contents.add((tmp_path / f"{number}.safetensors").read_bytes())
+def test_equal_models_give_equal_bytes(file: Path) -> None:
+    metadata = {name: name for name in "abcdefgh"}
+    models, contents = {"words": train(SENTENCES, order=2).model}, set()
+    for _ in range(3):
+        save(models, file, metadata=metadata)
+        contents.add(file.read_bytes())
     assert len(contents) == 1
-    assert about.items() <= load(tmp_path / "0.safetensors")[1].items()
+    assert metadata.items() <= load(file)[1].items()
 
 
 def change(file: Path, name: str, array: Array, **orders: object) -> None:
@@ -224,7 +222,6 @@ SPOILED: dict[str, Callable[[Path], object]] = {
 def test_load_refuses_a_damaged_file(tmp_path: Path, name: str) -> None:
     file = stored(tmp_path)
     SPOILED[name](file)
-    with pytest.raises(
-        SbkitError, match=r"is not a file of language models, or is damaged .*\. Train them"
-    ):
+    message = r"is not a file of language models, or is damaged .*\. Train them"
+    with pytest.raises(SbkitError, match=message):
         load(file)
