@@ -55,14 +55,13 @@ class ConvFrontEnd(nn.Module):
         self.norm = nn.LayerNorm(d_model)
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        x = _mask_padding(self.normalize(features), lengths)
-        past = (self.start() if self.is_causal else {}).values()
-        past_rows = [frames.expand(x.shape[0], -1, -1) for frames in past]
-        x, lengths, _ = self._convolve(x, lengths, past_rows)
+        past = self.start().values() if self.is_causal else ()
+        past_rows = [frames.expand(len(features), -1, -1) for frames in past]
+        x, lengths, _ = self._convolve(features, lengths, past_rows)
         return x, lengths
 
     def start(self) -> dict[str, Tensor]:
-        """Return its fields of the `EncoderState` of one session before the first chunk."""
+        """Return its fields of one session's `EncoderState` before the first chunk."""
         zeros = self.norm.weight.new_zeros
         sizes = {"features": self.conv1.in_channels, "hidden": self.conv2.in_channels}
         return {name: zeros(1, KEPT, size) for name, size in sizes.items()}
@@ -74,22 +73,23 @@ class ConvFrontEnd(nn.Module):
 
         lengths: the whole chunk, a multiple of four, for a session that continues.
         """
-        x = _mask_padding(self.normalize(features), lengths)
-        x, lengths, convolved = self._convolve(x, lengths, (state.features, state.hidden))
+        past = (state.features, state.hidden)
+        x, lengths, convolved = self._convolve(features, lengths, past)
         features, hidden = (last_frames(frames, KEPT) for frames in convolved)
         return x, lengths, replace(state, features=features, hidden=hidden)
 
     def _convolve(
-        self, x: Tensor, lengths: Tensor, past: Sequence[Tensor]
+        self, features: Tensor, lengths: Tensor, past: Sequence[Tensor]
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Convolve twice, after the frames of ``past`` if it is causal.
 
         Also returns the input of each causal convolution.
         """
-        inputs: list[Tensor] = []
+        x, inputs = self.normalize(features), []
         for index, convolve in enumerate((self.conv1, self.conv2)):
             if index:
-                x = _mask_padding(nn.functional.silu(x), lengths)  # (B, ceil(T/2), C)
+                x = nn.functional.silu(x)  # (B, ceil(T/2), C)
+            x = x * length_mask(lengths, x.shape[1], x.device).unsqueeze(-1)
             if past:
                 inputs.append(torch.cat([past[index], x], 1))
                 x = nn.functional.pad(inputs[index], (0, 0, 0, 1))
@@ -102,7 +102,3 @@ class ConvFrontEnd(nn.Module):
 
 def _halve(lengths: Tensor) -> Tensor:
     return (lengths + STRIDE - 1) // STRIDE  # rounds up, as the padded convolution does
-
-
-def _mask_padding(x: Tensor, lengths: Tensor) -> Tensor:
-    return x * length_mask(lengths, x.shape[1], x.device).unsqueeze(-1)
