@@ -134,7 +134,7 @@ class Weights:
     attention: float = 1.0
 
     @classmethod
-    def of(cls, values: Any) -> Self:
+    def of(cls, values: Mapping[str, float]) -> Self:
         """Read weights from plain data; raise ConfigError unless they are numbers by name."""
         try:
             weights = cls(**values)
@@ -287,7 +287,6 @@ class BeamDecoder:
         graph = make_graph(
             words=words,
             tokenizer=self.tokenizer,
-            blank=vocabulary.blank,
             scale=weights.word,
             word_bonus=weights.word_bonus,
             unknown=weights.unknown,

@@ -52,7 +52,6 @@ def make_graph(
     *,
     words: NgramModel,
     tokenizer: Tokenizer,
-    blank: int,
     scale: float,
     word_bonus: float,
     unknown: float,
@@ -62,7 +61,6 @@ def make_graph(
     Args:
         words: the model of words.
         tokenizer: spells the words.
-        blank: the id of CTC's blank.
         scale: factor of the model's log-probabilities.
         word_bonus: added for each word.
         unknown: added for each unknown word, besides the cost of its tokens.
@@ -87,7 +85,7 @@ def make_graph(
     _determinize(fst, spoken)
     fst.minimize_encoded(spoken)
     fst.arcsort(spoken, sort_type="ilabel")
-    topology = _topology(lexicon.tokens, blank, marks)
+    topology = _topology(lexicon.tokens, tokenizer.vocabulary.blank, marks)
     fst.arcsort(topology, sort_type="olabel")
     return fst.compose(topology, spoken)
 
@@ -107,8 +105,8 @@ def _determinize(fst: Any, spoken: Any) -> None:
 
 def _compile(start: int, arcs: Iterable[Arc], finals: Iterable[tuple[int, float]]) -> Any:
     """Compile a transducer; OpenFst starts at the state that the first line names."""
-    first = sorted(arcs, key=lambda arc: arc[0] != start)
-    lines = [f"{a} {b} {label} {out} {cost:.9g}" for a, b, label, out, cost in first]
+    from_start_first = sorted(arcs, key=lambda arc: arc[0] != start)
+    lines = [f"{a} {b} {label} {out} {cost:.9g}" for a, b, label, out, cost in from_start_first]
     lines += [f"{state} {cost:.9g}" for state, cost in finals]
     return require_package("kaldifst", extra="graph").compile("\n".join(lines) + "\n")
 
@@ -177,11 +175,13 @@ class LexiconArcs:
         start = first + automaton.start
         self.arcs.append((begin, start, marks.unknown, UNKNOWN + 1, 0.0))
         for source, target, word, weight in automaton.words:
-            is_inside = first + source != start
-            if word == UNKNOWN or (is_inside and self._begins_word(int(model.words[word]))):
+            if word == UNKNOWN:
                 continue
-            ends = first + source, first + target
-            self.arcs.append((*ends, int(model.words[word]) + 1, 0, -self._scale * weight))
+            token = int(model.words[word])
+            begins_word = self._tokenizer.texts[token].startswith(SPACE)
+            if first + source == start or not begins_word:
+                ends = first + source, first + target
+                self.arcs.append((*ends, token + 1, 0, -self._scale * weight))
         for source, target, _, weight in automaton.backoffs:
             if begin == 0 or first + source != start:
                 ends = first + source, first + target
@@ -189,9 +189,6 @@ class LexiconArcs:
         for source, _, _, weight in automaton.ends:
             self.arcs.append((first + source, 1, 0, 0, -self._scale * weight))
         self._num_states = 1 + max(max(arc[:2]) for arc in self.arcs)
-
-    def _begins_word(self, token: int) -> bool:
-        return self._tokenizer.texts[token].startswith(SPACE)
 
 
 # ---- H: input labels are tokens + 1

@@ -17,7 +17,7 @@ W words of an utterance; step: samples from one frame to the next.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
@@ -151,9 +151,9 @@ class WordOffsets:
     end: float = 3.05
 
     @classmethod
-    def of(cls, value: Any) -> "WordOffsets":
+    def of(cls, values: Mapping[str, float]) -> Self:
         """Read offsets from plain data; raise ValueError or TypeError if they are invalid."""
-        offsets = cls(**value)
+        offsets = cls(**values)
         if not all(abs(offset) <= MAX_OFFSET_FRAMES for offset in (offsets.start, offsets.end)):
             raise ValueError(f"an offset is beyond {MAX_OFFSET_FRAMES:g} frames")
         return offsets

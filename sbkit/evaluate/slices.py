@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from sbkit.audio.io import Samples
 from sbkit.audio.levels import estimate_snr
@@ -17,7 +17,7 @@ from sbkit.base.messages import printable
 from sbkit.base.units import samples_to_seconds
 from sbkit.evaluate.wer import Figures
 
-Measure = Callable[[Sequence[Any]], Mapping[str, Any]]
+Result = TypeVar("Result")  # of an utterance
 Slices = dict[str, dict[str, Figures]]  # column -> value -> utterances and metrics
 LENGTH, NOISE = "length", "noise"  # columns that all data has
 LENGTH_GROUPS = (0, 2, 5, 10, 20)  # lower limits in seconds
@@ -25,7 +25,7 @@ SNR_GROUPS = (0, 10, 20, 30, 40, 50)  # lower limits in dB (`sbkit/audio/levels.
 EMPTY_VALUE = "(empty)"  # stands for a value that the manifest lacks
 
 
-def require_columns(report_by: Any, tests: Mapping[str, Sequence[str]]) -> None:
+def require_columns(report_by: object, tests: Mapping[str, Sequence[str]]) -> None:
     """Check that every test set has the columns of `report_by`; ``tests``: the columns by name.
 
     Raises ConfigError if `report_by` is not a list of names, or a test set lacks a column.
@@ -80,12 +80,15 @@ def _group(value: float | None, groups: Sequence[int], unit: str) -> str:
 
 
 def measure_slices(
-    names: Sequence[str], columns: Sequence[Sequence[str]], results: Sequence[Any], measure: Measure
+    names: Sequence[str],
+    columns: Sequence[Sequence[str]],
+    results: Sequence[Result],
+    measure: Callable[[Sequence[Result]], Mapping[str, object]],
 ) -> Slices:
     """Measure the results for each value of each column; ``columns``: the values of each result."""
     slices: Slices = {}
     for index, name in enumerate(names):
-        by_value: dict[str, list[Any]] = defaultdict(list)
+        by_value: dict[str, list[Result]] = defaultdict(list)
         for values, result in zip(columns, results, strict=True):
             by_value[values[index] or EMPTY_VALUE].append(result)
         slices[name] = {

@@ -25,7 +25,7 @@ BEAM_OF_16 = BeamSettings(vocab_size=4, beam_size=16)
 class LettersTokenizer(Tokenizer):
     """Spell the longest piece first, as sentencepiece does with so few; one id is special."""
 
-    vocabulary = SimpleNamespace(special=(0,), size=4)  # type: ignore[assignment]
+    vocabulary = SimpleNamespace(special=(0,), size=4, blank=0)  # type: ignore[assignment]
 
     def __init__(self, pieces: Sequence[str]) -> None:
         self._known = pieces

@@ -122,7 +122,7 @@ class Walks:
 def test_decoder_finds_the_best_path_by_definition(pieces: Sequence[str]) -> None:
     how = LettersTokenizer(pieces)
     model = train((text.split() for text in SENTENCES), order=3).model
-    graph = make_graph(words=model, tokenizer=how, blank=0, **WEIGHTS)
+    graph = make_graph(words=model, tokenizer=how, **WEIGHTS)
     decoder = GraphDecoder(graph=graph, vocab_size=4, blank=0)
     definition, compared = ByDefinition(model, how), 0
     for log_probs in filter(len, random_matrices(42)):
