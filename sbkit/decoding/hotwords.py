@@ -84,10 +84,9 @@ class HotwordScorer:
         self._tokenizer = tokenizer
         self._letters = {phrase: tokenizer.letters(phrase) for phrase in rewards}
         self._root = _build({self._letters[phrase]: score for phrase, score in rewards.items()})
-        self._before_word = self._root.children[SPACE]
 
     def start(self) -> Hashable:
-        return PhraseState(self._before_word, False)
+        return PhraseState(self._root.children[SPACE], False)
 
     def step(self, state: PhraseState, token: int) -> tuple[float, Hashable]:
         """Return the reward and change of credit of a token's characters, and the next state."""
@@ -134,13 +133,11 @@ class HotwordScorer:
 def reward_phrases(phrases: Collection[str], tokenizer: Tokenizer) -> dict[str, float]:
     """Return the reward of each phrase of a list, by its letters and the length of the list."""
     penalty = math.log(max(1, len(phrases)))
-    num_letters = {
-        phrase: min(MAX_REWARDED_LETTERS, len(tokenizer.letters(phrase))) for phrase in phrases
-    }
-    return {
-        phrase: max(0.0, PHRASE_REWARD + LETTER_REWARD * count - penalty)
-        for phrase, count in num_letters.items()
-    }
+    rewards: dict[str, float] = {}
+    for phrase in phrases:
+        num_letters = min(MAX_REWARDED_LETTERS, len(tokenizer.letters(phrase)))
+        rewards[phrase] = max(0.0, PHRASE_REWARD + LETTER_REWARD * num_letters - penalty)
+    return rewards
 
 
 def _build(rewards: Mapping[str, float]) -> PhraseNode:

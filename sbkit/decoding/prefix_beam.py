@@ -263,15 +263,13 @@ class PrefixBeamSearch:
         """
         hypotheses: list[Hypothesis] = []
         for prefix in state.beam:
-            added = prefix.added + self._scorer.end(prefix.state.scorer_state)
-            score = prefix.total + added
-            hypotheses.append(
-                Hypothesis(
-                    tokens=prefix.tokens(), score=score, ctc_score=prefix.total, lm_score=added
+            ctc, added = prefix.total, prefix.added + self._scorer.end(prefix.state.scorer_state)
+            if (score := ctc + added) > -inf:
+                tokens = prefix.tokens()
+                hypotheses.append(
+                    Hypothesis(tokens=tokens, score=score, ctc_score=ctc, lm_score=added)
                 )
-            )
-        possible = [hypothesis for hypothesis in hypotheses if hypothesis.score > -inf]
-        return sorted(possible, key=attrgetter("score"), reverse=True)
+        return sorted(hypotheses, key=attrgetter("score"), reverse=True)
 
     def _stay(self, beam: list[Prefix], frame: Frame, index: int) -> None:
         """Let each prefix read a blank or its last token again, which does not extend it."""
@@ -413,15 +411,15 @@ def extend_lexicon(root: LexiconNode, entries: Iterable[Entry]) -> LexiconNode:
     words, however large the tree is.
     """
     new_root = _copy(root)
-    own: set[int] = set()  # ids of nodes that no other tree has, so that they may be changed
+    unshared: set[int] = set()  # ids of nodes that no other tree has, so that they may be changed
     for letters, word, value in entries:
         node = new_root
         for letter in letters:
             node.best = max(node.best, value)
             child = node.children.get(letter)
-            if child is None or id(child) not in own:
+            if child is None or id(child) not in unshared:
                 child = node.children[letter] = LexiconNode() if child is None else _copy(child)
-                own.add(id(child))
+                unshared.add(id(child))
             node = child
         node.best = max(node.best, value)
         node.word = word if node.word is None else node.word

@@ -3,7 +3,7 @@
 import operator
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import KW_ONLY, astuple, dataclass
+from dataclasses import KW_ONLY, asdict, astuple, dataclass
 from functools import cached_property
 from itertools import zip_longest
 from typing import Any
@@ -14,6 +14,7 @@ from rich.cells import cell_len, set_cell_size
 from sbkit.text.word import Word
 
 Figures = dict[str, Any]  # rates, counts and intervals by name, as plain data for JSON
+ERROR_KINDS = ("substitutions", "deletions", "insertions")
 UNIT_OF_RATE = {"WER": "words", "CER": "characters"}
 SPACE = "\N{OPEN BOX}"  # stands for a space when characters are aligned
 
@@ -40,13 +41,6 @@ class ErrorCounts:
     def errors(self) -> int:
         return self.substitutions + self.deletions + self.insertions
 
-    def by_kind(self) -> dict[str, int]:
-        return {
-            "substitutions": self.substitutions,
-            "deletions": self.deletions,
-            "insertions": self.insertions,
-        }
-
     @property
     def rate(self) -> float:
         """Return the errors per word, a fraction that may exceed 1 because of insertions.
@@ -55,6 +49,9 @@ class ErrorCounts:
         valid in JSON: 0.0 for an empty hypothesis, else the number of insertions.
         """
         return self.errors / max(self.reference_length, 1)
+
+    def by_kind(self) -> dict[str, int]:
+        return {name: count for name, count in asdict(self).items() if name in ERROR_KINDS}
 
 
 @dataclass(frozen=True, kw_only=True)

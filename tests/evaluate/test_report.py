@@ -4,6 +4,7 @@ import base64
 import hashlib
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from sbkit.evaluate.report import (
     write_report,
 )
 from sbkit.evaluate.run_results import RunResults
-from sbkit.evaluate.wer import ScoredUtterance, pair_units
+from sbkit.evaluate.wer import Figures, ScoredUtterance, pair_units
 from sbkit.evaluate.wer_report import slice_error_rates
 from sbkit.logs.metric import Metric
 from tests.logs.reports import results, tone, write_example
@@ -65,14 +66,19 @@ def test_page_has_at_most_six_megabytes(tmp_path: Path, monkeypatch: pytest.Monk
     assert page.stat().st_size < static + 20_000 + 400 * count
 
 
+def page_of(folder: Path, test: dict[str, Figures], **options: Any) -> str:
+    """Write the page of a run without texts."""
+    run = RunResults(name="x", test=test, utterances={}, log=[], data=None)
+    write_report(folder / "report.html", [run], clips=lambda name, ids, most: {}, **options)
+    return (folder / "report.html").read_text("utf-8")
+
+
 def test_page_shows_the_largest_slices(tmp_path: Path) -> None:
     figures = {**slice_error_rates([ScoredUtterance("a", "a b", "a c")]), "utterances": 1}
     values = {f"speaker {n:05}": figures for n in range(20_000)}
     values["speaker 19999"] = {**figures, "utterances": 9}
-    test = {"test": {"report_by": {"speaker": values, "length": {"short": figures}}}}
-    run = RunResults(name="x", test=test, utterances={}, log=[], data=None)
-    write_report(tmp_path / "report.html", [run], clips=no_clips)
-    page = (tmp_path / "report.html").read_text("utf-8")
+    by = {"speaker": values, "length": {"short": figures}}
+    page = page_of(tmp_path, {"test": {"report_by": by}})
     assert len(page) < 500_000
     speakers = [f"speaker {n:05}" for n in (0, 198, 19_999)]
     assert all(f"<td>{speaker}<" in page for speaker in speakers)
@@ -110,26 +116,12 @@ def test_unknown_words_are_counted_with_their_substitutes() -> None:
     ]
 
 
-def no_clips(name: str, ids: list[str], most: int) -> dict[str, str]:
-    return {}
-
-
 def test_page_shows_any_metrics(tmp_path: Path) -> None:
     test = {"a": {"loss": 2.5, "report_by": {"speaker": {"ann": {"utterances": 2, "loss": 3.25}}}}}
-    run = RunResults(name="x", test=test, utterances={}, log=[], data=None)
-    metrics = {"loss": Metric(is_fraction=False)}
-    write_report(tmp_path / "report.html", [run], clips=no_clips, metrics=metrics)
-    page = (tmp_path / "report.html").read_text("utf-8")
-    assert ">2.5" in page
-    assert ">3.25" in page
+    page = page_of(tmp_path, test, metrics={"loss": Metric(is_fraction=False)})
+    assert ">2.5" in page and ">3.25" in page
     interval = {"low": 0.5, "high": 0.9, "unit": "clip", "unit_count": 9}
     figures = {"accuracy": 0.7, "utterances": 10, "accuracy_interval": interval}
-    run = RunResults(name="x", test={"test": figures}, utterances={}, log=[], data=None)
-    write_report(
-        tmp_path / "report.html", [run], clips=no_clips, metrics={"accuracy": Metric()}
-    )  # of a classifier
-    page = (tmp_path / "report.html").read_text("utf-8")
+    page = page_of(tmp_path, {"test": figures}, metrics={"accuracy": Metric()})  # of a classifier
     assert "70.0 %" in page and "50.0 to 90.0" in page and 'id="table"' not in page
-    untested = RunResults(name="x", test={}, utterances={}, log=[], data=None)
-    write_report(tmp_path / "report.html", [untested], clips=no_clips)
-    assert "Nothing was tested." in (tmp_path / "report.html").read_text("utf-8")
+    assert "Nothing was tested." in page_of(tmp_path, {})
