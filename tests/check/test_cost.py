@@ -112,9 +112,6 @@ def test_check_command_prints_the_cost_unless_another_machine_is_meant(
     assert record["cost"]["seconds_of_run"] > record["cost"]["seconds_per_epoch"] > 0
 
 
-# -- batch_seconds: auto ---------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("failing_seconds", "max_seconds", "expected"),
     [

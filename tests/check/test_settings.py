@@ -27,8 +27,6 @@ print("held", flush=True)
 time.sleep(300)"""
 OPTIONS = ("--number_of_epochs=2", "--average_checkpoints=2")
 
-# -- keys that nothing reads -----------------------------------------------------------------------
-
 
 def test_knobs_remember_every_way_of_reading_a_key() -> None:
     knobs = Knobs({"train_rows": 1, "lr": 2, "seed": 3, "other": 4})
@@ -94,9 +92,6 @@ def test_every_key_of_the_yamls_is_read(
     assert list(unread(planned.document, names)) == ["forgotten_knob"]
 
 
-# -- the machine -----------------------------------------------------------------------------------
-
-
 def test_target_counts_as_the_machine() -> None:
     for target, device, placed in (
         ("cuda:8", None, "cuda:0"),
@@ -123,9 +118,6 @@ def test_device_number_beside_torchrun_is_found(monkeypatch: pytest.MonkeyPatch)
     (finding,) = [finding for finding in findings if finding.check == "placement"]
     assert finding.where == planned.place("device")
     assert "torchrun starts 8 processes" in str(finding)
-
-
-# -- the run folder --------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -20,9 +20,6 @@ Row = dict[str, str]
 LETTERS = f"{ascii_lowercase} '"
 
 
-# -- edits of a release ------------------------------------------------------------------------
-
-
 def rewrite(release: Path, split: str, rows: list[Row]) -> None:
     lines = ["\t".join(rows[0]), *("\t".join(row.values()) for row in rows)]
     (release / f"{split}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -84,9 +81,6 @@ def with_shared_sentence(release: Path) -> None:
 
 def with_train_as_dev(release: Path) -> None:
     shutil.copy2(release / "train.tsv", release / "dev.tsv")
-
-
-# -- edits of the tokenizer --------------------------------------------------------------------
 
 
 def tokenizer_of(letters: str, **names: str) -> Edit:

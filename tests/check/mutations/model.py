@@ -22,9 +22,6 @@ CTC = "hparams/ctc.yaml"
 LOBES = "hparams/ctc_speechbrain.yaml"
 
 
-# -- mistakes of a recipe -----------------------------------------------------------------------
-
-
 class Scorer:
     """An object that holds a module but is none, as a beam search may be."""
 
