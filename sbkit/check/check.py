@@ -17,7 +17,7 @@ from sbkit.train.run import Run
 
 logger = logging.getLogger(__name__)
 
-Check = Callable[[PlannedRun], Iterable[Finding]]
+Check = Callable[[PlannedRun], Iterable[Finding] | None]  # None: it only raises
 
 CHECKS_OF_VALUES: tuple[Check, ...] = (  # nothing is built for them
     settings.check_ranges,
@@ -93,7 +93,7 @@ def summary(findings: Sequence[Finding]) -> str:
 def _run(check: Check, planned: PlannedRun) -> Iterator[Finding]:
     name = check.__name__.removeprefix("check_")
     try:
-        for finding in check(planned):
+        for finding in check(planned) or ():
             yield replace(finding, check=name)
     except MissingPartError:
         return

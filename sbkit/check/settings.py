@@ -175,7 +175,7 @@ def check_batches(planned: PlannedRun) -> Iterator[Finding]:
         )
 
 
-def check_run_folder(planned: PlannedRun) -> tuple[Finding, ...]:
+def check_run_folder(planned: PlannedRun) -> None:
     """Refuse, as training does, a run folder that belongs to another run."""
     folder = planned.run_folder / CHECKPOINTS
     if folder.is_dir():
@@ -185,14 +185,12 @@ def check_run_folder(planned: PlannedRun) -> tuple[Finding, ...]:
             planned.prepare_labels()  # writes the label file, which is compared too
             planned.make_run_config().check_continues(planned.run_folder)
             check_weights(planned.build_hparams()["checkpointer"], newest)
-    return ()
 
 
-def check_initial_weights(planned: PlannedRun) -> tuple[Finding, ...]:
+def check_initial_weights(planned: PlannedRun) -> None:
     """Refuse, as training does, `pretrained` and `init_from` without the weights of the model."""
     if newest_checkpoint(planned.run_folder / CHECKPOINTS) is None:
         planned.results[INITIAL_WEIGHTS] = planned.load_initial_weights()
-    return ()
 
 
 def check_export(planned: PlannedRun) -> Iterator[Finding]:

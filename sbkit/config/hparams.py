@@ -101,9 +101,6 @@ class KnobAttributes:
         return self.knobs[name]
 
 
-# -- the YAML as it takes effect -------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Resolved:
     """A YAML as it takes effect.
@@ -201,9 +198,6 @@ def _dump(tree: CommentedMap) -> str:
     with clean_ruamel():
         writer.dump(tree, stream)
     return stream.getvalue()
-
-
-# -- building --------------------------------------------------------------------------------------
 
 
 class _BuildError(Exception):
