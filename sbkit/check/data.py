@@ -81,7 +81,15 @@ def check_labels(planned: PlannedRun) -> Iterator[Finding]:
 
 
 def _check_sizes(planned: PlannedRun) -> Iterator[Finding]:
-    sizes = dict(_sizes(planned))
+    """Compare the rows or outputs of every part that has one per token."""
+    hparams = planned.build_hparams()
+    vocab_size = getattr(hparams.get("tokenizer"), "vocab_size", None)
+    sizes = {"the tokenizer": vocab_size} if isinstance(vocab_size, int) else {}
+    heads = {name: hparams.get(name) for name in planned.load_recipe().task.heads}
+    sizes |= {name: head_size(head) for name, head in heads.items() if isinstance(head, nn.Module)}
+    for part in (TransformerPart, WaveformPart):
+        if embedding := token_embedding(hparams.get(part.NAME)):
+            sizes[part.NAME] = embedding.num_embeddings
     reference, expected = next(iter(sizes.items()), ("", 0))
     for name, size in sizes.items():
         if size != expected:
@@ -91,22 +99,6 @@ def _check_sizes(planned: PlannedRun) -> Iterator[Finding]:
                 "tokens",
                 fix="Write `!ref <tokenizer.vocab_size>` for its size.",
             )
-
-
-def _sizes(planned: PlannedRun) -> Iterator[tuple[str, int]]:
-    """Yield every part that has one row or output per token; the first is the reference."""
-    hparams = planned.build_hparams()
-    vocab_size = getattr(hparams.get("tokenizer"), "vocab_size", None)
-    if isinstance(vocab_size, int):
-        yield "the tokenizer", vocab_size
-    for name in planned.load_recipe().task.heads:
-        head = hparams.get(name)
-        if isinstance(head, nn.Module):
-            yield name, head_size(head)
-    for part in (TransformerPart, WaveformPart):
-        embedding = token_embedding(hparams.get(part.NAME))
-        if embedding is not None:
-            yield part.NAME, embedding.num_embeddings
 
 
 def _check_transcripts(planned: PlannedRun) -> Iterator[Finding]:
