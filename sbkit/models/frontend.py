@@ -56,7 +56,7 @@ class ConvFrontEnd(nn.Module):
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         past = self.start().values() if self.is_causal else ()
-        past_rows = [frames.expand(len(features), -1, -1) for frames in past]
+        past_rows = [frames.expand(features.shape[0], -1, -1) for frames in past]
         x, lengths, _ = self._convolve(features, lengths, past_rows)
         return x, lengths
 
