@@ -114,12 +114,12 @@ def planned_run(
 def assert_found(mutation: Mutation, findings: list[Finding], yaml: Path) -> None:
     """Compare the findings with the expected ones, one to one."""
     printed = "\n".join(map(str, findings)) or "nothing"
-    left, document = list(findings), read_document(yaml)
+    unexpected, document = list(findings), read_document(yaml)
     for expected in mutation.expected:
-        match = [finding for finding in left if _is(finding, expected, document)]
+        match = [finding for finding in unexpected if _is(finding, expected, document)]
         assert match, f"{expected} is not found, but:\n{printed}"
-        left.remove(match[0])
-    assert not left, f"beside what is expected, there is:\n{''.join(map(str, left))}"
+        unexpected.remove(match[0])
+    assert not unexpected, "\n".join(map(str, unexpected))
 
 
 def _broken_text(mutation: Mutation) -> str:
