@@ -58,16 +58,9 @@ def make_graph(
 ) -> Any:
     """Build the decoding graph of a model of words, a kaldifst.StdVectorFst.
 
-    Args:
-        words: the model of words.
-        tokenizer: spells the words.
-        scale: factor of the model's log-probabilities.
-        word_bonus: added for each word.
-        unknown: added for each unknown word, besides the cost of its tokens.
-
-    Raises:
-        ConfigError: the graph would be too large.
-        SbkitError: kaldifst is not installed.
+    scale: factor of the model's log-probabilities; word_bonus: added for each word; unknown: added
+    for each unknown word, besides the cost of its tokens.
+    Raises ConfigError if the graph would be too large, SbkitError if kaldifst is not installed.
     """
     fst = require_package("kaldifst", extra="graph")
     if tokenizer.vocab_size > MAX_TOKENS:

@@ -32,9 +32,7 @@ class Calibration:
             chance, None if all words are right or all are wrong.
         NCE: normalized cross entropy: at most 1, 0 for confidences that all equal the share of
             right words, negative for less informative ones; None like AUC.
-        ECE: expected calibration error, the mean distance between confidence and share of right
-            words.
-        words, right: the numbers of words and of right words.
+        ECE: expected calibration error, the mean distance of confidence and share of right words.
 
     >>> print(measure_calibration([0.9, 0.8, 0.2], [True, True, False]))
     AUC 1.0, NCE 0.7, ECE 0.17 (2 right / 3 words)

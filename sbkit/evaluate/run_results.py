@@ -37,7 +37,7 @@ def write_summary(
     Args:
         path: the file.
         test: the figures of each test set by its name.
-        parameters: the size of the model.
+        parameters: the number of the model's parameters.
         train_seconds: wall time of the training.
         audio_seconds: all audio that was trained on in that time, over all epochs and ranks. The
             figure ``rtfx`` is the quotient of both, null for a run that did not train.

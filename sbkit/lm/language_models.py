@@ -224,16 +224,10 @@ def train_texts(
 ) -> str:
     """Train a language model on texts, write it as an ARPA file, and return messages about it.
 
-    Args:
-        texts: files with one sentence per line.
-        order: of the n-grams.
-        language: of the normalizer.
-        tokenizer: a run, a bundle or a model file for a model of its tokens; None for words.
-        out: the ARPA file.
-
-    Raises:
-        SbkitError: a text or the tokenizer cannot be read, the tokens do not spell the text, the
-            order is out of range, or nothing can be written to ``out``.
+    texts: files with one sentence per line; language: of the normalizer; tokenizer: a run, a bundle
+    or a model file for a model of its tokens, None for words; out: the ARPA file.
+    Raises SbkitError if a file cannot be read or written, the tokens do not spell the text, or the
+    order is out of range.
     """
     if out.resolve() in map(Path.resolve, texts):
         raise ConfigError(f"`--out` must be a new file, but {out} is one of the texts.")

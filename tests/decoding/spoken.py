@@ -58,18 +58,15 @@ def spoken(tokenizer: Tokenizer, text: str, confused: dict[int, str]) -> LogProb
         if index in confused:
             probs[2 * index, tokenizer.encode(confused[index])[-1]] = 0.55
         probs[2 * index + 1, tokenizer.vocabulary.blank] = 1.0
-    scores: LogProbs = np.log(probs / probs.sum(1, keepdims=True))
-    return scores
+    return np.asarray(np.log(probs / probs.sum(1, keepdims=True)))
 
 
-def misheard(tokenizer: Tokenizer, texts: Sequence[str] = TEXTS[:6]) -> list[ValidationUtterance]:
-    """Say texts with two letters in each that sound more like another."""
-    random = np.random.default_rng(0)
-    letters = "acdefhilmnorst"
-    utterances = []
-    for text in texts:
+def misheard(tokenizer: Tokenizer) -> list[ValidationUtterance]:
+    """Say six texts with two letters in each that sound more like another."""
+    random, letters, utterances = np.random.default_rng(0), [*"acdefhilmnorst"], []
+    for text in TEXTS[:6]:
         indices = [index for index, letter in enumerate(text) if letter != " "]
-        confused = {int(n): str(random.choice(list(letters))) for n in random.choice(indices, 2)}
+        confused = {int(n): str(random.choice(letters)) for n in random.choice(indices, 2)}
         utterances.append(ValidationUtterance(spoken(tokenizer, text, confused), text))
     return utterances
 

@@ -74,7 +74,7 @@ class ByDefinition:
         return self._pieces[token].startswith("▁")
 
     def _of_words(self, words: Sequence[tuple[int, ...]]) -> float:
-        readings = (self._readings(tokens, place > 0) for place, tokens in enumerate(words))
+        readings = (self._readings(tokens, index > 0) for index, tokens in enumerate(words))
         return max(map(self._sentence, product(*map(list, readings))), default=-inf)
 
     def _readings(self, tokens: tuple[int, ...], later: bool) -> Iterator[tuple[int, float]]:

@@ -82,9 +82,9 @@ def decode(phrases: Sequence[str], reward: float, log_probs: np.ndarray) -> list
 def heard(*frames: str) -> np.ndarray:
     """Make frames of letters: the first is heard best, the second nearly."""
     log_probs = np.full((len(frames), 4), np.log(0.002))
-    for place, frame in enumerate(frames):
+    for index, frame in enumerate(frames):
         for share, letter in zip((0.6, 0.394), frame, strict=False):
-            log_probs[place, IDS[letter.replace(" ", "▁")]] = np.log(share)
+            log_probs[index, IDS[letter.replace(" ", "▁")]] = np.log(share)
     return log_probs
 
 

@@ -70,9 +70,8 @@ def test_words_of_all_scripts_and_empty_orders_survive_a_round_trip(tmp_path: Pa
     write_arpa(model, tmp_path / "model.arpa")
     copy = read_arpa(tmp_path / "model.arpa")
     assert copy.words == model.words and len(copy.grams[6]) == 0
-    assert sentence_log_prob(copy, sentences[0]) == pytest.approx(
-        sentence_log_prob(model, sentences[0]), abs=1e-6
-    )
+    ours, copied = (sentence_log_prob(each, sentences[0]) for each in (model, copy))
+    assert copied == pytest.approx(ours, abs=1e-6)
 
 
 def test_arpa_without_unk_gives_unknown_words_no_probability(tmp_path: Path) -> None:
@@ -95,11 +94,7 @@ def test_read_arpa_accepts_unk_in_capitals(tmp_path: Path) -> None:
         ("\\end\\", "", "is truncated"),
         ("ngram 2=3", "ngram 2=4", "must hold 4 2-grams"),
         ("ngram 2=3", "ngram 2=2", "must end with \\end\\ after 2 2-grams"),
-        (
-            "ngram 1=5",
-            "ngram 1=4",
-            "must continue with \\2-grams: after as many n-grams as it declares",
-        ),
+        ("ngram 1=5", "ngram 1=4", "continue with \\2-grams: after as many n-grams as it declares"),
         ("\\1-grams:", "\\3-grams:", "before \\1-grams:"),
         ("-0.5\ta", "nan\ta", "in line 10"),
         ("-0.5\ta", "0.5\ta", "each a log10 probability"),

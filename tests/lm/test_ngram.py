@@ -66,9 +66,7 @@ def test_states_are_the_shortest_sufficient_histories(model: NgramModel) -> None
     for gram in listed:
         history = gram[max(0, len(gram) - model.order + 1) :]
         suffixes = (history[start:] for start in range(len(history) + 1))
-        states = (
-            suffix for suffix in suffixes if suffix in followed or listed.get(suffix, (0, 0))[1]
-        )
+        states = (s for s in suffixes if s in followed or listed.get(s, (0, 0))[1])
         assert state_after(model, *gram) == numbers[next(states, ())]
 
 
