@@ -115,7 +115,7 @@ class Segmenter:
     """
 
     sample_rate: int
-    multiple: int = 1  # of samples, by which the starts of overlapping segments differ
+    multiple: int = 1  # the starts of overlapping segments are multiples of it apart, in samples
     min_seconds: float = MIN_SEGMENT_SECONDS  # before a long pause ends a segment
     detector: VoiceDetector | None = None  # finds the pauses; without one they are found by level
 
@@ -244,7 +244,7 @@ class Transcriber(AbstractContextManager["Transcriber"]):
 
         times: whether words are timed.
         pool_seconds: audio that is read ahead.
-        detector: finds the pauses in which long audio is cut.
+        detector: finds the pauses where long audio is cut.
         encode: runs the model on segments, by default in batches of similar length.
         """
         self._bundle, self._pool, self._times = bundle, bundle.decoder_pool, times
@@ -281,7 +281,7 @@ class Transcriber(AbstractContextManager["Transcriber"]):
         decoder: greedy, beam or graph; None for the bundle's own.
         hotwords: phrases separated by commas, or a file of them.
         times: whether words are timed.
-        detector: finds the pauses in which long audio is cut.
+        detector: finds the pauses where long audio is cut.
         user_modules: the user's modules that the bundle may import.
 
         Raises:

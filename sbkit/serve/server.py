@@ -30,7 +30,7 @@ HEADER_SECONDS = 10.0  # within which a connection sends the header of a request
 PROBE_SECONDS = 1.0  # between two probes of a client that sends no more
 PING_SECONDS = 20.0  # from a pong to the next ping, and within which it is answered
 ACCEPT_SECONDS = 0.1  # to accept the last connections
-CLOSE_SECONDS = 1  # from the end of the grace time to that of the connections
+CLOSE_SECONDS = 1  # for connections to close after the grace time
 SO_ATTACH_FILTER, DROP_ALL = 26, struct.pack("HBBI", 6, 0, 0, 0)  # Linux: a filter, "return 0"
 
 

@@ -34,11 +34,7 @@ STABLE_SHARE = 0.95  # of the beam, by its scores, that must agree on a word to 
 
 @dataclass(frozen=True, kw_only=True)
 class EndpointRules:
-    """The seconds after which an utterance ends.
-
-    nothing: of silence, if nothing was decoded.
-    silence: of silence, after something was decoded.
-    longest: of an utterance, whatever it contains.
+    """When an utterance ends, in seconds.
 
     A frame is silent if its best token is no speech. The rules are Kaldi's
     (`online2/online-endpoint.h`), the numbers sherpa-onnx's.
@@ -47,9 +43,9 @@ class EndpointRules:
     'silence'
     """
 
-    nothing: float = 2.4
-    silence: float = 1.2
-    longest: float = 20.0
+    nothing: float = 2.4  # of silence, if nothing was decoded
+    silence: float = 1.2  # of silence, after something was decoded
+    longest: float = 20.0  # of an utterance, whatever it contains
 
     def met(self, *, is_spoken: bool, silence: float, seconds: float) -> str | None:
         """Return the name of a rule that ends the utterance now, or None."""
