@@ -1,4 +1,4 @@
-"""A speech model whose audio is its script: a frame's first sample is its probability of speech."""
+"""A speech model that reads the probability of speech from the first sample of each frame."""
 
 from collections.abc import Sequence
 from typing import Any

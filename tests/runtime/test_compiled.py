@@ -1,4 +1,4 @@
-"""A compiled model compiles before the first clip and never again, in the thread that it is in."""
+"""A compiled model compiles everything before the first clip, in its own thread."""
 
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -73,9 +73,9 @@ def test_compiled_model_refuses_a_clip_longer_than_its_table(bundle: Path) -> No
 def test_compiled_batch_is_one_cuda_graph_step_and_compiles_only_blocks(
     bundle: Path,
 ) -> None:
-    """In a step of its own, a block's graph may overwrite what the one before left as its input.
+    """In a step of its own, the graph of a block may overwrite its own input.
 
-    What has other shapes was compiled beside the table: eleven questions of lengths, and the
+    Other shapes were once compiled beside the table: eleven computations of lengths, and the
     decoder for each utterance.
     """
     trees: Any = import_module("torch._inductor.cudagraph_trees")

@@ -1,4 +1,4 @@
-"""One thread makes a model and runs it; any thread may ask it to."""
+"""One thread makes a model and runs it for any thread; shapes of batches; parallel batches."""
 
 import threading
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ RATE = 16_000
 
 
 class Named(ToneModel):
-    """Note the threads that it was made and called in."""
+    """Record the threads that made and called it."""
 
     def __init__(self) -> None:
         super().__init__(10, 0)
@@ -39,8 +39,8 @@ def test_model_thread_makes_and_calls_the_model_in_one_thread() -> None:
     thread = ModelThread(Named)
     with ThreadPoolExecutor(8) as callers:
         list(callers.map(lambda _: thread.encode([]), range(50)))
-    (one,) = thread.call(lambda model: model.threads)
-    assert one != threading.get_ident()
+    (model_thread,) = thread.call(lambda model: model.threads)
+    assert model_thread != threading.get_ident()
 
 
 def test_model_thread_survives_errors() -> None:
@@ -145,11 +145,11 @@ def test_shapes_batches_fit_the_table(seed: int, fewest: int) -> None:
     table, random = Shapes.table(RATE, batch_seconds=10.0), np.random.default_rng(seed)
     lengths = random.integers(1, 30 * RATE, random.integers(1, 60)).tolist()
     batches = list(table.batches(lengths, min_batches=fewest))
-    assert sorted(place for batch in batches for place in batch) == [*range(len(lengths))]
+    assert sorted(index for batch in batches for index in batch) == [*range(len(lengths))]
     assert len(batches) >= min(fewest, len(lengths))
     pairs = table.pairs()
     for batch in batches:
-        padded = {round_up(lengths[place], table.lengths) for place in batch}
+        padded = {round_up(lengths[index], table.lengths) for index in batch}
         assert len(padded) == 1
         assert (len(batch), *padded) in pairs
 

@@ -1,4 +1,4 @@
-"""onnxruntime runs where it was asked to, and needs nothing of torch."""
+"""onnxruntime runs where requested, and imports no torch."""
 
 import subprocess
 import sys
@@ -67,24 +67,24 @@ def test_onnx_streaming_model_batches_chunks_with_their_own_states() -> None:
 def test_onnx_model_preloads_cuda_and_disables_tf32(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The libraries of CUDA's wheels are found by torch alone, which this runtime does without."""
-    asked: list[Any] = []
+    """Only torch finds the libraries of CUDA's wheels by itself, and this runtime has none."""
+    arguments: list[Any] = []
 
     def refuse(content: bytes, options: object, **more: Any) -> None:
-        asked.extend([*more["providers"], more["enable_fallback"]])
+        arguments.extend([*more["providers"], more["enable_fallback"]])
         raise RuntimeError("no GPU")
 
     monkeypatch.setattr(onnxruntime, "preload_dlls", lambda: print("loaded"))
     monkeypatch.setattr(onnxruntime, "InferenceSession", refuse)
     with pytest.raises(SbkitError, match="no GPU"):
         OnnxModel(content(), device="cuda:1")
-    assert asked == [(CUDA, {"device_id": "1", "use_tf32": "0"}), 0]  # errors move it nowhere
+    assert arguments == [(CUDA, {"device_id": "1", "use_tf32": "0"}), 0]  # errors move it nowhere
     printed = capsys.readouterr()
     assert (printed.out, printed.err) == ("", "loaded\n")
 
 
 class Fusing(onnxruntime.InferenceSession):  # type: ignore[misc]
-    """Has one product on the GPU, and one that was fused with what follows on the CPU."""
+    """Run a product on the GPU, and a fused convolution on the CPU."""
 
     def __init__(self, content: bytes, options: object, **more: object) -> None:
         super().__init__(content, options, providers=[CPU])

@@ -1,4 +1,4 @@
-"""Asked for CUDA and not getting it is an error that names the cause; what is there is told."""
+"""A model that does not run as requested is an error that names the cause."""
 
 import json
 import shutil
@@ -28,7 +28,7 @@ GRAPHS = {b"graph": ("MatMul", "Conv"), b"int8": ("MatMulInteger", "Conv")}  # t
 
 
 class StandInSession:
-    """A session as the wheel for GPUs makes it without a driver: it runs, and on the CPU."""
+    """A session as the wheel for GPUs makes it without a driver: it runs on the CPU."""
 
     ran_by, gpu, weights = CPU, "", ""
 
@@ -50,10 +50,10 @@ class StandInSession:
 
 
 class SessionOptions:
-    """Options that are taken and do nothing."""
+    """Options without effect."""
 
     def add_session_config_entry(self, key: str, value: str) -> None:
-        """Take an entry."""
+        pass
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def bundle(healthy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 def stand_in(
     monkeypatch: pytest.MonkeyPatch, *, providers: Sequence[str] = (CUDA, CPU), driver: bool = True
 ) -> None:
-    """Put an onnxruntime in the place of the real one."""
+    """Replace onnxruntime."""
     module: Any = SimpleNamespace(
         get_available_providers=lambda: [*providers],
         SessionOptions=SessionOptions,
@@ -198,7 +198,7 @@ def test_open_model_refuses_an_onnx_model_of_other_weights(
 ) -> None:
     stand_in(monkeypatch)
     assert effective(bundle, device="cpu").device == "cpu"
-    edit_weights(bundle, lambda all_: {name: precision + 1 for name, precision in all_.items()})
+    edit_weights(bundle, lambda weights: {name: w + 1 for name, w in weights.items()})
     with pytest.raises(SbkitError, match="was not made from the weights of its bundle"):
         effective(bundle, device="cpu")
 

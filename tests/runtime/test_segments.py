@@ -1,4 +1,4 @@
-"""Long audio is cut in pauses, and no sample is lost, however it comes."""
+"""Long audio is cut in pauses without losing a sample, whatever the size of its blocks."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -37,12 +37,9 @@ def test_segments_cover_the_audio_and_none_is_too_long(seconds: float, level: in
     audio = noise(seconds, level)
     segments = cut(audio)
     assert all(len(segment.samples) <= MAX_SEGMENT_SECONDS * RATE for segment in segments)
-    assert [segment.start for segment in segments[1:]] == [
-        segment.next_start for segment in segments[:-1]
-    ]
-    assert [segment.overlap > 0 for segment in segments] == [level > 0] * (len(segments) - 1) + [
-        False
-    ]
+    assert all(after.start == segment.next_start for segment, after in pairwise(segments))
+    *others, last = [segment.overlap > 0 for segment in segments]
+    assert others == [level > 0] * len(others) and not last
     unique = [segment.samples[: segment.next_start - segment.start] for segment in segments]
     assert np.array_equal(np.concatenate(unique), audio)
 
@@ -57,7 +54,7 @@ def test_segments_without_a_pause_share_whole_frames() -> None:
 
 
 def test_segment_is_longer_than_its_overlap_with_the_previous_one() -> None:
-    """What is a pause beside loud speech was none beside what came before it."""
+    """Beside loud speech the quiet start is a pause; beside the audio before it was none."""
     quiet, click = noise(26.3, 100), noise(0.2, 20_000)
     one, two, *_ = cut(quiet, click, noise(1.5, 100), click, noise(1.8, 100), noise(40, 20_000))
     assert 0 < one.overlap < len(two.samples)
@@ -85,10 +82,11 @@ def test_segment_has_a_minimum_length() -> None:
 @pytest.mark.parametrize("block", [0.01, 1.0, 7.3, 100.0])
 def test_segments_do_not_depend_on_block_size(block: float) -> None:
     parts = [noise(13), noise(0.6, 10), noise(40), noise(0.3, 10), noise(5)]
-    segments, expected = cut(*parts, block=block), cut(*parts)
-    assert [(segment.start, len(segment.samples), segment.overlap) for segment in segments] == [
-        (segment.start, len(segment.samples), segment.overlap) for segment in expected
-    ]
+    sizes, expected = (
+        [(segment.start, len(segment.samples), segment.overlap) for segment in segments]
+        for segments in (cut(*parts, block=block), cut(*parts))
+    )
+    assert sizes == expected
 
 
 def test_pause_may_have_noise_20_db_below_speech() -> None:
@@ -100,7 +98,7 @@ def test_pause_may_have_noise_20_db_below_speech() -> None:
     ("silent", "expected"),
     [
         (range(30, 34), 32),
-        ([*range(24, 28), 30, 31, *range(33, 37)], 34),  # the gap goes on past the middle half
+        ([*range(24, 28), 30, 31, *range(33, 37)], 34),  # the gap continues past the middle half
         ([*range(24, 30), *range(33, 36)], 34),
         (range(24, 40), 32),
     ],
@@ -108,7 +106,7 @@ def test_pause_may_have_noise_20_db_below_speech() -> None:
 def test_find_gap_is_the_longest_in_the_middle_half_of_the_overlap(
     silent: Sequence[int], expected: int
 ) -> None:
-    """The last 16 of 40 frames are shared, and 28 to 35 are the middle half of these."""
+    """The last 16 of 40 frames are shared; their middle half is 28 to 35."""
     log_probs = np.full((40, 3), -5.0)
     log_probs[:, 2] = 0.0
     log_probs[[*silent], 0] = 1.0

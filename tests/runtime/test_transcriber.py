@@ -1,4 +1,4 @@
-"""What is said in long audio is what is said in its sentences, and one bad file stops no other."""
+"""Long audio has the text of its sentences, and a bad file does not stop the others."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,10 +13,8 @@ from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.bundle.protocols import Encoded
 from sbkit.commands.score import describe_decoding
-from sbkit.decoding.decoder import BeamDecoder
 from sbkit.decoding.words import WordOffsets
 from sbkit.runtime.transcriber import CPU_BATCH_SECONDS, BatchError, Transcriber, Transcript
-from tests.decoding.spoken import train_models
 from tests.runtime.bundles import make_bundle
 from tests.runtime.tones import RATE, ToneModel, silence, speak, tone_bundle, tone_transcriber
 
@@ -25,7 +23,7 @@ WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog"]
 
 
 def say(seconds: float, *, seed: int = 0) -> str:
-    """Make a text that lasts so long; words may be there twice in a row."""
+    """Make a text of this duration; it may have the same word twice in a row."""
     random = np.random.default_rng(seed)
     text = ""
     while len(text) * 0.12 < seconds:
@@ -37,9 +35,8 @@ def say(seconds: float, *, seed: int = 0) -> str:
 def test_transcriber_joins_segments_at_pauses(pause: float, tmp_path: Path) -> None:
     transcriber, tokenizer, _ = tone_transcriber(tmp_path)
     spoken = [speak(tokenizer, text) for text in SENTENCES]
-    audio = np.concatenate([text for one in spoken for text in (one, silence(pause))])
-    alone = [transcriber.transcribe(text, RATE).text for text in spoken]
-    assert alone == [*SENTENCES]
+    audio = np.concatenate([part for text in spoken for part in (text, silence(pause))])
+    assert [transcriber.transcribe(audio, RATE).text for audio in spoken] == [*SENTENCES]
     joined = transcriber.transcribe(audio, RATE)
     assert joined.text == " ".join(SENTENCES)
     assert joined.seconds == pytest.approx(len(audio) / RATE)
@@ -59,7 +56,7 @@ def test_transcriber_joins_overlaps_without_losing_or_repeating_words(
     seed: int, tmp_path: Path
 ) -> None:
     bundle, tokenizer, model = tone_bundle(tmp_path)
-    pool_seconds = 40.0 if seed % 2 else 480.0  # 40: two that share audio are read one by one
+    pool_seconds = 40.0 if seed % 2 else 480.0  # at 40 overlapping segments are in two pools
     transcriber = Transcriber(bundle=bundle, pool_seconds=pool_seconds)
     text = say(130, seed=seed)
     lead = silence(0.24 * seed)  # so that the cuts lie elsewhere
@@ -73,7 +70,7 @@ def test_transcriber_joins_overlaps_without_losing_or_repeating_words(
 def test_transcriber_transcribes_quiet_speech_before_loud_speech_once(
     seed: int, tmp_path: Path
 ) -> None:
-    """Beside the loud one the quiet one is a pause, also where two pieces share it."""
+    """Beside loud speech quiet speech is a pause, also in the overlap of two segments."""
     transcriber, tokenizer, _ = tone_transcriber(tmp_path)
     text = say(60, seed=seed)
     loudness = np.full(len(text), 0.15)
@@ -87,11 +84,8 @@ def test_transcriber_transcribes_quiet_speech_before_loud_speech_once(
 def test_hotwords_that_cannot_be_spelled_are_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bundle, tokenizer, _ = tone_bundle(tmp_path)
-    file = tmp_path / "lm.safetensors"
-    train_models(file, tokenizer, SENTENCES, tokens=0)
-    decoder = BeamDecoder(tokenizer=tokenizer, language_models=file, weights={})
-    bundle = replace(bundle, decoder=decoder).with_hotwords("Fox, 日本")
+    bundle, tokenizer, _ = tone_bundle(tmp_path, lm_texts=SENTENCES)
+    bundle = bundle.with_hotwords("Fox, 日本")
     assert "hotword 日本 is ignored: the model has no tokens" in caplog.text
     assert describe_decoding(bundle) == {
         "decoder": "beam",
@@ -106,14 +100,8 @@ def test_hotwords_that_cannot_be_spelled_are_reported(
 def test_onnx_is_refused_if_the_decoder_needs_the_attention_decoder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bundle, tokenizer, _ = tone_bundle(tmp_path)
-    file = tmp_path / "lm.safetensors"
-    train_models(file, tokenizer, SENTENCES, tokens=0)
-    decoder = BeamDecoder(
-        tokenizer=tokenizer, language_models=file, weights={}, attention_rescoring=True
-    )
-    opened = replace(bundle, decoder=decoder)
-    monkeypatch.setattr("sbkit.runtime.transcriber.open_model", lambda *_, **__: opened)
+    bundle, _, _ = tone_bundle(tmp_path, lm_texts=SENTENCES, attention_rescoring=True)
+    monkeypatch.setattr("sbkit.runtime.transcriber.open_model", lambda *_, **__: bundle)
     with pytest.raises(SbkitError, match="needs the attention decoder: that is not exported"):
         Transcriber.load(tmp_path, runtime="onnx")
 
@@ -192,7 +180,7 @@ def test_transcribe_batch_keeps_the_results_beside_a_broken_file(tmp_path: Path)
 
 
 def test_transcriber_recovers_after_a_truncated_file(tmp_path: Path) -> None:
-    """Its first segment is decoded before it breaks, and leaves frames to a second one."""
+    """Its first segment is decoded before the damage is reached, and leaves frames to a second."""
     transcriber, tokenizer, _ = tone_transcriber(tmp_path)
     file = tmp_path / "broken.flac"
     soundfile.write(file, speak(tokenizer, say(130)), RATE)

@@ -1,4 +1,4 @@
-"""Voice activity: the same segments however audio is cut, and rules that do what they say."""
+"""Voice activity: segments do not depend on the size of blocks, and follow the rules."""
 
 import copy
 from typing import Any
@@ -29,7 +29,7 @@ def find(audio: Samples, **rules: float) -> list[tuple[float, float]]:
         ((1.0, 1.0, 1.0), {"padding": 0.2}, [(0.8, 2.2)]),
         ((0.1, 1.0, 0.4, 1.0, 0.1), {"padding": 0.3}, [(0.0, 1.4), (1.4, 2.6)]),
         ((1.0,), {}, []),
-        ((0.0, 1.0), {}, [(0.0, 1.0)]),  # it goes on to the last sample
+        ((0.0, 1.0), {}, [(0.0, 1.0)]),  # speech up to the last sample
     ],
 )
 def test_speech_rules_turn_probabilities_into_segments(
@@ -39,7 +39,7 @@ def test_speech_rules_turn_probabilities_into_segments(
 
 
 class LateFrames(ScriptedSpeech):
-    """A frame judges the audio of four frames before it."""
+    """A model whose output lags four frames behind the audio."""
 
     delay = 4
 

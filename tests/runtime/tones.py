@@ -1,10 +1,11 @@
-"""Speech made of tones, and a model that hears it: a letter lasts 120 ms, and is a frequency.
+"""Speech made of tones, and a model that hears it: a letter is a frequency, and lasts 120 ms.
 
-What it hears of a frame depends on that frame alone, so a text is right or it is not.
+Its output for a frame depends on no other frame, so a text is exactly right, or wrong.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -13,11 +14,13 @@ from sbkit.base.arrays import LogProbs
 from sbkit.bundle.bundle import Bundle
 from sbkit.bundle.config import BundleConfig
 from sbkit.bundle.protocols import Effective, Encoded, StreamingModel
+from sbkit.decoding.decoder import BeamDecoder
 from sbkit.decoding.words import WordOffsets
 from sbkit.runtime.model import ModelThread, run_batches
 from sbkit.runtime.transcriber import Transcriber
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
+from tests.decoding.spoken import train_models
 
 RATE, STEP = 16_000, 640  # samples a second, and of a frame
 LETTER = 3  # frames, of which the last is silent
@@ -60,7 +63,7 @@ class ToneModel:
 def speak(tokenizer: Tokenizer, text: str) -> Samples:
     """Say a text without a pause: its letters and spaces are tones, one after the other."""
     time = np.arange((LETTER - 1) * STEP) / RATE
-    breath = np.random.default_rng(0).normal(0, 300, STEP)  # no silence: breath, say
+    breath = np.random.default_rng(0).normal(0, 300, STEP)  # louder than silence
     parts = []
     for token in tokenizer.encode(text):
         parts += [8000 * np.sin(2 * np.pi * (LOWEST + APART * token) * time), breath]
@@ -78,13 +81,22 @@ def tone_transcriber(folder: Path) -> tuple[Transcriber, Tokenizer, ToneModel]:
 
 
 def tone_bundle(
-    folder: Path, text: str = "the quick brown fox jumps over a lazy dog"
+    folder: Path,
+    text: str = "the quick brown fox jumps over a lazy dog",
+    *,
+    model_class: type[ToneModel] = ToneModel,
+    lm_texts: Sequence[str] = (),
+    token_order: int = 0,
+    **decoder: Any,
 ) -> tuple[Bundle, Tokenizer, ToneModel]:
-    """Make a bundle of that model, for the characters of a text."""
-    file = folder / "tokenizer.model"
+    """Make a bundle of that model, for the characters of a text.
+
+    lm_texts: if there are any, a beam decoder has language models of them.
+    """
+    file, lm_file = folder / "tokenizer.model", folder / "lm.safetensors"
     ensure_tokenizer(model_file=file, kind="char", vocab_size=None, texts=lambda: [text])
     tokenizer = Tokenizer(model_file=file)
-    model = ToneModel(tokenizer.vocab_size, tokenizer.vocabulary.blank)
+    model = model_class(tokenizer.vocab_size, tokenizer.vocabulary.blank)
     config = BundleConfig(
         task=SPEECH_RECOGNITION.name,
         sample_rate=RATE,
@@ -92,8 +104,10 @@ def tone_bundle(
         parts={},
         word_offsets=WordOffsets(0.0, 0.0),  # a tone fills its frames
     )
-    return (
-        Bundle(config, SPEECH_RECOGNITION, tokenizer, ModelThread(lambda: model)),
-        tokenizer,
-        model,
-    )
+    beam = None
+    if lm_texts:
+        train_models(lm_file, tokenizer, lm_texts, tokens=token_order)
+        options = {"weights": {}, **decoder}
+        beam = BeamDecoder(tokenizer=tokenizer, language_models=lm_file, **options)
+    thread = ModelThread(lambda: model)
+    return Bundle(config, SPEECH_RECOGNITION, tokenizer, thread, beam), tokenizer, model

@@ -1,4 +1,4 @@
-"""A server in a thread of this process, which hears the tones of tests/runtime/tones.py."""
+"""A server in a thread of this process, for the tones of tests/runtime/tones.py."""
 
 import io
 import math
@@ -61,11 +61,12 @@ class Served:
         return self.client.get(path)
 
     def post(self, audio: bytes | None = None, **more: Any) -> httpx2.Response:
-        """Post a form with a file, or what is given in its place."""
+        """Post a form with a file, or any other body."""
         form = {} if audio is None else {"files": {"file": ("talk.wav", audio)}}
         return self.client.post(TRANSCRIPTIONS, **form, **more)
 
     def say(self, text: str) -> bytes:
+        """Return a WAV of a text."""
         return wav(speak(self.tokenizer, text))
 
     def metric(self, name: str) -> float:
@@ -75,22 +76,22 @@ class Served:
     @contextmanager
     def busy(self) -> Iterator[None]:
         """Keep the model busy with its first batch until the end of the block."""
-        leave, encode = threading.Event(), self.model.encode
+        end, encode = threading.Event(), self.model.encode
 
         def wait(clips: Sequence[Samples]) -> list[Encoded]:
-            leave.wait()
+            end.wait()
             return encode(clips)
 
         self.model.encode = wait  # type: ignore[method-assign]
         try:
             yield
         finally:
-            leave.set()
+            end.set()
             self.model.encode = encode  # type: ignore[method-assign]
 
 
 class ToneSpeaker:
-    """Say a text by tones, sentence by sentence, as fast as it is asked to."""
+    """Say a text in tones, sentence by sentence."""
 
     sample_rate, language = RATE, "en"
     effective = Effective(runtime="tones", device="cpu", precision="fp32")
@@ -101,13 +102,13 @@ class ToneSpeaker:
     def stream(self, text: str, speed: float = 1.0, max_seconds: float = math.inf) -> Speech:
         sentences = [part.strip() for part in text.split(".") if part.strip()]
         if not sentences or not set(text) <= set("abcdefghijklmnopqrstuvwxyz ."):
-            raise SbkitError(f"A text must have letters alone, but is {text}. Say another one.")
+            raise SbkitError(f"Only letters can be spoken, but the text is {text}.")
         spoken = (speak(self._tokenizer, sentence) / np.float32(32768) for sentence in sentences)
         audio = (np.resize(sentence, round(len(sentence) / speed)) for sentence in spoken)
         return Speech(audio, ())
 
     def close(self) -> None:
-        """End nothing."""
+        pass
 
 
 def wav(samples: Samples) -> bytes:
@@ -121,7 +122,7 @@ def silence(seconds: float) -> bytes:
 
 
 def wait_for(condition: Any) -> None:
-    """Wait until something holds."""
+    """Wait until a condition holds."""
     until = monotonic() + 20
     while not condition():
         assert monotonic() < until
@@ -143,13 +144,16 @@ def served(
     beside: Tones | None = None,
     **limits: Any,
 ) -> Iterator[Served]:
-    """Serve a recognizer, one beside it, and a voice if there is a speaker, from a phase on."""
+    """Serve a recognizer, perhaps a second one beside it, and a voice if there is a speaker.
+
+    The server has reached the phase when this yields.
+    """
     bundle, tokenizer, model = tones or tone_bundle(folder)
     bundle = replace(bundle, config=replace(bundle.config, language=language))
     bundles = {"tones": bundle} if beside is None else {"tones": bundle, "beside": beside[0]}
     bounds, state = Limits(**{"drain_seconds": 0.0, **limits}), State()
     workers, metrics = Workers(bounds.max_concurrent), Metrics()
-    models = list[Model]()
+    models: list[Model] = []
     for name, recognizer_bundle in bundles.items():
         recognizer = Recognizer(
             recognizer_bundle,
@@ -181,14 +185,13 @@ def served(
     thread.start()
     try:
         wait_for(lambda: server.started and state.phase == (READY if phase != WARMING else phase))
-        here = Served(url, model, tokenizer, server, state, thread)
-        yield here
+        yield (here := Served(url, model, tokenizer, server, state, thread))
         here.client.close()
     finally:
         server.should_exit = True
         thread.join()
         for opened in models:
-            if isinstance(opened.engine, Recognizer):  # a speaker is closed by who opened it
+            if isinstance(opened.engine, Recognizer):  # the caller closes the speaker
                 opened.engine.close()
         workers.close()
         listening.close()

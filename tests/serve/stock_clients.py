@@ -1,4 +1,4 @@
-"""Pipecat and LiveKit, by file, realtime, and with a voice: URL AUDIO; prints the texts."""
+"""Transcribe a file at a server with Pipecat and LiveKit, and print the texts: URL AUDIO."""
 
 import asyncio
 import io
@@ -23,7 +23,7 @@ VOICE = {"model": "anna", "voice": "alloy"}
 
 
 async def livekit(url: str, audio: bytes, rate: int) -> None:
-    """Send a clip as a file, and then as it comes, where an endpoint ends it."""
+    """Send a clip as a file, speech of its text, and the clip in realtime up to an endpoint."""
     frame = AudioFrame(audio, rate, 1, len(audio) // 2)
     options = {"base_url": f"{url}/v1", "api_key": KEY, "model": MODEL}
     result = await openai.STT(**options).recognize(frame)
@@ -43,17 +43,17 @@ async def livekit(url: str, audio: bytes, rate: int) -> None:
 
 
 async def pipecat(url: str, audio: bytes, rate: int) -> None:
-    """Say when somebody speaks, and send the clip between."""
+    """Send a clip as a file and in realtime, with marks of its speech; then speech of its text."""
     socket = f"{url.replace('http', 'ws')}/v1/realtime"
     params = PipelineParams(audio_in_sample_rate=rate)
     for kind, base_url in ((OpenAISTTService, f"{url}/v1"), (OpenAIRealtimeSTTService, socket)):
         service = kind(api_key=KEY, base_url=base_url, settings=kind.Settings(model=MODEL))
         step = rate // 50 * 2
-        pieces = [audio[at : at + step] for at in range(0, len(audio), step)]
+        blocks = [audio[start : start + step] for start in range(0, len(audio), step)]
         frames_sent = [
             SleepFrame(1.0),  # until it has connected
             frames.VADUserStartedSpeakingFrame(),
-            *(frames.InputAudioRawFrame(piece, rate, 1) for piece in pieces),
+            *(frames.InputAudioRawFrame(block, rate, 1) for block in blocks),
             frames.VADUserStoppedSpeakingFrame(),
             SleepFrame(3.0),  # until it is answered
         ]

@@ -1,4 +1,4 @@
-"""What OpenAI's client, curl and front-ends ask of the server, they get."""
+"""Transcription requests as OpenAI's client, curl and front-ends send them."""
 
 import argparse
 import json
@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +20,8 @@ from sbkit.audio.resample import resample_by_numpy
 from sbkit.base.arrays import LogProbs
 from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run
-from sbkit.decoding.decoder import BeamDecoder
-from sbkit.runtime.model import ModelThread
 from sbkit.serve.app import TRANSCRIPTIONS
 from sbkit.serve.recognizer import Recognizer
-from tests.decoding.spoken import train_models
 from tests.runtime.tones import APART, LOWEST, RATE, STEP, ToneModel, speak, tone_bundle
 from tests.runtime.tones import silence as pause
 from tests.serve.server import Served, ToneSpeaker, served, silence, wait_for, wav
@@ -100,7 +96,7 @@ def test_transcription_events_end_with_an_error(
 
 
 def test_transcription_of_silence_is_empty(here: Served) -> None:
-    """Front-ends send it first, to see whether the server is there."""
+    """Front-ends send silence first, to see whether the server is there."""
     assert create(here, silence(1.0)).text == ""
     assert [part.type for part in create(here, silence(1.0), stream=True)][-1:] == [
         "transcript.text.done"
@@ -121,7 +117,7 @@ def test_readme_commands_and_scripts_work(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Its commands are taken, and what it asks of a server is answered."""
+    """Its commands are parsed, and its scripts run against a server."""
     monkeypatch.chdir(tmp_path)
     Path("talk.mp3").write_bytes(here.say(TEXT))
     parsed: list[argparse.Namespace] = []
@@ -194,22 +190,22 @@ def test_health_and_metrics_report_models_and_requests(here: Served) -> None:
     assert here.metric("process_resident_memory_bytes") > 0
 
 
-class Unsure(ToneModel):
-    """Find neighbouring letters nearly as likely as the loudest frequency."""
+class UnsureModel(ToneModel):
+    """Give the neighbors of the loudest frequency nearly its probability."""
 
     def _hear(self, clip: Any) -> LogProbs:
         frames = clip[: len(clip) // STEP * STEP].reshape(-1, STEP).astype(np.float64)
         hertz = np.abs(np.fft.rfft(frames * np.hanning(STEP))).argmax(1) * RATE / STEP
-        place = (hertz - LOWEST) / APART
-        scores = -2 * np.abs(place[:, None] - np.arange(self._vocab_size))
-        scores[np.abs(frames).mean(1) < 500] = -20.0
-        scores[np.abs(frames).mean(1) < 500, self._blank] = 0.0
+        token, is_silent = (hertz - LOWEST) / APART, np.abs(frames).mean(1) < 500
+        scores = -2 * np.abs(token[:, None] - np.arange(self._vocab_size))
+        scores[is_silent] = -20.0
+        scores[is_silent, self._blank] = 0.0
         result: LogProbs = scores - np.log(np.exp(scores).sum(1, keepdims=True))
         return result
 
 
 def decoding_processes() -> int:
-    """Count the processes of pools that this one has started."""
+    """Count the processes that decoder pools of this one have started."""
     tasks = [(task / "children").read_text() for task in Path("/proc/self/task").iterdir()]
     commands = [Path(f"/proc/{child}/cmdline").read_bytes() for child in " ".join(tasks).split()]
     return sum(b"LokyProcess" in command for command in commands)
@@ -218,18 +214,11 @@ def decoding_processes() -> int:
 def test_transcription_prompt_is_expected_by_the_decoder(
     here: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the prompts, the processes that decode are as many as the cores."""
+    """Prompts start no further decoding processes: there is one for each core."""
     monkeypatch.setattr("sbkit.decoding.decoder.MIN_FRAMES_FOR_POOL", 0)
     monkeypatch.setattr("sbkit.bundle.bundle.usable_cores", lambda: 2)
-    bundle, tokenizer, _ = tone_bundle(tmp_path)
-    train_models(tmp_path / "lm.safetensors", tokenizer, [TEXT], tokens=0)
-    decoder = BeamDecoder(
-        tokenizer=tokenizer, language_models=tmp_path / "lm.safetensors", weights={}
-    )
-    model = Unsure(tokenizer.vocab_size, tokenizer.vocabulary.blank)
-    tones = replace(bundle, decoder=decoder, model=ModelThread(lambda: model)), tokenizer, model
-    bundle.model.close()
-    audio, before = wav(speak(tokenizer, "the fix")), decoding_processes()
+    tones = tone_bundle(tmp_path, model_class=UnsureModel, lm_texts=[TEXT])
+    audio, before = wav(speak(tones[1], "the fix")), decoding_processes()
     with served(tmp_path, tones=tones) as unsure:
         plain = create(unsure, audio).text
         assert create(unsure, audio, prompt="We speak of: the fix, /etc/passwd").text == "the fix"

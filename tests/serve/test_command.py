@@ -1,4 +1,4 @@
-"""`sbkit serve` as it is typed: the same text as `sbkit transcribe`, and an end in order."""
+"""The command `sbkit serve`: the same text as `sbkit transcribe`, and an orderly end."""
 
 import base64
 import io
@@ -148,7 +148,7 @@ def test_serve_compiled_model_gives_files_and_sessions_the_same_text(tmp_path: P
 
 
 def ask_until_gone(url: httpx2.URL, audio: bytes) -> Counter[str | int]:
-    """Ask again and again until nobody listens; return how often there was which answer."""
+    """Send requests until nobody listens; count the answers."""
     answers = Counter[str | int]()
     with httpx2.Client(base_url=url, timeout=120.0) as client:
         while not answers["nobody listens"]:
@@ -162,7 +162,7 @@ def ask_until_gone(url: httpx2.URL, audio: bytes) -> Counter[str | int]:
 
 @pytest.mark.ddp
 def test_serve_loses_no_request_when_it_drains(tmp_path: Path) -> None:
-    """Four of 168 got a closed connection: it closed those that were kept alive."""
+    """Four of 168 requests got a closed connection: those on connections kept alive."""
     bundle = make_bundle(tmp_path).rename(tmp_path / "tiny")
     with (
         serving(bundle, "--drain-seconds", "1") as (client, process),
@@ -204,7 +204,7 @@ def test_serve_stops_on_control_c(exported: Path) -> None:
 def test_serve_refuses_a_model_on_another_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A synthesizer ran on the CPU without a word (speaches #255)."""
+    """A synthesizer silently ran on the CPU (speaches #255)."""
     bundle, tokenizer, _ = tone_bundle(tmp_path)
     bundle.model.close()
     task = replace(bundle.task, synthesizer_class="a voice on the CPU")
@@ -226,7 +226,7 @@ def test_serve_refuses_a_model_on_another_device(
 def test_serve_refuses_an_onnxruntime_that_hides_cuda(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both distributions are installed, and the files are those of the one for the CPU."""
+    """Both distributions are installed, and the files of the one for the CPU have won."""
     bundle, one = make_bundle(tmp_path), "CPUExecutionProvider"
     monkeypatch.setattr("onnxruntime.get_available_providers", lambda: [one])
     with pytest.raises(SbkitError, match="another wheel hides it. Uninstall onnxruntime and"):

@@ -1,4 +1,4 @@
-"""Connections as they come: idle, slow, half-closed, of other sites; each answer is JSON."""
+"""Connections that are idle, slow, half-closed or of other sites; every answer is JSON."""
 
 import json
 import signal
@@ -208,7 +208,7 @@ def test_log_has_a_line_per_request_without_contents(
 def test_server_drops_new_connections_while_it_stops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Closing would reset a connection that is not accepted yet; one that is dropped asks again."""
+    """Closing would reset a connection that is not accepted yet; a dropped one tries again."""
     monkeypatch.setattr("sbkit.serve.server.ACCEPT_SECONDS", 1.0)
     with served(tmp_path) as here:
         address = urlsplit(here.url)

@@ -1,4 +1,4 @@
-"""Bad requests, too many, too large and too slow: one sentence each, and the others go on."""
+"""Bad requests, too many, too large and too slow, get a clear error; other requests continue."""
 
 import re
 import signal
@@ -58,7 +58,7 @@ CASES: dict[str, tuple[int, str, dict[str, Any]]] = {
     "no bytes": (422, "is not recognized as audio", {"audio": b""}),
     "text": (422, "is not recognized as audio", {"audio": b"hello" * 1000}),
     "half a WAV": (422, "truncated or damaged", {"audio": SOME[: len(SOME) // 2]}),
-    "a header alone": (422, "truncated or damaged", {"audio": SOME[:44]}),
+    "only a header": (422, "truncated or damaged", {"audio": SOME[:44]}),
     "too long": (413, "more than 20 s of audio", {"audio": silence(20.1)}),
     "too large": (413, "more than 2 MB", {"audio": bytes(2_100_000)}),
     "too large, in chunks": (413, "more than 2 MB", {"content": chunks(), "headers": BOUNDARY}),
@@ -72,7 +72,7 @@ CASES: dict[str, tuple[int, str, dict[str, Any]]] = {
     "a huge temperature": (400, "from 0 to 1", {"audio": SOME, "data": {"temperature": "1e999"}}),
     "a temperature above 1": (400, "is 1.01", {"audio": SOME, "data": {"temperature": "1.01"}}),
     "another format": (400, "json or text", {"audio": SOME, "data": {"response_format": "xml"}}),
-    "times of no format": (
+    "times without a timed format": (
         400,
         "with verbose_json, but is word with json",
         {"audio": SOME, "data": {"timestamp_granularities[]": "word"}},
@@ -117,7 +117,7 @@ def test_unknown_paths_and_methods_are_refused(here: Served) -> None:
             "invalid_request_error",
         )
     assert here.get("/v1/audio/transcriptions").status_code == 405
-    plain = here.get("/v1/realtime")  # as a proxy sends it that drops the header Upgrade
+    plain = here.get("/v1/realtime")  # as from a proxy that drops the header Upgrade
     assert (plain.status_code, plain.headers["upgrade"]) == (426, "websocket"), plain.text
 
 
@@ -176,7 +176,7 @@ def test_admission_limits_requests_in_flight(tmp_path: Path) -> None:
         assert [future.result().json()["text"] for future in first] == ["a dog", "a fox", "a"]
         assert here.post(SOME).status_code == 200
         wait_for(lambda: here.state.in_flight == 0)
-        here.state.in_flight = 1000  # above the limit, however it came there
+        here.state.in_flight = 1000  # far above the limit
         assert here.post(SOME).status_code == 429
 
 

@@ -14,7 +14,7 @@ from tests.browser import assert_no_faults, open_browser, visit
 from tests.logs.test_report_in_browser import find, wait
 from tests.runtime.tones import silence, speak, tone_bundle
 from tests.serve.server import Served, Tones, ToneSpeaker, served
-from tests.serve.test_realtime import live_bundle
+from tests.streaming.streaming_tones import streaming_bundle
 
 pytestmark = pytest.mark.browser
 
@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def live(folder: Path) -> Iterator[Served]:
-    with served(folder, tones=live_bundle(folder), language="en", readme=README) as here:
+    with served(folder, tones=streaming_bundle(folder), language="en", readme=README) as here:
         yield here
 
 
@@ -138,7 +138,7 @@ def test_page_plays_a_voice(browser: Any, clip_server: Served) -> None:
     assert browser.execute_script("return spoken.duration") == pytest.approx(0.6, abs=0.1)
     find(browser, "#sentence")[0].send_keys(" 2")
     find(browser, "#speak")[0].click()
-    wait(lambda: "must have letters alone" in find(browser, "#error")[0].text)
+    wait(lambda: "Only letters can be spoken" in find(browser, "#error")[0].text)
     browser.get_log("browser")  # of the answer 400
     assert_no_faults(browser, "")
 

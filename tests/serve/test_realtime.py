@@ -1,4 +1,4 @@
-"""Realtime sessions: OpenAI's client, and any other, gets the text of its own turns."""
+"""Realtime sessions: each client gets the text of its own turns."""
 
 import asyncio
 import base64
@@ -10,7 +10,6 @@ import socket
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,36 +21,25 @@ from websockets.sync.client import connect
 
 from sbkit.audio.io import Samples
 from sbkit.audio.resample import resample_by_numpy
-from sbkit.decoding.decoder import BeamDecoder
-from sbkit.runtime.model import ModelThread
 from sbkit.runtime.voice_detector import SpeechRules, VoiceDetector
 from sbkit.serve.middleware import STOPPING
 from sbkit.serve.realtime import Item, SpeechTurns, TurnPart
 from sbkit.serve.recognizer import SessionBatcher
 from sbkit.streaming.session import Final, Session, StreamingRecognizer
-from tests.decoding.spoken import train_models
 from tests.runtime.scripted_speech import ScriptedSpeech, is_speech, script
 from tests.runtime.tones import RATE, silence, speak, tone_bundle
-from tests.serve.server import Served, Tones, served, wait_for
-from tests.serve.test_clients import Unsure
-from tests.streaming.streaming_tones import StreamingToneModel
+from tests.serve.server import Served, served, wait_for
+from tests.serve.test_clients import UnsureModel
+from tests.streaming.streaming_tones import StreamingToneModel, streaming_bundle
 
 TEXT = "the quick brown fox"
 pytestmark = pytest.mark.timeout(60)  # for events that do not come
-COMMITTED = {"audio": {"input": {"turn_detection": None}}, "type": "transcription"}
-
-
-def live_bundle(folder: Path) -> Tones:
-    bundle, tokenizer, _ = tone_bundle(folder)
-    model = StreamingToneModel(tokenizer.vocab_size, tokenizer.vocabulary.blank)
-    bundle.model.close()
-    return replace(bundle, model=ModelThread(lambda: model)), tokenizer, model
 
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("live")
-    with served(folder, tones=live_bundle(folder), language="en", max_seconds=20.0) as results:
+    with served(folder, tones=streaming_bundle(folder), language="en", max_seconds=20.0) as results:
         yield results
 
 
@@ -66,9 +54,9 @@ def at_24k(samples: Samples) -> bytes:
     return np.rint(signal).clip(-32768, 32767).astype("<i2").tobytes()
 
 
-def send(session: Any, audio: bytes, *, pieces: int = 7) -> None:
-    for piece in np.array_split(np.frombuffer(audio, "<i2"), pieces):
-        session.input_audio_buffer.append(audio=base64.b64encode(piece.tobytes()).decode())
+def send(session: Any, audio: bytes, *, blocks: int = 7) -> None:
+    for block in np.array_split(np.frombuffer(audio, "<i2"), blocks):
+        session.input_audio_buffer.append(audio=base64.b64encode(block.tobytes()).decode())
 
 
 def until(session: Any, end: str) -> list[Any]:
@@ -76,6 +64,17 @@ def until(session: Any, end: str) -> list[Any]:
     while not events[-1].type.endswith(end):
         events.append(session.recv())
     return events
+
+
+def say(session: Any, here: Served, text: str) -> str:
+    """Send a turn, commit it, and return its transcript."""
+    send(session, at_24k(speak(here.tokenizer, text)))
+    session.input_audio_buffer.commit()
+    return str(until(session, "completed")[-1].transcript)
+
+
+def set_input(session: Any, **fields: Any) -> None:
+    session.session.update(session={"type": "transcription", "audio": {"input": fields}})
 
 
 def short(events: Sequence[Any]) -> list[str]:
@@ -89,7 +88,7 @@ def test_turn_ends_when_the_client_commits(kind: str, request: pytest.FixtureReq
         created = session.recv()
         assert created.type == "session.created"
         assert created.session.type == "transcription"
-        session.session.update(session=COMMITTED)
+        set_input(session, turn_detection=None)
         assert session.recv().session.audio.input.turn_detection is None
         previous = None
         for text in (TEXT, "a lazy dog"):
@@ -138,22 +137,19 @@ def test_turn_ends_at_an_endpoint(live: Served) -> None:
             begin = end + 1.3
         session.input_audio_buffer.clear()
         assert session.recv().type == "input_audio_buffer.cleared"
-        detection = {"type": "server_vad", "silence_duration_ms": 400}
-        session.session.update(
-            session={"type": "transcription", "audio": {"input": {"turn_detection": detection}}}
-        )
+        set_input(session, turn_detection={"type": "server_vad", "silence_duration_ms": 400})
         assert session.recv().session.audio.input.turn_detection.silence_duration_ms == 400
         send(session, at_24k(np.concatenate([speak(live.tokenizer, TEXT), silence(1.2)])))
         assert until(session, "completed")[-1].transcript == TEXT
 
 
-class Loud:
-    """A model of voice activity: speech is loud."""
+class LoudSpeech:
+    """A model of voice activity that takes loud audio for speech."""
 
     sample_rate, step, overlap, delay = RATE, 160, 0, 0
 
     def start(self) -> None:
-        """Keep nothing."""
+        return None
 
     def advance(self, samples: Samples, state: None) -> tuple[Any, None]:
         frames = np.abs(samples.reshape(-1, self.step).astype(np.float32))
@@ -162,16 +158,18 @@ class Loud:
 
 @pytest.mark.parametrize("kind", ["live", "clip_server"])
 def test_turn_ends_when_a_detector_finds_silence(kind: str, tmp_path: Path) -> None:
-    texts, tones = (TEXT, "a lazy dog"), live_bundle(tmp_path) if kind == "live" else None
-    detector = VoiceDetector(Loud(), SpeechRules(padding=0.06))  # turns begin with a tone's frame
+    texts, tones = (TEXT, "a lazy dog"), streaming_bundle(tmp_path) if kind == "live" else None
+    detector = VoiceDetector(
+        LoudSpeech(), SpeechRules(padding=0.06)
+    )  # turns begin with a tone's frame
     with served(tmp_path, tones=tones, detector=detector) as here:
         spoken = [part for text in texts for part in (speak(here.tokenizer, text), silence(0.8))]
         audio = at_24k(np.concatenate([silence(2.0), *spoken]))
-        for pieces in (1, 40):
+        for blocks in (1, 40):
             with here.openai.realtime.connect() as session:
                 detection = session.recv().session.audio.input.turn_detection
                 assert (detection.type, detection.silence_duration_ms) == ("server_vad", 500)
-                send(session, audio, pieces=pieces)
+                send(session, audio, blocks=blocks)
                 begin = 2.0
                 for text in texts:
                     started, *_, completed = events = until(session, "completed")
@@ -188,9 +186,9 @@ def test_turn_ends_when_a_detector_finds_silence(kind: str, tmp_path: Path) -> N
 
 
 def test_clear_begins_a_new_turn(tmp_path: Path) -> None:
-    detector = VoiceDetector(Loud(), SpeechRules(padding=0.06))
+    detector = VoiceDetector(LoudSpeech(), SpeechRules(padding=0.06))
     with (
-        served(tmp_path, tones=live_bundle(tmp_path), detector=detector) as here,
+        served(tmp_path, tones=streaming_bundle(tmp_path), detector=detector) as here,
         here.openai.realtime.connect() as session,
     ):
         send(session, at_24k(np.append(silence(1.0), speak(here.tokenizer, "a lazy dog"))))
@@ -214,9 +212,8 @@ def test_session_takes_telephone_audio(live: Served, kind: str) -> None:
     signal = resample_by_numpy(speak(live.tokenizer, "a rude bird") / np.float32(32768), 2, 1)
     subtype = {"audio/pcmu": "ULAW", "audio/pcma": "ALAW"}[kind]
     soundfile.write(audio, signal, 8000, format="RAW", subtype=subtype)
-    fields = {"format": {"type": kind}, "turn_detection": None}
     with live.openai.realtime.connect() as session:
-        session.session.update(session={"type": "transcription", "audio": {"input": fields}})
+        set_input(session, format={"type": kind}, turn_detection=None)
         session.input_audio_buffer.append(audio=base64.b64encode(audio.getvalue()).decode())
         session.input_audio_buffer.commit()
         assert until(session, "completed")[-1].transcript == "a rude bird"
@@ -227,16 +224,13 @@ def test_concurrent_sessions_share_batches_and_get_their_own_texts(live: Served)
     texts = [f"{words[n % 4]} {words[n // 4]} {words[n % 3]}" for n in range(16)]
     live.model.batches.clear()
 
-    def say(text: str) -> str:
+    def say_alone(text: str) -> str:
         with live.openai.realtime.connect() as session:
-            session.session.update(session=COMMITTED)
-            send(session, at_24k(speak(live.tokenizer, text)))
-            session.input_audio_buffer.commit()
-            results: str = until(session, "completed")[-1].transcript
-            return results
+            set_input(session, turn_detection=None)
+            return say(session, live, text)
 
     with ThreadPoolExecutor(16) as clients:
-        assert list(clients.map(say, texts)) == texts
+        assert list(clients.map(say_alone, texts)) == texts
     assert max(map(len, live.model.batches)) > 1
     assert live.metric("sbkit_stream_batch_sum") > live.metric("sbkit_stream_batch_count")
     assert live.metric("sbkit_sessions_total") >= 16
@@ -299,15 +293,13 @@ BAD: dict[str, tuple[str | bytes, str]] = {
 def test_bad_events_get_a_clear_error_and_the_session_continues(live: Served, name: str) -> None:
     event, words = BAD[name]
     with live.openai.realtime.connect() as session:
-        session.session.update(session=COMMITTED)
+        set_input(session, turn_detection=None)
         until(session, "updated")
         session._connection.send(event)
         (error,) = until(session, "error")
         assert words in error.error.message
         assert error.error.type == "invalid_request_error"
-        send(session, at_24k(speak(live.tokenizer, "a fox")))
-        session.input_audio_buffer.commit()
-        assert until(session, "completed")[-1].transcript == "a fox"
+        assert say(session, live, "a fox") == "a fox"
 
 
 @pytest.mark.parametrize("ms", [1, 60_000, None])
@@ -320,15 +312,12 @@ def test_silence_accepts_its_extremes(live: Served, ms: int | None) -> None:
 
 def test_format_cannot_change_within_a_turn(live: Served) -> None:
     with live.openai.realtime.connect() as session:
-        session.session.update(session=COMMITTED)
-        send(session, at_24k(speak(live.tokenizer, "a fox")), pieces=1)
+        set_input(session, turn_detection=None)
+        send(session, at_24k(speak(live.tokenizer, "a fox")), blocks=1)
         fields = {"audio": {"input": {"format": {"type": "audio/pcmu"}}}, "type": "transcription"}
         session.session.update(session=fields, event_id="mine")
         error = until(session, "error")[-1].error
-        assert (error.event_id, "commit or clear the audio first" in error.message) == (
-            "mine",
-            True,
-        )
+        assert error.event_id == "mine" and "commit or clear the audio first" in error.message
         session.input_audio_buffer.commit()
         assert until(session, "completed")[-1].transcript == "a fox"
 
@@ -336,8 +325,7 @@ def test_format_cannot_change_within_a_turn(live: Served) -> None:
 def test_whole_clip_model_refuses_turn_detection(clip_server: Served) -> None:
     with clip_server.openai.realtime.connect() as session:
         assert session.recv().session.audio.input.turn_detection is None
-        detection: Any = {"turn_detection": {"type": "server_vad"}}
-        session.session.update(session={"type": "transcription", "audio": {"input": detection}})
+        set_input(session, turn_detection={"type": "server_vad"})
         assert "null, as the model takes whole clips" in session.recv().error.message
 
 
@@ -351,13 +339,13 @@ def test_whole_clip_model_refuses_turn_detection(clip_server: Served) -> None:
 )
 def test_turn_has_a_longest_duration(kind: str, limit: dict[str, float], tmp_path: Path) -> None:
     """By seconds, or by the bytes of a file of 16 kHz."""
-    tones = live_bundle(tmp_path) if kind == "live" else None
+    tones = streaming_bundle(tmp_path) if kind == "live" else None
     with (
         served(tmp_path, tones=tones, **limit) as here,
         here.openai.realtime.connect() as session,
     ):
-        session.session.update(session=COMMITTED)
-        send(session, at_24k(silence(3.2)), pieces=1)
+        set_input(session, turn_detection=None)
+        send(session, at_24k(silence(3.2)), blocks=1)
         assert "more than 2 s of audio in a turn" in until(session, "error")[-1].error.message
         session.input_audio_buffer.commit()
         end = "completed" if kind == "live" else "failed"
@@ -400,17 +388,15 @@ def test_too_large_message_closes_only_its_session(live: Served) -> None:
         if (message := closed.value.rcvd) is not None:  # a client that still sends may not read it
             assert (message.code, "limit" in message.reason) == (1009, True)
         until(other, "created")
-        other.session.update(session=COMMITTED)
-        send(other, at_24k(speak(live.tokenizer, "a fox")))
-        other.input_audio_buffer.commit()
-        assert until(other, "completed")[-1].transcript == "a fox"
+        set_input(other, turn_detection=None)
+        assert say(other, live, "a fox") == "a fox"
 
 
 def test_client_that_never_reads_is_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sbkit.serve.server.PING_SECONDS", 0.2)
-    tones = live_bundle(tmp_path)
+    tones = streaming_bundle(tmp_path)
     with served(tmp_path, tones=tones) as here, ThreadPoolExecutor(1) as clients:
         host, _, port = here.url.removeprefix("http://").partition(":")
         with socket.create_connection((host, int(port))) as deaf:
@@ -437,7 +423,7 @@ def test_client_that_never_reads_is_dropped(
 
 
 def test_open_turn_is_transcribed_before_the_server_stops(tmp_path: Path) -> None:
-    with served(tmp_path, tones=live_bundle(tmp_path)) as here:
+    with served(tmp_path, tones=streaming_bundle(tmp_path)) as here:
         with here.openai.realtime.connect() as session:
             send(session, at_24k(speak(here.tokenizer, TEXT)))
             until(session, "delta")
@@ -445,8 +431,7 @@ def test_open_turn_is_transcribed_before_the_server_stops(tmp_path: Path) -> Non
             assert until(session, "completed")[-1].transcript == TEXT
             with pytest.raises(ConnectionClosed) as closed:
                 session.recv()
-            assert closed.value.rcvd is not None
-            assert closed.value.rcvd.code == 1001
+            assert closed.value.rcvd is not None and closed.value.rcvd.code == 1001
         here.thread.join(120)
         assert not here.thread.is_alive()
 
@@ -464,10 +449,8 @@ class Failing(StreamingToneModel):
 def test_fault_of_one_session_spares_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    bundle, tokenizer, _ = tone_bundle(tmp_path)
-    bundle.model.close()
-    model = Failing(tokenizer.vocab_size, tokenizer.vocabulary.blank)
-    recognizer = StreamingRecognizer(bundle=replace(bundle, model=ModelThread(lambda: model)))
+    bundle, tokenizer, _ = tone_bundle(tmp_path, model_class=Failing)
+    recognizer = StreamingRecognizer(bundle=bundle)
     sessions = [Session(recognizer) for _ in range(3)]
     spoken = speak(tokenizer, "a fox")
     for session in sessions:
@@ -486,17 +469,12 @@ def test_fault_of_one_session_spares_the_others(
 
     first, failed, last = asyncio.run(advance())
     assert isinstance(failed, ZeroDivisionError)
-    assert [
-        result.text for results in (first, last) for result in results if isinstance(result, Final)
-    ] == [
-        "a fox",
-        "a fox",
-    ]
+    assert [event.text for event in first + last if isinstance(event, Final)] == ["a fox"] * 2
     recognizer.close()
 
 
 def test_model_fault_ends_the_session(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with served(tmp_path, tones=live_bundle(tmp_path)) as here:
+    with served(tmp_path, tones=streaming_bundle(tmp_path)) as here:
         here.model.advance = lambda *_: 1 // 0  # type: ignore[attr-defined]
         with here.openai.realtime.connect() as session:
             with suppress(ConnectionClosed):  # the server may close before all is sent
@@ -508,26 +486,17 @@ def test_model_fault_ends_the_session(tmp_path: Path, caplog: pytest.LogCaptureF
         wait_for(lambda: "ZeroDivisionError" in caplog.text)
 
 
-class LiveUnsure(Unsure, StreamingToneModel):
-    """Hear neighbouring letters nearly alike, in chunks."""
+class UnsureStreamingModel(UnsureModel, StreamingToneModel):
+    """Do so chunk by chunk."""
 
 
 def test_session_prompt_is_expected_by_the_decoder(tmp_path: Path) -> None:
-    bundle, tokenizer, _ = tone_bundle(tmp_path)
-    bundle.model.close()
-    train_models(tmp_path / "lm.safetensors", tokenizer, [TEXT], tokens=0)
-    models = tmp_path / "lm.safetensors"
-    decoder = BeamDecoder(tokenizer=tokenizer, language_models=models, weights={})
-    model = LiveUnsure(tokenizer.vocab_size, tokenizer.vocabulary.blank)
-    tones = replace(bundle, decoder=decoder, model=ModelThread(lambda: model)), tokenizer, model
+    tones = tone_bundle(tmp_path, model_class=UnsureStreamingModel, lm_texts=[TEXT])
     with served(tmp_path, tones=tones) as here, here.openai.realtime.connect() as session:
-        texts = list[str]()
+        texts: list[str] = []
         for expected in ({}, {"prompt": "We speak of: cog"}, {"keywords": ["cog"]}):
-            fields: Any = {"turn_detection": None, "transcription": expected}
-            session.session.update(session={"type": "transcription", "audio": {"input": fields}})
-            send(session, at_24k(speak(tokenizer, "dog")))
-            session.input_audio_buffer.commit()
-            texts.append(until(session, "completed")[-1].transcript)
+            set_input(session, turn_detection=None, transcription=expected)
+            texts.append(say(session, here, "dog"))
     assert texts == ["dog", "cog", "cog"]
 
 
@@ -536,14 +505,14 @@ RATE = 16_000
 
 @pytest.mark.parametrize(("block", "quiet"), [(700, 2.0), (700, 0.2), (200_000, 2.0)])
 def test_speech_turns_last_from_padding_to_detected_end(block: int, quiet: float) -> None:
-    """Where the stream has less before it, it is from its first sample."""
+    """A turn near the start of the stream has less padding."""
     audio = script(*is_speech(quiet, 1.0, 1.5, 0.5))
     detector = VoiceDetector(ScriptedSpeech(), SpeechRules(padding=0.0))
     turns, parts = SpeechTurns(detector, silence=0.4, start=100.0), list[TurnPart]()
     for start in range(0, len(audio), block):
         parts += turns.push(audio[start : start + block])
-    begins = [place for place, part in enumerate(parts) if part.began is not None]
-    first, second = parts[: begins[1]], parts[begins[1] :]
+    _, begin = (index for index, part in enumerate(parts) if part.began is not None)
+    first, second = parts[:begin], parts[begin:]
     for turn, began, ended, detected in (
         (first, quiet, quiet + 1.0, quiet + 1.4),
         (second, quiet + 2.5, None, quiet + 3.0),
@@ -554,7 +523,7 @@ def test_speech_turns_last_from_padding_to_detected_end(block: int, quiet: float
         assert turn[0].start == 100 * RATE + start
         samples = np.concatenate([part.samples for part in turn])
         assert np.array_equal(samples, audio[start : start + len(samples)])
-        # samples that arrived before the end was known are in the turn, too
+        # samples that arrived before the end was detected are in the turn, too
         assert end <= start + len(samples) <= (end if block > len(audio) else end + 320)
-        places = np.cumsum([turn[0].start, *(len(part.samples) for part in turn)])
-        assert [part.start for part in turn] == places[:-1].tolist()
+        starts = np.cumsum([turn[0].start, *(len(part.samples) for part in turn)])
+        assert [part.start for part in turn] == starts[:-1].tolist()

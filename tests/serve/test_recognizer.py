@@ -1,4 +1,4 @@
-"""Pieces of many callers run together, each is answered to its own caller, and none waits long."""
+"""Segments of many callers share batches; each caller gets its own outputs, and none waits long."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ SHAPES = Shapes.table(SECOND, batch_seconds=8.0, clips=(1, 2, 4), seconds=(1.0, 
 
 
 class Echo:
-    """Answer the first sample of a clip, and note batches; a clip of -1 is a fault."""
+    """Return the first sample of each clip, and record the batches; a clip of -1 is a fault."""
 
     samples_per_frame = 1
     padded_lengths: Sequence[int] = ()
@@ -63,8 +63,7 @@ def clip(number: int, seconds: float = 1.0) -> Samples:
 
 
 def ask(batcher: Batcher, *clips: Samples) -> list[int]:
-    (results,) = [batcher.encode(clips)]
-    return [int(result.log_probs[0]) for result in results]
+    return [int(output.log_probs[0]) for output in batcher.encode(clips)]
 
 
 def test_batcher_returns_each_caller_its_own_outputs(echo: Echo, batcher: Batcher) -> None:
@@ -102,7 +101,9 @@ def test_batcher_does_not_wait_once_a_round_is_full(echo: Echo) -> None:
 def test_batcher_does_not_run_cancelled_requests(
     echo: Echo, batcher: Batcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sbkit.serve.recognizer.monotonic", lambda: 0.0)  # blocks come at one time
+    monkeypatch.setattr(
+        "sbkit.serve.recognizer.monotonic", lambda: 0.0
+    )  # all segments arrive at once
     end = threading.Event()
 
     def ask_cancelled() -> list[int]:

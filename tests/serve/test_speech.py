@@ -1,4 +1,4 @@
-"""OpenAI's client asks for speech, and the recognizer beside the voice understands it."""
+"""Speech requests of OpenAI's client; a recognizer beside the voice transcribes the answers."""
 
 import base64
 import io
@@ -57,7 +57,7 @@ def test_speech_in_each_format_is_understood(
     letters = len(f"{TEXT}a lazy dog")
     seconds = len(read_audio(tmp_path / "speech", RATE)) / RATE
     assert seconds == pytest.approx(letters * LETTER * STEP / RATE, abs=0.1)
-    if format == "mp3":  # it begins 40 ms late, so that no frame has one letter
+    if format == "mp3":  # begins 40 ms late, so frames have parts of two letters
         return
     answer = here.openai.audio.transcriptions.create(model="tones", file=("speech", content))
     assert answer.text.replace(" ", "") == f"{TEXT}a lazy dog".replace(" ", "")
@@ -71,7 +71,7 @@ def test_speech_wav_declares_no_length(here: Served) -> None:
 
 @pytest.mark.parametrize("format", ["mp3", "opus"])
 def test_file_writer_clips_loud_samples(format: str) -> None:
-    """Formats of 16 bits do it by themselves; a clipped tone has a mean square below 1."""
+    """Formats of 16 bits clip by themselves; a clipped tone has a mean square below 1."""
     encoder = FileWriter(format, 24_000)
     tone = 3 * np.sin(np.arange(24_000, dtype=np.float32) / 10)
     content = encoder.push(tone) + encoder.finish()
@@ -81,9 +81,9 @@ def test_file_writer_clips_loud_samples(format: str) -> None:
 
 
 def test_speech_is_sent_sentence_by_sentence(here: Served) -> None:
-    asked = {"model": "tts", "input": f"{TEXT}. a lazy dog.", "response_format": "pcm"}
-    asked |= {"model": "anna", "stream_format": "sse", "voice": {"id": "anna"}, "speed": 2}
-    with here.client.stream("POST", SPEECH, json=asked) as answer:
+    fields = {"model": "anna", "input": f"{TEXT}. a lazy dog.", "response_format": "pcm"}
+    fields |= {"stream_format": "sse", "voice": {"id": "anna"}, "speed": 2}
+    with here.client.stream("POST", SPEECH, json=fields) as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
         lines = [line for line in answer.iter_lines() if line]
     *deltas, done = [json.loads(line.removeprefix("data: ")) for line in lines]
@@ -99,9 +99,9 @@ def test_speech_is_sent_sentence_by_sentence(here: Served) -> None:
 BAD: dict[str, tuple[int, str, dict[str, Any]]] = {
     "no text": (400, "`input` must be a text of 1 to 4096 characters", {"input": ""}),
     "a long text": (400, "4097 characters long", {"input": "a" * 4097}),
-    "nothing to say": (400, "must have letters alone", {"input": "123"}),
-    "half a character": (400, "must have letters alone", {"input": "\ud800"}),
-    "control characters": (400, "must have letters alone", {"input": "\x1b[2J"}),
+    "nothing to say": (400, "Only letters can be spoken", {"input": "123"}),
+    "half a character": (400, "Only letters can be spoken", {"input": "\ud800"}),
+    "control characters": (400, "Only letters can be spoken", {"input": "\x1b[2J"}),
     "a recognizer": (404, "`model` must be one of anna, tts-1, but", {"model": "tones"}),
     "another voice": (400, "`voice` must be anna or one of OpenAI's", {"voice": "bob"}),
     "a list for a voice": (400, "`voice` must be", {"voice": ["anna"]}),
@@ -116,7 +116,7 @@ BAD: dict[str, tuple[int, str, dict[str, Any]]] = {
     "true": (400, "from 0.25 to 4, but is True", {"speed": True}),
     "a number for a text": (400, "`input` must be a text, but is 5", {"input": 5}),
     "true for a text": (400, "`input` must be a text, but is True", {"input": True}),
-    "another stream": (400, "audio or sse, but is raw", {"stream_format": "raw"}),
+    "another stream format": (400, "audio or sse, but is raw", {"stream_format": "raw"}),
 }
 
 
@@ -209,7 +209,7 @@ def test_lost_client_ends_its_speech(here: Served, monkeypatch: pytest.MonkeyPat
     with here.client.stream("POST", SPEECH, json={"input": "a", "response_format": "pcm"}) as some:
         next(some.iter_bytes())
     wait_for(lambda: here.state.in_flight == 0)
-    wait_for(lambda: encoders[0].file.closed)  # else its end is written when the program ends
+    wait_for(lambda: encoders[0].file.closed)  # otherwise it fails when the program ends
     before = here.metric("sbkit_speech_seconds_total")
     assert before >= num_blocks - 1
     assert here.post(here.say("a fox")).json()["text"] == "a fox"

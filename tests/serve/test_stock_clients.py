@@ -1,4 +1,4 @@
-"""Stock clients of others, where the extra `clients` is installed, get what was said, and speak."""
+"""Third-party clients transcribe and speak, if the extra `clients` is installed."""
 
 import subprocess
 import sys
@@ -12,14 +12,14 @@ import soundfile
 from tests.runs import ROOT
 from tests.runtime.tones import RATE, silence, speak
 from tests.serve.server import ToneSpeaker, served
-from tests.serve.test_realtime import live_bundle
+from tests.streaming.streaming_tones import streaming_bundle
 
 
 @pytest.mark.slow(40)
 @pytest.mark.skipif(not find_spec("pipecat"), reason="needs the extra clients")
 @pytest.mark.skipif(not find_spec("livekit"), reason="needs the extra clients")
 def test_pipecat_and_livekit_transcribe_and_speak(tmp_path: Path) -> None:
-    tones, file = live_bundle(tmp_path), tmp_path / "talk.wav"
+    tones, file = streaming_bundle(tmp_path), tmp_path / "talk.wav"
     soundfile.write(file, np.concatenate([speak(tones[1], "the dog"), silence(2.0)]), RATE)
     with served(tmp_path, tones=tones, speaker=ToneSpeaker(tones[1]), language="en") as here:
         command = [sys.executable, "-m", "tests.serve.stock_clients", here.url, str(file)]

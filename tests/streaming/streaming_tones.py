@@ -1,18 +1,15 @@
-"""A model of tones that is run chunk by chunk, and bundles of it: no torch."""
+"""A model of tones that runs chunk by chunk, without torch."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sbkit.audio.io import Samples
 from sbkit.base.arrays import LogProbs
 from sbkit.bundle.protocols import ChunkSizes, StreamingModel
-from sbkit.decoding.decoder import BeamDecoder
-from sbkit.runtime.model import ModelThread
 from sbkit.streaming.session import EndpointRules, StreamingRecognizer
 from sbkit.text.tokenizer import Tokenizer
-from tests.decoding.spoken import train_models
 from tests.runtime.tones import STEP, ToneModel, tone_bundle
 
 CHUNK = 16 * STEP
@@ -36,19 +33,12 @@ class StreamingToneModel(ToneModel):
         return [(output, state + 1) for output, state in zip(outputs, states, strict=True)]
 
 
+streaming_bundle = partial(tone_bundle, model_class=StreamingToneModel)
+
+
 def streaming_tones(
-    folder: Path, *, texts: Sequence[str] = (), rules: EndpointRules | None = None, **decoder: Any
-) -> tuple[StreamingRecognizer, Tokenizer, StreamingToneModel]:
-    """Make a recognizer of tones; with texts, it has a beam and language models of them."""
-    bundle, tokenizer, _ = tone_bundle(folder)
-    model = StreamingToneModel(tokenizer.vocab_size, tokenizer.vocabulary.blank)
-    bundle = replace(bundle, model=ModelThread(lambda: model))
-    if texts:
-        train_models(folder / "lm.safetensors", tokenizer, texts)
-        beam = BeamDecoder(
-            tokenizer=tokenizer,
-            language_models=folder / "lm.safetensors",
-            **{"weights": {}, **decoder},
-        )
-        bundle = replace(bundle, decoder=beam)
+    folder: Path, *, rules: EndpointRules | None = None, **options: Any
+) -> tuple[StreamingRecognizer, Tokenizer, ToneModel]:
+    """Make a recognizer of tones, with the options of `tone_bundle`."""
+    bundle, tokenizer, model = streaming_bundle(folder, token_order=3, **options)
     return StreamingRecognizer(bundle=bundle, rules=rules), tokenizer, model

@@ -1,4 +1,4 @@
-"""The fault that it all began with: a compiled recognizer that is called from other threads."""
+"""The fault that started this project: a compiled recognizer called from other threads."""
 
 import threading
 from functools import partial

@@ -1,4 +1,4 @@
-"""A session says of a stream what is in it, however its samples come."""
+"""The events of a session do not depend on how its samples arrive."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -36,11 +36,11 @@ from tests.runtime.tones import LETTER, RATE, STEP, silence, speak, tone_bundle
 from tests.streaming.streaming_tones import CHUNK, streaming_tones
 
 TEXTS = ("the quick brown fox", "jumps over a lazy dog", "the dog")
-BEAM: dict[str, Any] = {"texts": [*TEXTS, "a fox over the dog"]}
+BEAM: dict[str, Any] = {"lm_texts": [*TEXTS, "a fox over the dog"]}
 
 
 def cut(audio: Samples, seed: int) -> Iterator[Samples]:
-    """Cut audio at random, into blocks from none to some thousand samples."""
+    """Cut audio into random blocks of up to 30,000 samples, some empty."""
     random = np.random.default_rng(seed)
     while len(audio):
         size = int(random.choice([0, 1, 7, 500, 3000, 30_000]))
@@ -111,19 +111,19 @@ def test_session_events_do_not_depend_on_block_size(
     for final, start, text in zip(finals(expected), starts[:-1:2], TEXTS, strict=True):
         assert [word.text for word in final.words] == text.split()
         assert final.words[0].start == pytest.approx(start, abs=0.05)
-        begins = [start + 0.12 * place for place in _places(text)]
+        begins = [start + 0.12 * letters for letters in _word_starts(text)]
         assert [word.start for word in final.words] == pytest.approx(begins, abs=0.13)
     rules = [event.rule for event in expected if isinstance(event, Endpoint)]
     assert rules == ["silence"] * 3 + ["nothing"]
 
 
-def _places(text: str) -> list[int]:
-    return [0, *(place + 1 for place, letter in enumerate(text) if letter == " ")]
+def _word_starts(text: str) -> list[int]:
+    return [0, *(index + 1 for index, letter in enumerate(text) if letter == " ")]
 
 
 @pytest.mark.parametrize("size", [1000, 100_000])
 def test_session_takes_silence_from_a_detector(size: int, tmp_path: Path) -> None:
-    """Humming after the words is no token, and no silence: the utterance ends after it."""
+    """Humming after the words has no tokens, but is no silence: the utterance ends after it."""
     recognizer, tokenizer, _ = streaming_tones(tmp_path)
     audio = np.concatenate([speak(tokenizer, "the dog"), silence(4.0)])
     end = len(speak(tokenizer, "the dog")) / RATE + 1.0
@@ -141,7 +141,7 @@ def test_session_takes_silence_from_a_detector(size: int, tmp_path: Path) -> Non
 
 
 class SpeechUntil(ScriptedSpeech):
-    """Speech from the first frame to a moment, whatever is heard."""
+    """Speech from the first frame to a given time, whatever the audio."""
 
     def __init__(self, end: float) -> None:
         self.end = end
