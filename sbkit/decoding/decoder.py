@@ -32,7 +32,6 @@ from sbkit.decoding.prefix_beam import (
     BeamState,
     PrefixBeamSearch,
     PrefixScorer,
-    SumOfScorers,
     TokenScorer,
     WordScorer,
     make_lexicon,
@@ -316,7 +315,7 @@ class BeamDecoder:
             max_candidates=MAX_CANDIDATES,
             excluded=(vocabulary.unk, vocabulary.bos, vocabulary.eos),
         )
-        return PrefixBeamSearch(settings=settings, scorer=SumOfScorers(scorers=scorers))
+        return PrefixBeamSearch(settings=settings, scorers=scorers)
 
     def _make_scorers(self, added_words: Collection[str] = ()) -> list[PrefixScorer]:
         """Return the weighted language models; ``added_words`` count as known words."""

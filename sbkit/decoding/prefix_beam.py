@@ -103,39 +103,15 @@ class PrefixScorer(Protocol):
         """Return the score of the end of the audio."""
 
 
-class SumOfScorers:
-    """Add the scores of several scorers."""
-
-    def __init__(self, *, scorers: Sequence[PrefixScorer]) -> None:
-        self._scorers = tuple(scorers)
-
-    def start(self) -> Hashable:
-        return tuple(scorer.start() for scorer in self._scorers)
-
-    def step(self, state: Sequence[Any], token: int) -> tuple[float, Hashable]:
-        total = 0.0
-        next_states: list[Hashable] = []
-        for scorer, scorer_state in zip(self._scorers, state, strict=True):
-            score, next_state = scorer.step(scorer_state, token)
-            total += score
-            next_states.append(next_state)
-        return total, tuple(next_states)
-
-    def end(self, state: Sequence[Any]) -> float:
-        return sum(scorer.end(s) for scorer, s in zip(self._scorers, state, strict=True))
-
-
-NO_SCORERS = SumOfScorers(scorers=())
-
-Arc = tuple[float, Hashable]
-"""The score of a token, and the scorer's state after it."""
+Arc = tuple[float, tuple[Hashable, ...]]
+"""The sum of the scorers for a token, and their states after it."""
 
 
 @dataclass(eq=False, slots=True)
 class AutomatonState:
-    """A scorer's state, and its computed arcs by token."""
+    """The states of the scorers, and their computed arcs by token."""
 
-    scorer_state: Hashable
+    scorer_states: tuple[Hashable, ...]
     arcs: dict[int, Arc] = field(default_factory=dict)
 
 
@@ -225,9 +201,9 @@ class PrefixBeamSearch:
     [(1,), ()]
     """
 
-    def __init__(self, *, settings: BeamSettings, scorer: PrefixScorer = NO_SCORERS) -> None:
-        self.settings, self._scorer = settings, scorer
-        self._states: dict[Hashable, AutomatonState] = {}  # of the scorer, as they are needed
+    def __init__(self, *, settings: BeamSettings, scorers: Sequence[PrefixScorer] = ()) -> None:
+        self.settings, self._scorers = settings, tuple(scorers)
+        self._states: dict[tuple[Hashable, ...], AutomatonState] = {}  # as they are needed
 
     def decode(self, log_probs: LogProbs) -> list[Hypothesis]:
         """Return the beam of natural log-probabilities (U, V), the best hypothesis first."""
@@ -237,7 +213,7 @@ class PrefixBeamSearch:
         """Return the state before the first frame."""
         if len(self._states) > MAX_CACHED_STATES:
             self._states = {}
-        state = self._automaton_state(self._scorer.start())
+        state = self._automaton_state(tuple(scorer.start() for scorer in self._scorers))
         root = Prefix(None, -1, state, 0.0, in_blank=0.0, total=0.0)
         return BeamState(0, [root])
 
@@ -263,7 +239,8 @@ class PrefixBeamSearch:
         """
         hypotheses: list[Hypothesis] = []
         for prefix in state.beam:
-            ctc, added = prefix.total, prefix.added + self._scorer.end(prefix.state.scorer_state)
+            pairs = zip(self._scorers, prefix.state.scorer_states, strict=True)
+            ctc, added = prefix.total, prefix.added + sum(scorer.end(s) for scorer, s in pairs)
             if (score := ctc + added) > -inf:
                 tokens = prefix.tokens()
                 hypotheses.append(
@@ -336,16 +313,21 @@ class PrefixBeamSearch:
         prefix.in_token = prefix.total = log_prob
         return prefix
 
-    # A dictionary lookup by token replaces a call of the scorer, and a state is hashed only when a
+    # A dictionary lookup by token replaces calls of the scorers, and a state is hashed only when a
     # prefix enters the beam.
-    def _automaton_state(self, scorer_state: Hashable) -> AutomatonState:
-        state = self._states.get(scorer_state)
+    def _automaton_state(self, scorer_states: tuple[Hashable, ...]) -> AutomatonState:
+        state = self._states.get(scorer_states)
         if state is None:
-            state = self._states[scorer_state] = AutomatonState(scorer_state)
+            state = self._states[scorer_states] = AutomatonState(scorer_states)
         return state
 
     def _expand(self, state: AutomatonState, token: int) -> Arc:
-        arc = state.arcs[token] = self._scorer.step(state.scorer_state, token)
+        total, next_states = 0.0, list[Hashable]()
+        for scorer, scorer_state in zip(self._scorers, state.scorer_states, strict=True):
+            score, next_state = scorer.step(scorer_state, token)
+            total += score
+            next_states.append(next_state)
+        arc = state.arcs[token] = total, tuple(next_states)
         return arc
 
 

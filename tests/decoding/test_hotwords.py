@@ -75,7 +75,7 @@ def test_reward_grows_with_the_phrase_and_shrinks_with_the_list() -> None:
 def decode(phrases: Sequence[str], reward: float, log_probs: np.ndarray) -> list[Hypothesis]:
     hotwords = HotwordScorer(rewards=by_length(phrases, reward), tokenizer=SPELLING)
     unbiased = PrefixBeamSearch(settings=BEAM_OF_16)
-    biased = PrefixBeamSearch(settings=BEAM_OF_16, scorer=hotwords)
+    biased = PrefixBeamSearch(settings=BEAM_OF_16, scorers=[hotwords])
     return hotwords.choose(unbiased.decode(log_probs), biased.decode(log_probs))
 
 

@@ -11,10 +11,8 @@ import pytest
 from sbkit.base.errors import SbkitError
 from sbkit.decoding.hotwords import HotwordScorer
 from sbkit.decoding.prefix_beam import (
-    NO_SCORERS,
     PrefixBeamSearch,
     PrefixScorer,
-    SumOfScorers,
     TokenScorer,
     WordScorer,
     log_add,
@@ -39,14 +37,15 @@ from tests.decoding.by_definition import (
 
 Tokens = tuple[int, ...]
 Definition = Callable[[Sequence[int]], float]
+Scored = tuple[list[PrefixScorer], Definition]
 WORDS, PHRASES = ("a", "ab", "aab", "bab"), ("ab", "b a", "a b a", "bb")
 
 
-def nothing(pieces: tuple[str, ...]) -> tuple[PrefixScorer, Definition]:
-    return NO_SCORERS, lambda tokens: 0.0
+def nothing(pieces: tuple[str, ...]) -> Scored:
+    return [], lambda tokens: 0.0
 
 
-def token_model(pieces: tuple[str, ...]) -> tuple[PrefixScorer, Definition]:
+def token_model(pieces: tuple[str, ...]) -> Scored:
     model = random_model(pieces[1:], seed=1)
     scorer = TokenScorer(lm=model, pieces=pieces, lm_weight=0.7, token_bonus=0.4)
 
@@ -54,10 +53,10 @@ def token_model(pieces: tuple[str, ...]) -> tuple[PrefixScorer, Definition]:
         spoken = [pieces[token] for token in tokens]
         return 0.7 * sentence_log_prob(model, spoken) + 0.4 * len(spoken)
 
-    return scorer, definition
+    return [scorer], definition
 
 
-def word_model(pieces: tuple[str, ...]) -> tuple[PrefixScorer, Definition]:
+def word_model(pieces: tuple[str, ...]) -> Scored:
     model = random_model(WORDS, seed=2)
     scorer = WordScorer(
         lm=model,
@@ -74,20 +73,20 @@ def word_model(pieces: tuple[str, ...]) -> tuple[PrefixScorer, Definition]:
         prices = [0.5 + (word not in (*WORDS, "bb")) * -1.5 for word in words]
         return 0.8 * sentence_log_prob(model, words) + sum(prices)
 
-    return scorer, definition
+    return [scorer], definition
 
 
-def hotwords(pieces: tuple[str, ...]) -> tuple[PrefixScorer, Definition]:
+def hotwords(pieces: tuple[str, ...]) -> Scored:
     phrases = [each for each in PHRASES if LettersTokenizer(pieces).letters(each)]
     rewards = {phrase: 2.5 * min(1.0, len(phrase) / 4) for phrase in phrases}
     scorer = HotwordScorer(rewards=rewards, tokenizer=LettersTokenizer(pieces))
-    return scorer, lambda tokens: 2.5 * count_rewards(words_of(tokens, pieces), phrases)
+    return [scorer], lambda tokens: 2.5 * count_rewards(words_of(tokens, pieces), phrases)
 
 
-def all_at_once(pieces: tuple[str, ...]) -> tuple[PrefixScorer, Definition]:
+def all_at_once(pieces: tuple[str, ...]) -> Scored:
     parts = [token_model(pieces), word_model(pieces), hotwords(pieces)]
-    scorer = SumOfScorers(scorers=[scorer for scorer, _ in parts])
-    return scorer, lambda tokens: sum(definition(tokens) for _, definition in parts)
+    scorers = [scorer for (scorer,), _ in parts]
+    return scorers, lambda tokens: sum(definition(tokens) for _, definition in parts)
 
 
 MODELS = [nothing, token_model, word_model, hotwords, all_at_once]
@@ -96,11 +95,11 @@ MODELS = [nothing, token_model, word_model, hotwords, all_at_once]
 @pytest.mark.parametrize("pieces", [CHARACTERS, PIECES], ids=["characters", "pieces"])
 @pytest.mark.parametrize("model", MODELS)
 def test_unbounded_beam_equals_enumeration_and_beam_of_16_nearly(
-    model: Callable[[tuple[str, ...]], tuple[PrefixScorer, Definition]], pieces: tuple[str, ...]
+    model: Callable[[tuple[str, ...]], Scored], pieces: tuple[str, ...]
 ) -> None:
-    scorer, definition = model(pieces)
-    exact = PrefixBeamSearch(settings=SETTINGS, scorer=scorer)
-    bounded = PrefixBeamSearch(settings=BEAM_OF_16, scorer=scorer)
+    scorers, definition = model(pieces)
+    exact = PrefixBeamSearch(settings=SETTINGS, scorers=scorers)
+    bounded = PrefixBeamSearch(settings=BEAM_OF_16, scorers=scorers)
     matrices = random_matrices(200 if pieces == CHARACTERS else 50)
     num_best = 0
     for log_probs in matrices:
@@ -120,12 +119,14 @@ def test_unbounded_beam_equals_enumeration_and_beam_of_16_nearly(
     assert num_best >= 0.9 * len(matrices)
 
 
-def plain_search(log_probs: np.ndarray, scorer: PrefixScorer, size: int) -> dict[Tokens, float]:
+def plain_search(
+    log_probs: np.ndarray, scorers: Sequence[PrefixScorer], size: int
+) -> dict[Tokens, float]:
     """Search with every token tried, and nothing cached."""
     beam: dict[Tokens, tuple[float, float]] = {(): (0.0, -inf)}  # ends in a blank, in its token
 
     def score(tokens: Tokens) -> float:
-        return log_add(*after[tokens]) + sum(steps_of(scorer, tokens))
+        return log_add(*after[tokens]) + sum(sum(steps_of(scorer, tokens)) for scorer in scorers)
 
     for frame in log_probs.tolist():
         after: dict[Tokens, tuple[float, float]] = {}
@@ -138,7 +139,7 @@ def plain_search(log_probs: np.ndarray, scorer: PrefixScorer, size: int) -> dict
         best = sorted(after, key=score, reverse=True)[:size]
         beam = {tokens: after[tokens] for tokens in best if score(tokens) > -inf}
     return {
-        tokens: log_add(*parts) + sum(steps_of(scorer, tokens, ends=True))
+        tokens: log_add(*parts) + sum(sum(steps_of(each, tokens, ends=True)) for each in scorers)
         for tokens, parts in beam.items()
     }
 
@@ -160,11 +161,11 @@ def steps_of(scorer: PrefixScorer, tokens: Tokens, *, ends: bool = False) -> Ite
 @pytest.mark.parametrize("size", [1, 2, 3, 16])
 def test_bounded_beam_equals_plain_beam(size: int) -> None:
     """Prefixes leave the beam and return; clips decoded before change nothing."""
-    scorer, _ = all_at_once(CHARACTERS)
-    search = PrefixBeamSearch(settings=replace(SETTINGS, beam_size=size), scorer=scorer)
+    scorers, _ = all_at_once(CHARACTERS)
+    search = PrefixBeamSearch(settings=replace(SETTINGS, beam_size=size), scorers=scorers)
     for log_probs in random_matrices(100, seed=4):
         beam = search.decode(log_probs)
-        expected = plain_search(log_probs, scorer, size)
+        expected = plain_search(log_probs, scorers, size)
         ordered = dict(sorted(expected.items(), key=itemgetter(1), reverse=True))
         assert [hypothesis.tokens for hypothesis in beam] == [*ordered]
         assert [hypothesis.score for hypothesis in beam] == pytest.approx([*ordered.values()])
