@@ -18,7 +18,7 @@ from typing import NamedTuple
 from sbkit.base.errors import DataError
 from sbkit.evaluate.intervals import Grouping, Interval, group_by_speaker, interval_of, mapsswe
 from sbkit.evaluate.report import REPORT, write_report
-from sbkit.evaluate.run_results import read_clips, read_figures, read_results
+from sbkit.evaluate.run_results import read_clips, read_results
 from sbkit.evaluate.wer import UNIT_OF_RATE, ErrorCounts, Figures, ScoredUtterance, have_words
 from sbkit.evaluate.wer_report import list_test_sets, read_utterances, utterances_file
 
@@ -197,7 +197,8 @@ def describe_comparison(comparison: Figures) -> Iterator[str]:
         if figures["changed"]:
             yield f"  changed most, in {UNIT_OF_RATE[rates[0]].removesuffix('s')} errors:"
         for change in figures["changed"]:
-            yield "    {}: {} in A, {} in B".format(change["id"], *change["errors"])
+            in_a, in_b = change["errors"]
+            yield f"    {change['id']}: {in_a} in A, {in_b} in B"
             texts = [change["reference"], *change["hypotheses"]]
             for label, text in zip(("reference", "A", "B"), texts, strict=True):
                 yield f"      {label:<9}  {text}".rstrip()
@@ -243,7 +244,7 @@ def write_comparison(file: Path, comparison: Figures) -> None:
     clips = read_clips(folders[0] / REPORT) or read_clips(folders[1] / REPORT)
     write_report(
         file,
-        [read_results(folder, read_figures(folder)) for folder in folders],
+        [*map(read_results, folders)],
         clips=lambda name, ids, max_bytes: {
             id: clips[name][id] for id in ids if id in clips.get(name, {})
         },

@@ -83,26 +83,12 @@ class RunResults:
     data: Figures | None
 
 
-def read_figures(folder: Path) -> dict[str, Figures]:
-    """Return the figures of every test set of a run, or of a folder of scores.
+def read_results(folder: Path, test: Mapping[str, Figures] | None = None) -> RunResults:
+    """Read the files of a folder; ``test``: the figures of its test sets, if they are known.
 
-    Raises BundleError if there are none.
+    Raises BundleError if there are no figures, DataError if the utterances cannot be read.
     """
-    for file in (folder / SUMMARY, folder / SCORES):
-        if file.exists():
-            test: dict[str, Figures] = json.loads(file.read_bytes())["test"]
-            return test
-    raise BundleError(
-        f"{folder} is neither a tested run nor a folder of scores: it has neither {SUMMARY} nor "
-        f"{SCORES}. Finish the run, or: sbkit score RUN DATA --out DIR."
-    )
-
-
-def read_results(folder: Path, test: Mapping[str, Figures]) -> RunResults:
-    """Read the files of a folder; ``test`` has the figures of its test sets.
-
-    Raises DataError if the utterances of a test set cannot be read.
-    """
+    test = _read_figures(folder) if test is None else test
     files = {name: utterances_file(folder, name) for name in test}
     data = folder / DATA_REPORT
     return RunResults(
@@ -111,6 +97,17 @@ def read_results(folder: Path, test: Mapping[str, Figures]) -> RunResults:
         utterances={name: read_utterances(file) for name, file in files.items() if file.exists()},
         log=read_log(folder / LOG_FILE),
         data=json.loads(data.read_bytes()) if data.exists() else None,
+    )
+
+
+def _read_figures(folder: Path) -> Mapping[str, Figures]:
+    for file in (folder / SUMMARY, folder / SCORES):
+        if file.exists():
+            test: Mapping[str, Figures] = json.loads(file.read_bytes())["test"]
+            return test
+    raise BundleError(
+        f"{folder} is neither a tested run nor a folder of scores: it has neither {SUMMARY} nor "
+        f"{SCORES}. Finish the run, or: sbkit score RUN DATA --out DIR."
     )
 
 

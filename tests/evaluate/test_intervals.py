@@ -60,9 +60,14 @@ def test_interval_does_not_depend_on_the_order() -> None:
 
 def test_one_unit_has_no_interval() -> None:
     speaker = Grouping(unit="speaker", groups=("ann", "ann"))
-    for totals, units in (([5, 5], speaker), ([5], clips(1)), ([], clips(0)), ([0, 0], clips(2))):
-        interval = rate_interval(np.ones(len(totals), int), np.array(totals, int), units)
-        assert (interval.low, interval.high, interval.unit) == (None, None, units.unit)
+    for totals, grouping in (
+        ([5, 5], speaker),
+        ([5], clips(1)),
+        ([], clips(0)),
+        ([0, 0], clips(2)),
+    ):
+        interval = rate_interval(np.ones(len(totals), int), np.array(totals, int), grouping)
+        assert (interval.low, interval.high, interval.unit) == (None, None, grouping.unit)
 
 
 def test_draw_of_empty_references_is_finite() -> None:
@@ -80,8 +85,8 @@ def test_draw_of_empty_references_is_finite() -> None:
     ],
 )
 def test_units_are_speakers_if_they_are_known(speakers: list[str], name: str, count: int) -> None:
-    units = group_by_speaker(["1", "2", "3"], speakers)
-    assert (units.unit, len({*units.groups})) == (name, count)
+    grouping = group_by_speaker(["1", "2", "3"], speakers)
+    assert (grouping.unit, len({*grouping.groups})) == (name, count)
 
 
 # Twenty clips of two speakers: Ann's are all right, of Bob's every second word is wrong.
