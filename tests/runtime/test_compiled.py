@@ -58,8 +58,8 @@ def test_compiled_model_compiles_nothing_after_its_warm_up_and_gives_the_same_ou
     assert model.effective.compiled == "default"
     plain = load_torch(read_bundle(bundle, with_weights=True), bundle)
     for clips in (noise(0.3), noise(1.0, 0.1), noise(0.2, 0.5, 0.7, 0.3, 0.9)):
-        for one, other in zip(model.encode(clips), plain.encode(clips), strict=True):
-            np.testing.assert_allclose(one.log_probs, other.log_probs, atol=1e-4)
+        for clip, plain_clip in zip(model.encode(clips), plain.encode(clips), strict=True):
+            np.testing.assert_allclose(clip.log_probs, plain_clip.log_probs, atol=1e-4)
     assert graphs() == warm
 
 
@@ -79,14 +79,15 @@ def test_compiled_batch_is_one_cuda_graph_step_and_compiles_only_blocks(
     decoder for each utterance.
     """
     trees: Any = import_module("torch._inductor.cudagraph_trees")
-    graphs_made, steps = list[Any](), list[int]()
+    traced: list[Any] = []
+    steps: list[int] = []
 
     def noting(graph: Any, inputs: Any) -> Any:
         def run(*arguments: Any) -> Any:
             steps.append(trees.CUDAGraphTreeManager.get_curr_generation())
             return graph(*arguments)
 
-        graphs_made.append(graph)
+        traced.append(graph)
         return run
 
     register_backend(noting, name="noting")
@@ -94,12 +95,12 @@ def test_compiled_batch_is_one_cuda_graph_step_and_compiles_only_blocks(
     model = load_torch(read_bundle(bundle, with_weights=True), bundle, compilation=compilation)
     steps.clear()
     one, other = (model.encode(noise(1.0))[0] for _ in range(2))
-    first, second = steps[: len(graphs_made)], steps[len(graphs_made) :]
+    first, second = steps[: len(traced)], steps[len(traced) :]
     assert len(first) == len(second) > 1
     assert len({*first}) == len({*second}) == 1 and first != second
     for count in (3, 4):
         model.decoder_log_probs(one.states, np.ones((count, count), np.int64))
-    assert len(steps) == 2 * len(graphs_made)
+    assert len(steps) == 2 * len(traced)
     assert one.states.untyped_storage().data_ptr() != other.states.untyped_storage().data_ptr()
 
 

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -68,12 +69,12 @@ def test_transcriber_gives_32_threads_the_texts_of_one(tmp_path: Path) -> None:
         for _ in range(20)
     ]
     with Transcriber.load(make_bundle(tmp_path), device="cpu") as transcriber:
-        alone = [transcriber.transcribe(clip, RATE) for clip in clips]
-        assert any(row.text for row in alone)
+        expected = [transcriber.transcribe(clip, RATE) for clip in clips]
+        assert any(transcript.text for transcript in expected)
 
         def is_same(number: int) -> bool:
             order = np.random.default_rng(number).permutation(len(clips))
-            return all(transcriber.transcribe(clips[n], RATE) == alone[n] for n in order)
+            return all(transcriber.transcribe(clips[n], RATE) == expected[n] for n in order)
 
         with ThreadPoolExecutor(32) as threads:
             assert all(threads.map(is_same, range(32)))
@@ -114,11 +115,11 @@ def test_encode_batches_equals_encode_and_restores_torch_threads(
 ) -> None:
     model = load_bundle(make_bundle(tmp_path)).model
     batches = [clips(1.0, 0.7), clips(0.3), clips(0.2, 0.5)]
-    alone, used = [model.encode(batch) for batch in batches], set()
+    expected, thread_counts = [model.encode(batch) for batch in batches], set()
     encode = model.network.encode
 
     def noting(audio: torch.Tensor, lengths: torch.Tensor) -> Any:
-        used.add(torch.get_num_threads())
+        thread_counts.add(torch.get_num_threads())
         return encode(audio, lengths)
 
     monkeypatch.setattr(model.network, "encode", noting)
@@ -126,7 +127,7 @@ def test_encode_batches_equals_encode_and_restores_torch_threads(
     try:
         torch.set_num_threads(3)
         together = model.encode_batches(batches)
-        assert used == {1} and torch.get_num_threads() == 3
+        assert thread_counts == {1} and torch.get_num_threads() == 3
         later: list[int] = []
         thread = threading.Thread(target=lambda: later.append(torch.get_num_threads()))
         thread.start()
@@ -134,9 +135,8 @@ def test_encode_batches_equals_encode_and_restores_torch_threads(
         assert later == [3]
     finally:
         torch.set_num_threads(before)
-    for expected, effective in zip(alone, together, strict=True):
-        for one, other in zip(expected, effective, strict=True):
-            np.testing.assert_allclose(other.log_probs, one.log_probs, rtol=0, atol=1e-5)
+    for clip, same_clip in zip(chain(*expected), chain(*together), strict=True):
+        np.testing.assert_allclose(same_clip.log_probs, clip.log_probs, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("fewest", [1, 2, 3])
@@ -160,7 +160,7 @@ def test_padding_to_the_table_changes_no_output(tmp_path: Path) -> None:
     clips = [random.integers(-9000, 9000, samples).astype(np.int16) for samples in (8000, 9000)]
     before = thread.encode(clips)
     thread.warm_up(Shapes.table(RATE, batch_seconds=2.0, clips=(1, 2), seconds=(0.5, 1.0)))
-    for one, other in zip(before, thread.encode(clips), strict=True):
-        np.testing.assert_allclose(one.log_probs, other.log_probs, atol=1e-4)
+    for clip, padded in zip(before, thread.encode(clips), strict=True):
+        np.testing.assert_allclose(clip.log_probs, padded.log_probs, atol=1e-4)
     assert thread.call(lambda model: model.padded_lengths) == (8000, 16_000)
     thread.close()

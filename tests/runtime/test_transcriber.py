@@ -111,11 +111,11 @@ def test_transcript_words_have_their_times(tmp_path: Path) -> None:
     text = say(70)
     transcript = transcriber.transcribe(speak(tokenizer, text), RATE)
     assert [word.text for word in transcript.words] == text.split()
-    place = 0
+    letters = 0
     for word in transcript.words:
-        begin, end = 0.12 * place, 0.12 * (place + len(word.text))
+        begin, end = 0.12 * letters, 0.12 * (letters + len(word.text))
         assert begin - 0.05 <= word.start < word.end <= end + 0.05
-        place += len(word.text) + 1
+        letters += len(word.text) + 1
 
 
 def test_transcript_last_word_may_end_after_the_last_whole_frame(tmp_path: Path) -> None:
@@ -151,8 +151,8 @@ def test_transcriber_does_not_split_gpu_batches_by_cpu_cores(
     assert [len(batch) for batch in model.batches] == [64]
 
 
-class Fussy(ToneModel):
-    """Fail over any clip."""
+class FailingModel(ToneModel):
+    """Fail on any clip."""
 
     def encode(self, clips: Sequence[Samples]) -> list[Encoded]:
         raise RuntimeError("too loud")
@@ -160,7 +160,7 @@ class Fussy(ToneModel):
 
 def test_transcriber_errors_of_the_model_name_the_file(tmp_path: Path) -> None:
     transcriber, tokenizer, model = tone_transcriber(tmp_path)
-    model.__class__ = Fussy
+    model.__class__ = FailingModel
     soundfile.write(tmp_path / "loud.wav", speak(tokenizer, "a dog"), RATE)
     says = f"The model raised RuntimeError with {tmp_path / 'loud.wav'}: too loud"
     with pytest.raises(SbkitError, match=says):

@@ -55,13 +55,13 @@ async def pipecat(url: str, audio: bytes, rate: int) -> None:
             frames.VADUserStartedSpeakingFrame(),
             *(frames.InputAudioRawFrame(block, rate, 1) for block in blocks),
             frames.VADUserStoppedSpeakingFrame(),
-            SleepFrame(3.0),  # until it is answered
+            SleepFrame(3.0),  # until the answer has come
         ]
         down, _ = await run_test(
             service, frames_to_send=frames_sent, pipeline_params=params, start_timeout=20.0
         )
-        result = [frame.text for frame in down if isinstance(frame, frames.TranscriptionFrame)]
-        print(*result, flush=True)
+        texts = [frame.text for frame in down if isinstance(frame, frames.TranscriptionFrame)]
+        print(*texts, flush=True)
     voice = OpenAITTSService(
         api_key=KEY, base_url=f"{url}/v1", settings=OpenAITTSService.Settings(**VOICE)
     )
@@ -75,10 +75,8 @@ async def pipecat(url: str, audio: bytes, rate: int) -> None:
     file = io.BytesIO()
     soundfile.write(file, np.frombuffer(spoken, "<i2"), OUT, format="WAV")
     client = OpenAI(api_key=KEY, base_url=f"{url}/v1")
-    frames_sent = client.audio.transcriptions.create(
-        model=MODEL, file=("speech.wav", file.getvalue())
-    )
-    print(frames_sent.text, flush=True)
+    speech = ("speech.wav", file.getvalue())
+    print(client.audio.transcriptions.create(model=MODEL, file=speech).text, flush=True)
 
 
 if __name__ == "__main__":

@@ -34,8 +34,8 @@ TEXT = "the quick brown fox"
 def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("served")
     tones = tone_bundle(folder)
-    with served(folder, tones=tones, speaker=ToneSpeaker(tones[1])) as result:
-        yield result
+    with served(folder, tones=tones, speaker=ToneSpeaker(tones[1])) as server:
+        yield server
 
 
 def create(here: Served, audio: bytes, **more: Any) -> Any:
@@ -63,12 +63,11 @@ def test_transcriptions_in_json_and_verbose_json(here: Served) -> None:
     assert (verbose.text, verbose.duration, verbose.words) == (TEXT, pytest.approx(2.28), None)
     (segment,) = verbose.segments
     assert (segment.text, segment.start, segment.end) == (TEXT, 0.0, pytest.approx(2.24))
-    servers = create(
-        here, audio, response_format="verbose_json", timestamp_granularities=["word", "segment"]
-    )
-    assert [word.word for word in servers.words] == TEXT.split()
-    assert servers.words[1].start == pytest.approx(0.48)
-    assert len(servers.segments) == 1
+    fields = {"response_format": "verbose_json", "timestamp_granularities": ["word", "segment"]}
+    timed = create(here, audio, **fields)
+    assert [word.word for word in timed.words] == TEXT.split()
+    assert timed.words[1].start == pytest.approx(0.48)
+    assert len(timed.segments) == 1
 
 
 def test_transcription_events_add_up_to_the_text(here: Served) -> None:

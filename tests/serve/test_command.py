@@ -168,16 +168,14 @@ def test_serve_loses_no_request_when_it_drains(tmp_path: Path) -> None:
         serving(bundle, "--drain-seconds", "1") as (client, process),
         ThreadPoolExecutor(32) as clients,
     ):
-        results = [
-            clients.submit(ask_until_gone, client.base_url, as_wav(NOISE)) for _ in range(32)
-        ]
+        counts = [clients.submit(ask_until_gone, client.base_url, as_wav(NOISE)) for _ in range(32)]
         wait_for(lambda: process.output()[1].count(" 200 ") > 32)
         process.terminate()
         wait_for(lambda: client.get("/health/ready").status_code == 503)
         before = process.output()[1].count(" 200 ")
         wait_for(lambda: process.output()[1].count(" 200 ") > before)
         assert process.wait(120) == 0
-        answers = sum((result.result() for result in results), Counter[str | int]())
+        answers = sum((count.result() for count in counts), Counter[str | int]())
     assert answers.keys() <= {200, 503, "nobody listens"}, answers
     assert answers["nobody listens"] == 32
 

@@ -23,8 +23,8 @@ TRUSTED = {"Origin": SITE, "Host": "talk.example.com"}
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with served(tmp_path_factory.mktemp("here"), origins=[SITE], max_seconds=20.0) as here_found:
-        yield here_found
+    with served(tmp_path_factory.mktemp("here"), origins=[SITE], max_seconds=20.0) as server:
+        yield server
 
 
 def read(stream: socket.socket) -> bytes:
@@ -152,18 +152,18 @@ def test_origin_guard_refuses_pages_of_other_sites(here: Served) -> None:
         assert (answer.status_code, origin) == (status, origin)
         if status == 403:
             assert f"--allow-origin {origin}" in answer.json()["error"]["message"]
-        opened = 200
+        socket_status = 200
         try:
             open_socket(url, origin=origin).close()  # type: ignore[arg-type]
         except InvalidStatus as refused:
-            opened = refused.response.status_code
-        assert (opened, origin) == (status, origin)
+            socket_status = refused.response.status_code
+        assert (socket_status, origin) == (status, origin)
 
 
 def test_allowed_origins_may_read_answers(here: Served, tmp_path: Path) -> None:
-    asked = {"Access-Control-Request-Method": "POST"}
-    asked |= {"Access-Control-Request-Headers": "authorization"}
-    answer = here.client.options("/v1/audio/speech", headers=TRUSTED | asked)
+    preflight = {"Access-Control-Request-Method": "POST"}
+    preflight |= {"Access-Control-Request-Headers": "authorization"}
+    answer = here.client.options("/v1/audio/speech", headers=TRUSTED | preflight)
     assert answer.headers["access-control-allow-headers"] == "authorization"
     assert here.post(SOME, headers=TRUSTED).headers["access-control-allow-origin"] == SITE
     with served(tmp_path, origins=["*"]) as open_to_all:

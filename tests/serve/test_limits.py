@@ -88,8 +88,8 @@ CASES: dict[str, tuple[int, str, dict[str, Any]]] = {
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("limited")
-    with served(folder, language="en", max_mb=2.0, max_seconds=20.0) as answer:
-        yield answer
+    with served(folder, language="en", max_mb=2.0, max_seconds=20.0) as server:
+        yield server
 
 
 @pytest.mark.parametrize("name", CASES)

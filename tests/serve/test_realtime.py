@@ -39,14 +39,14 @@ pytestmark = pytest.mark.timeout(60)  # for events that do not come
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("live")
-    with served(folder, tones=streaming_bundle(folder), language="en", max_seconds=20.0) as results:
-        yield results
+    with served(folder, tones=streaming_bundle(folder), language="en", max_seconds=20.0) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
 def clip_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with served(tmp_path_factory.mktemp("whole")) as results:
-        yield results
+    with served(tmp_path_factory.mktemp("whole")) as server:
+        yield server
 
 
 def at_24k(samples: Samples) -> bytes:

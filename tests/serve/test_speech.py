@@ -30,8 +30,8 @@ SPEECH = "/v1/audio/speech"
 def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("speaking")
     tones = tone_bundle(folder)
-    with served(folder, tones=tones, speaker=ToneSpeaker(tones[1])) as answer:
-        yield answer
+    with served(folder, tones=tones, speaker=ToneSpeaker(tones[1])) as server:
+        yield server
 
 
 def create(here: Served, text: str, **more: Any) -> Any:
@@ -72,12 +72,12 @@ def test_speech_wav_declares_no_length(here: Served) -> None:
 @pytest.mark.parametrize("format", ["mp3", "opus"])
 def test_file_writer_clips_loud_samples(format: str) -> None:
     """Formats of 16 bits clip by themselves; a clipped tone has a mean square below 1."""
-    encoder = FileWriter(format, 24_000)
+    writer = FileWriter(format, 24_000)
     tone = 3 * np.sin(np.arange(24_000, dtype=np.float32) / 10)
-    content = encoder.push(tone) + encoder.finish()
+    content = writer.push(tone) + writer.finish()
     decoded, _ = soundfile.read(io.BytesIO(content), dtype="float32")
     assert 0.5 < np.square(decoded).mean() < 1
-    assert encoder.seconds == 1.0
+    assert writer.seconds == 1.0
 
 
 def test_speech_is_sent_sentence_by_sentence(here: Served) -> None:
@@ -134,8 +134,8 @@ def test_bad_speech_requests_get_a_clear_error(here: Served, name: str) -> None:
 def test_voice_is_chosen_by_model_or_voice_name() -> None:
     workers, speaker = Workers(1), ToneSpeaker(None)
     anna, bob = (Voice(speaker, workers=workers, metrics=Metrics()) for _ in range(2))
-    servers = [Model(name="anna", engine=anna), Model(name="bob", engine=bob)]
-    models = Models(models=servers, aliases={Voice: ["tts-1"]})
+    bundles = [Model(name="anna", engine=anna), Model(name="bob", engine=bob)]
+    models = Models(models=bundles, aliases={Voice: ["tts-1"]})
 
     def parse(**fields: object) -> Voice:
         content = json.dumps({"input": "a fox", **fields}).encode()
@@ -198,18 +198,18 @@ def test_lost_client_ends_its_speech(here: Served, monkeypatch: pytest.MonkeyPat
             num_blocks += 1
             yield np.zeros(RATE, np.float32)
 
-    encoders = list[FileWriter]()
+    writers: list[FileWriter] = []
 
-    def encoder(*fields: Any) -> FileWriter:
-        encoders.append(FileWriter(*fields))
-        return encoders[-1]
+    def open_writer(*fields: Any) -> FileWriter:
+        writers.append(FileWriter(*fields))
+        return writers[-1]
 
-    monkeypatch.setattr("sbkit.serve.tts.FileWriter", encoder)
+    monkeypatch.setattr("sbkit.serve.tts.FileWriter", open_writer)
     monkeypatch.setattr(ToneSpeaker, "stream", lambda *_, **__: Speech(endless(), ()))
-    with here.client.stream("POST", SPEECH, json={"input": "a", "response_format": "pcm"}) as some:
-        next(some.iter_bytes())
+    with here.client.stream("POST", SPEECH, json={"input": "a", "response_format": "pcm"}) as pcm:
+        next(pcm.iter_bytes())
     wait_for(lambda: here.state.in_flight == 0)
-    wait_for(lambda: encoders[0].file.closed)  # otherwise it fails when the program ends
+    wait_for(lambda: writers[0].file.closed)  # otherwise it fails when the program ends
     before = here.metric("sbkit_speech_seconds_total")
     assert before >= num_blocks - 1
     assert here.post(here.say("a fox")).json()["text"] == "a fox"

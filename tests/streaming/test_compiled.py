@@ -1,6 +1,6 @@
 """The fault that started this project: a compiled recognizer called from other threads."""
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -64,14 +64,8 @@ def compare(bundle: Path, **options: Any) -> None:
         warm = counters["stats"]["unique_graphs"]
         assert warm > before
         assert compiled.effective.compiled == options["mode"]
-        talking = [
-            threading.Thread(target=talk, args=(compiled, *result))
-            for result in zip(clips, results, strict=True)
-        ]
-        for thread in talking:
-            thread.start()
-        for thread in talking:
-            thread.join()
+        with ThreadPoolExecutor(len(clips)) as threads:
+            list(threads.map(partial(talk, compiled), clips, results))
         assert results == expected
         sessions = [Session(compiled) for _ in range(5)]  # more, and less, than the table has
         for session in sessions:

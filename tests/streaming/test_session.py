@@ -198,10 +198,10 @@ def test_partial_text_grows_and_marks_stable_words(tmp_path: Path) -> None:
     partial = [event for event in events if isinstance(event, Partial)]
     assert [event.seconds for event in partial] == sorted(event.seconds for event in partial)
     assert partial[-1].text == finals(events)[0].text == "the quick brown fox"
-    for one, other in zip(partial, partial[1:], strict=False):
-        stable = one.text.split()[: one.stable]
-        assert other.text.split()[: one.stable] == stable
-        assert one.stable <= other.stable < len(other.text.split())
+    for event, following in pairwise(partial):
+        stable = event.text.split()[: event.stable]
+        assert following.text.split()[: event.stable] == stable
+        assert event.stable <= following.stable < len(following.text.split())
     assert max(event.stable for event in partial) == 3
     assert partial[0].plain().keys() == {"event", "seconds", "text", "stable"}
     session = Session(recognizer)
@@ -239,22 +239,20 @@ def test_session_copies_are_independent(decoder: dict[str, Any], tmp_path: Path)
 def test_advance_batch_equals_single_sessions(tmp_path: Path) -> None:
     recognizer, tokenizer, model = streaming_tones(tmp_path, **BEAM)
     clips = [speak(tokenizer, text) for text in TEXTS]
-    alone = [run(recognizer, [clip]) for clip in clips]
+    expected = [finals(run(recognizer, [clip]))[0].text for clip in clips]
     model.batches.clear()
     sessions, together = [Session(recognizer) for _ in clips], [list[Event]() for _ in clips]
     ends = [*range(0, 40_000, 9_000), None]
     for start, end in pairwise(ends):
         for number, (session, clip) in enumerate(zip(sessions, clips, strict=True)):
-            late = None if end is None else end - 2_000 * number
-            session.feed(
-                clip[max(0, (start or 0) - 2_000 * number) : late if late is None else max(0, late)]
+            first, stop = (
+                None if index is None else max(0, index - 2_000 * number) for index in (start, end)
             )
+            session.feed(clip[first:stop])
             session.is_finished = end is None
         for events, more in zip(together, advance_batch(sessions), strict=True):
             events += more
-    assert [finals(event)[0].text for event in together] == [
-        finals(event)[0].text for event in alone
-    ]
+    assert [finals(events)[0].text for events in together] == expected
     assert max(map(len, model.batches)) == 3
     assert advance_batch([]) == []
 
