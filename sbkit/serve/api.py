@@ -11,7 +11,7 @@ from base64 import b64encode
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from itertools import accumulate, chain
+from itertools import accumulate, chain, compress, starmap
 from typing import Self, TypeVar
 
 from starlette.datastructures import FormData, UploadFile
@@ -337,18 +337,20 @@ TEXT_FORMATS: Mapping[str, Callable[[Transcript], str]] = {
 }
 
 
-def transcript_response(
-    transcript: Transcript, *, format: str, granularities: Sequence[str], language: str | None
-) -> Response:
+def transcript_response(request: TranscriptionRequest, transcript: Transcript) -> Response:
     """Write a transcript in the requested format."""
     request_facts.get()["audio_seconds"] = transcript.seconds
-    if format in TEXT_FORMATS:
-        return PlainTextResponse(TEXT_FORMATS[format](transcript))
+    if request.format in TEXT_FORMATS:
+        return PlainTextResponse(TEXT_FORMATS[request.format](transcript))
     usage = {"type": "duration", "seconds": math.ceil(transcript.seconds)}
-    content = {"text": transcript.text, "usage": usage}
-    if format == "verbose_json":
-        content |= _times(transcript, granularities)
-        content |= {"task": "transcribe", "language": language or "und"}
+    content: JsonObject = {"text": transcript.text, "usage": usage}
+    if request.format == "verbose_json":
+        content["duration"] = round(transcript.seconds, 3)
+        if "segment" in request.granularities:
+            content["segments"] = list(starmap(_segment, enumerate(cues(transcript.words))))
+        if "word" in request.granularities:
+            content["words"] = words_of(transcript.words)
+        content |= {"task": "transcribe", "language": request.recognizer.language or "und"}
     return JSONResponse(content)
 
 
@@ -373,17 +375,6 @@ def words_of(words: Sequence[Word]) -> list[JsonObject]:
     """Return timed words as the API has them."""
     plain = (word.plain() for word in words)
     return [{"word": word.pop("text"), **word} for word in plain]
-
-
-def _times(transcript: Transcript, granularities: Sequence[str]) -> JsonObject:
-    content: JsonObject = {"duration": round(transcript.seconds, 3)}
-    if "segment" in granularities:
-        content["segments"] = [
-            _segment(index, cue) for index, cue in enumerate(cues(transcript.words))
-        ]
-    if "word" in granularities:
-        content["words"] = words_of(transcript.words)
-    return content
 
 
 def _segment(index: int, words: Sequence[Word]) -> JsonObject:
@@ -425,9 +416,7 @@ async def speech_response(request: SpeechRequest) -> StreamingResponse:
 def _notes_header(notes: Sequence[str]) -> str:
     """Write as many notes as fit into a header."""
     sizes = accumulate(len(json.dumps(note)) + len(", ") for note in notes)
-    return json.dumps(
-        [note for note, size in zip(notes, sizes, strict=True) if size <= MAX_NOTES_BYTES]
-    )
+    return json.dumps(list(compress(notes, (size <= MAX_NOTES_BYTES for size in sizes))))
 
 
 async def _speech_file(part: bytes | float, parts: SpeechParts) -> AsyncIterator[bytes]:

@@ -132,12 +132,7 @@ class Service:
             return StreamingResponse(transcript_events(first, results), media_type=EVENT_STREAM)
         times = fields.format not in STREAMED_FORMATS
         result = recognizer.transcript(upload, times=times, phrases=phrases)
-        return transcript_response(
-            await _until_disconnected(request, result),
-            format=fields.format,
-            granularities=fields.granularities,
-            language=recognizer.language,
-        )
+        return transcript_response(fields, await _until_disconnected(request, result))
 
     async def _speech(self, request: Request) -> Response:
         content = await self._receive(request.body(), MAX_SPEECH_BYTES)

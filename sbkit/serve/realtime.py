@@ -215,7 +215,7 @@ class RealtimeSession:
         self._begin_stream()
 
     def _begin_stream(self) -> None:
-        """Begin a stream, and a turn."""
+        """Begin a stream, and its first turn."""
         detector, silence = self._recognizer.detector, self._options.silence
         self._resampler = Resampler(self._options.format[1], self._rate)
         self._speech_turns: SpeechTurns | None = None
@@ -242,7 +242,7 @@ class RealtimeSession:
                 raise too_large(f"{max_seconds:g} s of audio in a turn", "audio")
             block = io.BytesIO(content[start : start + BLOCK_BYTES])
             await self._push(soundfile.read(block, dtype="float32", **format)[0])
-            await asyncio.sleep(0)  # others are served
+            await asyncio.sleep(0)  # lets other sessions run
 
     async def _push(self, signal: Signal) -> None:
         samples = to_int16(self._resampler.push(signal))
@@ -270,7 +270,7 @@ class RealtimeSession:
             await self._send_event(event, is_last=is_last)
 
     async def _send_event(self, event: Event, *, is_last: bool) -> None:
-        """Send the text that an event adds; where endpoint rules end turns, a Final is the end."""
+        """Send the text that an event adds; if endpoint rules end turns, a Final ends the turn."""
         item = self._item
         by_rules = self._speech_turns is None and self._options.silence is not None and not is_last
         match event:
@@ -300,7 +300,7 @@ class RealtimeSession:
         await self._send(f"{BUFFER}.speech_started", item_id=item.id, audio_start_ms=ms)
 
     async def _commit(self) -> None:
-        """End the turn here, and the stream with it."""
+        """End the turn, and the stream with it."""
         if self._now - self._item.begin < MIN_TURN_SECONDS:
             message = f"The turn has less than {MIN_TURN_SECONDS:g} s of audio. Append more."
             raise ApiError(400, message, code="input_audio_buffer_commit_empty")
@@ -310,7 +310,7 @@ class RealtimeSession:
         self._begin_stream()
 
     async def _finish(self, end: float, samples: Samples = NO_SAMPLES) -> None:
-        """End the turn with its last samples; end: of its speech."""
+        """End the turn, whose speech has ended at ``end``, with its last samples."""
         await self._end(end)
         try:
             await self._feed(samples, is_last=True)
@@ -344,16 +344,15 @@ class RealtimeSession:
         await self._send("error", error={**content, "event_id": event_id})
 
     async def _send_text(self, kind: str, **content: Json) -> None:
-        await self._send(
-            f"{TRANSCRIPTION}.{kind}", item_id=self._item.id, content_index=0, **content
-        )
+        item = {"item_id": self._item.id, "content_index": 0}
+        await self._send(f"{TRANSCRIPTION}.{kind}", **item, **content)
 
     async def _send(self, kind: str, **content: Json) -> None:
         event = {"type": kind, "event_id": f"event_{uuid4().hex}", **content}
         await self._socket.send_text(json.dumps(event))  # ASCII: half a character may come back
 
     def _plain(self) -> JsonObject:
-        """Return the options that are in effect."""
+        """Return the options in effect."""
         return {
             "id": self._id,
             "object": "realtime.transcription_session",

@@ -26,12 +26,12 @@ from sbkit.base.errors import INTERRUPTED, ConfigError, SbkitError
 from sbkit.serve.app import Service
 from sbkit.serve.middleware import DRAINING, READY, STOPPING, WARMING, ApiError, Keys, logger
 
-HEADER_SECONDS = 10.0  # within which a connection sends the header of a request
+HEADER_SECONDS = 10.0  # for a connection to send the header of a request
 PROBE_SECONDS = 1.0  # between two probes of a client that sends no more
-PING_SECONDS = 20.0  # from a pong to the next ping, and within which it is answered
+PING_SECONDS = 20.0  # from a pong to the next ping, and for its answer
 ACCEPT_SECONDS = 0.1  # to accept the last connections
 CLOSE_SECONDS = 1  # for connections to close after the grace time
-SO_ATTACH_FILTER, DROP_ALL = 26, struct.pack("HBBI", 6, 0, 0, 0)  # Linux: a filter, "return 0"
+SO_ATTACH_FILTER, DROP_ALL = 26, struct.pack("HBBI", 6, 0, 0, 0)  # Linux: the filter "return 0"
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -52,14 +52,13 @@ class Protocol(H11Protocol):
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
-        """Begin to wait for the header of a request, or refuse one connection too many."""
+        """Begin to wait for the header of a request, or refuse a connection above the limit."""
         super().connection_made(transport)
         self._await_header()
         if len(self.connections) >= (self.config.limit_concurrency or 0):
             self._refuse(ApiError(503, "There are too many connections. Try again later."))
 
     def data_received(self, data: bytes) -> None:
-        """Continue to wait for a header until it is complete."""
         super().data_received(data)
         self._await_header()
 
@@ -79,9 +78,9 @@ class Protocol(H11Protocol):
             self.transport.close()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Return whether to answer: a client that has gone looks like one that sends no more.
+        """Return whether to keep answering a client that sends no more.
 
-        Both are sent a response that clients skip (RFC 9110, 15.2), again and again. A client that
+        It may have gone. So it is sent responses that clients skip (RFC 9110, 15.2): a client that
         has gone resets the connection.
         """
         is_waiting = self._is_answering and not self.cycle.more_body | self.cycle.response_started
@@ -95,15 +94,13 @@ class Protocol(H11Protocol):
         return True
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse bytes that are no HTTP."""
         self._refuse(ApiError(400, msg))
 
     def _refuse(self, error: ApiError) -> None:
         body = json.dumps(error.plain()).encode()
         headers = {"Content-Type": "application/json", "Content-Length": str(len(body))}
-        response = h11.Response(
-            status_code=error.status, headers=[*headers.items(), ("Connection", "close")]
-        )
+        headers["Connection"] = "close"
+        response = h11.Response(status_code=error.status, headers=[*headers.items()])
         for part in (response, h11.Data(data=body), h11.EndOfMessage()):
             self.transport.write(self.conn.send(part) or b"")
         self.transport.close()
@@ -113,7 +110,7 @@ class Socket(WebSocketsSansIOProtocol):
     """Drop a client that answers no ping; uvicorn waits until the client has read everything."""
 
     async def send(self, message: Any) -> None:
-        """Send; mark a refused handshake as complete, or uvicorn would log an error."""
+        """Send; mark a refused handshake as complete, otherwise uvicorn logs an error."""
         await super().send(message)
         self.handshake_complete |= message["type"] == "websocket.http.response.body"
 
@@ -123,7 +120,7 @@ class Socket(WebSocketsSansIOProtocol):
 
 
 class Server(uvicorn.Server):
-    """Listen, warm up, and stop when asked: drain, finish queued requests, then leave."""
+    """Listen, warm up, and stop on a signal: drain, finish queued requests, then leave."""
 
     def __init__(self, service: Service, *, keys: Keys) -> None:
         super().__init__(
@@ -176,14 +173,14 @@ class Server(uvicorn.Server):
         try:
             for model in self._service.models.models:
                 model.engine.warm_up()
-        except Exception as error:  # of the model, the device or its memory
+        except Exception as error:  # from the model, the device or its memory
             self._state.failure = error
         else:
             if self._state.phase == WARMING:
                 self._state.phase = READY
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to stop, on Ctrl-C without draining; a second signal ends drain and grace time."""
+        """Begin to stop; Ctrl-C skips the drain time, a second signal also the grace time."""
         limits, is_first = self._service.limits, self._stop_signal is None
         drain_seconds = limits.drain_seconds if is_first and sig == signal.SIGTERM else 0.0
         self._drain_end = monotonic() + drain_seconds
@@ -205,7 +202,7 @@ class Server(uvicorn.Server):
         """Stop listening, and answer clients that have connected.
 
         Closing a socket resets connections that are not accepted yet. So the system first drops
-        packets of new connections, until the others are accepted.
+        the packets of new connections until the others are accepted.
         """
         program = ctypes.create_string_buffer(DROP_ALL)
         for listening in self._listening:
@@ -220,7 +217,7 @@ class Server(uvicorn.Server):
             await asyncio.sleep(0.01)
 
     def exit_code(self) -> int:
-        """Return the code of the signal that ended the server, or raise the error that did."""
+        """Return the exit code of a server that a signal ended; raise the error that ended it."""
         if self._stop_signal is None and self._state.failure is not None:
             raise self._state.failure
         return INTERRUPTED if self._stop_signal == signal.SIGINT else 0

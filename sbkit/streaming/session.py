@@ -57,8 +57,8 @@ class EndpointRules:
 class StreamingRecognizer(AbstractContextManager["StreamingRecognizer"]):
     """The model and the decoder of many sessions; made by `StreamingRecognizer.load`.
 
-    chunks: the samples of a chunk.
     decoder: finds the tokens, and times the words.
+    start: the state of the model before the first sample of a session.
     """
 
     def __init__(self, *, bundle: OpenBundle, rules: EndpointRules | None = None) -> None:
@@ -87,7 +87,7 @@ class StreamingRecognizer(AbstractContextManager["StreamingRecognizer"]):
                 "clips. Pass --decoder greedy to transcribe live speech, or tune another decoder: "
                 "sbkit tune RUN --no-attention-rescoring"
             )
-        decoder.start()  # raises an error for a decoding graph, which takes whole clips, too
+        decoder.start()  # which refuses a decoding graph: it takes whole clips, too
         self.start = self.model.start()
 
     @classmethod
@@ -115,9 +115,9 @@ class StreamingRecognizer(AbstractContextManager["StreamingRecognizer"]):
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """An event of a session; seconds: of audio received when it was emitted."""
+    """An event of a session."""
 
-    seconds: float
+    seconds: float  # of audio received when it was emitted
 
     def plain(self) -> dict[str, object]:
         """Return plain data, for JSON; ``event`` is the name of the class."""
@@ -127,25 +127,25 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class Partial(Event):
-    """The text of an utterance so far; its first ``stable`` words will hardly change."""
+    """The text of an utterance so far."""
 
     text: str
-    stable: int
+    stable: int  # how many of its first words will hardly change
 
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint(Event):
-    """An utterance has ended by a rule: nothing, silence or longest."""
+    """An utterance has ended."""
 
-    rule: str
+    rule: str  # its name in `EndpointRules`
 
 
 @dataclass(frozen=True, kw_only=True)
 class Final(Event):
-    """The text of an utterance and its timed words; it lasts from start to end in the stream."""
+    """The text of an utterance and its timed words."""
 
     text: str
-    start: float
+    start: float  # in the stream
     end: float
     words: tuple[Word, ...]
 
@@ -158,7 +158,7 @@ class Utterance:
     """The state of an utterance until it ends."""
 
     first: int  # the index of its first frame in the stream
-    search: Any  # the state of the decoder
+    decoder_state: Any
     log_probs: list[LogProbs] = field(default_factory=list)  # (U, V) of its parts
     frames: int = 0
     silence: int = 0  # frames since the last one with a token
@@ -207,8 +207,8 @@ class Session:
     def copy(self) -> "Session":
         """Return an independent session that continues from here."""
         twin, utterance = copy(self), self.utterance
-        search = self.recognizer.decoder.decoder.copy(utterance.search)
-        twin.utterance = replace(utterance, search=search, log_probs=[*utterance.log_probs])
+        state = self.recognizer.decoder.decoder.copy(utterance.decoder_state)
+        twin.utterance = replace(utterance, decoder_state=state, log_probs=[*utterance.log_probs])
         return twin
 
     def push(self, samples: Samples) -> list[Event]:
@@ -251,12 +251,12 @@ class Session:
 
     def _read_chunk(self, log_probs: LogProbs) -> Iterator[Event]:
         """Decode a chunk up to each endpoint in it."""
-        is_silent = np.isin(log_probs.argmax(1), self.recognizer.silent)
+        silent_frames = np.isin(log_probs.argmax(1), self.recognizer.silent)
         done = 0
-        for frame, is_blank in enumerate(is_silent, 1):
+        for frame, is_silent in enumerate(silent_frames, 1):
             utterance = self.utterance
-            utterance.silence = utterance.silence + 1 if is_blank else 0
-            utterance.is_spoken |= not is_blank
+            utterance.silence = utterance.silence + 1 if is_silent else 0
+            utterance.is_spoken |= not is_silent
             seconds = self._frame_seconds(utterance.frames + frame - done)
             rule = self._rules.met(
                 is_spoken=utterance.is_spoken, silence=self._silence(seconds), seconds=seconds
@@ -289,7 +289,7 @@ class Session:
 
     def _decode(self, log_probs: LogProbs) -> None:
         utterance, decoder = self.utterance, self.recognizer.decoder.decoder
-        utterance.search = decoder.advance(utterance.search, log_probs)
+        utterance.decoder_state = decoder.advance(utterance.decoder_state, log_probs)
         utterance.log_probs.append(log_probs)
         utterance.frames += len(log_probs)
 
@@ -323,14 +323,12 @@ class Session:
                 text=printable(" ".join(words)),
                 start=start,
                 end=self._seconds(self._start + end),
-                words=tuple(
-                    replace(word.later(start), text=printable(word.text)) for word in timed
-                ),
+                words=tuple(replace(w.later(start), text=printable(w.text)) for w in timed),
             )
         self.utterance = self._begin(utterance.first + utterance.frames)
 
     def _beam(self) -> Sequence[Hypothesis]:
-        return self.recognizer.decoder.decoder.finish(self.utterance.search)
+        return self.recognizer.decoder.decoder.finish(self.utterance.decoder_state)
 
     def _words(self, hypothesis: Hypothesis) -> list[str]:
         return self.recognizer.decoder.aligner.tokenizer.words(hypothesis.tokens)
