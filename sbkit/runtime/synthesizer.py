@@ -38,7 +38,7 @@ MIN_SPEED, MAX_SPEED = 0.25, 4.0
 class Speech:
     """The audio of a text, synthesized while it is iterated over, and remarks on how it is read."""
 
-    audio: Iterator[Signal]  # (S,) between -1 and 1: each sentence, and the pause after it
+    audio: Iterator[Signal]  # (S,) between -1 and 1: sentences, and pauses between them
     notes: tuple[str, ...]
 
     def __iter__(self) -> Iterator[Signal]:

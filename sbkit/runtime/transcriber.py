@@ -343,7 +343,7 @@ class Transcriber(AbstractContextManager["Transcriber"]):
         """
         recognized: list[Recognized] = []
         cut = 0  # frames that a segment leaves to the one before it
-        expected = self._bundle.spellable(phrases)[0]
+        expected = self._bundle.spellable(phrases)[0] if phrases else ()
         times = self._times if times is None else times
         queued = self._read(audios, sample_rate)
         for pool in _pools(queued, self._rate, self._pool_seconds):

@@ -158,11 +158,11 @@ class Service:
         self.models.pick(Recognizer, socket.query_params.get("model", ""))
         if self.state.sessions >= (limit := self.limits.max_sessions):
             raise ApiError(429, f"{limit} sessions are open, the limit. Try again later.")
-        self.state.sessions += 1
-        self.metrics.sessions.inc()
         session = RealtimeSession(
             socket, models=self.models, limits=self.limits, state=self.state, metrics=self.metrics
         )
+        self.state.sessions += 1
+        self.metrics.sessions.inc()
         try:
             await session.run()
         finally:
