@@ -120,7 +120,7 @@ def test_cuda_graphs_belong_to_the_thread_of_the_model() -> None:
         assert own.submit(own_and_probe).result() is own.submit(probe).result()
 
 
-REAL = """
+INDUCTOR_SCRIPT = """
 import sys
 from functools import partial
 from importlib import import_module
@@ -151,11 +151,11 @@ print("the same", flush=True)
 
 @pytest.mark.slow(30)
 def test_inductor_gives_the_same_output(bundle: Path) -> None:
-    done = processes.run(["-c", REAL, bundle], timeout=500)
+    done = processes.run(["-c", INDUCTOR_SCRIPT, bundle], timeout=500)
     assert "the same" in done.stdout, done.stderr
 
 
-TRACED_BY_A_THREAD_THAT_ENDS = """
+TRACE_SCRIPT = """
 import threading
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -177,5 +177,5 @@ print("survived")
 
 def test_device_guard_survives_the_thread_that_traced() -> None:
     """Without the keeper this ended in a segmentation fault, three times out of three."""
-    done = processes.run(["-c", TRACED_BY_A_THREAD_THAT_ENDS])
+    done = processes.run(["-c", TRACE_SCRIPT])
     assert (done.returncode, done.stdout) == (0, "survived\n"), done.stderr

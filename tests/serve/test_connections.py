@@ -14,7 +14,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect as open_socket
 
 from tests.serve.server import Served, served, silence, wait_for
-from tests.serve.test_limits import SOME, connect
+from tests.serve.test_limits import CLIP, connect
 from tests.serve.test_realtime import until
 
 SITE = "https://talk.example.com"
@@ -86,7 +86,7 @@ def test_server_closes_a_slow_second_request(here: Served, monkeypatch: pytest.M
     monkeypatch.setattr("sbkit.serve.server.HEADER_SECONDS", 0.3)
     with connect(here) as stream:
         for _ in range(2):
-            ask(stream, LIVE, b'"live"')
+            ask(stream, LIVE_REQUEST, b'"live"')
         with pytest.raises(OSError):
             for _ in range(10_000):
                 stream.sendall(b"G")
@@ -113,13 +113,13 @@ def test_server_keeps_the_connection_after_a_fault_and_logs_it(
 ) -> None:
     with connect(here) as stream, monkeypatch.context() as patched:
         patched.setattr(here.model, "encode", lambda clips: 1 // 0)
-        assert ask(stream, request(SOME), b"}}").startswith(b"HTTP/1.1 500 ")
+        assert ask(stream, request(CLIP), b"}}").startswith(b"HTTP/1.1 500 ")
         patched.undo()
-        assert ask(stream, request(SOME), b"}}").startswith(b"HTTP/1.1 200 ")
+        assert ask(stream, request(CLIP), b"}}").startswith(b"HTTP/1.1 200 ")
     assert "ZeroDivisionError" in caplog.text
 
 
-LIVE = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
+LIVE_REQUEST = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
 HOSTS = {
     "127.0.0.1:8000": 200,
     "[::1]:8000": 200,
@@ -148,7 +148,7 @@ def test_origin_guard_refuses_pages_of_other_sites(here: Served) -> None:
             assert (answer.status_code, host) == (status, host)
     url = here.url.replace("http", "ws") + "/v1/realtime"
     for origin, status in {here.url: 200, here.url.upper(): 200, **ORIGINS}.items():
-        answer = here.post(SOME, headers={} if origin is None else {"Origin": origin})
+        answer = here.post(CLIP, headers={} if origin is None else {"Origin": origin})
         assert (answer.status_code, origin) == (status, origin)
         if status == 403:
             assert f"--allow-origin {origin}" in answer.json()["error"]["message"]
@@ -165,10 +165,10 @@ def test_allowed_origins_may_read_answers(here: Served, tmp_path: Path) -> None:
     preflight |= {"Access-Control-Request-Headers": "authorization"}
     answer = here.client.options("/v1/audio/speech", headers=TRUSTED | preflight)
     assert answer.headers["access-control-allow-headers"] == "authorization"
-    assert here.post(SOME, headers=TRUSTED).headers["access-control-allow-origin"] == SITE
+    assert here.post(CLIP, headers=TRUSTED).headers["access-control-allow-origin"] == SITE
     with served(tmp_path, origins=["*"]) as open_to_all:
         headers = {"Host": "any.example.com", "Origin": "https://any.example.org"}
-        answer = open_to_all.post(SOME, headers=headers)
+        answer = open_to_all.post(CLIP, headers=headers)
         assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, "*")
 
 

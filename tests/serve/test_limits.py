@@ -21,66 +21,66 @@ from sbkit.serve.middleware import STOPPING, WARMING, Keys, Limits
 from sbkit.serve.recognizer import Recognizer
 from tests.serve.server import Served, served, silence, wait_for
 
-SOME = silence(0.5)
-JSON = {"content": b"{}", "headers": {"Content-Type": "application/json"}}
+CLIP = silence(0.5)
+JSON_BODY = {"content": b"{}", "headers": {"Content-Type": "application/json"}}
 BOUNDARY = {"Content-Type": "multipart/form-data; boundary=x"}
-PART = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\n'
+FORM_START = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\n'
 
 
-GONE = f'sbkit_requests_total{{path="{TRANSCRIPTIONS}",status="499"}}'
+LOST_REQUESTS = f'sbkit_requests_total{{path="{TRANSCRIPTIONS}",status="499"}}'
 
 
-def chunks() -> Iterator[bytes]:
-    yield PART
+def large_form() -> Iterator[bytes]:
+    yield FORM_START
     for _ in range(30):
         yield bytes(100_000)
 
 
-CASES: dict[str, tuple[int, str, dict[str, Any]]] = {
+BAD_REQUESTS: dict[str, tuple[int, str, dict[str, Any]]] = {
     "nothing": (415, "must be multipart/form-data, but is of no type", {}),
-    "JSON": (415, "but is application/json", JSON),
+    "JSON": (415, "but is application/json", JSON_BODY),
     "no file": (400, "`file` must be an audio file, but is missing", {"files": {"x": b"1"}}),
-    "a file that is a field": (400, "but is a text", {"data": {"file": "x"}, "files": {"x": SOME}}),
-    "two files": (400, "Too many files", {"files": [("file", SOME), ("file", SOME)]}),
+    "a file that is a field": (400, "but is a text", {"data": {"file": "x"}, "files": {"x": CLIP}}),
+    "two files": (400, "Too many files", {"files": [("file", CLIP), ("file", CLIP)]}),
     "no boundary": (400, "Missing boundary", {"headers": {"Content-Type": "multipart/form-data"}}),
-    "half a form": (400, "`file` must be", {"content": PART[:40], "headers": BOUNDARY}),
+    "half a form": (400, "`file` must be", {"content": FORM_START[:40], "headers": BOUNDARY}),
     "no form": (400, "Invalid multipart", {"content": b"rubbish", "headers": BOUNDARY}),
     "a long field": (
         400,
         "exceeded maximum size",
-        {"audio": SOME, "data": {"prompt": "x" * (1 << 17)}},
+        {"audio": CLIP, "data": {"prompt": "x" * (1 << 17)}},
     ),
     "101 fields": (
         400,
         "number of fields is 100",
-        {"audio": SOME, "data": {f"field {n}": "" for n in range(101)}},
+        {"audio": CLIP, "data": {f"field {n}": "" for n in range(101)}},
     ),
     "no bytes": (422, "is not recognized as audio", {"audio": b""}),
     "text": (422, "is not recognized as audio", {"audio": b"hello" * 1000}),
-    "half a WAV": (422, "truncated or damaged", {"audio": SOME[: len(SOME) // 2]}),
-    "only a header": (422, "truncated or damaged", {"audio": SOME[:44]}),
+    "half a WAV": (422, "truncated or damaged", {"audio": CLIP[: len(CLIP) // 2]}),
+    "only a header": (422, "truncated or damaged", {"audio": CLIP[:44]}),
     "too long": (413, "more than 20 s of audio", {"audio": silence(20.1)}),
     "too large": (413, "more than 2 MB", {"audio": bytes(2_100_000)}),
-    "too large, in chunks": (413, "more than 2 MB", {"content": chunks(), "headers": BOUNDARY}),
-    "another model": (404, "tones, whisper-1, but", {"audio": SOME, "data": {"model": "x"}}),
+    "too large, in chunks": (413, "more than 2 MB", {"content": large_form(), "headers": BOUNDARY}),
+    "another model": (404, "tones, whisper-1, but", {"audio": CLIP, "data": {"model": "x"}}),
     "another language": (
         400,
         "`language` must be en, the model's, but is fr",
-        {"audio": SOME, "data": {"language": "fr"}},
+        {"audio": CLIP, "data": {"language": "fr"}},
     ),
-    "no temperature": (400, "from 0 to 1", {"audio": SOME, "data": {"temperature": "hot"}}),
-    "a huge temperature": (400, "from 0 to 1", {"audio": SOME, "data": {"temperature": "1e999"}}),
-    "a temperature above 1": (400, "is 1.01", {"audio": SOME, "data": {"temperature": "1.01"}}),
-    "another format": (400, "json or text", {"audio": SOME, "data": {"response_format": "xml"}}),
+    "no temperature": (400, "from 0 to 1", {"audio": CLIP, "data": {"temperature": "hot"}}),
+    "a huge temperature": (400, "from 0 to 1", {"audio": CLIP, "data": {"temperature": "1e999"}}),
+    "a temperature above 1": (400, "is 1.01", {"audio": CLIP, "data": {"temperature": "1.01"}}),
+    "another format": (400, "json or text", {"audio": CLIP, "data": {"response_format": "xml"}}),
     "times without a timed format": (
         400,
         "with verbose_json, but is word with json",
-        {"audio": SOME, "data": {"timestamp_granularities[]": "word"}},
+        {"audio": CLIP, "data": {"timestamp_granularities[]": "word"}},
     ),
     "events of subtitles": (
         400,
         "`stream` must be false with srt",
-        {"audio": SOME, "data": {"response_format": "srt", "stream": "true"}},
+        {"audio": CLIP, "data": {"response_format": "srt", "stream": "true"}},
     ),
 }
 
@@ -92,9 +92,9 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield server
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", BAD_REQUESTS)
 def test_bad_transcription_requests_get_a_clear_error(here: Served, name: str) -> None:
-    status, words, request = CASES[name]
+    status, words, request = BAD_REQUESTS[name]
     answer = here.post(**request)
     assert answer.status_code == status, answer.text
     error = answer.json()["error"]
@@ -106,7 +106,7 @@ def test_bad_transcription_requests_get_a_clear_error(here: Served, name: str) -
 
 def test_language_with_a_region_or_none_is_accepted(here: Served) -> None:
     for language in ("en-US", "en", ""):
-        assert here.post(SOME, data={"language": language}).status_code == 200
+        assert here.post(CLIP, data={"language": language}).status_code == 200
 
 
 def test_unknown_paths_and_methods_are_refused(here: Served) -> None:
@@ -131,7 +131,7 @@ def test_max_seconds_holds_against_a_false_header(
 
 def test_model_fault_is_a_server_error(here: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(here.model, "encode", lambda clips: 1 // 0)
-    answer = here.post(SOME)
+    answer = here.post(CLIP)
     assert (answer.status_code, answer.json()["error"]["type"]) == (500, "server_error")
     assert "ZeroDivisionError" not in answer.text
 
@@ -141,7 +141,7 @@ def connect(here: Served) -> socket.socket:
     return socket.create_connection((host, int(port)))
 
 
-HEAD = (
+HEADER = (
     b"POST /v1/audio/transcriptions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n"
     b"Content-Type: multipart/form-data; boundary=x\r\n\r\n"
 )
@@ -150,16 +150,16 @@ HEAD = (
 def test_slow_bodies_and_late_answers_time_out(tmp_path: Path) -> None:
     with served(tmp_path, receive_seconds=0.2, answer_seconds=1.5) as here:
         with connect(here) as slow:
-            slow.sendall(HEAD + PART)
+            slow.sendall(HEADER + FORM_START)
             answer = b""
             while b"}}" not in answer:
                 answer += slow.recv(10_000)
             assert answer.startswith(b"HTTP/1.1 408")
             assert b"within 0.2 s" in answer
         with here.busy():
-            late = here.post(SOME)
+            late = here.post(CLIP)
         assert (late.status_code, late.headers["retry-after"]) == (503, "1")
-        assert here.post(SOME).status_code == 200
+        assert here.post(CLIP).status_code == 200
 
 
 def test_admission_limits_requests_in_flight(tmp_path: Path) -> None:
@@ -171,13 +171,13 @@ def test_admission_limits_requests_in_flight(tmp_path: Path) -> None:
             first = [clients.submit(here.post, here.say(text)) for text in ("a dog", "a fox", "a")]
             wait_for(lambda: here.state.in_flight == 3)
             with pytest.raises(openai.RateLimitError, match="3 requests are in flight") as refused:
-                here.openai.audio.transcriptions.create(model="tones", file=("a.wav", SOME))
+                here.openai.audio.transcriptions.create(model="tones", file=("a.wav", CLIP))
             assert refused.value.response.headers["retry-after"] == "1"
         assert [future.result().json()["text"] for future in first] == ["a dog", "a fox", "a"]
-        assert here.post(SOME).status_code == 200
+        assert here.post(CLIP).status_code == 200
         wait_for(lambda: here.state.in_flight == 0)
         here.state.in_flight = 1000  # far above the limit
-        assert here.post(SOME).status_code == 429
+        assert here.post(CLIP).status_code == 429
 
 
 def test_help_of_each_limit_names_its_default(capsys: pytest.CaptureFixture[str]) -> None:
@@ -198,7 +198,7 @@ def test_lost_clients_cost_nothing_more(tmp_path: Path) -> None:
             for data in ({}, {"stream": "true"}):
                 with pytest.raises(Exception, match="timed out"):
                     here.post(silence(3.0), data=data, timeout=0.3)
-            wait_for(lambda: here.metric(GONE) == 2)
+            wait_for(lambda: here.metric(LOST_REQUESTS) == 2)
         assert first.result().json()["text"] == "fox"
         assert here.post(here.say("dog")).json()["text"] == "dog"
         assert not [batch for batch in here.model.batches if batch == [3.0]]
@@ -209,18 +209,18 @@ def test_connections_without_a_request_are_closed(
 ) -> None:
     monkeypatch.setattr("sbkit.serve.server.HEADER_SECONDS", 0.2)
     with served(tmp_path) as here, connect(here) as idle, connect(here) as slow:
-        slow.sendall(HEAD[:30])
+        slow.sendall(HEADER[:30])
         assert (idle.recv(100), slow.recv(100)) == (b"", b"")
-        assert here.post(SOME).status_code == 200
+        assert here.post(CLIP).status_code == 200
 
 
 def test_key_guard_admits_only_valid_keys(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "keys"
     with served(tmp_path, keys=["one", "", "two"]) as here:
         for key, status in (("Bearer one", 200), ("bearer two", 200), ("Bearer on", 401)):
-            assert here.post(SOME, headers={"Authorization": key}).status_code == status
-        assert here.post(SOME, headers={"Authorization": "Basic one"}).status_code == 401
-        assert here.post(SOME).status_code == 401
+            assert here.post(CLIP, headers={"Authorization": key}).status_code == status
+        assert here.post(CLIP, headers={"Authorization": "Basic one"}).status_code == 401
+        assert here.post(CLIP).status_code == 401
         for path in ("/v1/models", "/card"):
             assert here.get(path).json()["error"]["code"] == "invalid_api_key"
         with pytest.raises(openai.AuthenticationError):
@@ -228,12 +228,12 @@ def test_key_guard_admits_only_valid_keys(tmp_path: Path, caplog: pytest.LogCapt
         assert here.get("/health/ready").status_code == 200
         file.write_text("three\n")
         here.server.read_keys()
-        assert here.post(SOME, headers={"Authorization": "Bearer three"}).status_code == 200
-        assert here.post(SOME, headers={"Authorization": "Bearer one"}).status_code == 401
+        assert here.post(CLIP, headers={"Authorization": "Bearer three"}).status_code == 200
+        assert here.post(CLIP, headers={"Authorization": "Bearer one"}).status_code == 401
         file.write_text("\n")
         here.server.read_keys()
         assert "has no keys" in caplog.text
-        assert here.post(SOME, headers={"Authorization": "Bearer three"}).status_code == 200
+        assert here.post(CLIP, headers={"Authorization": "Bearer three"}).status_code == 200
     assert "three" not in caplog.text
     with pytest.raises(SbkitError, match="has no keys"):
         Keys(file)
@@ -249,7 +249,7 @@ def test_server_is_ready_only_between_warm_up_and_drain(
         ThreadPoolExecutor(2) as clients,
     ):
         assert here.get("/health/ready").json()["status"] == "warming up"
-        assert here.post(SOME).status_code == 503
+        assert here.post(CLIP).status_code == 503
         leave.set()
         wait_for(lambda: here.get("/health/ready").status_code == 200)
         assert sorted({clip for batch in here.model.batches for clip in batch}) == [1, 2, 5, 30]
@@ -265,7 +265,7 @@ def test_server_is_ready_only_between_warm_up_and_drain(
             assert not here.state.stopping.is_set()
             wait_for(lambda: here.state.phase == STOPPING)
             assert here.get("/health/live").status_code == 200
-            refused = here.post(SOME)
+            refused = here.post(CLIP)
             assert (refused.status_code, "is stopping" in refused.text) == (503, True)
         assert queued.result().json()["text"] == "the last fox"
         assert late.result().json()["text"] == "a late dog"

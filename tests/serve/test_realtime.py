@@ -250,7 +250,7 @@ def append(audio: Any) -> str:
     return json.dumps({"type": "input_audio_buffer.append", "audio": audio})
 
 
-BAD: dict[str, tuple[str | bytes, str]] = {
+BAD_EVENTS: dict[str, tuple[str | bytes, str]] = {
     "audio as it is": (b"\0" * 960, "in a text frame, but is binary; append audio in base64"),
     "a text": ("hello", "an event as JSON in a text frame, but is hello"),
     "a list": ("[]", "an event as JSON"),
@@ -289,9 +289,9 @@ BAD: dict[str, tuple[str | bytes, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", BAD)
+@pytest.mark.parametrize("name", BAD_EVENTS)
 def test_bad_events_get_a_clear_error_and_the_session_continues(live: Served, name: str) -> None:
-    event, words = BAD[name]
+    event, words = BAD_EVENTS[name]
     with live.openai.realtime.connect() as session:
         set_input(session, turn_detection=None)
         until(session, "updated")

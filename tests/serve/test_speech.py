@@ -96,7 +96,7 @@ def test_speech_is_sent_sentence_by_sentence(here: Served) -> None:
     assert done == {"type": "speech.audio.done", "usage": usage}
 
 
-BAD: dict[str, tuple[int, str, dict[str, Any]]] = {
+BAD_REQUESTS: dict[str, tuple[int, str, dict[str, Any]]] = {
     "no text": (400, "`input` must be a text of 1 to 4096 characters", {"input": ""}),
     "a long text": (400, "4097 characters long", {"input": "a" * 4097}),
     "nothing to say": (400, "Only letters can be spoken", {"input": "123"}),
@@ -120,9 +120,9 @@ BAD: dict[str, tuple[int, str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", BAD)
+@pytest.mark.parametrize("name", BAD_REQUESTS)
 def test_bad_speech_requests_get_a_clear_error(here: Served, name: str) -> None:
-    status, words, fields = BAD[name]
+    status, words, fields = BAD_REQUESTS[name]
     content = json.dumps({"model": "anna", "voice": "alloy", "input": "a fox", **fields})
     headers = {"Content-Type": "application/json"}
     answer = here.client.post(SPEECH, content=content, headers=headers)

@@ -82,7 +82,7 @@ def test_compiled_chunks_compile_nothing_for_new_shapes_and_give_the_same_text(
     compare(bundle, mode="default", backend="eager", clips=(1, 3))
 
 
-REAL = """
+INDUCTOR_SCRIPT = """
 import sys
 from pathlib import Path
 from tests.streaming.test_compiled import compare
@@ -96,5 +96,5 @@ print("the same", flush=True)
 
 @pytest.mark.slow
 def test_inductor_gives_the_same_output(bundle: Path) -> None:
-    done = processes.run(["-c", REAL, bundle], timeout=500)
+    done = processes.run(["-c", INDUCTOR_SCRIPT, bundle], timeout=500)
     assert "the same" in done.stdout, done.stderr
