@@ -50,12 +50,15 @@ def echo() -> Echo:
 
 @pytest.fixture
 def batcher(echo: Echo) -> Iterator[Batcher]:
-    tones = Batcher(
-        ModelThread(lambda: echo), shapes=SHAPES, wait_seconds=0.01, on_batch=lambda *_: None
-    )
-    yield tones
+    batcher = make_batcher(echo, wait_seconds=0.01)
+    yield batcher
     echo.go.set()
-    tones.close()
+    batcher.close()
+
+
+def make_batcher(echo: Echo, wait_seconds: float) -> Batcher:
+    thread = ModelThread(lambda: echo)
+    return Batcher(thread, shapes=SHAPES, wait_seconds=wait_seconds, on_batch=lambda *_: None)
 
 
 def clip(number: int, seconds: float = 1.0) -> Samples:
@@ -91,9 +94,7 @@ def test_batcher_lets_a_short_request_pass_a_long_one(echo: Echo, batcher: Batch
 
 @pytest.mark.timeout(60)
 def test_batcher_does_not_wait_once_a_round_is_full(echo: Echo) -> None:
-    batcher = Batcher(
-        ModelThread(lambda: echo), shapes=SHAPES, wait_seconds=3600.0, on_batch=lambda *_: None
-    )
+    batcher = make_batcher(echo, wait_seconds=3600.0)
     assert ask(batcher, clip(1, 8.0)) == [1]
     batcher.close()
 
@@ -101,9 +102,8 @@ def test_batcher_does_not_wait_once_a_round_is_full(echo: Echo) -> None:
 def test_batcher_does_not_run_cancelled_requests(
     echo: Echo, batcher: Batcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "sbkit.serve.recognizer.monotonic", lambda: 0.0
-    )  # all segments arrive at once
+    # All segments arrive at once.
+    monkeypatch.setattr("sbkit.serve.recognizer.monotonic", lambda: 0.0)
     end = threading.Event()
 
     def ask_cancelled() -> list[int]:
