@@ -143,6 +143,14 @@ def _wait_for(processes: Sequence[Process], deadline: float) -> int:
     return first_failure or next(filter(None, codes), 0)
 
 
+def read_quietly(file: Path) -> str:
+    """Read a file of /proc; return an empty text if the process or thread has ended."""
+    try:
+        return file.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
 def _free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -15,7 +15,7 @@ import pytest
 
 from sbkit.base.errors import ASKED_TO_STOP, BAD_INPUT
 from sbkit.base.machine import usable_cores
-from tests.processes import Process
+from tests.processes import Process, read_quietly
 from tests.runs import ROOT, Workplace, records_of
 
 LAUNCH = ROOT / "tools" / "launch"
@@ -69,13 +69,6 @@ def processes_about(run: Path) -> list[int]:
 
 def environment_of(pid: int) -> str:
     return read_quietly(Path(f"/proc/{pid}/environ")).replace("\0", "\n")
-
-
-def read_quietly(file: Path) -> str:
-    try:
-        return file.read_text(errors="replace")
-    except OSError:
-        return ""  # the process has ended
 
 
 @contextmanager

@@ -77,8 +77,8 @@ def training(folder: Path) -> Iterator[Process]:
     """Let another process train in a folder."""
     process = Process(["-c", TRAINING, folder])
     try:
-        while not process.written()[0]:
-            assert process.poll() is None, process.written()
+        while not process.output()[0]:
+            assert process.poll() is None, process.output()
         yield process
     finally:
         os.killpg(process.pid, signal.SIGKILL)

@@ -22,6 +22,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run
 from sbkit.serve.app import TRANSCRIPTIONS
 from sbkit.serve.recognizer import Recognizer
+from tests.processes import read_quietly
 from tests.runtime.tones import APART, LOWEST, RATE, STEP, ToneModel, speak, tone_bundle
 from tests.runtime.tones import silence as pause
 from tests.serve.server import Served, ToneSpeaker, served, silence, wait_for, wav
@@ -205,9 +206,9 @@ class UnsureModel(ToneModel):
 
 def decoding_processes() -> int:
     """Count the processes that decoder pools of this one have started."""
-    tasks = [(task / "children").read_text() for task in Path("/proc/self/task").iterdir()]
-    commands = [Path(f"/proc/{child}/cmdline").read_bytes() for child in " ".join(tasks).split()]
-    return sum(b"LokyProcess" in command for command in commands)
+    children = [read_quietly(task / "children") for task in Path("/proc/self/task").iterdir()]
+    commands = [read_quietly(Path(f"/proc/{pid}/cmdline")) for pid in " ".join(children).split()]
+    return sum("LokyProcess" in command for command in commands)
 
 
 def test_transcription_prompt_is_expected_by_the_decoder(
