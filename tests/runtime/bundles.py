@@ -1,4 +1,4 @@
-"""A run folder and a bundle of a tiny model, made without training; and how to change a bundle."""
+"""Run folders and bundles of tiny models, made without training, and changes to bundles."""
 
 import json
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from sbkit.text.tokenizer import ensure_tokenizer
 
 ROOT = Path(__file__).parents[2]
 SMALL = Grid(batches=(1, 3), seconds=(0.3, 2.0))
-UNHEARD = {"data_folder": "/nowhere"}  # of a run whose formats are compared on noise alone
+UNHEARD = {"data_folder": "/nowhere"}  # its formats are compared only on noise
 SIZES: dict[str, object] = {
     "cnn_channels": 8,
     "d_model": 16,
@@ -39,7 +39,7 @@ def make_run(
     change: Callable[[Any], Any] = lambda hparams: None,
     **knobs: object,
 ) -> Path:
-    """Save a model with the weights that it begins with, or with a change, as training would."""
+    """Save a model with its initial weights, perhaps changed, as training would."""
     folder.mkdir(parents=True)
     ensure_tokenizer(
         model_file=folder / "tokenizer.model",
@@ -64,28 +64,28 @@ def make_run(
 
 
 def make_bundle(folder: Path, **knobs: object) -> Path:
-    """Export such a run."""
+    """Make a run, and export it."""
     export_run(make_run(folder / "run", **knobs), folder / "bundle")
     return folder / "bundle"
 
 
 def make_live_run(folder: Path, **knobs: object) -> Path:
-    """Save a streaming model that says something."""
+    """Save a streaming model whose transcripts are not empty."""
     yaml = ROOT / "hparams/ctc_streaming.yaml"
     return make_run(folder, yaml, louder, num_decoder_layers=0, **knobs)
 
 
 def louder(hparams: Any) -> None:
-    """Let a model say something, which a new one does not; sherpa-onnx names special tokens."""
+    """Make transcripts not empty, as a new model's are; sherpa-onnx names special tokens."""
     with torch.no_grad():
         hparams["ctc_lin"].weight.mul_(30)
         hparams["ctc_lin"].bias[1:4] = -100
 
 
 def export_all(folder: Path) -> None:
-    """Make the run of a model that says something, and export all formats but transformers'.
+    """Make a run whose transcripts are not empty, and export all formats but transformers'.
 
-    The exporter compares them with the held-out clips, too.
+    The exporter compares them on the test sets, too.
     """
     formats = [*(name for name in WRITERS if name != HUGGINGFACE), HUB]
     run = make_run(folder / "run", change=louder)
@@ -93,7 +93,7 @@ def export_all(folder: Path) -> None:
 
 
 def export_streaming(folder: Path) -> None:
-    """Make the run of a streaming model that says something, and export it with its ONNX."""
+    """Make a streaming run whose transcripts are not empty, and export it with its ONNX."""
     run = make_live_run(folder / "run", **UNHEARD)
     grid = Grid(batches=(1, 3), seconds=(0.02, 0.3, 2.0))
     export_run(run, folder / "tiny", formats=["onnx"], grid=grid)

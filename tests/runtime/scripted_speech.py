@@ -24,12 +24,12 @@ class ScriptedSpeech:
 
 
 def script(*runs: tuple[float, float]) -> Samples:
-    """Return audio of runs, each of seconds with a probability."""
+    """Return audio of runs: (seconds, probability of speech)."""
     return np.concatenate(
         [np.full(round(s * 16_000), round(p * CERTAIN_SPEECH), np.int16) for s, p in runs]
     )
 
 
 def is_speech(*runs: float) -> Sequence[tuple[float, float]]:
-    """Return runs that are silence and speech alternately, for `script`."""
+    """Return runs for `script`: silence and speech in turn, of these durations."""
     return [(seconds, float(index % 2)) for index, seconds in enumerate(runs)]

@@ -112,7 +112,7 @@ def test_cuda_graphs_belong_to_the_thread_of_the_model() -> None:
         own_cuda_graphs()
         return probe()
 
-    own_cuda_graphs()  # imported here: a model's thread comes later, and owns none by itself
+    own_cuda_graphs()  # imports the module in this thread: other threads then own no graphs
     assert "torch._inductor.cudagraph_trees" in sys.modules
     with ThreadPoolExecutor(1) as foreign, pytest.raises(AssertionError):
         foreign.submit(probe).result()

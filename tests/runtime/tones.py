@@ -23,7 +23,7 @@ from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 from tests.decoding.spoken import train_models
 
 RATE, STEP = 16_000, 640  # samples a second, and of a frame
-LETTER = 3  # frames, of which the last is silent
+LETTER = 3  # frames; the last is silent
 LOWEST, APART = 500.0, 150.0  # Hz
 
 

@@ -33,7 +33,7 @@ from tests.serve.test_clients import UnsureModel
 from tests.streaming.streaming_tones import StreamingToneModel, streaming_bundle
 
 TEXT = "the quick brown fox"
-pytestmark = pytest.mark.timeout(60)  # for events that do not come
+pytestmark = pytest.mark.timeout(60)  # an event may never arrive
 
 
 @pytest.fixture(scope="module")

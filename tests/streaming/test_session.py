@@ -162,7 +162,7 @@ def test_session_ends_a_long_utterance(tmp_path: Path) -> None:
 
 
 def test_session_events_have_times_of_the_stream(tmp_path: Path) -> None:
-    """A chunk is 0.64 s, a letter 0.12 s, and a word may reach 9 frames into what follows."""
+    """A chunk is 0.64 s, a letter 0.12 s, and a word may reach 9 frames past its last token."""
     recognizer, tokenizer, _ = streaming_tones(tmp_path)
     aligner = replace(recognizer.decoder.aligner, offsets=WordOffsets(0.0, 9.0))
     recognizer.decoder = replace(recognizer.decoder, aligner=aligner)
