@@ -36,6 +36,11 @@ def large_form() -> Iterator[bytes]:
         yield bytes(100_000)
 
 
+def form(**fields: str) -> dict[str, Any]:
+    """Return a request with a clip and further fields."""
+    return {"audio": CLIP, "data": fields}
+
+
 BAD_REQUESTS: dict[str, tuple[int, str, dict[str, Any]]] = {
     "nothing": (415, "must be multipart/form-data, but is of no type", {}),
     "JSON": (415, "but is application/json", JSON_BODY),
@@ -45,16 +50,8 @@ BAD_REQUESTS: dict[str, tuple[int, str, dict[str, Any]]] = {
     "no boundary": (400, "Missing boundary", {"headers": {"Content-Type": "multipart/form-data"}}),
     "half a form": (400, "`file` must be", {"content": FORM_START[:40], "headers": BOUNDARY}),
     "no form": (400, "Invalid multipart", {"content": b"rubbish", "headers": BOUNDARY}),
-    "a long field": (
-        400,
-        "exceeded maximum size",
-        {"audio": CLIP, "data": {"prompt": "x" * (1 << 17)}},
-    ),
-    "101 fields": (
-        400,
-        "number of fields is 100",
-        {"audio": CLIP, "data": {f"field {n}": "" for n in range(101)}},
-    ),
+    "a long field": (400, "exceeded maximum size", form(prompt="x" * (1 << 17))),
+    "101 fields": (400, "number of fields is 100", form(**{f"field {n}": "" for n in range(101)})),
     "no bytes": (422, "is not recognized as audio", {"audio": b""}),
     "text": (422, "is not recognized as audio", {"audio": b"hello" * 1000}),
     "half a WAV": (422, "truncated or damaged", {"audio": CLIP[: len(CLIP) // 2]}),
@@ -62,25 +59,21 @@ BAD_REQUESTS: dict[str, tuple[int, str, dict[str, Any]]] = {
     "too long": (413, "more than 20 s of audio", {"audio": silence(20.1)}),
     "too large": (413, "more than 2 MB", {"audio": bytes(2_100_000)}),
     "too large, in chunks": (413, "more than 2 MB", {"content": large_form(), "headers": BOUNDARY}),
-    "another model": (404, "tones, whisper-1, but", {"audio": CLIP, "data": {"model": "x"}}),
-    "another language": (
-        400,
-        "`language` must be en, the model's, but is fr",
-        {"audio": CLIP, "data": {"language": "fr"}},
-    ),
-    "no temperature": (400, "from 0 to 1", {"audio": CLIP, "data": {"temperature": "hot"}}),
-    "a huge temperature": (400, "from 0 to 1", {"audio": CLIP, "data": {"temperature": "1e999"}}),
-    "a temperature above 1": (400, "is 1.01", {"audio": CLIP, "data": {"temperature": "1.01"}}),
-    "another format": (400, "json or text", {"audio": CLIP, "data": {"response_format": "xml"}}),
+    "another model": (404, "tones, whisper-1, but", form(model="x")),
+    "another language": (400, "`language` must be en, the model's, but is fr", form(language="fr")),
+    "no temperature": (400, "from 0 to 1", form(temperature="hot")),
+    "a huge temperature": (400, "from 0 to 1", form(temperature="1e999")),
+    "a temperature above 1": (400, "is 1.01", form(temperature="1.01")),
+    "another format": (400, "json or text", form(response_format="xml")),
     "times without a timed format": (
         400,
         "with verbose_json, but is word with json",
-        {"audio": CLIP, "data": {"timestamp_granularities[]": "word"}},
+        form(**{"timestamp_granularities[]": "word"}),
     ),
     "events of subtitles": (
         400,
         "`stream` must be false with srt",
-        {"audio": CLIP, "data": {"response_format": "srt", "stream": "true"}},
+        form(response_format="srt", stream="true"),
     ),
 }
 
