@@ -23,11 +23,14 @@ import train
 from recipes.asr.recipe import AsrBrain
 from sbkit.base.process import run_main
 from sbkit.checkpoint.checkpointer import Checkpointer
+from sbkit.config.hparams import load_hparams
+from sbkit.config.overrides import parse_overrides
 from sbkit.data.batch import Batch
 from sbkit.logs import curves
 from sbkit.logs.curves import curves_of, draw_png
 from sbkit.logs.metric import Metrics
 from sbkit.logs.run_log import Record, read_log
+from sbkit.train.brain import Brain
 from tests import processes
 
 ROOT = processes.ROOT
@@ -67,21 +70,36 @@ class Workplace:
     release: Path
     cache: Path
 
-    def arguments(self, output: Path, *options: str, yaml: str = "hparams/ctc.yaml") -> list[str]:
+    def arguments(
+        self,
+        output: Path,
+        *options: str,
+        yaml: str = "hparams/ctc.yaml",
+        tiny: Sequence[str] = TINY,
+    ) -> list[str]:
         """Return the arguments of ``train.py``; later options win."""
         folders = (f"--data_folder={self.release}", f"--output_folder={output}")
-        return [yaml, *folders, *TINY, *options]
+        return [yaml, *folders, *tiny, *options]
 
     def train_forked(
-        self, output: Path, *options: str, ranks: int = 1, **yaml: str
+        self, output: Path, *options: str, ranks: int = 1, **more: Any
     ) -> subprocess.CompletedProcess[str]:
         """Train in forked processes."""
-        command = ["train.py", *self.arguments(output, *options, **yaml)]
+        command = ["train.py", *self.arguments(output, *options, **more)]
         return processes.run(command, ranks=ranks, SBKIT_CACHE=self.cache)
 
-    def train_here(self, output: Path, *options: str, **yaml: str) -> int:
+    def train_here(self, output: Path, *options: str, **more: Any) -> int:
         """Train in this process, which saves the imports; return the exit code."""
-        return train_here(["train.py", *self.arguments(output, *options, **yaml)], self.cache)
+        return train_here(["train.py", *self.arguments(output, *options, **more)], self.cache)
+
+    def parameters_by_ranks(
+        self, folder: Path, *options: str, **more: Any
+    ) -> Iterator[dict[str, torch.Tensor]]:
+        """Train on one rank, then on two; yield the parameters of each run."""
+        for ranks in (1, 2):
+            done = self.train_forked(folder / str(ranks), *options, ranks=ranks, **more)
+            assert done.returncode == 0, done.stderr
+            yield last_parameters(folder / str(ranks))
 
 
 def train_here(command: list[str], cache: Path) -> int:
@@ -178,6 +196,12 @@ def with_sgd(name: str, folder: Path) -> Path:
     yaml = folder / "sgd.yaml"
     yaml.write_text(re.sub(r"^ +(betas|fused|weight_decay): .+\n", "", text, flags=re.M))
     return yaml
+
+
+def load_brain(kind: type[Brain], yaml: str, *options: str) -> Any:
+    """Build the Brain of a YAML of hparams/, on the CPU."""
+    hparams = load_hparams(ROOT / f"hparams/{yaml}.yaml", parse_overrides(options))
+    return kind(modules={"model": hparams["model"]}, hparams=hparams, run_opts={"device": "cpu"})
 
 
 def last_parameters(run: Path) -> dict[str, torch.Tensor]:

@@ -56,13 +56,9 @@ def read(knobs: KnobValues, split: str) -> Manifest:
 
 @dataclass(frozen=True, kw_only=True)
 class TimedRow(ReleaseRow):
-    """A row with the times of the words of its normalized sentence.
+    """A row with the times of the words of its normalized sentence."""
 
-    Attributes:
-        word_times: ``start-end`` of each word in seconds, separated by spaces.
-    """
-
-    word_times: str
+    word_times: str  # ``start-end`` of each word in seconds, separated by spaces
 
 
 def prepare_festvox(*, cache_folder: str | Path) -> Path:
@@ -80,7 +76,7 @@ def write_release(root: Path, release: Path) -> None:
         soundfile.write(release / "clips" / f"{id}.flac", samples, rate)
         labels = (voice / "lab" / f"{id}.lab").read_text(encoding="utf-8")
         rows.append(_describe(id, sentence, labels))
-    write_tsvs(release, rows, kind=TimedRow)
+    write_tsvs(release, rows)
 
 
 def read_sentences(content: str) -> Iterator[tuple[str, str]]:

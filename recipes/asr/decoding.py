@@ -52,23 +52,16 @@ LM_ORDERS = ("word_lm_order", "token_lm_order")
 class RunDecoding:
     """Decode the batches of a run's evaluations, and count the errors.
 
-    hparams: of the run; model: for a decoder that rescores with its attention decoder.
-
-    Attributes:
-        decoder: None if the YAML declares none, so that tests are decoded greedily.
-        decoder_type: of tests.
-        by_words: False for a language without spaces between words.
-        notes: sentences for the report, on how the decoder was fitted.
-
+    The model is for a decoder that rescores with its attention decoder.
     Raises ConfigError if the YAML declares a decoder that cannot run.
     """
 
     def __init__(self, hparams: Any, model: AsrModel) -> None:
         self._hparams, self._model = hparams, model
-        self.decoder = _declared_decoder(hparams)
+        self.decoder = _declared_decoder(hparams)  # None: tests are decoded greedily
         self.decoder_type = GREEDY if self.decoder is None else self.decoder.decoder_type
-        self.by_words = separates_words(getattr(hparams, "language", "und"))
-        self.notes: list[str] = []
+        self.by_words = separates_words(getattr(hparams, "language", "und"))  # not by characters
+        self.notes: list[str] = []  # for the report: how the decoder was fitted
         self._pools: dict[str, DecoderPool] = {}  # by decoder type
 
     def fit(self, brain: Brain) -> None:
@@ -107,7 +100,7 @@ class RunDecoding:
     def seconds_to_fit(self, brain: Brain, test_share: float) -> float:
         """Estimate how long `fit` and the decoding of the test sets take, besides the model.
 
-        test_share: the size of the test sets divided by that of the validation sets.
+        test_share: the size of the test sets, divided by the size of the validation sets.
         """
         if self.decoder is None or brain.loaders is None:
             return 0.0
@@ -119,7 +112,7 @@ class RunDecoding:
         num_sampled = min(num_tokens, sample_size(trained_seconds))
         decoded_once = num_sampled + test_share * num_tokens / usable_cores()
         tried = num_sampled if self.decoder.needs_tuning else 0.0
-        # The beam of a test is twice as wide as that of a trial.
+        # A test's beam is twice as wide as a trial's.
         return SECONDS_PER_TOKEN * (tried + 2 * decoded_once / NUM_TRIALS)
 
     @torch.no_grad()

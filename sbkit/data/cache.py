@@ -72,10 +72,10 @@ NO_AUDIO = pa.schema(
 
 
 class StoredAudio(NamedTuple):
-    """The columns samples, digest and audio of readable clips; the errors of others, by row."""
+    """Where the audio of clips is."""
 
-    table: pa.Table
-    errors: dict[int, AudioError]
+    table: pa.Table  # the columns samples, digest and audio of the readable clips
+    errors: dict[int, AudioError]  # of the others, by row
 
 
 def prepare_audio(
@@ -84,8 +84,8 @@ def prepare_audio(
     """Locate the audio of clips, after decoding those that are not in the cache yet.
 
     ``paths`` are bytes, ``sample_rate`` is in Hz, ``store`` is one of `STORES`, and ``title`` is
-    shown while clips are decoded. All clips share one folder in the cache of all corpora,
-    identified by their common corpus folder.
+    shown while clips are decoded. All clips share one folder of the cache, named after the folder
+    that contains them all.
     """
     if not len(paths):
         return StoredAudio(NO_AUDIO, {})
@@ -172,7 +172,7 @@ class _CorpusShards:
         self.keys: set[str] = set()  # of all files that were decoded or are unreadable
 
     def read_new(self) -> None:
-        """Read the tables that were added since the last call."""
+        """Read the tables that other processes added."""
         for file in sorted({*self.folder.glob("*.parquet")} - self._tables.keys()):
             audio = file.with_suffix(".arrow")
             try:
@@ -241,7 +241,7 @@ def describe_folder(folder: Path, corpus: Path) -> None:
 
 
 def is_archive(path: Path) -> bool:
-    """Return whether a path is a tar file, by its name."""
+    """Check whether a path is a tar file, by its name."""
     return path.name.lower().endswith(ARCHIVE_SUFFIXES) and path.is_file()
 
 
@@ -309,7 +309,7 @@ class CacheEntry:
 
     @property
     def is_orphan(self) -> bool:
-        """Whether the corpus is gone; one that cannot be accessed may still exist."""
+        """Whether the corpus was removed; one that cannot be accessed may still exist."""
         try:
             return self.corpus is not None and not self.corpus.exists()
         except OSError:
@@ -357,7 +357,7 @@ def print_entries(cache_folder: Path) -> None:
 
 
 def prune(cache_folder: Path) -> None:
-    """Remove the folders whose corpus is gone, and print each."""
+    """Remove the folders of removed corpora, and print each."""
     for entry in list_entries(cache_folder):
         if entry.is_orphan:
             outcome = "removed" if remove(entry) else "kept, since a process is preparing it:"

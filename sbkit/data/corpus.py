@@ -30,7 +30,7 @@ class Corpus(Protocol):
 def describe_corpus(corpus: Corpus | None, knobs: KnobValues) -> dict[str, str | None]:
     """Return the name and the license of a corpus, from its optional function ``about(knobs)``.
 
-    Otherwise the name is that of the module or folder, and the license is None, unknown.
+    Without it, the module or folder is the name, and the license is None, unknown.
     """
     if (about := getattr(corpus, "about", None)) is not None:
         return {**about(knobs)}

@@ -7,6 +7,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
+from itertools import chain
 from pathlib import Path
 from subprocess import CompletedProcess, run
 from tempfile import TemporaryDirectory
@@ -130,17 +131,15 @@ def sentence_id(sentence: str) -> str:
     return hashlib.sha256(sentence.encode()).hexdigest()
 
 
-def write_tsvs(
-    release: Path, rows: Sequence[ReleaseRow], *, kind: type[ReleaseRow] = ReleaseRow
-) -> None:
+def write_tsvs(release: Path, rows: Sequence[ReleaseRow]) -> None:
     """Write rows as train, dev, test and validated.tsv; a sentence is in one split only."""
+    header = tuple(field.name for field in fields(rows[0]))
     by_split: dict[str, list[ReleaseRow]] = {split: [] for split in SPLITS}
     for row in rows:
         by_split[choose_split(normalize(row.sentence, row.locale))].append(row)
     for split in SPLITS:
-        _write_tsv(release / f"{split}.tsv", by_split[split], kind)
-    ordered = (row for split in SPLITS for row in by_split[split])
-    _write_tsv(release / "validated.tsv", ordered, kind)
+        _write_tsv(release / f"{split}.tsv", header, by_split[split])
+    _write_tsv(release / "validated.tsv", header, chain.from_iterable(by_split.values()))
 
 
 def choose_split(text: str) -> str:
@@ -149,8 +148,8 @@ def choose_split(text: str) -> str:
     return {0: "test", 1: "dev"}.get(tenth, "train")
 
 
-def _write_tsv(file: Path, rows: Iterable[ReleaseRow], kind: type[ReleaseRow]) -> None:
-    table = [tuple(field.name for field in fields(kind)), *map(astuple, rows)]
+def _write_tsv(file: Path, header: Sequence[str], rows: Iterable[ReleaseRow]) -> None:
+    table = [header, *map(astuple, rows)]
     file.write_text("".join("\t".join(map(str, row)) + "\n" for row in table), encoding="utf-8")
 
 

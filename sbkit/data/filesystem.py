@@ -64,7 +64,7 @@ class Storage:
         paths = [_file_system(self.file(name))[1] for name in names]
         with _reaching(self.url):
             try:
-                return list(system.sizes(paths))  # an object store is asked for many at once
+                return list(system.sizes(paths))  # of many files in one request
             except (FileNotFoundError, NotADirectoryError):
                 return [system.size(path) if system.exists(path) else None for path in paths]
 
@@ -96,7 +96,7 @@ class Storage:
 
 
 def read_ranges(ranges: Sequence[ByteRange]) -> list[bytes]:
-    """Read parts of files of one file system; an object store is asked for many at once.
+    """Read parts of files of one file system, those in an object store in parallel.
 
     Raises:
         DataError: a file is missing, too short or cannot be read.

@@ -19,10 +19,9 @@ from itertools import islice
 from typing import ClassVar, Self
 
 import numpy as np
-import numpy.typing as npt
 from torch.utils.data import Sampler
 
-from sbkit.base.arrays import Counts
+from sbkit.base.arrays import Bools, Counts
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.units import SAMPLE_RATE, at_speed, samples_to_seconds, seconds_to_samples
 from sbkit.config.ranges import SHARE, Range
@@ -68,12 +67,12 @@ def join_rows(
     samples: Counts,
     order: Counts,
     percents: Counts,
-    joins: npt.NDArray[np.bool_],
+    joins: Bools,
     *,
     capacity: int,
     long_enough: int,
 ) -> Examples:
-    """Make examples of rows in an order, each joined to the one before it where `joins` says so.
+    """Make examples of rows in an order; ``joins`` says which are joined to the row before.
 
     An example has the speed of its first row, or the natural one if that row, played slower, would
     not fit into a batch of ``capacity`` samples. It grows until it has ``long_enough`` samples, and
@@ -101,7 +100,7 @@ def join_rows(
 class Plan:
     """A sequence of batches of examples of similar length.
 
-    Each is a run of the examples in an order, cut where the padded audio, count times longest,
+    The examples in their order are cut into batches wherever the padded audio, count times longest,
     would exceed ``capacity`` samples.
     """
 
@@ -149,7 +148,7 @@ def cut_runs(lengths: Sequence[int], capacity: int) -> list[int]:
 LENGTH_JITTER = 0.02  # relative; neighbors in length change places, so batches differ by epoch
 MAX_JOINED_SECONDS = 10.0  # longer examples are not joined further: attention is quadratic
 
-Lengths = Sequence[int] | npt.NDArray[np.int64]  # samples of audio, by row
+Lengths = Sequence[int] | Counts  # samples of audio, by row
 
 
 class TrainSampler(Sampler[MicroBatch]):
@@ -169,8 +168,8 @@ class TrainSampler(Sampler[MicroBatch]):
         batch_seconds: padded audio of a step, over all ranks.
         seed: of the joins, the speeds and the order.
         concat_prob: probability of a join.
-        speeds: factors, of which each example gets one.
-        shards: the number of the shard of every utterance.
+        speeds: factors; one is drawn for each example.
+        shards: the number of each utterance's shard.
         shuffle_shards: how many shards are shuffled together.
         rank, world_size: of this process, and of the run.
         accumulation: micro-batches of a step on each rank.
@@ -250,12 +249,12 @@ class TrainSampler(Sampler[MicroBatch]):
         order = np.lexsort((lengths, windows))
         return Plan(examples, order, self._capacity).shuffle(random, windows)
 
-    def _windows(self) -> npt.NDArray[np.int64]:
+    def _windows(self) -> Counts:
         """Return the window of every row, which depends on the order of its shard in this epoch."""
         numbers = np.unique(self._shards)
         random = np.random.default_rng((self._seed, self._epoch, len(numbers)))
         window_of = random.permutation(len(numbers)) // self._shuffle_shards
-        windows: npt.NDArray[np.int64] = window_of[np.searchsorted(numbers, self._shards)]
+        windows: Counts = window_of[np.searchsorted(numbers, self._shards)]
         return windows
 
     def _micro_batches(self) -> Iterator[MicroBatch]:

@@ -78,7 +78,7 @@ def _read_kaldi(folder: Path, options: TableOptions) -> Iterator[Clip | Excluded
     """Read a data folder of Kaldi or WeNet: ``wav.scp``, ``text`` and optional columns.
 
     Each file has lines "KEY VALUE". Paths are relative to the folder. Without ``utt2lang``, the
-    column ``language`` is that of the options.
+    options name the language.
     """
     if (folder / "segments").is_file():
         raise DataError(
@@ -198,10 +198,9 @@ def _embedded_folder(source: Path) -> Path:
 
 
 def _audio_file(folder: Path, content: bytes, path: str) -> Path:
-    """Return the file in a folder for some audio bytes.
+    """Return the file for some audio bytes, in a folder of its own.
 
-    It has the name that the dataset gives, which becomes the clip's id, or else a hash, and is in a
-    folder of its own.
+    Its name, which becomes the clip's id, is the dataset's or else a hash.
     """
     digest, name = hashlib.sha256(content).hexdigest()[:16], Path(path).name
     return folder / digest[:2] / digest / (name if name not in ("", "..") else digest)
@@ -265,7 +264,7 @@ def file_version(file: str) -> str:
 
 
 def _read_batches(file: str) -> Iterator[tuple[Table | pa.RecordBatch, int]]:
-    """Yield batches of rows, those of parquet as they are stored, and the number of the first."""
+    """Yield batches of rows, with the number of the first one; parquet keeps its types."""
     if file.endswith(".jsonl"):
         with fsspec.open(file, "rt", encoding="utf-8-sig") as lines:
             yield from ((table, 1) for table in read_objects(Path(file), lines, BATCH_ROWS))
@@ -285,7 +284,7 @@ def _save(folder: Path, content: bytes, path: str) -> Path:
 
 
 def _fetch(file: str, folder: Path, name: str) -> str | Excluded:
-    """Return the path of a clip: its own, or that of a file fetched from beside ``file``.
+    """Return the path of a clip; one beside a remote ``file`` is fetched first.
 
     A remote row may name neither a file on this machine nor one of another protocol.
     """

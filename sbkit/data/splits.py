@@ -69,10 +69,9 @@ class Splits:
 
 @dataclass(frozen=True)
 class PreparedSplit:
-    """One split, ready to be batched.
+    """One split, ready to be batched; `read_rows` reads the column audio.
 
-    The dataset has the columns id, text (normalized), sentence, samples, those of the manifest as
-    strings, and audio, which `read_rows` reads.
+    dataset: the columns id, text (normalized), sentence, samples, audio and the manifest's others.
     """
 
     dataset: datasets.Dataset

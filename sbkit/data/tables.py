@@ -33,6 +33,7 @@ BLOCK_BYTES = 1 << 24  # at least the longest row
 BATCH_ROWS = 50_000  # of JSON Lines
 RELATIVE_PATH = r"^\w[\w-]*(?:[./]\w[\w-]*)*\.\w+$"  # of a file below a folder
 NOT_STEM = r"^.*/|\.\w+$"  # the folder and the extension of such a path
+DEFAULT_SUFFIX = ".mp3"  # the first releases of Common Voice named clips without an extension
 
 LineNumbers = npt.NDArray[np.int64] | Sequence[int]
 
@@ -49,21 +50,14 @@ class Table:
 
 @dataclass(frozen=True)
 class TableOptions:
-    """Which columns of a table describe clips.
-
-    Attributes:
-        path_column: the audio file; None takes the first usual name.
-        text_column: the transcript; None takes the first usual name, False reads none.
-        language: spoken in the clips, "" if unknown; fills the column ``language``.
-    """
+    """Which columns of a table describe clips; None stands for the first usual name."""
 
     path_column: str | None = None
-    text_column: str | Literal[False] | None = None
-    language: str = ""
+    text_column: str | Literal[False] | None = None  # False: there are no transcripts
+    language: str = ""  # spoken in the clips, "" if unknown; fills the column ``language``
 
     @classmethod
     def from_knobs(cls, knobs: Mapping[str, Any], language: str = "") -> Self:
-        """Take the names of the columns from the knobs."""
         return cls(knobs.get("path_column"), knobs.get("text_column"), language)
 
 
@@ -284,7 +278,7 @@ def _find_clips(
 ) -> tuple[dict[str, pa.Array], pa.Table]:
     """Return the ids and paths of a table's clips, and their rows; extend ``excluded``.
 
-    columns: of the path, the id and the offset.
+    columns: the names of the path's, the id's and the offset's.
     """
     indices: list[int] = []
     ids: list[str] = []
@@ -300,7 +294,7 @@ def _find_clips(
             excluded.append(replace(file, id=f"row {table.lines[index]}"))
             continue
         indices.append(index)
-        base = file.rpartition("/")[2]  # a Path takes ten times as long
+        base = file.rpartition("/")[2]  # ten times as fast as a Path
         ids.append(id.strip() or base.rpartition(".")[0] or base)
         paths.append(os.fsencode(file))
     rows = table.rows
@@ -327,7 +321,7 @@ def locate(folder: Path, name: str) -> str | Excluded:
     return name if name.startswith("/") else f"{folder}/{name}"
 
 
-DEFAULT_SUFFIX = ".mp3"  # the first releases named clips without their extension
+# Releases of Common Voice
 
 
 def read_release(tsv: Path, options: TableOptions) -> Manifest:
@@ -342,13 +336,12 @@ def read_releases(releases: Mapping[str, Path], split: str, options: TableOption
         clips = release / "clips"
         columns = replace(options, language=language)
         table = read_table(release / f"{split}.tsv")
-        parts.append((language, to_manifest(table, columns, partial(_locate, clips), clips)))
+        parts.append((language, to_manifest(table, columns, partial(_locate_clip, clips), clips)))
     first = next(iter(releases.values()))
     return Manifest.join_named(parts, first.parent if len(parts) > 1 else first / "clips")
 
 
-def _locate(clips: Path, name: str) -> str | Excluded:
-    """Return the path of a file in the folder of clips."""
+def _locate_clip(clips: Path, name: str) -> str | Excluded:
     if not name:
         return Excluded("", "no path", "the field of the path is empty")
     if name.startswith("/") or ".." in name.split("/"):
@@ -359,6 +352,5 @@ def _locate(clips: Path, name: str) -> str | Excluded:
 
 
 @lru_cache(maxsize=1)
-def _file_names(folder: Path) -> dict[str, str]:
-    """Return the names of the files in a folder, by their names without extension."""
+def _file_names(folder: Path) -> dict[str, str]:  # by stem
     return {file.stem: file.name for file in folder.iterdir()} if folder.is_dir() else {}

@@ -6,6 +6,7 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
@@ -22,12 +23,9 @@ from recipes.prepare import corpus_of, prepare_transcripts
 from sbkit.audio.io import read_audio
 from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run as sbkit
-from sbkit.data import filesystem as storage
-from sbkit.data import shard as audio_store
-from sbkit.data import shard as decode
-from sbkit.data import sources as source_files
+from sbkit.data import filesystem, shard, sources
 from sbkit.data.batch import UtteranceDataset
-from sbkit.data.filesystem import Storage
+from sbkit.data.filesystem import ByteRange, Storage
 from sbkit.data.manifest import Clip, Excluded, Manifest
 from sbkit.data.sampler import MicroBatch, TrainSampler
 from sbkit.data.shard import WAV_HEADER_BYTES, ShardWriter, read_rows
@@ -57,9 +55,9 @@ def location(tmp_path: Path) -> Iterator[str]:
 
 def write(location: str, clips: list[Clip], options: ShardOptions = OPTIONS) -> Index | None:
     """Write clips as train, and the first of them as dev."""
-    sources = {"train": Manifest.of([*clips, Excluded("line 9", "no path", "")])}
-    sources["dev"] = Manifest.of(clips[:2])
-    return write_shards(Storage.at(location), options, sources, ROLES)
+    train = Manifest.of([*clips, Excluded("line 9", "no path", "")])
+    manifests = {"train": train, "dev": Manifest.of(clips[:2])}
+    return write_shards(Storage.at(location), options, manifests, ROLES)
 
 
 def knobs(location: str, **more: Any) -> dict[str, Any]:
@@ -75,7 +73,7 @@ def train_of(location: str) -> datasets.Dataset:
 def test_shards_give_back_the_clips_on_any_file_system(
     clips: list[Clip], location: str, tmp_path: Path, store: str
 ) -> None:
-    options = ShardOptions(sample_rate=16_000, store=store, shard_bytes=20_000, seed=7)
+    options = replace(OPTIONS, store=store)
     for target in (location, str(tmp_path / "shards [fr]*")):  # not a pattern
         index = write(target, clips, options)
         assert index is not None and len(index.splits["train"]) > 4
@@ -133,15 +131,15 @@ def test_train_sampler_shuffles_within_windows_of_shards(clips: list[Clip], loca
 
 
 @pytest.fixture
-def fetched(monkeypatch: pytest.MonkeyPatch) -> list[storage.ByteRange]:
+def fetched(monkeypatch: pytest.MonkeyPatch) -> list[ByteRange]:
     """List the ranges that are read."""
-    ranges: list[storage.ByteRange] = []
+    ranges: list[ByteRange] = []
 
-    def read_ranges(requested: list[storage.ByteRange]) -> list[bytes]:
+    def read_ranges(requested: list[ByteRange]) -> list[bytes]:
         ranges.extend(requested)
-        return storage.read_ranges(requested)
+        return filesystem.read_ranges(requested)
 
-    monkeypatch.setattr(audio_store, "read_ranges", read_ranges)
+    monkeypatch.setattr(shard, "read_ranges", read_ranges)
     return ranges
 
 
@@ -157,7 +155,7 @@ def load_batches(split: datasets.Dataset, plan: TrainSampler) -> list[list[tuple
 
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_ranks_get_the_same_batches_and_read_each_clip_once(
-    clips: list[Clip], location: str, fetched: list[storage.ByteRange], world_size: int
+    clips: list[Clip], location: str, fetched: list[ByteRange], world_size: int
 ) -> None:
     write(location, clips)
     train = train_of(location)
@@ -176,19 +174,6 @@ def test_ranks_get_the_same_batches_and_read_each_clip_once(
 
 
 # ---- preparing
-
-
-@pytest.fixture
-def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """List the clips that are decoded after those by which sizes are estimated."""
-    names: list[str] = []
-
-    def record(path: Path, sample_rate: int) -> Any:
-        names.append(path.stem)
-        return read_audio(path, sample_rate)
-
-    monkeypatch.setattr(decode, "read_audio", record)
-    return names
 
 
 def test_two_processes_share_the_writing_of_shards(clips: list[Clip], tmp_path: Path) -> None:
@@ -294,10 +279,9 @@ def tables_at(location: Path | str) -> RemoteTables:
 
 
 def write_tables(target: str, source: Path | str) -> Index | None:
-    options = ShardOptions(sample_rate=16_000, store="pcm", shard_bytes=11_000, seed=7)
-    sources = {"train": tables_at(source)}
-    with patch.object(source_files, "BATCH_ROWS", 2):
-        return write_shards(Storage.at(target), options, sources, {"train": ["train"]})
+    options, tables = replace(OPTIONS, shard_bytes=11_000), {"train": tables_at(source)}
+    with patch.object(sources, "BATCH_ROWS", 2):
+        return write_shards(Storage.at(target), options, tables, {"train": ["train"]})
 
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])
@@ -414,15 +398,15 @@ def test_impossible_shard_options_are_refused(
     with pytest.raises(SbkitError, match=r"is 8000, but the shards in .* have 16000 Hz"):
         prepare_transcripts(knobs(folder, sample_rate=8_000))
     with pytest.raises(SbkitError, match="must be pcm or flac, but is none"):
-        write(folder, clips, ShardOptions(16_000, "none", 1000, 7))
+        write(folder, clips, replace(OPTIONS, store="none"))
     for url in ("nope://shards", *(() if find_spec("s3fs") else ("s3://bucket/shards",))):
         with pytest.raises(SbkitError, match="fsspec cannot read the protocol of"):
             corpus_of(knobs(url))
     with pytest.raises(SbkitError, match="but is '1 gigabyte'"):
         sbkit(["prepare", str(ROOT / "hparams/ctc.yaml"), "--shards=x", "--shard-size=1 gigabyte"])
-    one_three_seven = {"ID": "7", "MIN": "1", "COUNT": "3"}
+    array = {"ID": "7", "MIN": "1", "COUNT": "3"}
     with pytest.raises(SbkitError, match="numbers without gaps, .* has number 6 of 3"):
-        work_share({f"SLURM_ARRAY_TASK_{name}": value for name, value in one_three_seven.items()})
+        work_share({f"SLURM_ARRAY_TASK_{name}": value for name, value in array.items()})
     (tmp_path / "file").touch()
     with pytest.raises(SbkitError, match="cannot be written to"):
         write(str(tmp_path / "file" / "shards"), clips)

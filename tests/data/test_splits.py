@@ -18,8 +18,7 @@ from torch.nn.functional import ctc_loss
 
 from sbkit.audio.io import read_audio
 from sbkit.base.errors import SbkitError
-from sbkit.data import cache as audio_cache
-from sbkit.data import shard as decode
+from sbkit.data import cache
 from sbkit.data.batch import UtteranceDataset
 from sbkit.data.manifest import Clip, Excluded, Manifest
 from sbkit.data.sampler import Example
@@ -71,18 +70,6 @@ def prepare(
         keep_empty=keep_empty,
         store=store,
     )
-
-
-@pytest.fixture
-def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    names: list[str] = []
-
-    def record(path: Path, sample_rate: int) -> np.ndarray:
-        names.append(path.stem)
-        return read_audio(path, sample_rate)
-
-    monkeypatch.setattr(decode, "read_audio", record)
-    return names
 
 
 def assert_holds(prepared: PreparedSplit, clips: list[Clip], sample_rate: int = 16_000) -> None:
@@ -236,7 +223,7 @@ def test_cache_shards_are_bounded_in_clips_and_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: dict[str, int]
 ) -> None:
     (name,) = limit
-    monkeypatch.setattr(audio_cache, name, limit[name])
+    monkeypatch.setattr(cache, name, limit[name])
     clips = make_clips(tmp_path / "clips", 40)
     assert_holds(prepare(tmp_path, clips), clips)
     assert len(shards_of(tmp_path)) > 5
@@ -246,7 +233,7 @@ def test_full_disk_is_refused_and_finished_shards_stay(
     tmp_path: Path, decoded: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clips = make_clips(tmp_path / "clips", 40)
-    monkeypatch.setattr(audio_cache, "BLOCK_CLIPS", 5)
+    monkeypatch.setattr(cache, "BLOCK_CLIPS", 5)
     soundfile.write(clips[30].path, np.zeros(50_000), 16_000)
     with largest_file(60_000), pytest.raises(SbkitError) as caught:
         prepare(tmp_path, clips)
@@ -263,24 +250,19 @@ def test_full_disk_is_refused_and_finished_shards_stay(
 PREPARE = """
 import sys, time
 from pathlib import Path
-from sbkit.data import cache as audio_cache, shard as decode
-from sbkit.data.manifest import Clip
-from sbkit.data.manifest import Manifest
-from sbkit.data.splits import prepare_split
+from sbkit.data import cache, shard
+from tests.data.test_splits import make_clips, prepare
 
 folder, count, delay = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
-audio_cache.BLOCK_CLIPS = 5
-read_audio, count_decoded = decode.read_audio, []
+cache.BLOCK_CLIPS = 5
+read_audio, decoded = shard.read_audio, []
 def slow(path, rate):
     time.sleep(delay)
-    count_decoded.append(path)
+    decoded.append(path)
     return read_audio(path, rate)
-decode.read_audio = slow
-clips = tuple(Clip(f"clip{n}", folder / "clips" / f"clip{n}.flac", f"Clip {n}!")
-              for n in range(count))
-prepared = prepare_split(Manifest.of(clips), split="train", normalize=str.lower,
-    sample_rate=16_000, cache_folder=folder / "cache", keep_empty=False)
-print(len(count_decoded))
+shard.read_audio = slow
+prepared = prepare(folder, make_clips(folder / "clips", count))
+print(len(decoded))
 print(prepared.fingerprint)
 """
 

@@ -15,23 +15,13 @@ from recipes.classification.recipe import prepare_labeled
 from sbkit.base.errors import BAD_INPUT, FILES_FAILED, SbkitError
 from sbkit.commands.cli import run as sbkit
 from sbkit.logs.run_log import read_log
-from tests import runs
-from tests.runs import prompts, read_json
+from tests.runs import Workplace, prompts, read_json
 
 COUNTS = {"train": 12, "dev": 4, "test": 4}
-SMALL = (
-    "--device=cpu",
-    "--language=[en]",
-    "--label=pace",
-    "--cnn_channels=16",
-    "--d_model=16",
-    "--nhead=2",
-    "--d_ffn=32",
-    "--num_encoder_layers=1",
-    "--attention_dim=8",
-    "--batch_seconds=6",
-    "--number_of_epochs=2",
-    "--log_every=1",
+TINY = (
+    *("--device=cpu", "--batch_seconds=6", "--number_of_epochs=2", "--log_every=1"),
+    *("--cnn_channels=16", "--d_model=16", "--nhead=2", "--d_ffn=32", "--attention_dim=8"),
+    *("--num_encoder_layers=1", "--language=[en]", "--label=pace"),
 )
 
 
@@ -53,14 +43,9 @@ def release(asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory) ->
     return folder
 
 
-def command(release: Path, run: Path, *options: str) -> list[str]:
-    folders = (f"--data_folder={release}", f"--output_folder={run}")
-    return ["hparams/language_id.yaml", *folders, *SMALL, *options]
-
-
 def train_here(release: Path, run: Path, *options: str) -> int:
-    words = ["train.py", *command(release, run, *options)]
-    return runs.train_here(words, release.parent / "cache")
+    workplace = Workplace(release, release.parent / "cache")
+    return workplace.train_here(run, *options, yaml="hparams/language_id.yaml", tiny=TINY)
 
 
 @pytest.fixture(scope="module")

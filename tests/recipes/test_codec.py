@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -23,8 +24,6 @@ from sbkit.base.errors import SbkitError
 from sbkit.check.check import check_planned_run
 from sbkit.check.planned_run import PlannedRun
 from sbkit.commands.cli import run as sbkit
-from sbkit.config.hparams import load_hparams
-from sbkit.config.overrides import parse_overrides
 from sbkit.data.batch import Batch, collate_audio
 from sbkit.export.export import export_run
 from sbkit.export.parity import Grid
@@ -36,24 +35,16 @@ from sbkit.models.spectral_losses import mel_distance, spectral_distance
 from sbkit.models.vocoder import ConvNeXt, LogMel, VocoderDecoder, VocoderEncoder, fourier_basis
 from sbkit.runtime.codec import Codec, windows
 from sbkit.runtime.torch_model import load_bundle
-from tests import processes
-from tests.runs import ROOT, Workplace, last_parameters, read_json, train_here, with_sgd
+from tests.runs import ROOT, Workplace, last_parameters, load_brain, read_json, with_sgd
 
 SPACE = CodeSpace(4, (8, 5, 5, 5))
 RATE = 16_000
 TINY = (
-    "--device=cpu",
-    "--d_model=16",
-    "--d_ffn=32",
-    "--num_encoder_layers=1",
-    "--num_decoder_layers=1",
-    "--num_fine_layers=1",
-    "--discriminator_channels=2",
-    "--groups=2",
-    "--batch_seconds=6",
-    "--number_of_epochs=2",
-    "--log_every=1",
+    *("--device=cpu", "--batch_seconds=6", "--number_of_epochs=2", "--log_every=1"),
+    *("--d_model=16", "--d_ffn=32", "--discriminator_channels=2", "--groups=2"),
+    *(f"--num_{part}_layers=1" for part in ("encoder", "decoder", "fine")),
 )
+CODEC_RUN: Any = {"yaml": "hparams/codec.yaml", "tiny": TINY}
 INVALID_CODES = {
     "size": np.array([[0, 1000]]),
     "more special ids": np.array([[1063, 0]]),
@@ -69,21 +60,10 @@ INVALID_CODES = {
 }
 
 
-def command(
-    workplace: Workplace, run: Path, *options: str, yaml: Path = ROOT / "hparams/codec.yaml"
-) -> list[str]:
-    folders = (f"--data_folder={workplace.release}", f"--output_folder={run}")
-    return ["train.py", str(yaml), *folders, *TINY, *options]
-
-
-def train(workplace: Workplace, run: Path, *options: str) -> int:
-    return train_here(command(workplace, run, *options), workplace.cache)
-
-
 @pytest.fixture(scope="module")
 def trained(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("run") / "run"
-    assert train(workplace, run) == 0
+    assert workplace.train_here(run, **CODEC_RUN) == 0
     return run
 
 
@@ -142,7 +122,8 @@ def test_measure_counts_codes_and_report_notes_dead_codebooks(
 def test_discriminator_is_trained_if_it_has_weight(
     trained: Path, workplace: Workplace, tmp_path: Path
 ) -> None:
-    assert train(workplace, tmp_path, "--adversarial_weight=0.5", "--number_of_epochs=1") == 0
+    options = ("--adversarial_weight=0.5", "--number_of_epochs=1")
+    assert workplace.train_here(tmp_path, *options, **CODEC_RUN) == 0
     before, after = last_parameters(trained), last_parameters(tmp_path)
     names = [name for name in before if ".stacks." in name]
     assert names and not any(torch.equal(before[name], after[name]) for name in names)
@@ -150,10 +131,7 @@ def test_discriminator_is_trained_if_it_has_weight(
 
 @pytest.fixture
 def brain(tmp_path: Path) -> CodecBrain:
-    overrides = parse_overrides([*TINY, f"--output_folder={tmp_path}"])
-    hparams = load_hparams(ROOT / "hparams/codec.yaml", overrides)
-    modules, device = {"model": hparams["model"]}, {"device": "cpu"}
-    return CodecBrain(modules=modules, hparams=hparams, run_opts=device)
+    return load_brain(CodecBrain, "codec", *TINY, f"--output_folder={tmp_path}")
 
 
 def test_losses_are_weighted_and_ignore_clips_without_weight(
@@ -203,15 +181,9 @@ def test_losses_are_weighted_and_ignore_clips_without_weight(
 @pytest.mark.slow
 @pytest.mark.ddp
 def test_two_ranks_train_as_one(workplace: Workplace, tmp_path: Path) -> None:
-    yaml = with_sgd("codec", tmp_path)
-    weights = []
-    for ranks in (1, 2):
-        run = tmp_path / str(ranks)
-        words = command(workplace, run, "--adversarial_weight=0.5", "--lr=0.01", yaml=yaml)
-        process = processes.run(words, ranks=ranks, SBKIT_CACHE=workplace.cache)
-        assert process.returncode == 0, process.stderr
-        weights.append(last_parameters(run))
-    one, two = weights
+    options = ("--adversarial_weight=0.5", "--lr=0.01")
+    sgd: Any = {"yaml": with_sgd("codec", tmp_path), "tiny": TINY}
+    one, two = workplace.parameters_by_ranks(tmp_path, *options, **sgd)
     for name, value in one.items():
         assert torch.allclose(two[name], value, atol=1e-6), name
 

@@ -31,8 +31,6 @@ from sbkit.audio.io import to_int16
 from sbkit.base.errors import SbkitError
 from sbkit.bundle.bundle import read_bundle
 from sbkit.commands.cli import run as sbkit
-from sbkit.config.hparams import load_hparams
-from sbkit.config.overrides import parse_overrides
 from sbkit.export.export import export_run
 from sbkit.export.parity import Grid
 from sbkit.logs.run_log import read_log
@@ -48,8 +46,7 @@ from sbkit.runtime.synthesizer import MAX_TEXT_CHARACTERS, Synthesizer
 from sbkit.tasks.synthesis import describe_as_vits, list_characters
 from sbkit.text.symbols import ESPEAK, read_texts, to_symbols
 from sbkit.text.vocabulary import ensure_labels
-from tests import processes
-from tests.runs import ROOT, TINY_VOICE, Workplace, last_parameters, read_json, train_here, with_sgd
+from tests.runs import TINY_VOICE, Workplace, load_brain, read_json, with_sgd
 from tests.runtime.tones import silence, speak
 from tests.serve.server import served
 from tests.serve.test_command import serving
@@ -63,9 +60,7 @@ RATE, FRAME = 16_000, 400
 @pytest.fixture(scope="module")
 def trained(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("run") / "run"
-    folders = (f"--data_folder={workplace.release}", f"--output_folder={run}")
-    words = ["train.py", str(ROOT / "hparams/tts.yaml"), *folders, *TINY_VOICE]
-    assert train_here(words, workplace.cache) == 0
+    assert workplace.train_here(run, yaml="hparams/tts.yaml", tiny=TINY_VOICE) == 0
     return run
 
 
@@ -105,11 +100,8 @@ def test_tts_yaml_is_trained_and_reports_examples_and_misaligned_clips(trained: 
 def brain(tmp_path_factory: pytest.TempPathFactory) -> SynthesisBrain:
     folder = tmp_path_factory.mktemp("brain")
     ensure_labels(folder / "symbols.txt", {" ", ".", *"abcdefg"})
-    overrides = parse_overrides([*TINY_VOICE, "--dropout=0", f"--output_folder={folder}"])
-    hparams = load_hparams(ROOT / "hparams/tts.yaml", overrides)
-    return SynthesisBrain(
-        modules={"model": hparams["model"]}, hparams=hparams, run_opts={"device": "cpu"}
-    )
+    options = ("--dropout=0", f"--output_folder={folder}")
+    return load_brain(SynthesisBrain, "tts", *TINY_VOICE, *options)
 
 
 @pytest.fixture
@@ -217,22 +209,9 @@ def test_collate_trims_the_silence_around_a_clip(brain: SynthesisBrain) -> None:
 @pytest.mark.ddp
 def test_two_ranks_train_as_one(workplace: Workplace, tmp_path: Path) -> None:
     """Without random draws: no dropout, and whole clips for the vocoder."""
-    yaml = with_sgd("tts", tmp_path)
-    weights = []
-    for ranks in (1, 2):
-        folders = (f"--data_folder={workplace.release}", f"--output_folder={tmp_path / str(ranks)}")
-        words = [
-            "train.py",
-            str(yaml),
-            *folders,
-            *TINY_VOICE,
-            "--dropout=0",
-            "--segment_frames=400",
-        ]
-        process = processes.run([*words, "--lr=0.01"], ranks=ranks, SBKIT_CACHE=workplace.cache)
-        assert process.returncode == 0, process.stderr
-        weights.append(last_parameters(tmp_path / str(ranks)))
-    one, two = weights
+    options = ("--dropout=0", "--segment_frames=400", "--lr=0.01")
+    sgd: Any = {"yaml": with_sgd("tts", tmp_path), "tiny": TINY_VOICE}
+    one, two = workplace.parameters_by_ranks(tmp_path, *options, **sgd)
     for name, value in one.items():
         assert torch.allclose(two[name], value, atol=1e-6), name
 

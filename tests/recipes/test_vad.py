@@ -31,16 +31,16 @@ from sbkit.audio.io import Samples, read_audio
 from sbkit.audio.lengths import length_mask
 from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run as sbkit
-from sbkit.config.hparams import load_hparams, read_knobs
+from sbkit.config.hparams import read_knobs
 from sbkit.data.shard import read_rows
 from sbkit.runtime.torch_model import load_bundle
 from sbkit.runtime.voice_detector import SpeechEvent, VoiceDetector
 from sbkit.text.word import Word
-from tests import processes
-from tests.runs import ROOT, Workplace, last_parameters, prompts, read_json, train_here
+from tests.runs import ROOT, Workplace, last_parameters, load_brain, prompts, read_json
 from tests.runtime.bundles import make_bundle
 
-SMALL = ("--device=cpu", "--batch_seconds=6", "--number_of_epochs=2", "--log_every=1")
+TINY = ("--device=cpu", "--batch_seconds=6", "--number_of_epochs=2", "--log_every=1")
+VAD_RUN: Any = {"yaml": "hparams/vad.yaml", "tiny": TINY}
 RATE, WINDOW = 16_000, 320
 
 
@@ -117,11 +117,8 @@ def test_pink_noise_has_equal_power_in_each_octave() -> None:
 
 @pytest.fixture(scope="module")
 def brain(tmp_path_factory: pytest.TempPathFactory) -> VoiceActivityBrain:
-    folder = str(tmp_path_factory.mktemp("brain"))
-    hparams = load_hparams(ROOT / "hparams/vad.yaml", {"output_folder": folder})
-    return VoiceActivityBrain(
-        modules={"model": hparams["model"]}, hparams=hparams, run_opts={"device": "cpu"}
-    )
+    folder = tmp_path_factory.mktemp("brain")
+    return load_brain(VoiceActivityBrain, "vad", f"--output_folder={folder}")
 
 
 def batch_of(*clips: Samples, weights: list[int]) -> SpeechBatch:
@@ -209,11 +206,6 @@ def test_loss_and_score_count_the_frames_within_an_utterance(brain: VoiceActivit
     assert brain.measure(counts)["DCF"] == pytest.approx(0.75 * 3 / 6 + 0.25 * 1 / 2)
 
 
-def command(workplace: Workplace, out: Path) -> list[str]:
-    folders = (f"--data_folder={workplace.release}", f"--output_folder={out}")
-    return ["train.py", "hparams/vad.yaml", *folders, *SMALL]
-
-
 def test_prepare_speech_needs_a_recognizer(
     workplace: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,10 +234,9 @@ def test_prepare_speech_labels_loud_windows_near_aligned_words(
 @pytest.mark.ddp
 def test_two_ranks_train_as_one(workplace: Workplace, tmp_path: Path) -> None:
     for ranks, seconds in ((1, 120), (2, 3)):  # evaluation batches change no figure
-        words = [*command(workplace, tmp_path / str(ranks)), "--check=false"]
-        words.append(f"--eval_batch_seconds={seconds}")
-        process = processes.run(words, ranks=ranks, SBKIT_CACHE=workplace.cache)
-        assert process.returncode == 0, process.stderr
+        options = ("--check=false", f"--eval_batch_seconds={seconds}")
+        done = workplace.train_forked(tmp_path / str(ranks), *options, ranks=ranks, **VAD_RUN)
+        assert done.returncode == 0, done.stderr
     alone, shared = (last_parameters(tmp_path / str(ranks)) for ranks in (1, 2))
     for name, value in alone.items():
         torch.testing.assert_close(shared[name], value, rtol=1e-4, atol=1e-5)
@@ -256,7 +247,7 @@ def test_two_ranks_train_as_one(workplace: Workplace, tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def bundle(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("vad")
-    assert train_here(command(workplace, folder / "run"), workplace.cache) == 0
+    assert workplace.train_here(folder / "run", **VAD_RUN) == 0
     test = read_json(folder / "run/summary.json")["test"]["test"]
     assert 0 <= test["miss"] <= 1 and 0 <= test["false_alarm"] <= 1
     assert read_json(folder / "run/summary.json")["parameters"] == 12_801

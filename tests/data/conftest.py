@@ -1,0 +1,22 @@
+"""What tests of prepared data share."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sbkit.audio.io import read_audio
+from sbkit.data import shard
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """List the clips that are decoded for the cache or for shards."""
+    names: list[str] = []
+
+    def record(path: Path, sample_rate: int) -> Any:
+        names.append(path.stem)
+        return read_audio(path, sample_rate)
+
+    monkeypatch.setattr(shard, "read_audio", record)
+    return names
