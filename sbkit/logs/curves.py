@@ -3,8 +3,9 @@
 import base64
 import io
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -32,7 +33,8 @@ STYLES: dict[str, dict[str, Any]] = {
 DPI = 120
 
 
-class Curve(NamedTuple):
+@dataclass(frozen=True)
+class Curve:
     """One curve of a panel; ``color`` is an index into COLORS."""
 
     panel: str
@@ -125,7 +127,7 @@ def draw_png(runs: Sequence[Sequence[Record]], metrics: Metrics) -> bytes:
                 _draw(panels[curve.panel], curve)
             elif curve.style != "faint":
                 label = f"{'AB'[index]} {curve.label}".strip()
-                _draw(panels[curve.panel], curve._replace(label=label, color=index))
+                _draw(panels[curve.panel], replace(curve, label=label, color=index))
     for title, axes in panels.items():
         _finish(axes, title)
     figure.savefig(png := io.BytesIO(), format="png")
