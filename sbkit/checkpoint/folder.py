@@ -8,8 +8,8 @@ import os
 import shutil
 from pathlib import Path
 
-from speechbrain.utils.checkpoints import CKPT_PREFIX, Checkpoint, Checkpointer
-from yaml import YAMLError
+import yaml
+from speechbrain.utils.checkpoints import CKPT_PREFIX, METAFNAME, PARAMFILE_EXT, Checkpoint
 
 from sbkit.base.checksums import UNREADABLE, write_checksums
 from sbkit.base.errors import ConfigError
@@ -55,9 +55,11 @@ def _unlock_in_child() -> None:
 def read_checkpoint(folder: Path) -> Checkpoint | None:
     """Read a checkpoint's meta file; None if the file or its date cannot be read."""
     try:
-        (checkpoint,) = Checkpointer._construct_checkpoint_objects([folder])
-        return checkpoint if math.isfinite(checkpoint.meta["unixtime"]) else None
-    except (*UNREADABLE, YAMLError):
+        meta = yaml.safe_load((folder / METAFNAME).read_text(encoding="utf-8"))
+        parameter_files = {file.stem: file for file in folder.glob(f"*{PARAMFILE_EXT}")}
+        is_dated = math.isfinite(meta["unixtime"])
+        return Checkpoint(folder, meta, parameter_files) if is_dated else None
+    except (*UNREADABLE, yaml.YAMLError):
         return None
 
 

@@ -203,8 +203,9 @@ def take_columns(split: datasets.Dataset, *names: str) -> pa.Table:
     no public name for their indices.
     """
     columns = split.data.table.select(names)
-    if split._indices is not None:
-        columns = columns.take(split._indices.column(0))
+    indices = split._indices
+    if indices is not None:
+        columns = columns.take(indices.column(0))
     for index, name in enumerate(names):
         if columns[name].null_count:  # in rows joined from a split without this column
             columns = columns.set_column(index, name, columns[name].fill_null(""))

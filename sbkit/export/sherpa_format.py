@@ -108,9 +108,6 @@ def _transcribe(recognizer: Any, clips: Sequence[Float32s]) -> list[str]:
     return texts
 
 
-# Private classes of sherpa-onnx: its public methods cannot load these. Tried with 2.0.1.
-
-
 def load_with_graph(folder: Path, model_type: str) -> Any:
     """Load the model of whole clips with the decoding graph."""
     sherpa = require_package("sherpa_onnx", extra="export").offline_recognizer
@@ -122,9 +119,8 @@ def load_with_graph(folder: Path, model_type: str) -> Any:
     graph = sherpa.OfflineCtcFstDecoderConfig(
         graph=str(folder / GRAPH_FILE), max_active=MAX_ACTIVE_STATES
     )
-    return sherpa._Recognizer(
-        sherpa.OfflineRecognizerConfig(model_config=model, ctc_fst_decoder_config=graph)
-    )
+    config = sherpa.OfflineRecognizerConfig(model_config=model, ctc_fst_decoder_config=graph)
+    return _build_recognizer(sherpa, config)
 
 
 def load_online(model: Path, tokens: Path, *, chunk: int = 16, left_chunks: int = 4) -> Any:
@@ -141,6 +137,11 @@ def load_online(model: Path, tokens: Path, *, chunk: int = 16, left_chunks: int 
         enable_endpoint=False,
         decoding_method="greedy_search",
     )
+    return _build_recognizer(sherpa, config)
+
+
+def _build_recognizer(sherpa: Any, config: Any) -> Any:
+    """Call a private class: no public method takes such a config. Tried with sherpa-onnx 2.0.1."""
     return sherpa._Recognizer(config)
 
 
