@@ -97,8 +97,8 @@ class Workplace:
     ) -> Iterator[dict[str, torch.Tensor]]:
         """Train on one rank, then on two; yield the parameters of each run."""
         for ranks in (1, 2):
-            done = self.train_forked(folder / str(ranks), *options, ranks=ranks, **more)
-            assert done.returncode == 0, done.stderr
+            process = self.train_forked(folder / str(ranks), *options, ranks=ranks, **more)
+            assert process.returncode == 0, process.stderr
             yield last_parameters(folder / str(ranks))
 
 

@@ -78,8 +78,8 @@ def test_server_install_transcribes_and_serves_without_torch(
     lists = ["-r", "/tools/runtime.txt", "-r", "/tools/serve.txt"]
     assert f"pip install --no-cache-dir {' '.join(lists)}\n" in DOCKERFILE
     assert "pip install --no-cache-dir --no-deps /wheels/*.whl\n" in DOCKERFILE
-    here = [list.replace("/tools", f"{source}/tools") for list in lists]
-    for packages_args in (here, ["--no-deps", wheel]):
+    requirements = [list.replace("/tools", f"{source}/tools") for list in lists]
+    for packages_args in (requirements, ["--no-deps", wheel]):
         installed = call(*pip, "install", "-q", *packages_args, cwd=tmp_path)
         assert installed.returncode == 0, installed.stderr
     (packages,) = (tmp_path / "server/lib").glob("python*/site-packages")

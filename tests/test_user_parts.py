@@ -96,12 +96,12 @@ def test_user_parts_are_checked_trained_exported_and_transcribe(
     refused = run(workplace, user_folder, *transcribe)
     assert refused.returncode == BAD_INPUT
     assert "--import my_" in refused.stderr
-    here, elsewhere = (
+    transcript, elsewhere = (
         run(workplace, cwd, *transcribe, *IMPORT_OPTIONS) for cwd in (user_folder, tmp_path)
     )
-    assert here.returncode == elsewhere.returncode == 0, elsewhere.stderr
-    assert here.stdout == elsewhere.stdout
-    assert f"--import my_parts: running {user_folder / 'my_parts.py'}" in here.stderr
+    assert transcript.returncode == elsewhere.returncode == 0, elsewhere.stderr
+    assert transcript.stdout == elsewhere.stdout
+    assert f"--import my_parts: running {user_folder / 'my_parts.py'}" in transcript.stderr
     assert f"--import my_parts: running {bundle / 'my_parts.py'}" in elsewhere.stderr
     (bundle / "my_parts.py").write_text("class Encoder: ...")
     refused = run(workplace, user_folder, *transcribe, *IMPORT_OPTIONS)

@@ -107,8 +107,8 @@ def mutate(plain: Any, draw: random.Random, foreign: list[Any]) -> Any:
         return changed
     value = draw.choice(foreign)
     name = next(iter(value.values()))
-    others = (value, value, name, draw.choice(PLACES)(plain), draw.choice(PLACES)(value))
-    return draw.choice((*others, None, -1, 10**400, float("nan"), [], {}, "", plain))
+    replacements = (value, value, name, draw.choice(PLACES)(plain), draw.choice(PLACES)(value))
+    return draw.choice((*replacements, None, -1, 10**400, float("nan"), [], {}, "", plain))
 
 
 def foreign_in_all_places(canary: Path, turns: int = 2) -> Iterator[Any]:

@@ -76,9 +76,9 @@ def test_json_has_no_nan(value: object, text: str) -> None:
 
 def test_first_of_two_builders_wins(tmp_path: Path) -> None:
     folder = tmp_path / "deep" / "folder"
-    left = folder.parent / ".folder.0123456789ab.tmp"
-    left.mkdir(parents=True)
-    os.utime(left, (time.time() - 2 * ABANDONED_SECONDS,) * 2)  # of a killed builder
+    leftover = folder.parent / ".folder.0123456789ab.tmp"
+    leftover.mkdir(parents=True)
+    os.utime(leftover, (time.time() - 2 * ABANDONED_SECONDS,) * 2)  # of a killed builder
     with building(folder) as slow:
         with building(folder) as quick:
             (quick / "file").write_text("quick")

@@ -25,8 +25,8 @@ def test_scaler_skips_step_if_found_inf_is_set() -> None:
         layer.weight.grad = torch.ones(1, 1)
         scaler.scale(torch.ones(()))
         scaler.unscale_(optimizer)
-        for found in torch_internals.found_inf_tensors(scaler, optimizer):
-            found.fill_(is_inf)
+        for flag in torch_internals.found_inf_tensors(scaler, optimizer):
+            flag.fill_(is_inf)
         scaler.step(optimizer)
         scaler.update()
         assert (layer.weight.item() == before) is bool(is_inf)

@@ -138,9 +138,9 @@ def test_classify_files_gives_a_label_and_its_probability(
     soundfile.write(tmp_path / "quiet.wav", torch.zeros(16_000 * 40).numpy(), 16_000)
     soundfile.write(tmp_path / "loud.wav", torch.full((16_000,), 0.5).numpy(), 16_000)
     files = [tmp_path / name for name in ("quiet.wav", "gone.wav", "loud.wav")]
-    quiet, gone, loud = classify_files(tmp_path, files)
+    quiet, missing, loud = classify_files(tmp_path, files)
     assert str(quiet) == "quiet\\x1b[2J\t0.7500"
-    assert isinstance(gone, SbkitError)
+    assert isinstance(missing, SbkitError)
     assert str(loud) == "a loud one\t0.7500"
     with pytest.raises(SbkitError, match="kind of bundle: speech classifier. Use: sbkit classify"):
         classifier.transcribe([])

@@ -15,13 +15,13 @@ def workplace(asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory) 
     folder = tmp_path_factory.mktemp("workplace")
     clips = folder / "release" / "clips"
     clips.mkdir(parents=True)
-    seen: set[str] = set()
+    paths: set[str] = set()
     for split, count in COUNTS.items():
         rows = []
         for clip, text in prompts(asterisk_english, split):
             characters = set(normalize(text, "en"))
-            if len(rows) < count and (split == "train" or characters <= seen):
-                seen |= characters
+            if len(rows) < count and (split == "train" or characters <= paths):
+                paths |= characters
                 shutil.copy2(clip, clips)
                 rows.append((clip.name, text))
         write_tsv(folder / "release", split, rows)

@@ -87,10 +87,10 @@ def test_dry_run_of_a_healthy_step_trains_everything_once(
     with planned_run(workplace, tmp_path / "run") as planned:
         assert planned.make_cpu_brain()
         random_state = torch.get_rng_state()
-        seen = dry_run(planned)
-        assert seen.trained == {id(p) for p in planned.require_model().parameters()}
-        assert (seen.error, seen.created, seen.unsaved) == (None, [], [])
-        assert dry_run(planned) is seen
+        trace = dry_run(planned)
+        assert trace.trained == {id(p) for p in planned.require_model().parameters()}
+        assert (trace.error, trace.created, trace.unsaved) == (None, [], [])
+        assert dry_run(planned) is trace
         assert torch.equal(torch.get_rng_state(), random_state)
     assert not module._global_forward_hooks
     assert not module._global_forward_pre_hooks

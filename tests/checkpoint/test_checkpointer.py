@@ -59,22 +59,22 @@ def test_recoverable_that_cannot_be_saved_is_refused(tmp_path: Path) -> None:
         Checkpointer(tmp_path, recoverables={"model": nn.Linear(2, 2), "lr": 0.1})
 
 
-def test_a_checkpoint_with_a_name_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
+def test_named_checkpoint_replaces_its_predecessor(tmp_path: Path) -> None:
     for value in (1.0, 2.0):
         checkpointer(tmp_path, line(value)).save_checkpoint(name="last")
     assert [path.name for path in tmp_path.iterdir()] == ["CKPT+last"]
     assert recovered(tmp_path) == 2.0
 
 
-def test_the_best_and_the_last_are_kept(tmp_path: Path) -> None:
+def test_checkpointer_keeps_best_and_last(tmp_path: Path) -> None:
     for value in (0.5, 0.2, 0.4, 0.1, 0.3):
         keeper = checkpointer(tmp_path, line(value))
         keeper.save_and_keep_only(meta={"CER": value}, min_keys=["CER"], num_to_keep=1)
-    assert sorted(each.meta["CER"] for each in keeper.list_checkpoints()) == [0.1, 0.3]
+    assert sorted(checkpoint.meta["CER"] for checkpoint in keeper.list_checkpoints()) == [0.1, 0.3]
     assert recovered(tmp_path) == pytest.approx(0.3)
 
 
-def test_checkpoints_keep_their_order_if_the_clock_goes_back(
+def test_checkpoints_keep_order_if_clock_goes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = time.time()
@@ -83,22 +83,22 @@ def test_checkpoints_keep_their_order_if_the_clock_goes_back(
         keeper = checkpointer(tmp_path, line(value))
         keeper.save_and_keep_only(meta={"CER": value}, min_keys=["CER"], num_to_keep=1)
         assert recovered(tmp_path) == pytest.approx(value)
-    assert sorted(each.meta["CER"] for each in keeper.list_checkpoints()) == [0.1, 0.6]
+    assert sorted(checkpoint.meta["CER"] for checkpoint in keeper.list_checkpoints()) == [0.1, 0.6]
 
 
-def test_a_kill_while_saving_leaves_the_one_before_and_nothing_else(tmp_path: Path) -> None:
-    done = processes.run(["-c", KILLED_WHILE_SAVING, tmp_path / "saves"])
-    assert done.returncode == -signal.SIGKILL, done.stderr
+def test_kill_while_saving_leaves_only_previous_checkpoint(tmp_path: Path) -> None:
+    process = processes.run(["-c", KILLED_WHILE_SAVING, tmp_path / "saves"])
+    assert process.returncode == -signal.SIGKILL, process.stderr
     assert len(list((tmp_path / "saves").iterdir())) == 2  # one of them unfinished
     model = nn.Linear(3, 2)
-    found = checkpointer(tmp_path / "saves", model).recover_if_possible()
-    assert found is not None
-    assert found.meta["epoch"] == 1
+    checkpoint = checkpointer(tmp_path / "saves", model).recover_if_possible()
+    assert checkpoint is not None
+    assert checkpoint.meta["epoch"] == 1
     checkpointer(tmp_path / "saves", model).check_same_model()  # as a run does that goes on
-    assert list((tmp_path / "saves").iterdir()) == [found.path]
+    assert list((tmp_path / "saves").iterdir()) == [checkpoint.path]
 
 
-def test_reading_leaves_unfinished_checkpoints(tmp_path: Path) -> None:
+def test_reading_keeps_unfinished_checkpoints(tmp_path: Path) -> None:
     save(tmp_path, 0.5)
     being_written = tmp_path / f"{UNFINISHED}CKPT+2026-11-20+12-00-00+00"
     being_written.mkdir()
@@ -109,7 +109,7 @@ def test_reading_leaves_unfinished_checkpoints(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [20, 5000])  # not even the meta file, not all of the weights
-def test_a_full_disk_leaves_the_one_before_and_nothing_else(tmp_path: Path, size: int) -> None:
+def test_full_disk_leaves_only_previous_checkpoint(tmp_path: Path, size: int) -> None:
     big = nn.Linear(100, 100)
     before = checkpointer(tmp_path, big).save_checkpoint()
     assert before is not None
@@ -120,7 +120,7 @@ def test_a_full_disk_leaves_the_one_before_and_nothing_else(tmp_path: Path, size
     assert find_damage(before.path) is None
 
 
-def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(
+def test_checkpoint_is_synced_before_rename(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waited_for, rename = set[str](), Path.rename
@@ -129,7 +129,7 @@ def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(
         waited_for.add(Path(f"/proc/self/fd/{descriptor}").readlink().name)
 
     def renamed(path: Path, target: Path) -> Path:
-        assert {path.name, *(each.name for each in path.iterdir())} <= waited_for
+        assert {path.name, *(file.name for file in path.iterdir())} <= waited_for
         waited_for.add("renamed")
         return rename(path, target)
 
@@ -149,7 +149,7 @@ class Payload:
         return Path.touch, (self.file,)
 
 
-def test_loading_runs_no_code_of_a_checkpoint(tmp_path: Path) -> None:
+def test_loading_checkpoint_runs_no_code(tmp_path: Path) -> None:
     (path,) = save(tmp_path / "saves", 1.0)
     torch.save(Payload(tmp_path / "ran"), path / "model.ckpt")
     write_checksums(path)
@@ -159,7 +159,7 @@ def test_loading_runs_no_code_of_a_checkpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"many"])
-def test_a_file_of_something_else_is_refused_in_a_sentence(tmp_path: Path, content: bytes) -> None:
+def test_foreign_file_is_refused(tmp_path: Path, content: bytes) -> None:
     parts = {"model": line(1.0), "epochs": EpochCounter(3)}
     saved = Checkpointer(tmp_path, recoverables=parts).save_checkpoint()
     assert saved is not None
@@ -170,7 +170,7 @@ def test_a_file_of_something_else_is_refused_in_a_sentence(tmp_path: Path, conte
     assert "\n" not in str(caught.value)
 
 
-def test_a_checkpoint_without_a_recoverable_is_refused(tmp_path: Path) -> None:
+def test_checkpoint_without_recoverable_is_refused(tmp_path: Path) -> None:
     save(tmp_path, 1.0)
     parts = {"model": line(0.0), "epochs": EpochCounter(3)}
     with pytest.raises(SbkitError, match="missing a load path for epochs"):
@@ -179,7 +179,7 @@ def test_a_checkpoint_without_a_recoverable_is_refused(tmp_path: Path) -> None:
     assert partly.recover_if_possible() is not None
 
 
-def test_a_module_with_a_saver_of_its_own_comes_back(tmp_path: Path) -> None:
+def test_module_with_own_saver_is_restored(tmp_path: Path) -> None:
     normalizer, own = InputNormalization(), line(2.0)
     normalizer(torch.randn(2, 5, 4), torch.ones(2))
 
@@ -240,11 +240,11 @@ class Scored:
         ([{"F1": 3, RANKED_BY: {"max_key": "F1"}}, {"F1": 2, RANKED_BY: {"max_key": "F1"}}], 0),
     ],
 )
-def test_the_best_is_found_by_the_metric_that_ranked_it(
+def test_best_checkpoint_is_found_by_its_ranking_metric(
     tmp_path: Path, meta: list[dict[str, Any]], best: int
 ) -> None:
-    for number, each in enumerate(meta):
-        checkpointer(tmp_path, line(float(number))).save_checkpoint(meta=each)
+    for number, values in enumerate(meta):
+        checkpointer(tmp_path, line(float(number))).save_checkpoint(meta=values)
     (found,) = Checkpointer(tmp_path).find_averaged()
     assert meta[best].items() <= found.meta.items()
 
@@ -266,8 +266,8 @@ def test_averaging_takes_the_count_that_validates_best(
     assert scored.weight == weight
     assert scored.asked == [0.25, 0.15, 0.1]  # of four, of two, of one
     # Whoever exports or tests again takes the same, and scores nothing.
-    found = Checkpointer(tmp_path).find_averaged(**KEYS)
-    assert [each.meta["CER"] for each in found] == [0.1, 0.2, 0.3, 0.4][:chosen]
+    averaged = Checkpointer(tmp_path).find_averaged(**KEYS)
+    assert [checkpoint.meta["CER"] for checkpoint in averaged] == [0.1, 0.2, 0.3, 0.4][:chosen]
     again = Scored(tmp_path, lambda _: math.nan)
     assert (again.load(4), again.weight, again.asked) == (chosen, weight, [])
 
@@ -278,11 +278,13 @@ def test_averaging_without_scores_takes_only_the_best(tmp_path: Path) -> None:
     assert (scored.load(2), scored.weight) == (1, 0.1)
 
 
-def test_averaging_is_chosen_again_after_more_training(tmp_path: Path) -> None:
+def test_averaging_is_chosen_anew_after_more_training(tmp_path: Path) -> None:
     save(tmp_path, 0.4, 0.1)
     assert Scored(tmp_path, lambda _: 1.0).load(2) == 2  # of equal ones the most are averaged
     save(tmp_path, 0.2)
-    assert [each.meta["CER"] for each in Checkpointer(tmp_path).find_averaged(**KEYS)] == [0.1]
+    assert [
+        checkpoint.meta["CER"] for checkpoint in Checkpointer(tmp_path).find_averaged(**KEYS)
+    ] == [0.1]
     scored = Scored(tmp_path, lambda value: abs(value - 0.15))
     assert (scored.load(2), scored.weight) == (2, 0.15)
     save(tmp_path, 0.05)

@@ -38,16 +38,14 @@ def test_damaged_checkpoint_is_skipped_with_a_warning(
     assert f"{newest} is skipped: " in caplog.text
 
 
-def test_only_damaged_checkpoints_are_an_error(tmp_path: Path) -> None:
+def test_run_with_only_damaged_checkpoints_fails(tmp_path: Path) -> None:
     for path in save(tmp_path, 1.0, 2.0):
         cut(path / "model.ckpt")
     with pytest.raises(SbkitError, match="all 2 are damaged"):
         recovered(tmp_path)
 
 
-def test_a_run_that_speechbrain_began_goes_on(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_run_of_speechbrain_is_resumed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Its checkpoints have no checksums; one whose save was killed is refused, and not trained."""
     for value in (1.0, 2.0):
         parts = {"model": line(value)}
@@ -84,7 +82,7 @@ def training(folder: Path) -> Iterator[Process]:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def test_a_second_run_is_refused_until_the_first_is_killed(tmp_path: Path) -> None:
+def test_second_run_in_folder_is_refused_until_first_ends(tmp_path: Path) -> None:
     saves = tmp_path / "saves"
     with training(saves) as first:
         for second in (Checkpointer(saves).check_same_model, lambda: save(saves, 1.0)):

@@ -47,7 +47,7 @@ def export(run: Path) -> str:
     return (run.parent / "bundle/README.md").read_text()
 
 
-def test_a_bundle_has_the_record_of_its_run(run: Path) -> None:
+def test_bundle_contains_provenance_of_its_run(run: Path) -> None:
     choose(run, chosen_on=["other"])  # what was measured on the way is no setting
     assert "| test | beam | WER | 25.75 % |" in export(run)
     record = read_json(run / "summary.json")["provenance"]
@@ -55,7 +55,7 @@ def test_a_bundle_has_the_record_of_its_run(run: Path) -> None:
     assert ", decoder beam, beam 8, word 0.6" in describe_provenance(record)
 
 
-def test_another_decoder_has_no_figures_until_it_is_measured(run: Path) -> None:
+def test_other_decoder_has_no_scores_until_measured(run: Path) -> None:
     choose(run, beam_size=4)
     card = export(run)
     assert "not measured with this decoder. Measure the model: `sbkit score run`" in card
@@ -65,12 +65,12 @@ def test_another_decoder_has_no_figures_until_it_is_measured(run: Path) -> None:
             ask()
 
 
-def test_other_weights_have_no_figures_until_they_are_measured(run: Path) -> None:
-    kept = provenance_of_run(run)
+def test_other_weights_have_no_scores_until_measured(run: Path) -> None:
+    provenance = provenance_of_run(run)
     (run / "confidence.json").write_text(json.dumps({"beam": {"weights": None}}))
-    (only,) = (run / "checkpoints").glob("CKPT*")
-    only.rename(run / "elsewhere")
-    assert kept is not None
+    (checkpoint,) = (run / "checkpoints").glob("CKPT*")
+    checkpoint.rename(run / "elsewhere")
+    assert provenance is not None
     assert provenance_of_run(run) is None
     make_run(run.parent / "other", change=lambda hparams: hparams["ctc_lin"].bias.data.add_(1))
     (other,) = (run.parent / "other/checkpoints").glob("CKPT*")

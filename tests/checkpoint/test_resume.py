@@ -16,18 +16,18 @@ pytestmark = pytest.mark.slow
 Captured = pytest.CaptureFixture[str]
 
 
-def test_a_tokenizer_of_an_attempt_that_saved_nothing_is_named(
+def test_leftover_tokenizer_of_failed_attempt_is_named(
     workplace: Workplace, tmp_path: Path, capsys: Captured
 ) -> None:
-    said = f"{tmp_path / 'tokenizer.model'} was there before the first checkpoint and is used"
+    sentence = f"{tmp_path / 'tokenizer.model'} was there before the first checkpoint and is used"
     for is_said in (False, True, False):
         assert workplace.train_here(tmp_path, "--check=False", "--number_of_epochs=1") == 0
-        assert (said in capsys.readouterr().out) is is_said
+        assert (sentence in capsys.readouterr().out) is is_said
         if not is_said:  # as where it was stopped before it saved
             shutil.rmtree(tmp_path / "checkpoints")
 
 
-def test_what_speechbrain_saved_goes_on(
+def test_speechbrain_checkpoint_is_resumed(
     workplace: Workplace, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its checkpoints have no checksums, and its normalization a saver of its own."""

@@ -25,10 +25,10 @@ CPU = torch.device("cpu")
 def test_random_state_survives_json(draw: Callable[[], object]) -> None:
     draw()  # both Gaussians come in pairs, of which the second is kept
     written = json.dumps(random_state(CPU))
-    wanted = [draw() for _ in range(3)]
-    assert [draw() for _ in range(3)] != wanted
+    expected = [draw() for _ in range(3)]
+    assert [draw() for _ in range(3)] != expected
     restore_random_state(json.loads(written), CPU)
-    assert [draw() for _ in range(3)] == wanted
+    assert [draw() for _ in range(3)] == expected
 
 
 @pytest.mark.gpu
@@ -36,6 +36,6 @@ def test_random_state_survives_json(draw: Callable[[], object]) -> None:
 def test_random_state_of_a_gpu_is_restored() -> None:
     device = torch.device("cuda")
     written = json.dumps(random_state(device))
-    wanted = torch.rand(8, device=device)
+    expected = torch.rand(8, device=device)
     restore_random_state(json.loads(written), device)
-    assert torch.equal(torch.rand(8, device=device), wanted)
+    assert torch.equal(torch.rand(8, device=device), expected)

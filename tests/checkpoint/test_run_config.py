@@ -65,34 +65,36 @@ def test_allowed_changes_are_accepted_and_logged(tmp_path: Path) -> None:
     assert declare(tmp_path).check_continues(run) is None
     moved = {"output_folder": "elsewhere", "data_folder": "/other/place"}
     assert declare(tmp_path, **moved).check_continues(run) is None
-    said = declare(tmp_path, number_of_epochs=9, lr=0.5).check_continues(run)
-    assert said == (
+    changes = declare(tmp_path, number_of_epochs=9, lr=0.5).check_continues(run)
+    assert changes == (
         "Resuming with changed values:\n  number_of_epochs: 4 before, 9 now\n"
         "  lr: 0.1 before, 0.5 now\n"
         "  the learning rate follows the schedule over the new number of epochs"
     )
     of_optimizer = YAML.replace("lr: !ref <lr>", "lr: !ref <lr>\n    momentum: 0.9")
     assert declare(tmp_path, of_optimizer).check_continues(run) is None
-    said = declare(tmp_path, compile=True, profile=True).check_continues(run)
-    assert str(said).endswith("compile: false before, true now\n  profile: false before, true now")
+    changes = declare(tmp_path, compile=True, profile=True).check_continues(run)
+    assert str(changes).endswith(
+        "compile: false before, true now\n  profile: false before, true now"
+    )
 
 
-def test_a_rank_of_other_data_is_refused_by_all(
+def test_all_ranks_refuse_a_rank_with_other_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, same = declare(tmp_path), declare(tmp_path, data_folder="/of/this/node")
     short = declare(tmp_path, data={**DATA, "train": "c" * 64})
     ranks = [first, same, short]
     monkeypatch.setattr("sbkit.checkpoint.run_config.gather_over_ranks", lambda _: ranks)
-    for each in ranks:
+    for rank in ranks:
         with pytest.raises(SbkitError, match="`train`: aaaaaaaaaaaa on rank 0, c+ on rank 2"):
-            each.check_same_on_ranks()
+            rank.check_same_on_ranks()
     ranks.pop()
     first.check_same_on_ranks()
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "error"),
     [
         ({"labels": b"xyz"}, "1 thing differs (the file of labels: "),
         ({"language": "de"}, "1 thing differs (language: en before, de now)"),
@@ -110,25 +112,25 @@ def test_a_rank_of_other_data_is_refused_by_all(
         ),
     ],
 )
-def test_other_changes_are_refused_with_both_values(
-    tmp_path: Path, change: dict[str, Any], said: str
+def test_refused_changes_name_both_values(
+    tmp_path: Path, change: dict[str, Any], error: str
 ) -> None:
     run = begun(tmp_path)
     before = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
     with pytest.raises(SbkitError) as caught:
         declare(tmp_path, **change).check_continues(run)
-    assert said in str(caught.value)
+    assert error in str(caught.value)
     assert "choose another --output_folder" in str(caught.value)
     assert {file: file.read_bytes() for file in run.rglob("*") if file.is_file()} == before
 
 
-def test_changed_key_of_a_mapping_is_named(tmp_path: Path) -> None:
+def test_changed_key_in_mapping_is_named(tmp_path: Path) -> None:
     text = YAML + "encoder_config: {size: 2, source: {name: base, sha256: HASH}}\n"
-    one, two = (declare(tmp_path, text.replace("HASH", each)) for each in ("aa", "bb"))
+    one, two = (declare(tmp_path, text.replace("HASH", digest)) for digest in ("aa", "bb"))
     assert list(two.differences(one)) == [("encoder_config.source.sha256", "aa", "bb")]
 
 
-def test_the_resolved_yaml_declares_the_same_run(tmp_path: Path) -> None:
+def test_resolved_yaml_is_the_same_run_configuration(tmp_path: Path) -> None:
     run = begun(tmp_path)
     text = resolve(tmp_path / "run.yaml", {}).text
     assert declare(tmp_path, text).check_continues(run) is None
@@ -136,7 +138,7 @@ def test_the_resolved_yaml_declares_the_same_run(tmp_path: Path) -> None:
         declare(tmp_path, text, language="de").check_continues(run)
 
 
-def test_a_run_that_went_on_for_longer_is_tuned_by_its_own_yaml(tmp_path: Path) -> None:
+def test_extended_run_can_be_tuned_by_its_own_yaml(tmp_path: Path) -> None:
     """Where references were, that has values: 9 epochs in `number_of_epochs` and in the counter."""
     run, later = begun(tmp_path), {"number_of_epochs": 9}
     (run / RESOLVED).write_text(resolve(tmp_path / "run.yaml", later).text)
@@ -148,7 +150,7 @@ def test_a_run_that_went_on_for_longer_is_tuned_by_its_own_yaml(tmp_path: Path) 
         other.check_continues(run)
 
 
-def test_a_folder_without_a_checkpoint_begins_anew(tmp_path: Path) -> None:
+def test_folder_without_checkpoint_starts_from_scratch(tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
     declare(tmp_path).write(run)

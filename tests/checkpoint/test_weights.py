@@ -19,21 +19,21 @@ from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 from tests.checkpoint.saves import checkpointer, cut, line, recovered, save
 
 
-def test_weights_of_another_model_are_named_with_both_sizes(tmp_path: Path) -> None:
+def test_weights_of_other_model_are_refused_with_both_shapes(tmp_path: Path) -> None:
     (path,) = save(tmp_path, 1.0)
     with pytest.raises(SbkitError, match="2 tensors differ") as caught:
         checkpointer(tmp_path, line(0.0, rows=5)).recover_if_possible()
-    said = str(caught.value)
-    assert str(path) in said
-    assert "weight: 2x3 saved, 5x3 declared" in said
-    assert "bias: 2 saved, 5 declared" in said
+    message = str(caught.value)
+    assert str(path) in message
+    assert "weight: 2x3 saved, 5x3 declared" in message
+    assert "bias: 2 saved, 5 declared" in message
     with pytest.raises(SbkitError, match="bias: none saved, 2 declared; .* none declared"):
         checkpointer(tmp_path, nn.Sequential(line(0.0))).recover_if_possible()
     with pytest.raises(SbkitError, match="weight: 2x3 saved, 5x3 declared"):
         checkpointer(tmp_path, line(0.0, rows=5)).load_average(1)
 
 
-def test_the_best_checkpoints_are_averaged(tmp_path: Path) -> None:
+def test_best_checkpoints_are_averaged(tmp_path: Path) -> None:
     _, damaged, *_ = save(tmp_path, 0.4, 0.1, 0.2, 0.9)
     cut(damaged / "model.ckpt")
     model = line(0.0)
@@ -41,7 +41,7 @@ def test_the_best_checkpoints_are_averaged(tmp_path: Path) -> None:
     torch.testing.assert_close(model.weight, torch.full((2, 3), 0.3))
 
 
-def test_a_mean_is_rounded_once(tmp_path: Path) -> None:
+def test_averaged_weights_are_rounded_once(tmp_path: Path) -> None:
     save(tmp_path, 1.0, 1.0, 2.0**24)  # in float32 that plus one is itself
     model = line(0.0)
     checkpointer(tmp_path, model).load_average(3)
@@ -58,7 +58,7 @@ def test_integers_are_not_averaged(tmp_path: Path) -> None:
     assert norm.num_batches_tracked.dtype == torch.int64
 
 
-def test_checkpoints_of_two_models_are_not_averaged(tmp_path: Path) -> None:
+def test_checkpoints_of_two_models_cannot_be_averaged(tmp_path: Path) -> None:
     save(tmp_path, 0.4)
     checkpointer(tmp_path, line(0.1, rows=5)).save_checkpoint()
     with pytest.raises(SbkitError, match="bias: 2 saved, 5 declared"):
@@ -66,20 +66,22 @@ def test_checkpoints_of_two_models_are_not_averaged(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "message"),
     [
         (torch.ones(2, 3, dtype=torch.int32), "weight: 2x3 int32 saved"),
         (torch.ones(2, 3, dtype=torch.complex64), "weight: 2x3 complex saved"),
     ],
 )
-def test_weights_of_another_kind_are_refused(value: torch.Tensor, said: str) -> None:
-    wanted = line(0.0).state_dict()
-    with pytest.raises(SbkitError, match=said):
-        check_same_model({**wanted, "weight": value}, wanted, of="a file")
-    check_same_model({name: each.half() for name, each in wanted.items()}, wanted, of="a file")
+def test_weights_of_other_dtype_are_refused(value: torch.Tensor, message: str) -> None:
+    expected = line(0.0).state_dict()
+    with pytest.raises(SbkitError, match=message):
+        check_same_model({**expected, "weight": value}, expected, of="a file")
+    check_same_model(
+        {name: weight.half() for name, weight in expected.items()}, expected, of="a file"
+    )
 
 
-def test_weights_that_are_not_numbers_are_refused(tmp_path: Path) -> None:
+def test_nan_weights_are_refused(tmp_path: Path) -> None:
     save(tmp_path, math.nan)
     with pytest.raises(SbkitError, match="Weights must be finite, but weight in .* 6 of 6"):
         recovered(tmp_path)
@@ -148,12 +150,12 @@ def in_two_groups(model: nn.Module) -> Optimizer:
 
 
 @pytest.mark.parametrize("make", [over(Adam), over(SGD, momentum=0.9), in_two_groups])
-def test_the_same_optimizer_goes_on_bit_for_bit(tmp_path: Path, make: Make) -> None:
+def test_restored_optimizer_continues_bit_for_bit(tmp_path: Path, make: Make) -> None:
     model, optimizer = saved_optimizer(tmp_path, make)
     again, other = recovered_optimizer(tmp_path, make)
     assert str(other.state_dict()) == str(optimizer.state_dict())
-    for each in (model, optimizer), (again, other):
-        step(*each)
+    for pair in (model, optimizer), (again, other):
+        step(*pair)
     assert torch.equal(again.weight, model.weight)
 
 
@@ -183,7 +185,7 @@ def test_scheduled_optimizer_settings_are_restored(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "said"),
+    ("before", "now", "message"),
     [
         (
             over(AdamW),
@@ -193,9 +195,9 @@ def test_scheduled_optimizer_settings_are_restored(tmp_path: Path) -> None:
         (over(AdamW), over(SGD), "was saved with amsgrad, betas, .* with dampening"),
     ],
 )
-def test_another_optimizer_is_refused_in_a_sentence(
-    tmp_path: Path, before: Make, now: Make, said: str
+def test_state_of_other_optimizer_is_refused(
+    tmp_path: Path, before: Make, now: Make, message: str
 ) -> None:
     saved_optimizer(tmp_path, before)
-    with pytest.raises(SbkitError, match=said):
+    with pytest.raises(SbkitError, match=message):
         recovered_optimizer(tmp_path, now)

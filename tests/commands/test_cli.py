@@ -25,14 +25,14 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("module", ["sbkit", "sbkit.commands.cli", "sbkit.config.hparams"])
 def test_importing_command_line_imports_nothing_heavy(module: str) -> None:
     heavy = "{'torch', 'torchaudio', 'speechbrain', 'datasets', 'matplotlib', 'numpy'}"
-    done = python(f"import sys, {module}; print(sorted({heavy} & set(sys.modules)))")
-    assert (done.stdout.strip(), done.stderr) == ("[]", "")
+    process = python(f"import sys, {module}; print(sorted({heavy} & set(sys.modules)))")
+    assert (process.stdout.strip(), process.stderr) == ("[]", "")
 
 
 def test_package_runs_as_module() -> None:
     command = [sys.executable, "-m", "sbkit", "--version"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, f"sbkit {__version__}\n")
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (process.returncode, process.stdout) == (0, f"sbkit {__version__}\n")
 
 
 @pytest.mark.parametrize(
@@ -48,9 +48,9 @@ def test_package_runs_as_module() -> None:
 def test_wrong_arguments_exit_with_2(
     arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as exited:
         run(arguments)
-    assert left.value.code == 2
+    assert exited.value.code == 2
     assert says in capsys.readouterr().err
 
 
@@ -90,8 +90,8 @@ def test_export_passes_folders_and_formats(
     assert run(["export", "results/1", "--out", "model"]) == 0
     more = ["--formats", "onnx, torch", "--license", "mit"]
     assert run(["export", "results/1", "--out", "model", *more]) == 1
-    both = (Path("results/1"), Path("model"))
-    assert calls == [(*both, [], "unknown"), (*both, ["onnx", "torch"], "mit")]
+    folders = (Path("results/1"), Path("model"))
+    assert calls == [(*folders, [], "unknown"), (*folders, ["onnx", "torch"], "mit")]
     printed = capsys.readouterr()
     assert printed.out == "model\n" * 2
     assert printed.err == "onnx (int8) is not written: too far.\n"
@@ -107,9 +107,9 @@ def test_command_exits_with_sentence_and_code(
     def main() -> None:
         raise raises
 
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as exited:
         run_main(main)
-    assert (left.value.code, capsys.readouterr().err) == (code, says)
+    assert (exited.value.code, capsys.readouterr().err) == (code, says)
 
 
 def test_bug_keeps_its_traceback() -> None:
@@ -124,13 +124,13 @@ def test_closed_pipe_exits_without_error_message(tmp_path: Path) -> None:
     )
     command = f"PYTHONPATH=. '{sys.executable}' '{script}' | head -n 1"
     shell = ["bash", "-o", "pipefail", "-c", command]
-    done = subprocess.run(shell, capture_output=True, text=True, check=False, cwd=ROOT)
-    assert (done.returncode, done.stdout, done.stderr) == (141, "x\n", "")
+    process = subprocess.run(shell, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert (process.returncode, process.stdout, process.stderr) == (141, "x\n", "")
 
 
 def test_unknown_public_name_is_attribute_error() -> None:
-    done = python("import sbkit; sbkit.Brian")
-    assert "module 'sbkit' has no attribute 'Brian'" in done.stderr
+    process = python("import sbkit; sbkit.Brian")
+    assert "module 'sbkit' has no attribute 'Brian'" in process.stderr
 
 
 @pytest.mark.parametrize("name", ["transcribe", "score"])
@@ -139,5 +139,5 @@ def test_help_says_that_other_decoder_must_be_tuned_first(
 ) -> None:
     with pytest.raises(SystemExit):
         run([name, "--help"])
-    said = " ".join(capsys.readouterr().out.split())
-    assert "another must be tuned first: sbkit tune MODEL --decoder graph" in said
+    help = " ".join(capsys.readouterr().out.split())
+    assert "another must be tuned first: sbkit tune MODEL --decoder graph" in help

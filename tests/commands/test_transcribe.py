@@ -95,11 +95,11 @@ def test_transcribe_prints_good_files_and_reports_bad_ones(talks: Path, capsys: 
     assert run(["transcribe", "model", *files, "--errors", "errors.jsonl"]) == FILES_FAILED
     out, error = capsys.readouterr()
     assert out == "talks/b.flac\tthe dog\ntalks/a.wav\ta fox\n"
-    gone, notes, end = error.splitlines()[1:]
-    assert (files[0] in gone, files[1] in notes) == (True, True)
+    missing, notes, end = error.splitlines()[1:]
+    assert (files[0] in missing, files[1] in notes) == (True, True)
     assert end == "2 written, 2 failed; the errors are in errors.jsonl"
     listed = [json.loads(line) for line in (talks / "errors.jsonl").read_text().splitlines()]
-    assert listed == [{"file": files[0], "error": gone}, {"file": files[1], "error": notes}]
+    assert listed == [{"file": files[0], "error": missing}, {"file": files[1], "error": notes}]
     assert run(["transcribe", "model", *files[2:]]) == 0
     assert capsys.readouterr().err.splitlines()[1] == "2 written, 0 failed"
     with pytest.raises(FileNotFoundError, match="none/errors"):

@@ -155,8 +155,8 @@ def test_exit_in_mid_epoch_ends_workers_without_waiting(
 ) -> None:
     store.save_to_disk(tmp_path / "store")
     command = [sys.executable, "-c", READING, str(tmp_path / "store"), str(tokenizer.model_file)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert (done.returncode, done.stderr) == (75, "")
+    process = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert (process.returncode, process.stderr) == (75, "")
 
 
 def test_joined_rows_are_concatenated_and_examples_ordered_by_speed(

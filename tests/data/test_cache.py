@@ -47,10 +47,10 @@ def test_cache_command_lists_corpora_and_sizes(
 
 
 def test_cache_prune_removes_only_orphans(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    here, gone, unknown = of(cache, "here"), of(cache, "gone"), of(cache, "talks")
+    present, orphan, unknown = of(cache, "here"), of(cache, "gone"), of(cache, "talks")
     cli.run(["cache", "prune"])
-    assert f"removed {gone} (0.0 MB) of {cache.parent / 'gone'}" in capsys.readouterr().out
-    assert [folder.is_dir() for folder in (here, gone, unknown)] == [True, False, True]
+    assert f"removed {orphan} (0.0 MB) of {cache.parent / 'gone'}" in capsys.readouterr().out
+    assert [folder.is_dir() for folder in (present, orphan, unknown)] == [True, False, True]
     assert (cache / "asterisk-prompts").is_dir()
 
 
@@ -69,13 +69,13 @@ def test_cache_prune_keeps_the_audio_of_an_inaccessible_corpus(
 def test_cache_prune_keeps_a_folder_in_preparation(
     cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    gone = of(cache, "gone")
-    lock = os.open(gone, os.O_RDONLY)
+    orphan = of(cache, "gone")
+    lock = os.open(orphan, os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
     cli.run(["cache", "prune"])
     os.close(lock)
-    assert gone.is_dir()
-    assert f"kept, since a process is preparing it: {gone}" in capsys.readouterr().out
+    assert orphan.is_dir()
+    assert f"kept, since a process is preparing it: {orphan}" in capsys.readouterr().out
 
 
 def test_cache_prune_removes_nothing_outside_the_cache(cache: Path) -> None:

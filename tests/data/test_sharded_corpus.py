@@ -118,10 +118,10 @@ def test_train_sampler_shuffles_within_windows_of_shards(clips: list[Clip], loca
     plans = [sampler(train), sampler(train)]
     for epoch, plan in enumerate(plans):
         plan.set_epoch(epoch)
-        seen = rows_of(list(plan))
-        assert sorted(seen) == list(range(24))
+        rows = rows_of(list(plan))
+        assert sorted(rows) == list(range(24))
         positions_of: dict[int, list[int]] = {}
-        for position, row in enumerate(seen):
+        for position, row in enumerate(rows):
             positions_of.setdefault(int(numbers[row]), []).append(position)
         spans = [max(positions) - min(positions) for positions in positions_of.values()]
         assert max(spans) < 16  # two of six shards, and a batch over the border
@@ -227,8 +227,8 @@ write(sys.argv[2], make_clips(Path(sys.argv[1]), 24))
 def test_killed_writer_loses_only_its_current_shard(tmp_path: Path, decoded: list[str]) -> None:
     clips = make_clips(tmp_path / "clips", 24)
     target = tmp_path / "shards"
-    done = processes.run(["-c", KILLED, tmp_path / "clips", target])
-    assert done.returncode == -signal.SIGKILL
+    process = processes.run(["-c", KILLED, tmp_path / "clips", target])
+    assert process.returncode == -signal.SIGKILL
     assert not (target / INDEX_FILE).exists()
     inodes = {file: file.stat().st_ino for file in target.glob("train-*-*.*")}
     assert len(inodes) == 4

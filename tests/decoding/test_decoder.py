@@ -251,7 +251,7 @@ def test_pool_needs_no_main_block_and_need_not_be_closed(
 ) -> None:
     (tmp_path / "script.py").write_text(NEVER_CLOSED)
     (tmp_path / "reader").write_bytes(pickle.dumps((decoder, clips)))
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-W", "error", tmp_path / "script.py", tmp_path / "reader"],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -259,7 +259,7 @@ def test_pool_needs_no_main_block_and_need_not_be_closed(
         timeout=240,
         check=False,
     )
-    assert (done.stdout, done.stderr) == (f"{len(TEXTS)}\n", "")
+    assert (process.stdout, process.stderr) == (f"{len(TEXTS)}\n", "")
 
 
 def test_decoder_with_sentences_as_words_is_pickled(beam: BeamDecoder) -> None:

@@ -154,8 +154,12 @@ def graph_of(
 ) -> BeamDecoder:
     file = folder / "lm.safetensors"
     train_models(file, tokenizer, TEXTS, words=order)
-    given: dict[str, object] = {"weights": Weights(word=1.0), "decoder_type": "graph", **options}
-    return BeamDecoder(tokenizer=tokenizer, language_models=file, **given)  # type: ignore[arg-type]
+    arguments: dict[str, object] = {
+        "weights": Weights(word=1.0),
+        "decoder_type": "graph",
+        **options,
+    }
+    return BeamDecoder(tokenizer=tokenizer, language_models=file, **arguments)  # type: ignore[arg-type]
 
 
 def test_decoder_corrects_words_by_the_language_model(tmp_path: Path, tokenizer: Tokenizer) -> None:

@@ -104,8 +104,8 @@ def test_process_group_is_aborted_only_after_an_error(
 
 @pytest.mark.ddp
 def test_two_ranks_wait_fail_gather_and_sum(tmp_path: Path) -> None:
-    done = processes.run(["-c", TWO_RANKS, tmp_path], ranks=2)
-    assert done.returncode == 0, done.stderr
+    process = processes.run(["-c", TWO_RANKS, tmp_path], ranks=2)
+    assert process.returncode == 0, process.stderr
     common = {"found": True, "ranks": [[0, 2], [1, 2]], "sum": [3.0, 20.0]}
     common |= {"alone": [0, 1], "threads": []}
     first, second = (json.loads((tmp_path / f"{me}.json").read_text()) for me in (0, 1))

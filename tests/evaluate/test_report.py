@@ -51,15 +51,15 @@ def test_page_has_at_most_six_megabytes(tmp_path: Path, monkeypatch: pytest.Monk
     scored = [
         ScoredUtterance(f"{n:04}", "one two", "one too" if n % 3 else "two") for n in range(500)
     ]
-    asked: list[tuple[int, int]] = []
+    sizes: list[tuple[int, int]] = []
 
     def clips(name: str, ids: list[str], most: int) -> dict[str, str]:
-        asked.append((len(ids), most))
+        sizes.append((len(ids), most))
         return dict.fromkeys(ids, "A" * 400)
 
     page = tmp_path / "report.html"
     write_report(page, [results("a", scored)], clips=clips)
-    ((count, most),) = asked
+    ((count, most),) = sizes
     assert 50 < count < 200  # as many as have rows
     assert 80_000 <= most < 81_000
     static = len(write_example(tmp_path / "..").read_bytes()) - len(tone())

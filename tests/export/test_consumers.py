@@ -159,7 +159,7 @@ def test_every_side_of_bench_transcribe_recognizes_the_same_words(
     texts = bench_transcribe.MAKERS[name](exported)(clips)
     assert len(texts) == 8
     are_same = [
-        text.split() == wanted.split() for text, wanted in zip(texts, expected, strict=True)
+        text.split() == reference.split() for text, reference in zip(texts, expected, strict=True)
     ]
     assert all(are_same) or name == "onnx-int8"
 
@@ -172,12 +172,12 @@ def test_hub_folder_is_a_bundle_with_its_card(exported: Path, clips: Clips) -> N
 
 
 def test_no_path_of_this_machine_is_in_a_format(exported: Path) -> None:
-    here = str(Path(__file__).parents[3]).encode()
+    root = str(Path(__file__).parents[3]).encode()
     for file in exported.rglob("*"):
         if file.suffix == ".pt2":
             with ZipFile(file) as archive:
-                assert not [name for name in archive.namelist() if here in archive.read(name)]
-        assert not file.is_file() or here not in file.read_bytes(), file
+                assert not [name for name in archive.namelist() if root in archive.read(name)]
+        assert not file.is_file() or root not in file.read_bytes(), file
 
 
 def test_export_removes_the_formats_of_an_earlier_bundle(exported: Path, tmp_path: Path) -> None:

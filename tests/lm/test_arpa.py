@@ -70,7 +70,7 @@ def test_words_of_all_scripts_and_empty_orders_survive_a_round_trip(tmp_path: Pa
     write_arpa(model, tmp_path / "model.arpa")
     copy = read_arpa(tmp_path / "model.arpa")
     assert copy.words == model.words and len(copy.grams[6]) == 0
-    ours, copied = (sentence_log_prob(each, sentences[0]) for each in (model, copy))
+    ours, copied = (sentence_log_prob(lm, sentences[0]) for lm in (model, copy))
     assert copied == pytest.approx(ours, abs=1e-6)
 
 

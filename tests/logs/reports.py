@@ -54,7 +54,7 @@ def results(name: str, scored: list[ScoredUtterance]) -> RunResults:
         name=name,
         test={"test": {**result_figures(scored), "report_by": by}},
         utterances={"test": scored},
-        log=[each.as_record() for each in RECORDS],
+        log=[record.as_record() for record in RECORDS],
         data=None,
     )
 

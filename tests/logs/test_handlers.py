@@ -32,8 +32,8 @@ assert kept.getvalue() == "routed\\n", kept.getvalue()
 
 @pytest.mark.slow
 def test_import_prints_nothing_and_host_routes_and_silences_messages() -> None:
-    done = processes.run(["-c", HOST])
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    process = processes.run(["-c", HOST])
+    assert (process.returncode, process.stdout, process.stderr) == (0, "", "")
 
 
 @pytest.mark.parametrize("to_stderr", [False, True])

@@ -34,7 +34,7 @@ def find(browser: Any, selector: str) -> list[Any]:
 
 
 def ids(browser: Any) -> list[str]:
-    return [each.text for each in find(browser, "#table .id")]
+    return [cell.text for cell in find(browser, "#table .id")]
 
 
 def click(browser: Any, selector: str) -> None:
@@ -46,10 +46,10 @@ def click(browser: Any, selector: str) -> None:
 def wait(condition: Callable[[], object]) -> Any:
     """Return what a condition gives as soon as that is true."""
     until = time.monotonic() + 120
-    while not (found := condition()) and time.monotonic() < until:
+    while not (value := condition()) and time.monotonic() < until:
         time.sleep(0.05)
-    assert found
-    return found
+    assert value
+    return value
 
 
 def test_the_table_is_sorted_filtered_and_saved(
@@ -89,7 +89,7 @@ def test_a_word_is_heard_where_it_is_clicked(browser: Any, tmp_path: Path) -> No
     visit(browser, write_example(tmp_path))
     click(browser, "#table .open")
     lane = wait(lambda: find(browser, ".lane button"))
-    assert [each.text for each in lane] == ["told", "the", "line", "now", "please"]
+    assert [word.text for word in lane] == ["told", "the", "line", "now", "please"]
     width, loud, silent = browser.execute_script(
         """
         const canvas = document.querySelector("canvas"), width = canvas.width;
@@ -104,7 +104,7 @@ def test_a_word_is_heard_where_it_is_clicked(browser: Any, tmp_path: Path) -> No
     audio = find(browser, "audio")[0]
     position = "return [arguments[0].currentTime, arguments[0].paused]"
     wait(lambda: browser.execute_script(position, audio)[0] > 1.0)
-    seconds, _ = wait(lambda: (found := browser.execute_script(position, audio))[1] and found)
+    seconds, _ = wait(lambda: (playing := browser.execute_script(position, audio))[1] and playing)
     assert 1.3 <= seconds < 1.6  # the word is from 1.0 to 1.3 s
     click(browser, ".spoken ins button")  # told
     wait(lambda: 0.2 <= browser.execute_script(position, audio)[0] < 1.0)
@@ -134,8 +134,8 @@ def test_without_words_characters_are_shown(browser: Any, tmp_path: Path, downlo
     page = tmp_path / "report.html"
     write_report(page, [results("a", scored)], clips=lambda *_: {"c": tone()})
     visit(browser, page)
-    assert [each.text for each in find(browser, "#table .text")] == ["今天气 好"]
-    assert not [each for each in find(browser, "th") if "ord" in each.text or "WER" in each.text]
+    assert [cell.text for cell in find(browser, "#table .text")] == ["今天气 好"]
+    assert not [cell for cell in find(browser, "th") if "ord" in cell.text or "WER" in cell.text]
     file = downloads / "utterances_test.csv"
     file.unlink(missing_ok=True)  # of the test before
     click(browser, "#csv")
@@ -146,8 +146,8 @@ def test_without_words_characters_are_shown(browser: Any, tmp_path: Path, downlo
     ]
     click(browser, "#table .open")
     lane = wait(lambda: find(browser, ".lane button"))
-    assert [each.text for each in lane] == ["今气", "好"]
-    assert ["error" in str(each.get_attribute("class")) for each in lane] == [True, False]
+    assert [cell.text for cell in lane] == ["今气", "好"]
+    assert ["error" in str(cell.get_attribute("class")) for cell in lane] == [True, False]
     assert_no_faults(browser)
 
 
@@ -155,7 +155,7 @@ def test_without_words_characters_are_shown(browser: Any, tmp_path: Path, downlo
 def test_the_pages_fit_a_window(browser: Any, tmp_path: Path, width: int) -> None:
     visit(browser, write_example(tmp_path, runs=2), width=width)
     assert ids(browser)[0] == "c"  # changed most
-    assert [each.text for each in find(browser, "#table tbody tr:first-child .text")] == [
+    assert [cell.text for cell in find(browser, "#table tbody tr:first-child .text")] == [
         "A hold told the line now please",
         "B hold the line please",
     ]

@@ -14,9 +14,9 @@ from tests.shortage import largest_file
 logger = logging.getLogger(__name__)
 
 
-def step_figures(step: int, *, loss: float = 2.0, **others: float) -> StepFigures:
+def step_figures(step: int, *, loss: float = 2.0, **figures: float) -> StepFigures:
     return StepFigures(
-        epoch=1, step=step, loss=loss, learning_rate=1e-3, rtfx=200.0, waiting=0.02, metrics=others
+        epoch=1, step=step, loss=loss, learning_rate=1e-3, rtfx=200.0, waiting=0.02, metrics=figures
     )
 
 

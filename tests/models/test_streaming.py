@@ -40,9 +40,9 @@ def make_model(streaming: dict[str, int] | None, **changes: Any) -> AsrModel:
     return AsrModel(model=model, vocabulary=vocabulary, compute_features=features, **parts)
 
 
-def declared(chunk: int, left: int) -> dict[str, int]:
+def declared(chunk: int, left_frames: int) -> dict[str, int]:
     """Return `streaming` of a YAML for a chunk and a left context in frames."""
-    return {"chunk_ms": 40 * chunk, "left_ms": 40 * left, "lookahead_ms": 0}
+    return {"chunk_ms": 40 * chunk, "left_ms": 40 * left_frames, "lookahead_ms": 0}
 
 
 def streaming_of(model: AsrModel) -> StreamingAsrModel:
@@ -72,13 +72,13 @@ def noise(samples: int, seed: int = 0) -> Tensor:
 
 @pytest.mark.parametrize("block", ["conformer", "transformer"])
 @pytest.mark.parametrize(
-    ("chunk", "left", "kernel"), [(4, 8, 5), (1, 3, 7), (3, 0, 3), (40, 2, 15)]
+    ("chunk", "left_frames", "kernel"), [(4, 8, 5), (1, 3, 7), (3, 0, 3), (40, 2, 15)]
 )
 @torch.inference_mode()
 def test_chunks_equal_the_whole_clip_under_a_mask(
-    block: str, chunk: int, left: int, kernel: int
+    block: str, chunk: int, left_frames: int, kernel: int
 ) -> None:
-    model = make_model(declared(chunk, left), encoder_module=block, kernel_size=kernel)
+    model = make_model(declared(chunk, left_frames), encoder_module=block, kernel_size=kernel)
     stream = streaming_of(model)
     for seconds in (0.01, 0.026, 0.1, 0.64, 0.655, 1.234, 3.0):
         clip = noise(round(16_000 * seconds))
@@ -98,12 +98,12 @@ def test_sessions_of_any_age_continue_in_one_batch_and_from_saved_states() -> No
         states.append(feed(stream, clip, stream.start(), max_chunks=chunks)[1])
         rests.append(clip[shift * chunks :])
     saved = safetensors.torch.load(safetensors.torch.save(dict(vars(EncoderState.stack(states)))))
-    batch = torch.stack([rest[:size] for rest in rests]), torch.tensor([size] * 3)
+    batch = torch.stack([audio[:size] for audio in rests]), torch.tensor([size] * 3)
     rows, frames, after = stream.forward_chunk(*batch, EncoderState(**saved))
     sessions = zip(rows, frames, after.rows(), states, rests, strict=True)
-    for row, count, row_state, state, rest in sessions:
-        continued, _ = feed(stream, rest[shift:], row_state)
-        expected, _ = feed(stream, rest, state)
+    for row, count, row_state, state, audio in sessions:
+        continued, _ = feed(stream, audio[shift:], row_state)
+        expected, _ = feed(stream, audio, state)
         outputs = torch.cat([row[:count], continued])
         torch.testing.assert_close(outputs, expected, rtol=0.0, atol=1e-4)
 

@@ -94,7 +94,10 @@ def test_score_repeats_the_test_of_a_run(
     assert right in capsys.readouterr().out
     head, *answers = (tmp_path / "out/answers_test.tsv").read_text().splitlines()
     assert head == "id\tright\tfound"
-    assert sum(right == found for _, right, found in map(str.split, answers)) == trained["right"]
+    assert (
+        sum(right == predicted for _, right, predicted in map(str.split, answers))
+        == trained["right"]
+    )
 
 
 @pytest.mark.slow

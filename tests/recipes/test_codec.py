@@ -107,10 +107,14 @@ def test_measure_counts_codes_and_report_notes_dead_codebooks(
     brain: CodecBrain, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     codes = np.array([[0, 3], [1, 3], [0, 3], [1, 3]])
-    found = brain.measure([CodedUtterance(2.0, codes, 4)])
-    assert (found["usage_0"], found["perplexity_0"], found["entropy_0"]) == (0.5, 2.0, 1.0)
-    assert (found["usage_1"], found["perplexity_1"], found["entropy_1"]) == (0.25, 1.0, 0.0)
-    assert (found["mel_distance"], found["usage"]) == (2.0, 0.375)
+    measured = brain.measure([CodedUtterance(2.0, codes, 4)])
+    assert (measured["usage_0"], measured["perplexity_0"], measured["entropy_0"]) == (0.5, 2.0, 1.0)
+    assert (measured["usage_1"], measured["perplexity_1"], measured["entropy_1"]) == (
+        0.25,
+        1.0,
+        0.0,
+    )
+    assert (measured["mel_distance"], measured["usage"]) == (2.0, 0.375)
     brain.report("test", [CodedUtterance(2.0, np.tile(codes, (9, 1)), 4)], tmp_path)
     (note,) = caplog.messages  # all four could occur, and one does
     assert "most codes of codebook 1 are dead in test (25% occur)" in note
@@ -383,8 +387,8 @@ def test_read_codes_refuses_damaged_files(tmp_path: Path) -> None:
     file, key = tmp_path / "a.codes", SPACE.fingerprint()
     codes = np.random.default_rng(0).integers(0, 1000, (7, 4))
     write_codes(file, Coded(codes, 2700), SPACE, key)
-    found = read_codes(file, SPACE, key, frame=400)
-    assert np.array_equal(found.codes, codes) and found.samples == 2700
+    clip = read_codes(file, SPACE, key, frame=400)
+    assert np.array_equal(clip.codes, codes) and clip.samples == 2700
     whole = file.read_bytes()
     for content, match in (
         (
@@ -426,7 +430,9 @@ def test_check_refuses_a_head_of_another_size(workplace: Workplace, tmp_path: Pa
             tmp_path / "codec.yaml", folders, recipe=replace(CODEC, brain=HeadBrain)
         ) as planned,
     ):
-        findings = [str(found) for found in check_planned_run(planned) if found.check == "brain"]
+        findings = [
+            str(finding) for finding in check_planned_run(planned) if finding.check == "brain"
+        ]
     assert len(findings) == 1
     assert "has 1063 outputs for 1000 codes" in findings[0]
 

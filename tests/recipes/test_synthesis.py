@@ -48,7 +48,7 @@ from sbkit.text.symbols import ESPEAK, read_texts, to_symbols
 from sbkit.text.vocabulary import ensure_labels
 from tests.runs import TINY_VOICE, Workplace, load_brain, read_json, with_sgd
 from tests.runtime.tones import silence, speak
-from tests.serve.server import served
+from tests.serve.server import running_server
 from tests.serve.test_command import serving
 from tests.streaming.streaming_tones import streaming_tones
 from tools.talk.pipeline import Pipeline
@@ -229,8 +229,8 @@ def test_stream_yields_sentences_with_pauses(voice: Synthesizer) -> None:
 
 def test_openai_client_gets_speech_notes_and_errors(voice: Synthesizer, tmp_path: Path) -> None:
     text = "Please hold. Press one"
-    with served(tmp_path, speaker=voice) as here:
-        speech: Any = partial(here.openai.audio.speech.create, model="anna", voice="alloy")
+    with running_server(tmp_path, speaker=voice) as server:
+        speech: Any = partial(server.openai.audio.speech.create, model="anna", voice="alloy")
         for speed in (1.0, 2.0):
             pcm = speech(input=text, response_format="pcm", speed=speed).content
             seconds = len(voice.speak(text, speed)) / RATE
@@ -256,8 +256,13 @@ def test_a_recognizer_and_a_tts_model_are_served_together(exported: Path, bundle
         ready = client.get("/health/ready").json()
         assert [model["name"] for model in ready["models"]] == ["tiny", "bundle"]
         assert [model["effective"]["device"] for model in ready["models"]] == ["cpu", "cpu"]
-        asked = {"model": "tts-1", "voice": "alloy", "input": "Press one", "response_format": "wav"}
-        speech = client.post("/v1/audio/speech", json=asked).content
+        request = {
+            "model": "tts-1",
+            "voice": "alloy",
+            "input": "Press one",
+            "response_format": "wav",
+        }
+        speech = client.post("/v1/audio/speech", json=request).content
         response = client.post("/v1/audio/transcriptions", files={"file": speech})
         assert response.status_code == 200
 
@@ -375,8 +380,8 @@ def test_find_durations_equals_the_best_of_all_paths() -> None:
     scores = torch.randn(2, 7, 4, generator=torch.Generator().manual_seed(0))
     frames, symbols = torch.tensor([7, 5]), torch.tensor([4, 2])
     durations = find_durations(scores, frames, symbols).tolist()
-    for row, count, found in zip(scores, frames.tolist(), durations, strict=True):
-        length = np.count_nonzero(found)
+    for row, count, duration in zip(scores, frames.tolist(), durations, strict=True):
+        length = np.count_nonzero(duration)
         paths = [
             np.diff([0, *cuts, count]).tolist()
             for cuts in combinations(range(1, count), length - 1)
@@ -384,7 +389,7 @@ def test_find_durations_equals_the_best_of_all_paths() -> None:
         best = max(
             paths, key=lambda path: float(row[range(count), np.arange(length).repeat(path)].sum())
         )
-        assert found == best + [0] * (4 - length)
+        assert duration == best + [0] * (4 - length)
 
 
 def test_diagonal_prior_is_a_beta_binomial() -> None:
@@ -435,8 +440,8 @@ def test_find_misaligned_finds_durations_that_no_speech_has(
 ) -> None:
     counts, is_pause = torch.tensor([len(durations)]), torch.zeros(1, len(durations)).bool()
     is_pause[:, pauses] = True
-    found = find_misaligned(torch.tensor([durations]), counts, is_pause, 24)
-    assert found.tolist() == [is_misaligned]
+    misaligned = find_misaligned(torch.tensor([durations]), counts, is_pause, 24)
+    assert misaligned.tolist() == [is_misaligned]
 
 
 @pytest.mark.parametrize("hertz", [90, 150, 333])

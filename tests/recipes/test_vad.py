@@ -235,8 +235,8 @@ def test_prepare_speech_labels_loud_windows_near_aligned_words(
 def test_two_ranks_train_as_one(workplace: Workplace, tmp_path: Path) -> None:
     for ranks, seconds in ((1, 120), (2, 3)):  # evaluation batches change no figure
         options = ("--check=false", f"--eval_batch_seconds={seconds}")
-        done = workplace.train_forked(tmp_path / str(ranks), *options, ranks=ranks, **VAD_RUN)
-        assert done.returncode == 0, done.stderr
+        process = workplace.train_forked(tmp_path / str(ranks), *options, ranks=ranks, **VAD_RUN)
+        assert process.returncode == 0, process.stderr
     alone, shared = (last_parameters(tmp_path / str(ranks)) for ranks in (1, 2))
     for name, value in alone.items():
         torch.testing.assert_close(shared[name], value, rtol=1e-4, atol=1e-5)

@@ -151,8 +151,8 @@ print("the same", flush=True)
 
 @pytest.mark.slow(30)
 def test_inductor_gives_the_same_output(bundle: Path) -> None:
-    done = processes.run(["-c", INDUCTOR_SCRIPT, bundle], timeout=500)
-    assert "the same" in done.stdout, done.stderr
+    process = processes.run(["-c", INDUCTOR_SCRIPT, bundle], timeout=500)
+    assert "the same" in process.stdout, process.stderr
 
 
 TRACE_SCRIPT = """
@@ -177,5 +177,5 @@ print("survived")
 
 def test_device_guard_survives_the_thread_that_traced() -> None:
     """Without the keeper this ended in a segmentation fault, three times out of three."""
-    done = processes.run(["-c", TRACE_SCRIPT])
-    assert (done.returncode, done.stdout) == (0, "survived\n"), done.stderr
+    process = processes.run(["-c", TRACE_SCRIPT])
+    assert (process.returncode, process.stdout) == (0, "survived\n"), process.stderr

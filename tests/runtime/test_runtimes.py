@@ -131,16 +131,16 @@ def test_open_model_reads_back_the_precision_of_nodes(
 
 
 @pytest.mark.parametrize(
-    ("here", "cause"),
+    ("builds", "cause"),
     [
         ({"driver": False}, "there is no NVIDIA driver"),
         ({"providers": [CPU]}, "there is no onnxruntime with CUDA, or another wheel hides it"),
     ],
 )
 def test_missing_cuda_is_explained_and_auto_takes_the_cpu(
-    here: dict[str, Any], cause: str, bundle: Path, monkeypatch: pytest.MonkeyPatch
+    builds: dict[str, Any], cause: str, bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stand_in(monkeypatch, **here)
+    stand_in(monkeypatch, **builds)
     for device in ("cuda", "cuda:0"):
         with pytest.raises(SbkitError, match=f"--device {device}. needs a GPU .*{cause}"):
             effective(bundle, device=device)
@@ -222,6 +222,8 @@ def test_transcribe_without_torch_names_onnx(bundle: Path) -> None:
         "sys.argv[1:] = ['transcribe', sys.argv[1], 'talk.wav']; main()"
     )
     words = [sys.executable, "-c", code, str(bundle)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert "CUDA with torch: no: torch is not installed" in done.stdout, done.stderr
-    assert (done.returncode, "Pass --runtime onnx" in done.stderr) == (2, True), done.stderr
+    process = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert "CUDA with torch: no: torch is not installed" in process.stdout, process.stderr
+    assert (process.returncode, "Pass --runtime onnx" in process.stderr) == (2, True), (
+        process.stderr
+    )

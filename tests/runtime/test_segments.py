@@ -38,8 +38,8 @@ def test_segments_cover_the_audio_and_none_is_too_long(seconds: float, level: in
     segments = cut(audio)
     assert all(len(segment.samples) <= MAX_SEGMENT_SECONDS * RATE for segment in segments)
     assert all(after.start == segment.next_start for segment, after in pairwise(segments))
-    *others, last = [segment.overlap > 0 for segment in segments]
-    assert others == [level > 0] * len(others) and not last
+    *overlaps, last = [segment.overlap > 0 for segment in segments]
+    assert overlaps == [level > 0] * len(overlaps) and not last
     unique = [segment.samples[: segment.next_start - segment.start] for segment in segments]
     assert np.array_equal(np.concatenate(unique), audio)
 

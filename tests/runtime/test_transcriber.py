@@ -174,9 +174,9 @@ def test_transcribe_batch_keeps_the_results_beside_a_broken_file(tmp_path: Path)
         BatchError, match=r"1 of 3 files or arrays cannot .* error: .*gone.wav"
     ) as failed:
         transcriber.transcribe_batch([spoken[0], tmp_path / "gone.wav", spoken[1]], RATE)
-    first, gone, second = failed.value.results
+    first, missing, second = failed.value.results
     assert [str(first), str(second)] == [*SENTENCES[:2]]
-    assert isinstance(gone, SbkitError)
+    assert isinstance(missing, SbkitError)
 
 
 def test_transcriber_recovers_after_a_truncated_file(tmp_path: Path) -> None:

@@ -37,13 +37,13 @@ Tones = tuple[Bundle, Tokenizer, ToneModel]
 
 
 @dataclass
-class Served:
+class RunningServer:
     """A server, its model, and clients of it."""
 
     url: str
     model: ToneModel
     tokenizer: Tokenizer
-    server: Server
+    http_server: Server
     state: State
     thread: threading.Thread
 
@@ -130,7 +130,7 @@ def wait_for(condition: Any) -> None:
 
 
 @contextmanager
-def served(
+def running_server(
     folder: Path,
     *,
     tones: Tones | None = None,
@@ -143,7 +143,7 @@ def served(
     speaker: Any = None,
     beside: Tones | None = None,
     **limits: Any,
-) -> Iterator[Served]:
+) -> Iterator[RunningServer]:
     """Serve a recognizer, perhaps a second one beside it, and a voice if there is a speaker.
 
     The server has reached the phase when this yields.
@@ -180,15 +180,17 @@ def served(
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
     (folder / "keys").write_text("\n".join(keys))
     guard = Keys(folder / "keys" if keys else None)
-    server = Server(service, keys=guard)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    http_server = Server(service, keys=guard)
+    thread = threading.Thread(target=http_server.run, kwargs={"sockets": [listening]})
     thread.start()
     try:
-        wait_for(lambda: server.started and state.phase == (READY if phase != WARMING else phase))
-        yield (here := Served(url, model, tokenizer, server, state, thread))
-        here.client.close()
+        wait_for(
+            lambda: http_server.started and state.phase == (READY if phase != WARMING else phase)
+        )
+        yield (server := RunningServer(url, model, tokenizer, http_server, state, thread))
+        server.client.close()
     finally:
-        server.should_exit = True
+        http_server.should_exit = True
         thread.join()
         for opened in models:
             if isinstance(opened.engine, Recognizer):  # the caller closes the speaker

@@ -25,22 +25,22 @@ from sbkit.serve.recognizer import Recognizer
 from tests.processes import read_quietly
 from tests.runtime.tones import APART, LOWEST, RATE, STEP, ToneModel, speak, tone_bundle
 from tests.runtime.tones import silence as pause
-from tests.serve.server import Served, ToneSpeaker, served, silence, wait_for, wav
+from tests.serve.server import RunningServer, ToneSpeaker, running_server, silence, wait_for, wav
 
 README = Path(__file__).parents[2] / "sbkit/serve/README.md"
 TEXT = "the quick brown fox"
 
 
 @pytest.fixture(scope="module")
-def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     folder = tmp_path_factory.mktemp("served")
     tones = tone_bundle(folder)
-    with served(folder, tones=tones, speaker=ToneSpeaker(tones[1])) as server:
+    with running_server(folder, tones=tones, speaker=ToneSpeaker(tones[1])) as server:
         yield server
 
 
-def create(here: Served, audio: bytes, **more: Any) -> Any:
-    client: Any = here.openai.audio.transcriptions
+def create(server: RunningServer, audio: bytes, **more: Any) -> Any:
+    client: Any = server.openai.audio.transcriptions
     return client.create(**{"model": "whisper-1", "file": ("talk.wav", audio), **more})
 
 
@@ -52,38 +52,38 @@ def create(here: Served, audio: bytes, **more: Any) -> Any:
         ("vtt", f"WEBVTT\n\n00:00:00.000 --> 00:00:02.240\n{TEXT}\n"),
     ],
 )
-def test_transcriptions_in_text_formats(here: Served, format: str, expected: str) -> None:
-    assert create(here, here.say(TEXT), response_format=format) == expected
+def test_transcriptions_in_text_formats(server: RunningServer, format: str, expected: str) -> None:
+    assert create(server, server.say(TEXT), response_format=format) == expected
 
 
-def test_transcriptions_in_json_and_verbose_json(here: Served) -> None:
-    audio = here.say(TEXT)
-    plain = create(here, audio, model="tones", temperature=0.2, extra_body={"nonsense": "1"})
+def test_transcriptions_in_json_and_verbose_json(server: RunningServer) -> None:
+    audio = server.say(TEXT)
+    plain = create(server, audio, model="tones", temperature=0.2, extra_body={"nonsense": "1"})
     assert (plain.text, plain.usage.seconds) == (TEXT, 3)
-    verbose = create(here, audio, response_format="verbose_json")
+    verbose = create(server, audio, response_format="verbose_json")
     assert (verbose.text, verbose.duration, verbose.words) == (TEXT, pytest.approx(2.28), None)
     (segment,) = verbose.segments
     assert (segment.text, segment.start, segment.end) == (TEXT, 0.0, pytest.approx(2.24))
     fields = {"response_format": "verbose_json", "timestamp_granularities": ["word", "segment"]}
-    timed = create(here, audio, **fields)
+    timed = create(server, audio, **fields)
     assert [word.word for word in timed.words] == TEXT.split()
     assert timed.words[1].start == pytest.approx(0.48)
     assert len(timed.segments) == 1
 
 
-def test_transcription_events_add_up_to_the_text(here: Served) -> None:
+def test_transcription_events_add_up_to_the_text(server: RunningServer) -> None:
     texts = ["the dog jumps over a lazy fox " * 3] * 12
-    spoken = [(speak(here.tokenizer, text.strip()), pause(1.0)) for text in texts]
+    spoken = [(speak(server.tokenizer, text.strip()), pause(1.0)) for text in texts]
     audio = np.concatenate([part for pair in spoken for part in pair])
-    *deltas, done = create(here, wav(audio), stream=True)
+    *deltas, completed = create(server, wav(audio), stream=True)
     assert {delta.type for delta in deltas} == {"transcript.text.delta"}
     assert len(deltas) > 1
-    assert done.type == "transcript.text.done"
-    assert done.text == "".join(delta.delta for delta in deltas) == "".join(texts).strip()
+    assert completed.type == "transcript.text.done"
+    assert completed.text == "".join(delta.delta for delta in deltas) == "".join(texts).strip()
 
 
 def test_transcription_events_end_with_an_error(
-    here: Served, monkeypatch: pytest.MonkeyPatch
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fail(_: Recognizer, upload: Any, **__: object) -> AsyncIterator[str]:
         upload.close()
@@ -92,39 +92,39 @@ def test_transcription_events_end_with_an_error(
 
     monkeypatch.setattr(Recognizer, "transcribe", fail)
     with pytest.raises(openai.APIError, match="Internal server error"):
-        list(create(here, silence(1.0), stream=True))
+        list(create(server, silence(1.0), stream=True))
 
 
-def test_transcription_of_silence_is_empty(here: Served) -> None:
+def test_transcription_of_silence_is_empty(server: RunningServer) -> None:
     """Front-ends send silence first, to see whether the server is there."""
-    assert create(here, silence(1.0)).text == ""
-    assert [part.type for part in create(here, silence(1.0), stream=True)][-1:] == [
+    assert create(server, silence(1.0)).text == ""
+    assert [part.type for part in create(server, silence(1.0), stream=True)][-1:] == [
         "transcript.text.done"
     ]
 
 
-def test_transcriptions_by_curl(here: Served, tmp_path: Path) -> None:
-    (tmp_path / "talk.wav").write_bytes(here.say(TEXT))
-    url = f"{here.url}/v1/audio/transcriptions"
+def test_transcriptions_by_curl(server: RunningServer, tmp_path: Path) -> None:
+    (tmp_path / "talk.wav").write_bytes(server.say(TEXT))
+    url = f"{server.url}/v1/audio/transcriptions"
     command = ["curl", "-sS", url, "-F", "file=@talk.wav", "-F", "model=whisper-1"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, check=True)
-    assert json.loads(done.stdout)["text"] == TEXT
+    answer = subprocess.run(command, cwd=tmp_path, capture_output=True, check=True)
+    assert json.loads(answer.stdout)["text"] == TEXT
 
 
 def test_readme_commands_and_scripts_work(
-    here: Served,
+    server: RunningServer,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Its commands are parsed, and its scripts run against a server."""
     monkeypatch.chdir(tmp_path)
-    Path("talk.mp3").write_bytes(here.say(TEXT))
+    Path("talk.mp3").write_bytes(server.say(TEXT))
     parsed: list[argparse.Namespace] = []
     monkeypatch.setattr(
         "sbkit.commands.serve.serve", lambda names, folders, options: parsed.append(options)
     )
-    text = README.read_text("utf-8").replace("http://127.0.0.1:8000", here.url)
+    text = README.read_text("utf-8").replace("http://127.0.0.1:8000", server.url)
     (shell,), scripts = (
         re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
         for language in ("sh", "python")
@@ -133,48 +133,48 @@ def test_readme_commands_and_scripts_work(
     for command in commands:
         run(command[1:])
     assert [options.port for options in parsed] == [8000, 8000, 8000, 9000]
-    done = subprocess.run(curl, capture_output=True, check=True)
-    assert json.loads(done.stdout)["text"] == TEXT
-    resampled = resample_by_numpy(speak(here.tokenizer, TEXT) / np.float32(32768), 2, 3)
+    answer = subprocess.run(curl, capture_output=True, check=True)
+    assert json.loads(answer.stdout)["text"] == TEXT
+    resampled = resample_by_numpy(speak(server.tokenizer, TEXT) / np.float32(32768), 2, 3)
     soundfile.write("talk-24k.wav", resampled, 24_000)
     for python, expected in zip(scripts, (f"{TEXT}\n", "", f"{TEXT}\n"), strict=True):
         python = python.replace("my-model", "tones").replace("my-voice", "anna")
         words = [sys.executable, "-c", python.replace("Hello there", TEXT)]
-        done = subprocess.run(words, capture_output=True, check=True)
-        assert done.stdout.decode() == expected
-    assert create(here, Path("hello.wav").read_bytes()).text == TEXT
+        answer = subprocess.run(words, capture_output=True, check=True)
+        assert answer.stdout.decode() == expected
+    assert create(server, Path("hello.wav").read_bytes()).text == TEXT
     with pytest.raises(SystemExit):
         run(["serve", "--help"])
     options = {*re.findall(r"--[a-z-]+", capsys.readouterr().out)} - {"--help"}
     assert not [option for option in options if f"`{option}`" not in text]
 
 
-def test_models_lists_names_and_aliases(here: Served) -> None:
-    assert [part.id for part in here.openai.models.list()] == [
+def test_models_lists_names_and_aliases(server: RunningServer) -> None:
+    assert [part.id for part in server.openai.models.list()] == [
         *("tones", "anna", "whisper-1", "tts-1")
     ]
-    assert here.openai.models.retrieve("tones").owned_by == "sbkit"
+    assert server.openai.models.retrieve("tones").owned_by == "sbkit"
     with pytest.raises(openai.NotFoundError, match="must be one of tones, anna, whisper-1, tts-1"):
-        here.openai.models.retrieve("another")
+        server.openai.models.retrieve("another")
 
 
-def test_concurrent_clients_share_batches_and_get_their_own_texts(here: Served) -> None:
+def test_concurrent_clients_share_batches_and_get_their_own_texts(server: RunningServer) -> None:
     words = TEXT.split()
     texts = [f"{words[n % 4]} {words[n // 4]}" for n in range(16)]
-    before = here.metric("sbkit_batch_clips_count")
+    before = server.metric("sbkit_batch_clips_count")
     with ThreadPoolExecutor(16) as clients:
-        with here.busy():
-            result = clients.map(lambda text: create(here, here.say(text)).text, texts)
-            wait_for(lambda: here.state.in_flight == 16)
-            wait_for(lambda: here.metric("sbkit_queued_segments") >= 8)
+        with server.busy():
+            result = clients.map(lambda text: create(server, server.say(text)).text, texts)
+            wait_for(lambda: server.state.in_flight == 16)
+            wait_for(lambda: server.metric("sbkit_queued_segments") >= 8)
         assert list(result) == texts
-    assert here.metric("sbkit_batch_clips_count") - before < 16
-    assert max(map(len, here.model.batches)) > 1
+    assert server.metric("sbkit_batch_clips_count") - before < 16
+    assert max(map(len, server.model.batches)) > 1
 
 
-def test_health_and_metrics_report_models_and_requests(here: Served) -> None:
-    assert here.get("/health/live").status_code == 200
-    ready = here.get("/health/ready")
+def test_health_and_metrics_report_models_and_requests(server: RunningServer) -> None:
+    assert server.get("/health/live").status_code == 200
+    ready = server.get("/health/ready")
     assert ready.status_code == 200
     content = ready.json()
     assert content["status"] == "ready"
@@ -182,12 +182,12 @@ def test_health_and_metrics_report_models_and_requests(here: Served) -> None:
     for model in content["models"]:
         assert (model["declared"]["device"], model["effective"]["device"]) == ("auto", "cpu")
     good = f'sbkit_requests_total{{path="{TRANSCRIPTIONS}",status="200"}}'
-    before = here.metric(good), here.metric("sbkit_audio_seconds_t")
-    create(here, silence(2.0))
-    assert here.metric(good) == before[0] + 1
-    assert here.metric("sbkit_audio_seconds_t") == pytest.approx(before[1] + 2)
-    assert here.metric("sbkit_request_seconds_count") > 0
-    assert here.metric("process_resident_memory_bytes") > 0
+    before = server.metric(good), server.metric("sbkit_audio_seconds_t")
+    create(server, silence(2.0))
+    assert server.metric(good) == before[0] + 1
+    assert server.metric("sbkit_audio_seconds_t") == pytest.approx(before[1] + 2)
+    assert server.metric("sbkit_request_seconds_count") > 0
+    assert server.metric("process_resident_memory_bytes") > 0
 
 
 class UnsureModel(ToneModel):
@@ -212,14 +212,14 @@ def decoding_processes() -> int:
 
 
 def test_transcription_prompt_is_expected_by_the_decoder(
-    here: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: RunningServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prompts start no further decoding processes: there is one for each core."""
     monkeypatch.setattr("sbkit.decoding.decoder.MIN_FRAMES_FOR_POOL", 0)
     monkeypatch.setattr("sbkit.bundle.bundle.usable_cores", lambda: 2)
     tones = tone_bundle(tmp_path, model_class=UnsureModel, lm_texts=[TEXT])
     audio, before = wav(speak(tones[1], "the fix")), decoding_processes()
-    with served(tmp_path, tones=tones) as unsure:
+    with running_server(tmp_path, tones=tones) as unsure:
         plain = create(unsure, audio).text
         assert create(unsure, audio, prompt="We speak of: the fix, /etc/passwd").text == "the fix"
         assert create(unsure, audio, prompt="/etc/hosts.txt").text == plain
@@ -228,4 +228,4 @@ def test_transcription_prompt_is_expected_by_the_decoder(
             texts = clients.map(lambda prompt: create(unsure, audio, prompt=prompt).text, prompts)
             assert set(texts) == {"the fix"}
         assert decoding_processes() - before == 2
-    assert create(here, here.say(TEXT), prompt="ignored, as it cannot help").text == TEXT
+    assert create(server, server.say(TEXT), prompt="ignored, as it cannot help").text == TEXT

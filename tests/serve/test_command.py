@@ -36,7 +36,7 @@ from sbkit.serve.app import TRANSCRIPTIONS
 from tests import processes
 from tests.runtime.bundles import make_bundle, make_live_run
 from tests.runtime.tones import tone_bundle
-from tests.serve.server import ToneSpeaker, served, wait_for, wav
+from tests.serve.server import ToneSpeaker, running_server, wait_for, wav
 
 RATE = 16_000
 NOISE = (3000 * np.random.default_rng(0).normal(size=60_000)).astype("<i2")  # of 24 kHz
@@ -135,14 +135,14 @@ def test_serve_compiled_model_gives_files_and_sessions_the_same_text(tmp_path: P
     )
     thread = ModelThread(partial(load_torch, read, folder, compilation=table))
     tones: Any = OpenBundle.of(read, thread), read.labels, None
-    with served(tmp_path, tones=tones) as here, ThreadPoolExecutor(3) as clients:
+    with running_server(tmp_path, tones=tones) as server, ThreadPoolExecutor(3) as clients:
         before = counters["stats"]["unique_graphs"]
 
         def speak(_: int) -> str:
-            with here.openai.realtime.connect() as session:
+            with server.openai.realtime.connect() as session:
                 return say(session, NOISE)
 
-        expected = here.post(as_wav(NOISE)).json()["text"]
+        expected = server.post(as_wav(NOISE)).json()["text"]
         assert list(clients.map(speak, range(3))) == [expected] * 3 != [""] * 3
         assert counters["stats"]["unique_graphs"] == before > 0
 

@@ -13,7 +13,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect as open_socket
 
-from tests.serve.server import Served, served, silence, wait_for
+from tests.serve.server import RunningServer, running_server, silence, wait_for
 from tests.serve.test_limits import CLIP, connect
 from tests.serve.test_realtime import until
 
@@ -22,8 +22,10 @@ TRUSTED = {"Origin": SITE, "Host": "talk.example.com"}
 
 
 @pytest.fixture(scope="module")
-def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with served(tmp_path_factory.mktemp("here"), origins=[SITE], max_seconds=20.0) as server:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    with running_server(
+        tmp_path_factory.mktemp("server"), origins=[SITE], max_seconds=20.0
+    ) as server:
         yield server
 
 
@@ -64,27 +66,29 @@ def request(audio: bytes) -> bytes:
     ],
 )
 def test_server_answers_malformed_http_with_json_errors(
-    here: Served, content: bytes, status: int
+    server: RunningServer, content: bytes, status: int
 ) -> None:
-    with connect(here) as stream:
+    with connect(server) as stream:
         stream.sendall(content)
         header, _, body = read(stream).partition(b"\r\n\r\n")
     assert header.startswith(f"HTTP/1.1 {status} ".encode())
     assert json.loads(body)["error"]["type"] == "invalid_request_error"
 
 
-def test_server_answers_a_half_closed_client(here: Served) -> None:
-    with connect(here) as stream:
-        with here.busy():
-            stream.sendall(request(here.say("a fox")))
+def test_server_answers_a_half_closed_client(server: RunningServer) -> None:
+    with connect(server) as stream:
+        with server.busy():
+            stream.sendall(request(server.say("a fox")))
             stream.shutdown(socket.SHUT_WR)
             assert stream.recv(100).startswith(b"HTTP/1.1 100 ")
         assert b'"a fox"' in read(stream)
 
 
-def test_server_closes_a_slow_second_request(here: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_closes_a_slow_second_request(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sbkit.serve.server.HEADER_SECONDS", 0.3)
-    with connect(here) as stream:
+    with connect(server) as stream:
         for _ in range(2):
             ask(stream, LIVE_REQUEST, b'"live"')
         with pytest.raises(OSError):
@@ -95,10 +99,10 @@ def test_server_closes_a_slow_second_request(here: Served, monkeypatch: pytest.M
 
 
 def test_server_limits_connections(tmp_path: Path) -> None:
-    with served(tmp_path, max_connections=3) as few, ExitStack() as stack:
-        wait_for(lambda: not few.server.server_state.connections)
+    with running_server(tmp_path, max_connections=3) as few, ExitStack() as stack:
+        wait_for(lambda: not few.http_server.server_state.connections)
         streams = [stack.enter_context(connect(few)) for _ in range(3)]
-        wait_for(lambda: len(few.server.server_state.connections) == 3)
+        wait_for(lambda: len(few.http_server.server_state.connections) == 3)
         with connect(few) as refused:
             answer = read(refused)
         assert answer.startswith(b"HTTP/1.1 503 ")
@@ -109,10 +113,10 @@ def test_server_limits_connections(tmp_path: Path) -> None:
 
 
 def test_server_keeps_the_connection_after_a_fault_and_logs_it(
-    here: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with connect(here) as stream, monkeypatch.context() as patched:
-        patched.setattr(here.model, "encode", lambda clips: 1 // 0)
+    with connect(server) as stream, monkeypatch.context() as patched:
+        patched.setattr(server.model, "encode", lambda clips: 1 // 0)
         assert ask(stream, request(CLIP), b"}}").startswith(b"HTTP/1.1 500 ")
         patched.undo()
         assert ask(stream, request(CLIP), b"}}").startswith(b"HTTP/1.1 200 ")
@@ -141,14 +145,14 @@ ORIGINS = {
 }
 
 
-def test_origin_guard_refuses_pages_of_other_sites(here: Served) -> None:
+def test_origin_guard_refuses_pages_of_other_sites(server: RunningServer) -> None:
     for host, status in HOSTS.items():
         for path in ("/", "/card", "/health/live", "/metrics", "/v1/models"):
-            answer = here.client.get(path, headers={"Host": host})
+            answer = server.client.get(path, headers={"Host": host})
             assert (answer.status_code, host) == (status, host)
-    url = here.url.replace("http", "ws") + "/v1/realtime"
-    for origin, status in {here.url: 200, here.url.upper(): 200, **ORIGINS}.items():
-        answer = here.post(CLIP, headers={} if origin is None else {"Origin": origin})
+    url = server.url.replace("http", "ws") + "/v1/realtime"
+    for origin, status in {server.url: 200, server.url.upper(): 200, **ORIGINS}.items():
+        answer = server.post(CLIP, headers={} if origin is None else {"Origin": origin})
         assert (answer.status_code, origin) == (status, origin)
         if status == 403:
             assert f"--allow-origin {origin}" in answer.json()["error"]["message"]
@@ -160,28 +164,28 @@ def test_origin_guard_refuses_pages_of_other_sites(here: Served) -> None:
         assert (socket_status, origin) == (status, origin)
 
 
-def test_allowed_origins_may_read_answers(here: Served, tmp_path: Path) -> None:
+def test_allowed_origins_may_read_answers(server: RunningServer, tmp_path: Path) -> None:
     preflight = {"Access-Control-Request-Method": "POST"}
     preflight |= {"Access-Control-Request-Headers": "authorization"}
-    answer = here.client.options("/v1/audio/speech", headers=TRUSTED | preflight)
+    answer = server.client.options("/v1/audio/speech", headers=TRUSTED | preflight)
     assert answer.headers["access-control-allow-headers"] == "authorization"
-    assert here.post(CLIP, headers=TRUSTED).headers["access-control-allow-origin"] == SITE
-    with served(tmp_path, origins=["*"]) as open_to_all:
+    assert server.post(CLIP, headers=TRUSTED).headers["access-control-allow-origin"] == SITE
+    with running_server(tmp_path, origins=["*"]) as open_to_all:
         headers = {"Host": "any.example.com", "Origin": "https://any.example.org"}
         answer = open_to_all.post(CLIP, headers=headers)
         assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, "*")
 
 
 def test_log_has_a_line_per_request_without_contents(
-    here: Served, caplog: pytest.LogCaptureFixture
+    server: RunningServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    here.post(silence(2.0), data={"prompt": "secret"}, headers={"Authorization": "Bearer secret"})
-    here.post(silence(1.0), data={"stream": "true", "model": "whisper-1"})
-    here.get("/v1/no%0Awhere?key=secret")
-    here.get("/health/ready")
-    with here.openai.realtime.connect() as session:
+    server.post(silence(2.0), data={"prompt": "secret"}, headers={"Authorization": "Bearer secret"})
+    server.post(silence(1.0), data={"stream": "true", "model": "whisper-1"})
+    server.get("/v1/no%0Awhere?key=secret")
+    server.get("/health/ready")
+    with server.openai.realtime.connect() as session:
         until(session, "created")
-    url = here.url.replace("http", "ws")
+    url = server.url.replace("http", "ws")
     for path in ("/v1/realtime?model=x", "/v1/nowhere", "/nowhere"):
         with pytest.raises(InvalidStatus) as refused, open_socket(url + path):
             pass
@@ -210,8 +214,8 @@ def test_server_drops_new_connections_while_it_stops(
 ) -> None:
     """Closing would reset a connection that is not accepted yet; a dropped one tries again."""
     monkeypatch.setattr("sbkit.serve.server.ACCEPT_SECONDS", 1.0)
-    with served(tmp_path) as here:
-        address = urlsplit(here.url)
+    with running_server(tmp_path) as server:
+        address = urlsplit(server.url)
 
         def is_dropped() -> bool:
             with suppress(TimeoutError):
@@ -219,14 +223,14 @@ def test_server_drops_new_connections_while_it_stops(
                 return False
             return True
 
-        here.server.handle_exit(signal.SIGTERM, None)
+        server.http_server.handle_exit(signal.SIGTERM, None)
         wait_for(is_dropped)
 
 
 def test_realtime_session_has_a_longest_duration(tmp_path: Path) -> None:
     with (
-        served(tmp_path, max_session_seconds=0.5) as here,
-        here.openai.realtime.connect() as session,
+        running_server(tmp_path, max_session_seconds=0.5) as server,
+        server.openai.realtime.connect() as session,
         pytest.raises(ConnectionClosed) as closed,
     ):
         while True:

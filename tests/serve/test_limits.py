@@ -19,7 +19,7 @@ from sbkit.commands.cli import run
 from sbkit.serve.app import TRANSCRIPTIONS
 from sbkit.serve.middleware import STOPPING, WARMING, Keys, Limits
 from sbkit.serve.recognizer import Recognizer
-from tests.serve.server import Served, served, silence, wait_for
+from tests.serve.server import RunningServer, running_server, silence, wait_for
 
 CLIP = silence(0.5)
 JSON_BODY = {"content": b"{}", "headers": {"Content-Type": "application/json"}}
@@ -79,58 +79,60 @@ BAD_REQUESTS: dict[str, tuple[int, str, dict[str, Any]]] = {
 
 
 @pytest.fixture(scope="module")
-def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     folder = tmp_path_factory.mktemp("limited")
-    with served(folder, language="en", max_mb=2.0, max_seconds=20.0) as server:
+    with running_server(folder, language="en", max_mb=2.0, max_seconds=20.0) as server:
         yield server
 
 
 @pytest.mark.parametrize("name", BAD_REQUESTS)
-def test_bad_transcription_requests_get_a_clear_error(here: Served, name: str) -> None:
+def test_bad_transcription_requests_get_a_clear_error(server: RunningServer, name: str) -> None:
     status, words, request = BAD_REQUESTS[name]
-    answer = here.post(**request)
+    answer = server.post(**request)
     assert answer.status_code == status, answer.text
     error = answer.json()["error"]
     assert words in error["message"]
     assert set(error) == {"message", "type", "param", "code"}
     assert error["type"] == "invalid_request_error"
-    assert here.post(here.say("a fox")).json()["text"] == "a fox"
+    assert server.post(server.say("a fox")).json()["text"] == "a fox"
 
 
-def test_language_with_a_region_or_none_is_accepted(here: Served) -> None:
+def test_language_with_a_region_or_none_is_accepted(server: RunningServer) -> None:
     for language in ("en-US", "en", ""):
-        assert here.post(CLIP, data={"language": language}).status_code == 200
+        assert server.post(CLIP, data={"language": language}).status_code == 200
 
 
-def test_unknown_paths_and_methods_are_refused(here: Served) -> None:
+def test_unknown_paths_and_methods_are_refused(server: RunningServer) -> None:
     for path in ("/nowhere", "/v1/nowhere"):
-        answer = here.get(path)
+        answer = server.get(path)
         assert (answer.status_code, answer.json()["error"]["type"]) == (
             404,
             "invalid_request_error",
         )
-    assert here.get("/v1/audio/transcriptions").status_code == 405
-    plain = here.get("/v1/realtime")  # as from a proxy that drops the header Upgrade
+    assert server.get("/v1/audio/transcriptions").status_code == 405
+    plain = server.get("/v1/realtime")  # as from a proxy that drops the header Upgrade
     assert (plain.status_code, plain.headers["upgrade"]) == (426, "websocket"), plain.text
 
 
 def test_max_seconds_holds_against_a_false_header(
-    here: Served, monkeypatch: pytest.MonkeyPatch
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sbkit.serve.recognizer.declared_seconds", lambda _: 0.0)
-    answer = here.post(silence(21.0))
+    answer = server.post(silence(21.0))
     assert (answer.status_code, "20 s of audio" in answer.text) == (413, True)
 
 
-def test_model_fault_is_a_server_error(here: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(here.model, "encode", lambda clips: 1 // 0)
-    answer = here.post(CLIP)
+def test_model_fault_is_a_server_error(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server.model, "encode", lambda clips: 1 // 0)
+    answer = server.post(CLIP)
     assert (answer.status_code, answer.json()["error"]["type"]) == (500, "server_error")
     assert "ZeroDivisionError" not in answer.text
 
 
-def connect(here: Served) -> socket.socket:
-    host, _, port = here.url.removeprefix("http://").partition(":")
+def connect(server: RunningServer) -> socket.socket:
+    host, _, port = server.url.removeprefix("http://").partition(":")
     return socket.create_connection((host, int(port)))
 
 
@@ -141,36 +143,38 @@ HEADER = (
 
 
 def test_slow_bodies_and_late_answers_time_out(tmp_path: Path) -> None:
-    with served(tmp_path, receive_seconds=0.2, answer_seconds=1.5) as here:
-        with connect(here) as slow:
+    with running_server(tmp_path, receive_seconds=0.2, answer_seconds=1.5) as server:
+        with connect(server) as slow:
             slow.sendall(HEADER + FORM_START)
             answer = b""
             while b"}}" not in answer:
                 answer += slow.recv(10_000)
             assert answer.startswith(b"HTTP/1.1 408")
             assert b"within 0.2 s" in answer
-        with here.busy():
-            late = here.post(CLIP)
+        with server.busy():
+            late = server.post(CLIP)
         assert (late.status_code, late.headers["retry-after"]) == (503, "1")
-        assert here.post(CLIP).status_code == 200
+        assert server.post(CLIP).status_code == 200
 
 
 def test_admission_limits_requests_in_flight(tmp_path: Path) -> None:
     with (
-        served(tmp_path, max_concurrent=1, max_queue=2) as here,
+        running_server(tmp_path, max_concurrent=1, max_queue=2) as server,
         ThreadPoolExecutor(3) as clients,
     ):
-        with here.busy():
-            first = [clients.submit(here.post, here.say(text)) for text in ("a dog", "a fox", "a")]
-            wait_for(lambda: here.state.in_flight == 3)
+        with server.busy():
+            first = [
+                clients.submit(server.post, server.say(text)) for text in ("a dog", "a fox", "a")
+            ]
+            wait_for(lambda: server.state.in_flight == 3)
             with pytest.raises(openai.RateLimitError, match="3 requests are in flight") as refused:
-                here.openai.audio.transcriptions.create(model="tones", file=("a.wav", CLIP))
+                server.openai.audio.transcriptions.create(model="tones", file=("a.wav", CLIP))
             assert refused.value.response.headers["retry-after"] == "1"
         assert [future.result().json()["text"] for future in first] == ["a dog", "a fox", "a"]
-        assert here.post(CLIP).status_code == 200
-        wait_for(lambda: here.state.in_flight == 0)
-        here.state.in_flight = 1000  # far above the limit
-        assert here.post(CLIP).status_code == 429
+        assert server.post(CLIP).status_code == 200
+        wait_for(lambda: server.state.in_flight == 0)
+        server.state.in_flight = 1000  # far above the limit
+        assert server.post(CLIP).status_code == 429
 
 
 def test_help_of_each_limit_names_its_default(capsys: pytest.CaptureFixture[str]) -> None:
@@ -183,50 +187,50 @@ def test_help_of_each_limit_names_its_default(capsys: pytest.CaptureFixture[str]
 
 
 def test_lost_clients_cost_nothing_more(tmp_path: Path) -> None:
-    with served(tmp_path) as here, ThreadPoolExecutor(2) as clients:
-        with here.busy():
-            first = clients.submit(here.post, here.say("fox"))
-            wait_for(lambda: here.metric("sbkit_queued_segments") == 0 and here.state.in_flight)
+    with running_server(tmp_path) as server, ThreadPoolExecutor(2) as clients:
+        with server.busy():
+            first = clients.submit(server.post, server.say("fox"))
+            wait_for(lambda: server.metric("sbkit_queued_segments") == 0 and server.state.in_flight)
             sleep(0.1)
             for data in ({}, {"stream": "true"}):
                 with pytest.raises(Exception, match="timed out"):
-                    here.post(silence(3.0), data=data, timeout=0.3)
-            wait_for(lambda: here.metric(LOST_REQUESTS) == 2)
+                    server.post(silence(3.0), data=data, timeout=0.3)
+            wait_for(lambda: server.metric(LOST_REQUESTS) == 2)
         assert first.result().json()["text"] == "fox"
-        assert here.post(here.say("dog")).json()["text"] == "dog"
-        assert not [batch for batch in here.model.batches if batch == [3.0]]
+        assert server.post(server.say("dog")).json()["text"] == "dog"
+        assert not [batch for batch in server.model.batches if batch == [3.0]]
 
 
 def test_connections_without_a_request_are_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sbkit.serve.server.HEADER_SECONDS", 0.2)
-    with served(tmp_path) as here, connect(here) as idle, connect(here) as slow:
+    with running_server(tmp_path) as server, connect(server) as idle, connect(server) as slow:
         slow.sendall(HEADER[:30])
         assert (idle.recv(100), slow.recv(100)) == (b"", b"")
-        assert here.post(CLIP).status_code == 200
+        assert server.post(CLIP).status_code == 200
 
 
 def test_key_guard_admits_only_valid_keys(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "keys"
-    with served(tmp_path, keys=["one", "", "two"]) as here:
+    with running_server(tmp_path, keys=["one", "", "two"]) as server:
         for key, status in (("Bearer one", 200), ("bearer two", 200), ("Bearer on", 401)):
-            assert here.post(CLIP, headers={"Authorization": key}).status_code == status
-        assert here.post(CLIP, headers={"Authorization": "Basic one"}).status_code == 401
-        assert here.post(CLIP).status_code == 401
+            assert server.post(CLIP, headers={"Authorization": key}).status_code == status
+        assert server.post(CLIP, headers={"Authorization": "Basic one"}).status_code == 401
+        assert server.post(CLIP).status_code == 401
         for path in ("/v1/models", "/card"):
-            assert here.get(path).json()["error"]["code"] == "invalid_api_key"
+            assert server.get(path).json()["error"]["code"] == "invalid_api_key"
         with pytest.raises(openai.AuthenticationError):
-            here.openai.models.list()
-        assert here.get("/health/ready").status_code == 200
+            server.openai.models.list()
+        assert server.get("/health/ready").status_code == 200
         file.write_text("three\n")
-        here.server.read_keys()
-        assert here.post(CLIP, headers={"Authorization": "Bearer three"}).status_code == 200
-        assert here.post(CLIP, headers={"Authorization": "Bearer one"}).status_code == 401
+        server.http_server.read_keys()
+        assert server.post(CLIP, headers={"Authorization": "Bearer three"}).status_code == 200
+        assert server.post(CLIP, headers={"Authorization": "Bearer one"}).status_code == 401
         file.write_text("\n")
-        here.server.read_keys()
+        server.http_server.read_keys()
         assert "has no keys" in caplog.text
-        assert here.post(CLIP, headers={"Authorization": "Bearer three"}).status_code == 200
+        assert server.post(CLIP, headers={"Authorization": "Bearer three"}).status_code == 200
     assert "three" not in caplog.text
     with pytest.raises(SbkitError, match="has no keys"):
         Keys(file)
@@ -238,44 +242,44 @@ def test_server_is_ready_only_between_warm_up_and_drain(
     leave, warm_up = threading.Event(), Recognizer.warm_up
     monkeypatch.setattr(Recognizer, "warm_up", lambda engine: leave.wait() and warm_up(engine))
     with (
-        served(tmp_path, phase=WARMING, drain_seconds=2.0) as here,
+        running_server(tmp_path, phase=WARMING, drain_seconds=2.0) as server,
         ThreadPoolExecutor(2) as clients,
     ):
-        assert here.get("/health/ready").json()["status"] == "warming up"
-        assert here.post(CLIP).status_code == 503
+        assert server.get("/health/ready").json()["status"] == "warming up"
+        assert server.post(CLIP).status_code == 503
         leave.set()
-        wait_for(lambda: here.get("/health/ready").status_code == 200)
-        assert sorted({clip for batch in here.model.batches for clip in batch}) == [1, 2, 5, 30]
-        with here.busy():
-            queued = clients.submit(here.post, here.say("the last fox"))
-            wait_for(lambda: here.state.in_flight)
-            here.server.handle_exit(signal.SIGTERM, None)
-            ready = here.get("/health/ready")
+        wait_for(lambda: server.get("/health/ready").status_code == 200)
+        assert sorted({clip for batch in server.model.batches for clip in batch}) == [1, 2, 5, 30]
+        with server.busy():
+            queued = clients.submit(server.post, server.say("the last fox"))
+            wait_for(lambda: server.state.in_flight)
+            server.http_server.handle_exit(signal.SIGTERM, None)
+            ready = server.get("/health/ready")
             assert (ready.status_code, ready.json()["status"]) == (503, "draining")
             assert ready.headers["connection"] == "close"
-            late = clients.submit(here.post, here.say("a late dog"))
-            wait_for(lambda: here.state.in_flight == 2)
-            assert not here.state.stopping.is_set()
-            wait_for(lambda: here.state.phase == STOPPING)
-            assert here.get("/health/live").status_code == 200
-            refused = here.post(CLIP)
+            late = clients.submit(server.post, server.say("a late dog"))
+            wait_for(lambda: server.state.in_flight == 2)
+            assert not server.state.stopping.is_set()
+            wait_for(lambda: server.state.phase == STOPPING)
+            assert server.get("/health/live").status_code == 200
+            refused = server.post(CLIP)
             assert (refused.status_code, "is stopping" in refused.text) == (503, True)
         assert queued.result().json()["text"] == "the last fox"
         assert late.result().json()["text"] == "a late dog"
-        here.thread.join(120)
-        assert not here.thread.is_alive()
+        server.thread.join(120)
+        assert not server.thread.is_alive()
 
 
 def test_requests_beyond_the_grace_time_get_503(tmp_path: Path) -> None:
     with (
-        served(tmp_path, drain_seconds=3600.0) as here,
+        running_server(tmp_path, drain_seconds=3600.0) as server,
         ThreadPoolExecutor(1) as clients,
-        here.busy(),
+        server.busy(),
     ):
-        queued = clients.submit(here.post, here.say("a fox"))
-        wait_for(lambda: here.state.in_flight)
+        queued = clients.submit(server.post, server.say("a fox"))
+        wait_for(lambda: server.state.in_flight)
         for _ in range(2):  # the second signal ends the pause and the grace time
-            here.server.handle_exit(signal.SIGTERM, None)
+            server.http_server.handle_exit(signal.SIGTERM, None)
         assert queued.result().status_code == 503
 
 
@@ -288,8 +292,8 @@ def test_failed_warm_up_ends_the_server(
         raise MemoryError("none is left")
 
     monkeypatch.setattr("sbkit.serve.recognizer.Recognizer.warm_up", fail)
-    with served(tmp_path, phase=WARMING) as here:
-        here.thread.join(120)
+    with running_server(tmp_path, phase=WARMING) as server:
+        server.thread.join(120)
         with pytest.raises(MemoryError):
-            here.server.exit_code()
-    assert f"serving tones at {here.url}" in caplog.messages
+            server.http_server.exit_code()
+    assert f"serving tones at {server.url}" in caplog.messages

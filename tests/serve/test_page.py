@@ -13,7 +13,7 @@ from sbkit.audio.resample import resample_by_numpy
 from tests.browser import assert_no_faults, open_browser, visit
 from tests.logs.test_report_in_browser import find, wait
 from tests.runtime.tones import silence, speak, tone_bundle
-from tests.serve.server import Served, Tones, ToneSpeaker, served
+from tests.serve.server import RunningServer, Tones, ToneSpeaker, running_server
 from tests.streaming.streaming_tones import streaming_bundle
 
 pytestmark = pytest.mark.browser
@@ -37,9 +37,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def live(folder: Path) -> Iterator[Served]:
-    with served(folder, tones=streaming_bundle(folder), language="en", readme=README) as here:
-        yield here
+def live(folder: Path) -> Iterator[RunningServer]:
+    with running_server(
+        folder, tones=streaming_bundle(folder), language="en", readme=README
+    ) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
@@ -48,15 +50,17 @@ def beside(folder: Path) -> Tones:
 
 
 @pytest.fixture(scope="module")
-def clip_server(folder: Path, beside: Tones) -> Iterator[Served]:
+def clip_server(folder: Path, beside: Tones) -> Iterator[RunningServer]:
     tones = tone_bundle(folder)
     speaker = ToneSpeaker(tones[1])
-    with served(folder, tones=tones, keys=["secret"], speaker=speaker, beside=beside) as here:
-        yield here
+    with running_server(
+        folder, tones=tones, keys=["secret"], speaker=speaker, beside=beside
+    ) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
-def browser(folder: Path, live: Served) -> Iterator[Any]:
+def browser(folder: Path, live: RunningServer) -> Iterator[Any]:
     """Open a browser whose microphone hears two sentences."""
     spoken = [part for text in TEXTS for part in (speak(live.tokenizer, text), silence(1.5))]
     samples = np.concatenate([silence(1.0), *spoken, silence(20.0)])
@@ -80,7 +84,7 @@ def words(browser: Any) -> list[str]:
     return [part.text for part in find(browser, "#text .word")]
 
 
-def test_page_transcribes_the_microphone(browser: Any, live: Served) -> None:
+def test_page_transcribes_the_microphone(browser: Any, live: RunningServer) -> None:
     visit(browser, live.url)
     (record,) = find(browser, "#record")
     wait(record.is_enabled)
@@ -101,7 +105,7 @@ def test_page_transcribes_the_microphone(browser: Any, live: Served) -> None:
 
 
 def test_page_transcribes_a_file_with_a_whole_clip_model(
-    browser: Any, clip_server: Served, beside: Tones, folder: Path
+    browser: Any, clip_server: RunningServer, beside: Tones, folder: Path
 ) -> None:
     soundfile.write(folder / "talk.flac", speak(clip_server.tokenizer, TEXTS[0]), 16_000)
     visit(browser, clip_server.url, width=390)
@@ -130,7 +134,7 @@ def test_page_transcribes_a_file_with_a_whole_clip_model(
     assert_no_faults(browser, clip_server.url)
 
 
-def test_page_plays_a_voice(browser: Any, clip_server: Served) -> None:
+def test_page_plays_a_voice(browser: Any, clip_server: RunningServer) -> None:
     """The page has the key of the test before."""
     find(browser, "#sentence")[0].send_keys("a fox")
     find(browser, "#speak")[0].click()
@@ -143,7 +147,9 @@ def test_page_plays_a_voice(browser: Any, clip_server: Served) -> None:
     assert_no_faults(browser, "")
 
 
-def test_page_ends_a_whole_clip_turn_with_the_recording(browser: Any, clip_server: Served) -> None:
+def test_page_ends_a_whole_clip_turn_with_the_recording(
+    browser: Any, clip_server: RunningServer
+) -> None:
     (record,) = find(browser, "#record")
     record.click()
     wait(lambda: browser.execute_script("return seconds") > 4.5)

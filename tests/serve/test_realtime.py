@@ -28,7 +28,7 @@ from sbkit.serve.recognizer import SessionBatcher
 from sbkit.streaming.session import Final, Session, StreamingRecognizer
 from tests.runtime.scripted_speech import ScriptedSpeech, is_speech, script
 from tests.runtime.tones import RATE, silence, speak, tone_bundle
-from tests.serve.server import Served, served, wait_for
+from tests.serve.server import RunningServer, running_server, wait_for
 from tests.serve.test_clients import UnsureModel
 from tests.streaming.streaming_tones import StreamingToneModel, streaming_bundle
 
@@ -37,15 +37,17 @@ pytestmark = pytest.mark.timeout(60)  # an event may never arrive
 
 
 @pytest.fixture(scope="module")
-def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     folder = tmp_path_factory.mktemp("live")
-    with served(folder, tones=streaming_bundle(folder), language="en", max_seconds=20.0) as server:
+    with running_server(
+        folder, tones=streaming_bundle(folder), language="en", max_seconds=20.0
+    ) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def clip_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with served(tmp_path_factory.mktemp("whole")) as server:
+def clip_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    with running_server(tmp_path_factory.mktemp("whole")) as server:
         yield server
 
 
@@ -66,9 +68,9 @@ def until(session: Any, end: str) -> list[Any]:
     return events
 
 
-def say(session: Any, here: Served, text: str) -> str:
+def say(session: Any, server: RunningServer, text: str) -> str:
     """Send a turn, commit it, and return its transcript."""
-    send(session, at_24k(speak(here.tokenizer, text)))
+    send(session, at_24k(speak(server.tokenizer, text)))
     session.input_audio_buffer.commit()
     return str(until(session, "completed")[-1].transcript)
 
@@ -83,8 +85,8 @@ def short(events: Sequence[Any]) -> list[str]:
 
 @pytest.mark.parametrize("kind", ["live", "clip_server"])
 def test_turn_ends_when_the_client_commits(kind: str, request: pytest.FixtureRequest) -> None:
-    here: Served = request.getfixturevalue(kind)
-    with here.openai.realtime.connect(extra_query={"intent": "transcription"}) as session:
+    server: RunningServer = request.getfixturevalue(kind)
+    with server.openai.realtime.connect(extra_query={"intent": "transcription"}) as session:
         created = session.recv()
         assert created.type == "session.created"
         assert created.session.type == "transcription"
@@ -92,7 +94,7 @@ def test_turn_ends_when_the_client_commits(kind: str, request: pytest.FixtureReq
         assert session.recv().session.audio.input.turn_detection is None
         previous = None
         for text in (TEXT, "a lazy dog"):
-            send(session, at_24k(speak(here.tokenizer, text)))
+            send(session, at_24k(speak(server.tokenizer, text)))
             session.input_audio_buffer.commit()
             events = until(session, "completed")
             *_, completed = events
@@ -112,7 +114,7 @@ def test_turn_joins_chinese_utterances_without_spaces() -> None:
     assert Item(0.0, [final]).text("天安门") == "我爱北京天安门"
 
 
-def test_turn_ends_at_an_endpoint(live: Served) -> None:
+def test_turn_ends_at_an_endpoint(live: RunningServer) -> None:
     texts = (TEXT, "a lazy dog")
     spoken = [part for text in texts for part in (speak(live.tokenizer, text), silence(1.3))]
     with live.openai.realtime.connect() as session:
@@ -162,11 +164,11 @@ def test_turn_ends_when_a_detector_finds_silence(kind: str, tmp_path: Path) -> N
     detector = VoiceDetector(
         LoudSpeech(), SpeechRules(padding=0.06)
     )  # turns begin with a tone's frame
-    with served(tmp_path, tones=tones, detector=detector) as here:
-        spoken = [part for text in texts for part in (speak(here.tokenizer, text), silence(0.8))]
+    with running_server(tmp_path, tones=tones, detector=detector) as server:
+        spoken = [part for text in texts for part in (speak(server.tokenizer, text), silence(0.8))]
         audio = at_24k(np.concatenate([silence(2.0), *spoken]))
         for blocks in (1, 40):
-            with here.openai.realtime.connect() as session:
+            with server.openai.realtime.connect() as session:
                 detection = session.recv().session.audio.input.turn_detection
                 assert (detection.type, detection.silence_duration_ms) == ("server_vad", 500)
                 send(session, audio, blocks=blocks)
@@ -188,14 +190,14 @@ def test_turn_ends_when_a_detector_finds_silence(kind: str, tmp_path: Path) -> N
 def test_clear_begins_a_new_turn(tmp_path: Path) -> None:
     detector = VoiceDetector(LoudSpeech(), SpeechRules(padding=0.06))
     with (
-        served(tmp_path, tones=streaming_bundle(tmp_path), detector=detector) as here,
-        here.openai.realtime.connect() as session,
+        running_server(tmp_path, tones=streaming_bundle(tmp_path), detector=detector) as server,
+        server.openai.realtime.connect() as session,
     ):
-        send(session, at_24k(np.append(silence(1.0), speak(here.tokenizer, "a lazy dog"))))
+        send(session, at_24k(np.append(silence(1.0), speak(server.tokenizer, "a lazy dog"))))
         assert until(session, "speech_started")[-1].audio_start_ms == pytest.approx(940, abs=10)
         session.input_audio_buffer.clear()
         until(session, "cleared")
-        audio = [silence(0.4), speak(here.tokenizer, TEXT), silence(0.8)]
+        audio = [silence(0.4), speak(server.tokenizer, TEXT), silence(0.8)]
         send(session, at_24k(np.concatenate(audio)))
         started, *_, completed = until(session, "completed")
         begin = 1.0 + 0.12 * len("a lazy dog") + 0.4
@@ -206,7 +208,7 @@ def test_clear_begins_a_new_turn(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["audio/pcmu", "audio/pcma"])
-def test_session_takes_telephone_audio(live: Served, kind: str) -> None:
+def test_session_takes_telephone_audio(live: RunningServer, kind: str) -> None:
     """Its letters are below 4 kHz."""
     audio = io.BytesIO()
     signal = resample_by_numpy(speak(live.tokenizer, "a rude bird") / np.float32(32768), 2, 1)
@@ -219,7 +221,7 @@ def test_session_takes_telephone_audio(live: Served, kind: str) -> None:
         assert until(session, "completed")[-1].transcript == "a rude bird"
 
 
-def test_concurrent_sessions_share_batches_and_get_their_own_texts(live: Served) -> None:
+def test_concurrent_sessions_share_batches_and_get_their_own_texts(live: RunningServer) -> None:
     words = TEXT.split()
     texts = [f"{words[n % 4]} {words[n // 4]} {words[n % 3]}" for n in range(16)]
     live.model.batches.clear()
@@ -290,7 +292,9 @@ BAD_EVENTS: dict[str, tuple[str | bytes, str]] = {
 
 
 @pytest.mark.parametrize("name", BAD_EVENTS)
-def test_bad_events_get_a_clear_error_and_the_session_continues(live: Served, name: str) -> None:
+def test_bad_events_get_a_clear_error_and_the_session_continues(
+    live: RunningServer, name: str
+) -> None:
     event, words = BAD_EVENTS[name]
     with live.openai.realtime.connect() as session:
         set_input(session, turn_detection=None)
@@ -303,14 +307,14 @@ def test_bad_events_get_a_clear_error_and_the_session_continues(live: Served, na
 
 
 @pytest.mark.parametrize("ms", [1, 60_000, None])
-def test_silence_accepts_its_extremes(live: Served, ms: int | None) -> None:
+def test_silence_accepts_its_extremes(live: RunningServer, ms: int | None) -> None:
     with live.openai.realtime.connect() as session:
         session._connection.send(silence_of(ms))  # type: ignore[arg-type]
         detection = until(session, "updated")[-1].session.audio.input.turn_detection
         assert detection.silence_duration_ms == (1200 if ms is None else ms)
 
 
-def test_format_cannot_change_within_a_turn(live: Served) -> None:
+def test_format_cannot_change_within_a_turn(live: RunningServer) -> None:
     with live.openai.realtime.connect() as session:
         set_input(session, turn_detection=None)
         send(session, at_24k(speak(live.tokenizer, "a fox")), blocks=1)
@@ -322,7 +326,7 @@ def test_format_cannot_change_within_a_turn(live: Served) -> None:
         assert until(session, "completed")[-1].transcript == "a fox"
 
 
-def test_whole_clip_model_refuses_turn_detection(clip_server: Served) -> None:
+def test_whole_clip_model_refuses_turn_detection(clip_server: RunningServer) -> None:
     with clip_server.openai.realtime.connect() as session:
         assert session.recv().session.audio.input.turn_detection is None
         set_input(session, turn_detection={"type": "server_vad"})
@@ -341,8 +345,8 @@ def test_turn_has_a_longest_duration(kind: str, limit: dict[str, float], tmp_pat
     """By seconds, or by the bytes of a file of 16 kHz."""
     tones = streaming_bundle(tmp_path) if kind == "live" else None
     with (
-        served(tmp_path, tones=tones, **limit) as here,
-        here.openai.realtime.connect() as session,
+        running_server(tmp_path, tones=tones, **limit) as server,
+        server.openai.realtime.connect() as session,
     ):
         set_input(session, turn_detection=None)
         send(session, at_24k(silence(3.2)), blocks=1)
@@ -353,8 +357,8 @@ def test_turn_has_a_longest_duration(kind: str, limit: dict[str, float], tmp_pat
 
 
 def test_sessions_are_refused_before_they_open(tmp_path: Path) -> None:
-    with served(tmp_path, keys=["one"], max_sessions=1) as here:
-        url = here.url.replace("http", "ws") + "/v1/realtime"
+    with running_server(tmp_path, keys=["one"], max_sessions=1) as server:
+        url = server.url.replace("http", "ws") + "/v1/realtime"
         for query, protocols, status in (
             ("", ["realtime"], 401),
             ("", ["realtime", "openai-insecure-api-key.two"], 401),
@@ -373,14 +377,14 @@ def test_sessions_are_refused_before_they_open(tmp_path: Path) -> None:
             with pytest.raises(InvalidStatus) as refused, connect(url, additional_headers=headers):
                 pass
             assert refused.value.response.status_code == 429
-        wait_for(lambda: here.state.sessions == 0)
-        here.state.phase = STOPPING
+        wait_for(lambda: server.state.sessions == 0)
+        server.state.phase = STOPPING
         with pytest.raises(InvalidStatus) as refused, connect(url, additional_headers=headers):
             pass
         assert refused.value.response.status_code == 503
 
 
-def test_too_large_message_closes_only_its_session(live: Served) -> None:
+def test_too_large_message_closes_only_its_session(live: RunningServer) -> None:
     with live.openai.realtime.connect() as session, live.openai.realtime.connect() as other:
         with pytest.raises(ConnectionClosedError) as closed:
             session._connection.send(append("A" * (17 << 20)))
@@ -397,8 +401,8 @@ def test_client_that_never_reads_is_dropped(
 ) -> None:
     monkeypatch.setattr("sbkit.serve.server.PING_SECONDS", 0.2)
     tones = streaming_bundle(tmp_path)
-    with served(tmp_path, tones=tones) as here, ThreadPoolExecutor(1) as clients:
-        host, _, port = here.url.removeprefix("http://").partition(":")
+    with running_server(tmp_path, tones=tones) as server, ThreadPoolExecutor(1) as clients:
+        host, _, port = server.url.removeprefix("http://").partition(":")
         with socket.create_connection((host, int(port))) as deaf:
             deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             handshake = (
@@ -415,25 +419,25 @@ def test_client_that_never_reads_is_dropped(
                         deaf.sendall(frame * 1000)
 
             messages = clients.submit(flood)
-            wait_for(lambda: here.state.sessions == 1)
-            wait_for(lambda: here.state.sessions == 0)
+            wait_for(lambda: server.state.sessions == 1)
+            wait_for(lambda: server.state.sessions == 0)
             messages.result(20)
-        with here.openai.realtime.connect() as session:
+        with server.openai.realtime.connect() as session:
             until(session, "created")
 
 
 def test_open_turn_is_transcribed_before_the_server_stops(tmp_path: Path) -> None:
-    with served(tmp_path, tones=streaming_bundle(tmp_path)) as here:
-        with here.openai.realtime.connect() as session:
-            send(session, at_24k(speak(here.tokenizer, TEXT)))
+    with running_server(tmp_path, tones=streaming_bundle(tmp_path)) as server:
+        with server.openai.realtime.connect() as session:
+            send(session, at_24k(speak(server.tokenizer, TEXT)))
             until(session, "delta")
-            here.server.handle_exit(signal.SIGTERM, None)
+            server.http_server.handle_exit(signal.SIGTERM, None)
             assert until(session, "completed")[-1].transcript == TEXT
             with pytest.raises(ConnectionClosed) as closed:
                 session.recv()
             assert closed.value.rcvd is not None and closed.value.rcvd.code == 1001
-        here.thread.join(120)
-        assert not here.thread.is_alive()
+        server.thread.join(120)
+        assert not server.thread.is_alive()
 
 
 class Failing(StreamingToneModel):
@@ -474,11 +478,11 @@ def test_fault_of_one_session_spares_the_others(
 
 
 def test_model_fault_ends_the_session(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with served(tmp_path, tones=streaming_bundle(tmp_path)) as here:
-        here.model.advance = lambda *_: 1 // 0  # type: ignore[attr-defined]
-        with here.openai.realtime.connect() as session:
+    with running_server(tmp_path, tones=streaming_bundle(tmp_path)) as server:
+        server.model.advance = lambda *_: 1 // 0  # type: ignore[attr-defined]
+        with server.openai.realtime.connect() as session:
             with suppress(ConnectionClosed):  # the server may close before all is sent
-                send(session, at_24k(speak(here.tokenizer, TEXT)))
+                send(session, at_24k(speak(server.tokenizer, TEXT)))
             error = until(session, "error")[-1].error
             assert (error.type, "ZeroDivision" in error.message) == ("server_error", False)
             with pytest.raises(ConnectionClosedError, match="1011"):
@@ -492,11 +496,14 @@ class UnsureStreamingModel(UnsureModel, StreamingToneModel):
 
 def test_session_prompt_is_expected_by_the_decoder(tmp_path: Path) -> None:
     tones = tone_bundle(tmp_path, model_class=UnsureStreamingModel, lm_texts=[TEXT])
-    with served(tmp_path, tones=tones) as here, here.openai.realtime.connect() as session:
+    with (
+        running_server(tmp_path, tones=tones) as server,
+        server.openai.realtime.connect() as session,
+    ):
         texts: list[str] = []
         for expected in ({}, {"prompt": "We speak of: cog"}, {"keywords": ["cog"]}):
             set_input(session, turn_detection=None, transcription=expected)
-            texts.append(say(session, here, "dog"))
+            texts.append(say(session, server, "dog"))
     assert texts == ["dog", "cog", "cog"]
 
 

@@ -114,14 +114,14 @@ def test_batcher_does_not_run_cancelled_requests(
         echo.go.clear()
         first = callers.submit(ask, batcher, clip(1))
         echo.inside.wait()
-        gone = callers.submit(copy_context().run, ask_cancelled)
+        cancelled = callers.submit(copy_context().run, ask_cancelled)
         other = callers.submit(ask, batcher, clip(2))
         wait_for(lambda: len(batcher) == 2)
         end.set()
         echo.go.set()
         assert (first.result(), other.result()) == ([1], [2])
         with pytest.raises(CancelledError):
-            gone.result()
+            cancelled.result()
     assert echo.batches == [[1], [2]]
 
 

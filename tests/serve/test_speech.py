@@ -20,22 +20,22 @@ from sbkit.serve.middleware import ApiError, Metrics
 from sbkit.serve.recognizer import Workers
 from sbkit.serve.tts import FileWriter, Voice
 from tests.runtime.tones import LETTER, RATE, STEP, tone_bundle
-from tests.serve.server import Served, ToneSpeaker, served, wait_for
+from tests.serve.server import RunningServer, ToneSpeaker, running_server, wait_for
 
 TEXT = "the quick brown fox"
 SPEECH = "/v1/audio/speech"
 
 
 @pytest.fixture(scope="module")
-def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     folder = tmp_path_factory.mktemp("speaking")
     tones = tone_bundle(folder)
-    with served(folder, tones=tones, speaker=ToneSpeaker(tones[1])) as server:
+    with running_server(folder, tones=tones, speaker=ToneSpeaker(tones[1])) as server:
         yield server
 
 
-def create(here: Served, text: str, **more: Any) -> Any:
-    client: Any = here.openai.audio.speech
+def create(server: RunningServer, text: str, **more: Any) -> Any:
+    client: Any = server.openai.audio.speech
     return client.create(**{"model": "anna", "voice": "alloy", "input": text, **more})
 
 
@@ -44,9 +44,9 @@ def create(here: Served, text: str, **more: Any) -> Any:
     [("mp3", "mpeg"), ("opus", "ogg"), ("flac", "flac"), ("wav", "wav"), ("pcm", "pcm")],
 )
 def test_speech_in_each_format_is_understood(
-    here: Served, format: str, media_type: str, tmp_path: Path
+    server: RunningServer, format: str, media_type: str, tmp_path: Path
 ) -> None:
-    answer = create(here, f"{TEXT}. a lazy dog.", response_format=format)
+    answer = create(server, f"{TEXT}. a lazy dog.", response_format=format)
     assert answer.response.headers["content-type"] == f"audio/{media_type}"
     content = answer.content
     if format == "pcm":
@@ -59,12 +59,12 @@ def test_speech_in_each_format_is_understood(
     assert seconds == pytest.approx(letters * LETTER * STEP / RATE, abs=0.1)
     if format == "mp3":  # begins 40 ms late, so frames have parts of two letters
         return
-    answer = here.openai.audio.transcriptions.create(model="tones", file=("speech", content))
+    answer = server.openai.audio.transcriptions.create(model="tones", file=("speech", content))
     assert answer.text.replace(" ", "") == f"{TEXT}a lazy dog".replace(" ", "")
 
 
-def test_speech_wav_declares_no_length(here: Served) -> None:
-    content = create(here, TEXT, response_format="wav").content
+def test_speech_wav_declares_no_length(server: RunningServer) -> None:
+    content = create(server, TEXT, response_format="wav").content
     assert content[4:8] == content[40:44] == b"\xff" * 4
     assert soundfile.info(io.BytesIO(content)).samplerate == 24_000
 
@@ -80,20 +80,20 @@ def test_file_writer_clips_loud_samples(format: str) -> None:
     assert writer.seconds == 1.0
 
 
-def test_speech_is_sent_sentence_by_sentence(here: Served) -> None:
+def test_speech_is_sent_sentence_by_sentence(server: RunningServer) -> None:
     fields = {"model": "anna", "input": f"{TEXT}. a lazy dog.", "response_format": "pcm"}
     fields |= {"stream_format": "sse", "voice": {"id": "anna"}, "speed": 2}
-    with here.client.stream("POST", SPEECH, json=fields) as answer:
+    with server.client.stream("POST", SPEECH, json=fields) as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
         lines = [line for line in answer.iter_lines() if line]
-    *deltas, done = [json.loads(line.removeprefix("data: ")) for line in lines]
+    *deltas, completed = [json.loads(line.removeprefix("data: ")) for line in lines]
     assert {delta["type"] for delta in deltas} == {"speech.audio.delta"}
     assert len(deltas) >= 2
     samples = b"".join(base64.b64decode(delta["audio"]) for delta in deltas)
     letters = len(f"{TEXT}a lazy dog")
     assert len(samples) / 48_000 == letters * LETTER * STEP / RATE / 2
     usage = {"input_tokens": 32, "output_tokens": 2, "total_tokens": 34}
-    assert done == {"type": "speech.audio.done", "usage": usage}
+    assert completed == {"type": "speech.audio.done", "usage": usage}
 
 
 BAD_REQUESTS: dict[str, tuple[int, str, dict[str, Any]]] = {
@@ -121,14 +121,14 @@ BAD_REQUESTS: dict[str, tuple[int, str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", BAD_REQUESTS)
-def test_bad_speech_requests_get_a_clear_error(here: Served, name: str) -> None:
+def test_bad_speech_requests_get_a_clear_error(server: RunningServer, name: str) -> None:
     status, words, fields = BAD_REQUESTS[name]
     content = json.dumps({"model": "anna", "voice": "alloy", "input": "a fox", **fields})
     headers = {"Content-Type": "application/json"}
-    answer = here.client.post(SPEECH, content=content, headers=headers)
+    answer = server.client.post(SPEECH, content=content, headers=headers)
     assert (answer.status_code, words in answer.text) == (status, True), answer.text
     assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
-    assert create(here, "a fox").content
+    assert create(server, "a fox").content
 
 
 def test_voice_is_chosen_by_model_or_voice_name() -> None:
@@ -156,26 +156,26 @@ def test_unknown_model_error_lists_ten_names() -> None:
 
 
 def test_notes_fit_the_header_and_events_have_all(
-    here: Served, monkeypatch: pytest.MonkeyPatch
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     notes = [letter * 498 for letter in "abcd"]  # with quotes and a comma, 502 bytes each
     audio = np.zeros(RATE, np.float32)
     monkeypatch.setattr(ToneSpeaker, "stream", lambda *_, **__: Speech(iter([audio]), notes))
-    assert json.loads(create(here, TEXT).response.headers["X-Sbkit-Notes"]) == notes[:3]
-    lines = create(here, TEXT, stream_format="sse").text.splitlines()
+    assert json.loads(create(server, TEXT).response.headers["X-Sbkit-Notes"]) == notes[:3]
+    lines = create(server, TEXT, stream_format="sse").text.splitlines()
     assert json.loads(lines[-2].removeprefix("data: "))["notes"] == notes
 
 
-def test_speech_body_must_be_a_json_object(here: Served) -> None:
+def test_speech_body_must_be_a_json_object(server: RunningServer) -> None:
     for status, content, kind in (
         (415, b"{}", "text/plain"),
         (400, b"[]", "application/json"),
         (400, b"{", "application/json"),
         (413, b'"' + b"a" * 70_000 + b'"', "application/json"),
     ):
-        answer = here.client.post(SPEECH, content=content, headers={"Content-Type": kind})
+        answer = server.client.post(SPEECH, content=content, headers={"Content-Type": kind})
         assert answer.status_code == status, answer.text
-    chunks = here.client.post(
+    chunks = server.client.post(
         SPEECH, content=iter([b"a" * 70_000]), headers={"Content-Type": "application/json"}
     )
     assert chunks.status_code == 413
@@ -183,13 +183,15 @@ def test_speech_body_must_be_a_json_object(here: Served) -> None:
 
 def test_speech_without_a_voice_is_refused(tmp_path: Path) -> None:
     with (
-        served(tmp_path) as deaf,
+        running_server(tmp_path) as deaf,
         pytest.raises(openai.NotFoundError, match="No model of this server does this"),
     ):
         create(deaf, TEXT, model="tts-1")
 
 
-def test_lost_client_ends_its_speech(here: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_client_ends_its_speech(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     num_blocks = 0
 
     def endless() -> Iterator[Any]:
@@ -206,11 +208,11 @@ def test_lost_client_ends_its_speech(here: Served, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr("sbkit.serve.tts.FileWriter", open_writer)
     monkeypatch.setattr(ToneSpeaker, "stream", lambda *_, **__: Speech(endless(), ()))
-    with here.client.stream("POST", SPEECH, json={"input": "a", "response_format": "pcm"}) as pcm:
+    with server.client.stream("POST", SPEECH, json={"input": "a", "response_format": "pcm"}) as pcm:
         next(pcm.iter_bytes())
-    wait_for(lambda: here.state.in_flight == 0)
+    wait_for(lambda: server.state.in_flight == 0)
     wait_for(lambda: writers[0].file.closed)  # otherwise it fails when the program ends
-    before = here.metric("sbkit_speech_seconds_total")
+    before = server.metric("sbkit_speech_seconds_total")
     assert before >= num_blocks - 1
-    assert here.post(here.say("a fox")).json()["text"] == "a fox"
-    assert here.metric("sbkit_speech_seconds_total") <= before + 1
+    assert server.post(server.say("a fox")).json()["text"] == "a fox"
+    assert server.metric("sbkit_speech_seconds_total") <= before + 1

@@ -11,7 +11,7 @@ import soundfile
 
 from tests.runs import ROOT
 from tests.runtime.tones import RATE, silence, speak
-from tests.serve.server import ToneSpeaker, served
+from tests.serve.server import ToneSpeaker, running_server
 from tests.streaming.streaming_tones import streaming_bundle
 
 
@@ -21,7 +21,9 @@ from tests.streaming.streaming_tones import streaming_bundle
 def test_pipecat_and_livekit_transcribe_and_speak(tmp_path: Path) -> None:
     tones, file = streaming_bundle(tmp_path), tmp_path / "talk.wav"
     soundfile.write(file, np.concatenate([speak(tones[1], "the dog"), silence(2.0)]), RATE)
-    with served(tmp_path, tones=tones, speaker=ToneSpeaker(tones[1]), language="en") as here:
-        command = [sys.executable, "-m", "tests.serve.stock_clients", here.url, str(file)]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.stdout.splitlines() == ["the dog"] * 6, done.stderr[-3000:]
+    with running_server(
+        tmp_path, tones=tones, speaker=ToneSpeaker(tones[1]), language="en"
+    ) as server:
+        command = [sys.executable, "-m", "tests.serve.stock_clients", server.url, str(file)]
+        process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert process.stdout.splitlines() == ["the dog"] * 6, process.stderr[-3000:]

@@ -96,5 +96,5 @@ print("the same", flush=True)
 
 @pytest.mark.slow
 def test_inductor_gives_the_same_output(bundle: Path) -> None:
-    done = processes.run(["-c", INDUCTOR_SCRIPT, bundle], timeout=500)
-    assert "the same" in done.stdout, done.stderr
+    process = processes.run(["-c", INDUCTOR_SCRIPT, bundle], timeout=500)
+    assert "the same" in process.stdout, process.stderr

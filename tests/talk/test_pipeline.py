@@ -278,11 +278,11 @@ def test_interruption_drops_queued_and_running_work(
     tones: Any,
 ) -> None:
     recognizer, tokenizer = tones
-    events, player, asked, threads_made = Events(), Loudspeaker(), list[str](), list[str]()
+    events, player, questions, threads_made = Events(), Loudspeaker(), list[str](), list[str]()
     making, go_on = threading.Event(), threading.Event()
 
     def answer(text: str) -> Iterator[str]:
-        asked.append(text)
+        questions.append(text)
         yield "early"
         if text == "the dog":
             assert go_on.wait(WITHIN)
@@ -290,7 +290,7 @@ def test_interruption_drops_queued_and_running_work(
 
     class SlowVoice(Voice):
         def stream(self, text: str) -> Iterator[Signal]:
-            question = asked[-1]
+            question = questions[-1]
             for block in super().stream(f"{text} 1 2 3"):
                 making.set()
                 assert go_on.wait(WITHIN)
@@ -308,7 +308,7 @@ def test_interruption_drops_queued_and_running_work(
     Pipeline(recognizer, answer, synthesizer=SlowVoice(), player=player, on_event=events).run(
         source()
     )
-    assert asked == ["the dog", "jumps"]
+    assert questions == ["the dog", "jumps"]
     assert events.texts(Answer) == ["early", "early"]
     assert threads_made == ["the dog", *["jumps"] * 4]
     assert player.heard == ["early", "1", "2", "3"]

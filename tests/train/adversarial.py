@@ -90,11 +90,11 @@ class AdversarialBrain(Brain):
     ) -> dict[str, Loss]:
         """Return the loss of each optimizer, from one forward pass."""
         clips, generated = predictions
-        real, fake = (self.hparams.discriminator(each).squeeze(1) for each in predictions)
+        real, fake = (self.hparams.discriminator(audio).squeeze(1) for audio in predictions)
         away = (generated - clips).square().sum(1)
-        made = Loss((away + softplus(-fake)) * batch.weights, batch.weights)
-        told = Loss((softplus(-real) + softplus(fake)) * batch.weights, batch.weights)
-        return {"generator": made, "discriminator": told}
+        generator_loss = Loss((away + softplus(-fake)) * batch.weights, batch.weights)
+        discriminator_loss = Loss((softplus(-real) + softplus(fake)) * batch.weights, batch.weights)
+        return {"generator": generator_loss, "discriminator": discriminator_loss}
 
 
 def collate(rows: Sequence[Mapping[str, Any]]) -> Batch:
@@ -120,4 +120,4 @@ ADVERSARIAL = Recipe(
 
 def parameters(module: torch.nn.Module) -> list[Tensor]:
     """Copy the parameters of a module."""
-    return [each.detach().clone() for each in module.parameters()]
+    return [parameter.detach().clone() for parameter in module.parameters()]

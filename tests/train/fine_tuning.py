@@ -65,7 +65,7 @@ def train_one(
     model = nn.ModuleList(parts.values())
     audio = torch.randn(STEPS * PARTS, 2, samples)
     lengths = torch.tensor([samples, samples * 7 // 10])
-    batches = [(each, lengths, seed) for seed, each in enumerate(audio)]
+    batches = [(clips, lengths, seed) for seed, clips in enumerate(audio)]
     brain = EncoderBrain(
         modules={"model": model},
         opt_class=lambda parameters: torch.optim.SGD(parameters, lr=0.01),
@@ -87,7 +87,9 @@ def train_one(
     mine = batches[rank() :: world_size()]
     brain.fit(range(1), DataLoader(mine, batch_size=None))  # type: ignore[arg-type]
     named = model.named_parameters()
-    return {f"{name} of {model_type} by {freeze}": each.flatten().tolist() for name, each in named}
+    return {
+        f"{name} of {model_type} by {freeze}": clips.flatten().tolist() for name, clips in named
+    }
 
 
 if __name__ == "__main__":

@@ -77,7 +77,7 @@ def test_step_of_micro_batches_equals_step_of_whole_batch(size: int, accumulatio
     assert_alike(whole, split)
 
 
-def test_unfilled_accumulation_steps_at_end_of_epoch() -> None:
+def test_partial_accumulation_steps_at_end_of_epoch() -> None:
     # 5 rows, one at a time, in steps of 4: one step of four rows and one of the row that is left.
     split = trained(1, 4, count=5, epochs=2)
     whole = trained(4, 1, count=5, epochs=2)
@@ -114,9 +114,11 @@ def test_one_norm_clips_every_parameter_group() -> None:
         run_opts={"device": "cpu", "max_grad_norm": 0.1},
     )
     brain.compute_forward = lambda batch, stage: second(first(batch[0]) @ torch.ones(2, 3))
-    before = torch.cat([each.detach().flatten().clone() for each in brain.modules.parameters()])
+    before = torch.cat(
+        [parameter.detach().flatten().clone() for parameter in brain.modules.parameters()]
+    )
     brain.fit(range(1), loader(4, 4))
-    after = torch.cat([each.detach().flatten() for each in brain.modules.parameters()])
+    after = torch.cat([parameter.detach().flatten() for parameter in brain.modules.parameters()])
     assert torch.linalg.vector_norm(after - before).item() == pytest.approx(0.1, rel=1e-4)
 
 
@@ -137,18 +139,20 @@ def saving_brain(folder: Path, model: nn.Module, epochs: EpochCounter) -> Saving
     )
 
 
-def test_evaluation_keeps_the_counters_of_the_whole_run(tmp_path: Path) -> None:
+def test_evaluation_keeps_counters_of_whole_run(tmp_path: Path) -> None:
     model, epochs = line(), EpochCounter(4)
     brain = saving_brain(tmp_path, model, epochs)
     brain.fit(epochs, loader(12, 3), loader(6, 3))
-    best = min(brain.checkpointer.list_checkpoints(), key=lambda each: each.meta["loss"])
+    best = min(
+        brain.checkpointer.list_checkpoints(), key=lambda checkpoint: checkpoint.meta["loss"]
+    )
     brain.evaluate(loader(6, 3), min_key="loss")
     assert brain.optimizer_step == 16
     saved = torch.load(best.paramfiles["model"], weights_only=True)
     assert torch.equal(model.weight, saved["weight"])
 
 
-def test_a_loss_that_is_not_finite_skips_its_step_though_its_gradient_is_finite() -> None:
+def test_nonfinite_loss_with_finite_gradient_skips_step() -> None:
     class Infinite(LineBrain):
         def compute_objectives(self, predictions: torch.Tensor, batch: Any, stage: Stage) -> Loss:
             return Loss(predictions.sum(1) + torch.inf, torch.ones(len(predictions)))
@@ -164,11 +168,11 @@ def test_a_loss_that_is_not_finite_skips_its_step_though_its_gradient_is_finite(
     assert torch.equal(model.weight, before.weight)
 
 
-def test_nonfinite_count_survives_a_stop_within_an_epoch(tmp_path: Path) -> None:
+def test_nonfinite_count_survives_stop_within_epoch(tmp_path: Path) -> None:
     inputs, targets = rows(12)
     inputs[::2] = torch.nan  # every second step is bad, of twelve
     bad = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(inputs, targets), batch_size=1)
-    told = []
+    counts = []
     for _ in range(2):  # four bad steps, then two
         brain = saving_brain(tmp_path, line(), epochs := EpochCounter(1))
         brain.nonfinite_patience = 4
@@ -177,10 +181,10 @@ def test_nonfinite_count_survives_a_stop_within_an_epoch(tmp_path: Path) -> None
             brain.signals.received = signal.SIGTERM if brain.optimizer_step == 8 else None
 
         brain.on_fit_batch_end = leave
-        with pytest.raises((SystemExit, SbkitError)) as left:
+        with pytest.raises((SystemExit, SbkitError)) as exited:
             brain.fit(epochs, bad)
-        told.append(left.type)
-    assert told == [SystemExit, SbkitError]
+        counts.append(exited.type)
+    assert counts == [SystemExit, SbkitError]
 
 
 HANGING = """
@@ -199,10 +203,10 @@ Hanging(hparams=hparams, run_opts={"device": "cpu"}).fit(range(1), [])
 """
 
 
-def test_a_run_that_hangs_before_its_first_step_is_ended_too(tmp_path: Path) -> None:
-    done = processes.run(["-c", HANGING, tmp_path])
-    assert done.returncode == STALLED
-    assert "in on_fit_start" in done.stderr
+def test_run_hanging_before_first_step_is_ended(tmp_path: Path) -> None:
+    process = processes.run(["-c", HANGING, tmp_path])
+    assert process.returncode == STALLED
+    assert "in on_fit_start" in process.stderr
 
 
 # -- mixed precision -------------------------------------------------------------------------------

@@ -36,20 +36,20 @@ def test_frozen_part_keeps_weights_and_statistics() -> None:
     assert moved(before, after) == {"1.weight", "1.bias"}
 
 
-def test_a_layer_of_a_part_can_be_frozen() -> None:
+def test_single_layer_can_be_frozen() -> None:
     _, (before, after) = fit(freeze=["CNN.0", "head.bias"])
     assert {"0.0.weight", "0.0.bias", "1.bias"} == before.keys() - moved(before, after)
 
 
-def test_longest_path_of_freeze_decides() -> None:
+def test_freeze_uses_longest_path() -> None:
     _, (before, after) = fit(freeze={"CNN.0": 0, "CNN": "always"})
     assert moved(before, after) == {"0.0.weight", "0.0.bias", "1.weight", "1.bias"}
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
-def test_a_part_that_is_frozen_for_some_steps_then_learns(accumulation: int) -> None:
+def test_part_frozen_for_some_steps_learns_afterwards(accumulation: int) -> None:
     """And no step is cut: a frozen part joins in with the first micro-batch of one."""
-    frozen, both = {"1.weight", "1.bias"}, set(parts()["model"].state_dict())
+    frozen, every_name = {"1.weight", "1.bias"}, set(parts()["model"].state_dict())
     brain, states = fit(
         freeze={"CNN": 2},
         batches=4 * accumulation,
@@ -59,7 +59,7 @@ def test_a_part_that_is_frozen_for_some_steps_then_learns(accumulation: int) -> 
     )
     steps = states[::accumulation]
     changes = [moved(*pair) for pair in zip(steps, steps[1:], strict=False)]
-    assert changes == [frozen, frozen, both, both]
+    assert changes == [frozen, frozen, every_name, every_name]
     within = [moved(*pair) & frozen for pair in zip(states, states[1:], strict=False)]
     assert within == [*[set()] * (accumulation - 1), frozen] * 4
     late, early = (brain.optimizer.state[part.weight]["step"] for part in (net(brain), head(brain)))
@@ -76,7 +76,7 @@ def head(brain: Line) -> Any:
     return brain.modules["model"][1]
 
 
-def test_freezing_never_unfreezes_what_an_adapter_froze() -> None:
+def test_freezing_keeps_parameters_frozen_by_an_adapter() -> None:
     """As LoRA does with the weights below it: freezing ends for what was to learn alone."""
     hparams = {**parts(), "freeze": {"CNN": 1}}
     hparams["CNN"][0].requires_grad_(False)
@@ -86,14 +86,14 @@ def test_freezing_never_unfreezes_what_an_adapter_froze() -> None:
     assert hparams["CNN"][1].weight.requires_grad
 
 
-def test_a_part_that_another_one_holds_too_is_found_under_its_own_name() -> None:
+def test_shared_part_can_be_frozen_by_its_own_name() -> None:
     hparams = parts()
     hparams["CNN"].append(hparams["head"])
     Freezing(hparams | {"freeze": ["head"]})
     assert not hparams["head"].weight.requires_grad
 
 
-def test_a_frozen_normalization_that_ranks_share_stays_so() -> None:
+def test_frozen_synchronized_normalization_keeps_statistics() -> None:
     """Torch's `convert_sync_batchnorm` put another module in its place, which went on learning."""
     hparams, x = parts(), torch.randn(4, 2)
     freezing = Freezing(hparams | {"freeze": ["CNN.1"]})
@@ -130,7 +130,7 @@ def pretrained_encoder() -> list[nn.Module]:
     ("parts", "x"),
     [(small_encoder, torch.randn(2, 80, 8)), (pretrained_encoder, torch.randn(2, 800, 1))],
 )
-def test_a_frozen_encoder_keeps_no_activations(
+def test_frozen_encoder_keeps_no_activations(
     parts: Callable[[], list[nn.Module]], x: torch.Tensor
 ) -> None:
     """For a backward pass nothing is saved but what the head is given."""
@@ -154,11 +154,11 @@ def test_a_frozen_encoder_keeps_no_activations(
 
 @pytest.mark.slow
 @pytest.mark.ddp
-def test_two_processes_fine_tune_as_one() -> None:
+def test_two_processes_fine_tune_like_one() -> None:
     """With LayerDrop, masks, checkpointing, adapters, and no search for unused parameters."""
-    done = processes.run(["-m", "tests.train.fine_tuning"], ranks=2)
-    assert (done.returncode, done.stderr) == (0, "")
-    shared, alone = json.loads(done.stdout), fine_tuning.train()
+    process = processes.run(["-m", "tests.train.fine_tuning"], ranks=2)
+    assert (process.returncode, process.stderr) == (0, "")
+    shared, alone = json.loads(process.stdout), fine_tuning.train()
     assert shared.keys() == alone.keys()
     for name, values in alone.items():
         assert shared[name] == pytest.approx(values, rel=1e-5, abs=1e-6), name
@@ -181,7 +181,7 @@ train.main()
 
 
 @pytest.mark.slow
-def test_a_run_killed_around_the_step_where_freezing_ends_ends_as_one_that_was_not(
+def test_run_killed_around_end_of_freezing_equals_uninterrupted_run(
     workplace: Workplace, tmp_path: Path
 ) -> None:
     """Weights, the optimizer's state and every figure are the same, bit for bit."""
@@ -193,9 +193,9 @@ def test_a_run_killed_around_the_step_where_freezing_ends_ends_as_one_that_was_n
 
     def train(run: Path, killed_at: int) -> int:
         command = ["-c", KILLED, *workplace.arguments(run, *options, yaml=str(yaml))]
-        done = processes.run(command, SBKIT_CACHE=workplace.cache, KILLED_AT=killed_at)
-        assert done.returncode in (0, -signal.SIGKILL), done.stderr
-        return done.returncode
+        process = processes.run(command, SBKIT_CACHE=workplace.cache, KILLED_AT=killed_at)
+        assert process.returncode in (0, -signal.SIGKILL), process.stderr
+        return process.returncode
 
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert train(whole, 0) == 0
@@ -206,9 +206,9 @@ def test_a_run_killed_around_the_step_where_freezing_ends_ends_as_one_that_was_n
     mine, theirs = map(states_of, (killed, whole))
     assert mine.keys() == theirs.keys()
     for number, state in mine.items():
-        assert all(torch.equal(each, theirs[number][name]) for name, each in state.items())
-    taken = {int(state["step"]) for state in mine.values()}
-    assert len(taken) == 2 and max(taken) - min(taken) == ENDS
+        assert all(torch.equal(value, theirs[number][name]) for name, value in state.items())
+    steps = {int(state["step"]) for state in mine.values()}
+    assert len(steps) == 2 and max(steps) - min(steps) == ENDS
 
 
 def states_of(run: Path) -> dict[int, State]:

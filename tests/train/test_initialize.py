@@ -58,22 +58,22 @@ def test_init_from_loads_fitting_tensors_and_keeps_a_new_head(
 ) -> None:
     source = write(tmp_path / "source", parts(7.0))
     ours = parts(1.0, vocabulary=9, order=order)
-    loaded, new, left = initialize_from(source, ours, SPEECH_RECOGNITION)
+    loaded, new, unused = initialize_from(source, ours, SPEECH_RECOGNITION)
     assert loaded == f"init_from {source}: 2 tensors are loaded: CNN.weight, CNN.bias."
     assert ": 2 tensors are new: " in new
     assert "ctc_lin.weight (4x3 there, 9x3 here)" in new
-    assert left.endswith(": 0 tensors there are not used.")
+    assert unused.endswith(": 0 tensors there are not used.")
     assert ours["CNN"].weight.unique().tolist() == [7.0]
     assert ours["ctc_lin"].weight.unique().tolist() == [1.0]
 
 
-def test_a_head_whose_outputs_have_no_labels_is_loaded(tmp_path: Path) -> None:
+def test_init_from_loads_head_without_labels(tmp_path: Path) -> None:
     source = write_run(tmp_path / "source", parts(7.0))
     initialize_from(source, ours := parts(1.0), SPEECH_RECOGNITION)
     assert ours["ctc_lin"].weight.unique().tolist() == [7.0]
 
 
-def test_statistics_of_other_features_are_measured_anew(tmp_path: Path) -> None:
+def test_init_from_measures_statistics_of_other_features(tmp_path: Path) -> None:
     """Their count alone would fit, and say that a mean of zero was measured."""
     theirs, ours = parts(7.0), parts(1.0)
     theirs["CNN"].normalize, ours["CNN"].normalize = GlobalNorm(n_mels=80), GlobalNorm(n_mels=40)
@@ -86,7 +86,7 @@ def test_statistics_of_other_features_are_measured_anew(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
-def test_a_malformed_bundle_is_a_sentence(tmp_path: Path, name: str) -> None:
+def test_init_from_explains_malformed_bundle(tmp_path: Path, name: str) -> None:
     source = write_bundle(tmp_path / "source", parts(7.0))
     (source / name).write_text("{")
     write_checksums(source)
@@ -117,46 +117,54 @@ class Spelling(nn.Module):
         self.letters = nn.Embedding(tokens, 3)
 
 
-@pytest.mark.parametrize(("text", "kept"), [("aab", 6), ("bba", 6), ("bbbac", 6), ("ccd", 4)])
-def test_heads_and_embeddings_are_loaded_token_by_token(
-    tmp_path: Path, text: str, kept: int
+@pytest.mark.parametrize(
+    ("text", "loaded_rows"), [("aab", 6), ("bba", 6), ("bbbac", 6), ("ccd", 4)]
+)
+def test_init_from_loads_heads_and_embeddings_token_by_token(
+    tmp_path: Path, text: str, loaded_rows: int
 ) -> None:
     """Characters have their ids by how often they occur, so that one corpus has others."""
 
     def spelling(tokenizer: Tokenizer, value: float) -> dict[str, Any]:
         """Give each token a row of its own."""
-        made = parts(value, vocabulary=tokenizer.vocab_size)
-        made |= {"spelling": Spelling(tokenizer.vocab_size), "tokenizer": tokenizer}
-        for rows in (made["ctc_lin"].weight, made["ctc_lin"].bias, made["spelling"].letters.weight):
+        model_parts = parts(value, vocabulary=tokenizer.vocab_size)
+        model_parts |= {"spelling": Spelling(tokenizer.vocab_size), "tokenizer": tokenizer}
+        for rows in (
+            model_parts["ctc_lin"].weight,
+            model_parts["ctc_lin"].bias,
+            model_parts["spelling"].letters.weight,
+        ):
             numbers = [value + ord(piece[-1]) for piece in tokenizer.pieces()]
             rows.data[:] = torch.tensor(numbers).reshape(-1, *[1] * (rows.ndim - 1))
-        made["model"].append(made["spelling"])
-        return made
+        model_parts["model"].append(model_parts["spelling"])
+        return model_parts
 
-    there, here = letters(tmp_path / "there", "aab"), letters(tmp_path / "here", text)
+    there, target = letters(tmp_path / "there", "aab"), letters(tmp_path / "here", text)
     source = write_bundle(tmp_path / "source", spelling(there, 0.0), (*ORDER, "spelling"))
     shutil.copy(tmp_path / "there/tokenizer.model", source)
     write_checksums(source)
-    ours = spelling(here, 1000.0)
+    ours = spelling(target, 1000.0)
     loaded, *by_token, _, _ = initialize_from(source, ours, SPEECH_RECOGNITION)
     if text == "aab":  # the same tokens in the same order
         assert "ctc_lin.weight" in loaded
     else:
         assert "ctc_lin" not in loaded
         named = "ctc_lin.weight, ctc_lin.bias, spelling.letters.weight"
-        assert by_token == [f"init_from: {kept} of {here.vocab_size} rows by token: {named}."]
-    known = [*there.pieces()]
-    expected = [ord(piece[-1]) + 1000 * (piece not in known) for piece in here.pieces()]
+        assert by_token == [
+            f"init_from: {loaded_rows} of {target.vocab_size} rows by token: {named}."
+        ]
+    source_pieces = [*there.pieces()]
+    expected = [ord(piece[-1]) + 1000 * (piece not in source_pieces) for piece in target.pieces()]
     assert ours["ctc_lin"].bias.tolist() == expected
     assert ours["ctc_lin"].weight[:, 0].tolist() == expected
     assert ours["spelling"].letters.weight[:, 2].tolist() == expected
 
 
 @pytest.mark.parametrize("has_labels", [True, False])
-def test_classes_of_other_names_make_a_new_head(tmp_path: Path, has_labels: bool) -> None:
-    made = {"label_lin": nn.Linear(3, 2)}
-    model = nn.ModuleList(made.values())
-    source = write_bundle(tmp_path / "source", {"model": model}, tuple(made))
+def test_init_from_makes_new_head_for_other_classes(tmp_path: Path, has_labels: bool) -> None:
+    parts_of_run = {"label_lin": nn.Linear(3, 2)}
+    model = nn.ModuleList(parts_of_run.values())
+    source = write_bundle(tmp_path / "source", {"model": model}, tuple(parts_of_run))
     if has_labels:
         ensure_labels(source / "labels.txt", ["left", "right"])
     for names, fits in ((["left", "right"], has_labels), (["down", "up"], False)):

@@ -30,7 +30,7 @@ def train(workplace: Workplace, run: Path, *options: str) -> int:
     return train_here(["train.py", str(YAML), *folders, *ONE, *PLAIN, *options], workplace.cache)
 
 
-def test_adapters_are_merged_on_export_and_kept_by_init_from(
+def test_lora_is_merged_on_export_and_kept_by_init_from(
     workplace: Workplace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, run, bundle = (tmp_path / name for name in ("source", "run", "bundle"))
@@ -40,7 +40,7 @@ def test_adapters_are_merged_on_export_and_kept_by_init_from(
     named = read_json(run / "run_config.json")["values"]["encoder_config"]["source"]
     assert named["name"] == source.name
     assert sbkit(["export", str(run), "--out", str(bundle)]) == 0
-    pretrained, exported = (load_file(each / "model.safetensors") for each in (source, bundle))
+    pretrained, exported = (load_file(folder / "model.safetensors") for folder in (source, bundle))
     layer = "encoder.layers.0.attention"
     for name, is_adapted in (("q_proj", True), ("k_proj", False)):
         weight = f"{layer}.{name}.weight"
@@ -56,7 +56,7 @@ def test_adapters_are_merged_on_export_and_kept_by_init_from(
     merged, unmerged = load_bundle(bundle).model.network, trained_model(run)
     with torch.inference_mode():
         one, other = (
-            each.ctc_log_probs(each.encode(audio, lengths)[0]) for each in (merged, unmerged)
+            folder.ctc_log_probs(folder.encode(audio, lengths)[0]) for folder in (merged, unmerged)
         )
     torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
 
@@ -67,8 +67,8 @@ def test_adapters_are_merged_on_export_and_kept_by_init_from(
     assert (
         "40 rows by token: seq_lin.weight, seq_lin.bias, ctc_lin.weight" in capsys.readouterr().out
     )
-    kept = last_parameters(again)
-    assert all(torch.equal(kept[name], exported[name]) for name in exported if "body" in name)
+    parameters = last_parameters(again)
+    assert all(torch.equal(parameters[name], exported[name]) for name in exported if "body" in name)
     for begun in (bundle, run):
         assert Run(YAML, {"init_from": str(begun)}).knobs["encoder_config"]["source"] == named
     of_bundle, of_run = map(read_named_weights, (bundle, run))

@@ -84,7 +84,7 @@ def opened(
     return metrics
 
 
-def test_an_epoch_is_logged_once_whenever_the_run_was_killed(tmp_path: Path) -> None:
+def test_killed_run_logs_each_epoch_once(tmp_path: Path) -> None:
     for within_epoch in (False, True):
         metrics = opened(tmp_path, resume_step=10, within_epoch=within_epoch)
         metrics.log_epoch(1, 10, valid_loss=1.0, values={"CER": 0.5})
@@ -98,19 +98,19 @@ def test_rank_that_cannot_write_its_log_raises_the_error(tmp_path: Path) -> None
         opened(tmp_path)
 
 
-def test_other_ranks_leave_silently() -> None:
+def test_other_ranks_exit_silently() -> None:
     metrics = opened(None)
     with (
         patch("sbkit.distributed.ranks.gather_over_ranks", lambda mine: [True, mine]),
-        pytest.raises(SystemExit) as left,
+        pytest.raises(SystemExit) as exited,
     ):
         metrics.log_step(1, 10, NO_TOTALS, rate=0.1, live=False)
-    assert left.value.code == BAD_INPUT
+    assert exited.value.code == BAD_INPUT
     metrics.close()
 
 
 @pytest.mark.parametrize("count", [3, WARM_UP_BATCHES + 4, WARM_UP_BATCHES + PROFILED_BATCHES + 5])
-def test_a_run_writes_the_profile_of_its_first_epoch(
+def test_run_writes_profile_of_first_epoch(
     count: int,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,

@@ -78,11 +78,11 @@ def test_moving_average_is_validated_saved_and_tested(tmp_path: Path) -> None:
     saved = torch.load(best.paramfiles["model"], weights_only=True)["weight"]
     brain.evaluate(loader(6, 3), min_key="loss")
     for weight in (saved, brain.modules["model"].weight):
-        assert any(torch.equal(weight, each) for each in brain.hparams.validated)
+        assert any(torch.equal(weight, validated) for validated in brain.hparams.validated)
 
 
 @pytest.mark.parametrize("stop_after", [6, 8])
-def test_a_stopped_run_goes_on_bit_for_bit(tmp_path: Path, stop_after: int) -> None:
+def test_stopped_run_resumes_bit_for_bit(tmp_path: Path, stop_after: int) -> None:
     """Within an epoch, and with its last step."""
     whole, stopped = averaging(tmp_path / "whole"), averaging(tmp_path / "stopped")
     stopped.hparams.stop_after = stop_after
@@ -92,10 +92,10 @@ def test_a_stopped_run_goes_on_bit_for_bit(tmp_path: Path, stop_after: int) -> N
     resumed = averaging(tmp_path / "stopped")
     fit(resumed)
     for name in ("seen", "validated"):
-        both = getattr(stopped.hparams, name) + getattr(resumed.hparams, name)
-        assert torch.equal(torch.stack(both), torch.stack(getattr(whole.hparams, name)))
-    others = (each.training_step.moving_average.others for each in (whole, resumed))
-    assert all(map(torch.equal, *(each.values() for each in others)))
+        joined = getattr(stopped.hparams, name) + getattr(resumed.hparams, name)
+        assert torch.equal(torch.stack(joined), torch.stack(getattr(whole.hparams, name)))
+    averages = (brain.training_step.moving_average.others for brain in (whole, resumed))
+    assert all(map(torch.equal, *(brain.values() for brain in averages)))
 
 
 def test_moving_average_holds_only_learning_parameters(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ class Replacing(nn.Module):
 def state(module: nn.Module) -> list[Tensor]:
     """Copy what a module counts."""
     mean = [module.mean] if isinstance(module, Replacing) else list(module.buffers())
-    return [each.clone() for each in mean]
+    return [tensor.clone() for tensor in mean]
 
 
 @pytest.mark.parametrize("make", [lambda: nn.BatchNorm1d(3), Replacing])
@@ -142,7 +142,7 @@ def test_running_statistics_are_restored_after_a_skipped_step(
         after = state(module)
         alike = all(map(torch.equal, after, before))
         assert alike is is_skipped
-        assert all(each.isfinite().all() for each in after)
+        assert all(statistic.isfinite().all() for statistic in after)
         before = after
 
 
@@ -160,7 +160,7 @@ class NormBrain(Brain):
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
-def test_a_bad_batch_does_not_stay_in_the_running_statistics(accumulation: int) -> None:
+def test_nonfinite_batch_leaves_running_statistics_unchanged(accumulation: int) -> None:
     torch.manual_seed(0)
     batches = list(torch.randn(8, 5, 3))
     batches[5][0, 0] = torch.nan
@@ -172,7 +172,7 @@ def test_a_bad_batch_does_not_stay_in_the_running_statistics(accumulation: int) 
     )
     brain.fit(range(1), torch.utils.data.DataLoader(batches, batch_size=None))  # type: ignore[arg-type]
     assert int(norm.num_batches_tracked) == 8 - accumulation
-    assert all(each.isfinite().all() for each in norm.buffers())
+    assert all(buffer.isfinite().all() for buffer in norm.buffers())
 
 
 TWO_RANKS = """
@@ -201,9 +201,9 @@ with process_group(torch.device("cpu")):
 
 @pytest.mark.ddp
 def test_agree_on_buffers_averages_norms_and_copies_rank_0() -> None:
-    done = processes.run(["-c", TWO_RANKS], ranks=2)
-    assert done.returncode == 0, done.stderr
-    first, second = json.loads(done.stdout)
+    process = processes.run(["-c", TWO_RANKS], ranks=2)
+    assert process.returncode == 0, process.stderr
+    first, second = json.loads(process.stdout)
     assert first == second
     assert first["0.running_mean"] == "[1.5, 1.5]"
     assert first["1.count"] == "7"
@@ -254,7 +254,7 @@ def test_measured_features_equal_numpy() -> None:
     np.testing.assert_allclose(norm.std, frames.std(0), rtol=1e-5)
 
 
-def test_measuring_leaves_a_restored_model() -> None:
+def test_measuring_does_not_change_restored_model() -> None:
     norm = GlobalNorm(n_mels=23)
     norm.frames.fill_(7)
 
@@ -266,6 +266,6 @@ def test_measuring_leaves_a_restored_model() -> None:
     assert not norm.mean.any()
 
 
-def test_measuring_an_empty_training_set_is_refused() -> None:
+def test_measuring_empty_training_set_is_refused() -> None:
     with pytest.raises(SbkitError, match="no clip of at least 25 ms"):
         measure_features(GlobalNorm(n_mels=23), Fbank(n_mels=23), iter(()), CPU)

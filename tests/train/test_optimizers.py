@@ -16,28 +16,28 @@ def sgd(groups: Any) -> SGD:
 
 
 @pytest.mark.parametrize(
-    ("path", "said"),
+    ("path", "message"),
     [("CNNs", "Did you mean `CNN`"), ("CNN.9", "there is no `CNN.9`"), ("model", "are CNN, head")],
 )
-def test_a_path_that_leads_nowhere_is_refused(path: str, said: str) -> None:
+def test_lr_scale_refuses_unknown_path(path: str, message: str) -> None:
     for knob, value in {"freeze": [path], "lr_scale": {path: 0.1}}.items():
-        with pytest.raises(SbkitError, match=f"`{knob}` must name modules .*{said}"):
+        with pytest.raises(SbkitError, match=f"`{knob}` must name modules .*{message}"):
             fit(**{knob: value})
 
 
-def test_a_scheduler_that_sets_one_rate_for_all_is_refused() -> None:
+def test_lr_scale_refuses_scheduler_with_one_rate_for_all() -> None:
     annealing = {"lr_annealing": NewBobScheduler(0.1)}
     with pytest.raises(SbkitError, match=r"`lr_annealing` \(NewBobScheduler\) sets one rate"):
         with_lr_scale(SGD, parts() | annealing | {"lr_scale": {"CNN": 0.1}})
     assert with_lr_scale(SGD, parts() | annealing) is SGD
 
 
-def test_rates_go_by_the_longest_path_and_keep_their_groups() -> None:
+def test_lr_scale_uses_longest_path_and_keeps_groups() -> None:
     scales = {"CNN.0": 0.5, "CNN": 0.1}
     brain, _ = fit(lr_scale=scales, remove_vector_weight_decay=True, opt_class=sgd)
     groups = brain.optimizer.param_groups
-    found = [(group["lr_scale"], group["lr"], group["weight_decay"]) for group in groups]
-    assert found == [
+    rates = [(group["lr_scale"], group["lr"], group["weight_decay"]) for group in groups]
+    assert rates == [
         (1.0, 1.0, 0.0),
         (0.5, 0.5, 0.0),
         (0.1, 0.1, 0.0),
@@ -48,12 +48,12 @@ def test_rates_go_by_the_longest_path_and_keep_their_groups() -> None:
     assert counted == len(list(brain.modules.parameters()))
 
 
-def test_layers_learn_the_slower_the_farther_they_are_from_the_head() -> None:
+def test_layer_decay_slows_layers_farther_from_the_head() -> None:
     brain, _ = fit(lr_scale={"CNN": 0.5}, layer_decay={"CNN": 0.1}, opt_class=sgd)
     rates = [group["lr"] for group in brain.optimizer.param_groups]
     assert rates == pytest.approx([1.0, 0.5e-3, 0.5e-2])  # of the head, CNN.0 of 3, CNN.1
 
 
-def test_layers_are_those_of_a_list() -> None:
+def test_layer_decay_requires_a_list_of_layers() -> None:
     with pytest.raises(SbkitError, match=r"there is no `head.0`.*the lists"):
         fit(layer_decay={"head": 0.1})

@@ -68,18 +68,20 @@ def finished(
 
 
 @pytest.mark.slow
-def test_a_run_names_what_it_began_with(finished: Path, pretrained: Path) -> None:
+def test_run_records_its_base_model(finished: Path, pretrained: Path) -> None:
     config = read_encoder_config(pretrained)
     assert config["source"]["license"] == "mit"
     assert read_json(finished / "run_config.json")["values"]["encoder_config"] == config
     assert read_knobs(finished / "hyperparams.yaml", {})["encoder_config"] == config
     assert ": loaded " in (finished / "train.log").read_text()
-    epochs = [each for each in read_log(finished / "train_log.jsonl") if each["kind"] == "epoch"]
+    epochs = [
+        record for record in read_log(finished / "train_log.jsonl") if record["kind"] == "epoch"
+    ]
     assert epochs[-1]["loss"] < epochs[0]["loss"]
 
 
 @pytest.mark.slow
-def test_what_is_frozen_stays_and_the_rest_learns(finished: Path, pretrained: Path) -> None:
+def test_frozen_parts_stay_and_others_learn(finished: Path, pretrained: Path) -> None:
     before = load_file(pretrained / "model.safetensors")
     after = last_parameters(finished)
     frozen = [name for name in after if name.startswith("0.")]
@@ -105,7 +107,7 @@ def stops_and_goes_on(
 
 
 @pytest.mark.slow
-def test_a_run_that_stopped_where_freezing_ends_needs_the_folder_no_more(
+def test_run_stopped_where_freezing_ends_resumes_without_base_model(
     finished: Path, workplace: Workplace, pretrained: Path, tmp_path: Path
 ) -> None:
     folder, run = Path(shutil.copytree(pretrained, tmp_path / "tiny")), tmp_path / "run"
@@ -118,7 +120,7 @@ def test_a_run_that_stopped_where_freezing_ends_needs_the_folder_no_more(
     ("model_type", "config"),
     [("wav2vec2-bert", {}), ("parakeet_encoder", {"subsampling_factor": 2})],  # frames of 20 ms
 )
-def test_stopped_conformer_run_needs_the_folder_no_more(
+def test_stopped_conformer_run_resumes_without_base_model(
     model_type: str, config: dict[str, Any], workplace: Workplace, tmp_path: Path
 ) -> None:
     folder = make_folder(tmp_path / "tiny", model_type, **config)
@@ -130,7 +132,7 @@ def test_stopped_conformer_run_needs_the_folder_no_more(
 
 
 @pytest.mark.slow
-def test_its_bundle_transcribes_what_the_run_did(
+def test_bundle_of_pretrained_encoder_transcribes_like_its_run(
     finished: Path, workplace: Workplace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bundle = tmp_path / "bundle"
@@ -140,13 +142,13 @@ def test_its_bundle_transcribes_what_the_run_did(
     ]
     capsys.readouterr()
     assert sbkit(["transcribe", str(bundle), *map(str, clips), "--decoder", "greedy"]) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert len(said) == len(clips)
+    transcripts = capsys.readouterr().out.splitlines()
+    assert len(transcripts) == len(clips)
     assert load_bundle(bundle).model is not None
 
 
 @pytest.mark.slow
-def test_check_knows_the_masks_and_leaves_nothing(
+def test_check_reports_masks_and_writes_no_files(
     workplace: Workplace,
     pretrained: Path,
     tmp_path: Path,
@@ -159,20 +161,22 @@ def test_check_knows_the_masks_and_leaves_nothing(
     assert not (tmp_path / "run").exists()
     assert "[masks]" not in capsys.readouterr().out
     sbkit(["check", *words, "--mask_time_length=75", "--mask_channel_length=25"])
-    said = capsys.readouterr().out
-    assert re.search(r"note: Utterances are shorter than the 75 frames of a mask.* in train", said)
-    assert "note: A mask of 25 channels is wider than the encoder (24)" in said
+    output = capsys.readouterr().out
+    assert re.search(
+        r"note: Utterances are shorter than the 75 frames of a mask.* in train", output
+    )
+    assert "note: A mask of 25 channels is wider than the encoder (24)" in output
 
 
 # -- what is refused before anything is prepared ---------------------------------------------------
 
 
-def test_a_run_without_an_encoder_is_refused() -> None:
+def test_run_without_encoder_is_refused() -> None:
     with pytest.raises(SbkitError, match="`pretrained` must name the folder .* but is null"):
         Run(YAML, {})
 
 
-def test_an_encoder_of_another_rate_is_refused(pretrained: Path, tmp_path: Path) -> None:
+def test_encoder_with_other_sample_rate_is_refused(pretrained: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(pretrained, tmp_path / "tiny"))
     file = folder / "preprocessor_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"sampling_rate": 8000}))
@@ -180,7 +184,7 @@ def test_an_encoder_of_another_rate_is_refused(pretrained: Path, tmp_path: Path)
         Run(YAML, {"pretrained": str(folder)})
 
 
-def test_a_resolved_yaml_needs_the_same_folder(pretrained: Path, tmp_path: Path) -> None:
+def test_resolved_yaml_requires_same_folder(pretrained: Path, tmp_path: Path) -> None:
     run = Run(YAML, {"pretrained": str(pretrained), "output_folder": str(tmp_path)})
     save_resolved(tmp_path / "resolved.yaml", run.yaml_file, run.overrides)
     again = Run(tmp_path / "resolved.yaml", {})
@@ -193,11 +197,11 @@ def test_a_resolved_yaml_needs_the_same_folder(pretrained: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize("is_in_the_yaml", [False, True])
-@pytest.mark.parametrize(("given", "width"), [({}, 768), ({"hidden_size": 48, **FRAMES}, 48)])
+@pytest.mark.parametrize(("options", "width"), [({}, 768), ({"hidden_size": 48, **FRAMES}, 48)])
 def test_encoder_config_without_folder_has_random_weights(
-    given: dict[str, Any], width: int, is_in_the_yaml: bool, tmp_path: Path
+    options: dict[str, Any], width: int, is_in_the_yaml: bool, tmp_path: Path
 ) -> None:
-    yaml, sizes = tmp_path / "ctc.yaml", {"model_type": "hubert", **given}
+    yaml, sizes = tmp_path / "ctc.yaml", {"model_type": "hubert", **options}
     written = f"encoder_config: {json.dumps(sizes) if is_in_the_yaml else 'null'}"
     yaml.write_text(re.sub(r"(?m)^encoder_config: null", written, YAML.read_text()))
     run = Run(yaml, {} if is_in_the_yaml else {"encoder_config": sizes})

@@ -47,7 +47,7 @@ def test_schedule_factor_by_share_of_run(
     assert schedule(progress) == pytest.approx(factor, abs=1e-12)
 
 
-def test_stages_without_a_fall_and_an_unknown_metric_are_refused() -> None:
+def test_tri_stage_without_decay_and_new_bob_with_unknown_metric_are_refused() -> None:
     with pytest.raises(SbkitError, match="but add up to 1. Lower one"):
         TriStage(warmup_fraction=0.1, hold_fraction=0.9)
     with pytest.raises(SbkitError, match="must be loss or error, but is 'WER'"):
@@ -58,7 +58,7 @@ VALIDATIONS = (4.0, 3.0, 2.999, 2.9985, 2.0, 2.5, math.nan, 2.4, 2.4, 0.0, 0.0, 
 
 
 @pytest.mark.parametrize("patient", [0, 2])
-def test_newbob_anneals_as_speechbrains_does(patient: int) -> None:
+def test_new_bob_anneals_like_speechbrain(patient: int) -> None:
     theirs = schedulers.NewBobScheduler(1.0, 0.8, 0.0025, patient)
     ours = NewBob(patient=patient, metric="error")
     so_far: list[Validation] = []
@@ -74,7 +74,7 @@ def declared(schedule: Any, **knobs: Any) -> dict[str, Any]:
     return {"lr": 0.1, "epoch_counter": counter, "lr_schedule": schedule, **knobs}
 
 
-def test_a_scheduler_that_cannot_be_adapted_is_refused_in_a_sentence() -> None:
+def test_unsupported_scheduler_is_refused() -> None:
     """The message names what it lacks: a metric, a length that is the run's, a momentum."""
     for scheduler, words in (
         (schedulers.NewBobScheduler(0.1), "NewBobScheduler.*called with metric_value"),
@@ -103,17 +103,17 @@ def factors(schedule: Any, steps: int = 8, epochs: int = 4) -> list[float]:
     ]
 
 
-def test_schedulers_of_speechbrain_give_their_rates_step_by_step() -> None:
+def test_speechbrain_schedulers_give_same_rates() -> None:
     noam, optimizer = schedulers.NoamScheduler(0.1, 3), torch.optim.SGD([torch.zeros(1)], lr=0.1)
     expected = [noam(optimizer)[1] for _ in range(8)]
-    assert [0.1 * each for each in factors(schedulers.NoamScheduler(0.1, 3))] == expected
+    assert [0.1 * factor for factor in factors(schedulers.NoamScheduler(0.1, 3))] == expected
     stages = schedulers.TriStageLRSchedule(0.1, 2, 2, 4, 8)
     assert factors(stages)[1:4] == pytest.approx([1.0, 1.0, 1.0])
     halved = schedulers.StepScheduler(0.1, decay_factor=0.5, decay_drop=1)
     assert factors(halved) == pytest.approx([0.5, 0.5, 0.25, 0.25, 0.125, 0.125, 0.0625, 0.0625])
 
 
-def test_schedulers_of_torch_go_by_steps_and_one_cycle_lasts_the_run() -> None:
+def test_torch_schedulers_advance_by_step_and_one_cycle_spans_the_run() -> None:
     falling = partial(torch_schedulers.ExponentialLR, gamma=0.5)
     assert factors(falling)[:3] == [1.0, 0.5, 0.25]
     cycle = factors(partial(OneCycleLR, max_lr=0.1, cycle_momentum=False, pct_start=0.5), 1000)
@@ -139,22 +139,20 @@ class Fitting(MeanBrain):
     ],
     ids=["noam", "one-cycle", "cosine", "newbob"],
 )
-def test_a_resumed_run_goes_on_with_the_same_rates_and_weights(
-    schedule: Any, tmp_path: Path
-) -> None:
+def test_resumed_run_has_same_rates_and_weights(schedule: Any, tmp_path: Path) -> None:
     def run(folder: Path, epochs: int) -> tuple[list[float], torch.Tensor]:
         counter = EpochCounter(limit=4)
         knobs = declared(schedule, epoch_counter=counter, rates=[])
-        kept = Checkpointer(folder, {"epochs": counter})
-        brain = brain_of(Fitting, hparams=knobs, kept=kept)
-        kept.add_recoverable("model", brain.modules.model)
+        checkpointer = Checkpointer(folder, {"epochs": counter})
+        brain = brain_of(Fitting, hparams=knobs, checkpointer=checkpointer)
+        checkpointer.add_recoverable("model", brain.modules.model)
         brain.fit(islice(counter, epochs) if epochs < 4 else counter, batches(3), batches(2))
-        kept.save_checkpoint()
+        checkpointer.save_checkpoint()
         return brain.hparams.rates, brain.modules.model.weight.detach()
 
     whole, weights = run(tmp_path / "whole", 4)
     first, _ = run(tmp_path / "stopped", 2)
-    rest, resumed = run(tmp_path / "stopped", 4)
+    rates, resumed = run(tmp_path / "stopped", 4)
     assert len(whole) == 12 and len({*whole}) >= 3
-    assert first + rest == whole
+    assert first + rates == whole
     assert torch.equal(resumed, weights)

@@ -31,8 +31,8 @@ class Pair(Brain):
     """A generator, and a discriminator that judges what it makes."""
 
     def compute_forward(self, batch: Any, stage: Any) -> Any:
-        made = self.modules["generator"](batch)
-        return self.modules["discriminator"](made), self.modules["discriminator"](batch)
+        generated = self.modules["generator"](batch)
+        return self.modules["discriminator"](generated), self.modules["discriminator"](batch)
 
     def compute_objectives(self, predictions: Any, batch: Any, stage: Any) -> Any:
         fake, real = predictions
@@ -103,11 +103,11 @@ def test_each_optimizer_steps_its_parts_by_its_own_loss(
 ) -> None:
     brain = pair(grad_accumulation_factor=accumulation, max_grad_norm=unlimited)
     before = {name: parameters(module) for name, module in brain.modules.items()}
-    wanted = expected_gradients(brain)
+    expected = expected_gradients(brain)
     fit(brain, size=8 // accumulation)
     moved = moves(brain, before)
     for name, rate in (("generator", 0.1), ("discriminator", 0.2)):
-        for step, gradient in zip(moved[name], wanted[name], strict=True):
+        for step, gradient in zip(moved[name], expected[name], strict=True):
             torch.testing.assert_close(step, rate * gradient)
 
 
@@ -116,7 +116,7 @@ def test_each_optimizer_is_clipped_by_its_own_norm() -> None:
     before = {name: parameters(module) for name, module in brain.modules.items()}
     fit(brain)
     for (_, moved), rate in zip(moves(brain, before).items(), (0.1, 0.2), strict=True):
-        norm = torch.cat([each.flatten() for each in moved]).norm()
+        norm = torch.cat([difference.flatten() for difference in moved]).norm()
         torch.testing.assert_close(norm, torch.tensor(rate * 0.01), rtol=1e-3, atol=0.0)
 
 
@@ -124,7 +124,9 @@ def test_optimizers_skip_a_step_together() -> None:
     brain = pair(kind=SpoiledPair, nonfinite_patience=9)
     before = {name: parameters(module) for name, module in brain.modules.items()}
     fit(brain)
-    assert not any(each.any() for moved in moves(brain, before).values() for each in moved)
+    assert not any(
+        difference.any() for moved in moves(brain, before).values() for difference in moved
+    )
     assert brain.nonfinite_count == 1
 
 
@@ -146,15 +148,15 @@ def test_single_loss_moves_all_optimizers() -> None:
     )
     before = {name: parameters(module) for name, module in brain.modules.items()}
     fit(brain)
-    assert all(each.any() for moved in moves(brain, before).values() for each in moved)
+    assert all(difference.any() for moved in moves(brain, before).values() for difference in moved)
     kinds: dict[str, Optimizer] = brain.optimizers_dict
-    assert [type(each) for each in kinds.values()] == [Muon, AdamW]
+    assert [type(difference) for difference in kinds.values()] == [Muon, AdamW]
     decays = [group["weight_decay"] for group in kinds["rest"].param_groups]
     assert decays == [0.0, 0.01]
 
 
 @pytest.mark.parametrize(
-    ("declared", "said"),
+    ("declared", "message"),
     [
         ({"a": {"parts": ["body"]}}, "but head.bias, head.weight are in none"),
         ({"a": {"parts": ["body"]}, "b": {"parts": ["*"]}}, "`body.weight` is in a and in b"),
@@ -162,14 +164,14 @@ def test_single_loss_moves_all_optimizers() -> None:
         ({"a": {}, "b": {}}, "a, b have no `parts`"),
     ],
 )
-def test_a_parameter_has_one_optimizer(declared: dict[str, Any], said: str) -> None:
+def test_parameter_in_two_optimizers_is_refused(declared: dict[str, Any], message: str) -> None:
     model = nn.ModuleDict({"body": nn.Linear(2, 2, bias=False), "head": nn.Linear(2, 1)})
     named = dict(sorted(model.named_parameters()))
-    with pytest.raises(SbkitError, match=said.replace("*", r"\*")):
+    with pytest.raises(SbkitError, match=message.replace("*", r"\*")):
         assign_parameters(declared, named)
 
 
-def test_a_loss_of_another_name_is_refused() -> None:
+def test_loss_with_unknown_name_is_refused() -> None:
     losses = {"generator": torch.ones(()), "critic": torch.ones(())}
     with pytest.raises(
         SbkitError, match=r"\(generator, discriminator\), but returned generator, c"
@@ -206,16 +208,16 @@ def whole(workplace: Workplace, yaml: Path, tmp_path_factory: pytest.TempPathFac
 
 def records(run: Path) -> list[dict[str, Any]]:
     logged = read_log(run / "train_log.jsonl")
-    return [{name: v for name, v in each.items() if name not in CLOCK} for each in logged]
+    return [{name: v for name, v in record.items() if name not in CLOCK} for record in logged]
 
 
 @pytest.mark.slow
-def test_a_run_without_metrics_is_judged_by_its_loss(whole: Path) -> None:
-    epochs = [each for each in records(whole) if each["kind"] == "epoch"]
-    losses = [each["valid_loss"] for each in epochs]
+def test_run_without_metrics_ranks_checkpoints_by_loss(whole: Path) -> None:
+    epochs = [record for record in records(whole) if record["kind"] == "epoch"]
+    losses = [record["valid_loss"] for record in epochs]
     assert len(losses) == 4
-    kept = Checkpointer(whole / "checkpoints").find_checkpoints(min_key="loss")
-    assert sorted(losses)[0] == min(each.meta["loss"] for each in kept)
+    checkpoints = Checkpointer(whole / "checkpoints").find_checkpoints(min_key="loss")
+    assert sorted(losses)[0] == min(record.meta["loss"] for record in checkpoints)
     averaged = AveragedCheckpoints.read(whole / "checkpoints")
     assert averaged is not None and len(averaged.of) == 2
     tested = read_json(whole / "summary.json")["test"]["test"]
@@ -224,7 +226,7 @@ def test_a_run_without_metrics_is_judged_by_its_loss(whole: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_killed_at_random_steps_ends_as_one_that_was_not(
+def test_run_killed_at_random_steps_equals_uninterrupted_run(
     workplace: Workplace, yaml: Path, whole: Path, tmp_path: Path
 ) -> None:
     """Weights, the state of both optimizers, and every figure are the same, bit for bit."""
@@ -239,19 +241,19 @@ def test_a_run_killed_at_random_steps_ends_as_one_that_was_not(
     assert process.wait(120) == 0, process.output()
     assert records(tmp_path) == records(whole)
     files = ("model.ckpt", "optimizer_generator.ckpt", "optimizer_discriminator.ckpt")
-    last = [Checkpointer(each / "checkpoints").find_checkpoint() for each in (tmp_path, whole)]
+    last = [Checkpointer(folder / "checkpoints").find_checkpoint() for folder in (tmp_path, whole)]
     for name in files:
-        mine, theirs = ((each.path / name).read_bytes() for each in last if each)
+        mine, theirs = ((folder.path / name).read_bytes() for folder in last if folder)
         assert mine == theirs
 
 
 @pytest.mark.slow
 @pytest.mark.ddp
-def test_two_processes_train_as_one(workplace: Workplace, yaml: Path, tmp_path: Path) -> None:
+def test_two_processes_equal_one(workplace: Workplace, yaml: Path, tmp_path: Path) -> None:
     for ranks in (1, 2):
         words = command(workplace, yaml, tmp_path / str(ranks), "--dropout=0.0")
-        done = processes.run(words, ranks=ranks, SBKIT_CACHE=workplace.cache)
-        assert done.returncode == 0, done.stderr
+        process = processes.run(words, ranks=ranks, SBKIT_CACHE=workplace.cache)
+        assert process.returncode == 0, process.stderr
     alone, shared = (last_parameters(tmp_path / str(ranks)) for ranks in (1, 2))
     for name, value in alone.items():
         torch.testing.assert_close(shared[name], value, rtol=1e-4, atol=1e-6)

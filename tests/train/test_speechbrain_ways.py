@@ -39,7 +39,7 @@ def brain_of(
     *,
     lr: float = 0.1,
     hparams: Any = None,
-    kept: Checkpointer | None = None,
+    checkpointer: Checkpointer | None = None,
     **run_opts: Any,
 ) -> Any:
     torch.manual_seed(1)
@@ -48,12 +48,12 @@ def brain_of(
         opt_class=lambda parameters: torch.optim.SGD(parameters, lr=lr),
         hparams=hparams,
         run_opts={"device": "cpu", **run_opts},
-        checkpointer=kept,
+        checkpointer=checkpointer,
     )
 
 
 @pytest.mark.parametrize("name", ["data_parallel_backend", "profile_training"])
-def test_an_option_that_would_have_no_effect_is_refused(name: str) -> None:
+def test_option_without_effect_is_refused(name: str) -> None:
     with pytest.raises(SbkitError, match=f"`{name}` must be off"):
         brain_of(**{name: True})
     with pytest.raises(SbkitError, match=f"`{name}` must be off"):
@@ -61,18 +61,20 @@ def test_an_option_that_would_have_no_effect_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize(("debug_epochs", "epochs"), [(1, 1), (2, 2), (-1, 3)])
-def test_debugging_stops_early_or_runs_all_epochs(debug_epochs: int, epochs: int) -> None:
+def test_debug_stops_after_batches_or_epochs(debug_epochs: int, epochs: int) -> None:
     brain = brain_of(debug=True, debug_batches=1, debug_epochs=debug_epochs)
     brain.fit([1, 2, 3], batches(4))
     assert brain.optimizer_step == epochs
 
 
-def test_debugging_evaluates_as_many_batches_of_every_set(tmp_path: Path) -> None:
+def test_debug_evaluates_same_number_of_batches_of_every_split(tmp_path: Path) -> None:
     """Also after the checkpoints to average have been validated."""
     model = nn.Linear(3, 2)
-    kept = Checkpointer(tmp_path, recoverables={"model": model})
+    checkpointer = Checkpointer(tmp_path, recoverables={"model": model})
     options = {"debug": True, "debug_batches": 2, "debug_epochs": 2, "debug_persistently": True}
-    brain = MeanBrain({"model": model}, torch.optim.SGD, {"average_checkpoints": 2}, options, kept)
+    brain = MeanBrain(
+        {"model": model}, torch.optim.SGD, {"average_checkpoints": 2}, options, checkpointer
+    )
     brain.fit([1, 2], batches(4), {"a": batches(4), "b": batches(4)})
     brain.evaluate({"c": batches(4), "d": batches(4)})
     assert [len(losses) for losses in brain.evaluator.results.values()] == [2, 2]
@@ -88,7 +90,7 @@ def test_ckpt_interval_steps_counts_micro_batches(tmp_path: Path) -> None:
             saved.append(self.step)
 
     options = {"grad_accumulation_factor": 2, "ckpt_interval_steps": 3}
-    brain = brain_of(Saving, kept=Checkpointer(tmp_path), **options)
+    brain = brain_of(Saving, checkpointer=Checkpointer(tmp_path), **options)
     brain.fit([1, 2], batches(10))
     assert saved == [4, 8, 4, 8]
 
@@ -106,7 +108,7 @@ class Watching(MeanBrain):
             assert stage_loss == self.avg_train_loss
 
 
-def test_the_mean_training_loss_is_there_to_read() -> None:
+def test_mean_training_loss_is_public() -> None:
     brain = brain_of(Watching, lr=0.0, hparams={"log_every": 1})
     brain.seen = []
     brain.fit([1, 2], batches(3))
@@ -123,7 +125,7 @@ REFUSED_HPARAMS = {
 
 
 @pytest.mark.parametrize("name", REFUSED_HPARAMS)
-def test_a_knob_that_means_another_thing_here_is_refused(name: str) -> None:
+def test_option_with_other_meaning_than_speechbrain_is_refused(name: str) -> None:
     with pytest.raises(SbkitError, match=rf"`{name}`.* (must be|needs) .*another name"):
         brain_of(hparams={name: REFUSED_HPARAMS[name], "lr": 0.1})
 
@@ -137,13 +139,13 @@ def test_a_knob_that_means_another_thing_here_is_refused(name: str) -> None:
         "_should_save_intra_epoch_ckpt",
     ],
 )
-def test_a_hook_that_is_not_called_may_not_be_overridden(name: str) -> None:
+def test_overriding_a_hook_that_is_never_called_is_refused(name: str) -> None:
     overriding = type("Overriding", (MeanBrain,), {name: lambda self, *_: None})
     with pytest.raises(SbkitError, match=f"`{name}` must be SpeechBrain's"):
         brain_of(overriding)
 
 
-def test_a_signal_is_heard_without_an_optimizer() -> None:
+def test_stop_signal_works_without_optimizer() -> None:
     class Asked(MeanBrain):
         micro_batches = 0
 
@@ -154,9 +156,9 @@ def test_a_signal_is_heard_without_an_optimizer() -> None:
 
     brain = brain_of(Asked)
     brain.opt_class = None
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as exited:
         brain.fit([1], batches(5))
-    assert left.value.code == ASKED_TO_STOP
+    assert exited.value.code == ASKED_TO_STOP
     assert Asked.micro_batches == 2
 
 
@@ -167,17 +169,17 @@ class Thawing(MeanBrain):
         return optimizers if self.step >= 3 else {"other": self.other}
 
 
-def test_a_thawed_optimizer_has_no_gradient_of_its_frozen_time() -> None:
+def test_thawed_optimizer_has_no_gradient_from_frozen_steps() -> None:
     brain = brain_of(Thawing, lr=1.0, max_grad_norm=-1)
     model, (*_, last) = brain.modules.model, batches(3)
     brain.other = torch.optim.SGD([nn.Parameter(torch.zeros(1))])
     loss = nn.functional.mse_loss(model(last[0]), last[1])
-    wanted = model.weight.detach() - torch.autograd.grad(loss, model.weight)[0]
+    expected = model.weight.detach() - torch.autograd.grad(loss, model.weight)[0]
     brain.fit([1], batches(3))
-    torch.testing.assert_close(model.weight.detach(), wanted)
+    torch.testing.assert_close(model.weight.detach(), expected)
 
 
-def test_a_loss_that_is_not_finite_is_counted_and_then_stops_the_run() -> None:
+def test_nonfinite_losses_are_counted_and_stop_the_run() -> None:
     class Checking(MeanBrain):
         def fit_batch(self, batch: Any) -> torch.Tensor:
             loss = torch.tensor(float("nan"))
@@ -246,12 +248,12 @@ main()
 
 
 @pytest.mark.ddp
-def test_steps_are_shared_among_processes_as_in_speechbrain() -> None:
-    done = processes.run(["-c", TWO_RANKS], ranks=2)
-    assert done.returncode == 0, done.stderr
-    one, two = json.loads(done.stdout.splitlines()[-1])
-    own, wanted, plain, wanted_plain = one
-    assert own == wanted
+def test_gradients_are_averaged_over_processes_like_speechbrain() -> None:
+    process = processes.run(["-c", TWO_RANKS], ranks=2)
+    assert process.returncode == 0, process.stderr
+    one, two = json.loads(process.stdout.splitlines()[-1])
+    own, expected, plain, wanted_plain = one
+    assert own == expected
     assert plain[0] == wanted_plain[0] == 8  # each batch is seen once
     assert plain[1] == pytest.approx(wanted_plain[1], rel=1e-6)
     assert two[:3] == one[:3]

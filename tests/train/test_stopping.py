@@ -61,10 +61,10 @@ def test_stop_signals_survive_a_lost_terminal() -> None:
         text=True,
     )
     os.close(terminal)
-    heard = b""
-    while b"\n" not in heard:  # else the end of its line meets a terminal that is gone
-        heard += os.read(leader, 100)
-    assert heard.startswith(b"listening")
+    output = b""
+    while b"\n" not in output:  # else the end of its line meets a terminal that is gone
+        output += os.read(leader, 100)
+    assert output.startswith(b"listening")
     os.close(leader)
     _, _ = process.communicate("go on\n", timeout=240)
     assert process.returncode == 75
@@ -86,10 +86,10 @@ def test_rank_consensus_on_one_rank_answers_at_once() -> None:
 )
 def test_rank_consensus_asks_about_every_second(seconds: float, questions: list[int]) -> None:
     """The other rank is as fast, and wishes nothing."""
-    steps, asked = list[None](), list[int]()
+    steps, queries = list[None](), list[int]()
 
     def gather(value: tuple[bool, bool, float]) -> list[tuple[bool, bool, float]]:
-        asked.append(len(steps))
+        queries.append(len(steps))
         return [value, (False, False, value[2])]
 
     def after_a_step(*, stop: bool) -> tuple[bool, bool]:
@@ -102,8 +102,8 @@ def test_rank_consensus_asks_about_every_second(seconds: float, questions: list[
         patch("sbkit.train.stopping.gather_over_ranks", gather),
     ):
         assert [after_a_step(stop=False) for _ in range(20)] == [(False, False)] * 20
-        assert asked == questions
-        wishes = asked[-1] + MAX_STEPS_BETWEEN_QUESTIONS - 20
+        assert queries == questions
+        wishes = queries[-1] + MAX_STEPS_BETWEEN_QUESTIONS - 20
         assert any(after_a_step(stop=True)[0] for _ in range(wishes))
 
 
@@ -135,7 +135,7 @@ def test_early_stopping_counts_epochs_since_the_best(
 
 
 @pytest.mark.slow
-def test_longer_run_killed_in_its_test_is_tested_again(
+def test_longer_run_killed_while_testing_is_tested_again(
     workplace: Workplace,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -161,12 +161,12 @@ def test_longer_run_killed_in_its_test_is_tested_again(
 
 
 @pytest.mark.slow
-def test_a_run_that_stopped_early_stays_ended(
+def test_early_stopped_run_does_not_restart(
     workplace: Workplace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ("--lr=0.0", "--early_stopping=1", "--check=false")
-    for said in ("CER has not improved for 1 epochs", "the results in"):
+    for sentence in ("CER has not improved for 1 epochs", "the results in"):
         assert workplace.train_here(tmp_path, *options) == 0
         out = capsys.readouterr().out
-        assert said in out
+        assert sentence in out
         assert "epoch 3/4" not in out

@@ -28,13 +28,13 @@ with watchdog.Watchdog(Path(sys.argv[1]), stall_seconds=0.5) as running:
 """
 
 
-def test_a_rank_that_hangs_is_named_and_ended(tmp_path: Path) -> None:
-    done = processes.run(["-c", HANGING, tmp_path])
-    assert done.returncode == STALLED
-    assert "in hang" in done.stderr
-    assert "rank 0 in step after step 9 on clip0, clip1, clip2, clip3, ..., for" in done.stderr
-    assert "rank 1 gave no sign of life" in done.stderr
-    assert "`stall_seconds`" in done.stderr
+def test_hanging_rank_is_named_and_ended(tmp_path: Path) -> None:
+    process = processes.run(["-c", HANGING, tmp_path])
+    assert process.returncode == STALLED
+    assert "in hang" in process.stderr
+    assert "rank 0 in step after step 9 on clip0, clip1, clip2, clip3, ..., for" in process.stderr
+    assert "rank 1 gave no sign of life" in process.stderr
+    assert "`stall_seconds`" in process.stderr
 
 
 SUSPENDED = """
@@ -52,7 +52,7 @@ with watchdog.Watchdog(Path(sys.argv[1]), stall_seconds=0.5) as running:
 """
 
 
-def test_a_run_that_was_suspended_goes_on(tmp_path: Path) -> None:
+def test_suspended_run_continues(tmp_path: Path) -> None:
     running = processes.Process(["-c", SUSPENDED, tmp_path])
     while not is_stopped(running):
         time.sleep(0.01)
@@ -66,7 +66,7 @@ def is_stopped(running: processes.Process) -> bool:
     return state.startswith("T")
 
 
-def test_heartbeat_is_removed_with_the_run(tmp_path: Path) -> None:
+def test_heartbeat_files_are_removed_at_end_of_run(tmp_path: Path) -> None:
     folder = tmp_path / FOLDER
     folder.mkdir()
     (folder / NOTE).touch()  # of a run before

@@ -35,7 +35,7 @@ class Line(Brain):
 
 
 def state_of(model: nn.Module) -> State:
-    return {name: each.clone() for name, each in model.state_dict().items()}
+    return {name: value.clone() for name, value in model.state_dict().items()}
 
 
 def adamw(groups: Any) -> AdamW:
