@@ -141,7 +141,7 @@ def test_malformed_json_is_refused(name: str, content: bytes, bundle: Path) -> N
 
 
 @pytest.mark.parametrize("size", [10**9, 1.5, "32"])
-def test_an_impossible_beam_size_is_refused(size: Any, bundle: Path) -> None:
+def test_impossible_beam_size_is_refused(size: Any, bundle: Path) -> None:
     ensure_language_models(
         bundle / LANGUAGE_MODELS,
         source="",

@@ -81,7 +81,7 @@ def test_masks_stay_inside_utterances_and_within_their_widths(seed: int) -> None
 
 
 @pytest.mark.parametrize("options", [TIME_ONLY | {"time_masks": 1}, FREQ_ONLY | {"freq_masks": 1}])
-def test_a_mask_is_one_span_of_any_width_and_position(options: dict[str, int]) -> None:
+def test_mask_is_one_span_of_any_width_and_position(options: dict[str, int]) -> None:
     """All are equally likely, including the first and the last; at most 3 of 6 are masked."""
     torch.manual_seed(0)
     count, frames, bins = (40_000, 2, 6) if options["time_masks"] == 0 else (40_000, 6, 1)

@@ -50,7 +50,7 @@ def test_knobs_remember_every_way_of_reading_a_key() -> None:
         ("named: 1\nspare: !new:torch.nn.Linear [1, 1]", ["spare"]),
     ],
 )
-def test_a_key_without_a_reader_is_found(yaml: str, expected: list[str], tmp_path: Path) -> None:
+def test_key_without_reader_is_reported(yaml: str, expected: list[str], tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(f"{yaml}\n")
     assert list(unread(read_document(tmp_path / "a.yaml"), {"named"})) == expected
 

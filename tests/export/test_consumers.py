@@ -171,7 +171,7 @@ def test_hub_folder_is_a_bundle_with_its_card(exported: Path, clips: Clips) -> N
     assert "*.safetensors filter=lfs" in (exported / "hub/.gitattributes").read_text()
 
 
-def test_no_path_of_this_machine_is_in_a_format(exported: Path) -> None:
+def test_exported_formats_contain_no_local_path(exported: Path) -> None:
     root = str(Path(__file__).parents[3]).encode()
     for file in exported.rglob("*"):
         if file.suffix == ".pt2":

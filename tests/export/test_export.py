@@ -105,7 +105,7 @@ def test_export_of_a_foreign_run_builds_only_allowed_classes(run: Path, tmp_path
     assert names(tmp_path) == {"run"}
 
 
-def test_a_part_of_a_user_module_is_exported_and_loaded_with_import(
+def test_part_of_user_module_is_exported_and_loaded_with_import(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "my_heads.py").write_text(

@@ -165,7 +165,7 @@ def test_model_cards_name_the_pretrained_encoder(folder: Path) -> None:
         assert "- pretrained encoder: ann/tiny, license: mit, SHA-256 of its weights: ab12" in text
 
 
-def test_a_bundle_runs_without_transformers(tmp_path: Path) -> None:
+def test_bundle_runs_without_transformers(tmp_path: Path) -> None:
     export_run(run_of(tmp_path / "run", "wav2vec2"), tmp_path / "bundle")
     clip = (3000 * np.random.default_rng(0).standard_normal(32_000)).astype(np.int16)
     soundfile.write(tmp_path / "clip.wav", clip, 16_000)

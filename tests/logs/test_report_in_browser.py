@@ -52,9 +52,7 @@ def wait(condition: Callable[[], object]) -> Any:
     return value
 
 
-def test_the_table_is_sorted_filtered_and_saved(
-    browser: Any, tmp_path: Path, downloads: Path
-) -> None:
+def test_table_is_sorted_filtered_and_saved(browser: Any, tmp_path: Path, downloads: Path) -> None:
     visit(browser, write_example(tmp_path))
     assert ids(browser) == ["c", "a", HOSTILE]
     click(browser, "#table th:nth-child(3) button")  # words
@@ -85,7 +83,7 @@ def test_the_table_is_sorted_filtered_and_saved(
     assert_no_faults(browser)
 
 
-def test_a_word_is_heard_where_it_is_clicked(browser: Any, tmp_path: Path) -> None:
+def test_clicked_word_is_played(browser: Any, tmp_path: Path) -> None:
     visit(browser, write_example(tmp_path))
     click(browser, "#table .open")
     lane = wait(lambda: find(browser, ".lane button"))
@@ -111,7 +109,7 @@ def test_a_word_is_heard_where_it_is_clicked(browser: Any, tmp_path: Path) -> No
     assert_no_faults(browser)
 
 
-def test_what_is_hostile_stays_text(browser: Any, tmp_path: Path) -> None:
+def test_hostile_names_stay_text(browser: Any, tmp_path: Path) -> None:
     visit(browser, write_example(tmp_path))
     assert HOSTILE in ids(browser)
     assert len(find(browser, "script")) == 2
@@ -152,7 +150,7 @@ def test_without_words_characters_are_shown(browser: Any, tmp_path: Path, downlo
 
 
 @pytest.mark.parametrize("width", [1200, 390])
-def test_the_pages_fit_a_window(browser: Any, tmp_path: Path, width: int) -> None:
+def test_pages_fit_the_window(browser: Any, tmp_path: Path, width: int) -> None:
     visit(browser, write_example(tmp_path, runs=2), width=width)
     assert ids(browser)[0] == "c"  # changed most
     assert [cell.text for cell in find(browser, "#table tbody tr:first-child .text")] == [

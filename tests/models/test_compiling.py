@@ -108,7 +108,7 @@ class UserModule(nn.Linear):
         return super().forward(x)
 
 
-def test_all_variants_of_a_block_run_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variants_of_a_block_run_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """With torch's limit of 8 the last of these silently ran uncompiled."""
     calls = 0
 

@@ -197,7 +197,7 @@ def test_other_labels_change_the_fingerprint(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("cache")
-def test_a_label_of_only_a_test_set_is_refused_before_training(tmp_path: Path) -> None:
+def test_label_found_only_in_test_set_is_refused_before_training(tmp_path: Path) -> None:
     knobs = knobs_of(tmp_path, train="a=quick b=slow", dev="c=slow", test="d=slow e=fast")
     with pytest.raises(
         SbkitError, match=r"e of test has the label 'fast', .* 2 classes .*quick, slow\)"

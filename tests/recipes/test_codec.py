@@ -184,7 +184,7 @@ def test_losses_are_weighted_and_ignore_clips_without_weight(
 
 @pytest.mark.slow
 @pytest.mark.ddp
-def test_two_ranks_train_as_one(workplace: Workplace, tmp_path: Path) -> None:
+def test_two_ranks_equal_one(workplace: Workplace, tmp_path: Path) -> None:
     options = ("--adversarial_weight=0.5", "--lr=0.01")
     sgd: Any = {"yaml": with_sgd("codec", tmp_path), "tiny": TINY}
     one, two = workplace.parameters_by_ranks(tmp_path, *options, **sgd)

@@ -160,7 +160,7 @@ def test_losses_count_frames_and_a_misaligned_clip_only_trains_the_vocoder(
     assert (after.sums - before.sums).tolist() == pytest.approx(expected, abs=0.01)
 
 
-def test_the_vocoder_is_validated_on_the_middle_of_a_clip_without_its_edges(
+def test_vocoder_is_validated_on_middle_of_clip_without_edges(
     brain: SynthesisBrain, batch: SpokenBatch
 ) -> None:
     """The first and the last of 42 frames are context; a clip of 31 frames has fewer."""
@@ -207,7 +207,7 @@ def test_collate_trims_the_silence_around_a_clip(brain: SynthesisBrain) -> None:
 
 @pytest.mark.slow(30)
 @pytest.mark.ddp
-def test_two_ranks_train_as_one(workplace: Workplace, tmp_path: Path) -> None:
+def test_two_ranks_equal_one(workplace: Workplace, tmp_path: Path) -> None:
     """Without random draws: no dropout, and whole clips for the vocoder."""
     options = ("--dropout=0", "--segment_frames=400", "--lr=0.01")
     sgd: Any = {"yaml": with_sgd("tts", tmp_path), "tiny": TINY_VOICE}
@@ -251,7 +251,7 @@ def test_openai_client_gets_speech_notes_and_errors(voice: Synthesizer, tmp_path
 
 
 @pytest.mark.slow(30)
-def test_a_recognizer_and_a_tts_model_are_served_together(exported: Path, bundle: Path) -> None:
+def test_server_serves_recognizer_and_tts_model_together(exported: Path, bundle: Path) -> None:
     with serving(exported, beside=[bundle]) as (client, _):
         ready = client.get("/health/ready").json()
         assert [model["name"] for model in ready["models"]] == ["tiny", "bundle"]

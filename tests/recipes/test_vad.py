@@ -232,7 +232,7 @@ def test_prepare_speech_labels_loud_windows_near_aligned_words(
 
 @pytest.mark.slow
 @pytest.mark.ddp
-def test_two_ranks_train_as_one(workplace: Workplace, tmp_path: Path) -> None:
+def test_two_ranks_equal_one(workplace: Workplace, tmp_path: Path) -> None:
     for ranks, seconds in ((1, 120), (2, 3)):  # evaluation batches change no figure
         options = ("--check=false", f"--eval_batch_seconds={seconds}")
         process = workplace.train_forked(tmp_path / str(ranks), *options, ranks=ranks, **VAD_RUN)

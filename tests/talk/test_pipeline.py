@@ -315,7 +315,7 @@ def test_interruption_drops_queued_and_running_work(
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_nothing_of_an_interrupted_turn_is_heard_or_delivered(seed: int, tones: Any) -> None:
+def test_interrupted_turn_is_neither_played_nor_delivered(seed: int, tones: Any) -> None:
     """However the threads are scheduled: every word of an answer names its turn."""
     recognizer, tokenizer = tones
     random, ended, player = np.random.default_rng(seed), set[str](), Loudspeaker()
