@@ -14,7 +14,7 @@ from sbkit.base.process import run_main
 from sbkit.base.versions import __version__
 from sbkit.commands.cli import run
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def python(code: str) -> subprocess.CompletedProcess[str]:
