@@ -172,7 +172,7 @@ def test_hub_folder_is_a_bundle_with_its_card(exported: Path, clips: Clips) -> N
 
 
 def test_exported_formats_contain_no_local_path(exported: Path) -> None:
-    root = str(Path(__file__).parents[3]).encode()
+    root = str(Path(__file__).parents[2]).encode()
     for file in exported.rglob("*"):
         if file.suffix == ".pt2":
             with ZipFile(file) as archive:
