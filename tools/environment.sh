@@ -1,9 +1,12 @@
 # Sourced by the tools: goes to the root of the checkout and makes its `.venv`, once.
 #
-#   environment                installs what a run needs
-#   environment test,export    and these extras of setup.cfg
+#   environment                    installs what a run needs, in the versions of constraints.txt
+#   environment test,export        and these extras of setup.cfg
+#   environment test,export lowest in `.venv-lowest`, with the lowest versions that setup.cfg allows
+#   environment test,export newest in `.venv-newest`, with the newest
 #
-# and puts it first in PATH: `python`, `torchrun` and `sbkit` are its own.
+# and puts it first in PATH: `python`, `torchrun` and `sbkit` are its own. uv installs where it is
+# present, else pip.
 
 set -euo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
@@ -34,8 +37,8 @@ find_python() {
 
 # A copied or moved checkout holds a .venv whose scripts still call the old place.
 usable() {
-    .venv/bin/python -m pip --version >/dev/null 2>&1 &&
-        grep -qF -- " $root/.venv" .venv/pyvenv.cfg && supported .venv/bin/python
+    "$venv/bin/python" -m pip --version >/dev/null 2>&1 &&
+        grep -qF -- " $root/$venv" "$venv/pyvenv.cfg" && supported "$venv/bin/python"
 }
 
 create() {
@@ -45,23 +48,48 @@ create() {
         fail "$python must come with the modules venv and ensurepip, but has not both." \
             "Install them, on Debian or Ubuntu: apt-get install" \
             "$("$python" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')"
-    printf 'making .venv with %s\n' "$("$python" --version)"
-    "$python" -m venv --clear .venv
+    printf 'making %s with %s\n' "$venv" "$("$python" --version)"
+    "$python" -m venv --clear "$venv"
 }
 
-# The mark of an installation: it changes with what setup.cfg and pyproject.toml ask for.
+# The mark of an installation: it changes with what these files ask for.
 stamp() {
-    printf '.venv/installed-%s\n' \
-        "$({ cat setup.cfg pyproject.toml && printf '%s' "$1"; } | sha256sum | cut -c -64)"
+    printf '%s/installed-%s\n' "$venv" \
+        "$({ cat setup.cfg pyproject.toml constraints.txt && printf '%s' "$1"; } | sha256sum | cut -c -64)"
+}
+
+install() {
+    if command -v uv >/dev/null; then
+        uv pip install --quiet --python "$venv/bin/python" "$@"
+    else
+        "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --use-pep517 "$@"
+    fi
+}
+
+# The lowest or the newest versions of setup.cfg's ranges, those of their own dependencies included.
+resolve() {
+    local extra options=(--upgrade)
+    command -v uv >/dev/null || install uv
+    [ "$2" = newest ] || options+=(--resolution lowest-direct)
+    for extra in ${1//,/ }; do
+        options+=(--extra "$extra")
+    done
+    PATH=$venv/bin:$PATH uv pip compile setup.cfg --quiet --no-header --no-annotate \
+        --python "$venv/bin/python" "${options[@]}" --output-file "$venv/versions.txt"
 }
 
 environment() {
-    local extras=${1:+[$1]}
+    local extras=${1:+[$1]} versions=${2:-} constraints=constraints.txt
+    venv=.venv${versions:+-$versions}
     usable || create
     if [ ! -e "$(stamp "$extras")" ]; then
         printf 'installing sbkit%s: some minutes and 5 GB the first time\n' "$extras"
-        .venv/bin/python -m pip install --quiet --disable-pip-version-check --use-pep517 --editable ".$extras"
+        if [ -n "$versions" ]; then
+            resolve "$1" "$versions"
+            constraints=$venv/versions.txt
+        fi
+        install --constraint "$constraints" --editable ".$extras"
         touch -- "$(stamp "$extras")" "$(stamp "")"
     fi
-    export PATH=$root/.venv/bin:$PATH
+    export PATH=$root/$venv/bin:$PATH
 }

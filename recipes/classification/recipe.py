@@ -21,7 +21,7 @@ from recipes.prepare import RANGES, corpus_of, prepare_audio, print_data
 from sbkit.audio.augment import Augmentation
 from sbkit.base.arrays import Counts
 from sbkit.base.errors import ConfigError, DataError
-from sbkit.base.files import write_bytes_atomically, write_text_atomically
+from sbkit.base.files import write_text_atomically
 from sbkit.base.messages import listed
 from sbkit.data.batch import Batch, Loaders, collate_audio, make_loaders
 from sbkit.data.corpus import KnobValues
@@ -29,6 +29,7 @@ from sbkit.data.manifest import Excluded
 from sbkit.data.shard import AUDIO, Row
 from sbkit.data.splits import Splits, filled_rows, read_column
 from sbkit.distributed.device import Placement
+from sbkit.logs.curves import write_picture
 from sbkit.logs.metric import Metrics
 from sbkit.models.classifier import UtteranceClassifier
 from sbkit.models.encoder import encoder_parts
@@ -123,7 +124,7 @@ class ClassificationBrain(Brain):
         names = self.hparams.labels.names
         confusion = count_confusion(results, names)
         write_confusion(folder / f"confusion_{split}.tsv", confusion, names)
-        draw_confusion(folder / f"confusion_{split}.png", confusion, names)
+        write_picture(folder / f"confusion_{split}.png", lambda: draw_confusion(confusion, names))
         return accuracy_figures(results)
 
 
@@ -140,7 +141,7 @@ def write_confusion(file: Path, confusion: Confusion, names: Sequence[str]) -> N
     write_text_atomically(file, "".join(lines))
 
 
-def draw_confusion(png: Path, confusion: Confusion, names: Sequence[str]) -> None:
+def draw_confusion(confusion: Confusion, names: Sequence[str]) -> bytes:
     """Draw the share of each prediction, with its count; of many classes those with most errors."""
     from matplotlib.figure import Figure  # 0.7 s to import
 
@@ -158,8 +159,8 @@ def draw_confusion(png: Path, confusion: Confusion, names: Sequence[str]) -> Non
     for (row, column), count in np.ndenumerate(confusion):
         color = "white" if shares[row, column] > 0.5 else "black"
         axes.text(column, row, str(count), ha="center", va="center", color=color)
-    figure.savefig(picture := io.BytesIO(), format="png", dpi=120)
-    write_bytes_atomically(png, picture.getvalue())
+    figure.savefig(png := io.BytesIO(), format="png", dpi=120)
+    return png.getvalue()
 
 
 # Data

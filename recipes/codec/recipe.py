@@ -18,9 +18,10 @@ from sbkit.audio.augment import speed_perturb
 from sbkit.audio.io import FULL_SCALE
 from sbkit.audio.lengths import length_mask
 from sbkit.base.arrays import Counts
-from sbkit.base.files import write_bytes_atomically, write_text_atomically
+from sbkit.base.files import write_text_atomically
 from sbkit.config.ranges import NON_NEGATIVE
 from sbkit.data.batch import Batch
+from sbkit.logs.curves import write_picture
 from sbkit.logs.metric import Metrics, describe_values
 from sbkit.models.code_space import Codes
 from sbkit.models.codec import CodecModel
@@ -154,7 +155,7 @@ class CodecBrain(Brain):
         rows += [[str(code), *map(str, row)] for code, row in enumerate(counts.T.tolist())]
         table = "".join("\t".join(row) + "\n" for row in rows)
         write_text_atomically(folder / f"codes_{split}.tsv", table)
-        write_bytes_atomically(folder / f"codes_{split}.png", draw_codes(counts, values))
+        write_picture(folder / f"codes_{split}.png", lambda: draw_codes(counts, values))
         reachable = 1 - (1 - 1 / counts.shape[1]) ** counts[0].sum()
         for codebook in range(len(counts)):
             if (usage := values[f"usage_{codebook}"]) < MIN_USAGE_SHARE * reachable:

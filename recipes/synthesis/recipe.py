@@ -29,6 +29,7 @@ from sbkit.base.arrays import Array
 from sbkit.base.files import write_bytes_atomically, write_text_atomically
 from sbkit.config.ranges import NON_NEGATIVE, Range
 from sbkit.distributed.ranks import gather_over_ranks, rank
+from sbkit.logs.curves import write_picture
 from sbkit.logs.metric import Metrics
 from sbkit.models.loss import Loss
 from sbkit.models.spectral_losses import mel_distance, spectral_distance
@@ -322,7 +323,7 @@ class SynthesisBrain(Brain):
 
         examples = [result.example for result in results if result.example is not None]
         examples = examples[:NUM_EXAMPLES]
-        write_bytes_atomically(folder / f"speech_{split}.png", draw_examples(examples))
+        write_picture(folder / f"speech_{split}.png", lambda: draw_examples(examples))
         if (rate := self.hparams.sample_rate) in MP3_RATES:
             for number, example in enumerate(examples, 1):
                 for name in ("recorded", "synthesized"):

@@ -30,12 +30,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
-from torchaudio.transforms import Resample
 
 from sbkit.audio.draws import draw_uniform
 from sbkit.audio.io import SUFFIXES, find_audio_files, read_audio
 from sbkit.audio.lengths import bucket_of, length_mask
 from sbkit.base.errors import ConfigError, DataError
+from sbkit.base.imports import import_torchaudio
 from sbkit.base.units import SAMPLE_RATE
 from sbkit.config.ranges import NON_NEGATIVE_COUNT, SHARE
 
@@ -141,7 +141,8 @@ def _at_speed(audio: Tensor, lengths: Tensor, percent: int) -> tuple[Tensor, Ten
 def resampler(percent: int, device: torch.device) -> nn.Module:
     """Make the resampler of a speed once: torchaudio makes the host wait for its kernel."""
     # Small integers make a small polyphase kernel: 110 % is 11:10, not 17600:16000.
-    resample: nn.Module = Resample(percent, 100, dtype=torch.float32)
+    transforms = import_torchaudio("torchaudio.transforms")
+    resample: nn.Module = transforms.Resample(percent, 100, dtype=torch.float32)
     return resample.to(device, non_blocking=True)
 
 

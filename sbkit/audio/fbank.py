@@ -14,10 +14,10 @@ from typing import ClassVar
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torchaudio.compliance.kaldi import get_mel_banks
 
 from sbkit.audio.lengths import count_windows, length_mask
 from sbkit.base.arrays import Float32s, Int64s
+from sbkit.base.imports import import_torchaudio
 from sbkit.base.units import SAMPLE_RATE, shift_samples, window_samples
 from sbkit.config.ranges import Range
 
@@ -129,7 +129,8 @@ def mel_filters(n_mels: int, sample_rate: int, device: torch.device) -> Tensor:
     part in 10^7, which in the quietest bins of real speech came to 0.0026 in the logarithm.
     """
     size, highest, no_warping = fft_samples(sample_rate), sample_rate / 2, (100.0, -500.0, 1.0)
-    filters, _ = get_mel_banks(n_mels, size, sample_rate, MIN_HZ, highest, *no_warping)
+    kaldi = import_torchaudio("torchaudio.compliance.kaldi")
+    filters, _ = kaldi.get_mel_banks(n_mels, size, sample_rate, MIN_HZ, highest, *no_warping)
     filters = nn.functional.pad(filters, (0, 1))  # nothing at half the rate
     return filters.T.repeat_interleave(2, dim=0).to(device, non_blocking=True)
 

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from sbkit.base.imports import import_torchaudio
+
 if TYPE_CHECKING:
     from torchaudio.transforms import Resample
 
@@ -102,10 +104,10 @@ def _resample_by_torch(signal: Signal, old: int, new: int) -> Signal:
 
 @lru_cache(MAX_CACHED_KERNELS)
 def _transform(old: int, new: int) -> "Resample":
-    from torchaudio.transforms import Resample
-
+    transforms = import_torchaudio("torchaudio.transforms")
     with _kernel_lock:
-        return Resample(old, new)
+        resample: Resample = transforms.Resample(old, new)
+    return resample
 
 
 @lru_cache(MAX_CACHED_KERNELS)

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
-from sbkit.base.errors import ConfigError, SbkitError
+from sbkit.base.errors import ConfigError, DeviceError, SbkitError
 from sbkit.base.files import read_regular
 
 logger = logging.getLogger(__name__)
@@ -45,6 +45,34 @@ def require_package(name: str, *, extra: str) -> ModuleType:
             f"This needs the package {package}, which cannot be imported ({error}). Install it: "
             f"pip install 'sbkit[{extra}]'"
         ) from error
+
+
+def import_torchaudio(name: str = "torchaudio") -> ModuleType:
+    """Import a module of torchaudio.
+
+    Raises:
+        DeviceError: torchaudio was built for another CUDA than torch, or for none. Wheels of torch
+            2.15 contain CUDA 13.2, those of torchaudio 2.11.0 refuse any but 13.0, and beside a
+            torch without CUDA their library cannot be loaded.
+    """
+    try:
+        return import_module(name)
+    except (ImportError, OSError, RuntimeError) as error:
+        raise DeviceError(explain_torchaudio(error)) from error
+
+
+def explain_torchaudio(error: Exception) -> str:
+    """Say in a sentence why torchaudio cannot be imported, and which command cures it."""
+    from sbkit.base.versions import versions  # importlib.metadata takes 30 ms
+
+    installed = versions()
+    reason = " ".join(str(error).split())[:200]
+    return (
+        f"torchaudio {installed['torchaudio']} cannot be used with torch {installed['torch']} "
+        f"({reason}). To keep this torch, install the torchaudio of the index that it came from: "
+        "pip install --force-reinstall --no-deps --index-url INDEX torchaudio. Or install a pair "
+        "from the default index: pip install --force-reinstall 'torch>=2.11,<2.15' torchaudio"
+    )
 
 
 def import_user_modules(names: Collection[str], bundle: Path | None = None) -> frozenset[str]:

@@ -16,8 +16,17 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from sbkit.base.errors import ASKED_TO_STOP, BAD_INPUT, FAILED, INTERRUPTED, PIPE_CLOSED, SbkitError
+from sbkit.base.errors import (
+    ASKED_TO_STOP,
+    BAD_INPUT,
+    FAILED,
+    INTERRUPTED,
+    PIPE_CLOSED,
+    DeviceError,
+    SbkitError,
+)
 from sbkit.base.files import to_json
+from sbkit.base.imports import explain_torchaudio
 from sbkit.base.openmp import ThreadWaiting
 
 SignalHandler = Callable[[int, FrameType | None], object]
@@ -32,6 +41,9 @@ OS_ERROR_FIXES = {
     **dict.fromkeys((errno.EMFILE, errno.ENFILE), "Allow more open files (ulimit -n)"),
 }
 LOST_RANK = re.compile("gloo.*(Connection (reset|closed) by peer|Broken pipe)")
+# How torchaudio says that it was built for another torch: by its CUDA check, by the loader of its
+# library beside a torch without CUDA; or it is missing.
+TORCHAUDIO = re.compile("TorchAudio were compiled|/torchaudio/lib/|No module named 'torchaudio")
 SHORTAGES = re.compile(
     "Cannot allocate memory|can't allocate memory|can't start new thread|map segment|out of memory"
 )
@@ -109,6 +121,8 @@ def _as_user_error(error: Exception) -> SbkitError | None:
             f"{error.filename or 'A file'} cannot be read or written ({error.strerror}). {fix}, "
             "and rerun the same command."
         )
+    if TORCHAUDIO.search(str(error)):  # speechbrain imports torchaudio
+        return DeviceError(explain_torchaudio(error))
     if LOST_RANK.search(str(error)):
         return SbkitError(
             f"Another process of this run has ended ({reason[-100:]}). Rerun the same command to "

@@ -9,6 +9,7 @@ from functools import partial
 import soundfile
 
 from sbkit.base.errors import BAD_INPUT, SbkitError
+from sbkit.base.imports import import_torchaudio
 from sbkit.base.machine import usable_cores
 from sbkit.base.messages import printable
 from sbkit.base.versions import versions
@@ -46,15 +47,17 @@ def doctor(options: Namespace) -> int:
 def describe_machine() -> dict[str, str]:
     """Describe this machine, by subject."""
     devices: list[str] = []
+    packages = {name: version or "not installed" for name, version in versions(PACKAGES).items()}
     if has_torch():
         from sbkit.distributed.device import PRECISIONS_OF, count_local_devices
 
         kinds = [kind for kind in PRECISIONS_OF if kind != "cpu"]
         devices = [f"{kind}:{n}" for kind in kinds for n in range(count_local_devices(kind))]
+        packages["torchaudio"] = _try_torchaudio(packages["torchaudio"])
     causes = {runtime: why_no_cuda(runtime) for runtime in ("torch", "onnx")}
     return {
         "system": platform.platform(),
-        **{name: version or "not installed" for name, version in versions(PACKAGES).items()},
+        **packages,
         "libsndfile": soundfile.__libsndfile_version__,
         "devices": ", ".join([f"cpu with {usable_cores()} cores", *devices]),
         **{f"CUDA with {name}": f"no: {why}" if why else "usable" for name, why in causes.items()},
@@ -62,3 +65,12 @@ def describe_machine() -> dict[str, str]:
         "compiler": shutil.which(os.environ.get("CXX", "g++"))
         or "none, so --compile cannot be used",
     }
+
+
+def _try_torchaudio(version: str) -> str:
+    """Return the version, or why torchaudio does not work with this torch."""
+    try:
+        import_torchaudio()
+    except SbkitError as error:
+        return str(error)
+    return version

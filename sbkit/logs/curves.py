@@ -2,8 +2,11 @@
 
 import base64
 import io
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +18,8 @@ from sbkit.logs.run_log import Record, read_log
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+logger = logging.getLogger(__name__)
 
 LOSS, RATE, BY_EPOCH, METRICS = "Training loss", "Learning rate", "Loss by epoch", "Metrics"
 AXES = {  # x and y of each panel
@@ -104,15 +109,32 @@ def _smooth(xs: Sequence[float], ys: Sequence[float]) -> tuple[list[float], list
     return list(xs[width // 2 :][: len(means)]), means.tolist()
 
 
+def write_picture(png: Path, draw: Callable[[], bytes]) -> None:
+    """Write what ``draw`` returns; without matplotlib it is not called."""
+    if can_draw():
+        write_bytes_atomically(png, draw())
+
+
+@cache
+def can_draw() -> bool:
+    """Return whether matplotlib is installed; if not, say once what a run leaves out."""
+    if find_spec("matplotlib") is None:
+        logger.info("No pictures without matplotlib: pip install 'sbkit[curves]' adds them.")
+        return False
+    return True
+
+
 def draw_curves(log_file: Path, png: Path, metrics: Metrics) -> None:
     """Draw the records of a run so far."""
-    write_bytes_atomically(png, draw_png([read_log(log_file)], metrics))
+    write_picture(png, lambda: draw_png([read_log(log_file)], metrics))
 
 
 def encode_curves(runs: Sequence[Sequence[Record]], metrics: Metrics) -> str:
-    """Draw runs as base64 PNG for a page; return "" if no run has records."""
+    """Draw runs as base64 PNG for a page; return "" without records or matplotlib."""
     trained = [records for records in runs if records]
-    return base64.b64encode(draw_png(trained, metrics)).decode() if trained else ""
+    if not trained or not can_draw():
+        return ""
+    return base64.b64encode(draw_png(trained, metrics)).decode()
 
 
 def draw_png(runs: Sequence[Sequence[Record]], metrics: Metrics) -> bytes:

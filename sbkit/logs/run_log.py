@@ -5,14 +5,18 @@ host wait for the device.
 """
 
 import json
+import logging
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
 from sbkit.base.files import naming, to_json, write_text_atomically
+
+logger = logging.getLogger(__name__)
 
 LOG_FILE = "train_log.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
@@ -112,8 +116,7 @@ class RunLog:
         test_step = resume_step if keep_test else -1
         epoch_step = resume_step - within_epoch
         _drop_later(self._path, step=resume_step, epoch=epoch_step, test=test_step)
-        writer: Any = import_module("torch.utils.tensorboard").SummaryWriter
-        self._curves = writer(folder / TENSORBOARD_FOLDER, purge_step=resume_step + 1)
+        self._curves = _open_tensorboard(folder / TENSORBOARD_FOLDER, resume_step + 1)
         self._file = self._path.open("a", encoding="utf-8", buffering=1)
 
     def write(self, figures: Figures) -> None:
@@ -131,6 +134,26 @@ class RunLog:
         self._curves.close()
         with suppress(OSError):  # an earlier error has been raised
             self._file.close()
+
+
+class _NoTensorBoard:
+    """Take TensorBoard's place where it is not installed."""
+
+    def add_scalar(self, name: str, value: float, step: int) -> None:
+        pass
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def _open_tensorboard(folder: Path, purge_step: int) -> Any:
+    if find_spec("tensorboard") is None:
+        logger.info("No TensorBoard files without tensorboard: pip install 'sbkit[curves]'.")
+        return _NoTensorBoard()
+    return import_module("torch.utils.tensorboard").SummaryWriter(folder, purge_step=purge_step)
 
 
 def _drop_later(path: Path, *, step: int, epoch: int, test: int) -> None:

@@ -9,9 +9,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, pad
-from torchaudio.functional import melscale_fbanks
 
 from sbkit.audio.lengths import length_mask
+from sbkit.base.imports import import_torchaudio
 from sbkit.config.ranges import Range
 from sbkit.models.layers import Dropout, FrameConv, GlobalNorm
 
@@ -51,7 +51,9 @@ class LogMel(nn.Module):
         super().__init__()
         self.hop, self.frame, self.sample_rate = hop, FRAME_HOPS * hop, sample_rate  # samples, Hz
         basis, highest = fourier_basis(WINDOW_HOPS * hop), sample_rate / 2
-        filters = melscale_fbanks(basis.shape[1] // 2, 20.0, highest, n_mels, sample_rate)
+        functional = import_torchaudio("torchaudio.functional")
+        bins = basis.shape[1] // 2
+        filters = functional.melscale_fbanks(bins, 20.0, highest, n_mels, sample_rate)
         self.register_buffer("basis", basis, persistent=False)
         self.register_buffer("filters", filters, persistent=False)  # (F, M)
 
