@@ -8,8 +8,8 @@ COPY . /source
 RUN pip wheel --no-deps --wheel-dir /wheels /source
 
 FROM python:3.12-slim
-COPY tools/runtime.txt tools/serve.txt /tools/
-RUN pip install --no-cache-dir -r /tools/runtime.txt -r /tools/serve.txt
+COPY constraints.txt tools/runtime.txt tools/serve.txt /tools/
+RUN pip install --no-cache-dir -c /tools/constraints.txt -r /tools/runtime.txt -r /tools/serve.txt
 RUN --mount=from=build,source=/wheels,target=/wheels pip install --no-cache-dir --no-deps /wheels/*.whl
 USER 65534:65534
 EXPOSE 8000
