@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from sbkit.logs import curves
+from sbkit.logs import run_log as run_log_module
 from sbkit.logs.run_log import EpochFigures, FinalFigures, RunLog, StepFigures, read_log
 from tests.shortage import largest_file
 
@@ -84,6 +86,25 @@ def test_full_disk_is_raised_once_and_names_file(tmp_path: Path) -> None:
     assert caught.value.filename == str(tmp_path / "train_log.jsonl")
     with largest_file(size):
         run_log.close()  # would hide the error that ends the run
+
+
+def test_run_without_tensorboard_and_matplotlib_says_once_what_it_leaves_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(curves, "find_spec", lambda name: None)
+    monkeypatch.setattr(run_log_module, "find_spec", lambda name: None)
+    curves.can_draw.cache_clear()
+    run_log = RunLog(tmp_path)
+    run_log.write(step_figures(10))
+    run_log.close()
+    for _ in range(2):
+        curves.draw_curves(tmp_path / "train_log.jsonl", tmp_path / "curves.png", {})
+    curves.can_draw.cache_clear()
+    assert [file.name for file in tmp_path.iterdir()] == ["train_log.jsonl"]
+    assert [record.message.partition(":")[0] for record in caplog.records] == [
+        "No TensorBoard files without tensorboard",
+        "No pictures without matplotlib",
+    ]
 
 
 def _tensorboard(folder: Path, name: str) -> list[tuple[int, float]]:
