@@ -116,12 +116,12 @@ class Bundle:
             for clip, encoded, text in zip(clips, self.model.encode(clips), texts, strict=True)
         ]
 
-    def decoder_input(self, encoded: Encoded, *, samples: int, begin: float = 0.0) -> DecoderInput:
+    def decoder_input(self, encoded: Encoded, *, samples: int, start: float = 0.0) -> DecoderInput:
         """Turn the encoder's output of a clip into the decoder's input."""
         return DecoderInput(
             log_probs=encoded.log_probs,
             samples=samples,
-            start=begin,
+            start=start,
             attention=self.attention_decoder(encoded) if self._rescores else None,
         )
 
@@ -187,27 +187,27 @@ class Bundle:
                 "`--hotwords` needs a decoder with language models, but decoding is greedy. Export "
                 "a run with language models, and do not pass --decoder greedy."
             )
-        expecting = self.expecting(read_hotwords(phrases))
-        for phrase in expecting.refused_hotwords:
+        bundle = self.with_phrases(read_hotwords(phrases))
+        for phrase in bundle.refused_hotwords:
             logger.warning(
                 f"hotword {phrase[:100]} is ignored: the model has no tokens to spell it."
             )
-        if expecting.decoder is None or not expecting.decoder.phrases:
+        if bundle.decoder is None or not bundle.decoder.phrases:
             raise ConfigError(
                 f"`--hotwords {phrases[:100]}` has no phrase in the letters of the model's "
                 "language. Correct the list."
             )
-        return expecting
+        return bundle
 
-    def expecting(self, phrases: Iterable[str]) -> Self:
+    def with_phrases(self, phrases: Iterable[str]) -> Self:
         """Return the bundle with more hotwords; unchanged if decoding is greedy."""
         if self.decoder is None:
             return self
-        spelled, refused = self.spellable(phrases)
+        spelled, refused = self.split_phrases(phrases)
         decoder = self.decoder.with_hotwords([*self.decoder.phrases, *spelled])
         return replace(self, decoder=decoder, refused_hotwords=refused)
 
-    def spellable(self, phrases: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def split_phrases(self, phrases: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Normalize phrases; return those that the tokens can spell, and the others."""
         return normalize_hotwords(phrases, normalize=self.normalizer(), tokenizer=self.tokenizer)
 

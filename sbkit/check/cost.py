@@ -45,7 +45,7 @@ COST = "cost"  # among a planned run's results
 EXTRA_CHECKPOINTS = 2  # besides those to average: the newest, and the one being written
 KILOBYTE = 1024
 
-AUTO, KNOB = "auto", "batch_seconds"
+AUTO, BATCH_SECONDS = "auto", "batch_seconds"
 PROBED_SECONDS = 3600.0  # `batch_seconds` of the plan that is probed; only its data is used
 MEMORY_SHARE = 0.9  # free memory for a step: the allocator has gaps, and others allocate
 MIN_GROWTH = 1.1  # a batch must be this much larger than the largest that fits to be tried
@@ -253,24 +253,26 @@ def find_batch_seconds(
     A resumed run keeps the number that it started with. All ranks call this, and agree.
     """
     knobs = read_knobs(yaml_file, overrides)
-    if knobs.get(KNOB) != AUTO:
+    if knobs.get(BATCH_SECONDS) != AUTO:
         return dict(overrides)
     if target is not None:
         raise ConfigError(
-            f"`{KNOB}: {AUTO}` is tried on this machine, but --target names another one. Pass "
-            f"--{KNOB}=NUMBER."
+            f"`{BATCH_SECONDS}: {AUTO}` is tried on this machine, but --target names another one. "
+            f"Pass --{BATCH_SECONDS}=NUMBER."
         )
     run = Run(yaml_file, overrides, recipe=recipe)
     overrides = run.overrides
     run.check_ranges()
     if run.has_checkpoint():
-        before = float(read_run_config(run.folder).values[KNOB])
-        logger.info(f"{KNOB}: {AUTO} -> {before:g}, as the run started")
-        return {**overrides, KNOB: before}
+        before = float(read_run_config(run.folder).values[BATCH_SECONDS])
+        logger.info(f"{BATCH_SECONDS}: {AUTO} -> {before:g}, as the run started")
+        return {**overrides, BATCH_SECONDS: before}
     parts = world_size() * int(knobs.get("grad_accumulation_factor", 1))
     with main_rank_first(), single_rank(), quiet():
         probed_seconds = max(PROBED_SECONDS, float(knobs.get("max_seconds") or 0))
-        with PlannedRun(yaml_file, {**overrides, KNOB: probed_seconds}, recipe=recipe) as planned:
+        with PlannedRun(
+            yaml_file, {**overrides, BATCH_SECONDS: probed_seconds}, recipe=recipe
+        ) as planned:
             try:
                 fitting = _find(planned, parts)
             except MissingPartError:  # which the checks report
@@ -278,8 +280,8 @@ def find_batch_seconds(
                 fitting = FittingBatch(CPU_SECONDS, reason)
     fitting = min(gather_over_ranks(fitting), key=lambda batch: batch.seconds)
     seconds = float(parts * fitting.seconds)
-    logger.info(f"{KNOB}: {AUTO} -> {seconds:g} ({fitting.reason})")
-    return {**overrides, KNOB: seconds}
+    logger.info(f"{BATCH_SECONDS}: {AUTO} -> {seconds:g} ({fitting.reason})")
+    return {**overrides, BATCH_SECONDS: seconds}
 
 
 def _find(planned: PlannedRun, parts: int) -> FittingBatch:
@@ -291,8 +293,8 @@ def _find(planned: PlannedRun, parts: int) -> FittingBatch:
         return FittingBatch(seconds, "more is not faster on the CPU")
     if device.type != "cuda":
         raise DeviceError(
-            f"`{KNOB}: {AUTO}` cannot be tried on {device}, whose free memory is not known. Pass "
-            f"--{KNOB}=NUMBER."
+            f"`{BATCH_SECONDS}: {AUTO}` cannot be tried on {device}, whose free memory is not "
+            f"known. Pass --{BATCH_SECONDS}=NUMBER."
         )
     free = torch.cuda.mem_get_info(device)[0]
     return try_steps(planned, batches, max_seconds=max_seconds, free_bytes=free)

@@ -38,7 +38,7 @@ from sbkit.distributed.device import check_precision, choose_device, find_device
 from sbkit.export.export import plain_parts
 from sbkit.logs.handlers import quiet
 from sbkit.tasks.task import load_task
-from sbkit.train.optimizers import ALWAYS, KNOB
+from sbkit.train.optimizers import ALWAYS, FREEZE
 
 READ_BEFORE = {"check", "recipe"}  # by the command, before it checks and trains
 MIN_STEPS = 4  # in an epoch; with fewer, many epochs change little
@@ -61,8 +61,9 @@ def check_ranges(planned: PlannedRun) -> Iterator[Finding]:
 
 
 def check_unread(planned: PlannedRun) -> Iterator[Finding]:
-    """Find the keys that no reference and no code reads; keys of a base only if they are given.
+    """Find the keys that no reference and no code reads.
 
+    A key of a base YAML counts only if the YAML itself or the command line sets it.
     If a step failed, the code after it has not run. Then a key counts only if it looks like one
     whose absence made the step fail.
     """
@@ -117,14 +118,14 @@ def unread(document: Document, names_read: Set[str]) -> Iterator[str]:
 
 def check_freezing(planned: PlannedRun) -> Iterator[Finding]:
     """Find parts whose freezing ends after the last step: a small corpus may have fewer steps."""
-    declared = planned.knobs.get(KNOB)
+    declared = planned.knobs.get(FREEZE)
     if not isinstance(declared, Mapping):
         return
     num_steps = len(planned.require_sampler().steps()) * planned.knobs["number_of_epochs"]
     late = [path for path, end in declared.items() if end != ALWAYS and end >= num_steps]
     if late:
         yield planned.finding(
-            KNOB,
+            FREEZE,
             problem=f"`freeze` of {', '.join(late)} does not end within the run, which has about "
             f"{num_steps:,} steps: they never learn",
             fix=f"Lower their number of steps, or write `{ALWAYS}`.",

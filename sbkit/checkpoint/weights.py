@@ -58,7 +58,7 @@ def modules_of(checkpointer: Checkpointer) -> dict[str, nn.Module]:
 
 
 def read_weights(file: Path) -> dict[str, Any]:
-    """Read a state_dict onto the CPU, by the names that SpeechBrain now has for its tensors.
+    """Read a state_dict onto the CPU, under the names of this version of SpeechBrain.
 
     Raises SbkitError for anything else, or for tensors that hold NaN.
     """
@@ -108,11 +108,11 @@ def restore_declared(optimizer: Optimizer, declared: Groups, *, of: Path) -> Non
     Raises ConfigError if the loaded state comes from another class of optimizers.
     """
     for group, own in zip(optimizer.param_groups, declared, strict=True):
-        gone, new = group.keys() - own.keys() - SCHEDULED_NAMES, own.keys() - group.keys()
-        if gone and new:  # one of both may come with another version of torch
+        removed, added = group.keys() - own.keys() - SCHEDULED_NAMES, own.keys() - group.keys()
+        if removed and added:  # another version of torch may cause one of the two, but not both
             raise ConfigError(
-                f"The optimizer in {of} was saved with {listed(sorted(gone))}, but is declared "
-                f"with {listed(sorted(new))}. Use the YAML that it was trained with, or another "
+                f"The optimizer in {of} was saved with {listed(sorted(removed))}, but is declared "
+                f"with {listed(sorted(added))}. Use the YAML that it was trained with, or another "
                 "--output_folder."
             )
         loaded = {"params", *SCHEDULED_NAMES, *(CYCLED_NAMES if "base_momentum" in group else ())}

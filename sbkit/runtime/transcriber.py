@@ -343,7 +343,7 @@ class Transcriber(AbstractContextManager["Transcriber"]):
         """
         recognized: list[Recognized] = []
         cut = 0  # frames that a segment leaves to the one before it
-        expected = self._bundle.spellable(phrases)[0] if phrases else ()
+        expected = self._bundle.split_phrases(phrases)[0] if phrases else ()
         times = self._times if times is None else times
         queued = self._read(audios, sample_rate)
         for pool in _pools(queued, self._rate, self._pool_seconds):
@@ -418,7 +418,7 @@ class Transcriber(AbstractContextManager["Transcriber"]):
         is_whole = end == len(encoded.log_probs)
         samples = len(segment.samples) - first * step if is_whole else (end - first) * step
         begin, frames = self._seconds(segment.start + first * step), encoded.part(first, end)
-        return self._bundle.decoder_input(frames, samples=samples, begin=begin), cut
+        return self._bundle.decoder_input(frames, samples=samples, start=begin), cut
 
     def _join(
         self, recognized: Sequence[Recognized], name: str | None, last: Segment

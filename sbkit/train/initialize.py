@@ -198,7 +198,7 @@ def _read_run(source: Path) -> tuple[dict[str, Tensor], list[str]]:
     return merge_adapters(average(best, "model")), parts
 
 
-KNOB, CONFIG = "pretrained", "encoder_config"
+PRETRAINED, ENCODER_CONFIG = "pretrained", "encoder_config"
 
 
 def with_encoder_config(yaml_file: Path, overrides: Mapping[str, object]) -> dict[str, object]:
@@ -208,18 +208,21 @@ def with_encoder_config(yaml_file: Path, overrides: Mapping[str, object]) -> dic
     Without one they are given, for an encoder of random weights, or come from `init_from`.
     Raises SbkitError for a folder that cannot be loaded, or does not fit into memory.
     """
-    config: Any = overrides.get(CONFIG) or {}
+    config: Any = overrides.get(ENCODER_CONFIG) or {}
     if "source" in config:
         return dict(overrides)  # they are complete
-    config = config or plain_value(read_document(yaml_file).root.get(CONFIG))
+    config = config or plain_value(read_document(yaml_file).root.get(ENCODER_CONFIG))
     if isinstance(config, dict) and not holds_object(config):  # the YAML refers to sizes in it
-        overrides = {**overrides, CONFIG: complete_config(config, source_file=f"`{CONFIG}`")}
+        overrides = {
+            **overrides,
+            ENCODER_CONFIG: complete_config(config, source_file=f"`{ENCODER_CONFIG}`"),
+        }
     knobs = read_knobs(yaml_file, overrides)
-    if CONFIG not in knobs:
+    if ENCODER_CONFIG not in knobs:
         return dict(overrides)
     run = Path(knobs["output_folder"])
     if newest_checkpoint(run / CHECKPOINTS) is not None:
-        return {**overrides, CONFIG: read_run_config(run).values[CONFIG]}
+        return {**overrides, ENCODER_CONFIG: read_run_config(run).values[ENCODER_CONFIG]}
     config = _config_of(knobs)
     if config["sample_rate"] != knobs["sample_rate"]:
         raise ConfigError(
@@ -227,26 +230,26 @@ def with_encoder_config(yaml_file: Path, overrides: Mapping[str, object]) -> dic
             f"(its preprocessor_config.json), but is {knobs['sample_rate']}. Take an encoder of "
             f"that rate, or pass --sample_rate={config['sample_rate']}."
         )
-    return {**overrides, CONFIG: config}
+    return {**overrides, ENCODER_CONFIG: config}
 
 
 def _config_of(knobs: Mapping[str, Any]) -> Mapping[str, Any]:
-    folder, declared = knobs.get(KNOB), knobs[CONFIG]
+    folder, declared = knobs.get(PRETRAINED), knobs[ENCODER_CONFIG]
     if folder is None:
         if declared is None and (source := knobs.get("init_from")):
             declared = encoder_config_of(Path(source))
         if isinstance(declared, Mapping):
-            return complete_config(declared, source_file=f"`{CONFIG}`")
+            return complete_config(declared, source_file=f"`{ENCODER_CONFIG}`")
         raise ConfigError(
-            f"`{KNOB}` must name the folder of a pretrained encoder, but is null. Pass "
-            f"--{KNOB}=FOLDER, or for random weights a mapping as `{CONFIG}`."
+            f"`{PRETRAINED}` must name the folder of a pretrained encoder, but is null. Pass "
+            f"--{PRETRAINED}=FOLDER, or for random weights a mapping as `{ENCODER_CONFIG}`."
         )
     config = read_encoder_config(folder)
     if declared is None:
         check_weights(find_folder(folder), config)
     elif declared != config:
         raise ConfigError(
-            f"`{CONFIG}` must be null or agree with `{KNOB}`, but {folder} has other sizes. "
-            "Remove one of the two."
+            f"`{ENCODER_CONFIG}` must be null or agree with `{PRETRAINED}`, but {folder} has other "
+            "sizes. Remove one of the two."
         )
     return config

@@ -273,7 +273,7 @@ def parameters_with_gradient(optimizer: Optimizer) -> Iterator[nn.Parameter]:
         yield from (p for p in group["params"] if p.grad is not None)
 
 
-KNOB, ALWAYS = "freeze", "always"
+FREEZE, ALWAYS = "freeze", "always"
 STEPS = Range(low=0, integer=True, word=ALWAYS, advice="Pass always, or a number of steps.")
 
 
@@ -286,17 +286,17 @@ class Freezing:
     """
 
     def __init__(self, hparams: Mapping[str, Any]) -> None:
-        declared = hparams.get(KNOB) or ()
+        declared = hparams.get(FREEZE) or ()
         if isinstance(declared, list | tuple):
-            hparams = dict(hparams.items()) | {KNOB: dict.fromkeys(declared, ALWAYS)}
+            hparams = dict(hparams.items()) | {FREEZE: dict.fromkeys(declared, ALWAYS)}
         must = f"a list of paths in `model`, or a mapping of them to {ALWAYS} or a number of steps"
-        steps = read_paths(KNOB, hparams, must=must, values=STEPS)
+        steps = read_paths(FREEZE, hparams, must=must, values=STEPS)
         modules = dict(named_modules(hparams)) if steps else {}
         paths = sorted(steps, key=depth)
         self.ends = [math.inf if steps[path] == ALWAYS else steps[path] for path in paths]
         self._modules = [modules.get(path) for path in paths]  # None for a parameter
         self._parameters = [
-            [p for p in parameters_at(path, hparams, KNOB) if p.requires_grad] for path in paths
+            [p for p in parameters_at(path, hparams, FREEZE) if p.requires_grad] for path in paths
         ]
         self._frozen: list[bool] = []
         self.advance(max((end for end in self.ends if end < math.inf), default=0))
