@@ -38,7 +38,7 @@ TESTED_ELSEWHERE = (  # the beginnings of commands that other tests run
     "torchrun train.py hparams/ctc.yaml --corpus=recipes.FestvoxRu.corpus",
     "torchrun train.py hparams/tts.yaml --corpus=recipes.FestvoxRu.corpus",
     *("torchrun train.py hparams/vad.yaml", "python -m tools.bench_vad"),
-    *("pip install ", "sbkit transcribe my-model talk.mp3 --vad"),
+    *("pip install ", "sbkit new my-project", "sbkit transcribe my-model talk.mp3 --vad"),
     "torchrun train.py hparams/ctc.yaml --data_folder=/data/LibriSpeech",
     *("python -m tools.bench_times", "python -m tools.show row", "python -m tools.bench_train"),
     "python -m tools.mutate",

@@ -26,6 +26,7 @@ Command = Callable[[Namespace], int | None]
 AddCommand = Callable[..., Callable[..., object]]
 
 LOGS_TO_STDOUT = ("prepare", "tune")  # other commands print their result on standard output
+RECIPE_FOLDERS = ("asr", "classification", "codec", "synthesis", "vad")  # in recipes/, by task
 TAKES_OVERRIDES = ("check", "config", "prepare", "run")  # or other arguments that sbkit cannot know
 
 
@@ -229,6 +230,11 @@ def _importing(path: str) -> Command:
 
 
 def _add_training_commands(add_command: AddCommand) -> None:
+    add = add_command("new", "new.new", "make a project with the recipes as source to edit")
+    add("folder", metavar="FOLDER", type=Path, help="the new project")
+    add("--recipe", choices=RECIPE_FOLDERS, help="only what this one needs (default: all)")
+    add("--diff", action="store_true", help="show what this sbkit changed since FOLDER was made")
+
     add = add_command("check", _check, "check a run before it starts", YAML)
     add("--json", action="store_true", help="print the findings as JSON")
     add("--target", metavar="cuda:N", help="check for a machine with N CUDA devices")
