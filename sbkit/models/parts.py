@@ -1,26 +1,26 @@
-"""Adapters of the YAML's modules between audio and states: how they are called, what they return.
+"""Adapters that call the YAML's modules, from audio to encoder states, as their signatures ask.
 
 Legend: B utterances, S samples, T frames of features, U frames of the encoder, L tokens, M features
 of a frame, D model width.
 
-A module is called according to its signature, and may take lengths in one of these forms:
+A module may take lengths in one of these forms:
 
-- ``lengths`` (B,): absolute integers, on the CPU in training; if SpeechBrain's own code defines
-  ``forward``, fractions;
+- ``lengths`` (B,): absolute integers, on the CPU in training; fractions if SpeechBrain's own code
+  defines ``forward``;
 - ``wav_len`` or ``wav_lens`` (B,): SpeechBrain's fractions of the padded length;
 - ``src_key_padding_mask`` (B, U): PyTorch's, true past the end of an utterance;
 - ``attention_mask`` (B, U): Hugging Face's, 1 within an utterance.
 
-A module declares, by attributes of its class or of itself:
+A module, or its class, may declare these attributes:
 
-- ``audio_scale``: the largest amplitude of the audio that it takes: 1.0 as in wav2vec 2, or 32768
-  (the default) as in Kaldi, for the range of int16;
+- ``audio_scale``: the full scale of the audio that it takes: 1.0 as in wav2vec 2.0, or 32768 (the
+  default) as in Kaldi, for the range of int16;
 - ``precision = "fp32"``: it runs without autocast;
 - ``frame_lengths(lengths)``: the frames that it returns for inputs of these lengths, (B,) -> (B,);
 - ``samples_per_frame``, if it takes audio: the samples from one frame to the next. Without
   ``frame_lengths``, n samples have n // samples_per_frame frames.
 
-The frames of a module that neither declares nor returns lengths are measured on silence.
+If a module neither declares nor returns lengths, its frames are counted on silence.
 """
 
 import inspect
@@ -50,8 +50,8 @@ CONTROL_FACTORS = (1.37, 2.4, 3.1013, 5.7)  # lengths to verify, in multiples of
 class Subsampling:
     """How many frames a stack of strided layers returns.
 
-    A strided layer returns floor((n + a) / s) frames of n, padded or not, rounding down or up, and
-    so does a stack of such layers: a frame every ``stride``, the first after ``stride - offset``.
+    Each layer turns n frames into floor((n + a) / s), padded or not, rounding down or up. So does
+    their stack: it returns a frame every ``stride``, the first after ``stride - offset``.
     """
 
     stride: int
@@ -70,34 +70,34 @@ def find_subsampling(
 ) -> Subsampling:
     """Find stride and offset from the frame counts of some twenty lengths, from ``shortest`` on."""
     first, second = count(shortest), count(2 * shortest)
+    stride, offset = 1, 0
     if second > first:
         frames = second - first
         max_stride = shortest // (frames - 1) + 1 if frames > 1 else 2 * shortest
         lengths = range(shortest, shortest + 2 * max_stride)
-        next_frame, after = (shortest + bisect_left(lengths, first + n, key=count) for n in (1, 2))
-        stride = max(after - next_frame, 1)
-        subsampling = Subsampling(stride, (first + 1) * stride - next_frame)
-    else:
-        subsampling = Subsampling(shortest, first * shortest)  # fails the comparison below
+        # The lengths at which the next two frames appear
+        start, end = (shortest + bisect_left(lengths, first + n, key=count) for n in (1, 2))
+        stride = max(end - start, 1)
+        offset = (first + 1) * stride - start
     for length in (2 * shortest, *(int(shortest * factor) for factor in CONTROL_FACTORS)):
-        expected = (length + subsampling.offset) // subsampling.stride
-        if (counted := count(length)) != expected or second <= first:
+        counted = count(length)
+        if counted != (length + offset) // stride or second <= first:
             raise ConfigError(
                 f"`{part}` must return frames in proportion to its input, but has {first} for "
                 f"{shortest} {unit}, {second} for {2 * shortest} and {counted} for {length}. "
                 "Return (B, U, D) with time second, give its layers constant strides, or declare "
                 "`frame_lengths(lengths)` in its class."
             )
-    return subsampling
+    return Subsampling(stride, offset)
 
 
 @contextmanager
-def as_evaluated(device: torch.device, *parts: nn.Module) -> Iterator[None]:
-    """Run parts without gradients, dropout or autocast; restore modes and random numbers after."""
+def evaluation_mode(device: torch.device, *parts: nn.Module) -> Iterator[None]:
+    """Run parts without gradients, dropout or autocast, then restore modes and random numbers."""
     modes = [(module, module.training) for part in parts for module in part.modules()]
     devices = [device] if device.type == "cuda" else []
     try:
-        # Without autocast, which would keep casts of the weights that have no gradient.
+        # Autocast would go on using casts of the weights that it made here, without gradients.
         with (
             torch.no_grad(),
             torch.random.fork_rng(devices=devices),
@@ -111,11 +111,11 @@ def as_evaluated(device: torch.device, *parts: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-# Children that only decoding runs: sbkit's three, and SpeechBrain's token embedding.
+# The children that only decoding runs: three of sbkit's, and SpeechBrain's token embedding.
 DECODING_MODULES = ("embedding", "decoder", "decoder_norm", "custom_tgt_module")
 TOKEN_EMBEDDINGS = ("token_embedding", "embedding", "custom_tgt_module")
 
-# Converts absolute lengths (B,) of x (B, U, ...) into the form that a module takes.
+# Converts absolute lengths (B,) of x (B, U, ...) to the form that a module takes.
 LengthsForm = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -144,7 +144,7 @@ def lengths_argument(
     signatures: str,
     other_arguments: tuple[str, ...] = (),
 ) -> tuple[str, LengthsForm | None]:
-    """Return the argument of a method that takes lengths, and their form, from its signature."""
+    """Return the argument of a method that takes lengths, and their form; "" and None without."""
     parameters = {
         name: parameter
         for name, parameter in inspect.signature(method).parameters.items()
@@ -176,8 +176,8 @@ class PartAdapter:
     NAME: ClassVar[str]
     SIGNATURES: ClassVar[str]
     NDIMS: ClassVar[tuple[int, ...]] = (3,)  # dimensions that its output may have
-    UNIT: ClassVar[str] = "samples"  # what its input lengths count
-    FIRST_LENGTH: ClassVar[int] = SAMPLE_RATE  # the first length that measuring tries
+    UNIT: ClassVar[str] = "samples"  # of its input lengths
+    FIRST_LENGTH: ClassVar[int] = SAMPLE_RATE  # the shortest length that is measured
     OTHER_ARGUMENTS: ClassVar[tuple[str, ...]] = ()  # required arguments besides lengths
     METHOD: ClassVar[str] = "forward"  # the method to call, if the module has it
 
@@ -196,7 +196,7 @@ class PartAdapter:
         self.module = module
         self._subsampling: Subsampling | None = None
         self._method: Callable[..., object] = getattr(module, self.METHOD, None) or module.forward
-        self._callable = module if self._method == module.forward else self._method  # runs hooks
+        self._callable = module if self._method == module.forward else self._method  # with hooks
         self._argument, self._form = lengths_argument(
             self._method,
             part=self.NAME,
@@ -211,7 +211,7 @@ class PartAdapter:
         return self._form is absolute
 
     def declared_lengths(self, lengths: Tensor) -> Tensor | None:
-        """Return the frames that the module declares for these lengths, if any: (B,) -> (B,)."""
+        """Count the frames of these lengths as the module declares, if it does: (B,) -> (B,)."""
         if callable(count_frames := getattr(self.module, "frame_lengths", None)):
             return count_frames(lengths)
         if isinstance(step := getattr(self.module, "samples_per_frame", None), int):
@@ -219,11 +219,11 @@ class PartAdapter:
         return None
 
     def scaled(self, audio: Tensor) -> Tensor:
-        """Convert audio to float32, in the scale that the module declares."""
+        """Convert audio to float32 in the scale of the module."""
         return audio.float() if self._scale == 1.0 else audio.float() * self._scale
 
     def _uncast(self, x: Tensor) -> tuple[AbstractContextManager[object], Tensor]:
-        """For a module that declares fp32, turn autocast off and convert x to float32."""
+        """Turn autocast off and convert x to float32, if the module declares fp32."""
         if getattr(self.module, "precision", None) is None:
             return nullcontext(), x
         return torch.autocast(x.device.type, enabled=False), x.float()
@@ -236,7 +236,7 @@ class PartAdapter:
         return y, self._frame_lengths(x, y, lengths, output)
 
     def _call(self, x: Tensor, lengths: Tensor, **options: object) -> tuple[object, Tensor]:
-        """Return the output of the module, and its tensor: all, the first, or the last states."""
+        """Return the module's output, and its tensor: all, the first, or `last_hidden_state`."""
         context, x = self._uncast(x)
         if self._form is not None:
             options[self._argument] = self._form(x, lengths)
@@ -253,7 +253,7 @@ class PartAdapter:
         raise_signature_error(self.NAME, self.SIGNATURES, fault)
 
     def _frame_lengths(self, x: Tensor, y: Tensor, lengths: Tensor, output: object) -> Tensor:
-        """Return the lengths that were returned beside y, or declared, or measured."""
+        """Return the lengths that came with y, else those declared, else those measured."""
         frame_lengths = output[1] if isinstance(output, tuple) and len(output) > 1 else None
         if (
             not isinstance(frame_lengths, Tensor)
@@ -272,7 +272,7 @@ class PartAdapter:
         return frame_lengths
 
     def subsampling(self, x: Tensor) -> Subsampling:
-        """Return how it subsamples: as declared, or else measured once on silence like x."""
+        """Return the subsampling: as declared, or else measured once, on silence shaped like x."""
 
         def count(length: int) -> int:
             lengths = torch.tensor([length], device="cpu")
@@ -282,7 +282,7 @@ class PartAdapter:
             return self._call(x.new_zeros(1, length, *x.shape[2:]), lengths)[1].shape[1]
 
         if self._subsampling is None:
-            with as_evaluated(x.device, self.module):
+            with evaluation_mode(x.device, self.module):
                 self._subsampling = find_subsampling(
                     count, part=self.NAME, unit=self.UNIT, shortest=self.FIRST_LENGTH
                 )
@@ -290,7 +290,7 @@ class PartAdapter:
 
 
 class FeatureExtractor(PartAdapter):
-    """Compute features in float32, zero in the padding: (B, S), (B,) -> (B, T, M), (B,)."""
+    """Compute float32 features, zero in the padding: (B, S), (B,) -> (B, T, M), (B,)."""
 
     NAME = "compute_features"
     SIGNATURES = (
@@ -314,7 +314,7 @@ class FrontEnd(PartAdapter):
         "forward(features, lengths) -> (x, lengths), or forward(features) -> x, with features "
         "(B, T, M), x (B, U, D) or (B, U, C, F) and lengths (B,) in whole frames"
     )
-    UNIT, FIRST_LENGTH = "frames", 400  # four seconds, longer than a kernel
+    UNIT, FIRST_LENGTH = "frames", 400  # four seconds, longer than any kernel
 
     def __call__(self, features: Tensor, frame_lengths: Tensor) -> tuple[Tensor, Tensor]:
         x, frame_lengths = self.run(features, frame_lengths)
@@ -325,9 +325,9 @@ class Backbone(PartAdapter):
     """The last part of an encoder, which returns the states, and may decode tokens against them.
 
     The module may have two more methods: ``encode_with_intermediate(x, lengths)`` for inter-CTC,
-    which returns the states of its middle and its states, and ``decode(tokens, states, lengths)``.
-    Its attribute ``decoding_modules`` names the children that only decoding runs; the default is
-    DECODING_MODULES.
+    which returns the states after its middle and after its end, and ``decode(tokens, states,
+    lengths)``. Its attribute ``decoding_modules`` names the children that only decoding runs; the
+    default is DECODING_MODULES.
     """
 
     METHOD = "encode"
@@ -335,15 +335,15 @@ class Backbone(PartAdapter):
     def __init__(self, module: nn.Module, *, padding: int = 0) -> None:
         super().__init__(module)
         self._padding = padding  # the token that pads rows, for SpeechBrain's decoder
-        self._pads = "pad_idx" in inspect.signature(self._method).parameters
-        if self._pads:  # its decoder passes PyTorch a bool mask beside a float one
+        self._takes_padding = "pad_idx" in inspect.signature(self._method).parameters
+        if self._takes_padding:  # SpeechBrain's decoder passes PyTorch a bool and a float mask
             warnings.filterwarnings("ignore", "Support for mismatched key_padding_mask")
 
     def encode(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        return self.run(x, lengths, **({"pad_idx": self._padding} if self._pads else {}))
+        return self.run(x, lengths, **({"pad_idx": self._padding} if self._takes_padding else {}))
 
     def encode_with_intermediate(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the states of the middle, the states and their lengths: 2 x (B, U, D), (B,)."""
+        """Return the states of the middle and the end, and their lengths: 2 x (B, U, D), (B,)."""
         method = getattr(self.module, "encode_with_intermediate", None)
         if method is None:
             raise ConfigError(
@@ -358,8 +358,8 @@ class Backbone(PartAdapter):
     def encode_and_decode(
         self, x: Tensor, lengths: Tensor, tokens: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Encode, and decode (B, L) tokens: -> (B, U, D), (B,), (B, L, D)."""
-        if self._pads:
+        """Encode x, and decode tokens (B, L): -> (B, U, D), (B,), (B, L, D)."""
+        if self._takes_padding:
             states, decoded = self.module(x, tokens, relative(x, lengths), self._padding)
             return states, lengths, decoded
         states, lengths = self.encode(x, lengths)
@@ -373,12 +373,12 @@ class Backbone(PartAdapter):
                 "lengths), the attention decoder. Add it, or use CTC only: train with "
                 "--ctc_weight=1.0, decode with attention_rescoring: False."
             )
-        if self._pads:
+        if self._takes_padding:
             frame_lengths = frame_lengths.to(states.device, non_blocking=True)
         context, states = self._uncast(states)
         with context:
             output = method(tokens, states, frame_lengths)
-        # SpeechBrain's also returns its attention weights.
+        # SpeechBrain's decoder also returns its attention weights.
         return output[0] if isinstance(output, tuple) else output
 
     def decoding_modules(self) -> tuple[nn.Module, ...]:
@@ -414,7 +414,7 @@ class WaveformPart(Backbone):
 
 
 def token_embedding(part: object) -> nn.Embedding | None:
-    """Return the embedding of the tokens, if any; other embeddings may have any size."""
+    """Return the embedding of the decoder's tokens, if any; others may have any size."""
     if not callable(getattr(part, "decode", None)):
         return None
     children = (getattr(part, name, None) for name in TOKEN_EMBEDDINGS)
