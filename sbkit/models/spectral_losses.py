@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 from sbkit.audio.lengths import length_mask
 from sbkit.models.vocoder import LogMel
 
-WINDOW_SIZES = (256, 512, 1024)  # samples of the transforms, each every quarter window
+WINDOW_SIZES = (256, 512, 1024)  # samples of each transform; its hop is a quarter of the window
 MIN_MAGNITUDE = 1e-2  # under the logarithm
 NEGATIVE_SLOPE = 0.1
 
@@ -21,8 +21,8 @@ NEGATIVE_SLOPE = 0.1
 def spectra(audio: Tensor, lengths: Tensor) -> Iterator[tuple[Tensor, Tensor, int]]:
     """Yield magnitudes (B, F, T), mask (B, 1, T) and hop in samples of each transform of (B, S).
 
-    The mask is true within an utterance. Magnitudes are zero past it, so that an utterance has the
-    same loss in every batch.
+    The mask is true within an utterance. Magnitudes past the end are zero, so that an utterance has
+    the same loss in every batch.
     """
     for size in WINDOW_SIZES:
         hop, window = size // 4, torch.hann_window(size, device=audio.device)
@@ -35,9 +35,9 @@ def spectra(audio: Tensor, lengths: Tensor) -> Iterator[tuple[Tensor, Tensor, in
 
 
 def spectral_distance(actual: Tensor, target: Tensor, lengths: Tensor) -> Tensor:
-    """Sum the distance of two signals' spectra over samples: 2 x (B, S), (B,) -> (B,).
+    """Sum the distance between two signals' spectra over samples: 2 x (B, S), (B,) -> (B,).
 
-    Each transform adds the difference of the logarithms and the spectral convergence.
+    Each transform adds the difference of logarithms and the spectral convergence.
     Source: Yamamoto et al. 2020 (arXiv 1910.11480).
     """
     distance = actual.new_zeros(len(actual))
