@@ -68,9 +68,9 @@ def process_group(device: torch.device) -> Iterator[None]:
     if "RANK" not in os.environ and os.environ.get("WORLD_SIZE", "1") == "1":
         yield
         return
-    # Imported before the group exists, because its functions have the group as a default argument
-    # (and DDP imports it). Otherwise gloo's threads would outlive the group and race with the end
-    # of the interpreter: now and then, "terminate called without an active exception".
+    # DDP imports this module, whose functions take the group of that moment as a default argument.
+    # Imported later, it would let gloo's threads outlive the group and race with the end of the
+    # interpreter: now and then, "terminate called without an active exception".
     import_module("torch.distributed.nn")
 
     leave: Callable[[], object] = dist.destroy_process_group

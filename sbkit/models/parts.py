@@ -27,9 +27,9 @@ import inspect
 import warnings
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import ClassVar, NoReturn, TypeVar
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -222,11 +222,12 @@ class PartAdapter:
         """Convert audio to float32 in the scale of the module."""
         return audio.float() if self._scale == 1.0 else audio.float() * self._scale
 
-    def _uncast(self, x: Tensor) -> tuple[AbstractContextManager[object], Tensor]:
-        """Turn autocast off and convert x to float32, if the module declares fp32."""
+    def _invoke(self, method: Callable[..., Any], *inputs: Tensor, **options: object) -> Any:
+        """Call a method of the module; in float32 without autocast, if the module declares fp32."""
         if getattr(self.module, "precision", None) is None:
-            return nullcontext(), x
-        return torch.autocast(x.device.type, enabled=False), x.float()
+            return method(*inputs, **options)
+        with torch.autocast(inputs[0].device.type, enabled=False):
+            return method(*(x.float() if x.is_floating_point() else x for x in inputs), **options)
 
     def run(self, x: Tensor, lengths: Tensor, **options: object) -> tuple[Tensor, Tensor]:
         """Return the frames (B, U, ...) and the number of frames of each utterance (B,)."""
@@ -237,11 +238,9 @@ class PartAdapter:
 
     def _call(self, x: Tensor, lengths: Tensor, **options: object) -> tuple[object, Tensor]:
         """Return the module's output, and its tensor: all, the first, or `last_hidden_state`."""
-        context, x = self._uncast(x)
         if self._form is not None:
             options[self._argument] = self._form(x, lengths)
-        with context:
-            output = self._callable(x, **options)
+        output = self._invoke(self._callable, x, **options)
         y = output[0] if isinstance(output, tuple | list) and output else output
         y = y.get("last_hidden_state") if isinstance(y, Mapping) else y
         y = getattr(y, "last_hidden_state", y)
@@ -334,13 +333,14 @@ class Backbone(PartAdapter):
 
     def __init__(self, module: nn.Module, *, padding: int = 0) -> None:
         super().__init__(module)
-        self._padding = padding  # the token that pads rows, for SpeechBrain's decoder
-        self._takes_padding = "pad_idx" in inspect.signature(self._method).parameters
-        if self._takes_padding:  # SpeechBrain's decoder passes PyTorch a bool and a float mask
+        self._options: dict[str, object] = {}
+        if "pad_idx" in inspect.signature(self._method).parameters:  # SpeechBrain's
+            self._options["pad_idx"] = padding  # the token that pads rows
+            # Its decoder passes PyTorch a bool mask and a float mask.
             warnings.filterwarnings("ignore", "Support for mismatched key_padding_mask")
 
     def encode(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        return self.run(x, lengths, **({"pad_idx": self._padding} if self._takes_padding else {}))
+        return self.run(x, lengths, **self._options)
 
     def encode_with_intermediate(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the states of the middle and the end, and their lengths: 2 x (B, U, D), (B,)."""
@@ -350,17 +350,15 @@ class Backbone(PartAdapter):
                 f"`inter_ctc_weight` is above 0.0, but {type(self.module).__name__} has no method "
                 "encode_with_intermediate(x, lengths). Set it to 0.0, or use sbkit's Transformer."
             )
-        context, x = self._uncast(x)
-        with context:
-            intermediate, states = method(x, lengths)
+        intermediate, states = self._invoke(method, x, lengths)
         return intermediate, states, self._frame_lengths(x, states, lengths, None)
 
     def encode_and_decode(
         self, x: Tensor, lengths: Tensor, tokens: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Encode x, and decode tokens (B, L): -> (B, U, D), (B,), (B, L, D)."""
-        if self._takes_padding:
-            states, decoded = self.module(x, tokens, relative(x, lengths), self._padding)
+        if self._options:
+            states, decoded = self.module(x, tokens, relative(x, lengths), **self._options)
             return states, lengths, decoded
         states, lengths = self.encode(x, lengths)
         return states, lengths, self.decode(tokens, states, lengths)
@@ -373,11 +371,9 @@ class Backbone(PartAdapter):
                 "lengths), the attention decoder. Add it, or use CTC only: train with "
                 "--ctc_weight=1.0, decode with attention_rescoring: False."
             )
-        if self._takes_padding:
+        if self._options:
             frame_lengths = frame_lengths.to(states.device, non_blocking=True)
-        context, states = self._uncast(states)
-        with context:
-            output = method(tokens, states, frame_lengths)
+        output = self._invoke(method, tokens, states, frame_lengths)
         # SpeechBrain's decoder also returns its attention weights.
         return output[0] if isinstance(output, tuple) else output
 
