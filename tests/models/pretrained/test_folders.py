@@ -134,7 +134,7 @@ BAD: dict[str, tuple[Change, str]] = {
     "shard missing": (remove_shard, "has no model-00002-of-00002.safetensors"),
     "shard elsewhere": (move_shard_elsewhere, "has no ../other/model.safetensors"),
     "link": (link_elsewhere, "links to .*elsewhere.safetensors, outside its folder"),
-    "tensor missing": (rename(Q_PROJ, "x"), rf"1 tensors in .*: {Q_PROJ} \(missing\)"),
+    "tensor missing": (rename(Q_PROJ, "x"), rf"Tensors in .* config.json: {Q_PROJ} \(missing\)"),
     "no mask": (rename("masked_spec_embed", "x"), r"embed \(missing\). Pass --mask_time_prob=0"),
     "not finite": (
         map_weights(lambda tensors: tensors | {Q_PROJ: tensors[Q_PROJ] / 0}),
