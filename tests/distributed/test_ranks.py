@@ -46,9 +46,9 @@ with process_group(torch.device("cpu")):
         seen["left"] = silent.code
     seen["ranks"] = gather_over_ranks([me, world_size()])
     seen["sum"] = sum_over_ranks(torch.tensor([me + 1.0, 10.0])).tolist()
-    reducer = DistributedDataParallel(torch.nn.Linear(2, 2))
-    reducer(torch.ones(1, 2)).sum().backward()
-    kept = reducer  # by a frame, say: it must not hold the group, nor gloo's threads
+    module = DistributedDataParallel(torch.nn.Linear(2, 2))
+    module(torch.ones(1, 2)).sum().backward()
+# `module` is still referenced, as by a frame: it must not hold the group or gloo's threads.
 tasks = Path("/proc/self/task").glob("*/comm")
 seen["threads"] = [name for task in tasks if "gloo" in (name := task.read_text().strip())]
 seen["alone"] = [rank(), world_size()]
