@@ -62,10 +62,12 @@ REFUSED_PAIRS = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "precision", "words"), REFUSED_PAIRS)
-def test_check_precision_refuses_unsupported_pairs(kind: str, precision: Any, words: str) -> None:
-    with pytest.raises(SbkitError, match=words):
-        check_precision(kind, precision)
+@pytest.mark.parametrize(("device_type", "precision", "message"), REFUSED_PAIRS)
+def test_check_precision_refuses_unsupported_pairs(
+    device_type: str, precision: Any, message: str
+) -> None:
+    with pytest.raises(SbkitError, match=message):
+        check_precision(device_type, precision)
 
 
 @pytest.mark.usefixtures("no_gpu")
@@ -89,7 +91,7 @@ def test_resolve_cuda_is_the_device_of_the_local_rank(monkeypatch: pytest.Monkey
     monkeypatch.setenv("LOCAL_RANK", "1")
     device = resolve("cuda", "bf16").device
     assert device == torch.device("cuda:1")
-    assert resolve(device, "bf16").device == device  # what was resolved once may be again
+    assert resolve(device, "bf16").device == device  # a resolved device stays the same
 
 
 @pytest.mark.usefixtures("two_gpus")

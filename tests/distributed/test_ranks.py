@@ -1,4 +1,4 @@
-"""Ranks: collective operations, and their end after errors."""
+"""Ranks exchange values, and end together after an error."""
 
 import json
 from collections.abc import Callable
@@ -69,37 +69,37 @@ def test_single_process_has_one_rank() -> None:
 def test_rank_left_by_another_waits_for_its_error(
     exchange: Callable[[torch.Tensor], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def lost(*_: object) -> None:
+    def lose_connection(*_: object) -> None:
         raise RuntimeError("Connection closed by peer")
 
-    waited: list[float] = []
+    sleeps: list[float] = []
     monkeypatch.setattr("sbkit.distributed.ranks.world_size", lambda: 2)
-    monkeypatch.setattr("torch.distributed.all_reduce", lost)
-    monkeypatch.setattr("torch.distributed.broadcast", lost)
-    monkeypatch.setattr("time.sleep", waited.append)
+    monkeypatch.setattr("torch.distributed.all_reduce", lose_connection)
+    monkeypatch.setattr("torch.distributed.broadcast", lose_connection)
+    monkeypatch.setattr("time.sleep", sleeps.append)
     with pytest.raises(RuntimeError, match="closed by peer"):
         exchange(torch.ones(1))
-    assert waited == [2 * OTHER_RANKS_DELAY]
+    assert sleeps == [2 * OTHER_RANKS_DELAY]
 
 
 @pytest.mark.parametrize(
-    ("error", "waits"),
-    [(None, True), (SystemExit(75), True), (ValueError(), False), (KeyboardInterrupt(), False)],
-    ids=["done", "asked", "failed", "interrupted"],
+    ("error", "is_aborted"),
+    [(None, False), (SystemExit(75), False), (ValueError(), True), (KeyboardInterrupt(), True)],
+    ids=["done", "stopped", "failed", "interrupted"],
 )
 def test_process_group_is_aborted_only_after_an_error(
-    error: BaseException | None, waits: bool, monkeypatch: pytest.MonkeyPatch
+    error: BaseException | None, is_aborted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = list[str]()
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setattr(ranks, "_join", lambda device: None)
-    monkeypatch.setattr(ranks.dist, "destroy_process_group", lambda: calls.append("waited"))
+    monkeypatch.setattr(ranks.dist, "destroy_process_group", lambda: calls.append("destroyed"))
     monkeypatch.setattr(ranks, "abort_process_group", lambda: calls.append("aborted"))
     expected = nullcontext() if error is None else pytest.raises(type(error))
     with expected, process_group(torch.device("cuda", 0)):
         if error is not None:
             raise error
-    assert calls == ["waited" if waits else "aborted"]
+    assert calls == ["aborted" if is_aborted else "destroyed"]
 
 
 @pytest.mark.ddp

@@ -1,4 +1,4 @@
-"""An incomplete rendezvous ends with an error; afterwards ranks wait as long as it takes."""
+"""An incomplete rendezvous ends with an error; after a complete one, ranks wait without limit."""
 
 import socket
 from collections.abc import Callable, Iterator
@@ -47,7 +47,7 @@ def start() -> Iterator[Start]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("variables", "words"),
+    ("variables", "phrases"),
     [
         ({"RANK": "0"}, ["Rank 0 did not meet", "at 127.0.0.1:", "1/2 clients joined"]),
         ({"RANK": "1"}, ["within 1 s", "Rank 1"]),
@@ -57,13 +57,13 @@ def start() -> Iterator[Start]:
     ids=str,
 )
 def test_incomplete_rendezvous_is_one_sentence(
-    variables: dict[str, str], words: list[str], start: Start
+    variables: dict[str, str], phrases: list[str], start: Start
 ) -> None:
     process = start(**variables)
     _, error = process.communicate(timeout=240)
     assert process.returncode == BAD_INPUT, error
     assert "Traceback" not in error
-    assert all(word in error.splitlines()[-1] for word in words), error
+    assert all(phrase in error.splitlines()[-1] for phrase in phrases), error
 
 
 @pytest.mark.slow

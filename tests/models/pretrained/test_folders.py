@@ -1,4 +1,4 @@
-"""Every form of a pretrained folder is loaded, and every bad one is an error."""
+"""Every form of a pretrained folder loads, and every bad one is an error."""
 
 import json
 import os
@@ -14,8 +14,12 @@ from torch import Tensor
 from sbkit.base.errors import BundleError, ConfigError, DeviceError, SbkitError
 from sbkit.models.pretrained import folder as folder_module
 from sbkit.models.pretrained.folder import check_weights, load_weights, read_encoder_config
-from sbkit.models.pretrained.parts import FAMILIES as PARTS
-from sbkit.models.pretrained.parts import PretrainedEncoder, PretrainedFeatures, PretrainedFrontEnd
+from sbkit.models.pretrained.parts import (
+    FAMILIES,
+    PretrainedEncoder,
+    PretrainedFeatures,
+    PretrainedFrontEnd,
+)
 from tests.models.pretrained.folders import make_folder, make_parts
 
 Change = Callable[[Path], object]
@@ -235,7 +239,7 @@ def test_license_is_read_from_the_model_card(folder: Path) -> None:
     assert read_encoder_config(folder)["source"]["license"] == "apache-2.0"
 
 
-@pytest.mark.parametrize("model_type", PARTS)
+@pytest.mark.parametrize("model_type", FAMILIES)
 def test_modules_read_every_key_that_a_config_keeps(model_type: str, tmp_path: Path) -> None:
     config = read_encoder_config(make_folder(tmp_path, model_type))
     # Keys that are only checked, have a default, or belong to another family or the run.

@@ -1,4 +1,4 @@
-"""Adapters of every family of pretrained encoders are trained, and merged on export."""
+"""Adapters train in every family of pretrained encoders, and merge into its weights."""
 
 from typing import Any
 
@@ -20,17 +20,17 @@ def projections(encoder: PretrainedEncoder) -> list[str]:
     return sorted({path.split(".")[-1] for path, m in modules if isinstance(m, nn.Linear)})
 
 
-def make_adapted(model_type: str, **knobs: Any) -> tuple[nn.Module, PretrainedEncoder]:
+def make_adapted(model_type: str, **options: Any) -> tuple[nn.Module, PretrainedEncoder]:
     """Make front-end and encoder with a random adapter of each Linear layer."""
     _, plain = make_parts(tiny_config(model_type))
     lora = {"rank": 2, "alpha": 6, "projections": projections(plain)}
-    return make_parts(tiny_config(model_type), lora=lora, **knobs)
+    return make_parts(tiny_config(model_type), lora=lora, **options)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_only_adapters_get_gradients(model_type: str, checkpointing: bool) -> None:
-    """Also in WavLM, whose projections other code passes straight to a functional."""
+    """WavLM included, whose projections other libraries pass straight to a functional."""
     front_end, encoder = make_adapted(
         model_type, layers="weighted", gradient_checkpointing=checkpointing, layerdrop=0.0
     )
