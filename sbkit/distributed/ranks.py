@@ -114,7 +114,7 @@ def _join(device: torch.device) -> Store:
         reason = " ".join(str(error).split()).removesuffix(".")
         raise DeviceError(
             f"Rank {name} did not meet the other processes at {host}:{port} within {seconds:g} s "
-            f"({reason}). Start the same command by torchrun on every node, open the port, or "
+            f"({reason}). Start the same command with torchrun on every node, open the port, or "
             f"raise {TIMEOUT_VARIABLE}."
         ) from error
     assert dist.group.WORLD is not None

@@ -77,7 +77,7 @@ class CodeSpace:
             raise DataError(
                 f"Codes must be from 0 to {self.size - 1}, but {of} has {array[frame, group]} "
                 f"in frame {frame}, codebook {group} ({len(invalid)} are out of range). Nothing is "
-                "decoded; find the model that predicted it."
+                "decoded. Check the model that predicted the codes."
             )
         return array.astype(np.int64)
 

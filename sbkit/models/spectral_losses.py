@@ -60,25 +60,24 @@ class SpectrogramDiscriminator(nn.Module):
         super().__init__()
         widths = (1, channels, channels, channels, 1)
         self.reach = len(widths) - 1  # frames to each side
-        self.stacks = nn.ModuleList(
-            nn.Sequential(*(_layer(*channels) for channels in pairwise(widths)))
-            for _ in WINDOW_SIZES
-        )
+        self.stacks = nn.ModuleList()
+        for _ in WINDOW_SIZES:
+            layers = nn.Sequential()
+            for inputs, outputs in pairwise(widths):
+                activation = nn.LeakyReLU(NEGATIVE_SLOPE) if inputs > 1 else nn.Identity()
+                conv = nn.Conv2d(inputs, outputs, (9, 3), (2, 1), (4, 0))
+                layers.append(nn.Sequential(activation, conv))
+            self.stacks.append(layers)
 
     def forward(self, audio: Tensor, lengths: Tensor, target: float) -> Tensor:
         """Return the mean squared error of the scores: (B, S), (B,) -> (B,)."""
-        errors = []
+        errors: list[Tensor] = []
         for stack, (magnitudes, mask, _) in zip(self.stacks, spectra(audio, lengths), strict=True):
             levels = (magnitudes.clamp(min=MIN_MAGNITUDE) / MIN_MAGNITUDE).log()  # 0 is silence
             scores = stack(pad(levels.unsqueeze(1), (self.reach, self.reach)))  # (B, 1, F', T)
             square = (scores - target).square().mean(2) * mask  # (B, 1, T)
             errors.append((square.sum(2) / mask.sum(2)).squeeze(1))
         return torch.stack(errors).mean(0)
-
-
-def _layer(inputs: int, outputs: int) -> nn.Sequential:
-    activation = nn.LeakyReLU(NEGATIVE_SLOPE) if inputs > 1 else nn.Identity()
-    return nn.Sequential(activation, nn.Conv2d(inputs, outputs, (9, 3), (2, 1), (4, 0)))
 
 
 def mel_distance(features: LogMel, actual: Tensor, target: Tensor, lengths: Tensor) -> Tensor:

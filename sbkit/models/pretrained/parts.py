@@ -186,22 +186,14 @@ class PretrainedEncoder(nn.Module):
         x, positions = self.body.begin(x, mask)
         yield x
         recompute = self.gradient_checkpointing and self.training and torch.is_grad_enabled()
-        for layer, is_skipped in zip(self.body.layers, self._draw_skipped(), strict=True):
-            if is_skipped:
-                x = _skip(layer, x)
+        skipped = [False] * len(self.body.layers)
+        if self.training and self.layerdrop > 0:  # the same layers on every rank
+            skipped = (draw_for_step(len(skipped)) < self.layerdrop).tolist()
+        for layer, is_skipped in zip(self.body.layers, skipped, strict=True):
+            if is_skipped:  # adds zero, because DDP waits for the gradient of every parameter
+                x = x + 0 * sum(p.sum() for p in layer.parameters() if p.requires_grad)
             elif recompute:
                 x = checkpoint(layer, x, mask, positions, use_reentrant=False)
             else:
                 x = layer(x, mask, positions)
             yield x
-
-    def _draw_skipped(self) -> list[bool]:
-        """Draw which layers this step skips, the same on every rank."""
-        if not self.training or self.layerdrop == 0:
-            return [False] * len(self.body.layers)
-        return (draw_for_step(len(self.body.layers)) < self.layerdrop).tolist()
-
-
-def _skip(layer: nn.Module, x: Tensor) -> Tensor:
-    """Return x plus zero times a layer's parameters: DDP waits for the gradient of each of them."""
-    return x + 0 * sum(p.sum() for p in layer.parameters() if p.requires_grad)
