@@ -1,4 +1,4 @@
-"""Adapters that call the YAML's modules, from audio to encoder states, as their signatures ask.
+"""Adapters that call the YAML's modules, from audio to states, according to their signatures.
 
 Legend: B utterances, S samples, T frames of features, U frames of the encoder, L tokens, M features
 of a frame, D model width.
@@ -144,7 +144,7 @@ def lengths_argument(
     signatures: str,
     other_arguments: tuple[str, ...] = (),
 ) -> tuple[str, LengthsForm | None]:
-    """Return the argument of a method that takes lengths, and their form; "" and None without."""
+    """Return name and form of the argument that takes lengths; "" and None if there is none."""
     parameters = {
         name: parameter
         for name, parameter in inspect.signature(method).parameters.items()
@@ -196,7 +196,9 @@ class PartAdapter:
         self.module = module
         self._subsampling: Subsampling | None = None
         self._method: Callable[..., object] = getattr(module, self.METHOD, None) or module.forward
-        self._callable = module if self._method == module.forward else self._method  # with hooks
+        self._callable = (
+            module if self._method == module.forward else self._method
+        )  # a module runs hooks
         self._argument, self._form = lengths_argument(
             self._method,
             part=self.NAME,
@@ -211,7 +213,7 @@ class PartAdapter:
         return self._form is absolute
 
     def declared_lengths(self, lengths: Tensor) -> Tensor | None:
-        """Count the frames of these lengths as the module declares, if it does: (B,) -> (B,)."""
+        """Count frames as the module declares; None if it does not: (B,) -> (B,)."""
         if callable(count_frames := getattr(self.module, "frame_lengths", None)):
             return count_frames(lengths)
         if isinstance(step := getattr(self.module, "samples_per_frame", None), int):
@@ -333,14 +335,14 @@ class Backbone(PartAdapter):
 
     def __init__(self, module: nn.Module, *, padding: int = 0) -> None:
         super().__init__(module)
-        self._options: dict[str, object] = {}
+        self._pad_option: dict[str, object] = {}
         if "pad_idx" in inspect.signature(self._method).parameters:  # SpeechBrain's
-            self._options["pad_idx"] = padding  # the token that pads rows
+            self._pad_option["pad_idx"] = padding  # the token that pads rows
             # Its decoder passes PyTorch a bool mask and a float mask.
             warnings.filterwarnings("ignore", "Support for mismatched key_padding_mask")
 
     def encode(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        return self.run(x, lengths, **self._options)
+        return self.run(x, lengths, **self._pad_option)
 
     def encode_with_intermediate(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the states of the middle and the end, and their lengths: 2 x (B, U, D), (B,)."""
@@ -357,8 +359,8 @@ class Backbone(PartAdapter):
         self, x: Tensor, lengths: Tensor, tokens: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Encode x, and decode tokens (B, L): -> (B, U, D), (B,), (B, L, D)."""
-        if self._options:
-            states, decoded = self.module(x, tokens, relative(x, lengths), **self._options)
+        if self._pad_option:
+            states, decoded = self.module(x, tokens, relative(x, lengths), **self._pad_option)
             return states, lengths, decoded
         states, lengths = self.encode(x, lengths)
         return states, lengths, self.decode(tokens, states, lengths)
@@ -371,7 +373,7 @@ class Backbone(PartAdapter):
                 "lengths), the attention decoder. Add it, or use CTC only: train with "
                 "--ctc_weight=1.0, decode with attention_rescoring: False."
             )
-        if self._options:
+        if self._pad_option:
             frame_lengths = frame_lengths.to(states.device, non_blocking=True)
         output = self._invoke(method, tokens, states, frame_lengths)
         # SpeechBrain's decoder also returns its attention weights.

@@ -39,7 +39,7 @@ CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.
 SNAPSHOTS = "snapshots"  # the folder of a model's commits in the hub's cache
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 MAX_FILE_BYTES = 1 << 25  # a JSON file or a model card
-AGAIN = "Download it again."
+DOWNLOAD_AGAIN = "Download it again."
 
 
 def find_folder(path_or_id: str) -> Path:
@@ -57,7 +57,7 @@ def find_folder(path_or_id: str) -> Path:
     )
 
 
-def home_of(folder: Path) -> Path:
+def root_of(folder: Path) -> Path:
     """Return the folder that must contain all files: itself, or the model's in the hub's cache."""
     return folder.parents[1] if folder.parent.name == SNAPSHOTS else folder.resolve()
 
@@ -71,10 +71,10 @@ def file_in(folder: Path, name: str) -> Path | None:
     path, real = folder / name, (folder / name).resolve()
     if not (path.is_symlink() or path.exists()):
         return None
-    if not real.is_relative_to(home_of(folder).resolve()):
-        raise BundleError(f"{path} links to {real}, outside its folder. {AGAIN}")
+    if not real.is_relative_to(root_of(folder).resolve()):
+        raise BundleError(f"{path} links to {real}, outside its folder. {DOWNLOAD_AGAIN}")
     if not real.is_file():
-        raise BundleError(f"{path} is not a file, or an incomplete download. {AGAIN}")
+        raise BundleError(f"{path} is not a file, or an incomplete download. {DOWNLOAD_AGAIN}")
     return real
 
 
@@ -82,7 +82,7 @@ def read_json(folder: Path, name: str) -> dict[str, Any] | None:
     """Read a JSON file, None if missing; raises SbkitError if it is damaged."""
     if (file := file_in(folder, name)) is None:
         return None
-    with reading(folder / name, "be a whole file", fix=AGAIN):
+    with reading(folder / name, "be a whole file", fix=DOWNLOAD_AGAIN):
         return {**json.loads(read_regular(file, max_bytes=MAX_FILE_BYTES, subject=f"The {name}"))}
 
 
@@ -94,7 +94,7 @@ def weight_files(folder: Path) -> list[Path]:
     """
     names = [WEIGHTS]
     if (index := read_json(folder, INDEX)) is not None and file_in(folder, WEIGHTS) is None:
-        with reading(folder / INDEX, "be a whole file", fix=AGAIN):
+        with reading(folder / INDEX, "be a whole file", fix=DOWNLOAD_AGAIN):
             names = sorted({*index["weight_map"].values()})
     files = {name: file_in(folder, name) for name in names}
     if missing := [name for name, file in files.items() if file is None]:
@@ -197,7 +197,7 @@ def read_encoder_config(path_or_id: str | Path) -> Config:
     config = complete_config(settings, source_file=str(folder / CONFIG))
     name = folder.resolve().name
     if folder.parent.name == SNAPSHOTS:
-        name = home_of(folder).name.removeprefix("models--").replace("--", "/")
+        name = root_of(folder).name.removeprefix("models--").replace("--", "/")
     source = {"name": name, "license": _read_license(folder), "sha256": hash_weights(folder)}
     return {**config, "source": source}
 
@@ -333,7 +333,7 @@ def _match_tensors(folder: Path, parts: Iterable[nn.Module]) -> tuple[dict[str, 
     """Return the tensors of parts and the slices of files, both keyed by the names in the files."""
     stored: Stored = {}
     for file in weight_files(folder):
-        with reading(file, "be a whole file", fix=AGAIN):
+        with reading(file, "be a whole file", fix=DOWNLOAD_AGAIN):
             slices: Any = safe_open(file, framework="pt")
             stored |= {_renamed(name): slices.get_slice(name) for name in [*slices.keys()]}
     tensors = {}
@@ -366,7 +366,7 @@ def _fault(stored: Any, tensor: Tensor) -> str | None:
 
 def _check_no_faults(folder: Path, faults: Mapping[str, str | None]) -> None:
     descriptions = [f"{name} ({fault})" for name, fault in faults.items() if fault]
-    fix = AGAIN
+    fix = DOWNLOAD_AGAIN
     if len(descriptions) == 1 and descriptions[0].endswith(f"{MASK_VECTOR} (missing)"):
         fix = "Pass --mask_time_prob=0, or use a model that was trained with masks."
     if descriptions:
