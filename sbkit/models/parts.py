@@ -196,9 +196,7 @@ class PartAdapter:
         self.module = module
         self._subsampling: Subsampling | None = None
         self._method: Callable[..., object] = getattr(module, self.METHOD, None) or module.forward
-        self._callable = (
-            module if self._method == module.forward else self._method
-        )  # a module runs hooks
+        self._callable = module if self._method == module.forward else self._method  # runs hooks
         self._argument, self._form = lengths_argument(
             self._method,
             part=self.NAME,

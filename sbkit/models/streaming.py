@@ -29,7 +29,7 @@ WHOLE_CLIP_SHARE = 0.3  # of the micro-batches in training
 class ChunkMask(NamedTuple):
     """What the frames of a chunk see."""
 
-    visible: Tensor  # the frames that each frame attends to: (B, 1, U, U) or (B, 1, 1, L + U)
+    visible: Tensor  # the frames that each frame attends to: (B, 1, U, U)
     chunk_frames: int
 
 

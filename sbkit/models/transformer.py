@@ -151,7 +151,7 @@ class Transformer(nn.Module):
         encoder = cast("Iterable[ConformerBlock | TransformerBlock]", self.encoder)
         for index, block in enumerate(encoder):
             past = BlockState(state.attention[:, index], state.convolution[:, index])
-            x, block_state = block.forward_chunk(x, ChunkMask(visible, x.shape[1]), mask, past)
+            x, block_state = block.forward_chunk(x, visible, mask, past)
             block_states.append(block_state)
         attention, convolution = (torch.stack(s, 1) for s in zip(*block_states, strict=True))
         frames = state.frames + lengths.to(device)
@@ -194,10 +194,10 @@ class ConformerBlock(nn.Module):
         return self.feed_forward2(x, weight=0.5)
 
     def forward_chunk(
-        self, x: Tensor, chunk: ChunkMask, mask: Tensor, past: BlockState
+        self, x: Tensor, visible: Tensor, mask: Tensor, past: BlockState
     ) -> tuple[Tensor, BlockState]:
         x = self.feed_forward1(x, weight=0.5)
-        x, attention = self.attention.forward_chunk(x, chunk.visible, past.attention)
+        x, attention = self.attention.forward_chunk(x, visible, past.attention)
         x, convolution = self.convolution.forward_chunk(x, mask, past.convolution)
         return self.feed_forward2(x, weight=0.5), BlockState(attention, convolution)
 
@@ -215,9 +215,9 @@ class TransformerBlock(nn.Module):
         return self.feed_forward(x)
 
     def forward_chunk(
-        self, x: Tensor, chunk: ChunkMask, mask: Tensor, past: BlockState
+        self, x: Tensor, visible: Tensor, mask: Tensor, past: BlockState
     ) -> tuple[Tensor, BlockState]:
-        x, attention = self.attention.forward_chunk(x, chunk.visible, past.attention)
+        x, attention = self.attention.forward_chunk(x, visible, past.attention)
         return self.feed_forward(x), BlockState(attention, past.convolution)
 
 

@@ -68,12 +68,6 @@ def truncate(folder: Path) -> None:
     os.truncate(file := folder / "model.safetensors", file.stat().st_size - 100)
 
 
-def replace_by_lfs_pointer(folder: Path) -> None:
-    """Write the file of a clone without Git LFS."""
-    text = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 380267417\n"
-    (folder / "model.safetensors").write_text(text)
-
-
 def split_into_shards(folder: Path) -> None:
     """Write the tensors like `save_pretrained` with a small max_shard_size."""
     tensors = load_file(folder / "model.safetensors")
@@ -108,8 +102,6 @@ def rename(old: str, new: str) -> Change:
 Q_PROJ = "encoder.layers.0.attention.q_proj.weight"
 BAD: dict[str, tuple[Change, str]] = {
     "whisper": (set_config(model_type="whisper"), "`model_type` in .* wav2vec2, .* but is whisper"),
-    "conformer": (set_config(model_type="wav2vec2-conformer"), "but is wav2vec2-conformer"),
-    "data2vec": (set_config(model_type="data2vec-audio"), "but is data2vec-audio"),
     "adapter": (set_config(add_adapter=True), "`add_adapter` in .* false, but is True"),
     "MMS adapters": (set_config(adapter_attn_dim=16), "`adapter_attn_dim` in .* null, but is 16"),
     "remote code": (set_config(auto_map={"AutoModel": "x.Y"}), "model's author is never run"),
@@ -123,18 +115,15 @@ BAD: dict[str, tuple[Change, str]] = {
         set_config(model_type="wav2vec2-bert", feature_projection_input_dim=80),
         r"must be `num_mel_bins` times `stride` of preprocessor_config.json, 160, but is 80",
     ),
-    "text": (set_config(hidden_size="24"), "`hidden_size` in .* but is 24"),
     "activation": (set_config(hidden_act="mish"), "`hidden_act` in .* gelu or relu .* is mish"),
     "norm": (set_config(feat_extract_norm="batch"), "`feat_extract_norm` in .* group or layer"),
     "wider": (set_config(hidden_size=48), r"\(24, 16\), not \(48, 16\)"),
-    "deeper": (set_config(num_hidden_layers=4), r"encoder.layers.3.\S+ \(missing\)"),
     "no config": (remove("config.json"), "a folder with config.json, but .* has none"),
     "half a config": (lambda f: (f / "config.json").write_text("{"), "cannot be read"),
     "no rate": (remove("preprocessor_config.json"), "no preprocessor_config.json with a sampling"),
     "pickle": (replace_by_pickle, "has only pytorch_model.bin, a pickle"),
     "no weights": (remove("model.safetensors"), "has no model.safetensors. It"),
     "half a download": (truncate, "model.safetensors must be a whole file"),
-    "no LFS": (replace_by_lfs_pointer, "model.safetensors must be a whole file"),
     "shard missing": (remove_shard, "has no model-00002-of-00002.safetensors"),
     "shard elsewhere": (move_shard_elsewhere, "has no ../other/model.safetensors"),
     "link": (link_elsewhere, "links to .*elsewhere.safetensors, outside its folder"),

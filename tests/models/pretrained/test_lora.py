@@ -66,10 +66,7 @@ def test_adapter_adds_alpha_over_rank_times_its_product() -> None:
     torch.testing.assert_close(adapter(x), layer(x) + update)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "device"),
-    [(torch.bfloat16, "cpu"), (torch.float64, "cpu"), (torch.float32, "meta")],
-)
+@pytest.mark.parametrize(("dtype", "device"), [(torch.bfloat16, "cpu"), (torch.float32, "meta")])
 def test_adapter_has_the_device_and_dtype_of_its_layer(dtype: torch.dtype, device: str) -> None:
     encoder = nn.Sequential(nn.Linear(3, 2, device=device, dtype=dtype))
     add_adapters(encoder, rank=1, projections=["0"])
