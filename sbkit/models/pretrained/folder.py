@@ -15,6 +15,7 @@ three are added:
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -68,7 +69,8 @@ def file_in(folder: Path, name: str) -> Path | None:
     Raises:
         BundleError: it links to nothing or out of the folder, or is not a file.
     """
-    path, real = folder / name, (folder / name).resolve()
+    path = folder / name
+    real = Path(os.path.realpath(path))  # `resolve` raises RuntimeError for a loop of links
     if not (path.is_symlink() or path.exists()):
         return None
     if not real.is_relative_to(root_of(folder).resolve()):
@@ -265,13 +267,14 @@ def _feature_settings(folder: Path) -> Config:
 
 
 def _read_license(folder: Path) -> str:
-    """Find the license in the front matter of the model card."""
+    """Find the license in the front matter of the model card, or several, separated by commas."""
     if (file := file_in(folder, CARD)) is None:
         return "unknown"
     card = read_regular(file, max_bytes=MAX_FILE_BYTES, subject="A model card")
-    front_matter = r"---\s*\n(?:(?!---).*\n)*?license:\s*(\S+)"
+    front_matter = r"---\s*\n(?:(?!---).*\n)*?license:([^\n#]*(?:\n[ \t]*- [^\n#]*)*)"
     match = re.match(front_matter, card.decode(errors="replace"))
-    return match[1].strip("'\"") if match else "unknown"
+    licenses = re.split(r"[\n,]", match[1]) if match else []
+    return ", ".join(filter(None, (name.strip(" \t\r'\"-[]") for name in licenses))) or "unknown"
 
 
 # -- weights ----------------------------------------------------------------------------------

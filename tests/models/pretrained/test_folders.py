@@ -95,6 +95,11 @@ def link_elsewhere(folder: Path) -> None:
     (folder / "model.safetensors").symlink_to("../elsewhere.safetensors")
 
 
+def link_in_a_loop(folder: Path) -> None:
+    remove("model.safetensors")(folder)
+    (folder / "model.safetensors").symlink_to("model.safetensors")
+
+
 def rename(old: str, new: str) -> Change:
     return map_weights(lambda tensors: {n.replace(old, new): t for n, t in tensors.items()})
 
@@ -127,6 +132,7 @@ BAD: dict[str, tuple[Change, str]] = {
     "shard missing": (remove_shard, "has no model-00002-of-00002.safetensors"),
     "shard elsewhere": (move_shard_elsewhere, "has no ../other/model.safetensors"),
     "link": (link_elsewhere, "links to .*elsewhere.safetensors, outside its folder"),
+    "link loop": (link_in_a_loop, "model.safetensors is not a file, or an incomplete download"),
     "tensor missing": (rename(Q_PROJ, "x"), rf"Tensors in .* config.json: {Q_PROJ} \(missing\)"),
     "no mask": (rename("masked_spec_embed", "x"), r"embed \(missing\). Pass --mask_time_prob=0"),
     "not finite": (
@@ -224,8 +230,14 @@ def test_model_id_finds_the_hub_cache_with_its_links(
 
 def test_license_is_read_from_the_model_card(folder: Path) -> None:
     assert read_encoder_config(folder)["source"]["license"] == "unknown"
-    (folder / "README.md").write_text("---\nlanguage: it\nlicense: apache-2.0\n---\n# license: x\n")
-    assert read_encoder_config(folder)["source"]["license"] == "apache-2.0"
+    for text, license in (
+        ("license: apache-2.0  # since 2020", "apache-2.0"),
+        ("license:\n- mit\n- 'cc-by-4.0'", "mit, cc-by-4.0"),
+        ("license: [mit, other]\nlicense_name: x", "mit, other"),
+        ("license:\ntags: []", "unknown"),
+    ):
+        (folder / "README.md").write_text(f"---\nlanguage: it\n{text}\n---\n# license: x\n")
+        assert read_encoder_config(folder)["source"]["license"] == license
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
