@@ -110,6 +110,8 @@ class Dropout(nn.Module):
 
     def _factors(self, x: Tensor, weight: float = 1.0) -> Tensor:
         """Draw a factor for each element of x: zero, or the weight over the share that is kept."""
+        if self.p == 1.0:
+            return torch.zeros_like(x)
         dropped = min(round(self.p * LEVELS), LEVELS - 1)
         draw = _draw_compiled if torch.compiler.is_compiling() else _draw
         draws = draw(torch.randint(MAX_SEED, ()), x.numel()).view(x.shape).to(torch.float32)
