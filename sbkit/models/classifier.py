@@ -14,7 +14,7 @@ from sbkit.base.errors import ConfigError
 from sbkit.config.ranges import POSITIVE_COUNT
 from sbkit.models.asr import head_size
 from sbkit.models.encoder import AcousticModel, make_encoder
-from sbkit.models.parts import absolute, lengths_argument, raise_signature_error
+from sbkit.models.parts import absolute_lengths, lengths_argument, raise_signature_error
 
 MIN_VARIANCE = 1e-5  # the gradient of a square root is unbounded at zero
 POOLING_SIGNATURE = "forward(x, lengths) -> y, with x (B, U, D), lengths (B,) and y (B, D')"
@@ -42,7 +42,7 @@ class UtteranceClassifier(AcousticModel):
             heads={"pooling": pooling, "label_lin": label_lin},
         )
         _, form = lengths_argument(pooling.forward, part="pooling", signatures=POOLING_SIGNATURE)
-        if form is not absolute:
+        if form is not absolute_lengths:
             raise_signature_error("pooling", POOLING_SIGNATURE, "its forward takes no `lengths`")
         outputs = head_size(label_lin)
         if outputs != classes:

@@ -119,19 +119,19 @@ TOKEN_EMBEDDINGS = ("token_embedding", "embedding", "custom_tgt_module")
 LengthsForm = Callable[[Tensor, Tensor], Tensor]
 
 
-def absolute(x: Tensor, lengths: Tensor) -> Tensor:
+def absolute_lengths(x: Tensor, lengths: Tensor) -> Tensor:
     """Return the lengths unchanged."""
     return lengths
 
 
-def relative(x: Tensor, lengths: Tensor) -> Tensor:
+def relative_lengths(x: Tensor, lengths: Tensor) -> Tensor:
     """Return fractions of the padded length: (B,)."""
     return to_relative(lengths, x.shape[1]).to(x.device, non_blocking=True)
 
 
 FORMS: dict[str, LengthsForm] = {  # keyed by the name of the argument
-    **dict.fromkeys(("lengths", "audio_lengths", "frame_lengths"), absolute),
-    **dict.fromkeys(("wav_len", "wav_lens"), relative),
+    **dict.fromkeys(("lengths", "audio_lengths", "frame_lengths"), absolute_lengths),
+    **dict.fromkeys(("wav_len", "wav_lens"), relative_lengths),
     "src_key_padding_mask": lambda x, lengths: ~length_mask(lengths, x.shape[1], x.device),
     "attention_mask": lambda x, lengths: length_mask(lengths, x.shape[1], x.device).long(),
 }
@@ -159,7 +159,7 @@ def lengths_argument(
         )
     name = next((name for name in FORMS if name in names), "")
     is_relative = name == "lengths" and method.__module__.startswith("speechbrain.")
-    return name, relative if is_relative else FORMS.get(name)
+    return name, relative_lengths if is_relative else FORMS.get(name)
 
 
 def raise_signature_error(part: str, signatures: str, fault: str) -> NoReturn:
@@ -208,7 +208,7 @@ class PartAdapter:
     @property
     def accepts_lengths(self) -> bool:
         """Return whether it takes absolute lengths, so that padding changes nothing."""
-        return self._form is absolute
+        return self._form is absolute_lengths
 
     def declared_lengths(self, lengths: Tensor) -> Tensor | None:
         """Count frames as the module declares; None if it does not: (B,) -> (B,)."""
@@ -358,7 +358,9 @@ class Backbone(PartAdapter):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Encode x, and decode tokens (B, L): -> (B, U, D), (B,), (B, L, D)."""
         if self._pad_option:
-            states, decoded = self.module(x, tokens, relative(x, lengths), **self._pad_option)
+            states, decoded = self.module(
+                x, tokens, relative_lengths(x, lengths), **self._pad_option
+            )
             return states, lengths, decoded
         states, lengths = self.encode(x, lengths)
         return states, lengths, self.decode(tokens, states, lengths)
