@@ -22,8 +22,9 @@ class LoraLinear(nn.Linear):
     The adapter takes the device and dtype of the layer. ``lora_scale``, alpha / R, is a buffer, so
     that a state_dict has all that `merge_adapters` needs.
 
-    >>> layer, x = nn.Linear(3, 2), torch.rand(1, 3)
-    >>> torch.equal(LoraLinear(layer, rank=1, alpha=2)(x), layer(x))
+    >>> from torch import rand
+    >>> layer, x = nn.Linear(3, 2), rand(1, 3)
+    >>> LoraLinear(layer, rank=1, alpha=2)(x).equal(layer(x))
     True
     """
 
