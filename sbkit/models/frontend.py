@@ -18,7 +18,7 @@ from sbkit.models.streaming import EncoderState, last_frames
 
 KERNEL = 5  # frames; two layers see 13 frames, 145 ms of audio
 STRIDE = 2
-KEPT = KERNEL - STRIDE  # that a causal convolution sees before the STRIDE new ones
+PAST_FRAMES = KERNEL - STRIDE  # that a causal convolution sees before the STRIDE new ones
 
 
 class ConvFrontEnd(nn.Module):
@@ -64,7 +64,7 @@ class ConvFrontEnd(nn.Module):
         """Return the front-end's fields of a session's `EncoderState` before the first chunk."""
         zeros = self.norm.weight.new_zeros
         sizes = {"features": self.conv1.in_channels, "hidden": self.conv2.in_channels}
-        return {name: zeros(1, KEPT, size) for name, size in sizes.items()}
+        return {name: zeros(1, PAST_FRAMES, size) for name, size in sizes.items()}
 
     def forward_chunk(
         self, features: Tensor, lengths: Tensor, state: EncoderState
@@ -75,7 +75,7 @@ class ConvFrontEnd(nn.Module):
         """
         past = (state.features, state.hidden)
         x, lengths, convolved = self._convolve(features, lengths, past)
-        features, hidden = (last_frames(frames, KEPT) for frames in convolved)
+        features, hidden = (last_frames(frames, PAST_FRAMES) for frames in convolved)
         return x, lengths, replace(state, features=features, hidden=hidden)
 
     def _convolve(
