@@ -62,20 +62,20 @@ class CodeSpace:
                 f"{self.size}; special ids are not codes, and need a head of their own."
             )
 
-    def check(self, codes: npt.ArrayLike, *, of: str) -> Codes:
-        """Return codes (U, G) as int64; raises DataError, which names ``of``, for others."""
+    def check(self, codes: npt.ArrayLike, *, subject: str) -> Codes:
+        """Return codes (U, G) as int64; raises DataError, which names ``subject``, for others."""
         array = np.asarray(codes)
         has_groups = array.ndim == 2 and array.shape[1] == self.groups
         if array.dtype.kind not in "iu" or not has_groups or not len(array):
             raise DataError(
-                f"Codes must be integers of shape (frames, {self.groups}), but {of} has "
+                f"Codes must be integers of shape (frames, {self.groups}), but {subject} has "
                 f"{array.dtype} of shape {array.shape}. Pass the output of `encode`."
             )
         invalid = np.argwhere((array < 0) | (array >= self.size))
         if len(invalid):
             frame, group = invalid[0].tolist()
             raise DataError(
-                f"Codes must be from 0 to {self.size - 1}, but {of} has {array[frame, group]} "
+                f"Codes must be from 0 to {self.size - 1}, but {subject} has {array[frame, group]} "
                 f"in frame {frame}, codebook {group} ({len(invalid)} are out of range). Nothing is "
                 "decoded. Check the model that predicted the codes."
             )
@@ -121,4 +121,4 @@ def read_codes(file: Path, space: CodeSpace, fingerprint: bytes, *, frame: int) 
             f"after the header, but it has {len(packed)}. Encode the audio again."
         )
     bits = np.unpackbits(packed, count=count).reshape(shape).astype(np.int64)
-    return Coded(space.check(bits @ (1 << np.arange(space.bits)[::-1]), of=str(file)), samples)
+    return Coded(space.check(bits @ (1 << np.arange(space.bits)[::-1]), subject=str(file)), samples)
