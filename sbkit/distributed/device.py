@@ -46,7 +46,7 @@ class Placement:
         return GradScaler(self.device.type, enabled=self.precision == "fp16")
 
 
-def describe_products(device: torch.device) -> str:
+def describe_tf32(device: torch.device) -> str:
     """Name the float32 operations that round to TF32, as set by PyTorch and SpeechBrain."""
     if device.type != "cuda":
         return ""

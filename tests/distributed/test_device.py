@@ -9,7 +9,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.distributed.device import (
     Placement,
     check_precision,
-    describe_products,
+    describe_tf32,
     note_precision,
     parse_device,
     resolve,
@@ -115,16 +115,16 @@ def test_placement_autocast_applies_the_precision(precision: str, dtype: torch.d
     assert not placement.grad_scaler().is_enabled()
 
 
-def test_describe_products_names_operations_in_tf32() -> None:
+def test_describe_tf32_names_operations_in_tf32() -> None:
     """Importing SpeechBrain turns TF32 on for products; PyTorch has it on for convolutions."""
     products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
     before = products.allow_tf32, convolutions.allow_tf32
     try:
         products.allow_tf32, convolutions.allow_tf32 = True, True
-        note = describe_products(torch.device("cuda", 0))
+        note = describe_tf32(torch.device("cuda", 0))
         products.allow_tf32, convolutions.allow_tf32 = False, False
-        assert describe_products(torch.device("cuda", 0)) == ""
+        assert describe_tf32(torch.device("cuda", 0)) == ""
     finally:
         products.allow_tf32, convolutions.allow_tf32 = before
     assert note == "; float32 products and convolutions in TF32"
-    assert describe_products(torch.device("cpu")) == ""
+    assert describe_tf32(torch.device("cpu")) == ""
