@@ -1,4 +1,4 @@
-"""A user's parts and recipe, in files beside a YAML outside of the checkout."""
+"""A user's parts and recipe work from files beside a YAML outside the checkout."""
 
 import re
 import shutil
@@ -22,10 +22,12 @@ from tests.runs import ROOT, TINY, Workplace, read_json
 
 USER_PARTS = ROOT / "tests/user_parts"
 IMPORT_OPTIONS = ("--import", "my_parts", "--import", "my_models")
-UNUSED_KNOBS = ("cnn_channels", "nhead", "d_ffn", "num_encoder_layers", "num_decoder_layers")
-UNUSED_KNOBS += ("encoder_module", "kernel_size", "dropout", "gradient_checkpointing")
-UNUSED_KNOBS += ("label_smoothing", "warmup_fraction")
-UNUSED_KNOBS += ("time_masks", "time_width", "max_time_fraction", "freq_masks", "freq_width")
+UNUSED_KEYS = (
+    *("cnn_channels", "nhead", "d_ffn", "num_encoder_layers", "num_decoder_layers"),
+    *("encoder_module", "kernel_size", "dropout", "gradient_checkpointing", "label_smoothing"),
+    *("warmup_fraction", "time_masks", "time_width", "max_time_fraction", "freq_masks"),
+    "freq_width",
+)
 FEATURE_PARTS = ("CNN", "Transformer", "compute_features", "spec_augment")
 
 
@@ -33,14 +35,14 @@ def make_yaml(name: str, dropped: Sequence[str] = (), unused: Sequence[str] = ()
     """Return ctc.yaml with the objects of a file in user_parts instead of its own."""
     user_blocks = (USER_PARTS / name).read_text(encoding="utf-8").strip()
     replaced = {"seq_lin", *dropped, *re.findall(r"^(\w+):", user_blocks, re.MULTILINE)}
-    knobs, objects = (ROOT / "hparams/ctc.yaml").read_text(encoding="utf-8").split("# ========")
-    knobs = re.sub(rf"(?m)^({'|'.join((*UNUSED_KNOBS, *unused))}):.*\n", "", knobs)
-    knobs = knobs.replace("recipes.asr.recipe.ASR", "my_recipe.MINE")
-    knobs = knobs.replace("corpus: null", "corpus: my_corpus")
-    knobs = knobs.replace("inter_ctc_weight: 0.3", "inter_ctc_weight: 0.0")
+    values, objects = (ROOT / "hparams/ctc.yaml").read_text(encoding="utf-8").split("# ========")
+    values = re.sub(rf"(?m)^({'|'.join((*UNUSED_KEYS, *unused))}):.*\n", "", values)
+    values = values.replace("recipes.asr.recipe.ASR", "my_recipe.MINE")
+    values = values.replace("corpus: null", "corpus: my_corpus")
+    values = values.replace("inter_ctc_weight: 0.3", "inter_ctc_weight: 0.0")
     blocks = objects.split("\n\n")[1:]
     blocks = [block for block in blocks if block.strip().partition(":")[0] not in replaced]
-    return "\n\n".join([knobs, *blocks[:3], user_blocks, *blocks[3:]]) + "\n"
+    return "\n\n".join([values, *blocks[:3], user_blocks, *blocks[3:]]) + "\n"
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +64,7 @@ def run(workplace: Workplace, cwd: Path, *command: object) -> subprocess.Complet
 def test_user_parts_are_checked_trained_exported_and_transcribe(
     yaml: str, user_folder: Path, workplace: Workplace, tmp_path: Path
 ) -> None:
-    unused = (*UNUSED_KNOBS, "ctc_weight")
+    unused = (*UNUSED_KEYS, "ctc_weight")
     sizes = [option for option in TINY if option.split("=")[0][2:] not in unused]
     options = [*sizes, f"--data_folder={workplace.release}", f"--output_folder={tmp_path / 'run'}"]
     checked = run(workplace, tmp_path, "-m", "sbkit", "check", user_folder / yaml, *options)
@@ -118,10 +120,7 @@ def test_distributions_of_user_modules_are_found() -> None:
     ("name", "message"),
     [
         ("null", "must name the recipe to run, but is None"),
-        (
-            "nothing.there.X",
-            "cannot be imported: it raised ModuleNotFoundError",
-        ),
+        ("nothing.there.X", "cannot be imported: it raised ModuleNotFoundError"),
         ("raising_recipe_of_a_test.X", "it raised ZeroDivisionError (division by zero)"),
         ("recipes.asr.recipe.NONE", "is not there"),
         ("recipes.asr.recipe.AsrBrain", "is type"),

@@ -113,7 +113,7 @@ class CodecBrain(Brain):
             outputs.distance.tolist(), codes, outputs.frames.tolist(), batch.ids, strict=True
         )
         return [
-            CodedUtterance(distance / frames, space.check(padded[:frames], of=id), space.size)
+            CodedUtterance(distance / frames, space.check(padded[:frames], subject=id), space.size)
             for distance, padded, frames, id in utterances
         ]
 

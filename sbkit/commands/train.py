@@ -27,7 +27,7 @@ from sbkit.data.filesystem import Storage
 from sbkit.data.report import measure_data, write_data_report
 from sbkit.data.sharded_corpus import ShardOptions, parse_size, write_shards
 from sbkit.data.splits import shard_numbers
-from sbkit.distributed.device import Placement, describe_products, note_precision
+from sbkit.distributed.device import Placement, describe_tf32, note_precision
 from sbkit.distributed.ranks import main_rank_first, process_group, rank
 from sbkit.evaluate.run_results import SUMMARY
 from sbkit.logs.handlers import TextLog
@@ -61,7 +61,7 @@ def log_machine(placement: Placement) -> None:
     """Log how this machine will compute."""
     device = placement.device
     waiting = describe_waiting(torch.get_num_threads())
-    logger.info(f"{device}: {waiting}; {describe_allocator()}{describe_products(device)}")
+    logger.info(f"{device}: {waiting}; {describe_allocator()}{describe_tf32(device)}")
     if note := note_precision(placement):
         logger.info(note)
 

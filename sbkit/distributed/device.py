@@ -12,11 +12,11 @@ from torch.amp.grad_scaler import GradScaler
 
 from sbkit.base.errors import ConfigError, DeviceError
 
-DeviceCounter = Callable[[str], int]  # returns the number of devices of a type
+DeviceCounter = Callable[[str], int]  # counts the devices of a type
 
 DEVICE_FORMS = "cpu, cuda, cuda:N, mps, xpu or xpu:N"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-PRECISIONS_OF = {  # a device type; fp16, which needs a GradScaler, is for GPUs
+PRECISIONS_OF = {  # keyed by device type; fp16 needs a GradScaler, and is for GPUs
     "cpu": ("fp32", "bf16"),
     "cuda": ("fp32", "bf16", "fp16"),
     "mps": ("fp32", "bf16"),
@@ -46,8 +46,8 @@ class Placement:
         return GradScaler(self.device.type, enabled=self.precision == "fp16")
 
 
-def describe_products(device: torch.device) -> str:
-    """Return a note on float32 operations that round to TF32, as PyTorch and SpeechBrain set it."""
+def describe_tf32(device: torch.device) -> str:
+    """Name the float32 operations that round to TF32, as set by PyTorch and SpeechBrain."""
     if device.type != "cuda":
         return ""
     torch_backends: Any = torch.backends  # without type hints
@@ -57,7 +57,7 @@ def describe_products(device: torch.device) -> str:
 
 
 def note_precision(placement: Placement) -> str | None:
-    """Return a note on bf16 on a CPU, which may cost time instead of saving it.
+    """Warn of bf16 on a CPU, which may cost time instead of saving it.
 
     Seconds of audio per second of the default YAML on two cores with AMX: 211 in fp32, 113 in bf16.
     """
@@ -78,7 +78,7 @@ def count_local_devices(device_type: str) -> int:
 
 
 def counter_of_target(target: str) -> DeviceCounter:
-    """Return the counter of another machine: `cuda:8` has eight such devices, `cpu` none."""
+    """Return a counter for another machine: `cuda:8` has eight such devices, `cpu` no GPU."""
     device = parse_device(target, key="--target")
     count = 1 if device.index is None else device.index
     if count == 0:
@@ -95,10 +95,10 @@ def resolve(
     *,
     count: DeviceCounter = count_local_devices,
 ) -> Placement:
-    """Check a declared device and precision against this machine, or against that of ``count``.
+    """Check a declared device and precision against the machine whose devices ``count`` counts.
 
     None takes the first GPU, or the CPU if there is none. Under torchrun, `cuda` and `xpu` without
-    an index are the device of the local rank.
+    an index mean the device of the local rank.
 
     Raises:
         ConfigError: a name is unknown.
@@ -119,7 +119,7 @@ def choose_device(
 
 
 def widest_float(device: torch.device) -> torch.dtype:
-    """Return the type for long sums: float64, except on MPS, which lacks it."""
+    """Return the dtype for long sums: float64, except on MPS, which lacks it."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
@@ -142,7 +142,7 @@ def check_precision(device_type: str, precision: str, *, key: str = "precision")
         ConfigError: the precision is unknown.
         DeviceError: it is not supported.
     """
-    if precision not in [*DTYPES]:  # an unhashable value cannot be looked up
+    if precision not in [*DTYPES]:  # a list, since the value may not be hashable
         raise ConfigError(
             f"`{key}` must be one of {', '.join(DTYPES)}, but is {precision!r}. Choose one of them."
         )

@@ -24,17 +24,17 @@ from sbkit.base.process import OTHER_RANKS_DELAY, exit_code
 from sbkit.base.torch_internals import abort_process_group
 
 TIMEOUT_VARIABLE = "SBKIT_RENDEZVOUS_SECONDS"
-# A rank may wait for hours while another prepares the data; the heartbeat of a rank tells whether
-# it hangs in training.
+# A rank may wait for hours while another prepares the data. Whether a rank hangs in training shows
+# in its heartbeat.
 GROUP_TIMEOUT = timedelta(hours=24)
-BACKENDS = {"cuda": "cpu:gloo,cuda:nccl", "xpu": "cpu:gloo,xpu:xccl"}  # objects travel by the CPU
+BACKENDS = {"cuda": "cpu:gloo,cuda:nccl", "xpu": "cpu:gloo,xpu:xccl"}  # gloo sends objects
 POLL_SECONDS = 0.1
 
 T = TypeVar("T")
 
 _is_single = False
 _store: Store | None = None  # of the rendezvous
-_num_turns = 0  # of the main rank, which the others have waited for
+_num_turns = 0  # how often the ranks have waited for rank 0
 
 
 def rank() -> int:
@@ -49,7 +49,7 @@ def world_size() -> int:
 
 @contextmanager
 def single_rank() -> Iterator[None]:
-    """Make this rank a run of its own, while the others wait for it elsewhere."""
+    """Make this rank a run of its own, while the others wait for it."""
     global _is_single
     was_single, _is_single = _is_single, True
     try:
@@ -68,21 +68,21 @@ def process_group(device: torch.device) -> Iterator[None]:
     if "RANK" not in os.environ and os.environ.get("WORLD_SIZE", "1") == "1":
         yield
         return
-    # Imported before the group exists: its functions keep the group at import as a default argument
-    # (and DDP imports it), so gloo's threads would outlive the group and race with the end of the
-    # interpreter: "terminate called without an active exception", now and then.
+    # DDP imports this module, whose functions take the group of that moment as a default argument.
+    # Imported later, it would let gloo's threads outlive the group and race with the end of the
+    # interpreter: now and then, "terminate called without an active exception".
     import_module("torch.distributed.nn")
 
     leave: Callable[[], object] = dist.destroy_process_group
     _store = _join(device)
     try:
         yield
-    except (Exception, KeyboardInterrupt):  # not SystemExit of all ranks: one may still be saving
+    except (Exception, KeyboardInterrupt):  # not SystemExit: a rank may still be saving
         leave = abort_process_group
         raise
     finally:
-        _take_group_from_reducers()
-        gc.collect()  # cycles hold the group, too
+        _drop_reducers()
+        gc.collect()  # cycles may hold the group as well
         _store = None
         leave()
 
@@ -91,10 +91,10 @@ def _join(device: torch.device) -> Store:
     """Form a group with the other processes, and return the store of the rendezvous.
 
     Raises:
-        DeviceError: not all of them come in time.
+        DeviceError: some do not arrive in time.
     """
-    if sys.platform == "linux":  # the ranks of a killed torchrun agent would train on
-        set_parent_death_signal = 1  # of linux/prctl.h
+    if sys.platform == "linux":  # otherwise the ranks of a killed torchrun agent train on
+        set_parent_death_signal = 1  # PR_SET_PDEATHSIG
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
     seconds = float(os.environ.get(TIMEOUT_VARIABLE, "120"))
     timeout = timedelta(seconds=seconds)
@@ -114,7 +114,7 @@ def _join(device: torch.device) -> Store:
         reason = " ".join(str(error).split()).removesuffix(".")
         raise DeviceError(
             f"Rank {name} did not meet the other processes at {host}:{port} within {seconds:g} s "
-            f"({reason}). Start the same command by torchrun on every node, open the port, or "
+            f"({reason}). Start the same command with torchrun on every node, open the port, or "
             f"raise {TIMEOUT_VARIABLE}."
         ) from error
     assert dist.group.WORLD is not None
@@ -122,22 +122,23 @@ def _join(device: torch.device) -> Store:
     return store
 
 
-def _take_group_from_reducers() -> None:
-    """Drop every reducer before the group, even if a frame or traceback still holds it.
+def _drop_reducers() -> None:
+    """Drop the reducer of each DDP module, even if a frame or traceback still holds the module.
 
-    Otherwise the reducer ends the group while it holds Python's lock, for which gloo's threads may
-    be waiting with a lock that it needs: 1 of 20 such processes never ended on a busy machine.
+    Otherwise a reducer ends the group while it holds Python's lock. gloo's threads may wait for
+    that lock and hold one that the reducer needs: 1 of 20 such processes never ended on a busy
+    machine.
     """
-    for item in gc.get_objects():
-        if issubclass(type(item), DistributedDataParallel):
-            item.reducer = item.logger = item.process_group = None
+    for module in gc.get_objects():
+        if issubclass(type(module), DistributedDataParallel):
+            module.reducer = module.logger = module.process_group = None
 
 
 @contextmanager
 def main_rank_first() -> Iterator[None]:
     """Run the body on rank 0 first, so that the others find its results.
 
-    If it fails, rank 0 prints the error and the others exit silently with the same code; otherwise
+    If it fails, rank 0 prints the error and the others exit silently with the same code. Otherwise
     they would wait, and end with a traceback about a broken connection.
     """
     if rank() > 0:
@@ -150,7 +151,7 @@ def main_rank_first() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        with suppress(RuntimeError):  # others may have left already, asked to stop as well
+        with suppress(RuntimeError):  # other ranks that were asked to stop may have left already
             _wait_for_main_rank()
             _gather(exit_code(error))
         raise
@@ -173,9 +174,9 @@ def _wait_for_main_rank() -> None:
 
 @contextmanager
 def _stopped_like_others() -> Iterator[None]:
-    """If another rank has left, give the launcher time to stop this one, too.
+    """If another rank has left, give the launcher time to stop this one as well.
 
-    The other one closes its connections, waits for `OTHER_RANKS_DELAY`, prints its error, and ends.
+    A rank that fails closes its connections, waits `OTHER_RANKS_DELAY`, prints its error and ends.
     """
     try:
         yield
@@ -186,7 +187,7 @@ def _stopped_like_others() -> Iterator[None]:
 
 @_stopped_like_others()
 def sum_over_ranks(tensor: Tensor) -> Tensor:
-    """Sum a tensor over all ranks, in place; the host does not wait for it."""
+    """Sum a tensor over all ranks, in place; the host does not wait for the result."""
     if world_size() > 1:
         dist.all_reduce(tensor)
     return tensor
@@ -196,7 +197,7 @@ def sum_over_ranks(tensor: Tensor) -> Tensor:
 def from_main_rank(tensor: Tensor) -> Tensor:
     """Copy rank 0's values of a tensor of any type to all ranks, in place."""
     if world_size() > 1:
-        # As bytes: gloo lacks some types.
+        # As bytes, since gloo lacks some dtypes
         content = tensor.detach().reshape(-1).contiguous().view(torch.uint8)
         dist.broadcast(content, 0)
         tensor.copy_(content.view(tensor.dtype).reshape(tensor.shape))
@@ -210,7 +211,7 @@ def gather_over_ranks(value: T) -> list[T]:
 
 
 def leave_together(error: Exception | None) -> None:
-    """Stop all ranks if any has an error: that one raises it, and the others exit silently."""
+    """Stop all ranks if any has an error: ranks with an error raise it, others exit silently."""
     if any(gather_over_ranks(error is not None)):
         raise error or SystemExit(BAD_INPUT)
 

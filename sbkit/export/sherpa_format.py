@@ -35,7 +35,7 @@ from sbkit.export.onnx_format import make_onnx, save_onnx
 from sbkit.export.parity import Candidate, Case, Run
 from sbkit.export.traced import EXAMPLE_BATCH, TrainedModel, WaveformModel, trace
 from sbkit.models.asr import AsrModel, StreamingAsrModel
-from sbkit.models.frontend import KEPT, STRIDE
+from sbkit.models.frontend import PAST_FRAMES, STRIDE
 from sbkit.models.pretrained.features import VARIANCE_EPS, NormalizedAudio
 from sbkit.models.streaming import EncoderState, streaming_network
 from sbkit.runtime.onnx_model import BatchLogProbs, OnnxModel
@@ -318,7 +318,9 @@ class OnlineModel(nn.Module):
 
     def _unpack(self, attention: Tensor, convolution: Tensor, mask: Tensor) -> EncoderState:
         mels, channels = self.start.features.shape[2], self.start.hidden.shape[2]
-        cached = convolution[-1].flatten()[: KEPT * (mels + channels)].view(1, KEPT, -1)
+        cached = (
+            convolution[-1].flatten()[: PAST_FRAMES * (mels + channels)].view(1, PAST_FRAMES, -1)
+        )
         _, blocks, left, _, heads, size = self.start.attention.shape
         keys = attention[:-1].reshape(blocks, heads, left, 2, size)
         return EncoderState(

@@ -28,11 +28,11 @@ from sbkit.text.vocabulary import Vocabulary
 class Predictions:
     """What the model predicts from a batch."""
 
-    states: Tensor  # encoder states (B, U, D)
-    log_probs: Tensor  # CTC scores (B, U, V)
-    intermediate: Tensor | None  # CTC scores from the middle of the encoder, if requested
+    states: Tensor  # of the encoder: (B, U, D)
+    log_probs: Tensor  # of CTC: (B, U, V)
+    intermediate: Tensor | None  # CTC's from the middle of the encoder, if requested
     frame_lengths: Tensor  # (B,)
-    logits: Tensor | None  # decoder scores (B, L + 1, V), if there were tokens
+    logits: Tensor | None  # of the decoder, if there are tokens: (B, L + 1, V)
 
 
 class AsrModel(AcousticModel):
@@ -81,7 +81,7 @@ class AsrModel(AcousticModel):
         return_intermediate: bool,
         spec_augment: AugmentFeatures | None = None,
     ) -> Predictions:
-        """Score tokens at every frame, and with ``tokens`` (B, L) also after each of them."""
+        """Score every token at every frame and, given ``tokens`` (B, L), after each of them."""
         x, lengths = self.encoder.inputs(audio, audio_lengths, spec_augment)
         backbone, middle, logits = self.encoder.backbone, None, None
         if return_intermediate:
@@ -124,7 +124,7 @@ class AsrModel(AcousticModel):
         return scores.double().cpu().numpy()
 
     def unused_modules(self, ctc_weight: float) -> tuple[nn.Module, ...]:
-        """Return the modules that training does not run: with CTC only, decoder and `seq_lin`."""
+        """Return the modules that training does not run: decoder and `seq_lin` with CTC only."""
         if ctc_weight < 1:
             return ()
         head = () if self.seq_lin is None else (self.seq_lin,)
@@ -147,7 +147,7 @@ class AsrModel(AcousticModel):
         return self.seq_lin(decoded)
 
     def as_streaming(self) -> "StreamingAsrModel | None":
-        """Return the model that runs chunk by chunk; None if this one was not trained for it."""
+        """Return the model that runs chunk by chunk; None if it was not trained for that."""
         features, front_end, encoder = map(self.encoder.modules.get, COMPOSED)
         if (
             isinstance(features, Fbank)
@@ -163,7 +163,7 @@ class AsrModel(AcousticModel):
 
 
 class StreamingAsrModel:
-    """A recognizer as a `StreamingNetwork`: it runs chunk by chunk, and holds no session state."""
+    """A recognizer as a `StreamingNetwork`, which holds no state of any session."""
 
     def __init__(
         self,

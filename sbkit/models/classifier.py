@@ -14,7 +14,7 @@ from sbkit.base.errors import ConfigError
 from sbkit.config.ranges import POSITIVE_COUNT
 from sbkit.models.asr import head_size
 from sbkit.models.encoder import AcousticModel, make_encoder
-from sbkit.models.parts import absolute, lengths_argument, raise_signature_error
+from sbkit.models.parts import absolute_lengths, lengths_argument, raise_signature_error
 
 MIN_VARIANCE = 1e-5  # the gradient of a square root is unbounded at zero
 POOLING_SIGNATURE = "forward(x, lengths) -> y, with x (B, U, D), lengths (B,) and y (B, D')"
@@ -42,7 +42,7 @@ class UtteranceClassifier(AcousticModel):
             heads={"pooling": pooling, "label_lin": label_lin},
         )
         _, form = lengths_argument(pooling.forward, part="pooling", signatures=POOLING_SIGNATURE)
-        if form is not absolute:
+        if form is not absolute_lengths:
             raise_signature_error("pooling", POOLING_SIGNATURE, "its forward takes no `lengths`")
         outputs = head_size(label_lin)
         if outputs != classes:
@@ -61,10 +61,11 @@ class UtteranceClassifier(AcousticModel):
 
 
 class AttentiveStatisticsPooling(nn.Module):
-    """Weigh frames by attention; return mean and deviation: (B, U, D), (B,) -> (B, 2D).
+    """Return mean and deviation of frames, weighted by attention: (B, U, D), (B,) -> (B, 2D).
 
-    Computed in float32. Frames past the end of an utterance have weight 0, so padding changes
-    nothing. An utterance without frames becomes zeros. Source: Okabe et al. 2018, equations 2 to 7.
+    They are computed in float32. Frames past the end of an utterance have weight 0, so padding
+    changes nothing. An utterance without frames becomes zeros.
+    Source: Okabe et al. 2018, equations 2 to 7.
     """
 
     RANGES: ClassVar = dict.fromkeys(("d_model", "attention_dim"), POSITIVE_COUNT)
@@ -78,7 +79,7 @@ class AttentiveStatisticsPooling(nn.Module):
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
         mask = length_mask(lengths, x.shape[1], x.device).unsqueeze(-1)  # (B, U, 1), true within
         scores = self.attention(x).float().masked_fill(~mask, -torch.inf)
-        weights = scores.softmax(1).masked_fill(~mask, 0.0)  # without any frame: 0, not 0 / 0
+        weights = scores.softmax(1).masked_fill(~mask, 0.0)  # without frames: 0, not 0 / 0
         x = x.float().masked_fill(~mask, 0.0)
         mean = (weights * x).sum(1)
         variance = (weights * (x - mean.unsqueeze(1)).square()).sum(1)

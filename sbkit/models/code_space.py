@@ -1,7 +1,7 @@
 """The codes of a codec: their sizes, checks of indices, and files of codes, without torch.
 
-An index out of range reads past the end of a table, which kills the process on a GPU, or silently
-decodes to a wrong sound, as a clamped index would. So indices are checked on the CPU.
+An index out of range reads past the end of a table, which kills the process on a GPU; a clamped one
+silently decodes to a wrong sound. So indices are checked on the CPU.
 
 Legend: U frames of codes, G codebooks.
 """
@@ -29,7 +29,7 @@ MAX_FILE_BYTES = 1 << 32  # eight months of codes
 
 @dataclass(frozen=True)
 class CodeSpace:
-    """Frames of ``groups`` codes; a codebook has a code for each combination of ``levels``.
+    """Frames have ``groups`` codes; a codebook has a code for each combination of ``levels``.
 
     >>> space = CodeSpace(groups=4, levels=(8, 5, 5, 5))
     >>> space.size, space.bits
@@ -55,36 +55,36 @@ class CodeSpace:
         return (self.size - 1).bit_length()
 
     def check_head(self, name: str, outputs: int) -> None:
-        """Raise ConfigError unless a head that predicts codes has one class for each."""
+        """Raise ConfigError unless a head that predicts codes has one output for each."""
         if outputs != self.size:
             raise ConfigError(
                 f"`{name}` has {outputs} outputs for {self.size} codes. Set its out_features to "
-                f"{self.size}; special ids are no codes, and need a head of their own."
+                f"{self.size}; special ids are not codes, and need a head of their own."
             )
 
-    def check(self, codes: npt.ArrayLike, *, of: str) -> Codes:
-        """Return codes (U, G) as int64; raises DataError, which names ``of``, for others."""
+    def check(self, codes: npt.ArrayLike, *, subject: str) -> Codes:
+        """Return codes (U, G) as int64; raises DataError, which names ``subject``, for others."""
         array = np.asarray(codes)
-        fits = array.dtype.kind in "iu" and array.ndim == 2 and array.shape[1] == self.groups
-        if not fits or not len(array):
+        has_groups = array.ndim == 2 and array.shape[1] == self.groups
+        if array.dtype.kind not in "iu" or not has_groups or not len(array):
             raise DataError(
-                f"Codes must be integers of shape (frames, {self.groups}), but {of} has "
+                f"Codes must be integers of shape (frames, {self.groups}), but {subject} has "
                 f"{array.dtype} of shape {array.shape}. Pass the output of `encode`."
             )
         invalid = np.argwhere((array < 0) | (array >= self.size))
         if len(invalid):
             frame, group = invalid[0].tolist()
             raise DataError(
-                f"Codes must be from 0 to {self.size - 1}, but {of} has {array[frame, group]} "
+                f"Codes must be from 0 to {self.size - 1}, but {subject} has {array[frame, group]} "
                 f"in frame {frame}, codebook {group} ({len(invalid)} are out of range). Nothing is "
-                "decoded; find the model that predicted it."
+                "decoded. Check the model that predicted the codes."
             )
         return array.astype(np.int64)
 
     def fingerprint(self, **more: object) -> bytes:
-        """Return the hash in the header of files of these codes; ``more`` distinguishes codecs."""
-        plain = {"groups": self.groups, "levels": self.levels, **more}
-        return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).digest()
+        """Return the hash for the header of files of codes; ``more`` distinguishes codecs."""
+        settings = {"groups": self.groups, "levels": self.levels, **more}
+        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).digest()
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +96,7 @@ class Coded:
 
 
 def write_codes(file: Path, coded: Coded, space: CodeSpace, fingerprint: bytes) -> None:
-    """Write the header, then the codes frame by frame, each in the fewest bits that hold it."""
+    """Write the header, then the codes frame by frame, each in as few bits as hold any code."""
     bits = coded.codes[..., None] >> np.arange(space.bits)[::-1] & 1  # (U, G, bits), highest first
     packed = np.packbits(bits.astype(np.uint8)).tobytes()
     write_bytes_atomically(file, HEADER.pack(MAGIC, fingerprint, coded.samples) + packed)
@@ -111,14 +111,14 @@ def read_codes(file: Path, space: CodeSpace, fingerprint: bytes, *, frame: int) 
     content = read_regular(file, max_bytes=MAX_FILE_BYTES, subject="A file of codes")
     magic, codec, samples = HEADER.unpack(content[: HEADER.size].ljust(HEADER.size, b"\0"))
     if magic != MAGIC or codec != fingerprint:
-        problem = "is of another codec" if magic == MAGIC else "is no file of codes"
+        problem = "is of another codec" if magic == MAGIC else "is not a file of codes"
         raise DataError(f"{file} {problem}. Decode it with the bundle that encoded it.")
     shape = (-(-samples // frame), space.groups, space.bits)
-    packed, count = np.frombuffer(content, np.uint8, offset=HEADER.size), math.prod(shape)
+    packed, count = np.frombuffer(content[HEADER.size :], np.uint8), math.prod(shape)
     if len(packed) != -(-count // 8):
         raise DataError(
             f"{file} is truncated or changed: its {shape[0]} frames need {-(-count // 8)} bytes "
             f"after the header, but it has {len(packed)}. Encode the audio again."
         )
     bits = np.unpackbits(packed, count=count).reshape(shape).astype(np.int64)
-    return Coded(space.check(bits @ (1 << np.arange(space.bits)[::-1]), of=str(file)), samples)
+    return Coded(space.check(bits @ (1 << np.arange(space.bits)[::-1]), subject=str(file)), samples)

@@ -18,7 +18,7 @@ from sbkit.models.vocoder import LogMel, VocoderDecoder, VocoderEncoder
 class FiniteScalarQuantizer(nn.Module):
     """Round each of a few channels to one of its levels; a code is a combination of levels.
 
-    There is no table: a code is a number whose digits are the levels.
+    There is no table of codes: a code is a number whose digits are the levels.
     Source: Mentzer et al. 2023 (arXiv 2309.15505).
     """
 
@@ -38,7 +38,7 @@ class FiniteScalarQuantizer(nn.Module):
         """Round states, with the gradient of the unrounded ones: (B, U, D) -> same, (B, U, G)."""
         x = self.to_levels(states).float().unflatten(2, (self.space.groups, -1))  # (B, U, G, L)
         half, offset = (self.counts - 1) / 2, (1 - self.counts % 2) / 2
-        width = half * 1.001  # or the outermost levels would never be reached
+        width = half * 1.001  # otherwise the outermost levels are never reached
         bounded = (x + (offset / width).atanh()).tanh() * width - offset
         rounded = bounded + (bounded.round() - bounded).detach()
         digits = (rounded.detach() + half + offset).round().long()

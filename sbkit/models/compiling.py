@@ -17,7 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from sbkit.base.torch_internals import leave_uncompiled, set_recompile_limit
 
 logger = logging.getLogger(__name__)
-# torch runs a function with more variants uncompiled. Its default of 8 is too few for training,
+# A function with more variants runs uncompiled. torch's default of 8 is too few for training,
 # validation, two precisions, and sizes of one, which it compiles separately.
 MAX_VARIANTS = 64
 
@@ -25,14 +25,14 @@ MAX_VARIANTS = 64
 def compile_blocks(modules: Iterable[nn.Module], device: torch.device) -> Counter[str]:
     """Compile the blocks of modules, or of the parts in a ModuleList, in place; count each class.
 
-    SpeechBrain wraps each of the Brain's modules instead, but nobody calls a ModuleList.
+    SpeechBrain compiles each of the Brain's modules instead, but a ModuleList is never called.
     """
     lists = (m if isinstance(m, nn.ModuleList) else [m] for m in modules)
     blocks = [block for part in chain.from_iterable(lists) for block in find_blocks(part)]
     set_recompile_limit(MAX_VARIANTS)
     if device.type == "cpu":
         # torch 2.11 compiles the strides of the first batch into the gradient of its attention, so
-        # the second batch fails. It warns of code that it cannot compile.
+        # the second batch fails. torch warns of code that it does not compile.
         warnings.filterwarnings("ignore", ".*builtin .torch._C._nn.scaled_dot_product_attention")
         leave_uncompiled(scaled_dot_product_attention)
     for block in blocks:

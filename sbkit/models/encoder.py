@@ -4,7 +4,7 @@ Legend: B utterances, S samples, T frames of features, U frames of the encoder, 
 frame, D model width.
 
 A YAML declares it as one part, `encoder`, which takes audio, or as three: `compute_features`, `CNN`
-and `Transformer`. These classes own no parameters: each belongs to the one ModuleList of the YAML.
+and `Transformer`. These classes own no parameters: the one ModuleList of the YAML owns them all.
 """
 
 from collections.abc import Mapping
@@ -25,11 +25,11 @@ from sbkit.models.parts import (
     Subsampling,
     TransformerPart,
     WaveformPart,
-    as_evaluated,
+    evaluation_mode,
 )
 
 ENCODER, COMPOSED = "encoder", ("compute_features", "CNN", "Transformer")  # keys of the YAML
-TAKE_AUDIO = ("compute_features", ENCODER, "wave_augment")  # so they may have a `sample_rate`
+AUDIO_KEYS = ("compute_features", ENCODER, "wave_augment")  # of parts that take audio
 
 
 class Encoder:
@@ -54,7 +54,7 @@ class Encoder:
 
     @cached_property
     def subsampling(self) -> Subsampling:
-        """How the parts subsample audio, as they declare it, or measured on silence."""
+        """How the parts subsample audio: as they declare, or measured on silence."""
         return self.backbone.subsampling(self._silence())
 
     def _silence(self) -> Tensor:
@@ -82,7 +82,7 @@ class FeatureEncoder(Encoder):
     def subsample(self, features: Tensor, frame_lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Call the front-end: (B, T, M), (B,) -> (B, U, D), (B,).
 
-        On an accelerator T is padded to one of few lengths, unless a part depends on padding.
+        On an accelerator, T is padded to one of a few lengths, unless a part depends on padding.
         """
         if self.front_end.accepts_lengths and self.backbone.accepts_lengths:
             features = pad_to_bucket(features)
@@ -94,7 +94,7 @@ class FeatureEncoder(Encoder):
     @cached_property
     def subsampling(self) -> Subsampling:
         audio = self._silence()
-        with as_evaluated(audio.device, *self.modules.values()):
+        with evaluation_mode(audio.device, *self.modules.values()):
             features, _ = self.features(audio, torch.tensor([SAMPLE_RATE]))
         return self.features.subsampling(audio).then(self.front_end.subsampling(features))
 
@@ -144,14 +144,14 @@ class AcousticModel:
         return self.encoder(audio, audio_lengths)
 
     def to(self, device: torch.device) -> None:
-        for part in (self.model, *self.encoder.modules.values()):  # also the one for features
+        for part in (self.model, *self.encoder.modules.values()):  # `model` may lack the features
             part.to(device)
 
 
 def require_registered(model: nn.ModuleList, parts: Mapping[str, nn.Module]) -> None:
     """Raise ConfigError for a part with tensors that the one ModuleList does not own.
 
-    Such a part would stay on the CPU, in no optimizer and in no checkpoint (SpeechBrain #2804).
+    Such tensors would stay on the CPU, in no optimizer and in no checkpoint (SpeechBrain #2804).
     """
     owned = {*map(id, model.parameters()), *map(id, model.buffers())}
     for name, part in parts.items():
@@ -166,8 +166,8 @@ def require_registered(model: nn.ModuleList, parts: Mapping[str, nn.Module]) -> 
 
 
 def require_rate(parts: Mapping[str, object], sample_rate: int) -> None:
-    """Raise ConfigError if a module that takes audio has another `sample_rate`, in Hz."""
-    for name in TAKE_AUDIO:
+    """Raise ConfigError if a module of a part that takes audio has another `sample_rate`, in Hz."""
+    for name in AUDIO_KEYS:
         part = parts.get(name)
         for module in part.modules() if isinstance(part, nn.Module) else ():
             module_rate = getattr(module, "sample_rate", sample_rate)

@@ -18,15 +18,15 @@ from sbkit.models.streaming import EncoderState, last_frames
 
 KERNEL = 5  # frames; two layers see 13 frames, 145 ms of audio
 STRIDE = 2
-KEPT = KERNEL - STRIDE  # frames that a causal convolution sees before a block of STRIDE
+PAST_FRAMES = KERNEL - STRIDE  # that a causal convolution sees before the STRIDE new ones
 
 
 class ConvFrontEnd(nn.Module):
     """Subsample by four with two strided convolutions: (B, T, M), (B,) -> (B, U, D), (B,).
 
-    It masks the padding before every convolution, so an utterance does not depend on what it is
-    batched with (SpeechBrain issue #924: WER 2.8 at batch 1, 20.3 at batch 8).
-    With ``streaming``, whatever its chunk, a frame sees no feature past its own four: each
+    It masks the padding before every convolution, so an utterance does not depend on its batch
+    (SpeechBrain issue #924: WER 2.8 at batch 1, 20.3 at batch 8).
+    With ``streaming``, whatever the chunk, a frame sees no features after its own four: each
     convolution is padded by three frames before and one after, not by two and two.
 
     >>> norm = GlobalNorm(n_mels=80)
@@ -61,10 +61,10 @@ class ConvFrontEnd(nn.Module):
         return x, lengths
 
     def start(self) -> dict[str, Tensor]:
-        """Return its fields of one session's `EncoderState` before the first chunk."""
+        """Return the front-end's fields of a session's `EncoderState` before the first chunk."""
         zeros = self.norm.weight.new_zeros
         sizes = {"features": self.conv1.in_channels, "hidden": self.conv2.in_channels}
-        return {name: zeros(1, KEPT, size) for name, size in sizes.items()}
+        return {name: zeros(1, PAST_FRAMES, size) for name, size in sizes.items()}
 
     def forward_chunk(
         self, features: Tensor, lengths: Tensor, state: EncoderState
@@ -75,15 +75,15 @@ class ConvFrontEnd(nn.Module):
         """
         past = (state.features, state.hidden)
         x, lengths, convolved = self._convolve(features, lengths, past)
-        features, hidden = (last_frames(frames, KEPT) for frames in convolved)
+        features, hidden = (last_frames(frames, PAST_FRAMES) for frames in convolved)
         return x, lengths, replace(state, features=features, hidden=hidden)
 
     def _convolve(
         self, features: Tensor, lengths: Tensor, past: Sequence[Tensor]
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Convolve twice, after the frames of ``past`` if it is causal.
+        """Convolve twice, if causal after the frames of ``past``.
 
-        Also returns the input of each causal convolution.
+        Also returns the inputs of causal convolutions.
         """
         x, inputs = self.normalize(features), []
         for index, convolve in enumerate((self.conv1, self.conv2)):

@@ -17,8 +17,8 @@ from sbkit.config.ranges import NON_NEGATIVE_COUNT, POSITIVE_COUNT, SHARE
 class LinearStack(nn.Sequential):
     """Linear, LayerNorm, LeakyReLU and dropout, ``layers`` times: (B, U, D) -> (B, U, D).
 
-    It stands between an encoder and a head when fine-tuning. SpeechBrain's has batch norms, whose
-    statistics include the padding.
+    It stands between an encoder and a head when fine-tuning. SpeechBrain's version has batch norms,
+    whose statistics include the padding.
     """
 
     RANGES: ClassVar = {"size": POSITIVE_COUNT, "layers": NON_NEGATIVE_COUNT, "dropout": SHARE}
@@ -33,10 +33,10 @@ class LinearStack(nn.Sequential):
 class FrameConv(nn.Conv1d):
     """Convolve over frames, padded with zeros: (B, T, C) -> (B, T', C').
 
-    In float32 on the CPU this is a convolution of images of height one, with channels last in
-    memory: PyTorch's conv1d copies such a tensor in and out, and its depthwise kernel took 3.0 ms
-    forward and backward where this takes 1.0 (eight utterances of 180 frames, 144 channels, two
-    cores). In bfloat16 that kernel of oneDNN never returns for 16 channels (torch 2.11).
+    In float32 on the CPU it runs as a 2-D convolution of height one, with channels last in memory.
+    PyTorch's conv1d copies such a tensor in and out: its depthwise kernel took 3.0 ms forward and
+    backward, this one 1.0 ms (eight utterances of 180 frames, 144 channels, two cores). In bfloat16
+    oneDNN's 2-D kernel never returns for 16 channels (torch 2.11).
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -58,9 +58,9 @@ class FrameConv(nn.Conv1d):
 class StridedConv(FrameConv):
     """Convolve over frames with a stride, without padding or groups: (B, T, C) -> (B, T', C').
 
-    The CPU computes matrix products over ``stride`` taps at a time, whose rows are views. Forward
+    On the CPU it adds matrix products over ``stride`` taps at a time, whose rows are views. Forward
     and backward of two clips of 8,000 frames, 512 channels, a kernel of 3 and a stride of 2 took
-    0.50 s on one core; `FrameConv` took 2.08, and PyTorch's with channels first 0.67.
+    0.50 s on one core; `FrameConv` took 2.08 s, and PyTorch's conv1d with channels first 0.67 s.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -86,9 +86,9 @@ LEVELS = 1 << 16  # a draw has 16 bits, so a rate is met to 1 part in 65536
 class Dropout(nn.Module):
     """Set a share of the elements to zero and scale up the rest, in training only.
 
-    On the CPU, PyTorch's dropout draws one Mersenne-Twister number after the other, one per
-    element: on two cores it took 23 % of a Conformer's training step. Here one number of NumPy's
-    SFC64, seeded by PyTorch's generator, decides about four elements.
+    On the CPU, PyTorch's dropout draws a Mersenne-Twister number for each element, one after the
+    other: on two cores it took 23 % of a Conformer's training step. Here each number from NumPy's
+    SFC64, seeded by PyTorch's generator, decides four elements.
     """
 
     def __init__(self, p: float) -> None:
@@ -109,7 +109,9 @@ class Dropout(nn.Module):
         return torch.add(x, self(y), alpha=weight)
 
     def _factors(self, x: Tensor, weight: float = 1.0) -> Tensor:
-        """Draw for each element of x a zero, or the weight over the share that is kept."""
+        """Draw a factor for each element of x: zero, or the weight over the share that is kept."""
+        if self.p == 1.0:
+            return torch.zeros_like(x)
         dropped = min(round(self.p * LEVELS), LEVELS - 1)
         draw = _draw_compiled if torch.compiler.is_compiling() else _draw
         draws = draw(torch.randint(MAX_SEED, ()), x.numel()).view(x.shape).to(torch.float32)
@@ -118,12 +120,12 @@ class Dropout(nn.Module):
 
 
 def _draw(seed: Tensor, count: int) -> Tensor:
-    """Draw any int16, all equally likely: -> (count,)."""
+    """Draw uniform int16 numbers: -> (count,)."""
     words = np.random.SFC64(int(seed)).random_raw((count + 3) // 4)
     return torch.from_numpy(words.view(np.int16))[:count]
 
 
-# One operation for compiled code. Each call has its own seed, so that no compiler merges calls.
+# Compiled code sees one operation. Each call has its own seed, so that no compiler merges calls.
 _draw_compiled = torch.library.custom_op(
     "sbkit::draw_int16",
     lambda seed, count: _draw(seed, count).clone(),
@@ -153,7 +155,7 @@ class GlobalNorm(nn.Module):
         return (features.to(self.mean.dtype) - self.mean) / self.std
 
     def set_statistics(self, sums: Tensor, frames: Tensor) -> None:
-        """Set mean and standard deviation, from sums (2, M) of features and squares over frames ().
+        """Set mean and deviation from the sums of features and of their squares (2, M) over frames.
 
         The deviation of a bin that never varies is set to one.
         """

@@ -34,7 +34,7 @@ class Loss:
         return Loss(self.sums.cpu(), self.counts.cpu())
 
     def interpolate(self, other: "Loss", weight: float) -> "Loss":
-        """Weight this loss and another of the same utterances, and keep these counts.
+        """Add ``weight`` of this loss to the rest of another, and keep the counts of this one.
 
         An utterance that is excluded here is excluded from the result.
         """

@@ -1,35 +1,35 @@
-"""Adapters of the YAML's modules between audio and states: how they are called, what they return.
+"""Adapters that call the YAML's modules, from audio to states, according to their signatures.
 
 Legend: B utterances, S samples, T frames of features, U frames of the encoder, L tokens, M features
 of a frame, D model width.
 
-A module is called according to its signature, and may take lengths in one of these forms:
+A module may take lengths in one of these forms:
 
-- ``lengths`` (B,): absolute integers, on the CPU in training; if SpeechBrain's own code defines
-  ``forward``, fractions;
+- ``lengths`` (B,): absolute integers, on the CPU in training; fractions if SpeechBrain's own code
+  defines ``forward``;
 - ``wav_len`` or ``wav_lens`` (B,): SpeechBrain's fractions of the padded length;
 - ``src_key_padding_mask`` (B, U): PyTorch's, true past the end of an utterance;
 - ``attention_mask`` (B, U): Hugging Face's, 1 within an utterance.
 
-A module declares, by attributes of its class or of itself:
+A module, or its class, may declare these attributes:
 
-- ``audio_scale``: the largest amplitude of the audio that it takes: 1.0 as in wav2vec 2, or 32768
-  (the default) as in Kaldi, for the range of int16;
+- ``audio_scale``: the full scale of the audio that it takes: 1.0 as in wav2vec 2.0, or 32768 (the
+  default) as in Kaldi, for the range of int16;
 - ``precision = "fp32"``: it runs without autocast;
 - ``frame_lengths(lengths)``: the frames that it returns for inputs of these lengths, (B,) -> (B,);
 - ``samples_per_frame``, if it takes audio: the samples from one frame to the next. Without
   ``frame_lengths``, n samples have n // samples_per_frame frames.
 
-The frames of a module that neither declares nor returns lengths are measured on silence.
+If a module neither declares nor returns lengths, its frames are counted on silence.
 """
 
 import inspect
 import warnings
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import ClassVar, NoReturn, TypeVar
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -50,8 +50,8 @@ CONTROL_FACTORS = (1.37, 2.4, 3.1013, 5.7)  # lengths to verify, in multiples of
 class Subsampling:
     """How many frames a stack of strided layers returns.
 
-    A strided layer returns floor((n + a) / s) frames of n, padded or not, rounding down or up, and
-    so does a stack of such layers: a frame every ``stride``, the first after ``stride - offset``.
+    Each layer turns n frames into floor((n + a) / s), padded or not, rounding down or up. So does
+    their stack: it returns a frame every ``stride``, the first after ``stride - offset``.
     """
 
     stride: int
@@ -70,34 +70,34 @@ def find_subsampling(
 ) -> Subsampling:
     """Find stride and offset from the frame counts of some twenty lengths, from ``shortest`` on."""
     first, second = count(shortest), count(2 * shortest)
+    stride, offset = 1, 0
     if second > first:
         frames = second - first
         max_stride = shortest // (frames - 1) + 1 if frames > 1 else 2 * shortest
         lengths = range(shortest, shortest + 2 * max_stride)
-        next_frame, after = (shortest + bisect_left(lengths, first + n, key=count) for n in (1, 2))
-        stride = max(after - next_frame, 1)
-        subsampling = Subsampling(stride, (first + 1) * stride - next_frame)
-    else:
-        subsampling = Subsampling(shortest, first * shortest)  # fails the comparison below
+        # The lengths at which the next two frames appear
+        start, end = (shortest + bisect_left(lengths, first + n, key=count) for n in (1, 2))
+        stride = max(end - start, 1)
+        offset = (first + 1) * stride - start
     for length in (2 * shortest, *(int(shortest * factor) for factor in CONTROL_FACTORS)):
-        expected = (length + subsampling.offset) // subsampling.stride
-        if (counted := count(length)) != expected or second <= first:
+        counted = count(length)
+        if counted != (length + offset) // stride or second <= first:
             raise ConfigError(
                 f"`{part}` must return frames in proportion to its input, but has {first} for "
                 f"{shortest} {unit}, {second} for {2 * shortest} and {counted} for {length}. "
                 "Return (B, U, D) with time second, give its layers constant strides, or declare "
                 "`frame_lengths(lengths)` in its class."
             )
-    return subsampling
+    return Subsampling(stride, offset)
 
 
 @contextmanager
-def as_evaluated(device: torch.device, *parts: nn.Module) -> Iterator[None]:
-    """Run parts without gradients, dropout or autocast; restore modes and random numbers after."""
+def evaluation_mode(device: torch.device, *parts: nn.Module) -> Iterator[None]:
+    """Run parts without gradients, dropout or autocast, then restore modes and random numbers."""
     modes = [(module, module.training) for part in parts for module in part.modules()]
     devices = [device] if device.type == "cuda" else []
     try:
-        # Without autocast, which would keep casts of the weights that have no gradient.
+        # Autocast would go on using casts of the weights that it made here, without gradients.
         with (
             torch.no_grad(),
             torch.random.fork_rng(devices=devices),
@@ -111,27 +111,27 @@ def as_evaluated(device: torch.device, *parts: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-# Children that only decoding runs: sbkit's three, and SpeechBrain's token embedding.
+# The children that only decoding runs: three of sbkit's, and SpeechBrain's token embedding.
 DECODING_MODULES = ("embedding", "decoder", "decoder_norm", "custom_tgt_module")
 TOKEN_EMBEDDINGS = ("token_embedding", "embedding", "custom_tgt_module")
 
-# Converts absolute lengths (B,) of x (B, U, ...) into the form that a module takes.
+# Converts absolute lengths (B,) of x (B, U, ...) to the form that a module takes.
 LengthsForm = Callable[[Tensor, Tensor], Tensor]
 
 
-def absolute(x: Tensor, lengths: Tensor) -> Tensor:
+def absolute_lengths(x: Tensor, lengths: Tensor) -> Tensor:
     """Return the lengths unchanged."""
     return lengths
 
 
-def relative(x: Tensor, lengths: Tensor) -> Tensor:
+def relative_lengths(x: Tensor, lengths: Tensor) -> Tensor:
     """Return fractions of the padded length: (B,)."""
     return to_relative(lengths, x.shape[1]).to(x.device, non_blocking=True)
 
 
 FORMS: dict[str, LengthsForm] = {  # keyed by the name of the argument
-    **dict.fromkeys(("lengths", "audio_lengths", "frame_lengths"), absolute),
-    **dict.fromkeys(("wav_len", "wav_lens"), relative),
+    **dict.fromkeys(("lengths", "audio_lengths", "frame_lengths"), absolute_lengths),
+    **dict.fromkeys(("wav_len", "wav_lens"), relative_lengths),
     "src_key_padding_mask": lambda x, lengths: ~length_mask(lengths, x.shape[1], x.device),
     "attention_mask": lambda x, lengths: length_mask(lengths, x.shape[1], x.device).long(),
 }
@@ -144,7 +144,7 @@ def lengths_argument(
     signatures: str,
     other_arguments: tuple[str, ...] = (),
 ) -> tuple[str, LengthsForm | None]:
-    """Return the argument of a method that takes lengths, and their form, from its signature."""
+    """Return name and form of the argument that takes lengths; "" and None if there is none."""
     parameters = {
         name: parameter
         for name, parameter in inspect.signature(method).parameters.items()
@@ -159,7 +159,7 @@ def lengths_argument(
         )
     name = next((name for name in FORMS if name in names), "")
     is_relative = name == "lengths" and method.__module__.startswith("speechbrain.")
-    return name, relative if is_relative else FORMS.get(name)
+    return name, relative_lengths if is_relative else FORMS.get(name)
 
 
 def raise_signature_error(part: str, signatures: str, fault: str) -> NoReturn:
@@ -176,8 +176,8 @@ class PartAdapter:
     NAME: ClassVar[str]
     SIGNATURES: ClassVar[str]
     NDIMS: ClassVar[tuple[int, ...]] = (3,)  # dimensions that its output may have
-    UNIT: ClassVar[str] = "samples"  # what its input lengths count
-    FIRST_LENGTH: ClassVar[int] = SAMPLE_RATE  # the first length that measuring tries
+    UNIT: ClassVar[str] = "samples"  # of its input lengths
+    FIRST_LENGTH: ClassVar[int] = SAMPLE_RATE  # the shortest length that is measured
     OTHER_ARGUMENTS: ClassVar[tuple[str, ...]] = ()  # required arguments besides lengths
     METHOD: ClassVar[str] = "forward"  # the method to call, if the module has it
 
@@ -208,10 +208,10 @@ class PartAdapter:
     @property
     def accepts_lengths(self) -> bool:
         """Return whether it takes absolute lengths, so that padding changes nothing."""
-        return self._form is absolute
+        return self._form is absolute_lengths
 
     def declared_lengths(self, lengths: Tensor) -> Tensor | None:
-        """Return the frames that the module declares for these lengths, if any: (B,) -> (B,)."""
+        """Count frames as the module declares; None if it does not: (B,) -> (B,)."""
         if callable(count_frames := getattr(self.module, "frame_lengths", None)):
             return count_frames(lengths)
         if isinstance(step := getattr(self.module, "samples_per_frame", None), int):
@@ -219,14 +219,15 @@ class PartAdapter:
         return None
 
     def scaled(self, audio: Tensor) -> Tensor:
-        """Convert audio to float32, in the scale that the module declares."""
+        """Convert audio to float32 in the scale of the module."""
         return audio.float() if self._scale == 1.0 else audio.float() * self._scale
 
-    def _uncast(self, x: Tensor) -> tuple[AbstractContextManager[object], Tensor]:
-        """For a module that declares fp32, turn autocast off and convert x to float32."""
+    def _invoke(self, method: Callable[..., Any], *inputs: Tensor, **options: object) -> Any:
+        """Call a method of the module; in float32 without autocast, if the module declares fp32."""
         if getattr(self.module, "precision", None) is None:
-            return nullcontext(), x
-        return torch.autocast(x.device.type, enabled=False), x.float()
+            return method(*inputs, **options)
+        with torch.autocast(inputs[0].device.type, enabled=False):
+            return method(*(x.float() if x.is_floating_point() else x for x in inputs), **options)
 
     def run(self, x: Tensor, lengths: Tensor, **options: object) -> tuple[Tensor, Tensor]:
         """Return the frames (B, U, ...) and the number of frames of each utterance (B,)."""
@@ -236,12 +237,10 @@ class PartAdapter:
         return y, self._frame_lengths(x, y, lengths, output)
 
     def _call(self, x: Tensor, lengths: Tensor, **options: object) -> tuple[object, Tensor]:
-        """Return the output of the module, and its tensor: all, the first, or the last states."""
-        context, x = self._uncast(x)
+        """Return the module's output, and its tensor: all, the first, or `last_hidden_state`."""
         if self._form is not None:
             options[self._argument] = self._form(x, lengths)
-        with context:
-            output = self._callable(x, **options)
+        output = self._invoke(self._callable, x, **options)
         y = output[0] if isinstance(output, tuple | list) and output else output
         y = y.get("last_hidden_state") if isinstance(y, Mapping) else y
         y = getattr(y, "last_hidden_state", y)
@@ -253,7 +252,7 @@ class PartAdapter:
         raise_signature_error(self.NAME, self.SIGNATURES, fault)
 
     def _frame_lengths(self, x: Tensor, y: Tensor, lengths: Tensor, output: object) -> Tensor:
-        """Return the lengths that were returned beside y, or declared, or measured."""
+        """Return the lengths that came with y, else those declared, else those measured."""
         frame_lengths = output[1] if isinstance(output, tuple) and len(output) > 1 else None
         if (
             not isinstance(frame_lengths, Tensor)
@@ -272,7 +271,7 @@ class PartAdapter:
         return frame_lengths
 
     def subsampling(self, x: Tensor) -> Subsampling:
-        """Return how it subsamples: as declared, or else measured once on silence like x."""
+        """Return the subsampling: as declared, or else measured once, on silence shaped like x."""
 
         def count(length: int) -> int:
             lengths = torch.tensor([length], device="cpu")
@@ -282,7 +281,7 @@ class PartAdapter:
             return self._call(x.new_zeros(1, length, *x.shape[2:]), lengths)[1].shape[1]
 
         if self._subsampling is None:
-            with as_evaluated(x.device, self.module):
+            with evaluation_mode(x.device, self.module):
                 self._subsampling = find_subsampling(
                     count, part=self.NAME, unit=self.UNIT, shortest=self.FIRST_LENGTH
                 )
@@ -290,7 +289,7 @@ class PartAdapter:
 
 
 class FeatureExtractor(PartAdapter):
-    """Compute features in float32, zero in the padding: (B, S), (B,) -> (B, T, M), (B,)."""
+    """Compute float32 features, zero in the padding: (B, S), (B,) -> (B, T, M), (B,)."""
 
     NAME = "compute_features"
     SIGNATURES = (
@@ -314,7 +313,7 @@ class FrontEnd(PartAdapter):
         "forward(features, lengths) -> (x, lengths), or forward(features) -> x, with features "
         "(B, T, M), x (B, U, D) or (B, U, C, F) and lengths (B,) in whole frames"
     )
-    UNIT, FIRST_LENGTH = "frames", 400  # four seconds, longer than a kernel
+    UNIT, FIRST_LENGTH = "frames", 400  # four seconds, longer than any kernel
 
     def __call__(self, features: Tensor, frame_lengths: Tensor) -> tuple[Tensor, Tensor]:
         x, frame_lengths = self.run(features, frame_lengths)
@@ -325,42 +324,43 @@ class Backbone(PartAdapter):
     """The last part of an encoder, which returns the states, and may decode tokens against them.
 
     The module may have two more methods: ``encode_with_intermediate(x, lengths)`` for inter-CTC,
-    which returns the states of its middle and its states, and ``decode(tokens, states, lengths)``.
-    Its attribute ``decoding_modules`` names the children that only decoding runs; the default is
-    DECODING_MODULES.
+    which returns the states after its middle and after its end, and ``decode(tokens, states,
+    lengths)``. Its attribute ``decoding_modules`` names the children that only decoding runs; the
+    default is DECODING_MODULES.
     """
 
     METHOD = "encode"
 
     def __init__(self, module: nn.Module, *, padding: int = 0) -> None:
         super().__init__(module)
-        self._padding = padding  # the token that pads rows, for SpeechBrain's decoder
-        self._pads = "pad_idx" in inspect.signature(self._method).parameters
-        if self._pads:  # its decoder passes PyTorch a bool mask beside a float one
+        self._pad_option: dict[str, object] = {}
+        if "pad_idx" in inspect.signature(self._method).parameters:  # SpeechBrain's
+            self._pad_option["pad_idx"] = padding  # the token that pads rows
+            # Its decoder passes PyTorch a bool mask and a float mask.
             warnings.filterwarnings("ignore", "Support for mismatched key_padding_mask")
 
     def encode(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        return self.run(x, lengths, **({"pad_idx": self._padding} if self._pads else {}))
+        return self.run(x, lengths, **self._pad_option)
 
     def encode_with_intermediate(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the states of the middle, the states and their lengths: 2 x (B, U, D), (B,)."""
+        """Return the states of the middle and the end, and their lengths: 2 x (B, U, D), (B,)."""
         method = getattr(self.module, "encode_with_intermediate", None)
         if method is None:
             raise ConfigError(
                 f"`inter_ctc_weight` is above 0.0, but {type(self.module).__name__} has no method "
                 "encode_with_intermediate(x, lengths). Set it to 0.0, or use sbkit's Transformer."
             )
-        context, x = self._uncast(x)
-        with context:
-            intermediate, states = method(x, lengths)
+        intermediate, states = self._invoke(method, x, lengths)
         return intermediate, states, self._frame_lengths(x, states, lengths, None)
 
     def encode_and_decode(
         self, x: Tensor, lengths: Tensor, tokens: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Encode, and decode (B, L) tokens: -> (B, U, D), (B,), (B, L, D)."""
-        if self._pads:
-            states, decoded = self.module(x, tokens, relative(x, lengths), self._padding)
+        """Encode x, and decode tokens (B, L): -> (B, U, D), (B,), (B, L, D)."""
+        if self._pad_option:
+            states, decoded = self.module(
+                x, tokens, relative_lengths(x, lengths), **self._pad_option
+            )
             return states, lengths, decoded
         states, lengths = self.encode(x, lengths)
         return states, lengths, self.decode(tokens, states, lengths)
@@ -373,12 +373,10 @@ class Backbone(PartAdapter):
                 "lengths), the attention decoder. Add it, or use CTC only: train with "
                 "--ctc_weight=1.0, decode with attention_rescoring: False."
             )
-        if self._pads:
+        if self._pad_option:
             frame_lengths = frame_lengths.to(states.device, non_blocking=True)
-        context, states = self._uncast(states)
-        with context:
-            output = method(tokens, states, frame_lengths)
-        # SpeechBrain's also returns its attention weights.
+        output = self._invoke(method, tokens, states, frame_lengths)
+        # SpeechBrain's decoder also returns its attention weights.
         return output[0] if isinstance(output, tuple) else output
 
     def decoding_modules(self) -> tuple[nn.Module, ...]:
@@ -414,7 +412,7 @@ class WaveformPart(Backbone):
 
 
 def token_embedding(part: object) -> nn.Embedding | None:
-    """Return the embedding of the tokens, if any; other embeddings may have any size."""
+    """Return the embedding of the decoder's tokens, if any; others may have any size."""
     if not callable(getattr(part, "decode", None)):
         return None
     children = (getattr(part, name, None) for name in TOKEN_EMBEDDINGS)

@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 from sbkit.audio.lengths import length_mask
 from sbkit.models.vocoder import LogMel
 
-WINDOW_SIZES = (256, 512, 1024)  # samples of the transforms, each every quarter window
+WINDOW_SIZES = (256, 512, 1024)  # samples of each transform; its hop is a quarter of the window
 MIN_MAGNITUDE = 1e-2  # under the logarithm
 NEGATIVE_SLOPE = 0.1
 
@@ -21,8 +21,8 @@ NEGATIVE_SLOPE = 0.1
 def spectra(audio: Tensor, lengths: Tensor) -> Iterator[tuple[Tensor, Tensor, int]]:
     """Yield magnitudes (B, F, T), mask (B, 1, T) and hop in samples of each transform of (B, S).
 
-    The mask is true within an utterance. Magnitudes are zero past it, so that an utterance has the
-    same loss in every batch.
+    The mask is true within an utterance. Magnitudes past the end are zero, so that an utterance has
+    the same loss in every batch.
     """
     for size in WINDOW_SIZES:
         hop, window = size // 4, torch.hann_window(size, device=audio.device)
@@ -35,9 +35,9 @@ def spectra(audio: Tensor, lengths: Tensor) -> Iterator[tuple[Tensor, Tensor, in
 
 
 def spectral_distance(actual: Tensor, target: Tensor, lengths: Tensor) -> Tensor:
-    """Sum the distance of two signals' spectra over samples: 2 x (B, S), (B,) -> (B,).
+    """Sum the distance between two signals' spectra over samples: 2 x (B, S), (B,) -> (B,).
 
-    Each transform adds the difference of the logarithms and the spectral convergence.
+    Each transform adds the difference of logarithms and the spectral convergence.
     Source: Yamamoto et al. 2020 (arXiv 1910.11480).
     """
     distance = actual.new_zeros(len(actual))
@@ -60,25 +60,24 @@ class SpectrogramDiscriminator(nn.Module):
         super().__init__()
         widths = (1, channels, channels, channels, 1)
         self.reach = len(widths) - 1  # frames to each side
-        self.stacks = nn.ModuleList(
-            nn.Sequential(*(_layer(*channels) for channels in pairwise(widths)))
-            for _ in WINDOW_SIZES
-        )
+        self.stacks = nn.ModuleList()
+        for _ in WINDOW_SIZES:
+            layers = nn.Sequential()
+            for inputs, outputs in pairwise(widths):
+                activation = nn.LeakyReLU(NEGATIVE_SLOPE) if inputs > 1 else nn.Identity()
+                conv = nn.Conv2d(inputs, outputs, (9, 3), (2, 1), (4, 0))
+                layers.append(nn.Sequential(activation, conv))
+            self.stacks.append(layers)
 
     def forward(self, audio: Tensor, lengths: Tensor, target: float) -> Tensor:
         """Return the mean squared error of the scores: (B, S), (B,) -> (B,)."""
-        errors = []
+        errors: list[Tensor] = []
         for stack, (magnitudes, mask, _) in zip(self.stacks, spectra(audio, lengths), strict=True):
             levels = (magnitudes.clamp(min=MIN_MAGNITUDE) / MIN_MAGNITUDE).log()  # 0 is silence
             scores = stack(pad(levels.unsqueeze(1), (self.reach, self.reach)))  # (B, 1, F', T)
             square = (scores - target).square().mean(2) * mask  # (B, 1, T)
             errors.append((square.sum(2) / mask.sum(2)).squeeze(1))
         return torch.stack(errors).mean(0)
-
-
-def _layer(inputs: int, outputs: int) -> nn.Sequential:
-    activation = nn.LeakyReLU(NEGATIVE_SLOPE) if inputs > 1 else nn.Identity()
-    return nn.Sequential(activation, nn.Conv2d(inputs, outputs, (9, 3), (2, 1), (4, 0)))
 
 
 def mel_distance(features: LogMel, actual: Tensor, target: Tensor, lengths: Tensor) -> Tensor:

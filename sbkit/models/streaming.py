@@ -1,13 +1,13 @@
-"""Streaming: what a frame of a chunk sees, and the state that is kept from chunk to chunk.
+"""Streaming: what the frames of a chunk see, and the state that sessions keep between chunks.
 
 Legend: B utterances or sessions, S samples, U frames of 40 ms, L frames of left context, N blocks,
 K frames that a convolution sees to one side, H heads, D model width, M mel bins, C channels, V
 tokens.
 
-Attention sees the L frames before a chunk and all of the chunk; a convolution sees K frames back
-and up to the end of the chunk. A chunk therefore needs nothing that follows it, and computing a
-clip chunk by chunk equals computing it at once under a mask. Without chunks the encoder sees whole
-clips.
+Attention sees the L frames before a chunk and all of the chunk. A convolution sees K frames back
+and K ahead, but none past the end of the chunk. A chunk therefore needs nothing that follows it,
+and computing a clip chunk by chunk equals computing it at once under a mask. Without chunks the
+encoder sees whole clips.
 Sources: Zhang et al. 2020, arXiv 2012.05481 (one model for many chunk sizes, drawn in training); Li
 et al. 2023, arXiv 2304.09325 (convolutions that end with the chunk).
 """
@@ -23,19 +23,19 @@ from sbkit.audio.draws import draw_for_step
 from sbkit.base.errors import ConfigError
 
 FRAME_MS = 40  # a frame of the front-end: four shifts of 10 ms
-WHOLE_CLIP_SHARE = 0.3  # how many of the micro-batches in training see whole clips
+WHOLE_CLIP_SHARE = 0.3  # of the micro-batches in training
 
 
 class ChunkMask(NamedTuple):
-    """What a frame of a chunk sees."""
+    """What the frames of a chunk see."""
 
-    visible: Tensor  # the frames that each attends to: (B, 1, U, U) or (B, 1, 1, L + U)
+    visible: Tensor  # the frames that each frame attends to: (B, 1, U, U)
     chunk_frames: int
 
 
 @dataclass(frozen=True)
 class StreamingConfig:
-    """Chunk and left context of an encoder; ``chunk_frames`` None: whole clips.
+    """The chunk and left context of an encoder; ``chunk_frames`` None means whole clips.
 
     >>> StreamingConfig.parse({"chunk_ms": 640, "left_ms": 2560})
     StreamingConfig(chunk_frames=16, left_frames=64)
@@ -46,7 +46,7 @@ class StreamingConfig:
 
     @classmethod
     def parse(cls, declared: Mapping[str, object]) -> Self:
-        """Read `streaming` of a YAML; raises ConfigError if it is not valid."""
+        """Read `streaming` of a YAML; raises ConfigError if it is invalid."""
         match declared:
             case {"chunk_ms": int(chunk_ms), "left_ms": int(left_ms), **rest} if (
                 rest in ({}, {"lookahead_ms": 0})  # no frame sees past its chunk
@@ -64,7 +64,7 @@ class StreamingConfig:
     def draw(self) -> "StreamingConfig":
         """Draw the chunk of a micro-batch in training: whole clips, or half to twice the chunk.
 
-        All micro-batches of a step have the same (`sbkit/audio/draws.py`).
+        All micro-batches of a step draw the same (`sbkit/audio/draws.py`).
         """
         whole_clips, share = draw_for_step(2).tolist()
         if self.chunk_frames is None or whole_clips < WHOLE_CLIP_SHARE:
@@ -75,7 +75,7 @@ class StreamingConfig:
     def mask(self, mask: Tensor) -> ChunkMask | None:
         """Return the chunk mask of a batch, None for whole clips; ``mask`` (B, U): true within.
 
-        A frame in the padding attends to itself, since a row without any frame is NaN on some
+        A frame in the padding attends to itself, because a row without frames is NaN on some
         devices.
         """
         if self.chunk_frames is None:
@@ -100,18 +100,18 @@ class BlockState(NamedTuple):
 class NetworkState:
     """The state of sessions, one per row of its tensors.
 
-    No tensor is ever modified, so a state may be shared. `vars(state)` are plain tensors to save;
-    the class is built from them again.
+    No tensor is ever modified, so a state may be shared. To save it, save the plain tensors of
+    `vars(state)`; the class is built from them again.
     """
 
     @classmethod
     def stack(cls, states: Sequence[Self]) -> Self:
-        """Put sessions of any age into one batch."""
+        """Join the states of sessions of any age to one batch."""
         columns = zip(*(vars(state).values() for state in states), strict=True)
         return cls(*map(torch.cat, columns))
 
     def rows(self) -> list[Self]:
-        """Return the state of each session, with storage of its own."""
+        """Return the state of each session, in storage of its own."""
         rows = zip(*(tensor.split(1) for tensor in vars(self).values()), strict=True)
         return [type(self)(*(tensor.clone() for tensor in row)) for row in rows]
 
@@ -121,18 +121,18 @@ class EncoderState(NetworkState):
     """The state of a recognizer's front-end and encoder."""
 
     frames: Tensor  # (B,): encoded so far
-    features: Tensor  # (B, 3, M): the last normalized ones
-    hidden: Tensor  # (B, 3, C): the last between the two convolutions of the front-end
+    features: Tensor  # (B, 3, M): the last ones, normalized
+    hidden: Tensor  # (B, 3, C): the last frames between the two convolutions of the front-end
     attention: Tensor  # (B, N, L, 2, H, D/H): keys before rotation, and values
-    convolution: Tensor  # (B, N, K, D): the last after the gate of each block
+    convolution: Tensor  # (B, N, K, D): the last frames after the gate of each block
 
 
 class StreamingNetwork(Protocol):
     """A network that runs chunk by chunk; the state of a session is passed in and returned."""
 
     chunk_shift_samples: int  # the distance between the starts of two chunks
-    chunk_samples: int  # the shift, and the overlap of feature windows
-    min_samples: int  # the fewest that yield a frame
+    chunk_samples: int  # the shift and the overlap of feature windows
+    min_samples: int  # for one frame
 
     def start(self) -> NetworkState:
         """Return the state of one session before its first sample."""

@@ -1,4 +1,4 @@
-"""The parts of a TTS model, from text to sound, and the alignment of both.
+"""The parts of a TTS model, from text to audio, and the alignment of the two.
 
 Legend: B utterances, L symbols, U frames of 25 ms, M mel bins (of two hops: 2 M), D model width,
 S samples.
@@ -20,9 +20,9 @@ from sbkit.models.vocoder import FRAME_HOPS, ConvNeXt, LogMel, VocoderDecoder, V
 
 BLANK_LOG_PROB = -1.0  # before normalization, as in Badlani et al.
 IMPOSSIBLE = -1e4  # a log-probability
-MAX_SPELLED_SYMBOLS = 4  # a text as short may be an abbreviation
-MAX_SHORT_SHARE = 0.6  # how many symbols may have a single frame
-MAX_SYMBOL_FRAMES = 80.0  # the longest prediction: two seconds
+MAX_SPELLED_SYMBOLS = 4  # in a text that may be an abbreviation
+MAX_SHORT_SHARE = 0.6  # of symbols with a single frame
+MAX_SYMBOL_FRAMES = 80.0  # the longest predicted duration: two seconds
 NUM_VARIANCES = 2  # pitch and energy
 
 
@@ -44,15 +44,15 @@ def diagonal_prior(frames: int, symbols: int) -> Tensor:
     symbol, count = torch.arange(symbols).double(), symbols - 1.0
     a, b = frame, frames + 1 - frame
 
-    def beta(x: Tensor, y: Tensor) -> Tensor:
+    def log_beta(x: Tensor, y: Tensor) -> Tensor:
         return x.lgamma() + y.lgamma() - (x + y).lgamma()
 
-    chosen = -beta(count - symbol + 1, symbol + 1) - float(np.log(count + 1))
-    return (chosen + beta(symbol + a, count - symbol + b) - beta(a, b)).float()
+    log_binomial = -log_beta(count - symbol + 1, symbol + 1) - float(np.log(count + 1))
+    return (log_binomial + log_beta(symbol + a, count - symbol + b) - log_beta(a, b)).float()
 
 
 def diagonal_priors(scores: Tensor, frame_lengths: Tensor, symbol_lengths: Tensor) -> Tensor:
-    """Return the prior of each utterance, impossible past its lengths: (B, U, L), (B,), (B,)."""
+    """Return the prior of each utterance, IMPOSSIBLE past its lengths: -> (B, U, L)."""
     priors = torch.full(scores.shape, IMPOSSIBLE)
     lengths = zip(frame_lengths.tolist(), symbol_lengths.tolist(), strict=True)
     for prior, (frames, symbols) in zip(priors, lengths, strict=True):
@@ -63,11 +63,11 @@ def diagonal_priors(scores: Tensor, frame_lengths: Tensor, symbol_lengths: Tenso
 def find_durations(log_probs: Tensor, frame_lengths: Tensor, symbol_lengths: Tensor) -> Tensor:
     """Count the frames of each symbol on the best monotonic path: (B, U, L), (B,), (B,) -> (B, L).
 
-    Each symbol has at least one; if there are more symbols than frames, the last have none.
+    Each symbol has at least one frame; with more symbols than frames, the last symbols have none.
     """
     scores = log_probs.detach().float().cpu().numpy().transpose(1, 0, 2)  # (U, B, L)
     frames, utterances, symbols = scores.shape
-    advances = np.zeros(scores.shape, bool)  # the path comes from the symbol before
+    advances = np.zeros(scores.shape, bool)  # whether the path comes from the symbol before
     best = np.full((utterances, symbols), 2 * IMPOSSIBLE * frames)
     best[:, 0] = scores[0, :, 0]
     for frame in range(1, frames):
@@ -89,8 +89,8 @@ def find_misaligned(
 ) -> Tensor:
     """Check each utterance for durations that no speech has: (B, L), (B,), (B, L) -> (B,).
 
-    They occur when the text does not match the audio: a letter has more than ``max_frames`` frames,
-    or most symbols have one. In texts of few letters, a letter may be a word, as in "DVD".
+    If the text does not match the audio, a letter has more than ``max_frames`` frames, or most
+    symbols have one. In a text of few letters, a letter may be a word, as in "DVD".
     """
     counts = symbol_lengths.to(durations.device)
     is_long = durations.masked_fill(is_pause, 0).amax(1) > max_frames
@@ -104,7 +104,7 @@ def expand(states: Tensor, index: Tensor) -> Tensor:
 
 
 def frame_index(durations: Tensor, frames: int) -> Tensor:
-    """Return the symbol index of each frame: (B, L) -> (B, U); past the end, the last symbol's."""
+    """Return the symbol index of each frame: (B, L) -> (B, U); past the end, the last index."""
     ends = durations.cumsum(1)
     frame = torch.arange(frames, device=durations.device).expand(len(durations), -1).contiguous()
     return torch.searchsorted(ends, frame, right=True).clamp(max=durations.shape[1] - 1)
@@ -146,7 +146,7 @@ class TextEncoder(nn.Module):
 
 
 class DurationAligner(nn.Module):
-    """Score which symbol each frame belongs to, by the distance of their learned embeddings.
+    """Score which symbol each frame belongs to, by the distance between learned embeddings.
 
     (B, L), (B, L, 1), (B, U, 2 M) -> (B, U, L), unnormalized. Source: arXiv 2108.10447.
     """
@@ -191,7 +191,7 @@ class VarianceAdaptor(nn.Module):
 
 
 class MelDecoder(nn.Module):
-    """Turn the states of frames into normalized log-mel features: (B, U, D) -> (B, U, 2 M)."""
+    """Predict normalized log-mel features: (B, U, D), (B, U, 1) -> (B, U, 2 M)."""
 
     def __init__(
         self, *, n_mels: int, d_model: int, d_ffn: int, num_layers: int, dropout: float
@@ -225,7 +225,7 @@ class SynthesisModel:
     ) -> None:
         if compute_features.hop != vocoder_decoder.hop:
             raise ConfigError(
-                f"`vocoder_decoder` has a hop of {vocoder_decoder.hop}, but `compute_features` of "
+                f"`vocoder_decoder` has a hop of {vocoder_decoder.hop}, but `compute_features` has "
                 f"{compute_features.hop}. Let both refer to one key."
             )
         self.model, self.features, self.aligner = model, compute_features, aligner
@@ -239,7 +239,7 @@ class SynthesisModel:
     def align(
         self, symbols: Tensor, symbol_lengths: Tensor, features: Tensor, frames: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Score which symbol each frame belongs to, and count the frames of each on the best path.
+        """Score which symbol each frame belongs to, and count frames per symbol on the best path.
 
         (B, L), (B,), normalized features (B, U, 2 M), (B,) -> (B, U, L), (B, L). The lengths are on
         the CPU.
@@ -266,14 +266,14 @@ class SynthesisModel:
     def speak(
         self, symbols: Tensor, count: Tensor, noise: Tensor, length_scale: Tensor, noise_w: Tensor
     ) -> tuple[Tensor]:
-        """Return the audio of one text, with the inputs of a VITS: (1, L), four (1,) -> (1, S)."""
+        """Return the audio of one text, with VITS's inputs: (1, L), four times (1,) -> (1, S)."""
         states, durations = self.encode(symbols)
         ends = (durations * length_scale).double().cumsum(1).round().long()
         frames = ends[0, -1].clamp(min=2).item()
         # int(frames) would become a constant of the graph, and one frame is traced differently.
         assume(frames > 1)
-        at = torch.arange(frames, device=ends.device)
-        index = (at.unsqueeze(1) >= ends.unsqueeze(1)).sum(2).clamp(max=symbols.shape[1] - 1)
+        frame = torch.arange(frames, device=ends.device)
+        index = (frame.unsqueeze(1) >= ends.unsqueeze(1)).sum(2).clamp(max=symbols.shape[1] - 1)
         return self.decode(states, index)
 
     def vocode(self, features: Tensor, mask: Tensor) -> Tensor:

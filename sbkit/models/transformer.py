@@ -3,9 +3,9 @@
 Legend: B utterances, H heads, U frames of 40 ms, L tokens or frames of left context, K frames that
 are attended to or that a convolution sees to one side, D model width.
 
-Written from plain parts (Linear, scaled_dot_product_attention with rotary positions, a depthwise
-Conv1d, LayerNorm) so that it exports and compiles. Every block masks the padding, so the output for
-an utterance does not depend on its batch.
+It consists of plain parts (Linear, scaled_dot_product_attention with rotary positions, a depthwise
+Conv1d, LayerNorm), so that it exports and compiles. Every block masks the padding, so the output
+for an utterance does not depend on its batch.
 Sources: Gulati et al. 2020 (Conformer), Su et al. 2021 (rotary positions).
 """
 
@@ -32,10 +32,10 @@ class Transformer(nn.Module):
     """Encode frames and, if there are decoder layers, decode tokens against them.
 
     encoder_module: conformer or transformer.
-    kernel_size: frames of a Conformer's convolution.
+    kernel_size: frames that a Conformer's convolution covers.
     gradient_checkpointing: recompute the activations of each encoder block in the backward pass,
         with the same random numbers: less memory, a third more time.
-    streaming: {chunk_ms: 640, left_ms: 2560} lets a frame see its chunk and the left context only.
+    streaming: {chunk_ms: 640, left_ms: 2560} limits each frame to its chunk and the left context.
         Training draws the size of the chunks. `forward_chunk` computes the same chunk by chunk.
 
     >>> encoder = Transformer(d_model=16, nhead=2, d_ffn=32, num_encoder_layers=2)
@@ -100,7 +100,7 @@ class Transformer(nn.Module):
         return self.encoder_norm(last)
 
     def encode_with_intermediate(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the states after half of the blocks, and those after all: -> 2 x (B, U, D).
+        """Return the states after half of the blocks, and after all: -> 2 x (B, U, D).
 
         Both pass the same norm, so that one head can read either (Lee and Watanabe 2021).
         """
@@ -125,7 +125,7 @@ class Transformer(nn.Module):
             yield x
 
     def start(self) -> dict[str, Tensor]:
-        """Return its fields of one session's `EncoderState` before the first chunk."""
+        """Return the encoder's fields of a session's `EncoderState` before the first chunk."""
         assert self.streaming is not None
         zeros, blocks = self.encoder_norm.weight.new_zeros, len(self.encoder)
         heads = (self.nhead, self.d_model // self.nhead)
@@ -151,7 +151,7 @@ class Transformer(nn.Module):
         encoder = cast("Iterable[ConformerBlock | TransformerBlock]", self.encoder)
         for index, block in enumerate(encoder):
             past = BlockState(state.attention[:, index], state.convolution[:, index])
-            x, block_state = block.forward_chunk(x, ChunkMask(visible, x.shape[1]), mask, past)
+            x, block_state = block.forward_chunk(x, visible, mask, past)
             block_states.append(block_state)
         attention, convolution = (torch.stack(s, 1) for s in zip(*block_states, strict=True))
         frames = state.frames + lengths.to(device)
@@ -194,10 +194,10 @@ class ConformerBlock(nn.Module):
         return self.feed_forward2(x, weight=0.5)
 
     def forward_chunk(
-        self, x: Tensor, chunk: ChunkMask, mask: Tensor, past: BlockState
+        self, x: Tensor, visible: Tensor, mask: Tensor, past: BlockState
     ) -> tuple[Tensor, BlockState]:
         x = self.feed_forward1(x, weight=0.5)
-        x, attention = self.attention.forward_chunk(x, chunk.visible, past.attention)
+        x, attention = self.attention.forward_chunk(x, visible, past.attention)
         x, convolution = self.convolution.forward_chunk(x, mask, past.convolution)
         return self.feed_forward2(x, weight=0.5), BlockState(attention, convolution)
 
@@ -215,9 +215,9 @@ class TransformerBlock(nn.Module):
         return self.feed_forward(x)
 
     def forward_chunk(
-        self, x: Tensor, chunk: ChunkMask, mask: Tensor, past: BlockState
+        self, x: Tensor, visible: Tensor, mask: Tensor, past: BlockState
     ) -> tuple[Tensor, BlockState]:
-        x, attention = self.attention.forward_chunk(x, chunk.visible, past.attention)
+        x, attention = self.attention.forward_chunk(x, visible, past.attention)
         return self.feed_forward(x), BlockState(attention, past.convolution)
 
 
@@ -291,14 +291,14 @@ class Convolution(nn.Module):
         return self._add(x, y), last_frames(frames, num_past)
 
     def _convolve_chunks(self, y: Tensor, chunk: int) -> Tensor:
-        """Convolve, then subtract what came from past the end of each chunk: (B, U, D) -> same.
+        """Convolve, then subtract what lies past the end of each chunk: (B, U, D) -> same.
 
         Convolving each chunk with the K frames before it took 1.5 times as long.
         """
         convolve, frames = self.depthwise_conv, y.shape[1]
         side = convolve.kernel_size[0] // 2
         convolved: Tensor = convolve(y)
-        to_end = chunk - torch.arange(frames, device=y.device) % chunk  # frames: (U,)
+        to_end = chunk - torch.arange(frames, device=y.device) % chunk  # of the chunk: (U,)
         padded = nn.functional.pad(y, (0, 0, 0, side))
         for ahead in range(1, side + 1):
             beyond = padded[:, ahead : ahead + frames] * (to_end <= ahead).unsqueeze(1)
@@ -328,7 +328,7 @@ class SelfAttention(nn.Module):
         """
         heads = self.qkv_proj(self.norm(x)).unflatten(-1, (3, self.nhead, -1))  # (B, U, 3, H, D/H)
         cosine, sine = rotary_angles(x.shape[1], heads.shape[-1], x.device)
-        query_key, value = heads.split((2, 1), dim=2)  # the gradient of a split is one copy
+        query_key, value = heads.split((2, 1), dim=2)  # split: its gradient is one copy
         query, key = rotate(query_key, cosine, sine).unbind(2)
         mask = mask[:, None, None, :] if mask is not None and mask.ndim == 2 else mask
         return self._attend(x, query, key, value.squeeze(2), mask)
@@ -395,7 +395,7 @@ def attend(
     if mask is not None and (is_exported or bias is not None):
         visible_bias = query.new_zeros(()) if bias is None else bias.to(query.dtype)
         mask = torch.where(mask, visible_bias, torch.finfo(query.dtype).min)
-    if is_exported:  # else ONNX gets PyTorch's guard for rows without any frame: 8 % of the time
+    if is_exported:  # PyTorch's guard for rows without frames takes 8 % of the time in ONNX
         scores = torch.matmul(query, key.transpose(-1, -2)) * query.shape[-1] ** -0.5 + mask
         out = torch.matmul(scores.softmax(-1), value)
     else:
@@ -421,14 +421,14 @@ def _frequencies(size: int, device: torch.device) -> Tensor:
     return ROTARY_BASE ** (-torch.arange(0, size, 2, device=device) / size)
 
 
-# A constant in an exported graph: other runtimes round its powers differently, which at frame 950
-# came to four times the error of all other operations (7e-5 of a log-probability).
+# Cached, so that it is a constant in an exported graph: other runtimes round powers differently,
+# which at frame 950 was four times the error of all other operations (7e-5 of a log-probability).
 _cached_frequencies = lru_cache(maxsize=8)(_frequencies)
 
 
 def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     """Rotate each pair of channels by the angle of its position: (B, U, ..., D/H) -> same.
 
-    On whole rows: four products of halves and their gradients took twice as long.
+    It multiplies whole rows: four products of halves and their gradients took twice as long.
     """
     return (x * cosine + x.roll(x.shape[-1] // 2, -1) * sine).to(x.dtype)

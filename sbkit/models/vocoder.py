@@ -1,4 +1,4 @@
-"""A vocoder, which also frames a codec: log-mel features, their encoder, and a decoder to audio.
+"""A vocoder, whose parts a codec shares: log-mel features, their encoder, a decoder to audio.
 
 Legend: B utterances, S samples, T frames of a hop, U frames of two hops, F frequencies, M mel bins,
 D model width.
@@ -15,7 +15,7 @@ from sbkit.base.imports import import_torchaudio
 from sbkit.config.ranges import Range
 from sbkit.models.layers import Dropout, FrameConv, GlobalNorm
 
-WINDOW_HOPS = 4  # the number of windows that overlap at each sample
+WINDOW_HOPS = 4  # also the number of windows that overlap at each sample
 FRAME_HOPS = 2
 MIN_MAGNITUDE = 1e-5  # under the logarithm, for audio between -1 and 1
 MAX_LOG_MAGNITUDE = 6.0
@@ -39,7 +39,7 @@ def inverse_basis(window: int) -> Tensor:
 class LogMel(nn.Module):
     """Compute log-mel features, two hops side by side: (B, S), (B,) -> (B, U, 2 M), (B,).
 
-    Windows of four hops are centered on their hop; the last frame may be partly filled. Frames past
+    Windows of four hops are centered on their hop. The last frame may be partly filled; frames past
     a length are zero. The transform is a matrix product, which every runtime has.
     """
 
@@ -73,8 +73,9 @@ class LogMel(nn.Module):
 class ConvNeXtBlock(nn.Module):
     """Mix neighboring frames, then channels: (B, U, D), (B, U, 1) -> (B, U, D).
 
-    Dropout applies to the hidden units: applied to x, it would raise the variance that the layer
-    norms divide by, only in training. Source: Liu et al. 2022, as used in Vocos (arXiv 2306.00814).
+    Dropout applies to the hidden units. Applied to x, it would raise the variance that the layer
+    norms divide by, but only in training.
+    Source: Liu et al. 2022, as used in Vocos (arXiv 2306.00814).
     """
 
     def __init__(self, d_model: int, d_ffn: int, *, scale: float, dropout: float) -> None:
@@ -88,13 +89,13 @@ class ConvNeXtBlock(nn.Module):
         self.scale = nn.Parameter(torch.full((d_model,), scale))
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """Add to x; frames past the end of an utterance are not seen."""
+        """Add to x; no frame sees those past the end of its utterance."""
         inner = self.down(self.dropout(gelu(self.up(self.norm(self.conv(x * mask))))))
         return x + self.scale * inner
 
 
 class ConvNeXt(nn.ModuleList):
-    """A stack of blocks that start close to the identity: (B, U, D), (B, U, 1) -> (B, U, D)."""
+    """Run a stack of blocks that start near the identity: (B, U, D), (B, U, 1) -> (B, U, D)."""
 
     def __init__(self, count: int, d_model: int, d_ffn: int, dropout: float = 0.0) -> None:
         options = {"scale": 1 / count, "dropout": dropout}
@@ -139,10 +140,12 @@ class VocoderDecoder(nn.Module):
         self.norm, self.head = nn.LayerNorm(d_model), nn.Linear(d_model, window + 2)
         self.register_buffer("inverse", inverse_basis(window), persistent=False)
         fine_hops = num_fine_layers * BLOCK_CONTEXT + WINDOW_HOPS - 1  # of blocks and windows
-        self.context = num_layers * BLOCK_CONTEXT + -(-fine_hops // FRAME_HOPS)  # frames each side
+        self.context = num_layers * BLOCK_CONTEXT + -(
+            -fine_hops // FRAME_HOPS
+        )  # frames to each side
 
     def forward(self, states: Tensor, mask: Tensor) -> Tensor:
-        """Run the blocks, double the frames, and add up the windows of their spectra."""
+        """Run the blocks, double the frames, and overlap-add the windows of their spectra."""
         x = self.upsample(self.blocks(states, mask)).unflatten(2, (FRAME_HOPS, -1)).flatten(1, 2)
         fine = mask.repeat_interleave(FRAME_HOPS, 1)
         x = self.head(self.norm(self.fine_blocks(x, fine)))  # (B, T, 2 F)
@@ -150,7 +153,7 @@ class VocoderDecoder(nn.Module):
             return self._invert(x.float(), fine.float())
 
     def _invert(self, spectra: Tensor, mask: Tensor) -> Tensor:
-        """Invert logarithms of magnitudes and angles: (B, T, 2 F), (B, T, 1) -> (B, S)."""
+        """Invert log-magnitudes and angles: (B, T, 2 F), (B, T, 1) -> (B, S)."""
         magnitudes, angles = spectra.chunk(2, 2)  # (B, T, F)
         magnitudes = magnitudes.clamp(max=MAX_LOG_MAGNITUDE).exp() * mask
         windows = torch.cat([magnitudes * angles.cos(), magnitudes * angles.sin()], 2)

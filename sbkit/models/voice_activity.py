@@ -2,7 +2,7 @@
 
 Legend: B utterances or sessions, S samples, T frames of 10 ms, U frames, M mel bins, D width.
 
-A frame sees the audio of its own feature windows, and all audio before it.
+A frame sees the audio of its own feature windows, and all audio before them.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from sbkit.models.streaming import NetworkState, last_frames
 class VoiceState(NetworkState):
     """The state of a voice activity model."""
 
-    features: Tensor  # (B, K, M): the last normalized ones
+    features: Tensor  # (B, K, M): the last ones, normalized
     hidden: Tensor  # (B, 1, D): the state of the GRU
 
 
@@ -44,8 +44,8 @@ class VoiceActivityModel:
         require_registered(model, parts)
         self.model, self.features = model, FeatureExtractor(compute_features)
         self.normalize, self.conv, self.rnn, self.speech_lin = normalize, conv, rnn, speech_lin
-        shift = shift_samples(rate := compute_features.sample_rate)
-        self.min_samples = window_samples(rate)
+        shift = shift_samples(compute_features.sample_rate)
+        self.min_samples = window_samples(compute_features.sample_rate)
         self.chunk_shift_samples = self.samples_per_frame = conv.stride[0] * shift
         self.chunk_samples = self.chunk_shift_samples - shift + self.min_samples
 
@@ -70,8 +70,7 @@ class VoiceActivityModel:
     ) -> tuple[Tensor, Tensor, VoiceState]:
         """Return log-probabilities of silence and speech: (B, S), (B,) -> (B, U, 2), (B,), state.
 
-        Sessions that continue have audio of equal length: U frames take chunk_samples + (U - 1) *
-        chunk_shift_samples.
+        audio: chunk_samples + (U - 1) * chunk_shift_samples samples, for sessions that continue.
         """
         features, lengths = self.features(audio, audio_lengths)
         x = torch.cat([state.features, self.normalize(features)], 1)  # (B, K + T, M)

@@ -79,16 +79,16 @@ class Codec(GraphModel):
         for window, first, end in windows(samples, self.frame, self._step, self._contexts[0]):
             audio = (window.astype(np.float32) / np.float32(FULL_SCALE))[None]
             codes, _ = self.run("encode", audio, np.array([len(window)]))
-            yield self.space.check(codes[0], of="the output of the model")[first:end]
+            yield self.space.check(codes[0], subject="the output of the model")[first:end]
 
     def decode(self, coded: Coded) -> Samples:
         """Return the audio of codes, (S,) int16; raises DataError for indices out of range."""
-        codes = self.space.check(coded.codes, of="`codes`")
+        codes = self.space.check(coded.codes, subject="`codes`")
         return np.concatenate([*self.decode_stream([codes])])[: coded.samples]
 
     def decode_stream(self, blocks: Iterable[Codes]) -> Iterator[Samples]:
         """Yield the audio of blocks of codes (U, G) without delay; raises DataError as `decode`."""
-        checked = (self.space.check(block, of="a block of codes") for block in blocks)
+        checked = (self.space.check(block, subject="a block of codes") for block in blocks)
         for window, first, end in windows(checked, 1, self._step, self._contexts[1]):
             (audio,) = self.run("decode", window[None])
             yield to_int16(audio[0, first * self.frame : end * self.frame])

@@ -9,7 +9,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.distributed.device import (
     Placement,
     check_precision,
-    describe_products,
+    describe_tf32,
     note_precision,
     parse_device,
     resolve,
@@ -62,10 +62,12 @@ REFUSED_PAIRS = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "precision", "words"), REFUSED_PAIRS)
-def test_check_precision_refuses_unsupported_pairs(kind: str, precision: Any, words: str) -> None:
-    with pytest.raises(SbkitError, match=words):
-        check_precision(kind, precision)
+@pytest.mark.parametrize(("device_type", "precision", "message"), REFUSED_PAIRS)
+def test_check_precision_refuses_unsupported_pairs(
+    device_type: str, precision: Any, message: str
+) -> None:
+    with pytest.raises(SbkitError, match=message):
+        check_precision(device_type, precision)
 
 
 @pytest.mark.usefixtures("no_gpu")
@@ -89,7 +91,7 @@ def test_resolve_cuda_is_the_device_of_the_local_rank(monkeypatch: pytest.Monkey
     monkeypatch.setenv("LOCAL_RANK", "1")
     device = resolve("cuda", "bf16").device
     assert device == torch.device("cuda:1")
-    assert resolve(device, "bf16").device == device  # what was resolved once may be again
+    assert resolve(device, "bf16").device == device  # a resolved device stays the same
 
 
 @pytest.mark.usefixtures("two_gpus")
@@ -113,16 +115,16 @@ def test_placement_autocast_applies_the_precision(precision: str, dtype: torch.d
     assert not placement.grad_scaler().is_enabled()
 
 
-def test_describe_products_names_operations_in_tf32() -> None:
+def test_describe_tf32_names_operations_in_tf32() -> None:
     """Importing SpeechBrain turns TF32 on for products; PyTorch has it on for convolutions."""
     products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
     before = products.allow_tf32, convolutions.allow_tf32
     try:
         products.allow_tf32, convolutions.allow_tf32 = True, True
-        note = describe_products(torch.device("cuda", 0))
+        note = describe_tf32(torch.device("cuda", 0))
         products.allow_tf32, convolutions.allow_tf32 = False, False
-        assert describe_products(torch.device("cuda", 0)) == ""
+        assert describe_tf32(torch.device("cuda", 0)) == ""
     finally:
         products.allow_tf32, convolutions.allow_tf32 = before
     assert note == "; float32 products and convolutions in TF32"
-    assert describe_products(torch.device("cpu")) == ""
+    assert describe_tf32(torch.device("cpu")) == ""

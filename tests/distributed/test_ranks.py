@@ -1,13 +1,15 @@
-"""Ranks: collective operations, and their end after errors."""
+"""Ranks meet within a time limit, exchange values, and end together after an error."""
 
 import json
-from collections.abc import Callable
-from contextlib import nullcontext
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 
+from sbkit.base.errors import BAD_INPUT
 from sbkit.base.process import OTHER_RANKS_DELAY
 from sbkit.distributed import ranks
 from sbkit.distributed.ranks import (
@@ -46,9 +48,9 @@ with process_group(torch.device("cpu")):
         seen["left"] = silent.code
     seen["ranks"] = gather_over_ranks([me, world_size()])
     seen["sum"] = sum_over_ranks(torch.tensor([me + 1.0, 10.0])).tolist()
-    reducer = DistributedDataParallel(torch.nn.Linear(2, 2))
-    reducer(torch.ones(1, 2)).sum().backward()
-    kept = reducer  # by a frame, say: it must not hold the group, nor gloo's threads
+    module = DistributedDataParallel(torch.nn.Linear(2, 2))
+    module(torch.ones(1, 2)).sum().backward()
+# `module` is still referenced, as by a frame: it must not hold the group or gloo's threads.
 tasks = Path("/proc/self/task").glob("*/comm")
 seen["threads"] = [name for task in tasks if "gloo" in (name := task.read_text().strip())]
 seen["alone"] = [rank(), world_size()]
@@ -69,37 +71,37 @@ def test_single_process_has_one_rank() -> None:
 def test_rank_left_by_another_waits_for_its_error(
     exchange: Callable[[torch.Tensor], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def lost(*_: object) -> None:
+    def lose_connection(*_: object) -> None:
         raise RuntimeError("Connection closed by peer")
 
-    waited: list[float] = []
+    sleeps: list[float] = []
     monkeypatch.setattr("sbkit.distributed.ranks.world_size", lambda: 2)
-    monkeypatch.setattr("torch.distributed.all_reduce", lost)
-    monkeypatch.setattr("torch.distributed.broadcast", lost)
-    monkeypatch.setattr("time.sleep", waited.append)
+    monkeypatch.setattr("torch.distributed.all_reduce", lose_connection)
+    monkeypatch.setattr("torch.distributed.broadcast", lose_connection)
+    monkeypatch.setattr("time.sleep", sleeps.append)
     with pytest.raises(RuntimeError, match="closed by peer"):
         exchange(torch.ones(1))
-    assert waited == [2 * OTHER_RANKS_DELAY]
+    assert sleeps == [2 * OTHER_RANKS_DELAY]
 
 
 @pytest.mark.parametrize(
-    ("error", "waits"),
-    [(None, True), (SystemExit(75), True), (ValueError(), False), (KeyboardInterrupt(), False)],
-    ids=["done", "asked", "failed", "interrupted"],
+    ("error", "is_aborted"),
+    [(None, False), (SystemExit(75), False), (ValueError(), True), (KeyboardInterrupt(), True)],
+    ids=["done", "stopped", "failed", "interrupted"],
 )
 def test_process_group_is_aborted_only_after_an_error(
-    error: BaseException | None, waits: bool, monkeypatch: pytest.MonkeyPatch
+    error: BaseException | None, is_aborted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = list[str]()
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setattr(ranks, "_join", lambda device: None)
-    monkeypatch.setattr(ranks.dist, "destroy_process_group", lambda: calls.append("waited"))
+    monkeypatch.setattr(ranks.dist, "destroy_process_group", lambda: calls.append("destroyed"))
     monkeypatch.setattr(ranks, "abort_process_group", lambda: calls.append("aborted"))
     expected = nullcontext() if error is None else pytest.raises(type(error))
     with expected, process_group(torch.device("cuda", 0)):
         if error is not None:
             raise error
-    assert calls == ["waited" if waits else "aborted"]
+    assert calls == ["aborted" if is_aborted else "destroyed"]
 
 
 @pytest.mark.ddp
@@ -111,3 +113,71 @@ def test_two_ranks_wait_fail_gather_and_sum(tmp_path: Path) -> None:
     first, second = (json.loads((tmp_path / f"{me}.json").read_text()) for me in (0, 1))
     assert first == {**common, "left": "with its error"}
     assert second == {**common, "left": 1}  # in silence, with the code of the first
+
+
+# -- rendezvous ------------------------------------------------------------------------------
+
+JOIN = """
+import os, time
+import torch
+from sbkit.distributed.ranks import gather_over_ranks, process_group
+from sbkit.base.process import run_main
+
+def main():
+    with process_group(torch.device("cpu")):
+        time.sleep(float(os.environ.get("LATE", "0")))
+        gather_over_ranks(None)
+
+run_main(main)
+"""
+
+Start = Callable[..., processes.Process]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Start a process that joins the rendezvous; kill it at the end."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    with ExitStack() as stack:
+
+        def start(*, seconds: float = 1, **variables: str) -> processes.Process:
+            common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            # One node each: only the first process of a node prints errors.
+            common |= {"LOCAL_RANK": "0", "SBKIT_RENDEZVOUS_SECONDS": str(seconds)}
+            process = processes.Process(["-c", JOIN], **{**common, **variables})
+            stack.callback(process.kill)
+            return process
+
+        yield start
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("variables", "phrases"),
+    [
+        ({"RANK": "0"}, ["Rank 0 did not meet", "at 127.0.0.1:", "1/2 clients joined"]),
+        ({"RANK": "1"}, ["within 1 s", "Rank 1"]),
+        ({"RANK": "1", "MASTER_ADDR": ""}, ["MASTER_ADDR expected, but not set"]),
+        ({}, ["RANK expected, but not set"]),
+    ],
+    ids=str,
+)
+def test_incomplete_rendezvous_is_one_sentence(
+    variables: dict[str, str], phrases: list[str], start: Start
+) -> None:
+    process = start(**variables)
+    _, error = process.communicate(timeout=240)
+    assert process.returncode == BAD_INPUT, error
+    assert "Traceback" not in error
+    assert all(phrase in error.splitlines()[-1] for phrase in phrases), error
+
+
+@pytest.mark.slow
+@pytest.mark.ddp
+def test_ranks_wait_longer_after_the_rendezvous(start: Start) -> None:
+    members = [start(seconds=6, RANK=str(rank), LATE=str(7 * rank)) for rank in (0, 1)]
+    for process in members:
+        _, error = process.communicate(timeout=240)
+        assert process.returncode == 0, error

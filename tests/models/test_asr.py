@@ -86,8 +86,8 @@ def make_model(parts: Parts, vocabulary: Vocabulary = VOCABULARY, **changes: Any
     return AsrModel(vocabulary=vocabulary, **options)
 
 
-def speech() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Make two clips of noise in the scale of int16 and their tokens."""
+def make_batch() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Make two clips of noise in the scale of int16, and tokens for them."""
     torch.manual_seed(0)
     audio = 1000 * torch.randn(2, 16_000)
     audio[1, 9000:] = 0
@@ -100,12 +100,12 @@ FAMILIES = [*product(BOTH, ("conformer", "transformer"))]
 
 
 @pytest.mark.parametrize("decoder_layers", [0, 1])
-@pytest.mark.parametrize(("family", "kind"), FAMILIES)
-def test_parts_of_both_libraries_train(family: Family, kind: str, decoder_layers: int) -> None:
+@pytest.mark.parametrize(("family", "block"), FAMILIES)
+def test_parts_of_both_libraries_train(family: Family, block: str, decoder_layers: int) -> None:
     torch.manual_seed(0)
-    model = make_model(family(kind, decoder_layers))
+    model = make_model(family(block, decoder_layers))
     optimizer = torch.optim.Adam(model.model.parameters(), lr=0.01)
-    audio, samples, tokens, counts = speech()
+    audio, samples, tokens, counts = make_batch()
     losses = []
     inputs = tokens if decoder_layers else None
     for _ in range(8):
@@ -129,7 +129,7 @@ def test_intermediate_states_are_scored_by_the_same_head() -> None:
     torch.manual_seed(0)
     model = make_model(sbkit_parts("conformer", 0))
     model.model.eval()
-    audio, samples, _, _ = speech()
+    audio, samples, _, _ = make_batch()
     out = model.run(audio, samples, tokens=None, return_intermediate=True)
     assert torch.equal(out.states, model.encode(audio, samples)[0]) and out.logits is None
     assert out.intermediate is not None and out.intermediate.shape == out.log_probs.shape
@@ -137,7 +137,7 @@ def test_intermediate_states_are_scored_by_the_same_head() -> None:
 
 
 def test_missing_decoder_and_missing_intermediate_states_are_refused() -> None:
-    audio, samples, tokens, _ = speech()
+    audio, samples, tokens, _ = make_batch()
     model = make_model(sbkit_parts("conformer", 0))
     with pytest.raises(SbkitError, match="num_decoder_layers"):
         model.run(audio, samples, tokens=tokens, return_intermediate=False)
@@ -147,12 +147,12 @@ def test_missing_decoder_and_missing_intermediate_states_are_refused() -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("family", "kind"), FAMILIES)
-def test_decoder_log_probs_equal_those_of_training(family: Family, kind: str) -> None:
+@pytest.mark.parametrize(("family", "block"), FAMILIES)
+def test_decoder_log_probs_equal_those_of_training(family: Family, block: str) -> None:
     torch.manual_seed(0)
-    model = make_model(family(kind, 1))
+    model = make_model(family(block, 1))
     model.model.eval()
-    audio, samples, tokens, counts = speech()
+    audio, samples, tokens, counts = make_batch()
     out = model.run(audio, samples, tokens=tokens, return_intermediate=False)
     for row, count in enumerate(counts.tolist()):
         single = model.decoder_log_probs(
@@ -165,10 +165,10 @@ def test_decoder_log_probs_equal_those_of_training(family: Family, kind: str) ->
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kind", ["conformer", "transformer"])
-def test_scores_of_a_clip_do_not_depend_on_its_batch(kind: str, prompts: list[Tensor]) -> None:
+@pytest.mark.parametrize("block", ["conformer", "transformer"])
+def test_scores_of_a_clip_do_not_depend_on_its_batch(block: str, prompts: list[Tensor]) -> None:
     torch.manual_seed(0)
-    model = make_model(sbkit_parts(kind))
+    model = make_model(sbkit_parts(block))
     model.model.eval()
     tokens = [torch.randint(4, VOCABULARY.size, (n % 7 + 1,)) for n in range(32)]
 
@@ -218,7 +218,7 @@ def test_ctc_only_needs_neither_decoder_nor_seq_lin() -> None:
     parts = sbkit_parts() | {"Transformer": nn.LSTM(16, 16, batch_first=True)}
     del parts["seq_lin"]
     model = AsrModel(model=nn.ModuleList(parts.values()), vocabulary=VOCABULARY, **parts)
-    audio, samples, tokens, _ = speech()
+    audio, samples, tokens, _ = make_batch()
     out = model.run(audio, samples, tokens=None, return_intermediate=False)
     assert out.states.shape == (2, 25, 16)
     assert model.unused_modules(1.0) == ()
@@ -237,7 +237,7 @@ def test_ctc_only_needs_neither_decoder_nor_seq_lin() -> None:
 @pytest.mark.parametrize("family", BOTH)
 def test_unused_modules_with_ctc_only_get_no_gradient(family: Family) -> None:
     model = make_model(family())
-    out = model.run(*speech()[:2], tokens=None, return_intermediate=False)
+    out = model.run(*make_batch()[:2], tokens=None, return_intermediate=False)
     (model.ctc_log_probs(out.states)[..., 1].sum() + out.states.square().sum()).backward()
     unused = {id(p) for part in model.unused_modules(1.0) for p in part.parameters()}
     assert unused == {id(p) for p in model.model.parameters() if p.grad is None}

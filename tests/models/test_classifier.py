@@ -4,30 +4,22 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from sbkit.audio.fbank import Fbank
 from sbkit.base.errors import SbkitError
 from sbkit.models.classifier import AttentiveStatisticsPooling, UtteranceClassifier
-from sbkit.models.frontend import ConvFrontEnd
-from sbkit.models.layers import GlobalNorm
-from sbkit.models.transformer import Transformer
-
-
-def make_parts() -> dict[str, nn.Module]:
-    return {
-        "compute_features": Fbank(n_mels=20),
-        "CNN": ConvFrontEnd(normalize=GlobalNorm(n_mels=20), n_mels=20, channels=8, d_model=8),
-        "Transformer": Transformer(d_model=8, nhead=2, d_ffn=8, num_encoder_layers=1, dropout=0.0),
-        "pooling": AttentiveStatisticsPooling(d_model=8, attention_dim=4),
-        "label_lin": nn.Linear(16, 3),
-    }
+from tests.models.test_asr import sbkit_parts
 
 
 def make_classifier(**changes: Any) -> UtteranceClassifier:
-    options: dict[str, Any] = {"classes": 3, **make_parts(), **changes}
-    owned = [part for part in options.values() if isinstance(part, nn.Module)]
-    return UtteranceClassifier(**({"model": nn.ModuleList(owned)} | options))
+    encoder = sbkit_parts(decoder_layers=0)
+    options: dict[str, Any] = {
+        **{key: encoder[key] for key in ("compute_features", "CNN", "Transformer")},
+        "pooling": AttentiveStatisticsPooling(d_model=16, attention_dim=4),
+        "label_lin": nn.Linear(32, 3),
+    }
+    model = nn.ModuleList(options.values())
+    return UtteranceClassifier(**{"model": model, "classes": 3, **options, **changes})
 
 
 def test_pooling_is_the_weighted_mean_and_deviation_without_padding() -> None:
@@ -60,17 +52,12 @@ def test_scores_of_an_utterance_do_not_depend_on_its_batch() -> None:
     assert all(p.grad is not None for p in model.model.parameters())
 
 
-class MeanPooling(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.mean(1)
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"classes": 4}, "3 outputs for 4 classes"),
-        ({"pooling": MeanPooling()}, "`pooling` must have forward"),
-        ({"model": nn.ModuleList(list(make_parts().values()))}, "`CNN` is not in its list"),
+        ({"pooling": nn.Identity()}, "`pooling` must have forward.* takes no `lengths`"),
+        ({"model": nn.ModuleList([])}, "`CNN` is not in its list"),
     ],
 )
 def test_unsuitable_parts_are_refused(changes: dict[str, Any], message: str) -> None:

@@ -108,6 +108,7 @@ def test_dropout_masks_the_gradient_and_is_the_identity_when_off() -> None:
     torch.testing.assert_close(grad * x, dropped)
     assert 0 < int((grad == 0).sum()) < 1000
     assert Dropout(0.0)(x) is x and Dropout(0.9).eval()(x) is x
+    assert not Dropout(1.0)(torch.ones(COUNT)).any()
 
 
 # -- feature norm -----------------------------------------------------------------------------

@@ -15,8 +15,6 @@ from sbkit.audio.augment import Augmentation
 from sbkit.audio.fbank import Fbank
 from sbkit.base.errors import ConfigError
 from sbkit.models.encoder import measure_subsampling
-from sbkit.models.frontend import ConvFrontEnd
-from sbkit.models.layers import GlobalNorm
 from sbkit.models.parts import (
     FeatureExtractor,
     FrontEnd,
@@ -25,7 +23,7 @@ from sbkit.models.parts import (
     TransformerPart,
     find_subsampling,
 )
-from tests.models.test_asr import speechbrain_cnn
+from tests.models.test_asr import sbkit_parts, speechbrain_cnn
 
 MELS = 20
 
@@ -113,32 +111,21 @@ def test_plain_modules_are_encoders_that_ignore_the_padding(name: str) -> None:
         torch.testing.assert_close(encoder.encode(x, lengths)[0][1, :17], states[1, :17])
 
 
-class UnknownArgument(nn.Module):
-    def forward(self, features: Tensor, lens: Tensor) -> Any:
-        return features, lens
-
-
-class MeanOverTime(nn.Module):
-    def forward(self, features: Tensor) -> Tensor:
-        return features.mean(1)
-
-
-class AttentionOnly(nn.Module):
-    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return query
-
-
 @pytest.mark.parametrize(
     ("adapter", "part", "message"),
     [
-        (FrontEnd, UnknownArgument(), r"its forward takes \(features, lens\)"),
-        (FrontEnd, MeanOverTime(), r"returns a tensor of shape \(2, 20\)"),
+        (FrontEnd, nn.Bilinear(MELS, MELS, MELS), r"its forward takes \(input1, input2\)"),
+        (FrontEnd, nn.Flatten(), r"returns a tensor of shape \(2, 6000\)"),
         (
             FrontEnd,
             PlainLayers(nn.AdaptiveAvgPool1d(10)),
             "proportion .* 10 for 400 frames, 10 for",
         ),
-        (TransformerPart, AttentionOnly(), r"encode\(x, lengths\) .* takes \(query, key, value\)"),
+        (
+            TransformerPart,
+            nn.MultiheadAttention(MELS, 2, batch_first=True),
+            r"encode\(x, lengths\) .* takes \(query, key, value",
+        ),
         (TransformerPart, nn.Sequential(nn.TransformerEncoderLayer(20, 2, 8)), "the batch first"),
         (TransformerPart, FRONT_ENDS["unpadded"], r"returns a tensor of shape \(2, 74, 20\) for"),
     ],
@@ -182,13 +169,10 @@ def test_augmentation_that_takes_fractions_is_refused() -> None:
 # -- subsampling ------------------------------------------------------------------------------
 
 
-SBKIT_CNN = ConvFrontEnd(normalize=GlobalNorm(n_mels=80), n_mels=80, channels=4, d_model=4)
-
-
 @pytest.mark.parametrize(
     ("features", "cnn", "frame_ms"),
     [
-        (Fbank(), SBKIT_CNN, 40),
+        (Fbank(n_mels=40), sbkit_parts()["CNN"], 40),
         (Fbank(), speechbrain_cnn(2, 2, 2, n_mels=80, channels=2), 80),
         (SpeechBrainFbank(n_mels=80), speechbrain_cnn(2, 1, n_mels=80, channels=2), 20),
     ],
@@ -196,8 +180,9 @@ SBKIT_CNN = ConvFrontEnd(normalize=GlobalNorm(n_mels=80), n_mels=80, channels=4,
 def test_measured_subsampling_counts_the_frames_of_the_parts(
     features: nn.Module, cnn: nn.Module, frame_ms: int
 ) -> None:
-    parts = {"compute_features": features, "CNN": cnn, "Transformer": nn.Identity()}
-    subsampling = measure_subsampling(parts)
+    subsampling = measure_subsampling(
+        {"compute_features": features, "CNN": cnn, "Transformer": nn.Identity()}
+    )
     assert subsampling.stride == 16 * frame_ms
     lengths = np.array([*range(9_000, 9_700, 37), 48_000, 123_457])
     front_end, compute = FrontEnd(cnn.eval()), FeatureExtractor(features)

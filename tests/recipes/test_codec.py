@@ -396,9 +396,10 @@ def test_read_codes_refuses_damaged_files(tmp_path: Path) -> None:
             "truncated or changed: its 7 frames need 35 bytes after the header, but it has 34",
         ),
         (whole + b"\0", "truncated or changed"),
+        (whole[:50], "truncated or changed"),
         (whole[:40], "is of another codec"),
-        (b"RIFF" + whole[4:], "is no file of codes"),
-        (b"", "is no file of codes"),
+        (b"RIFF" + whole[4:], "is not a file of codes"),
+        (b"", "is not a file of codes"),
         (whole[: HEADER.size] + b"\xff" * 35, "from 0 to 999, but .* has 1023"),
     ):
         file.write_bytes(content)

@@ -1,4 +1,4 @@
-"""Modules that the families of pretrained encoders share, and the masks of their training.
+"""Modules shared by the families of pretrained encoders, and the span masks of their training.
 
 Legend: B utterances, U frames, C channels, D width, H heads.
 
@@ -24,17 +24,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {  # keyed as in a `config.
     "silu": silu,
     "swish": silu,
 }
-PositionedQuery = tuple[Tensor, Tensor | None]  # a query, and the bias of its scores by position
+PositionedQuery = tuple[Tensor, Tensor | None]  # a query, and the position bias of its scores
 LAYER_NORM_EPS = 1e-5  # for families whose files do not contain it
-
-
-def sum_dtype(device: torch.device) -> torch.dtype:
-    """Return the dtype for sums over a clip.
-
-    onnxruntime adds numbers one by one: in float32, the variance of 40 s of audio was so far off
-    that log-probabilities changed by 6e-4.
-    """
-    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def layer_norm(config: Config) -> nn.LayerNorm:
@@ -45,7 +36,8 @@ def layer_norm(config: Config) -> nn.LayerNorm:
 class Body(nn.Module):
     """An encoder without its front-end, with the tensor names of its file.
 
-    It runs `project`, `begin`, each of `layers` with (x, mask, positions), and `finish`.
+    `PretrainedEncoder` calls `project`, `begin`, each of `layers` with (x, mask, positions), and
+    `finish`.
     """
 
     encoder: Any
@@ -56,7 +48,7 @@ class Body(nn.Module):
         return self.encoder.layers
 
     def project(self, x: Tensor) -> Tensor:
-        """Project features, before masks: (B, U, C) -> (B, U, D)."""
+        """Project features, before they are masked: (B, U, C) -> (B, U, D)."""
         return self.feature_projection(x)
 
     def finish(self, x: Tensor) -> Tensor:
@@ -78,7 +70,7 @@ class FeatureProjection(nn.Sequential):
 class Attention(nn.Module):
     """Attend to all frames of an utterance: (B, U, D), (B, U) -> (B, U, D).
 
-    names: the projections of query, key, value and output in the files.
+    names: in the files, of the projections of query, key, value and output.
     """
 
     names = ("q_proj", "k_proj", "v_proj", "out_proj")
@@ -102,25 +94,29 @@ class Attention(nn.Module):
         return out_proj(attended)
 
     def add_positions(self, query: Tensor, x: Tensor, positions: Tensor | None) -> PositionedQuery:
-        """Return the query, and the bias that positions add to the scores, here none."""
+        """Return the query, and the bias that positions add to the scores: none by default."""
         return query, None
 
 
 class FeedForwardModule(nn.Module):
     """Project up, and down again: (B, U, D) -> (B, U, D).
 
-    names: the two projections in the files.
+    names: in the files, of the two projections.
     """
 
-    names = ("intermediate_dense", "output_dense")
-
-    def __init__(self, config: Config, *, bias: bool = True) -> None:
+    def __init__(
+        self,
+        config: Config,
+        names: tuple[str, str] = ("intermediate_dense", "output_dense"),
+        *,
+        bias: bool = True,
+    ) -> None:
         super().__init__()
-        width, inner = config["hidden_size"], config["intermediate_size"]
-        self.add_module(self.names[0], nn.Linear(width, inner, bias))
+        self.names, width, inner = names, config["hidden_size"], config["intermediate_size"]
+        self.add_module(names[0], nn.Linear(width, inner, bias))
         self.activation = ACTIVATIONS[config["hidden_act"]]
         self.dropout = Dropout(config["activation_dropout"])
-        self.add_module(self.names[1], nn.Linear(inner, width, bias))
+        self.add_module(names[1], nn.Linear(inner, width, bias))
 
     def forward(self, x: Tensor) -> Tensor:
         up, down = (getattr(self, name) for name in self.names)
@@ -130,20 +126,20 @@ class FeedForwardModule(nn.Module):
 def draw_spans(lengths: Tensor, size: int, prob: float, width: int) -> Tensor:
     """Draw the masked positions of rows of these lengths: (B,) on the CPU -> (B, size) of bool.
 
-    A row gets prob * length / width spans, rounded up or down at random, each with another start
-    within it. A row shorter than a span gets none. Spans may overlap, so less than ``prob`` is
-    masked: .49 of the frames with a prob of .65 and a width of 10, .40 with .5 and 64. The draws
-    belong to the utterance (`sbkit/audio/draws.py`), and the host never waits for the device.
+    A row gets prob * length / width spans, rounded up or down at random, with distinct starts. A
+    row shorter than a span gets none. Spans may overlap, so the masked share is below ``prob``: .49
+    of the frames with a prob of .65 and a width of 10, .40 with .5 and 64. The draws depend on the
+    utterance alone (`sbkit/audio/draws.py`), and the host never waits for the device.
     """
     num_starts = (lengths - width + 1).clamp(min=0)
     num_spans = (prob * lengths / width + draw_uniform(len(lengths))).long().minimum(num_starts)
     positions = torch.arange(size)
-    order = draw_uniform(len(lengths), size)
-    order.masked_fill_(positions >= num_starts.unsqueeze(1), -1.0)
-    starts = order.topk(int(num_spans.max())).indices  # (B, N)
-    started = torch.zeros(len(lengths), size, dtype=torch.int32)
-    started.scatter_(1, starts, (positions[: starts.shape[1]] < num_spans.unsqueeze(1)).int())
-    open_spans = started.cumsum(1)
+    priorities = draw_uniform(len(lengths), size)
+    priorities.masked_fill_(positions >= num_starts.unsqueeze(1), -1.0)
+    starts = priorities.topk(int(num_spans.max())).indices  # (B, N)
+    is_start = torch.zeros(len(lengths), size, dtype=torch.int32)
+    is_start.scatter_(1, starts, (positions[: starts.shape[1]] < num_spans.unsqueeze(1)).int())
+    open_spans = is_start.cumsum(1)
     open_spans[:, width:] -= open_spans[:, :-width].clone()  # spans that have ended
     return open_spans > 0
 

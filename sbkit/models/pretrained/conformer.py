@@ -35,7 +35,7 @@ BATCH_NORM_EPS = 1e-5
 class ConformerLayer(nn.Module):
     """Half a feed-forward, attention, convolution, half a feed-forward, each after a norm; a norm.
 
-    parts: these nine in the order of their calls, by their names in the files.
+    parts: these nine modules in the order of their calls, keyed by their names in the files.
     """
 
     def __init__(self, config: Config, parts: dict[str, nn.Module]) -> None:
@@ -46,7 +46,7 @@ class ConformerLayer(nn.Module):
         self.dropout = Dropout(config["hidden_dropout"])
 
     def forward(self, x: Tensor, mask: Tensor, positions: Tensor) -> Tensor:
-        """Apply the parts: (B, U, D), (B, U), tensor for the distances -> (B, U, D)."""
+        """Apply the parts: (B, U, D), (B, U), positions from `begin` of the body -> (B, U, D)."""
         parts = [getattr(self, name) for name in self.names]
         norm1, feed1, norm2, attention, norm3, convolution, norm4, feed2, last_norm = parts
         x = self.dropout.add(x, feed1(norm1(x)), 0.5)
@@ -90,15 +90,16 @@ class PointwiseConv(nn.Conv1d):
 
 
 def distances(length: int, device: torch.device) -> Tensor:
-    """Return by how many frames one may follow another, from U - 1 down to -U: (2U,)."""
+    """Return the position of a query minus that of a key, from U - 1 down to -U: (2U,)."""
     return torch.arange(length - 1, -length - 1, -1, device=device)
 
 
 def distance_scores(query: Tensor, keys: Tensor) -> Tensor:
     """Score frames by their distance: (B, H, U, D/H), (H or 1, 2U, D/H) -> (B, H, U, U).
 
-    keys: one for each of `distances`. In row i of the product the frames start at column U - 1 - i,
-    which is offset U - 1 of the flat product for the first row, and 2U - 1 more for each next row.
+    keys: one for each of `distances`. Query i needs U columns of its row of the product, the first
+    of which is U - 1 - i. In the flat product they start at U - 1 + i (2U - 1), so that one reshape
+    aligns all rows.
     """
     length, scale = query.shape[2], query.shape[3] ** -0.5
     scores = (query * scale @ keys.transpose(-1, -2)).flatten(2)  # (B, H, U * 2U)
@@ -114,7 +115,7 @@ class StackedFrames(nn.Module):
         self.stride: int = config["stride"]
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        if features.shape[1] < self.stride:  # so that a frame exists
+        if features.shape[1] < self.stride:  # so that there is a frame
             features = pad(features, (0, 0, 0, self.stride - features.shape[1]))
         end = features.shape[1] - self.stride + 1
         columns = [features[:, first : end + first : self.stride] for first in range(self.stride)]
@@ -140,7 +141,7 @@ class W2vBert(Body):
         )
 
     def begin(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Also return the embedding row of each distance: -> (B, U, D), (2U,)."""
+        """Return x, and the embedding row of each distance: -> (B, U, D), (2U,)."""
         ahead = (-distances(x.shape[1], x.device)).clamp(self.min_distance, self.max_distance)
         return self.dropout(x), ahead - self.min_distance
 
@@ -160,7 +161,7 @@ def _w2v_bert_parts(config: Config) -> dict[str, nn.Module]:
 
 
 class ShawAttention(Attention):
-    """Attention with a bias from embeddings of the distance."""
+    """Attention with a score bias from distance embeddings."""
 
     names = ("linear_q", "linear_k", "linear_v", "linear_out")
 
@@ -175,7 +176,7 @@ class ShawAttention(Attention):
 
 
 class CausalConvolution(ConvolutionModule):
-    """Normalize, and convolve with past frames: (B, U, D), (B, U) -> (B, U, D)."""
+    """Normalize, and convolve with past frames only: (B, U, D), (B, U) -> (B, U, D)."""
 
     def __init__(self, config: Config) -> None:
         norm = ("depthwise_layer_norm", layer_norm(config))
@@ -189,8 +190,8 @@ class CausalConvolution(ConvolutionModule):
 class StridedConvs(nn.Module):
     """Subsample by strided convolutions of the spectrogram: (B, T, M), (B,) -> (B, U, D), (B,).
 
-    The padding is zero before each. All but the first are depthwise, followed by one that mixes
-    channels.
+    Frames of padding are set to zero before each. All but the first are depthwise, each followed by
+    a pointwise convolution.
     """
 
     def __init__(self, config: Config) -> None:
@@ -244,9 +245,9 @@ class FastConformer(nn.Module):
         return x * self.scale
 
     def begin(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Also return sinusoids of each distance: -> (B, U, D), (2U, D)."""
-        behind = distances(x.shape[1], x.device)
-        angles = behind.unsqueeze(1) * frequencies(x.shape[2], x.device)
+        """Return x, and sinusoids of each distance: -> (B, U, D), (2U, D)."""
+        positions = distances(x.shape[1], x.device).unsqueeze(1)
+        angles = positions * frequencies(x.shape[2], x.device)
         return self.dropout(x), torch.stack([angles.sin(), angles.cos()], -1).flatten(1)
 
     def finish(self, x: Tensor) -> Tensor:
@@ -261,28 +262,23 @@ def frequencies(width: int, device: torch.device) -> Tensor:
 
 def _parakeet_parts(config: Config) -> dict[str, nn.Module]:
     side, bias = (config["conv_kernel_size"] - 1) // 2, config["attention_bias"]
+    names = ("linear1", "linear2")
     norm = ("norm", FrozenBatchNorm(config["hidden_size"]))
     return {
         "norm_feed_forward1": layer_norm(config),
-        "feed_forward1": ParakeetFeedForward(config, bias=bias),
+        "feed_forward1": FeedForwardModule(config, names, bias=bias),
         "norm_self_att": layer_norm(config),
         "self_attn": SinusoidAttention(config),
         "norm_conv": layer_norm(config),
         "conv": ConvolutionModule(config, side, side, norm, bias=config["convolution_bias"]),
         "norm_feed_forward2": layer_norm(config),
-        "feed_forward2": ParakeetFeedForward(config, bias=bias),
+        "feed_forward2": FeedForwardModule(config, names, bias=bias),
         "norm_out": layer_norm(config),
     }
 
 
-class ParakeetFeedForward(FeedForwardModule):
-    """A feed-forward with the names of its file."""
-
-    names = ("linear1", "linear2")
-
-
 class SinusoidAttention(Attention):
-    """Attention with a bias from sinusoids of the distance, and two biases of the query."""
+    """Attention with a score bias from sinusoids of the distance, and two biases of the query."""
 
     names = ("q_proj", "k_proj", "v_proj", "o_proj")
 
@@ -294,14 +290,14 @@ class SinusoidAttention(Attention):
         self.bias_v = nn.Parameter(torch.zeros(self.heads, width // self.heads))
 
     def add_positions(self, query: Tensor, x: Tensor, positions: Tensor | None) -> PositionedQuery:
-        """Score distances; positions (2U, D): sinusoids of each."""
+        """Score distances; positions (2U, D): the sinusoids of each."""
         keys = self.relative_k_proj(positions).unflatten(-1, (self.heads, -1)).transpose(0, 1)
         scores = distance_scores(query + self.bias_v.unsqueeze(1), keys)  # keys (H, 2U, D/H)
         return query + self.bias_u.unsqueeze(1), scores
 
 
 class FrozenBatchNorm(nn.Module):
-    """Normalize by the statistics of pretraining, also in training: (B, U, D) -> (B, U, D).
+    """Normalize by the statistics of pretraining, even in training: (B, U, D) -> (B, U, D).
 
     With a batch's own statistics, an utterance would depend on its batch, and the weights on the
     number of processes. ``weight`` and ``bias`` are trained.

@@ -3,10 +3,10 @@
 Legend: B utterances, S samples, T frames of 10 ms, W samples of a window, K frequencies, M mel
 bins.
 
-Filters and windows are computed in float64, as the extractors do. With `Fbank`'s, which torchaudio
-computes in float32, the quietest bins of real speech were up to 0.02 from w2v-BERT's; with these,
-2e-6. A trained model on the CPU computes its spectra in float64, like `Fbank`. Parakeet's extractor
-does not, and is up to 1e-4 off in such bins.
+Filters and windows are computed in float64, as in the extractors. With `Fbank`'s filters, which
+torchaudio computes in float32, the quietest bins of real speech differed from w2v-BERT's by up to
+0.02; with these, by 2e-6. In evaluation on the CPU, spectra are also computed in float64, as in
+`Fbank`. Parakeet's extractor computes them in float32: such bins differ by up to 1e-4.
 """
 
 from functools import lru_cache
@@ -21,7 +21,8 @@ from sbkit.audio.io import FULL_SCALE
 from sbkit.audio.lengths import count_windows, length_mask
 from sbkit.base.arrays import Float64s
 from sbkit.base.units import shift_samples, window_samples
-from sbkit.models.pretrained.blocks import Config, sum_dtype
+from sbkit.distributed.device import widest_float
+from sbkit.models.pretrained.blocks import Config
 
 POVEY_POWER, HANN_POWER = 0.85, 1.0  # exponents of Hann's window
 VARIANCE_EPS = 1e-7  # for audio, and the mel bins of w2v-BERT
@@ -31,10 +32,12 @@ DEVIATION_EPS, ENERGY_EPS = 1e-5, 2.0**-24  # for the mel bins of Parakeet
 def center(x: Tensor, lengths: Tensor, *, correction: int = 1) -> tuple[Tensor, Tensor]:
     """Center x over a clip's own frames, and return the variance; the padding becomes zero.
 
-    (B, T, M), (B,) -> (B, T, M), (B, 1, M).
+    (B, T, M), (B,) -> (B, T, M), (B, 1, M). Sums are in float64, because onnxruntime adds numbers
+    one by one: in float32, the variance of 40 s of audio was so far off that log-probabilities
+    changed by 6e-4.
     """
     mask = length_mask(lengths, x.shape[1], x.device).unsqueeze(-1)
-    count, dtype = mask.sum(1, keepdim=True), sum_dtype(x.device)
+    count, dtype = mask.sum(1, keepdim=True), widest_float(x.device)
     mean = (x * mask).sum(1, keepdim=True, dtype=dtype) / count.clamp(min=1)
     centered = (x - mean.to(x.dtype)) * mask
     squares = centered.square().sum(1, keepdim=True, dtype=dtype)
@@ -63,7 +66,7 @@ class NormalizedAudio(nn.Module):
 
 
 class MelEnergies(nn.Module):
-    """Mel energies of windows of ``size`` samples, one every ``shift``."""
+    """Compute mel energies of windows of ``size`` samples, one every ``shift`` samples."""
 
     filters: Tensor  # (K, M)
 
@@ -72,11 +75,11 @@ class MelEnergies(nn.Module):
         self.size, self.shift, self.n_fft = size, shift, 2 * (len(filters) - 1)
         self.register_buffer("filters", torch.from_numpy(filters).float(), persistent=False)
 
-    def precise(self, audio: Tensor) -> Tensor:
+    def as_precise(self, audio: Tensor) -> Tensor:
         return audio.double() if not self.training and audio.device.type == "cpu" else audio.float()
 
     def energies(self, windows: Tensor, power: float) -> Tensor:
-        """Compute mel energies with a power of Hann's window: (B, T, W) -> (B, T, M) of float32."""
+        """Weight windows by a power of Hann's: (B, T, W) -> (B, T, M) of float32."""
         window = hann_window(self.size, power, windows.dtype, windows.device)
         spectra = torch.fft.rfft(windows * window, self.n_fft)
         return torch.view_as_real(spectra).square().sum(-1).float() @ self.filters
@@ -91,9 +94,9 @@ class W2vBertFeatures(MelEnergies):
         super().__init__(filters, size=window_samples(rate), shift=shift_samples(rate))
 
     def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        if audio.shape[1] < self.size:  # so that a frame exists
+        if audio.shape[1] < self.size:  # so that there is a frame
             audio = pad(audio, (0, self.size - audio.shape[1]))
-        windows = self.precise(audio * FULL_SCALE).unfold(1, self.size, self.shift)
+        windows = self.as_precise(audio * FULL_SCALE).unfold(1, self.size, self.shift)
         windows = windows - windows.mean(-1, keepdim=True)
         previous = torch.cat([windows[..., :1], windows[..., :-1]], -1)
         energies = self.energies(windows - PREEMPHASIS * previous, POVEY_POWER)
@@ -106,7 +109,7 @@ class W2vBertFeatures(MelEnergies):
 
 
 class ParakeetFeatures(MelEnergies):
-    """Compute features around every shift, normalized: (B, S) in +-1, (B,) -> (B, T, M), (B,)."""
+    """Compute normalized features of centered windows: (B, S) in +-1, (B,) -> (B, T, M), (B,)."""
 
     def __init__(self, config: Config) -> None:
         filters = slaney_filters(config["num_mel_bins"], config["n_fft"], config["sample_rate"])
@@ -114,7 +117,7 @@ class ParakeetFeatures(MelEnergies):
         self.preemphasis: float = config["preemphasis"]
 
     def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        audio = self.precise(audio)
+        audio = self.as_precise(audio)
         audio = audio - self.preemphasis * pad(audio[:, :-1], (1, 0))
         audio = audio * length_mask(lengths, audio.shape[1], audio.device)
         windows = pad(audio, (self.size // 2, self.size // 2)).unfold(1, self.size, self.shift)
@@ -126,7 +129,7 @@ class ParakeetFeatures(MelEnergies):
         return lengths // self.shift  # half of the last window lies past the end
 
 
-@lru_cache(maxsize=8)  # a constant in an exported graph
+@lru_cache(maxsize=8)  # so that it is a constant in an exported graph
 def hann_window(size: int, power: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return a power of the symmetric Hann window: (W,)."""
     return torch.hann_window(size, periodic=False, dtype=dtype, device=device) ** power
@@ -142,7 +145,7 @@ def kaldi_filters(n_mels: int, sample_rate: int) -> Float64s:
 def slaney_filters(n_mels: int, n_fft: int, sample_rate: int) -> Float64s:
     """Return triangles of equal area on the mel scale of Slaney's Auditory Toolbox: (K, M).
 
-    It is linear up to 1000 Hz, which is 15 mel; above, 27 mel are a factor of 6.4.
+    The scale is linear up to 1000 Hz, which is 15 mel; above, 27 mel are a factor of 6.4.
     """
     highest = 15 + 27 * np.log(sample_rate / 2000) / np.log(6.4)
     mel = np.linspace(0, highest, n_mels + 2)
@@ -153,7 +156,7 @@ def slaney_filters(n_mels: int, n_fft: int, sample_rate: int) -> Float64s:
 
 
 def _triangles(bins: Float64s, edges: Float64s) -> Float64s:
-    """Return filters that rise from each edge to the next, and fall to the second next: (K, M)."""
+    """Return filters that rise from each edge to the next, and fall to the one after it: (K, M)."""
     widths = np.diff(edges)
     rise = (bins[:, None] - edges[:-2]) / widths[:-1]
     fall = (edges[2:] - bins[:, None]) / widths[1:]

@@ -1,12 +1,12 @@
 """The folder of a pretrained encoder, as `save_pretrained` or a download from a hub writes it.
 
 Its files are read as data: nothing is executed, and no connection is opened. Weights are mapped and
-loaded tensor by tensor into the parts of a YAML, so that they are in memory only once. Parameters
+copied tensor by tensor into the parts of a YAML, so that they are in memory only once. Parameters
 that the files do not have, such as adapters, keep their initial values.
 
 The configuration is `config.json`, completed with defaults. Keys and defaults are Hugging Face's
-(transformers 5.23, `models/*/configuration_*.py`); only keys that the modules here read are kept.
-Three are added:
+(transformers 5.23, `models/*/configuration_*.py`). Keys that no module here reads are dropped, and
+three are added:
 
     do_normalize   whether the model was trained on clips of zero mean and unit variance
     sample_rate    Hz
@@ -15,6 +15,7 @@ Three are added:
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -36,10 +37,10 @@ from sbkit.models.pretrained.blocks import Config
 from sbkit.models.pretrained.parts import PretrainedEncoder, PretrainedFrontEnd
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-SNAPSHOTS = "snapshots"  # in the hub's cache, with a folder per commit of a model
+SNAPSHOTS = "snapshots"  # the folder of a model's commits in the hub's cache
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 MAX_FILE_BYTES = 1 << 25  # a JSON file or a model card
-AGAIN = "Download it again."
+DOWNLOAD_AGAIN = "Download it again."
 
 
 def find_folder(path_or_id: str) -> Path:
@@ -48,7 +49,7 @@ def find_folder(path_or_id: str) -> Path:
         return folder
     from huggingface_hub import try_to_load_from_cache  # reads the disk only, below HF_HOME
 
-    with suppress(ValueError):  # not an id
+    with suppress(ValueError):  # the text is not an id
         if isinstance(file := try_to_load_from_cache(path_or_id, CONFIG), str):
             return Path(file).parent
     raise ConfigError(
@@ -57,32 +58,33 @@ def find_folder(path_or_id: str) -> Path:
     )
 
 
-def home_of(folder: Path) -> Path:
-    """Return the root of a folder's files: itself, or the folder of a model in the hub's cache."""
+def root_of(folder: Path) -> Path:
+    """Return the folder that must contain all files: itself, or the model's in the hub's cache."""
     return folder.parents[1] if folder.parent.name == SNAPSHOTS else folder.resolve()
 
 
 def file_in(folder: Path, name: str) -> Path | None:
-    """Return the real path of a file in the folder, None if missing; the hub's cache has links.
+    """Return the path of a file in the folder, None if missing; links in the hub's cache resolved.
 
     Raises:
-        BundleError: it is a link out of the folder or to nowhere, or not a file.
+        BundleError: it links to nothing or out of the folder, or is not a file.
     """
-    path, real = folder / name, (folder / name).resolve()
+    path = folder / name
+    real = Path(os.path.realpath(path))  # `resolve` raises RuntimeError for a loop of links
     if not (path.is_symlink() or path.exists()):
         return None
-    if not real.is_relative_to(home_of(folder).resolve()):
-        raise BundleError(f"{path} links to {real}, outside its folder. {AGAIN}")
+    if not real.is_relative_to(root_of(folder).resolve()):
+        raise BundleError(f"{path} links to {real}, outside its folder. {DOWNLOAD_AGAIN}")
     if not real.is_file():
-        raise BundleError(f"{path} is not a file, or an incomplete download. {AGAIN}")
+        raise BundleError(f"{path} is not a file, or an incomplete download. {DOWNLOAD_AGAIN}")
     return real
 
 
 def read_json(folder: Path, name: str) -> dict[str, Any] | None:
-    """Read a JSON file, None if missing; raise SbkitError if it is damaged."""
+    """Read a JSON file, None if missing; raises SbkitError if it is damaged."""
     if (file := file_in(folder, name)) is None:
         return None
-    with reading(folder / name, "be a whole file", fix=AGAIN):
+    with reading(folder / name, "be a whole file", fix=DOWNLOAD_AGAIN):
         return {**json.loads(read_regular(file, max_bytes=MAX_FILE_BYTES, subject=f"The {name}"))}
 
 
@@ -94,7 +96,7 @@ def weight_files(folder: Path) -> list[Path]:
     """
     names = [WEIGHTS]
     if (index := read_json(folder, INDEX)) is not None and file_in(folder, WEIGHTS) is None:
-        with reading(folder / INDEX, "be a whole file", fix=AGAIN):
+        with reading(folder / INDEX, "be a whole file", fix=DOWNLOAD_AGAIN):
             names = sorted({*index["weight_map"].values()})
     files = {name: file_in(folder, name) for name in names}
     if missing := [name for name, file in files.items() if file is None]:
@@ -161,7 +163,7 @@ DEFAULTS: dict[str, Config] = {  # keyed by model_type
     "wav2vec2-bert": W2V_BERT,
     "parakeet_encoder": PARAKEET,
 }
-UNSUPPORTED = {  # keys that must be false or null
+UNSUPPORTED = {  # the value that each key must have
     "auto_map": "null, since code of the model's author is never run",
     "add_adapter": "false",
     "adapter_attn_dim": "null",
@@ -197,13 +199,13 @@ def read_encoder_config(path_or_id: str | Path) -> Config:
     config = complete_config(settings, source_file=str(folder / CONFIG))
     name = folder.resolve().name
     if folder.parent.name == SNAPSHOTS:
-        name = home_of(folder).name.removeprefix("models--").replace("--", "/")
+        name = root_of(folder).name.removeprefix("models--").replace("--", "/")
     source = {"name": name, "license": _read_license(folder), "sha256": hash_weights(folder)}
     return {**config, "source": source}
 
 
 def complete_config(settings: Config, *, source_file: str) -> Config:
-    """Keep the settings that a family's modules read, and add defaults; check all values."""
+    """Check settings, keep those that a family's modules read, and add defaults."""
     family = settings.get("model_type")
     if family not in DEFAULTS:
         raise ConfigError(
@@ -220,7 +222,7 @@ def complete_config(settings: Config, *, source_file: str) -> Config:
 
 
 def _faults(settings: Config, defaults: Config) -> Iterator[tuple[str, str]]:
-    """Yield the keys of invalid values, and the requirement of each."""
+    """Yield the key of each invalid value, and what it must be."""
     yield from ((key, requirement) for key, requirement in UNSUPPORTED.items() if settings.get(key))
     for key, default in defaults.items():
         requirement, is_met = _requirement(key, default, settings[key])
@@ -240,7 +242,7 @@ def _faults(settings: Config, defaults: Config) -> Iterator[tuple[str, str]]:
 
 
 def _requirement(key: str, default: object, value: object) -> tuple[str, bool]:
-    """Return the requirement of a value, from its key or default, and whether it is met."""
+    """Return what a value must be, according to its key or default, and whether it is."""
     if key in CHOICES:
         return " or ".join(CHOICES[key]), value in CHOICES[key]
     if isinstance(default, bool):
@@ -253,7 +255,7 @@ def _requirement(key: str, default: object, value: object) -> tuple[str, bool]:
 
 
 def _feature_settings(folder: Path) -> Config:
-    """Read the settings of the features, which transformers 5 writes into the processor's file."""
+    """Read the settings of the features, which transformers 5 writes to the processor's file."""
     processor = read_json(folder, PROCESSOR) or {}
     settings = read_json(folder, PREPROCESSOR) or processor.get("feature_extractor") or {}
     if "sampling_rate" not in settings:
@@ -265,32 +267,33 @@ def _feature_settings(folder: Path) -> Config:
 
 
 def _read_license(folder: Path) -> str:
-    """Find the license in the front matter of the model card."""
+    """Find the license in the front matter of the model card, or several, separated by commas."""
     if (file := file_in(folder, CARD)) is None:
         return "unknown"
     card = read_regular(file, max_bytes=MAX_FILE_BYTES, subject="A model card")
-    front_matter = r"---\s*\n(?:(?!---).*\n)*?license:\s*(\S+)"
+    front_matter = r"---\s*\n(?:(?!---).*\n)*?license:([^\n#]*(?:\n[ \t]*- [^\n#]*)*)"
     match = re.match(front_matter, card.decode(errors="replace"))
-    return match[1].strip("'\"") if match else "unknown"
+    licenses = re.split(r"[\n,]", match[1]) if match else []
+    return ", ".join(filter(None, (name.strip(" \t\r'\"-[]") for name in licenses))) or "unknown"
 
 
 # -- weights ----------------------------------------------------------------------------------
 
-# Models with a head have a prefix.
+# The tensors of models with a head have a prefix.
 PREFIXES = ("", "wav2vec2.", "hubert.", "wavlm.", "wav2vec2_bert.", "encoder.")
 RENAMED = {  # weight norm before torch 2.0
     "weight_g": "parametrizations.weight.original0",
     "weight_v": "parametrizations.weight.original1",
 }
 FLOAT_TYPES = ("F64", "F32", "F16", "BF16")
-MASK = "masked_spec_embed"  # replaces masked frames
+MASK_VECTOR = "masked_spec_embed"  # replaces masked frames
 MAX_LISTED_NAMES = 4
 
-Stored = dict[str, Any]  # slices of the files, by their tensors' names since torch 2.0
+Stored = dict[str, Any]  # slices of the files, keyed by the names of tensors since torch 2.0
 
 
 def check_weights(folder: Path, config: Config) -> None:
-    """Compare the tensors of a folder with its config, without reading or allocating them.
+    """Compare the names and shapes of a folder's tensors with its config, without reading them.
 
     Raises:
         BundleError: names or shapes differ.
@@ -299,8 +302,8 @@ def check_weights(folder: Path, config: Config) -> None:
     with torch.device("meta"):
         encoder = PretrainedEncoder(config=config, mask_time_prob=0.0)
         parts = [PretrainedFrontEnd(config=config), encoder]
-    ours, _ = _match_tensors(folder, parts)
-    needed, free = sum(tensor.nbytes for tensor in ours.values()), available_memory()
+    tensors, _ = _match_tensors(folder, parts)
+    needed, free = sum(tensor.nbytes for tensor in tensors.values()), available_memory()
     if needed > free:
         raise DeviceError(
             f"The weights of {folder} take {needed / 2**30:.1f} GiB in float32, but only "
@@ -317,28 +320,36 @@ def load_weights(folder: Path, objects: Iterable[object]) -> str:
         BundleError: a tensor is missing, not finite, or of another shape.
     """
     parts = [part for part in objects if isinstance(part, PretrainedFrontEnd | PretrainedEncoder)]
-    ours, stored = _match_tensors(folder, parts)
+    tensors, stored = _match_tensors(folder, parts)
     with torch.no_grad():
-        for name, tensor in ours.items():
+        for name, tensor in tensors.items():
             value = stored[name][...]
             if value.is_floating_point() and not value.isfinite().all():
                 _check_no_faults(folder, {name: "not finite"})
             tensor.copy_(value)
-    unused = [name for name in stored if name not in ours]
+    unused = [name for name in stored if name not in tensors]
     note = f"; not used: {listed(unused, max_names=MAX_LISTED_NAMES)}" if unused else ""
-    return f"pretrained {folder}: loaded {len(ours)} tensors{note}."
+    return f"pretrained {folder}: loaded {len(tensors)} tensors{note}."
 
 
 def _match_tensors(folder: Path, parts: Iterable[nn.Module]) -> tuple[dict[str, Tensor], Stored]:
-    """Return our tensors and the files' slices, both by the names in the files."""
+    """Return the tensors of parts and the slices of files, both keyed by the names in the files."""
     stored: Stored = {}
-    for path in weight_files(folder):
-        with reading(path, "be a whole file", fix=AGAIN):
-            file: Any = safe_open(path, framework="pt")
-            stored |= {_renamed(name): file.get_slice(name) for name in [*file.keys()]}
-    ours = _tensors(parts, stored)
-    _check_no_faults(folder, {name: _fault(stored, name, tensor) for name, tensor in ours.items()})
-    return ours, stored
+    for file in weight_files(folder):
+        with reading(file, "be a whole file", fix=DOWNLOAD_AGAIN):
+            slices: Any = safe_open(file, framework="pt")
+            stored |= {_renamed(name): slices.get_slice(name) for name in [*slices.keys()]}
+    tensors = {}
+    for part in parts:
+        for name, tensor in part.state_dict(keep_vars=True).items():
+            child, _, path = name.partition(".")
+            if child == "body" and "lora_" not in path:
+                tensors[f"{getattr(part, 'prefix', '')}{path}"] = tensor
+    prefix = max(PREFIXES, key=lambda prefix: sum(f"{prefix}{name}" in stored for name in tensors))
+    tensors = {f"{prefix}{name}": tensor for name, tensor in tensors.items()}
+    faults = {name: _fault(stored.get(name), tensor) for name, tensor in tensors.items()}
+    _check_no_faults(folder, faults)
+    return tensors, stored
 
 
 def _renamed(name: str) -> str:
@@ -346,34 +357,23 @@ def _renamed(name: str) -> str:
     return f"{module}.{RENAMED[last]}" if last in RENAMED else name
 
 
-def _tensors(parts: Iterable[nn.Module], stored: Stored) -> dict[str, Tensor]:
-    """Return our tensors by their names in the files, with the prefix that matches most."""
-    ours = {}
-    for part in parts:
-        for name, tensor in part.state_dict(keep_vars=True).items():
-            child, _, path = name.partition(".")
-            if child == "body" and "lora_" not in path:
-                ours[f"{getattr(part, 'prefix', '')}{path}"] = tensor
-    prefix = max(PREFIXES, key=lambda prefix: sum(f"{prefix}{name}" in stored for name in ours))
-    return {f"{prefix}{name}": tensor for name, tensor in ours.items()}
-
-
-def _fault(stored: Stored, name: str, ours: Tensor) -> str | None:
-    if name not in stored:
+def _fault(stored: Any, tensor: Tensor) -> str | None:
+    """Return why the slice of a file cannot be loaded into a tensor, if it cannot."""
+    if stored is None:
         return "missing"
-    shape, dtype = tuple(stored[name].get_shape()), stored[name].get_dtype()
-    if shape != tuple(ours.shape):
-        return f"{shape}, not {tuple(ours.shape)}"
-    return None if dtype in FLOAT_TYPES or not ours.is_floating_point() else f"of {dtype}"
+    shape, dtype = tuple(stored.get_shape()), stored.get_dtype()
+    if shape != tuple(tensor.shape):
+        return f"{shape}, not {tuple(tensor.shape)}"
+    return None if dtype in FLOAT_TYPES or not tensor.is_floating_point() else f"of {dtype}"
 
 
 def _check_no_faults(folder: Path, faults: Mapping[str, str | None]) -> None:
     descriptions = [f"{name} ({fault})" for name, fault in faults.items() if fault]
-    fix = AGAIN
-    if len(descriptions) == 1 and descriptions[0].endswith(f"{MASK} (missing)"):
+    fix = DOWNLOAD_AGAIN
+    if len(descriptions) == 1 and descriptions[0].endswith(f"{MASK_VECTOR} (missing)"):
         fix = "Pass --mask_time_prob=0, or use a model that was trained with masks."
     if descriptions:
         raise BundleError(
-            f"{len(descriptions)} tensors in {folder} do not match its config.json: "
+            f"Tensors in {folder} do not match its config.json: "
             f"{listed(descriptions, max_names=MAX_LISTED_NAMES)}. {fix}"
         )

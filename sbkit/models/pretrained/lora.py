@@ -1,30 +1,30 @@
-"""LoRA: projections of a pretrained encoder train a low-rank update of their frozen weights.
+"""LoRA adapters: low-rank updates of the frozen Linear layers of a pretrained encoder.
 
-Legend: R rank of the update, I inputs, O outputs of a projection.
-
+Legend: R rank of the update, I inputs and O outputs of a layer.
 Source: Hu et al. 2021.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 
-import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from sbkit.base.errors import ConfigError
 from sbkit.config.ranges import POSITIVE_COUNT, require_in_range
 
-SCALE_SUFFIX = ".lora_scale"  # how the name of an adapter's constant ends
+SCALE_SUFFIX = ".lora_scale"  # in a state_dict, marks a layer that has an adapter
 
 
 class LoraLinear(nn.Linear):
-    """A Linear layer and its update, which starts at zero: (..., I) -> (..., O).
+    """Add a trainable update, which starts at zero, to a Linear layer: (..., I) -> (..., O).
 
-    lora_scale: alpha / R, (), so that the state_dict is enough to merge the update.
+    The adapter takes the device and dtype of the layer. ``lora_scale``, alpha / R, is a buffer, so
+    that a state_dict has all that `merge_adapters` needs.
 
-    >>> layer, x = nn.Linear(3, 2), torch.rand(1, 3)
-    >>> torch.equal(LoraLinear(layer, rank=1, alpha=2)(x), layer(x))
+    >>> from torch import rand
+    >>> layer, x = nn.Linear(3, 2), rand(1, 3)
+    >>> LoraLinear(layer, rank=1, alpha=2)(x).equal(layer(x))
     True
     """
 
@@ -33,9 +33,9 @@ class LoraLinear(nn.Linear):
     def __init__(self, layer: nn.Linear, *, rank: int, alpha: float) -> None:
         super().__init__(layer.in_features, layer.out_features, device="meta")
         self.weight, self.bias = layer.weight, layer.bias
-        self.lora_a = nn.Parameter(torch.empty(rank, layer.in_features))  # (R, I)
-        self.lora_b = nn.Parameter(torch.zeros(layer.out_features, rank))  # (O, R)
-        self.register_buffer("lora_scale", torch.tensor(alpha / rank))
+        self.lora_a = nn.Parameter(layer.weight.new_empty(rank, layer.in_features))  # (R, I)
+        self.lora_b = nn.Parameter(layer.weight.new_zeros(layer.out_features, rank))  # (O, R)
+        self.register_buffer("lora_scale", layer.weight.new_tensor(alpha / rank))
         nn.init.kaiming_uniform_(self.lora_a, a=math.sqrt(5))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -46,10 +46,10 @@ class LoraLinear(nn.Linear):
 def add_adapters(
     module: nn.Module, *, rank: int, projections: Sequence[str], alpha: float | None = None
 ) -> None:
-    """Freeze a module, and add adapters to some of its Linear layers.
+    """Freeze a module, and add adapters to some of its Linear layers, in place.
 
-    projections: names of the layers, the last component of their paths.
-    alpha: the update is multiplied by alpha / rank; None: ``rank``.
+    projections: names of layers, each the last component of a path such as `layers.0.q_proj`.
+    alpha: the update is multiplied by alpha / rank; None means ``rank``.
     """
     require_in_range({"rank": rank}, {"rank": POSITIVE_COUNT})
     module.requires_grad_(False)
@@ -58,7 +58,7 @@ def add_adapters(
     if not projections or not names.issuperset(projections):
         raise ConfigError(
             f"`projections` of `lora` is {projections!r}, but the Linear layers of the encoder are "
-            f"{', '.join(sorted(names))}. Choose some of them."
+            f"{', '.join(sorted(names))}. Choose from these."
         )
     for path, layer in layers.items():
         parent, _, name = path.rpartition(".")
@@ -68,7 +68,7 @@ def add_adapters(
 
 
 def merge_adapters(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Add the updates of adapters to the weights of a state_dict, and remove the adapters."""
+    """Return a state_dict whose weights include the updates of its adapters."""
     merged = dict(weights)
     for name in weights:
         if name.endswith(SCALE_SUFFIX):

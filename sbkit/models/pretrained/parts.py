@@ -3,8 +3,8 @@
 Legend: B utterances, S samples, T frames of features, U frames of the encoder, M features of a
 frame, C channels, D width.
 
-All take `config`: the settings from the folder of the pretrained model, by their keys in its
-`config.json`. Each has a ``body`` that implements a family, with the tensor names of its file; this
+All take `config`: the settings of the folder of the pretrained model, keyed as in its
+`config.json`. Each has a ``body`` that implements a family, with the tensor names of its file. This
 module implements the training that all families share.
 """
 
@@ -25,7 +25,7 @@ from sbkit.models.pretrained.features import NormalizedAudio, ParakeetFeatures, 
 from sbkit.models.pretrained.lora import add_adapters
 from sbkit.models.pretrained.wav2vec2 import ConvEncoder, Wav2Vec2
 
-WEIGHTED = "weighted"  # replaces a number of layers
+WEIGHTED = "weighted"  # a value of `layers`
 LAYER = Range(low=1, integer=True, or_null=True, advice="Pass null for the middle one.")
 
 
@@ -35,8 +35,8 @@ class Family(NamedTuple):
     features: Callable[[Config], nn.Module]
     front_end: Callable[[Config], nn.Module]
     body: Callable[[Config], nn.Module]
-    prefix: str  # the tensors of the front-end begin with it in a file
-    has_mask_vector: bool = True  # whether a file has the vector that replaces masked frames
+    prefix: str  # of the names of the front-end's tensors in a file
+    has_mask_vector: bool = True  # whether files have the vector that replaces masked frames
 
 
 WAVEFORMS = Family(NormalizedAudio, ConvEncoder, Wav2Vec2, "feature_extractor.")
@@ -50,7 +50,7 @@ FAMILIES = {  # keyed by the `model_type` of a `config.json`
 
 
 class PretrainedPart(nn.Module):
-    """Compute frames from samples or frames, by the body of a family: (B, ...), (B,) -> same."""
+    """Call the body of a family, which returns frames and their number: (B, ...), (B,) -> same."""
 
     body: Any
 
@@ -64,7 +64,7 @@ class PretrainedPart(nn.Module):
 class PretrainedFeatures(PretrainedPart):
     """Compute the features that the encoder was trained on: (B, S), (B,) -> (B, T, M), (B,).
 
-    For wav2vec 2.0, HuBERT and WavLM they are the normalized audio, (B, S, 1).
+    For wav2vec 2.0, HuBERT and WavLM this is the normalized audio, (B, S, 1).
     """
 
     audio_scale = 1.0
@@ -87,18 +87,18 @@ class PretrainedFrontEnd(PretrainedPart):
 class PretrainedEncoder(nn.Module):
     """Encode frames: (B, U, C), (B,) -> (B, U, D).
 
-    layers: the number of layers to use, from the first; null: all; `weighted`: all, with a learned
+    layers: how many layers to use, from the first; null: all; `weighted`: all, with a learned
         weighted sum of their outputs.
     intermediate_layer: the layer that an inter-CTC loss reads, from 1; null: the middle one.
     dropout, attention_dropout, activation_dropout, feat_proj_dropout: rates, in training.
-    layerdrop: the chance that a layer is skipped in training.
-    mask_time_prob, mask_time_length: the share of frames in masks, overlaps counted twice, and the
-        frames of a mask, in training.
+    layerdrop: the probability that training skips a layer.
+    mask_time_prob, mask_time_length: in training, the share of frames in masks, with overlaps
+        counted twice, and the frames of a mask.
     mask_channel_prob, mask_channel_length: the same for channels.
     gradient_checkpointing: recompute the activations of each layer in the backward pass, with the
         same random numbers.
     lora: {rank: 8, alpha: 16, projections: [q_proj, v_proj]} freezes the encoder and trains
-        adapters of the Linear layers of these names; null: none.
+        adapters of the Linear layers with these names; null: no adapters.
     """
 
     RANGES: ClassVar = {
@@ -145,7 +145,7 @@ class PretrainedEncoder(nn.Module):
             self.body.masked_spec_embed = nn.Parameter(torch.zeros(config["hidden_size"]))
         if lora is not None:
             add_adapters(self.body, **lora)
-        if layers == WEIGHTED:  # including the input of the first layer
+        if layers == WEIGHTED:  # one more, for the input of the first layer
             self.layer_weights = nn.Parameter(torch.zeros(count + 1))
         self.layerdrop, self.gradient_checkpointing = layerdrop, gradient_checkpointing
 
@@ -153,7 +153,7 @@ class PretrainedEncoder(nn.Module):
         return self._encoded(x, lengths)[1]
 
     def encode_with_intermediate(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the states after the intermediate layer, and the last: -> 2 x (B, U, D).
+        """Return the states after the intermediate layer, and after all: -> 2 x (B, U, D).
 
         Both pass the same norm, so that one head can read either (Lee and Watanabe 2021).
         """
@@ -161,7 +161,7 @@ class PretrainedEncoder(nn.Module):
         return self.body.finish(middle), states
 
     def _encoded(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the states after the intermediate layer, without norm, and the final states."""
+        """Return the states after the intermediate layer, before the norm, and the final states."""
         weights = getattr(self, "layer_weights", None)
         shares = None if weights is None else weights.softmax(0)
         middle = last = x
@@ -186,25 +186,14 @@ class PretrainedEncoder(nn.Module):
         x, positions = self.body.begin(x, mask)
         yield x
         recompute = self.gradient_checkpointing and self.training and torch.is_grad_enabled()
-        for layer, is_skipped in zip(self.body.layers, self._draw_skipped(), strict=True):
-            if is_skipped:
-                x = _skip(layer, x)
+        skipped = [False] * len(self.body.layers)
+        if self.training and self.layerdrop > 0:  # the same layers on every rank
+            skipped = (draw_for_step(len(skipped)) < self.layerdrop).tolist()
+        for layer, is_skipped in zip(self.body.layers, skipped, strict=True):
+            if is_skipped:  # adds zero, because DDP waits for the gradient of every parameter
+                x = x + 0 * sum(p.sum() for p in layer.parameters() if p.requires_grad)
             elif recompute:
                 x = checkpoint(layer, x, mask, positions, use_reentrant=False)
             else:
                 x = layer(x, mask, positions)
             yield x
-
-    def _draw_skipped(self) -> list[bool]:
-        """Draw which layers are skipped, the same on every rank."""
-        if not self.training or self.layerdrop == 0:
-            return [False] * len(self.body.layers)
-        return (draw_for_step(len(self.body.layers)) < self.layerdrop).tolist()
-
-
-def _skip(layer: nn.Module, x: Tensor) -> Tensor:
-    """Return x plus zero times the parameters of a layer.
-
-    Their gradient is then zero instead of missing: DDP waits for every gradient.
-    """
-    return x + 0 * sum(p.sum() for p in layer.parameters() if p.requires_grad)

@@ -4,9 +4,11 @@ Legend: B utterances, S samples, T frames of a convolution, U frames of 20 ms, C
 H heads.
 
 Sources: Baevski et al. 2020 (wav2vec 2.0), Hsu et al. 2021 (HuBERT), Chen et al. 2022 (WavLM: a
-bias of attention by relative position, gated by the query). XLS-R and MMS are wav2vec 2.0. Each
-convolution normalizes over channels (`layer`), or only the first one, over time (`group`). Blocks
-normalize before each part (`do_stable_layer_norm`), or after each sum.
+bias of attention by relative position, gated by the query). XLS-R and MMS are wav2vec 2.0.
+
+`feat_extract_norm` is `layer`, where each convolution normalizes over channels, or `group`, where
+only the first does, over time. With `do_stable_layer_norm` the blocks normalize before attention
+and feed-forward, otherwise after each sum.
 """
 
 import math
@@ -19,6 +21,7 @@ from torch.nn.functional import pad
 from torch.nn.utils.parametrizations import weight_norm
 
 from sbkit.audio.lengths import count_windows, length_mask
+from sbkit.distributed.device import widest_float
 from sbkit.models.layers import Dropout, FrameConv, StridedConv
 from sbkit.models.pretrained.blocks import (
     ACTIVATIONS,
@@ -29,26 +32,25 @@ from sbkit.models.pretrained.blocks import (
     FeedForwardModule,
     PositionedQuery,
     layer_norm,
-    sum_dtype,
 )
 
 
 class ConvEncoder(nn.Module):
     """Convolve audio without padding: (B, S, 1), (B,) -> (B, U, C), (B,).
 
-    All samples of a frame lie within its clip, so no frame sees the padding.
+    The samples of a frame all lie within the clip, so no frame sees the padding.
     """
 
     def __init__(self, config: Config) -> None:
         super().__init__()
         sizes = list(zip(config["conv_kernel"], config["conv_stride"], strict=True))
         self.conv_layers = nn.ModuleList(ConvLayer(config, i) for i in range(len(sizes)))
-        self.min_samples = 1  # the fewest that yield a frame
+        self.min_samples = 1  # for one frame
         for kernel, stride in reversed(sizes):
             self.min_samples = (self.min_samples - 1) * stride + kernel
 
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Convolve; audio shorter than a frame has length 0 and one frame of padding."""
+        """Convolve; audio too short for a frame returns length 0 and one frame of padding."""
         if x.shape[1] < self.min_samples:
             x = pad(x, (0, 0, 0, self.min_samples - x.shape[1]))
         for layer in self.conv_layers:
@@ -83,7 +85,7 @@ class ConvLayer(nn.Module):
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         lengths = self.frame_lengths(lengths)
         if isinstance(self.layer_norm, nn.GroupNorm):
-            x = self._normalized(x.squeeze(-1), lengths, self.layer_norm)
+            x = self._convolve_and_normalize(x.squeeze(-1), lengths, self.layer_norm)
         else:
             x = self.conv(x)
             x = x if self.layer_norm is None else self.layer_norm(x)
@@ -92,18 +94,18 @@ class ConvLayer(nn.Module):
     def frame_lengths(self, lengths: Tensor) -> Tensor:
         return count_windows(lengths, self.conv.kernel_size[0], self.conv.stride[0])
 
-    def _normalized(self, audio: Tensor, lengths: Tensor, norm: nn.GroupNorm) -> Tensor:
+    def _convolve_and_normalize(self, audio: Tensor, lengths: Tensor, norm: nn.GroupNorm) -> Tensor:
         """Convolve and normalize each channel over a clip's own frames: (B, S), (B,) -> (B, T, C).
 
-        PyTorch's group norm includes the padding (fairseq issue #3227). Mean and variance of a
-        linear map follow from mean and covariance of its input, here K samples, and both are folded
-        into the weights, so (B, T, C) is written once. In float64, as the variance may be a small
-        difference.
+        PyTorch's group norm includes the padding (fairseq issue #3227). A convolution is linear, so
+        the mean and variance of its output follow from the mean and covariance of the K samples of
+        a window. They are folded into the weights, so (B, T, C) is written once. They are computed
+        in float64, because the variance may be a small difference.
         """
         windows = audio.unfold(1, self.conv.kernel_size[0], self.conv.stride[0])  # (B, T, K)
         mask = length_mask(lengths, windows.shape[1], audio.device).unsqueeze(-1)
         count = mask.sum(1, keepdim=True).clamp(min=1)
-        dtype = sum_dtype(audio.device)
+        dtype = widest_float(audio.device)
         mean = (windows * mask).sum(1, keepdim=True, dtype=dtype) / count  # (B, 1, K)
         centered = (windows - mean) * mask
         covariance = centered.mT @ centered / count  # (B, K, K)
@@ -119,7 +121,7 @@ class ConvLayer(nn.Module):
 
 
 class Wav2Vec2(Body):
-    """Blocks of attention over features with positions from a convolution."""
+    """Attention blocks over features, whose positions come from a convolution."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -132,7 +134,7 @@ class Wav2Vec2(Body):
         self.encoder.layers = nn.ModuleList(
             Block(config) for _ in range(config["num_hidden_layers"])
         )
-        if config["model_type"] == "wavlm":  # shared by all layers, stored in the first
+        if config["model_type"] == "wavlm":  # for all layers; the files store it in the first
             self.encoder.layers[0].attention.rel_attn_embed = RelativePositions(config)
 
     def begin(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -142,8 +144,8 @@ class Wav2Vec2(Body):
         """
         x = x * mask.unsqueeze(-1)
         x = x + self.encoder.pos_conv_embed(x)
-        embed = getattr(self.encoder.layers[0].attention, "rel_attn_embed", None)
-        position_bias = None if embed is None else embed(x.shape[1])
+        embedding = getattr(self.encoder.layers[0].attention, "rel_attn_embed", None)
+        position_bias = None if embedding is None else embedding(x.shape[1])
         x = x if self.norm_first else self.encoder.layer_norm(x)
         return self.encoder.dropout(x), position_bias
 
@@ -210,11 +212,11 @@ class GatedAttention(Attention):
 
 
 class RelativePositions(nn.Embedding):
-    """The bias of each head by bucket of relative positions: -> (H, U, U).
+    """Embed bucketed relative positions as a bias for each head: -> (H, U, U).
 
-    Half of the buckets are for frames to the left. In each half, one half has one bucket per
-    distance, the other has ranges that grow up to ``max_bucket_distance`` frames (Raffel et al.
-    2020, T5).
+    One half of the buckets is for frames to the left, the other for frames to the right. Within
+    each, half of the buckets hold one distance each; the rest hold ranges that grow up to
+    ``max_bucket_distance`` frames (Raffel et al. 2020, T5).
     """
 
     def __init__(self, config: Config) -> None:
@@ -225,7 +227,7 @@ class RelativePositions(nn.Embedding):
         positions = torch.arange(frames, device=self.weight.device)
         offset = positions.unsqueeze(0) - positions.unsqueeze(1)  # (U, U), from query to key
         distance, buckets = offset.abs(), self.num_embeddings // 2
-        exact = buckets // 2  # distances with a bucket each
+        exact = buckets // 2  # distances with a bucket of their own
         growth = (distance.clamp(min=exact) / exact).log() / math.log(self.max_distance / exact)
         range_bucket = (exact + growth * (buckets - exact)).long().clamp(max=buckets - 1)
         bucket = torch.where(distance < exact, distance, range_bucket) + (offset > 0) * buckets

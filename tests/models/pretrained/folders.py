@@ -20,7 +20,7 @@ WAVEFORMS = {
     **{"conv_dim": [16, 16, 16], "conv_kernel": [10, 3, 2], "conv_stride": [5, 4, 2]},
     **{"num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4},
 }
-# Everything else is a default of both Hugging Face's classes and ours.
+# All other keys have defaults, which are Hugging Face's as well as sbkit's.
 CONFIGS: dict[str, dict[str, Any]] = {
     "wav2vec2": WAVEFORMS,
     "hubert": WAVEFORMS,
@@ -45,18 +45,18 @@ PREPROCESSORS: dict[str, dict[str, Any]] = {
 
 
 def tiny_config(model_type: str = "wav2vec2", **config: Any) -> dict[str, Any]:
-    """Return `encoder_config` of the folder that `make_folder` makes of the same arguments."""
+    """Return `encoder_config` of the folder that `make_folder` makes from the same arguments."""
     settings = {**CONFIGS[model_type], **PREPROCESSORS.get(model_type, {}), **config}
     return complete_config({**settings, "model_type": model_type}, source_file="a test")
 
 
 def make_parts(
-    config: dict[str, Any], **knobs: Any
+    config: dict[str, Any], **options: Any
 ) -> tuple[PretrainedFrontEnd, PretrainedEncoder]:
-    """Make front-end and encoder with random weights, even where they start as 0 or 1."""
+    """Make front-end and encoder with random weights, including those that start as 0 or 1."""
     torch.manual_seed(0)
     front_end = PretrainedFrontEnd(config=config)
-    encoder = PretrainedEncoder(config=config, **knobs)
+    encoder = PretrainedEncoder(config=config, **options)
     for part in (front_end, encoder):
         for parameter in part.parameters():
             parameter.data += 0.1 * torch.randn_like(parameter)

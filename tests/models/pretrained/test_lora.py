@@ -1,4 +1,4 @@
-"""Adapters of every family of pretrained encoders are trained, and merged on export."""
+"""Adapters train in every family of pretrained encoders, and merge into its weights."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from sbkit.base.errors import SbkitError
-from sbkit.models.pretrained.lora import LoraLinear, merge_adapters
+from sbkit.models.pretrained.lora import LoraLinear, add_adapters, merge_adapters
 from sbkit.models.pretrained.parts import FAMILIES, PretrainedEncoder
 from tests.models.pretrained.folders import encode, make_parts, tiny_config
 
@@ -20,17 +20,17 @@ def projections(encoder: PretrainedEncoder) -> list[str]:
     return sorted({path.split(".")[-1] for path, m in modules if isinstance(m, nn.Linear)})
 
 
-def make_adapted(model_type: str, **knobs: Any) -> tuple[nn.Module, PretrainedEncoder]:
+def make_adapted(model_type: str, **options: Any) -> tuple[nn.Module, PretrainedEncoder]:
     """Make front-end and encoder with a random adapter of each Linear layer."""
     _, plain = make_parts(tiny_config(model_type))
     lora = {"rank": 2, "alpha": 6, "projections": projections(plain)}
-    return make_parts(tiny_config(model_type), lora=lora, **knobs)
+    return make_parts(tiny_config(model_type), lora=lora, **options)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_only_adapters_get_gradients(model_type: str, checkpointing: bool) -> None:
-    """Also in WavLM, whose projections other code passes straight to a functional."""
+    """WavLM included, whose projections other libraries pass straight to a functional."""
     front_end, encoder = make_adapted(
         model_type, layers="weighted", gradient_checkpointing=checkpointing, layerdrop=0.0
     )
@@ -64,6 +64,15 @@ def test_adapter_adds_alpha_over_rank_times_its_product() -> None:
     nn.init.normal_(adapter.lora_b)
     update = 6 / 2 * x @ adapter.lora_a.T @ adapter.lora_b.T
     torch.testing.assert_close(adapter(x), layer(x) + update)
+
+
+@pytest.mark.parametrize(("dtype", "device"), [(torch.bfloat16, "cpu"), (torch.float32, "meta")])
+def test_adapter_has_the_device_and_dtype_of_its_layer(dtype: torch.dtype, device: str) -> None:
+    encoder = nn.Sequential(nn.Linear(3, 2, device=device, dtype=dtype))
+    add_adapters(encoder, rank=1, projections=["0"])
+    placements = {(tensor.dtype, tensor.device.type) for tensor in encoder.state_dict().values()}
+    assert placements == {(dtype, device)}
+    assert encoder(torch.ones(1, 3, device=device, dtype=dtype)).dtype == dtype
 
 
 @pytest.mark.parametrize(

@@ -47,8 +47,8 @@ def test_states_of_a_clip_do_not_depend_on_its_batch(config: dict[str, Any]) -> 
 
 @pytest.mark.parametrize("config", VARIANTS + CONFORMERS, ids=name_of)
 def test_every_parameter_gets_a_gradient_and_no_buffer_changes(config: dict[str, Any]) -> None:
-    knobs = {"layers": "weighted", "layerdrop": 0.5, "attention_dropout": 0.1, "dropout": 0.1}
-    parts = make_parts(config, **knobs)
+    options = {"layers": "weighted", "layerdrop": 0.5, "attention_dropout": 0.1, "dropout": 0.1}
+    parts = make_parts(config, **options)
     for part in parts:
         part.train()
     before = [b.clone() for part in parts for b in part.buffers()]  # FastConformer's norms
@@ -59,9 +59,9 @@ def test_every_parameter_gets_a_gradient_and_no_buffer_changes(config: dict[str,
     torch.testing.assert_close([b for part in parts for b in part.buffers()], before)
 
 
-def train_step(config: dict[str, Any], **knobs: Any) -> tuple[Tensor, list[Tensor]]:
+def train_step(config: dict[str, Any], **options: Any) -> tuple[Tensor, list[Tensor]]:
     """Return the states of a training step with a fixed seed, and the encoder's gradients."""
-    front_end, encoder = make_parts(config, **knobs)
+    front_end, encoder = make_parts(config, **options)
     encoder.train()
     torch.manual_seed(3)
     states = encode(config, (front_end, encoder), torch.randn(2, 3000), 3000, 2100)
@@ -72,9 +72,9 @@ def train_step(config: dict[str, Any], **knobs: Any) -> tuple[Tensor, list[Tenso
 @pytest.mark.parametrize("model_type", ["wav2vec2", "wavlm"])
 def test_gradient_checkpointing_changes_nothing(model_type: str) -> None:
     config = tiny_config(model_type, num_hidden_layers=5)
-    knobs = {"dropout": 0.2, "attention_dropout": 0.2, "layerdrop": 0.4, "mask_channel_length": 5}
-    checkpointed = train_step(config, **knobs, gradient_checkpointing=True)
-    torch.testing.assert_close(checkpointed, train_step(config, **knobs), rtol=0.0, atol=0.0)
+    options = {"dropout": 0.2, "attention_dropout": 0.2, "layerdrop": 0.4, "mask_channel_length": 5}
+    checkpointed = train_step(config, **options, gradient_checkpointing=True)
+    torch.testing.assert_close(checkpointed, train_step(config, **options), rtol=0.0, atol=0.0)
 
 
 def test_evaluation_draws_no_random_numbers() -> None:
@@ -157,10 +157,10 @@ def test_masked_frames_are_replaced_and_follow_from_the_seed() -> None:
     assert torch.equal(y[unmasked], x[unmasked])
 
 
-@pytest.mark.parametrize("knobs", [{"layers": 4}, {"layers": 2, "intermediate_layer": 3}])
-def test_layer_numbers_out_of_range_are_refused(knobs: dict[str, int]) -> None:
-    with pytest.raises(SbkitError, match=f"`{[*knobs][-1]}` must be a whole number from 1 to "):
-        PretrainedEncoder(config=tiny_config(), **knobs)
+@pytest.mark.parametrize("options", [{"layers": 4}, {"layers": 2, "intermediate_layer": 3}])
+def test_layer_numbers_out_of_range_are_refused(options: dict[str, int]) -> None:
+    with pytest.raises(SbkitError, match=f"`{[*options][-1]}` must be a whole number from 1 to "):
+        PretrainedEncoder(config=tiny_config(), **options)
 
 
 @pytest.mark.parametrize("config", [VARIANTS[0], VARIANTS[-1], *CONFORMERS], ids=name_of)
@@ -187,7 +187,7 @@ def test_exported_graph_takes_any_batch_and_length(config: dict[str, Any]) -> No
 
 
 def test_onnxruntime_normalizes_long_audio_like_torch() -> None:
-    """It adds numbers one by one: in float32 the variance of 40 s was 1e-4 off."""
+    """It adds numbers one by one: in float32, the variance of 40 s was off by 1e-4."""
     features = PretrainedFeatures(config=tiny_config()).eval()
     program = trace(features, torch.randn(3, 4000), torch.tensor([4000, 3000, 2000]))
     graph = make_onnx(program, ["audio", "audio_lengths"], ["features", "lengths"])
