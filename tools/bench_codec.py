@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import soundfile
 
-from sbkit.audio.io import FULL_SCALE, Samples, Signal, to_int16
+from sbkit.audio.io import FULL_SCALE, Samples, to_int16
 from sbkit.audio.resample import resample_by_numpy
 from sbkit.base.machine import cpu_name
 from sbkit.base.units import samples_to_seconds
@@ -105,8 +105,8 @@ def by_codec2(clip: Samples) -> tuple[Samples, int]:
 
 def resample(clip: Samples, old: int, new: int) -> Samples:
     """Resample a clip: (S,) -> (S',)."""
-    signal: Signal = clip / np.float32(FULL_SCALE)
-    return to_int16(resample_by_numpy(signal, old, new))
+    resampled = resample_by_numpy(clip.astype(np.float32), old, new)
+    return to_int16(resampled / np.float32(FULL_SCALE))
 
 
 def pipe(command: list[str], content: bytes) -> bytes:
