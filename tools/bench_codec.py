@@ -27,6 +27,7 @@ import soundfile
 from sbkit.audio.io import FULL_SCALE, Samples, to_int16
 from sbkit.audio.resample import resample_by_numpy
 from sbkit.base.machine import cpu_name
+from sbkit.base.process import run_main
 from sbkit.base.units import samples_to_seconds
 from sbkit.export.export import as_bundle
 from sbkit.runtime.codec import Codec
@@ -144,4 +145,4 @@ def mean_cell(package: str, measure: Callable[[Any], list[float]]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

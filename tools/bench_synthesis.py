@@ -22,6 +22,7 @@ from recipes.synthesis.data import SpokenBatch, SpokenCollate, track_pitch
 from recipes.synthesis.recipe import SEMITONES
 from sbkit.audio.io import FULL_SCALE, Samples, to_int16
 from sbkit.base.machine import cpu_name
+from sbkit.base.process import run_main
 from sbkit.base.units import samples_to_seconds
 from sbkit.export.export import as_bundle
 from sbkit.models.synthesis import frame_index
@@ -111,4 +112,4 @@ def first_audio_ms(voice: Synthesizer, rows: Rows) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)
