@@ -103,5 +103,5 @@ def test_mutate_prints_fault_that_no_test_notices(
     assert "house/sums.py:6\n-    return number + number  # untested\n+    return number " in output
 
     test.write_text(SUMS_TEST.replace("6", "7"))
-    with pytest.raises(SbkitError, match="without a fault to tell of one, but .*::test_the_double"):
+    with pytest.raises(SbkitError, match="::test_the_double fails without a fault"):
         mutate.main()
