@@ -82,26 +82,23 @@ def main() -> None:
 
 def default_parts(common: Sequence[str], folder: Path) -> list[Part]:
     """List the parts without --fine_tuning; ``common``: options of all training commands."""
-    python = (sys.executable, "-m")
     bench = (*BENCH, *common)
-    large = ("--yaml", "hparams/ctc_large.yaml", "--precision=bf16")
+    large = (*bench, "--yaml", "hparams/ctc_large.yaml", "--precision=bf16")
+    conformer = (*bench, "--only-sbkit", "--batch_seconds=1600", *CONFORMER)
     knobs = [option for option in common if not option.startswith("--seconds")]
     short = (
         *("--profile", "--batch_seconds=1600", "--number_of_epochs=1", "--check=False"),
         *("--word_lm_order=0", "--token_lm_order=0"),
     )
-    profiled = ("train.py", "hparams/ctc.yaml", *CONFORMER, *knobs, *short)
+    train = (sys.executable, "train.py", "hparams/ctc.yaml", f"--output_folder={folder}")
+    profile = (*train, *CONFORMER, *knobs, *short)
     # Other test files need packages that a bare machine lacks, and its versions may warn.
-    tests = ("pytest", "-q", "-m", "gpu", "--timeout=90", "-W", "default")
+    tests = (sys.executable, "-m", "pytest", "-q", "-m", "gpu", "--timeout=90", "-W", "default")
     return [
-        Part(
-            "tests on a GPU", (*python, *tests, "--continue-on-collection-errors", *GPU_TESTS), 240
-        ),
-        Part("ctc_large in bf16", (*bench, *large), 180),
-        Part(
-            "Conformer CTC, 30 M", (*bench, "--only-sbkit", "--batch_seconds=1600", *CONFORMER), 70
-        ),
-        Part("its profile", (sys.executable, *profiled, f"--output_folder={folder}"), 70),
+        Part("tests on a GPU", (*tests, "--continue-on-collection-errors", *GPU_TESTS), 240),
+        Part("ctc_large in bf16", large, 180),
+        Part("Conformer CTC, 30 M", conformer, 70),
+        Part("its profile", profile, 70),
     ]
 
 

@@ -76,9 +76,14 @@ def _ms(statistic: Any, seconds: Sequence[float], *percent: float) -> str:
 
 def main() -> None:
     """Measure each chunk size with each decoder, print the table, and draw the plot."""
-    options = _parse()
-    latencies: dict[str, list[float]] = {}
-    rows: list[list[str]] = []
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("model", type=Path, metavar="RUN|BUNDLE")
+    parser.add_argument("data", type=Path, metavar="DATA", nargs="?")
+    parser.add_argument("--chunks", metavar="MS,MS", default="320,640,1280")
+    parser.add_argument("--whole-clip-model", type=Path, metavar="RUN|BUNDLE")
+    parser.add_argument("--plot", type=Path, metavar="PNG", default=Path("bench_live.png"))
+    options = parser.parse_args()
+    rows, latencies = list[list[str]](), dict[str, list[float]]()
     with open_model(options.model) as bundle:
         clips = list(read_clips(bundle, options))
         if options.whole_clip_model is not None:
@@ -95,16 +100,6 @@ def main() -> None:
     for row in (COLUMNS, ["---"] * len(COLUMNS), *rows):
         print(f"| {' | '.join(row)} |", flush=True)
     draw(latencies, options.plot)
-
-
-def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("model", type=Path, metavar="RUN|BUNDLE")
-    parser.add_argument("data", type=Path, metavar="DATA", nargs="?")
-    parser.add_argument("--chunks", metavar="MS,MS", default="320,640,1280")
-    parser.add_argument("--whole-clip-model", type=Path, metavar="RUN|BUNDLE")
-    parser.add_argument("--plot", type=Path, metavar="PNG", default=Path("bench_live.png"))
-    return parser.parse_args()
 
 
 def read_clips(bundle: TorchBundle, options: argparse.Namespace) -> Iterator[Clip]:
@@ -174,7 +169,7 @@ def add_endpoint(results: Measurements, events: Sequence[Event]) -> None:
 
 
 def add_utterances(results: Measurements, events: Sequence[Event]) -> None:
-    """Add the latencies and revised words of each utterance."""
+    """Add the latencies and the revised words of all utterances."""
     partials: list[Partial] = []
     for event in events:
         if isinstance(event, Partial):

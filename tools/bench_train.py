@@ -83,9 +83,6 @@ def main() -> None:
         compare(options, overrides, Path(folder))
 
 
-# -- the sides in turns ------------------------------------------------------------------------
-
-
 class Side:
     """A process that works when it is asked, and is suspended otherwise."""
 
@@ -212,9 +209,6 @@ def race(sides: Sequence[Side], target_cer: float, seconds: float) -> None:
         more_than = "more than " if cer >= target_cer else ""
         ratio = durations[1] / durations[0]
         print(f"to dev CER {target_cer}: {more_than}{ratio:.1f} times as fast", flush=True)
-
-
-# -- one side ----------------------------------------------------------------------------------
 
 
 def make_side(options: argparse.Namespace, overrides: Sequence[str]) -> Any:

@@ -17,7 +17,7 @@ import difflib
 import os
 import random
 import re
-import shutil
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -72,7 +72,7 @@ class Fault:
         return "\n".join([f"{self.module}:{self.line}", *changed])
 
 
-def main() -> int:
+def main() -> None:
     """Draw faults, try them, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     default = [Path("sbkit", folder) for folder in FOLDERS]
@@ -103,8 +103,12 @@ def main() -> int:
         for fault, tests in zip(faults, noticing, strict=True):
             if not tests:
                 print(f"\n{fault.diff(fault.module.read_text(encoding='utf-8'))}")
-        check_tests(sorted(set(chain(*noticing))), copy)
-    return 0
+        tests = sorted(set(chain(*noticing)))
+        if tests and (failed := failing(copy, tests, ALL)):
+            raise SbkitError(
+                f"{', '.join(failed)} fails without a fault, in a copy of the files in git. "
+                "Repair it, or add new files to git, and rerun the same command."
+            )
 
 
 def draw(modules: Iterable[Path], count: int, dice: random.Random) -> list[Fault]:
@@ -161,12 +165,11 @@ def _annotations(tree: ast.AST) -> Iterator[tuple[tuple[int, int], tuple[int, in
 
 def copy_checkout(folder: Path) -> Path:
     """Copy the files that git tracks into a folder."""
-    files = subprocess.run(
-        ["git", "ls-files", "-z"], check=True, capture_output=True, text=True
-    ).stdout.split("\0")
-    for file in filter(None, files):
-        (folder / file).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(file, folder / file)
+    folder.mkdir()
+    command = (
+        f"git ls-files -z | xargs -0 cp --parents --target-directory={shlex.quote(str(folder))}"
+    )
+    subprocess.run(command, shell=True, check=True)
     return folder
 
 
@@ -187,15 +190,6 @@ def try_fault(fault: Fault, copy: Path, extent: str) -> list[str]:
         return tests
     finally:
         (copy / fault.module).write_text(source, encoding="utf-8")
-
-
-def check_tests(tests: Sequence[str], copy: Path) -> None:
-    """Raise SbkitError if a test that noticed a fault also fails without it."""
-    if tests and (failed := failing(copy, tests, ALL)):
-        raise SbkitError(
-            f"{', '.join(failed)} fails without a fault, in a copy of the files that git lists. "
-            "Repair it, or add new files to git, and rerun the same command."
-        )
 
 
 def tests_of(module: Path) -> tuple[list[str], list[str]]:
