@@ -1,7 +1,7 @@
-"""torchrun for runs that may be asked to stop: ``python -m tools.launch.agent [options] ...``.
+"""torchrun for runs that a signal may stop: ``python -m tools.launch.agent [options] ...``.
 
-Torchrun hands a signal on to the ranks and kills those that are still there 30 s later; but then it
-ends with a traceback and exit code 1, and ranks that have left by themselves it starts again.
+torchrun passes a signal on to the ranks, and kills those that have not ended 30 s later. But then
+it prints a traceback and exits with code 1, and it restarts ranks that ended by themselves.
 """
 
 import os
@@ -23,7 +23,7 @@ from sbkit.base.process import run_main
 torchrun: Any = import_module("torch.distributed.run")
 launcher: Any = import_module("torch.distributed.launcher.api")
 
-BY_THE_AGENT = -signal.SIGTERM  # the end of ranks that it stops because another has failed
+BY_THE_AGENT = -signal.SIGTERM  # the exit code of ranks that it stops because another has failed
 
 
 class Agent(LocalElasticAgent):
@@ -64,7 +64,7 @@ def main() -> int:
 
 
 def leave(number: int, frame: FrameType | None) -> NoReturn:
-    """Exit while there are no ranks yet; later, torchrun has installed its own handler."""
+    """Exit while there are no ranks yet; later, torchrun's own handler replaces this one."""
     raise SignalException("asked to leave", signal.Signals(number))
 
 

@@ -12,6 +12,6 @@
 source "$(dirname -- "${BASH_SOURCE[0]}")/torchrun.sh"
 
 [ $# -ge 4 ] || fail "usage: tools/launch/several_nodes.sh NODES ENDPOINT ID YAML [--knob=value ...]"
-whole_number "$1" || fail "NODES must be a number of machines, but is '$1'."
-[[ $2 =~ ^[^:]+:[0-9]+$ ]] || fail "ENDPOINT must be NAME:PORT of one of the machines, but is '$2'."
+whole_number "$1" || fail "NODES must be a number of machines, not '$1'."
+[[ $2 =~ ^[^:]+:[0-9]+$ ]] || fail "ENDPOINT must be NAME:PORT of one of the machines, not '$2'."
 start --nnodes="$1" --rdzv_backend=c10d --rdzv_endpoint="$2" --rdzv_id="$3" -- "${@:4}"
