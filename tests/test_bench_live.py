@@ -1,4 +1,4 @@
-"""What `tools.bench_live` counts, and its table and plot of a model that learned nothing."""
+"""`tools.bench_live` counts delays and revised words, and writes a table and a plot."""
 
 import csv
 import sys

@@ -15,7 +15,7 @@ from sbkit.models.pretrained.parts import PretrainedEncoder
 from sbkit.text.tokenizer import ensure_tokenizer
 from sbkit.train.initialize import with_encoder_config
 from tests.models.pretrained.folders import FRAMES, make_folder
-from tests.runs import ROOT, Workplace, make_workplace
+from tests.runs import ROOT, Workplace
 from tools import bench_train
 from tools.bench_gpu import (
     CLIP_SECONDS,
@@ -35,19 +35,21 @@ SMALL = ("--d_model=16", "--nhead=2", "--d_ffn=256", "--cnn_channels=64", "--tok
 SMALL += ("--vocab_size=null", "--num_encoder_layers=1", "--num_decoder_layers=1")
 
 
+@pytest.fixture
+def data_folder(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the option for a small release, and use its cache."""
+    monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
+    return f"--data_folder={workplace.release}"
+
+
 @pytest.mark.slow(30)
 def test_bench_train_runs_both_sides_in_turns(
-    asterisk_english: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    data_folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two of three sides, which differ in an environment variable."""
-    workplace: Workplace = make_workplace(asterisk_english, tmp_path)
+    """One of SpeechBrain's two sides is left out; they differ in an environment variable."""
     names = ("sbkit", "speechbrain passive")
     monkeypatch.setattr(bench_train, "SIDES", {name: SIDES[name] for name in names})
-    monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
-    options = ("--rounds=2", "--seconds=0.3", "--to-cer=9", f"--data_folder={workplace.release}")
+    options = ("--rounds=2", "--seconds=0.3", "--to-cer=9", data_folder)
     monkeypatch.setattr(sys, "argv", ["bench_train", *options, *SMALL])
     bench_train.main()
     output = capsys.readouterr().out
@@ -65,15 +67,13 @@ def test_bench_train_runs_both_sides_in_turns(
 
 @pytest.mark.slow(30)
 def test_bench_train_fine_tunes_all_sides_in_turns(
-    asterisk_english: Path,
+    data_folder: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    workplace: Workplace = make_workplace(asterisk_english, tmp_path)
-    monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
     folder = make_folder(tmp_path / "base", **FRAMES)
-    options = ("--rounds=1", "--seconds=0.3", "--to-cer=9", f"--data_folder={workplace.release}")
+    options = ("--rounds=1", "--seconds=0.3", "--to-cer=9", data_folder)
     model = ("--yaml", "hparams/ctc_pretrained.yaml", f"--pretrained={folder}", "--batch_seconds=6")
     monkeypatch.setattr(sys, "argv", ["bench_train", *options, *model])
     bench_train.main()
@@ -84,13 +84,8 @@ def test_bench_train_fine_tunes_all_sides_in_turns(
     assert re.search(r"to dev CER 9.0: \d+\.\d times as fast", output)
 
 
-def test_bench_train_uses_learning_rates_of_run(
-    asterisk_english: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    workplace: Workplace = make_workplace(asterisk_english, tmp_path)
-    monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
-    options = [*SMALL, f"--data_folder={workplace.release}", "--number_of_epochs=2"]
-    options.append("--warmup_fraction=0.5")
+def test_bench_train_uses_learning_rates_of_run(data_folder: str, tmp_path: Path) -> None:
+    options = [*SMALL, data_folder, "--number_of_epochs=2", "--warmup_fraction=0.5"]
     side = make_side(SbkitSide, ROOT / "hparams" / "ctc.yaml", options, tmp_path)
     rates = []
     for epoch in (1, 2):
@@ -162,8 +157,8 @@ def test_bench_gpu_reports_failed_and_hanging_parts_and_continues() -> None:
     assert run(Part("another", hung, 1)).startswith("another (exit code -9, ")
     large = default_parts(["--data_folder=x", "--seconds=8"], Path("run"))[1]
     assert list(large.command[-3:]) == ["--yaml", "hparams/ctc_large.yaml", "--precision=bf16"]
-    for chosen in (default_parts([], Path("run")), fine_tuning_parts([])):
-        assert sum(part.max_seconds for part in chosen) < 570  # and the release takes 20
+    for parts in (default_parts([], Path("run")), fine_tuning_parts([])):
+        assert sum(part.max_seconds for part in parts) < 570  # the release takes another 20
 
 
 def test_bench_gpu_runs_all_gpu_tests() -> None:

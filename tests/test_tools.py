@@ -1,4 +1,4 @@
-"""tools/demo on a small model, and the tools that it and developers call."""
+"""tools/demo with a small model, tools.show and tools.mutate."""
 
 import importlib
 import subprocess
@@ -23,7 +23,7 @@ SUMS = """def double(number):
 def twice(number):
     return number + number  # untested
 """
-SUMS_TEST = """from house.sums import double
+SUMS_TEST = """from package.sums import double
 
 
 def test_the_double():
@@ -89,18 +89,20 @@ def test_mutate_prints_fault_that_no_test_notices(
 ) -> None:
     pytest.importorskip("cosmic_ray")
     mutate = importlib.import_module("tools.mutate")
-    module, test = tmp_path / "house/sums.py", tmp_path / "tests/test_sums.py"
+    module, test = tmp_path / "package/sums.py", tmp_path / "tests/test_sums.py"
     for file, text in ((module, SUMS), (test, SUMS_TEST)):
         file.parent.mkdir()
         file.write_text(text)
-    subprocess.run("git init -q && git add house tests", cwd=tmp_path, shell=True, check=True)
+    subprocess.run("git init -q && git add package tests", cwd=tmp_path, shell=True, check=True)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["mutate", "house", "--jobs=1"])
+    monkeypatch.setattr(sys, "argv", ["mutate", "package", "--jobs=1"])
     mutate.main()
     output = capsys.readouterr().out
-    assert {*output.splitlines()[:2]} == {"noticed house/sums.py:2", "MISSED  house/sums.py:6"}
+    assert {*output.splitlines()[:2]} == {"noticed package/sums.py:2", "MISSED  package/sums.py:6"}
     assert "| all | 2 | 1 | 50% |" in output
-    assert "house/sums.py:6\n-    return number + number  # untested\n+    return number " in output
+    assert (
+        "package/sums.py:6\n-    return number + number  # untested\n+    return number " in output
+    )
 
     test.write_text(SUMS_TEST.replace("6", "7"))
     with pytest.raises(SbkitError, match="::test_the_double fails without a fault"):
