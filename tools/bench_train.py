@@ -3,14 +3,14 @@
 python -m tools.bench_train [--rounds 5] [--seconds 20] [--to-cer 0.5] [--only-sbkit] [--yaml FILE]
     [--key=value of the YAML ...]
 
-The other toolkit is SpeechBrain with its CommonVoice transformer recipe. With
---yaml hparams/ctc_pretrained.yaml, they are SpeechBrain with its CTC recipe and Hugging Face's
-script; then all fine-tune a wav2vec 2.0 `base` of random weights (--pretrained names another) on
-clips of at most 10 s.
+By default, sbkit is compared with SpeechBrain's CommonVoice transformer recipe. With
+--yaml hparams/ctc_pretrained.yaml, it is compared with SpeechBrain's CTC recipe and Hugging Face's
+script: all fine-tune a wav2vec 2.0 `base` of random weights (--pretrained names another) on clips
+of at most 10 s.
 
 All sides have the same corpus (48 kHz mp3; without --data_folder, the default corpus is converted),
 labels, precision, number of parameters within 1 % (4 % beside the CTC recipe, because of its linear
-layers), and maximum seconds of audio in an update (the same mean when fine-tuning, where the others
+layers), and maximum seconds of audio in an update (mean seconds when fine-tuning: there the others
 count clips). Each side is a process, suspended until its turn so that none of its threads spins.
 
 Prints RTFx (seconds of audio trained on per second) by round, the medians and their ratio. `update`
@@ -33,6 +33,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -150,17 +151,16 @@ def compare(options: argparse.Namespace, overrides: Sequence[str], folder: Path)
     variables_of_sides = SIDES
     if options.yaml == FINE_TUNING:
         variables_of_sides = FINE_TUNING_SIDES
-        if not any(
-            option.startswith(("--pretrained=", "--encoder_config=")) for option in overrides
-        ):
+        names = {option.partition("=")[0] for option in overrides}
+        if names.isdisjoint(("--pretrained", "--encoder_config")):
             from tools.bench_pretrained import save_base
 
             arguments.append(f"--pretrained={save_base(folder / 'base')}")
-    sides: list[Side] = []
-    try:
+    with ExitStack() as stack:
+        sides: list[Side] = []
         for name, variables in variables_of_sides.items():
-            # It is suspended, and would stay so if the next side failed to start.
-            sides.append(side := Side(name, arguments, variables))
+            side = stack.enter_context(closing(Side(name, arguments, variables)))
+            sides.append(side)
             print(f"{name}: {side.facts['parameters']:,} parameters, {side.facts['device']}")
             if options.only_sbkit:
                 break
@@ -168,9 +168,6 @@ def compare(options: argparse.Namespace, overrides: Sequence[str], folder: Path)
         print(table(sides))
         if options.to_cer is not None:
             race(sides, options.to_cer, options.seconds)
-    finally:
-        for side in sides:
-            side.close()
 
 
 def table(sides: Sequence[Side]) -> str:

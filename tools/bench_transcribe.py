@@ -14,6 +14,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,9 @@ def main() -> None:
         run_side(options)
         return
     arguments = [str(options.bundle), str(options.data)]
-    sides = [Side(name, arguments, {}, "tools.bench_transcribe") for name in SIDES]
-    try:
+    with ExitStack() as stack:
+        started = (Side(name, arguments, {}, "tools.bench_transcribe") for name in SIDES)
+        sides = [stack.enter_context(closing(side)) for side in started]
         take_turns(sides, options.rounds)
         base = sides[-1].median("rtfx")
         for side in sides:
@@ -52,9 +54,6 @@ def main() -> None:
                 f"{side.name:12} {rtfx:8.0f} RTFx {rtfx / base:6.2f} x {SPEECHBRAIN}'s, "
                 f"{side.facts['different']} of {side.facts['clips']} clips with other words"
             )
-    finally:
-        for side in sides:
-            side.close()
 
 
 def run_side(options: argparse.Namespace) -> None:

@@ -53,21 +53,26 @@ class Fault:
     occurrence: int
     line: int
 
-    def apply(self, source: str) -> str:
+    @property
+    def source(self) -> str:
+        """The module without the fault."""
+        return self.module.read_text(encoding="utf-8")
+
+    def apply(self) -> str:
         """Return the source with the fault in it."""
-        return str(mutate_code(source, get_operator(self.operator)(), self.occurrence))
+        return str(mutate_code(self.source, get_operator(self.operator)(), self.occurrence))
 
     def is_code(self) -> bool:
         """Return whether the faulty source parses; any test would notice if it did not."""
         try:
-            ast.parse(self.apply(self.module.read_text(encoding="utf-8")))
+            ast.parse(self.apply())
         except SyntaxError:
             return False
         return True
 
-    def diff(self, source: str) -> str:
+    def diff(self) -> str:
         """Format the changed lines."""
-        lines = difflib.unified_diff(source.splitlines(), self.apply(source).splitlines(), n=0)
+        lines = difflib.unified_diff(self.source.splitlines(), self.apply().splitlines(), n=0)
         changed = [line for line in lines if line[:1] in "+-" and line[:3] not in ("+++", "---")]
         return "\n".join([f"{self.module}:{self.line}", *changed])
 
@@ -102,7 +107,7 @@ def main() -> None:
         print(as_table(faults, list(map(bool, noticing))))
         for fault, tests in zip(faults, noticing, strict=True):
             if not tests:
-                print(f"\n{fault.diff(fault.module.read_text(encoding='utf-8'))}")
+                print(f"\n{fault.diff()}")
         tests = sorted(set(chain(*noticing)))
         if tests and (failed := failing(copy, tests, ALL)):
             raise SbkitError(
@@ -178,9 +183,8 @@ def try_fault(fault: Fault, copy: Path, extent: str) -> list[str]:
 
     extent: the choice of --tests.
     """
-    source = fault.module.read_text(encoding="utf-8")
     folder_tests, all_tests = tests_of(fault.module)
-    (copy / fault.module).write_text(fault.apply(source), encoding="utf-8")
+    (copy / fault.module).write_text(fault.apply(), encoding="utf-8")
     try:
         tests = folder_tests and failing(copy, folder_tests, QUICK)
         if extent != "folder":
@@ -189,7 +193,7 @@ def try_fault(fault: Fault, copy: Path, extent: str) -> list[str]:
                 tests = failing(copy, [WHOLE_RUN], ALL)
         return tests
     finally:
-        (copy / fault.module).write_text(source, encoding="utf-8")
+        (copy / fault.module).write_text(fault.source, encoding="utf-8")
 
 
 def tests_of(module: Path) -> tuple[list[str], list[str]]:
