@@ -26,7 +26,13 @@ from sbkit.bundle.config import MAX_FILE_BYTES, WEIGHTS_FILE, BundleFiles
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.folder import newest_checkpoint
 from sbkit.checkpoint.run_config import CHECKPOINTS, RESOLVED, read_run_config
-from sbkit.checkpoint.weights import average, part_names_in, size_in, tensors_by_part, to_part_name
+from sbkit.checkpoint.weights import (
+    average,
+    part_names_in,
+    describe_tensor,
+    tensors_by_part,
+    to_part_name,
+)
 from sbkit.config.document import holds_object, plain_value, read_document
 from sbkit.config.hparams import read_knobs
 from sbkit.models.parts import token_embedding
@@ -103,7 +109,7 @@ def _misfits(theirs: Mapping[str, Any], ours: Mapping[str, Tensor]) -> dict[str,
 
 
 def _misfit(theirs: Mapping[str, Any], ours: Mapping[str, Tensor], name: str) -> str | None:
-    there, here = size_in(theirs, name), size_in(ours, name)
+    there, here = describe_tensor(theirs, name), describe_tensor(ours, name)
     if there != here:
         return f"{there} there, {here} here"
     value, is_parameter = theirs[name], isinstance(ours[name], nn.Parameter)

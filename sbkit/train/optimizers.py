@@ -34,7 +34,7 @@ from torch.optim import Optimizer
 from sbkit.base.errors import ConfigError
 from sbkit.base.messages import listed
 from sbkit.base.torch_internals import found_inf_tensors
-from sbkit.checkpoint.weights import part_names, to_part_name
+from sbkit.checkpoint.weights import part_names_of_model, to_part_name
 from sbkit.config.document import did_you_mean
 from sbkit.config.ranges import Range
 from sbkit.train.schedule import SPEECHBRAIN_SCHEDULERS
@@ -108,7 +108,7 @@ def named_parameters(modules: nn.Module, hparams: Mapping[str, Any]) -> dict[str
     """Name all parameters by part and path; without a `model`, as the Brain's modules do."""
     if not isinstance(hparams.get("model"), nn.ModuleList):
         return dict(modules.named_parameters())
-    parts = part_names(hparams)
+    parts = part_names_of_model(hparams)
     named = hparams["model"].named_parameters(remove_duplicate=False)
     return {to_part_name(name, parts): parameter for name, parameter in named}
 
@@ -218,7 +218,7 @@ def depth(path: str) -> int:
 
 def named_modules(hparams: Mapping[str, Any]) -> Iterator[tuple[str, nn.Module]]:
     """Yield the modules of the model by their paths."""
-    parts, model = part_names(hparams), hparams["model"]
+    parts, model = part_names_of_model(hparams), hparams["model"]
     for name, module in model.named_modules(remove_duplicate=False):  # two parts may share one
         if name:
             yield to_part_name(f"{name}.", parts).rstrip("."), module
@@ -232,7 +232,7 @@ def parameters_at(path: str, hparams: Mapping[str, Any], knob: str) -> list[nn.P
         raise ConfigError(
             f"`{knob}` must name modules of the model by their path, but there is no `{path}`."
             f"{did_you_mean(path, [*modules, *named])} Its parts are "
-            f"{', '.join(part_names(hparams))}."
+            f"{', '.join(part_names_of_model(hparams))}."
         )
     return [parameter for name, parameter in named.items() if is_at(name, path)]
 

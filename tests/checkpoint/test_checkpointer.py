@@ -2,9 +2,11 @@
 
 import math
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -59,11 +61,34 @@ def test_recoverable_that_cannot_be_saved_is_refused(tmp_path: Path) -> None:
         Checkpointer(tmp_path, recoverables={"model": nn.Linear(2, 2), "lr": 0.1})
 
 
-def test_named_checkpoint_replaces_its_predecessor(tmp_path: Path) -> None:
-    for value in (1.0, 2.0):
-        checkpointer(tmp_path, line(value)).save_checkpoint(name="last")
+@pytest.mark.parametrize("kill_at", range(5))  # the fifth step does not come
+def test_kill_while_replacing_named_checkpoint_leaves_a_whole_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kill_at: int
+) -> None:
+    """The first three steps rename folders, and the fourth removes one."""
+    checkpointer(tmp_path, line(1.0)).save_checkpoint(name="last")
+    steps: list[str] = []
+
+    def killed_before(step: Callable[..., Any]) -> Callable[..., Any]:
+        def take(*arguments: Any) -> Any:
+            if len(steps) == kill_at:
+                raise KeyboardInterrupt
+            steps.append(step.__name__)
+            return step(*arguments)
+
+        return take
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", killed_before(Path.rename))
+        patch.setattr("sbkit.checkpoint.folder.shutil.rmtree", killed_before(shutil.rmtree))
+        with nullcontext() if kill_at == 4 else pytest.raises(KeyboardInterrupt):
+            checkpointer(tmp_path, line(2.0)).save_checkpoint(name="last")
+    assert steps == ["rename", "rename", "rename", "rmtree"][:kill_at]
+    newest = 1.0 if kill_at < 2 else 2.0
+    assert recovered(tmp_path) == newest
+    Checkpointer(tmp_path).claim()  # as the next run does
     assert [path.name for path in tmp_path.iterdir()] == ["CKPT+last"]
-    assert recovered(tmp_path) == 2.0
+    assert recovered(tmp_path) == newest
 
 
 def test_checkpointer_keeps_best_and_last(tmp_path: Path) -> None:
@@ -120,23 +145,23 @@ def test_full_disk_leaves_only_previous_checkpoint(tmp_path: Path, size: int) ->
     assert find_damage(before.path) is None
 
 
-def test_checkpoint_is_synced_before_rename(
+def test_checkpoint_is_synced_before_rename_and_its_name_afterwards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    waited_for, rename = set[str](), Path.rename
+    events, rename = list[str](), Path.rename
 
-    def wait(descriptor: int) -> None:
-        waited_for.add(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+    def note_sync(descriptor: int) -> None:
+        events.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
 
-    def renamed(path: Path, target: Path) -> Path:
-        assert {path.name, *(file.name for file in path.iterdir())} <= waited_for
-        waited_for.add("renamed")
+    def note_rename(path: Path, target: Path) -> Path:
+        assert {path.name, *(file.name for file in path.iterdir())} <= {*events}
+        events.append("renamed")
         return rename(path, target)
 
-    monkeypatch.setattr(os, "fsync", wait)
-    monkeypatch.setattr(Path, "rename", renamed)
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(Path, "rename", note_rename)
     save(tmp_path, 1.0)
-    assert "renamed" in waited_for
+    assert events[-2:] == ["renamed", tmp_path.name]
 
 
 class Payload:
