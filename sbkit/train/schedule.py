@@ -85,8 +85,8 @@ def _adapt(declared: Any, rate: Any) -> Schedule:
     """Return a schedule of sbkit's, SpeechBrain's or torch's as a function of the position.
 
     The rates of SpeechBrain and torch are divided by `lr`. The rate of step n is the one after n
-    calls of SpeechBrain's scheduler, or n - 1 calls of torch's. The rate of epoch n is the one after
-    the call for epoch n - 1.
+    calls of SpeechBrain's scheduler, or n - 1 calls of torch's. The rate of epoch n is the one
+    after the call for epoch n - 1.
     """
     kind = getattr(declared, "func", declared)
     if isinstance(kind, type) and issubclass(kind, LRScheduler):

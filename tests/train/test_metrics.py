@@ -22,7 +22,7 @@ from sbkit.train.metrics import (
     MetricTotals,
     TrainingMetrics,
 )
-from tests.train.test_speechbrain_ways import batches, brain_of
+from tests.train.lines import batches, brain_of
 
 CPU = torch.device("cpu")
 

@@ -23,7 +23,7 @@ from sbkit.models.layers import GlobalNorm
 from sbkit.train.brain import Brain
 from sbkit.train.model_state import RunningStatistics, measure_features
 from tests import processes
-from tests.train.test_brain import LineBrain, line, loader, rows
+from tests.train.lines import LineBrain, brain_of, line, loader, rows
 
 DECAY = 0.6  # above (1 + n) / (10 + n) until step 12
 
@@ -45,13 +45,14 @@ class Averaging(LineBrain):
 def averaging(folder: Path, *, stop_after: int = 0, decay: float = DECAY) -> Averaging:
     model, epochs = line(), EpochCounter(4)
     knobs = {"ema_decay": decay, "seen": [], "validated": [], "stop_after": stop_after}
-    return Averaging(
-        modules={"model": model},
-        opt_class=lambda parameters: torch.optim.Adam(parameters, lr=0.1),
+    averaging: Averaging = brain_of(
+        Averaging,
+        model=model,
+        optimizer=torch.optim.Adam,
         hparams={**knobs, "epoch_counter": epochs},
-        run_opts={"device": "cpu"},
         checkpointer=Checkpointer(folder, recoverables={"model": model, "epochs": epochs}),
     )
+    return averaging
 
 
 def fit(brain: Averaging, *, bad: int | None = None) -> None:

@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 
 from sbkit.base.errors import SbkitError
 from sbkit.train.schedule import NewBob, Position, TriStage, Validation, WarmupCosine, read_schedule
-from tests.train.test_speechbrain_ways import MeanBrain, batches, brain_of
+from tests.train.lines import MeanBrain, batches, brain_of
 
 HALF = math.sqrt(0.5)
 FACTORS: list[tuple[WarmupCosine | TriStage, float, float]] = [

@@ -14,42 +14,8 @@ from torch import nn
 
 from sbkit.base.errors import ASKED_TO_STOP, SbkitError
 from sbkit.checkpoint.checkpointer import Checkpointer
-from sbkit.train.brain import Brain
 from tests import processes
-
-
-class MeanBrain(Brain):
-    """Fit a line, by a mean as SpeechBrain's recipes have it."""
-
-    def compute_forward(self, batch: Any, stage: Stage) -> torch.Tensor:
-        return self.modules.model(batch[0])
-
-    def compute_objectives(self, predictions: torch.Tensor, batch: Any, stage: Stage) -> Any:
-        return nn.functional.mse_loss(predictions, batch[1])
-
-
-def batches(count: int) -> torch.utils.data.DataLoader[Any]:
-    torch.manual_seed(0)
-    rows = torch.utils.data.TensorDataset(torch.randn(2 * count, 3), torch.randn(2 * count, 2))
-    return torch.utils.data.DataLoader(rows, batch_size=2)
-
-
-def brain_of(
-    kind: type[sb.Brain] = MeanBrain,
-    *,
-    lr: float = 0.1,
-    hparams: Any = None,
-    checkpointer: Checkpointer | None = None,
-    **run_opts: Any,
-) -> Any:
-    torch.manual_seed(1)
-    return kind(
-        modules={"model": nn.Linear(3, 2)},
-        opt_class=lambda parameters: torch.optim.SGD(parameters, lr=lr),
-        hparams=hparams,
-        run_opts={"device": "cpu", **run_opts},
-        checkpointer=checkpointer,
-    )
+from tests.train.lines import MeanBrain, batches, brain_of
 
 
 @pytest.mark.parametrize("name", ["data_parallel_backend", "profile_training"])
