@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -169,9 +170,9 @@ def make_workplace(asterisk: Path, folder: Path, counts: dict[str, int] = COUNTS
     clips = folder / "release" / "clips"
     clips.mkdir(parents=True)
     for split, count in counts.items():
-        chosen = [pair for _, pair in zip(range(count), prompts(asterisk, split), strict=False)]
-        write_tsv(folder / "release", split, [(clip.name, text) for clip, text in chosen])
-        for clip, _ in chosen:
+        pairs = list(islice(prompts(asterisk, split), count))
+        write_tsv(folder / "release", split, [(clip.name, text) for clip, text in pairs])
+        for clip, _ in pairs:
             shutil.copy2(clip, clips)
     return Workplace(folder / "release", folder / "cache")
 

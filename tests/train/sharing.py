@@ -1,6 +1,6 @@
 """Train a model whose parts take turns: `torchrun -m tests.train.sharing`, or in one process.
 
-With the word `used` it says that they do not.
+With the argument `used`, the run declares that every rank uses all parts.
 """
 
 import json
@@ -20,7 +20,7 @@ STEPS = 6
 
 
 class TurnsBrain(Brain):
-    """A body for all, a head for each language, one that joins in the second step, and one off."""
+    """A shared body, a head for each language, one that joins in step 2, and one never used."""
 
     def compute_forward(self, batch: Any, stage: Stage) -> Tensor:
         """Score the rows, each by its language's head: (B, 4), (B,) -> (B,)."""
@@ -31,16 +31,15 @@ class TurnsBrain(Brain):
             for language in languages.unique().tolist()
         ]
         joined = self.optimizer_step >= 1
-        late = self.modules["late"](states).sum(1) if joined else 0
-        return torch.cat(scores) + late
+        return torch.cat(scores) + (self.modules["late"](states).sum(1) if joined else 0)
 
     def compute_objectives(self, predictions: Tensor, batch: Any, stage: Stage) -> Loss:
-        """Lose the squares."""
+        """Return the squares."""
         return Loss(predictions.square(), torch.ones_like(predictions))
 
 
 def train(*, find_unused: bool = True) -> dict[str, list[float]]:
-    """Give the parameters after a few steps; the second rank's rows are of another language."""
+    """Return the parameters after a few steps; each of two ranks has rows of one language."""
     torch.manual_seed(0)
     modules = {
         "body": nn.Linear(4, 5),
@@ -52,7 +51,7 @@ def train(*, find_unused: bool = True) -> dict[str, list[float]]:
     rows, languages = torch.randn(STEPS, 6, 4), torch.arange(6).div(3, rounding_mode="floor")
     mine = slice(None) if world_size() == 1 else slice(3 * rank(), 3 * rank() + 3)
     batches = [(step[mine], languages[mine]) for step in rows]
-    # It steps with a gradient of zero, too, and not without one.
+    # Weight decay tells a gradient of zero from none: AdamW steps only with the former.
     brain = TurnsBrain(
         modules=modules,
         opt_class=lambda parameters: torch.optim.AdamW(parameters, lr=0.1, weight_decay=0.1),
