@@ -139,16 +139,16 @@ def one_thread() -> Iterator[None]:
 
 
 @contextmanager
-def stopped_after(steps: int) -> Iterator[None]:
-    """Send SIGTERM to a recognizer that trains in this process, as the end of a job does."""
-    fit_batch = AsrBrain.fit_batch
+def stopped_after(steps: int, kind: type[Brain] = AsrBrain) -> Iterator[None]:
+    """Send SIGTERM to a Brain that trains in this process, as the end of a job does."""
+    fit_batch = kind.fit_batch
 
-    def fit_batch_or_stop(brain: AsrBrain, batch: Batch) -> Any:
+    def fit_batch_or_stop(brain: Brain, batch: Batch) -> Any:
         if brain.optimizer_step == steps:
             os.kill(os.getpid(), signal.SIGTERM)
         return fit_batch(brain, batch)
 
-    with patch.object(AsrBrain, "fit_batch", fit_batch_or_stop):
+    with patch.object(kind, "fit_batch", fit_batch_or_stop):
         yield
 
 

@@ -4,9 +4,7 @@ sbkit does not know it: all of its code is in this folder.
 """
 
 import os
-import signal
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -18,7 +16,7 @@ from sbkit.commands.cli import run as sbkit
 from sbkit.logs.run_log import read_log
 from sbkit.runtime.torch_model import load_bundle
 from tests.autoencoder.autoencoder import LOG_MEL_CODING, Autoencoder, AutoencoderBrain
-from tests.runs import Workplace, last_parameters, read_json
+from tests.runs import Workplace, last_parameters, read_json, stopped_after
 
 MODULE = "tests.autoencoder.autoencoder"
 IMPORT = ("--import", MODULE)
@@ -48,14 +46,7 @@ def test_user_task_is_trained_logged_and_tested(trained: Path) -> None:
 def test_stopped_run_resumes_to_the_same_weights(
     trained: Path, workplace: Workplace, tmp_path: Path
 ) -> None:
-    fit_batch = AutoencoderBrain.fit_batch
-
-    def stopping(brain: AutoencoderBrain, batch: Any) -> Any:
-        if brain.optimizer_step == 5:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return fit_batch(brain, batch)
-
-    with patch.object(AutoencoderBrain, "fit_batch", stopping):
+    with stopped_after(5, AutoencoderBrain):
         assert train(workplace, tmp_path) == ASKED_TO_STOP
     assert train(workplace, tmp_path) == 0
     whole, resumed = last_parameters(trained), last_parameters(tmp_path)

@@ -1,10 +1,7 @@
 """Parts that are frozen for the whole run or for its first steps."""
 
 import json
-import re
-import signal
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +10,6 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from sbkit.base.errors import SbkitError
-from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.models.frontend import ConvFrontEnd
 from sbkit.models.layers import GlobalNorm
 from sbkit.models.transformer import Transformer
@@ -21,10 +17,8 @@ from sbkit.train.ddp import share_batch_norms
 from sbkit.train.optimizers import Freezing
 from tests import processes
 from tests.models.pretrained.folders import make_parts, tiny_config
-from tests.runs import Workplace
 from tests.train import fine_tuning
 from tests.train.two_parts import State, fit, parts
-from tools.prove_resume import differences
 
 
 def moved(before: State, after: State) -> set[str]:
@@ -155,58 +149,3 @@ def test_two_processes_fine_tune_like_one() -> None:
     assert shared.keys() == alone.keys()
     for name, values in alone.items():
         assert shared[name] == pytest.approx(values, rel=1e-5, abs=1e-6), name
-
-
-# -- runs of train.py ------------------------------------------------------------------------------
-
-ENDS = 8  # steps, within the second epoch
-KILLED = """
-import os, signal, train
-from recipes.asr.recipe import AsrBrain
-
-def kill(brain, *_):
-    if brain.optimizer_step == int(os.environ["KILLED_AT"]):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-AsrBrain.on_fit_batch_end = kill
-train.main()
-"""
-
-
-@pytest.mark.slow
-def test_run_killed_around_end_of_freezing_equals_uninterrupted_run(
-    workplace: Workplace, tmp_path: Path
-) -> None:
-    """Weights, the optimizer's state and every figure are the same, bit for bit."""
-    yaml = tmp_path / "often.yaml"
-    text = Path("hparams/ctc.yaml").read_text(encoding="utf-8")
-    yaml.write_text(re.sub(r"(?m)^ckpt_interval_minutes:.*", "ckpt_interval_steps: 1", text))
-    freeze = f"--freeze={{CNN: always, Transformer: {ENDS}}}"
-    options = ("--check=false", "--number_of_epochs=2", freeze)
-
-    def train(run: Path, killed_at: int) -> int:
-        command = ["-c", KILLED, *workplace.arguments(run, *options, yaml=str(yaml))]
-        process = processes.run(command, SBKIT_CACHE=workplace.cache, KILLED_AT=killed_at)
-        assert process.returncode in (0, -signal.SIGKILL), process.stderr
-        return process.returncode
-
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    assert train(whole, 0) == 0
-    for step in (ENDS, ENDS + 1):  # before the step is saved: it resumes from the one before
-        assert train(killed, step) == -signal.SIGKILL
-    assert train(killed, 0) == 0
-    assert not differences(killed, whole)
-    mine, theirs = map(states_of, (killed, whole))
-    assert mine.keys() == theirs.keys()
-    for number, state in mine.items():
-        assert all(torch.equal(value, theirs[number][name]) for name, value in state.items())
-    steps = {int(state["step"]) for state in mine.values()}
-    assert len(steps) == 2 and max(steps) - min(steps) == ENDS
-
-
-def states_of(run: Path) -> dict[int, State]:
-    """Read the optimizer's state of each parameter that has learned."""
-    last = Checkpointer(run / "checkpoints").find_checkpoint()
-    assert last is not None
-    states: dict[int, State] = torch.load(last.path / "optimizer.ckpt", weights_only=True)["state"]
-    return states
