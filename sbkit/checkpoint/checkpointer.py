@@ -335,8 +335,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
 
     @staticmethod
     def _construct_checkpoint_objects(folders: Iterable[Path]) -> list[Checkpoint]:
-        checkpoints = map(read_checkpoint, folders)
-        return [checkpoint for checkpoint in checkpoints if checkpoint is not None]
+        return [*filter(None, map(read_checkpoint, folders))]
 
     def _save_checkpoint_metafile(
         self, file: Path, meta: Mapping[str, Any] | None = None, end_of_epoch: bool = True

@@ -1,4 +1,7 @@
-"""Weights and optimizer states of checkpoints: read, averaged, and checked against the model."""
+"""Weights and optimizer states of checkpoints: read, averaged, and checked against the model.
+
+A last section names tensors by the part that holds them, to compare the weights of two runs.
+"""
 
 import threading
 from collections.abc import Container, Mapping, Sequence
@@ -197,7 +200,10 @@ def restore_declared(
         group.update({name: value for name, value in declared.items() if name not in unchanged})
 
 
-# -- names of parts ------------------------------------------------------------------------------
+# -- names of tensors by part -----------------------------------------------------------------
+#
+# A checkpoint of a torch.nn.ModuleList numbers its modules. Another YAML may list other parts, or
+# in another order, so a tensor is named after the YAML key of its part: `CNN.conv1.weight`.
 
 
 def part_names_of_model(hparams: Mapping[str, Any]) -> list[str]:

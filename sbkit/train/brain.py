@@ -390,14 +390,6 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         self._profiles_next_epoch = False
         return profiled(timed, self.run_folder, self.device)
 
-    def _share_of_steps(self, count: int | None) -> float:
-        """Return the share of an epoch of ``count`` micro-batches before the next step.
-
-        Steps are counted, because a schedule must not depend on the accumulation.
-        """
-        accumulation = self.grad_accumulation_factor
-        return (self.step // accumulation) / -(-count // accumulation) if count else 0.0
-
     def _freeze_parts(self) -> None:
         """Freeze and unfreeze parts for the coming step, and share the others among the ranks."""
         if self.training_step.freezing.advance(self.optimizer_step):
@@ -409,8 +401,8 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
     def fit_batch(self, batch: Any) -> Objective:
         """Add one micro-batch's gradient, and step when the global batch is complete.
 
-        Returns what `compute_objectives` returned, without its graph. A recipe that overrides this
-        leaves the gradient of a mean to `optimizers_step`.
+        Returns what `compute_objectives` returned, without its graph. A recipe may override this,
+        and then calls `optimizers_step` with the gradient of a mean.
         """
         batch = self.to_device(batch)
         if (self.step - 1) % self.grad_accumulation_factor == 0:  # the first of its step
@@ -458,27 +450,6 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         recorder.check_count(self.nonfinite_count, self.nonfinite_patience)
         self.training_metrics.meter.skipped += skipped
 
-    def _set_rate(self) -> None:
-        """Set the learning rate from the position in the run, if the YAML has `lr_schedule`."""
-        if self._schedule is None:
-            return
-        epochs = self.hparams.epoch_counter
-        progress = (epochs.current - 1 + self.epoch_share) / epochs.limit
-        validations = self.training_metrics.validations
-        factor = self._schedule(
-            Position(progress, self.optimizer_step + 1, epochs.current, validations)
-        )
-        rate = None if self._hparam("optimizers", None) else self.hparams.lr
-        set_rate(self._active_optimizers().values(), factor, rate)
-
-    def set_highest_rate(self) -> float:
-        """Set and return the highest rate of the schedule within 10,000 steps."""
-        optimizers = [*self._active_optimizers().values()]
-        positions = [Position(index / 20, 1 + 500 * index, 1, ()) for index in range(21)]
-        factor = max(map(self._schedule, positions)) if self._schedule else 1.0
-        set_rate(optimizers, factor, None)
-        return float(max(g["lr"] for optimizer in optimizers for g in optimizer.param_groups))
-
     def _seeded(self, batch: Any) -> AbstractContextManager[None]:
         """Seed random numbers from the position in the run, so that a resumed run draws the same.
 
@@ -496,7 +467,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         """Return a batch on the device of the model."""
         return batch.to(self.device) if hasattr(batch, "to") else batch
 
-    # -- optimizers ---------------------------------------------------------------------------
+    # -- optimizers and their rate --------------------------------------------------------------
 
     def init_optimizers(self) -> None:
         """Make the optimizers that the YAML declares: one by `opt_class`, or several."""
@@ -524,8 +495,36 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
             return dict(self.freeze_optimizers(self.optimizers_dict))
         return {} if self.opt_class is None else {"opt_class": self.optimizer}
 
+    def _share_of_steps(self, count: int | None) -> float:
+        """Return the share of an epoch of ``count`` micro-batches before the next step.
+
+        Steps are counted, because a schedule must not depend on the accumulation.
+        """
+        accumulation = self.grad_accumulation_factor
+        return (self.step // accumulation) / -(-count // accumulation) if count else 0.0
+
+    def _set_rate(self) -> None:
+        """Set the learning rate from the position in the run, if the YAML has `lr_schedule`."""
+        if self._schedule is None:
+            return
+        epochs = self.hparams.epoch_counter
+        progress = (epochs.current - 1 + self.epoch_share) / epochs.limit
+        validations = self.training_metrics.validations
+        factor = self._schedule(
+            Position(progress, self.optimizer_step + 1, epochs.current, validations)
+        )
+        rate = None if self._hparam("optimizers", None) else self.hparams.lr
+        set_rate(self._active_optimizers().values(), factor, rate)
+
+    def set_highest_rate(self) -> float:
+        """Set and return the highest rate of the schedule within 10,000 steps."""
+        optimizers = [*self._active_optimizers().values()]
+        positions = [Position(index / 20, 1 + 500 * index, 1, ()) for index in range(21)]
+        factor = max(map(self._schedule, positions)) if self._schedule else 1.0
+        set_rate(optimizers, factor, None)
+        return float(max(g["lr"] for optimizer in optimizers for g in optimizer.param_groups))
+
     def _compile(self) -> None:
-        """Compile the blocks of the model if `compile` is set."""
         if self.compile:
             compile_blocks(self.modules.values(), self.device)
 
@@ -553,7 +552,6 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         return type(self).fit_batch is not Brain.fit_batch
 
     def no_sync(self, use: bool = True) -> AbstractContextManager[None]:
-        """Leave gradients on this rank while the step still waits for micro-batches."""
         if use and self.training_step.ddp.is_shared:
             return self.training_step.ddp.no_sync()
         context: AbstractContextManager[None] = super().no_sync(use)

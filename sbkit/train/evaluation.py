@@ -256,9 +256,8 @@ def gather_results(results: Results) -> dict[str, list[Any]]:
     return {split: [row for share in per_rank for row in share[split]] for split in results}
 
 
-def mean_over_ranks(losses: Iterable[Loss]) -> float:
+def mean_over_ranks(losses: Sequence[Loss]) -> float:
     """Divide all sums by all counts: to the last digit the same, however batches are shared out."""
-    losses = list(losses)
     sums = [value for loss in losses for value in loss.sums.tolist()]
     counts = [value for loss in losses for value in loss.counts.tolist()]
     per_rank = gather_over_ranks((sums, counts))

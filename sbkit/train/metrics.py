@@ -95,22 +95,23 @@ class Meter:
         """Continue from the sums of a stopped run; rank 0 adds them for all ranks."""
         self._started -= unread.wall_seconds
         if rank() == 0:
-            self._loss += torch.tensor([unread.loss_sum, unread.labels], dtype=torch.float64).to(
-                self._loss
-            )
+            self._loss += self._loss.new_tensor([unread.loss_sum, unread.labels])
             self._audio_seconds += unread.audio_seconds
             self._waiting_seconds += unread.waiting_seconds * world_size()
         self.skipped += unread.skipped
 
     def peek(self) -> MetricTotals:
         """Sum over ranks, transfer once, and leave the meter as it is."""
-        host = torch.tensor([self._audio_seconds, self._waiting_seconds], dtype=torch.float64)
-        sums = sum_over_ranks(torch.cat([self._loss, host.to(self._loss)])).tolist()
-        wall_seconds = time.perf_counter() - self._started
-        loss_sum, labels, audio_seconds, waiting_seconds = sums
-        waiting_seconds /= world_size()
+        host = self._loss.new_tensor([self._audio_seconds, self._waiting_seconds])
+        sums = sum_over_ranks(torch.cat([self._loss, host]))
+        loss_sum, labels, audio_seconds, waiting_seconds = sums.tolist()
         return MetricTotals(
-            loss_sum, labels, audio_seconds, wall_seconds, waiting_seconds, self.skipped
+            loss_sum=loss_sum,
+            labels=labels,
+            audio_seconds=audio_seconds,
+            wall_seconds=time.perf_counter() - self._started,
+            waiting_seconds=waiting_seconds / world_size(),
+            skipped=self.skipped,
         )
 
     def _reset(self) -> None:
@@ -157,7 +158,6 @@ class TrainingMetrics:
         self._progress = progress
 
     def close(self) -> None:
-        """Close the log and the progress bar."""
         self._progress.close()
         if self._log is not None:
             self._log.close()

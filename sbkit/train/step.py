@@ -9,7 +9,6 @@ whether a step was skipped is read now and then.
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from functools import reduce
 from pathlib import Path
 
 import torch
@@ -125,7 +124,7 @@ class TrainingStep:
         )
         self._loss_names = [*losses]
         self._counts = counts if self._counts is None else self._counts + counts
-        self.nonfinite.record(batch, reduce(torch.add, totals))
+        self.nonfinite.record(batch, torch.stack(totals).sum())
 
     def normalize(self, optimizers: Mapping[str, Optimizer]) -> None:
         """Divide the gradient of each loss by its labels in all micro-batches of all ranks."""
