@@ -27,20 +27,20 @@ CHECKPOINTS, RESOLVED = "checkpoints", "hyperparams.yaml"  # of a run folder
 # its weights mean
 MAY_CHANGE = frozenset(
     {
-        # where and how fast it is computed
+        # device and speed
         *("output_folder", "device", "precision", "eval_precision", "num_workers", "audio_store"),
         *("grad_accumulation_factor", "eval_batch_seconds", "find_unused_parameters"),
         *("compile", "gradient_checkpointing"),
-        # how long it trains
+        # length
         *("number_of_epochs", "optimizer_step_limit", "early_stopping"),
-        # how it decodes
+        # decoding
         *("decoder", "beam_size", "word_lm_order", "token_lm_order", "lm_text"),
         *("attention_rescoring", "decoder_type"),
-        # what is watched, logged, saved and averaged
+        # watching, logging, saving and averaging
         *("check", "log_every", "profile", "report_by", "stall_seconds", "nonfinite_patience"),
         *("ckpt_interval_minutes", "ckpt_interval_steps", "average_checkpoints"),
         *("noprogressbar", "debug", "debug_batches", "debug_epochs"),
-        # the size of the steps to come, lowered when a run diverges; the change is logged
+        # step size, lowered when a run diverges; the change is logged
         *("lr", "weight_decay", "max_grad_norm"),
     }
 )

@@ -64,7 +64,7 @@ def average(checkpoints: Sequence[Checkpoint], name: str) -> dict[str, Any]:
     Checkpoints are added one by one in float64, so memory holds two models however many there are.
     Raises BundleError when they do not all belong to one model.
     """
-    first, *others = (checkpoint.paramfiles[name] for checkpoint in checkpoints)
+    first, *more_files = (checkpoint.paramfiles[name] for checkpoint in checkpoints)
     mean = read_weights(first)
     dtypes = {
         key: value.dtype
@@ -73,7 +73,7 @@ def average(checkpoints: Sequence[Checkpoint], name: str) -> dict[str, Any]:
     }
     for key, dtype in dtypes.items():
         mean[key] = mean[key].to(torch.promote_types(dtype, torch.float64))
-    for file in others:
+    for file in more_files:
         weights = read_weights(file)
         check_same_model(weights, mean, of=str(file))
         for key in dtypes:

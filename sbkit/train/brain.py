@@ -298,7 +298,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
     def on_evaluate_start(self, max_key: str | None = None, min_key: str | None = None) -> None:
         """Load the best checkpoint, or the mean of up to `average_checkpoints` of the best.
 
-        The counters stay those of the whole run.
+        The counters of the run stay as they are.
         """
         self._keeps_counters = True
         super().on_evaluate_start(max_key=max_key, min_key=min_key)
@@ -418,7 +418,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         if self.should_step:
             self.training_step.normalize(self._active_optimizers())
             self.optimizers_step()
-            self.modules.zero_grad(set_to_none=True)  # those of a frozen optimizer would add up
+            self.modules.zero_grad(set_to_none=True)  # else gradients of a frozen optimizer add up
         self.on_fit_batch_end(batch, outputs, objective, self.should_step)
         return detached(objective)
 
@@ -692,7 +692,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         )
 
     def _tested_model(self) -> TestedModel | None:
-        """Collect what the report of a test states; None for a recipe without a run folder."""
+        """Collect facts for the report of a test; None for a recipe without a run folder."""
         if self.run_folder is None:
             return None
         return TestedModel(
@@ -829,7 +829,7 @@ REFUSED_OPTIONS = {  # and what to do instead
     ),
 }
 UNCALLED_HOOKS = {  # and what to do instead
-    "update_average": "Return what is to be averaged from `fit_batch` and `evaluate_batch`",
+    "update_average": "Return the loss to average from `fit_batch` and `evaluate_batch`",
     "_should_save_intra_epoch_ckpt": "Set ckpt_interval_minutes or ckpt_interval_steps",
 }
 HOOKS_UNCALLED_BY_STEP = dict.fromkeys(  # unless the recipe's own `fit_batch` calls them

@@ -37,7 +37,7 @@ Results = Mapping[str, list[Any]]  # by split, one for every utterance
 
 
 class EvaluationHooks:
-    """Hooks by which a recipe is measured; without `metrics` it is measured by its loss.
+    """Hooks that measure a recipe; without `metrics` it is measured by its loss.
 
     Attributes:
         metrics: the metrics that `measure` computes; the first one ranks checkpoints. They belong
@@ -92,7 +92,7 @@ class TestedModel:
     device: torch.device
     splits: Splits | None  # None if unknown
     sample_rate: int  # Hz, of the clips
-    report_by: Sequence[str]  # columns by which the test sets are sliced
+    report_by: Sequence[str]  # columns that slice the test sets
 
     @property
     def weights(self) -> str:
@@ -130,7 +130,7 @@ class Evaluator:
         self._split = ""
 
     def enter(self, split: str) -> None:
-        """Take the following results for those of a split."""
+        """Add the results that follow to a split."""
         self._split = split
 
     def add(self, results: Iterable[Any]) -> None:
@@ -281,7 +281,7 @@ def seconds_after_training(
 
     Args:
         hooks: the hooks of the recipe.
-        loaders: the loaders of the run; None if it is not known what is called after `fit`.
+        loaders: the loaders of the run; None if it is unknown whether a test follows `fit`.
         num_averaged: the number of checkpoints that may be averaged.
         validation: the seconds of one validation.
     """

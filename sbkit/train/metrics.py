@@ -248,7 +248,7 @@ class TrainingMetrics:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the result of `state`, of which a SpeechBrain checkpoint has nothing."""
+        """Restore the result of `state`; it is missing in SpeechBrain's checkpoints."""
         self.so_far = MetricTotals(**state.get("so_far", vars(NO_TOTALS)))
         self.unread = MetricTotals(**state.get("unread", vars(NO_TOTALS)))
         self.train_seconds = state.get("train_seconds", 0.0)

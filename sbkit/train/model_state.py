@@ -81,7 +81,7 @@ class MovingAverage:
 
 
 class RunningStatistics:
-    """Restore the tensors that a skipped step wrote to, such as those of batch normalization.
+    """Restore the tensors that a skipped step wrote to, such as batch normalization's.
 
     Otherwise a batch that is not finite would stay in them for ever. All are copied before each
     step, because the host does not wait to learn whether it was skipped.

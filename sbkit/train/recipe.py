@@ -26,7 +26,7 @@ from sbkit.tasks.task import Task
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A task and its steps, in the order in which a run takes them.
+    """A task and the steps of its runs, in their order.
 
     Attributes:
         task: what the model predicts; bundles of the run store its name.

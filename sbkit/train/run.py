@@ -74,7 +74,7 @@ class Run:
 
         Args:
             yaml_file: the YAML of the run.
-            overrides: values that replace those of the YAML, by key.
+            overrides: values that replace the YAML's, by key.
             recipe: replaces the recipe that the YAML names.
             count: counts the devices of a type.
 

@@ -1,4 +1,4 @@
-"""End a job in which a rank hangs, and print where every rank was.
+"""End a job with a hanging rank, and print the position of every rank.
 
 A thread of each rank writes `heartbeats/rank-N` in the run folder: its phase, its step, and the
 utterances it works on. Ranks wait for one another, so when one hangs all of them stop. The first to

@@ -1,4 +1,4 @@
-"""A restored generator draws what the saved one would have drawn."""
+"""A restored generator draws the same numbers as the saved one."""
 
 import json
 import random

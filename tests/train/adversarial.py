@@ -79,7 +79,7 @@ class AdversarialBrain(Brain):
     """Train the generator to repeat a clip, and the discriminator to find generated ones."""
 
     def compute_forward(self, batch: Batch, stage: Stage) -> tuple[Tensor, Tensor]:
-        """Return the start of each clip, and what the generator makes of it: (B, S) each."""
+        """Return the start of each clip, and the generator's copy of it: (B, S) each."""
         clips = batch.audio[:, :SAMPLES].float() / 2**15
         generated: Tensor = self.hparams.generator(clips)
         return clips, generated

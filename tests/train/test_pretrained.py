@@ -168,7 +168,7 @@ def test_check_reports_masks_and_writes_no_files(
     assert "note: A mask of 25 channels is wider than the encoder (24)" in output
 
 
-# -- what is refused before anything is prepared ---------------------------------------------------
+# -- refused before anything is prepared -----------------------------------------------------------
 
 
 def test_run_without_encoder_is_refused() -> None:

@@ -29,7 +29,7 @@ SHORT += ("--average_checkpoints=2", "--number_of_epochs=4")
 
 
 class Pair(Brain):
-    """A generator, and a discriminator that judges what it makes."""
+    """A generator, and a discriminator of its output."""
 
     def compute_forward(self, batch: Any, stage: Any) -> Any:
         generated = self.modules["generator"](batch)
