@@ -215,7 +215,7 @@ def part_names_of_model(hparams: Mapping[str, Any]) -> list[str]:
     return [keys.get(id(module), str(index)) for index, module in enumerate(model)]
 
 
-def part_names_in(root: CommentedMap) -> list[str]:
+def part_names_of_yaml(root: CommentedMap) -> list[str]:
     """List the keys of the model's parts in order, without building anything.
 
     ``root`` is a resolved YAML: an alias in it is the same object as its anchor.

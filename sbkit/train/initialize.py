@@ -29,7 +29,7 @@ from sbkit.checkpoint.run_config import CHECKPOINTS, RESOLVED, read_run_config
 from sbkit.checkpoint.weights import (
     average,
     describe_tensor,
-    part_names_in,
+    part_names_of_yaml,
     tensors_by_part,
     to_part_name,
 )
@@ -191,7 +191,7 @@ def _read_bundle(source: Path) -> tuple[dict[str, Tensor], list[str]]:
 
 
 def _read_run(source: Path) -> tuple[dict[str, Tensor], list[str]]:
-    parts = part_names_in(read_document(source / RESOLVED).root)
+    parts = part_names_of_yaml(read_document(source / RESOLVED).root)
     checkpointer = Checkpointer(source / CHECKPOINTS)
     best = checkpointer.find_averaged() or checkpointer.find_whole(1)
     if not best:
