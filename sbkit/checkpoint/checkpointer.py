@@ -290,7 +290,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
     def _load_mean(self, checkpoints: Sequence[Checkpoint]) -> None:
         for name, module in modules_of(self).items():
             mean = average(checkpoints, name)
-            check_fits(mean, module, of=str(self.checkpoints_dir))
+            check_fits(mean, module, source=str(self.checkpoints_dir))
             module.load_state_dict(mean)
 
     def load_checkpoint(self, checkpoint: Checkpoint) -> None:

@@ -54,7 +54,7 @@ def read_weights(file: Path) -> dict[str, Any]:
         weights = torch.load(file, "cpu", weights_only=True)
         if not isinstance(weights, Mapping):
             raise ValueError(f"it holds a {type(weights).__name__}")
-        check_finite(weights, of=str(file))
+        check_finite(weights, source=str(file))
         return dict(hook_on_loading_state_dict_checkpoint(weights))
 
 
@@ -75,7 +75,7 @@ def average(checkpoints: Sequence[Checkpoint], name: str) -> dict[str, Any]:
         mean[key] = mean[key].to(torch.promote_types(dtype, torch.float64))
     for file in more_files:
         weights = read_weights(file)
-        check_same_model(weights, mean, of=str(file))
+        check_same_model(weights, mean, source=str(file))
         for key in dtypes:
             mean[key] += weights[key]
     return mean | {key: (mean[key] / len(checkpoints)).to(dtypes[key]) for key in dtypes}
@@ -88,17 +88,19 @@ def check_weights(checkpointer: Checkpointer, checkpoint: Checkpoint) -> None:
     """Raise BundleError for a checkpoint whose weights do not fit the modules."""
     for name, module in modules_of(checkpointer).items():
         if name in checkpoint.paramfiles:
-            check_fits(read_weights(checkpoint.paramfiles[name]), module, of=str(checkpoint.path))
+            check_fits(
+                read_weights(checkpoint.paramfiles[name]), module, source=str(checkpoint.path)
+            )
 
 
-def check_fits(weights: Mapping[str, Any], module: nn.Module, *, of: str) -> None:
+def check_fits(weights: Mapping[str, Any], module: nn.Module, *, source: str) -> None:
     """Raise BundleError for weights of another model, and for weights that are not finite."""
-    check_same_model(weights, module.state_dict(), of=of)
+    check_same_model(weights, module.state_dict(), source=source)
     parameters = {name for name, _ in module.named_parameters()}
-    check_finite(weights, of=of, parameters=parameters)
+    check_finite(weights, source=source, parameters=parameters)
 
 
-def check_same_model(saved: Mapping[str, Any], declared: Mapping[str, Any], *, of: str) -> None:
+def check_same_model(saved: Mapping[str, Any], declared: Mapping[str, Any], *, source: str) -> None:
     """Raise BundleError if names, shapes or types differ, and list the first differences."""
     differences = [
         f"{name}: {describe_tensor(saved, name)} saved, {describe_tensor(declared, name)} declared"
@@ -108,7 +110,7 @@ def check_same_model(saved: Mapping[str, Any], declared: Mapping[str, Any], *, o
     if differences:
         count = plural(len(differences), "tensor differs", "tensors differ")
         raise BundleError(
-            f"The weights in {of} do not fit the declared model: {count} "
+            f"The weights in {source} do not fit the declared model: {count} "
             f"({listed(differences, separator='; ')}). Use the YAML they were trained with, or "
             "another folder."
         )
@@ -128,7 +130,9 @@ def describe_tensor(tensors: Mapping[str, Any], name: str) -> str:
     return f"{shape} {kind}"
 
 
-def check_finite(weights: Mapping[str, Any], *, of: str, parameters: Container[str] = ()) -> None:
+def check_finite(
+    weights: Mapping[str, Any], *, source: str, parameters: Container[str] = ()
+) -> None:
     """Raise BundleError for a tensor with NaN, and for one of the ``parameters`` with infinity.
 
     Other tensors may be infinite: a buffer may be a mask.
@@ -140,7 +144,7 @@ def check_finite(weights: Mapping[str, Any], *, of: str, parameters: Container[s
         if num_invalid := value.numel() - int(is_valid.sum()):
             raise BundleError(
                 f"Weights must be finite, but {num_invalid} of the {value.numel()} numbers of "
-                f"{name} in {of} {'is' if num_invalid == 1 else 'are'} not. Restore an earlier "
+                f"{name} in {source} {'is' if num_invalid == 1 else 'are'} not. Restore an earlier "
                 "checkpoint, or train again with a lower `lr`."
             )
 
