@@ -30,7 +30,7 @@ from sbkit.bundle.module_spec import ARGUMENTS, to_plain
 from sbkit.checkpoint.checkpointer import NORMALIZER, TASK, Checkpointer
 from sbkit.checkpoint.provenance import make_provenance, read_json, to_safetensors
 from sbkit.checkpoint.run_config import CHECKPOINTS, RESOLVED, read_run_config
-from sbkit.checkpoint.weights import part_names_in
+from sbkit.checkpoint.weights import part_names_of_yaml
 from sbkit.config.document import read_document, tag_of
 from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS
 from sbkit.decoding.words import CONFIDENCE_FILE
@@ -190,7 +190,7 @@ def _contents(run: Path, user_modules: frozenset[str]) -> tuple[dict[str, bytes]
         )
     weights = to_safetensors(checkpoints)
     omitted = task.require_export().training_parts
-    indices = [index for index, name in enumerate(part_names_in(root)) if name not in omitted]
+    indices = [index for index, name in enumerate(part_names_of_yaml(root)) if name not in omitted]
     contents[WEIGHTS_FILE] = to_safetensors(checkpoints, indices) if omitted else weights
     confidence, language_models = read_json(run / CONFIDENCE_FILE), contents.get(LANGUAGE_MODELS)
     config = {
@@ -272,7 +272,7 @@ def plain_parts(root: CommentedMap, objects: Mapping[str, object], task: Task) -
             part.
     """
     export = task.require_export()
-    owned = [name for name in part_names_in(root) if name not in export.training_parts]
+    owned = [name for name in part_names_of_yaml(root) if name not in export.training_parts]
     parameters = inspect.signature(export.import_model_class()).parameters
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
     unexpected = [name for name in owned if name not in (root if takes_any else parameters)]

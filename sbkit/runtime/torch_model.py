@@ -26,7 +26,7 @@ from sbkit.bundle.bundle import Bundle, BundleContents, read_bundle
 from sbkit.bundle.config import WEIGHTS_FILE
 from sbkit.bundle.module_spec import build
 from sbkit.bundle.protocols import ChunkSizes, Effective, Encoded, StreamingModel
-from sbkit.checkpoint.weights import check_finite, check_same_model, limit_parameters
+from sbkit.checkpoint.weights import check_fits, limit_parameters
 from sbkit.distributed.device import DTYPES, Placement
 from sbkit.models.compiling import find_blocks
 from sbkit.models.encoder import require_rate
@@ -356,9 +356,7 @@ def load_torch(
     with limit_parameters(weights):
         network, parts = _assemble(read, user_modules)
     modules: nn.ModuleList = network.model
-    check_same_model(weights, modules.state_dict(), of=str(file))
-    names = {name for name, _ in modules.named_parameters()}
-    check_finite(weights, of=str(file), parameters=names)
+    check_fits(weights, modules, source=str(file))
     modules.load_state_dict(weights)
     make = TorchModel if compilation is None else partial(CompiledModel, compilation=compilation)
     return make(network, parts=parts, sample_rate=read.config.sample_rate, placement=placement)
