@@ -22,7 +22,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from sbkit.audio.draws import seeded_draws
 from sbkit.base.errors import SbkitError
 from sbkit.base.messages import listed
-from sbkit.check.ownership import reached
+from sbkit.check.ownership import reachable
 from sbkit.check.planned_run import CPU_OPTIONS, Finding, MissingPartError, PlannedRun
 from sbkit.checkpoint.rng import preserve_rng
 from sbkit.config.document import Keys, dotted
@@ -88,7 +88,7 @@ def completed_dry_run(planned: PlannedRun) -> DryRun:
 
 def _take_small_steps(planned: PlannedRun) -> DryRun:
     brain, batch, run = planned.make_cpu_brain(), small_batch(planned), DryRun()
-    paths = {id(part): keys for keys, part in reached(planned)}  # before `forward` makes parts
+    paths = {id(part): keys for keys, part in reachable(planned)}  # before `forward` makes parts
     eager = nullcontext()
     if "torch._dynamo" in sys.modules:  # compiled parts would fail under the hooks
         eager = torch.compiler.set_stance("force_eager")
@@ -206,7 +206,7 @@ def check_shapes(planned: PlannedRun) -> Iterator[Finding]:
     run = dry_run(planned)
     if run.error is not None:
         failing = [id(module) for module in run.running[-1:]]
-        path = next((keys for keys, part in reached(planned) if id(part) in failing), ())
+        path = next((keys for keys, part in reachable(planned) if id(part) in failing), ())
         keys = path if path and path[0] in planned.document.root else ()
         name = f"`{dotted(keys)}`" if keys else "the recipe"
         reason = str(run.error).strip().partition("\n")[0]
@@ -268,7 +268,7 @@ def check_unused(planned: PlannedRun) -> Iterator[Finding]:
 def _largest_dead(planned: PlannedRun, dead: set[int]) -> Iterator[tuple[Keys, object]]:
     """Yield the largest modules with only dead parameters, then the parameters left."""
     remaining = set(dead)
-    for keys, part in reached(planned):
+    for keys, part in reachable(planned):
         inside = {id(p) for p in part.parameters()} if isinstance(part, nn.Module) else {id(part)}
         if inside and inside <= remaining:
             remaining -= inside

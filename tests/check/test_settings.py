@@ -4,15 +4,23 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from unittest.mock import patch
 
 import pytest
 
 from sbkit.base.errors import BAD_INPUT, SbkitError
 from sbkit.check.check import check_planned_run
-from sbkit.check.planned_run import Finding, PlannedRun
-from sbkit.check.settings import check_placement, check_run_folder, check_unread, unread
+from sbkit.check.planned_run import Finding, MissingPartError, PlannedRun
+from sbkit.check.settings import (
+    check_placement,
+    check_run_folder,
+    check_unread,
+    names_in_code,
+    unread,
+)
 from sbkit.config.document import read_document
 from sbkit.config.hparams import KnobAttributes, Knobs, MissingKnobError
 from sbkit.config.overrides import parse_command
@@ -26,6 +34,37 @@ sbkit.checkpoint.folder.lock_folder(pathlib.Path(sys.argv[1]))
 print("held", flush=True)
 time.sleep(300)"""
 OPTIONS = ("--number_of_epochs=2", "--average_checkpoints=2")
+BRAIN = """
+from contextlib import contextmanager
+from functools import cached_property
+
+import own_helpers
+import torch
+from sbkit.train.brain import Brain
+
+KEYS = ("listed",)
+
+class OwnBrain(Brain):
+    @torch.no_grad()
+    def on_stage_end(self, stage, stage_loss, epoch=None):
+        print(self.hparams.decorated, [getattr(self.hparams, key) for key in KEYS])
+
+    @contextmanager
+    def watched(self):
+        yield self.hparams.wrapped
+
+    @cached_property
+    def cost(self):
+        return self.hparams.computed
+
+    @classmethod
+    def make(cls, hparams):
+        return hparams["of_class"]
+
+    @staticmethod
+    def size(hparams):
+        return hparams.get("static")
+"""
 
 
 def test_knobs_remember_every_way_of_reading_a_key() -> None:
@@ -53,6 +92,21 @@ def test_knobs_remember_every_way_of_reading_a_key() -> None:
 def test_key_without_reader_is_reported(yaml: str, expected: list[str], tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(f"{yaml}\n")
     assert list(unread(read_document(tmp_path / "a.yaml"), {"named"})) == expected
+
+
+def test_names_in_code_are_of_every_method_of_the_brains_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_brain.py").write_text(BRAIN)
+    (tmp_path / "own_helpers.py").write_text("def describe(hparams):\n    return hparams.helped\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    names = names_in_code(import_module("own_brain").OwnBrain)
+    assert names >= {"decorated", "wrapped", "computed", "of_class", "static", "listed", "helped"}
+    assert "num_epochs" not in names  # of sbkit.Brain's own code
+    repl = ModuleType("repl")
+    monkeypatch.setitem(sys.modules, "repl", repl)
+    with pytest.raises(MissingPartError):
+        names_in_code(type("Typed", (), {"__module__": "repl"}))
 
 
 @pytest.mark.slow

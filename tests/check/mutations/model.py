@@ -136,19 +136,19 @@ OWNERSHIP = [
     ),
     mutation(
         "a parameter in two groups",
-        error("optimizers", "opt_class", "`ctc_lin.weight` and 1 more", "more than one"),
+        error("optimizers", "opt_class", "More than one group", "`ctc_lin.weight` and 1 more"),
         recipe=optimizing(
             a=lambda b: b.modules.parameters(), b=lambda b: b.hparams.ctc_lin.parameters()
         ),
     ),
     mutation(
         "a parameter in no group",
-        error("optimizers", "opt_class", "`CNN.conv1.weight`", "never train"),
+        error("optimizers", "opt_class", "No optimizer updates `CNN.conv1.weight`"),
         recipe=optimizing(encoder=lambda brain: brain.hparams.Transformer.parameters()),
     ),
     mutation(
         "a parameter that only the optimizer has",
-        error("optimizers", "opt_class", "not in the model"),
+        error("optimizers", "opt_class", "outside the YAML, not in `model`"),
         recipe=optimizing(all=lambda b: [*b.modules.parameters(), nn.Parameter(torch.zeros(3))]),
     ),
 ]
