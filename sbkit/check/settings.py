@@ -174,7 +174,7 @@ def check_batches(planned: PlannedRun) -> Iterator[Finding]:
             stops=False,
         )
     num_empty = sum(max(micro_batches_per_step - len(step), 0) for step in steps)
-    empty_share = num_empty / max(micro_batches_per_step * len(steps), 1)
+    empty_share = num_empty / (micro_batches_per_step * len(steps))
     if empty_share > MAX_EMPTY_SHARE:
         yield planned.finding(
             "batch_seconds",

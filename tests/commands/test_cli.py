@@ -73,6 +73,19 @@ def test_override_may_begin_like_an_option(monkeypatch: pytest.MonkeyPatch) -> N
     assert (options.json, options.strict, options.target) == (True, False, None)
 
 
+@pytest.mark.parametrize(("missing", "is_required"), [("torch.nn", True), ("own_parts", False)])
+def test_only_packages_of_sbkit_are_to_be_installed(
+    missing: str, is_required: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def print_entries(folder: Path) -> None:
+        raise ModuleNotFoundError("No module", name=missing)
+
+    monkeypatch.setattr("sbkit.data.cache.print_entries", print_entries)
+    with pytest.raises(SbkitError if is_required else ModuleNotFoundError) as error:
+        run(["cache"])
+    assert ("needs the package torch.nn" in str(error.value)) is is_required
+
+
 def test_export_passes_folders_and_formats(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -226,7 +226,7 @@ INTERFACES = [
             text=front_end(part),
         )
         for part, check, reason in (
-            ("LensFrontEnd", "brain", "its forward takes (x, lens)"),
+            ("LensFrontEnd", "loaders", "its forward takes (x, lens)"),
             ("UndividedFrontEnd", "dry_run", "count what its strides leave"),
         )
     ),
