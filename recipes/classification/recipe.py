@@ -99,7 +99,6 @@ class ClassificationBrain(Brain):
         return Loss(sums * batch.weights, batch.weights)
 
     def on_fit_start(self) -> None:
-        """Find the last checkpoint; without one, first measure the features."""
         super().on_fit_start()
         self.measure_features(self.classifier.encoder.features)
 
@@ -142,7 +141,7 @@ def write_confusion(file: Path, confusion: Confusion, names: Sequence[str]) -> N
 
 
 def draw_confusion(confusion: Confusion, names: Sequence[str]) -> bytes:
-    """Draw the share of each prediction, with its count; of many classes those with most errors."""
+    """Draw the share and the count of each prediction, for the classes with the most errors."""
     from matplotlib.figure import Figure  # 0.7 s to import
 
     shares = confusion / np.maximum(1, confusion.sum(1, keepdims=True))

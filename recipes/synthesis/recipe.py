@@ -129,13 +129,12 @@ class SynthesisBrain(Brain):
         self._is_misaligned: dict[str, bool] = {}  # by the id of this epoch's training clips
 
     def on_fit_start(self) -> None:
-        """Find the last checkpoint; without one, first measure the features."""
         super().on_fit_start()
         features = self.model.features
         self.measure_features(lambda audio, lengths: features(audio / FULL_SCALE, lengths))
 
     def compute_forward(self, batch: SpokenBatch, stage: Stage) -> Synthesized:
-        """Align, and synthesize with the recorded durations, in training also with the pitch."""
+        """Align, and synthesize with the recorded durations; in training also with its pitch."""
         audio, model = batch.audio.float() / FULL_SCALE, self.model
         with torch.autocast(audio.device.type, enabled=False):
             raw, frames = model.features(audio, batch.audio_lengths)

@@ -83,10 +83,10 @@ def _diff(folder: Path) -> Iterator[str]:
     if not versions:
         raise ConfigError(f"{folder} was not made by `sbkit new`: it has no {ORIGINALS}/VERSION.")
     if len(versions) > 1:
-        names = ", ".join(sorted(path.name for path in versions))
         raise ConfigError(
-            f"{folder / ORIGINALS} has the originals of several versions ({names}). Keep only those "
-            "of the version that made the project."
+            f"{folder / ORIGINALS} has the files of several versions "
+            f"({', '.join(sorted(path.name for path in versions))}). Keep only the version that "
+            "made the project."
         )
     (originals,) = versions
     recipes = {name.name for name in (originals / "recipes").iterdir()} & {*RECIPE_FOLDERS}
