@@ -221,14 +221,6 @@ def test_replaced_tokenizer_is_found(workplace: Workplace, trained: Path, tmp_pa
 
 
 @pytest.mark.slow
-def test_run_resumed_with_other_values_is_refused(workplace: Workplace, trained: Path) -> None:
-    finding, *_ = check_resumed(workplace, trained, "--batch_seconds=7", "--freeze=[CNN]")
-    assert "batch_seconds: 6.0 before, 7.0 now" in finding.problem
-    assert 'freeze: [] before, ["CNN"] now' in finding.problem
-    assert finding.stops
-
-
-@pytest.mark.slow
 def test_finished_run_refuses_another_corpus_and_keeps_its_results(
     workplace: Workplace, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
