@@ -50,7 +50,7 @@ PROBED_SECONDS = 3600.0  # `batch_seconds` of the plan that is probed; only its 
 MEMORY_SHARE = 0.9  # free memory for a step: the allocator has gaps, and others allocate
 MIN_GROWTH = 1.1  # a batch must be this much larger than the largest that fits to be tried
 CPU_SECONDS = 60  # audio: 98 s are trained per second at 35, 104 at 60, 102 at 120, 65 at 240
-MIN_STEPS = 20  # in an epoch
+MIN_AUTO_STEPS = 20  # in an epoch, with `batch_seconds: auto`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,7 +290,7 @@ def find_batch_seconds(
 def _find_fitting(planned: PlannedRun, micro_batches_per_step: int) -> FittingBatch:
     """Find the largest micro-batch of a process."""
     device, batches = planned.choose_placement().device, ProbeBatches(planned)
-    max_seconds = batches.total_seconds / MIN_STEPS / micro_batches_per_step
+    max_seconds = batches.total_seconds / MIN_AUTO_STEPS / micro_batches_per_step
     if device.type == "cpu":
         seconds = max(math.ceil(batches.longest_seconds), min(CPU_SECONDS, int(max_seconds)))
         return FittingBatch(seconds, "more is not faster on the CPU")
