@@ -171,7 +171,7 @@ def prepare_labeled(knobs: KnobValues) -> Splits:
     named, excluded = splits.named(), [*splits.excluded]
     fingerprints = {**splits.fingerprints}
     for name, split in named.items():
-        columns = [name for name in split.column_names if name not in AUDIO_COLUMNS]
+        columns = [key for key in split.column_names if key not in AUDIO_COLUMNS]
         if column not in columns:
             raise ConfigError(
                 f"`label` is {column!r}, which is not a column of {name} ({', '.join(columns)}). "

@@ -28,6 +28,7 @@ from sbkit.audio.lengths import length_mask
 from sbkit.base.arrays import Array
 from sbkit.base.files import write_bytes_atomically, write_text_atomically
 from sbkit.config.ranges import NON_NEGATIVE, Range
+from sbkit.data.report import MP3_RATES, encode_mp3
 from sbkit.distributed.ranks import gather_over_ranks, rank
 from sbkit.logs.curves import write_picture
 from sbkit.logs.metric import Metrics
@@ -318,8 +319,6 @@ class SynthesisBrain(Brain):
 
         Their audio is `speech_SPLIT.N_recorded.mp3` and `speech_SPLIT.N_synthesized.mp3`.
         """
-        from sbkit.data.report import MP3_RATES, encode_mp3  # needs packages of training
-
         examples = [result.example for result in results if result.example is not None]
         examples = examples[:NUM_EXAMPLES]
         write_picture(folder / f"speech_{split}.png", lambda: draw_examples(examples))

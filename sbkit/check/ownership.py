@@ -130,14 +130,14 @@ def check_optimizers(planned: PlannedRun) -> Iterator[Finding]:
     trainable = [p for p in model.parameters() if p.requires_grad]
     owned = set(map(id, model.parameters()))
     for parameters, problem in (
-        ([p for p in trainable if not counts[id(p)]], "No optimizer updates {}"),
-        ([p for p in trainable if counts[id(p)] > 1], "More than one group of parameters has {}"),
-        ([p for p in grouped if id(p) not in owned], "An optimizer updates {}, not in `model`"),
+        ([p for p in trainable if not counts[id(p)]], "No optimizer updates"),
+        ([p for p in trainable if counts[id(p)] > 1], "More than one group of parameters has"),
+        ([p for p in grouped if id(p) not in owned], "Outside `model`, an optimizer updates"),
     ):
         if parameters:
             yield planned.finding(
                 "opt_class",
-                problem=problem.format(_describe_tensors(planned, parameters)),
+                problem=f"{problem} {_describe_tensors(planned, parameters)}",
                 fix="Give each parameter of `model` to one group of one optimizer, and no others.",
             )
     yield from _find_unsaved(planned, optimizers)

@@ -94,11 +94,11 @@ def names_in_code(brain: type) -> set[str]:
     Raises MissingPartError for a Brain without a source file, as in a REPL.
     """
     files = {
-        name: Path(vars(module).get("__file__") or name).resolve()
+        name: Path(vars(module).get("__file__") or name).absolute()
         for name, module in list(sys.modules.items())
         if isinstance(module, ModuleType)
     }
-    modules = [class_.__module__ for class_ in brain.__mro__]
+    modules = {class_.__module__ for class_ in brain.__mro__}
     own_files = [files[name] for name in modules if name.partition(".")[0] not in LIBRARIES]
     if not all(file.is_file() for file in own_files):
         raise MissingPartError("source")

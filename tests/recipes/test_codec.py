@@ -22,7 +22,6 @@ from torchaudio.functional import melscale_fbanks
 from recipes.codec.recipe import CODEC, CodecBrain, CodedUtterance
 from sbkit.base.errors import SbkitError
 from sbkit.check.check import check_planned_run
-from sbkit.check.planned_run import PlannedRun
 from sbkit.commands.cli import run as sbkit
 from sbkit.data.batch import Batch, collate_audio
 from sbkit.export.export import export_run
@@ -35,6 +34,7 @@ from sbkit.models.spectral_losses import mel_distance, spectral_distance
 from sbkit.models.vocoder import ConvNeXt, LogMel, VocoderDecoder, VocoderEncoder, fourier_basis
 from sbkit.runtime.codec import Codec, windows
 from sbkit.runtime.torch_model import load_bundle
+from tests.check.harness import planned_run
 from tests.runs import ROOT, Workplace, last_parameters, load_brain, read_json, with_sgd
 
 SPACE = CodeSpace(4, (8, 5, 5, 5))
@@ -402,12 +402,10 @@ def test_check_refuses_a_head_of_another_size(workplace: Workplace, tmp_path: Pa
     before, after = yaml.split("discriminator: !new:", 1)
     head = "discriminator: !new:torch.nn.Linear {in_features: 16, out_features: 1063}\n\n"
     (tmp_path / "codec.yaml").write_text(before + head + after[after.index("model: !new") :])
-    folders = {"data_folder": str(workplace.release), "output_folder": str(tmp_path / "run")}
     recipe = replace(CODEC, brain=HeadBrain)
-    with (
-        patch.dict(os.environ, {"SBKIT_CACHE": str(workplace.cache)}),
-        PlannedRun(tmp_path / "codec.yaml", folders, recipe=recipe) as planned,
-    ):
+    with planned_run(
+        workplace, tmp_path / "run", recipe=recipe, yaml=tmp_path / "codec.yaml", tiny=()
+    ) as planned:
         (finding,) = [found for found in check_planned_run(planned) if found.check == "brain"]
     assert "has 1063 outputs for 1000 codes" in finding.problem
 

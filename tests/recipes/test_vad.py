@@ -206,23 +206,15 @@ def test_loss_and_score_count_the_frames_within_an_utterance(brain: VoiceActivit
     assert brain.measure(counts)["DCF"] == pytest.approx(0.75 * 3 / 6 + 0.25 * 1 / 2)
 
 
-def test_prepare_speech_needs_a_recognizer(
-    workplace: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
-    changed = {"data_folder": str(workplace.release), "recognizer": str(tmp_path / "none")}
-    knobs = read_knobs(Path("hparams/vad.yaml"), {}) | changed
-    with pytest.raises(SbkitError, match="none is no bundle"):
-        prepare_speech(knobs)
-
-
 def test_prepare_speech_labels_loud_windows_near_aligned_words(
     workplace: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
     bundle = make_bundle(tmp_path)
-    knobs = {"data_folder": str(workplace.release), "recognizer": str(bundle)}
-    test = prepare_speech(read_knobs(ROOT / "hparams/vad.yaml", {}) | knobs).test["test"]
+    knobs = read_knobs(ROOT / "hparams/vad.yaml", {}) | {"data_folder": str(workplace.release)}
+    with pytest.raises(SbkitError, match="none is no bundle"):
+        prepare_speech(knobs | {"recognizer": str(tmp_path / "none")})
+    test = prepare_speech(knobs | {"recognizer": str(bundle)}).test["test"]
     recognizer = load_bundle(bundle)
     for row in read_rows(test, range(len(test))):
         (words,) = recognizer.align([row["audio"]], [row["text"]])

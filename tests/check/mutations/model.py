@@ -148,7 +148,7 @@ OWNERSHIP = [
     ),
     mutation(
         "a parameter that only the optimizer has",
-        error("optimizers", "opt_class", "outside the YAML, not in `model`"),
+        error("optimizers", "opt_class", "Outside `model`, an optimizer updates a parameter"),
         recipe=optimizing(all=lambda b: [*b.modules.parameters(), nn.Parameter(torch.zeros(3))]),
     ),
 ]
@@ -200,16 +200,10 @@ UNUSED = [
         recipe=brain(SpareLayer),
         options=("--freeze={CNN: 1}",),
     ),
-    *(
-        mutation(
-            f"a path of {knob} that leads nowhere",
-            error("brain", knob, "must name modules", "`CNN", advice),
-            options=(f"--{knob}={{CNNs: 1}}",),
-        )
-        for knob, advice in {
-            **dict.fromkeys(("freeze", "lr_scale"), "Did you mean `CNN`"),
-            "layer_decay": "the lists Transformer.encoder, Transformer.decoder",
-        }.items()
+    mutation(
+        "a path of freeze that leads nowhere",
+        error("brain", "freeze", "must name modules", "Did you mean `CNN`"),
+        options=("--freeze={CNNs: 1}",),
     ),
 ]
 
