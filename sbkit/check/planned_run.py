@@ -110,8 +110,7 @@ class PlannedRun(Run):
     def take(self, name: str, step: Callable[[], Result]) -> Result:
         """Take a step without a trace: nothing is logged, and no random number is drawn.
 
-        Raises:
-            MissingPartError: the step failed now or before; its error is in `faults`.
+        Raises MissingPartError if the step failed, now or before; its error is in `faults`.
         """
         if name in self.faults:
             raise MissingPartError(name)

@@ -114,9 +114,7 @@ def _files(add: Add) -> None:
     add("files", metavar="FILE", nargs="+", help=files)
     raw_rate = "sample rate of standard input without a header (16-bit little-endian mono)"
     add("--raw-rate", metavar="HZ", type=int, help=raw_rate)
-    add(
-        "--errors", metavar="FILE", type=Path, help="write a JSON line to FILE for each failed file"
-    )
+    add("--errors", metavar="FILE", type=Path, help="write a JSON line there per failed file")
 
 
 def _decoding(add: Add) -> None:
