@@ -91,7 +91,7 @@ def test_key_without_reader_is_reported(yaml: str, expected: list[str], tmp_path
     assert list(unread(read_document(tmp_path / "a.yaml"), {"named"})) == expected
 
 
-def test_names_in_code_are_of_every_method_of_the_brains_folder(
+def test_names_in_code_include_every_kind_of_method(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "own_brain.py").write_text(BRAIN)

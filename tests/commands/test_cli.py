@@ -71,7 +71,7 @@ def test_override_may_begin_like_an_option(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize(("missing", "is_required"), [("torch.nn", True), ("own_parts", False)])
-def test_only_packages_of_sbkit_are_to_be_installed(
+def test_only_a_missing_package_of_sbkit_gets_install_advice(
     missing: str, is_required: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def print_entries(folder: Path) -> None:
