@@ -99,7 +99,6 @@ class ClassificationBrain(Brain):
         return Loss(sums * batch.weights, batch.weights)
 
     def on_fit_start(self) -> None:
-        """Find the last checkpoint; without one, first measure the features."""
         super().on_fit_start()
         self.measure_features(self.classifier.encoder.features)
 
@@ -142,7 +141,7 @@ def write_confusion(file: Path, confusion: Confusion, names: Sequence[str]) -> N
 
 
 def draw_confusion(confusion: Confusion, names: Sequence[str]) -> bytes:
-    """Draw the share of each prediction, with its count; of many classes those with most errors."""
+    """Draw the share and the count of each prediction, for the classes with the most errors."""
     from matplotlib.figure import Figure  # 0.7 s to import
 
     shares = confusion / np.maximum(1, confusion.sum(1, keepdims=True))
@@ -172,7 +171,7 @@ def prepare_labeled(knobs: KnobValues) -> Splits:
     named, excluded = splits.named(), [*splits.excluded]
     fingerprints = {**splits.fingerprints}
     for name, split in named.items():
-        columns = [name for name in split.column_names if name not in AUDIO_COLUMNS]
+        columns = [key for key in split.column_names if key not in AUDIO_COLUMNS]
         if column not in columns:
             raise ConfigError(
                 f"`label` is {column!r}, which is not a column of {name} ({', '.join(columns)}). "

@@ -1,7 +1,7 @@
 """`sbkit tune`: fit another decoder to a validation set, and keep the better one.
 
-model: a run or a bundle -> log-probabilities of its validation set -> errors of its decoder
--> another decoder: language models, weights, confidences -> its errors -> kept, or written
+run or bundle -> log-probabilities of the validation set -> errors of the present decoder
+-> new decoder (language models, weights, confidences) -> its errors -> written if they are fewer
 """
 
 import logging
@@ -25,11 +25,7 @@ from sbkit.checkpoint.run_config import RESOLVED
 from sbkit.commands.score import name_of, prepare_source
 from sbkit.config.ranges import require_in_range
 from sbkit.data.splits import sample_counts
-from sbkit.decoding.decoder import (
-    DECODER_FILE,
-    LANGUAGE_MODELS,
-    BeamDecoder,
-)
+from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS, BeamDecoder
 from sbkit.decoding.fit import (
     ValidationUtterance,
     count_own_errors,
@@ -83,7 +79,11 @@ def tune(options: Namespace) -> None:
             run.check_ranges()
         _make_language_models(bundle, run, options, new / LANGUAGE_MODELS)
         decoder = _make_decoder(bundle, run, options, new / LANGUAGE_MODELS)
-        is_better = _fit(bundle, decoder, _validation_sets(bundle, run, options), new)
+        if run is not None and options.data is None:
+            sets: Mapping[str, datasets.Dataset] = run.prepare_splits().valid
+        else:
+            sets = {name_of(options.data): prepare_source(bundle, options.data)}
+        is_better = _fit(bundle, decoder, sets, new)
         if options.out is not None:
             _copy_bundle(source, new, options.out.resolve())
             logger.info(f"written with the new decoder: {options.out}")
@@ -123,7 +123,7 @@ def _overrides(options: Namespace, folder: Path) -> dict[str, object]:
 
 
 def _orders(options: Namespace) -> dict[str, int]:
-    """Return the n-gram orders that are given, by model."""
+    """Return the n-gram orders among the options, by language model."""
     orders = {WORDS: options.word_lm_order, TOKENS: options.token_lm_order}
     return {name: order for name, order in orders.items() if order is not None}
 
@@ -134,7 +134,7 @@ def _orders(options: Namespace) -> dict[str, int]:
 def _make_language_models(
     bundle: TorchBundle, run: Run | None, options: Namespace, file: Path
 ) -> None:
-    """Write the language models of the new decoder: the model's own, or others on request."""
+    """Write the language models of the new decoder: the present ones, or others if asked for."""
     model, orders = options.model, _orders(options)
     if (model / LANGUAGE_MODELS).is_file():
         shutil.copyfile(model / LANGUAGE_MODELS, file)
@@ -162,7 +162,7 @@ def _make_language_models(
 def _make_decoder(
     bundle: TorchBundle, run: Run | None, options: Namespace, language_models: Path
 ) -> BeamDecoder:
-    """Return the new decoder without weights: like the current one, except for the options."""
+    """Make the new decoder, without weights: like the current one, except for the options."""
     knobs = {} if run is None else run.knobs
     has_attention = bundle.model.network.seq_lin is not None and knobs.get("ctc_weight", 0) < 1
     if options.attention_rescoring and not has_attention:
@@ -190,22 +190,10 @@ def _make_decoder(
     return decoder
 
 
-# ---- a validation set
-
-
-def _validation_sets(
-    bundle: TorchBundle, run: Run | None, options: Namespace
-) -> Mapping[str, datasets.Dataset]:
-    """Prepare the table that is named, or the validation sets of the run."""
-    if run is not None and options.data is None:
-        return run.prepare_splits().valid
-    return {name_of(options.data): prepare_source(bundle, options.data)}
-
-
 def _encode(
     bundle: TorchBundle, sets: Mapping[str, datasets.Dataset], *, with_attention: bool
 ) -> Iterator[ValidationUtterance]:
-    """Compute the log-probabilities of as much of the validation sets as a sample may hold."""
+    """Compute the log-probabilities of at most MAX_SECONDS of each validation set."""
     rate = bundle.config.sample_rate
     for rows in sets.values():
         ids, samples = rows["id"][:], sample_counts(rows)
@@ -262,7 +250,7 @@ def _describe(scores: Scores, by_words: bool) -> str:
 
 
 def _replace(run: Path, new: Path) -> None:
-    """Replace the decoder of a run, and keep the earlier files; if killed midway, it has none."""
+    """Replace the decoder of a run, and keep its files; a run that is killed midway has none."""
     earlier = run / EARLIER_DECODER
     shutil.rmtree(earlier, ignore_errors=True)
     earlier.mkdir()
