@@ -11,7 +11,7 @@ Legend: U frames of 40 ms, V vocabulary, N sequences, L tokens.
 import os
 import threading
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache, partial
@@ -56,7 +56,7 @@ MAX_HOTWORD_DECODERS = 8  # cached for the other clips of their requests
 MAX_PROCESSES = 16  # each has its own language models and caches: 0.1 GB in the default run
 
 Tokens = tuple[int, ...]
-BeamStates = tuple[BeamState, ...]  # of the search without hotwords, and of the one with them
+BeamStates = tuple[BeamState, ...]  # of the plain search and, with hotwords, of the biased one
 
 
 # ---- rescoring
@@ -81,9 +81,9 @@ class AttentionDecoder:
 
     def score(self, sequences: Sequence[Tokens]) -> list[float]:
         """Return ln p(tokens and their end | audio) of each sequence."""
-        new = [tokens for tokens in dict.fromkeys(sequences) if tokens not in self._scores]
-        if new:
-            self._scores |= zip(new, self._compute(new), strict=True)
+        unscored = [tokens for tokens in dict.fromkeys(sequences) if tokens not in self._scores]
+        if unscored:
+            self._scores |= zip(unscored, self._compute(unscored), strict=True)
         return [self._scores[tokens] for tokens in sequences]
 
     def _compute(self, sequences: Sequence[Tokens]) -> list[float]:
@@ -101,8 +101,6 @@ def rescore(
     hypotheses: Sequence[Hypothesis], attention: AttentionDecoder, weight: float
 ) -> list[Hypothesis]:
     """Add the attention decoder's weighted scores, and return the best hypothesis first."""
-    if not hypotheses:
-        return []
     scores = attention.score([hypothesis.tokens for hypothesis in hypotheses])
     rescored = [
         replace(hypothesis, score=hypothesis.score + weight * score, attention_score=weight * score)
@@ -133,7 +131,7 @@ class Weights:
     attention: float = 1.0
 
     @classmethod
-    def of(cls, values: Mapping[str, float]) -> Self:
+    def from_plain(cls, values: Mapping[str, float]) -> Self:
         """Read weights from plain data; raise ConfigError unless they are numbers by name."""
         try:
             weights = cls(**values)
@@ -169,8 +167,8 @@ class BeamDecoder:
         weights: None to have them fitted to the validation sets at the end of training.
         attention_rescoring: whether the attention decoder's score is added to the hypotheses.
         decoder_type: "beam" for prefix beam search; "graph" for the best path through a decoding
-            graph, built when it is first needed. A graph uses neither the model of tokens nor
-            hotwords nor the attention decoder, and has its own pruning.
+            graph, which is built when it is first needed. A graph has its own pruning and uses no
+            model of tokens, no hotwords and no attention decoder.
 
     Raises:
         ConfigError: the decoder type is unknown, or the weights or the flag are invalid.
@@ -202,9 +200,10 @@ class BeamDecoder:
         self.decoder_type, self.attention_rescoring = decoder_type, attention_rescoring
         self._source = language_models
         self.needs_tuning = weights is None
-        values = {} if weights is None else weights
-        self.weights = values if isinstance(values, Weights) else Weights.of(values)
-        self.phrases: tuple[str, ...] = ()  # of hotwords
+        if not isinstance(weights, Weights):
+            weights = Weights.from_plain({} if weights is None else weights)
+        self.weights = weights
+        self.phrases: tuple[str, ...] = ()  # hotwords
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the searches: their trees are too deep for pickle."""
@@ -212,12 +211,13 @@ class BeamDecoder:
         return {name: value for name, value in vars(self).items() if name not in built}
 
     def plain(self) -> dict[str, Any]:
-        """Return the entries of `decoder.json` and of a bundle."""
+        """Return the keys of `decoder.json` and of a bundle's decoder."""
         names = ("decoder_type", "beam_size", "attention_rescoring")
         return {**{name: getattr(self, name) for name in names}, "weights": self.weights.plain()}
 
     @property
     def hotwords(self) -> frozenset[str]:
+        """Return the words of all phrases."""
         return frozenset(word for phrase in self.phrases for word in phrase.split())
 
     @cached_property
@@ -241,27 +241,29 @@ class BeamDecoder:
             weights=weights,
             needs_tuning=False,
             beam_size=beam_size or self.beam_size,
-            language_models=self.language_models,  # loaded before they are copied
+            language_models=self.language_models,  # load them once for all copies
         )
 
-    def with_hotwords(self, phrases: Sequence[str]) -> "BeamDecoder":
-        """Return a copy that expects some phrases, which its tokens can spell.
+    def with_hotwords(self, phrases: Iterable[str]) -> "BeamDecoder":
+        """Return a copy that expects other phrases, all of which its tokens can spell.
 
-        The transcript changes only where the biased search finds one of the phrases.
+        The transcript changes only if the biased search finds one of the phrases. A repeated phrase
+        counts once, because rewards shrink with the length of the list.
         """
         if self.decoder_type == "graph":
             raise ConfigError(
                 "Hotwords need the beam decoder, but this model decodes with a graph. Leave the "
                 "hotwords out, or fit another decoder: sbkit tune RUN --decoder beam"
             )
-        decoder = self.with_weights(self.weights)
-        # The search without hotwords is the same.
-        return decoder.changed(phrases=tuple(phrases), _search=self._search)
+        unique = tuple(dict.fromkeys(phrases))
+        return self.changed(
+            phrases=unique, language_models=self.language_models, _search=self._search
+        )
 
     # -- the searches, built when they are needed
 
     def check_graph(self) -> None:
-        """Raise an error for a graph whose packages are missing, or with attention rescoring."""
+        """Raise an error if a graph's packages are missing, or if it should rescore."""
         if self.decoder_type != "graph":
             return
         for name in PACKAGES:
@@ -276,19 +278,19 @@ class BeamDecoder:
     @cached_property
     def graph_decoder(self) -> GraphDecoder:
         self.check_graph()
-        words, weights = self.language_models.words, self.weights
+        word_lm, weights = self.language_models.words, self.weights
         vocabulary = self.tokenizer.vocabulary
-        if words is None:
+        if word_lm is None:
             raise ConfigError(
                 "`decoder_type: graph` needs a language model of words, but there is none. Pass "
                 "--word_lm_order=3, or --decoder_type=beam."
             )
         graph = make_graph(
-            words=words,
+            word_lm=word_lm,
             tokenizer=self.tokenizer,
-            scale=weights.word,
+            lm_weight=weights.word,
             word_bonus=weights.word_bonus,
-            unknown=weights.unknown,
+            unknown_word_score=weights.unknown,
         )
         return GraphDecoder(graph=graph, vocab_size=vocabulary.size, blank=vocabulary.blank)
 
@@ -318,7 +320,7 @@ class BeamDecoder:
         return PrefixBeamSearch(settings=settings, scorers=scorers)
 
     def _make_scorers(self, added_words: Collection[str] = ()) -> list[PrefixScorer]:
-        """Return the weighted language models; ``added_words`` count as known words."""
+        """Return the language models as scorers; ``added_words`` count as known words."""
         models, weights = self.language_models, self.weights
         scorers: list[PrefixScorer] = []
         if models.words is not None and weights.word:
@@ -361,7 +363,7 @@ class BeamDecoder:
         return self._choose(beams, attention)
 
     def start(self) -> BeamStates:
-        """Return the state before the first frame, for streaming.
+        """Return the state before the first frame of a stream.
 
         Raises ConfigError for a decoding graph, which takes only whole clips.
         """
@@ -386,7 +388,7 @@ class BeamDecoder:
         return self._choose([search.finish(state) for search, state in pairs], attention)
 
     def _searches(self) -> list[PrefixBeamSearch]:
-        """Return the search and, with hotwords, the one that is biased to them."""
+        """Return the plain search and, with hotwords, the biased one."""
         if self.decoder_type == "graph":
             raise ConfigError(
                 "Streaming needs the greedy or the beam decoder, but this model decodes with a "
@@ -412,9 +414,9 @@ class DecoderInput:
     Attributes:
         log_probs: (U, V).
         samples: the length of the clip.
-        start: of the clip in the audio that it is cut from, in seconds.
-        attention: its attention decoder, for a decoder that rescores.
-        phrases: more hotwords than the decoder has, for beam search only.
+        start: where the clip begins in its recording, in seconds.
+        attention: the attention decoder of the clip, for a decoder that rescores.
+        phrases: hotwords of this clip, besides the decoder's; only beam search uses them.
     """
 
     log_probs: LogProbs
@@ -460,7 +462,7 @@ class CtcDecoder:
         )
 
     def decode(self, clip: DecoderInput, *, times: bool) -> Recognized:
-        """Decode a clip; times count from the start of the audio that it is cut from."""
+        """Decode a clip; the times of its words count from the start of its recording."""
         decoder, aligner = self.decoder, self.aligner
         if clip.phrases and isinstance(decoder, BeamDecoder) and decoder.decoder_type == "beam":
             decoder = _with_hotwords(decoder, clip.phrases)
@@ -483,15 +485,12 @@ _decoder_of_process: CtcDecoder  # in each process of the pool
 
 
 class DecoderPool:
-    """Decode clips, in several processes once there are many frames.
-
-    processes: their maximum number.
-    """
+    """Decode clips, in up to ``processes`` processes once there have been many frames."""
 
     def __init__(self, decoder: CtcDecoder, *, processes: int) -> None:
         self.decoder, self._num_processes = decoder, min(processes, MAX_PROCESSES)
-        self._starting = threading.Lock()
-        self._processes: ProcessPoolExecutor | None = None
+        self._lock = threading.Lock()
+        self._executor: ProcessPoolExecutor | None = None
         self._num_frames = 0
 
     def decode(self, clips: Sequence[DecoderInput], *, times: bool) -> list[Recognized]:
@@ -500,13 +499,13 @@ class DecoderPool:
         Raises SbkitError if a clip cannot be decoded, or a process is killed.
         """
         self._num_frames += sum(len(clip.log_probs) for clip in clips)
-        is_worth_it = self._num_processes > 1 and self._num_frames >= MIN_FRAMES_FOR_POOL
-        if not (is_worth_it and self.decoder.is_python):
+        is_pooled = self._num_processes > 1 and self._num_frames >= MIN_FRAMES_FOR_POOL
+        if not (is_pooled and self.decoder.is_python):
             return [self.decoder.decode(clip, times=times) for clip in clips]
         from loky.process_executor import BrokenProcessPool
 
         try:
-            return list(self._started().map(partial(_decode, times), clips))
+            return list(self._start_executor().map(partial(_decode, times), clips))
         except BrokenProcessPool as error:
             self.close()
             raise SbkitError(
@@ -515,34 +514,34 @@ class DecoderPool:
             ) from error
 
     def close(self) -> None:
-        with self._starting:
-            if self._processes is not None:
-                self._end()
-                self._processes = None
+        with self._lock:
+            if self._executor is not None:
+                self._finalizer()
+                self._executor = None
 
-    def _started(self) -> "ProcessPoolExecutor":
+    def _start_executor(self) -> "ProcessPoolExecutor":
+        """Return the running executor; start it if there is none."""
         # multiprocessing's pool would import the main module of the program again, which may lack
         # a guard for that, and a fork copies locks that threads hold.
         from loky import ProcessPoolExecutor
 
-        with self._starting:
-            if self._processes is None:
-                processes = ProcessPoolExecutor(
-                    self._num_processes, initializer=_keep_decoder, initargs=(self.decoder,)
+        with self._lock:
+            if self._executor is None:
+                self._executor = ProcessPoolExecutor(
+                    self._num_processes, initializer=_set_decoder, initargs=(self.decoder,)
                 )
-                # Also for a program that never closes the pool: loky's exit handler fails loudly.
-                self._end = weakref.finalize(self, _end, processes, os.getpid())
-                self._processes = processes
-            return self._processes
+                # For a program that never closes the pool: loky's own exit handler fails loudly.
+                self._finalizer = weakref.finalize(self, _shut_down, self._executor, os.getpid())
+            return self._executor
 
 
-def _end(processes: "ProcessPoolExecutor", owner: int) -> None:
-    """End the processes, unless called from a fork of the process that owns them."""
+def _shut_down(executor: "ProcessPoolExecutor", owner: int) -> None:
+    """Kill the processes, unless called from a fork of the process that owns them."""
     if os.getpid() == owner:
-        processes.shutdown(kill_workers=True)
+        executor.shutdown(kill_workers=True)
 
 
-def _keep_decoder(decoder: CtcDecoder) -> None:
+def _set_decoder(decoder: CtcDecoder) -> None:
     global _decoder_of_process
     _decoder_of_process = decoder
 

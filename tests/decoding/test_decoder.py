@@ -188,7 +188,7 @@ def test_pool_of_processes_equals_one_process(
     bad = DecoderInput(log_probs=np.full((3, 99), np.nan), samples=3 * STEP, start=0)
     pool = DecoderPool(decoder, processes=2)
     results = pool.decode(clips, times=True)
-    assert pool._processes is not None
+    assert pool._executor is not None
     assert pool.decode(clips[:2], times=True) == results[:2]
     with pytest.raises(SbkitError, match="99 columns"):
         pool.decode([bad], times=True)
@@ -196,7 +196,7 @@ def test_pool_of_processes_equals_one_process(
     monkeypatch.setattr(decoder_module, "MIN_FRAMES_FOR_POOL", 1 << 30)
     unused = DecoderPool(decoder, processes=2)
     assert unused.decode(clips, times=True) == results
-    assert unused._processes is None
+    assert unused._executor is None
     assert [result.text for result in results] == TEXTS
 
 
@@ -211,7 +211,7 @@ def test_phrases_of_a_clip_bias_only_that_clip(
     clips = [clip, replace(clip, phrases=("forth",)), clip]
     pool = DecoderPool(CtcDecoder(beam, judged), processes=processes)
     plain, expected, again = pool.decode(clips, times=True)
-    assert (pool._processes is None) == (processes == 1)
+    assert (pool._executor is None) == (processes == 1)
     pool.close()
     assert plain == again
     assert (plain.text, expected.text) == ("the north is cold", "the forth is cold")
@@ -224,8 +224,8 @@ def test_pool_reports_a_killed_process(
 ) -> None:
     many = DecoderPool(decoder, processes=2)
     many.decode(clips, times=True)
-    assert many._processes is not None
-    os.kill(next(iter(many._processes._processes)), signal.SIGKILL)
+    assert many._executor is not None
+    os.kill(next(iter(many._executor._processes)), signal.SIGKILL)
     with pytest.raises(SbkitError, match="decoding processes was killed"):
         for _ in range(1000):
             many.decode(clips, times=True)

@@ -29,7 +29,7 @@ from tests.decoding.by_definition import (
 from tests.decoding.spoken import char_tokenizer, spoken, train_models, transcribed
 from tests.lm.test_ngram import rows
 
-WEIGHTS = {"scale": 0.8, "word_bonus": 0.3, "unknown": -1.0}
+WEIGHTS = {"lm_weight": 0.8, "word_bonus": 0.3, "unknown_word_score": -1.0}
 SENTENCES = ["a b", "b a b", "ab a", "ab b a", "a a b", "b ab"]
 TEXTS = ["call the north office", "send it to the office", "it is cold in the north"] * 3
 
@@ -86,12 +86,12 @@ class ByDefinition:
         begins = not tokens or tokens[0] in explicit or not (later or self._begins(tokens[0]))
         if begins and UNKNOWN not in ids:
             spelled = self._spellings[later].best(ids)
-            yield UNKNOWN, WEIGHTS["unknown"] + WEIGHTS["scale"] * spelled
+            yield UNKNOWN, WEIGHTS["unknown_word_score"] + WEIGHTS["lm_weight"] * spelled
 
     def _sentence(self, readings: Sequence[tuple[int, float]]) -> float:
         score = self._words.best([word for word, _ in readings])
         added = sum(more + WEIGHTS["word_bonus"] for _, more in readings)
-        return WEIGHTS["scale"] * score + added
+        return WEIGHTS["lm_weight"] * score + added
 
 
 class Walks:
@@ -122,7 +122,7 @@ class Walks:
 def test_decoder_finds_the_best_path_by_definition(pieces: Sequence[str]) -> None:
     how = LettersTokenizer(pieces)
     model = train((text.split() for text in SENTENCES), order=3).model
-    graph = make_graph(words=model, tokenizer=how, **WEIGHTS)
+    graph = make_graph(word_lm=model, tokenizer=how, **WEIGHTS)
     decoder = GraphDecoder(graph=graph, vocab_size=4, blank=0)
     definition, compared = ByDefinition(model, how), 0
     for log_probs in filter(len, random_matrices(42)):

@@ -76,7 +76,7 @@ def place(
     spans: Sequence[tuple[int, int]], *, start: float, end: float, samples: int = 1000
 ) -> Any:
     words = [TimedWord("a", (TimedToken(1, *span),)) for span in spans]
-    return WordOffsets(start, end).place(words, samples=samples, step=STEP)
+    return WordOffsets(start, end).to_samples(words, samples=samples, step=STEP)
 
 
 def test_place_moves_words_into_pauses_and_keeps_them_in_the_clip() -> None:
