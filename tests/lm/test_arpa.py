@@ -99,6 +99,7 @@ def test_read_arpa_accepts_unk_in_capitals(tmp_path: Path) -> None:
         ("-0.5\ta", "nan\ta", "in line 10"),
         ("-0.5\ta", "0.5\ta", "each a log10 probability"),
         ("-0.1\ta b", "-0.1\ta b a b", "2 words and perhaps a back-off"),
+        ("-0.125\tb </s>", "-0.125\ta b", "must contain each 2-gram once"),
         ("-0.1\ta b", "-0.1\ta \x1b[2J", "every word as a unigram"),
         ("-99\t<s>", "-99\tS", "must have <s> and </s> among its unigrams"),
         ("-2\tb", "-2\t\udcff", "must be UTF-8"),

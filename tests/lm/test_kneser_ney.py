@@ -100,7 +100,7 @@ def test_train_reads_a_text_once_and_counts_it() -> None:
     [
         ([["a"]], 0, "order of a language model must be from 1 to 10, but is 0"),
         ([["a"]], 11, "but is 11"),
-        ([[], []], 2, "needs at least one word, but this one has none"),
+        ([[], []], 2, "text with at least one word, but this text has none"),
     ],
 )
 def test_train_refuses_unusable_text(sentences: list[list[str]], order: int, sentence: str) -> None:

@@ -48,11 +48,13 @@ def test_text_in_other_letters_does_not_replace_the_models_of_a_run(
 ) -> None:
     train_models(file, tokenizer)
     before = file.read_bytes()
-    with pytest.raises(SbkitError, match="100.0% of its words have letters that no token spells"):
+    with pytest.raises(
+        SbkitError, match="100.0% of the text's words have letters that no token spells"
+    ):
         train_models(file, tokenizer, ["птица поёт"], source="others")
     assert file.read_bytes() == before
     messages = train_models(file, tokenizer, [*TEXTS, "птица"], source="both")
-    assert messages[-1] == "1.6% of its words have letters that no token spells"
+    assert messages[-1] == "1.6% of the text's words have letters that no token spells"
 
 
 @pytest.mark.parametrize("name", ["words", "tokens"])
@@ -143,14 +145,16 @@ def test_lm_command_normalizes_a_text_like_the_transcripts_of_the_run(
     command = ["lm", str(text), "--tokenizer", str(tmp_path), "--out", str(out)]
     (tmp_path / "hyperparams.yaml").write_text("language: en\n")
     text.write_text("птица поёт\n" * 9)
-    with pytest.raises(SbkitError, match="100.0% of its words have letters that no token spells"):
+    with pytest.raises(
+        SbkitError, match="100.0% of the text's words have letters that no token spells"
+    ):
         sbkit(command)
     assert not out.exists()
     text.write_text("A naïve bird\n" * 9)
     assert sbkit(command) == 0
     assert "no token spells" not in capsys.readouterr().out
     assert sbkit([*command, "--language=und"]) == 0
-    assert "33.3% of its words have letters that no token spells" in capsys.readouterr().out
+    assert "33.3% of the text's words have letters that no token spells" in capsys.readouterr().out
 
 
 # -- the file
