@@ -70,6 +70,15 @@ def test_one_unit_has_no_interval() -> None:
         assert (interval.low, interval.high, interval.unit) == (None, None, grouping.unit)
 
 
+def test_units_are_counted_in_the_singular_and_plural() -> None:
+    one, three = (
+        Interval(low=None, high=None, unit="speaker or clip", unit_count=count) for count in (1, 3)
+    )
+    assert str(one) == "no interval over 1 speaker or clip"
+    assert one.describe_units() == "only 1 speaker or clip"
+    assert str(three) == "no interval over 3 speakers or clips"
+
+
 def test_draw_of_empty_references_is_finite() -> None:
     interval = rate_interval(np.array([1, 0]), np.array([0, 4]), clips(2))
     assert (interval.low, interval.high) == (0.0, 2.0)  # two insertions, as `ErrorCounts.rate`
@@ -153,7 +162,7 @@ def test_mapsswe_cuts_segments_at_two_words_correct_in_both(
 def test_mapsswe_gives_a_reason_for_no_test() -> None:
     same = mapsswe([("a b", "a b", "a b")] * 9)
     assert (same["segments"], same["z"], same["p"]) == (0, None, None)
-    assert "needs at least 2 segments with errors, there are 0" in same["reason"]
+    assert "needs at least 2 segments with errors, but there are 0" in same["reason"]
     alike = mapsswe([("a b", "a c", "a b")] * 9)
     assert (alike["segments"], alike["mean"], alike["p"]) == (9, 1.0, None)
     assert "all 9 segments have the same difference, +1" in alike["reason"]
