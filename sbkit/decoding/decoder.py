@@ -12,11 +12,12 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeGuard
 
 import numpy as np
 
@@ -133,17 +134,14 @@ class Weights:
     @classmethod
     def from_plain(cls, values: Mapping[str, float]) -> Self:
         """Read weights from plain data; raise ConfigError unless they are numbers by name."""
-        try:
+        with suppress(TypeError):  # of other names, or of values that are no numbers
             weights = cls(**values)
-            is_valid = all(abs(weight) < MAX_WEIGHT for weight in weights.plain().values())
-        except TypeError:
-            is_valid = False
-        if not is_valid:
-            raise ConfigError(
-                f"The weights of a decoder must be numbers named {', '.join(cls().plain())}; got "
-                f"{str(values)[:100]}. Correct them, or write null to have them fitted."
-            )
-        return weights
+            if all(abs(weight) < MAX_WEIGHT for weight in weights.plain().values()):
+                return weights
+        raise ConfigError(
+            f"The weights of a decoder must be numbers named {', '.join(cls().plain())}; got "
+            f"{str(values)[:100]}. Correct them, or write null to have them fitted."
+        )
 
     def plain(self) -> dict[str, float]:
         return asdict(self)
@@ -222,7 +220,6 @@ class BeamDecoder:
 
     @cached_property
     def language_models(self) -> LanguageModels:
-        """Load the language models when they are first needed."""
         if isinstance(self._source, LanguageModels):
             return self._source
         return load_language_models(Path(self._source), self.tokenizer)
@@ -230,7 +227,6 @@ class BeamDecoder:
     # -- copies with changes
 
     def changed(self, **attributes: object) -> "BeamDecoder":
-        """Return a copy with other attributes."""
         decoder = copy(self)  # without the searches, by __getstate__
         vars(decoder).update(attributes)
         return decoder
@@ -278,8 +274,7 @@ class BeamDecoder:
     @cached_property
     def graph_decoder(self) -> GraphDecoder:
         self.check_graph()
-        word_lm, weights = self.language_models.words, self.weights
-        vocabulary = self.tokenizer.vocabulary
+        word_lm = self.language_models.words
         if word_lm is None:
             raise ConfigError(
                 "`decoder_type: graph` needs a language model of words, but there is none. Pass "
@@ -288,11 +283,11 @@ class BeamDecoder:
         graph = make_graph(
             word_lm=word_lm,
             tokenizer=self.tokenizer,
-            lm_weight=weights.word,
-            word_bonus=weights.word_bonus,
-            unknown_word_score=weights.unknown,
+            lm_weight=self.weights.word,
+            word_bonus=self.weights.word_bonus,
+            unknown_word_score=self.weights.unknown,
         )
-        return GraphDecoder(graph=graph, vocab_size=vocabulary.size, blank=vocabulary.blank)
+        return GraphDecoder(graph=graph, vocabulary=self.tokenizer.vocabulary)
 
     @cached_property
     def _search(self) -> PrefixBeamSearch:
@@ -359,8 +354,7 @@ class BeamDecoder:
             return self.graph_decoder.decode(log_probs)
         if self.attention_rescoring and attention is None:
             raise TypeError("attention rescoring needs the attention decoder of the utterance")
-        beams = [search.decode(log_probs) for search in self._searches()]
-        return self._choose(beams, attention)
+        return self.finish(self.advance(self.start(), log_probs), attention)
 
     def start(self) -> BeamStates:
         """Return the state before the first frame of a stream.
@@ -385,7 +379,10 @@ class BeamDecoder:
         The end of the sentence is scored, and ``attention``, if given, rescores.
         """
         pairs = zip(self._searches(), states, strict=True)
-        return self._choose([search.finish(state) for search, state in pairs], attention)
+        beams = [search.finish(state) for search, state in pairs]
+        if self.attention_rescoring and attention is not None:
+            beams = [rescore(beam, attention, self.weights.attention) for beam in beams]
+        return self._hotword_scorer.choose(*beams) if self.phrases else beams[0]
 
     def _searches(self) -> list[PrefixBeamSearch]:
         """Return the plain search and, with hotwords, the biased one."""
@@ -395,13 +392,6 @@ class BeamDecoder:
                 "graph. Pass --decoder greedy, or fit another: sbkit tune RUN --decoder beam"
             )
         return [self._search, self._biased_search] if self.phrases else [self._search]
-
-    def _choose(
-        self, beams: list[list[Hypothesis]], attention: AttentionDecoder | None
-    ) -> list[Hypothesis]:
-        if self.attention_rescoring and attention is not None:
-            beams = [rescore(beam, attention, self.weights.attention) for beam in beams]
-        return self._hotword_scorer.choose(*beams) if self.phrases else beams[0]
 
 
 # ---- clips
@@ -455,16 +445,12 @@ class CtcDecoder:
     def is_python(self) -> bool:
         """Whether decoding runs Python code without a model, and so holds the interpreter."""
         decoder = self.decoder
-        return (
-            isinstance(decoder, BeamDecoder)
-            and decoder.decoder_type == "beam"
-            and not decoder.attention_rescoring
-        )
+        return _is_beam_search(decoder) and not decoder.attention_rescoring
 
     def decode(self, clip: DecoderInput, *, times: bool) -> Recognized:
         """Decode a clip; the times of its words count from the start of its recording."""
         decoder, aligner = self.decoder, self.aligner
-        if clip.phrases and isinstance(decoder, BeamDecoder) and decoder.decoder_type == "beam":
+        if clip.phrases and _is_beam_search(decoder):
             decoder = _with_hotwords(decoder, clip.phrases)
             aligner = replace(aligner, unjudged=decoder.hotwords)
         beam = decoder.nbest(clip.log_probs, clip.attention)
@@ -474,6 +460,10 @@ class CtcDecoder:
             return Recognized(text)
         words = aligner.align(clip.log_probs, tokens, beam, samples=clip.samples)
         return Recognized(text, tuple(word.later(clip.start) for word in words))
+
+
+def _is_beam_search(decoder: BeamDecoder | GreedyDecoder) -> TypeGuard[BeamDecoder]:
+    return isinstance(decoder, BeamDecoder) and decoder.decoder_type == "beam"
 
 
 @lru_cache(MAX_HOTWORD_DECODERS)

@@ -14,7 +14,6 @@ Miao, Gowayyed and Metze 2015, arXiv 1507.08240 (the topology of CTC).
 """
 
 from collections.abc import Iterable, Sequence
-from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,10 +21,11 @@ import numpy as np
 from sbkit.base.arrays import LogProbs
 from sbkit.base.errors import ConfigError
 from sbkit.base.imports import require_package
-from sbkit.decoding.greedy import Hypothesis, check_log_probs
+from sbkit.decoding.greedy import Hypothesis, check_log_probs, merge_repeats
 from sbkit.lm.kneser_ney import train
 from sbkit.lm.ngram import SPECIAL, UNKNOWN, NgramModel, make_automaton
 from sbkit.text.tokenizer import SPACE, Tokenizer
+from sbkit.text.vocabulary import Vocabulary
 
 UNKNOWN_WORD_ORDER = 3  # n-grams of the tokens in unknown words
 MAX_TOKENS = 2000  # the arcs between 1000 tokens take 0.6 GB during construction, 1500: 1.4 GB
@@ -228,31 +228,25 @@ class GraphDecoder:
     the best unfinished path is taken. Raises SbkitError if kaldi-decoder is not installed.
     """
 
-    def __init__(self, *, graph: Any, vocab_size: int, blank: int) -> None:
-        self._fst, self._kaldi = (require_package(name, extra="graph") for name in PACKAGES)
+    def __init__(self, *, graph: Any, vocabulary: Vocabulary) -> None:
+        self._kaldifst, self._kaldi = (require_package(name, extra="graph") for name in PACKAGES)
         self._options = self._kaldi.FasterDecoderOptions(
             beam=BEAM_COST, max_active=MAX_ACTIVE_STATES
         )
-        self.graph, self._vocab_size, self._blank = graph, vocab_size, blank
+        self.graph, self._vocabulary = graph, vocabulary
 
     def decode(self, log_probs: LogProbs) -> list[Hypothesis]:
         """Return the single best hypothesis of natural log-probabilities (U, V)."""
-        check_log_probs(log_probs, self._vocab_size)
+        check_log_probs(log_probs, self._vocabulary.size)
         if not len(log_probs):
-            return [Hypothesis(tokens=(), score=0.0, ctc_score=0.0, lm_score=0.0)]
+            return [Hypothesis(tokens=(), score=0.0, ctc_score=0.0)]
         rows = np.ascontiguousarray(log_probs, np.float32)
         # A new decoder for each clip: it keeps the path of its last one.
         decoder = self._kaldi.FasterDecoder(self.graph, self._options)
         decoder.decode(self._kaldi.DecodableCtc(rows))
         _, path = decoder.get_best_path()
-        _, labels, _, cost = self._fst.get_linear_symbol_sequence(path)
-        merged = (label - 1 for label, _ in groupby(labels))
-        ctc_score, lm_score = -float(cost.value2), -float(cost.value1)
-        return [
-            Hypothesis(
-                tokens=tuple(token for token in merged if token != self._blank),
-                score=ctc_score + lm_score,
-                ctc_score=ctc_score,
-                lm_score=lm_score,
-            )
-        ]
+        _, labels, _, cost = self._kaldifst.get_linear_symbol_sequence(path)
+        best = np.array(labels, np.int64) - 1
+        tokens = tuple(merge_repeats(best, self._vocabulary.blank))
+        ctc, lm = -float(cost.value2), -float(cost.value1)
+        return [Hypothesis(tokens=tokens, score=ctc + lm, ctc_score=ctc, lm_score=lm)]

@@ -26,7 +26,7 @@ from sbkit.decoding.decoder import (
     BeamDecoder,
     Weights,
 )
-from sbkit.decoding.greedy import GreedyDecoder, best_tokens
+from sbkit.decoding.greedy import GreedyDecoder
 from sbkit.decoding.words import (
     CONFIDENCE_FILE,
     FEATURES,
@@ -79,7 +79,7 @@ MAX_NEWTON_STEPS = 50  # ten suffice
 MAX_STEP_SIZE = 5.0  # a longer step of Newton's method might leave the region where it converges
 
 Ping = Callable[[], object]  # tells a watchdog that work goes on
-Order = tuple[str, str]
+Order = tuple[str, str]  # the sort key of an utterance for filling a sample
 
 
 def no_ping(*_: object) -> None:
@@ -101,7 +101,6 @@ class ValidationUtterance(NamedTuple):
 
     @property
     def order(self) -> Order:
-        """Return the sort key for filling a sample."""
         return order_of(self.id), self.text
 
 
@@ -172,6 +171,8 @@ class FittedDecoder:
 
     def write(self, folder: Path) -> None:
         """Write `decoder.json`, if there is a decoder, and `confidence.json`; on rank 0 only."""
+        if rank() > 0:
+            return
         records: dict[str, dict[str, Any]] = {}
         if self.decoder is not None:
             records[DECODER_FILE] = self.decoder.plain()
@@ -179,7 +180,7 @@ class FittedDecoder:
                 splits = [] if self.weights.reason else [*self.splits]
                 records[DECODER_FILE] |= {"chosen_on": splits, **self.weights.plain()}
         records[CONFIDENCE_FILE] = {name: fit.plain() for name, fit in self.confidences.items()}
-        for name, record in records.items() if rank() == 0 else ():
+        for name, record in records.items():
             write_text_atomically(folder / name, to_json(record, indent=1) + "\n")
 
 
@@ -470,24 +471,24 @@ def fit_confidences(
     quiet: bool,
 ) -> dict[str, FittedConfidence]:
     """Fit the confidences for greedy decoding and for a decoder; all ranks return the same."""
-    blank = aligner.tokenizer.vocabulary.blank
-    labeled: dict[str, list[LabeledWords]] = {GREEDY: []}
+    vocabulary = aligner.tokenizer.vocabulary
+    decoders: dict[str, BeamDecoder | GreedyDecoder] = {
+        GREEDY: GreedyDecoder(vocab_size=vocabulary.size, blank=vocabulary.blank)
+    }
     if decoder is not None:
-        labeled[decoder.decoder_type] = []
+        decoders[decoder.decoder_type] = decoder
+    labeled: dict[str, list[LabeledWords]] = {name: [] for name in decoders}
     with progress_bar("fitting the confidence of words", len(utterances), quiet=quiet) as advance:
         for utterance in utterances:
             ping()
             advance(1)
-            log_probs = utterance.log_probs
-            words = aligner.extract_features(log_probs, best_tokens(log_probs, blank))
-            labeled[GREEDY].append(label_words(words, utterance.text))
-            if decoder is not None:
-                beam = decoder.nbest(log_probs, utterance.attention)
-                words = aligner.extract_features(log_probs, beam[0].tokens, beam)
-                labeled[decoder.decoder_type].append(label_words(words, utterance.text))
+            for name, one_decoder in decoders.items():
+                beam = one_decoder.nbest(utterance.log_probs, utterance.attention)
+                words = aligner.extract_features(utterance.log_probs, beam[0].tokens, beam)
+                labeled[name].append(label_words(words, utterance.text))
     return {
-        decoder_type: fit_confidence(list(chain.from_iterable(gather_over_ranks(words))))
-        for decoder_type, words in labeled.items()
+        name: fit_confidence(list(chain.from_iterable(gather_over_ranks(words))))
+        for name, words in labeled.items()
     }
 
 

@@ -41,7 +41,6 @@ class ComparedRun(NamedTuple):
         return sum(utterance.counts.errors for utterance in self.utterances)
 
     def counts(self, rate: str) -> list[ErrorCounts]:
-        """Return the counts of each utterance for "WER" or "CER"."""
         return [utterance.scores.by_rate(by_words=True)[rate] for utterance in self.utterances]
 
     def total(self, rate: str) -> ErrorCounts:
@@ -128,7 +127,6 @@ def _require_same_references(name: str, run: ComparedRun, best: ComparedRun) -> 
 
 
 def _rates(run: ComparedRun, rates: Sequence[str], grouping: Grouping) -> Figures:
-    """Return the error rates of a run with their counts and intervals."""
     return {
         rate: {
             "rate": run.total(rate).rate,

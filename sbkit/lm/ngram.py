@@ -85,7 +85,6 @@ class NgramModel:
 
     @property
     def order(self) -> int:
-        """Return the number of words in the longest n-grams."""
         return len(self.grams)
 
     @cached_property

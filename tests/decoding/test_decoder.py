@@ -39,7 +39,7 @@ from tests.decoding.spoken import (
     misheard,
     spoken,
     train_models,
-    transcribed,
+    transcribe,
 )
 from tests.models.test_asr import make_model, sbkit_parts
 from tests.runs import ROOT
@@ -63,8 +63,8 @@ def test_hotword_that_is_in_no_text_is_recognized(beam: BeamDecoder) -> None:
     """The utterance is "call lam"; its l sounds a little more like a t."""
     plain = beam.with_weights(Weights(token=0))
     log_probs = spoken(beam.tokenizer, "call lam", {5: "t"})
-    assert transcribed(plain.with_hotwords(["lam"]), log_probs) == "call lam"
-    assert transcribed(plain, log_probs) != "call lam"
+    assert transcribe(plain.with_hotwords(["lam"]), log_probs) == "call lam"
+    assert transcribe(plain, log_probs) != "call lam"
 
 
 @pytest.mark.parametrize("variant", ["greedy", "hotwords", "rescoring"])

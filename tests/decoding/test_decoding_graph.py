@@ -26,7 +26,7 @@ from tests.decoding.by_definition import (
     best_of,
     random_matrices,
 )
-from tests.decoding.spoken import char_tokenizer, spoken, train_models, transcribed
+from tests.decoding.spoken import char_tokenizer, spoken, train_models, transcribe
 from tests.lm.test_ngram import rows
 
 WEIGHTS = {"lm_weight": 0.8, "word_bonus": 0.3, "unknown_word_score": -1.0}
@@ -123,7 +123,7 @@ def test_decoder_finds_the_best_path_by_definition(pieces: Sequence[str]) -> Non
     how = LettersTokenizer(pieces)
     model = train((text.split() for text in SENTENCES), order=3).model
     graph = make_graph(word_lm=model, tokenizer=how, **WEIGHTS)
-    decoder = GraphDecoder(graph=graph, vocab_size=4, blank=0)
+    decoder = GraphDecoder(graph=graph, vocabulary=how.vocabulary)
     definition, compared = ByDefinition(model, how), 0
     for log_probs in filter(len, random_matrices(42)):
         (hypothesis,) = decoder.decode(log_probs)
@@ -167,9 +167,9 @@ def test_decoder_corrects_words_by_the_language_model(tmp_path: Path, tokenizer:
     decoder = graph_of(tmp_path, tokenizer)
     for text in TEXTS[:3]:
         log_probs = spoken(tokenizer, text, {3: "s", 8: "m"})
-        assert transcribed(decoder, log_probs) == text
+        assert transcribe(decoder, log_probs) == text
     for text in ("call dan in the north", "dan is cold"):
-        assert transcribed(decoder, spoken(tokenizer, text, {})) == text
+        assert transcribe(decoder, spoken(tokenizer, text, {})) == text
     (nothing,) = decoder.nbest(np.zeros((0, tokenizer.vocab_size)))
     assert (nothing.tokens, nothing.score, nothing.lm_score) == ((), 0.0, 0.0)
 
