@@ -1,10 +1,11 @@
-"""The best path through a decoding graph is the best by definition."""
+"""The best path through a decoding graph is the best by the definition of its scores."""
 
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import pairwise, product
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,16 +36,16 @@ TEXTS = ["call the north office", "send it to the office", "it is cold in the no
 
 
 class ByDefinition:
-    """Scores of token sequences: each word as a known one and as unknown, all ways to back off.
+    """Scores of token sequences: each word as a known and as an unknown word, all back-offs.
 
-    A path may back off where it need not, and so forget what came before: Kaldi's graphs are so.
+    A path may back off where it need not, and so forget its history, as in all of Kaldi's graphs.
     """
 
-    def __init__(self, model: NgramModel, how: Tokenizer) -> None:
-        self._pieces, self._words = how.pieces(), Walks(make_automaton(model))
-        words = model.words[3:]
-        first = {word: tuple(how.encode(word)) for word in words}
-        later = {word: tuple(how.encode(f"{word} {word}"))[len(first[word]) :] for word in words}
+    def __init__(self, model: NgramModel, tokenizer: Tokenizer) -> None:
+        self._pieces, self._words = tokenizer.pieces(), Walks(make_automaton(model))
+        words, encode = model.words[3:], tokenizer.encode
+        first = {word: tuple(encode(word)) for word in words}
+        later = {word: tuple(encode(f"{word} {word}"))[len(first[word]) :] for word in words}
         self._known = [
             {tokens: model.id_of(word) for word, tokens in spellings.items()}
             for spellings in (first, later)
@@ -60,7 +61,7 @@ class ByDefinition:
         self._scores = dict[tuple[int, ...], float]()
 
     def score(self, tokens: tuple[int, ...]) -> float:
-        """Return the best score of the language models, -inf for what is no text."""
+        """Return the best score of the language models, -inf if the tokens spell no text."""
         if tokens not in self._scores:
             self._scores[tokens] = self._score(tokens)
         return self._scores[tokens]
@@ -82,24 +83,24 @@ class ByDefinition:
             yield self._known[later][tokens], 0.0
         letters = self._letters[later]
         ids = [letters.id_of(str(token)) for token in tokens]
-        explicit = [spelling[0] for spelling in self._known[later]]
-        begins = not tokens or tokens[0] in explicit or not (later or self._begins(tokens[0]))
+        first_tokens = [spelling[0] for spelling in self._known[later]]
+        begins = not tokens or tokens[0] in first_tokens or not (later or self._begins(tokens[0]))
         if begins and UNKNOWN not in ids:
-            spelled = self._spellings[later].best(ids)
-            yield UNKNOWN, WEIGHTS["unknown_word_score"] + WEIGHTS["lm_weight"] * spelled
+            log_prob = self._spellings[later].best(ids)
+            yield UNKNOWN, WEIGHTS["unknown_word_score"] + WEIGHTS["lm_weight"] * log_prob
 
     def _sentence(self, readings: Sequence[tuple[int, float]]) -> float:
-        score = self._words.best([word for word, _ in readings])
-        added = sum(more + WEIGHTS["word_bonus"] for _, more in readings)
-        return WEIGHTS["lm_weight"] * score + added
+        log_prob = self._words.best([word for word, _ in readings])
+        added = sum(score + WEIGHTS["word_bonus"] for _, score in readings)
+        return WEIGHTS["lm_weight"] * log_prob + added
 
 
 class Walks:
-    """The ways of a sentence through an automaton, which may back off anywhere."""
+    """The paths of a sentence through an automaton; a path may back off anywhere."""
 
     def __init__(self, automaton: Automaton, *, forgets_start: bool = True) -> None:
         self._start = automaton.start
-        self._said, self._ends = rows(automaton.words), rows(automaton.ends)
+        self._arcs, self._ends = rows(automaton.words), rows(automaton.ends)
         self._backoffs = {source: to for (source, _), to in rows(automaton.backoffs).items()}
         if not forgets_start:
             del self._backoffs[automaton.start]
@@ -109,8 +110,8 @@ class Walks:
         state, best = self._start if state is None else state, -inf
         if not words and (state, END) in self._ends:
             best = self._ends[state, END][1]
-        elif words and (state, words[0]) in self._said:
-            target, weight = self._said[state, words[0]]
+        elif words and (state, words[0]) in self._arcs:
+            target, weight = self._arcs[state, words[0]]
             best = weight + self.best(words[1:], target)
         if state in self._backoffs:
             target, weight = self._backoffs[state]
@@ -120,11 +121,11 @@ class Walks:
 
 @pytest.mark.parametrize("pieces", [CHARACTERS, PIECES])
 def test_decoder_finds_the_best_path_by_definition(pieces: Sequence[str]) -> None:
-    how = LettersTokenizer(pieces)
+    tokenizer = LettersTokenizer(pieces)
     model = train((text.split() for text in SENTENCES), order=3).model
-    graph = make_graph(word_lm=model, tokenizer=how, **WEIGHTS)
-    decoder = GraphDecoder(graph=graph, vocabulary=how.vocabulary)
-    definition, compared = ByDefinition(model, how), 0
+    graph = make_graph(word_lm=model, tokenizer=tokenizer, **WEIGHTS)
+    decoder = GraphDecoder(graph=graph, vocabulary=tokenizer.vocabulary)
+    definition, num_compared = ByDefinition(model, tokenizer), 0
     for log_probs in filter(len, random_matrices(42)):
         (hypothesis,) = decoder.decode(log_probs)
         scores = {
@@ -134,14 +135,14 @@ def test_decoder_finds_the_best_path_by_definition(pieces: Sequence[str]) -> Non
         *_, second, best = sorted([-inf, -inf, *scores.values()])
         if best == -inf:
             continue
-        compared += 1
+        num_compared += 1
         # Weights are rounded to a thousandth.
         assert hypothesis.score == pytest.approx(best, abs=0.01)
         assert scores[hypothesis.tokens] == pytest.approx(best, abs=0.02)
         assert hypothesis.score == hypothesis.ctc_score + hypothesis.lm_score
         if second < best - 0.02:
             assert hypothesis.tokens == best_of(scores)
-    assert compared > 25
+    assert num_compared > 25
 
 
 @pytest.fixture(scope="module")
@@ -149,17 +150,11 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return char_tokenizer(tmp_path_factory.mktemp("tokenizer"), TEXTS)
 
 
-def graph_of(
-    folder: Path, tokenizer: Tokenizer, *, order: int = 2, **options: object
-) -> BeamDecoder:
+def graph_of(folder: Path, tokenizer: Tokenizer, *, order: int = 2, **options: Any) -> BeamDecoder:
     file = folder / "lm.safetensors"
     train_models(file, tokenizer, TEXTS, words=order)
-    arguments: dict[str, object] = {
-        "weights": Weights(word=1.0),
-        "decoder_type": "graph",
-        **options,
-    }
-    return BeamDecoder(tokenizer=tokenizer, language_models=file, **arguments)  # type: ignore[arg-type]
+    options = {"weights": Weights(word=1.0), **options}
+    return BeamDecoder(tokenizer=tokenizer, language_models=file, decoder_type="graph", **options)
 
 
 def test_decoder_corrects_words_by_the_language_model(tmp_path: Path, tokenizer: Tokenizer) -> None:
