@@ -32,14 +32,15 @@ def write_run(
 
 @pytest.fixture
 def runs(tmp_path: Path) -> list[str]:
-    """Write a run and a folder of scores, which have two of their test sets in common."""
+    """Write a run and a folder of scores, which have two test sets in common."""
     names = ("better", "level")
-    a = write_run(tmp_path / "a", {name: read_pair(name, "a") for name in (*names, "worse")})
+    sets_of_a = {name: read_pair(name, "a") for name in (*names, "worse")}
     sets_of_b = {name: read_pair(name, "b")[::-1] for name in names}
-    return [a, write_run(tmp_path / "b", sets_of_b, figures="scores.json")]
+    b = write_run(tmp_path / "b", sets_of_b, figures="scores.json")
+    return [write_run(tmp_path / "a", sets_of_a), b]
 
 
-def test_compare_prints_a_table_and_what_changed(
+def test_compare_prints_a_table_and_the_largest_changes(
     runs: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert sbkit(["compare", *runs]) == 0
@@ -65,7 +66,7 @@ def test_compare_prints_a_table_and_what_changed(
     assert "Z 2.604, p 0.009" in level and level.endswith(f"  B  {runs[1]}")
 
 
-def test_compare_marks_every_best_of_many_runs(
+def test_compare_marks_all_best_runs(
     runs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     copies = [
@@ -97,7 +98,7 @@ def test_json_of_compare_has_the_figures_of_the_runs(
     difference = worse_run["above_best"]["CER"]["difference"]
     assert difference == pytest.approx((768 - 462) / 2523)
     assert worse_run["MAPSSWE"]["segments"] == 90
-    changes = [abs(a - b) for a, b in (one["errors"] for one in better["changed"])]
+    changes = [abs(a - b) for a, b in (change["errors"] for change in better["changed"])]
     assert changes == sorted(changes, reverse=True)
     assert len(changes) == MAX_CHANGED
 
