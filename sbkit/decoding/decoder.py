@@ -210,8 +210,12 @@ class BeamDecoder:
 
     def plain(self) -> dict[str, Any]:
         """Return the keys of `decoder.json` and of a bundle's decoder."""
-        names = ("decoder_type", "beam_size", "attention_rescoring")
-        return {**{name: getattr(self, name) for name in names}, "weights": self.weights.plain()}
+        return {
+            "decoder_type": self.decoder_type,
+            "beam_size": self.beam_size,
+            "attention_rescoring": self.attention_rescoring,
+            "weights": self.weights.plain(),
+        }
 
     @property
     def hotwords(self) -> frozenset[str]:
@@ -231,14 +235,10 @@ class BeamDecoder:
         vars(decoder).update(attributes)
         return decoder
 
-    def with_weights(self, weights: Weights, *, beam_size: int | None = None) -> "BeamDecoder":
-        """Return a copy with other weights, and optionally another beam size."""
-        return self.changed(
-            weights=weights,
-            needs_tuning=False,
-            beam_size=beam_size or self.beam_size,
-            language_models=self.language_models,  # load them once for all copies
-        )
+    def with_weights(self, weights: Weights) -> "BeamDecoder":
+        # The language models are loaded once for all copies.
+        models = self.language_models
+        return self.changed(weights=weights, needs_tuning=False, language_models=models)
 
     def with_hotwords(self, phrases: Iterable[str]) -> "BeamDecoder":
         """Return a copy that expects other phrases, all of which its tokens can spell.
@@ -251,10 +251,9 @@ class BeamDecoder:
                 "Hotwords need the beam decoder, but this model decodes with a graph. Leave the "
                 "hotwords out, or fit another decoder: sbkit tune RUN --decoder beam"
             )
+        search, models = self._search, self.language_models
         unique = tuple(dict.fromkeys(phrases))
-        return self.changed(
-            phrases=unique, language_models=self.language_models, _search=self._search
-        )
+        return self.changed(phrases=unique, language_models=models, _search=search)
 
     # -- the searches, built when they are needed
 

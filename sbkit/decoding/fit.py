@@ -355,11 +355,8 @@ def search_weights(
         names = [name for name in names if name not in WORD_WEIGHTS]
     points = np.stack([_halton(NUM_TRIALS, base) for base in HALTON_BASES[: len(names)]], 1)
     ranges = GRAPH_WEIGHT_RANGES if decoder.decoder_type == "graph" else WEIGHT_RANGES
-    beam_size, quick = min(decoder.beam_size, TRIAL_BEAM_SIZE), _make_quick(decoder)
-    trials = (
-        quick.with_weights(_weights_at(names, ranges, point), beam_size=beam_size)
-        for point in points
-    )
+    quick_decoder = _make_quick(decoder)
+    trials = (quick_decoder.with_weights(_weights_at(names, ranges, point)) for point in points)
     scores = count_all_errors(trials, utterances, ping)
     if not scores[0].utterances:
         raise DataError(
@@ -417,16 +414,17 @@ def used_weights(decoder: BeamDecoder) -> Iterator[str]:
 def _make_quick(decoder: BeamDecoder) -> BeamDecoder:
     """Return a faster decoder whose best weights are nearly the same.
 
-    A graph is built again for each setting, so its language model keeps only orders with few
-    n-grams.
+    Its beam is smaller. A graph is built again for each setting, so its language model has only
+    the orders with few n-grams.
     """
-    words = decoder.language_models.words
-    if decoder.decoder_type != "graph" or words is None:
-        return decoder
-    sizes = np.cumsum([len(grams) for grams in words.grams])
+    quick = decoder.changed(beam_size=min(decoder.beam_size, TRIAL_BEAM_SIZE))
+    word_lm = decoder.language_models.words
+    if decoder.decoder_type != "graph" or word_lm is None:
+        return quick
+    sizes = np.cumsum([len(grams) for grams in word_lm.grams])
     num_orders = max(1, int((sizes <= MAX_TRIAL_NGRAMS).sum()))
-    shorter = NgramModel(words.words, words.grams[:num_orders])
-    return decoder.changed(language_models=LanguageModels(words=shorter, tokens=None))
+    shorter = NgramModel(word_lm.words, word_lm.grams[:num_orders])
+    return quick.changed(language_models=LanguageModels(words=shorter, tokens=None))
 
 
 def _weights_at(
