@@ -236,12 +236,11 @@ class BeamDecoder:
         return decoder
 
     def with_weights(self, weights: Weights) -> "BeamDecoder":
-        # The language models are loaded once for all copies.
-        models = self.language_models
+        models = self.language_models  # loaded once for all copies
         return self.changed(weights=weights, needs_tuning=False, language_models=models)
 
     def with_hotwords(self, phrases: Iterable[str]) -> "BeamDecoder":
-        """Return a copy that expects other phrases, all of which its tokens can spell.
+        """Return a copy that expects other phrases; its tokens must be able to spell them.
 
         The transcript changes only if the biased search finds one of the phrases. A repeated phrase
         counts once, because rewards shrink with the length of the list.
@@ -347,7 +346,7 @@ class BeamDecoder:
     ) -> list[Hypothesis]:
         """Return the hypotheses of a whole clip, (U, V), the best first.
 
-        ``attention`` is the attention decoder of the utterance, required for rescoring.
+        Rescoring needs ``attention``, the attention decoder of the utterance.
         """
         if self.decoder_type == "graph":
             return self.graph_decoder.decode(log_probs)
@@ -356,10 +355,7 @@ class BeamDecoder:
         return self.finish(self.advance(self.start(), log_probs), attention)
 
     def start(self) -> BeamStates:
-        """Return the state before the first frame of a stream.
-
-        Raises ConfigError for a decoding graph, which takes only whole clips.
-        """
+        """Begin a stream; raise ConfigError for a decoding graph, which takes only whole clips."""
         return tuple(search.start() for search in self._searches())
 
     def advance(self, states: BeamStates, log_probs: LogProbs) -> BeamStates:
@@ -373,10 +369,7 @@ class BeamDecoder:
     def finish(
         self, states: BeamStates, attention: AttentionDecoder | None = None
     ) -> list[Hypothesis]:
-        """Return the hypotheses of a clip that ends here, the best first.
-
-        The end of the sentence is scored, and ``attention``, if given, rescores.
-        """
+        """Return the hypotheses of a clip that ends here, best first; ``attention`` rescores."""
         pairs = zip(self._searches(), states, strict=True)
         beams = [search.finish(state) for search, state in pairs]
         if self.attention_rescoring and attention is not None:

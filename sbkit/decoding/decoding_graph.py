@@ -224,8 +224,8 @@ def _topology(tokens: Iterable[int], blank: int, marks: Marks) -> Any:
 class GraphDecoder:
     """Find the best path of whole clips through a graph of `make_graph`.
 
-    The CTC score is that of one alignment. If the beam has lost every path that ends with a word,
-    the best unfinished path is taken. Raises SbkitError if kaldi-decoder is not installed.
+    The CTC score is the score of one alignment. If the beam has lost every path that ends with a
+    word, the best unfinished path is taken. Raises SbkitError if kaldi-decoder is not installed.
     """
 
     def __init__(self, *, graph: Any, vocabulary: Vocabulary) -> None:

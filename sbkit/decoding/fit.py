@@ -540,10 +540,7 @@ def _select(features: dict[str, Float64s], mask: Bools) -> dict[str, Float64s]:
 
 
 def _fit(features: dict[str, Float64s], right: Bools) -> Confidence:
-    """Fit weights to standardized features, and convert them to the features' own scales.
-
-    Features that are nearly constant have no weight.
-    """
+    """Fit weights to standardized features, except nearly constant ones, and undo the scaling."""
     used = {name: values for name, values in features.items() if values.std() > MIN_FEATURE_SCALE}
     stacked = np.stack([*used.values()], 1) if used else np.zeros((len(right), 0))
     mean, scale = stacked.mean(0), stacked.std(0)

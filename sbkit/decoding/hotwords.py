@@ -44,10 +44,7 @@ def read_hotwords(source: str) -> list[str]:
 def normalize_hotwords(
     texts: Iterable[str], *, normalize: Callable[[str], str], tokenizer: Tokenizer
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Normalize phrases like transcripts; return those that the tokens can spell, and the others.
-
-    Each phrase is returned once; the others are returned as they were written.
-    """
+    """Normalize phrases like transcripts; return those that can be spelled, and the others."""
     phrases: dict[str, None] = {}
     refused: dict[str, None] = {}
     for text in texts:
@@ -117,10 +114,7 @@ class HotwordScorer:
         return score - state.node.credit
 
     def choose(self, unbiased: list[Hypothesis], biased: list[Hypothesis]) -> list[Hypothesis]:
-        """Return the beam of the biased search only if its best text has a new phrase.
-
-        A new phrase is one that the best text of the unbiased search lacks (k2-fsa/icefall#1948).
-        """
+        """Return the biased beam only for a phrase that the other lacks (k2-fsa/icefall#1948)."""
         new_phrases = self._find(biased[0].tokens) - self._find(unbiased[0].tokens)
         return biased if new_phrases else unbiased
 

@@ -160,10 +160,7 @@ class WordOffsets:
     def to_samples(
         self, words: Sequence[TimedWord], *, samples: int, step: int
     ) -> list[tuple[int, int]]:
-        """Return the first sample of each word, and the sample after its last.
-
-        Words do not overlap, and lie within the ``samples`` of the clip.
-        """
+        """Return the first sample of each word, and the sample after its last, without overlap."""
         first = np.array([word.first for word in words], np.float64)
         end = np.array([word.end for word in words], np.float64)
         bounds = np.stack([first + self.start, end + self.end], axis=1)  # (W, 2)
@@ -189,10 +186,7 @@ class Confidence:
 
     @classmethod
     def of(cls, values: Mapping[str, float]) -> Self:
-        """Read plain data, {bias: ..., FEATURE: ...}.
-
-        Raises KeyError, TypeError or ValueError for anything else.
-        """
+        """Read {bias: ..., FEATURE: ...}; raise KeyError, TypeError or ValueError if invalid."""
         weights = dict(values)
         is_bounded = all(abs(weight) <= MAX_WEIGHT for weight in weights.values())
         if not is_bounded or not weights.keys() <= {BIAS, *FEATURES}:
@@ -304,18 +298,15 @@ class WordAligner:
         *,
         samples: int,
     ) -> tuple[Word, ...]:
-        """Align tokens with log-probabilities (U, V), and compute the confidence of their words.
-
-        All words lie within the ``samples`` of the clip.
-        """
+        """Return the words that tokens spell, with times and confidences: (U, V), L tokens."""
         if self.confidence is None:
             return self._in_seconds(self._align(log_probs, tokens), samples)
         extracted = self.extract_features(log_probs, tokens, beam)
-        confidences = self.confidence(extracted.features)
         words = self._in_seconds(extracted.words, samples)
+        pairs = zip(words, self.confidence(extracted.features), strict=True)
         return tuple(
             word if word.text in self.unjudged else replace(word, confidence=confidence)
-            for word, confidence in zip(words, confidences, strict=True)
+            for word, confidence in pairs
         )
 
     def extract_features(

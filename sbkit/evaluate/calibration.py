@@ -52,7 +52,7 @@ class Calibration:
 
 
 def measure_calibration(confidences: Sequence[float], right: Sequence[bool]) -> Calibration | None:
-    """Compare confidences, between 0 and 1 exclusive, with which words are right: (N,), (N,).
+    """Compare confidences, between 0 and 1 exclusive, with the truth of each word: (N,), (N,).
 
     Returns None if there are no words. Source of the ECE: Naeini, Cooper and Hauskrecht (2015,
     "Obtaining well calibrated probabilities using Bayesian binning").

@@ -43,7 +43,7 @@ class Grouping(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """A 95 % interval, in fractions; both ends are None for less than two units, or no words.
+    """A 95 % interval, in fractions; both ends are None for fewer than two units or no words.
 
     unit: "speaker", "clip" or "speaker or clip"; unit_count: the number of units.
 
@@ -141,8 +141,8 @@ def mapsswe(triples: Iterable[tuple[str, str, str]], *, by_words: bool = True) -
 
     Returns the number of segments, the mean difference A - B, Z and the two-sided p. If no test is
     possible, Z and p are None, and `reason` says why. Characters replace words in a language
-    without spaces between words. Segments and Z equal those of sc_stats (SCTK 2.4.10). p assumes
-    that Z is normal; Gillick & Cox ask for about fifty segments.
+    without spaces between words. Segments and Z equal sc_stats' (SCTK 2.4.10). p assumes that Z
+    is normal; Gillick & Cox ask for about fifty segments.
     """
     segments = (segment_differences(*triple, by_words=by_words) for triple in triples)
     differences = [*chain.from_iterable(segments)]

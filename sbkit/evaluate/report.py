@@ -121,9 +121,9 @@ def _section(
     ordered = order_by_use(utterances)
     sizes = [0, *accumulate(len(to_json(row(utterance, {})).encode()) for utterance in ordered)]
     num_shown = bisect_right(sizes, MAX_ROW_BYTES // num_sets) - 1
-    shown = ordered[:num_shown]
+    shown_utterances = ordered[:num_shown]
     clip_bytes = MAX_BYTES // num_sets - sizes[num_shown]
-    ids = [utterance[0].id for utterance in shown[: MAX_CLIPS // num_sets]]
+    ids = [utterance[0].id for utterance in shown_utterances[: MAX_CLIPS // num_sets]]
     clip_of_id = clips(name, ids, clip_bytes)
     pairs = [[result.pairs for result in run] for run in zip(*utterances, strict=True)]
     judged = [judge_words(run.utterances[name]) for run in runs]
@@ -131,7 +131,7 @@ def _section(
     section = {
         "name": name,
         "utterances": len(utterances),
-        "shown": len(shown),
+        "shown": num_shown,
         "played": len(clip_of_id),
         "errors": confusions(pairs),
         "unknown": unknown_words(pairs[0], known_words.words) if known_words and pairs else [],
@@ -139,7 +139,7 @@ def _section(
         "calibration": [measure_calibration(*words) for words in judged],
         "calibrated": any(reliability),
     }
-    by_id = sorted(shown, key=lambda utterance: utterance[0].id)
+    by_id = sorted(shown_utterances, key=lambda utterance: utterance[0].id)
     return section, [row(utterance, clip_of_id) for utterance in by_id]
 
 
@@ -164,10 +164,7 @@ def join_utterances(runs: Sequence[Iterable[ScoredUtterance]]) -> list[Utterance
 
 
 def order_by_use(utterances: Sequence[UtteranceOfRuns]) -> list[UtteranceOfRuns]:
-    """Return utterances in the order in which a report shows them: the worst, a random one, ...
-
-    The same utterances give the same order.
-    """
+    """Order utterances for a report: alternately the worst and a random one, always the same."""
 
     def rank(runs: UtteranceOfRuns) -> tuple[int, str]:
         return -sum(result.counts.errors for result in runs), runs[0].id

@@ -155,7 +155,6 @@ def result_figures(scored: Sequence[ScoredUtterance]) -> Figures:
 
 
 def _decoder_figures(scored: Sequence[ScoredUtterance]) -> Figures:
-    """Return the rates of one decoder, and the quality of its confidences, if it has any."""
     confidence = measure_calibration(*judge_words(scored))
     return {
         **error_figures(total_scores(scored), by_words=have_words(scored)),
@@ -165,10 +164,7 @@ def _decoder_figures(scored: Sequence[ScoredUtterance]) -> Figures:
 
 
 def error_figures(test: Scores, *, by_words: bool = True) -> Figures:
-    """Return the rates of a test set with their counts.
-
-    ``by_words`` is False for a language without spaces between words, which has no WER.
-    """
+    """Return the rates of a test set with their counts; the WER only if ``by_words``."""
     by_rate = test.by_rate(by_words=by_words)
     return {
         **{rate: counts.rate for rate, counts in by_rate.items()},
@@ -203,7 +199,7 @@ def _intervals(scored: Sequence[ScoredUtterance]) -> dict[str, Interval]:
 
 
 def utterances_file(folder: Path, split: str) -> Path:
-    """Return the file with the utterances of a test set."""
+    """Return the path of a test set's utterances."""
     return folder / f"{PREFIX}{split}{SUFFIX}"
 
 

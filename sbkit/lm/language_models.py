@@ -70,10 +70,7 @@ def save(models: Mapping[str, NgramModel], file: Path, *, metadata: Mapping[str,
 
 
 def load(file: Path, content: bytes | None = None) -> tuple[dict[str, NgramModel], dict[str, str]]:
-    """Read models and their metadata; ``content``: the bytes of the file, if known.
-
-    Raises DataError if the file is damaged or of another kind.
-    """
+    """Read models and metadata, from ``content`` if known; raise DataError for a damaged file."""
     if content is None:
         subject = "A file of language models"
         content = read_regular(file, max_bytes=MAX_FILE_BYTES, subject=subject)
@@ -280,8 +277,7 @@ def _describe(name: str, trained: Trained) -> str:
 def _check_spelling(words: Counter[str], tokenizer: Tokenizer) -> list[str]:
     """Return a message about the share of words that the tokens cannot spell, if there are any.
 
-    Raises DataError if more than half of all letters are in no token, as in a text of another
-    language.
+    Raises DataError if more than half of all letters are in no token: another language.
     """
     known_letters = {*"".join(tokenizer.texts)}
     num_letters = num_missing = num_unspelled = 0
