@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import pairwise, product
 from math import inf
 from pathlib import Path
@@ -58,15 +59,10 @@ class ByDefinition:
             Walks(make_automaton(letters), forgets_start=letters is self._letters[0])
             for letters in self._letters
         ]
-        self._scores = dict[tuple[int, ...], float]()
-
-    def score(self, tokens: tuple[int, ...]) -> float:
-        """Return the best score of the language models, -inf if the tokens spell no text."""
-        if tokens not in self._scores:
-            self._scores[tokens] = self._score(tokens)
-        return self._scores[tokens]
+        self.score = cache(self._score)
 
     def _score(self, tokens: tuple[int, ...]) -> float:
+        """Return the best score of the language models, -inf if the tokens spell no text."""
         starts = [n for n, token in enumerate(tokens) if n == 0 or self._begins(token)]
         words = [tokens[a:b] for a, b in pairwise([*starts, len(tokens)])]
         return max(self._of_words(words), self._of_words([(), *words]))
