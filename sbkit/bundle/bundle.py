@@ -146,7 +146,7 @@ class Bundle:
             confidence=self.config.confidence.get(
                 GREEDY if self.decoder is None else self.decoder.decoder_type
             ),
-            unjudged=frozenset() if self.decoder is None else self.decoder.hotwords,
+            hotwords=frozenset() if self.decoder is None else self.decoder.hotwords,
         )
         return DecoderPool(CtcDecoder.of(self.decoder, aligner), processes=usable_cores())
 

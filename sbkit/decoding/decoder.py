@@ -444,7 +444,7 @@ class CtcDecoder:
         decoder, aligner = self.decoder, self.aligner
         if clip.phrases and _is_beam_search(decoder):
             decoder = _with_hotwords(decoder, clip.phrases)
-            aligner = replace(aligner, unjudged=decoder.hotwords)
+            aligner = replace(aligner, hotwords=decoder.hotwords)
         beam = decoder.nbest(clip.log_probs, clip.attention)
         tokens = list(beam[0].tokens)
         text = aligner.tokenizer.decode(tokens)

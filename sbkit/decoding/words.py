@@ -278,8 +278,8 @@ class WordAligner:
         offsets: how far words extend beyond the frames of their tokens.
         lm: a language model of words, or None.
         confidence: None for words without confidences.
-        unjudged: words that get no confidence, because no words like them were in the data that the
-            confidence was fitted to: hotwords.
+        hotwords: words that get no confidence, because the confidence was fitted to words that were
+            decoded without hotwords.
     """
 
     tokenizer: Tokenizer
@@ -288,7 +288,7 @@ class WordAligner:
     offsets: WordOffsets = field(default_factory=WordOffsets)
     lm: NgramModel | None = None
     confidence: Confidence | None = None
-    unjudged: frozenset[str] = frozenset()
+    hotwords: frozenset[str] = frozenset()
 
     def align(
         self,
@@ -305,7 +305,7 @@ class WordAligner:
         words = self._in_seconds(extracted.words, samples)
         pairs = zip(words, self.confidence(extracted.features), strict=True)
         return tuple(
-            word if word.text in self.unjudged else replace(word, confidence=confidence)
+            word if word.text in self.hotwords else replace(word, confidence=confidence)
             for word, confidence in pairs
         )
 

@@ -162,7 +162,7 @@ def test_aligner_gives_an_unclear_word_a_lower_confidence(tokenizer: Tokenizer) 
         sample_rate=16_000,
         offsets=WordOffsets(0.0, 0.0),
         confidence=Confidence(0.0, {"posterior": 1.0}),
-        unjudged=frozenset({"office"}),
+        hotwords=frozenset({"office"}),
     )
     tokens = tokenizer.encode("call the office")
     call, the, office = aligner.align(log_probs, tokens, samples=640 * len(log_probs))
