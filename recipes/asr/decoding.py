@@ -76,7 +76,7 @@ class RunDecoding:
             tokenizer=hparams.tokenizer,
             samples_per_frame=self._model.samples_per_frame,
             sample_rate=hparams.sample_rate,
-            lm=None if self.decoder is None else self.decoder.language_models.words,
+            word_lm=None if self.decoder is None else self.decoder.language_models.words,
         )
         fitted = fit_decoder(
             self.decoder,

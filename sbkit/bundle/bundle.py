@@ -142,7 +142,7 @@ class Bundle:
             samples_per_frame=self.model.samples_per_frame,
             sample_rate=self.config.sample_rate,
             offsets=self.config.word_offsets,
-            lm=self.lm,
+            word_lm=self.lm,
             confidence=self.config.confidence.get(
                 GREEDY if self.decoder is None else self.decoder.decoder_type
             ),

@@ -276,7 +276,7 @@ class WordAligner:
     Attributes:
         samples_per_frame, sample_rate: convert frames to seconds.
         offsets: how far words extend beyond the frames of their tokens.
-        lm: a language model of words, or None.
+        word_lm: a language model of words, or None.
         confidence: None for words without confidences.
         hotwords: words that get no confidence, because the confidence was fitted to words that were
             decoded without hotwords.
@@ -286,7 +286,7 @@ class WordAligner:
     samples_per_frame: int
     sample_rate: int
     offsets: WordOffsets = field(default_factory=WordOffsets)
-    lm: NgramModel | None = None
+    word_lm: NgramModel | None = None
     confidence: Confidence | None = None
     hotwords: frozenset[str] = frozenset()
 
@@ -321,8 +321,8 @@ class WordAligner:
             [self.tokenizer.words(hypothesis.tokens) for hypothesis in beam],
             [hypothesis.score for hypothesis in beam],
         )
-        if self.lm is not None:
-            features |= features_of_language(self.lm, texts)
+        if self.word_lm is not None:
+            features |= features_of_language(self.word_lm, texts)
         return WordFeatures(words, features)
 
     def _align(self, log_probs: LogProbs, tokens: Sequence[int]) -> tuple[TimedWord, ...]:
