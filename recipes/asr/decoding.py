@@ -94,7 +94,7 @@ class RunDecoding:
         processes = usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         for name, fit in fitted.confidences.items():
             judge = replace(aligner, confidence=fit.confidence)
-            decoder = CtcDecoder.of(None if name == GREEDY else self.decoder, judge)
+            decoder = CtcDecoder(None if name == GREEDY else self.decoder, judge)
             self._pools[name] = DecoderPool(decoder, processes=processes)
 
     def seconds_to_fit(self, brain: Brain, test_share: float) -> float:

@@ -148,7 +148,7 @@ class Bundle:
             ),
             hotwords=frozenset() if self.decoder is None else self.decoder.hotwords,
         )
-        return DecoderPool(CtcDecoder.of(self.decoder, aligner), processes=usable_cores())
+        return DecoderPool(CtcDecoder(self.decoder, aligner), processes=usable_cores())
 
     # Decoder and hotwords
 

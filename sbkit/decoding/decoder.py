@@ -416,22 +416,17 @@ class Recognized:
     words: tuple[Word, ...] = ()
 
 
-@dataclass(frozen=True)
 class CtcDecoder:
-    """Decode clips, and align their words.
+    """Decode clips with a beam decoder, or greedily without one, and align their words.
 
     It holds no model, so that it can be sent to other processes.
     """
 
-    decoder: BeamDecoder | GreedyDecoder
-    aligner: WordAligner
-
-    @classmethod
-    def of(cls, decoder: BeamDecoder | None, aligner: WordAligner) -> "CtcDecoder":
-        """Wrap a beam decoder, or the greedy decoder if there is none."""
+    def __init__(self, decoder: BeamDecoder | None, aligner: WordAligner) -> None:
         vocabulary = aligner.tokenizer.vocabulary
         greedy = GreedyDecoder(vocab_size=vocabulary.size, blank=vocabulary.blank)
-        return cls(decoder or greedy, aligner)
+        self.decoder: BeamDecoder | GreedyDecoder = decoder or greedy
+        self.aligner = aligner
 
     @property
     def is_python(self) -> bool:
