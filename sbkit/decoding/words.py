@@ -150,7 +150,7 @@ class WordOffsets:
     end: float = 3.05
 
     @classmethod
-    def of(cls, values: Mapping[str, float]) -> Self:
+    def from_plain(cls, values: Mapping[str, float]) -> Self:
         """Read offsets from plain data; raise ValueError or TypeError if they are invalid."""
         offsets = cls(**values)
         if not all(abs(offset) <= MAX_OFFSET_FRAMES for offset in (offsets.start, offsets.end)):
@@ -185,7 +185,7 @@ class Confidence:
     weights: Mapping[str, float]
 
     @classmethod
-    def of(cls, values: Mapping[str, float]) -> Self:
+    def from_plain(cls, values: Mapping[str, float]) -> Self:
         """Read {bias: ..., FEATURE: ...}; raise KeyError, TypeError or ValueError if invalid."""
         weights = dict(values)
         is_bounded = all(abs(weight) <= MAX_WEIGHT for weight in weights.values())

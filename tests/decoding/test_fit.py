@@ -182,7 +182,7 @@ def test_fitted_confidence_is_calibrated_on_other_words() -> None:
     assert set(fitted.confidence.weights) == {"entropy", "posterior"}  # the length is constant
     assert fitted.confidence.weights["posterior"] == pytest.approx(2, abs=0.2)
     assert fitted.plain()["weights"] == fitted.confidence.plain()
-    assert Confidence.of(fitted.plain()["weights"]) == fitted.confidence
+    assert Confidence.from_plain(fitted.plain()["weights"]) == fitted.confidence
 
 
 def test_fitted_confidence_does_not_depend_on_the_order() -> None:
