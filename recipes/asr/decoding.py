@@ -72,7 +72,7 @@ class RunDecoding:
             tokenizer=hparams.tokenizer,
             samples_per_frame=self._model.samples_per_frame,
             sample_rate=hparams.sample_rate,
-            lm=None if self.decoder is None else self.decoder.language_models.words,
+            word_lm=None if self.decoder is None else self.decoder.language_models.words,
         )
         fitted = fit_decoder(
             self.decoder,
@@ -90,7 +90,7 @@ class RunDecoding:
         processes = usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         for name, fit in fitted.confidences.items():
             confident_aligner = replace(aligner, confidence=fit.confidence)
-            decoder = CtcDecoder.of(None if name == GREEDY else self.decoder, confident_aligner)
+            decoder = CtcDecoder(None if name == GREEDY else self.decoder, confident_aligner)
             self._pools[name] = DecoderPool(decoder, processes=processes)
 
     def seconds_to_fit(self, brain: Brain, test_share: float) -> float:

@@ -142,13 +142,13 @@ class Bundle:
             samples_per_frame=self.model.samples_per_frame,
             sample_rate=self.config.sample_rate,
             offsets=self.config.word_offsets,
-            lm=self.lm,
+            word_lm=self.lm,
             confidence=self.config.confidence.get(
                 GREEDY if self.decoder is None else self.decoder.decoder_type
             ),
-            unjudged=frozenset() if self.decoder is None else self.decoder.hotwords,
+            hotwords=frozenset() if self.decoder is None else self.decoder.hotwords,
         )
-        return DecoderPool(CtcDecoder.of(self.decoder, aligner), processes=usable_cores())
+        return DecoderPool(CtcDecoder(self.decoder, aligner), processes=usable_cores())
 
     # Decoder and hotwords
 

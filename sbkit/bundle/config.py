@@ -118,10 +118,10 @@ def parse_config(content: bytes, *, of: Path) -> BundleConfig:
             normalizer=None if normalizer is None else read_stored_table(normalizer)[1],
             decoder=values.get("decoder"),
             confidence={
-                name: Confidence.of(fit["weights"])
+                name: Confidence.from_plain(fit["weights"])
                 for name, fit in confidence.items()
                 if fit["weights"] is not None
             },
-            word_offsets=WordOffsets.of(values.get("word_offsets") or {}),
+            word_offsets=WordOffsets.from_plain(values.get("word_offsets") or {}),
             provenance=values.get(PROVENANCE),
         )

@@ -227,7 +227,7 @@ def _fit(
     logger.info(f"before ({decoder_type}): {_describe(before, by_words)} ({splits})")
     fitted = fit_decoder(
         decoder,
-        replace(current.aligner, lm=decoder.language_models.words),
+        replace(current.aligner, word_lm=decoder.language_models.words),
         utterances,
         split_sizes={name: len(rows) for name, rows in sets.items()},
         by_words=by_words,

@@ -72,7 +72,7 @@ def test_recognize_gives_the_words_and_confidences_of_word_aligner(bundle: Path)
         tokenizer=tokenizer,
         samples_per_frame=640,
         sample_rate=16_000,
-        confidence=Confidence.of(weights),
+        confidence=Confidence.from_plain(weights),
     )
     assert recognized.words == aligner.align(encoded.log_probs, tokens, samples=len(clip))
     assert recognized.text.split() == [word.text for word in recognized.words]

@@ -13,7 +13,7 @@ import torch
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.bundle.bundle import Bundle
-from sbkit.decoding.decoder import BeamDecoder
+from sbkit.decoding.decoder import BeamDecoder, CtcDecoder
 from sbkit.decoding.words import WordOffsets
 from sbkit.export.export import export_run
 from sbkit.runtime.model import ModelThread
@@ -165,7 +165,7 @@ def test_session_events_have_times_of_the_stream(tmp_path: Path) -> None:
     """A chunk is 0.64 s, a letter 0.12 s, and a word may reach 9 frames past its last token."""
     recognizer, tokenizer, _ = streaming_tones(tmp_path)
     aligner = replace(recognizer.decoder.aligner, offsets=WordOffsets(0.0, 9.0))
-    recognizer.decoder = replace(recognizer.decoder, aligner=aligner)
+    recognizer.decoder.aligner = aligner
     audio = [speak(tokenizer, "the dog"), silence(1.4), speak(tokenizer, "a fox"), silence(0.2)]
     session = Session(recognizer, start=10 * RATE)
     events = [*session.push(np.concatenate(audio)), *session.finish()]
@@ -261,8 +261,8 @@ def test_session_expects_hotwords(tmp_path: Path) -> None:
     recognizer, tokenizer, _ = streaming_tones(tmp_path, **BEAM)
     decoder = recognizer.decoder.decoder
     assert isinstance(decoder, BeamDecoder)
-    biased = replace(recognizer.decoder, decoder=decoder.with_hotwords(["lazy fox"]))
-    recognizer.decoder = biased
+    biased = decoder.with_hotwords(["lazy fox"])
+    recognizer.decoder = CtcDecoder(biased, recognizer.decoder.aligner)
     events = run(recognizer, cut(speak(tokenizer, "a lazy fox"), 0))
     assert finals(events)[0].text == "a lazy fox"
 
