@@ -244,10 +244,7 @@ def read_bundle(
     """
     files = BundleFiles(folder)
     config = files.config
-    for module in sorted(user_modules):
-        if (folder / f"{module}.py").exists():
-            files.read(f"{module}.py")
-    import_user_modules(sorted(user_modules), folder)
+    import_user_modules(sorted(user_modules), {folder: files.user_modules(user_modules)})
     task = load_task(config.task, user_modules=user_modules)
     weights = files.read(WEIGHTS_FILE) if with_weights else b""
     labels: Labels = None

@@ -1,7 +1,7 @@
 """The files of a bundle, and its configuration, config.json, as typed fields."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,11 @@ class BundleFiles:
         content = _read_bytes(self.folder / name)
         check_unchanged({name: content}, self._checksums, of=self.folder)
         return content
+
+    def user_modules(self, names: Iterable[str]) -> dict[str, bytes]:
+        """Read the source of those modules that the bundle holds; raises SbkitError as `read`."""
+        stored = [name for name in names if (self.folder / f"{name}.py").exists()]
+        return {name: self.read(f"{name}.py") for name in stored}
 
 
 def _read_bytes(file: Path) -> bytes:

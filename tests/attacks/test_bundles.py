@@ -1,7 +1,9 @@
 """People exchange bundles: whatever a bundle holds, loading it runs none of its code."""
 
 import json
+import py_compile
 import shutil
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,7 +18,7 @@ from sbkit.commands.cli import run
 from sbkit.decoding.decoder import LANGUAGE_MODELS
 from sbkit.lm.language_models import TOKENS, WORDS, ensure_language_models
 from sbkit.text.tokenizer import Tokenizer
-from tests.attacks.hostile import DAMAGES, refused
+from tests.attacks.hostile import DAMAGES, refused, watched
 from tests.runtime.bundles import edit_config, edit_weights, make_bundle
 
 MISSING = object()
@@ -42,10 +44,10 @@ def bundle(healthy: Path, tmp_path: Path) -> Path:
     return tmp_path / "bundle"
 
 
-def transcription_refused(bundle: Path) -> str:
+def transcription_refused(bundle: Path, *options: str) -> str:
     """Transcribe the clip with a hostile bundle, and return the error."""
     command = ["transcribe", str(bundle), str(bundle.parent / "clip.wav"), "--format", "json"]
-    return refused(partial(run, command), bundle.parent / "canary")
+    return refused(partial(run, [*command, *options]), bundle.parent / "canary")
 
 
 # -- config.json ----------------------------------------------------------------------------------
@@ -177,6 +179,51 @@ def test_damaged_and_replaced_files_are_refused(
 ) -> None:
     damage(bundle / name)
     transcription_refused(bundle)
+
+
+MODULE = "module_in_a_hostile_bundle"
+
+
+def leave_trace(bundle: Path) -> str:
+    return f"open({str(bundle.parent / 'canary')!r}, 'w').close()\n"
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
+def test_damaged_user_module_is_refused_before_it_runs(
+    damage: Callable[[Path], Any], bundle: Path
+) -> None:
+    source = bundle / f"{MODULE}.py"
+    source.write_text(leave_trace(bundle) * 2)
+    write_checksums(bundle)
+    damage(source)
+    transcription_refused(bundle, "--import", MODULE)
+
+
+def test_user_module_of_a_bundle_without_configuration_is_refused(bundle: Path) -> None:
+    (bundle / f"{MODULE}.py").write_text(leave_trace(bundle))
+    write_checksums(bundle)
+    (bundle / "config.json").unlink()
+    transcription_refused(bundle, "--import", MODULE)
+
+
+def test_bundle_as_working_folder_runs_only_the_verified_source(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python would run a package or a compiled file of that name instead, without a checksum."""
+    name = f"{MODULE}_in_the_working_folder"
+    (bundle / f"{name}.py").write_text(leave_trace(bundle))
+    py_compile.compile(
+        str(bundle / f"{name}.py"), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH
+    )
+    (bundle / f"{name}.py").write_text("is_verified = True\n")
+    write_checksums(bundle)
+    (bundle / name).mkdir()
+    (bundle / name / "__init__.py").write_text(leave_trace(bundle))
+    monkeypatch.chdir(bundle)
+    monkeypatch.syspath_prepend("")
+    with watched(bundle.parent / "canary"):
+        assert run(["transcribe", ".", "../clip.wav", "--import", name]) == 0
+    assert sys.modules[name].is_verified
 
 
 def test_weights_of_another_model_are_refused(bundle: Path) -> None:
