@@ -92,6 +92,7 @@ def test_hotwords_that_cannot_be_spelled_are_reported(
         "hotwords": ("fox",),
         "refused_hotwords": ("日本",),
     }
+    assert bundle.with_phrases(["dog", "東京"]).refused_hotwords == ("日本", "東京")
     expecting = Transcriber(bundle=bundle)
     transcript = expecting.transcribe(speak(tokenizer, SENTENCES[1]), RATE)
     assert transcript.text == SENTENCES[1]
