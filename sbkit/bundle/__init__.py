@@ -1,7 +1,7 @@
 """The exchange format of models: configuration, module specifications, allow-list and weights.
 
-`sbkit.runtime` runs bundles, `sbkit.export` writes them. Names are imported on first use, so that
-importing this package does not import torch.
+`sbkit.runtime` runs bundles, and `sbkit.export` writes them. Names are imported on first use, so
+that importing this package does not import torch.
 """
 
 from typing import TYPE_CHECKING

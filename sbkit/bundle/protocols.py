@@ -1,6 +1,7 @@
-"""The seams of a bundle: what a model that runs it must be able to do, and what it returns.
+"""The protocols of models that run a bundle, and the types that they return.
 
-Torch, onnxruntime and the thread around either implement these protocols; none is imported here.
+The models in torch and onnxruntime and the thread around them implement the protocols; this module
+imports neither library.
 
 Legend: B sessions, S samples, U frames of 40 ms, V tokens, D model width, N hypotheses, L tokens.
 """
@@ -9,23 +10,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 from sbkit.audio.io import Samples
 from sbkit.audio.resample import Signal
-from sbkit.base.arrays import Counts, Float64s, LogProbs
+from sbkit.base.arrays import Array, Counts, Float64s, LogProbs
 
-ModelState = Any  # of one session between two chunks; only the model that returned it reads it
-DeviceArray = Any  # an array on the device of the model, which only that model reads
-Arrays = npt.NDArray[np.generic]
+ModelState = Any  # of a session between two chunks, for the model that returned it
+DeviceArray = Any  # an array on the device of a model, for that model only
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Encoded:
-    """The encoder's output for a clip: log_probs (U, V) of CTC, and states (U, D).
+    """The encoder's output for a clip: CTC log_probs (U, V), and states (U, D).
 
-    The attention decoder needs the states. Only torch returns them, on the device of the model.
+    The states are the attention decoder's input. Only models in torch return them.
     """
 
     log_probs: LogProbs
@@ -42,8 +39,8 @@ class ChunkSizes:
     """The chunk of a streaming model, in samples.
 
     step: from the start of one chunk to the start of the next.
-    window: audio that a chunk is computed from: ``step`` and the beginning of the next chunk.
-    shortest: the least audio that yields a frame, where a session ends.
+    window: the audio that a chunk is computed from: ``step`` and the beginning of the next chunk.
+    shortest: the least audio that yields a frame at the end of a session.
     """
 
     step: int
@@ -111,7 +108,7 @@ class StreamingModel(Protocol):
 
 
 class GraphRunner(Protocol):
-    """A model whose task has graphs of its own, such as those of a codec."""
+    """A model whose task has graphs, such as a codec with an encoder and a decoder."""
 
     @property
     def effective(self) -> Effective:
@@ -121,12 +118,12 @@ class GraphRunner(Protocol):
     def settings(self) -> dict[str, Any]:
         """The plain data that callers of the graphs need."""
 
-    def run(self, graph: str, *arrays: Arrays) -> list[Arrays]:
-        """Run a graph of the task: arrays in, arrays out."""
+    def run(self, graph: str, *arrays: Array) -> list[Array]:
+        """Run the graph of that name, and return its outputs."""
 
 
 class SynthesizedSpeech(Protocol):
-    """The speech of a text; its sentences are synthesized while it is iterated over."""
+    """The speech of a text; iterating over the audio synthesizes it sentence by sentence."""
 
     @property
     def audio(self) -> Iterable[Signal]:
@@ -134,7 +131,7 @@ class SynthesizedSpeech(Protocol):
 
     @property
     def notes(self) -> Sequence[str]:
-        """Remarks on how the text is read."""
+        """Remarks for the caller, such as which characters were omitted."""
 
 
 class SpeechSynthesizer(Protocol):
@@ -149,7 +146,7 @@ class SpeechSynthesizer(Protocol):
         """The rate of the speech in Hz."""
 
     def stream(self, text: str, speed: float = 1.0, *, max_seconds: float) -> SynthesizedSpeech:
-        """Read a text and synthesize it a sentence at a time.
+        """Check a text, and return its speech, which is synthesized a sentence at a time.
 
         Raises:
             SbkitError: the text cannot be spoken, or would take more than ``max_seconds``.

@@ -28,7 +28,6 @@ from sbkit.base.files import read_regular, reading
 from sbkit.base.imports import require_package
 from sbkit.base.machine import usable_cores
 from sbkit.bundle.protocols import (
-    Arrays,
     ChunkSizes,
     DeviceArray,
     Effective,
@@ -51,7 +50,7 @@ INTEGER_OPERATIONS = ("MatMulInteger", "ConvInteger")  # of int8
 RECORD_PROVIDERS = "session.record_ep_graph_assignment_info"
 NUMPY_TYPES = {"tensor(float)": np.float32, "tensor(int64)": np.int64}
 
-State = Mapping[str, Arrays]  # (B, ...) each
+State = Mapping[str, Array]  # (B, ...) each
 
 
 class BatchLogProbs(NamedTuple):

@@ -1,4 +1,4 @@
-"""Tasks: what a model predicts, how that is scored, and what can be done with its bundles."""
+"""Tasks: what a model predicts, how predictions are scored, and which commands run bundles."""
 
 from typing import TYPE_CHECKING
 

@@ -212,7 +212,7 @@ def test_prepare_speech_needs_a_recognizer(
     monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
     changed = {"data_folder": str(workplace.release), "recognizer": str(tmp_path / "none")}
     knobs = read_knobs(Path("hparams/vad.yaml"), {}) | changed
-    with pytest.raises(SbkitError, match="none is no bundle"):
+    with pytest.raises(SbkitError, match="none is not a bundle"):
         prepare_speech(knobs)
 
 
