@@ -49,7 +49,7 @@ def to_plain(node: object, *, key: str, objects: Mapping[int, object]) -> Plain:
         return _attribute(node, key, objects)
     if tag.startswith(("!new:", "!name:")):
         keyword, name = tag[1:].split(":", 1)
-        arguments = node if isinstance(node, CommentedMap | CommentedSeq) else {}
+        arguments: object = node if isinstance(node, CommentedMap | CommentedSeq) else {}
         return {keyword: canonical(name), ARGUMENTS: _children(arguments, key, objects)}
     if tag and tag != "!tuple":
         raise ConfigError(

@@ -6,13 +6,13 @@ imports neither library.
 Legend: B sessions, S samples, U frames of 40 ms, V tokens, D model width, N hypotheses, L tokens.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from sbkit.audio.io import Samples
 from sbkit.audio.resample import Signal
-from sbkit.base.arrays import Array, Counts, Float64s, LogProbs
+from sbkit.base.arrays import Counts, Float64s, LogProbs
 
 ModelState = Any  # of a session between two chunks, for the model that returned it
 DeviceArray = Any  # an array on the device of a model, for that model only
@@ -107,31 +107,15 @@ class StreamingModel(Protocol):
         """Run one chunk (S,) of each session in one batch; return (U, V) and the new state."""
 
 
-class GraphRunner(Protocol):
-    """A model whose task has graphs, such as a codec with an encoder and a decoder."""
-
-    @property
-    def effective(self) -> Effective:
-        """Where and how the graphs run."""
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The plain data that callers of the graphs need."""
-
-    def run(self, graph: str, *arrays: Array) -> list[Array]:
-        """Run the graph of that name, and return its outputs."""
-
-
-class SynthesizedSpeech(Protocol):
+@dataclass(frozen=True)
+class Speech:
     """The speech of a text; iterating over the audio synthesizes it sentence by sentence."""
 
-    @property
-    def audio(self) -> Iterable[Signal]:
-        """Blocks (S,) between -1 and 1."""
+    audio: Iterator[Signal]  # (S,) between -1 and 1: sentences, and pauses between them
+    notes: Sequence[str]  # remarks for the caller, such as which characters were omitted
 
-    @property
-    def notes(self) -> Sequence[str]:
-        """Remarks for the caller, such as which characters were omitted."""
+    def __iter__(self) -> Iterator[Signal]:
+        return self.audio
 
 
 class SpeechSynthesizer(Protocol):
@@ -145,7 +129,7 @@ class SpeechSynthesizer(Protocol):
     def sample_rate(self) -> int:
         """The rate of the speech in Hz."""
 
-    def stream(self, text: str, speed: float = 1.0, *, max_seconds: float) -> SynthesizedSpeech:
+    def stream(self, text: str, speed: float = 1.0, *, max_seconds: float) -> Speech:
         """Check a text, and return its speech, which is synthesized a sentence at a time.
 
         Raises:
