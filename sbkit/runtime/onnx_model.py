@@ -206,20 +206,18 @@ class OnnxGraphs:
     settings: the plain data that callers of the graphs need.
     """
 
-    def __init__(self, models: Mapping[str, OnnxModel]) -> None:
-        self._models = models
-        first = next(iter(models.values()))
-        nodes = sum((Counter(model.effective.nodes) for model in models.values()), Counter[str]())
+    def __init__(self, graphs: Iterable[str], bundle: Path, *, device: str) -> None:
+        """Load graphs of a bundle; raises SbkitError."""
+        contents = {name: read_graph(bundle, f"{name}.onnx") for name in graphs}
+        self._models = {name: OnnxModel(contents[name], device=device) for name in contents}
+        first, *others = self._models.values()
+        nodes = Counter(first.effective.nodes)
+        for model in others:
+            nodes.update(model.effective.nodes)
         self.effective = replace(first.effective, nodes=dict(nodes))
         self.metadata = first.metadata
         with reading("An ONNX model", "hold its settings", fix="Export it again."):
             self.settings: dict[str, Any] = json.loads(first.metadata[SETTINGS_JSON])
-
-    @classmethod
-    def load(cls, graphs: Iterable[str], bundle: Path, *, device: str) -> Self:
-        """Load graphs of a bundle; raises SbkitError."""
-        contents = {name: read_graph(bundle, f"{name}.onnx") for name in graphs}
-        return cls({name: OnnxModel(content, device=device) for name, content in contents.items()})
 
     def run(self, graph: str, *arrays: Array) -> list[Array]:
         """Run the graph of that name, and return its outputs."""
@@ -227,15 +225,11 @@ class OnnxGraphs:
 
 
 def load_onnx(bundle: Path, *, streaming: StreamingUse, device: str, precision: str) -> OnnxModel:
-    """Load the model of whole clips, the model of chunks, or both if the bundle has both.
-
-    Raises:
-        SbkitError: a file is missing or damaged, or the device cannot run the model.
-    """
-    chunk_file = bundle / ONNX_FOLDER / OnnxStreamingModel.files[precision]
+    """Load the model of whole clips, the model of chunks, or both; raises SbkitError."""
     if streaming == "only":
         return OnnxStreamingModel.load(bundle, device=device, precision=precision)
     model = OnnxModel.load(bundle, device=device, precision=precision)
+    chunk_file = bundle / ONNX_FOLDER / OnnxStreamingModel.files[precision]
     if streaming == "also" and chunk_file.exists():
         model.chunk_model = OnnxStreamingModel.load(bundle, device=device, precision=precision)
     return model

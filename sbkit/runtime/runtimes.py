@@ -74,12 +74,7 @@ def open_model(
     contents = read_bundle(folder, with_weights=runtime == "torch", user_modules=user_modules)
 
     def make() -> LoadedModel:
-        cause = why_no_cuda(runtime) if device.startswith("cuda") else None
-        if cause is not None:
-            raise DeviceError(
-                f"`--device {device}` needs a GPU that {runtime} can use, but {cause}, or pass "
-                "--device cpu."
-            )
+        _require_cuda(device, runtime)
         if runtime == ONNX:
             return _load_onnx(contents, folder, device, precision, streaming)
         from sbkit.distributed.device import resolve
@@ -108,7 +103,7 @@ def _load_onnx(
         device = "cpu" if why_no_cuda(ONNX) else FIRST_GPU
     model: OnnxModel | OnnxGraphs
     if graphs:
-        model = OnnxGraphs.load(graphs, folder, device=device)
+        model = OnnxGraphs(graphs, folder, device=device)
     else:
         model = load_onnx(folder, streaming=streaming, device=device, precision=precision)
     if model.metadata.get(WEIGHTS_SHA256) != listed_checksums(folder).get(WEIGHTS_FILE):
@@ -119,6 +114,16 @@ def _load_onnx(
     device = FIRST_GPU if device == "cuda" else device
     require_effective(model.effective, device=device, precision=precision)
     return model
+
+
+def _require_cuda(device: str, runtime: str) -> None:
+    """Raise DeviceError with the cause if a GPU is requested and none can be used."""
+    cause = why_no_cuda(runtime) if device.startswith("cuda") else None
+    if cause is not None:
+        raise DeviceError(
+            f"`--device {device}` needs a GPU that {runtime} can use, but {cause}, or pass "
+            "--device cpu."
+        )
 
 
 def why_no_cuda(runtime: str) -> str | None:

@@ -73,7 +73,16 @@ class Synthesizer(GraphModel):
 
     def _read(self, text: str) -> tuple[list[list[int]], tuple[str, ...]]:
         """Return the symbol ids of each sentence of a text, and notes on how it is read."""
-        _check_text(text)
+        if not text.strip():
+            raise DataError("The text is empty. Write the text to speak.")
+        if len(text) > MAX_TEXT_CHARACTERS:
+            raise DataError(
+                f"The text has {len(text)} characters, more than {MAX_TEXT_CHARACTERS}. Speak it "
+                "in parts."
+            )
+        for char in text:
+            if not (char.isprintable() or char.isspace()):
+                raise DataError(f"The text has the control character {char!r}. Remove it.")
         spoken = spell_out(text, self.language)
         texts = split_sentences(spoken.text, MAX_SENTENCE_CHARACTERS)
         sentences: list[list[int]] = []
@@ -103,20 +112,6 @@ class Synthesizer(GraphModel):
             index = np.searchsorted(ends, frames, side="right").clip(max=len(ends) - 1)
             (audio,) = self.run("decode", states, index[None])
             yield audio[0] if number == len(sentences) else np.concatenate([audio[0], pause])
-
-
-def _check_text(text: str) -> None:
-    """Raise DataError for a text that no TTS model can read."""
-    if not text.strip():
-        raise DataError("The text is empty. Write the text to speak.")
-    if len(text) > MAX_TEXT_CHARACTERS:
-        raise DataError(
-            f"The text has {len(text)} characters, more than {MAX_TEXT_CHARACTERS}. Speak it in "
-            "parts."
-        )
-    for char in text:
-        if not (char.isprintable() or char.isspace()):
-            raise DataError(f"The text has the control character {char!r}. Remove it.")
 
 
 def speak(options: Namespace) -> int:

@@ -22,6 +22,7 @@ from sbkit.audio.io import Samples, to_samples
 from sbkit.base.arrays import Array, Counts, Float32s, Float64s, LogProbs
 from sbkit.base.errors import BundleError, SbkitError
 from sbkit.base.torch_internals import keep_device_guard, own_cuda_graphs, set_recompile_limit
+from sbkit.base.units import seconds_to_samples
 from sbkit.bundle.bundle import Bundle, BundleContents, read_bundle
 from sbkit.bundle.config import WEIGHTS_FILE
 from sbkit.bundle.module_spec import build
@@ -41,7 +42,7 @@ from sbkit.runtime.model import (
     run_batches,
 )
 
-NUM_WARM_UPS = 3  # of each shape: CUDA graphs run without recording, are recorded, are replayed
+NUM_WARM_UPS = 3  # of each shape: CUDA graphs first run it, then record it, then replay it
 CPU = Placement(torch.device("cpu"), "fp32")
 PRECISION_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 MATRIX_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d)  # their outputs have the products' precision
@@ -107,36 +108,36 @@ class TorchModel:
             torch.set_num_threads(torch.get_num_threads())
 
     @property
-    def _chunked(self) -> StreamingNetwork | None:
+    def _streaming_network(self) -> StreamingNetwork | None:
         return streaming_network(self.network)
 
     @property
     def streaming(self) -> StreamingModel | None:
         """The model itself, if it can run chunk by chunk."""
-        return None if self._chunked is None else self
+        return None if self._streaming_network is None else self
 
     @property
     def chunks(self) -> ChunkSizes | None:
-        chunked = self._chunked
-        if chunked is None:
+        network = self._streaming_network
+        if network is None:
             return None
-        return ChunkSizes(chunked.chunk_shift_samples, chunked.chunk_samples, chunked.min_samples)
+        return ChunkSizes(network.chunk_shift_samples, network.chunk_samples, network.min_samples)
 
     def start(self) -> NetworkState:
-        assert self._chunked is not None
-        return self._chunked.start()
+        assert self._streaming_network is not None
+        return self._streaming_network.start()
 
     @torch.inference_mode()
     def advance(
         self, chunks: Sequence[Samples], states: Sequence[NetworkState]
     ) -> list[tuple[LogProbs, NetworkState]]:
-        assert self._chunked is not None
+        network = self._streaming_network
+        assert network is not None
         state = type(states[0]).stack(states)
-        batch = self._to_device(
-            *pad_clips(chunks, max(self._chunked.chunk_samples, *map(len, chunks)))
-        )
+        samples = max(network.chunk_samples, *map(len, chunks))
+        batch = self._to_device(*pad_clips(chunks, samples))
         with self._placement.autocast():
-            log_probs, frames, after = self._chunked.forward_chunk(*batch, state)
+            log_probs, frames, after = network.forward_chunk(*batch, state)
         rows = zip(log_probs.cpu(), frames.tolist(), after.rows(), strict=True)
         return [(row[:count].numpy(), row_state) for row, count, row_state in rows]
 
@@ -220,10 +221,10 @@ class CompiledModel(TorchModel):
     ) -> None:
         """Make the model, compile its blocks, and run each shape of the table."""
         self._mode, self._stance = compilation.mode, "default"
-        table = Shapes.table(
-            sample_rate, batch_seconds=0, clips=compilation.clips, seconds=compilation.seconds
+        lengths = [seconds_to_samples(seconds, sample_rate) for seconds in compilation.seconds]
+        self._shapes = Shapes(
+            max_samples=sys.maxsize, clips=compilation.clips, lengths=tuple(lengths)
         )
-        self._shapes = replace(table, max_samples=sys.maxsize)
         super().__init__(network, sample_rate=sample_rate, **options)
         chunks = None if compilation.streaming == "no" else self.chunks
         self._compile_blocks(compilation, with_chunks=chunks is not None)

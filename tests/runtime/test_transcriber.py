@@ -103,7 +103,7 @@ def test_onnx_is_refused_if_the_decoder_needs_the_attention_decoder(
 ) -> None:
     bundle, _, _ = tone_bundle(tmp_path, lm_texts=SENTENCES, attention_rescoring=True)
     monkeypatch.setattr("sbkit.runtime.transcriber.open_model", lambda *_, **__: bundle)
-    with pytest.raises(SbkitError, match="needs the attention decoder: that is not exported"):
+    with pytest.raises(SbkitError, match="needs the attention decoder, which is not exported"):
         Transcriber.load(tmp_path, runtime="onnx")
 
 
