@@ -77,7 +77,7 @@ def explain_torchaudio(error: Exception) -> str:
 
 @dataclass(frozen=True)
 class BundledModule(InspectLoader):
-    """A user's module in a bundle: runs exactly these bytes, and never a compiled file."""
+    """A user's module in a bundle, which runs exactly these bytes, and never a compiled file."""
 
     file: Path
     source: bytes
@@ -86,11 +86,11 @@ class BundledModule(InspectLoader):
         return decode_source(self.source)
 
     def get_code(self, fullname: str) -> CodeType:
-        return compile(self.source, str(self.file), "exec")
+        return compile(self.source, str(self.file), "exec", dont_inherit=True)
 
 
 class _BundledModules(MetaPathFinder):
-    """Finds the modules of bundles, so that one of them can import another."""
+    """Find the modules of bundles, so that one of them can import another."""
 
     def __init__(self, modules: Mapping[str, BundledModule]) -> None:
         self._modules = modules
@@ -110,12 +110,11 @@ def import_user_modules(
     The working folder and then bundles are searched last. sbkit imports no other module because a
     file names it. The path of each module that runs is logged.
 
-    bundles: the verified source of the modules in each bundle, by folder and module. Python itself
-        does not search these folders, even if one is the working folder: it would run files that
-        nobody has verified.
+    bundles: the verified source of the modules in each bundle, by folder and module. Python must
+        not search these folders, even if one is the working folder: it would run other files.
 
     Raises:
-        ConfigError: a module cannot be imported, or two bundles hold different ones of a name.
+        ConfigError: a module cannot be imported, or two bundles hold different modules of a name.
     """
     if not names:
         return frozenset()
@@ -140,7 +139,7 @@ def import_user_modules(
         if isinstance(running, BundledModule) and running.source != module.source:
             raise ConfigError(
                 f"--import {name} runs {running.file}, but {module.file} is another module of that "
-                "name, and a process can only run one. Use each bundle in a process of its own."
+                "name. Use these bundles in different processes, or restart this one."
             )
     return frozenset(names)
 

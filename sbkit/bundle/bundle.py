@@ -52,13 +52,12 @@ logger = logging.getLogger(__name__)
 class BundleContents:
     """What the files of a bundle hold.
 
-    Attributes:
-        config: the parsed config.json.
-        task: what the model predicts.
-        labels: the object that the task makes from its label file, such as a Tokenizer.
-        decoder: None for greedy decoding.
-        word_lm: the n-gram model of words. Word confidences use it even with greedy decoding.
-        weights: the bytes of the weights, if they were requested.
+    config: the parsed config.json.
+    task: what the model predicts.
+    labels: the object that the task makes from its label file, such as a Tokenizer.
+    decoder: None for greedy decoding.
+    word_lm: the n-gram model of words. Word confidences use it even with greedy decoding.
+    weights: the bytes of the weights, if they were requested.
     """
 
     config: BundleConfig
@@ -73,10 +72,9 @@ class BundleContents:
 class Bundle:
     """A bundle whose model is ready to run. This module does not import torch.
 
-    Attributes:
-        config, task, labels, decoder, word_lm: as in `BundleContents`.
-        model: runs on clips.
-        refused_hotwords: phrases that the model's tokens cannot spell.
+    config, task, labels, decoder, word_lm: as in `BundleContents`.
+    model: runs on clips.
+    refused_hotwords: phrases that the model's tokens cannot spell.
     """
 
     config: BundleConfig
@@ -248,7 +246,7 @@ def read_bundle(
     """
     files = BundleFiles(folder)
     config = files.config
-    import_user_modules(sorted(user_modules), {folder: files.user_modules(user_modules)})
+    import_user_modules(sorted(user_modules), {folder: files.read_modules(user_modules)})
     task = load_task(config.task, user_modules=user_modules)
     weights = files.read(WEIGHTS_FILE) if with_weights else b""
     labels: Labels = None

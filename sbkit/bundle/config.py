@@ -25,19 +25,18 @@ Plain = Any  # what JSON can hold
 class BundleConfig:
     """The fields of config.json that are needed to run a bundle.
 
-    Attributes:
-        task: the dotted path of its `sbkit.tasks.task.Task`.
-        sample_rate: in Hz.
-        model: the keys of the parts in the ModuleList, in order.
-        parts: every part as plain data, by key.
-        language: of the transcripts.
-        normalizer: the normalization table of the training transcripts, also applied to references
-            and hotwords; None for the table that this sbkit has for the language.
-        decoder: its type, beam size, weights and use of the attention decoder, and its error rates
-            on the validation set; None for greedy decoding.
-        confidence: for each decoder, the model that turns features of words into probabilities.
-        word_offsets: from the frames of tokens to the times of words.
-        provenance: the record that is copied into scores of the bundle.
+    task: the dotted path of its `sbkit.tasks.task.Task`.
+    sample_rate: in Hz.
+    model: the keys of the parts in the ModuleList, in order.
+    parts: every part as plain data, by key.
+    language: of the transcripts.
+    normalizer: the normalization table of the training transcripts, also applied to references and
+        hotwords; None for the table that this sbkit has for the language.
+    decoder: its type, beam size, weights and use of the attention decoder, and its error rates on
+        the validation set; None for greedy decoding.
+    confidence: for each decoder, the model that turns features of words into probabilities.
+    word_offsets: from the frames of tokens to the times of words.
+    provenance: the record that is copied into scores of the bundle.
     """
 
     task: str
@@ -84,7 +83,7 @@ class BundleFiles:
         check_unchanged({name: content}, self._checksums, of=self._folder)
         return content
 
-    def user_modules(self, names: Iterable[str]) -> dict[str, bytes]:
+    def read_modules(self, names: Iterable[str]) -> dict[str, bytes]:
         """Read the source of those modules that the bundle holds; raises SbkitError as `read`."""
         stored = [name for name in names if (self._folder / f"{name}.py").exists()]
         return {name: self.read(f"{name}.py") for name in stored}

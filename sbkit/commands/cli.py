@@ -88,7 +88,7 @@ def _import_user_modules(options: Namespace) -> frozenset[str]:
     runs: list[Path] = []
     for folder in [*filter(None, folders), *getattr(options, "bundles", [])]:
         if (folder / CONFIG_FILE).exists() or not (folder / "hyperparams.yaml").is_file():
-            sources[folder] = BundleFiles(folder).user_modules(names)
+            sources[folder] = BundleFiles(folder).read_modules(names)
         else:
             runs.append(folder)
     sys.path += [str(folder.resolve()) for folder in (Path.cwd(), *runs)]

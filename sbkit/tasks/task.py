@@ -34,12 +34,11 @@ BUILT_IN_USES: Mapping[Prediction, str] = {  # the command that runs bundles wit
 class LabelFile:
     """The file that the labels of a task are read from, in a run folder and in a bundle.
 
-    Attributes:
-        name: the name of the file.
-        key: the YAML key of the object that is made from the file, such as `tokenizer`.
-        read: makes that object from the file's path and bytes.
-        names: returns the labels as strings, in the order of their ids.
-        arguments: returns the keyword arguments that the model's class takes from that object.
+    name: the name of the file.
+    key: the YAML key of the object that is made from the file, such as `tokenizer`.
+    read: makes that object from the file's path and bytes.
+    names: returns the labels as strings, in the order of their ids.
+    arguments: returns the keyword arguments that the model's class takes from that object.
     """
 
     name: str
@@ -53,15 +52,14 @@ class LabelFile:
 class Scorer:
     """How `sbkit score` scores the predictions of a bundle's model.
 
-    Attributes:
-        target: what a prediction is compared with: the transcript, the column that `--label` names,
-            or the audio itself.
-        score: takes the bundle, the rows, their clips, and the keywords `label` (the column) and
-            `times` (whether words are timed); returns a result for each row.
-        measure: returns the figures of a slice of the results, by name.
-        describe: returns a line for the screen.
-        report: takes a folder, the name of a test set and its results; writes the files of the test
-            set, and returns the figures.
+    target: what a prediction is compared with: the transcript, the column that `--label` names, or
+        the audio itself.
+    score: takes the bundle, the rows, their clips, and the keywords `label` (the column) and
+        `times` (whether words are timed); returns a result for each row.
+    measure: returns the figures of a slice of the results, by name.
+    describe: returns a line for the screen.
+    report: takes a folder, the name of a test set and its results; writes the files of the test
+        set, and returns the figures.
     """
 
     target: Literal["text", "label", "audio"]
@@ -78,14 +76,12 @@ class Graph:
     The first two dimensions of each array, such as batch and time, are dynamic, unless its example
     has size 1 there.
 
-    Attributes:
-        inputs, outputs: the names of its arrays, in order.
-        arguments: takes `run(name, *arrays)` of the trained model, audio (B, S) between -1 and 1,
-            and lengths; returns example inputs, on which the exported graph is compared with the
-            model.
-        format: the format that the graph belongs to; `--runtime onnx` runs the graphs of `onnx`.
-        companions: takes a bundle; returns the graph's metadata, and the texts of further files
-            that users of the graph need, by name.
+    inputs, outputs: the names of its arrays, in order.
+    arguments: takes `run(name, *arrays)` of the trained model, audio (B, S) between -1 and 1, and
+        lengths; returns example inputs, on which the exported graph is compared with the model.
+    format: the format that the graph belongs to; `--runtime onnx` runs the graphs of `onnx`.
+    companions: takes a bundle; returns the graph's metadata, and the texts of further files that
+        users of the graph need, by name.
     """
 
     inputs: tuple[str, ...]
@@ -99,15 +95,14 @@ class Graph:
 class Exportable:
     """What a bundle of the task holds, and which class it is rebuilt as.
 
-    Attributes:
-        model_class: the dotted path of that class. It takes the ModuleList as `model`, the parts by
-            their keys in the YAML, and the result of `labels.arguments`; its method
-            `predict(audio, audio_lengths)` takes (B, S) and (B,).
-        training_parts: keys of the parts that a bundle omits, such as a discriminator.
-        hub_task: the name of the task on model hubs, if it has one.
-        graphs: the methods of the model that are exported, by name. A recognizer has none: it is
-            exported as a whole. A model with graphs has `settings`, plain data for their callers.
-        uses: how each format is loaded, for the model card.
+    model_class: the dotted path of that class. It takes the ModuleList as `model`, the parts by
+        their keys in the YAML, and the result of `labels.arguments`. Its method
+        `predict(audio, audio_lengths)` takes (B, S) and (B,).
+    training_parts: keys of the parts that a bundle omits, such as a discriminator.
+    hub_task: the name of the task on model hubs, if it has one.
+    graphs: the methods of the model that are exported, by name. A recognizer has none: it is
+        exported as a whole. A model with graphs has `settings`, plain data for their callers.
+    uses: how each format is loaded, for the model card.
     """
 
     model_class: str
@@ -125,12 +120,11 @@ class Exportable:
 class Command:
     """A command that the task defines for its bundles.
 
-    Attributes:
-        run: the dotted path of a function that takes the parsed options and returns an exit code.
-        example: for the model card, the arguments of an example call after the bundle's folder.
-        arguments: the arguments of a command that is called as `sbkit run BUNDLE COMMAND ...`, as
-            `argparse` takes them; the parsed options also have the bundle's folder. None for a
-            command of sbkit's own command line, such as `sbkit speak`.
+    run: the dotted path of a function that takes the parsed options and returns an exit code.
+    example: for the model card, the arguments of an example call after the bundle's folder.
+    arguments: the arguments of a command that is called as `sbkit run BUNDLE COMMAND ...`, as
+        `argparse` takes them; the parsed options also have the bundle's folder. None for a command
+        of sbkit's own command line, such as `sbkit speak`.
     """
 
     run: str
@@ -153,20 +147,18 @@ class Task:
     >>> SPEECH_RECOGNITION.uses
     ('transcribe FOLDER talk.wav',)
 
-    Attributes:
-        name: the dotted path by which this object is imported.
-        model_name: the name of such a model in messages and the model card, such as "speech
-            recognizer".
-        predicts: decides which of sbkit's commands take its bundles: text (`transcribe`, `tune`), a
-            label (`classify`) or speech in each frame (`transcribe --vad`).
-        metrics: the metrics of the Brain, by name; the loss for a Brain without metrics.
-        labels: the file of its labels, if it has labels.
-        heads: keys of the parts with an output for each label.
-        scorer: without one, `sbkit score` refuses the bundle.
-        export: without it, runs cannot be exported.
-        commands: the commands that the task defines, by name.
-        synthesizer_class: for text to speech, the dotted path of a class whose `load` opens a
-            bundle as a `sbkit.bundle.protocols.SpeechSynthesizer`.
+    name: the dotted path by which this object is imported.
+    model_name: the term for its models in messages and model cards, such as "speech recognizer".
+    predicts: decides which of sbkit's commands take its bundles: text (`transcribe`, `tune`), a
+        label (`classify`) or speech in each frame (`transcribe --vad`).
+    metrics: the metrics of the Brain, by name; the loss for a Brain without metrics.
+    labels: the file of its labels, if it has labels.
+    heads: keys of the parts with an output for each label.
+    scorer: without one, `sbkit score` refuses the bundle.
+    export: without it, runs cannot be exported.
+    commands: the commands that the task defines, by name.
+    synthesizer_class: for text to speech, the dotted path of a class whose `load` opens a bundle as
+        a `sbkit.bundle.protocols.SpeechSynthesizer`.
     """
 
     name: str
