@@ -343,7 +343,7 @@ class Transcriber(AbstractContextManager["Transcriber"]):
         on_seconds: called with the seconds of audio that were decoded since its last call.
         on_text: called with the text that each segment adds to its source, as soon as it is final.
         phrases: hotwords, for a decoder that takes them.
-        times: whether words are timed, by default as the Transcriber was told.
+        times: whether words are timed; None for the setting of the Transcriber.
         """
         recognized: list[Recognized] = []
         cut = 0  # frames of the next segment that belong to the previous one
