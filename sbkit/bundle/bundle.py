@@ -199,9 +199,9 @@ class Bundle:
                 f"`--hotwords {source[:100]}` has no phrase in the letters of the model's "
                 "language. Correct the list."
             )
-        return self.with_phrases(phrases)
+        return self.with_more_hotwords(phrases)
 
-    def with_phrases(self, phrases: Iterable[str]) -> Self:
+    def with_more_hotwords(self, phrases: Iterable[str]) -> Self:
         """Return the bundle with more hotwords; unchanged if decoding is greedy."""
         if self.decoder is None:
             return self

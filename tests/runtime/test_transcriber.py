@@ -92,7 +92,7 @@ def test_hotwords_that_cannot_be_spelled_are_reported(
         "hotwords": ("fox",),
         "refused_hotwords": ("日本",),
     }
-    assert bundle.with_phrases(["dog", "東京"]).refused_hotwords == ("日本", "東京")
+    assert bundle.with_more_hotwords(["dog", "東京"]).refused_hotwords == ("日本", "東京")
     audio = speak(tokenizer, SENTENCES[1])
     assert Transcriber(bundle=bundle).transcribe(audio, RATE).text == SENTENCES[1]
 
