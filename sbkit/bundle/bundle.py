@@ -173,7 +173,7 @@ class Bundle:
             self.decoder.check_graph()
         return self
 
-    def with_hotwords(self, source: str | None) -> Self:
+    def with_hotwords_option(self, source: str | None) -> Self:
         """Return the bundle with the hotwords of `--hotwords`: comma-separated, or a file of them.
 
         Phrases that the model's tokens cannot spell are logged and listed in ``refused_hotwords``.

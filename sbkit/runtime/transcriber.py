@@ -452,7 +452,7 @@ def open_recognizer(
     """Open a bundle of a recognizer, with the options of `Transcriber.load`."""
     opened = open_model(folder, **options)
     try:
-        bundle = opened.with_decoder(decoder).with_hotwords(hotwords)
+        bundle = opened.with_decoder(decoder).with_hotwords_option(hotwords)
         runtime = bundle.model.effective.runtime
         if runtime != "torch" and bundle.decoder and bundle.decoder.attention_rescoring:
             raise ConfigError(

@@ -85,7 +85,7 @@ def test_hotwords_that_cannot_be_spelled_are_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     bundle, tokenizer, _ = tone_bundle(tmp_path, lm_texts=SENTENCES)
-    bundle = bundle.with_hotwords("Fox, 日本")
+    bundle = bundle.with_hotwords_option("Fox, 日本")
     assert "hotword 日本 is ignored: the model has no tokens" in caplog.text
     assert describe_decoding(bundle) == {
         "decoder": "beam",
