@@ -86,7 +86,7 @@ class Bundle:
     refused_hotwords: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, contents: BundleContents, model: RunnableModel) -> Self:
+    def from_contents(cls, contents: BundleContents, model: RunnableModel) -> Self:
         """Combine the contents of a bundle with the model that runs it."""
         return cls(
             contents.config,

@@ -89,7 +89,7 @@ def open_model(
             compilation=compilation,
         )
 
-    return OpenBundle.of(contents, ModelThread(make))
+    return OpenBundle.from_contents(contents, ModelThread(make))
 
 
 def _load_onnx(

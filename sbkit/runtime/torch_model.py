@@ -337,7 +337,9 @@ def load_bundle(folder: Path, *, user_modules: frozenset[str] = frozenset()) -> 
         SbkitError: a file is missing or damaged, or belongs to another model.
     """
     contents = read_bundle(folder, with_weights=True, user_modules=user_modules)
-    return TorchBundle.of(contents, load_torch(contents, folder, user_modules=user_modules))
+    return TorchBundle.from_contents(
+        contents, load_torch(contents, folder, user_modules=user_modules)
+    )
 
 
 def load_torch(

@@ -34,7 +34,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def recognizer(folder: Path, compilation: Compilation | None = None) -> StreamingRecognizer:
     contents = read_bundle(folder, with_weights=True)
     thread = ModelThread(partial(load_torch, contents, folder, compilation=compilation))
-    return StreamingRecognizer(bundle=OpenBundle.of(contents, thread))
+    return StreamingRecognizer(bundle=OpenBundle.from_contents(contents, thread))
 
 
 def noise(seed: int, samples: int) -> Samples:
