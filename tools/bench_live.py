@@ -153,9 +153,15 @@ def measure(bundle: TorchBundle, clips: Sequence[tuple[Samples, str]]) -> Measur
         np.zeros(round(SILENCE_SECONDS * bundle.config.sample_rate), np.int16),
     )
     model = bundle.model
-    with StreamingRecognizer(
-        bundle=OpenBundle.of(bundle, ModelThread(lambda: model))
-    ) as recognizer:
+    opened = OpenBundle(
+        config=bundle.config,
+        task=bundle.task,
+        labels=bundle.labels,
+        model=ModelThread(lambda: model),
+        decoder=bundle.decoder,
+        word_lm=bundle.word_lm,
+    )
+    with StreamingRecognizer(bundle=opened) as recognizer:
         for clip, text in clips:
             session = Session(recognizer)
             events = session.push(clip)

@@ -71,11 +71,7 @@ def run(arguments: Sequence[str]) -> int:
         to_stderr=options.command not in LOGS_TO_STDOUT,
         format="%(asctime)s %(message)s" if options.command == "serve" else "%(message)s",
     ):
-        folders = [getattr(options, name, None) for name in ("bundle", "model")]
-        folders += getattr(options, "bundles", [])
-        options.user_modules = import_user_modules(
-            getattr(options, "imports", ()), next(filter(None, folders), None)
-        )
+        options.user_modules = _import_user_modules(options)
         try:
             return options.handler(options) or 0
         except ModuleNotFoundError as error:
@@ -85,6 +81,25 @@ def run(arguments: Sequence[str]) -> int:
                 f"`sbkit {options.command}` needs the package {error.name}, which is not "
                 "installed. Install all that sbkit needs: pip install sbkit, without --no-deps."
             ) from error
+
+
+def _import_user_modules(options: Namespace) -> frozenset[str]:
+    """Import what `--import` names; the source in a bundle only runs once it is verified."""
+    names = getattr(options, "imports", [])
+    if not names:
+        return frozenset()
+    from sbkit.bundle.config import CONFIG_FILE, BundleFiles
+
+    folders = [getattr(options, "bundle", None), getattr(options, "model", None)]
+    sources: dict[Path, dict[str, bytes]] = {}
+    runs: list[Path] = []
+    for folder in [*filter(None, folders), *getattr(options, "bundles", [])]:
+        if (folder / CONFIG_FILE).exists() or not (folder / "hyperparams.yaml").is_file():
+            sources[folder] = BundleFiles(folder).read_modules(names)
+        else:
+            runs.append(folder)
+    sys.path += [str(folder.resolve()) for folder in (Path.cwd(), *runs)]
+    return import_user_modules(names, sources)
 
 
 def _is_required(module: str) -> bool:

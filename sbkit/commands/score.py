@@ -57,7 +57,7 @@ def score(options: Namespace) -> None:
     entries: dict[str, Figures] = {}
     scored: dict[str, datasets.Dataset] = {}
     with open_model(options.model, options.user_modules) as loaded:
-        bundle = loaded.with_decoder(options.decoder).with_hotwords(options.hotwords)
+        bundle = loaded.with_decoder(options.decoder).with_hotwords_option(options.hotwords)
         scorer, label = _scorer_of(bundle.task, options.label), options.label
         score_batch = partial(scorer.score, bundle, label=label, times=options.out is not None)
         for name, prepared in _prepare(bundle, options):

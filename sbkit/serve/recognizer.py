@@ -377,7 +377,7 @@ class Recognizer:
         decoder = self._bundle.decoder
         if phrases and decoder is not None and decoder.decoder_type != "graph":
             streaming = await asyncio.to_thread(
-                lambda: StreamingRecognizer(bundle=self._bundle.with_phrases(phrases))
+                lambda: StreamingRecognizer(bundle=self._bundle.with_more_hotwords(phrases))
             )
         return lambda start: Session(streaming, rules, start=start)
 

@@ -212,7 +212,7 @@ def test_prepare_speech_labels_loud_windows_near_aligned_words(
     monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
     bundle = make_bundle(tmp_path)
     knobs = read_knobs(ROOT / "hparams/vad.yaml", {}) | {"data_folder": str(workplace.release)}
-    with pytest.raises(SbkitError, match="none is no bundle"):
+    with pytest.raises(SbkitError, match="none is not a bundle"):
         prepare_speech(knobs | {"recognizer": str(tmp_path / "none")})
     test = prepare_speech(knobs | {"recognizer": str(bundle)}).test["test"]
     recognizer = load_bundle(bundle)

@@ -134,7 +134,7 @@ def test_serve_compiled_model_gives_files_and_sessions_the_same_text(tmp_path: P
         mode="default", backend="eager", streaming="also", clips=(1, 2), seconds=(3.0, 30.0)
     )
     thread = ModelThread(partial(load_torch, read, folder, compilation=table))
-    tones: Any = OpenBundle.of(read, thread), read.labels, None
+    tones: Any = OpenBundle.from_contents(read, thread), read.labels, None
     with running_server(tmp_path, tones=tones) as server, ThreadPoolExecutor(3) as clients:
         before = counters["stats"]["unique_graphs"]
 
