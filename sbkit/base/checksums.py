@@ -1,6 +1,6 @@
-"""Checksums: whether the files of a folder are still the ones that were written into it.
+"""Checksums show whether the files of a folder are as they were written.
 
-Nothing is unpickled here, and a pipe or a device in place of a file cannot block its reader.
+Nothing is unpickled here, and a pipe or a device in place of a file cannot block the reader.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from sbkit.base.files import read_regular, reading, write_text_atomically
 CHECKSUMS = "checksums.json"
 SAVED = "hold what training saved"  # the `requirement` of `reading`, for a checkpoint's file
 MAX_CHECKSUMS_BYTES = 1 << 24
-# Errors of a file, of its encoding, or of its contents: no mapping, or without an expected key.
+# Errors of reading a file, decoding it, or finding an expected key in it.
 UNREADABLE = (OSError, ValueError, RecursionError, LookupError, TypeError, SbkitError)
 
 
@@ -25,7 +25,7 @@ def checksum(file: Path) -> str:
 
 
 def write_checksums(folder: Path) -> None:
-    """Write the checksum of every file in a folder beside them."""
+    """Write the checksum of every file in a folder into `CHECKSUMS`."""
     sums = {name: checksum(folder / name) for name in sorted(_files(folder))}
     write_text_atomically(folder / CHECKSUMS, json.dumps(sums, indent=1))
 
@@ -53,24 +53,22 @@ def find_damage(folder: Path) -> str | None:
     if unknown:
         return f"{unknown[0]} has no checksum"
     for name, digest in expected.items():
-        if not (folder / name).is_file():  # a device would never end, and a pipe never begin
-            return f"{name} is not there"
+        if not (folder / name).is_file():  # reading a device would never end, a pipe never begin
+            return f"{name} is missing"
         if checksum(folder / name) != digest:
             return f"{name} is not what was written"
     return None
 
 
 def _files(folder: Path) -> set[str]:
-    """List the files of a folder, without its checksums."""
     return {file.name for file in folder.iterdir() if not file.is_dir()} - {CHECKSUMS}
 
 
 def listed_checksums(folder: Path) -> Mapping[str, str]:
-    """Return the digest of each file; nothing if no list can be read."""
+    """Return the listed digest of each file; an empty mapping if the list cannot be read."""
+    file = folder / CHECKSUMS
     try:
-        content = read_regular(
-            folder / CHECKSUMS, max_bytes=MAX_CHECKSUMS_BYTES, subject="The checksums"
-        )
+        content = read_regular(file, max_bytes=MAX_CHECKSUMS_BYTES, subject="The checksums")
         return {**json.loads(content)}
     except UNREADABLE:
         return {}

@@ -1,7 +1,7 @@
-"""Seconds, samples and frames: the only file that converts between them.
+"""Convert between seconds, samples and frames: no other file does.
 
-The rates are those of Kaldi's filterbanks, which deployed runtimes compute: a window of 25 ms every
-10 ms, and only windows that lie entirely within the audio.
+Windows are those of Kaldi's filterbanks, which deployed runtimes compute: 25 ms every 10 ms, and
+only windows that lie entirely within the audio.
 """
 
 from typing import TYPE_CHECKING, TypeVar

@@ -240,7 +240,7 @@ def _with_base(document: Document, above: tuple[Path, ...]) -> Document:
     own, chain = document.root, (*above, document.path.resolve())
     name = str(own.pop(BASE_KEY))
     file = document.path.parent / name
-    if file.resolve() in chain:
+    if file.exists() and file.resolve() in chain:  # a loop of links does not exist
         raise ConfigError(
             f"`{BASE_KEY}` ({document.place((BASE_KEY,))}) leads back to this file: {name} builds "
             "on it. Take the key out of one of them."

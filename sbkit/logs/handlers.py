@@ -1,4 +1,4 @@
-"""Where messages go: to the screen of a command, and to ``train.log`` of a run.
+"""Send messages to the screen of a command, and to ``train.log`` of a run.
 
 Every module logs with ``logging.getLogger(__name__)``. Only the commands of sbkit attach handlers,
 so a program that uses sbkit as a library decides what is shown and where.
@@ -25,7 +25,7 @@ INSTALLED_PACKAGES = sysconfig.get_paths()["purelib"]
 
 
 def is_first_rank() -> bool:
-    """Return whether this process is the one that prints and writes, by torchrun's RANK."""
+    """Return whether this process prints and writes: torchrun's RANK is 0 or not set."""
     return os.environ.get("RANK", "0") == "0"
 
 
@@ -33,7 +33,7 @@ def is_first_rank() -> bool:
 def log_to_screen(*, to_stderr: bool = False, format: str = "%(message)s") -> Iterator[None]:
     """Show messages while a command runs: warnings on standard error, others on standard output.
 
-    With `to_stderr` all go to standard error, because standard output holds the command's result.
+    to_stderr: all on standard error, because standard output holds the command's result.
     """
     root, progress = logging.getLogger(), logging.getLogger(PROGRESS_LOGGER)
     levels = root.level, progress.level
@@ -41,7 +41,7 @@ def log_to_screen(*, to_stderr: bool = False, format: str = "%(message)s") -> It
     handler.setFormatter(PrintableFormatter(format))
     root.addHandler(handler)
     root.setLevel(logging.INFO)
-    progress.setLevel(logging.DEBUG)  # of its own, so that `quiet` does not hide progress
+    progress.setLevel(logging.DEBUG)  # its own level, so that `quiet` does not hide progress
     try:
         yield
     finally:
@@ -52,7 +52,7 @@ def log_to_screen(*, to_stderr: bool = False, format: str = "%(message)s") -> It
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Drop all messages, as `sbkit check` does while it tries the steps of a run."""
+    """Drop all messages, for example while `sbkit check` tries the steps of a run."""
     root = logging.getLogger()
     level = root.level
     root.setLevel(logging.CRITICAL + 1)
@@ -76,9 +76,9 @@ class ScreenHandler(logging.Handler):
 
 
 def should_log(record: logging.LogRecord) -> bool:
-    """Keep the messages of sbkit, recipes and the user's modules, and warnings of other packages.
+    """Pass messages of sbkit, recipes and the user's modules, and other packages' warnings.
 
-    Of several ranks only the first one logs.
+    Only the first rank logs.
     """
     is_installed = record.pathname.startswith(INSTALLED_PACKAGES)
     is_ours = record.name.partition(".")[0] == "sbkit" or not is_installed
@@ -95,20 +95,21 @@ class PrintableFormatter(logging.Formatter):
 class TextLog(MemoryHandler):
     """Append messages, warnings and the last error of a run to ``train.log`` in its folder.
 
-    Messages wait in memory until `open`: a run that is refused leaves the folder as it was. Only
-    the first rank writes. Lines that do not fit on the disk are lost, and the run continues.
+    Messages wait in memory until `open`, so a refused run leaves the folder as it was. Only the
+    first rank writes. Lines that do not fit on the disk are lost, and the run continues.
+
+    title: the first line that this call of the command writes.
     """
 
     def __init__(self, folder: Path, *, title: str) -> None:
-        """Open nothing yet; ``title`` is the first line of this call."""
-        super().__init__(capacity=1)  # written at once, as soon as there is a file
+        super().__init__(capacity=1)  # no delay once there is a file
         self._path = folder / TEXT_LOG
         self.addFilter(should_log)
         self._write(title)
 
     def __enter__(self) -> Self:
         if is_first_rank():
-            # Before the screen: printing raises once the terminal is gone.
+            # Before the screen's handler, which raises once the terminal is gone.
             logging.getLogger().handlers.insert(0, self)
             logging.captureWarnings(True)
         return self
@@ -130,7 +131,7 @@ class TextLog(MemoryHandler):
         self.close()
 
     def open(self) -> None:
-        """Write the messages that waited, and append from now on."""
+        """Write the waiting messages, and append all later ones."""
         if is_first_rank():
             self.setTarget(_RunFile(self._path, encoding="utf-8", errors="backslashreplace"))
             self.flush()
@@ -153,7 +154,6 @@ class _RunFile(logging.FileHandler):
 
 
 def _describe_end(error: BaseException) -> str:
-    """Describe why a run ended early."""
     match error:
         case SbkitError() | OSError():
             return f"error: {error}"

@@ -71,7 +71,8 @@ def _espeak(clauses: tuple[str, ...], language: str) -> list[str]:
             "install espeak-ng), or write `symbols: characters`."
         )
     code = primary(language)
-    voice = language.lower() if language.lower() != code else ESPEAK_VOICES.get(code, code)
+    tag = language.lower().replace("_", "-")
+    voice = ESPEAK_VOICES.get(code, code) if tag == code else tag
     command = [ESPEAK, "-q", "--ipa", "-v", voice, "--stdin"]
     process = subprocess.run(command, input="\n\n".join(clauses), capture_output=True, text=True)
     if process.returncode:

@@ -26,8 +26,12 @@ class Tokenizer:
     def __init__(self, *, model_file: str | Path, content: bytes | None = None) -> None:
         self.model_file = Path(model_file)
         if content is None:
-            file = self.model_file.resolve()
-            content = read_regular(file, max_bytes=MAX_MODEL_BYTES, subject="A sentencepiece model")
+            content = read_regular(
+                self.model_file,
+                max_bytes=MAX_MODEL_BYTES,
+                subject="A sentencepiece model",
+                follow_links=True,
+            )
         self.content = content
         self._pieces = _load(self.model_file, self.content)
         self.vocabulary = Vocabulary(

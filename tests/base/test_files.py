@@ -4,7 +4,9 @@ import json
 import os
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from sbkit.base.files import (
     building,
     read_lines,
     read_regular,
+    read_text,
     require_writable,
     to_json,
     write_bytes_atomically,
@@ -45,6 +48,15 @@ def test_failed_write_keeps_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert caught.value.filename == str(path)
     assert path.read_bytes() == b"old"
     assert [*tmp_path.iterdir()] == [path]
+
+
+def test_two_threads_write_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both have written their content before either renames it."""
+    both, contents, fsync = Barrier(2), (b"first", b"second"), os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: (fsync(file), both.wait(timeout=10)))
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(write_bytes_atomically, [tmp_path / "labels.txt"] * 2, contents))
+    assert (tmp_path / "labels.txt").read_bytes() in contents
 
 
 def test_building_names_folder_when_disk_is_full(tmp_path: Path) -> None:
@@ -96,10 +108,11 @@ def test_require_writable_refuses_unwritable_folder(place: str, tmp_path: Path) 
     assert not [*(tmp_path / "deep" / "scores").iterdir()]
 
 
-STRANGE: dict[str, Callable[[Path], Any]] = {
+UNREADABLE: dict[str, Callable[[Path], Any]] = {
     "a pipe": os.mkfifo,
     "a device": lambda file: file.symlink_to("/dev/zero"),
     "a folder": Path.mkdir,
+    "a loop of links": lambda file: file.symlink_to(file),
     "missing": lambda file: None,
 }
 
@@ -114,12 +127,13 @@ def test_read_lines_follows_link_and_read_regular_does_not(tmp_path: Path) -> No
         read_regular(tmp_path / "a.txt", max_bytes=7, subject="A file")
 
 
-@pytest.mark.parametrize("make", STRANGE.values(), ids=STRANGE.keys())
-def test_pipe_device_folder_and_missing_file_are_not_read(
-    make: Callable[[Path], Any], tmp_path: Path
+@pytest.mark.parametrize("read", [read_regular, read_text])
+@pytest.mark.parametrize("make", UNREADABLE.values(), ids=UNREADABLE.keys())
+def test_pipe_device_folder_loop_and_missing_file_are_not_read(
+    make: Callable[[Path], Any], read: Callable[..., object], tmp_path: Path
 ) -> None:
     make(tmp_path / "a.txt")
     with pytest.raises(SbkitError, match="A file must be readable, but .*a.txt is not"):
-        read_regular(tmp_path / "a.txt", max_bytes=9, subject="A file")
+        read(tmp_path / "a.txt", max_bytes=9, subject="A file")
     with pytest.raises(SbkitError, match="A text must be readable, but .*none.txt is not"):
         list(read_lines(tmp_path / "none.txt", subject="A text"))

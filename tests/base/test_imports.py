@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from sbkit.base.errors import DeviceError
+from sbkit.base.imports import import_torchaudio
+
 ROOT = Path(__file__).parents[2]
 CUDA = (
     'raise RuntimeError("Detected that PyTorch and TorchAudio were compiled with different CUDA '
@@ -37,3 +40,13 @@ def test_torchaudio_of_another_torch_is_explained_with_its_cure(
     assert process.returncode == (2 if command == "train.py" else 0)
     assert len(lines) == 1 and "cannot be used with torch" in lines[0]
     assert "Traceback" not in process.stderr
+
+
+def test_missing_torchaudio_is_called_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = {"torch": "2.11.0", "torchaudio": None}
+    monkeypatch.setattr("sbkit.base.versions.versions", lambda: installed)
+    monkeypatch.setitem(sys.modules, "torchaudio", None)
+    with pytest.raises(
+        DeviceError, match=r"^torchaudio is not installed, and torch is 2.11.0\. To"
+    ):
+        import_torchaudio()

@@ -34,8 +34,8 @@ def variables(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     [
         ({}, True, "4 threads, which sleep between operations while others need the cores"),
         (SETTINGS, True, "4 threads, which sleep between operations while others need the cores"),
-        ({"OMP_WAIT_POLICY": "passive"}, False, "4 threads, which wait as OMP_WAIT_POLICY=passive"),
-        ({"OMP_NUM_THREADS": "1"}, False, "4 threads, which wait as OpenMP does by itself"),
+        ({"OMP_WAIT_POLICY": "passive"}, False, "4 threads, which wait by OMP_WAIT_POLICY=passive"),
+        ({"OMP_NUM_THREADS": "1"}, False, "4 threads, which wait by the defaults of OpenMP"),
     ],
 )
 def test_settings_of_user_are_kept(

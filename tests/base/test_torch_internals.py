@@ -7,7 +7,7 @@ from torch.amp.grad_scaler import GradScaler
 from sbkit.base import torch_internals
 
 
-def test_private_parts_were_tried_with_this_torch() -> None:
+def test_private_parts_were_tested_with_this_torch() -> None:
     assert f"torch {torch.__version__.partition('+')[0]}." in (torch_internals.__doc__ or "")
 
 

@@ -125,6 +125,7 @@ def top(tmp_path: Path) -> Path:
         "  numerator: 3\n  denominator: 4\nbare: !new:collections.Counter\n"
     )
     (tmp_path / "bases/middle.yaml").write_text("base: root.yaml\nspeeds: [0.9, 1.1]\n")
+    (tmp_path / "bases/loop.yaml").symlink_to("loop.yaml")
     top = tmp_path / "top.yaml"
     top.write_text(
         "# of eight GPUs\nbase: bases/middle.yaml\nunit: 5  # new\nsize: !ref <unit> + 1\n"
@@ -170,6 +171,7 @@ def test_base_that_changes_is_read_again(top: Path) -> None:
         ("bases/root", "<size> * 2", "<sice>", "`kept: !ref <sice>` ({bases/root}:4) leads"),
         ("bases/root", "numerator: 3", "numerato: 3", "`ratio` ({top}:7) cannot be"),
         ("bases/middle", "root", "../top", "`base` ({bases/middle}:1) leads back"),
+        ("bases/middle", "root", "loop", "loop.yaml cannot be read (Too many levels of"),
         ("bases/middle", "root", "roof", "roof.yaml cannot be read (No such file or"),
         ("top", "later: ", "bare: {a: 1}\nlater: ", "`bare` ({top}:9) has no tag, and"),
     ],

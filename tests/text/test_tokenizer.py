@@ -93,11 +93,15 @@ def test_vocab_size_that_cannot_be_met_is_refused(tmp_path: Path, case: str) -> 
         train(tmp_path, kind, vocab_size, texts)
 
 
-@pytest.mark.parametrize("damage", ["cut", "missing"])
+@pytest.mark.parametrize("damage", ["cut", "missing", "a loop of links"])
 def test_damaged_model_file_is_named(tmp_path: Path, damage: str) -> None:
     file = train(tmp_path, "char", None).model_file
     content = file.read_bytes()[:-40]
-    file.unlink() if damage == "missing" else file.write_bytes(content)
+    file.unlink()
+    if damage == "cut":
+        file.write_bytes(content)
+    elif damage == "a loop of links":
+        file.symlink_to(file)
     with pytest.raises(SbkitError, match="sentencepiece model") as caught:
         Tokenizer(model_file=file)
     assert str(file) in str(caught.value)
