@@ -10,7 +10,7 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from logging.handlers import MemoryHandler
 from pathlib import Path
 from types import TracebackType
@@ -35,31 +35,33 @@ def log_to_screen(*, to_stderr: bool = False, format: str = "%(message)s") -> It
 
     to_stderr: all on standard error, because standard output holds the command's result.
     """
-    root, progress = logging.getLogger(), logging.getLogger(PROGRESS_LOGGER)
-    levels = root.level, progress.level
+    root = logging.getLogger()
     handler = ScreenHandler(to_stderr=to_stderr)
     handler.setFormatter(PrintableFormatter(format))
     root.addHandler(handler)
-    root.setLevel(logging.INFO)
-    progress.setLevel(logging.DEBUG)  # its own level, so that `quiet` does not hide progress
-    try:
-        yield
-    finally:
-        root.setLevel(levels[0])
-        progress.setLevel(levels[1])
-        root.removeHandler(handler)
+    # Progress has its own level, so that `quiet` does not hide it.
+    with _level(logging.INFO), _level(logging.DEBUG, logger=PROGRESS_LOGGER):
+        try:
+            yield
+        finally:
+            root.removeHandler(handler)
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Drop all messages, for example while `sbkit check` tries the steps of a run."""
-    root = logging.getLogger()
-    level = root.level
-    root.setLevel(logging.CRITICAL + 1)
+def _level(level: int, *, logger: str | None = None) -> Iterator[None]:
+    """Set the level of a logger, or of the root, inside the block."""
+    target = logging.getLogger(logger)
+    before = target.level
+    target.setLevel(level)
     try:
         yield
     finally:
-        root.setLevel(level)
+        target.setLevel(before)
+
+
+def quiet() -> AbstractContextManager[None]:
+    """Drop all messages in a block, for example while `sbkit check` tries the steps of a run."""
+    return _level(logging.CRITICAL + 1)
 
 
 class ScreenHandler(logging.Handler):

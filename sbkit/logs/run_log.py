@@ -113,7 +113,7 @@ class RunLog:
         }
         if self._path.exists():
             log = read_log(self._path)
-            records = [record for record in log if record["step"] <= last_steps[record["kind"]]]
+            records = [r for r in log if r["step"] <= last_steps.get(r["kind"], resume_step)]
             write_text_atomically(self._path, "".join(to_json(record) + "\n" for record in records))
         self._curves = _open_tensorboard(folder / TENSORBOARD_FOLDER, resume_step + 1)
         self._file = self._path.open("a", encoding="utf-8", buffering=1)

@@ -120,7 +120,7 @@ def test_join_segments_with_and_without_spaces(segments: list[str], joined: str)
 
 
 def test_describe_dropped_counts_symbols() -> None:
-    note = "normalization dropped symbols ({}). Write in words those that are read aloud"
+    note = "normalization dropped symbols ({}). Write symbols that are read aloud as words"
     texts = Counter("10 €, 5 %!½ of № 2 (a & b) - €")
     assert describe_dropped(texts, "en") == note.format("2 €, 1 ½, 1 №")
     assert describe_dropped(texts, "sw") == note.format("2 €, 1 %, 1 ½, 1 №, 1 &")
