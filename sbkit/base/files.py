@@ -110,9 +110,8 @@ def building(folder: Path) -> Iterator[Path]:
     If another process has finished ``folder`` first, its result stays and ours is removed. Folders
     that killed processes left are removed after a day.
 
-    Raises:
-        SbkitError: the parent folder cannot be written to.
-        OSError: for example, the disk is full; the error names ``folder``.
+    Raises SbkitError if the parent folder cannot be written to. A later OSError, such as that of a
+    full disk, names ``folder``.
     """
     temporary = folder.with_name(f".{folder.name}.{uuid4().hex[:12]}.tmp")
     try:

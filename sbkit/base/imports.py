@@ -48,12 +48,10 @@ def require_package(name: str, *, extra: str) -> ModuleType:
 
 
 def import_torchaudio(name: str = "torchaudio") -> ModuleType:
-    """Import a module of torchaudio.
+    """Import a module of torchaudio, or raise DeviceError: it may be built for another CUDA.
 
-    Raises:
-        DeviceError: torchaudio is not installed, or was built for another CUDA than torch. Wheels
-            of torch 2.15 contain CUDA 13.2; those of torchaudio 2.11.0 refuse any but 13.0, and
-            their library cannot be loaded beside a torch without CUDA.
+    Wheels of torch 2.15 contain CUDA 13.2; those of torchaudio 2.11.0 refuse any but 13.0, and
+    their library cannot be loaded beside a torch without CUDA.
     """
     try:
         return import_module(name)
@@ -79,13 +77,10 @@ def explain_torchaudio(error: Exception) -> str:
 
 
 def import_user_modules(names: Collection[str], bundle: Path | None = None) -> frozenset[str]:
-    """Import the modules that `--import` names, and return their names.
+    """Import the modules that `--import` names, or raise ConfigError; return their names.
 
     The working folder and then the bundle are searched last. sbkit imports a module that a file
     names only if `--import` names it, too. The path of each module that runs is logged.
-
-    Raises:
-        ConfigError: a module cannot be imported.
     """
     if names and str(Path.cwd()) not in sys.path:  # the installed command does not search there
         sys.path.append(str(Path.cwd()))

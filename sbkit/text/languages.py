@@ -38,11 +38,8 @@ _TAG = re.compile(
 def check_language(value: object) -> str:
     """Check a language tag, an ISO 639 code with or without a region, and return it.
 
-    A code of two letters must be listed above, and one of three letters must have no shorter form
-    there. The other 7,800 codes of three letters (ISO 639-3) are not looked up.
-
-    Raises:
-        ConfigError: the value is not a tag, or not the shortest tag of its language.
+    Raises ConfigError unless a code of two letters is listed above, and a code of three letters has
+    no shorter form there. The other 7,800 codes of three letters (ISO 639-3) are not looked up.
     """
     if value is False:
         raise ConfigError(

@@ -37,8 +37,7 @@ def to_symbols(text: str) -> list[str]:
 def read_texts(texts: Sequence[str], language: str, symbol_type: str) -> list[str]:
     """Spell texts out, and write them in characters or phonemes.
 
-    Raises:
-        ConfigError: espeak-ng is not installed, or has no voice for the language.
+    Raises ConfigError if espeak-ng is not installed, or has no voice for the language.
     """
     spelled_out = [spell_out(text, language).text for text in texts]
     return transcribe_phonemes(spelled_out, language, symbol_type)

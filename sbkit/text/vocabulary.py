@@ -75,8 +75,7 @@ class ClassLabels:
 
     content: the bytes of the file, if the caller has read them.
 
-    Raises:
-        SbkitError: the file cannot be read, has fewer than two names, or repeats a name.
+    Raises SbkitError if the file cannot be read, has fewer than two names, or repeats a name.
     """
 
     def __init__(self, *, file: str | Path, content: bytes | None = None) -> None:
@@ -105,8 +104,7 @@ class ClassLabels:
 def ensure_labels(file: Path, names: Iterable[str]) -> ClassLabels:
     """Write the classes in alphabetical order, unless the run folder lists them already.
 
-    Raises:
-        DataError: there are fewer than two classes, or the run folder lists others.
+    Raises DataError if there are fewer than two classes, or the run folder lists others.
     """
     classes = sorted(set(names))
     if len(classes) < 2:

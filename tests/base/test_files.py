@@ -1,6 +1,5 @@
-"""A file is there whole or not at all, JSON is JSON, and a file of others is read as data."""
+"""A file is written completely or not at all, JSON has no NaN, and untrusted files are data."""
 
-import json
 import os
 import time
 from collections.abc import Callable
@@ -60,7 +59,7 @@ def test_two_threads_write_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_building_names_folder_when_disk_is_full(tmp_path: Path) -> None:
-    """The operating system names no file when a disk is full."""
+    """The operating system names no file if the disk is full."""
     with pytest.raises(OSError, match="No space left") as caught, building(tmp_path / "store"):
         raise OSError(28, "No space left on device")
     assert caught.value.filename == str(tmp_path / "store")
@@ -75,15 +74,11 @@ def test_building_names_folder_when_disk_is_full(tmp_path: Path) -> None:
         ({"a": {"b": (float("-inf"), "x")}}, '{"a": {"b": [null, "x"]}}'),
         ({"word": "日本"}, '{"word": "日本"}'),
         ({"yes": True, "n": 3}, '{"yes": true, "n": 3}'),
-        (
-            {"t": torch.tensor(0.5), "n": [np.float32(1.5), np.int64(3)]},
-            '{"t": 0.5, "n": [1.5, 3]}',
-        ),
+        ([torch.tensor(0.5), np.float32(1.5), np.int64(3)], "[0.5, 1.5, 3]"),
     ],
 )
 def test_json_has_no_nan(value: object, text: str) -> None:
     assert to_json(value) == text
-    json.loads(text)
 
 
 def test_first_of_two_builders_wins(tmp_path: Path) -> None:

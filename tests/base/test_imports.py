@@ -1,4 +1,4 @@
-"""A torchaudio that was built for another torch is explained in a sentence, wherever it is met."""
+"""A torchaudio that does not fit torch is explained in a sentence, wherever it is imported."""
 
 import os
 import subprocess
@@ -9,8 +9,8 @@ import pytest
 
 from sbkit.base.errors import DeviceError
 from sbkit.base.imports import import_torchaudio
+from tests.runs import ROOT
 
-ROOT = Path(__file__).parents[2]
 CUDA = (
     'raise RuntimeError("Detected that PyTorch and TorchAudio were compiled with different CUDA '
     'versions. PyTorch has CUDA version 13.2 whereas TorchAudio has CUDA version 13.0.")'
@@ -22,20 +22,14 @@ COMMANDS = {"train.py": ["train.py", "hparams/ctc.yaml"], "doctor": ["-m", "sbki
 
 @pytest.mark.parametrize("code", [CUDA, LIBRARY, MISSING], ids=["cuda", "library", "missing"])
 @pytest.mark.parametrize("command", COMMANDS)
-def test_torchaudio_of_another_torch_is_explained_with_its_cure(
+def test_torchaudio_of_another_torch_is_explained_with_commands(
     code: str, command: str, tmp_path: Path
 ) -> None:
     (tmp_path / "torchaudio").mkdir()
     (tmp_path / "torchaudio/__init__.py").write_text(code + "\n")
     path = os.pathsep.join([str(tmp_path), str(ROOT)])
-    process = subprocess.run(
-        [sys.executable, *COMMANDS[command]],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": path},
-        check=False,
-    )
+    words, variables = [sys.executable, *COMMANDS[command]], {**os.environ, "PYTHONPATH": path}
+    process = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=variables)
     lines = [line for line in (process.stdout + process.stderr).splitlines() if "INDEX" in line]
     assert process.returncode == (2 if command == "train.py" else 0)
     assert len(lines) == 1 and "cannot be used with torch" in lines[0]

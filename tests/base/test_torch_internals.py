@@ -30,9 +30,3 @@ def test_scaler_skips_step_if_found_inf_is_set() -> None:
         scaler.step(optimizer)
         scaler.update()
         assert (layer.weight.item() == before) is bool(is_inf)
-
-
-def test_gradients_are_multiplied_in_place() -> None:
-    gradients = [torch.ones(2), torch.ones(1)]
-    torch_internals.multiply_gradients(gradients, torch.tensor(3.0))
-    assert [gradient.tolist() for gradient in gradients] == [[3.0, 3.0], [3.0]]

@@ -39,6 +39,9 @@ from tests.runs import ROOT
         ("a: {b: !new:fractions.Fraction [x]}\n", "`a.b` ({path}:1)"),
         ("a: !new:fractions.Fraction [1, 0]\n", ": ZeroDivisionError:"),
         ("a: !new:fractions.Fraction\nb: !ref <a.nope>\n", "has no attribute 'nope'"),
+        # An error of sbkit is kept, and its place is added.
+        (f"a: !apply:{parse_overrides.__module__}.parse_overrides [[x]]", "`x` is not of the form"),
+        (f"a: !apply:{parse_overrides.__module__}.parse_overrides [[x]]", ". (`a` ({path}:1))"),
     ],
 )
 def test_faulty_yaml_is_refused_with_its_line(tmp_path: Path, yaml: str, text: str) -> None:
@@ -94,23 +97,26 @@ def test_include_is_read_overridden_and_saved(including: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "text"),
+    ("name", "old", "new", "text"),
     [
-        ("must: !ref", "mist: !ref", "'mist' not found in: ['size', 'must'"),
-        ("  must: !ref <seed>\n", "", "`inner.must: !PLACEHOLDER ` ({inner}:3) needs a value"),
-        ("inner.yaml", "none.yaml", "cannot be read"),
-        ("inner[twice]", "inner[twise]", "Did you mean `twice`?"),
+        ("outer", "must: !ref", "mist: !ref", "'mist' not found in: ['size', 'must'"),
+        ("outer", "  must: !ref <seed>\n", "", "`inner.must: !PLACEHOLDER ` ({inner}:3) needs a"),
+        ("outer", "inner.yaml", "none.yaml", "cannot be read"),
+        ("outer", "inner[twice]", "inner[twise]", "Did you mean `twice`?"),
+        (
+            "inner",
+            "many: [1, 2]",
+            "many: !new:fractions.Fraction [1, 0]",
+            "`inner.many` ({inner}:5)",
+        ),
     ],
 )
-def test_include_refuses_a_wrong_file(including: Path, old: str, new: str, text: str) -> None:
-    including.write_text(including.read_text().replace(old, new))
+def test_include_refuses_a_wrong_file(
+    including: Path, name: str, old: str, new: str, text: str
+) -> None:
+    file = including.with_name(f"{name}.yaml")
+    file.write_text(file.read_text().replace(old, new))
     assert text.format(inner=including.with_name("inner.yaml")) in refusal(including, {})
-
-
-def test_include_names_a_failing_object_in_its_own_file(including: Path) -> None:
-    inner = including.with_name("inner.yaml")
-    inner.write_text(inner.read_text() + "bad: !new:fractions.Fraction [1, 0]\n")
-    assert f"`inner.bad` ({inner}:8)" in refusal(including, {})
 
 
 # -- base ------------------------------------------------------------------------------------------
