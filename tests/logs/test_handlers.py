@@ -1,4 +1,4 @@
-"""A command shows messages, a run keeps them in its folder, and a library does neither."""
+"""A command shows messages, a run writes them into its folder, and a library does neither."""
 
 import logging
 import re
