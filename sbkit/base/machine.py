@@ -31,7 +31,7 @@ def affine_cores() -> int:
 
 
 def available_memory() -> int:
-    """Return how many bytes this process may still allocate; `sys.maxsize` without /proc."""
+    """Return the most bytes that this process could allocate; `sys.maxsize` without /proc."""
     limits = (file.read_text().strip() for file in _cgroup_files("memory.max"))
     byte_limits = [int(limit) for limit in limits if limit != "max"]
     if MEMORY_INFO.exists():

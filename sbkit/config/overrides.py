@@ -29,9 +29,7 @@ OPTION = re.compile(r"--(?P<path>[^=]+)(?:=(?P<value>.*))?", re.DOTALL)
 PATH = re.compile(r"[^.\[\]\s]+(?:\.[^.\[\]\s]+|\[[^.\[\]\s]+\])*")
 NEGATIVE_NUMBER = re.compile(r"-[\d.]+(?:[eE][-+]?\d+)?")  # a value that looks like an option
 ATTRIBUTE_TAG = "!apply:getattr"  # the tag that HyperPyYAML gives `!ref <tokenizer.vocab_size>`
-WORDS_FOR_NUMBERS = {
-    "batch_seconds": "auto"
-}  # by key: a number may replace the word, or it a number
+WORDS_FOR_NUMBERS = {"batch_seconds": "auto"}  # by key; a number and its word replace each other
 KINDS: dict[type, str] = {
     type(None): "null",
     bool: "true or false",  # before int, its base

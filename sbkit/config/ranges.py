@@ -84,7 +84,7 @@ RANGES = {  # of the keys of every run; a class declares the ranges of its argum
     **dict.fromkeys(("init_from", "pretrained"), Text()),
     "vocab_size": Range(low=5, integer=True, or_null=True, advice="Pass null for characters."),
 }
-RANGES_OF_OTHERS = {"speechbrain.utils.epoch_loop.EpochCounter": {"limit": POSITIVE_COUNT}}
+RANGES_OF_OTHER_CLASSES = {"speechbrain.utils.epoch_loop.EpochCounter": {"limit": POSITIVE_COUNT}}
 
 
 def out_of_range(
@@ -113,5 +113,5 @@ def ranges_of(class_name: str) -> Mapping[str, Range]:
         class_ = pydoc.locate(class_name)
     except pydoc.ErrorDuringImport:
         return {}  # building the YAML will refuse it
-    ranges = RANGES_OF_OTHERS.get(class_name) or getattr(class_, "RANGES", {})
+    ranges = RANGES_OF_OTHER_CLASSES.get(class_name) or getattr(class_, "RANGES", {})
     return ranges if isinstance(ranges, Mapping) else {}

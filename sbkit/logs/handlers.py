@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from logging.handlers import MemoryHandler
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from sbkit.base.errors import SbkitError
@@ -116,12 +115,7 @@ class TextLog(MemoryHandler):
             logging.captureWarnings(True)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if is_first_rank():
             logging.captureWarnings(False)
             logging.getLogger().removeHandler(self)
@@ -151,7 +145,7 @@ class _RunFile(logging.FileHandler):
         return "\n".join(f"{now} {line}" for line in formatter.format(record).splitlines())
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
-        if not isinstance(sys.exc_info()[1], OSError):  # the disk is full
+        if not isinstance(sys.exc_info()[1], OSError):  # an OSError: the disk is full
             super().handleError(record)
 
 

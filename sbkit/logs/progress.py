@@ -55,19 +55,15 @@ def progress_bar(
             bar.update(task, completed=done, refresh=True)
         if now - last_line >= LINE_SECONDS and not is_off:
             last_line = now
-            line = f"{title}: {_describe(done, total, now - start)}"
+            line = f"{title}: {done:,.0f} done"
+            if total and 0 < done <= total:
+                time_left = _as_time((now - start) * (total - done) / done)
+                line = f"{title}: {done / total:.0%} done, about {time_left} left"
             logger.log(line_level(on_terminal=not bar.disable), line)
 
     with bar:
         task = bar.add_task(title, total=total or None)
         yield advance
-
-
-def _describe(done: float, total: float | None, seconds: float) -> str:
-    """Describe how much is done, and the time left at the same pace."""
-    if not total or not 0 < done <= total:
-        return f"{done:,.0f} done"
-    return f"{done / total:.0%} done, about {_as_time(seconds * (total - done) / done)} left"
 
 
 def line_level(*, on_terminal: bool) -> int:

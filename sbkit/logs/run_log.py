@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from sbkit.base.files import naming, to_json, write_text_atomically
@@ -135,21 +136,12 @@ class RunLog:
             self._file.close()
 
 
-class _NoTensorBoard:
-    """Ignore all points if TensorBoard is not installed."""
-
-    def add_scalar(self, name: str, value: float, step: int) -> None:
-        pass
-
-    def flush(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
 def _open_tensorboard(folder: Path, purge_step: int) -> Any:
     if find_spec("tensorboard") is None:
         logger.info("No TensorBoard files without tensorboard: pip install 'sbkit[curves]'.")
-        return _NoTensorBoard()
+        return SimpleNamespace(add_scalar=_do_nothing, flush=_do_nothing, close=_do_nothing)
     return import_module("torch.utils.tensorboard").SummaryWriter(folder, purge_step=purge_step)
+
+
+def _do_nothing(*_: object) -> None:
+    pass
