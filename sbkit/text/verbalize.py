@@ -74,13 +74,13 @@ def spell_out(text: str, language: str) -> SpokenText:
     text = _PARAGRAPH.sub(".\n", unicodedata.normalize("NFC", text).strip())
     text = _abbreviations(code).sub(partial(_expand, code, readings.setdefault), text)
     text = read_numbers(text, code, readings.setdefault).translate(_OTHER_MARKS)
-    clauses = _CLAUSE.split(text)
+    parts = [*_CLAUSE.split(text), ""]  # clauses and marks; None for a line end or a dash
     spoken = ""
-    for clause, mark in zip(clauses[::2], [*clauses[1::2], ""], strict=True):
+    for clause, mark in zip(parts[::2], parts[1::2], strict=True):
         if words := normalize(clause, language):
             spoken += f" {words}" if spoken else words
         if spoken and spoken[-1] not in MARKS:
-            spoken += mark[-1] if mark else "," * (clause is not clauses[-1])
+            spoken += "," if mark is None else mark[-1:]
     notes = [f'"{written}" is read "{words}".' for written, words in readings.items()]
     dropped = describe_dropped(Counter(text), language)
     return SpokenText(spoken, (*notes, *([f"{dropped}."] if dropped else [])))
@@ -123,23 +123,23 @@ def _expand(code: str, note: Note, match: re.Match[str]) -> str:
     short = re.sub(r"\.\s(?=\w)", ".", written)
     before = match.string[max(0, match.start() - 4) : match.start()]
     after_ordinal = re.fullmatch(r"\d(?:st|nd|rd|th)\s", before)
-    applies = {
+    conditions = {
         "capital": before_capital and not after_ordinal,  # "St. John", but "5th St. He"
         "number": next_start[:1].isdigit(),
         "inner": True,
         "final": True,
     }
-    for position, does_apply in applies.items():
-        table = spoken_words(code).get("abbreviations", {}).get(position, {})
-        words = str(table.get(short) or table.get(short[0].lower() + short[1:], ""))
-        if words and does_apply:
+    tables = spoken_words(code).get("abbreviations", {})
+    for position in [position for position, applies in conditions.items() if applies]:
+        table = tables.get(position, {})
+        if words := table.get(short) or table.get(short[0].lower() + short[1:]):
             note(written, words)
-            at_end = not match.string[match.end() :].strip()
-            return f"{words}." if position == "final" and (before_capital or at_end) else words
+            at_end = before_capital or not match.string[match.end() :].strip()
+            return f"{words}." if position == "final" and at_end else str(words)
     return written
 
 
-def spell_numbers(text: str, language: str = "en") -> str:
+def spell_numbers(text: str, language: str) -> str:
     """Write a text's numbers in words, with single spaces, if num2words has the language."""
     words = read_numbers(text, language).split()
     return re.sub(r"\s+(?=[,.;:!?])", "", " ".join(words))
