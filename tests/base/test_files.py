@@ -94,11 +94,11 @@ def test_first_of_two_builders_wins(tmp_path: Path) -> None:
     assert list(folder.parent.iterdir()) == [folder]
 
 
-@pytest.mark.parametrize("place", ["file/scores", "/proc/scores"])
-def test_require_writable_refuses_unwritable_folder(place: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("folder", ["file/scores", "/proc/scores"])
+def test_require_writable_refuses_unwritable_folder(folder: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(SbkitError, match="`--out` must name a folder that .*scores cannot"):
-        require_writable(tmp_path / place, option="--out")
+        require_writable(tmp_path / folder, option="--out")
     require_writable(tmp_path / "deep" / "scores", option="--out")
     assert not [*(tmp_path / "deep" / "scores").iterdir()]
 

@@ -1,4 +1,4 @@
-"""Tokenizers give back the text that they were given, in any script."""
+"""Decoding inverts encoding in any script."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -22,12 +22,8 @@ def train(
     folder: Path, kind: str, vocab_size: int | None, texts: Iterable[str] = SENTENCES * 20
 ) -> Tokenizer:
     """Train a tokenizer in a folder, or find it there."""
-    return ensure_tokenizer(
-        model_file=folder / "tokenizer.model",
-        kind=kind,
-        vocab_size=vocab_size,
-        texts=lambda: texts,
-    )
+    file = folder / "tokenizer.model"
+    return ensure_tokenizer(model_file=file, kind=kind, vocab_size=vocab_size, texts=lambda: texts)
 
 
 @pytest.mark.parametrize(("kind", "vocab_size"), KINDS)
@@ -76,7 +72,7 @@ def test_existing_tokenizer_is_not_trained_again(tmp_path: Path) -> None:
     assert train(tmp_path, "char", None, texts=["quite another text"]).pieces() == first.pieces()
 
 
-DECLARED: dict[str, tuple[str, Any, Iterable[str], str]] = {
+REFUSED: dict[str, tuple[str, Any, Iterable[str], str]] = {
     "unknown kind": ("word", None, SENTENCES, "one of char, bpe, unigram, but is 'word'"),
     "no size": ("bpe", None, SENTENCES, "must be a number for `token_type: bpe`"),
     "too small": ("bpe", 10, SENTENCES, r"bpe tokenizer of 10 tokens .* 10 vs \d+"),
@@ -86,10 +82,10 @@ DECLARED: dict[str, tuple[str, Any, Iterable[str], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", DECLARED)
+@pytest.mark.parametrize("case", REFUSED)
 def test_vocab_size_that_cannot_be_met_is_refused(tmp_path: Path, case: str) -> None:
-    kind, vocab_size, texts, words = DECLARED[case]
-    with pytest.raises(SbkitError, match=words):
+    kind, vocab_size, texts, message = REFUSED[case]
+    with pytest.raises(SbkitError, match=message):
         train(tmp_path, kind, vocab_size, texts)
 
 
