@@ -1,4 +1,4 @@
-"""Read a run's YAML and overrides: first plain hyperparameters, later, with the data, objects.
+"""Read the hyperparameters of a run from its YAML and overrides, and build its objects.
 
 The hyperparameters, the objects and the saved YAML come from one resolved tree, so they cannot
 differ. Reading hyperparameters builds and imports nothing.
@@ -55,7 +55,7 @@ class MissingKnobError(ConfigError, AttributeError):
 
 
 class Knobs(dict[str, Any]):
-    """The values of a YAML by key, which record the keys that are read for `sbkit check`.
+    """The hyperparameters of a YAML by key; records the keys that are read, for `sbkit check`.
 
     >>> knobs = Knobs({"lr": 0.1, "learning_pace": 3})
     >>> knobs["lr"], knobs.get("seed", 1)
@@ -129,7 +129,7 @@ class Resolved:
 
         An argument that refers to another key counts under that key. Imports the classes.
         """
-        refusals: dict[Keys, str] = {}
+        errors: dict[Keys, str] = {}
         for keys, node in walk(self.document.root):
             if not (isinstance(node, CommentedMap) and tag_of(node).startswith(BUILDER_TAGS)):
                 continue
@@ -139,8 +139,8 @@ class Resolved:
                 is_whole = REFERENCE.fullmatch(text_of(node[name]))
                 path = referenced(node[name])[0] if is_whole else (*keys, name)
                 if not (holds_object(value) or value in ranges[name]):
-                    refusals.setdefault(path, refusal(dotted(path), value, ranges[name]))
-        return refusals
+                    errors.setdefault(path, refusal(dotted(path), value, ranges[name]))
+        return errors
 
 
 _resolved: dict[tuple[Path, str], Resolved] = {}  # a run reads one or two YAMLs a dozen times
@@ -170,8 +170,8 @@ def load_hparams(yaml_file: Path, overrides: Mapping[str, object]) -> Knobs:
     resolved = resolve(yaml_file, overrides)
     require_in_range(resolved.knobs)
     with clean_ruamel():
-        for sentence in resolved.arguments_out_of_range().values():
-            raise ConfigError(sentence)
+        for message in resolved.arguments_out_of_range().values():
+            raise ConfigError(message)
         try:
             return Knobs(load_hyperpyyaml(resolved.text, loader=_Loader))
         except _BuildError as error:
