@@ -191,7 +191,7 @@ TupleConstructor.add_constructor("!tuple", lambda reader, node: reader.construct
 
 
 def read_document(path: Path, *, above: tuple[Path, ...] = ()) -> Document:
-    """Read a file and its base into a tree; ``above`` lists the files that have it as a base."""
+    """Read a file and its base into a tree; ``above`` lists the files that lead to it."""
     text = read_yaml_text(path)
     try:
         reader = YAML()
@@ -217,7 +217,7 @@ def read_document(path: Path, *, above: tuple[Path, ...] = ()) -> Document:
     document = Document(path, root, {*root} - {BASE_KEY}, places, {path: text})
     for keys, node in [*walk(root)]:
         if tag_of(node).startswith(INCLUDE_TAG):
-            _include(document, keys, node)
+            _include(document, keys, node, above)
     return _with_base(document, above) if BASE_KEY in root else document
 
 
@@ -234,16 +234,20 @@ def read_yaml_text(path: Path) -> str:
         raise ConfigError(f"{path} is not UTF-8 text. Save it as UTF-8.") from error
 
 
-def _with_base(document: Document, above: tuple[Path, ...]) -> Document:
-    above = (*above, document.path.resolve())
-    name = str(document.root.pop(BASE_KEY))
-    file = document.path.parent / name
-    if file.exists() and file.resolve() in above:  # a loop of links does not exist
+def _read_linked(document: Document, keys: Keys, name: str, above: tuple[Path, ...]) -> Document:
+    """Read a document's base or an included file, unless that leads back to the document."""
+    file, above = document.path.parent / name, (*above, document.path.resolve())
+    if file.exists() and file.resolve() in above:  # a loop of symbolic links does not exist
         raise ConfigError(
-            f"`{BASE_KEY}` ({document.place((BASE_KEY,))}) leads back to this file, which is a "
-            f"base of {name}. Remove the key from one of them."
+            f"`{dotted(keys)}` ({document.place(keys)}) leads back to this file: {name} reads it. "
+            "Remove the key from one of them."
         )
-    base = read_document(file, above=above)
+    return read_document(file, above=above)
+
+
+def _with_base(document: Document, above: tuple[Path, ...]) -> Document:
+    name = str(document.root.pop(BASE_KEY))
+    base = _read_linked(document, (BASE_KEY,), name, above)
     _merge(document, base.root, document.root)
     base.root.ca.comment = document.root.ca.comment  # the header; other comments stay the base's
     places, texts = base.places | document.places, document.texts | base.texts
@@ -272,13 +276,13 @@ def _merge(document: Document, tree: CommentedMap, changes: CommentedMap, above:
         position = [*tree].index(key)
 
 
-def _include(document: Document, keys: Keys, node: object) -> None:
+def _include(document: Document, keys: Keys, node: object, above: tuple[Path, ...]) -> None:
     """Replace ``!include:FILE`` by the tree of the file; keys below the tag override it."""
-    inner = read_document(document.path.parent / tag_of(node).removeprefix(INCLUDE_TAG))
-    above = f"{keys[0]}{''.join(f'[{key}]' for key in keys[1:])}"
+    inner = _read_linked(document, keys, tag_of(node).removeprefix(INCLUDE_TAG), above)
+    prefix = f"{keys[0]}{''.join(f'[{key}]' for key in keys[1:])}"
     for child in {id(child): child for _, child in walk(inner.root)}.values():  # each alias once
         if isinstance(child, TaggedScalar) and tag_of(child) in REFERENCE_TAGS:
-            child.value = re.sub(r"<([^].[>]+)", rf"<{above}[\1]", child.value)
+            child.value = re.sub(r"<([^].[>]+)", rf"<{prefix}[\1]", child.value)
     try:
         recursive_update(inner.root, node if isinstance(node, CommentedMap) else {}, True)
     except KeyError as error:

@@ -74,7 +74,9 @@ def _espeak(clauses: tuple[str, ...], language: str) -> list[str]:
     tag = language.lower().replace("_", "-")
     voice = ESPEAK_VOICES.get(code, code) if tag == code else tag
     command = [ESPEAK, "-q", "--ipa", "-v", voice, "--stdin"]
-    process = subprocess.run(command, input="\n\n".join(clauses), capture_output=True, text=True)
+    process = subprocess.run(
+        command, input="\n\n".join(clauses), capture_output=True, encoding="utf-8"
+    )
     if process.returncode:
         raise ConfigError(
             f"`symbols: phonemes` needs a voice of {ESPEAK}, which has no {voice}. Write "

@@ -102,6 +102,8 @@ def test_include_is_read_overridden_and_saved(including: Path) -> None:
         ("outer", "must: !ref", "mist: !ref", "'mist' not found in: ['size', 'must'"),
         ("outer", "  must: !ref <seed>\n", "", "`inner.must: !PLACEHOLDER ` ({inner}:3) needs a"),
         ("outer", "inner.yaml", "none.yaml", "cannot be read"),
+        ("outer", "inner.yaml", "outer.yaml", "`inner` ({outer}:2) leads back to this file"),
+        ("deep", "size: 1", "a: !include:outer.yaml", "`a` ({deep}:3) leads back to this file"),
         ("outer", "inner[twice]", "inner[twise]", "Did you mean `twice`?"),
         (
             "inner",
@@ -114,9 +116,9 @@ def test_include_is_read_overridden_and_saved(including: Path) -> None:
 def test_include_refuses_a_wrong_file(
     including: Path, name: str, old: str, new: str, text: str
 ) -> None:
-    file = including.with_name(f"{name}.yaml")
-    file.write_text(file.read_text().replace(old, new))
-    assert text.format(inner=including.with_name("inner.yaml")) in refusal(including, {})
+    files = {name: including.with_name(f"{name}.yaml") for name in ("outer", "inner", "deep")}
+    files[name].write_text(files[name].read_text().replace(old, new))
+    assert text.format(**files) in refusal(including, {})
 
 
 # -- base ------------------------------------------------------------------------------------------
