@@ -15,7 +15,7 @@ CHECKSUMS = "checksums.json"
 SAVED = "hold what training saved"  # the `requirement` of `reading`, for a checkpoint's file
 MAX_CHECKSUMS_BYTES = 1 << 24
 # Errors of reading a file, decoding it, or finding an expected key in it.
-UNREADABLE = (OSError, ValueError, RecursionError, LookupError, TypeError, SbkitError)
+READ_ERRORS = (OSError, ValueError, RecursionError, LookupError, TypeError, SbkitError)
 
 
 def checksum(file: Path) -> str:
@@ -70,5 +70,5 @@ def listed_checksums(folder: Path) -> Mapping[str, str]:
     try:
         content = read_regular(file, max_bytes=MAX_CHECKSUMS_BYTES, subject="The checksums")
         return {**json.loads(content)}
-    except UNREADABLE:
+    except READ_ERRORS:
         return {}
