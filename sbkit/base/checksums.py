@@ -12,7 +12,8 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import read_regular, reading, write_text_atomically
 
 CHECKSUMS = "checksums.json"
-SAVED = "hold what training saved"  # the `requirement` of `reading`, for a checkpoint's file
+# What `reading` requires of a file in a checkpoint.
+CHECKPOINT_CONTENT = "hold what training saved"
 MAX_CHECKSUMS_BYTES = 1 << 24
 # Errors of reading a file, decoding it, or finding an expected key in it.
 READ_ERRORS = (OSError, ValueError, RecursionError, LookupError, TypeError, SbkitError)
