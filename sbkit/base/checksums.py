@@ -31,18 +31,20 @@ def write_checksums(folder: Path) -> None:
     write_text_atomically(folder / CHECKSUMS, json.dumps(sums, indent=1))
 
 
-def check_unchanged(contents: Mapping[str, bytes], checksums: bytes, *, of: Path) -> None:
+def check_unchanged(contents: Mapping[str, bytes], checksums: bytes, *, folder: Path) -> None:
     """Compare the bytes that will be parsed with the checksums written beside the files.
 
     A checksum finds accidents; it is not a signature. Raises SbkitError.
     """
-    with reading(of / CHECKSUMS, f"be the list of checksums of {of}", fix="Export it again."):
+    with reading(
+        folder / CHECKSUMS, f"be the list of checksums of {folder}", fix="Export it again."
+    ):
         expected = json.loads(checksums.decode())
     for name, content in contents.items():
         digest = expected.get(name) if isinstance(expected, dict) else None
         if digest != hashlib.sha256(content).hexdigest():
             damage = "has no checksum" if digest is None else "is not what was written"
-            raise SbkitError(f"{of} is damaged: {name} {damage}. Export it again.")
+            raise SbkitError(f"{folder} is damaged: {name} {damage}. Export it again.")
 
 
 def find_damage(folder: Path) -> str | None:

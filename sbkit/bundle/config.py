@@ -83,7 +83,7 @@ class BundleFiles:
     def read(self, name: str) -> bytes:
         """Read a regular file; raises SbkitError if it is missing or has another checksum."""
         content = _read_bytes(self.folder / name)
-        check_unchanged({name: content}, self._checksums, of=self.folder)
+        check_unchanged({name: content}, self._checksums, folder=self.folder)
         return content
 
 
