@@ -37,7 +37,7 @@ class Vocabulary:
     def special(self) -> tuple[int, ...]:
         return self.blank, self.unk, self.bos, self.eos
 
-    def check_targets(self, ids: Iterable[int], *, of: str) -> None:
+    def check_targets(self, ids: Iterable[int], *, clip: str) -> None:
         """Raise DataError for an id that is out of bounds or the blank.
 
         For such an id `torch.nn.functional.ctc_loss` returns a finite, wrong value on the CPU, and
@@ -47,7 +47,7 @@ class Vocabulary:
             if not 0 <= label < self.size or label == self.blank:
                 raise DataError(
                     f"Every label must be an id from 0 to {self.size - 1} and not the blank "
-                    f"({self.blank}), but {of} holds {label}. Use the `tokenizer` of this run."
+                    f"({self.blank}), but {clip} holds {label}. Use the `tokenizer` of this run."
                 )
 
     def check_head(self, *, name: str, outputs: int) -> None:

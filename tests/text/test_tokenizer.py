@@ -33,7 +33,7 @@ def test_decode_inverts_encode_in_three_scripts(tmp_path: Path, kind: str, vocab
     assert tokenizer.pieces()[:4] == ["<blank>", "<unk>", "<s>", "</s>"]
     for text in [*SENTENCES, " ".join(SENTENCES), "fox", ""]:
         ids = tokenizer.encode(text)
-        tokenizer.vocabulary.check_targets(ids, of=text)
+        tokenizer.vocabulary.check_targets(ids, clip=text)
         assert tokenizer.vocabulary.unk not in ids
         assert tokenizer.decode(ids) == text
         assert tokenizer.words([0, 1, *ids, 2, 3]) == text.split()  # special tokens leave no trace

@@ -23,7 +23,7 @@ def test_special_ids_must_differ_and_lie_inside(ids: dict[str, int], text: str) 
 @pytest.mark.parametrize("label", [-1, 0, 10, 1 << 40])
 def test_target_out_of_bounds_or_blank_is_refused(label: int) -> None:
     with pytest.raises(SbkitError, match=f"clip7 holds {label}\\."):
-        Vocabulary(size=10).check_targets([4, label, 5], of="clip7")
+        Vocabulary(size=10).check_targets([4, label, 5], clip="clip7")
 
 
 def test_head_or_embedding_of_other_size_is_named_with_both_sizes() -> None:
