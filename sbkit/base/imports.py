@@ -1,4 +1,4 @@
-"""Imports at run time: public names of a package, optional packages, and modules of the user's."""
+"""Imports at run time: public names of a package, optional packages, and the user's modules."""
 
 import logging
 import sys
@@ -17,10 +17,10 @@ logger = logging.getLogger(__name__)
 
 
 def lazy_names(package: str, **homes: str) -> Callable[[str], object]:
-    """Return a ``__getattr__`` for a package that imports each public name when it is first used.
+    """Return a ``__getattr__`` that imports each public name of a package on first use.
 
-    A server without torch imports `sbkit.audio.io`, so `sbkit/audio/__init__.py` must not import
-    torch.
+    homes: the module that defines each name. A server without torch imports `sbkit.audio.io`, so
+    `sbkit/audio/__init__.py` must not import torch.
 
     >>> __getattr__ = lazy_names("sbkit.base", SbkitError="errors")
     >>> __getattr__("SbkitError").__module__
@@ -36,7 +36,7 @@ def lazy_names(package: str, **homes: str) -> Callable[[str], object]:
 
 
 def require_package(name: str, *, extra: str) -> ModuleType:
-    """Import a package of an optional extra; raises SbkitError if it is not installed."""
+    """Import a package of an optional extra, or raise SbkitError."""
     try:
         return import_module(name)
     except ImportError as error:
@@ -48,12 +48,10 @@ def require_package(name: str, *, extra: str) -> ModuleType:
 
 
 def import_torchaudio(name: str = "torchaudio") -> ModuleType:
-    """Import a module of torchaudio.
+    """Import a module of torchaudio, or raise DeviceError: it may be built for another CUDA.
 
-    Raises:
-        DeviceError: torchaudio was built for another CUDA than torch, or for none. Wheels of torch
-            2.15 contain CUDA 13.2, those of torchaudio 2.11.0 refuse any but 13.0, and beside a
-            torch without CUDA their library cannot be loaded.
+    Wheels of torch 2.15 contain CUDA 13.2; those of torchaudio 2.11.0 refuse any but 13.0, and
+    their library cannot be loaded beside a torch without CUDA.
     """
     try:
         return import_module(name)
@@ -62,14 +60,17 @@ def import_torchaudio(name: str = "torchaudio") -> ModuleType:
 
 
 def explain_torchaudio(error: Exception) -> str:
-    """Say in a sentence why torchaudio cannot be imported, and which command cures it."""
+    """Explain why torchaudio cannot be imported, and which commands help."""
     from sbkit.base.versions import versions  # importlib.metadata takes 30 ms
 
-    installed = versions()
+    torch, torchaudio = (versions()[name] for name in ("torch", "torchaudio"))
     reason = " ".join(str(error).split())[:200]
+    if torchaudio is None:
+        fault = f"torchaudio is not installed, and torch is {torch}"
+    else:
+        fault = f"torchaudio {torchaudio} cannot be used with torch {torch} ({reason})"
     return (
-        f"torchaudio {installed['torchaudio']} cannot be used with torch {installed['torch']} "
-        f"({reason}). To keep this torch, install the torchaudio of the index that it came from: "
+        f"{fault}. To keep this torch, install torchaudio from the index that torch came from: "
         "pip install --force-reinstall --no-deps --index-url INDEX torchaudio. Or install a pair "
         "from the default index: pip install --force-reinstall 'torch>=2.11,<2.15' torchaudio"
     )
@@ -107,8 +108,8 @@ def import_user_modules(
 ) -> frozenset[str]:
     """Import the modules that `--import` names, and return their names.
 
-    The working folder and then bundles are searched last. sbkit imports no other module because a
-    file names it. The path of each module that runs is logged.
+    The working folder and then bundles are searched last. sbkit imports a module that a
+    file names only if `--import` names it, too. The path of each module that runs is logged.
 
     bundles: the verified source of the modules in each bundle, by folder and module. Python must
         not search these folders, even if one is the working folder: it would run other files.

@@ -73,19 +73,19 @@ class BundleFiles:
                 f"{folder} is not a bundle: it has no {CONFIG_FILE}. Make a bundle of a run: sbkit "
                 "export RUN --out BUNDLE"
             )
-        self._folder = folder
+        self.folder = folder
         self._checksums = _read_bytes(folder / CHECKSUMS)
         self.config = parse_config(self.read(CONFIG_FILE), file=folder / CONFIG_FILE)
 
     def read(self, name: str) -> bytes:
         """Read a regular file; raises SbkitError if it is missing or has another checksum."""
-        content = _read_bytes(self._folder / name)
-        check_unchanged({name: content}, self._checksums, of=self._folder)
+        content = _read_bytes(self.folder / name)
+        check_unchanged({name: content}, self._checksums, folder=self.folder)
         return content
 
     def read_modules(self, names: Iterable[str]) -> dict[str, bytes]:
         """Read the source of those modules that the bundle holds; raises SbkitError as `read`."""
-        stored = [name for name in names if (self._folder / f"{name}.py").exists()]
+        stored = [name for name in names if (self.folder / f"{name}.py").exists()]
         return {name: self.read(f"{name}.py") for name in stored}
 
 

@@ -20,7 +20,7 @@ from speechbrain.utils.checkpoints import Checkpointer as SpeechBrainCheckpointe
 from speechbrain.utils.distributed import MainProcessContext
 from torch.optim import Optimizer
 
-from sbkit.base.checksums import CHECKSUMS, SAVED, find_damage
+from sbkit.base.checksums import CHECKPOINT_CONTENT, CHECKSUMS, find_damage
 from sbkit.base.errors import BundleError, ConfigError, SbkitError
 from sbkit.base.files import reading, to_json, write_text_atomically
 from sbkit.checkpoint.folder import (
@@ -311,7 +311,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         optimizers = [r for r in self.recoverables.values() if isinstance(r, Optimizer)]
         declared = [[dict(group) for group in o.param_groups] for o in optimizers]
         fix = f"Restore it, or move {checkpoint.path} away to resume from the one before."
-        with reading(checkpoint.path, SAVED, fix=fix):
+        with reading(checkpoint.path, CHECKPOINT_CONTENT, fix=fix):
             super()._call_load_hooks(checkpoint)
         for optimizer, groups in zip(optimizers, declared, strict=True):
             restore_declared(optimizer, groups, checkpoint=checkpoint.path)

@@ -11,7 +11,7 @@ from pathlib import Path
 import yaml
 from speechbrain.utils.checkpoints import CKPT_PREFIX, METAFNAME, PARAMFILE_EXT, Checkpoint
 
-from sbkit.base.checksums import UNREADABLE, write_checksums
+from sbkit.base.checksums import READ_ERRORS, write_checksums
 from sbkit.base.errors import ConfigError
 from sbkit.base.files import fsync_tree, require_writable, try_lock
 
@@ -64,7 +64,7 @@ def read_checkpoint(folder: Path) -> Checkpoint | None:
         parameter_files = {file.stem: file for file in folder.glob(f"*{PARAMFILE_EXT}")}
         is_dated = math.isfinite(meta["unixtime"])
         return Checkpoint(folder, meta, parameter_files) if is_dated else None
-    except (*UNREADABLE, yaml.YAMLError):
+    except (*READ_ERRORS, yaml.YAMLError):
         return None
 
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.optim import Optimizer
 
-from sbkit.base.checksums import SAVED
+from sbkit.base.checksums import CHECKPOINT_CONTENT
 from sbkit.base.errors import BundleError, ConfigError
 from sbkit.base.files import reading
 from sbkit.base.messages import listed, plural
@@ -50,7 +50,7 @@ def read_weights(file: Path) -> dict[str, Any]:
     `check_fits`: the file does not say which of its tensors are parameters.
     """
     fix = f"Restore it, or move {file.parent} away to resume from the one before."
-    with reading(file, SAVED, fix=fix):
+    with reading(file, CHECKPOINT_CONTENT, fix=fix):
         weights = torch.load(file, "cpu", weights_only=True)
         if not isinstance(weights, Mapping):
             raise ValueError(f"it holds a {type(weights).__name__}")

@@ -206,7 +206,7 @@ class TextCollate:
 
     def _encode(self, row: Row) -> list[int]:
         ids = self._tokenizer.encode(row["text"].replace(" ", self._separator))
-        self._tokenizer.vocabulary.check_targets(ids, of=row["id"])
+        self._tokenizer.vocabulary.check_targets(ids, clip=row["id"])
         return ids
 
 

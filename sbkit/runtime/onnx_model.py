@@ -249,7 +249,7 @@ def read_graph(bundle: Path, name: str) -> bytes:
         )
     content = read_regular(folder / name, max_bytes=MAX_MODEL_BYTES, subject="An ONNX model")
     sums = read_regular(folder / CHECKSUMS, max_bytes=1 << 16, subject="A list of checksums")
-    check_unchanged({name: content}, sums, of=folder)
+    check_unchanged({name: content}, sums, folder=folder)
     return content
 
 
