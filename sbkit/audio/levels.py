@@ -12,8 +12,8 @@ WINDOWS_PER_SECOND = 50
 SHORT_PAUSE_SECONDS = 0.2  # the closure of a stop consonant lasts up to 0.15
 NOISE_PERCENTILE, SPEECH_PERCENTILE = 5, 95  # in the levels of a clip's windows
 
-# A window is a pause if it is 35 dB below speech, within 6 dB of noise that is itself 15 dB below
-# speech, or at most 3 steps of int16.
+# A window is a pause if it is at most 3 steps of int16 or 35 dB below speech, or, where noise is 15
+# dB below speech, within 6 dB of the noise.
 PAUSE_BELOW_SPEECH_DB, PAUSE_ABOVE_NOISE_DB, MIN_SNR_DB, SILENCE_DB = 35.0, 6.0, 15.0, 10.0
 
 Levels = npt.NDArray[np.float32]
@@ -34,7 +34,7 @@ def level_range(levels: Levels) -> tuple[float, float]:
 
 
 def estimate_snr(samples: Samples, sample_rate: int) -> float | None:
-    """Return by how many dB speech exceeds noise in a clip (S,); None if shorter than a window.
+    """Return how many dB speech is above noise in a clip (S,); None if shorter than a window.
 
     The estimate compares the loudest and the quietest twentieth of the windows, so it is too low
     for speech without pauses.

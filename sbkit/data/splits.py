@@ -23,7 +23,7 @@ from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import write_text_atomically
 from sbkit.base.units import at_speed, samples_to_seconds, seconds_to_samples
 from sbkit.data.cache import StoredAudio, prepare_audio
-from sbkit.data.manifest import Excluded, Manifest, to_texts, unreserved_name
+from sbkit.data.manifest import Excluded, Manifest, to_texts
 from sbkit.data.shard import AUDIO
 from sbkit.decoding.words import frames_needed
 from sbkit.models.parts import Subsampling
@@ -102,7 +102,7 @@ def prepare_split(
         stored, errors = StoredAudio(usable.stored, {})
     else:
         stored, errors = prepare_audio(
-            usable.rows["path"],
+            usable.rows["audio"],
             sample_rate=sample_rate,
             cache_folder=cache_folder,
             store=store,
@@ -117,7 +117,16 @@ def prepare_split(
         for clip in manifest.take(np.setdiff1d(np.arange(len(manifest)), with_text))
     ]
     rows = np.delete(with_text, list(errors))
-    table = _join_columns(manifest.take(rows), [texts[row] for row in rows.tolist()], stored)
+    readable = manifest.take(rows).rows.drop_columns([AUDIO])
+    columns = {
+        "id": readable["id"],
+        "text": pa.array([texts[row] for row in rows.tolist()], pa.string()),
+        "sentence": readable["sentence"],
+        "samples": stored["samples"],
+    }
+    others = [name for name in readable.column_names if name not in columns]
+    columns |= {name: readable[name].fill_null("") for name in others}
+    table = pa.table({**columns, AUDIO: stored[AUDIO]})
     fingerprint = _fingerprint(table, stored, sample_rate)
     datasets.disable_progress_bars()
     dataset = datasets.Dataset(InMemoryTable(table), fingerprint=fingerprint[:16])
@@ -135,18 +144,6 @@ def check_loss(split: str, lost: Sequence[Excluded], total: int) -> None:
         f"{len(lost)} of {total} rows of {split} are unusable ({counts}); at most "
         f"{MAX_UNUSABLE_SHARE:.0%} may be. Repair the corpus; the first of them: {examples}"
     )
-
-
-def _join_columns(manifest: Manifest, texts: Sequence[str], stored: pa.Table) -> pa.Table:
-    columns = {
-        "id": manifest.rows["id"],
-        "text": pa.array(texts, pa.string()),
-        "sentence": manifest.rows["sentence"],
-        "samples": stored["samples"],
-    }
-    for name in manifest.columns.column_names:
-        columns[unreserved_name(name)] = manifest.columns[name].fill_null("")
-    return pa.table({**columns, AUDIO: stored[AUDIO]})
 
 
 def _fingerprint(table: pa.Table, stored: pa.Table, sample_rate: int) -> str:

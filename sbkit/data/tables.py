@@ -19,7 +19,7 @@ from pyarrow import csv as arrow_csv
 
 from sbkit.base.errors import DataError
 from sbkit.base.messages import listed
-from sbkit.data.manifest import Excluded, Manifest, rename_columns, text_table, to_texts
+from sbkit.data.manifest import Excluded, Manifest, rename_columns, text_columns, to_texts
 
 PATH_COLUMNS = (
     *("path", "audio", "audio_filepath", "audio_path", "wav", "file", "filename"),
@@ -200,7 +200,7 @@ def read_objects(file: Path, lines: Iterable[str], batch_rows: int = BATCH_ROWS)
                 numbers.append(number)
             except ValueError as error:
                 excluded.append(Excluded(f"row {number}", "not a JSON object", str(error)))
-        yield Table(file, text_table(rows), numbers, excluded)
+        yield Table(file, pa.table(text_columns(rows)), numbers, excluded)
 
 
 def _to_text(value: object) -> str:
@@ -235,13 +235,12 @@ def to_manifest(
         clips = _relative_clips(rows[path].fill_null(""), folder)
     if not clips:
         clips, rows = _find_clips(table, (path, id, "offset"), find_audio, excluded)
-    sentences = rows[text].fill_null("") if text else pa.array([""] * len(rows), pa.string())
+    no_text = pa.nulls(len(rows), pa.string())
+    clips["sentence"] = (rows[text] if text else no_text).fill_null("")
     names = rename_columns(rows.column_names, (path, text, id))
     columns = {new: rows[old] for old, new in names.items()}
-    languages = columns.get("language", pa.nulls(len(rows), pa.string()))
-    columns["language"] = languages.fill_null(options.language)
-    clips["sentence"] = sentences
-    return Manifest(pa.table(clips), pa.table(columns), tuple(excluded))
+    columns["language"] = columns.get("language", no_text).fill_null(options.language)
+    return Manifest(pa.table(clips | columns), tuple(excluded))
 
 
 def _find_column(table: Table, name: str | None, usual: Sequence[str], knob: str) -> str:
@@ -267,7 +266,7 @@ def _relative_clips(names: pa.ChunkedArray, folder: Path) -> dict[str, pa.Array]
         return {}
     base, slash = pa.scalar(os.fsencode(folder), pa.binary()), pa.scalar(b"/", pa.binary())
     paths = pc.binary_join_element_wise(base, names.cast(pa.binary()), slash)
-    return {"id": pc.replace_substring_regex(names, NOT_STEM, ""), "path": paths}
+    return {"id": pc.replace_substring_regex(names, NOT_STEM, ""), "audio": paths}
 
 
 def _find_clips(
@@ -300,7 +299,7 @@ def _find_clips(
     rows = table.rows
     if len(indices) < len(rows):
         rows = rows.take(pa.array(indices, "int64"))
-    return {"id": pa.array(ids, pa.string()), "path": pa.array(paths, pa.binary())}, rows
+    return {"id": pa.array(ids, pa.string()), "audio": pa.array(paths, pa.binary())}, rows
 
 
 def _read_column(table: Table, column: str) -> Iterable[str]:
