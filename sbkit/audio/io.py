@@ -35,8 +35,10 @@ MAX_PEAK = 16.0  # 24 dB above full scale: no recording reaches it, but integers
 MAX_CHANNELS = 32  # large microphone arrays have as many
 BLOCK_SECONDS = 60.0  # longer than training clips; 35 MB at 48 kHz stereo
 MAX_BLOCK_VALUES = 1 << 24  # samples of all channels in a block; 64 MB
-SUFFIXES = (".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3")  # the usual ones, first
-SUFFIXES += (".aiff", ".aif", ".au", ".caf", ".sph", ".w64")
+SUFFIXES = (  # of files that are taken from folders, the usual ones first
+    *(".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3"),
+    *(".aiff", ".aif", ".au", ".caf", ".sph", ".w64"),
+)
 # A truncated file can be detected in these formats.
 FORMATS = ("WAV", "WAVEX", "FLAC", "OGG", "MP3", "AIFF", "AU", "CAF", "NIST", "W64")
 MP3_PADDING = 2 * 1152  # samples: an encoder's delay and its last, partly filled frame
