@@ -4,13 +4,14 @@ A clip is identified by its path, size and time of change. Its text is not kept,
 transcript decodes nothing. Clips are decoded in blocks: the process that holds a block's lock file
 decodes it into a shard. A killed process loses its current block.
 
-The cache also keeps unpacked archives and audio bytes of datasets.
+The cache also keeps unpacked archives, and audio files that were inside datasets.
 """
 
 import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
@@ -75,7 +76,7 @@ class StoredAudio(NamedTuple):
     """Where the audio of clips is."""
 
     table: pa.Table  # the columns samples, digest and audio of the readable clips
-    errors: dict[int, AudioError]  # of the others, by row
+    errors: dict[int, AudioError]  # of the unreadable clips, by row
 
 
 def prepare_audio(
@@ -97,11 +98,11 @@ def prepare_audio(
     shards = _CorpusShards(cache_folder.expanduser() / AUDIO_FOLDER / name, sample_rate, store)
     files = _Files(paths)
     shards.read_new()
-    if missing := files.row_of.keys() - shards.keys:
+    if missing := {key for key, _ in files.keys} - shards.keys:
         with _write_access(shards.folder), progress_bar(title, len(missing)) as advance:
             describe_folder(shards.folder, corpus)
             tasks = [
-                (block[0] + block[-1], partial(shards.decode, files, block, partial(advance, 1)))
+                (block[0] + block[-1], partial(shards.decode, block, partial(advance, 1)))
                 for block in files.blocks()
                 if not missing.isdisjoint(block)
             ]
@@ -112,7 +113,7 @@ def prepare_audio(
 
 @contextmanager
 def _write_access(folder: Path) -> Iterator[None]:
-    """Make a folder and hold a shared lock on it; clean it up if no other process holds one."""
+    """Hold a shared lock on a new or existing folder; if no other process does, clean it up."""
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(folder, os.O_RDONLY)
@@ -132,7 +133,6 @@ class _Files:
     """The files of clips, as they are now; a key is a file's path, size and time of change."""
 
     def __init__(self, paths: pa.ChunkedArray) -> None:
-        self._paths = paths
         self.errors: dict[int, AudioError] = {}  # of files that cannot be reached, by row
         self.keys: list[tuple[str, int]] = []  # of every other file, with its row
         self._sizes: list[int] = []
@@ -148,13 +148,9 @@ class _Files:
                 continue
             self.keys.append((f"{path}\t{status.st_size}\t{status.st_mtime_ns}", row))
             self._sizes.append(status.st_size)
-        self.row_of = dict(self.keys)  # the last row of each key
-
-    def path(self, key: str) -> Path:
-        return Path(os.fsdecode(self._paths[self.row_of[key]].as_py()))
 
     def blocks(self) -> list[list[str]]:
-        """Divide the keys into a block for each shard, in the same way in every process."""
+        """Divide the keys into blocks, one for each shard, in the same way in every process."""
         count = len(self.keys)
         block_of = np.cumsum(self._sizes) // BLOCK_BYTES + np.arange(count) // BLOCK_CLIPS
         ends = [*(np.flatnonzero(np.diff(block_of)) + 1).tolist(), count]
@@ -168,11 +164,11 @@ class _CorpusShards:
     def __init__(self, folder: Path, sample_rate: int, store: str) -> None:
         self.folder, self._sample_rate, self._store = folder, sample_rate, store
         self._tables: dict[Path, pa.Table] = {}
-        self.unreadable: dict[str, AudioError] = {}  # by the key of the file
+        self._unreadable: dict[str, AudioError] = {}  # by the key of the file
         self.keys: set[str] = set()  # of all files that were decoded or are unreadable
 
     def read_new(self) -> None:
-        """Read the tables that other processes added."""
+        """Read the tables that were added."""
         for file in sorted({*self.folder.glob("*.parquet")} - self._tables.keys()):
             audio = file.with_suffix(".arrow")
             try:
@@ -185,23 +181,23 @@ class _CorpusShards:
                     file.unlink()
                 continue
             self._tables[file] = table
-            self.unreadable |= {key: AudioError(*reason) for key, *reason in facts.left_out}
-            self.keys.update(table[KEY_COLUMN].to_pylist(), self.unreadable)
+            self._unreadable |= {key: AudioError(*reason) for key, *reason in facts.left_out}
+            self.keys.update(table[KEY_COLUMN].to_pylist(), self._unreadable)
 
-    def decode(self, files: _Files, block: Sequence[str], on_clip: Callable[[], None]) -> None:
+    def decode(self, block: Sequence[str], on_clip: Callable[[], None]) -> None:
         """Decode a block into a shard, except for clips that other processes have decoded."""
         self.read_new()
         keys = [key for key in block if key not in self.keys]
         if not keys:
             return
-        paths = [files.path(key) for key in keys]
+        paths = [Path(re.sub(KEY_STATE, "", key)) for key in keys]
         names = (path.name for path in paths)
         with closing(ShardWriter(self.folder)) as writer:
             decoded, errors = writer.decode(
                 names, paths, self._sample_rate, store=self._store, on_clip=on_clip
             )
-            self.unreadable |= {keys[index]: error for index, error in errors.items()}
-            self.keys.update(self.unreadable)
+            self._unreadable |= {keys[index]: error for index, error in errors.items()}
+            self.keys.update(self._unreadable)
             left_out = [
                 (keys[index], error.reason, str(error))
                 for index, error in errors.items()
@@ -211,11 +207,10 @@ class _CorpusShards:
             writer.publish(Storage(str(self.folder)), uuid4().hex, columns, left_out=left_out)
 
     def locate(self, files: _Files) -> StoredAudio:
-        """Return where the audio of files is."""
         errors, keys = dict(files.errors), []
         for key, row in files.keys:
-            if key in self.unreadable:
-                errors[row] = self.unreadable[key]
+            if key in self._unreadable:
+                errors[row] = self._unreadable[key]
             else:
                 keys.append(key)
         tables = [NO_AUDIO]
@@ -241,15 +236,15 @@ def describe_folder(folder: Path, corpus: Path) -> None:
 
 
 def is_archive(path: Path) -> bool:
-    """Check whether a path is a tar file, by its name."""
+    """Check whether a path is a file with the name of a tar file."""
     return path.name.lower().endswith(ARCHIVE_SUFFIXES) and path.is_file()
 
 
 def unpacked(corpus: Path) -> Path:
     """Return the folder of a corpus; an archive is unpacked into the cache once.
 
-    Only files and folders are unpacked, no links and no devices. A changed archive, by its path,
-    size and time, is unpacked again.
+    Only files and folders are unpacked, no links and no devices. If the path, size or time of
+    change of the archive is another one, it is unpacked again.
     """
     if not is_archive(corpus):
         return corpus
@@ -266,14 +261,14 @@ def unpacked(corpus: Path) -> Path:
 
 
 def _extract(archive: Path, folder: Path) -> None:
-    """Write the files of an archive into a folder; read it to its end, where its checksum is."""
+    """Write the files of an archive into a folder; read it to the end, where its checksum is."""
     try:
         with tarfile.open(archive) as tar:
             for member in tar:
                 tar.members.clear()  # type: ignore[attr-defined] # 0.9 GB for two million clips
                 path = PurePosixPath(member.name)  # Python before 3.11.4 has no filter for it
                 if path.is_absolute() or ".." in path.parts:
-                    raise ValueError(f"it names {member.name[:200]!r}, out of its folder")
+                    raise ValueError(f"{member.name[:200]!r} is outside its folder")
                 content = tar.extractfile(member) if member.isfile() else None
                 if content is not None:
                     (folder / path).parent.mkdir(parents=True, exist_ok=True)
@@ -290,7 +285,7 @@ def _extract(archive: Path, folder: Path) -> None:
 
 
 def _innermost(folder: Path) -> Path:
-    """Descend while a folder contains one folder and nothing else."""
+    """Return the first folder, going down, that has more in it than one other folder."""
     entries = [entry for entry in folder.iterdir() if entry.name != CORPUS_FILE]
     is_single = len(entries) == 1 and entries[0].is_dir() and entries[0].name != "clips"
     return _innermost(entries[0]) if is_single else folder
@@ -309,7 +304,7 @@ class CacheEntry:
 
     @property
     def is_orphan(self) -> bool:
-        """Whether the corpus was removed; one that cannot be accessed may still exist."""
+        """Whether the corpus was removed; one without access may still exist."""
         try:
             return self.corpus is not None and not self.corpus.exists()
         except OSError:
@@ -335,7 +330,7 @@ def remove(entry: CacheEntry) -> bool:
     try:
         if not try_lock(lock):
             return False
-        for table in entry.folder.glob("*.parquet"):  # first: only its table makes a shard valid
+        for table in entry.folder.glob("*.parquet"):  # first, since a shard needs its table
             table.unlink()
         shutil.rmtree(entry.folder)
     except OSError as error:
@@ -346,7 +341,7 @@ def remove(entry: CacheEntry) -> bool:
 
 
 def print_entries(cache_folder: Path) -> None:
-    """Print the folders of the cache as a table."""
+    """Print the folders of the cache, a line each, and their total size."""
     entries = list_entries(cache_folder)
     for entry in entries:
         corpus = "unknown" if entry.corpus is None else str(entry.corpus)

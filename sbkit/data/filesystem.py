@@ -1,6 +1,6 @@
 """Files on a local disk, a network file system or an object store, by the URLs of `fsspec`.
 
-Keys and endpoints are configured as fsspec and the store document it: in files, and in variables
+Users configure keys and endpoints as fsspec and the store document it: in files, or in variables
 such as FSSPEC_S3_KEY.
 """
 
@@ -59,7 +59,7 @@ class Storage:
         return files if self.folder else [system.unstrip_protocol(file) for file in files]
 
     def sizes(self, names: Sequence[str]) -> list[int | None]:
-        """Return the size of each file in bytes, None for a missing file."""
+        """Return the bytes of each file, None for a missing file."""
         system, _ = _file_system(self.url)
         paths = [_file_system(self.file(name))[1] for name in names]
         with _reaching(self.url):
@@ -75,7 +75,7 @@ class Storage:
         return content
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a file atomically; a disk of this machine raises OSError."""
+        """Write a file atomically; a folder on this machine raises OSError."""
         if self.folder is not None:
             write_bytes_atomically(self.folder / name, content)
             return
@@ -96,7 +96,7 @@ class Storage:
 
 
 def read_ranges(ranges: Sequence[ByteRange]) -> list[bytes]:
-    """Read parts of files of one file system, those in an object store in parallel.
+    """Read parts of files of one file system; an object store is read in parallel.
 
     Raises:
         DataError: a file is missing, too short or cannot be read.
@@ -114,7 +114,7 @@ def read_ranges(ranges: Sequence[ByteRange]) -> list[bytes]:
     for file, content, size in zip(files, contents, sizes, strict=True):
         if len(content) != size:
             raise DataError(
-                f"{file}: {len(content)} bytes came instead of {size}; the file is truncated, or "
+                f"{file}: {len(content)} bytes came instead of {size}. The file is truncated, or "
                 "its server does not support ranges of bytes. Copy it again, or remove it and "
                 "prepare the shards again, or use another server."
             )
@@ -122,10 +122,7 @@ def read_ranges(ranges: Sequence[ByteRange]) -> list[bytes]:
 
 
 def _file_system(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
-    """Return the file system of a URL, and the path in it.
-
-    fsspec keeps one object for each file system and process, so a loader's worker gets its own.
-    """
+    """Return the file system of a URL, one for each process, and the path in it."""
     try:
         system, path = fsspec.url_to_fs(url)
     except (ValueError, ImportError) as error:
@@ -138,7 +135,7 @@ def _file_system(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
 
 @contextmanager
 def _reaching(url: str) -> Iterator[None]:
-    """Raise DataError for any error of a file system: each has its own classes."""
+    """Raise DataError for any error: each file system has its own classes."""
     try:
         yield
     except Exception as error:

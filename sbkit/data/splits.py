@@ -90,9 +90,9 @@ def prepare_split(
 ) -> PreparedSplit:
     """Normalize the texts of a split, and decode the clips that are not in the cache yet.
 
-    The decoded audio has ``sample_rate`` (Hz) and the form ``store``. ``keep_empty`` keeps clips with
-    an empty transcript. Only training can do without them: elsewhere, words recognized in silence
-    are errors to be counted.
+    The decoded audio has ``sample_rate`` (Hz) and the form ``store``. ``keep_empty`` keeps clips
+    with an empty transcript. Only training can do without them: elsewhere, words recognized in
+    silence are errors to be counted.
     """
     texts = [normalize(sentence) for sentence in manifest.sentences]
     rows = manifest.rows.append_column("text", pa.array(texts, pa.string()))
