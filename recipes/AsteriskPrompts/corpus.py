@@ -15,7 +15,6 @@ import G722
 import numpy as np
 import soundfile
 
-from sbkit.audio.io import Samples
 from sbkit.base.errors import ConfigError
 from sbkit.base.process import run_main
 from sbkit.base.units import SAMPLE_RATE
@@ -44,11 +43,9 @@ LICENSES = {  # by language, from the copyright file of each package
 G722_BITS_PER_SECOND = 64_000
 
 # Keys of sounds without words, although some translators describe them without brackets.
-TONE_KEYS = frozenset(
-    (
-        *("ascending-2tone", "descending-2tone", "beep", "beeperr"),
-        *("confbridge-join", "confbridge-leave", "tt-monkeys"),
-    )
+TONE_KEYS = (
+    *("ascending-2tone", "descending-2tone", "beep", "beeperr"),
+    *("confbridge-join", "confbridge-leave", "tt-monkeys"),
 )
 _BRACKET = re.compile(r"[\[\](){}<>]")  # "[sound of monkeys screaming]", "IAX (does not say 2)"
 _LOST_LETTER = re.compile(r"\?\s+[a-z]")  # "sar? esattamente": an accented letter in Italian
@@ -103,7 +100,9 @@ def write_release(root: Path, language: str, release: Path) -> None:
         if _is_speech(key, prompt) and source.is_file():
             row = _describe(key, prompt, language, speaker=sounds.name)
             if normalize(row.sentence, language):
-                soundfile.write(release / "clips" / row.path, decode_g722(source), SAMPLE_RATE)
+                codec = G722.G722(SAMPLE_RATE, G722_BITS_PER_SECOND)  # the files have no header
+                samples = np.array(codec.decode(source.read_bytes()), dtype=np.int16)
+                soundfile.write(release / "clips" / row.path, samples, SAMPLE_RATE)
                 rows.append(row)
     write_tsvs(release, rows)
 
@@ -128,14 +127,14 @@ def _decode_line(line: bytes) -> str:
 
 
 def _is_speech(key: str, prompt: str) -> bool:
-    """Check that the text of a prompt is spoken: not a noise, a note or damaged."""
+    """Check that a prompt is spoken, and that its text is neither a note nor damaged."""
     if key in TONE_KEYS or key.startswith("silence/"):
         return False
     return not _BRACKET.search(prompt) and not _LOST_LETTER.search(prompt)
 
 
 def spell_digits(text: str, language: str = "en") -> str:
-    """Spell the numbers of a text, and the keys * and # of a telephone, as they are read aloud."""
+    """Spell the numbers and the telephone keys * and # of a text as they are read aloud."""
     for key, word in _PHONE_KEYS.get(language, {}).items():
         text = text.replace(key, f" {word} ")
     return spell_numbers(text, language)
@@ -152,12 +151,6 @@ def _describe(key: str, prompt: str, language: str, *, speaker: str) -> ReleaseR
         gender="female_feminine" if "_f_" in speaker else "male_masculine",
         locale=language,
     )
-
-
-def decode_g722(file: Path) -> Samples:
-    """Decode a g722 file, which has no header, to samples (S,) at 16 kHz."""
-    codec = G722.G722(SAMPLE_RATE, G722_BITS_PER_SECOND)
-    return np.array(codec.decode(file.read_bytes()), dtype=np.int16)
 
 
 def main() -> None:

@@ -23,14 +23,9 @@ if TYPE_CHECKING:
 
 __getattr__ = lazy_names(
     "sbkit.data",
-    Batch="batch",
-    Clip="manifest",
+    **dict.fromkeys(("Batch", "TextBatch", "collate_audio", "make_loaders"), "batch"),
+    **dict.fromkeys(("Clip", "Excluded", "Manifest"), "manifest"),
     Corpus="corpus",
-    Excluded="manifest",
-    Manifest="manifest",
     Splits="splits",
-    TextBatch="batch",
     TrainSampler="sampler",
-    collate_audio="batch",
-    make_loaders="batch",
 )

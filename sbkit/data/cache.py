@@ -14,10 +14,11 @@ import os
 import re
 import shutil
 import tarfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 from uuid import uuid4
@@ -96,19 +97,19 @@ def prepare_audio(
     key = hashlib.sha256(os.fsencode(identity)).hexdigest()[:12]
     name = f"{corpus.parent.name}-{corpus.name}-{key}".lstrip("-.")
     shards = _CorpusShards(cache_folder.expanduser() / AUDIO_FOLDER / name, sample_rate, store)
-    files = _Files(paths)
+    keys, errors = _file_keys(paths)
     shards.read_new()
-    if missing := {key for key, _ in files.keys} - shards.keys:
+    if missing := {*keys.values()} - shards.keys:
         with _write_access(shards.folder), progress_bar(title, len(missing)) as advance:
             describe_folder(shards.folder, corpus)
             tasks = [
                 (block[0] + block[-1], partial(shards.decode, block, partial(advance, 1)))
-                for block in files.blocks()
+                for block in _divide([*keys.values()])
                 if not missing.isdisjoint(block)
             ]
             share_work(shards.folder, tasks)
             shards.read_new()
-    return shards.locate(files)
+    return shards.locate(keys, errors)
 
 
 @contextmanager
@@ -129,33 +130,29 @@ def _write_access(folder: Path) -> Iterator[None]:
             os.close(lock)
 
 
-class _Files:
-    """The files of clips, as they are now; a key is a file's path, size and time of change."""
+def _file_keys(paths: pa.ChunkedArray) -> tuple[dict[int, str], dict[int, AudioError]]:
+    """Return the path, size and time of change of every file, or why it is unreachable, by row."""
+    keys: dict[int, str] = {}
+    errors: dict[int, AudioError] = {}
+    for row, path in enumerate(decode_paths(paths)):
+        try:
+            status = os.stat(path)  # noqa: PTH116 - in half the time of Path.stat
+            path.encode()  # it becomes text in a table
+        except (OSError, ValueError) as error:
+            reason = "missing" if isinstance(error, FileNotFoundError) else "unreachable"
+            detail = getattr(error, "strerror", None) or "its name is not UTF-8"
+            errors[row] = AudioError(reason, f"{path} is {reason} ({detail}). Repair it.")
+            continue
+        keys[row] = f"{path}\t{status.st_size}\t{status.st_mtime_ns}"
+    return keys, errors
 
-    def __init__(self, paths: pa.ChunkedArray) -> None:
-        self.errors: dict[int, AudioError] = {}  # of files that cannot be reached, by row
-        self.keys: list[tuple[str, int]] = []  # of every other file, with its row
-        self._sizes: list[int] = []
-        for row, path in enumerate(decode_paths(paths)):
-            try:
-                status = os.stat(path)  # noqa: PTH116 - in half the time of Path.stat
-                path.encode()  # it becomes text in a table
-            except (OSError, ValueError) as error:
-                reason = "missing" if isinstance(error, FileNotFoundError) else "unreachable"
-                detail = getattr(error, "strerror", None) or "its name is not UTF-8"
-                sentence = f"{path} is {reason} ({detail}). Repair it."
-                self.errors[row] = AudioError(reason, sentence)
-                continue
-            self.keys.append((f"{path}\t{status.st_size}\t{status.st_mtime_ns}", row))
-            self._sizes.append(status.st_size)
 
-    def blocks(self) -> list[list[str]]:
-        """Divide the keys into blocks, one for each shard, in the same way in every process."""
-        count = len(self.keys)
-        block_of = np.cumsum(self._sizes) // BLOCK_BYTES + np.arange(count) // BLOCK_CLIPS
-        ends = [*(np.flatnonzero(np.diff(block_of)) + 1).tolist(), count]
-        blocks = (self.keys[start:end] for start, end in zip([0, *ends], ends, strict=False))
-        return [[*dict.fromkeys(key for key, _ in block)] for block in blocks]
+def _divide(keys: Sequence[str]) -> list[list[str]]:
+    """Divide keys into blocks, one for each shard, in the same way in every process."""
+    sizes = [int(key.rsplit("\t", 2)[1]) for key in keys]
+    block_of = np.cumsum(sizes) // BLOCK_BYTES + np.arange(len(keys)) // BLOCK_CLIPS
+    ends = [*(np.flatnonzero(np.diff(block_of)) + 1).tolist(), len(keys)]
+    return [[*dict.fromkeys(keys[start:end])] for start, end in pairwise([0, *ends])]
 
 
 class _CorpusShards:
@@ -204,15 +201,16 @@ class _CorpusShards:
                 if error.reason not in TEMPORARY_REASONS
             ]
             columns = {KEY_COLUMN: pa.array([keys[index] for index in decoded], pa.string())}
-            writer.publish(Storage(str(self.folder)), uuid4().hex, columns, left_out=left_out)
+            writer.publish(Storage(self.folder), uuid4().hex, columns, left_out=left_out)
 
-    def locate(self, files: _Files) -> StoredAudio:
-        errors, keys = dict(files.errors), []
-        for key, row in files.keys:
+    def locate(self, keys: Mapping[int, str], errors: Mapping[int, AudioError]) -> StoredAudio:
+        """Return where the audio of files is; keys and errors are by row."""
+        all_errors, readable = dict(errors), []
+        for row, key in keys.items():
             if key in self._unreadable:
-                errors[row] = self._unreadable[key]
+                all_errors[row] = self._unreadable[key]
             else:
-                keys.append(key)
+                readable.append(key)
         tables = [NO_AUDIO]
         for file, table in self._tables.items():
             audio = pa.repeat(str(file.with_suffix(".arrow")), len(table))
@@ -222,8 +220,8 @@ class _CorpusShards:
             stored = to_stored(table, audio, shard=0, sample_rate=self._sample_rate)
             tables.append(stored.add_column(0, KEY_COLUMN, table[KEY_COLUMN]))
         stored = pa.concat_tables(tables)
-        rows = pc.index_in(pa.array(keys, pa.string()), value_set=stored[KEY_COLUMN])
-        return StoredAudio(stored.take(rows).drop_columns([KEY_COLUMN]), errors)
+        rows = pc.index_in(pa.array(readable, pa.string()), value_set=stored[KEY_COLUMN])
+        return StoredAudio(stored.take(rows).drop_columns([KEY_COLUMN]), all_errors)
 
 
 def describe_folder(folder: Path, corpus: Path) -> None:
@@ -237,15 +235,21 @@ def describe_folder(folder: Path, corpus: Path) -> None:
 
 def is_archive(path: Path) -> bool:
     """Check whether a path is a file with the name of a tar file."""
-    return path.name.lower().endswith(ARCHIVE_SUFFIXES) and path.is_file()
+    return path.name.lower().endswith(ARCHIVE_SUFFIXES) and path.expanduser().is_file()
 
 
-def unpacked(corpus: Path) -> Path:
-    """Return the folder of a corpus; an archive is unpacked into the cache once.
+def unpacked(data_folder: str | Path | None) -> Path:
+    """Return the absolute path of a corpus; an archive is unpacked into the cache once.
 
-    Only files and folders are unpacked, no links and no devices. If the path, size or time of
-    change of the archive is another one, it is unpacked again.
+    Only files and folders are unpacked, no links and no devices. An archive with another path, size
+    or time of change is unpacked again.
     """
+    if not data_folder:
+        raise DataError(
+            "This corpus is read from a folder, but `data_folder` names none. Pass "
+            "--data_folder=FOLDER."
+        )
+    corpus = Path(data_folder).expanduser().absolute()
     if not is_archive(corpus):
         return corpus
     archive, status = corpus.resolve(), corpus.stat()

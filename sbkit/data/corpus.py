@@ -16,15 +16,13 @@ KnobValues = Mapping[str, Any]  # the plain values of a YAML
 
 
 class Corpus(Protocol):
-    """A corpus of speech; a module with these two functions is one."""
+    """A corpus of speech: a module with these two functions."""
 
     def splits(self, knobs: KnobValues) -> Mapping[str, tuple[str, ...]]:
         """Return the names of the splits for ``train``, ``valid`` and ``test``."""
-        ...
 
     def read(self, knobs: KnobValues, split: str) -> Manifest | RemoteTables:
-        """Return the manifest of one split, or the tables that it is in."""
-        ...
+        """Return the manifest of one split, or its remote tables."""
 
 
 def describe_corpus(corpus: Corpus | None, knobs: KnobValues) -> dict[str, str | None]:
@@ -39,7 +37,7 @@ def describe_corpus(corpus: Corpus | None, knobs: KnobValues) -> dict[str, str |
 
 
 def splits_of(corpus: Corpus, knobs: KnobValues) -> dict[str, tuple[str, ...]]:
-    """Return the splits of each role; the knob ``splits`` also applies to a user's corpus."""
+    """Return the splits of each role; the knob ``splits`` applies to a user's corpus, too."""
     roles = corpus.splits(knobs)
     return resolve_splits(knobs.get("splits"), roles, [*chain.from_iterable(roles.values())])
 

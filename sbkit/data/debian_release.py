@@ -58,8 +58,8 @@ def ensure_release(
 ) -> Path:
     """Return the release folder of a language; fetch and write it if it is missing.
 
-    ``folder`` has a release for each version of the first package. ``write_release`` converts the
-    root of the unpacked packages into an empty folder.
+    ``folder`` has a release for each version of the first package. ``write_release`` takes the root
+    of the unpacked packages, and an empty folder to write into.
     """
     folder = folder.expanduser()
     finished = sorted(folder.glob(f"*-r{RELEASE_VERSION}/{language}/validated.tsv"))
@@ -74,7 +74,7 @@ def ensure_release(
 
 
 def fetch_packages(names: Sequence[str], folder: Path) -> tuple[str, Path]:
-    """Download and unpack packages with apt-get; return the first one's version, and the root."""
+    """Download and unpack packages by apt-get; return the version of the first, and the root."""
     for subfolder in ("lists/partial", "cache/archives/partial", "root"):
         (folder / subfolder).mkdir(parents=True)
     options = [
@@ -94,30 +94,30 @@ def fetch_packages(names: Sequence[str], folder: Path) -> tuple[str, Path]:
 
 
 def _run(command: Sequence[str], folder: Path, previous_errors: str = "") -> CompletedProcess[str]:
-    """Run a program; a failure shows its own words.
+    """Run a program; the error of a failure quotes it.
 
-    ``apt-get update`` only warns when no mirror answers, so its errors are passed on.
+    ``apt-get update`` only warns if no mirror answers, so the next command gets its errors.
     """
     environment = {**os.environ, "LC_ALL": "C"}
     try:
-        done = run(command, cwd=folder, env=environment, capture_output=True, text=True)
+        process = run(command, cwd=folder, env=environment, capture_output=True, text=True)
     except FileNotFoundError as error:
         raise DataError(
             f"This corpus is fetched with apt-get and dpkg-deb, but {command[0]} is not on this "
             f"machine. {PASS_A_RELEASE}"
         ) from error
-    if done.returncode:
-        lines = (previous_errors + done.stderr).strip().splitlines() or ["no message"]
+    if process.returncode:
+        lines = (previous_errors + process.stderr).strip().splitlines() or ["no message"]
         reason = next((line for line in lines if "Failed to fetch" in line), lines[-1])
         raise DataError(
             f"This corpus is fetched from a Debian or Ubuntu mirror, but {command[0]} failed "
             f"({reason}). Check the network. {PASS_A_RELEASE}"
         )
-    return done
+    return process
 
 
 def find_one(root: Path, pattern: str) -> Path:
-    """Return the only path in unpacked packages that matches; raises DataError."""
+    """Return the one path in unpacked packages that matches a pattern; raises DataError."""
     paths = sorted(root.glob(pattern))
     if len(paths) != 1:
         raise DataError(
@@ -143,7 +143,7 @@ def write_tsvs(release: Path, rows: Sequence[ReleaseRow]) -> None:
 
 
 def choose_split(text: str) -> str:
-    """Choose by a hash of the normalized text, so that a sentence is in one split everywhere."""
+    """Choose by a hash of the normalized text, so that a sentence has the same split everywhere."""
     tenth = int(hashlib.sha256(text.encode()).hexdigest(), 16) % 10
     return {0: "test", 1: "dev"}.get(tenth, "train")
 
@@ -157,8 +157,7 @@ def print_release(release: Path) -> None:
     """Print the path of a release, and the clips and minutes of each split."""
     print(release)
     for split in SPLITS:
-        options = TableOptions(language=release.name)
-        manifest = read_release(release / f"{split}.tsv", options)
+        manifest = read_release(release / f"{split}.tsv", TableOptions(language=release.name))
         samples = sum(soundfile.info(path).frames for path in manifest.paths)
         minutes = samples_to_seconds(samples, SAMPLE_RATE) / 60
         print(f"{split:5} {len(manifest):4} clips {minutes:5.1f} min")

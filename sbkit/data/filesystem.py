@@ -7,7 +7,6 @@ such as FSSPEC_S3_KEY.
 import errno
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -23,29 +22,24 @@ DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 ByteRange = tuple[str, int, int]  # URL of a file, first byte, number of bytes
 
 
-@dataclass(frozen=True)
 class Storage:
     """A folder, by its URL or its path on this machine; its methods raise DataError.
 
-    >>> Storage.at("memory://corpus").file("sbkit-shards.json")
+    >>> Storage("memory://corpus").file("sbkit-shards.json")
     'memory://corpus/sbkit-shards.json'
     """
 
-    url: str
+    def __init__(self, location: str | Path) -> None:
+        """Open a URL, or a path, which becomes absolute."""
+        url = str(location)
+        self.url = url.rstrip("/") if "://" in url else str(Path(url).expanduser().absolute())
+        self._system, self._path = _file_system(self.url)
+        is_local = isinstance(self._system, LocalFileSystem)
+        self.folder = Path(self._path) if is_local else None  # None: not on this machine
 
     @classmethod
     def at(cls, location: str) -> Self:
-        """Open a URL or a path, which becomes absolute."""
-        if "://" not in location:
-            return cls(str(Path(location).expanduser().absolute()))
-        _file_system(location)
-        return cls(location.rstrip("/"))
-
-    @property
-    def folder(self) -> Path | None:
-        """The folder's path if it is on this machine, else None."""
-        system, path = _file_system(self.url)
-        return Path(path) if isinstance(system, LocalFileSystem) else None
+        return cls(location)
 
     def file(self, name: str) -> str:
         """Return the URL of a file."""
@@ -53,15 +47,13 @@ class Storage:
 
     def list_files(self, suffixes: Sequence[str]) -> list[str]:
         """Return the files below the folder with one of the suffixes, sorted: URLs or paths."""
-        system, path = _file_system(self.url)
         with _reaching(self.url):
-            files = sorted(file for file in system.find(path) if file.endswith(tuple(suffixes)))
-        return files if self.folder else [system.unstrip_protocol(file) for file in files]
+            files = sorted(f for f in self._system.find(self._path) if f.endswith(tuple(suffixes)))
+        return files if self.folder else [self._system.unstrip_protocol(file) for file in files]
 
     def sizes(self, names: Sequence[str]) -> list[int | None]:
         """Return the bytes of each file, None for a missing file."""
-        system, _ = _file_system(self.url)
-        paths = [_file_system(self.file(name))[1] for name in names]
+        system, paths = self._system, [f"{self._path}/{name}" for name in names]
         with _reaching(self.url):
             try:
                 return list(system.sizes(paths))  # of many files in one request
@@ -69,9 +61,8 @@ class Storage:
                 return [system.size(path) if system.exists(path) else None for path in paths]
 
     def read(self, name: str) -> bytes:
-        system, path = _file_system(self.file(name))
         with _reaching(self.file(name)):
-            content: bytes = system.cat_file(path)
+            content: bytes = self._system.cat_file(f"{self._path}/{name}")
         return content
 
     def write(self, name: str, content: bytes) -> None:
@@ -79,9 +70,8 @@ class Storage:
         if self.folder is not None:
             write_bytes_atomically(self.folder / name, content)
             return
-        system, path = _file_system(self.file(name))
         with _reaching(self.url):
-            system.pipe_file(path, content)
+            self._system.pipe_file(f"{self._path}/{name}", content)
 
     def move_in(self, file: Path, name: str) -> None:
         """Move a file into the folder; if that is on this machine, the file must be in it."""
@@ -89,9 +79,8 @@ class Storage:
             with naming(self.folder / name):
                 file.rename(self.folder / name)
             return
-        system, path = _file_system(self.file(name))
         with _reaching(self.url):
-            system.put_file(str(file), path)
+            self._system.put_file(str(file), f"{self._path}/{name}")
         file.unlink()
 
 

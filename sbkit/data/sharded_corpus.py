@@ -74,18 +74,18 @@ class Index:
 
 def recognizes(location: str) -> bool:
     """Check whether a folder or URL has the index of shards."""
-    return Storage.at(location).sizes([INDEX_FILE]) != [None]
+    return Storage(location).sizes([INDEX_FILE]) != [None]
 
 
 def splits(knobs: KnobValues) -> Mapping[str, tuple[str, ...]]:
     """Return the splits of each role: the knob ``splits``, else as prepared."""
-    index = read_index(Storage.at(knobs["data_folder"]))
+    index = read_index(Storage(knobs["data_folder"]))
     return resolve_splits(knobs.get("splits"), index.roles, list(index.splits))
 
 
 def read(knobs: KnobValues, split: str) -> Manifest:
     """Return the manifest of one split; the audio is not read yet."""
-    storage = Storage.at(knobs["data_folder"])
+    storage = Storage(knobs["data_folder"])
     index = read_index(storage)
     if index.sample_rate != knobs["sample_rate"]:
         raise ConfigError(

@@ -45,7 +45,7 @@ SaveAudio = Callable[[bytes, str], Path]  # writes the bytes of an audio file un
 
 
 def read_manifests(sources: Sequence[Path], options: TableOptions) -> Manifest:
-    """Read tables, Kaldi's folders, saved datasets and parquet, in this order, as one manifest."""
+    """Read sources, in their order, as one manifest: all forms except remote tables."""
     parts = [(source.name, _read_source(source, options)) for source in sources]
     return Manifest.join_named(parts, *map(_embedded_folder, sources), sources[0].parent)
 
@@ -70,7 +70,7 @@ def _read_source(source: Path, options: TableOptions) -> Manifest:
 
 
 def is_kaldi(source: Path) -> bool:
-    """Return whether a source is a data folder of Kaldi."""
+    """Check whether a source is a data folder of Kaldi."""
     return (source / "wav.scp").is_file()
 
 
@@ -127,7 +127,7 @@ def _read_pairs(file: Path) -> list[tuple[str, str]]:
 
 
 def is_saved_dataset(source: Path) -> bool:
-    """Check for the files that ``save_to_disk`` writes, or a parquet file."""
+    """Check whether a source is a dataset of ``save_to_disk``, or a parquet file."""
     return source.suffix == ".parquet" or any((source / file).is_file() for file in DATASET_FILES)
 
 
@@ -167,7 +167,7 @@ def _to_table(
 ) -> Table:
     """Return rows as text, numbered from ``first``; audio becomes the path of a file.
 
-    Classes of `datasets.ClassLabel` become their names; -1, no class, becomes "".
+    A `datasets.ClassLabel` becomes the name of the class; -1, no class, becomes "".
     """
     if b"huggingface" in (rows.schema.metadata or {}):
         features = datasets.Features.from_arrow_schema(rows.schema)
@@ -192,15 +192,15 @@ def _to_text(value: object, save_audio: SaveAudio) -> str:
 
 
 def _embedded_folder(source: Path) -> Path:
-    """Return the folder of the cache for audio bytes in a dataset."""
+    """Return the folder of the cache for the audio bytes of a dataset."""
     key = hashlib.sha256(os.fsencode(os.path.realpath(source))).hexdigest()[:12]
     return default_cache() / EMBEDDED_FOLDER / f"{source.name}-{key}"
 
 
 def _audio_file(folder: Path, content: bytes, path: str) -> Path:
-    """Return the file for some audio bytes, in a folder of its own.
+    """Return the path of a file for some audio bytes, in a folder of its own.
 
-    Its name, which becomes the clip's id, is the dataset's or else a hash.
+    Its name, which becomes the clip's id, is the one that the dataset gives or else a hash.
     """
     digest, name = hashlib.sha256(content).hexdigest()[:16], Path(path).name
     return folder / digest[:2] / digest / (name if name not in ("", "..") else digest)
@@ -253,7 +253,7 @@ class RemoteTables:
 
 def remote_tables(source: str) -> list[str]:
     """Return the parquet and JSON Lines files at a URL or in a folder."""
-    return Storage.at(source).list_files(REMOTE_SUFFIXES)
+    return Storage(source).list_files(REMOTE_SUFFIXES)
 
 
 def file_version(file: str) -> str:
@@ -264,7 +264,7 @@ def file_version(file: str) -> str:
 
 
 def _read_batches(file: str) -> Iterator[tuple[Table | pa.RecordBatch, int]]:
-    """Yield batches of rows, with the number of the first one; parquet keeps its types."""
+    """Yield batches of rows, each with the number of its first row; parquet keeps its types."""
     if file.endswith(".jsonl"):
         with fsspec.open(file, "rt", encoding="utf-8-sig") as lines:
             yield from ((table, 1) for table in read_objects(Path(file), lines, BATCH_ROWS))
@@ -284,11 +284,11 @@ def _save(folder: Path, content: bytes, path: str) -> Path:
 
 
 def _fetch(file: str, folder: Path, name: str) -> str | Excluded:
-    """Return the path of a clip; one beside a remote ``file`` is fetched first.
+    """Return the path of a clip that a row of ``file`` names; fetch it first if it is remote.
 
-    A remote row may name neither a file on this machine nor one of another protocol.
+    A row of a remote file may name neither a file on this machine nor one of another protocol.
     """
-    if "://" not in file or name.startswith(f"{folder}/"):
+    if "://" not in file or name.startswith(f"{folder}/"):  # local, or already saved
         return locate(Path(file).parent, name)
     url = name if "://" in name else f"{file.rpartition('/')[0]}/{name}"
     if name and "::" not in name and url.startswith(file[: file.index("://")]):

@@ -57,7 +57,7 @@ def write(location: str, clips: list[Clip], options: ShardOptions = OPTIONS) -> 
     """Write clips as train, and the first of them as dev."""
     train = Manifest.of([*clips, Excluded("line 9", "no path", "")])
     manifests = {"train": train, "dev": Manifest.of(clips[:2])}
-    return write_shards(Storage.at(location), options, manifests, ROLES)
+    return write_shards(Storage(location), options, manifests, ROLES)
 
 
 def knobs(location: str, **more: Any) -> dict[str, Any]:
@@ -281,7 +281,7 @@ def tables_at(location: Path | str) -> RemoteTables:
 def write_tables(target: str, source: Path | str) -> Index | None:
     options, tables = replace(OPTIONS, shard_bytes=11_000), {"train": tables_at(source)}
     with patch.object(sources, "BATCH_ROWS", 2):
-        return write_shards(Storage.at(target), options, tables, {"train": ["train"]})
+        return write_shards(Storage(target), options, tables, {"train": ["train"]})
 
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])

@@ -65,6 +65,13 @@ def test_corpus_of_refuses_unknown_data(
         corpus_of(knobs)
 
 
+@pytest.mark.parametrize("name", ["CommonVoice", "LibriSpeech"])
+def test_corpus_of_a_folder_needs_data_folder(name: str) -> None:
+    knobs = {"corpus": f"recipes.{name}.corpus", "data_folder": None, "language": "en"}
+    with pytest.raises(SbkitError, match="Pass --data_folder=FOLDER"):
+        corpus_of(knobs).splits(knobs)
+
+
 def test_describe_corpus_returns_name_and_license() -> None:
     corpus = describe_corpus(asterisk_prompts, {"language": ["en", "es", "ru"]})
     assert corpus == {"name": "Asterisk prompts", "license": "CC-BY-SA-3.0 and CC-BY-3.0"}
