@@ -45,7 +45,7 @@ from sbkit.text.normalization import normalize
 
 logger = logging.getLogger(__name__)
 
-RANGES = {  # of the knobs that every recipe here reads
+RANGES = {  # of the keys that every recipe here reads
     **TrainSampler.RANGES,
     **dict.fromkeys(
         ("min_seconds", "max_seconds"),
@@ -64,7 +64,7 @@ FOLDER_LAYOUTS = (librispeech, common_voice)  # the narrower layout first
 
 def corpus_of(knobs: KnobValues) -> Corpus:
     """Choose a corpus by the key ``corpus``, ``manifest`` or ``data_folder``, else the default."""
-    # All three are read, so that `sbkit check` lists none of them as unread.
+    # Read all three, so that `sbkit check` lists none of them as unread.
     module, manifest, data_folder = map(knobs.get, ("corpus", "manifest", "data_folder"))
     if module:
         return _import_corpus(str(module))

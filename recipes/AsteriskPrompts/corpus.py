@@ -92,18 +92,27 @@ def prepare_prompts(*, language: str = "en", cache_folder: str | Path) -> Path:
 def write_release(root: Path, language: str, release: Path) -> None:
     """Write the prompts of unpacked packages as clips and TSVs into an empty folder."""
     sounds = find_one(root, "usr/share/asterisk/sounds/*")
+    speaker = sounds.name  # such as en_US_f_Allison
     text = find_one(root, f"usr/share/doc/asterisk-core-sounds-{language}/core-sounds-*.txt.gz")
     (release / "clips").mkdir()
     rows: list[ReleaseRow] = []
     for key, prompt in read_prompts(gzip.decompress(text.read_bytes())):
         source = sounds / f"{key}.g722"
-        if _is_speech(key, prompt) and source.is_file():
-            row = _describe(key, prompt, language, speaker=sounds.name)
-            if normalize(row.sentence, language):
-                codec = G722.G722(SAMPLE_RATE, G722_BITS_PER_SECOND)  # the files have no header
-                samples = np.array(codec.decode(source.read_bytes()), dtype=np.int16)
-                soundfile.write(release / "clips" / row.path, samples, SAMPLE_RATE)
-                rows.append(row)
+        sentence = spell_digits(prompt, language)
+        if not (_is_speech(key, prompt) and source.is_file() and normalize(sentence, language)):
+            continue
+        row = ReleaseRow(
+            client_id=speaker,
+            path=key.replace("/", "_") + ".flac",
+            sentence_id=sentence_id(sentence),
+            sentence=sentence,
+            gender="female_feminine" if "_f_" in speaker else "male_masculine",
+            locale=language,
+        )
+        codec = G722.G722(SAMPLE_RATE, G722_BITS_PER_SECOND)  # the files have no header
+        samples = np.array(codec.decode(source.read_bytes()), dtype=np.int16)
+        soundfile.write(release / "clips" / row.path, samples, SAMPLE_RATE)
+        rows.append(row)
     write_tsvs(release, rows)
 
 
@@ -112,18 +121,14 @@ def read_prompts(content: bytes) -> Iterator[tuple[str, str]]:
 
     Comments start with a semicolon.
     """
-    for line in content.removeprefix(b"\xef\xbb\xbf").split(b"\n"):
-        key, colon, text = _decode_line(line).partition(":")
+    for content_line in content.removeprefix(b"\xef\xbb\xbf").split(b"\n"):
+        try:
+            line = content_line.decode("utf-8")
+        except UnicodeDecodeError:
+            line = content_line.decode("latin-1")  # as a few lines are
+        key, colon, text = line.partition(":")
         if colon and not key.startswith(";"):
             yield key.strip(), text.strip()
-
-
-def _decode_line(line: bytes) -> str:
-    """Decode UTF-8; a few lines are in Latin-1."""
-    try:
-        return line.decode("utf-8")
-    except UnicodeDecodeError:
-        return line.decode("latin-1")
 
 
 def _is_speech(key: str, prompt: str) -> bool:
@@ -138,19 +143,6 @@ def spell_digits(text: str, language: str = "en") -> str:
     for key, word in _PHONE_KEYS.get(language, {}).items():
         text = text.replace(key, f" {word} ")
     return spell_numbers(text, language)
-
-
-def _describe(key: str, prompt: str, language: str, *, speaker: str) -> ReleaseRow:
-    """Make the row of a prompt; the speaker's folder has a name like ``en_US_f_Allison``."""
-    sentence = spell_digits(prompt, language)
-    return ReleaseRow(
-        client_id=speaker,
-        path=key.replace("/", "_") + ".flac",
-        sentence_id=sentence_id(sentence),
-        sentence=sentence,
-        gender="female_feminine" if "_f_" in speaker else "male_masculine",
-        locale=language,
-    )
 
 
 def main() -> None:

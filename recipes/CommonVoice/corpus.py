@@ -22,7 +22,7 @@ def recognizes(folder: Path) -> bool:
 
 
 def splits(knobs: KnobValues) -> Mapping[str, tuple[str, ...]]:
-    """Return the splits of each role: the knob ``splits``, else train, dev and test."""
+    """Return the splits of each role: the key ``splits``, else train, dev and test."""
     if not knobs.get("splits"):
         _find_releases(knobs, *chain.from_iterable(USUAL_SPLITS.values()))
         return USUAL_SPLITS

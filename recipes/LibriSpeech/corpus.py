@@ -28,7 +28,7 @@ def recognizes(folder: Path) -> bool:
 
 
 def splits(knobs: KnobValues) -> Mapping[str, tuple[str, ...]]:
-    """Return the splits of each role: the knob ``splits``, else train-*, dev-* and test-*."""
+    """Return the splits of each role: the key ``splits``, else train-*, dev-* and test-*."""
     available = _split_names(_find_root(knobs))
     defaults = {
         role: [split for split in available if split.startswith(prefix)]
@@ -59,8 +59,7 @@ def _root(folder: Path) -> Path:
     return folder / "LibriSpeech" if (folder / "LibriSpeech").is_dir() else folder
 
 
-def _split_names(root: Path) -> list[str]:
-    """Return the names of the folders in the root that contain transcripts."""
+def _split_names(root: Path) -> list[str]:  # of folders with transcripts
     if not root.is_dir():
         return []
     folders = sorted(entry for entry in root.iterdir() if entry.is_dir())

@@ -27,7 +27,7 @@ EXAMPLE = "Write manifest: {train: a.csv, dev: b.csv, test: {clean: c.csv, noisy
 
 
 def splits(knobs: KnobValues) -> Mapping[str, tuple[str, ...]]:
-    """Return the splits of each role: the knob ``splits``, else as in ``manifest``."""
+    """Return the splits of each role: the key ``splits``, else as in ``manifest``."""
     files, roles = _read_mapping(knobs["manifest"])
     for role, key in (("train", "train"), ("valid", "dev")):
         if not knobs.get("splits") and not roles[role]:

@@ -37,7 +37,7 @@ def describe_corpus(corpus: Corpus | None, knobs: KnobValues) -> dict[str, str |
 
 
 def splits_of(corpus: Corpus, knobs: KnobValues) -> dict[str, tuple[str, ...]]:
-    """Return the splits of each role; the knob ``splits`` applies to a user's corpus, too."""
+    """Return the splits of each role; the key ``splits`` applies to a user's corpus, too."""
     roles = corpus.splits(knobs)
     return resolve_splits(knobs.get("splits"), roles, [*chain.from_iterable(roles.values())])
 
@@ -45,7 +45,7 @@ def splits_of(corpus: Corpus, knobs: KnobValues) -> dict[str, tuple[str, ...]]:
 def resolve_splits(
     names: object, defaults: Mapping[str, Sequence[str]], available: Sequence[str]
 ) -> dict[str, tuple[str, ...]]:
-    """Return the splits of each role: the knob ``splits``, else the corpus's defaults.
+    """Return the splits of each role: the key ``splits``, else the corpus's defaults.
 
     ``names`` is null, or maps ``train``, ``valid`` and ``test`` to a name or a list of names.
 

@@ -46,7 +46,7 @@ class ReleaseRow:
 
 
 def splits(knobs: KnobValues) -> Mapping[str, tuple[str, ...]]:
-    """Return the splits of each role: the knob ``splits``, else train, dev and test."""
+    """Return the splits of each role: the key ``splits``, else train, dev and test."""
     return resolve_splits(knobs.get("splits"), USUAL_SPLITS, SPLITS)
 
 

@@ -23,14 +23,13 @@ ByteRange = tuple[str, int, int]  # URL of a file, first byte, number of bytes
 
 
 class Storage:
-    """A folder, by its URL or its path on this machine; its methods raise DataError.
+    """A folder, by its URL or a path, which becomes absolute; its methods raise DataError.
 
     >>> Storage("memory://corpus").file("sbkit-shards.json")
     'memory://corpus/sbkit-shards.json'
     """
 
     def __init__(self, location: str | Path) -> None:
-        """Open a URL, or a path, which becomes absolute."""
         url = str(location)
         self.url = url.rstrip("/") if "://" in url else str(Path(url).expanduser().absolute())
         self._system, self._path = _file_system(self.url)

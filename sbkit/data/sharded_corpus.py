@@ -78,7 +78,7 @@ def recognizes(location: str) -> bool:
 
 
 def splits(knobs: KnobValues) -> Mapping[str, tuple[str, ...]]:
-    """Return the splits of each role: the knob ``splits``, else as prepared."""
+    """Return the splits of each role: the key ``splits``, else as prepared."""
     index = read_index(Storage(knobs["data_folder"]))
     return resolve_splits(knobs.get("splits"), index.roles, list(index.splits))
 
@@ -320,7 +320,6 @@ def work_share(variables: Mapping[str, str]) -> tuple[int, int]:
 
 
 def _write_unit(storage: Storage, options: ShardOptions, scratch: Path, unit: Unit) -> None:
-    """Write the missing shards of a unit."""
     shards = list(_finished(storage, unit))
     if shards and shards[-1].facts.last:
         return

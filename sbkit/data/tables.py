@@ -238,8 +238,8 @@ def to_manifest(
     return Manifest(pa.table(clips | columns), tuple(excluded))
 
 
-def _find_column(table: Table, name: str | None, usual: Sequence[str], knob: str) -> str:
-    """Return the column that the knob names, or the first with a usual name; ignore case."""
+def _find_column(table: Table, name: str | None, usual: Sequence[str], key: str) -> str:
+    """Return the column that the YAML names, or the first with a usual name; ignore case."""
     columns: list[str] = table.rows.column_names
     names = [name] if name else usual
     lower = {column.lower(): column for column in columns}
@@ -248,10 +248,10 @@ def _find_column(table: Table, name: str | None, usual: Sequence[str], knob: str
             return column
     raise DataError(
         f"{table.file} has none of the columns {', '.join(names)}; its first line names "
-        f"{listed(columns, max_names=MAX_LISTED_COLUMNS)}. Name another column with --{knob}, or "
+        f"{listed(columns, max_names=MAX_LISTED_COLUMNS)}. Name another column with --{key}, or "
         "add a header."
         + " For data without transcripts, pass --text_column=False."
-        * (knob == "text_column")
+        * (key == "text_column")
     )
 
 
