@@ -70,12 +70,12 @@ class Fbank(nn.Module):
             missing = window_samples(self.sample_rate) - audio.shape[-1]
             if missing > 0:  # so that a frame exists
                 audio = nn.functional.pad(audio, (0, missing))
-            features = self._mel(audio).clamp(min=EPSILON).log()
+            features = self._energies(audio).clamp(min=EPSILON).log()
         frames = self.frame_lengths(lengths)
         mask = length_mask(frames, features.shape[1], features.device)
         return features * mask.unsqueeze(-1), frames
 
-    def _mel(self, audio: Tensor) -> Tensor:
+    def _energies(self, audio: Tensor) -> Tensor:
         """Compute the energies of mel bins: (B, S) -> (B, T, M)."""
         rate = self.sample_rate
         if audio.dtype == torch.float64:

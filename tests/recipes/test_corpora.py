@@ -35,7 +35,7 @@ def test_corpora_do_not_import_each_other() -> None:
         assert not named & corpora - {file.parent.name}, file
 
 
-def test_corpus_of_follows_the_knobs(tmp_path: Path) -> None:
+def test_corpus_of_follows_the_yaml(tmp_path: Path) -> None:
     assert corpus_of({"data_folder": None}) is asterisk_prompts
     assert corpus_of({"data_folder": None, "manifest": {"train": "a.csv"}}) is own_data
     assert corpus_of({"corpus": "recipes.CommonVoice.corpus"}) is common_voice
@@ -81,7 +81,7 @@ def test_describe_corpus_returns_name_and_license() -> None:
         assert describe_corpus(common_voice, knobs) == {"name": name, "license": None}
 
 
-def test_knob_splits_applies_to_a_user_corpus() -> None:
+def test_key_splits_applies_to_a_user_corpus() -> None:
     module: Any = SimpleNamespace(splits=lambda _: {"train": ("a", "b"), "valid": ("dev",)})
     splits = splits_of(module, {"splits": {"train": "a", "test": "b"}})
     assert splits == {"train": ("a",), "valid": ("dev",), "test": ("b",)}
@@ -134,16 +134,9 @@ def test_nemo_manifest_is_read_without_its_segments(tmp_path: Path) -> None:
     }
 
 
-def test_text_column_false_reads_a_table_without_transcripts(tmp_path: Path) -> None:
-    content = "path,Transcript,language\na.wav,,de\n"
-    (clip,) = read(tmp_path / "a.csv", content, text_column=False)
-    assert clip.columns == {"Transcript": "", "language": "de"}
-
-
 @pytest.mark.parametrize(
     ("content", "knobs", "words"),
     [
-        ("a,b\n1,2\n", {}, "names a, b. Name another column with --"),
         ("LJ1|hi|hi\nLJ2|yo|yo\n", {}, "header of .* the column hi twice.*add a header"),
         (
             "path,said\n1,2\n",
