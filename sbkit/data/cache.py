@@ -190,7 +190,7 @@ class _CorpusShards:
         paths = [Path(re.sub(KEY_STATE, "", key)) for key in keys]
         names = (path.name for path in paths)
         with closing(ShardWriter(self.folder)) as writer:
-            decoded, errors = writer.decode(
+            added, errors = writer.add_clips(
                 names, paths, self._sample_rate, store=self._store, on_clip=on_clip
             )
             self._unreadable |= {keys[index]: error for index, error in errors.items()}
@@ -200,7 +200,7 @@ class _CorpusShards:
                 for index, error in errors.items()
                 if error.reason not in TEMPORARY_REASONS
             ]
-            columns = {KEY_COLUMN: pa.array([keys[index] for index in decoded], pa.string())}
+            columns = {KEY_COLUMN: pa.array([keys[index] for index in added], pa.string())}
             writer.publish(Storage(self.folder), uuid4().hex, columns, left_out=left_out)
 
     def locate(self, keys: Mapping[int, str], errors: Mapping[int, AudioError]) -> StoredAudio:

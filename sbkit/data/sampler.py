@@ -67,12 +67,12 @@ def join_rows(
     samples: Counts,
     order: Counts,
     percents: Counts,
-    joins: Bools,
+    is_joined: Bools,
     *,
     capacity: int,
     long_enough: int,
 ) -> Examples:
-    """Make examples of rows in an order; ``joins`` says which rows are joined to the one before.
+    """Make examples of rows in an order; ``is_joined`` says whether a row joins the one before it.
 
     An example has the speed of its first row, or the natural one if that row, played slower, would
     not fit into a batch of ``capacity`` samples. It grows until it has ``long_enough`` samples, and
@@ -84,10 +84,10 @@ def join_rows(
     starts: list[int] = []
     totals: list[int] = []
     total, percent = capacity, 100  # nothing is joined to the first
-    rows = zip(samples[order].tolist(), played.tolist(), percents.tolist(), joins, strict=True)
-    for index, (natural, row_samples, row_percent, join) in enumerate(rows):
+    rows = zip(samples[order].tolist(), played.tolist(), percents.tolist(), is_joined, strict=True)
+    for index, (natural, row_samples, row_percent, joins) in enumerate(rows):
         longer = total + at_speed(natural, percent)
-        if starts and join and total < long_enough and longer <= capacity:
+        if starts and joins and total < long_enough and longer <= capacity:
             total = totals[-1] = longer
         else:
             total, percent = row_samples, row_percent
@@ -241,7 +241,7 @@ class TrainSampler(Sampler[MicroBatch]):
             self._samples,
             order=order[np.argsort(windows[order], kind="stable")],
             percents=random.choice(self._percents, count),
-            joins=random.random(count) < self._concat_prob,
+            is_joined=random.random(count) < self._concat_prob,
             capacity=self._capacity,
             long_enough=self._long_enough,
         )

@@ -228,7 +228,7 @@ class ShardWriter:
         self._digests: list[str] = []
         self.bytes = 0  # of audio so far
 
-    def decode(
+    def add_clips(
         self,
         names: Iterable[str],
         paths: Iterable[Path],
@@ -237,7 +237,7 @@ class ShardWriter:
         store: str,
         on_clip: Callable[[], None] = lambda: None,
     ) -> tuple[list[int], dict[int, AudioError]]:
-        """Decode clips and add them; return the indices of added clips, and the errors by index."""
+        """Decode clips and add them; return the indices of those added, and the errors by index."""
         added: list[int] = []
         errors: dict[int, AudioError] = {}
         decoding = decode_clips(paths, sample_rate, store=store)

@@ -332,7 +332,9 @@ def _write_unit(storage: Storage, options: ShardOptions, scratch: Path, unit: Un
             left_out: list[tuple[str, str, str]] = []
             while part is not None and writer.bytes < options.shard_bytes:
                 ids, paths = part.ids, map(Path, part.paths)
-                added, errors = writer.decode(ids, paths, options.sample_rate, store=options.store)
+                added, errors = writer.add_clips(
+                    ids, paths, options.sample_rate, store=options.store
+                )
                 written.append(part.take(added))
                 left_out += [(row.id, row.reason, row.detail) for row in part.excluded]
                 left_out += [(ids[row], UNREADABLE, str(error)) for row, error in errors.items()]

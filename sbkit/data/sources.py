@@ -118,9 +118,11 @@ def _read_kaldi(folder: Path, options: TableOptions) -> Iterator[Clip | Excluded
 
 def _read_pairs(file: Path) -> list[tuple[str, str]]:
     subject = f"The file {file.name} of a data folder of Kaldi"
-    lines = read_text(file, max_bytes=MAX_KALDI_BYTES, subject=subject)
-    split = (line.strip().split(maxsplit=1) for line in lines)
-    return [(parts[0] if parts else "", parts[1] if len(parts) > 1 else "") for parts in split]
+    pairs: list[tuple[str, str]] = []
+    for line in read_text(file, max_bytes=MAX_KALDI_BYTES, subject=subject):
+        key, value, *_ = [*line.strip().split(maxsplit=1), "", ""]
+        pairs.append((key, value))
+    return pairs
 
 
 # Datasets of Hugging Face, and parquet
