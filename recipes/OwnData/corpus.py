@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 
 from sbkit.base.errors import ConfigError, DataError
-from sbkit.data.corpus import ROLES, KnobValues, resolve_splits
+from sbkit.data.corpus import ROLES, KnobValues
 from sbkit.data.manifest import Manifest
 from sbkit.data.sources import (
     RemoteTables,
@@ -26,13 +26,13 @@ SPLIT_NAME = re.compile(r"[^\W_][\w.+-]*")  # also of files
 EXAMPLE = "Write manifest: {train: a.csv, dev: b.csv, test: {clean: c.csv, noisy: d.csv}}."
 
 
-def splits(knobs: KnobValues) -> Mapping[str, tuple[str, ...]]:
-    """Return the splits of each role: the key ``splits``, else as in ``manifest``."""
-    files, roles = _read_mapping(knobs["manifest"])
+def splits(knobs: KnobValues) -> Mapping[str, Sequence[str]]:
+    """Return the splits of each role, as in ``manifest``."""
+    _, roles = _read_mapping(knobs["manifest"])
     for role, key in (("train", "train"), ("valid", "dev")):
         if not knobs.get("splits") and not roles[role]:
             raise ConfigError(f"`manifest` has no files for {key}. Add --manifest {key}=FILE.")
-    return resolve_splits(knobs.get("splits"), roles, list(files))
+    return roles
 
 
 def read(knobs: KnobValues, split: str) -> Manifest | RemoteTables:

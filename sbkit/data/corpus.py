@@ -18,8 +18,11 @@ KnobValues = Mapping[str, Any]  # the plain values of a YAML
 class Corpus(Protocol):
     """A corpus of speech: a module with these two functions."""
 
-    def splits(self, knobs: KnobValues) -> Mapping[str, tuple[str, ...]]:
-        """Return the names of the splits for ``train``, ``valid`` and ``test``."""
+    def splits(self, knobs: KnobValues) -> Mapping[str, Sequence[str]]:
+        """Return the names of the splits for ``train``, ``valid`` and ``test``.
+
+        The key ``splits`` chooses among these. A corpus with more splits applies it itself.
+        """
 
     def read(self, knobs: KnobValues, split: str) -> Manifest | RemoteTables:
         """Return the manifest of one split, or its remote tables."""
@@ -37,7 +40,7 @@ def describe_corpus(corpus: Corpus | None, knobs: KnobValues) -> dict[str, str |
 
 
 def splits_of(corpus: Corpus, knobs: KnobValues) -> dict[str, tuple[str, ...]]:
-    """Return the splits of each role; the key ``splits`` applies to a user's corpus, too."""
+    """Return the splits of each role: the key ``splits``, else the corpus's own."""
     roles = corpus.splits(knobs)
     return resolve_splits(knobs.get("splits"), roles, [*chain.from_iterable(roles.values())])
 

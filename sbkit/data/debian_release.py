@@ -17,7 +17,7 @@ import soundfile
 from sbkit.base.errors import DataError
 from sbkit.base.files import building
 from sbkit.base.units import SAMPLE_RATE, samples_to_seconds
-from sbkit.data.corpus import USUAL_SPLITS, KnobValues, resolve_splits
+from sbkit.data.corpus import USUAL_SPLITS, KnobValues
 from sbkit.data.tables import TableOptions, read_release
 from sbkit.text.normalization import normalize
 
@@ -45,9 +45,9 @@ class ReleaseRow:
     segment: str = ""
 
 
-def splits(knobs: KnobValues) -> Mapping[str, tuple[str, ...]]:
-    """Return the splits of each role: the key ``splits``, else train, dev and test."""
-    return resolve_splits(knobs.get("splits"), USUAL_SPLITS, SPLITS)
+def splits(knobs: KnobValues) -> Mapping[str, Sequence[str]]:
+    """Return the splits of each role: train, dev and test."""
+    return USUAL_SPLITS
 
 
 def ensure_release(

@@ -33,7 +33,7 @@ import pyarrow.compute as pc
 
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.messages import plural
-from sbkit.data.corpus import KnobValues, resolve_splits
+from sbkit.data.corpus import KnobValues
 from sbkit.data.filesystem import Storage, writing
 from sbkit.data.manifest import Excluded, Manifest
 from sbkit.data.shard import (
@@ -77,10 +77,9 @@ def recognizes(location: str) -> bool:
     return Storage(location).sizes([INDEX_FILE]) != [None]
 
 
-def splits(knobs: KnobValues) -> Mapping[str, tuple[str, ...]]:
-    """Return the splits of each role: the key ``splits``, else as prepared."""
-    index = read_index(Storage(knobs["data_folder"]))
-    return resolve_splits(knobs.get("splits"), index.roles, list(index.splits))
+def splits(knobs: KnobValues) -> Mapping[str, Sequence[str]]:
+    """Return the splits of each role as prepared."""
+    return read_index(Storage(knobs["data_folder"])).roles
 
 
 def read(knobs: KnobValues, split: str) -> Manifest:
@@ -150,6 +149,8 @@ def read_index(storage: Storage) -> Index:
         index = Index(**values)
         if type(index.sample_rate) is not int:
             raise TypeError(f"its sample_rate is {index.sample_rate!r}")
+        if unknown := {*chain.from_iterable(index.roles.values())} - index.splits.keys():
+            raise ValueError(f"its roles name the unknown split {min(unknown)}")
         return index
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise DataError(

@@ -366,8 +366,9 @@ def spoil(file: Path) -> None:
     file.write_bytes(content)
 
 
-def quote_rate(index: Path) -> None:
-    index.write_text(index.read_text().replace("16000", '"16000"'))
+def replace_in_index(folder: Path, old: str, new: str) -> None:
+    index = folder / INDEX_FILE
+    index.write_text(index.read_text().replace(old, new, 1))
 
 
 FAULTS: dict[str, Callable[[Path], object]] = {
@@ -377,7 +378,10 @@ FAULTS: dict[str, Callable[[Path], object]] = {
     r"arrow is damaged: bytes": lambda f: spoil(first(f, "train*.arrow")),
     r"parquet is damaged": lambda f: spoil(first(f, "t*.parquet")),
     r"is not an index of `sbkit prepare --shards`": lambda f: cut_short(f / INDEX_FILE),
-    r"its sample_rate is '16000'": lambda f: quote_rate(f / INDEX_FILE),
+    r"its sample_rate is '16000'": lambda f: replace_in_index(f, "16000", '"16000"'),
+    r"its roles name the unknown split more": lambda f: replace_in_index(
+        f, '"train"\n', '"more"\n'
+    ),
 }
 
 

@@ -252,13 +252,13 @@ def test_manifest_mapping_names_splits_and_roles(tmp_path: Path) -> None:
     a, b = str(tmp_path / "a.csv"), str(tmp_path / "b.csv")
     manifest = {"train": [a, b], "dev": a, "test": {"clean": a, "noisy": b}, "test-x": b}
     knobs = {"manifest": manifest, "language": "en"}
-    assert own_data.splits(knobs) == {
+    assert splits_of(own_data, knobs) == {
         "train": ("train",),
         "valid": ("dev",),
         "test": ("clean", "noisy", "test-x"),
     }
     assert [clip.id for clip in own_data.read(knobs, "train")] == ["a.csv", "b.csv"]
-    assert own_data.splits(knobs | {"splits": {"test": "noisy"}})["test"] == ("noisy",)
+    assert splits_of(own_data, knobs | {"splits": {"test": "noisy"}})["test"] == ("noisy",)
 
 
 @pytest.mark.parametrize(
@@ -273,7 +273,7 @@ def test_manifest_mapping_names_splits_and_roles(tmp_path: Path) -> None:
 )
 def test_malformed_manifest_mapping_is_refused(manifest: object, words: str) -> None:
     with pytest.raises(SbkitError, match=words):
-        own_data.splits({"manifest": manifest, "language": "en"})
+        splits_of(own_data, {"manifest": manifest, "language": "en"})
 
 
 def test_releases_of_two_languages_are_one_corpus(tmp_path: Path) -> None:
