@@ -22,7 +22,7 @@ from sbkit.data.tables import TableOptions
 from sbkit.text.languages import spoken_language
 
 ROLE_OF = {"train": "train", "valid": "valid", "dev": "valid", "test": "test"}
-SPLIT_NAME = re.compile(r"[^\W_][\w.+-]*")  # also of files
+SPLIT_NAME = re.compile(r"[^\W_][\w.+-]*")  # it becomes part of file names
 EXAMPLE = "Write manifest: {train: a.csv, dev: b.csv, test: {clean: c.csv, noisy: d.csv}}."
 
 

@@ -42,15 +42,15 @@ from sbkit.logs.html_page import render_page
 from sbkit.text.normalization import NORMALIZER_VERSION, normalize, separates_words
 
 REPORT_NAME = "data_report"
-SHARED_COLUMNS = ("id", "text", "speaker")  # that a test set should not share with train
+SHARED_COLUMNS = ("id", "text", "speaker")  # whose values a test set should not share with train
 MAX_EXAMPLES = 5  # of excluded utterances, for each reason
 HISTOGRAM_EDGES = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 30, 60, 120)  # seconds
 MAX_CHARACTERS = 200  # the most frequent ones
-MAX_TRANSCRIPTS = 10  # shown as they are written and as they are learned
-MAX_LEVEL_CLIPS = 200  # of a split, evenly spread, whose level is measured
+MAX_TRANSCRIPTS = 10  # shown before and after normalization
+MAX_LEVEL_CLIPS = 200  # whose levels are measured, evenly spread over a split
 CLIPPING_LEVEL = 1 - 1 / FULL_SCALE  # of full scale
 MIN_POWER = 1e-10  # -100 dBFS
-UNKNOWN_LANGUAGE = "und"  # whose table keeps every letter
+UNKNOWN_LANGUAGE = "und"  # its text table keeps every letter
 MAX_PLAYED_SECONDS = 20  # of an example
 MP3_RATES = (8_000, 11_025, 12_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000)  # Hz
 MP3_COMPRESSION = 0.9  # of libsndfile, from 0 to 1

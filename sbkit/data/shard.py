@@ -60,7 +60,7 @@ AUDIO_TYPE = pa.struct(
 )
 WAV_HEADER_BYTES = 44  # as libsndfile writes it
 FLAC_COMPRESSION = 0.0  # the fastest; the highest takes four times as long and saves 3 %
-READ_CLIPS = 50  # in one request
+CLIPS_PER_REQUEST = 50
 CLIPS_AHEAD = 8  # per thread, decoded before they are written
 BATCH_BYTES = 16_000_000  # of audio in a record batch, whose values must stay below 2 GB
 CLAIM_PREFIX = ".claim-"  # of the lock file of a task
@@ -86,7 +86,7 @@ def require_store(name: object) -> str:
 
 
 def read_rows(
-    split: datasets.Dataset, indices: Sequence[int], batch_size: int = READ_CLIPS
+    split: datasets.Dataset, indices: Sequence[int], batch_size: int = CLIPS_PER_REQUEST
 ) -> Iterator[Row]:
     """Yield rows of a prepared split with their samples (S,); read ``batch_size`` together.
 
@@ -107,7 +107,7 @@ def read_rows(
 
 
 def read_clips(
-    split: datasets.Dataset, indices: Sequence[int], batch_size: int = READ_CLIPS
+    split: datasets.Dataset, indices: Sequence[int], batch_size: int = CLIPS_PER_REQUEST
 ) -> Iterator[Samples]:
     """Yield the samples (S,) of rows of a prepared split, like `read_rows`."""
     clips = split.select_columns(["id", "samples", AUDIO])

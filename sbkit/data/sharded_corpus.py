@@ -57,7 +57,7 @@ INDEX_FILE = "sbkit-shards.json"
 INDEX_FORMAT = 2
 SIZE_PATTERN = re.compile(r"(\d+(?:\.\d+)?) ?(kB|MB|GB)")
 UNIT_BYTES = {"kB": 10**3, "MB": 10**6, "GB": 10**9}
-PROBED_CLIPS = 100  # that are decoded to estimate the size of the others
+PROBED_CLIPS = 100  # decoded to estimate the size of all
 
 
 # Reading

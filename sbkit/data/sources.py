@@ -38,8 +38,8 @@ KALDI_COLUMNS = {"utt2spk": "speaker", "utt2lang": "language", "utt2gender": "ge
 MAX_KALDI_BYTES = 1 << 31
 DATASET_FILES = ("state.json", "dataset_dict.json")
 REMOTE_SUFFIXES = (".parquet", ".jsonl")
-REMOTE_FORM = "be parquet or JSON Lines in UTF-8"
-BATCH_ROWS = 100  # in memory, with the audio that they contain
+REMOTE_REQUIREMENT = "be parquet or JSON Lines in UTF-8"
+BATCH_ROWS = 100  # in memory at a time, with the audio in them
 
 SaveAudio = Callable[[bytes, str], Path]  # writes the bytes of an audio file under a name
 
@@ -234,7 +234,7 @@ class RemoteTables:
 
         Audio bytes of the file, and audio at a URL, are in ``scratch`` until the next batch.
         """
-        with reading(file, REMOTE_FORM, fix="Correct it."):
+        with reading(file, REMOTE_REQUIREMENT, fix="Correct it."):
             for rows, first in islice(_read_batches(file), start, None):
                 with TemporaryDirectory(dir=scratch) as folder:
                     yield self._to_manifest(rows, first, file, Path(folder))
@@ -260,7 +260,7 @@ def remote_tables(source: str) -> list[str]:
 
 def file_version(file: str) -> str:
     """Return text that changes when a file does."""
-    with reading(file, REMOTE_FORM, fix="Correct it."):
+    with reading(file, REMOTE_REQUIREMENT, fix="Correct it."):
         system, path = fsspec.url_to_fs(file)
         return str(system.ukey(path))
 
