@@ -1,6 +1,9 @@
 """Data: corpora list clips, audio is decoded once, and batches are planned from prepared splits.
 
-corpus -> manifest -> splits -> batches
+An utterance, and the modules on its path:
+
+row of a table (tables, sources) -> clip (manifest) -> audio in a shard (cache, shard)
+    -> row of a split (splits) -> part of an example (sampler) -> part of a batch (batch)
 
 Names are imported on first use, so that importing this package does not import torch.
 """

@@ -69,7 +69,8 @@ def resolve_splits(
     for role in ROLES:
         splits = by_role.get(role)
         splits = defaults.get(role, ()) if splits is None else splits
-        roles[role] = tuple(dict.fromkeys([splits] if isinstance(splits, str) else splits))
+        splits = [splits] if isinstance(splits, str | int | float) else splits
+        roles[role] = tuple(dict.fromkeys(map(str, splits)))
         _check_role(role, roles[role], available)
     for first, second in combinations(ROLES, 2):
         for name in {*roles[first]} & {*roles[second]}:
