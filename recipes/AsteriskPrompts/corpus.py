@@ -26,7 +26,6 @@ from sbkit.data.debian_release import (
     ensure_release,
     find_one,
     print_release,
-    sentence_id,
     write_tsvs,
 )
 from sbkit.data.debian_release import splits as splits
@@ -104,7 +103,6 @@ def write_release(root: Path, language: str, release: Path) -> None:
         row = ReleaseRow(
             client_id=speaker,
             path=key.replace("/", "_") + ".flac",
-            sentence_id=sentence_id(sentence),
             sentence=sentence,
             gender="female_feminine" if "_f_" in speaker else "male_masculine",
             locale=language,

@@ -23,7 +23,6 @@ from sbkit.data.debian_release import (
     ensure_release,
     find_one,
     print_release,
-    sentence_id,
     write_tsvs,
 )
 from sbkit.data.debian_release import splits as splits
@@ -80,7 +79,6 @@ def write_release(root: Path, release: Path) -> None:
             TimedRow(
                 client_id=SPEAKER,
                 path=f"{id}.flac",
-                sentence_id=sentence_id(sentence),
                 sentence=sentence,
                 gender="male_masculine",
                 locale=LANGUAGE,

@@ -5,8 +5,8 @@ The packages come from the mirrors that this machine already trusts.
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass, fields, replace
 from itertools import chain
 from pathlib import Path
 from subprocess import CompletedProcess, run
@@ -32,7 +32,7 @@ class ReleaseRow:
 
     client_id: str
     path: str
-    sentence_id: str
+    sentence_id: str = ""  # `write_tsvs` fills it in: the SHA-256 of the sentence
     sentence: str
     sentence_domain: str = ""
     up_votes: int = 2
@@ -126,31 +126,24 @@ def find_one(root: Path, pattern: str) -> Path:
     return paths[0]
 
 
-def sentence_id(sentence: str) -> str:
-    """Return the SHA-256 of a sentence."""
-    return hashlib.sha256(sentence.encode()).hexdigest()
-
-
 def write_tsvs(release: Path, rows: Sequence[ReleaseRow]) -> None:
     """Write rows as train, dev, test and validated.tsv; a sentence is in one split only."""
-    header = tuple(field.name for field in fields(rows[0]))
-    by_split: dict[str, list[ReleaseRow]] = {split: [] for split in SPLITS}
+    header = "\t".join(field.name for field in fields(rows[0]))
+    lines: dict[str, list[str]] = {split: [] for split in SPLITS}
     for row in rows:
-        by_split[choose_split(normalize(row.sentence, row.locale))].append(row)
-    for split in SPLITS:
-        _write_tsv(release / f"{split}.tsv", header, by_split[split])
-    _write_tsv(release / "validated.tsv", header, chain.from_iterable(by_split.values()))
+        row = replace(row, sentence_id=hashlib.sha256(row.sentence.encode()).hexdigest())
+        split = choose_split(normalize(row.sentence, row.locale))
+        lines[split].append("\t".join(map(str, astuple(row))))
+    lines["validated"] = [*chain.from_iterable(lines.values())]
+    for name, split_lines in lines.items():
+        text = "\n".join([header, *split_lines]) + "\n"
+        (release / f"{name}.tsv").write_text(text, encoding="utf-8")
 
 
 def choose_split(text: str) -> str:
     """Choose by a hash of the normalized text, so that a sentence has the same split everywhere."""
     tenth = int(hashlib.sha256(text.encode()).hexdigest(), 16) % 10
     return {0: "test", 1: "dev"}.get(tenth, "train")
-
-
-def _write_tsv(file: Path, header: Sequence[str], rows: Iterable[ReleaseRow]) -> None:
-    table = [header, *map(astuple, rows)]
-    file.write_text("".join("\t".join(map(str, row)) + "\n" for row in table), encoding="utf-8")
 
 
 def print_release(release: Path) -> None:
