@@ -80,7 +80,7 @@ class StoredAudio(NamedTuple):
     errors: dict[int, AudioError]  # of the unreadable clips, by row
 
 
-def prepare_audio(
+def cache_audio(
     paths: pa.ChunkedArray, *, sample_rate: int, cache_folder: Path, store: str, title: str
 ) -> StoredAudio:
     """Locate the audio of clips, after decoding those that are not in the cache yet.

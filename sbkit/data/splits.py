@@ -22,7 +22,7 @@ from sbkit.base.arrays import Bools, Counts
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import write_text_atomically
 from sbkit.base.units import at_speed, samples_to_seconds, seconds_to_samples
-from sbkit.data.cache import StoredAudio, prepare_audio
+from sbkit.data.cache import StoredAudio, cache_audio
 from sbkit.data.manifest import RESERVED_COLUMNS, Excluded, Manifest, to_texts
 from sbkit.data.shard import AUDIO
 from sbkit.decoding.words import frames_needed
@@ -102,19 +102,19 @@ def prepare_split(
     if usable.stored is not None:
         stored, errors = StoredAudio(usable.stored, {})
     else:
-        stored, errors = prepare_audio(
+        stored, errors = cache_audio(
             usable.rows["audio"],
             sample_rate=sample_rate,
             cache_folder=cache_folder,
             store=store,
             title=f"Decoding {split}",
         )
-    lost = [replace(row, split=split) for row in manifest.excluded]
+    excluded = [replace(row, split=split) for row in manifest.excluded]
     for row, error in errors.items():
-        lost.append(Excluded(usable[row].id, UNREADABLE, str(error), split))
-    check_loss(split, lost, len(manifest) + len(manifest.excluded))
+        excluded.append(Excluded(usable[row].id, UNREADABLE, str(error), split))
+    check_loss(split, excluded, len(manifest) + len(manifest.excluded))
     for clip in manifest.take(np.flatnonzero(is_empty)):
-        lost.append(Excluded(clip.id, EMPTY, clip.sentence, split))
+        excluded.append(Excluded(clip.id, EMPTY, clip.sentence, split))
     readable = usable.take(np.delete(np.arange(len(usable)), [*errors])).rows
     others = [name for name in readable.column_names if name not in RESERVED_COLUMNS]
     columns = {name: readable[name] for name in ("id", "text", "sentence")}
@@ -124,7 +124,7 @@ def prepare_split(
     fingerprint = _fingerprint(table, stored, sample_rate)
     datasets.disable_progress_bars()
     dataset = datasets.Dataset(InMemoryTable(table), fingerprint=fingerprint[:16])
-    return PreparedSplit(dataset, lost, fingerprint)
+    return PreparedSplit(dataset, excluded, fingerprint)
 
 
 def check_loss(split: str, lost: Sequence[Excluded], total: int) -> None:
