@@ -59,7 +59,7 @@ class AudioError(DataError):
 
 
 def find_audio_files(folder: Path) -> list[Path]:
-    """List the audio files below a folder, sorted; hidden ones are left by macOS, and skipped."""
+    """List the audio files below a folder, sorted; hidden ones, which macOS leaves, are skipped."""
     return sorted(
         file
         for file in folder.rglob("*")

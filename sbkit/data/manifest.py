@@ -69,17 +69,14 @@ class Manifest:
     @classmethod
     def _from_batch(cls, batch: Sequence[Clip | Excluded]) -> Self:
         clips = [row for row in batch if isinstance(row, Clip)]
-        rows = pa.table(
-            {
-                "id": [clip.id for clip in clips],
-                "audio": [os.fsencode(clip.path) for clip in clips],
-                "sentence": [clip.sentence for clip in clips],
-            },
-            schema=_SCHEMA,
-        )
-        for name, column in text_columns([clip.columns for clip in clips]).items():
-            rows = rows.append_column(unreserved_name(name), column)
-        return cls(rows, tuple(row for row in batch if isinstance(row, Excluded)))
+        columns = {
+            "id": pa.array([clip.id for clip in clips], pa.string()),
+            "audio": pa.array([os.fsencode(clip.path) for clip in clips], pa.binary()),
+            "sentence": pa.array([clip.sentence for clip in clips], pa.string()),
+        }
+        others = text_columns([clip.columns for clip in clips])
+        columns |= {unreserved_name(name): column for name, column in others.items()}
+        return cls(pa.table(columns), tuple(row for row in batch if isinstance(row, Excluded)))
 
     @classmethod
     def join(cls, parts: Iterable[Self]) -> Self:
