@@ -8,7 +8,6 @@ import errno
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Self
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
@@ -35,10 +34,6 @@ class Storage:
         self._system, self._path = _file_system(self.url)
         is_local = isinstance(self._system, LocalFileSystem)
         self.folder = Path(self._path) if is_local else None  # None: not on this machine
-
-    @classmethod
-    def at(cls, location: str) -> Self:
-        return cls(location)
 
     def file(self, name: str) -> str:
         """Return the URL of a file."""
