@@ -227,7 +227,7 @@ def with_column(
 # Loaders
 
 
-def print_data(splits: Splits, knobs: KnobValues) -> None:
+def log_data(splits: Splits, knobs: KnobValues) -> None:
     """Log the size of every split on rank 0, and list excluded utterances in the run folder.
 
     The `make_loaders` of a recipe calls it after its last exclusion.
@@ -257,6 +257,6 @@ def unlabeled_loaders(
     collate: Callable[..., Batch] = collate_clips,
 ) -> Loaders:
     """Plan every split's batches: the `make_loaders` of a recipe without labels."""
-    print_data(splits, hparams)
+    log_data(splits, hparams)
     collate = partial(collate, sample_rate=hparams["sample_rate"])
     return make_loaders(splits, hparams, collate=collate, placement=placement)
