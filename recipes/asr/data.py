@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from recipes.prepare import print_data
+from recipes.prepare import log_data
 from sbkit.base.checksums import checksum
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.messages import plural
@@ -65,7 +65,7 @@ def make_asr_loaders(
             f"{hparams['token_type']}; {left_out.id}: {left_out.detail}). Pass --token_type=bpe, "
             "whose tokens are longer than characters, or let the encoder keep more frames."
         )
-    print_data(splits, hparams)
+    log_data(splits, hparams)
     if rank() == 0:
         _log_texts(splits, tokenizer, subsampling, hparams["language"])
     collate = TextCollate(tokenizer, hparams["sample_rate"])

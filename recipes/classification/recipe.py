@@ -17,7 +17,7 @@ from datasets import Dataset
 from speechbrain import Stage
 from torch import Tensor
 
-from recipes.prepare import RANGES, corpus_of, prepare_audio, print_data
+from recipes.prepare import RANGES, corpus_of, log_data, prepare_audio
 from sbkit.audio.augment import Augmentation
 from sbkit.base.arrays import Counts
 from sbkit.base.errors import ConfigError, DataError
@@ -215,7 +215,7 @@ def make_label_loaders(
     hparams: Mapping[str, Any], splits: Splits, labels: ClassLabels, placement: Placement
 ) -> Loaders:
     """Plan the batches of every split."""
-    print_data(splits, hparams)
+    log_data(splits, hparams)
     rate = hparams["sample_rate"]
     collate_by_label = partial(collate, labels=labels, column=hparams["label"], sample_rate=rate)
     return make_loaders(splits, hparams, collate=collate_by_label, placement=placement)

@@ -167,5 +167,5 @@ def write_run_as_shards(run: Run, destination: str, shard_size: str) -> None:
     )
     roles = splits_of(corpus, run.knobs)
     sources = {name: corpus.read(run.knobs, name) for names in roles.values() for name in names}
-    if write_shards(Storage.at(destination), options, sources, roles) is not None:
+    if write_shards(Storage(destination), options, sources, roles) is not None:
         logger.info(f"Train with --data_folder={destination}")
