@@ -7,7 +7,6 @@ import ast
 import inspect
 import json
 import logging
-import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -90,23 +89,20 @@ def export_run(
         )
     require_free(out)
     contents, config = _contents(run, user_modules)
-    require_writable(out.parent, option="--out")
-    with building(out) as building_folder:
+    with building_bundle(out) as folder:
         for name, content in contents.items():
-            (building_folder / name).write_bytes(content)
-        write_checksums(building_folder)
+            (folder / name).write_bytes(content)
+        write_checksums(folder)
         # A bundle that cannot be loaded is not exported.
-        bundle = load_bundle(building_folder, user_modules=user_modules)
+        bundle = load_bundle(folder, user_modules=user_modules)
         reports: ParityReports = {}
         if compared := [name for name in formats if name != HUB]:
             trained = TrainedModel(bundle, user_modules)
-            reports = write_formats(trained, run, building_folder, compared, grid)
+            reports = write_formats(trained, run, folder, compared, grid)
         written = [name for name in formats if _is_written(reports.get(name))]
-        _write_cards(run, building_folder, bundle.task, config, written, license)
+        _write_cards(run, folder, bundle.task, config, written, license)
         if HUB in formats:
-            write_hub(building_folder)
-        fsync_tree(building_folder)
-        shutil.rmtree(out, ignore_errors=True)
+            write_hub(folder)
     return reports
 
 
@@ -142,13 +138,20 @@ def _write_cards(
     write_checksums(folder)
 
 
-def require_free(out: Path) -> None:
-    """Raise ConfigError unless a folder is new, empty, or a bundle as it was exported."""
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+# The folder that `--out` names
+
+
+def require_free(out: Path, *, moved_to: Path | None = None) -> None:
+    """Raise ConfigError unless a folder is new, empty, or a bundle as it was exported.
+
+    ``moved_to`` is where its content is, if that was moved.
+    """
+    content = moved_to or out
+    if not content.exists() or (content.is_dir() and not any(content.iterdir())):
         return
     reason: str | None = "it is no bundle"
-    if (out / CONFIG_FILE).is_file():
-        folders = [out, *(path for path in out.iterdir() if path.is_dir())]
+    if (content / CONFIG_FILE).is_file():
+        folders = [content, *(path for path in content.iterdir() if path.is_dir())]
         damages = ((folder.name, find_damage(folder)) for folder in folders)
         reason = next((f"in {name}, {damage}" for name, damage in damages if damage), None)
     if reason is not None:
@@ -156,6 +159,31 @@ def require_free(out: Path) -> None:
             f"--out must be a new folder or an unchanged bundle, but {out} is neither: {reason}. "
             "Choose another folder."
         )
+
+
+@contextmanager
+def building_bundle(out: Path) -> Iterator[Path]:
+    """Yield an empty folder to fill, then rename it to ``out``, in place of an unchanged bundle.
+
+    Raises:
+        SbkitError: nothing can be written there, or somebody has put other files into ``out``.
+    """
+    require_writable(out.parent, option="--out")
+    with building(out) as new:
+        yield new
+        fsync_tree(new)
+        temporary = TemporaryDirectory(prefix=f".{out.name}.", suffix=".tmp", dir=out.parent)
+        with temporary as parent:
+            earlier = Path(parent, out.name)
+            if out.exists():
+                out.rename(earlier)  # before the check, so that no file can be added after it
+            try:
+                require_free(out, moved_to=earlier)
+                new.rename(out)
+            except BaseException:  # also Ctrl-C
+                if earlier.exists():
+                    earlier.rename(out)
+                raise
 
 
 def change_config(bundle: Path, **values: object) -> None:
