@@ -216,7 +216,6 @@ def _contents(run: Path, user_modules: frozenset[str]) -> tuple[dict[str, bytes]
             "note: the decoder of this run has no weights yet, so the bundle decodes greedily. "
             f"Finish the run, or fit the weights: sbkit tune {run}"
         )
-    reported = ("epoch", *task.metrics)
     weights = to_safetensors(checkpoints)
     only_training = task.require_export().training_parts
     indices = [index for index, name in enumerate(part_names_in(root)) if name not in only_training]
@@ -236,8 +235,8 @@ def _contents(run: Path, user_modules: frozenset[str]) -> tuple[dict[str, bytes]
             confidence=confidence,
         ),
         "checkpoints": [
-            {key: checkpoint.meta[key] for key in reported if key in checkpoint.meta}
-            for checkpoint in checkpoints
+            {key: meta[key] for key in ("epoch", *task.metrics) if key in meta}
+            for meta in (checkpoint.meta for checkpoint in checkpoints)
         ],
         NORMALIZER: checkpoints[0].meta.get(NORMALIZER),
         "versions": versions(distributions(user_modules, sources)),
