@@ -330,7 +330,7 @@ def test_whole_clip_model_refuses_turn_detection(clip_server: RunningServer) -> 
     with clip_server.openai.realtime.connect() as session:
         assert session.recv().session.audio.input.turn_detection is None
         set_input(session, turn_detection={"type": "server_vad"})
-        assert "null, as the model takes whole clips" in session.recv().error.message
+        assert "null, since the model takes whole clips" in session.recv().error.message
 
 
 @pytest.mark.parametrize(
@@ -518,14 +518,14 @@ def test_speech_turns_last_from_padding_to_detected_end(block: int, quiet: float
     turns, parts = SpeechTurns(detector, silence=0.4, start=100.0), list[TurnPart]()
     for start in range(0, len(audio), block):
         parts += turns.push(audio[start : start + block])
-    _, begin = (index for index, part in enumerate(parts) if part.began is not None)
+    _, begin = (index for index, part in enumerate(parts) if part.speech_start is not None)
     first, second = parts[:begin], parts[begin:]
     for turn, began, ended, detected in (
         (first, quiet, quiet + 1.0, quiet + 1.4),
         (second, quiet + 2.5, None, quiet + 3.0),
     ):
-        assert turn[0].began == pytest.approx(100 + began)
-        assert turn[-1].ended == (ended and pytest.approx(100 + ended))
+        assert turn[0].speech_start == pytest.approx(100 + began)
+        assert turn[-1].speech_end == (ended and pytest.approx(100 + ended))
         start, end = round(max(began - 0.3, 0.0) * RATE), round(detected * RATE)
         assert turn[0].start == 100 * RATE + start
         samples = np.concatenate([part.samples for part in turn])

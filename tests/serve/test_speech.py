@@ -184,7 +184,7 @@ def test_speech_body_must_be_a_json_object(server: RunningServer) -> None:
 def test_speech_without_a_voice_is_refused(tmp_path: Path) -> None:
     with (
         running_server(tmp_path) as deaf,
-        pytest.raises(openai.NotFoundError, match="No model of this server does this"),
+        pytest.raises(openai.NotFoundError, match="This server has no model for this request"),
     ):
         create(deaf, TEXT, model="tts-1")
 
