@@ -11,8 +11,9 @@ from base64 import b64encode
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from io import IOBase
 from itertools import accumulate, chain, starmap
-from typing import NamedTuple, Self, TypeVar
+from typing import NamedTuple, Self, TypeVar, cast
 
 from starlette.datastructures import FormData, UploadFile
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
@@ -340,8 +341,16 @@ TEXT_FORMATS: Mapping[str, Callable[[Transcript], str]] = {
 }
 
 
-def transcript_response(request: TranscriptionRequest, transcript: Transcript) -> Response:
-    """Write a transcript in the requested format."""
+async def transcription_response(request: TranscriptionRequest) -> Response:
+    """Transcribe the file of a request, and return its text in the requested format."""
+    recognizer, phrases = request.recognizer, request.phrases
+    upload = cast(IOBase, request.file.file)  # the recognizer closes it
+    if request.is_streamed:
+        results = recognizer.transcribe(upload, times=False, phrases=phrases)
+        events = _transcript_events(await anext(results), results)
+        return StreamingResponse(events, media_type=EVENT_STREAM)
+    times = request.format not in STREAMED_FORMATS
+    transcript = await recognizer.transcript(upload, times=times, phrases=phrases)
     request_facts.get()["audio_seconds"] = transcript.seconds
     if request.format in TEXT_FORMATS:
         return PlainTextResponse(TEXT_FORMATS[request.format](transcript))
@@ -353,17 +362,16 @@ def transcript_response(request: TranscriptionRequest, transcript: Transcript) -
             content["segments"] = list(starmap(_segment, enumerate(cues(transcript.words))))
         if "word" in request.granularities:
             content["words"] = words_of(transcript.words)
-        content |= {"task": "transcribe", "language": request.recognizer.language or "und"}
+        content |= {"task": "transcribe", "language": recognizer.language or "und"}
     return JSONResponse(content)
 
 
-async def transcript_events(
-    first: str | Transcript, results: AsyncGenerator[str | Transcript]
+async def _transcript_events(
+    result: str | Transcript, results: AsyncGenerator[str | Transcript]
 ) -> AsyncIterator[str]:
-    """Yield texts and their transcript as server-sent events; ``first`` is the first result."""
+    """Yield the texts of segments and their transcript as server-sent events."""
     async with aclosing(results):
         try:
-            result = first
             while isinstance(result, str):
                 if result:
                     yield event("transcript.text.delta", delta=result)

@@ -4,8 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.resources import files
-from io import IOBase
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
@@ -14,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.types import ASGIApp
 from starlette.websockets import WebSocket
@@ -22,16 +21,13 @@ from starlette.websockets import WebSocket
 from sbkit.base.units import samples_to_seconds
 from sbkit.base.versions import __version__
 from sbkit.serve.api import (
-    EVENT_STREAM,
     MAX_SPEECH_BYTES,
-    STREAMED_FORMATS,
     Model,
     Models,
     SpeechRequest,
     TranscriptionRequest,
     speech_response,
-    transcript_events,
-    transcript_response,
+    transcription_response,
     unknown_model,
 )
 from sbkit.serve.middleware import (
@@ -124,15 +120,7 @@ class Service:
         except ApiError:
             await form.close()
             raise
-        recognizer, phrases = fields.recognizer, fields.phrases
-        upload = cast(IOBase, fields.file.file)  # the recognizer closes it
-        if fields.is_streamed:
-            results = recognizer.transcribe(upload, times=False, phrases=phrases)
-            first = await _until_disconnected(request, anext(results))
-            return StreamingResponse(transcript_events(first, results), media_type=EVENT_STREAM)
-        times = fields.format not in STREAMED_FORMATS
-        result = recognizer.transcript(upload, times=times, phrases=phrases)
-        return transcript_response(fields, await _until_disconnected(request, result))
+        return await _until_disconnected(request, transcription_response(fields))
 
     async def _speech(self, request: Request) -> Response:
         content = await self._receive(request.body(), MAX_SPEECH_BYTES)

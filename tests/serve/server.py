@@ -74,17 +74,21 @@ class RunningServer:
         return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
 
     @contextmanager
-    def busy(self) -> Iterator[None]:
-        """Keep the model busy with its first batch until the end of the block."""
-        end, encode = threading.Event(), self.model.encode
+    def busy(self) -> Iterator[threading.Event]:
+        """Keep the model busy with its first batch until the end of the block.
+
+        Yields an event that is set once the model has this batch.
+        """
+        start, end, encode = threading.Event(), threading.Event(), self.model.encode
 
         def wait(clips: Sequence[Samples]) -> list[Encoded]:
+            start.set()
             end.wait()
             return encode(clips)
 
         self.model.encode = wait  # type: ignore[method-assign]
         try:
-            yield
+            yield start
         finally:
             end.set()
             self.model.encode = encode  # type: ignore[method-assign]
