@@ -26,7 +26,7 @@ from sbkit.serve.middleware import STOPPING
 from sbkit.serve.realtime import Item, SpeechTurns, TurnPart
 from sbkit.serve.recognizer import SessionBatcher
 from sbkit.streaming.session import Final, Session, StreamingRecognizer
-from tests.runtime.scripted_speech import ScriptedSpeech, is_speech, script
+from tests.runtime.scripted_speech import LoudSpeech, ScriptedSpeech, is_speech, script
 from tests.runtime.tones import RATE, silence, speak, tone_bundle
 from tests.serve.server import RunningServer, running_server, wait_for
 from tests.serve.test_clients import UnsureModel
@@ -143,19 +143,6 @@ def test_turn_ends_at_an_endpoint(live: RunningServer) -> None:
         assert session.recv().session.audio.input.turn_detection.silence_duration_ms == 400
         send(session, at_24k(np.concatenate([speak(live.tokenizer, TEXT), silence(1.2)])))
         assert until(session, "completed")[-1].transcript == TEXT
-
-
-class LoudSpeech:
-    """A model of voice activity that takes loud audio for speech."""
-
-    sample_rate, step, overlap, delay = RATE, 160, 0, 0
-
-    def start(self) -> None:
-        return None
-
-    def advance(self, samples: Samples, state: None) -> tuple[Any, None]:
-        frames = np.abs(samples.reshape(-1, self.step).astype(np.float32))
-        return (frames.mean(1) > 150).astype(np.float32), None
 
 
 @pytest.mark.parametrize("kind", ["live", "clip_server"])
@@ -505,9 +492,6 @@ def test_session_prompt_is_expected_by_the_decoder(tmp_path: Path) -> None:
             set_input(session, turn_detection=None, transcription=expected)
             texts.append(say(session, server, "dog"))
     assert texts == ["dog", "cog", "cog"]
-
-
-RATE = 16_000
 
 
 @pytest.mark.parametrize(("block", "quiet"), [(700, 2.0), (700, 0.2), (200_000, 2.0)])
