@@ -2,6 +2,7 @@
 
 import io
 import math
+import socket
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx2
 import numpy as np
@@ -25,7 +27,7 @@ from sbkit.runtime.synthesizer import Speech
 from sbkit.runtime.voice_detector import VoiceDetector
 from sbkit.serve.api import Model, Models
 from sbkit.serve.app import TRANSCRIPTIONS, Service
-from sbkit.serve.middleware import READY, WARMING, Keys, Limits, Metrics, State
+from sbkit.serve.middleware import READY, Keys, Limits, Metrics, State
 from sbkit.serve.recognizer import Recognizer, Workers
 from sbkit.serve.server import Server, bind
 from sbkit.serve.tts import Voice
@@ -56,6 +58,15 @@ class RunningServer:
         return OpenAI(
             base_url=f"{self.url}/v1", api_key="a key", max_retries=0, http_client=self.client
         )
+
+    @property
+    def socket_url(self) -> str:
+        return self.url.replace("http", "ws")
+
+    def connect(self, timeout: float | None = None) -> socket.socket:
+        """Open a connection without a request."""
+        address = urlsplit(self.url)
+        return socket.create_connection((address.hostname, address.port), timeout)
 
     def get(self, path: str) -> httpx2.Response:
         return self.client.get(path)
@@ -115,10 +126,17 @@ class ToneSpeaker:
         pass
 
 
-def wav(samples: Samples) -> bytes:
+def wav(samples: Samples, rate: int = RATE) -> bytes:
     file = io.BytesIO()
-    soundfile.write(file, samples, RATE, format="WAV")
+    soundfile.write(file, samples, rate, format="WAV")
     return file.getvalue()
+
+
+def read_until(stream: socket.socket, end: bytes) -> bytes:
+    content = b""
+    while end not in content:
+        content += stream.recv(10_000)
+    return content
 
 
 def silence(seconds: float) -> bytes:
@@ -148,9 +166,9 @@ def running_server(
     beside: Tones | None = None,
     **limits: Any,
 ) -> Iterator[RunningServer]:
-    """Serve a recognizer, perhaps a second one beside it, and a voice if there is a speaker.
+    """Serve a recognizer, a second one if there is ``beside``, and a voice if there is a speaker.
 
-    The server has reached the phase when this yields.
+    Yields once the server has reached the phase.
     """
     bundle, tokenizer, model = tones or tone_bundle(folder)
     bundle = replace(bundle, config=replace(bundle.config, language=language))
@@ -183,14 +201,11 @@ def running_server(
     listening = bind("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
     (folder / "keys").write_text("\n".join(keys))
-    guard = Keys(folder / "keys" if keys else None)
-    http_server = Server(service, keys=guard)
+    http_server = Server(service, keys=Keys(folder / "keys" if keys else None))
     thread = threading.Thread(target=http_server.run, kwargs={"sockets": [listening]})
     thread.start()
     try:
-        wait_for(
-            lambda: http_server.started and state.phase == (READY if phase != WARMING else phase)
-        )
+        wait_for(lambda: http_server.started and state.phase == phase)
         yield (server := RunningServer(url, model, tokenizer, http_server, state, thread))
         server.client.close()
     finally:
