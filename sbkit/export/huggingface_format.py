@@ -128,7 +128,6 @@ def _model_settings(network: Any, config: Mapping[str, Any]) -> dict[str, object
 
 
 def _renamed_weights(model: Any, network: Any) -> dict[str, Tensor]:
-    """Return the weights under the names that a model of transformers gives them."""
     is_parakeet = hasattr(model, "ctc_head")
     weights: dict[str, Tensor] = {}
     prefix = "encoder" if is_parakeet else model.base_model_prefix

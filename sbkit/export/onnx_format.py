@@ -192,7 +192,6 @@ class ChunkModel(nn.Module):
         self.state_class: Any = type(stream.start())
 
     def forward(self, audio: Tensor, audio_lengths: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
-        """Score every token at every frame."""
         log_probs, frames, next_state = self.stream.forward_chunk(
             audio * FULL_SCALE, audio_lengths, self.state_class(*state)
         )

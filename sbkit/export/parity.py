@@ -87,12 +87,6 @@ class Candidate:
     decoder: str = GREEDY
     prepare: Callable[[Case], Case] | None = None
 
-    @property
-    def limits(self) -> dict[str, Any]:
-        """How far it may be from the trained model."""
-        exact = {"difference": MAX_DIFFERENCE, "same_tokens": True} if self.is_exact else {}
-        return {**exact, "word_error_rate": MAX_WER_DIFFERENCE}
-
 
 @dataclass(frozen=True)
 class Grid:
@@ -244,10 +238,14 @@ class Comparison:
     def report(self, grid: Grid, test_sets: TestSets | str) -> dict[str, Any]:
         """Return the parity report; ``test_sets`` may be the reason why there are none."""
         reasons, by_words = self.reasons(), self.bundle.config.has_words
+        exact_limits = {"difference": MAX_DIFFERENCE, "same_tokens": True}
         return {
             "written": not reasons,
             "reasons": reasons,
-            "limits": self.candidate.limits,
+            "limits": {
+                **(exact_limits if self.candidate.is_exact else {}),
+                "word_error_rate": MAX_WER_DIFFERENCE,
+            },
             "grid": {
                 "batch": grid.batches,
                 "seconds": grid.seconds,

@@ -145,13 +145,11 @@ class FeatureModel(WaveformModel):
     """Features from another program to log-probabilities: (B, T, M), (B,) -> (B, U, V), (B,)."""
 
     def forward(self, x: Tensor, x_lens: Tensor) -> tuple[Tensor, Tensor]:
-        """Score every token at every frame."""
         states, frames = self.model.encoder.encode_features(x, x_lens)
         return self.model.ctc_log_probs(states), frames
 
 
 def _write_feature_model(bundle: TorchBundle, file: Path) -> RunBatch:
-    """Write a model of features, and return a function that runs it."""
     _require_fbank(bundle)
     frames = 100 * EXAMPLE_BATCH
     lengths = torch.tensor([frames, frames - 20, frames // 2])
@@ -202,7 +200,6 @@ class NormalizedModel(WaveformModel):
     """A recognizer of clips that sherpa-onnx has normalized: (B, S) -> (B, U, V)."""
 
     def forward(self, audio: Tensor) -> Tensor:  # type: ignore[override]
-        """Score every token at every frame."""
         # A clip whose variance was v has variance v / (v + VARIANCE_EPSILON) here.
         variance = audio.double().var(1, correction=0, keepdim=True)
         ratio = VARIANCE_EPS / VARIANCE_EPSILON
@@ -232,7 +229,6 @@ def takes_waveforms(features: Any) -> bool:
 
 
 def _write_waveform_model(trained: TrainedModel, file: Path) -> RunBatch:
-    """Write a model of waveforms, and return a function that runs it."""
     example = torch.randn(EXAMPLE_BATCH, SAMPLE_RATE, generator=torch.Generator().manual_seed(0))
     program = trace(NormalizedModel(trained.bundle.model.network).eval(), example)
     save_onnx(make_onnx(program, ["audio"], ["log_probs"]), file, {"model_type": OMNILINGUAL})
@@ -296,7 +292,7 @@ class OnlineModel(nn.Module):
         conv_cache: Tensor,
         attn_mask: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Score every token at every frame: (1, T, M) -> (1, U, V)."""
+        """Score the tokens: (1, T, M) -> (1, U, V)."""
         state = self._unpack(attn_cache, conv_cache, attn_mask)
         lengths = torch.full((1,), x.shape[1])
         log_probs, _, state = self.stream.forward_features(x, lengths, state)

@@ -125,7 +125,6 @@ class WaveformEncoder(nn.Module):
         self.waveform = WaveformModel(AsrModel(model=owned, vocabulary=vocabulary, **parts))
 
     def forward(self, wavs: Tensor, wav_lens: Tensor) -> Tensor:
-        """Score every token at every frame."""
         lengths = (wav_lens * wavs.shape[1]).round().long().cpu()
         log_probs, frames = self.waveform(wavs, lengths)
         spare = int(torch.ceil(SPARE_FRAMES / wav_lens.min()))

@@ -39,7 +39,6 @@ class WaveformModel(nn.Module):
         self.model = model
 
     def forward(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Score every token at every frame."""
         log_probs, frames = self.model.predict(audio * FULL_SCALE, audio_lengths)
         return log_probs, frames
 

@@ -425,7 +425,6 @@ async def speech_response(request: SpeechRequest) -> StreamingResponse:
 
 
 def _notes_header(notes: Sequence[str]) -> str:
-    """Return as many notes as fit into the header."""
     sizes = accumulate(len(json.dumps(note)) + len(", ") for note in notes)
     fitting = [note for note, size in zip(notes, sizes, strict=True) if size <= MAX_NOTES_BYTES]
     return json.dumps(fitting)

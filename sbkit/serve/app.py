@@ -107,7 +107,6 @@ class Service:
         return Observer(app, paths=(TRANSCRIPTIONS, SPEECH), metrics=self.metrics, state=state)
 
     def _post(self, path: str, handler: Handler, media_type: str, max_bytes: int) -> Route:
-        """Make a route that admits requests within the limits."""
         limits: Any = {"media_type": media_type, "max_bytes": max_bytes, "limits": self.limits}
         admission = [Middleware(Admission, state=self.state, **limits)]
         path = path.removeprefix("/v1")
@@ -128,7 +127,6 @@ class Service:
         return await _until_disconnected(request, speech_response(fields))
 
     async def _receive(self, body: Awaitable[Result], max_bytes: int) -> Result:
-        """Receive a body within the limits of its size and its time."""
         try:
             async with asyncio.timeout(self.limits.receive_seconds):
                 return await body

@@ -230,7 +230,6 @@ class RealtimeSession:
         self._begin_turn(seconds_to_samples(self._now, self._rate))
 
     def _begin_turn(self, start: int) -> None:
-        """Start a turn at a sample of the session."""
         self._turn, self._item = self._make_turn(start), Item(samples_to_seconds(start, self._rate))
 
     async def _append(self, audio: str) -> None:
@@ -358,7 +357,6 @@ class RealtimeSession:
         await self._socket.send_text(json.dumps(event))  # in ASCII: UTF-8 has no lone surrogates
 
     def _plain(self) -> JsonObject:
-        """Return the options in effect."""
         return {
             "id": self._id,
             "object": "realtime.transcription_session",
@@ -373,7 +371,6 @@ class RealtimeSession:
 
 
 def _parse(message: Message) -> JsonObject:
-    """Read a client's event; raises ApiError."""
     expected, text = "an event as JSON in a text frame", message.get("text")
     if text is None:
         raise wrong_field("message", expected, "binary; append audio in base64")

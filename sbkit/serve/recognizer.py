@@ -399,7 +399,10 @@ class Recognizer:
             return await self._sessions.advance(turn)
         if not turn.is_finished:
             return ()
-        samples, start = np.concatenate(turn.parts), self._seconds(turn.start)
+        samples, start = (
+            np.concatenate(turn.parts),
+            samples_to_seconds(turn.start, self.sample_rate),
+        )
         transcript = await self.transcript(samples, times=True, phrases=turn.phrases)
         end = start + transcript.seconds
         words = tuple(word.later(start) for word in transcript.words)
@@ -419,7 +422,6 @@ class Recognizer:
         phrases: tuple[str, ...],
         on_text: Callable[[str], None],
     ) -> Transcript:
-        """Transcribe in a thread of the workers."""
         if isinstance(audio, IOBase):
             self._check_seconds(declared_seconds(audio))
         total_seconds = 0.0
@@ -450,7 +452,4 @@ class Recognizer:
 
     def _on_batch(self, clips: int, samples: int) -> None:
         self._metrics.clips.observe(clips)
-        self._metrics.seconds.observe(clips * self._seconds(samples))
-
-    def _seconds(self, samples: int) -> float:
-        return samples_to_seconds(samples, self.sample_rate)
+        self._metrics.seconds.observe(clips * samples_to_seconds(samples, self.sample_rate))
