@@ -163,16 +163,16 @@ def running_server(
     readme: str = "",
     detector: VoiceDetector | None = None,
     speaker: Any = None,
-    beside: Tones | None = None,
+    second: Tones | None = None,
     **limits: Any,
 ) -> Iterator[RunningServer]:
-    """Serve a recognizer, a second one if there is ``beside``, and a voice if there is a speaker.
+    """Serve a recognizer, perhaps a second one, and a voice if there is a speaker.
 
     Yields once the server has reached the phase.
     """
     bundle, tokenizer, model = tones or tone_bundle(folder)
     bundle = replace(bundle, config=replace(bundle.config, language=language))
-    bundles = {"tones": bundle} if beside is None else {"tones": bundle, "beside": beside[0]}
+    bundles = {"tones": bundle} if second is None else {"tones": bundle, "second": second[0]}
     bounds, state = Limits(**{"drain_seconds": 0.0, **limits}), State()
     workers, metrics = Workers(bounds.max_concurrent), Metrics()
     models: list[Model] = []
@@ -211,8 +211,8 @@ def running_server(
     finally:
         http_server.should_exit = True
         thread.join()
-        for opened in models:
-            if isinstance(opened.engine, Recognizer):  # the caller closes the speaker
-                opened.engine.close()
+        for served in models:
+            if isinstance(served.engine, Recognizer):  # the caller closes the speaker
+                served.engine.close()
         workers.close()
         listening.close()

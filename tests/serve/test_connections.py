@@ -92,17 +92,17 @@ def test_server_closes_a_slow_second_request(
 
 
 def test_server_limits_connections(tmp_path: Path) -> None:
-    with running_server(tmp_path, max_connections=3) as few, ExitStack() as stack:
-        wait_for(lambda: not few.http_server.server_state.connections)
-        streams = [stack.enter_context(few.connect()) for _ in range(3)]
-        wait_for(lambda: len(few.http_server.server_state.connections) == 3)
-        with few.connect() as refused:
+    with running_server(tmp_path, max_connections=3) as server, ExitStack() as stack:
+        wait_for(lambda: not server.http_server.server_state.connections)
+        streams = [stack.enter_context(server.connect()) for _ in range(3)]
+        wait_for(lambda: len(server.http_server.server_state.connections) == 3)
+        with server.connect() as refused:
             answer = read(refused)
         assert answer.startswith(b"HTTP/1.1 503 ")
         assert b"too many connections" in answer
         streams[0].sendall(b"GET /health/live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         assert b'"live"' in read(streams[0])
-        assert few.get("/health/live").status_code == 200
+        assert server.get("/health/live").status_code == 200
 
 
 def test_server_keeps_the_connection_after_a_fault_and_logs_it(

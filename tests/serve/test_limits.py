@@ -119,12 +119,12 @@ def test_slow_bodies_and_late_answers_time_out(tmp_path: Path) -> None:
     with running_server(tmp_path, receive_seconds=0.2, answer_seconds=1.5) as server:
         with server.connect() as slow:
             slow.sendall(HEADER + FORM_START)
-            answer = read_until(slow, b"}}")
-            assert answer.startswith(b"HTTP/1.1 408")
-            assert b"within 0.2 s" in answer
+            content = read_until(slow, b"}}")
+            assert content.startswith(b"HTTP/1.1 408")
+            assert b"within 0.2 s" in content
         with server.busy():
-            late = server.post(CLIP)
-        assert (late.status_code, late.headers["retry-after"]) == (503, "1")
+            answer = server.post(CLIP)
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
         assert server.post(CLIP).status_code == 200
 
 
@@ -209,15 +209,15 @@ def test_key_guard_admits_only_valid_keys(tmp_path: Path, caplog: pytest.LogCapt
 def test_server_is_ready_only_between_warm_up_and_drain(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    leave, warm_up = threading.Event(), Recognizer.warm_up
-    monkeypatch.setattr(Recognizer, "warm_up", lambda engine: leave.wait() and warm_up(engine))
+    go_on, warm_up = threading.Event(), Recognizer.warm_up
+    monkeypatch.setattr(Recognizer, "warm_up", lambda engine: go_on.wait() and warm_up(engine))
     with (
         running_server(tmp_path, phase=WARMING, drain_seconds=2.0) as server,
         ThreadPoolExecutor(2) as clients,
     ):
         assert server.get("/health/ready").json()["status"] == "warming up"
         assert server.post(CLIP).status_code == 503
-        leave.set()
+        go_on.set()
         wait_for(lambda: server.get("/health/ready").status_code == 200)
         assert sorted({clip for batch in server.model.batches for clip in batch}) == [1, 2, 5, 30]
         with server.busy():
@@ -227,7 +227,7 @@ def test_server_is_ready_only_between_warm_up_and_drain(
             ready = server.get("/health/ready")
             assert (ready.status_code, ready.json()["status"]) == (503, "draining")
             assert ready.headers["connection"] == "close"
-            late = clients.submit(server.post, server.say("a late dog"))
+            during_drain = clients.submit(server.post, server.say("a late dog"))
             wait_for(lambda: server.state.in_flight == 2)
             assert not server.state.stopping.is_set()
             wait_for(lambda: server.state.phase == STOPPING)
@@ -235,7 +235,7 @@ def test_server_is_ready_only_between_warm_up_and_drain(
             refused = server.post(CLIP)
             assert (refused.status_code, "is stopping" in refused.text) == (503, True)
         assert queued.result().json()["text"] == "the last fox"
-        assert late.result().json()["text"] == "a late dog"
+        assert during_drain.result().json()["text"] == "a late dog"
         server.thread.join(120)
         assert not server.thread.is_alive()
 
@@ -248,7 +248,7 @@ def test_requests_beyond_the_grace_time_get_503(tmp_path: Path) -> None:
     ):
         queued = clients.submit(server.post, server.say("a fox"))
         wait_for(lambda: server.state.in_flight)
-        for _ in range(2):  # the second signal ends the pause and the grace time
+        for _ in range(2):  # the second signal ends the drain time and the grace time
             server.http_server.handle_exit(signal.SIGTERM, None)
         assert queued.result().status_code == 503
 

@@ -378,20 +378,20 @@ def test_client_that_never_reads_is_dropped(
     monkeypatch.setattr("sbkit.serve.server.PING_SECONDS", 0.2)
     tones = streaming_bundle(tmp_path)
     with running_server(tmp_path, tones=tones) as server, ThreadPoolExecutor(1) as clients:
-        with server.connect() as deaf:
-            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        with server.connect() as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             handshake = (
                 "GET /v1/realtime HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\n"
                 "Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
                 "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
             )
-            deaf.sendall(handshake.encode())
+            connection.sendall(handshake.encode())
             frame = b"\x81\x82\0\0\0\0{}"  # an event without a type, with a mask of zeros
 
             def flood() -> None:
                 with suppress(OSError):
                     while True:
-                        deaf.sendall(frame * 1000)
+                        connection.sendall(frame * 1000)
 
             messages = clients.submit(flood)
             wait_for(lambda: server.state.sessions == 1)

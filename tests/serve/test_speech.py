@@ -1,4 +1,4 @@
-"""Speech requests of OpenAI's client; a recognizer beside the voice transcribes the answers."""
+"""Speech requests of OpenAI's client; a recognizer of the same server transcribes the answers."""
 
 import base64
 import io
