@@ -212,9 +212,8 @@ class RealtimeSession:
         await self._send("session.updated", session=self._plain())
 
     async def _configure(self, audio_input: JsonObject) -> None:
-        model = self._socket.query_params.get("model") or next(
-            iter(self._models.engines(Recognizer))
-        )
+        first, *_ = self._models.engines(Recognizer)
+        model = self._socket.query_params.get("model") or first
         self._options = options = SessionOptions.parse(audio_input, self._models, model)
         self._recognizer, self._rate = options.recognizer, options.recognizer.sample_rate
         self._make_turn = await self._recognizer.turns(options.phrases, options.silence)
@@ -258,7 +257,7 @@ class RealtimeSession:
         for part in await asyncio.to_thread(self._speech_turns.push, samples):
             if part.speech_start is not None:
                 self._begin_turn(part.start)
-                await self._announce(part.speech_start)
+                await self._announce_start(part.speech_start)
             await self._feed(part.samples)
             if part.speech_end is not None:
                 await self._finish(part.speech_end)
@@ -291,15 +290,15 @@ class RealtimeSession:
             case _:
                 return
         if text and by_rules and not item.is_announced:
-            await self._announce(event.seconds)
+            await self._announce_start(event.seconds)
         delta = stable[len(item.delta_text) :] if stable.startswith(item.delta_text) else ""
         item.delta_text += delta
         await self._send_text("delta", delta=delta, hypothesis=text)
         if isinstance(event, Final) and by_rules:
-            await self._end(event.end)
+            await self._announce_end(event.end)
             await self._complete(event.end)
 
-    async def _announce(self, begin: float) -> None:
+    async def _announce_start(self, begin: float) -> None:
         item, ms = self._item, round(1000 * begin)
         item.is_announced = True
         await self._send(f"{BUFFER}.speech_started", item_id=item.id, audio_start_ms=ms)
@@ -316,7 +315,7 @@ class RealtimeSession:
 
     async def _finish(self, end: float, samples: Samples = NO_SAMPLES) -> None:
         """End the turn, whose speech ended at ``end``, and process its last samples."""
-        await self._end(end)
+        await self._announce_end(end)
         try:
             await self._feed(samples, is_last=True)
         except SbkitError as error:
@@ -325,7 +324,7 @@ class RealtimeSession:
         else:
             await self._complete(self._now)
 
-    async def _end(self, end: float) -> None:
+    async def _announce_end(self, end: float) -> None:
         item = self._item
         if item.is_announced:
             ms = round(1000 * end)
