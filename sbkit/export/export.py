@@ -217,9 +217,9 @@ def _contents(run: Path, user_modules: frozenset[str]) -> tuple[dict[str, bytes]
             f"Finish the run, or fit the weights: sbkit tune {run}"
         )
     weights = to_safetensors(checkpoints)
-    only_training = task.require_export().training_parts
-    indices = [index for index, name in enumerate(part_names_in(root)) if name not in only_training]
-    contents[WEIGHTS_FILE] = to_safetensors(checkpoints, indices) if only_training else weights
+    omitted = task.require_export().training_parts
+    indices = [index for index, name in enumerate(part_names_in(root)) if name not in omitted]
+    contents[WEIGHTS_FILE] = to_safetensors(checkpoints, indices) if omitted else weights
     confidence = read_json(run / CONFIDENCE_FILE)
     config = {
         "format": FORMAT,
