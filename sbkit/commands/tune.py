@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 import datasets
 
 from sbkit.base.errors import ConfigError
-from sbkit.base.files import building, fsync_tree, require_writable, write_bytes_atomically
+from sbkit.base.files import require_writable, write_bytes_atomically
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE
 from sbkit.checkpoint.folder import lock_folder
@@ -38,7 +38,13 @@ from sbkit.decoding.fit import (
 from sbkit.decoding.words import CONFIDENCE_FILE, GREEDY
 from sbkit.evaluate.wer import UNIT_OF_RATE, Scores
 from sbkit.evaluate.wer_report import PROVENANCE
-from sbkit.export.export import CARD, as_bundle, change_config, require_free
+from sbkit.export.export import (
+    CARD,
+    as_bundle,
+    building_bundle,
+    change_config,
+    require_free,
+)
 from sbkit.export.test_sets import read_whole_clips
 from sbkit.lm.language_models import (
     TOKENS,
@@ -264,7 +270,7 @@ def _replace(run: Path, new: Path) -> None:
 
 def _copy_bundle(bundle: Path, new: Path, out: Path) -> None:
     """Copy a bundle with another decoder, without the formats that contain the earlier one."""
-    with building(out) as temporary:
+    with building_bundle(out) as temporary:
         for path in bundle.iterdir():
             if path.is_symlink() or any(inner.is_symlink() for inner in path.rglob("*")):
                 logger.info(f"{path.name} is left out: a link may lead out of the bundle")
@@ -286,8 +292,6 @@ def _copy_bundle(bundle: Path, new: Path, out: Path) -> None:
         )
         changes = {"decoder": decoder, "confidence": confidence, PROVENANCE: record}
         change_config(temporary, **changes)  # and the checksums
-        fsync_tree(temporary)
-        shutil.rmtree(out, ignore_errors=True)
 
 
 def _without_results(card: str) -> str:
