@@ -30,7 +30,7 @@ def main() -> None:
 
 def build(out: Path) -> None:
     """Build sbkit-VERSION.tar.gz and, from it, sbkit-VERSION-py3-none-any.whl."""
-    git = ("git", "-C", ROOT)
+    git = ("git", "-C", str(ROOT))
     time = subprocess.check_output([*git, "log", "-1", "--format=%ct"], text=True).strip()
     names = subprocess.check_output([*git, "ls-files", "-z"], text=True).split("\0")[:-1]
     environment = {**os.environ, "SOURCE_DATE_EPOCH": time}
@@ -42,7 +42,7 @@ def build(out: Path) -> None:
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(ROOT / name, copy)
             copy.chmod(0o755 if os.access(ROOT / name, os.X_OK) else 0o644)
-        command = [sys.executable, "-m", "build", "--outdir", out]
+        command = [sys.executable, "-m", "build", "--outdir", str(out)]
         subprocess.run([*command, "--sdist", source], check=True, env=environment)
         (archive,) = out.glob("*.tar.gz")
         rewrite(archive, int(time))
